@@ -1,0 +1,38 @@
+/* Measuring. Both calls write their figures as one JSON object to `json_path` (NULL: nowhere) and hand
+ * a readable table to `line`. Times are medians over repetitions after a warm-up. */
+#ifndef DSV_BENCH_H
+#define DSV_BENCH_H
+
+#include "dsv/config.h"
+#include "dsv/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef void DsvLine(void *context, const char *text);
+
+typedef struct DsvBenchAttention {
+    int64_t tokens, heads, head_dim, group, grain, repeats;
+    double density;           /* of the lists */
+    const char *dtype;        /* "bf16" or "f32" */
+    const char *selector;     /* "projection", "pooled" or "random" */
+    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random */
+    double target_mass;       /* > 0: the lists hold this share of the estimated mass instead */
+} DsvBenchAttention;
+
+void dsv_bench_attention_defaults(DsvBenchAttention *bench);
+
+/* dense_fwd_ms, dense_bwd_ms, select_ms, sparse_fwd_ms, sparse_bwd_ms, density, captured_mass, variant,
+ * threads and the settings. config gives device, isa and threads. */
+DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *config,
+                              const char *json_path, DsvLine *line, void *context);
+
+/* One training step of the model config describes, on random latents: step_ms, forward_ms, backward_ms,
+ * optimizer_ms, tokens, model_tflops, and the share of the time in each kind of op. */
+DsvStatus dsv_bench_step(const DsvConfig *config, const char *json_path, DsvLine *line, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

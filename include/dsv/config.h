@@ -1,0 +1,62 @@
+/* Settings: defaults, a YAML file, key=value overrides, in that order.
+ *
+ * The struct and everything said about a setting come from options.def. A DsvConfig is plain data: copy
+ * it freely. YAML keys are written nested (`sparse:` / `  group: 64`) or dotted (`sparse.group: 64`). */
+#ifndef DSV_CONFIG_H
+#define DSV_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dsv/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSV_TEXT_MAX 1024  /* bytes of a text setting, the final zero included */
+#define DSV_CHOICE_MAX 32
+
+typedef struct DsvConfig {
+#define DSV_INT(key, field, initial, least, most, unit, help) int64_t field;
+#define DSV_FLOAT(key, field, initial, least, most, unit, help) double field;
+#define DSV_BOOL(key, field, initial, help) bool field;
+#define DSV_TEXT(key, field, initial, help) char field[DSV_TEXT_MAX];
+#define DSV_CHOICE(key, field, initial, choices, help) char field[DSV_CHOICE_MAX];
+#include "dsv/options.def"
+} DsvConfig;
+
+/* Every setting at its default. */
+void dsv_config_defaults(DsvConfig *config);
+
+/* Settings named in the YAML file replace those in `config`. DSV_E_NOT_FOUND, DSV_E_FORMAT (not YAML),
+ * DSV_E_USAGE (unknown key, with the nearest known one; wrong type; out of range). */
+DsvStatus dsv_config_load(DsvConfig *config, const char *path);
+
+/* One "key=value". Same errors. */
+DsvStatus dsv_config_set(DsvConfig *config, const char *assignment);
+
+/* Writes all settings as YAML, so that dsv_config_load gives the same struct back. */
+DsvStatus dsv_config_save(const DsvConfig *config, const char *path);
+
+/* One setting, for help and documentation. */
+typedef struct DsvOptionInfo {
+    const char *section;      /* title; section_text is the same for all its options */
+    const char *section_text;
+    const char *key;
+    const char *type;         /* "integer", "number", "true or false", "text", or the choices */
+    const char *initial;      /* default as text */
+    const char *range;        /* "0 to 1", or "" */
+    const char *unit;
+    const char *help;
+} DsvOptionInfo;
+
+size_t dsv_option_count(void);
+/* The options in table order; NULL past the end. */
+const DsvOptionInfo *dsv_option_info(size_t index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,21 @@
+/* Clips to cached latents, once, so that training need not decode. */
+#ifndef DSV_ENCODE_H
+#define DSV_ENCODE_H
+
+#include "dsv/config.h"
+#include "dsv/events.h"
+#include "dsv/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Encodes every clip of config->data_path into latents of config's size, frames, rate and codec, in
+ * out_dir: one safetensors file per window of a clip and an index with their hashes. Items already there
+ * under the same settings and with the right hash are kept: an interrupted call goes on where it was. */
+DsvStatus dsv_encode(const char *out_dir, const DsvConfig *config, const DsvEvents *events);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,42 @@
+/* See arena.h. */
+#include "base/arena.h"
+
+#include <string.h>
+
+#include "base/status.h"
+
+enum { ALIGNMENT = 64 };
+
+const char *dsvi_mem_class_name(DsvMemClass mem_class)
+{
+    static const char *const name[DSV_MEM_CLASS_COUNT] = {
+        [DSV_MEM_WEIGHTS] = "weights",         [DSV_MEM_GRADIENTS] = "gradients",
+        [DSV_MEM_OPTIMIZER] = "optimizer",     [DSV_MEM_EMA] = "moving average",
+        [DSV_MEM_ACTIVATIONS] = "activations", [DSV_MEM_SCRATCH] = "scratch",
+        [DSV_MEM_SPARSE] = "sparse",           [DSV_MEM_DATA] = "data",
+    };
+    return name[mem_class];
+}
+
+void dsvi_arena_plan(DsvArena *arena)
+{
+    memset(arena, 0, sizeof *arena);
+}
+
+void dsvi_arena_bind(DsvArena *arena, void *base, size_t size)
+{
+    DSVI_ASSERT(base && (uintptr_t)base % ALIGNMENT == 0);
+    memset(arena, 0, sizeof *arena);
+    arena->base = base;
+    arena->size = size;
+}
+
+void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes)
+{
+    size_t padded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    void *piece = arena->base ? arena->base + arena->used : NULL;
+    DSVI_ASSERT(!arena->base || padded <= arena->size - arena->used);
+    arena->used += padded;
+    arena->by_class[mem_class] += padded;
+    return piece;
+}

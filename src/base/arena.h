@@ -1,0 +1,55 @@
+/* Memory planned first, allocated once, carved into pieces.
+ *
+ * A layout function takes every piece it needs from an arena. It is run twice: on an arena without
+ * memory (dsvi_arena_plan), which only counts, and on one with memory (dsvi_arena_bind), which hands
+ * out addresses. Both runs take the same pieces in the same order, so the plan cannot drift from the
+ * use; dsvi_arena_bind and the takes assert it.
+ *
+ *     +--------+-----------+-----------+-- ... --+
+ *     | piece  | pad to 64 | piece     |         |   one allocation, one owner
+ *     +--------+-----------+-----------+-- ... --+
+ */
+#ifndef DSVI_ARENA_H
+#define DSVI_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a piece is for: the rows of the memory preview. */
+typedef enum DsvMemClass {
+    DSV_MEM_WEIGHTS,     /* master weights and their copy in the compute dtype */
+    DSV_MEM_GRADIENTS,   /* of the weights */
+    DSV_MEM_OPTIMIZER,   /* AdamW moments */
+    DSV_MEM_EMA,
+    DSV_MEM_ACTIVATIONS, /* kept from forward to backward */
+    DSV_MEM_SCRATCH,     /* lives inside one call */
+    DSV_MEM_SPARSE,      /* lists, projections, predictors, profiles */
+    DSV_MEM_DATA,        /* batches, latents and frames in flight */
+    DSV_MEM_CLASS_COUNT
+} DsvMemClass;
+
+const char *dsvi_mem_class_name(DsvMemClass mem_class);
+
+typedef struct DsvArena {
+    unsigned char *base; /* NULL while planning */
+    size_t used;         /* bytes taken so far, padding included */
+    size_t size;         /* bytes of the bound memory; 0 while planning */
+    size_t by_class[DSV_MEM_CLASS_COUNT];
+} DsvArena;
+
+/* An arena that only counts. */
+void dsvi_arena_plan(DsvArena *arena);
+/* An arena over `size` bytes at `base` (64-byte aligned, owned by the caller). */
+void dsvi_arena_bind(DsvArena *arena, void *base, size_t size);
+/* The next piece, 64-byte aligned; NULL while planning. Taking more than was bound is a bug and
+ * asserts. `bytes` may be 0. */
+void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,45 @@
+/* Files and folders, with errors that name the path. */
+#ifndef DSVI_FS_H
+#define DSVI_FS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSVI_PATH_MAX 4096
+
+/* "a" and "b" to "a/b". DSV_E_USAGE when it does not fit. */
+DsvStatus dsvi_path_join(char out[DSVI_PATH_MAX], const char *folder, const char *name);
+
+bool dsvi_path_exists(const char *path);
+bool dsvi_path_is_folder(const char *path);
+DsvStatus dsvi_folder_make(const char *path);        /* and its parents; fine if it is there */
+DsvStatus dsvi_folder_remove(const char *path);      /* with all in it; fine if it is not there */
+/* Calls fn(context, name) for each entry but . and .., in strcmp order. */
+DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name),
+                           void *context);
+
+/* The whole file, zero-terminated behind its *bytes; free() it. Refuses files above `limit` bytes. */
+DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *bytes);
+/* Writes the whole file and syncs it, in place. */
+DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes);
+/* Writes path.tmp, syncs, renames over path, syncs the folder: readers see the old or the new file. */
+DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
+/* rename() within a file system, then syncs the folder. */
+DsvStatus dsvi_path_rename(const char *from, const char *to);
+DsvStatus dsvi_folder_sync(const char *path);
+/* Bytes of a file. */
+DsvStatus dsvi_file_size(const char *path, uint64_t *bytes);
+/* XXH3 64-bit checksum of a file's bytes. */
+DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

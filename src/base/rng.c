@@ -1,0 +1,74 @@
+/* Philox 4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+ * SC'11, section 3.3 and its constants. */
+#include "base/rng.h"
+
+#include <math.h>
+
+void dsvi_rng_words(DsvRng rng, uint64_t index, uint32_t out[4])
+{
+    uint32_t key0 = (uint32_t)rng.seed, key1 = (uint32_t)(rng.seed >> 32);
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = rng.purpose, c3 = rng.stream;
+    for (int round = 0; round < 10; round++) {
+        uint64_t product0 = (uint64_t)0xD2511F53u * c0;
+        uint64_t product1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key0;
+        c1 = (uint32_t)product1;
+        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1;
+        c3 = (uint32_t)product0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+static double unit_from(uint32_t high, uint32_t low)
+{
+    return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
+}
+
+double dsvi_rng_uniform(DsvRng rng, uint64_t index)
+{
+    uint32_t words[4];
+    dsvi_rng_words(rng, index, words);
+    return unit_from(words[0], words[1]);
+}
+
+uint64_t dsvi_rng_below(DsvRng rng, uint64_t index, uint64_t n)
+{
+    uint32_t words[4];
+    dsvi_rng_words(rng, index, words);
+    uint64_t word = ((uint64_t)words[0] << 32) | words[1];
+    return (uint64_t)(((unsigned __int128)word * n) >> 64);
+}
+
+/* Two normals from the block of four words that serves indices 2 block and 2 block + 1. */
+static void normal_pair(DsvRng rng, uint64_t block, double pair[2])
+{
+    uint32_t words[4];
+    dsvi_rng_words(rng, block, words);
+    double radius = sqrt(-2.0 * log(1.0 - unit_from(words[0], words[1])));
+    double angle = 6.283185307179586476925 * unit_from(words[2], words[3]);
+    pair[0] = radius * cos(angle);
+    pair[1] = radius * sin(angle);
+}
+
+double dsvi_rng_normal(DsvRng rng, uint64_t index)
+{
+    double pair[2];
+    normal_pair(rng, index / 2, pair);
+    return pair[index % 2];
+}
+
+void dsvi_rng_fill_normal(DsvRng rng, uint64_t first_index, float *dst, int64_t n)
+{
+    double pair[2] = {0, 0};
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t index = first_index + (uint64_t)i;
+        if (i == 0 || index % 2 == 0)
+            normal_pair(rng, index / 2, pair);
+        dst[i] = (float)pair[index % 2];
+    }
+}

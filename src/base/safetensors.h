@@ -1,0 +1,57 @@
+/* The safetensors format: 8-byte little-endian header size, JSON header, tensor bytes.
+ *
+ * The reader trusts nothing: header size against file size, JSON shape, dtypes, shapes against byte
+ * ranges, ranges against the file, overlaps and duplicate names are checked before a byte of data is
+ * handed out, and every refusal names the file, the tensor, what was found and what was wanted. */
+#ifndef DSVI_SAFETENSORS_H
+#define DSVI_SAFETENSORS_H
+
+#include <stdbool.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSV_TENSOR_MAX_DIMS 8
+
+typedef struct DsvStoredTensor {
+    const char *name;
+    DsvDtype dtype;
+    int ndim;
+    int64_t shape[DSV_TENSOR_MAX_DIMS];
+    int64_t count;    /* elements */
+    size_t bytes;
+    const void *data; /* reader: inside the mapped file; writer: the caller's memory */
+} DsvStoredTensor;
+
+typedef struct DsvSafetensors DsvSafetensors;
+
+/* Maps the file read-only. On success *out is the caller's, to be closed. */
+DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out);
+void dsvi_safetensors_close(DsvSafetensors **file); /* takes NULL; nulls the pointer */
+
+const char *dsvi_safetensors_path(const DsvSafetensors *file);
+size_t dsvi_safetensors_count(const DsvSafetensors *file);
+/* Tensors in the order of their bytes. Valid until close. */
+const DsvStoredTensor *dsvi_safetensors_at(const DsvSafetensors *file, size_t index);
+/* NULL when there is none of that name. */
+const DsvStoredTensor *dsvi_safetensors_find(const DsvSafetensors *file, const char *name);
+/* As find, but a missing name or another shape is an error that names both. ndim < 0: any shape;
+ * shape[i] < 0: any length there. */
+DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, int ndim,
+                                const int64_t *shape, const DsvStoredTensor **out);
+/* An entry of __metadata__, or NULL. */
+const char *dsvi_safetensors_metadata(const DsvSafetensors *file, const char *key);
+
+/* Writes `count` tensors in the given order, with {"format": "pt"} and `metadata` (pairs key, value;
+ * may be NULL) in the header. The file is written whole and synced, but not renamed: see base/fs.h. */
+DsvStatus dsvi_safetensors_write(const char *path, const DsvStoredTensor *tensors, size_t count,
+                                 const char *const (*metadata)[2], size_t metadata_count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

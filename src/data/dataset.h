@@ -1,0 +1,49 @@
+/* The list of clips (or cached latents) a run trains on, and what the i-th sample is.
+ *
+ * A sample is a function of (seed, i): which item, where in it, which crop. The position in the data is
+ * therefore one number, and a resumed run goes on with the very next sample. Each epoch is a new
+ * permutation of the items. */
+#ifndef DSVI_DATASET_H
+#define DSVI_DATASET_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+#include "data/clip.h"
+#include "dsv/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvDatasetItem {
+    char *path;
+    char *text;        /* caption, or NULL */
+    DsvClipInfo info;  /* clips only */
+} DsvDatasetItem;
+
+typedef struct DsvDataset {
+    DsvDatasetItem *items;
+    int64_t count;
+    char **left_out;   /* "path: reason" of files that cannot be used */
+    int64_t left_out_count;
+    bool latents;      /* items are windows of a latent cache, not clips */
+} DsvDataset;
+
+/* path: a folder of clips (searched one level deep; stem.txt beside a clip is its caption), a .csv or .jsonl
+ * list (path|video|file_name, text|caption|prompt; paths relative to the list), or a latent cache. No
+ * usable item is DSV_E_NOT_FOUND and says how many were tried and what ailed the first. */
+DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);
+void dsvi_dataset_close(DsvDataset **dataset);
+
+typedef struct DsvSampleRef {
+    int64_t item;
+    DsvClipWindow window; /* clips only */
+} DsvSampleRef;
+
+DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

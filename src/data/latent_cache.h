@@ -1,0 +1,45 @@
+/* A folder of encoded windows: index.json (settings, items, hashes) and one safetensors file each. */
+#ifndef DSVI_LATENT_CACHE_H
+#define DSVI_LATENT_CACHE_H
+
+#include <stdbool.h>
+
+#include "base/safetensors.h"
+#include "data/clip.h"
+#include "dsv/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvLatentCache DsvLatentCache;
+
+/* True when the folder holds a latent cache's index. */
+bool dsvi_latent_cache_is(const char *folder);
+
+/* Opens for writing: makes the folder, reads what is there. A cache made under other settings (size,
+ * frames, rate, codec) is DSV_E_USAGE and names the setting. */
+DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
+/* Whether (source file, window) is there with the right hash. */
+bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, const DsvClipWindow *window);
+/* Writes one item; several threads may call at once. */
+DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const char *source, const char *text,
+                                const DsvClipWindow *window, const int64_t shape[4], const float *latent);
+/* Writes the index (atomically). Called now and then, and by close. */
+DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache);
+
+/* Opens for reading; settings are checked as above. */
+DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
+int64_t dsvi_latent_cache_count(const DsvLatentCache *cache);
+const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item);
+const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item); /* NULL: none */
+
+/* One cached latent, checked against its hash and the wanted number of elements. */
+DsvStatus dsvi_latent_read(const char *file, int64_t elements, float *latent);
+
+void dsvi_latent_cache_close(DsvLatentCache **cache);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

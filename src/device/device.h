@@ -1,0 +1,50 @@
+/* What a device must offer beside its ops: memory, copies, an ordered stream of work, clocks.
+ *
+ * An implementation fills DsvDevice; host code calls through it and never asks which one it is.
+ * On the CPU device a stream does everything at once, on the caller's thread. */
+#ifndef DSVI_DEVICE_H
+#define DSVI_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvDevice DsvDevice;
+typedef struct DsvStream DsvStream; /* defined by each device; belongs to one device */
+
+typedef enum DsvDeviceKind { DSV_DEVICE_CPU, DSV_DEVICE_CUDA } DsvDeviceKind;
+
+struct DsvDevice {
+    DsvDeviceKind kind;
+    const char *name;        /* e.g. "AMD EPYC, avx512, 2 threads" */
+    size_t memory_bytes;     /* what it has in all */
+    DsvStream *stream;       /* the compute stream: one is enough for what we do */
+
+    /* 64-byte aligned device memory. DSV_E_NO_MEMORY names the bytes asked for and those free. */
+    DsvStatus (*mem_alloc)(DsvDevice *device, size_t bytes, void **out);
+    void (*mem_free)(DsvDevice *device, void *memory); /* takes NULL */
+
+    /* In stream order. Host memory must stay untouched until the stream has been waited for. */
+    DsvStatus (*upload)(DsvStream *stream, void *device_dst, const void *host_src, size_t bytes);
+    DsvStatus (*download)(DsvStream *stream, void *host_dst, const void *device_src, size_t bytes);
+    DsvStatus (*copy)(DsvStream *stream, void *dst, const void *src, size_t bytes);
+    DsvStatus (*zero)(DsvStream *stream, void *dst, size_t bytes);
+
+    /* Waits until all work given to the stream so far is done; reports its first failure. */
+    DsvStatus (*sync)(DsvStream *stream);
+
+    /* Seconds on a clock that only grows, as seen after all work so far (this waits). */
+    DsvStatus (*clock)(DsvStream *stream, double *seconds);
+
+    void (*close)(DsvDevice *device); /* frees everything, the struct included */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+/* The Wan 2.1 video transformer: forward and hand-written backward (wan.md 2.3), over the op table.
+ *
+ * A DsvDit is a plan for one shape (batch, frames, height, width, text rows): it owns no memory but
+ * views into an arena, and calls the ops in order. Self-attention goes through src/sparse, which decides
+ * block by block between dense attention and lists.
+ *
+ * Dtypes: act (F32, BF16) for GEMM inputs and outputs, q, k, v and attention; acc (F32) for the residual
+ * stream, norms' statistics, modulation, time embedding, weights' gradients. The residual stream stays
+ * in acc as in the original implementation (diffusers rounds it): twice the bytes, one rounding less a
+ * sub-layer. With act == F64 everything is F64: the truth for gradient checks. */
+#ifndef DSVI_DIT_H
+#define DSVI_DIT_H
+
+#include "base/arena.h"
+#include "model/dit_config.h"
+#include "model/weights.h"
+#include "ops/ops.h"
+#include "sparse/sparse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvDitShape {
+    int64_t batch;                 /* B */
+    int64_t frames, height, width; /* of the latent, multiples of the patch */
+    int64_t text_len;              /* L */
+    DsvDtype act;
+    bool backward;                 /* activations are kept and gradients computed */
+    bool gradient_checkpointing;
+} DsvDitShape;
+
+/* Device arrays in the layout of the table. `compute` is `master` itself when act is acc. */
+typedef struct DsvDitWeights {
+    void *master;  /* (elements) acc */
+    void *compute; /* (elements) act: GEMM weights only are kept up to date */
+    void *grad;    /* (elements) acc, added to; NULL without backward */
+} DsvDitWeights;
+
+typedef struct DsvDit DsvDit;
+
+/* Describes the model; `sparse` may be NULL: all attention dense. The table, config and sparse stay the
+ * caller's and must outlive it. */
+DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const DsvParamTable *table,
+                          const DsvDitShape *shape, DsvSparse *sparse, DsvDit **out);
+void dsvi_dit_free(DsvDit **dit);
+
+/* Takes all the model needs beside its weights from the arena: run once to plan, once bound. */
+void dsvi_dit_carve(DsvDit *dit, DsvArena *arena);
+
+/* After binding: uploads token order and RoPE tables. */
+DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights);
+
+/* Brings weights.compute up to date with weights.master. */
+DsvStatus dsvi_dit_refresh_compute(DsvDit *dit);
+
+/* All device memory. latents (B, in_channels, F, H, W) acc, timestep (B) acc in [0, 1000], text (B, L,
+ * text_dim) acc, output (B, out_channels, F, H, W) acc. */
+DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
+                           void *output);
+
+/* From doutput (as output); adds to weights.grad. dlatents and dtext, as latents and text, are overwritten,
+ * or NULL. The forward pass of the same inputs came just before. */
+DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext);
+
+/* FLOPs of one forward pass with dense self-attention: all GEMMs, and self- plus cross-attention. */
+double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape);
+double dsvi_dit_flops_attention(const DsvDitConfig *config, const DsvDitShape *shape);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,74 @@
+/* The parameters of a transformer: names <-> tensors <-> places in one flat array.
+ *
+ * All parameters lie one behind the other in one array, in a fixed order, so that the optimizer, the
+ * moving average and the gradient norm are one call each. Gradients, moments and the moving average use
+ * the same layout. Names are diffusers'; original Wan names are translated on load (wan.md 2.2). */
+#ifndef DSVI_WEIGHTS_H
+#define DSVI_WEIGHTS_H
+
+#include <stdbool.h>
+
+#include "base/dtype.h"
+#include "base/safetensors.h"
+#include "model/dit_config.h"
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum DsvInit { /* wan.md 2.3, "Initialisation" */
+    DSV_INIT_ZERO,
+    DSV_INIT_ONE,
+    DSV_INIT_XAVIER,    /* uniform, on (shape[0], product of the rest) */
+    DSV_INIT_NORMAL_02, /* N(0, 0.02) */
+    DSV_INIT_TABLE      /* N(0, 1) / sqrt(C) */
+} DsvInit;
+
+typedef struct DsvParam {
+    char name[96];        /* diffusers' */
+    char original[96];    /* the Wan repository's */
+    int ndim;
+    int64_t shape[DSV_TENSOR_MAX_DIMS];
+    int64_t count;        /* elements */
+    int64_t offset;       /* elements from the start of the flat array, a multiple of 16 */
+    DsvInit init;
+    bool in_compute_dtype; /* a GEMM weight, which also lives in the compute dtype; the time embedder's do not */
+} DsvParam;
+
+typedef struct DsvParamTable {
+    DsvParam *params;
+    int64_t count;
+    int64_t elements;     /* of the flat array, padding included; padding is zero for ever */
+    int64_t parameters;   /* without padding */
+} DsvParamTable;
+
+/* The table for a shape; freed with dsvi_param_table_free. */
+DsvStatus dsvi_param_table_make(const DsvDitConfig *config, DsvParamTable *out);
+void dsvi_param_table_free(DsvParamTable *table);
+/* By diffusers' name; -1 when there is none. */
+int64_t dsvi_param_find(const DsvParamTable *table, const char *name);
+
+/* Host array `flat` (elements) F32 filled by the rules of wan.md, a function of the seed alone. */
+void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat);
+
+/* Reads weights into the host array: `path` is a transformer folder (single file or sharded index) or one
+ * safetensors file; either naming, known prefixes stripped, fused to_qkv / to_kv split, F32 BF16 F16
+ * converted. Tensors missing, unknown or of another shape are one error that lists them. */
+DsvStatus dsvi_weights_read(const char *path, const DsvParamTable *table, float *flat);
+
+/* Writes folder/diffusion_pytorch_model.safetensors, sharded with an index above shard_bytes. `dtype` is
+ * F32 or BF16; `flat` is a host array. */
+DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, const float *flat,
+                             DsvDtype dtype, uint64_t shard_bytes);
+
+/* Any tree of named F32 tensors in this layout, e.g. optimizer moments, to and from one file. */
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *const *prefixes,
+                          const float *const *flats, size_t arrays);
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *const *prefixes,
+                         float *const *flats, size_t arrays);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,88 @@
+/* The table of operations a backend offers, and the backend itself: a device plus its table.
+ *
+ * A table is filled from the scalar truth upward: first every slot with its _ref, then each slot again
+ * with the best variant the machine has. Host code calls backend->ops.gemm.run(stream, &args) and
+ * never knows which variant answers; `variant` is for people and for tests.
+ * A variant that does not serve a request (an F64 tensor, say) answers DSV_E_UNSUPPORTED and names it. */
+#ifndef DSVI_OPS_H
+#define DSVI_OPS_H
+
+#include "ops/attention.h"
+#include "ops/flow.h"
+#include "ops/gemm.h"
+#include "ops/norm.h"
+#include "ops/optim.h"
+#include "ops/patch.h"
+#include "ops/pointwise.h"
+#include "ops/predictor_loss.h"
+#include "ops/profile.h"
+#include "ops/select.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSVI_OP_SLOT(fn_type)      \
+    struct {                       \
+        fn_type *run;              \
+        const char *variant;       \
+    }
+#define DSVI_OP_SLOT_WITH_WORKSPACE(fn_type, workspace_fn_type) \
+    struct {                                                    \
+        fn_type *run;                                           \
+        workspace_fn_type *workspace; /* NULL: needs none */    \
+        const char *variant;                                    \
+    }
+
+typedef struct DsvOps {
+    DSVI_OP_SLOT(dsvi_gemm_fn) gemm;
+    DSVI_OP_SLOT(dsvi_col_sum_fn) col_sum;
+
+    DSVI_OP_SLOT(dsvi_layer_norm_fn) layer_norm_fwd, layer_norm_bwd;
+    DSVI_OP_SLOT(dsvi_rms_norm_rope_fn) rms_norm_rope_fwd, rms_norm_rope_bwd;
+
+    DSVI_OP_SLOT(dsvi_activation_fn) activation_fwd, activation_bwd;
+    DSVI_OP_SLOT(dsvi_gate_residual_fn) gate_residual_fwd, gate_residual_bwd;
+    DSVI_OP_SLOT(dsvi_add_fn) add;
+    DSVI_OP_SLOT(dsvi_add_rows_fn) add_rows_fwd, add_rows_bwd;
+
+    DSVI_OP_SLOT(dsvi_patch_fn) patch_gather, patch_scatter;
+    DSVI_OP_SLOT(dsvi_flow_mix_fn) flow_mix;
+    DSVI_OP_SLOT(dsvi_mse_fn) mse;
+    DSVI_OP_SLOT(dsvi_time_embed_fn) time_embed;
+
+    /* one pair of slots each for dense attention and attention over lists */
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_fn, dsvi_attention_workspace_fn)
+    attention_fwd, attention_bwd, attention_list_fwd, attention_list_bwd;
+
+    DSVI_OP_SLOT(dsvi_select_covariance_fn) select_covariance;
+    DSVI_OP_SLOT(dsvi_select_features_fn) select_features;
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_select_fn, dsvi_select_workspace_fn)
+    select_histogram, select_lists;
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)
+    predictor_loss;
+
+    DSVI_OP_SLOT(dsvi_sum_squares_fn) sum_squares;
+    DSVI_OP_SLOT(dsvi_adamw_fn) adamw;
+    DSVI_OP_SLOT(dsvi_ema_fn) ema;
+} DsvOps;
+
+#define DSVI_OPS_SET(ops, slot, function, name) \
+    ((ops)->slot.run = (function), (ops)->slot.variant = (name))
+#define DSVI_OPS_SET_WITH_WORKSPACE(ops, slot, function, workspace_function, name) \
+    ((ops)->slot.run = (function), (ops)->slot.workspace = (workspace_function),   \
+     (ops)->slot.variant = (name))
+
+/* Fills every slot with the scalar truth. */
+void dsvi_ops_fill_ref(DsvOps *ops);
+
+typedef struct DsvBackend {
+    DsvDevice *device;
+    DsvOps ops;
+} DsvBackend;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

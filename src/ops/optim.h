@@ -1,0 +1,54 @@
+/* Ops over all parameters at once: gradient norm, AdamW, moving average.
+ *
+ * sum_squares: *out = sum x^2, accumulated in double in an order that does not depend on the number
+ *     of threads.
+ * adamw (Loshchilov & Hutter 2019, as torch.optim.AdamW): with g = grad * grad_scale,
+ *     w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
+ *     w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+ * ema: e = decay e + (1 - decay) w */
+#ifndef DSVI_OPTIM_H
+#define DSVI_OPTIM_H
+
+#include "base/dtype.h"
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvSumSquaresArgs {
+    int64_t n;
+    DsvDtype acc;
+    const void *x; /* (n) acc */
+    double *out;   /* one double, device memory, overwritten */
+} DsvSumSquaresArgs;
+typedef DsvStatus dsvi_sum_squares_fn(DsvStream *stream, const DsvSumSquaresArgs *args);
+
+typedef struct DsvAdamwArgs {
+    int64_t n;
+    int64_t step; /* t, from 1 */
+    double lr, beta1, beta2, eps, weight_decay, grad_scale;
+    DsvDtype acc;
+    const void *grad; /* (n) acc */
+    void *weight;     /* (n) acc */
+    void *m, *v;      /* (n) acc */
+} DsvAdamwArgs;
+typedef DsvStatus dsvi_adamw_fn(DsvStream *stream, const DsvAdamwArgs *args);
+
+typedef struct DsvEmaArgs {
+    int64_t n;
+    double decay;
+    DsvDtype acc;
+    const void *weight; /* (n) acc */
+    void *ema;          /* (n) acc */
+} DsvEmaArgs;
+typedef DsvStatus dsvi_ema_fn(DsvStream *stream, const DsvEmaArgs *args);
+
+dsvi_sum_squares_fn dsvi_sum_squares_ref;
+dsvi_adamw_fn dsvi_adamw_ref;
+dsvi_ema_fn dsvi_ema_ref;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

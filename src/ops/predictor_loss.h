@@ -1,0 +1,47 @@
+/* The loss that teaches the paper's predictor to rank keys (dsv.md 2.3), with its gradient.
+ *
+ * For every sampled query i of every (batch, head), over all keys j:
+ *     t_j = q_i . k_j / sqrt(D)             the true score, a constant here
+ *     u_j = ql_i . kl_j / sqrt(R)           the predicted one
+ *     both rows optionally centred: minus their mean over j
+ *     cos  = u . t / (|u| |t|)              (a row of norm < 1e-20 has cos 0 and no gradient)
+ *     loss = cos_weight (1 - cos) + norm_weight (mean over j of (u_j/|u| - t_j/|t|)^2)
+ * *loss is the mean over batch, heads and samples; dql and dkl are its gradients, overwritten in full (zero
+ * for queries that are not sampled). */
+#ifndef DSVI_PREDICTOR_LOSS_H
+#define DSVI_PREDICTOR_LOSS_H
+
+#include <stdbool.h>
+
+#include "ops/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvPredictorLossArgs {
+    int64_t batch, heads, queries, keys, head_dim;
+    int64_t rank;             /* R */
+    double cos_weight, norm_weight;
+    bool centred;
+    DsvDtype act, acc;
+    DsvHeads q, k;            /* (B, Sq, N, D), (B, Sk, N, D) act */
+    DsvHeads ql, kl;          /* (B, Sq, N, R), (B, Sk, N, R) acc */
+    int64_t samples;
+    const int32_t *sample;    /* (samples) query numbers, device memory */
+    void *loss;               /* one acc */
+    DsvHeads dql, dkl;        /* as ql and kl, acc */
+    void *workspace;
+    size_t workspace_bytes;
+} DsvPredictorLossArgs;
+
+typedef DsvStatus dsvi_predictor_loss_fn(DsvStream *stream, const DsvPredictorLossArgs *args);
+typedef size_t dsvi_predictor_loss_workspace_fn(const DsvPredictorLossArgs *args);
+
+dsvi_predictor_loss_fn dsvi_predictor_loss_ref;
+dsvi_predictor_loss_workspace_fn dsvi_predictor_loss_workspace_ref;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,113 @@
+/* From queries and keys to lists: the ops every selector is made of.
+ *
+ * A selector estimates, for each group of queries, the attention it pays to every candidate. All of
+ * them come down to the same form: P proxies stand for the queries of a group, each proxy and each
+ * candidate has R features, and
+ *     z_pc = scale f_p . f_c        a_pc = exp(z_pc - lse_p)        (softmax over all candidates)
+ *     e_gc = sum over the group's proxies of w_p a_pc               (w_p: share of the group's queries)
+ * e_gc is the estimated mean attention of the group to candidate c; it sums to 1 over c. A candidate is
+ * a run of `grain` keys.
+ *     projection: features are q and k projected per head, a proxy is the mean of `chunk` queries
+ *     predictor:  features are the learned Q_lr, K_lr
+ *     pooled:     features are the mean k of `grain` keys and the mean q of the group, full D
+ * With single-key candidates and grain > 1 the keys' estimates are summed over the run.
+ *
+ *     select_covariance   running second moments of q or k, for the projection
+ *     select_features     means of rows, projected: proxies and candidates
+ *     select_histogram    lse of every proxy, and how count and mass spread over log2 e_gc
+ *     select_lists        the lists, by threshold or by count, plus exploration
+ * Scores are never written to memory as a whole. */
+#ifndef DSVI_SELECT_H
+#define DSVI_SELECT_H
+
+#include "ops/attention.h"
+#include "ops/lists.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* second[h] += sum of x x^T, first[h] += sum of x over the batch and every stride-th token from
+ * `offset` on; *rows_out (host memory) is set to the number of rows summed per head. */
+typedef struct DsvSelectCovarianceArgs {
+    int64_t batch, heads, tokens, head_dim;
+    int64_t offset, stride;
+    DsvDtype act;
+    DsvHeads x;        /* (B, S, N, D) act */
+    float *second;     /* (N, D, D) added to */
+    float *first;      /* (N, D) added to */
+} DsvSelectCovarianceArgs;
+typedef DsvStatus dsvi_select_covariance_fn(DsvStream *stream, const DsvSelectCovarianceArgs *args);
+
+/* y[b, h, c, :] = (mean of rows x[b, s, h, :], s in [c*chunk, min((c+1)*chunk, S))) P[h]. */
+typedef struct DsvSelectFeaturesArgs {
+    int64_t batch, heads, tokens, dim; /* dim: elements of a row of x */
+    int64_t chunk;
+    int64_t features;                  /* R; equals dim when there is no projection */
+    DsvDtype act;
+    DsvHeads x;                        /* (B, S, N, dim) act */
+    const float *projection;           /* (N, dim, R) or NULL: the mean itself */
+    float *y;                          /* (B, N, ceil(S / chunk), R) */
+} DsvSelectFeaturesArgs;
+typedef DsvStatus dsvi_select_features_fn(DsvStream *stream, const DsvSelectFeaturesArgs *args);
+
+/* Bin i of a histogram holds the candidates with floor((log2 e + OCTAVES) * PER_OCTAVE) = i, clamped to
+ * the ends: bin 0 holds all below 2^-OCTAVES. */
+#define DSV_SELECT_OCTAVES 32
+#define DSV_SELECT_PER_OCTAVE 64
+#define DSV_SELECT_BINS (DSV_SELECT_OCTAVES * DSV_SELECT_PER_OCTAVE)
+
+typedef enum DsvExplore {
+    DSV_EXPLORE_NONE,
+    DSV_EXPLORE_RANDOM,     /* single runs, each with probability explore_rate */
+    DSV_EXPLORE_NEIGHBOURS, /* the runs next to selected ones, each with that probability */
+    DSV_EXPLORE_BLOCKS      /* aligned blocks of 64 keys, each with that probability */
+} DsvExplore;
+
+typedef struct DsvSelectArgs {
+    int64_t batch, heads;
+    int64_t queries, keys;      /* S_q, S_k */
+    int64_t group, chunk;       /* chunk divides group: queries a proxy stands for */
+    int64_t candidate_keys;     /* keys one candidate stands for: 1, or the grain */
+    int64_t grain;              /* of the lists: a multiple of candidate_keys */
+    int64_t features;           /* R */
+    double scale;
+    const float *proxies;       /* (B, N, ceil(Sq / chunk), R) */
+    const float *candidates;    /* (B, N, ceil(Sk / candidate_keys), R) */
+    float *lse;                 /* (B, N, ceil(Sq / chunk)): written by histogram, read by lists */
+
+    /* select_histogram only */
+    double *bin_count;          /* (N, BINS) overwritten: runs in each bin, batch and groups summed */
+    double *bin_mass;           /* (N, BINS) overwritten: their e_gc, summed */
+
+    /* select_lists only. A run is chosen when its e_gc reaches threshold[h], or, where topk is given,
+     * when it is among the topk[h] largest of its group (ties: the lower run). The best run is always
+     * chosen: no list is empty. */
+    const float *threshold;     /* (N) device memory, or NULL */
+    const int32_t *topk;        /* (N) device memory, or NULL; exactly one of the two */
+    DsvExplore explore;
+    double explore_rate;
+    uint64_t explore_seed, explore_step; /* draws are dsvi_rng of (seed, EXPLORE, step) */
+    DsvLists *lists;            /* filled; shape fields as here. Too small: see select_lists */
+    double *selected_mass;      /* (N) device memory, overwritten: sum of e_gc over chosen runs */
+    int64_t *needed;            /* one int64, host memory after sync: runs all lists need together */
+
+    void *workspace;
+    size_t workspace_bytes;
+} DsvSelectArgs;
+
+typedef DsvStatus dsvi_select_fn(DsvStream *stream, const DsvSelectArgs *args);
+typedef size_t dsvi_select_workspace_fn(const DsvSelectArgs *args);
+
+/* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
+ * usable, and the caller (after a sync) must not attend over them. */
+
+dsvi_select_covariance_fn dsvi_select_covariance_ref;
+dsvi_select_features_fn dsvi_select_features_ref;
+dsvi_select_fn dsvi_select_histogram_ref, dsvi_select_lists_ref;
+dsvi_select_workspace_fn dsvi_select_workspace_ref;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,110 @@
+/* Dynamic sparse self-attention for all blocks of a model: select, attend, measure, decide.
+ *
+ * One DsvSparse serves one model. For each block it keeps: the selector's state (projection or
+ * predictor), the lists of the last forward pass, a profile (exact captured mass and sparsity on sampled
+ * queries), and whether the block runs dense or over lists. The model calls dsvi_sparse_forward and
+ * _backward in place of attention; the training loop calls dsvi_sparse_step_begin and _end.
+ *
+ * The rule (the guard): every profile_every steps each block's lists are measured against exact
+ * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass and its
+ * lists are no denser than max_density (lowered at start-up to where sparse attention stops paying on this
+ * machine); it goes back to dense when it misses either by more than the hysteresis. A dense block's
+ * lists are made only on measuring steps. Every change is one log line with its reason. */
+#ifndef DSVI_SPARSE_H
+#define DSVI_SPARSE_H
+
+#include <stdbool.h>
+
+#include "base/arena.h"
+#include "base/safetensors.h"
+#include "dsv/config.h"
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvSparse DsvSparse;
+
+typedef struct DsvSparseShape {
+    int64_t blocks;               /* of the model */
+    int64_t batch, tokens, heads, head_dim; /* B, S, N, D */
+    int64_t grid[3];              /* tokens = frames * rows * columns, in patches */
+    DsvDtype act;
+    bool backward;                /* lists are kept per block until its backward pass */
+} DsvSparseShape;
+
+/* What a block hands over. All (B, S, N, D) act contiguous in token order, device memory. */
+typedef struct DsvSparseAttention {
+    double scale;
+    const void *q, *k, *v;        /* after norm and RoPE */
+    const void *hidden;           /* (B, S, C) act: what fed the q and k projections */
+    void *out;                    /* (B, S, N, D) act */
+    void *lse;                    /* (B, N, S) acc */
+    bool recompute;               /* the forward pass again, for gradient checkpointing: same lists, no
+                                   * measuring, no predictor learning */
+    /* backward only */
+    const void *dout;
+    void *dq, *dk, *dv;
+} DsvSparseAttention;
+
+/* What happened, for metrics and the progress line. */
+typedef struct DsvSparseReport {
+    int64_t blocks, sparse_blocks;
+    double density;               /* mean over blocks; a dense block counts 1 */
+    double captured_mass;         /* exact, mean over sparse blocks; NaN while there are none */
+    double predictor_loss;        /* mean over blocks; NaN without a predictor */
+} DsvSparseReport;
+
+typedef struct DsvSparseBlockReport {
+    bool sparse;
+    double captured_mass;         /* running mean of the exact measurement; NaN before the first */
+    double density;               /* of its last lists, 1 before the first */
+    double estimated_mass;        /* what the selector thought its last lists hold */
+    double share90;               /* running mean over heads: keys for 90 % of a query's mass */
+    const float *head_captured;   /* (N) running means */
+    const float *head_share90;    /* (N) */
+    int64_t changes;              /* times it changed sides */
+} DsvSparseBlockReport;
+
+/* One line about a decision, without newline. */
+typedef void DsvSparseLog(void *context, const char *line);
+
+/* Settings are the sparse.* ones. `log` may be NULL. */
+DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                             DsvSparseLog *log, void *log_context, DsvSparse **out);
+void dsvi_sparse_free(DsvSparse **sparse);
+void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
+/* After binding: initial state, and the cost measurement when settings ask for it. */
+DsvStatus dsvi_sparse_setup(DsvSparse *sparse);
+
+/* The token order: host array (S), order[s] = raster position of token s. */
+const int32_t *dsvi_sparse_order(const DsvSparse *sparse);
+
+/* Steps count from 1. `train`: predictors learn and profiles are taken; otherwise the lists alone are made
+ * and the dispatch state stays as it is (sampling, validation). */
+DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train);
+DsvStatus dsvi_sparse_forward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
+DsvStatus dsvi_sparse_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
+/* Updates predictors and takes decisions. */
+DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);
+
+/* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
+void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
+
+void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
+void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
+/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. */
+const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
+
+/* Selector, profile and dispatch state to one safetensors file and back, bit-exactly. A file of another
+ * selector, rank or model shape is an error. */
+DsvStatus dsvi_sparse_save(DsvSparse *sparse, const char *path);
+DsvStatus dsvi_sparse_load(DsvSparse *sparse, const char *path);
+/* Writes the lists of a block as offsets, runs and their shape. */
+DsvStatus dsvi_sparse_dump_lists(DsvSparse *sparse, int64_t block, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
