@@ -1,0 +1,40 @@
+/* See host.h. Linux's /proc for what is resident now, getrusage for the most. */
+#include "base/host.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+double dsvi_clock_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+uint64_t dsvi_resident_bytes(void)
+{
+    char text[128];
+    unsigned long long total = 0, resident = 0;
+    int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    ssize_t got = read(file, text, sizeof text - 1);
+    close(file);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    if (sscanf(text, "%llu %llu", &total, &resident) != 2)
+        return 0;
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t dsvi_resident_bytes_most(void)
+{
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage) != 0)
+        return 0;
+    return (uint64_t)usage.ru_maxrss * 1024;
+}

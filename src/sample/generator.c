@@ -1,0 +1,127 @@
+/* See generator.h. */
+#include "sample/generator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sample/sample_loop.h"
+#include "sample/video_writer.h"
+
+struct DsvGenerator {
+    const DsvConfig *settings;
+    DsvBackend *backend;
+    DsvSparse *sparse;
+    DsvDit *dit;
+    DsvSampleJob job;
+    int64_t elements;       /* of the latent */
+};
+
+/* A guided step evaluates the model with and without text: the plan is for one clip at a time. */
+enum { BATCH = 1 };
+
+DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, const DsvCodec *codec,
+                                const DsvDitConfig *config, const DsvParamTable *table,
+                                DsvGenerator **out)
+{
+    DsvStatus status;
+    DsvGenerator *g = calloc(1, sizeof *g);
+    *out = NULL;
+    if (!g)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a sampling plan");
+    g->settings = settings;
+    g->backend = backend;
+    DsvSampleJob *job = &g->job;
+    job->backend = backend;
+    job->codec = codec;
+    job->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
+    g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
+    job->text_elements = config->text_len * config->text_dim;
+    job->sampler = settings->sampler;
+    job->steps = settings->num_inference_steps;
+    job->flow_shift = settings->flow_shift;
+    job->guidance_scale = settings->guidance_scale;
+
+    DsvSparseShape sparse_shape = {
+        .blocks = config->num_layers, .batch = BATCH,
+        .heads = config->num_attention_heads, .head_dim = config->attention_head_dim,
+        .grid = {job->latent.frames / config->patch[0], job->latent.height / config->patch[1],
+                 job->latent.width / config->patch[2]},
+        .act = strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32,
+    };
+    sparse_shape.tokens = sparse_shape.grid[0] * sparse_shape.grid[1] * sparse_shape.grid[2];
+    DsvDitShape shape = {
+        .batch = BATCH, .frames = job->latent.frames, .height = job->latent.height,
+        .width = job->latent.width, .text_len = config->text_len, .act = sparse_shape.act,
+    };
+    if (settings->sparse_enabled)
+        DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, settings, &sparse_shape, NULL, NULL, &g->sparse),
+                      fail);
+    DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
+    job->sparse = g->sparse;
+    job->dit = g->dit;
+    job->pixels = malloc((size_t)(3 * job->video.frames * job->video.height * job->video.width) *
+                         sizeof(float));
+    float *null_text = calloc((size_t)job->text_elements, sizeof(float));
+    job->null_text = null_text;
+    if (!job->pixels || !null_text) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a sampled clip");
+        goto fail;
+    }
+    *out = g;
+    return DSV_OK;
+fail:
+    dsvi_generator_free(&g);
+    return status;
+}
+
+void dsvi_generator_free(DsvGenerator **generator)
+{
+    DsvGenerator *g = *generator;
+    if (!g)
+        return;
+    dsvi_dit_free(&g->dit);
+    dsvi_sparse_free(&g->sparse);
+    free(g->job.pixels);
+    free((void *)g->job.null_text);
+    free(g);
+    *generator = NULL;
+}
+
+void dsvi_generator_carve(DsvGenerator *g, DsvArena *arena)
+{
+    DsvSampleJob *job = &g->job;
+    size_t latent = (size_t)g->elements * sizeof(float);
+    job->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
+    job->output = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
+    job->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, BATCH * sizeof(float));
+    job->text_rows = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)job->text_elements * sizeof(float));
+    if (g->sparse)
+        dsvi_sparse_carve(g->sparse, arena);
+    dsvi_dit_carve(g->dit, arena);
+}
+
+DsvStatus dsvi_generator_setup(DsvGenerator *g, const DsvDitWeights *weights)
+{
+    DsvDitWeights forward_only = *weights;
+    forward_only.grad = NULL;
+    if (g->sparse)
+        DSVI_TRY(dsvi_sparse_setup(g->sparse));
+    return dsvi_dit_setup(g->dit, &forward_only);
+}
+
+DsvSparse *dsvi_generator_sparse(DsvGenerator *g)
+{
+    return g->sparse;
+}
+
+DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, const char *video_path,
+                             const DsvEvents *events)
+{
+    DsvSampleJob *job = &g->job;
+    job->seed = seed;
+    job->text = text;
+    DSVI_TRY(dsvi_sample_run(job, events));
+    return dsvi_video_write(video_path, job->pixels, job->video.frames, job->video.height,
+                            job->video.width, g->settings->fps);
+}

@@ -1,0 +1,34 @@
+/* See flow_draw.h. */
+#include "train/flow_draw.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+double dsvi_flow_shifted(double sigma, double shift)
+{
+    return shift * sigma / (1 + (shift - 1) * sigma);
+}
+
+double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
+{
+    DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_TIMESTEP, 0};
+    double sigma;
+    if (strcmp(settings->weighting_scheme, "uniform") == 0) {
+        /* The middle of one of 2^53 cells: neither 0 nor 1. */
+        sigma = dsvi_rng_uniform(rng, sample) + 0x1p-54;
+    } else {
+        double logit = settings->logit_mean + settings->logit_std * dsvi_rng_normal(rng, sample);
+        sigma = 1 / (1 + exp(-logit));
+    }
+    return dsvi_flow_shifted(sigma, settings->flow_shift);
+}
+
+void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n)
+{
+    /* The stream holds 32 bits of the sample's number and the seed takes the rest, so that no two samples
+     * share numbers. */
+    DsvRng rng = {(uint64_t)settings->seed + (sample >> 32), DSV_RNG_NOISE, (uint32_t)sample};
+    dsvi_rng_fill_normal(rng, 0, noise, n);
+}

@@ -1,0 +1,26 @@
+/* Drawing the times and the noise of flow matching (wan.md 2.4). */
+#ifndef DSVI_FLOW_DRAW_H
+#define DSVI_FLOW_DRAW_H
+
+#include <stdint.h>
+
+#include "dsv/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* sigma' = shift sigma / (1 + (shift - 1) sigma) */
+double dsvi_flow_shifted(double sigma, double shift);
+
+/* sigma in (0, 1) of training sample `sample`: uniform, or the logistic of N(logit_mean, logit_std^2), then
+ * shifted by flow_shift. A function of the settings, the seed among them, and the sample's number. */
+double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
+
+/* n normal numbers for training sample `sample`. */
+void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,151 @@
+/* The main path: what one step of training is.
+ *
+ * Read dsvi_train_step first; the functions above it are its lines, in order. Called by run.c; what it
+ * works on was laid out by trainer.c; where it goes deeper: model/dit.c (forward, backward), which goes on
+ * to sparse/sparse.c for self-attention, and the op table (ops/ops.h). */
+#include "train/step.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "train/flow_draw.h"
+#include "train/schedule.h"
+
+/* The next micro-batch: latents from the data, and for each sample its own time and noise. */
+static DsvStatus draw_batch(DsvTrainer *t, DsvPrefetch *data)
+{
+    const DsvConfig *settings = t->settings;
+    DsvDevice *device = t->backend->device;
+    int64_t batch = settings->train_batch_size;
+    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
+
+    for (int64_t b = 0; b < batch; b++) {
+        const char *text; /* captions await a text encoder: every sample trains on the unconditional row */
+        DSVI_TRY(dsvi_prefetch_next(data, t->host_latents + b * t->elements, &text));
+        double sigma = dsvi_flow_sigma(settings, t->sample);
+        dsvi_flow_noise(settings, t->sample, t->host_noise + b * t->elements, t->elements);
+        t->host_sigma[b] = (float)sigma;
+        t->host_timestep[b] = (float)(1000 * sigma);
+        t->sample++;
+    }
+    DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
+    DSVI_TRY(device->upload(device->stream, t->noise, t->host_noise, bytes));
+    DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
+    return device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float));
+}
+
+/* latents and noise become what the model sees and what it should say. */
+static DsvStatus mix_noise(DsvTrainer *t)
+{
+    DsvFlowMixArgs args = {
+        .batch = t->settings->train_batch_size, .n = t->elements, .acc = DSV_F32,
+        .x0 = t->latents, .noise = t->noise, .sigma = t->sigma,
+        .x_t = t->latents, .target = t->noise,
+    };
+    return t->backend->ops.flow_mix.run(t->backend->device->stream, &args);
+}
+
+/* Mean squared error of the velocity; output becomes the loss's gradient. Adds the mean over the
+ * micro-batch to *loss. */
+static DsvStatus measure_loss(DsvTrainer *t, double *loss)
+{
+    DsvDevice *device = t->backend->device;
+    int64_t batch = t->settings->train_batch_size;
+    DsvMseArgs args = {
+        .batch = batch, .n = t->elements, .acc = DSV_F32,
+        .grad_scale = 1.0 / (double)t->settings->gradient_accumulation_steps,
+        .output = t->output, .target = t->noise, .loss = t->loss, .doutput = t->output,
+    };
+    DSVI_TRY(t->backend->ops.mse.run(device->stream, &args));
+    DSVI_TRY(device->download(device->stream, t->host_loss, t->loss, (size_t)batch * sizeof(float)));
+    DSVI_TRY(device->sync(device->stream));
+    for (int64_t b = 0; b < batch; b++)
+        *loss += (double)t->host_loss[b] * args.grad_scale / (double)batch;
+    return DSV_OK;
+}
+
+static DsvStatus gradient_norm(DsvTrainer *t, double *norm)
+{
+    DsvDevice *device = t->backend->device;
+    double square;
+    DsvSumSquaresArgs args = {
+        .n = t->table.elements, .acc = DSV_F32, .x = t->weights.grad, .out = t->grad_square,
+    };
+    DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
+    DSVI_TRY(device->download(device->stream, &square, t->grad_square, sizeof square));
+    DSVI_TRY(device->sync(device->stream));
+    *norm = sqrt(square);
+    return DSV_OK;
+}
+
+/* Clips by the global norm and moves the weights. */
+static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
+{
+    const DsvConfig *settings = t->settings;
+    double most = settings->max_grad_norm;
+    DsvAdamwArgs args = {
+        .n = t->table.elements, .step = t->step + 1, .lr = lr, .beta1 = settings->adam_beta1,
+        .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
+        .weight_decay = settings->weight_decay,
+        /* The 1e-6 is torch.nn.utils.clip_grad_norm_'s. */
+        .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0, .acc = DSV_F32,
+        .grad = t->weights.grad, .weight = t->weights.master, .m = t->moment1, .v = t->moment2,
+    };
+    return t->backend->ops.adamw.run(t->backend->device->stream, &args);
+}
+
+static DsvStatus update_average(DsvTrainer *t)
+{
+    DsvEmaArgs args = {
+        .n = t->table.elements, .decay = t->settings->ema_decay, .acc = DSV_F32,
+        .weight = t->weights.master, .ema = t->ema,
+    };
+    return t->ema ? t->backend->ops.ema.run(t->backend->device->stream, &args) : DSV_OK;
+}
+
+/* Adds the device's time since the last call to *phase. */
+static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
+{
+    double now;
+    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &now));
+    *phase += now - *last;
+    *last = now;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_train_step(DsvTrainer *t, DsvPrefetch *data, DsvStepResult *result)
+{
+    DsvDevice *device = t->backend->device;
+    double last, waited = dsvi_prefetch_waited(data);
+    memset(result, 0, sizeof *result);
+    result->step = t->step + 1;
+    result->lr = dsvi_learning_rate(t->settings, result->step);
+
+    DSVI_TRY(device->clock(device->stream, &last));
+    DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
+    DSVI_TRY(device->zero(device->stream, t->weights.grad, (size_t)t->table.elements * sizeof(float)));
+    for (int64_t i = 0; i < t->settings->gradient_accumulation_steps; i++) {
+        DSVI_TRY(draw_batch(t, data));
+        DSVI_TRY(mix_noise(t));
+        DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
+        DSVI_TRY(measure_loss(t, &result->loss));
+        DSVI_TRY(lap(t, &last, &result->forward_s));
+        DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
+        DSVI_TRY(lap(t, &last, &result->backward_s));
+    }
+    DSVI_TRY(gradient_norm(t, &result->grad_norm));
+    if (!isfinite(result->loss) || !isfinite(result->grad_norm))
+        return DSVI_FAIL(DSV_E_DIVERGED, "step %lld: loss %g and gradient norm %g are not both finite",
+                         (long long)result->step, result->loss, result->grad_norm);
+    DSVI_TRY(update_weights(t, result->grad_norm, result->lr));
+    DSVI_TRY(update_average(t));
+    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
+    DSVI_TRY(dsvi_sparse_step_end(t->sparse));
+    DSVI_TRY(lap(t, &last, &result->optimizer_s));
+
+    result->wait_s = dsvi_prefetch_waited(data) - waited;
+    result->forward_s -= result->wait_s;
+    t->step = result->step;
+    return DSV_OK;
+}

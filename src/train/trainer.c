@@ -1,0 +1,190 @@
+/* Making what a run holds: plan, allocate, carve, set up. See trainer.h. */
+#include "train/trainer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static DsvDtype compute_dtype(const DsvConfig *settings)
+{
+    return strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32;
+}
+
+static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
+{
+    const DsvConfig *settings = t->settings;
+    const DsvDitConfig *config = &t->config;
+    for (int axis = 0; axis < 3; axis++) {
+        int64_t size = axis == 0 ? t->latent.frames : axis == 1 ? t->latent.height : t->latent.width;
+        static const char *const axis_name[3] = {"frames", "height", "width"};
+        if (size % config->patch[axis] != 0)
+            return DSVI_FAIL(DSV_E_SHAPE, "latent %s %lld is not a multiple of the patch, %lld",
+                             axis_name[axis], (long long)size, (long long)config->patch[axis]);
+    }
+    DsvSparseShape sparse_shape = {
+        .blocks = config->num_layers, .batch = settings->train_batch_size,
+        .heads = config->num_attention_heads, .head_dim = config->attention_head_dim,
+        .grid = {t->latent.frames / config->patch[0], t->latent.height / config->patch[1],
+                 t->latent.width / config->patch[2]},
+        .act = compute_dtype(settings), .backward = true,
+    };
+    sparse_shape.tokens = sparse_shape.grid[0] * sparse_shape.grid[1] * sparse_shape.grid[2];
+    DsvDitShape shape = {
+        .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
+        .width = t->latent.width, .text_len = config->text_len, .act = sparse_shape.act,
+        .backward = true, .gradient_checkpointing = settings->gradient_checkpointing,
+    };
+    DSVI_TRY(dsvi_param_table_make(config, &t->table));
+    DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
+    DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
+    if (settings->validation_steps > 0 || settings->validation_at_end)
+        DSVI_TRY(dsvi_generator_create(t->backend, settings, t->codec, config, &t->table,
+                                       &t->generator));
+    return DSV_OK;
+}
+
+/* Every piece of device memory a run uses, in one order for plan and use. */
+static void carve(DsvTrainer *t, DsvArena *arena)
+{
+    size_t flat = (size_t)t->table.elements * sizeof(float);
+    size_t batch = (size_t)t->settings->train_batch_size;
+    size_t latents = batch * (size_t)t->elements * sizeof(float);
+    DsvDtype act = compute_dtype(t->settings);
+
+    t->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat);
+    t->weights.compute = act == DSV_F32
+        ? t->weights.master
+        : dsvi_arena_take(arena, DSV_MEM_WEIGHTS, (size_t)t->table.elements * dsvi_dtype_size(act));
+    t->weights.grad = dsvi_arena_take(arena, DSV_MEM_GRADIENTS, flat);
+    t->moment1 = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, flat);
+    t->moment2 = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, flat);
+    t->ema = t->settings->ema_decay > 0 ? dsvi_arena_take(arena, DSV_MEM_EMA, flat) : NULL;
+
+    t->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    t->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    t->output = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    t->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->text = dsvi_arena_take(arena, DSV_MEM_DATA,
+                              batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
+    t->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->grad_square = dsvi_arena_take(arena, DSV_MEM_DATA, sizeof(double));
+
+    dsvi_sparse_carve(t->sparse, arena);
+    dsvi_dit_carve(t->dit, arena);
+    if (t->generator)
+        dsvi_generator_carve(t->generator, arena);
+}
+
+static void carve_host(DsvTrainer *t, DsvArena *arena)
+{
+    size_t batch = (size_t)t->settings->train_batch_size;
+    size_t latents = batch * (size_t)t->elements * sizeof(float);
+    t->host_latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    t->host_noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    t->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+}
+
+static DsvStatus allocate(DsvTrainer *t)
+{
+    DsvDevice *device = t->backend->device;
+    DsvArena plan;
+
+    dsvi_arena_plan(&plan);
+    carve(t, &plan);
+    DSVI_TRY(device->mem_alloc(device, plan.used, &t->memory));
+    /* Padding between parameters must be zero and stay so; so must nothing be read uninitialised. */
+    DSVI_TRY(device->zero(device->stream, t->memory, plan.used));
+    dsvi_arena_bind(&t->arena, t->memory, plan.used);
+    carve(t, &t->arena);
+
+    dsvi_arena_plan(&plan);
+    carve_host(t, &plan);
+    t->host_memory = aligned_alloc(64, plan.used);
+    if (!t->host_memory)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of batches on the host", plan.used);
+    dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
+    carve_host(t, &t->host_arena);
+    return DSV_OK;
+}
+
+static void log_memory(const DsvTrainer *t, DsvSparseLog *log, void *log_context)
+{
+    char line[512];
+    int used = snprintf(line, sizeof line, "memory planned: %.0f MiB",
+                        (double)(t->arena.used + t->host_arena.used) / 1048576.0);
+    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
+        if (t->arena.by_class[c] + t->host_arena.by_class[c] > 0 && used < (int)sizeof line)
+            used += snprintf(line + used, sizeof line - (size_t)used, ", %s %.1f",
+                             dsvi_mem_class_name((DsvMemClass)c),
+                             (double)(t->arena.by_class[c] + t->host_arena.by_class[c]) / 1048576.0);
+    if (log)
+        log(log_context, line);
+}
+
+DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
+                              const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
+                              DsvTrainer **out)
+{
+    DsvStatus status;
+    DsvTrainer *t = calloc(1, sizeof *t);
+    *out = NULL;
+    if (!t)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a trainer");
+    t->settings = settings;
+    t->backend = backend;
+    t->codec = codec;
+    t->config = *config;
+    t->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY_GOTO(status, codec->latent_shape(codec, t->video, &t->latent), fail);
+    t->elements = t->latent.channels * t->latent.frames * t->latent.height * t->latent.width;
+    if (t->config.in_channels != t->latent.channels || t->config.out_channels != t->latent.channels) {
+        status = DSVI_FAIL(DSV_E_SHAPE, "the model takes %lld and gives %lld latent channels, codec %s has %lld",
+                           (long long)t->config.in_channels, (long long)t->config.out_channels, codec->name,
+                           (long long)t->latent.channels);
+        goto fail;
+    }
+
+    DSVI_TRY_GOTO(status, make_parts(t, log, log_context), fail);
+    DSVI_TRY_GOTO(status, allocate(t), fail);
+    log_memory(t, log, log_context);
+    DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
+    DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
+    if (t->generator)
+        DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &t->weights), fail);
+    *out = t;
+    return DSV_OK;
+fail:
+    dsvi_trainer_free(&t);
+    return status;
+}
+
+void dsvi_trainer_free(DsvTrainer **trainer)
+{
+    DsvTrainer *t = *trainer;
+    if (!t)
+        return;
+    dsvi_generator_free(&t->generator);
+    dsvi_dit_free(&t->dit);
+    dsvi_sparse_free(&t->sparse);
+    dsvi_param_table_free(&t->table);
+    t->backend->device->mem_free(t->backend->device, t->memory);
+    free(t->host_memory);
+    free(t);
+    *trainer = NULL;
+}
+
+DsvStatus dsvi_trainer_load_weights(DsvTrainer *t, const float *flat)
+{
+    DsvDevice *device = t->backend->device;
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    DSVI_TRY(device->upload(device->stream, t->weights.master, flat, bytes));
+    DSVI_TRY(device->zero(device->stream, t->moment1, bytes));
+    DSVI_TRY(device->zero(device->stream, t->moment2, bytes));
+    if (t->ema)
+        DSVI_TRY(device->upload(device->stream, t->ema, flat, bytes));
+    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
+    return device->sync(device->stream);
+}

@@ -1,0 +1,74 @@
+/* Everything a training run holds, made once: the five structs a reader meets in step.c come together here.
+ *
+ * A DsvTrainer knows nothing of files: run.c feeds it, checkpoint.c stores it. All its memory is one
+ * allocation, planned by dsvi_trainer_carve; the preview printed before the first step is that plan. */
+#ifndef DSVI_TRAINER_H
+#define DSVI_TRAINER_H
+
+#include "base/arena.h"
+#include "data/prefetch.h"
+#include "dsv/config.h"
+#include "model/codec.h"
+#include "model/dit.h"
+#include "ops/ops.h"
+#include "sample/generator.h"
+#include "sparse/sparse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvTrainer {
+    const DsvConfig *settings;
+    DsvBackend *backend;
+    const DsvCodec *codec;
+    DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
+    int64_t elements;              /* of one latent */
+
+    DsvDitConfig config;
+    DsvParamTable table;
+    DsvSparse *sparse;
+    DsvDit *dit;
+    DsvGenerator *generator;       /* samples clips for validation with the weights being trained */
+
+    void *memory;                  /* the one device allocation */
+    DsvArena arena;                /* its plan */
+    void *host_memory;             /* the one host allocation, for what goes up and down */
+    DsvArena host_arena;
+
+    /* Flat arrays in the layout of `table`, F32, device memory. */
+    DsvDitWeights weights;
+    void *moment1, *moment2;
+    void *ema;                     /* NULL when ema_decay is 0 */
+
+    /* One micro-batch, device memory. */
+    float *latents;                /* (B, elements): clean latents, then the noisy ones */
+    float *noise;                  /* (B, elements): noise, then the target */
+    float *output;                 /* (B, elements): velocity, then its gradient */
+    float *sigma, *timestep;       /* (B) */
+    float *text;                   /* (B, text_len, text_dim) */
+    float *loss;                   /* (B) */
+    double *grad_square;           /* (1) */
+
+    /* The same on the host, before upload and after download. */
+    float *host_latents, *host_noise; /* (B, elements) */
+    float *host_sigma, *host_timestep, *host_loss; /* (B) */
+
+    int64_t step;                  /* steps done */
+    uint64_t sample;               /* samples drawn: the position in the data */
+} DsvTrainer;
+
+/* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the memory preview
+ * and the sparse layer's decisions. On failure *out is NULL. */
+DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
+                              const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
+                              DsvTrainer **out);
+void dsvi_trainer_free(DsvTrainer **trainer);
+
+/* Sets the master weights (and the moving average, and zero moments) from a host array. */
+DsvStatus dsvi_trainer_load_weights(DsvTrainer *trainer, const float *flat);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
