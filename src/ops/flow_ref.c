@@ -1,0 +1,46 @@
+/* The scalar truth of the flow-matching objective and the time embedding. See flow.h. */
+#include "ops/flow.h"
+
+#include <math.h>
+
+DsvStatus dsvi_flow_mix_ref(DsvStream *stream, const DsvFlowMixArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->batch * args->n; i++) {
+        double sigma = dsvi_load(args->acc, args->sigma, i / args->n);
+        double x0 = dsvi_load(args->acc, args->x0, i), noise = dsvi_load(args->acc, args->noise, i);
+        dsvi_store(args->acc, args->x_t, i, (1 - sigma) * x0 + sigma * noise);
+        dsvi_store(args->acc, args->target, i, noise - x0);
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_mse_ref(DsvStream *stream, const DsvMseArgs *args)
+{
+    double factor = 2 * args->grad_scale / ((double)args->batch * (double)args->n);
+    (void)stream;
+    for (int64_t b = 0; b < args->batch; b++) {
+        double sum = 0;
+        for (int64_t i = b * args->n; i < (b + 1) * args->n; i++) {
+            double difference = dsvi_load(args->acc, args->output, i) - dsvi_load(args->acc, args->target, i);
+            sum += difference * difference;
+            if (args->doutput)
+                dsvi_store(args->acc, args->doutput, i, factor * difference);
+        }
+        dsvi_store(args->acc, args->loss, b, args->n > 0 ? sum / (double)args->n : 0);
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_time_embed_ref(DsvStream *stream, const DsvTimeEmbedArgs *args)
+{
+    int64_t half = args->dim / 2;
+    (void)stream;
+    for (int64_t i = 0; i < args->batch * half; i++) {
+        int64_t b = i / half, j = i % half;
+        double angle = dsvi_load(args->acc, args->t, b) * pow(10000, -(double)j / (double)half);
+        dsvi_store(args->acc, args->row, b * args->dim + j, cos(angle));
+        dsvi_store(args->acc, args->row, b * args->dim + half + j, sin(angle));
+    }
+    return DSV_OK;
+}

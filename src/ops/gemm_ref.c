@@ -1,0 +1,42 @@
+/* The scalar truth of matrix products: sums in double, one rounding on store. See gemm.h. */
+#include "ops/gemm.h"
+
+static double product(const DsvGemmArgs *args, int64_t row, int64_t col)
+{
+    int64_t a_start = args->trans_a ? row : row * args->lda, a_step = args->trans_a ? args->lda : 1;
+    int64_t b_start = args->trans_b ? col * args->ldb : col, b_step = args->trans_b ? 1 : args->ldb;
+    double sum = 0;
+    for (int64_t i = 0; i < args->k; i++)
+        sum += dsvi_load(args->ab_dtype, args->a, a_start + i * a_step) *
+               dsvi_load(args->ab_dtype, args->b, b_start + i * b_step);
+    return sum;
+}
+
+DsvStatus dsvi_gemm_ref(DsvStream *stream, const DsvGemmArgs *args)
+{
+    (void)stream;
+    for (int64_t row = 0; row < args->m; row++) {
+        for (int64_t col = 0; col < args->n; col++) {
+            int64_t at = row * args->ldc + col;
+            double sum = product(args, row, col);
+            if (args->bias)
+                sum += dsvi_load(args->bias_dtype, args->bias, col);
+            if (args->accumulate)
+                sum += dsvi_load(args->c_dtype, args->c, at);
+            dsvi_store(args->c_dtype, args->c, at, sum);
+        }
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_col_sum_ref(DsvStream *stream, const DsvColSumArgs *args)
+{
+    (void)stream;
+    for (int64_t col = 0; col < args->n; col++) {
+        double sum = dsvi_load(args->y_dtype, args->y, col);
+        for (int64_t row = 0; row < args->m; row++)
+            sum += dsvi_load(args->x_dtype, args->x, row * args->ldx + col);
+        dsvi_store(args->y_dtype, args->y, col, sum);
+    }
+    return DSV_OK;
+}

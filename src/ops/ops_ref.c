@@ -1,0 +1,32 @@
+/* Fills an op table with the scalar truth. */
+#include "ops/ops.h"
+
+#include <string.h>
+
+static const char REF[] = "ref";
+
+void dsvi_ops_fill_ref(DsvOps *ops)
+{
+    memset(ops, 0, sizeof *ops);
+    DSVI_OPS_SET(ops, gemm, dsvi_gemm_ref, REF);
+    DSVI_OPS_SET(ops, col_sum, dsvi_col_sum_ref, REF);
+    DSVI_OPS_SET(ops, layer_norm_fwd, dsvi_layer_norm_fwd_ref, REF);
+    DSVI_OPS_SET(ops, layer_norm_bwd, dsvi_layer_norm_bwd_ref, REF);
+    DSVI_OPS_SET(ops, rms_norm_rope_fwd, dsvi_rms_norm_rope_fwd_ref, REF);
+    DSVI_OPS_SET(ops, rms_norm_rope_bwd, dsvi_rms_norm_rope_bwd_ref, REF);
+    DSVI_OPS_SET(ops, activation_fwd, dsvi_activation_fwd_ref, REF);
+    DSVI_OPS_SET(ops, activation_bwd, dsvi_activation_bwd_ref, REF);
+    DSVI_OPS_SET(ops, gate_residual_fwd, dsvi_gate_residual_fwd_ref, REF);
+    DSVI_OPS_SET(ops, gate_residual_bwd, dsvi_gate_residual_bwd_ref, REF);
+    DSVI_OPS_SET(ops, add, dsvi_add_ref, REF);
+    DSVI_OPS_SET(ops, add_rows_fwd, dsvi_add_rows_fwd_ref, REF);
+    DSVI_OPS_SET(ops, add_rows_bwd, dsvi_add_rows_bwd_ref, REF);
+    DSVI_OPS_SET(ops, patch_gather, dsvi_patch_gather_ref, REF);
+    DSVI_OPS_SET(ops, patch_scatter, dsvi_patch_scatter_ref, REF);
+    DSVI_OPS_SET(ops, flow_mix, dsvi_flow_mix_ref, REF);
+    DSVI_OPS_SET(ops, mse, dsvi_mse_ref, REF);
+    DSVI_OPS_SET(ops, time_embed, dsvi_time_embed_ref, REF);
+    DSVI_OPS_SET(ops, sum_squares, dsvi_sum_squares_ref, REF);
+    DSVI_OPS_SET(ops, adamw, dsvi_adamw_ref, REF);
+    DSVI_OPS_SET(ops, ema, dsvi_ema_ref, REF);
+}

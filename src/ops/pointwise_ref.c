@@ -1,0 +1,124 @@
+/* The scalar truth of the elementwise ops. See pointwise.h. */
+#include "ops/pointwise.h"
+
+#include <math.h>
+
+/* gelu_tanh(x) = x/2 (1 + tanh(u)) = x s(2u) with the logistic function s: the form without tanh keeps
+ * its precision where tanh(u) is near -1. */
+static double logistic(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static const double GELU_SLOPE = 1.5957691216057307117597842397375; /* 2 sqrt(2 / pi) */
+static const double GELU_CUBIC = 0.044715;
+
+static double activation(DsvActivation kind, double x)
+{
+    if (kind == DSV_SILU)
+        return x * logistic(x);
+    return x * logistic(GELU_SLOPE * (x + GELU_CUBIC * x * x * x));
+}
+
+static double activation_slope(DsvActivation kind, double x)
+{
+    double inner = kind == DSV_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
+    double inner_slope = kind == DSV_SILU ? 1 : GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x);
+    return logistic(inner) * (1 + x * inner_slope * logistic(-inner));
+}
+
+DsvStatus dsvi_activation_fwd_ref(DsvStream *stream, const DsvActivationArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->n; i++)
+        dsvi_store(args->dtype, args->y, i, activation(args->activation, dsvi_load(args->dtype, args->x, i)));
+    return DSV_OK;
+}
+
+DsvStatus dsvi_activation_bwd_ref(DsvStream *stream, const DsvActivationArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->n; i++) {
+        double slope = activation_slope(args->activation, dsvi_load(args->dtype, args->x, i));
+        dsvi_store(args->dtype, args->dx, i, dsvi_load(args->dtype, args->dy, i) * slope);
+    }
+    return DSV_OK;
+}
+
+static double gate_of(const DsvGateResidualArgs *args, int64_t b, int64_t c)
+{
+    return args->gate ? dsvi_load(args->acc, args->gate, b * args->gate_stride + c) : 1;
+}
+
+DsvStatus dsvi_gate_residual_fwd_ref(DsvStream *stream, const DsvGateResidualArgs *args)
+{
+    int64_t sample = args->tokens * args->channels;
+    (void)stream;
+    for (int64_t i = 0; i < args->batch * sample; i++) {
+        double gate = gate_of(args, i / sample, i % args->channels);
+        dsvi_store(args->acc, args->out, i,
+                   dsvi_load(args->acc, args->x, i) + gate * dsvi_load(args->act, args->y, i));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_gate_residual_bwd_ref(DsvStream *stream, const DsvGateResidualArgs *args)
+{
+    int64_t sample = args->tokens * args->channels;
+    (void)stream;
+    for (int64_t i = 0; i < args->batch * sample; i++) {
+        double gate = gate_of(args, i / sample, i % args->channels);
+        dsvi_store(args->act, args->dy, i, gate * dsvi_load(args->acc, args->dout, i));
+    }
+    for (int64_t i = 0; args->gate && i < args->batch * args->channels; i++) {
+        int64_t b = i / args->channels, c = i % args->channels, at = b * args->gate_stride + c;
+        double sum = dsvi_load(args->acc, args->dgate, at);
+        for (int64_t s = 0; s < args->tokens; s++)
+            sum += dsvi_load(args->acc, args->dout, b * sample + s * args->channels + c) *
+                   dsvi_load(args->act, args->y, b * sample + s * args->channels + c);
+        dsvi_store(args->acc, args->dgate, at, sum);
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_add_ref(DsvStream *stream, const DsvAddArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->n; i++) {
+        double sum = args->a * dsvi_load(args->x_dtype, args->x, i);
+        if (args->b != 0)
+            sum += args->b * dsvi_load(args->y_dtype, args->y, i);
+        dsvi_store(args->y_dtype, args->y, i, sum);
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_add_rows_fwd_ref(DsvStream *stream, const DsvAddRowsArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->rows * args->cols; i++) {
+        int64_t row = i / args->cols, col = i % args->cols;
+        dsvi_store(args->acc, args->out, i,
+                   dsvi_load(args->acc, args->x, row * args->x_cols + col % args->x_cols) +
+                       dsvi_load(args->acc, args->table, col));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_add_rows_bwd_ref(DsvStream *stream, const DsvAddRowsArgs *args)
+{
+    (void)stream;
+    for (int64_t col = 0; col < args->cols; col++) {
+        double sum = dsvi_load(args->acc, args->dtable, col);
+        for (int64_t row = 0; row < args->rows; row++)
+            sum += dsvi_load(args->acc, args->dout, row * args->cols + col);
+        dsvi_store(args->acc, args->dtable, col, sum);
+    }
+    for (int64_t i = 0; i < args->rows * args->x_cols; i++) {
+        double sum = dsvi_load(args->acc, args->dx, i);
+        for (int64_t col = i % args->x_cols; col < args->cols; col += args->x_cols)
+            sum += dsvi_load(args->acc, args->dout, i / args->x_cols * args->cols + col);
+        dsvi_store(args->acc, args->dx, i, sum);
+    }
+    return DSV_OK;
+}
