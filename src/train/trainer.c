@@ -85,6 +85,7 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     t->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->table.elements * sizeof(float));
 }
 
 static DsvStatus allocate(DsvTrainer *t)
@@ -176,15 +177,15 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     *trainer = NULL;
 }
 
-DsvStatus dsvi_trainer_load_weights(DsvTrainer *t, const float *flat)
+DsvStatus dsvi_trainer_start(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
     size_t bytes = (size_t)t->table.elements * sizeof(float);
-    DSVI_TRY(device->upload(device->stream, t->weights.master, flat, bytes));
+    DSVI_TRY(device->upload(device->stream, t->weights.master, t->host_flat, bytes));
     DSVI_TRY(device->zero(device->stream, t->moment1, bytes));
     DSVI_TRY(device->zero(device->stream, t->moment2, bytes));
     if (t->ema)
-        DSVI_TRY(device->upload(device->stream, t->ema, flat, bytes));
+        DSVI_TRY(device->upload(device->stream, t->ema, t->host_flat, bytes));
     DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
     return device->sync(device->stream);
 }

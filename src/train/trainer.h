@@ -1,7 +1,8 @@
 /* Everything a training run holds, made once: the five structs a reader meets in step.c come together here.
  *
- * A DsvTrainer knows nothing of files: run.c feeds it, checkpoint.c stores it. All its memory is one
- * allocation, planned by dsvi_trainer_carve; the preview printed before the first step is that plan. */
+ * A DsvTrainer knows nothing of files: run.c feeds it, checkpoint.c stores it. All its device memory is one
+ * allocation, planned by the same function that carves it; the preview printed before the first step is
+ * that plan. */
 #ifndef DSVI_TRAINER_H
 #define DSVI_TRAINER_H
 
@@ -53,6 +54,7 @@ typedef struct DsvTrainer {
     /* The same on the host, before upload and after download. */
     float *host_latents, *host_noise; /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
+    float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
 
     int64_t step;                  /* steps done */
     uint64_t sample;               /* samples drawn: the position in the data */
@@ -65,8 +67,8 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
                               DsvTrainer **out);
 void dsvi_trainer_free(DsvTrainer **trainer);
 
-/* Sets the master weights (and the moving average, and zero moments) from a host array. */
-DsvStatus dsvi_trainer_load_weights(DsvTrainer *trainer, const float *flat);
+/* Starts from the weights in host_flat: moments zero, moving average the weights themselves. */
+DsvStatus dsvi_trainer_start(DsvTrainer *trainer);
 
 #ifdef __cplusplus
 }

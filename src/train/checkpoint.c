@@ -1,0 +1,200 @@
+/* Saving and restoring a run. The format is drawn in checkpoint.h; finding and removing old checkpoints is in
+ * checkpoint_find.c. */
+#include "train/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "train/checkpoint_find.h"
+#include "train/manifest.h"
+
+enum { STATE_FORMAT = 1, STATE_BYTES_MOST = 1 << 20 };
+static const uint64_t SHARD_BYTES = 5000000000u; /* as diffusers shards: wan.md 2.5 */
+
+static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
+
+/* A flat device array in host_flat, ready to be written. */
+static DsvStatus fetch_flat(DsvTrainer *t, const void *device_flat)
+{
+    DsvDevice *device = t->backend->device;
+    DSVI_TRY(device->download(device->stream, t->host_flat, device_flat,
+                              (size_t)t->table.elements * sizeof(float)));
+    return device->sync(device->stream);
+}
+
+/* host_flat into a flat device array; host_flat may be reused afterwards. */
+static DsvStatus store_flat(DsvTrainer *t, void *device_flat)
+{
+    DsvDevice *device = t->backend->device;
+    DSVI_TRY(device->upload(device->stream, device_flat, t->host_flat,
+                            (size_t)t->table.elements * sizeof(float)));
+    return device->sync(device->stream);
+}
+
+static DsvStatus write_model(DsvTrainer *t, const char *folder, const char *name, const void *device_flat)
+{
+    char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, folder, name));
+    DSVI_TRY(dsvi_folder_make(path));
+    DSVI_TRY(dsvi_path_join(config, path, "config.json"));
+    DSVI_TRY(dsvi_dit_config_write(config, &t->config));
+    DSVI_TRY(fetch_flat(t, device_flat));
+    return dsvi_weights_write(path, &t->table, t->host_flat, DSV_F32, SHARD_BYTES);
+}
+
+static DsvStatus read_model(DsvTrainer *t, const char *folder, const char *name, void *device_flat)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, folder, name));
+    memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
+    DSVI_TRY(dsvi_weights_read(path, &t->table, t->host_flat));
+    return store_flat(t, device_flat);
+}
+
+static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
+{
+    char file[64];
+    snprintf(file, sizeof file, "optimizer/%s.safetensors", name);
+    return dsvi_path_join(path, folder, file);
+}
+
+static DsvStatus write_moments(DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    const void *const moments[2] = {t->moment1, t->moment2};
+    DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
+    DSVI_TRY(dsvi_folder_make(path));
+    for (int i = 0; i < 2; i++) {
+        const float *flat = t->host_flat;
+        DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
+        DSVI_TRY(fetch_flat(t, moments[i]));
+        DSVI_TRY(dsvi_flat_write(path, &t->table, &MOMENT_NAME[i], &flat, 1));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus read_moments(DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    void *const moments[2] = {t->moment1, t->moment2};
+    for (int i = 0; i < 2; i++) {
+        float *flat = t->host_flat;
+        memset(flat, 0, (size_t)t->table.elements * sizeof(float));
+        DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
+        DSVI_TRY(dsvi_flat_read(path, &t->table, &MOMENT_NAME[i], &flat, 1));
+        DSVI_TRY(store_flat(t, moments[i]));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus write_state(const DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX], text[256];
+    int length = snprintf(text, sizeof text,
+                          "{\"format\": %d, \"step\": %" PRId64 ", \"sample\": %" PRIu64
+                          ", \"seed\": %" PRId64 "}\n",
+                          STATE_FORMAT, t->step, t->sample, t->settings->seed);
+    DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
+    return dsvi_file_write(path, text, (size_t)length);
+}
+
+DsvStatus dsvi_checkpoint_step(const char *folder, int64_t *step, uint64_t *sample, int64_t *seed)
+{
+    char path[DSVI_PATH_MAX];
+    char *text;
+    size_t bytes;
+    DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
+    DSVI_TRY(dsvi_file_read(path, STATE_BYTES_MOST, &text, &bytes));
+    cJSON *state = cJSON_ParseWithLength(text, bytes);
+    free(text);
+    const cJSON *format = cJSON_GetObjectItemCaseSensitive(state, "format");
+    const cJSON *numbers[3] = {
+        cJSON_GetObjectItemCaseSensitive(state, "step"),
+        cJSON_GetObjectItemCaseSensitive(state, "sample"),
+        cJSON_GetObjectItemCaseSensitive(state, "seed"),
+    };
+    bool good = cJSON_IsNumber(format) && format->valuedouble == STATE_FORMAT;
+    for (int i = 0; i < 3; i++)
+        good = good && cJSON_IsNumber(numbers[i]) && numbers[i]->valuedouble >= 0 &&
+               numbers[i]->valuedouble <= 0x1p53;
+    if (good) {
+        *step = (int64_t)numbers[0]->valuedouble;
+        *sample = (uint64_t)numbers[1]->valuedouble;
+        *seed = (int64_t)numbers[2]->valuedouble;
+    }
+    cJSON_Delete(state);
+    return good ? DSV_OK
+                : DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d", path, STATE_FORMAT);
+}
+
+static DsvStatus write_all(DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_folder_make(folder));
+    DSVI_TRY(write_model(t, folder, "transformer", t->weights.master));
+    if (t->ema)
+        DSVI_TRY(write_model(t, folder, "transformer_ema", t->ema));
+    DSVI_TRY(write_moments(t, folder));
+    DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
+    DSVI_TRY(dsvi_sparse_save(t->sparse, path));
+    DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
+    DSVI_TRY(dsv_config_save(t->settings, path));
+    DSVI_TRY(write_state(t, folder));
+    return dsvi_manifest_write(folder);
+}
+
+DsvStatus dsvi_checkpoint_save(DsvTrainer *t, const char *output_dir, char path[DSVI_PATH_MAX])
+{
+    DsvStatus status;
+    char name[64], temporary_name[64], temporary[DSVI_PATH_MAX];
+    snprintf(name, sizeof name, "checkpoint-%" PRId64, t->step);
+    snprintf(temporary_name, sizeof temporary_name, ".checkpoint-%" PRId64 ".tmp", t->step);
+    DSVI_TRY(dsvi_path_join(path, output_dir, name));
+    DSVI_TRY(dsvi_path_join(temporary, output_dir, temporary_name));
+
+    DSVI_TRY(dsvi_folder_remove(temporary)); /* left behind by a run that was killed here */
+    DSVI_TRY_GOTO(status, write_all(t, temporary), fail);
+    DSVI_TRY_GOTO(status, dsvi_checkpoint_publish(output_dir, temporary, name), fail);
+    return dsvi_checkpoint_prune(output_dir, t->settings->checkpoints_total_limit, t->step);
+fail:
+    /* The failure that matters is the first; whether the half-written folder can be removed from a full or
+     * broken disk is not. Readers ignore it either way. */
+    (void)dsvi_checkpoint_discard(temporary);
+    return status;
+}
+
+DsvStatus dsvi_checkpoint_verify(const char *path)
+{
+    return dsvi_manifest_verify(path);
+}
+
+DsvStatus dsvi_checkpoint_load(DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    int64_t step, seed;
+    uint64_t sample;
+    DSVI_TRY(dsvi_manifest_verify(folder));
+    DSVI_TRY(dsvi_checkpoint_step(folder, &step, &sample, &seed));
+    if (seed != t->settings->seed)
+        return DSVI_FAIL(DSV_E_USAGE, "%s was trained with seed=%" PRId64 ", this run has seed=%" PRId64,
+                         folder, seed, t->settings->seed);
+    DSVI_TRY(read_model(t, folder, "transformer", t->weights.master));
+    if (t->ema) {
+        DSVI_TRY(dsvi_path_join(path, folder, "transformer_ema"));
+        if (dsvi_path_is_folder(path))
+            DSVI_TRY(read_model(t, folder, "transformer_ema", t->ema));
+        else /* the average was switched on at this resume: it starts from the weights, still in host_flat */
+            DSVI_TRY(store_flat(t, t->ema));
+    }
+    DSVI_TRY(read_moments(t, folder));
+    DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
+    DSVI_TRY(dsvi_sparse_load(t->sparse, path));
+    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
+    t->step = step;
+    t->sample = sample;
+    return DSV_OK;
+}

@@ -1,0 +1,49 @@
+/* Checkpoints: everything a run needs to go on to the bit, in a folder that is either whole or not there.
+ *
+ *     checkpoint-<step>/
+ *         transformer/        a plain diffusers Wan folder: config.json and safetensors, F32
+ *         transformer_ema/    the same with the moving average, where there is one
+ *         optimizer/          exp_avg.safetensors, exp_avg_sq.safetensors
+ *         sparse.safetensors  selectors (the predictor among them), profile and dispatch state
+ *         config.yaml         the effective configuration
+ *         state.json          step, position in the data, seed
+ *         manifest.json       every file above with its bytes and checksum; written last
+ *     latest                  a file that names the newest checkpoint
+ *
+ * Random states need no file: all numbers are functions of seed, purpose and position (base/rng.h). A
+ * checkpoint is written under a temporary name, synced and renamed; whatever happens on the way, the
+ * checkpoints before it stay whole. Readers trust only the manifest. */
+#ifndef DSVI_CHECKPOINT_H
+#define DSVI_CHECKPOINT_H
+
+#include "base/fs.h"
+#include "train/trainer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Writes checkpoint-<trainer->step> into output_dir, points `latest` at it, removes all but the newest
+ * settings->checkpoints_total_limit. `path` receives its name. On failure nothing of it is left. */
+DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char path[DSVI_PATH_MAX]);
+
+/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest other one,
+ * said so through `log`. *found is false when there is none at all; checkpoints that are all damaged are
+ * DSV_E_FORMAT. */
+DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
+                                 char path[DSVI_PATH_MAX], bool *found);
+
+/* Checks every file against the manifest. DSV_E_FORMAT names the first that differs. */
+DsvStatus dsvi_checkpoint_verify(const char *path);
+
+/* Verifies, then restores weights, moments, moving average, sparse state, step and data position. A
+ * checkpoint of another model shape or seed is an error that names both. */
+DsvStatus dsvi_checkpoint_load(DsvTrainer *trainer, const char *path);
+
+/* Step and data position alone, from state.json. */
+DsvStatus dsvi_checkpoint_step(const char *path, int64_t *step, uint64_t *sample, int64_t *seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,171 @@
+/* See checkpoint_find.h, and dsvi_checkpoint_latest of checkpoint.h. */
+#include "train/checkpoint_find.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/checkpoint.h"
+#include "train/manifest.h"
+
+enum { LATEST_BYTES_MOST = 256, CHECKPOINTS_MOST = 100000 };
+
+/* The steps of all folders named checkpoint-<step>. */
+typedef struct Steps {
+    int64_t *step;
+    size_t count, room;
+} Steps;
+
+/* The step in a checkpoint's name, or -1. */
+static int64_t step_of_name(const char *name)
+{
+    static const char prefix[] = "checkpoint-";
+    char *end;
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+        return -1;
+    const char *digits = name + sizeof prefix - 1;
+    if (digits[0] < '0' || digits[0] > '9')
+        return -1;
+    errno = 0;
+    long long step = strtoll(digits, &end, 10);
+    return *end || errno ? -1 : step;
+}
+
+static DsvStatus add_step(void *context, const char *name)
+{
+    Steps *steps = context;
+    int64_t step = step_of_name(name);
+    if (step < 0)
+        return DSV_OK;
+    if (steps->count == steps->room) {
+        size_t room = steps->room ? 2 * steps->room : 16;
+        int64_t *grown = room <= CHECKPOINTS_MOST ? realloc(steps->step, room * sizeof *grown) : NULL;
+        if (!grown)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to list %zu checkpoints", steps->count + 1);
+        steps->step = grown;
+        steps->room = room;
+    }
+    steps->step[steps->count++] = step;
+    return DSV_OK;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* All checkpoints, newest first; steps->step is the caller's to free, also after a failure. */
+static DsvStatus list_steps(const char *output_dir, Steps *steps)
+{
+    memset(steps, 0, sizeof *steps);
+    DSVI_TRY(dsvi_folder_list(output_dir, add_step, steps));
+    if (steps->count > 0)
+        qsort(steps->step, steps->count, sizeof *steps->step, newest_first);
+    return DSV_OK;
+}
+
+static DsvStatus step_path(char path[DSVI_PATH_MAX], const char *output_dir, int64_t step)
+{
+    char name[64];
+    snprintf(name, sizeof name, "checkpoint-%" PRId64, step);
+    return dsvi_path_join(path, output_dir, name);
+}
+
+DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name)
+{
+    char path[DSVI_PATH_MAX], latest[DSVI_PATH_MAX], line[LATEST_BYTES_MOST];
+    DSVI_TRY(dsvi_path_join(path, output_dir, name));
+    if (dsvi_path_exists(path)) {
+        /* A resumed run came to this step again. Exchanging keeps a whole checkpoint of that name there at
+         * every moment. */
+        if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
+            return DSVI_FAIL(DSV_E_IO, "%s: cannot replace it by its new version: %s", path,
+                             strerror(errno));
+        DSVI_TRY(dsvi_folder_sync(output_dir));
+        DSVI_TRY(dsvi_folder_remove(temporary));
+    } else {
+        DSVI_TRY(dsvi_path_rename(temporary, path));
+    }
+    int length = snprintf(line, sizeof line, "%s\n", name);
+    DSVI_TRY(dsvi_path_join(latest, output_dir, "latest"));
+    return dsvi_file_replace(latest, line, (size_t)length);
+}
+
+DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest)
+{
+    DsvStatus status;
+    Steps steps;
+    int64_t kept = 1; /* `newest`, whatever its place: a run resumed from an older step is behind others */
+    char path[DSVI_PATH_MAX];
+    if (keep == 0)
+        return DSV_OK;
+    DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
+    for (size_t i = 0; i < steps.count; i++) {
+        if (steps.step[i] == newest || kept++ < keep)
+            continue;
+        DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
+        DSVI_TRY_GOTO(status, dsvi_folder_remove(path), done);
+    }
+done:
+    free(steps.step);
+    return status;
+}
+
+DsvStatus dsvi_checkpoint_discard(const char *temporary)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", dsv_error_message());
+    DsvStatus status = dsvi_folder_remove(temporary);
+    dsvi_fail_adopt(DSV_E_IO, message);
+    return status;
+}
+
+/* The step `latest` names, or -1. */
+static int64_t pointed_step(const char *output_dir)
+{
+    char path[DSVI_PATH_MAX];
+    char *text;
+    size_t bytes;
+    int64_t step;
+    if (dsvi_path_join(path, output_dir, "latest") != DSV_OK || !dsvi_path_exists(path) ||
+        dsvi_file_read(path, LATEST_BYTES_MOST, &text, &bytes) != DSV_OK)
+        return -1;
+    text[strcspn(text, "\r\n")] = 0;
+    step = step_of_name(text);
+    free(text);
+    return step;
+}
+
+DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
+                                 char path[DSVI_PATH_MAX], bool *found)
+{
+    DsvStatus status = DSV_OK;
+    Steps steps = {0};
+    char line[DSVI_PATH_MAX + 512];
+    *found = false;
+    if (!dsvi_path_is_folder(output_dir))
+        return DSV_OK;
+    int64_t pointed = pointed_step(output_dir);
+    DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
+    for (int pass = 0; pass < 2 && !*found; pass++) {
+        for (size_t i = 0; i < steps.count && !*found; i++) {
+            if ((pass == 0) != (steps.step[i] == pointed))
+                continue;
+            DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
+            *found = dsvi_manifest_verify(path) == DSV_OK;
+            snprintf(line, sizeof line, "passing over a damaged checkpoint: %s", dsv_error_message());
+            if (!*found && log)
+                log(log_context, line);
+        }
+    }
+    if (!*found && steps.count > 0)
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole", output_dir,
+                           steps.count);
+done:
+    free(steps.step);
+    return status;
+}
