@@ -38,8 +38,16 @@ static inline DsvHeads dsvi_heads(const void *data, int64_t tokens, int64_t head
     return rows;
 }
 
+/* Where row (b, s, h) starts, in elements. */
+static inline int64_t dsvi_heads_at(const DsvHeads *rows, int64_t b, int64_t s, int64_t h)
+{
+    return b * rows->batch_stride + s * rows->token_stride + h * rows->head_stride;
+}
+
+#define DSV_HEAD_DIM_MAX 256
+
 typedef struct DsvAttentionArgs {
-    int64_t batch, heads, queries, keys, head_dim; /* B, N, Sq, Sk, D */
+    int64_t batch, heads, queries, keys, head_dim; /* B, N, Sq, Sk, D; D even */
     double scale;
     DsvDtype act, acc;        /* act of q k v out and their gradients; acc of lse */
     const DsvLists *lists;    /* NULL: dense; else lists->batch, heads, queries, keys agree */
@@ -56,6 +64,13 @@ typedef DsvStatus dsvi_attention_fn(DsvStream *stream, const DsvAttentionArgs *a
 /* Scratch bytes for these shapes (data pointers are not read). */
 typedef size_t dsvi_attention_workspace_fn(const DsvAttentionArgs *args);
 
+/* Refuses what no variant serves: shapes that disagree, a head size out of range. */
+DsvStatus dsvi_attention_check(const DsvAttentionArgs *args);
+/* q_i . k_j of (b, h), in double. */
+double dsvi_heads_dot(DsvDtype dtype, const DsvHeads *q, int64_t i, const DsvHeads *k, int64_t j, int64_t b,
+                      int64_t h, int64_t dim);
+
+/* Dense and lists alike; no workspace. */
 dsvi_attention_fn dsvi_attention_fwd_ref, dsvi_attention_bwd_ref;
 
 #ifdef __cplusplus

@@ -4,10 +4,11 @@
  *     t_j = q_i . k_j / sqrt(D)             the true score, a constant here
  *     u_j = ql_i . kl_j / sqrt(R)           the predicted one
  *     both rows optionally centred: minus their mean over j
- *     cos  = u . t / (|u| |t|)              (a row of norm < 1e-20 has cos 0 and no gradient)
+ *     cos  = u . t / (|u| |t|)
  *     loss = cos_weight (1 - cos) + norm_weight (mean over j of (u_j/|u| - t_j/|t|)^2)
+ * A row u or t of norm below 1e-20 counts as u/|u| = 0 and has no gradient.
  * *loss is the mean over batch, heads and samples; dql and dkl are its gradients, overwritten in full (zero
- * for queries that are not sampled). */
+ * for queries that are not sampled). A query sampled twice counts twice. */
 #ifndef DSVI_PREDICTOR_LOSS_H
 #define DSVI_PREDICTOR_LOSS_H
 

@@ -2,7 +2,8 @@
  *
  * For every sampled query i, with the exact p_i over all keys (attention.h):
  *     captured = sum of p_ij over the keys in the list of i's group
- *     share90  = (smallest number of keys whose p sum to `mass`) / keys
+ *     share90  = (smallest number of keys whose p sum to `mass` or more) / keys; 1 where rounding keeps
+ *                the sum of all p below it
  *     listed   = (keys in the list of i's group) / keys */
 #ifndef DSVI_PROFILE_H
 #define DSVI_PROFILE_H

@@ -10,7 +10,7 @@
  *     projection: features are q and k projected per head, a proxy is the mean of `chunk` queries
  *     predictor:  features are the learned Q_lr, K_lr
  *     pooled:     features are the mean k of `grain` keys and the mean q of the group, full D
- * With single-key candidates and grain > 1 the keys' estimates are summed over the run.
+ * The estimate of a run is the sum of its candidates'; below, e_gr is that of run r of the lists.
  *
  *     select_covariance   running second moments of q or k, for the projection
  *     select_features     means of rows, projected: proxies and candidates
@@ -20,6 +20,8 @@
 #ifndef DSVI_SELECT_H
 #define DSVI_SELECT_H
 
+#include <stdbool.h>
+
 #include "ops/attention.h"
 #include "ops/lists.h"
 
@@ -28,7 +30,7 @@ extern "C" {
 #endif
 
 /* second[h] += sum of x x^T, first[h] += sum of x over the batch and every stride-th token from
- * `offset` on; *rows_out (host memory) is set to the number of rows summed per head. */
+ * `offset` on: batch * ceil((tokens - offset) / stride) rows per head. */
 typedef struct DsvSelectCovarianceArgs {
     int64_t batch, heads, tokens, head_dim;
     int64_t offset, stride;
@@ -51,7 +53,7 @@ typedef struct DsvSelectFeaturesArgs {
 } DsvSelectFeaturesArgs;
 typedef DsvStatus dsvi_select_features_fn(DsvStream *stream, const DsvSelectFeaturesArgs *args);
 
-/* Bin i of a histogram holds the candidates with floor((log2 e + OCTAVES) * PER_OCTAVE) = i, clamped to
+/* Bin i of a histogram holds the runs with floor((log2 e_gr + OCTAVES) * PER_OCTAVE) = i, clamped to
  * the ends: bin 0 holds all below 2^-OCTAVES. */
 #define DSV_SELECT_OCTAVES 32
 #define DSV_SELECT_PER_OCTAVE 64
@@ -78,18 +80,18 @@ typedef struct DsvSelectArgs {
 
     /* select_histogram only */
     double *bin_count;          /* (N, BINS) overwritten: runs in each bin, batch and groups summed */
-    double *bin_mass;           /* (N, BINS) overwritten: their e_gc, summed */
+    double *bin_mass;           /* (N, BINS) overwritten: their e_gr, summed */
 
-    /* select_lists only. A run is chosen when its e_gc reaches threshold[h], or, where topk is given,
-     * when it is among the topk[h] largest of its group (ties: the lower run). The best run is always
-     * chosen: no list is empty. */
+    /* select_lists only. A run is a winner when its e_gr >= threshold[h], or, where topk is given, when it
+     * is among the topk[h] largest of its group (ties: the lower run). The largest run (ties: the
+     * lowest) is always a winner: no list is empty. Lists are the winners and what exploration adds. */
     const float *threshold;     /* (N) device memory, or NULL */
     const int32_t *topk;        /* (N) device memory, or NULL; exactly one of the two */
     DsvExplore explore;
     double explore_rate;
-    uint64_t explore_seed, explore_step; /* draws are dsvi_rng of (seed, EXPLORE, step) */
-    DsvLists *lists;            /* filled; shape fields as here. Too small: see select_lists */
-    double *selected_mass;      /* (N) device memory, overwritten: sum of e_gc over chosen runs */
+    uint64_t explore_seed, explore_step; /* draws: see dsvi_explore_limit */
+    DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
+    double *selected_mass;      /* (N) device memory, overwritten: sum of e_gr over all listed runs */
     int64_t *needed;            /* one int64, host memory after sync: runs all lists need together */
 
     void *workspace;
@@ -100,7 +102,41 @@ typedef DsvStatus dsvi_select_fn(DsvStream *stream, const DsvSelectArgs *args);
 typedef size_t dsvi_select_workspace_fn(const DsvSelectArgs *args);
 
 /* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
- * usable, and the caller (after a sync) must not attend over them. */
+ * usable, and the caller (after a sync) must not attend over them. The offsets are those that would have
+ * been. */
+
+/* How exploration draws, the same on every backend. List n of lists.h owns `units` things to be drawn: its
+ * runs (RANDOM, NEIGHBOURS) or the blocks of 64 keys (BLOCKS; a run belongs to the block of its first key).
+ * Unit u is explored when word u % 4 of dsvi_rng_words({seed, EXPLORE, step}, n * ceil(units / 4) + u / 4)
+ * is below explore_rate * 2^32, rounded. */
+#define DSV_EXPLORE_BLOCK 64
+static inline uint64_t dsvi_explore_limit(double rate)
+{
+    return rate <= 0 ? 0 : rate >= 1 ? (uint64_t)1 << 32 : (uint64_t)(rate * 0x1p32 + 0.5);
+}
+
+static inline int64_t dsvi_select_groups(const DsvSelectArgs *args)
+{
+    return (args->queries + args->group - 1) / args->group;
+}
+
+static inline int64_t dsvi_select_proxies(const DsvSelectArgs *args)
+{
+    return (args->queries + args->chunk - 1) / args->chunk;
+}
+
+static inline int64_t dsvi_select_candidates(const DsvSelectArgs *args)
+{
+    return (args->keys + args->candidate_keys - 1) / args->candidate_keys;
+}
+
+static inline int64_t dsvi_select_runs(const DsvSelectArgs *args)
+{
+    return (args->keys + args->grain - 1) / args->grain;
+}
+
+/* Refuses what no variant serves; `lists`: as arguments of select_lists. */
+DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists);
 
 dsvi_select_covariance_fn dsvi_select_covariance_ref;
 dsvi_select_features_fn dsvi_select_features_ref;

@@ -1,0 +1,239 @@
+/* The scalar truth of the selection ops: select.h in double, one group at a time. */
+#include "ops/select.h"
+
+#include <math.h>
+
+#include "base/rng.h"
+
+static double covariance_sum(const DsvSelectCovarianceArgs *args, int64_t h, int64_t i, int64_t j)
+{
+    double sum = 0;
+    for (int64_t b = 0; b < args->batch; b++) {
+        for (int64_t s = args->offset; s < args->tokens; s += args->stride) {
+            int64_t at = dsvi_heads_at(&args->x, b, s, h);
+            double other = j < 0 ? 1 : dsvi_load(args->act, args->x.data, at + j);
+            sum += dsvi_load(args->act, args->x.data, at + i) * other;
+        }
+    }
+    return sum;
+}
+
+DsvStatus dsvi_select_covariance_ref(DsvStream *stream, const DsvSelectCovarianceArgs *args)
+{
+    (void)stream;
+    int64_t dim = args->head_dim;
+    for (int64_t h = 0; h < args->heads; h++) {
+        for (int64_t i = 0; i < dim; i++) {
+            float *first = args->first + h * dim + i;
+            float *second = args->second + (h * dim + i) * dim;
+            *first = (float)(*first + covariance_sum(args, h, i, -1));
+            for (int64_t j = 0; j < dim; j++)
+                second[j] = (float)(second[j] + covariance_sum(args, h, i, j));
+        }
+    }
+    return DSV_OK;
+}
+
+/* Element d of the mean of the rows of chunk c. */
+static double chunk_mean(const DsvSelectFeaturesArgs *args, int64_t b, int64_t h, int64_t c, int64_t d)
+{
+    int64_t begin = c * args->chunk;
+    int64_t end = begin + args->chunk < args->tokens ? begin + args->chunk : args->tokens;
+    double sum = 0;
+    for (int64_t s = begin; s < end; s++)
+        sum += dsvi_load(args->act, args->x.data, dsvi_heads_at(&args->x, b, s, h) + d);
+    return sum / (double)(end - begin);
+}
+
+static void features_chunk(const DsvSelectFeaturesArgs *args, int64_t b, int64_t h, int64_t c, float *y)
+{
+    for (int64_t r = 0; r < args->features; r++) {
+        double sum = 0;
+        if (!args->projection) {
+            y[r] = (float)chunk_mean(args, b, h, c, r);
+            continue;
+        }
+        for (int64_t d = 0; d < args->dim; d++)
+            sum += chunk_mean(args, b, h, c, d) * args->projection[(h * args->dim + d) * args->features + r];
+        y[r] = (float)sum;
+    }
+}
+
+DsvStatus dsvi_select_features_ref(DsvStream *stream, const DsvSelectFeaturesArgs *args)
+{
+    (void)stream;
+    int64_t chunks = (args->tokens + args->chunk - 1) / args->chunk;
+    for (int64_t b = 0; b < args->batch; b++)
+        for (int64_t h = 0; h < args->heads; h++)
+            for (int64_t c = 0; c < chunks; c++)
+                features_chunk(args, b, h, c,
+                               args->y + ((b * args->heads + h) * chunks + c) * args->features);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists)
+{
+    if (args->group < 1 || args->chunk < 1 || args->group % args->chunk)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: chunk %lld does not divide group %lld", (long long)args->chunk,
+                         (long long)args->group);
+    if (args->candidate_keys < 1 || args->grain < 1 || args->grain % args->candidate_keys)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: grain %lld is no multiple of candidate_keys %lld",
+                         (long long)args->grain, (long long)args->candidate_keys);
+    if (args->queries < 1 || args->keys < 1 || args->features < 1 || args->features > DSV_HEAD_DIM_MAX)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: %lld queries, %lld keys, %lld features; wanted at least one "
+                         "of each and at most %d features", (long long)args->queries, (long long)args->keys,
+                         (long long)args->features, DSV_HEAD_DIM_MAX);
+    if (!lists)
+        return DSV_OK;
+    if (!args->threshold == !args->topk)
+        return DSVI_FAIL(DSV_E_USAGE, "select: wanted either a threshold or a topk");
+    const DsvLists *out = args->lists;
+    if (out->batch != args->batch || out->heads != args->heads || out->queries != args->queries ||
+        out->keys != args->keys || out->group != args->group || out->grain != args->grain ||
+        out->groups != dsvi_select_groups(args))
+        return DSVI_FAIL(DSV_E_SHAPE, "select: lists to fill are for batch %lld, heads %lld, queries %lld, "
+                         "keys %lld, groups of %lld, runs of %lld, and the request is not",
+                         (long long)out->batch, (long long)out->heads, (long long)out->queries,
+                         (long long)out->keys, (long long)out->group, (long long)out->grain);
+    return DSV_OK;
+}
+
+/* z_pc of the proxies of (b, h) = pair. */
+static double score(const DsvSelectArgs *args, int64_t pair, int64_t p, int64_t c)
+{
+    const float *proxy = args->proxies + (pair * dsvi_select_proxies(args) + p) * args->features;
+    const float *candidate = args->candidates + (pair * dsvi_select_candidates(args) + c) * args->features;
+    double sum = 0;
+    for (int64_t r = 0; r < args->features; r++)
+        sum += (double)proxy[r] * candidate[r];
+    return args->scale * sum;
+}
+
+static double log_sum_exp(const DsvSelectArgs *args, int64_t pair, int64_t p)
+{
+    double largest = -INFINITY, sum = 0;
+    for (int64_t c = 0; c < dsvi_select_candidates(args); c++)
+        largest = fmax(largest, score(args, pair, p, c));
+    for (int64_t c = 0; c < dsvi_select_candidates(args); c++)
+        sum += exp(score(args, pair, p, c) - largest);
+    return largest + log(sum);
+}
+
+/* e_gr of every run r, from the stored (rounded) lse, so that histogram and lists see the same values. */
+static void group_estimates(const DsvSelectArgs *args, int64_t pair, int64_t g, double *estimate)
+{
+    int64_t begin = g * args->group;
+    int64_t end = begin + args->group < args->queries ? begin + args->group : args->queries;
+    int64_t candidates = dsvi_select_candidates(args), per_run = args->grain / args->candidate_keys;
+    const float *lse = args->lse + pair * dsvi_select_proxies(args);
+    for (int64_t r = 0; r < dsvi_select_runs(args); r++)
+        estimate[r] = 0;
+    for (int64_t first = begin; first < end; first += args->chunk) {
+        int64_t p = first / args->chunk;
+        int64_t last = first + args->chunk < end ? first + args->chunk : end;
+        double weight = (double)(last - first) / (double)(end - begin);
+        for (int64_t c = 0; c < candidates; c++)
+            estimate[c / per_run] += weight * exp(score(args, pair, p, c) - lse[p]);
+    }
+}
+
+size_t dsvi_select_workspace_ref(const DsvSelectArgs *args)
+{
+    return (size_t)dsvi_select_runs(args) * (sizeof(double) + 1);
+}
+
+static int64_t bin_of(double estimate)
+{
+    double bin = floor((log2(estimate) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE);
+    return bin < 0 ? 0 : bin > DSV_SELECT_BINS - 1 ? DSV_SELECT_BINS - 1 : (int64_t)bin;
+}
+
+DsvStatus dsvi_select_histogram_ref(DsvStream *stream, const DsvSelectArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_select_check(args, false));
+    double *estimate = args->workspace;
+    for (int64_t i = 0; i < args->heads * DSV_SELECT_BINS; i++)
+        args->bin_count[i] = args->bin_mass[i] = 0;
+    for (int64_t pair = 0; pair < args->batch * args->heads; pair++) {
+        double *count = args->bin_count + pair % args->heads * DSV_SELECT_BINS;
+        double *mass = args->bin_mass + pair % args->heads * DSV_SELECT_BINS;
+        for (int64_t p = 0; p < dsvi_select_proxies(args); p++)
+            args->lse[pair * dsvi_select_proxies(args) + p] = (float)log_sum_exp(args, pair, p);
+        for (int64_t g = 0; g < dsvi_select_groups(args); g++) {
+            group_estimates(args, pair, g, estimate);
+            for (int64_t r = 0; r < dsvi_select_runs(args); r++) {
+                count[bin_of(estimate[r])] += 1;
+                mass[bin_of(estimate[r])] += estimate[r];
+            }
+        }
+    }
+    return DSV_OK;
+}
+
+/* Whether run r is among the k largest: fewer than k runs come before it. */
+static bool among_largest(const double *estimate, int64_t runs, int64_t r, int64_t k)
+{
+    int64_t before = 0;
+    for (int64_t other = 0; other < runs; other++)
+        before += estimate[other] > estimate[r] || (estimate[other] == estimate[r] && other < r);
+    return before < k;
+}
+
+static void mark_winners(const DsvSelectArgs *args, int64_t h, const double *estimate, unsigned char *winner)
+{
+    int64_t runs = dsvi_select_runs(args), best = 0;
+    for (int64_t r = 0; r < runs; r++) {
+        winner[r] = args->topk ? among_largest(estimate, runs, r, args->topk[h])
+                               : estimate[r] >= args->threshold[h];
+        best = estimate[r] > estimate[best] ? r : best;
+    }
+    winner[best] = 1;
+}
+
+static bool explored(const DsvSelectArgs *args, int64_t list, const unsigned char *winner, int64_t r)
+{
+    int64_t runs = dsvi_select_runs(args), unit = r, units = runs;
+    if (args->explore == DSV_EXPLORE_NONE)
+        return false;
+    bool beside = (r > 0 && winner[r - 1]) || (r + 1 < runs && winner[r + 1]);
+    if (args->explore == DSV_EXPLORE_NEIGHBOURS && !beside)
+        return false;
+    if (args->explore == DSV_EXPLORE_BLOCKS) {
+        unit = r * args->grain / DSV_EXPLORE_BLOCK;
+        units = (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK;
+    }
+    DsvRng rng = {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step};
+    uint32_t words[4];
+    dsvi_rng_words(rng, (uint64_t)(list * ((units + 3) / 4) + unit / 4), words);
+    return words[unit % 4] < dsvi_explore_limit(args->explore_rate);
+}
+
+DsvStatus dsvi_select_lists_ref(DsvStream *stream, const DsvSelectArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_select_check(args, true));
+    int64_t runs = dsvi_select_runs(args), groups = dsvi_select_groups(args), total = 0;
+    double *estimate = args->workspace;
+    unsigned char *winner = (unsigned char *)(estimate + runs);
+    DsvLists *lists = args->lists;
+    for (int64_t h = 0; h < args->heads; h++)
+        args->selected_mass[h] = 0;
+    lists->offsets[0] = 0;
+    for (int64_t n = 0; n < args->batch * args->heads * groups; n++) {
+        int64_t pair = n / groups, h = pair % args->heads;
+        group_estimates(args, pair, n % groups, estimate);
+        mark_winners(args, h, estimate, winner);
+        for (int64_t r = 0; r < runs; r++) {
+            if (!winner[r] && !explored(args, n, winner, r))
+                continue;
+            if (total < lists->capacity)
+                lists->runs[total] = (int32_t)r;
+            total++;
+            args->selected_mass[h] += estimate[r];
+        }
+        lists->offsets[n + 1] = total;
+    }
+    *args->needed = total;
+    return DSV_OK;
+}
