@@ -30,6 +30,12 @@ typedef struct DsvDitShape {
     bool gradient_checkpointing;
 } DsvDitShape;
 
+/* The compute dtype that mixed_precision names. */
+DsvDtype dsvi_dit_act(const DsvConfig *settings);
+
+/* What self-attention looks like in a model of this shape. */
+DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape);
+
 /* Device arrays in the layout of the table. `compute` is `master` itself when act is acc. */
 typedef struct DsvDitWeights {
     void *master;  /* (elements) acc */

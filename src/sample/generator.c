@@ -2,13 +2,12 @@
 #include "sample/generator.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "sample/sample_loop.h"
 #include "sample/video_writer.h"
 
 struct DsvGenerator {
-    const DsvConfig *settings;
+    DsvConfig settings;     /* a copy: what sampling must not do, such as timing attention, is switched off */
     DsvBackend *backend;
     DsvSparse *sparse;
     DsvDit *dit;
@@ -28,7 +27,8 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     *out = NULL;
     if (!g)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a sampling plan");
-    g->settings = settings;
+    g->settings = *settings;
+    g->settings.sparse_measure_cost = false; /* where sparse stops paying comes with the loaded state */
     g->backend = backend;
     DsvSampleJob *job = &g->job;
     job->backend = backend;
@@ -37,26 +37,18 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
     g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
     job->text_elements = config->text_len * config->text_dim;
-    job->sampler = settings->sampler;
+    job->sampler = g->settings.sampler;
     job->steps = settings->num_inference_steps;
     job->flow_shift = settings->flow_shift;
     job->guidance_scale = settings->guidance_scale;
 
-    DsvSparseShape sparse_shape = {
-        .blocks = config->num_layers, .batch = BATCH,
-        .heads = config->num_attention_heads, .head_dim = config->attention_head_dim,
-        .grid = {job->latent.frames / config->patch[0], job->latent.height / config->patch[1],
-                 job->latent.width / config->patch[2]},
-        .act = strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32,
-    };
-    sparse_shape.tokens = sparse_shape.grid[0] * sparse_shape.grid[1] * sparse_shape.grid[2];
     DsvDitShape shape = {
         .batch = BATCH, .frames = job->latent.frames, .height = job->latent.height,
-        .width = job->latent.width, .text_len = config->text_len, .act = sparse_shape.act,
+        .width = job->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
     };
+    DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     if (settings->sparse_enabled)
-        DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, settings, &sparse_shape, NULL, NULL, &g->sparse),
-                      fail);
+        DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;
@@ -123,5 +115,5 @@ DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, 
     job->text = text;
     DSVI_TRY(dsvi_sample_run(job, events));
     return dsvi_video_write(video_path, job->pixels, job->video.frames, job->video.height,
-                            job->video.width, g->settings->fps);
+                            job->video.width, g->settings.fps);
 }

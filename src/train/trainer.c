@@ -1,39 +1,18 @@
 /* Making what a run holds: plan, allocate, carve, set up. See trainer.h. */
 #include "train/trainer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-static DsvDtype compute_dtype(const DsvConfig *settings)
-{
-    return strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32;
-}
 
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
     const DsvDitConfig *config = &t->config;
-    for (int axis = 0; axis < 3; axis++) {
-        int64_t size = axis == 0 ? t->latent.frames : axis == 1 ? t->latent.height : t->latent.width;
-        static const char *const axis_name[3] = {"frames", "height", "width"};
-        if (size % config->patch[axis] != 0)
-            return DSVI_FAIL(DSV_E_SHAPE, "latent %s %lld is not a multiple of the patch, %lld",
-                             axis_name[axis], (long long)size, (long long)config->patch[axis]);
-    }
-    DsvSparseShape sparse_shape = {
-        .blocks = config->num_layers, .batch = settings->train_batch_size,
-        .heads = config->num_attention_heads, .head_dim = config->attention_head_dim,
-        .grid = {t->latent.frames / config->patch[0], t->latent.height / config->patch[1],
-                 t->latent.width / config->patch[2]},
-        .act = compute_dtype(settings), .backward = true,
-    };
-    sparse_shape.tokens = sparse_shape.grid[0] * sparse_shape.grid[1] * sparse_shape.grid[2];
     DsvDitShape shape = {
         .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
-        .width = t->latent.width, .text_len = config->text_len, .act = sparse_shape.act,
+        .width = t->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
         .backward = true, .gradient_checkpointing = settings->gradient_checkpointing,
     };
+    DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
@@ -49,7 +28,7 @@ static void carve(DsvTrainer *t, DsvArena *arena)
     size_t flat = (size_t)t->table.elements * sizeof(float);
     size_t batch = (size_t)t->settings->train_batch_size;
     size_t latents = batch * (size_t)t->elements * sizeof(float);
-    DsvDtype act = compute_dtype(t->settings);
+    DsvDtype act = dsvi_dit_act(t->settings);
 
     t->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat);
     t->weights.compute = act == DSV_F32
@@ -111,20 +90,6 @@ static DsvStatus allocate(DsvTrainer *t)
     return DSV_OK;
 }
 
-static void log_memory(const DsvTrainer *t, DsvSparseLog *log, void *log_context)
-{
-    char line[512];
-    int used = snprintf(line, sizeof line, "memory planned: %.0f MiB",
-                        (double)(t->arena.used + t->host_arena.used) / 1048576.0);
-    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
-        if (t->arena.by_class[c] + t->host_arena.by_class[c] > 0 && used < (int)sizeof line)
-            used += snprintf(line + used, sizeof line - (size_t)used, ", %s %.1f",
-                             dsvi_mem_class_name((DsvMemClass)c),
-                             (double)(t->arena.by_class[c] + t->host_arena.by_class[c]) / 1048576.0);
-    if (log)
-        log(log_context, line);
-}
-
 DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
                               const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
                               DsvTrainer **out)
@@ -150,7 +115,6 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
 
     DSVI_TRY_GOTO(status, make_parts(t, log, log_context), fail);
     DSVI_TRY_GOTO(status, allocate(t), fail);
-    log_memory(t, log, log_context);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
     if (t->generator)

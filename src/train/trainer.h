@@ -60,8 +60,8 @@ typedef struct DsvTrainer {
     uint64_t sample;               /* samples drawn: the position in the data */
 } DsvTrainer;
 
-/* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the memory preview
- * and the sparse layer's decisions. On failure *out is NULL. */
+/* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
+ * decisions. On failure *out is NULL. */
 DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
                               const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
                               DsvTrainer **out);

@@ -1,0 +1,26 @@
+/* Finding the model a user means by a path. */
+#ifndef DSVI_MODEL_PATH_H
+#define DSVI_MODEL_PATH_H
+
+#include "base/fs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvModelPath {
+    char weights[DSVI_PATH_MAX];    /* transformer folder or safetensors file */
+    char config[DSVI_PATH_MAX];     /* its config.json */
+    char checkpoint[DSVI_PATH_MAX]; /* the checkpoint it belongs to, or "" */
+    char sparse[DSVI_PATH_MAX];     /* sparse state of that checkpoint, or "" */
+    char settings[DSVI_PATH_MAX];   /* config.yaml of the run or checkpoint, or "" */
+} DsvModelPath;
+
+/* path: a run folder (its newest whole checkpoint), a checkpoint, a pipeline folder (with transformer/), a
+ * transformer folder, or a safetensors file with config.json beside it. */
+DsvStatus dsvi_model_find(const char *path, DsvModelPath *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

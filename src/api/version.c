@@ -1,0 +1,7 @@
+/* dsv_version. */
+#include "dsv/dsv.h"
+
+const char *dsv_version(void)
+{
+    return DSV_VERSION;
+}

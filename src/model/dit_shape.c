@@ -1,0 +1,25 @@
+/* Shapes that follow from other shapes: one place, so that training, sampling and `dsv forward` agree. */
+#include <string.h>
+
+#include "model/dit.h"
+
+DsvDtype dsvi_dit_act(const DsvConfig *settings)
+{
+    return strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32;
+}
+
+DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape)
+{
+    DsvSparseShape sparse = {
+        .blocks = config->num_layers,
+        .batch = shape->batch,
+        .heads = config->num_attention_heads,
+        .head_dim = config->attention_head_dim,
+        .grid = {shape->frames / config->patch[0], shape->height / config->patch[1],
+                 shape->width / config->patch[2]},
+        .act = shape->act,
+        .backward = shape->backward,
+    };
+    sparse.tokens = sparse.grid[0] * sparse.grid[1] * sparse.grid[2];
+    return sparse;
+}

@@ -1,0 +1,33 @@
+/* The folder a run lives in. */
+#ifndef DSVI_RUN_FOLDER_H
+#define DSVI_RUN_FOLDER_H
+
+#include <stdbool.h>
+
+#include "base/fs.h"
+#include "dsv/config.h"
+#include "sparse/sparse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvRunFolder {
+    char root[DSVI_PATH_MAX];
+    char samples[DSVI_PATH_MAX];
+    char metrics[DSVI_PATH_MAX];      /* metrics.jsonl */
+    char blocks[DSVI_PATH_MAX];       /* blocks.jsonl */
+    bool resume;
+    char checkpoint[DSVI_PATH_MAX];   /* to go on from, when resume */
+} DsvRunFolder;
+
+/* Makes settings->output_dir if need be, proves that it can be written, decides whether and from where the
+ * run goes on, and stores the effective configuration as config.yaml. A folder that holds a run already is
+ * DSV_E_USAGE unless the settings say to resume. */
+DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, void *log_context,
+                               DsvRunFolder *folder);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
