@@ -1,0 +1,46 @@
+# Verbs over CMake. `make` builds; `make help` lists the verbs.
+PRESET ?= cpu
+PREFIX ?= /usr/local
+CLIPS  ?=
+BUILD  := build/$(PRESET)
+
+.PHONY: build deps demo test bench install format clean help
+
+build: deps $(BUILD)/build.ninja
+	@cmake --build $(BUILD)
+
+$(BUILD)/build.ninja: CMakePresets.json | deps
+	@cmake --preset $(PRESET)
+
+deps:
+	@tools/deps.sh
+
+demo: build
+	@tools/demo.sh $(BUILD)/dsv "$(CLIPS)"
+
+test: build
+	@ctest --preset $(PRESET)
+
+bench: build
+	@tools/bench.sh $(BUILD)/dsv
+
+install: build
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+format:
+	@tools/deps.sh clang-format
+	@find include src cli tests bench -name '*.[ch]' -exec clang-format -i {} +
+
+clean:
+	@rm -rf build
+
+help:
+	@echo 'make                   builds the program, build/cpu/dsv'
+	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
+	@echo 'make test              runs every test'
+	@echo 'make bench             measures attention and a training step'
+	@echo 'make install [PREFIX=/usr/local]'
+	@echo 'make deps              installs the Debian packages that are missing'
+	@echo 'make format            lays out the source with clang-format'
+	@echo 'make clean             removes build/'
+	@echo 'PRESET=cpu|debug|asan|clang|cuda with any of them; cpu unless said'

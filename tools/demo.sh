@@ -1,0 +1,21 @@
+#!/bin/sh
+# demo.sh DSV [CLIPS]: trains configs/demo.yaml on the folder CLIPS, or on clips fetched for the purpose,
+# in a run folder of its own.
+set -eu
+cd "$(dirname "$0")/.."
+dsv=$1
+clips=${2:-}
+
+if [ -z "$clips" ]; then
+    clips=demo-clips
+    tools/demo_clips.sh "$clips"
+fi
+
+run=runs/demo
+number=2
+while [ -e "$run" ]; do
+    run=runs/demo-$number
+    number=$((number + 1))
+done
+
+exec "$dsv" train configs/demo.yaml data.path="$clips" output_dir="$run"
