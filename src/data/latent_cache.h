@@ -28,11 +28,14 @@ DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const char *source, const
 /* Writes the index (atomically). Called now and then, and by close. */
 DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache);
 
-/* Opens for reading; settings are checked as above. */
+/* Opens for reading; settings are checked as above, unless NULL. */
 DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
 int64_t dsvi_latent_cache_count(const DsvLatentCache *cache);
 const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item);
 const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item); /* NULL: none */
+
+/* Whether an item's file is as the index says; DSV_E_FORMAT names it. */
+DsvStatus dsvi_latent_cache_check(const DsvLatentCache *cache, int64_t item);
 
 /* One cached latent, checked against its hash and the wanted number of elements. */
 DsvStatus dsvi_latent_read(const char *file, int64_t elements, float *latent);

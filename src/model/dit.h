@@ -12,6 +12,7 @@
 #define DSVI_DIT_H
 
 #include "base/arena.h"
+#include "model/codec.h"
 #include "model/dit_config.h"
 #include "model/weights.h"
 #include "ops/ops.h"
@@ -32,6 +33,9 @@ typedef struct DsvDitShape {
 
 /* The compute dtype that mixed_precision names. */
 DsvDtype dsvi_dit_act(const DsvConfig *settings);
+
+/* The model's channels against those of a latent of `codec`: DSV_E_SHAPE names both. */
+DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *codec, DsvVideoShape latent);
 
 /* What self-attention looks like in a model of this shape. */
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape);

@@ -8,6 +8,15 @@ DsvDtype dsvi_dit_act(const DsvConfig *settings)
     return strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32;
 }
 
+DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *codec, DsvVideoShape latent)
+{
+    if (config->in_channels == latent.channels && config->out_channels == latent.channels)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_SHAPE, "the model takes %lld and gives %lld latent channels, codec %s has %lld",
+                     (long long)config->in_channels, (long long)config->out_channels, codec->name,
+                     (long long)latent.channels);
+}
+
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape)
 {
     DsvSparseShape sparse = {

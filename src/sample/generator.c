@@ -35,6 +35,7 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     job->codec = codec;
     job->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
+    DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, job->latent), fail);
     g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
     job->text_elements = config->text_len * config->text_dim;
     job->sampler = g->settings.sampler;

@@ -106,13 +106,7 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
     t->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, t->video, &t->latent), fail);
     t->elements = t->latent.channels * t->latent.frames * t->latent.height * t->latent.width;
-    if (t->config.in_channels != t->latent.channels || t->config.out_channels != t->latent.channels) {
-        status = DSVI_FAIL(DSV_E_SHAPE, "the model takes %lld and gives %lld latent channels, codec %s has %lld",
-                           (long long)t->config.in_channels, (long long)t->config.out_channels, codec->name,
-                           (long long)t->latent.channels);
-        goto fail;
-    }
-
+    DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, t->latent), fail);
     DSVI_TRY_GOTO(status, make_parts(t, log, log_context), fail);
     DSVI_TRY_GOTO(status, allocate(t), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);

@@ -1,0 +1,170 @@
+/* dsv_encode: every clip cut into windows one behind the other, each encoded once. */
+#include "dsv/encode.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "base/threads.h"
+#include "data/dataset.h"
+#include "data/latent_cache.h"
+#include "model/codec.h"
+
+typedef struct Window {
+    const DsvDatasetItem *item;
+    DsvClipWindow window;
+    DsvStatus status;
+    char message[512];
+} Window;
+
+typedef struct Encoding {
+    const DsvConfig *settings;
+    const DsvEvents *events;
+    DsvDataset *dataset;
+    DsvCodec *codec;
+    DsvLatentCache *cache;
+    DsvVideoShape video, latent;
+    size_t pixel_count, latent_count;
+    Window *windows;
+    int64_t count;
+    Window *wave;   /* the windows being encoded now */
+    float *buffers; /* one video and one latent for each worker */
+} Encoding;
+
+/* Windows that fit whole into a clip; a clip shorter than one window gives one, which repeats its end. */
+static int64_t windows_of(const DsvConfig *settings, const DsvClipInfo *info)
+{
+    int64_t frames = (int64_t)(info->seconds * settings->fps);
+    int64_t count = frames / settings->num_frames;
+    return count > 0 ? count : 1;
+}
+
+static DsvStatus list_windows(Encoding *e)
+{
+    for (int64_t i = 0; i < e->dataset->count; i++)
+        e->count += windows_of(e->settings, &e->dataset->items[i].info);
+    e->windows = calloc((size_t)e->count, sizeof *e->windows);
+    if (!e->windows)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld windows", (long long)e->count);
+    Window *next = e->windows;
+    for (int64_t i = 0; i < e->dataset->count; i++) {
+        const DsvDatasetItem *item = &e->dataset->items[i];
+        for (int64_t w = 0; w < windows_of(e->settings, &item->info); w++) {
+            next->item = item;
+            next->window = (DsvClipWindow){
+                .start = (double)(w * e->settings->num_frames) / e->settings->fps,
+                .fps = e->settings->fps, .frames = e->settings->num_frames,
+                .height = e->settings->height, .width = e->settings->width,
+                .crop_x = 0.5, .crop_y = 0.5,
+            };
+            next++;
+        }
+    }
+    return DSV_OK;
+}
+
+static DsvStatus encode_window(const Encoding *e, const Window *w, float *pixels, float *latent)
+{
+    const int64_t shape[4] = {e->latent.channels, e->latent.frames, e->latent.height, e->latent.width};
+    if (dsvi_latent_cache_has(e->cache, w->item->path, &w->window))
+        return DSV_OK;
+    DSVI_TRY(dsvi_clip_read(w->item->path, &w->window, pixels));
+    DSVI_TRY(e->codec->encode(e->codec, e->video, pixels, latent));
+    return dsvi_latent_cache_put(e->cache, w->item->path, w->item->text, &w->window, shape, latent);
+}
+
+static void encode_range(void *context, int64_t begin, int64_t end, int worker)
+{
+    const Encoding *e = context;
+    float *pixels = e->buffers + (size_t)worker * (e->pixel_count + e->latent_count);
+    for (int64_t i = begin; i < end; i++) {
+        Window *w = e->wave + i;
+        w->status = encode_window(e, w, pixels, pixels + e->pixel_count);
+        if (w->status != DSV_OK)
+            snprintf(w->message, sizeof w->message, "%s", dsv_error_message());
+    }
+}
+
+/* A clip that breaks in the middle is left out and named; anything else ends the work. */
+static DsvStatus judge(const Encoding *e, const Window *w)
+{
+    char line[768];
+    if (w->status == DSV_OK)
+        return DSV_OK;
+    if (w->status != DSV_E_FORMAT)
+        return dsvi_fail_adopt(w->status, w->message);
+    snprintf(line, sizeof line, "left out: %s", w->message);
+    if (e->events->log)
+        e->events->log(e->events->context, DSV_LOG_WARNING, line);
+    return DSV_OK;
+}
+
+static bool wants_stop(const DsvEvents *events)
+{
+    return events->stop && events->stop(events->context);
+}
+
+/* Windows in waves, so that between them the caller hears of progress and can stop. */
+static DsvStatus encode_all(Encoding *e)
+{
+    double start = dsvi_clock_seconds();
+    int64_t wave = 4 * (int64_t)dsvi_threads_count();
+    for (int64_t done = 0; done < e->count;) {
+        int64_t n = e->count - done < wave ? e->count - done : wave;
+        e->wave = e->windows + done;
+        dsvi_parallel_for(n, 1, encode_range, e);
+        for (int64_t i = 0; i < n; i++)
+            DSVI_TRY(judge(e, &e->wave[i]));
+        DSVI_TRY(dsvi_latent_cache_flush(e->cache));
+        done += n;
+        DsvProgress progress = {.unit = "window", .done = done, .total = e->count};
+        progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(e->count - done);
+        if (e->events->progress)
+            e->events->progress(e->events->context, &progress);
+        if (done < e->count && wants_stop(e->events))
+            return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after %lld of %lld windows; the same command goes on",
+                             (long long)done, (long long)e->count);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus prepare(Encoding *e, const char *out_dir)
+{
+    const DsvConfig *settings = e->settings;
+    DSVI_TRY(dsvi_codec_open(settings, &e->codec));
+    e->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY(e->codec->latent_shape(e->codec, e->video, &e->latent));
+    e->pixel_count = (size_t)(3 * e->video.frames * e->video.height * e->video.width);
+    e->latent_count =
+        (size_t)(e->latent.channels * e->latent.frames * e->latent.height * e->latent.width);
+    DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, &e->dataset));
+    if (e->dataset->latents)
+        return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, wanted clips", settings->data_path);
+    DSVI_TRY(list_windows(e));
+    e->buffers = malloc((size_t)dsvi_threads_count() * (e->pixel_count + e->latent_count) * sizeof(float));
+    if (!e->buffers)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of %d windows", dsvi_threads_count());
+    return dsvi_latent_cache_create(out_dir, settings, &e->cache);
+}
+
+DsvStatus dsv_encode(const char *out_dir, const DsvConfig *settings, const DsvEvents *events)
+{
+    DsvStatus status;
+    DsvEvents none = {0};
+    Encoding e = {.settings = settings, .events = events ? events : &none};
+    dsvi_threads_set((int)settings->threads);
+    DSVI_TRY_GOTO(status, prepare(&e, out_dir), done);
+    for (int64_t i = 0; i < e.dataset->left_out_count; i++)
+        if (e.events->log)
+            e.events->log(e.events->context, DSV_LOG_WARNING, e.dataset->left_out[i]);
+    DSVI_TRY_GOTO(status, encode_all(&e), done);
+done:
+    dsvi_latent_cache_close(&e.cache);
+    dsvi_dataset_close(&e.dataset);
+    if (e.codec)
+        e.codec->close(e.codec);
+    free(e.windows);
+    free(e.buffers);
+    return status;
+}

@@ -1,0 +1,200 @@
+/* dsv_inspect: what a path is, in a few lines. See include/dsv/inspect.h. */
+#include "dsv/inspect.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/model_path.h"
+#include "base/safetensors.h"
+#include "data/clip.h"
+#include "data/latent_cache.h"
+#include "model/weights.h"
+#include "train/checkpoint.h"
+#include "train/metrics_read.h"
+
+enum { TENSORS_LISTED_MOST = 40 };
+
+typedef struct Inspection {
+    void (*line)(void *context, const char *text);
+    void *context;
+} Inspection;
+
+DSVI_PRINTF(2, 3)
+static void say(const Inspection *to, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    to->line(to->context, text);
+}
+
+static bool is_floating(DsvDtype dtype)
+{
+    return dtype == DSV_F32 || dtype == DSV_BF16 || dtype == DSV_F16 || dtype == DSV_F64;
+}
+
+static int64_t count_not_finite(const DsvStoredTensor *tensor)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; is_floating(tensor->dtype) && i < tensor->count; i++)
+        bad += !isfinite(dsvi_load(tensor->dtype, tensor->data, i));
+    return bad;
+}
+
+static void shape_text(const DsvStoredTensor *tensor, char *text, size_t room)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < tensor->ndim && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+}
+
+static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
+{
+    DsvSafetensors *file;
+    char shape[256];
+    int64_t elements = 0, bad = 0;
+    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    size_t count = dsvi_safetensors_count(file);
+    for (size_t i = 0; i < count; i++)
+        elements += dsvi_safetensors_at(file, i)->count;
+    say(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
+    for (size_t i = 0; i < count; i++) {
+        const DsvStoredTensor *tensor = dsvi_safetensors_at(file, i);
+        int64_t tensor_bad = count_not_finite(tensor);
+        bad += tensor_bad;
+        if (i >= TENSORS_LISTED_MOST && tensor_bad == 0)
+            continue;
+        shape_text(tensor, shape, sizeof shape);
+        say(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
+            tensor_bad ? "  NOT FINITE" : "");
+    }
+    if (count > TENSORS_LISTED_MOST)
+        say(to, "  and %zu more", count - TENSORS_LISTED_MOST);
+    dsvi_safetensors_close(&file);
+    if (bad)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
+    say(to, "health: all numbers are finite");
+    return DSV_OK;
+}
+
+static DsvStatus inspect_clip(const Inspection *to, const char *path)
+{
+    DsvClipInfo info;
+    DSVI_TRY(dsvi_clip_probe(path, &info));
+    say(to, "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
+        path, info.codec, info.container, info.width, info.height, info.seconds, info.fps, info.frames);
+    return DSV_OK;
+}
+
+/* Weights are read in full, so that a missing or misshapen tensor or a number that is not finite shows. */
+static DsvStatus check_weights(const Inspection *to, const char *weights, const DsvParamTable *table)
+{
+    DsvStatus status;
+    int64_t bad = 0;
+    float *flat = calloc((size_t)table->elements, sizeof *flat);
+    if (!flat)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to read %" PRId64 " parameters", weights,
+                         table->parameters);
+    DSVI_TRY_GOTO(status, dsvi_weights_read(weights, table, flat), done);
+    for (int64_t i = 0; i < table->elements; i++)
+        bad += !isfinite(flat[i]);
+    if (bad)
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " weights are not finite", weights, bad);
+    else
+        say(to, "health: all %" PRId64 " tensors there, all numbers finite", table->count);
+done:
+    free(flat);
+    return status;
+}
+
+static DsvStatus inspect_model(const Inspection *to, const DsvModelPath *model)
+{
+    DsvDitConfig config;
+    DsvParamTable table;
+    DSVI_TRY(dsvi_dit_config_read(model->config, &config));
+    DSVI_TRY(dsvi_param_table_make(&config, &table));
+    say(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", model->weights, table.parameters);
+    say(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
+        config.num_layers, config.num_attention_heads, config.attention_head_dim, config.ffn_dim);
+    say(to, "  latent channels %" PRId64 " in, %" PRId64 " out, patch %" PRId64 " x %" PRId64 " x %" PRId64
+        ", text rows of %" PRId64, config.in_channels, config.out_channels, config.patch[0],
+        config.patch[1], config.patch[2], config.text_dim);
+    DsvStatus status = check_weights(to, model->weights, &table);
+    dsvi_param_table_free(&table);
+    return status;
+}
+
+static DsvStatus inspect_checkpoint(const Inspection *to, const DsvModelPath *model)
+{
+    int64_t step, seed;
+    uint64_t sample;
+    DSVI_TRY(dsvi_checkpoint_step(model->checkpoint, &step, &sample, &seed));
+    say(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
+        model->checkpoint, step, sample, seed);
+    DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
+    say(to, "health: every file is as the manifest says");
+    return inspect_model(to, model);
+}
+
+static DsvStatus inspect_run(const Inspection *to, const char *path, const char *metrics)
+{
+    DsvMetricsSummary summary;
+    DsvModelPath model;
+    DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
+    say(to, "%s: run, %" PRId64 " steps; loss %.4f over the first 10, %.4f over the last 20", path,
+        summary.last_step, summary.first_loss, summary.last_loss);
+    DSVI_TRY(dsvi_model_find(path, &model));
+    return inspect_checkpoint(to, &model);
+}
+
+static DsvStatus inspect_cache(const Inspection *to, const char *path)
+{
+    DsvStatus status = DSV_OK;
+    DsvLatentCache *cache;
+    DSVI_TRY(dsvi_latent_cache_open(path, NULL, &cache));
+    int64_t count = dsvi_latent_cache_count(cache);
+    say(to, "%s: latent cache, %" PRId64 " windows", path, count);
+    for (int64_t i = 0; i < count && i < 3; i++)
+        say(to, "  %s", dsvi_latent_cache_file(cache, i));
+    if (count > 3)
+        say(to, "  and %" PRId64 " more", count - 3);
+    for (int64_t i = 0; i < count && status == DSV_OK; i++)
+        status = dsvi_latent_cache_check(cache, i);
+    if (status == DSV_OK)
+        say(to, "health: every window is as the index says");
+    dsvi_latent_cache_close(&cache);
+    return status;
+}
+
+static DsvStatus inspect_folder(const Inspection *to, const char *path)
+{
+    char metrics[DSVI_PATH_MAX];
+    DsvModelPath model;
+    if (dsvi_latent_cache_is(path))
+        return inspect_cache(to, path);
+    DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
+    if (dsvi_path_exists(metrics))
+        return inspect_run(to, path, metrics);
+    DSVI_TRY(dsvi_model_find(path, &model));
+    return model.checkpoint[0] ? inspect_checkpoint(to, &model) : inspect_model(to, &model);
+}
+
+DsvStatus dsv_inspect(const char *path, void (*line)(void *context, const char *text), void *context)
+{
+    Inspection to = {line, context};
+    const char *dot = strrchr(path, '.');
+    if (!dsvi_path_exists(path))
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);
+    if (dsvi_path_is_folder(path))
+        return inspect_folder(&to, path);
+    if (dot && strcmp(dot, ".safetensors") == 0)
+        return inspect_safetensors(&to, path);
+    return inspect_clip(&to, path);
+}
