@@ -9,6 +9,7 @@
 #ifndef DSVI_LISTS_H
 #define DSVI_LISTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -84,7 +85,7 @@ static inline int64_t dsvi_list_key(const DsvList *list, int64_t i)
     return (int64_t)list->runs[i / list->grain] * list->grain + i % list->grain;
 }
 
-static inline int dsvi_list_contains(const DsvList *list, int64_t key)
+static inline bool dsvi_list_contains(const DsvList *list, int64_t key)
 {
     int64_t low = 0, high = list->count; /* the run, if it is there, is in [low, high) */
     while (low < high) {
@@ -95,9 +96,9 @@ static inline int dsvi_list_contains(const DsvList *list, int64_t key)
         else if (key >= first_key + list->grain)
             low = middle + 1;
         else
-            return 1;
+            return true;
     }
-    return 0;
+    return false;
 }
 
 #ifdef __cplusplus

@@ -12,8 +12,6 @@
 #ifndef DSVI_PREDICTOR_LOSS_H
 #define DSVI_PREDICTOR_LOSS_H
 
-#include <stdbool.h>
-
 #include "ops/attention.h"
 
 #ifdef __cplusplus

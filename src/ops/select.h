@@ -20,8 +20,6 @@
 #ifndef DSVI_SELECT_H
 #define DSVI_SELECT_H
 
-#include <stdbool.h>
-
 #include "ops/attention.h"
 #include "ops/lists.h"
 
