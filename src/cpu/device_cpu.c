@@ -1,0 +1,106 @@
+/* The CPU device of device/device.h. */
+#include "cpu/device_cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "base/threads.h"
+
+enum { ALIGNMENT = 64, NAME_BYTES = 128 };
+
+typedef struct CpuDevice {
+    DsvDevice device; /* first: a DsvDevice is cast back to its CpuDevice */
+    DsvStream stream;
+    char name[NAME_BYTES];
+} CpuDevice;
+
+static size_t pages_bytes(int which)
+{
+    long pages = sysconf(which), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
+}
+
+/* More than the machine has is refused here: Linux would grant it and kill us once it is touched. */
+static DsvStatus cpu_alloc(DsvDevice *device, size_t bytes, void **out)
+{
+    *out = NULL;
+    if (bytes <= device->memory_bytes)
+        *out = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+    if (!*out)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of memory: the machine has %zu, of which %zu are free",
+                         bytes, device->memory_bytes, pages_bytes(_SC_AVPHYS_PAGES));
+    return DSV_OK;
+}
+
+static void cpu_free(DsvDevice *device, void *memory)
+{
+    (void)device;
+    free(memory);
+}
+
+static DsvStatus cpu_copy(DsvStream *stream, void *dst, const void *src, size_t bytes)
+{
+    (void)stream;
+    if (bytes > 0)
+        memmove(dst, src, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus cpu_zero(DsvStream *stream, void *dst, size_t bytes)
+{
+    (void)stream;
+    if (bytes > 0)
+        memset(dst, 0, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus cpu_sync(DsvStream *stream)
+{
+    (void)stream;
+    return DSV_OK;
+}
+
+static DsvStatus cpu_clock(DsvStream *stream, double *seconds)
+{
+    (void)stream;
+    *seconds = dsvi_clock_seconds();
+    return DSV_OK;
+}
+
+static void cpu_close(DsvDevice *device)
+{
+    free(device);
+}
+
+DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
+{
+    char brand[DSVI_CPU_BRAND_BYTES];
+    CpuDevice *cpu = calloc(1, sizeof *cpu);
+    *out = NULL;
+    if (!cpu)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CPU device", sizeof *cpu);
+    dsvi_cpu_brand(brand);
+    int threads = dsvi_threads_count();
+    snprintf(cpu->name, sizeof cpu->name, "%s, %s, %d thread%s", brand, dsvi_isa_name(isa), threads,
+             threads == 1 ? "" : "s");
+    cpu->device = (DsvDevice){
+        .kind = DSV_DEVICE_CPU,
+        .name = cpu->name,
+        .memory_bytes = pages_bytes(_SC_PHYS_PAGES),
+        .stream = &cpu->stream,
+        .mem_alloc = cpu_alloc,
+        .mem_free = cpu_free,
+        .upload = cpu_copy,
+        .download = cpu_copy,
+        .copy = cpu_copy,
+        .zero = cpu_zero,
+        .sync = cpu_sync,
+        .clock = cpu_clock,
+        .close = cpu_close,
+    };
+    *out = &cpu->device;
+    return DSV_OK;
+}
