@@ -20,7 +20,9 @@ typedef void dsvi_range_fn(void *context, int64_t begin, int64_t end, int worker
 
 /* Calls fn over [0, n) in pieces of `grain` items (the last may be shorter), handed out as workers
  * become free; returns when all are done. Which worker gets which piece is not fixed, piece borders
- * are: results are reproducible as long as no piece's result depends on the worker's number. */
+ * are: results are reproducible as long as no piece's result depends on the worker's number.
+ * Inside fn a worker is alone: a library on the same pool (oneDNN) finds one thread there. Calls do not
+ * nest. */
 void dsvi_parallel_for(int64_t n, int64_t grain, dsvi_range_fn *fn, void *context);
 
 #ifdef __cplusplus
