@@ -101,6 +101,9 @@ const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
  * selector, rank or model shape is an error. */
 DsvStatus dsvi_sparse_save(DsvSparse *sparse, const char *path);
 DsvStatus dsvi_sparse_load(DsvSparse *sparse, const char *path);
+/* The state that save would write, from one to another of the same model whose batch or tokens may differ:
+ * validation samples with what training has learned. */
+DsvStatus dsvi_sparse_copy(DsvSparse *to, const DsvSparse *from);
 /* Writes the lists of a block as offsets, runs and their shape. */
 DsvStatus dsvi_sparse_dump_lists(DsvSparse *sparse, int64_t block, const char *path);
 

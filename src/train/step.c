@@ -13,7 +13,7 @@
 #include "train/schedule.h"
 
 /* The next micro-batch: latents from the data, and for each sample its own time and noise. */
-static DsvStatus draw_batch(DsvTrainer *t, DsvPrefetch *data)
+static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
 {
     const DsvConfig *settings = t->settings;
     DsvDevice *device = t->backend->device;
@@ -21,8 +21,9 @@ static DsvStatus draw_batch(DsvTrainer *t, DsvPrefetch *data)
     size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
 
     for (int64_t b = 0; b < batch; b++) {
-        const char *text; /* captions await a text encoder: every sample trains on the unconditional row */
-        DSVI_TRY(dsvi_prefetch_next(data, t->host_latents + b * t->elements, &text));
+        double start = dsvi_clock_seconds();
+        DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
+        *waited += dsvi_clock_seconds() - start;
         double sigma = dsvi_flow_sigma(settings, t->sample);
         dsvi_flow_noise(settings, t->sample, t->host_noise + b * t->elements, t->elements);
         t->host_sigma[b] = (float)sigma;
@@ -114,26 +115,22 @@ static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
     return DSV_OK;
 }
 
-DsvStatus dsvi_train_step(DsvTrainer *t, DsvPrefetch *data, DsvStepResult *result)
+DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
 {
-    DsvDevice *device = t->backend->device;
-    double last, waited = dsvi_prefetch_waited(data);
-    memset(result, 0, sizeof *result);
-    result->step = t->step + 1;
-    result->lr = dsvi_learning_rate(t->settings, result->step);
+    double last;
+    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
+    DSVI_TRY(mix_noise(t));
+    DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
+    DSVI_TRY(measure_loss(t, &result->loss));
+    DSVI_TRY(lap(t, &last, &result->forward_s));
+    DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
+    return lap(t, &last, &result->backward_s);
+}
 
-    DSVI_TRY(device->clock(device->stream, &last));
-    DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
-    DSVI_TRY(device->zero(device->stream, t->weights.grad, (size_t)t->table.elements * sizeof(float)));
-    for (int64_t i = 0; i < t->settings->gradient_accumulation_steps; i++) {
-        DSVI_TRY(draw_batch(t, data));
-        DSVI_TRY(mix_noise(t));
-        DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
-        DSVI_TRY(measure_loss(t, &result->loss));
-        DSVI_TRY(lap(t, &last, &result->forward_s));
-        DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
-        DSVI_TRY(lap(t, &last, &result->backward_s));
-    }
+DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
+{
+    double last;
+    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(gradient_norm(t, &result->grad_norm));
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return DSVI_FAIL(DSV_E_DIVERGED, "step %lld: loss %g and gradient norm %g are not both finite",
@@ -142,10 +139,22 @@ DsvStatus dsvi_train_step(DsvTrainer *t, DsvPrefetch *data, DsvStepResult *resul
     DSVI_TRY(update_average(t));
     DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
     DSVI_TRY(dsvi_sparse_step_end(t->sparse));
-    DSVI_TRY(lap(t, &last, &result->optimizer_s));
-
-    result->wait_s = dsvi_prefetch_waited(data) - waited;
-    result->forward_s -= result->wait_s;
     t->step = result->step;
-    return DSV_OK;
+    return lap(t, &last, &result->optimizer_s);
+}
+
+DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
+{
+    DsvDevice *device = t->backend->device;
+    memset(result, 0, sizeof *result);
+    result->step = t->step + 1;
+    result->lr = dsvi_learning_rate(t->settings, result->step);
+
+    DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
+    DSVI_TRY(device->zero(device->stream, t->weights.grad, (size_t)t->table.elements * sizeof(float)));
+    for (int64_t i = 0; i < t->settings->gradient_accumulation_steps; i++) {
+        DSVI_TRY(draw_batch(t, source, &result->wait_s));
+        DSVI_TRY(dsvi_train_gradients(t, result));
+    }
+    return dsvi_train_update(t, result);
 }

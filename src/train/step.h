@@ -16,9 +16,22 @@ typedef struct DsvStepResult {
     double forward_s, backward_s, optimizer_s, wait_s; /* wait_s: for data */
 } DsvStepResult;
 
-/* Draws gradient_accumulation_steps micro-batches from `data`, and makes one update. DSV_E_DIVERGED when the
+/* Where samples come from: the prefetch of a run, random latents of a benchmark, tensors of a test. */
+typedef struct DsvSampleSource {
+    void *context;
+    /* The next latent (trainer->elements F32). */
+    DsvStatus (*next)(void *context, float *latent);
+} DsvSampleSource;
+
+/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. DSV_E_DIVERGED when the
  * loss or the gradient norm is not finite: the weights are then still those of the step before. */
-DsvStatus dsvi_train_step(DsvTrainer *trainer, DsvPrefetch *data, DsvStepResult *result);
+DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
+
+/* Its two halves. gradients: of the micro-batch that lies in trainer->latents (clean), noise, sigma, timestep
+ * and text, added to weights.grad; result's loss and times grow. update: the norm of what has gathered in
+ * weights.grad, clipping, AdamW at result->lr, moving average; the step is then done. */
+DsvStatus dsvi_train_gradients(DsvTrainer *trainer, DsvStepResult *result);
+DsvStatus dsvi_train_update(DsvTrainer *trainer, DsvStepResult *result);
 
 #ifdef __cplusplus
 }

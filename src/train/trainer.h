@@ -7,7 +7,6 @@
 #define DSVI_TRAINER_H
 
 #include "base/arena.h"
-#include "data/prefetch.h"
 #include "dsv/config.h"
 #include "model/codec.h"
 #include "model/dit.h"

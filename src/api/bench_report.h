@@ -1,0 +1,29 @@
+/* What benchmarks share: medians, and figures as a table and as JSON. */
+#ifndef DSVI_BENCH_REPORT_H
+#define DSVI_BENCH_REPORT_H
+
+#include <stddef.h>
+
+#include "dsv/bench.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Sorts the values and returns the middle one (of an even number, the lower middle). */
+double dsvi_median(double *values, size_t count);
+
+typedef struct DsvBenchFigure {
+    const char *name;
+    double value;
+} DsvBenchFigure;
+
+/* One line per figure to `line` (may be NULL), and all of them with "device" as one JSON object to
+ * json_path (may be NULL). */
+DsvStatus dsvi_bench_report(const DsvBenchFigure *figures, size_t count, const char *device,
+                            const char *json_path, DsvLine *line, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,169 @@
+/* dsv_bench_step: the time of a whole training step, and what kinds of work it goes to. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/backend.h"
+#include "api/bench_report.h"
+#include "base/host.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "train/step.h"
+
+enum { WARM_UP = 2, REPEATS = 7 };
+
+/* Kinds of work told apart. */
+typedef enum Kind { KIND_GEMM, KIND_ATTENTION, KIND_SELECT, KIND_COUNT } Kind;
+
+/* The wrapped table and what it has cost so far. One benchmark runs at a time: an op has no other way to
+ * reach its benchmark than a variable of the file. */
+static DsvOps inner;
+static double spent[KIND_COUNT];
+
+static DsvStatus timed(Kind kind, DsvStatus status, double start)
+{
+    spent[kind] += dsvi_clock_seconds() - start;
+    return status;
+}
+
+/* CPU ops are done when they return, so the clock around the call is the op's time. */
+#define TIMED(slot, args_type, kind)                                      \
+    static DsvStatus timed_##slot(DsvStream *stream, const args_type *args) \
+    {                                                                     \
+        double start = dsvi_clock_seconds();                              \
+        return timed(kind, inner.slot.run(stream, args), start);          \
+    }
+TIMED(gemm, DsvGemmArgs, KIND_GEMM)
+TIMED(attention_fwd, DsvAttentionArgs, KIND_ATTENTION)
+TIMED(attention_bwd, DsvAttentionArgs, KIND_ATTENTION)
+TIMED(attention_list_fwd, DsvAttentionArgs, KIND_ATTENTION)
+TIMED(attention_list_bwd, DsvAttentionArgs, KIND_ATTENTION)
+TIMED(select_features, DsvSelectFeaturesArgs, KIND_SELECT)
+TIMED(select_histogram, DsvSelectArgs, KIND_SELECT)
+TIMED(select_lists, DsvSelectArgs, KIND_SELECT)
+
+static void wrap(DsvOps *ops)
+{
+    inner = *ops;
+    memset(spent, 0, sizeof spent);
+    ops->gemm.run = timed_gemm;
+    ops->attention_fwd.run = timed_attention_fwd;
+    ops->attention_bwd.run = timed_attention_bwd;
+    ops->attention_list_fwd.run = timed_attention_list_fwd;
+    ops->attention_list_bwd.run = timed_attention_list_bwd;
+    ops->select_features.run = timed_select_features;
+    ops->select_histogram.run = timed_select_histogram;
+    ops->select_lists.run = timed_select_lists;
+}
+
+typedef struct RandomLatents {
+    DsvRng rng;
+    int64_t elements;
+    uint64_t drawn;
+} RandomLatents;
+
+static DsvStatus next_random(void *context, float *latent)
+{
+    RandomLatents *r = context;
+    dsvi_rng_fill_normal(r->rng, r->drawn, latent, r->elements);
+    r->drawn += (uint64_t)r->elements;
+    return DSV_OK;
+}
+
+/* Times of the measured steps, seconds. */
+typedef struct Times {
+    double step[REPEATS], forward[REPEATS], backward[REPEATS], optimizer[REPEATS];
+    double spent[KIND_COUNT]; /* sums over the measured steps */
+    double total;
+} Times;
+
+static DsvStatus measure(DsvTrainer *t, Times *times)
+{
+    RandomLatents random = {{(uint64_t)t->settings->seed, DSV_RNG_TEST, 0}, t->elements, 0};
+    DsvSampleSource source = {&random, next_random};
+    DsvStepResult result;
+    for (int i = -WARM_UP; i < REPEATS; i++) {
+        if (i == 0)
+            memset(spent, 0, sizeof spent);
+        DSVI_TRY(dsvi_train_step(t, &source, &result));
+        if (i < 0)
+            continue;
+        times->forward[i] = result.forward_s;
+        times->backward[i] = result.backward_s;
+        times->optimizer[i] = result.optimizer_s;
+        times->step[i] = result.forward_s + result.backward_s + result.optimizer_s;
+        times->total += times->step[i];
+    }
+    memcpy(times->spent, spent, sizeof spent);
+    return DSV_OK;
+}
+
+static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path, DsvLine *line,
+                        void *context)
+{
+    const DsvConfig *settings = t->settings;
+    DsvDitShape shape = {
+        .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
+        .width = t->latent.width, .text_len = t->config.text_len,
+    };
+    DsvSparseShape sparse = dsvi_dit_sparse_shape(&t->config, &shape);
+    double step = dsvi_median(times->step, REPEATS);
+    /* Backward costs twice the forward pass; recomputation is not counted as work of the model. */
+    double flops = 3.0 * (dsvi_dit_flops_gemm(&t->config, &shape) +
+                          dsvi_dit_flops_attention(&t->config, &shape)) *
+                   (double)settings->gradient_accumulation_steps;
+    DsvSparseReport state;
+    dsvi_sparse_report(t->sparse, &state);
+    double tokens = (double)(sparse.tokens * shape.batch * settings->gradient_accumulation_steps);
+    const DsvBenchFigure figures[] = {
+        {"step_ms", 1e3 * step},
+        {"forward_ms", 1e3 * dsvi_median(times->forward, REPEATS)},
+        {"backward_ms", 1e3 * dsvi_median(times->backward, REPEATS)},
+        {"optimizer_ms", 1e3 * dsvi_median(times->optimizer, REPEATS)},
+        {"tokens", tokens},
+        {"tokens_per_s", tokens / step},
+        {"model_tflops", 1e-12 * flops / step},
+        {"gemm_share", times->spent[KIND_GEMM] / times->total},
+        {"attention_share", times->spent[KIND_ATTENTION] / times->total},
+        {"select_share", times->spent[KIND_SELECT] / times->total},
+        {"density", state.density},
+        {"sparse_blocks", (double)state.sparse_blocks},
+        {"threads", (double)dsvi_threads_count()},
+    };
+    return dsvi_bench_report(figures, sizeof figures / sizeof *figures, t->backend->device->name, json_path,
+                             line, context);
+}
+
+static DsvStatus run(DsvTrainer *t, const char *json_path, DsvLine *line, void *context)
+{
+    Times times = {0};
+    dsvi_weights_init(&t->table, (uint64_t)t->settings->seed, t->host_flat);
+    DSVI_TRY(dsvi_trainer_start(t));
+    DSVI_TRY(measure(t, &times));
+    return report(t, &times, json_path, line, context);
+}
+
+DsvStatus dsv_bench_step(const DsvConfig *settings, const char *json_path, DsvLine *line, void *context)
+{
+    DsvStatus status;
+    DsvBackend backend = {0};
+    DsvCodec *codec = NULL;
+    DsvTrainer *trainer = NULL;
+    DsvDitConfig config;
+    DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    DSVI_TRY_GOTO(status, dsvi_codec_open(settings, &codec), done);
+    DSVI_TRY_GOTO(status, codec->latent_shape(codec, video, &latent), done);
+    DSVI_TRY_GOTO(status, dsvi_dit_config_make(settings, &config), done);
+    config.in_channels = config.out_channels = latent.channels;
+    DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
+    wrap(&backend.ops);
+    DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, codec, &config, NULL, NULL, &trainer),
+                  done);
+    DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);
+done:
+    dsvi_trainer_free(&trainer);
+    if (codec)
+        codec->close(codec);
+    dsvi_backend_close(&backend);
+    return status;
+}

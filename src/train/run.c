@@ -1,0 +1,279 @@
+/* A run: open everything, step until done, save what must not be lost. Calls step.c for the work of a step,
+ * checkpoint.c to store it, run_record.c to tell about it. */
+#include "train/run.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "data/prefetch.h"
+#include "train/checkpoint.h"
+#include "train/metrics_read.h"
+#include "train/run_folder.h"
+#include "train/run_record.h"
+#include "train/step.h"
+
+typedef struct Run {
+    const DsvConfig *settings;
+    DsvBackend *backend;
+    const DsvEvents *events;
+    DsvTrainSummary *summary;
+    DsvRunFolder folder;
+    DsvDataset *dataset;
+    DsvCodec *codec;
+    DsvDitConfig config;
+    DsvTrainer *trainer;
+    DsvPrefetch *prefetch;
+    DsvRunRecord *record;
+    uint64_t resident_before; /* bytes of code and libraries, before anything of the run is allocated */
+    double start;             /* clock */
+    int64_t saved_step;       /* of the newest checkpoint, or -1 */
+    int64_t sampled_step;     /* of the newest validation clip, or -1 */
+} Run;
+
+DSVI_PRINTF(3, 4)
+static void say(const Run *run, DsvLogLevel level, const char *format, ...)
+{
+    char line[1024];
+    va_list args;
+    if (!run->events->log)
+        return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    run->events->log(run->events->context, level, line);
+}
+
+/* The form in which lower layers log. */
+static void log_line(void *context, const char *line)
+{
+    say(context, DSV_LOG_INFO, "%s", line);
+}
+
+static void warn_line(void *context, const char *line)
+{
+    say(context, DSV_LOG_WARNING, "%s", line);
+}
+
+static DsvStatus encode(void *context, const float *pixels, float *latent)
+{
+    const Run *run = context;
+    return run->codec->encode(run->codec, run->trainer->video, pixels, latent);
+}
+
+static DsvStatus next_sample(void *context, float *latent)
+{
+    /* Captions await a text encoder: every sample trains on the unconditional row. */
+    const char *text;
+    return dsvi_prefetch_next(context, latent, &text);
+}
+
+/* The model's shape: that of the weights to start from, or the preset's with the codec's channels. */
+static DsvStatus choose_config(Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    char path[DSVI_PATH_MAX];
+    DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    if (settings->model_path[0]) {
+        DSVI_TRY(dsvi_path_join(path, settings->model_path, "config.json"));
+        return dsvi_dit_config_read(path, &run->config);
+    }
+    DSVI_TRY(run->codec->latent_shape(run->codec, video, &latent));
+    DSVI_TRY(dsvi_dit_config_make(settings, &run->config));
+    run->config.in_channels = run->config.out_channels = latent.channels;
+    return DSV_OK;
+}
+
+static DsvStatus open_data(Run *run)
+{
+    DSVI_TRY(dsvi_dataset_open(run->settings->data_path, run->settings, &run->dataset));
+    for (int64_t i = 0; i < run->dataset->left_out_count; i++)
+        say(run, DSV_LOG_WARNING, "left out: %s", run->dataset->left_out[i]);
+    say(run, DSV_LOG_INFO, "%s: %" PRId64 " %s", run->settings->data_path, run->dataset->count,
+        run->dataset->latents ? "cached windows" : "clips");
+    return DSV_OK;
+}
+
+/* Weights, moments and everything else, from a checkpoint, a model or the initial draw. */
+static DsvStatus load_state(Run *run)
+{
+    DsvTrainer *t = run->trainer;
+    if (run->folder.resume) {
+        DSVI_TRY(dsvi_checkpoint_load(t, run->folder.checkpoint));
+        say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", t->step, run->folder.checkpoint);
+        return DSV_OK;
+    }
+    if (run->settings->model_path[0])
+        DSVI_TRY(dsvi_weights_read(run->settings->model_path, &t->table, t->host_flat));
+    else
+        dsvi_weights_init(&t->table, (uint64_t)run->settings->seed, t->host_flat);
+    return dsvi_trainer_start(t);
+}
+
+/* Which class of memory takes what; the sum is what the process should reach and not pass. */
+static void say_memory(const Run *run)
+{
+    const DsvTrainer *t = run->trainer;
+    const double mib = 1.0 / 1048576.0;
+    size_t data = dsvi_prefetch_bytes(run->prefetch);
+    size_t total = t->arena.used + t->host_arena.used + data + (size_t)run->resident_before;
+    char line[512];
+    int used = snprintf(line, sizeof line, "memory: %.0f MiB in all:", (double)total * mib);
+    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++) {
+        size_t bytes = t->arena.by_class[c] + t->host_arena.by_class[c] + (c == DSV_MEM_DATA ? data : 0);
+        if (bytes > 0)
+            used += snprintf(line + used, sizeof line - (size_t)used, " %s %.1f,",
+                             dsvi_mem_class_name((DsvMemClass)c), (double)bytes * mib);
+    }
+    snprintf(line + used, sizeof line - (size_t)used, " program and libraries %.0f",
+             (double)run->resident_before * mib);
+    say(run, DSV_LOG_INFO, "%s", line);
+}
+
+static DsvStatus open_run(Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    DSVI_TRY(dsvi_run_folder_open(settings, log_line, run, &run->folder));
+    DSVI_TRY(dsvi_codec_open(settings, &run->codec));
+    DSVI_TRY(open_data(run));
+    DSVI_TRY(choose_config(run));
+    run->resident_before = dsvi_resident_bytes();
+    DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->codec, &run->config, log_line, run,
+                                 &run->trainer));
+    say(run, DSV_LOG_INFO, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64
+        " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
+        run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
+        run->trainer->latent.width, run->backend->device->name);
+    DSVI_TRY(load_state(run));
+    DSVI_TRY(dsvi_prefetch_start(run->dataset, settings, run->trainer->sample,
+                                 settings->data_prefetch * settings->train_batch_size,
+                                 run->trainer->elements, encode, run, warn_line, run, &run->prefetch));
+    say_memory(run);
+    run->summary->first_step = run->trainer->step;
+    return dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record);
+}
+
+static DsvStatus save(Run *run)
+{
+    char path[DSVI_PATH_MAX];
+    if (run->saved_step == run->trainer->step)
+        return DSV_OK;
+    DSVI_TRY(dsvi_checkpoint_save(run->trainer, run->folder.root, path));
+    snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", path);
+    run->saved_step = run->trainer->step;
+    say(run, DSV_LOG_INFO, "saved %s", path);
+    return DSV_OK;
+}
+
+/* A clip from the weights as they are, with the lists the blocks use as they are. */
+static DsvStatus validate(Run *run)
+{
+    char name[64], path[DSVI_PATH_MAX];
+    DsvGenerator *generator = run->trainer->generator;
+    DsvEvents quiet = {.context = run->events->context, .stop = run->events->stop};
+    if (run->sampled_step == run->trainer->step)
+        return DSV_OK;
+    snprintf(name, sizeof name, "step-%06" PRId64 ".mp4", run->trainer->step);
+    DSVI_TRY(dsvi_path_join(path, run->folder.samples, name));
+    if (dsvi_generator_sparse(generator))
+        DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(generator), run->trainer->sparse));
+    DsvStatus status = dsvi_generator_run(generator, (uint64_t)run->settings->seed, NULL, path, &quiet);
+    if (status == DSV_E_INTERRUPTED)
+        return DSV_OK; /* the training loop will see the same request, and save first */
+    DSVI_TRY(status);
+    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
+    run->sampled_step = run->trainer->step;
+    say(run, DSV_LOG_INFO, "sampled %s", path);
+    return DSV_OK;
+}
+
+static bool due(int64_t step, int64_t every)
+{
+    return every > 0 && step % every == 0;
+}
+
+static bool wants_stop(const Run *run)
+{
+    return run->events->stop && run->events->stop(run->events->context);
+}
+
+/* A failed step must say from where the run can go on. */
+static DsvStatus explain_failure(const Run *run, DsvStatus status)
+{
+    if (run->summary->checkpoint[0])
+        return dsvi_fail_within(status, "training stopped, %s is whole", run->summary->checkpoint);
+    return status;
+}
+
+static DsvStatus train(Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    DsvTrainer *t = run->trainer;
+    DsvSampleSource source = {run->prefetch, next_sample};
+    while (t->step < settings->max_train_steps) {
+        DsvStepResult result;
+        if (wants_stop(run)) {
+            DSVI_TRY(save(run));
+            return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
+        }
+        double start = dsvi_clock_seconds();
+        DSVI_TRY(dsvi_train_step(t, &source, &result));
+        DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
+        if (due(t->step, settings->checkpointing_steps))
+            DSVI_TRY(save(run));
+        if (due(t->step, settings->validation_steps))
+            DSVI_TRY(validate(run));
+    }
+    DSVI_TRY(save(run));
+    return settings->validation_at_end ? validate(run) : DSV_OK;
+}
+
+static DsvStatus summarise(Run *run)
+{
+    DsvMetricsSummary metrics;
+    DsvSparseReport sparse;
+    DsvTrainSummary *summary = run->summary;
+    DSVI_TRY(dsvi_metrics_summarise(run->folder.metrics, &metrics));
+    dsvi_sparse_report(run->trainer->sparse, &sparse);
+    summary->last_step = run->trainer->step;
+    summary->first_loss = metrics.first_loss;
+    summary->last_loss = metrics.last_loss;
+    summary->sparse_blocks = sparse.sparse_blocks;
+    summary->blocks = sparse.blocks;
+    summary->captured_mass = sparse.captured_mass;
+    summary->seconds = dsvi_clock_seconds() - run->start;
+    return DSV_OK;
+}
+
+static void close_run(Run *run)
+{
+    dsvi_prefetch_stop(&run->prefetch);
+    dsvi_run_record_close(&run->record);
+    dsvi_trainer_free(&run->trainer);
+    dsvi_dataset_close(&run->dataset);
+    if (run->codec)
+        run->codec->close(run->codec);
+}
+
+DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, const DsvEvents *events,
+                         DsvTrainSummary *summary)
+{
+    Run run = {.settings = settings, .backend = backend, .events = events, .summary = summary,
+               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1};
+    memset(summary, 0, sizeof *summary);
+    DsvStatus status = open_run(&run);
+    if (status == DSV_OK) {
+        status = train(&run);
+        if (status == DSV_OK || status == DSV_E_INTERRUPTED) {
+            DsvStatus summed = summarise(&run);
+            status = status == DSV_OK ? summed : status;
+        } else {
+            status = explain_failure(&run, status);
+        }
+    }
+    close_run(&run);
+    return status;
+}

@@ -1,0 +1,27 @@
+/* What a run leaves for people: metrics, TensorBoard events, the progress line, log lines. */
+#ifndef DSVI_RUN_RECORD_H
+#define DSVI_RUN_RECORD_H
+
+#include "dsv/events.h"
+#include "train/run_folder.h"
+#include "train/step.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvRunRecord DsvRunRecord;
+
+/* Opens the files of the run for steps after trainer->step: later lines of an earlier attempt are dropped.
+ * Measures what a large GEMM reaches, the peak that step speeds are shown against. */
+DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *trainer,
+                               const DsvEvents *events, DsvRunRecord **out);
+void dsvi_run_record_close(DsvRunRecord **record);
+
+/* One finished step. */
+DsvStatus dsvi_run_record_step(DsvRunRecord *record, const DsvStepResult *result, double step_s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

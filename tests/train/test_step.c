@@ -1,0 +1,155 @@
+/* Six steps of AdamW on a small model, against PyTorch (fixtures/dit_a/train): losses, gradient norms, the
+ * weights and both moments afterwards. */
+#include "test.h"
+
+#include "base/safetensors.h"
+#include "cpu/cpu.h"
+#include "train/step.h"
+
+enum { STEPS = 6, BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16, TEXT_LEN = 7 };
+
+/* The fixture starts from latents; this codec only states their shape. */
+static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+{
+    (void)codec;
+    (void)video;
+    *latent = (DsvVideoShape){CHANNELS, FRAMES, HEIGHT, WIDTH};
+    return DSV_OK;
+}
+
+static const DsvCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
+
+typedef struct Fixture {
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvTrainer *trainer;
+    DsvSafetensors *inputs, *expected, *weights, *moments;
+} Fixture;
+
+static void open_fixture(Fixture *f, const char *isa)
+{
+    DsvDitConfig config;
+    memset(f, 0, sizeof *f);
+    dsv_config_defaults(&f->settings);
+    assert_ok(dsv_config_set(&f->settings, "mixed_precision=no"));
+    assert_ok(dsv_config_set(&f->settings, "train_batch_size=2"));
+    assert_ok(dsv_config_set(&f->settings, "lr=1e-3"));
+    assert_ok(dsv_config_set(&f->settings, "sparse.enabled=false"));
+    assert_ok(dsv_config_set(&f->settings, "validation_at_end=false"));
+    assert_ok(dsvi_dit_config_read(shared_path("fixtures/dit_a/config.json"), &config));
+    config.text_len = TEXT_LEN;
+    assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
+    assert_ok(dsvi_trainer_create(&f->settings, &f->backend, &FIXED, &config, NULL, NULL, &f->trainer));
+    assert_ok(dsvi_weights_read(shared_path("fixtures/dit_a"), &f->trainer->table, f->trainer->host_flat));
+    assert_ok(dsvi_trainer_start(f->trainer));
+    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/inputs.safetensors"), &f->inputs));
+    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/expected.safetensors"),
+                                    &f->expected));
+    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/weights_after.safetensors"),
+                                    &f->weights));
+    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/adam_after.safetensors"),
+                                    &f->moments));
+}
+
+static void close_fixture(Fixture *f)
+{
+    dsvi_safetensors_close(&f->inputs);
+    dsvi_safetensors_close(&f->expected);
+    dsvi_safetensors_close(&f->weights);
+    dsvi_safetensors_close(&f->moments);
+    dsvi_trainer_free(&f->trainer);
+    dsvi_cpu_close(&f->backend);
+}
+
+/* The part of a stacked input that belongs to one step, to the device. */
+static void load_input(Fixture *f, const char *name, int step, void *device_memory)
+{
+    const DsvStoredTensor *tensor = dsvi_safetensors_find(f->inputs, name);
+    assert_non_null(tensor);
+    size_t bytes = tensor->bytes / STEPS;
+    assert_ok(f->backend.device->upload(f->backend.device->stream, device_memory,
+                                        (const char *)tensor->data + (size_t)step * bytes, bytes));
+}
+
+static void run_steps(Fixture *f)
+{
+    DsvTrainer *t = f->trainer;
+    const DsvStoredTensor *losses = dsvi_safetensors_find(f->expected, "losses");
+    const DsvStoredTensor *norms = dsvi_safetensors_find(f->expected, "grad_norms");
+    for (int step = 0; step < STEPS; step++) {
+        DsvStepResult result = {.step = step + 1, .lr = f->settings.lr};
+        load_input(f, "latents_clean", step, t->latents);
+        load_input(f, "noise", step, t->noise);
+        load_input(f, "sigma", step, t->sigma);
+        load_input(f, "timestep", step, t->timestep);
+        load_input(f, "encoder_hidden_states", step, t->text);
+        assert_ok(dsvi_sparse_step_begin(t->sparse, step + 1, true));
+        assert_ok(f->backend.device->zero(f->backend.device->stream, t->weights.grad,
+                                          (size_t)t->table.elements * sizeof(float)));
+        assert_ok(dsvi_train_gradients(t, &result));
+        assert_ok(dsvi_train_update(t, &result));
+        double loss = ((const double *)losses->data)[step], norm = ((const double *)norms->data)[step];
+        assert_error_below(fabs(result.loss - loss) / loss, 1e-5, "loss of step %d", step + 1);
+        assert_error_below(fabs(result.grad_norm - norm) / norm, 1e-4, "gradient norm of step %d", step + 1);
+    }
+}
+
+/* A flat array against stored tensors named prefix + parameter. AdamW divides by the root of the second
+ * moment, so a rounding error in a tiny gradient can move a weight by up to lr: weights are compared to what
+ * they moved in all, 6 lr. */
+static void compare_flat(const Fixture *f, const DsvSafetensors *file, const char *prefix,
+                         const float *flat, double bound)
+{
+    char name[160];
+    for (int64_t i = 0; i < f->trainer->table.count; i++) {
+        const DsvParam *param = &f->trainer->table.params[i];
+        snprintf(name, sizeof name, "%s%s", prefix, param->name);
+        const DsvStoredTensor *tensor = dsvi_safetensors_find(file, name);
+        assert_non_null(tensor);
+        assert_error_below(relative_l2(DSV_F32, flat + param->offset, tensor->dtype, tensor->data,
+                                       param->count), bound, "%s", name);
+    }
+}
+
+static void follows_pytorch(void **state)
+{
+    const char *isa = *state;
+    Fixture f;
+    open_fixture(&f, isa);
+    run_steps(&f);
+    compare_flat(&f, f.weights, "", f.trainer->weights.master, 1e-4);
+    compare_flat(&f, f.moments, "exp_avg.", f.trainer->moment1, 1e-3);
+    compare_flat(&f, f.moments, "exp_avg_sq.", f.trainer->moment2, 1e-3);
+    close_fixture(&f);
+}
+
+/* The loss of a step that went wrong must not reach the weights. */
+static void divergence_leaves_the_weights(void **state)
+{
+    Fixture f;
+    (void)state;
+    open_fixture(&f, "auto");
+    DsvTrainer *t = f.trainer;
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    float *before = malloc(bytes);
+    assert_non_null(before);
+    memcpy(before, t->weights.master, bytes);
+    DsvStepResult result = {.step = 1, .lr = 1e-3, .loss = 1};
+    ((float *)t->weights.grad)[3] = NAN;
+    assert_fails(DSV_E_DIVERGED, "step 1", dsvi_train_update(t, &result));
+    assert_memory_equal(before, t->weights.master, bytes);
+    assert_int_equal(t->step, 0);
+    free(before);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    skip_without_shared("fixtures/dit_a/train/inputs.safetensors");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(follows_pytorch, "ref"),
+        cmocka_unit_test_prestate(follows_pytorch, "auto"),
+        cmocka_unit_test(divergence_leaves_the_weights),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
