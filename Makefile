@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 CLIPS  ?=
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test bench install format clean help
+.PHONY: build deps demo test bench docs install format clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -22,7 +22,11 @@ test: build
 	@ctest --preset $(PRESET)
 
 bench: build
-	@tools/bench.sh $(BUILD)/dsv
+	@$(BUILD)/dsv bench attention
+	@$(BUILD)/dsv bench step
+
+docs: build
+	@$(BUILD)/dsv help options --markdown >docs/configuration.md
 
 install: build
 	@cmake --install $(BUILD) --prefix "$(PREFIX)"
@@ -39,6 +43,7 @@ help:
 	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
 	@echo 'make test              runs every test'
 	@echo 'make bench             measures attention and a training step'
+	@echo 'make docs              writes docs/configuration.md from the option table'
 	@echo 'make install [PREFIX=/usr/local]'
 	@echo 'make deps              installs the Debian packages that are missing'
 	@echo 'make format            lays out the source with clang-format'
