@@ -1,0 +1,258 @@
+/* Checkpoints under fire: the process dies, or the disk fills, at every single call that changes the disk; the
+ * checkpoint before must stay whole and the next run must find one.
+ *
+ * The calls are intercepted by defining them here: the program's own symbols come before the C library's. */
+#include "test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "cpu/cpu.h"
+#include "tiny.h"
+#include "train/checkpoint.h"
+
+/* Calls left until the fault; negative: none planned. */
+static long fuse = -1;
+static long calls;
+static enum { FAULT_DIE, FAULT_NO_SPACE } fault;
+enum { DIED = 9 };
+
+/* True when this call is the one to fail. */
+static int struck(void)
+{
+    calls++;
+    if (fuse < 0 || fuse-- > 0)
+        return 0;
+    if (fault == FAULT_DIE)
+        _exit(DIED);
+    errno = ENOSPC;
+    return 1;
+}
+
+ssize_t write(int file, const void *data, size_t bytes)
+{
+    return struck() ? -1 : syscall(SYS_write, file, data, bytes);
+}
+
+int fsync(int file)
+{
+    return struck() ? -1 : (int)syscall(SYS_fsync, file);
+}
+
+int rename(const char *from, const char *to)
+{
+    return struck() ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
+{
+    return struck() ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    return struck() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+
+/* A trainer whose weights say which step they are from. */
+typedef struct Bench {
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvCodec *codec;
+    DsvTrainer *trainer;
+    const char *folder;
+} Bench;
+
+static void open_bench(Bench *b)
+{
+    DsvDitConfig config;
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    tiny_settings(&b->settings);
+    b->folder = tiny_folder();
+    assert_ok(dsvi_codec_open(&b->settings, &b->codec));
+    assert_ok(b->codec->latent_shape(b->codec, video, &latent));
+    assert_ok(dsvi_dit_config_make(&b->settings, &config));
+    config.in_channels = config.out_channels = latent.channels;
+    assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
+    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, b->codec, &config, NULL, NULL, &b->trainer));
+    dsvi_weights_init(&b->trainer->table, 1, b->trainer->host_flat);
+    assert_ok(dsvi_trainer_start(b->trainer));
+}
+
+static void close_bench(Bench *b)
+{
+    dsvi_trainer_free(&b->trainer);
+    b->codec->close(b->codec);
+    dsvi_cpu_close(&b->backend);
+    assert_ok(dsvi_folder_remove(b->folder));
+}
+
+/* Weight 0 of the model, by which a checkpoint is told apart. */
+static float *mark(Bench *b)
+{
+    return b->trainer->weights.master;
+}
+
+static DsvStatus save_step(Bench *b, int64_t step)
+{
+    char path[DSVI_PATH_MAX];
+    b->trainer->step = step;
+    *mark(b) = (float)step;
+    return dsvi_checkpoint_save(b->trainer, b->folder, path);
+}
+
+/* The newest checkpoint is whole, loads, and is one of the two; returns its step. */
+static int64_t newest(Bench *b)
+{
+    char path[DSVI_PATH_MAX];
+    bool found;
+    assert_ok(dsvi_checkpoint_latest(b->folder, NULL, NULL, path, &found));
+    assert_true(found);
+    *mark(b) = -1;
+    assert_ok(dsvi_checkpoint_load(b->trainer, path));
+    assert_true(*mark(b) == (float)b->trainer->step);
+    return b->trainer->step;
+}
+
+static int count_entries;
+static DsvStatus count_entry(void *context, const char *name)
+{
+    (void)context;
+    (void)name;
+    count_entries++;
+    return DSV_OK;
+}
+
+static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
+{
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    assert_ok(save_step(&b, 4));
+    int64_t seen_old = 0, seen_new = 0;
+    for (long at = 0;; at++) {
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            fault = FAULT_DIE;
+            fuse = at;
+            _exit(save_step(&b, 8) == DSV_OK ? 0 : 1);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        if (WEXITSTATUS(status) == 0)
+            break; /* the fuse outlasted the save: every call has had its turn */
+        assert_int_equal(WEXITSTATUS(status), DIED);
+        int64_t step = newest(&b);
+        assert_true(step == 4 || step == 8);
+        step == 4 ? seen_old++ : seen_new++;
+    }
+    assert_int_equal(newest(&b), 8);
+    assert_true(seen_old > 20); /* the faults did hit the writing */
+    print_message("died at %lld calls before the rename and %lld after it\n", (long long)seen_old,
+                  (long long)seen_new);
+    close_bench(&b);
+}
+
+static void a_full_disk_is_an_error_and_leaves_nothing_behind(void **state)
+{
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    assert_ok(save_step(&b, 4));
+    calls = 0;
+    assert_ok(save_step(&b, 8));
+    long total = calls;
+    fault = FAULT_NO_SPACE;
+    for (long at = 0; at < total; at++) {
+        fuse = at;
+        DsvStatus status = save_step(&b, 12);
+        fuse = -1;
+        if (status != DSV_OK)
+            assert_non_null(strstr(dsv_error_message(), b.folder));
+        int64_t step = newest(&b);
+        assert_true(step == 8 || step == 12);
+        if (status != DSV_OK && step == 8) {
+            /* latest, checkpoint-4, checkpoint-8 and nothing half-written. */
+            count_entries = 0;
+            assert_ok(dsvi_folder_list(b.folder, count_entry, NULL));
+            assert_int_equal(count_entries, 3);
+        }
+        char path[DSVI_PATH_MAX];
+        snprintf(path, sizeof path, "%s/checkpoint-12", b.folder);
+        assert_ok(dsvi_folder_remove(path));
+        assert_int_equal(newest(&b), 8);
+    }
+    close_bench(&b);
+}
+
+static void damage_is_found_and_passed_over(void **state)
+{
+    Bench b;
+    char path[DSVI_PATH_MAX];
+    bool found;
+    (void)state;
+    open_bench(&b);
+    assert_ok(save_step(&b, 4));
+    assert_ok(save_step(&b, 8));
+    snprintf(path, sizeof path, "%s/checkpoint-8/optimizer/exp_avg.safetensors", b.folder);
+    int file = open(path, O_WRONLY);
+    assert_true(file >= 0 && pwrite(file, "x", 1, 4000) == 1 && close(file) == 0);
+    snprintf(path, sizeof path, "%s/checkpoint-8", b.folder);
+    assert_fails(DSV_E_FORMAT, "exp_avg.safetensors", dsvi_checkpoint_verify(path));
+    assert_fails(DSV_E_FORMAT, "exp_avg.safetensors", dsvi_checkpoint_load(b.trainer, path));
+    assert_int_equal(newest(&b), 4);
+    snprintf(path, sizeof path, "%s/checkpoint-4/manifest.json", b.folder);
+    assert_int_equal(truncate(path, 10), 0);
+    assert_fails(DSV_E_FORMAT, "none of its 2 checkpoints is whole",
+                 dsvi_checkpoint_latest(b.folder, NULL, NULL, path, &found));
+    close_bench(&b);
+}
+
+static void only_the_newest_are_kept(void **state)
+{
+    Bench b;
+    char path[DSVI_PATH_MAX];
+    (void)state;
+    open_bench(&b);
+    b.settings.checkpoints_total_limit = 2;
+    for (int64_t step = 1; step <= 5; step++)
+        assert_ok(save_step(&b, step));
+    for (int64_t step = 1; step <= 5; step++) {
+        snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
+        assert_int_equal(dsvi_path_exists(path), step >= 4);
+    }
+    /* Saved again, as a resumed run does: exchanged, not lost. */
+    assert_ok(save_step(&b, 4));
+    assert_int_equal(newest(&b), 4);
+    close_bench(&b);
+}
+
+static void another_seed_or_shape_is_refused(void **state)
+{
+    Bench b;
+    char path[DSVI_PATH_MAX];
+    (void)state;
+    open_bench(&b);
+    assert_ok(save_step(&b, 4));
+    snprintf(path, sizeof path, "%s/checkpoint-4", b.folder);
+    b.settings.seed = 8;
+    assert_fails(DSV_E_USAGE, "seed=7", dsvi_checkpoint_load(b.trainer, path));
+    close_bench(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dying_at_any_call_leaves_a_whole_checkpoint),
+        cmocka_unit_test(a_full_disk_is_an_error_and_leaves_nothing_behind),
+        cmocka_unit_test(damage_is_found_and_passed_over),
+        cmocka_unit_test(only_the_newest_are_kept),
+        cmocka_unit_test(another_seed_or_shape_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,276 @@
+/* Whole runs through the public call: same seed twice, stopped and resumed, one thread against two, refusals. */
+#include "test.h"
+
+#include <cjson/cJSON.h>
+
+#include "dsv/dsv.h"
+#include "tiny.h"
+#include "train/checkpoint.h"
+
+enum { STEPS = 10 };
+
+static char clips[DSVI_PATH_MAX];
+
+/* Stops after so many questions: dsv_train asks once before each step. */
+typedef struct Stopper {
+    int64_t steps;
+    char log[8192];
+} Stopper;
+
+static bool stop_after(void *context)
+{
+    return ((Stopper *)context)->steps-- <= 0;
+}
+
+static void keep_log(void *context, DsvLogLevel level, const char *line)
+{
+    Stopper *s = context;
+    size_t used = strlen(s->log);
+    (void)level;
+    snprintf(s->log + used, sizeof s->log - used, "%s\n", line);
+}
+
+static void set(DsvConfig *settings, const char *key, const char *value)
+{
+    char assignment[DSVI_PATH_MAX + 64];
+    snprintf(assignment, sizeof assignment, "%s=%s", key, value);
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+static void run_settings(DsvConfig *settings, const char *folder)
+{
+    tiny_settings(settings);
+    set(settings, "data.path", clips);
+    set(settings, "output_dir", folder);
+    set(settings, "max_train_steps", "10");
+}
+
+/* Metrics that depend on nothing but the settings. */
+static const char *const FIXED_METRICS[] = {"step", "loss", "grad_norm", "lr", "density", "sparse_blocks",
+                                            "captured_mass"};
+
+static cJSON *next_line(FILE *file)
+{
+    char *text = NULL;
+    size_t room = 0;
+    cJSON *object = getline(&text, &room, file) > 0 ? cJSON_Parse(text) : NULL;
+    free(text);
+    return object;
+}
+
+static void same_metrics(const char *folder_a, const char *folder_b)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder_a);
+    FILE *a = fopen(path, "r");
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder_b);
+    FILE *b = fopen(path, "r");
+    assert_non_null(a);
+    assert_non_null(b);
+    for (int line = 0; line < STEPS; line++) {
+        cJSON *x = next_line(a), *y = next_line(b);
+        assert_non_null(x);
+        assert_non_null(y);
+        for (size_t i = 0; i < sizeof FIXED_METRICS / sizeof *FIXED_METRICS; i++) {
+            const cJSON *p = cJSON_GetObjectItem(x, FIXED_METRICS[i]);
+            const cJSON *q = cJSON_GetObjectItem(y, FIXED_METRICS[i]);
+            assert_non_null(p);
+            assert_non_null(q);
+            if (!cJSON_Compare(p, q, 1) || (cJSON_IsNumber(p) && p->valuedouble != q->valuedouble))
+                fail_msg("step %d: %s differs: %.17g, %.17g", line + 1, FIXED_METRICS[i], p->valuedouble,
+                         q->valuedouble);
+        }
+        cJSON_Delete(x);
+        cJSON_Delete(y);
+    }
+    assert_null(next_line(a));
+    assert_null(next_line(b));
+    fclose(a);
+    fclose(b);
+}
+
+/* Every stored number of the last checkpoint: weights, moments, average, sparse state. */
+static void same_checkpoints(const char *folder_a, const char *folder_b)
+{
+    static const char *const file[] = {
+        "transformer/diffusion_pytorch_model.safetensors", "sparse.safetensors", "state.json",
+        "transformer_ema/diffusion_pytorch_model.safetensors",
+        "optimizer/exp_avg.safetensors", "optimizer/exp_avg_sq.safetensors",
+    };
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        char path[DSVI_PATH_MAX];
+        uint64_t a, b;
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_a, STEPS, file[i]);
+        assert_ok(dsvi_file_checksum(path, &a));
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_b, STEPS, file[i]);
+        assert_ok(dsvi_file_checksum(path, &b));
+        if (a != b)
+            fail_msg("%s differs", file[i]);
+    }
+}
+
+static void train_straight(DsvConfig *settings, const char *folder, DsvTrainSummary *summary)
+{
+    DsvEvents events = {0};
+    run_settings(settings, folder);
+    assert_ok(dsv_train(settings, &events, summary));
+    assert_int_equal(summary->last_step, STEPS);
+    assert_true(isfinite(summary->last_loss));
+}
+
+static void same_seed_twice(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *a = tiny_folder(), *b = tiny_folder();
+    (void)state;
+    train_straight(&settings, a, &summary);
+    assert_true(summary.sparse_blocks > 0); /* else this shows nothing about sparse attention */
+    train_straight(&settings, b, &summary);
+    same_metrics(a, b);
+    same_checkpoints(a, b);
+    assert_ok(dsvi_folder_remove(a));
+    assert_ok(dsvi_folder_remove(b));
+}
+
+static void one_thread_or_two(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    DsvEvents events = {0};
+    const char *folder[2] = {tiny_folder(), tiny_folder()};
+    static const char *const threads[2] = {"1", "2"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run_settings(&settings, folder[i]);
+        set(&settings, "threads", threads[i]);
+        set(&settings, "data.workers", threads[i]);
+        assert_ok(dsv_train(&settings, &events, &summary));
+    }
+    same_metrics(folder[0], folder[1]);
+    same_checkpoints(folder[0], folder[1]);
+    for (int i = 0; i < 2; i++)
+        assert_ok(dsvi_folder_remove(folder[i]));
+}
+
+/* Stopped once after every possible number of steps, then resumed: as if never stopped. */
+static void stop_and_resume(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *straight = tiny_folder();
+    const char *kind = *state;
+    run_settings(&settings, straight);
+    set(&settings, "sparse.selector", kind);
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    for (int64_t stop = 0; stop < STEPS; stop += 3) {
+        const char *folder = tiny_folder();
+        Stopper stopper = {.steps = stop};
+        DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+        run_settings(&settings, folder);
+        set(&settings, "sparse.selector", kind);
+        assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, &summary));
+        assert_int_equal(summary.last_step, stop);
+        assert_non_null(strstr(summary.checkpoint, "checkpoint-"));
+        set(&settings, "resume_from_checkpoint", "latest");
+        assert_ok(dsv_train(&settings, NULL, &summary));
+        assert_int_equal(summary.first_step, stop);
+        same_metrics(straight, folder);
+        same_checkpoints(straight, folder);
+        assert_ok(dsvi_folder_remove(folder));
+    }
+    assert_ok(dsvi_folder_remove(straight));
+}
+
+static void resume_of_nothing_starts_afresh(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper stopper = {.steps = 1};
+    DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+    const char *folder = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    set(&settings, "resume_from_checkpoint", "latest");
+    assert_fails(DSV_E_INTERRUPTED, "step 1", dsv_train(&settings, &events, &summary));
+    assert_non_null(strstr(stopper.log, "starting afresh"));
+    set(&settings, "resume_from_checkpoint", "");
+    assert_fails(DSV_E_USAGE, "already holds a run", dsv_train(&settings, &events, &summary));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+static void bad_inputs_are_named(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *folder = tiny_folder(), *empty = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    set(&settings, "data.path", empty);
+    assert_fails(DSV_E_NOT_FOUND, empty, dsv_train(&settings, NULL, &summary));
+    run_settings(&settings, "/proc/dsv-cannot-be-here");
+    assert_int_not_equal(dsv_train(&settings, NULL, &summary), DSV_OK);
+    assert_non_null(strstr(dsv_error_message(), "/proc/dsv-cannot-be-here"));
+    run_settings(&settings, folder);
+    set(&settings, "height", "33");
+    assert_fails(DSV_E_SHAPE, "33", dsv_train(&settings, NULL, &summary));
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(empty));
+}
+
+/* A run can go on from a model another run left, and its clips can be sampled. */
+static void a_run_is_a_model(void **state)
+{
+    DsvConfig settings, of_run;
+    DsvTrainSummary summary;
+    char path[DSVI_PATH_MAX], video[DSVI_PATH_MAX];
+    bool found;
+    const char *first = tiny_folder(), *second = tiny_folder();
+    (void)state;
+    train_straight(&settings, first, &summary);
+    run_settings(&settings, second);
+    snprintf(path, sizeof path, "%s/transformer", summary.checkpoint);
+    set(&settings, "model.path", path);
+    set(&settings, "max_train_steps", "2");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    dsv_config_defaults(&of_run);
+    assert_ok(dsv_config_of_run(first, &of_run, &found));
+    assert_true(found && of_run.num_frames == TINY_FRAMES);
+    set(&of_run, "num_inference_steps", "2");
+    snprintf(video, sizeof video, "%s/out.mp4", second);
+    assert_ok(dsv_sample(first, NULL, video, &of_run, NULL));
+    uint64_t bytes;
+    assert_ok(dsvi_file_size(video, &bytes));
+    assert_true(bytes > 0);
+    assert_ok(dsvi_folder_remove(first));
+    assert_ok(dsvi_folder_remove(second));
+}
+
+static int make_clips(void **state)
+{
+    (void)state;
+    snprintf(clips, sizeof clips, "%s", tiny_folder());
+    tiny_clips(clips, 3);
+    return 0;
+}
+
+static int remove_clips(void **state)
+{
+    (void)state;
+    return dsvi_folder_remove(clips) == DSV_OK ? 0 : 1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_seed_twice),
+        cmocka_unit_test(one_thread_or_two),
+        cmocka_unit_test_prestate(stop_and_resume, "projection"),
+        cmocka_unit_test_prestate(stop_and_resume, "predictor"),
+        cmocka_unit_test_prestate(stop_and_resume, "pooled"),
+        cmocka_unit_test(resume_of_nothing_starts_afresh),
+        cmocka_unit_test(bad_inputs_are_named),
+        cmocka_unit_test(a_run_is_a_model),
+    };
+    return cmocka_run_group_tests(tests, make_clips, remove_clips);
+}
