@@ -32,9 +32,9 @@ static inline void tiny_settings(DsvConfig *settings)
 /* A new folder under the system's temporary one. */
 static inline const char *tiny_folder(void)
 {
-    static char path[4][64];
+    static char path[16][64];
     static int next;
-    char *out = path[next++ % 4];
+    char *out = path[next++ % 16];
     snprintf(out, sizeof path[0], "/tmp/dsv-test-XXXXXX");
     assert_non_null(mkdtemp(out));
     return out;
