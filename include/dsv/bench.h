@@ -16,8 +16,9 @@ typedef struct DsvBenchAttention {
     int64_t tokens, heads, head_dim, group, grain, repeats;
     double density;           /* of the lists */
     const char *dtype;        /* "bf16" or "f32" */
-    const char *selector;     /* "projection", "pooled" or "random" */
-    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random */
+    const char *selector;     /* "projection" or "pooled" */
+    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random; its
+                               * shape replaces tokens, heads and head_dim */
     double target_mass;       /* > 0: the lists hold this share of the estimated mass instead */
 } DsvBenchAttention;
 

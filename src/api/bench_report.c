@@ -23,37 +23,37 @@ double dsvi_median(double *values, size_t count)
     return values[(count - 1) / 2];
 }
 
-static DsvStatus write_json(const DsvBenchFigure *figures, size_t count, const char *device,
-                            const char *path)
+static DsvStatus write_json(const DsvBenchLabel *labels, size_t label_count,
+                            const DsvBenchFigure *figures, size_t figure_count, const char *path)
 {
-    DsvStatus status = DSV_OK;
+    DsvStatus status;
     cJSON *object = cJSON_CreateObject();
-    bool whole = object && cJSON_AddStringToObject(object, "device", device);
-    for (size_t i = 0; i < count && whole; i++)
+    bool whole = object != NULL;
+    for (size_t i = 0; i < label_count && whole; i++)
+        whole = cJSON_AddStringToObject(object, labels[i].name, labels[i].value) != NULL;
+    for (size_t i = 0; i < figure_count && whole; i++)
         whole = isfinite(figures[i].value)
             ? cJSON_AddNumberToObject(object, figures[i].name, figures[i].value) != NULL
             : cJSON_AddNullToObject(object, figures[i].name) != NULL;
     char *text = whole ? cJSON_Print(object) : NULL;
-    if (text)
-        status = dsvi_file_replace(path, text, strlen(text));
-    else
-        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for the figures", path);
+    status = text ? dsvi_file_replace(path, text, strlen(text))
+                  : DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for the figures", path);
     cJSON_free(text);
     cJSON_Delete(object);
     return status;
 }
 
-DsvStatus dsvi_bench_report(const DsvBenchFigure *figures, size_t count, const char *device,
-                            const char *json_path, DsvLine *line, void *context)
+DsvStatus dsvi_bench_report(const DsvBenchLabel *labels, size_t label_count, const DsvBenchFigure *figures,
+                            size_t figure_count, const char *json_path, DsvLine *line, void *context)
 {
     char text[256];
-    if (line) {
-        snprintf(text, sizeof text, "%s", device);
+    for (size_t i = 0; i < label_count && line; i++) {
+        snprintf(text, sizeof text, "%-20s %s", labels[i].name, labels[i].value);
         line(context, text);
     }
-    for (size_t i = 0; i < count && line; i++) {
-        snprintf(text, sizeof text, "  %-20s %12.4g", figures[i].name, figures[i].value);
+    for (size_t i = 0; i < figure_count && line; i++) {
+        snprintf(text, sizeof text, "%-20s %.4g", figures[i].name, figures[i].value);
         line(context, text);
     }
-    return json_path ? write_json(figures, count, device, json_path) : DSV_OK;
+    return json_path ? write_json(labels, label_count, figures, figure_count, json_path) : DSV_OK;
 }

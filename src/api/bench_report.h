@@ -18,10 +18,14 @@ typedef struct DsvBenchFigure {
     double value;
 } DsvBenchFigure;
 
-/* One line per figure to `line` (may be NULL), and all of them with "device" as one JSON object to
- * json_path (may be NULL). */
-DsvStatus dsvi_bench_report(const DsvBenchFigure *figures, size_t count, const char *device,
-                            const char *json_path, DsvLine *line, void *context);
+typedef struct DsvBenchLabel {
+    const char *name, *value;
+} DsvBenchLabel;
+
+/* One line per label and figure to `line` (may be NULL), and all of them as one JSON object to json_path (may
+ * be NULL). A figure that is not finite is null there. */
+DsvStatus dsvi_bench_report(const DsvBenchLabel *labels, size_t label_count, const DsvBenchFigure *figures,
+                            size_t figure_count, const char *json_path, DsvLine *line, void *context);
 
 #ifdef __cplusplus
 }

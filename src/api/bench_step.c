@@ -1,60 +1,14 @@
 /* dsv_bench_step: the time of a whole training step, and what kinds of work it goes to. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/backend.h"
 #include "api/bench_report.h"
-#include "base/host.h"
+#include "api/ops_timed.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "train/step.h"
 
 enum { WARM_UP = 2, REPEATS = 7 };
-
-/* Kinds of work told apart. */
-typedef enum Kind { KIND_GEMM, KIND_ATTENTION, KIND_SELECT, KIND_COUNT } Kind;
-
-/* The wrapped table and what it has cost so far. One benchmark runs at a time: an op has no other way to
- * reach its benchmark than a variable of the file. */
-static DsvOps inner;
-static double spent[KIND_COUNT];
-
-static DsvStatus timed(Kind kind, DsvStatus status, double start)
-{
-    spent[kind] += dsvi_clock_seconds() - start;
-    return status;
-}
-
-/* CPU ops are done when they return, so the clock around the call is the op's time. */
-#define TIMED(slot, args_type, kind)                                      \
-    static DsvStatus timed_##slot(DsvStream *stream, const args_type *args) \
-    {                                                                     \
-        double start = dsvi_clock_seconds();                              \
-        return timed(kind, inner.slot.run(stream, args), start);          \
-    }
-TIMED(gemm, DsvGemmArgs, KIND_GEMM)
-TIMED(attention_fwd, DsvAttentionArgs, KIND_ATTENTION)
-TIMED(attention_bwd, DsvAttentionArgs, KIND_ATTENTION)
-TIMED(attention_list_fwd, DsvAttentionArgs, KIND_ATTENTION)
-TIMED(attention_list_bwd, DsvAttentionArgs, KIND_ATTENTION)
-TIMED(select_features, DsvSelectFeaturesArgs, KIND_SELECT)
-TIMED(select_histogram, DsvSelectArgs, KIND_SELECT)
-TIMED(select_lists, DsvSelectArgs, KIND_SELECT)
-
-static void wrap(DsvOps *ops)
-{
-    inner = *ops;
-    memset(spent, 0, sizeof spent);
-    ops->gemm.run = timed_gemm;
-    ops->attention_fwd.run = timed_attention_fwd;
-    ops->attention_bwd.run = timed_attention_bwd;
-    ops->attention_list_fwd.run = timed_attention_list_fwd;
-    ops->attention_list_bwd.run = timed_attention_list_bwd;
-    ops->select_features.run = timed_select_features;
-    ops->select_histogram.run = timed_select_histogram;
-    ops->select_lists.run = timed_select_lists;
-}
 
 typedef struct RandomLatents {
     DsvRng rng;
@@ -73,7 +27,7 @@ static DsvStatus next_random(void *context, float *latent)
 /* Times of the measured steps, seconds. */
 typedef struct Times {
     double step[REPEATS], forward[REPEATS], backward[REPEATS], optimizer[REPEATS];
-    double spent[KIND_COUNT]; /* sums over the measured steps */
+    double spent[DSV_KIND_COUNT]; /* sums over the measured steps */
     double total;
 } Times;
 
@@ -84,7 +38,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
     DsvStepResult result;
     for (int i = -WARM_UP; i < REPEATS; i++) {
         if (i == 0)
-            memset(spent, 0, sizeof spent);
+            dsvi_ops_time_reset();
         DSVI_TRY(dsvi_train_step(t, &source, &result));
         if (i < 0)
             continue;
@@ -94,7 +48,8 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->step[i] = result.forward_s + result.backward_s + result.optimizer_s;
         times->total += times->step[i];
     }
-    memcpy(times->spent, spent, sizeof spent);
+    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
+        times->spent[kind] = dsvi_ops_time_spent((DsvOpKind)kind);
     return DSV_OK;
 }
 
@@ -123,15 +78,20 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
         {"model_tflops", 1e-12 * flops / step},
-        {"gemm_share", times->spent[KIND_GEMM] / times->total},
-        {"attention_share", times->spent[KIND_ATTENTION] / times->total},
-        {"select_share", times->spent[KIND_SELECT] / times->total},
+        {"gemm_share", times->spent[DSV_KIND_GEMM] / times->total},
+        {"attention_share",
+         (times->spent[DSV_KIND_ATTENTION_FWD] + times->spent[DSV_KIND_ATTENTION_BWD]) / times->total},
+        {"select_share", times->spent[DSV_KIND_SELECT] / times->total},
         {"density", state.density},
         {"sparse_blocks", (double)state.sparse_blocks},
         {"threads", (double)dsvi_threads_count()},
     };
-    return dsvi_bench_report(figures, sizeof figures / sizeof *figures, t->backend->device->name, json_path,
-                             line, context);
+    const DsvBenchLabel labels[] = {
+        {"device", t->backend->device->name}, {"gemm", t->backend->ops.gemm.variant},
+        {"attention", t->backend->ops.attention_fwd.variant},
+    };
+    return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
+                             sizeof figures / sizeof *figures, json_path, line, context);
 }
 
 static DsvStatus run(DsvTrainer *t, const char *json_path, DsvLine *line, void *context)
@@ -156,7 +116,7 @@ DsvStatus dsv_bench_step(const DsvConfig *settings, const char *json_path, DsvLi
     DSVI_TRY_GOTO(status, dsvi_dit_config_make(settings, &config), done);
     config.in_channels = config.out_channels = latent.channels;
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
-    wrap(&backend.ops);
+    dsvi_ops_time(&backend);
     DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, codec, &config, NULL, NULL, &trainer),
                   done);
     DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);

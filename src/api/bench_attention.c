@@ -1,0 +1,342 @@
+/* dsv_bench_attention: dense attention against selection plus attention over lists, on the same tensors, in
+ * one run. The sparse side goes through the sparse layer as a model's block does. */
+#include "dsv/bench.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/backend.h"
+#include "api/bench_report.h"
+#include "api/ops_timed.h"
+#include "base/arena.h"
+#include "base/rng.h"
+#include "base/safetensors.h"
+#include "base/threads.h"
+#include "sparse/sparse.h"
+
+enum { REPEATS_MOST = 64, PROFILE_SAMPLES = 256 };
+
+typedef struct Bench {
+    DsvBenchAttention wanted;
+    DsvConfig settings;       /* those given, with the lists' settings of `wanted` */
+    DsvBackend backend;
+    DsvSafetensors *file;     /* of heads_from */
+    DsvSparseShape shape;
+    DsvSparse *sparse;
+    void *memory;
+    void *q, *k, *v, *out, *dout, *dq, *dk, *dv; /* (1, S, N, D) act */
+    void *lse;                /* (1, N, S) */
+    void *workspace;
+    size_t workspace_bytes;
+    int32_t *sample;          /* (PROFILE_SAMPLES) */
+    float *captured, *share90, *listed; /* (N, PROFILE_SAMPLES) */
+} Bench;
+
+void dsv_bench_attention_defaults(DsvBenchAttention *bench)
+{
+    *bench = (DsvBenchAttention){
+        .tokens = 8192, .heads = 4, .head_dim = 64, .group = 128, .grain = 1, .repeats = 5,
+        .density = 0.1, .dtype = "bf16", .selector = "projection",
+    };
+}
+
+static DsvStatus set(DsvConfig *settings, const char *format, ...)
+{
+    char assignment[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(assignment, sizeof assignment, format, args);
+    va_end(args);
+    return dsv_config_set(settings, assignment);
+}
+
+static DsvStatus make_settings(Bench *b, const DsvConfig *given)
+{
+    const DsvBenchAttention *w = &b->wanted;
+    b->settings = *given;
+    if (w->repeats < 1 || w->repeats > REPEATS_MOST || w->tokens < 1 || w->heads < 1 || w->head_dim < 2)
+        return DSVI_FAIL(DSV_E_USAGE, "bench attention: wanted tokens, heads >= 1, head_dim >= 2 and 1 to %d "
+                         "repeats", REPEATS_MOST);
+    if (strcmp(w->dtype, "bf16") != 0 && strcmp(w->dtype, "f32") != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "bench attention: dtype %s, wanted bf16 or f32", w->dtype);
+    DSVI_TRY(set(&b->settings, "sparse.selector=%s", w->selector));
+    DSVI_TRY(set(&b->settings, "sparse.group=%lld", (long long)w->group));
+    DSVI_TRY(set(&b->settings, "sparse.grain=%lld", (long long)w->grain));
+    DSVI_TRY(set(&b->settings, "sparse.target_density=%.17g", w->density));
+    DSVI_TRY(set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
+    DSVI_TRY(set(&b->settings, "sparse.measure_cost=false"));
+    return set(&b->settings, "sparse.max_density=1");
+}
+
+/* Shape and token grid: of the file, where there is one. */
+static DsvStatus make_shape(Bench *b)
+{
+    DsvBenchAttention *w = &b->wanted;
+    int frames = 1, rows = 1, columns = (int)w->tokens;
+    if (w->heads_from) {
+        const DsvStoredTensor *q, *other;
+        DSVI_TRY(dsvi_safetensors_open(w->heads_from, &b->file));
+        DSVI_TRY(dsvi_safetensors_want(b->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
+        DSVI_TRY(dsvi_safetensors_want(b->file, "k", 3, q->shape, &other));
+        DSVI_TRY(dsvi_safetensors_want(b->file, "v", 3, q->shape, &other));
+        w->heads = q->shape[0];
+        w->tokens = q->shape[1];
+        w->head_dim = q->shape[2];
+        const char *grid = dsvi_safetensors_metadata(b->file, "grid");
+        columns = (int)w->tokens;
+        if (grid && (sscanf(grid, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
+                     (int64_t)frames * rows * columns != w->tokens))
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", w->heads_from, grid,
+                             (long long)w->tokens);
+    }
+    b->shape = (DsvSparseShape){
+        .blocks = 1, .batch = 1, .tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim,
+        .grid = {frames, rows, columns}, .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
+        .backward = true,
+    };
+    return DSV_OK;
+}
+
+static DsvAttentionArgs attention_args(const Bench *b)
+{
+    const DsvSparseShape *s = &b->shape;
+    return (DsvAttentionArgs){
+        .batch = 1, .heads = s->heads, .queries = s->tokens, .keys = s->tokens, .head_dim = s->head_dim,
+        .scale = 1 / sqrt((double)s->head_dim), .act = s->act, .acc = DSV_F32,
+        .q = dsvi_heads(b->q, s->tokens, s->heads, s->head_dim),
+        .k = dsvi_heads(b->k, s->tokens, s->heads, s->head_dim),
+        .v = dsvi_heads(b->v, s->tokens, s->heads, s->head_dim),
+        .out = dsvi_heads(b->out, s->tokens, s->heads, s->head_dim), .lse = b->lse,
+        .dout = dsvi_heads(b->dout, s->tokens, s->heads, s->head_dim),
+        .dq = dsvi_heads(b->dq, s->tokens, s->heads, s->head_dim),
+        .dk = dsvi_heads(b->dk, s->tokens, s->heads, s->head_dim),
+        .dv = dsvi_heads(b->dv, s->tokens, s->heads, s->head_dim),
+        .workspace = b->workspace, .workspace_bytes = b->workspace_bytes,
+    };
+}
+
+static DsvProfileArgs profile_args(const Bench *b)
+{
+    DsvAttentionArgs a = attention_args(b);
+    return (DsvProfileArgs){
+        .batch = 1, .heads = a.heads, .queries = a.queries, .keys = a.keys, .head_dim = a.head_dim,
+        .scale = a.scale, .mass = 0.9, .act = a.act, .q = a.q, .k = a.k, .samples = PROFILE_SAMPLES,
+        .sample = b->sample, .captured = b->captured, .share90 = b->share90, .listed = b->listed,
+        .workspace = b->workspace, .workspace_bytes = b->workspace_bytes,
+    };
+}
+
+static size_t workspace_of(const Bench *b)
+{
+    const DsvOps *ops = &b->backend.ops;
+    DsvAttentionArgs args = attention_args(b);
+    DsvProfileArgs profile = profile_args(b);
+    size_t bytes[3] = {
+        ops->attention_fwd.workspace ? ops->attention_fwd.workspace(&args) : 0,
+        ops->attention_bwd.workspace ? ops->attention_bwd.workspace(&args) : 0,
+        ops->profile.workspace ? ops->profile.workspace(&profile) : 0,
+    };
+    size_t most = 0;
+    for (int i = 0; i < 3; i++)
+        most = bytes[i] > most ? bytes[i] : most;
+    return most;
+}
+
+static void carve(Bench *b, DsvArena *arena)
+{
+    const DsvSparseShape *s = &b->shape;
+    size_t rows = (size_t)(s->tokens * s->heads);
+    size_t bytes = rows * (size_t)s->head_dim * dsvi_dtype_size(s->act);
+    size_t samples = (size_t)s->heads * PROFILE_SAMPLES * sizeof(float);
+    void **tensor[] = {&b->q, &b->k, &b->v, &b->out, &b->dout, &b->dq, &b->dk, &b->dv};
+    for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++)
+        *tensor[i] = dsvi_arena_take(arena, DSV_MEM_DATA, bytes);
+    b->lse = dsvi_arena_take(arena, DSV_MEM_DATA, rows * sizeof(float));
+    b->sample = dsvi_arena_take(arena, DSV_MEM_DATA, PROFILE_SAMPLES * sizeof(int32_t));
+    b->captured = dsvi_arena_take(arena, DSV_MEM_DATA, samples);
+    b->share90 = dsvi_arena_take(arena, DSV_MEM_DATA, samples);
+    b->listed = dsvi_arena_take(arena, DSV_MEM_DATA, samples);
+    b->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, b->workspace_bytes);
+    dsvi_sparse_carve(b->sparse, arena);
+}
+
+static DsvStatus allocate(Bench *b)
+{
+    DsvDevice *device = b->backend.device;
+    DsvArena arena;
+    b->workspace_bytes = workspace_of(b);
+    dsvi_arena_plan(&arena);
+    carve(b, &arena);
+    DSVI_TRY(device->mem_alloc(device, arena.used, &b->memory));
+    DSVI_TRY(device->zero(device->stream, b->memory, arena.used));
+    dsvi_arena_bind(&arena, b->memory, arena.used);
+    carve(b, &arena);
+    return DSV_OK;
+}
+
+/* One tensor (S, N, D) in token order from a stored (N, S, D) one in raster order, or random. */
+static void fill(const Bench *b, const DsvStoredTensor *stored, uint32_t stream, void *host)
+{
+    const DsvSparseShape *s = &b->shape;
+    const int32_t *order = dsvi_sparse_order(b->sparse);
+    DsvRng rng = {(uint64_t)b->settings.seed, DSV_RNG_TEST, stream};
+    for (int64_t token = 0; token < s->tokens; token++)
+        for (int64_t h = 0; h < s->heads; h++)
+            for (int64_t d = 0; d < s->head_dim; d++) {
+                int64_t to = (token * s->heads + h) * s->head_dim + d;
+                int64_t from = (h * s->tokens + order[token]) * s->head_dim + d;
+                double value = stored ? dsvi_load(stored->dtype, stored->data, from)
+                                      : dsvi_rng_normal(rng, (uint64_t)to);
+                dsvi_store(s->act, host, to, value);
+            }
+}
+
+static DsvStatus fill_all(Bench *b)
+{
+    DsvStatus status = DSV_OK;
+    DsvDevice *device = b->backend.device;
+    const DsvSparseShape *s = &b->shape;
+    static const char *const name[4] = {"q", "k", "v", NULL};
+    void *const tensor[4] = {b->q, b->k, b->v, b->dout};
+    size_t bytes = (size_t)(s->tokens * s->heads * s->head_dim) * dsvi_dtype_size(s->act);
+    int32_t sample[PROFILE_SAMPLES];
+    void *host = malloc(bytes);
+    if (!host)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of queries", bytes);
+    for (uint32_t i = 0; i < 4; i++) {
+        fill(b, b->file && name[i] ? dsvi_safetensors_find(b->file, name[i]) : NULL, i, host);
+        DSVI_TRY_GOTO(status, device->upload(device->stream, tensor[i], host, bytes), done);
+        DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+    }
+    for (int i = 0; i < PROFILE_SAMPLES; i++)
+        sample[i] = (int32_t)((int64_t)i * s->tokens / PROFILE_SAMPLES);
+    DSVI_TRY_GOTO(status, device->upload(device->stream, b->sample, sample, sizeof sample), done);
+    DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+done:
+    free(host);
+    return status;
+}
+
+typedef struct Times {
+    double dense_fwd[REPEATS_MOST], dense_bwd[REPEATS_MOST];
+    double select[REPEATS_MOST], sparse_fwd[REPEATS_MOST], sparse_bwd[REPEATS_MOST];
+} Times;
+
+/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up. */
+static DsvStatus measure(Bench *b, Times *times)
+{
+    const DsvOps *ops = &b->backend.ops;
+    DsvStream *stream = b->backend.device->stream;
+    DsvAttentionArgs dense = attention_args(b);
+    DsvSparseAttention block = {
+        .scale = dense.scale, .q = b->q, .k = b->k, .v = b->v, .out = b->out, .lse = b->lse,
+        .dout = b->dout, .dq = b->dq, .dk = b->dk, .dv = b->dv,
+    };
+    for (int64_t i = -1; i < b->wanted.repeats; i++) {
+        Times ignored, *to = i < 0 ? &ignored : times;
+        int64_t slot = i < 0 ? 0 : i;
+        dsvi_ops_time_reset();
+        DSVI_TRY(ops->attention_fwd.run(stream, &dense));
+        DSVI_TRY(ops->attention_bwd.run(stream, &dense));
+        to->dense_fwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_FWD);
+        to->dense_bwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_BWD);
+        dsvi_ops_time_reset();
+        DSVI_TRY(dsvi_sparse_forward(b->sparse, 0, &block));
+        DSVI_TRY(dsvi_sparse_backward(b->sparse, 0, &block));
+        to->select[slot] = dsvi_ops_time_spent(DSV_KIND_SELECT);
+        to->sparse_fwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_FWD);
+        to->sparse_bwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_BWD);
+    }
+    return DSV_OK;
+}
+
+/* Exact mass the lists hold and their density, means over heads and sampled queries. */
+static DsvStatus measure_mass(const Bench *b, double *captured, double *density)
+{
+    DsvDevice *device = b->backend.device;
+    DsvProfileArgs args = profile_args(b);
+    int64_t count = args.heads * PROFILE_SAMPLES;
+    float *host = malloc(2 * (size_t)count * sizeof *host);
+    DsvStatus status;
+    if (!host)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a profile");
+    args.lists = dsvi_sparse_lists(b->sparse, 0);
+    DSVI_TRY_GOTO(status, b->backend.ops.profile.run(device->stream, &args), done);
+    DSVI_TRY_GOTO(status, device->download(device->stream, host, b->captured, (size_t)count * 4), done);
+    DSVI_TRY_GOTO(status, device->download(device->stream, host + count, b->listed, (size_t)count * 4),
+                  done);
+    DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+    *captured = *density = 0;
+    for (int64_t i = 0; i < count; i++) {
+        *captured += host[i] / (double)count;
+        *density += host[count + i] / (double)count;
+    }
+done:
+    free(host);
+    return status;
+}
+
+static DsvStatus report(const Bench *b, Times *times, const char *json_path, DsvLine *line, void *context)
+{
+    double captured, density;
+    size_t n = (size_t)b->wanted.repeats;
+    DSVI_TRY(measure_mass(b, &captured, &density));
+    double dense_fwd = dsvi_median(times->dense_fwd, n), dense_bwd = dsvi_median(times->dense_bwd, n);
+    double select = dsvi_median(times->select, n);
+    double fwd = dsvi_median(times->sparse_fwd, n), bwd = dsvi_median(times->sparse_bwd, n);
+    double pairs = (double)b->shape.heads * (double)b->shape.tokens * (double)b->shape.tokens;
+    double flops = 4 * pairs * (double)b->shape.head_dim;
+    const DsvBenchFigure figures[] = {
+        {"tokens", (double)b->shape.tokens}, {"heads", (double)b->shape.heads},
+        {"head_dim", (double)b->shape.head_dim}, {"group", (double)b->wanted.group},
+        {"grain", (double)b->wanted.grain}, {"threads", (double)dsvi_threads_count()},
+        {"dense_fwd_ms", 1e3 * dense_fwd}, {"dense_bwd_ms", 1e3 * dense_bwd},
+        {"select_ms", 1e3 * select}, {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
+        {"density", density}, {"captured_mass", captured},
+        {"speedup", (dense_fwd + dense_bwd) / (select + fwd + bwd)},
+        {"dense_fwd_gflops", 1e-9 * flops / dense_fwd}, {"dense_bwd_gflops", 2.5e-9 * flops / dense_bwd},
+        {"sparse_fwd_gflops", 1e-9 * flops * density / fwd},
+        {"sparse_bwd_gflops", 2.5e-9 * flops * density / bwd},
+    };
+    const DsvBenchLabel labels[] = {
+        {"device", b->backend.device->name}, {"variant", b->backend.ops.attention_list_fwd.variant},
+        {"dense_variant", b->backend.ops.attention_fwd.variant}, {"dtype", b->wanted.dtype},
+        {"selector", b->wanted.selector},
+    };
+    return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
+                             sizeof figures / sizeof *figures, json_path, line, context);
+}
+
+static DsvStatus run(Bench *b, const char *json_path, DsvLine *line, void *context)
+{
+    Times times;
+    DSVI_TRY(make_shape(b));
+    DSVI_TRY(dsvi_backend_open(&b->settings, &b->backend));
+    dsvi_ops_time(&b->backend);
+    DSVI_TRY(dsvi_sparse_create(&b->backend, &b->settings, &b->shape, NULL, NULL, &b->sparse));
+    DSVI_TRY(allocate(b));
+    DSVI_TRY(dsvi_sparse_setup(b->sparse));
+    dsvi_sparse_force(b->sparse, true);
+    DSVI_TRY(fill_all(b));
+    DSVI_TRY(measure(b, &times));
+    return report(b, &times, json_path, line, context);
+}
+
+DsvStatus dsv_bench_attention(const DsvBenchAttention *wanted, const DsvConfig *given,
+                              const char *json_path, DsvLine *line, void *context)
+{
+    DsvStatus status;
+    Bench b = {.wanted = *wanted};
+    DSVI_TRY_GOTO(status, make_settings(&b, given), done);
+    DSVI_TRY_GOTO(status, run(&b, json_path, line, context), done);
+done:
+    dsvi_sparse_free(&b.sparse);
+    if (b.memory)
+        b.backend.device->mem_free(b.backend.device, b.memory);
+    dsvi_backend_close(&b.backend);
+    dsvi_safetensors_close(&b.file);
+    return status;
+}
