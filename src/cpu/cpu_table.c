@@ -4,6 +4,7 @@
 #include "base/threads.h"
 #include "cpu/cpu.h"
 #include "cpu/device_cpu.h"
+#include "cpu/gemm_onednn.h"
 
 static DsvStatus isa_of(const char *name, DsvIsa *isa)
 {
@@ -29,6 +30,8 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsvBackend *backend)
     dsvi_threads_set(threads);
     DSVI_TRY(dsvi_device_cpu_create(isa, &backend->device));
     dsvi_ops_fill_ref(&backend->ops);
+    if (isa >= DSV_ISA_BASE)
+        DSVI_OPS_SET(&backend->ops, gemm, dsvi_gemm_onednn, "onednn");
     return DSV_OK;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/host.h"
 #include "base/threads.h"
+#include "cpu/gemm_onednn.h"
 
 enum { ALIGNMENT = 64, NAME_BYTES = 128 };
 
@@ -72,14 +73,16 @@ static DsvStatus cpu_clock(DsvStream *stream, double *seconds)
 
 static void cpu_close(DsvDevice *device)
 {
+    dsvi_gemm_onednn_free(&device->stream->gemm);
     free(device);
 }
 
 DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
 {
     char brand[DSVI_CPU_BRAND_BYTES];
-    CpuDevice *cpu = calloc(1, sizeof *cpu);
+    DsvStatus status;
     *out = NULL;
+    CpuDevice *cpu = calloc(1, sizeof *cpu);
     if (!cpu)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CPU device", sizeof *cpu);
     dsvi_cpu_brand(brand);
@@ -101,6 +104,11 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .clock = cpu_clock,
         .close = cpu_close,
     };
+    if (isa > DSV_ISA_REF)
+        DSVI_TRY_GOTO(status, dsvi_gemm_onednn_create(isa, &cpu->stream.gemm), fail);
     *out = &cpu->device;
     return DSV_OK;
+fail:
+    cpu_close(&cpu->device);
+    return status;
 }

@@ -20,7 +20,7 @@ struct DsvStream {
 #define DSVI_CPU_BRAND_BYTES 49
 void dsvi_cpu_brand(char brand[DSVI_CPU_BRAND_BYTES]);
 
-/* `isa` is for the name alone. With DSV_ISA_REF there is no stream->gemm. */
+/* `isa` bounds what matrix products use; with DSV_ISA_REF there is no stream->gemm. */
 DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out);
 
 #ifdef __cplusplus

@@ -1,0 +1,21 @@
+/* Matrix products on the CPU, by oneDNN. */
+#ifndef DSVI_GEMM_ONEDNN_H
+#define DSVI_GEMM_ONEDNN_H
+
+#include "cpu/device_cpu.h"
+#include "ops/gemm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Plans, packed weights and scratch of one backend; the stream's gemm. */
+DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out);
+void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm);
+
+dsvi_gemm_fn dsvi_gemm_onednn;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
