@@ -1,0 +1,242 @@
+/* See fs.h. POSIX calls, each failure turned into a sentence with the path in it. */
+#include "base/fs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+static DsvStatus io_failure(const char *path, const char *doing)
+{
+    DsvStatus status = errno == ENOENT ? DSV_E_NOT_FOUND : DSV_E_IO;
+    return DSVI_FAIL(status, "%s: cannot %s: %s", path, doing, strerror(errno));
+}
+
+DsvStatus dsvi_path_join(char out[DSVI_PATH_MAX], const char *folder, const char *name)
+{
+    size_t length = strlen(folder);
+    const char *slash = length > 0 && folder[length - 1] == '/' ? "" : "/";
+    if (snprintf(out, DSVI_PATH_MAX, "%s%s%s", folder, slash, name) >= DSVI_PATH_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", folder, DSVI_PATH_MAX - 1);
+    return DSV_OK;
+}
+
+bool dsvi_path_exists(const char *path)
+{
+    struct stat found;
+    return stat(path, &found) == 0;
+}
+
+bool dsvi_path_is_folder(const char *path)
+{
+    struct stat found;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+DsvStatus dsvi_folder_make(const char *path)
+{
+    char part[DSVI_PATH_MAX];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 1);
+    for (char *slash = part + 1; *part && slash; ) {
+        slash = strchr(slash, '/');
+        if (slash)
+            *slash = 0;
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return io_failure(part, "make the folder");
+        if (slash)
+            *slash++ = '/';
+    }
+    if (!dsvi_path_is_folder(path))
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot make the folder: a file of that name is there", path);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name), void *context)
+{
+    struct dirent **entries;
+    DsvStatus status = DSV_OK;
+    int count = scandir(path, &entries, NULL, alphasort);
+    if (count < 0)
+        return io_failure(path, "list the folder");
+    /* alphasort follows the locale; libdsv never sets one, so this is strcmp order. */
+    for (int i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
+        if (status == DSV_OK && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            status = fn(context, name);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+static DsvStatus remove_entry(void *context, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    struct stat found;
+    DSVI_TRY(dsvi_path_join(path, context, name));
+    if (lstat(path, &found) != 0)
+        return io_failure(path, "look at it");
+    if (S_ISDIR(found.st_mode))
+        return dsvi_folder_remove(path);
+    return unlink(path) == 0 ? DSV_OK : io_failure(path, "remove it");
+}
+
+DsvStatus dsvi_folder_remove(const char *path)
+{
+    if (!dsvi_path_exists(path))
+        return DSV_OK;
+    DSVI_TRY(dsvi_folder_list(path, remove_entry, (void *)path));
+    return rmdir(path) == 0 ? DSV_OK : io_failure(path, "remove the folder");
+}
+
+DsvStatus dsvi_file_size(const char *path, uint64_t *bytes)
+{
+    struct stat found;
+    if (stat(path, &found) != 0)
+        return io_failure(path, "look at it");
+    if (!S_ISREG(found.st_mode))
+        return DSVI_FAIL(DSV_E_IO, "%s: not a regular file", path);
+    *bytes = (uint64_t)found.st_size;
+    return DSV_OK;
+}
+
+/* Reads up to `room` bytes; fewer only at the end of the file. */
+static DsvStatus read_full(int file, const char *path, void *data, size_t room, size_t *got)
+{
+    *got = 0;
+    while (*got < room) {
+        ssize_t n = read(file, (char *)data + *got, room - *got);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return io_failure(path, "read it");
+        if (n == 0)
+            break;
+        *got += (size_t)n;
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *bytes)
+{
+    DsvStatus status;
+    uint64_t size;
+    char *data = NULL;
+    int file = -1;
+    DSVI_TRY(dsvi_file_size(path, &size));
+    if (size > limit)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %llu bytes, wanted at most %zu", path, (unsigned long long)size,
+                         limit);
+    data = malloc((size_t)size + 1);
+    if (!data)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its %llu bytes", path, (unsigned long long)size);
+    file = open(path, O_RDONLY | O_CLOEXEC);
+    status = file < 0 ? io_failure(path, "open it") : read_full(file, path, data, (size_t)size, bytes);
+    if (file >= 0)
+        close(file);
+    if (status != DSV_OK) {
+        free(data);
+        return status;
+    }
+    data[*bytes] = 0;
+    *out = data;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
+{
+    DsvStatus status = DSV_OK;
+    size_t done = 0;
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0)
+        return io_failure(path, "write it");
+    while (done < bytes && status == DSV_OK) {
+        ssize_t n = write(file, (const char *)data + done, bytes - done);
+        if (n < 0 && errno != EINTR)
+            status = DSVI_FAIL(DSV_E_IO, "%s: writing stopped at %zu of %zu bytes: %s", path, done, bytes,
+                               strerror(errno));
+        else if (n > 0)
+            done += (size_t)n;
+    }
+    if (status == DSV_OK && fsync(file) != 0)
+        status = io_failure(path, "sync it");
+    if (close(file) != 0 && status == DSV_OK)
+        status = io_failure(path, "close it");
+    return status;
+}
+
+DsvStatus dsvi_folder_sync(const char *path)
+{
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return io_failure(path, "open the folder");
+    DsvStatus status = fsync(folder) == 0 ? DSV_OK : io_failure(path, "sync the folder");
+    close(folder);
+    return status;
+}
+
+/* The folder a path lies in. */
+static void parent_of(const char *path, char out[DSVI_PATH_MAX])
+{
+    snprintf(out, DSVI_PATH_MAX, "%s", path);
+    char *slash = strrchr(out, '/');
+    if (!slash)
+        snprintf(out, DSVI_PATH_MAX, ".");
+    else
+        slash[slash == out] = 0; /* the root keeps its slash */
+}
+
+DsvStatus dsvi_path_rename(const char *from, const char *to)
+{
+    char folder[DSVI_PATH_MAX];
+    if (rename(from, to) != 0)
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot rename it to %s: %s", from, to, strerror(errno));
+    parent_of(to, folder);
+    return dsvi_folder_sync(folder);
+}
+
+DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
+{
+    char temporary[DSVI_PATH_MAX];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
+    DsvStatus status = dsvi_file_write(temporary, data, bytes);
+    if (status == DSV_OK)
+        status = dsvi_path_rename(temporary, path);
+    if (status != DSV_OK)
+        unlink(temporary);
+    return status;
+}
+
+DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum)
+{
+    enum { PIECE = 1 << 16 };
+    unsigned char piece[PIECE];
+    size_t got = PIECE;
+    DsvStatus status = DSV_OK;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return io_failure(path, "open it");
+    XXH3_state_t *state = XXH3_createState();
+    if (!state) {
+        close(file);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a checksum", path);
+    }
+    XXH3_64bits_reset(state);
+    while (status == DSV_OK && got == PIECE) {
+        status = read_full(file, path, piece, PIECE, &got);
+        if (status == DSV_OK)
+            XXH3_64bits_update(state, piece, got);
+    }
+    *checksum = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    close(file);
+    return status;
+}
