@@ -248,7 +248,7 @@ static DsvStatus read_tensors(DsvSafetensors *f, size_t data_start)
 DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out)
 {
     DsvStatus status;
-    size_t data_start;
+    size_t data_start = 0;
     DsvSafetensors *f = calloc(1, sizeof *f);
     *out = NULL;
     if (!f || !(f->path = strdup(path))) {
