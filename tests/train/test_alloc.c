@@ -1,0 +1,143 @@
+/* After a run has seen every kind of step once, a step allocates nothing, in any thread of the process.
+ *
+ * malloc and its relatives are defined here and so come before the C library's; the sanitizers bring their own
+ * and this test is not built with them. */
+#include "test.h"
+
+#include <malloc.h>
+#include <stdatomic.h>
+
+#include "cpu/cpu.h"
+#include "tiny.h"
+#include "train/step.h"
+
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t count, size_t bytes);
+extern void *__libc_realloc(void *memory, size_t bytes);
+extern void *__libc_memalign(size_t alignment, size_t bytes);
+
+static atomic_int watching;
+static atomic_long allocations;
+
+static void note(void)
+{
+    if (atomic_load(&watching))
+        atomic_fetch_add(&allocations, 1);
+}
+
+void *malloc(size_t bytes)
+{
+    note();
+    return __libc_malloc(bytes);
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+    note();
+    return __libc_calloc(count, bytes);
+}
+
+void *realloc(void *memory, size_t bytes)
+{
+    note();
+    return __libc_realloc(memory, bytes);
+}
+
+void *memalign(size_t alignment, size_t bytes)
+{
+    note();
+    return __libc_memalign(alignment, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    note();
+    return __libc_memalign(alignment, bytes);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t bytes)
+{
+    note();
+    *out = __libc_memalign(alignment, bytes);
+    return *out ? 0 : 12;
+}
+
+/* Waves that drift: something to attend to, unlike noise. */
+static DsvStatus next_latent(void *context, float *latent)
+{
+    int64_t elements = *(int64_t *)context;
+    for (int64_t i = 0; i < elements; i++)
+        latent[i] = (float)sin(0.37 * (double)i);
+    return DSV_OK;
+}
+
+static void a_step_allocates_nothing(void **state)
+{
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvCodec *codec;
+    DsvTrainer *trainer;
+    DsvDitConfig config;
+    DsvStepResult result;
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    const char *const *assignment = *state;
+    tiny_settings(&settings);
+    for (; *assignment; assignment++)
+        assert_ok(dsv_config_set(&settings, *assignment));
+    assert_ok(dsvi_codec_open(&settings, &codec));
+    assert_ok(codec->latent_shape(codec, video, &latent));
+    assert_ok(dsvi_dit_config_make(&settings, &config));
+    config.in_channels = config.out_channels = latent.channels;
+    assert_ok(dsvi_cpu_open("auto", 2, &backend));
+    assert_ok(dsvi_trainer_create(&settings, &backend, codec, &config, NULL, NULL, &trainer));
+    dsvi_weights_init(&trainer->table, 1, trainer->host_flat);
+    assert_ok(dsvi_trainer_start(trainer));
+    DsvSampleSource source = {&trainer->elements, next_latent};
+
+    /* Ten steps: dense ones, measuring ones, refreshed projections, blocks that turned sparse. */
+    for (int step = 0; step < 10; step++)
+        assert_ok(dsvi_train_step(trainer, &source, &result));
+    DsvSparseReport report;
+    dsvi_sparse_report(trainer->sparse, &report);
+    if (settings.sparse_enabled)
+        assert_true(report.sparse_blocks > 0);
+    atomic_store(&allocations, 0);
+    atomic_store(&watching, 1);
+    DsvStatus status = DSV_OK;
+    for (int step = 0; step < 12 && status == DSV_OK; step++)
+        status = dsvi_train_step(trainer, &source, &result);
+    atomic_store(&watching, 0);
+    assert_ok(status);
+    assert_int_equal(atomic_load(&allocations), 0);
+
+    dsvi_trainer_free(&trainer);
+    codec->close(codec);
+    dsvi_cpu_close(&backend);
+}
+
+/* The counter itself must count. */
+static void the_counter_counts(void **state)
+{
+    (void)state;
+    atomic_store(&allocations, 0);
+    atomic_store(&watching, 1);
+    void *volatile memory = malloc(10);
+    atomic_store(&watching, 0);
+    free(memory);
+    assert_int_equal(atomic_load(&allocations), 1);
+}
+
+static const char *const PROJECTION[] = {NULL};
+static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
+static const char *const DENSE[] = {"sparse.enabled=false", "gradient_checkpointing=true", NULL};
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_counter_counts),
+        cmocka_unit_test_prestate(a_step_allocates_nothing, (void *)PROJECTION),
+        cmocka_unit_test_prestate(a_step_allocates_nothing, (void *)PREDICTOR),
+        cmocka_unit_test_prestate(a_step_allocates_nothing, (void *)DENSE),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

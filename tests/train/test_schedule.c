@@ -1,0 +1,92 @@
+/* The learning rate and the times that are drawn. */
+#include "test.h"
+
+#include "train/flow_draw.h"
+#include "train/schedule.h"
+
+static void warm_up_then_constant(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.lr = 2;
+    settings.warmup_steps = 4;
+    settings.max_train_steps = 10;
+    assert_true(dsvi_learning_rate(&settings, 1) == 0.5);
+    assert_true(dsvi_learning_rate(&settings, 3) == 1.5);
+    for (int64_t step = 4; step <= 10; step++)
+        assert_true(dsvi_learning_rate(&settings, step) == 2);
+}
+
+static void cosine_falls_to_almost_nothing(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.lr = 1;
+    settings.warmup_steps = 10;
+    settings.max_train_steps = 109;
+    assert_ok(dsv_config_set(&settings, "lr_scheduler=cosine"));
+    assert_true(dsvi_learning_rate(&settings, 10) == 1);
+    assert_true(fabs(dsvi_learning_rate(&settings, 60) - 0.5) < 1e-12); /* half of 100 steps on */
+    for (int64_t step = 11; step <= 109; step++)
+        assert_true(dsvi_learning_rate(&settings, step) < dsvi_learning_rate(&settings, step - 1));
+    assert_true(dsvi_learning_rate(&settings, 109) > 0 && dsvi_learning_rate(&settings, 109) < 1e-3);
+}
+
+/* Mean and spread of the logit of sigma before the shift, from its definition; the bounds are five standard
+ * errors of 20,000 draws. */
+static void times_have_their_distribution(void **state)
+{
+    enum { DRAWS = 20000 };
+    DsvConfig settings;
+    double sum = 0, square = 0;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.logit_mean = 0.3;
+    settings.logit_std = 1.5;
+    settings.flow_shift = 3;
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        double sigma = dsvi_flow_sigma(&settings, i);
+        assert_true(sigma > 0 && sigma < 1);
+        double logit = log(sigma / (1 - sigma)) - log(3.0); /* the shift multiplies the odds */
+        sum += logit;
+        square += logit * logit;
+    }
+    double mean = sum / DRAWS, deviation = sqrt(square / DRAWS - mean * mean);
+    assert_error_below(fabs(mean - 0.3), 5 * 1.5 / sqrt(DRAWS), "mean logit");
+    assert_error_below(fabs(deviation - 1.5), 5 * 1.5 / sqrt(2.0 * DRAWS), "deviation of the logit");
+
+    assert_ok(dsv_config_set(&settings, "weighting_scheme=uniform"));
+    settings.flow_shift = 1;
+    sum = 0;
+    for (uint64_t i = 0; i < DRAWS; i++)
+        sum += dsvi_flow_sigma(&settings, i);
+    assert_error_below(fabs(sum / DRAWS - 0.5), 5 * sqrt(1.0 / 12 / DRAWS), "mean of uniform times");
+}
+
+static void samples_have_noise_of_their_own(void **state)
+{
+    DsvConfig settings;
+    float a[64], b[64];
+    (void)state;
+    dsv_config_defaults(&settings);
+    dsvi_flow_noise(&settings, 5, a, 64);
+    dsvi_flow_noise(&settings, 5, b, 64);
+    assert_memory_equal(a, b, sizeof a);
+    dsvi_flow_noise(&settings, 5 + (1ull << 32), b, 64);
+    assert_memory_not_equal(a, b, sizeof a);
+    dsvi_flow_noise(&settings, 6, b, 64);
+    assert_memory_not_equal(a, b, sizeof a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(warm_up_then_constant),
+        cmocka_unit_test(cosine_falls_to_almost_nothing),
+        cmocka_unit_test(times_have_their_distribution),
+        cmocka_unit_test(samples_have_noise_of_their_own),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
