@@ -5,6 +5,7 @@
 #include "cpu/cpu.h"
 #include "cpu/device_cpu.h"
 #include "cpu/gemm_onednn.h"
+#include "cpu/simd_fill.h"
 
 static DsvStatus isa_of(const char *name, DsvIsa *isa)
 {
@@ -22,6 +23,23 @@ static DsvStatus isa_of(const char *name, DsvIsa *isa)
     return DSV_OK;
 }
 
+/* What is compiled per level: each level's over those below it. */
+#define FILL(name, level) dsvi_fill_##name##_##level(ops);
+static void fill_levels(DsvIsa isa, DsvOps *ops)
+{
+    if (isa >= DSV_ISA_BASE) {
+        DSVI_SIMD_FILLS(FILL, base)
+    }
+#if defined(__x86_64__)
+    if (isa >= DSV_ISA_AVX2) {
+        DSVI_SIMD_FILLS(FILL, avx2)
+    }
+    if (isa >= DSV_ISA_AVX512) {
+        DSVI_SIMD_FILLS(FILL, avx512)
+    }
+#endif
+}
+
 DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsvBackend *backend)
 {
     DsvIsa isa;
@@ -30,6 +48,7 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsvBackend *backend)
     dsvi_threads_set(threads);
     DSVI_TRY(dsvi_device_cpu_create(isa, &backend->device));
     dsvi_ops_fill_ref(&backend->ops);
+    fill_levels(isa, &backend->ops);
     if (isa >= DSV_ISA_BASE)
         DSVI_OPS_SET(&backend->ops, gemm, dsvi_gemm_onednn, "onednn");
     return DSV_OK;

@@ -1,0 +1,167 @@
+/* Tiles of attention on the CPU, shared by the forward and backward passes.
+ *
+ * Dense attention is the case of one group that holds all queries, with a list of all keys. A tile is up to
+ * 128 queries of one group of one (batch, head); the keys of its list pass it 64 at a time, gathered into
+ * packed F32 rows. Scores stand transposed, keys down and queries across (lanes):
+ *     S^T = K Q^T      (64, tile)      K as gathered, its elements broadcast; Q^T packed once per tile
+ * so that nothing is transposed per key, a query's softmax runs down a lane, and P^T and dS^T serve as left
+ * factors (read along or across) of all the other products. */
+#ifndef DSVI_ATTENTION_TILE_H
+#define DSVI_ATTENTION_TILE_H
+
+#include "cpu/simd.h"
+#include "ops/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { DSVI_TILE_QUERIES = 128, DSVI_TILE_KEYS = 64 };
+
+/* How the queries of one (batch, head) are cut: groups, and tiles in them, numbered through. */
+typedef struct DsvAttentionTiles {
+    int64_t group;      /* queries that share a list */
+    int64_t tile;       /* queries of a tile, but for the last of a group */
+    int64_t per_group;  /* tiles */
+    int64_t count;      /* tiles of a (batch, head); the last ones of the last group may be empty */
+    int64_t tile_width; /* `tile` rounded up to whole vectors: row length of Q^T, S^T, ... */
+    int64_t row_width;  /* D rounded up to whole vectors: row length of packed K, V, ... */
+} DsvAttentionTiles;
+
+static inline DsvAttentionTiles dsvi_attention_tiles(const DsvAttentionArgs *args)
+{
+    DsvAttentionTiles t;
+    int64_t groups = args->lists ? args->lists->groups : 1;
+    t.group = args->lists ? args->lists->group : args->queries;
+    t.tile = t.group < DSVI_TILE_QUERIES ? t.group : (int64_t)DSVI_TILE_QUERIES;
+    t.per_group = t.tile > 0 ? (t.group + t.tile - 1) / t.tile : 0;
+    t.count = groups * t.per_group;
+    t.tile_width = dsvi_round_up(t.tile, DSVI_LANES);
+    t.row_width = dsvi_round_up(args->head_dim, DSVI_LANES);
+    return t;
+}
+
+/* First query of tile `n` and how many there are: 0 for an empty one. */
+static inline int64_t dsvi_tile_queries(const DsvAttentionTiles *t, int64_t queries, int64_t n,
+                                        int64_t *first)
+{
+    int64_t group_begin = n / t->per_group * t->group;
+    int64_t group_end = group_begin + t->group < queries ? group_begin + t->group : queries;
+    *first = group_begin + n % t->per_group * t->tile;
+    if (*first >= group_end)
+        return 0;
+    return group_end - *first < t->tile ? group_end - *first : t->tile;
+}
+
+/* Keys numbered [begin, end) of a list, at most DSVI_TILE_KEYS. */
+static inline void dsvi_tile_keys(const DsvList *list, int64_t begin, int64_t end, int32_t *keys)
+{
+    if (list->grain == 1) {
+        for (int64_t i = begin; i < end; i++)
+            *keys++ = list->runs[i];
+        return;
+    }
+    int64_t run = begin / list->grain, in_run = begin % list->grain;
+    for (int64_t i = begin; i < end; i++) {
+        *keys++ = (int32_t)(list->runs[run] * list->grain + in_run);
+        if (++in_run == list->grain) {
+            in_run = 0;
+            run++;
+        }
+    }
+}
+
+/* One row of D elements as `width` floats, zeros behind. */
+static inline void dsvi_row_load(DsvDtype act, const void *data, int64_t at, int64_t dim, int64_t width,
+                                 float *out)
+{
+    if (act == DSV_F32) {
+        memcpy(out, (const float *)data + at, (size_t)dim * sizeof *out);
+    } else {
+        const uint16_t *row = (const uint16_t *)data + at;
+        for (int64_t d = 0; d < dim; d++)
+            out[d] = dsvi_bf16_to_f32(row[d]);
+    }
+    for (int64_t d = dim; d < width; d++)
+        out[d] = 0;
+}
+
+/* One row of D elements, times `factor`. */
+static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t dim, const float *in,
+                                  float factor)
+{
+    if (act == DSV_F32) {
+        float *row = (float *)data + at;
+        for (int64_t d = 0; d < dim; d++)
+            row[d] = in[d] * factor;
+    } else {
+        uint16_t *row = (uint16_t *)data + at;
+        for (int64_t d = 0; d < dim; d++)
+            row[d] = dsvi_f32_to_bf16(in[d] * factor);
+    }
+}
+
+/* The rows `keys` of (b, h) one behind the other, then zeros up to whole DSVI_TILE_ROWS. */
+static inline void dsvi_rows_gather(DsvDtype act, const DsvHeads *rows, int64_t b, int64_t h,
+                                    const int32_t *keys, int64_t count, int64_t dim, int64_t width,
+                                    float *out)
+{
+    for (int64_t j = 0; j < count; j++)
+        dsvi_row_load(act, rows->data, dsvi_heads_at(rows, b, keys[j], h), dim, width, out + j * width);
+    int64_t padded = dsvi_round_up(count, DSVI_TILE_ROWS);
+    memset(out + count * width, 0, (size_t)((padded - count) * width) * sizeof *out);
+}
+
+typedef float DsvVec4 __attribute__((vector_size(16)));
+
+/* out[j, i] = in[i, j] * factor, four by four. */
+static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float factor, float *out,
+                                      int64_t out_stride)
+{
+    DsvVec4 row[4], pair[4], column;
+    for (int i = 0; i < 4; i++)
+        memcpy(&row[i], in + i * in_stride, sizeof row[i]);
+    for (int i = 0; i < 2; i++) {
+        pair[i] = __builtin_shufflevector(row[i], row[i + 2], 0, 4, 1, 5);
+        pair[i + 2] = __builtin_shufflevector(row[i], row[i + 2], 2, 6, 3, 7);
+    }
+    for (int i = 0; i < 4; i += 2) {
+        column = __builtin_shufflevector(pair[i], pair[i + 1], 0, 4, 1, 5) * factor;
+        memcpy(out + i * out_stride, &column, sizeof column);
+        column = __builtin_shufflevector(pair[i], pair[i + 1], 2, 6, 3, 7) * factor;
+        memcpy(out + (i + 1) * out_stride, &column, sizeof column);
+    }
+}
+
+/* out[d, i] = in[i, d] * factor for the first `count` rows of in, of row_width; zero in further columns, up
+ * to tile_width. Both widths are multiples of four, and `in` has as many rows as out has columns. */
+static inline void dsvi_rows_transpose(float *in, int64_t row_width, int64_t count, float factor, float *out,
+                                       int64_t tile_width)
+{
+    memset(in + count * row_width, 0, (size_t)((tile_width - count) * row_width) * sizeof *in);
+    for (int64_t i = 0; i < tile_width; i += 4)
+        for (int64_t d = 0; d < row_width; d += 4)
+            dsvi_transpose_4x4(in + i * row_width + d, row_width, factor, out + d * tile_width + i,
+                               tile_width);
+}
+
+#define DSVI_LOG2_E 1.4426950408889634
+#define DSVI_LN_2 0.6931471805599453
+
+/* Refuses what these variants do not serve. */
+static inline DsvStatus dsvi_attention_check_simd(const DsvAttentionArgs *args, size_t workspace)
+{
+    DSVI_TRY(dsvi_attention_check(args));
+    if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, not "
+                         "%s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    if (args->workspace_bytes < workspace)
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         workspace);
+    return DSV_OK;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,26 @@
+/* What the sources compiled per level (simd.h) offer: each puts its variants into an op table. */
+#ifndef DSVI_SIMD_FILL_H
+#define DSVI_SIMD_FILL_H
+
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, level) for each <name>_simd.c. */
+#define DSVI_SIMD_FILLS(X, level) \
+    X(attention_fwd, level)       \
+    X(attention_bwd, level)
+
+#define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsvOps *ops);
+DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)
+#if defined(__x86_64__)
+DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx2)
+DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx512)
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,65 @@
+/* Elementary functions on vectors of floats, accurate to about one unit in the last place.
+ *
+ * The polynomials interpolate at Chebyshev nodes; their greatest errors are given with them. */
+#ifndef DSVI_SIMD_MATH_H
+#define DSVI_SIMD_MATH_H
+
+#include "cpu/simd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+static inline DsvVecInt dsvi_vec_bits(DsvVec x)
+{
+    DsvVecInt bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline DsvVec dsvi_vec_from_bits(DsvVecInt bits)
+{
+    DsvVec x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* 2^x. Below 2^-126.5 it is 0, above 2^127.5 infinite; NaN stays NaN.
+ * x = n + f, n whole and |f| <= 1/2: adding 1.5 * 2^23 rounds, and leaves n in the low bits. Polynomial of
+ * 2^f: error 9e-9. */
+static inline DsvVec dsvi_vec_exp2(DsvVec x)
+{
+    const DsvVec magic = dsvi_vec_all(12582912.0f);
+    x = dsvi_vec_min(dsvi_vec_all(128), dsvi_vec_max(dsvi_vec_all(-127), x));
+    DsvVec shifted = x + magic;
+    DsvVec f = x - (shifted - magic);
+    DsvVec scale = dsvi_vec_from_bits((dsvi_vec_bits(shifted) + (127 - 0x4B400000)) << 23);
+    DsvVec y = f * 0.000154531634f + 0.00133908633f;
+    y = y * f + 0.00961808302f;
+    y = y * f + 0.0555035695f;
+    y = y * f + 0.240226507f;
+    y = y * f + 0.693147182f;
+    return scale * (y * f + 1.0f);
+}
+
+/* log2 x of positive normal x; of zero and denormals something below -126.
+ * x = 2^n m with m in [1/sqrt 2, sqrt 2): polynomial of log2(m) in m - 1, error 9e-8. */
+static inline DsvVec dsvi_vec_log2(DsvVec x)
+{
+    DsvVecInt shifted = dsvi_vec_bits(x) - 0x3F3504F3; /* bits of 1/sqrt 2 */
+    DsvVecInt n = shifted >> 23;
+    DsvVec m = dsvi_vec_from_bits((shifted & 0x7FFFFF) + 0x3F3504F3) - 1.0f;
+    DsvVec y = m * -0.14275974f + 0.232652575f;
+    y = y * m - 0.249271825f;
+    y = y * m + 0.287288874f;
+    y = y * m - 0.360225171f;
+    y = y * m + 0.480916709f;
+    y = y * m - 0.721352935f;
+    y = y * m + 1.44269502f;
+    return y * m + __builtin_convertvector(n, DsvVec);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

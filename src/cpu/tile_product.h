@@ -1,0 +1,65 @@
+/* Products of small F32 matrices that lie in cache: what attention is made of.
+ *
+ *     C = A B   or   C += A B        A (m, k), B (k, n), C (m, n)
+ * Element (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed. B and C are row-major with rows
+ * ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is any.
+ *
+ * A block of DSVI_TILE_ROWS x (2 vectors) of C stays in registers while k runs: 16 accumulators of 32
+ * registers with AVX-512, 8 of 16 with AVX2, enough to hide the latency of two fused multiply-adds a
+ * cycle. A's elements are broadcast from memory, so that A needs no packing. */
+#ifndef DSVI_TILE_PRODUCT_H
+#define DSVI_TILE_PRODUCT_H
+
+#include "cpu/simd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvTileProduct {
+    int64_t m, n, k;
+    const float *a;
+    int64_t a_row, a_col;
+    const float *b;
+    int64_t ldb;
+    float *c;
+    int64_t ldc;
+    bool add; /* C += */
+} DsvTileProduct;
+
+/* One block of DSVI_TILE_ROWS rows and `vectors` vectors; inlined with a constant `vectors`. */
+static inline __attribute__((always_inline)) void dsvi_tile_block(const DsvTileProduct *t, const float *a,
+                                                                  const float *b, float *c, int vectors)
+{
+    DsvVec sum[DSVI_TILE_ROWS][2];
+    for (int i = 0; i < DSVI_TILE_ROWS; i++)
+        for (int j = 0; j < vectors; j++)
+            sum[i][j] = t->add ? dsvi_vec_load(c + i * t->ldc + j * DSVI_LANES) : dsvi_vec_all(0);
+    for (int64_t p = 0; p < t->k; p++) {
+        DsvVec row[2];
+        for (int j = 0; j < vectors; j++)
+            row[j] = dsvi_vec_load(b + p * t->ldb + j * DSVI_LANES);
+        for (int i = 0; i < DSVI_TILE_ROWS; i++)
+            for (int j = 0; j < vectors; j++)
+                sum[i][j] += a[i * t->a_row + p * t->a_col] * row[j];
+    }
+    for (int i = 0; i < DSVI_TILE_ROWS; i++)
+        for (int j = 0; j < vectors; j++)
+            dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, sum[i][j]);
+}
+
+static inline void dsvi_tile_product(const DsvTileProduct *t)
+{
+    int64_t j = 0;
+    for (; j + 2 * DSVI_LANES <= t->n; j += 2 * DSVI_LANES)
+        for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
+            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 2);
+    for (; j < t->n; j += DSVI_LANES)
+        for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
+            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 1);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
