@@ -21,7 +21,8 @@ typedef enum DsvRngPurpose {
     DSV_RNG_TEXT,     /* dropping of text conditioning */
     DSV_RNG_EXPLORE,  /* exploration keys of sparse lists */
     DSV_RNG_PROFILE,  /* which queries are profiled */
-    DSV_RNG_TEST
+    DSV_RNG_TEST,
+    DSV_RNG_SAMPLE    /* the noise that sampling starts from */
 } DsvRngPurpose;
 
 typedef struct DsvRng {

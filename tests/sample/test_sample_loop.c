@@ -1,0 +1,247 @@
+/* The sampling loop over a model, a sparse layer and a codec made here, so that every call can be counted and
+ * the exact result is known. */
+#include "test.h"
+
+#include "sample/sample_loop.h"
+
+enum { ELEMENTS = 2 * 1 * 2 * 3, TEXT = 4, STEPS = 5 };
+
+/* Stands in for the transformer: it knows one clean latent for each kind of text. */
+struct DsvDit {
+    int passes, guided_passes;
+    float clean[2]; /* with null text, with text */
+    float poison;   /* added to the output */
+    double timesteps[2 * STEPS];
+};
+
+struct DsvSparse {
+    int begun, ended, learning;
+};
+
+/* Sigma is t / 1000 for euler, so v = (x - clean) / sigma leads exactly to `clean`. */
+DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
+                           void *output)
+{
+    const float *x = latents, *t = timestep, *rows = text;
+    float *v = output;
+    bool conditional = rows[0] != 0;
+    assert_true(dit->passes < 2 * STEPS);
+    dit->timesteps[dit->passes++] = *t;
+    dit->guided_passes += conditional;
+    for (int i = 0; i < ELEMENTS; i++)
+        v[i] = (x[i] - dit->clean[conditional]) / (*t / 1000) + dit->poison;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train)
+{
+    sparse->begun++;
+    sparse->learning += train;
+    assert_int_equal(step, sparse->begun);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_step_end(DsvSparse *sparse)
+{
+    sparse->ended++;
+    return DSV_OK;
+}
+
+static DsvStatus move(DsvStream *stream, void *to, const void *from, size_t bytes)
+{
+    (void)stream;
+    memcpy(to, from, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus wait(DsvStream *stream)
+{
+    (void)stream;
+    return DSV_OK;
+}
+
+/* A codec that hands the latent on. */
+static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels)
+{
+    (void)codec;
+    assert_int_equal(video.width, 3);
+    memcpy(pixels, latent, ELEMENTS * sizeof *pixels);
+    return DSV_OK;
+}
+
+typedef struct Scene {
+    DsvDevice device;
+    DsvBackend backend;
+    DsvDit dit;
+    DsvSparse sparse;
+    DsvCodec codec;
+    float latents[ELEMENTS], output[ELEMENTS], pixels[ELEMENTS], timestep, text_rows[TEXT];
+    DsvSampleJob job;
+    int64_t progressed, stop_after;
+} Scene;
+
+static const float null_text[TEXT] = {0}, some_text[TEXT] = {1, 2, 3, 4};
+
+static void set(Scene *s)
+{
+    *s = (Scene){
+        .device = {.upload = move, .download = move, .sync = wait}, .codec = {.decode = decode},
+        .dit = {.clean = {0.5f, 0.75f}}, .stop_after = STEPS,
+    };
+    s->backend.device = &s->device;
+    s->job = (DsvSampleJob){
+        .backend = &s->backend, .dit = &s->dit, .sparse = &s->sparse, .codec = &s->codec,
+        .video = {3, 1, 2, 3}, .latent = {2, 1, 2, 3}, .text_elements = TEXT, .null_text = null_text,
+        .sampler = "euler", .steps = STEPS, .flow_shift = 3, .guidance_scale = 1, .seed = 7,
+        .latents = s->latents, .timestep = &s->timestep, .text_rows = s->text_rows, .output = s->output,
+        .pixels = s->pixels,
+    };
+}
+
+static void on_progress(void *context, const DsvProgress *progress)
+{
+    Scene *s = context;
+    assert_string_equal(progress->unit, "step");
+    assert_int_equal(progress->total, STEPS);
+    assert_int_equal(progress->done, ++s->progressed);
+    assert_true(progress->seconds_left >= 0);
+}
+
+static bool should_stop(void *context)
+{
+    const Scene *s = context;
+    return s->progressed >= s->stop_after;
+}
+
+static DsvStatus run(Scene *s)
+{
+    DsvEvents events = {.context = s, .progress = on_progress, .stop = should_stop};
+    return dsvi_sample_run(&s->job, &events);
+}
+
+/* The last step takes the noise away up to rounding of values of about 1. */
+static void assert_pixels(const Scene *s, double wanted)
+{
+    for (int i = 0; i < ELEMENTS; i++)
+        assert_error_below(fabs(s->pixels[i] - wanted), 1e-6, "pixel %d", i);
+}
+
+static void test_unconditional(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    assert_ok(run(&s));
+    assert_pixels(&s, 0.5);
+    assert_int_equal(s.dit.passes, STEPS);
+    assert_int_equal(s.dit.guided_passes, 0);
+    assert_int_equal(s.sparse.begun, STEPS);
+    assert_int_equal(s.sparse.ended, STEPS);
+    assert_int_equal(s.sparse.learning, 0);
+    assert_int_equal(s.progressed, STEPS);
+    assert_true(s.dit.timesteps[0] == 1000);
+    for (int i = 1; i < STEPS; i++)
+        assert_true(s.dit.timesteps[i] < s.dit.timesteps[i - 1]);
+}
+
+static void test_text_without_guidance(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.job.text = some_text;
+    s.job.sparse = NULL;
+    assert_ok(run(&s));
+    assert_pixels(&s, 0.75);
+    assert_int_equal(s.dit.passes, STEPS);
+    assert_int_equal(s.dit.guided_passes, STEPS);
+}
+
+/* v = v0 + g (v1 - v0) with v = (x - clean) / sigma is the flow to clean0 + g (clean1 - clean0). */
+static void test_guidance(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.job.text = some_text;
+    s.job.guidance_scale = 3;
+    assert_ok(run(&s));
+    assert_pixels(&s, 0.5 + 3 * 0.25);
+    assert_int_equal(s.dit.passes, 2 * STEPS);
+    assert_int_equal(s.dit.guided_passes, STEPS);
+    assert_int_equal(s.sparse.begun, STEPS);
+}
+
+/* A guidance scale without text has nothing to guide towards: one pass a step. */
+static void test_guidance_without_text(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.job.guidance_scale = 3;
+    assert_ok(run(&s));
+    assert_pixels(&s, 0.5);
+    assert_int_equal(s.dit.passes, STEPS);
+}
+
+/* The noise it starts from is the seed's alone: what the model sees first tells. */
+static void first_latent(uint64_t seed, float *latent)
+{
+    Scene s;
+    set(&s);
+    s.job.seed = seed;
+    s.job.steps = 1;
+    s.dit.clean[0] = 0;
+    DsvEvents none = {0};
+    assert_ok(dsvi_sample_run(&s.job, &none));
+    memcpy(latent, s.latents, sizeof s.latents);
+}
+
+static void test_seed(void **unused)
+{
+    (void)unused;
+    float once[ELEMENTS], again[ELEMENTS], other[ELEMENTS];
+    first_latent(7, once);
+    first_latent(7, again);
+    first_latent(8, other);
+    assert_memory_equal(once, again, sizeof once);
+    assert_memory_not_equal(once, other, sizeof once);
+    for (int i = 1; i < ELEMENTS; i++)
+        assert_true(once[i] != once[0]);
+}
+
+static void test_stop(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.stop_after = 2;
+    assert_fails(DSV_E_INTERRUPTED, "stopped after 2 of 5", run(&s));
+    assert_int_equal(s.dit.passes, 2);
+}
+
+static void test_not_finite(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.dit.poison = NAN;
+    assert_fails(DSV_E_DIVERGED, "not finite", run(&s));
+    set(&s);
+    s.job.sampler = "ddim";
+    assert_fails(DSV_E_USAGE, "ddim", run(&s));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unconditional),
+        cmocka_unit_test(test_text_without_guidance),
+        cmocka_unit_test(test_guidance),
+        cmocka_unit_test(test_guidance_without_text),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_not_finite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
