@@ -1,0 +1,150 @@
+/* dsv_forward against PyTorch's results in double (fixtures/dit_a, dit_c): what `dsv forward` writes. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/safetensors.h"
+#include "dsv/dsv.h"
+
+typedef struct Case {
+    const char *model, *name;
+} Case;
+
+static const Case CASES[] = {
+    {"fixtures/dit_a", "b1_3x8x10"}, {"fixtures/dit_a", "b2_5x6x6"}, {"fixtures/dit_c", "b1_4x12x14"},
+};
+
+static char folder[64];
+
+static const char *case_path(const Case *c, const char *file)
+{
+    char relative[256];
+    snprintf(relative, sizeof relative, "%s/%s/%s", c->model, c->name, file);
+    return shared_path(relative);
+}
+
+static void set_all(DsvConfig *settings, const char *const *assignment)
+{
+    dsv_config_defaults(settings);
+    assert_ok(dsv_config_set(settings, "mixed_precision=no"));
+    assert_ok(dsv_config_set(settings, "sparse.enabled=false"));
+    for (; *assignment; assignment++)
+        assert_ok(dsv_config_set(settings, *assignment));
+}
+
+static DsvSafetensors *open_golden(const Case *c, const char *file)
+{
+    DsvSafetensors *out;
+    assert_ok(dsvi_safetensors_open(case_path(c, file), &out));
+    return out;
+}
+
+static double error_of(const DsvSafetensors *ours, const char *prefix, const DsvSafetensors *golden,
+                       const char *name)
+{
+    char full[160];
+    const DsvStoredTensor *wanted = dsvi_safetensors_find(golden, name), *found;
+    assert_non_null(wanted);
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    assert_ok(dsvi_safetensors_want(ours, full, wanted->ndim, wanted->shape, &found));
+    assert_int_equal(found->dtype, DSV_F32);
+    return relative_l2(found->dtype, found->data, wanted->dtype, wanted->data, wanted->count);
+}
+
+/* Runs one case and returns the file of results, opened. */
+static DsvSafetensors *run(const Case *c, const DsvConfig *settings)
+{
+    char out[128];
+    DsvSafetensors *ours;
+    snprintf(out, sizeof out, "%s/out.safetensors", folder);
+    assert_ok(dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true, settings));
+    assert_ok(dsvi_safetensors_open(out, &ours));
+    return ours;
+}
+
+static void matches_pytorch(void **state)
+{
+    DsvConfig settings;
+    set_all(&settings, *state);
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        const Case *c = &CASES[i];
+        DsvSafetensors *ours = run(c, &settings);
+        DsvSafetensors *exact = open_golden(c, "expected_f64.safetensors");
+        DsvSafetensors *grads = open_golden(c, "grads.safetensors");
+        assert_error_below(error_of(ours, "", exact, "output"), 1e-5, "%s output", c->name);
+        assert_error_below(error_of(ours, "", exact, "loss"), 1e-5, "%s loss", c->name);
+        assert_error_below(error_of(ours, "", exact, "grad_hidden_states"), 1e-4, "%s dlatents", c->name);
+        assert_error_below(error_of(ours, "", exact, "grad_encoder_hidden_states"), 1e-4, "%s dtext",
+                           c->name);
+        for (size_t t = 0; t < dsvi_safetensors_count(grads); t++) {
+            const char *name = dsvi_safetensors_at(grads, t)->name;
+            assert_error_below(error_of(ours, "grad.", grads, name), 1e-4, "%s %s", c->name, name);
+        }
+        assert_int_equal(dsvi_safetensors_count(ours), dsvi_safetensors_count(grads) + 4);
+        dsvi_safetensors_close(&ours);
+        dsvi_safetensors_close(&exact);
+        dsvi_safetensors_close(&grads);
+    }
+}
+
+static const char *const DENSE[] = {NULL};
+static const char *const RECOMPUTED[] = {"gradient_checkpointing=true", NULL};
+static const char *const REFERENCE[] = {"isa=ref", NULL};
+/* Lists of every key must give what dense attention gives, through all of selection. */
+static const char *const FULL_LISTS[] = {
+    "sparse.enabled=true", "sparse.target_mass=1", "sparse.group=16", "sparse.chunk=8", NULL,
+};
+static const char *const FULL_RUNS[] = {
+    "sparse.enabled=true", "sparse.rule=topk", "sparse.target_density=1", "sparse.group=32",
+    "sparse.grain=8", "sparse.selector=pooled", "gradient_checkpointing=true", NULL,
+};
+
+static void bad_files_are_named(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    set_all(&settings, DENSE);
+    char out[128];
+    snprintf(out, sizeof out, "%s/out.safetensors", folder);
+    assert_fails(DSV_E_NOT_FOUND, "no-such-model",
+                 dsv_forward("no-such-model", "x", out, false, &settings));
+    assert_fails(DSV_E_NOT_FOUND, "no-such-file",
+                 dsv_forward(shared_path("fixtures/dit_a"), "no-such-file", out, false, &settings));
+    assert_fails(DSV_E_NOT_FOUND, "hidden_states",
+                 dsv_forward(shared_path("fixtures/dit_a"),
+                             shared_path("fixtures/dit_a/diffusion_pytorch_model.safetensors"), out, false,
+                             &settings));
+    assert_fails(DSV_E_SHAPE, "encoder_hidden_states",
+                 dsv_forward(shared_path("fixtures/dit_c"),
+                             shared_path("fixtures/dit_a/b1_3x8x10/inputs.safetensors"), out, false,
+                             &settings));
+    assert_false(dsvi_path_exists(out));
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    snprintf(folder, sizeof folder, "/tmp/dsv-test-XXXXXX");
+    return mkdtemp(folder) ? 0 : 1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return dsvi_folder_remove(folder) == DSV_OK ? 0 : 1;
+}
+
+int main(void)
+{
+    skip_without_shared("fixtures/dit_a/b1_3x8x10/inputs.safetensors");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)DENSE),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)RECOMPUTED),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)REFERENCE),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_LISTS),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_RUNS),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
