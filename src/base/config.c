@@ -11,6 +11,7 @@
 
 #include "base/config_value.h"
 #include "base/fs.h"
+#include "base/number_text.h"
 #include "base/option_table.h"
 #include "base/status.h"
 
@@ -125,16 +126,6 @@ DsvStatus dsv_config_set(DsvConfig *config, const char *assignment)
     return dsvi_config_set_value(config, key, equals + 1);
 }
 
-/* The shortest decimal that reads back as the same double. */
-static void number_text(double value, char *text, size_t room)
-{
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, room, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            return;
-    }
-}
-
 /* A YAML single-quoted scalar: only the quote itself needs doubling. Line breaks have no place in it. */
 static DsvStatus print_text(FILE *to, const DsvOption *option, const char *text)
 {
@@ -152,11 +143,11 @@ static DsvStatus print_text(FILE *to, const DsvOption *option, const char *text)
 
 static DsvStatus print_value(FILE *to, const DsvOption *option, const void *field)
 {
-    char number[64];
+    char number[DSVI_NUMBER_ROOM];
     switch (option->kind) {
     case DSV_OPTION_INT: fprintf(to, "%" PRId64, *(const int64_t *)field); break;
     case DSV_OPTION_FLOAT:
-        number_text(*(const double *)field, number, sizeof number);
+        dsvi_number_text(*(const double *)field, number);
         fputs(number, to);
         break;
     case DSV_OPTION_BOOL: fputs(*(const bool *)field ? "true" : "false", to); break;
