@@ -1,0 +1,250 @@
+/* The haar codec: 3-D Haar wavelets, exact inverse, no weights.
+ *
+ * With n = 2^spatial_levels and m = 2^temporal_levels, a block of m frames x n rows x n columns of one colour
+ * becomes m n n coefficients, which stand in as many channels at one place of the latent. Along each axis
+ * the transform is the lifting (a, b) -> ((a + b) / 2, (a - b) / 2) of neighbours, then again of the
+ * sums, level by level: an orthogonal transform up to the scale of each coefficient.
+ * In place, coefficient i of an axis is the mean of the block for i = 0; otherwise half the difference of
+ * two neighbouring stretches of 2^(k-1) samples, where k = 1 + (zeros at the end of i) is its level.
+ *
+ * The first frame is encoded alone, as a video whose frames are all like it would be: temporal details are
+ * zero. So T frames, T = 1 + m j, become 1 + j latent frames, and a single picture is a video.
+ *
+ * Channel (i_t n n + i_h n + i_w) 3 + colour: the three means, one for each colour, come first. Each channel
+ * is divided by the deviation that its band has in natural video (deviation_of), a fixed constant. */
+#include "model/codec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { COLOURS = 3, SPATIAL_MAX = 6, TEMPORAL_MAX = 4, BLOCK_MAX = 1 << (TEMPORAL_MAX + 2 * SPATIAL_MAX) };
+
+typedef struct Haar {
+    DsvCodec codec;
+    int spatial, temporal; /* levels */
+    float *deviation;      /* (coefficients of a block) */
+} Haar;
+
+static const Haar *haar_of(const DsvCodec *codec)
+{
+    return (const Haar *)codec;
+}
+
+/* One level-by-level transform along the axis whose index is bits [low, low + levels) of a block's index,
+ * or its inverse. */
+static void lift(float *block, int64_t size, int low, int levels, bool inverse)
+{
+    for (int n = 0; n < levels; n++) {
+        int level = inverse ? levels - 1 - n : n;
+        int64_t partner = (int64_t)1 << (low + level);
+        int64_t not_sums = 2 * partner - ((int64_t)1 << low); /* bits that are zero in the sums so far */
+        for (int64_t i = 0; i < size; i++) {
+            float a = block[i], b;
+            if (i & not_sums)
+                continue;
+            b = block[i + partner];
+            block[i] = inverse ? a + b : 0.5f * (a + b);
+            block[i + partner] = inverse ? a - b : 0.5f * (a - b);
+        }
+    }
+}
+
+/* All three axes of a block of (2^temporal, 2^spatial, 2^spatial). */
+static void transform(float *block, int temporal, int spatial, bool inverse)
+{
+    int64_t size = (int64_t)1 << (temporal + 2 * spatial);
+    lift(block, size, 0, spatial, inverse);
+    lift(block, size, spatial, spatial, inverse);
+    lift(block, size, 2 * spatial, temporal, inverse);
+}
+
+/* Level of coefficient i of an axis: 0 for the mean. */
+static int level_of(int64_t i)
+{
+    int level = 0;
+    if (i == 0)
+        return 0;
+    while (!(i >> level & 1))
+        level++;
+    return level + 1;
+}
+
+/* Deviations of the bands in natural video, measured over 16 real clips (hand-held and fixed cameras,
+ * animation, time lapse, dark and bright; scaled to 128 x 128 and to 256 x 256, 12 frames a second, values
+ * in [-1, 1]). What matters is along how many axes a coefficient is a difference, and its finest level:
+ * deviations grow by about 1.3 a level. The table is within a factor of 1.5 of what was measured in every
+ * band of up to 5 spatial and 3 temporal levels. */
+static float deviation_of(int level_t, int level_h, int level_w)
+{
+    static const double FINEST[2][3] = {
+        /* differences in space: none, along one axis, along both */
+        {0.45, 0.036, 0.020},   /* of a mean over time */
+        {0.026, 0.0058, 0.0055} /* of a difference in time */
+    };
+    const double growth = 1.3;
+    int axes = (level_h > 0) + (level_w > 0), level = level_t;
+    if (axes == 1)
+        level = level_h + level_w;
+    else if (axes == 2)
+        level = level_h < level_w ? level_h : level_w;
+    double deviation = FINEST[level_t > 0][axes];
+    for (int i = 1; i < level; i++)
+        deviation *= growth;
+    return (float)deviation;
+}
+
+/* `least` is the smallest size the codec takes, the others follow in steps of `unit`. */
+static DsvStatus refuse_size(const Haar *haar, const char *what, int64_t found, int64_t least, int64_t unit)
+{
+    char nearest[64];
+    if (found < least) {
+        snprintf(nearest, sizeof nearest, "%lld", (long long)least);
+    } else {
+        int64_t below = least + (found - least) / unit * unit;
+        snprintf(nearest, sizeof nearest, "%lld or %lld", (long long)below, (long long)(below + unit));
+    }
+    return DSVI_FAIL(DSV_E_SHAPE, "codec haar with %d spatial and %d temporal levels cannot take %s %lld, "
+                     "wanted %s", haar->spatial, haar->temporal, what, (long long)found, nearest);
+}
+
+static DsvStatus latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+{
+    const Haar *haar = haar_of(codec);
+    int64_t side = (int64_t)1 << haar->spatial, frames = (int64_t)1 << haar->temporal;
+    if (video.channels != COLOURS)
+        return DSVI_FAIL(DSV_E_SHAPE, "codec haar takes videos of 3 colours, not %lld",
+                         (long long)video.channels);
+    if (video.frames < 1 || (video.frames - 1) % frames)
+        return refuse_size(haar, "num_frames", video.frames, 1, frames);
+    if (video.height < side || video.height % side)
+        return refuse_size(haar, "height", video.height, side, side);
+    if (video.width < side || video.width % side)
+        return refuse_size(haar, "width", video.width, side, side);
+    latent->channels = COLOURS * side * side * frames;
+    latent->frames = 1 + (video.frames - 1) / frames;
+    latent->height = video.height / side;
+    latent->width = video.width / side;
+    return DSV_OK;
+}
+
+/* One block of one colour: where its elements lie in the video and in the latent. */
+typedef struct Block {
+    const Haar *haar;
+    int temporal;                /* levels: none in the first latent frame */
+    int64_t size;                /* elements */
+    int64_t pixel, row, frame;   /* of element 0 in the video, and the video's strides */
+    int64_t latent, coefficient; /* of element 0 in the latent, and from one coefficient to the next */
+} Block;
+
+static Block block_at(const Haar *haar, DsvVideoShape video, DsvVideoShape latent, int64_t place)
+{
+    int64_t x = place % latent.width, y = place / latent.width % latent.height;
+    int64_t f = place / (latent.width * latent.height) % latent.frames;
+    int64_t colour = place / (latent.width * latent.height * latent.frames);
+    int64_t first_frame = f == 0 ? 0 : 1 + ((f - 1) << haar->temporal);
+    int temporal = f == 0 ? 0 : haar->temporal;
+    return (Block){
+        .haar = haar,
+        .temporal = temporal,
+        .size = (int64_t)1 << (temporal + 2 * haar->spatial),
+        .pixel = ((colour * video.frames + first_frame) * video.height + (y << haar->spatial)) * video.width +
+                 (x << haar->spatial),
+        .row = video.width,
+        .frame = video.width * video.height,
+        .latent = place,
+        .coefficient = COLOURS * latent.frames * latent.height * latent.width,
+    };
+}
+
+static int64_t pixel_at(const Block *b, int64_t i)
+{
+    int spatial = b->haar->spatial;
+    int64_t mask = ((int64_t)1 << spatial) - 1;
+    return b->pixel + (i >> 2 * spatial) * b->frame + (i >> spatial & mask) * b->row + (i & mask);
+}
+
+static void encode_block(const Block *b, const float *pixels, float *latent)
+{
+    const Haar *haar = b->haar;
+    int64_t all = (int64_t)1 << (haar->temporal + 2 * haar->spatial);
+    float block[BLOCK_MAX];
+    for (int64_t i = 0; i < b->size; i++)
+        block[i] = pixels[pixel_at(b, i)];
+    transform(block, b->temporal, haar->spatial, false);
+    for (int64_t i = 0; i < b->size; i++)
+        latent[b->latent + i * b->coefficient] = block[i] / haar->deviation[i];
+    for (int64_t i = b->size; i < all; i++)
+        latent[b->latent + i * b->coefficient] = 0;
+}
+
+static void decode_block(const Block *b, const float *latent, float *pixels)
+{
+    const Haar *haar = b->haar;
+    float block[BLOCK_MAX];
+    for (int64_t i = 0; i < b->size; i++)
+        block[i] = latent[b->latent + i * b->coefficient] * haar->deviation[i];
+    transform(block, b->temporal, haar->spatial, true);
+    for (int64_t i = 0; i < b->size; i++)
+        pixels[pixel_at(b, i)] = block[i];
+}
+
+static DsvStatus encode(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent)
+{
+    DsvVideoShape shape;
+    DSVI_TRY(latent_shape(codec, video, &shape));
+    for (int64_t place = 0; place < COLOURS * shape.frames * shape.height * shape.width; place++) {
+        Block block = block_at(haar_of(codec), video, shape, place);
+        encode_block(&block, pixels, latent);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels)
+{
+    DsvVideoShape shape;
+    DSVI_TRY(latent_shape(codec, video, &shape));
+    for (int64_t place = 0; place < COLOURS * shape.frames * shape.height * shape.width; place++) {
+        Block block = block_at(haar_of(codec), video, shape, place);
+        decode_block(&block, latent, pixels);
+    }
+    return DSV_OK;
+}
+
+static void close_haar(DsvCodec *codec)
+{
+    Haar *haar = (Haar *)codec;
+    free(haar->deviation);
+    free(haar);
+}
+
+static DsvStatus check_levels(const char *key, int64_t levels, int64_t most)
+{
+    if (levels < 0 || levels > most)
+        return DSVI_FAIL(DSV_E_USAGE, "%s is %lld, wanted 0 to %lld", key, (long long)levels, (long long)most);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsvCodec **out)
+{
+    *out = NULL;
+    DSVI_TRY(check_levels("codec.spatial_levels", settings->codec_spatial_levels, SPATIAL_MAX));
+    DSVI_TRY(check_levels("codec.temporal_levels", settings->codec_temporal_levels, TEMPORAL_MAX));
+    int spatial = (int)settings->codec_spatial_levels, temporal = (int)settings->codec_temporal_levels;
+    int64_t size = (int64_t)1 << (temporal + 2 * spatial), mask = ((int64_t)1 << spatial) - 1;
+    Haar *haar = calloc(1, sizeof *haar);
+    float *deviation = calloc((size_t)size, sizeof *deviation);
+    if (!haar || !deviation) {
+        free(haar);
+        free(deviation);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a codec of %lld bands", (long long)size);
+    }
+    haar->codec = (DsvCodec){"haar", latent_shape, encode, decode, close_haar};
+    haar->spatial = spatial;
+    haar->temporal = temporal;
+    haar->deviation = deviation;
+    for (int64_t i = 0; i < size; i++)
+        deviation[i] = deviation_of(level_of(i >> 2 * spatial), level_of(i >> spatial & mask),
+                                    level_of(i & mask));
+    *out = &haar->codec;
+    return DSV_OK;
+}

@@ -1,0 +1,157 @@
+/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The order is
+ * that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
+#include "model/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+enum { PLACE_MULTIPLE = 16, PER_BLOCK = 27, OUTSIDE = 15 };
+
+typedef struct Builder {
+    DsvParamTable *table;
+    char prefix[32]; /* "blocks.3." inside a block: the same in both namings */
+} Builder;
+
+typedef struct Kind {
+    DsvInit init;
+    bool in_compute_dtype;
+} Kind;
+
+static const Kind GEMM_WEIGHT = {DSV_INIT_XAVIER, true};
+static const Kind TEXT_WEIGHT = {DSV_INIT_NORMAL_02, true};
+static const Kind TIME_WEIGHT = {DSV_INIT_NORMAL_02, false};
+static const Kind TIME_PROJECTION = {DSV_INIT_XAVIER, false};
+static const Kind HEAD_WEIGHT = {DSV_INIT_ZERO, true}; /* a new model's velocity is zero everywhere */
+static const Kind NORM_WEIGHT = {DSV_INIT_ONE, false};
+static const Kind BIAS = {DSV_INIT_ZERO, false};
+static const Kind MODULATION = {DSV_INIT_TABLE, false};
+
+/* Shapes end with a zero or after five dimensions. */
+static void add(Builder *b, const char *name, const char *original, const char *suffix, Kind kind,
+                const int64_t shape[5])
+{
+    DsvParamTable *table = b->table;
+    DsvParam *param = &table->params[table->count++];
+    snprintf(param->name, sizeof param->name, "%s%s%s", b->prefix, name, suffix);
+    snprintf(param->original, sizeof param->original, "%s%s%s", b->prefix, original, suffix);
+    param->init = kind.init;
+    param->in_compute_dtype = kind.in_compute_dtype;
+    param->count = 1;
+    for (int i = 0; i < 5 && shape[i] > 0; i++) {
+        param->shape[param->ndim++] = shape[i];
+        param->count *= shape[i];
+    }
+    param->offset = table->elements;
+    table->parameters += param->count;
+    table->elements += (param->count + PLACE_MULTIPLE - 1) / PLACE_MULTIPLE * PLACE_MULTIPLE;
+}
+
+static void add_linear(Builder *b, const char *name, const char *original, Kind kind, int64_t out, int64_t in)
+{
+    add(b, name, original, ".weight", kind, (int64_t[5]){out, in});
+    add(b, name, original, ".bias", BIAS, (int64_t[5]){out});
+}
+
+static void add_attention(Builder *b, const char *name, const char *original, int64_t width)
+{
+    static const char *const PART[4][2] = {
+        {"to_q", "q"}, {"to_k", "k"}, {"to_v", "v"}, {"to_out.0", "o"}};
+    static const char *const NORM[2] = {"norm_q", "norm_k"};
+    char full[48], full_original[48];
+    for (int i = 0; i < 4; i++) {
+        snprintf(full, sizeof full, "%s.%s", name, PART[i][0]);
+        snprintf(full_original, sizeof full_original, "%s.%s", original, PART[i][1]);
+        add_linear(b, full, full_original, GEMM_WEIGHT, width, width);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(full, sizeof full, "%s.%s", name, NORM[i]);
+        snprintf(full_original, sizeof full_original, "%s.%s", original, NORM[i]);
+        add(b, full, full_original, ".weight", NORM_WEIGHT, (int64_t[5]){width});
+    }
+}
+
+static void add_block(Builder *b, const DsvDitConfig *config, int64_t block)
+{
+    int64_t width = dsvi_dit_width(config), ffn = config->ffn_dim;
+    snprintf(b->prefix, sizeof b->prefix, "blocks.%lld.", (long long)block);
+    add(b, "scale_shift_table", "modulation", "", MODULATION, (int64_t[5]){1, 6, width});
+    add_attention(b, "attn1", "self_attn", width);
+    add_attention(b, "attn2", "cross_attn", width);
+    /* The affine norm before cross-attention: the two namings number it differently. */
+    add(b, "norm2", "norm3", ".weight", NORM_WEIGHT, (int64_t[5]){width});
+    add(b, "norm2", "norm3", ".bias", BIAS, (int64_t[5]){width});
+    add_linear(b, "ffn.net.0.proj", "ffn.0", GEMM_WEIGHT, ffn, width);
+    add_linear(b, "ffn.net.2", "ffn.2", GEMM_WEIGHT, width, ffn);
+    b->prefix[0] = 0;
+}
+
+DsvStatus dsvi_param_table_make(const DsvDitConfig *config, DsvParamTable *out)
+{
+    int64_t width = dsvi_dit_width(config);
+    const int64_t *patch = config->patch;
+    Builder b = {.table = out};
+    memset(out, 0, sizeof *out);
+    out->params = calloc((size_t)(OUTSIDE + PER_BLOCK * config->num_layers), sizeof *out->params);
+    if (!out->params)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of a model's parameters");
+    add(&b, "patch_embedding", "patch_embedding", ".weight", GEMM_WEIGHT,
+        (int64_t[5]){width, config->in_channels, patch[0], patch[1], patch[2]});
+    add(&b, "patch_embedding", "patch_embedding", ".bias", BIAS, (int64_t[5]){width});
+    add_linear(&b, "condition_embedder.text_embedder.linear_1", "text_embedding.0", TEXT_WEIGHT, width,
+               config->text_dim);
+    add_linear(&b, "condition_embedder.text_embedder.linear_2", "text_embedding.2", TEXT_WEIGHT, width, width);
+    add_linear(&b, "condition_embedder.time_embedder.linear_1", "time_embedding.0", TIME_WEIGHT, width,
+               config->freq_dim);
+    add_linear(&b, "condition_embedder.time_embedder.linear_2", "time_embedding.2", TIME_WEIGHT, width, width);
+    add_linear(&b, "condition_embedder.time_proj", "time_projection.1", TIME_PROJECTION, 6 * width, width);
+    for (int64_t i = 0; i < config->num_layers; i++)
+        add_block(&b, config, i);
+    add(&b, "scale_shift_table", "head.modulation", "", MODULATION, (int64_t[5]){1, 2, width});
+    add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT, patch[0] * patch[1] * patch[2] * config->out_channels,
+               width);
+    DSVI_ASSERT(out->count == OUTSIDE + PER_BLOCK * config->num_layers);
+    return DSV_OK;
+}
+
+void dsvi_param_table_free(DsvParamTable *table)
+{
+    free(table->params);
+    memset(table, 0, sizeof *table);
+}
+
+int64_t dsvi_param_find(const DsvParamTable *table, const char *name)
+{
+    for (int64_t i = 0; i < table->count; i++)
+        if (strcmp(table->params[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+/* Each parameter has a random stream of its own, so that its first values depend on nothing else. */
+static void init_param(const DsvParam *param, DsvRng rng, float *values)
+{
+    double fan_out = (double)param->shape[0], fan_in = (double)param->count / fan_out;
+    double limit = sqrt(6 / (fan_in + fan_out));
+    double table_deviation = 1 / sqrt((double)param->shape[param->ndim - 1]);
+    for (int64_t i = 0; i < param->count; i++) {
+        uint64_t index = (uint64_t)i;
+        switch (param->init) {
+        case DSV_INIT_ZERO: values[i] = 0; break;
+        case DSV_INIT_ONE: values[i] = 1; break;
+        case DSV_INIT_XAVIER: values[i] = (float)(limit * (2 * dsvi_rng_uniform(rng, index) - 1)); break;
+        case DSV_INIT_NORMAL_02: values[i] = (float)(0.02 * dsvi_rng_normal(rng, index)); break;
+        case DSV_INIT_TABLE: values[i] = (float)(table_deviation * dsvi_rng_normal(rng, index)); break;
+        }
+    }
+}
+
+void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat)
+{
+    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    for (int64_t i = 0; i < table->count; i++)
+        init_param(&table->params[i], (DsvRng){seed, DSV_RNG_INIT, (uint32_t)i}, flat + table->params[i].offset);
+}

@@ -1,0 +1,202 @@
+/* Writing a transformer's weights as diffusers does, and any arrays in the same layout. See weights.h. */
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/fs.h"
+#include "model/weights_files.h"
+
+enum { NAME_BYTES = 160 };
+
+typedef char Name[NAME_BYTES];
+
+static DsvStatus no_memory(const char *path)
+{
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to write it", path);
+}
+
+static DsvStoredTensor describe(const DsvParam *param, const char *name, DsvDtype dtype, const void *data)
+{
+    DsvStoredTensor tensor = {.name = name, .dtype = dtype, .ndim = param->ndim, .count = param->count,
+                              .bytes = (size_t)param->count * dsvi_dtype_size(dtype), .data = data};
+    memcpy(tensor.shape, param->shape, sizeof tensor.shape);
+    return tensor;
+}
+
+static uint64_t stored_bytes(const DsvParam *param, DsvDtype dtype)
+{
+    return (uint64_t)param->count * dsvi_dtype_size(dtype);
+}
+
+/* One past the last parameter of the shard that begins with `begin`, and its bytes: as many parameters as
+ * fit, one at least. */
+static int64_t shard_end(const DsvParamTable *table, int64_t begin, DsvDtype dtype, uint64_t shard_bytes,
+                         uint64_t *bytes)
+{
+    int64_t end = begin;
+    *bytes = 0;
+    do
+        *bytes += stored_bytes(&table->params[end++], dtype);
+    while (end < table->count && *bytes + stored_bytes(&table->params[end], dtype) <= shard_bytes);
+    return end;
+}
+
+/* Parameters [begin, end), `bytes` in all, to one file. F32 is written from where it lies, other dtypes from
+ * a copy. */
+static DsvStatus write_shard(const char *path, const DsvParamTable *table, int64_t begin, int64_t end,
+                             uint64_t bytes, const float *flat, DsvDtype dtype)
+{
+    DsvStatus status;
+    DsvStoredTensor *tensors = calloc((size_t)(end - begin), sizeof *tensors);
+    char *copy = dtype == DSV_F32 ? NULL : malloc(bytes);
+    char *next = copy;
+    if (!tensors || (dtype != DSV_F32 && !copy)) {
+        status = no_memory(path);
+        goto done;
+    }
+    for (int64_t i = begin; i < end; i++) {
+        const DsvParam *param = &table->params[i];
+        const void *data = flat + param->offset;
+        if (copy) {
+            dsvi_convert(dtype, next, DSV_F32, data, param->count);
+            data = next;
+            next += stored_bytes(param, dtype);
+        }
+        tensors[i - begin] = describe(param, param->name, dtype, data);
+    }
+    DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, (size_t)(end - begin), NULL, 0), done);
+done:
+    free(tensors);
+    free(copy);
+    return status;
+}
+
+/* The shards one by one, each entered in the index. */
+static DsvStatus write_shards(const char *folder, const DsvParamTable *table, const float *flat,
+                              DsvDtype dtype, uint64_t shard_bytes, int64_t shards, cJSON *weight_map)
+{
+    char path[DSVI_PATH_MAX];
+    Name name;
+    int64_t begin = 0;
+    for (int64_t shard = 1; shard <= shards; shard++) {
+        uint64_t bytes;
+        int64_t end = shard_end(table, begin, dtype, shard_bytes, &bytes);
+        snprintf(name, sizeof name, "diffusion_pytorch_model-%05lld-of-%05lld.safetensors", (long long)shard,
+                 (long long)shards);
+        DSVI_TRY(dsvi_path_join(path, folder, name));
+        DSVI_TRY(write_shard(path, table, begin, end, bytes, flat, dtype));
+        for (; begin < end; begin++)
+            if (!cJSON_AddStringToObject(weight_map, table->params[begin].name, name))
+                return no_memory(path);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus write_sharded(const char *folder, const DsvParamTable *table, const float *flat,
+                               DsvDtype dtype, uint64_t shard_bytes, int64_t shards)
+{
+    DsvStatus status;
+    char path[DSVI_PATH_MAX], *text = NULL;
+    cJSON *index = cJSON_CreateObject();
+    cJSON *metadata = cJSON_AddObjectToObject(index, "metadata");
+    cJSON *weight_map = cJSON_AddObjectToObject(index, "weight_map");
+    double total = (double)table->parameters * (double)dsvi_dtype_size(dtype);
+    DSVI_TRY_GOTO(status, dsvi_path_join(path, folder, DSV_WEIGHTS_INDEX), done);
+    if (!weight_map || !cJSON_AddNumberToObject(metadata, "total_size", total)) {
+        status = no_memory(path);
+        goto done;
+    }
+    DSVI_TRY_GOTO(status, write_shards(folder, table, flat, dtype, shard_bytes, shards, weight_map), done);
+    text = cJSON_Print(index);
+    status = text ? dsvi_file_write(path, text, strlen(text)) : no_memory(path);
+done:
+    cJSON_free(text);
+    cJSON_Delete(index);
+    return status;
+}
+
+DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, const float *flat,
+                             DsvDtype dtype, uint64_t shard_bytes)
+{
+    char path[DSVI_PATH_MAX];
+    int64_t shards = 0;
+    uint64_t bytes = 0;
+    DSVI_TRY(dsvi_folder_make(folder));
+    for (int64_t begin = 0; begin < table->count; shards++)
+        begin = shard_end(table, begin, dtype, shard_bytes, &bytes);
+    if (shards > 1)
+        return write_sharded(folder, table, flat, dtype, shard_bytes, shards);
+    DSVI_TRY(dsvi_path_join(path, folder, DSV_WEIGHTS_SINGLE));
+    return write_shard(path, table, 0, table->count, bytes, flat, dtype);
+}
+
+/* Tensor names of several arrays in one file: prefix, then the parameter's. */
+static Name *make_names(const DsvParamTable *table, const char *const *prefixes, size_t arrays)
+{
+    Name *names = calloc(arrays * (size_t)table->count, sizeof *names);
+    for (size_t a = 0; names && a < arrays; a++)
+        for (int64_t i = 0; i < table->count; i++)
+            snprintf(names[a * (size_t)table->count + (size_t)i], NAME_BYTES, "%s%s", prefixes[a],
+                     table->params[i].name);
+    return names;
+}
+
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *const *prefixes,
+                          const float *const *flats, size_t arrays)
+{
+    DsvStatus status;
+    size_t per_array = (size_t)table->count, count = arrays * per_array;
+    Name *names = make_names(table, prefixes, arrays);
+    DsvStoredTensor *tensors = calloc(count, sizeof *tensors);
+    if (!names || !tensors) {
+        status = no_memory(path);
+        goto done;
+    }
+    for (size_t n = 0; n < count; n++) {
+        const DsvParam *param = &table->params[n % per_array];
+        tensors[n] = describe(param, names[n], DSV_F32, flats[n / per_array] + param->offset);
+    }
+    DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, count, NULL, 0), done);
+done:
+    free(names);
+    free(tensors);
+    return status;
+}
+
+static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *table, const char *prefix,
+                            float *flat)
+{
+    Name name;
+    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsvParam *param = &table->params[i];
+        const DsvStoredTensor *tensor;
+        snprintf(name, sizeof name, "%s%s", prefix, param->name);
+        DSVI_TRY(dsvi_safetensors_want(file, name, param->ndim, param->shape, &tensor));
+        if (tensor->dtype != DSV_F32)
+            return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted F32", dsvi_safetensors_path(file), name,
+                             dsvi_dtype_name(tensor->dtype));
+        memcpy(flat + param->offset, tensor->data, tensor->bytes);
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *const *prefixes,
+                         float *const *flats, size_t arrays)
+{
+    DsvStatus status;
+    DsvSafetensors *file;
+    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    size_t found = dsvi_safetensors_count(file), wanted = arrays * (size_t)table->count;
+    for (size_t a = 0; a < arrays; a++)
+        DSVI_TRY_GOTO(status, read_array(file, table, prefixes[a], flats[a]), done);
+    status = found == wanted ? DSV_OK
+                             : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, wanted %zu", path, found, wanted);
+done:
+    dsvi_safetensors_close(&file);
+    return status;
+}
