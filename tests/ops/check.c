@@ -1,0 +1,308 @@
+#include "ops/check.h"
+
+#include "base/rng.h"
+#include "base/threads.h"
+#include "test.h"
+
+enum { GUARD = 256 };
+static const unsigned char GUARD_BYTE = 0xff;
+static const double LEAST = 0x1p-120;
+static const char *const FILL_NAME[CHECK_FILLS] = {"normal", "large", "equal", "tiny", "sparse"};
+
+/* The host's picture of all buffers of one run, guards included. */
+typedef struct Image {
+    unsigned char *before[CHECK_BUFFERS_MOST], *after[CHECK_BUFFERS_MOST];
+    size_t bytes[CHECK_BUFFERS_MOST]; /* with guards; 0: an alias */
+    size_t start[CHECK_BUFFERS_MOST]; /* of element 0 */
+} Image;
+
+typedef struct Precision {
+    DsvDtype act, acc;
+} Precision;
+
+CheckBuffer *check_buffer(CheckCase *c, const char *name, CheckKind kind, CheckRole role, int64_t n)
+{
+    assert_true(c->buffers < CHECK_BUFFERS_MOST);
+    CheckBuffer *buffer = &c->buffer[c->buffers++];
+    *buffer = (CheckBuffer){.name = name, .kind = kind, .role = role, .n = n, .scale = 1};
+    return buffer;
+}
+
+static DsvDtype dtype_of(const CheckBuffer *buffer, Precision precision)
+{
+    switch (buffer->kind) {
+    case CHECK_ACT: return precision.act;
+    case CHECK_ACC: return precision.acc;
+    case CHECK_DOUBLE: return DSV_F64;
+    case CHECK_FLOAT: return DSV_F32;
+    case CHECK_I32: break;
+    }
+    return DSV_I32;
+}
+
+static double fill_value(CheckFill fill, DsvRng rng, uint64_t i)
+{
+    double normal = dsvi_rng_normal(rng, i);
+    switch (fill) {
+    case CHECK_LARGE: return 1000 * normal;
+    case CHECK_EQUAL: return 0.7;
+    case CHECK_TINY: return 0x1p-130 * normal;
+    case CHECK_SPARSE: return i % 3 == 0 ? normal : 0;
+    default: return normal;
+    }
+}
+
+/* Inputs as they are stored in the tested precision, widened: every run starts from these. */
+static double *make_values(const CheckBuffer *buffer, int number, CheckFill fill, Precision precision)
+{
+    DsvRng rng = {7, DSV_RNG_TEST, (uint32_t)number};
+    DsvDtype dtype = dtype_of(buffer, precision);
+    double *values = calloc((size_t)buffer->n + 1, sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < buffer->n && dtype != DSV_I32; i++) {
+        unsigned char stored[8];
+        double value = fill_value(buffer->steady ? CHECK_NORMAL : fill, rng, (uint64_t)i);
+        value = buffer->offset + buffer->scale * (buffer->positive ? fabs(value) : value);
+        dsvi_store(dtype, stored, 0, value);
+        values[i] = dsvi_load(dtype, stored, 0);
+    }
+    return values;
+}
+
+static void image_free(Image *image)
+{
+    for (int i = 0; i < CHECK_BUFFERS_MOST; i++) {
+        free(image->before[i]);
+        free(image->after[i]);
+    }
+    memset(image, 0, sizeof *image);
+}
+
+static void image_make(Image *image, const CheckCase *c, double *const *values, Precision precision, size_t skew)
+{
+    memset(image, 0, sizeof *image);
+    for (int i = 0; i < c->buffers; i++) {
+        const CheckBuffer *buffer = &c->buffer[i];
+        DsvDtype dtype = dtype_of(buffer, precision);
+        size_t size = dsvi_dtype_size(dtype);
+        if (buffer->alias)
+            continue;
+        image->start[i] = GUARD + skew * size;
+        image->bytes[i] = image->start[i] + (size_t)buffer->n * size + GUARD;
+        image->before[i] = malloc(image->bytes[i]);
+        image->after[i] = malloc(image->bytes[i]);
+        assert_true(image->before[i] && image->after[i]);
+        memset(image->before[i], GUARD_BYTE, image->bytes[i]);
+        void *first = image->before[i] + image->start[i];
+        if (buffer->kind == CHECK_I32)
+            memcpy(first, buffer->indices, (size_t)buffer->n * size);
+        else if (buffer->role != CHECK_OUT)
+            dsvi_convert(dtype, first, DSV_F64, values[i], buffer->n);
+    }
+}
+
+/* Runs the case on `ops` with buffers in device memory (or in `after`, without a device). */
+static DsvStatus execute(CheckCase *c, const DsvOps *ops, DsvDevice *device, Precision precision, Image *image)
+{
+    void *memory[CHECK_BUFFERS_MOST] = {NULL};
+    DsvStatus status = DSV_OK;
+    c->act = precision.act;
+    c->acc = precision.acc;
+    for (int i = 0; i < c->buffers; i++) {
+        CheckBuffer *buffer = &c->buffer[i];
+        buffer->dtype = dtype_of(buffer, precision);
+        if (buffer->alias) {
+            buffer->data = c->buffer[buffer->alias - 1].data;
+            continue;
+        }
+        memcpy(image->after[i], image->before[i], image->bytes[i]);
+        memory[i] = image->after[i];
+        if (device) {
+            DSVI_TRY_GOTO(status, device->mem_alloc(device, image->bytes[i], &memory[i]), done);
+            DSVI_TRY_GOTO(status, device->upload(device->stream, memory[i], image->before[i], image->bytes[i]),
+                          done);
+        }
+        buffer->data = (unsigned char *)memory[i] + image->start[i];
+    }
+    DSVI_TRY_GOTO(status, c->run(c, ops, device ? device->stream : NULL), done);
+    for (int i = 0; i < c->buffers && device; i++)
+        if (memory[i])
+            DSVI_TRY_GOTO(status, device->download(device->stream, image->after[i], memory[i],
+                                                   image->bytes[i]), done);
+    if (device)
+        DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+done:
+    for (int i = 0; i < c->buffers && device; i++)
+        device->mem_free(device, memory[i]);
+    return status;
+}
+
+/* The buffer's memory and role, an alias traced to what it stands for: written if any of its names is. */
+static bool is_written(const CheckCase *c, int number)
+{
+    bool written = c->buffer[number].role != CHECK_IN;
+    for (int i = 0; i < c->buffers; i++)
+        written |= c->buffer[i].alias == number + 1 && c->buffer[i].role != CHECK_IN;
+    return written;
+}
+
+static bool surroundings_intact(const CheckCase *c, const Image *image, char *why, size_t why_bytes)
+{
+    for (int i = 0; i < c->buffers; i++) {
+        const CheckBuffer *buffer = &c->buffer[i];
+        size_t first = image->start[i];
+        size_t last = first + (size_t)buffer->n * dsvi_dtype_size(buffer->dtype);
+        for (size_t at = 0; at < image->bytes[i]; at++) {
+            bool inside = at >= first && at < last;
+            if (image->after[i][at] == image->before[i][at] || (inside && is_written(c, i)))
+                continue;
+            snprintf(why, why_bytes, "%s: %s byte %lld of %lld was written", buffer->name,
+                     inside ? "input" : "foreign", (long long)at - (long long)first, (long long)(last - first));
+            return false;
+        }
+    }
+    return true;
+}
+
+static double unit_roundoff(DsvDtype dtype)
+{
+    return dtype == DSV_BF16 ? 0x1p-8 : dtype == DSV_F32 ? 0x1p-24 : 0x1p-53;
+}
+
+static const void *element_zero(const CheckCase *c, const Image *image, int number)
+{
+    int real = c->buffer[number].alias ? c->buffer[number].alias - 1 : number;
+    return image->after[real] + image->start[real];
+}
+
+static bool outputs_agree(const CheckCase *c, const Image *truth, const Image *plain, const Image *variant,
+                          Precision tested, char *why, size_t why_bytes)
+{
+    Precision exact = {DSV_F64, DSV_F64};
+    for (int b = 0; b < c->buffers; b++) {
+        const CheckBuffer *buffer = &c->buffer[b];
+        DsvDtype exact_dtype = dtype_of(buffer, exact), dtype = dtype_of(buffer, tested);
+        double plain_error = 0;
+        if (buffer->role == CHECK_IN || buffer->kind == CHECK_I32)
+            continue;
+        for (int64_t i = 0; i < buffer->n; i++) {
+            double wanted = dsvi_load(exact_dtype, element_zero(c, truth, b), i);
+            double error = fabs(dsvi_load(dtype, element_zero(c, plain, b), i) - wanted);
+            plain_error = error > plain_error ? error : plain_error;
+        }
+        for (int64_t i = 0; i < buffer->n; i++) {
+            double wanted = dsvi_load(exact_dtype, element_zero(c, truth, b), i);
+            double got = dsvi_load(dtype, element_zero(c, variant, b), i);
+            double allowed = 2 * plain_error + c->ulps * unit_roundoff(dtype) * fabs(wanted) + LEAST;
+            if (got == wanted || fabs(got - wanted) <= allowed) /* both may be infinite */
+                continue;
+            snprintf(why, why_bytes, "%s[%lld] is %.9g, truth %.9g, allowed error %.3g, of the plain one %.3g",
+                     buffer->name, (long long)i, got, wanted, allowed, plain_error);
+            return false;
+        }
+    }
+    return true;
+}
+
+typedef struct Yardstick {
+    Image truth, plain;
+    Precision precision; /* of plain, and of the variant */
+    double *const *values;
+} Yardstick;
+
+static bool run_variant(CheckCase *c, const DsvBackend *backend, const Yardstick *yardstick, int threads,
+                        Image *image, char *why, size_t why_bytes)
+{
+    dsvi_threads_set(threads);
+    if (execute(c, &backend->ops, backend->device, yardstick->precision, image) != DSV_OK) {
+        snprintf(why, why_bytes, "%s", dsv_error_message());
+        return false;
+    }
+    return surroundings_intact(c, image, why, why_bytes) &&
+           outputs_agree(c, &yardstick->truth, &yardstick->plain, image, yardstick->precision, why, why_bytes);
+}
+
+/* With one thread and with three, element 0 of each buffer `skew` elements behind an aligned address. */
+static bool check_skew(CheckCase *c, const DsvBackend *backend, const Yardstick *yardstick, size_t skew,
+                       char *why, size_t why_bytes)
+{
+    Image one, three;
+    image_make(&one, c, yardstick->values, yardstick->precision, skew);
+    image_make(&three, c, yardstick->values, yardstick->precision, skew);
+    bool good = run_variant(c, backend, yardstick, 1, &one, why, why_bytes) &&
+                run_variant(c, backend, yardstick, 3, &three, why, why_bytes);
+    for (int i = 0; i < c->buffers && good; i++) {
+        good = !one.bytes[i] || memcmp(one.after[i], three.after[i], one.bytes[i]) == 0;
+        if (!good)
+            snprintf(why, why_bytes, "%s differs between 1 and 3 threads", c->buffer[i].name);
+    }
+    image_free(&one);
+    image_free(&three);
+    return good;
+}
+
+static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, Precision precision, char *why,
+                       size_t why_bytes)
+{
+    Precision exact = {DSV_F64, DSV_F64};
+    double *values[CHECK_BUFFERS_MOST] = {NULL};
+    Yardstick yardstick = {.precision = precision, .values = values};
+    DsvOps ref_ops, plain_ops;
+    dsvi_ops_fill_ref(&ref_ops);
+    check_plain_fill(&plain_ops);
+    for (int i = 0; i < c->buffers; i++)
+        values[i] = make_values(&c->buffer[i], i, fill, precision);
+    image_make(&yardstick.truth, c, values, exact, 0);
+    image_make(&yardstick.plain, c, values, precision, 0);
+    assert_ok(execute(c, &ref_ops, NULL, exact, &yardstick.truth));
+    assert_ok(execute(c, &plain_ops, NULL, precision, &yardstick.plain));
+    bool good = check_skew(c, backend, &yardstick, 0, why, why_bytes) &&
+                check_skew(c, backend, &yardstick, 1, why, why_bytes);
+    image_free(&yardstick.truth);
+    image_free(&yardstick.plain);
+    for (int i = 0; i < c->buffers; i++)
+        free(values[i]);
+    return good;
+}
+
+bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYTES])
+{
+    for (int fill = 0; fill < CHECK_FILLS; fill++) {
+        for (int narrow = 0; narrow < (c->f32_only ? 1 : 2); narrow++) {
+            char detail[CHECK_TEXT_BYTES / 2] = "";
+            Precision precision = {narrow ? DSV_BF16 : DSV_F32, DSV_F32};
+            if (check_fill(c, backend, (CheckFill)fill, precision, detail, sizeof detail))
+                continue;
+            snprintf(why, CHECK_TEXT_BYTES, "%s (%s), %s, fill %s, on %s: %s", c->op, c->shape,
+                     dsvi_dtype_name(precision.act), FILL_NAME[fill],
+                     backend->device ? backend->device->name : "host", detail);
+            return false;
+        }
+    }
+    return true;
+}
+
+void assert_case(CheckCase *c, const DsvBackend *backend)
+{
+    char why[CHECK_TEXT_BYTES];
+    if (!check_case(c, backend, why))
+        fail_msg("%s", why);
+}
+
+double check_gradient_error(check_loss_fn *loss, void *context, double *x, int64_t n, const double *gradient)
+{
+    double largest = 0, error = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double centre = x[i], step = 1e-5 * (1 + fabs(centre));
+        x[i] = centre + step;
+        double above = loss(context);
+        x[i] = centre - step;
+        double below = loss(context);
+        x[i] = centre;
+        double difference = fabs((above - below) / (2 * step) - gradient[i]);
+        if (!(difference <= error)) /* NaN goes through */
+            error = difference;
+        largest = fabs(gradient[i]) > largest ? fabs(gradient[i]) : largest;
+    }
+    return largest > 0 ? error / largest : error;
+}

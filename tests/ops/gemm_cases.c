@@ -1,0 +1,121 @@
+#include "ops/cases.h"
+#include "test.h"
+
+typedef struct GemmShape {
+    int64_t m, n, k;
+    int gap; /* elements between the rows of every matrix */
+    bool trans_a, trans_b, bias, accumulate, c_is_acc;
+} GemmShape;
+
+enum { A, B, C, BIAS };
+
+static int64_t rows_of(bool transposed, int64_t rows, int64_t cols)
+{
+    return transposed ? cols : rows;
+}
+
+static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const GemmShape *shape = c->parameters;
+    DsvGemmArgs args = {
+        .m = shape->m, .n = shape->n, .k = shape->k,
+        .ab_dtype = c->act, .c_dtype = c->buffer[C].dtype,
+        .a = c->buffer[A].data, .lda = (shape->trans_a ? shape->m : shape->k) + shape->gap,
+        .trans_a = shape->trans_a,
+        .b = c->buffer[B].data, .ldb = (shape->trans_b ? shape->k : shape->n) + shape->gap,
+        .trans_b = shape->trans_b,
+        .c = c->buffer[C].data, .ldc = shape->n + shape->gap,
+        .bias_dtype = c->acc, .bias = shape->bias ? c->buffer[BIAS].data : NULL,
+        .accumulate = shape->accumulate,
+    };
+    return ops->gemm.run(stream, &args);
+}
+
+/* Elements of `rows` rows of `cols`, the last without a gap. */
+static int64_t extent(int64_t rows, int64_t cols, int gap)
+{
+    return rows > 0 ? rows * (cols + gap) - gap : 0;
+}
+
+static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
+{
+    CheckCase c = {.op = "gemm", .parameters = shape, .run = run_gemm, .ulps = 4};
+    snprintf(c.shape, sizeof c.shape, "m %lld n %lld k %lld%s%s%s%s gap %d", (long long)shape->m,
+             (long long)shape->n, (long long)shape->k, shape->trans_a ? " trans_a" : "",
+             shape->trans_b ? " trans_b" : "", shape->bias ? " bias" : "",
+             shape->accumulate ? " accumulate" : "", shape->gap);
+    int64_t a_rows = rows_of(shape->trans_a, shape->m, shape->k), b_rows = rows_of(shape->trans_b, shape->k,
+                                                                                   shape->n);
+    check_buffer(&c, "a", CHECK_ACT, CHECK_IN, extent(a_rows, shape->trans_a ? shape->m : shape->k, shape->gap));
+    check_buffer(&c, "b", CHECK_ACT, CHECK_IN, extent(b_rows, shape->trans_b ? shape->k : shape->n, shape->gap));
+    /* in and out: what stands between the rows must stay */
+    check_buffer(&c, "c", shape->c_is_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN_OUT,
+                 extent(shape->m, shape->n, shape->gap));
+    check_buffer(&c, "bias", CHECK_ACC, CHECK_IN, shape->n);
+    assert_case(&c, backend);
+}
+
+/* Below, at and above the sizes at which an implementation may cut: lanes, tiles of 8 to 128 rows, slabs of
+ * 512 of K. Sizes of zero come last. */
+static const int64_t SIZES[][3] = {
+    {1, 1, 1},   {3, 17, 5},   {17, 1, 63}, {1, 65, 17}, {33, 63, 65},
+    {65, 64, 1}, {130, 31, 129}, {70, 16, 515}, {0, 3, 3}, {3, 0, 3}, {5, 7, 0},
+};
+
+/* Dense; with gaps, adding; with gaps and bias; dense with bias; dense, adding. Results in acc and in act. */
+static const GemmShape VARIATIONS[] = {
+    {.gap = 0},
+    {.gap = 3, .c_is_acc = true, .accumulate = true},
+    {.gap = 3, .c_is_acc = true, .bias = true},
+    {.bias = true},
+    {.accumulate = true},
+};
+enum { VARIATION_COUNT = sizeof VARIATIONS / sizeof VARIATIONS[0] };
+
+/* All variations of the small sizes; of the others, whose truth takes long, two that change with the layout. */
+void check_gemm_cases(const DsvBackend *backend)
+{
+    for (int size = 0; size < (int)(sizeof SIZES / sizeof SIZES[0]); size++) {
+        bool large = SIZES[size][0] * SIZES[size][1] * SIZES[size][2] > 10000;
+        for (int layout = 0; layout < 4; layout++) {
+            for (int i = 0; i < (large ? 2 : VARIATION_COUNT); i++) {
+                GemmShape shape = VARIATIONS[(i + (large ? size + layout : 0)) % VARIATION_COUNT];
+                shape.m = SIZES[size][0];
+                shape.n = SIZES[size][1];
+                shape.k = SIZES[size][2];
+                shape.trans_a = layout & 1;
+                shape.trans_b = layout & 2;
+                check_gemm(backend, &shape);
+            }
+        }
+    }
+}
+
+typedef struct ColSumShape {
+    int64_t m, n, gap;
+} ColSumShape;
+
+static DsvStatus run_col_sum(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const ColSumShape *shape = c->parameters;
+    DsvColSumArgs args = {
+        .m = shape->m, .n = shape->n, .x_dtype = c->act, .x = c->buffer[0].data, .ldx = shape->n + shape->gap,
+        .y_dtype = c->acc, .y = c->buffer[1].data,
+    };
+    return ops->col_sum.run(stream, &args);
+}
+
+void check_col_sum_cases(const DsvBackend *backend)
+{
+    static const ColSumShape shapes[] = {
+        {1, 1, 0}, {3, 17, 2}, {65, 63, 0}, {1000, 5, 1}, {2, 1030, 0}, {0, 9, 0}, {9, 0, 3},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        CheckCase c = {.op = "col_sum", .parameters = &shapes[i], .run = run_col_sum, .ulps = 4};
+        snprintf(c.shape, sizeof c.shape, "m %lld n %lld gap %lld", (long long)shapes[i].m,
+                 (long long)shapes[i].n, (long long)shapes[i].gap);
+        check_buffer(&c, "x", CHECK_ACT, CHECK_IN, extent(shapes[i].m, shapes[i].n, (int)shapes[i].gap));
+        check_buffer(&c, "y", CHECK_ACC, CHECK_IN_OUT, shapes[i].n);
+        assert_case(&c, backend);
+    }
+}

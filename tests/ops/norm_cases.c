@@ -1,0 +1,144 @@
+#include "ops/cases.h"
+#include "test.h"
+
+typedef struct LayerNormShape {
+    int64_t batch, tokens, channels;
+    int64_t sample_stride;
+    bool backward;
+} LayerNormShape;
+
+enum { LN_X, LN_SCALE, LN_SHIFT, LN_MEAN, LN_RSTD, LN_Y, LN_DX = LN_Y, LN_DY, LN_DSCALE, LN_DSHIFT };
+
+static DsvStatus run_layer_norm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const LayerNormShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvLayerNormArgs args = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels, .eps = 1e-6,
+        .one_plus = shape->sample_stride ? 1 : 0, .sample_stride = shape->sample_stride,
+        .act = c->act, .acc = c->acc, .x = buffer[LN_X].data,
+        .scale = buffer[LN_SCALE].data, .shift = buffer[LN_SHIFT].data,
+        .mean = buffer[LN_MEAN].data, .rstd = buffer[LN_RSTD].data,
+    };
+    if (!shape->backward) {
+        args.y = buffer[LN_Y].data;
+        return ops->layer_norm_fwd.run(stream, &args);
+    }
+    args.dx = buffer[LN_DX].data;
+    args.dy = buffer[LN_DY].data;
+    args.dscale = buffer[LN_DSCALE].data;
+    args.dshift = buffer[LN_DSHIFT].data;
+    return ops->layer_norm_bwd.run(stream, &args);
+}
+
+static void check_layer_norm(const DsvBackend *backend, const LayerNormShape *shape)
+{
+    CheckCase c = {.op = shape->backward ? "layer_norm_bwd" : "layer_norm_fwd", .parameters = shape,
+                   .run = run_layer_norm, .ulps = 4};
+    CheckRole statistics = shape->backward ? CHECK_IN : CHECK_OUT;
+    int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
+    int64_t modulation = shape->sample_stride && shape->batch > 0
+                             ? (shape->batch - 1) * shape->sample_stride + shape->channels
+                             : shape->channels;
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld",
+             (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
+             (long long)shape->sample_stride);
+    check_buffer(&c, "x", CHECK_ACC, CHECK_IN, n);
+    check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
+    check_buffer(&c, "shift", CHECK_ACC, CHECK_IN, modulation)->steady = true;
+    check_buffer(&c, "mean", CHECK_ACC, statistics, rows)->steady = true;
+    CheckBuffer *rstd = check_buffer(&c, "rstd", CHECK_ACC, statistics, rows);
+    rstd->steady = rstd->positive = true;
+    if (!shape->backward) {
+        check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, n);
+    } else {
+        check_buffer(&c, "dx", CHECK_ACC, CHECK_IN_OUT, n);
+        check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, n);
+        check_buffer(&c, "dscale", CHECK_ACC, CHECK_IN_OUT, modulation);
+        check_buffer(&c, "dshift", CHECK_ACC, CHECK_IN_OUT, modulation);
+    }
+    assert_case(&c, backend);
+}
+
+void check_layer_norm_cases(const DsvBackend *backend)
+{
+    /* modulated with rows far apart, modulated, and shared (stride 0) */
+    static const LayerNormShape shapes[] = {
+        {1, 1, 1, 1, false},   {2, 3, 17, 40, false}, {3, 1, 63, 63, false}, {2, 5, 65, 0, false},
+        {1, 70, 130, 0, false}, {2, 33, 16, 96, false}, {1, 0, 8, 8, false}, {0, 4, 8, 0, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        LayerNormShape shape = shapes[i];
+        check_layer_norm(backend, &shape);
+        shape.backward = true;
+        check_layer_norm(backend, &shape);
+    }
+}
+
+typedef struct RmsShape {
+    int64_t batch, tokens, heads, head_dim;
+    bool rotated, in_place, backward;
+} RmsShape;
+
+enum { RMS_X, RMS_WEIGHT, RMS_COS, RMS_SIN, RMS_RSTD, RMS_Y, RMS_DY = RMS_Y, RMS_DX, RMS_DWEIGHT };
+
+static DsvStatus run_rms(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const RmsShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvRmsNormRopeArgs args = {
+        .batch = shape->batch, .tokens = shape->tokens, .heads = shape->heads, .head_dim = shape->head_dim,
+        .eps = 1e-6, .act = c->act, .acc = c->acc, .x = buffer[RMS_X].data, .weight = buffer[RMS_WEIGHT].data,
+        .cos = shape->rotated ? buffer[RMS_COS].data : NULL,
+        .sin = shape->rotated ? buffer[RMS_SIN].data : NULL, .rstd = buffer[RMS_RSTD].data,
+    };
+    if (!shape->backward) {
+        args.y = buffer[RMS_Y].data;
+        return ops->rms_norm_rope_fwd.run(stream, &args);
+    }
+    args.dy = buffer[RMS_DY].data;
+    args.dx = buffer[RMS_DX].data;
+    args.dweight = buffer[RMS_DWEIGHT].data;
+    return ops->rms_norm_rope_bwd.run(stream, &args);
+}
+
+static void check_rms(const DsvBackend *backend, const RmsShape *shape)
+{
+    CheckCase c = {.op = shape->backward ? "rms_norm_rope_bwd" : "rms_norm_rope_fwd", .parameters = shape,
+                   .run = run_rms, .ulps = 4};
+    int64_t rows = shape->batch * shape->tokens, channels = shape->heads * shape->head_dim;
+    int64_t angles = shape->tokens * (shape->head_dim / 2);
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld heads %lld dim %lld%s%s", (long long)shape->batch,
+             (long long)shape->tokens, (long long)shape->heads, (long long)shape->head_dim,
+             shape->rotated ? " rotated" : "", shape->in_place ? " in place" : "");
+    check_buffer(&c, "x", CHECK_ACT, CHECK_IN, rows * channels);
+    check_buffer(&c, "weight", CHECK_ACC, CHECK_IN, channels)->steady = true;
+    /* any two numbers will do: nothing in the op relies on cos^2 + sin^2 being 1 */
+    check_buffer(&c, "cos", CHECK_ACC, CHECK_IN, angles)->steady = true;
+    check_buffer(&c, "sin", CHECK_ACC, CHECK_IN, angles)->steady = true;
+    CheckBuffer *rstd = check_buffer(&c, "rstd", CHECK_ACC, shape->backward ? CHECK_IN : CHECK_OUT, rows);
+    rstd->steady = rstd->positive = true;
+    if (!shape->backward) {
+        check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, rows * channels);
+    } else {
+        check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, rows * channels);
+        check_buffer(&c, "dx", CHECK_ACT, CHECK_OUT, rows * channels)->alias = shape->in_place ? RMS_DY + 1 : 0;
+        check_buffer(&c, "dweight", CHECK_ACC, CHECK_IN_OUT, channels);
+    }
+    assert_case(&c, backend);
+}
+
+void check_rms_norm_rope_cases(const DsvBackend *backend)
+{
+    static const RmsShape shapes[] = {
+        {1, 1, 1, 1, false, false, false},  {1, 3, 1, 2, true, false, false}, {2, 5, 3, 5, false, true, false},
+        {2, 7, 3, 6, true, true, false},    {1, 33, 2, 64, true, false, false}, {2, 3, 1, 130, true, true, false},
+        {1, 70, 3, 32, true, true, false},  {1, 0, 2, 8, true, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        RmsShape shape = shapes[i];
+        check_rms(backend, &shape);
+        shape.backward = true;
+        check_rms(backend, &shape);
+    }
+}

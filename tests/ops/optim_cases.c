@@ -1,0 +1,60 @@
+#include "ops/cases.h"
+#include "test.h"
+
+static const int64_t LENGTHS[] = {0, 1, 3, 17, 63, 65, 70000};
+
+static DsvStatus run_sum_squares(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    DsvSumSquaresArgs args = {.n = c->buffer[0].n, .acc = c->acc, .x = c->buffer[0].data,
+                              .out = c->buffer[1].data};
+    return ops->sum_squares.run(stream, &args);
+}
+
+static DsvStatus run_adamw(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    DsvAdamwArgs args = {
+        .n = c->buffer[0].n, .step = 3, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+        .weight_decay = 0.1, .grad_scale = 0.5, .acc = c->acc, .grad = c->buffer[0].data,
+        .weight = c->buffer[1].data, .m = c->buffer[2].data, .v = c->buffer[3].data,
+    };
+    return ops->adamw.run(stream, &args);
+}
+
+static DsvStatus run_ema(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    DsvEmaArgs args = {.n = c->buffer[0].n, .decay = 0.9999, .acc = c->acc, .weight = c->buffer[0].data,
+                       .ema = c->buffer[1].data};
+    return ops->ema.run(stream, &args);
+}
+
+static CheckCase length_case(const char *op, int64_t n, check_run_fn *run)
+{
+    CheckCase c = {.op = op, .run = run, .ulps = 4, .f32_only = true};
+    snprintf(c.shape, sizeof c.shape, "n %lld", (long long)n);
+    return c;
+}
+
+void check_optim_cases(const DsvBackend *backend)
+{
+    for (size_t i = 0; i < sizeof LENGTHS / sizeof LENGTHS[0]; i++) {
+        int64_t n = LENGTHS[i];
+        CheckCase squares = length_case("sum_squares", n, run_sum_squares);
+        check_buffer(&squares, "x", CHECK_ACC, CHECK_IN, n);
+        check_buffer(&squares, "out", CHECK_DOUBLE, CHECK_OUT, 1);
+        /* n additions in double, in whatever order: at most n roundings of the sum, as all terms are positive */
+        squares.ulps = (double)n + 4;
+        assert_case(&squares, backend);
+
+        CheckCase adamw = length_case("adamw", n, run_adamw);
+        check_buffer(&adamw, "grad", CHECK_ACC, CHECK_IN, n);
+        check_buffer(&adamw, "weight", CHECK_ACC, CHECK_IN_OUT, n);
+        check_buffer(&adamw, "m", CHECK_ACC, CHECK_IN_OUT, n);
+        check_buffer(&adamw, "v", CHECK_ACC, CHECK_IN_OUT, n)->positive = true;
+        assert_case(&adamw, backend);
+
+        CheckCase ema = length_case("ema", n, run_ema);
+        check_buffer(&ema, "weight", CHECK_ACC, CHECK_IN, n);
+        check_buffer(&ema, "ema", CHECK_ACC, CHECK_IN_OUT, n);
+        assert_case(&ema, backend);
+    }
+}

@@ -1,0 +1,79 @@
+/* Straightforward implementations in single precision: the yardstick of the checker's tolerance.
+ *
+ * They are the sources of the truth with float for double, so that every variable, every sum above all, is
+ * rounded to single precision. The headers come first: their structs and prototypes keep their doubles. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ops/check.h"
+
+static dsvi_gemm_fn gemm;
+static dsvi_col_sum_fn col_sum;
+static dsvi_layer_norm_fn layer_norm_fwd, layer_norm_bwd;
+static dsvi_rms_norm_rope_fn rms_norm_rope_fwd, rms_norm_rope_bwd;
+static dsvi_activation_fn activation_fwd, activation_bwd;
+static dsvi_gate_residual_fn gate_residual_fwd, gate_residual_bwd;
+static dsvi_add_fn add;
+static dsvi_add_rows_fn add_rows_fwd, add_rows_bwd;
+static dsvi_flow_mix_fn flow_mix;
+static dsvi_mse_fn mse;
+static dsvi_adamw_fn adamw;
+static dsvi_ema_fn ema;
+static dsvi_time_embed_fn time_embed;
+static dsvi_sum_squares_fn sum_squares;
+
+#define double float
+#define dsvi_gemm_ref gemm
+#define dsvi_col_sum_ref col_sum
+#define dsvi_layer_norm_fwd_ref layer_norm_fwd
+#define dsvi_layer_norm_bwd_ref layer_norm_bwd
+#define dsvi_rms_norm_rope_fwd_ref rms_norm_rope_fwd
+#define dsvi_rms_norm_rope_bwd_ref rms_norm_rope_bwd
+#define dsvi_activation_fwd_ref activation_fwd
+#define dsvi_activation_bwd_ref activation_bwd
+#define dsvi_gate_residual_fwd_ref gate_residual_fwd
+#define dsvi_gate_residual_bwd_ref gate_residual_bwd
+#define dsvi_add_ref add
+#define dsvi_add_rows_fwd_ref add_rows_fwd
+#define dsvi_add_rows_bwd_ref add_rows_bwd
+#define dsvi_flow_mix_ref flow_mix
+#define dsvi_mse_ref mse
+#define dsvi_time_embed_ref time_embed
+#define dsvi_sum_squares_ref sum_squares
+#define dsvi_adamw_ref adamw
+#define dsvi_ema_ref ema
+#include "ops/flow_ref.c"
+#include "ops/gemm_ref.c"
+#include "ops/norm_ref.c"
+#include "ops/optim_ref.c"
+#include "ops/pointwise_ref.c"
+#undef double
+
+static const char PLAIN[] = "plain F32";
+
+void check_plain_fill(DsvOps *ops)
+{
+    dsvi_ops_fill_ref(ops);
+    check_plain_fill_sparse(ops);
+    DSVI_OPS_SET(ops, gemm, gemm, PLAIN);
+    DSVI_OPS_SET(ops, col_sum, col_sum, PLAIN);
+    DSVI_OPS_SET(ops, layer_norm_fwd, layer_norm_fwd, PLAIN);
+    DSVI_OPS_SET(ops, layer_norm_bwd, layer_norm_bwd, PLAIN);
+    DSVI_OPS_SET(ops, rms_norm_rope_fwd, rms_norm_rope_fwd, PLAIN);
+    DSVI_OPS_SET(ops, rms_norm_rope_bwd, rms_norm_rope_bwd, PLAIN);
+    DSVI_OPS_SET(ops, activation_fwd, activation_fwd, PLAIN);
+    DSVI_OPS_SET(ops, activation_bwd, activation_bwd, PLAIN);
+    DSVI_OPS_SET(ops, gate_residual_fwd, gate_residual_fwd, PLAIN);
+    DSVI_OPS_SET(ops, gate_residual_bwd, gate_residual_bwd, PLAIN);
+    DSVI_OPS_SET(ops, add, add, PLAIN);
+    DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, PLAIN);
+    DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, PLAIN);
+    DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
+    DSVI_OPS_SET(ops, mse, mse, PLAIN);
+    DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
+    DSVI_OPS_SET(ops, ema, ema, PLAIN);
+    /* The contract wants angles and squares in double: no allowance for less. */
+    (void)time_embed, (void)sum_squares;
+}

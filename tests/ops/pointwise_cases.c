@@ -1,0 +1,192 @@
+#include "ops/cases.h"
+#include "test.h"
+
+static const int64_t LENGTHS[] = {0, 1, 3, 15, 16, 17, 63, 65, 1000, 20000};
+
+typedef struct ActivationShape {
+    int64_t n;
+    DsvActivation activation;
+    bool in_place, backward;
+} ActivationShape;
+
+static DsvStatus run_activation(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const ActivationShape *shape = c->parameters;
+    DsvActivationArgs args = {.activation = shape->activation, .n = shape->n, .dtype = c->act,
+                              .x = c->buffer[0].data};
+    if (!shape->backward) {
+        args.y = c->buffer[1].data;
+        return ops->activation_fwd.run(stream, &args);
+    }
+    args.dy = c->buffer[1].data;
+    args.dx = c->buffer[2].data;
+    return ops->activation_bwd.run(stream, &args);
+}
+
+static void check_activation(const DsvBackend *backend, const ActivationShape *shape)
+{
+    CheckCase c = {.op = shape->backward ? "activation_bwd" : "activation_fwd", .parameters = shape,
+                   .run = run_activation, .ulps = 8};
+    snprintf(c.shape, sizeof c.shape, "%s n %lld%s", shape->activation == DSV_SILU ? "silu" : "gelu",
+             (long long)shape->n, shape->in_place ? " in place" : "");
+    CheckBuffer *x = check_buffer(&c, "x", CHECK_ACT, CHECK_IN, shape->n);
+    x->scale = 3;
+    if (!shape->backward) {
+        check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, shape->n)->alias = shape->in_place ? 1 : 0;
+    } else {
+        check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, shape->n);
+        check_buffer(&c, "dx", CHECK_ACT, CHECK_OUT, shape->n)->alias = shape->in_place ? 2 : 0;
+    }
+    assert_case(&c, backend);
+}
+
+void check_activation_cases(const DsvBackend *backend)
+{
+    for (size_t i = 0; i < sizeof LENGTHS / sizeof LENGTHS[0]; i++)
+        for (int variation = 0; variation < 8; variation++)
+            check_activation(backend, &(ActivationShape){LENGTHS[i], variation & 1 ? DSV_SILU : DSV_GELU_TANH,
+                                                         variation & 2, variation & 4});
+}
+
+typedef struct GateShape {
+    int64_t batch, tokens, channels, stride;
+    bool gated, in_place, backward;
+} GateShape;
+
+enum { GATE, GATE_Y, GATE_X, GATE_OUT, GATE_DOUT = GATE_X, GATE_DY, GATE_DGATE };
+
+static DsvStatus run_gate(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const GateShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvGateResidualArgs args = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
+        .gate_stride = shape->stride, .act = c->act, .acc = c->acc,
+        .gate = shape->gated ? buffer[GATE].data : NULL,
+        .y = shape->gated || !shape->backward ? buffer[GATE_Y].data : NULL,
+    };
+    if (!shape->backward) {
+        args.x = buffer[GATE_X].data;
+        args.out = buffer[GATE_OUT].data;
+        return ops->gate_residual_fwd.run(stream, &args);
+    }
+    args.dout = buffer[GATE_DOUT].data;
+    args.dy = buffer[GATE_DY].data;
+    args.dgate = shape->gated ? buffer[GATE_DGATE].data : NULL;
+    return ops->gate_residual_bwd.run(stream, &args);
+}
+
+static void check_gate(const DsvBackend *backend, const GateShape *shape)
+{
+    CheckCase c = {.op = shape->backward ? "gate_residual_bwd" : "gate_residual_fwd", .parameters = shape,
+                   .run = run_gate, .ulps = 4};
+    int64_t n = shape->batch * shape->tokens * shape->channels;
+    int64_t gates = shape->batch > 0 ? (shape->batch - 1) * shape->stride + shape->channels : 0;
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld%s%s",
+             (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
+             (long long)shape->stride, shape->gated ? "" : " no gate", shape->in_place ? " in place" : "");
+    check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
+    check_buffer(&c, "y", CHECK_ACT, CHECK_IN, n);
+    check_buffer(&c, shape->backward ? "dout" : "x", CHECK_ACC, CHECK_IN, n);
+    if (!shape->backward) {
+        check_buffer(&c, "out", CHECK_ACC, CHECK_OUT, n)->alias = shape->in_place ? GATE_X + 1 : 0;
+    } else {
+        check_buffer(&c, "dy", CHECK_ACT, CHECK_OUT, n);
+        check_buffer(&c, "dgate", CHECK_ACC, CHECK_IN_OUT, gates);
+    }
+    assert_case(&c, backend);
+}
+
+void check_gate_residual_cases(const DsvBackend *backend)
+{
+    static const GateShape shapes[] = {
+        {1, 1, 1, 1, true, false, false},    {2, 3, 17, 17, true, true, false},
+        {3, 65, 63, 200, true, false, false}, {2, 5, 65, 65, false, true, false},
+        {1, 300, 33, 33, true, false, false}, {1, 0, 7, 7, true, false, false},
+        {0, 3, 7, 7, true, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        GateShape shape = shapes[i];
+        check_gate(backend, &shape);
+        shape.backward = true;
+        check_gate(backend, &shape);
+    }
+}
+
+typedef struct AddShape {
+    int64_t n;
+    double a, b;
+    CheckKind x, y;
+    bool in_place;
+} AddShape;
+
+static DsvStatus run_add(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const AddShape *shape = c->parameters;
+    DsvAddArgs args = {.n = shape->n, .a = shape->a, .b = shape->b, .x_dtype = c->buffer[0].dtype,
+                       .y_dtype = c->buffer[1].dtype, .x = c->buffer[0].data, .y = c->buffer[1].data};
+    return ops->add.run(stream, &args);
+}
+
+void check_add_cases(const DsvBackend *backend)
+{
+    static const double factors[][2] = {{1, 0}, {1, 1}, {-0.3, 0}, {0.25, -1.5}};
+    static const CheckKind kinds[][2] = {{CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT}};
+    for (size_t length = 0; length < sizeof LENGTHS / sizeof LENGTHS[0]; length++) {
+        for (int i = 0; i < 4 * 3 * 2; i++) {
+            AddShape shape = {LENGTHS[length], factors[i % 4][0], factors[i % 4][1], kinds[i / 4 % 3][0],
+                              kinds[i / 4 % 3][1], i / 12};
+            CheckCase c = {.op = "add", .parameters = &shape, .run = run_add, .ulps = 4};
+            if (shape.in_place && shape.x != shape.y)
+                continue;
+            snprintf(c.shape, sizeof c.shape, "n %lld a %g b %g kinds %d to %d%s", (long long)shape.n, shape.a,
+                     shape.b, shape.x, shape.y, shape.in_place ? " in place" : "");
+            check_buffer(&c, "x", shape.x, CHECK_IN, shape.n);
+            /* not read where b is 0: then it starts as NaN */
+            CheckBuffer *y = check_buffer(&c, "y", shape.y, shape.b != 0 ? CHECK_IN_OUT : CHECK_OUT, shape.n);
+            y->alias = shape.in_place ? 1 : 0;
+            assert_case(&c, backend);
+        }
+    }
+}
+
+typedef struct AddRowsShape {
+    int64_t rows, cols, x_cols;
+    bool backward;
+} AddRowsShape;
+
+static DsvStatus run_add_rows(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const AddRowsShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvAddRowsArgs args = {.rows = shape->rows, .cols = shape->cols, .x_cols = shape->x_cols, .acc = c->acc};
+    if (!shape->backward) {
+        args.x = buffer[0].data;
+        args.table = buffer[1].data;
+        args.out = buffer[2].data;
+        return ops->add_rows_fwd.run(stream, &args);
+    }
+    args.dx = buffer[0].data;
+    args.dtable = buffer[1].data;
+    args.dout = buffer[2].data;
+    return ops->add_rows_bwd.run(stream, &args);
+}
+
+void check_add_rows_cases(const DsvBackend *backend)
+{
+    static const AddRowsShape shapes[] = {{1, 1, 1, false}, {3, 34, 17, false}, {2, 390, 65, false},
+                                          {7, 63, 63, false}, {0, 4, 2, false}};
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
+        AddRowsShape shape = shapes[i / 2];
+        shape.backward = i % 2;
+        CheckCase c = {.op = shape.backward ? "add_rows_bwd" : "add_rows_fwd", .parameters = &shape,
+                       .run = run_add_rows, .ulps = 4, .f32_only = true};
+        CheckRole addend = shape.backward ? CHECK_IN_OUT : CHECK_IN;
+        snprintf(c.shape, sizeof c.shape, "rows %lld cols %lld x_cols %lld", (long long)shape.rows,
+                 (long long)shape.cols, (long long)shape.x_cols);
+        check_buffer(&c, "x", CHECK_ACC, addend, shape.rows * shape.x_cols);
+        check_buffer(&c, "table", CHECK_ACC, addend, shape.cols);
+        check_buffer(&c, "out", CHECK_ACC, shape.backward ? CHECK_IN : CHECK_OUT, shape.rows * shape.cols);
+        assert_case(&c, backend);
+    }
+}

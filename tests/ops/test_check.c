@@ -1,0 +1,145 @@
+/* The checker itself: it passes what is right, and catches each kind of fault it is there for. */
+#include "base/threads.h"
+#include "ops/check.h"
+#include "test.h"
+
+enum { LENGTH = 65 };
+
+static DsvStatus run_add(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    DsvAddArgs args = {.n = c->buffer[0].n, .a = 1.5, .b = -0.5, .x_dtype = c->act, .y_dtype = c->acc,
+                       .x = c->buffer[0].data, .y = c->buffer[1].data};
+    return ops->add.run(stream, &args);
+}
+
+static CheckCase make_case(void)
+{
+    CheckCase c = {.op = "add", .shape = "n 65", .run = run_add, .ulps = 4};
+    check_buffer(&c, "x", CHECK_ACT, CHECK_IN, LENGTH);
+    check_buffer(&c, "y", CHECK_ACC, CHECK_IN_OUT, LENGTH);
+    return c;
+}
+
+/* A right result, spoilt: F32 results in y, as the checker never asks the variant for anything else. */
+
+static DsvStatus add_off_by_ulps(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    ((float *)args->y)[LENGTH / 2] *= 1 + 20 * 0x1p-23f;
+    return DSV_OK;
+}
+
+static DsvStatus add_nan(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    ((float *)args->y)[3] = NAN;
+    return DSV_OK;
+}
+
+static DsvStatus add_one_too_few(DsvStream *stream, const DsvAddArgs *args)
+{
+    DsvAddArgs fewer = *args;
+    fewer.n--;
+    return dsvi_add_ref(stream, &fewer);
+}
+
+static DsvStatus add_past_end(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    ((float *)args->y)[args->n] = 0;
+    return DSV_OK;
+}
+
+static DsvStatus add_before_start(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    ((unsigned char *)args->y)[-1] = 0;
+    return DSV_OK;
+}
+
+static DsvStatus add_into_input(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    dsvi_store(args->x_dtype, (void *)args->x, 0, 123);
+    return DSV_OK;
+}
+
+/* An error within the tolerance, but another one with each number of threads. */
+static DsvStatus add_by_threads(DsvStream *stream, const DsvAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    float *y = args->y;
+    y[0] = dsvi_threads_count() > 1 ? nextafterf(y[0], 2 * y[0]) : y[0];
+    return DSV_OK;
+}
+
+static DsvStatus add_unable(DsvStream *stream, const DsvAddArgs *args)
+{
+    (void)stream, (void)args;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "cannot add");
+}
+
+static void test_right_passes(void **state)
+{
+    DsvBackend backend = {0};
+    CheckCase c = make_case();
+    (void)state;
+    dsvi_ops_fill_ref(&backend.ops);
+    assert_case(&c, &backend);
+}
+
+static void test_faults_are_caught(void **state)
+{
+    static const struct {
+        dsvi_add_fn *run;
+        const char *words;
+    } faults[] = {
+        {add_off_by_ulps, "y[32] is"},
+        {add_nan, "y[3] is nan"},
+        {add_one_too_few, "y[64] is"},
+        {add_past_end, "y: foreign byte 260 of 260 was written"},
+        {add_before_start, "y: foreign byte -1 of 260 was written"},
+        {add_into_input, "x: input byte"},
+        {add_by_threads, "y differs between 1 and 3 threads"},
+        {add_unable, "cannot add"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        DsvBackend backend = {0};
+        CheckCase c = make_case();
+        char why[CHECK_TEXT_BYTES] = "";
+        dsvi_ops_fill_ref(&backend.ops);
+        backend.ops.add.run = faults[i].run;
+        assert_false(check_case(&c, &backend, why));
+        if (!strstr(why, faults[i].words) || !strstr(why, "add (n 65), F32, fill normal"))
+            fail_msg("fault %d is reported as: %s", (int)i, why);
+    }
+}
+
+/* The sum of the squares' gradient is 2 x: right, then one element wrong, then NaN. */
+static double sum_of_squares(void *context)
+{
+    const double *x = context;
+    return x[0] * x[0] + x[1] * x[1] + x[2] * x[2];
+}
+
+static void test_gradient_error(void **state)
+{
+    double x[3] = {1, -2, 0.5}, gradient[3] = {2, -4, 1};
+    (void)state;
+    assert_true(check_gradient_error(sum_of_squares, x, x, 3, gradient) < 1e-9);
+    gradient[2] = 1.001;
+    assert_true(check_gradient_error(sum_of_squares, x, x, 3, gradient) > 1e-4);
+    gradient[2] = NAN;
+    assert_false(check_gradient_error(sum_of_squares, x, x, 3, gradient) < 1e300);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_right_passes),
+        cmocka_unit_test(test_faults_are_caught),
+        cmocka_unit_test(test_gradient_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
