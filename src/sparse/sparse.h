@@ -92,6 +92,8 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);
 /* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
 void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
 
+/* Whether the step that ended last took exact measurements. */
+bool dsvi_sparse_measured(const DsvSparse *sparse);
 void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
 void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
 /* The lists of a block's last forward pass (device memory), or NULL when it ran dense. */

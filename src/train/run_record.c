@@ -1,0 +1,168 @@
+/* See run_record.h. */
+#include "train/run_record.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "train/metrics.h"
+#include "train/tensorboard.h"
+
+struct DsvRunRecord {
+    const DsvTrainer *trainer;
+    const DsvEvents *events;
+    DsvMetrics *metrics, *blocks;
+    DsvTensorboard *tensorboard;
+    double peak_flops;      /* what a large GEMM reaches here, per second */
+    double flops_gemm, flops_attention; /* of one step with dense attention, forward and backward */
+    double smooth_step_s;   /* for the estimate of the time left */
+};
+
+/* The fastest of a few square products in the compute dtype: what the speed of steps is shown against. */
+static DsvStatus measure_peak(DsvRunRecord *r)
+{
+    enum { SIDE = 1024, TRIES = 4 };
+    DsvBackend *backend = r->trainer->backend;
+    DsvDevice *device = backend->device;
+    DsvDtype act = dsvi_dit_act(r->trainer->settings);
+    size_t bytes = (size_t)SIDE * SIDE * dsvi_dtype_size(act);
+    double best = INFINITY;
+    DsvStatus status;
+    void *memory;
+    DSVI_TRY(device->mem_alloc(device, 3 * bytes, &memory));
+    DsvGemmArgs args = {
+        .m = SIDE, .n = SIDE, .k = SIDE, .ab_dtype = act, .c_dtype = act, .bias_dtype = DSV_F32,
+        .a = memory, .lda = SIDE, .b = (char *)memory + bytes, .ldb = SIDE, .trans_b = true,
+        .c = (char *)memory + 2 * bytes, .ldc = SIDE,
+    };
+    DSVI_TRY_GOTO(status, device->zero(device->stream, memory, 3 * bytes), done);
+    for (int i = 0; i < TRIES; i++) {
+        double start, end;
+        DSVI_TRY_GOTO(status, device->clock(device->stream, &start), done);
+        DSVI_TRY_GOTO(status, backend->ops.gemm.run(device->stream, &args), done);
+        DSVI_TRY_GOTO(status, device->clock(device->stream, &end), done);
+        best = end - start < best ? end - start : best;
+    }
+    r->peak_flops = 2.0 * SIDE * SIDE * SIDE / best;
+done:
+    device->mem_free(device, memory);
+    return status;
+}
+
+static void count_flops(DsvRunRecord *r)
+{
+    const DsvTrainer *t = r->trainer;
+    DsvDitShape shape = {
+        .batch = t->settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
+        .width = t->latent.width, .text_len = t->config.text_len,
+    };
+    /* The backward pass costs twice the forward pass; recomputation is no work of the model. */
+    double passes = 3.0 * (double)t->settings->gradient_accumulation_steps;
+    r->flops_gemm = passes * dsvi_dit_flops_gemm(&t->config, &shape);
+    r->flops_attention = passes * dsvi_dit_flops_attention(&t->config, &shape);
+}
+
+DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *trainer,
+                               const DsvEvents *events, DsvRunRecord **out)
+{
+    DsvStatus status;
+    DsvRunRecord *r = calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a run's records");
+    r->trainer = trainer;
+    r->events = events;
+    count_flops(r);
+    DSVI_TRY_GOTO(status, measure_peak(r), fail);
+    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->metrics, trainer->step, &r->metrics), fail);
+    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->blocks, trainer->step, &r->blocks), fail);
+    DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, &r->tensorboard), fail);
+    *out = r;
+    return DSV_OK;
+fail:
+    dsvi_run_record_close(&r);
+    return status;
+}
+
+void dsvi_run_record_close(DsvRunRecord **record)
+{
+    DsvRunRecord *r = *record;
+    if (!r)
+        return;
+    dsvi_metrics_close(&r->metrics);
+    dsvi_metrics_close(&r->blocks);
+    dsvi_tensorboard_close(&r->tensorboard);
+    free(r);
+    *record = NULL;
+}
+
+static DsvStatus write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
+{
+    const struct {
+        const char *tag;
+        double value;
+    } scalar[] = {
+        {"train/loss", m->loss}, {"train/grad_norm", m->grad_norm}, {"train/lr", m->lr},
+        {"speed/step_ms", m->step_ms}, {"speed/tokens_per_s", m->tokens_per_s},
+        {"speed/data_wait_ms", m->data_wait_ms}, {"sparse/density", m->density},
+        {"sparse/blocks", (double)m->sparse_blocks}, {"sparse/captured_mass", m->captured_mass},
+        {"sparse/predictor_loss", m->predictor_loss},
+    };
+    for (size_t i = 0; i < sizeof scalar / sizeof *scalar; i++)
+        if (isfinite(scalar[i].value))
+            DSVI_TRY(dsvi_tensorboard_scalar(r->tensorboard, m->step, scalar[i].tag, scalar[i].value));
+    return DSV_OK;
+}
+
+static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
+{
+    const DsvTrainer *t = r->trainer;
+    for (int64_t b = 0; b < t->config.num_layers; b++) {
+        DsvSparseBlockReport report;
+        dsvi_sparse_block_report(t->sparse, b, &report);
+        DSVI_TRY(dsvi_metrics_block(r->blocks, step, b, t->config.num_attention_heads, &report));
+    }
+    return DSV_OK;
+}
+
+static void show(DsvRunRecord *r, const DsvMetricsStep *m, double work, double step_s)
+{
+    const DsvTrainer *t = r->trainer;
+    r->smooth_step_s = r->smooth_step_s > 0 ? 0.9 * r->smooth_step_s + 0.1 * step_s : step_s;
+    DsvProgress progress = {
+        .unit = "step", .done = m->step, .total = t->settings->max_train_steps,
+        .seconds_left = (double)(t->settings->max_train_steps - m->step) * r->smooth_step_s,
+        .loss = m->loss, .grad_norm = m->grad_norm, .lr = m->lr, .step_ms = m->step_ms,
+        .tokens_per_s = m->tokens_per_s, .peak_share = work / step_s / r->peak_flops,
+        .density = m->density, .sparse_blocks = m->sparse_blocks, .blocks = t->config.num_layers,
+        .captured_mass = m->captured_mass, .memory_bytes = m->memory_bytes,
+    };
+    if (r->events->progress)
+        r->events->progress(r->events->context, &progress);
+}
+
+DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, double step_s)
+{
+    const DsvTrainer *t = r->trainer;
+    const DsvConfig *settings = t->settings;
+    DsvSparseReport sparse;
+    dsvi_sparse_report(t->sparse, &sparse);
+    int64_t tokens = t->latent.frames / t->config.patch[0] * (t->latent.height / t->config.patch[1]) *
+                     (t->latent.width / t->config.patch[2]) * settings->train_batch_size *
+                     settings->gradient_accumulation_steps;
+    DsvMetricsStep m = {
+        .step = result->step, .loss = result->loss, .grad_norm = result->grad_norm, .lr = result->lr,
+        .step_ms = 1e3 * step_s, .tokens_per_s = (double)tokens / step_s,
+        .data_wait_ms = 1e3 * result->wait_s, .density = sparse.density,
+        .sparse_blocks = sparse.sparse_blocks, .captured_mass = sparse.captured_mass,
+        .predictor_loss = sparse.predictor_loss, .memory_bytes = dsvi_resident_bytes(),
+    };
+    DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
+    DSVI_TRY(write_scalars(r, &m));
+    if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
+        DSVI_TRY(write_blocks(r, m.step));
+    /* Self-attention over lists does its density's share of the work. */
+    show(r, &m, r->flops_gemm + r->flops_attention * sparse.density, step_s);
+    return DSV_OK;
+}
