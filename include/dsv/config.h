@@ -31,10 +31,11 @@ typedef struct DsvConfig {
 void dsv_config_defaults(DsvConfig *config);
 
 /* Settings named in the YAML file replace those in `config`. DSV_E_NOT_FOUND, DSV_E_FORMAT (not YAML),
- * DSV_E_USAGE (unknown key, with the nearest known one; wrong type; out of range). */
+ * DSV_E_USAGE (unknown key, with the nearest known one; wrong type; out of range; a key twice; YAML beyond
+ * mappings and scalars). A failure leaves `config` as it was. */
 DsvStatus dsv_config_load(DsvConfig *config, const char *path);
 
-/* One "key=value". Same errors. */
+/* One "key=value"; the value is all behind the first =, as it stands. Same errors. */
 DsvStatus dsv_config_set(DsvConfig *config, const char *assignment);
 
 /* Writes all settings as YAML, so that dsv_config_load gives the same struct back. */
@@ -45,7 +46,7 @@ typedef struct DsvOptionInfo {
     const char *section;      /* title; section_text is the same for all its options */
     const char *section_text;
     const char *key;
-    const char *type;         /* "integer", "number", "true or false", "text", or the choices */
+    const char *type;         /* "integer", "number", "true or false", "text", or the choices: "a|b|c" */
     const char *initial;      /* default as text */
     const char *range;        /* "0 to 1", or "" */
     const char *unit;

@@ -1,15 +1,25 @@
-/* One setting from text. */
+/* The value of one setting: from text, checked, and back to text. */
 #ifndef DSVI_CONFIG_VALUE_H
 #define DSVI_CONFIG_VALUE_H
 
-#include "dsv/config.h"
+#include <stdio.h>
+
+#include "base/option_table.h"
+#include "base/status.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* DSV_E_USAGE: unknown key (the nearest is named), wrong type, out of range. */
-DsvStatus dsvi_config_set_value(DsvConfig *config, const char *key, const char *value);
+/* DSV_E_USAGE, naming the key, what was found and what is wanted: wrong type, out of range, no such choice. */
+DsvStatus dsvi_config_set_value(DsvConfig *config, const DsvOption *option, const char *value);
+/* Fails in that way; `found` is a few words for what stands where the value should. */
+DsvStatus dsvi_config_refuse_value(const DsvOption *option, const char *found);
+/* Fails with DSV_E_USAGE: no setting has this key, and which key is nearest. */
+DsvStatus dsvi_config_refuse_key(const char *key);
+
+/* As a YAML scalar that reads back as the same bits, whatever is in a text. */
+void dsvi_config_print_value(FILE *to, const DsvOption *option, const DsvConfig *config);
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,20 @@
 /* See number_text.h. */
 #include "base/number_text.h"
 
+#include <locale.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static locale_t plain; /* "C": its decimal point is a point; lives as long as the process */
+static pthread_once_t made = PTHREAD_ONCE_INIT;
+
+static void make_plain(void)
+{
+    plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
 
 void dsvi_number_text(double value, char text[DSVI_NUMBER_ROOM])
 {
@@ -21,4 +31,14 @@ void dsvi_number_text(double value, char text[DSVI_NUMBER_ROOM])
     for (char *c = text; *c; c++)
         if (!strchr("+-0123456789e", *c))
             *c = '.';
+}
+
+bool dsvi_number_read(const char *text, double *value)
+{
+    char *end;
+    pthread_once(&made, make_plain);
+    if (!text[0] || text[strspn(text, "+-.0123456789eE")])
+        return false;
+    *value = strtod_l(text, &end, plain);
+    return end != text && !*end && isfinite(*value);
 }

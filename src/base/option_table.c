@@ -30,6 +30,7 @@ static const DsvOption ROW[] = {
 #include "dsv/options.def"
 };
 enum { ROWS = sizeof ROW / sizeof *ROW };
+_Static_assert(sizeof ROW <= DSVI_OPTIONS_MOST * sizeof *ROW, "raise DSVI_OPTIONS_MOST");
 
 /* The options alone, each knowing its section; made on first use. */
 static DsvOption option[ROWS];
@@ -83,13 +84,23 @@ const DsvOption *dsvi_option_find(const char *key)
     return NULL;
 }
 
-enum { KEY_BYTES_MOST = 64 };
+const DsvOption *dsvi_option_of_group(const char *group)
+{
+    size_t count, length = strlen(group);
+    const DsvOption *options = dsvi_options(&count);
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(options[i].info.key, group, length) == 0 && options[i].info.key[length] == '.')
+            return &options[i];
+    return NULL;
+}
+
+enum { COMPARED_MOST = 64 };
 
 /* Levenshtein's distance: single letters put in, left out or changed. Longer keys are cut. */
 static size_t distance(const char *a, const char *b)
 {
-    size_t row[KEY_BYTES_MOST + 1];
-    size_t width = strnlen(b, KEY_BYTES_MOST), height = strnlen(a, KEY_BYTES_MOST);
+    size_t row[COMPARED_MOST + 1];
+    size_t width = strnlen(b, COMPARED_MOST), height = strnlen(a, COMPARED_MOST);
     for (size_t j = 0; j <= width; j++)
         row[j] = j;
     for (size_t i = 1; i <= height; i++) {
@@ -106,16 +117,23 @@ static size_t distance(const char *a, const char *b)
     return row[width];
 }
 
+static const char *behind_dots(const char *key)
+{
+    const char *dot = strrchr(key, '.');
+    return dot ? dot + 1 : key;
+}
+
 const char *dsvi_option_nearest(const char *key)
 {
     size_t count, least = SIZE_MAX;
     const DsvOption *options = dsvi_options(&count);
     const char *nearest = "";
     for (size_t i = 0; i < count; i++) {
-        /* "target_mass" should find "sparse.target_mass": the part behind the dot counts as well. */
-        const char *known = options[i].info.key, *dot = strchr(known, '.');
-        size_t far = distance(key, known), short_far = dot ? distance(key, dot + 1) : far;
-        far = short_far < far ? short_far : far;
+        /* A group that is wrong or missing counts as one letter: target_mass and train.target_mass should
+         * find sparse.target_mass. */
+        const char *known = options[i].info.key;
+        size_t whole = distance(key, known), last = 1 + distance(behind_dots(key), behind_dots(known));
+        size_t far = whole < last ? whole : last;
         if (far < least) {
             least = far;
             nearest = known;
