@@ -30,8 +30,8 @@ enum {
 /* Scratch of one worker, in floats. */
 typedef struct Scratch {
     float *q, *dout;       /* (tile, row_width) */
-    float *qt, *doutt;     /* (D, tile_width): Q^T times scale / ln 2, dOut^T */
-    float *lse, *delta;    /* (tile_width); lse in units of log 2, infinite beyond the last query */
+    float *qt, *doutt;     /* (row_width, tile_width) Q^T, dOut^T */
+    float *lse, *delta;    /* (tile_width); lse is infinite beyond the last query */
     float *dq;             /* (tile_width, row_width) */
     float *k, *v, *dk, *dv; /* (KEYS, row_width) */
     float *p, *ds;         /* (KEYS, tile_width) S^T then P^T; dP^T then dS^T */
@@ -109,40 +109,47 @@ static size_t workspace(const DsvAttentionArgs *args)
            sizeof(float);
 }
 
-static float dot(const float *a, const float *b, int64_t n)
+/* delta = out . dout per query, where dout^T and the rows of out (in the room of dq) are packed. The sum runs
+ * over d one by one, as that of dP does: where one key has all the weight, dP - delta is 0 to the bit. */
+static void find_delta(const DsvAttentionTiles *t, const Scratch *s, int64_t queries)
 {
-    DsvVec sum = dsvi_vec_all(0);
-    for (int64_t i = 0; i < n; i += DSVI_LANES)
-        sum += dsvi_vec_load(a + i) * dsvi_vec_load(b + i);
-    return dsvi_vec_sum(sum);
+    memset(s->delta, 0, (size_t)t->tile_width * sizeof(float));
+    for (int64_t from = 0; from < t->row_width; from += DSVI_TILE_KEYS) {
+        int64_t left = t->row_width - from, columns = left < DSVI_TILE_KEYS ? left : (int64_t)DSVI_TILE_KEYS;
+        const float *doutt = s->doutt + from * t->tile_width;
+        dsvi_rows_transpose(s->dq + from, t->row_width, columns, queries, s->ds, t->tile_width);
+        for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES) {
+            DsvVec sum = dsvi_vec_load(s->delta + i);
+            for (int64_t at = i; at < i + columns * t->tile_width; at += t->tile_width)
+                sum += dsvi_vec_load(doutt + at) * dsvi_vec_load(s->ds + at);
+            dsvi_vec_store(s->delta + i, sum);
+        }
+    }
 }
 
-/* Packs Q, Q^T, dOut, dOut^T, lse and delta of the tile. `out` passes through the room of dq. */
+static void load_rows(const DsvAttentionArgs *args, const DsvHeads *rows, const Tile *at, int64_t width,
+                      float *out)
+{
+    for (int64_t i = 0; i < at->queries; i++)
+        dsvi_row_load(args->act, rows->data, dsvi_heads_at(rows, at->b, at->first + i, at->h), args->head_dim,
+                      width, out + i * width);
+}
+
+/* Packs Q, Q^T, dOut, dOut^T, lse and delta of the tile. */
 static void load_queries(const Backward *w, const Scratch *s, const Tile *at)
 {
     const DsvAttentionArgs *args = w->args;
-    const DsvAttentionTiles *t = &w->tiles;
+    int64_t row = w->tiles.row_width, tile = w->tiles.tile_width;
     const float *lse = (const float *)args->lse + (at->b * args->heads + at->h) * args->queries + at->first;
-    for (int64_t i = 0; i < at->queries; i++) {
-        int64_t row = at->first + i;
-        float *q = s->q + i * t->row_width, *dout = s->dout + i * t->row_width;
-        dsvi_row_load(args->act, args->q.data, dsvi_heads_at(&args->q, at->b, row, at->h), args->head_dim,
-                      t->row_width, q);
-        dsvi_row_load(args->act, args->dout.data, dsvi_heads_at(&args->dout, at->b, row, at->h),
-                      args->head_dim, t->row_width, dout);
-        dsvi_row_load(args->act, args->out.data, dsvi_heads_at(&args->out, at->b, row, at->h), args->head_dim,
-                      t->row_width, s->dq);
-        s->delta[i] = dot(dout, s->dq, t->row_width);
-        s->lse[i] = (float)(lse[i] * DSVI_LOG2_E);
-    }
-    for (int64_t i = at->queries; i < t->tile_width; i++) {
-        s->delta[i] = 0;
-        s->lse[i] = INFINITY;
-    }
-    dsvi_rows_transpose(s->q, t->row_width, at->queries, (float)(args->scale * DSVI_LOG2_E), s->qt,
-                        t->tile_width);
-    dsvi_rows_transpose(s->dout, t->row_width, at->queries, 1, s->doutt, t->tile_width);
-    memset(s->dq, 0, (size_t)(t->tile_width * t->row_width) * sizeof(float));
+    load_rows(args, &args->q, at, row, s->q);
+    load_rows(args, &args->dout, at, row, s->dout);
+    load_rows(args, &args->out, at, row, s->dq);
+    dsvi_rows_transpose(s->q, row, row, at->queries, s->qt, tile);
+    dsvi_rows_transpose(s->dout, row, row, at->queries, s->doutt, tile);
+    find_delta(&w->tiles, s, at->queries);
+    for (int64_t i = 0; i < tile; i++)
+        s->lse[i] = i < at->queries ? lse[i] : INFINITY;
+    memset(s->dq, 0, (size_t)(tile * row) * sizeof(float));
 }
 
 /* p: scores to probabilities; ds: dP to dS. */
@@ -151,7 +158,7 @@ static void differentiate(const Scratch *s, int64_t keys, int64_t width, int64_t
     for (int64_t i = 0; i < width; i += DSVI_LANES) {
         DsvVec lse = dsvi_vec_load(s->lse + i), delta = dsvi_vec_load(s->delta + i);
         for (int64_t at = i; at < i + keys * stride; at += stride) {
-            DsvVec p = dsvi_vec_exp2(dsvi_vec_load(s->p + at) - lse);
+            DsvVec p = dsvi_vec_exp(dsvi_vec_load(s->p + at) - lse);
             dsvi_vec_store(s->p + at, p);
             dsvi_vec_store(s->ds + at, p * (dsvi_vec_load(s->ds + at) - delta));
         }
@@ -175,15 +182,15 @@ static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const
     dsvi_rows_gather(args->act, &args->k, at->b, at->h, keys, count, dim, row, s->k);
     dsvi_rows_gather(args->act, &args->v, at->b, at->h, keys, count, dim, row, s->v);
     DsvTileProduct scores = {.m = padded, .n = width, .k = dim, .a = s->k, .a_row = row, .a_col = 1,
-                             .b = s->qt, .ldb = tile, .c = s->p, .ldc = tile};
+                             .b = s->qt, .ldb = tile, .c = s->p, .ldc = tile, .factor = (float)args->scale};
     DsvTileProduct dp = {.m = padded, .n = width, .k = dim, .a = s->v, .a_row = row, .a_col = 1,
-                         .b = s->doutt, .ldb = tile, .c = s->ds, .ldc = tile};
+                         .b = s->doutt, .ldb = tile, .c = s->ds, .ldc = tile, .factor = 1};
     DsvTileProduct dv = {.m = padded, .n = row, .k = at->queries, .a = s->p, .a_row = tile, .a_col = 1,
-                         .b = s->dout, .ldb = row, .c = s->dv, .ldc = row};
+                         .b = s->dout, .ldb = row, .c = s->dv, .ldc = row, .factor = 1};
     DsvTileProduct dk = {.m = padded, .n = row, .k = at->queries, .a = s->ds, .a_row = tile, .a_col = 1,
-                         .b = s->q, .ldb = row, .c = s->dk, .ldc = row};
+                         .b = s->q, .ldb = row, .c = s->dk, .ldc = row, .factor = 1};
     DsvTileProduct dq = {.m = width, .n = row, .k = count, .a = s->ds, .a_row = 1, .a_col = tile,
-                         .b = s->k, .ldb = row, .c = s->dq, .ldc = row, .add = true};
+                         .b = s->k, .ldb = row, .c = s->dq, .ldc = row, .factor = 1, .add = true};
     dsvi_tile_product(&scores);
     dsvi_tile_product(&dp);
     differentiate(s, count, width, tile);

@@ -2,7 +2,8 @@
  * Dao et al. 2022), tiles as attention_tile.h tells. Each tile of queries is one piece of work, so the
  * result does not depend on the number of threads.
  *
- * Scores are in units of log 2 (the factor scale / ln 2 goes into Q^T), p = 2^(s - m). */
+ * The softmax of a query with one key of overwhelming weight is 1 to the bit, however large its score: scores
+ * are rounded once, alike here and in the backward pass, before anything is subtracted. */
 #include <math.h>
 
 #include "base/threads.h"
@@ -14,12 +15,12 @@
 /* Scratch of one worker, in floats. */
 typedef struct Scratch {
     float *rows;    /* (tile, row_width) Q as read, then sum of p v */
-    float *qt;      /* (D, tile_width) */
+    float *qt;      /* (row_width, tile_width) Q^T */
     float *scores;  /* (KEYS, tile_width) S^T, then P^T */
     float *k, *v;   /* (KEYS, row_width) */
     float *largest; /* (tile_width) m */
     float *total;   /* (tile_width) sum of p */
-    float *shrink;  /* (tile_width) 2^(old m - new m) */
+    float *shrink;  /* (tile_width) exp(old m - new m) */
 } Scratch;
 
 typedef struct Forward {
@@ -57,11 +58,11 @@ static bool softmax_lanes(float *scores, int64_t count, int64_t stride, float *l
     for (int64_t j = 0; j < count; j++)
         now = dsvi_vec_max(now, dsvi_vec_load(scores + j * stride));
     for (int64_t j = 0; j < count; j++) {
-        DsvVec p = dsvi_vec_exp2(dsvi_vec_load(scores + j * stride) - now);
+        DsvVec p = dsvi_vec_exp(dsvi_vec_load(scores + j * stride) - now);
         dsvi_vec_store(scores + j * stride, p);
         sum += p;
     }
-    DsvVec factor = dsvi_vec_exp2(before - now);
+    DsvVec factor = dsvi_vec_exp(before - now);
     dsvi_vec_store(largest, now);
     dsvi_vec_store(total, dsvi_vec_load(total) * factor + sum);
     dsvi_vec_store(shrink, factor);
@@ -91,8 +92,7 @@ static void load_queries(const Forward *f, const Scratch *s, int64_t b, int64_t 
     for (int64_t i = 0; i < count; i++)
         dsvi_row_load(args->act, args->q.data, dsvi_heads_at(&args->q, b, first + i, h), args->head_dim,
                       t->row_width, s->rows + i * t->row_width);
-    dsvi_rows_transpose(s->rows, t->row_width, count, (float)(args->scale * DSVI_LOG2_E), s->qt,
-                        t->tile_width);
+    dsvi_rows_transpose(s->rows, t->row_width, t->row_width, count, s->qt, t->tile_width);
     memset(s->rows, 0, (size_t)(t->tile_width * t->row_width) * sizeof(float));
     for (int64_t i = 0; i < t->tile_width; i++) {
         s->largest[i] = -INFINITY;
@@ -112,12 +112,12 @@ static void pass_keys(const Forward *f, const Scratch *s, int64_t b, int64_t h, 
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = width, .k = args->head_dim,
         .a = s->k, .a_row = t->row_width, .a_col = 1, .b = s->qt, .ldb = t->tile_width,
-        .c = s->scores, .ldc = t->tile_width, .add = false});
+        .c = s->scores, .ldc = t->tile_width, .factor = (float)args->scale});
     softmax_tile(s, count, queries, t);
     dsvi_tile_product(&(DsvTileProduct){
         .m = width, .n = t->row_width, .k = count,
         .a = s->scores, .a_row = 1, .a_col = t->tile_width, .b = s->v, .ldb = t->row_width,
-        .c = s->rows, .ldc = t->row_width, .add = true});
+        .c = s->rows, .ldc = t->row_width, .factor = 1, .add = true});
 }
 
 static void forward_tile(const Forward *f, const Scratch *s, int64_t b, int64_t h, int64_t tile)
@@ -139,7 +139,7 @@ static void forward_tile(const Forward *f, const Scratch *s, int64_t b, int64_t 
     for (int64_t i = 0; i < queries; i++) {
         dsvi_row_store(args->act, args->out.data, dsvi_heads_at(&args->out, b, first + i, h), args->head_dim,
                        s->rows + i * f->tiles.row_width, length > 0 ? 1 / s->total[i] : 0);
-        lse[i] = length > 0 ? (float)((s->largest[i] + log2(s->total[i])) * DSVI_LN_2) : -INFINITY;
+        lse[i] = length > 0 ? (float)(s->largest[i] + log(s->total[i])) : -INFINITY;
     }
 }
 

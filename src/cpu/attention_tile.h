@@ -114,11 +114,10 @@ static inline void dsvi_rows_gather(DsvDtype act, const DsvHeads *rows, int64_t 
 
 typedef float DsvVec4 __attribute__((vector_size(16)));
 
-/* out[j, i] = in[i, j] * factor, four by four. */
-static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float factor, float *out,
-                                      int64_t out_stride)
+/* out[j, i] = in[i, j], four by four. */
+static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride)
 {
-    DsvVec4 row[4], pair[4], column;
+    DsvVec4 row[4], pair[4], column[4];
     for (int i = 0; i < 4; i++)
         memcpy(&row[i], in + i * in_stride, sizeof row[i]);
     for (int i = 0; i < 2; i++) {
@@ -126,35 +125,33 @@ static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float 
         pair[i + 2] = __builtin_shufflevector(row[i], row[i + 2], 2, 6, 3, 7);
     }
     for (int i = 0; i < 4; i += 2) {
-        column = __builtin_shufflevector(pair[i], pair[i + 1], 0, 4, 1, 5) * factor;
-        memcpy(out + i * out_stride, &column, sizeof column);
-        column = __builtin_shufflevector(pair[i], pair[i + 1], 2, 6, 3, 7) * factor;
-        memcpy(out + (i + 1) * out_stride, &column, sizeof column);
+        column[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 4, 1, 5);
+        column[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 6, 3, 7);
     }
+    for (int i = 0; i < 4; i++)
+        memcpy(out + i * out_stride, &column[i], sizeof column[i]);
 }
 
-/* out[d, i] = in[i, d] * factor for the first `count` rows of in, of row_width; zero in further columns, up
- * to tile_width. Both widths are multiples of four, and `in` has as many rows as out has columns. */
-static inline void dsvi_rows_transpose(float *in, int64_t row_width, int64_t count, float factor, float *out,
+/* out[d, i] = in[i, d], d < columns, for the first `count` rows of in, which lie `stride` apart; zero in
+ * further columns of out, up to tile_width. `columns` and tile_width are multiples of four, and `in` has
+ * as many rows as out has columns. */
+static inline void dsvi_rows_transpose(float *in, int64_t stride, int64_t columns, int64_t count, float *out,
                                        int64_t tile_width)
 {
-    memset(in + count * row_width, 0, (size_t)((tile_width - count) * row_width) * sizeof *in);
+    for (int64_t i = count; i < tile_width; i++)
+        memset(in + i * stride, 0, (size_t)columns * sizeof *in);
     for (int64_t i = 0; i < tile_width; i += 4)
-        for (int64_t d = 0; d < row_width; d += 4)
-            dsvi_transpose_4x4(in + i * row_width + d, row_width, factor, out + d * tile_width + i,
-                               tile_width);
+        for (int64_t d = 0; d < columns; d += 4)
+            dsvi_transpose_4x4(in + i * stride + d, stride, out + d * tile_width + i, tile_width);
 }
-
-#define DSVI_LOG2_E 1.4426950408889634
-#define DSVI_LN_2 0.6931471805599453
 
 /* Refuses what these variants do not serve. */
 static inline DsvStatus dsvi_attention_check_simd(const DsvAttentionArgs *args, size_t workspace)
 {
     DSVI_TRY(dsvi_attention_check(args));
     if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, not "
-                         "%s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
     if (args->workspace_bytes < workspace)
         return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          workspace);

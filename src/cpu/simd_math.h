@@ -1,5 +1,4 @@
 /* Elementary functions on vectors of floats, accurate to about one unit in the last place.
- *
  * The polynomials interpolate at Chebyshev nodes; their greatest errors are given with them. */
 #ifndef DSVI_SIMD_MATH_H
 #define DSVI_SIMD_MATH_H
@@ -40,6 +39,13 @@ static inline DsvVec dsvi_vec_exp2(DsvVec x)
     y = y * f + 0.240226507f;
     y = y * f + 0.693147182f;
     return scale * (y * f + 1.0f);
+}
+
+/* exp x, by way of 2^x: the product rounds, so that the relative error grows with |x|, as that of any rounded
+ * x would. */
+static inline DsvVec dsvi_vec_exp(DsvVec x)
+{
+    return dsvi_vec_exp2(x * 1.44269504f);
 }
 
 /* log2 x of positive normal x; of zero and denormals something below -126.

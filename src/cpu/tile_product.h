@@ -1,6 +1,6 @@
 /* Products of small F32 matrices that lie in cache: what attention is made of.
  *
- *     C = A B   or   C += A B        A (m, k), B (k, n), C (m, n)
+ *     C = factor A B   or   C += A B        A (m, k), B (k, n), C (m, n)
  * Element (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed. B and C are row-major with rows
  * ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is any.
  *
@@ -24,7 +24,8 @@ typedef struct DsvTileProduct {
     int64_t ldb;
     float *c;
     int64_t ldc;
-    bool add; /* C += */
+    float factor; /* rounded after the sum; 1 where C is added to */
+    bool add;
 } DsvTileProduct;
 
 /* One block of DSVI_TILE_ROWS rows and `vectors` vectors; inlined with a constant `vectors`. */
@@ -45,7 +46,7 @@ static inline __attribute__((always_inline)) void dsvi_tile_block(const DsvTileP
     }
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
         for (int j = 0; j < vectors; j++)
-            dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, sum[i][j]);
+            dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, sum[i][j] * t->factor);
 }
 
 static inline void dsvi_tile_product(const DsvTileProduct *t)

@@ -1,0 +1,23 @@
+/* Every CPU variant of attention and of what sparse attention is made of, against the checker. */
+#include "cpu/levels.h"
+#include "ops/sparse_cases.h"
+#include "test.h"
+
+static void attention(void **state)
+{
+    (void)state;
+    check_attention_cases(&level_backend);
+}
+
+static int run(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(void)
+{
+    return run_levels(DSV_ISA_BASE, run);
+}
