@@ -77,7 +77,7 @@ DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *tra
     DSVI_TRY_GOTO(status, measure_peak(r), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->metrics, trainer->step, &r->metrics), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->blocks, trainer->step, &r->blocks), fail);
-    DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, &r->tensorboard), fail);
+    DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, trainer->step, &r->tensorboard), fail);
     *out = r;
     return DSV_OK;
 fail:
@@ -99,20 +99,14 @@ void dsvi_run_record_close(DsvRunRecord **record)
 
 static DsvStatus write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
 {
-    const struct {
-        const char *tag;
-        double value;
-    } scalar[] = {
+    const DsvScalar scalars[] = {
         {"train/loss", m->loss}, {"train/grad_norm", m->grad_norm}, {"train/lr", m->lr},
         {"speed/step_ms", m->step_ms}, {"speed/tokens_per_s", m->tokens_per_s},
         {"speed/data_wait_ms", m->data_wait_ms}, {"sparse/density", m->density},
         {"sparse/blocks", (double)m->sparse_blocks}, {"sparse/captured_mass", m->captured_mass},
         {"sparse/predictor_loss", m->predictor_loss},
     };
-    for (size_t i = 0; i < sizeof scalar / sizeof *scalar; i++)
-        if (isfinite(scalar[i].value))
-            DSVI_TRY(dsvi_tensorboard_scalar(r->tensorboard, m->step, scalar[i].tag, scalar[i].value));
-    return DSV_OK;
+    return dsvi_tensorboard_step(r->tensorboard, m->step, scalars, sizeof scalars / sizeof *scalars);
 }
 
 static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
