@@ -31,12 +31,18 @@ void dsvi_arena_bind(DsvArena *arena, void *base, size_t size)
     arena->size = size;
 }
 
+/* A plan for absurd sizes ends at SIZE_MAX, which no allocation grants, rather than at a small remainder. */
+static size_t add(size_t a, size_t b)
+{
+    return b <= SIZE_MAX - a ? a + b : SIZE_MAX;
+}
+
 void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes)
 {
-    size_t padded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    size_t padded = add(bytes, (ALIGNMENT - bytes % ALIGNMENT) % ALIGNMENT);
     void *piece = arena->base ? arena->base + arena->used : NULL;
     DSVI_ASSERT(!arena->base || padded <= arena->size - arena->used);
-    arena->used += padded;
-    arena->by_class[mem_class] += padded;
+    arena->used = add(arena->used, padded);
+    arena->by_class[mem_class] = add(arena->by_class[mem_class], padded);
     return piece;
 }

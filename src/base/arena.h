@@ -36,7 +36,7 @@ const char *dsvi_mem_class_name(DsvMemClass mem_class);
 
 typedef struct DsvArena {
     unsigned char *base; /* NULL while planning */
-    size_t used;         /* bytes taken so far, padding included */
+    size_t used;         /* bytes taken so far, padding included; SIZE_MAX: more than can be counted */
     size_t size;         /* bytes of the bound memory; 0 while planning */
     size_t by_class[DSV_MEM_CLASS_COUNT];
 } DsvArena;

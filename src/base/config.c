@@ -43,10 +43,9 @@ DsvStatus dsv_config_set(DsvConfig *config, const char *assignment)
 
 static void print_config(FILE *to, const DsvConfig *config)
 {
-    size_t count;
-    const DsvOption *options = dsvi_options(&count);
+    const DsvOption *options = dsvi_options();
     const char *section = "";
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
         if (options[i].info.section != section) {
             section = options[i].info.section;
             fprintf(to, "%s# %s\n", i ? "\n" : "", section);

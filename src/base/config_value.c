@@ -25,7 +25,7 @@ static void wanted_text(const DsvOption *option, char *text, size_t room)
     case DSV_OPTION_TEXT: snprintf(text, room, "text, at most %d bytes of UTF-8", DSV_TEXT_MAX - 1); return;
     case DSV_OPTION_CHOICE:
         used = (size_t)snprintf(text, room, "one of ");
-        for (const char *c = option->choices; *c && used + 3 < room; c++)
+        for (const char *c = option->info.type; *c && used + 3 < room; c++)
             used += (size_t)snprintf(text + used, room - used, *c == '|' ? ", " : "%c", *c);
         return;
     }
@@ -106,7 +106,7 @@ static DsvStatus set_text(const DsvOption *option, const char *value, char field
 static DsvStatus set_choice(const DsvOption *option, const char *value, char field[DSV_CHOICE_MAX])
 {
     size_t length = strlen(value);
-    for (const char *choice = option->choices; choice; choice = strchr(choice, '|')) {
+    for (const char *choice = option->info.type; choice; choice = strchr(choice, '|')) {
         choice += *choice == '|';
         if (length > 0 && strcspn(choice, "|") == length && strncmp(choice, value, length) == 0) {
             copy_text(value, field, DSV_CHOICE_MAX);

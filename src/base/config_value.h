@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* DSV_E_USAGE, naming the key, what was found and what is wanted: wrong type, out of range, no such choice. */
+/* DSV_E_USAGE, naming the key, what was found and what is wanted: wrong type, out of range, not one of the
+ * choices. */
 DsvStatus dsvi_config_set_value(DsvConfig *config, const DsvOption *option, const char *value);
 /* Fails in that way; `found` is a few words for what stands where the value should. */
 DsvStatus dsvi_config_refuse_value(const DsvOption *option, const char *found);

@@ -21,9 +21,9 @@ typedef struct Reader {
     DsvConfig *config;
     yaml_parser_t parser;
     yaml_event_t event;
-    /* Lines on which this file set an option, and on which it opened the group whose first option it is; 0: not. */
-    size_t option_line[DSVI_OPTIONS_MOST];
-    size_t group_line[DSVI_OPTIONS_MOST];
+    /* The line on which this file set an option, or opened the group whose first option it is; 0: not yet. */
+    size_t option_line[DSVI_OPTION_COUNT];
+    size_t group_line[DSVI_OPTION_COUNT];
 } Reader;
 
 static DsvStatus fail_here(const Reader *r, const char *what)
@@ -81,8 +81,8 @@ static DsvStatus advance(Reader *r)
 static DsvStatus note_once(const Reader *r, size_t *first_line, size_t line, const char *key)
 {
     if (*first_line)
-        return DSVI_FAIL(DSV_E_USAGE, "%s:%zu: %s stands here a second time, first on line %zu", r->path, line,
-                         key, *first_line);
+        return DSVI_FAIL(DSV_E_USAGE, "%s:%zu: %s stands here a second time, first on line %zu", r->path,
+                         line, key, *first_line);
     *first_line = line;
     return DSV_OK;
 }
@@ -101,8 +101,7 @@ static bool is_null(const yaml_event_t *event)
 /* The current event is what stands behind the option's key. */
 static DsvStatus read_option(Reader *r, const DsvOption *option, size_t line)
 {
-    size_t count;
-    size_t *first_line = &r->option_line[option - dsvi_options(&count)];
+    size_t *first_line = &r->option_line[option - dsvi_options()];
     DSVI_TRY(note_once(r, first_line, line, option->info.key));
     if (r->event.type == YAML_MAPPING_START_EVENT)
         return place(r, line, dsvi_config_refuse_value(option, "a mapping"));
@@ -117,17 +116,18 @@ static DsvStatus read_mapping(Reader *r, const char *group);
 /* The current event is what stands behind the key of the group that begins with this option. */
 static DsvStatus read_group(Reader *r, const char *group, const DsvOption *first, size_t line)
 {
-    size_t count;
-    DSVI_TRY(note_once(r, &r->group_line[first - dsvi_options(&count)], line, group));
+    DSVI_TRY(note_once(r, &r->group_line[first - dsvi_options()], line, group));
     if (is_null(&r->event))
         return DSV_OK;
     if (r->event.type != YAML_MAPPING_START_EVENT)
-        return DSVI_FAIL(DSV_E_USAGE, "%s:%zu: %s is a group of settings, such as %s, and takes no value itself",
-                         r->path, line, group, first->info.key);
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s:%zu: %s is a group of settings, such as %s, and takes no value itself", r->path,
+                         line, group, first->info.key);
     return read_mapping(r, group);
 }
 
-/* The inside of a mapping up to its end; group is "" outside all groups. Nesting ends with the groups there are. */
+/* The inside of a mapping up to its end; group is "" outside all groups. No deeper than the groups there are.
+ */
 static DsvStatus read_mapping(Reader *r, const char *group)
 {
     char key[DSVI_KEY_ROOM];
@@ -166,7 +166,8 @@ static DsvStatus read_stream(Reader *r)
         return fail_here(r, "wanted lines of key: value");
     DSVI_TRY(advance(r)); /* the document's end */
     DSVI_TRY(advance(r));
-    return r->event.type == YAML_STREAM_END_EVENT ? DSV_OK : fail_here(r, "a second document has no place here");
+    return r->event.type == YAML_STREAM_END_EVENT ? DSV_OK
+                                                  : fail_here(r, "a second document has no place here");
 }
 
 DsvStatus dsv_config_load(DsvConfig *config, const char *path)

@@ -1,6 +1,8 @@
 /* Conversions between number formats. */
 #include "base/dtype.h"
 
+#include <math.h>
+
 #include "base/status.h"
 
 size_t dsvi_dtype_size(DsvDtype dtype)
@@ -61,6 +63,23 @@ static uint16_t f32_to_f16(float f)
     return (uint16_t)(sign | ((bits - 0x38000000u) >> 13));
 }
 
+/* Rounds to odd: towards zero, then the last bit is set if anything was lost. Rounding that to nearest even
+ * in a format with fewer digits is as good as rounding the double itself, which rounding twice to nearest is
+ * not: S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
+ * rounding to odd", IEEE Transactions on Computers, 2008. */
+static float f64_to_f32_odd(double value)
+{
+    float f = (float)value;
+    uint32_t bits;
+    if (f == value || value != value)
+        return f;
+    memcpy(&bits, &f, sizeof bits);
+    if ((bits & 1) == 0)
+        bits = fabs((double)f) < fabs(value) ? bits + 1 : bits - 1;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
 double dsvi_load(DsvDtype dtype, const void *array, int64_t i)
 {
     switch (dtype) {
@@ -78,8 +97,8 @@ void dsvi_store(DsvDtype dtype, void *array, int64_t i, double value)
 {
     switch (dtype) {
     case DSV_F32: ((float *)array)[i] = (float)value; return;
-    case DSV_BF16: ((uint16_t *)array)[i] = dsvi_f32_to_bf16((float)value); return;
-    case DSV_F16: ((uint16_t *)array)[i] = f32_to_f16((float)value); return;
+    case DSV_BF16: ((uint16_t *)array)[i] = dsvi_f32_to_bf16(f64_to_f32_odd(value)); return;
+    case DSV_F16: ((uint16_t *)array)[i] = f32_to_f16(f64_to_f32_odd(value)); return;
     case DSV_F64: ((double *)array)[i] = value; return;
     default: break;
     }
@@ -89,7 +108,18 @@ void dsvi_store(DsvDtype dtype, void *array, int64_t i, double value)
 void dsvi_convert(DsvDtype dst_dtype, void *dst, DsvDtype src_dtype, const void *src, int64_t n)
 {
     if (dst_dtype == src_dtype) {
-        memmove(dst, src, (size_t)n * dsvi_dtype_size(dst_dtype));
+        if (n > 0) /* an empty array may be NULL */
+            memmove(dst, src, (size_t)n * dsvi_dtype_size(dst_dtype));
+        return;
+    }
+    if (dst_dtype == DSV_F32 && src_dtype == DSV_BF16) {
+        for (int64_t i = 0; i < n; i++)
+            ((float *)dst)[i] = dsvi_bf16_to_f32(((const uint16_t *)src)[i]);
+        return;
+    }
+    if (dst_dtype == DSV_BF16 && src_dtype == DSV_F32) {
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)dst)[i] = dsvi_f32_to_bf16(((const float *)src)[i]);
         return;
     }
     for (int64_t i = 0; i < n; i++)

@@ -42,9 +42,11 @@ bool dsvi_path_is_folder(const char *path)
 DsvStatus dsvi_folder_make(const char *path)
 {
     char part[DSVI_PATH_MAX];
+    if (!path[0])
+        return DSVI_FAIL(DSV_E_USAGE, "a folder to make has no name");
     if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 1);
-    for (char *slash = part + 1; *part && slash; ) {
+    for (char *slash = part + 1; slash;) {
         slash = strchr(slash, '/');
         if (slash)
             *slash = 0;
@@ -58,14 +60,19 @@ DsvStatus dsvi_folder_make(const char *path)
     return DSV_OK;
 }
 
+/* alphasort would follow the locale. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
 DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name), void *context)
 {
     struct dirent **entries;
     DsvStatus status = DSV_OK;
-    int count = scandir(path, &entries, NULL, alphasort);
+    int count = scandir(path, &entries, NULL, by_name);
     if (count < 0)
         return io_failure(path, "list the folder");
-    /* alphasort follows the locale; libdsv never sets one, so this is strcmp order. */
     for (int i = 0; i < count; i++) {
         const char *name = entries[i]->d_name;
         if (status == DSV_OK && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
@@ -76,22 +83,20 @@ DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, cons
     return status;
 }
 
-static DsvStatus remove_entry(void *context, const char *name)
+static DsvStatus remove_entry(void *folder, const char *name)
 {
     char path[DSVI_PATH_MAX];
-    struct stat found;
-    DSVI_TRY(dsvi_path_join(path, context, name));
-    if (lstat(path, &found) != 0)
-        return io_failure(path, "look at it");
-    if (S_ISDIR(found.st_mode))
-        return dsvi_folder_remove(path);
-    return unlink(path) == 0 ? DSV_OK : io_failure(path, "remove it");
+    DSVI_TRY(dsvi_path_join(path, folder, name));
+    return dsvi_folder_remove(path);
 }
 
 DsvStatus dsvi_folder_remove(const char *path)
 {
-    if (!dsvi_path_exists(path))
-        return DSV_OK;
+    struct stat found;
+    if (lstat(path, &found) != 0)
+        return errno == ENOENT ? DSV_OK : io_failure(path, "look at it");
+    if (!S_ISDIR(found.st_mode))
+        return unlink(path) == 0 ? DSV_OK : io_failure(path, "remove it");
     DSVI_TRY(dsvi_folder_list(path, remove_entry, (void *)path));
     return rmdir(path) == 0 ? DSV_OK : io_failure(path, "remove the folder");
 }
@@ -150,26 +155,39 @@ DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *byt
     return DSV_OK;
 }
 
-DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
+static DsvStatus write_full(int file, const char *path, const void *data, size_t bytes)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = write(file, (const char *)data + done, bytes - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return DSVI_FAIL(DSV_E_IO, "%s: cannot write %zu bytes more: %s", path, bytes - done,
+                             n < 0 ? strerror(errno) : "none were taken");
+        done += (size_t)n;
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count)
 {
     DsvStatus status = DSV_OK;
-    size_t done = 0;
     int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file < 0)
         return io_failure(path, "write it");
-    while (done < bytes && status == DSV_OK) {
-        ssize_t n = write(file, (const char *)data + done, bytes - done);
-        if (n < 0 && errno != EINTR)
-            status = DSVI_FAIL(DSV_E_IO, "%s: writing stopped at %zu of %zu bytes: %s", path, done, bytes,
-                               strerror(errno));
-        else if (n > 0)
-            done += (size_t)n;
-    }
+    for (size_t i = 0; i < count && status == DSV_OK; i++)
+        status = write_full(file, path, parts[i].data, parts[i].bytes);
     if (status == DSV_OK && fsync(file) != 0)
         status = io_failure(path, "sync it");
     if (close(file) != 0 && status == DSV_OK)
         status = io_failure(path, "close it");
     return status;
+}
+
+DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
+{
+    return dsvi_file_write_parts(path, &(DsvFilePart){data, bytes}, 1);
 }
 
 DsvStatus dsvi_folder_sync(const char *path)

@@ -20,7 +20,8 @@ DsvStatus dsvi_path_join(char out[DSVI_PATH_MAX], const char *folder, const char
 bool dsvi_path_exists(const char *path);
 bool dsvi_path_is_folder(const char *path);
 DsvStatus dsvi_folder_make(const char *path);        /* and its parents; fine if it is there */
-DsvStatus dsvi_folder_remove(const char *path);      /* with all in it; fine if it is not there */
+/* With all in it, but nothing that its links lead to; fine if it is not there. */
+DsvStatus dsvi_folder_remove(const char *path);
 /* Calls fn(context, name) for each entry but . and .., in strcmp order. */
 DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name),
                            void *context);
@@ -29,6 +30,12 @@ DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, cons
 DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *bytes);
 /* Writes the whole file and syncs it, in place. */
 DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes);
+/* The same from pieces that follow one another. */
+typedef struct DsvFilePart {
+    const void *data;
+    size_t bytes;
+} DsvFilePart;
+DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count);
 /* Writes path.tmp, syncs, renames over path, syncs the folder: readers see the old or the new file. */
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
 /* rename() within a file system, then syncs the folder. */

@@ -10,8 +10,8 @@ extern "C" {
 
 #define DSVI_NUMBER_ROOM 32
 
-/* The fewest digits that tell it from its neighbours, with a decimal point whatever the locale. A value that is
- * not finite has no such text and gives "null", as JSON wants it. */
+/* The fewest digits that tell it from its neighbours, with a decimal point whatever the locale. A value that
+ * is not finite has no such text and gives "null", as JSON wants it. */
 void dsvi_number_text(double value, char text[DSVI_NUMBER_ROOM]);
 
 /* The finite decimal number that is all of `text`, rounded to nearest; false: it is none. Blanks, hexadecimal

@@ -4,81 +4,60 @@
 #include <pthread.h>
 #include <string.h>
 
-/* A row of options.def: an option, or the heading of those that follow (no key). */
-#define DSV_SECTION(title, text) {.info = {.section = title, .section_text = text}},
-#define DSV_INT(key_, field, initial_, least_, most_, unit_, help_)                                  \
-    {.info = {.key = key_, .type = "integer", .initial = #initial_, .range = #least_ " to " #most_, \
-              .unit = unit_, .help = help_},                                                         \
-     .kind = DSV_OPTION_INT, .offset = offsetof(DsvConfig, field), .least = least_, .most = most_},
-#define DSV_FLOAT(key_, field, initial_, least_, most_, unit_, help_)                               \
-    {.info = {.key = key_, .type = "number", .initial = #initial_, .range = #least_ " to " #most_, \
-              .unit = unit_, .help = help_},                                                        \
-     .kind = DSV_OPTION_FLOAT, .offset = offsetof(DsvConfig, field), .least = least_, .most = most_},
-#define DSV_BOOL(key_, field, initial_, help_)                                                      \
-    {.info = {.key = key_, .type = "true or false", .initial = (initial_) ? "true" : "false",       \
-              .range = "", .unit = "", .help = help_},                                              \
-     .kind = DSV_OPTION_BOOL, .offset = offsetof(DsvConfig, field)},
-#define DSV_TEXT(key_, field, initial_, help_)                                                      \
-    {.info = {.key = key_, .type = "text", .initial = initial_, .range = "", .unit = "",            \
-              .help = help_},                                                                       \
-     .kind = DSV_OPTION_TEXT, .offset = offsetof(DsvConfig, field)},
-#define DSV_CHOICE(key_, field, initial_, choices_, help_)                                          \
-    {.info = {.key = key_, .type = choices_, .initial = initial_, .range = "", .unit = "",          \
-              .help = help_},                                                                       \
-     .kind = DSV_OPTION_CHOICE, .offset = offsetof(DsvConfig, field), .choices = choices_},
-static const DsvOption ROW[] = {
-#include "dsv/options.def"
-};
-enum { ROWS = sizeof ROW / sizeof *ROW };
-_Static_assert(sizeof ROW <= DSVI_OPTIONS_MOST * sizeof *ROW, "raise DSVI_OPTIONS_MOST");
-
-/* The options alone, each knowing its section; made on first use. */
-static DsvOption option[ROWS];
-static size_t option_count;
+static DsvOption option[DSVI_OPTION_COUNT]; /* made on first use */
 static pthread_once_t made = PTHREAD_ONCE_INIT;
 
 static void make(void)
 {
     const char *section = "", *text = "";
-    for (size_t i = 0; i < ROWS; i++) {
-        if (!ROW[i].info.key) {
-            section = ROW[i].info.section;
-            text = ROW[i].info.section_text;
-            continue;
-        }
-        option[option_count] = ROW[i];
-        option[option_count].info.section = section;
-        option[option_count].info.section_text = text;
-        option_count++;
-    }
+    DsvOption *row = option;
+/* Fields in the order of DsvOptionInfo, then those of DsvOption. */
+/* clang-format off */
+#define DSV_SECTION(title, words) section = title; text = words;
+#define DSV_INT(key, field, initial, least, most, unit, help)                                       \
+    *row++ = (DsvOption){                                                                           \
+        {section, text, key, "integer", #initial, #least " to " #most, unit, help},                 \
+        DSV_OPTION_INT, offsetof(DsvConfig, field), least, most};
+#define DSV_FLOAT(key, field, initial, least, most, unit, help)                                     \
+    *row++ = (DsvOption){                                                                           \
+        {section, text, key, "number", #initial, #least " to " #most, unit, help},                  \
+        DSV_OPTION_FLOAT, offsetof(DsvConfig, field), least, most};
+#define DSV_BOOL(key, field, initial, help)                                                         \
+    *row++ = (DsvOption){                                                                           \
+        {section, text, key, "true or false", (initial) ? "true" : "false", "", "", help},          \
+        DSV_OPTION_BOOL, offsetof(DsvConfig, field), 0, 0};
+#define DSV_TEXT(key, field, initial, help)                                                         \
+    *row++ = (DsvOption){                                                                           \
+        {section, text, key, "text", initial, "", "", help},                                        \
+        DSV_OPTION_TEXT, offsetof(DsvConfig, field), 0, 0};
+#define DSV_CHOICE(key, field, initial, choices, help)                                              \
+    *row++ = (DsvOption){                                                                           \
+        {section, text, key, choices, initial, "", "", help},                                       \
+        DSV_OPTION_CHOICE, offsetof(DsvConfig, field), 0, 0};
+/* clang-format on */
+#include "dsv/options.def"
 }
 
-const DsvOption *dsvi_options(size_t *count)
+const DsvOption *dsvi_options(void)
 {
     pthread_once(&made, make);
-    *count = option_count;
     return option;
 }
 
 size_t dsv_option_count(void)
 {
-    size_t count;
-    (void)dsvi_options(&count);
-    return count;
+    return DSVI_OPTION_COUNT;
 }
 
 const DsvOptionInfo *dsv_option_info(size_t index)
 {
-    size_t count;
-    const DsvOption *options = dsvi_options(&count);
-    return index < count ? &options[index].info : NULL;
+    return index < DSVI_OPTION_COUNT ? &dsvi_options()[index].info : NULL;
 }
 
 const DsvOption *dsvi_option_find(const char *key)
 {
-    size_t count;
-    const DsvOption *options = dsvi_options(&count);
-    for (size_t i = 0; i < count; i++)
+    const DsvOption *options = dsvi_options();
+    for (size_t i = 0; i < DSVI_OPTION_COUNT; i++)
         if (strcmp(options[i].info.key, key) == 0)
             return &options[i];
     return NULL;
@@ -86,9 +65,9 @@ const DsvOption *dsvi_option_find(const char *key)
 
 const DsvOption *dsvi_option_of_group(const char *group)
 {
-    size_t count, length = strlen(group);
-    const DsvOption *options = dsvi_options(&count);
-    for (size_t i = 0; i < count; i++)
+    const DsvOption *options = dsvi_options();
+    size_t length = strlen(group);
+    for (size_t i = 0; i < DSVI_OPTION_COUNT; i++)
         if (strncmp(options[i].info.key, group, length) == 0 && options[i].info.key[length] == '.')
             return &options[i];
     return NULL;
@@ -125,10 +104,10 @@ static const char *behind_dots(const char *key)
 
 const char *dsvi_option_nearest(const char *key)
 {
-    size_t count, least = SIZE_MAX;
-    const DsvOption *options = dsvi_options(&count);
+    const DsvOption *options = dsvi_options();
+    size_t least = SIZE_MAX;
     const char *nearest = "";
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
         /* A group that is wrong or missing counts as one letter: target_mass and train.target_mass should
          * find sparse.target_mass. */
         const char *known = options[i].info.key;

@@ -17,19 +17,26 @@ typedef enum DsvOptionKind {
 } DsvOptionKind;
 
 typedef struct DsvOption {
-    DsvOptionInfo info;
+    DsvOptionInfo info; /* a choice's are its type */
     DsvOptionKind kind;
-    size_t offset;        /* of the field in DsvConfig */
-    double least, most;   /* INT and FLOAT; exact, as no bound is above 2^53 */
-    const char *choices;  /* CHOICE: "a|b|c" */
+    size_t offset;      /* of the field in DsvConfig */
+    double least, most; /* INT and FLOAT; exact, as no bound is above 2^53 */
 } DsvOption;
 
-#define DSVI_KEY_ROOM 128 /* more than any key, its final zero included, takes */
+enum {
+#define DSV_INT(key, field, initial, least, most, unit, help) DSVI_OPTION_##field,
+#define DSV_FLOAT(key, field, initial, least, most, unit, help) DSVI_OPTION_##field,
+#define DSV_BOOL(key, field, initial, help) DSVI_OPTION_##field,
+#define DSV_TEXT(key, field, initial, help) DSVI_OPTION_##field,
+#define DSV_CHOICE(key, field, initial, choices, help) DSVI_OPTION_##field,
+#include "dsv/options.def"
+    DSVI_OPTION_COUNT
+};
 
-enum { DSVI_OPTIONS_MOST = 512 }; /* no fewer than there are */
+#define DSVI_KEY_ROOM 128 /* more than any key and its final zero take */
 
-/* All options in table order; *count is their number. */
-const DsvOption *dsvi_options(size_t *count);
+/* All DSVI_OPTION_COUNT options in table order. */
+const DsvOption *dsvi_options(void);
 
 /* By key; NULL when there is none. */
 const DsvOption *dsvi_option_find(const char *key);

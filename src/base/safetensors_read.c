@@ -17,18 +17,21 @@
 
 #include <cjson/cJSON.h>
 
-/* The reference implementation's limit on the header, and ours on names. */
-enum { HEADER_BYTES_MOST = 100000000, NAME_BYTES_MOST = 1024 };
+#include "base/utf8.h"
+
+/* The reference implementation's limit on the header, and ours on names and on JSON values: those take some
+ * 80 bytes each when parsed, and a header of a hundred megabytes could hold fifty million. */
+enum { HEADER_BYTES_MOST = 100000000, NAME_BYTES_MOST = 1024, VALUES_MOST = 4000000 };
 
 struct DsvSafetensors {
     char *path;
     unsigned char *map;
     size_t map_bytes;
-    cJSON *header;               /* owns the names and the metadata */
+    cJSON *header; /* owns the names and the metadata */
     const cJSON *metadata;
-    DsvStoredTensor *tensors;    /* in the order of their bytes */
+    DsvStoredTensor *tensors; /* in the order of their bytes */
     const DsvStoredTensor **by_name;
-    void **aligned;              /* copies of tensors the file holds unaligned, NULL for the others */
+    void **aligned; /* copies of tensors the file holds unaligned, NULL for the others */
     size_t count;
 };
 
@@ -59,107 +62,172 @@ static DsvStatus map_file(DsvSafetensors *f)
     return status;
 }
 
+/* What cJSON lets pass, or cuts short, and a header has no use for. */
+static DsvStatus check_text(const DsvSafetensors *f, const char *text, size_t bytes)
+{
+    static const char escaped_zero[] = "\\u0000";
+    size_t values = 1;
+    if (bytes == 0 || text[0] != '{')
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header does not begin with {", f->path);
+    if (!dsvi_utf8_valid(text, bytes))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header is not UTF-8", f->path);
+    if (memchr(text, 0, bytes) || memmem(text, bytes, escaped_zero, strlen(escaped_zero)))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has a zero byte in it", f->path);
+    for (size_t i = 0; i < bytes; i++)
+        values += text[i] == ',';
+    if (values > VALUES_MOST)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has %zu values, wanted at most %d", f->path, values,
+                         VALUES_MOST);
+    return DSV_OK;
+}
+
 static DsvStatus parse_header(DsvSafetensors *f, size_t *data_start)
 {
-    uint64_t bytes = 0;
+    const char *text = (const char *)f->map + 8, *end = NULL;
+    size_t most = f->map_bytes - 8 < HEADER_BYTES_MOST ? f->map_bytes - 8 : HEADER_BYTES_MOST;
+    uint64_t said = 0;
     for (int i = 7; i >= 0; i--)
-        bytes = bytes << 8 | f->map[i];
-    if (bytes > HEADER_BYTES_MOST || bytes > f->map_bytes - 8)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: header of %" PRIu64 " bytes, wanted at most %zu", f->path, bytes,
-                         f->map_bytes - 8 < HEADER_BYTES_MOST ? f->map_bytes - 8 : HEADER_BYTES_MOST);
-    f->header = cJSON_ParseWithLength((const char *)f->map + 8, (size_t)bytes);
-    if (!cJSON_IsObject(f->header))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header is not a JSON object", f->path);
-    *data_start = 8 + (size_t)bytes;
+        said = said << 8 | f->map[i];
+    if (said > most)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: header of %" PRIu64 " bytes, wanted at most %zu", f->path, said,
+                         most);
+    size_t bytes = (size_t)said;
+    DSVI_TRY(check_text(f, text, bytes));
+    f->header = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    if (!f->header)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header is not JSON, from byte %td on", f->path,
+                         end ? end - text : 0);
+    while (end < text + bytes && *end == ' ')
+        end++;
+    if (end != text + bytes)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header goes on behind its JSON, from byte %td on", f->path,
+                         end - text);
+    *data_start = 8 + bytes;
     return DSV_OK;
 }
 
 static DsvStatus read_metadata(DsvSafetensors *f, const cJSON *item)
 {
-    const cJSON *entry;
     if (f->metadata)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ stands twice in its header", f->path);
     if (!cJSON_IsObject(item))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ is not an object", f->path);
-    cJSON_ArrayForEach(entry, item)
+    for (const cJSON *entry = item->child; entry; entry = entry->next)
         if (!cJSON_IsString(entry))
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ entry %.64s is not text", f->path, entry->string);
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ entry %.64s is not text", f->path,
+                             entry->string);
     f->metadata = item;
     return DSV_OK;
 }
 
-/* A whole number from 0 to 2^53: what a double holds exactly. */
+/* A whole number below 2^53. So far the double that cJSON makes of it is exact. */
 static bool whole_number(const cJSON *item, int64_t *value)
 {
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 0x1p53) ||
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < 0x1p53) ||
         item->valuedouble != floor(item->valuedouble))
         return false;
     *value = (int64_t)item->valuedouble;
     return true;
 }
 
-static bool dtype_named(const char *name, DsvDtype *dtype)
+static DsvStatus read_dtype(const DsvSafetensors *f, const cJSON *dtype, DsvStoredTensor *t)
 {
+    if (!cJSON_IsString(dtype))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its dtype is not text", f->path, t->name);
     for (int d = 0; d < DSV_DTYPE_COUNT; d++)
-        if (strcmp(name, dsvi_dtype_name((DsvDtype)d)) == 0) {
-            *dtype = (DsvDtype)d;
-            return true;
+        if (strcmp(dtype->valuestring, dsvi_dtype_name((DsvDtype)d)) == 0) {
+            t->dtype = (DsvDtype)d;
+            return DSV_OK;
         }
-    return false;
+    return DSVI_FAIL(DSV_E_FORMAT,
+                     "%s: tensor %s has dtype %.32s, wanted F32, BF16, F16, F64, I32, I64 or U8", f->path,
+                     t->name, dtype->valuestring);
 }
 
-static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, size_t data_bytes, DsvStoredTensor *t)
+static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, DsvStoredTensor *t)
 {
-    const cJSON *length;
+    /* More elements than any file can hold; also keeps the product, and its bytes, from wrapping. */
+    const int64_t too_many = INT64_C(1) << 53;
+    int64_t product = 1; /* of the lengths that are not zero, so that their order does not matter */
     if (!cJSON_IsArray(shape))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has no shape", f->path, t->name);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its shape is not a list", f->path, t->name);
     t->count = 1;
-    cJSON_ArrayForEach(length, shape) {
+    for (const cJSON *length = shape->child; length; length = length->next) {
         if (t->ndim == DSV_TENSOR_MAX_DIMS)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has more than %d dimensions", f->path, t->name,
                              DSV_TENSOR_MAX_DIMS);
         int64_t *n = &t->shape[t->ndim++];
         if (!whole_number(length, n))
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: length %d of its shape is not a whole number",
+            return DSVI_FAIL(DSV_E_FORMAT,
+                             "%s: tensor %s: length %d of its shape is not a whole number below 2^53",
                              f->path, t->name, t->ndim);
-        /* No tensor has more elements than the file has bytes; this also keeps the product from wrapping. */
-        if (*n > 0 && t->count > (int64_t)data_bytes / *n)
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s is larger than the file", f->path, t->name);
+        if (*n > 0 && product > too_many / *n)
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its shape has more than 2^53 elements", f->path,
+                             t->name);
+        product *= *n > 0 ? *n : 1;
         t->count *= *n;
     }
     return DSV_OK;
 }
 
-static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t data_start, DsvStoredTensor *t)
+/* Where the tensor's bytes lie; its dtype and shape are known. */
+static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start,
+                              DsvStoredTensor *t)
 {
-    size_t data_bytes = f->map_bytes - data_start;
-    t->name = item->string;
-    if (strlen(t->name) > NAME_BYTES_MOST)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor name %.64s... is longer than %d bytes", f->path, t->name,
-                         NAME_BYTES_MOST);
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
-    if (!cJSON_IsString(dtype))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has no dtype", f->path, t->name);
-    if (!dtype_named(dtype->valuestring, &t->dtype))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has dtype %.32s, wanted F32, BF16, F16, F64, I32, I64 or U8",
-                         f->path, t->name, dtype->valuestring);
-    DSVI_TRY(read_shape(f, cJSON_GetObjectItemCaseSensitive(item, "shape"), data_bytes, t));
-
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+    const size_t data_bytes = f->map_bytes - data_start;
+    const cJSON *first = cJSON_IsArray(offsets) ? offsets->child : NULL;
+    const cJSON *second = first ? first->next : NULL;
     int64_t begin, end;
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !whole_number(cJSON_GetArrayItem(offsets, 0), &begin) ||
-        !whole_number(cJSON_GetArrayItem(offsets, 1), &end))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: data_offsets are not two whole numbers", f->path, t->name);
+    if (!second || second->next || !whole_number(first, &begin) || !whole_number(second, &end))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its data_offsets are not two whole numbers below 2^53",
+                         f->path, t->name);
     if (begin > end || (uint64_t)end > data_bytes)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s lies at bytes %" PRId64 " to %" PRId64 " of %zu", f->path,
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s: tensor %s lies at bytes %" PRId64 " to %" PRId64 ", the file has %zu", f->path,
                          t->name, begin, end, data_bytes);
     t->bytes = (size_t)t->count * dsvi_dtype_size(t->dtype);
     if (t->bytes != (size_t)(end - begin))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s takes %" PRId64 " bytes, its shape and dtype %zu", f->path,
-                         t->name, end - begin, t->bytes);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has %" PRId64 " bytes, its shape and dtype want %zu",
+                         f->path, t->name, end - begin, t->bytes);
     t->data = f->map + data_start + begin;
     return DSV_OK;
+}
+
+static DsvStatus check_name(const DsvSafetensors *f, const char *name)
+{
+    if (strlen(name) > NAME_BYTES_MOST)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor name %.64s... is longer than %d bytes", f->path, name,
+                         NAME_BYTES_MOST);
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f) /* it would garble whatever shows it */
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: a tensor's name has the control character %d in it", f->path,
+                             *c);
+    return DSV_OK;
+}
+
+static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t data_start,
+                             DsvStoredTensor *t)
+{
+    static const char *const word[] = {"dtype", "shape", "data_offsets"};
+    const cJSON *part[3] = {NULL};
+    t->name = item->string;
+    DSVI_TRY(check_name(f, t->name));
+    if (!cJSON_IsObject(item))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its entry is not an object", f->path, t->name);
+    for (const cJSON *member = item->child; member; member = member->next)
+        for (int i = 0; i < 3; i++) {
+            if (strcmp(member->string, word[i]) != 0)
+                continue;
+            if (part[i])
+                return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has two of %s", f->path, t->name, word[i]);
+            part[i] = member;
+        }
+    for (int i = 0; i < 3; i++)
+        if (!part[i])
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has no %s", f->path, t->name, word[i]);
+    DSVI_TRY(read_dtype(f, part[0], t));
+    DSVI_TRY(read_shape(f, part[1], t));
+    return read_offsets(f, part[2], data_start, t);
 }
 
 static int by_place(const void *a, const void *b)
@@ -168,7 +236,9 @@ static int by_place(const void *a, const void *b)
     const char *p = x->data, *q = y->data;
     if (p != q)
         return p < q ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* empty tensors before what starts there */
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? -1 : 1; /* empty tensors before what starts there */
+    return strcmp(x->name, y->name);
 }
 
 static int by_name(const void *a, const void *b)
@@ -182,10 +252,13 @@ static DsvStatus check_places(const DsvSafetensors *f, size_t data_start)
     const unsigned char *next = f->map + data_start, *end = f->map + f->map_bytes;
     for (size_t i = 0; i < f->count; i++) {
         const DsvStoredTensor *t = &f->tensors[i];
-        if ((const unsigned char *)t->data != next)
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s %s", f->path, t->name,
-                             (const unsigned char *)t->data < next ? "overlaps the one before it"
-                                                                   : "follows after a gap");
+        ptrdiff_t gap = (const unsigned char *)t->data - next;
+        if (gap > 0)
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s follows after a gap of %td bytes, wanted none",
+                             f->path, t->name, gap);
+        if (gap < 0)
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s overlaps %s by %td bytes", f->path, t->name,
+                             f->tensors[i - 1].name, -gap);
         next += t->bytes;
     }
     if (next != end)
@@ -225,14 +298,13 @@ static DsvStatus align(DsvSafetensors *f)
 
 static DsvStatus read_tensors(DsvSafetensors *f, size_t data_start)
 {
-    const cJSON *item;
     size_t room = (size_t)cJSON_GetArraySize(f->header) + 1;
     f->tensors = calloc(room, sizeof *f->tensors);
     f->by_name = calloc(room, sizeof *f->by_name);
     f->aligned = calloc(room, sizeof *f->aligned);
     if (!f->tensors || !f->by_name || !f->aligned)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of %zu tensors", f->path, room);
-    cJSON_ArrayForEach(item, f->header) {
+    for (const cJSON *item = f->header->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0)
             DSVI_TRY(read_metadata(f, item));
         else
@@ -326,6 +398,7 @@ DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, in
 {
     char found_text[160], wanted_text[160];
     const DsvStoredTensor *t = dsvi_safetensors_find(file, name);
+    *out = NULL;
     if (!t)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no tensor %s in it", file->path, name);
     bool fits = ndim < 0 || t->ndim == ndim;

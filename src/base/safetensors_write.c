@@ -1,18 +1,26 @@
 /* Writing safetensors files. See safetensors.h. */
 #include "base/safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cjson/cJSON.h>
+
+#include "base/fs.h"
+
+static bool bytes_fit_shape(const DsvStoredTensor *t)
+{
+    size_t bytes = dsvi_dtype_size(t->dtype);
+    for (int i = 0; i < t->ndim; i++)
+        bytes *= (size_t)t->shape[i];
+    return bytes == t->bytes;
+}
 
 /* Puts one tensor's entry into the header; *offset moves on behind it. */
 static bool add_tensor(cJSON *header, const DsvStoredTensor *t, size_t *offset)
 {
+    DSVI_ASSERT(t->ndim >= 0 && t->ndim <= DSV_TENSOR_MAX_DIMS && bytes_fit_shape(t));
     cJSON *entry = cJSON_AddObjectToObject(header, t->name);
     cJSON *shape = NULL, *offsets = NULL;
     bool whole = entry && cJSON_AddStringToObject(entry, "dtype", dsvi_dtype_name(t->dtype)) &&
@@ -54,50 +62,26 @@ static char *make_header(const DsvStoredTensor *tensors, size_t count, const cha
     return padded;
 }
 
-static DsvStatus write_piece(int file, const char *path, const void *data, size_t bytes)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = write(file, (const char *)data + done, bytes - done);
-        if (n < 0 && errno != EINTR)
-            return DSVI_FAIL(DSV_E_IO, "%s: writing failed: %s", path, strerror(errno));
-        if (n > 0)
-            done += (size_t)n;
-    }
-    return DSV_OK;
-}
-
-static DsvStatus write_file(int file, const char *path, const char *header, const DsvStoredTensor *tensors,
-                            size_t count)
-{
-    unsigned char size[8];
-    size_t bytes = strlen(header);
-    for (int i = 0; i < 8; i++)
-        size[i] = (unsigned char)((uint64_t)bytes >> (8 * i));
-    DSVI_TRY(write_piece(file, path, size, sizeof size));
-    DSVI_TRY(write_piece(file, path, header, bytes));
-    for (size_t i = 0; i < count; i++)
-        DSVI_TRY(write_piece(file, path, tensors[i].data, tensors[i].bytes));
-    if (fsync(file) != 0)
-        return DSVI_FAIL(DSV_E_IO, "%s: cannot sync it: %s", path, strerror(errno));
-    return DSV_OK;
-}
-
 DsvStatus dsvi_safetensors_write(const char *path, const DsvStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count)
 {
-    DsvStatus status;
+    unsigned char size[8];
     char *header = make_header(tensors, count, metadata, metadata_count);
-    if (!header)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its header", path);
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0) {
-        status = DSVI_FAIL(DSV_E_IO, "%s: cannot write it: %s", path, strerror(errno));
-    } else {
-        status = write_file(file, path, header, tensors, count);
-        if (close(file) != 0 && status == DSV_OK)
-            status = DSVI_FAIL(DSV_E_IO, "%s: cannot close it: %s", path, strerror(errno));
+    DsvFilePart *parts = calloc(count + 2, sizeof *parts);
+    DsvStatus status;
+    if (!header || !parts) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its header", path);
+        goto done;
     }
+    for (int i = 0; i < 8; i++)
+        size[i] = (unsigned char)((uint64_t)strlen(header) >> (8 * i));
+    parts[0] = (DsvFilePart){size, sizeof size};
+    parts[1] = (DsvFilePart){header, strlen(header)};
+    for (size_t i = 0; i < count; i++)
+        parts[2 + i] = (DsvFilePart){tensors[i].data, tensors[i].bytes};
+    DSVI_TRY_GOTO(status, dsvi_file_write_parts(path, parts, count + 2), done);
+done:
+    free(parts);
     free(header);
     return status;
 }

@@ -15,8 +15,7 @@ const char *dsv_status_text(DsvStatus status)
 {
     switch (status) {
 #define STATUS_TEXT(name, value, text) \
-    case DSV_##name:                   \
-        return text;
+    case DSV_##name: return text;
         DSV_STATUS_LIST(STATUS_TEXT)
 #undef STATUS_TEXT
     }
@@ -41,10 +40,12 @@ void dsvi_trail_add(const char *file, int line)
 
 DsvStatus dsvi_fail_at(const char *file, int line, DsvStatus status, const char *format, ...)
 {
+    char whole[MESSAGE_BYTES]; /* the arguments may be parts of the sentence before */
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    vsnprintf(whole, sizeof whole, format, args);
     va_end(args);
+    memcpy(message, whole, strlen(whole) + 1);
     trail[0] = 0;
     dsvi_trail_add(file, line);
     return status;
@@ -59,14 +60,15 @@ DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...)
     va_end(args);
     if (used >= 0 && (size_t)used < sizeof prefixed) {
         snprintf(prefixed + used, sizeof prefixed - (size_t)used, ": %s", message);
-        memcpy(message, prefixed, sizeof message);
+        memcpy(message, prefixed, strlen(prefixed) + 1);
     }
     return status;
 }
 
 DsvStatus dsvi_fail_adopt(DsvStatus status, const char *text)
 {
-    snprintf(message, sizeof message, "%s", text);
+    if (text != message)
+        snprintf(message, sizeof message, "%s", text);
     trail[0] = 0;
     return status;
 }

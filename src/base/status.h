@@ -29,8 +29,8 @@ void dsvi_trail_add(const char *file, int line);
  * could not know. Returns `status` unchanged. */
 DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...) DSVI_PRINTF(2, 3);
 
-/* Makes a failure recorded by another thread this thread's own; `message` is copied. */
-DsvStatus dsvi_fail_adopt(DsvStatus status, const char *message);
+/* Makes a failure recorded by another thread this thread's own; its sentence is copied. */
+DsvStatus dsvi_fail_adopt(DsvStatus status, const char *text);
 
 #define DSVI_FAIL(status, ...) dsvi_fail_at(__FILE__, __LINE__, (status), __VA_ARGS__)
 

@@ -22,7 +22,7 @@ void dsvi_parallel_for(int64_t n, int64_t grain, dsvi_range_fn *fn, void *contex
         return;
     if (grain < 1)
         grain = 1;
-    int64_t pieces = (n + grain - 1) / grain;
+    int64_t pieces = n / grain + (n % grain != 0);
     if (pieces == 1 || dsvi_threads_count() == 1) {
         /* The same pieces in order: results must not depend on how they are shared out. Nor may they on
          * what a library called from fn makes of idle threads. */
