@@ -1,0 +1,158 @@
+/* See metrics.h. */
+#include "train/metrics.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/number_text.h"
+
+struct DsvMetrics {
+    char *path;
+    FILE *file;
+};
+
+static DsvStatus io_error(const DsvMetrics *m, const char *what)
+{
+    return DSVI_FAIL(DSV_E_IO, "%s: cannot be %s: %s", m->path, what, strerror(errno));
+}
+
+/* The step of a line; false when it is no object with one. */
+static bool read_step(const char *line, int64_t *step)
+{
+    cJSON *object = cJSON_Parse(line);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "step");
+    bool found = cJSON_IsNumber(item);
+    if (found)
+        *step = (int64_t)item->valuedouble;
+    cJSON_Delete(object);
+    return found;
+}
+
+/* *keep = bytes of the lines up to and with those of resume_step. */
+static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step, off_t *keep)
+{
+    DsvStatus status = DSV_OK;
+    char *line = NULL;
+    size_t room = 0;
+    int64_t step;
+    ssize_t length;
+    *keep = 0;
+    for (long number = 1; (length = getline(&line, &room, m->file)) > 0; number++) {
+        if (line[length - 1] != '\n')
+            break; /* torn */
+        if (!read_step(line, &step)) {
+            status = DSVI_FAIL(DSV_E_FORMAT, "%s:%ld: no JSON object with a step", m->path, number);
+            break;
+        }
+        if (step > resume_step)
+            break;
+        *keep += length;
+    }
+    free(line);
+    return status == DSV_OK && ferror(m->file) ? io_error(m, "read") : status;
+}
+
+static DsvStatus open_file(DsvMetrics *m, int64_t resume_step)
+{
+    off_t keep;
+    m->file = fopen(m->path, "a+");
+    if (!m->file)
+        return io_error(m, "written");
+    rewind(m->file);
+    DSVI_TRY(measure_lines(m, resume_step, &keep));
+    if (ftruncate(fileno(m->file), keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0)
+        return io_error(m, "cut to what is resumed");
+    return DSV_OK;
+}
+
+DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out)
+{
+    DsvStatus status;
+    DsvMetrics *m = calloc(1, sizeof *m);
+    *out = NULL;
+    if (m)
+        m->path = strdup(path);
+    if (!m || !m->path) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", path);
+        goto fail;
+    }
+    DSVI_TRY_GOTO(status, open_file(m, resume_step), fail);
+    *out = m;
+    return DSV_OK;
+fail:
+    dsvi_metrics_close(&m);
+    return status;
+}
+
+void dsvi_metrics_close(DsvMetrics **metrics)
+{
+    DsvMetrics *m = *metrics;
+    if (!m)
+        return;
+    if (m->file)
+        fclose(m->file); /* every line was flushed when it was written */
+    free(m->path);
+    free(m);
+    *metrics = NULL;
+}
+
+static void put_number(DsvMetrics *m, const char *name, double value)
+{
+    char text[DSVI_NUMBER_ROOM];
+    dsvi_number_text(value, text);
+    fprintf(m->file, ", \"%s\": %s", name, text);
+}
+
+static void put_numbers(DsvMetrics *m, const char *name, int64_t count, const float *values)
+{
+    char text[DSVI_NUMBER_ROOM];
+    fprintf(m->file, ", \"%s\": [", name);
+    for (int64_t i = 0; i < count; i++) {
+        dsvi_number_text(values[i], text);
+        fprintf(m->file, "%s%s", i ? ", " : "", text);
+    }
+    fputc(']', m->file);
+}
+
+static DsvStatus end_line(DsvMetrics *m)
+{
+    fputs("}\n", m->file);
+    return fflush(m->file) != 0 || ferror(m->file) ? io_error(m, "written") : DSV_OK;
+}
+
+DsvStatus dsvi_metrics_step(DsvMetrics *m, const DsvMetricsStep *line)
+{
+    fprintf(m->file, "{\"step\": %" PRId64, line->step);
+    put_number(m, "loss", line->loss);
+    put_number(m, "grad_norm", line->grad_norm);
+    put_number(m, "lr", line->lr);
+    put_number(m, "step_ms", line->step_ms);
+    put_number(m, "tokens_per_s", line->tokens_per_s);
+    put_number(m, "density", line->density);
+    fprintf(m->file, ", \"sparse_blocks\": %" PRId64, line->sparse_blocks);
+    put_number(m, "captured_mass", line->captured_mass);
+    put_number(m, "predictor_loss", line->predictor_loss);
+    put_number(m, "data_wait_ms", line->data_wait_ms);
+    fprintf(m->file, ", \"memory_bytes\": %" PRIu64, line->memory_bytes);
+    return end_line(m);
+}
+
+DsvStatus dsvi_metrics_block(DsvMetrics *m, int64_t step, int64_t block, int64_t heads,
+                             const DsvSparseBlockReport *report)
+{
+    fprintf(m->file, "{\"step\": %" PRId64 ", \"block\": %" PRId64 ", \"sparse\": %s", step, block,
+            report->sparse ? "true" : "false");
+    put_number(m, "density", report->density);
+    put_number(m, "captured_mass", report->captured_mass);
+    put_number(m, "estimated_mass", report->estimated_mass);
+    put_number(m, "share90", report->share90);
+    put_numbers(m, "head_captured", heads, report->head_captured);
+    put_numbers(m, "head_share90", heads, report->head_share90);
+    return end_line(m);
+}

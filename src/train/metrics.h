@@ -1,0 +1,42 @@
+/* The numbers of a run as JSON lines: metrics.jsonl, one object a step, and blocks.jsonl, one object for each
+ * block of a measuring step. Finite numbers are written so that they read back to the bit, others as null; a run
+ * that was resumed leaves the same lines as one that was never stopped, times and memory aside. */
+#ifndef DSVI_METRICS_H
+#define DSVI_METRICS_H
+
+#include <stdint.h>
+
+#include "sparse/sparse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One file of such lines. */
+typedef struct DsvMetrics DsvMetrics;
+
+/* Opens for appending what comes after step `resume_step` (0: from the beginning). Lines of later steps, left by
+ * an earlier attempt, are cut off, and so is a last line that was never finished. Any other line that is no
+ * object with a step is DSV_E_FORMAT and named. */
+DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out);
+void dsvi_metrics_close(DsvMetrics **metrics);
+
+typedef struct DsvMetricsStep {
+    int64_t step;
+    double loss, grad_norm, lr;
+    double step_ms, tokens_per_s, data_wait_ms;
+    double density;
+    int64_t sparse_blocks;
+    double captured_mass, predictor_loss; /* NaN: none */
+    uint64_t memory_bytes;
+} DsvMetricsStep;
+
+/* Both write whole lines and hand them to the system at once. Neither allocates. */
+DsvStatus dsvi_metrics_step(DsvMetrics *metrics, const DsvMetricsStep *line);
+DsvStatus dsvi_metrics_block(DsvMetrics *metrics, int64_t step, int64_t block, int64_t heads,
+                             const DsvSparseBlockReport *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

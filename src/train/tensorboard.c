@@ -1,0 +1,217 @@
+/* See tensorboard.h. Field numbers are those of tensorflow/core/util/event.proto and summary.proto. */
+#include "train/tensorboard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+
+/* Protocol buffer wire types. */
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+
+/* Fields of Event, SessionLog, Summary and Summary.Value. */
+enum {
+    EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7,
+    SESSION_STATUS = 1, SESSION_START = 1,
+    SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2
+};
+
+/* A tag with its two heads, a float with its head, and the head of both together. */
+enum { VALUE_BYTES = DSV_TENSORBOARD_TAG_MOST + 2 + 5, SCALAR_BYTES = VALUE_BYTES + 2 };
+enum { SUMMARY_BYTES = DSV_TENSORBOARD_SCALARS_MOST * SCALAR_BYTES, EVENT_BYTES = SUMMARY_BYTES + 64 };
+
+struct DsvTensorboard {
+    char path[DSVI_PATH_MAX];
+    FILE *file;
+};
+
+/* Bytes being put together. */
+typedef struct Message {
+    unsigned char bytes[EVENT_BYTES];
+    size_t used;
+} Message;
+
+/* CRC-32C, four bits at a time: entry n is what four steps of the bitwise algorithm make of n, with the
+ * (bit-reversed) polynomial 0x82f63b78. */
+uint32_t dsvi_crc32c(const void *data, size_t bytes)
+{
+    static const uint32_t table[16] = {
+        0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
+        0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+    };
+    const unsigned char *at = data;
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < bytes; i++) {
+        crc ^= at[i];
+        crc = (crc >> 4) ^ table[crc & 15];
+        crc = (crc >> 4) ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+/* As records store it: a checksum of data that holds checksums is a poor one. */
+static uint32_t masked_crc(const void *data, size_t bytes)
+{
+    uint32_t crc = dsvi_crc32c(data, bytes);
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+/* Little-endian, `count` bytes of it. */
+static void put_fixed(Message *m, uint64_t value, int count)
+{
+    DSVI_ASSERT(m->used + (size_t)count <= sizeof m->bytes);
+    for (int i = 0; i < count; i++)
+        m->bytes[m->used++] = (unsigned char)(value >> (8 * i));
+}
+
+/* Seven bits a byte, lowest first; the top bit says that more follow. */
+static void put_varint(Message *m, uint64_t value)
+{
+    for (; value >= 128; value >>= 7)
+        put_fixed(m, (value & 127) | 128, 1);
+    put_fixed(m, value, 1);
+}
+
+static void put_key(Message *m, int field, int wire)
+{
+    put_varint(m, (uint64_t)(field << 3 | wire));
+}
+
+static void put_bytes(Message *m, int field, const void *data, size_t bytes)
+{
+    put_key(m, field, BYTES);
+    put_varint(m, bytes);
+    DSVI_ASSERT(m->used + bytes <= sizeof m->bytes);
+    memcpy(m->bytes + m->used, data, bytes);
+    m->used += bytes;
+}
+
+static void put_double(Message *m, int field, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(m, field, FIXED64);
+    put_fixed(m, bits, 8);
+}
+
+static void put_float(Message *m, int field, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(m, field, FIXED32);
+    put_fixed(m, bits, 4);
+}
+
+static void begin_event(Message *m, int64_t step)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    m->used = 0;
+    put_double(m, EVENT_WALL_TIME, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    put_key(m, EVENT_STEP, VARINT);
+    put_varint(m, (uint64_t)step);
+}
+
+static DsvStatus write_event(DsvTensorboard *t, const Message *event)
+{
+    Message head = {.used = 0}, tail = {.used = 0};
+    put_fixed(&head, event->used, 8);
+    put_fixed(&head, masked_crc(head.bytes, 8), 4);
+    put_fixed(&tail, masked_crc(event->bytes, event->used), 4);
+    fwrite(head.bytes, 1, head.used, t->file);
+    fwrite(event->bytes, 1, event->used, t->file);
+    fwrite(tail.bytes, 1, tail.used, t->file);
+    if (fflush(t->file) != 0 || ferror(t->file))
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot be written: %s", t->path, strerror(errno));
+    return DSV_OK;
+}
+
+/* A name no file has yet. TensorBoard reads the files of a folder in the order of their names. */
+static DsvStatus open_file(DsvTensorboard *t, const char *folder)
+{
+    char name[64];
+    for (int attempt = 0;; attempt++) {
+        snprintf(name, sizeof name, "events.out.tfevents.%010lld.%03d", (long long)time(NULL), attempt);
+        DSVI_TRY(dsvi_path_join(t->path, folder, name));
+        int descriptor = open(t->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (descriptor >= 0) {
+            t->file = fdopen(descriptor, "wb");
+            if (t->file)
+                return DSV_OK;
+            close(descriptor);
+        }
+        if (errno != EEXIST)
+            return DSVI_FAIL(DSV_E_IO, "%s: cannot be written: %s", t->path, strerror(errno));
+    }
+}
+
+static DsvStatus write_start(DsvTensorboard *t, int64_t resume_step)
+{
+    static const char version[] = "brain.Event:2";
+    Message event, session = {.used = 0};
+    begin_event(&event, 0);
+    put_bytes(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
+    DSVI_TRY(write_event(t, &event));
+    put_key(&session, SESSION_STATUS, VARINT);
+    put_varint(&session, SESSION_START);
+    begin_event(&event, resume_step + 1);
+    put_bytes(&event, EVENT_SESSION_LOG, session.bytes, session.used);
+    return write_event(t, &event);
+}
+
+DsvStatus dsvi_tensorboard_open(const char *folder, int64_t resume_step, DsvTensorboard **out)
+{
+    DsvStatus status;
+    DsvTensorboard *t = calloc(1, sizeof *t);
+    *out = NULL;
+    if (!t)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for TensorBoard's events", folder);
+    DSVI_TRY_GOTO(status, open_file(t, folder), fail);
+    DSVI_TRY_GOTO(status, write_start(t, resume_step), fail);
+    *out = t;
+    return DSV_OK;
+fail:
+    dsvi_tensorboard_close(&t);
+    return status;
+}
+
+void dsvi_tensorboard_close(DsvTensorboard **tensorboard)
+{
+    DsvTensorboard *t = *tensorboard;
+    if (!t)
+        return;
+    if (t->file)
+        fclose(t->file); /* every record was flushed when it was written */
+    free(t);
+    *tensorboard = NULL;
+}
+
+const char *dsvi_tensorboard_path(const DsvTensorboard *t)
+{
+    return t->path;
+}
+
+DsvStatus dsvi_tensorboard_step(DsvTensorboard *t, int64_t step, const DsvScalar *scalars, size_t count)
+{
+    Message event, summary = {.used = 0}, value;
+    DSVI_ASSERT(count <= DSV_TENSORBOARD_SCALARS_MOST);
+    for (size_t i = 0; i < count; i++) {
+        size_t tag_bytes = strlen(scalars[i].tag);
+        DSVI_ASSERT(tag_bytes <= DSV_TENSORBOARD_TAG_MOST);
+        if (!isfinite(scalars[i].value))
+            continue;
+        value.used = 0;
+        put_bytes(&value, VALUE_TAG, scalars[i].tag, tag_bytes);
+        put_float(&value, VALUE_SIMPLE, (float)scalars[i].value);
+        put_bytes(&summary, SUMMARY_VALUE, value.bytes, value.used);
+    }
+    begin_event(&event, step);
+    put_bytes(&event, EVENT_SUMMARY, summary.bytes, summary.used);
+    return write_event(t, &event);
+}

@@ -1,0 +1,201 @@
+/* metrics.jsonl and blocks.jsonl: what lines hold, that numbers survive them, and what opening cuts off. */
+#include "test.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/fs.h"
+#include "train/metrics.h"
+
+static char folder[] = "/tmp/dsv-metrics-XXXXXX";
+static char path[DSVI_PATH_MAX];
+
+static int make_folder(void **unused)
+{
+    (void)unused;
+    if (!mkdtemp(folder))
+        return -1;
+    return dsvi_path_join(path, folder, "metrics.jsonl") == DSV_OK ? 0 : -1;
+}
+
+static int remove_folder(void **unused)
+{
+    (void)unused;
+    return dsvi_folder_remove(folder) == DSV_OK ? 0 : -1;
+}
+
+static void write_text(const char *text)
+{
+    assert_ok(dsvi_file_write(path, text, strlen(text)));
+}
+
+static void assert_text(const char *wanted)
+{
+    char *text;
+    size_t bytes;
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+/* Numbers without a short decimal, so that any digit lost shows. */
+static DsvMetricsStep line_of(int64_t step)
+{
+    double odd = 1.0 / (double)(3 * step);
+    return (DsvMetricsStep){
+        .step = step, .loss = odd, .grad_norm = sqrt(odd), .lr = 1e-4, .step_ms = 12.5,
+        .tokens_per_s = 1e6 * odd, .data_wait_ms = 0, .density = 0.1, .sparse_blocks = 2,
+        .captured_mass = NAN, .predictor_loss = 5e-324, .memory_bytes = UINT64_C(1) << 40,
+    };
+}
+
+static void write_steps(int64_t resume_step, int64_t first, int64_t last)
+{
+    DsvMetrics *metrics;
+    assert_ok(dsvi_metrics_open(path, resume_step, &metrics));
+    for (int64_t step = first; step <= last; step++) {
+        DsvMetricsStep line = line_of(step);
+        assert_ok(dsvi_metrics_step(metrics, &line));
+    }
+    dsvi_metrics_close(&metrics);
+    assert_null(metrics);
+}
+
+static void test_line(void **unused)
+{
+    (void)unused;
+    unlink(path);
+    write_steps(0, 3, 3);
+    assert_text("{\"step\": 3, \"loss\": 0.1111111111111111, \"grad_norm\": 0.3333333333333333, "
+                "\"lr\": 0.0001, \"step_ms\": 12.5, \"tokens_per_s\": 111111.11111111111, "
+                "\"density\": 0.1, \"sparse_blocks\": 2, \"captured_mass\": null, "
+                "\"predictor_loss\": 4.94065645841247e-324, \"data_wait_ms\": 0, "
+                "\"memory_bytes\": 1099511627776}\n");
+}
+
+static void test_numbers_survive(void **unused)
+{
+    (void)unused;
+    char *text, *end;
+    size_t bytes;
+    unlink(path);
+    write_steps(0, 1, 200);
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    const char *at = text;
+    for (int64_t step = 1; step <= 200; step++) {
+        DsvMetricsStep wanted = line_of(step);
+        double loss = strtod(strstr(at, "\"loss\": ") + 8, &end);
+        double norm = strtod(strstr(at, "\"grad_norm\": ") + 13, &end);
+        assert_true(loss == wanted.loss);
+        assert_true(norm == wanted.grad_norm);
+        at = strchr(at, '\n') + 1;
+    }
+    assert_int_equal(*at, 0);
+    free(text);
+}
+
+static void test_block(void **unused)
+{
+    (void)unused;
+    const float captured[2] = {0.5f, NAN}, share[2] = {0.25f, 0.1f};
+    DsvSparseBlockReport report = {
+        .sparse = true, .captured_mass = 0.75, .density = 0.125, .estimated_mass = 0.9, .share90 = 0.2,
+        .head_captured = captured, .head_share90 = share,
+    };
+    DsvMetrics *metrics;
+    unlink(path);
+    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    assert_ok(dsvi_metrics_block(metrics, 20, 3, 2, &report));
+    dsvi_metrics_close(&metrics);
+    assert_text("{\"step\": 20, \"block\": 3, \"sparse\": true, \"density\": 0.125, "
+                "\"captured_mass\": 0.75, \"estimated_mass\": 0.9, \"share90\": 0.2, "
+                "\"head_captured\": [0.5, null], \"head_share90\": [0.25, 0.10000000149011612]}\n");
+}
+
+/* Stopped after step 7, the last checkpoint being that of step 4: the file goes on as if straight through. */
+static void test_resume(void **unused)
+{
+    (void)unused;
+    char *straight;
+    size_t bytes;
+    unlink(path);
+    write_steps(0, 1, 9);
+    assert_ok(dsvi_file_read(path, 1 << 20, &straight, &bytes));
+    for (size_t torn = 0; torn < 80; torn++) {
+        unlink(path);
+        write_steps(0, 1, 7);
+        FILE *file = fopen(path, "a");
+        assert_non_null(file);
+        fwrite("{\"step\": 8, \"loss\": 0.0416666666666667, \"grad_norm\": 0.204124145231932, \"lr\": ", 1,
+               torn, file);
+        fclose(file);
+        write_steps(4, 5, 9);
+        assert_text(straight);
+    }
+    write_steps(0, 1, 9);
+    assert_text(straight);
+    free(straight);
+}
+
+/* Several lines of one step, as in blocks.jsonl, stay or go together. */
+static void test_lines_of_one_step(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    write_text("{\"step\": 10}\n{\"step\": 10}\n{\"step\": 20}\n{\"step\": 20}\n");
+    assert_ok(dsvi_metrics_open(path, 15, &metrics));
+    dsvi_metrics_close(&metrics);
+    assert_text("{\"step\": 10}\n{\"step\": 10}\n");
+}
+
+static void test_refusals(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    char inside[DSVI_PATH_MAX];
+    write_text("{\"step\": 1}\nnonsense\n{\"step\": 2}\n");
+    assert_fails(DSV_E_FORMAT, "metrics.jsonl:2: no JSON object with a step",
+                 dsvi_metrics_open(path, 5, &metrics));
+    assert_null(metrics);
+    assert_text("{\"step\": 1}\nnonsense\n{\"step\": 2}\n");
+    assert_ok(dsvi_path_join(inside, path, "under-a-file"));
+    assert_fails(DSV_E_IO, "cannot be written", dsvi_metrics_open(inside, 0, &metrics));
+    dsvi_metrics_close(&metrics);
+}
+
+/* A limit on the size of files stands for a full disk. */
+static void test_full_disk(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    DsvMetricsStep line = line_of(1);
+    struct rlimit before, small;
+    unlink(path);
+    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = 100;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    DsvStatus status = dsvi_metrics_step(metrics, &line);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_fails(DSV_E_IO, "metrics.jsonl: cannot be written", status);
+    dsvi_metrics_close(&metrics);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_line),
+        cmocka_unit_test(test_numbers_survive),
+        cmocka_unit_test(test_block),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_lines_of_one_step),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_full_disk),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
