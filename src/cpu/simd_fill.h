@@ -10,8 +10,16 @@ extern "C" {
 
 /* X(name, level) for each <name>_simd.c. */
 #define DSVI_SIMD_FILLS(X, level) \
+    X(activation, level)          \
+    X(attention_bwd, level)       \
     X(attention_fwd, level)       \
-    X(attention_bwd, level)
+    X(col_sum, level)             \
+    X(flow, level)                \
+    X(layer_norm, level)          \
+    X(optim, level)               \
+    X(patch, level)               \
+    X(pointwise, level)           \
+    X(rms_norm_rope, level)
 
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsvOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)

@@ -23,16 +23,13 @@ static inline DsvVec dsvi_vec_from_bits(DsvVecInt bits)
     return x;
 }
 
-/* 2^x. Below 2^-126.5 it is 0, above 2^127.5 infinite; NaN stays NaN.
- * x = n + f, n whole and |f| <= 1/2: adding 1.5 * 2^23 rounds, and leaves n in the low bits. Polynomial of
- * 2^f: error 9e-9. */
-static inline DsvVec dsvi_vec_exp2(DsvVec x)
+/* Added to x it rounds x to a whole n, and leaves n in the low bits. */
+#define DSVI_ROUNDER 12582912.0f /* 1.5 * 2^23 */
+
+/* 2^(n + f), n as the rounder left it, |f| <= 1/2. Polynomial of 2^f: error 9e-9. */
+static inline DsvVec dsvi_vec_exp2_parts(DsvVec rounded, DsvVec f)
 {
-    const DsvVec magic = dsvi_vec_all(12582912.0f);
-    x = dsvi_vec_min(dsvi_vec_all(128), dsvi_vec_max(dsvi_vec_all(-127), x));
-    DsvVec shifted = x + magic;
-    DsvVec f = x - (shifted - magic);
-    DsvVec scale = dsvi_vec_from_bits((dsvi_vec_bits(shifted) + (127 - 0x4B400000)) << 23);
+    DsvVec scale = dsvi_vec_from_bits((dsvi_vec_bits(rounded) + (127 - 0x4B400000)) << 23);
     DsvVec y = f * 0.000154531634f + 0.00133908633f;
     y = y * f + 0.00961808302f;
     y = y * f + 0.0555035695f;
@@ -41,11 +38,23 @@ static inline DsvVec dsvi_vec_exp2(DsvVec x)
     return scale * (y * f + 1.0f);
 }
 
-/* exp x, by way of 2^x: the product rounds, so that the relative error grows with |x|, as that of any rounded
- * x would. */
+/* 2^x. Below 2^-126.5 it is 0, above 2^127.5 infinite; NaN stays NaN. */
+static inline DsvVec dsvi_vec_exp2(DsvVec x)
+{
+    x = dsvi_vec_min(dsvi_vec_all(128), dsvi_vec_max(dsvi_vec_all(-127), x));
+    DsvVec rounded = x + DSVI_ROUNDER;
+    return dsvi_vec_exp2_parts(rounded, x - (rounded - DSVI_ROUNDER));
+}
+
+/* exp x, with the same limits. f ln 2 = x - n ln 2 in two steps (Cody & Waite 1980): the first product is exact,
+ * as 0.693359375 has 9 bits. */
 static inline DsvVec dsvi_vec_exp(DsvVec x)
 {
-    return dsvi_vec_exp2(x * 1.44269504f);
+    x = dsvi_vec_min(dsvi_vec_all(88.7228394f), dsvi_vec_max(dsvi_vec_all(-88.0296936f), x));
+    DsvVec rounded = x * 1.44269504f + DSVI_ROUNDER;
+    DsvVec n = rounded - DSVI_ROUNDER;
+    DsvVec rest = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    return dsvi_vec_exp2_parts(rounded, rest * 1.44269504f);
 }
 
 /* log2 x of positive normal x; of zero and denormals something below -126.

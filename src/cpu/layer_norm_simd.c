@@ -1,0 +1,155 @@
+/* Layer norm, row by row; the gradients of scale and shift column by column, in a second pass. The formulas
+ * are those of norm_ref.c. */
+#include <math.h>
+
+#include "cpu/simd_fill.h"
+#include "cpu/simd_rows.h"
+
+/* Scale and shift of a row. */
+static int64_t modulation_of(const DsvLayerNormArgs *args, int64_t row)
+{
+    return row / args->tokens * args->sample_stride;
+}
+
+DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvLayerNormArgs *args, int64_t row)
+{
+    int64_t channels = args->channels;
+    const float *x = (const float *)args->x + row * channels;
+    const float *scale = (const float *)args->scale + modulation_of(args, row);
+    const float *shift = (const float *)args->shift + modulation_of(args, row);
+    void *y = dsvi_at(act, args->y, row * channels);
+    float sum = 0, square = 0, one_plus = (float)args->one_plus;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < channels; c++)
+        sum += x[c];
+    float mean = sum / (float)channels;
+#pragma omp simd reduction(+ : square)
+    for (int64_t c = 0; c < channels; c++)
+        square += (x[c] - mean) * (x[c] - mean);
+    float rstd = 1 / sqrtf(square / (float)channels + (float)args->eps);
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++)
+        dsvi_put(act, y, c, (x[c] - mean) * rstd * (one_plus + scale[c]) + shift[c]);
+    ((float *)args->mean)[row] = mean;
+    ((float *)args->rstd)[row] = rstd;
+}
+
+static void forward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvLayerNormArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            forward_row(DSV_BF16, args, row);
+        else
+            forward_row(DSV_F32, args, row);
+    }
+}
+
+static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), forward_rows, (void *)args);
+    return DSV_OK;
+}
+
+DSVI_SPECIALISED void backward_row(DsvDtype act, const DsvLayerNormArgs *args, int64_t row)
+{
+    int64_t channels = args->channels;
+    const float *x = (const float *)args->x + row * channels;
+    const float *scale = (const float *)args->scale + modulation_of(args, row);
+    const void *dy = dsvi_at(act, args->dy, row * channels);
+    float *dx = (float *)args->dx + row * channels;
+    float mean = ((const float *)args->mean)[row], rstd = ((const float *)args->rstd)[row];
+    float mean_g = 0, mean_gz = 0, one_plus = (float)args->one_plus;
+#pragma omp simd reduction(+ : mean_g, mean_gz)
+    for (int64_t c = 0; c < channels; c++) {
+        float g = dsvi_get(act, dy, c) * (one_plus + scale[c]);
+        mean_g += g;
+        mean_gz += g * ((x[c] - mean) * rstd);
+    }
+    mean_g /= (float)channels;
+    mean_gz /= (float)channels;
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++) {
+        float g = dsvi_get(act, dy, c) * (one_plus + scale[c]);
+        dx[c] += rstd * (g - mean_g - (x[c] - mean) * rstd * mean_gz);
+    }
+}
+
+static void backward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvLayerNormArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            backward_row(DSV_BF16, args, row);
+        else
+            backward_row(DSV_F32, args, row);
+    }
+}
+
+/* `rows` rows from `first_row` on share scale and shift. */
+DSVI_SPECIALISED void modulation_columns(DsvDtype act, const DsvLayerNormArgs *args, int64_t first_row,
+                                         int64_t rows, int64_t first, int64_t columns)
+{
+    float scale_total[DSVI_COLUMNS] = {0}, shift_total[DSVI_COLUMNS] = {0};
+    for (int64_t begin = 0; begin < rows; begin += DSVI_ROWS) {
+        float scale_part[DSVI_COLUMNS] = {0}, shift_part[DSVI_COLUMNS] = {0};
+        for (int64_t row = first_row + begin; row < first_row + dsvi_least(begin + DSVI_ROWS, rows); row++) {
+            const float *x = (const float *)args->x + row * args->channels + first;
+            const void *dy = dsvi_at(act, args->dy, row * args->channels + first);
+            float mean = ((const float *)args->mean)[row], rstd = ((const float *)args->rstd)[row];
+#pragma omp simd
+            for (int64_t c = 0; c < columns; c++) {
+                scale_part[c] += dsvi_get(act, dy, c) * ((x[c] - mean) * rstd);
+                shift_part[c] += dsvi_get(act, dy, c);
+            }
+        }
+        for (int64_t c = 0; c < columns; c++) {
+            scale_total[c] += scale_part[c];
+            shift_total[c] += shift_part[c];
+        }
+    }
+    int64_t at = modulation_of(args, first_row) + first;
+    for (int64_t c = 0; c < columns; c++) {
+        ((float *)args->dscale)[at + c] += scale_total[c];
+        ((float *)args->dshift)[at + c] += shift_total[c];
+    }
+}
+
+/* Pieces: the column blocks of each set of rows that share scale and shift, a sample or all. */
+static void modulation_pieces(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvLayerNormArgs *args = context;
+    int64_t rows = args->sample_stride ? args->tokens : args->batch * args->tokens;
+    int64_t blocks = dsvi_pieces(args->channels, DSVI_COLUMNS);
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_least(DSVI_COLUMNS, args->channels - first);
+        if (args->act == DSV_BF16)
+            modulation_columns(DSV_BF16, args, i / blocks * rows, rows, first, columns);
+        else
+            modulation_columns(DSV_F32, args, i / blocks * rows, rows, first, columns);
+    }
+}
+
+static DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
+{
+    int64_t sets = args->sample_stride ? args->batch : 1;
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
+    if (args->batch * args->tokens == 0)
+        return DSV_OK;
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), backward_rows,
+                      (void *)args);
+    dsvi_parallel_for(sets * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, modulation_pieces, (void *)args);
+    return DSV_OK;
+}
+
+void DSVI_SIMD(fill_layer_norm)(DsvOps *ops)
+{
+    DSVI_OPS_SET(ops, layer_norm_fwd, layer_norm_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, layer_norm_bwd, layer_norm_bwd, DSVI_SIMD_NAME);
+}

@@ -1,0 +1,217 @@
+/* Gated residuals, sums and casts. */
+#include "cpu/simd_fill.h"
+#include "cpu/simd_rows.h"
+
+/* ---- gate_residual ---- */
+
+DSVI_SPECIALISED void gate_forward_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+{
+    int64_t channels = args->channels;
+    const float *x = (const float *)args->x + row * channels;
+    const void *y = dsvi_at(act, args->y, row * channels);
+    float *out = (float *)args->out + row * channels;
+    if (!args->gate) {
+#pragma omp simd
+        for (int64_t c = 0; c < channels; c++)
+            out[c] = x[c] + dsvi_get(act, y, c);
+        return;
+    }
+    const float *gate = (const float *)args->gate + row / args->tokens * args->gate_stride;
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++)
+        out[c] = x[c] + gate[c] * dsvi_get(act, y, c);
+}
+
+static void gate_forward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvGateResidualArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            gate_forward_row(DSV_BF16, args, row);
+        else
+            gate_forward_row(DSV_F32, args, row);
+    }
+}
+
+static DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("gate_residual", args->act, args->acc));
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_forward_rows,
+                      (void *)args);
+    return DSV_OK;
+}
+
+DSVI_SPECIALISED void gate_backward_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+{
+    int64_t channels = args->channels;
+    const float *dout = (const float *)args->dout + row * channels;
+    void *dy = dsvi_at(act, args->dy, row * channels);
+    if (!args->gate) {
+#pragma omp simd
+        for (int64_t c = 0; c < channels; c++)
+            dsvi_put(act, dy, c, dout[c]);
+        return;
+    }
+    const float *gate = (const float *)args->gate + row / args->tokens * args->gate_stride;
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++)
+        dsvi_put(act, dy, c, gate[c] * dout[c]);
+}
+
+static void gate_backward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvGateResidualArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            gate_backward_row(DSV_BF16, args, row);
+        else
+            gate_backward_row(DSV_F32, args, row);
+    }
+}
+
+/* dgate of a sample's columns: the sum over its tokens of dout y. */
+DSVI_SPECIALISED void gate_columns(DsvDtype act, const DsvGateResidualArgs *args, int64_t sample, int64_t first,
+                                   int64_t columns)
+{
+    float total[DSVI_COLUMNS] = {0};
+    for (int64_t begin = 0; begin < args->tokens; begin += DSVI_ROWS) {
+        float part[DSVI_COLUMNS] = {0};
+        for (int64_t s = begin; s < dsvi_least(begin + DSVI_ROWS, args->tokens); s++) {
+            int64_t at = (sample * args->tokens + s) * args->channels + first;
+            const float *dout = (const float *)args->dout + at;
+            const void *y = dsvi_at(act, args->y, at);
+#pragma omp simd
+            for (int64_t c = 0; c < columns; c++)
+                part[c] += dout[c] * dsvi_get(act, y, c);
+        }
+        for (int64_t c = 0; c < columns; c++)
+            total[c] += part[c];
+    }
+    for (int64_t c = 0; c < columns; c++)
+        ((float *)args->dgate)[sample * args->gate_stride + first + c] += total[c];
+}
+
+static void gate_pieces(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvGateResidualArgs *args = context;
+    int64_t blocks = dsvi_pieces(args->channels, DSVI_COLUMNS);
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_least(DSVI_COLUMNS, args->channels - first);
+        if (args->act == DSV_BF16)
+            gate_columns(DSV_BF16, args, i / blocks, first, columns);
+        else
+            gate_columns(DSV_F32, args, i / blocks, first, columns);
+    }
+}
+
+static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("gate_residual", args->act, args->acc));
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_backward_rows,
+                      (void *)args);
+    if (args->gate)
+        dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces, (void *)args);
+    return DSV_OK;
+}
+
+/* ---- add ---- */
+
+DSVI_SPECIALISED void add_range(DsvDtype x_dtype, DsvDtype y_dtype, const DsvAddArgs *args, int64_t begin,
+                                int64_t end)
+{
+    const void *x = args->x;
+    void *y = args->y;
+    float a = (float)args->a, b = (float)args->b;
+    if (b == 0) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            dsvi_put(y_dtype, y, i, a * dsvi_get(x_dtype, x, i));
+    } else {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            dsvi_put(y_dtype, y, i, a * dsvi_get(x_dtype, x, i) + b * dsvi_get(y_dtype, y, i));
+    }
+}
+
+static void add_piece(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvAddArgs *args = context;
+    (void)worker;
+    if (args->x_dtype == DSV_BF16 && args->y_dtype == DSV_BF16)
+        add_range(DSV_BF16, DSV_BF16, args, begin, end);
+    else if (args->x_dtype == DSV_BF16)
+        add_range(DSV_BF16, DSV_F32, args, begin, end);
+    else if (args->y_dtype == DSV_BF16)
+        add_range(DSV_F32, DSV_BF16, args, begin, end);
+    else
+        add_range(DSV_F32, DSV_F32, args, begin, end);
+}
+
+static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("add", args->x_dtype, DSV_F32));
+    DSVI_TRY(dsvi_simd_takes("add", args->y_dtype, DSV_F32));
+    dsvi_parallel_for(args->n, DSVI_PIECE, add_piece, (void *)args);
+    return DSV_OK;
+}
+
+/* ---- add_rows ---- */
+
+static void add_rows_forward(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvAddRowsArgs *args = context;
+    const float *table = args->table;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        const float *x = (const float *)args->x + row * args->x_cols;
+        float *out = (float *)args->out + row * args->cols;
+        for (int64_t first = 0; first < args->cols; first += args->x_cols) {
+#pragma omp simd
+            for (int64_t c = 0; c < args->x_cols; c++)
+                out[first + c] = x[c] + table[first + c];
+        }
+    }
+}
+
+static DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("add_rows", args->acc, args->acc));
+    dsvi_parallel_for(args->rows, dsvi_rows_per_piece(args->cols), add_rows_forward, (void *)args);
+    return DSV_OK;
+}
+
+/* There is a row per sample: too few for pieces. */
+static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
+{
+    float *dtable = args->dtable;
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("add_rows", args->acc, args->acc));
+    for (int64_t row = 0; row < args->rows; row++) {
+        const float *dout = (const float *)args->dout + row * args->cols;
+        float *dx = (float *)args->dx + row * args->x_cols;
+        for (int64_t first = 0; first < args->cols; first += args->x_cols) {
+#pragma omp simd
+            for (int64_t c = 0; c < args->x_cols; c++) {
+                dtable[first + c] += dout[first + c];
+                dx[c] += dout[first + c];
+            }
+        }
+    }
+    return DSV_OK;
+}
+
+void DSVI_SIMD(fill_pointwise)(DsvOps *ops)
+{
+    DSVI_OPS_SET(ops, gate_residual_fwd, gate_residual_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, gate_residual_bwd, gate_residual_bwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add, add, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, DSVI_SIMD_NAME);
+}

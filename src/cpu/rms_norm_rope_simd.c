@@ -1,0 +1,173 @@
+/* RMS norm over all heads and rotation of pairs, row by row; the gradient of the weight column by column, in a
+ * first pass, as dx may overwrite dy. The formulas are those of norm_ref.c. */
+#include <math.h>
+
+#include "cpu/simd_fill.h"
+#include "cpu/simd_rows.h"
+
+enum { CHUNK = 256 }; /* channels handled at a time: a local array of floats; even */
+
+/* Turns channels [first, first + count) of a token, given in u, by their angles; back with direction -1.
+ * first and count are even, or there is no rotation. */
+static void turn(const DsvRmsNormRopeArgs *args, int64_t token, int64_t first, int64_t count, float direction,
+                 float *u)
+{
+    int64_t half = args->head_dim / 2;
+    if (!args->cos)
+        return;
+    const float *cosine = (const float *)args->cos + token * half;
+    const float *sine = (const float *)args->sin + token * half;
+    while (count > 0) {
+        int64_t pair = first % args->head_dim / 2, pairs = dsvi_least(half - pair, count / 2);
+#pragma omp simd
+        for (int64_t p = 0; p < pairs; p++) {
+            float a = u[2 * p], b = u[2 * p + 1], c = cosine[pair + p], s = direction * sine[pair + p];
+            u[2 * p] = a * c - b * s;
+            u[2 * p + 1] = a * s + b * c;
+        }
+        first += 2 * pairs;
+        count -= 2 * pairs;
+        u += 2 * pairs;
+    }
+}
+
+DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t row)
+{
+    int64_t channels = args->heads * args->head_dim;
+    const void *x = dsvi_at(act, args->x, row * channels);
+    const float *weight = args->weight;
+    void *y = dsvi_at(act, args->y, row * channels);
+    float square = 0, u[CHUNK];
+#pragma omp simd reduction(+ : square)
+    for (int64_t c = 0; c < channels; c++)
+        square += dsvi_get(act, x, c) * dsvi_get(act, x, c);
+    float rstd = 1 / sqrtf(square / (float)channels + (float)args->eps);
+    for (int64_t first = 0; first < channels; first += CHUNK) {
+        int64_t count = dsvi_least(CHUNK, channels - first);
+#pragma omp simd
+        for (int64_t c = 0; c < count; c++)
+            u[c] = dsvi_get(act, x, first + c) * rstd * weight[first + c];
+        turn(args, row % args->tokens, first, count, 1, u);
+#pragma omp simd
+        for (int64_t c = 0; c < count; c++)
+            dsvi_put(act, y, first + c, u[c]);
+    }
+    ((float *)args->rstd)[row] = rstd;
+}
+
+static void forward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvRmsNormRopeArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            forward_row(DSV_BF16, args, row);
+        else
+            forward_row(DSV_F32, args, row);
+    }
+}
+
+static DsvStatus rms_norm_rope_fwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("rms_norm_rope", args->act, args->acc));
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->heads * args->head_dim), forward_rows,
+                      (void *)args);
+    return DSV_OK;
+}
+
+/* du[] = dL/du of channels [first, first + count) of a row: dy turned back. */
+DSVI_SPECIALISED void load_du(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t row, int64_t first,
+                              int64_t count, float *du)
+{
+    const void *dy = dsvi_at(act, args->dy, row * args->heads * args->head_dim + first);
+#pragma omp simd
+    for (int64_t c = 0; c < count; c++)
+        du[c] = dsvi_get(act, dy, c);
+    turn(args, row % args->tokens, first, count, -1, du);
+}
+
+DSVI_SPECIALISED void backward_row(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t row)
+{
+    int64_t channels = args->heads * args->head_dim;
+    const void *x = dsvi_at(act, args->x, row * channels);
+    const float *weight = args->weight;
+    void *dx = dsvi_at(act, args->dx, row * channels);
+    float rstd = ((const float *)args->rstd)[row], mean_gz = 0, du[CHUNK];
+    for (int64_t first = 0; first < channels; first += CHUNK) {
+        int64_t count = dsvi_least(CHUNK, channels - first);
+        load_du(act, args, row, first, count, du);
+#pragma omp simd reduction(+ : mean_gz)
+        for (int64_t c = 0; c < count; c++)
+            mean_gz += du[c] * weight[first + c] * (dsvi_get(act, x, first + c) * rstd);
+    }
+    mean_gz /= (float)channels;
+    for (int64_t first = 0; first < channels; first += CHUNK) {
+        int64_t count = dsvi_least(CHUNK, channels - first);
+        load_du(act, args, row, first, count, du);
+#pragma omp simd
+        for (int64_t c = 0; c < count; c++) {
+            float z = dsvi_get(act, x, first + c) * rstd;
+            dsvi_put(act, dx, first + c, rstd * (du[c] * weight[first + c] - z * mean_gz));
+        }
+    }
+}
+
+static void backward_rows(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvRmsNormRopeArgs *args = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        if (args->act == DSV_BF16)
+            backward_row(DSV_BF16, args, row);
+        else
+            backward_row(DSV_F32, args, row);
+    }
+}
+
+DSVI_SPECIALISED void weight_columns(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t first, int64_t columns)
+{
+    int64_t channels = args->heads * args->head_dim, rows = args->batch * args->tokens;
+    float total[DSVI_COLUMNS] = {0};
+    for (int64_t begin = 0; begin < rows; begin += DSVI_ROWS) {
+        float part[DSVI_COLUMNS] = {0}, du[DSVI_COLUMNS];
+        for (int64_t row = begin; row < dsvi_least(begin + DSVI_ROWS, rows); row++) {
+            const void *x = dsvi_at(act, args->x, row * channels + first);
+            float rstd = ((const float *)args->rstd)[row];
+            load_du(act, args, row, first, columns, du);
+#pragma omp simd
+            for (int64_t c = 0; c < columns; c++)
+                part[c] += du[c] * (dsvi_get(act, x, c) * rstd);
+        }
+        for (int64_t c = 0; c < columns; c++)
+            total[c] += part[c];
+    }
+    for (int64_t c = 0; c < columns; c++)
+        ((float *)args->dweight)[first + c] += total[c];
+}
+
+static void weight_piece(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsvRmsNormRopeArgs *args = context;
+    (void)worker;
+    if (args->act == DSV_BF16)
+        weight_columns(DSV_BF16, args, begin, end - begin);
+    else
+        weight_columns(DSV_F32, args, begin, end - begin);
+}
+
+static DsvStatus rms_norm_rope_bwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
+{
+    int64_t channels = args->heads * args->head_dim;
+    (void)stream;
+    DSVI_TRY(dsvi_simd_takes("rms_norm_rope", args->act, args->acc));
+    dsvi_parallel_for(channels, DSVI_COLUMNS, weight_piece, (void *)args);
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(channels), backward_rows, (void *)args);
+    return DSV_OK;
+}
+
+void DSVI_SIMD(fill_rms_norm_rope)(DsvOps *ops)
+{
+    DSVI_OPS_SET(ops, rms_norm_rope_fwd, rms_norm_rope_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, rms_norm_rope_bwd, rms_norm_rope_bwd, DSVI_SIMD_NAME);
+}
