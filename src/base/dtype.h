@@ -30,7 +30,8 @@ double dsvi_load(DsvDtype dtype, const void *array, int64_t i);
 /* Rounds to nearest even and stores. */
 void dsvi_store(DsvDtype dtype, void *array, int64_t i, double value);
 
-/* dst[0..n) = src[0..n), any two floating dtypes or one and the same; the arrays may be the same only if the dtypes are. */
+/* dst[0..n) = src[0..n), any two floating dtypes, or any dtype to itself; the arrays may be the same only if
+ * the dtypes are. */
 void dsvi_convert(DsvDtype dst_dtype, void *dst, DsvDtype src_dtype, const void *src, int64_t n);
 
 static inline float dsvi_bf16_to_f32(uint16_t h)

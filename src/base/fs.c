@@ -50,7 +50,7 @@ DsvStatus dsvi_folder_make(const char *path)
         slash = strchr(slash, '/');
         if (slash)
             *slash = 0;
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+        if (!dsvi_path_is_folder(part) && mkdir(part, 0777) != 0 && errno != EEXIST)
             return io_failure(part, "make the folder");
         if (slash)
             *slash++ = '/';

@@ -1,0 +1,36 @@
+/* A folder for the files that a test program makes: there while it runs, gone afterwards. */
+#ifndef DSVI_TEST_SCRATCH_H
+#define DSVI_TEST_SCRATCH_H
+
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "test.h"
+
+static char scratch_folder[64];
+
+/* cmocka's group set-up and tear-down. */
+static inline int scratch_make(void **state)
+{
+    (void)state;
+    snprintf(scratch_folder, sizeof scratch_folder, "/tmp/dsv-test-XXXXXX");
+    return mkdtemp(scratch_folder) ? 0 : 1;
+}
+
+static inline int scratch_remove(void **state)
+{
+    (void)state;
+    return dsvi_folder_remove(scratch_folder) == DSV_OK ? 0 : 1;
+}
+
+/* Path of a file in it; the last four stay valid. */
+static inline const char *scratch_path(const char *name)
+{
+    static char path[4][DSVI_PATH_MAX];
+    static int next;
+    char *out = path[next++ % 4];
+    snprintf(out, sizeof path[0], "%s/%s", scratch_folder, name);
+    return out;
+}
+
+#endif

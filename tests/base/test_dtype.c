@@ -1,0 +1,165 @@
+/* Number formats: every 16-bit pattern, and rounding at every border between two of them. */
+#include "base/dtype.h"
+
+#include <float.h>
+
+#include "test.h"
+
+/* What the bits of a 16-bit float mean, by the definition: sign, exponent, fraction. */
+static double meaning(uint16_t bits, int fraction_bits)
+{
+    int exponent_bits = 15 - fraction_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    int exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1);
+    int fraction = bits & ((1 << fraction_bits) - 1);
+    double magnitude;
+    if (exponent == (1 << exponent_bits) - 1)
+        magnitude = fraction ? NAN : INFINITY;
+    else if (exponent == 0)
+        magnitude = ldexp(fraction, 1 - bias - fraction_bits);
+    else
+        magnitude = ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+static int fraction_bits_of(DsvDtype dtype)
+{
+    return dtype == DSV_BF16 ? 7 : 10;
+}
+
+static uint16_t stored(DsvDtype dtype, double value)
+{
+    uint16_t bits = 0xdead;
+    dsvi_store(dtype, &bits, 0, value);
+    return bits;
+}
+
+static void names_and_sizes(void **state)
+{
+    static const struct {
+        DsvDtype dtype;
+        const char *name;
+        size_t size;
+    } want[DSV_DTYPE_COUNT] = {
+        {DSV_F32, "F32", 4}, {DSV_BF16, "BF16", 2}, {DSV_F16, "F16", 2}, {DSV_F64, "F64", 8},
+        {DSV_I32, "I32", 4}, {DSV_I64, "I64", 8},   {DSV_U8, "U8", 1},
+    };
+    (void)state;
+    for (int i = 0; i < DSV_DTYPE_COUNT; i++) {
+        assert_string_equal(dsvi_dtype_name(want[i].dtype), want[i].name);
+        assert_int_equal(dsvi_dtype_size(want[i].dtype), want[i].size);
+    }
+}
+
+/* All 65,536 patterns of both formats: loaded exactly, and stored back to the same bits. A NaN stays one and
+ * keeps its sign. */
+static void every_pattern_survives(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        DsvDtype dtype = which ? DSV_BF16 : DSV_F16;
+        for (uint32_t b = 0; b <= 0xffff; b++) {
+            uint16_t bits = (uint16_t)b;
+            double want = meaning(bits, fraction_bits_of(dtype)), got = dsvi_load(dtype, &bits, 0);
+            uint16_t back = stored(dtype, got);
+            if (isnan(want)) {
+                assert_true(isnan(got));
+                assert_true(isnan(meaning(back, fraction_bits_of(dtype))) && (back >> 15) == (bits >> 15));
+                continue;
+            }
+            assert_memory_equal(&got, &want, sizeof got); /* zeros by their sign too */
+            assert_int_equal(back, bits);
+            if (dtype == DSV_BF16)
+                assert_int_equal(dsvi_f32_to_bf16(dsvi_bf16_to_f32(bits)), bits);
+        }
+    }
+}
+
+/* Between each two neighbours the middle goes to the even one, and the next double on either side of the
+ * middle to the nearer: one rounding, not one to F32 and another from there. */
+static void rounds_once_to_nearest_even(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        DsvDtype dtype = which ? DSV_BF16 : DSV_F16;
+        int fraction_bits = fraction_bits_of(dtype);
+        uint16_t infinity = (uint16_t)(0x7fff >> fraction_bits << fraction_bits);
+        for (uint16_t low = 0; low < infinity; low++) {
+            uint16_t high = (uint16_t)(low + 1), even = low % 2 ? high : low;
+            /* The step to infinity is as long as the one before. */
+            double bottom = meaning(low, fraction_bits);
+            double top = high < infinity ? meaning(high, fraction_bits)
+                                         : 2 * bottom - meaning((uint16_t)(low - 1), fraction_bits);
+            double middle = 0.5 * (bottom + top);
+            assert_int_equal(stored(dtype, middle), even);
+            assert_int_equal(stored(dtype, nextafter(middle, 0)), low);
+            assert_int_equal(stored(dtype, nextafter(middle, INFINITY)), high);
+            assert_int_equal(stored(dtype, -middle), even | 0x8000);
+            assert_int_equal(stored(dtype, -nextafter(middle, 0)), low | 0x8000);
+            assert_int_equal(stored(dtype, -nextafter(middle, INFINITY)), high | 0x8000);
+            if (dtype == DSV_BF16) /* the middle of two BF16 is an F32 */
+                assert_int_equal(dsvi_f32_to_bf16((float)middle), even);
+        }
+        assert_int_equal(stored(dtype, DBL_MAX), infinity);
+        assert_int_equal(stored(dtype, -INFINITY), infinity | 0x8000);
+        assert_int_equal(stored(dtype, 0x1p-1000), 0);
+        assert_int_equal(stored(dtype, -0x1p-1000), 0x8000);
+    }
+}
+
+static void f32_and_f64_are_themselves(void **state)
+{
+    double doubles[2] = {0}, value = 0x1.123456789abcdp-7;
+    float floats[2] = {0};
+    (void)state;
+    dsvi_store(DSV_F64, doubles, 1, value);
+    dsvi_store(DSV_F32, floats, 1, value);
+    assert_true(doubles[0] == 0 && doubles[1] == value && dsvi_load(DSV_F64, doubles, 1) == value);
+    assert_true(floats[0] == 0 && floats[1] == (float)value && dsvi_load(DSV_F32, floats, 1) == (float)value);
+}
+
+/* Arrays are converted as their elements are, whatever the pair, and nothing beyond them is touched. */
+static void convert_is_store_of_load(void **state)
+{
+    enum { N = 37 };
+    static const DsvDtype dtypes[] = {DSV_F32, DSV_BF16, DSV_F16, DSV_F64};
+    (void)state;
+    for (size_t from = 0; from < 4; from++)
+        for (size_t to = 0; to < 4; to++) {
+            _Alignas(8) unsigned char src[8 * N], dst[8 * N + 8], want[8 * N];
+            size_t bytes = N * dsvi_dtype_size(dtypes[to]);
+            for (int i = 0; i < N; i++) {
+                dsvi_store(dtypes[from], src, i, (i % 3 - 1) * exp2(0.77 * i - 10) * 1.01);
+                dsvi_store(dtypes[to], want, i, dsvi_load(dtypes[from], src, i));
+            }
+            memset(dst, 0x5a, sizeof dst);
+            dsvi_convert(dtypes[to], dst, dtypes[from], src, N);
+            assert_memory_equal(dst, want, bytes);
+            for (size_t i = bytes; i < bytes + 8; i++)
+                assert_int_equal(dst[i], 0x5a);
+            dsvi_convert(dtypes[to], NULL, dtypes[from], NULL, 0);
+        }
+}
+
+/* Integers have no arithmetic here, but they can be copied, also onto themselves. */
+static void convert_copies_any_dtype(void **state)
+{
+    int64_t src[] = {INT64_MIN, -1, INT64_MAX}, dst[3];
+    (void)state;
+    dsvi_convert(DSV_I64, dst, DSV_I64, src, 3);
+    assert_memory_equal(dst, src, sizeof src);
+    dsvi_convert(DSV_I64, dst, DSV_I64, dst, 3);
+    assert_memory_equal(dst, src, sizeof src);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_and_sizes),
+        cmocka_unit_test(every_pattern_survives),
+        cmocka_unit_test(rounds_once_to_nearest_even),
+        cmocka_unit_test(f32_and_f64_are_themselves),
+        cmocka_unit_test(convert_is_store_of_load),
+        cmocka_unit_test(convert_copies_any_dtype),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,150 @@
+/* The pool: every item once, fixed borders, the same results on any number of threads. */
+#include "base/threads.h"
+
+#include <omp.h>
+#include <sched.h>
+
+#include "base/rng.h"
+#include "test.h"
+
+enum { ITEMS_MOST = 1000 };
+
+typedef struct Visits {
+    int count[ITEMS_MOST];
+    int64_t begin[ITEMS_MOST], end[ITEMS_MOST]; /* of the piece that had the item */
+    int workers[64];
+} Visits;
+
+static void visit(void *context, int64_t begin, int64_t end, int worker)
+{
+    Visits *v = context;
+    assert_true(worker >= 0 && worker < dsvi_threads_count());
+    for (int64_t i = begin; i < end; i++) {
+        v->count[i]++; /* two workers with the same item would be seen by the count or the sanitizer */
+        v->begin[i] = begin;
+        v->end[i] = end;
+    }
+}
+
+static void every_item_once_in_fixed_pieces(void **state)
+{
+    static Visits v;
+    static const int64_t sizes[] = {0, 1, 2, 7, 64, 999, ITEMS_MOST}, grains[] = {1, 3, 64, 5000, INT64_MAX};
+    (void)state;
+    for (int threads = 1; threads <= 5; threads++) {
+        dsvi_threads_set(threads);
+        assert_int_equal(dsvi_threads_count(), threads);
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            for (size_t g = 0; g < sizeof grains / sizeof *grains; g++) {
+                int64_t n = sizes[s], grain = grains[g];
+                memset(&v, 0, sizeof v);
+                dsvi_parallel_for(n, grain, visit, &v);
+                for (int64_t i = 0; i < n; i++) {
+                    int64_t begin = i / grain * grain, end = n - begin < grain ? n : begin + grain;
+                    assert_int_equal(v.count[i], 1);
+                    assert_int_equal(v.begin[i], begin);
+                    assert_int_equal(v.end[i], end);
+                }
+                for (int64_t i = n; i < ITEMS_MOST; i++)
+                    assert_int_equal(v.count[i], 0);
+            }
+    }
+}
+
+static void nothing_to_do_calls_nothing(void **state)
+{
+    static Visits v;
+    (void)state;
+    memset(&v, 0, sizeof v);
+    dsvi_parallel_for(-5, 1, visit, &v);
+    dsvi_parallel_for(0, 0, visit, &v);
+    assert_int_equal(v.count[0], 0);
+    dsvi_parallel_for(4, -1, visit, &v); /* a grain below 1 is 1 */
+    assert_int_equal(v.end[2] - v.begin[2], 1);
+}
+
+typedef struct Sums {
+    float value[ITEMS_MOST];
+    float partial[ITEMS_MOST];
+    int64_t grain;
+} Sums;
+
+static void add_piece(void *context, int64_t begin, int64_t end, int worker)
+{
+    Sums *s = context;
+    float sum = 0;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        sum += s->value[i];
+        if (i % 16 == 0)
+            sched_yield(); /* other orders of the workers */
+    }
+    s->partial[begin / s->grain] = sum;
+}
+
+/* The sums are of numbers whose order of addition shows. */
+static void sums_have_the_same_bits_on_any_number_of_threads(void **state)
+{
+    static Sums s = {.grain = 17};
+    float first = 0;
+    (void)state;
+    dsvi_rng_fill_normal((DsvRng){.seed = 5, .purpose = DSV_RNG_TEST}, 0, s.value, ITEMS_MOST);
+    for (int threads = 1; threads <= 6; threads++)
+        for (int again = 0; again < 20; again++) {
+            float sum = 0;
+            dsvi_threads_set(threads);
+            memset(s.partial, 0, sizeof s.partial);
+            dsvi_parallel_for(ITEMS_MOST, s.grain, add_piece, &s);
+            for (int64_t i = 0; i < ITEMS_MOST / s.grain + 1; i++)
+                sum += s.partial[i];
+            if (threads == 1 && again == 0)
+                first = sum;
+            assert_memory_equal(&sum, &first, sizeof sum);
+        }
+}
+
+static void look_around(void *context, int64_t begin, int64_t end, int worker)
+{
+    int *alone = context;
+    int inside = 0;
+    (void)end;
+    (void)worker;
+#pragma omp parallel reduction(+ : inside)
+    inside++;
+    alone[begin] = inside;
+}
+
+/* A library on the same pool that is called from a piece gets one thread there, and all of them afterwards.
+ */
+static void a_worker_is_alone(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 3; threads += 2)
+        for (int pieces = 1; pieces <= 4; pieces += 3) {
+            int alone[4] = {0};
+            dsvi_threads_set(threads);
+            dsvi_parallel_for(pieces, 1, look_around, alone);
+            for (int i = 0; i < pieces; i++)
+                assert_int_equal(alone[i], 1);
+            assert_int_equal(omp_get_max_threads(), threads);
+        }
+}
+
+static void zero_means_every_core(void **state)
+{
+    (void)state;
+    dsvi_threads_set(0);
+    assert_int_equal(dsvi_threads_count(), omp_get_num_procs());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_item_once_in_fixed_pieces),
+        cmocka_unit_test(nothing_to_do_calls_nothing),
+        cmocka_unit_test(sums_have_the_same_bits_on_any_number_of_threads),
+        cmocka_unit_test(a_worker_is_alone),
+        cmocka_unit_test(zero_means_every_core),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
