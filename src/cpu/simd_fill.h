@@ -19,7 +19,9 @@ extern "C" {
     X(optim, level)               \
     X(patch, level)               \
     X(pointwise, level)           \
-    X(rms_norm_rope, level)
+    X(rms_norm_rope, level)       \
+    X(select, level)              \
+    X(select_features, level)
 
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsvOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)

@@ -9,10 +9,24 @@ static void attention(void **state)
     check_attention_cases(&level_backend);
 }
 
+static void select_features(void **state)
+{
+    (void)state;
+    check_select_features_cases(&level_backend);
+}
+
+static void select_lists(void **state)
+{
+    (void)state;
+    check_select_cases(&level_backend);
+}
+
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention),
+        cmocka_unit_test(select_features),
+        cmocka_unit_test(select_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

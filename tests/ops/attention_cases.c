@@ -21,7 +21,8 @@ void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t
     return workspace;
 }
 
-void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace, size_t bytes)
+void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace,
+                             size_t bytes)
 {
     DsvDevice *device = stream ? backend->device : NULL;
     unsigned char guard[GUARD], *behind = (unsigned char *)workspace + (bytes + GUARD - 1) / GUARD * GUARD;
@@ -84,10 +85,11 @@ static DsvStatus run_attention(const CheckCase *c, const DsvOps *ops, DsvStream 
     DsvAttentionArgs args = {
         .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .keys = shape->keys,
         .head_dim = shape->dim, .scale = 1 / sqrt((double)shape->dim), .act = c->act, .acc = c->acc,
-        .q = heads_of(c, Q, shape->queries), .k = heads_of(c, K, shape->keys), .v = heads_of(c, V, shape->keys),
-        .out = heads_of(c, OUT, shape->queries), .lse = c->buffer[LSE].data,
-        .dout = heads_of(c, DOUT, shape->queries), .dq = heads_of(c, DQ, shape->queries),
-        .dk = heads_of(c, DK, shape->keys), .dv = heads_of(c, DV, shape->keys),
+        .q = heads_of(c, Q, shape->queries), .k = heads_of(c, K, shape->keys),
+        .v = heads_of(c, V, shape->keys), .out = heads_of(c, OUT, shape->queries),
+        .lse = c->buffer[LSE].data, .dout = heads_of(c, DOUT, shape->queries),
+        .dq = heads_of(c, DQ, shape->queries), .dk = heads_of(c, DK, shape->keys),
+        .dv = heads_of(c, DV, shape->keys),
     };
     if (shape->group == 0) {
         DSVI_TRY(call(p, stream, &args, ops->attention_fwd.run, ops->attention_fwd.workspace));

@@ -1,0 +1,405 @@
+#include "base/rng.h"
+#include "base/threads.h"
+#include "ops/sparse_cases.h"
+#include "test.h"
+
+/* ---- moments and features: element by element, by the checker ---- */
+
+typedef struct RowsShape {
+    int64_t batch, heads, tokens, dim;
+    int64_t offset, stride;  /* covariance */
+    int64_t chunk, features; /* features; 0: no projection */
+    int64_t gap;             /* elements between rows */
+} RowsShape;
+
+static DsvHeads heads_of(const CheckCase *c, const RowsShape *shape)
+{
+    int64_t pitch = shape->dim + shape->gap;
+    DsvHeads rows = {c->buffer[0].data, shape->tokens * shape->heads * pitch, shape->heads * pitch, pitch};
+    return rows;
+}
+
+static DsvStatus run_covariance(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const RowsShape *shape = c->parameters;
+    DsvSelectCovarianceArgs args = {
+        .batch = shape->batch, .heads = shape->heads, .tokens = shape->tokens, .head_dim = shape->dim,
+        .offset = shape->offset, .stride = shape->stride, .act = c->act, .x = heads_of(c, shape),
+        .second = c->buffer[1].data, .first = c->buffer[2].data,
+    };
+    return ops->select_covariance.run(stream, &args);
+}
+
+static DsvStatus run_features(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const RowsShape *shape = c->parameters;
+    DsvSelectFeaturesArgs args = {
+        .batch = shape->batch, .heads = shape->heads, .tokens = shape->tokens, .dim = shape->dim,
+        .chunk = shape->chunk, .features = shape->features > 0 ? shape->features : shape->dim, .act = c->act,
+        .x = heads_of(c, shape), .projection = shape->features > 0 ? c->buffer[2].data : NULL,
+        .y = c->buffer[1].data,
+    };
+    return ops->select_features.run(stream, &args);
+}
+
+static CheckCase rows_case(const char *op, const RowsShape *shape, check_run_fn *run)
+{
+    CheckCase c = {.op = op, .parameters = shape, .run = run, .ulps = 8};
+    snprintf(c.shape, sizeof c.shape, "b %lld h %lld s %lld d %lld offset %lld stride %lld chunk %lld r %lld",
+             (long long)shape->batch, (long long)shape->heads, (long long)shape->tokens,
+             (long long)shape->dim, (long long)shape->offset, (long long)shape->stride,
+             (long long)shape->chunk, (long long)shape->features);
+    check_buffer(&c, "x", CHECK_ACT, CHECK_IN,
+                 shape->batch * shape->tokens * shape->heads * (shape->dim + shape->gap));
+    return c;
+}
+
+void check_select_features_cases(const DsvBackend *backend)
+{
+    static const RowsShape shapes[] = {
+        {1, 1, 1, 2, 0, 1, 1, 0, 0},     {2, 3, 37, 34, 1, 3, 4, 5, 3},  {1, 2, 130, 64, 5, 7, 16, 16, 0},
+        {1, 1, 65, 128, 0, 1, 1, 16, 0}, {1, 2, 100, 96, 2, 1, 64, 0, 0}, {1, 1, 9, 256, 0, 2, 5, 32, 2},
+        {2, 1, 40, 32, 50, 1, 3, 256, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const RowsShape *s = &shapes[i];
+        int64_t chunks = (s->tokens + s->chunk - 1) / s->chunk;
+        CheckCase covariance = rows_case("select_covariance", s, run_covariance);
+        check_buffer(&covariance, "second", CHECK_FLOAT, CHECK_IN_OUT, s->heads * s->dim * s->dim);
+        check_buffer(&covariance, "first", CHECK_FLOAT, CHECK_IN_OUT, s->heads * s->dim);
+        assert_case(&covariance, backend);
+        CheckCase features = rows_case("select_features", s, run_features);
+        check_buffer(&features, "y", CHECK_FLOAT, CHECK_OUT,
+                     s->batch * s->heads * chunks * (s->features > 0 ? s->features : s->dim));
+        if (s->features > 0)
+            check_buffer(&features, "projection", CHECK_FLOAT, CHECK_IN, s->heads * s->dim * s->features);
+        assert_case(&features, backend);
+    }
+}
+
+/* ---- histograms and lists: choices, which rounding may tip where an estimate lies at the threshold ---- */
+
+typedef struct SelectShape {
+    int64_t batch, heads, queries, keys, group, chunk, candidate_keys, grain, features;
+    double logit; /* standard deviation of the scores */
+} SelectShape;
+
+typedef struct SelectRun {
+    float *lse;
+    double *bin_count, *bin_mass, *selected_mass;
+    int64_t *offsets;
+    int32_t *runs;
+    int64_t needed;
+} SelectRun;
+
+static void *room(int64_t count, size_t size)
+{
+    void *memory = malloc((size_t)(count + 1) * size);
+    assert_non_null(memory);
+    memset(memory, 0xff, (size_t)(count + 1) * size);
+    return memory;
+}
+
+static float *normal(int64_t count, double scale, uint32_t stream)
+{
+    float *x = room(count, sizeof *x);
+    DsvRng rng = {21, DSV_RNG_TEST, stream};
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (float)(scale * dsvi_rng_normal(rng, (uint64_t)i));
+    return x;
+}
+
+static void run_create(SelectRun *r, const DsvSelectArgs *args, int64_t capacity)
+{
+    int64_t pairs = args->batch * args->heads;
+    r->lse = room(pairs * dsvi_select_proxies(args), sizeof *r->lse);
+    r->bin_count = room(args->heads * DSV_SELECT_BINS, sizeof *r->bin_count);
+    r->bin_mass = room(args->heads * DSV_SELECT_BINS, sizeof *r->bin_mass);
+    r->selected_mass = room(args->heads, sizeof *r->selected_mass);
+    r->offsets = room(pairs * dsvi_select_groups(args) + 1, sizeof *r->offsets);
+    r->runs = room(capacity, sizeof *r->runs);
+    r->needed = -1;
+}
+
+static void run_free(SelectRun *r)
+{
+    free(r->lse);
+    free(r->bin_count);
+    free(r->bin_mass);
+    free(r->selected_mass);
+    free(r->offsets);
+    free(r->runs);
+}
+
+/* Device memory holding `bytes` of `host`, or `host` itself without a device. */
+static void *to_device(DsvDevice *device, const void *host, size_t bytes)
+{
+    void *memory;
+    if (!device)
+        return (void *)host;
+    assert_ok(device->mem_alloc(device, bytes, &memory));
+    assert_ok(device->upload(device->stream, memory, host, bytes));
+    return memory;
+}
+
+static void from_device(DsvDevice *device, void *host, void *memory, size_t bytes)
+{
+    if (!device)
+        return;
+    assert_ok(device->download(device->stream, host, memory, bytes));
+    assert_ok(device->sync(device->stream));
+    device->mem_free(device, memory);
+}
+
+/* Histogram (unless `lse` is given) and lists on `ops`; `args` has host memory. */
+static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSelectArgs *host,
+                      int64_t capacity, const float *lse, SelectRun *r)
+{
+    DsvDevice *device = backend ? backend->device : NULL;
+    DsvStream *stream = device ? device->stream : NULL;
+    DsvSelectArgs args = *host;
+    int64_t pairs = args.batch * args.heads, lists_count = pairs * dsvi_select_groups(&args);
+    size_t f = sizeof(float), bins = (size_t)args.heads * DSV_SELECT_BINS * sizeof(double);
+    size_t proxies = (size_t)(pairs * dsvi_select_proxies(&args)), heads = (size_t)args.heads;
+    size_t proxy_bytes = proxies * (size_t)args.features * f;
+    size_t candidate_bytes = (size_t)(pairs * dsvi_select_candidates(&args) * args.features) * f;
+    DsvLists lists = {args.batch, args.heads, args.queries, args.keys, args.group, dsvi_select_groups(&args),
+                      args.grain, capacity, NULL, NULL};
+    run_create(r, &args, capacity);
+    if (lse)
+        memcpy(r->lse, lse, proxies * f);
+    void *own_proxies = to_device(device, host->proxies, proxy_bytes);
+    void *own_candidates = to_device(device, host->candidates, candidate_bytes);
+    void *own_threshold = host->threshold ? to_device(device, host->threshold, heads * f) : NULL;
+    void *own_topk = host->topk ? to_device(device, host->topk, heads * f) : NULL;
+    args.proxies = own_proxies;
+    args.candidates = own_candidates;
+    args.threshold = own_threshold;
+    args.topk = own_topk;
+    args.lse = to_device(device, r->lse, proxies * f);
+    args.bin_count = to_device(device, r->bin_count, bins);
+    args.bin_mass = to_device(device, r->bin_mass, bins);
+    args.selected_mass = to_device(device, r->selected_mass, heads * sizeof(double));
+    lists.offsets = to_device(device, r->offsets, (size_t)(lists_count + 1) * sizeof *r->offsets);
+    lists.runs = to_device(device, r->runs, (size_t)(capacity + 1) * sizeof *r->runs);
+    args.lists = &lists;
+    args.needed = &r->needed;
+    args.workspace_bytes = ops->select_histogram.workspace(&args);
+    args.workspace = check_workspace(backend, stream, args.workspace_bytes);
+    if (!lse)
+        assert_ok(ops->select_histogram.run(stream, &args));
+    assert_ok(ops->select_lists.run(stream, &args));
+    check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
+    from_device(device, r->lse, args.lse, proxies * f);
+    from_device(device, r->bin_count, args.bin_count, bins);
+    from_device(device, r->bin_mass, args.bin_mass, bins);
+    from_device(device, r->selected_mass, args.selected_mass, heads * sizeof(double));
+    from_device(device, r->offsets, lists.offsets, (size_t)(lists_count + 1) * sizeof *r->offsets);
+    from_device(device, r->runs, lists.runs, (size_t)(capacity + 1) * sizeof *r->runs);
+    if (!device)
+        return;
+    void *inputs[] = {own_proxies, own_candidates, own_threshold, own_topk};
+    for (int i = 0; i < 4; i++)
+        device->mem_free(device, inputs[i]);
+}
+
+/* Scores are rounded at their size; so is every estimate, relatively. */
+static double estimate_error(const SelectShape *shape)
+{
+    return 1e-6 * (10 + 5 * shape->logit);
+}
+
+static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero */
+
+/* Cumulated from the top, count and mass of the bins agree but for what lies next to a border. */
+static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth)
+{
+    for (int64_t h = 0; h < args->heads; h++) {
+        double count = 0, mass = 0, truth_count = 0, truth_mass = 0;
+        for (int64_t bin = (h + 1) * DSV_SELECT_BINS - 1; bin >= h * DSV_SELECT_BINS; bin--) {
+            double slack_count = truth->bin_count[bin], slack_mass = truth->bin_mass[bin];
+            if (bin > h * DSV_SELECT_BINS) {
+                slack_count += truth->bin_count[bin - 1];
+                slack_mass += truth->bin_mass[bin - 1];
+            }
+            count += got->bin_count[bin];
+            mass += got->bin_mass[bin];
+            truth_count += truth->bin_count[bin];
+            truth_mass += truth->bin_mass[bin];
+            assert_error_below(fabs(count - truth_count), 0.05 * slack_count + 3, "count, bin %d", (int)bin);
+            assert_error_below(fabs(mass - truth_mass), 0.05 * slack_mass + 1e-3 * truth_mass + 1e-9,
+                               "mass at bin %d", (int)bin);
+        }
+        assert_true(count == truth_count); /* every run is in some bin */
+    }
+}
+
+/* All estimates of a (batch, head, group), from the truth's lse. */
+static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t list, double *estimate)
+{
+    int64_t groups = dsvi_select_groups(args), pair = list / groups, g = list % groups;
+    int64_t proxies = dsvi_select_proxies(args), candidates = dsvi_select_candidates(args);
+    int64_t last = (g + 1) * args->group < args->queries ? (g + 1) * args->group : args->queries;
+    for (int64_t r = 0; r < dsvi_select_runs(args); r++)
+        estimate[r] = 0;
+    for (int64_t i = g * args->group; i < last; i++) {
+        int64_t p = pair * proxies + i / args->chunk;
+        for (int64_t c = 0; c < candidates; c++) {
+            double score = 0;
+            for (int64_t f = 0; f < args->features; f++)
+                score += (double)args->proxies[p * args->features + f] *
+                         args->candidates[(pair * candidates + c) * args->features + f];
+            estimate[c * args->candidate_keys / args->grain] +=
+                exp(args->scale * score - lse[p]) / (double)(last - g * args->group);
+        }
+    }
+}
+
+/* Lists agree but for runs whose estimate is within `tolerance` of the smallest winner's. */
+static void compare_lists(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth,
+                          double tolerance)
+{
+    int64_t runs = dsvi_select_runs(args);
+    double *estimate = malloc((size_t)runs * sizeof *estimate);
+    for (int64_t n = 0; n < args->batch * args->heads * dsvi_select_groups(args); n++) {
+        int64_t a = got->offsets[n], b = truth->offsets[n];
+        double cut = INFINITY;
+        estimates_of(args, truth->lse, n, estimate);
+        if (args->threshold)
+            cut = args->threshold[n / dsvi_select_groups(args) % args->heads];
+        for (int64_t at = b; args->topk && at < truth->offsets[n + 1]; at++)
+            cut = fmin(cut, estimate[truth->runs[at]]);
+        while (a < got->offsets[n + 1] || b < truth->offsets[n + 1]) {
+            int32_t x = a < got->offsets[n + 1] ? got->runs[a] : INT32_MAX;
+            int32_t y = b < truth->offsets[n + 1] ? truth->runs[b] : INT32_MAX;
+            assert_true(a == got->offsets[n] || a == got->offsets[n + 1] || x > got->runs[a - 1]);
+            if (x != y)
+                assert_error_below(fabs(estimate[x < y ? x : y] - cut), tolerance * cut + FLUSHED,
+                                   "list %d, run %d", (int)n, (int)(x < y ? x : y));
+            a += x <= y;
+            b += y <= x;
+        }
+    }
+    free(estimate);
+}
+
+static void assert_same_run(const DsvSelectArgs *args, const SelectRun *a, const SelectRun *b,
+                            int64_t capacity)
+{
+    int64_t pairs = args->batch * args->heads;
+    assert_memory_equal(a->lse, b->lse, (size_t)(pairs * dsvi_select_proxies(args)) * sizeof *a->lse);
+    assert_memory_equal(a->bin_count, b->bin_count, (size_t)args->heads * DSV_SELECT_BINS * sizeof(double));
+    assert_memory_equal(a->bin_mass, b->bin_mass, (size_t)args->heads * DSV_SELECT_BINS * sizeof(double));
+    assert_memory_equal(a->selected_mass, b->selected_mass, (size_t)args->heads * sizeof(double));
+    assert_memory_equal(a->offsets, b->offsets,
+                        (size_t)(pairs * dsvi_select_groups(args) + 1) * sizeof *a->offsets);
+    assert_memory_equal(a->runs, b->runs, (size_t)(capacity + 1) * sizeof *a->runs);
+    assert_int_equal(a->needed, b->needed);
+}
+
+static void compare_with_truth(const DsvBackend *backend, const SelectShape *shape, const DsvSelectArgs *args,
+                               int64_t capacity)
+{
+    DsvOps ref;
+    SelectRun truth, got, again;
+    dsvi_ops_fill_ref(&ref);
+    select_on(NULL, &ref, args, capacity, NULL, &truth);
+    dsvi_threads_set(1);
+    select_on(backend, &backend->ops, args, capacity, NULL, &got);
+    dsvi_threads_set(3);
+    select_on(backend, &backend->ops, args, capacity, NULL, &again);
+    assert_same_run(args, &got, &again, capacity);
+    int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
+    for (int64_t p = 0; p < proxies; p++)
+        assert_error_below(fabs(got.lse[p] - truth.lse[p]), estimate_error(shape), "lse of proxy %d", (int)p);
+    compare_histograms(args, &got, &truth);
+    assert_int_equal(got.offsets[0], 0);
+    assert_int_equal(got.offsets[args->batch * args->heads * dsvi_select_groups(args)], got.needed);
+    for (int64_t h = 0; h < args->heads; h++)
+        assert_error_below(fabs(got.selected_mass[h] - truth.selected_mass[h]),
+                           2 * estimate_error(shape) * (1 + truth.selected_mass[h]), "selected mass");
+    if (capacity < truth.needed)
+        assert_true(labs((long)(got.needed - truth.needed)) <= truth.needed / 100);
+    else
+        compare_lists(args, &got, &truth, 4 * estimate_error(shape));
+    assert_int_equal(got.runs[capacity], -1);
+    run_free(&truth);
+    run_free(&got);
+    run_free(&again);
+}
+
+static void check_select(const DsvBackend *backend, const SelectShape *shape)
+{
+    DsvSelectArgs args = {
+        .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .keys = shape->keys,
+        .group = shape->group, .chunk = shape->chunk, .candidate_keys = shape->candidate_keys,
+        .grain = shape->grain, .features = shape->features, .scale = 1 / sqrt((double)shape->features),
+        .explore_rate = 0.2, .explore_seed = 3, .explore_step = 4,
+    };
+    int64_t pairs = args.batch * args.heads, runs = dsvi_select_runs(&args);
+    int64_t capacity = pairs * dsvi_select_groups(&args) * runs;
+    float threshold[8];
+    float *proxies = normal(pairs * dsvi_select_proxies(&args) * args.features, shape->logit, 1);
+    float *candidates = normal(pairs * dsvi_select_candidates(&args) * args.features, 1, 2);
+    int32_t topk[8];
+    args.proxies = proxies;
+    args.candidates = candidates;
+    for (int64_t h = 0; h < args.heads; h++) {
+        threshold[h] = (float)((0.5 + 0.3 * (double)h) / (double)runs);
+        topk[h] = (int32_t)(runs / 5 + h);
+    }
+    for (int explore = DSV_EXPLORE_NONE; explore <= DSV_EXPLORE_BLOCKS; explore++) {
+        args.explore = (DsvExplore)explore;
+        args.threshold = threshold;
+        args.topk = NULL;
+        compare_with_truth(backend, shape, &args, capacity);
+        args.threshold = NULL;
+        args.topk = topk;
+        compare_with_truth(backend, shape, &args, capacity);
+    }
+    args.explore = DSV_EXPLORE_NONE;
+    compare_with_truth(backend, shape, &args, runs / 2);
+    free(proxies);
+    free(candidates);
+}
+
+/* lse and features of zero make every estimate exactly 1, and exact on every backend: the rules on ties. */
+static void check_ties(const DsvBackend *backend)
+{
+    enum { RUNS = 150 };
+    static const float zeros[2 * RUNS * 16];
+    float threshold[2] = {1, 1.5f};
+    int32_t topk[2] = {70, RUNS};
+    DsvSelectArgs args = {.batch = 1, .heads = 2, .queries = 6, .keys = RUNS, .group = 4, .chunk = 4,
+                          .candidate_keys = 1, .grain = 1, .features = 16, .scale = 1, .proxies = zeros,
+                          .candidates = zeros, .threshold = threshold};
+    SelectRun r;
+    select_on(backend, &backend->ops, &args, 4 * RUNS, zeros, &r);
+    assert_int_equal(r.needed, 2 * RUNS + 2);
+    assert_int_equal(r.runs[2 * RUNS], 0);
+    assert_int_equal(r.runs[2 * RUNS + 1], 0);
+    run_free(&r);
+    args.threshold = NULL;
+    args.topk = topk;
+    select_on(backend, &backend->ops, &args, 4 * RUNS, zeros, &r);
+    assert_int_equal(r.needed, 2 * 70 + 2 * RUNS);
+    for (int i = 0; i < 70; i++)
+        assert_int_equal(r.runs[i], i);
+    run_free(&r);
+}
+
+/* Round the sizes at which an implementation may cut: lanes, tiles of 256 candidates and 32 proxies, words of
+ * 64 runs, 16 slices of groups. */
+void check_select_cases(const DsvBackend *backend)
+{
+    static const SelectShape shapes[] = {
+        {1, 1, 1, 1, 1, 1, 1, 1, 1, 1},           {2, 3, 21, 37, 8, 4, 1, 1, 5, 1},
+        {1, 2, 300, 515, 128, 16, 1, 1, 16, 2},   {1, 1, 70, 260, 64, 1, 1, 1, 16, 1},
+        {1, 2, 130, 300, 32, 16, 1, 8, 16, 3},    {1, 2, 90, 1000, 64, 64, 64, 64, 34, 1},
+        {1, 1, 50, 129, 16, 8, 4, 12, 8, 1},      {1, 2, 40, 65, 2, 2, 1, 1, 16, 30},
+        {1, 1, 33, 513, 16, 16, 1, 1, 128, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_select(backend, &shapes[i]);
+    check_ties(backend);
+}
