@@ -160,6 +160,14 @@ class Layers(Planted):
         self.write("src/high/high.h", "enum { HIGH };\n")
         self.complains("src/low/low.c: includes high/high.h", low='#include "high/high.h"\n' + self.LOW)
 
+    def test_upward_include_in_angles(self):
+        self.write("src/high/high.h", "enum { HIGH };\n")
+        self.complains("src/low/low.c: includes high/high.h", low="#include <high/high.h>\n" + self.LOW)
+
+    def test_program_includes_internals(self):
+        self.write("cli/main.c", '#include "low/low.h"\n#include "verb.h"\n#include "dsv/high.h"\n')
+        self.complains("cli/main.c: includes low/low.h")
+
     def test_public_header_includes_internals(self):
         self.write("include/low/low.h", "\n")
         self.complains("public headers know no internals", header='#include "low/low.h"\n' + self.HEADER)
