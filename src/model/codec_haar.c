@@ -220,7 +220,8 @@ static void close_haar(DsvCodec *codec)
 static DsvStatus check_levels(const char *key, int64_t levels, int64_t most)
 {
     if (levels < 0 || levels > most)
-        return DSVI_FAIL(DSV_E_USAGE, "%s is %lld, wanted 0 to %lld", key, (long long)levels, (long long)most);
+        return DSVI_FAIL(DSV_E_USAGE, "%s is %lld, wanted 0 to %lld", key, (long long)levels,
+                         (long long)most);
     return DSV_OK;
 }
 

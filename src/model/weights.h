@@ -33,7 +33,7 @@ typedef struct DsvParam {
     int64_t count;        /* elements */
     int64_t offset;       /* elements from the start of the flat array, a multiple of 16 */
     DsvInit init;
-    bool in_compute_dtype; /* a GEMM weight, which also lives in the compute dtype; the time embedder's do not */
+    bool in_compute_dtype; /* a GEMM weight, which also lives in the compute dtype; not the time embedder's */
 } DsvParam;
 
 typedef struct DsvParamTable {
@@ -54,7 +54,8 @@ void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat);
 
 /* Reads weights into the host array: `path` is a transformer folder (single file or sharded index) or one
  * safetensors file; either naming, known prefixes stripped, fused to_qkv / to_kv split, F32 BF16 F16
- * converted. Tensors missing, unknown or of another shape are one error that lists them. */
+ * converted. Tensors missing, unknown, twice there or of another shape are one DSV_E_SHAPE that lists
+ * them; pickles are DSV_E_UNSUPPORTED. */
 DsvStatus dsvi_weights_read(const char *path, const DsvParamTable *table, float *flat);
 
 /* Writes folder/diffusion_pytorch_model.safetensors, sharded with an index above shard_bytes. `dtype` is

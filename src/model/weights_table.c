@@ -103,16 +103,18 @@ DsvStatus dsvi_param_table_make(const DsvDitConfig *config, DsvParamTable *out)
     add(&b, "patch_embedding", "patch_embedding", ".bias", BIAS, (int64_t[5]){width});
     add_linear(&b, "condition_embedder.text_embedder.linear_1", "text_embedding.0", TEXT_WEIGHT, width,
                config->text_dim);
-    add_linear(&b, "condition_embedder.text_embedder.linear_2", "text_embedding.2", TEXT_WEIGHT, width, width);
+    add_linear(&b, "condition_embedder.text_embedder.linear_2", "text_embedding.2", TEXT_WEIGHT, width,
+               width);
     add_linear(&b, "condition_embedder.time_embedder.linear_1", "time_embedding.0", TIME_WEIGHT, width,
                config->freq_dim);
-    add_linear(&b, "condition_embedder.time_embedder.linear_2", "time_embedding.2", TIME_WEIGHT, width, width);
+    add_linear(&b, "condition_embedder.time_embedder.linear_2", "time_embedding.2", TIME_WEIGHT, width,
+               width);
     add_linear(&b, "condition_embedder.time_proj", "time_projection.1", TIME_PROJECTION, 6 * width, width);
     for (int64_t i = 0; i < config->num_layers; i++)
         add_block(&b, config, i);
     add(&b, "scale_shift_table", "head.modulation", "", MODULATION, (int64_t[5]){1, 2, width});
-    add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT, patch[0] * patch[1] * patch[2] * config->out_channels,
-               width);
+    add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT,
+               patch[0] * patch[1] * patch[2] * config->out_channels, width);
     DSVI_ASSERT(out->count == OUTSIDE + PER_BLOCK * config->num_layers);
     return DSV_OK;
 }
@@ -153,5 +155,6 @@ void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat)
 {
     memset(flat, 0, (size_t)table->elements * sizeof *flat);
     for (int64_t i = 0; i < table->count; i++)
-        init_param(&table->params[i], (DsvRng){seed, DSV_RNG_INIT, (uint32_t)i}, flat + table->params[i].offset);
+        init_param(&table->params[i], (DsvRng){seed, DSV_RNG_INIT, (uint32_t)i},
+                   flat + table->params[i].offset);
 }

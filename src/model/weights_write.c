@@ -178,8 +178,8 @@ static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *tab
         snprintf(name, sizeof name, "%s%s", prefix, param->name);
         DSVI_TRY(dsvi_safetensors_want(file, name, param->ndim, param->shape, &tensor));
         if (tensor->dtype != DSV_F32)
-            return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted F32", dsvi_safetensors_path(file), name,
-                             dsvi_dtype_name(tensor->dtype));
+            return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted F32", dsvi_safetensors_path(file),
+                             name, dsvi_dtype_name(tensor->dtype));
         memcpy(flat + param->offset, tensor->data, tensor->bytes);
     }
     return DSV_OK;

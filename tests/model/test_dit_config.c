@@ -120,11 +120,12 @@ static void reads_diffusers_naming(void **state)
     DsvDitConfig config, wanted = preset("wan1.3b");
     (void)state;
     assert_ok(read_text("{\"_class_name\": \"WanTransformer3DModel\", \"_diffusers_version\": \"0.33.0\", "
-                        "\"added_kv_proj_dim\": null, \"attention_head_dim\": 128, \"cross_attn_norm\": true, "
-                        "\"eps\": 1e-06, \"ffn_dim\": 8960, \"freq_dim\": 256, \"image_dim\": null, "
-                        "\"in_channels\": 16, \"num_attention_heads\": 12, \"num_layers\": 30, "
-                        "\"out_channels\": 16, \"patch_size\": [1, 2, 2], \"qk_norm\": "
-                        "\"rms_norm_across_heads\", \"rope_max_seq_len\": 1024, \"text_dim\": 4096}", &config));
+                        "\"added_kv_proj_dim\": null, \"attention_head_dim\": 128, "
+                        "\"cross_attn_norm\": true, \"eps\": 1e-06, \"ffn_dim\": 8960, \"freq_dim\": 256, "
+                        "\"image_dim\": null, \"in_channels\": 16, \"num_attention_heads\": 12, "
+                        "\"num_layers\": 30, \"out_channels\": 16, \"patch_size\": [1, 2, 2], "
+                        "\"qk_norm\": \"rms_norm_across_heads\", \"rope_max_seq_len\": 1024, "
+                        "\"text_dim\": 4096}", &config));
     assert_memory_equal(&config, &wanted, sizeof config);
 }
 

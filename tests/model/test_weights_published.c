@@ -1,4 +1,5 @@
-/* The parameter table against the tensor lists of the published models: names of both kinds, shapes, order. */
+/* The parameter table against the tensor lists of the published models: names of both kinds, shapes and
+ * order. */
 #include "test.h"
 
 #include "model/weights.h"

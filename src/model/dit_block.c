@@ -1,0 +1,352 @@
+/* One block of the transformer, forward and backward, as wan.md 2.3, step 4 lists it:
+ *
+ *     y = SelfAttn(LN(x) (1 + m1) + m0)           x1 = x + m2 y
+ *     y = CrossAttn(LN(x1) w + b, context)        x2 = x1 + y
+ *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
+ *
+ * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
+ * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same. */
+#include "model/dit_internal.h"
+
+#include <math.h>
+
+enum { SHIFT_SELF, SCALE_SELF, GATE_SELF, SHIFT_FFN, SCALE_FFN, GATE_FFN, ROWS, NO_GATE };
+
+static const DsvDitBlockParams *params_of(const DsvDit *dit, int64_t block)
+{
+    return &dit->params.blocks[block];
+}
+
+/* ---- modulation: m = table + e0 ---- */
+
+static DsvAddRowsArgs modulation_args(const DsvDit *dit, int64_t block)
+{
+    int64_t place = params_of(dit, block)->modulation, cols = ROWS * dit->width;
+    return (DsvAddRowsArgs){
+        .rows = dit->batch, .cols = cols, .x_cols = cols, .acc = dit->acc,
+        .x = dit->embedded.modulation, .table = dsvi_dit_param(dit, place), .out = dit->scratch.modulation,
+        .dout = dit->scratch.dmodulation, .dx = dit->scratch.dembedding, .dtable = dsvi_dit_grad(dit, place),
+    };
+}
+
+static DsvStatus modulate(const DsvDit *dit, int64_t block)
+{
+    DsvAddRowsArgs args = modulation_args(dit, block);
+    return dit->backend->ops.add_rows_fwd.run(dit->stream, &args);
+}
+
+static DsvStatus modulate_bwd(const DsvDit *dit, int64_t block)
+{
+    DsvAddRowsArgs args = modulation_args(dit, block);
+    return dit->backend->ops.add_rows_bwd.run(dit->stream, &args);
+}
+
+/* ---- the three norms ---- */
+
+static DsvDitNorm norm_self(const DsvDit *dit, int64_t block)
+{
+    return dsvi_dit_modulated(dit, dit->residual[block], dit->scratch.modulation, dit->scratch.dmodulation,
+                              ROWS, SHIFT_SELF);
+}
+
+static DsvDitNorm norm_cross(const DsvDit *dit, int64_t block)
+{
+    const DsvDitBlockParams *p = params_of(dit, block);
+    return (DsvDitNorm){
+        .x = dit->scratch.x1,
+        .scale = dsvi_dit_param(dit, p->norm_weight), .shift = dsvi_dit_param(dit, p->norm_bias),
+        .dscale = dsvi_dit_grad(dit, p->norm_weight), .dshift = dsvi_dit_grad(dit, p->norm_bias),
+    };
+}
+
+static DsvDitNorm norm_ffn(const DsvDit *dit)
+{
+    return dsvi_dit_modulated(dit, dit->scratch.x2, dit->scratch.modulation, dit->scratch.dmodulation, ROWS,
+                              SHIFT_FFN);
+}
+
+/* ---- the residual stream: out = x + gate y ---- */
+
+static DsvGateResidualArgs residual_args(const DsvDit *dit, int gate, const void *y)
+{
+    DsvGateResidualArgs args = {
+        .batch = dit->batch, .tokens = dit->tokens, .channels = dit->width, .gate_stride = ROWS * dit->width,
+        .act = dit->act, .acc = dit->acc, .y = y,
+    };
+    if (gate == NO_GATE)
+        return args;
+    args.gate = dsvi_dit_at(dit->scratch.modulation, dit->acc, gate * dit->width);
+    if (dit->scratch.dmodulation)
+        args.dgate = dsvi_dit_at(dit->scratch.dmodulation, dit->acc, gate * dit->width);
+    return args;
+}
+
+static DsvStatus add_to_residual(const DsvDit *dit, const void *x, int gate, const void *y, void *out)
+{
+    DsvGateResidualArgs args = residual_args(dit, gate, y);
+    args.x = x;
+    args.out = out;
+    return dit->backend->ops.gate_residual_fwd.run(dit->stream, &args);
+}
+
+static DsvStatus add_self(const DsvDit *dit, int64_t block)
+{
+    return add_to_residual(dit, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
+}
+
+static DsvStatus add_cross(const DsvDit *dit, int64_t block)
+{
+    return add_to_residual(dit, dit->scratch.x1, NO_GATE, dit->saved[block].y_cross, dit->scratch.x2);
+}
+
+static DsvStatus add_ffn(const DsvDit *dit, int64_t block)
+{
+    return add_to_residual(dit, dit->scratch.x2, GATE_FFN, dit->saved[block].y_ffn, dit->residual[block + 1]);
+}
+
+/* dy = gate dx, and the gate's gradient. */
+static DsvStatus residual_bwd(const DsvDit *dit, int gate, const void *y)
+{
+    DsvGateResidualArgs args = residual_args(dit, gate, y);
+    args.dout = dit->scratch.dx;
+    args.dy = dit->scratch.dy;
+    return dit->backend->ops.gate_residual_bwd.run(dit->stream, &args);
+}
+
+/* ---- q and k: RMSNorm over all heads, and RoPE in self-attention ---- */
+
+static DsvRmsNormRopeArgs heads_norm(const DsvDit *dit, int64_t tokens, bool turn, const void *x,
+                                     int64_t place, void *rstd)
+{
+    return (DsvRmsNormRopeArgs){
+        .batch = dit->batch, .tokens = tokens, .heads = dit->heads, .head_dim = dit->head_dim,
+        .eps = dit->config.eps, .act = dit->act, .acc = dit->acc, .x = x,
+        .weight = dsvi_dit_param(dit, place), .dweight = dsvi_dit_grad(dit, place),
+        .cos = turn ? dit->rope_cos : NULL, .sin = turn ? dit->rope_sin : NULL, .rstd = rstd,
+    };
+}
+
+static DsvStatus heads_norm_fwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void *y)
+{
+    args.y = y;
+    return dit->backend->ops.rms_norm_rope_fwd.run(dit->stream, &args);
+}
+
+/* In place: dy becomes dx. */
+static DsvStatus heads_norm_bwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void *dy)
+{
+    args.dy = args.dx = dy;
+    return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
+}
+
+static DsvStatus activate(const DsvDit *dit, const void *x, void *y)
+{
+    DsvActivationArgs args = {.activation = DSV_GELU_TANH, .n = dit->batch * dit->tokens * dit->ffn,
+                              .dtype = dit->act, .x = x, .y = y};
+    return dit->backend->ops.activation_fwd.run(dit->stream, &args);
+}
+
+static DsvStatus activate_bwd(const DsvDit *dit, const void *x, void *dy)
+{
+    DsvActivationArgs args = {.activation = DSV_GELU_TANH, .n = dit->batch * dit->tokens * dit->ffn,
+                              .dtype = dit->act, .x = x, .dy = dy, .dx = dy};
+    return dit->backend->ops.activation_bwd.run(dit->stream, &args);
+}
+
+/* ---- self-attention ---- */
+
+static DsvRmsNormRopeArgs self_q_norm(const DsvDit *dit, int64_t block)
+{
+    return heads_norm(dit, dit->tokens, true, dit->saved[block].q, params_of(dit, block)->self.norm_q,
+                      dit->scratch.rstd);
+}
+
+static DsvRmsNormRopeArgs self_k_norm(const DsvDit *dit, int64_t block)
+{
+    return heads_norm(dit, dit->tokens, true, dit->saved[block].k, params_of(dit, block)->self.norm_k,
+                      dit->scratch.rstd_k);
+}
+
+static DsvSparseAttention self_tensors(const DsvDit *dit, int64_t block)
+{
+    const DsvDitSaved *saved = &dit->saved[block];
+    return (DsvSparseAttention){
+        .scale = 1 / sqrt((double)dit->head_dim),
+        .q = dit->scratch.q, .k = dit->scratch.k, .v = saved->v,
+        .out = saved->attended, .lse = saved->lse,
+    };
+}
+
+static DsvStatus self_fwd(DsvDit *dit, int64_t block, bool recompute)
+{
+    const DsvDitAttentionParams *p = &params_of(dit, block)->self;
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDitNorm norm = norm_self(dit, block);
+    DsvSparseAttention tensors = self_tensors(dit, block);
+    int64_t rows = dit->batch * dit->tokens;
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->q));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, rows, s->h, dit->act, saved->k));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, rows, s->h, dit->act, saved->v));
+    DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
+    DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
+    tensors.hidden = s->h;
+    tensors.recompute = recompute;
+    DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, false));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->attended, dit->act, saved->y_self));
+    return add_self(dit, block);
+}
+
+static DsvStatus self_bwd(DsvDit *dit, int64_t block)
+{
+    const DsvDitAttentionParams *p = &params_of(dit, block)->self;
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDitNorm norm = norm_self(dit, block);
+    DsvSparseAttention tensors = self_tensors(dit, block);
+    DsvDtype act = dit->act;
+    int64_t rows = dit->batch * dit->tokens;
+    DSVI_TRY(residual_bwd(dit, GATE_SELF, saved->y_self));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->o, rows, saved->attended, s->dy, act, s->h, false));
+    DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
+    DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
+    tensors.dout = s->h;
+    tensors.dq = s->dq;
+    tensors.dk = s->dk;
+    tensors.dv = s->dv;
+    DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, true));
+    DSVI_TRY(heads_norm_bwd(dit, self_q_norm(dit, block), s->dq));
+    DSVI_TRY(heads_norm_bwd(dit, self_k_norm(dit, block), s->dk));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, act, s->dy, false));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, rows, s->h, s->dk, act, s->dy, true));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, rows, s->h, s->dv, act, s->dy, true));
+    return dsvi_dit_norm_bwd(dit, &norm);
+}
+
+/* ---- cross-attention ---- */
+
+static DsvRmsNormRopeArgs cross_q_norm(const DsvDit *dit, int64_t block)
+{
+    return heads_norm(dit, dit->tokens, false, dit->saved[block].cross_q, params_of(dit, block)->cross.norm_q,
+                      dit->scratch.rstd);
+}
+
+static DsvRmsNormRopeArgs cross_k_norm(const DsvDit *dit, int64_t block)
+{
+    return heads_norm(dit, dit->text_len, false, dit->saved[block].cross_k,
+                      params_of(dit, block)->cross.norm_k, dit->scratch.rstd_k);
+}
+
+static DsvSparseAttention cross_tensors(const DsvDit *dit, int64_t block)
+{
+    const DsvDitSaved *saved = &dit->saved[block];
+    return (DsvSparseAttention){
+        .scale = 1 / sqrt((double)dit->head_dim),
+        .q = dit->scratch.q, .k = dit->scratch.cross_k, .v = saved->cross_v,
+        .out = saved->cross_attended, .lse = saved->cross_lse,
+    };
+}
+
+static DsvStatus cross_fwd(DsvDit *dit, int64_t block)
+{
+    const DsvDitAttentionParams *p = &params_of(dit, block)->cross;
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    const void *context = dit->embedded.context;
+    DsvDitNorm norm = norm_cross(dit, block);
+    DsvSparseAttention tensors = cross_tensors(dit, block);
+    int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->cross_q));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, text_rows, context, dit->act, saved->cross_k));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, text_rows, context, dit->act, saved->cross_v));
+    DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
+    DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
+    DSVI_TRY(dsvi_dit_cross_attend(dit, &tensors, false));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, saved->y_cross));
+    return add_cross(dit, block);
+}
+
+static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
+{
+    const DsvDitAttentionParams *p = &params_of(dit, block)->cross;
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    const void *context = dit->embedded.context;
+    DsvDitNorm norm = norm_cross(dit, block);
+    DsvSparseAttention tensors = cross_tensors(dit, block);
+    int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
+    DSVI_TRY(residual_bwd(dit, NO_GATE, NULL));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->o, rows, saved->cross_attended, s->dy, dit->act, s->h, false));
+    DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
+    DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
+    tensors.dout = s->h;
+    tensors.dq = s->dq;
+    tensors.dk = s->dcross_k;
+    tensors.dv = s->dcross_v;
+    DSVI_TRY(dsvi_dit_cross_attend(dit, &tensors, true));
+    DSVI_TRY(heads_norm_bwd(dit, cross_q_norm(dit, block), s->dq));
+    DSVI_TRY(heads_norm_bwd(dit, cross_k_norm(dit, block), s->dcross_k));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, text_rows, context, s->dcross_k, dit->acc, s->dcontext, true));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, text_rows, context, s->dcross_v, dit->acc, s->dcontext, true));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, dit->act, s->dy, false));
+    return dsvi_dit_norm_bwd(dit, &norm);
+}
+
+/* ---- feed-forward ---- */
+
+static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
+{
+    const DsvDitBlockParams *p = params_of(dit, block);
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDitNorm norm = norm_ffn(dit);
+    int64_t rows = dit->batch * dit->tokens;
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->ffn_in, rows, s->h, dit->act, saved->ffn_hidden));
+    DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn));
+    return add_ffn(dit, block);
+}
+
+static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
+{
+    const DsvDitBlockParams *p = params_of(dit, block);
+    const DsvDitSaved *saved = &dit->saved[block];
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDitNorm norm = norm_ffn(dit);
+    int64_t rows = dit->batch * dit->tokens;
+    DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
+    DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_out, rows, s->ffn, s->dy, dit->act, s->dffn, false));
+    DSVI_TRY(activate_bwd(dit, saved->ffn_hidden, s->dffn));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
+    return dsvi_dit_norm_bwd(dit, &norm);
+}
+
+/* ---- the block ---- */
+
+DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block, bool recompute)
+{
+    DSVI_TRY(modulate(dit, block));
+    DSVI_TRY(self_fwd(dit, block, recompute));
+    DSVI_TRY(cross_fwd(dit, block));
+    return ffn_fwd(dit, block);
+}
+
+DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
+{
+    /* m, x1 and x2 as they were in the forward pass */
+    DSVI_TRY(modulate(dit, block));
+    DSVI_TRY(add_self(dit, block));
+    DSVI_TRY(add_cross(dit, block));
+    DSVI_TRY(dsvi_dit_zero(dit, dit->acc, dit->scratch.dmodulation, dit->batch * ROWS * dit->width));
+    DSVI_TRY(ffn_bwd(dit, block));
+    DSVI_TRY(cross_bwd(dit, block));
+    DSVI_TRY(self_bwd(dit, block));
+    return modulate_bwd(dit, block);
+}

@@ -1,0 +1,181 @@
+/* The ends of the transformer, forward and backward: embeddings of latents, time and text, and the head
+ * (wan.md 2.3, steps 1 to 3, 6 and 7). The time embedding is computed in acc whatever act is, as in the
+ * original implementation. */
+#include "model/dit_internal.h"
+
+enum { HEAD_ROWS = 2 };
+
+static DsvStatus activate(const DsvDit *dit, DsvActivation activation, int64_t n, DsvDtype dtype,
+                          const void *x, void *y)
+{
+    DsvActivationArgs args = {.activation = activation, .n = n, .dtype = dtype, .x = x, .y = y};
+    return dit->backend->ops.activation_fwd.run(dit->stream, &args);
+}
+
+/* In place: dy becomes dx. */
+static DsvStatus activate_bwd(const DsvDit *dit, DsvActivation activation, int64_t n, DsvDtype dtype,
+                              const void *x, void *dy)
+{
+    DsvActivationArgs args = {.activation = activation, .n = n, .dtype = dtype, .x = x, .dy = dy, .dx = dy};
+    return dit->backend->ops.activation_bwd.run(dit->stream, &args);
+}
+
+/* ---- latents ---- */
+
+static DsvPatchArgs patch_args(const DsvDit *dit, int64_t channels, bool channel_last, void *latent,
+                               DsvDtype row_dtype, void *rows)
+{
+    return (DsvPatchArgs){
+        .batch = dit->batch, .channels = channels, .frames = dit->shape.frames, .height = dit->shape.height,
+        .width = dit->shape.width,
+        .patch = {dit->config.patch[0], dit->config.patch[1], dit->config.patch[2]},
+        .channel_last = channel_last, .order = dit->order, .latent_dtype = dit->acc, .row_dtype = row_dtype,
+        .latent = latent, .rows = rows,
+    };
+}
+
+static DsvStatus patch_fwd(const DsvDit *dit, const void *latents)
+{
+    void *rows = dit->embedded.patch_rows;
+    DsvPatchArgs args = patch_args(dit, dit->config.in_channels, false, (void *)latents, dit->act, rows);
+    DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &args));
+    return dsvi_dit_linear_fwd(dit, &dit->params.patch, dit->batch * dit->tokens, rows, dit->acc,
+                               dit->residual[0]);
+}
+
+static DsvStatus patch_bwd(const DsvDit *dit, void *dlatents)
+{
+    const DsvDitScratch *s = &dit->scratch;
+    int64_t rows = dit->batch * dit->tokens;
+    void *drows = dlatents ? s->dpatch_rows : NULL;
+    DsvPatchArgs args = patch_args(dit, dit->config.in_channels, false, dlatents, dit->acc, drows);
+    DSVI_TRY(dsvi_dit_cast(dit, rows * dit->width, dit->acc, s->dx, dit->act, s->dy));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.patch, rows, dit->embedded.patch_rows, s->dy, dit->acc,
+                                 drows, false));
+    return dlatents ? dit->backend->ops.patch_scatter.run(dit->stream, &args) : DSV_OK;
+}
+
+/* ---- time ---- */
+
+static DsvStatus time_fwd(const DsvDit *dit, const void *timestep)
+{
+    const DsvDitEmbedded *e = &dit->embedded;
+    const DsvDitParams *p = &dit->params;
+    int64_t n = dit->batch * dit->width;
+    DsvTimeEmbedArgs args = {.batch = dit->batch, .dim = dit->config.freq_dim, .acc = dit->acc, .t = timestep,
+                             .row = e->time_row};
+    DSVI_TRY(dit->backend->ops.time_embed.run(dit->stream, &args));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_in, dit->batch, e->time_row, dit->acc, e->time_hidden));
+    DSVI_TRY(activate(dit, DSV_SILU, n, dit->acc, e->time_hidden, e->time_act));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_out, dit->batch, e->time_act, dit->acc, e->time));
+    DSVI_TRY(activate(dit, DSV_SILU, n, dit->acc, e->time, e->time_silu));
+    return dsvi_dit_linear_fwd(dit, &p->time_projection, dit->batch, e->time_silu, dit->acc, e->modulation);
+}
+
+static DsvStatus time_bwd(const DsvDit *dit)
+{
+    const DsvDitEmbedded *e = &dit->embedded;
+    const DsvDitParams *p = &dit->params;
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDtype acc = dit->acc;
+    int64_t n = dit->batch * dit->width;
+    DsvAddArgs join = {.n = n, .a = 1, .b = 1, .x_dtype = acc, .y_dtype = acc, .x = s->dtime_hidden,
+                       .y = s->dtime};
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_projection, dit->batch, e->time_silu, s->dembedding, acc,
+                                 s->dtime_hidden, false));
+    DSVI_TRY(activate_bwd(dit, DSV_SILU, n, acc, e->time, s->dtime_hidden));
+    DSVI_TRY(dit->backend->ops.add.run(dit->stream, &join));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_out, dit->batch, e->time_act, s->dtime, acc, s->dtime_hidden,
+                                 false));
+    DSVI_TRY(activate_bwd(dit, DSV_SILU, n, acc, e->time_hidden, s->dtime_hidden));
+    return dsvi_dit_linear_bwd(dit, &p->time_in, dit->batch, e->time_row, s->dtime_hidden, acc, NULL, false);
+}
+
+/* ---- text ---- */
+
+static DsvStatus text_fwd(const DsvDit *dit, const void *text)
+{
+    const DsvDitEmbedded *e = &dit->embedded;
+    const DsvDitParams *p = &dit->params;
+    DsvDtype act = dit->act;
+    int64_t rows = dit->batch * dit->text_len;
+    DSVI_TRY(dsvi_dit_cast(dit, rows * dit->config.text_dim, dit->acc, text, act, e->text));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->text_in, rows, e->text, act, e->text_hidden));
+    DSVI_TRY(activate(dit, DSV_GELU_TANH, rows * dit->width, act, e->text_hidden, e->text_act));
+    return dsvi_dit_linear_fwd(dit, &p->text_out, rows, e->text_act, act, e->context);
+}
+
+static DsvStatus text_bwd(const DsvDit *dit, void *dtext)
+{
+    const DsvDitEmbedded *e = &dit->embedded;
+    const DsvDitParams *p = &dit->params;
+    const DsvDitScratch *s = &dit->scratch;
+    DsvDtype act = dit->act;
+    int64_t rows = dit->batch * dit->text_len;
+    DSVI_TRY(dsvi_dit_cast(dit, rows * dit->width, dit->acc, s->dcontext, act, s->dtext));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->text_out, rows, e->text_act, s->dtext, act, s->dtext_hidden,
+                                 false));
+    DSVI_TRY(activate_bwd(dit, DSV_GELU_TANH, rows * dit->width, act, e->text_hidden, s->dtext_hidden));
+    return dsvi_dit_linear_bwd(dit, &p->text_in, rows, e->text, s->dtext_hidden, dit->acc, dtext, false);
+}
+
+DsvStatus dsvi_dit_embed_fwd(DsvDit *dit, const void *latents, const void *timestep, const void *text)
+{
+    DSVI_TRY(patch_fwd(dit, latents));
+    DSVI_TRY(time_fwd(dit, timestep));
+    return text_fwd(dit, text);
+}
+
+DsvStatus dsvi_dit_embed_bwd(DsvDit *dit, void *dlatents, void *dtext)
+{
+    DSVI_TRY(patch_bwd(dit, dlatents));
+    DSVI_TRY(time_bwd(dit));
+    return text_bwd(dit, dtext);
+}
+
+/* ---- head: out = Linear(LN(x) (1 + m1) + m0), m = table + e in both rows ---- */
+
+static DsvAddRowsArgs head_modulation(const DsvDit *dit)
+{
+    int64_t place = dit->params.head_modulation;
+    return (DsvAddRowsArgs){
+        .rows = dit->batch, .cols = HEAD_ROWS * dit->width, .x_cols = dit->width, .acc = dit->acc,
+        .x = dit->embedded.time, .table = dsvi_dit_param(dit, place), .out = dit->embedded.head_modulation,
+        .dout = dit->scratch.dhead_modulation, .dx = dit->scratch.dtime, .dtable = dsvi_dit_grad(dit, place),
+    };
+}
+
+static DsvDitNorm head_norm(const DsvDit *dit)
+{
+    return dsvi_dit_modulated(dit, dit->residual[dit->config.num_layers], dit->embedded.head_modulation,
+                              dit->scratch.dhead_modulation, HEAD_ROWS, 0);
+}
+
+DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
+{
+    void *rows = dit->scratch.head_rows;
+    DsvAddRowsArgs modulation = head_modulation(dit);
+    DsvDitNorm norm = head_norm(dit);
+    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, output, dit->acc, rows);
+    DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, dit->scratch.h, dit->acc,
+                                 rows));
+    return dit->backend->ops.patch_scatter.run(dit->stream, &args);
+}
+
+DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
+{
+    const DsvDitScratch *s = &dit->scratch;
+    DsvAddRowsArgs modulation = head_modulation(dit);
+    DsvDitNorm norm = head_norm(dit);
+    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, (void *)doutput, dit->act,
+                                   s->dhead_rows);
+    DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &args));
+    DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, s->dhead_rows,
+                                 dit->act, s->dy, false));
+    DSVI_TRY(dsvi_dit_norm_bwd(dit, &norm));
+    return dit->backend->ops.add_rows_bwd.run(dit->stream, &modulation);
+}

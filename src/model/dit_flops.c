@@ -1,0 +1,35 @@
+/* FLOPs of a forward pass, a multiplication and an addition counted as two. */
+#include "model/dit.h"
+
+/* Of x W^T with x (rows, in), W (out, in). */
+static double linear_flops(int64_t rows, int64_t out, int64_t in)
+{
+    return 2.0 * (double)rows * (double)out * (double)in;
+}
+
+static int64_t tokens_of(const DsvDitConfig *config, const DsvDitShape *shape)
+{
+    return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
+           (shape->width / config->patch[2]);
+}
+
+double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape)
+{
+    int64_t width = dsvi_dit_width(config), patch = config->patch[0] * config->patch[1] * config->patch[2];
+    int64_t rows = shape->batch * tokens_of(config, shape), text = shape->batch * shape->text_len;
+    double ends = linear_flops(rows, width, config->in_channels * patch) +
+                  linear_flops(rows, config->out_channels * patch, width) +
+                  linear_flops(text, width, config->text_dim) + linear_flops(text, width, width) +
+                  linear_flops(shape->batch, width, config->freq_dim) +
+                  linear_flops(shape->batch, 7 * width, width);
+    /* q k v o of self-attention, q and o of cross-attention, k and v of the text */
+    double block = linear_flops(rows, 6 * width, width) + linear_flops(text, 2 * width, width) +
+                   2 * linear_flops(rows, config->ffn_dim, width);
+    return ends + (double)config->num_layers * block;
+}
+
+double dsvi_dit_flops_attention(const DsvDitConfig *config, const DsvDitShape *shape)
+{
+    double queries = (double)tokens_of(config, shape), keys = queries + (double)shape->text_len;
+    return 4.0 * (double)(config->num_layers * shape->batch * dsvi_dit_width(config)) * queries * keys;
+}

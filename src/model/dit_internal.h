@@ -1,0 +1,187 @@
+/* What the pieces of the transformer share: the struct, and the small steps that blocks and embeddings are
+ * made of. Read dit.c first, then dit_block.c. */
+#ifndef DSVI_DIT_INTERNAL_H
+#define DSVI_DIT_INTERNAL_H
+
+#include "model/dit.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y = x W^T + b. Places are in elements, the same in all flat arrays. */
+typedef struct DsvDitLinear {
+    int64_t out, in;
+    int64_t weight, bias;
+    DsvDtype dtype; /* of x and of the copy of W that multiplies it: act, or acc in the time embedder */
+} DsvDitLinear;
+
+typedef struct DsvDitAttentionParams {
+    DsvDitLinear q, k, v, o;
+    int64_t norm_q, norm_k; /* places */
+} DsvDitAttentionParams;
+
+typedef struct DsvDitBlockParams {
+    DsvDitAttentionParams self, cross;
+    DsvDitLinear ffn_in, ffn_out;
+    int64_t norm_weight, norm_bias; /* the affine norm before cross-attention */
+    int64_t modulation;             /* (6, C) */
+} DsvDitBlockParams;
+
+typedef struct DsvDitParams {
+    DsvDitLinear patch, text_in, text_out, time_in, time_out, time_projection, head;
+    int64_t head_modulation;   /* (2, C) */
+    DsvDitBlockParams *blocks; /* (num_layers) */
+} DsvDitParams;
+
+/* What a block's backward pass needs beside the block's input. The rest it computes again from these, for
+ * the price of a pass over memory: norms (from the residual stream), q and k after norm and RoPE, the
+ * activation of the feed-forward layer, and the residual stream inside the block (from its summands). */
+typedef struct DsvDitSaved {
+    void *q, *k, *v;            /* (B, S, C) act: self-attention, q and k before their norm */
+    void *attended;             /* (B, S, C) act */
+    void *lse;                  /* (B, N, S) acc */
+    void *cross_q;              /* (B, S, C) act: before its norm */
+    void *cross_k, *cross_v;    /* (B, L, C) act: k before its norm */
+    void *cross_attended;       /* (B, S, C) act */
+    void *cross_lse;            /* (B, N, S) acc */
+    void *ffn_hidden;           /* (B, S, ffn) act: before the activation */
+    void *y_self, *y_cross, *y_ffn; /* (B, S, C) act: what each sub-layer adds, before its gate */
+} DsvDitSaved;
+
+/* Kept from the forward pass of embeddings and head to their backward pass; small but for patch_rows. */
+typedef struct DsvDitEmbedded {
+    void *patch_rows;              /* (B, S, in_channels * patch) act */
+    void *text;                    /* (B, L, text_dim) act */
+    void *text_hidden, *text_act;  /* (B, L, C) act: before and after GELU */
+    void *context;                 /* (B, L, C) act: what cross-attention attends */
+    void *time_row;                /* (B, freq_dim) acc */
+    void *time_hidden, *time_act;  /* (B, C) acc: before and after SiLU */
+    void *time, *time_silu;        /* (B, C) acc: e, and SiLU(e) */
+    void *modulation;              /* (B, 6, C) acc: e0 */
+    void *head_modulation;         /* (B, 2, C) acc */
+} DsvDitEmbedded;
+
+/* Lives inside one sub-layer, unless a comment says otherwise. q, k, dq, dk, dv share their memory with ffn
+ * and dffn: attention is done before the feed-forward layer begins, and the other way round backward. */
+typedef struct DsvDitScratch {
+    void *x1, *x2;           /* (B, S, C) acc: residual stream after self- and cross-attention of a block */
+    void *modulation;        /* (B, 6, C) acc: of a block */
+    void *h;                 /* (B, S, C) act: a norm's output; before it is computed again in the backward
+                              * pass, the gradient of attention's output */
+    void *q, *k;             /* (B, S, C) act: after norm and RoPE */
+    void *ffn;               /* (B, S, ffn) act: after the activation */
+    void *cross_k;           /* (B, L, C) act: after norm */
+    void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
+    void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
+    void *head_rows;         /* (B, S, out_channels * patch) acc */
+    void *attention;         /* workspace */
+    size_t attention_bytes;
+    /* backward only */
+    void *dx;                /* (B, S, C) acc: gradient of the residual stream, through the whole pass */
+    void *dcontext;          /* (B, L, C) acc: grows over the blocks */
+    void *dembedding;        /* (B, 6, C) acc: gradient of e0, grows over the blocks */
+    void *dmodulation;       /* (B, 6, C) acc: of a block */
+    void *dhead_modulation;  /* (B, 2, C) acc */
+    void *dtime;             /* (B, C) acc: gradient of e, from the head to the end */
+    void *dtime_hidden;      /* (B, C) acc */
+    void *dy;                /* (B, S, C) act: gradient of a sub-layer's output, then of its input */
+    void *dq, *dk, *dv;      /* (B, S, C) act */
+    void *dffn;              /* (B, S, ffn) act */
+    void *dcross_k, *dcross_v;       /* (B, L, C) act */
+    void *dtext, *dtext_hidden;      /* (B, L, C) act */
+    void *dhead_rows;        /* (B, S, out_channels * patch) act */
+    void *dpatch_rows;       /* (B, S, in_channels * patch) acc */
+} DsvDitScratch;
+
+struct DsvDit {
+    DsvBackend *backend;
+    DsvStream *stream;
+    const DsvParamTable *table;
+    DsvSparse *sparse; /* or NULL */
+    DsvDitConfig config;
+    DsvDitShape shape;
+    DsvDtype act, acc;
+    int64_t grid[3];                      /* tokens along frames, rows, columns */
+    int64_t batch, tokens, text_len;      /* B, S, L */
+    int64_t width, heads, head_dim, ffn;  /* C, N, D */
+    int64_t patch_in, patch_out;          /* elements of a token's patch, in and out */
+    DsvDitParams params;
+
+    DsvDitWeights weights;
+    int32_t *order;                       /* (S) device memory */
+    void *rope_cos, *rope_sin;            /* (S, D / 2) acc */
+    void **residual;                      /* (num_layers + 1) of (B, S, C) acc: input of each block, and of
+                                           * the head; all the same buffer without backward */
+    DsvDitSaved *saved;                   /* (num_layers); all the same buffers without backward, and with
+                                           * gradient checkpointing */
+    DsvDitEmbedded embedded;
+    DsvDitScratch scratch;
+};
+
+/* ---- dit_parts.c ---- */
+
+/* Element `place` of a flat or other array. */
+void *dsvi_dit_at(const void *base, DsvDtype dtype, int64_t place);
+/* A parameter's master copy, and its gradient. */
+const void *dsvi_dit_param(const DsvDit *dit, int64_t place);
+void *dsvi_dit_grad(const DsvDit *dit, int64_t place);
+
+DsvStatus dsvi_dit_zero(const DsvDit *dit, DsvDtype dtype, void *x, int64_t n);
+DsvStatus dsvi_dit_cast(const DsvDit *dit, int64_t n, DsvDtype x_dtype, const void *x, DsvDtype y_dtype,
+                        void *y);
+
+/* y (rows, out) y_dtype from x (rows, in) linear->dtype. */
+DsvStatus dsvi_dit_linear_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                              DsvDtype y_dtype, void *y);
+/* Adds the gradients of weight and bias; dx (rows, in) dx_dtype is written, or added to, or NULL. */
+DsvStatus dsvi_dit_linear_bwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                              const void *dy, DsvDtype dx_dtype, void *dx, bool add_to_dx);
+
+/* A LayerNorm over the residual stream. Mean and rstd go through scratch: the backward pass computes h again,
+ * just before. */
+typedef struct DsvDitNorm {
+    const void *x;              /* (B, S, C) acc */
+    double one_plus;
+    int64_t sample_stride;
+    const void *scale, *shift;
+    void *dscale, *dshift;      /* backward */
+} DsvDitNorm;
+
+/* LN(x) (1 + scale) + shift with shift and scale rows `row` and `row` + 1 of a modulation (B, rows, C). */
+DsvDitNorm dsvi_dit_modulated(const DsvDit *dit, const void *x, const void *modulation, void *dmodulation,
+                              int64_t rows, int64_t row);
+/* To scratch.h. */
+DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm);
+/* From scratch.dy; adds to scratch.dx. */
+DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm);
+
+/* ---- dit_attention.c ---- */
+
+/* Bytes of scratch.attention. */
+size_t dsvi_dit_attention_workspace(const DsvDit *dit);
+DsvStatus dsvi_dit_self_attend(DsvDit *dit, int64_t block, const DsvSparseAttention *args, bool backward);
+DsvStatus dsvi_dit_cross_attend(DsvDit *dit, const DsvSparseAttention *args, bool backward);
+
+/* ---- dit_embed.c ---- */
+
+/* Latents to residual[0], timestep to time and modulation, text to context. */
+DsvStatus dsvi_dit_embed_fwd(DsvDit *dit, const void *latents, const void *timestep, const void *text);
+/* From dx, dembedding, dtime and dcontext. */
+DsvStatus dsvi_dit_embed_bwd(DsvDit *dit, void *dlatents, void *dtext);
+/* The last residual stream to the output. */
+DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output);
+/* Adds to dx and dtime. */
+DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput);
+
+/* ---- dit_block.c ---- */
+
+/* residual[block] to residual[block + 1]. `recompute`: the same again for the backward pass. */
+DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block, bool recompute);
+/* dx, from gradient of residual[block + 1] to that of residual[block]; adds to dembedding and dcontext. */
+DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,319 @@
+/* The transformer against itself: finite differences, batches, threads, repeated runs, and its promises about
+ * memory and counts. */
+#include "dit_case.h"
+
+#include "base/rng.h"
+
+static void open_small(DitCase *c, DsvDtype act, const char *isa, int threads)
+{
+    DsvDitConfig config = dit_case_small_config();
+    DsvDitShape shape = dit_case_small_shape(act);
+    dit_case_open(c, &config, &shape, isa, threads, NULL);
+    float *flat = dit_case_random_weights(&c->table, 0.1);
+    dit_case_set_weights(c, flat);
+    free(flat);
+    dit_case_randomise(c, 1);
+}
+
+/* Loss after moving the n numbers of `x` by step * direction, which are put back. */
+static double loss_moved(DitCase *c, double *x, const double *direction, int64_t n, double step)
+{
+    DsvMseArgs mse = {
+        .batch = c->shape.batch, .n = c->out_elements / c->shape.batch, .grad_scale = 1, .acc = c->acc,
+        .output = c->output, .target = c->target, .loss = c->loss,
+    };
+    double *kept = malloc((size_t)n * sizeof *kept);
+    assert_non_null(kept);
+    memcpy(kept, x, (size_t)n * sizeof *kept);
+    for (int64_t i = 0; i < n; i++)
+        x[i] += step * direction[i];
+    dit_case_forward(c);
+    assert_ok(c->backend.ops.mse.run(c->backend.device->stream, &mse));
+    memcpy(x, kept, (size_t)n * sizeof *kept);
+    free(kept);
+    return dit_case_loss(c);
+}
+
+/* The slope of the loss along a random direction, by central differences of fourth order: (8 (f(h) - f(-h)) -
+ * (f(2h) - f(-2h))) / 12 h. At h = 1e-3 the rounding of a loss near 1 gives 1e-13 / h = 1e-10 and the
+ * truncation h^4 times a fifth derivative. */
+static void check_slope(DitCase *c, const char *name, double *x, const double *gradient, int64_t n,
+                        uint32_t stream)
+{
+    const double h = 1e-3;
+    DsvRng rng = {17, DSV_RNG_TEST, stream};
+    double *direction = malloc((size_t)n * sizeof *direction), slope = 0, square = 0;
+    assert_non_null(direction);
+    for (int64_t i = 0; i < n; i++) {
+        direction[i] = dsvi_rng_normal(rng, (uint64_t)i) / sqrt((double)n);
+        slope += gradient[i] * direction[i];
+        square += gradient[i] * gradient[i];
+    }
+    double near = loss_moved(c, x, direction, n, h) - loss_moved(c, x, direction, n, -h);
+    double far = loss_moved(c, x, direction, n, 2 * h) - loss_moved(c, x, direction, n, -2 * h);
+    double found = (8 * near - far) / (12 * h);
+    assert_true(square > 0);
+    assert_error_below(fabs(found - slope), 1e-6 * sqrt(square / (double)n) + 1e-10, "slope along %s", name);
+    free(direction);
+}
+
+static void check_all_slopes(const DsvDitConfig *config)
+{
+    DitCase c;
+    DsvDitShape shape = dit_case_small_shape(DSV_F64);
+    dit_case_open(&c, config, &shape, "ref", 1, NULL);
+    float *flat = dit_case_random_weights(&c.table, 0.2);
+    dit_case_set_weights(&c, flat);
+    dit_case_randomise(&c, 2);
+    dit_case_gradients(&c);
+    check_slope(&c, "latents", c.latents, c.dlatents, c.in_elements, 1);
+    check_slope(&c, "text", c.text, c.dtext, c.text_elements, 2);
+    for (int64_t i = 0; i < c.table.count; i++) {
+        const DsvParam *param = &c.table.params[i];
+        check_slope(&c, param->name, (double *)c.weights.master + param->offset,
+                    (const double *)dit_case_grad(&c, i), param->count, 3 + (uint32_t)i);
+    }
+    free(flat);
+    dit_case_close(&c);
+}
+
+static void gradients_are_finite_differences(void **state)
+{
+    DsvDitConfig config = dit_case_small_config();
+    (void)state;
+    config.num_layers = 1;
+    check_all_slopes(&config);
+    config.num_attention_heads = 1; /* 17 pairs, 7 + 5 + 5 */
+    config.attention_head_dim = 34;
+    config.patch[0] = 2;
+    check_all_slopes(&config);
+}
+
+/* Copies sample b of `from`, of any batch, into the only sample of `to`. */
+static void pick_sample(const DitCase *from, DitCase *to, int64_t b)
+{
+    size_t size = dsvi_dtype_size(from->acc), batch = (size_t)from->shape.batch;
+    const struct {
+        const void *from;
+        void *to;
+        int64_t n;
+    } arrays[] = {
+        {from->latents, to->latents, from->in_elements}, {from->target, to->target, from->out_elements},
+        {from->text, to->text, from->text_elements},     {from->timestep, to->timestep, from->shape.batch},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        size_t bytes = (size_t)arrays[i].n * size / batch;
+        memcpy(arrays[i].to, (const char *)arrays[i].from + (size_t)b * bytes, bytes);
+    }
+}
+
+/* A batch is its samples side by side; its gradient is the mean of theirs. */
+static void check_batch(DsvDtype act, const char *isa, double bound)
+{
+    DitCase both, one;
+    DsvDitShape shape = dit_case_small_shape(act);
+    open_small(&both, act, isa, 2);
+    shape.batch = 1;
+    dit_case_open(&one, &both.config, &shape, isa, 2, NULL);
+    memcpy(one.weights.master, both.weights.master, (size_t)both.table.elements * dsvi_dtype_size(both.acc));
+    dit_case_gradients(&both);
+    double *sum = calloc((size_t)both.table.elements, sizeof *sum);
+    assert_non_null(sum);
+    for (int64_t b = 0; b < 2; b++) {
+        pick_sample(&both, &one, b);
+        dit_case_gradients(&one);
+        const char *output = (const char *)both.output +
+                             (size_t)(b * one.out_elements) * dsvi_dtype_size(both.acc);
+        assert_error_below(relative_l2(one.acc, one.output, both.acc, output, one.out_elements), bound,
+                           "output of sample %d", (int)b);
+        for (int64_t i = 0; i < both.table.elements; i++)
+            sum[i] += 0.5 * dsvi_load(one.acc, one.weights.grad, i);
+    }
+    for (int64_t i = 0; i < both.table.count; i++)
+        assert_error_below(relative_l2(DSV_F64, sum + both.table.params[i].offset, both.acc,
+                                       dit_case_grad(&both, i), both.table.params[i].count), bound,
+                           "gradient of %s", both.table.params[i].name);
+    free(sum);
+    dit_case_close(&both);
+    dit_case_close(&one);
+}
+
+static void a_batch_is_its_samples(void **state)
+{
+    (void)state;
+    check_batch(DSV_F64, "ref", 1e-12);
+    check_batch(DSV_F32, "auto", 1e-5);
+}
+
+static void runs_and_threads_agree_to_the_bit(void **state)
+{
+    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    (void)state;
+    for (int isa = DSV_ISA_BASE; isa <= (int)dsvi_isa_best(); isa++) {
+        for (int a = 0; a < 2; a++) {
+            DitCase one, two;
+            open_small(&one, ACTS[a], dsvi_isa_name((DsvIsa)isa), 1);
+            dit_case_gradients(&one);
+            open_small(&two, ACTS[a], dsvi_isa_name((DsvIsa)isa), 2);
+            dit_case_gradients(&two);
+            dit_case_assert_equal(&one, &two, true);
+            dit_case_gradients(&two); /* again, on what the first run left behind */
+            dit_case_assert_equal(&one, &two, true);
+            dit_case_close(&one);
+            dit_case_close(&two);
+        }
+    }
+}
+
+static void inference_is_the_same_forward_pass(void **state)
+{
+    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    (void)state;
+    for (int a = 0; a < 2; a++) {
+        DitCase trained, sampled;
+        open_small(&trained, ACTS[a], "auto", 2);
+        dit_case_gradients(&trained);
+        DsvDitShape shape = trained.shape;
+        shape.backward = false;
+        dit_case_open(&sampled, &trained.config, &shape, "auto", 2, NULL);
+        dit_case_set_weights(&sampled, trained.weights.master);
+        dit_case_randomise(&sampled, 1);
+        dit_case_forward(&sampled);
+        dit_case_assert_equal(&trained, &sampled, false);
+        dit_case_close(&trained);
+        dit_case_close(&sampled);
+    }
+}
+
+/* Without wanting those of the inputs, and added to what was there. */
+static void gradients_add_up(void **state)
+{
+    DitCase c;
+    (void)state;
+    open_small(&c, DSV_F32, "auto", 2);
+    dit_case_gradients(&c);
+    size_t bytes = (size_t)c.table.elements * sizeof(float);
+    float *once = malloc(bytes);
+    assert_non_null(once);
+    memcpy(once, c.weights.grad, bytes);
+    dit_case_forward(&c);
+    assert_ok(dsvi_dit_backward(c.dit, c.doutput, NULL, NULL));
+    for (int64_t i = 0; i < c.table.elements; i++)
+        once[i] *= 2;
+    for (int64_t i = 0; i < c.table.count; i++)
+        assert_error_below(relative_l2(DSV_F32, dit_case_grad(&c, i), DSV_F32,
+                                       once + c.table.params[i].offset, c.table.params[i].count), 1e-6,
+                           "gradient of %s", c.table.params[i].name);
+    free(once);
+    dit_case_close(&c);
+}
+
+/* ---- counts ---- */
+
+static DsvOps counted;
+static double gemm_flops, attention_flops;
+
+static DsvStatus counting_gemm(DsvStream *stream, const DsvGemmArgs *args)
+{
+    gemm_flops += 2 * (double)args->m * (double)args->n * (double)args->k;
+    return counted.gemm.run(stream, args);
+}
+
+static DsvStatus counting_attention(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    attention_flops += 4 * (double)(args->batch * args->heads * args->head_dim) * (double)args->queries *
+                       (double)args->keys;
+    return counted.attention_fwd.run(stream, args);
+}
+
+static void flops_are_those_of_the_calls(void **state)
+{
+    DitCase c;
+    (void)state;
+    open_small(&c, DSV_F32, "auto", 2);
+    counted = c.backend.ops;
+    c.backend.ops.gemm.run = counting_gemm;
+    c.backend.ops.attention_fwd.run = counting_attention;
+    gemm_flops = attention_flops = 0;
+    dit_case_forward(&c);
+    assert_true(gemm_flops > 0 && gemm_flops == dsvi_dit_flops_gemm(&c.config, &c.shape));
+    assert_true(attention_flops > 0 && attention_flops == dsvi_dit_flops_attention(&c.config, &c.shape));
+    dit_case_close(&c);
+}
+
+/* ---- memory ---- */
+
+static size_t activations(const DsvDitShape *shape)
+{
+    DsvBackend backend;
+    DsvDitConfig config = dit_case_small_config();
+    DsvParamTable table;
+    DsvDit *dit;
+    DsvArena plan;
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    assert_ok(dsvi_param_table_make(&config, &table));
+    assert_ok(dsvi_dit_create(&backend, &config, &table, shape, NULL, &dit));
+    dsvi_arena_plan(&plan);
+    dsvi_dit_carve(dit, &plan);
+    dsvi_dit_free(&dit);
+    assert_null(dit);
+    dsvi_dit_free(&dit);
+    dsvi_param_table_free(&table);
+    dsvi_cpu_close(&backend);
+    return plan.by_class[DSV_MEM_ACTIVATIONS];
+}
+
+static void checkpointing_saves_memory(void **state)
+{
+    DsvDitShape shape = dit_case_small_shape(DSV_BF16);
+    (void)state;
+    size_t kept = activations(&shape);
+    shape.gradient_checkpointing = true;
+    size_t recomputed = activations(&shape);
+    shape.backward = false;
+    assert_true(recomputed < kept);
+    assert_int_equal(activations(&shape), 0);
+}
+
+static void refuses_shapes(void **state)
+{
+    static const struct {
+        DsvDitShape shape;
+        const char *words;
+    } CASES[] = {
+        {{.batch = 0, .frames = 1, .height = 2, .width = 2, .text_len = 1}, "batch 0"},
+        {{.batch = 1, .frames = 1, .height = 2, .width = 2, .text_len = 0}, "0 text rows"},
+        {{.batch = 1, .frames = 1, .height = 3, .width = 2, .text_len = 1}, "height of the latent is 3"},
+        {{.batch = 1, .frames = 0, .height = 2, .width = 2, .text_len = 1}, "frames of the latent is 0"},
+        {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65 tok"},
+    };
+    DsvBackend backend;
+    DsvDitConfig config = dit_case_small_config();
+    DsvParamTable table;
+    DsvDit *dit;
+    (void)state;
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    assert_ok(dsvi_param_table_make(&config, &table));
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        assert_fails(DSV_E_SHAPE, CASES[i].words,
+                     dsvi_dit_create(&backend, &config, &table, &CASES[i].shape, NULL, &dit));
+        assert_null(dit);
+    }
+    dsvi_param_table_free(&table);
+    dsvi_cpu_close(&backend);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_are_finite_differences),
+        cmocka_unit_test(a_batch_is_its_samples),
+        cmocka_unit_test(runs_and_threads_agree_to_the_bit),
+        cmocka_unit_test(inference_is_the_same_forward_pass),
+        cmocka_unit_test(gradients_add_up),
+        cmocka_unit_test(flops_are_those_of_the_calls),
+        cmocka_unit_test(checkpointing_saves_memory),
+        cmocka_unit_test(refuses_shapes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
