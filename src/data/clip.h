@@ -1,4 +1,8 @@
-/* Decoding a window of a clip with FFmpeg's libraries. */
+/* Decoding a window of a clip with FFmpeg's libraries.
+ *
+ * Frames are picked at the times first / fps, (first + 1) / fps, ... from the first frame on, scaled to cover
+ * the wanted size as 8-bit RGB, then cropped and widened to F32. The steps are separate functions, so that
+ * a cache can keep what lies between them and give the same bytes (clip_cache.h). */
 #ifndef DSVI_CLIP_H
 #define DSVI_CLIP_H
 
@@ -18,7 +22,7 @@ typedef struct DsvClipInfo {
 } DsvClipInfo;
 
 /* Opens, finds the first video stream and decodes its first frame, so that a file that passes can be
- * decoded. DSV_E_NOT_FOUND, DSV_E_FORMAT (not a video, broken). */
+ * decoded. DSV_E_NOT_FOUND, DSV_E_FORMAT (not a video, broken, truncated). */
 DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info);
 
 typedef struct DsvClipWindow {
@@ -29,8 +33,27 @@ typedef struct DsvClipWindow {
 } DsvClipWindow;
 
 /* Fills pixels (3, frames, height, width), F32 in [-1, 1], RGB: scaled to cover, cropped. A clip that ends
- * inside the window repeats its last frame. Same file and window give the same bytes. */
+ * inside the window repeats its last frame; one that ends before it, or is damaged inside it, is
+ * DSV_E_FORMAT. Same file and window give the same bytes. */
 DsvStatus dsvi_clip_read(const char *path, const DsvClipWindow *window, float *pixels);
+
+/* The smallest size of the clip's shape that covers height x width. DSV_E_FORMAT when the clip is so narrow
+ * that this is absurdly long. */
+DsvStatus dsvi_clip_cover(const char *path, int64_t shown_height, int64_t shown_width, int64_t height,
+                          int64_t width, int64_t *cover_height, int64_t *cover_width);
+
+/* The frames of the window, scaled to the covering size, which must be as given: rgb (frames, cover_height,
+ * cover_width, 3). *covered: so many of them lie inside the clip; the others repeat its last. */
+DsvStatus dsvi_clip_read_rgb(const char *path, const DsvClipWindow *window, int64_t cover_height,
+                             int64_t cover_width, uint8_t *rgb, int64_t *covered);
+
+/* The crop of one scaled frame, rgb (cover_height, cover_width, 3), as frame i of pixels (3, frames,
+ * height, width). */
+void dsvi_clip_crop(const DsvClipWindow *window, const uint8_t *rgb, int64_t cover_height,
+                    int64_t cover_width, int64_t i, float *pixels);
+
+/* How many of the times 0, 1 / fps, 2 / fps, ... lie inside the clip; at least 1. */
+int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps);
 
 #ifdef __cplusplus
 }

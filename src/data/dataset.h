@@ -30,9 +30,10 @@ typedef struct DsvDataset {
     bool latents;      /* items are windows of a latent cache, not clips */
 } DsvDataset;
 
-/* path: a folder of clips (searched one level deep; stem.txt beside a clip is its caption), a .csv or .jsonl
- * list (path|video|file_name, text|caption|prompt; paths relative to the list), or a latent cache. No
- * usable item is DSV_E_NOT_FOUND and says how many were tried and what ailed the first. */
+/* path: a folder of clips (itself and its direct subfolders; stem.txt beside a clip is its caption), one clip,
+ * a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths relative to the list), or a
+ * latent cache. Every clip is probed. No usable item is DSV_E_NOT_FOUND and says how many were tried and
+ * what ailed the first. */
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);
 void dsvi_dataset_close(DsvDataset **dataset);
 
@@ -42,6 +43,10 @@ typedef struct DsvSampleRef {
 } DsvSampleRef;
 
 DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index);
+
+/* What sample `index` would be if the draw had fallen on `item`: where a sample goes whose item is broken. */
+DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
+                                    int64_t item);
 
 #ifdef __cplusplus
 }

@@ -16,19 +16,20 @@ typedef struct DsvPrefetch DsvPrefetch;
 /* Starts settings->data_workers threads that prepare samples first, first + 1, ... into a ring of `slots`
  * latents of `latent_elements` F32, allocated here and never again. `encode` turns pixels (3, num_frames,
  * height, width) into a latent; it is not called for cached latents. The dataset must outlive it.
- * An item that turns out broken is reported once through `warn` and replaced by the next usable one, by a
- * rule that depends on the sample's number alone. */
+ * An item that turns out broken is replaced by the next usable one of the list, so that a sample still depends
+ * on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings, uint64_t first,
                               int64_t slots, int64_t latent_elements, dsvi_encode_fn *encode,
                               void *encode_context, void (*warn)(void *context, const char *line),
                               void *warn_context, DsvPrefetch **out);
 
-/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards. */
+/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards. A
+ * failure, a worker's included, is final: so is the next call's. */
 DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text);
 
 /* Seconds the caller has spent waiting in dsvi_prefetch_next. */
 double dsvi_prefetch_waited(const DsvPrefetch *prefetch);
-/* Bytes held by the ring and the decoders' frames. */
+/* Bytes held by the ring, the frames being decoded and the clips kept (once all of them are). */
 size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch);
 
 void dsvi_prefetch_stop(DsvPrefetch **prefetch);

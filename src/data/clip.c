@@ -1,0 +1,294 @@
+/* See clip.h. clip_stream.c decodes, clip_scale.c converts; here frames are picked and cropped. */
+#include "data/clip.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <libavcodec/avcodec.h>
+#include <libavformat/avformat.h>
+#include <libavutil/frame.h>
+
+#include "data/clip_scale.h"
+#include "data/clip_stream.h"
+
+enum {
+    /* A frame counts as shown this much before its time: Matroska rounds the times of a frame and of the
+     * clip's beginning to milliseconds, each by up to half of one, and we to microseconds. */
+    EARLY_US = 1010,
+    /* A window may begin this much behind the last frame: containers are sloppy about where a clip ends. */
+    LATE_US = 100000,
+    COVER_MAX = 65536,    /* pixels a side */
+    SECONDS_MAX = 1000000 /* that a clip may claim to last */
+};
+
+static DsvStatus measure(DsvClipStream *s, DsvClipInfo *info)
+{
+    int64_t end_us, told = s->video->duration;
+    double told_seconds = told != AV_NOPTS_VALUE ? (double)told * av_q2d(s->video->time_base) : 0;
+    int64_t told_frames = s->video->nb_frames;
+    DSVI_TRY(dsvi_clip_stream_end(s, &end_us));
+    info->seconds = (double)end_us * 1e-6;
+    if (info->seconds < told_seconds - 1 && info->seconds < 0.9 * told_seconds)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: truncated: its head promises %.1f s of video, %.1f s are there",
+                         s->path, told_seconds, info->seconds);
+    if (!(info->seconds <= SECONDS_MAX))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, wanted at most %d", s->path,
+                         info->seconds, SECONDS_MAX);
+    info->frames = told_frames > 0 ? told_frames : llround(info->seconds * s->fps);
+    if (info->frames < 1)
+        info->frames = 1;
+    info->fps = s->fps > 0 || info->seconds <= 0 ? s->fps : (double)info->frames / info->seconds;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
+{
+    DsvStatus status;
+    DsvClipStream stream = {0};
+    bool got;
+    memset(info, 0, sizeof *info);
+    DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, &stream), done);
+    DSVI_TRY_GOTO(status, dsvi_clip_stream_next(&stream, &got), done);
+    if (!got) {
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", path);
+        goto done;
+    }
+    info->width = stream.width;
+    info->height = stream.height;
+    snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream.decoder->codec_id));
+    const char *names = stream.format->iformat->name; /* "mov,mp4,m4a,...": the first will do */
+    snprintf(info->container, sizeof info->container, "%.*s", (int)strcspn(names, ","), names);
+    DSVI_TRY_GOTO(status, measure(&stream, info), done);
+done:
+    dsvi_clip_stream_close(&stream);
+    return status;
+}
+
+int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps)
+{
+    /* Less a hair, so that 2 s at 16 frames/s are 32 however the 2 s were added up. */
+    double times = ceil(info->seconds * fps - 1e-3);
+    return times > 1 ? (int64_t)times : 1;
+}
+
+DsvStatus dsvi_clip_cover(const char *path, int64_t shown_height, int64_t shown_width, int64_t height,
+                          int64_t width, int64_t *cover_height, int64_t *cover_width)
+{
+    bool width_decides = width * shown_height >= height * shown_width;
+    double factor = width_decides ? (double)width / (double)shown_width : (double)height / (double)shown_height;
+    *cover_width = width_decides ? width : llround((double)shown_width * factor);
+    *cover_height = width_decides ? llround((double)shown_height * factor) : height;
+    if (*cover_height > COVER_MAX || *cover_width > COVER_MAX)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld are too narrow to cover %lld x %lld", path,
+                         (long long)shown_width, (long long)shown_height, (long long)width,
+                         (long long)height);
+    return DSV_OK;
+}
+
+static int64_t crop_offset(double where, int64_t slack)
+{
+    int64_t offset = (int64_t)floor(where * (double)(slack + 1));
+    return offset < 0 ? 0 : offset > slack ? slack : offset;
+}
+
+void dsvi_clip_crop(const DsvClipWindow *w, const uint8_t *rgb, int64_t cover_height, int64_t cover_width,
+                    int64_t i, float *pixels)
+{
+    int64_t top = crop_offset(w->crop_y, cover_height - w->height);
+    int64_t left = crop_offset(w->crop_x, cover_width - w->width);
+    for (int64_t y = 0; y < w->height; y++) {
+        const uint8_t *from = rgb + 3 * ((top + y) * cover_width + left);
+        for (int64_t c = 0; c < 3; c++) {
+            float *to = pixels + ((c * w->frames + i) * w->height + y) * w->width;
+            for (int64_t x = 0; x < w->width; x++)
+                to[x] = (float)from[3 * x + c] / 127.5f - 1;
+        }
+    }
+}
+
+/* Frame i of a window, rgb (cover height, cover width, 3), valid during the call. */
+typedef void frame_sink(void *context, int64_t i, const uint8_t *rgb);
+
+typedef struct Walk {
+    const DsvClipWindow *window;
+    DsvClipStream stream;
+    DsvClipScaler scaler;
+    AVFrame *shown;    /* the newest frame whose time has come */
+    bool scaled;       /* rgb holds it */
+    uint8_t *rgb;      /* (cover height, cover width, 3) */
+    int64_t next;      /* of the window's frames, the first not delivered */
+    int64_t covered;
+    frame_sink *sink;
+    void *context;
+} Walk;
+
+/* When frame i of a window is wanted. A window that starts on the grid of its rate, as far as a double can
+ * tell, gets the same times as one that starts at 0 and reaches there. */
+static int64_t wanted_us(const DsvClipWindow *w, int64_t i)
+{
+    double first = w->start * w->fps;
+    if (fabs(first - rint(first)) < 1e-6)
+        first = rint(first);
+    return llrint((first + (double)i) / w->fps * 1e6);
+}
+
+/* Delivers what is shown as the window's next frame; only then is it worth scaling. */
+static DsvStatus deliver(Walk *walk)
+{
+    if (!walk->scaled)
+        DSVI_TRY(dsvi_clip_scale(&walk->scaler, walk->shown, walk->stream.path, walk->rgb));
+    walk->scaled = true;
+    walk->sink(walk->context, walk->next++, walk->rgb);
+    return DSV_OK;
+}
+
+/* Decodes on from where the stream stands until the window is full. *placed is false, and nothing has been
+ * delivered, when no frame came or, for a stream entered by seeking, the first one came too late. */
+static DsvStatus fill_window(Walk *walk, bool sought, bool *placed)
+{
+    DsvClipStream *s = &walk->stream;
+    const DsvClipWindow *w = walk->window;
+    int64_t until_us = 0;
+    *placed = false;
+    while (walk->next < w->frames) {
+        bool got;
+        DSVI_TRY(dsvi_clip_stream_next(s, &got));
+        if (!got)
+            break;
+        if (sought && !*placed && s->time_us > wanted_us(w, 0) + EARLY_US)
+            return DSV_OK;
+        while (*placed && walk->next < w->frames && s->time_us > wanted_us(w, walk->next) + EARLY_US)
+            DSVI_TRY(deliver(walk));
+        av_frame_unref(walk->shown);
+        av_frame_move_ref(walk->shown, s->frame);
+        until_us = s->until_us;
+        walk->scaled = false;
+        *placed = true;
+    }
+    walk->covered = walk->next;
+    while (*placed && walk->next < w->frames) {
+        walk->covered += wanted_us(w, walk->next) <= until_us + LATE_US;
+        DSVI_TRY(deliver(walk));
+    }
+    return DSV_OK;
+}
+
+/* Enters the stream at a key frame before the window, further back when that proves to be too late, and in
+ * the end at the beginning, where the first frame stands for anything before it. */
+static DsvStatus walk_window(Walk *walk)
+{
+    static const int64_t BACK_US[] = {0, 2000000};
+    DsvClipStream *s = &walk->stream;
+    int64_t start_us = wanted_us(walk->window, 0);
+    bool placed = false, sought = false;
+    for (size_t i = 0; !placed && i < sizeof BACK_US / sizeof BACK_US[0] && start_us > BACK_US[i]; i++) {
+        sought = true;
+        dsvi_clip_stream_seek(s, start_us - BACK_US[i]);
+        DSVI_TRY(fill_window(walk, true, &placed));
+    }
+    if (placed)
+        return DSV_OK;
+    if (sought) {
+        const char *path = s->path;
+        dsvi_clip_stream_close(s);
+        DSVI_TRY(dsvi_clip_stream_open(path, s));
+    }
+    DSVI_TRY(fill_window(walk, false, &placed));
+    if (!placed)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", s->path);
+    return DSV_OK;
+}
+
+static DsvStatus check_window(const char *path, const DsvClipWindow *w)
+{
+    bool good = w->start >= 0 && w->start <= SECONDS_MAX && w->fps > 0 && w->fps <= 1e6 && w->frames >= 1 &&
+                w->height >= 1 && w->height <= COVER_MAX && w->width >= 1 && w->width <= COVER_MAX;
+    if (!good)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: no window of %lld frames of %lld x %lld at %g frames/s from %g s",
+                         path, (long long)w->frames, (long long)w->width, (long long)w->height, w->fps,
+                         w->start);
+    return DSV_OK;
+}
+
+/* Delivers all frames of the window to `sink`. cover: the size scaled to, {height, width}; {0, 0} on entry: to
+ * be found, else to be met. */
+static DsvStatus walk_clip(const char *path, const DsvClipWindow *window, int64_t cover[2], frame_sink *sink,
+                           void *context, int64_t *covered)
+{
+    DsvStatus status;
+    Walk walk = {.window = window, .sink = sink, .context = context};
+    DsvClipStream *s = &walk.stream;
+    int64_t height, width;
+    DSVI_TRY_GOTO(status, check_window(path, window), done);
+    DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, s), done);
+    DSVI_TRY_GOTO(status, dsvi_clip_cover(path, s->height, s->width, window->height, window->width, &height,
+                                          &width), done);
+    if (cover[0] != 0 && (cover[0] != height || cover[1] != width)) {
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: frames are now %lld x %lld: changed since it was listed", path,
+                           (long long)s->width, (long long)s->height);
+        goto done;
+    }
+    cover[0] = height;
+    cover[1] = width;
+    DSVI_TRY_GOTO(status, dsvi_clip_scaler_open(s, height, width, &walk.scaler), done);
+    walk.shown = av_frame_alloc();
+    walk.rgb = malloc((size_t)(3 * height * width));
+    if (!walk.shown || !walk.rgb) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a frame of %lld x %lld", path,
+                           (long long)width, (long long)height);
+        goto done;
+    }
+    DSVI_TRY_GOTO(status, walk_window(&walk), done);
+    *covered = walk.covered;
+done:
+    free(walk.rgb);
+    av_frame_free(&walk.shown);
+    dsvi_clip_scaler_close(&walk.scaler);
+    dsvi_clip_stream_close(s);
+    return status;
+}
+
+typedef struct CropSink {
+    const DsvClipWindow *window;
+    int64_t cover[2];
+    float *pixels;
+} CropSink;
+
+static void crop_frame(void *context, int64_t i, const uint8_t *rgb)
+{
+    const CropSink *to = context;
+    dsvi_clip_crop(to->window, rgb, to->cover[0], to->cover[1], i, to->pixels);
+}
+
+DsvStatus dsvi_clip_read(const char *path, const DsvClipWindow *window, float *pixels)
+{
+    CropSink to = {.window = window, .pixels = pixels};
+    int64_t covered;
+    DSVI_TRY(walk_clip(path, window, to.cover, crop_frame, &to, &covered));
+    if (covered == 0)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its frames end before %.2f s, where a window starts", path,
+                         window->start);
+    return DSV_OK;
+}
+
+typedef struct KeepSink {
+    size_t bytes; /* of a frame */
+    uint8_t *rgb;
+} KeepSink;
+
+static void keep_frame(void *context, int64_t i, const uint8_t *rgb)
+{
+    const KeepSink *to = context;
+    memcpy(to->rgb + (size_t)i * to->bytes, rgb, to->bytes);
+}
+
+DsvStatus dsvi_clip_read_rgb(const char *path, const DsvClipWindow *window, int64_t cover_height,
+                             int64_t cover_width, uint8_t *rgb, int64_t *covered)
+{
+    KeepSink to = {(size_t)(3 * cover_height * cover_width), rgb};
+    int64_t cover[2] = {cover_height, cover_width};
+    return walk_clip(path, window, cover, keep_frame, &to, covered);
+}

@@ -1,0 +1,111 @@
+/* See clip_scale.h. Scaling and colour conversion by libswscale; turning here. */
+#include "data/clip_scale.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <libavutil/frame.h>
+#include <libavutil/pixfmt.h>
+#include <libswscale/swscale.h>
+
+enum {
+    /* Bicubic, which swscale widens when it shrinks, so that it averages; chroma at full width; and only
+     * the code whose result does not depend on the processor. */
+    SCALE_FLAGS = SWS_BICUBIC | SWS_FULL_CHR_H_INT | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT,
+    HD_ROWS = 720,
+    ROW_ALIGN = 64 /* swscale stores whole vectors and may pass the end of a row */
+};
+
+DsvStatus dsvi_clip_scaler_open(const DsvClipStream *stream, int64_t height, int64_t width,
+                                DsvClipScaler *scaler)
+{
+    memset(scaler, 0, sizeof *scaler);
+    memcpy(scaler->turn, stream->turn, sizeof scaler->turn);
+    bool upright = scaler->turn[0] != 0;
+    scaler->height = height;
+    scaler->width = width;
+    scaler->flat_height = upright ? height : width;
+    scaler->flat_width = upright ? width : height;
+    scaler->stride = (3 * scaler->flat_width + 2 * ROW_ALIGN) / ROW_ALIGN * ROW_ALIGN;
+    scaler->flat = aligned_alloc(ROW_ALIGN, (size_t)(scaler->stride * scaler->flat_height));
+    if (!scaler->flat)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a frame of %lld x %lld", stream->path,
+                         (long long)width, (long long)height);
+    return DSV_OK;
+}
+
+void dsvi_clip_scaler_close(DsvClipScaler *scaler)
+{
+    sws_freeContext(scaler->sws);
+    free(scaler->flat);
+    memset(scaler, 0, sizeof *scaler);
+}
+
+/* The formats with a J say "full range" by their name; swscale wants to be told instead. */
+static int plain_format(int format, int *full_range)
+{
+    static const int PAIRS[][2] = {
+        {AV_PIX_FMT_YUVJ420P, AV_PIX_FMT_YUV420P}, {AV_PIX_FMT_YUVJ422P, AV_PIX_FMT_YUV422P},
+        {AV_PIX_FMT_YUVJ444P, AV_PIX_FMT_YUV444P}, {AV_PIX_FMT_YUVJ440P, AV_PIX_FMT_YUV440P},
+        {AV_PIX_FMT_YUVJ411P, AV_PIX_FMT_YUV411P},
+    };
+    for (size_t i = 0; i < sizeof PAIRS / sizeof PAIRS[0]; i++) {
+        if (format == PAIRS[i][0]) {
+            *full_range = 1;
+            return PAIRS[i][1];
+        }
+    }
+    return format;
+}
+
+/* Makes sws for frames like this one, unless it is; size and format may change inside a stream. */
+static DsvStatus prepare(DsvClipScaler *s, const AVFrame *frame, const char *path)
+{
+    int full_range = frame->color_range == AVCOL_RANGE_JPEG;
+    int format = plain_format(frame->format, &full_range);
+    int colours = frame->colorspace;
+    if (colours == AVCOL_SPC_UNSPECIFIED) /* as players guess */
+        colours = frame->height >= HD_ROWS ? AVCOL_SPC_BT709 : AVCOL_SPC_SMPTE170M;
+    const int source[5] = {frame->width, frame->height, format, colours, full_range};
+    if (s->sws && memcmp(source, s->source, sizeof source) == 0)
+        return DSV_OK;
+    sws_freeContext(s->sws);
+    s->sws = sws_getContext(frame->width, frame->height, format, (int)s->flat_width, (int)s->flat_height,
+                            AV_PIX_FMT_RGB24, SCALE_FLAGS, NULL, NULL, NULL);
+    if (!s->sws)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: frames of %d x %d cannot be scaled to %lld x %lld", path,
+                         frame->width, frame->height, (long long)s->flat_width, (long long)s->flat_height);
+    /* Refused for sources that are RGB already, which need none of it. */
+    const int *coefficients = sws_getCoefficients(colours);
+    sws_setColorspaceDetails(s->sws, coefficients, full_range, coefficients, 1, 0, 1 << 16, 1 << 16);
+    memcpy(s->source, source, sizeof source);
+    return DSV_OK;
+}
+
+/* flat -> rgb by the quarter turns and mirror images of `turn`. */
+static void turn_pixels(const DsvClipScaler *s, uint8_t *rgb)
+{
+    const int *t = s->turn;
+    int64_t left = t[0] < 0 || t[2] < 0 ? s->width - 1 : 0, top = t[1] < 0 || t[3] < 0 ? s->height - 1 : 0;
+    for (int64_t y = 0; y < s->flat_height; y++) {
+        const uint8_t *from = s->flat + y * s->stride;
+        for (int64_t x = 0; x < s->flat_width; x++) {
+            int64_t to_x = left + x * t[0] + y * t[2], to_y = top + x * t[1] + y * t[3];
+            memcpy(rgb + 3 * (to_y * s->width + to_x), from + 3 * x, 3);
+        }
+    }
+}
+
+DsvStatus dsvi_clip_scale(DsvClipScaler *s, const AVFrame *frame, const char *path, uint8_t *rgb)
+{
+    DSVI_TRY(prepare(s, frame, path));
+    uint8_t *planes[4] = {s->flat, NULL, NULL, NULL};
+    int strides[4] = {(int)s->stride, 0, 0, 0};
+    if (sws_scale(s->sws, (const uint8_t *const *)frame->data, frame->linesize, 0, frame->height, planes,
+                  strides) != s->flat_height)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: a frame of %d x %d cannot be converted to RGB", path, frame->width,
+                         frame->height);
+    turn_pixels(s, rgb);
+    return DSV_OK;
+}

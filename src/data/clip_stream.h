@@ -1,0 +1,57 @@
+/* The frames of a file's first video stream, one after the other, with their times. */
+#ifndef DSVI_CLIP_STREAM_H
+#define DSVI_CLIP_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct AVCodecContext;
+struct AVFormatContext;
+struct AVFrame;
+struct AVPacket;
+struct AVStream;
+
+typedef struct DsvClipStream {
+    const char *path;
+    struct AVFormatContext *format;
+    struct AVCodecContext *decoder;
+    struct AVStream *video;
+    struct AVPacket *packet;
+    struct AVFrame *frame;  /* the newest decoded frame */
+    int64_t time_us;        /* when it is first shown, from the first frame of the clip */
+    int64_t until_us;       /* when the container has it end */
+    double fps;             /* nominal; 0: unknown */
+    int64_t width, height;  /* as displayed: rotation and pixel aspect applied */
+    int turn[4];            /* row-wise: a frame's (x, y) is shown at (x t0 + y t2, x t1 + y t3) */
+    bool started;           /* a frame has been decoded since the opening or the last seek */
+    bool drained;           /* the decoder has been told that no packets follow */
+    int refused;            /* packets the decoder could not use before the first frame */
+} DsvClipStream;
+
+/* Opens the file at its beginning. A zeroed stream may be closed, as may one whose opening failed. `path`
+ * must outlive the stream. */
+DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *stream);
+
+/* Decodes the next frame into stream->frame; *got is false at the end of the data. Damage behind the first
+ * frame is DSV_E_FORMAT: better no frame than one that a decoder has made up. */
+DsvStatus dsvi_clip_stream_next(DsvClipStream *stream, bool *got);
+
+/* Goes to a key frame at or before the time. It is a hint: the frame that comes next may lie later all the
+ * same, where the container has a poor index. */
+void dsvi_clip_stream_seek(DsvClipStream *stream, int64_t time_us);
+
+/* When the last frame ends, from the packets near the end of the file, without decoding. */
+DsvStatus dsvi_clip_stream_end(DsvClipStream *stream, int64_t *end_us);
+
+void dsvi_clip_stream_close(DsvClipStream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,263 @@
+/* See dataset.h. Finding the items; what the i-th sample is stands in dataset_sample.c. */
+#include "data/dataset.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/fs.h"
+#include "base/threads.h"
+#include "data/dataset_list.h"
+#include "data/latent_cache.h"
+
+#define CAPTION_BYTES_MAX ((size_t)1 << 20)
+
+static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"};
+
+typedef struct Scan {
+    DsvDataset *dataset;
+    const DsvConfig *settings;
+    const char *folder;  /* that names are relative to */
+    bool inside;         /* in a subfolder */
+    int64_t room;        /* of dataset->items */
+    char **reasons;      /* (count): why an item cannot be used, or NULL */
+} Scan;
+
+static DsvStatus no_memory(void)
+{
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the list of clips");
+}
+
+/* Takes copies. */
+static DsvStatus add_item(Scan *scan, const char *path, const char *text)
+{
+    DsvDataset *d = scan->dataset;
+    if (d->count == scan->room) {
+        int64_t room = scan->room ? 2 * scan->room : 64;
+        DsvDatasetItem *items = realloc(d->items, (size_t)room * sizeof *items);
+        if (!items)
+            return no_memory();
+        d->items = items;
+        scan->room = room;
+    }
+    DsvDatasetItem *item = &d->items[d->count];
+    memset(item, 0, sizeof *item);
+    item->path = strdup(path);
+    item->text = text ? strdup(text) : NULL;
+    d->count++;
+    return item->path && (item->text || !text) ? DSV_OK : no_memory();
+}
+
+/* Where the ending of a clip's name begins, or NULL when it is not that of a clip. */
+static const char *clip_ending(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; dot && i < sizeof CLIP_ENDINGS / sizeof CLIP_ENDINGS[0]; i++)
+        if (strcasecmp(dot, CLIP_ENDINGS[i]) == 0)
+            return dot;
+    return NULL;
+}
+
+/* The text in stem.txt beside the clip, without the blanks around it; *text stays NULL where there is none. */
+static DsvStatus read_caption(const char *clip, char **text)
+{
+    char path[DSVI_PATH_MAX];
+    size_t bytes;
+    char *data;
+    snprintf(path, sizeof path, "%.*s.txt", (int)(clip_ending(clip) - clip), clip);
+    if (!dsvi_path_exists(path))
+        return DSV_OK;
+    DSVI_TRY(dsvi_file_read(path, CAPTION_BYTES_MAX, &data, &bytes));
+    char *start = data, *end = data + strlen(data);
+    while (isspace((unsigned char)*start))
+        start++;
+    while (end > start && isspace((unsigned char)end[-1]))
+        end--;
+    if (end > start) {
+        memmove(data, start, (size_t)(end - start));
+        data[end - start] = 0;
+        *text = data;
+    } else {
+        free(data);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus add_clip(Scan *scan, const char *path)
+{
+    char *text = NULL;
+    DSVI_TRY(read_caption(path, &text));
+    DsvStatus status = add_item(scan, path, text);
+    free(text);
+    return status;
+}
+
+static DsvStatus scan_entry(void *context, const char *name)
+{
+    Scan *scan = context;
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, scan->folder, name));
+    if (dsvi_path_is_folder(path)) {
+        if (scan->inside)
+            return DSV_OK;
+        const char *outer = scan->folder;
+        scan->folder = path;
+        scan->inside = true;
+        DsvStatus status = dsvi_folder_list(path, scan_entry, scan);
+        scan->folder = outer;
+        scan->inside = false;
+        return status;
+    }
+    return clip_ending(name) ? add_clip(scan, path) : DSV_OK;
+}
+
+static DsvStatus add_listed(void *context, const char *path, const char *text)
+{
+    Scan *scan = context;
+    char joined[DSVI_PATH_MAX];
+    if (path[0] == '/')
+        return add_item(scan, path, text);
+    DSVI_TRY(dsvi_path_join(joined, scan->folder, path));
+    return add_item(scan, joined, text);
+}
+
+static DsvStatus scan_list(Scan *scan, const char *path)
+{
+    char folder[DSVI_PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    if (snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 2, slash ? path : "./") >=
+        (int)sizeof folder)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 1);
+    scan->folder = folder;
+    return dsvi_list_read(path, add_listed, scan);
+}
+
+static DsvStatus scan_latents(Scan *scan, const char *path)
+{
+    DsvStatus status = DSV_OK;
+    DsvLatentCache *cache;
+    DSVI_TRY(dsvi_latent_cache_open(path, scan->settings, &cache));
+    scan->dataset->latents = true;
+    for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++)
+        status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_text(cache, i));
+    dsvi_latent_cache_close(&cache);
+    return status;
+}
+
+static DsvStatus scan_path(Scan *scan, const char *path)
+{
+    if (!path[0])
+        return DSVI_FAIL(DSV_E_USAGE, "data.path is empty, wanted a folder of clips, a list or a latent cache");
+    if (!dsvi_path_exists(path))
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);
+    if (dsvi_path_is_folder(path)) {
+        if (dsvi_latent_cache_is(path))
+            return scan_latents(scan, path);
+        scan->folder = path;
+        return dsvi_folder_list(path, scan_entry, scan);
+    }
+    if (dsvi_list_is(path))
+        return scan_list(scan, path);
+    if (clip_ending(path))
+        return add_clip(scan, path);
+    return DSVI_FAIL(DSV_E_USAGE, "%s: neither a folder, nor a .csv or .jsonl list, nor a clip", path);
+}
+
+static DsvStatus check_item(const Scan *scan, DsvDatasetItem *item)
+{
+    int64_t cover[2];
+    if (scan->dataset->latents) {
+        uint64_t bytes;
+        return dsvi_file_size(item->path, &bytes);
+    }
+    DSVI_TRY(dsvi_clip_probe(item->path, &item->info));
+    return dsvi_clip_cover(item->path, item->info.height, item->info.width, scan->settings->height,
+                           scan->settings->width, &cover[0], &cover[1]);
+}
+
+static void check_range(void *context, int64_t begin, int64_t end, int worker)
+{
+    Scan *scan = context;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        if (check_item(scan, &scan->dataset->items[i]) != DSV_OK)
+            scan->reasons[i] = strdup(dsv_error_message());
+}
+
+static void free_item(DsvDatasetItem *item)
+{
+    free(item->path);
+    free(item->text);
+}
+
+/* Looks into every item and moves those that cannot be used to left_out. */
+static DsvStatus check_items(Scan *scan)
+{
+    DsvDataset *d = scan->dataset;
+    int64_t usable = 0;
+    scan->reasons = calloc((size_t)d->count + 1, sizeof *scan->reasons);
+    d->left_out = calloc((size_t)d->count + 1, sizeof *d->left_out);
+    if (!scan->reasons || !d->left_out)
+        return no_memory();
+    dsvi_parallel_for(d->count, 1, check_range, scan);
+    for (int64_t i = 0; i < d->count; i++) {
+        if (scan->reasons[i]) {
+            d->left_out[d->left_out_count++] = scan->reasons[i];
+            free_item(&d->items[i]);
+        } else {
+            d->items[usable++] = d->items[i];
+        }
+    }
+    d->count = usable;
+    return DSV_OK;
+}
+
+static DsvStatus nothing_usable(const char *path, const DsvDataset *d)
+{
+    if (d->left_out_count == 0)
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it: %s", path,
+                         dsvi_path_is_folder(path) ? "no name ends in mp4, m4v, mov, mkv, webm, avi, mpg or mpeg"
+                                                   : "the list is empty");
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it; %lld tried, the first: %s", path,
+                     (long long)d->left_out_count, d->left_out[0]);
+}
+
+DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out)
+{
+    DsvStatus status;
+    Scan scan = {.settings = settings};
+    *out = NULL;
+    scan.dataset = calloc(1, sizeof *scan.dataset);
+    if (!scan.dataset)
+        return no_memory();
+    DSVI_TRY_GOTO(status, scan_path(&scan, path), fail);
+    DSVI_TRY_GOTO(status, check_items(&scan), fail);
+    if (scan.dataset->count == 0) {
+        status = nothing_usable(path, scan.dataset);
+        goto fail;
+    }
+    free(scan.reasons);
+    *out = scan.dataset;
+    return DSV_OK;
+fail:
+    free(scan.reasons);
+    dsvi_dataset_close(&scan.dataset);
+    return status;
+}
+
+void dsvi_dataset_close(DsvDataset **dataset)
+{
+    DsvDataset *d = *dataset;
+    if (!d)
+        return;
+    for (int64_t i = 0; i < d->count; i++)
+        free_item(&d->items[i]);
+    for (int64_t i = 0; i < d->left_out_count; i++)
+        free(d->left_out[i]);
+    free(d->items);
+    free(d->left_out);
+    free(d);
+    *dataset = NULL;
+}

@@ -1,0 +1,69 @@
+/* What the i-th sample of a data set is. Nothing is stored: the permutation of an epoch is computed for one
+ * position at a time, by a Feistel network on the next even number of bits, walked until it falls into the
+ * range (J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4.2), with
+ * Philox as its round function. */
+#include "data/dataset.h"
+
+#include "base/rng.h"
+
+/* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. */
+enum { STREAM_WINDOW = 0, STREAM_FIRST_EPOCH = 1 };
+
+/* Draws of one sample in STREAM_WINDOW. */
+enum { DRAW_START, DRAW_CROP_X, DRAW_CROP_Y, DRAWS = 4 };
+
+/* Well past the 4 rounds after which a Feistel network with random rounds is a random permutation (M. Luby,
+ * C. Rackoff, 1988): small ranges are the ones where it shows. */
+enum { ROUNDS = 12 };
+
+static uint64_t feistel(DsvRng rng, int half_bits, uint64_t value)
+{
+    uint64_t mask = ((uint64_t)1 << half_bits) - 1, left = value >> half_bits, right = value & mask;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        uint32_t words[4];
+        dsvi_rng_words(rng, round << 32 | right, words);
+        uint64_t mixed = left ^ (words[0] & mask);
+        left = right;
+        right = mixed;
+    }
+    return left << half_bits | right;
+}
+
+/* Where position `at` of [0, n) goes in this epoch's permutation. */
+static uint64_t permuted(uint64_t seed, uint64_t epoch, uint64_t at, uint64_t n)
+{
+    DsvRng rng = {seed, DSV_RNG_DATA, (uint32_t)epoch + STREAM_FIRST_EPOCH};
+    int half_bits = 1;
+    while (n > (uint64_t)1 << (2 * half_bits))
+        half_bits++;
+    do
+        at = feistel(rng, half_bits, at);
+    while (at >= n);
+    return at;
+}
+
+DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
+                                    int64_t item)
+{
+    DsvSampleRef ref = {.item = item};
+    if (dataset->latents)
+        return ref;
+    DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_DATA, STREAM_WINDOW};
+    int64_t slack = dsvi_clip_grid(&dataset->items[item].info, settings->fps) - settings->num_frames;
+    uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, (uint64_t)slack + 1) : 0;
+    bool anywhere = settings->data_random_crop;
+    ref.window = (DsvClipWindow){
+        .start = (double)start / settings->fps, .fps = settings->fps,
+        .frames = settings->num_frames, .height = settings->height, .width = settings->width,
+        .crop_x = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_X) : 0.5,
+        .crop_y = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_Y) : 0.5,
+    };
+    return ref;
+}
+
+DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index)
+{
+    uint64_t n = (uint64_t)dataset->count;
+    uint64_t item = permuted((uint64_t)settings->seed, index / n, index % n, n);
+    return dsvi_dataset_sample_in(dataset, settings, index, (int64_t)item);
+}
