@@ -1,0 +1,191 @@
+/* Where sparse attention stops paying on this machine, measured on the real path: a sparse layer of one block
+ * is made for the same head size, selector and groups, given random tensors, and run dense and over lists of
+ * several densities. Both kinds of work grow with the square of the tokens, so where the actual length would
+ * take long a shorter one stands for it.
+ *
+ * Timing wavers and decisions should not: the result is rounded down to a twentieth. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "sparse/sparse_internal.h"
+
+enum { DENSITIES = 3, REPEATS = 2, HEADS_MOST = 2, TOKENS_LEAST = 128, TENSORS = 9 };
+static const double densities[DENSITIES] = {0.05, 0.2, 0.5};
+
+/* Passes that one length costs: dense and each density, with a warm-up. */
+#define PASSES ((1 + DENSITIES) * (1 + REPEATS))
+#define BUDGET_S 1.5
+#define STEP 0.05
+
+typedef struct Probe {
+    DsvBackend *backend;
+    DsvSparse *sparse;
+    DsvSparseShape shape;
+    DsvSparseAttention pass;
+    void *tensor[TENSORS]; /* q k v hidden out dout dq dk dv, (1, S, N, D) act each */
+    void *lse;             /* (1, N, S) acc */
+    void *memory;
+} Probe;
+
+enum { RANDOM_TENSORS = 4 }; /* q k v hidden; dout is v's */
+
+static size_t tensor_bytes(const Probe *probe)
+{
+    const DsvSparseShape *shape = &probe->shape;
+    return (size_t)(shape->tokens * shape->heads * shape->head_dim) * dsvi_dtype_size(shape->act);
+}
+
+static void carve(Probe *probe, DsvArena *arena)
+{
+    for (int i = 0; i < TENSORS; i++)
+        probe->tensor[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, tensor_bytes(probe));
+    probe->lse = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
+                                 (size_t)(probe->shape.tokens * probe->shape.heads) * sizeof(double));
+    dsvi_sparse_carve(probe->sparse, arena);
+}
+
+static void point_pass(Probe *probe)
+{
+    void **t = probe->tensor;
+    probe->pass = (DsvSparseAttention){
+        .scale = 1 / sqrt((double)probe->shape.head_dim), .q = t[0], .k = t[1], .v = t[2], .hidden = t[3],
+        .out = t[4], .lse = probe->lse, .dout = t[5], .dq = t[6], .dk = t[7], .dv = t[8],
+    };
+}
+
+/* Normal numbers for what is read; zeros are read as dout. */
+static DsvStatus fill(Probe *probe)
+{
+    DsvDevice *device = probe->backend->device;
+    const DsvSparseShape *shape = &probe->shape;
+    DsvStatus status = DSV_OK;
+    size_t bytes = tensor_bytes(probe);
+    void *host = malloc(bytes);
+    if (!host)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes to measure attention on", bytes);
+    for (uint32_t i = 0; i < RANDOM_TENSORS; i++) {
+        DsvRng rng = {0, DSV_RNG_TEST, i};
+        for (int64_t n = 0; n < shape->tokens * shape->heads * shape->head_dim; n++)
+            dsvi_store(shape->act, host, n, dsvi_rng_normal(rng, (uint64_t)n));
+        DSVI_TRY_GOTO(status, device->upload(device->stream, probe->tensor[i], host, bytes), done);
+        DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+    }
+done:
+    free(host);
+    return status;
+}
+
+static void close_probe(Probe *probe)
+{
+    dsvi_sparse_free(&probe->sparse);
+    probe->backend->device->mem_free(probe->backend->device, probe->memory);
+    probe->memory = NULL;
+}
+
+/* A sparse layer of `tokens` tokens that does as it is told. To be closed even after failure. */
+static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *given,
+                            const DsvSparseShape *shape, int64_t tokens)
+{
+    DsvDevice *device = backend->device;
+    DsvConfig settings = *given;
+    DsvArena arena;
+    settings.sparse_measure_cost = false;
+    settings.sparse_target_mass = 0;
+    settings.sparse_max_density = 1;
+    memset(probe, 0, sizeof *probe);
+    probe->backend = backend;
+    probe->shape = *shape;
+    probe->shape.blocks = probe->shape.batch = 1;
+    probe->shape.heads = shape->heads < HEADS_MOST ? shape->heads : HEADS_MOST;
+    probe->shape.tokens = tokens;
+    probe->shape.grid[0] = probe->shape.grid[1] = 1;
+    probe->shape.grid[2] = tokens;
+    DSVI_TRY(dsvi_sparse_create(backend, &settings, &probe->shape, NULL, NULL, &probe->sparse));
+    dsvi_arena_plan(&arena);
+    carve(probe, &arena);
+    size_t bytes = arena.used;
+    DSVI_TRY(device->mem_alloc(device, bytes, &probe->memory));
+    DSVI_TRY(device->zero(device->stream, probe->memory, bytes));
+    dsvi_arena_bind(&arena, probe->memory, bytes);
+    carve(probe, &arena);
+    point_pass(probe);
+    DSVI_TRY(dsvi_sparse_setup(probe->sparse));
+    return fill(probe);
+}
+
+/* Seconds of one forward and, for training, backward pass: the best of REPEATS after a warm-up. density 0:
+ * dense. */
+static DsvStatus time_pass(Probe *probe, double density, double *seconds)
+{
+    DsvDevice *device = probe->backend->device;
+    *seconds = INFINITY;
+    dsvi_sparse_force(probe->sparse, density > 0);
+    probe->sparse->settings.sparse_target_density = density;
+    for (int i = 0; i <= REPEATS; i++) {
+        double begin, end;
+        DSVI_TRY(device->clock(device->stream, &begin));
+        DSVI_TRY(dsvi_sparse_forward(probe->sparse, 0, &probe->pass));
+        if (probe->shape.backward)
+            DSVI_TRY(dsvi_sparse_backward(probe->sparse, 0, &probe->pass));
+        DSVI_TRY(device->clock(device->stream, &end));
+        if (i > 0)
+            *seconds = fmin(*seconds, end - begin);
+    }
+    return DSV_OK;
+}
+
+typedef struct Figures {
+    int64_t tokens, heads;
+    double dense, sparse[DENSITIES]; /* seconds */
+} Figures;
+
+static DsvStatus measure_length(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                                int64_t tokens, bool *longer, Figures *figures)
+{
+    DsvStatus status;
+    Probe probe;
+    DSVI_TRY_GOTO(status, open_probe(&probe, backend, settings, shape, tokens), done);
+    DSVI_TRY_GOTO(status, time_pass(&probe, 0, &figures->dense), done);
+    *longer = tokens < shape->tokens && 4 * figures->dense * PASSES < BUDGET_S;
+    for (int i = 0; i < DENSITIES && !*longer; i++)
+        DSVI_TRY_GOTO(status, time_pass(&probe, densities[i], &figures->sparse[i]), done);
+    figures->tokens = tokens;
+    figures->heads = probe.shape.heads;
+done:
+    close_probe(&probe);
+    return status;
+}
+
+/* Where the line through the measured times crosses the dense time. */
+static double crossing(const Figures *figures)
+{
+    int i = 1;
+    while (i < DENSITIES - 1 && figures->sparse[i] < figures->dense)
+        i++;
+    double slope = (figures->sparse[i] - figures->sparse[i - 1]) / (densities[i] - densities[i - 1]);
+    if (figures->sparse[0] >= figures->dense)
+        return 0;
+    if (!(slope > 0))
+        return 1;
+    double at = densities[i - 1] + (figures->dense - figures->sparse[i - 1]) / slope;
+    return fmin(fmax(floor(at / STEP + 1e-9) * STEP, 0), 1);
+}
+
+DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                               double *break_even, char *line, size_t line_bytes)
+{
+    Figures f = {.tokens = 0};
+    bool longer = true;
+    int64_t tokens = shape->tokens < TOKENS_LEAST ? shape->tokens : TOKENS_LEAST;
+    for (; longer; tokens = 2 * tokens < shape->tokens ? 2 * tokens : shape->tokens)
+        DSVI_TRY(measure_length(backend, settings, shape, tokens, &longer, &f));
+    *break_even = crossing(&f);
+    snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at density "
+             "%.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
+             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], densities[0], 1e3 * f.sparse[1], densities[1],
+             1e3 * f.sparse[2], densities[2], *break_even);
+    return DSV_OK;
+}

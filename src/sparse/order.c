@@ -1,0 +1,204 @@
+/* Token orders. One recursive curve serves two and three dimensions.
+ *
+ * curve() visits every cell of a box a x b x c once, from one corner to the next corner along side a, each
+ * step to a neighbour. Such a walk alternates between the colours of a chessboard, so it can exist only
+ * when a is even, or when all three sides are odd; and then it does: the box falls into boxes of the same
+ * kind, each ending beside the start of the next.
+ *
+ *     long a       two boxes, one after the other along a; the first takes an even part
+ *     else         up on the left, across the top, down on the right: b is the longer of the other
+ *                  sides, its even part h belongs to the legs (whose own direction it is), and the top
+ *                  keeps the direction a
+ *
+ *         +-----------------+
+ *         |  top  (a, b-h)  |     c goes along whole: it is cut once it has become the longer side
+ *         +--------+--------+
+ *         | up     | down   |
+ *         | h even |        |
+ *         S--------+--------E
+ *
+ * For squares of 2^n this is Hilbert's curve. Every grid has a side that may be `a`, so no jump is ever
+ * forced: an even side if there is one, any side if all are odd. */
+#include "sparse/order.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Side {
+    int axis;
+    int64_t step;   /* 1 or -1 */
+    int64_t length; /* cells */
+} Side;
+
+typedef struct Walk {
+    const int64_t *grid;
+    int32_t *order;
+    int64_t count; /* cells visited */
+} Walk;
+
+typedef struct Cell {
+    int64_t at[3];
+} Cell;
+
+static Cell moved(Cell cell, Side side, int64_t cells)
+{
+    cell.at[side.axis] += side.step * cells;
+    return cell;
+}
+
+static Side part(Side side, int64_t length)
+{
+    side.length = length;
+    return side;
+}
+
+static Side reversed(Side side)
+{
+    side.step = -side.step;
+    return side;
+}
+
+static void visit(Walk *walk, Cell cell)
+{
+    const int64_t *grid = walk->grid;
+    walk->order[walk->count++] = (int32_t)((cell.at[0] * grid[1] + cell.at[1]) * grid[2] + cell.at[2]);
+}
+
+/* The even number nearest to half of n: for n >= 3 it is at least 2 and leaves something. */
+static int64_t even_half(int64_t n)
+{
+    return (n + 2) / 4 * 2;
+}
+
+/* From `start` (a corner of the box, sides leading away from it) to the corner at the end of a. */
+static void curve(Walk *walk, Cell start, Side a, Side b, Side c)
+{
+    if (b.length < c.length) {
+        Side other = b;
+        b = c;
+        c = other;
+    }
+    if (b.length == 1) {
+        for (int64_t i = 0; i < a.length; i++)
+            visit(walk, moved(start, a, i));
+        return;
+    }
+    if (2 * a.length > 3 * b.length) {
+        int64_t first = even_half(a.length);
+        curve(walk, start, part(a, first), b, c);
+        curve(walk, moved(start, a, first), part(a, a.length - first), b, c);
+        return;
+    }
+    /* When b is 2, so is a: the legs alone fill the box. */
+    int64_t height = b.length == 2 ? 2 : even_half(b.length);
+    int64_t left = a.length / 2;
+    Side up = part(b, height);
+    Cell corner = moved(start, a, a.length - 1);
+    curve(walk, start, up, part(a, left), c);
+    if (height < b.length)
+        curve(walk, moved(start, b, height), a, part(b, b.length - height), c);
+    curve(walk, moved(corner, b, height - 1), reversed(up), reversed(part(a, a.length - left)), c);
+}
+
+/* The curve through `box` cells from `start`, along its longest even side, or its longest if all are odd. */
+static void walk_box(Walk *walk, Cell start, const int64_t box[3])
+{
+    int main_axis = 0;
+    for (int axis = 1; axis < 3; axis++) {
+        bool even = box[axis] % 2 == 0, best_even = box[main_axis] % 2 == 0;
+        if (even != best_even ? even : box[axis] > box[main_axis])
+            main_axis = axis;
+    }
+    Side side[3];
+    for (int i = 0; i < 3; i++) {
+        int axis = (main_axis + i) % 3;
+        side[i] = (Side){axis, 1, box[axis]};
+    }
+    curve(walk, start, side[0], side[1], side[2]);
+}
+
+static void reverse(int32_t *order, int64_t count)
+{
+    for (int64_t i = 0, j = count - 1; i < j; i++, j--) {
+        int32_t other = order[i];
+        order[i] = order[j];
+        order[j] = other;
+    }
+}
+
+/* Every other frame runs backwards, so that a group across two frames lies around one place of both. */
+static void walk_frames(Walk *walk)
+{
+    const int64_t frame[3] = {1, walk->grid[1], walk->grid[2]};
+    int64_t cells = frame[1] * frame[2];
+    for (int64_t f = 0; f < walk->grid[0]; f++) {
+        walk_box(walk, (Cell){{f, 0, 0}}, frame);
+        if (f % 2 == 1)
+            reverse(walk->order + f * cells, cells);
+    }
+}
+
+static void walk_raster(Walk *walk, Cell start, const int64_t box[3])
+{
+    for (int64_t f = 0; f < box[0]; f++)
+        for (int64_t row = 0; row < box[1]; row++)
+            for (int64_t column = 0; column < box[2]; column++)
+                visit(walk, (Cell){{start.at[0] + f, start.at[1] + row, start.at[2] + column}});
+}
+
+static void walk_cubes(Walk *walk)
+{
+    enum { EDGE = 4 };
+    const int64_t *grid = walk->grid;
+    for (int64_t f = 0; f < grid[0]; f += EDGE) {
+        for (int64_t row = 0; row < grid[1]; row += EDGE) {
+            for (int64_t column = 0; column < grid[2]; column += EDGE) {
+                const Cell start = {{f, row, column}};
+                int64_t box[3];
+                for (int axis = 0; axis < 3; axis++) {
+                    int64_t left = grid[axis] - start.at[axis];
+                    box[axis] = left < EDGE ? left : EDGE;
+                }
+                walk_raster(walk, start, box);
+            }
+        }
+    }
+}
+
+DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *order)
+{
+    Walk walk = {grid, order, 0};
+    const Cell origin = {{0, 0, 0}};
+    if (grid[0] < 1 || grid[1] < 1 || grid[2] < 1)
+        return DSVI_FAIL(DSV_E_SHAPE, "token order: the grid is %lld x %lld x %lld, wanted at least 1 each way",
+                         (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+    if (grid[1] > INT32_MAX / grid[2] || grid[0] > INT32_MAX / (grid[1] * grid[2]))
+        return DSVI_FAIL(DSV_E_SHAPE, "token order: a grid of %lld x %lld x %lld has more than %d tokens",
+                         (long long)grid[0], (long long)grid[1], (long long)grid[2], INT32_MAX);
+    if (strcmp(name, "hilbert") == 0)
+        walk_frames(&walk);
+    else if (strcmp(name, "raster") == 0)
+        walk_raster(&walk, origin, grid);
+    else if (strcmp(name, "hilbert3d") == 0)
+        walk_box(&walk, origin, grid);
+    else if (strcmp(name, "cube") == 0)
+        walk_cubes(&walk);
+    else
+        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d or cube", name);
+    DSVI_ASSERT(walk.count == grid[0] * grid[1] * grid[2]);
+    return DSV_OK;
+}
+
+int64_t dsvi_order_jumps(const int64_t grid[3], const int32_t *order)
+{
+    int64_t tokens = grid[0] * grid[1] * grid[2], frame = grid[1] * grid[2], jumps = 0;
+    for (int64_t s = 1; s < tokens; s++) {
+        if (order[s] / frame != order[s - 1] / frame)
+            continue;
+        int64_t from = order[s - 1] % frame, to = order[s] % frame;
+        int64_t rows = to / grid[2] - from / grid[2], columns = to % grid[2] - from % grid[2];
+        jumps += llabs(rows) + llabs(columns) != 1;
+    }
+    return jumps;
+}

@@ -1,0 +1,94 @@
+/* Selectors: the ways to estimate the attention a group of queries pays to every key, behind one interface.
+ *
+ * Whatever the way, it ends in features of proxies and candidates (ops/select.h); from there on
+ * sparse_select.c is the same for all. A selector keeps state for every block of the model and may learn from
+ * each pass. Calls come in this order:
+ *     create, carve (planning), carve (bound), setup,
+ *     then per step: step_begin, look for each block and pass, step_end. */
+#ifndef DSVI_SELECTOR_H
+#define DSVI_SELECTOR_H
+
+#include "sparse/sparse.h"
+#include "sparse/state_list.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Features of the block looked at last. */
+typedef struct DsvFeatures {
+    int64_t chunk;          /* queries a proxy stands for */
+    int64_t candidate_keys; /* keys a candidate stands for */
+    int64_t features;       /* R */
+    double scale;
+    float *proxies;         /* (B, N, ceil(S / chunk), R) device memory */
+    float *candidates;      /* (B, N, ceil(S / candidate_keys), R) device memory */
+} DsvFeatures;
+
+typedef struct DsvSelector DsvSelector;
+
+/* What one way implements. Any but `create`, `free` and `look` may be NULL: nothing to do. */
+typedef struct DsvSelectorType {
+    const char *name; /* as sparse.selector */
+    DsvStatus (*create)(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out);
+    void (*free)(DsvSelector *selector);
+    void (*carve)(DsvSelector *selector, DsvArena *arena);
+    DsvStatus (*setup)(DsvSelector *selector);
+    DsvStatus (*step_begin)(DsvSelector *selector);
+    DsvStatus (*look)(DsvSelector *selector, int64_t block, const DsvSparseAttention *args, bool estimate);
+    DsvStatus (*step_end)(DsvSelector *selector, const int32_t *sparse, double *loss);
+    void (*state)(DsvSelector *selector, DsvStateList *list);
+    DsvStatus (*restored)(DsvSelector *selector);
+} DsvSelectorType;
+
+/* The head of every selector's struct. A type's create sets the four numbers of `features` (scale where it
+ * is known by then), the rest is set for it. */
+struct DsvSelector {
+    const DsvSelectorType *type;
+    DsvBackend *backend;
+    const DsvConfig *settings; /* the caller's, outlive the selector */
+    DsvSparseShape shape;
+    DsvFeatures features;
+    int64_t step;              /* of step_begin */
+    bool train;
+};
+
+extern const DsvSelectorType dsvi_selector_projection, dsvi_selector_predictor, dsvi_selector_pooled;
+
+/* The selector of settings->sparse_selector. */
+DsvStatus dsvi_selector_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                               DsvSelector **out);
+void dsvi_selector_free(DsvSelector **selector);
+void dsvi_selector_carve(DsvSelector *selector, DsvArena *arena);
+DsvStatus dsvi_selector_setup(DsvSelector *selector);
+
+/* `train`: passes of this step may be learnt from. */
+DsvStatus dsvi_selector_step_begin(DsvSelector *selector, int64_t step, bool train);
+/* One forward pass of one block: learns from it in a training step, and fills `features` if `estimate`. */
+DsvStatus dsvi_selector_look(DsvSelector *selector, int64_t block, const DsvSparseAttention *args,
+                             bool estimate);
+/* sparse[block]: whether it runs over lists. *loss: what learning minimises, mean over blocks and passes of
+ * the step; NaN where nothing is learnt by descent. */
+DsvStatus dsvi_selector_step_end(DsvSelector *selector, const int32_t *sparse, double *loss);
+
+/* Adds what must be saved; dsvi_selector_restored after it was read back. */
+void dsvi_selector_state(DsvSelector *selector, DsvStateList *list);
+DsvStatus dsvi_selector_restored(DsvSelector *selector);
+
+/* For implementations. */
+
+/* out (B, N, ceil(S / tokens_each), R) = means of `tokens_each` rows (dim wide), projected where there is a
+ * projection (N, dim, R). */
+DsvStatus dsvi_selector_features(const DsvSelector *selector, DsvDtype dtype, DsvHeads rows, int64_t dim,
+                                 int64_t tokens_each, const float *projection, float *out);
+
+/* `count` queries out of `tokens`, one from each of `count` equal stretches, the same
+ * for the same (settings' seed, step, block, use). `use` keeps several draws of one step apart. */
+typedef enum DsvDraw { DSV_DRAW_PROFILE, DSV_DRAW_PREDICTOR, DSV_DRAW_COUNT } DsvDraw;
+void dsvi_draw_queries(uint64_t seed, int64_t step, int64_t block, DsvDraw use, int64_t tokens, int64_t count,
+                       int32_t *query);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,344 @@
+/* The paper's learned predictor (dsv.md 2.2, 2.3): per block one linear layer from what fed the q and k
+ * projections to rank features of every query and key of every head, taught on sampled queries to order keys
+ * as the true scores do, with an AdamW of its own. Nothing flows back into the model. It knows no positions
+ * but what the hidden state tells: on a model with RoPE it is the weaker way, kept for comparison.
+ *
+ * The layer's output of a token is (N, 2, R): for each head Q_lr, then K_lr. Weights are kept in acc; the
+ * product is done in act. Gradients of all passes of a step are summed and averaged when it ends. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+#include "sparse/selector.h"
+
+/* Of the loss, from the paper (dsv.md 2.3). */
+#define COS_WEIGHT 0.95
+#define NORM_WEIGHT 0.05
+
+/* Streams of DSV_RNG_INIT from here on are the predictors'; the model's tensors count from 0. */
+#define FIRST_STREAM 0x80000000u
+
+typedef struct Predictor {
+    DsvSelector base;
+    DsvDtype acc;
+    int64_t rank, inputs, outputs; /* R, C, 2 R N */
+    int64_t samples;               /* queries that teach, per pass */
+    int64_t size;                  /* parameters of a block: weight (outputs, C), bias (outputs) */
+
+    /* Device memory. The first three are saved. */
+    void *weight;           /* (blocks, size) acc */
+    void *moment1, *moment2; /* (blocks, size) acc */
+    void *compute;          /* (blocks, outputs, C) act; the weights themselves when act is acc */
+    void *grad;             /* (blocks, size) acc */
+    void *loss;             /* (blocks) acc, summed over the passes of a step */
+    void *pass_loss;        /* (1) acc */
+    int32_t *sample;        /* (blocks, samples) */
+    void *output, *doutput; /* (B, S, N, 2, R) acc */
+    void *doutput_act;      /* the same in act */
+    void *workspace;
+    size_t workspace_bytes;
+
+    /* Host memory. */
+    int32_t *host_sample;   /* (blocks, samples) */
+    void *host_loss;        /* (blocks) acc */
+    int64_t *passes;        /* (blocks) learnt from in this step */
+    int64_t updates;        /* AdamW steps done; saved */
+} Predictor;
+
+static void release(DsvSelector *s)
+{
+    Predictor *p = (Predictor *)s;
+    free(p->host_sample);
+    free(p->host_loss);
+    free(p->passes);
+    free(p);
+}
+
+static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
+{
+    Predictor *p = calloc(1, sizeof *p);
+    if (!p)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the predictor");
+    p->acc = shape->act == DSV_F64 ? DSV_F64 : DSV_F32;
+    p->rank = settings->sparse_rank;
+    p->inputs = shape->heads * shape->head_dim;
+    p->outputs = 2 * p->rank * shape->heads;
+    p->size = p->outputs * (p->inputs + 1);
+    p->samples = settings->sparse_predictor_samples < shape->tokens ? settings->sparse_predictor_samples
+                                                                     : shape->tokens;
+    p->base.features.chunk = settings->sparse_chunk;
+    p->base.features.candidate_keys = 1;
+    p->base.features.features = p->rank;
+    p->base.features.scale = 1 / sqrt((double)p->rank);
+    p->host_sample = calloc((size_t)(shape->blocks * p->samples), sizeof(int32_t));
+    p->host_loss = calloc((size_t)shape->blocks, dsvi_dtype_size(p->acc));
+    p->passes = calloc((size_t)shape->blocks, sizeof(int64_t));
+    if (!p->host_sample || !p->host_loss || !p->passes) {
+        release(&p->base);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the samples of %lld predictors",
+                         (long long)shape->blocks);
+    }
+    *out = &p->base;
+    return DSV_OK;
+}
+
+/* Element i of an array of acc. */
+static void *acc_at(const Predictor *p, void *array, int64_t i)
+{
+    return (unsigned char *)array + (size_t)i * dsvi_dtype_size(p->acc);
+}
+
+static void *compute_of(const Predictor *p, int64_t block)
+{
+    if (p->base.shape.act == p->acc)
+        return acc_at(p, p->weight, block * p->size);
+    return (unsigned char *)p->compute +
+           (size_t)(block * p->outputs * p->inputs) * dsvi_dtype_size(p->base.shape.act);
+}
+
+/* Q_lr (part 0) or K_lr (part 1) in an array like `output`. */
+static DsvHeads part_of(const Predictor *p, void *output, int part)
+{
+    return (DsvHeads){
+        .data = acc_at(p, output, part * p->rank), .batch_stride = p->base.shape.tokens * p->outputs,
+        .token_stride = p->outputs, .head_stride = 2 * p->rank,
+    };
+}
+
+static DsvPredictorLossArgs loss_args(const Predictor *p, int64_t block, const DsvSparseAttention *pass)
+{
+    const DsvSparseShape *shape = &p->base.shape;
+    return (DsvPredictorLossArgs){
+        .batch = shape->batch, .heads = shape->heads, .queries = shape->tokens, .keys = shape->tokens,
+        .head_dim = shape->head_dim, .rank = p->rank, .cos_weight = COS_WEIGHT, .norm_weight = NORM_WEIGHT,
+        .centred = p->base.settings->sparse_predictor_centred, .act = shape->act, .acc = p->acc,
+        .q = dsvi_heads(pass->q, shape->tokens, shape->heads, shape->head_dim),
+        .k = dsvi_heads(pass->k, shape->tokens, shape->heads, shape->head_dim),
+        .ql = part_of(p, p->output, 0), .kl = part_of(p, p->output, 1),
+        .samples = p->samples, .sample = p->sample + block * p->samples, .loss = p->pass_loss,
+        .dql = part_of(p, p->doutput, 0), .dkl = part_of(p, p->doutput, 1),
+        .workspace = p->workspace, .workspace_bytes = p->workspace_bytes,
+    };
+}
+
+static int64_t output_count(const Predictor *p)
+{
+    return p->base.shape.batch * p->base.shape.tokens * p->outputs;
+}
+
+static void carve(DsvSelector *s, DsvArena *arena)
+{
+    Predictor *p = (Predictor *)s;
+    size_t blocks = (size_t)s->shape.blocks, acc = dsvi_dtype_size(p->acc), act = dsvi_dtype_size(s->shape.act);
+    size_t parameters = blocks * (size_t)p->size * acc, output = (size_t)output_count(p);
+    bool cast = s->shape.act != p->acc, backward = s->shape.backward;
+    const DsvSparseAttention nothing = {0};
+
+    p->weight = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
+    p->moment1 = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
+    p->moment2 = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
+    p->compute = dsvi_arena_take(arena, DSV_MEM_SPARSE,
+                                 cast ? blocks * (size_t)(p->outputs * p->inputs) * act : 0);
+    p->grad = dsvi_arena_take(arena, DSV_MEM_SPARSE, backward ? parameters : 0);
+    p->loss = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * acc);
+    p->pass_loss = dsvi_arena_take(arena, DSV_MEM_SPARSE, acc);
+    p->sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)p->samples * sizeof(int32_t));
+    p->output = dsvi_arena_take(arena, DSV_MEM_SCRATCH, output * acc);
+    p->doutput = dsvi_arena_take(arena, DSV_MEM_SCRATCH, backward ? output * acc : 0);
+    p->doutput_act = dsvi_arena_take(arena, DSV_MEM_SCRATCH, backward && cast ? output * act : 0);
+
+    DsvPredictorLossArgs args = loss_args(p, 0, &nothing);
+    dsvi_predictor_loss_workspace_fn *workspace = s->backend->ops.predictor_loss.workspace;
+    p->workspace_bytes = backward && workspace ? workspace(&args) : 0;
+    p->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, p->workspace_bytes);
+}
+
+static DsvStatus convert(const Predictor *p, int64_t n, double a, DsvDtype from, const void *x, double b,
+                         DsvDtype to, void *y)
+{
+    DsvAddArgs args = {.n = n, .a = a, .b = b, .x_dtype = from, .y_dtype = to, .x = x, .y = y};
+    return p->base.backend->ops.add.run(p->base.backend->device->stream, &args);
+}
+
+/* Brings the weights' copy in act up to date. */
+static DsvStatus refresh_compute(DsvSelector *s)
+{
+    Predictor *p = (Predictor *)s;
+    if (s->shape.act == p->acc)
+        return DSV_OK;
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        DSVI_TRY(convert(p, p->outputs * p->inputs, 1, p->acc, acc_at(p, p->weight, block * p->size), 0,
+                         s->shape.act, compute_of(p, block)));
+    return DSV_OK;
+}
+
+/* Kaiming-normal weights for the given number of inputs, zero biases, zero moments. */
+static DsvStatus setup(DsvSelector *s)
+{
+    Predictor *p = (Predictor *)s;
+    DsvDevice *device = s->backend->device;
+    DsvStatus status = DSV_OK;
+    size_t bytes = (size_t)p->size * dsvi_dtype_size(p->acc);
+    double deviation = sqrt(2 / (double)p->inputs);
+    void *host = malloc(bytes);
+    if (!host)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of a predictor", bytes);
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsvRng rng = {(uint64_t)s->settings->seed, DSV_RNG_INIT, FIRST_STREAM + (uint32_t)block};
+        for (int64_t i = 0; i < p->size; i++)
+            dsvi_store(p->acc, host, i, i < p->outputs * p->inputs
+                                            ? deviation * dsvi_rng_normal(rng, (uint64_t)i) : 0);
+        DSVI_TRY_GOTO(status, device->upload(device->stream, acc_at(p, p->weight, block * p->size), host, bytes),
+                      done);
+        DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+    }
+    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment1, (size_t)s->shape.blocks * bytes), done);
+    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment2, (size_t)s->shape.blocks * bytes), done);
+    DSVI_TRY_GOTO(status, refresh_compute(s), done);
+done:
+    free(host);
+    return status;
+}
+
+static bool learns(const DsvSelector *s)
+{
+    return s->train && s->shape.backward;
+}
+
+static DsvStatus step_begin(DsvSelector *s)
+{
+    Predictor *p = (Predictor *)s;
+    DsvDevice *device = s->backend->device;
+    int64_t blocks = s->shape.blocks;
+    size_t acc = dsvi_dtype_size(p->acc);
+    if (!learns(s))
+        return DSV_OK;
+    for (int64_t block = 0; block < blocks; block++) {
+        p->passes[block] = 0;
+        dsvi_draw_queries((uint64_t)s->settings->seed, s->step, block, DSV_DRAW_PREDICTOR, s->shape.tokens,
+                          p->samples, p->host_sample + block * p->samples);
+    }
+    DSVI_TRY(device->upload(device->stream, p->sample, p->host_sample,
+                            (size_t)(blocks * p->samples) * sizeof(int32_t)));
+    DSVI_TRY(device->zero(device->stream, p->loss, (size_t)blocks * acc));
+    return device->zero(device->stream, p->grad, (size_t)(blocks * p->size) * acc);
+}
+
+/* output = hidden W^T + bias */
+static DsvStatus predict(const Predictor *p, int64_t block, const void *hidden)
+{
+    const DsvSparseShape *shape = &p->base.shape;
+    DsvGemmArgs args = {
+        .m = shape->batch * shape->tokens, .n = p->outputs, .k = p->inputs,
+        .ab_dtype = shape->act, .c_dtype = p->acc, .a = hidden, .lda = p->inputs,
+        .b = compute_of(p, block), .ldb = p->inputs, .trans_b = true, .c = p->output, .ldc = p->outputs,
+        .bias_dtype = p->acc, .bias = acc_at(p, p->weight, block * p->size + p->outputs * p->inputs),
+    };
+    return p->base.backend->ops.gemm.run(p->base.backend->device->stream, &args);
+}
+
+/* Loss of this pass and its gradient, added to what the step has so far. */
+static DsvStatus learn(Predictor *p, int64_t block, const DsvSparseAttention *pass)
+{
+    const DsvSparseShape *shape = &p->base.shape;
+    const DsvOps *ops = &p->base.backend->ops;
+    DsvStream *stream = p->base.backend->device->stream;
+    void *grad = acc_at(p, p->grad, block * p->size);
+    DsvPredictorLossArgs loss = loss_args(p, block, pass);
+    const void *doutput = p->doutput;
+    DSVI_TRY(ops->predictor_loss.run(stream, &loss));
+    DSVI_TRY(convert(p, 1, 1, p->acc, p->pass_loss, 1, p->acc, acc_at(p, p->loss, block)));
+    if (shape->act != p->acc) {
+        DSVI_TRY(convert(p, output_count(p), 1, p->acc, p->doutput, 0, shape->act, p->doutput_act));
+        doutput = p->doutput_act;
+    }
+    DsvGemmArgs weight = {
+        .m = p->outputs, .n = p->inputs, .k = shape->batch * shape->tokens,
+        .ab_dtype = shape->act, .c_dtype = p->acc, .a = doutput, .lda = p->outputs, .trans_a = true,
+        .b = pass->hidden, .ldb = p->inputs, .c = grad, .ldc = p->inputs, .accumulate = true,
+    };
+    DsvColSumArgs bias = {
+        .m = weight.k, .n = p->outputs, .x_dtype = p->acc, .x = p->doutput, .ldx = p->outputs,
+        .y_dtype = p->acc, .y = acc_at(p, grad, p->outputs * p->inputs),
+    };
+    DSVI_TRY(ops->gemm.run(stream, &weight));
+    DSVI_TRY(ops->col_sum.run(stream, &bias));
+    p->passes[block]++;
+    return DSV_OK;
+}
+
+static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
+{
+    Predictor *p = (Predictor *)s;
+    DsvFeatures *f = &s->features;
+    if (!estimate && !learns(s))
+        return DSV_OK;
+    if (!args->hidden)
+        return DSVI_FAIL(DSV_E_USAGE, "the predictor needs the hidden states that fed q and k, and got none");
+    DSVI_TRY(predict(p, block, args->hidden));
+    if (learns(s))
+        DSVI_TRY(learn(p, block, args));
+    if (!estimate)
+        return DSV_OK;
+    DSVI_TRY(dsvi_selector_features(s, p->acc, part_of(p, p->output, 0), p->rank, f->chunk, NULL, f->proxies));
+    return dsvi_selector_features(s, p->acc, part_of(p, p->output, 1), p->rank, f->candidate_keys, NULL,
+                                  f->candidates);
+}
+
+static DsvStatus update(Predictor *p, int64_t block, bool sparse)
+{
+    const DsvConfig *settings = p->base.settings;
+    int64_t at = block * p->size;
+    DsvAdamwArgs args = {
+        .n = p->size, .step = p->updates,
+        .lr = sparse ? settings->sparse_predictor_lr_sparse : settings->sparse_predictor_lr,
+        .beta1 = settings->adam_beta1, .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
+        .weight_decay = settings->weight_decay, .grad_scale = 1 / (double)p->passes[block], .acc = p->acc,
+        .grad = acc_at(p, p->grad, at), .weight = acc_at(p, p->weight, at),
+        .m = acc_at(p, p->moment1, at), .v = acc_at(p, p->moment2, at),
+    };
+    return p->base.backend->ops.adamw.run(p->base.backend->device->stream, &args);
+}
+
+static DsvStatus step_end(DsvSelector *s, const int32_t *sparse, double *loss)
+{
+    Predictor *p = (Predictor *)s;
+    DsvDevice *device = s->backend->device;
+    double sum = 0;
+    int64_t learnt = 0;
+    if (!learns(s))
+        return DSV_OK;
+    DSVI_TRY(device->download(device->stream, p->host_loss, p->loss,
+                              (size_t)s->shape.blocks * dsvi_dtype_size(p->acc)));
+    DSVI_TRY(device->sync(device->stream));
+    p->updates++;
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        if (p->passes[block] == 0)
+            continue;
+        sum += dsvi_load(p->acc, p->host_loss, block) / (double)p->passes[block];
+        learnt++;
+        DSVI_TRY(update(p, block, sparse[block]));
+    }
+    if (learnt > 0)
+        *loss = sum / (double)learnt;
+    return refresh_compute(s);
+}
+
+static void state(DsvSelector *s, DsvStateList *list)
+{
+    Predictor *p = (Predictor *)s;
+    int64_t blocks = s->shape.blocks;
+    const DsvStateItem items[] = {
+        {"predictor.weight", p->acc, 2, {blocks, p->size}, true, p->weight},
+        {"predictor.exp_avg", p->acc, 2, {blocks, p->size}, true, p->moment1},
+        {"predictor.exp_avg_sq", p->acc, 2, {blocks, p->size}, true, p->moment2},
+        {"predictor.updates", DSV_I64, 1, {1}, false, &p->updates},
+    };
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+        dsvi_state_add(list, items[i]);
+}
+
+const DsvSelectorType dsvi_selector_predictor = {
+    .name = "predictor", .create = create, .free = release, .carve = carve, .setup = setup,
+    .step_begin = step_begin, .look = look, .step_end = step_end, .state = state, .restored = refresh_compute,
+};

@@ -1,0 +1,434 @@
+/* The calls of sparse.h, in the order of a step. A forward pass of a block reads:
+ *
+ *     prepare   the selector looks (and learns), lists are made if the block runs sparse or is measured,
+ *               measured if this step measures
+ *     attend    over the lists, or densely
+ *
+ * and step_end takes the measurements in and moves blocks from one side to the other. */
+#include "sparse/sparse.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sparse/order.h"
+#include "sparse/sparse_internal.h"
+
+/* Lists vary from pass to pass (with the noise level, above all) around the mean that max_density bounds:
+ * memory is planned for this many times the bound. */
+#define CAPACITY_SLACK 1.25
+
+static void say(const DsvSparse *s, const char *line)
+{
+    if (s->log && line[0])
+        s->log(s->log_context, line);
+}
+
+static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
+{
+    int64_t tokens = shape->grid[0] * shape->grid[1] * shape->grid[2];
+    if (shape->tokens != tokens || tokens < 1)
+        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: %lld tokens do not make a grid of %lld x %lld x %lld",
+                         (long long)shape->tokens, (long long)shape->grid[0], (long long)shape->grid[1],
+                         (long long)shape->grid[2]);
+    if (shape->head_dim < 32 || shape->head_dim > DSV_HEAD_DIM_MAX || shape->head_dim % 2)
+        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: head size is %lld, wanted an even number from 32 to %d",
+                         (long long)shape->head_dim, DSV_HEAD_DIM_MAX);
+    if (settings->sparse_group % settings->sparse_chunk)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
+                         (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    return DSV_OK;
+}
+
+static size_t results_count(const DsvSparse *s)
+{
+    return (size_t)(s->shape.blocks * s->shape.batch * s->shape.heads * s->samples);
+}
+
+/* Everything on the host: planned and carved like device memory. */
+static void carve_host(DsvSparse *s, DsvArena *arena)
+{
+    size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
+    size_t bins = heads * DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
+    DsvSparseRecord *r = &s->record;
+    s->order = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
+    s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
+    r->sparse = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int32_t));
+    r->changes = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int64_t));
+    double **const running[] = {&r->captured, &r->listed, &r->share90, &r->density, &r->estimated_mass};
+    for (size_t i = 0; i < sizeof running / sizeof *running; i++)
+        *running[i] = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(double));
+    r->head_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
+    r->head_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
+    r->break_even = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(double));
+    s->host_threshold = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(float));
+    s->host_topk = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(int32_t));
+    s->host_count = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
+    s->host_mass = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
+    s->host_selected = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(double));
+    s->host_sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
+    s->host_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
+    s->host_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
+}
+
+static DsvStatus allocate_host(DsvSparse *s)
+{
+    DsvArena plan;
+    dsvi_arena_plan(&plan);
+    carve_host(s, &plan);
+    size_t bytes = plan.used;
+    s->host_memory = aligned_alloc(64, bytes);
+    if (!s->host_memory)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of sparse attention's books", bytes);
+    memset(s->host_memory, 0, bytes);
+    dsvi_arena_bind(&plan, s->host_memory, bytes);
+    carve_host(s, &plan);
+    return DSV_OK;
+}
+
+/* Nothing measured, all dense. */
+static void start_record(DsvSparse *s)
+{
+    DsvSparseRecord *r = &s->record;
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        r->sparse[block] = 0;
+        r->changes[block] = 0;
+        r->captured[block] = r->listed[block] = r->share90[block] = r->estimated_mass[block] = NAN;
+        r->density[block] = 1;
+    }
+    for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
+        r->head_captured[i] = r->head_share90[i] = NAN;
+    r->break_even[0] = 1;
+}
+
+/* Shape of every block's lists, and how many runs there is memory for. */
+static void shape_lists(DsvSparse *s)
+{
+    const DsvConfig *settings = &s->settings;
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsvLists *lists = &s->block[block].lists;
+        lists->batch = s->shape.batch;
+        lists->heads = s->shape.heads;
+        lists->queries = lists->keys = s->shape.tokens;
+        lists->group = settings->sparse_group;
+        lists->groups = (s->shape.tokens + lists->group - 1) / lists->group;
+        lists->grain = settings->sparse_grain;
+        double share = CAPACITY_SLACK * (settings->sparse_max_density + settings->sparse_hysteresis);
+        int64_t count = dsvi_lists_count(lists), all = count * dsvi_lists_full(lists);
+        int64_t wanted = (int64_t)(share * (double)all) + count; /* no list is empty */
+        lists->capacity = wanted < all ? wanted : all;
+    }
+}
+
+DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                             DsvSparseLog *log, void *log_context, DsvSparse **out)
+{
+    DsvStatus status;
+    DsvSparse *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for sparse attention");
+    s->backend = backend;
+    s->settings = *settings;
+    s->shape = *shape;
+    s->acc = shape->act == DSV_F64 ? DSV_F64 : DSV_F32;
+    s->log = log;
+    s->log_context = log_context;
+    s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
+                                                                   : shape->tokens;
+    s->listed_block = -1;
+    s->predictor_loss = NAN;
+    DSVI_TRY_GOTO(status, check(settings, shape), fail);
+    DSVI_TRY_GOTO(status, allocate_host(s), fail);
+    DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
+    if (settings->sparse_enabled)
+        DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
+    start_record(s);
+    shape_lists(s);
+    *out = s;
+    return DSV_OK;
+fail:
+    dsvi_sparse_free(&s);
+    return status;
+}
+
+void dsvi_sparse_free(DsvSparse **sparse)
+{
+    DsvSparse *s = *sparse;
+    if (!s)
+        return;
+    dsvi_selector_free(&s->selector);
+    free(s->host_memory);
+    free(s);
+    *sparse = NULL;
+}
+
+DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseAttention *pass)
+{
+    int64_t tokens = s->shape.tokens, heads = s->shape.heads, dim = s->shape.head_dim;
+    return (DsvAttentionArgs){
+        .batch = s->shape.batch, .heads = heads, .queries = tokens, .keys = tokens, .head_dim = dim,
+        .scale = pass->scale, .act = s->shape.act, .acc = s->acc,
+        .q = dsvi_heads(pass->q, tokens, heads, dim), .k = dsvi_heads(pass->k, tokens, heads, dim),
+        .v = dsvi_heads(pass->v, tokens, heads, dim), .out = dsvi_heads(pass->out, tokens, heads, dim),
+        .lse = pass->lse,
+        .dout = dsvi_heads(pass->dout, tokens, heads, dim), .dq = dsvi_heads(pass->dq, tokens, heads, dim),
+        .dk = dsvi_heads(pass->dk, tokens, heads, dim), .dv = dsvi_heads(pass->dv, tokens, heads, dim),
+        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+    };
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What any op this layer calls may need. */
+static size_t workspace_of_all(const DsvSparse *s)
+{
+    const DsvOps *ops = &s->backend->ops;
+    const DsvSparseAttention nothing = {0};
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &nothing);
+    size_t most = ops->attention_fwd.workspace ? ops->attention_fwd.workspace(&args) : 0;
+    if (s->shape.backward && ops->attention_bwd.workspace)
+        most = larger(most, ops->attention_bwd.workspace(&args));
+    if (!s->selector)
+        return most;
+    args.lists = &s->block[0].lists;
+    if (ops->attention_list_fwd.workspace)
+        most = larger(most, ops->attention_list_fwd.workspace(&args));
+    if (s->shape.backward && ops->attention_list_bwd.workspace)
+        most = larger(most, ops->attention_list_bwd.workspace(&args));
+    return larger(most, larger(dsvi_sparse_select_workspace(s), dsvi_sparse_profile_workspace(s)));
+}
+
+/* Lists live until the backward pass; without one all blocks share a piece. */
+static void carve_lists(DsvSparse *s, DsvArena *arena)
+{
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsvLists *lists = &s->block[block].lists;
+        if (block > 0 && !s->shape.backward) {
+            lists->offsets = s->block[0].lists.offsets;
+            lists->runs = s->block[0].lists.runs;
+            continue;
+        }
+        lists->offsets = dsvi_arena_take(arena, DSV_MEM_SPARSE,
+                                         (size_t)(dsvi_lists_count(lists) + 1) * sizeof(int64_t));
+        lists->runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)lists->capacity * sizeof(int32_t));
+    }
+}
+
+void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
+{
+    const DsvSparseShape *shape = &s->shape;
+    size_t heads = (size_t)shape->heads, blocks = (size_t)shape->blocks, samples = (size_t)s->samples;
+    size_t bins = heads * DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
+    if (s->selector) {
+        int64_t proxies = (shape->tokens + s->selector->features.chunk - 1) / s->selector->features.chunk;
+        carve_lists(s, arena);
+        dsvi_selector_carve(s->selector, arena);
+        s->select_lse = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
+                                        (size_t)(shape->batch * shape->heads * proxies) * sizeof(float));
+        s->bin_count = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bins);
+        s->bin_mass = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bins);
+        s->threshold = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(float));
+        s->topk = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(int32_t));
+        s->selected_mass = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(double));
+        s->sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * samples * sizeof(int32_t));
+        s->captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
+        s->share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
+        s->listed = dsvi_arena_take(arena, DSV_MEM_SCRATCH, results / blocks);
+    }
+    s->workspace_bytes = workspace_of_all(s);
+    s->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->workspace_bytes);
+}
+
+double dsvi_sparse_max_density(const DsvSparse *s)
+{
+    return fmin(s->settings.sparse_max_density, s->record.break_even[0]);
+}
+
+DsvStatus dsvi_sparse_setup(DsvSparse *s)
+{
+    char line[256];
+    if (!s->selector)
+        return DSV_OK;
+    DSVI_TRY(dsvi_selector_setup(s->selector));
+    if (!s->settings.sparse_measure_cost)
+        return DSV_OK;
+    DSVI_TRY(dsvi_cost_break_even(s->backend, &s->settings, &s->shape, s->record.break_even, line, sizeof line));
+    say(s, line);
+    return DSV_OK;
+}
+
+const int32_t *dsvi_sparse_order(const DsvSparse *s)
+{
+    return s->order;
+}
+
+/* Measurements are taken every so many steps, and as long as a block has none. */
+static bool measures(const DsvSparse *s)
+{
+    if (!s->selector || !s->train)
+        return false;
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        if (isnan(s->record.share90[block]))
+            return true;
+    return s->step % s->settings.sparse_profile_every == 0;
+}
+
+DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
+{
+    s->step = step;
+    s->train = train;
+    s->measuring = measures(s);
+    s->predictor_loss = NAN;
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        s->block[block].measured = s->block[block].overflowed = false;
+    if (s->measuring)
+        DSVI_TRY(dsvi_sparse_profile_begin(s));
+    return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
+}
+
+/* The block should run over its lists, and they do not fit: it runs dense. */
+static void overflow(DsvSparse *s, int64_t block)
+{
+    char line[160];
+    DsvSparseBlock *b = &s->block[block];
+    b->overflow_density = s->record.density[block];
+    if (s->train && !s->forced) {
+        b->overflowed = true; /* step_end tells */
+        return;
+    }
+    snprintf(line, sizeof line, "block %lld ran dense: its lists needed density %.2f, above the %.2f there is "
+             "memory for", (long long)block, b->overflow_density,
+             (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists)));
+    say(s, line);
+}
+
+/* Decides how this pass of the block attends, and makes what it takes. */
+static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseBlock *b = &s->block[block];
+    bool wanted = s->forced || s->record.sparse[block], measure = s->measuring && !b->measured;
+    b->over_lists = false;
+    if (!s->selector)
+        return DSV_OK;
+    DSVI_TRY(dsvi_selector_look(s->selector, block, pass, wanted || measure));
+    if (!wanted && !measure)
+        return DSV_OK;
+    DSVI_TRY(dsvi_sparse_make_lists(s, block));
+    if (measure)
+        DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass));
+    if (wanted && !b->fit)
+        overflow(s, block);
+    b->over_lists = wanted && b->fit;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    const DsvOps *ops = &s->backend->ops;
+    DsvStream *stream = s->backend->device->stream;
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
+    if (!pass->recompute)
+        DSVI_TRY(prepare(s, block, pass));
+    if (!s->block[block].over_lists)
+        return ops->attention_fwd.run(stream, &args);
+    args.lists = &s->block[block].lists;
+    return ops->attention_list_fwd.run(stream, &args);
+}
+
+DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    const DsvOps *ops = &s->backend->ops;
+    DsvStream *stream = s->backend->device->stream;
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
+    if (!s->block[block].over_lists)
+        return ops->attention_bwd.run(stream, &args);
+    args.lists = &s->block[block].lists;
+    return ops->attention_list_bwd.run(stream, &args);
+}
+
+/* Moves the block where the guard wants it. */
+static void dispatch(DsvSparse *s, int64_t block)
+{
+    char line[256];
+    const DsvSparseBlock *b = &s->block[block];
+    DsvSparseRecord *r = &s->record;
+    const DsvGuard guard = {
+        s->settings.sparse_min_mass, dsvi_sparse_max_density(s), s->settings.sparse_hysteresis,
+    };
+    const DsvGuardView view = {
+        .sparse = r->sparse[block], .measured = b->measured, .overflowed = b->overflowed,
+        .fit = b->measured_fit, .captured = r->captured[block], .density = r->listed[block],
+        .needed = b->overflow_density,
+        .capacity = (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) *
+                                                          dsvi_lists_full(&b->lists)),
+    };
+    bool sparse = dsvi_guard_decide(&guard, &view, block, line, sizeof line);
+    if (b->overflowed)
+        r->listed[block] = fmax(r->listed[block], b->overflow_density); /* it must come down from there */
+    if (sparse == view.sparse)
+        return;
+    r->sparse[block] = sparse;
+    r->changes[block]++;
+    say(s, line);
+}
+
+DsvStatus dsvi_sparse_step_end(DsvSparse *s)
+{
+    s->measured = s->measuring;
+    if (!s->selector || !s->train)
+        return DSV_OK;
+    if (s->measuring)
+        DSVI_TRY(dsvi_sparse_profile_end(s));
+    DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
+    for (int64_t block = 0; block < s->shape.blocks && !s->forced; block++)
+        dispatch(s, block);
+    return DSV_OK;
+}
+
+void dsvi_sparse_force(DsvSparse *s, bool sparse_everywhere)
+{
+    DSVI_ASSERT(s->selector || !sparse_everywhere);
+    s->forced = sparse_everywhere;
+}
+
+bool dsvi_sparse_measured(const DsvSparse *s)
+{
+    return s->measured;
+}
+
+void dsvi_sparse_report(const DsvSparse *s, DsvSparseReport *report)
+{
+    double captured = 0;
+    *report = (DsvSparseReport){.blocks = s->shape.blocks, .predictor_loss = s->predictor_loss};
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        report->density += (s->block[block].over_lists ? s->record.density[block] : 1) / (double)s->shape.blocks;
+        if (!s->record.sparse[block] && !s->forced)
+            continue;
+        report->sparse_blocks++;
+        captured += s->record.captured[block];
+    }
+    report->captured_mass = report->sparse_blocks > 0 ? captured / (double)report->sparse_blocks : NAN;
+}
+
+void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockReport *report)
+{
+    const DsvSparseRecord *r = &s->record;
+    *report = (DsvSparseBlockReport){
+        .sparse = r->sparse[block] || s->forced, .captured_mass = r->captured[block],
+        .density = r->density[block], .estimated_mass = r->estimated_mass[block], .share90 = r->share90[block],
+        .head_captured = r->head_captured + block * s->shape.heads,
+        .head_share90 = r->head_share90 + block * s->shape.heads, .changes = r->changes[block],
+    };
+}
+
+const DsvLists *dsvi_sparse_lists(const DsvSparse *s, int64_t block)
+{
+    const DsvSparseBlock *b = &s->block[block];
+    bool overwritten = !s->shape.backward && s->listed_block != block;
+    return b->over_lists && !overwritten ? &b->lists : NULL;
+}

@@ -1,0 +1,125 @@
+/* From features to lists: how estimates spread, the threshold that follows, the lists.
+ *
+ * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of
+ * training. With a density as the target the budget is that density, of which winners get (1 - x); with a
+ * mass as the target winners get what the mass takes, and the budget is that divided by (1 - x). The
+ * probability of a draw follows: x of the budget for single runs and for blocks; for the neighbours, two a
+ * winner, x / (2 (1 - x)). */
+#include <math.h>
+#include <string.h>
+
+#include "sparse/sparse_internal.h"
+#include "sparse/threshold.h"
+
+static DsvSelectArgs select_args(const DsvSparse *s)
+{
+    const DsvFeatures *f = &s->selector->features;
+    return (DsvSelectArgs){
+        .batch = s->shape.batch, .heads = s->shape.heads, .queries = s->shape.tokens, .keys = s->shape.tokens,
+        .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
+        .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale,
+        .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse,
+        .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
+        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+    };
+}
+
+size_t dsvi_sparse_select_workspace(const DsvSparse *s)
+{
+    const DsvOps *ops = &s->backend->ops;
+    DsvSelectArgs args = select_args(s);
+    args.lists = &s->block[0].lists;
+    size_t histogram = ops->select_histogram.workspace ? ops->select_histogram.workspace(&args) : 0;
+    size_t lists = ops->select_lists.workspace ? ops->select_lists.workspace(&args) : 0;
+    return histogram > lists ? histogram : lists;
+}
+
+static DsvExplore explore_kind(const DsvSparse *s)
+{
+    const char *kind = s->settings.sparse_explore_kind;
+    if (!s->train || s->settings.sparse_explore <= 0)
+        return DSV_EXPLORE_NONE;
+    return strcmp(kind, "random") == 0       ? DSV_EXPLORE_RANDOM
+           : strcmp(kind, "neighbours") == 0 ? DSV_EXPLORE_NEIGHBOURS
+           : strcmp(kind, "blocks") == 0     ? DSV_EXPLORE_BLOCKS
+                                             : DSV_EXPLORE_NONE;
+}
+
+static void plan_exploration(const DsvSparse *s, int64_t block, double budget, DsvSelectArgs *args)
+{
+    double share = s->settings.sparse_explore;
+    args->explore = explore_kind(s);
+    args->explore_seed = (uint64_t)s->settings.seed;
+    args->explore_step = (uint64_t)(s->step * s->shape.blocks + block);
+    if (args->explore == DSV_EXPLORE_NEIGHBOURS)
+        args->explore_rate = share < 1 ? fmin(share / (2 * (1 - share)), 1) : 1;
+    else if (args->explore != DSV_EXPLORE_NONE)
+        args->explore_rate = share * budget;
+}
+
+/* Thresholds of all heads on the device; returns the density that winners and explored keys may have. */
+static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
+{
+    DsvDevice *device = s->backend->device;
+    int64_t heads = s->shape.heads;
+    size_t bytes = (size_t)(heads * DSV_SELECT_BINS) * sizeof(double);
+    DSVI_TRY(device->download(device->stream, s->host_count, s->bin_count, bytes));
+    DSVI_TRY(device->download(device->stream, s->host_mass, s->bin_mass, bytes));
+    DSVI_TRY(device->sync(device->stream));
+
+    bool by_mass = s->settings.sparse_target_mass > 0;
+    DsvThreshold threshold =
+        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, heads, s->settings.sparse_target_mass)
+                : dsvi_threshold_for_count(s->host_count, s->host_mass, heads,
+                                           winners * s->settings.sparse_target_density);
+    *budget = !by_mass ? s->settings.sparse_target_density : winners > 0 ? fmin(threshold.count / winners, 1) : 1;
+    for (int64_t h = 0; h < heads; h++)
+        s->host_threshold[h] = threshold.value;
+    return device->upload(device->stream, s->threshold, s->host_threshold, (size_t)heads * sizeof(float));
+}
+
+/* The same count for all heads, as in the paper. */
+static DsvStatus plan_topk(DsvSparse *s, double winners, int64_t runs, double *budget)
+{
+    DsvDevice *device = s->backend->device;
+    int64_t k = (int64_t)(winners * s->settings.sparse_target_density * (double)runs + 0.5);
+    *budget = s->settings.sparse_target_density;
+    for (int64_t h = 0; h < s->shape.heads; h++)
+        s->host_topk[h] = (int32_t)(k < 1 ? 1 : k);
+    return device->upload(device->stream, s->topk, s->host_topk, (size_t)s->shape.heads * sizeof(int32_t));
+}
+
+DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
+{
+    const DsvOps *ops = &s->backend->ops;
+    DsvDevice *device = s->backend->device;
+    DsvSparseBlock *b = &s->block[block];
+    DsvSelectArgs args = select_args(s);
+    double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
+    int64_t needed = 0;
+
+    DSVI_TRY(ops->select_histogram.run(device->stream, &args));
+    if (strcmp(s->settings.sparse_rule, "topk") == 0) {
+        DSVI_TRY(plan_topk(s, winners, dsvi_select_runs(&args), &budget));
+        args.topk = s->topk;
+    } else {
+        DSVI_TRY(plan_threshold(s, winners, &budget));
+        args.threshold = s->threshold;
+    }
+    plan_exploration(s, block, budget, &args);
+    args.lists = &b->lists;
+    args.needed = &needed;
+    DSVI_TRY(ops->select_lists.run(device->stream, &args));
+    DSVI_TRY(device->download(device->stream, s->host_selected, s->selected_mass,
+                              (size_t)s->shape.heads * sizeof(double)));
+    DSVI_TRY(device->sync(device->stream));
+
+    double lists = (double)dsvi_lists_count(&b->lists), mass = 0;
+    for (int64_t h = 0; h < s->shape.heads; h++)
+        mass += s->host_selected[h] / lists;
+    s->record.density[block] = (double)needed / (lists * (double)dsvi_lists_full(&b->lists));
+    s->record.estimated_mass[block] = mass;
+    s->listed_block = block;
+    b->fit = needed <= b->lists.capacity;
+    return DSV_OK;
+}

@@ -1,0 +1,112 @@
+/* See state_list.h. */
+#include "sparse/state_list.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t item_count(const DsvStateItem *item)
+{
+    int64_t count = 1;
+    for (int i = 0; i < item->ndim; i++)
+        count *= item->shape[i];
+    return count;
+}
+
+static size_t item_bytes(const DsvStateItem *item)
+{
+    return (size_t)item_count(item) * dsvi_dtype_size(item->dtype);
+}
+
+void dsvi_state_add(DsvStateList *list, DsvStateItem item)
+{
+    DSVI_ASSERT(list->count < DSV_STATE_ITEMS_MAX);
+    list->item[list->count++] = item;
+}
+
+/* Bytes of the items that lie on the device. */
+static size_t device_bytes(const DsvStateList *list)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < list->count; i++)
+        bytes += list->item[i].on_device ? item_bytes(&list->item[i]) : 0;
+    return bytes;
+}
+
+/* Fills `tensors` with the items; those of the device are downloaded to `staging`. */
+static DsvStatus gather(DsvDevice *device, const DsvStateList *list, unsigned char *staging,
+                        DsvStoredTensor *tensors)
+{
+    for (int i = 0; i < list->count; i++) {
+        const DsvStateItem *item = &list->item[i];
+        DsvStoredTensor *tensor = &tensors[i];
+        tensor->name = item->name;
+        tensor->dtype = item->dtype;
+        tensor->ndim = item->ndim;
+        memcpy(tensor->shape, item->shape, sizeof item->shape);
+        tensor->count = item_count(item);
+        tensor->bytes = item_bytes(item);
+        tensor->data = item->memory;
+        if (item->on_device) {
+            DSVI_TRY(device->download(device->stream, staging, item->memory, tensor->bytes));
+            tensor->data = staging;
+            staging += tensor->bytes;
+        }
+    }
+    return device->sync(device->stream);
+}
+
+DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const char *path,
+                           const char *const (*metadata)[2], size_t metadata_count)
+{
+    DsvStatus status;
+    DsvStoredTensor tensors[DSV_STATE_ITEMS_MAX];
+    size_t bytes = device_bytes(list);
+    unsigned char *staging = malloc(bytes + 1);
+    if (!staging)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for %zu bytes of sparse state", path, bytes);
+    memset(tensors, 0, sizeof tensors);
+    DSVI_TRY_GOTO(status, gather(device, list, staging, tensors), done);
+    DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, (size_t)list->count, metadata, metadata_count),
+                  done);
+done:
+    free(staging);
+    return status;
+}
+
+static DsvStatus find(const DsvSafetensors *file, const DsvStateItem *item, const DsvStoredTensor **tensor)
+{
+    DSVI_TRY(dsvi_safetensors_want(file, item->name, item->ndim, item->shape, tensor));
+    if ((*tensor)->dtype != item->dtype)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s is %s, wanted %s", dsvi_safetensors_path(file), item->name,
+                         dsvi_dtype_name((*tensor)->dtype), dsvi_dtype_name(item->dtype));
+    return DSV_OK;
+}
+
+DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file)
+{
+    const DsvStoredTensor *tensor[DSV_STATE_ITEMS_MAX];
+    for (int i = 0; i < list->count; i++)
+        DSVI_TRY(find(file, &list->item[i], &tensor[i]));
+    for (int i = 0; i < list->count; i++) {
+        const DsvStateItem *item = &list->item[i];
+        if (item->on_device)
+            DSVI_TRY(device->upload(device->stream, item->memory, tensor[i]->data, tensor[i]->bytes));
+        else
+            memcpy(item->memory, tensor[i]->data, tensor[i]->bytes);
+    }
+    return device->sync(device->stream);
+}
+
+DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from)
+{
+    DSVI_ASSERT(to->count == from->count);
+    for (int i = 0; i < to->count; i++) {
+        const DsvStateItem *target = &to->item[i], *source = &from->item[i];
+        DSVI_ASSERT(item_bytes(target) == item_bytes(source) && target->on_device == source->on_device);
+        if (target->on_device)
+            DSVI_TRY(device->copy(device->stream, target->memory, source->memory, item_bytes(source)));
+        else
+            memcpy(target->memory, source->memory, item_bytes(source));
+    }
+    return DSV_OK;
+}

@@ -1,0 +1,41 @@
+/* What of the sparse layer outlives a run: a list of named arrays, wherever they lie, that can be written
+ * to one safetensors file, read from it, or copied to another sparse layer of the same model. */
+#ifndef DSVI_STATE_LIST_H
+#define DSVI_STATE_LIST_H
+
+#include "base/safetensors.h"
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvStateItem {
+    const char *name;
+    DsvDtype dtype;
+    int ndim;
+    int64_t shape[4];
+    bool on_device;
+    void *memory;
+} DsvStateItem;
+
+enum { DSV_STATE_ITEMS_MAX = 24 };
+
+typedef struct DsvStateList {
+    DsvStateItem item[DSV_STATE_ITEMS_MAX];
+    int count;
+} DsvStateList;
+
+void dsvi_state_add(DsvStateList *list, DsvStateItem item);
+
+DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const char *path,
+                           const char *const (*metadata)[2], size_t metadata_count);
+/* Every item must be in the file, with its dtype and shape. Nothing is written to before all were found. */
+DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file);
+/* Two lists of the same items: to = from. */
+DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+/* See threshold.h. Bins are walked from the top; the sums run over the heads in each bin. */
+#include "sparse/threshold.h"
+
+#include <math.h>
+
+/* Sum of one bin over the heads. */
+static double bin_sum(const double *table, int64_t heads, int64_t bin)
+{
+    double sum = 0;
+    for (int64_t h = 0; h < heads; h++)
+        sum += table[h * DSV_SELECT_BINS + bin];
+    return sum;
+}
+
+/* Lower edge of a bin, rounded down: an estimate counted in the bin must reach it. */
+static float bin_edge(int64_t bin)
+{
+    if (bin == 0)
+        return 0;
+    double edge = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
+    float rounded = (float)edge;
+    return (double)rounded > edge ? nextafterf(rounded, 0) : rounded;
+}
+
+static double table_sum(const double *table, int64_t heads)
+{
+    double sum = 0;
+    for (int64_t bin = DSV_SELECT_BINS - 1; bin >= 0; bin--)
+        sum += bin_sum(table, heads, bin);
+    return sum;
+}
+
+static double share_of(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+DsvThreshold dsvi_threshold_for_mass(const double *count, const double *mass, int64_t heads, double share)
+{
+    double all_count = table_sum(count, heads), all_mass = table_sum(mass, heads);
+    double count_above = 0, mass_above = 0;
+    for (int64_t bin = DSV_SELECT_BINS - 1; bin > 0 && share < 1; bin--) {
+        count_above += bin_sum(count, heads, bin);
+        mass_above += bin_sum(mass, heads, bin);
+        if (mass_above >= share * all_mass)
+            return (DsvThreshold){bin_edge(bin), share_of(count_above, all_count),
+                                  share_of(mass_above, all_mass)};
+    }
+    return (DsvThreshold){0, 1, 1};
+}
+
+DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, int64_t heads, double share)
+{
+    double all_count = table_sum(count, heads), all_mass = table_sum(mass, heads);
+    double count_above = 0, mass_above = 0;
+    float value = INFINITY;
+    for (int64_t bin = DSV_SELECT_BINS - 1; bin >= 0; bin--) {
+        double bin_count = bin_sum(count, heads, bin);
+        if (count_above + bin_count > share * all_count)
+            break;
+        count_above += bin_count;
+        mass_above += bin_sum(mass, heads, bin);
+        value = bin_edge(bin);
+    }
+    return (DsvThreshold){value, share_of(count_above, all_count), share_of(mass_above, all_mass)};
+}
