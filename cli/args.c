@@ -1,0 +1,221 @@
+/* Reading a command line, and complaining about one. */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "interrupt.h"
+#include "terminal.h"
+#include "verb.h"
+
+enum { COMPARED_MOST = 32 };
+
+/* Levenshtein's distance: letters put in, left out or changed. The library has its own for settings, but
+ * keeps it to itself. */
+static int distance(const char *a, const char *b)
+{
+    int row[COMPARED_MOST + 1], width = (int)strnlen(b, COMPARED_MOST);
+    for (int j = 0; j <= width; j++)
+        row[j] = j;
+    for (int i = 1; i <= COMPARED_MOST && a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= width; j++) {
+            int changed = diagonal + (a[i - 1] != b[j - 1]);
+            int longer = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            diagonal = row[j];
+            row[j] = changed < longer ? changed : longer;
+        }
+    }
+    return row[width];
+}
+
+const char *cli_nearest(const char *word, const char *(*names)(const void *context, int index),
+                        const void *context)
+{
+    const char *name, *nearest = NULL;
+    int least = (int)strlen(word) / 2 + 1; /* half the letters wrong: not alike */
+    for (int i = 0; (name = names(context, i)); i++) {
+        int far = distance(word, name);
+        if (far < least) {
+            least = far;
+            nearest = name;
+        }
+    }
+    return nearest;
+}
+
+int cli_misused(const CliVerb *verb, const char *format, ...)
+{
+    char sentence[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(sentence, sizeof sentence, format, list);
+    va_end(list);
+    cli_print_error("%s%s%s", verb ? verb->name : "", verb ? ": " : "", sentence);
+    return CLI_MISUSED;
+}
+
+int cli_outcome(const CliArgs *args, DsvStatus status)
+{
+    if (status == DSV_OK)
+        return CLI_DONE;
+    cli_print_error("%s", dsv_error_message()[0] ? dsv_error_message() : dsv_status_text(status));
+    if (args->verbose) {
+        fprintf(stderr, "  %s, passed at\n", dsv_status_text(status));
+        for (const char *at = dsv_error_trail(); *at; at += strcspn(at, "\n"), at += *at == '\n')
+            fprintf(stderr, "    %.*s\n", (int)strcspn(at, "\n"), at);
+    }
+    if (status == DSV_E_INTERRUPTED)
+        return 128 + cli_interrupt_signal();
+    return status == DSV_E_USAGE ? CLI_MISUSED : CLI_FAILED;
+}
+
+void cli_print_line(void *context, const char *text)
+{
+    (void)context;
+    puts(text);
+}
+
+static const char *flag_name(const void *context, int index)
+{
+    static const char *const common[] = {"--verbose", "--help", NULL};
+    const CliVerb *verb = context;
+    int own = 0;
+    while (verb->flags && verb->flags[own].name)
+        own++;
+    return index < own ? verb->flags[index].name : common[index - own];
+}
+
+/* --max-train-steps and --max_train_steps both mean the setting max_train_steps. */
+static const DsvOptionInfo *setting_meant(const char *word, size_t length)
+{
+    const DsvOptionInfo *option;
+    for (size_t i = 0; (option = dsv_option_info(i)); i++) {
+        size_t same = 0;
+        while (same < length && (option->key[same] == word[same] ||
+                                 (option->key[same] == '_' && word[same] == '-')))
+            same++;
+        if (same == length && !option->key[same])
+            return option;
+    }
+    return NULL;
+}
+
+static int unknown_flag(const CliVerb *verb, const char *word)
+{
+    int length = (int)strcspn(word, "=");
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", length, word);
+    const DsvOptionInfo *option =
+        verb->takes_settings && length > 2 ? setting_meant(word + 2, (size_t)length - 2) : NULL;
+    const char *nearest = cli_nearest(name, flag_name, verb);
+    if (option)
+        return cli_misused(verb, "no flag %s; settings are written %s=%s", name, option->key,
+                           word[length] ? word + length + 1 : "VALUE");
+    if (nearest)
+        return cli_misused(verb, "no flag %s, the nearest is %s", name, nearest);
+    return cli_misused(verb, "no flag %s; dsv help %s lists those there are", name, verb->name);
+}
+
+/* The flag at words[*at], and the word behind it if it wants one. */
+static int read_flag(int count, char **words, int *at, CliArgs *args)
+{
+    const CliVerb *verb = args->verb;
+    const char *word = words[*at], *equals = strchr(word, '=');
+    size_t length = strcspn(word, "=");
+    for (int i = 0; verb->flags && verb->flags[i].name; i++) {
+        const CliFlag *flag = &verb->flags[i];
+        if (strlen(flag->name) != length || strncmp(flag->name, word, length) != 0)
+            continue;
+        if (!flag->value && equals)
+            return cli_misused(verb, "%s takes no value", flag->name);
+        if (flag->value && !equals && *at + 1 >= count)
+            return cli_misused(verb, "%s wants %s behind it", flag->name, flag->value);
+        if (!flag->value)
+            args->flag[i] = "";
+        else
+            args->flag[i] = equals ? equals + 1 : words[++*at];
+        return CLI_DONE;
+    }
+    return unknown_flag(verb, word);
+}
+
+/* key=value, the key such as a setting might have: ./a=b.mp4 is a path. */
+static bool is_setting(const char *word)
+{
+    size_t key = strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-");
+    return key > 0 && word[key] == '=';
+}
+
+static int read_path(const char *word, int *paths, CliArgs *args)
+{
+    const CliVerb *verb = args->verb;
+    if (*paths >= verb->paths_most)
+        return cli_misused(verb, "%s is one argument too many, wanted %s", word,
+                           verb->arguments[0] ? verb->arguments : "none");
+    args->path[(*paths)++] = word;
+    return CLI_DONE;
+}
+
+int cli_args_read(const char *program, const CliVerb *verb, int count, char **words, CliArgs *args)
+{
+    bool flags_over = false;
+    int paths = 0, status = CLI_DONE;
+    *args = (CliArgs){.program = program, .verb = verb, .settings = (const char **)words};
+    for (int at = 0; at < count && status == CLI_DONE; at++) {
+        const char *word = words[at];
+        if (!flags_over && strcmp(word, "--") == 0)
+            flags_over = true;
+        else if (!flags_over && (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0))
+            args->help = true;
+        else if (!flags_over && (strcmp(word, "-v") == 0 || strcmp(word, "--verbose") == 0))
+            args->verbose = true;
+        else if (!flags_over && word[0] == '-' && word[1])
+            status = read_flag(count, words, &at, args);
+        else if (!flags_over && verb->takes_settings && is_setting(word))
+            args->settings[args->setting_count++] = word; /* never ahead of `at` */
+        else
+            status = read_path(word, &paths, args);
+    }
+    if (status == CLI_DONE && !args->help && paths < verb->paths_least)
+        return cli_misused(verb, "wanted %s", verb->arguments);
+    return status;
+}
+
+int cli_args_number(const CliArgs *args, int flag, double *value)
+{
+    const char *text = args->flag[flag];
+    char *end;
+    if (!text)
+        return CLI_DONE;
+    double number = strtod(text, &end);
+    if (!text[0] || *end || !isfinite(number))
+        return cli_misused(args->verb, "%s %s: wanted a number", args->verb->flags[flag].name, text);
+    *value = number;
+    return CLI_DONE;
+}
+
+int cli_args_integer(const CliArgs *args, int flag, int64_t *value)
+{
+    const char *text = args->flag[flag];
+    char *end;
+    if (!text)
+        return CLI_DONE;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (!text[0] || *end || errno)
+        return cli_misused(args->verb, "%s %s: wanted an integer", args->verb->flags[flag].name, text);
+    *value = number;
+    return CLI_DONE;
+}
+
+DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config)
+{
+    DsvStatus status = DSV_OK;
+    for (int i = 0; i < args->setting_count && status == DSV_OK; i++)
+        status = dsv_config_set(config, args->settings[i]);
+    return status;
+}

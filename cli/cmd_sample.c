@@ -1,0 +1,66 @@
+/* dsv sample: a clip from a trained model. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd.h"
+#include "terminal.h"
+
+enum { TEXT };
+
+static const CliFlag flags[] = {
+    [TEXT] = {"--text", "FILE", "safetensors with encoder_hidden_states (text_len, text_dim)"},
+    {0},
+};
+
+static const char text[] =
+    "Samples a clip from MODEL: a run folder (its newest checkpoint), a checkpoint, a\n"
+    "folder with transformer/ in it, or a transformer folder. The settings of the\n"
+    "run that MODEL belongs to apply, key=value arguments come after them and win.\n"
+    "Without --text the model is sampled unconditionally.\n"
+    "\n"
+    "  dsv sample runs/mine clip.mp4 seed=3 num_inference_steps=30\n";
+
+static bool is_mp4(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot && strcmp(dot, ".mp4") == 0;
+}
+
+static int run(const CliArgs *args)
+{
+    const char *model = args->path[0], *video = args->path[1];
+    DsvConfig config;
+    CliTerminal terminal;
+    bool of_run;
+    if (!is_mp4(video))
+        return cli_misused(args->verb, "%s: clips are written as .mp4", video);
+    dsv_config_defaults(&config);
+    DsvStatus status = dsv_config_of_run(model, &config, &of_run);
+    if (status == DSV_OK)
+        status = cli_args_settings(args, &config);
+    if (status != DSV_OK)
+        return cli_outcome(args, status);
+
+    cli_terminal_open(&terminal, "this step");
+    DsvEvents events = cli_terminal_events(&terminal);
+    status = dsv_sample(model, args->flag[TEXT], video, &config, &events);
+    cli_terminal_close(&terminal);
+
+    if (status == DSV_OK)
+        printf("%s: %" PRId64 " frames, %" PRId64 " x %" PRId64 ", %g frames/s\n", video, config.num_frames,
+               config.width, config.height, config.fps);
+    return cli_outcome(args, status);
+}
+
+const CliVerb cli_verb_sample = {
+    .name = "sample",
+    .arguments = "MODEL OUT.mp4",
+    .paths_least = 2,
+    .paths_most = 2,
+    .takes_settings = true,
+    .summary = "samples a clip from a trained model",
+    .text = text,
+    .flags = flags,
+    .run = run,
+};

@@ -1,0 +1,139 @@
+/* dsv train: a run from its settings to its summary. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd.h"
+#include "interrupt.h"
+#include "terminal.h"
+
+static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
+static const char RESUME_KEY[] = "resume_from_checkpoint=";
+
+static const char text[] =
+    "Trains a video diffusion transformer as the YAML file CONFIG says, or\n"
+    "configs/demo.yaml where none is named; key=value arguments come after it and\n"
+    "win. Clips are read from data.path: a folder, a CSV or JSONL list, or a latent\n"
+    "cache made by dsv encode. The run lives in the folder output_dir: config.yaml,\n"
+    "metrics.jsonl, TensorBoard events, checkpoints, sampled clips.\n"
+    "\n"
+    "Ctrl-C and SIGTERM finish the step, write a checkpoint and say how to go on;\n"
+    "the exit status is then 130 or 143. A second one ends the program at once.\n"
+    "\n"
+    "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
+    "  dsv train configs/demo.yaml output_dir=runs/mine resume_from_checkpoint=latest\n";
+
+/* A word as a shell would have to be given it. */
+static void print_word(const char *word)
+{
+    const char *harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.,:/=+@%";
+    if (word[0] && !word[strspn(word, harmless)]) {
+        printf(" %s", word);
+        return;
+    }
+    fputs(" '", stdout);
+    for (const char *c = word; *c; c++) {
+        if (*c == '\'')
+            fputs("'\\''", stdout);
+        else
+            putchar(*c);
+    }
+    putchar('\'');
+}
+
+/* The same call again, but for where it goes on. */
+static void print_resume(const CliArgs *args)
+{
+    printf("to go on:\n  %s train", args->program);
+    if (args->path[0])
+        print_word(args->path[0]);
+    for (int i = 0; i < args->setting_count; i++)
+        if (strncmp(args->settings[i], RESUME_KEY, sizeof RESUME_KEY - 1) != 0)
+            print_word(args->settings[i]);
+    printf(" %slatest\n", RESUME_KEY);
+}
+
+__attribute__((format(printf, 2, 3)))
+static void print_row(const char *name, const char *format, ...)
+{
+    va_list list;
+    printf("  %-14s ", name);
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    putchar('\n');
+}
+
+static void print_summary(const DsvConfig *config, const DsvTrainSummary *summary)
+{
+    char time[CLI_DURATION_BYTES];
+    cli_duration(summary->seconds, time);
+    if (summary->last_step > summary->first_step)
+        printf("%s: steps %" PRId64 " to %" PRId64 " in %s\n", config->output_dir, summary->first_step + 1,
+               summary->last_step, time);
+    else
+        printf("%s: nothing to do after step %" PRId64 "\n", config->output_dir, summary->last_step);
+    if (!isnan(summary->last_loss))
+        print_row("loss", "%.4f over the last 20 steps, %.4f over the first 10", summary->last_loss,
+                  summary->first_loss);
+    if (summary->sparse_blocks > 0)
+        print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", holding %.3f of the exact attention",
+                  summary->sparse_blocks, summary->blocks, summary->captured_mass);
+    else
+        print_row("sparse blocks", "none of %" PRId64, summary->blocks);
+    if (summary->checkpoint[0])
+        print_row("checkpoint", "%s", summary->checkpoint);
+    if (summary->sample[0])
+        print_row("sample", "%s", summary->sample);
+    print_row("metrics", "%s/metrics.jsonl", config->output_dir);
+    print_row("curves", "tensorboard --logdir %s", config->output_dir);
+}
+
+static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config)
+{
+    dsv_config_defaults(config);
+    DsvStatus status = dsv_config_load(config, path);
+    return status == DSV_OK ? cli_args_settings(args, config) : status;
+}
+
+static int run(const CliArgs *args)
+{
+    DsvConfig config;
+    DsvTrainSummary summary;
+    CliTerminal terminal;
+    const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
+    if (!args->path[0] && access(path, F_OK) != 0)
+        return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
+    DsvStatus status = read_settings(args, path, &config);
+    if (status != DSV_OK)
+        return cli_outcome(args, status);
+    if (!config.data_path[0])
+        return cli_misused(args->verb, "no clips to train on: data.path is empty");
+
+    cli_terminal_open(&terminal, "this step and writing a checkpoint");
+    DsvEvents events = cli_terminal_events(&terminal);
+    status = dsv_train(&config, &events, &summary);
+    cli_terminal_close(&terminal);
+
+    if (status == DSV_OK || status == DSV_E_INTERRUPTED)
+        print_summary(&config, &summary);
+    if (status == DSV_E_INTERRUPTED) {
+        print_resume(args);
+        return 128 + cli_interrupt_signal();
+    }
+    return cli_outcome(args, status);
+}
+
+const CliVerb cli_verb_train = {
+    .name = "train",
+    .arguments = "[CONFIG.yaml]",
+    .paths_most = 1,
+    .takes_settings = true,
+    .lists_settings = true,
+    .summary = "trains a model on clips",
+    .text = text,
+    .run = run,
+};

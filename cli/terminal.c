@@ -1,0 +1,136 @@
+/* See terminal.h. */
+#include "terminal.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "interrupt.h"
+
+enum { USUAL_COLUMNS = 80 };
+
+/* Seconds between plain lines, and between redraws in place. */
+static const double PLAIN_EVERY = 5, REDRAW_EVERY = 0.05;
+
+/* Terminal control: back to the line's start and clear it; colours. */
+#define CLEAR_LINE "\r\033[K"
+#define RED "\033[31m"
+#define YELLOW "\033[33m"
+#define USUAL_COLOUR "\033[0m"
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static bool obeys_controls(FILE *stream)
+{
+    const char *term = getenv("TERM");
+    return isatty(fileno(stream)) && term && term[0] && strcmp(term, "dumb") != 0;
+}
+
+static bool shows_colour(FILE *stream)
+{
+    const char *no_color = getenv("NO_COLOR");
+    return obeys_controls(stream) && !(no_color && no_color[0]);
+}
+
+size_t cli_columns(FILE *stream)
+{
+    struct winsize size;
+    if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+        return size.ws_col;
+    return USUAL_COLUMNS;
+}
+
+/* A word at the start of a line, in a colour where that shows. */
+static void print_mark(const char *word, const char *colour)
+{
+    bool coloured = shows_colour(stderr);
+    fprintf(stderr, "%s%s:%s ", coloured ? colour : "", word, coloured ? USUAL_COLOUR : "");
+}
+
+void cli_print_error(const char *format, ...)
+{
+    char sentence[4096];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(sentence, sizeof sentence, format, list);
+    va_end(list);
+    print_mark("dsv", RED);
+    fprintf(stderr, "%s.\n", sentence);
+}
+
+/* The cursor stays behind the line, the last column is left free: some terminals wrap once it is filled. */
+static void draw(CliTerminal *t)
+{
+    fprintf(stderr, CLEAR_LINE "%s", t->line);
+}
+
+static void on_log(void *context, DsvLogLevel level, const char *line)
+{
+    CliTerminal *t = context;
+    if (t->live && t->line[0])
+        fputs(CLEAR_LINE, stderr);
+    if (level == DSV_LOG_WARNING)
+        print_mark("warning", YELLOW);
+    fprintf(stderr, "%s\n", line);
+    if (t->live && t->line[0])
+        draw(t);
+}
+
+/* Plain lines: the first, the last, one for each tenth of the work, and one every few seconds. Quick work
+ * then fills a dozen lines and slow work is heard of often enough. */
+static bool plain_line_due(CliTerminal *t, const DsvProgress *p, double time)
+{
+    int64_t tenths = p->total > 0 ? p->done * 10 / p->total : 0;
+    bool due = t->tenths < tenths || p->done == p->total || time - t->shown_at >= PLAIN_EVERY;
+    if (due)
+        t->tenths = tenths;
+    return due;
+}
+
+static void on_progress(void *context, const DsvProgress *p)
+{
+    CliTerminal *t = context;
+    double time = now();
+    cli_progress_line(p, t->live ? cli_columns(stderr) - 1 : CLI_LINE_BYTES, t->line);
+    if (t->live ? time - t->shown_at < REDRAW_EVERY : !plain_line_due(t, p, time))
+        return;
+    t->shown_at = time;
+    if (t->live)
+        draw(t);
+    else
+        fprintf(stderr, "%s\n", t->line);
+}
+
+static bool should_stop(void *context)
+{
+    (void)context;
+    return cli_interrupt_signal() != 0;
+}
+
+void cli_terminal_open(CliTerminal *t, const char *what)
+{
+    *t = (CliTerminal){.live = obeys_controls(stderr), .tenths = -1};
+    cli_interrupt_watch(what, t->live);
+}
+
+void cli_terminal_close(CliTerminal *t)
+{
+    if (!t->live || !t->line[0])
+        return;
+    draw(t);
+    fputc('\n', stderr);
+    t->line[0] = 0;
+}
+
+DsvEvents cli_terminal_events(CliTerminal *t)
+{
+    return (DsvEvents){.context = t, .log = on_log, .progress = on_progress, .stop = should_stop};
+}

@@ -1,0 +1,158 @@
+#!/bin/sh
+# test_cli.sh DSV [--rewrite]: what the program says and how it exits, where nothing has to be trained.
+# --rewrite takes what it says now as right for the pages beside this file.
+set -u
+dsv=$1
+rewrite=${2:-}
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+failures=0
+
+complain()
+{
+    echo "dsv $called: $1"
+    failures=$((failures + 1))
+}
+
+# call STATUS ARGUMENT...: runs dsv, keeps out, err and their names, checks the exit status.
+call()
+{
+    wanted=$1
+    shift
+    called=$*
+    "$dsv" "$@" >out 2>err
+    status=$?
+    [ "$status" = "$wanted" ] || complain "exit status $status, wanted $wanted; it said: $(cat out err)"
+}
+
+# refuses STATUS SENTENCE ARGUMENT...: says exactly this sentence on stderr and nothing on stdout.
+refuses()
+{
+    sentence=$2
+    status=$1
+    shift 2
+    call "$status" "$@"
+    [ "$(cat err)" = "dsv: $sentence." ] || complain "said '$(cat err)', wanted 'dsv: $sentence.'"
+    [ ! -s out ] || complain "said on stdout: $(cat out)"
+}
+
+# complains STATUS WORDS ARGUMENT...: one line on stderr, the library's, with these words in it.
+complains()
+{
+    words=$2
+    status=$1
+    shift 2
+    call "$status" "$@"
+    [ "$(wc -l <err)" = 1 ] || complain "wanted one line on stderr, got: $(cat err)"
+    case $(cat err) in
+    "dsv: "*"$words"*.) ;;
+    *) complain "said '$(cat err)', wanted '$words' in it" ;;
+    esac
+}
+
+# shows PAGE ARGUMENT...: exactly this page on stdout, nothing on stderr.
+shows()
+{
+    page=$here/$1
+    shift
+    call 0 "$@"
+    [ ! -s err ] || complain "said on stderr: $(cat err)"
+    sed 's/^dsv [0-9.]*:/dsv VERSION:/' out >said
+    [ "$rewrite" != --rewrite ] || cp said "$page"
+    diff -u "$page" said || complain "not the page $page"
+}
+
+# tells TEXT ARGUMENT...: exactly this on stdout.
+tells()
+{
+    text=$1
+    shift
+    call 0 "$@"
+    [ "$(cat out)" = "$text" ] || complain "said '$(cat out)', wanted '$text'"
+}
+
+echo "max_train_steps: 1" >run.yaml
+echo "max_train_step: 1" >unknown.yaml
+printf 'lr: "1\n' >broken.yaml
+
+# pages
+shows overview.txt help
+shows overview.txt --help
+shows overview.txt -h
+shows help_train.txt help train
+shows help_train.txt train --help
+shows help_train.txt train run.yaml lr=1 -h
+shows help_sample.txt help sample
+shows help_bench.txt help bench
+shows help_setting.txt help sparse.group
+call 0 help bench step
+grep -q '^usage: dsv bench step' out || complain "not the page of bench step"
+call 0 help options
+grep -q '^  sparse.min_mass=0.85  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
+[ "$(awk 'length > 80' out)" = "" ] || complain "has lines of more than 80 columns"
+for verb in encode forward inspect help version; do
+    call 0 help $verb
+    grep -q "^usage: dsv $verb" out || complain "not the page of $verb"
+done
+tells "$("$dsv" version)" --version
+tells "$("$dsv" version)" -V
+
+# misuse
+call 2
+[ "$(cat err)" = "$("$dsv" help)" ] || complain "wanted the overview on stderr"
+refuses 2 "no verb trian, the nearest is train" trian run.yaml
+refuses 2 "no verb banana; dsv help lists those there are" banana
+refuses 2 "bench: wanted attention or step behind it" bench
+refuses 2 "bench: wanted attention or step behind it" bench memory
+refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --verbos
+refuses 2 "train: no flag -x; dsv help train lists those there are" train run.yaml -x
+refuses 2 "train: no flag --max-train-steps; settings are written max_train_steps=5" train --max-train-steps=5
+refuses 2 "train: no flag --lr; settings are written lr=VALUE" train --lr 1e-3
+refuses 2 "train: b.yaml is one argument too many, wanted [CONFIG.yaml]" train run.yaml b.yaml
+refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
+refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
+refuses 2 "sample: wanted MODEL OUT.mp4" sample model
+refuses 2 "sample: clip.avi: clips are written as .mp4" sample model clip.avi
+refuses 2 "sample: --text wants FILE behind it" sample model clip.mp4 --text
+refuses 2 "encode: wanted DATA OUT" encode
+refuses 2 "forward: --grad takes no value" forward model in out --grad=1
+refuses 2 "inspect: wanted PATH" inspect
+refuses 2 "version: x is one argument too many, wanted none" version x
+refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
+refuses 2 "bench attention: --tokens 8k: wanted an integer" bench attention --tokens 8k
+refuses 2 "bench attention: --density nan: wanted a number" bench attention --density nan
+refuses 2 "help: no verb or setting sparse.grup, the nearest is sparse.group" help sparse.grup
+refuses 2 "help: no verb or setting xyzzy" help xyzzy
+
+# settings: what the library says reaches the user as one sentence
+complains 2 "max_train_steps" train run.yaml max_train_step=5
+complains 2 "max_train_steps" train run.yaml max-train-steps=5
+complains 2 "lr" train run.yaml lr=fast
+complains 2 "sparse.min_mass" train run.yaml sparse.min_mass=2
+complains 2 "unipc" sample . clip.mp4 sampler=ddim
+complains 2 "max_train_steps" train unknown.yaml
+complains 1 "nowhere.yaml" train nowhere.yaml
+complains 1 "broken.yaml" train broken.yaml
+complains 1 "nowhere" sample nowhere clip.mp4
+complains 1 "nowhere" inspect nowhere
+complains 1 "nowhere" inspect -- nowhere
+complains 1 "./a=b" inspect ./a=b
+complains 1 "nowhere" train run.yaml data.path=nowhere output_dir=run
+
+# -v tells where an error passed
+call 2 train run.yaml lr=fast -v
+grep -q 'config.*\.c:[0-9]' err || complain "-v shows no trail: $(cat err)"
+
+# results that cannot be written are an error
+if [ -w /dev/full ]; then
+    called="help >/dev/full"
+    "$dsv" help >/dev/full 2>err
+    status=$?
+    [ "$status" = 1 ] || complain "exit status $status, wanted 1"
+    grep -q 'standard output cannot be written' err || complain "said '$(cat err)'"
+fi
+
+[ "$failures" = 0 ] || { echo "$failures complaints"; exit 1; }
+echo "the program says what it should"
