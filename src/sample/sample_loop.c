@@ -1,5 +1,5 @@
-/* The sampling loop: see sample_loop.h. Noise, then for each step of the sampler one or two passes of the model,
- * then the codec. */
+/* The sampling loop: see sample_loop.h. Noise, then for each step of the sampler one or two passes of the
+ * model, then the codec. */
 #include "sample/sample_loop.h"
 
 #include <math.h>

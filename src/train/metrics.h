@@ -1,6 +1,7 @@
-/* The numbers of a run as JSON lines: metrics.jsonl, one object a step, and blocks.jsonl, one object for each
- * block of a measuring step. Finite numbers are written so that they read back to the bit, others as null; a run
- * that was resumed leaves the same lines as one that was never stopped, times and memory aside. */
+/* The numbers of a run as JSON lines: metrics.jsonl, one object a step, and blocks.jsonl, one object for
+ * each block of a measuring step. Finite numbers are written so that they read back to the bit, others as
+ * null; a run that was resumed leaves the same lines as one that was never stopped, times and memory
+ * aside. */
 #ifndef DSVI_METRICS_H
 #define DSVI_METRICS_H
 
@@ -15,9 +16,9 @@ extern "C" {
 /* One file of such lines. */
 typedef struct DsvMetrics DsvMetrics;
 
-/* Opens for appending what comes after step `resume_step` (0: from the beginning). Lines of later steps, left by
- * an earlier attempt, are cut off, and so is a last line that was never finished. Any other line that is no
- * object with a step is DSV_E_FORMAT and named. */
+/* Opens for appending what comes after step `resume_step` (0: from the beginning). Lines of later steps,
+ * left by an earlier attempt, are cut off, and so is a last line that was never finished. Any other line
+ * that is no object with a step is DSV_E_FORMAT and named. */
 DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out);
 void dsvi_metrics_close(DsvMetrics **metrics);
 

@@ -1,7 +1,7 @@
 /* Scalars for TensorBoard: event files as it reads them, written without its libraries.
  *
- * An event file is a row of records: length (8 bytes), masked CRC-32C of the length, data, masked CRC-32C of the
- * data; the data is a protocol buffer of type Event. */
+ * An event file is a row of records: length (8 bytes), masked CRC-32C of the length, data, masked CRC-32C
+ * of the data; the data is a protocol buffer of type Event. */
 #ifndef DSVI_TENSORBOARD_H
 #define DSVI_TENSORBOARD_H
 
@@ -23,8 +23,8 @@ typedef struct DsvScalar {
 
 typedef struct DsvTensorboard DsvTensorboard;
 
-/* Starts a new event file in `folder` for the steps after `resume_step`; its first records tell TensorBoard to
- * forget what earlier files of the folder say about those. */
+/* Starts a new event file in `folder` for the steps after `resume_step`; its first records tell
+ * TensorBoard to forget what earlier files of the folder say about those. */
 DsvStatus dsvi_tensorboard_open(const char *folder, int64_t resume_step, DsvTensorboard **out);
 void dsvi_tensorboard_close(DsvTensorboard **tensorboard);
 

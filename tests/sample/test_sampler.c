@@ -5,8 +5,8 @@
 
 static const char *const names[] = {"euler", "unipc"};
 
-/* A model that knows the one clean latent: v = (x - x0) / sigma. Every step of a sampler is then exact: along a
- * straight line for euler, with one and the same estimate for unipc. */
+/* A model that knows the one clean latent: v = (x - x0) / sigma. Every step of a sampler is then exact:
+ * along a straight line for euler, with one and the same estimate for unipc. */
 static void test_perfect_model(void **unused)
 {
     (void)unused;
@@ -28,8 +28,8 @@ static void test_perfect_model(void **unused)
         }
 }
 
-/* Clean data N(0, s^2): the exact velocity is linear in x, and x(sigma) is x(1) times the root of the variance
- * (1 - sigma)^2 s^2 + sigma^2. Returns the relative error at sigma = 0. */
+/* Clean data N(0, s^2): the exact velocity is linear in x, and x(sigma) is x(1) times the root of the
+ * variance (1 - sigma)^2 s^2 + sigma^2. Returns the relative error at sigma = 0. */
 static double gaussian_error(const char *name, int64_t steps)
 {
     const double spread = 0.3;
@@ -48,9 +48,9 @@ static double gaussian_error(const char *name, int64_t steps)
     return fabs(state - exact) / exact;
 }
 
-/* Order 1: twice the steps, half the error. Order 2: the error stays below a constant over steps^2 (its sign
- * changes on the way, so that ratios tell nothing). The constant holds from 5 steps on; a method of order 1 that
- * met it there would miss it 32 times at 160. */
+/* Order 1: twice the steps, half the error. Order 2: the error stays below a constant over steps^2 (its
+ * sign changes on the way, so that ratios tell nothing). The constant holds from 5 steps on; a method of
+ * order 1 that met it there would miss it 32 times at 160. */
 static void test_order_of_convergence(void **unused)
 {
     (void)unused;

@@ -30,9 +30,9 @@ static void check_schedule(const DsvSampler *sampler, const DsvSafetensors *file
     }
 }
 
-/* diffusers computes in F32, we in F64 over a state of F32: what differs is its rounding, 6e-8 for each of about
- * ten operations a step, carried along for up to 50 steps without growing (every weight is at most about 1).
- * If it all pointed one way that were 3e-5; it does not, and a third of it is allowed. */
+/* diffusers computes in F32, we in F64 over a state of F32: what differs is its rounding, 6e-8 for each of
+ * about ten operations a step, carried along for up to 50 steps without growing (every weight is at most
+ * about 1). If it all pointed one way that were 3e-5; it does not, and a third of it is allowed. */
 static void check_walk(DsvSampler *sampler, const DsvSafetensors *file, int64_t steps)
 {
     const DsvStoredTensor *outputs = dsvi_safetensors_find(file, "model_outputs");

@@ -1,5 +1,5 @@
-/* TensorBoard's event files: the checksum's known values, an event byte by byte, and whole files read back by a
- * reader that shares no code with the writer. */
+/* TensorBoard's event files: the checksum's known values, an event byte by byte, and whole files read back
+ * by a reader that shares no code with the writer. */
 #include "test.h"
 
 #include "base/fs.h"
