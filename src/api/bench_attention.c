@@ -281,7 +281,7 @@ done:
 
 static DsvStatus report(const Bench *b, Times *times, const char *json_path, DsvLine *line, void *context)
 {
-    double captured, density;
+    double captured = 0, density = 0;
     size_t n = (size_t)b->wanted.repeats;
     DSVI_TRY(measure_mass(b, &captured, &density));
     double dense_fwd = dsvi_median(times->dense_fwd, n), dense_bwd = dsvi_median(times->dense_bwd, n);

@@ -29,7 +29,7 @@ static DsvStatus read_line(const char *path, long line, const char *text, int64_
 DsvStatus dsvi_metrics_summarise(const char *path, DsvMetricsSummary *summary)
 {
     DsvStatus status = DSV_OK;
-    double loss, first = 0, last[LAST_STEPS] = {0};
+    double loss = 0, first = 0, last[LAST_STEPS] = {0};
     long lines = 0;
     char *text = NULL;
     size_t room = 0;
