@@ -19,6 +19,8 @@ extern "C" {
     X(optim, level)               \
     X(patch, level)               \
     X(pointwise, level)           \
+    X(predictor_loss, level)      \
+    X(profile, level)             \
     X(rms_norm_rope, level)       \
     X(select, level)              \
     X(select_features, level)

@@ -6,7 +6,8 @@
  *     both rows optionally centred: minus their mean over j
  *     cos  = u . t / (|u| |t|)
  *     loss = cos_weight (1 - cos) + norm_weight (mean over j of (u_j/|u| - t_j/|t|)^2)
- * A row u or t of norm below 1e-20 counts as u/|u| = 0 and has no gradient.
+ * A row u or t of norm below 1e-20, or below 1e-5 of the norm of the mean that was taken from it (all its
+ * scores were equal but for rounding), counts as u/|u| = 0 and has no gradient.
  * *loss is the mean over batch, heads and samples; dql and dkl are its gradients, overwritten in full (zero
  * for queries that are not sampled). A query sampled twice counts twice. */
 #ifndef DSVI_PREDICTOR_LOSS_H
@@ -17,6 +18,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define DSV_PREDICTOR_LEAST_NORM 1e-20
+#define DSV_PREDICTOR_LEAST_SHARE 1e-5
 
 typedef struct DsvPredictorLossArgs {
     int64_t batch, heads, queries, keys, head_dim;

@@ -7,27 +7,28 @@
 
 #include <math.h>
 
-#define SMALLEST_NORM 1e-20
-
 /* Workspace: u and t of one query, then the sums of dkl of one (b, h). */
 size_t dsvi_predictor_loss_workspace_ref(const DsvPredictorLossArgs *args)
 {
     return (size_t)(args->keys * (2 + args->rank)) * sizeof(double);
 }
 
-/* Centres the row where asked, makes it a unit row (zero where its norm is too small) and gives its norm. */
+/* Centres the row where asked and makes it a unit row, zero where its norm is too small. Gives the norm, zero
+ * there too. */
 static double make_unit(double *row, int64_t keys, bool centred)
 {
     double mean = 0, squares = 0;
-    for (int64_t j = 0; j < keys; j++)
+    for (int64_t j = 0; j < keys && centred; j++)
         mean += row[j] / (double)keys;
     for (int64_t j = 0; j < keys; j++) {
-        row[j] -= centred ? mean : 0;
+        row[j] -= mean;
         squares += row[j] * row[j];
     }
-    double norm = sqrt(squares);
+    double norm = sqrt(squares), least = DSV_PREDICTOR_LEAST_SHARE * fabs(mean) * sqrt((double)keys);
+    if (norm < fmax(least, DSV_PREDICTOR_LEAST_NORM))
+        norm = 0;
     for (int64_t j = 0; j < keys; j++)
-        row[j] = norm < SMALLEST_NORM ? 0 : row[j] / norm;
+        row[j] = norm == 0 ? 0 : row[j] / norm;
     return norm;
 }
 
@@ -61,7 +62,7 @@ static double query_loss(const DsvPredictorLossArgs *args, int64_t b, int64_t h,
     }
     double t_norm = make_unit(t, args->keys, args->centred);
     double u_norm = make_unit(u, args->keys, args->centred);
-    bool t_counts = t_norm >= SMALLEST_NORM, u_counts = u_norm >= SMALLEST_NORM;
+    bool t_counts = t_norm != 0, u_counts = u_norm != 0; /* NaN counts */
     for (int64_t j = 0; j < args->keys; j++)
         cosine += u[j] * t[j];
     if (t_counts && u_counts)

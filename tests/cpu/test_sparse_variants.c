@@ -21,12 +21,26 @@ static void select_lists(void **state)
     check_select_cases(&level_backend);
 }
 
+static void profile(void **state)
+{
+    (void)state;
+    check_profile_cases(&level_backend);
+}
+
+static void predictor_loss(void **state)
+{
+    (void)state;
+    check_predictor_loss_cases(&level_backend);
+}
+
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention),
         cmocka_unit_test(select_features),
         cmocka_unit_test(select_lists),
+        cmocka_unit_test(profile),
+        cmocka_unit_test(predictor_loss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

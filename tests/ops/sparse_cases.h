@@ -8,6 +8,8 @@
 void check_attention_cases(const DsvBackend *backend);
 void check_select_features_cases(const DsvBackend *backend);
 void check_select_cases(const DsvBackend *backend);
+void check_profile_cases(const DsvBackend *backend);
+void check_predictor_loss_cases(const DsvBackend *backend);
 
 /* Memory for an op's workspace where it runs: with a stream on the backend's device, without one on the host.
  * Behind it lies a guard, which the release checks. */

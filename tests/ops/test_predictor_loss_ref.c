@@ -133,6 +133,20 @@ static void perfect_prediction(void **state)
         assert_error_below(fabs(c.dql[i]), 1e-14, "dql");
 }
 
+/* Scores that are all equal, but for rounding, are nothing once they are centred. */
+static void equal_rows(void **state)
+{
+    (void)state;
+    LossCase c;
+    create(&c, true);
+    for (int i = 0; i < B * SK * N * R; i++)
+        c.kl[i] = 0.7;
+    assert_ok(dsvi_predictor_loss_ref(NULL, &c.args));
+    assert_error_below(fabs(c.loss - (0.95 + 0.5 / SK)), 1e-14, "loss");
+    for (int i = 0; i < B * SQ * N * R; i++)
+        assert_true(c.dql[i] == 0);
+}
+
 /* Rows of zeros: cosine 0 and no gradient; the norm term counts the other row alone. */
 static void zero_rows(void **state)
 {
@@ -154,6 +168,7 @@ int main(void)
         cmocka_unit_test(loss_and_gradient),
         cmocka_unit_test(perfect_prediction),
         cmocka_unit_test(zero_rows),
+        cmocka_unit_test(equal_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

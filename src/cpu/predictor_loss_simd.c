@@ -1,0 +1,207 @@
+/* The predictor's loss and gradient (ops/predictor_loss.h; its truth tells the formulas): sixteen sampled
+ * queries at a time, a lane each; a (batch, head) is one piece of work, for all its samples add to dkl. */
+#include <math.h>
+
+#include "cpu/sampled_rows.h"
+#include "cpu/simd_fill.h"
+
+typedef struct Predictor {
+    const DsvPredictorLossArgs *args;
+    int64_t pieces;
+    int64_t width, rank_width; /* head_dim and rank, rounded up to whole vectors */
+    int64_t padded_keys;       /* rounded up to a tile */
+    size_t floats;             /* scratch of a piece of work */
+    double *losses;            /* (pieces) sums over samples */
+} Predictor;
+
+/* Scratch of one piece of work. */
+typedef struct Scratch {
+    float *u, *t;   /* (padded_keys, 16) predicted and true scores, then unit rows; u then its gradient */
+    float *kl, *dkl; /* (padded_keys, rank_width) */
+    float *qt;      /* (width or rank_width, 16) */
+    float *rows;    /* (KEYS, width) */
+    float *ql, *dql; /* (16, rank_width) */
+} Scratch;
+
+static Predictor plan(const DsvPredictorLossArgs *args)
+{
+    Predictor w = {.args = args, .pieces = args->batch * args->heads,
+                   .width = dsvi_round_up(args->head_dim, DSVI_LANES),
+                   .rank_width = dsvi_round_up(args->rank, DSVI_LANES),
+                   .padded_keys = dsvi_round_up(args->keys, DSVI_TILE_KEYS)};
+    int64_t widest = w.width > w.rank_width ? w.width : w.rank_width;
+    int64_t floats = w.padded_keys * 2 * (DSVI_SAMPLES + w.rank_width) + widest * DSVI_SAMPLES +
+                     DSVI_TILE_KEYS * w.width + 2 * DSVI_SAMPLES * w.rank_width;
+    w.floats = (size_t)dsvi_round_up(floats, 16);
+    return w;
+}
+
+static size_t scratch_bytes(const Predictor *w)
+{
+    return w->floats * sizeof(float) * (size_t)dsvi_scratch_count(w->pieces);
+}
+
+static size_t workspace(const DsvPredictorLossArgs *args)
+{
+    Predictor w = plan(args);
+    return scratch_bytes(&w) + (size_t)w.pieces * sizeof(double);
+}
+
+static Scratch scratch_of(const Predictor *w, int64_t number)
+{
+    int64_t widest = w->width > w->rank_width ? w->width : w->rank_width;
+    Scratch s = {.u = (float *)w->args->workspace + w->floats * (size_t)number};
+    s.t = s.u + w->padded_keys * DSVI_SAMPLES;
+    s.kl = s.t + w->padded_keys * DSVI_SAMPLES;
+    s.dkl = s.kl + w->padded_keys * w->rank_width;
+    s.qt = s.dkl + w->padded_keys * w->rank_width;
+    s.rows = s.qt + widest * DSVI_SAMPLES;
+    s.ql = s.rows + DSVI_TILE_KEYS * w->width;
+    s.dql = s.ql + DSVI_SAMPLES * w->rank_width;
+    return s;
+}
+
+/* Fills t and u with the scores of sixteen samples; kl is packed already. */
+static void score(const Predictor *w, const Scratch *s, int64_t b, int64_t h, const int32_t *sample,
+                  int64_t count)
+{
+    const DsvPredictorLossArgs *args = w->args;
+    dsvi_samples_load(args->act, &args->q, b, h, sample, count, args->head_dim, w->width, s->rows, s->qt);
+    for (int64_t from = 0; from < args->keys; from += DSVI_TILE_KEYS) {
+        int64_t left = args->keys - from, keys = left < DSVI_TILE_KEYS ? left : (int64_t)DSVI_TILE_KEYS;
+        dsvi_samples_score(args->act, &args->k, b, h, from, keys, args->head_dim, w->width, s->qt,
+                           1 / sqrt((double)args->head_dim), s->rows, s->t + from * DSVI_SAMPLES);
+    }
+    dsvi_samples_load(args->acc, &args->ql, b, h, sample, count, args->rank, w->rank_width, s->ql, s->qt);
+    dsvi_tile_product(&(DsvTileProduct){
+        .m = w->padded_keys, .n = DSVI_SAMPLES, .k = args->rank,
+        .a = s->kl, .a_row = w->rank_width, .a_col = 1, .b = s->qt, .ldb = DSVI_SAMPLES,
+        .c = s->u, .ldc = DSVI_SAMPLES, .factor = (float)(1 / sqrt((double)args->rank))});
+}
+
+/* Sum down each lane of a[j] b[j] (b NULL: of a[j]); tile by tile, which rounds less. */
+static DsvVec lane_sum(const float *a, const float *b, int64_t keys)
+{
+    DsvVec sum = dsvi_vec_all(0);
+    for (int64_t from = 0; from < keys; from += DSVI_TILE_KEYS) {
+        DsvVec part = dsvi_vec_all(0);
+        for (int64_t j = from; j < keys && j < from + DSVI_TILE_KEYS; j++) {
+            DsvVec x = dsvi_vec_load(a + j * DSVI_SAMPLES);
+            part += b ? x * dsvi_vec_load(b + j * DSVI_SAMPLES) : x;
+        }
+        sum += part;
+    }
+    return sum;
+}
+
+/* Centres the lanes' rows where asked and makes them unit rows, zero where the norm is too small. Gives the
+ * norms, zero there too. */
+static DsvVec make_unit(float *rows, int64_t keys, bool centred)
+{
+    DsvVec mean = centred ? lane_sum(rows, NULL, keys) / (float)keys : dsvi_vec_all(0), norm, inverse;
+    for (int64_t j = 0; centred && j < keys; j++)
+        dsvi_vec_store(rows + j * DSVI_SAMPLES, dsvi_vec_load(rows + j * DSVI_SAMPLES) - mean);
+    DsvVec squares = lane_sum(rows, rows, keys);
+    for (int i = 0; i < DSVI_LANES; i++) {
+        double root = sqrt((double)squares[i]);
+        double least = DSV_PREDICTOR_LEAST_SHARE * fabs((double)mean[i]) * sqrt((double)keys);
+        bool nothing = root < fmax(least, DSV_PREDICTOR_LEAST_NORM);
+        norm[i] = nothing ? 0 : (float)root;
+        inverse[i] = nothing ? 0 : (float)(1 / root);
+    }
+    for (int64_t j = 0; j < keys; j++)
+        dsvi_vec_store(rows + j * DSVI_SAMPLES, dsvi_vec_load(rows + j * DSVI_SAMPLES) * inverse);
+    return norm;
+}
+
+/* The losses of a vector of lanes from `lane` on; u becomes the gradient by ql . kl. */
+static void differentiate(const DsvPredictorLossArgs *args, const Scratch *s, int64_t lane, double *losses)
+{
+    double rows = (double)(args->batch * args->heads * args->samples), root = sqrt((double)args->rank);
+    double norm_weight = args->norm_weight / (double)args->keys;
+    float *u = s->u + lane, *t = s->t + lane;
+    DsvVec t_norm = make_unit(t, args->keys, args->centred), u_norm = make_unit(u, args->keys, args->centred);
+    DsvVec cosine = lane_sum(u, t, args->keys), slope;
+    for (int i = 0; i < DSVI_LANES; i++) {
+        bool both = t_norm[i] != 0 && u_norm[i] != 0;
+        slope[i] = both ? (float)(-(args->cos_weight + 2 * norm_weight) / (u_norm[i] * root * rows)) : 0;
+        losses[lane + i] = args->cos_weight * (1 - (double)cosine[i]) +
+                           norm_weight * ((t_norm[i] != 0) + (u_norm[i] != 0) - 2 * (double)cosine[i]);
+    }
+    for (int64_t at = 0; at < args->keys * DSVI_SAMPLES; at += DSVI_SAMPLES)
+        dsvi_vec_store(u + at, slope * (dsvi_vec_load(t + at) - cosine * dsvi_vec_load(u + at)));
+}
+
+/* Sixteen samples: adds to dql of these queries and to the packed dkl; gives the sum of their losses. */
+static double sample_block(const Predictor *w, const Scratch *s, int64_t b, int64_t h, const int32_t *sample,
+                           int64_t count)
+{
+    const DsvPredictorLossArgs *args = w->args;
+    double losses[DSVI_SAMPLES], sum = 0;
+    score(w, s, b, h, sample, count);
+    for (int64_t lane = 0; lane < DSVI_SAMPLES; lane += DSVI_LANES)
+        differentiate(args, s, lane, losses);
+    dsvi_tile_product(&(DsvTileProduct){
+        .m = DSVI_SAMPLES, .n = w->rank_width, .k = args->keys, .a = s->u, .a_row = 1, .a_col = DSVI_SAMPLES,
+        .b = s->kl, .ldb = w->rank_width, .c = s->dql, .ldc = w->rank_width, .factor = 1});
+    dsvi_tile_product(&(DsvTileProduct){
+        .m = dsvi_round_up(args->keys, DSVI_TILE_ROWS), .n = w->rank_width, .k = DSVI_SAMPLES,
+        .a = s->u, .a_row = DSVI_SAMPLES, .a_col = 1, .b = s->ql, .ldb = w->rank_width,
+        .c = s->dkl, .ldc = w->rank_width, .factor = 1, .add = true});
+    for (int64_t i = 0; i < count; i++) {
+        float *dql = (float *)args->dql.data + dsvi_heads_at(&args->dql, b, sample[i], h);
+        for (int64_t r = 0; r < args->rank; r++)
+            dql[r] += s->dql[i * w->rank_width + r];
+        sum += losses[i];
+    }
+    return sum;
+}
+
+static void pair_range(void *context, int64_t begin, int64_t end, int worker)
+{
+    const Predictor *w = context;
+    const DsvPredictorLossArgs *args = w->args;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t b = n / args->heads, h = n % args->heads;
+        Scratch s = scratch_of(w, dsvi_scratch_number(w->pieces, n, worker));
+        memset(s.kl, 0, (size_t)(2 * w->padded_keys * w->rank_width) * sizeof(float)); /* and dkl behind it */
+        for (int64_t j = 0; j < args->keys; j++)
+            dsvi_row_load(args->acc, args->kl.data, dsvi_heads_at(&args->kl, b, j, h), args->rank,
+                          w->rank_width, s.kl + j * w->rank_width);
+        for (int64_t i = 0; i < args->queries; i++)
+            memset((float *)args->dql.data + dsvi_heads_at(&args->dql, b, i, h), 0,
+                   (size_t)args->rank * sizeof(float));
+        w->losses[n] = 0;
+        for (int64_t first = 0; first < args->samples; first += DSVI_SAMPLES) {
+            int64_t left = args->samples - first, count = left < DSVI_SAMPLES ? left : (int64_t)DSVI_SAMPLES;
+            w->losses[n] += sample_block(w, &s, b, h, args->sample + first, count);
+        }
+        for (int64_t j = 0; j < args->keys; j++)
+            dsvi_row_store(args->acc, args->dkl.data, dsvi_heads_at(&args->dkl, b, j, h), args->rank,
+                           s.dkl + j * w->rank_width, 1);
+    }
+}
+
+static DsvStatus predictor_loss(DsvStream *stream, const DsvPredictorLossArgs *args)
+{
+    (void)stream;
+    if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "predictor_loss: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    if (args->workspace_bytes < workspace(args))
+        return DSVI_FAIL(DSV_E_SHAPE, "predictor_loss: workspace has %zu bytes, wanted %zu",
+                         args->workspace_bytes, workspace(args));
+    Predictor w = plan(args);
+    double loss = 0;
+    w.losses = (double *)((char *)args->workspace + scratch_bytes(&w));
+    dsvi_parallel_for(w.pieces, 1, pair_range, &w);
+    for (int64_t n = 0; n < w.pieces; n++)
+        loss += w.losses[n];
+    *(float *)args->loss = args->samples > 0 ? (float)(loss / (double)(w.pieces * args->samples)) : 0;
+    return DSV_OK;
+}
+
+void DSVI_SIMD(fill_predictor_loss)(DsvOps *ops)
+{
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, predictor_loss, workspace, DSVI_SIMD_NAME);
+}

@@ -1,0 +1,237 @@
+#include "base/rng.h"
+#include "base/threads.h"
+#include "ops/sparse_cases.h"
+#include "test.h"
+
+/* ---- profile: shares are counts of keys, which rounding may move by those next to the border ---- */
+
+typedef struct ProfileShape {
+    int64_t batch, heads, queries, keys, dim, samples;
+    int64_t group, grain; /* group 0: no lists */
+    double density, logit, mass;
+} ProfileShape;
+
+typedef struct ProfileRun {
+    float captured[256], share90[256], listed[256];
+} ProfileRun;
+
+static void *host_rows(DsvDtype dtype, int64_t count, double scale, uint32_t stream)
+{
+    void *rows = malloc((size_t)count * dsvi_dtype_size(dtype) + 1);
+    DsvRng rng = {31, DSV_RNG_TEST, stream};
+    assert_non_null(rows);
+    for (int64_t i = 0; i < count; i++)
+        dsvi_store(dtype, rows, i, scale * dsvi_rng_normal(rng, (uint64_t)i));
+    return rows;
+}
+
+static void *to_device(DsvDevice *device, const void *host, size_t bytes)
+{
+    void *memory;
+    if (!device)
+        return (void *)host;
+    assert_ok(device->mem_alloc(device, bytes, &memory));
+    assert_ok(device->upload(device->stream, memory, host, bytes));
+    return memory;
+}
+
+static void from_device(DsvDevice *device, void *host, void *memory, size_t bytes)
+{
+    if (!device)
+        return;
+    assert_ok(device->download(device->stream, host, memory, bytes));
+    assert_ok(device->sync(device->stream));
+    device->mem_free(device, memory);
+}
+
+/* `args` has host memory; the results are in `r`. */
+static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvProfileArgs *host,
+                       ProfileRun *r)
+{
+    DsvDevice *device = backend ? backend->device : NULL;
+    DsvStream *stream = device ? device->stream : NULL;
+    DsvProfileArgs args = *host;
+    DsvLists lists = {0};
+    size_t size = dsvi_dtype_size(args.act), row = (size_t)(args.batch * args.heads * args.head_dim) * size;
+    size_t out = (size_t)(args.batch * args.heads * args.samples) * sizeof(float);
+    memset(r, 0xff, sizeof *r);
+    args.q.data = to_device(device, host->q.data, row * (size_t)args.queries);
+    args.k.data = to_device(device, host->k.data, row * (size_t)args.keys);
+    args.sample = to_device(device, host->sample, (size_t)args.samples * sizeof *args.sample);
+    args.captured = to_device(device, r->captured, out);
+    args.share90 = to_device(device, r->share90, out);
+    args.listed = to_device(device, r->listed, out);
+    if (host->lists) {
+        lists = *host->lists;
+        lists.offsets = to_device(device, lists.offsets,
+                                  (size_t)(dsvi_lists_count(&lists) + 1) * sizeof *lists.offsets);
+        lists.runs = to_device(device, lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
+        args.lists = &lists;
+    }
+    args.workspace_bytes = ops->profile.workspace(&args);
+    args.workspace = check_workspace(backend, stream, args.workspace_bytes);
+    assert_ok(ops->profile.run(stream, &args));
+    check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
+    from_device(device, r->captured, args.captured, out);
+    from_device(device, r->share90, args.share90, out);
+    from_device(device, r->listed, args.listed, out);
+    void *inputs[] = {args.q.data, args.k.data, (void *)args.sample, lists.offsets, lists.runs};
+    for (int i = 0; i < 5 && device; i++)
+        device->mem_free(device, inputs[i]);
+}
+
+static void make_lists(DsvLists *lists, const ProfileShape *s)
+{
+    int64_t total = 0;
+    DsvRng rng = {31, DSV_RNG_TEST, 9};
+    *lists = (DsvLists){s->batch, s->heads, s->queries, s->keys, s->group,
+                        (s->queries + s->group - 1) / s->group, s->grain, 0, NULL, NULL};
+    lists->capacity = dsvi_lists_count(lists) * dsvi_lists_full(lists);
+    lists->offsets = calloc((size_t)dsvi_lists_count(lists) + 1, sizeof *lists->offsets);
+    lists->runs = calloc((size_t)lists->capacity, sizeof *lists->runs);
+    assert_true(lists->offsets && lists->runs);
+    for (int64_t n = 0; n < dsvi_lists_count(lists); n++) {
+        for (int64_t run = 0; run < dsvi_lists_full(lists); run++)
+            if (dsvi_rng_uniform(rng, (uint64_t)(n * dsvi_lists_full(lists) + run)) < s->density)
+                lists->runs[total++] = (int32_t)run;
+        lists->offsets[n + 1] = total;
+    }
+}
+
+/* How far the share may be off: rounding moves the mass by some 1e-6 (and scores of size `logit` that again
+ * times their size), which is so many keys of the smallest p of the set; and one more. */
+static double share_slack(const ProfileShape *s, const DsvProfileArgs *args, float truth_share, int64_t n)
+{
+    DsvOps ref;
+    ProfileRun less, more;
+    DsvProfileArgs shifted = *args;
+    double shift = 2e-6 * (1 + s->logit);
+    dsvi_ops_fill_ref(&ref);
+    shifted.mass = args->mass - shift;
+    profile_on(NULL, &ref, &shifted, &less);
+    shifted.mass = args->mass + shift;
+    profile_on(NULL, &ref, &shifted, &more);
+    return fmax(fabs(more.share90[n] - truth_share), fabs(less.share90[n] - truth_share)) +
+           1.01 / (double)s->keys;
+}
+
+static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvDtype act)
+{
+    int32_t sample[64];
+    DsvOps ref;
+    DsvLists lists = {0};
+    ProfileRun truth, one, three;
+    int64_t rows = s->batch * s->heads;
+    void *q = host_rows(act, rows * s->queries * s->dim, s->logit, 1);
+    void *k = host_rows(act, rows * s->keys * s->dim, 1, 2);
+    dsvi_ops_fill_ref(&ref);
+    for (int64_t n = 0; n < s->samples; n++)
+        sample[n] = (int32_t)(n * 7 % s->queries);
+    if (s->group > 0)
+        make_lists(&lists, s);
+    DsvProfileArgs args = {
+        .batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys, .head_dim = s->dim,
+        .scale = 1 / sqrt((double)s->dim), .mass = s->mass, .act = act,
+        .q = dsvi_heads(q, s->queries, s->heads, s->dim), .k = dsvi_heads(k, s->keys, s->heads, s->dim),
+        .lists = s->group > 0 ? &lists : NULL, .samples = s->samples, .sample = sample,
+    };
+    profile_on(NULL, &ref, &args, &truth);
+    dsvi_threads_set(1);
+    profile_on(backend, &backend->ops, &args, &one);
+    dsvi_threads_set(3);
+    profile_on(backend, &backend->ops, &args, &three);
+    assert_memory_equal(&one, &three, sizeof one);
+    for (int64_t n = 0; n < rows * s->samples; n++) {
+        double slack = truth.share90[n] == one.share90[n] ? 0 : share_slack(s, &args, truth.share90[n], n);
+        assert_error_below(fabs(one.captured[n] - truth.captured[n]), 2e-6 * (1 + s->logit), "captured %d",
+                           (int)n);
+        assert_error_below(fabs(one.listed[n] - truth.listed[n]), 1e-7, "listed %d", (int)n);
+        assert_error_below(fabs(one.share90[n] - truth.share90[n]), slack, "share90 %d", (int)n);
+    }
+    free(q);
+    free(k);
+    free(lists.offsets);
+    free(lists.runs);
+}
+
+void check_profile_cases(const DsvBackend *backend)
+{
+    static const ProfileShape shapes[] = {
+        {1, 1, 1, 1, 2, 1, 0, 0, 0, 1, 0.9},         {2, 3, 13, 29, 34, 5, 4, 1, 0.4, 2, 0.9},
+        {1, 2, 200, 515, 64, 37, 128, 1, 0.1, 3, 0.9}, {1, 1, 40, 130, 128, 16, 16, 64, 0.5, 1, 0.5},
+        {1, 1, 20, 64, 32, 17, 8, 3, 0, 0, 0.9},     {1, 1, 9, 100, 256, 3, 4, 1, 1, 20, 0.999},
+        {1, 1, 9, 100, 32, 3, 0, 0, 0, 0, 1},        {1, 1, 9, 100, 32, 3, 0, 0, 0, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        check_profile(backend, &shapes[i], DSV_F32);
+        check_profile(backend, &shapes[i], DSV_BF16);
+    }
+}
+
+/* ---- predictor loss: element by element, by the checker ---- */
+
+typedef struct LossShape {
+    int64_t batch, heads, queries, keys, dim, rank, samples;
+    bool centred;
+} LossShape;
+
+typedef struct LossProblem {
+    LossShape shape;
+    const DsvBackend *backend;
+} LossProblem;
+
+enum { Q, K, QL, KL, SAMPLE, LOSS, DQL, DKL };
+
+static DsvStatus run_loss(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const LossProblem *p = c->parameters;
+    const LossShape *s = &p->shape;
+    DsvPredictorLossArgs args = {
+        .batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys, .head_dim = s->dim,
+        .rank = s->rank, .cos_weight = 0.95, .norm_weight = 0.5, .centred = s->centred, .act = c->act,
+        .acc = c->acc, .q = dsvi_heads(c->buffer[Q].data, s->queries, s->heads, s->dim),
+        .k = dsvi_heads(c->buffer[K].data, s->keys, s->heads, s->dim),
+        .ql = dsvi_heads(c->buffer[QL].data, s->queries, s->heads, s->rank),
+        .kl = dsvi_heads(c->buffer[KL].data, s->keys, s->heads, s->rank), .samples = s->samples,
+        .sample = c->buffer[SAMPLE].data, .loss = c->buffer[LOSS].data,
+        .dql = dsvi_heads(c->buffer[DQL].data, s->queries, s->heads, s->rank),
+        .dkl = dsvi_heads(c->buffer[DKL].data, s->keys, s->heads, s->rank),
+    };
+    args.workspace_bytes = ops->predictor_loss.workspace(&args);
+    args.workspace = check_workspace(p->backend, stream, args.workspace_bytes);
+    DsvStatus status = ops->predictor_loss.run(stream, &args);
+    check_workspace_release(p->backend, stream, args.workspace, args.workspace_bytes);
+    return status;
+}
+
+static void check_loss(const DsvBackend *backend, const LossShape *s)
+{
+    int32_t sample[64];
+    LossProblem p = {*s, backend};
+    CheckCase c = {.op = "predictor_loss", .parameters = &p, .run = run_loss, .ulps = 8};
+    int64_t rows = s->batch * s->heads;
+    snprintf(c.shape, sizeof c.shape, "b %lld h %lld q %lld k %lld d %lld r %lld samples %lld%s",
+             (long long)s->batch, (long long)s->heads, (long long)s->queries, (long long)s->keys,
+             (long long)s->dim, (long long)s->rank, (long long)s->samples, s->centred ? " centred" : "");
+    for (int64_t n = 0; n < s->samples; n++)
+        sample[n] = (int32_t)(n * 5 % s->queries);
+    check_buffer(&c, "q", CHECK_ACT, CHECK_IN, rows * s->queries * s->dim);
+    check_buffer(&c, "k", CHECK_ACT, CHECK_IN, rows * s->keys * s->dim);
+    check_buffer(&c, "ql", CHECK_ACC, CHECK_IN, rows * s->queries * s->rank);
+    check_buffer(&c, "kl", CHECK_ACC, CHECK_IN, rows * s->keys * s->rank);
+    check_buffer(&c, "sample", CHECK_I32, CHECK_IN, s->samples)->indices = sample;
+    check_buffer(&c, "loss", CHECK_ACC, CHECK_OUT, 1);
+    check_buffer(&c, "dql", CHECK_ACC, CHECK_OUT, rows * s->queries * s->rank);
+    check_buffer(&c, "dkl", CHECK_ACC, CHECK_OUT, rows * s->keys * s->rank);
+    assert_case(&c, backend);
+}
+
+void check_predictor_loss_cases(const DsvBackend *backend)
+{
+    static const LossShape shapes[] = {
+        {1, 1, 1, 3, 2, 1, 1, false},   {2, 3, 7, 37, 34, 5, 4, true},      {1, 2, 40, 130, 64, 16, 37, true},
+        {1, 1, 9, 64, 128, 16, 16, false}, {1, 1, 20, 100, 256, 34, 17, true}, {1, 1, 4, 8, 32, 16, 0, true},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_loss(backend, &shapes[i]);
+}
