@@ -78,9 +78,9 @@ DsvStatus dsvi_clip_cover(const char *path, int64_t shown_height, int64_t shown_
                           int64_t width, int64_t *cover_height, int64_t *cover_width)
 {
     bool width_decides = width * shown_height >= height * shown_width;
-    double factor = width_decides ? (double)width / (double)shown_width : (double)height / (double)shown_height;
-    *cover_width = width_decides ? width : llround((double)shown_width * factor);
-    *cover_height = width_decides ? llround((double)shown_height * factor) : height;
+    double shown_ratio = (double)shown_width / (double)shown_height;
+    *cover_width = width_decides ? width : llround((double)height * shown_ratio);
+    *cover_height = width_decides ? llround((double)width / shown_ratio) : height;
     if (*cover_height > COVER_MAX || *cover_width > COVER_MAX)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld are too narrow to cover %lld x %lld", path,
                          (long long)shown_width, (long long)shown_height, (long long)width,
@@ -213,8 +213,8 @@ static DsvStatus check_window(const char *path, const DsvClipWindow *w)
     return DSV_OK;
 }
 
-/* Delivers all frames of the window to `sink`. cover: the size scaled to, {height, width}; {0, 0} on entry: to
- * be found, else to be met. */
+/* Delivers all frames of the window to `sink`. cover: the size scaled to, {height, width}; {0, 0} on entry:
+ * to be found, else to be met. */
 static DsvStatus walk_clip(const char *path, const DsvClipWindow *window, int64_t cover[2], frame_sink *sink,
                            void *context, int64_t *covered)
 {

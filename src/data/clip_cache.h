@@ -1,8 +1,8 @@
 /* Decoded clips kept in memory, so that later windows of the same clip need no decoding.
  *
  * A clip is kept as the 8-bit frames of its grid (clip.h), scaled but not cropped. Which clips are kept is a
- * function of the data set and the settings alone: the shortest first, as many as data.cache_mb holds. Each is
- * decoded whole when a window of it is first asked for. */
+ * function of the data set and the settings alone: the shortest first, as many as data.cache_mb holds. Each
+ * is decoded whole when a window of it is first asked for. */
 #ifndef DSVI_CLIP_CACHE_H
 #define DSVI_CLIP_CACHE_H
 

@@ -104,8 +104,8 @@ DsvStatus dsvi_clip_scale(DsvClipScaler *s, const AVFrame *frame, const char *pa
     int strides[4] = {(int)s->stride, 0, 0, 0};
     if (sws_scale(s->sws, (const uint8_t *const *)frame->data, frame->linesize, 0, frame->height, planes,
                   strides) != s->flat_height)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: a frame of %d x %d cannot be converted to RGB", path, frame->width,
-                         frame->height);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: a frame of %d x %d cannot be converted to RGB", path,
+                         frame->width, frame->height);
     turn_pixels(s, rgb);
     return DSV_OK;
 }

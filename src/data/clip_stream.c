@@ -129,7 +129,7 @@ static DsvStatus read_geometry(DsvClipStream *s)
 {
     int64_t width = s->video->codecpar->width, height = s->video->codecpar->height;
     if (width < 1 || height < 1 || width > SIDE_MAX || height > SIDE_MAX || width * height > PIXELS_MAX)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld pixels, wanted 1 to %d a side and %d in all",
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld pixels, wanted 1 to %d a side, %d in all",
                          s->path, (long long)width, (long long)height, SIDE_MAX, PIXELS_MAX);
     AVRational aspect = av_guess_sample_aspect_ratio(s->format, s->video, NULL);
     double ratio = aspect.num > 0 && aspect.den > 0 ? av_q2d(aspect) : 1;

@@ -60,7 +60,7 @@ static const char *clip_ending(const char *name)
     return NULL;
 }
 
-/* The text in stem.txt beside the clip, without the blanks around it; *text stays NULL where there is none. */
+/* The text in stem.txt beside the clip, without the blanks around it; *text stays NULL if there is none. */
 static DsvStatus read_caption(const char *clip, char **text)
 {
     char path[DSVI_PATH_MAX];
@@ -149,7 +149,7 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
 static DsvStatus scan_path(Scan *scan, const char *path)
 {
     if (!path[0])
-        return DSVI_FAIL(DSV_E_USAGE, "data.path is empty, wanted a folder of clips, a list or a latent cache");
+        return DSVI_FAIL(DSV_E_USAGE, "data.path is empty, wanted a folder of clips, a list or a cache");
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);
     if (dsvi_path_is_folder(path)) {
@@ -218,7 +218,7 @@ static DsvStatus nothing_usable(const char *path, const DsvDataset *d)
 {
     if (d->left_out_count == 0)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it: %s", path,
-                         dsvi_path_is_folder(path) ? "no name ends in mp4, m4v, mov, mkv, webm, avi, mpg or mpeg"
+                         dsvi_path_is_folder(path) ? "no name there ends like that of a clip"
                                                    : "the list is empty");
     return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it; %lld tried, the first: %s", path,
                      (long long)d->left_out_count, d->left_out[0]);

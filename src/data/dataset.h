@@ -30,8 +30,8 @@ typedef struct DsvDataset {
     bool latents;      /* items are windows of a latent cache, not clips */
 } DsvDataset;
 
-/* path: a folder of clips (itself and its direct subfolders; stem.txt beside a clip is its caption), one clip,
- * a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths relative to the list), or a
+/* path: a folder of clips (itself and its direct subfolders; stem.txt beside a clip is its caption), one
+ * clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths relative to the list), or a
  * latent cache. Every clip is probed. No usable item is DSV_E_NOT_FOUND and says how many were tried and
  * what ailed the first. */
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);

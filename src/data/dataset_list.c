@@ -54,11 +54,12 @@ static DsvStatus csv_quoted(List *list, char **field)
         }
     }
     if (!closed)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": a quote is opened and never closed", list->path, opened);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": a quote is opened and never closed", list->path,
+                         opened);
     list->at += list->at[0] == '\r' && list->at[1] == '\n';
     if (list->at < list->end && *list->at != ',' && *list->at != '\n')
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": text follows a closing quote, wanted a comma or the end "
-                         "of the line", list->path, list->line);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": text follows a closing quote, wanted a comma or the "
+                         "end of the line", list->path, list->line);
     *out = 0;
     return DSV_OK;
 }

@@ -2,8 +2,9 @@
  *
  *     {"format": "dsv-latent-cache", "version": 1,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
- *      "items": [{"source": ..., "start": ..., "crop_x": ..., "crop_y": ..., "text": ... or null,
- *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W]}, ...]}
+ *      "items": [{"source": ..., "start": ..., "crop_x": ..., "crop_y": ...,
+ *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
+ *                 "text": the caption, if any}, ...]}
  *
  * A window's file is written before its entry, and the index in one rename, so that an interrupted encoding
  * loses at most the entries of windows whose files it then writes again. */
@@ -204,9 +205,11 @@ static bool add_entry(cJSON *items, const Entry *e)
     snprintf(hex, sizeof hex, "%016" PRIx64, e->checksum);
     bool whole = cJSON_AddStringToObject(item, "source", e->source) && add_number(item, "start", e->start) &&
                  add_number(item, "crop_x", e->crop_x) && add_number(item, "crop_y", e->crop_y) &&
-                 (e->text ? cJSON_AddStringToObject(item, "text", e->text) : cJSON_AddNullToObject(item, "text")) &&
                  cJSON_AddStringToObject(item, "file", strrchr(e->path, '/') + 1) &&
-                 cJSON_AddStringToObject(item, "xxh3", hex) && (shape = cJSON_AddArrayToObject(item, "shape"));
+                 cJSON_AddStringToObject(item, "xxh3", hex) &&
+                 (shape = cJSON_AddArrayToObject(item, "shape"));
+    if (whole && e->text)
+        whole = cJSON_AddStringToObject(item, "text", e->text) != NULL;
     for (int i = 0; whole && i < 4; i++)
         whole = cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
     return whole;
@@ -378,8 +381,9 @@ DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings
     if (dsvi_path_exists((*out)->index))
         DSVI_TRY_GOTO(status, read_index(*out, settings), fail);
     (*out)->settings = *settings;
+    /* A first index is written at once, so that a folder that cannot be written fails now. */
     (*out)->changed = !dsvi_path_exists((*out)->index);
-    DSVI_TRY_GOTO(status, dsvi_latent_cache_flush(*out), fail); /* a folder that cannot be written fails now */
+    DSVI_TRY_GOTO(status, dsvi_latent_cache_flush(*out), fail);
     return DSV_OK;
 fail:
     dsvi_latent_cache_close(out);
@@ -434,8 +438,8 @@ static DsvStatus check_file(const char *path, uint64_t wanted)
     uint64_t checksum;
     DSVI_TRY(dsvi_latent_verify(path, &checksum));
     if (checksum != wanted)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: checksum %016" PRIx64 ", wanted %016" PRIx64 " as in the index", path,
-                         checksum, wanted);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: checksum %016" PRIx64 ", wanted %016" PRIx64 " as in the index",
+                         path, checksum, wanted);
     return DSV_OK;
 }
 

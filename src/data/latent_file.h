@@ -11,7 +11,8 @@ extern "C" {
 #endif
 
 /* Writes latent (shape), F32, under a temporary name and renames it. *checksum: XXH3 of its bytes. */
-DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent, uint64_t *checksum);
+DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent,
+                            uint64_t *checksum);
 
 /* DSV_E_FORMAT unless the numbers have the checksum that the file carries, which is handed out. */
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum);

@@ -194,8 +194,8 @@ size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch)
     return prefetch->bytes;
 }
 
-/* What a decoder holds at a time, for the preview of memory: the frames a stream may refer back to, 16 of them
- * at most in H.264, of the largest clip; 4:2:0 chroma, 8 bits. */
+/* What a decoder holds at a time, for the preview of memory: the frames a stream may refer back to, 16 of
+ * them at most in H.264, of the largest clip; 4:2:0 chroma, 8 bits. */
 static size_t decoder_bytes(const DsvDataset *dataset)
 {
     int64_t largest = 0;

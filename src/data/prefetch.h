@@ -16,8 +16,8 @@ typedef struct DsvPrefetch DsvPrefetch;
 /* Starts settings->data_workers threads that prepare samples first, first + 1, ... into a ring of `slots`
  * latents of `latent_elements` F32, allocated here and never again. `encode` turns pixels (3, num_frames,
  * height, width) into a latent; it is not called for cached latents. The dataset must outlive it.
- * An item that turns out broken is replaced by the next usable one of the list, so that a sample still depends
- * on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
+ * An item that turns out broken is replaced by the next usable one of the list, so that a sample still
+ * depends on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings, uint64_t first,
                               int64_t slots, int64_t latent_elements, dsvi_encode_fn *encode,
                               void *encode_context, void (*warn)(void *context, const char *line),

@@ -88,7 +88,9 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
         e->global_quality = FF_QP2LAMBDA * MPEG4_QUALITY;
     }
     int code = avcodec_open2(e, codec, NULL);
-    return code < 0 ? dsvi_ffmpeg_fail(DSV_E_UNSUPPORTED, w->path, "the encoder does not start", code) : DSV_OK;
+    if (code < 0)
+        return dsvi_ffmpeg_fail(DSV_E_UNSUPPORTED, w->path, "the encoder does not start", code);
+    return DSV_OK;
 }
 
 static DsvStatus open_file(Writer *w, const char *encoder, const Video *video, double fps)
@@ -108,7 +110,7 @@ static DsvStatus open_file(Writer *w, const char *encoder, const Video *video, d
     if (code >= 0)
         code = avio_open(&w->format->pb, w->url, AVIO_FLAG_WRITE);
     if (code >= 0) {
-        /* The index before the frames, so that players can start at once; others than mp4 have no such option. */
+        /* The index goes before the frames, so that players can start at once; mkv and avi ignore it. */
         AVDictionary *options = NULL;
         av_dict_set(&options, "movflags", "+faststart", 0);
         code = avformat_write_header(w->format, &options);
@@ -134,7 +136,8 @@ static DsvStatus prepare_frames(Writer *w, const Video *video)
         return cannot(w, code);
     w->sws = sws_getContext(w->frame->width, w->frame->height, AV_PIX_FMT_RGB24, w->frame->width,
                             w->frame->height, AV_PIX_FMT_YUV420P,
-                            SWS_BICUBIC | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT, NULL, NULL, NULL);
+                            SWS_BICUBIC | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT, NULL, NULL,
+                            NULL);
     if (!w->sws)
         return cannot(w, AVERROR(EINVAL));
     const int *bt709 = sws_getCoefficients(SWS_CS_ITU709);
@@ -157,9 +160,10 @@ static void fill_rgb(const Writer *w, const Video *video, int64_t i)
         int64_t from_y = y < video->height ? y : video->height - 1;
         for (int64_t x = 0; x < video->even_width; x++) {
             int64_t from_x = x < video->width ? x : video->width - 1;
-            for (int64_t c = 0; c < 3; c++)
-                w->rgb[y * w->stride + 3 * x + c] = to_byte(
-                    video->pixels[((c * video->frames + i) * video->height + from_y) * video->width + from_x]);
+            for (int64_t c = 0; c < 3; c++) {
+                int64_t row = (c * video->frames + i) * video->height + from_y;
+                w->rgb[y * w->stride + 3 * x + c] = to_byte(video->pixels[row * video->width + from_x]);
+            }
         }
     }
 }
