@@ -131,7 +131,7 @@ complains 2 "max_train_steps" train run.yaml max_train_step=5
 complains 2 "max_train_steps" train run.yaml max-train-steps=5
 complains 2 "lr" train run.yaml lr=fast
 complains 2 "sparse.min_mass" train run.yaml sparse.min_mass=2
-complains 2 "unipc" sample . clip.mp4 sampler=ddim
+complains 2 "unipc" bench attention sampler=ddim
 complains 2 "max_train_steps" train unknown.yaml
 complains 1 "nowhere.yaml" train nowhere.yaml
 complains 1 "broken.yaml" train broken.yaml
