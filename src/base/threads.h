@@ -1,7 +1,4 @@
-/* The one pool of compute threads.
- *
- * It is OpenMP's, because oneDNN uses OpenMP's: two pools on the same cores would spin against each
- * other. Only threads.c knows that. Decoding threads (src/data) are plain pthreads of their own. */
+/* The one pool of compute threads. Decoding threads (src/data) are plain threads of their own. */
 #ifndef DSVI_THREADS_H
 #define DSVI_THREADS_H
 
@@ -21,8 +18,8 @@ typedef void dsvi_range_fn(void *context, int64_t begin, int64_t end, int worker
 /* Calls fn over [0, n) in pieces of `grain` items (the last may be shorter), handed out as workers
  * become free; returns when all are done. Which worker gets which piece is not fixed, piece borders
  * are: results are reproducible as long as no piece's result depends on the worker's number.
- * Inside fn a worker is alone: a library on the same pool (oneDNN) finds one thread there. Calls do not
- * nest. */
+ * Inside fn a worker is alone: a library that brings OpenMP (oneDNN) finds one thread there. A call from
+ * inside fn, or while another thread's call is under way, is done by its caller alone. */
 void dsvi_parallel_for(int64_t n, int64_t grain, dsvi_range_fn *fn, void *context);
 
 #ifdef __cplusplus
