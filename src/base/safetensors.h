@@ -29,7 +29,9 @@ typedef struct DsvStoredTensor {
 
 typedef struct DsvSafetensors DsvSafetensors;
 
-/* Maps the file read-only. On success *out is the caller's, to be closed. */
+/* Maps the file read-only; it must not shrink before it is closed. Data are aligned as their dtype wants:
+ * tensors that the file holds elsewhere are copied. DSV_E_NOT_FOUND, DSV_E_IO, DSV_E_FORMAT (also dtypes of
+ * the format that DsvDtype has not). On success *out is the caller's, to be closed; else NULL. */
 DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out);
 void dsvi_safetensors_close(DsvSafetensors **file); /* takes NULL; nulls the pointer */
 
@@ -47,7 +49,9 @@ DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, in
 const char *dsvi_safetensors_metadata(const DsvSafetensors *file, const char *key);
 
 /* Writes `count` tensors in the given order, with {"format": "pt"} and `metadata` (pairs key, value;
- * may be NULL) in the header. The file is written whole and synced, but not renamed: see base/fs.h. */
+ * may be NULL) in the header. Names are unique, without control characters, of at most 1024 bytes. The data
+ * begin at a multiple of 8 and follow without gaps, so wider dtypes should come first. The file is written
+ * whole and synced, but not renamed: see base/fs.h. */
 DsvStatus dsvi_safetensors_write(const char *path, const DsvStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count);
 

@@ -365,6 +365,8 @@ static void saved_settings_load_to_the_same_bytes(void **state)
         "{[",
         "%YAML",
         "---\n...",
+        "at \u2028 breaks \u2029 \xc2\x85 all",
+        "\xc2\x86\xc2\x9f",
     };
     const char *path = scratch_path("saved.yaml");
     DsvConfig loaded;
