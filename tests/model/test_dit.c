@@ -285,7 +285,7 @@ static void refuses_shapes(void **state)
         {{.batch = 1, .frames = 1, .height = 2, .width = 2, .text_len = 0}, "0 text rows"},
         {{.batch = 1, .frames = 1, .height = 3, .width = 2, .text_len = 1}, "height of the latent is 3"},
         {{.batch = 1, .frames = 0, .height = 2, .width = 2, .text_len = 1}, "frames of the latent is 0"},
-        {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65 tok"},
+        {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65"},
     };
     DsvBackend backend;
     DsvDitConfig config = dit_case_small_config();

@@ -87,8 +87,8 @@ static void compare(const DitCase *c, const Golden *g, const char *isa, Bounds b
 }
 
 /* PyTorch computes the frequencies of the time embedding in F32 even where all else is double, which turns
- * angles of up to 1000 by up to 1e-4. With the frequencies rounded so, the double runs agree to the one unit in
- * the last place by which PyTorch's F32 exponential sometimes differs. */
+ * angles of up to 1000 by up to 1e-4. With the frequencies rounded so, the double runs agree but for the one
+ * unit in the last place by which PyTorch's F32 exponential sometimes differs. */
 static DsvStatus time_embed_f32_frequencies(DsvStream *stream, const DsvTimeEmbedArgs *args)
 {
     int64_t half = args->dim / 2;

@@ -1,0 +1,129 @@
+/* The transformer over the sparse layer: token orders change nothing, full lists are dense attention, and
+ * real lists survive gradient checkpointing. */
+#include "dit_case.h"
+
+static DsvConfig sparse_settings(const char *order, double target_mass)
+{
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    snprintf(settings.sparse_order, sizeof settings.sparse_order, "%s", order);
+    settings.sparse_measure_cost = false;
+    settings.sparse_max_density = 1;
+    settings.sparse_group = 16;
+    settings.sparse_chunk = 8;
+    settings.sparse_target_mass = target_mass;
+    return settings;
+}
+
+/* 3 x 4 x 5 tokens in two samples; `settings` NULL: dense attention in raster order. */
+static void open_case(DitCase *c, DsvDtype act, const DsvConfig *settings, bool checkpointing)
+{
+    DsvDitConfig config = dit_case_small_config();
+    DsvDitShape shape = {.batch = 2, .frames = 3, .height = 8, .width = 10, .text_len = 5, .act = act,
+                         .backward = true, .gradient_checkpointing = checkpointing};
+    dit_case_open(c, &config, &shape, "auto", 2, settings);
+    float *flat = dit_case_random_weights(&c->table, 0.1);
+    dit_case_set_weights(c, flat);
+    free(flat);
+    dit_case_randomise(c, 1);
+}
+
+static void gradients_of_a_step(DitCase *c)
+{
+    if (c->sparse)
+        assert_ok(dsvi_sparse_step_begin(c->sparse, 1, true));
+    dit_case_gradients(c);
+    if (c->sparse)
+        assert_ok(dsvi_sparse_step_end(c->sparse));
+}
+
+/* F32 sums in another order: the bounds of the comparison with PyTorch. */
+static void compare(const DitCase *found, const DitCase *wanted, const char *what)
+{
+    assert_error_below(relative_l2(found->acc, found->output, wanted->acc, wanted->output,
+                                   wanted->out_elements), 1e-5, "%s: output", what);
+    assert_error_below(relative_l2(found->acc, found->dlatents, wanted->acc, wanted->dlatents,
+                                   wanted->in_elements), 1e-5, "%s: gradient of the latents", what);
+    assert_error_below(relative_l2(found->acc, found->dtext, wanted->acc, wanted->dtext,
+                                   wanted->text_elements), 1e-5, "%s: gradient of the text", what);
+    for (int64_t i = 0; i < wanted->table.count; i++)
+        assert_error_below(relative_l2(found->acc, dit_case_grad(found, i), wanted->acc,
+                                       dit_case_grad(wanted, i), wanted->table.params[i].count), 1e-4,
+                           "%s: gradient of %s", what, wanted->table.params[i].name);
+}
+
+static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "cube"};
+enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
+
+static void check_orders(bool full_lists)
+{
+    DitCase dense, ordered;
+    open_case(&dense, DSV_F32, NULL, false);
+    gradients_of_a_step(&dense);
+    for (int i = 0; i < ORDER_COUNT; i++) {
+        DsvConfig settings = sparse_settings(ORDERS[i], 1);
+        open_case(&ordered, DSV_F32, &settings, false);
+        if (full_lists)
+            dsvi_sparse_force(ordered.sparse, true);
+        gradients_of_a_step(&ordered);
+        for (int64_t block = 0; block < 2; block++) {
+            const DsvLists *lists = dsvi_sparse_lists(ordered.sparse, block);
+            assert_int_equal(lists != NULL, full_lists);
+            if (lists)
+                assert_int_equal(lists->offsets[dsvi_lists_count(lists)],
+                                 dsvi_lists_count(lists) * dsvi_lists_full(lists));
+        }
+        compare(&ordered, &dense, ORDERS[i]);
+        dit_case_close(&ordered);
+    }
+    dit_case_close(&dense);
+}
+
+static void orders_change_nothing(void **state)
+{
+    (void)state;
+    check_orders(false);
+}
+
+static void full_lists_are_dense(void **state)
+{
+    (void)state;
+    check_orders(true);
+}
+
+static void lists_survive_checkpointing(void **state)
+{
+    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    static const char *const SELECTORS[] = {"projection", "predictor", "pooled"};
+    (void)state;
+    for (int s = 0; s < 3; s++) {
+        for (int a = 0; a < 2; a++) {
+            DitCase kept, recomputed;
+            DsvConfig settings = sparse_settings("hilbert", 0.6);
+            snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", SELECTORS[s]);
+            open_case(&kept, ACTS[a], &settings, false);
+            open_case(&recomputed, ACTS[a], &settings, true);
+            dsvi_sparse_force(kept.sparse, true);
+            dsvi_sparse_force(recomputed.sparse, true);
+            gradients_of_a_step(&kept);
+            gradients_of_a_step(&recomputed);
+            const DsvLists *lists = dsvi_sparse_lists(kept.sparse, 0);
+            assert_non_null(lists);
+            assert_true(lists->offsets[dsvi_lists_count(lists)] <
+                        dsvi_lists_count(lists) * dsvi_lists_full(lists));
+            dit_case_assert_equal(&kept, &recomputed, true);
+            dit_case_close(&kept);
+            dit_case_close(&recomputed);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(orders_change_nothing),
+        cmocka_unit_test(full_lists_are_dense),
+        cmocka_unit_test(lists_survive_checkpointing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
