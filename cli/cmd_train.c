@@ -11,6 +11,9 @@
 #include "terminal.h"
 
 static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
+/* The steps whose mean losses a summary holds (dsv/train.h). */
+enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
+
 static const char RESUME_KEY[] = "resume_from_checkpoint=";
 
 static const char text[] =
@@ -67,6 +70,11 @@ static void print_row(const char *name, const char *format, ...)
     putchar('\n');
 }
 
+static int64_t at_most(int64_t value, int64_t most)
+{
+    return value < most ? value : most;
+}
+
 static void print_summary(const DsvConfig *config, const DsvTrainSummary *summary)
 {
     char time[CLI_DURATION_BYTES];
@@ -77,8 +85,9 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
     else
         printf("%s: nothing to do after step %" PRId64 "\n", config->output_dir, summary->last_step);
     if (!isnan(summary->last_loss))
-        print_row("loss", "%.4f over the last 20 steps, %.4f over the first 10", summary->last_loss,
-                  summary->first_loss);
+        print_row("loss", "%.4f over the last %" PRId64 " steps, %.4f over the first %" PRId64,
+                  summary->last_loss, at_most(summary->last_step, LAST_STEPS), summary->first_loss,
+                  at_most(summary->last_step, FIRST_STEPS));
     if (summary->sparse_blocks > 0)
         print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", holding %.3f of the exact attention",
                   summary->sparse_blocks, summary->blocks, summary->captured_mass);

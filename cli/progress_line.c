@@ -62,7 +62,7 @@ static void add_step_time(Pieces *pieces, double ms)
 static void add_rate(Pieces *pieces, double tokens_per_s)
 {
     if (tokens_per_s < 9999.5)
-        add(pieces, 40, "%4.0f tok/s", tokens_per_s);
+        add(pieces, 40, "%5.0f tok/s", tokens_per_s);
     else if (tokens_per_s < 999950)
         add(pieces, 40, "%.1fk tok/s", 1e-3 * tokens_per_s);
     else

@@ -20,7 +20,7 @@ static void test_everything(void **unused)
 {
     (void)unused;
     assert_line(training, 1000,
-                "step  120/3000  loss 0.1235   512 ms  2531 tok/s  41% of peak  sparse 4/6  "
+                "step  120/3000  loss 0.1235   512 ms   2531 tok/s  41% of peak  sparse 4/6  "
                 "density 0.31  mass 0.93   412 MiB  1:02:03 left");
 }
 
@@ -59,7 +59,7 @@ static void test_numbers(void **unused)
     assert_line(p, 100, "step 5/5  loss 1.00e-05   61.2 s  2.50M tok/s  20.0 GiB");
     p = (DsvProgress){.unit = "step", .done = 1, .total = 2, .loss = NAN, .step_ms = 100, .blocks = 2,
                       .density = 1, .captured_mass = NAN, .seconds_left = NAN};
-    assert_line(p, 100, "step 1/2  loss nan   100 ms     0 tok/s  sparse 0/2  density 1.00  mass   --");
+    assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  sparse 0/2  density 1.00  mass   --");
 }
 
 /* Other work than training has a count and a time. */
