@@ -12,12 +12,13 @@
 #include "base/rng.h"
 #include "sparse/sparse_internal.h"
 
-enum { DENSITIES = 3, REPEATS = 2, HEADS_MOST = 2, TOKENS_LEAST = 128, TENSORS = 9 };
-static const double densities[DENSITIES] = {0.05, 0.2, 0.5};
+enum { DENSITIES = 3, REPEATS_LEAST = 2, REPEATS_MOST = 20, HEADS_MOST = 2, TOKENS_LEAST = 128, TENSORS = 9 };
+static const double wanted_density[DENSITIES] = {0.05, 0.2, 0.5};
 
-/* Passes that one length costs: dense and each density, with a warm-up. */
-#define PASSES ((1 + DENSITIES) * (1 + REPEATS))
+/* Passes that one length costs at least: dense and each density, with a warm-up. */
+#define PASSES ((1 + DENSITIES) * (1 + REPEATS_LEAST))
 #define BUDGET_S 1.5
+#define REPEAT_S 0.05 /* short passes are repeated for so long */
 #define STEP 0.05
 
 typedef struct Probe {
@@ -30,7 +31,7 @@ typedef struct Probe {
     void *memory;
 } Probe;
 
-enum { RANDOM_TENSORS = 4 }; /* q k v hidden; dout is v's */
+enum { RANDOM_TENSORS = 4 }; /* q k v hidden */
 
 static size_t tensor_bytes(const Probe *probe)
 {
@@ -56,7 +57,8 @@ static void point_pass(Probe *probe)
     };
 }
 
-/* Normal numbers for what is read; zeros are read as dout. */
+/* Normal numbers for what is read, long ones for the queries: then estimates spread as widely as real ones and
+ * lists can be made as dense as wanted. dout stays zero. */
 static DsvStatus fill(Probe *probe)
 {
     DsvDevice *device = probe->backend->device;
@@ -69,7 +71,7 @@ static DsvStatus fill(Probe *probe)
     for (uint32_t i = 0; i < RANDOM_TENSORS; i++) {
         DsvRng rng = {0, DSV_RNG_TEST, i};
         for (int64_t n = 0; n < shape->tokens * shape->heads * shape->head_dim; n++)
-            dsvi_store(shape->act, host, n, dsvi_rng_normal(rng, (uint64_t)n));
+            dsvi_store(shape->act, host, n, (i == 0 ? 4 : 1) * dsvi_rng_normal(rng, (uint64_t)n));
         DSVI_TRY_GOTO(status, device->upload(device->stream, probe->tensor[i], host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
@@ -116,15 +118,16 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     return fill(probe);
 }
 
-/* Seconds of one forward and, for training, backward pass: the best of REPEATS after a warm-up. density 0:
+/* Seconds of one forward and, for training, backward pass: the best of several after a warm-up. density 0:
  * dense. */
 static DsvStatus time_pass(Probe *probe, double density, double *seconds)
 {
     DsvDevice *device = probe->backend->device;
+    double spent = 0;
     *seconds = INFINITY;
     dsvi_sparse_force(probe->sparse, density > 0);
     probe->sparse->settings.sparse_target_density = density;
-    for (int i = 0; i <= REPEATS; i++) {
+    for (int i = 0; i <= REPEATS_MOST && (i <= REPEATS_LEAST || spent < REPEAT_S); i++) {
         double begin, end;
         DSVI_TRY(device->clock(device->stream, &begin));
         DSVI_TRY(dsvi_sparse_forward(probe->sparse, 0, &probe->pass));
@@ -133,6 +136,7 @@ static DsvStatus time_pass(Probe *probe, double density, double *seconds)
         DSVI_TRY(device->clock(device->stream, &end));
         if (i > 0)
             *seconds = fmin(*seconds, end - begin);
+        spent += end - begin;
     }
     return DSV_OK;
 }
@@ -140,6 +144,7 @@ static DsvStatus time_pass(Probe *probe, double density, double *seconds)
 typedef struct Figures {
     int64_t tokens, heads;
     double dense, sparse[DENSITIES]; /* seconds */
+    double density[DENSITIES];       /* as the lists turned out */
 } Figures;
 
 static DsvStatus measure_length(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
@@ -150,8 +155,10 @@ static DsvStatus measure_length(DsvBackend *backend, const DsvConfig *settings, 
     DSVI_TRY_GOTO(status, open_probe(&probe, backend, settings, shape, tokens), done);
     DSVI_TRY_GOTO(status, time_pass(&probe, 0, &figures->dense), done);
     *longer = tokens < shape->tokens && 4 * figures->dense * PASSES < BUDGET_S;
-    for (int i = 0; i < DENSITIES && !*longer; i++)
-        DSVI_TRY_GOTO(status, time_pass(&probe, densities[i], &figures->sparse[i]), done);
+    for (int i = 0; i < DENSITIES && !*longer; i++) {
+        DSVI_TRY_GOTO(status, time_pass(&probe, wanted_density[i], &figures->sparse[i]), done);
+        figures->density[i] = probe.sparse->record.density[0];
+    }
     figures->tokens = tokens;
     figures->heads = probe.shape.heads;
 done:
@@ -160,17 +167,17 @@ done:
 }
 
 /* Where the line through the measured times crosses the dense time. */
-static double crossing(const Figures *figures)
+static double crossing(const Figures *f)
 {
     int i = 1;
-    while (i < DENSITIES - 1 && figures->sparse[i] < figures->dense)
-        i++;
-    double slope = (figures->sparse[i] - figures->sparse[i - 1]) / (densities[i] - densities[i - 1]);
-    if (figures->sparse[0] >= figures->dense)
+    if (f->sparse[0] >= f->dense)
         return 0;
-    if (!(slope > 0))
+    while (i < DENSITIES - 1 && f->sparse[i] < f->dense)
+        i++;
+    double slope = (f->sparse[i] - f->sparse[i - 1]) / (f->density[i] - f->density[i - 1]);
+    if (!(slope > 0) || !isfinite(slope)) /* hardly any work, or too few keys to tell densities apart */
         return 1;
-    double at = densities[i - 1] + (figures->dense - figures->sparse[i - 1]) / slope;
+    double at = f->density[i - 1] + (f->dense - f->sparse[i - 1]) / slope;
     return fmin(fmax(floor(at / STEP + 1e-9) * STEP, 0), 1);
 }
 
@@ -185,7 +192,7 @@ DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, c
     *break_even = crossing(&f);
     snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at density "
              "%.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
-             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], densities[0], 1e3 * f.sparse[1], densities[1],
-             1e3 * f.sparse[2], densities[2], *break_even);
+             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], f.density[0], 1e3 * f.sparse[1], f.density[1],
+             1e3 * f.sparse[2], f.density[2], *break_even);
     return DSV_OK;
 }

@@ -1,0 +1,489 @@
+/* The sparse layer as a model uses it: full lists are dense attention; recomputation, measurement, dispatch;
+ * the number of threads changes nothing. */
+#include "sparse/sparse_rig.h"
+
+#include "base/threads.h"
+#include "sparse/sparse_internal.h"
+
+static void set(DsvConfig *settings, const char *assignment)
+{
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+/* The same tensors through both sides of dsvi_sparse_force. */
+static double sparse_against_dense(const char *isa, const DsvConfig *settings, const DsvSparseShape *shape)
+{
+    static Rig sparse, dense;
+    rig_open(&sparse, isa, 2, settings, shape);
+    rig_open(&dense, isa, 2, settings, shape);
+    rig_fill(&sparse, 1, 0);
+    rig_fill(&dense, 1, 0);
+    dsvi_sparse_force(sparse.sparse, true);
+    rig_run(&sparse);
+    rig_run(&dense);
+    for (int64_t i = 0; i < shape->blocks; i++) {
+        const DsvLists *lists = dsvi_sparse_lists(sparse.sparse, i);
+        assert_non_null(lists);
+        assert_null(dsvi_sparse_lists(dense.sparse, i));
+    }
+    double difference = rig_difference(&sparse, &dense);
+    rig_close(&sparse);
+    rig_close(&dense);
+    return difference;
+}
+
+static void test_full_lists_are_dense(void **state)
+{
+    static const struct {
+        int64_t batch, heads, dim, frames, height, width, group, chunk, grain;
+        DsvDtype act;
+        const char *isa;
+        double bound; /* two roundings of act apart, and F64 only sums in another order */
+    } cases[] = {
+        {1, 2, 32, 2, 5, 7, 32, 16, 1, DSV_F64, "ref", 1e-13},
+        {2, 3, 64, 1, 9, 11, 32, 16, 1, DSV_F32, "auto", 2e-6},
+        {1, 1, 128, 3, 8, 8, 64, 16, 4, DSV_F32, "auto", 2e-6},
+        {2, 2, 96, 1, 3, 3, 128, 16, 1, DSV_F32, "auto", 2e-6}, /* fewer tokens than one group */
+        {1, 2, 256, 1, 1, 1, 16, 16, 1, DSV_F32, "auto", 2e-6}, /* one token */
+        {1, 1, 34, 1, 7, 19, 16, 8, 3, DSV_F32, "auto", 2e-6},
+        {2, 2, 64, 2, 6, 6, 32, 16, 64, DSV_BF16, "auto", 1e-2},
+    };
+    static const char *const selectors[] = {"projection", "predictor", "pooled"};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
+            DsvConfig settings = rig_settings();
+            snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selectors[n]);
+            settings.sparse_group = cases[i].group;
+            settings.sparse_chunk = cases[i].chunk;
+            settings.sparse_grain = cases[i].grain;
+            settings.sparse_target_mass = 1;
+            settings.sparse_max_density = 1;
+            DsvSparseShape shape = rig_shape(2, cases[i].batch, cases[i].heads, cases[i].dim, cases[i].frames,
+                                             cases[i].height, cases[i].width, cases[i].act);
+            assert_error_below(sparse_against_dense(cases[i].isa, &settings, &shape), cases[i].bound,
+                               "case %d, %s", (int)i, selectors[n]);
+        }
+    }
+}
+
+/* The comparison above can fail. */
+static void test_few_keys_are_not_dense(void **state)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSV_F32);
+    (void)state;
+    set(&settings, "sparse.target_mass=0");
+    set(&settings, "sparse.target_density=0.25");
+    assert_true(sparse_against_dense("auto", &settings, &shape) > 0.05);
+}
+
+static double density_of(const DsvLists *lists)
+{
+    int64_t count = dsvi_lists_count(lists);
+    return (double)lists->offsets[count] / (double)(count * dsvi_lists_full(lists));
+}
+
+static void test_targets(void **state)
+{
+    static Rig rig;
+    static const char *const selectors[] = {"projection", "predictor", "pooled"};
+    DsvSparseShape shape = rig_shape(1, 2, 3, 32, 4, 8, 8, DSV_F32);
+    (void)state;
+    for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
+        for (int rule = 0; rule < 3; rule++) {
+            DsvConfig settings = rig_settings();
+            DsvSparseBlockReport report;
+            snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selectors[n]);
+            set(&settings, rule == 0 ? "sparse.rule=topk" : "sparse.rule=threshold");
+            set(&settings, rule == 2 ? "sparse.target_mass=0.7" : "sparse.target_mass=0");
+            set(&settings, "sparse.target_density=0.125");
+            set(&settings, "sparse.max_density=1");
+            rig_open(&rig, "auto", 2, &settings, &shape);
+            rig_fill(&rig, 3, 0);
+            dsvi_sparse_force(rig.sparse, true);
+            rig_run(&rig);
+            const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+            dsvi_sparse_block_report(rig.sparse, 0, &report);
+            assert_non_null(lists);
+            assert_error_below(fabs(density_of(lists) - report.density), 1e-12, "density");
+            if (rule == 0)
+                assert_true(density_of(lists) == 0.125);
+            else if (rule == 1) /* never more, but for the best key of each list; rarely much less */
+                assert_true(density_of(lists) <= 0.125 + 1.0 / 256 && density_of(lists) > 0.1);
+            else
+                assert_true(report.estimated_mass >= 0.7 - 1e-6 && report.estimated_mass < 0.8);
+            rig_close(&rig);
+        }
+    }
+}
+
+/* Lists of a step are drawn anew by the next one, and the budget holds. */
+static void test_exploration(void **state)
+{
+    static const char *const kinds[] = {"random", "neighbours", "blocks"};
+    static Rig rig;
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 8, 16, 16, DSV_F32);
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        DsvConfig settings = rig_settings();
+        double density[3];
+        snprintf(settings.sparse_explore_kind, sizeof settings.sparse_explore_kind, "%s", kinds[kind]);
+        set(&settings, "sparse.target_mass=0");
+        set(&settings, "sparse.target_density=0.2");
+        set(&settings, "sparse.explore=0.3");
+        set(&settings, "sparse.max_density=1");
+        set(&settings, "sparse.group=128");
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        rig_fill(&rig, 3, 0);
+        dsvi_sparse_force(rig.sparse, true);
+        int32_t *first = NULL;
+        for (int64_t step = 1; step <= 3; step++) {
+            const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+            rig_step(&rig, step, step < 3); /* no exploration outside training */
+            lists = dsvi_sparse_lists(rig.sparse, 0);
+            density[step - 1] = density_of(lists);
+            int64_t runs = lists->offsets[dsvi_lists_count(lists)];
+            if (step == 1) {
+                first = malloc((size_t)runs * sizeof *first);
+                memcpy(first, lists->runs, (size_t)runs * sizeof *first);
+            } else if (step == 2 && density[0] == density[1]) {
+                assert_true(memcmp(first, lists->runs, (size_t)runs * sizeof *first) != 0);
+            }
+        }
+        free(first);
+        print_message("explore %s: density %.3f, %.3f; %.3f without\n", kinds[kind], density[0], density[1],
+                      density[2]);
+        /* 32 lists of 2048 runs: random draws waver by 1 % of the budget, blocks (1024 draws of 6 %) by a
+         * quarter of their 6 %. */
+        assert_true(fabs(density[0] - 0.2) < 0.03 && fabs(density[1] - 0.2) < 0.03);
+        assert_true(density[2] <= 0.2 + 1.0 / 2048 && density[2] > 0.19);
+        rig_close(&rig);
+    }
+}
+
+/* Gradient checkpointing: the forward pass again gives the same bits and makes no new lists. */
+static void test_recompute(void **state)
+{
+    static Rig rig, straight;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 2, 8, 8, DSV_F32);
+    (void)state;
+    set(&settings, "sparse.selector=predictor"); /* which would learn */
+    set(&settings, "sparse.explore_kind=random");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_open(&straight, "auto", 2, &settings, &shape);
+    for (int i = 0; i < 2; i++) {
+        Rig *r = i ? &straight : &rig;
+        dsvi_sparse_force(r->sparse, true);
+        rig_fill(r, 5, 8);
+        assert_ok(dsvi_sparse_step_begin(r->sparse, 1, true));
+        for (int64_t block = 0; block < 2; block++) {
+            DsvSparseAttention pass = rig_pass(r, block);
+            assert_ok(dsvi_sparse_forward(r->sparse, block, &pass));
+        }
+        for (int64_t block = 1; block >= 0; block--) {
+            DsvSparseAttention pass = rig_pass(r, block);
+            pass.recompute = true;
+            if (r == &rig) {
+                memset(pass.out, 0xff, r->tensor_bytes);
+                memset(pass.lse, 0xff, r->lse_bytes);
+                assert_ok(dsvi_sparse_forward(r->sparse, block, &pass));
+            }
+            assert_ok(dsvi_sparse_backward(r->sparse, block, &pass));
+        }
+        assert_ok(dsvi_sparse_step_end(r->sparse));
+    }
+    assert_true(rig_same(&rig, &straight));
+    assert_true(rig_same_state(&rig, &straight));
+    rig_close(&rig);
+    rig_close(&straight);
+}
+
+/* The guard through a life: dense and measured, sparse, overwhelmed, dense again. */
+static void test_guard(void **state)
+{
+    static Rig rig, dense;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 2, 2, 64, 2, 16, 16, DSV_F32);
+    DsvSparseReport report;
+    DsvSparseBlockReport block;
+    (void)state;
+    set(&settings, "sparse.profile_every=5");
+    set(&settings, "sparse.profile_ema=0");
+    set(&settings, "sparse.max_density=0.3");
+    set(&settings, "sparse.refresh_every=2");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    set(&settings, "sparse.enabled=false");
+    rig_open(&dense, "auto", 2, &settings, &shape);
+
+    /* Step 1 measures: one key in eight holds nearly everything, so both blocks turn. */
+    rig_fill(&rig, 11, 8);
+    rig_fill(&dense, 11, 8);
+    rig_step(&rig, 1, true);
+    rig_step(&dense, 1, true);
+    assert_true(rig_same(&rig, &dense));
+    assert_true(dsvi_sparse_measured(rig.sparse) && !dsvi_sparse_measured(dense.sparse));
+    assert_non_null(strstr(rig.log, "block 0 turns sparse: its lists hold 0."));
+    assert_non_null(strstr(rig.log, "block 1 turns sparse"));
+    dsvi_sparse_report(rig.sparse, &report);
+    assert_int_equal(report.sparse_blocks, 2);
+    assert_true(report.density == 1); /* this step ran dense */
+    assert_true(report.captured_mass > 0.85 && report.captured_mass <= 1);
+    dsvi_sparse_block_report(rig.sparse, 1, &block);
+    assert_true(block.sparse && block.changes == 1);
+    assert_true(block.density > 0.1 && block.density < 0.2);
+    assert_true(block.share90 > 0.1 && block.share90 < 0.13); /* 90 % of one in eight */
+    for (int64_t h = 0; h < 2; h++)
+        assert_true(block.head_captured[h] > 0.8 && block.head_share90[h] > 0.1);
+    assert_true(isnan(report.predictor_loss));
+
+    /* Step 2 runs over lists, near what dense gives. */
+    rig_step(&rig, 2, true);
+    rig_step(&dense, 2, true);
+    assert_non_null(dsvi_sparse_lists(rig.sparse, 0));
+    assert_false(dsvi_sparse_measured(rig.sparse));
+    dsvi_sparse_report(rig.sparse, &report);
+    assert_true(report.density < 0.2);
+    assert_false(rig_same(&rig, &dense));
+    assert_true(rig_difference(&rig, &dense) < 0.5);
+
+    /* Step 3: attention is all equal, the lists want everything and do not fit. */
+    rig.log[0] = 0;
+    rig_fill(&rig, 12, -1);
+    rig_fill(&dense, 12, -1);
+    rig_step(&rig, 3, true);
+    rig_step(&dense, 3, true);
+    assert_true(rig_same(&rig, &dense));
+    assert_non_null(strstr(rig.log, "block 0 turns dense: its lists needed density 1.00"));
+    assert_null(dsvi_sparse_lists(rig.sparse, 0));
+    dsvi_sparse_report(rig.sparse, &report);
+    assert_int_equal(report.sparse_blocks, 0);
+    assert_true(isnan(report.captured_mass) && report.density == 1);
+
+    /* Step 4 does not measure, step 5 does; the lists do not fit, so nothing turns. */
+    rig.log[0] = 0;
+    rig_step(&rig, 4, true);
+    rig_step(&rig, 5, true);
+    assert_true(dsvi_sparse_measured(rig.sparse));
+    assert_string_equal(rig.log, "");
+    /* Step 10 measures what fits again. */
+    rig_fill(&rig, 13, 8);
+    for (int64_t step = 6; step <= 10; step++)
+        rig_step(&rig, step, true);
+    assert_non_null(strstr(rig.log, "block 0 turns sparse"));
+    dsvi_sparse_block_report(rig.sparse, 0, &block);
+    assert_int_equal(block.changes, 3);
+    rig_close(&rig);
+    rig_close(&dense);
+}
+
+/* A running mean, not one measurement, decides; and only beyond the slack. */
+static void test_guard_goes_by_running_means(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 16, 16, DSV_F32);
+    (void)state;
+    set(&settings, "sparse.profile_every=1");
+    set(&settings, "sparse.profile_ema=0.5");
+    set(&settings, "sparse.target_mass=0");
+    set(&settings, "sparse.target_density=0.16");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 11, 8);
+    rig_step(&rig, 1, true);
+    assert_non_null(strstr(rig.log, "turns sparse"));
+    rig.log[0] = 0;
+    rig_fill(&rig, 12, -1); /* 0.16 of the keys hold 0.16 of the mass */
+    int64_t turned = 0;
+    double expected = NAN;
+    DsvSparseBlockReport block;
+    dsvi_sparse_block_report(rig.sparse, 0, &block);
+    expected = block.captured_mass;
+    for (int64_t step = 2; step <= 4 && !turned; step++) {
+        rig_step(&rig, step, true);
+        DsvSparseBlockReport now;
+        dsvi_sparse_block_report(rig.sparse, 0, &now);
+        expected = 0.5 * expected + 0.5 * now.density; /* all keys are equal: mass is density */
+        assert_error_below(fabs(now.captured_mass - expected), 1e-5, "running mean");
+        turned = strstr(rig.log, "turns dense") ? step : 0;
+    }
+    assert_int_equal(turned, 2);
+    rig_close(&rig);
+}
+
+/* Outside training nothing is learnt, measured or decided; what is sparse runs over lists. */
+static void test_without_training(void **state)
+{
+    static Rig rig, fresh;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 16, 16, DSV_F32);
+    (void)state;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_open(&fresh, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 11, 8);
+    rig_step(&rig, 1, false);
+    assert_false(dsvi_sparse_measured(rig.sparse));
+    assert_true(rig_same_state(&rig, &fresh));
+    rig_step(&rig, 1, true);
+    assert_false(rig_same_state(&rig, &fresh));
+    assert_ok(dsvi_sparse_copy(fresh.sparse, rig.sparse));
+    assert_true(rig_same_state(&rig, &fresh));
+    rig_fill(&rig, 12, 8);
+    rig_step(&rig, 2, false);
+    assert_non_null(dsvi_sparse_lists(rig.sparse, 0));
+    assert_true(rig_same_state(&rig, &fresh) == false); /* the last lists' density and estimate alone */
+    rig_close(&rig);
+    rig_close(&fresh);
+}
+
+/* Without a backward pass the blocks share one piece of memory for lists. */
+static void test_forward_only(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(3, 1, 2, 64, 2, 8, 8, DSV_F32);
+    (void)state;
+    shape.backward = false;
+    rig_open(&rig, "auto", 1, &settings, &shape);
+    rig_fill(&rig, 3, 8);
+    dsvi_sparse_force(rig.sparse, true);
+    for (int64_t i = 0; i < 3; i++) {
+        DsvSparseAttention pass = rig_pass(&rig, i);
+        assert_ok(dsvi_sparse_forward(rig.sparse, i, &pass));
+        assert_non_null(dsvi_sparse_lists(rig.sparse, i));
+    }
+    assert_null(dsvi_sparse_lists(rig.sparse, 0));
+    rig_close(&rig);
+}
+
+static void test_threads_change_nothing(void **state)
+{
+    static Rig one, two;
+    static const char *const selectors[] = {"projection", "predictor", "pooled"};
+    DsvSparseShape shape = rig_shape(2, 2, 3, 64, 3, 9, 8, DSV_BF16);
+    (void)state;
+    for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
+        DsvConfig settings = rig_settings();
+        snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selectors[n]);
+        set(&settings, "sparse.profile_every=2");
+        set(&settings, "sparse.min_mass=0.2");
+        rig_open(&one, "auto", 1, &settings, &shape);
+        rig_open(&two, "auto", 2, &settings, &shape);
+        for (int64_t step = 1; step <= 3; step++) {
+            rig_fill(&one, (uint64_t)step, 8);
+            rig_fill(&two, (uint64_t)step, 8);
+            dsvi_threads_set(1);
+            rig_step(&one, step, true);
+            dsvi_threads_set(2);
+            rig_step(&two, step, true);
+            assert_true(rig_same(&one, &two));
+            assert_true(rig_same_state(&one, &two));
+        }
+        assert_string_equal(one.log, two.log);
+        rig_close(&one);
+        rig_close(&two);
+    }
+}
+
+/* Several passes in one step: all learn, the first is measured. */
+static void test_accumulation(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSV_F32);
+    DsvSparseBlockReport once, twice;
+    DsvSparseReport report;
+    (void)state;
+    set(&settings, "sparse.selector=predictor");
+    set(&settings, "sparse.target_mass=0");
+    for (int passes = 1; passes <= 2; passes++) {
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        rig_fill(&rig, 11, 8);
+        assert_ok(dsvi_sparse_step_begin(rig.sparse, 1, true));
+        for (int i = 0; i < passes; i++)
+            rig_run(&rig);
+        assert_ok(dsvi_sparse_step_end(rig.sparse));
+        dsvi_sparse_block_report(rig.sparse, 0, passes == 1 ? &once : &twice);
+        dsvi_sparse_report(rig.sparse, &report);
+        assert_true(report.predictor_loss > 0 && report.predictor_loss < 2);
+        rig_close(&rig);
+    }
+    assert_true(once.captured_mass == twice.captured_mass);
+}
+
+static void test_cost(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 12, 12, DSV_F32);
+    (void)state;
+    settings.sparse_measure_cost = true;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    print_message("%s", rig.log);
+    assert_non_null(strstr(rig.log, "it pays up to density"));
+    double most = dsvi_sparse_max_density(rig.sparse);
+    assert_true(most >= 0 && most <= settings.sparse_max_density);
+    rig_close(&rig);
+}
+
+static DsvStatus create(const char *assignment, const DsvSparseShape *shape)
+{
+    DsvBackend backend;
+    DsvSparse *sparse;
+    DsvConfig settings = rig_settings();
+    set(&settings, assignment);
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    DsvStatus status = dsvi_sparse_create(&backend, &settings, shape, NULL, NULL, &sparse);
+    assert_true((status == DSV_OK) == (sparse != NULL));
+    dsvi_sparse_free(&sparse);
+    dsvi_cpu_close(&backend);
+    return status;
+}
+
+static void test_refusals(void **state)
+{
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSV_F32), wrong = shape;
+    (void)state;
+    assert_ok(create("sparse.rank=32", &shape));
+    assert_fails(DSV_E_USAGE, "sparse.rank is 33, above the head size of 32", create("sparse.rank=33", &shape));
+    assert_fails(DSV_E_USAGE, "sparse.chunk, 24, does not divide sparse.group, 32",
+                 create("sparse.chunk=24", &shape));
+    wrong.tokens = 33;
+    assert_fails(DSV_E_SHAPE, "33 tokens do not make a grid of 2 x 4 x 4", create("seed=1", &wrong));
+    wrong = shape;
+    wrong.head_dim = 30;
+    assert_fails(DSV_E_SHAPE, "head size is 30", create("seed=1", &wrong));
+}
+
+/* Values that are not finite are an error that names the place, not a crash or silence. */
+static void test_not_finite(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSV_F32);
+    (void)state;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    ((float *)rig.block[1].k)[64 + 5] = INFINITY;
+    DsvSparseAttention pass = rig_pass(&rig, 1);
+    dsvi_sparse_force(rig.sparse, true);
+    assert_fails(DSV_E_DIVERGED, "block 1, head 1: projection: queries or keys are not finite",
+                 dsvi_sparse_forward(rig.sparse, 1, &pass));
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_full_lists_are_dense),    cmocka_unit_test(test_few_keys_are_not_dense),
+        cmocka_unit_test(test_targets),                 cmocka_unit_test(test_exploration),
+        cmocka_unit_test(test_recompute),               cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_guard_goes_by_running_means),
+        cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_cost),                    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_not_finite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
