@@ -1,0 +1,224 @@
+/* Saving and loading: a run that stops and resumes goes on to the bit; what does not fit is refused. */
+#include "sparse/sparse_rig.h"
+
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/safetensors.h"
+#include "sparse/sparse_internal.h"
+
+static char path[64];
+static const char *const selectors[] = {"projection", "predictor", "pooled"};
+
+static void set(DsvConfig *settings, const char *assignment)
+{
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+static DsvConfig settings_for(const char *selector)
+{
+    DsvConfig settings = rig_settings();
+    snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selector);
+    set(&settings, "sparse.profile_every=3");
+    set(&settings, "sparse.refresh_every=2");
+    set(&settings, "sparse.explore_kind=random");
+    set(&settings, "sparse.target_mass=0.6");
+    set(&settings, "sparse.min_mass=0.2"); /* even the untaught predictor turns sparse */
+    set(&settings, "sparse.max_density=0.8");
+    return settings;
+}
+
+static void assert_same_reports(const Rig *a, const Rig *b)
+{
+    DsvSparseReport x, y;
+    dsvi_sparse_report(a->sparse, &x);
+    dsvi_sparse_report(b->sparse, &y);
+    assert_int_equal(x.sparse_blocks, y.sparse_blocks);
+    assert_true(x.density == y.density);
+    assert_true(x.captured_mass == y.captured_mass || (isnan(x.captured_mass) && isnan(y.captured_mass)));
+    assert_true(x.predictor_loss == y.predictor_loss || (isnan(x.predictor_loss) && isnan(y.predictor_loss)));
+}
+
+/* Stops after each of several steps, among them measuring and refreshing ones. */
+static void test_resume(void **state)
+{
+    static Rig straight, resumed;
+    static const DsvDtype dtypes[2] = {DSV_F32, DSV_BF16};
+    (void)state;
+    for (size_t n = 0; n < 3; n++) {
+        DsvConfig settings = settings_for(selectors[n]);
+        for (int64_t stop = 1; stop <= 4; stop++) {
+            DsvSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, dtypes[stop % 2]);
+            int64_t sparse_steps = 0;
+            rig_open(&straight, "auto", 2, &settings, &shape);
+            rig_open(&resumed, "auto", 2, &settings, &shape);
+            for (int64_t step = 1; step <= 8; step++) {
+                rig_fill(&straight, (uint64_t)step, 8);
+                rig_step(&straight, step, true);
+                if (step == stop) {
+                    assert_ok(dsvi_sparse_save(straight.sparse, path));
+                    assert_ok(dsvi_sparse_load(resumed.sparse, path));
+                    assert_true(rig_same_state(&straight, &resumed));
+                    straight.log[0] = 0;
+                }
+                if (step <= stop)
+                    continue;
+                rig_fill(&resumed, (uint64_t)step, 8);
+                rig_step(&resumed, step, true);
+                assert_true(rig_same(&straight, &resumed));
+                assert_same_reports(&straight, &resumed);
+                sparse_steps += dsvi_sparse_lists(resumed.sparse, 0) != NULL;
+            }
+            assert_true(rig_same_state(&straight, &resumed));
+            assert_string_equal(straight.log, resumed.log);
+            assert_true(sparse_steps > 0);
+            rig_close(&straight);
+            rig_close(&resumed);
+        }
+    }
+}
+
+/* Validation samples with what training learnt: another batch and length, no backward pass. */
+static void test_copy_to_another_shape(void **state)
+{
+    static Rig training, sampling;
+    (void)state;
+    for (size_t n = 0; n < 3; n++) {
+        DsvConfig settings = settings_for(selectors[n]);
+        DsvSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSV_F32);
+        DsvSparseShape other = rig_shape(2, 1, 2, 32, 3, 5, 4, DSV_F32);
+        other.backward = false;
+        rig_open(&training, "auto", 2, &settings, &shape);
+        rig_open(&sampling, "auto", 2, &settings, &other);
+        for (int64_t step = 1; step <= 3; step++) {
+            rig_fill(&training, (uint64_t)step, 8);
+            rig_step(&training, step, true);
+        }
+        assert_ok(dsvi_sparse_copy(sampling.sparse, training.sparse));
+        assert_true(rig_same_state(&training, &sampling));
+        rig_fill(&sampling, 9, 4);
+        assert_ok(dsvi_sparse_step_begin(sampling.sparse, 1, false));
+        DsvSparseAttention pass = rig_pass(&sampling, 1);
+        assert_ok(dsvi_sparse_forward(sampling.sparse, 1, &pass));
+        assert_non_null(dsvi_sparse_lists(sampling.sparse, 1));
+        rig_close(&training);
+        rig_close(&sampling);
+    }
+}
+
+/* A measured break-even is part of the state, so that a resumed run decides as it would have. */
+static void test_break_even_is_kept(void **state)
+{
+    static Rig first, second;
+    DsvConfig settings = settings_for("projection");
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSV_F32);
+    (void)state;
+    rig_open(&first, "auto", 1, &settings, &shape);
+    rig_open(&second, "auto", 1, &settings, &shape);
+    first.sparse->record.break_even[0] = 0.35;
+    assert_ok(dsvi_sparse_save(first.sparse, path));
+    assert_true(dsvi_sparse_max_density(second.sparse) == 0.8);
+    assert_ok(dsvi_sparse_load(second.sparse, path));
+    assert_true(dsvi_sparse_max_density(second.sparse) == 0.35);
+    rig_close(&first);
+    rig_close(&second);
+}
+
+static void load_into(const char *selector, const char *assignment, DsvSparseShape shape, DsvStatus status,
+                      const char *words)
+{
+    static Rig rig;
+    DsvConfig settings = settings_for(selector);
+    set(&settings, assignment);
+    rig_open(&rig, "auto", 1, &settings, &shape);
+    if (status == DSV_OK)
+        assert_ok(dsvi_sparse_load(rig.sparse, path));
+    else
+        assert_fails(status, words, dsvi_sparse_load(rig.sparse, path));
+    rig_close(&rig);
+}
+
+static void test_what_does_not_fit(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = settings_for("projection");
+    DsvSparseShape shape = rig_shape(2, 1, 2, 32, 2, 4, 4, DSV_F32);
+    (void)state;
+    rig_open(&rig, "auto", 1, &settings, &shape);
+    assert_ok(dsvi_sparse_save(rig.sparse, path));
+    rig_close(&rig);
+
+    load_into("projection", "seed=1", shape, DSV_OK, "");
+    load_into("projection", "sparse.group=64", shape, DSV_OK, ""); /* not part of the state */
+    load_into("projection", "sparse.enabled=false", shape, DSV_OK, "");
+    load_into("pooled", "seed=1", shape, DSV_E_SHAPE, "sparse state is for selector projection, wanted pooled");
+    load_into("projection", "sparse.rank=16", shape, DSV_E_SHAPE, "for rank 8, wanted 16");
+    DsvSparseShape other = shape;
+    other.blocks = 3;
+    load_into("projection", "seed=1", other, DSV_E_SHAPE, "for blocks 2, wanted 3");
+    other = shape;
+    other.heads = 4;
+    load_into("projection", "seed=1", other, DSV_E_SHAPE, "for heads 2, wanted 4");
+    other = shape;
+    other.head_dim = 64;
+    load_into("projection", "seed=1", other, DSV_E_SHAPE, "for head_dim 32, wanted 64");
+
+    /* From a run without sparse attention there is nothing to take over. */
+    set(&settings, "sparse.enabled=false");
+    rig_open(&rig, "auto", 1, &settings, &shape);
+    assert_ok(dsvi_sparse_save(rig.sparse, path));
+    rig_close(&rig);
+    load_into("projection", "seed=1", shape, DSV_OK, "");
+
+    /* A file of something else. */
+    const float value[1] = {1};
+    const DsvStoredTensor tensor = {.name = "x", .dtype = DSV_F32, .ndim = 1, .shape = {1}, .count = 1,
+                                    .bytes = 4, .data = value};
+    assert_ok(dsvi_safetensors_write(path, &tensor, 1, NULL, 0));
+    load_into("projection", "seed=1", shape, DSV_E_SHAPE, "for selector (unknown), wanted projection");
+    unlink(path);
+    load_into("projection", "seed=1", shape, DSV_E_NOT_FOUND, path);
+}
+
+static void test_dump_lists(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = settings_for("projection");
+    DsvSparseShape shape = rig_shape(2, 2, 3, 32, 2, 7, 9, DSV_F32);
+    DsvSafetensors *file;
+    const DsvStoredTensor *offsets, *runs, *about;
+    const int64_t any[1] = {-1}, six[1] = {6}, expected[6] = {2, 3, 126, 126, 32, 1};
+    (void)state;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 2, 8);
+    assert_fails(DSV_E_USAGE, "block 1 has no lists", dsvi_sparse_dump_lists(rig.sparse, 1, path));
+    dsvi_sparse_force(rig.sparse, true);
+    rig_run(&rig);
+    assert_ok(dsvi_sparse_dump_lists(rig.sparse, 1, path));
+    const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 1);
+    int64_t count = dsvi_lists_count(lists);
+    assert_ok(dsvi_safetensors_open(path, &file));
+    assert_ok(dsvi_safetensors_want(file, "offsets", 1, any, &offsets));
+    assert_ok(dsvi_safetensors_want(file, "runs", 1, any, &runs));
+    assert_ok(dsvi_safetensors_want(file, "shape", 1, six, &about));
+    assert_memory_equal(about->data, expected, sizeof expected);
+    assert_int_equal(offsets->count, 2 * 3 * 4 + 1);
+    assert_memory_equal(offsets->data, lists->offsets, offsets->bytes);
+    assert_int_equal(runs->count, lists->offsets[count]);
+    assert_memory_equal(runs->data, lists->runs, runs->bytes);
+    dsvi_safetensors_close(&file);
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_resume),          cmocka_unit_test(test_copy_to_another_shape),
+        cmocka_unit_test(test_break_even_is_kept), cmocka_unit_test(test_what_does_not_fit),
+        cmocka_unit_test(test_dump_lists),
+    };
+    snprintf(path, sizeof path, "/tmp/dsv-sparse-state-%d.safetensors", (int)getpid());
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(path);
+    return failed;
+}
