@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #include <omp.h>
 
@@ -22,32 +23,40 @@ typedef struct Loop {
 } Loop;
 
 static struct {
-    pthread_mutex_t busy;        /* held from the beginning to the end of a shared loop */
-    pthread_mutex_t sleep;       /* guards the two conditions */
+    pthread_mutex_t busy;  /* held from the beginning to the end of a shared loop */
+    pthread_mutex_t sleep; /* guards the two conditions */
     pthread_cond_t work, done;
     pthread_t thread[THREADS_MOST];
-    int started;                 /* threads beside the caller */
+    int started; /* threads beside the caller */
     Loop loop;
     _Atomic int64_t next_piece;
-    atomic_int unfinished;       /* workers that still have to leave the current loop */
-    atomic_uint number;          /* of the current loop: changes when there is work */
+    atomic_int unfinished; /* workers that still have to leave the current loop */
+    atomic_uint number;    /* of the current loop: changes when there is work */
     atomic_bool stop;
-} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .sleep = PTHREAD_MUTEX_INITIALIZER,
-          .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
+          .sleep = PTHREAD_MUTEX_INITIALIZER,
+          .work = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
 
-static atomic_int wanted; /* 0: not set */
+static atomic_int wanted; /* 0: neither set nor asked for yet */
 
 static int usable_cores(void)
 {
     cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return count < THREADS_MOST ? count : THREADS_MOST;
+    /* A machine of more cores than the set has room for says so by failing. */
+    long count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                             : sysconf(_SC_NPROCESSORS_ONLN);
+    return count < 1 ? 1 : count < THREADS_MOST ? (int)count : THREADS_MOST;
 }
 
 int dsvi_threads_count(void)
 {
     int count = atomic_load(&wanted);
-    return count ? count : usable_cores();
+    if (count == 0) { /* once for all: worker numbers must stay below it */
+        count = usable_cores();
+        atomic_store(&wanted, count);
+    }
+    return count;
 }
 
 static void pause_briefly(void)

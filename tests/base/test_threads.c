@@ -2,7 +2,9 @@
 #include "base/threads.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include "base/rng.h"
 #include "test.h"
@@ -114,7 +116,8 @@ static void look_around(void *context, int64_t begin, int64_t end, int worker)
     alone[begin] = inside;
 }
 
-/* A library that brings OpenMP gets one thread when it is called from a piece, and outside as many as before. */
+/* A library that brings OpenMP gets one thread when it is called from a piece, and outside as many as
+ * before. */
 static void a_worker_is_alone(void **state)
 {
     (void)state;
@@ -128,6 +131,60 @@ static void a_worker_is_alone(void **state)
                 assert_int_equal(alone[i], 1);
             assert_int_equal(omp_get_max_threads(), outside);
         }
+}
+
+enum { OUTER = 6, INNER = 50 };
+
+static void add_one(void *context, int64_t begin, int64_t end, int worker)
+{
+    int *count = context;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        count[i]++;
+}
+
+static void loop_inside(void *context, int64_t begin, int64_t end, int worker)
+{
+    int(*count)[INNER] = context;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        dsvi_parallel_for(INNER, 3, add_one, count[i]);
+}
+
+static void loops_nest(void **state)
+{
+    int count[OUTER][INNER] = {{0}};
+    (void)state;
+    dsvi_threads_set(3);
+    dsvi_parallel_for(OUTER, 1, loop_inside, count);
+    for (int i = 0; i < OUTER * INNER; i++)
+        assert_int_equal(count[i / INNER][i % INNER], 1);
+}
+
+static void *many_loops(void *context)
+{
+    int *count = context;
+    for (int again = 0; again < 200; again++) {
+        dsvi_parallel_for(INNER, 3, add_one, count);
+        if (again % 50 == 0)
+            usleep(2000); /* the pool falls asleep and is woken */
+    }
+    return NULL;
+}
+
+static void threads_share_the_pool(void **state)
+{
+    enum { CALLERS = 3 };
+    pthread_t thread[CALLERS];
+    int count[CALLERS][INNER] = {{0}};
+    (void)state;
+    dsvi_threads_set(2);
+    for (int i = 0; i < CALLERS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, many_loops, count[i]), 0);
+    for (int i = 0; i < CALLERS; i++)
+        assert_int_equal(pthread_join(thread[i], NULL), 0);
+    for (int i = 0; i < CALLERS * INNER; i++)
+        assert_int_equal(count[i / INNER][i % INNER], 200);
 }
 
 static void zero_means_every_core(void **state)
@@ -144,6 +201,8 @@ int main(void)
         cmocka_unit_test(nothing_to_do_calls_nothing),
         cmocka_unit_test(sums_have_the_same_bits_on_any_number_of_threads),
         cmocka_unit_test(a_worker_is_alone),
+        cmocka_unit_test(loops_nest),
+        cmocka_unit_test(threads_share_the_pool),
         cmocka_unit_test(zero_means_every_core),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
