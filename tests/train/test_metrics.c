@@ -115,26 +115,28 @@ static void test_block(void **unused)
                 "\"head_captured\": [0.5, null], \"head_share90\": [0.25, 0.10000000149011612]}\n");
 }
 
-/* Stopped after step 7, the last checkpoint being that of step 4: the file goes on as if straight through. */
+/* Stopped while the line of step 8 was being written, the last checkpoint being that of step 4 or 7: the file
+ * goes on as if straight through. */
 static void test_resume(void **unused)
 {
     (void)unused;
+    const char *const torn = "{\"step\": 8, \"loss\": 0.0416666666666667, \"grad_norm\": 0.204124145231932, \"l";
     char *straight;
     size_t bytes;
     unlink(path);
     write_steps(0, 1, 9);
     assert_ok(dsvi_file_read(path, 1 << 20, &straight, &bytes));
-    for (size_t torn = 0; torn < 80; torn++) {
-        unlink(path);
-        write_steps(0, 1, 7);
-        FILE *file = fopen(path, "a");
-        assert_non_null(file);
-        fwrite("{\"step\": 8, \"loss\": 0.0416666666666667, \"grad_norm\": 0.204124145231932, \"lr\": ", 1,
-               torn, file);
-        fclose(file);
-        write_steps(4, 5, 9);
-        assert_text(straight);
-    }
+    for (int64_t checkpoint = 4; checkpoint <= 7; checkpoint += 3)
+        for (size_t written = 0; written <= strlen(torn); written++) {
+            unlink(path);
+            write_steps(0, 1, 7);
+            FILE *file = fopen(path, "a");
+            assert_non_null(file);
+            assert_int_equal(fwrite(torn, 1, written, file), written);
+            fclose(file);
+            write_steps(checkpoint, checkpoint + 1, 9);
+            assert_text(straight);
+        }
     write_steps(0, 1, 9);
     assert_text(straight);
     free(straight);
