@@ -20,7 +20,7 @@ struct DsvCodec {
     /* The latent of a (3, T, H, W) video. DSV_E_SHAPE when the codec cannot take that size: the message
      * names the nearest sizes it can. */
     DsvStatus (*latent_shape)(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent);
-    /* video: F32 in [-1, 1]; latent: F32, roughly unit variance per channel. */
+    /* video: F32 in [-1, 1]; latent: F32, of about unit variance or less. */
     DsvStatus (*encode)(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent);
     DsvStatus (*decode)(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels);
     void (*close)(DsvCodec *codec);

@@ -11,9 +11,13 @@
  * zero. So T frames, T = 1 + m j, become 1 + j latent frames, and a single picture is a video.
  *
  * Channel (i_t n n + i_h n + i_w) 3 + colour: the three means, one for each colour, come first. Each channel
- * is divided by the deviation that its band has in natural video (deviation_of), a fixed constant. */
+ * is divided by a fixed constant, the geometric mean of the deviations that its band and the means have in
+ * natural video. Means then have unit variance and details less, by the root of what they lack in pixels:
+ * divided by their own deviation, as many details as there are would make the loss a matter of texture that
+ * nothing predicts; not divided at all, they would drown in the noise of every time step. */
 #include "model/codec.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,7 +26,7 @@ enum { COLOURS = 3, SPATIAL_MAX = 6, TEMPORAL_MAX = 4, BLOCK_MAX = 1 << (TEMPORA
 typedef struct Haar {
     DsvCodec codec;
     int spatial, temporal; /* levels */
-    float *deviation;      /* (coefficients of a block) */
+    float *scale;          /* (coefficients of a block): what each is divided by */
 } Haar;
 
 static const Haar *haar_of(const DsvCodec *codec)
@@ -74,7 +78,7 @@ static int level_of(int64_t i)
  * in [-1, 1]). What matters is along how many axes a coefficient is a difference, and its finest level:
  * deviations grow by about 1.3 a level. The table is within a factor of 1.5 of what was measured in every
  * band of up to 5 spatial and 3 temporal levels. */
-static float deviation_of(int level_t, int level_h, int level_w)
+static double deviation_of(int level_t, int level_h, int level_w)
 {
     static const double FINEST[2][3] = {
         /* differences in space: none, along one axis, along both */
@@ -90,7 +94,7 @@ static float deviation_of(int level_t, int level_h, int level_w)
     double deviation = FINEST[level_t > 0][axes];
     for (int i = 1; i < level; i++)
         deviation *= growth;
-    return (float)deviation;
+    return deviation;
 }
 
 /* `least` is the smallest size the codec takes, the others follow in steps of `unit`. */
@@ -172,7 +176,7 @@ static void encode_block(const Block *b, const float *pixels, float *latent)
         block[i] = pixels[pixel_at(b, i)];
     transform(block, b->temporal, haar->spatial, false);
     for (int64_t i = 0; i < b->size; i++)
-        latent[b->latent + i * b->coefficient] = block[i] / haar->deviation[i];
+        latent[b->latent + i * b->coefficient] = block[i] / haar->scale[i];
     for (int64_t i = b->size; i < all; i++)
         latent[b->latent + i * b->coefficient] = 0;
 }
@@ -182,7 +186,7 @@ static void decode_block(const Block *b, const float *latent, float *pixels)
     const Haar *haar = b->haar;
     float block[BLOCK_MAX];
     for (int64_t i = 0; i < b->size; i++)
-        block[i] = latent[b->latent + i * b->coefficient] * haar->deviation[i];
+        block[i] = latent[b->latent + i * b->coefficient] * haar->scale[i];
     transform(block, b->temporal, haar->spatial, true);
     for (int64_t i = 0; i < b->size; i++)
         pixels[pixel_at(b, i)] = block[i];
@@ -213,7 +217,7 @@ static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float 
 static void close_haar(DsvCodec *codec)
 {
     Haar *haar = (Haar *)codec;
-    free(haar->deviation);
+    free(haar->scale);
     free(haar);
 }
 
@@ -233,19 +237,20 @@ DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsvCodec **out)
     int spatial = (int)settings->codec_spatial_levels, temporal = (int)settings->codec_temporal_levels;
     int64_t size = (int64_t)1 << (temporal + 2 * spatial), mask = ((int64_t)1 << spatial) - 1;
     Haar *haar = calloc(1, sizeof *haar);
-    float *deviation = calloc((size_t)size, sizeof *deviation);
-    if (!haar || !deviation) {
+    float *scale = calloc((size_t)size, sizeof *scale);
+    if (!haar || !scale) {
         free(haar);
-        free(deviation);
+        free(scale);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a codec of %lld bands", (long long)size);
     }
     haar->codec = (DsvCodec){"haar", latent_shape, encode, decode, close_haar};
     haar->spatial = spatial;
     haar->temporal = temporal;
-    haar->deviation = deviation;
+    haar->scale = scale;
     for (int64_t i = 0; i < size; i++)
-        deviation[i] = deviation_of(level_of(i >> 2 * spatial), level_of(i >> spatial & mask),
-                                    level_of(i & mask));
+        scale[i] = (float)sqrt(deviation_of(0, 0, 0) * deviation_of(level_of(i >> 2 * spatial),
+                                                                    level_of(i >> spatial & mask),
+                                                                    level_of(i & mask)));
     *out = &haar->codec;
     return DSV_OK;
 }
