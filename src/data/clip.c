@@ -35,8 +35,8 @@ static DsvStatus measure(DsvClipStream *s, DsvClipInfo *info)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: truncated: its head promises %.1f s of video, %.1f s are there",
                          s->path, told_seconds, info->seconds);
     if (!(info->seconds <= SECONDS_MAX))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, wanted at most %d", s->path,
-                         info->seconds, SECONDS_MAX);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, wanted at most %d", s->path, info->seconds,
+                         SECONDS_MAX);
     info->frames = told_frames > 0 ? told_frames : llround(info->seconds * s->fps);
     if (info->frames < 1)
         info->frames = 1;
@@ -116,10 +116,10 @@ typedef struct Walk {
     const DsvClipWindow *window;
     DsvClipStream stream;
     DsvClipScaler scaler;
-    AVFrame *shown;    /* the newest frame whose time has come */
-    bool scaled;       /* rgb holds it */
-    uint8_t *rgb;      /* (cover height, cover width, 3) */
-    int64_t next;      /* of the window's frames, the first not delivered */
+    AVFrame *shown; /* the newest frame whose time has come */
+    bool scaled;    /* rgb holds it */
+    uint8_t *rgb;   /* (cover height, cover width, 3) */
+    int64_t next;   /* of the window's frames, the first not delivered */
     int64_t covered;
     frame_sink *sink;
     void *context;
@@ -224,8 +224,9 @@ static DsvStatus walk_clip(const char *path, const DsvClipWindow *window, int64_
     int64_t height, width;
     DSVI_TRY_GOTO(status, check_window(path, window), done);
     DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, s), done);
-    DSVI_TRY_GOTO(status, dsvi_clip_cover(path, s->height, s->width, window->height, window->width, &height,
-                                          &width), done);
+    DSVI_TRY_GOTO(status,
+                  dsvi_clip_cover(path, s->height, s->width, window->height, window->width, &height, &width),
+                  done);
     if (cover[0] != 0 && (cover[0] != height || cover[1] != width)) {
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: frames are now %lld x %lld: changed since it was listed", path,
                            (long long)s->width, (long long)s->height);

@@ -15,9 +15,9 @@ extern "C" {
 #endif
 
 typedef struct DsvClipInfo {
-    int64_t width, height;  /* as displayed: rotation and pixel aspect applied */
+    int64_t width, height; /* as displayed: rotation and pixel aspect applied */
     double fps, seconds;
-    int64_t frames;         /* estimated where the container does not say */
+    int64_t frames; /* estimated where the container does not say */
     char codec[32], container[32];
 } DsvClipInfo;
 
@@ -26,10 +26,10 @@ typedef struct DsvClipInfo {
 DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info);
 
 typedef struct DsvClipWindow {
-    double start;                  /* seconds */
-    double fps;                    /* frame i is the one shown at start + i / fps */
+    double start; /* seconds */
+    double fps;   /* frame i is the one shown at start + i / fps */
     int64_t frames, height, width;
-    double crop_x, crop_y;         /* 0 to 1: where in the slack the crop lies; 0.5: the middle */
+    double crop_x, crop_y; /* 0 to 1: where in the slack the crop lies; 0.5: the middle */
 } DsvClipWindow;
 
 /* Fills pixels (3, frames, height, width), F32 in [-1, 1], RGB: scaled to cover, cropped. A clip that ends

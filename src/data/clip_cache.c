@@ -9,8 +9,8 @@
 #define KEPT_SECONDS_MAX 120.0
 
 typedef enum KeptState {
-    KEPT_NOT,    /* decoded anew for each window: no room, too long, or damaged somewhere */
-    KEPT_EMPTY,  /* has its room, not decoded yet */
+    KEPT_NOT,   /* decoded anew for each window: no room, too long, or damaged somewhere */
+    KEPT_EMPTY, /* has its room, not decoded yet */
     KEPT_FILLING,
     KEPT_FULL
 } KeptState;
@@ -146,12 +146,15 @@ static KeptState fill(const DsvClipCache *cache, int64_t item, const KeptClip *c
 {
     const DsvConfig *settings = cache->settings;
     DsvClipWindow whole = {
-        .start = 0, .fps = settings->fps, .frames = clip->frames,
-        .height = settings->height, .width = settings->width,
+        .start = 0,
+        .fps = settings->fps,
+        .frames = clip->frames,
+        .height = settings->height,
+        .width = settings->width,
     };
     int64_t covered;
-    DsvStatus status = dsvi_clip_read_rgb(cache->dataset->items[item].path, &whole, clip->height,
-                                          clip->width, clip->rgb, &covered);
+    DsvStatus status = dsvi_clip_read_rgb(cache->dataset->items[item].path, &whole, clip->height, clip->width,
+                                          clip->rgb, &covered);
     return status == DSV_OK && covered > clip->frames - settings->num_frames ? KEPT_FULL : KEPT_NOT;
 }
 

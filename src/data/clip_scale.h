@@ -13,13 +13,13 @@ extern "C" {
 struct SwsContext;
 
 typedef struct DsvClipScaler {
-    int64_t height, width;       /* of the result */
-    int turn[4];                 /* as in DsvClipStream */
+    int64_t height, width;           /* of the result */
+    int turn[4];                     /* as in DsvClipStream */
     int64_t flat_height, flat_width; /* of the scaled frame before it is turned */
-    int64_t stride;              /* bytes of a row of `flat` */
+    int64_t stride;                  /* bytes of a row of `flat` */
     uint8_t *flat;
     struct SwsContext *sws;
-    int source[5];               /* width, height, format, colour space, range that sws was made for */
+    int source[5]; /* width, height, format, colour space, range that sws was made for */
 } DsvClipScaler;
 
 /* For frames of `stream`. A zeroed scaler may be closed. */

@@ -15,10 +15,10 @@
 #include "data/ffmpeg_support.h"
 
 enum {
-    SIDE_MAX = 16384,            /* pixels */
-    PIXELS_MAX = 8192 * 8192,    /* of a frame: 8K video has half as many */
-    FPS_MAX = 1000,              /* beyond, it is the tick of a clock and no frame rate */
-    REFUSED_PACKETS_MAX = 256    /* before the first frame: a stream cut anywhere decodes sooner than that */
+    SIDE_MAX = 16384,         /* pixels */
+    PIXELS_MAX = 8192 * 8192, /* of a frame: 8K video has half as many */
+    FPS_MAX = 1000,           /* beyond, it is the tick of a clock and no frame rate */
+    REFUSED_PACKETS_MAX = 256 /* before the first frame: a stream cut anywhere decodes sooner than that */
 };
 
 /* Demuxers that may be chosen. FFmpeg's others take pictures and texts for video, or, being playlists, open

@@ -23,15 +23,15 @@ typedef struct DsvClipStream {
     struct AVCodecContext *decoder;
     struct AVStream *video;
     struct AVPacket *packet;
-    struct AVFrame *frame;  /* the newest decoded frame */
-    int64_t time_us;        /* when it is first shown, from the first frame of the clip */
-    int64_t until_us;       /* when the container has it end */
-    double fps;             /* nominal; 0: unknown */
-    int64_t width, height;  /* as displayed: rotation and pixel aspect applied */
-    int turn[4];            /* row-wise: a frame's (x, y) is shown at (x t0 + y t2, x t1 + y t3) */
-    bool started;           /* a frame has been decoded since the opening or the last seek */
-    bool drained;           /* the decoder has been told that no packets follow */
-    int refused;            /* packets the decoder could not use before the first frame */
+    struct AVFrame *frame; /* the newest decoded frame */
+    int64_t time_us;       /* when it is first shown, from the first frame of the clip */
+    int64_t until_us;      /* when the container has it end */
+    double fps;            /* nominal; 0: unknown */
+    int64_t width, height; /* as displayed: rotation and pixel aspect applied */
+    int turn[4];           /* row-wise: a frame's (x, y) is shown at (x t0 + y t2, x t1 + y t3) */
+    bool started;          /* a frame has been decoded since the opening or the last seek */
+    bool drained;          /* the decoder has been told that no packets follow */
+    int refused;           /* packets the decoder could not use before the first frame */
 } DsvClipStream;
 
 /* Opens the file at its beginning. A zeroed stream may be closed, as may one whose opening failed. `path`

@@ -19,10 +19,10 @@ static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".web
 typedef struct Scan {
     DsvDataset *dataset;
     const DsvConfig *settings;
-    const char *folder;  /* that names are relative to */
-    bool inside;         /* in a subfolder */
-    int64_t room;        /* of dataset->items */
-    char **reasons;      /* (count): why an item cannot be used, or NULL */
+    const char *folder; /* that names are relative to */
+    bool inside;        /* in a subfolder */
+    int64_t room;       /* of dataset->items */
+    char **reasons;     /* (count): why an item cannot be used, or NULL */
 } Scan;
 
 static DsvStatus no_memory(void)

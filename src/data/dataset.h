@@ -18,16 +18,16 @@ extern "C" {
 
 typedef struct DsvDatasetItem {
     char *path;
-    char *text;        /* caption, or NULL */
-    DsvClipInfo info;  /* clips only */
+    char *text;       /* caption, or NULL */
+    DsvClipInfo info; /* clips only */
 } DsvDatasetItem;
 
 typedef struct DsvDataset {
     DsvDatasetItem *items;
     int64_t count;
-    char **left_out;   /* "path: reason" of files that cannot be used */
+    char **left_out; /* "path: reason" of files that cannot be used */
     int64_t left_out_count;
-    bool latents;      /* items are windows of a latent cache, not clips */
+    bool latents; /* items are windows of a latent cache, not clips */
 } DsvDataset;
 
 /* path: a folder of clips (itself and its direct subfolders; stem.txt beside a clip is its caption), one

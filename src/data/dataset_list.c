@@ -20,8 +20,8 @@ static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
 
 typedef struct List {
     const char *path;
-    char *at, *end;    /* what is still to be read; *end is 0 */
-    int64_t line;      /* of `at`, from 1 */
+    char *at, *end; /* what is still to be read; *end is 0 */
+    int64_t line;   /* of `at`, from 1 */
     dsvi_list_row_fn *row;
     void *context;
 } List;
@@ -58,8 +58,9 @@ static DsvStatus csv_quoted(List *list, char **field)
                          opened);
     list->at += list->at[0] == '\r' && list->at[1] == '\n';
     if (list->at < list->end && *list->at != ',' && *list->at != '\n')
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": text follows a closing quote, wanted a comma or the "
-                         "end of the line", list->path, list->line);
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s:%" PRId64 ": text follows a closing quote, wanted a comma or the line's end",
+                         list->path, list->line);
     *out = 0;
     return DSV_OK;
 }
@@ -133,8 +134,9 @@ static DsvStatus csv_row(List *list, const Columns *columns)
     if (count == 1 && !*field)
         return DSV_OK; /* an empty line */
     if (count != columns->count)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %" PRId64 " fields, wanted %" PRId64
-                         " as in the header row", list->path, line, count, columns->count);
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s:%" PRId64 ": %" PRId64 " fields, wanted %" PRId64 " as in the header row",
+                         list->path, line, count, columns->count);
     if (!path || !*path)
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path in this row", list->path, line);
     return list->row(list->context, path, text && *text ? text : NULL);

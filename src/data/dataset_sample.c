@@ -53,8 +53,11 @@ DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *
     uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, (uint64_t)slack + 1) : 0;
     bool anywhere = settings->data_random_crop;
     ref.window = (DsvClipWindow){
-        .start = (double)start / settings->fps, .fps = settings->fps,
-        .frames = settings->num_frames, .height = settings->height, .width = settings->width,
+        .start = (double)start / settings->fps,
+        .fps = settings->fps,
+        .frames = settings->num_frames,
+        .height = settings->height,
+        .width = settings->width,
         .crop_x = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_X) : 0.5,
         .crop_y = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_Y) : 0.5,
     };

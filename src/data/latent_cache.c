@@ -42,13 +42,13 @@ typedef struct Entry {
 
 struct DsvLatentCache {
     char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX];
-    DsvConfig settings;    /* only what the index tells of them */
-    pthread_mutex_t lock;  /* over what follows */
+    DsvConfig settings;   /* only what the index tells of them */
+    pthread_mutex_t lock; /* over what follows */
     Entry **entries;
     int64_t count, room;
-    Entry **table;         /* (table_size) open addressing by source and window */
-    size_t table_size;     /* a power of two, at least twice the count */
-    bool changed;          /* since the index was written */
+    Entry **table;     /* (table_size) open addressing by source and window */
+    size_t table_size; /* a power of two, at least twice the count */
+    bool changed;      /* since the index was written */
 };
 
 /* A setting that the index holds. */
@@ -62,8 +62,11 @@ enum { SETTINGS = 6 };
 static void list_settings(const DsvConfig *c, Setting out[SETTINGS])
 {
     const Setting settings[SETTINGS] = {
-        {"num_frames", (double)c->num_frames}, {"height", (double)c->height}, {"width", (double)c->width},
-        {"fps", c->fps}, {"codec.spatial_levels", (double)c->codec_spatial_levels},
+        {"num_frames", (double)c->num_frames},
+        {"height", (double)c->height},
+        {"width", (double)c->width},
+        {"fps", c->fps},
+        {"codec.spatial_levels", (double)c->codec_spatial_levels},
         {"codec.temporal_levels", (double)c->codec_temporal_levels},
     };
     memcpy(out, settings, sizeof settings);
@@ -313,7 +316,7 @@ static DsvStatus read_entry(DsvLatentCache *cache, const cJSON *item)
 static DsvStatus read_items(DsvLatentCache *cache, const cJSON *index, const DsvConfig *settings)
 {
     const cJSON *version = cJSON_GetObjectItemCaseSensitive(index, "version");
-    const cJSON *items = cJSON_GetObjectItemCaseSensitive(index, "items"), *item;
+    const cJSON *items = cJSON_GetObjectItemCaseSensitive(index, "items");
     const char *format = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(index, "format"));
     if (!format || strcmp(format, FORMAT) != 0)
         return malformed(cache, "not JSON, or of another format");
@@ -322,7 +325,7 @@ static DsvStatus read_items(DsvLatentCache *cache, const cJSON *index, const Dsv
     DSVI_TRY(check_settings(cache, cJSON_GetObjectItemCaseSensitive(index, "settings"), settings));
     if (!cJSON_IsArray(items))
         return malformed(cache, "no items in it");
-    cJSON_ArrayForEach(item, items)
+    for (const cJSON *item = items->child; item; item = item->next)
         DSVI_TRY(read_entry(cache, item));
     return DSV_OK;
 }
@@ -453,8 +456,9 @@ bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, cons
     char path[DSVI_PATH_MAX];
     uint64_t checksum = 0;
     lock(cache);
-    const Entry *entry =
-        cache->count ? *place_of(cache, source, window->start, window->crop_x, window->crop_y) : NULL;
+    const Entry *entry = cache->count
+                             ? *place_of(cache, source, window->start, window->crop_x, window->crop_y)
+                             : NULL;
     if (entry) {
         snprintf(path, sizeof path, "%s", entry->path);
         checksum = entry->checksum;
@@ -482,8 +486,12 @@ DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const char *source, const
 {
     char name[STEM_MAX + 48], path[DSVI_PATH_MAX];
     Entry entry = {
-        .source = (char *)source, .text = (char *)text, .path = path, /* copied before they are kept */
-        .start = window->start, .crop_x = window->crop_x, .crop_y = window->crop_y,
+        .source = (char *)source,
+        .text = (char *)text,
+        .path = path, /* copied before they are kept */
+        .start = window->start,
+        .crop_x = window->crop_x,
+        .crop_y = window->crop_y,
     };
     memcpy(entry.shape, shape, sizeof entry.shape);
     name_file(source, window, name);

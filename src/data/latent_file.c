@@ -14,8 +14,7 @@
 
 static const char TENSOR[] = "latent", CHECKSUM[] = "xxh3";
 
-DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent,
-                            uint64_t *checksum)
+DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent, uint64_t *checksum)
 {
     char temporary[DSVI_PATH_MAX], hex[17];
     const char *const metadata[1][2] = {{CHECKSUM, hex}};

@@ -31,16 +31,16 @@ typedef struct Broken {
 typedef struct Slot {
     bool done;
     DsvStatus status;
-    char *message;   /* of status, when it is not DSV_OK */
-    Broken *broken;  /* met on the way to this sample, newest first */
+    char *message;  /* of status, when it is not DSV_OK */
+    Broken *broken; /* met on the way to this sample, newest first */
     const char *text;
-    float *latent;   /* (latent_elements) */
+    float *latent; /* (latent_elements) */
 } Slot;
 
 typedef struct Worker {
     struct DsvPrefetch *prefetch;
     pthread_t thread;
-    float *pixels;   /* (3, num_frames, height, width); NULL for cached latents */
+    float *pixels; /* (3, num_frames, height, width); NULL for cached latents */
 } Worker;
 
 struct DsvPrefetch {
@@ -51,23 +51,23 @@ struct DsvPrefetch {
     void *encode_context;
     void (*warn)(void *context, const char *line);
     void *warn_context;
-    DsvClipCache *cache;      /* NULL for cached latents */
+    DsvClipCache *cache; /* NULL for cached latents */
 
-    pthread_mutex_t lock;     /* over what follows, but for the contents of claimed slots */
-    pthread_cond_t room;      /* a slot was taken, or it is time to stop */
-    pthread_cond_t ready;     /* a slot is done */
+    pthread_mutex_t lock; /* over what follows, but for the contents of claimed slots */
+    pthread_cond_t room;  /* a slot was taken, or it is time to stop */
+    pthread_cond_t ready; /* a slot is done */
     bool stop;
     uint64_t claimed, delivered;
     int64_t slot_count;
     Slot *slots;
-    float *latents;           /* (slot_count, latent_elements) */
+    float *latents; /* (slot_count, latent_elements) */
 
     int64_t worker_count, started;
     Worker *workers;
-    float *pixels;            /* (worker_count, 3, num_frames, height, width) */
+    float *pixels; /* (worker_count, 3, num_frames, height, width) */
     size_t bytes;
-    double waited;            /* by the caller of dsvi_prefetch_next, like what follows */
-    unsigned char *warned;    /* (dataset->count): the item has been reported */
+    double waited;         /* by the caller of dsvi_prefetch_next, like what follows */
+    unsigned char *warned; /* (dataset->count): the item has been reported */
 };
 
 static bool is_broken(DsvStatus status)
@@ -246,9 +246,17 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
     if (!p)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to prepare samples ahead");
     *p = (DsvPrefetch){
-        .dataset = dataset, .settings = settings, .latent_elements = latent_elements, .encode = encode,
-        .encode_context = encode_context, .warn = warn, .warn_context = warn_context, .claimed = first,
-        .delivered = first, .slot_count = slots, .worker_count = settings->data_workers,
+        .dataset = dataset,
+        .settings = settings,
+        .latent_elements = latent_elements,
+        .encode = encode,
+        .encode_context = encode_context,
+        .warn = warn,
+        .warn_context = warn_context,
+        .claimed = first,
+        .delivered = first,
+        .slot_count = slots,
+        .worker_count = settings->data_workers,
     };
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->room, NULL);

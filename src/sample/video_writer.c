@@ -26,22 +26,22 @@ enum {
 static const char X264_QUALITY[] = "17"; /* constant rate factor: looks like the original */
 
 typedef struct Video {
-    const float *pixels;               /* (3, frames, height, width) */
+    const float *pixels; /* (3, frames, height, width) */
     int64_t frames, height, width;
-    int64_t even_height, even_width;   /* as encoded */
+    int64_t even_height, even_width; /* as encoded */
 } Video;
 
 typedef struct Writer {
     const char *path;
-    char url[DSVI_PATH_MAX + 16];      /* "file:" and the temporary name */
+    char url[DSVI_PATH_MAX + 16]; /* "file:" and the temporary name */
     AVFormatContext *format;
     AVCodecContext *encoder;
     AVStream *stream;
     AVFrame *frame;
     AVPacket *packet;
     struct SwsContext *sws;
-    uint8_t *rgb;                      /* (even_height, stride) */
-    int64_t stride;                    /* bytes */
+    uint8_t *rgb;   /* (even_height, stride) */
+    int64_t stride; /* bytes */
 } Writer;
 
 static DsvStatus cannot(const Writer *w, int code)

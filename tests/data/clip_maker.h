@@ -22,7 +22,8 @@ static inline void stamp_clip(float *pixels, int64_t first, int64_t frames, int6
 }
 
 /* The number stamped on frame i of a video, from the middle of each stripe. */
-static inline int64_t read_stamp(const float *pixels, int64_t i, int64_t frames, int64_t height, int64_t width)
+static inline int64_t read_stamp(const float *pixels, int64_t i, int64_t frames, int64_t height,
+                                 int64_t width)
 {
     int64_t number = 0;
     assert_true(i < frames);
@@ -61,7 +62,8 @@ static inline float *video_alloc(int64_t frames, int64_t height, int64_t width)
 }
 
 /* A clip of frames numbered from `first`, 40 x 40. */
-static inline void make_stamped(const char *encoder, const char *path, int64_t first, int64_t frames, double fps)
+static inline void make_stamped(const char *encoder, const char *path, int64_t first, int64_t frames,
+                                double fps)
 {
     float *pixels = video_alloc(frames, 40, 40);
     stamp_clip(pixels, first, frames, 40, 40);

@@ -40,8 +40,13 @@ static int make_clips(void **state)
 
 static DsvClipWindow window_of(double start, double fps, int64_t frames)
 {
-    return (DsvClipWindow){.start = start, .fps = fps, .frames = frames, .height = SIDE, .width = SIDE,
-                           .crop_x = 0.5, .crop_y = 0.5};
+    return (DsvClipWindow){.start = start,
+                           .fps = fps,
+                           .frames = frames,
+                           .height = SIDE,
+                           .width = SIDE,
+                           .crop_x = 0.5,
+                           .crop_y = 0.5};
 }
 
 /* The frame shown at the time, up to a millisecond early. */
@@ -101,8 +106,8 @@ static void a_window_behind_the_end_fails(void **state)
     float *pixels = video_alloc(2, SIDE, SIDE);
     for (int k = 0; k < KIND_COUNT; k++) {
         DsvClipWindow window = window_of(4, 30, 2);
-        assert_fails(DSV_E_FORMAT, "end before 4.00 s", dsvi_clip_read(scratch_path(KINDS[k].name), &window,
-                                                                       pixels));
+        assert_fails(DSV_E_FORMAT, "end before 4.00 s",
+                     dsvi_clip_read(scratch_path(KINDS[k].name), &window, pixels));
     }
     free(pixels);
 }
@@ -172,10 +177,13 @@ static void pictures_are_scaled_to_cover_and_cropped(void **state)
         make_ramp(path, 5, height, width, 8);
         for (size_t t = 0; t < sizeof TO / sizeof *TO && height > 2; t++) {
             for (int crop = 0; crop <= 4; crop++) {
-                DsvClipWindow w = {.fps = 8, .frames = 5, .height = TO[t][0], .width = TO[t][1],
-                                   .crop_x = crop / 4.0, .crop_y = 1 - crop / 4.0};
-                check_ramp(path, &w, (double)height, (double)width, UPRIGHT,
-                           ramp_tolerance(height, width));
+                DsvClipWindow w = {.fps = 8,
+                                   .frames = 5,
+                                   .height = TO[t][0],
+                                   .width = TO[t][1],
+                                   .crop_x = crop / 4.0,
+                                   .crop_y = 1 - crop / 4.0};
+                check_ramp(path, &w, (double)height, (double)width, UPRIGHT, ramp_tolerance(height, width));
             }
         }
         DsvClipInfo info;
@@ -204,8 +212,8 @@ static void patch_matrix(const char *path, int32_t a, int32_t b, int32_t c, int3
 static void turned_pictures_are_put_upright(void **state)
 {
     (void)state;
-    static const int TURNS[][4] = {{1, 0, 0, 1}, {0, 1, -1, 0}, {-1, 0, 0, -1}, {0, -1, 1, 0},
-                                   {-1, 0, 0, 1}, {1, 0, 0, -1}, {0, 1, 1, 0}, {0, -1, -1, 0}};
+    static const int TURNS[][4] = {{1, 0, 0, 1},  {0, 1, -1, 0}, {-1, 0, 0, -1}, {0, -1, 1, 0},
+                                   {-1, 0, 0, 1}, {1, 0, 0, -1}, {0, 1, 1, 0},   {0, -1, -1, 0}};
     const char *path = scratch_path("turned.mp4");
     for (size_t t = 0; t < sizeof TURNS / sizeof *TURNS; t++) {
         const int *m = TURNS[t];
@@ -277,7 +285,8 @@ static void a_size_other_than_promised_is_refused(void **state)
                  dsvi_clip_read_rgb(scratch_path("a.mp4"), &w, SIDE, SIDE - 1, rgb, &covered));
     assert_fails(DSV_E_FORMAT, "too narrow", dsvi_clip_cover("x", 2, 16384, 128, 128, &height, &width));
     w.fps = NAN;
-    assert_fails(DSV_E_USAGE, "nan", dsvi_clip_read_rgb(scratch_path("a.mp4"), &w, SIDE, SIDE, rgb, &covered));
+    assert_fails(DSV_E_USAGE, "nan",
+                 dsvi_clip_read_rgb(scratch_path("a.mp4"), &w, SIDE, SIDE, rgb, &covered));
 }
 
 int main(void)

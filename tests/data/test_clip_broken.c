@@ -40,10 +40,13 @@ static void what_is_no_video_file_is_refused(void **state)
 {
     (void)state;
     static const char PLAYLIST[] = "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\ngood.mp4\n#EXT-X-ENDLIST\n";
-    static const unsigned char PICTURE[] = { /* a whole PNG of one white pixel */
-        0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0, 0, 0, 13, 'I', 'H', 'D', 'R', 0, 0, 0, 1, 0, 0, 0, 1,
-        8, 0, 0, 0, 0, 0x3a, 0x7e, 0x9b, 0x55, 0, 0, 0, 10, 'I', 'D', 'A', 'T', 0x78, 0x9c, 0x63, 0xf8, 0x0f,
-        0, 1, 1, 1, 0, 0x1b, 0xb6, 0xee, 0x56, 0, 0, 0, 0, 'I', 'E', 'N', 'D', 0xae, 0x42, 0x60, 0x82};
+    static const unsigned char PICTURE[] = {/* a whole PNG of one white pixel */
+                                            0x89, 'P', 'N', 'G',  '\r', '\n', 0x1a, '\n', 0,    0,    0, 13,
+                                            'I',  'H', 'D', 'R',  0,    0,    0,    1,    0,    0,    0, 1,
+                                            8,    0,   0,   0,    0,    0x3a, 0x7e, 0x9b, 0x55, 0,    0, 0,
+                                            10,   'I', 'D', 'A',  'T',  0x78, 0x9c, 0x63, 0xf8, 0x0f, 0, 1,
+                                            1,    1,   0,   0x1b, 0xb6, 0xee, 0x56, 0,    0,    0,    0, 'I',
+                                            'E',  'N', 'D', 0xae, 0x42, 0x60, 0x82};
     write_text(scratch_path("text.mp4"), "This is a letter and not a film.\n");
     check_refused(scratch_path("text.mp4"), DSV_E_FORMAT, "not a video file");
     write_text(scratch_path("list.mp4"), PLAYLIST);
@@ -59,7 +62,8 @@ static void what_is_no_video_file_is_refused(void **state)
     check_refused(scratch_path("nowhere.mp4"), DSV_E_NOT_FOUND, "No such file");
     check_refused(scratch_folder, DSV_E_FORMAT, "a folder");
     assert_int_equal(mkfifo(scratch_path("pipe.mp4"), 0600), 0);
-    check_refused(scratch_path("pipe.mp4"), DSV_E_FORMAT, "not a regular file"); /* and no waiting for a writer */
+    check_refused(scratch_path("pipe.mp4"), DSV_E_FORMAT,
+                  "not a regular file"); /* and no waiting for a writer */
 }
 
 /* The index stands at the head, so a cut file opens and knows what it lacks; shorter ones do not open. */
@@ -139,8 +143,11 @@ static void mutants_are_read_or_refused(void **state)
         DsvClipInfo info;
         memcpy(data, good, good_bytes);
         for (uint64_t n = 0; n < 1 + m % 20; n++) /* half of them in the head, where structure is */
-            data[dsvi_rng_below(rng, 2 * n, n % 2 ? good_bytes : 3000 < good_bytes ? 3000 : good_bytes)] =
-                (char)dsvi_rng_below(rng, 2 * n + 1, 256);
+            data[dsvi_rng_below(rng, 2 * n,
+                                n % 2               ? good_bytes
+                                : 3000 < good_bytes ? 3000
+                                                    : good_bytes)] = (char)dsvi_rng_below(rng, 2 * n + 1,
+                                                                                          256);
         write_bytes(path, data, good_bytes);
         window.start = (double)(m % 3);
         DsvStatus probed = dsvi_clip_probe(path, &info), read = dsvi_clip_read(path, &window, once);

@@ -27,9 +27,14 @@ static const RealClip CLIPS[] = {
     {"clips/sign_sister.mkv", 640, 480, 87, 30, "h264"},
     {"clips/bbb_720p_wake.mp4", 1280, 720, 132, 25, "h264"},
     {"clips/tears_of_steel_battle.webm", 798, 332, 1691, 24, "vp8"}, /* 800 at a pixel aspect of 399:400 */
-    {"clips/nasa_telescope.mp4", 320, 180, 325, 25, "h264"}, /* the first of its two video streams */
+    {"clips/nasa_telescope.mp4", 320, 180, 325, 25, "h264"},         /* the first of its two video streams */
 };
-enum { CLIP_COUNT = sizeof CLIPS / sizeof *CLIPS, SIDE = 32, WINDOW = 5 };
+enum {
+    CLIP_COUNT = sizeof CLIPS / sizeof *CLIPS,
+    SIDE = 32,
+    WINDOW = 5,
+    FRAMES_MOST = 100 /* of a clip decoded whole: 12.5 s */
+};
 
 static void real_clips_are_what_their_list_says(void **state)
 {
@@ -43,8 +48,8 @@ static void real_clips_are_what_their_list_says(void **state)
         assert_string_equal(info.codec, clip->codec);
         assert_int_equal(info.frames, clip->frames);
         assert_error_below(fabs(info.fps - clip->fps), 1e-3, "%s: fps", clip->file);
-        assert_error_below(fabs(info.seconds - (double)clip->frames / clip->fps), 1 / clip->fps, "%s: seconds",
-                           clip->file);
+        assert_error_below(fabs(info.seconds - (double)clip->frames / clip->fps), 1 / clip->fps,
+                           "%s: seconds", clip->file);
     }
 }
 
@@ -59,6 +64,8 @@ static void seeking_changes_no_byte(void **state)
         int64_t height, width, covered;
         assert_ok(dsvi_clip_probe(path, &info));
         DsvClipWindow whole = {.fps = 8, .frames = dsvi_clip_grid(&info, 8), .height = SIDE, .width = SIDE};
+        if (whole.frames > FRAMES_MOST)
+            whole.frames = FRAMES_MOST;
         assert_ok(dsvi_clip_cover(path, info.height, info.width, SIDE, SIDE, &height, &width));
         uint8_t *rgb = malloc((size_t)(whole.frames * 3 * height * width));
         float *found = video_alloc(WINDOW, SIDE, SIDE), *wanted = video_alloc(WINDOW, SIDE, SIDE);

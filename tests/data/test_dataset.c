@@ -1,0 +1,248 @@
+/* Folders, lists and caches as data sets: what is found, what is left out, what is refused. */
+#include "data/dataset.h"
+
+#include "base/scratch.h"
+#include "clip_maker.h"
+#include "data/dataset_list.h"
+#include "data/latent_cache.h"
+
+static int make_clips(void **state)
+{
+    if (scratch_make(state) != 0)
+        return 1;
+    make_stamped("libx264", scratch_path("one.mp4"), 0, 30, 30);
+    make_stamped("mpeg4", scratch_path("two.avi"), 0, 60, 30);
+    return 0;
+}
+
+static DsvConfig settings_of(int64_t side)
+{
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    settings.height = settings.width = side;
+    settings.num_frames = 5;
+    return settings;
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    char *data;
+    size_t bytes;
+    assert_ok(dsvi_file_read(from, (size_t)1 << 24, &data, &bytes));
+    write_bytes(to, data, bytes);
+    free(data);
+}
+
+static void check_item(const DsvDataset *d, int64_t i, const char *path, const char *text)
+{
+    assert_true(i < d->count);
+    assert_string_equal(d->items[i].path, path);
+    if (text)
+        assert_string_equal(d->items[i].text, text);
+    else
+        assert_null(d->items[i].text);
+}
+
+static void a_folder_gives_its_clips_and_captions(void **state)
+{
+    (void)state;
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    assert_ok(dsvi_folder_make(scratch_path("folder/inner/deeper")));
+    copy_file(scratch_path("one.mp4"), scratch_path("folder/b.MP4"));
+    copy_file(scratch_path("two.avi"), scratch_path("folder/a.avi"));
+    copy_file(scratch_path("one.mp4"), scratch_path("folder/inner/c.m4v"));
+    copy_file(scratch_path("one.mp4"), scratch_path("folder/inner/deeper/never.mp4"));
+    write_text(scratch_path("folder/a.txt"), "\n  a dog,\n  running \n\n");
+    write_text(scratch_path("folder/b.txt"), " \n");
+    write_text(scratch_path("folder/notes.txt"), "beside no clip");
+    write_text(scratch_path("folder/broken.mp4"), "no clip");
+    write_text(scratch_path("folder/empty.mkv"), "");
+    write_text(scratch_path("folder/page.html"), "ignored");
+    assert_ok(dsvi_dataset_open(scratch_path("folder"), &settings, &d));
+    assert_int_equal(d->count, 3);
+    assert_false(d->latents);
+    check_item(d, 0, scratch_path("folder/a.avi"), "a dog,\n  running");
+    check_item(d, 1, scratch_path("folder/b.MP4"), NULL);
+    check_item(d, 2, scratch_path("folder/inner/c.m4v"), NULL);
+    assert_int_equal(d->items[0].info.frames, 60);
+    assert_int_equal(d->items[1].info.frames, 30);
+    assert_int_equal(d->left_out_count, 2);
+    assert_non_null(strstr(d->left_out[0], "broken.mp4: not a video file"));
+    assert_non_null(strstr(d->left_out[1], "empty.mkv: the file is empty"));
+    dsvi_dataset_close(&d);
+    assert_null(d);
+    dsvi_dataset_close(&d);
+
+    assert_ok(dsvi_dataset_open(scratch_path("folder/a.avi"), &settings, &d));
+    assert_int_equal(d->count, 1);
+    check_item(d, 0, scratch_path("folder/a.avi"), "a dog,\n  running");
+    dsvi_dataset_close(&d);
+}
+
+static void nothing_usable_is_said_with_a_reason(void **state)
+{
+    (void)state;
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    assert_fails(DSV_E_NOT_FOUND, "no such file or folder",
+                 dsvi_dataset_open(scratch_path("x"), &settings, &d));
+    assert_fails(DSV_E_USAGE, "data.path is empty", dsvi_dataset_open("", &settings, &d));
+    assert_ok(dsvi_folder_make(scratch_path("bare")));
+    assert_fails(DSV_E_NOT_FOUND, "no usable clip", dsvi_dataset_open(scratch_path("bare"), &settings, &d));
+    write_text(scratch_path("bare/one.mp4"), "no clip");
+    write_text(scratch_path("bare/two.mp4"), "");
+    assert_fails(DSV_E_NOT_FOUND,
+                 "2 tried, the first: ", dsvi_dataset_open(scratch_path("bare"), &settings, &d));
+    assert_non_null(strstr(dsv_error_message(), "one.mp4: not a video file"));
+    write_text(scratch_path("bare/readme"), "x");
+    assert_fails(DSV_E_USAGE, "neither a folder",
+                 dsvi_dataset_open(scratch_path("bare/readme"), &settings, &d));
+    assert_null(d);
+    settings = settings_of(8);
+    settings.width = 16384; /* 40 x 40 would have to become 16384 x 16384: large, but possible */
+    assert_ok(dsvi_dataset_open(scratch_path("one.mp4"), &settings, &d));
+    dsvi_dataset_close(&d);
+}
+
+/* What a list gave, as "path|text" and a newline each. */
+static DsvStatus note_row(void *context, const char *path, const char *text)
+{
+    char *rows = context;
+    sprintf(rows + strlen(rows), "%s|%s\n", path, text ? text : "-");
+    return DSV_OK;
+}
+
+static void check_list(const char *name, const char *content, const char *wanted)
+{
+    char rows[4096] = "";
+    write_text(scratch_path(name), content);
+    assert_ok(dsvi_list_read(scratch_path(name), note_row, rows));
+    assert_string_equal(rows, wanted);
+}
+
+static void check_list_fails(const char *name, const char *content, const char *words)
+{
+    char rows[4096] = "";
+    write_text(scratch_path(name), content);
+    assert_fails(DSV_E_FORMAT, words, dsvi_list_read(scratch_path(name), note_row, rows));
+    assert_non_null(strstr(dsv_error_message(), name));
+}
+
+static void csv_is_read_as_rfc_4180_has_it(void **state)
+{
+    (void)state;
+    check_list("l.csv", "path,text\na.mp4,a dog\nb.mp4,\n", "a.mp4|a dog\nb.mp4|-\n");
+    check_list("l.csv", "path\na.mp4\n\nb.mp4", "a.mp4|-\nb.mp4|-\n");
+    check_list("l.csv",
+               "\xef\xbb\xbfid,Video,size,Caption\r\n1,a.mp4,9,\"one, two\"\r\n2,\"b \"\"x\"\".mp4\",8,\r\n",
+               "a.mp4|one, two\nb \"x\".mp4|-\n");
+    check_list("l.csv", "prompt,file_name\n\"two\nlines\",\"a.mp4\"\n\"\",b.mp4",
+               "a.mp4|two\nlines\nb.mp4|-\n");
+    check_list("l.csv", "video,path,caption,text\nv,p,c,t\n", "p|t\n");
+    check_list("l.csv", "path,text\na.mp4,6\" long\n", "a.mp4|6\" long\n");
+    check_list("l.csv", "path,text\na.mp4,\"ends here\"", "a.mp4|ends here\n");
+    check_list("l.csv", "path,text\n", "");
+    check_list("L.CSV", "path\na\n", "a|-\n");
+}
+
+static void csv_errors_name_the_line(void **state)
+{
+    (void)state;
+    check_list_fails("l.csv", "", ".csv:1: no column named path, video or file_name");
+    check_list_fails("l.csv", "a.mp4,a dog\n", ".csv:1: no column");
+    check_list_fails("l.csv", "path,text\na,b\na,b,c\n", ".csv:3: 3 fields, wanted 2");
+    check_list_fails("l.csv", "path,text\na,\"b\nc\"\nd\n", ".csv:4: 1 fields, wanted 2");
+    check_list_fails("l.csv", "path,text\na,b\nc,\"open\nand on\n",
+                     ".csv:3: a quote is opened and never closed");
+    check_list_fails("l.csv", "path,text\na,\"open\"\"", ".csv:2: a quote is opened and never closed");
+    check_list_fails("l.csv", "path,text\na,\"b\"c\n", ".csv:2: text follows a closing quote");
+    check_list_fails("l.csv", "path,text\n,b\n", ".csv:2: no path");
+    write_bytes(scratch_path("l.csv"), "path\na\0b\n", 9);
+    char rows[64] = "";
+    assert_fails(DSV_E_FORMAT, "zero byte", dsvi_list_read(scratch_path("l.csv"), note_row, rows));
+}
+
+static void jsonl_is_read_line_by_line(void **state)
+{
+    (void)state;
+    check_list("l.jsonl",
+               "{\"path\": \"a.mp4\", \"text\": \"say \\\"hi\\\"\"}\n\n  \r\n"
+               "{\"file_name\":\"b.mp4\",\"n\":[1,{}]}\r\n{\"video\":\"c\",\"prompt\":null,\"caption\":\"\"}",
+               "a.mp4|say \"hi\"\nb.mp4|-\nc|-\n");
+    check_list("l.jsonl", "{\"video\":\"v\",\"path\":\"p\",\"prompt\":\"x\",\"text\":\"t\"}\n", "p|t\n");
+    check_list("l.jsonl", "", "");
+    check_list_fails("l.jsonl", "{\"path\":\"a\"}\n{\"path\":\"b\"\n", ".jsonl:2: not a JSON object");
+    check_list_fails("l.jsonl", "[\"a\"]\n", ".jsonl:1: not a JSON object");
+    check_list_fails("l.jsonl", "{\"path\":\"a\"} {}\n", ".jsonl:1: not a JSON object");
+    check_list_fails("l.jsonl", "\n{\"path\":7}\n", ".jsonl:2: path is not a string");
+    check_list_fails("l.jsonl", "{\"path\":\"a\",\"text\":[]}\n", ".jsonl:1: text is not a string");
+    check_list_fails("l.jsonl", "{\"text\":\"a\"}\n", ".jsonl:1: no path, video or file_name");
+}
+
+static void a_list_is_read_relative_to_itself(void **state)
+{
+    (void)state;
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    char list[2 * DSVI_PATH_MAX];
+    assert_ok(dsvi_folder_make(scratch_path("lists")));
+    snprintf(list, sizeof list, "path,text\n../one.mp4,first\n%s,\nmissing.mp4,gone\n",
+             scratch_path("two.avi"));
+    write_text(scratch_path("lists/l.csv"), list);
+    assert_ok(dsvi_dataset_open(scratch_path("lists/l.csv"), &settings, &d));
+    assert_int_equal(d->count, 2);
+    check_item(d, 0, scratch_path("lists/../one.mp4"), "first");
+    check_item(d, 1, scratch_path("two.avi"), NULL);
+    assert_int_equal(d->left_out_count, 1);
+    assert_non_null(strstr(d->left_out[0], "missing.mp4: No such file"));
+    dsvi_dataset_close(&d);
+    write_text(scratch_path("lists/l.csv"), "path\n");
+    assert_fails(DSV_E_NOT_FOUND, "the list is empty",
+                 dsvi_dataset_open(scratch_path("lists/l.csv"), &settings, &d));
+    write_text(scratch_path("lists/l.csv"), "file\n");
+    assert_fails(DSV_E_FORMAT, "l.csv:1:", dsvi_dataset_open(scratch_path("lists/l.csv"), &settings, &d));
+}
+
+static void a_latent_cache_is_a_data_set(void **state)
+{
+    (void)state;
+    DsvConfig settings = settings_of(32);
+    DsvLatentCache *cache;
+    DsvDataset *d;
+    const int64_t shape[4] = {1, 1, 2, 2};
+    const float latent[4] = {1, 2, 3, 4};
+    DsvClipWindow window = {.fps = settings.fps, .frames = 5, .height = 32, .width = 32};
+    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_put(cache, "b.mp4", "second", &window, shape, latent));
+    assert_ok(dsvi_latent_cache_put(cache, "a.mp4", NULL, &window, shape, latent));
+    assert_ok(dsvi_latent_cache_put(cache, "c.mp4", NULL, &window, shape, latent));
+    assert_ok(dsvi_latent_cache_flush(cache));
+    assert_int_equal(remove(dsvi_latent_cache_file(cache, 2)), 0);
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &d));
+    assert_true(d->latents);
+    assert_int_equal(d->count, 2);
+    assert_null(d->items[0].text);
+    assert_string_equal(d->items[1].text, "second");
+    assert_int_equal(d->left_out_count, 1);
+    assert_true(dsvi_dataset_sample(d, &settings, 7).item < 2);
+    dsvi_dataset_close(&d);
+    settings.height = 64;
+    assert_fails(DSV_E_USAGE, "height 32, wanted 64",
+                 dsvi_dataset_open(scratch_path("cache"), &settings, &d));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_folder_gives_its_clips_and_captions),
+        cmocka_unit_test(nothing_usable_is_said_with_a_reason),
+        cmocka_unit_test(csv_is_read_as_rfc_4180_has_it),
+        cmocka_unit_test(csv_errors_name_the_line),
+        cmocka_unit_test(jsonl_is_read_line_by_line),
+        cmocka_unit_test(a_list_is_read_relative_to_itself),
+        cmocka_unit_test(a_latent_cache_is_a_data_set),
+    };
+    return cmocka_run_group_tests(tests, make_clips, scratch_remove);
+}

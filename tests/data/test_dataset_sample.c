@@ -1,0 +1,151 @@
+/* Which item and which window the i-th sample is. */
+#include "data/dataset.h"
+
+#include "test.h"
+
+/* Twelve clips of 1 s, 2 s, ... */
+enum { ITEMS = 12 };
+static DsvDatasetItem items[ITEMS];
+static DsvDataset clips = {.items = items, .count = ITEMS};
+
+static DsvConfig make_settings(void)
+{
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    settings.seed = 3;
+    for (int i = 0; i < ITEMS; i++)
+        items[i].info = (DsvClipInfo){.width = 64, .height = 64, .fps = 30, .seconds = i + 1};
+    return settings;
+}
+
+static void each_epoch_is_a_permutation(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    static const int64_t COUNTS[] = {1, 2, 3, 4, 5, 12, 64, 65, 1000};
+    static int seen[1000];
+    DsvDataset latents = {.latents = true};
+    for (size_t c = 0; c < sizeof COUNTS / sizeof *COUNTS; c++) {
+        latents.count = COUNTS[c];
+        for (uint64_t epoch = 0; epoch < 20; epoch++) {
+            memset(seen, 0, sizeof seen);
+            for (int64_t i = 0; i < latents.count; i++) {
+                uint64_t index = epoch * (uint64_t)latents.count + (uint64_t)i;
+                int64_t item = dsvi_dataset_sample(&latents, &settings, index).item;
+                assert_true(item >= 0 && item < latents.count && !seen[item]++);
+            }
+        }
+    }
+}
+
+/* Over many epochs each item comes at each place equally often, and each order of four equally often. The
+ * counts are binomial; five standard deviations pass by chance once in a million comparisons. */
+static void every_order_is_as_likely(void **state)
+{
+    (void)state;
+    enum { EPOCHS = 6000, FEW = 4 };
+    DsvConfig settings = make_settings();
+    static int at[ITEMS][ITEMS], orders[256];
+    int found = 0;
+    for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
+        DsvDataset few = {.latents = true, .count = FEW}, many = {.latents = true, .count = ITEMS};
+        int order = 0;
+        for (uint64_t i = 0; i < ITEMS; i++)
+            at[i][dsvi_dataset_sample(&many, &settings, epoch * ITEMS + i).item]++;
+        for (uint64_t i = 0; i < FEW; i++)
+            order = 4 * order + (int)dsvi_dataset_sample(&few, &settings, epoch * FEW + i).item;
+        orders[order]++;
+    }
+    double mean = EPOCHS / (double)ITEMS;
+    for (int i = 0; i < ITEMS; i++)
+        for (int j = 0; j < ITEMS; j++)
+            assert_error_below(fabs(at[i][j] - mean), 5 * sqrt(mean), "item %d at %d", j, i);
+    mean = EPOCHS / 24.0;
+    for (int order = 0; order < 256; order++) {
+        found += orders[order] > 0;
+        if (orders[order] > 0)
+            assert_error_below(fabs(orders[order] - mean), 5 * sqrt(mean), "order %d", order);
+    }
+    assert_int_equal(found, 24);
+}
+
+static void windows_lie_on_the_grid_inside_the_clip(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    bool first[ITEMS] = {false}, last[ITEMS] = {false};
+    double low = 1, high = 0;
+    for (uint64_t i = 0; i < 20000; i++) {
+        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        const DsvClipWindow *w = &ref.window;
+        /* 17 frames at 16 frames/s: a clip of s seconds has 16 s times, the last window starts at 16 s - 17.
+         */
+        int64_t most = 16 * (ref.item + 1) - 17;
+        double start = w->start * 16;
+        assert_true(start == floor(start) && start >= 0 && start <= (double)(most > 0 ? most : 0));
+        assert_true(w->frames == 17 && w->fps == 16 && w->height == 128 && w->width == 128);
+        assert_true(w->crop_x >= 0 && w->crop_x < 1 && w->crop_y >= 0 && w->crop_y < 1);
+        first[ref.item] |= start == 0;
+        last[ref.item] |= start == (double)(most > 0 ? most : 0);
+        low = fmin(low, fmin(w->crop_x, w->crop_y));
+        high = fmax(high, fmax(w->crop_x, w->crop_y));
+    }
+    for (int i = 0; i < ITEMS; i++)
+        assert_true(first[i] && last[i]);
+    assert_true(low < 0.01 && high > 0.99);
+}
+
+static void a_sample_depends_on_seed_and_number_alone(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings(), other = settings;
+    int equal_items = 0, equal_starts = 0;
+    other.seed = 4;
+    for (uint64_t i = 0; i < 1200; i++) {
+        DsvSampleRef a = dsvi_dataset_sample(&clips, &settings, i),
+                     b = dsvi_dataset_sample(&clips, &settings, i);
+        DsvSampleRef c = dsvi_dataset_sample(&clips, &other, i);
+        assert_memory_equal(&a, &b, sizeof a);
+        equal_items += a.item == c.item;
+        equal_starts += a.window.start == c.window.start;
+    }
+    assert_true(equal_items < 200 && equal_starts < 300); /* by chance about 100, and a bit more */
+}
+
+static void crops_are_central_when_asked(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    settings.data_random_crop = false;
+    for (uint64_t i = 0; i < 50; i++) {
+        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        assert_true(ref.window.crop_x == 0.5 && ref.window.crop_y == 0.5);
+    }
+}
+
+static void a_sample_can_move_to_another_item(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    for (uint64_t i = 0; i < 200; i++) {
+        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        DsvSampleRef same = dsvi_dataset_sample_in(&clips, &settings, i, ref.item);
+        DsvSampleRef shortest = dsvi_dataset_sample_in(&clips, &settings, i, 0);
+        assert_memory_equal(&ref, &same, sizeof ref);
+        assert_true(shortest.item == 0 && shortest.window.start == 0);
+        assert_true(shortest.window.crop_x == ref.window.crop_x);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_epoch_is_a_permutation),
+        cmocka_unit_test(every_order_is_as_likely),
+        cmocka_unit_test(windows_lie_on_the_grid_inside_the_clip),
+        cmocka_unit_test(a_sample_depends_on_seed_and_number_alone),
+        cmocka_unit_test(crops_are_central_when_asked),
+        cmocka_unit_test(a_sample_can_move_to_another_item),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,320 @@
+/* The folder of encoded windows: going on, refusing other settings, noticing damage. */
+#include "data/latent_cache.h"
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "base/scratch.h"
+
+enum { NUMBERS = 2 * 3 * 4 * 5 };
+static const int64_t SHAPE[4] = {2, 3, 4, 5};
+
+static DsvConfig make_settings(void)
+{
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    settings.fps = 29.97;
+    return settings;
+}
+
+static DsvClipWindow window_at(double start)
+{
+    return (DsvClipWindow){.start = start,
+                           .fps = 29.97,
+                           .frames = 17,
+                           .height = 128,
+                           .width = 128,
+                           .crop_x = 0.5,
+                           .crop_y = 0.5};
+}
+
+static void fill(float latent[NUMBERS], double start)
+{
+    for (int i = 0; i < NUMBERS; i++)
+        latent[i] = (float)(start * 1000 + i);
+}
+
+static DsvStatus put(DsvLatentCache *cache, const char *source, const char *text, double start)
+{
+    float latent[NUMBERS];
+    DsvClipWindow window = window_at(start);
+    fill(latent, start);
+    return dsvi_latent_cache_put(cache, source, text, &window, SHAPE, latent);
+}
+
+static bool has(const DsvLatentCache *cache, const char *source, double start)
+{
+    DsvClipWindow window = window_at(start);
+    return dsvi_latent_cache_has(cache, source, &window);
+}
+
+static void what_was_put_is_read_back(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    const char *folder = scratch_path("made/here");
+    float latent[NUMBERS], wanted[NUMBERS];
+    assert_false(dsvi_latent_cache_is(folder));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_true(dsvi_latent_cache_is(folder));
+    assert_false(has(cache, "clips/b \"q\".mp4", 0.1));
+    assert_ok(put(cache, "clips/b \"q\".mp4", "caption\nwith \"quotes\" and \xc3\xa9",
+                  0.1)); /* 0.1: no short binary */
+    assert_ok(put(cache, "../../a.mp4", NULL, 1.0 / 3));
+    assert_ok(put(cache, "../../a.mp4", NULL, 0));
+    assert_true(has(cache, "clips/b \"q\".mp4", 0.1));
+    assert_false(has(cache, "clips/b \"q\".mp4", 0.2));
+    assert_false(has(cache, "clips/b.mp4", 0.1));
+    dsvi_latent_cache_close(&cache);
+    assert_null(cache);
+
+    assert_ok(dsvi_latent_cache_open(folder, &settings, &cache));
+    assert_int_equal(dsvi_latent_cache_count(cache), 3);
+    for (int64_t i = 0; i < 3; i++) { /* in order of source and start, whatever the order they came in */
+        static const double STARTS[] = {0, 1.0 / 3, 0.1};
+        assert_ok(dsvi_latent_cache_check(cache, i));
+        assert_ok(dsvi_latent_read(dsvi_latent_cache_file(cache, i), NUMBERS, latent));
+        fill(wanted, STARTS[i]);
+        assert_memory_equal(latent, wanted, sizeof latent);
+        assert_int_equal(strncmp(dsvi_latent_cache_file(cache, i), folder, strlen(folder)), 0);
+        assert_null(strchr(dsvi_latent_cache_file(cache, i) + strlen(folder) + 1, '/'));
+    }
+    assert_null(dsvi_latent_cache_text(cache, 0));
+    assert_string_equal(dsvi_latent_cache_text(cache, 2), "caption\nwith \"quotes\" and \xc3\xa9");
+    assert_true(has(cache, "../../a.mp4", 1.0 / 3));
+    assert_fails(DSV_E_SHAPE, "120 numbers, wanted 119",
+                 dsvi_latent_read(dsvi_latent_cache_file(cache, 0), NUMBERS - 1, latent));
+    dsvi_latent_cache_close(&cache);
+    dsvi_latent_cache_close(&cache);
+}
+
+/* Ends without a close: what was flushed is there, the rest is done again, and the index comes out the same.
+ */
+static void an_interrupted_encoding_goes_on(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache, *again;
+    enum { WINDOWS = 80 }; /* past the first room of a list, 64 */
+    char *straight, *resumed;
+    size_t straight_bytes, resumed_bytes;
+    assert_ok(dsvi_latent_cache_create(scratch_path("straight"), &settings, &cache));
+    for (int i = 0; i < WINDOWS; i++)
+        assert_ok(put(cache, "c.mp4", "t", i));
+    dsvi_latent_cache_close(&cache);
+
+    assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, &cache));
+    for (int i = WINDOWS - 1; i >= WINDOWS / 2; i--)
+        assert_ok(put(cache, "c.mp4", "t", i));
+    assert_ok(dsvi_latent_cache_flush(cache));
+    assert_ok(put(cache, "c.mp4", "t", 0)); /* its entry is lost with the process */
+    assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, &again));
+    assert_int_equal(dsvi_latent_cache_count(again), WINDOWS / 2);
+    assert_true(has(again, "c.mp4", WINDOWS / 2));
+    assert_false(has(again, "c.mp4", 0));
+    for (int i = 0; i < WINDOWS; i++)
+        if (!has(again, "c.mp4", i))
+            assert_ok(put(again, "c.mp4", "t", i));
+    assert_int_equal(dsvi_latent_cache_count(again), WINDOWS);
+    assert_ok(put(again, "c.mp4", "t", 5)); /* a second time replaces the first */
+    assert_int_equal(dsvi_latent_cache_count(again), WINDOWS);
+    dsvi_latent_cache_close(&cache);
+    dsvi_latent_cache_close(&again);
+    assert_ok(dsvi_file_read(scratch_path("straight/index.json"), 1 << 20, &straight, &straight_bytes));
+    assert_ok(dsvi_file_read(scratch_path("resumed/index.json"), 1 << 20, &resumed, &resumed_bytes));
+    assert_int_equal(straight_bytes, resumed_bytes);
+    assert_memory_equal(straight, resumed, straight_bytes);
+    free(straight);
+    free(resumed);
+}
+
+static void other_settings_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *assignment, *words;
+    } CHANGES[] = {
+        {"num_frames=9", "num_frames 17, wanted 9"},
+        {"height=64", "height 128, wanted 64"},
+        {"width=64", "width 128, wanted 64"},
+        {"fps=16", "fps 29.97, wanted 16"},
+        {"codec.spatial_levels=3", "codec.spatial_levels 2, wanted 3"},
+        {"codec.temporal_levels=0", "codec.temporal_levels 1, wanted 0"},
+    };
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    const char *folder = scratch_path("settings");
+    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    dsvi_latent_cache_close(&cache);
+    for (size_t i = 0; i < sizeof CHANGES / sizeof *CHANGES; i++) {
+        DsvConfig other = settings;
+        assert_ok(dsv_config_set(&other, CHANGES[i].assignment));
+        assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_create(folder, &other, &cache));
+        assert_null(cache);
+        assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_open(folder, &other, &cache));
+    }
+    strcpy(settings.codec_name, "else");
+    assert_fails(DSV_E_USAGE, "codec.name haar, wanted else",
+                 dsvi_latent_cache_open(folder, &settings, &cache));
+    assert_ok(dsvi_latent_cache_open(folder, NULL, &cache));
+    dsvi_latent_cache_close(&cache);
+}
+
+static void flip_byte(const char *path, long offset_from_end)
+{
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, -offset_from_end, SEEK_END), 0);
+    int byte = fgetc(file);
+    assert_int_equal(fseek(file, -offset_from_end, SEEK_END), 0);
+    fputc(byte ^ 1, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void damage_is_noticed(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    float latent[NUMBERS];
+    const char *folder = scratch_path("damage");
+    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    for (int i = 0; i < 3; i++)
+        assert_ok(put(cache, "c.mp4", NULL, i));
+    flip_byte(dsvi_latent_cache_file(cache, 0), 1);
+    assert_false(has(cache, "c.mp4", 0));
+    assert_fails(DSV_E_FORMAT, "damaged: checksum", dsvi_latent_cache_check(cache, 0));
+    assert_fails(DSV_E_FORMAT, "damaged: checksum",
+                 dsvi_latent_read(dsvi_latent_cache_file(cache, 0), NUMBERS, latent));
+    /* A whole file of another window in its place. */
+    char *data;
+    size_t bytes;
+    assert_ok(dsvi_file_read(dsvi_latent_cache_file(cache, 2), 1 << 20, &data, &bytes));
+    assert_ok(dsvi_file_write(dsvi_latent_cache_file(cache, 1), data, bytes));
+    free(data);
+    assert_false(has(cache, "c.mp4", 1));
+    assert_fails(DSV_E_FORMAT, "as in the index", dsvi_latent_cache_check(cache, 1));
+    assert_ok(put(cache, "c.mp4", NULL, 0));
+    assert_true(has(cache, "c.mp4", 0));
+    dsvi_latent_cache_close(&cache);
+}
+
+static void an_index_that_is_none_is_refused(void **state)
+{
+    (void)state;
+    static const char HEAD[] =
+        "{\"format\":\"dsv-latent-cache\",\"version\":1,\"settings\":{\"codec.name\":\"haar\","
+        "\"num_frames\":17,\"height\":128,\"width\":128,\"fps\":29.97,\"codec.spatial_levels\":2,"
+        "\"codec.temporal_levels\":1},\"items\":";
+    static const struct {
+        bool headed;
+        const char *text, *words;
+    } BAD[] = {
+        {false, "", "not JSON"},
+        {false, "[1,2", "not JSON"},
+        {false, "{\"format\":\"other\"}", "another format"},
+        {false, "{\"format\":\"dsv-latent-cache\",\"version\":2}", "another version"},
+        {false, "{\"format\":\"dsv-latent-cache\",\"version\":1}", "codec.name"},
+        {true, "7}", "no items"},
+        {true, "[7]}", "incomplete"},
+        {true,
+         "[{\"source\":\"a\",\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"../x\",\"xxh3\":"
+         "\"0123456789abcdef\",\"shape\":[1,1,1,1]}]}",
+         "incomplete"},
+        {true,
+         "[{\"source\":\"a\",\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\",\"xxh3\":"
+         "\"0123456789abcdeX\",\"shape\":[1,1,1,1]}]}",
+         "incomplete"},
+        {true,
+         "[{\"source\":\"a\",\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\",\"xxh3\":"
+         "\"0123456789abcdef\",\"shape\":[1,1,-1,1]}]}",
+         "incomplete"},
+    };
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    char folder[DSVI_PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", scratch_path("bad")); /* scratch_path remembers four */
+    assert_ok(dsvi_folder_make(folder));
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s%s", BAD[i].headed ? HEAD : "", BAD[i].text);
+        assert_ok(dsvi_file_write(scratch_path("bad/index.json"), text, strlen(text)));
+        assert_fails(DSV_E_FORMAT, BAD[i].words, dsvi_latent_cache_open(folder, &settings, &cache));
+        assert_non_null(strstr(dsv_error_message(), "bad/index.json"));
+        assert_fails(DSV_E_FORMAT, BAD[i].words, dsvi_latent_cache_create(folder, &settings, &cache));
+    }
+    assert_fails(DSV_E_NOT_FOUND, "index.json",
+                 dsvi_latent_cache_open(scratch_path("none"), &settings, &cache));
+}
+
+static void a_folder_that_cannot_be_written_fails_at_once(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    assert_ok(dsvi_file_write(scratch_path("file"), "x", 1));
+    assert_fails(DSV_E_IO, "file", dsvi_latent_cache_create(scratch_path("file/cache"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("gone"), &settings, &cache));
+    assert_ok(dsvi_folder_remove(scratch_path("gone")));
+    assert_fails(DSV_E_NOT_FOUND, "gone", put(cache, "c.mp4", NULL, 0));
+    assert_int_equal(dsvi_latent_cache_count(cache), 0);
+    dsvi_latent_cache_close(&cache);
+}
+
+enum { THREADS = 4, EACH = 20 };
+
+typedef struct Putter {
+    DsvLatentCache *cache;
+    int number, failures;
+} Putter;
+
+static void *put_many(void *context)
+{
+    Putter *p = context;
+    for (int i = 0; i < EACH; i++) {
+        double start = p->number * EACH + i;
+        p->failures += has(p->cache, "c.mp4", start) || put(p->cache, "c.mp4", NULL, start) != DSV_OK ||
+                       !has(p->cache, "c.mp4", start) ||
+                       (i % 10 == 0 && dsvi_latent_cache_flush(p->cache) != DSV_OK);
+    }
+    return NULL;
+}
+
+static void threads_may_put_at_once(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    pthread_t threads[THREADS];
+    Putter putters[THREADS];
+    assert_ok(dsvi_latent_cache_create(scratch_path("threads"), &settings, &cache));
+    for (int i = 0; i < THREADS; i++) {
+        putters[i] = (Putter){cache, i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, put_many, &putters[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(putters[i].failures, 0);
+    }
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_latent_cache_open(scratch_path("threads"), &settings, &cache));
+    assert_int_equal(dsvi_latent_cache_count(cache), THREADS * EACH);
+    for (int i = 0; i < THREADS * EACH; i++)
+        assert_true(has(cache, "c.mp4", i));
+    dsvi_latent_cache_close(&cache);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_put_is_read_back),
+        cmocka_unit_test(an_interrupted_encoding_goes_on),
+        cmocka_unit_test(other_settings_are_refused_by_name),
+        cmocka_unit_test(damage_is_noticed),
+        cmocka_unit_test(an_index_that_is_none_is_refused),
+        cmocka_unit_test(a_folder_that_cannot_be_written_fails_at_once),
+        cmocka_unit_test(threads_may_put_at_once),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}

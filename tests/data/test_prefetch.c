@@ -1,0 +1,287 @@
+/* Samples come in order, and are the same bytes however many threads prepare them, from wherever one starts,
+ * with and without clips kept in memory. */
+#include "data/prefetch.h"
+
+#include "base/scratch.h"
+#include "clip_maker.h"
+#include "data/clip_cache.h"
+#include "data/latent_cache.h"
+
+enum { CLIPS = 5, SIDE = 40, FRAMES = 4, ELEMENTS = 3 * FRAMES * SIDE * SIDE, SAMPLES = 23 };
+
+static DsvConfig settings;
+static DsvDataset *dataset;
+static float *straight; /* (SAMPLES, ELEMENTS), read one after the other */
+
+static DsvStatus copy_pixels(void *context, const float *pixels, float *latent)
+{
+    (void)context;
+    memcpy(latent, pixels, ELEMENTS * sizeof *latent);
+    return DSV_OK;
+}
+
+static int make_data(void **state)
+{
+    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK)
+        return 1;
+    for (int i = 0; i < CLIPS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "clips/%d.%s", i, i % 2 ? "mp4" : "avi");
+        /* Clip i holds numbers from 100 i; the last is shorter than a window. */
+        make_stamped(i % 2 ? "libx264" : "mpeg4", scratch_path(name), 100 * i,
+                     i == CLIPS - 1 ? 2 : 30 + 10 * i, 24);
+        if (i == 1)
+            write_text(scratch_path("clips/1.txt"), "the one with words");
+    }
+    dsv_config_defaults(&settings);
+    settings.num_frames = FRAMES;
+    settings.height = settings.width = SIDE;
+    settings.fps = 12;
+    settings.seed = 8;
+    if (dsvi_dataset_open(scratch_path("clips"), &settings, &dataset) != DSV_OK)
+        return 1;
+    straight = malloc(sizeof(float) * SAMPLES * ELEMENTS);
+    for (int i = 0; i < SAMPLES; i++) {
+        DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, (uint64_t)i);
+        if (dsvi_clip_read(dataset->items[ref.item].path, &ref.window, straight + i * ELEMENTS) != DSV_OK)
+            return 1;
+    }
+    return 0;
+}
+
+static int remove_data(void **state)
+{
+    free(straight);
+    dsvi_dataset_close(&dataset);
+    return scratch_remove(state);
+}
+
+static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint64_t first)
+{
+    DsvConfig s = settings;
+    DsvPrefetch *prefetch;
+    float *latent = video_alloc(FRAMES, SIDE, SIDE);
+    s.data_workers = workers;
+    s.data_cache_mb = cache_mb;
+    assert_ok(
+        dsvi_prefetch_start(dataset, &s, first, slots, ELEMENTS, copy_pixels, NULL, NULL, NULL, &prefetch));
+    assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + workers) * ELEMENTS * sizeof(float));
+    for (uint64_t i = first; i < SAMPLES; i++) {
+        const char *text = "untouched";
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        if (memcmp(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent) != 0)
+            fail_msg("sample %d differs: %d workers, %d MiB, %d slots, from %d", (int)i, (int)workers,
+                     (int)cache_mb, (int)slots, (int)first);
+        int64_t item = dsvi_dataset_sample(dataset, &settings, i).item;
+        assert_ptr_equal(text, dataset->items[item].text);
+    }
+    assert_true(dsvi_prefetch_waited(prefetch) >= 0);
+    dsvi_prefetch_stop(&prefetch);
+    assert_null(prefetch);
+    dsvi_prefetch_stop(&prefetch);
+    free(latent);
+}
+
+static void samples_do_not_depend_on_threads_slots_or_memory(void **state)
+{
+    (void)state;
+    static const int64_t WORKERS[] = {1, 3}, MEMORY[] = {0, 256}, SLOTS[] = {1, 2, 7};
+    for (size_t w = 0; w < 2; w++)
+        for (size_t m = 0; m < 2; m++)
+            for (size_t s = 0; s < 3; s++)
+                check_samples(WORKERS[w], MEMORY[m], SLOTS[s], 0);
+}
+
+static void one_can_begin_anywhere(void **state)
+{
+    (void)state;
+    for (uint64_t first = 1; first < SAMPLES; first += 7)
+        check_samples(2, 256, 3, first);
+}
+
+static void the_stamps_are_those_of_the_draw(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
+        int64_t last = dataset->items[ref.item].info.frames - 1;
+        for (int64_t f = 0; f < FRAMES; f++) {
+            int64_t frame = llround(ref.window.start * 24) + 2 * f; /* 24 frames/s read at 12 */
+            assert_int_equal(read_stamp(straight + i * ELEMENTS, f, FRAMES, SIDE, SIDE),
+                             100 * ref.item + (frame < last ? frame : last));
+        }
+    }
+}
+
+/* Room for the shortest clips alone: the cache stays within it and gives the same bytes. */
+static void a_small_cache_keeps_the_shortest(void **state)
+{
+    (void)state;
+    DsvClipCache *cache;
+    DsvConfig s = settings;
+    float *pixels = video_alloc(FRAMES, SIDE, SIDE);
+    /* 15, 20, 25, 30 and 4 frames of 4800 bytes at 12 frames/s */
+    s.data_cache_mb = 256;
+    assert_ok(dsvi_clip_cache_create(dataset, &s, &cache));
+    assert_int_equal(dsvi_clip_cache_bytes(cache), (15 + 20 + 25 + 30 + 4) * 3 * SIDE * SIDE);
+    dsvi_clip_cache_free(&cache);
+    s.data_cache_mb = 1;
+    s.height = s.width = 10 * SIDE; /* 480000 bytes a frame: only the 4 frames would go near it */
+    assert_ok(dsvi_clip_cache_create(dataset, &s, &cache));
+    assert_int_equal(dsvi_clip_cache_bytes(cache), 0);
+    dsvi_clip_cache_free(&cache);
+    s.height = s.width = 3 * SIDE; /* 43200 bytes a frame: 4 + 15 frames fit into a MiB, 20 more do not */
+    assert_ok(dsvi_clip_cache_create(dataset, &s, &cache));
+    assert_int_equal(dsvi_clip_cache_bytes(cache), (4 + 15) * 43200);
+    dsvi_clip_cache_free(&cache);
+    dsvi_clip_cache_free(&cache);
+    free(pixels);
+}
+
+typedef struct Warnings {
+    int count;
+    char last[1024];
+} Warnings;
+
+static void note_warning(void *context, const char *line)
+{
+    Warnings *w = context;
+    w->count++;
+    snprintf(w->last, sizeof w->last, "%s", line);
+}
+
+/* A clip that goes away after the data set was opened: the next of the list stands in, always the same way.
+ */
+static void a_broken_item_is_replaced_and_told_once(void **state)
+{
+    (void)state;
+    float *latent = video_alloc(FRAMES, SIDE, SIDE), *wanted = video_alloc(FRAMES, SIDE, SIDE);
+    assert_int_equal(rename(scratch_path("clips/2.avi"), scratch_path("away")), 0);
+    for (int64_t workers = 1; workers <= 3; workers += 2) {
+        DsvConfig s = settings;
+        DsvPrefetch *prefetch;
+        Warnings warnings = {0};
+        s.data_workers = workers;
+        assert_ok(dsvi_prefetch_start(dataset, &s, 0, 4, ELEMENTS, copy_pixels, NULL, note_warning, &warnings,
+                                      &prefetch));
+        for (uint64_t i = 0; i < SAMPLES; i++) {
+            const char *text;
+            DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
+            if (ref.item == 2)
+                ref = dsvi_dataset_sample_in(dataset, &settings, i, 3);
+            assert_ok(dsvi_clip_read(dataset->items[ref.item].path, &ref.window, wanted));
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
+        }
+        assert_int_equal(warnings.count, 1);
+        assert_non_null(strstr(warnings.last, "2.avi: No such file"));
+        dsvi_prefetch_stop(&prefetch);
+    }
+    assert_int_equal(rename(scratch_path("away"), scratch_path("clips/2.avi")), 0);
+    free(latent);
+    free(wanted);
+}
+
+static void no_item_left_is_a_failure_that_lasts(void **state)
+{
+    (void)state;
+    float *latent = video_alloc(FRAMES, SIDE, SIDE);
+    const char *text;
+    DsvPrefetch *prefetch;
+    Warnings warnings = {0};
+    assert_int_equal(rename(scratch_path("clips"), scratch_path("moved")), 0);
+    assert_ok(dsvi_prefetch_start(dataset, &settings, 0, 2, ELEMENTS, copy_pixels, NULL, note_warning,
+                                  &warnings, &prefetch));
+    for (int i = 0; i < 2; i++)
+        assert_fails(DSV_E_NOT_FOUND, "5 clips in a row cannot be read, the last: ",
+                     dsvi_prefetch_next(prefetch, latent, &text));
+    assert_int_equal(warnings.count, CLIPS);
+    dsvi_prefetch_stop(&prefetch);
+    assert_int_equal(rename(scratch_path("moved"), scratch_path("clips")), 0);
+    free(latent);
+}
+
+static DsvStatus refuse(void *context, const float *pixels, float *latent)
+{
+    (void)context, (void)pixels, (void)latent;
+    return DSVI_FAIL(DSV_E_SHAPE, "the codec will not have it");
+}
+
+static void a_failing_codec_is_heard(void **state)
+{
+    (void)state;
+    float *latent = video_alloc(FRAMES, SIDE, SIDE);
+    const char *text;
+    DsvPrefetch *prefetch;
+    assert_ok(dsvi_prefetch_start(dataset, &settings, 0, 2, ELEMENTS, refuse, NULL, NULL, NULL, &prefetch));
+    assert_fails(DSV_E_SHAPE, "the codec will not have it", dsvi_prefetch_next(prefetch, latent, &text));
+    dsvi_prefetch_stop(&prefetch);
+    free(latent);
+}
+
+static void stopping_does_not_wait_for_samples(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        DsvPrefetch *prefetch;
+        DsvConfig s = settings;
+        s.data_workers = 1 + i % 4;
+        assert_ok(dsvi_prefetch_start(dataset, &s, (uint64_t)i, 1 + i % 3, ELEMENTS, copy_pixels, NULL, NULL,
+                                      NULL, &prefetch));
+        dsvi_prefetch_stop(&prefetch);
+    }
+}
+
+static void cached_latents_come_the_same_way(void **state)
+{
+    (void)state;
+    enum { ITEMS = 6, NUMBERS = 12 };
+    const int64_t shape[4] = {1, 3, 2, 2};
+    float latent[NUMBERS];
+    DsvLatentCache *cache;
+    DsvDataset *cached;
+    DsvPrefetch *prefetch;
+    const char *text;
+    Warnings warnings = {0};
+    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
+    for (int i = 0; i < ITEMS; i++) {
+        char name[2] = {(char)('a' + i), 0};
+        DsvClipWindow window = {.fps = 12, .frames = FRAMES, .height = SIDE, .width = SIDE};
+        for (int k = 0; k < NUMBERS; k++)
+            latent[k] = (float)(100 * i + k);
+        assert_ok(dsvi_latent_cache_put(cache, name, name, &window, shape, latent));
+    }
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &cached));
+    assert_int_equal(cached->count, ITEMS);
+    write_text(cached->items[4].path, "spoilt");
+    assert_ok(dsvi_prefetch_start(cached, &settings, 5, 3, NUMBERS, NULL, NULL, note_warning, &warnings,
+                                  &prefetch));
+    for (uint64_t i = 5; i < 30; i++) {
+        int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
+        item = item == 4 ? 5 : item;
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        for (int k = 0; k < NUMBERS; k++)
+            assert_true(latent[k] == (float)(100 * item + k));
+        assert_int_equal(text[0], 'a' + item);
+    }
+    assert_int_equal(warnings.count, 1);
+    dsvi_prefetch_stop(&prefetch);
+    dsvi_dataset_close(&cached);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_stamps_are_those_of_the_draw),
+        cmocka_unit_test(samples_do_not_depend_on_threads_slots_or_memory),
+        cmocka_unit_test(one_can_begin_anywhere),
+        cmocka_unit_test(a_small_cache_keeps_the_shortest),
+        cmocka_unit_test(a_broken_item_is_replaced_and_told_once),
+        cmocka_unit_test(no_item_left_is_a_failure_that_lasts),
+        cmocka_unit_test(a_failing_codec_is_heard),
+        cmocka_unit_test(stopping_does_not_wait_for_samples),
+        cmocka_unit_test(cached_latents_come_the_same_way),
+    };
+    return cmocka_run_group_tests(tests, make_data, remove_data);
+}
