@@ -46,7 +46,7 @@ static inline void check_promises(const DsvSafetensors *file, uint64_t file_byte
         assert_true(t->bytes == (size_t)count * dsvi_dtype_size(t->dtype));
         assert_true((uintptr_t)t->data % dsvi_dtype_size(t->dtype) == 0);
         assert_ptr_equal(dsvi_safetensors_find(file, t->name), t);
-        byte = t->data;
+        byte = (const volatile unsigned char *)t->data;
         for (size_t b = 0; b < t->bytes; b++)
             sum += byte[b];
         bytes += t->bytes;
