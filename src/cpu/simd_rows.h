@@ -20,7 +20,7 @@ extern "C" {
 
 enum {
     DSVI_PIECE = 16384, /* elements of a piece of work: some microseconds, a multiple of all lanes */
-    DSVI_COLUMNS = 64,  /* columns of a piece that sums over rows */
+    DSVI_COLUMNS = 128, /* columns of a piece that sums over rows */
     DSVI_ROWS = 64      /* rows summed before their sum is added to the total: rounding errors grow with the
                            length of such a chain */
 };

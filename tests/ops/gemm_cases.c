@@ -58,8 +58,8 @@ static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
 /* Below, at and above the sizes at which an implementation may cut: lanes, tiles of 8 to 128 rows, slabs of
  * 512 of K. Sizes of zero come last. */
 static const int64_t SIZES[][3] = {
-    {1, 1, 1},   {3, 17, 5},   {17, 1, 63}, {1, 65, 17}, {33, 63, 65},
-    {65, 64, 1}, {130, 31, 129}, {70, 16, 515}, {0, 3, 3}, {3, 0, 3}, {5, 7, 0},
+    {1, 1, 1},   {3, 17, 5},    {17, 1, 63},  {1, 65, 17}, {33, 17, 65},
+    {65, 64, 1}, {130, 9, 129}, {70, 5, 515}, {0, 3, 3},   {3, 0, 3},    {5, 7, 0},
 };
 
 /* Dense; with gaps, adding; with gaps and bias; dense with bias; dense, adding. Results in acc and in act. */

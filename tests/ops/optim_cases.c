@@ -1,7 +1,7 @@
 #include "ops/cases.h"
 #include "test.h"
 
-static const int64_t LENGTHS[] = {0, 1, 3, 17, 63, 65, 70000};
+static const int64_t LENGTHS[] = {0, 1, 3, 17, 63, 65, 17000};
 
 static DsvStatus run_sum_squares(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
