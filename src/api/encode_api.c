@@ -86,17 +86,22 @@ static void encode_range(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
+static void warn_left_out(const Encoding *e, const char *what)
+{
+    char line[768];
+    snprintf(line, sizeof line, "left out: %s", what);
+    if (e->events->log)
+        e->events->log(e->events->context, DSV_LOG_WARNING, line);
+}
+
 /* A clip that breaks in the middle is left out and named; anything else ends the work. */
 static DsvStatus judge(const Encoding *e, const Window *w)
 {
-    char line[768];
     if (w->status == DSV_OK)
         return DSV_OK;
     if (w->status != DSV_E_FORMAT)
         return dsvi_fail_adopt(w->status, w->message);
-    snprintf(line, sizeof line, "left out: %s", w->message);
-    if (e->events->log)
-        e->events->log(e->events->context, DSV_LOG_WARNING, line);
+    warn_left_out(e, w->message);
     return DSV_OK;
 }
 
@@ -156,8 +161,7 @@ DsvStatus dsv_encode(const char *out_dir, const DsvConfig *settings, const DsvEv
     dsvi_threads_set((int)settings->threads);
     DSVI_TRY_GOTO(status, prepare(&e, out_dir), done);
     for (int64_t i = 0; i < e.dataset->left_out_count; i++)
-        if (e.events->log)
-            e.events->log(e.events->context, DSV_LOG_WARNING, e.dataset->left_out[i]);
+        warn_left_out(&e, e.dataset->left_out[i]);
     DSVI_TRY_GOTO(status, encode_all(&e), done);
 done:
     dsvi_latent_cache_close(&e.cache);

@@ -25,6 +25,8 @@ void dsvi_sampler_free(DsvSampler **sampler);
 double dsvi_sampler_timestep(const DsvSampler *sampler, int64_t i);
 /* sigma of step i, 0 <= i <= steps; the last is 0. */
 double dsvi_sampler_sigma(const DsvSampler *sampler, int64_t i);
+/* sigma' = shift sigma / (1 + (shift - 1) sigma): also how training shifts the times it draws. */
+double dsvi_sampler_shifted(double sigma, double shift);
 /* Takes the velocity at step i and moves `state` on to step i + 1. Steps come in order from 0. */
 DsvStatus dsvi_sampler_step(DsvSampler *sampler, int64_t i, const float *velocity, float *state);
 

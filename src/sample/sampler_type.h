@@ -29,8 +29,6 @@ extern const DsvSamplerType dsvi_sampler_euler, dsvi_sampler_unipc;
 
 /* Point i of n points spread evenly from `first` to `last`, rounded as numpy.linspace rounds. */
 double dsvi_sampler_spread(double first, double last, int64_t i, int64_t n);
-/* sigma' = shift sigma / (1 + (shift - 1) sigma) */
-double dsvi_sampler_shifted(double sigma, double shift);
 
 #ifdef __cplusplus
 }

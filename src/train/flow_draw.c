@@ -5,11 +5,7 @@
 #include <string.h>
 
 #include "base/rng.h"
-
-double dsvi_flow_shifted(double sigma, double shift)
-{
-    return shift * sigma / (1 + (shift - 1) * sigma);
-}
+#include "sample/sampler.h"
 
 double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
 {
@@ -22,7 +18,7 @@ double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
         double logit = settings->logit_mean + settings->logit_std * dsvi_rng_normal(rng, sample);
         sigma = 1 / (1 + exp(-logit));
     }
-    return dsvi_flow_shifted(sigma, settings->flow_shift);
+    return dsvi_sampler_shifted(sigma, settings->flow_shift);
 }
 
 void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n)

@@ -10,9 +10,6 @@
 extern "C" {
 #endif
 
-/* sigma' = shift sigma / (1 + (shift - 1) sigma) */
-double dsvi_flow_shifted(double sigma, double shift);
-
 /* sigma in (0, 1) of training sample `sample`: uniform, or the logistic of N(logit_mean, logit_std^2), then
  * shifted by flow_shift. A function of the settings, the seed among them, and the sample's number. */
 double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
