@@ -33,7 +33,7 @@ install: build
 
 format:
 	@tools/deps.sh clang-format
-	@find include src cli tests bench -name '*.[ch]' -exec clang-format -i {} +
+	@git clang-format --force --extensions c,h,cu,cuh
 
 clean:
 	@rm -rf build
@@ -46,6 +46,6 @@ help:
 	@echo 'make docs              writes docs/configuration.md from the option table'
 	@echo 'make install [PREFIX=/usr/local]'
 	@echo 'make deps              installs the Debian packages that are missing'
-	@echo 'make format            lays out the source with clang-format'
+	@echo 'make format            lays out the lines changed since the last commit (clang-format)'
 	@echo 'make clean             removes build/'
 	@echo 'PRESET=cpu|debug|asan|clang|cuda with any of them; cpu unless said'
