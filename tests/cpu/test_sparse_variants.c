@@ -1,5 +1,6 @@
 /* Every CPU variant of attention and of what sparse attention is made of, against the checker. */
 #include "cpu/levels.h"
+#include "ops/attention_problem.h"
 #include "ops/sparse_cases.h"
 #include "test.h"
 
@@ -33,10 +34,102 @@ static void predictor_loss(void **state)
     check_predictor_loss_cases(&level_backend);
 }
 
+/* Forward and backward, each with the workspace it asks for. */
+static void attend(AttentionProblem *problem)
+{
+    const DsvOps *ops = &level_backend.ops;
+    DsvAttentionArgs *args = &problem->args;
+    size_t fwd = args->lists ? ops->attention_list_fwd.workspace(args) : ops->attention_fwd.workspace(args);
+    size_t bwd = args->lists ? ops->attention_list_bwd.workspace(args) : ops->attention_bwd.workspace(args);
+    args->workspace_bytes = fwd > bwd ? fwd : bwd;
+    args->workspace = malloc(args->workspace_bytes);
+    assert_non_null(args->workspace);
+    assert_ok((args->lists ? ops->attention_list_fwd.run : ops->attention_fwd.run)(NULL, args));
+    assert_ok((args->lists ? ops->attention_list_bwd.run : ops->attention_bwd.run)(NULL, args));
+    free(args->workspace);
+}
+
+static double difference(const AttentionProblem *a, const DsvHeads *a_rows, const AttentionProblem *b,
+                         const DsvHeads *b_rows, int64_t tokens)
+{
+    double *x = attention_problem_rows(a, a_rows, tokens), *y = attention_problem_rows(b, b_rows, tokens);
+    double error = relative_l2(DSV_F64, x, DSV_F64, y,
+                               a->args.batch * tokens * a->args.heads * a->args.head_dim);
+    free(x);
+    free(y);
+    return error;
+}
+
+/* A query meets the keys of a full list in the order of dense attention, in the same tiles: out and lse have
+ * the same bits. Backward, groups decide the order of the sums, of some hundred terms. */
+static void full_lists_are_dense(void **state)
+{
+    (void)state;
+    for (int64_t grain = 1; grain <= 65; grain += 8) {
+        AttentionShape shape = {.batch = 1, .heads = 2, .queries = 150, .keys = 500, .head_dim = 40,
+                                .group = 48, .grain = grain, .density = 1, .logit = 2};
+        AttentionProblem sparse, dense;
+        attention_problem_create(&sparse, &shape, DSV_F32, DSV_F32, 1);
+        attention_problem_create(&dense, &shape, DSV_F32, DSV_F32, 1);
+        dense.args.lists = NULL;
+        attend(&sparse);
+        attend(&dense);
+        assert_true(difference(&sparse, &sparse.args.out, &dense, &dense.args.out, 150) == 0);
+        assert_memory_equal(sparse.args.lse, dense.args.lse, 2 * 150 * sizeof(float));
+        assert_error_below(difference(&sparse, &sparse.args.dq, &dense, &dense.args.dq, 150), 1e-6, "dq");
+        assert_error_below(difference(&sparse, &sparse.args.dk, &dense, &dense.args.dk, 500), 1e-6, "dk");
+        assert_error_below(difference(&sparse, &sparse.args.dv, &dense, &dense.args.dv, 500), 1e-6, "dv");
+        attention_problem_free(&sparse);
+        attention_problem_free(&dense);
+    }
+}
+
+/* A run that diverges must be seen to: NaN in one key spoils every query that attends it, and no other. */
+static void nan_goes_through(void **state)
+{
+    (void)state;
+    AttentionShape shape = {.batch = 1, .heads = 1, .queries = 40, .keys = 100, .head_dim = 32,
+                            .group = 8, .grain = 1, .density = 0.5, .logit = 1};
+    AttentionProblem problem;
+    int spoilt = 0;
+    attention_problem_create(&problem, &shape, DSV_F32, DSV_F32, 1);
+    ((float *)problem.args.k.data)[dsvi_heads_at(&problem.args.k, 0, 70, 0) + 5] = NAN;
+    attend(&problem);
+    for (int64_t i = 0; i < shape.queries; i++) {
+        DsvList list = dsvi_list_of(problem.args.lists, shape.keys, 0, 0, i);
+        float out = ((float *)problem.args.out.data)[dsvi_heads_at(&problem.args.out, 0, i, 0)];
+        float dq = ((float *)problem.args.dq.data)[dsvi_heads_at(&problem.args.dq, 0, i, 0)];
+        bool attends = dsvi_list_contains(&list, 70);
+        assert_true(isnan(out) == attends && isnan(dq) == attends);
+        assert_true(isnan(((float *)problem.args.lse)[i]) == attends);
+        spoilt += attends;
+    }
+    assert_true(spoilt > 0 && spoilt < shape.queries);
+    attention_problem_free(&problem);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    AttentionShape shape = {.batch = 1, .heads = 1, .queries = 4, .keys = 6, .head_dim = 32};
+    AttentionProblem problem;
+    attention_problem_create(&problem, &shape, DSV_F32, DSV_F32, 1);
+    assert_fails(DSV_E_SHAPE, "workspace has 0 bytes",
+                 level_backend.ops.attention_fwd.run(NULL, &problem.args));
+    assert_fails(DSV_E_SHAPE, "workspace has 0 bytes",
+                 level_backend.ops.attention_bwd.run(NULL, &problem.args));
+    problem.args.act = DSV_F64;
+    assert_fails(DSV_E_UNSUPPORTED, "not F64", level_backend.ops.attention_fwd.run(NULL, &problem.args));
+    attention_problem_free(&problem);
+}
+
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention),
+        cmocka_unit_test(full_lists_are_dense),
+        cmocka_unit_test(nan_goes_through),
+        cmocka_unit_test(refusals),
         cmocka_unit_test(select_features),
         cmocka_unit_test(select_lists),
         cmocka_unit_test(profile),

@@ -1,5 +1,6 @@
 #include "base/rng.h"
 #include "base/threads.h"
+#include "ops/random_lists.h"
 #include "ops/sparse_cases.h"
 #include "test.h"
 
@@ -25,77 +26,41 @@ static void *host_rows(DsvDtype dtype, int64_t count, double scale, uint32_t str
     return rows;
 }
 
-static void *to_device(DsvDevice *device, const void *host, size_t bytes)
-{
-    void *memory;
-    if (!device)
-        return (void *)host;
-    assert_ok(device->mem_alloc(device, bytes, &memory));
-    assert_ok(device->upload(device->stream, memory, host, bytes));
-    return memory;
-}
-
-static void from_device(DsvDevice *device, void *host, void *memory, size_t bytes)
-{
-    if (!device)
-        return;
-    assert_ok(device->download(device->stream, host, memory, bytes));
-    assert_ok(device->sync(device->stream));
-    device->mem_free(device, memory);
-}
-
 /* `args` has host memory; the results are in `r`. */
 static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvProfileArgs *host,
                        ProfileRun *r)
 {
-    DsvDevice *device = backend ? backend->device : NULL;
-    DsvStream *stream = device ? device->stream : NULL;
+    DsvStream *stream = backend && backend->device ? backend->device->stream : NULL;
     DsvProfileArgs args = *host;
     DsvLists lists = {0};
     size_t size = dsvi_dtype_size(args.act), row = (size_t)(args.batch * args.heads * args.head_dim) * size;
     size_t out = (size_t)(args.batch * args.heads * args.samples) * sizeof(float);
     memset(r, 0xff, sizeof *r);
-    args.q.data = to_device(device, host->q.data, row * (size_t)args.queries);
-    args.k.data = to_device(device, host->k.data, row * (size_t)args.keys);
-    args.sample = to_device(device, host->sample, (size_t)args.samples * sizeof *args.sample);
-    args.captured = to_device(device, r->captured, out);
-    args.share90 = to_device(device, r->share90, out);
-    args.listed = to_device(device, r->listed, out);
+    args.q.data = check_upload(backend, stream, host->q.data, row * (size_t)args.queries);
+    args.k.data = check_upload(backend, stream, host->k.data, row * (size_t)args.keys);
+    args.sample = check_upload(backend, stream, host->sample, (size_t)args.samples * sizeof *args.sample);
+    args.captured = check_upload(backend, stream, r->captured, out);
+    args.share90 = check_upload(backend, stream, r->share90, out);
+    args.listed = check_upload(backend, stream, r->listed, out);
     if (host->lists) {
         lists = *host->lists;
-        lists.offsets = to_device(device, lists.offsets,
+        lists.offsets = check_upload(backend, stream, lists.offsets,
                                   (size_t)(dsvi_lists_count(&lists) + 1) * sizeof *lists.offsets);
-        lists.runs = to_device(device, lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
+        lists.runs = check_upload(backend, stream, lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
         args.lists = &lists;
     }
     args.workspace_bytes = ops->profile.workspace(&args);
     args.workspace = check_workspace(backend, stream, args.workspace_bytes);
     assert_ok(ops->profile.run(stream, &args));
     check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
-    from_device(device, r->captured, args.captured, out);
-    from_device(device, r->share90, args.share90, out);
-    from_device(device, r->listed, args.listed, out);
-    void *inputs[] = {args.q.data, args.k.data, (void *)args.sample, lists.offsets, lists.runs};
-    for (int i = 0; i < 5 && device; i++)
-        device->mem_free(device, inputs[i]);
-}
-
-static void make_lists(DsvLists *lists, const ProfileShape *s)
-{
-    int64_t total = 0;
-    DsvRng rng = {31, DSV_RNG_TEST, 9};
-    *lists = (DsvLists){s->batch, s->heads, s->queries, s->keys, s->group,
-                        (s->queries + s->group - 1) / s->group, s->grain, 0, NULL, NULL};
-    lists->capacity = dsvi_lists_count(lists) * dsvi_lists_full(lists);
-    lists->offsets = calloc((size_t)dsvi_lists_count(lists) + 1, sizeof *lists->offsets);
-    lists->runs = calloc((size_t)lists->capacity, sizeof *lists->runs);
-    assert_true(lists->offsets && lists->runs);
-    for (int64_t n = 0; n < dsvi_lists_count(lists); n++) {
-        for (int64_t run = 0; run < dsvi_lists_full(lists); run++)
-            if (dsvi_rng_uniform(rng, (uint64_t)(n * dsvi_lists_full(lists) + run)) < s->density)
-                lists->runs[total++] = (int32_t)run;
-        lists->offsets[n + 1] = total;
-    }
+    check_download(backend, stream, r->captured, args.captured, out);
+    check_download(backend, stream, r->share90, args.share90, out);
+    check_download(backend, stream, r->listed, args.listed, out);
+    check_release(backend, stream, args.q.data);
+    check_release(backend, stream, args.k.data);
+    check_release(backend, stream, args.sample);
+    check_release(backend, stream, lists.offsets);
+    check_release(backend, stream, lists.runs);
 }
 
 /* How far the share may be off: rounding moves the mass by some 1e-6 (and scores of size `logit` that again
@@ -127,8 +92,11 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
     dsvi_ops_fill_ref(&ref);
     for (int64_t n = 0; n < s->samples; n++)
         sample[n] = (int32_t)(n * 7 % s->queries);
-    if (s->group > 0)
-        make_lists(&lists, s);
+    if (s->group > 0) {
+        lists = (DsvLists){.batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys,
+                           .group = s->group, .grain = s->grain};
+        random_lists_create(&lists, s->density, 1);
+    }
     DsvProfileArgs args = {
         .batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys, .head_dim = s->dim,
         .scale = 1 / sqrt((double)s->dim), .mass = s->mass, .act = act,
@@ -150,8 +118,7 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
     }
     free(q);
     free(k);
-    free(lists.offsets);
-    free(lists.runs);
+    random_lists_free(&lists);
 }
 
 void check_profile_cases(const DsvBackend *backend)

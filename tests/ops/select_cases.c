@@ -131,32 +131,11 @@ static void run_free(SelectRun *r)
     free(r->runs);
 }
 
-/* Device memory holding `bytes` of `host`, or `host` itself without a device. */
-static void *to_device(DsvDevice *device, const void *host, size_t bytes)
-{
-    void *memory;
-    if (!device)
-        return (void *)host;
-    assert_ok(device->mem_alloc(device, bytes, &memory));
-    assert_ok(device->upload(device->stream, memory, host, bytes));
-    return memory;
-}
-
-static void from_device(DsvDevice *device, void *host, void *memory, size_t bytes)
-{
-    if (!device)
-        return;
-    assert_ok(device->download(device->stream, host, memory, bytes));
-    assert_ok(device->sync(device->stream));
-    device->mem_free(device, memory);
-}
-
 /* Histogram (unless `lse` is given) and lists on `ops`; `args` has host memory. */
 static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSelectArgs *host,
                       int64_t capacity, const float *lse, SelectRun *r)
 {
-    DsvDevice *device = backend ? backend->device : NULL;
-    DsvStream *stream = device ? device->stream : NULL;
+    DsvStream *stream = backend && backend->device ? backend->device->stream : NULL;
     DsvSelectArgs args = *host;
     int64_t pairs = args.batch * args.heads, lists_count = pairs * dsvi_select_groups(&args);
     size_t f = sizeof(float), bins = (size_t)args.heads * DSV_SELECT_BINS * sizeof(double);
@@ -168,20 +147,19 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     run_create(r, &args, capacity);
     if (lse)
         memcpy(r->lse, lse, proxies * f);
-    void *own_proxies = to_device(device, host->proxies, proxy_bytes);
-    void *own_candidates = to_device(device, host->candidates, candidate_bytes);
-    void *own_threshold = host->threshold ? to_device(device, host->threshold, heads * f) : NULL;
-    void *own_topk = host->topk ? to_device(device, host->topk, heads * f) : NULL;
-    args.proxies = own_proxies;
-    args.candidates = own_candidates;
-    args.threshold = own_threshold;
-    args.topk = own_topk;
-    args.lse = to_device(device, r->lse, proxies * f);
-    args.bin_count = to_device(device, r->bin_count, bins);
-    args.bin_mass = to_device(device, r->bin_mass, bins);
-    args.selected_mass = to_device(device, r->selected_mass, heads * sizeof(double));
-    lists.offsets = to_device(device, r->offsets, (size_t)(lists_count + 1) * sizeof *r->offsets);
-    lists.runs = to_device(device, r->runs, (size_t)(capacity + 1) * sizeof *r->runs);
+    args.proxies = check_upload(backend, stream, host->proxies, proxy_bytes);
+    args.candidates = check_upload(backend, stream, host->candidates, candidate_bytes);
+    if (host->threshold)
+        args.threshold = check_upload(backend, stream, host->threshold, heads * f);
+    if (host->topk)
+        args.topk = check_upload(backend, stream, host->topk, heads * f);
+    args.lse = check_upload(backend, stream, r->lse, proxies * f);
+    args.bin_count = check_upload(backend, stream, r->bin_count, bins);
+    args.bin_mass = check_upload(backend, stream, r->bin_mass, bins);
+    args.selected_mass = check_upload(backend, stream, r->selected_mass, heads * sizeof(double));
+    lists.offsets = check_upload(backend, stream, r->offsets,
+                                 (size_t)(lists_count + 1) * sizeof *r->offsets);
+    lists.runs = check_upload(backend, stream, r->runs, (size_t)(capacity + 1) * sizeof *r->runs);
     args.lists = &lists;
     args.needed = &r->needed;
     args.workspace_bytes = ops->select_histogram.workspace(&args);
@@ -190,17 +168,17 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
         assert_ok(ops->select_histogram.run(stream, &args));
     assert_ok(ops->select_lists.run(stream, &args));
     check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
-    from_device(device, r->lse, args.lse, proxies * f);
-    from_device(device, r->bin_count, args.bin_count, bins);
-    from_device(device, r->bin_mass, args.bin_mass, bins);
-    from_device(device, r->selected_mass, args.selected_mass, heads * sizeof(double));
-    from_device(device, r->offsets, lists.offsets, (size_t)(lists_count + 1) * sizeof *r->offsets);
-    from_device(device, r->runs, lists.runs, (size_t)(capacity + 1) * sizeof *r->runs);
-    if (!device)
-        return;
-    void *inputs[] = {own_proxies, own_candidates, own_threshold, own_topk};
-    for (int i = 0; i < 4; i++)
-        device->mem_free(device, inputs[i]);
+    check_download(backend, stream, r->lse, args.lse, proxies * f);
+    check_download(backend, stream, r->bin_count, args.bin_count, bins);
+    check_download(backend, stream, r->bin_mass, args.bin_mass, bins);
+    check_download(backend, stream, r->selected_mass, args.selected_mass, heads * sizeof(double));
+    check_download(backend, stream, r->offsets, lists.offsets,
+                   (size_t)(lists_count + 1) * sizeof *r->offsets);
+    check_download(backend, stream, r->runs, lists.runs, (size_t)(capacity + 1) * sizeof *r->runs);
+    check_release(backend, stream, args.proxies);
+    check_release(backend, stream, args.candidates);
+    check_release(backend, stream, args.threshold);
+    check_release(backend, stream, args.topk);
 }
 
 /* Scores are rounded at their size; so is every estimate, relatively. */

@@ -11,8 +11,15 @@ void check_select_cases(const DsvBackend *backend);
 void check_profile_cases(const DsvBackend *backend);
 void check_predictor_loss_cases(const DsvBackend *backend);
 
-/* Memory for an op's workspace where it runs: with a stream on the backend's device, without one on the host.
- * Behind it lies a guard, which the release checks. */
+/* Memory where an op runs: with a stream on the backend's device, without one (the truth) on the host, where
+ * check_upload is `host` itself and the others have nothing to do. */
+void *check_upload(const DsvBackend *backend, const DsvStream *stream, const void *host, size_t bytes);
+void check_release(const DsvBackend *backend, const DsvStream *stream, const void *memory);
+/* Also releases `memory`. */
+void check_download(const DsvBackend *backend, const DsvStream *stream, void *host, void *memory,
+                    size_t bytes);
+
+/* An op's workspace, likewise, full of NaN; the release checks a guard behind it. */
 void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t bytes);
 void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace,
                              size_t bytes);

@@ -2,18 +2,15 @@
  * differences) and against what can be said without computing. */
 #include "ops/attention.h"
 
-#include "ops/attention_case.h"
+#include "ops/attention_problem.h"
 #include "test.h"
 
 static const AttentionShape SHAPES[] = {
-    {.batch = 2, .heads = 2, .queries = 7, .keys = 9, .head_dim = 4, .lists = DENSE, .logit = 2},
-    {.batch = 1, .heads = 3, .queries = 10, .keys = 13, .head_dim = 6, .lists = RANDOM_LISTS,
-     .group = 4, .grain = 1, .density = 0.4, .logit = 2},
-    {.batch = 2, .heads = 1, .queries = 9, .keys = 11, .head_dim = 4, .lists = EMPTY_LISTS,
-     .group = 2, .grain = 3, .density = 0.6, .logit = 2},
-    {.batch = 1, .heads = 1, .queries = 5, .keys = 8, .head_dim = 2, .lists = FULL_LISTS,
-     .group = 3, .grain = 4, .logit = 2},
-    {.batch = 1, .heads = 1, .queries = 1, .keys = 1, .head_dim = 2, .lists = DENSE, .logit = 1},
+    {.batch = 2, .heads = 2, .queries = 7, .keys = 9, .head_dim = 4, .logit = 2},
+    {.batch = 1, .heads = 3, .queries = 10, .keys = 13, .head_dim = 6, .group = 4, .grain = 1, .density = 0.4, .logit = 2},
+    {.batch = 2, .heads = 1, .queries = 9, .keys = 11, .head_dim = 4, .group = 2, .grain = 3, .density = -0.6, .logit = 2},
+    {.batch = 1, .heads = 1, .queries = 5, .keys = 8, .head_dim = 2, .group = 3, .grain = 4, .density = 1, .logit = 2},
+    {.batch = 1, .heads = 1, .queries = 1, .keys = 1, .head_dim = 2, .logit = 1},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0] };
 
@@ -30,11 +27,11 @@ static bool listed(const DsvLists *lists, int64_t b, int64_t h, int64_t query, i
 }
 
 /* out and lse from whole rows of weights, without subtracting the largest score. */
-static void forward_by_hand(const AttentionCase *c, double *out, double *lse)
+static void forward_by_hand(const AttentionProblem *c, double *out, double *lse)
 {
     const DsvAttentionArgs *a = &c->args;
-    double *q = attention_case_rows(c, &a->q, a->queries), *k = attention_case_rows(c, &a->k, a->keys);
-    double *v = attention_case_rows(c, &a->v, a->keys);
+    double *q = attention_problem_rows(c, &a->q, a->queries), *k = attention_problem_rows(c, &a->k, a->keys);
+    double *v = attention_problem_rows(c, &a->v, a->keys);
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->queries; i++) {
@@ -68,32 +65,32 @@ static void forward_is_the_formula(void **state)
 {
     (void)state;
     for (int n = 0; n < SHAPE_COUNT; n++) {
-        AttentionCase c;
-        attention_case_create(&c, &SHAPES[n], DSV_F64, DSV_F64, 1);
+        AttentionProblem c;
+        attention_problem_create(&c, &SHAPES[n], DSV_F64, DSV_F64, 1);
         int64_t rows = c.args.batch * c.args.heads * c.args.queries;
         double *out = malloc((size_t)(rows * c.args.head_dim) * sizeof *out);
         double *lse = malloc((size_t)rows * sizeof *lse);
         assert_ok(dsvi_attention_fwd_ref(NULL, &c.args));
         forward_by_hand(&c, out, lse);
-        double *got = attention_case_rows(&c, &c.args.out, c.args.queries);
+        double *got = attention_problem_rows(&c, &c.args.out, c.args.queries);
         /* Sums of at most 13 products in another order: some ten roundings of 1.1e-16. */
         assert_error_below(relative_l2(DSV_F64, got, DSV_F64, out, rows * c.args.head_dim), 1e-14,
                            "out of shape %d", n);
         assert_error_below(relative_l2(DSV_F64, c.args.lse, DSV_F64, lse, rows), 1e-14, "lse of shape %d", n);
-        attention_case_check_gaps(&c, "forward");
+        attention_problem_check_gaps(&c, "forward");
         free(got);
         free(out);
         free(lse);
-        attention_case_free(&c);
+        attention_problem_free(&c);
     }
 }
 
 /* sum of out * dout: the function whose gradient the backward pass gives. */
-static double objective(AttentionCase *c)
+static double objective(AttentionProblem *c)
 {
     assert_ok(dsvi_attention_fwd_ref(NULL, &c->args));
-    double *out = attention_case_rows(c, &c->args.out, c->args.queries);
-    double *dout = attention_case_rows(c, &c->args.dout, c->args.queries), sum = 0;
+    double *out = attention_problem_rows(c, &c->args.out, c->args.queries);
+    double *dout = attention_problem_rows(c, &c->args.dout, c->args.queries), sum = 0;
     for (int64_t i = 0; i < c->args.batch * c->args.queries * c->args.heads * c->args.head_dim; i++)
         sum += out[i] * dout[i];
     free(out);
@@ -103,7 +100,7 @@ static double objective(AttentionCase *c)
 
 /* Central differences with step 1e-4: truncation 1e-8 of a third derivative of order ten, rounding
  * 1e-16 / 1e-4 of the objective: 1e-6 covers both. */
-static void check_gradient(AttentionCase *c, const DsvHeads *x, const DsvHeads *dx, int64_t tokens,
+static void check_gradient(AttentionProblem *c, const DsvHeads *x, const DsvHeads *dx, int64_t tokens,
                            const char *what)
 {
     const double step = 1e-4;
@@ -130,15 +127,15 @@ static void gradients_are_finite_differences(void **state)
 {
     (void)state;
     for (int n = 0; n < SHAPE_COUNT; n++) {
-        AttentionCase c;
-        attention_case_create(&c, &SHAPES[n], DSV_F64, DSV_F64, 2);
+        AttentionProblem c;
+        attention_problem_create(&c, &SHAPES[n], DSV_F64, DSV_F64, 2);
         assert_ok(dsvi_attention_fwd_ref(NULL, &c.args));
         assert_ok(dsvi_attention_bwd_ref(NULL, &c.args));
-        attention_case_check_gaps(&c, "backward");
+        attention_problem_check_gaps(&c, "backward");
         check_gradient(&c, &c.args.q, &c.args.dq, c.args.queries, "dq");
         check_gradient(&c, &c.args.k, &c.args.dk, c.args.keys, "dk");
         check_gradient(&c, &c.args.v, &c.args.dv, c.args.keys, "dv");
-        attention_case_free(&c);
+        attention_problem_free(&c);
     }
 }
 
@@ -148,12 +145,12 @@ static void full_lists_are_dense(void **state)
     (void)state;
     for (int64_t grain = 1; grain <= 5; grain += 2) {
         AttentionShape shape = {.batch = 2, .heads = 2, .queries = 11, .keys = 17, .head_dim = 8,
-                                .lists = FULL_LISTS, .group = 4, .grain = grain, .logit = 3};
-        AttentionCase sparse, dense;
-        attention_case_create(&sparse, &shape, DSV_F32, DSV_F32, 3);
-        attention_case_create(&dense, &shape, DSV_F32, DSV_F32, 3);
+                                .group = 4, .grain = grain, .density = 1, .logit = 3};
+        AttentionProblem sparse, dense;
+        attention_problem_create(&sparse, &shape, DSV_F32, DSV_F32, 3);
+        attention_problem_create(&dense, &shape, DSV_F32, DSV_F32, 3);
         dense.args.lists = NULL;
-        AttentionCase *cases[] = {&sparse, &dense};
+        AttentionProblem *cases[] = {&sparse, &dense};
         for (int i = 0; i < 2; i++) {
             assert_ok(dsvi_attention_fwd_ref(NULL, &cases[i]->args));
             assert_ok(dsvi_attention_bwd_ref(NULL, &cases[i]->args));
@@ -161,8 +158,8 @@ static void full_lists_are_dense(void **state)
         for (size_t i = 0; i < sizeof sparse.memory / sizeof sparse.memory[0]; i++)
             if (sparse.memory[i])
                 assert_memory_equal(sparse.memory[i], dense.memory[i], sparse.bytes[i]);
-        attention_case_free(&sparse);
-        attention_case_free(&dense);
+        attention_problem_free(&sparse);
+        attention_problem_free(&dense);
     }
 }
 
@@ -170,22 +167,22 @@ static void empty_lists_give_nothing(void **state)
 {
     (void)state;
     AttentionShape shape = {.batch = 1, .heads = 1, .queries = 4, .keys = 6, .head_dim = 4,
-                            .lists = RANDOM_LISTS, .group = 2, .grain = 1, .density = 0, .logit = 1};
-    AttentionCase c;
-    attention_case_create(&c, &shape, DSV_BF16, DSV_F32, 4);
+                            .group = 2, .grain = 1, .density = 0, .logit = 1};
+    AttentionProblem c;
+    attention_problem_create(&c, &shape, DSV_BF16, DSV_F32, 4);
     assert_ok(dsvi_attention_fwd_ref(NULL, &c.args));
     assert_ok(dsvi_attention_bwd_ref(NULL, &c.args));
     const DsvHeads *rows[] = {&c.args.out, &c.args.dq, &c.args.dk, &c.args.dv};
     for (int n = 0; n < 4; n++) {
         int64_t tokens = n < 2 ? 4 : 6;
-        double *values = attention_case_rows(&c, rows[n], tokens);
+        double *values = attention_problem_rows(&c, rows[n], tokens);
         for (int64_t i = 0; i < tokens * 4; i++)
             assert_true(values[i] == 0);
         free(values);
     }
     for (int i = 0; i < 4; i++)
         assert_true(((float *)c.args.lse)[i] == -INFINITY);
-    attention_case_free(&c);
+    attention_problem_free(&c);
 }
 
 /* Equal scores of whatever size: out is the mean of v, lse is score + log(keys). */
@@ -193,9 +190,9 @@ static void large_equal_scores(void **state)
 {
     (void)state;
     AttentionShape shape = {.batch = 1, .heads = 1, .queries = 3, .keys = 5, .head_dim = 2,
-                            .lists = DENSE, .logit = 0};
-    AttentionCase c;
-    attention_case_create(&c, &shape, DSV_F64, DSV_F64, 5);
+                            .logit = 0};
+    AttentionProblem c;
+    attention_problem_create(&c, &shape, DSV_F64, DSV_F64, 5);
     double *q = c.args.q.data, *k = c.args.k.data, *v = c.args.v.data, *out = c.args.out.data, mean = 0;
     for (int i = 0; i < 3; i++)
         q[dsvi_heads_at(&c.args.q, 0, i, 0)] = 1e4;
@@ -208,16 +205,16 @@ static void large_equal_scores(void **state)
         assert_error_below(fabs(out[dsvi_heads_at(&c.args.out, 0, i, 0)] - mean), 1e-14, "mean of v");
         assert_error_below(fabs(((double *)c.args.lse)[i] - (1e4 * c.args.scale + log(5))), 1e-11, "lse");
     }
-    attention_case_free(&c);
+    attention_problem_free(&c);
 }
 
 static void refuses_shapes_that_disagree(void **state)
 {
     (void)state;
     AttentionShape shape = {.batch = 1, .heads = 1, .queries = 4, .keys = 6, .head_dim = 4,
-                            .lists = FULL_LISTS, .group = 2, .grain = 1, .logit = 1};
-    AttentionCase c;
-    attention_case_create(&c, &shape, DSV_F32, DSV_F32, 6);
+                            .group = 2, .grain = 1, .density = 1, .logit = 1};
+    AttentionProblem c;
+    attention_problem_create(&c, &shape, DSV_F32, DSV_F32, 6);
     c.own_lists.keys = 5;
     assert_fails(DSV_E_SHAPE, "lists are for", dsvi_attention_fwd_ref(NULL, &c.args));
     c.own_lists.keys = 6;
@@ -228,7 +225,7 @@ static void refuses_shapes_that_disagree(void **state)
     assert_fails(DSV_E_SHAPE, "head size is 258", dsvi_attention_fwd_ref(NULL, &c.args));
     c.args.head_dim = 3;
     assert_fails(DSV_E_SHAPE, "even number", dsvi_attention_fwd_ref(NULL, &c.args));
-    attention_case_free(&c);
+    attention_problem_free(&c);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* The truth of the profile op against brute force: sorted probabilities. */
 #include "ops/profile.h"
 
-#include "ops/attention_case.h"
+#include "ops/attention_problem.h"
 #include "test.h"
 
 enum { SAMPLES = 5 };
@@ -13,7 +13,7 @@ static int larger_first(const void *a, const void *b)
 }
 
 /* captured, share and listed of query i of (b, h), the list read run by run. */
-static void by_hand(const AttentionCase *c, double mass, int64_t b, int64_t h, int64_t i, double out[3])
+static void by_hand(const AttentionProblem *c, double mass, int64_t b, int64_t h, int64_t i, double out[3])
 {
     const DsvAttentionArgs *a = &c->args;
     double *p = malloc((size_t)a->keys * sizeof *p), total = 0, sum = 0;
@@ -41,10 +41,10 @@ static void by_hand(const AttentionCase *c, double mass, int64_t b, int64_t h, i
 
 static void check(const AttentionShape *shape, double mass)
 {
-    AttentionCase c;
+    AttentionProblem c;
     int32_t sample[SAMPLES];
     float captured[64], share[64], listed[64];
-    attention_case_create(&c, shape, DSV_F32, DSV_F32, 3);
+    attention_problem_create(&c, shape, DSV_F32, DSV_F32, 3);
     for (int n = 0; n < SAMPLES; n++)
         sample[n] = (int32_t)((n * 5 + 2) % shape->queries);
     DsvProfileArgs args = {shape->batch, shape->heads, shape->queries, shape->keys, shape->head_dim,
@@ -62,17 +62,18 @@ static void check(const AttentionShape *shape, double mass)
         assert_error_below(fabs(listed[n] - wanted[2]), 1e-6, "listed %d", (int)n);
     }
     free(args.workspace);
-    attention_case_free(&c);
+    attention_problem_free(&c);
 }
 
 static void is_brute_force(void **state)
 {
     (void)state;
-    const double masses[] = {0, 0.3, 0.9, 0.999};
+    const double masses[] = {0, 0.3, 0.9, 0.999}, densities[] = {0, 0.4, -0.4, 1};
     for (int n = 0; n < 16; n++) {
         AttentionShape shape = {.batch = 2, .heads = 3, .queries = 13, .keys = 29, .head_dim = 8,
-                                .lists = (AttentionLists)(n % 4), .group = 4, .grain = 1 + n % 3,
-                                .density = 0.4, .logit = 2};
+                                .group = 4, .grain = 1 + n % 3, .density = densities[n % 4], .logit = 2};
+        check(&shape, masses[n / 4]);
+        shape.group = 0;
         check(&shape, masses[n / 4]);
     }
 }
@@ -82,8 +83,7 @@ static void equal_scores(void **state)
 {
     (void)state;
     for (int64_t keys = 1; keys <= 16; keys *= 2) {
-        AttentionShape shape = {.batch = 1, .heads = 1, .queries = 2, .keys = keys, .head_dim = 4,
-                                .lists = DENSE, .logit = 0};
+        AttentionShape shape = {.batch = 1, .heads = 1, .queries = 2, .keys = keys, .head_dim = 4};
         check(&shape, 0.9);
         check(&shape, 1);
     }

@@ -1,0 +1,63 @@
+#include "ops/sparse_cases.h"
+
+#include "test.h"
+
+enum { GUARD = 64 };
+
+void *check_upload(const DsvBackend *backend, const DsvStream *stream, const void *host, size_t bytes)
+{
+    void *memory;
+    if (!stream)
+        return (void *)host;
+    assert_ok(backend->device->mem_alloc(backend->device, bytes, &memory));
+    assert_ok(backend->device->upload(backend->device->stream, memory, host, bytes));
+    return memory;
+}
+
+void check_release(const DsvBackend *backend, const DsvStream *stream, const void *memory)
+{
+    if (stream)
+        backend->device->mem_free(backend->device, (void *)memory);
+}
+
+void check_download(const DsvBackend *backend, const DsvStream *stream, void *host, void *memory,
+                    size_t bytes)
+{
+    if (!stream)
+        return;
+    assert_ok(backend->device->download(backend->device->stream, host, memory, bytes));
+    assert_ok(backend->device->sync(backend->device->stream));
+    check_release(backend, stream, memory);
+}
+
+static size_t guarded_bytes(size_t bytes)
+{
+    return (bytes + GUARD - 1) / GUARD * GUARD + GUARD;
+}
+
+void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t bytes)
+{
+    void *host = malloc(guarded_bytes(bytes)), *memory;
+    assert_non_null(host);
+    memset(host, 0xff, guarded_bytes(bytes));
+    memory = check_upload(backend, stream, host, guarded_bytes(bytes));
+    if (stream) {
+        assert_ok(backend->device->sync(backend->device->stream));
+        free(host);
+    }
+    return memory;
+}
+
+void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace,
+                             size_t bytes)
+{
+    unsigned char *host = workspace;
+    if (stream) {
+        host = malloc(guarded_bytes(bytes));
+        assert_non_null(host);
+    }
+    check_download(backend, stream, host, workspace, guarded_bytes(bytes));
+    for (size_t i = guarded_bytes(bytes) - GUARD; i < guarded_bytes(bytes); i++)
+        assert_int_equal(host[i], 0xff);
+    free(host);
+}
