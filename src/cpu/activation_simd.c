@@ -20,8 +20,8 @@ DSVI_SPECIALISED DsvVec activation(DsvActivation kind, DsvVec x)
     return x / (1.0f + dsvi_vec_exp(-inner_of(kind, x)));
 }
 
-/* s(inner) (1 + x inner' s(-inner)), s(-t) = exp(-t) s(t). Beyond +-100 it is 0 or 1: the bounds keep x^3 finite
- * where s is 0. */
+/* s(inner) (1 + x inner' s(-inner)), s(-t) = exp(-t) s(t). Beyond +-100 it is 0 or 1: the bounds keep x^3
+ * finite where s is 0. */
 DSVI_SPECIALISED DsvVec slope(DsvActivation kind, DsvVec x)
 {
     x = dsvi_vec_min(dsvi_vec_all(100), dsvi_vec_max(dsvi_vec_all(-100), x));

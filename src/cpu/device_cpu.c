@@ -31,8 +31,9 @@ static DsvStatus cpu_alloc(DsvDevice *device, size_t bytes, void **out)
     if (bytes <= device->memory_bytes)
         *out = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
     if (!*out)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of memory: the machine has %zu, of which %zu are free",
-                         bytes, device->memory_bytes, pages_bytes(_SC_AVPHYS_PAGES));
+        return DSVI_FAIL(DSV_E_NO_MEMORY,
+                         "no %zu bytes of memory: the machine has %zu, of which %zu are free", bytes,
+                         device->memory_bytes, pages_bytes(_SC_AVPHYS_PAGES));
     return DSV_OK;
 }
 

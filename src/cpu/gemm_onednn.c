@@ -14,8 +14,8 @@
  *
  * oneDNN's fast kernels want dense A and C. What is not dense, and a last tile that is not full, goes through
  * the worker's scratch memory. So does an A that lies transposed, as for the gradient of a weight: a tile
- * needs a few columns of each of its rows. There K is cut into slabs whose piece of A stays in the cache while
- * C, in F32, collects the sums.
+ * needs a few columns of each of its rows. There K is cut into slabs whose piece of A stays in the cache
+ * while C, in F32, collects the sums.
  *
  * A CPU for which oneDNN has no BF16 products gets them widened to F32, tile by tile.
  *

@@ -48,8 +48,8 @@ static dnnl_data_type_t dnnl_type(int64_t dtype)
 }
 
 /* A matrix of `rows` by `cols`; transposed: stored as its transpose. `pitch` is that of the stored rows. */
-static dnnl_status_t matrix(dnnl_memory_desc_t *desc, int64_t dtype, int64_t rows, int64_t cols, int64_t pitch,
-                            bool transposed)
+static dnnl_status_t matrix(dnnl_memory_desc_t *desc, int64_t dtype, int64_t rows, int64_t cols,
+                            int64_t pitch, bool transposed)
 {
     dnnl_dims_t dims = {rows, cols}, strides = {transposed ? 1 : pitch, transposed ? pitch : 1};
     return dnnl_memory_desc_init_by_strides(desc, 2, dims, dnnl_type(dtype), strides);

@@ -1,9 +1,9 @@
 /* oneDNN matrix products, made once per shape and kept.
  *
- * A plan multiplies one tile of A by all of B. It is for one worker at a time: it is made where a worker is
- * alone (threads.h), so that oneDNN plans for one thread, and holds one set of memory objects per worker, whose
- * addresses are set call by call. A and C of a plan are dense; B may have a row stride, and is best brought
- * into oneDNN's own blocked order first (packed), which pays as soon as a few tiles share it. */
+ * A plan multiplies one tile of A by all of B, on one thread: it is made where a worker is alone (threads.h),
+ * so that oneDNN finds no other. It holds one set of memory objects per worker, whose addresses are set call
+ * by call. A and C of a plan are dense; B may have a row stride, and is best brought into oneDNN's own
+ * blocked order first (packed), which pays as soon as a few tiles share it. */
 #ifndef DSVI_GEMM_PLAN_H
 #define DSVI_GEMM_PLAN_H
 

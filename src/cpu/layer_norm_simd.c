@@ -50,7 +50,8 @@ static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     (void)stream;
     DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), forward_rows, (void *)args);
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), forward_rows,
+                      (void *)args);
     return DSV_OK;
 }
 

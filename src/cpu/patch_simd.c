@@ -1,5 +1,5 @@
-/* Patches to rows and back. Where a row's elements lie in the latent, counted from its patch's first, is the same
- * for all tokens: a table of places, made once per piece of work. */
+/* Patches to rows and back. Where a row's elements lie in the latent, counted from its patch's first, is the
+ * same for all tokens: a table of places, made once per piece of work. */
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
@@ -38,8 +38,8 @@ static int64_t token_count(const DsvPatchArgs *args)
     return args->frames / args->patch[0] * (args->height / args->patch[1]) * (args->width / args->patch[2]);
 }
 
-DSVI_SPECIALISED void move_rows(DsvDtype latent_dtype, DsvDtype row_dtype, bool gather, const DsvPatchArgs *args,
-                                int64_t begin, int64_t end)
+DSVI_SPECIALISED void move_rows(DsvDtype latent_dtype, DsvDtype row_dtype, bool gather,
+                                const DsvPatchArgs *args, int64_t begin, int64_t end)
 {
     int64_t size = row_size(args), tokens = token_count(args), place[PLACES];
     for (int64_t first = 0; first < size; first += PLACES) {
@@ -86,7 +86,8 @@ static DsvStatus move(const DsvPatchArgs *args, dsvi_range_fn *piece)
 {
     DSVI_TRY(dsvi_simd_takes("patch", args->latent_dtype, DSV_F32));
     DSVI_TRY(dsvi_simd_takes("patch", args->row_dtype, DSV_F32));
-    dsvi_parallel_for(args->batch * token_count(args), dsvi_rows_per_piece(row_size(args)), piece, (void *)args);
+    dsvi_parallel_for(args->batch * token_count(args), dsvi_rows_per_piece(row_size(args)), piece,
+                      (void *)args);
     return DSV_OK;
 }
 

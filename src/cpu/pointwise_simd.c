@@ -73,8 +73,8 @@ static void gate_backward_rows(void *context, int64_t begin, int64_t end, int wo
 }
 
 /* dgate of a sample's columns: the sum over its tokens of dout y. */
-DSVI_SPECIALISED void gate_columns(DsvDtype act, const DsvGateResidualArgs *args, int64_t sample, int64_t first,
-                                   int64_t columns)
+DSVI_SPECIALISED void gate_columns(DsvDtype act, const DsvGateResidualArgs *args, int64_t sample,
+                                   int64_t first, int64_t columns)
 {
     float total[DSVI_COLUMNS] = {0};
     for (int64_t begin = 0; begin < args->tokens; begin += DSVI_ROWS) {
@@ -115,7 +115,8 @@ static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs 
     dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_backward_rows,
                       (void *)args);
     if (args->gate)
-        dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces, (void *)args);
+        dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces,
+                          (void *)args);
     return DSV_OK;
 }
 

@@ -1,5 +1,5 @@
-/* RMS norm over all heads and rotation of pairs, row by row; the gradient of the weight column by column, in a
- * first pass, as dx may overwrite dy. The formulas are those of norm_ref.c. */
+/* RMS norm over all heads and rotation of pairs, row by row; the gradient of the weight column by column, in
+ * a first pass, as dx may overwrite dy. The formulas are those of norm_ref.c. */
 #include <math.h>
 
 #include "cpu/simd_fill.h"
@@ -71,8 +71,8 @@ static DsvStatus rms_norm_rope_fwd(DsvStream *stream, const DsvRmsNormRopeArgs *
 {
     (void)stream;
     DSVI_TRY(dsvi_simd_takes("rms_norm_rope", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->heads * args->head_dim), forward_rows,
-                      (void *)args);
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->heads * args->head_dim),
+                      forward_rows, (void *)args);
     return DSV_OK;
 }
 
@@ -125,7 +125,8 @@ static void backward_rows(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
-DSVI_SPECIALISED void weight_columns(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t first, int64_t columns)
+DSVI_SPECIALISED void weight_columns(DsvDtype act, const DsvRmsNormRopeArgs *args, int64_t first,
+                                     int64_t columns)
 {
     int64_t channels = args->heads * args->head_dim, rows = args->batch * args->tokens;
     float total[DSVI_COLUMNS] = {0};

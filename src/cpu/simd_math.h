@@ -46,8 +46,8 @@ static inline DsvVec dsvi_vec_exp2(DsvVec x)
     return dsvi_vec_exp2_parts(rounded, x - (rounded - DSVI_ROUNDER));
 }
 
-/* exp x, with the same limits. f ln 2 = x - n ln 2 in two steps (Cody & Waite 1980): the first product is exact,
- * as 0.693359375 has 9 bits. */
+/* exp x, with the same limits. f ln 2 = x - n ln 2 in two steps (Cody & Waite 1980): the first product is
+ * exact, as 0.693359375 has 9 bits. */
 static inline DsvVec dsvi_vec_exp(DsvVec x)
 {
     x = dsvi_vec_min(dsvi_vec_all(88.7228394f), dsvi_vec_max(dsvi_vec_all(-88.0296936f), x));

@@ -1,5 +1,5 @@
-/* What the per-level sources (simd.h) of row-wise and elementwise ops share: elements of F32 or BF16 as floats,
- * and how work is cut.
+/* What the per-level sources (simd.h) of row-wise and elementwise ops share: elements of F32 or BF16 as
+ * floats, and how work is cut.
  *
  * Their loops are plain C under `#pragma omp simd`, which tells the compiler that iterations are independent
  * (buffers may be the same, but not shifted against each other) and that a sum may be kept in lanes. The
@@ -64,8 +64,9 @@ static inline DsvStatus dsvi_simd_takes(const char *op, DsvDtype act, DsvDtype a
 {
     if ((act == DSV_F32 || act == DSV_BF16) && acc == DSV_F32)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: variant " DSVI_SIMD_NAME " takes F32 and BF16 with F32, not %s with %s",
-                     op, dsvi_dtype_name(act), dsvi_dtype_name(acc));
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "%s: variant " DSVI_SIMD_NAME " takes F32 and BF16 with F32, not %s with %s", op,
+                     dsvi_dtype_name(act), dsvi_dtype_name(acc));
 }
 
 #ifdef __cplusplus

@@ -110,6 +110,12 @@ static void rotate(const DsvRmsNormRopeArgs *args, int64_t token, int64_t c, dou
     *a = turned;
 }
 
+/* x rstd weight of channel c. */
+static double rms_norm_u(const DsvRmsNormRopeArgs *args, int64_t start, int64_t c, double rstd)
+{
+    return dsvi_load(args->act, args->x, start + c) * rstd * dsvi_load(args->acc, args->weight, c);
+}
+
 DsvStatus dsvi_rms_norm_rope_fwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs *args)
 {
     int64_t channels = args->heads * args->head_dim;
@@ -124,11 +130,7 @@ DsvStatus dsvi_rms_norm_rope_fwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs
         double rstd = 1 / sqrt(square / (double)channels + args->eps);
         for (int64_t c = 0; c < channels; c += 2) {
             bool pair = c + 1 < channels;
-            double a = dsvi_load(args->act, args->x, start + c) * rstd * dsvi_load(args->acc, args->weight, c);
-            double b = 0;
-            if (pair)
-                b = dsvi_load(args->act, args->x, start + c + 1) * rstd *
-                    dsvi_load(args->acc, args->weight, c + 1);
+            double a = rms_norm_u(args, start, c, rstd), b = pair ? rms_norm_u(args, start, c + 1, rstd) : 0;
             rotate(args, row % args->tokens, c, 1, &a, &b);
             dsvi_store(args->act, args->y, start + c, a);
             if (pair)

@@ -1,3 +1,4 @@
+/* A process per instruction set. */
 #include "cpu/levels.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* The elementary functions on vectors against the C library's, in double, over their whole range. As compiled for
- * the base level: the others are the same source, and go through the checker as part of the ops. */
+/* The elementary functions on vectors against the C library's, in double, over their whole range. As compiled
+ * for the base level: the others are the same source, and go through the checker as part of the ops. */
 #include <stddef.h>
 
 #include "cpu/simd_math.h"

@@ -1,3 +1,4 @@
+/* See check.h. */
 #include "ops/check.h"
 
 #include "base/rng.h"
@@ -78,7 +79,8 @@ static void image_free(Image *image)
     memset(image, 0, sizeof *image);
 }
 
-static void image_make(Image *image, const CheckCase *c, double *const *values, Precision precision, size_t skew)
+static void image_make(Image *image, const CheckCase *c, double *const *values, Precision precision,
+                       size_t skew)
 {
     memset(image, 0, sizeof *image);
     for (int i = 0; i < c->buffers; i++) {
@@ -102,8 +104,10 @@ static void image_make(Image *image, const CheckCase *c, double *const *values, 
 }
 
 /* Runs the case on `ops` with buffers in device memory (or in `after`, without a device). */
-static DsvStatus execute(CheckCase *c, const DsvOps *ops, DsvDevice *device, Precision precision, Image *image)
+static DsvStatus execute(CheckCase *c, const DsvOps *ops, DsvDevice *device, Precision precision,
+                         Image *image)
 {
+    DsvStream *stream = device ? device->stream : NULL;
     void *memory[CHECK_BUFFERS_MOST] = {NULL};
     DsvStatus status = DSV_OK;
     c->act = precision.act;
@@ -119,18 +123,17 @@ static DsvStatus execute(CheckCase *c, const DsvOps *ops, DsvDevice *device, Pre
         memory[i] = image->after[i];
         if (device) {
             DSVI_TRY_GOTO(status, device->mem_alloc(device, image->bytes[i], &memory[i]), done);
-            DSVI_TRY_GOTO(status, device->upload(device->stream, memory[i], image->before[i], image->bytes[i]),
-                          done);
+            DSVI_TRY_GOTO(status, device->upload(stream, memory[i], image->before[i], image->bytes[i]), done);
         }
         buffer->data = (unsigned char *)memory[i] + image->start[i];
     }
-    DSVI_TRY_GOTO(status, c->run(c, ops, device ? device->stream : NULL), done);
+    DSVI_TRY_GOTO(status, c->run(c, ops, stream), done);
     for (int i = 0; i < c->buffers && device; i++)
         if (memory[i])
-            DSVI_TRY_GOTO(status, device->download(device->stream, image->after[i], memory[i],
-                                                   image->bytes[i]), done);
+            DSVI_TRY_GOTO(status, device->download(stream, image->after[i], memory[i], image->bytes[i]),
+                          done);
     if (device)
-        DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+        DSVI_TRY_GOTO(status, device->sync(stream), done);
 done:
     for (int i = 0; i < c->buffers && device; i++)
         device->mem_free(device, memory[i]);
@@ -157,7 +160,8 @@ static bool surroundings_intact(const CheckCase *c, const Image *image, char *wh
             if (image->after[i][at] == image->before[i][at] || (inside && is_written(c, i)))
                 continue;
             snprintf(why, why_bytes, "%s: %s byte %lld of %lld was written", buffer->name,
-                     inside ? "input" : "foreign", (long long)at - (long long)first, (long long)(last - first));
+                     inside ? "input" : "foreign", (long long)at - (long long)first,
+                     (long long)(last - first));
             return false;
         }
     }
@@ -196,7 +200,8 @@ static bool outputs_agree(const CheckCase *c, const Image *truth, const Image *p
             double allowed = 2 * plain_error + c->ulps * unit_roundoff(dtype) * fabs(wanted) + LEAST;
             if (got == wanted || fabs(got - wanted) <= allowed) /* both may be infinite */
                 continue;
-            snprintf(why, why_bytes, "%s[%lld] is %.9g, truth %.9g, allowed error %.3g, of the plain one %.3g",
+            snprintf(why, why_bytes,
+                     "%s[%lld] is %.9g, truth %.9g, allowed error %.3g, of the plain one %.3g",
                      buffer->name, (long long)i, got, wanted, allowed, plain_error);
             return false;
         }
@@ -219,7 +224,8 @@ static bool run_variant(CheckCase *c, const DsvBackend *backend, const Yardstick
         return false;
     }
     return surroundings_intact(c, image, why, why_bytes) &&
-           outputs_agree(c, &yardstick->truth, &yardstick->plain, image, yardstick->precision, why, why_bytes);
+           outputs_agree(c, &yardstick->truth, &yardstick->plain, image, yardstick->precision, why,
+                         why_bytes);
 }
 
 /* With one thread and with three, element 0 of each buffer `skew` elements behind an aligned address. */
@@ -241,8 +247,8 @@ static bool check_skew(CheckCase *c, const DsvBackend *backend, const Yardstick 
     return good;
 }
 
-static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, Precision precision, char *why,
-                       size_t why_bytes)
+static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, Precision precision,
+                       char *why, size_t why_bytes)
 {
     Precision exact = {DSV_F64, DSV_F64};
     double *values[CHECK_BUFFERS_MOST] = {NULL};

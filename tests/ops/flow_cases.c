@@ -1,3 +1,4 @@
+/* Cases of the flow-matching objective, the time embedding and patches. */
 #include "ops/cases.h"
 #include "test.h"
 
@@ -7,7 +8,8 @@ typedef struct FlowShape {
 } FlowShape;
 
 static const FlowShape SHAPES[] = {
-    {1, 1, false, true}, {2, 17, true, true}, {3, 65, false, false}, {2, 5000, true, true}, {0, 4, false, true},
+    {1, 1, false, true},   {2, 17, true, true},  {3, 65, false, false},
+    {2, 5000, true, true}, {0, 4, false, true},
 };
 
 static DsvStatus run_mix(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
@@ -109,7 +111,8 @@ static void check_patch(const DsvBackend *backend, const PatchShape *shape)
     snprintf(c.shape, sizeof c.shape, "batch %lld channels %lld video %lldx%lldx%lld patch %lldx%lldx%lld%s",
              (long long)shape->batch, (long long)shape->channels, (long long)shape->frames,
              (long long)shape->height, (long long)shape->width, (long long)shape->patch[0],
-             (long long)shape->patch[1], (long long)shape->patch[2], shape->channel_last ? " channel last" : "");
+             (long long)shape->patch[1], (long long)shape->patch[2],
+             shape->channel_last ? " channel last" : "");
     assert_true(tokens < 1024);
     for (int64_t i = 0; i < tokens; i++) /* backwards: a permutation unlike the identity */
         order[i] = (int32_t)(tokens - 1 - i);

@@ -1,18 +1,14 @@
+/* Cases of matrix products and column sums. */
 #include "ops/cases.h"
 #include "test.h"
 
 typedef struct GemmShape {
     int64_t m, n, k;
-    int gap; /* elements between the rows of every matrix */
+    int64_t gap; /* elements between the rows of every matrix */
     bool trans_a, trans_b, bias, accumulate, c_is_acc;
 } GemmShape;
 
 enum { A, B, C, BIAS };
-
-static int64_t rows_of(bool transposed, int64_t rows, int64_t cols)
-{
-    return transposed ? cols : rows;
-}
 
 static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
@@ -31,26 +27,26 @@ static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stre
     return ops->gemm.run(stream, &args);
 }
 
-/* Elements of `rows` rows of `cols`, the last without a gap. */
-static int64_t extent(int64_t rows, int64_t cols, int gap)
+/* Elements of `rows` rows of `cols` (or the reverse), the last without a gap. */
+static int64_t extent(bool transposed, int64_t rows, int64_t cols, int64_t gap)
 {
+    if (transposed)
+        return extent(false, cols, rows, gap);
     return rows > 0 ? rows * (cols + gap) - gap : 0;
 }
 
 static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
 {
     CheckCase c = {.op = "gemm", .parameters = shape, .run = run_gemm, .ulps = 4};
-    snprintf(c.shape, sizeof c.shape, "m %lld n %lld k %lld%s%s%s%s gap %d", (long long)shape->m,
+    snprintf(c.shape, sizeof c.shape, "m %lld n %lld k %lld%s%s%s%s gap %lld", (long long)shape->m,
              (long long)shape->n, (long long)shape->k, shape->trans_a ? " trans_a" : "",
              shape->trans_b ? " trans_b" : "", shape->bias ? " bias" : "",
-             shape->accumulate ? " accumulate" : "", shape->gap);
-    int64_t a_rows = rows_of(shape->trans_a, shape->m, shape->k), b_rows = rows_of(shape->trans_b, shape->k,
-                                                                                   shape->n);
-    check_buffer(&c, "a", CHECK_ACT, CHECK_IN, extent(a_rows, shape->trans_a ? shape->m : shape->k, shape->gap));
-    check_buffer(&c, "b", CHECK_ACT, CHECK_IN, extent(b_rows, shape->trans_b ? shape->k : shape->n, shape->gap));
+             shape->accumulate ? " accumulate" : "", (long long)shape->gap);
+    check_buffer(&c, "a", CHECK_ACT, CHECK_IN, extent(shape->trans_a, shape->m, shape->k, shape->gap));
+    check_buffer(&c, "b", CHECK_ACT, CHECK_IN, extent(shape->trans_b, shape->k, shape->n, shape->gap));
     /* in and out: what stands between the rows must stay */
     check_buffer(&c, "c", shape->c_is_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN_OUT,
-                 extent(shape->m, shape->n, shape->gap));
+                 extent(false, shape->m, shape->n, shape->gap));
     check_buffer(&c, "bias", CHECK_ACC, CHECK_IN, shape->n);
     assert_case(&c, backend);
 }
@@ -72,7 +68,8 @@ static const GemmShape VARIATIONS[] = {
 };
 enum { VARIATION_COUNT = sizeof VARIATIONS / sizeof VARIATIONS[0] };
 
-/* All variations of the small sizes; of the others, whose truth takes long, two that change with the layout. */
+/* All variations of the small sizes; of the others, whose truth takes long, two: which, changes with the
+ * layout. */
 void check_gemm_cases(const DsvBackend *backend)
 {
     for (int size = 0; size < (int)(sizeof SIZES / sizeof SIZES[0]); size++) {
@@ -114,7 +111,7 @@ void check_col_sum_cases(const DsvBackend *backend)
         CheckCase c = {.op = "col_sum", .parameters = &shapes[i], .run = run_col_sum, .ulps = 4};
         snprintf(c.shape, sizeof c.shape, "m %lld n %lld gap %lld", (long long)shapes[i].m,
                  (long long)shapes[i].n, (long long)shapes[i].gap);
-        check_buffer(&c, "x", CHECK_ACT, CHECK_IN, extent(shapes[i].m, shapes[i].n, (int)shapes[i].gap));
+        check_buffer(&c, "x", CHECK_ACT, CHECK_IN, extent(false, shapes[i].m, shapes[i].n, shapes[i].gap));
         check_buffer(&c, "y", CHECK_ACC, CHECK_IN_OUT, shapes[i].n);
         assert_case(&c, backend);
     }

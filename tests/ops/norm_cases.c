@@ -1,3 +1,4 @@
+/* Cases of the norms. */
 #include "ops/cases.h"
 #include "test.h"
 
@@ -108,9 +109,10 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
                    .run = run_rms, .ulps = 4};
     int64_t rows = shape->batch * shape->tokens, channels = shape->heads * shape->head_dim;
     int64_t angles = shape->tokens * (shape->head_dim / 2);
-    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld heads %lld dim %lld%s%s", (long long)shape->batch,
-             (long long)shape->tokens, (long long)shape->heads, (long long)shape->head_dim,
-             shape->rotated ? " rotated" : "", shape->in_place ? " in place" : "");
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld heads %lld dim %lld%s%s",
+             (long long)shape->batch, (long long)shape->tokens, (long long)shape->heads,
+             (long long)shape->head_dim, shape->rotated ? " rotated" : "",
+             shape->in_place ? " in place" : "");
     check_buffer(&c, "x", CHECK_ACT, CHECK_IN, rows * channels);
     check_buffer(&c, "weight", CHECK_ACC, CHECK_IN, channels)->steady = true;
     /* any two numbers will do: nothing in the op relies on cos^2 + sin^2 being 1 */
@@ -122,7 +124,8 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
         check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, rows * channels);
     } else {
         check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, rows * channels);
-        check_buffer(&c, "dx", CHECK_ACT, CHECK_OUT, rows * channels)->alias = shape->in_place ? RMS_DY + 1 : 0;
+        CheckBuffer *dx = check_buffer(&c, "dx", CHECK_ACT, CHECK_OUT, rows * channels);
+        dx->alias = shape->in_place ? RMS_DY + 1 : 0;
         check_buffer(&c, "dweight", CHECK_ACC, CHECK_IN_OUT, channels);
     }
     assert_case(&c, backend);
@@ -131,9 +134,10 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
 void check_rms_norm_rope_cases(const DsvBackend *backend)
 {
     static const RmsShape shapes[] = {
-        {1, 1, 1, 1, false, false, false},  {1, 3, 1, 2, true, false, false}, {2, 5, 3, 5, false, true, false},
-        {2, 7, 3, 6, true, true, false},    {1, 33, 2, 64, true, false, false}, {2, 3, 1, 130, true, true, false},
-        {1, 70, 3, 32, true, true, false},  {1, 0, 2, 8, true, false, false},
+        {1, 1, 1, 1, false, false, false}, {1, 3, 1, 2, true, false, false},
+        {2, 5, 3, 5, false, true, false},  {2, 7, 3, 6, true, true, false},
+        {1, 33, 2, 64, true, false, false}, {2, 3, 1, 130, true, true, false},
+        {1, 70, 3, 32, true, true, false}, {1, 0, 2, 8, true, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         RmsShape shape = shapes[i];

@@ -1,3 +1,4 @@
+/* Cases of the ops over all parameters. */
 #include "ops/cases.h"
 #include "test.h"
 
@@ -41,7 +42,7 @@ void check_optim_cases(const DsvBackend *backend)
         CheckCase squares = length_case("sum_squares", n, run_sum_squares);
         check_buffer(&squares, "x", CHECK_ACC, CHECK_IN, n);
         check_buffer(&squares, "out", CHECK_DOUBLE, CHECK_OUT, 1);
-        /* n additions in double, in whatever order: at most n roundings of the sum, as all terms are positive */
+        /* n additions in double, in whatever order: at most n roundings of the sum, as no term is negative */
         squares.ulps = (double)n + 4;
         assert_case(&squares, backend);
 

@@ -1,3 +1,4 @@
+/* Cases of the elementwise ops. */
 #include "ops/cases.h"
 #include "test.h"
 
@@ -133,7 +134,9 @@ static DsvStatus run_add(const CheckCase *c, const DsvOps *ops, DsvStream *strea
 void check_add_cases(const DsvBackend *backend)
 {
     static const double factors[][2] = {{1, 0}, {1, 1}, {-0.3, 0}, {0.25, -1.5}};
-    static const CheckKind kinds[][2] = {{CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT}};
+    static const CheckKind kinds[][2] = {
+        {CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT},
+    };
     for (int length = 0; length < LENGTH_COUNT; length++) {
         for (int i = 0; i < 4 * 3 * 2; i += length == LENGTH_COUNT - 1 ? 5 : 1) {
             AddShape shape = {LENGTHS[length], factors[i % 4][0], factors[i % 4][1], kinds[i / 4 % 3][0],
@@ -141,8 +144,8 @@ void check_add_cases(const DsvBackend *backend)
             CheckCase c = {.op = "add", .parameters = &shape, .run = run_add, .ulps = 4};
             if (shape.in_place && shape.x != shape.y)
                 continue;
-            snprintf(c.shape, sizeof c.shape, "n %lld a %g b %g kinds %d to %d%s", (long long)shape.n, shape.a,
-                     shape.b, shape.x, shape.y, shape.in_place ? " in place" : "");
+            snprintf(c.shape, sizeof c.shape, "n %lld a %g b %g kinds %d to %d%s", (long long)shape.n,
+                     shape.a, shape.b, shape.x, shape.y, shape.in_place ? " in place" : "");
             check_buffer(&c, "x", shape.x, CHECK_IN, shape.n);
             /* not read where b is 0: then it starts as NaN */
             CheckBuffer *y = check_buffer(&c, "y", shape.y, shape.b != 0 ? CHECK_IN_OUT : CHECK_OUT, shape.n);

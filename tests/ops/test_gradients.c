@@ -54,7 +54,8 @@ static void check_layer_norm_gradient(int64_t stride)
     int64_t n = B * S * C, modulation = stride ? (B - 1) * stride + C : C;
     double *x = random_row(1, n, 1, 0.3), *scale = random_row(2, modulation, 1, 0);
     double *shift = random_row(3, modulation, 1, 0), *dy = random_row(4, n, 1, 0);
-    double *y = random_row(5, n, 1, 0), *mean = random_row(6, B * S, 1, 0), *rstd = random_row(7, B * S, 1, 0);
+    double *y = random_row(5, n, 1, 0), *mean = random_row(6, B * S, 1, 0);
+    double *rstd = random_row(7, B * S, 1, 0);
     double *dx = random_row(8, n, 0, 0.5), *dscale = random_row(9, modulation, 0, 0.5);
     double *dshift = random_row(10, modulation, 0, 0.5);
     DsvLayerNormArgs args = {
@@ -93,7 +94,8 @@ static void check_rms_gradient(bool rotated)
 {
     enum { B = 2, S = 3, N = 2, D = 6 };
     int64_t n = B * S * N * D;
-    double *x = random_row(1, n, 1, 0.3), *weight = random_row(2, N * D, 0.3, 1), *dy = random_row(3, n, 1, 0);
+    double *x = random_row(1, n, 1, 0.3), *weight = random_row(2, N * D, 0.3, 1);
+    double *dy = random_row(3, n, 1, 0);
     double *cosine = random_row(4, S * D / 2, 1, 0), *sine = random_row(5, S * D / 2, 1, 0);
     double *y = random_row(6, n, 1, 0), *rstd = random_row(7, B * S, 1, 0);
     double *dx = random_row(8, n, 0, 0), *dweight = random_row(9, N * D, 0, 0.5);
@@ -138,7 +140,8 @@ static void test_activation(void **state)
     (void)state;
     for (int kind = DSV_GELU_TANH; kind <= DSV_SILU; kind++) {
         Activation a;
-        double *x = random_row(1, LENGTH, 2, 0), *dy = random_row(2, LENGTH, 1, 0), *dx = random_row(3, LENGTH, 0, 0);
+        double *x = random_row(1, LENGTH, 2, 0), *dy = random_row(2, LENGTH, 1, 0);
+        double *dx = random_row(3, LENGTH, 0, 0);
         a.args = (DsvActivationArgs){.activation = (DsvActivation)kind, .n = LENGTH, .dtype = DSV_F64, .x = x,
                                      .y = a.y, .dy = dy, .dx = dx};
         assert_ok(dsvi_activation_bwd_ref(NULL, &a.args));
@@ -195,8 +198,8 @@ static void test_add_rows(void **state)
     double *x = random_row(1, ROWS * X_COLS, 1, 0), *table = random_row(2, COLS, 1, 0);
     double *out = random_row(3, ROWS * COLS, 1, 0), *dout = random_row(4, ROWS * COLS, 1, 0);
     double *dx = random_row(5, ROWS * X_COLS, 0, 0.5), *dtable = random_row(6, COLS, 0, 0.5);
-    DsvAddRowsArgs args = {.rows = ROWS, .cols = COLS, .x_cols = X_COLS, .acc = DSV_F64, .x = x, .table = table,
-                           .out = out, .dout = dout, .dx = dx, .dtable = dtable};
+    DsvAddRowsArgs args = {.rows = ROWS, .cols = COLS, .x_cols = X_COLS, .acc = DSV_F64, .x = x,
+                           .table = table, .out = out, .dout = dout, .dx = dx, .dtable = dtable};
     assert_ok(dsvi_add_rows_bwd_ref(NULL, &args));
     assert_gradient("dx", add_rows_loss, &args, x, ROWS * X_COLS, dx, 0.5);
     assert_gradient("dtable", add_rows_loss, &args, table, COLS, dtable, 0.5);
@@ -224,17 +227,20 @@ static void test_linear(void **state)
 {
     enum { ROWS = 5, OUT = 4, IN = 3 };
     (void)state;
-    double *x = random_row(1, ROWS * IN, 1, 0), *w = random_row(2, OUT * IN, 1, 0), *b = random_row(3, OUT, 1, 0);
+    double *x = random_row(1, ROWS * IN, 1, 0), *w = random_row(2, OUT * IN, 1, 0);
+    double *b = random_row(3, OUT, 1, 0);
     double *y = random_row(4, ROWS * OUT, 1, 0), *dy = random_row(5, ROWS * OUT, 1, 0);
     double *dx = random_row(6, ROWS * IN, 0, 0), *dw = random_row(7, OUT * IN, 0, 0.5);
     double *db = random_row(8, OUT, 0, 0.5);
-    Linear linear = {{.m = ROWS, .n = OUT, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x, .lda = IN,
-                      .b = w, .ldb = IN, .trans_b = true, .c = y, .ldc = OUT, .bias_dtype = DSV_F64, .bias = b},
-                     dy};
+    DsvGemmArgs forward = {.m = ROWS, .n = OUT, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x,
+                           .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = y, .ldc = OUT,
+                           .bias_dtype = DSV_F64, .bias = b};
+    Linear linear = {forward, dy};
     DsvGemmArgs to_x = {.m = ROWS, .n = IN, .k = OUT, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
                         .lda = OUT, .b = w, .ldb = IN, .c = dx, .ldc = IN};
     DsvGemmArgs to_w = {.m = OUT, .n = IN, .k = ROWS, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
-                        .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = dw, .ldc = IN, .accumulate = true};
+                        .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = dw, .ldc = IN,
+                        .accumulate = true};
     DsvColSumArgs to_b = {.m = ROWS, .n = OUT, .x_dtype = DSV_F64, .x = dy, .ldx = OUT, .y_dtype = DSV_F64,
                           .y = db};
     assert_ok(dsvi_gemm_ref(NULL, &to_x));
