@@ -1,3 +1,4 @@
+/* Attention for the checker: forward, then backward from what forward left, dense and over lists. */
 #include "ops/random_lists.h"
 #include "ops/sparse_cases.h"
 #include "test.h"

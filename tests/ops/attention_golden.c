@@ -1,3 +1,4 @@
+/* Reads the golden files of attention, runs them through an op table and compares. */
 #include "ops/attention_golden.h"
 
 #include "base/safetensors.h"

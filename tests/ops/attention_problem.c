@@ -1,3 +1,4 @@
+/* Memory, values and lists of a random attention problem. */
 #include "ops/attention_problem.h"
 
 #include "base/rng.h"

@@ -1,3 +1,4 @@
+/* Profile and predictor loss for the checker. */
 #include "base/rng.h"
 #include "base/threads.h"
 #include "ops/random_lists.h"

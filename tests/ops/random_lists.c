@@ -1,3 +1,4 @@
+/* Lists of runs drawn one by one. */
 #include "ops/random_lists.h"
 
 #include "base/rng.h"

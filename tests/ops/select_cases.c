@@ -1,3 +1,4 @@
+/* Selection against the truth: moments and features by the checker, choices up to what rounding may tip. */
 #include "base/rng.h"
 #include "base/threads.h"
 #include "ops/sparse_cases.h"

@@ -1,3 +1,4 @@
+/* Memory of tests on the device that an op runs on. */
 #include "ops/sparse_cases.h"
 
 #include "test.h"

@@ -7,9 +7,12 @@
 
 static const AttentionShape SHAPES[] = {
     {.batch = 2, .heads = 2, .queries = 7, .keys = 9, .head_dim = 4, .logit = 2},
-    {.batch = 1, .heads = 3, .queries = 10, .keys = 13, .head_dim = 6, .group = 4, .grain = 1, .density = 0.4, .logit = 2},
-    {.batch = 2, .heads = 1, .queries = 9, .keys = 11, .head_dim = 4, .group = 2, .grain = 3, .density = -0.6, .logit = 2},
-    {.batch = 1, .heads = 1, .queries = 5, .keys = 8, .head_dim = 2, .group = 3, .grain = 4, .density = 1, .logit = 2},
+    {.batch = 1, .heads = 3, .queries = 10, .keys = 13, .head_dim = 6, .logit = 2,
+     .group = 4, .grain = 1, .density = 0.4},
+    {.batch = 2, .heads = 1, .queries = 9, .keys = 11, .head_dim = 4, .logit = 2,
+     .group = 2, .grain = 3, .density = -0.6},
+    {.batch = 1, .heads = 1, .queries = 5, .keys = 8, .head_dim = 2, .logit = 2,
+     .group = 3, .grain = 4, .density = 1},
     {.batch = 1, .heads = 1, .queries = 1, .keys = 1, .head_dim = 2, .logit = 1},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0] };
