@@ -103,11 +103,11 @@ void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm)
 static DsvStatus follow_threads(DsvGemmOnednn *gemm)
 {
     int workers = dsvi_threads_count();
-    if (workers <= gemm->workers)
+    if (gemm->plans && workers <= gemm->workers)
         return DSV_OK;
     dsvi_gemm_plans_free(&gemm->plans);
-    gemm->workers = workers;
     DSVI_TRY(dsvi_gemm_plans_create(workers, &gemm->plans));
+    gemm->workers = workers;
     return DSV_OK;
 }
 
