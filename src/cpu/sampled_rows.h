@@ -32,13 +32,14 @@ static inline void dsvi_samples_score(DsvDtype dtype, const DsvHeads *k, int64_t
                                       int64_t first, int64_t count, int64_t dim, int64_t width,
                                       const float *transposed, double factor, float *keys, float *scores)
 {
-    int64_t padded = dsvi_round_up(count, DSVI_TILE_ROWS);
+    DsvTileProduct product = {
+        .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = DSVI_SAMPLES, .k = dim,
+        .a = keys, .a_row = width, .a_col = 1, .b = transposed, .ldb = DSVI_SAMPLES,
+        .c = scores, .ldc = DSVI_SAMPLES, .factor = (float)factor, .add = false};
     for (int64_t j = 0; j < count; j++)
         dsvi_row_load(dtype, k->data, dsvi_heads_at(k, b, first + j, h), dim, width, keys + j * width);
-    memset(keys + count * width, 0, (size_t)((padded - count) * width) * sizeof *keys);
-    dsvi_tile_product(&(DsvTileProduct){
-        .m = padded, .n = DSVI_SAMPLES, .k = dim, .a = keys, .a_row = width, .a_col = 1,
-        .b = transposed, .ldb = DSVI_SAMPLES, .c = scores, .ldc = DSVI_SAMPLES, .factor = (float)factor});
+    memset(keys + count * width, 0, (size_t)((product.m - count) * width) * sizeof *keys);
+    dsvi_tile_product(&product);
 }
 
 /* Scratch is kept per piece of work where pieces are fewer than workers. */
