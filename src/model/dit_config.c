@@ -82,8 +82,8 @@ typedef struct Preset {
 
 /* The published models; the shapes of the DSV paper's table 1 with a Wan feed-forward layer of four times
  * the width; and a model two CPU cores can train in minutes, made for text rows that are all zero. Its width
- * is the 4 x 96 numbers that a token stands for in the haar codec's default latent: a velocity holds the noise
- * of all of them, and a narrower residual stream cannot bring it from end to end. */
+ * is the 4 x 96 numbers that a token stands for in the haar codec's default latent: a velocity holds the
+ * noise of all of them, and a narrower residual stream cannot bring it from end to end. */
 static const Preset PRESETS[] = {
     {"demo", 4, 6, 64, 1536, 64, 32, 4},
     {"wan1.3b", 30, 12, 128, 8960, 256, 4096, 512},
