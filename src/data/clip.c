@@ -48,14 +48,8 @@ DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
 {
     DsvStatus status;
     DsvClipStream stream = {0};
-    bool got;
     memset(info, 0, sizeof *info);
     DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, &stream), done);
-    DSVI_TRY_GOTO(status, dsvi_clip_stream_next(&stream, &got), done);
-    if (!got) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", path);
-        goto done;
-    }
     info->width = stream.width;
     info->height = stream.height;
     snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream.decoder->codec_id));
@@ -197,8 +191,7 @@ static DsvStatus walk_window(Walk *walk)
         DSVI_TRY(dsvi_clip_stream_open(path, s));
     }
     DSVI_TRY(fill_window(walk, false, &placed));
-    if (!placed)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", s->path);
+    DSVI_ASSERT(placed); /* a stream that opens has a first frame */
     return DSV_OK;
 }
 

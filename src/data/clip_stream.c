@@ -147,18 +147,6 @@ static DsvStatus read_geometry(DsvClipStream *s)
     return DSV_OK;
 }
 
-DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *s)
-{
-    dsvi_ffmpeg_quiet();
-    memset(s, 0, sizeof *s);
-    s->path = path;
-    DSVI_TRY(check_file(path));
-    DSVI_TRY(open_container(s));
-    DSVI_TRY(find_video(s));
-    DSVI_TRY(read_geometry(s));
-    return open_decoder(s);
-}
-
 void dsvi_clip_stream_close(DsvClipStream *s)
 {
     av_frame_free(&s->frame);
@@ -166,11 +154,6 @@ void dsvi_clip_stream_close(DsvClipStream *s)
     avcodec_free_context(&s->decoder);
     avformat_close_input(&s->format);
     s->video = NULL;
-}
-
-static int64_t origin(const DsvClipStream *s)
-{
-    return s->video->start_time != AV_NOPTS_VALUE ? s->video->start_time : 0;
 }
 
 static int64_t to_us(const DsvClipStream *s, int64_t ticks)
@@ -191,7 +174,7 @@ static void take_times(DsvClipStream *s)
 {
     int64_t ticks = s->frame->best_effort_timestamp;
     if (ticks != AV_NOPTS_VALUE)
-        s->time_us = to_us(s, ticks - origin(s));
+        s->time_us = to_us(s, ticks - s->origin);
     else
         s->time_us = s->started ? s->until_us : 0;
     s->until_us = s->time_us + duration_us(s, s->frame->pkt_duration);
@@ -229,6 +212,11 @@ static DsvStatus feed(DsvClipStream *s)
 
 DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
 {
+    if (s->first_waits) {
+        s->first_waits = false;
+        *got = true;
+        return DSV_OK;
+    }
     for (;;) {
         int code = avcodec_receive_frame(s->decoder, s->frame);
         *got = code == 0;
@@ -246,24 +234,58 @@ DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
     }
 }
 
+/* Times count from the first frame. Its own time is known only once it is decoded: in an avi it depends on
+ * how many frames the decoder holds back. */
+static DsvStatus decode_first(DsvClipStream *s)
+{
+    bool got;
+    DSVI_TRY(dsvi_clip_stream_next(s, &got));
+    if (!got)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", s->path);
+    if (s->frame->best_effort_timestamp != AV_NOPTS_VALUE)
+        s->origin = s->frame->best_effort_timestamp;
+    s->until_us -= s->time_us;
+    s->time_us = 0;
+    s->first_waits = true;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *s)
+{
+    dsvi_ffmpeg_quiet();
+    memset(s, 0, sizeof *s);
+    s->path = path;
+    DSVI_TRY(check_file(path));
+    DSVI_TRY(open_container(s));
+    DSVI_TRY(find_video(s));
+    DSVI_TRY(read_geometry(s));
+    DSVI_TRY(open_decoder(s));
+    return decode_first(s);
+}
+
 void dsvi_clip_stream_seek(DsvClipStream *s, int64_t time_us)
 {
-    int64_t ticks = av_rescale_q(time_us, AV_TIME_BASE_Q, s->video->time_base) + origin(s);
+    /* Broadcast formats have no index and give few frames a time; behind a seek the others' are guessed, and
+     * half a frame off as often as not. Those clips are read from the beginning. */
+    if (s->format->iformat->flags & AVFMT_TS_DISCONT)
+        return;
+    int64_t ticks = av_rescale_q(time_us, AV_TIME_BASE_Q, s->video->time_base) + s->origin;
     /* Where it fails the position stays: at the beginning, where the caller would have to start then. */
     av_seek_frame(s->format, s->video->index, ticks, AVSEEK_FLAG_BACKWARD);
     avcodec_flush_buffers(s->decoder);
-    s->started = s->drained = false;
+    s->started = s->drained = s->first_waits = false;
     s->refused = 0;
 }
 
 /* Reads on to the end of the file; leaves *end_us alone when no packet has a time. */
 static void read_to_end(DsvClipStream *s, int64_t *end_us)
 {
+    int64_t start = s->video->start_time != AV_NOPTS_VALUE ? s->video->start_time : 0;
     while (av_read_frame(s->format, s->packet) >= 0) {
         const AVPacket *p = s->packet;
         int64_t ticks = p->pts != AV_NOPTS_VALUE ? p->pts : p->dts;
         if (p->stream_index == s->video->index && ticks != AV_NOPTS_VALUE) {
-            int64_t end = to_us(s, ticks - origin(s)) + duration_us(s, p->duration);
+            int64_t end = to_us(s, ticks - start) + duration_us(s, p->duration);
             if (end > *end_us)
                 *end_us = end;
         }

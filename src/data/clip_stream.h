@@ -29,21 +29,23 @@ typedef struct DsvClipStream {
     double fps;            /* nominal; 0: unknown */
     int64_t width, height; /* as displayed: rotation and pixel aspect applied */
     int turn[4];           /* row-wise: a frame's (x, y) is shown at (x t0 + y t2, x t1 + y t3) */
+    int64_t origin;        /* time of the first frame, in ticks of the container */
+    bool first_waits;      /* `frame` is the first of the clip and has not been handed out */
     bool started;          /* a frame has been decoded since the opening or the last seek */
     bool drained;          /* the decoder has been told that no packets follow */
     int refused;           /* packets the decoder could not use before the first frame */
 } DsvClipStream;
 
-/* Opens the file at its beginning. A zeroed stream may be closed, as may one whose opening failed. `path`
- * must outlive the stream. */
+/* Opens the file at its beginning and decodes the first frame. A zeroed stream may be closed, as may one
+ * whose opening failed. `path` must outlive the stream. */
 DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *stream);
 
 /* Decodes the next frame into stream->frame; *got is false at the end of the data. Damage behind the first
  * frame is DSV_E_FORMAT: better no frame than one that a decoder has made up. */
 DsvStatus dsvi_clip_stream_next(DsvClipStream *stream, bool *got);
 
-/* Goes to a key frame at or before the time. It is a hint: the frame that comes next may lie later all the
- * same, where the container has a poor index. */
+/* Goes to a key frame at or before the time. It is a hint: the position may stay as it was, or the next frame
+ * lie behind the time, where the container has no index or a poor one. */
 void dsvi_clip_stream_seek(DsvClipStream *stream, int64_t time_us);
 
 /* When the last frame ends, from the packets near the end of the file, without decoding. */

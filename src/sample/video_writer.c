@@ -51,7 +51,10 @@ static DsvStatus cannot(const Writer *w, int code)
 
 static const char *container_of(const char *path)
 {
-    static const char *const BY_ENDING[][2] = {{".mkv", "matroska"}, {".mov", "mov"}, {".avi", "avi"}};
+    static const char *const BY_ENDING[][2] = {{".mkv", "matroska"},
+                                               {".mov", "mov"},
+                                               {".avi", "avi"},
+                                               {".mpg", "mpeg"}};
     const char *dot = strrchr(path, '.');
     for (size_t i = 0; dot && i < sizeof BY_ENDING / sizeof BY_ENDING[0]; i++)
         if (strcasecmp(dot, BY_ENDING[i][0]) == 0)
@@ -86,6 +89,7 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
     } else {
         e->flags |= AV_CODEC_FLAG_QSCALE;
         e->global_quality = FF_QP2LAMBDA * MPEG4_QUALITY;
+        e->max_b_frames = 2; /* libx264 has such a default itself */
     }
     int code = avcodec_open2(e, codec, NULL);
     if (code < 0)

@@ -21,11 +21,15 @@ typedef struct Kind {
     const char *name, *encoder, *container, *codec;
 } Kind;
 
+/* All have frames stored out of their order. In avi those after a key frame may be shown before it, so that
+ * seeking comes too late at first; the last has no index, and packets that share a time. */
+
 static const Kind KINDS[] = {
     {"a.mp4", "libx264", "mov", "h264"},
     {"b.mkv", "libx264", "matroska", "h264"},
     {"c.mov", "mpeg4", "mov", "mpeg4"},
     {"d.avi", "mpeg4", "avi", "mpeg4"},
+    {"e.mpg", "mpeg2video", "mpeg", "mpeg2video"},
 };
 enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
 
@@ -91,6 +95,22 @@ static void every_start_finds_its_frame(void **state)
             check_picks(scratch_path(KINDS[k].name), (double)first / FPS, FPS, 2);
 }
 
+/* A program stream has no index and gives few frames a time. */
+static void no_index_is_needed(void **state)
+{
+    (void)state;
+    enum { LONG = 240 };
+    const char *path = scratch_path("long.mpg");
+    float *pixels = video_alloc(1, SIDE, SIDE);
+    make_stamped("mpeg2video", path, 0, LONG, FPS);
+    for (int64_t first = 0; first < LONG; first += 7) {
+        DsvClipWindow window = window_of((double)first / FPS, FPS, 1);
+        assert_ok(dsvi_clip_read(path, &window, pixels));
+        assert_int_equal(read_stamp(pixels, 0, 1, SIDE, SIDE), first);
+    }
+    free(pixels);
+}
+
 static void a_window_past_the_end_repeats_the_last_frame(void **state)
 {
     (void)state;
@@ -120,12 +140,14 @@ static void probing_tells_what_was_written(void **state)
         assert_ok(dsvi_clip_probe(scratch_path(KINDS[k].name), &info));
         assert_int_equal(info.width, SIDE);
         assert_int_equal(info.height, SIDE);
-        assert_int_equal(info.frames, FRAMES);
-        assert_error_below(fabs(info.fps - FPS), 1e-6, "%s", KINDS[k].name);
-        /* Matroska's milliseconds round each end. */
-        assert_error_below(fabs(info.seconds - FRAMES / FPS), 0.0011, "%s", KINDS[k].name);
         assert_string_equal(info.codec, KINDS[k].codec);
         assert_string_equal(info.container, KINDS[k].container);
+        assert_error_below(fabs(info.fps - FPS), 1e-6, "%s", KINDS[k].name);
+        if (k == KIND_COUNT - 1)
+            continue; /* its last frames have no time of their own */
+        assert_int_equal(info.frames, FRAMES);
+        /* Matroska's milliseconds round each end. */
+        assert_error_below(fabs(info.seconds - FRAMES / FPS), 0.0011, "%s", KINDS[k].name);
         assert_int_equal(dsvi_clip_grid(&info, 16), 40);
         assert_int_equal(dsvi_clip_grid(&info, 30), FRAMES);
         assert_int_equal(dsvi_clip_grid(&info, 0.1), 1);
@@ -246,7 +268,7 @@ static void pixels_that_are_not_square_are_stretched(void **state)
 static void the_same_window_gives_the_same_bytes(void **state)
 {
     (void)state;
-    enum { WANT = 5, HEIGHT = 24, WIDTH = 20, ALL = 60 };
+    enum { WANT = 2, HEIGHT = 24, WIDTH = 20, ALL = 60 };
     size_t bytes = sizeof(float) * 3 * WANT * HEIGHT * WIDTH;
     for (int k = 0; k < KIND_COUNT; k++) {
         const char *path = scratch_path(KINDS[k].name);
@@ -257,7 +279,7 @@ static void the_same_window_gives_the_same_bytes(void **state)
         uint8_t *rgb = malloc((size_t)(ALL * 3 * height * width));
         assert_ok(dsvi_clip_read_rgb(path, &whole, height, width, rgb, &covered));
         assert_int_equal(covered, ALL);
-        for (int64_t first = 0; first + WANT <= ALL; first += 11) {
+        for (int64_t first = 0; first + WANT <= ALL; first++) {
             DsvClipWindow w = whole;
             w.start = (double)first / w.fps;
             w.frames = WANT;
@@ -294,6 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_are_picked_by_their_times),
         cmocka_unit_test(every_start_finds_its_frame),
+        cmocka_unit_test(no_index_is_needed),
         cmocka_unit_test(a_window_past_the_end_repeats_the_last_frame),
         cmocka_unit_test(a_window_behind_the_end_fails),
         cmocka_unit_test(probing_tells_what_was_written),
