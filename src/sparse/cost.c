@@ -57,8 +57,8 @@ static void point_pass(Probe *probe)
     };
 }
 
-/* Normal numbers for what is read, long ones for the queries: then estimates spread as widely as real ones and
- * lists can be made as dense as wanted. dout stays zero. */
+/* Normal numbers for what is read, long ones for the queries: then estimates spread as widely as real ones
+ * and lists can be made as dense as wanted. dout stays zero. */
 static DsvStatus fill(Probe *probe)
 {
     DsvDevice *device = probe->backend->device;
@@ -190,9 +190,9 @@ DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, c
     for (; longer; tokens = 2 * tokens < shape->tokens ? 2 * tokens : shape->tokens)
         DSVI_TRY(measure_length(backend, settings, shape, tokens, &longer, &f));
     *break_even = crossing(&f);
-    snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at density "
-             "%.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
-             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], f.density[0], 1e3 * f.sparse[1], f.density[1],
-             1e3 * f.sparse[2], f.density[2], *break_even);
+    snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at "
+             "density %.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
+             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], f.density[0], 1e3 * f.sparse[1],
+             f.density[1], 1e3 * f.sparse[2], f.density[2], *break_even);
     return DSV_OK;
 }

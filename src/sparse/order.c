@@ -171,8 +171,8 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
     Walk walk = {grid, order, 0};
     const Cell origin = {{0, 0, 0}};
     if (grid[0] < 1 || grid[1] < 1 || grid[2] < 1)
-        return DSVI_FAIL(DSV_E_SHAPE, "token order: the grid is %lld x %lld x %lld, wanted at least 1 each way",
-                         (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+        return DSVI_FAIL(DSV_E_SHAPE, "token order: the grid is %lld x %lld x %lld, wanted at least 1 each "
+                         "way", (long long)grid[0], (long long)grid[1], (long long)grid[2]);
     if (grid[1] > INT32_MAX / grid[2] || grid[0] > INT32_MAX / (grid[1] * grid[2]))
         return DSVI_FAIL(DSV_E_SHAPE, "token order: a grid of %lld x %lld x %lld has more than %d tokens",
                          (long long)grid[0], (long long)grid[1], (long long)grid[2], INT32_MAX);
@@ -185,7 +185,8 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
     else if (strcmp(name, "cube") == 0)
         walk_cubes(&walk);
     else
-        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d or cube", name);
+        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d or cube",
+                         name);
     DSVI_ASSERT(walk.count == grid[0] * grid[1] * grid[2]);
     return DSV_OK;
 }

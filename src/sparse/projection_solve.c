@@ -1,6 +1,6 @@
-/* The closed form. With Q = E q q^T and C = cov k = E k k^T - mean k mean k^T, the mean squared error of scores taken through a matrix M
- * of rank r instead of the identity is
- *     E (q^T (I - M) (k - mean k))^2 = | Q^1/2 (I - M) C^1/2 |_F^2,
+/* The closed form. With Q = E q q^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared error of scores
+ * taken through a matrix M of rank r instead of the identity is
+ *     E (q^T (I - M) (k - E k))^2 = | Q^1/2 (I - M) C^1/2 |_F^2,
  * least, by Eckart and Young, where Q^1/2 M C^1/2 is the truncated singular value decomposition of
  * Q^1/2 C^1/2: M = Q^-1/2 V V^T Q^1/2 with V the r leading eigenvectors of Q^1/2 C Q^1/2. Half of M goes to
  * the queries, half to the keys.
@@ -75,8 +75,8 @@ static DsvStatus eigenvectors(const Workspace *w, int64_t dim, double *matrix)
                                           (lapack_int)lapack_doubles(dim), w->lapack_integers,
                                           (lapack_int)lapack_integers(dim));
     if (info != 0)
-        return DSVI_FAIL(DSV_E_DIVERGED, "projection: LAPACK dsyevd found no eigenvectors of the covariances of "
-                         "queries and keys, head size %lld: info %d", (long long)dim, (int)info);
+        return DSVI_FAIL(DSV_E_DIVERGED, "projection: LAPACK dsyevd found no eigenvectors of the covariances "
+                         "of queries and keys, head size %lld: info %d", (long long)dim, (int)info);
     return DSV_OK;
 }
 

@@ -129,8 +129,9 @@ static int64_t output_count(const Predictor *p)
 static void carve(DsvSelector *s, DsvArena *arena)
 {
     Predictor *p = (Predictor *)s;
-    size_t blocks = (size_t)s->shape.blocks, acc = dsvi_dtype_size(p->acc), act = dsvi_dtype_size(s->shape.act);
-    size_t parameters = blocks * (size_t)p->size * acc, output = (size_t)output_count(p);
+    size_t acc = dsvi_dtype_size(p->acc), act = dsvi_dtype_size(s->shape.act);
+    size_t blocks = (size_t)s->shape.blocks, output = (size_t)output_count(p);
+    size_t parameters = blocks * (size_t)p->size * acc;
     bool cast = s->shape.act != p->acc, backward = s->shape.backward;
     const DsvSparseAttention nothing = {0};
 
@@ -188,8 +189,8 @@ static DsvStatus setup(DsvSelector *s)
         for (int64_t i = 0; i < p->size; i++)
             dsvi_store(p->acc, host, i, i < p->outputs * p->inputs
                                             ? deviation * dsvi_rng_normal(rng, (uint64_t)i) : 0);
-        DSVI_TRY_GOTO(status, device->upload(device->stream, acc_at(p, p->weight, block * p->size), host, bytes),
-                      done);
+        void *weight = acc_at(p, p->weight, block * p->size);
+        DSVI_TRY_GOTO(status, device->upload(device->stream, weight, host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
     DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment1, (size_t)s->shape.blocks * bytes), done);
@@ -280,9 +281,9 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
         DSVI_TRY(learn(p, block, args));
     if (!estimate)
         return DSV_OK;
-    DSVI_TRY(dsvi_selector_features(s, p->acc, part_of(p, p->output, 0), p->rank, f->chunk, NULL, f->proxies));
-    return dsvi_selector_features(s, p->acc, part_of(p, p->output, 1), p->rank, f->candidate_keys, NULL,
-                                  f->candidates);
+    DsvHeads queries = part_of(p, p->output, 0), keys = part_of(p, p->output, 1);
+    DSVI_TRY(dsvi_selector_features(s, p->acc, queries, p->rank, f->chunk, NULL, f->proxies));
+    return dsvi_selector_features(s, p->acc, keys, p->rank, f->candidate_keys, NULL, f->candidates);
 }
 
 static DsvStatus update(Predictor *p, int64_t block, bool sparse)

@@ -92,8 +92,9 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.features = p->rank;
     if (!allocate(p, shape)) {
         release(&p->base);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size %lld",
-                         (long long)shape->blocks, (long long)shape->heads, (long long)shape->head_dim);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size "
+                         "%lld", (long long)shape->blocks, (long long)shape->heads,
+                         (long long)shape->head_dim);
     }
     *out = &p->base;
     return DSV_OK;

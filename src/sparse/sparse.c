@@ -29,12 +29,12 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
 {
     int64_t tokens = shape->grid[0] * shape->grid[1] * shape->grid[2];
     if (shape->tokens != tokens || tokens < 1)
-        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: %lld tokens do not make a grid of %lld x %lld x %lld",
-                         (long long)shape->tokens, (long long)shape->grid[0], (long long)shape->grid[1],
-                         (long long)shape->grid[2]);
+        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: %lld tokens do not make a grid of %lld x %lld x "
+                         "%lld", (long long)shape->tokens, (long long)shape->grid[0],
+                         (long long)shape->grid[1], (long long)shape->grid[2]);
     if (shape->head_dim < 32 || shape->head_dim > DSV_HEAD_DIM_MAX || shape->head_dim % 2)
-        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: head size is %lld, wanted an even number from 32 to %d",
-                         (long long)shape->head_dim, DSV_HEAD_DIM_MAX);
+        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: head size is %lld, wanted an even number from 32 "
+                         "to %d", (long long)shape->head_dim, DSV_HEAD_DIM_MAX);
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
@@ -257,7 +257,8 @@ DsvStatus dsvi_sparse_setup(DsvSparse *s)
     DSVI_TRY(dsvi_selector_setup(s->selector));
     if (!s->settings.sparse_measure_cost)
         return DSV_OK;
-    DSVI_TRY(dsvi_cost_break_even(s->backend, &s->settings, &s->shape, s->record.break_even, line, sizeof line));
+    DSVI_TRY(dsvi_cost_break_even(s->backend, &s->settings, &s->shape, s->record.break_even, line,
+                                  sizeof line));
     say(s, line);
     return DSV_OK;
 }
@@ -291,6 +292,11 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
 }
 
+static double capacity_density(const DsvSparseBlock *b)
+{
+    return (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists));
+}
+
 /* The block should run over its lists, and they do not fit: it runs dense. */
 static void overflow(DsvSparse *s, int64_t block)
 {
@@ -301,9 +307,8 @@ static void overflow(DsvSparse *s, int64_t block)
         b->overflowed = true; /* step_end tells */
         return;
     }
-    snprintf(line, sizeof line, "block %lld ran dense: its lists needed density %.2f, above the %.2f there is "
-             "memory for", (long long)block, b->overflow_density,
-             (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists)));
+    snprintf(line, sizeof line, "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
+             "is memory for", (long long)block, b->overflow_density, capacity_density(b));
     say(s, line);
 }
 
@@ -364,8 +369,7 @@ static void dispatch(DsvSparse *s, int64_t block)
         .sparse = r->sparse[block], .measured = b->measured, .overflowed = b->overflowed,
         .fit = b->measured_fit, .captured = r->captured[block], .density = r->listed[block],
         .needed = b->overflow_density,
-        .capacity = (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) *
-                                                          dsvi_lists_full(&b->lists)),
+        .capacity = capacity_density(b),
     };
     bool sparse = dsvi_guard_decide(&guard, &view, block, line, sizeof line);
     if (b->overflowed)
@@ -406,7 +410,8 @@ void dsvi_sparse_report(const DsvSparse *s, DsvSparseReport *report)
     double captured = 0;
     *report = (DsvSparseReport){.blocks = s->shape.blocks, .predictor_loss = s->predictor_loss};
     for (int64_t block = 0; block < s->shape.blocks; block++) {
-        report->density += (s->block[block].over_lists ? s->record.density[block] : 1) / (double)s->shape.blocks;
+        double density = s->block[block].over_lists ? s->record.density[block] : 1;
+        report->density += density / (double)s->shape.blocks;
         if (!s->record.sparse[block] && !s->forced)
             continue;
         report->sparse_blocks++;
@@ -420,7 +425,8 @@ void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockR
     const DsvSparseRecord *r = &s->record;
     *report = (DsvSparseBlockReport){
         .sparse = r->sparse[block] || s->forced, .captured_mass = r->captured[block],
-        .density = r->density[block], .estimated_mass = r->estimated_mass[block], .share90 = r->share90[block],
+        .density = r->density[block], .estimated_mass = r->estimated_mass[block],
+        .share90 = r->share90[block],
         .head_captured = r->head_captured + block * s->shape.heads,
         .head_share90 = r->head_share90 + block * s->shape.heads, .changes = r->changes[block],
     };

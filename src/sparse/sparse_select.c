@@ -4,7 +4,8 @@
  * training. With a density as the target the budget is that density, of which winners get (1 - x); with a
  * mass as the target winners get what the mass takes, and the budget is that divided by (1 - x). The
  * probability of a draw follows: x of the budget for single runs and for blocks; for the neighbours, two a
- * winner, x / (2 (1 - x)). */
+ * winner, x / (2 (1 - x)); divided by the share of runs that are no winners, for a draw that hits a winner
+ * adds nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -47,17 +48,16 @@ static DsvExplore explore_kind(const DsvSparse *s)
 
 static void plan_exploration(const DsvSparse *s, int64_t block, double budget, DsvSelectArgs *args)
 {
-    double share = s->settings.sparse_explore;
+    double share = s->settings.sparse_explore, others = 1 - (1 - share) * budget;
     args->explore = explore_kind(s);
     args->explore_seed = (uint64_t)s->settings.seed;
     args->explore_step = (uint64_t)(s->step * s->shape.blocks + block);
-    if (args->explore == DSV_EXPLORE_NEIGHBOURS)
-        args->explore_rate = share < 1 ? fmin(share / (2 * (1 - share)), 1) : 1;
-    else if (args->explore != DSV_EXPLORE_NONE)
-        args->explore_rate = share * budget;
+    double draws = args->explore == DSV_EXPLORE_NEIGHBOURS ? share / (2 * (1 - share)) : share * budget;
+    args->explore_rate = draws < others ? draws / others : 1;
 }
 
-/* Thresholds of all heads on the device; returns the density that winners and explored keys may have. */
+/* Thresholds of all heads on the device. `winners` is their share of the budget; *budget the density that
+ * they and explored runs may have together. */
 static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
 {
     DsvDevice *device = s->backend->device;
@@ -72,7 +72,9 @@ static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
         by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, heads, s->settings.sparse_target_mass)
                 : dsvi_threshold_for_count(s->host_count, s->host_mass, heads,
                                            winners * s->settings.sparse_target_density);
-    *budget = !by_mass ? s->settings.sparse_target_density : winners > 0 ? fmin(threshold.count / winners, 1) : 1;
+    *budget = s->settings.sparse_target_density;
+    if (by_mass)
+        *budget = winners > 0 ? fmin(threshold.count / winners, 1) : 1;
     for (int64_t h = 0; h < heads; h++)
         s->host_threshold[h] = threshold.value;
     return device->upload(device->stream, s->threshold, s->host_threshold, (size_t)heads * sizeof(float));

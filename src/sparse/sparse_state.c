@@ -66,8 +66,9 @@ static DsvStatus compare(const DsvSafetensors *file, const Traits *wanted)
     for (int i = 0; i < TRAITS; i++) {
         const char *found = dsvi_safetensors_metadata(file, wanted->pair[i][0]);
         if (!found || strcmp(found, wanted->pair[i][1]) != 0)
-            return DSVI_FAIL(DSV_E_SHAPE, "%s: sparse state is for %s %s, wanted %s", dsvi_safetensors_path(file),
-                             wanted->pair[i][0], found ? found : "(unknown)", wanted->pair[i][1]);
+            return DSVI_FAIL(DSV_E_SHAPE, "%s: sparse state is for %s %s, wanted %s",
+                             dsvi_safetensors_path(file), wanted->pair[i][0], found ? found : "(unknown)",
+                             wanted->pair[i][1]);
     }
     return DSV_OK;
 }
@@ -128,7 +129,8 @@ static DsvStatus write_lists(DsvDevice *device, const DsvLists *lists, int64_t *
     int64_t count = dsvi_lists_count(lists);
     const int64_t shape[6] = {lists->batch, lists->heads, lists->queries, lists->keys, lists->group,
                               lists->grain};
-    DSVI_TRY(device->download(device->stream, offsets, lists->offsets, (size_t)(count + 1) * sizeof *offsets));
+    size_t offset_bytes = (size_t)(count + 1) * sizeof *offsets;
+    DSVI_TRY(device->download(device->stream, offsets, lists->offsets, offset_bytes));
     DSVI_TRY(device->sync(device->stream));
     size_t bytes = (size_t)offsets[count] * sizeof **runs;
     *runs = malloc(bytes);
@@ -138,7 +140,7 @@ static DsvStatus write_lists(DsvDevice *device, const DsvLists *lists, int64_t *
     DSVI_TRY(device->sync(device->stream));
     const DsvStoredTensor tensors[3] = {
         {.name = "offsets", .dtype = DSV_I64, .ndim = 1, .shape = {count + 1}, .count = count + 1,
-         .bytes = (size_t)(count + 1) * sizeof *offsets, .data = offsets},
+         .bytes = offset_bytes, .data = offsets},
         {.name = "runs", .dtype = DSV_I32, .ndim = 1, .shape = {offsets[count]}, .count = offsets[count],
          .bytes = bytes, .data = *runs},
         {.name = "shape", .dtype = DSV_I64, .ndim = 1, .shape = {6}, .count = 6, .bytes = sizeof shape,

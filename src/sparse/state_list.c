@@ -66,8 +66,7 @@ DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const ch
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for %zu bytes of sparse state", path, bytes);
     memset(tensors, 0, sizeof tensors);
     DSVI_TRY_GOTO(status, gather(device, list, staging, tensors), done);
-    DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, (size_t)list->count, metadata, metadata_count),
-                  done);
+    status = dsvi_safetensors_write(path, tensors, (size_t)list->count, metadata, metadata_count);
 done:
     free(staging);
     return status;
@@ -77,8 +76,8 @@ static DsvStatus find(const DsvSafetensors *file, const DsvStateItem *item, cons
 {
     DSVI_TRY(dsvi_safetensors_want(file, item->name, item->ndim, item->shape, tensor));
     if ((*tensor)->dtype != item->dtype)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s is %s, wanted %s", dsvi_safetensors_path(file), item->name,
-                         dsvi_dtype_name((*tensor)->dtype), dsvi_dtype_name(item->dtype));
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s is %s, wanted %s", dsvi_safetensors_path(file),
+                         item->name, dsvi_dtype_name((*tensor)->dtype), dsvi_dtype_name(item->dtype));
     return DSV_OK;
 }
 

@@ -69,7 +69,8 @@ static void test_overflow(void **state)
     (void)state;
     DsvGuardView view = {.sparse = true, .overflowed = true, .captured = 0.95, .density = 0.3, .needed = 0.71,
                          .capacity = 0.65};
-    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.71 in this step, above the 0.65"));
+    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.71 in this step, above the "
+                        "0.65"));
     view.measured = view.fit = true;
     assert_false(decide(view, "turns dense"));
 }

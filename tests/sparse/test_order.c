@@ -25,8 +25,8 @@ static void check_bijection(const char *name, const int64_t grid[3])
     unsigned char *seen = calloc((size_t)tokens, 1);
     for (int64_t s = 0; s < tokens; s++) {
         if (order[s] < 0 || order[s] >= tokens || seen[order[s]])
-            fail_msg("%s %d x %d x %d: token %d at %d", name, (int)grid[0], (int)grid[1], (int)grid[2], (int)s,
-                     (int)order[s]);
+            fail_msg("%s %d x %d x %d: token %d at %d", name, (int)grid[0], (int)grid[1], (int)grid[2],
+                     (int)s, (int)order[s]);
         seen[order[s]] = 1;
     }
     free(seen);
@@ -68,9 +68,9 @@ static void test_bijections(void **state)
     }
 }
 
-/* A walk from neighbour to neighbour alternates between the colours of a chessboard, so some corners cannot be
- * joined by one; but a curve free to choose its end is never forced to jump, and these never do: not inside
- * a frame, nor from one frame to the next, nor through space and time. */
+/* A walk from neighbour to neighbour alternates between the colours of a chessboard, so some corners cannot
+ * be joined by one; but a curve free to choose its end is never forced to jump, and these never do: not
+ * inside a frame, nor from one frame to the next, nor through space and time. */
 static void test_curves_never_jump(void **state)
 {
     int64_t frames = 0, time = 0, space = 0, steps = 0;
@@ -83,8 +83,8 @@ static void test_curves_never_jump(void **state)
         time += jumps_in_space("hilbert", grid);
         space += jumps_in_space("hilbert3d", grid);
     }
-    print_message("%lld steps: %lld jumps inside frames, %lld with those between frames, %lld of the 3-D curve\n",
-                  (long long)steps, (long long)frames, (long long)time, (long long)space);
+    print_message("%lld steps: %lld jumps inside frames, %lld with those between frames, %lld of the 3-D "
+                  "curve\n", (long long)steps, (long long)frames, (long long)time, (long long)space);
     assert_int_equal(frames, 0);
     assert_int_equal(time, 0);
     assert_int_equal(space, 0);

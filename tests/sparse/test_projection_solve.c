@@ -22,7 +22,8 @@ static void make(Case *c, uint64_t seed, int flat)
         (&mix[0][0][0])[i] = dsvi_rng_normal(rng, n++);
     for (int s = 0; s < ROWS; s++) {
         for (int i = 0; i < flat; i++) {
-            double a = exp(-0.4 * i) * dsvi_rng_normal(rng, n++), b = exp(-0.3 * i) * dsvi_rng_normal(rng, n++);
+            double a = exp(-0.4 * i) * dsvi_rng_normal(rng, n++);
+            double b = exp(-0.3 * i) * dsvi_rng_normal(rng, n++);
             for (int d = 0; d < DIM; d++) {
                 c->q[s][d] += a * mix[0][i][d];
                 c->k[s][d] += b * mix[1][i][d];
@@ -165,7 +166,8 @@ static void test_degenerate(void **state)
     void *workspace = malloc(dsvi_projection_workspace(DIM));
     c.query_second[5] = NAN;
     assert_fails(DSV_E_DIVERGED, "not finite",
-                 dsvi_projection_solve(DIM, 2, c.query_second, c.key_second, c.key_mean, query, key, workspace));
+                 dsvi_projection_solve(DIM, 2, c.query_second, c.key_second, c.key_mean, query, key,
+                                       workspace));
     free(workspace);
 }
 

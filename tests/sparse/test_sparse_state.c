@@ -151,7 +151,8 @@ static void test_what_does_not_fit(void **state)
     load_into("projection", "seed=1", shape, DSV_OK, "");
     load_into("projection", "sparse.group=64", shape, DSV_OK, ""); /* not part of the state */
     load_into("projection", "sparse.enabled=false", shape, DSV_OK, "");
-    load_into("pooled", "seed=1", shape, DSV_E_SHAPE, "sparse state is for selector projection, wanted pooled");
+    load_into("pooled", "seed=1", shape, DSV_E_SHAPE,
+              "sparse state is for selector projection, wanted pooled");
     load_into("projection", "sparse.rank=16", shape, DSV_E_SHAPE, "for rank 8, wanted 16");
     DsvSparseShape other = shape;
     other.blocks = 3;
