@@ -57,25 +57,25 @@ typedef struct Tile {
     int64_t first, queries;
 } Tile;
 
-/* Lays the pieces out from `at` on (NULL: only counts) and gives their floats. */
-static size_t lay_scratch(const DsvAttentionTiles *t, float *at, Scratch *s)
+/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
+static size_t lay_scratch(const DsvAttentionTiles *t, float *base, Scratch *s)
 {
     size_t used = 0;
-    int64_t query_rows = t->tile_width * t->row_width, transposed = t->row_width * t->tile_width;
-    int64_t key_rows = DSVI_TILE_KEYS * t->row_width, scores = DSVI_TILE_KEYS * t->tile_width;
-    struct {
-        float **piece;
-        int64_t floats;
-    } pieces[] = {
-        {&s->q, query_rows}, {&s->dout, query_rows},    {&s->qt, transposed},       {&s->doutt, transposed},
-        {&s->dq, query_rows}, {&s->lse, t->tile_width}, {&s->delta, t->tile_width}, {&s->k, key_rows},
-        {&s->v, key_rows},   {&s->dk, key_rows},        {&s->dv, key_rows},         {&s->p, scores},
-        {&s->ds, scores},
-    };
-    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
-        *pieces[i].piece = at ? at + used : NULL;
-        used += (size_t)dsvi_round_up(pieces[i].floats, 16);
-    }
+    int64_t query_rows = t->tile_width * t->row_width, key_rows = DSVI_TILE_KEYS * t->row_width;
+    int64_t scores = DSVI_TILE_KEYS * t->tile_width;
+    s->q = dsvi_take_floats(base, &used, query_rows);
+    s->dout = dsvi_take_floats(base, &used, query_rows);
+    s->qt = dsvi_take_floats(base, &used, query_rows);
+    s->doutt = dsvi_take_floats(base, &used, query_rows);
+    s->lse = dsvi_take_floats(base, &used, t->tile_width);
+    s->delta = dsvi_take_floats(base, &used, t->tile_width);
+    s->dq = dsvi_take_floats(base, &used, query_rows);
+    s->k = dsvi_take_floats(base, &used, key_rows);
+    s->v = dsvi_take_floats(base, &used, key_rows);
+    s->dk = dsvi_take_floats(base, &used, key_rows);
+    s->dv = dsvi_take_floats(base, &used, key_rows);
+    s->p = dsvi_take_floats(base, &used, scores);
+    s->ds = dsvi_take_floats(base, &used, scores);
     return used;
 }
 

@@ -29,23 +29,18 @@ typedef struct Forward {
     size_t worker_floats;
 } Forward;
 
-/* Lays the pieces out from `at` on (NULL: only counts) and gives their floats. */
-static size_t lay_scratch(const DsvAttentionTiles *t, float *at, Scratch *s)
+/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
+static size_t lay_scratch(const DsvAttentionTiles *t, float *base, Scratch *s)
 {
     size_t used = 0;
-    struct {
-        float **piece;
-        int64_t floats;
-    } pieces[] = {
-        {&s->rows, t->tile_width * t->row_width},    {&s->qt, t->row_width * t->tile_width},
-        {&s->scores, DSVI_TILE_KEYS * t->tile_width}, {&s->k, DSVI_TILE_KEYS * t->row_width},
-        {&s->v, DSVI_TILE_KEYS * t->row_width},       {&s->largest, t->tile_width},
-        {&s->total, t->tile_width},                   {&s->shrink, t->tile_width},
-    };
-    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
-        *pieces[i].piece = at ? at + used : NULL;
-        used += (size_t)dsvi_round_up(pieces[i].floats, 16);
-    }
+    s->rows = dsvi_take_floats(base, &used, t->tile_width * t->row_width);
+    s->qt = dsvi_take_floats(base, &used, t->row_width * t->tile_width);
+    s->scores = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->tile_width);
+    s->k = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_width);
+    s->v = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_width);
+    s->largest = dsvi_take_floats(base, &used, t->tile_width);
+    s->total = dsvi_take_floats(base, &used, t->tile_width);
+    s->shrink = dsvi_take_floats(base, &used, t->tile_width);
     return used;
 }
 

@@ -152,6 +152,10 @@ static inline DsvStatus dsvi_attention_check_simd(const DsvAttentionArgs *args, 
     if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, "
                          "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    const DsvLists *lists = args->lists;
+    if (lists && lists->offsets[dsvi_lists_count(lists)] > lists->capacity)
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: lists want %lld runs, their memory holds %lld",
+                         (long long)lists->offsets[dsvi_lists_count(lists)], (long long)lists->capacity);
     if (args->workspace_bytes < workspace)
         return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          workspace);

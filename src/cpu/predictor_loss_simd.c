@@ -23,16 +23,30 @@ typedef struct Scratch {
     float *ql, *dql; /* (16, rank_width) */
 } Scratch;
 
+/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
+static size_t lay_scratch(const Predictor *w, float *base, Scratch *s)
+{
+    size_t used = 0;
+    int64_t widest = w->width > w->rank_width ? w->width : w->rank_width;
+    s->u = dsvi_take_floats(base, &used, w->padded_keys * DSVI_SAMPLES);
+    s->t = dsvi_take_floats(base, &used, w->padded_keys * DSVI_SAMPLES);
+    s->kl = dsvi_take_floats(base, &used, w->padded_keys * w->rank_width);
+    s->dkl = dsvi_take_floats(base, &used, w->padded_keys * w->rank_width);
+    s->qt = dsvi_take_floats(base, &used, widest * DSVI_SAMPLES);
+    s->rows = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * w->width);
+    s->ql = dsvi_take_floats(base, &used, DSVI_SAMPLES * w->rank_width);
+    s->dql = dsvi_take_floats(base, &used, DSVI_SAMPLES * w->rank_width);
+    return used;
+}
+
 static Predictor plan(const DsvPredictorLossArgs *args)
 {
+    Scratch s;
     Predictor w = {.args = args, .pieces = args->batch * args->heads,
                    .width = dsvi_round_up(args->head_dim, DSVI_LANES),
                    .rank_width = dsvi_round_up(args->rank, DSVI_LANES),
                    .padded_keys = dsvi_round_up(args->keys, DSVI_TILE_KEYS)};
-    int64_t widest = w.width > w.rank_width ? w.width : w.rank_width;
-    int64_t floats = w.padded_keys * 2 * (DSVI_SAMPLES + w.rank_width) + widest * DSVI_SAMPLES +
-                     DSVI_TILE_KEYS * w.width + 2 * DSVI_SAMPLES * w.rank_width;
-    w.floats = (size_t)dsvi_round_up(floats, 16);
+    w.floats = lay_scratch(&w, NULL, &s);
     return w;
 }
 
@@ -45,20 +59,6 @@ static size_t workspace(const DsvPredictorLossArgs *args)
 {
     Predictor w = plan(args);
     return scratch_bytes(&w) + (size_t)w.pieces * sizeof(double);
-}
-
-static Scratch scratch_of(const Predictor *w, int64_t number)
-{
-    int64_t widest = w->width > w->rank_width ? w->width : w->rank_width;
-    Scratch s = {.u = (float *)w->args->workspace + w->floats * (size_t)number};
-    s.t = s.u + w->padded_keys * DSVI_SAMPLES;
-    s.kl = s.t + w->padded_keys * DSVI_SAMPLES;
-    s.dkl = s.kl + w->padded_keys * w->rank_width;
-    s.qt = s.dkl + w->padded_keys * w->rank_width;
-    s.rows = s.qt + widest * DSVI_SAMPLES;
-    s.ql = s.rows + DSVI_TILE_KEYS * w->width;
-    s.dql = s.ql + DSVI_SAMPLES * w->rank_width;
-    return s;
 }
 
 /* Fills t and u with the scores of sixteen samples; kl is packed already. */
@@ -157,28 +157,37 @@ static double sample_block(const Predictor *w, const Scratch *s, int64_t b, int6
     return sum;
 }
 
+/* All samples of one (batch, head). */
+static double pair_loss(const Predictor *w, const Scratch *s, int64_t b, int64_t h)
+{
+    const DsvPredictorLossArgs *args = w->args;
+    double sum = 0;
+    memset(s->kl, 0, (size_t)(w->padded_keys * w->rank_width) * sizeof(float));
+    memset(s->dkl, 0, (size_t)(w->padded_keys * w->rank_width) * sizeof(float));
+    for (int64_t j = 0; j < args->keys; j++)
+        dsvi_row_load(args->acc, args->kl.data, dsvi_heads_at(&args->kl, b, j, h), args->rank, w->rank_width,
+                      s->kl + j * w->rank_width);
+    for (int64_t i = 0; i < args->queries; i++)
+        memset((float *)args->dql.data + dsvi_heads_at(&args->dql, b, i, h), 0,
+               (size_t)args->rank * sizeof(float));
+    for (int64_t first = 0; first < args->samples; first += DSVI_SAMPLES) {
+        int64_t left = args->samples - first, count = left < DSVI_SAMPLES ? left : (int64_t)DSVI_SAMPLES;
+        sum += sample_block(w, s, b, h, args->sample + first, count);
+    }
+    for (int64_t j = 0; j < args->keys; j++)
+        dsvi_row_store(args->acc, args->dkl.data, dsvi_heads_at(&args->dkl, b, j, h), args->rank,
+                       s->dkl + j * w->rank_width, 1);
+    return sum;
+}
+
 static void pair_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Predictor *w = context;
-    const DsvPredictorLossArgs *args = w->args;
     for (int64_t n = begin; n < end; n++) {
-        int64_t b = n / args->heads, h = n % args->heads;
-        Scratch s = scratch_of(w, dsvi_scratch_number(w->pieces, n, worker));
-        memset(s.kl, 0, (size_t)(2 * w->padded_keys * w->rank_width) * sizeof(float)); /* and dkl behind it */
-        for (int64_t j = 0; j < args->keys; j++)
-            dsvi_row_load(args->acc, args->kl.data, dsvi_heads_at(&args->kl, b, j, h), args->rank,
-                          w->rank_width, s.kl + j * w->rank_width);
-        for (int64_t i = 0; i < args->queries; i++)
-            memset((float *)args->dql.data + dsvi_heads_at(&args->dql, b, i, h), 0,
-                   (size_t)args->rank * sizeof(float));
-        w->losses[n] = 0;
-        for (int64_t first = 0; first < args->samples; first += DSVI_SAMPLES) {
-            int64_t left = args->samples - first, count = left < DSVI_SAMPLES ? left : (int64_t)DSVI_SAMPLES;
-            w->losses[n] += sample_block(w, &s, b, h, args->sample + first, count);
-        }
-        for (int64_t j = 0; j < args->keys; j++)
-            dsvi_row_store(args->acc, args->dkl.data, dsvi_heads_at(&args->dkl, b, j, h), args->rank,
-                           s.dkl + j * w->rank_width, 1);
+        Scratch s;
+        size_t before = w->floats * (size_t)dsvi_scratch_number(w->pieces, n, worker);
+        lay_scratch(w, (float *)w->args->workspace + before, &s);
+        w->losses[n] = pair_loss(w, &s, n / w->args->heads, n % w->args->heads);
     }
 }
 

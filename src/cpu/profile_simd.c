@@ -22,13 +22,23 @@ typedef struct Scratch {
     float *rows;       /* (KEYS, width) */
 } Scratch;
 
+/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
+static size_t lay_scratch(const Profile *w, float *base, Scratch *s)
+{
+    size_t used = 0;
+    s->p = dsvi_take_floats(base, &used, dsvi_round_up(w->args->keys, DSVI_TILE_KEYS) * DSVI_SAMPLES);
+    s->transposed = dsvi_take_floats(base, &used, w->width * DSVI_SAMPLES);
+    s->rows = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * w->width);
+    return used;
+}
+
 static Profile plan(const DsvProfileArgs *args)
 {
+    Scratch s;
     Profile w = {.args = args, .blocks = (args->samples + DSVI_SAMPLES - 1) / DSVI_SAMPLES,
                  .width = dsvi_round_up(args->head_dim, DSVI_LANES)};
     w.pieces = args->batch * args->heads * w.blocks;
-    w.floats = (size_t)(dsvi_round_up(args->keys, DSVI_TILE_KEYS) * DSVI_SAMPLES + w.width * DSVI_SAMPLES +
-                        DSVI_TILE_KEYS * w.width);
+    w.floats = lay_scratch(&w, NULL, &s);
     return w;
 }
 
@@ -131,10 +141,9 @@ static void profile_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Profile *w = context;
     for (int64_t n = begin; n < end; n++) {
-        Scratch s = {.p = (float *)w->args->workspace +
-                          w->floats * (size_t)dsvi_scratch_number(w->pieces, n, worker)};
-        s.transposed = s.p + dsvi_round_up(w->args->keys, DSVI_TILE_KEYS) * DSVI_SAMPLES;
-        s.rows = s.transposed + w->width * DSVI_SAMPLES;
+        Scratch s;
+        size_t before = w->floats * (size_t)dsvi_scratch_number(w->pieces, n, worker);
+        lay_scratch(w, (float *)w->args->workspace + before, &s);
         profile_block(w, &s, n / w->blocks, n % w->blocks);
     }
 }

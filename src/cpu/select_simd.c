@@ -42,6 +42,17 @@ typedef struct Scratch {
     uint64_t *draws; /* (words) what exploration draws */
 } Scratch;
 
+/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
+static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
+{
+    size_t used = 0;
+    scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
+    scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
+    scratch->estimate = dsvi_take_floats(base, &used, s->width);
+    scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * s->words);
+    return used;
+}
+
 static size_t take(size_t *used, size_t bytes)
 {
     size_t at = *used;
@@ -53,6 +64,7 @@ static size_t take(size_t *used, size_t bytes)
 static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
 {
     size_t used = 0;
+    Scratch scratch;
     *s = (Select){.args = args, .pairs = args->batch * args->heads, .groups = dsvi_select_groups(args),
                   .proxies = dsvi_select_proxies(args), .candidates = dsvi_select_candidates(args),
                   .runs = dsvi_select_runs(args)};
@@ -60,8 +72,7 @@ static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
     s->words = (s->runs + WORD - 1) / WORD;
     size_t bins = (size_t)s->pairs * SLICES * DSV_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
-    s->worker_floats = (size_t)(dsvi_round_up(BLOCK_PROXIES * (args->features + BLOCK_COLUMNS), 16) +
-                                dsvi_round_up(s->width, 16) + dsvi_round_up(2 * s->words, 16));
+    s->worker_floats = lay_scratch(s, NULL, &scratch);
     size_t transposed = take(&used, (size_t)(s->pairs * args->features * s->width) * sizeof(float));
     size_t workers = take(&used, s->worker_floats * (size_t)dsvi_threads_count() * sizeof(float));
     size_t mass = take(&used, lists * sizeof(double));
@@ -87,15 +98,11 @@ static size_t workspace(const DsvSelectArgs *args)
 static Scratch scratch_of(const Select *s, int worker)
 {
     Scratch scratch;
-    scratch.proxies = s->workers + (size_t)worker * s->worker_floats;
-    scratch.scores = scratch.proxies + BLOCK_PROXIES * s->args->features;
-    scratch.estimate = s->workers + (size_t)worker * s->worker_floats +
-                       dsvi_round_up(BLOCK_PROXIES * (s->args->features + BLOCK_COLUMNS), 16);
-    scratch.draws = (uint64_t *)(scratch.estimate + dsvi_round_up(s->width, 16));
+    lay_scratch(s, s->workers + (size_t)worker * s->worker_floats, &scratch);
     return scratch;
 }
 
-/* Candidates [16 n, 16 n + 16) of all pairs in one row: small pieces of a transposition. */
+/* Transposes BLOCK_COLUMNS candidates of a (batch, head); zeros beyond the last. */
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;

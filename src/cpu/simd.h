@@ -119,6 +119,15 @@ static inline int64_t dsvi_round_up(int64_t n, int64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
+/* The next `floats` of scratch that begins at `base`, 64 bytes aligned if that is; NULL without a base, to
+ * count what is wanted. */
+static inline float *dsvi_take_floats(float *base, size_t *used, int64_t floats)
+{
+    float *piece = base ? base + *used : NULL;
+    *used += (size_t)dsvi_round_up(floats, 16);
+    return piece;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -111,9 +111,14 @@ static void nan_goes_through(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    AttentionShape shape = {.batch = 1, .heads = 1, .queries = 4, .keys = 6, .head_dim = 32};
+    AttentionShape shape = {.batch = 1, .heads = 1, .queries = 4, .keys = 6, .head_dim = 32,
+                            .group = 2, .grain = 1, .density = 1};
     AttentionProblem problem;
     attention_problem_create(&problem, &shape, DSV_F32, DSV_F32, 1);
+    problem.own_lists.capacity = 11;
+    assert_fails(DSV_E_SHAPE, "want 12 runs, their memory holds 11",
+                 level_backend.ops.attention_list_fwd.run(NULL, &problem.args));
+    problem.args.lists = NULL;
     assert_fails(DSV_E_SHAPE, "workspace has 0 bytes",
                  level_backend.ops.attention_fwd.run(NULL, &problem.args));
     assert_fails(DSV_E_SHAPE, "workspace has 0 bytes",
