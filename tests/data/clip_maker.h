@@ -56,7 +56,7 @@ static inline void ramp_clip(float *pixels, int64_t frames, int64_t height, int6
 
 static inline float *video_alloc(int64_t frames, int64_t height, int64_t width)
 {
-    float *pixels = malloc((size_t)(3 * frames * height * width) * sizeof *pixels);
+    float *pixels = (float *)malloc((size_t)(3 * frames * height * width) * sizeof *pixels);
     assert_non_null(pixels);
     return pixels;
 }
@@ -96,7 +96,7 @@ static inline void write_text(const char *path, const char *text)
 static inline void write_noise(const char *path, size_t bytes)
 {
     DsvRng rng = {11, DSV_RNG_TEST, 0};
-    unsigned char *data = malloc(bytes);
+    unsigned char *data = (unsigned char *)malloc(bytes);
     assert_non_null(data);
     for (size_t i = 0; i < bytes; i++)
         data[i] = (unsigned char)dsvi_rng_below(rng, i, 256);
