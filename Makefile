@@ -10,7 +10,7 @@ build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
 
 $(BUILD)/build.ninja: CMakePresets.json | deps
-	@cmake --preset $(PRESET)
+	@cmake --preset $(PRESET) --log-level=NOTICE
 
 deps:
 	@tools/deps.sh
@@ -23,7 +23,7 @@ test: build
 
 bench: build
 	@$(BUILD)/dsv bench attention
-	@$(BUILD)/dsv bench step
+	@$(BUILD)/dsv bench step --config configs/demo.yaml
 
 docs: build
 	@$(BUILD)/dsv help options --markdown >docs/configuration.md
