@@ -128,7 +128,8 @@ static DsvStatus encode_all(Encoding *e)
         if (e->events->progress)
             e->events->progress(e->events->context, &progress);
         if (done < e->count && wants_stop(e->events))
-            return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after %lld of %lld windows; the same command goes on",
+            return DSVI_FAIL(DSV_E_INTERRUPTED,
+                             "stopped after %lld of %lld windows; the same command goes on",
                              (long long)done, (long long)e->count);
     }
     return DSV_OK;

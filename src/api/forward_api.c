@@ -53,7 +53,8 @@ static DsvStatus read_shapes(Pass *p, const DsvSafetensors *in)
     if (p->grad)
         DSVI_TRY(dsvi_safetensors_want(in, TARGET, 5, latents->shape, &other));
     if (p->grad && p->config.out_channels != channels)
-        return DSVI_FAIL(DSV_E_SHAPE, "%s: gradients need as many output channels (%lld) as input ones (%lld)",
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "%s: gradients need as many output channels (%lld) as input ones (%lld)",
                          p->model.config, (long long)p->config.out_channels, (long long)channels);
     p->shape.act = dsvi_dit_act(p->settings);
     p->shape.backward = p->grad;

@@ -88,7 +88,8 @@ static DsvStatus inspect_clip(const Inspection *to, const char *path)
 {
     DsvClipInfo info;
     DSVI_TRY(dsvi_clip_probe(path, &info));
-    say(to, "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
+    say(to,
+        "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
         path, info.codec, info.container, info.width, info.height, info.seconds, info.fps, info.frames);
     return DSV_OK;
 }

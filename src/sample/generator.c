@@ -49,7 +49,9 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     if (settings->sparse_enabled)
-        DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse), fail);
+        DSVI_TRY_GOTO(status,
+                      dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse),
+                      fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;

@@ -16,7 +16,7 @@ static DsvStatus find_checkpoint(const DsvConfig *settings, DsvSparseLog *log, v
     if (strcmp(wanted, "latest") != 0) {
         if (!dsvi_path_is_folder(wanted))
             return DSVI_FAIL(DSV_E_NOT_FOUND,
-                             "resume_from_checkpoint=%s: no such folder, wanted latest or a checkpoint folder",
+                             "resume_from_checkpoint=%s: no such folder, wanted latest or a checkpoint",
                              wanted);
         snprintf(folder->checkpoint, sizeof folder->checkpoint, "%s", wanted);
         folder->resume = true;

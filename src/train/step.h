@@ -23,8 +23,8 @@ typedef struct DsvSampleSource {
     DsvStatus (*next)(void *context, float *latent);
 } DsvSampleSource;
 
-/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. DSV_E_DIVERGED when the
- * loss or the gradient norm is not finite: the weights are then still those of the step before. */
+/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. DSV_E_DIVERGED when
+ * the loss or the gradient norm is not finite: the weights are then still those of the step before. */
 DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
 
 /* Its two halves. gradients: of the micro-batch that lies in trainer->latents (clean), noise, sigma, timestep

@@ -1,5 +1,5 @@
-/* Checkpoints under fire: the process dies, or the disk fills, at every single call that changes the disk; the
- * checkpoint before must stay whole and the next run must find one.
+/* Checkpoints under fire: the process dies, or the disk fills, at every single call that changes the disk;
+ * the checkpoint before must stay whole and the next run must find one.
  *
  * The calls are intercepted by defining them here: the program's own symbols come before the C library's. */
 #include "test.h"

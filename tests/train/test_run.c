@@ -1,4 +1,4 @@
-/* Whole runs through the public call: same seed twice, stopped and resumed, one thread against two, refusals. */
+/* Whole runs through the public call: same seed twice, stopped and resumed, one thread or two, refusals. */
 #include "test.h"
 
 #include <cjson/cJSON.h>
