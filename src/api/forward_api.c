@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "api/backend.h"
-#include "api/model_path.h"
+#include "train/model_path.h"
 #include "base/safetensors.h"
 #include "model/dit.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/model_path.h"
+#include "train/model_path.h"
 #include "base/safetensors.h"
 #include "data/clip.h"
 #include "data/latent_cache.h"

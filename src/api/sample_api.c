@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/backend.h"
-#include "api/model_path.h"
+#include "train/model_path.h"
 #include "base/safetensors.h"
 #include "sample/generator.h"
 

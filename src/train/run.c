@@ -12,6 +12,7 @@
 #include "data/prefetch.h"
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
+#include "train/model_path.h"
 #include "train/run_folder.h"
 #include "train/run_record.h"
 #include "train/step.h"
@@ -24,6 +25,7 @@ typedef struct Run {
     DsvRunFolder folder;
     DsvDataset *dataset;
     DsvCodec *codec;
+    DsvModelPath model;       /* to start from, where settings name one */
     DsvDitConfig config;
     DsvTrainer *trainer;
     DsvPrefetch *prefetch;
@@ -75,11 +77,10 @@ static DsvStatus next_sample(void *context, float *latent)
 static DsvStatus choose_config(Run *run)
 {
     const DsvConfig *settings = run->settings;
-    char path[DSVI_PATH_MAX];
     DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
     if (settings->model_path[0]) {
-        DSVI_TRY(dsvi_path_join(path, settings->model_path, "config.json"));
-        return dsvi_dit_config_read(path, &run->config);
+        DSVI_TRY(dsvi_model_find(settings->model_path, &run->model));
+        return dsvi_dit_config_read(run->model.config, &run->config);
     }
     DSVI_TRY(run->codec->latent_shape(run->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(settings, &run->config));
@@ -107,7 +108,7 @@ static DsvStatus load_state(Run *run)
         return DSV_OK;
     }
     if (run->settings->model_path[0])
-        DSVI_TRY(dsvi_weights_read(run->settings->model_path, &t->table, t->host_flat));
+        DSVI_TRY(dsvi_weights_read(run->model.weights, &t->table, t->host_flat));
     else
         dsvi_weights_init(&t->table, (uint64_t)run->settings->seed, t->host_flat);
     return dsvi_trainer_start(t);

@@ -1,8 +1,8 @@
 /* After a run has seen every kind of step once, a step allocates nothing, in any thread of the process.
  *
  * malloc and its relatives are defined here and so come before the C library's; the sanitizers bring their
- * own and this test is not built with them. One thing is not ours to change and is left out of the count: oneDNN
- * keeps the arguments of every execution in a small map of its own while it lasts. */
+ * own and this test is not built with them. One thing is not ours to change and is left out of the count:
+ * oneDNN keeps the arguments of every execution in a small map of its own while it lasts. */
 #include "test.h"
 
 #include <dlfcn.h>

@@ -229,7 +229,7 @@ static void a_run_is_a_model(void **state)
     (void)state;
     train_straight(&settings, first, &summary);
     run_settings(&settings, second);
-    snprintf(path, sizeof path, "%s/transformer", summary.checkpoint);
+    snprintf(path, sizeof path, "%s/transformer/diffusion_pytorch_model.safetensors", summary.checkpoint);
     set(&settings, "model.path", path);
     set(&settings, "max_train_steps", "2");
     assert_ok(dsv_train(&settings, NULL, &summary));

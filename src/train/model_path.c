@@ -1,5 +1,5 @@
 /* See model_path.h. */
-#include "api/model_path.h"
+#include "train/model_path.h"
 
 #include <stdio.h>
 #include <string.h>
