@@ -86,6 +86,7 @@ static DsvStatus load(Sampling *s)
                             (size_t)s->table.elements * sizeof(float)));
     DSVI_TRY(device->sync(device->stream));
     DSVI_TRY(dsvi_generator_setup(s->generator, &s->weights));
+    DSVI_TRY(dsvi_generator_refresh(s->generator));
     return sparse && s->model.sparse[0] ? dsvi_sparse_load(sparse, s->model.sparse) : DSV_OK;
 }
 

@@ -105,6 +105,11 @@ DsvStatus dsvi_generator_setup(DsvGenerator *g, const DsvDitWeights *weights)
     return dsvi_dit_setup(g->dit, &forward_only);
 }
 
+DsvStatus dsvi_generator_refresh(DsvGenerator *g)
+{
+    return dsvi_dit_refresh_compute(g->dit);
+}
+
 DsvSparse *dsvi_generator_sparse(DsvGenerator *g)
 {
     return g->sparse;

@@ -22,8 +22,10 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
                                 DsvGenerator **out);
 void dsvi_generator_free(DsvGenerator **generator);
 void dsvi_generator_carve(DsvGenerator *generator, DsvArena *arena);
-/* After binding; the weights' compute copy is up to date whenever dsvi_generator_run is called. */
+/* After binding. The weights may change from run to run; their compute copy is then the caller's to keep up
+ * to date, with dsvi_generator_refresh or through another plan over the same weights. */
 DsvStatus dsvi_generator_setup(DsvGenerator *generator, const DsvDitWeights *weights);
+DsvStatus dsvi_generator_refresh(DsvGenerator *generator);
 
 /* Its sparse layer, to be loaded or copied into; NULL when settings say sparse.enabled=false. */
 DsvSparse *dsvi_generator_sparse(DsvGenerator *generator);

@@ -218,6 +218,30 @@ static void bad_inputs_are_named(void **state)
     assert_ok(dsvi_folder_remove(empty));
 }
 
+/* The clip a run samples when it ends is the clip that its stored model gives: same weights, same lists. */
+static void a_stored_model_samples_the_same(void **state)
+{
+    DsvConfig settings, of_run;
+    DsvTrainSummary summary;
+    char video[DSVI_PATH_MAX];
+    uint64_t of_training, of_storage;
+    bool found;
+    const char *folder = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    set(&settings, "validation_at_end", "true");
+    set(&settings, "num_inference_steps", "3");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    assert_true(summary.sparse_blocks > 0);
+    assert_ok(dsv_config_of_run(folder, &of_run, &found));
+    snprintf(video, sizeof video, "%s/again.mp4", folder);
+    assert_ok(dsv_sample(folder, NULL, video, &of_run, NULL));
+    assert_ok(dsvi_file_checksum(summary.sample, &of_training));
+    assert_ok(dsvi_file_checksum(video, &of_storage));
+    assert_true(of_training == of_storage);
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 /* A run can go on from a model another run left, and its clips can be sampled. */
 static void a_run_is_a_model(void **state)
 {
@@ -270,6 +294,7 @@ int main(void)
         cmocka_unit_test_prestate(stop_and_resume, "pooled"),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(bad_inputs_are_named),
+        cmocka_unit_test(a_stored_model_samples_the_same),
         cmocka_unit_test(a_run_is_a_model),
     };
     return cmocka_run_group_tests(tests, make_clips, remove_clips);
