@@ -27,14 +27,19 @@ enum {
     HEADS_BYTES = 256 << 20
 };
 
-/* Scratch of one worker, in floats. */
+/* Scratch of one worker, in floats. "x": words across, where these are other than the rows themselves. */
 typedef struct Scratch {
-    float *q, *dout;       /* (tile, row_width) */
-    float *qt, *doutt;     /* (row_width, tile_width) Q^T, dOut^T */
+    float *q, *dout;       /* (tile_width, row_words) along D */
+    float *qt, *doutt;     /* (row_words, tile_width) Q^T, dOut^T, along D */
+    float *qx, *doutx;     /* (tile_width / 2, row_width) */
     float *lse, *delta;    /* (tile_width); lse is infinite beyond the last query */
-    float *dq;             /* (tile_width, row_width) */
-    float *k, *v, *dk, *dv; /* (KEYS, row_width) */
-    float *p, *ds;         /* (KEYS, tile_width) S^T then P^T; dP^T then dS^T */
+    float *dqt;            /* (row_width, tile_width) dQ^T */
+    float *dq;             /* (tile_width, row_width) Out on entry, dQ in the end */
+    float *k, *v;          /* (KEYS, row_words) along D */
+    float *kx;             /* (KEYS / 2, row_width) */
+    float *dk, *dv;        /* (KEYS, row_width) */
+    float *p, *ds;         /* (KEYS, tile_width) S^T then P^T; dP^T then dS^T; in the end along queries */
+    float *dsx;            /* (KEYS / 2, tile_width) dS^T */
 } Scratch;
 
 typedef struct Backward {
@@ -61,21 +66,26 @@ typedef struct Tile {
 static size_t lay_scratch(const DsvAttentionTiles *t, float *base, Scratch *s)
 {
     size_t used = 0;
-    int64_t query_rows = t->tile_width * t->row_width, key_rows = DSVI_TILE_KEYS * t->row_width;
-    int64_t scores = DSVI_TILE_KEYS * t->tile_width;
-    s->q = dsvi_take_floats(base, &used, query_rows);
-    s->dout = dsvi_take_floats(base, &used, query_rows);
-    s->qt = dsvi_take_floats(base, &used, query_rows);
-    s->doutt = dsvi_take_floats(base, &used, query_rows);
+    int64_t query_rows = t->tile_width * t->row_width, query_words = t->tile_width * t->row_words;
+    int64_t scores = DSVI_TILE_KEYS * t->tile_width, across = t->pairs ? 1 : 0;
+    s->q = dsvi_take_floats(base, &used, query_words);
+    s->dout = dsvi_take_floats(base, &used, query_words);
+    s->qt = dsvi_take_floats(base, &used, query_words);
+    s->doutt = dsvi_take_floats(base, &used, query_words);
+    s->qx = dsvi_take_floats(base, &used, across * query_rows / 2);
+    s->doutx = dsvi_take_floats(base, &used, across * query_rows / 2);
     s->lse = dsvi_take_floats(base, &used, t->tile_width);
     s->delta = dsvi_take_floats(base, &used, t->tile_width);
-    s->dq = dsvi_take_floats(base, &used, query_rows);
-    s->k = dsvi_take_floats(base, &used, key_rows);
-    s->v = dsvi_take_floats(base, &used, key_rows);
-    s->dk = dsvi_take_floats(base, &used, key_rows);
-    s->dv = dsvi_take_floats(base, &used, key_rows);
+    s->dqt = dsvi_take_floats(base, &used, query_rows);
+    s->dq = dsvi_take_floats(base, &used, query_rows > query_words ? query_rows : query_words);
+    s->k = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_words);
+    s->v = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_words);
+    s->kx = dsvi_take_floats(base, &used, across * DSVI_TILE_KEYS / 2 * t->row_width);
+    s->dk = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_width);
+    s->dv = dsvi_take_floats(base, &used, DSVI_TILE_KEYS * t->row_width);
     s->p = dsvi_take_floats(base, &used, scores);
     s->ds = dsvi_take_floats(base, &used, scores);
+    s->dsx = dsvi_take_floats(base, &used, across * scores / 2);
     return used;
 }
 
@@ -110,59 +120,108 @@ static size_t workspace(const DsvAttentionArgs *args)
 }
 
 /* delta = out . dout per query, where dout^T and the rows of out (in the room of dq) are packed. The sum runs
- * over d one by one, as that of dP does: where one key has all the weight, dP - delta is 0 to the bit. */
+ * over the words of D one by one, as that of dP does: where one key has all the weight, dP - delta is 0 to the
+ * bit. */
 static void find_delta(const DsvAttentionTiles *t, const Scratch *s, int64_t queries)
 {
     memset(s->delta, 0, (size_t)t->tile_width * sizeof(float));
-    for (int64_t from = 0; from < t->row_width; from += DSVI_TILE_KEYS) {
-        int64_t left = t->row_width - from, columns = left < DSVI_TILE_KEYS ? left : (int64_t)DSVI_TILE_KEYS;
+    for (int64_t from = 0; from < t->dim_words; from += DSVI_TILE_KEYS) {
+        int64_t left = t->row_words - from, columns = left < DSVI_TILE_KEYS ? left : (int64_t)DSVI_TILE_KEYS;
         const float *doutt = s->doutt + from * t->tile_width;
-        dsvi_rows_transpose(s->dq + from, t->row_width, columns, queries, s->ds, t->tile_width);
+        dsvi_rows_transpose(s->dq + from, t->row_words, columns, queries, s->ds, t->tile_width);
         for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES) {
             DsvVec sum = dsvi_vec_load(s->delta + i);
             for (int64_t at = i; at < i + columns * t->tile_width; at += t->tile_width)
-                sum += dsvi_vec_load(doutt + at) * dsvi_vec_load(s->ds + at);
+                sum = dsvi_words_add(t->pairs, sum, dsvi_vec_load(doutt + at), dsvi_vec_load(s->ds + at));
             dsvi_vec_store(s->delta + i, sum);
         }
     }
 }
 
-static void load_rows(const DsvAttentionArgs *args, const DsvHeads *rows, const Tile *at, int64_t width,
-                      float *out)
+static void load_rows(const Backward *w, const DsvHeads *rows, const Tile *at, float *out)
 {
     for (int64_t i = 0; i < at->queries; i++)
-        dsvi_row_load(args->act, rows->data, dsvi_heads_at(rows, at->b, at->first + i, at->h), args->head_dim,
-                      width, out + i * width);
+        dsvi_row_words(&w->tiles, w->args, rows->data, dsvi_heads_at(rows, at->b, at->first + i, at->h),
+                      out + i * w->tiles.row_words);
 }
 
-/* Packs Q, Q^T, dOut, dOut^T, lse and delta of the tile. */
-static void load_queries(const Backward *w, const Scratch *s, const Tile *at)
+/* The tile's queries as the five products want them. */
+typedef struct Queries {
+    const float *qx, *doutx;
+} Queries;
+
+/* Packs Q and dOut in all forms, lse and delta of the tile. */
+static Queries load_queries(const Backward *w, const Scratch *s, const Tile *at)
 {
     const DsvAttentionArgs *args = w->args;
-    int64_t row = w->tiles.row_width, tile = w->tiles.tile_width;
+    const DsvAttentionTiles *t = &w->tiles;
     const float *lse = (const float *)args->lse + (at->b * args->heads + at->h) * args->queries + at->first;
-    load_rows(args, &args->q, at, row, s->q);
-    load_rows(args, &args->dout, at, row, s->dout);
-    load_rows(args, &args->out, at, row, s->dq);
-    dsvi_rows_transpose(s->q, row, row, at->queries, s->qt, tile);
-    dsvi_rows_transpose(s->dout, row, row, at->queries, s->doutt, tile);
-    find_delta(&w->tiles, s, at->queries);
-    for (int64_t i = 0; i < tile; i++)
+    load_rows(w, &args->q, at, s->q);
+    load_rows(w, &args->dout, at, s->dout);
+    load_rows(w, &args->out, at, s->dq);
+    dsvi_rows_transpose(s->q, t->row_words, t->row_words, at->queries, s->qt, t->tile_width);
+    dsvi_rows_transpose(s->dout, t->row_words, t->row_words, at->queries, s->doutt, t->tile_width);
+    find_delta(t, s, at->queries);
+    for (int64_t i = 0; i < t->tile_width; i++)
         s->lse[i] = i < at->queries ? lse[i] : INFINITY;
-    memset(s->dq, 0, (size_t)(tile * row) * sizeof(float));
+    memset(s->dqt, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));
+    return (Queries){dsvi_rows_across(t, s->q, at->queries, s->qx),
+                     dsvi_rows_across(t, s->dout, at->queries, s->doutx)};
+}
+
+/* Of one key and one vector of queries: what is to be told of p and ds. */
+typedef struct Difference {
+    DsvVec p, ds;
+} Difference;
+
+static inline Difference differentiate(const Scratch *s, int64_t at, DsvVec lse, DsvVec delta)
+{
+    DsvVec p = dsvi_vec_exp_weight(dsvi_vec_load(s->p + at) - lse);
+    return (Difference){p, p * (dsvi_vec_load(s->ds + at) - delta)};
 }
 
 /* p: scores to probabilities; ds: dP to dS. */
-static void differentiate(const Scratch *s, int64_t keys, int64_t width, int64_t stride)
+static void differentiate_floats(const Scratch *s, int64_t keys, int64_t width, int64_t stride)
 {
     for (int64_t i = 0; i < width; i += DSVI_LANES) {
         DsvVec lse = dsvi_vec_load(s->lse + i), delta = dsvi_vec_load(s->delta + i);
         for (int64_t at = i; at < i + keys * stride; at += stride) {
-            DsvVec p = dsvi_vec_exp(dsvi_vec_load(s->p + at) - lse);
-            dsvi_vec_store(s->p + at, p);
-            dsvi_vec_store(s->ds + at, p * (dsvi_vec_load(s->ds + at) - delta));
+            Difference d = differentiate(s, at, lse, delta);
+            dsvi_vec_store(s->p + at, d.p);
+            dsvi_vec_store(s->ds + at, d.ds);
         }
     }
+}
+
+/* The same with pairs: p and ds along queries in place, ds across keys in dsx. Two keys and two vectors of
+ * queries at a time; keys beyond the last have ds = 0. */
+static void differentiate_pairs(const Scratch *s, int64_t keys, int64_t width, int64_t stride)
+{
+    for (int64_t i = 0; i < width; i += 2 * DSVI_LANES) {
+        DsvVec lse[2], delta[2];
+        for (int n = 0; n < 2; n++) {
+            lse[n] = dsvi_vec_load(s->lse + i + n * DSVI_LANES);
+            delta[n] = dsvi_vec_load(s->delta + i + n * DSVI_LANES);
+        }
+        for (int64_t j = 0; j < keys; j += 2) {
+            Difference d[2][2];
+            for (int key = 0; key < 2; key++)
+                for (int n = 0; n < 2; n++)
+                    d[key][n] = j + key < keys
+                                    ? differentiate(s, (j + key) * stride + i + n * DSVI_LANES, lse[n], delta[n])
+                                    : (Difference){dsvi_vec_all(0), dsvi_vec_all(0)};
+            for (int key = 0; key < 2; key++) {
+                int64_t at = (j + key) * stride + i / 2;
+                dsvi_vec_store(s->p + at, dsvi_pair_along(d[key][0].p, d[key][1].p));
+                dsvi_vec_store(s->ds + at, dsvi_pair_along(d[key][0].ds, d[key][1].ds));
+            }
+            for (int n = 0; n < 2; n++)
+                dsvi_vec_store(s->dsx + j / 2 * stride + i + n * DSVI_LANES,
+                               dsvi_pair_across(d[0][n].ds, d[1][n].ds));
+        }
+    }
+    int64_t listed = (keys + 1) / 2;
+    memset(s->dsx + listed * stride, 0, (size_t)((dsvi_words(true, keys) - listed) * stride) * sizeof(float));
 }
 
 static void scatter_add(const float *rows, const int32_t *keys, int64_t count, int64_t width, float *sums)
@@ -173,27 +232,37 @@ static void scatter_add(const float *rows, const int32_t *keys, int64_t count, i
 }
 
 /* The five products for `count` keys, and their dk and dv into the sums. */
-static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const int32_t *keys, int64_t count,
-                      const Sums *sums)
+static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const Queries *queries,
+                      const int32_t *keys, int64_t count, const Sums *sums)
 {
     const DsvAttentionArgs *args = w->args;
-    int64_t dim = args->head_dim, tile = w->tiles.tile_width, row = w->tiles.row_width;
-    int64_t width = dsvi_round_up(at->queries, DSVI_LANES), padded = dsvi_round_up(count, DSVI_TILE_ROWS);
-    dsvi_rows_gather(args->act, &args->k, at->b, at->h, keys, count, dim, row, s->k);
-    dsvi_rows_gather(args->act, &args->v, at->b, at->h, keys, count, dim, row, s->v);
-    DsvTileProduct scores = {.m = padded, .n = width, .k = dim, .a = s->k, .a_row = row, .a_col = 1,
-                             .b = s->qt, .ldb = tile, .c = s->p, .ldc = tile, .factor = (float)args->scale};
-    DsvTileProduct dp = {.m = padded, .n = width, .k = dim, .a = s->v, .a_row = row, .a_col = 1,
-                         .b = s->doutt, .ldb = tile, .c = s->ds, .ldc = tile, .factor = 1};
-    DsvTileProduct dv = {.m = padded, .n = row, .k = at->queries, .a = s->p, .a_row = tile, .a_col = 1,
-                         .b = s->dout, .ldb = row, .c = s->dv, .ldc = row, .factor = 1};
-    DsvTileProduct dk = {.m = padded, .n = row, .k = at->queries, .a = s->ds, .a_row = tile, .a_col = 1,
-                         .b = s->q, .ldb = row, .c = s->dk, .ldc = row, .factor = 1};
-    DsvTileProduct dq = {.m = width, .n = row, .k = count, .a = s->ds, .a_row = 1, .a_col = tile,
-                         .b = s->k, .ldb = row, .c = s->dq, .ldc = row, .factor = 1, .add = true};
+    const DsvAttentionTiles *t = &w->tiles;
+    int64_t tile = t->tile_width, words = t->row_words, row = t->row_width;
+    int64_t width = dsvi_tile_width(t, at->queries), padded = dsvi_round_up(count, DSVI_ROWS_UNIT);
+    int64_t key_words = dsvi_words(t->pairs, count), query_words = dsvi_words(t->pairs, at->queries);
+    dsvi_rows_gather(t, args, &args->k, at->b, at->h, keys, count, s->k);
+    dsvi_rows_gather(t, args, &args->v, at->b, at->h, keys, count, s->v);
+    const float *kx = dsvi_rows_across(t, s->k, count, s->kx), *dsx = t->pairs ? s->dsx : s->ds;
+    DsvTileProduct scores = {.m = padded, .n = width, .k = t->dim_words, .a = s->k, .a_row = words,
+                             .a_col = 1, .b = s->qt, .ldb = tile, .c = s->p, .ldc = tile,
+                             .factor = (float)args->scale, .pairs = t->pairs};
+    DsvTileProduct dp = {.m = padded, .n = width, .k = t->dim_words, .a = s->v, .a_row = words, .a_col = 1,
+                         .b = s->doutt, .ldb = tile, .c = s->ds, .ldc = tile, .factor = 1,
+                         .pairs = t->pairs};
+    DsvTileProduct dv = {.m = padded, .n = row, .k = query_words, .a = s->p, .a_row = tile, .a_col = 1,
+                         .b = queries->doutx, .ldb = row, .c = s->dv, .ldc = row, .factor = 1,
+                         .pairs = t->pairs};
+    DsvTileProduct dk = {.m = padded, .n = row, .k = query_words, .a = s->ds, .a_row = tile, .a_col = 1,
+                         .b = queries->qx, .ldb = row, .c = s->dk, .ldc = row, .factor = 1,
+                         .pairs = t->pairs};
+    DsvTileProduct dq = {.m = row, .n = width, .k = key_words, .a = kx, .a_row = 1, .a_col = row,
+                         .b = dsx, .ldb = tile, .c = s->dqt, .ldc = tile, .add = true, .pairs = t->pairs};
     dsvi_tile_product(&scores);
     dsvi_tile_product(&dp);
-    differentiate(s, count, width, tile);
+    if (t->pairs)
+        differentiate_pairs(s, count, width, tile);
+    else
+        differentiate_floats(s, count, width, tile);
     dsvi_tile_product(&dv);
     dsvi_tile_product(&dk);
     dsvi_tile_product(&dq);
@@ -238,13 +307,14 @@ static void backward_tile(const Backward *w, const Scratch *s, const Tile *at, i
     if (w->phase == 0)
         memset(dq, 0, (size_t)(at->queries * row) * sizeof *dq);
     if (from < to) {
-        load_queries(w, s, at);
+        Queries queries = load_queries(w, s, at);
         for (; from < to; from += DSVI_TILE_KEYS) {
             int32_t keys[DSVI_TILE_KEYS];
             int64_t next = from + DSVI_TILE_KEYS < to ? from + DSVI_TILE_KEYS : to;
             dsvi_tile_keys(&list, from, next, keys);
-            pass_keys(w, s, at, keys, next - from, sums);
+            pass_keys(w, s, at, &queries, keys, next - from, sums);
         }
+        dsvi_rows_transpose(s->dqt, w->tiles.tile_width, dsvi_tile_width(&w->tiles, at->queries), row, s->dq, row);
         for (int64_t i = 0; i < at->queries * row; i++)
             dq[i] += s->dq[i];
     }

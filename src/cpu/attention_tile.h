@@ -2,14 +2,17 @@
  *
  * Dense attention is the case of one group that holds all queries, with a list of all keys. A tile is up to
  * 128 queries of one group of one (batch, head); the keys of its list pass it 64 at a time, gathered into
- * packed F32 rows. Scores stand transposed, keys down and queries across (lanes):
- *     S^T = K Q^T      (64, tile)      K as gathered, its elements broadcast; Q^T packed once per tile
- * so that nothing is transposed per key, a query's softmax runs down a lane, and P^T and dS^T serve as left
- * factors (read along or across) of all the other products. */
+ * packed rows. All that belongs to queries stands transposed, queries across (lanes), as in
+ *     S^T = K Q^T      (64, tile)      K as gathered, its words broadcast; Q^T packed once per tile
+ *     O^T += V^T P^T   (D, tile)
+ * so that a query's softmax runs down a lane, and P^T and dS^T serve as factors as they come out.
+ *
+ * Operands are words (tile_words.h). Rows packed along D are row_words apart, rows of D words (packed across,
+ * or F32) row_width, rows of queries tile_width. */
 #ifndef DSVI_ATTENTION_TILE_H
 #define DSVI_ATTENTION_TILE_H
 
-#include "cpu/simd.h"
+#include "cpu/tile_words.h"
 #include "ops/attention.h"
 
 #ifdef __cplusplus
@@ -24,9 +27,18 @@ typedef struct DsvAttentionTiles {
     int64_t tile;       /* queries of a tile, but for the last of a group */
     int64_t per_group;  /* tiles */
     int64_t count;      /* tiles of a (batch, head); the last ones of the last group may be empty */
-    int64_t tile_width; /* `tile` rounded up to whole vectors: row length of Q^T, S^T, ... */
-    int64_t row_width;  /* D rounded up to whole vectors: row length of packed K, V, ... */
+    bool pairs;         /* operands are pairs of bf16 */
+    int64_t dim_words;  /* of a row along D: k of products over D */
+    int64_t tile_width; /* `tile` rounded up to whole vectors (pairs: to pairs of them) */
+    int64_t row_width;  /* D rounded up to whole vectors */
+    int64_t row_words;  /* dim_words rounded up to whole vectors */
 } DsvAttentionTiles;
+
+/* Lanes that so many queries take. */
+static inline int64_t dsvi_tile_width(const DsvAttentionTiles *t, int64_t queries)
+{
+    return dsvi_round_up(queries, t->pairs ? 2 * DSVI_LANES : DSVI_LANES);
+}
 
 static inline DsvAttentionTiles dsvi_attention_tiles(const DsvAttentionArgs *args)
 {
@@ -36,8 +48,11 @@ static inline DsvAttentionTiles dsvi_attention_tiles(const DsvAttentionArgs *arg
     t.tile = t.group < DSVI_TILE_QUERIES ? t.group : (int64_t)DSVI_TILE_QUERIES;
     t.per_group = t.tile > 0 ? (t.group + t.tile - 1) / t.tile : 0;
     t.count = groups * t.per_group;
-    t.tile_width = dsvi_round_up(t.tile, DSVI_LANES);
+    t.pairs = DSVI_HAS_PAIRS && args->act == DSV_BF16;
+    t.dim_words = dsvi_words(t.pairs, args->head_dim);
+    t.tile_width = dsvi_tile_width(&t, t.tile);
     t.row_width = dsvi_round_up(args->head_dim, DSVI_LANES);
+    t.row_words = dsvi_round_up(t.dim_words, DSVI_LANES);
     return t;
 }
 
@@ -86,6 +101,19 @@ static inline void dsvi_row_load(DsvDtype act, const void *data, int64_t at, int
         out[d] = 0;
 }
 
+/* The same as words along D, row_words of them. */
+static inline void dsvi_row_words(const DsvAttentionTiles *t, const DsvAttentionArgs *args, const void *data,
+                                  int64_t at, float *out)
+{
+    if (!t->pairs) {
+        dsvi_row_load(args->act, data, at, args->head_dim, t->row_words, out);
+        return;
+    }
+    uint16_t *halves = (uint16_t *)out;
+    memcpy(halves, (const uint16_t *)data + at, (size_t)args->head_dim * sizeof *halves);
+    memset(halves + args->head_dim, 0, (size_t)(2 * t->row_words - args->head_dim) * sizeof *halves);
+}
+
 /* One row of D elements, times `factor`. */
 static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t dim, const float *in,
                                   float factor)
@@ -101,15 +129,34 @@ static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t 
     }
 }
 
-/* The rows `keys` of (b, h) one behind the other, then zeros up to whole DSVI_TILE_ROWS. */
-static inline void dsvi_rows_gather(DsvDtype act, const DsvHeads *rows, int64_t b, int64_t h,
-                                    const int32_t *keys, int64_t count, int64_t dim, int64_t width,
-                                    float *out)
+/* Zero rows behind `count` packed rows, `width` wide, up to what products may read. */
+static inline void dsvi_rows_finish(int64_t count, int64_t width, float *rows)
+{
+    int64_t padded = dsvi_round_up(count, DSVI_ROWS_UNIT);
+    memset(rows + count * width, 0, (size_t)((padded - count) * width) * sizeof *rows);
+}
+
+/* The rows `keys` of (b, h) one behind the other, along D. */
+static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttentionArgs *args,
+                                    const DsvHeads *rows, int64_t b, int64_t h, const int32_t *keys,
+                                    int64_t count, float *out)
 {
     for (int64_t j = 0; j < count; j++)
-        dsvi_row_load(act, rows->data, dsvi_heads_at(rows, b, keys[j], h), dim, width, out + j * width);
-    int64_t padded = dsvi_round_up(count, DSVI_TILE_ROWS);
-    memset(out + count * width, 0, (size_t)((padded - count) * width) * sizeof *out);
+        dsvi_row_words(t, args, rows->data, dsvi_heads_at(rows, b, keys[j], h), out + j * t->row_words);
+    dsvi_rows_finish(count, t->row_words, out);
+}
+
+/* The `count` rows packed along D, finished, as words across: in `out` (row_width wide), or as they are. */
+static inline const float *dsvi_rows_across(const DsvAttentionTiles *t, const float *rows, int64_t count,
+                                            float *out)
+{
+    if (!t->pairs)
+        return rows;
+    const uint16_t *halves = (const uint16_t *)rows;
+    for (int64_t w = 0; w < dsvi_words(true, count); w++)
+        dsvi_halves_across(halves + 4 * w * t->row_words, halves + (4 * w + 2) * t->row_words, t->row_width,
+                           out + w * t->row_width);
+    return out;
 }
 
 typedef float DsvVec4 __attribute__((vector_size(16)));

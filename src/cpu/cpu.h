@@ -13,7 +13,8 @@ typedef enum DsvIsa {
     DSV_ISA_REF,    /* the scalar truth, in double */
     DSV_ISA_BASE,   /* what the compiler makes of plain C for any CPU of this architecture */
     DSV_ISA_AVX2,   /* x86-64-v3 */
-    DSV_ISA_AVX512, /* x86-64-v4; bf16 pairs where the CPU has them */
+    DSV_ISA_AVX512, /* x86-64-v4 */
+    DSV_ISA_AVX512_BF16, /* products of bf16 pairs */
     DSV_ISA_AMX     /* tiles */
 } DsvIsa;
 

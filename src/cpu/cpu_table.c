@@ -37,6 +37,9 @@ static void fill_levels(DsvIsa isa, DsvOps *ops)
     if (isa >= DSV_ISA_AVX512) {
         DSVI_SIMD_FILLS(FILL, avx512)
     }
+    if (isa >= DSV_ISA_AVX512_BF16) {
+        DSVI_SIMD_PAIR_FILLS(FILL, avx512_bf16)
+    }
 #endif
 }
 

@@ -69,7 +69,8 @@ DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out)
         [DSV_ISA_REF] = dnnl_cpu_isa_sse41,
         [DSV_ISA_BASE] = dnnl_cpu_isa_sse41,
         [DSV_ISA_AVX2] = dnnl_cpu_isa_avx2,
-        [DSV_ISA_AVX512] = dnnl_cpu_isa_avx512_core_bf16,
+        [DSV_ISA_AVX512] = dnnl_cpu_isa_avx512_core_vnni,
+        [DSV_ISA_AVX512_BF16] = dnnl_cpu_isa_avx512_core_bf16,
         [DSV_ISA_AMX] = dnnl_cpu_isa_all,
     };
     DsvStatus status;

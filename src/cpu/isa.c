@@ -13,7 +13,7 @@
 
 static const char *const LEVEL_NAME[] = {
     [DSV_ISA_REF] = "ref",   [DSV_ISA_BASE] = "base",     [DSV_ISA_AVX2] = "avx2",
-    [DSV_ISA_AVX512] = "avx512", [DSV_ISA_AMX] = "amx",
+    [DSV_ISA_AVX512] = "avx512", [DSV_ISA_AVX512_BF16] = "avx512_bf16", [DSV_ISA_AMX] = "amx",
 };
 
 const char *dsvi_isa_name(DsvIsa isa)
@@ -37,6 +37,8 @@ enum {
     /* leaf 7, ebx */
     BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8,
     AVX512F = 1 << 16, AVX512DQ = 1 << 17, AVX512CD = 1 << 28, AVX512BW = 1 << 30,
+    /* leaf 7, subleaf 1, eax */
+    AVX512_BF16 = 1 << 5,
     /* leaf 7, edx */
     AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24,
     /* leaf 0x80000001, ecx */
@@ -66,7 +68,7 @@ static bool tiles_permitted(void)
 
 DsvIsa dsvi_isa_best(void)
 {
-    unsigned a, b, c1, d, b7, c7, d7, c_ext;
+    unsigned a, a71, b, c1, d, b7, c7, d7, c_ext;
     if (!__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7) ||
         !__get_cpuid(0x80000001u, &a, &b, &c_ext, &d) || !has_all(c1, OSXSAVE))
         return DSV_ISA_BASE;
@@ -76,8 +78,10 @@ DsvIsa dsvi_isa_best(void)
         return DSV_ISA_BASE;
     if (!has_all(states, STATE_ZMM) || !has_all(b7, AVX512F | AVX512DQ | AVX512CD | AVX512BW | AVX512VL))
         return DSV_ISA_AVX2;
-    if (!has_all(states, STATE_TILE) || !has_all(d7, AMX_TILE | AMX_BF16) || !tiles_permitted())
+    if (!__get_cpuid_count(7, 1, &a71, &b, &c7, &d) || !has_all(a71, AVX512_BF16))
         return DSV_ISA_AVX512;
+    if (!has_all(states, STATE_TILE) || !has_all(d7, AMX_TILE | AMX_BF16) || !tiles_permitted())
+        return DSV_ISA_AVX512_BF16;
     return DSV_ISA_AMX;
 }
 

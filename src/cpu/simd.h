@@ -60,7 +60,7 @@ static inline void dsvi_vec_store(float *x, DsvVec v)
 static inline DsvVec dsvi_vec_all(float x)
 {
     DsvVec zero = {0};
-    return zero + x;
+    return x - zero; /* unlike 0 + x this is x for -0 as well, and no instruction */
 }
 
 /* The smaller (larger) of each lane; `b` where either is NaN. */
@@ -103,6 +103,15 @@ static inline float dsvi_vec_sum(DsvVec v)
         for (int i = 0; i < half; i++)
             x[i] += x[i + half];
     return x[0];
+}
+
+/* Of a comparison's result. */
+static inline bool dsvi_vec_any(DsvVecInt truth)
+{
+    bool any = false;
+    for (int i = 0; i < DSVI_LANES; i++)
+        any |= truth[i] != 0;
+    return any;
 }
 
 static inline float dsvi_vec_largest(DsvVec v)

@@ -25,11 +25,17 @@ extern "C" {
     X(select, level)              \
     X(select_features, level)
 
+/* Those that gain from products of bf16 pairs. */
+#define DSVI_SIMD_PAIR_FILLS(X, level) \
+    X(attention_bwd, level)            \
+    X(attention_fwd, level)
+
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsvOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)
 #if defined(__x86_64__)
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx2)
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx512)
+DSVI_SIMD_PAIR_FILLS(DSVI_SIMD_FILL_DECLARE, avx512_bf16)
 #endif
 
 #ifdef __cplusplus

@@ -1,16 +1,18 @@
-/* Products of small F32 matrices that lie in cache: what attention is made of.
+/* Products of small matrices that lie in cache: what attention is made of.
  *
- *     C = factor A B   or   C += A B        A (m, k), B (k, n), C (m, n)
- * Element (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed. B and C are row-major with rows
- * ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is any.
+ *     C = factor A B   or   C += A B        A (m, k), B (k, n), C (m, n) F32
+ * A and B are made of 32-bit words (tile_words.h): a word is one F32, or with `pairs` two bf16 that are
+ * consecutive along k; k counts words. Word (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed.
+ * B and C are row-major with rows ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is
+ * any (pairs: a multiple of DSVI_WORDS_UNIT).
  *
  * A block of DSVI_TILE_ROWS x (2 vectors) of C stays in registers while k runs: 16 accumulators of 32
  * registers with AVX-512, 8 of 16 with AVX2, enough to hide the latency of two fused multiply-adds a
- * cycle. A's elements are broadcast from memory, so that A needs no packing. */
+ * cycle. A's words are broadcast from memory, so that A needs no packing. */
 #ifndef DSVI_TILE_PRODUCT_H
 #define DSVI_TILE_PRODUCT_H
 
-#include "cpu/simd.h"
+#include "cpu/tile_words.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,11 +28,13 @@ typedef struct DsvTileProduct {
     int64_t ldc;
     float factor; /* rounded after the sum; 1 where C is added to */
     bool add;
+    bool pairs;
 } DsvTileProduct;
 
-/* One block of DSVI_TILE_ROWS rows and `vectors` vectors; inlined with a constant `vectors`. */
+/* One block of DSVI_TILE_ROWS rows and `vectors` vectors; inlined with constant `vectors` and `pairs`. */
 static inline __attribute__((always_inline)) void dsvi_tile_block(const DsvTileProduct *t, const float *a,
-                                                                  const float *b, float *c, int vectors)
+                                                                  const float *b, float *c, int vectors,
+                                                                  bool pairs)
 {
     DsvVec sum[DSVI_TILE_ROWS][2];
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
@@ -40,24 +44,34 @@ static inline __attribute__((always_inline)) void dsvi_tile_block(const DsvTileP
         DsvVec row[2];
         for (int j = 0; j < vectors; j++)
             row[j] = dsvi_vec_load(b + p * t->ldb + j * DSVI_LANES);
-        for (int i = 0; i < DSVI_TILE_ROWS; i++)
+        for (int i = 0; i < DSVI_TILE_ROWS; i++) {
+            DsvVec word = dsvi_vec_all(a[i * t->a_row + p * t->a_col]);
             for (int j = 0; j < vectors; j++)
-                sum[i][j] += a[i * t->a_row + p * t->a_col] * row[j];
+                sum[i][j] = dsvi_words_add(pairs, sum[i][j], word, row[j]);
+        }
     }
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
         for (int j = 0; j < vectors; j++)
-            dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, sum[i][j] * t->factor);
+            dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, t->add ? sum[i][j] : sum[i][j] * t->factor);
 }
 
-static inline void dsvi_tile_product(const DsvTileProduct *t)
+static inline __attribute__((always_inline)) void dsvi_tile_blocks(const DsvTileProduct *t, bool pairs)
 {
     int64_t j = 0;
     for (; j + 2 * DSVI_LANES <= t->n; j += 2 * DSVI_LANES)
         for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
-            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 2);
+            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 2, pairs);
     for (; j < t->n; j += DSVI_LANES)
         for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
-            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 1);
+            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 1, pairs);
+}
+
+static inline void dsvi_tile_product(const DsvTileProduct *t)
+{
+    if (DSVI_HAS_PAIRS && t->pairs)
+        dsvi_tile_blocks(t, true);
+    else
+        dsvi_tile_blocks(t, false);
 }
 
 #ifdef __cplusplus

@@ -8,7 +8,8 @@
  *     dq_i = scale sum_j ds_ij k_j        dk_j = scale sum_i ds_ij q_i        dv_j = sum_i p_ij dout_i
  *
  * FLOPs forward 4 B N D pairs, backward 10 B N D pairs, pairs = queries x keys attended.
- * Sums are in F32 or wider. Rows of D elements are contiguous; where rows start is free (strides in
+ * Sums are in F32 or wider. As factors of a product p (before its division by the sum of all) and ds may be
+ * rounded to act. Rows of D elements are contiguous; where rows start is free (strides in
  * elements), so (B, S, N, D) and (B, N, S, D) are both served. Nothing outside the rows is touched. */
 #ifndef DSVI_ATTENTION_H
 #define DSVI_ATTENTION_H

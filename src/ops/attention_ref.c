@@ -64,6 +64,14 @@ static void store_row(const double *sum, double weight, DsvDtype dtype, const Ds
         dsvi_store(dtype, rows->data, at + d, weight * sum[d]);
 }
 
+/* x as an operand of a product. */
+static double operand(DsvDtype act, double x)
+{
+    unsigned char stored[sizeof x];
+    dsvi_store(act, stored, 0, x);
+    return dsvi_load(act, stored, 0);
+}
+
 static void forward_query(const DsvAttentionArgs *args, int64_t b, int64_t h, int64_t i)
 {
     DsvList list = dsvi_list_of(args->lists, args->keys, b, h, i);
@@ -75,7 +83,8 @@ static void forward_query(const DsvAttentionArgs *args, int64_t b, int64_t h, in
         int64_t j = dsvi_list_key(&list, n);
         double weight = exp(score(args, b, h, i, j) - largest);
         total += weight;
-        add_row(out, weight, args->act, &args->v, dsvi_heads_at(&args->v, b, j, h), args->head_dim);
+        add_row(out, operand(args->act, weight), args->act, &args->v, dsvi_heads_at(&args->v, b, j, h),
+                args->head_dim);
     }
     store_row(out, length > 0 ? 1 / total : 0, args->act, &args->out, dsvi_heads_at(&args->out, b, i, h),
               args->head_dim);
@@ -97,15 +106,16 @@ typedef struct Pair {
     double p, ds;
 } Pair;
 
-/* p_ij and ds_ij of a key j that is in the list of query i. */
+/* p_ij and ds_ij of a key j that is in the list of query i, as operands. */
 static Pair pair_of(const DsvAttentionArgs *args, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     Pair pair;
     double lse = dsvi_load(args->acc, args->lse, lse_at(args, b, h, i));
     double delta = dsvi_heads_dot(args->act, &args->out, i, &args->dout, i, b, h, args->head_dim);
     double dp = dsvi_heads_dot(args->act, &args->dout, i, &args->v, j, b, h, args->head_dim);
-    pair.p = exp(score(args, b, h, i, j) - lse);
-    pair.ds = pair.p * (dp - delta);
+    double p = exp(score(args, b, h, i, j) - lse);
+    pair.p = operand(args->act, p);
+    pair.ds = operand(args->act, p * (dp - delta));
     return pair;
 }
 
