@@ -120,6 +120,19 @@ static void put_numbers(DsvMetrics *m, const char *name, int64_t count, const fl
     fputc(']', m->file);
 }
 
+/* A JSON string; of what is not ASCII the bytes as they are. */
+static void put_text(DsvMetrics *m, const char *text)
+{
+    fputc('"', m->file);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c < 0x20)
+            fprintf(m->file, "\\u%04x", *c);
+        else
+            fprintf(m->file, "%s%c", *c == '"' || *c == '\\' ? "\\" : "", *c);
+    }
+    fputc('"', m->file);
+}
+
 static DsvStatus end_line(DsvMetrics *m)
 {
     fputs("}\n", m->file);
@@ -139,6 +152,9 @@ DsvStatus dsvi_metrics_step(DsvMetrics *m, const DsvMetricsStep *line)
     put_number(m, "captured_mass", line->captured_mass);
     put_number(m, "predictor_loss", line->predictor_loss);
     put_number(m, "data_wait_ms", line->data_wait_ms);
+    put_number(m, "forward_ms", line->forward_ms);
+    put_number(m, "backward_ms", line->backward_ms);
+    put_number(m, "optimizer_ms", line->optimizer_ms);
     fprintf(m->file, ", \"memory_bytes\": %" PRIu64, line->memory_bytes);
     return end_line(m);
 }
@@ -154,5 +170,12 @@ DsvStatus dsvi_metrics_block(DsvMetrics *m, int64_t step, int64_t block, int64_t
     put_number(m, "share90", report->share90);
     put_numbers(m, "head_captured", heads, report->head_captured);
     put_numbers(m, "head_share90", heads, report->head_share90);
+    return end_line(m);
+}
+
+DsvStatus dsvi_metrics_decision(DsvMetrics *m, int64_t step, const char *reason)
+{
+    fprintf(m->file, "{\"step\": %" PRId64 ", \"reason\": ", step);
+    put_text(m, reason);
     return end_line(m);
 }

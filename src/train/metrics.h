@@ -1,7 +1,7 @@
-/* The numbers of a run as JSON lines: metrics.jsonl, one object a step, and blocks.jsonl, one object for
- * each block of a measuring step. Finite numbers are written so that they read back to the bit, others as
- * null; a run that was resumed leaves the same lines as one that was never stopped, times and memory
- * aside. */
+/* What a run tells as JSON lines: metrics.jsonl, one object a step; blocks.jsonl, one object for each block
+ * of a measuring step; decisions.jsonl, one object for each decision of the sparse layer. Finite numbers are
+ * written so that they read back to the bit, others as null; a run that was resumed leaves the same lines as
+ * one that was never stopped, times and memory aside. */
 #ifndef DSVI_METRICS_H
 #define DSVI_METRICS_H
 
@@ -25,17 +25,19 @@ void dsvi_metrics_close(DsvMetrics **metrics);
 typedef struct DsvMetricsStep {
     int64_t step;
     double loss, grad_norm, lr;
-    double step_ms, tokens_per_s, data_wait_ms;
+    double step_ms, tokens_per_s, data_wait_ms, forward_ms, backward_ms, optimizer_ms;
     double density;
     int64_t sparse_blocks;
     double captured_mass, predictor_loss; /* NaN: none */
     uint64_t memory_bytes;
 } DsvMetricsStep;
 
-/* Both write whole lines and hand them to the system at once. Neither allocates. */
+/* All write whole lines and hand them to the system at once. None allocates. */
 DsvStatus dsvi_metrics_step(DsvMetrics *metrics, const DsvMetricsStep *line);
 DsvStatus dsvi_metrics_block(DsvMetrics *metrics, int64_t step, int64_t block, int64_t heads,
                              const DsvSparseBlockReport *report);
+/* `reason` is the sentence of the log. */
+DsvStatus dsvi_metrics_decision(DsvMetrics *metrics, int64_t step, const char *reason);
 
 #ifdef __cplusplus
 }

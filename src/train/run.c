@@ -13,6 +13,7 @@
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
 #include "train/model_path.h"
+#include "train/run_facts.h"
 #include "train/run_folder.h"
 #include "train/run_record.h"
 #include "train/step.h"
@@ -31,6 +32,7 @@ typedef struct Run {
     DsvPrefetch *prefetch;
     DsvRunRecord *record;
     uint64_t resident_before; /* bytes of code and libraries, before anything of the run is allocated */
+    char cost[256];           /* what the sparse layer said before there was a record */
     double start;             /* clock */
     int64_t saved_step;       /* of the newest checkpoint, or -1 */
     int64_t sampled_step;     /* of the newest validation clip, or -1 */
@@ -53,6 +55,17 @@ static void say(const Run *run, DsvLogLevel level, const char *format, ...)
 static void log_line(void *context, const char *line)
 {
     say(context, DSV_LOG_INFO, "%s", line);
+}
+
+/* What the sparse layer says. Its first words, what attention costs here, come before there is a record. */
+static void decision_line(void *context, const char *line)
+{
+    Run *run = context;
+    say(run, DSV_LOG_INFO, "%s", line);
+    if (run->record)
+        dsvi_run_record_decision(run->record, line);
+    else
+        snprintf(run->cost, sizeof run->cost, "%s", line);
 }
 
 static void warn_line(void *context, const char *line)
@@ -114,24 +127,25 @@ static DsvStatus load_state(Run *run)
     return dsvi_trainer_start(t);
 }
 
-/* Which class of memory takes what; the sum is what the process should reach and not pass. */
-static void say_memory(const Run *run)
+/* What it is that runs, and the memory preview: told and stored. */
+static DsvStatus tell_facts(const Run *run)
 {
-    const DsvTrainer *t = run->trainer;
-    const double mib = 1.0 / 1048576.0;
-    size_t data = dsvi_prefetch_bytes(run->prefetch);
-    size_t total = t->arena.used + t->host_arena.used + data + (size_t)run->resident_before;
+    DsvRunFacts facts;
     char line[512];
-    int used = snprintf(line, sizeof line, "memory: %.0f MiB in all:", (double)total * mib);
-    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++) {
-        size_t bytes = t->arena.by_class[c] + t->host_arena.by_class[c] + (c == DSV_MEM_DATA ? data : 0);
-        if (bytes > 0)
-            used += snprintf(line + used, sizeof line - (size_t)used, " %s %.1f,",
-                             dsvi_mem_class_name((DsvMemClass)c), (double)bytes * mib);
-    }
-    snprintf(line + used, sizeof line - (size_t)used, " program and libraries %.0f",
-             (double)run->resident_before * mib);
+    dsvi_run_facts(run->trainer, dsvi_prefetch_bytes(run->prefetch), (size_t)run->resident_before,
+                   run->dataset->count, &facts);
+    dsvi_run_facts_memory(&facts, line, sizeof line);
     say(run, DSV_LOG_INFO, "%s", line);
+    return dsvi_run_facts_write(&facts, run->folder.facts);
+}
+
+/* A resumed run goes by what its first start has measured, which is on record. */
+static DsvStatus open_record(Run *run)
+{
+    DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record));
+    if (run->cost[0] && !run->folder.resume)
+        dsvi_run_record_decision(run->record, run->cost);
+    return DSV_OK;
 }
 
 static DsvStatus open_run(Run *run)
@@ -142,8 +156,8 @@ static DsvStatus open_run(Run *run)
     DSVI_TRY(open_data(run));
     DSVI_TRY(choose_config(run));
     run->resident_before = dsvi_resident_bytes();
-    DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->codec, &run->config, log_line, run,
-                                 &run->trainer));
+    DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->codec, &run->config, decision_line,
+                                 run, &run->trainer));
     say(run, DSV_LOG_INFO, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64
         " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
@@ -152,9 +166,9 @@ static DsvStatus open_run(Run *run)
     DSVI_TRY(dsvi_prefetch_start(run->dataset, settings, run->trainer->sample,
                                  settings->data_prefetch * settings->train_batch_size,
                                  run->trainer->elements, encode, run, warn_line, run, &run->prefetch));
-    say_memory(run);
+    DSVI_TRY(tell_facts(run));
     run->summary->first_step = run->trainer->step;
-    return dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record);
+    return open_record(run);
 }
 
 static DsvStatus save(Run *run)

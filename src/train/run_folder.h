@@ -17,6 +17,8 @@ typedef struct DsvRunFolder {
     char samples[DSVI_PATH_MAX];
     char metrics[DSVI_PATH_MAX];      /* metrics.jsonl */
     char blocks[DSVI_PATH_MAX];       /* blocks.jsonl */
+    char decisions[DSVI_PATH_MAX];    /* decisions.jsonl */
+    char facts[DSVI_PATH_MAX];        /* run.json */
     bool resume;
     char checkpoint[DSVI_PATH_MAX];   /* to go on from, when resume */
 } DsvRunFolder;

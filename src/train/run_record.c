@@ -12,7 +12,8 @@
 struct DsvRunRecord {
     const DsvTrainer *trainer;
     const DsvEvents *events;
-    DsvMetrics *metrics, *blocks;
+    DsvMetrics *metrics, *blocks, *decisions;
+    DsvStatus decided; /* the first failure to write a decision */
     DsvTensorboard *tensorboard;
     double peak_flops;      /* what a large GEMM reaches here, per second */
     double flops_gemm, flops_attention; /* of one step with dense attention, forward and backward */
@@ -77,6 +78,7 @@ DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *tra
     DSVI_TRY_GOTO(status, measure_peak(r), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->metrics, trainer->step, &r->metrics), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->blocks, trainer->step, &r->blocks), fail);
+    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->decisions, trainer->step, &r->decisions), fail);
     DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, trainer->step, &r->tensorboard), fail);
     *out = r;
     return DSV_OK;
@@ -92,6 +94,7 @@ void dsvi_run_record_close(DsvRunRecord **record)
         return;
     dsvi_metrics_close(&r->metrics);
     dsvi_metrics_close(&r->blocks);
+    dsvi_metrics_close(&r->decisions);
     dsvi_tensorboard_close(&r->tensorboard);
     free(r);
     *record = NULL;
@@ -136,6 +139,12 @@ static void show(DsvRunRecord *r, const DsvMetricsStep *m, double work, double s
         r->events->progress(r->events->context, &progress);
 }
 
+void dsvi_run_record_decision(DsvRunRecord *r, const char *reason)
+{
+    if (r->decided == DSV_OK)
+        r->decided = dsvi_metrics_decision(r->decisions, r->trainer->step + 1, reason);
+}
+
 DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, double step_s)
 {
     const DsvTrainer *t = r->trainer;
@@ -148,10 +157,12 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
     DsvMetricsStep m = {
         .step = result->step, .loss = result->loss, .grad_norm = result->grad_norm, .lr = result->lr,
         .step_ms = 1e3 * step_s, .tokens_per_s = (double)tokens / step_s,
-        .data_wait_ms = 1e3 * result->wait_s, .density = sparse.density,
-        .sparse_blocks = sparse.sparse_blocks, .captured_mass = sparse.captured_mass,
+        .data_wait_ms = 1e3 * result->wait_s, .forward_ms = 1e3 * result->forward_s,
+        .backward_ms = 1e3 * result->backward_s, .optimizer_ms = 1e3 * result->optimizer_s,
+        .density = sparse.density, .sparse_blocks = sparse.sparse_blocks, .captured_mass = sparse.captured_mass,
         .predictor_loss = sparse.predictor_loss, .memory_bytes = dsvi_resident_bytes(),
     };
+    DSVI_TRY(r->decided);
     DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
     DSVI_TRY(write_scalars(r, &m));
     if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))

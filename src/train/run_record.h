@@ -18,6 +18,10 @@ DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *tra
                                const DsvEvents *events, DsvRunRecord **out);
 void dsvi_run_record_close(DsvRunRecord **record);
 
+/* A decision of the sparse layer, taken in the step at work or, before the first, at start-up. A line that
+ * cannot be written fails the next step's record. */
+void dsvi_run_record_decision(DsvRunRecord *record, const char *reason);
+
 /* One finished step. */
 DsvStatus dsvi_run_record_step(DsvRunRecord *record, const DsvStepResult *result, double step_s);
 

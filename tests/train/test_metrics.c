@@ -47,7 +47,8 @@ static DsvMetricsStep line_of(int64_t step)
     double odd = 1.0 / (double)(3 * step);
     return (DsvMetricsStep){
         .step = step, .loss = odd, .grad_norm = sqrt(odd), .lr = 1e-4, .step_ms = 12.5,
-        .tokens_per_s = 1e6 * odd, .data_wait_ms = 0, .density = 0.1, .sparse_blocks = 2,
+        .tokens_per_s = 1e6 * odd, .data_wait_ms = 0, .forward_ms = 4, .backward_ms = 8,
+        .optimizer_ms = 0.5, .density = 0.1, .sparse_blocks = 2,
         .captured_mass = NAN, .predictor_loss = 5e-324, .memory_bytes = UINT64_C(1) << 40,
     };
 }
@@ -73,6 +74,7 @@ static void test_line(void **unused)
                 "\"lr\": 0.0001, \"step_ms\": 12.5, \"tokens_per_s\": 111111.11111111111, "
                 "\"density\": 0.1, \"sparse_blocks\": 2, \"captured_mass\": null, "
                 "\"predictor_loss\": 4.94065645841247e-324, \"data_wait_ms\": 0, "
+                "\"forward_ms\": 4, \"backward_ms\": 8, \"optimizer_ms\": 0.5, "
                 "\"memory_bytes\": 1099511627776}\n");
 }
 
@@ -113,6 +115,17 @@ static void test_block(void **unused)
     assert_text("{\"step\": 20, \"block\": 3, \"sparse\": true, \"density\": 0.125, "
                 "\"captured_mass\": 0.75, \"estimated_mass\": 0.9, \"share90\": 0.2, "
                 "\"head_captured\": [0.5, null], \"head_share90\": [0.25, 0.10000000149011612]}\n");
+}
+
+static void test_decision(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    unlink(path);
+    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    assert_ok(dsvi_metrics_decision(metrics, 20, "block 3 turns \"sparse\"\\:\n so"));
+    dsvi_metrics_close(&metrics);
+    assert_text("{\"step\": 20, \"reason\": \"block 3 turns \\\"sparse\\\"\\\\:\\u000a so\"}\n");
 }
 
 /* Stopped while the line of step 8 was being written, the last checkpoint being that of step 4 or 7: the file
@@ -194,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_line),
         cmocka_unit_test(test_numbers_survive),
         cmocka_unit_test(test_block),
+        cmocka_unit_test(test_decision),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_lines_of_one_step),
         cmocka_unit_test(test_refusals),

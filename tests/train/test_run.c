@@ -58,6 +58,20 @@ static cJSON *next_line(FILE *file)
     return object;
 }
 
+/* The same decisions after the same steps, and at least one of them. */
+static void same_decisions(const char *folder_a, const char *folder_b)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t a, b, bytes;
+    snprintf(path, sizeof path, "%s/decisions.jsonl", folder_a);
+    assert_ok(dsvi_file_size(path, &bytes));
+    assert_true(bytes > 0);
+    assert_ok(dsvi_file_checksum(path, &a));
+    snprintf(path, sizeof path, "%s/decisions.jsonl", folder_b);
+    assert_ok(dsvi_file_checksum(path, &b));
+    assert_true(a == b);
+}
+
 static void same_metrics(const char *folder_a, const char *folder_b)
 {
     char path[DSVI_PATH_MAX];
@@ -83,6 +97,7 @@ static void same_metrics(const char *folder_a, const char *folder_b)
         cJSON_Delete(x);
         cJSON_Delete(y);
     }
+    same_decisions(folder_a, folder_b);
     assert_null(next_line(a));
     assert_null(next_line(b));
     fclose(a);

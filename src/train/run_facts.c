@@ -1,0 +1,81 @@
+/* See run_facts.h. */
+#include "train/run_facts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/fs.h"
+
+void dsvi_run_facts(const DsvTrainer *t, size_t prefetch, size_t program, int64_t clips, DsvRunFacts *facts)
+{
+    *facts = (DsvRunFacts){
+        .trainer = t, .clips = clips, .program = program,
+        .total = t->arena.used + t->host_arena.used + prefetch + program,
+    };
+    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
+        facts->memory[c] = t->arena.by_class[c] + t->host_arena.by_class[c];
+    facts->memory[DSV_MEM_DATA] += prefetch;
+}
+
+void dsvi_run_facts_memory(const DsvRunFacts *facts, char *line, size_t line_bytes)
+{
+    const double mib = 1.0 / 1048576.0;
+    int used = snprintf(line, line_bytes, "memory: %.0f MiB in all:", (double)facts->total * mib);
+    for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
+        if (facts->memory[c] > 0)
+            used += snprintf(line + used, line_bytes - (size_t)used, " %s %.1f,",
+                             dsvi_mem_class_name((DsvMemClass)c), (double)facts->memory[c] * mib);
+    snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
+             (double)facts->program * mib);
+}
+
+static bool add_number(cJSON *object, const char *name, double value)
+{
+    return cJSON_AddNumberToObject(object, name, value) != NULL;
+}
+
+static bool add_memory(cJSON *object, const DsvRunFacts *facts)
+{
+    cJSON *memory = cJSON_AddObjectToObject(object, "memory_bytes");
+    bool whole = memory != NULL;
+    for (int c = 0; c < DSV_MEM_CLASS_COUNT && whole; c++)
+        if (facts->memory[c] > 0)
+            whole = add_number(memory, dsvi_mem_class_name((DsvMemClass)c), (double)facts->memory[c]);
+    return whole && add_number(memory, "program and libraries", (double)facts->program) &&
+           add_number(object, "memory_planned_bytes", (double)facts->total);
+}
+
+static bool add_model(cJSON *object, const DsvRunFacts *facts)
+{
+    const DsvTrainer *t = facts->trainer;
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {
+        {"parameters", t->table.parameters}, {"blocks", t->config.num_layers},
+        {"heads", t->config.num_attention_heads}, {"head_dim", t->config.attention_head_dim},
+        {"tokens", t->latent.frames / t->config.patch[0] * (t->latent.height / t->config.patch[1]) *
+                       (t->latent.width / t->config.patch[2])},
+        {"latent_channels", t->latent.channels}, {"latent_frames", t->latent.frames},
+        {"latent_height", t->latent.height}, {"latent_width", t->latent.width}, {"clips", facts->clips},
+    };
+    bool whole = cJSON_AddStringToObject(object, "dsv", DSV_VERSION) &&
+                 cJSON_AddStringToObject(object, "device", t->backend->device->name);
+    for (size_t i = 0; i < sizeof number / sizeof *number && whole; i++)
+        whole = add_number(object, number[i].name, (double)number[i].value);
+    return whole;
+}
+
+DsvStatus dsvi_run_facts_write(const DsvRunFacts *facts, const char *path)
+{
+    cJSON *object = cJSON_CreateObject();
+    bool whole = object && add_model(object, facts) && add_memory(object, facts);
+    char *text = whole ? cJSON_Print(object) : NULL;
+    DsvStatus status = text ? dsvi_file_replace(path, text, strlen(text))
+                            : DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for the facts of the run", path);
+    cJSON_free(text);
+    cJSON_Delete(object);
+    return status;
+}
