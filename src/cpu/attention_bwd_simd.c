@@ -311,7 +311,10 @@ static void backward_tile(const Backward *w, const Scratch *s, const Tile *at, i
         for (; from < to; from += DSVI_TILE_KEYS) {
             int32_t keys[DSVI_TILE_KEYS];
             int64_t next = from + DSVI_TILE_KEYS < to ? from + DSVI_TILE_KEYS : to;
+            int64_t after = next + DSVI_TILE_KEYS < to ? next + DSVI_TILE_KEYS : to;
             dsvi_tile_keys(&list, from, next, keys);
+            dsvi_rows_prefetch(args, &args->k, at->b, at->h, &list, next, after);
+            dsvi_rows_prefetch(args, &args->v, at->b, at->h, &list, next, after);
             pass_keys(w, s, at, &queries, keys, next - from, sums);
         }
         dsvi_rows_transpose(s->dqt, w->tiles.tile_width, dsvi_tile_width(&w->tiles, at->queries), row, s->dq, row);

@@ -136,7 +136,10 @@ static void forward_tile(const Forward *f, const Scratch *s, int64_t b, int64_t 
     for (int64_t from = 0; from < length; from += DSVI_TILE_KEYS) {
         int32_t keys[DSVI_TILE_KEYS];
         int64_t to = from + DSVI_TILE_KEYS < length ? from + DSVI_TILE_KEYS : length;
+        int64_t next = to + DSVI_TILE_KEYS < length ? to + DSVI_TILE_KEYS : length;
         dsvi_tile_keys(&list, from, to, keys);
+        dsvi_rows_prefetch(args, &args->k, b, h, &list, to, next);
+        dsvi_rows_prefetch(args, &args->v, b, h, &list, to, next);
         pass_keys(f, s, b, h, keys, to - from, width);
     }
     dsvi_rows_transpose(s->sum, f->tiles.tile_width, width, f->tiles.row_width, s->rows, f->tiles.row_width);

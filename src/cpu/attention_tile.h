@@ -109,8 +109,14 @@ static inline void dsvi_row_words(const DsvAttentionTiles *t, const DsvAttention
         dsvi_row_load(args->act, data, at, args->head_dim, t->row_words, out);
         return;
     }
+    const uint16_t *row = (const uint16_t *)data + at;
     uint16_t *halves = (uint16_t *)out;
-    memcpy(halves, (const uint16_t *)data + at, (size_t)args->head_dim * sizeof *halves);
+    if (args->head_dim == 2 * t->row_words) { /* whole vectors: spares two calls */
+        for (int64_t d = 0; d < args->head_dim; d += 2 * DSVI_LANES)
+            memcpy(halves + d, row + d, sizeof(DsvVec));
+        return;
+    }
+    memcpy(halves, row, (size_t)args->head_dim * sizeof *halves);
     memset(halves + args->head_dim, 0, (size_t)(2 * t->row_words - args->head_dim) * sizeof *halves);
 }
 
@@ -144,6 +150,21 @@ static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttenti
     for (int64_t j = 0; j < count; j++)
         dsvi_row_words(t, args, rows->data, dsvi_heads_at(rows, b, keys[j], h), out + j * t->row_words);
     dsvi_rows_finish(count, t->row_words, out);
+}
+
+/* Asks for the rows of keys [begin, end) of a list, which may lie anywhere, before they are wanted. */
+static inline void dsvi_rows_prefetch(const DsvAttentionArgs *args, const DsvHeads *rows, int64_t b, int64_t h,
+                                      const DsvList *list, int64_t begin, int64_t end)
+{
+    enum { LINE = 64 };
+    int32_t keys[DSVI_TILE_KEYS];
+    size_t size = dsvi_dtype_size(args->act), bytes = (size_t)args->head_dim * size;
+    dsvi_tile_keys(list, begin, end, keys);
+    for (int64_t j = 0; j < end - begin; j++) {
+        const char *row = (const char *)rows->data + (size_t)dsvi_heads_at(rows, b, keys[j], h) * size;
+        for (size_t at = 0; at < bytes; at += LINE)
+            __builtin_prefetch(row + at, 0, 2);
+    }
 }
 
 /* The `count` rows packed along D, finished, as words across: in `out` (row_width wide), or as they are. */
