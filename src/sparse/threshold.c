@@ -53,14 +53,18 @@ DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, i
 {
     double all_count = table_sum(count, heads), all_mass = table_sum(mass, heads);
     double count_above = 0, mass_above = 0;
-    float value = INFINITY;
-    for (int64_t bin = DSV_SELECT_BINS - 1; bin >= 0; bin--) {
-        double bin_count = bin_sum(count, heads, bin);
-        if (count_above + bin_count > share * all_count)
-            break;
+    for (int64_t bin = DSV_SELECT_BINS - 1; bin > 0; bin--) {
+        double bin_count = bin_sum(count, heads, bin), left = share * all_count - count_above;
+        if (bin_count > left) {
+            double part = left / bin_count; /* of the bin, from above */
+            double octave = ((double)bin + 1 - part) / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES;
+            return (DsvThreshold){(float)exp2(octave), share,
+                                  share_of(mass_above + part * bin_sum(mass, heads, bin), all_mass)};
+        }
         count_above += bin_count;
         mass_above += bin_sum(mass, heads, bin);
-        value = bin_edge(bin);
     }
-    return (DsvThreshold){value, share_of(count_above, all_count), share_of(mass_above, all_mass)};
+    if (share < 1) /* what is below the lowest edge is not told apart */
+        return (DsvThreshold){bin_edge(1), share_of(count_above, all_count), share_of(mass_above, all_mass)};
+    return (DsvThreshold){0, 1, 1};
 }
