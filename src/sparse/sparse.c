@@ -279,6 +279,12 @@ static bool measures(const DsvSparse *s)
     return s->step % s->settings.sparse_profile_every == 0;
 }
 
+void dsvi_sparse_watch(DsvSparse *s, DsvSparseWatch *watch, void *watch_context)
+{
+    s->watch = watch;
+    s->watch_context = watch_context;
+}
+
 DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
 {
     s->step = step;
@@ -337,6 +343,8 @@ DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttent
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
+    if (s->watch && !pass->recompute)
+        DSVI_TRY(s->watch(s->watch_context, block, pass));
     if (!pass->recompute)
         DSVI_TRY(prepare(s, block, pass));
     if (!s->block[block].over_lists)

@@ -70,6 +70,9 @@ typedef struct DsvSparseBlockReport {
 /* One line about a decision, without newline. */
 typedef void DsvSparseLog(void *context, const char *line);
 
+/* Sees a block's forward pass before it attends. */
+typedef DsvStatus DsvSparseWatch(void *context, int64_t block, const DsvSparseAttention *args);
+
 /* Settings are the sparse.* ones. `log` may be NULL. */
 DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                              DsvSparseLog *log, void *log_context, DsvSparse **out);
@@ -88,6 +91,9 @@ DsvStatus dsvi_sparse_forward(DsvSparse *sparse, int64_t block, const DsvSparseA
 DsvStatus dsvi_sparse_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
 /* Updates predictors and takes decisions. */
 DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);
+
+/* Shows every forward pass of every block to `watch` from now on: for studies of real attention. */
+void dsvi_sparse_watch(DsvSparse *sparse, DsvSparseWatch *watch, void *watch_context);
 
 /* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
 void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);

@@ -49,6 +49,8 @@ struct DsvSparse {
     DsvDtype acc;
     DsvSparseLog *log;
     void *log_context;
+    DsvSparseWatch *watch;    /* or NULL */
+    void *watch_context;
     DsvSelector *selector;    /* NULL: settings keep all blocks dense, and there are no lists */
     void *host_memory;        /* of all that follows up to `device memory` */
 

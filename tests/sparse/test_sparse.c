@@ -457,6 +457,45 @@ static void test_refusals(void **state)
     assert_fails(DSV_E_SHAPE, "head size is 30", create("seed=1", &wrong));
 }
 
+typedef struct Watched {
+    const void *q[RIG_BLOCKS_MOST];
+    int calls;
+    DsvStatus answer;
+} Watched;
+
+static DsvStatus watch(void *context, int64_t block, const DsvSparseAttention *args)
+{
+    Watched *seen = context;
+    seen->q[block] = args->q;
+    seen->calls++;
+    return seen->answer;
+}
+
+/* A watcher sees each block's forward pass once, recomputation aside, and its failure is the pass's. */
+static void test_watch(void **state)
+{
+    static Rig rig;
+    Watched seen = {.answer = DSV_OK};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSV_F32);
+    (void)state;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    dsvi_sparse_watch(rig.sparse, watch, &seen);
+    rig_run(&rig);
+    assert_int_equal(seen.calls, 2);
+    for (int i = 0; i < 2; i++)
+        assert_ptr_equal(seen.q[i], rig.block[i].q);
+    DsvSparseAttention pass = rig_pass(&rig, 0);
+    pass.recompute = true;
+    assert_ok(dsvi_sparse_forward(rig.sparse, 0, &pass));
+    assert_int_equal(seen.calls, 2);
+    pass.recompute = false;
+    seen.answer = DSV_E_INTERRUPTED;
+    assert_int_equal(dsvi_sparse_forward(rig.sparse, 0, &pass), DSV_E_INTERRUPTED);
+    rig_close(&rig);
+}
+
 /* Values that are not finite are an error that names the place, not a crash or silence. */
 static void test_not_finite(void **state)
 {
@@ -484,7 +523,7 @@ int main(void)
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_cost),                    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite),              cmocka_unit_test(test_watch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

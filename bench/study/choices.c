@@ -1,0 +1,357 @@
+/* How much attention mass lists hold, choice by choice, on a trained model and clips it may never have seen.
+ *
+ *     dsv_study MODEL CLIPS OUT [--parts a,b] [--clips N] [--samples N] [--stored MODEL]... [key=value]...
+ *
+ * For each clip and noise level one dense forward pass is watched, and in each block every case of the
+ * table below makes its lists from the block's queries and keys, which are then held against exact
+ * attention. OUT.csv gets a line for each (case, target, clip, noise level, block); OUT.f32 in the same order
+ * the captured mass and then the density of each (head, sampled query), as 32-bit floats. choices.py makes
+ * tables and plots of them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dsv/sample.h"
+#include "study_meter.h"
+#include "study_pass.h"
+#include "train/model_path.h"
+
+enum { CASES_MOST = 512, STORED_MOST = 16 };
+
+static const double densities[] = {0.05, 0.1, 0.2, 0};
+static const double masses[] = {0.6, 0.7, 0.8, 0.9, 0.95, 0};
+static const double curve[] = {0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 0};
+static const double sigmas[] = {0.1, 0.5, 0.9};
+
+static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "cube"};
+
+typedef struct Study {
+    const char *model, *clips, *out, *parts;
+    const char *stored[STORED_MOST];
+    int64_t stored_count, clips_most, samples;
+    DsvConfig settings;
+    StudyPass *pass;
+    StudyMeter *meter;
+    StudyCase cases[CASES_MOST];
+    int64_t case_count;
+    StudyCase whole; /* attention itself */
+    int64_t clip;
+    double sigma;
+    FILE *csv, *values;
+} Study;
+
+/* ---- the table of cases ---- */
+
+/* What a case is unless it says otherwise: the defaults. */
+static StudyCase usual(const char *part, const char *selector)
+{
+    DsvConfig d;
+    dsv_config_defaults(&d);
+    return (StudyCase){
+        .part = part, .selector = selector, .order = "hilbert", .group = d.sparse_group,
+        .chunk = d.sparse_chunk, .grain = d.sparse_grain, .rank = d.sparse_rank, .source = STUDY_OWN,
+        .format = STUDY_F32, .rule = STUDY_COMMON, .targets = densities,
+    };
+}
+
+static bool wanted(const Study *s, const char *part)
+{
+    size_t length = strlen(part);
+    for (const char *at = s->parts; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, part, length) == 0 && (at[length] == ',' || at[length] == 0))
+            return true;
+    }
+    return s->parts == NULL;
+}
+
+static void add(Study *s, StudyCase one)
+{
+    DSVI_ASSERT(s->case_count < CASES_MOST);
+    if (wanted(s, one.part))
+        s->cases[s->case_count++] = one;
+}
+
+static void add_with_rules(Study *s, StudyCase one)
+{
+    add(s, one);
+    one.rule = STUDY_TOPK;
+    add(s, one);
+}
+
+/* Each query for itself: what no group can beat at the same count. */
+static void add_bounds(Study *s)
+{
+    StudyCase query = usual("bound", "mean");
+    query.group = 1;
+    add_with_rules(s, query);
+}
+
+static void add_orders(Study *s)
+{
+    static const int64_t groups[] = {32, 64, 128, 256};
+    for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+            StudyCase mean = usual("order", "mean"), projection = usual("order", "projection");
+            mean.order = projection.order = orders[o];
+            mean.group = projection.group = groups[g];
+            add_with_rules(s, mean);
+            add(s, projection);
+        }
+    }
+}
+
+static void add_stored(Study *s)
+{
+    for (int64_t i = 0; i < s->stored_count; i++) {
+        DsvModelPath model;
+        DsvSafetensors *file;
+        StudyCase one = usual("selector", "projection");
+        if (dsvi_model_find(s->stored[i], &model) != DSV_OK ||
+            dsvi_safetensors_open(model.sparse, &file) != DSV_OK)
+            continue; /* opening the estimator will say what is wrong */
+        const char *selector = dsvi_safetensors_metadata(file, "selector");
+        const char *rank = dsvi_safetensors_metadata(file, "rank");
+        one.selector = selector && strcmp(selector, "predictor") == 0 ? "predictor" : "projection";
+        one.rank = rank ? atoll(rank) : one.rank;
+        dsvi_safetensors_close(&file);
+        one.source = STUDY_STORED;
+        one.stored = s->stored[i];
+        add_with_rules(s, one);
+        if (strcmp(one.selector, "predictor") != 0)
+            continue;
+        one.group = 64; /* the paper's groups; and each query's own row */
+        add_with_rules(s, one);
+        one.chunk = 1;
+        add_with_rules(s, one);
+    }
+}
+
+static void add_selectors(Study *s)
+{
+    static const int64_t ranks[] = {4, 8, 16, 32, 64}, chunks[] = {128, 64, 32, 16, 8, 4};
+    StudyCase one;
+    add_with_rules(s, usual("selector", "mean"));
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        one = usual("selector", "projection");
+        one.rank = ranks[i];
+        if (one.rank <= study_pass_shape(s->pass)->head_dim)
+            add_with_rules(s, one);
+    }
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        one = usual("chunk", "projection");
+        one.chunk = chunks[i];
+        add(s, one);
+    }
+    for (int format = STUDY_BF16; format < STUDY_FORMATS; format++) {
+        one = usual("selector", "projection");
+        one.format = (StudyFormat)format;
+        add(s, one);
+    }
+    one = usual("selector", "projection");
+    one.source = STUDY_FIRST;
+    add(s, one);
+    one = usual("selector", "pooled");
+    add_with_rules(s, one);
+    one.group = one.grain = 64;
+    add_with_rules(s, one);
+    one.order = "cube";
+    add_with_rules(s, one);
+    add_stored(s);
+}
+
+static void add_rules(Study *s)
+{
+    for (int rule = 0; rule < STUDY_RULES; rule++) {
+        StudyCase one = usual("rule", "projection");
+        one.rule = (StudyRule)rule;
+        one.targets = one.rule == STUDY_MASS ? masses : one.rule == STUDY_COMMON ? curve : densities;
+        add(s, one);
+    }
+}
+
+static void add_grains(Study *s)
+{
+    for (int64_t grain = 1; grain <= 64; grain *= 2) {
+        for (size_t o = 0; o < 2; o++) {
+            StudyCase projection = usual("grain", "projection"), mean = usual("grain", "mean");
+            projection.grain = mean.grain = grain;
+            projection.order = mean.order = orders[o];
+            projection.targets = mean.targets = curve;
+            add(s, projection);
+            if (o == 0)
+                add(s, mean);
+        }
+    }
+    StudyCase blocks = usual("grain", "pooled");
+    blocks.group = blocks.grain = 64;
+    blocks.order = "cube";
+    blocks.targets = curve;
+    add_with_rules(s, blocks);
+}
+
+/* Tokens are brought into each order once a block: cases of one order stand together. */
+static int by_order(const void *a, const void *b)
+{
+    const StudyCase *x = a, *y = b;
+    int order = strcmp(x->order, y->order);
+    return order ? order : (x->group > y->group) - (x->group < y->group);
+}
+
+static void make_table(Study *s)
+{
+    add_bounds(s);
+    add_orders(s);
+    add_selectors(s);
+    add_rules(s);
+    add_grains(s);
+    qsort(s->cases, (size_t)s->case_count, sizeof *s->cases, by_order);
+    s->whole = usual("sparsity", "none");
+}
+
+/* ---- what comes out ---- */
+
+static const char *source_name(const StudyCase *of)
+{
+    return of->source == STUDY_OWN ? "own" : of->source == STUDY_FIRST ? "first" : of->stored;
+}
+
+static DsvStatus write_result(void *context, const StudyResult *r)
+{
+    const Study *s = context;
+    const StudyCase *of = r->of;
+    const DsvSparseShape *shape = study_pass_shape(s->pass);
+    size_t count = (size_t)(shape->heads * (s->samples < shape->tokens ? s->samples : shape->tokens));
+    int printed = fprintf(s->csv, "%s,%s,%s,%lld,%lld,%lld,%lld,%s,%s,%s,%g,%s,%g,%lld,%.5f,%.5f\n", of->part,
+                          of->selector, of->order, (long long)of->group, (long long)of->chunk,
+                          (long long)of->grain, (long long)of->rank, source_name(of),
+                          study_format_names[of->format], study_rule_names[of->rule], r->target,
+                          study_pass_clip_name(s->pass, s->clip), s->sigma, (long long)r->block, r->density,
+                          r->captured);
+    if (printed < 0 || fwrite(r->captured_of, sizeof(float), count, s->values) != count ||
+        fwrite(r->listed_of, sizeof(float), count, s->values) != count)
+        return DSVI_FAIL(DSV_E_IO, "%s: results cannot be written", s->out);
+    return DSV_OK;
+}
+
+static DsvStatus see_block(void *context, int64_t block, const DsvSparseAttention *args)
+{
+    Study *s = context;
+    StudyResult whole;
+    DSVI_TRY(study_meter_show(s->meter, block, args));
+    DSVI_TRY(study_meter_share90(s->meter, &s->whole, &whole));
+    DSVI_TRY(write_result(s, &whole));
+    for (int64_t i = 0; i < s->case_count; i++)
+        DSVI_TRY(study_meter_case(s->meter, &s->cases[i], write_result, s));
+    return DSV_OK;
+}
+
+static DsvStatus open_outputs(Study *s)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s.csv", s->out);
+    s->csv = fopen(path, "w");
+    snprintf(path, sizeof path, "%s.f32", s->out);
+    s->values = fopen(path, "wb");
+    if (!s->csv || !s->values)
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot be written", path);
+    fputs("part,selector,order,group,chunk,grain,rank,source,format,rule,target,clip,sigma,block,density,"
+          "captured\n", s->csv);
+    return DSV_OK;
+}
+
+static DsvStatus close_outputs(Study *s)
+{
+    int failures = (s->csv ? fclose(s->csv) : 0) + (s->values ? fclose(s->values) : 0);
+    s->csv = s->values = NULL;
+    return failures ? DSVI_FAIL(DSV_E_IO, "%s: results cannot be written", s->out) : DSV_OK;
+}
+
+static DsvStatus run(Study *s)
+{
+    DSVI_TRY(study_pass_open(s->model, s->clips, &s->settings, &s->pass));
+    DSVI_TRY(study_meter_open(study_pass_backend(s->pass), &s->settings, study_pass_shape(s->pass),
+                              s->samples, &s->meter));
+    make_table(s);
+    DSVI_TRY(open_outputs(s));
+    const DsvSparseShape *shape = study_pass_shape(s->pass);
+    int64_t clips = study_pass_clips(s->pass);
+    clips = s->clips_most > 0 && s->clips_most < clips ? s->clips_most : clips;
+    fprintf(stderr, "%s: %lld blocks x %lld heads, head size %lld; %lld x %lld x %lld tokens; %lld cases\n",
+            s->model, (long long)shape->blocks, (long long)shape->heads, (long long)shape->head_dim,
+            (long long)shape->grid[0], (long long)shape->grid[1], (long long)shape->grid[2],
+            (long long)s->case_count);
+    for (s->clip = 0; s->clip < clips; s->clip++) {
+        DSVI_TRY(study_pass_draw(s->pass, s->clip));
+        for (size_t i = 0; i < sizeof sigmas / sizeof *sigmas; i++) {
+            double loss;
+            s->sigma = sigmas[i];
+            DSVI_TRY(study_pass_run(s->pass, s->sigma, see_block, s, &loss));
+            fprintf(stderr, "%s, noise level %.1f: loss %.4f\n", study_pass_clip_name(s->pass, s->clip),
+                    s->sigma, loss);
+        }
+    }
+    return close_outputs(s);
+}
+
+/* ---- the command line ---- */
+
+static DsvStatus read_number(const char *text, int64_t *out)
+{
+    char *end;
+    *out = strtoll(text, &end, 10);
+    return *end || end == text || *out < 1 ? DSVI_FAIL(DSV_E_USAGE, "%s: wanted a number from 1 on", text)
+                                           : DSV_OK;
+}
+
+static DsvStatus read_arguments(Study *s, int count, char **argument)
+{
+    bool of_run;
+    if (count < 4)
+        return DSVI_FAIL(DSV_E_USAGE, "usage: dsv_study MODEL CLIPS OUT [--parts a,b] [--clips N] "
+                         "[--samples N] [--stored MODEL]... [key=value]...");
+    s->model = argument[1];
+    s->clips = argument[2];
+    s->out = argument[3];
+    s->samples = 256;
+    dsv_config_defaults(&s->settings);
+    DSVI_TRY(dsv_config_of_run(s->model, &s->settings, &of_run));
+    for (int i = 4; i < count; i++) {
+        const char *word = argument[i], *value = i + 1 < count ? argument[i + 1] : "";
+        if (strchr(word, '=')) {
+            DSVI_TRY(dsv_config_set(&s->settings, word));
+            continue;
+        }
+        i++;
+        if (strcmp(word, "--parts") == 0)
+            s->parts = value;
+        else if (strcmp(word, "--clips") == 0)
+            DSVI_TRY(read_number(value, &s->clips_most));
+        else if (strcmp(word, "--samples") == 0)
+            DSVI_TRY(read_number(value, &s->samples));
+        else if (strcmp(word, "--stored") == 0 && s->stored_count < STORED_MOST)
+            s->stored[s->stored_count++] = value;
+        else
+            return DSVI_FAIL(DSV_E_USAGE, "%s: unknown, or once too often", word);
+    }
+    return DSV_OK;
+}
+
+int main(int count, char **argument)
+{
+    Study *s = calloc(1, sizeof *s);
+    if (!s)
+        return EXIT_FAILURE;
+    DsvStatus status = read_arguments(s, count, argument);
+    if (status == DSV_OK)
+        status = run(s);
+    if (status != DSV_OK)
+        fprintf(stderr, "dsv_study: %s\n", dsv_error_message());
+    close_outputs(s);
+    for (int64_t i = 0; i < s->case_count; i++)
+        study_case_free(&s->cases[i]);
+    study_meter_close(&s->meter);
+    study_pass_close(&s->pass);
+    free(s);
+    return status == DSV_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}
