@@ -21,6 +21,12 @@ double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
     return dsvi_sampler_shifted(sigma, settings->flow_shift);
 }
 
+int dsvi_sigma_bin(double sigma)
+{
+    int bin = (int)(sigma * DSV_SIGMA_BINS);
+    return bin < DSV_SIGMA_BINS ? bin : DSV_SIGMA_BINS - 1; /* rounding may have made it 1 */
+}
+
 void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n)
 {
     /* The stream holds 32 bits of the sample's number and the seed takes the rest, so that no two samples

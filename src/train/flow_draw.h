@@ -14,6 +14,10 @@ extern "C" {
  * shifted by flow_shift. A function of the settings, the seed among them, and the sample's number. */
 double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
 
+/* Losses are told apart by tenths of sigma: which one it lies in. */
+enum { DSV_SIGMA_BINS = 10 };
+int dsvi_sigma_bin(double sigma);
+
 /* n normal numbers for training sample `sample`. */
 void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n);
 

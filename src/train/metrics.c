@@ -145,6 +145,7 @@ DsvStatus dsvi_metrics_step(DsvMetrics *m, const DsvMetricsStep *line)
     put_number(m, "loss", line->loss);
     put_number(m, "grad_norm", line->grad_norm);
     put_number(m, "lr", line->lr);
+    put_numbers(m, "loss_bins", DSV_SIGMA_BINS, line->loss_bins);
     put_number(m, "step_ms", line->step_ms);
     put_number(m, "tokens_per_s", line->tokens_per_s);
     put_number(m, "density", line->density);

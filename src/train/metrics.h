@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "sparse/sparse.h"
+#include "train/flow_draw.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +26,7 @@ void dsvi_metrics_close(DsvMetrics **metrics);
 typedef struct DsvMetricsStep {
     int64_t step;
     double loss, grad_norm, lr;
+    float loss_bins[DSV_SIGMA_BINS]; /* mean loss of the samples in each tenth of sigma; NaN: none there */
     double step_ms, tokens_per_s, data_wait_ms, forward_ms, backward_ms, optimizer_ms;
     double density;
     int64_t sparse_blocks;

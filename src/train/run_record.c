@@ -162,6 +162,10 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
         .density = sparse.density, .sparse_blocks = sparse.sparse_blocks, .captured_mass = sparse.captured_mass,
         .predictor_loss = sparse.predictor_loss, .memory_bytes = dsvi_resident_bytes(),
     };
+    for (int i = 0; i < DSV_SIGMA_BINS; i++) {
+        double samples = (double)result->bin_samples[i];
+        m.loss_bins[i] = samples > 0 ? (float)(result->bin_loss[i] / samples) : NAN;
+    }
     DSVI_TRY(r->decided);
     DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
     DSVI_TRY(write_scalars(r, &m));

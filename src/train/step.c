@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/host.h"
-#include "train/flow_draw.h"
 #include "train/schedule.h"
 
 /* The next micro-batch: latents from the data, and for each sample its own time and noise. */
@@ -47,9 +46,9 @@ static DsvStatus mix_noise(DsvTrainer *t)
     return t->backend->ops.flow_mix.run(t->backend->device->stream, &args);
 }
 
-/* Mean squared error of the velocity; output becomes the loss's gradient. Adds the mean over the
- * micro-batch to *loss. */
-static DsvStatus measure_loss(DsvTrainer *t, double *loss)
+/* Mean squared error of the velocity; output becomes the loss's gradient. Adds the micro-batch to the
+ * result's losses. */
+static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
 {
     DsvDevice *device = t->backend->device;
     int64_t batch = t->settings->train_batch_size;
@@ -61,8 +60,12 @@ static DsvStatus measure_loss(DsvTrainer *t, double *loss)
     DSVI_TRY(t->backend->ops.mse.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, t->host_loss, t->loss, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->sync(device->stream));
-    for (int64_t b = 0; b < batch; b++)
-        *loss += (double)t->host_loss[b] * args.grad_scale / (double)batch;
+    for (int64_t b = 0; b < batch; b++) {
+        int bin = dsvi_sigma_bin(t->host_sigma[b]);
+        result->loss += (double)t->host_loss[b] * args.grad_scale / (double)batch;
+        result->bin_loss[bin] += t->host_loss[b];
+        result->bin_samples[bin]++;
+    }
     return DSV_OK;
 }
 
@@ -121,7 +124,7 @@ DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(mix_noise(t));
     DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
-    DSVI_TRY(measure_loss(t, &result->loss));
+    DSVI_TRY(measure_loss(t, result));
     DSVI_TRY(lap(t, &last, &result->forward_s));
     DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
     return lap(t, &last, &result->backward_s);

@@ -2,6 +2,7 @@
 #ifndef DSVI_STEP_H
 #define DSVI_STEP_H
 
+#include "train/flow_draw.h"
 #include "train/trainer.h"
 
 #ifdef __cplusplus
@@ -11,6 +12,8 @@ extern "C" {
 typedef struct DsvStepResult {
     int64_t step;
     double loss;                  /* mean over the samples of the step */
+    double bin_loss[DSV_SIGMA_BINS];     /* summed over the samples whose sigma lies there */
+    int64_t bin_samples[DSV_SIGMA_BINS];
     double grad_norm;             /* before clipping */
     double lr;
     double forward_s, backward_s, optimizer_s, wait_s; /* wait_s: for data */

@@ -50,6 +50,7 @@ static DsvMetricsStep line_of(int64_t step)
         .tokens_per_s = 1e6 * odd, .data_wait_ms = 0, .forward_ms = 4, .backward_ms = 8,
         .optimizer_ms = 0.5, .density = 0.1, .sparse_blocks = 2,
         .captured_mass = NAN, .predictor_loss = 5e-324, .memory_bytes = UINT64_C(1) << 40,
+        .loss_bins = {NAN, 0.5f, 0.1f},
     };
 }
 
@@ -71,7 +72,8 @@ static void test_line(void **unused)
     unlink(path);
     write_steps(0, 3, 3);
     assert_text("{\"step\": 3, \"loss\": 0.1111111111111111, \"grad_norm\": 0.3333333333333333, "
-                "\"lr\": 0.0001, \"step_ms\": 12.5, \"tokens_per_s\": 111111.11111111111, "
+                "\"lr\": 0.0001, \"loss_bins\": [null, 0.5, 0.10000000149011612, 0, 0, 0, 0, 0, 0, 0], "
+                "\"step_ms\": 12.5, \"tokens_per_s\": 111111.11111111111, "
                 "\"density\": 0.1, \"sparse_blocks\": 2, \"captured_mass\": null, "
                 "\"predictor_loss\": 4.94065645841247e-324, \"data_wait_ms\": 0, "
                 "\"forward_ms\": 4, \"backward_ms\": 8, \"optimizer_ms\": 0.5, "

@@ -6,6 +6,7 @@
 #include "dsv/dsv.h"
 #include "tiny.h"
 #include "train/checkpoint.h"
+#include "train/flow_draw.h"
 
 enum { STEPS = 10 };
 
@@ -46,8 +47,8 @@ static void run_settings(DsvConfig *settings, const char *folder)
 }
 
 /* Metrics that depend on nothing but the settings. */
-static const char *const FIXED_METRICS[] = {"step", "loss", "grad_norm", "lr", "density", "sparse_blocks",
-                                            "captured_mass"};
+static const char *const FIXED_METRICS[] = {"step", "loss", "grad_norm", "lr", "loss_bins", "density",
+                                            "sparse_blocks", "captured_mass"};
 
 static cJSON *next_line(FILE *file)
 {
@@ -146,6 +147,37 @@ static void same_seed_twice(void **state)
     same_checkpoints(a, b);
     assert_ok(dsvi_folder_remove(a));
     assert_ok(dsvi_folder_remove(b));
+}
+
+/* One clip a step: its loss stands in the bin of its sigma, and in no other. */
+static void a_loss_lies_in_its_bin(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char path[DSVI_PATH_MAX];
+    const char *folder = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    set(&settings, "train_batch_size", "1");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    for (uint64_t sample = 0; sample < STEPS; sample++) {
+        cJSON *line = next_line(file);
+        const cJSON *bins = cJSON_GetObjectItem(line, "loss_bins");
+        assert_int_equal(cJSON_GetArraySize(bins), DSV_SIGMA_BINS);
+        for (int i = 0; i < DSV_SIGMA_BINS; i++) {
+            const cJSON *bin = cJSON_GetArrayItem(bins, i);
+            if (i != dsvi_sigma_bin(dsvi_flow_sigma(&settings, sample)))
+                assert_true(cJSON_IsNull(bin));
+            else
+                assert_true(bin->valuedouble == cJSON_GetObjectItem(line, "loss")->valuedouble);
+        }
+        cJSON_Delete(line);
+    }
+    fclose(file);
+    assert_ok(dsvi_folder_remove(folder));
 }
 
 static void one_thread_or_two(void **state)
@@ -303,6 +335,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_seed_twice),
+        cmocka_unit_test(a_loss_lies_in_its_bin),
         cmocka_unit_test(one_thread_or_two),
         cmocka_unit_test_prestate(stop_and_resume, "projection"),
         cmocka_unit_test_prestate(stop_and_resume, "predictor"),

@@ -65,6 +65,16 @@ static void times_have_their_distribution(void **state)
     assert_error_below(fabs(sum / DRAWS - 0.5), 5 * sqrt(1.0 / 12 / DRAWS), "mean of uniform times");
 }
 
+static void sigma_has_its_bin(void **state)
+{
+    (void)state;
+    assert_int_equal(dsvi_sigma_bin(0), 0);
+    assert_int_equal(dsvi_sigma_bin(0.0999), 0);
+    assert_int_equal(dsvi_sigma_bin(0.5), 5);
+    assert_int_equal(dsvi_sigma_bin(0.95), 9);
+    assert_int_equal(dsvi_sigma_bin(1), 9);
+}
+
 static void samples_have_noise_of_their_own(void **state)
 {
     DsvConfig settings;
@@ -86,6 +96,7 @@ int main(void)
         cmocka_unit_test(warm_up_then_constant),
         cmocka_unit_test(cosine_falls_to_almost_nothing),
         cmocka_unit_test(times_have_their_distribution),
+        cmocka_unit_test(sigma_has_its_bin),
         cmocka_unit_test(samples_have_noise_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
