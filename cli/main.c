@@ -13,6 +13,7 @@ static const CliVerb *const verbs[] = {
     &cli_verb_encode,
     &cli_verb_forward,
     &cli_verb_inspect,
+    &cli_verb_report,
     &cli_verb_bench_attention,
     &cli_verb_bench_step,
     &cli_verb_help,

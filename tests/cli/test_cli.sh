@@ -92,7 +92,7 @@ grep -q '^usage: dsv bench step' out || complain "not the page of bench step"
 call 0 help options
 grep -q '^  sparse.min_mass=0.85  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
 [ "$(awk 'length > 80' out)" = "" ] || complain "has lines of more than 80 columns"
-for verb in encode forward inspect help version; do
+for verb in encode forward inspect report help version; do
     call 0 help $verb
     grep -q "^usage: dsv $verb" out || complain "not the page of $verb"
 done
@@ -119,6 +119,8 @@ refuses 2 "sample: --text wants FILE behind it" sample model clip.mp4 --text
 refuses 2 "encode: wanted DATA OUT" encode
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: wanted PATH" inspect
+refuses 2 "report: wanted RUN_DIR" report
+refuses 2 "report: -o wants FILE behind it" report run -o
 refuses 2 "version: x is one argument too many, wanted none" version x
 refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
 refuses 2 "bench attention: --tokens 8k: wanted an integer" bench attention --tokens 8k
@@ -137,9 +139,22 @@ complains 1 "nowhere.yaml" train nowhere.yaml
 complains 1 "broken.yaml" train broken.yaml
 complains 1 "nowhere" sample nowhere clip.mp4
 complains 1 "nowhere" inspect nowhere
+complains 1 "nowhere: no such folder" report nowhere
+complains 1 ".: no metrics.jsonl there" report .
 complains 1 "nowhere" inspect -- nowhere
 complains 1 "./a=b" inspect ./a=b
 complains 1 "nowhere" train run.yaml data.path=nowhere output_dir=run
+
+# a page about a run that has just begun
+mkdir begun
+echo '{"step": 1, "loss": 1.5}' >begun/metrics.jsonl
+call 0 report begun
+[ "$(cut -d, -f1 out)" = "begun/report.html: 1 steps" ] || complain "said '$(cat out)'"
+tail -1 begun/report.html | grep -q '^</html>$' || complain "the page is not whole"
+call 0 report begun -o page.html
+cmp page.html begun/report.html || complain "-o changes the page"
+echo '{"step": 1' >>begun/metrics.jsonl
+complains 1 "begun/metrics.jsonl:2: not a JSON object" report begun
 
 # -v tells where an error passed
 call 2 train run.yaml lr=fast -v

@@ -1,0 +1,263 @@
+/* The page's words and figures on the run as a whole: its name, what it is, headline figures, settings. */
+#include <math.h>
+#include <string.h>
+
+#include "base/config_value.h"
+#include "report/report_page.h"
+#include "report/report_text.h"
+
+/* As dsv_train tells them. */
+enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
+
+static double newest(const DsvReportData *data, DsvReportStep column)
+{
+    return data->steps.rows > 0 ? dsvi_report_cell(&data->steps, data->steps.rows - 1, column) : NAN;
+}
+
+static double newest_mean(const DsvReportData *data, DsvReportStep column)
+{
+    return dsvi_report_mean(&data->steps, column, data->steps.rows - LAST_STEPS, data->steps.rows);
+}
+
+DsvStatus dsvi_report_name(FILE *to, const DsvReportData *data)
+{
+    char name[DSVI_PATH_MAX];
+    snprintf(name, sizeof name, "%s", data->folder);
+    for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--)
+        name[length - 1] = 0;
+    const char *slash = strrchr(name, '/');
+    dsvi_put_text(to, slash && slash[1] ? slash + 1 : name);
+    return DSV_OK;
+}
+
+static void put_progress(FILE *to, const DsvReportData *data)
+{
+    double step = newest(data, DSVI_STEP), seconds = 0;
+    for (int64_t r = 0; r < data->steps.rows; r++)
+        seconds += fmax(dsvi_report_cell(&data->steps, r, DSVI_STEP_MS), 0) / 1000;
+    fputs("<p>", to);
+    if (isnan(step)) {
+        fputs("No step is done yet.</p>\n", to);
+        return;
+    }
+    bool over = data->has_config && step >= (double)data->config.max_train_steps;
+    fputs(over ? "Finished after " : data->has_config ? "Not finished: at step " : "At step ", to);
+    dsvi_put_count(to, step);
+    if (data->has_config && !over) {
+        fputs(" of ", to);
+        dsvi_put_count(to, (double)data->config.max_train_steps);
+    }
+    fputs(over ? " steps, which took " : ", after ", to);
+    dsvi_put_duration(to, seconds);
+    fputs(".</p>\n", to);
+}
+
+static void put_model(FILE *to, const DsvReportData *data)
+{
+    if (isnan(data->parameters))
+        return;
+    fputs(" of ", to);
+    dsvi_put_large(to, data->parameters);
+    fputs(" parameters (", to);
+    dsvi_put_count(to, data->model_blocks);
+    fputs(" blocks, ", to);
+    dsvi_put_count(to, data->model_heads);
+    fputs(" heads of ", to);
+    dsvi_put_count(to, data->head_dim);
+    fputc(')', to);
+}
+
+DsvStatus dsvi_report_sentence(FILE *to, const DsvReportData *data)
+{
+    const DsvConfig *config = &data->config;
+    fputs("<p>A video diffusion transformer", to);
+    put_model(to, data);
+    if (data->has_config) {
+        fputs(", trained ", to);
+        if (!isnan(data->clips)) {
+            fputs("on ", to);
+            dsvi_put_count(to, data->clips);
+            fputs(data->clips == 1 ? " clip, " : " clips, ", to);
+        }
+        fprintf(to, "%lld frames of %lld &times; %lld at a time", (long long)config->num_frames,
+                (long long)config->width, (long long)config->height);
+        if (!isnan(data->tokens)) {
+            fputs(" (", to);
+            dsvi_put_count(to, data->tokens);
+            fputs(" tokens)", to);
+        }
+        fprintf(to, ", in batches of %lld, ",
+                (long long)(config->train_batch_size * config->gradient_accumulation_steps));
+        if (config->sparse_enabled) {
+            fputs("with sparse attention by the selector ", to);
+            dsvi_put_text(to, config->sparse_selector);
+        } else {
+            fputs("with dense attention", to);
+        }
+    }
+    if (data->device[0]) {
+        fputs(", on ", to);
+        dsvi_put_text(to, data->device);
+    }
+    fputs(".</p>\n", to);
+    put_progress(to, data);
+    return DSV_OK;
+}
+
+static void tile_begin(FILE *to, const char *title)
+{
+    fprintf(to, "<div class=\"tile\"><span>%s</span><b>", title);
+}
+
+static void tile_middle(FILE *to)
+{
+    fputs("</b><span>", to);
+}
+
+static void tile_end(FILE *to)
+{
+    fputs("</span></div>\n", to);
+}
+
+static void loss_tile(FILE *to, const DsvReportData *data)
+{
+    const DsvReportTable *held = &data->validation;
+    tile_begin(to, "loss, last 20 steps");
+    dsvi_put_short(to, newest_mean(data, DSVI_LOSS), 4);
+    tile_middle(to);
+    dsvi_put_short(to, dsvi_report_mean(&data->steps, DSVI_LOSS, 0, FIRST_STEPS), 4);
+    fputs(" over the first 10", to);
+    if (held->rows > 0) {
+        fputs("; held out ", to);
+        dsvi_put_short(to, dsvi_report_cell(held, held->rows - 1, DSVI_VALIDATION_LOSS), 4);
+    }
+    tile_end(to);
+}
+
+static void sparse_tiles(FILE *to, const DsvReportData *data)
+{
+    double blocks = data->model_blocks;
+    if (isnan(blocks) && data->block_count > 0)
+        blocks = (double)data->block_count;
+    tile_begin(to, "sparse blocks");
+    dsvi_put_count(to, newest(data, DSVI_SPARSE_BLOCKS));
+    tile_middle(to);
+    if (!isnan(blocks)) {
+        fputs("of ", to);
+        dsvi_put_count(to, blocks);
+    }
+    tile_end(to);
+    tile_begin(to, "density");
+    dsvi_put_fixed(to, newest_mean(data, DSVI_DENSITY), 3);
+    tile_middle(to);
+    fputs("of the keys, last 20 steps", to);
+    tile_end(to);
+    tile_begin(to, "captured mass");
+    dsvi_put_fixed(to, newest(data, DSVI_CAPTURED_MASS), 3);
+    tile_middle(to);
+    fputs("of the exact attention", to);
+    tile_end(to);
+}
+
+DsvStatus dsvi_report_tiles(FILE *to, const DsvReportData *data)
+{
+    double most = NAN;
+    for (int64_t r = 0; r < data->steps.rows; r++)
+        most = fmax(most, dsvi_report_cell(&data->steps, r, DSVI_MEMORY_BYTES));
+    tile_begin(to, "steps");
+    dsvi_put_count(to, newest(data, DSVI_STEP));
+    tile_middle(to);
+    if (data->has_config) {
+        fputs("of ", to);
+        dsvi_put_count(to, (double)data->config.max_train_steps);
+    }
+    tile_end(to);
+    loss_tile(to, data);
+    tile_begin(to, "time per step");
+    dsvi_put_ms(to, newest_mean(data, DSVI_STEP_MS));
+    tile_middle(to);
+    dsvi_put_large(to, newest_mean(data, DSVI_TOKENS_PER_S));
+    fputs(" tokens/s, last 20 steps", to);
+    tile_end(to);
+    sparse_tiles(to, data);
+    tile_begin(to, "peak memory");
+    dsvi_put_bytes(to, most);
+    tile_middle(to);
+    if (data->planned_bytes > 0) {
+        fputs("planned ", to);
+        dsvi_put_bytes(to, data->planned_bytes);
+    }
+    tile_end(to);
+    return DSV_OK;
+}
+
+/* A setting's value as the configuration file has it. */
+static DsvStatus value_text(const DsvOption *option, const DsvConfig *config, char *text, size_t room)
+{
+    FILE *to = fmemopen(text, room, "w");
+    if (!to)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the setting %s", option->info.key);
+    dsvi_config_print_value(to, option, config);
+    fclose(to);
+    text[room - 1] = 0;
+    return DSV_OK;
+}
+
+/* The settings of which `differing` says whether they are the defaults. */
+static DsvStatus settings_table(FILE *to, const DsvReportData *data, bool differing)
+{
+    char value[8 * DSV_TEXT_MAX], initial[8 * DSV_TEXT_MAX];
+    DsvConfig defaults;
+    dsv_config_defaults(&defaults);
+    fprintf(to, "<table><tr><th>setting</th><th>value</th>%s</tr>\n", differing ? "<th>default</th>" : "");
+    for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
+        const DsvOption *option = &dsvi_options()[i];
+        DSVI_TRY(value_text(option, &data->config, value, sizeof value));
+        DSVI_TRY(value_text(option, &defaults, initial, sizeof initial));
+        if ((strcmp(value, initial) != 0) != differing)
+            continue;
+        fputs("<tr><td><code>", to);
+        dsvi_put_text(to, option->info.key);
+        fputs("</code></td><td><code>", to);
+        dsvi_put_text(to, value);
+        if (differing) {
+            fputs("</code></td><td><code>", to);
+            dsvi_put_text(to, initial);
+        }
+        fputs("</code></td></tr>\n", to);
+    }
+    fputs("</table>\n", to);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_report_settings(FILE *to, const DsvReportData *data)
+{
+    if (!data->has_config) {
+        fputs("<p class=\"note\">The settings cannot be read: ", to);
+        dsvi_put_text(to, data->config_problem);
+        fputs(".</p>\n", to);
+        return DSV_OK;
+    }
+    fputs("<p>What differs from the defaults:</p>\n", to);
+    DSVI_TRY(settings_table(to, data, true));
+    fputs("<details><summary>All others, at their defaults</summary>\n", to);
+    DSVI_TRY(settings_table(to, data, false));
+    fputs("</details>\n", to);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_report_footer(FILE *to, const DsvReportData *data)
+{
+    fputs("Written by dsv " DSV_VERSION, to);
+    if (data->version[0]) {
+        fputs("; the run is by dsv ", to);
+        dsvi_put_text(to, data->version);
+    }
+    fputc('.', to);
+    if (data->unfinished[0]) {
+        fputs(" The unfinished last line is left out of: ", to);
+        dsvi_put_text(to, data->unfinished);
+        fputc('.', to);
+    }
+    return DSV_OK;
+}

@@ -1,0 +1,185 @@
+/* The page's sections on sparse attention: density and captured mass over time, by block, by head, and the
+ * decisions that were taken. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "report/report_curve.h"
+#include "report/report_heat.h"
+#include "report/report_page.h"
+#include "report/report_plot.h"
+#include "report/report_text.h"
+
+enum {
+    MAP_COLUMNS = 160, MAP_CELLS = 24000, /* at most, of a map over time */
+    HEAD_FRAMES = 60, HEAD_CELLS = 48000, /* of the maps with a slider, all their times together */
+    HEAD_CELLS_AT_ONCE = 4096
+};
+
+static const char NO_MEASUREMENTS[] =
+    "No measurements: sparse attention is off, or no step has measured yet.";
+
+DsvStatus dsvi_report_sparsity(FILE *to, const DsvReportData *data)
+{
+    const DsvReportTable *steps = &data->steps;
+    DsvCurve density, captured;
+    if (steps->rows == 0) {
+        dsvi_report_note(to, "No step is done yet.");
+        return DSV_OK;
+    }
+    DsvPlot plot = {
+        .x_name = "step", .width = DSVI_PLOT_WIDE, .height = 220, .y0 = 0, .y1 = 1.03,
+        .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
+        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
+    };
+    dsvi_curve_pieces(steps, DSVI_DENSITY, DSVI_CURVE_PIECES, &density);
+    dsvi_curve_pieces(steps, DSVI_CAPTURED_MASS, DSVI_CURVE_PIECES, &captured);
+    fputs("<div class=\"key\">", to);
+    dsvi_plot_key(to, 0, "density, mean over blocks");
+    dsvi_plot_key(to, 2, "captured mass, mean over sparse blocks");
+    fputs("</div>\n", to);
+    dsvi_plot_begin(to, &plot);
+    if (data->has_config && data->config.sparse_enabled)
+        dsvi_plot_rule(to, &plot, data->config.sparse_min_mass, "captured mass wanted of a sparse block");
+    dsvi_plot_curve(to, &plot, &density, &(DsvPlotStyle){.name = "density", .color = 0});
+    dsvi_plot_curve(to, &plot, &captured, &(DsvPlotStyle){.name = "captured mass", .color = 2});
+    dsvi_plot_end(to, &plot);
+    return DSV_OK;
+}
+
+/* What a block's queries attend to: all keys on the dense side, whatever its lists would hold. */
+static double block_value(const DsvReportData *data, int64_t row, DsvReportBlock column)
+{
+    if (row < 0)
+        return NAN;
+    if (column == DSVI_BLOCK_DENSITY && dsvi_report_cell(&data->blocks, row, DSVI_BLOCK_SPARSE) == 0)
+        return 1;
+    return dsvi_report_cell(&data->blocks, row, column);
+}
+
+/* Frame i of n that are spread over all, the newest among them. */
+static int64_t spread(const DsvReportData *data, int64_t i, int64_t n)
+{
+    return n > 1 ? (data->frames - 1) * i / (n - 1) : data->frames - 1;
+}
+
+static DsvStatus block_map(FILE *to, const DsvReportData *data, const char *title, DsvReportBlock column)
+{
+    double label[MAP_COLUMNS];
+    int64_t most = MAP_CELLS / data->block_count, columns = data->frames;
+    columns = columns < MAP_COLUMNS ? columns : MAP_COLUMNS;
+    columns = columns < most ? columns : most;
+    float *value = malloc((size_t)(columns * data->block_count) * sizeof *value);
+    if (!value)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a map of %lld blocks", (long long)data->block_count);
+    for (int64_t c = 0; c < columns; c++) {
+        int64_t f = spread(data, c, columns);
+        label[c] = dsvi_report_cell(&data->blocks, data->frame[f], DSVI_BLOCK_STEP);
+        for (int64_t b = 0; b < data->block_count; b++)
+            value[b * columns + c] = (float)block_value(data, dsvi_report_block_row(data, f, b), column);
+    }
+    DsvHeat heat = {
+        .row_name = "block", .column_name = "step", .width = DSVI_PLOT_WIDE, .rows = data->block_count,
+        .columns = columns, .frames = 1, .value = value, .label = label,
+    };
+    dsvi_heat_span(&heat);
+    fprintf(to, "<h3>%s</h3>\n", title);
+    dsvi_heat_put(to, &heat);
+    free(value);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_report_blocks(FILE *to, const DsvReportData *data)
+{
+    if (data->frames == 0) {
+        dsvi_report_note(to, NO_MEASUREMENTS);
+        return DSV_OK;
+    }
+    fputs("<p>One column for each measurement, or for as many as fit.</p>\n", to);
+    DSVI_TRY(block_map(to, data, "Density: keys attended to", DSVI_BLOCK_DENSITY));
+    DSVI_TRY(block_map(to, data, "Captured mass: what the lists hold, or would hold", DSVI_BLOCK_CAPTURED));
+    return block_map(to, data, "Sparsity: share of the keys that holds 90 % of a query's attention",
+                     DSVI_BLOCK_SHARE90);
+}
+
+/* Block by head at `frames` times. `first` is the column of head 0. */
+static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title, int64_t first,
+                          int64_t frames)
+{
+    int64_t rows = data->block_count, heads = data->heads;
+    float *value = malloc((size_t)(frames * rows * heads) * sizeof *value);
+    if (!value)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a map of %lld heads", (long long)(rows * heads));
+    for (int64_t i = 0; i < frames * rows * heads; i++) {
+        int64_t f = spread(data, i / (rows * heads), frames);
+        int64_t row = dsvi_report_block_row(data, f, i / heads % rows);
+        value[i] = row < 0 ? NAN : (float)dsvi_report_cell(&data->blocks, row, first + i % heads);
+    }
+    DsvHeat heat = {
+        .row_name = "block", .column_name = "head", .width = DSVI_PLOT_HALF, .rows = rows, .columns = heads,
+        .frames = frames, .value = value,
+    };
+    dsvi_heat_span(&heat);
+    fprintf(to, "<div><h3>%s</h3>\n", title);
+    dsvi_heat_put(to, &heat);
+    fputs("</div>\n", to);
+    free(value);
+    return DSV_OK;
+}
+
+static void head_slider(FILE *to, const DsvReportData *data, int64_t frames)
+{
+    fputs("<div class=\"slider\" data-steps=\"", to);
+    for (int64_t i = 0; i < frames; i++)
+        fprintf(to, "%s%.0f", i ? " " : "",
+                dsvi_report_cell(&data->blocks, data->frame[spread(data, i, frames)], DSVI_BLOCK_STEP));
+    fprintf(to, "\"><label for=\"when\">step</label><input id=\"when\" type=\"range\" min=\"0\" max=\"%lld\" "
+            "value=\"%lld\"><output>%.0f</output></div>\n", (long long)frames - 1, (long long)frames - 1,
+            dsvi_report_cell(&data->blocks, data->frame[data->frames - 1], DSVI_BLOCK_STEP));
+}
+
+DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
+{
+    int64_t cells = data->block_count * data->heads, frames = data->frames;
+    if (data->frames == 0 || cells == 0) {
+        dsvi_report_note(to, NO_MEASUREMENTS);
+        return DSV_OK;
+    }
+    if (cells > HEAD_CELLS_AT_ONCE) {
+        dsvi_report_note(to, "There are more heads than a page can show.");
+        return DSV_OK;
+    }
+    frames = frames < HEAD_FRAMES ? frames : HEAD_FRAMES;
+    frames = frames < HEAD_CELLS / cells ? frames : HEAD_CELLS / cells;
+    head_slider(to, data, frames);
+    fputs("<div class=\"pair\">\n", to);
+    DSVI_TRY(head_map(to, data, "Captured mass", DSVI_BLOCK_HEADS, frames));
+    DSVI_TRY(head_map(to, data, "Share of the keys that holds 90 % of the attention",
+                      DSVI_BLOCK_HEADS + data->heads, frames));
+    fputs("</div>\n", to);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
+{
+    int64_t shown = data->decisions < DSVI_DECISIONS_MOST ? data->decisions : DSVI_DECISIONS_MOST;
+    if (shown == 0) {
+        dsvi_report_note(to, "No block has changed sides.");
+        return DSV_OK;
+    }
+    fputs("<p>Which blocks turned sparse or dense, and why, newest first", to);
+    if (shown < data->decisions) {
+        fprintf(to, ": the newest %lld of ", (long long)shown);
+        dsvi_put_count(to, (double)data->decisions);
+    }
+    fputs(".</p>\n<div class=\"scroll\"><table><tr><th>step</th><th>decision</th></tr>\n", to);
+    for (int64_t i = 0; i < shown; i++) {
+        int64_t at = (data->decisions - 1 - i) % DSVI_DECISIONS_MOST;
+        fputs("<tr><td class=\"n\">", to);
+        dsvi_put_count(to, data->decision[at].step);
+        fputs("</td><td>", to);
+        dsvi_put_text(to, data->decision[at].reason);
+        fputs("</td></tr>\n", to);
+    }
+    fputs("</table></div>\n", to);
+    return DSV_OK;
+}
