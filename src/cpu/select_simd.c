@@ -20,12 +20,20 @@ enum {
     WORD = 64           /* runs whose choice is kept in one word */
 };
 
+/* The candidates of all runs, or of those that the histogram counts, in lanes. */
+typedef struct Columns {
+    bool counted;        /* the latter */
+    int64_t runs, count; /* count: of candidates */
+    int64_t width;       /* `count` rounded up to whole vectors */
+    float *transposed;   /* (pairs, features, width) candidates */
+} Columns;
+
 typedef struct Select {
     const DsvSelectArgs *args;
-    int64_t pairs, groups, proxies, candidates, runs;
-    int64_t width;          /* candidates rounded up to whole vectors */
+    int64_t pairs, groups, proxies, runs;
     int64_t words;          /* of a group's bits */
-    float *transposed;      /* (pairs, features, width) candidates */
+    Columns all, counted;
+    const Columns *filled;  /* those being transposed */
     double *slice_count;    /* (pairs, SLICES, BINS) */
     double *slice_mass;     /* (pairs, SLICES, BINS) */
     uint64_t *chosen;       /* (pairs * groups, words) */
@@ -38,7 +46,7 @@ typedef struct Select {
 typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
-    float *estimate; /* (width) of candidates, then of runs */
+    float *estimate; /* (all.width) of candidates, then of runs */
     uint64_t *draws; /* (words) what exploration draws */
 } Scratch;
 
@@ -48,7 +56,7 @@ static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
     size_t used = 0;
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
-    scratch->estimate = dsvi_take_floats(base, &used, s->width);
+    scratch->estimate = dsvi_take_floats(base, &used, s->all.width);
     scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * s->words);
     return used;
 }
@@ -60,26 +68,45 @@ static size_t take(size_t *used, size_t bytes)
     return at;
 }
 
+static Columns columns_of(const DsvSelectArgs *args, bool counted)
+{
+    int64_t per_run = args->grain / args->candidate_keys, candidates = dsvi_select_candidates(args);
+    int64_t runs = counted ? dsvi_select_counted_runs(args) : dsvi_select_runs(args);
+    int64_t left = candidates - (counted ? dsvi_select_counted(args, runs - 1) : runs - 1) * per_run;
+    Columns columns = {.counted = counted, .runs = runs,
+                       .count = (runs - 1) * per_run + (left < per_run ? left : per_run)};
+    columns.width = dsvi_round_up(columns.count, DSVI_LANES);
+    return columns;
+}
+
+static size_t columns_bytes(const Select *s, const Columns *columns)
+{
+    return (size_t)(s->pairs * s->args->features * columns->width) * sizeof(float);
+}
+
 /* Lays the workspace out (base NULL: only counts) and gives its bytes. */
 static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
 {
     size_t used = 0;
     Scratch scratch;
     *s = (Select){.args = args, .pairs = args->batch * args->heads, .groups = dsvi_select_groups(args),
-                  .proxies = dsvi_select_proxies(args), .candidates = dsvi_select_candidates(args),
-                  .runs = dsvi_select_runs(args)};
-    s->width = dsvi_round_up(s->candidates, DSVI_LANES);
+                  .proxies = dsvi_select_proxies(args), .runs = dsvi_select_runs(args)};
+    s->all = columns_of(args, false);
+    s->counted = columns_of(args, true);
     s->words = (s->runs + WORD - 1) / WORD;
     size_t bins = (size_t)s->pairs * SLICES * DSV_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
     s->worker_floats = lay_scratch(s, NULL, &scratch);
-    size_t transposed = take(&used, (size_t)(s->pairs * args->features * s->width) * sizeof(float));
+    size_t all = take(&used, columns_bytes(s, &s->all)), counted = all;
+    if (args->bin_skip > 0)
+        counted = take(&used, columns_bytes(s, &s->counted));
     size_t workers = take(&used, s->worker_floats * (size_t)dsvi_threads_count() * sizeof(float));
     size_t mass = take(&used, lists * sizeof(double));
     size_t chosen = take(&used, lists * (size_t)s->words * sizeof(uint64_t));
     size_t histograms = take(&used, 2 * bins);
     if (base) {
-        s->transposed = (float *)(base + transposed);
+        s->all.transposed = (float *)(base + all);
+        s->counted.transposed = (float *)(base + counted);
         s->workers = (float *)(base + workers);
         s->mass = (double *)(base + mass);
         s->chosen = (uint64_t *)(base + chosen);
@@ -106,17 +133,28 @@ static Scratch scratch_of(const Select *s, int worker)
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    int64_t features = s->args->features, blocks = (s->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    const Columns *columns = s->filled;
+    int64_t features = s->args->features, blocks = (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    int64_t per_run = s->args->grain / s->args->candidate_keys;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / blocks, first = n % blocks * BLOCK_COLUMNS;
-        int64_t last = first + BLOCK_COLUMNS < s->width ? first + BLOCK_COLUMNS : s->width;
-        const float *in = s->args->candidates + pair * s->candidates * features;
-        float *out = s->transposed + pair * features * s->width;
-        for (int64_t r = 0; r < features; r++)
-            for (int64_t c = first; c < last; c++)
-                out[r * s->width + c] = c < s->candidates ? in[c * features + r] : 0;
+        int64_t last = first + BLOCK_COLUMNS < columns->width ? first + BLOCK_COLUMNS : columns->width;
+        const float *in = s->args->candidates + pair * dsvi_select_candidates(s->args) * features;
+        float *out = columns->transposed + pair * features * columns->width;
+        for (int64_t c = first; c < last; c++) {
+            int64_t run = columns->counted ? dsvi_select_counted(s->args, c / per_run) : c / per_run;
+            int64_t from = run * per_run + c % per_run;
+            for (int64_t r = 0; r < features; r++)
+                out[r * columns->width + c] = c < columns->count ? in[from * features + r] : 0;
+        }
     }
+}
+
+static void transpose(Select *s, const Columns *columns)
+{
+    s->filled = columns;
+    dsvi_parallel_for(s->pairs * ((columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS), 1, transpose_range, s);
 }
 
 /* Copies proxies [first, first + count) of the pair, zeros up to whole DSVI_TILE_ROWS. */
@@ -130,15 +168,16 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
 
 /* scores[p, c] of `count` loaded proxies and columns [first, first + columns); beyond the last candidate they
  * are -inf. Gives the columns, whole vectors. */
-static int64_t score(const Select *s, const Scratch *scratch, int64_t pair, int64_t count, int64_t first)
+static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t count,
+                     int64_t first)
 {
-    int64_t columns = s->width - first < BLOCK_COLUMNS ? s->width - first : (int64_t)BLOCK_COLUMNS;
+    int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
         .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
-        .b = s->transposed + pair * s->args->features * s->width + first, .ldb = s->width,
+        .b = of->transposed + pair * s->args->features * of->width + first, .ldb = of->width,
         .c = scratch->scores, .ldc = BLOCK_COLUMNS, .factor = (float)s->args->scale});
-    for (int64_t c = s->candidates - first; c < columns; c++)
+    for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)
             scratch->scores[p * BLOCK_COLUMNS + c] = -INFINITY;
     return columns;
@@ -155,15 +194,15 @@ static void add_scores(LaneSums *lanes, const float *scores, int64_t columns)
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
         now = dsvi_vec_max(now, dsvi_vec_load(scores + c));
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
-        sum += dsvi_vec_exp(dsvi_vec_load(scores + c) - now);
-    lanes->sum = lanes->sum * dsvi_vec_exp(before - now) + sum;
+        sum += dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - now);
+    lanes->sum = lanes->sum * dsvi_vec_exp_weight(before - now) + sum;
     lanes->largest = now;
 }
 
 static float log_sum(const LaneSums *lanes)
 {
     float largest = dsvi_vec_largest(lanes->largest);
-    float sum = dsvi_vec_sum(lanes->sum * dsvi_vec_exp(lanes->largest - dsvi_vec_all(largest)));
+    float sum = dsvi_vec_sum(lanes->sum * dsvi_vec_exp_weight(lanes->largest - dsvi_vec_all(largest)));
     return (float)(largest + log(sum));
 }
 
@@ -179,8 +218,8 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
         for (int64_t p = 0; p < count; p++)
             lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
         load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < s->width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, scratch, pair, count, from);
+        for (int64_t from = 0; from < s->all.width; from += BLOCK_COLUMNS) {
+            int64_t columns = score(s, &s->all, scratch, pair, count, from);
             for (int64_t p = 0; p < count; p++)
                 add_scores(&lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
         }
@@ -193,25 +232,25 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
 static void add_estimates(float *estimate, const float *scores, int64_t columns, float lse, float weight)
 {
     for (int64_t c = 0; c < columns; c += DSVI_LANES) {
-        DsvVec a = dsvi_vec_exp(dsvi_vec_load(scores + c) - dsvi_vec_all(lse));
+        DsvVec a = dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - dsvi_vec_all(lse));
         dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a * weight);
     }
 }
 
-/* e_gr of the runs of group g, in scratch->estimate. */
-static void group_estimates(const Select *s, const Scratch *scratch, int64_t pair, int64_t g)
+/* e_gr of group g and the runs of these columns, in scratch->estimate. */
+static void group_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t g)
 {
     const DsvSelectArgs *args = s->args;
     int64_t per_group = args->group / args->chunk, per_run = args->grain / args->candidate_keys;
     int64_t end = (g + 1) * per_group < s->proxies ? (g + 1) * per_group : s->proxies;
     int64_t left = args->queries - g * args->group, queries = left < args->group ? left : args->group;
     float *estimate = scratch->estimate;
-    memset(estimate, 0, (size_t)s->width * sizeof *estimate);
+    memset(estimate, 0, (size_t)of->width * sizeof *estimate);
     for (int64_t first = g * per_group; first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < s->width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, scratch, pair, count, from);
+        for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
+            int64_t columns = score(s, of, scratch, pair, count, from);
             for (int64_t p = first; p < first + count; p++) {
                 left = args->queries - p * args->chunk;
                 int64_t of_proxy = left < args->chunk ? left : args->chunk;
@@ -220,9 +259,9 @@ static void group_estimates(const Select *s, const Scratch *scratch, int64_t pai
             }
         }
     }
-    for (int64_t r = 0; per_run > 1 && r < s->runs; r++) {
+    for (int64_t r = 0; per_run > 1 && r < of->runs; r++) {
         float sum = 0;
-        for (int64_t c = r * per_run; c < (r + 1) * per_run && c < s->candidates; c++)
+        for (int64_t c = r * per_run; c < (r + 1) * per_run && c < of->count; c++)
             sum += estimate[c];
         estimate[r] = sum;
     }
@@ -259,8 +298,8 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
         memset(mass, 0, DSV_SELECT_BINS * sizeof *mass);
         for (int64_t g = slice * s->groups / SLICES; g < (slice + 1) * s->groups / SLICES; g++) {
             group_lse(s, &scratch, pair, g);
-            group_estimates(s, &scratch, pair, g);
-            add_to_bins(scratch.estimate, s->runs, count, mass);
+            group_estimates(s, &s->counted, &scratch, pair, g);
+            add_to_bins(scratch.estimate, s->counted.runs, count, mass);
         }
     }
 }
@@ -291,7 +330,7 @@ static DsvStatus prepare(const DsvSelectArgs *args, Select *s)
     if (args->workspace_bytes < wanted)
         return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          wanted);
-    dsvi_parallel_for(s->pairs * ((s->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS), 1, transpose_range, s);
+    transpose(s, &s->all);
     return DSV_OK;
 }
 
@@ -301,6 +340,8 @@ static DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
     (void)stream;
     DSVI_TRY(dsvi_select_check(args, false));
     DSVI_TRY(prepare(args, &s));
+    if (args->bin_skip > 0)
+        transpose(&s, &s.counted);
     dsvi_parallel_for(s.pairs * SLICES, 1, histogram_range, &s);
     dsvi_parallel_for(args->heads, 1, reduce_range, &s);
     return DSV_OK;
@@ -415,7 +456,7 @@ static void choose_range(void *context, int64_t begin, int64_t end, int worker)
         int64_t pair = n / s->groups, count = 0;
         uint64_t *chosen = s->chosen + n * s->words;
         double mass = 0;
-        group_estimates(s, &scratch, pair, n % s->groups);
+        group_estimates(s, &s->all, &scratch, pair, n % s->groups);
         mark_winners(s, pair % s->args->heads, scratch.estimate, chosen);
         explore(s, n, scratch.draws, chosen);
         for (int64_t w = 0; w < s->words; w++) {

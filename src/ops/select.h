@@ -14,7 +14,7 @@
  *
  *     select_covariance   running second moments of q or k, for the projection
  *     select_features     means of rows, projected: proxies and candidates
- *     select_histogram    lse of every proxy, and how count and mass spread over log2 e_gc
+ *     select_histogram    lse of every proxy, and how count and mass of runs spread over log2 e_gr
  *     select_lists        the lists, by threshold or by count, plus exploration
  * Scores are never written to memory as a whole. */
 #ifndef DSVI_SELECT_H
@@ -77,7 +77,8 @@ typedef struct DsvSelectArgs {
     float *lse;                 /* (B, N, ceil(Sq / chunk)): written by histogram, read by lists */
 
     /* select_histogram only */
-    double *bin_count;          /* (N, BINS) overwritten: runs in each bin, batch and groups summed */
+    int64_t bin_skip;           /* runs left out of the histogram for each one that is counted: see below */
+    double *bin_count;          /* (N, BINS) overwritten: counted runs in each bin, batch and groups summed */
     double *bin_mass;           /* (N, BINS) overwritten: their e_gr, summed */
 
     /* select_lists only. A run is a winner when its e_gr >= threshold[h], or, where topk is given, when it
@@ -102,6 +103,22 @@ typedef size_t dsvi_select_workspace_fn(const DsvSelectArgs *args);
 /* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
  * usable, and the caller (after a sync) must not attend over them. The offsets are those that would have
  * been. */
+
+/* The histogram counts one run of each 1 + bin_skip, the last few included: run dsvi_select_counted(args, i),
+ * 0 <= i < dsvi_select_counted_runs(args). Which one of them is scattered (Knuth's multiplicative hash), so that
+ * no rhythm of the tokens, rows of a picture above all, can fall in with the choice. */
+static inline int64_t dsvi_select_counted_runs(const DsvSelectArgs *args)
+{
+    int64_t runs = (args->keys + args->grain - 1) / args->grain;
+    return (runs + args->bin_skip) / (1 + args->bin_skip);
+}
+
+static inline int64_t dsvi_select_counted(const DsvSelectArgs *args, int64_t i)
+{
+    int64_t runs = (args->keys + args->grain - 1) / args->grain, stride = 1 + args->bin_skip;
+    int64_t run = i * stride + ((uint32_t)i * 0x9E3779B1u >> 16) % stride;
+    return run < runs ? run : runs - 1;
+}
 
 /* How exploration draws, the same on every backend. List n of lists.h owns `units` things to be drawn: its
  * runs (RANDOM, NEIGHBOURS) or the blocks of 64 keys (BLOCKS; a run belongs to the block of its first key).

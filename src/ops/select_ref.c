@@ -17,6 +17,8 @@ DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists)
         return DSVI_FAIL(DSV_E_SHAPE, "select: %lld queries, %lld keys, %lld features; wanted at least one "
                          "of each and at most %d features", (long long)args->queries, (long long)args->keys,
                          (long long)args->features, DSV_HEAD_DIM_MAX);
+    if (args->bin_skip < 0)
+        return DSVI_FAIL(DSV_E_USAGE, "select: bin_skip is %lld, wanted 0 or more", (long long)args->bin_skip);
     if (!lists)
         return DSV_OK;
     if (!args->threshold == !args->topk)
@@ -96,7 +98,8 @@ DsvStatus dsvi_select_histogram_ref(DsvStream *stream, const DsvSelectArgs *args
             args->lse[pair * dsvi_select_proxies(args) + p] = (float)log_sum_exp(args, pair, p);
         for (int64_t g = 0; g < dsvi_select_groups(args); g++) {
             group_estimates(args, pair, g, estimate);
-            for (int64_t r = 0; r < dsvi_select_runs(args); r++) {
+            for (int64_t i = 0; i < dsvi_select_counted_runs(args); i++) {
+                int64_t r = dsvi_select_counted(args, i);
                 count[bin_of(estimate[r])] += 1;
                 mass[bin_of(estimate[r])] += estimate[r];
             }

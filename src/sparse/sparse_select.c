@@ -12,6 +12,18 @@
 #include "sparse/sparse_internal.h"
 #include "sparse/threshold.h"
 
+enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
+
+/* The histogram need not see every run of every group to steer a threshold common to all heads. A count per
+ * head needs none. */
+static int64_t bin_skip(const DsvSparse *s)
+{
+    int64_t runs = dsvi_lists_full(&s->block[0].lists);
+    return strcmp(s->settings.sparse_rule, "topk") == 0 ? runs
+           : runs > COUNTED_RUNS                         ? runs / COUNTED_RUNS - 1
+                                                         : 0;
+}
+
 static DsvSelectArgs select_args(const DsvSparse *s)
 {
     const DsvFeatures *f = &s->selector->features;
@@ -19,7 +31,7 @@ static DsvSelectArgs select_args(const DsvSparse *s)
         .batch = s->shape.batch, .heads = s->shape.heads, .queries = s->shape.tokens, .keys = s->shape.tokens,
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale,
-        .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse,
+        .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
         .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };

@@ -209,7 +209,7 @@ static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, 
             assert_error_below(fabs(mass - truth_mass), 0.05 * slack_mass + 1e-3 * truth_mass + 1e-9,
                                "mass at bin %d", (int)bin);
         }
-        assert_true(count == truth_count); /* every run is in some bin */
+        assert_true(count == truth_count); /* every counted run is in some bin */
     }
 }
 
@@ -337,6 +337,7 @@ static void check_select(const DsvBackend *backend, const SelectShape *shape)
         compare_with_truth(backend, shape, &args, capacity);
     }
     args.explore = DSV_EXPLORE_NONE;
+    args.bin_skip = 2;
     compare_with_truth(backend, shape, &args, runs / 2);
     free(proxies);
     free(candidates);
