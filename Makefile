@@ -2,9 +2,11 @@
 PRESET ?= cpu
 PREFIX ?= /usr/local
 CLIPS  ?=
+RUN    ?= runs/study
+PYTHON ?= python3
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test bench docs install format clean help
+.PHONY: build deps demo test bench study docs install format clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -25,6 +27,10 @@ bench: build
 	@$(BUILD)/dsv bench attention
 	@$(BUILD)/dsv bench step --config configs/demo.yaml
 
+study: build
+	@cmake --build $(BUILD) --target dsv_study
+	@$(PYTHON) bench/study/choices.py --build $(BUILD) --clips "$(CLIPS)" --run "$(RUN)" $(STUDY)
+
 docs: build
 	@$(BUILD)/dsv help options --markdown >docs/configuration.md
 
@@ -43,6 +49,7 @@ help:
 	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
 	@echo 'make test              runs every test'
 	@echo 'make bench             measures attention and a training step'
+	@echo 'make study CLIPS=DIR   measures the choices of sparse attention (bench/study/README.md)'
 	@echo 'make docs              writes docs/configuration.md from the option table'
 	@echo 'make install [PREFIX=/usr/local]'
 	@echo 'make deps              installs the Debian packages that are missing'

@@ -79,12 +79,20 @@ static void add_with_rules(Study *s, StudyCase one)
     add(s, one);
 }
 
-/* Each query for itself: what no group can beat at the same count. */
+/* Each query for itself: what no group can beat at the same count. And what mere nearness holds. */
 static void add_bounds(Study *s)
 {
+    static const char *const windows[] = {"nearest", "column"};
     StudyCase query = usual("bound", "mean");
     query.group = 1;
     add_with_rules(s, query);
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        StudyCase window = usual("bound", windows[i]);
+        window.order = "raster";
+        window.group = 1;
+        window.rule = STUDY_TOPK;
+        add(s, window);
+    }
 }
 
 static void add_orders(Study *s)

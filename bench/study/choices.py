@@ -77,14 +77,15 @@ def study(args, model, out, parts=None, stored=(), settings=()):
 
 def measure(args):
     steps = {name: checkpoints(args.run / name) for name in args.selectors}
-    last = max(steps["projection"])
-    early = [step for step in steps["projection"] if step in (last // 2, last // 4) or step == last]
+    common = [step for step in steps["projection"] if all(step in found for found in steps.values())]
+    last = max(common)
+    early = [step for step in common if step in (last // 4, last // 2, last)]
     study(args, steps["projection"][last], args.run / "choices",
           stored=[steps["projection"][step] for step in early] +
                  [steps[name][last] for name in args.selectors[1:]])
-    for step, folder in steps["projection"].items():
-        stored = [steps[name][step] for name in args.selectors[1:2] if step in steps[name]]
-        study(args, folder, args.run / f"step-{step}", parts="selector", stored=stored)
+    for step in common:
+        study(args, steps["projection"][step], args.run / f"step-{step}", parts="selector",
+              stored=[steps[name][step] for name in args.selectors[1:2]])
     for i, length in enumerate(args.length):
         study(args, steps["projection"][last], args.run / f"length-{i}", parts="bound,selector",
               settings=length.split(","))
@@ -289,7 +290,8 @@ def plot_choices(choices, path):
     left.set(xlabel="queries in a group", ylabel="captured mass at 10 % density",
              title="Order and group (dotted: tenth percentile)")
     left.legend()
-    bars = [("each query for itself", pick(choices, part="bound", rule="topk")),
+    bars = [("each query for itself", pick(choices, part="bound", selector="mean", rule="topk")),
+            ("each query's nearest keys", pick(choices, part="bound", selector="nearest")),
             ("true group mean", pick(choices, part="selector", selector="mean", rule="threshold"))]
 
     def bar(name, selector="projection", **differs):
@@ -300,9 +302,10 @@ def plot_choices(choices, path):
     for form in ("bf16", "fp8"):
         bar(f"projection, {form}", format=form)
     bar("projection of another clip and level", source="first")
-    for source in sorted({dict(zip(KEY, key))["source"] for key in choices} - {"own", "first"}):
+    sources = {key[KEY.index("source")] for key in choices} - {"own", "first"}
+    for source in sorted(sources, key=lambda s: (len(s), s)):
         learnt = "predictor" in short(source)
-        bar(("" if learnt else "projection of ") + short(source), "predictor" if learnt else "projection",
+        bar(short(source).replace("/checkpoint-", ", of step "), "predictor" if learnt else "projection",
             source=source)
     bars.append(("pooled 64 x 64, cubes", pick(choices, part="selector", selector="pooled", order="cube",
                                                rule="threshold")))

@@ -10,6 +10,7 @@
 #include "sparse/order.h"
 #include "sparse/threshold.h"
 #include "study_estimator.h"
+#include "study_window.h"
 
 #define SHARE_OF_MASS 0.9
 
@@ -348,6 +349,25 @@ static DsvStatus measure(StudyMeter *m, const StudyCase *of, const DsvFeatures *
     return DSV_OK;
 }
 
+static bool is_window(const StudyCase *of)
+{
+    return strcmp(of->selector, "nearest") == 0 || strcmp(of->selector, "column") == 0;
+}
+
+static DsvStatus measure_windows(StudyMeter *m, const StudyCase *of,
+                                 DsvStatus (*take)(void *, const StudyResult *), void *context)
+{
+    for (const double *target = of->targets; *target > 0; target++) {
+        DsvLists lists;
+        DSVI_TRY(study_window_lists(m->backend->device, &m->shape, strcmp(of->selector, "nearest") == 0,
+                                    *target, m->sample_of, m->samples, &m->offsets, &m->runs, &lists));
+        DSVI_TRY(profile(m, &lists, &m->captured));
+        StudyResult result = result_of(m, of, *target);
+        DSVI_TRY(take(context, &result));
+    }
+    return DSV_OK;
+}
+
 DsvStatus study_meter_case(StudyMeter *m, StudyCase *of, DsvStatus (*take)(void *, const StudyResult *),
                            void *context)
 {
@@ -355,6 +375,8 @@ DsvStatus study_meter_case(StudyMeter *m, StudyCase *of, DsvStatus (*take)(void 
     const DsvFeatures *features;
     bool learnt;
     DSVI_TRY(bring_order(m, of->order));
+    if (is_window(of))
+        return measure_windows(m, of, take, context);
     args.q = m->tensor[QUERIES].memory;
     args.k = m->tensor[KEYS].memory;
     args.hidden = m->tensor[HIDDEN].memory;

@@ -28,7 +28,9 @@ typedef enum StudyRule {
 /* One way to make lists, and the targets it is tried at. */
 typedef struct StudyCase {
     const char *part;      /* of the study it belongs to */
-    const char *selector;  /* as sparse.selector; or "mean": the true mean attention of the group */
+    /* As sparse.selector; or "mean": the true mean attention of the group; "nearest", "column": no selector
+     * but each query's nearest keys, through time or in the image plane alone (order is then "raster"). */
+    const char *selector;
     const char *order;     /* as sparse.order */
     int64_t group, chunk, grain, rank;
     StudySource source;
