@@ -22,7 +22,8 @@ typedef enum DsvRngPurpose {
     DSV_RNG_EXPLORE,  /* exploration keys of sparse lists */
     DSV_RNG_PROFILE,  /* which queries are profiled */
     DSV_RNG_TEST,
-    DSV_RNG_SAMPLE    /* the noise that sampling starts from */
+    DSV_RNG_SAMPLE,   /* the noise that sampling starts from */
+    DSV_RNG_HELD_OUT  /* diffusion noise of held-out windows */
 } DsvRngPurpose;
 
 typedef struct DsvRng {

@@ -134,14 +134,25 @@ static DsvStatus scan_list(Scan *scan, const char *path)
     return dsvi_list_read(path, add_listed, scan);
 }
 
+/* Of the newest item. */
+static DsvStatus set_source(Scan *scan, const char *source)
+{
+    DsvDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
+    item->source = strdup(source);
+    return item->source ? DSV_OK : no_memory();
+}
+
 static DsvStatus scan_latents(Scan *scan, const char *path)
 {
     DsvStatus status = DSV_OK;
     DsvLatentCache *cache;
     DSVI_TRY(dsvi_latent_cache_open(path, scan->settings, &cache));
     scan->dataset->latents = true;
-    for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++)
+    for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
         status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_text(cache, i));
+        if (status == DSV_OK)
+            status = set_source(scan, dsvi_latent_cache_source(cache, i));
+    }
     dsvi_latent_cache_close(&cache);
     return status;
 }
@@ -190,6 +201,7 @@ static void free_item(DsvDatasetItem *item)
 {
     free(item->path);
     free(item->text);
+    free(item->source);
 }
 
 /* Looks into every item and moves those that cannot be used to left_out. */

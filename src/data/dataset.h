@@ -19,6 +19,7 @@ extern "C" {
 typedef struct DsvDatasetItem {
     char *path;
     char *text;       /* caption, or NULL */
+    char *source;     /* the clip that a cached window was cut from; NULL: path is the clip */
     DsvClipInfo info; /* clips only */
 } DsvDatasetItem;
 
@@ -47,6 +48,11 @@ DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *set
 /* What sample `index` would be if the draw had fallen on `item`: where a sample goes whose item is broken. */
 DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
                                     int64_t item);
+
+/* The k-th of `count` samples, 0 <= k < count, that are spread evenly over the clips and, within each, over
+ * its length, cropped in the middle: what a loss is measured on. They depend on no seed. */
+DsvSampleRef dsvi_dataset_spread(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
+                                 int64_t count);
 
 #ifdef __cplusplus
 }

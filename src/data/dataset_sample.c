@@ -4,6 +4,8 @@
  * Philox as its round function. */
 #include "data/dataset.h"
 
+#include <string.h>
+
 #include "base/rng.h"
 
 /* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. */
@@ -42,6 +44,22 @@ static uint64_t permuted(uint64_t seed, uint64_t epoch, uint64_t at, uint64_t n)
     return at;
 }
 
+/* The window at `start` frames into the clip. */
+static DsvClipWindow window_at(const DsvConfig *settings, uint64_t start)
+{
+    return (DsvClipWindow){
+        .start = (double)start / settings->fps, .fps = settings->fps, .frames = settings->num_frames,
+        .height = settings->height, .width = settings->width, .crop_x = 0.5, .crop_y = 0.5,
+    };
+}
+
+/* Last place where a window can begin, in frames. */
+static int64_t slack_of(const DsvDatasetItem *clip, const DsvConfig *settings)
+{
+    int64_t slack = dsvi_clip_grid(&clip->info, settings->fps) - settings->num_frames;
+    return slack > 0 ? slack : 0;
+}
+
 DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
                                     int64_t item)
 {
@@ -49,18 +67,13 @@ DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *
     if (dataset->latents)
         return ref;
     DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_DATA, STREAM_WINDOW};
-    int64_t slack = dsvi_clip_grid(&dataset->items[item].info, settings->fps) - settings->num_frames;
-    uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, (uint64_t)slack + 1) : 0;
-    bool anywhere = settings->data_random_crop;
-    ref.window = (DsvClipWindow){
-        .start = (double)start / settings->fps,
-        .fps = settings->fps,
-        .frames = settings->num_frames,
-        .height = settings->height,
-        .width = settings->width,
-        .crop_x = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_X) : 0.5,
-        .crop_y = anywhere ? dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_Y) : 0.5,
-    };
+    uint64_t slack = (uint64_t)slack_of(&dataset->items[item], settings);
+    uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, slack + 1) : 0;
+    ref.window = window_at(settings, start);
+    if (settings->data_random_crop) {
+        ref.window.crop_x = dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_X);
+        ref.window.crop_y = dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_Y);
+    }
     return ref;
 }
 
@@ -69,4 +82,33 @@ DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *set
     uint64_t n = (uint64_t)dataset->count;
     uint64_t item = permuted((uint64_t)settings->seed, index / n, index % n, n);
     return dsvi_dataset_sample_in(dataset, settings, index, (int64_t)item);
+}
+
+/* Items that follow one another and come from one clip. */
+static int64_t clip_end(const DsvDataset *dataset, int64_t begin)
+{
+    const char *source = dataset->items[begin].source;
+    int64_t end = begin + 1;
+    while (source && end < dataset->count && strcmp(dataset->items[end].source, source) == 0)
+        end++;
+    return end;
+}
+
+DsvSampleRef dsvi_dataset_spread(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
+                                 int64_t count)
+{
+    int64_t clips = 0, begin = 0;
+    for (int64_t i = 0; i < dataset->count; i = clip_end(dataset, i))
+        clips++;
+    int64_t clip = k % clips, turn = k / clips, turns = (count - clip + clips - 1) / clips;
+    for (int64_t i = 0; i < clip; i++)
+        begin = clip_end(dataset, begin);
+    /* The middle of one of `turns` equal stretches of the clip. */
+    int64_t items = clip_end(dataset, begin) - begin;
+    DsvSampleRef ref = {.item = begin + (2 * turn + 1) * items / (2 * turns)};
+    if (!dataset->latents) {
+        int64_t places = slack_of(&dataset->items[ref.item], settings) + 1;
+        ref.window = window_at(settings, (uint64_t)((2 * turn + 1) * places / (2 * turns)));
+    }
+    return ref;
 }

@@ -431,6 +431,11 @@ const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item)
     return cache->entries[item]->path;
 }
 
+const char *dsvi_latent_cache_source(const DsvLatentCache *cache, int64_t item)
+{
+    return cache->entries[item]->source;
+}
+
 const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item)
 {
     return cache->entries[item]->text;

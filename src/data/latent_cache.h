@@ -32,6 +32,7 @@ DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache);
 DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
 int64_t dsvi_latent_cache_count(const DsvLatentCache *cache);
 const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item);
+const char *dsvi_latent_cache_source(const DsvLatentCache *cache, int64_t item);
 const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item); /* NULL: none */
 
 /* Whether an item's file is as the index says; DSV_E_FORMAT names it. */

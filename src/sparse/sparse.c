@@ -87,8 +87,7 @@ static DsvStatus allocate_host(DsvSparse *s)
     return DSV_OK;
 }
 
-/* Nothing measured, all dense. */
-static void start_record(DsvSparse *s)
+void dsvi_sparse_restart(DsvSparse *s)
 {
     DsvSparseRecord *r = &s->record;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
@@ -144,7 +143,7 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
     DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
     if (settings->sparse_enabled)
         DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
-    start_record(s);
+    dsvi_sparse_restart(s);
     shape_lists(s);
     *out = s;
     return DSV_OK;

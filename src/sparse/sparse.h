@@ -95,6 +95,9 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);
 /* Shows every forward pass of every block to `watch` from now on: for studies of real attention. */
 void dsvi_sparse_watch(DsvSparse *sparse, DsvSparseWatch *watch, void *watch_context);
 
+/* Forgets measurements and decisions: all blocks dense, as before the first step. */
+void dsvi_sparse_restart(DsvSparse *sparse);
+
 /* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
 void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
 

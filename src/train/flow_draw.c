@@ -27,10 +27,20 @@ int dsvi_sigma_bin(double sigma)
     return bin < DSV_SIGMA_BINS ? bin : DSV_SIGMA_BINS - 1; /* rounding may have made it 1 */
 }
 
+/* The stream holds 32 bits of the number and the seed takes the rest, so that no two share numbers. */
+static void fill_noise(const DsvConfig *settings, DsvRngPurpose purpose, uint64_t number, float *noise,
+                       int64_t n)
+{
+    DsvRng rng = {(uint64_t)settings->seed + (number >> 32), purpose, (uint32_t)number};
+    dsvi_rng_fill_normal(rng, 0, noise, n);
+}
+
 void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n)
 {
-    /* The stream holds 32 bits of the sample's number and the seed takes the rest, so that no two samples
-     * share numbers. */
-    DsvRng rng = {(uint64_t)settings->seed + (sample >> 32), DSV_RNG_NOISE, (uint32_t)sample};
-    dsvi_rng_fill_normal(rng, 0, noise, n);
+    fill_noise(settings, DSV_RNG_NOISE, sample, noise, n);
+}
+
+void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n)
+{
+    fill_noise(settings, DSV_RNG_HELD_OUT, window, noise, n);
 }

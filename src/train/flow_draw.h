@@ -21,6 +21,9 @@ int dsvi_sigma_bin(double sigma);
 /* n normal numbers for training sample `sample`. */
 void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n);
 
+/* The same for held-out window `window`. */
+void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -15,6 +15,7 @@
 struct DsvMetrics {
     char *path;
     FILE *file;
+    int64_t last_step;
 };
 
 static DsvStatus io_error(const DsvMetrics *m, const char *what)
@@ -53,6 +54,7 @@ static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step, off_t *keep)
         if (step > resume_step)
             break;
         *keep += length;
+        m->last_step = step;
     }
     free(line);
     return status == DSV_OK && ferror(m->file) ? io_error(m, "read") : status;
@@ -102,6 +104,18 @@ void dsvi_metrics_close(DsvMetrics **metrics)
     *metrics = NULL;
 }
 
+int64_t dsvi_metrics_last_step(const DsvMetrics *m)
+{
+    return m->last_step;
+}
+
+/* Every line begins with its step. */
+static void begin_line(DsvMetrics *m, int64_t step)
+{
+    m->last_step = step;
+    fprintf(m->file, "{\"step\": %" PRId64, step);
+}
+
 static void put_number(DsvMetrics *m, const char *name, double value)
 {
     char text[DSVI_NUMBER_ROOM];
@@ -141,7 +155,7 @@ static DsvStatus end_line(DsvMetrics *m)
 
 DsvStatus dsvi_metrics_step(DsvMetrics *m, const DsvMetricsStep *line)
 {
-    fprintf(m->file, "{\"step\": %" PRId64, line->step);
+    begin_line(m, line->step);
     put_number(m, "loss", line->loss);
     put_number(m, "grad_norm", line->grad_norm);
     put_number(m, "lr", line->lr);
@@ -163,8 +177,8 @@ DsvStatus dsvi_metrics_step(DsvMetrics *m, const DsvMetricsStep *line)
 DsvStatus dsvi_metrics_block(DsvMetrics *m, int64_t step, int64_t block, int64_t heads,
                              const DsvSparseBlockReport *report)
 {
-    fprintf(m->file, "{\"step\": %" PRId64 ", \"block\": %" PRId64 ", \"sparse\": %s", step, block,
-            report->sparse ? "true" : "false");
+    begin_line(m, step);
+    fprintf(m->file, ", \"block\": %" PRId64 ", \"sparse\": %s", block, report->sparse ? "true" : "false");
     put_number(m, "density", report->density);
     put_number(m, "captured_mass", report->captured_mass);
     put_number(m, "estimated_mass", report->estimated_mass);
@@ -174,9 +188,26 @@ DsvStatus dsvi_metrics_block(DsvMetrics *m, int64_t step, int64_t block, int64_t
     return end_line(m);
 }
 
+DsvStatus dsvi_metrics_held_out(DsvMetrics *m, int64_t step, const DsvHeldOutLoss *loss)
+{
+    char sigma[DSVI_NUMBER_ROOM], mean[DSVI_NUMBER_ROOM];
+    begin_line(m, step);
+    put_number(m, "loss", loss->loss);
+    fputs(", \"bins\": [", m->file);
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+        dsvi_number_text(loss->bin_sigma[bin], sigma);
+        dsvi_number_text(loss->bin_loss[bin], mean);
+        fprintf(m->file, "%s{\"sigma\": %s, \"loss\": %s}", bin ? ", " : "", sigma, mean);
+    }
+    fputc(']', m->file);
+    put_number(m, "dense_loss", loss->dense_loss);
+    return end_line(m);
+}
+
 DsvStatus dsvi_metrics_decision(DsvMetrics *m, int64_t step, const char *reason)
 {
-    fprintf(m->file, "{\"step\": %" PRId64 ", \"reason\": ", step);
+    begin_line(m, step);
+    fputs(", \"reason\": ", m->file);
     put_text(m, reason);
     return end_line(m);
 }

@@ -1,5 +1,6 @@
 /* What a run tells as JSON lines: metrics.jsonl, one object a step; blocks.jsonl, one object for each block
- * of a measuring step; decisions.jsonl, one object for each decision of the sparse layer. Finite numbers are
+ * of a measuring step; decisions.jsonl, one object for each decision of the sparse layer; validation.jsonl,
+ * one object for each measurement of the held-out loss. Finite numbers are
  * written so that they read back to the bit, others as null; a run that was resumed leaves the same lines as
  * one that was never stopped, times and memory aside. */
 #ifndef DSVI_METRICS_H
@@ -8,7 +9,7 @@
 #include <stdint.h>
 
 #include "sparse/sparse.h"
-#include "train/flow_draw.h"
+#include "train/held_out.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +23,9 @@ typedef struct DsvMetrics DsvMetrics;
  * that is no object with a step is DSV_E_FORMAT and named. */
 DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out);
 void dsvi_metrics_close(DsvMetrics **metrics);
+
+/* Step of the last line in the file; 0: there is none. */
+int64_t dsvi_metrics_last_step(const DsvMetrics *metrics);
 
 typedef struct DsvMetricsStep {
     int64_t step;
@@ -38,6 +42,7 @@ typedef struct DsvMetricsStep {
 DsvStatus dsvi_metrics_step(DsvMetrics *metrics, const DsvMetricsStep *line);
 DsvStatus dsvi_metrics_block(DsvMetrics *metrics, int64_t step, int64_t block, int64_t heads,
                              const DsvSparseBlockReport *report);
+DsvStatus dsvi_metrics_held_out(DsvMetrics *metrics, int64_t step, const DsvHeldOutLoss *loss);
 /* `reason` is the sentence of the log. */
 DsvStatus dsvi_metrics_decision(DsvMetrics *metrics, int64_t step, const char *reason);
 

@@ -3,6 +3,7 @@
 #include "train/run.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,14 +102,30 @@ static DsvStatus choose_config(Run *run)
     return DSV_OK;
 }
 
-static DsvStatus open_data(Run *run)
+static DsvStatus open_data(const Run *run, const char *path, DsvDataset **dataset)
 {
-    DSVI_TRY(dsvi_dataset_open(run->settings->data_path, run->settings, &run->dataset));
-    for (int64_t i = 0; i < run->dataset->left_out_count; i++)
-        say(run, DSV_LOG_WARNING, "left out: %s", run->dataset->left_out[i]);
-    say(run, DSV_LOG_INFO, "%s: %" PRId64 " %s", run->settings->data_path, run->dataset->count,
-        run->dataset->latents ? "cached windows" : "clips");
+    DSVI_TRY(dsvi_dataset_open(path, run->settings, dataset));
+    for (int64_t i = 0; i < (*dataset)->left_out_count; i++)
+        say(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i]);
+    say(run, DSV_LOG_INFO, "%s: %" PRId64 " %s", path, (*dataset)->count,
+        (*dataset)->latents ? "cached windows" : "clips");
     return DSV_OK;
+}
+
+/* The held-out windows, of which latents and noise stay in memory. */
+static DsvStatus open_held_out(const Run *run)
+{
+    DsvDataset *dataset;
+    DsvHeldOut *held_out = run->trainer->held_out;
+    if (!held_out)
+        return DSV_OK;
+    DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
+    DsvStatus status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
+    dsvi_dataset_close(&dataset);
+    if (status == DSV_OK)
+        say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB with their noise",
+            run->settings->validation_clips, (double)dsvi_held_out_bytes(held_out) / 1048576.0);
+    return status;
 }
 
 /* Weights, moments and everything else, from a checkpoint, a model or the initial draw. */
@@ -153,7 +170,7 @@ static DsvStatus open_run(Run *run)
     const DsvConfig *settings = run->settings;
     DSVI_TRY(dsvi_run_folder_open(settings, log_line, run, &run->folder));
     DSVI_TRY(dsvi_codec_open(settings, &run->codec));
-    DSVI_TRY(open_data(run));
+    DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
     DSVI_TRY(choose_config(run));
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->codec, &run->config, decision_line,
@@ -163,6 +180,7 @@ static DsvStatus open_run(Run *run)
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
         run->trainer->latent.width, run->backend->device->name);
     DSVI_TRY(load_state(run));
+    DSVI_TRY(open_held_out(run));
     DSVI_TRY(dsvi_prefetch_start(run->dataset, settings, run->trainer->sample,
                                  settings->data_prefetch * settings->train_batch_size,
                                  run->trainer->elements, encode, run, warn_line, run, &run->prefetch));
@@ -210,6 +228,26 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
+/* The held-out loss, when it is due after the steps done and not on record yet. */
+static DsvStatus measure_held_out(Run *run)
+{
+    DsvTrainer *t = run->trainer;
+    const DsvConfig *settings = run->settings;
+    DsvHeldOutLoss loss;
+    char dense[64] = "";
+    bool wanted = t->step == settings->max_train_steps || due(t->step, settings->validation_every);
+    if (!t->held_out || !wanted || dsvi_run_record_has_held_out(run->record, t->step))
+        return DSV_OK;
+    DsvStatus status = dsvi_held_out_measure(t->held_out, t->sparse, run->events, &loss);
+    if (status == DSV_E_INTERRUPTED)
+        return DSV_OK; /* the training loop sees the same request and saves; a resume measures first */
+    DSVI_TRY(status);
+    if (!isnan(loss.dense_loss))
+        snprintf(dense, sizeof dense, ", %.5f with all attention dense", loss.dense_loss);
+    say(run, DSV_LOG_INFO, "held-out loss %.5f after step %" PRId64 "%s", loss.loss, t->step, dense);
+    return dsvi_run_record_held_out(run->record, t->step, &loss);
+}
+
 static bool wants_stop(const Run *run)
 {
     return run->events->stop && run->events->stop(run->events->context);
@@ -228,6 +266,7 @@ static DsvStatus train(Run *run)
     const DsvConfig *settings = run->settings;
     DsvTrainer *t = run->trainer;
     DsvSampleSource source = {run->prefetch, next_sample};
+    DSVI_TRY(measure_held_out(run));
     while (t->step < settings->max_train_steps) {
         DsvStepResult result;
         if (wants_stop(run)) {
@@ -237,6 +276,7 @@ static DsvStatus train(Run *run)
         double start = dsvi_clock_seconds();
         DSVI_TRY(dsvi_train_step(t, &source, &result));
         DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
+        DSVI_TRY(measure_held_out(run));
         if (due(t->step, settings->checkpointing_steps))
             DSVI_TRY(save(run));
         if (due(t->step, settings->validation_steps))

@@ -18,6 +18,7 @@ typedef struct DsvRunFolder {
     char metrics[DSVI_PATH_MAX];      /* metrics.jsonl */
     char blocks[DSVI_PATH_MAX];       /* blocks.jsonl */
     char decisions[DSVI_PATH_MAX];    /* decisions.jsonl */
+    char validation[DSVI_PATH_MAX];   /* validation.jsonl */
     char facts[DSVI_PATH_MAX];        /* run.json */
     bool resume;
     char checkpoint[DSVI_PATH_MAX];   /* to go on from, when resume */

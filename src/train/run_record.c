@@ -2,6 +2,7 @@
 #include "train/run_record.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 struct DsvRunRecord {
     const DsvTrainer *trainer;
     const DsvEvents *events;
-    DsvMetrics *metrics, *blocks, *decisions;
+    DsvMetrics *metrics, *blocks, *decisions, *validation;
     DsvStatus decided; /* the first failure to write a decision */
     DsvTensorboard *tensorboard;
     double peak_flops;      /* what a large GEMM reaches here, per second */
@@ -79,6 +80,7 @@ DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *tra
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->metrics, trainer->step, &r->metrics), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->blocks, trainer->step, &r->blocks), fail);
     DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->decisions, trainer->step, &r->decisions), fail);
+    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->validation, trainer->step, &r->validation), fail);
     DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, trainer->step, &r->tensorboard), fail);
     *out = r;
     return DSV_OK;
@@ -95,6 +97,7 @@ void dsvi_run_record_close(DsvRunRecord **record)
     dsvi_metrics_close(&r->metrics);
     dsvi_metrics_close(&r->blocks);
     dsvi_metrics_close(&r->decisions);
+    dsvi_metrics_close(&r->validation);
     dsvi_tensorboard_close(&r->tensorboard);
     free(r);
     *record = NULL;
@@ -145,6 +148,26 @@ void dsvi_run_record_decision(DsvRunRecord *r, const char *reason)
         r->decided = dsvi_metrics_decision(r->decisions, r->trainer->step + 1, reason);
 }
 
+bool dsvi_run_record_has_held_out(const DsvRunRecord *r, int64_t step)
+{
+    return dsvi_metrics_last_step(r->validation) == step;
+}
+
+DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldOutLoss *loss)
+{
+    enum { MEANS = 2 };
+    char tag[DSV_SIGMA_BINS][DSV_TENSORBOARD_TAG_MOST];
+    DsvScalar scalars[MEANS + DSV_SIGMA_BINS] = {
+        {"validation/loss", loss->loss}, {"validation/dense_loss", loss->dense_loss},
+    };
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+        snprintf(tag[bin], sizeof tag[bin], "validation/loss_at_%.2f", loss->bin_sigma[bin]);
+        scalars[MEANS + bin] = (DsvScalar){tag[bin], loss->bin_loss[bin]};
+    }
+    DSVI_TRY(dsvi_metrics_held_out(r->validation, step, loss));
+    return dsvi_tensorboard_step(r->tensorboard, step, scalars, sizeof scalars / sizeof *scalars);
+}
+
 DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, double step_s)
 {
     const DsvTrainer *t = r->trainer;
@@ -159,8 +182,9 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
         .step_ms = 1e3 * step_s, .tokens_per_s = (double)tokens / step_s,
         .data_wait_ms = 1e3 * result->wait_s, .forward_ms = 1e3 * result->forward_s,
         .backward_ms = 1e3 * result->backward_s, .optimizer_ms = 1e3 * result->optimizer_s,
-        .density = sparse.density, .sparse_blocks = sparse.sparse_blocks, .captured_mass = sparse.captured_mass,
-        .predictor_loss = sparse.predictor_loss, .memory_bytes = dsvi_resident_bytes(),
+        .density = sparse.density, .sparse_blocks = sparse.sparse_blocks,
+        .captured_mass = sparse.captured_mass, .predictor_loss = sparse.predictor_loss,
+        .memory_bytes = dsvi_resident_bytes(),
     };
     for (int i = 0; i < DSV_SIGMA_BINS; i++) {
         double samples = (double)result->bin_samples[i];

@@ -22,6 +22,11 @@ void dsvi_run_record_close(DsvRunRecord **record);
  * cannot be written fails the next step's record. */
 void dsvi_run_record_decision(DsvRunRecord *record, const char *reason);
 
+/* The held-out loss after the step that was recorded last; and whether it is on record for `step`, be it from
+ * before a resume. */
+DsvStatus dsvi_run_record_held_out(DsvRunRecord *record, int64_t step, const DsvHeldOutLoss *loss);
+bool dsvi_run_record_has_held_out(const DsvRunRecord *record, int64_t step);
+
 /* One finished step. */
 DsvStatus dsvi_run_record_step(DsvRunRecord *record, const DsvStepResult *result, double step_s);
 

@@ -19,6 +19,8 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
     if (settings->validation_steps > 0 || settings->validation_at_end)
         DSVI_TRY(dsvi_generator_create(t->backend, settings, t->codec, config, &t->table,
                                        &t->generator));
+    if (settings->validation_data[0])
+        DSVI_TRY(dsvi_held_out_create(t->backend, settings, t->latent, config, &t->table, &t->held_out));
     return DSV_OK;
 }
 
@@ -53,6 +55,8 @@ static void carve(DsvTrainer *t, DsvArena *arena)
     dsvi_dit_carve(t->dit, arena);
     if (t->generator)
         dsvi_generator_carve(t->generator, arena);
+    if (t->held_out)
+        dsvi_held_out_carve(t->held_out, arena);
 }
 
 static void carve_host(DsvTrainer *t, DsvArena *arena)
@@ -65,6 +69,8 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->table.elements * sizeof(float));
+    if (t->held_out)
+        dsvi_held_out_carve_host(t->held_out, arena);
 }
 
 static DsvStatus allocate(DsvTrainer *t)
@@ -113,6 +119,8 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
     if (t->generator)
         DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &t->weights), fail);
+    if (t->held_out)
+        DSVI_TRY_GOTO(status, dsvi_held_out_setup(t->held_out, &t->weights), fail);
     *out = t;
     return DSV_OK;
 fail:
@@ -126,6 +134,7 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     if (!t)
         return;
     dsvi_generator_free(&t->generator);
+    dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);
     dsvi_sparse_free(&t->sparse);
     dsvi_param_table_free(&t->table);

@@ -13,6 +13,7 @@
 #include "ops/ops.h"
 #include "sample/generator.h"
 #include "sparse/sparse.h"
+#include "train/held_out.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,6 +31,7 @@ typedef struct DsvTrainer {
     DsvSparse *sparse;
     DsvDit *dit;
     DsvGenerator *generator;       /* samples clips for validation with the weights being trained */
+    DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
 
     void *memory;                  /* the one device allocation */
     DsvArena arena;                /* its plan */

@@ -137,6 +137,47 @@ static void a_sample_can_move_to_another_item(void **state)
     }
 }
 
+/* 30 windows of twelve clips: three of each of the first six, two of the others, in the middles of equal
+ * stretches. */
+static void windows_are_spread_evenly(void **state)
+{
+    (void)state;
+    enum { COUNT = 30 };
+    DsvConfig settings = make_settings();
+    int windows[ITEMS] = {0};
+    double last[ITEMS] = {0};
+    settings.seed = 4; /* nothing depends on it */
+    for (int64_t k = 0; k < COUNT; k++) {
+        DsvSampleRef ref = dsvi_dataset_spread(&clips, &settings, k, COUNT);
+        double slack = (double)(dsvi_clip_grid(&clips.items[ref.item].info, settings.fps) -
+                                settings.num_frames);
+        double part = (2 * windows[ref.item] + 1) / (ref.item < 6 ? 6.0 : 4.0);
+        double start = fmax(0, floor(part * (fmax(slack, 0) + 1)));
+        assert_true(ref.window.crop_x == 0.5 && ref.window.crop_y == 0.5);
+        assert_true(ref.window.frames == settings.num_frames && ref.window.fps == settings.fps);
+        assert_true(ref.window.start == start / settings.fps);
+        assert_true(windows[ref.item] == 0 || slack <= 3 || ref.window.start > last[ref.item]);
+        last[ref.item] = ref.window.start;
+        windows[ref.item]++;
+    }
+    for (int i = 0; i < ITEMS; i++)
+        assert_int_equal(windows[i], i < 6 ? 3 : 2);
+}
+
+/* The same of cached windows: nine of one clip, one of another. */
+static void cached_windows_are_spread_over_their_clips(void **state)
+{
+    (void)state;
+    static const int64_t wanted[5] = {1, 9, 4, 9, 7};
+    static DsvDatasetItem cached[10];
+    DsvConfig settings = make_settings();
+    DsvDataset latents = {.items = cached, .count = 10, .latents = true};
+    for (int i = 0; i < 10; i++)
+        cached[i].source = i < 9 ? "long.mp4" : "short.mp4";
+    for (int64_t k = 0; k < 5; k++)
+        assert_int_equal(dsvi_dataset_spread(&latents, &settings, k, 5).item, wanted[k]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +187,8 @@ int main(void)
         cmocka_unit_test(a_sample_depends_on_seed_and_number_alone),
         cmocka_unit_test(crops_are_central_when_asked),
         cmocka_unit_test(a_sample_can_move_to_another_item),
+        cmocka_unit_test(windows_are_spread_evenly),
+        cmocka_unit_test(cached_windows_are_spread_over_their_clips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,6 +119,32 @@ static void test_block(void **unused)
                 "\"head_captured\": [0.5, null], \"head_share90\": [0.25, 0.10000000149011612]}\n");
 }
 
+static void test_held_out(void **unused)
+{
+    (void)unused;
+    DsvHeldOutLoss loss = {.loss = 0.5, .bin_sigma = {0.05, 0.15}, .bin_loss = {1.5, NAN}, .dense_loss = NAN};
+    char *text;
+    size_t bytes;
+    DsvMetrics *metrics;
+    unlink(path);
+    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    assert_int_equal(dsvi_metrics_last_step(metrics), 0);
+    assert_ok(dsvi_metrics_held_out(metrics, 20, &loss));
+    assert_int_equal(dsvi_metrics_last_step(metrics), 20);
+    loss.dense_loss = 0.25;
+    assert_ok(dsvi_metrics_held_out(metrics, 40, &loss));
+    dsvi_metrics_close(&metrics);
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    assert_non_null(strstr(text, "{\"step\": 20, \"loss\": 0.5, \"bins\": [{\"sigma\": 0.05, \"loss\": 1.5}, "
+                                 "{\"sigma\": 0.15, \"loss\": null}, {\"sigma\": 0, \"loss\": 0}, "));
+    assert_non_null(strstr(text, "}], \"dense_loss\": null}\n{\"step\": 40, "));
+    assert_non_null(strstr(text, "}], \"dense_loss\": 0.25}\n"));
+    free(text);
+    assert_ok(dsvi_metrics_open(path, 30, &metrics));
+    assert_int_equal(dsvi_metrics_last_step(metrics), 20);
+    dsvi_metrics_close(&metrics);
+}
+
 static void test_decision(void **unused)
 {
     (void)unused;
@@ -209,6 +235,7 @@ int main(void)
         cmocka_unit_test(test_line),
         cmocka_unit_test(test_numbers_survive),
         cmocka_unit_test(test_block),
+        cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_decision),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_lines_of_one_step),

@@ -1,0 +1,235 @@
+/* See held_out.h. */
+#include "train/held_out.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "data/latent_cache.h"
+
+struct DsvHeldOut {
+    DsvBackend *backend;
+    DsvSparse *sparse;
+    DsvDit *dit;
+    DsvVideoShape video;       /* (3, T, H, W) of a window */
+    int64_t batch, clips;
+    int64_t elements;          /* of one latent */
+    int64_t text_elements;     /* of one sample's conditioning */
+
+    /* One batch, device memory. */
+    float *latents, *noise, *output; /* (B, elements) */
+    float *sigma, *timestep, *loss;  /* (B) */
+    float *text;                     /* (B, text_len, text_dim): zero, the unconditional row */
+
+    /* Host memory. */
+    float *host_latents, *host_noise; /* (clips, elements) */
+    float *host_sigma, *host_timestep, *host_loss; /* (B) */
+};
+
+DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvConfig *settings, DsvVideoShape latent,
+                               const DsvDitConfig *config, const DsvParamTable *table, DsvHeldOut **out)
+{
+    DsvStatus status;
+    DsvDitShape shape = {
+        .batch = settings->train_batch_size, .frames = latent.frames, .height = latent.height,
+        .width = latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
+    };
+    DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
+    DsvConfig quiet = *settings;
+    quiet.sparse_measure_cost = false; /* where sparse stops paying comes with the state of training */
+    DsvHeldOut *h = calloc(1, sizeof *h);
+    *out = NULL;
+    if (!h)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the held-out loss");
+    h->backend = backend;
+    h->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
+    h->batch = settings->train_batch_size;
+    h->clips = settings->validation_clips;
+    h->elements = latent.channels * latent.frames * latent.height * latent.width;
+    h->text_elements = config->text_len * config->text_dim;
+    DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &quiet, &sparse_shape, NULL, NULL, &h->sparse), fail);
+    DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, h->sparse, &h->dit), fail);
+    *out = h;
+    return DSV_OK;
+fail:
+    dsvi_held_out_free(&h);
+    return status;
+}
+
+void dsvi_held_out_free(DsvHeldOut **held_out)
+{
+    DsvHeldOut *h = *held_out;
+    if (!h)
+        return;
+    dsvi_dit_free(&h->dit);
+    dsvi_sparse_free(&h->sparse);
+    free(h);
+    *held_out = NULL;
+}
+
+void dsvi_held_out_carve(DsvHeldOut *h, DsvArena *arena)
+{
+    size_t batch = (size_t)h->batch, latents = batch * (size_t)h->elements * sizeof(float);
+    h->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    h->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    h->output = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    h->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    h->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    h->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    h->text = dsvi_arena_take(arena, DSV_MEM_DATA, batch * (size_t)h->text_elements * sizeof(float));
+    dsvi_sparse_carve(h->sparse, arena);
+    dsvi_dit_carve(h->dit, arena);
+}
+
+void dsvi_held_out_carve_host(DsvHeldOut *h, DsvArena *arena)
+{
+    size_t batch = (size_t)h->batch * sizeof(float);
+    h->host_latents = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_held_out_bytes(h) / 2);
+    h->host_noise = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_held_out_bytes(h) / 2);
+    h->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
+    h->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
+    h->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
+}
+
+DsvStatus dsvi_held_out_setup(DsvHeldOut *h, const DsvDitWeights *weights)
+{
+    DsvDitWeights forward_only = *weights;
+    forward_only.grad = NULL;
+    DSVI_TRY(dsvi_sparse_setup(h->sparse));
+    return dsvi_dit_setup(h->dit, &forward_only);
+}
+
+size_t dsvi_held_out_bytes(const DsvHeldOut *h)
+{
+    return 2 * (size_t)(h->clips * h->elements) * sizeof(float);
+}
+
+static DsvStatus read_window(const DsvHeldOut *h, const DsvDataset *dataset, const DsvSampleRef *ref,
+                             const DsvCodec *codec, float *pixels, float *latent)
+{
+    const char *path = dataset->items[ref->item].path;
+    if (dataset->latents)
+        return dsvi_latent_read(path, h->elements, latent);
+    DSVI_TRY(dsvi_clip_read(path, &ref->window, pixels));
+    return codec->encode(codec, h->video, pixels, latent);
+}
+
+DsvStatus dsvi_held_out_fill(DsvHeldOut *h, const DsvDataset *dataset, const DsvConfig *settings,
+                             const DsvCodec *codec)
+{
+    DsvStatus status = DSV_OK;
+    int64_t pixel_count = 3 * h->video.frames * h->video.height * h->video.width;
+    float *pixels = malloc((size_t)pixel_count * sizeof *pixels);
+    if (!pixels)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a held-out window");
+    for (int64_t k = 0; k < h->clips; k++) {
+        DsvSampleRef ref = dsvi_dataset_spread(dataset, settings, k, h->clips);
+        DSVI_TRY_GOTO(status, read_window(h, dataset, &ref, codec, pixels, h->host_latents + k * h->elements),
+                      done);
+        dsvi_flow_held_out_noise(settings, (uint64_t)k, h->host_noise + k * h->elements, h->elements);
+    }
+done:
+    free(pixels);
+    return status;
+}
+
+/* One window at one level. The levels of neighbouring pairs lie apart, so that a batch mixes noise levels as
+ * one of training does: the lists of a block have a threshold common to the batch. */
+typedef struct Pair {
+    int64_t window;
+    int bin;
+} Pair;
+
+static Pair pair_at(int64_t number)
+{
+    enum { STRIDE = 3 }; /* shares no factor with the number of bins */
+    return (Pair){number / DSV_SIGMA_BINS, (int)(number % DSV_SIGMA_BINS * STRIDE % DSV_SIGMA_BINS)};
+}
+
+static double level(int bin)
+{
+    return (bin + 0.5) / DSV_SIGMA_BINS;
+}
+
+/* Pairs first, first + 1, ... onto the device, beginning again behind the last: batches are always full. */
+static DsvStatus load_batch(DsvHeldOut *h, int64_t first)
+{
+    DsvDevice *device = h->backend->device;
+    size_t latent = (size_t)h->elements * sizeof(float), scalars = (size_t)h->batch * sizeof(float);
+    for (int64_t b = 0; b < h->batch; b++) {
+        Pair pair = pair_at((first + b) % (h->clips * DSV_SIGMA_BINS));
+        DSVI_TRY(device->upload(device->stream, h->latents + b * h->elements,
+                                h->host_latents + pair.window * h->elements, latent));
+        DSVI_TRY(device->upload(device->stream, h->noise + b * h->elements,
+                                h->host_noise + pair.window * h->elements, latent));
+        h->host_sigma[b] = (float)level(pair.bin);
+        h->host_timestep[b] = (float)(1000 * level(pair.bin));
+    }
+    DSVI_TRY(device->upload(device->stream, h->sigma, h->host_sigma, scalars));
+    return device->upload(device->stream, h->timestep, h->host_timestep, scalars);
+}
+
+/* host_loss of the batch that lies on the device. */
+static DsvStatus evaluate(DsvHeldOut *h)
+{
+    DsvDevice *device = h->backend->device;
+    const DsvOps *ops = &h->backend->ops;
+    DsvFlowMixArgs mix = {
+        .batch = h->batch, .n = h->elements, .acc = DSV_F32, .x0 = h->latents, .noise = h->noise,
+        .sigma = h->sigma, .x_t = h->latents, .target = h->noise,
+    };
+    DsvMseArgs mse = {
+        .batch = h->batch, .n = h->elements, .grad_scale = 1, .acc = DSV_F32, .output = h->output,
+        .target = h->noise, .loss = h->loss,
+    };
+    DSVI_TRY(ops->flow_mix.run(device->stream, &mix));
+    DSVI_TRY(dsvi_dit_forward(h->dit, h->latents, h->timestep, h->text, h->output));
+    DSVI_TRY(ops->mse.run(device->stream, &mse));
+    DSVI_TRY(device->download(device->stream, h->host_loss, h->loss, (size_t)h->batch * sizeof(float)));
+    return device->sync(device->stream);
+}
+
+/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. */
+static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
+{
+    int64_t pairs = h->clips * DSV_SIGMA_BINS;
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        bin_loss[bin] = 0;
+    DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
+    for (int64_t first = 0; first < pairs; first += h->batch) {
+        if (events->stop && events->stop(events->context))
+            return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
+        DSVI_TRY(load_batch(h, first));
+        DSVI_TRY(evaluate(h));
+        for (int64_t b = 0; b < h->batch && first + b < pairs; b++)
+            bin_loss[pair_at(first + b).bin] += (double)h->host_loss[b] / (double)h->clips;
+    }
+    return dsvi_sparse_step_end(h->sparse);
+}
+
+static double mean(const double bin_loss[DSV_SIGMA_BINS])
+{
+    double sum = 0;
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        sum += bin_loss[bin];
+    return sum / DSV_SIGMA_BINS;
+}
+
+DsvStatus dsvi_held_out_measure(DsvHeldOut *h, const DsvSparse *sparse, const DsvEvents *events,
+                                DsvHeldOutLoss *loss)
+{
+    double dense[DSV_SIGMA_BINS];
+    DsvSparseReport report;
+    dsvi_sparse_report(sparse, &report);
+    DSVI_TRY(dsvi_sparse_copy(h->sparse, sparse));
+    DSVI_TRY(measure_bins(h, events, loss->bin_loss));
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        loss->bin_sigma[bin] = level(bin);
+    loss->loss = mean(loss->bin_loss);
+    loss->dense_loss = NAN;
+    if (report.sparse_blocks == 0)
+        return DSV_OK;
+    dsvi_sparse_restart(h->sparse);
+    DSVI_TRY(measure_bins(h, events, dense));
+    loss->dense_loss = mean(dense);
+    return DSV_OK;
+}

@@ -1,0 +1,312 @@
+/* The held-out loss: what it is, that it repeats to the bit, and that it leaves training alone. */
+#include "test.h"
+
+#include "cpu/cpu.h"
+#include "dsv/dsv.h"
+#include "tiny.h"
+#include "train/step.h"
+
+static char clips[DSVI_PATH_MAX], held_out_clips[DSVI_PATH_MAX];
+
+static void set(DsvConfig *settings, const char *key, const char *value)
+{
+    char assignment[DSVI_PATH_MAX + 64];
+    snprintf(assignment, sizeof assignment, "%s=%s", key, value);
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+/* ---- One trainer ---- */
+
+typedef struct Rig {
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvCodec *codec;
+    DsvTrainer *trainer;
+    DsvDataset *dataset; /* held out */
+} Rig;
+
+/* Exact arithmetic of the tolerances below wants F32. */
+static void open_rig(Rig *r, const char *const *assignment)
+{
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsvDitConfig config;
+    tiny_settings(&r->settings);
+    set(&r->settings, "mixed_precision", "no");
+    set(&r->settings, "validation.data", held_out_clips);
+    set(&r->settings, "validation.clips", "3");
+    for (; *assignment; assignment++)
+        assert_ok(dsv_config_set(&r->settings, *assignment));
+    assert_ok(dsvi_codec_open(&r->settings, &r->codec));
+    assert_ok(r->codec->latent_shape(r->codec, video, &latent));
+    assert_ok(dsvi_dit_config_make(&r->settings, &config));
+    config.in_channels = config.out_channels = latent.channels;
+    assert_ok(dsvi_cpu_open("auto", 2, &r->backend));
+    assert_ok(dsvi_trainer_create(&r->settings, &r->backend, r->codec, &config, NULL, NULL, &r->trainer));
+    dsvi_weights_init(&r->trainer->table, 1, r->trainer->host_flat);
+    assert_ok(dsvi_trainer_start(r->trainer));
+    assert_ok(dsvi_dataset_open(held_out_clips, &r->settings, &r->dataset));
+    assert_ok(dsvi_held_out_fill(r->trainer->held_out, r->dataset, &r->settings, r->codec));
+}
+
+static void close_rig(Rig *r)
+{
+    dsvi_dataset_close(&r->dataset);
+    dsvi_trainer_free(&r->trainer);
+    r->codec->close(r->codec);
+    dsvi_cpu_close(&r->backend);
+}
+
+static DsvStatus next_latent(void *context, float *latent)
+{
+    int64_t elements = *(int64_t *)context;
+    for (int64_t i = 0; i < elements; i++)
+        latent[i] = (float)sin(0.37 * (double)i);
+    return DSV_OK;
+}
+
+static void take_steps(Rig *r, int steps)
+{
+    DsvSampleSource source = {&r->trainer->elements, next_latent};
+    DsvStepResult result;
+    for (int step = 0; step < steps; step++)
+        assert_ok(dsvi_train_step(r->trainer, &source, &result));
+}
+
+static void measure(Rig *r, DsvHeldOutLoss *loss)
+{
+    const DsvEvents nobody = {0};
+    assert_ok(dsvi_held_out_measure(r->trainer->held_out, r->trainer->sparse, &nobody, loss));
+}
+
+/* ---- What it is ---- */
+
+/* Window k at one level through the plan of training, batch 1, mixed and averaged here in double. */
+static double loss_by_hand(Rig *r, const float *latent, const float *noise, double sigma)
+{
+    DsvTrainer *t = r->trainer;
+    double sum = 0;
+    for (int64_t i = 0; i < t->elements; i++)
+        t->latents[i] = (float)((1 - sigma) * latent[i] + sigma * noise[i]);
+    t->timestep[0] = (float)(1000 * sigma);
+    assert_ok(dsvi_sparse_step_begin(t->sparse, 1, false));
+    assert_ok(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
+    for (int64_t i = 0; i < t->elements; i++) {
+        double error = t->output[i] - ((double)noise[i] - latent[i]);
+        sum += error * error;
+    }
+    return sum / (double)t->elements;
+}
+
+/* Over lists and densely. Mixing here is in double and there in F32: the bound leaves room for some roundings
+ * of 6e-8 along the model. */
+static void it_is_the_mean_squared_error(void **state)
+{
+    const char *const assignment[] = {"train_batch_size=1", *state, NULL};
+    Rig r;
+    DsvHeldOutLoss loss;
+    DsvSparseReport report;
+    double by_hand[DSV_SIGMA_BINS] = {0}, mean = 0;
+    open_rig(&r, assignment);
+    take_steps(&r, 3); /* an untrained model says zero whatever it sees */
+    measure(&r, &loss);
+    dsvi_sparse_report(r.trainer->sparse, &report);
+    assert_true(report.sparse_blocks == (r.settings.sparse_enabled ? 2 : 0));
+    float *pixels = malloc(sizeof(float) * 3 * TINY_FRAMES * TINY_SIDE * TINY_SIDE);
+    float *latent = malloc(sizeof(float) * (size_t)r.trainer->elements);
+    float *noise = malloc(sizeof(float) * (size_t)r.trainer->elements);
+    for (int64_t k = 0; k < 3; k++) {
+        DsvSampleRef ref = dsvi_dataset_spread(r.dataset, &r.settings, k, 3);
+        assert_ok(dsvi_clip_read(r.dataset->items[ref.item].path, &ref.window, pixels));
+        assert_ok(r.codec->encode(r.codec, r.trainer->video, pixels, latent));
+        dsvi_flow_held_out_noise(&r.settings, (uint64_t)k, noise, r.trainer->elements);
+        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+            by_hand[bin] += loss_by_hand(&r, latent, noise, 0.05 + 0.1 * bin) / 3;
+    }
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+        assert_error_below(fabs(loss.bin_sigma[bin] - (0.05 + 0.1 * bin)), 1e-12, "level %d", bin);
+        assert_error_below(fabs(loss.bin_loss[bin] / by_hand[bin] - 1), 1e-5, "bin %d", bin);
+        mean += by_hand[bin] / DSV_SIGMA_BINS;
+    }
+    assert_error_below(fabs(loss.loss / mean - 1), 1e-5, "mean");
+    assert_true(isnan(loss.dense_loss) == !r.settings.sparse_enabled);
+    free(pixels);
+    free(latent);
+    free(noise);
+    close_rig(&r);
+}
+
+/* Thirty pairs in batches of 7 leave a last one that is filled up: nothing may be counted twice. */
+static void batches_do_not_matter_to_dense_attention(void **state)
+{
+    static const char *const one[] = {"train_batch_size=1", "sparse.enabled=false", NULL};
+    static const char *const seven[] = {"train_batch_size=7", "sparse.enabled=false", NULL};
+    Rig a, b;
+    DsvHeldOutLoss of_one, of_seven;
+    (void)state;
+    open_rig(&a, one);
+    open_rig(&b, seven);
+    take_steps(&a, 2);
+    memcpy(b.trainer->weights.master, a.trainer->weights.master,
+           (size_t)a.trainer->table.elements * sizeof(float));
+    measure(&a, &of_one);
+    measure(&b, &of_seven);
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        assert_error_below(fabs(of_one.bin_loss[bin] / of_seven.bin_loss[bin] - 1), 1e-5, "bin %d", bin);
+    close_rig(&a);
+    close_rig(&b);
+}
+
+/* The dense figure is that of dense attention: full lists agree with it to rounding, short ones do not. */
+static void dense_loss_is_that_of_full_lists(void **state)
+{
+    static const char *const full[] = {"sparse.target_mass=1", "sparse.min_mass=0", "sparse.max_density=1",
+                                       "lr=1e-2", NULL};
+    static const char *const few[] = {"sparse.target_mass=0", "sparse.target_density=0.05",
+                                      "sparse.min_mass=0", "sparse.max_density=1", "lr=1e-2", NULL};
+    static const char *const *const lists[2] = {full, few};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        Rig r;
+        DsvHeldOutLoss loss;
+        DsvSparseReport report;
+        open_rig(&r, lists[i]);
+        take_steps(&r, 10); /* at a high rate: attention then says something */
+        dsvi_sparse_report(r.trainer->sparse, &report);
+        assert_int_equal(report.sparse_blocks, 2);
+        measure(&r, &loss);
+        double difference = fabs(loss.loss / loss.dense_loss - 1);
+        if (i == 0)
+            assert_error_below(difference, 1e-6, "full lists");
+        else
+            assert_true(difference > 1e-5);
+        close_rig(&r);
+    }
+}
+
+/* ---- In a run ---- */
+
+static void run_settings(DsvConfig *settings, const char *folder, const char *selector)
+{
+    tiny_settings(settings);
+    set(settings, "data.path", clips);
+    set(settings, "output_dir", folder);
+    set(settings, "max_train_steps", "8");
+    set(settings, "sparse.selector", selector);
+    set(settings, "validation.data", held_out_clips);
+    set(settings, "validation.every", "3");
+    set(settings, "validation.clips", "2");
+}
+
+static void same_file(const char *folder_a, const char *folder_b, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t a, b;
+    assert_ok(dsvi_path_join(path, folder_a, name));
+    assert_ok(dsvi_file_checksum(path, &a));
+    assert_ok(dsvi_path_join(path, folder_b, name));
+    assert_ok(dsvi_file_checksum(path, &b));
+    if (a != b)
+        fail_msg("%s differs", name);
+}
+
+/* Steps 3, 6 and, as the last, 8; the figures of blocks that turned sparse among them. */
+static void lines_are_there(const char *folder)
+{
+    static const char *const begin[] = {"{\"step\": 3, \"loss\": ", "{\"step\": 6, \"loss\": ",
+                                        "{\"step\": 8, \"loss\": "};
+    char path[DSVI_PATH_MAX];
+    char *text, *line;
+    size_t bytes;
+    assert_ok(dsvi_path_join(path, folder, "validation.jsonl"));
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    line = text;
+    for (int i = 0; i < 3; i++) {
+        assert_memory_equal(line, begin[i], strlen(begin[i]));
+        line = strchr(line, '\n') + 1;
+    }
+    assert_int_equal(*line, 0);
+    assert_non_null(strstr(text, "\"bins\": [{\"sigma\": 0.05, \"loss\": "));
+    assert_null(strstr(strstr(text, "\"step\": 8"), "\"dense_loss\": null"));
+    free(text);
+}
+
+/* dsv_train asks before each step and the measurement before each batch. */
+static bool stop_after(void *context)
+{
+    return (*(int64_t *)context)-- <= 0;
+}
+
+/* Stopped at any point, before a step or in the middle of a measurement, then resumed: the same lines, and
+ * the model of a run that measured nothing. */
+static void stop_and_resume(void **state)
+{
+    DsvConfig settings;
+    const char *straight = tiny_folder(), *unmeasured = tiny_folder();
+    run_settings(&settings, straight, *state);
+    assert_ok(dsv_train(&settings, NULL, NULL));
+    lines_are_there(straight);
+    run_settings(&settings, unmeasured, *state);
+    set(&settings, "validation.data", "");
+    assert_ok(dsv_train(&settings, NULL, NULL));
+    same_file(straight, unmeasured, "checkpoint-8/transformer/diffusion_pytorch_model.safetensors");
+    same_file(straight, unmeasured, "checkpoint-8/sparse.safetensors");
+    for (int64_t questions = 3; questions < 60; questions += 8) {
+        const char *folder = tiny_folder();
+        int64_t left = questions;
+        DsvEvents events = {.context = &left, .stop = stop_after};
+        run_settings(&settings, folder, *state);
+        DsvStatus status = dsv_train(&settings, &events, NULL);
+        assert_true(status == DSV_E_INTERRUPTED || status == DSV_OK);
+        set(&settings, "resume_from_checkpoint", "latest");
+        assert_ok(dsv_train(&settings, NULL, NULL));
+        assert_ok(dsv_train(&settings, NULL, NULL)); /* nothing to do, and nothing measured again */
+        same_file(straight, folder, "validation.jsonl");
+        same_file(straight, folder, "checkpoint-8/transformer/diffusion_pytorch_model.safetensors");
+        same_file(straight, folder, "checkpoint-8/sparse.safetensors");
+        assert_ok(dsvi_folder_remove(folder));
+    }
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(unmeasured));
+}
+
+static void bad_clips_are_named(void **state)
+{
+    DsvConfig settings;
+    const char *folder = tiny_folder(), *empty = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder, "pooled");
+    set(&settings, "validation.data", empty);
+    assert_fails(DSV_E_NOT_FOUND, empty, dsv_train(&settings, NULL, NULL));
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(empty));
+}
+
+static int make_clips(void **state)
+{
+    (void)state;
+    snprintf(clips, sizeof clips, "%s", tiny_folder());
+    snprintf(held_out_clips, sizeof held_out_clips, "%s", tiny_folder());
+    tiny_clips(clips, 3);
+    tiny_clips(held_out_clips, 2);
+    return 0;
+}
+
+static int remove_clips(void **state)
+{
+    (void)state;
+    return dsvi_folder_remove(clips) == DSV_OK && dsvi_folder_remove(held_out_clips) == DSV_OK ? 0 : 1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(it_is_the_mean_squared_error, "sparse.enabled=true"),
+        cmocka_unit_test_prestate(it_is_the_mean_squared_error, "sparse.enabled=false"),
+        cmocka_unit_test(batches_do_not_matter_to_dense_attention),
+        cmocka_unit_test(dense_loss_is_that_of_full_lists),
+        cmocka_unit_test_prestate(stop_and_resume, "projection"),
+        cmocka_unit_test_prestate(stop_and_resume, "predictor"),
+        cmocka_unit_test(bad_clips_are_named),
+    };
+    return cmocka_run_group_tests(tests, make_clips, remove_clips);
+}
