@@ -1,6 +1,6 @@
 #!/bin/sh
 # demo.sh DSV [CLIPS]: trains configs/demo.yaml on the folder CLIPS, or on clips fetched for the purpose,
-# in a run folder of its own.
+# in a run folder of its own, and writes a page about the run.
 set -eu
 cd "$(dirname "$0")/.."
 dsv=$1
@@ -18,4 +18,5 @@ while [ -e "$run" ]; do
     number=$((number + 1))
 done
 
-exec "$dsv" train configs/demo.yaml data.path="$clips" output_dir="$run"
+"$dsv" train configs/demo.yaml data.path="$clips" output_dir="$run"
+"$dsv" report "$run"

@@ -1,0 +1,58 @@
+/* What a training run writes is what the report reads: nothing is missing on the page about a real run. */
+#include "test.h"
+
+#include "dsv/dsv.h"
+#include "fake_run.h"
+#include "train/tiny.h"
+
+static void set(DsvConfig *settings, const char *key, const char *value)
+{
+    char assignment[DSVI_PATH_MAX + 64];
+    snprintf(assignment, sizeof assignment, "%s=%s", key, value);
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+static void test_page(void **unused)
+{
+    (void)unused;
+    DsvConfig settings;
+    DsvTrainSummary trained;
+    DsvReportSummary reported;
+    char figure[64];
+    const char *clips = tiny_folder(), *folder = fake_folder("run");
+    tiny_clips(clips, 2);
+    tiny_settings(&settings);
+    set(&settings, "data.path", clips);
+    set(&settings, "output_dir", folder);
+    set(&settings, "max_train_steps", "6");
+    set(&settings, "validation_at_end", "true");
+    set(&settings, "num_inference_steps", "2");
+    assert_ok(dsv_train(&settings, NULL, &trained));
+    assert_true(trained.sparse_blocks > 0); /* else there are no decisions to tell of */
+    char *page = fake_report(folder, &reported);
+    assert_int_equal(reported.steps, 6);
+    assert_lacks(page, "class=\"note\""); /* what stands in place of a figure */
+    assert_holds(page, "Finished after 6 steps");
+    assert_holds(page, "parameters (2 blocks, 2 heads of 32), trained on 2 clips, 5 frames of 32 &times; 32");
+    assert_holds(page, "turns sparse: its lists hold");
+    assert_holds(page, "<h3>step-000006.mp4</h3>");
+    assert_holds(page, "<span class=\"s0\"><i></i>weights ");
+    snprintf(figure, sizeof figure, "<b>%.4f</b>", trained.last_loss);
+    assert_holds(page, trained.last_loss < 1 ? figure : "<b>1."); /* four digits in all */
+    for (int part = 1; part <= 2; part++) {
+        const char *name = part == 1 ? "forward" : "backward";
+        snprintf(figure, sizeof figure, "<span class=\"s%d\"><i></i>%s ", part, name);
+        assert_holds(page, figure);
+        snprintf(figure, sizeof figure, "%s 0.00 ms", name);
+        assert_lacks(page, figure);
+    }
+    free(page);
+    assert_ok(dsvi_folder_remove(clips));
+    fake_remove(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_page)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
