@@ -27,6 +27,9 @@ static void test_page(void **unused)
     set(&settings, "max_train_steps", "6");
     set(&settings, "validation_at_end", "true");
     set(&settings, "num_inference_steps", "2");
+    set(&settings, "validation.data", clips);
+    set(&settings, "validation.every", "2");
+    set(&settings, "validation.clips", "2");
     assert_ok(dsv_train(&settings, NULL, &trained));
     assert_true(trained.sparse_blocks > 0); /* else there are no decisions to tell of */
     char *page = fake_report(folder, &reported);
@@ -36,6 +39,9 @@ static void test_page(void **unused)
     assert_holds(page, "parameters (2 blocks, 2 heads of 32), trained on 2 clips, 5 frames of 32 &times; 32");
     assert_holds(page, "turns sparse: its lists hold");
     assert_holds(page, "<h3>step-000006.mp4</h3>");
+    assert_holds(page, "data-name=\"held out\"");
+    assert_holds(page, "data-name=\"held out, dense\"");
+    assert_holds(page, "data-name=\"held out, newest\"");
     assert_holds(page, "<span class=\"s0\"><i></i>weights ");
     snprintf(figure, sizeof figure, "<b>%.4f</b>", trained.last_loss);
     assert_holds(page, trained.last_loss < 1 ? figure : "<b>1."); /* four digits in all */
