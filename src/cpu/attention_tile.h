@@ -163,7 +163,7 @@ static inline void dsvi_rows_prefetch(const DsvAttentionArgs *args, const DsvHea
     for (int64_t j = 0; j < end - begin; j++) {
         const char *row = (const char *)rows->data + (size_t)dsvi_heads_at(rows, b, keys[j], h) * size;
         for (size_t at = 0; at < bytes; at += LINE)
-            __builtin_prefetch(row + at, 0, 2);
+            __builtin_prefetch(row + at, 0, 3);
     }
 }
 
