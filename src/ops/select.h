@@ -10,6 +10,7 @@
  *     projection: features are q and k projected per head, a proxy is the mean of `chunk` queries
  *     predictor:  features are the learned Q_lr, K_lr
  *     pooled:     features are the mean k of `grain` keys and the mean q of the group, full D
+ *     window:     features are positions
  * The estimate of a run is the sum of its candidates'; below, e_gr is that of run r of the lists.
  *
  *     select_covariance   running second moments of q or k, for the projection

@@ -10,7 +10,7 @@ DsvStatus dsvi_selector_create(DsvBackend *backend, const DsvConfig *settings, c
                                DsvSelector **out)
 {
     static const DsvSelectorType *const types[] = {
-        &dsvi_selector_projection, &dsvi_selector_predictor, &dsvi_selector_pooled,
+        &dsvi_selector_projection, &dsvi_selector_predictor, &dsvi_selector_pooled, &dsvi_selector_window,
     };
     *out = NULL;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -23,7 +23,7 @@ DsvStatus dsvi_selector_create(DsvBackend *backend, const DsvConfig *settings, c
         (*out)->shape = *shape;
         return DSV_OK;
     }
-    return DSVI_FAIL(DSV_E_USAGE, "sparse.selector '%s' is unknown: projection, predictor or pooled",
+    return DSVI_FAIL(DSV_E_USAGE, "sparse.selector '%s' is unknown: projection, predictor, pooled or window",
                      settings->sparse_selector);
 }
 

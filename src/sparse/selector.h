@@ -53,7 +53,8 @@ struct DsvSelector {
     bool train;
 };
 
-extern const DsvSelectorType dsvi_selector_projection, dsvi_selector_predictor, dsvi_selector_pooled;
+extern const DsvSelectorType dsvi_selector_projection, dsvi_selector_predictor, dsvi_selector_pooled,
+    dsvi_selector_window;
 
 /* The selector of settings->sparse_selector. */
 DsvStatus dsvi_selector_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,

@@ -396,7 +396,8 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *s)
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_end(s));
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
-    for (int64_t block = 0; block < s->shape.blocks && !s->forced; block++)
+    bool decides = !s->forced && s->step >= s->settings.sparse_warmup_steps;
+    for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);
     return DSV_OK;
 }

@@ -9,7 +9,8 @@
  * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass and its
  * lists are no denser than max_density (lowered at start-up to where sparse attention stops paying on this
  * machine); it goes back to dense when it misses either by more than the hysteresis. A dense block's
- * lists are made only on measuring steps. Every change is one log line with its reason. */
+ * lists are made only on measuring steps. Before step warmup_steps nothing changes. Every change is one log
+ * line with its reason. */
 #ifndef DSVI_SPARSE_H
 #define DSVI_SPARSE_H
 

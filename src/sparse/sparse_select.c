@@ -1,11 +1,11 @@
 /* From features to lists: how estimates spread, the threshold that follows, the lists.
  *
  * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of
- * training. With a density as the target the budget is that density, of which winners get (1 - x); with a
- * mass as the target winners get what the mass takes, and the budget is that divided by (1 - x). The
- * probability of a draw follows: x of the budget for single runs and for blocks; for the neighbours, two a
- * winner, x / (2 (1 - x)); divided by the share of runs that are no winners, for a draw that hits a winner
- * adds nothing. */
+ * training; outside it too where x is 1, for then there is nothing else. With a density as the target the
+ * budget is that density, of which winners get (1 - x); with a mass as the target winners get what the mass
+ * takes, and the budget is that divided by (1 - x). The probability of a draw follows: x of the budget for
+ * single runs and for blocks; for the neighbours, two a winner, x / (2 (1 - x)); divided by the share of
+ * runs that are no winners, for a draw that hits a winner adds nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ size_t dsvi_sparse_select_workspace(const DsvSparse *s)
 static DsvExplore explore_kind(const DsvSparse *s)
 {
     const char *kind = s->settings.sparse_explore_kind;
-    if (!s->train || s->settings.sparse_explore <= 0)
+    if ((!s->train && s->settings.sparse_explore < 1) || s->settings.sparse_explore <= 0)
         return DSV_EXPLORE_NONE;
     return strcmp(kind, "random") == 0       ? DSV_EXPLORE_RANDOM
            : strcmp(kind, "neighbours") == 0 ? DSV_EXPLORE_NEIGHBOURS

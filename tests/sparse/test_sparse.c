@@ -48,7 +48,7 @@ static void test_full_lists_are_dense(void **state)
         {1, 1, 34, 1, 7, 19, 16, 8, 3, DSV_F32, "auto", 2e-6},
         {2, 2, 64, 2, 6, 5, 32, 16, 64, DSV_BF16, "auto", 1e-2},
     };
-    static const char *const selectors[] = {"projection", "predictor", "pooled"};
+    static const char *const selectors[] = {"projection", "predictor", "pooled", "window"};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
@@ -312,6 +312,26 @@ static void test_guard_goes_by_running_means(void **state)
     rig_close(&rig);
 }
 
+/* What would turn sparse at once waits for the end of the warm-up. */
+static void test_warmup(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    (void)state;
+    set(&settings, "sparse.profile_every=1");
+    set(&settings, "sparse.warmup_steps=3");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 11, 8);
+    for (int64_t step = 1; step <= 4; step++) {
+        rig_step(&rig, step, true);
+        assert_true(dsvi_sparse_measured(rig.sparse));
+        assert_true((dsvi_sparse_lists(rig.sparse, 0) != NULL) == (step == 4));
+        assert_true((rig.log[0] != 0) == (step >= 3));
+    }
+    rig_close(&rig);
+}
+
 /* Outside training nothing is learnt, measured or decided; what is sparse runs over lists. */
 static void test_without_training(void **state)
 {
@@ -520,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_targets),                 cmocka_unit_test(test_exploration),
         cmocka_unit_test(test_recompute),               cmocka_unit_test(test_guard),
         cmocka_unit_test(test_guard_goes_by_running_means),
+        cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_cost),                    cmocka_unit_test(test_refusals),

@@ -8,7 +8,7 @@
 #include "sparse/sparse_internal.h"
 
 static char path[64];
-static const char *const selectors[] = {"projection", "predictor", "pooled"};
+static const char *const selectors[] = {"projection", "predictor", "pooled", "window"};
 
 static void set(DsvConfig *settings, const char *assignment)
 {
