@@ -23,7 +23,7 @@ static const double masses[] = {0.6, 0.7, 0.8, 0.9, 0.95, 0};
 static const double curve[] = {0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 0};
 static const double sigmas[] = {0.1, 0.5, 0.9};
 
-static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "cube"};
+static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
 
 typedef struct Study {
     const char *model, *clips, *out, *parts;

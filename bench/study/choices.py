@@ -26,6 +26,7 @@ SELECTORS = {
 }
 VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
 KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
+ORDERS = ("hilbert", "raster", "hilbert3d", "tube", "cube")
 SIGMAS = (0.1, 0.5, 0.9)
 NUMBERS = {"group", "chunk", "grain", "rank", "target", "sigma", "block", "density", "captured"}
 
@@ -175,7 +176,7 @@ DEFAULT = {"order": "hilbert", "group": 128, "chunk": 16, "grain": 1, "rank": 16
 
 def order_table(choices):
     rows = []
-    for order in ("hilbert", "raster", "hilbert3d", "cube"):
+    for order in ORDERS:
         for group in (32, 64, 128, 256):
             mean = pick(choices, part="order", selector="mean", order=order, group=group, rule="topk")
             ours = pick(choices, part="order", selector="projection", order=order, group=group)
@@ -281,7 +282,7 @@ def sparsity_table(args, over_training):
 
 def plot_choices(choices, path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), width_ratios=[1, 1.15])
-    for order in ("hilbert", "raster", "hilbert3d", "cube"):
+    for order in ORDERS:
         found = [pick(choices, part="order", selector="projection", order=order, group=g)[0.1]
                  for g in (32, 64, 128, 256)]
         line, = left.plot(range(4), [f["captured"] for f in found], "o-", label=order)

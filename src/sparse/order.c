@@ -139,6 +139,21 @@ static void walk_frames(Walk *walk)
     }
 }
 
+/* The curve of one frame, each place of it widened to a column of frames. Columns are written from the last
+ * on, so that none covers a place of the curve that is still to be read. */
+static void walk_tubes(Walk *walk)
+{
+    const int64_t *grid = walk->grid, frame[3] = {1, grid[1], grid[2]};
+    int64_t frames = grid[0], cells = frame[1] * frame[2];
+    walk_box(walk, (Cell){{0, 0, 0}}, frame);
+    for (int64_t i = cells - 1; i >= 0; i--) {
+        int32_t cell = walk->order[i];
+        for (int64_t f = 0; f < frames; f++)
+            walk->order[i * frames + f] = (int32_t)((i % 2 ? frames - 1 - f : f) * cells + cell);
+    }
+    walk->count = cells * frames;
+}
+
 static void walk_raster(Walk *walk, Cell start, const int64_t box[3])
 {
     for (int64_t f = 0; f < box[0]; f++)
@@ -182,10 +197,12 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
         walk_raster(&walk, origin, grid);
     else if (strcmp(name, "hilbert3d") == 0)
         walk_box(&walk, origin, grid);
+    else if (strcmp(name, "tube") == 0)
+        walk_tubes(&walk);
     else if (strcmp(name, "cube") == 0)
         walk_cubes(&walk);
     else
-        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d or cube",
+        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d, tube or cube",
                          name);
     DSVI_ASSERT(walk.count == grid[0] * grid[1] * grid[2]);
     return DSV_OK;

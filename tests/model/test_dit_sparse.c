@@ -52,7 +52,7 @@ static void compare(const DitCase *found, const DitCase *wanted, const char *wha
                            "%s: gradient of %s", what, wanted->table.params[i].name);
 }
 
-static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "cube"};
+static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
 enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
 
 static void check_orders(bool full_lists)

@@ -29,12 +29,12 @@ static int64_t squared_distance(const int64_t grid[3], const int32_t *order, int
 static void window_lists_the_nearest(void **state)
 {
     enum { GROUP = 16, KEYS = 27 };
-    static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "cube"};
+    static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
     static Rig rig;
     DsvSparseShape shape = rig_shape(1, 2, 2, 32, 5, 7, 9, DSV_F32);
     int32_t order[5 * 7 * 9];
     (void)state;
-    for (uint64_t seed = 0; seed < 4; seed++) {
+    for (uint64_t seed = 0; seed < sizeof orders / sizeof *orders; seed++) {
         DsvConfig settings = rig_settings();
         snprintf(settings.sparse_order, sizeof settings.sparse_order, "%s", orders[seed]);
         set(&settings, "sparse.selector=window");
