@@ -2,6 +2,7 @@
 #include "study_window.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct Near {
     int64_t distance; /* squared */
@@ -49,11 +50,16 @@ static void fill(const DsvSparseShape *shape, bool through_time, int64_t k, cons
 {
     int64_t used = 0, tokens = shape->tokens;
     offsets[0] = 0;
-    for (int64_t n = 0; n < shape->heads * tokens; n++) {
-        if (sampled[n % tokens])
-            nearest(shape->grid, through_time, n % tokens, k, scratch, runs + used);
-        used += sampled[n % tokens] ? k : 0;
-        offsets[n + 1] = used;
+    for (int64_t query = 0; query < tokens; query++) {
+        if (sampled[query])
+            nearest(shape->grid, through_time, query, k, scratch, runs + used);
+        used += sampled[query] ? k : 0;
+        offsets[query + 1] = used;
+    }
+    for (int64_t h = 1; h < shape->heads; h++) {
+        memcpy(runs + h * used, runs, (size_t)used * sizeof *runs);
+        for (int64_t query = 1; query <= tokens; query++)
+            offsets[h * tokens + query] = h * used + offsets[query];
     }
 }
 
