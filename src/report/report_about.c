@@ -89,8 +89,9 @@ DsvStatus dsvi_report_sentence(FILE *to, const DsvReportData *data)
         fprintf(to, ", in batches of %lld, ",
                 (long long)(config->train_batch_size * config->gradient_accumulation_steps));
         if (config->sparse_enabled) {
-            fputs("with sparse attention by the selector ", to);
+            fputs("with sparse attention (selector ", to);
             dsvi_put_text(to, config->sparse_selector);
+            fputc(')', to);
         } else {
             fputs("with dense attention", to);
         }

@@ -127,7 +127,7 @@ static DsvStatus put_video(FILE *to, const char *path, const DsvClipInfo *info)
     if (strcmp(info->codec, "h264") != 0 || size > VIDEO_BYTES_MOST)
         return DSV_OK;
     DSVI_TRY(dsvi_file_read(path, VIDEO_BYTES_MOST, &bytes, &count));
-    fputs("<video controls loop muted autoplay playsinline src=\"data:video/mp4;base64,", to);
+    fputs("<video loop muted autoplay playsinline src=\"data:video/mp4;base64,", to);
     dsvi_put_base64(to, bytes, count);
     fputs("\"></video>", to);
     free(bytes);

@@ -7,7 +7,7 @@
 #include "report/report_text.h"
 
 enum { TIME_PIECES = 200, PARTS = 5, OTHER = PARTS - 1, COLORS = 6 };
-static const double SLOW_PIECES = 0.02;
+static const double SLOW_PIECES = 0.02, MIB = 1048576, GIB = 1073741824;
 
 static const char *const part_name[PARTS] = {"data wait", "forward", "backward", "optimizer", "other"};
 
@@ -97,7 +97,7 @@ static void planned_memory(FILE *to, const DsvReportData *data)
     fputs(".</p>\n<div class=\"bar\">", to);
     for (int64_t i = 0; i < data->memory_classes; i++) {
         fprintf(to, "<i class=\"s%d\" style=\"flex:", (int)(i % COLORS));
-        dsvi_put_fixed(to, data->memory[i].bytes / 1048576, 3);
+        dsvi_put_fixed(to, data->memory[i].bytes / MIB, 3);
         fprintf(to, "%s\"></i>", i < COLORS ? "" : ";opacity:.55");
     }
     fputs("</div><div class=\"key\">", to);
@@ -122,22 +122,23 @@ DsvStatus dsvi_report_memory(FILE *to, const DsvReportData *data)
     else
         dsvi_report_note(to, "This run keeps no plan of its memory.");
     dsvi_curve_raw(steps, DSVI_MEMORY_BYTES, &resident);
-    for (int i = 0; i < resident.count; i++)
-        resident.y[i] /= 1048576;
     dsvi_curve_range(&resident, 0, &low, &high);
     if (resident.count == 0 || !(high > 0))
         return DSV_OK;
+    double unit = high > 4 * GIB ? GIB : MIB, planned = data->planned_bytes / unit;
+    for (int i = 0; i < resident.count; i++)
+        resident.y[i] /= unit;
     DsvPlot plot = {
         .x_name = "step", .width = DSVI_PLOT_WIDE, .height = 140,
         .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
         .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
     };
-    dsvi_plot_span(&plot, 0, fmax(high, data->planned_bytes / 1048576)); /* fmax passes over a NaN */
-    fputs("<h3>Resident, MiB</h3>\n", to);
+    dsvi_plot_span(&plot, 0, fmax(high / unit, planned)); /* fmax passes over a NaN */
+    fprintf(to, "<h3>Resident, %s</h3>\n", unit == GIB ? "GiB" : "MiB");
     dsvi_plot_begin(to, &plot);
-    dsvi_plot_curve(to, &plot, &resident, &(DsvPlotStyle){.name = "MiB", .color = 0});
-    if (data->planned_bytes > 0)
-        dsvi_plot_rule(to, &plot, data->planned_bytes / 1048576, "planned");
+    dsvi_plot_curve(to, &plot, &resident, &(DsvPlotStyle){.name = unit == GIB ? "GiB" : "MiB", .color = 0});
+    if (planned > 0)
+        dsvi_plot_rule(to, &plot, planned, "planned");
     dsvi_plot_end(to, &plot);
     return DSV_OK;
 }

@@ -35,9 +35,16 @@ void dsvi_heat_span(DsvHeat *heat)
 {
     double low = NAN, high = NAN;
     for (int64_t i = 0; i < heat->frames * heat->rows * heat->columns; i++) {
+        if (heat->log && !(heat->value[i] > 0))
+            continue;
         low = fmin(low, heat->value[i]); /* fmin and fmax pass over a NaN */
         high = fmax(high, heat->value[i]);
     }
+    heat->log = heat->log && low < high;
+    heat->low = low;
+    heat->high = high;
+    if (heat->log)
+        return;
     if (isnan(low))
         low = 0, high = 1;
     heat->low = fmax(floor(low / SPAN_STEP + 1e-6), -VALUE_MOST) * SPAN_STEP;
@@ -49,8 +56,9 @@ void dsvi_heat_span(DsvHeat *heat)
 /* The colour of a value; -1: none. */
 static int level_of(const DsvHeat *heat, float value)
 {
-    double share = (value - heat->low) / (heat->high - heat->low);
-    if (isnan(share))
+    double share = heat->log ? log(fmax(value, heat->low) / heat->low) / log(heat->high / heat->low)
+                             : (value - heat->low) / (heat->high - heat->low);
+    if (isnan(value) || isnan(share))
         return -1;
     return (int)fmin(fmax(floor(share * DSVI_HEAT_LEVELS), 0), DSVI_HEAT_LEVELS - 1);
 }

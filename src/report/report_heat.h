@@ -19,10 +19,12 @@ typedef struct DsvHeat {
     const float *value;      /* (frames, rows, columns), NaN where there is none */
     const double *label;     /* (columns) what columns are called; NULL: their number */
     bool tenths;             /* rows are tenths from 0 to 1, the lowest at the top */
+    bool log;                /* colours go by the logarithm; of one frame alone */
     double low, high;        /* what the colours span */
 } DsvHeat;
 
-/* Colours from the least to the largest value, in steps of 0.05. */
+/* Colours from the least to the largest value; to full 0.05 but for `log`, which passes over what is not
+ * positive. */
 void dsvi_heat_span(DsvHeat *heat);
 /* The map with its scale of colours. Cells are single elements where there are several frames. */
 void dsvi_heat_put(FILE *to, const DsvHeat *heat);

@@ -72,10 +72,10 @@ static void put_tick(FILE *to, double value, double step)
         return;
     }
     int decimals = step > 0 && step < 1 ? (int)ceil(-log10(step) - 1e-9) : 0;
-    if (decimals > 4 || fabs(value) >= 1e7)
+    if (value != 0 && (decimals > 5 || fabs(value) >= 1e7))
         dsvi_put_short(to, value, 2);
     else
-        dsvi_put_fixed(to, value, decimals);
+        dsvi_put_fixed(to, value, decimals > 5 ? 0 : decimals);
 }
 
 static void y_tick(FILE *to, const DsvPlot *plot, double value, double step)

@@ -36,10 +36,16 @@ DsvStatus dsvi_report_sparsity(FILE *to, const DsvReportData *data)
     fputs("<div class=\"key\">", to);
     dsvi_plot_key(to, 0, "density, mean over blocks");
     dsvi_plot_key(to, 2, "captured mass, mean over sparse blocks");
+    bool guarded = data->has_config && data->config.sparse_enabled;
+    if (guarded) {
+        fputs("<span>dashed: captured mass wanted of a sparse block, ", to);
+        dsvi_put_short(to, data->config.sparse_min_mass, 2);
+        fputs("</span>", to);
+    }
     fputs("</div>\n", to);
     dsvi_plot_begin(to, &plot);
-    if (data->has_config && data->config.sparse_enabled)
-        dsvi_plot_rule(to, &plot, data->config.sparse_min_mass, "captured mass wanted of a sparse block");
+    if (guarded)
+        dsvi_plot_rule(to, &plot, data->config.sparse_min_mass, "");
     dsvi_plot_curve(to, &plot, &density, &(DsvPlotStyle){.name = "density", .color = 0});
     dsvi_plot_curve(to, &plot, &captured, &(DsvPlotStyle){.name = "captured mass", .color = 2});
     dsvi_plot_end(to, &plot);

@@ -70,7 +70,7 @@ void dsvi_put_large(FILE *to, double value)
     static const struct {
         double size;
         const char *unit;
-    } scale[] = {{1e12, " T"}, {1e9, " G"}, {1e6, " M"}, {1e3, " k"}};
+    } scale[] = {{1e12, " trillion"}, {1e9, " billion"}, {1e6, " million"}, {1e3, " k"}};
     for (size_t i = 0; i < sizeof scale / sizeof *scale; i++)
         if (value >= scale[i].size) {
             dsvi_put_short(to, value / scale[i].size, 2);
@@ -83,8 +83,8 @@ void dsvi_put_large(FILE *to, double value)
 void dsvi_put_bytes(FILE *to, double bytes)
 {
     double mib = bytes / 1048576;
-    dsvi_put_short(to, mib < 10000 ? mib : mib / 1024, 3);
-    fputs(mib < 10000 ? " MiB" : " GiB", to);
+    dsvi_put_short(to, mib < 2048 ? mib : mib / 1024, 3);
+    fputs(mib < 2048 ? " MiB" : " GiB", to);
 }
 
 void dsvi_put_duration(FILE *to, double seconds)

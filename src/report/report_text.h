@@ -20,7 +20,7 @@ void dsvi_put_fixed(FILE *to, double value, int decimals);
 void dsvi_put_short(FILE *to, double value, int digits);
 /* 12345678 as 12,345,678. */
 void dsvi_put_count(FILE *to, double value);
-/* 1234567 as 1.2 M. */
+/* 1234567 as 1.2 million. */
 void dsvi_put_large(FILE *to, double value);
 /* In MiB or GiB. */
 void dsvi_put_bytes(FILE *to, double bytes);

@@ -122,7 +122,7 @@ static void noise_map(FILE *to, const DsvReportData *data)
     int64_t rows = data->steps.rows, columns = rows < NOISE_COLUMNS ? rows : NOISE_COLUMNS;
     DsvHeat heat = {
         .row_name = "sigma", .column_name = "step", .width = DSVI_PLOT_HALF, .rows = DSVI_REPORT_BINS,
-        .columns = columns, .frames = 1, .value = value, .label = label, .tenths = true,
+        .columns = columns, .frames = 1, .value = value, .label = label, .tenths = true, .log = true,
     };
     for (int64_t c = 0; c < columns; c++) {
         int64_t first = rows * c / columns, last = rows * (c + 1) / columns;

@@ -43,7 +43,7 @@ static void test_sections(void **unused)
     assert_int_equal(summary.bytes, strlen(page));
     assert_int_equal(strncmp(summary.path, folder, strlen(folder)), 0);
     assert_holds(page, "<h1>some-run</h1>");
-    assert_holds(page, "of 12 M parameters (3 blocks, 2 heads of 64), trained on 5 clips");
+    assert_holds(page, "of 12 million parameters (3 blocks, 2 heads of 64), trained on 5 clips");
     assert_holds(page, "on some processor");
     assert_holds(page, "Finished after 100 steps, which took 25 s.");
     assert_holds(page, "block 1 turns sparse: for &quot;good&quot; reasons");

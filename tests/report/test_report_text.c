@@ -48,8 +48,9 @@ static void test_numbers(void **unused)
     assert_put("-1,234", dsvi_put_count(to, -1234));
     assert_put("-123", dsvi_put_count(to, -123));
     assert_put("-", dsvi_put_count(to, NAN));
-    assert_put("4.8 M", dsvi_put_large(to, 4821344));
+    assert_put("4.8 million", dsvi_put_large(to, 4821344));
     assert_put("999", dsvi_put_large(to, 999));
+    assert_put("1.2 k", dsvi_put_large(to, 1234));
     assert_put("320 MiB", dsvi_put_bytes(to, 320 * 1048576.0));
     assert_put("117 GiB", dsvi_put_bytes(to, 120000 * 1048576.0));
     assert_put("47 s", dsvi_put_duration(to, 47.2));
