@@ -99,6 +99,7 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
         print_row("sample", "%s", summary->sample);
     print_row("metrics", "%s/metrics.jsonl", config->output_dir);
     print_row("curves", "tensorboard --logdir %s", config->output_dir);
+    print_row("page", "dsv report %s", config->output_dir);
 }
 
 static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config)
