@@ -180,15 +180,15 @@ static void add_rules(Study *s)
 
 static void add_grains(Study *s)
 {
+    static const char *const of[] = {"hilbert", "raster", "tube"};
     for (int64_t grain = 1; grain <= 64; grain *= 2) {
-        for (size_t o = 0; o < 2; o++) {
+        for (size_t o = 0; o < sizeof of / sizeof *of; o++) {
             StudyCase projection = usual("grain", "projection"), mean = usual("grain", "mean");
             projection.grain = mean.grain = grain;
-            projection.order = mean.order = orders[o];
-            projection.targets = mean.targets = curve;
+            projection.order = mean.order = of[o];
+            projection.targets = curve;
             add(s, projection);
-            if (o == 0)
-                add(s, mean);
+            add(s, mean);
         }
     }
     StudyCase blocks = usual("grain", "pooled");

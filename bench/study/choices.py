@@ -96,9 +96,10 @@ def time_attention(args, grain, density, name):
     """Milliseconds of selection, forward and backward pass over random lists of this density and grain."""
     out = args.run / f"time-{name}.json"
     selector, group = ("pooled", 64) if name.startswith("pooled") else ("projection", 128)
-    command(args.build / "dsv", "bench", "attention", "--tokens", args.time_tokens, "--heads", 4,
-            "--head-dim", 64, "--group", group, "--grain", grain, "--density", f"{density:.4f}",
-            "--selector", selector, "--json", out)
+    if args.again or not out.exists():
+        command(args.build / "dsv", "bench", "attention", "--tokens", args.time_tokens, "--heads", 4,
+                "--head-dim", 64, "--group", group, "--grain", grain, "--density", f"{density:.4f}",
+                "--selector", selector, "--json", out)
     figures = json.loads(out.read_text())
     return (sum(figures[key] for key in ("select_ms", "sparse_fwd_ms", "sparse_bwd_ms")),
             figures["dense_fwd_ms"] + figures["dense_bwd_ms"])
@@ -222,9 +223,10 @@ def rule_table(choices):
 
 def grain_curves(choices):
     curves = {}
-    for grain in (1, 2, 4, 8, 16, 32, 64):
-        curves[f"runs of {grain}"] = (grain, pick(choices, part="grain", selector="projection",
-                                                  order="hilbert", grain=grain))
+    for order in ("hilbert", "tube"):
+        for grain in (1, 2, 4, 8, 16, 32, 64):
+            curves[f"{order}, runs of {grain}"] = (grain, pick(choices, part="grain", selector="projection",
+                                                               order=order, grain=grain))
     curves["pooled 64 x 64"] = (64, pick(choices, part="grain", selector="pooled", rule="threshold"))
     return curves
 
@@ -321,16 +323,17 @@ def plot_choices(choices, path):
 
 def plot_grain(choices, times, dense, path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6))
-    for name, (_, curve) in grain_curves(choices).items():
-        left.plot([s["density"] for s in curve.values()], [s["captured"] for s in curve.values()],
-                  "--" if "pooled" in name else "-", label=name)
+    for name, (grain, curve) in grain_curves(choices).items():
+        if grain in (1, 4, 16, 64):
+            left.plot([s["density"] for s in curve.values()], [s["captured"] for s in curve.values()],
+                      ":" if "pooled" in name else "-" if "tube" in name else "--", label=name)
     left.set(xscale="log", xlabel="density", ylabel="captured mass", title="What lists hold")
     left.legend(fontsize=8)
     for mass, by_name in times.items():
         right.plot(list(by_name), list(by_name.values()), "o-", label=f"captured {mass:g}")
     if dense:
         right.axhline(dense, color="gray", linestyle=":", label="dense")
-    right.tick_params(axis="x", rotation=35)
+    right.tick_params(axis="x", rotation=90)
     right.set(ylabel="ms, selection + forward + backward", title="Time at equal captured mass")
     if times:
         right.legend()
