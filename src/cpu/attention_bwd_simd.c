@@ -174,16 +174,13 @@ static void load_rows(const Backward *w, const DsvHeads *rows, const Tile *at, f
                        out + i * w->tiles.row_words);
 }
 
-/* delta = out . dout per query, from out^T and dout^T. The sum runs over the words of D one by one, as that of dP
- * does: where one key has all the weight, dP - delta is 0 to the bit. */
+/* delta = out . dout per query, from out^T and dout^T, summed as dP is: where one key has all the weight,
+ * dP - delta is 0 to the bit. */
 static void find_delta(const DsvAttentionTiles *t, const float *outt, const Queries *q)
 {
-    for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES) {
-        DsvVec sum = dsvi_vec_all(0);
-        for (int64_t at = i; at < i + t->dim_words * t->tile_width; at += t->tile_width)
-            sum = dsvi_words_add(t->pairs, sum, dsvi_vec_load(q->doutt + at), dsvi_vec_load(outt + at));
-        dsvi_vec_store(q->delta + i, sum);
-    }
+    for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES)
+        dsvi_vec_store(q->delta + i, dsvi_words_dot(t->pairs, q->doutt + i, outt + i, t->dim_words,
+                                                    t->tile_width));
 }
 
 /* Packs Q and dOut of a tile in all forms, lse and delta; its dQ begins with 0. */
@@ -288,7 +285,7 @@ static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const
     const DsvAttentionArgs *args = w->args;
     const DsvAttentionTiles *t = &w->tiles;
     int64_t tile = t->tile_width, words = t->row_words, row = t->row_width;
-    int64_t width = dsvi_tile_width(t, at->queries), padded = dsvi_round_up(count, DSVI_ROWS_UNIT);
+    int64_t width = dsvi_tile_width(t, at->queries), padded = dsvi_round_up(count, dsvi_rows_unit(t->pairs));
     int64_t key_words = dsvi_words(t->pairs, count), query_words = dsvi_words(t->pairs, at->queries);
     dsvi_rows_gather(t, args, &args->k, at->b, at->h, keys, count, s->k);
     dsvi_rows_gather(t, args, &args->v, at->b, at->h, keys, count, s->v);
@@ -396,8 +393,10 @@ static void backward_range(void *context, int64_t begin, int64_t end, int worker
 {
     const Backward *w = context;
     Scratch s = scratch_of(w, worker);
+    dsvi_tile_products_begin();
     for (int64_t n = begin; n < end; n++)
         backward_block(w, &s, n / w->blocks, n % w->blocks);
+    dsvi_tile_products_end();
 }
 
 static DsvStatus backward(DsvStream *stream, const DsvAttentionArgs *args)

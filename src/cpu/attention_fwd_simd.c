@@ -112,7 +112,7 @@ static void pass_keys(const Forward *f, const Scratch *s, int64_t b, int64_t h, 
     dsvi_rows_gather(t, args, &args->v, b, h, keys, count, s->v);
     const float *v = dsvi_rows_across(t, s->v, count, s->vx);
     dsvi_tile_product(&(DsvTileProduct){
-        .m = dsvi_round_up(count, DSVI_ROWS_UNIT), .n = width, .k = t->dim_words,
+        .m = dsvi_round_up(count, dsvi_rows_unit(t->pairs)), .n = width, .k = t->dim_words,
         .a = s->k, .a_row = t->row_words, .a_col = 1, .b = s->qt, .ldb = t->tile_width,
         .c = s->scores, .ldc = t->tile_width, .factor = (float)args->scale, .pairs = t->pairs});
     for (int64_t i = 0; i < width; i += DSVI_LANES)
@@ -156,10 +156,12 @@ static void forward_range(void *context, int64_t begin, int64_t end, int worker)
     Scratch s;
     float *memory = (float *)f->args->workspace + (size_t)worker * f->worker_floats;
     lay_scratch(&f->tiles, memory, &s);
+    dsvi_tile_products_begin();
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / f->tiles.count;
         forward_tile(f, &s, pair / f->args->heads, pair % f->args->heads, n % f->tiles.count);
     }
+    dsvi_tile_products_end();
 }
 
 static Forward plan(const DsvAttentionArgs *args)

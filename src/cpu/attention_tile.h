@@ -136,9 +136,9 @@ static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t 
 }
 
 /* Zero rows behind `count` packed rows, `width` wide, up to what products may read. */
-static inline void dsvi_rows_finish(int64_t count, int64_t width, float *rows)
+static inline void dsvi_rows_finish(bool pairs, int64_t count, int64_t width, float *rows)
 {
-    int64_t padded = dsvi_round_up(count, DSVI_ROWS_UNIT);
+    int64_t padded = dsvi_round_up(count, dsvi_rows_unit(pairs));
     memset(rows + count * width, 0, (size_t)((padded - count) * width) * sizeof *rows);
 }
 
@@ -149,7 +149,7 @@ static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttenti
 {
     for (int64_t j = 0; j < count; j++)
         dsvi_row_words(t, args, rows->data, dsvi_heads_at(rows, b, keys[j], h), out + j * t->row_words);
-    dsvi_rows_finish(count, t->row_words, out);
+    dsvi_rows_finish(t->pairs, count, t->row_words, out);
 }
 
 /* Asks for the rows of keys [begin, end) of a list, which may lie anywhere, before they are wanted. */
@@ -178,39 +178,6 @@ static inline const float *dsvi_rows_across(const DsvAttentionTiles *t, const fl
         dsvi_halves_across(halves + 4 * w * t->row_words, halves + (4 * w + 2) * t->row_words, t->row_width,
                            out + w * t->row_width);
     return out;
-}
-
-typedef float DsvVec4 __attribute__((vector_size(16)));
-
-/* out[j, i] = in[i, j], four by four. */
-static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride)
-{
-    DsvVec4 row[4], pair[4], column[4];
-    for (int i = 0; i < 4; i++)
-        memcpy(&row[i], in + i * in_stride, sizeof row[i]);
-    for (int i = 0; i < 2; i++) {
-        pair[i] = __builtin_shufflevector(row[i], row[i + 2], 0, 4, 1, 5);
-        pair[i + 2] = __builtin_shufflevector(row[i], row[i + 2], 2, 6, 3, 7);
-    }
-    for (int i = 0; i < 4; i += 2) {
-        column[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 4, 1, 5);
-        column[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 6, 3, 7);
-    }
-    for (int i = 0; i < 4; i++)
-        memcpy(out + i * out_stride, &column[i], sizeof column[i]);
-}
-
-/* out[d, i] = in[i, d], d < columns, for the first `count` rows of in, which lie `stride` apart; zero in
- * further columns of out, up to tile_width. `columns` and tile_width are multiples of four, and `in` has
- * as many rows as out has columns. */
-static inline void dsvi_rows_transpose(float *in, int64_t stride, int64_t columns, int64_t count, float *out,
-                                       int64_t tile_width)
-{
-    for (int64_t i = count; i < tile_width; i++)
-        memset(in + i * stride, 0, (size_t)columns * sizeof *in);
-    for (int64_t i = 0; i < tile_width; i += 4)
-        for (int64_t d = 0; d < columns; d += 4)
-            dsvi_transpose_4x4(in + i * stride + d, stride, out + d * tile_width + i, tile_width);
 }
 
 /* Refuses what these variants do not serve. */

@@ -40,6 +40,9 @@ static void fill_levels(DsvIsa isa, DsvOps *ops)
     if (isa >= DSV_ISA_AVX512_BF16) {
         DSVI_SIMD_PAIR_FILLS(FILL, avx512_bf16)
     }
+    if (isa >= DSV_ISA_AMX) {
+        DSVI_SIMD_PAIR_FILLS(FILL, amx)
+    }
 #endif
 }
 

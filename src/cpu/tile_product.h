@@ -4,7 +4,7 @@
  * A and B are made of 32-bit words (tile_words.h): a word is one F32, or with `pairs` two bf16 that are
  * consecutive along k; k counts words. Word (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed.
  * B and C are row-major with rows ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is
- * any (pairs: a multiple of DSVI_WORDS_UNIT).
+ * any; with pairs m is a multiple of 16 (AMX), k of DSVI_WORDS_UNIT.
  *
  * A block of DSVI_TILE_ROWS x (2 vectors) of C stays in registers while k runs: 16 accumulators of 32
  * registers with AVX-512, 8 of 16 with AVX2, enough to hide the latency of two fused multiply-adds a
@@ -13,6 +13,9 @@
 #define DSVI_TILE_PRODUCT_H
 
 #include "cpu/tile_words.h"
+#if defined(__AMX_BF16__)
+#include "cpu/tile_amx.h"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,12 +69,54 @@ static inline __attribute__((always_inline)) void dsvi_tile_blocks(const DsvTile
             dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 1, pairs);
 }
 
+#if defined(__AMX_BF16__)
+/* The matrix unit wants A row-major: a transposed one is turned first. */
+static inline void dsvi_tile_product_amx(const DsvTileProduct *t)
+{
+    _Alignas(64) float turned[DSVI_AMX_M_MOST * DSVI_AMX_K_MOST];
+    const float *a = t->a;
+    int64_t lda = t->a_row;
+    if (t->a_col != 1) {
+        dsvi_rows_transpose((float *)a, t->a_col, t->m, t->k, turned, t->k);
+        a = turned;
+        lda = t->k;
+    }
+    dsvi_amx_product(t->m, t->n, t->k, a, lda, t->b, t->ldb, t->c, t->ldc, t->add);
+    if (t->add || t->factor == 1)
+        return;
+    for (int64_t i = 0; i < t->m; i++)
+        for (int64_t j = 0; j < t->n; j += DSVI_LANES)
+            dsvi_vec_store(t->c + i * t->ldc + j, dsvi_vec_load(t->c + i * t->ldc + j) * t->factor);
+}
+#endif
+
 static inline void dsvi_tile_product(const DsvTileProduct *t)
 {
+#if defined(__AMX_BF16__)
+    if (t->pairs) {
+        dsvi_tile_product_amx(t);
+        return;
+    }
+#endif
     if (DSVI_HAS_PAIRS && t->pairs)
         dsvi_tile_blocks(t, true);
     else
         dsvi_tile_blocks(t, false);
+}
+
+/* Around products of pairs, once for each piece of work of a thread. */
+static inline void dsvi_tile_products_begin(void)
+{
+#if defined(__AMX_BF16__)
+    dsvi_amx_begin();
+#endif
+}
+
+static inline void dsvi_tile_products_end(void)
+{
+#if defined(__AMX_BF16__)
+    _tile_release();
+#endif
 }
 
 #ifdef __cplusplus

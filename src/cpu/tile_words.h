@@ -13,13 +13,21 @@
 extern "C" {
 #endif
 
-/* DSVI_HAS_PAIRS: this level multiplies pairs. DSVI_WORDS_UNIT: k of pairs is rounded up to it, with zeros.
- * DSVI_ROWS_UNIT: so are the rows of what a product reads or writes. */
-#if defined(__AVX512BF16__)
+/* DSVI_HAS_PAIRS: this level multiplies pairs. Of these k is rounded up to DSVI_WORDS_UNIT, the rows of operands
+ * and results to DSVI_ROWS_UNIT. */
+#if defined(__AMX_BF16__)
+enum { DSVI_HAS_PAIRS = 1, DSVI_WORDS_UNIT = 16, DSVI_ROWS_UNIT = 32 };
+#elif defined(__AVX512BF16__)
 enum { DSVI_HAS_PAIRS = 1, DSVI_WORDS_UNIT = 1, DSVI_ROWS_UNIT = DSVI_TILE_ROWS };
 #else
 enum { DSVI_HAS_PAIRS = 0, DSVI_WORDS_UNIT = 1, DSVI_ROWS_UNIT = DSVI_TILE_ROWS };
 #endif
+
+/* Rows are zero, or have room, up to a multiple of it. */
+static inline int64_t dsvi_rows_unit(bool pairs)
+{
+    return pairs ? DSVI_ROWS_UNIT : DSVI_TILE_ROWS;
+}
 
 /* Words that n elements make along k. */
 static inline int64_t dsvi_words(bool pairs, int64_t n)
@@ -36,6 +44,31 @@ static inline __attribute__((always_inline)) DsvVec dsvi_words_add(bool pairs, D
 #endif
     (void)pairs;
     return sum + a * b;
+}
+
+/* Sums of `words` products of words that stand below each other, `stride` apart, in two columns of vectors; in
+ * the order in which a tile product sums them, so to the same bits. */
+static inline DsvVec dsvi_words_dot(bool pairs, const float *a, const float *b, int64_t words, int64_t stride)
+{
+    DsvVec sum = dsvi_vec_all(0);
+#if defined(__AMX_BF16__)
+    /* TDPBF16PS sums first and second halves of 16 words apart (Intel SDM, volume 2). */
+    const __m512i second = _mm512_set1_epi32((int)0xFFFF0000u);
+    for (int64_t from = 0; pairs && from < words; from += DSVI_WORDS_UNIT) {
+        __m512 even = _mm512_setzero_ps(), odd = even;
+        for (int64_t at = from * stride; at < (from + DSVI_WORDS_UNIT) * stride; at += stride) {
+            __m512i x = _mm512_loadu_si512(a + at), y = _mm512_loadu_si512(b + at);
+            even = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16), (__m512)_mm512_slli_epi32(y, 16), even);
+            odd = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, second), (__m512)_mm512_and_si512(y, second), odd);
+        }
+        sum += (DsvVec)_mm512_add_ps(even, odd);
+    }
+    if (pairs)
+        return sum;
+#endif
+    for (int64_t at = 0; at < words * stride; at += stride)
+        sum = dsvi_words_add(pairs, sum, dsvi_vec_load(a + at), dsvi_vec_load(b + at));
+    return sum;
 }
 
 /* Two rows of F32, `low` and `high`, as one row of pairs: across. */
@@ -76,6 +109,39 @@ static inline void dsvi_halves_across(const uint16_t *low, const uint16_t *high,
         DsvVecWord pair = __builtin_convertvector(a, DsvVecWord) | __builtin_convertvector(b, DsvVecWord) << 16;
         memcpy(out + d, &pair, sizeof pair);
     }
+}
+
+typedef float DsvVec4 __attribute__((vector_size(16)));
+
+/* out[j, i] = in[i, j], four by four. */
+static inline void dsvi_transpose_4x4(const float *in, int64_t in_stride, float *out, int64_t out_stride)
+{
+    DsvVec4 row[4], pair[4], column[4];
+    for (int i = 0; i < 4; i++)
+        memcpy(&row[i], in + i * in_stride, sizeof row[i]);
+    for (int i = 0; i < 2; i++) {
+        pair[i] = __builtin_shufflevector(row[i], row[i + 2], 0, 4, 1, 5);
+        pair[i + 2] = __builtin_shufflevector(row[i], row[i + 2], 2, 6, 3, 7);
+    }
+    for (int i = 0; i < 4; i += 2) {
+        column[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 4, 1, 5);
+        column[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 6, 3, 7);
+    }
+    for (int i = 0; i < 4; i++)
+        memcpy(out + i * out_stride, &column[i], sizeof column[i]);
+}
+
+/* out[d, i] = in[i, d], d < columns, for the first `count` rows of in, which lie `stride` apart; zero in
+ * further columns of out, up to tile_width. `columns` and tile_width are multiples of four, and `in` has
+ * as many rows as out has columns. Words are moved as they are. */
+static inline void dsvi_rows_transpose(float *in, int64_t stride, int64_t columns, int64_t count, float *out,
+                                       int64_t tile_width)
+{
+    for (int64_t i = count; i < tile_width; i++)
+        memset(in + i * stride, 0, (size_t)columns * sizeof *in);
+    for (int64_t i = 0; i < tile_width; i += 4)
+        for (int64_t d = 0; d < columns; d += 4)
+            dsvi_transpose_4x4(in + i * stride + d, stride, out + d * tile_width + i, tile_width);
 }
 
 #ifdef __cplusplus
