@@ -23,7 +23,7 @@
 #include "cpu/tile_product.h"
 
 enum {
-    BLOCK_LISTED = 768, /* keys of a block in a list, on average: pays for a tile's forms passing the caches */
+    BLOCK_LISTED = 768, /* keys of a block in a list, on average: pays for reading a tile's forms */
     LEAST_LISTED = 256, /* and when blocks are made smaller to be more */
     PIECES = 16,        /* of a phase, wanted at least */
     MOST_BLOCKS = 64,
@@ -242,7 +242,8 @@ static void differentiate_floats(const Scratch *s, const Queries *q, int64_t key
 
 /* The same with pairs: p and ds along queries in place, ds across keys in dsx. Two keys and two vectors of
  * queries at a time; keys beyond the last have ds = 0. */
-static void differentiate_pairs(const Scratch *s, const Queries *q, int64_t keys, int64_t width, int64_t stride)
+static void differentiate_pairs(const Scratch *s, const Queries *q, int64_t keys, int64_t width,
+                                int64_t stride)
 {
     for (int64_t i = 0; i < width; i += 2 * DSVI_LANES) {
         DsvVec lse[2], delta[2];
@@ -252,11 +253,12 @@ static void differentiate_pairs(const Scratch *s, const Queries *q, int64_t keys
         }
         for (int64_t j = 0; j < keys; j += 2) {
             Difference d[2][2];
-            for (int key = 0; key < 2; key++)
+            for (int key = 0; key < 2; key++) {
+                int64_t at = (j + key) * stride + i;
                 for (int n = 0; n < 2; n++)
-                    d[key][n] = j + key < keys
-                                    ? differentiate(s, (j + key) * stride + i + n * DSVI_LANES, lse[n], delta[n])
-                                    : (Difference){dsvi_vec_all(0), dsvi_vec_all(0)};
+                    d[key][n] = j + key < keys ? differentiate(s, at + n * DSVI_LANES, lse[n], delta[n])
+                                               : (Difference){dsvi_vec_all(0), dsvi_vec_all(0)};
+            }
             for (int key = 0; key < 2; key++) {
                 int64_t at = (j + key) * stride + i / 2;
                 dsvi_vec_store(s->p + at, dsvi_pair_along(d[key][0].p, d[key][1].p));
@@ -279,8 +281,8 @@ static void scatter_add(const float *rows, const int32_t *keys, int64_t count, i
 }
 
 /* The five products for `count` keys: dQ into the tile's sum, dk and dv into the keys'. */
-static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const Queries *q, const int32_t *keys,
-                      int64_t count)
+static void pass_keys(const Backward *w, const Scratch *s, const Tile *at, const Queries *q,
+                      const int32_t *keys, int64_t count)
 {
     const DsvAttentionArgs *args = w->args;
     const DsvAttentionTiles *t = &w->tiles;

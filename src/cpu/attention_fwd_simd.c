@@ -49,7 +49,8 @@ static size_t lay_scratch(const DsvAttentionTiles *t, float *base, Scratch *s)
 }
 
 /* p of one or two keys, summed, and stored as row `word` of P^T. */
-static DsvVec put_probabilities(bool pairs, float *scores, int64_t stride, int64_t j, int64_t count, DsvVec now)
+static DsvVec put_probabilities(bool pairs, float *scores, int64_t stride, int64_t j, int64_t count,
+                                DsvVec now)
 {
     DsvVec first = dsvi_vec_exp_weight(dsvi_vec_load(scores + j * stride) - now), second = dsvi_vec_all(0);
     if (!pairs) {

@@ -153,8 +153,8 @@ static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttenti
 }
 
 /* Asks for the rows of keys [begin, end) of a list, which may lie anywhere, before they are wanted. */
-static inline void dsvi_rows_prefetch(const DsvAttentionArgs *args, const DsvHeads *rows, int64_t b, int64_t h,
-                                      const DsvList *list, int64_t begin, int64_t end)
+static inline void dsvi_rows_prefetch(const DsvAttentionArgs *args, const DsvHeads *rows, int64_t b,
+                                      int64_t h, const DsvList *list, int64_t begin, int64_t end)
 {
     enum { LINE = 64 };
     int32_t keys[DSVI_TILE_KEYS];

@@ -35,7 +35,7 @@ static inline void dsvi_samples_score(DsvDtype dtype, const DsvHeads *k, int64_t
     DsvTileProduct product = {
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = DSVI_SAMPLES, .k = dim,
         .a = keys, .a_row = width, .a_col = 1, .b = transposed, .ldb = DSVI_SAMPLES,
-        .c = scores, .ldc = DSVI_SAMPLES, .factor = (float)factor, .add = false};
+        .c = scores, .ldc = DSVI_SAMPLES, .factor = (float)factor, .add = false, .pairs = false};
     for (int64_t j = 0; j < count; j++)
         dsvi_row_load(dtype, k->data, dsvi_heads_at(k, b, first + j, h), dim, width, keys + j * width);
     memset(keys + count * width, 0, (size_t)((product.m - count) * width) * sizeof *keys);

@@ -153,8 +153,9 @@ static void transpose_range(void *context, int64_t begin, int64_t end, int worke
 
 static void transpose(Select *s, const Columns *columns)
 {
+    int64_t blocks = (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
     s->filled = columns;
-    dsvi_parallel_for(s->pairs * ((columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS), 1, transpose_range, s);
+    dsvi_parallel_for(s->pairs * blocks, 1, transpose_range, s);
 }
 
 /* Copies proxies [first, first + count) of the pair, zeros up to whole DSVI_TILE_ROWS. */
@@ -238,7 +239,8 @@ static void add_estimates(float *estimate, const float *scores, int64_t columns,
 }
 
 /* e_gr of group g and the runs of these columns, in scratch->estimate. */
-static void group_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t g)
+static void group_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair,
+                            int64_t g)
 {
     const DsvSelectArgs *args = s->args;
     int64_t per_group = args->group / args->chunk, per_run = args->grain / args->candidate_keys;

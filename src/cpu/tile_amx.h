@@ -1,5 +1,5 @@
-/* Tile products of bf16 pairs by the matrix unit of Intel processors (AMX): 16 x 16 results, 16 words of k at a
- * time. Only for sources compiled with AMX. */
+/* Tile products of bf16 pairs by the matrix unit of Intel processors (AMX): 16 x 16 results, 16 words of k at
+ * a time. Only for sources compiled with AMX. */
 #ifndef DSVI_TILE_AMX_H
 #define DSVI_TILE_AMX_H
 
@@ -11,8 +11,8 @@ extern "C" {
 
 enum { DSVI_AMX_SIDE = 16, DSVI_AMX_K_MOST = 64, DSVI_AMX_M_MOST = DSV_HEAD_DIM_MAX };
 
-/* The shape of all eight tile registers: 16 rows of 64 bytes. A thread says so before it uses them; libraries it
- * calls in between may say something else. */
+/* The shape of all eight tile registers: 16 rows of 64 bytes. A thread says so before it uses them; libraries
+ * it calls in between may say something else. */
 static inline void dsvi_amx_begin(void)
 {
     _Alignas(64) uint8_t config[64] = {1};
@@ -79,8 +79,8 @@ static inline __attribute__((always_inline)) void dsvi_amx_block(const DsvAmxOpe
 }
 
 /* C = A B, or added to C, for whole tiles; A row-major. Strides in words. */
-static inline void dsvi_amx_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
-                                    int64_t ldb, float *c, int64_t ldc, bool add)
+static inline void dsvi_amx_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                                    const float *b, int64_t ldb, float *c, int64_t ldc, bool add)
 {
     enum { SIDE = DSVI_AMX_SIDE };
     for (int64_t j = 0; j < n; j += 2 * SIDE) {

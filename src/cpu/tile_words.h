@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* DSVI_HAS_PAIRS: this level multiplies pairs. Of these k is rounded up to DSVI_WORDS_UNIT, the rows of operands
- * and results to DSVI_ROWS_UNIT. */
+/* DSVI_HAS_PAIRS: this level multiplies pairs. Of these k is rounded up to DSVI_WORDS_UNIT, the rows of
+ * operands and results to DSVI_ROWS_UNIT. */
 #if defined(__AMX_BF16__)
 enum { DSVI_HAS_PAIRS = 1, DSVI_WORDS_UNIT = 16, DSVI_ROWS_UNIT = 32 };
 #elif defined(__AVX512BF16__)
@@ -46,8 +46,8 @@ static inline __attribute__((always_inline)) DsvVec dsvi_words_add(bool pairs, D
     return sum + a * b;
 }
 
-/* Sums of `words` products of words that stand below each other, `stride` apart, in two columns of vectors; in
- * the order in which a tile product sums them, so to the same bits. */
+/* Sums of `words` products of words that stand below each other, `stride` apart, in two columns of vectors;
+ * in the order in which a tile product sums them, so to the same bits. */
 static inline DsvVec dsvi_words_dot(bool pairs, const float *a, const float *b, int64_t words, int64_t stride)
 {
     DsvVec sum = dsvi_vec_all(0);
@@ -59,7 +59,8 @@ static inline DsvVec dsvi_words_dot(bool pairs, const float *a, const float *b, 
         for (int64_t at = from * stride; at < (from + DSVI_WORDS_UNIT) * stride; at += stride) {
             __m512i x = _mm512_loadu_si512(a + at), y = _mm512_loadu_si512(b + at);
             even = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16), (__m512)_mm512_slli_epi32(y, 16), even);
-            odd = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, second), (__m512)_mm512_and_si512(y, second), odd);
+            odd = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, second),
+                                  (__m512)_mm512_and_si512(y, second), odd);
         }
         sum += (DsvVec)_mm512_add_ps(even, odd);
     }
@@ -106,7 +107,8 @@ static inline void dsvi_halves_across(const uint16_t *low, const uint16_t *high,
         DsvVecHalf a, b;
         memcpy(&a, low + d, sizeof a);
         memcpy(&b, high + d, sizeof b);
-        DsvVecWord pair = __builtin_convertvector(a, DsvVecWord) | __builtin_convertvector(b, DsvVecWord) << 16;
+        DsvVecWord pair = __builtin_convertvector(b, DsvVecWord) << 16;
+        pair |= __builtin_convertvector(a, DsvVecWord);
         memcpy(out + d, &pair, sizeof pair);
     }
 }

@@ -106,8 +106,8 @@ typedef size_t dsvi_select_workspace_fn(const DsvSelectArgs *args);
  * been. */
 
 /* The histogram counts one run of each 1 + bin_skip, the last few included: run dsvi_select_counted(args, i),
- * 0 <= i < dsvi_select_counted_runs(args). Which one of them is scattered (Knuth's multiplicative hash), so that
- * no rhythm of the tokens, rows of a picture above all, can fall in with the choice. */
+ * 0 <= i < dsvi_select_counted_runs(args). Which one of them is scattered (Knuth's multiplicative hash), so
+ * that no rhythm of the tokens, rows of a picture above all, can fall in with the choice. */
 static inline int64_t dsvi_select_counted_runs(const DsvSelectArgs *args)
 {
     int64_t runs = (args->keys + args->grain - 1) / args->grain;

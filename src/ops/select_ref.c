@@ -18,7 +18,8 @@ DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists)
                          "of each and at most %d features", (long long)args->queries, (long long)args->keys,
                          (long long)args->features, DSV_HEAD_DIM_MAX);
     if (args->bin_skip < 0)
-        return DSVI_FAIL(DSV_E_USAGE, "select: bin_skip is %lld, wanted 0 or more", (long long)args->bin_skip);
+        return DSVI_FAIL(DSV_E_USAGE, "select: bin_skip is %lld, wanted 0 or more",
+                         (long long)args->bin_skip);
     if (!lists)
         return DSV_OK;
     if (!args->threshold == !args->topk)

@@ -84,7 +84,8 @@ static void test_curves_never_jump(void **state)
         space += jumps_in_space("hilbert3d", grid) + jumps_in_space("tube", grid);
     }
     print_message("%lld steps: %lld jumps inside frames, %lld with those between frames, %lld of the "
-                  "curves through time\n", (long long)steps, (long long)frames, (long long)time, (long long)space);
+                  "curves through time\n",
+                  (long long)steps, (long long)frames, (long long)time, (long long)space);
     assert_int_equal(frames, 0);
     assert_int_equal(time, 0);
     assert_int_equal(space, 0);
