@@ -26,7 +26,7 @@ enum { DSVI_HAS_PAIRS = 0, DSVI_WORDS_UNIT = 1, DSVI_ROWS_UNIT = DSVI_TILE_ROWS 
 /* Rows are zero, or have room, up to a multiple of it. */
 static inline int64_t dsvi_rows_unit(bool pairs)
 {
-    return pairs ? DSVI_ROWS_UNIT : DSVI_TILE_ROWS;
+    return pairs ? (int64_t)DSVI_ROWS_UNIT : (int64_t)DSVI_TILE_ROWS;
 }
 
 /* Words that n elements make along k. */
