@@ -75,6 +75,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"forward_ms", 1e3 * dsvi_median(times->forward, REPEATS)},
         {"backward_ms", 1e3 * dsvi_median(times->backward, REPEATS)},
         {"optimizer_ms", 1e3 * dsvi_median(times->optimizer, REPEATS)},
+        {"parameters", (double)t->table.parameters},
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
         {"model_tflops", 1e-12 * flops / step},
