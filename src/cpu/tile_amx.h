@@ -1,10 +1,11 @@
 /* Tile products of bf16 pairs by the matrix unit of Intel processors (AMX): 16 x 16 results, 16 words of k at
- * a time. Only for sources compiled with AMX. */
+ * a time. Empty for sources that are not compiled for AMX. */
 #ifndef DSVI_TILE_AMX_H
 #define DSVI_TILE_AMX_H
 
 #include "cpu/tile_words.h"
 
+#if defined(__AMX_BF16__)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -99,5 +100,6 @@ static inline void dsvi_amx_product(int64_t m, int64_t n, int64_t k, const float
 
 #ifdef __cplusplus
 }
+#endif
 #endif
 #endif

@@ -12,10 +12,8 @@
 #ifndef DSVI_TILE_PRODUCT_H
 #define DSVI_TILE_PRODUCT_H
 
-#include "cpu/tile_words.h"
-#if defined(__AMX_BF16__)
 #include "cpu/tile_amx.h"
-#endif
+#include "cpu/tile_words.h"
 
 #ifdef __cplusplus
 extern "C" {
