@@ -188,7 +188,8 @@ def order_table(choices):
 
 
 def short(source):
-    return "/".join(pathlib.Path(source).parts[-2:])
+    """run/checkpoint-800 as run@800."""
+    return "@".join(pathlib.Path(source).parts[-2:]).replace("@checkpoint-", "@")
 
 
 def selector_table(choices):
@@ -305,7 +306,7 @@ def plot_choices(choices, path):
     sources = {key[KEY.index("source")] for key in choices} - {"own", "first"}
     for source in sorted(sources, key=lambda s: (len(s), s)):
         learnt = "predictor" in short(source)
-        bar(short(source).replace("/checkpoint-", ", of step "), "predictor" if learnt else "projection",
+        bar(short(source).replace("@", ", of step "), "predictor" if learnt else "projection",
             source=source)
     bars.append(("pooled 64 x 64, cubes", pick(choices, part="selector", selector="pooled", order="cube",
                                                rule="threshold")))
