@@ -28,7 +28,6 @@ bench: build
 	@$(BUILD)/dsv bench step --config configs/demo.yaml
 
 study: build
-	@cmake --build $(BUILD) --target dsv_study
 	@$(PYTHON) bench/study/choices.py --build $(BUILD) --clips "$(CLIPS)" --run "$(RUN)" $(STUDY)
 
 docs: build
