@@ -12,7 +12,8 @@ extern "C" {
 
 /* Encodes every clip of config->data_path into latents of config's size, frames, rate and codec, in
  * out_dir: one safetensors file per window of a clip and an index with their hashes. Items already there
- * under the same settings and with the right hash are kept: an interrupted call goes on where it was. */
+ * under the same settings and with the right hash are kept: an interrupted call goes on where it was. A clip
+ * whose file has another size or time of change than when it was encoded is encoded anew. */
 DsvStatus dsv_encode(const char *out_dir, const DsvConfig *config, const DsvEvents *events);
 
 #ifdef __cplusplus

@@ -12,7 +12,7 @@
 #include "model/codec.h"
 
 typedef struct Window {
-    const DsvDatasetItem *item;
+    const DsvLatentSource *source;
     DsvClipWindow window;
     DsvStatus status;
     char message[512];
@@ -22,6 +22,7 @@ typedef struct Encoding {
     const DsvConfig *settings;
     const DsvEvents *events;
     DsvDataset *dataset;
+    DsvLatentSource *sources; /* (dataset->count) */
     DsvCodec *codec;
     DsvLatentCache *cache;
     DsvVideoShape video, latent;
@@ -49,9 +50,8 @@ static DsvStatus list_windows(Encoding *e)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld windows", (long long)e->count);
     Window *next = e->windows;
     for (int64_t i = 0; i < e->dataset->count; i++) {
-        const DsvDatasetItem *item = &e->dataset->items[i];
-        for (int64_t w = 0; w < windows_of(e->settings, &item->info); w++) {
-            next->item = item;
+        for (int64_t w = 0; w < windows_of(e->settings, &e->dataset->items[i].info); w++) {
+            next->source = &e->sources[i];
             next->window = (DsvClipWindow){
                 .start = (double)(w * e->settings->num_frames) / e->settings->fps,
                 .fps = e->settings->fps, .frames = e->settings->num_frames,
@@ -67,11 +67,11 @@ static DsvStatus list_windows(Encoding *e)
 static DsvStatus encode_window(const Encoding *e, const Window *w, float *pixels, float *latent)
 {
     const int64_t shape[4] = {e->latent.channels, e->latent.frames, e->latent.height, e->latent.width};
-    if (dsvi_latent_cache_has(e->cache, w->item->path, &w->window))
+    if (dsvi_latent_cache_has(e->cache, w->source->path, &w->window))
         return DSV_OK;
-    DSVI_TRY(dsvi_clip_read(w->item->path, &w->window, pixels));
+    DSVI_TRY(dsvi_clip_read(w->source->path, &w->window, pixels));
     DSVI_TRY(e->codec->encode(e->codec, e->video, pixels, latent));
-    return dsvi_latent_cache_put(e->cache, w->item->path, w->item->text, &w->window, shape, latent);
+    return dsvi_latent_cache_put(e->cache, w->source, &w->window, shape, latent);
 }
 
 static void encode_range(void *context, int64_t begin, int64_t end, int worker)
@@ -135,6 +135,30 @@ static DsvStatus encode_all(Encoding *e)
     return DSV_OK;
 }
 
+/* A clip is what it was when its size and time of change are. */
+static DsvStatus stamp_sources(Encoding *e)
+{
+    e->sources = calloc((size_t)e->dataset->count, sizeof *e->sources);
+    if (!e->sources)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld clips", (long long)e->dataset->count);
+    for (int64_t i = 0; i < e->dataset->count; i++) {
+        const DsvDatasetItem *item = &e->dataset->items[i];
+        e->sources[i] = (DsvLatentSource){.path = item->path, .text = item->text};
+        DSVI_TRY(dsvi_file_stamp(item->path, &e->sources[i].stamp));
+    }
+    return DSV_OK;
+}
+
+static void tell_changed(void *context, const char *path, int64_t windows)
+{
+    const Encoding *e = context;
+    char line[768];
+    snprintf(line, sizeof line, "%s has changed since it was encoded: its %lld old windows are dropped", path,
+             (long long)windows);
+    if (e->events->log)
+        e->events->log(e->events->context, DSV_LOG_INFO, line);
+}
+
 static DsvStatus prepare(Encoding *e, const char *out_dir)
 {
     const DsvConfig *settings = e->settings;
@@ -147,11 +171,13 @@ static DsvStatus prepare(Encoding *e, const char *out_dir)
     DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, &e->dataset));
     if (e->dataset->latents)
         return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, wanted clips", settings->data_path);
+    DSVI_TRY(stamp_sources(e));
     DSVI_TRY(list_windows(e));
     e->buffers = malloc((size_t)dsvi_threads_count() * (e->pixel_count + e->latent_count) * sizeof(float));
     if (!e->buffers)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of %d windows", dsvi_threads_count());
-    return dsvi_latent_cache_create(out_dir, settings, &e->cache);
+    DSVI_TRY(dsvi_latent_cache_create(out_dir, settings, &e->cache));
+    return dsvi_latent_cache_drop_changed(e->cache, e->sources, e->dataset->count, tell_changed, e);
 }
 
 DsvStatus dsv_encode(const char *out_dir, const DsvConfig *settings, const DsvEvents *events)
@@ -169,6 +195,7 @@ done:
     dsvi_dataset_close(&e.dataset);
     if (e.codec)
         e.codec->close(e.codec);
+    free(e.sources);
     free(e.windows);
     free(e.buffers);
     return status;

@@ -101,14 +101,23 @@ DsvStatus dsvi_folder_remove(const char *path)
     return rmdir(path) == 0 ? DSV_OK : io_failure(path, "remove the folder");
 }
 
-DsvStatus dsvi_file_size(const char *path, uint64_t *bytes)
+DsvStatus dsvi_file_stamp(const char *path, DsvFileStamp *stamp)
 {
     struct stat found;
     if (stat(path, &found) != 0)
         return io_failure(path, "look at it");
     if (!S_ISREG(found.st_mode))
         return DSVI_FAIL(DSV_E_IO, "%s: not a regular file", path);
-    *bytes = (uint64_t)found.st_size;
+    stamp->bytes = (uint64_t)found.st_size;
+    stamp->modified = (double)found.st_mtim.tv_sec + 1e-9 * (double)found.st_mtim.tv_nsec;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_file_size(const char *path, uint64_t *bytes)
+{
+    DsvFileStamp stamp;
+    DSVI_TRY(dsvi_file_stamp(path, &stamp));
+    *bytes = stamp.bytes;
     return DSV_OK;
 }
 

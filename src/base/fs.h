@@ -43,6 +43,12 @@ DsvStatus dsvi_path_rename(const char *from, const char *to);
 DsvStatus dsvi_folder_sync(const char *path);
 /* Bytes of a file. */
 DsvStatus dsvi_file_size(const char *path, uint64_t *bytes);
+/* What tells a file that was written to from what it was. */
+typedef struct DsvFileStamp {
+    uint64_t bytes;
+    double modified; /* seconds since 1970 */
+} DsvFileStamp;
+DsvStatus dsvi_file_stamp(const char *path, DsvFileStamp *stamp);
 /* XXH3 64-bit checksum of a file's bytes. */
 DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum);
 

@@ -2,7 +2,8 @@
  *
  *     {"format": "dsv-latent-cache", "version": 1,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
- *      "items": [{"source": ..., "start": ..., "crop_x": ..., "crop_y": ...,
+ *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ...,
+ *                 "start": ..., "crop_x": ..., "crop_y": ...,
  *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
  *                 "text": the caption, if any}, ...]}
  *
@@ -12,10 +13,12 @@
 
 #include <ctype.h>
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 #include <xxhash.h>
@@ -34,6 +37,7 @@ enum {
 
 typedef struct Entry {
     char *source, *text; /* text: NULL for none */
+    DsvFileStamp stamp;  /* of the source; one that is not known is NaN */
     double start, crop_x, crop_y;
     char *path;
     uint64_t checksum;
@@ -128,6 +132,15 @@ static Entry **place_of(const DsvLatentCache *cache, const char *source, double 
     }
 }
 
+/* The entries into the table, which is empty. */
+static void fill_table(DsvLatentCache *cache)
+{
+    for (int64_t i = 0; i < cache->count; i++) {
+        Entry *e = cache->entries[i];
+        *place_of(cache, e->source, e->start, e->crop_x, e->crop_y) = e;
+    }
+}
+
 static bool grow(DsvLatentCache *cache)
 {
     int64_t room = cache->room ? 2 * cache->room : 64;
@@ -143,10 +156,7 @@ static bool grow(DsvLatentCache *cache)
     cache->table = table;
     cache->table_size = 2 * (size_t)room;
     cache->room = room;
-    for (int64_t i = 0; i < cache->count; i++) {
-        const Entry *e = entries[i];
-        *place_of(cache, e->source, e->start, e->crop_x, e->crop_y) = entries[i];
-    }
+    fill_table(cache);
     return true;
 }
 
@@ -206,7 +216,10 @@ static bool add_entry(cJSON *items, const Entry *e)
         return false;
     }
     snprintf(hex, sizeof hex, "%016" PRIx64, e->checksum);
-    bool whole = cJSON_AddStringToObject(item, "source", e->source) && add_number(item, "start", e->start) &&
+    bool whole = cJSON_AddStringToObject(item, "source", e->source) &&
+                 add_number(item, "source_bytes", (double)e->stamp.bytes) &&
+                 add_number(item, "source_modified", e->stamp.modified) &&
+                 add_number(item, "start", e->start) &&
                  add_number(item, "crop_x", e->crop_x) && add_number(item, "crop_y", e->crop_y) &&
                  cJSON_AddStringToObject(item, "file", strrchr(e->path, '/') + 1) &&
                  cJSON_AddStringToObject(item, "xxh3", hex) &&
@@ -296,6 +309,7 @@ static DsvStatus read_entry(DsvLatentCache *cache, const cJSON *item)
     const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
     const char *hex = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "xxh3"));
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
+    double bytes;
     Entry entry = {.source = source, .text = text, .path = path};
     bool whole = source && file && plain_name(file) && hex && strlen(hex) == 16 &&
                  strspn(hex, "0123456789abcdef") == 16 && read_number(item, "start", &entry.start) &&
@@ -308,6 +322,12 @@ static DsvStatus read_entry(DsvLatentCache *cache, const cJSON *item)
     }
     if (!whole)
         return malformed(cache, "an item of it is incomplete");
+    /* Indexes had no stamps at first. */
+    if (!read_number(item, "source_bytes", &bytes) ||
+        !read_number(item, "source_modified", &entry.stamp.modified))
+        entry.stamp.modified = NAN;
+    else
+        entry.stamp.bytes = (uint64_t)bytes;
     DSVI_TRY(dsvi_path_join(path, cache->folder, file));
     entry.checksum = strtoull(hex, NULL, 16);
     return insert(cache, &entry);
@@ -472,6 +492,70 @@ bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, cons
     return entry && check_file(path, checksum) == DSV_OK;
 }
 
+/* A source, and how many windows of it are out of date. */
+typedef struct Checked {
+    const DsvLatentSource *source;
+    int64_t dropped;
+} Checked;
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const Checked *)a)->source->path, ((const Checked *)b)->source->path);
+}
+
+/* The source the entry was cut from when its file was another; NULL: it is up to date, or of none of them. */
+static Checked *changed_source(const Entry *e, Checked *checked, int64_t count)
+{
+    const DsvLatentSource wanted = {.path = e->source};
+    const Checked key = {&wanted, 0};
+    Checked *found = bsearch(&key, checked, (size_t)count, sizeof key, by_path);
+    bool same = found && found->source->stamp.bytes == e->stamp.bytes &&
+                found->source->stamp.modified == e->stamp.modified;
+    return same ? NULL : found;
+}
+
+static void drop_entries(DsvLatentCache *cache, Checked *checked, int64_t count)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < cache->count; i++) {
+        Entry *e = cache->entries[i];
+        Checked *changed = changed_source(e, checked, count);
+        if (changed) {
+            changed->dropped++;
+            unlink(e->path); /* what cannot be removed is not in the index, and in nobody's way */
+            free_entry(e);
+        } else {
+            cache->entries[kept++] = e;
+        }
+    }
+    if (kept == cache->count)
+        return;
+    cache->count = kept;
+    cache->changed = true;
+    memset(cache->table, 0, cache->table_size * sizeof *cache->table);
+    fill_table(cache);
+}
+
+DsvStatus dsvi_latent_cache_drop_changed(DsvLatentCache *cache, const DsvLatentSource *sources, int64_t count,
+                                         void (*tell)(void *context, const char *path, int64_t windows),
+                                         void *context)
+{
+    Checked *checked = calloc((size_t)count + 1, sizeof *checked);
+    if (!checked)
+        return no_memory(cache);
+    for (int64_t i = 0; i < count; i++)
+        checked[i].source = &sources[i];
+    qsort(checked, (size_t)count, sizeof *checked, by_path);
+    lock(cache);
+    drop_entries(cache, checked, count);
+    unlock(cache);
+    for (int64_t i = 0; i < count; i++)
+        if (checked[i].dropped > 0)
+            tell(context, checked[i].source->path, checked[i].dropped);
+    free(checked);
+    return dsvi_latent_cache_flush(cache);
+}
+
 /* Stem of the source, as far as it is plain characters, and a hash of source and window. */
 static void name_file(const char *source, const DsvClipWindow *w, char name[STEM_MAX + 48])
 {
@@ -486,20 +570,21 @@ static void name_file(const char *source, const DsvClipWindow *w, char name[STEM
              (uint64_t)hash.low64);
 }
 
-DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const char *source, const char *text,
+DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *source,
                                 const DsvClipWindow *window, const int64_t shape[4], const float *latent)
 {
     char name[STEM_MAX + 48], path[DSVI_PATH_MAX];
     Entry entry = {
-        .source = (char *)source,
-        .text = (char *)text,
+        .source = (char *)source->path,
+        .text = (char *)source->text,
         .path = path, /* copied before they are kept */
+        .stamp = source->stamp,
         .start = window->start,
         .crop_x = window->crop_x,
         .crop_y = window->crop_y,
     };
     memcpy(entry.shape, shape, sizeof entry.shape);
-    name_file(source, window, name);
+    name_file(source->path, window, name);
     if (name[0] == '-') /* a source like ".mp4" leaves no stem */
         name[0] = '_';
     DSVI_TRY(dsvi_path_join(path, cache->folder, name));

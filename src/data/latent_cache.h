@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "base/fs.h"
 #include "base/safetensors.h"
 #include "data/clip.h"
 #include "dsv/config.h"
@@ -20,10 +21,21 @@ bool dsvi_latent_cache_is(const char *folder);
 /* Opens for writing: makes the folder, reads what is there. A cache made under other settings (size,
  * frames, rate, codec) is DSV_E_USAGE and names the setting. */
 DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
+/* What a window is cut from. */
+typedef struct DsvLatentSource {
+    const char *path, *text; /* text: the caption, or NULL */
+    DsvFileStamp stamp;      /* of the file when it was decoded */
+} DsvLatentSource;
+
+/* Drops the windows of those sources whose files were others, by their stamps, when they were cut; `tell`
+ * hears of each such source once. */
+DsvStatus dsvi_latent_cache_drop_changed(DsvLatentCache *cache, const DsvLatentSource *sources, int64_t count,
+                                         void (*tell)(void *context, const char *path, int64_t windows),
+                                         void *context);
 /* Whether (source file, window) is there with the right hash. */
 bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, const DsvClipWindow *window);
 /* Writes one item; several threads may call at once. */
-DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const char *source, const char *text,
+DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *source,
                                 const DsvClipWindow *window, const int64_t shape[4], const float *latent);
 /* Writes the index (atomically). Called now and then, and by close. */
 DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache);

@@ -214,9 +214,11 @@ static void a_latent_cache_is_a_data_set(void **state)
     const float latent[4] = {1, 2, 3, 4};
     DsvClipWindow window = {.fps = settings.fps, .frames = 5, .height = 32, .width = 32};
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
-    assert_ok(dsvi_latent_cache_put(cache, "b.mp4", "second", &window, shape, latent));
-    assert_ok(dsvi_latent_cache_put(cache, "a.mp4", NULL, &window, shape, latent));
-    assert_ok(dsvi_latent_cache_put(cache, "c.mp4", NULL, &window, shape, latent));
+    const DsvLatentSource sources[] = {
+        {.path = "b.mp4", .text = "second"}, {.path = "a.mp4"}, {.path = "c.mp4"},
+    };
+    for (int i = 0; i < 3; i++)
+        assert_ok(dsvi_latent_cache_put(cache, &sources[i], &window, shape, latent));
     assert_ok(dsvi_latent_cache_flush(cache));
     assert_int_equal(remove(dsvi_latent_cache_file(cache, 2)), 0);
     dsvi_latent_cache_close(&cache);

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/scratch.h"
 
@@ -34,12 +35,13 @@ static void fill(float latent[NUMBERS], double start)
         latent[i] = (float)(start * 1000 + i);
 }
 
-static DsvStatus put(DsvLatentCache *cache, const char *source, const char *text, double start)
+static DsvStatus put(DsvLatentCache *cache, const char *path, const char *text, double start)
 {
     float latent[NUMBERS];
     DsvClipWindow window = window_at(start);
+    DsvLatentSource source = {.path = path, .text = text, .stamp = {1000, 1.7e9 + 0.1}};
     fill(latent, start);
-    return dsvi_latent_cache_put(cache, source, text, &window, SHAPE, latent);
+    return dsvi_latent_cache_put(cache, &source, &window, SHAPE, latent);
 }
 
 static bool has(const DsvLatentCache *cache, const char *source, double start)
@@ -262,6 +264,51 @@ static void a_folder_that_cannot_be_written_fails_at_once(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
+static void hear(void *context, const char *path, int64_t windows)
+{
+    assert_int_equal(path[1], '.');
+    *(int64_t *)context += windows;
+}
+
+static int64_t drop_changed(DsvLatentCache *cache, const char *path, DsvFileStamp stamp)
+{
+    int64_t dropped = 0;
+    const DsvLatentSource sources[2] = {{.path = path, .stamp = stamp}, {.path = "0.mp4"}};
+    assert_ok(dsvi_latent_cache_drop_changed(cache, sources, 2, hear, &dropped));
+    return dropped;
+}
+
+/* A file of another size or time of change leaves none of its windows; the stamp survives the index. */
+static void windows_of_a_changed_file_are_dropped(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    char file[DSVI_PATH_MAX];
+    const DsvFileStamp same = {1000, 1.7e9 + 0.1}, longer = {1001, 1.7e9 + 0.1}, later = {1000, 1.7e9 + 0.2};
+    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
+    for (int i = 0; i < 100; i++)
+        assert_ok(put(cache, i % 2 ? "a.mp4" : "b.mp4", NULL, i));
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
+    assert_int_equal(drop_changed(cache, "a.mp4", same), 0);
+    assert_int_equal(drop_changed(cache, "c.mp4", later), 0);
+    assert_int_equal(dsvi_latent_cache_count(cache), 100);
+    snprintf(file, sizeof file, "%s", dsvi_latent_cache_file(cache, 0));
+    assert_int_equal(drop_changed(cache, "a.mp4", later), 50);
+    assert_int_equal(dsvi_latent_cache_count(cache), 50);
+    assert_int_not_equal(access(file, F_OK), 0);
+    for (int i = 0; i < 100; i++)
+        assert_true(has(cache, i % 2 ? "a.mp4" : "b.mp4", i) == (i % 2 == 0));
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
+    assert_int_equal(dsvi_latent_cache_count(cache), 50);
+    assert_int_equal(drop_changed(cache, "b.mp4", longer), 50);
+    assert_ok(put(cache, "b.mp4", NULL, 0));
+    assert_int_equal(drop_changed(cache, "b.mp4", same), 0);
+    dsvi_latent_cache_close(&cache);
+}
+
 enum { THREADS = 4, EACH = 20 };
 
 typedef struct Putter {
@@ -314,6 +361,7 @@ int main(void)
         cmocka_unit_test(damage_is_noticed),
         cmocka_unit_test(an_index_that_is_none_is_refused),
         cmocka_unit_test(a_folder_that_cannot_be_written_fails_at_once),
+        cmocka_unit_test(windows_of_a_changed_file_are_dropped),
         cmocka_unit_test(threads_may_put_at_once),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -249,7 +249,8 @@ static void cached_latents_come_the_same_way(void **state)
         DsvClipWindow window = {.fps = 12, .frames = FRAMES, .height = SIDE, .width = SIDE};
         for (int k = 0; k < NUMBERS; k++)
             latent[k] = (float)(100 * i + k);
-        assert_ok(dsvi_latent_cache_put(cache, name, name, &window, shape, latent));
+        DsvLatentSource source = {.path = name, .text = name};
+        assert_ok(dsvi_latent_cache_put(cache, &source, &window, shape, latent));
     }
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &cached));
