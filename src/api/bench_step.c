@@ -90,6 +90,8 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
     const DsvBenchLabel labels[] = {
         {"device", t->backend->device->name}, {"gemm", t->backend->ops.gemm.variant},
         {"attention", t->backend->ops.attention_fwd.variant},
+        {"attention_list", t->backend->ops.attention_list_fwd.variant},
+        {"select", t->backend->ops.select_lists.variant},
     };
     return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
                              sizeof figures / sizeof *figures, json_path, line, context);

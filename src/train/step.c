@@ -146,15 +146,25 @@ DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->optimizer_s);
 }
 
+/* Gradients begin at zero; the time counts as the optimizer's, as no phase else would hold it. */
+static DsvStatus clear_gradients(DsvTrainer *t, DsvStepResult *result)
+{
+    double last;
+    DsvDevice *device = t->backend->device;
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    DSVI_TRY(device->clock(device->stream, &last));
+    DSVI_TRY(device->zero(device->stream, t->weights.grad, bytes));
+    return lap(t, &last, &result->optimizer_s);
+}
+
 DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
 {
-    DsvDevice *device = t->backend->device;
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
     result->lr = dsvi_learning_rate(t->settings, result->step);
 
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
-    DSVI_TRY(device->zero(device->stream, t->weights.grad, (size_t)t->table.elements * sizeof(float)));
+    DSVI_TRY(clear_gradients(t, result));
     for (int64_t i = 0; i < t->settings->gradient_accumulation_steps; i++) {
         DSVI_TRY(draw_batch(t, source, &result->wait_s));
         DSVI_TRY(dsvi_train_gradients(t, result));
