@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Does sparse attention learn as well? One model under many rules of sparsity: same seed, data and steps.
+
+    learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn [--steps N] [--jobs J --threads T]
+    learn.py --list
+
+Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py makes a table and curves of all.
+A third of the clips is held out: their loss is what counts. The same command goes on where it was stopped:
+finished runs are left alone, others resume from their newest checkpoint. --time-limit stops it in good order.
+key=value arguments go to every run. Needs nothing but Python and dsv."""
+import argparse
+import csv
+import fnmatch
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
+GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a checkpoint
+
+# The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
+MASS = {mass: [f"sparse.target_mass={mass / 100}", f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
+        for mass in (80, 90, 95)}
+# Whatever lists hold: ten per cent of the keys, from a step on.
+TENTH = ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0", "sparse.max_density=1"]
+BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
+
+
+def variants(steps):
+    """{name: settings}, in the order in which they are run."""
+    early, late = (f"sparse.warmup_steps={steps // part}" for part in (10, 2))
+    table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like the others, but never sparse
+    for mass, settings in MASS.items():
+        table[f"mass{mass}"] = settings
+    table["tenth-early"] = TENTH + [early]
+    table["tenth-late"] = TENTH + [late]
+    table["blocks-early"] = TENTH + BLOCKS + [early]
+    table["blocks-late"] = TENTH + BLOCKS + [late]
+    table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
+    table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
+                                     "sparse.explore=1", early]
+    for kind in ("random", "neighbours", "blocks"):
+        for percent in (1, 2, 5):
+            table[f"mass90-{kind}{percent}"] = MASS[90] + [f"sparse.explore_kind={kind}",
+                                                           f"sparse.explore={percent / 100}"]
+    for kind in ("random", "blocks"):
+        table[f"tenth-early-{kind}20"] = TENTH + [f"sparse.explore_kind={kind}", "sparse.explore=0.2", early]
+    # The paper's two stages: the predictor learns beside dense attention, then chooses.
+    table["predictor-mass90"] = MASS[90] + ["sparse.selector=predictor"]
+    table["predictor-tenth-late"] = TENTH + ["sparse.selector=predictor", "sparse.rule=topk", late]
+    return table
+
+
+# ---- clips ----
+
+def split_clips(clips, held_out):
+    """(to train on, held out), as absolute paths by name."""
+    paths = sorted(path.resolve() for path in clips.iterdir() if path.suffix.lower() in VIDEO)
+    if held_out:
+        unknown = set(held_out) - {path.name for path in paths}
+        if unknown:
+            sys.exit(f"learn.py: {clips} holds no {', '.join(sorted(unknown))}")
+        held = [path for path in paths if path.name in held_out]
+    else:
+        held = paths[1::3]
+    rest = [path for path in paths if path not in held]
+    if not held or not rest:
+        sys.exit(f"learn.py: {clips} holds {len(paths)} clips, too few to hold some of them out")
+    return rest, held
+
+
+def write_list(path, clips):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["path"])
+        writer.writerows([clip] for clip in clips)
+
+
+def prepare(args):
+    """The lists of clips and the held-out latents, unless OUT holds them; OUT must be of the same study."""
+    train, held = split_clips(args.clips, args.held_out)
+    study = {"steps": args.steps, "settings": args.settings, "config": args.config.read_text(),
+             "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
+    path = args.out / "study.json"
+    if path.exists():
+        old = json.loads(path.read_text())
+        differs = [key for key, value in study.items() if old.get(key) != value]
+        if differs:
+            sys.exit(f"learn.py: {args.out} is a study of other {', '.join(differs)}: name another --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(study, indent=1) + "\n")
+    write_list(args.out / "train.csv", train)
+    write_list(args.out / "held-out.csv", held)
+    subprocess.run([args.dsv, "encode", args.out / "held-out.csv", args.out / "held-out-latents",
+                    "--config", args.config, *args.settings], check=True)
+
+
+# ---- runs ----
+
+class Run:
+    def __init__(self, args, name, seed):
+        self.folder = args.out / name / f"seed-{seed}"
+        self.title = f"{name} seed {seed}"
+        self.process = None
+        self.command = [
+            args.dsv, "train", args.config, f"data.path={args.out / 'train.csv'}", f"seed={seed}",
+            f"validation.data={args.out / 'held-out-latents'}", f"output_dir={self.folder}",
+            f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest",
+            *variants(args.steps)[name], *args.settings]
+
+    def finished(self, steps):
+        """The held-out loss after the last step is the last thing written."""
+        path = self.folder / "validation.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return bool(lines) and json.loads(lines[-1])["step"] == steps
+
+    def start(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.started = time.monotonic()
+        with open(self.folder / "log.txt", "a") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def last_words(self):
+        lines = (self.folder / "log.txt").read_text().splitlines()
+        return lines[-1] if lines else "nothing was said"
+
+
+def announce(run, steps, left):
+    """What became of a run whose process has ended; whether it failed."""
+    seconds = time.monotonic() - run.started
+    if run.finished(steps):
+        loss = json.loads((run.folder / "validation.jsonl").read_text().splitlines()[-1])["loss"]
+        print(f"{run.title}: held-out loss {loss:.5f} after {steps} steps, {seconds:.0f} s; {left} runs left",
+              flush=True)
+        return False
+    if run.process.returncode in (130, 143):
+        print(f"{run.title}: stopped, goes on next time", flush=True)
+        return False
+    print(f"{run.title}: failed with {run.process.returncode}: {run.last_words()}", flush=True)
+    return True
+
+
+def stop_all(running):
+    for run in running:
+        run.stop()
+    deadline = time.monotonic() + GRACE_S
+    for run in running:
+        try:
+            run.process.wait(max(deadline - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()
+
+
+def train(args, runs):
+    """args.jobs at a time until all are done or time is up. Returns how many failed."""
+    waiting, running, failed = list(runs), [], 0
+    try:
+        while waiting or running:
+            if time.monotonic() > args.deadline:
+                break
+            while waiting and len(running) < args.jobs:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            time.sleep(0.5)
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                failed += announce(run, args.steps, len(waiting) + len(running))
+    finally:
+        stop_all(running)
+    for run in running:
+        failed += announce(run, args.steps, len(waiting))
+    if waiting or running:
+        print(f"time is up: {len(waiting) + len(running)} runs are unfinished; the same command goes on")
+    return failed
+
+
+def choose(args):
+    """Runs in order: one seed of everything before the next."""
+    table = variants(args.steps)
+    wanted = [name for name in table
+              if not args.variants or any(fnmatch.fnmatch(name, pattern) for pattern in args.variants)]
+    unknown = [pattern for pattern in args.variants or [] if not fnmatch.filter(table, pattern)]
+    if unknown:
+        sys.exit(f"learn.py: no variant is called {', '.join(unknown)}; --list tells which there are")
+    return [Run(args, name, seed) for seed in args.seeds for name in wanted]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    path = pathlib.Path
+
+    def words(text):
+        return text.split(",")
+
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of every run")
+    parser.add_argument("--dsv", type=path, help="the program")
+    parser.add_argument("--clips", type=path, help="folder of clips")
+    parser.add_argument("--out", type=path, help="where runs go")
+    parser.add_argument("--config", type=path, default=HERE / "learn.yaml", help="model and data")
+    parser.add_argument("--held-out", type=words, metavar="NAME,...", help="files; else every third clip")
+    parser.add_argument("--variants", type=words, metavar="NAME,...", help="may hold * and ?; else all")
+    parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1500, help="of every run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=0, help="of each run; 0: one a core")
+    parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")
+    parser.add_argument("--list", action="store_true", help="tell the variants and their settings")
+    args = parser.parse_intermixed_args()
+    if not args.list and not (args.dsv and args.clips and args.out):
+        parser.error("wanted --dsv, --clips and --out")
+    return args
+
+
+def main():
+    args = parse()
+    if args.list:
+        for name, settings in variants(args.steps).items():
+            print(f"{name:22} {' '.join(settings)}")
+        return 0
+    args.deadline = time.monotonic() + args.time_limit
+    args.out = args.out.resolve()
+    # SIGTERM ends it like Ctrl-C: runs write their checkpoints.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prepare(args)
+    runs = choose(args)
+    left = [run for run in runs if not run.finished(args.steps)]
+    print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
+    return 1 if train(args, left) else 0
+
+
+sys.exit(main())
