@@ -209,7 +209,7 @@ def parse():
     parser.add_argument("--held-out", type=words, metavar="NAME,...", help="files; else every third clip")
     parser.add_argument("--variants", type=words, metavar="NAME,...", help="may hold * and ?; else all")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1500, help="of every run")
+    parser.add_argument("--steps", type=int, default=2000, help="of every run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=0, help="of each run; 0: one a core")
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")

@@ -250,7 +250,7 @@ static void stop_and_resume(void **state)
     assert_ok(dsv_train(&settings, NULL, NULL));
     same_file(straight, unmeasured, "checkpoint-8/transformer/diffusion_pytorch_model.safetensors");
     same_file(straight, unmeasured, "checkpoint-8/sparse.safetensors");
-    for (int64_t questions = 3; questions < 60; questions += 8) {
+    for (int64_t questions = 3; questions < 60; questions += 14) {
         const char *folder = tiny_folder();
         int64_t left = questions;
         DsvEvents events = {.context = &left, .stop = stop_after};
