@@ -25,7 +25,7 @@
 enum {
     BLOCK_LISTED = 768, /* keys of a block in a list, on average: pays for reading a tile's forms */
     LEAST_LISTED = 256, /* and when blocks are made smaller to be more */
-    PIECES = 16,        /* of a phase, wanted at least */
+    PIECES = 8,         /* of a phase, wanted at least */
     MOST_BLOCKS = 64,
     HEADS_BYTES = 256 << 20
 };

@@ -1,7 +1,7 @@
 /* From proxies and candidates to histograms and lists (ops/select.h).
  *
- * Candidates are transposed once, (features, candidates), so that they stand in lanes and a group's proxies
- * are rows of a tile product. A piece of work holds one row of estimates, never the scores as a whole.
+ * Candidates are transposed once, block by block, (features, candidates), so that they stand in lanes and a
+ * group's proxies are rows of a tile product. A piece of work holds one row of estimates, never the scores as a whole.
  *
  * Lists are made in three steps: each group's chosen runs as bits, with their count and mass; the offsets,
  * in order; the bits written out as run numbers. */
@@ -25,7 +25,7 @@ typedef struct Columns {
     bool counted;        /* the latter */
     int64_t runs, count; /* count: of candidates */
     int64_t width;       /* `count` rounded up to whole vectors */
-    float *transposed;   /* (pairs, features, width) candidates */
+    float *transposed;   /* (pairs, blocks, features, BLOCK_COLUMNS) candidates */
 } Columns;
 
 typedef struct Select {
@@ -79,9 +79,20 @@ static Columns columns_of(const DsvSelectArgs *args, bool counted)
     return columns;
 }
 
+static int64_t column_blocks(const Columns *columns)
+{
+    return (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+}
+
+/* Block `block` of a (batch, head). */
+static float *block_of(const Select *s, const Columns *columns, int64_t pair, int64_t block)
+{
+    return columns->transposed + (pair * column_blocks(columns) + block) * s->args->features * BLOCK_COLUMNS;
+}
+
 static size_t columns_bytes(const Select *s, const Columns *columns)
 {
-    return (size_t)(s->pairs * s->args->features * columns->width) * sizeof(float);
+    return (size_t)(s->pairs * column_blocks(columns) * s->args->features * BLOCK_COLUMNS) * sizeof(float);
 }
 
 /* Lays the workspace out (base NULL: only counts) and gives its bytes. */
@@ -129,33 +140,32 @@ static Scratch scratch_of(const Select *s, int worker)
     return scratch;
 }
 
-/* Transposes BLOCK_COLUMNS candidates of a (batch, head); zeros beyond the last. */
+/* Transposes blocks of candidates; zeros beyond the last. */
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
     const Columns *columns = s->filled;
-    int64_t features = s->args->features, blocks = (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    int64_t per_run = s->args->grain / s->args->candidate_keys;
+    int64_t features = s->args->features, per_run = s->args->grain / s->args->candidate_keys;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / blocks, first = n % blocks * BLOCK_COLUMNS;
-        int64_t last = first + BLOCK_COLUMNS < columns->width ? first + BLOCK_COLUMNS : columns->width;
+        int64_t pair = n / column_blocks(columns), block = n % column_blocks(columns);
         const float *in = s->args->candidates + pair * dsvi_select_candidates(s->args) * features;
-        float *out = columns->transposed + pair * features * columns->width;
-        for (int64_t c = first; c < last; c++) {
-            int64_t run = columns->counted ? dsvi_select_counted(s->args, c / per_run) : c / per_run;
-            int64_t from = run * per_run + c % per_run;
+        float *out = block_of(s, columns, pair, block);
+        for (int64_t c = 0; c < BLOCK_COLUMNS; c++) {
+            int64_t column = block * BLOCK_COLUMNS + c, run = column / per_run;
+            if (columns->counted && column < columns->count)
+                run = dsvi_select_counted(s->args, run);
+            int64_t from = (run * per_run + column % per_run) * features;
             for (int64_t r = 0; r < features; r++)
-                out[r * columns->width + c] = c < columns->count ? in[from * features + r] : 0;
+                out[r * BLOCK_COLUMNS + c] = column < columns->count ? in[from + r] : 0;
         }
     }
 }
 
 static void transpose(Select *s, const Columns *columns)
 {
-    int64_t blocks = (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
     s->filled = columns;
-    dsvi_parallel_for(s->pairs * blocks, 1, transpose_range, s);
+    dsvi_parallel_for(s->pairs * column_blocks(columns), 1, transpose_range, s);
 }
 
 /* Copies proxies [first, first + count) of the pair, zeros up to whole DSVI_TILE_ROWS. */
@@ -176,7 +186,7 @@ static int64_t score(const Select *s, const Columns *of, const Scratch *scratch,
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
         .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
-        .b = of->transposed + pair * s->args->features * of->width + first, .ldb = of->width,
+        .b = block_of(s, of, pair, first / BLOCK_COLUMNS), .ldb = BLOCK_COLUMNS,
         .c = scratch->scores, .ldc = BLOCK_COLUMNS, .factor = (float)s->args->scale});
     for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)

@@ -49,6 +49,16 @@ DsvThreshold dsvi_threshold_for_mass(const double *count, const double *mass, in
     return (DsvThreshold){0, 1, 1};
 }
 
+/* How far down into a bin, 0 to 1, `wanted` of its `inside` runs are met, where `above` and `below` lie in the
+ * bins beside it: their density is taken to run in a straight line from edge to edge. */
+static double part_of_bin(double wanted, double inside, double above, double below)
+{
+    double upper = above + inside, lower = inside + below, scale = 2 * inside / (upper + lower);
+    upper *= scale; /* density at the edges, in runs per bin; the area between them is `inside` */
+    lower *= scale;
+    return 2 * wanted / (upper + sqrt(upper * upper + 2 * (lower - upper) * wanted));
+}
+
 DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, int64_t heads, double share)
 {
     double all_count = table_sum(count, heads), all_mass = table_sum(mass, heads);
@@ -56,10 +66,11 @@ DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, i
     for (int64_t bin = DSV_SELECT_BINS - 1; bin > 0; bin--) {
         double bin_count = bin_sum(count, heads, bin), left = share * all_count - count_above;
         if (bin_count > left) {
-            double part = left / bin_count; /* of the bin, from above */
+            double above = bin + 1 < DSV_SELECT_BINS ? bin_sum(count, heads, bin + 1) : bin_count;
+            double part = part_of_bin(left, bin_count, above, bin_sum(count, heads, bin - 1));
             double octave = ((double)bin + 1 - part) / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES;
             return (DsvThreshold){(float)exp2(octave), share,
-                                  share_of(mass_above + part * bin_sum(mass, heads, bin), all_mass)};
+                                  share_of(mass_above + left / bin_count * bin_sum(mass, heads, bin), all_mass)};
         }
         count_above += bin_count;
         mass_above += bin_sum(mass, heads, bin);

@@ -3,7 +3,7 @@
  * The threshold is one for all heads of the block: heads and groups whose attention is wide then get the
  * keys they need from those whose attention is narrow, at the same total. A wanted mass is met, and exceeded
  * by less than a bin: its threshold is the lower edge of one. A wanted number of runs is met on the average:
- * inside the bin where it is reached estimates are taken to lie evenly over the logarithm, for diffuse
+ * inside the bin where it is reached estimates are taken to lie as the bins beside it suggest, for diffuse
  * attention puts a good part of all runs into one bin. */
 #ifndef DSVI_THRESHOLD_H
 #define DSVI_THRESHOLD_H
