@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The runs of learn.py as a table and curves.
 
-    learn_table.py OUT [--docs DIR] [--only NAME,...]
+    learn_table.py OUT [--docs DIR] [--only NAME,...] [--last N]
 
 Writes OUT/learn.md, and study_learn.csv and images/study_learn.png in DIR, or in OUT. Losses are the held-out
-ones, means over the last three measurements; differences to dense are paired by seed, the same clips, windows
-and noise, so that they are known much better than the losses themselves. Needs matplotlib."""
+ones, means over the last measurements (three unless said); differences to dense are paired by seed, the same
+clips, windows and noise, so that they are known much better than the losses themselves. Needs matplotlib."""
 import argparse
 import csv
 import fnmatch
@@ -17,7 +17,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-LAST = 3        # measurements that a final loss is the mean of
 END = 0.1       # share of the steps that figures "at the end" are means of
 COLUMNS = ["variant", "seeds", "loss", "loss_sd", "over_dense_percent", "over_dense_percent_sd", "dense_loss",
            "density_end", "density_run", "captured_end", "step_ms", "step_ms_end"]
@@ -45,24 +44,24 @@ def deviation(values):
 class Run:
     """One run: curves over its measurements and its steps, and the figures at its end."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, last):
         steps, held_out = read_lines(folder / "metrics.jsonl"), read_lines(folder / "validation.jsonl")
         self.step = numbers(held_out, "step")
         self.loss = numbers(held_out, "loss")
-        self.bins = np.mean([[bin["loss"] for bin in line["bins"]] for line in held_out[-LAST:]], axis=0)
+        self.bins = np.mean([[bin["loss"] for bin in line["bins"]] for line in held_out[-last:]], axis=0)
         self.sigma = [bin["sigma"] for bin in held_out[0]["bins"]]
         self.density = numbers(steps, "density")
         self.step_ms = numbers(steps, "step_ms")
         self.seconds = np.cumsum(self.step_ms)[self.step.astype(int) - 1] / 1e3
         end = slice(-max(1, int(END * len(steps))), None)
         self.figures = {
-            "loss": self.loss[-LAST:].mean(), "dense_loss": mean(numbers(held_out[-LAST:], "dense_loss")),
+            "loss": self.loss[-last:].mean(), "dense_loss": mean(numbers(held_out[-last:], "dense_loss")),
             "density_end": self.density[end].mean(), "density_run": self.density.mean(),
             "captured_end": mean(numbers(steps[end], "captured_mass")),
             "step_ms": np.median(self.step_ms), "step_ms_end": np.median(self.step_ms[end])}
 
 
-def read_runs(out, only):
+def read_runs(out, only, last):
     """{variant: {seed: Run}}, finished runs alone, dense first and then by name."""
     steps = json.loads((out / "study.json").read_text())["steps"]
     found = {}
@@ -72,7 +71,7 @@ def read_runs(out, only):
             continue
         lines = read_lines(path)
         if lines and lines[-1]["step"] == steps:
-            found.setdefault(name, {})[seed] = Run(path.parent)
+            found.setdefault(name, {})[seed] = Run(path.parent, last)
     if "dense" not in found:
         raise SystemExit(f"learn_table.py: {out} holds no finished run of the variant dense to compare with")
     return {"dense": found.pop("dense"), **found}
@@ -162,11 +161,13 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path, help="what learn.py was told as --out")
     parser.add_argument("--docs", type=pathlib.Path, help="where table and plot go; OUT unless said")
+    parser.add_argument("--last", type=int, default=3, metavar="N",
+                        help="measurements that a final loss is the mean of (default 3)")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...",
                         help="variants beside dense; may hold * and ?")
     args = parser.parse_args()
     docs = args.docs or args.out
-    runs = read_runs(args.out, args.only)
+    runs = read_runs(args.out, args.only, args.last)
     rows = summarise(runs)
     (docs / "images").mkdir(parents=True, exist_ok=True)
     write_markdown(args.out / "learn.md", rows)
