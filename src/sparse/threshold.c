@@ -49,8 +49,8 @@ DsvThreshold dsvi_threshold_for_mass(const double *count, const double *mass, in
     return (DsvThreshold){0, 1, 1};
 }
 
-/* How far down into a bin, 0 to 1, `wanted` of its `inside` runs are met, where `above` and `below` lie in the
- * bins beside it: their density is taken to run in a straight line from edge to edge. */
+/* How far down into a bin, 0 to 1, `wanted` of its `inside` runs are met, where `above` and `below` lie in
+ * the bins beside it: their density is taken to run in a straight line from edge to edge. */
 static double part_of_bin(double wanted, double inside, double above, double below)
 {
     double upper = above + inside, lower = inside + below, scale = 2 * inside / (upper + lower);
@@ -69,8 +69,8 @@ DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, i
             double above = bin + 1 < DSV_SELECT_BINS ? bin_sum(count, heads, bin + 1) : bin_count;
             double part = part_of_bin(left, bin_count, above, bin_sum(count, heads, bin - 1));
             double octave = ((double)bin + 1 - part) / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES;
-            return (DsvThreshold){(float)exp2(octave), share,
-                                  share_of(mass_above + left / bin_count * bin_sum(mass, heads, bin), all_mass)};
+            mass_above += left / bin_count * bin_sum(mass, heads, bin);
+            return (DsvThreshold){(float)exp2(octave), share, share_of(mass_above, all_mass)};
         }
         count_above += bin_count;
         mass_above += bin_sum(mass, heads, bin);
