@@ -1,8 +1,8 @@
 /* From proxies and candidates to histograms and lists (ops/select.h).
  *
  * Candidates are transposed once, block by block, (features, candidates), so that they stand in lanes and a
- * group's proxies are rows of a tile product. A piece of work holds one row of estimates, never the scores as a
- * whole.
+ * group's proxies are rows of a tile product. A piece of work holds one row of estimates, never the scores as
+ * a whole.
  *
  * Lists are made in three steps: each group's chosen runs as bits, with their count and mass; the offsets,
  * in order; the bits written out as run numbers. */
