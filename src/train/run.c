@@ -181,12 +181,12 @@ static DsvStatus open_run(Run *run)
         run->trainer->latent.width, run->backend->device->name);
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
+    DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it */
     DSVI_TRY(dsvi_prefetch_start(run->dataset, settings, run->trainer->sample,
                                  settings->data_prefetch * settings->train_batch_size,
                                  run->trainer->elements, encode, run, warn_line, run, &run->prefetch));
-    DSVI_TRY(tell_facts(run));
     run->summary->first_step = run->trainer->step;
-    return open_record(run);
+    return tell_facts(run);
 }
 
 static DsvStatus save(Run *run)
