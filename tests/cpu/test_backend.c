@@ -24,7 +24,7 @@ static void test_names(void **state)
     }
 }
 
-/* Compiled for AVX-512 is the most there is for these: AMX serves products alone. */
+/* Compiled for AVX-512 is the most there is for most ops: products of bf16 pairs and AMX serve attention. */
 static void test_chosen_variants(void **state)
 {
     (void)state;
@@ -33,6 +33,8 @@ static void test_chosen_variants(void **state)
         const char *level = dsvi_isa_name((DsvIsa)(isa < DSV_ISA_AVX512 ? isa : DSV_ISA_AVX512));
         assert_ok(dsvi_cpu_open(dsvi_isa_name((DsvIsa)isa), 1, &backend));
         assert_string_equal(backend.ops.gemm.variant, isa == DSV_ISA_REF ? "ref" : "onednn");
+        assert_string_equal(backend.ops.attention_fwd.variant, dsvi_isa_name((DsvIsa)isa));
+        assert_string_equal(backend.ops.attention_list_bwd.variant, dsvi_isa_name((DsvIsa)isa));
         assert_string_equal(backend.ops.col_sum.variant, level);
         assert_string_equal(backend.ops.layer_norm_bwd.variant, level);
         assert_string_equal(backend.ops.rms_norm_rope_bwd.variant, level);
