@@ -333,13 +333,15 @@ static int64_t keys_below(const DsvList *list, int64_t key)
     return low * list->grain + (key > begin ? key - begin : 0);
 }
 
-/* Rows [first, first + count) of a gradient, from their sums. */
-static void store_rows(const DsvAttentionArgs *args, const DsvHeads *rows, const Tile *at, int64_t first,
-                       int64_t count, double factor, const float *sums, int64_t width)
+/* Rows [first, first + count) of a gradient of a head at work, from their sums. */
+static void store_rows(const Backward *w, const DsvHeads *rows, int64_t head, int64_t first, int64_t count,
+                       double factor, const float *sums)
 {
+    const DsvAttentionArgs *args = w->args;
+    int64_t pair = w->first_pair + head, b = pair / args->heads, h = pair % args->heads;
     for (int64_t i = 0; i < count; i++)
-        dsvi_row_store(args->act, rows->data, dsvi_heads_at(rows, at->b, first + i, at->h), args->head_dim,
-                       sums + i * width, (float)factor);
+        dsvi_row_store(args->act, rows->data, dsvi_heads_at(rows, b, first + i, h), args->head_dim,
+                       sums + i * w->tiles.row_width, (float)factor);
 }
 
 /* Adds to dq of the tile what comes from keys [begin, end), and to dk and dv of these keys. */
@@ -363,7 +365,7 @@ static void backward_tile(const Backward *w, const Scratch *s, const Tile *at, i
         return;
     dsvi_rows_transpose(q.dqt, t->tile_width, dsvi_tile_width(t, at->queries), t->row_width, s->rows,
                         t->row_width);
-    store_rows(args, &args->dq, at, at->first, at->queries, args->scale, s->rows, t->row_width);
+    store_rows(w, &args->dq, at->head, at->first, at->queries, args->scale, s->rows);
 }
 
 /* Key block `block` of a head against the query tiles that it owns in this phase. */
@@ -385,9 +387,8 @@ static void backward_block(const Backward *w, const Scratch *s, int64_t head, in
             backward_tile(w, s, &at, begin, end);
     }
     if (w->phase == w->blocks - 1) {
-        Tile any = tile_of(w, head, 0);
-        store_rows(args, &args->dk, &any, begin, end - begin, args->scale, dk, row);
-        store_rows(args, &args->dv, &any, begin, end - begin, 1, dv, row);
+        store_rows(w, &args->dk, head, begin, end - begin, args->scale, dk);
+        store_rows(w, &args->dv, head, begin, end - begin, 1, dv);
     }
 }
 
