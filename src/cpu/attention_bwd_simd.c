@@ -124,7 +124,8 @@ static void plan_blocks(Backward *w)
         listed = lists->offsets[dsvi_lists_count(lists)] * lists->grain / dsvi_lists_count(lists);
     int64_t wanted = (listed + BLOCK_LISTED - 1) / BLOCK_LISTED, most = listed / LEAST_LISTED;
     int64_t for_pieces = (PIECES + w->heads_at_once - 1) / (w->heads_at_once > 0 ? w->heads_at_once : 1);
-    w->blocks = wanted > for_pieces || most < wanted ? wanted : for_pieces < most ? for_pieces : most;
+    int64_t finer = for_pieces < most ? for_pieces : most;
+    w->blocks = finer > wanted ? finer : wanted;
     w->blocks = w->blocks < 1 ? 1 : w->blocks > MOST_BLOCKS ? MOST_BLOCKS : w->blocks;
     w->block_keys = (keys + w->blocks - 1) / w->blocks;
 }
@@ -357,8 +358,7 @@ static void backward_tile(const Backward *w, const Scratch *s, const Tile *at, i
         next = from + DSVI_TILE_KEYS < to ? from + DSVI_TILE_KEYS : to;
         after = next + DSVI_TILE_KEYS < to ? next + DSVI_TILE_KEYS : to;
         dsvi_tile_keys(&list, from, next, keys);
-        dsvi_rows_prefetch(args, &args->k, at->b, at->h, &list, next, after);
-        dsvi_rows_prefetch(args, &args->v, at->b, at->h, &list, next, after);
+        dsvi_keys_prefetch(args, at->b, at->h, &list, next, after);
         pass_keys(w, s, at, &q, keys, next - from);
     }
     if (w->phase < w->blocks - 1)

@@ -48,7 +48,7 @@ static size_t lay_scratch(const DsvAttentionTiles *t, float *base, Scratch *s)
     return used;
 }
 
-/* p of one or two keys, summed, and stored as row `word` of P^T. */
+/* p of key j, with pairs of key j + 1 too: summed, and stored as one row of P^T. */
 static DsvVec put_probabilities(bool pairs, float *scores, int64_t stride, int64_t j, int64_t count,
                                 DsvVec now)
 {
@@ -139,8 +139,7 @@ static void forward_tile(const Forward *f, const Scratch *s, int64_t b, int64_t 
         int64_t to = from + DSVI_TILE_KEYS < length ? from + DSVI_TILE_KEYS : length;
         int64_t next = to + DSVI_TILE_KEYS < length ? to + DSVI_TILE_KEYS : length;
         dsvi_tile_keys(&list, from, to, keys);
-        dsvi_rows_prefetch(args, &args->k, b, h, &list, to, next);
-        dsvi_rows_prefetch(args, &args->v, b, h, &list, to, next);
+        dsvi_keys_prefetch(args, b, h, &list, to, next);
         pass_keys(f, s, b, h, keys, to - from, width);
     }
     dsvi_rows_transpose(s->sum, f->tiles.tile_width, width, f->tiles.row_width, s->rows, f->tiles.row_width);

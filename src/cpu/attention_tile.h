@@ -152,18 +152,22 @@ static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttenti
     dsvi_rows_finish(t->pairs, count, t->row_words, out);
 }
 
-/* Asks for the rows of keys [begin, end) of a list, which may lie anywhere, before they are wanted. */
-static inline void dsvi_rows_prefetch(const DsvAttentionArgs *args, const DsvHeads *rows, int64_t b,
-                                      int64_t h, const DsvList *list, int64_t begin, int64_t end)
+/* Asks for the rows of K and V of keys [begin, end) of a list, which may lie anywhere, before they are
+ * wanted. */
+static inline void dsvi_keys_prefetch(const DsvAttentionArgs *args, int64_t b, int64_t h, const DsvList *list,
+                                      int64_t begin, int64_t end)
 {
     enum { LINE = 64 };
     int32_t keys[DSVI_TILE_KEYS];
     size_t size = dsvi_dtype_size(args->act), bytes = (size_t)args->head_dim * size;
     dsvi_tile_keys(list, begin, end, keys);
     for (int64_t j = 0; j < end - begin; j++) {
-        const char *row = (const char *)rows->data + (size_t)dsvi_heads_at(rows, b, keys[j], h) * size;
-        for (size_t at = 0; at < bytes; at += LINE)
-            __builtin_prefetch(row + at, 0, 3);
+        const char *k = (const char *)args->k.data + (size_t)dsvi_heads_at(&args->k, b, keys[j], h) * size;
+        const char *v = (const char *)args->v.data + (size_t)dsvi_heads_at(&args->v, b, keys[j], h) * size;
+        for (size_t at = 0; at < bytes; at += LINE) {
+            __builtin_prefetch(k + at, 0, 3);
+            __builtin_prefetch(v + at, 0, 3);
+        }
     }
 }
 

@@ -4,7 +4,8 @@
  * A and B are made of 32-bit words (tile_words.h): a word is one F32, or with `pairs` two bf16 that are
  * consecutive along k; k counts words. Word (i, p) of A is a[i * a_row + p * a_col], so A may lie transposed.
  * B and C are row-major with rows ldb and ldc apart. m is a multiple of DSVI_TILE_ROWS, n of DSVI_LANES, k is
- * any; with pairs m is a multiple of 16 (AMX), k of DSVI_WORDS_UNIT.
+ * any; with pairs m is a multiple of 16 (AMX), k of DSVI_WORDS_UNIT, and a transposed A has at most 64
+ * words of k and DSV_HEAD_DIM_MAX rows.
  *
  * A block of DSVI_TILE_ROWS x (2 vectors) of C stays in registers while k runs: 16 accumulators of 32
  * registers with AVX-512, 8 of 16 with AVX2, enough to hide the latency of two fused multiply-adds a

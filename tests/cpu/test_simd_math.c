@@ -41,6 +41,21 @@ static void test_exp(void **state)
     assert_error_below(relative_error(dsvi_vec_exp2, exp2, -126, 127.4), 2.5, "exp2");
 }
 
+/* The bound that simd_math.h gives. */
+static void test_exp_weight(void **state)
+{
+    double largest = 0;
+    (void)state;
+    for (int i = 0; i <= STEPS; i++) {
+        float x = -100.0f * (float)i / STEPS;
+        double error = fabs((double)first_lane(dsvi_vec_exp_weight, x) - exp(x));
+        if (!(error <= largest))
+            largest = error;
+    }
+    assert_error_below(largest, 0x1p-23, "exp as a weight");
+    assert_true(first_lane(dsvi_vec_exp_weight, 0) == 1 && first_lane(dsvi_vec_exp_weight, -INFINITY) == 0);
+}
+
 static void test_exp_limits(void **state)
 {
     (void)state;
@@ -64,6 +79,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_exp_weight),
         cmocka_unit_test(test_exp_limits),
         cmocka_unit_test(test_log2),
     };

@@ -100,6 +100,7 @@ static void test_count_inside_a_bin(void **state)
         DsvThreshold t = dsvi_threshold_for_count(count, mass, 1, share);
         for (int i = 0; i < RUNS; i++)
             reached += exp2(place[i] / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES) >= t.value;
+        /* what a straight line inside a bin leaves of the tail of a normal distribution */
         assert_error_below(fabs(reached / RUNS - share), 0.05 * share, "share %.2f", share);
     }
 }
