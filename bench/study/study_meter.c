@@ -191,7 +191,7 @@ static DsvStatus profile(StudyMeter *m, const DsvLists *lists, const StudyBuffer
         .lists = lists, .samples = m->samples, .sample = m->sample.memory,
         .captured = m->captured.memory, .share90 = m->share90.memory, .listed = m->listed.memory,
     };
-    args.workspace_bytes = m->backend->ops.profile.workspace ? m->backend->ops.profile.workspace(&args) : 0;
+    args.workspace_bytes = DSVI_OP_WORKSPACE(m->backend->ops.profile, m->backend->device->stream, &args);
     DSVI_TRY(study_buffer_want(device, &m->workspace, args.workspace_bytes));
     args.workspace = m->workspace.memory;
     DSVI_TRY(m->backend->ops.profile.run(device->stream, &args));
@@ -239,7 +239,7 @@ static DsvStatus take_histogram(StudyMeter *m, DsvSelectArgs *args)
     const DsvOps *ops = &m->backend->ops;
     DsvDevice *device = m->backend->device;
     size_t bins = (size_t)m->shape.heads * DSV_SELECT_BINS * sizeof(double);
-    size_t workspace = ops->select_histogram.workspace ? ops->select_histogram.workspace(args) : 0;
+    size_t workspace = DSVI_OP_WORKSPACE(ops->select_histogram, m->backend->device->stream, args);
     DSVI_TRY(study_buffer_want(device, &m->workspace, workspace));
     DSVI_TRY(study_buffer_want(device, &m->lse,
                                (size_t)(m->shape.heads * dsvi_select_proxies(args)) * sizeof(float)));
@@ -314,7 +314,6 @@ static DsvStatus fill_lists(StudyMeter *m, DsvSelectArgs *args, DsvLists *lists)
 static DsvStatus make_lists(StudyMeter *m, const StudyCase *of, double target, DsvSelectArgs *args,
                             DsvLists *lists)
 {
-    dsvi_select_workspace_fn *workspace = m->backend->ops.select_lists.workspace;
     double share;
     *lists = (DsvLists){
         .batch = 1, .heads = args->heads, .queries = args->queries, .keys = args->keys, .group = args->group,
@@ -326,7 +325,8 @@ static DsvStatus make_lists(StudyMeter *m, const StudyCase *of, double target, D
     DSVI_TRY(study_buffer_want(m->backend->device, &m->offsets, (size_t)(count + 1) * sizeof(int64_t)));
     lists->offsets = m->offsets.memory;
     args->lists = lists;
-    DSVI_TRY(study_buffer_want(m->backend->device, &m->workspace, workspace ? workspace(args) : 0));
+    size_t workspace = DSVI_OP_WORKSPACE(m->backend->ops.select_lists, m->backend->device->stream, args);
+    DSVI_TRY(study_buffer_want(m->backend->device, &m->workspace, workspace));
     args->workspace = m->workspace.memory;
     args->workspace_bytes = m->workspace.bytes;
     return fill_lists(m, args, lists);

@@ -132,12 +132,13 @@ static DsvProfileArgs profile_args(const Bench *b)
 static size_t workspace_of(const Bench *b)
 {
     const DsvOps *ops = &b->backend.ops;
+    DsvStream *stream = b->backend.device->stream;
     DsvAttentionArgs args = attention_args(b);
     DsvProfileArgs profile = profile_args(b);
     size_t bytes[3] = {
-        ops->attention_fwd.workspace ? ops->attention_fwd.workspace(&args) : 0,
-        ops->attention_bwd.workspace ? ops->attention_bwd.workspace(&args) : 0,
-        ops->profile.workspace ? ops->profile.workspace(&profile) : 0,
+        DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args),
+        DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args),
+        DSVI_OP_WORKSPACE(ops->profile, stream, &profile),
     };
     size_t most = 0;
     for (int i = 0; i < 3; i++)

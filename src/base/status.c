@@ -6,10 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 2048, TRAIL_BYTES = 1024 };
+static DsvStatusRecord *own_record(void)
+{
+    static _Thread_local DsvStatusRecord record;
+    return &record;
+}
 
-static _Thread_local char message[MESSAGE_BYTES];
-static _Thread_local char trail[TRAIL_BYTES];
+static DsvStatusRecordOfThread *record_of_thread = own_record;
+
+DsvStatusRecord *dsvi_status_record(void)
+{
+    return record_of_thread();
+}
+
+void dsvi_status_share(DsvStatusRecordOfThread *shared)
+{
+    record_of_thread = shared;
+}
 
 const char *dsv_status_text(DsvStatus status)
 {
@@ -24,36 +37,39 @@ const char *dsv_status_text(DsvStatus status)
 
 const char *dsv_error_message(void)
 {
-    return message;
+    return dsvi_status_record()->message;
 }
 
 const char *dsv_error_trail(void)
 {
-    return trail;
+    return dsvi_status_record()->trail;
 }
 
 void dsvi_trail_add(const char *file, int line)
 {
+    char *trail = dsvi_status_record()->trail;
     size_t used = strlen(trail);
-    snprintf(trail + used, sizeof trail - used, "%s%s:%d", used ? "\n" : "", file, line);
+    snprintf(trail + used, DSVI_TRAIL_BYTES - used, "%s%s:%d", used ? "\n" : "", file, line);
 }
 
 DsvStatus dsvi_fail_at(const char *file, int line, DsvStatus status, const char *format, ...)
 {
-    char whole[MESSAGE_BYTES]; /* the arguments may be parts of the sentence before */
+    DsvStatusRecord *record = dsvi_status_record();
+    char whole[DSVI_MESSAGE_BYTES]; /* the arguments may be parts of the sentence before */
     va_list args;
     va_start(args, format);
     vsnprintf(whole, sizeof whole, format, args);
     va_end(args);
-    memcpy(message, whole, strlen(whole) + 1);
-    trail[0] = 0;
+    memcpy(record->message, whole, strlen(whole) + 1);
+    record->trail[0] = 0;
     dsvi_trail_add(file, line);
     return status;
 }
 
 DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...)
 {
-    char prefixed[MESSAGE_BYTES];
+    char *message = dsvi_status_record()->message;
+    char prefixed[DSVI_MESSAGE_BYTES];
     va_list args;
     va_start(args, format);
     int used = vsnprintf(prefixed, sizeof prefixed, format, args);
@@ -67,9 +83,10 @@ DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...)
 
 DsvStatus dsvi_fail_adopt(DsvStatus status, const char *text)
 {
-    if (text != message)
-        snprintf(message, sizeof message, "%s", text);
-    trail[0] = 0;
+    DsvStatusRecord *record = dsvi_status_record();
+    if (text != record->message)
+        snprintf(record->message, sizeof record->message, "%s", text);
+    record->trail[0] = 0;
     return status;
 }
 

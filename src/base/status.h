@@ -29,6 +29,17 @@ void dsvi_trail_add(const char *file, int line);
  * could not know. Returns `status` unchanged. */
 DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...) DSVI_PRINTF(2, 3);
 
+/* The calling thread's record of its last failure. A shared library that holds a copy of this file has records
+ * of its own until it is told, once, to use those of the library that loaded it. */
+enum { DSVI_MESSAGE_BYTES = 2048, DSVI_TRAIL_BYTES = 1024 };
+typedef struct DsvStatusRecord {
+    char message[DSVI_MESSAGE_BYTES];
+    char trail[DSVI_TRAIL_BYTES];
+} DsvStatusRecord;
+typedef DsvStatusRecord *DsvStatusRecordOfThread(void);
+DsvStatusRecordOfThread dsvi_status_record;
+void dsvi_status_share(DsvStatusRecordOfThread *record_of_thread);
+
 /* Makes a failure recorded by another thread this thread's own; its sentence is copied. */
 DsvStatus dsvi_fail_adopt(DsvStatus status, const char *text);
 

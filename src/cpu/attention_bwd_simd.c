@@ -130,8 +130,9 @@ static void plan_blocks(Backward *w)
     w->block_keys = (keys + w->blocks - 1) / w->blocks;
 }
 
-static size_t workspace(const DsvAttentionArgs *args)
+static size_t workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
+    (void)stream;
     Backward w = plan(args);
     return (w.worker_floats * (size_t)dsvi_threads_count() + w.head_floats * (size_t)w.heads_at_once) *
            sizeof(float);
@@ -404,8 +405,7 @@ static void backward_range(void *context, int64_t begin, int64_t end, int worker
 
 static DsvStatus backward(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    (void)stream;
-    DSVI_TRY(dsvi_attention_check_simd(args, workspace(args)));
+    DSVI_TRY(dsvi_attention_check_simd(args, workspace(stream, args)));
     Backward w = plan(args);
     int64_t pairs = args->batch * args->heads;
     plan_blocks(&w);

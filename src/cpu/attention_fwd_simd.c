@@ -172,15 +172,15 @@ static Forward plan(const DsvAttentionArgs *args)
     return f;
 }
 
-static size_t workspace(const DsvAttentionArgs *args)
+static size_t workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
+    (void)stream;
     return plan(args).worker_floats * sizeof(float) * (size_t)dsvi_threads_count();
 }
 
 static DsvStatus forward(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    (void)stream;
-    DSVI_TRY(dsvi_attention_check_simd(args, workspace(args)));
+    DSVI_TRY(dsvi_attention_check_simd(args, workspace(stream, args)));
     Forward f = plan(args);
     dsvi_parallel_for(args->batch * args->heads * f.tiles.count, 1, forward_range, &f);
     return DSV_OK;

@@ -43,6 +43,12 @@ static void cpu_free(DsvDevice *device, void *memory)
     free(memory);
 }
 
+static size_t cpu_used(DsvDevice *device)
+{
+    (void)device;
+    return (size_t)dsvi_resident_bytes();
+}
+
 static DsvStatus cpu_copy(DsvStream *stream, void *dst, const void *src, size_t bytes)
 {
     (void)stream;
@@ -95,8 +101,12 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .name = cpu->name,
         .memory_bytes = pages_bytes(_SC_PHYS_PAGES),
         .stream = &cpu->stream,
+        .deterministic = true,
         .mem_alloc = cpu_alloc,
         .mem_free = cpu_free,
+        .host_alloc = cpu_alloc,
+        .host_free = cpu_free,
+        .memory_used = cpu_used,
         .upload = cpu_copy,
         .download = cpu_copy,
         .copy = cpu_copy,

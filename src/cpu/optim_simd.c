@@ -1,5 +1,6 @@
-/* Gradient norm, AdamW and moving average. */
+/* Gradient norm; AdamW with moving average and copy. */
 #include <math.h>
+#include <string.h>
 
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
@@ -43,6 +44,25 @@ typedef struct Adamw {
     float root;      /* 1 / sqrt(1 - b2^t) */
 } Adamw;
 
+/* What follows from the new weights, while they are in cache. */
+static void derive_piece(const DsvAdamwArgs *args, int64_t begin, int64_t end)
+{
+    const float *weight = args->weight;
+    float *ema = args->ema, decay = (float)args->ema_decay, rest = (float)(1 - args->ema_decay);
+    if (ema) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            ema[i] = decay * ema[i] + rest * weight[i];
+    }
+    if (args->copy && args->copy_dtype == DSV_BF16) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            dsvi_put(DSV_BF16, args->copy, i, weight[i]);
+    } else if (args->copy) {
+        memcpy((float *)args->copy + begin, weight + begin, (size_t)(end - begin) * sizeof(float));
+    }
+}
+
 static void adamw_piece(void *context, int64_t begin, int64_t end, int worker)
 {
     const Adamw *adamw = context;
@@ -62,6 +82,7 @@ static void adamw_piece(void *context, int64_t begin, int64_t end, int worker)
         v[i] = new_v;
         weight[i] = keep * weight[i] - rate * new_m / (sqrtf(new_v) * root + eps);
     }
+    derive_piece(args, begin, end);
 }
 
 static DsvStatus adamw(DsvStream *stream, const DsvAdamwArgs *args)
@@ -72,28 +93,8 @@ static DsvStatus adamw(DsvStream *stream, const DsvAdamwArgs *args)
         .root = (float)(1 / sqrt(1 - pow(args->beta2, (double)args->step))),
     };
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("adamw", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_takes("adamw", args->copy ? args->copy_dtype : args->acc, args->acc));
     dsvi_parallel_for(args->n, DSVI_PIECE, adamw_piece, &job);
-    return DSV_OK;
-}
-
-static void ema_piece(void *context, int64_t begin, int64_t end, int worker)
-{
-    const DsvEmaArgs *args = context;
-    const float *weight = args->weight;
-    float *ema = args->ema;
-    float decay = (float)args->decay, rest = (float)(1 - args->decay);
-    (void)worker;
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++)
-        ema[i] = decay * ema[i] + rest * weight[i];
-}
-
-static DsvStatus ema(DsvStream *stream, const DsvEmaArgs *args)
-{
-    (void)stream;
-    DSVI_TRY(dsvi_simd_takes("ema", args->acc, args->acc));
-    dsvi_parallel_for(args->n, DSVI_PIECE, ema_piece, (void *)args);
     return DSV_OK;
 }
 
@@ -101,5 +102,4 @@ void DSVI_SIMD(fill_optim)(DsvOps *ops)
 {
     DSVI_OPS_SET(ops, sum_squares, sum_squares, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, adamw, adamw, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, ema, ema, DSVI_SIMD_NAME);
 }

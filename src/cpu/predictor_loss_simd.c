@@ -55,8 +55,9 @@ static size_t scratch_bytes(const Predictor *w)
     return w->floats * sizeof(float) * (size_t)dsvi_scratch_count(w->pieces);
 }
 
-static size_t workspace(const DsvPredictorLossArgs *args)
+static size_t workspace(DsvStream *stream, const DsvPredictorLossArgs *args)
 {
+    (void)stream;
     Predictor w = plan(args);
     return scratch_bytes(&w) + (size_t)w.pieces * sizeof(double);
 }
@@ -193,13 +194,12 @@ static void pair_range(void *context, int64_t begin, int64_t end, int worker)
 
 static DsvStatus predictor_loss(DsvStream *stream, const DsvPredictorLossArgs *args)
 {
-    (void)stream;
     if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "predictor_loss: this variant takes F32 and BF16 with F32 sums, "
                          "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
-    if (args->workspace_bytes < workspace(args))
+    if (args->workspace_bytes < workspace(stream, args))
         return DSVI_FAIL(DSV_E_SHAPE, "predictor_loss: workspace has %zu bytes, wanted %zu",
-                         args->workspace_bytes, workspace(args));
+                         args->workspace_bytes, workspace(stream, args));
     Predictor w = plan(args);
     double loss = 0;
     w.losses = (double *)((char *)args->workspace + scratch_bytes(&w));

@@ -42,8 +42,9 @@ static Profile plan(const DsvProfileArgs *args)
     return w;
 }
 
-static size_t workspace(const DsvProfileArgs *args)
+static size_t workspace(DsvStream *stream, const DsvProfileArgs *args)
 {
+    (void)stream;
     Profile w = plan(args);
     return w.floats * sizeof(float) * (size_t)dsvi_scratch_count(w.pieces);
 }
@@ -150,13 +151,12 @@ static void profile_range(void *context, int64_t begin, int64_t end, int worker)
 
 static DsvStatus profile(DsvStream *stream, const DsvProfileArgs *args)
 {
-    (void)stream;
     if (args->act != DSV_F32 && args->act != DSV_BF16)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "profile: this variant takes F32 and BF16, not %s",
                          dsvi_dtype_name(args->act));
-    if (args->workspace_bytes < workspace(args))
+    if (args->workspace_bytes < workspace(stream, args))
         return DSVI_FAIL(DSV_E_SHAPE, "profile: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
-                         workspace(args));
+                         workspace(stream, args));
     Profile w = plan(args);
     dsvi_parallel_for(w.pieces, 1, profile_range, &w);
     return DSV_OK;

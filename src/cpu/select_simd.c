@@ -128,8 +128,9 @@ static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
     return used;
 }
 
-static size_t workspace(const DsvSelectArgs *args)
+static size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
 {
+    (void)stream;
     Select s;
     return plan(args, NULL, &s);
 }

@@ -5,6 +5,7 @@
 #ifndef DSVI_DEVICE_H
 #define DSVI_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,10 +25,17 @@ struct DsvDevice {
     const char *name;        /* e.g. "AMD EPYC, avx512, 2 threads" */
     size_t memory_bytes;     /* what it has in all */
     DsvStream *stream;       /* the compute stream: one is enough for what we do */
+    bool deterministic;      /* the same calls give the same bits */
 
     /* 64-byte aligned device memory. DSV_E_NO_MEMORY names the bytes asked for and those free. */
     DsvStatus (*mem_alloc)(DsvDevice *device, size_t bytes, void **out);
     void (*mem_free)(DsvDevice *device, void *memory); /* takes NULL */
+
+    /* 64-byte aligned host memory from which copies run beside the caller's work. */
+    DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
+    void (*host_free)(DsvDevice *device, void *memory); /* takes NULL */
+    /* Bytes in use for this process, as far as the device can tell: the resident set, or device memory. */
+    size_t (*memory_used)(DsvDevice *device);
 
     /* In stream order. Host memory must stay untouched until the stream has been waited for. */
     DsvStatus (*upload)(DsvStream *stream, void *device_dst, const void *host_src, size_t bytes);

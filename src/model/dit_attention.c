@@ -34,8 +34,8 @@ size_t dsvi_dit_attention_workspace(const DsvDit *dit)
     size_t most = 0;
     for (int i = 0; i < (dit->sparse ? 1 : 2); i++) {
         DsvAttentionArgs args = dense_args(dit, keys[i], &nothing);
-        size_t forward = ops->attention_fwd.workspace ? ops->attention_fwd.workspace(&args) : 0;
-        size_t backward = ops->attention_bwd.workspace ? ops->attention_bwd.workspace(&args) : 0;
+        size_t forward = DSVI_OP_WORKSPACE(ops->attention_fwd, dit->stream, &args);
+        size_t backward = DSVI_OP_WORKSPACE(ops->attention_bwd, dit->stream, &args);
         most = forward > most ? forward : most;
         most = dit->shape.backward && backward > most ? backward : most;
     }

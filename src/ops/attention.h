@@ -63,7 +63,7 @@ typedef struct DsvAttentionArgs {
 
 typedef DsvStatus dsvi_attention_fn(DsvStream *stream, const DsvAttentionArgs *args);
 /* Scratch bytes for these shapes (data pointers are not read). */
-typedef size_t dsvi_attention_workspace_fn(const DsvAttentionArgs *args);
+typedef size_t dsvi_attention_workspace_fn(DsvStream *stream, const DsvAttentionArgs *args);
 
 /* Refuses what no variant serves: shapes that disagree, a head size out of range. */
 DsvStatus dsvi_attention_check(const DsvAttentionArgs *args);

@@ -34,6 +34,10 @@ extern "C" {
         const char *variant;                                    \
     }
 
+/* Scratch bytes that the op in `slot` wants for these arguments. */
+#define DSVI_OP_WORKSPACE(slot, stream, args) \
+    ((slot).workspace ? (slot).workspace((stream), (args)) : (size_t)0)
+
 typedef struct DsvOps {
     DSVI_OP_SLOT(dsvi_gemm_fn) gemm;
     DSVI_OP_SLOT(dsvi_col_sum_fn) col_sum;
@@ -65,7 +69,6 @@ typedef struct DsvOps {
 
     DSVI_OP_SLOT(dsvi_sum_squares_fn) sum_squares;
     DSVI_OP_SLOT(dsvi_adamw_fn) adamw;
-    DSVI_OP_SLOT(dsvi_ema_fn) ema;
 } DsvOps;
 
 #define DSVI_OPS_SET(ops, slot, function, name) \

@@ -52,5 +52,4 @@ void dsvi_ops_fill_ref(DsvOps *ops)
                                 dsvi_predictor_loss_workspace_ref, REF);
     DSVI_OPS_SET(ops, sum_squares, dsvi_sum_squares_ref, REF);
     DSVI_OPS_SET(ops, adamw, dsvi_adamw_ref, REF);
-    DSVI_OPS_SET(ops, ema, dsvi_ema_ref, REF);
 }

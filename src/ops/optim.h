@@ -1,11 +1,12 @@
-/* Ops over all parameters at once: gradient norm, AdamW, moving average.
+/* Ops over all parameters at once: gradient norm; AdamW, with the moving average and the copy to compute with.
  *
  * sum_squares: *out = sum x^2, accumulated in double in an order that does not depend on the number
  *     of threads.
  * adamw (Loshchilov & Hutter 2019, as torch.optim.AdamW): with g = grad * grad_scale,
  *     w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *     w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
- * ema: e = decay e + (1 - decay) w */
+ *   and, where they are given, the weights' moving average and their copy in another dtype:
+ *     e = ema_decay e + (1 - ema_decay) w;  copy = w */
 #ifndef DSVI_OPTIM_H
 #define DSVI_OPTIM_H
 
@@ -32,21 +33,15 @@ typedef struct DsvAdamwArgs {
     const void *grad; /* (n) acc */
     void *weight;     /* (n) acc */
     void *m, *v;      /* (n) acc */
+    double ema_decay;
+    void *ema;        /* (n) acc, or NULL */
+    DsvDtype copy_dtype;
+    void *copy;       /* (n) copy_dtype, overwritten, or NULL */
 } DsvAdamwArgs;
 typedef DsvStatus dsvi_adamw_fn(DsvStream *stream, const DsvAdamwArgs *args);
 
-typedef struct DsvEmaArgs {
-    int64_t n;
-    double decay;
-    DsvDtype acc;
-    const void *weight; /* (n) acc */
-    void *ema;          /* (n) acc */
-} DsvEmaArgs;
-typedef DsvStatus dsvi_ema_fn(DsvStream *stream, const DsvEmaArgs *args);
-
 dsvi_sum_squares_fn dsvi_sum_squares_ref;
 dsvi_adamw_fn dsvi_adamw_ref;
-dsvi_ema_fn dsvi_ema_ref;
 
 #ifdef __cplusplus
 }

@@ -29,16 +29,12 @@ DsvStatus dsvi_adamw_ref(DsvStream *stream, const DsvAdamwArgs *args)
         dsvi_store(args->acc, args->m, i, m);
         dsvi_store(args->acc, args->v, i, v);
         dsvi_store(args->acc, args->weight, i, w);
-    }
-    return DSV_OK;
-}
-
-DsvStatus dsvi_ema_ref(DsvStream *stream, const DsvEmaArgs *args)
-{
-    (void)stream;
-    for (int64_t i = 0; i < args->n; i++) {
-        double ema = dsvi_load(args->acc, args->ema, i), weight = dsvi_load(args->acc, args->weight, i);
-        dsvi_store(args->acc, args->ema, i, args->decay * ema + (1 - args->decay) * weight);
+        w = dsvi_load(args->acc, args->weight, i); /* as it is stored */
+        if (args->ema)
+            dsvi_store(args->acc, args->ema, i,
+                       args->ema_decay * dsvi_load(args->acc, args->ema, i) + (1 - args->ema_decay) * w);
+        if (args->copy)
+            dsvi_store(args->copy_dtype, args->copy, i, w);
     }
     return DSV_OK;
 }

@@ -39,7 +39,7 @@ typedef struct DsvPredictorLossArgs {
 } DsvPredictorLossArgs;
 
 typedef DsvStatus dsvi_predictor_loss_fn(DsvStream *stream, const DsvPredictorLossArgs *args);
-typedef size_t dsvi_predictor_loss_workspace_fn(const DsvPredictorLossArgs *args);
+typedef size_t dsvi_predictor_loss_workspace_fn(DsvStream *stream, const DsvPredictorLossArgs *args);
 
 dsvi_predictor_loss_fn dsvi_predictor_loss_ref;
 dsvi_predictor_loss_workspace_fn dsvi_predictor_loss_workspace_ref;

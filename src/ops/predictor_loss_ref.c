@@ -8,8 +8,9 @@
 #include <math.h>
 
 /* Workspace: u and t of one query, then the sums of dkl of one (b, h). */
-size_t dsvi_predictor_loss_workspace_ref(const DsvPredictorLossArgs *args)
+size_t dsvi_predictor_loss_workspace_ref(DsvStream *stream, const DsvPredictorLossArgs *args)
 {
+    (void)stream;
     return (size_t)(args->keys * (2 + args->rank)) * sizeof(double);
 }
 

@@ -31,7 +31,7 @@ typedef struct DsvProfileArgs {
 } DsvProfileArgs;
 
 typedef DsvStatus dsvi_profile_fn(DsvStream *stream, const DsvProfileArgs *args);
-typedef size_t dsvi_profile_workspace_fn(const DsvProfileArgs *args);
+typedef size_t dsvi_profile_workspace_fn(DsvStream *stream, const DsvProfileArgs *args);
 
 dsvi_profile_fn dsvi_profile_ref;
 dsvi_profile_workspace_fn dsvi_profile_workspace_ref;

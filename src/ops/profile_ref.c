@@ -49,8 +49,9 @@ static int64_t keys_for_mass(const double *p, int64_t keys, double mass)
     return count + (int64_t)ceil((mass - above) / double_of(low));
 }
 
-size_t dsvi_profile_workspace_ref(const DsvProfileArgs *args)
+size_t dsvi_profile_workspace_ref(DsvStream *stream, const DsvProfileArgs *args)
 {
+    (void)stream;
     return (size_t)args->keys * sizeof(double);
 }
 

@@ -99,7 +99,7 @@ typedef struct DsvSelectArgs {
 } DsvSelectArgs;
 
 typedef DsvStatus dsvi_select_fn(DsvStream *stream, const DsvSelectArgs *args);
-typedef size_t dsvi_select_workspace_fn(const DsvSelectArgs *args);
+typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *args);
 
 /* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
  * usable, and the caller (after a sync) must not attend over them. The offsets are those that would have

@@ -74,8 +74,9 @@ static void group_estimates(const DsvSelectArgs *args, int64_t pair, int64_t g, 
     }
 }
 
-size_t dsvi_select_workspace_ref(const DsvSelectArgs *args)
+size_t dsvi_select_workspace_ref(DsvStream *stream, const DsvSelectArgs *args)
 {
+    (void)stream;
     return (size_t)dsvi_select_runs(args) * (sizeof(double) + 1);
 }
 

@@ -150,7 +150,7 @@ static void carve(DsvSelector *s, DsvArena *arena)
 
     DsvPredictorLossArgs args = loss_args(p, 0, &nothing);
     dsvi_predictor_loss_workspace_fn *workspace = s->backend->ops.predictor_loss.workspace;
-    p->workspace_bytes = backward && workspace ? workspace(&args) : 0;
+    p->workspace_bytes = backward && workspace ? workspace(s->backend->device->stream, &args) : 0;
     p->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, p->workspace_bytes);
 }
 

@@ -187,18 +187,18 @@ static size_t larger(size_t a, size_t b)
 static size_t workspace_of_all(const DsvSparse *s)
 {
     const DsvOps *ops = &s->backend->ops;
+    DsvStream *stream = s->backend->device->stream;
     const DsvSparseAttention nothing = {0};
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, &nothing);
-    size_t most = ops->attention_fwd.workspace ? ops->attention_fwd.workspace(&args) : 0;
-    if (s->shape.backward && ops->attention_bwd.workspace)
-        most = larger(most, ops->attention_bwd.workspace(&args));
+    size_t most = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
+    if (s->shape.backward)
+        most = larger(most, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
     if (!s->selector)
         return most;
     args.lists = &s->block[0].lists;
-    if (ops->attention_list_fwd.workspace)
-        most = larger(most, ops->attention_list_fwd.workspace(&args));
-    if (s->shape.backward && ops->attention_list_bwd.workspace)
-        most = larger(most, ops->attention_list_bwd.workspace(&args));
+    most = larger(most, DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args));
+    if (s->shape.backward)
+        most = larger(most, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args));
     return larger(most, larger(dsvi_sparse_select_workspace(s), dsvi_sparse_profile_workspace(s)));
 }
 

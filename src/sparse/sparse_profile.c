@@ -30,7 +30,7 @@ size_t dsvi_sparse_profile_workspace(const DsvSparse *s)
     const DsvSparseAttention nothing = {0};
     DsvProfileArgs args = profile_args(s, 0, &nothing);
     args.lists = &s->block[0].lists;
-    return s->backend->ops.profile.workspace ? s->backend->ops.profile.workspace(&args) : 0;
+    return DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
 }
 
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *s)

@@ -42,8 +42,8 @@ size_t dsvi_sparse_select_workspace(const DsvSparse *s)
     const DsvOps *ops = &s->backend->ops;
     DsvSelectArgs args = select_args(s);
     args.lists = &s->block[0].lists;
-    size_t histogram = ops->select_histogram.workspace ? ops->select_histogram.workspace(&args) : 0;
-    size_t lists = ops->select_lists.workspace ? ops->select_lists.workspace(&args) : 0;
+    size_t histogram = DSVI_OP_WORKSPACE(ops->select_histogram, s->backend->device->stream, &args);
+    size_t lists = DSVI_OP_WORKSPACE(ops->select_lists, s->backend->device->stream, &args);
     return histogram > lists ? histogram : lists;
 }
 

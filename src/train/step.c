@@ -83,7 +83,7 @@ static DsvStatus gradient_norm(DsvTrainer *t, double *norm)
     return DSV_OK;
 }
 
-/* Clips by the global norm and moves the weights. */
+/* Clips by the global norm and moves the weights, their moving average and the copy that is computed with. */
 static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
@@ -95,17 +95,13 @@ static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
         /* The 1e-6 is torch.nn.utils.clip_grad_norm_'s. */
         .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0, .acc = DSV_F32,
         .grad = t->weights.grad, .weight = t->weights.master, .m = t->moment1, .v = t->moment2,
+        .ema = t->ema, .ema_decay = settings->ema_decay,
     };
+    if (t->weights.compute != t->weights.master) {
+        args.copy = t->weights.compute;
+        args.copy_dtype = dsvi_dit_act(settings);
+    }
     return t->backend->ops.adamw.run(t->backend->device->stream, &args);
-}
-
-static DsvStatus update_average(DsvTrainer *t)
-{
-    DsvEmaArgs args = {
-        .n = t->table.elements, .decay = t->settings->ema_decay, .acc = DSV_F32,
-        .weight = t->weights.master, .ema = t->ema,
-    };
-    return t->ema ? t->backend->ops.ema.run(t->backend->device->stream, &args) : DSV_OK;
 }
 
 /* Adds the device's time since the last call to *phase. */
@@ -139,8 +135,6 @@ DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
         return DSVI_FAIL(DSV_E_DIVERGED, "step %lld: loss %g and gradient norm %g are not both finite",
                          (long long)result->step, result->loss, result->grad_norm);
     DSVI_TRY(update_weights(t, result->grad_norm, result->lr));
-    DSVI_TRY(update_average(t));
-    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
     DSVI_TRY(dsvi_sparse_step_end(t->sparse));
     t->step = result->step;
     return lap(t, &last, &result->optimizer_s);

@@ -39,8 +39,8 @@ static void attend(AttentionProblem *problem)
 {
     const DsvOps *ops = &level_backend.ops;
     DsvAttentionArgs *args = &problem->args;
-    size_t fwd = args->lists ? ops->attention_list_fwd.workspace(args) : ops->attention_fwd.workspace(args);
-    size_t bwd = args->lists ? ops->attention_list_bwd.workspace(args) : ops->attention_bwd.workspace(args);
+    size_t fwd = (args->lists ? ops->attention_list_fwd.workspace : ops->attention_fwd.workspace)(NULL, args);
+    size_t bwd = (args->lists ? ops->attention_list_bwd.workspace : ops->attention_bwd.workspace)(NULL, args);
     args->workspace_bytes = fwd > bwd ? fwd : bwd;
     args->workspace = malloc(args->workspace_bytes);
     assert_non_null(args->workspace);

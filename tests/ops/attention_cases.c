@@ -35,7 +35,7 @@ static DsvHeads heads_of(const CheckCase *c, int which, int64_t tokens)
 static DsvStatus call(const Problem *p, DsvStream *stream, DsvAttentionArgs *args, dsvi_attention_fn *run,
                       dsvi_attention_workspace_fn *ask)
 {
-    args->workspace_bytes = ask ? ask(args) : 0;
+    args->workspace_bytes = ask ? ask(stream, args) : 0;
     args->workspace = check_workspace(p->backend, stream, args->workspace_bytes);
     DsvStatus status = run(stream, args);
     check_workspace_release(p->backend, stream, args->workspace, args->workspace_bytes);

@@ -110,7 +110,7 @@ static void lists_from_map(Golden *g, const DsvStoredTensor *map)
 
 static void *workspace(dsvi_attention_workspace_fn *ask, DsvAttentionArgs *args)
 {
-    args->workspace_bytes = ask ? (ask(args) + 63) / 64 * 64 : 0;
+    args->workspace_bytes = ask ? (ask(NULL, args) + 63) / 64 * 64 : 0;
     args->workspace = args->workspace_bytes > 0 ? aligned_alloc(64, args->workspace_bytes) : NULL;
     return args->workspace;
 }

@@ -8,8 +8,9 @@
  *     |got - truth| <= 2 E + ulps u |truth| + least,   E = the plain one's largest error in that tensor,
  * u the unit roundoff of the tensor's dtype (2^-24, 2^-8): as good as straightforward code in the same
  * precision, but for `ulps` roundings more. `least` = 2^-120 is for what vector instructions may flush to
- * zero. Every comparison is such that NaN fails. Further: the same bits with one thread and with three; no
- * byte round any buffer changed (all are 0xff: NaN to whoever reads there); inputs untouched. */
+ * zero. Every comparison is such that NaN fails. Further: the same bits with one thread and with three, where
+ * the device promises that; no byte round any buffer changed (all are 0xff: NaN to whoever reads there);
+ * inputs untouched. */
 #ifndef DSVI_CHECK_H
 #define DSVI_CHECK_H
 

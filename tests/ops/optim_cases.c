@@ -18,14 +18,13 @@ static DsvStatus run_adamw(const CheckCase *c, const DsvOps *ops, DsvStream *str
         .weight_decay = 0.1, .grad_scale = 0.5, .acc = c->acc, .grad = c->buffer[0].data,
         .weight = c->buffer[1].data, .m = c->buffer[2].data, .v = c->buffer[3].data,
     };
+    if (c->buffers > 4) {
+        args.ema = c->buffer[4].data;
+        args.ema_decay = 0.9999;
+        args.copy = c->buffer[5].data;
+        args.copy_dtype = c->buffer[5].dtype;
+    }
     return ops->adamw.run(stream, &args);
-}
-
-static DsvStatus run_ema(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
-{
-    DsvEmaArgs args = {.n = c->buffer[0].n, .decay = 0.9999, .acc = c->acc, .weight = c->buffer[0].data,
-                       .ema = c->buffer[1].data};
-    return ops->ema.run(stream, &args);
 }
 
 static CheckCase length_case(const char *op, int64_t n, check_run_fn *run)
@@ -33,6 +32,21 @@ static CheckCase length_case(const char *op, int64_t n, check_run_fn *run)
     CheckCase c = {.op = op, .run = run, .ulps = 4, .f32_only = true};
     snprintf(c.shape, sizeof c.shape, "n %lld", (long long)n);
     return c;
+}
+
+static void check_adamw(const DsvBackend *backend, int64_t n, bool derive)
+{
+    CheckCase adamw = length_case("adamw", n, run_adamw);
+    check_buffer(&adamw, "grad", CHECK_ACC, CHECK_IN, n);
+    check_buffer(&adamw, "weight", CHECK_ACC, CHECK_IN_OUT, n);
+    check_buffer(&adamw, "m", CHECK_ACC, CHECK_IN_OUT, n);
+    check_buffer(&adamw, "v", CHECK_ACC, CHECK_IN_OUT, n)->positive = true;
+    if (derive) {
+        check_buffer(&adamw, "ema", CHECK_ACC, CHECK_IN_OUT, n);
+        check_buffer(&adamw, "copy", CHECK_ACT, CHECK_OUT, n);
+        adamw.f32_only = false;
+    }
+    assert_case(&adamw, backend);
 }
 
 void check_optim_cases(const DsvBackend *backend)
@@ -45,17 +59,7 @@ void check_optim_cases(const DsvBackend *backend)
         /* n additions in double, in whatever order: at most n roundings of the sum, as no term is negative */
         squares.ulps = (double)n + 4;
         assert_case(&squares, backend);
-
-        CheckCase adamw = length_case("adamw", n, run_adamw);
-        check_buffer(&adamw, "grad", CHECK_ACC, CHECK_IN, n);
-        check_buffer(&adamw, "weight", CHECK_ACC, CHECK_IN_OUT, n);
-        check_buffer(&adamw, "m", CHECK_ACC, CHECK_IN_OUT, n);
-        check_buffer(&adamw, "v", CHECK_ACC, CHECK_IN_OUT, n)->positive = true;
-        assert_case(&adamw, backend);
-
-        CheckCase ema = length_case("ema", n, run_ema);
-        check_buffer(&ema, "weight", CHECK_ACC, CHECK_IN, n);
-        check_buffer(&ema, "ema", CHECK_ACC, CHECK_IN_OUT, n);
-        assert_case(&ema, backend);
+        check_adamw(backend, n, false);
+        check_adamw(backend, n, true);
     }
 }

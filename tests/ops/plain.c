@@ -20,7 +20,6 @@ static dsvi_add_rows_fn add_rows_fwd, add_rows_bwd;
 static dsvi_flow_mix_fn flow_mix;
 static dsvi_mse_fn mse;
 static dsvi_adamw_fn adamw;
-static dsvi_ema_fn ema;
 static dsvi_time_embed_fn time_embed;
 static dsvi_sum_squares_fn sum_squares;
 
@@ -43,7 +42,6 @@ static dsvi_sum_squares_fn sum_squares;
 #define dsvi_time_embed_ref time_embed
 #define dsvi_sum_squares_ref sum_squares
 #define dsvi_adamw_ref adamw
-#define dsvi_ema_ref ema
 #include "ops/flow_ref.c"
 #include "ops/gemm_ref.c"
 #include "ops/norm_ref.c"
@@ -73,7 +71,6 @@ void check_plain_fill(DsvOps *ops)
     DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
     DSVI_OPS_SET(ops, mse, mse, PLAIN);
     DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
-    DSVI_OPS_SET(ops, ema, ema, PLAIN);
     /* The contract wants angles and squares in double: no allowance for less. */
     (void)time_embed, (void)sum_squares;
 }

@@ -50,7 +50,7 @@ static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvPr
         lists.runs = check_upload(backend, stream, lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
         args.lists = &lists;
     }
-    args.workspace_bytes = ops->profile.workspace(&args);
+    args.workspace_bytes = ops->profile.workspace(stream, &args);
     args.workspace = check_workspace(backend, stream, args.workspace_bytes);
     assert_ok(ops->profile.run(stream, &args));
     check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
@@ -165,7 +165,7 @@ static DsvStatus run_loss(const CheckCase *c, const DsvOps *ops, DsvStream *stre
         .dql = dsvi_heads(c->buffer[DQL].data, s->queries, s->heads, s->rank),
         .dkl = dsvi_heads(c->buffer[DKL].data, s->keys, s->heads, s->rank),
     };
-    args.workspace_bytes = ops->predictor_loss.workspace(&args);
+    args.workspace_bytes = ops->predictor_loss.workspace(stream, &args);
     args.workspace = check_workspace(p->backend, stream, args.workspace_bytes);
     DsvStatus status = ops->predictor_loss.run(stream, &args);
     check_workspace_release(p->backend, stream, args.workspace, args.workspace_bytes);

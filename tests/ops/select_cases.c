@@ -163,7 +163,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     lists.runs = check_upload(backend, stream, r->runs, (size_t)(capacity + 1) * sizeof *r->runs);
     args.lists = &lists;
     args.needed = &r->needed;
-    args.workspace_bytes = ops->select_histogram.workspace(&args);
+    args.workspace_bytes = ops->select_histogram.workspace(stream, &args);
     args.workspace = check_workspace(backend, stream, args.workspace_bytes);
     if (!lse)
         assert_ok(ops->select_histogram.run(stream, &args));

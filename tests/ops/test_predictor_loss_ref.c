@@ -39,7 +39,7 @@ static void create(LossCase *c, bool centred)
         .samples = SAMPLES, .sample = SAMPLE, .loss = &c->loss,
         .dql = dsvi_heads(c->dql, SQ, N, R), .dkl = dsvi_heads(c->dkl, SK, N, R),
         .workspace = c->workspace, .workspace_bytes = sizeof c->workspace};
-    assert_true(dsvi_predictor_loss_workspace_ref(&c->args) <= sizeof c->workspace);
+    assert_true(dsvi_predictor_loss_workspace_ref(NULL, &c->args) <= sizeof c->workspace);
 }
 
 static double dot(const double *a, const double *b, int n)

@@ -50,7 +50,7 @@ static void check(const AttentionShape *shape, double mass)
     DsvProfileArgs args = {shape->batch, shape->heads, shape->queries, shape->keys, shape->head_dim,
                            c.args.scale, mass, DSV_F32, c.args.q, c.args.k, c.args.lists, SAMPLES, sample,
                            captured, share, listed, NULL, 0};
-    args.workspace_bytes = dsvi_profile_workspace_ref(&args);
+    args.workspace_bytes = dsvi_profile_workspace_ref(NULL, &args);
     args.workspace = malloc(args.workspace_bytes);
     assert_ok(dsvi_profile_ref(NULL, &args));
     for (int64_t n = 0; n < shape->batch * shape->heads * SAMPLES; n++) {

@@ -38,7 +38,7 @@ static void create(SelectCase *c, DsvSelectArgs args, int64_t capacity)
     c->args.bin_count = take((size_t)(args.heads * DSV_SELECT_BINS) * sizeof(double));
     c->args.bin_mass = take((size_t)(args.heads * DSV_SELECT_BINS) * sizeof(double));
     c->args.selected_mass = take((size_t)args.heads * sizeof(double));
-    c->args.workspace_bytes = dsvi_select_workspace_ref(&args);
+    c->args.workspace_bytes = dsvi_select_workspace_ref(NULL, &args);
     c->args.workspace = take(c->args.workspace_bytes);
     c->lists = (DsvLists){args.batch, args.heads, args.queries, args.keys, args.group,
                           dsvi_select_groups(&args), args.grain, capacity, NULL, NULL};

@@ -1,0 +1,32 @@
+/* The CUDA backend: a device and an op table. Loaded through ops/plugin.h; tests call it directly. */
+#ifndef DSVI_CUDA_H
+#define DSVI_CUDA_H
+
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opens the first GPU the process sees. Closed by backend->device->close. */
+DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend);
+
+/* Each source of kernels enters its ops into the table. */
+void dsvi_cuda_fill_attention_list(DsvOps *ops);
+void dsvi_cuda_fill_flow(DsvOps *ops);
+void dsvi_cuda_fill_norm(DsvOps *ops);
+void dsvi_cuda_fill_optim(DsvOps *ops);
+void dsvi_cuda_fill_patch(DsvOps *ops);
+void dsvi_cuda_fill_pointwise(DsvOps *ops);
+void dsvi_cuda_fill_predictor_loss(DsvOps *ops);
+void dsvi_cuda_fill_profile(DsvOps *ops);
+void dsvi_cuda_fill_select(DsvOps *ops);
+void dsvi_cuda_fill_select_features(DsvOps *ops);
+/* Those over NVIDIA's libraries also make what the stream keeps for them, freed with the device. */
+DsvStatus dsvi_cuda_fill_gemm(DsvStream *stream, DsvOps *ops);
+DsvStatus dsvi_cuda_fill_attention_cudnn(DsvStream *stream, DsvOps *ops);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

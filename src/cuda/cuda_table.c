@@ -1,0 +1,34 @@
+/* Which kernel answers for which op on a GPU. */
+#include <string.h>
+
+#include "cuda/cuda.h"
+#include "cuda/device_cuda.h"
+
+/* Every op has a CUDA variant: the truth runs on the host and cannot stand in. */
+static DsvStatus fill(DsvStream *stream, DsvOps *ops)
+{
+    dsvi_cuda_fill_flow(ops);
+    dsvi_cuda_fill_norm(ops);
+    dsvi_cuda_fill_optim(ops);
+    dsvi_cuda_fill_patch(ops);
+    dsvi_cuda_fill_pointwise(ops);
+    dsvi_cuda_fill_predictor_loss(ops);
+    dsvi_cuda_fill_profile(ops);
+    dsvi_cuda_fill_select(ops);
+    dsvi_cuda_fill_select_features(ops);
+    dsvi_cuda_fill_attention_list(ops);
+    DSVI_TRY(dsvi_cuda_fill_attention_cudnn(stream, ops));
+    return dsvi_cuda_fill_gemm(stream, ops);
+}
+
+DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend)
+{
+    memset(backend, 0, sizeof *backend);
+    DSVI_TRY(dsvi_device_cuda_create(deterministic, &backend->device));
+    DsvStatus status = fill(backend->device->stream, &backend->ops);
+    if (status == DSV_OK)
+        return DSV_OK;
+    backend->device->close(backend->device);
+    backend->device = NULL;
+    return status;
+}

@@ -1,0 +1,174 @@
+/* The CUDA device of device/device.h. */
+#include "cuda/device_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/host.h"
+#include "cuda/attention_cudnn.h"
+#include "cuda/gemm_cublaslt.h"
+
+enum { NAME_BYTES = 320 };
+
+typedef struct CudaDevice {
+    DsvDevice device; /* first: a DsvDevice is cast back to its CudaDevice */
+    DsvStream stream;
+    char name[NAME_BYTES];
+} CudaDevice;
+
+DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const char *what)
+{
+    DsvStatus status = error == cudaErrorMemoryAllocation ? DSV_E_NO_MEMORY : DSV_E_DEVICE;
+    return dsvi_fail_at(file, line, status, "CUDA: %s (%s)", cudaGetErrorString(error), what);
+}
+
+static DsvStatus cuda_alloc(DsvDevice *device, size_t bytes, void **out)
+{
+    size_t free_bytes = 0, all = 0;
+    *out = NULL;
+    cudaError_t error = cudaMalloc(out, bytes > 0 ? bytes : 1);
+    if (error == cudaSuccess)
+        return DSV_OK;
+    if (error != cudaErrorMemoryAllocation)
+        return dsvi_cuda_fail_at(__FILE__, __LINE__, error, "cudaMalloc");
+    cudaGetLastError(); /* it is told here, not at the next launch */
+    cudaMemGetInfo(&free_bytes, &all);
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of device memory: the GPU has %zu, of which %zu are free",
+                     bytes, device->memory_bytes, free_bytes);
+}
+
+static void cuda_free(DsvDevice *device, void *memory)
+{
+    (void)device;
+    cudaFree(memory);
+}
+
+static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
+{
+    (void)device;
+    *out = NULL;
+    cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);
+    if (error == cudaSuccess)
+        return DSV_OK;
+    cudaGetLastError();
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of page-locked host memory: %s", bytes,
+                     cudaGetErrorString(error));
+}
+
+static void cuda_host_free(DsvDevice *device, void *memory)
+{
+    (void)device;
+    cudaFreeHost(memory);
+}
+
+static size_t cuda_used(DsvDevice *device)
+{
+    size_t free_bytes = 0, all = 0;
+    (void)device;
+    return cudaMemGetInfo(&free_bytes, &all) == cudaSuccess ? all - free_bytes : 0;
+}
+
+static DsvStatus cuda_copy(DsvStream *stream, void *dst, const void *src, size_t bytes)
+{
+    if (bytes > 0)
+        DSVI_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream->handle));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_zero(DsvStream *stream, void *dst, size_t bytes)
+{
+    if (bytes > 0)
+        DSVI_CUDA_TRY(cudaMemsetAsync(dst, 0, bytes, stream->handle));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_sync(DsvStream *stream)
+{
+    DSVI_CUDA_TRY(cudaStreamSynchronize(stream->handle));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_clock(DsvStream *stream, double *seconds)
+{
+    DSVI_TRY(cuda_sync(stream));
+    *seconds = dsvi_clock_seconds();
+    return DSV_OK;
+}
+
+static void cuda_close(DsvDevice *device)
+{
+    DsvStream *stream = device->stream;
+    dsvi_gemm_cublaslt_free(&stream->gemm);
+    dsvi_attention_cudnn_free(&stream->attention);
+    cudaFree(stream->partials);
+    if (stream->handle)
+        cudaStreamDestroy(stream->handle);
+    free(device);
+}
+
+/* The first GPU that the process may see, and whether it will do. */
+static DsvStatus find_gpu(struct cudaDeviceProp *gpu, int *capability)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: no GPU can be used here: %s",
+                         error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+    DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, 0));
+    *capability = 10 * gpu->major + gpu->minor;
+    if (*capability < DSVI_CUDA_OLDEST)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s has compute capability %d.%d, wanted at least %d.%d",
+                         gpu->name, gpu->major, gpu->minor, DSVI_CUDA_OLDEST / 10, DSVI_CUDA_OLDEST % 10);
+    return DSV_OK;
+}
+
+static DsvStatus open_stream(const struct cudaDeviceProp *gpu, int capability, bool deterministic,
+                             DsvStream *stream)
+{
+    stream->capability = capability;
+    stream->multiprocessors = gpu->multiProcessorCount;
+    stream->shared_bytes = gpu->sharedMemPerBlockOptin;
+    stream->deterministic = deterministic;
+    DSVI_CUDA_TRY(cudaSetDevice(0));
+    DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
+    DSVI_CUDA_TRY(cudaMalloc(&stream->partials, DSVI_CUDA_PARTIALS));
+    return DSV_OK;
+}
+
+DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
+{
+    struct cudaDeviceProp gpu;
+    int capability;
+    *out = NULL;
+    DSVI_TRY(find_gpu(&gpu, &capability));
+    CudaDevice *cuda = calloc(1, sizeof *cuda);
+    if (!cuda)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CUDA device", sizeof *cuda);
+    snprintf(cuda->name, sizeof cuda->name, "%s, %d multiprocessors%s", gpu.name, gpu.multiProcessorCount,
+             deterministic ? ", deterministic" : "");
+    cuda->device = (DsvDevice){
+        .kind = DSV_DEVICE_CUDA,
+        .name = cuda->name,
+        .memory_bytes = gpu.totalGlobalMem,
+        .stream = &cuda->stream,
+        .deterministic = deterministic,
+        .mem_alloc = cuda_alloc,
+        .mem_free = cuda_free,
+        .host_alloc = cuda_host_alloc,
+        .host_free = cuda_host_free,
+        .memory_used = cuda_used,
+        .upload = cuda_copy,
+        .download = cuda_copy,
+        .copy = cuda_copy,
+        .zero = cuda_zero,
+        .sync = cuda_sync,
+        .clock = cuda_clock,
+        .close = cuda_close,
+    };
+    DsvStatus status = open_stream(&gpu, capability, deterministic, &cuda->stream);
+    if (status != DSV_OK)
+        cuda_close(&cuda->device);
+    else
+        *out = &cuda->device;
+    return status;
+}

@@ -1,0 +1,51 @@
+/* The CUDA device: device memory, page-locked host memory, one ordered stream of kernels. */
+#ifndef DSVI_DEVICE_CUDA_H
+#define DSVI_DEVICE_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvGemmCublaslt DsvGemmCublaslt;   /* gemm_cublaslt.h */
+typedef struct DsvAttentionCudnn DsvAttentionCudnn; /* attention_cudnn.h */
+
+/* The oldest GPU served: compute capability 8.0, written 80. */
+enum { DSVI_CUDA_OLDEST = 80 };
+
+/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue: they return before the
+ * device has done anything, and never wait for it. */
+struct DsvStream {
+    cudaStream_t handle;
+    int capability;         /* 90 on Hopper */
+    int multiprocessors;
+    size_t shared_bytes;    /* that a block of threads may use at most */
+    bool deterministic;     /* the same calls must give the same bits */
+    void *partials;         /* DSVI_CUDA_PARTIALS bytes of device memory for sums made in two stages: an op's own
+                             * from its first kernel to its last, holding nothing from one op to the next */
+    DsvGemmCublaslt *gemm;
+    DsvAttentionCudnn *attention;
+};
+
+#define DSVI_CUDA_PARTIALS ((size_t)32 << 20)
+
+/* DSV_E_UNSUPPORTED where there is no driver, no GPU or one that is too old. */
+DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out);
+
+/* A failure of the CUDA runtime as a sentence: DSV_E_NO_MEMORY where memory ran out, else DSV_E_DEVICE. */
+DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const char *what);
+
+#define DSVI_CUDA_TRY(call)                                                       \
+    do {                                                                          \
+        cudaError_t dsvi_cuda_error = (call);                                     \
+        if (dsvi_cuda_error != cudaSuccess)                                       \
+            return dsvi_cuda_fail_at(__FILE__, __LINE__, dsvi_cuda_error, #call); \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif
