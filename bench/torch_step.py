@@ -146,7 +146,7 @@ def make_forward(model, settings, mode):
 
     def forward(x, timestep, text):
         return velocity(model["ends"], model["blocks"], config, x, timestep, text, rope, run_block,
-                        settings["gradient_checkpointing"])
+                        settings["gradient_checkpointing"] == "true")
     return forward
 
 

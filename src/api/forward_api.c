@@ -58,7 +58,7 @@ static DsvStatus read_shapes(Pass *p, const DsvSafetensors *in)
                          p->model.config, (long long)p->config.out_channels, (long long)channels);
     p->shape.act = dsvi_dit_act(p->settings);
     p->shape.backward = p->grad;
-    p->shape.gradient_checkpointing = p->settings->gradient_checkpointing;
+    p->shape.keep = dsvi_dit_keep(p->settings);
     return DSV_OK;
 }
 

@@ -117,8 +117,9 @@ static DsvStatus find_gpu(struct cudaDeviceProp *gpu, int *capability)
     DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, 0));
     *capability = 10 * gpu->major + gpu->minor;
     if (*capability < DSVI_CUDA_OLDEST)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s has compute capability %d.%d, wanted at least %d.%d",
-                         gpu->name, gpu->major, gpu->minor, DSVI_CUDA_OLDEST / 10, DSVI_CUDA_OLDEST % 10);
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s has compute capability %d.%d, wanted at least "
+                         "%d.%d", gpu->name, gpu->major, gpu->minor, DSVI_CUDA_OLDEST / 10,
+                         DSVI_CUDA_OLDEST % 10);
     return DSV_OK;
 }
 

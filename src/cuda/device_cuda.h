@@ -24,8 +24,8 @@ struct DsvStream {
     int multiprocessors;
     size_t shared_bytes;    /* that a block of threads may use at most */
     bool deterministic;     /* the same calls must give the same bits */
-    void *partials;         /* DSVI_CUDA_PARTIALS bytes of device memory for sums made in two stages: an op's own
-                             * from its first kernel to its last, holding nothing from one op to the next */
+    void *partials;         /* DSVI_CUDA_PARTIALS bytes of device memory for sums made in two stages: an op's
+                             * own from its first kernel to its last, holding nothing for the next op */
     DsvGemmCublaslt *gemm;
     DsvAttentionCudnn *attention;
 };

@@ -205,7 +205,7 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
 {
     DSVI_TRY(dsvi_dit_embed_fwd(dit, latents, timestep, text));
     for (int64_t block = 0; block < dit->config.num_layers; block++)
-        DSVI_TRY(dsvi_dit_block_fwd(dit, block, false));
+        DSVI_TRY(dsvi_dit_block_fwd(dit, block));
     return dsvi_dit_head_fwd(dit, output);
 }
 
@@ -224,10 +224,7 @@ DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, vo
     DSVI_ASSERT(dit->shape.backward);
     DSVI_TRY(zero_gradients(dit));
     DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));
-    for (int64_t block = dit->config.num_layers - 1; block >= 0; block--) {
-        if (dit->shape.gradient_checkpointing)
-            DSVI_TRY(dsvi_dit_block_fwd(dit, block, true));
+    for (int64_t block = dit->config.num_layers - 1; block >= 0; block--)
         DSVI_TRY(dsvi_dit_block_bwd(dit, block));
-    }
     return dsvi_dit_embed_bwd(dit, dlatents, dtext);
 }

@@ -22,17 +22,26 @@
 extern "C" {
 #endif
 
+/* What the forward pass keeps of each block for the backward pass; the rest is computed again. */
+typedef enum DsvDitKeep {
+    DSV_KEEP_ALL,
+    DSV_KEEP_ATTENTION, /* the block's input and the output of its self-attention: the cheap rest is not */
+    DSV_KEEP_INPUT      /* the block's input alone */
+} DsvDitKeep;
+
 typedef struct DsvDitShape {
     int64_t batch;                 /* B */
     int64_t frames, height, width; /* of the latent, multiples of the patch */
     int64_t text_len;              /* L */
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
-    bool gradient_checkpointing;
+    DsvDitKeep keep;
 } DsvDitShape;
 
 /* The compute dtype that mixed_precision names. */
 DsvDtype dsvi_dit_act(const DsvConfig *settings);
+/* What gradient_checkpointing names. */
+DsvDitKeep dsvi_dit_keep(const DsvConfig *settings);
 
 /* The model's channels against those of a latent of `codec`: DSV_E_SHAPE names both. */
 DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *codec, DsvVideoShape latent);

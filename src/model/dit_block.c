@@ -189,11 +189,13 @@ static DsvStatus self_fwd(DsvDit *dit, int64_t block, bool recompute)
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->q));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, rows, s->h, dit->act, saved->k));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, rows, s->h, dit->act, saved->v));
-    DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
-    DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
     tensors.hidden = s->h;
     tensors.recompute = recompute;
-    DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, false));
+    if (!recompute || dit->shape.keep == DSV_KEEP_INPUT) {
+        DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
+        DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
+        DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, false));
+    }
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->attended, dit->act, saved->y_self));
     return add_self(dit, block);
 }
@@ -308,8 +310,7 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->ffn_in, rows, s->h, dit->act, saved->ffn_hidden));
     DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn));
-    return add_ffn(dit, block);
+    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn);
 }
 
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
@@ -330,7 +331,8 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 
 /* ---- the block ---- */
 
-DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block, bool recompute)
+/* All but the last sum: `recompute` is for the backward pass, which knows the block's output not to matter. */
+static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
 {
     DSVI_TRY(modulate(dit, block));
     DSVI_TRY(self_fwd(dit, block, recompute));
@@ -338,12 +340,25 @@ DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block, bool recompute)
     return ffn_fwd(dit, block);
 }
 
-DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
+DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
 {
-    /* m, x1 and x2 as they were in the forward pass */
+    DSVI_TRY(sublayers_fwd(dit, block, false));
+    return add_ffn(dit, block);
+}
+
+/* m, x1 and x2 as they were in the forward pass, and of what DsvDitSaved holds that which was not kept. */
+static DsvStatus restore(DsvDit *dit, int64_t block)
+{
+    if (dit->shape.keep != DSV_KEEP_ALL)
+        return sublayers_fwd(dit, block, true);
     DSVI_TRY(modulate(dit, block));
     DSVI_TRY(add_self(dit, block));
-    DSVI_TRY(add_cross(dit, block));
+    return add_cross(dit, block);
+}
+
+DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
+{
+    DSVI_TRY(restore(dit, block));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, dit->scratch.dmodulation, dit->batch * ROWS * dit->width));
     DSVI_TRY(ffn_bwd(dit, block));
     DSVI_TRY(cross_bwd(dit, block));

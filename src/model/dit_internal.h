@@ -113,8 +113,8 @@ struct DsvDit {
     void *rope_cos, *rope_sin;            /* (S, D / 2) acc */
     void **residual;                      /* (num_layers + 1) of (B, S, C) acc: input of each block, and of
                                            * the head; all the same buffer without backward */
-    DsvDitSaved *saved;                   /* (num_layers); all the same buffers without backward, and with
-                                           * gradient checkpointing */
+    DsvDitSaved *saved;                   /* (num_layers); all the same buffers without backward, and those
+                                           * that shape.keep leaves out */
     DsvDitEmbedded embedded;
     DsvDitScratch scratch;
 };
@@ -176,8 +176,8 @@ DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput);
 
 /* ---- dit_block.c ---- */
 
-/* residual[block] to residual[block + 1]. `recompute`: the same again for the backward pass. */
-DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block, bool recompute);
+/* residual[block] to residual[block + 1]. */
+DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block);
 /* dx, from gradient of residual[block + 1] to that of residual[block]; adds to dembedding and dcontext. */
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block);
 

@@ -42,28 +42,30 @@ static void carve_embedded(DsvDit *dit, DsvArena *arena)
     e->head_modulation = take(arena, c, acc, 2 * time);
 }
 
-static DsvDitSaved carve_saved(const DsvDit *dit, DsvArena *arena)
+static void carve_attended(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
+{
+    saved->attended = take(arena, kept(dit), dit->act, dit->batch * dit->tokens * dit->width);
+    saved->lse = take(arena, kept(dit), dit->acc, dit->batch * dit->heads * dit->tokens);
+}
+
+/* All of a block but what carve_attended takes. */
+static void carve_saved(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
 {
     DsvMemClass c = kept(dit);
     DsvDtype act = dit->act, acc = dit->acc;
     int64_t stream = dit->batch * dit->tokens * dit->width, text = dit->batch * dit->text_len * dit->width;
-    int64_t queries = dit->batch * dit->heads * dit->tokens;
-    DsvDitSaved saved;
-    saved.q = take(arena, c, act, stream);
-    saved.k = take(arena, c, act, stream);
-    saved.v = take(arena, c, act, stream);
-    saved.attended = take(arena, c, act, stream);
-    saved.lse = take(arena, c, acc, queries);
-    saved.cross_q = take(arena, c, act, stream);
-    saved.cross_k = take(arena, c, act, text);
-    saved.cross_v = take(arena, c, act, text);
-    saved.cross_attended = take(arena, c, act, stream);
-    saved.cross_lse = take(arena, c, acc, queries);
-    saved.ffn_hidden = take(arena, c, act, dit->batch * dit->tokens * dit->ffn);
-    saved.y_self = take(arena, c, act, stream);
-    saved.y_cross = take(arena, c, act, stream);
-    saved.y_ffn = take(arena, c, act, stream);
-    return saved;
+    saved->q = take(arena, c, act, stream);
+    saved->k = take(arena, c, act, stream);
+    saved->v = take(arena, c, act, stream);
+    saved->cross_q = take(arena, c, act, stream);
+    saved->cross_k = take(arena, c, act, text);
+    saved->cross_v = take(arena, c, act, text);
+    saved->cross_attended = take(arena, c, act, stream);
+    saved->cross_lse = take(arena, c, acc, dit->batch * dit->heads * dit->tokens);
+    saved->ffn_hidden = take(arena, c, act, dit->batch * dit->tokens * dit->ffn);
+    saved->y_self = take(arena, c, act, stream);
+    saved->y_cross = take(arena, c, act, stream);
+    saved->y_ffn = take(arena, c, act, stream);
 }
 
 /* Without backward a block may write its output over its input, and needs nothing of the block before. With
@@ -72,13 +74,19 @@ static DsvDitSaved carve_saved(const DsvDit *dit, DsvArena *arena)
 static void carve_blocks(DsvDit *dit, DsvArena *arena)
 {
     bool every_input = dit->shape.backward;
-    bool every_saved = every_input && !dit->shape.gradient_checkpointing;
+    bool every_attended = every_input && dit->shape.keep != DSV_KEEP_INPUT;
+    bool every_saved = every_input && dit->shape.keep == DSV_KEEP_ALL;
     int64_t stream = dit->batch * dit->tokens * dit->width;
     for (int64_t i = 0; i <= dit->config.num_layers; i++)
         dit->residual[i] = i == 0 || every_input ? take(arena, kept(dit), dit->acc, stream)
                                                  : dit->residual[0];
-    for (int64_t i = 0; i < dit->config.num_layers; i++)
-        dit->saved[i] = i == 0 || every_saved ? carve_saved(dit, arena) : dit->saved[0];
+    for (int64_t i = 0; i < dit->config.num_layers; i++) {
+        dit->saved[i] = dit->saved[0];
+        if (i == 0 || every_saved)
+            carve_saved(dit, arena, &dit->saved[i]);
+        if (i == 0 || every_attended)
+            carve_attended(dit, arena, &dit->saved[i]);
+    }
 }
 
 /* Attention's tensors and the feed-forward layer's, in the same memory. */

@@ -8,6 +8,14 @@ DsvDtype dsvi_dit_act(const DsvConfig *settings)
     return strcmp(settings->mixed_precision, "bf16") == 0 ? DSV_BF16 : DSV_F32;
 }
 
+DsvDitKeep dsvi_dit_keep(const DsvConfig *settings)
+{
+    const char *name = settings->gradient_checkpointing;
+    return strcmp(name, "true") == 0        ? DSV_KEEP_INPUT
+           : strcmp(name, "selective") == 0 ? DSV_KEEP_ATTENTION
+                                            : DSV_KEEP_ALL;
+}
+
 DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *codec, DsvVideoShape latent)
 {
     if (config->in_channels == latent.channels && config->out_channels == latent.channels)

@@ -1,4 +1,4 @@
-/* Ops over all parameters at once: gradient norm; AdamW, with the moving average and the copy to compute with.
+/* Ops over all parameters at once: gradient norm; AdamW, with moving average and the copy to compute with.
  *
  * sum_squares: *out = sum x^2, accumulated in double in an order that does not depend on the number
  *     of threads.

@@ -10,7 +10,7 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
     DsvDitShape shape = {
         .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
         .width = t->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
-        .backward = true, .gradient_checkpointing = settings->gradient_checkpointing,
+        .backward = true, .keep = dsvi_dit_keep(settings),
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DSVI_TRY(dsvi_param_table_make(config, &t->table));

@@ -97,7 +97,7 @@ static const char *const FULL_LISTS[] = {
 };
 static const char *const FULL_RUNS[] = {
     "sparse.enabled=true", "sparse.rule=topk", "sparse.target_density=1", "sparse.group=32",
-    "sparse.grain=8", "sparse.selector=pooled", "gradient_checkpointing=true", NULL,
+    "sparse.grain=8", "sparse.selector=pooled", "gradient_checkpointing=selective", NULL,
 };
 
 static void bad_files_are_named(void **state)

@@ -33,13 +33,13 @@ static const DsvStoredTensor *tensor_of(const DsvSafetensors *file, const char *
     return tensor;
 }
 
-static void open_golden(DitCase *c, const Golden *g, DsvDtype act, const char *isa, bool checkpointing)
+static void open_golden(DitCase *c, const Golden *g, DsvDtype act, const char *isa, DsvDitKeep keep)
 {
     char path[256];
     DsvDitConfig config;
     DsvDitShape shape = {
         .batch = g->batch, .frames = g->frames, .height = g->height, .width = g->width,
-        .text_len = g->text_len, .act = act, .backward = true, .gradient_checkpointing = checkpointing,
+        .text_len = g->text_len, .act = act, .backward = true, .keep = keep,
     };
     snprintf(path, sizeof path, "fixtures/%s/config.json", g->model);
     assert_ok(dsvi_dit_config_read(shared_path(path), &config));
@@ -114,7 +114,7 @@ static void run_and_compare(DsvDtype act, const char *isa)
         if (act == DSV_BF16)
             bounds = (Bounds){1.5 * g->bf16_output, 1e-3, 1.5 * g->bf16_dlatents,
                               1.5 * g->bf16_worst_grad, 1.5 * g->bf16_worst_grad};
-        open_golden(&c, g, act, isa, false);
+        open_golden(&c, g, act, isa, DSV_KEEP_ALL);
         if (act == DSV_F64)
             c.backend.ops.time_embed.run = time_embed_f32_frequencies;
         dit_case_gradients(&c);
@@ -150,7 +150,7 @@ static void intermediate_tensors(void **state)
     for (int i = 0; i < 2; i++) {
         const Golden *g = &GOLDEN[i];
         DitCase c;
-        open_golden(&c, g, DSV_F32, "ref", false);
+        open_golden(&c, g, DSV_F32, "ref", DSV_KEEP_ALL);
         DsvSafetensors *file = open_file(g, "intermediates");
         dit_case_forward(&c);
         const struct {
@@ -179,10 +179,11 @@ static void checkpointing_changes_nothing(void **state)
     static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
     (void)state;
     for (int i = 0; i < GOLDEN_COUNT; i++) {
-        for (int a = 0; a < 2; a++) {
+        for (int a = 0; a < 4; a++) {
             DitCase kept, recomputed;
-            open_golden(&kept, &GOLDEN[i], ACTS[a], "auto", false);
-            open_golden(&recomputed, &GOLDEN[i], ACTS[a], "auto", true);
+            open_golden(&kept, &GOLDEN[i], ACTS[a % 2], "auto", DSV_KEEP_ALL);
+            open_golden(&recomputed, &GOLDEN[i], ACTS[a % 2], "auto",
+                        a < 2 ? DSV_KEEP_INPUT : DSV_KEEP_ATTENTION);
             dit_case_gradients(&kept);
             dit_case_gradients(&recomputed);
             dit_case_assert_equal(&kept, &recomputed, true);

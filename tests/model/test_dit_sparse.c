@@ -16,11 +16,11 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
 }
 
 /* 3 x 4 x 5 tokens in two samples; `settings` NULL: dense attention in raster order. */
-static void open_case(DitCase *c, DsvDtype act, const DsvConfig *settings, bool checkpointing)
+static void open_case(DitCase *c, DsvDtype act, const DsvConfig *settings, DsvDitKeep keep)
 {
     DsvDitConfig config = dit_case_small_config();
     DsvDitShape shape = {.batch = 2, .frames = 3, .height = 8, .width = 10, .text_len = 5, .act = act,
-                         .backward = true, .gradient_checkpointing = checkpointing};
+                         .backward = true, .keep = keep};
     dit_case_open(c, &config, &shape, "auto", 2, settings);
     float *flat = dit_case_random_weights(&c->table, 0.1);
     dit_case_set_weights(c, flat);
@@ -58,11 +58,11 @@ enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
 static void check_orders(bool full_lists)
 {
     DitCase dense, ordered;
-    open_case(&dense, DSV_F32, NULL, false);
+    open_case(&dense, DSV_F32, NULL, DSV_KEEP_ALL);
     gradients_of_a_step(&dense);
     for (int i = 0; i < ORDER_COUNT; i++) {
         DsvConfig settings = sparse_settings(ORDERS[i], 1);
-        open_case(&ordered, DSV_F32, &settings, false);
+        open_case(&ordered, DSV_F32, &settings, DSV_KEEP_ALL);
         if (full_lists)
             dsvi_sparse_force(ordered.sparse, true);
         gradients_of_a_step(&ordered);
@@ -97,12 +97,13 @@ static void lists_survive_checkpointing(void **state)
     static const char *const SELECTORS[] = {"projection", "predictor", "pooled"};
     (void)state;
     for (int s = 0; s < 3; s++) {
-        for (int a = 0; a < 2; a++) {
+        for (int a = 0; a < 4; a++) {
             DitCase kept, recomputed;
             DsvConfig settings = sparse_settings("hilbert", 0.6);
             snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", SELECTORS[s]);
-            open_case(&kept, ACTS[a], &settings, false);
-            open_case(&recomputed, ACTS[a], &settings, true);
+            open_case(&kept, ACTS[a % 2], &settings, DSV_KEEP_ALL);
+            open_case(&recomputed, ACTS[a % 2], &settings,
+                      a < 2 ? DSV_KEEP_INPUT : DSV_KEEP_ATTENTION);
             dsvi_sparse_force(kept.sparse, true);
             dsvi_sparse_force(recomputed.sparse, true);
             gradients_of_a_step(&kept);
