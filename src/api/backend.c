@@ -16,13 +16,14 @@ static DsvStatus load_plugin(const char *library, const DsvPlugin **plugin)
 {
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: the CUDA backend could not be loaded: %s", dlerror());
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: the CUDA backend could not be loaded: %s",
+                         dlerror());
     *plugin = dlsym(handle, DSVI_PLUGIN_SYMBOL);
     if (!*plugin)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s is no backend of dsv", library);
     if (strcmp((*plugin)->version, DSV_VERSION) != 0 || (*plugin)->backend_bytes != sizeof(DsvBackend))
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s belongs to another build of dsv, version %s, not "
-                         "%s", library, (*plugin)->version, DSV_VERSION);
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s belongs to another build of dsv, version %s, "
+                         "not %s", library, (*plugin)->version, DSV_VERSION);
     return DSV_OK;
 }
 

@@ -29,8 +29,8 @@ void dsvi_trail_add(const char *file, int line);
  * could not know. Returns `status` unchanged. */
 DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...) DSVI_PRINTF(2, 3);
 
-/* The calling thread's record of its last failure. A shared library that holds a copy of this file has records
- * of its own until it is told, once, to use those of the library that loaded it. */
+/* The calling thread's record of its last failure. A shared library that holds a copy of status.c has
+ * records of its own until it is told, once, to use those of the library that loaded it. */
 enum { DSVI_MESSAGE_BYTES = 2048, DSVI_TRAIL_BYTES = 1024 };
 typedef struct DsvStatusRecord {
     char message[DSVI_MESSAGE_BYTES];

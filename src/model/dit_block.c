@@ -331,7 +331,7 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 
 /* ---- the block ---- */
 
-/* All but the last sum: `recompute` is for the backward pass, which knows the block's output not to matter. */
+/* All but the last sum. `recompute`: for the backward pass, which has no use for the block's output. */
 static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
 {
     DSVI_TRY(modulate(dit, block));

@@ -11,24 +11,34 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* The next micro-batch: latents from the data, and for each sample its own time and noise. */
+/* A micro-batch on the host: latents from the data, and for each sample its own time and noise. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
 {
     const DsvConfig *settings = t->settings;
-    DsvDevice *device = t->backend->device;
-    int64_t batch = settings->train_batch_size;
-    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
-
-    for (int64_t b = 0; b < batch; b++) {
+    for (int64_t b = 0; b < settings->train_batch_size; b++) {
+        uint64_t sample = t->sample + (uint64_t)b;
         double start = dsvi_clock_seconds();
         DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
         *waited += dsvi_clock_seconds() - start;
-        double sigma = dsvi_flow_sigma(settings, t->sample);
-        dsvi_flow_noise(settings, t->sample, t->host_noise + b * t->elements, t->elements);
+        double sigma = dsvi_flow_sigma(settings, sample);
+        dsvi_flow_noise(settings, sample, t->host_noise + b * t->elements, t->elements);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);
-        t->sample++;
     }
+    t->drawn = true;
+    return DSV_OK;
+}
+
+/* The next micro-batch to the device: the one drawn ahead, or else one drawn now. */
+static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
+{
+    DsvDevice *device = t->backend->device;
+    int64_t batch = t->settings->train_batch_size;
+    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
+    if (!t->drawn)
+        DSVI_TRY(draw_batch(t, source, waited));
+    t->drawn = false;
+    t->sample += (uint64_t)batch;
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
     DSVI_TRY(device->upload(device->stream, t->noise, t->host_noise, bytes));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
@@ -114,16 +124,32 @@ static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
     return DSV_OK;
 }
 
-DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
+/* Forward pass and loss; the host has waited for both. */
+static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(mix_noise(t));
     DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
     DSVI_TRY(measure_loss(t, result));
-    DSVI_TRY(lap(t, &last, &result->forward_s));
+    return lap(t, &last, &result->forward_s);
+}
+
+/* The backward pass. Where one more micro-batch follows (`next`), the host draws it while the device works. */
+static DsvStatus find_gradients(DsvTrainer *t, const DsvSampleSource *next, DsvStepResult *result)
+{
+    double last;
+    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
+    if (next)
+        DSVI_TRY(draw_batch(t, next, &result->wait_s));
     return lap(t, &last, &result->backward_s);
+}
+
+DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
+{
+    DSVI_TRY(find_loss(t, result));
+    return find_gradients(t, NULL, result);
 }
 
 DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
@@ -153,15 +179,19 @@ static DsvStatus clear_gradients(DsvTrainer *t, DsvStepResult *result)
 
 DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
 {
+    const DsvConfig *settings = t->settings;
+    int64_t passes = settings->gradient_accumulation_steps;
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
-    result->lr = dsvi_learning_rate(t->settings, result->step);
+    result->lr = dsvi_learning_rate(settings, result->step);
 
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
     DSVI_TRY(clear_gradients(t, result));
-    for (int64_t i = 0; i < t->settings->gradient_accumulation_steps; i++) {
-        DSVI_TRY(draw_batch(t, source, &result->wait_s));
-        DSVI_TRY(dsvi_train_gradients(t, result));
+    for (int64_t i = 0; i < passes; i++) {
+        bool last = result->step >= settings->max_train_steps && i + 1 == passes;
+        DSVI_TRY(take_batch(t, source, &result->wait_s));
+        DSVI_TRY(find_loss(t, result));
+        DSVI_TRY(find_gradients(t, last ? NULL : source, result));
     }
     return dsvi_train_update(t, result);
 }

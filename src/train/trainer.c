@@ -88,9 +88,7 @@ static DsvStatus allocate(DsvTrainer *t)
 
     dsvi_arena_plan(&plan);
     carve_host(t, &plan);
-    t->host_memory = aligned_alloc(64, plan.used);
-    if (!t->host_memory)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of batches on the host", plan.used);
+    DSVI_TRY(device->host_alloc(device, plan.used, &t->host_memory));
     dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
     carve_host(t, &t->host_arena);
     return DSV_OK;
@@ -139,7 +137,7 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     dsvi_sparse_free(&t->sparse);
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
-    free(t->host_memory);
+    t->backend->device->host_free(t->backend->device, t->host_memory);
     free(t);
     *trainer = NULL;
 }

@@ -35,7 +35,7 @@ typedef struct DsvTrainer {
 
     void *memory;                  /* the one device allocation */
     DsvArena arena;                /* its plan */
-    void *host_memory;             /* the one host allocation, for what goes up and down */
+    void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
     DsvArena host_arena;
 
     /* Flat arrays in the layout of `table`, F32, device memory. */
@@ -58,7 +58,8 @@ typedef struct DsvTrainer {
     float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
 
     int64_t step;                  /* steps done */
-    uint64_t sample;               /* samples drawn: the position in the data */
+    uint64_t sample;               /* samples trained on: the position in the data */
+    bool drawn;                    /* the micro-batch after them lies in the host arrays */
 } DsvTrainer;
 
 /* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
