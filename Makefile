@@ -1,12 +1,13 @@
 # Verbs over CMake. `make` builds; `make help` lists the verbs.
-PRESET ?= cpu
+# With nvcc the CUDA backend is built too; it needs no GPU to be built.
+PRESET ?= $(if $(shell command -v nvcc),cuda,cpu)
 PREFIX ?= /usr/local
 CLIPS  ?=
 RUN    ?= runs/study
 PYTHON ?= python3
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test bench study docs install format clean help
+.PHONY: build deps demo test test-gpu bench study docs install format clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -22,6 +23,9 @@ demo: build
 
 test: build
 	@ctest --preset $(PRESET)
+
+test-gpu: build
+	@ctest --preset $(PRESET) -L gpu
 
 bench: build
 	@$(BUILD)/dsv bench attention
@@ -44,9 +48,10 @@ clean:
 	@rm -rf build
 
 help:
-	@echo 'make                   builds the program, build/cpu/dsv'
+	@echo 'make                   builds the program, $(BUILD)/dsv'
 	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
 	@echo 'make test              runs every test'
+	@echo 'make test-gpu          runs those that want a GPU'
 	@echo 'make bench             measures attention and a training step'
 	@echo 'make study CLIPS=DIR   measures the choices of sparse attention (bench/study/README.md)'
 	@echo 'make docs              writes docs/configuration.md from the option table'
@@ -54,4 +59,4 @@ help:
 	@echo 'make deps              installs the Debian packages that are missing'
 	@echo 'make format            lays out the lines changed since the last commit (clang-format)'
 	@echo 'make clean             removes build/'
-	@echo 'PRESET=cpu|debug|asan|clang|cuda with any of them; cpu unless said'
+	@echo 'PRESET=cpu|debug|asan|clang|cuda with any of them; $(PRESET) unless said: cuda where nvcc is'

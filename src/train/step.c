@@ -93,7 +93,7 @@ static DsvStatus gradient_norm(DsvTrainer *t, double *norm)
     return DSV_OK;
 }
 
-/* Clips by the global norm and moves the weights, their moving average and the copy that is computed with. */
+/* Clips by the global norm and moves the weights, their moving average and the copy to compute with. */
 static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
@@ -135,7 +135,7 @@ static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->forward_s);
 }
 
-/* The backward pass. Where one more micro-batch follows (`next`), the host draws it while the device works. */
+/* The backward pass. Where one more micro-batch follows, the host draws it from `next` meanwhile. */
 static DsvStatus find_gradients(DsvTrainer *t, const DsvSampleSource *next, DsvStepResult *result)
 {
     double last;

@@ -24,9 +24,12 @@ static const char *case_path(const Case *c, const char *file)
     return shared_path(relative);
 }
 
+static const char *device_setting = "device=cpu";
+
 static void set_all(DsvConfig *settings, const char *const *assignment)
 {
     dsv_config_defaults(settings);
+    assert_ok(dsv_config_set(settings, device_setting));
     assert_ok(dsv_config_set(settings, "mixed_precision=no"));
     assert_ok(dsv_config_set(settings, "sparse.enabled=false"));
     for (; *assignment; assignment++)
@@ -88,7 +91,35 @@ static void matches_pytorch(void **state)
     }
 }
 
+/* As close as 1.5 times PyTorch's bf16 autocast (fixture.json) comes to its F32. */
+static void bf16_is_close(void **state)
+{
+    static const double AUTOCAST_OUTPUT[] = {0.00601, 0.00662, 0.00548};
+    static const double AUTOCAST_WORST_GRAD[] = {0.01556, 0.02317, 0.03333};
+    DsvConfig settings;
+    set_all(&settings, *state);
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        const Case *c = &CASES[i];
+        DsvSafetensors *ours = run(c, &settings);
+        DsvSafetensors *exact = open_golden(c, "expected_f64.safetensors");
+        DsvSafetensors *grads = open_golden(c, "grads.safetensors");
+        assert_error_below(error_of(ours, "", exact, "output"), 1.5 * AUTOCAST_OUTPUT[i], "%s output",
+                           c->name);
+        for (size_t t = 0; t < dsvi_safetensors_count(grads); t++) {
+            const char *name = dsvi_safetensors_at(grads, t)->name;
+            assert_error_below(error_of(ours, "grad.", grads, name), 1.5 * AUTOCAST_WORST_GRAD[i], "%s %s",
+                               c->name, name);
+        }
+        dsvi_safetensors_close(&ours);
+        dsvi_safetensors_close(&exact);
+        dsvi_safetensors_close(&grads);
+    }
+}
+
 static const char *const DENSE[] = {NULL};
+static const char *const BF16[] = {"mixed_precision=bf16", NULL};
+static const char *const SELECTIVE[] = {"gradient_checkpointing=selective", NULL};
+static const char *const DETERMINISTIC[] = {"deterministic=true", NULL};
 static const char *const RECOMPUTED[] = {"gradient_checkpointing=true", NULL};
 static const char *const REFERENCE[] = {"isa=ref", NULL};
 /* Lists of every key must give what dense attention gives, through all of selection. */
@@ -135,16 +166,50 @@ static int remove_folder(void **state)
     return dsvi_folder_remove(folder) == DSV_OK ? 0 : 1;
 }
 
-int main(void)
+/* On a GPU, where there is one. */
+static int run_cuda(void)
+{
+    DsvConfig settings;
+    DsvStatus status;
+    char out[128];
+    const Case *c = &CASES[0];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(matches_pytorch, (void *)DENSE),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)RECOMPUTED),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)SELECTIVE),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)DETERMINISTIC),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_LISTS),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_RUNS),
+        cmocka_unit_test_prestate(bf16_is_close, (void *)BF16),
+    };
+    device_setting = "device=cuda";
+    set_all(&settings, DENSE);
+    make_folder(NULL);
+    snprintf(out, sizeof out, "%s/out.safetensors", folder);
+    status = dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true, &settings);
+    remove_folder(NULL);
+    if (status == DSV_E_UNSUPPORTED) {
+        fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
+        return SKIPPED;
+    }
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
+
+/* test_forward [cuda] */
+int main(int argc, char **argv)
 {
     skip_without_shared("fixtures/dit_a/b1_3x8x10/inputs.safetensors");
+    if (argc == 2 && strcmp(argv[1], "cuda") == 0)
+        return run_cuda();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test_prestate(matches_pytorch, (void *)DENSE),
         cmocka_unit_test_prestate(matches_pytorch, (void *)RECOMPUTED),
+        cmocka_unit_test_prestate(matches_pytorch, (void *)SELECTIVE),
         cmocka_unit_test_prestate(matches_pytorch, (void *)REFERENCE),
         cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_LISTS),
         cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_RUNS),
+        cmocka_unit_test_prestate(bf16_is_close, (void *)BF16),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

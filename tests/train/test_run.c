@@ -1,4 +1,5 @@
-/* Whole runs through the public call: same seed twice, stopped and resumed, one thread or two, refusals. */
+/* Whole runs through the public call: same seed twice, stopped and resumed, one thread or two, refusals; and
+ * with the argument `cuda` the same on a GPU, where one can be used. */
 #include "test.h"
 
 #include <cjson/cJSON.h>
@@ -11,6 +12,7 @@
 enum { STEPS = 10 };
 
 static char clips[DSVI_PATH_MAX];
+static const char *device = "cpu";
 
 /* Stops after so many questions: dsv_train asks once before each step. */
 typedef struct Stopper {
@@ -44,6 +46,8 @@ static void run_settings(DsvConfig *settings, const char *folder)
     set(settings, "data.path", clips);
     set(settings, "output_dir", folder);
     set(settings, "max_train_steps", "10");
+    set(settings, "device", device);
+    set(settings, "deterministic", "true");
 }
 
 /* Metrics that depend on nothing but the settings. */
@@ -317,6 +321,41 @@ static void a_run_is_a_model(void **state)
     assert_ok(dsvi_folder_remove(second));
 }
 
+/* Losses of a run in F32, all blocks dense. */
+static void losses_on(const char *name, double loss[STEPS])
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char path[DSVI_PATH_MAX];
+    const char *folder = tiny_folder();
+    run_settings(&settings, folder);
+    set(&settings, "device", name);
+    set(&settings, "mixed_precision", "no");
+    set(&settings, "sparse.enabled", "false");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    for (int i = 0; i < STEPS; i++) {
+        cJSON *line = next_line(file);
+        loss[i] = cJSON_GetObjectItem(line, "loss")->valuedouble;
+        cJSON_Delete(line);
+    }
+    fclose(file);
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* The same host code over other kernels: rounding is all that differs, and grows with the steps. */
+static void devices_agree(void **state)
+{
+    double cpu[STEPS], gpu[STEPS];
+    (void)state;
+    losses_on("cpu", cpu);
+    losses_on("cuda", gpu);
+    for (int i = 0; i < STEPS; i++)
+        assert_error_below(fabs(gpu[i] / cpu[i] - 1), 1e-4, "loss of step %d", i + 1);
+}
+
 static int make_clips(void **state)
 {
     (void)state;
@@ -331,8 +370,32 @@ static int remove_clips(void **state)
     return dsvi_folder_remove(clips) == DSV_OK ? 0 : 1;
 }
 
-int main(void)
+static int run_cuda(void)
 {
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_seed_twice),
+        cmocka_unit_test(devices_agree),
+        cmocka_unit_test_prestate(stop_and_resume, "projection"),
+        cmocka_unit_test_prestate(stop_and_resume, "predictor"),
+        cmocka_unit_test_prestate(stop_and_resume, "pooled"),
+        cmocka_unit_test(a_stored_model_samples_the_same),
+    };
+    device = "cuda";
+    run_settings(&settings, "nowhere");
+    set(&settings, "data.path", "nowhere");
+    if (dsv_train(&settings, NULL, &summary) == DSV_E_UNSUPPORTED) {
+        fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
+        return SKIPPED;
+    }
+    return cmocka_run_group_tests(tests, make_clips, remove_clips);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "cuda") == 0)
+        return run_cuda();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_seed_twice),
         cmocka_unit_test(a_loss_lies_in_its_bin),

@@ -1,0 +1,23 @@
+/* See gpu.h. */
+#include "cuda/gpu.h"
+
+#include "cuda/cuda.h"
+#include "test.h"
+
+DsvBackend gpu_backend;
+
+int run_on_gpu(int (*run)(void))
+{
+    int failures = 0;
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        DsvStatus status = dsvi_cuda_open(deterministic, &gpu_backend);
+        if (status != DSV_OK) {
+            fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
+            return status == DSV_E_UNSUPPORTED ? SKIPPED : 1;
+        }
+        printf("==== %s\n", gpu_backend.device->name);
+        failures += run();
+        gpu_backend.device->close(gpu_backend.device);
+    }
+    return failures ? 1 : 0;
+}

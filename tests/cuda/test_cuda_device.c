@@ -1,0 +1,72 @@
+/* The CUDA device: memory, copies, refusals. */
+#include "cuda/gpu.h"
+#include "test.h"
+
+static void copies(void **state)
+{
+    DsvDevice *device = gpu_backend.device;
+    enum { N = 1000 };
+    void *memory, *other;
+    float *host;
+    double before, after;
+    (void)state;
+    assert_int_equal(device->kind, DSV_DEVICE_CUDA);
+    assert_ok(device->host_alloc(device, N * sizeof *host, (void **)&host));
+    assert_ok(device->mem_alloc(device, N * sizeof *host, &memory));
+    assert_ok(device->mem_alloc(device, N * sizeof *host, &other));
+    assert_int_equal((uintptr_t)memory % 64, 0);
+    for (int i = 0; i < N; i++)
+        host[i] = (float)i;
+    assert_ok(device->clock(device->stream, &before));
+    assert_ok(device->upload(device->stream, memory, host, N * sizeof *host));
+    assert_ok(device->copy(device->stream, other, memory, N * sizeof *host));
+    assert_ok(device->zero(device->stream, other, 4 * sizeof *host));
+    assert_ok(device->sync(device->stream));
+    memset(host, 0xff, N * sizeof *host);
+    assert_ok(device->download(device->stream, host, other, N * sizeof *host));
+    assert_ok(device->clock(device->stream, &after));
+    for (int i = 0; i < N; i++)
+        assert_true(host[i] == (i < 4 ? 0 : (float)i));
+    assert_true(after >= before);
+    assert_true(device->memory_used(device) >= 2 * N * sizeof *host);
+    device->mem_free(device, memory);
+    device->mem_free(device, other);
+    device->mem_free(device, NULL);
+    device->host_free(device, host);
+    device->host_free(device, NULL);
+}
+
+/* An allocation too large is told, and nothing that follows suffers from it. */
+static void too_much_memory(void **state)
+{
+    DsvDevice *device = gpu_backend.device;
+    void *memory;
+    (void)state;
+    assert_fails(DSV_E_NO_MEMORY, "no 1099511627776 bytes of device memory",
+                 device->mem_alloc(device, (size_t)1 << 40, &memory));
+    assert_null(memory);
+    assert_ok(device->mem_alloc(device, 64, &memory));
+    assert_ok(device->zero(device->stream, memory, 64));
+    assert_ok(device->sync(device->stream));
+    device->mem_free(device, memory);
+}
+
+static void f64_is_refused(void **state)
+{
+    DsvAddArgs args = {.n = 1, .a = 1, .x_dtype = DSV_F64, .y_dtype = DSV_F64};
+    (void)state;
+    assert_fails(DSV_E_UNSUPPORTED, "F64", gpu_backend.ops.add.run(gpu_backend.device->stream, &args));
+}
+
+static int run(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(copies), cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(void)
+{
+    return run_on_gpu(run);
+}

@@ -1,0 +1,13 @@
+/* The CUDA variants of attention and selection against the checker. */
+#include "cuda/gpu.h"
+#include "ops/case_groups.h"
+
+static int run(void)
+{
+    return run_sparse_cases(&gpu_backend);
+}
+
+int main(void)
+{
+    return run_on_gpu(run);
+}

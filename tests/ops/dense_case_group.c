@@ -1,0 +1,39 @@
+/* Every op but attention and what sparse attention is made of. */
+#include "ops/case_groups.h"
+#include "ops/cases.h"
+#include "test.h"
+
+static const DsvBackend *tested;
+
+#define CASES_TEST(name)                  \
+    static void test_##name(void **state) \
+    {                                     \
+        (void)state;                      \
+        check_##name##_cases(tested);     \
+    }
+
+CASES_TEST(gemm)
+CASES_TEST(col_sum)
+CASES_TEST(layer_norm)
+CASES_TEST(rms_norm_rope)
+CASES_TEST(activation)
+CASES_TEST(gate_residual)
+CASES_TEST(add)
+CASES_TEST(add_rows)
+CASES_TEST(patch)
+CASES_TEST(flow)
+CASES_TEST(optim)
+
+int run_dense_cases(const DsvBackend *backend)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gemm),          cmocka_unit_test(test_col_sum),
+        cmocka_unit_test(test_layer_norm),    cmocka_unit_test(test_rms_norm_rope),
+        cmocka_unit_test(test_activation),    cmocka_unit_test(test_gate_residual),
+        cmocka_unit_test(test_add),           cmocka_unit_test(test_add_rows),
+        cmocka_unit_test(test_patch),         cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_optim),
+    };
+    tested = backend;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

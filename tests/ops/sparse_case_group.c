@@ -1,0 +1,46 @@
+/* Attention, and what sparse attention is made of. */
+#include "ops/case_groups.h"
+#include "ops/sparse_cases.h"
+#include "test.h"
+
+static const DsvBackend *tested;
+
+static void attention(void **state)
+{
+    (void)state;
+    check_attention_cases(tested);
+}
+
+static void select_features(void **state)
+{
+    (void)state;
+    check_select_features_cases(tested);
+}
+
+static void select_lists(void **state)
+{
+    (void)state;
+    check_select_cases(tested);
+}
+
+static void profile(void **state)
+{
+    (void)state;
+    check_profile_cases(tested);
+}
+
+static void predictor_loss(void **state)
+{
+    (void)state;
+    check_predictor_loss_cases(tested);
+}
+
+int run_sparse_cases(const DsvBackend *backend)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention), cmocka_unit_test(select_features), cmocka_unit_test(select_lists),
+        cmocka_unit_test(profile),   cmocka_unit_test(predictor_loss),
+    };
+    tested = backend;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
