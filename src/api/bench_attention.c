@@ -179,19 +179,27 @@ static DsvStatus allocate(Bench *b)
 }
 
 /* One tensor (S, N, D) in token order from a stored (N, S, D) one in raster order, or random. */
-static void fill(const Bench *b, const DsvStoredTensor *stored, uint32_t stream, void *host)
+typedef struct Fill {
+    const Bench *bench;
+    const DsvStoredTensor *stored; /* or NULL */
+    DsvRng rng;
+    void *host;
+} Fill;
+
+static void fill_tokens(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvSparseShape *s = &b->shape;
-    const int32_t *order = dsvi_sparse_order(b->sparse);
-    DsvRng rng = {(uint64_t)b->settings.seed, DSV_RNG_TEST, stream};
-    for (int64_t token = 0; token < s->tokens; token++)
+    const Fill *f = context;
+    const DsvSparseShape *s = &f->bench->shape;
+    const int32_t *order = dsvi_sparse_order(f->bench->sparse);
+    (void)worker;
+    for (int64_t token = begin; token < end; token++)
         for (int64_t h = 0; h < s->heads; h++)
             for (int64_t d = 0; d < s->head_dim; d++) {
                 int64_t to = (token * s->heads + h) * s->head_dim + d;
                 int64_t from = (h * s->tokens + order[token]) * s->head_dim + d;
-                double value = stored ? dsvi_load(stored->dtype, stored->data, from)
-                                      : dsvi_rng_normal(rng, (uint64_t)to);
-                dsvi_store(s->act, host, to, value);
+                double value = f->stored ? dsvi_load(f->stored->dtype, f->stored->data, from)
+                                         : dsvi_rng_normal(f->rng, (uint64_t)to);
+                dsvi_store(s->act, f->host, to, value);
             }
 }
 
@@ -208,7 +216,9 @@ static DsvStatus fill_all(Bench *b)
     if (!host)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of queries", bytes);
     for (uint32_t i = 0; i < 4; i++) {
-        fill(b, b->file && name[i] ? dsvi_safetensors_find(b->file, name[i]) : NULL, i, host);
+        Fill f = {.bench = b, .rng = {(uint64_t)b->settings.seed, DSV_RNG_TEST, i}, .host = host};
+        f.stored = b->file && name[i] ? dsvi_safetensors_find(b->file, name[i]) : NULL;
+        dsvi_parallel_for(s->tokens, 64, fill_tokens, &f);
         DSVI_TRY_GOTO(status, device->upload(device->stream, tensor[i], host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
@@ -226,11 +236,13 @@ typedef struct Times {
     double select[REPEATS_MOST], sparse_fwd[REPEATS_MOST], sparse_bwd[REPEATS_MOST];
 } Times;
 
-/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up. */
+/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up. Selection is
+ * all of the sparse forward pass but attention, what the host does between kernels included. */
 static DsvStatus measure(Bench *b, Times *times)
 {
     const DsvOps *ops = &b->backend.ops;
-    DsvStream *stream = b->backend.device->stream;
+    DsvDevice *device = b->backend.device;
+    DsvStream *stream = device->stream;
     DsvAttentionArgs dense = attention_args(b);
     DsvSparseAttention block = {
         .scale = dense.scale, .q = b->q, .k = b->k, .v = b->v, .out = b->out, .lse = b->lse,
@@ -239,17 +251,22 @@ static DsvStatus measure(Bench *b, Times *times)
     for (int64_t i = -1; i < b->wanted.repeats; i++) {
         Times ignored, *to = i < 0 ? &ignored : times;
         int64_t slot = i < 0 ? 0 : i;
+        double spent[DSV_KIND_COUNT], begin, end;
         dsvi_ops_time_reset();
         DSVI_TRY(ops->attention_fwd.run(stream, &dense));
         DSVI_TRY(ops->attention_bwd.run(stream, &dense));
-        to->dense_fwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_FWD);
-        to->dense_bwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_BWD);
+        DSVI_TRY(dsvi_ops_time_spent(spent));
+        to->dense_fwd[slot] = spent[DSV_KIND_ATTENTION_FWD];
+        to->dense_bwd[slot] = spent[DSV_KIND_ATTENTION_BWD];
         dsvi_ops_time_reset();
+        DSVI_TRY(device->clock(stream, &begin));
         DSVI_TRY(dsvi_sparse_forward(b->sparse, 0, &block));
+        DSVI_TRY(device->clock(stream, &end));
         DSVI_TRY(dsvi_sparse_backward(b->sparse, 0, &block));
-        to->select[slot] = dsvi_ops_time_spent(DSV_KIND_SELECT);
-        to->sparse_fwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_FWD);
-        to->sparse_bwd[slot] = dsvi_ops_time_spent(DSV_KIND_ATTENTION_BWD);
+        DSVI_TRY(dsvi_ops_time_spent(spent));
+        to->sparse_fwd[slot] = spent[DSV_KIND_ATTENTION_FWD];
+        to->sparse_bwd[slot] = spent[DSV_KIND_ATTENTION_BWD];
+        to->select[slot] = end - begin - spent[DSV_KIND_ATTENTION_FWD];
     }
     return DSV_OK;
 }

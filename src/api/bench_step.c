@@ -28,7 +28,7 @@ static DsvStatus next_random(void *context, float *latent)
 typedef struct Times {
     double step[REPEATS], forward[REPEATS], backward[REPEATS], optimizer[REPEATS];
     double spent[DSV_KIND_COUNT]; /* sums over the measured steps */
-    double total;
+    double timed, total;          /* all kinds; the steps */
 } Times;
 
 static DsvStatus measure(DsvTrainer *t, Times *times)
@@ -48,9 +48,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->step[i] = result.forward_s + result.backward_s + result.optimizer_s;
         times->total += times->step[i];
     }
-    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
-        times->spent[kind] = dsvi_ops_time_spent((DsvOpKind)kind);
-    return DSV_OK;
+    return dsvi_ops_time_spent(times->spent);
 }
 
 static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path, DsvLine *line,
@@ -63,6 +61,8 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
     };
     DsvSparseShape sparse = dsvi_dit_sparse_shape(&t->config, &shape);
     double step = dsvi_median(times->step, REPEATS);
+    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
+        times->timed += times->spent[kind];
     /* Backward costs twice the forward pass; recomputation is not counted as work of the model. */
     double flops = 3.0 * (dsvi_dit_flops_gemm(&t->config, &shape) +
                           dsvi_dit_flops_attention(&t->config, &shape)) *
@@ -79,10 +79,14 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
         {"model_tflops", 1e-12 * flops / step},
+        {"memory_mib", (double)t->backend->device->memory_used(t->backend->device) / 1048576},
         {"gemm_share", times->spent[DSV_KIND_GEMM] / times->total},
         {"attention_share",
          (times->spent[DSV_KIND_ATTENTION_FWD] + times->spent[DSV_KIND_ATTENTION_BWD]) / times->total},
         {"select_share", times->spent[DSV_KIND_SELECT] / times->total},
+        {"elementwise_share", times->spent[DSV_KIND_ELEMENTWISE] / times->total},
+        {"optimizer_share", times->spent[DSV_KIND_OPTIMIZER] / times->total},
+        {"rest_share", 1 - times->timed / times->total}, /* clearing, copies, waits */
         {"density", state.density},
         {"sparse_blocks", (double)state.sparse_blocks},
         {"threads", (double)dsvi_threads_count()},

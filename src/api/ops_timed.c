@@ -3,66 +3,95 @@
 
 #include <string.h>
 
-/* An op is a plain function without a context of its own: the table it stands in front of, its device and the
- * sums have to be variables of the file. */
+enum { CALLS_MOST = 1 << 16 }; /* between two resets; what comes after is not timed */
+
+/* An op is a plain function without a context of its own: the table it stands in front of, its device and
+ * what was called have to be variables of the file. */
 static DsvOps inner;
 static DsvDevice *device;
-static double spent[DSV_KIND_COUNT];
+static unsigned char kind_of[CALLS_MOST]; /* call i lies between marks 2 i and 2 i + 1 */
+static int64_t calls;
 
-static double now(void)
+static DsvStatus begin(DsvOpKind kind)
 {
-    double seconds = 0;
-    /* A failing device shows in the op itself. */
-    (void)device->clock(device->stream, &seconds);
-    return seconds;
+    if (calls == CALLS_MOST)
+        return DSV_OK;
+    kind_of[calls] = (unsigned char)kind;
+    return device->mark(device->stream, 2 * calls);
 }
 
-static DsvStatus finish(DsvOpKind kind, DsvStatus status, double start)
+static DsvStatus end(void)
 {
-    spent[kind] += now() - start;
-    return status;
+    if (calls == CALLS_MOST)
+        return DSV_OK;
+    return device->mark(device->stream, 2 * calls++ + 1);
 }
 
-#define TIMED(slot, args_type, kind)                                         \
-    static DsvStatus timed_##slot(DsvStream *stream, const args_type *args)  \
-    {                                                                        \
-        double start = now();                                                \
-        return finish(kind, inner.slot.run(stream, args), start);            \
+#define TIMED_OPS(X)                                                 \
+    X(gemm, DsvGemmArgs, GEMM)                                       \
+    X(col_sum, DsvColSumArgs, GEMM)                                  \
+    X(layer_norm_fwd, DsvLayerNormArgs, ELEMENTWISE)                 \
+    X(layer_norm_bwd, DsvLayerNormArgs, ELEMENTWISE)                 \
+    X(rms_norm_rope_fwd, DsvRmsNormRopeArgs, ELEMENTWISE)            \
+    X(rms_norm_rope_bwd, DsvRmsNormRopeArgs, ELEMENTWISE)            \
+    X(activation_fwd, DsvActivationArgs, ELEMENTWISE)                \
+    X(activation_bwd, DsvActivationArgs, ELEMENTWISE)                \
+    X(gate_residual_fwd, DsvGateResidualArgs, ELEMENTWISE)           \
+    X(gate_residual_bwd, DsvGateResidualArgs, ELEMENTWISE)           \
+    X(add, DsvAddArgs, ELEMENTWISE)                                  \
+    X(add_rows_fwd, DsvAddRowsArgs, ELEMENTWISE)                     \
+    X(add_rows_bwd, DsvAddRowsArgs, ELEMENTWISE)                     \
+    X(patch_gather, DsvPatchArgs, ELEMENTWISE)                       \
+    X(patch_scatter, DsvPatchArgs, ELEMENTWISE)                      \
+    X(flow_mix, DsvFlowMixArgs, ELEMENTWISE)                         \
+    X(mse, DsvMseArgs, ELEMENTWISE)                                  \
+    X(time_embed, DsvTimeEmbedArgs, ELEMENTWISE)                     \
+    X(attention_fwd, DsvAttentionArgs, ATTENTION_FWD)                \
+    X(attention_bwd, DsvAttentionArgs, ATTENTION_BWD)                \
+    X(attention_list_fwd, DsvAttentionArgs, ATTENTION_FWD)           \
+    X(attention_list_bwd, DsvAttentionArgs, ATTENTION_BWD)           \
+    X(select_covariance, DsvSelectCovarianceArgs, SELECT)            \
+    X(select_features, DsvSelectFeaturesArgs, SELECT)                \
+    X(select_histogram, DsvSelectArgs, SELECT)                       \
+    X(select_lists, DsvSelectArgs, SELECT)                           \
+    X(profile, DsvProfileArgs, SELECT)                               \
+    X(predictor_loss, DsvPredictorLossArgs, SELECT)                  \
+    X(sum_squares, DsvSumSquaresArgs, OPTIMIZER)                     \
+    X(adamw, DsvAdamwArgs, OPTIMIZER)
+
+#define TIMED(slot, args_type, kind)                                        \
+    static DsvStatus timed_##slot(DsvStream *stream, const args_type *args) \
+    {                                                                       \
+        DSVI_TRY(begin(DSV_KIND_##kind));                                   \
+        DSVI_TRY(inner.slot.run(stream, args));                             \
+        return end();                                                       \
     }
-TIMED(gemm, DsvGemmArgs, DSV_KIND_GEMM)
-TIMED(attention_fwd, DsvAttentionArgs, DSV_KIND_ATTENTION_FWD)
-TIMED(attention_bwd, DsvAttentionArgs, DSV_KIND_ATTENTION_BWD)
-TIMED(attention_list_fwd, DsvAttentionArgs, DSV_KIND_ATTENTION_FWD)
-TIMED(attention_list_bwd, DsvAttentionArgs, DSV_KIND_ATTENTION_BWD)
-TIMED(select_covariance, DsvSelectCovarianceArgs, DSV_KIND_SELECT)
-TIMED(select_features, DsvSelectFeaturesArgs, DSV_KIND_SELECT)
-TIMED(select_histogram, DsvSelectArgs, DSV_KIND_SELECT)
-TIMED(select_lists, DsvSelectArgs, DSV_KIND_SELECT)
+TIMED_OPS(TIMED)
 #undef TIMED
 
+#define WRAP(slot, args_type, kind) ops->slot.run = timed_##slot;
 void dsvi_ops_time(DsvBackend *backend)
 {
     DsvOps *ops = &backend->ops;
     inner = *ops;
     device = backend->device;
-    ops->gemm.run = timed_gemm;
-    ops->attention_fwd.run = timed_attention_fwd;
-    ops->attention_bwd.run = timed_attention_bwd;
-    ops->attention_list_fwd.run = timed_attention_list_fwd;
-    ops->attention_list_bwd.run = timed_attention_list_bwd;
-    ops->select_covariance.run = timed_select_covariance;
-    ops->select_features.run = timed_select_features;
-    ops->select_histogram.run = timed_select_histogram;
-    ops->select_lists.run = timed_select_lists;
+    TIMED_OPS(WRAP)
     dsvi_ops_time_reset();
 }
+#undef WRAP
 
 void dsvi_ops_time_reset(void)
 {
-    memset(spent, 0, sizeof spent);
+    calls = 0;
 }
 
-double dsvi_ops_time_spent(DsvOpKind kind)
+DsvStatus dsvi_ops_time_spent(double spent[DSV_KIND_COUNT])
 {
-    return spent[kind];
+    memset(spent, 0, DSV_KIND_COUNT * sizeof *spent);
+    for (int64_t i = 0; i < calls; i++) {
+        double seconds;
+        DSVI_TRY(device->between(device->stream, 2 * i, 2 * i + 1, &seconds));
+        spent[kind_of[i]] += seconds;
+    }
+    return DSV_OK;
 }

@@ -1,4 +1,5 @@
-/* An op table that keeps time: each wrapped op adds what it took to the sum of its kind. For benchmarks. */
+/* An op table that keeps time: each op leaves marks on the stream before and behind it, and what it took is
+ * added to the sum of its kind. For benchmarks; nothing waits until a sum is asked for. */
 #ifndef DSVI_OPS_TIMED_H
 #define DSVI_OPS_TIMED_H
 
@@ -8,19 +9,21 @@
 extern "C" {
 #endif
 
-typedef enum DsvOpKind { /* the rest of the ops is not timed */
-    DSV_KIND_GEMM,
+typedef enum DsvOpKind {
+    DSV_KIND_GEMM,          /* column sums too */
     DSV_KIND_ATTENTION_FWD,
     DSV_KIND_ATTENTION_BWD,
-    DSV_KIND_SELECT,
+    DSV_KIND_SELECT,        /* profile and predictor too */
+    DSV_KIND_ELEMENTWISE,   /* norms and whatever goes over the activations once */
+    DSV_KIND_OPTIMIZER,
     DSV_KIND_COUNT
 } DsvOpKind;
 
 /* Wraps the table of `backend` in place and sets all sums to 0. One backend at a time. */
 void dsvi_ops_time(DsvBackend *backend);
 void dsvi_ops_time_reset(void);
-/* Seconds since the last reset. */
-double dsvi_ops_time_spent(DsvOpKind kind);
+/* Seconds of each kind since the last reset. */
+DsvStatus dsvi_ops_time_spent(double spent[DSV_KIND_COUNT]);
 
 #ifdef __cplusplus
 }

@@ -78,9 +78,30 @@ static DsvStatus cpu_clock(DsvStream *stream, double *seconds)
     return DSV_OK;
 }
 
+static DsvStatus cpu_mark(DsvStream *stream, int64_t mark)
+{
+    if (mark >= stream->mark_count) {
+        int64_t count = 2 * mark + 16;
+        double *marks = realloc(stream->marks, (size_t)count * sizeof *marks);
+        if (!marks)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)count);
+        stream->marks = marks;
+        stream->mark_count = count;
+    }
+    stream->marks[mark] = dsvi_clock_seconds();
+    return DSV_OK;
+}
+
+static DsvStatus cpu_between(DsvStream *stream, int64_t first, int64_t last, double *seconds)
+{
+    *seconds = stream->marks[last] - stream->marks[first];
+    return DSV_OK;
+}
+
 static void cpu_close(DsvDevice *device)
 {
     dsvi_gemm_onednn_free(&device->stream->gemm);
+    free(device->stream->marks);
     free(device);
 }
 
@@ -113,6 +134,8 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .zero = cpu_zero,
         .sync = cpu_sync,
         .clock = cpu_clock,
+        .mark = cpu_mark,
+        .between = cpu_between,
         .close = cpu_close,
     };
     if (isa > DSV_ISA_REF)

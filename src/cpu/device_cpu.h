@@ -14,6 +14,8 @@ typedef struct DsvGemmOnednn DsvGemmOnednn; /* gemm_onednn.h */
 /* What an op of the CPU backend may find behind its stream argument. */
 struct DsvStream {
     DsvGemmOnednn *gemm; /* NULL when the table holds the scalar truth alone */
+    double *marks;       /* (mark_count) seconds */
+    int64_t mark_count;
 };
 
 /* The maker's name of the CPU, zero-terminated. */

@@ -95,9 +95,43 @@ static DsvStatus cuda_clock(DsvStream *stream, double *seconds)
     return DSV_OK;
 }
 
+static DsvStatus grow_marks(DsvStream *stream, int64_t wanted)
+{
+    int64_t count = 2 * wanted + 16;
+    cudaEvent_t *marks = realloc(stream->marks, (size_t)count * sizeof *marks);
+    if (!marks)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)count);
+    stream->marks = marks;
+    while (stream->mark_count < count) {
+        DSVI_CUDA_TRY(cudaEventCreate(&marks[stream->mark_count]));
+        stream->mark_count++;
+    }
+    return DSV_OK;
+}
+
+static DsvStatus cuda_mark(DsvStream *stream, int64_t mark)
+{
+    if (mark >= stream->mark_count)
+        DSVI_TRY(grow_marks(stream, mark));
+    DSVI_CUDA_TRY(cudaEventRecord(stream->marks[mark], stream->handle));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_between(DsvStream *stream, int64_t first, int64_t last, double *seconds)
+{
+    float milliseconds;
+    DSVI_CUDA_TRY(cudaEventSynchronize(stream->marks[last]));
+    DSVI_CUDA_TRY(cudaEventElapsedTime(&milliseconds, stream->marks[first], stream->marks[last]));
+    *seconds = 1e-3 * milliseconds;
+    return DSV_OK;
+}
+
 static void cuda_close(DsvDevice *device)
 {
     DsvStream *stream = device->stream;
+    for (int64_t i = 0; i < stream->mark_count; i++)
+        cudaEventDestroy(stream->marks[i]);
+    free(stream->marks);
     dsvi_gemm_cublaslt_free(&stream->gemm);
     dsvi_attention_cudnn_free(&stream->attention);
     cudaFree(stream->partials);
@@ -164,6 +198,8 @@ DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
         .zero = cuda_zero,
         .sync = cuda_sync,
         .clock = cuda_clock,
+        .mark = cuda_mark,
+        .between = cuda_between,
         .close = cuda_close,
     };
     DsvStatus status = open_stream(&gpu, capability, deterministic, &cuda->stream);

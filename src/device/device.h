@@ -49,6 +49,11 @@ struct DsvDevice {
     /* Seconds on a clock that only grows, as seen after all work so far (this waits). */
     DsvStatus (*clock)(DsvStream *stream, double *seconds);
 
+    /* Puts mark number `mark`, from 0, behind all work so far; one that was put before is moved. */
+    DsvStatus (*mark)(DsvStream *stream, int64_t mark);
+    /* Seconds from one mark to another put behind it; waits for that. */
+    DsvStatus (*between)(DsvStream *stream, int64_t first, int64_t last, double *seconds);
+
     void (*close)(DsvDevice *device); /* frees everything, the struct included */
 };
 
