@@ -24,7 +24,7 @@ typedef struct DsvProgress {
     double density;           /* keys attended / keys, mean over blocks, dense ones counted as 1 */
     int64_t sparse_blocks, blocks;
     double captured_mass;     /* exact, last measured, mean over sparse blocks; NaN while there are none */
-    uint64_t memory_bytes;    /* resident */
+    uint64_t memory_bytes;    /* in use: resident on the CPU, of the device's memory on a GPU */
 } DsvProgress;
 
 typedef struct DsvEvents {

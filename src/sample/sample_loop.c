@@ -79,10 +79,11 @@ static DsvStatus take_step(const Walk *w, int64_t i)
 static void tell(const Walk *w, int64_t done, double seconds)
 {
     int64_t total = w->job->steps;
+    DsvDevice *device = w->job->backend->device;
     DsvProgress progress = {
         .unit = "step", .done = done, .total = total,
         .seconds_left = seconds / (double)done * (double)(total - done), .loss = NAN, .grad_norm = NAN,
-        .lr = NAN, .captured_mass = NAN, .memory_bytes = dsvi_resident_bytes(),
+        .lr = NAN, .captured_mass = NAN, .memory_bytes = device->memory_used(device),
     };
     if (w->events->progress)
         w->events->progress(w->events->context, &progress);

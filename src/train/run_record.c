@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/host.h"
+#include "base/rng.h"
 #include "train/metrics.h"
 #include "train/tensorboard.h"
 
@@ -21,35 +21,70 @@ struct DsvRunRecord {
     double smooth_step_s;   /* for the estimate of the time left */
 };
 
-/* The fastest of a few square products in the compute dtype: what the speed of steps is shown against. */
-static DsvStatus measure_peak(DsvRunRecord *r)
+/* The smallest square product that is timed, and how often. */
+enum { PEAK_SIDE = 1024, PEAK_SIDE_MOST = 8192, PEAK_TRIES = 4 };
+/* A product that takes less says more about its beginning and end than about the device. */
+#define PEAK_SECONDS 1e-3
+
+/* Random numbers, the same in every PEAK_SIDE squared of them: products of zeros are faster than real ones. */
+static DsvStatus fill_random(DsvDevice *device, DsvDtype dtype, void *memory, size_t bytes)
 {
-    enum { SIDE = 1024, TRIES = 4 };
-    DsvBackend *backend = r->trainer->backend;
+    size_t count = (size_t)PEAK_SIDE * PEAK_SIDE, tile = count * dsvi_dtype_size(dtype);
+    DsvRng rng = {0, DSV_RNG_TEST, 0};
+    DsvStatus status;
+    float *numbers = malloc(count * (sizeof *numbers + dsvi_dtype_size(dtype)));
+    if (!numbers)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the numbers of a product");
+    dsvi_rng_fill_normal(rng, 0, numbers, (int64_t)count);
+    dsvi_convert(dtype, numbers + count, DSV_F32, numbers, (int64_t)count);
+    for (size_t at = 0; at < bytes; at += tile)
+        DSVI_TRY_GOTO(status, device->upload(device->stream, (char *)memory + at, numbers + count, tile), done);
+    DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+done:
+    free(numbers);
+    return status;
+}
+
+/* Seconds of the fastest of a few products of `side` squared matrices in the compute dtype. */
+static DsvStatus time_product(const DsvBackend *backend, DsvDtype act, int64_t side, double *best)
+{
     DsvDevice *device = backend->device;
-    DsvDtype act = dsvi_dit_act(r->trainer->settings);
-    size_t bytes = (size_t)SIDE * SIDE * dsvi_dtype_size(act);
-    double best = INFINITY;
+    size_t bytes = (size_t)(side * side) * dsvi_dtype_size(act);
     DsvStatus status;
     void *memory;
+    *best = INFINITY;
     DSVI_TRY(device->mem_alloc(device, 3 * bytes, &memory));
     DsvGemmArgs args = {
-        .m = SIDE, .n = SIDE, .k = SIDE, .ab_dtype = act, .c_dtype = act, .bias_dtype = DSV_F32,
-        .a = memory, .lda = SIDE, .b = (char *)memory + bytes, .ldb = SIDE, .trans_b = true,
-        .c = (char *)memory + 2 * bytes, .ldc = SIDE,
+        .m = side, .n = side, .k = side, .ab_dtype = act, .c_dtype = act, .bias_dtype = DSV_F32,
+        .a = memory, .lda = side, .b = (char *)memory + bytes, .ldb = side, .trans_b = true,
+        .c = (char *)memory + 2 * bytes, .ldc = side,
     };
-    DSVI_TRY_GOTO(status, device->zero(device->stream, memory, 3 * bytes), done);
-    for (int i = 0; i < TRIES; i++) {
+    DSVI_TRY_GOTO(status, fill_random(device, act, memory, 2 * bytes), done);
+    for (int i = 0; i < PEAK_TRIES; i++) {
         double start, end;
         DSVI_TRY_GOTO(status, device->clock(device->stream, &start), done);
         DSVI_TRY_GOTO(status, backend->ops.gemm.run(device->stream, &args), done);
         DSVI_TRY_GOTO(status, device->clock(device->stream, &end), done);
-        best = end - start < best ? end - start : best;
+        *best = fmin(*best, end - start);
     }
-    r->peak_flops = 2.0 * SIDE * SIDE * SIDE / best;
 done:
     device->mem_free(device, memory);
     return status;
+}
+
+/* What the speed of steps is shown against. Where a larger product finds no memory the smaller one counts. */
+static DsvStatus measure_peak(DsvRunRecord *r)
+{
+    DsvDtype act = dsvi_dit_act(r->trainer->settings);
+    double best = 0;
+    for (int64_t side = PEAK_SIDE; side <= PEAK_SIDE_MOST && best < PEAK_SECONDS; side *= 2) {
+        DsvStatus status = time_product(r->trainer->backend, act, side, &best);
+        if (status == DSV_E_NO_MEMORY && side > PEAK_SIDE)
+            return DSV_OK;
+        DSVI_TRY(status);
+        r->peak_flops = 2.0 * (double)(side * side * side) / best;
+    }
+    return DSV_OK;
 }
 
 static void count_flops(DsvRunRecord *r)
@@ -184,7 +219,7 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
         .backward_ms = 1e3 * result->backward_s, .optimizer_ms = 1e3 * result->optimizer_s,
         .density = sparse.density, .sparse_blocks = sparse.sparse_blocks,
         .captured_mass = sparse.captured_mass, .predictor_loss = sparse.predictor_loss,
-        .memory_bytes = dsvi_resident_bytes(),
+        .memory_bytes = t->backend->device->memory_used(t->backend->device),
     };
     for (int i = 0; i < DSV_SIGMA_BINS; i++) {
         double samples = (double)result->bin_samples[i];

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "train/memory_explain.h"
+
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
@@ -80,7 +82,10 @@ static DsvStatus allocate(DsvTrainer *t)
 
     dsvi_arena_plan(&plan);
     carve(t, &plan);
-    DSVI_TRY(device->mem_alloc(device, plan.used, &t->memory));
+    DsvStatus status = device->mem_alloc(device, plan.used, &t->memory);
+    if (status == DSV_E_NO_MEMORY)
+        return dsvi_memory_explain(t, &plan);
+    DSVI_TRY(status);
     /* Padding between parameters must be zero and stay so; so must nothing be read uninitialised. */
     DSVI_TRY(device->zero(device->stream, t->memory, plan.used));
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
@@ -94,9 +99,9 @@ static DsvStatus allocate(DsvTrainer *t)
     return DSV_OK;
 }
 
-DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
-                              const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
-                              DsvTrainer **out)
+/* Everything but memory on the device. */
+static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
+                         const DsvDitConfig *config, DsvSparseLog *log, void *log_context, DsvTrainer **out)
 {
     DsvStatus status;
     DsvTrainer *t = calloc(1, sizeof *t);
@@ -112,6 +117,31 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
     t->elements = t->latent.channels * t->latent.frames * t->latent.height * t->latent.width;
     DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, t->latent), fail);
     DSVI_TRY_GOTO(status, make_parts(t, log, log_context), fail);
+    *out = t;
+    return DSV_OK;
+fail:
+    dsvi_trainer_free(&t);
+    return status;
+}
+
+DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan)
+{
+    DsvTrainer *t;
+    DSVI_TRY(prepare(settings, like->backend, like->codec, &like->config, NULL, NULL, &t));
+    dsvi_arena_plan(plan);
+    carve(t, plan);
+    dsvi_trainer_free(&t);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
+                              const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
+                              DsvTrainer **out)
+{
+    DsvStatus status;
+    DsvTrainer *t;
+    *out = NULL;
+    DSVI_TRY(prepare(settings, backend, codec, config, log, log_context, &t));
     DSVI_TRY_GOTO(status, allocate(t), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);

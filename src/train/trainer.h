@@ -69,6 +69,9 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, co
                               DsvTrainer **out);
 void dsvi_trainer_free(DsvTrainer **trainer);
 
+/* The device memory that a trainer of the same model with other settings would take. */
+DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan);
+
 /* Starts from the weights in host_flat: moments zero, moving average the weights themselves. */
 DsvStatus dsvi_trainer_start(DsvTrainer *trainer);
 

@@ -1,0 +1,75 @@
+/* See memory_explain.h. */
+#include "train/memory_explain.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { CLASSES_NAMED = 3, LINE = 512 };
+
+static double gib(size_t bytes)
+{
+    return (double)bytes / 1073741824.0;
+}
+
+/* The largest classes of the plan, in words. */
+static void name_largest(const DsvArena *plan, char line[LINE])
+{
+    size_t left[DSV_MEM_CLASS_COUNT];
+    int used = 0;
+    memcpy(left, plan->by_class, sizeof left);
+    for (int i = 0; i < CLASSES_NAMED; i++) {
+        int largest = 0;
+        for (int c = 1; c < DSV_MEM_CLASS_COUNT; c++)
+            largest = left[c] > left[largest] ? c : largest;
+        used += snprintf(line + used, LINE - (size_t)used, "%s%s %.1f", i ? ", " : "",
+                         dsvi_mem_class_name((DsvMemClass)largest), gib(left[largest]));
+        left[largest] = 0;
+    }
+}
+
+/* Ways to take less, the ones that cost least time first. Each is tried on top of those before it. */
+static bool take_less(DsvConfig *settings, int way, char words[LINE])
+{
+    static const char *const keep[] = {"selective", "true"};
+    if (way < 2) {
+        if (strcmp(settings->gradient_checkpointing, keep[way]) == 0 ||
+            strcmp(settings->gradient_checkpointing, "true") == 0)
+            return false;
+        snprintf(settings->gradient_checkpointing, sizeof settings->gradient_checkpointing, "%s", keep[way]);
+    } else {
+        if (settings->train_batch_size == 1)
+            return false;
+        settings->gradient_accumulation_steps *= settings->train_batch_size;
+        settings->train_batch_size = 1;
+    }
+    snprintf(words, LINE, "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
+             settings->gradient_checkpointing, (long long)settings->train_batch_size,
+             (long long)settings->gradient_accumulation_steps);
+    return true;
+}
+
+/* The first way that fits, in words; "" when none does. */
+static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
+{
+    DsvConfig settings = *t->settings;
+    DsvArena plan;
+    for (int way = 0; way < 3; way++)
+        if (take_less(&settings, way, words) && dsvi_trainer_plan(t, &settings, &plan) == DSV_OK &&
+            plan.used <= there_are)
+            return;
+    words[0] = 0;
+}
+
+DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
+{
+    DsvDevice *device = t->backend->device;
+    size_t used = device->memory_used(device);
+    size_t there_are = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    char largest[LINE], fit[LINE];
+    name_largest(plan, largest);
+    find_fit(t, there_are, fit);
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
+                     "the most goes to %s GiB; %s%s", gib(plan->used), gib(device->memory_bytes),
+                     gib(there_are), largest, fit[0] ? "it would fit with " : "no checkpointing makes it fit: "
+                     "a smaller clip or model would", fit);
+}
