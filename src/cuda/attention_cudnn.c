@@ -1,0 +1,433 @@
+/* Dense attention by cuDNN: the formulas of attention.h as two graphs, written as cuDNN's engines for flash
+ * attention know them. (cuDNN's single operation for the forward pass ends in the same kernel; the one for
+ * the backward pass is in its header only.)
+ *
+ * A plan is made when its workspace is first asked for, or at its first run, which takes about half a second,
+ * and is kept as long as the device. The scale is not part of it.
+ *
+ * What cuDNN does not do goes to the kernels of attention_list.cu: F32; head sizes, strides and addresses
+ * that are not multiples of 8 elements; empty sequences; whatever else its engines decline. */
+#include "cuda/attention_cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/cuda.h"
+#include "cuda/cudnn_graph.h"
+
+enum {
+    OLDEST = 91501, /* 9.15.1: before, backward went wrong where keys are no multiple of 128 */
+    VECTOR_BYTES = 16,
+    VECTOR = VECTOR_BYTES / 2, /* BF16 elements */
+    PIECE_BYTES = 256          /* pieces of the workspace begin at multiples of this from its beginning */
+};
+
+/* To add in a fixed order cuDNN's backward pass keeps ds of all pairs, 2 bytes each: 26 GB for 12 heads with
+ * 32760 queries and keys. Where it wants more workspace than this, other kernels do the work. */
+#define DETERMINISTIC_BYTES_MOST ((size_t)1 << 30)
+
+/* Tensors in memory; a graph knows each by 1 + its number here. */
+enum { Q, K, V, OUT, DOUT, DQ, DK, DV, ROWS, LSE = ROWS, SCALE, ONE, DELTA, DQ_SUM, TENSORS };
+
+/* Everything that a plan depends on; only int64_t, to be compared as bytes. */
+typedef struct Problem {
+    int64_t backward, batch, heads, queries, keys, dim;
+    int64_t stride[ROWS][3]; /* of batch, head, token; those of gradients are 0 in a forward problem */
+} Problem;
+
+typedef struct Plan {
+    Problem problem;
+    DsvCudnnGraph graph;
+    size_t workspace_bytes; /* what cuDNN uses itself, DELTA, DQ_SUM */
+    size_t delta_at, dq_sum_at;
+    struct Plan *next;
+} Plan;
+
+struct DsvAttentionCudnn {
+    cudnnHandle_t handle;
+    Plan *plans;
+};
+
+/* ---- the graphs ---- */
+
+/* (B, N, rows, columns), contiguous. */
+static DsvCudnnShape packed(const Problem *problem, int64_t rows, int64_t columns)
+{
+    int64_t matrix = rows * columns;
+    return (DsvCudnnShape){{problem->batch, problem->heads, rows, columns},
+                           {problem->heads * matrix, matrix, columns, 1}};
+}
+
+static DsvCudnnShape in_memory(const Problem *problem, int which)
+{
+    bool of_keys = which == K || which == V || which == DK || which == DV;
+    const int64_t *stride = problem->stride[which];
+    return (DsvCudnnShape){
+        {problem->batch, problem->heads, of_keys ? problem->keys : problem->queries, problem->dim},
+        {stride[0], stride[1], stride[2], 1}};
+}
+
+static DsvCudnnShape transposed(DsvCudnnShape shape)
+{
+    return (DsvCudnnShape){{shape.size[0], shape.size[1], shape.size[3], shape.size[2]},
+                           {shape.stride[0], shape.stride[1], shape.stride[3], shape.stride[2]}};
+}
+
+/* A tensor of attention.h as it lies in memory, (B, N, S, D). */
+static DsvCudnnTensor rows_of(Plan *plan, int which)
+{
+    DsvCudnnShape shape = in_memory(&plan->problem, which);
+    return dsvi_cudnn_memory(&plan->graph, 1 + which, CUDNN_DATA_BFLOAT16, &shape);
+}
+
+/* The same memory as (B, N, D, S). */
+static DsvCudnnTensor columns_of(Plan *plan, int which)
+{
+    DsvCudnnShape shape = transposed(in_memory(&plan->problem, which));
+    return dsvi_cudnn_memory(&plan->graph, 1 + which, CUDNN_DATA_BFLOAT16, &shape);
+}
+
+/* F32 in memory, (B, N, Sq, columns). */
+static DsvCudnnTensor floats(Plan *plan, int which, int64_t columns)
+{
+    DsvCudnnShape shape = packed(&plan->problem, plan->problem.queries, columns);
+    return dsvi_cudnn_memory(&plan->graph, 1 + which, CUDNN_DATA_FLOAT, &shape);
+}
+
+/* A new intermediate F32 tensor, (B, N, Sq, columns). */
+static DsvCudnnTensor between(Plan *plan, int64_t columns)
+{
+    DsvCudnnShape shape = packed(&plan->problem, plan->problem.queries, columns);
+    return dsvi_cudnn_between(&plan->graph, CUDNN_DATA_FLOAT, &shape);
+}
+
+static DsvCudnnTensor scores(Plan *plan)
+{
+    return between(plan, plan->problem.keys);
+}
+
+static DsvCudnnTensor sums(Plan *plan)
+{
+    return between(plan, 1);
+}
+
+/* Scores as left operand of a product: BF16, as they are or transposed. */
+static DsvCudnnTensor operand(Plan *plan, bool transpose)
+{
+    DsvCudnnShape shape = packed(&plan->problem, plan->problem.queries, plan->problem.keys);
+    if (transpose)
+        shape = transposed(shape);
+    return dsvi_cudnn_between(&plan->graph, CUDNN_DATA_BFLOAT16, &shape);
+}
+
+/* scale q . k */
+static DsvCudnnTensor scaled_scores(Plan *plan, DsvCudnnTensor q, DsvCudnnTensor kt, DsvCudnnTensor scale)
+{
+    DsvCudnnTensor s = dsvi_cudnn_matmul(&plan->graph, q, kt, scores(plan));
+    return dsvi_cudnn_combine(&plan->graph, CUDNN_POINTWISE_MUL, s, scale, scores(plan));
+}
+
+static void draw_forward(Plan *plan)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    DsvCudnnTensor s = scaled_scores(plan, rows_of(plan, Q), columns_of(plan, K),
+                                     dsvi_cudnn_number(g, 1 + SCALE));
+    DsvCudnnTensor most = dsvi_cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, sums(plan));
+    DsvCudnnTensor below = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, s, most, scores(plan));
+    DsvCudnnTensor e = dsvi_cudnn_map(g, CUDNN_POINTWISE_EXP, below, scores(plan));
+    DsvCudnnTensor total = dsvi_cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, sums(plan));
+    DsvCudnnTensor log_total = dsvi_cudnn_map(g, CUDNN_POINTWISE_LOG, total, sums(plan));
+    dsvi_cudnn_combine(g, CUDNN_POINTWISE_ADD, most, log_total, floats(plan, LSE, 1));
+    DsvCudnnTensor p = dsvi_cudnn_combine(g, CUDNN_POINTWISE_DIV, e, total, operand(plan, false));
+    dsvi_cudnn_matmul(g, p, rows_of(plan, V), rows_of(plan, OUT));
+}
+
+/* delta_i = dout_i . out_i. The one stands where dropout would have its factor: without it cuDNN does not
+ * know the graph for flash attention, and keeps all scores in memory. */
+static DsvCudnnTensor draw_delta(Plan *plan, DsvCudnnTensor dout)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    DsvCudnnTensor products = dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, dout, rows_of(plan, OUT),
+                                                 between(plan, plan->problem.dim));
+    DsvCudnnTensor sum = dsvi_cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, products, sums(plan));
+    return dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, sum, dsvi_cudnn_number(g, 1 + ONE),
+                              floats(plan, DELTA, 1));
+}
+
+/* dq = ds k. Given an F32 sum of dq in memory, blocks of keys add to it in whatever order they come; without,
+ * they keep their ds, and dq is a product made of that. */
+static void draw_dq(Plan *plan, DsvCudnnTensor ds, DsvCudnnTensor kt, bool deterministic)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    DsvCudnnShape shape = in_memory(&plan->problem, K);
+    DsvCudnnTensor k = dsvi_cudnn_view(g, kt, dsvi_cudnn_between(g, CUDNN_DATA_BFLOAT16, &shape));
+    DsvCudnnTensor dq = rows_of(plan, DQ);
+    if (deterministic)
+        dsvi_cudnn_matmul(g, ds, k, dq);
+    else
+        dsvi_cudnn_map(g, CUDNN_POINTWISE_IDENTITY,
+                       dsvi_cudnn_matmul(g, ds, k, floats(plan, DQ_SUM, plan->problem.dim)), dq);
+}
+
+static void draw_backward(Plan *plan, bool deterministic)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    DsvCudnnTensor scale = dsvi_cudnn_number(g, 1 + SCALE);
+    DsvCudnnTensor q = rows_of(plan, Q), kt = columns_of(plan, K), dout = rows_of(plan, DOUT);
+    DsvCudnnTensor delta = draw_delta(plan, dout);
+
+    DsvCudnnTensor below = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, scaled_scores(plan, q, kt, scale),
+                                              floats(plan, LSE, 1), scores(plan));
+    DsvCudnnTensor p = dsvi_cudnn_map(g, CUDNN_POINTWISE_EXP, below, scores(plan));
+    dsvi_cudnn_matmul(g, dsvi_cudnn_view(g, p, operand(plan, true)), dout, rows_of(plan, DV));
+
+    DsvCudnnTensor dp = dsvi_cudnn_matmul(g, dout, columns_of(plan, V), scores(plan));
+    DsvCudnnTensor off = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, dp, delta, scores(plan));
+    DsvCudnnTensor ds = dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, off, p, scores(plan));
+    ds = dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, ds, scale, scores(plan));
+    dsvi_cudnn_matmul(g, dsvi_cudnn_view(g, ds, operand(plan, true)), q, rows_of(plan, DK));
+    draw_dq(plan, ds, kt, deterministic);
+}
+
+/* ---- plans ---- */
+
+static size_t pieces(size_t bytes)
+{
+    return (bytes + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
+}
+
+static void divide_workspace(Plan *plan, bool deterministic)
+{
+    const Problem *p = &plan->problem;
+    size_t column_bytes = (size_t)(p->batch * p->heads * p->queries) * sizeof(float);
+    plan->workspace_bytes = (size_t)plan->graph.workspace_bytes;
+    if (!p->backward)
+        return;
+    plan->delta_at = pieces(plan->workspace_bytes);
+    plan->workspace_bytes = plan->delta_at + column_bytes;
+    if (deterministic)
+        return;
+    plan->dq_sum_at = pieces(plan->workspace_bytes);
+    plan->workspace_bytes = plan->dq_sum_at + column_bytes * (size_t)p->dim;
+}
+
+/* Draws the graph and has it planned. */
+static void make_plan(Plan *plan, bool deterministic)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    if (plan->problem.backward)
+        draw_backward(plan, deterministic);
+    else
+        draw_forward(plan);
+    dsvi_cudnn_graph_plan(g);
+    divide_workspace(plan, deterministic);
+    if (g->status != DSV_OK || !deterministic || plan->workspace_bytes <= DETERMINISTIC_BYTES_MOST)
+        return;
+    g->status = DSV_E_UNSUPPORTED;
+    snprintf(g->why, sizeof g->why, "cuDNN would need %zu bytes to be deterministic", plan->workspace_bytes);
+}
+
+static int rows_in(bool backward)
+{
+    return backward ? ROWS : DOUT;
+}
+
+static void list_rows(const DsvAttentionArgs *args, const DsvHeads *rows[ROWS])
+{
+    const DsvHeads *all[ROWS] = {
+        [Q] = &args->q, [K] = &args->k, [V] = &args->v, [OUT] = &args->out,
+        [DOUT] = &args->dout, [DQ] = &args->dq, [DK] = &args->dk, [DV] = &args->dv,
+    };
+    memcpy(rows, all, sizeof all);
+}
+
+static Problem problem_of(const DsvAttentionArgs *args, bool backward)
+{
+    const DsvHeads *rows[ROWS];
+    Problem problem = {.backward = backward, .batch = args->batch, .heads = args->heads,
+                       .queries = args->queries, .keys = args->keys, .dim = args->head_dim};
+    list_rows(args, rows);
+    for (int i = 0; i < rows_in(backward); i++) {
+        problem.stride[i][0] = rows[i]->batch_stride;
+        problem.stride[i][1] = rows[i]->head_stride;
+        problem.stride[i][2] = rows[i]->token_stride;
+    }
+    return problem;
+}
+
+/* The plan for such arguments, from earlier or new. Whether there is one is in its graph.status. */
+static DsvStatus plan_of(DsvStream *stream, const DsvAttentionArgs *args, bool backward, Plan **out)
+{
+    DsvAttentionCudnn *attention = stream->attention;
+    Problem problem = problem_of(args, backward);
+    for (Plan *plan = attention->plans; plan; plan = plan->next) {
+        if (memcmp(&plan->problem, &problem, sizeof problem) == 0) {
+            *out = plan;
+            return DSV_OK;
+        }
+    }
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "attention: no %zu bytes for a plan", sizeof *plan);
+    plan->problem = problem;
+    make_plan(plan, stream->deterministic);
+    plan->next = attention->plans;
+    attention->plans = plan;
+    *out = plan;
+    return DSV_OK;
+}
+
+/* ---- the ops ---- */
+
+/* Whether cuDNN's engines take such shapes, wherever the tensors lie. */
+static bool takes_shapes(const DsvAttentionArgs *args, bool backward)
+{
+    const DsvHeads *rows[ROWS];
+    if (args->lists || args->act != DSV_BF16 || args->acc != DSV_F32 || args->head_dim % VECTOR != 0 ||
+        args->batch == 0 || args->heads == 0 || args->queries == 0 || args->keys == 0)
+        return false;
+    if (backward && args->queries == 1 && args->keys == 1)
+        return false;
+    list_rows(args, rows);
+    for (int i = 0; i < rows_in(backward); i++)
+        if (rows[i]->batch_stride % VECTOR != 0 || rows[i]->head_stride % VECTOR != 0 ||
+            rows[i]->token_stride % VECTOR != 0)
+            return false;
+    return true;
+}
+
+static bool takes_addresses(const DsvAttentionArgs *args, bool backward)
+{
+    const DsvHeads *rows[ROWS];
+    list_rows(args, rows);
+    for (int i = 0; i < rows_in(backward); i++)
+        if ((uintptr_t)rows[i]->data % VECTOR_BYTES != 0)
+            return false;
+    return (uintptr_t)args->lse % VECTOR_BYTES == 0;
+}
+
+static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentionArgs *args)
+{
+    bool backward = plan->problem.backward != 0;
+    float scale = (float)args->scale, one = 1;
+    char *workspace = args->workspace;
+    void *of[TENSORS] = {[LSE] = args->lse, [SCALE] = &scale};
+    void *data[TENSORS];
+    int64_t id[TENSORS];
+    const DsvHeads *rows[ROWS];
+    int count = 0;
+    list_rows(args, rows);
+    for (int i = 0; i < rows_in(backward); i++)
+        of[i] = rows[i]->data;
+    if (backward) {
+        of[ONE] = &one;
+        of[DELTA] = workspace + plan->delta_at;
+        of[DQ_SUM] = plan->dq_sum_at > 0 ? workspace + plan->dq_sum_at : NULL;
+    }
+    for (int i = 0; i < TENSORS; i++) {
+        if (!of[i])
+            continue;
+        id[count] = 1 + i;
+        data[count++] = of[i];
+    }
+    return dsvi_cudnn_graph_run(&plan->graph, stream->attention->handle, count, id, data, workspace);
+}
+
+/* The failure to make it, if it was one, as this call's. */
+static DsvStatus plan_status(const Plan *plan)
+{
+    const DsvCudnnGraph *g = &plan->graph;
+    return g->status == DSV_OK ? DSV_OK : DSVI_FAIL(g->status, "attention: %s", g->why);
+}
+
+static DsvStatus attend(DsvStream *stream, const DsvAttentionArgs *args, bool backward,
+                        dsvi_attention_fn *elsewhere)
+{
+    Plan *plan;
+    DSVI_TRY(dsvi_attention_check(args));
+    if (!takes_shapes(args, backward) || !takes_addresses(args, backward))
+        return elsewhere(stream, args);
+    DSVI_TRY(plan_of(stream, args, backward, &plan));
+    if (plan->graph.status == DSV_E_UNSUPPORTED)
+        return elsewhere(stream, args);
+    DSVI_TRY(plan_status(plan));
+    if (args->workspace_bytes < plan->workspace_bytes)
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         plan->workspace_bytes);
+    return run_plan(stream, plan, args);
+}
+
+static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return attend(stream, args, false, dsvi_cuda_attention_list_fwd);
+}
+
+static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return attend(stream, args, true, dsvi_cuda_attention_list_bwd);
+}
+
+/* Enough for cuDNN and for the kernels that stand in for it: addresses will decide between them. */
+static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool backward)
+{
+    Plan *plan;
+    size_t elsewhere = dsvi_cuda_attention_list_workspace(stream, args);
+    if (dsvi_attention_check(args) != DSV_OK || !takes_shapes(args, backward) ||
+        plan_of(stream, args, backward, &plan) != DSV_OK || plan->graph.status != DSV_OK)
+        return elsewhere;
+    return plan->workspace_bytes > elsewhere ? plan->workspace_bytes : elsewhere;
+}
+
+static size_t attention_fwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return workspace_of(stream, args, false);
+}
+
+static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return workspace_of(stream, args, true);
+}
+
+DsvStatus dsvi_attention_cudnn_serves(DsvStream *stream, const DsvAttentionArgs *args, bool backward)
+{
+    Plan *plan;
+    DSVI_TRY(dsvi_attention_check(args));
+    if (!takes_shapes(args, backward))
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: such types, sizes or strides are not for cuDNN");
+    DSVI_TRY(plan_of(stream, args, backward, &plan));
+    return plan_status(plan);
+}
+
+/* ---- set-up ---- */
+
+DsvStatus dsvi_cuda_fill_attention_cudnn(DsvStream *stream, DsvOps *ops)
+{
+    if (cudnnGetVersion() < OLDEST)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: cuDNN is version %zu, wanted at least %d",
+                         cudnnGetVersion(), OLDEST);
+    stream->attention = calloc(1, sizeof *stream->attention);
+    if (!stream->attention)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for attention", sizeof *stream->attention);
+    DSVI_CUDNN_TRY(cudnnCreate(&stream->attention->handle));
+    DSVI_CUDNN_TRY(cudnnSetStream(stream->attention->handle, stream->handle));
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_fwd, attention_fwd, attention_fwd_workspace, "cudnn");
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_bwd, attention_bwd, attention_bwd_workspace, "cudnn");
+    return DSV_OK;
+}
+
+void dsvi_attention_cudnn_free(DsvAttentionCudnn **attention)
+{
+    if (!*attention)
+        return;
+    while ((*attention)->plans) {
+        Plan *plan = (*attention)->plans;
+        (*attention)->plans = plan->next;
+        dsvi_cudnn_graph_release(&plan->graph);
+        free(plan);
+    }
+    if ((*attention)->handle)
+        cudnnDestroy((*attention)->handle);
+    free(*attention);
+    *attention = NULL;
+}
