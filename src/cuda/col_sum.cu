@@ -3,8 +3,8 @@
  * Rows are cut into pieces, columns into strips; a block has one of each. Its threads lie as `lines` rows of
  * `lanes` threads: a thread has N neighbouring columns and every `lines`-th row of the piece. Lanes are as
  * many as the columns need, up to a warp, so that few columns leave no thread idle. The lines are folded in
- * shared memory and their sum goes to partials, (pieces, n) floats; a second kernel adds the pieces. The order
- * of all additions follows from the sizes and the machine. */
+ * shared memory and their sum goes to partials, (pieces, n) floats; a second kernel adds the pieces. The
+ * order of all additions follows from the sizes and the machine. */
 #include "cuda/cuda.h"
 #include "cuda/kernel.cuh"
 

@@ -2,8 +2,8 @@
  *
  * product:  a block makes TILE x TILE elements of C, one a thread, from tiles of A and B in shared memory.
  *           For what cuBLASLt does not take; nothing large is expected here.
- * add_bias: a thread has N neighbouring columns, whose bias it keeps in registers, and goes down the rows,
- *           BATCH of them in flight at a time. Neighbouring threads have neighbouring columns. */
+ * add_bias: a thread has N neighbouring columns of BATCH rows, all of them in flight at a time. Neighbouring
+ *           threads have neighbouring columns. */
 #include "cuda/gemm_cublaslt.h"
 #include "cuda/kernel.cuh"
 
@@ -14,8 +14,6 @@ using namespace dsvi;
 constexpr int TILE = 16;
 constexpr int BIAS_THREADS = 128;
 constexpr int BATCH = 4;
-constexpr int BLOCKS_PER_MULTIPROCESSOR = 16;
-constexpr int64_t GRID_Y_MOST = 65535;
 
 /* op(A) or op(B): element (row, col) is data[row * row_step + col * col_step]. */
 template <typename T> struct Operand {
@@ -67,29 +65,50 @@ template <typename T, typename C> DsvStatus launch_product(DsvStream *stream, co
     return DSV_OK;
 }
 
+/* One access for four sums. That of `store` the compiler takes apart here, where rows lie a variable pitch
+ * apart. */
+__device__ __forceinline__ void put(float *c, const float (&x)[4])
+{
+    __stwb(reinterpret_cast<float4 *>(c), make_float4(x[0], x[1], x[2], x[3]));
+}
+
+__device__ __forceinline__ void put(__nv_bfloat16 *c, const float (&x)[4])
+{
+    __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
+    uint2 words;
+    memcpy(&words, pair, sizeof words);
+    __stwb(reinterpret_cast<uint2 *>(c), words);
+}
+
+template <typename C> __device__ __forceinline__ void put(C *c, const float (&x)[1])
+{
+    *c = from_float<C>(x[0]);
+}
+
+/* Block `x` has strip x % strips of columns and BATCH rows from x / strips * BATCH on. */
 template <int N, typename C>
 __global__ void __launch_bounds__(BIAS_THREADS)
-add_bias(const float *sums, int64_t pitch, const float *bias, int64_t rows, int64_t n, C *c, int64_t ldc)
+add_bias(const float *sums, int64_t pitch, const float *bias, int64_t rows, int64_t n, unsigned strips, C *c,
+         int64_t ldc)
 {
-    int64_t col = ((int64_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * N, step = (int64_t)gridDim.y * BATCH;
+    int64_t col = ((int64_t)(blockIdx.x % strips) * BIAS_THREADS + threadIdx.x) * N;
+    int64_t first = (int64_t)(blockIdx.x / strips) * BATCH;
     float added[N], sum[BATCH][N];
     if (col >= n)
         return;
     load<N>(bias + col, added);
-    for (int64_t first = (int64_t)blockIdx.y * BATCH; first < rows; first += step) {
 #pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            if (first + i < rows)
-                load<N>(sums + (first + i) * pitch + col, sum[i]);
+    for (int i = 0; i < BATCH; i++)
+        if (first + i < rows)
+            load<N>(sums + (first + i) * pitch + col, sum[i]);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            if (first + i >= rows)
-                break;
+    for (int i = 0; i < BATCH; i++) {
+        if (first + i >= rows)
+            break;
 #pragma unroll
-            for (int j = 0; j < N; j++)
-                sum[i][j] += added[j];
-            store<N>(c + (first + i) * ldc + col, sum[i]);
-        }
+        for (int j = 0; j < N; j++)
+            sum[i][j] += added[j];
+        put(c + (first + i) * ldc + col, sum[i]);
     }
 }
 
@@ -97,11 +116,9 @@ template <int N, typename C>
 DsvStatus launch_add_bias(DsvStream *stream, const float *sums, int64_t pitch, const float *bias,
                           int64_t rows, int64_t n, C *c, int64_t ldc)
 {
-    int64_t across = ceil_div(n, (int64_t)BIAS_THREADS * N), down = ceil_div(rows, BATCH);
-    int64_t enough = ceil_div((int64_t)stream->multiprocessors * BLOCKS_PER_MULTIPROCESSOR, across);
-    down = down < enough ? down : enough;
-    dim3 grid((unsigned)across, (unsigned)(down < GRID_Y_MOST ? down : GRID_Y_MOST));
-    add_bias<N><<<grid, BIAS_THREADS, 0, stream->handle>>>(sums, pitch, bias, rows, n, c, ldc);
+    int64_t strips = ceil_div(n, (int64_t)BIAS_THREADS * N), blocks = strips * ceil_div(rows, BATCH);
+    add_bias<N><<<(unsigned)blocks, BIAS_THREADS, 0, stream->handle>>>(sums, pitch, bias, rows, n,
+                                                                       (unsigned)strips, c, ldc);
     DSVI_CUDA_LAUNCHED("gemm");
     return DSV_OK;
 }
