@@ -13,6 +13,7 @@ DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend);
 
 /* Each source of kernels enters its ops into the table. */
 void dsvi_cuda_fill_attention_list(DsvOps *ops);
+void dsvi_cuda_fill_col_sum(DsvOps *ops);
 void dsvi_cuda_fill_flow(DsvOps *ops);
 void dsvi_cuda_fill_norm(DsvOps *ops);
 void dsvi_cuda_fill_optim(DsvOps *ops);

@@ -173,7 +173,7 @@ static DsvStatus open_stream(const struct cudaDeviceProp *gpu, int capability, b
 DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
 {
     struct cudaDeviceProp gpu;
-    int capability;
+    int capability = 0;
     *out = NULL;
     DSVI_TRY(find_gpu(&gpu, &capability));
     CudaDevice *cuda = calloc(1, sizeof *cuda);

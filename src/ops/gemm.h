@@ -33,7 +33,7 @@ typedef struct DsvGemmArgs {
     void *c;              /* (M, N), rows ldc elements apart */
     int64_t ldc;
     DsvDtype bias_dtype;  /* F32 (F64 in the truth) */
-    const void *bias;     /* (N) or NULL */
+    const void *bias;     /* (N) or NULL; may be rounded to the dtype of C before it is added */
     bool accumulate;      /* not together with bias */
 } DsvGemmArgs;
 
