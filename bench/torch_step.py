@@ -146,8 +146,22 @@ def make_forward(model, settings, mode):
 
     def forward(x, timestep, text):
         return velocity(model["ends"], model["blocks"], config, x, timestep, text, rope, run_block,
-                        settings["gradient_checkpointing"] == "true")
+                        settings["gradient_checkpointing"] != "false")
     return forward
+
+
+def free_cached(device):
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def peak_memory(device):
+    """MiB that PyTorch's tensors took at most since the last call."""
+    if device != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated() / 2 ** 20
+    torch.cuda.reset_peak_memory_stats()
+    return peak
 
 
 def make_runner(settings, device, mode):
@@ -170,11 +184,17 @@ def make_runner(settings, device, mode):
 
 # ---- the comparison ----
 
+def peak_words(figures):
+    return [f"{figures['memory_mib']:.0f} MiB"] if figures["memory_mib"] else []
+
+
 def try_modes(settings, device, modes):
     figures = {}
     for mode in modes:
         figures[mode] = make_runner(settings, device, mode)(STEPS)
-        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", flush=True)
+        figures[mode]["memory_mib"] = peak_memory(device)
+        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *peak_words(figures[mode]), flush=True)
+        free_cached(device)
     return figures
 
 
@@ -204,6 +224,7 @@ def compare(args, settings):
         runner(1)
         turns["torch"].append(runner(STEPS))
         if args.dsv:
+            free_cached(args.device)  # dsv plans its own memory beside PyTorch's weights
             turns["dsv"].append(run_dsv(args.dsv, "step", words))
             check_same_work(settings, turns["dsv"][-1])
     figures = {"torch_version": torch.__version__, "mode": fastest, "threads": threads, "modes": tried,

@@ -4,6 +4,10 @@
 
 #include <math.h>
 
+#include "base/threads.h"
+
+enum { FILL_PIECE = 8192 }; /* numbers a thread draws at a time */
+
 void dsvi_rng_words(DsvRng rng, uint64_t index, uint32_t out[4])
 {
     uint32_t key0 = (uint32_t)rng.seed, key1 = (uint32_t)(rng.seed >> 32);
@@ -62,13 +66,27 @@ double dsvi_rng_normal(DsvRng rng, uint64_t index)
     return pair[index % 2];
 }
 
+typedef struct NormalFill {
+    DsvRng rng;
+    uint64_t first_index;
+    float *dst;
+} NormalFill;
+
+static void fill_normal(void *context, int64_t begin, int64_t end, int worker)
+{
+    const NormalFill *f = context;
+    double pair[2] = {0, 0};
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        uint64_t index = f->first_index + (uint64_t)i;
+        if (i == begin || index % 2 == 0)
+            normal_pair(f->rng, index / 2, pair);
+        f->dst[i] = (float)pair[index % 2];
+    }
+}
+
 void dsvi_rng_fill_normal(DsvRng rng, uint64_t first_index, float *dst, int64_t n)
 {
-    double pair[2] = {0, 0};
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t index = first_index + (uint64_t)i;
-        if (i == 0 || index % 2 == 0)
-            normal_pair(rng, index / 2, pair);
-        dst[i] = (float)pair[index % 2];
-    }
+    NormalFill f = {rng, first_index, dst};
+    dsvi_parallel_for(n, FILL_PIECE, fill_normal, &f);
 }
