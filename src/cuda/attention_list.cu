@@ -15,7 +15,8 @@ constexpr int64_t KEYS_MOST = (int64_t)1 << 30; /* and rows of queries: their nu
 /* Rows [.., key, ..] of dK or dV from their sums, slice by slice; a thread makes UNIT columns of one. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor, bool chunks)
+    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
+                  bool chunks)
 {
     constexpr int N = 16 / sizeof(T);
     int units = a.pitch / UNIT;
@@ -68,7 +69,8 @@ int round_up(int64_t n, int unit)
 
 size_t slice_bytes(const DsvAttentionArgs *args)
 {
-    return (size_t)(2 * args->batch * args->heads * args->keys * round_up(args->head_dim, UNIT)) * sizeof(float);
+    int64_t floats = args->batch * args->heads * args->keys * round_up(args->head_dim, UNIT);
+    return (size_t)(2 * floats) * sizeof(float);
 }
 
 /* Slices of the sums: one without the wish for equal bits, else as many as keep the GPU busy and fit. */
@@ -90,8 +92,8 @@ DsvStatus check(const DsvAttentionArgs *args)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, "
                          "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
     if (args->keys > KEYS_MOST || args->batch * args->heads * args->queries > KEYS_MOST)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes at most %lld keys and as many rows "
-                         "of queries, not %lld and %lld", (long long)KEYS_MOST, (long long)args->keys,
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes at most %lld keys and as many "
+                         "rows of queries, not %lld and %lld", (long long)KEYS_MOST, (long long)args->keys,
                          (long long)(args->batch * args->heads * args->queries));
     return DSV_OK;
 }

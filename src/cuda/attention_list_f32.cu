@@ -1,16 +1,16 @@
 /* Attention over lists in true F32, for parity: forward and backward without tensor cores.
  *
  * A block of threads has a tile of ROWS queries of one (batch, head) and passes over the tile's keys, ROWS at
- * a time, all of them in shared memory. Eight threads have a query: thread `part` of them its scores with keys
- * part, part + 8 ..., and of its sums the four columns from 4 part + 32 n on. For dK and dV the eight
+ * a time, all of them in shared memory. Eight threads have a query: thread `part` of them its scores with
+ * keys part, part + 8 ..., and of its sums the four columns from 4 part + 32 n on. For dK and dV the eight
  * threads have a key.
  *     shared memory, D = 128   4 tiles of (32, 132) floats, 2 of (32, 33): 76 KiB; forward 3 and 1
  *     D = 256                  the same with 16 rows: 67 KiB
  * Rows are padded by 4 floats, so that 8 keys' float4 lie in different banks.
  *
- * Products over D are summed column by column and those over keys key by key, and the same pair gives the same
- * bits in both passes: where one key has all the weight, p is 1 and dp - delta is 0 to the bit. Scores are
- * rounded once (__fmul_rn), before anything is subtracted. */
+ * Products over D are summed column by column and those over keys key by key, and the same pair gives the
+ * same bits in both passes: where one key has all the weight, p is 1 and dp - delta is 0 to the bit. Scores
+ * are rounded once (__fmul_rn), before anything is subtracted. */
 #include <math.h>
 
 #include "cuda/attention_list.cuh"
@@ -89,7 +89,8 @@ __device__ __forceinline__ void scale_by(float4 *x, float factor)
 
 /* Products of `row` with this thread's keys. */
 template <int DIM>
-__device__ __forceinline__ void dot_keys(const float *row, const float *keys, float (&s)[Plan<DIM>::KEYS_EACH])
+__device__ __forceinline__ void dot_keys(const float *row, const float *keys,
+                                         float (&s)[Plan<DIM>::KEYS_EACH])
 {
     int part = threadIdx.x % PARTS;
 #pragma unroll
@@ -178,7 +179,7 @@ __device__ __forceinline__ float soften(float (&s)[N], float scale, int count, f
 
 /* Grid: tiles of a (batch, head), then (batch, head). */
 template <int DIM>
-__global__ void __launch_bounds__(Plan<DIM>::THREADS, 1)
+__global__ void __launch_bounds__(Plan<DIM>::THREADS, 2)
     forward_kernel(const __grid_constant__ AttentionProblem a, int tiles)
 {
     using P = Plan<DIM>;
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(Plan<DIM>::THREADS, 1)
     if (row >= tile.rows)
         return;
     int64_t query = tile.first + row;
-    store_row(rows_of<float>(a.out, tile) + query * a.out.token_stride, a.dim, tile.keys > 0 ? 1 / total : 0.f,
-              sum);
+    store_row(rows_of<float>(a.out, tile) + query * a.out.token_stride, a.dim,
+              tile.keys > 0 ? 1 / total : 0.f, sum);
     if (threadIdx.x % PARTS == 0)
         a.lse[(int64_t)tile.pair * a.queries + query] = tile.keys > 0 ? largest + logf(total) : -INFINITY;
 }
@@ -239,8 +240,8 @@ __device__ __forceinline__ void add_to_sums(float *row, int pitch, bool alone, c
 /* Probabilities and ds of this thread's keys, into p and ds. */
 template <int DIM>
 __device__ __forceinline__ void differentiate(const AttentionProblem &a, const float *q, const float *dout,
-                                              const float *k, const float *v, int count, float lse, float delta,
-                                              float *p, float *ds)
+                                              const float *k, const float *v, int count, float lse,
+                                              float delta, float *p, float *ds)
 {
     int part = threadIdx.x % PARTS;
     float s[Plan<DIM>::KEYS_EACH], dp[Plan<DIM>::KEYS_EACH];
@@ -257,7 +258,8 @@ __device__ __forceinline__ void differentiate(const AttentionProblem &a, const f
 
 /* One tile of queries: its dq, and what it adds to dK and dV. */
 template <int DIM>
-__device__ void backward_tile(const AttentionProblem &a, const Tile &tile, int slice, float *shared, int *token)
+__device__ void backward_tile(const AttentionProblem &a, const Tile &tile, int slice, float *shared,
+                              int *token)
 {
     using P = Plan<DIM>;
     float *q = shared, *dout = q + P::TILE, *k = dout + P::TILE, *v = k + P::TILE;
@@ -313,8 +315,8 @@ template <int DIM> DsvStatus launch_forward(DsvStream *stream, const AttentionPr
     int tiles = tiles_of(problem, P::ROWS);
     DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        P::FORWARD));
-    forward_kernel<DIM><<<(unsigned)(tiles * problem.pairs), P::THREADS, P::FORWARD, stream->handle>>>(problem,
-                                                                                                      tiles);
+    forward_kernel<DIM><<<(unsigned)(tiles * problem.pairs), P::THREADS, P::FORWARD, stream->handle>>>(
+        problem, tiles);
     DSVI_CUDA_LAUNCHED("attention forward in F32");
     return DSV_OK;
 }

@@ -11,8 +11,8 @@
  *     registers       O 4 BLOCKS D / 8 floats, S 4 BLOCKS keys / 8: 128 and 64 of the 255, D = 128
  * so that two such blocks of threads are on a multiprocessor, one in its softmax while the other multiplies.
  *
- * Scores are rounded once (__fmul_rn), here and in the backward pass, before anything is subtracted: the weight
- * of a query's only large score is 1 to the bit, however large it is. */
+ * Scores are rounded once (__fmul_rn), here and in the backward pass, before anything is subtracted: the
+ * weight of a query's only large score is 1 to the bit, however large it is. */
 #include <math.h>
 
 #include "cuda/attention_tile.cuh"
@@ -192,8 +192,8 @@ template <int DIM, int BLOCKS> DsvStatus launch(DsvStream *stream, const Attenti
 {
     using P = Plan<DIM, BLOCKS>;
     int tiles = tiles_of(problem, P::QUERIES);
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       P::SHARED));
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM, BLOCKS>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, P::SHARED));
     forward_kernel<DIM, BLOCKS><<<(unsigned)(tiles * problem.pairs), THREADS, P::SHARED, stream->handle>>>(
         problem, tiles);
     DSVI_CUDA_LAUNCHED("attention forward");

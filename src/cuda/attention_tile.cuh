@@ -62,13 +62,14 @@ __device__ __forceinline__ void copy_elements(uint32_t to, const __nv_bfloat16 *
 #pragma unroll
     for (int i = 0; i < 4; i++)
         x[i] = element_bits(from, 2 * i, count) | element_bits(from, 2 * i + 1, count) << 16;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
                  : "memory");
 }
 
-/* Brings rows token[0 .. count), or first .. first + count, into a tile of ROWS rows; rows from `count` on and
- * columns from D on are zero. There after wait_copies and a barrier. Threads stand in lines as wide as a row:
- * a thread keeps to its column. */
+/* Brings rows token[0 .. count), or first .. first + count, into a tile of ROWS rows; rows from `count` on
+ * and columns from D on are zero. There after wait_copies and a barrier. Threads stand in lines as wide as a
+ * row: a thread keeps to its column. */
 template <int COLUMNS, int ROWS, int THREADS>
 __device__ __forceinline__ void gather_rows(const AttentionProblem &a, const DsvHeads &rows, const Tile &tile,
                                             const int *token, int first, int count, uint32_t to)
@@ -98,7 +99,7 @@ __device__ __forceinline__ void gather_rows(const AttentionProblem &a, const Dsv
     }
 }
 
-/* Where a lane stands in the blocks of a tile: its row in the first block, and what its chunk is exchanged by. */
+/* Where a lane stands in the blocks of a tile: its row in the first one, and what exchanges its chunks. */
 struct Lanes {
     uint32_t row, turn;
 };
@@ -147,7 +148,8 @@ __device__ __forceinline__ void load_block_turned(uint32_t (&x)[4], uint32_t at)
 }
 
 /* sum += a b, 16 x 16 by 16 x 8. */
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                  "{%8, %9}, {%0, %1, %2, %3};"
@@ -184,8 +186,8 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N][4], Lanes a, La
 
 /* sum (16 M x 8 N) += A B for 16 rows of B, `b` being lanes_down of its tile, from `row` and `column` on. */
 template <int DIM, int M, int N>
-__device__ __forceinline__ void multiply_add_block(float (&sum)[M][N][4], const uint32_t (&left)[M][4], Lanes b,
-                                                   int row, int column)
+__device__ __forceinline__ void multiply_add_block(float (&sum)[M][N][4], const uint32_t (&left)[M][4],
+                                                   Lanes b, int row, int column)
 {
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
