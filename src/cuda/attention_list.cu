@@ -1,0 +1,197 @@
+/* Attention over lists, and dense where nobody else answers: takes requests, hands them to the kernels, and
+ * makes dK and dV of the sums that the backward kernels leave (attention_list.cuh). */
+#include "cuda/attention_list.cuh"
+#include "cuda/cuda.h"
+
+namespace dsvi {
+namespace {
+
+constexpr int THREADS = 256;
+constexpr int UNIT = 16;        /* columns of a row that keep an order of their own in the sums */
+constexpr int SLICES_MOST = 8;
+constexpr size_t SLICES_BYTES = (size_t)4 << 30;
+constexpr int64_t KEYS_MOST = (int64_t)1 << 30; /* and rows of queries: their numbers are ints */
+
+/* Rows [.., key, ..] of dK or dV from their sums, slice by slice; a thread makes UNIT columns of one. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
+                  bool chunks)
+{
+    constexpr int N = 16 / sizeof(T);
+    int units = a.pitch / UNIT;
+    int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / units;
+    if (row >= (int64_t)a.pairs * a.keys)
+        return;
+    int64_t pair = row / a.keys, key = row % a.keys;
+    int column = (int)(n % units) * UNIT;
+    float sum[UNIT] = {0};
+    for (int slice = 0; slice < a.slices; slice++) {
+        const float *from = sums_of(a, slice, dv, (int)pair) + key * a.pitch + column;
+#pragma unroll
+        for (int t = 0; t < UNIT / 4; t++) {
+            float x[4];
+            load(from + 4 * t, x);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum[i / 2 * 8 + 2 * t + i % 2] += x[i];
+        }
+    }
+    T *to = static_cast<T *>(rows.data) + pair / a.heads * rows.batch_stride + key * rows.token_stride +
+            pair % a.heads * rows.head_stride + column;
+#pragma unroll
+    for (int at = 0; at < UNIT; at += N) {
+        float x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = factor * sum[at + i];
+        if (chunks && column + at < a.dim)
+            store(to + at, x);
+#pragma unroll
+        for (int i = 0; i < N && !chunks; i++)
+            if (column + at + i < a.dim)
+                to[at + i] = from_float<T>(x[i]);
+    }
+}
+
+/* Whether every row begins at a multiple of `bytes` and is a whole number of them. */
+bool rows_aligned(const DsvHeads *rows, int64_t dim, size_t size, size_t bytes)
+{
+    return (uintptr_t)rows->data % bytes == 0 && (size_t)dim * size % bytes == 0 &&
+           (size_t)rows->batch_stride * size % bytes == 0 && (size_t)rows->token_stride * size % bytes == 0 &&
+           (size_t)rows->head_stride * size % bytes == 0;
+}
+
+int round_up(int64_t n, int unit)
+{
+    return (int)(ceil_div(n, unit) * unit);
+}
+
+size_t slice_bytes(const DsvAttentionArgs *args)
+{
+    int64_t floats = args->batch * args->heads * args->keys * round_up(args->head_dim, UNIT);
+    return (size_t)(2 * floats) * sizeof(float);
+}
+
+/* Slices of the sums: one without the wish for equal bits, else as many as keep the GPU busy and fit. */
+int slices_of(const DsvStream *stream, const DsvAttentionArgs *args)
+{
+    int64_t pairs = args->batch * args->heads;
+    size_t bytes = slice_bytes(args);
+    if (!stream->deterministic || bytes == 0)
+        return 1;
+    int64_t wanted = stream->multiprocessors / pairs, fit = (int64_t)(SLICES_BYTES / bytes);
+    int64_t slices = wanted < fit ? wanted : fit;
+    return slices < 1 ? 1 : slices > SLICES_MOST ? SLICES_MOST : (int)slices;
+}
+
+DsvStatus check(const DsvAttentionArgs *args)
+{
+    DSVI_TRY(dsvi_attention_check(args));
+    if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    if (args->keys > KEYS_MOST || args->batch * args->heads * args->queries > KEYS_MOST)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes at most %lld keys and as many "
+                         "rows of queries, not %lld and %lld", (long long)KEYS_MOST, (long long)args->keys,
+                         (long long)(args->batch * args->heads * args->queries));
+    return DSV_OK;
+}
+
+/* A group, or a grain, of more than there are is the same as one of all. */
+int at_most(int64_t n, int64_t all)
+{
+    return (int)(n < all ? n : all > 0 ? all : 1);
+}
+
+AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionArgs *args)
+{
+    const DsvLists *lists = args->lists;
+    size_t size = dsvi_dtype_size(args->act);
+    AttentionProblem p = {};
+    p.pairs = (int)(args->batch * args->heads);
+    p.heads = (int)args->heads;
+    p.queries = (int)args->queries;
+    p.keys = (int)args->keys;
+    p.dim = (int)args->head_dim;
+    p.scale = (float)args->scale;
+    p.group = at_most(lists ? lists->group : args->queries, args->queries);
+    p.groups = lists ? (int)lists->groups : 1;
+    p.grain = at_most(lists ? lists->grain : 1, args->keys);
+    p.offsets = lists ? lists->offsets : nullptr;
+    p.runs = lists ? lists->runs : nullptr;
+    p.q = args->q, p.k = args->k, p.v = args->v, p.out = args->out;
+    p.dout = args->dout, p.dq = args->dq, p.dk = args->dk, p.dv = args->dv;
+    p.lse = static_cast<float *>(args->lse);
+    p.chunks = rows_aligned(&p.q, p.dim, size, 16) && rows_aligned(&p.k, p.dim, size, 16) &&
+               rows_aligned(&p.v, p.dim, size, 16);
+    p.sums = static_cast<float *>(args->workspace);
+    p.pitch = round_up(p.dim, UNIT);
+    p.slices = slices_of(stream, args);
+    p.alone = stream->deterministic;
+    return p;
+}
+
+/* dk, or dv, from the sums. */
+template <typename T>
+DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv, float factor)
+{
+    int64_t blocks = ceil_div((int64_t)p.pairs * p.keys * (p.pitch / UNIT), THREADS);
+    bool chunks = rows_aligned(&rows, p.dim, sizeof(T), 16);
+    finish_kernel<T><<<(unsigned)blocks, THREADS, 0, stream->handle>>>(p, rows, dv, factor, chunks);
+    DSVI_CUDA_LAUNCHED("attention's sums");
+    return DSV_OK;
+}
+
+} // namespace
+} // namespace dsvi
+
+using dsvi::AttentionProblem;
+
+DsvStatus dsvi_cuda_attention_list_fwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    DSVI_TRY(dsvi::check(args));
+    AttentionProblem p = dsvi::problem_of(stream, args);
+    p.couples = dsvi::rows_aligned(&p.out, p.dim, sizeof(__nv_bfloat16), 2 * sizeof(__nv_bfloat16));
+    if (p.pairs == 0 || p.queries == 0)
+        return DSV_OK;
+    return args->act == DSV_F32 ? dsvi::attention_forward_f32(stream, p)
+                                : dsvi::attention_forward_bf16(stream, p);
+}
+
+size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
+}
+
+DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    DSVI_TRY(dsvi::check(args));
+    AttentionProblem p = dsvi::problem_of(stream, args);
+    size_t wanted = dsvi_cuda_attention_list_workspace(stream, args), size = dsvi_dtype_size(args->act);
+    if (args->workspace_bytes < wanted)
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         wanted);
+    p.chunks = p.chunks && dsvi::rows_aligned(&p.dout, p.dim, size, 16) &&
+               dsvi::rows_aligned(&p.out, p.dim, size, 16);
+    p.couples = dsvi::rows_aligned(&p.dq, p.dim, size, 2 * size);
+    if (wanted > 0)
+        DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, wanted, stream->handle));
+    if (p.pairs > 0 && p.queries > 0)
+        DSVI_TRY(args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
+                                      : dsvi::attention_backward_bf16(stream, p));
+    if (p.pairs == 0 || p.keys == 0)
+        return DSV_OK;
+    DSVI_FOR_ACT("attention", args->act, {
+        DSVI_TRY(dsvi::finish<T>(stream, p, p.dk, false, p.scale));
+        DSVI_TRY(dsvi::finish<T>(stream, p, p.dv, true, 1));
+    });
+    return DSV_OK;
+}
+
+void dsvi_cuda_fill_attention_list(DsvOps *ops)
+{
+    DSVI_OPS_SET(ops, attention_list_fwd, dsvi_cuda_attention_list_fwd, "cuda");
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_list_bwd, dsvi_cuda_attention_list_bwd,
+                                dsvi_cuda_attention_list_workspace, "cuda");
+}
