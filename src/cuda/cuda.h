@@ -20,7 +20,8 @@ void dsvi_cuda_fill_patch(DsvOps *ops);
 void dsvi_cuda_fill_pointwise(DsvOps *ops);
 void dsvi_cuda_fill_predictor_loss(DsvOps *ops);
 void dsvi_cuda_fill_profile(DsvOps *ops);
-void dsvi_cuda_fill_select(DsvOps *ops);
+void dsvi_cuda_fill_select_histogram(DsvOps *ops);
+void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
 /* Those over NVIDIA's libraries also make what the stream keeps for them, freed with the device. */
 DsvStatus dsvi_cuda_fill_gemm(DsvStream *stream, DsvOps *ops);
