@@ -29,10 +29,6 @@ void dsvi_cuda_fill_select_features(DsvOps *ops);
 DsvStatus dsvi_cuda_fill_gemm(DsvStream *stream, DsvOps *ops);
 DsvStatus dsvi_cuda_fill_attention_cudnn(DsvStream *stream, DsvOps *ops);
 
-/* Dense attention too, where cuDNN has no answer. */
-dsvi_attention_fn dsvi_cuda_attention_list_fwd, dsvi_cuda_attention_list_bwd;
-dsvi_attention_workspace_fn dsvi_cuda_attention_list_workspace;
-
 #ifdef __cplusplus
 }
 #endif
