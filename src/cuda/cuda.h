@@ -25,6 +25,10 @@ void dsvi_cuda_fill_rms_norm_rope(DsvOps *ops);
 void dsvi_cuda_fill_select_histogram(DsvOps *ops);
 void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
+/* Dense attention too, where cuDNN has no answer. */
+dsvi_attention_fn dsvi_cuda_attention_list_fwd, dsvi_cuda_attention_list_bwd;
+dsvi_attention_workspace_fn dsvi_cuda_attention_list_workspace;
+
 /* Those over NVIDIA's libraries also make what the stream keeps for them, freed with the device. */
 DsvStatus dsvi_cuda_fill_gemm(DsvStream *stream, DsvOps *ops);
 DsvStatus dsvi_cuda_fill_attention_cudnn(DsvStream *stream, DsvOps *ops);
