@@ -372,7 +372,7 @@ static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
 static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool backward)
 {
     Plan *plan;
-    size_t elsewhere = dsvi_cuda_attention_list_workspace(stream, args);
+    size_t elsewhere = backward ? dsvi_cuda_attention_list_workspace(stream, args) : 0;
     if (dsvi_attention_check(args) != DSV_OK || !takes_shapes(args, backward) ||
         plan_of(stream, args, backward, &plan) != DSV_OK || plan->graph.status != DSV_OK)
         return elsewhere;
