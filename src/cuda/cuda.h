@@ -15,12 +15,13 @@ DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend);
 void dsvi_cuda_fill_attention_list(DsvOps *ops);
 void dsvi_cuda_fill_col_sum(DsvOps *ops);
 void dsvi_cuda_fill_flow(DsvOps *ops);
-void dsvi_cuda_fill_norm(DsvOps *ops);
+void dsvi_cuda_fill_layer_norm(DsvOps *ops);
 void dsvi_cuda_fill_optim(DsvOps *ops);
 void dsvi_cuda_fill_patch(DsvOps *ops);
 void dsvi_cuda_fill_pointwise(DsvOps *ops);
 void dsvi_cuda_fill_predictor_loss(DsvOps *ops);
 void dsvi_cuda_fill_profile(DsvOps *ops);
+void dsvi_cuda_fill_rms_norm_rope(DsvOps *ops);
 void dsvi_cuda_fill_select(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
 /* Dense attention too, where cuDNN has no answer. */

@@ -9,12 +9,13 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
 {
     dsvi_cuda_fill_col_sum(ops);
     dsvi_cuda_fill_flow(ops);
-    dsvi_cuda_fill_norm(ops);
+    dsvi_cuda_fill_layer_norm(ops);
     dsvi_cuda_fill_optim(ops);
     dsvi_cuda_fill_patch(ops);
     dsvi_cuda_fill_pointwise(ops);
     dsvi_cuda_fill_predictor_loss(ops);
     dsvi_cuda_fill_profile(ops);
+    dsvi_cuda_fill_rms_norm_rope(ops);
     dsvi_cuda_fill_select(ops);
     dsvi_cuda_fill_select_features(ops);
     dsvi_cuda_fill_attention_list(ops);
