@@ -46,7 +46,8 @@ static __global__ void __launch_bounds__(WARP *STRANDS) add_partials(const Colum
     int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
     float *out = blockIdx.z == 0 ? sums.out[0] : sums.out[1];
     for (int64_t set = blockIdx.y; set < sums.sets; set += gridDim.y) {
-        const float *partial = sums.partials + (set * sums.parts * sums.outs + blockIdx.z) * sums.columns + column;
+        int64_t first = set * sums.parts * sums.outs + blockIdx.z;
+        const float *partial = sums.partials + first * sums.columns + column;
         float sum[1] = {0.f};
         if (column < sums.columns) {
 #pragma unroll 8
@@ -62,8 +63,7 @@ static __global__ void __launch_bounds__(WARP *STRANDS) add_partials(const Colum
 /* The second stage. */
 static inline DsvStatus launch_add_partials(DsvStream *stream, const ColumnSums *sums)
 {
-    dim3 grid((unsigned)ceil_div(sums->columns, WARP), (unsigned)(sums->sets < 65535 ? sums->sets : 65535),
-              (unsigned)sums->outs);
+    dim3 grid((unsigned)ceil_div(sums->columns, WARP), blocks_in_turn(sums->sets), (unsigned)sums->outs);
     add_partials<<<grid, dim3(WARP, STRANDS), 0, stream->handle>>>(*sums);
     DSVI_CUDA_LAUNCHED("add_partials");
     return DSV_OK;

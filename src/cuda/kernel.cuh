@@ -44,6 +44,12 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+/* Blocks along y or z for n things: a grid has so many at most, and kernels take things beyond in turn. */
+constexpr unsigned blocks_in_turn(int64_t n)
+{
+    return n < 65535 ? (unsigned)n : 65535u;
+}
+
 __device__ __forceinline__ float to_float(float x)
 {
     return x;

@@ -31,8 +31,8 @@ struct Statistics {
     float mean, rstd;
 };
 
-/* `rest` are the sums of (x - mean) and of its square. The first would be 0 had `mean` not been rounded: it is
- * taken out of both, so that a row of equal numbers has exactly their mean and no variance. */
+/* `rest` are the sums of (x - mean) and of its square. The first would be 0 had `mean` not been rounded: it
+ * is taken out of both, so that a row of equal numbers has exactly their mean and no variance. */
 __device__ __forceinline__ Statistics statistics_of(float mean, float2 rest, float share, float eps)
 {
     float correction = rest.x * share, variance = rest.y * share - correction * correction;
@@ -216,8 +216,8 @@ __device__ __forceinline__ float2 to_normalised(RowPart<N> &x, RowPart<N> &dy, i
     return sum;
 }
 
-__device__ __forceinline__ void add_gradient(float *dx, int channels, const RowPart<N> &g, const RowPart<N> &z,
-                                             float2 mean, float rstd)
+__device__ __forceinline__ void add_gradient(float *dx, int channels, const RowPart<N> &g,
+                                             const RowPart<N> &z, float2 mean, float rstd)
 {
     RowPart<N> total;
     load_row<N>(dx, channels, total);
@@ -229,10 +229,11 @@ __device__ __forceinline__ void add_gradient(float *dx, int channels, const RowP
     store_row<N>(dx, channels, total);
 }
 
-/* Shared memory, for each row that the block walks at once: what z was multiplied with, then dscale and dshift of
- * the rows walked, which are written to (sample, part, 2, channels) of `partials`. */
+/* Shared memory, for each row that the block walks at once: what z was multiplied with, then dscale and
+ * dshift of the rows walked, which are written to (sample, part, 2, channels) of `partials`. */
 template <typename T>
-__global__ void __launch_bounds__(TWO_ROWS_THREADS) backward_rows(const DsvLayerNormArgs args, float *partials)
+__global__ void __launch_bounds__(TWO_ROWS_THREADS)
+backward_rows(const DsvLayerNormArgs args, float *partials)
 {
     extern __shared__ __align__(16) float kept[];
     __shared__ float2 sums[2][WARP]; /* in turn: there is one barrier to a row */
@@ -310,7 +311,9 @@ __global__ void __launch_bounds__(WARP *STRANDS) modulation_any(const DsvLayerNo
     }
 }
 
-template <typename T> DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
+/* `most`: blocks whose sums can be kept. */
+template <typename T>
+DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
 {
     dim3 block = row_block(args->channels), grid;
     size_t shared = kept_bytes(args->channels, 3);
@@ -326,7 +329,7 @@ template <typename T> DsvStatus backward_by_rows(DsvStream *stream, const DsvLay
 template <typename T> DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t rows = args->batch * args->tokens;
-    dim3 columns((unsigned)ceil_div(args->channels, WARP), (unsigned)(args->batch < GRID_YZ ? args->batch : GRID_YZ));
+    dim3 columns((unsigned)ceil_div(args->channels, WARP), blocks_in_turn(args->batch));
     backward_any<T><<<long_row_blocks(stream, rows), LONG_ROW_THREADS, 0, stream->handle>>>(*args);
     modulation_any<T><<<columns, dim3(WARP, STRANDS), 0, stream->handle>>>(*args);
     DSVI_CUDA_LAUNCHED("layer_norm_bwd");
@@ -335,7 +338,7 @@ template <typename T> DsvStatus backward_by_any(DsvStream *stream, const DsvLaye
 
 template <typename T> DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
 {
-    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, 2)); /* blocks whose sums can be kept */
+    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, 2));
     if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, kept_bytes(args->channels, 3)) &&
         args->batch <= most && vectors_fit(args) &&
         aligned((const float *)args->dx, args->channels, 16) &&

@@ -1,10 +1,10 @@
 /* RMS norm over all heads and rotation of pairs. The formulas are those of norm_ref.c; rows.cuh says how
  * threads lie on a row.
  *
- * The way for every width that matters reads memory once: a row stays in registers, in vectors of 16 bytes that
- * lie inside a head, the weight in shared memory; backward a thread sums its channels' gradient of the weight, for
- * column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each pass
- * (`any`), pair by pair, and backward once more column by column. */
+ * The way for every width that matters reads memory once: a row stays in registers, in vectors of 16 bytes
+ * that lie inside a head, the weight in shared memory; backward a thread sums its channels' gradient of the
+ * weight, for column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew
+ * for each pass (`any`), pair by pair, and backward once more column by column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
@@ -57,8 +57,8 @@ template <int N> __device__ __forceinline__ void list_pairs(int head_dim, int (&
 }
 
 /* Turns channels c and c + 1 of `token`, where there is a rotation. */
-__device__ __forceinline__ void turn_pair(const DsvRmsNormRopeArgs &args, int64_t token, int64_t c, float direction,
-                                          float *a, float *b)
+__device__ __forceinline__ void turn_pair(const DsvRmsNormRopeArgs &args, int64_t token, int64_t c,
+                                          float direction, float *a, float *b)
 {
     if (!args.cos)
         return;
@@ -71,7 +71,8 @@ __device__ __forceinline__ void turn_pair(const DsvRmsNormRopeArgs &args, int64_
 /* Multiplies a row by its rstd and the weight, kept in shared memory, and turns it. */
 template <int N>
 __device__ __forceinline__ void scale_and_turn(const DsvRmsNormRopeArgs &args, int64_t token, float rstd,
-                                               const int (&pair)[ROW_CHANNELS / N], const float *kept, RowPart<N> &x)
+                                               const int (&pair)[ROW_CHANNELS / N], const float *kept,
+                                               RowPart<N> &x)
 {
     int channels = (int)channels_of(args);
 #pragma unroll
@@ -207,7 +208,8 @@ __device__ __forceinline__ float to_normalised(const DsvRmsNormRopeArgs &args, i
 /* dx may be dy: a thread reads its channels of a row before it writes them. dweight of the rows that a thread
  * walks goes to (part, channels) of `partials`. */
 template <typename T>
-__global__ void __launch_bounds__(TWO_ROWS_THREADS) backward_rows(const DsvRmsNormRopeArgs args, float *partials)
+__global__ void __launch_bounds__(TWO_ROWS_THREADS)
+backward_rows(const DsvRmsNormRopeArgs args, float *partials)
 {
     constexpr int N = WIDTH<T>;
     extern __shared__ __align__(16) float kept[]; /* the weight, for each row that the block walks at once */

@@ -16,7 +16,6 @@ constexpr int ROW_CHANNELS = 16; /* of a thread */
 constexpr int ROW_THREADS = 1024;
 constexpr int TWO_ROWS_THREADS = 640;
 constexpr int ROW_WARPS = 4;     /* of a block whose rows are a warp's */
-constexpr int64_t GRID_YZ = 65535; /* blocks along y and z at most */
 
 /* For any row at all: its threads where it is read anew for each pass. */
 constexpr int LONG_ROW_THREADS = 256;
@@ -71,7 +70,8 @@ template <int N, typename T> __device__ __forceinline__ void store_vector(T *p, 
 }
 
 /* This thread's channels of `row`, 0 past its end; channels is a multiple of N. */
-template <int N, typename T> __device__ __forceinline__ void load_row(const T *row, int channels, RowPart<N> &x)
+template <int N, typename T>
+__device__ __forceinline__ void load_row(const T *row, int channels, RowPart<N> &x)
 {
 #pragma unroll
     for (int v = 0; v < ROW_CHANNELS / N; v++) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void store_row(T *row, int channels, const RowPart<N>
             store_vector<N>(row + row_channel<N>(v), x[v]);
 }
 
-/* Copies this thread's channels of `row`, plus `offset`, to shared memory. No other thread reads them there: no
- * barrier is wanted. */
+/* Copies this thread's channels of `row`, plus `offset`, to shared memory. No other thread reads them there:
+ * no barrier is wanted. */
 template <int N>
 __device__ __forceinline__ void keep_row(float *shared, const float *row, int channels, float offset)
 {
@@ -143,7 +143,8 @@ static inline size_t kept_bytes(int64_t channels, int64_t count)
 
 /* Whether rows go through registers: vectors of N, `threads` to a row at most, `kept` bytes of shared memory
  * beside the little that kernels declare themselves. */
-static inline bool row_fits(const DsvStream *stream, int64_t channels, int64_t n, int64_t threads, size_t kept)
+static inline bool row_fits(const DsvStream *stream, int64_t channels, int64_t n, int64_t threads,
+                            size_t kept)
 {
     return channels <= threads * ROW_CHANNELS && channels % n == 0 && kept + 1024 <= stream->shared_bytes;
 }
@@ -163,7 +164,7 @@ static DsvStatus row_grid(const DsvStream *stream, Kernel kernel, dim3 block, si
     blocks = blocks < most ? blocks : most;
     blocks = blocks > 1 ? blocks : 1;
     int64_t y = samples < blocks ? samples : blocks, x = ceil_div(tokens, block.y);
-    y = y < GRID_YZ ? y : GRID_YZ;
+    y = blocks_in_turn(y);
     *grid = dim3((unsigned)(x < blocks / y ? x : blocks / y), (unsigned)y);
     return DSV_OK;
 }

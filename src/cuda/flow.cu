@@ -1,0 +1,204 @@
+/* The objective of flow matching and the time embedding. Differences are squared and summed in double: a
+ * block writes the sum of its share of a sample, and a warp adds a sample's sums, both in a fixed order. */
+#include "cuda/cuda.h"
+#include "cuda/elementwise.cuh"
+
+using namespace dsvi;
+
+namespace {
+
+DsvStatus takes(const char *op, DsvDtype acc)
+{
+    if (acc == DSV_F32)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: this variant takes F32, not %s", op, dsvi_dtype_name(acc));
+}
+
+/* ---- flow_mix ---- */
+
+/* x_t may be x0, and target noise: a thread reads before it writes. */
+template <int N> __global__ void __launch_bounds__(ELEMENT_THREADS) mix(const DsvFlowMixArgs args)
+{
+    for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
+        int64_t start = sample * args.n;
+        float sigma = ((const float *)args.sigma)[sample], x0[VECTORS][N] = {}, noise[VECTORS][N] = {};
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            load_upto<N>((const float *)args.x0 + start, vector_start<N>(blockIdx.x, v), args.n, x0[v]);
+            load_upto<N>((const float *)args.noise + start, vector_start<N>(blockIdx.x, v), args.n, noise[v]);
+        }
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float clean = x0[v][i];
+                x0[v][i] = (1.f - sigma) * clean + sigma * noise[v][i];
+                noise[v][i] -= clean;
+            }
+            store_upto<N>((float *)args.x_t + start, vector_start<N>(blockIdx.x, v), args.n, x0[v]);
+            store_upto<N>((float *)args.target + start, vector_start<N>(blockIdx.x, v), args.n, noise[v]);
+        }
+    }
+}
+
+template <int N> void launch_mix(DsvStream *stream, const DsvFlowMixArgs *args)
+{
+    dim3 grid(element_blocks<N>(args->n), blocks_in_turn(args->batch));
+    mix<N><<<grid, ELEMENT_THREADS, 0, stream->handle>>>(*args);
+}
+
+DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
+{
+    DSVI_TRY(takes("flow_mix", args->acc));
+    if (args->batch * args->n == 0)
+        return DSV_OK;
+    if (aligned((const float *)args->x0, args->n, 16) && aligned((const float *)args->noise, args->n, 16) &&
+        aligned((const float *)args->x_t, args->n, 16) && aligned((const float *)args->target, args->n, 16))
+        launch_mix<VECTOR<float>>(stream, args);
+    else
+        launch_mix<1>(stream, args);
+    DSVI_CUDA_LAUNCHED("flow_mix");
+    return DSV_OK;
+}
+
+/* ---- mse ---- */
+
+__device__ __forceinline__ double warp_sum_double(double x)
+{
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/* Thread 0 gets the sum over the ELEMENT_THREADS threads of the block. */
+__device__ __forceinline__ double block_sum_double(double x)
+{
+    __shared__ double shared[ELEMENT_THREADS / WARP];
+    x = warp_sum_double(x);
+    __syncthreads(); /* an earlier sum has been read */
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    return warp_sum_double(threadIdx.x < ELEMENT_THREADS / WARP ? shared[threadIdx.x] : 0.);
+}
+
+/* The squares of one block's elements of a sample; doutput, where wanted, may be output. */
+template <int N>
+__device__ __forceinline__ double squares(const DsvMseArgs &args, float factor, int64_t start, int64_t block)
+{
+    float output[VECTORS][N] = {}, target[VECTORS][N] = {};
+    double sum = 0;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        load_upto<N>((const float *)args.output + start, vector_start<N>(block, v), args.n, output[v]);
+        load_upto<N>((const float *)args.target + start, vector_start<N>(block, v), args.n, target[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float difference = output[v][i] - target[v][i];
+            sum += (double)difference * difference;
+            output[v][i] = factor * difference;
+        }
+        if (args.doutput)
+            store_upto<N>((float *)args.doutput + start, vector_start<N>(block, v), args.n, output[v]);
+    }
+    return sum;
+}
+
+/* partials: (batch, gridDim.x) */
+template <int N>
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+sum_parts(const DsvMseArgs args, float factor, double *partials)
+{
+    for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
+        double sum = 0;
+        for (int64_t block = blockIdx.x; block * BLOCK_ELEMENTS<N> < args.n; block += gridDim.x)
+            sum += squares<N>(args, factor, sample * args.n, block);
+        sum = block_sum_double(sum);
+        if (threadIdx.x == 0)
+            partials[sample * gridDim.x + blockIdx.x] = sum;
+    }
+}
+
+/* A warp for a sample. */
+__global__ void __launch_bounds__(ELEMENT_THREADS) make_loss(const DsvMseArgs args, const double *partials,
+                                                             int64_t parts)
+{
+    int64_t sample = ((int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x) / WARP;
+    if (sample >= args.batch)
+        return;
+    double sum = 0;
+    for (int64_t part = threadIdx.x % WARP; part < parts; part += WARP)
+        sum += partials[sample * parts + part];
+    sum = warp_sum_double(sum);
+    if (threadIdx.x % WARP == 0)
+        ((float *)args.loss)[sample] = args.n > 0 ? (float)(sum / (double)args.n) : 0.f;
+}
+
+template <int N> void launch_mse(DsvStream *stream, const DsvMseArgs *args)
+{
+    double *partials = (double *)stream->partials;
+    float factor = (float)(2 * args->grad_scale / ((double)args->batch * (double)args->n));
+    int64_t parts = (int64_t)8 * stream->multiprocessors / args->batch, useful = element_blocks<N>(args->n);
+    parts = parts < useful ? parts : useful;
+    parts = parts > 1 ? parts : 1;
+    dim3 grid((unsigned)parts, blocks_in_turn(args->batch));
+    sum_parts<N><<<grid, ELEMENT_THREADS, 0, stream->handle>>>(*args, factor, partials);
+    unsigned blocks = (unsigned)ceil_div(args->batch, ELEMENT_THREADS / WARP);
+    make_loss<<<blocks, ELEMENT_THREADS, 0, stream->handle>>>(*args, partials, parts);
+}
+
+DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
+{
+    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(double));
+    DSVI_TRY(takes("mse", args->acc));
+    if (args->batch > most)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "mse: this variant takes batches of at most %lld, not %lld",
+                         (long long)most, (long long)args->batch);
+    if (args->batch == 0)
+        return DSV_OK;
+    if (aligned((const float *)args->output, args->n, 16) &&
+        aligned((const float *)args->target, args->n, 16) &&
+        aligned((const float *)args->doutput, args->n, 16))
+        launch_mse<VECTOR<float>>(stream, args);
+    else
+        launch_mse<1>(stream, args);
+    DSVI_CUDA_LAUNCHED("mse");
+    return DSV_OK;
+}
+
+/* ---- time_embed ---- */
+
+__global__ void __launch_bounds__(ELEMENT_THREADS) embed(const DsvTimeEmbedArgs args)
+{
+    int64_t i = (int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x, half = args.dim / 2;
+    if (i >= args.batch * half)
+        return;
+    int64_t sample = i / half, j = i % half;
+    double angle = (double)((const float *)args.t)[sample] * pow(10000., -(double)j / (double)half);
+    ((float *)args.row)[sample * args.dim + j] = (float)cos(angle);
+    ((float *)args.row)[sample * args.dim + half + j] = (float)sin(angle);
+}
+
+DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
+{
+    int64_t n = args->batch * (args->dim / 2);
+    DSVI_TRY(takes("time_embed", args->acc));
+    if (n == 0)
+        return DSV_OK;
+    embed<<<(unsigned)ceil_div(n, ELEMENT_THREADS), ELEMENT_THREADS, 0, stream->handle>>>(*args);
+    DSVI_CUDA_LAUNCHED("time_embed");
+    return DSV_OK;
+}
+
+} // namespace
+
+void dsvi_cuda_fill_flow(DsvOps *ops)
+{
+    DSVI_OPS_SET(ops, flow_mix, flow_mix, "cuda");
+    DSVI_OPS_SET(ops, mse, mse, "cuda");
+    DSVI_OPS_SET(ops, time_embed, time_embed, "cuda");
+}
