@@ -31,11 +31,13 @@ struct Statistics {
     float mean, rstd;
 };
 
-/* `rest` are the sums of (x - mean) and of its square. The first would be 0 had `mean` not been rounded: it
- * is taken out of both, so that a row of equal numbers has exactly their mean and no variance. */
+/* `rest` are the sums of (x - mean) and of its square. Where all x lie within half the mean of it, their
+ * differences are exact, and the first sum is what rounding did to the mean: it is taken out of both, so that
+ * a row of equal numbers has exactly their mean and no variance. */
 __device__ __forceinline__ Statistics statistics_of(float mean, float2 rest, float share, float eps)
 {
-    float correction = rest.x * share, variance = rest.y * share - correction * correction;
+    float correction = 4.f * rest.y < mean * mean ? rest.x * share : 0.f;
+    float variance = rest.y * share - correction * correction;
     variance = variance < 0.f ? 0.f : variance;
     return {mean + correction, 1.f / sqrtf(variance + eps)};
 }
