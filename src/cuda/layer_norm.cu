@@ -1,10 +1,9 @@
 /* Layer norm. The formulas are those of norm_ref.c; rows.cuh says how threads lie on a row.
  *
- * The way for every width that matters reads memory once: a row stays in registers, scale and shift beside it
- * in shared memory
- * for all rows of a sample, and backward a thread sums its channels' gradients of scale and shift there, for
- * column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read
- * anew for each pass (`any`), and backward once more column by column. */
+ * The way for every width that matters reads memory once: a row stays in registers, scale and shift in shared
+ * memory for all rows of a sample, and backward a thread sums its channels' gradients of both there, for
+ * column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each pass
+ * (`any`), and backward once more column by column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
