@@ -7,7 +7,7 @@ using namespace dsvi;
 
 namespace {
 
-DsvStatus takes(const char *op, DsvDtype acc)
+static DsvStatus takes(const char *op, DsvDtype acc)
 {
     if (acc == DSV_F32)
         return DSV_OK;
@@ -41,13 +41,13 @@ template <int N> __global__ void __launch_bounds__(ELEMENT_THREADS) mix(const Ds
     }
 }
 
-template <int N> void launch_mix(DsvStream *stream, const DsvFlowMixArgs *args)
+template <int N> static void launch_mix(DsvStream *stream, const DsvFlowMixArgs *args)
 {
     dim3 grid(element_blocks<N>(args->n), blocks_in_turn(args->batch));
     mix<N><<<grid, ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
+static DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
 {
     DSVI_TRY(takes("flow_mix", args->acc));
     if (args->batch * args->n == 0)
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) make_loss(const DsvMseArgs ar
         ((float *)args.loss)[sample] = args.n > 0 ? (float)(sum / (double)args.n) : 0.f;
 }
 
-template <int N> void launch_mse(DsvStream *stream, const DsvMseArgs *args)
+template <int N> static void launch_mse(DsvStream *stream, const DsvMseArgs *args)
 {
     double *partials = (double *)stream->partials;
     float factor = (float)(2 * args->grad_scale / ((double)args->batch * (double)args->n));
@@ -151,7 +151,7 @@ template <int N> void launch_mse(DsvStream *stream, const DsvMseArgs *args)
     make_loss<<<blocks, ELEMENT_THREADS, 0, stream->handle>>>(*args, partials, parts);
 }
 
-DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
+static DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
 {
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(double));
     DSVI_TRY(takes("mse", args->acc));
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) embed(const DsvTimeEmbedArgs 
     ((float *)args.row)[sample * args.dim + half + j] = (float)sin(angle);
 }
 
-DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
+static DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
 {
     int64_t n = args->batch * (args->dim / 2);
     DSVI_TRY(takes("time_embed", args->acc));

@@ -1,9 +1,9 @@
 /* Layer norm. The formulas are those of norm_ref.c; rows.cuh says how threads lie on a row.
  *
- * The way for every width that matters reads memory once: a row stays in registers, scale and shift in shared
- * memory for all rows of a sample, and backward a thread sums its channels' gradients of both there, for
- * column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each pass
- * (`any`), and backward once more column by column. */
+ * The way for every width that matters reads memory once: a row stays in registers, scale and shift in
+ * shared memory for all rows of a sample, and backward a thread sums its channels' gradients of both there,
+ * for column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each
+ * pass (`any`), and backward once more column by column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) forward_any(const DsvLayerNo
 }
 
 /* What both directions ask of x and scale. */
-bool vectors_fit(const DsvLayerNormArgs *args)
+static bool vectors_fit(const DsvLayerNormArgs *args)
 {
     return aligned((const float *)args->x, args->channels, 16) &&
            aligned((const float *)args->scale, args->sample_stride, 16);
 }
 
-template <typename T> DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
+template <typename T> static DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t rows = args->batch * args->tokens;
     size_t shared = kept_bytes(args->channels, 2);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(WARP *STRANDS) modulation_any(const DsvLayerNo
 
 /* `most`: blocks whose sums can be kept. */
 template <typename T>
-DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
+static DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
 {
     dim3 block = row_block(args->channels), grid;
     size_t shared = kept_bytes(args->channels, 3);
@@ -327,7 +327,7 @@ DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int6
     return launch_add_partials(stream, &sums);
 }
 
-template <typename T> DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
+template <typename T> static DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t rows = args->batch * args->tokens;
     dim3 columns((unsigned)ceil_div(args->channels, WARP), blocks_in_turn(args->batch));
@@ -337,7 +337,7 @@ template <typename T> DsvStatus backward_by_any(DsvStream *stream, const DsvLaye
     return DSV_OK;
 }
 
-template <typename T> DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
+template <typename T> static DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, 2));
     if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, kept_bytes(args->channels, 3)) &&
@@ -351,7 +351,7 @@ template <typename T> DsvStatus backward(DsvStream *stream, const DsvLayerNormAr
 /* ---- the ops ---- */
 
 /* With a scale and shift for all, all tokens are as good as one sample's. */
-DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
+static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
 {
     DsvLayerNormArgs all = *args;
     if (args->sample_stride == 0) {
@@ -361,7 +361,7 @@ DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
     return all;
 }
 
-DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
+static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     DsvLayerNormArgs all = joined(args);
     if (all.batch * all.tokens * all.channels == 0)
@@ -369,7 +369,7 @@ DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
     DSVI_FOR_ACT("layer_norm", args->act, return forward<T>(stream, &all));
 }
 
-DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
+static DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     DsvLayerNormArgs all = joined(args);
     if (all.batch * all.tokens * all.channels == 0)

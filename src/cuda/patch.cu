@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS) move_patches(const DsvPatchArgs args,
     }
 }
 
-Raster raster_of(const DsvPatchArgs *args)
+static Raster raster_of(const DsvPatchArgs *args)
 {
     const int64_t *patch = args->patch;
     int64_t cols = args->width / patch[2], rows = args->height / patch[1];
@@ -101,7 +101,7 @@ Raster raster_of(const DsvPatchArgs *args)
 }
 
 template <typename Latent, typename Row, bool GATHER>
-DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
+static DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
 {
     Raster raster = raster_of(args);
     int64_t row_size = args->channels * args->patch[0] * args->patch[1] * args->patch[2];
@@ -116,7 +116,7 @@ DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
     return DSV_OK;
 }
 
-template <bool GATHER> DsvStatus move(DsvStream *stream, const DsvPatchArgs *args)
+template <bool GATHER> static DsvStatus move(DsvStream *stream, const DsvPatchArgs *args)
 {
     if (args->latent_dtype == DSV_BF16)
         DSVI_FOR_ACT("patch", args->row_dtype, return (launch_move<__nv_bfloat16, T, GATHER>(stream, args)));
@@ -126,12 +126,12 @@ template <bool GATHER> DsvStatus move(DsvStream *stream, const DsvPatchArgs *arg
                      dsvi_dtype_name(args->latent_dtype));
 }
 
-DsvStatus patch_gather(DsvStream *stream, const DsvPatchArgs *args)
+static DsvStatus patch_gather(DsvStream *stream, const DsvPatchArgs *args)
 {
     return move<true>(stream, args);
 }
 
-DsvStatus patch_scatter(DsvStream *stream, const DsvPatchArgs *args)
+static DsvStatus patch_scatter(DsvStream *stream, const DsvPatchArgs *args)
 {
     return move<false>(stream, args);
 }

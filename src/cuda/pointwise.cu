@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) activate_back(const DsvActiva
 }
 
 template <typename T, DsvActivation KIND>
-void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
+static void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
 {
     constexpr int N = VECTOR<T>;
     if (aligned((const T *)args->x, 0, 16) && aligned((const T *)args->y, 0, 16))
@@ -94,7 +94,7 @@ void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
 }
 
 template <typename T, DsvActivation KIND>
-void launch_activate_back(DsvStream *stream, const DsvActivationArgs *args)
+static void launch_activate_back(DsvStream *stream, const DsvActivationArgs *args)
 {
     constexpr int N = VECTOR<T>;
     if (aligned((const T *)args->x, 0, 16) && aligned((const T *)args->dy, 0, 16) &&
@@ -104,7 +104,7 @@ void launch_activate_back(DsvStream *stream, const DsvActivationArgs *args)
         activate_back<T, KIND, 1><<<element_blocks<1>(args->n), ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args)
+static DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
@@ -116,7 +116,7 @@ DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args)
     return DSV_OK;
 }
 
-DsvStatus activation_bwd(DsvStream *stream, const DsvActivationArgs *args)
+static DsvStatus activation_bwd(DsvStream *stream, const DsvActivationArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) add_scaled(const DsvAddArgs a
     }
 }
 
-template <typename X, typename Y> void launch_add(DsvStream *stream, const DsvAddArgs *args)
+template <typename X, typename Y> static void launch_add(DsvStream *stream, const DsvAddArgs *args)
 {
     constexpr int N = VECTOR<X, Y>;
     if (aligned((const X *)args->x, 0, N * sizeof(X)) && aligned((const Y *)args->y, 0, N * sizeof(Y)))
@@ -160,7 +160,7 @@ template <typename X, typename Y> void launch_add(DsvStream *stream, const DsvAd
         add_scaled<X, Y, 1><<<element_blocks<1>(args->n), ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips_back(const Dsv
 }
 
 /* Strips of WARP * n columns; along y shares of a sample's rows, `most` at most, that fill the device. */
-dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args, int n, int64_t most)
+static dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args, int n, int64_t most)
 {
     int64_t strips = ceil_div(args->channels, (int64_t)WARP * n);
     int64_t parts = (int64_t)8 * stream->multiprocessors / (strips * args->batch);
@@ -301,13 +301,13 @@ dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args, int n,
     return dim3((unsigned)strips, blocks_in_turn(parts > 1 ? parts : 1), blocks_in_turn(args->batch));
 }
 
-bool gate_aligned(const DsvGateResidualArgs *args)
+static bool gate_aligned(const DsvGateResidualArgs *args)
 {
     return args->channels % VECTOR<float> == 0 &&
            (!args->gate || aligned((const float *)args->gate, args->gate_stride, 16));
 }
 
-template <typename T> DsvStatus gate_forward(DsvStream *stream, const DsvGateResidualArgs *args)
+template <typename T> static DsvStatus gate_forward(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     constexpr int N = VECTOR<float>;
     dim3 block(WARP, GATE_STRANDS);
@@ -320,7 +320,7 @@ template <typename T> DsvStatus gate_forward(DsvStream *stream, const DsvGateRes
     return DSV_OK;
 }
 
-template <typename T> DsvStatus gate_backward(DsvStream *stream, const DsvGateResidualArgs *args)
+template <typename T> static DsvStatus gate_backward(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     constexpr int N = VECTOR<float>;
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / args->batch / args->channels;
@@ -341,14 +341,14 @@ template <typename T> DsvStatus gate_backward(DsvStream *stream, const DsvGateRe
     return launch_add_partials(stream, &sums);
 }
 
-DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
+static DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     if (args->batch * args->tokens * args->channels == 0)
         return DSV_OK;
     DSVI_FOR_ACT("gate_residual", args->act, return gate_forward<T>(stream, args));
 }
 
-DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
+static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     int64_t n = args->batch * args->tokens * args->channels;
     DsvAddArgs cast = {n, 1, 0, args->acc, args->act, args->dout, args->dy};
@@ -391,14 +391,14 @@ __global__ void add_rows_back(const DsvAddRowsArgs args)
     }
 }
 
-DsvStatus add_rows_takes(DsvDtype acc)
+static DsvStatus add_rows_takes(DsvDtype acc)
 {
     if (acc == DSV_F32)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "add_rows: this variant takes F32, not %s", dsvi_dtype_name(acc));
 }
 
-DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
+static DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
 {
     DSVI_TRY(add_rows_takes(args->acc));
     if (args->rows * args->cols == 0)
@@ -409,7 +409,7 @@ DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
     return DSV_OK;
 }
 
-DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
+static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
 {
     DSVI_TRY(add_rows_takes(args->acc));
     if (args->rows * args->cols == 0)
