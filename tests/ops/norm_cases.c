@@ -63,10 +63,12 @@ static void check_layer_norm(const DsvBackend *backend, const LayerNormShape *sh
 
 void check_layer_norm_cases(const DsvBackend *backend)
 {
-    /* modulated with rows far apart, modulated, and shared (stride 0) */
+    /* modulated with rows far apart, modulated, and shared (stride 0); the last two are for variants that
+     * hold a row in registers, and for rows too long for that */
     static const LayerNormShape shapes[] = {
         {1, 1, 1, 1, false},   {2, 3, 17, 40, false}, {3, 1, 63, 63, false}, {2, 5, 65, 0, false},
         {1, 70, 130, 0, false}, {2, 33, 16, 96, false}, {1, 0, 8, 8, false}, {0, 4, 8, 0, false},
+        {2, 9, 1540, 3080, false}, {1, 3, 10300, 0, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         LayerNormShape shape = shapes[i];
@@ -138,6 +140,8 @@ void check_rms_norm_rope_cases(const DsvBackend *backend)
         {2, 5, 3, 5, false, true, false},  {2, 7, 3, 6, true, true, false},
         {1, 33, 2, 64, true, false, false}, {2, 3, 1, 130, true, true, false},
         {1, 70, 3, 32, true, true, false}, {1, 0, 2, 8, true, false, false},
+        {2, 9, 12, 128, true, true, false}, {1, 3, 161, 64, true, false, false},
+        {2, 5, 3, 264, false, true, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         RmsShape shape = shapes[i];

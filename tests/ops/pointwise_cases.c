@@ -107,6 +107,7 @@ void check_gate_residual_cases(const DsvBackend *backend)
         {3, 65, 63, 200, true, false, false}, {2, 5, 65, 65, false, true, false},
         {1, 300, 33, 33, true, false, false}, {1, 0, 7, 7, true, false, false},
         {0, 3, 7, 7, true, false, false},
+        {2, 70, 264, 300, true, true, false}, {1, 5, 132, 0, false, true, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         GateShape shape = shapes[i];
