@@ -21,7 +21,8 @@ void dsvi_cuda_fill_patch(DsvOps *ops);
 void dsvi_cuda_fill_pointwise(DsvOps *ops);
 void dsvi_cuda_fill_predictor_loss(DsvOps *ops);
 void dsvi_cuda_fill_profile(DsvOps *ops);
-void dsvi_cuda_fill_select(DsvOps *ops);
+void dsvi_cuda_fill_select_histogram(DsvOps *ops);
+void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
 /* Dense attention too, where cuDNN has no answer. */
 dsvi_attention_fn dsvi_cuda_attention_list_fwd, dsvi_cuda_attention_list_bwd;

@@ -15,7 +15,8 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
     dsvi_cuda_fill_pointwise(ops);
     dsvi_cuda_fill_predictor_loss(ops);
     dsvi_cuda_fill_profile(ops);
-    dsvi_cuda_fill_select(ops);
+    dsvi_cuda_fill_select_histogram(ops);
+    dsvi_cuda_fill_select_lists(ops);
     dsvi_cuda_fill_select_features(ops);
     dsvi_cuda_fill_attention_list(ops);
     DSVI_TRY(dsvi_cuda_fill_attention_cudnn(stream, ops));

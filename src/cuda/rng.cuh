@@ -1,0 +1,30 @@
+/* The random words of base/rng.h on the device: Philox 4x32-10, the same numbers. */
+#ifndef DSVI_RNG_CUH
+#define DSVI_RNG_CUH
+
+#include <stdint.h>
+
+#include "base/rng.h"
+
+namespace dsvi {
+
+/* dsvi_rng_words. */
+__device__ __forceinline__ uint4 rng_words(DsvRng rng, uint64_t index)
+{
+    uint32_t key0 = (uint32_t)rng.seed, key1 = (uint32_t)(rng.seed >> 32);
+    uint4 c = make_uint4((uint32_t)index, (uint32_t)(index >> 32), rng.purpose, rng.stream);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        uint64_t product0 = (uint64_t)0xD2511F53u * c.x;
+        uint64_t product1 = (uint64_t)0xCD9E8D57u * c.z;
+        c = make_uint4((uint32_t)(product1 >> 32) ^ c.y ^ key0, (uint32_t)product1,
+                       (uint32_t)(product0 >> 32) ^ c.w ^ key1, (uint32_t)product0);
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+} // namespace dsvi
+
+#endif

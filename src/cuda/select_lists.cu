@@ -1,0 +1,310 @@
+/* select_lists: the lists, by threshold or by count, plus exploration (ops/select.h).
+ *
+ * In four steps: winners as bits, with their mass (select_choose.cuh); what exploration adds to each list,
+ * which is little and estimated anew for its mass; the offsets, in order; the bits written out as run
+ * numbers. */
+#include "cuda/cuda.h"
+#include "cuda/rng.cuh"
+#include "cuda/select_choose.cuh"
+
+namespace {
+
+enum {
+    SCAN_THREADS = 1024,
+    EMIT_WORDS = CHOOSE_THREADS,     /* a word a thread */
+    EMIT_RUNS = EMIT_WORDS * WARP
+};
+
+/* ---- exploration ---- */
+
+struct Explore {
+    DsvExplore kind;
+    DsvRng rng;
+    uint64_t limit;
+    int64_t units; /* that a list draws */
+    int64_t grain;
+};
+
+/* What estimates are made of, for single runs. */
+struct Scorer {
+    SelectRows rows;
+    const float *proxies, *candidates, *lse;
+    int64_t count;   /* candidates of a (batch, head) */
+    int64_t per_run;
+    float factor;    /* scale log2 e */
+};
+
+/* e_gr of one run, for its mass: the choice of winners does not depend on it. */
+__device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int64_t run)
+{
+    const SelectRows &r = s.rows;
+    int64_t proxies_end = (group + 1) * r.per_group < r.proxies ? (group + 1) * r.per_group : r.proxies;
+    int64_t end = (run + 1) * s.per_run < s.count ? (run + 1) * s.per_run : s.count;
+    int64_t left = r.queries - group * r.group, of_group = left < r.group ? left : r.group;
+    float estimate = 0.f;
+    for (int64_t p = group * r.per_group; p < proxies_end; p++) {
+        const float *proxy = s.proxies + (pair * r.proxies + p) * r.features;
+        float lse = s.lse[pair * r.proxies + p] * (float)DSVI_LOG2_E;
+        left = r.queries - p * r.chunk;
+        float weight = (float)(left < r.chunk ? left : r.chunk) / (float)of_group;
+        for (int64_t c = run * s.per_run; c < end; c++) {
+            const float *candidate = s.candidates + (pair * s.count + c) * r.features;
+            float score = 0.f;
+            for (int i = 0; i < r.features; i++)
+                score = fmaf(proxy[i], candidate[i], score);
+            estimate = fmaf(weight, exp2_near(fmaf(score, s.factor, -lse)), estimate);
+        }
+    }
+    return estimate;
+}
+
+/* Bit i: whether run first + i of the list is drawn. */
+__device__ uint32_t draw_word(const Explore &x, int64_t list, int64_t first, int runs)
+{
+    uint32_t word = 0;
+    int64_t fours = (x.units + 3) / 4, at = -1;
+    uint4 words = {};
+    for (int i = 0; i < WARP && first + i < runs; i++) {
+        int64_t unit = x.kind == DSV_EXPLORE_BLOCKS ? (first + i) * x.grain / DSV_EXPLORE_BLOCK : first + i;
+        if (unit / 4 != at) {
+            at = unit / 4;
+            words = rng_words(x.rng, (uint64_t)(list * fours + at));
+        }
+        int part = (int)(unit % 4);
+        uint32_t drawn = part == 0 ? words.x : part == 1 ? words.y : part == 2 ? words.z : words.w;
+        word |= (uint32_t)(drawn < x.limit) << i;
+    }
+    return word;
+}
+
+/* The best run of a list in which no run reached the threshold. */
+__device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int slices)
+{
+    SelectBest best = slice_best[list * slices];
+    for (int slice = 1; slice < slices; slice++)
+        best = better(best, slice_best[list * slices + slice]);
+    return best;
+}
+
+/* One word of a list gets what exploration adds to it; gives its runs, and adds the mass of the new ones. */
+__device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int word, int runs,
+                            uint32_t before, uint32_t here, uint32_t after, uint32_t *bits, double *mass)
+{
+    uint32_t more = x.kind == DSV_EXPLORE_NONE ? 0 : draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
+    int64_t groups = x.kind == DSV_EXPLORE_NONE ? 1 : ceil_div(s.rows.queries, s.rows.group);
+    if (x.kind == DSV_EXPLORE_NEIGHBOURS)
+        more &= here << 1 | before >> (WARP - 1) | here >> 1 | after << (WARP - 1);
+    if (more)
+        bits[word] = here | more;
+    for (uint32_t left = more; left; left &= left - 1)
+        *mass += run_estimate(s, list / groups, list % groups, (int64_t)word * WARP + __ffs(left) - 1);
+    return __popc(here | more);
+}
+
+/* A block of threads a list: bits, mass and count of all its runs. Words pass a thread each; the last one's
+ * winners are kept for the first of the next round, for by then its bits may be others. */
+__global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scorer s, int runs, int words,
+                                                                 int slices, const double *slice_mass,
+                                                                 const SelectBest *slice_best, uint32_t *bits,
+                                                                 double *mass, int64_t *counts)
+{
+    __shared__ double sums[CHOOSE_THREADS / WARP];
+    __shared__ int scratch[CHOOSE_THREADS / WARP];
+    __shared__ uint32_t last;
+    int64_t list = blockIdx.x;
+    int count = 0, any = 0, all;
+    double more = 0;
+    bits += list * words;
+    for (int word = threadIdx.x; word < words; word += CHOOSE_THREADS)
+        any |= bits[word] != 0;
+    any = __syncthreads_or(any);
+    if (threadIdx.x == 0) {
+        last = 0;
+        for (int slice = 0; slice < slices; slice++)
+            more += slice_mass[list * slices + slice];
+        if (!any) {
+            SelectBest best = list_best(slice_best, list, slices);
+            bits[best.run / WARP] = 1u << best.run % WARP;
+            more += best.value;
+        }
+    }
+    __syncthreads();
+    for (int first = 0; first < words; first += CHOOSE_THREADS) {
+        int word = first + threadIdx.x;
+        uint32_t here = word < words ? bits[word] : 0, after = word + 1 < words ? bits[word + 1] : 0;
+        uint32_t before = threadIdx.x == 0 ? last : word < words ? bits[word - 1] : 0;
+        __syncthreads();
+        if (threadIdx.x == CHOOSE_THREADS - 1)
+            last = here;
+        if (word < words)
+            count += explore_word(x, s, list, word, runs, before, here, after, bits, &more);
+        __syncthreads();
+    }
+    double sum = block_sum(more, sums);
+    block_before(count, scratch, &all);
+    if (threadIdx.x == 0) {
+        mass[list] = sum;
+        counts[list] = all;
+    }
+}
+
+/* ---- offsets, mass, runs ---- */
+
+/* One block of threads: offsets[n + 1] is the count of list n, and becomes the end of it. */
+__global__ __launch_bounds__(SCAN_THREADS) void offsets_kernel(int64_t lists, int64_t *offsets)
+{
+    __shared__ int64_t scratch[SCAN_THREADS / WARP];
+    int64_t begin = lists * threadIdx.x / SCAN_THREADS, end = lists * (threadIdx.x + 1) / SCAN_THREADS;
+    int64_t sum = 0, all;
+    for (int64_t n = begin; n < end; n++)
+        sum += offsets[n + 1];
+    int64_t at = block_before(sum, scratch, &all);
+    for (int64_t n = begin; n < end; n++) {
+        at += offsets[n + 1];
+        offsets[n + 1] = at;
+    }
+    if (threadIdx.x == 0)
+        offsets[0] = 0;
+}
+
+/* A block of threads a head. */
+__global__ __launch_bounds__(CHOOSE_THREADS) void mass_kernel(const double *mass, int64_t batch,
+                                                              int64_t groups, double *selected_mass)
+{
+    __shared__ double sums[CHOOSE_THREADS / WARP];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < batch * groups; i += CHOOSE_THREADS)
+        sum += mass[(i / groups * gridDim.x + blockIdx.x) * groups + i % groups];
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0)
+        selected_mass[blockIdx.x] = sum;
+}
+
+/* A block of threads a list. Run numbers are put in order in shared memory, and leave side by side. */
+__global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bits, int words,
+                                                              const int64_t *offsets, int64_t capacity,
+                                                              int32_t *runs)
+{
+    __shared__ int32_t found[EMIT_RUNS];
+    __shared__ int scratch[CHOOSE_THREADS / WARP];
+    int64_t at = offsets[blockIdx.x];
+    bits += (int64_t)blockIdx.x * words;
+    for (int first = 0; first < words && at < capacity; first += EMIT_WORDS) {
+        int word = first + threadIdx.x, all;
+        uint32_t left = word < words ? bits[word] : 0;
+        int place = block_before(__popc(left), scratch, &all);
+        for (; left; left &= left - 1)
+            found[place++] = word * WARP + __ffs(left) - 1;
+        __syncthreads();
+        for (int i = threadIdx.x; i < all && at + i < capacity; i += CHOOSE_THREADS)
+            runs[at + i] = found[i];
+        at += all;
+        __syncthreads();
+    }
+}
+
+/* ---- the op ---- */
+
+size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
+{
+    (void)stream;
+    return select_plan(args, nullptr).bytes;
+}
+
+template <int ROWS>
+DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    size_t shared = SCORE_SHARED + (size_t)(TILE_ROWS / ROWS) * SCORE_THREADS * sizeof(MarkState);
+    DSVI_CUDA_TRY(
+        cudaFuncSetAttribute(mark_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
+    mark_kernel<ROWS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
+                        stream->handle>>>(p.all, out);
+    DSVI_CUDA_LAUNCHED("select winners by threshold");
+    return DSV_OK;
+}
+
+/* As many lists at a time as there is room for their estimates. */
+template <int ROWS>
+DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    SelectTiles t = p.all;
+    int lists_of_block = (int)select_lists_of_block(p);
+    size_t row_bytes = (size_t)lists_of_block * (size_t)t.blocks * COLUMNS * sizeof(float);
+    bool fits = row_bytes <= DSVI_CUDA_PARTIALS;
+    float *estimates = fits ? static_cast<float *>(stream->partials) : p.estimates;
+    int64_t row_blocks = select_row_blocks(p, t), most = fits ? (int64_t)(DSVI_CUDA_PARTIALS / row_bytes) : 1;
+    for (int64_t first = 0; first < row_blocks; first += most) {
+        int64_t count = row_blocks - first < most ? row_blocks - first : most;
+        t.slices = select_slices(count, t.blocks);
+        store_kernel<ROWS><<<(unsigned)(count * t.slices), SCORE_THREADS, SCORE_SHARED, stream->handle>>>(
+            t, first, estimates);
+        DSVI_CUDA_LAUNCHED("select estimates");
+        topk_kernel<<<(unsigned)(count * lists_of_block), CHOOSE_THREADS, 0, stream->handle>>>(
+            t, (int)p.groups, (int)args->heads, first, lists_of_block, estimates, args->topk, p.bits,
+            p.slice_mass);
+        DSVI_CUDA_LAUNCHED("select winners by count");
+    }
+    return DSV_OK;
+}
+
+DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    if (p.rows.rows_each == 4)
+        return args->topk ? mark_by_count<4>(stream, args, p) : mark_by_threshold<4>(stream, args, p);
+    return args->topk ? mark_by_count<8>(stream, args, p) : mark_by_threshold<8>(stream, args, p);
+}
+
+DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    int64_t units = args->explore == DSV_EXPLORE_BLOCKS ? ceil_div(args->keys, DSV_EXPLORE_BLOCK)
+                                                        : p.all.runs;
+    Explore x = {args->explore, {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step},
+                 dsvi_explore_limit(args->explore_rate), units, args->grain};
+    Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
+                args->grain / args->candidate_keys, (float)(args->scale * DSVI_LOG2_E)};
+    explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
+        x, s, p.all.runs, p.all.blocks * SLOTS, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
+        p.bits, p.mass, args->lists->offsets + 1);
+    DSVI_CUDA_LAUNCHED("select exploration");
+    return DSV_OK;
+}
+
+DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    DSVI_TRY(select_prepare(stream, args, p));
+    DSVI_TRY(select_put_terms(stream, args, p));
+    DSVI_TRY(mark(stream, args, p));
+    return explore(stream, args, p);
+}
+
+DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
+{
+    DSVI_TRY(dsvi_select_check(args, true));
+    const DsvLists *lists = args->lists;
+    SelectPlan p = select_plan(args, args->workspace);
+    if (p.lists > 0)
+        DSVI_TRY(choose(stream, args, p));
+    offsets_kernel<<<1, SCAN_THREADS, 0, stream->handle>>>(p.lists, lists->offsets);
+    DSVI_CUDA_LAUNCHED("select offsets");
+    if (args->heads > 0) {
+        mass_kernel<<<(unsigned)args->heads, CHOOSE_THREADS, 0, stream->handle>>>(
+            p.mass, args->batch, p.groups, args->selected_mass);
+        DSVI_CUDA_LAUNCHED("select mass");
+    }
+    if (p.lists > 0) {
+        emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
+            p.bits, p.all.blocks * SLOTS, lists->offsets, lists->capacity, lists->runs);
+        DSVI_CUDA_LAUNCHED("select runs");
+    }
+    DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, lists->offsets + p.lists, sizeof *args->needed,
+                                  cudaMemcpyDeviceToHost, stream->handle));
+    return DSV_OK;
+}
+
+} // namespace
+
+void dsvi_cuda_fill_select_lists(DsvOps *ops)
+{
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, select_lists, workspace, "cuda");
+}
