@@ -7,11 +7,7 @@ using namespace dsvi;
 
 namespace {
 
-<<<<<<< HEAD
-DsvStatus takes(const char *op, DsvDtype acc)
-=======
 static DsvStatus takes(const char *op, DsvDtype acc)
->>>>>>> norms
 {
     if (acc == DSV_F32)
         return DSV_OK;
@@ -45,21 +41,13 @@ template <int N> __global__ void __launch_bounds__(ELEMENT_THREADS) mix(const Ds
     }
 }
 
-<<<<<<< HEAD
-template <int N> void launch_mix(DsvStream *stream, const DsvFlowMixArgs *args)
-=======
 template <int N> static void launch_mix(DsvStream *stream, const DsvFlowMixArgs *args)
->>>>>>> norms
 {
     dim3 grid(element_blocks<N>(args->n), blocks_in_turn(args->batch));
     mix<N><<<grid, ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-<<<<<<< HEAD
-DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
-=======
 static DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
->>>>>>> norms
 {
     DSVI_TRY(takes("flow_mix", args->acc));
     if (args->batch * args->n == 0)
@@ -150,11 +138,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) make_loss(const DsvMseArgs ar
         ((float *)args.loss)[sample] = args.n > 0 ? (float)(sum / (double)args.n) : 0.f;
 }
 
-<<<<<<< HEAD
-template <int N> void launch_mse(DsvStream *stream, const DsvMseArgs *args)
-=======
 template <int N> static void launch_mse(DsvStream *stream, const DsvMseArgs *args)
->>>>>>> norms
 {
     double *partials = (double *)stream->partials;
     float factor = (float)(2 * args->grad_scale / ((double)args->batch * (double)args->n));
@@ -167,11 +151,7 @@ template <int N> static void launch_mse(DsvStream *stream, const DsvMseArgs *arg
     make_loss<<<blocks, ELEMENT_THREADS, 0, stream->handle>>>(*args, partials, parts);
 }
 
-<<<<<<< HEAD
-DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
-=======
 static DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
->>>>>>> norms
 {
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(double));
     DSVI_TRY(takes("mse", args->acc));
@@ -203,11 +183,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) embed(const DsvTimeEmbedArgs 
     ((float *)args.row)[sample * args.dim + half + j] = (float)sin(angle);
 }
 
-<<<<<<< HEAD
-DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
-=======
 static DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
->>>>>>> norms
 {
     int64_t n = args->batch * (args->dim / 2);
     DSVI_TRY(takes("time_embed", args->acc));

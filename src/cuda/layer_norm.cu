@@ -1,17 +1,9 @@
 /* Layer norm. The formulas are those of norm_ref.c; rows.cuh says how threads lie on a row.
  *
-<<<<<<< HEAD
- * The way for every width that matters reads memory once: a row stays in registers, scale and shift beside it
- * in shared memory
- * for all rows of a sample, and backward a thread sums its channels' gradients of scale and shift there, for
- * column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read
- * anew for each pass (`any`), and backward once more column by column. */
-=======
  * The way for every width that matters reads memory once: a row stays in registers, scale and shift in
  * shared memory for all rows of a sample, and backward a thread sums its channels' gradients of both there,
  * for column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each
  * pass (`any`), and backward once more column by column. */
->>>>>>> norms
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
@@ -38,13 +30,6 @@ struct Statistics {
     float mean, rstd;
 };
 
-<<<<<<< HEAD
-/* `rest` are the sums of (x - mean) and of its square. The first would be 0 had `mean` not been rounded: it
- * is taken out of both, so that a row of equal numbers has exactly their mean and no variance. */
-__device__ __forceinline__ Statistics statistics_of(float mean, float2 rest, float share, float eps)
-{
-    float correction = rest.x * share, variance = rest.y * share - correction * correction;
-=======
 /* `rest` are the sums of (x - mean) and of its square. Where all x lie within half the mean of it, their
  * differences are exact, and the first sum is what rounding did to the mean: it is taken out of both, so that
  * a row of equal numbers has exactly their mean and no variance. */
@@ -52,7 +37,6 @@ __device__ __forceinline__ Statistics statistics_of(float mean, float2 rest, flo
 {
     float correction = 4.f * rest.y < mean * mean ? rest.x * share : 0.f;
     float variance = rest.y * share - correction * correction;
->>>>>>> norms
     variance = variance < 0.f ? 0.f : variance;
     return {mean + correction, 1.f / sqrtf(variance + eps)};
 }
@@ -171,21 +155,13 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) forward_any(const DsvLayerNo
 }
 
 /* What both directions ask of x and scale. */
-<<<<<<< HEAD
-bool vectors_fit(const DsvLayerNormArgs *args)
-=======
 static bool vectors_fit(const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     return aligned((const float *)args->x, args->channels, 16) &&
            aligned((const float *)args->scale, args->sample_stride, 16);
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
-=======
 template <typename T> static DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     int64_t rows = args->batch * args->tokens;
     size_t shared = kept_bytes(args->channels, 2);
@@ -338,11 +314,7 @@ __global__ void __launch_bounds__(WARP *STRANDS) modulation_any(const DsvLayerNo
 
 /* `most`: blocks whose sums can be kept. */
 template <typename T>
-<<<<<<< HEAD
-DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
-=======
 static DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
->>>>>>> norms
 {
     dim3 block = row_block(args->channels), grid;
     size_t shared = kept_bytes(args->channels, 3);
@@ -355,11 +327,7 @@ static DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *arg
     return launch_add_partials(stream, &sums);
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
-=======
 template <typename T> static DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     int64_t rows = args->batch * args->tokens;
     dim3 columns((unsigned)ceil_div(args->channels, WARP), blocks_in_turn(args->batch));
@@ -369,11 +337,7 @@ template <typename T> static DsvStatus backward_by_any(DsvStream *stream, const 
     return DSV_OK;
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
-=======
 template <typename T> static DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, 2));
     if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, kept_bytes(args->channels, 3)) &&
@@ -387,11 +351,7 @@ template <typename T> static DsvStatus backward(DsvStream *stream, const DsvLaye
 /* ---- the ops ---- */
 
 /* With a scale and shift for all, all tokens are as good as one sample's. */
-<<<<<<< HEAD
-DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
-=======
 static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     DsvLayerNormArgs all = *args;
     if (args->sample_stride == 0) {
@@ -401,11 +361,7 @@ static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
     return all;
 }
 
-<<<<<<< HEAD
-DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
-=======
 static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     DsvLayerNormArgs all = joined(args);
     if (all.batch * all.tokens * all.channels == 0)
@@ -413,11 +369,7 @@ static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
     DSVI_FOR_ACT("layer_norm", args->act, return forward<T>(stream, &all));
 }
 
-<<<<<<< HEAD
-DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
-=======
 static DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
->>>>>>> norms
 {
     DsvLayerNormArgs all = joined(args);
     if (all.batch * all.tokens * all.channels == 0)

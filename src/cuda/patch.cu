@@ -85,11 +85,7 @@ __global__ void __launch_bounds__(THREADS) move_patches(const DsvPatchArgs args,
     }
 }
 
-<<<<<<< HEAD
-Raster raster_of(const DsvPatchArgs *args)
-=======
 static Raster raster_of(const DsvPatchArgs *args)
->>>>>>> norms
 {
     const int64_t *patch = args->patch;
     int64_t cols = args->width / patch[2], rows = args->height / patch[1];
@@ -105,11 +101,7 @@ static Raster raster_of(const DsvPatchArgs *args)
 }
 
 template <typename Latent, typename Row, bool GATHER>
-<<<<<<< HEAD
-DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
-=======
 static DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
->>>>>>> norms
 {
     Raster raster = raster_of(args);
     int64_t row_size = args->channels * args->patch[0] * args->patch[1] * args->patch[2];
@@ -124,11 +116,7 @@ static DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
     return DSV_OK;
 }
 
-<<<<<<< HEAD
-template <bool GATHER> DsvStatus move(DsvStream *stream, const DsvPatchArgs *args)
-=======
 template <bool GATHER> static DsvStatus move(DsvStream *stream, const DsvPatchArgs *args)
->>>>>>> norms
 {
     if (args->latent_dtype == DSV_BF16)
         DSVI_FOR_ACT("patch", args->row_dtype, return (launch_move<__nv_bfloat16, T, GATHER>(stream, args)));
@@ -138,20 +126,12 @@ template <bool GATHER> static DsvStatus move(DsvStream *stream, const DsvPatchAr
                      dsvi_dtype_name(args->latent_dtype));
 }
 
-<<<<<<< HEAD
-DsvStatus patch_gather(DsvStream *stream, const DsvPatchArgs *args)
-=======
 static DsvStatus patch_gather(DsvStream *stream, const DsvPatchArgs *args)
->>>>>>> norms
 {
     return move<true>(stream, args);
 }
 
-<<<<<<< HEAD
-DsvStatus patch_scatter(DsvStream *stream, const DsvPatchArgs *args)
-=======
 static DsvStatus patch_scatter(DsvStream *stream, const DsvPatchArgs *args)
->>>>>>> norms
 {
     return move<false>(stream, args);
 }

@@ -84,11 +84,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) activate_back(const DsvActiva
 }
 
 template <typename T, DsvActivation KIND>
-<<<<<<< HEAD
-void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
-=======
 static void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
->>>>>>> norms
 {
     constexpr int N = VECTOR<T>;
     if (aligned((const T *)args->x, 0, 16) && aligned((const T *)args->y, 0, 16))
@@ -98,11 +94,7 @@ static void launch_activate(DsvStream *stream, const DsvActivationArgs *args)
 }
 
 template <typename T, DsvActivation KIND>
-<<<<<<< HEAD
-void launch_activate_back(DsvStream *stream, const DsvActivationArgs *args)
-=======
 static void launch_activate_back(DsvStream *stream, const DsvActivationArgs *args)
->>>>>>> norms
 {
     constexpr int N = VECTOR<T>;
     if (aligned((const T *)args->x, 0, 16) && aligned((const T *)args->dy, 0, 16) &&
@@ -112,11 +104,7 @@ static void launch_activate_back(DsvStream *stream, const DsvActivationArgs *arg
         activate_back<T, KIND, 1><<<element_blocks<1>(args->n), ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-<<<<<<< HEAD
-DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args)
-=======
 static DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args)
->>>>>>> norms
 {
     if (args->n == 0)
         return DSV_OK;
@@ -128,11 +116,7 @@ static DsvStatus activation_fwd(DsvStream *stream, const DsvActivationArgs *args
     return DSV_OK;
 }
 
-<<<<<<< HEAD
-DsvStatus activation_bwd(DsvStream *stream, const DsvActivationArgs *args)
-=======
 static DsvStatus activation_bwd(DsvStream *stream, const DsvActivationArgs *args)
->>>>>>> norms
 {
     if (args->n == 0)
         return DSV_OK;
@@ -167,11 +151,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) add_scaled(const DsvAddArgs a
     }
 }
 
-<<<<<<< HEAD
-template <typename X, typename Y> void launch_add(DsvStream *stream, const DsvAddArgs *args)
-=======
 template <typename X, typename Y> static void launch_add(DsvStream *stream, const DsvAddArgs *args)
->>>>>>> norms
 {
     constexpr int N = VECTOR<X, Y>;
     if (aligned((const X *)args->x, 0, N * sizeof(X)) && aligned((const Y *)args->y, 0, N * sizeof(Y)))
@@ -180,11 +160,7 @@ template <typename X, typename Y> static void launch_add(DsvStream *stream, cons
         add_scaled<X, Y, 1><<<element_blocks<1>(args->n), ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
-<<<<<<< HEAD
-DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
-=======
 static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
->>>>>>> norms
 {
     if (args->n == 0)
         return DSV_OK;
@@ -315,11 +291,7 @@ __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips_back(const Dsv
 }
 
 /* Strips of WARP * n columns; along y shares of a sample's rows, `most` at most, that fill the device. */
-<<<<<<< HEAD
-dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args, int n, int64_t most)
-=======
 static dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args, int n, int64_t most)
->>>>>>> norms
 {
     int64_t strips = ceil_div(args->channels, (int64_t)WARP * n);
     int64_t parts = (int64_t)8 * stream->multiprocessors / (strips * args->batch);
@@ -329,21 +301,13 @@ static dim3 strip_grid(const DsvStream *stream, const DsvGateResidualArgs *args,
     return dim3((unsigned)strips, blocks_in_turn(parts > 1 ? parts : 1), blocks_in_turn(args->batch));
 }
 
-<<<<<<< HEAD
-bool gate_aligned(const DsvGateResidualArgs *args)
-=======
 static bool gate_aligned(const DsvGateResidualArgs *args)
->>>>>>> norms
 {
     return args->channels % VECTOR<float> == 0 &&
            (!args->gate || aligned((const float *)args->gate, args->gate_stride, 16));
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus gate_forward(DsvStream *stream, const DsvGateResidualArgs *args)
-=======
 template <typename T> static DsvStatus gate_forward(DsvStream *stream, const DsvGateResidualArgs *args)
->>>>>>> norms
 {
     constexpr int N = VECTOR<float>;
     dim3 block(WARP, GATE_STRANDS);
@@ -356,11 +320,7 @@ template <typename T> static DsvStatus gate_forward(DsvStream *stream, const Dsv
     return DSV_OK;
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus gate_backward(DsvStream *stream, const DsvGateResidualArgs *args)
-=======
 template <typename T> static DsvStatus gate_backward(DsvStream *stream, const DsvGateResidualArgs *args)
->>>>>>> norms
 {
     constexpr int N = VECTOR<float>;
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / args->batch / args->channels;
@@ -381,22 +341,14 @@ template <typename T> static DsvStatus gate_backward(DsvStream *stream, const Ds
     return launch_add_partials(stream, &sums);
 }
 
-<<<<<<< HEAD
-DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
-=======
 static DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
->>>>>>> norms
 {
     if (args->batch * args->tokens * args->channels == 0)
         return DSV_OK;
     DSVI_FOR_ACT("gate_residual", args->act, return gate_forward<T>(stream, args));
 }
 
-<<<<<<< HEAD
-DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
-=======
 static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
->>>>>>> norms
 {
     int64_t n = args->batch * args->tokens * args->channels;
     DsvAddArgs cast = {n, 1, 0, args->acc, args->act, args->dout, args->dy};
@@ -439,22 +391,14 @@ __global__ void add_rows_back(const DsvAddRowsArgs args)
     }
 }
 
-<<<<<<< HEAD
-DsvStatus add_rows_takes(DsvDtype acc)
-=======
 static DsvStatus add_rows_takes(DsvDtype acc)
->>>>>>> norms
 {
     if (acc == DSV_F32)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "add_rows: this variant takes F32, not %s", dsvi_dtype_name(acc));
 }
 
-<<<<<<< HEAD
-DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
-=======
 static DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
->>>>>>> norms
 {
     DSVI_TRY(add_rows_takes(args->acc));
     if (args->rows * args->cols == 0)
@@ -465,11 +409,7 @@ static DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
     return DSV_OK;
 }
 
-<<<<<<< HEAD
-DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
-=======
 static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
->>>>>>> norms
 {
     DSVI_TRY(add_rows_takes(args->acc));
     if (args->rows * args->cols == 0)

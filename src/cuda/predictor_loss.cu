@@ -280,16 +280,6 @@ DsvStatus sample_pairs(DsvStream *stream, const DsvPredictorLossArgs *args, cons
         DSVI_TRY(sampled_scores(stream, scores_of<float>(w, args->ql, args->kl, args->rank, w.u), w.pairs));
         row_kernel<<<pairs * w.samples, ROW_THREADS, 0, stream->handle>>>(w);
         DSVI_CUDA_LAUNCHED("predictor_loss, rows");
-<<<<<<< HEAD
-        dim3 grid((unsigned)ceil_div(w.samples, SAMPLES_AT_ONCE), tiles, pairs);
-        if (rows_aligned(w.kl, w.rank))
-            queries_kernel<4><<<grid, QUERY_THREADS, 0, stream->handle>>>(w);
-        else
-            queries_kernel<1><<<grid, QUERY_THREADS, 0, stream->handle>>>(w);
-        DSVI_CUDA_LAUNCHED("predictor_loss, dql");
-    }
-    keys_kernel<<<dim3((unsigned)ceil_div(w.keys, KEY_THREADS), tiles, pairs), KEY_THREADS, 0, stream->handle>>>(w);
-=======
         dim3 samples((unsigned)ceil_div(w.samples, SAMPLES_AT_ONCE), tiles, pairs);
         if (rows_aligned(w.kl, w.rank))
             queries_kernel<4><<<samples, QUERY_THREADS, 0, stream->handle>>>(w);
@@ -299,7 +289,6 @@ DsvStatus sample_pairs(DsvStream *stream, const DsvPredictorLossArgs *args, cons
     }
     dim3 grid((unsigned)ceil_div(w.keys, KEY_THREADS), tiles, pairs);
     keys_kernel<<<grid, KEY_THREADS, 0, stream->handle>>>(w);
->>>>>>> select
     DSVI_CUDA_LAUNCHED("predictor_loss, dkl");
     return DSV_OK;
 }

@@ -148,11 +148,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) forward_any(const DsvRmsNorm
 }
 
 /* What both directions ask of x, the weight and the tables: a vector lies inside a head. */
-<<<<<<< HEAD
-template <typename T> bool vectors_fit(const DsvRmsNormRopeArgs *args)
-=======
 template <typename T> static bool vectors_fit(const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     constexpr int N = WIDTH<T>;
     int64_t half = args->head_dim / 2;
@@ -163,11 +159,7 @@ template <typename T> static bool vectors_fit(const DsvRmsNormRopeArgs *args)
            aligned((const float *)args->weight, 0, 16);
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus forward(DsvStream *stream, const DsvRmsNormRopeArgs *args)
-=======
 template <typename T> static DsvStatus forward(DsvStream *stream, const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
     size_t kept = kept_bytes(channels, 1);
@@ -303,11 +295,7 @@ __global__ void __launch_bounds__(WARP *STRANDS) weight_any(const DsvRmsNormRope
         ((float *)args.dweight)[column] += sum[0];
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus backward_by_rows(DsvStream *stream, const DsvRmsNormRopeArgs *args)
-=======
 template <typename T> static DsvStatus backward_by_rows(DsvStream *stream, const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     int64_t channels = channels_of(*args);
     dim3 block = row_block(channels), grid;
@@ -322,11 +310,7 @@ template <typename T> static DsvStatus backward_by_rows(DsvStream *stream, const
     return launch_add_partials(stream, &sums);
 }
 
-<<<<<<< HEAD
-template <typename T> DsvStatus backward(DsvStream *stream, const DsvRmsNormRopeArgs *args)
-=======
 template <typename T> static DsvStatus backward(DsvStream *stream, const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
     if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept_bytes(channels, 1)) &&
@@ -342,22 +326,14 @@ template <typename T> static DsvStatus backward(DsvStream *stream, const DsvRmsN
 
 /* ---- the ops ---- */
 
-<<<<<<< HEAD
-DsvStatus rms_norm_rope_fwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
-=======
 static DsvStatus rms_norm_rope_fwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     if (args->batch * args->tokens * channels_of(*args) == 0)
         return DSV_OK;
     DSVI_FOR_ACT("rms_norm_rope", args->act, return forward<T>(stream, args));
 }
 
-<<<<<<< HEAD
-DsvStatus rms_norm_rope_bwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
-=======
 static DsvStatus rms_norm_rope_bwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
->>>>>>> norms
 {
     if (args->batch * args->tokens * channels_of(*args) == 0)
         return DSV_OK;

@@ -2,13 +2,8 @@
  *
  * Each warp keeps a running largest score and sum of powers of its 8 proxies, each lane its own; slices of
  * the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
-<<<<<<< HEAD
- * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside a bin
- * estimates differ by 1.1 %, so that 20 bits of that place tell an estimate better than a float does. */
-=======
  * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside
  * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. */
->>>>>>> select
 #include "cuda/cuda.h"
 #include "cuda/select_plan.cuh"
 
