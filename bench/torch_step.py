@@ -27,7 +27,7 @@ CASTS = {"INT": int, "FLOAT": float, "BOOL": lambda value: str(value).lower() in
          "CHOICE": str}
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 MODES = ("f32", "f32 compiled blocks", "f32 compiled", "bf16", "bf16 compiled blocks", "bf16 compiled")
-WARM_UP, STEPS = 2, 7  # as dsv bench step
+WARM_UP = 2  # as dsv bench step
 CUDA_ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
@@ -188,10 +188,10 @@ def peak_words(figures):
     return [f"{figures['memory_mib']:.0f} MiB"] if figures["memory_mib"] else []
 
 
-def try_modes(settings, device, modes):
+def try_modes(settings, device, modes, steps):
     figures = {}
     for mode in modes:
-        figures[mode] = make_runner(settings, device, mode)(STEPS)
+        figures[mode] = make_runner(settings, device, mode)(steps)
         figures[mode]["memory_mib"] = peak_memory(device)
         print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *peak_words(figures[mode]), flush=True)
         free_cached(device)
@@ -214,7 +214,7 @@ def check_same_work(settings, dsv):
 
 def compare(args, settings):
     threads = use_threads(settings["threads"])
-    tried = try_modes(settings, args.device, args.modes)
+    tried = try_modes(settings, args.device, args.modes, args.steps)
     fastest = min(tried, key=lambda mode: tried[mode]["step_ms"])
     runner = make_runner(settings, args.device, fastest)
     words = (["--config", args.config] if args.config else []) + ["--device", args.device]
@@ -222,7 +222,7 @@ def compare(args, settings):
     turns = {"torch": [], "dsv": []}
     for _ in range(args.turns):
         runner(1)
-        turns["torch"].append(runner(STEPS))
+        turns["torch"].append(runner(args.steps))
         if args.dsv:
             free_cached(args.device)  # dsv plans its own memory beside PyTorch's weights
             turns["dsv"].append(run_dsv(args.dsv, "step", words))
@@ -243,7 +243,7 @@ def report(args, settings, figures):
         rows.append(("PyTorch / dsv", *(a / b for a, b in zip(rows[0][1:], rows[1][1:]))))
         figures["speedup"] = figures["torch"]["step_ms"] / figures["dsv"]["step_ms"]
     print_table(f"a step of {settings['train_batch_size']} clips, {args.device}, "
-                f"{figures['threads']} threads; medians of {args.turns} turns of {STEPS} steps, ms",
+                f"{figures['threads']} threads; medians of {args.turns} turns of {args.steps} steps, ms",
                 ["step", "forward", "backward", "optimizer", "at least"], rows)
 
 
@@ -333,6 +333,7 @@ def main():
     parser.add_argument("--modes", type=lambda text: text.split(","), default=MODES,
                         help=f"those to time, out of {','.join(MODES)}")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=7, help="measured in each turn, after one to warm up")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--dsv", metavar="PROGRAM", help="run `PROGRAM bench step` in turns with PyTorch")
     parser.add_argument("--check", metavar="FOLDER", type=pathlib.Path)

@@ -8,7 +8,8 @@
 #include "base/threads.h"
 #include "train/step.h"
 
-enum { WARM_UP = 2, REPEATS = 7 };
+enum { WARM_UP = 2, REPEATS = 7, REPEATS_LEAST = 3 };
+#define SECONDS 15.0 /* of measuring, after which the least number of repeats is enough */
 
 typedef struct RandomLatents {
     DsvRng rng;
@@ -29,6 +30,7 @@ typedef struct Times {
     double step[REPEATS], forward[REPEATS], backward[REPEATS], optimizer[REPEATS];
     double spent[DSV_KIND_COUNT]; /* sums over the measured steps */
     double timed, total;          /* all kinds; the steps */
+    size_t repeats;
 } Times;
 
 static DsvStatus measure(DsvTrainer *t, Times *times)
@@ -36,7 +38,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
     RandomLatents random = {{(uint64_t)t->settings->seed, DSV_RNG_TEST, 0}, t->elements, 0};
     DsvSampleSource source = {&random, next_random};
     DsvStepResult result;
-    for (int i = -WARM_UP; i < REPEATS; i++) {
+    for (int i = -WARM_UP; i < REPEATS && (i < REPEATS_LEAST || times->total < SECONDS); i++) {
         if (i == 0)
             dsvi_ops_time_reset();
         DSVI_TRY(dsvi_train_step(t, &source, &result));
@@ -47,6 +49,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->optimizer[i] = result.optimizer_s;
         times->step[i] = result.forward_s + result.backward_s + result.optimizer_s;
         times->total += times->step[i];
+        times->repeats = (size_t)i + 1;
     }
     return dsvi_ops_time_spent(times->spent);
 }
@@ -60,7 +63,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         .width = t->latent.width, .text_len = t->config.text_len,
     };
     DsvSparseShape sparse = dsvi_dit_sparse_shape(&t->config, &shape);
-    double step = dsvi_median(times->step, REPEATS);
+    double step = dsvi_median(times->step, times->repeats);
     for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
         times->timed += times->spent[kind];
     /* Backward costs twice the forward pass; recomputation is not counted as work of the model. */
@@ -72,9 +75,9 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
     double tokens = (double)(sparse.tokens * shape.batch * settings->gradient_accumulation_steps);
     const DsvBenchFigure figures[] = {
         {"step_ms", 1e3 * step},
-        {"forward_ms", 1e3 * dsvi_median(times->forward, REPEATS)},
-        {"backward_ms", 1e3 * dsvi_median(times->backward, REPEATS)},
-        {"optimizer_ms", 1e3 * dsvi_median(times->optimizer, REPEATS)},
+        {"forward_ms", 1e3 * dsvi_median(times->forward, times->repeats)},
+        {"backward_ms", 1e3 * dsvi_median(times->backward, times->repeats)},
+        {"optimizer_ms", 1e3 * dsvi_median(times->optimizer, times->repeats)},
         {"parameters", (double)t->table.parameters},
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},

@@ -213,14 +213,14 @@ static void divide_workspace(Plan *plan, bool deterministic)
 }
 
 /* Draws the graph and has it planned. */
-static void make_plan(Plan *plan, bool deterministic)
+static void make_plan(Plan *plan, cudnnHandle_t handle, bool deterministic)
 {
     DsvCudnnGraph *g = &plan->graph;
     if (plan->problem.backward)
         draw_backward(plan, deterministic);
     else
         draw_forward(plan);
-    dsvi_cudnn_graph_plan(g);
+    dsvi_cudnn_graph_plan(g, handle);
     divide_workspace(plan, deterministic);
     if (g->status != DSV_OK || !deterministic || plan->workspace_bytes <= DETERMINISTIC_BYTES_MOST)
         return;
@@ -271,7 +271,7 @@ static DsvStatus plan_of(DsvStream *stream, const DsvAttentionArgs *args, bool b
     if (!plan)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "attention: no %zu bytes for a plan", sizeof *plan);
     plan->problem = problem;
-    make_plan(plan, stream->deterministic);
+    make_plan(plan, attention->handle, stream->deterministic);
     plan->next = attention->plans;
     attention->plans = plan;
     *out = plan;

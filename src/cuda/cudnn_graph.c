@@ -230,13 +230,15 @@ static bool make_plan(DsvCudnnGraph *graph, cudnnBackendDescriptor_t config)
 }
 
 /* The configurations of engines that cuDNN proposes, the fastest by its reckoning first. Returns how many. */
-static int64_t propose(DsvCudnnGraph *graph, cudnnBackendDescriptor_t config[CONFIGS_MOST])
+static int64_t propose(DsvCudnnGraph *graph, cudnnHandle_t handle,
+                       cudnnBackendDescriptor_t config[CONFIGS_MOST])
 {
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     int64_t count = 0;
     cudnnBackendDescriptor_t operations = make(graph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     SET(graph, operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, graph->operations,
         graph->operation);
+    SET(graph, operations, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
     finalize(graph, operations, "graph");
     cudnnBackendDescriptor_t heuristic = make(graph, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     SET_TENSOR(graph, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operations);
@@ -252,10 +254,10 @@ static int64_t propose(DsvCudnnGraph *graph, cudnnBackendDescriptor_t config[CON
     return count < CONFIGS_MOST ? count : CONFIGS_MOST;
 }
 
-void dsvi_cudnn_graph_plan(DsvCudnnGraph *graph)
+void dsvi_cudnn_graph_plan(DsvCudnnGraph *graph, cudnnHandle_t handle)
 {
     cudnnBackendDescriptor_t config[CONFIGS_MOST];
-    int64_t count = propose(graph, config);
+    int64_t count = propose(graph, handle, config);
     for (int64_t i = 0; i < count; i++) {
         graph->status = DSV_OK; /* the failure of one engine leaves the word to the next */
         if (make_plan(graph, config[i]))

@@ -66,8 +66,9 @@ DsvCudnnTensor dsvi_cudnn_view(DsvCudnnGraph *graph, DsvCudnnTensor x, DsvCudnnT
 
 /* ---- plans ---- */
 
-/* Makes the plan that cuDNN expects to be fastest for all operations so far; graph->status says whether. */
-void dsvi_cudnn_graph_plan(DsvCudnnGraph *graph);
+/* Makes the plan that cuDNN expects to be fastest on the handle's device for all operations so far;
+ * graph->status says whether. */
+void dsvi_cudnn_graph_plan(DsvCudnnGraph *graph, cudnnHandle_t handle);
 /* Enqueues the plan on the handle's stream: tensor id[i] is at data[i]. */
 DsvStatus dsvi_cudnn_graph_run(const DsvCudnnGraph *graph, cudnnHandle_t handle, int count, const int64_t *id,
                                void *const *data, void *workspace);
