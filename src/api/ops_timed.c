@@ -43,6 +43,7 @@ static DsvStatus end(void)
     X(add_rows_bwd, DsvAddRowsArgs, ELEMENTWISE)                     \
     X(patch_gather, DsvPatchArgs, ELEMENTWISE)                       \
     X(patch_scatter, DsvPatchArgs, ELEMENTWISE)                      \
+    X(noise, DsvNoiseArgs, ELEMENTWISE)                              \
     X(flow_mix, DsvFlowMixArgs, ELEMENTWISE)                         \
     X(mse, DsvMseArgs, ELEMENTWISE)                                  \
     X(time_embed, DsvTimeEmbedArgs, ELEMENTWISE)                     \

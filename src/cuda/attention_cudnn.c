@@ -9,6 +9,7 @@
  * that are not multiples of 8 elements; empty sequences; whatever else its engines decline. */
 #include "cuda/attention_cudnn.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,11 @@
 #include "cuda/cudnn_graph.h"
 
 enum {
-    OLDEST = 91501, /* 9.15.1: before, backward went wrong where keys are no multiple of 128 */
+    OLDEST = 91002,        /* 9.10.2: NVIDIA's front end refuses 9.10.0 and 9.10.1 as faulty, and 9.9 does not
+                            * take -inf in a mask */
+    UNMASKED_FROM = 91501, /* 9.15.1: before, backward goes wrong where keys do not fill tiles of KEY_TILE,
+                            * unless a mask says where they end */
+    KEY_TILE = 128,
     VECTOR_BYTES = 16,
     VECTOR = VECTOR_BYTES / 2, /* BF16 elements */
     PIECE_BYTES = 256          /* pieces of the workspace begin at multiples of this from its beginning */
@@ -28,7 +33,10 @@ enum {
 #define DETERMINISTIC_BYTES_MOST ((size_t)1 << 30)
 
 /* Tensors in memory; a graph knows each by 1 + its number here. */
-enum { Q, K, V, OUT, DOUT, DQ, DK, DV, ROWS, LSE = ROWS, SCALE, ONE, DELTA, DQ_SUM, TENSORS };
+enum {
+    Q, K, V, OUT, DOUT, DQ, DK, DV, ROWS,
+    LSE = ROWS, SCALE, ONE, DELTA, DQ_SUM, QUERIES, KEYS, NEVER, TENSORS
+};
 
 /* Everything that a plan depends on; only int64_t, to be compared as bytes. */
 typedef struct Problem {
@@ -41,6 +49,9 @@ typedef struct Plan {
     DsvCudnnGraph graph;
     size_t workspace_bytes; /* what cuDNN uses itself, DELTA, DQ_SUM */
     size_t delta_at, dq_sum_at;
+    bool masked;
+    int32_t *lengths;     /* of a masked plan: QUERIES for each of the batch, then KEYS */
+    char *lengths_on_gpu; /* the same */
     struct Plan *next;
 } Plan;
 
@@ -102,9 +113,15 @@ static DsvCudnnTensor between(Plan *plan, int64_t columns)
     return dsvi_cudnn_between(&plan->graph, CUDNN_DATA_FLOAT, &shape);
 }
 
+static DsvCudnnTensor scores_of(Plan *plan, cudnnDataType_t type)
+{
+    DsvCudnnShape shape = packed(&plan->problem, plan->problem.queries, plan->problem.keys);
+    return dsvi_cudnn_between(&plan->graph, type, &shape);
+}
+
 static DsvCudnnTensor scores(Plan *plan)
 {
-    return between(plan, plan->problem.keys);
+    return scores_of(plan, CUDNN_DATA_FLOAT);
 }
 
 static DsvCudnnTensor sums(Plan *plan)
@@ -121,18 +138,50 @@ static DsvCudnnTensor operand(Plan *plan, bool transpose)
     return dsvi_cudnn_between(&plan->graph, CUDNN_DATA_BFLOAT16, &shape);
 }
 
-/* scale q . k */
-static DsvCudnnTensor scaled_scores(Plan *plan, DsvCudnnTensor q, DsvCudnnTensor kt, DsvCudnnTensor scale)
+/* How many queries and keys there are, as tensors in device memory; NULL without a mask. */
+typedef struct Lengths {
+    DsvCudnnTensor queries, keys;
+} Lengths;
+
+static Lengths lengths_of(Plan *plan)
 {
-    DsvCudnnTensor s = dsvi_cudnn_matmul(&plan->graph, q, kt, scores(plan));
+    const DsvCudnnShape shape = {{plan->problem.batch, 1, 1, 1}, {1, 1, 1, 1}};
+    if (!plan->masked)
+        return (Lengths){0};
+    return (Lengths){dsvi_cudnn_memory(&plan->graph, 1 + QUERIES, CUDNN_DATA_INT32, &shape),
+                     dsvi_cudnn_memory(&plan->graph, 1 + KEYS, CUDNN_DATA_INT32, &shape)};
+}
+
+/* The sizes of products that give scores, sums over queries, sums over keys. */
+static DsvCudnnMatmulSize of_scores(Lengths n)
+{
+    return (DsvCudnnMatmulSize){.rows = n.queries, .columns = n.keys};
+}
+
+static DsvCudnnMatmulSize over_queries(Lengths n)
+{
+    return (DsvCudnnMatmulSize){.rows = n.keys, .inner = n.queries};
+}
+
+static DsvCudnnMatmulSize over_keys(Lengths n)
+{
+    return (DsvCudnnMatmulSize){.rows = n.queries, .inner = n.keys};
+}
+
+/* scale q . k */
+static DsvCudnnTensor scaled_scores(Plan *plan, DsvCudnnTensor q, DsvCudnnTensor kt, DsvCudnnTensor scale,
+                                    Lengths n)
+{
+    DsvCudnnTensor s = dsvi_cudnn_matmul(&plan->graph, q, kt, of_scores(n), scores(plan));
     return dsvi_cudnn_combine(&plan->graph, CUDNN_POINTWISE_MUL, s, scale, scores(plan));
 }
 
 static void draw_forward(Plan *plan)
 {
     DsvCudnnGraph *g = &plan->graph;
+    const Lengths all = {0};
     DsvCudnnTensor s = scaled_scores(plan, rows_of(plan, Q), columns_of(plan, K),
-                                     dsvi_cudnn_number(g, 1 + SCALE));
+                                     dsvi_cudnn_number(g, 1 + SCALE), all);
     DsvCudnnTensor most = dsvi_cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, sums(plan));
     DsvCudnnTensor below = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, s, most, scores(plan));
     DsvCudnnTensor e = dsvi_cudnn_map(g, CUDNN_POINTWISE_EXP, below, scores(plan));
@@ -140,7 +189,7 @@ static void draw_forward(Plan *plan)
     DsvCudnnTensor log_total = dsvi_cudnn_map(g, CUDNN_POINTWISE_LOG, total, sums(plan));
     dsvi_cudnn_combine(g, CUDNN_POINTWISE_ADD, most, log_total, floats(plan, LSE, 1));
     DsvCudnnTensor p = dsvi_cudnn_combine(g, CUDNN_POINTWISE_DIV, e, total, operand(plan, false));
-    dsvi_cudnn_matmul(g, p, rows_of(plan, V), rows_of(plan, OUT));
+    dsvi_cudnn_matmul(g, p, rows_of(plan, V), over_keys(all), rows_of(plan, OUT));
 }
 
 /* delta_i = dout_i . out_i. The one stands where dropout would have its factor: without it cuDNN does not
@@ -157,17 +206,37 @@ static DsvCudnnTensor draw_delta(Plan *plan, DsvCudnnTensor dout)
 
 /* dq = ds k. Given an F32 sum of dq in memory, blocks of keys add to it in whatever order they come; without,
  * they keep their ds, and dq is a product made of that. */
-static void draw_dq(Plan *plan, DsvCudnnTensor ds, DsvCudnnTensor kt, bool deterministic)
+static void draw_dq(Plan *plan, DsvCudnnTensor ds, DsvCudnnTensor kt, Lengths n, bool deterministic)
 {
     DsvCudnnGraph *g = &plan->graph;
     DsvCudnnShape shape = in_memory(&plan->problem, K);
     DsvCudnnTensor k = dsvi_cudnn_view(g, kt, dsvi_cudnn_between(g, CUDNN_DATA_BFLOAT16, &shape));
     DsvCudnnTensor dq = rows_of(plan, DQ);
     if (deterministic)
-        dsvi_cudnn_matmul(g, ds, k, dq);
+        dsvi_cudnn_matmul(g, ds, k, over_keys(n), dq);
     else
-        dsvi_cudnn_map(g, CUDNN_POINTWISE_IDENTITY,
-                       dsvi_cudnn_matmul(g, ds, k, floats(plan, DQ_SUM, plan->problem.dim)), dq);
+        dsvi_cudnn_map(
+            g, CUDNN_POINTWISE_IDENTITY,
+            dsvi_cudnn_matmul(g, ds, k, over_keys(n), floats(plan, DQ_SUM, plan->problem.dim)), dq);
+}
+
+/* Whether the row or the column of a score, by axis, is below a length. */
+static DsvCudnnTensor within(Plan *plan, DsvCudnnTensor s, int64_t axis, DsvCudnnTensor length)
+{
+    DsvCudnnTensor index = dsvi_cudnn_index(&plan->graph, axis, s, scores_of(plan, CUDNN_DATA_INT32));
+    return dsvi_cudnn_test(&plan->graph, CUDNN_POINTWISE_CMP_LT, index, length,
+                           scores_of(plan, CUDNN_DATA_BOOLEAN));
+}
+
+/* s, but -inf where a tile reaches beyond the last query or key. The kernel reads the lengths only if the
+ * products have them as their sizes too. */
+static DsvCudnnTensor mask(Plan *plan, DsvCudnnTensor s, Lengths n)
+{
+    DsvCudnnGraph *g = &plan->graph;
+    DsvCudnnTensor row = within(plan, s, 2, n.queries), column = within(plan, s, 3, n.keys);
+    DsvCudnnTensor both = dsvi_cudnn_test(g, CUDNN_POINTWISE_LOGICAL_AND, row, column,
+                                          scores_of(plan, CUDNN_DATA_BOOLEAN));
+    return dsvi_cudnn_select(g, both, s, dsvi_cudnn_number(g, 1 + NEVER), scores(plan));
 }
 
 static void draw_backward(Plan *plan, bool deterministic)
@@ -176,18 +245,23 @@ static void draw_backward(Plan *plan, bool deterministic)
     DsvCudnnTensor scale = dsvi_cudnn_number(g, 1 + SCALE);
     DsvCudnnTensor q = rows_of(plan, Q), kt = columns_of(plan, K), dout = rows_of(plan, DOUT);
     DsvCudnnTensor delta = draw_delta(plan, dout);
+    Lengths n = lengths_of(plan);
 
-    DsvCudnnTensor below = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, scaled_scores(plan, q, kt, scale),
-                                              floats(plan, LSE, 1), scores(plan));
+    DsvCudnnTensor s = scaled_scores(plan, q, kt, scale, n);
+    if (plan->masked)
+        s = mask(plan, s, n);
+    DsvCudnnTensor below = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, s, floats(plan, LSE, 1), scores(plan));
     DsvCudnnTensor p = dsvi_cudnn_map(g, CUDNN_POINTWISE_EXP, below, scores(plan));
-    dsvi_cudnn_matmul(g, dsvi_cudnn_view(g, p, operand(plan, true)), dout, rows_of(plan, DV));
+    DsvCudnnTensor pt = dsvi_cudnn_view(g, p, operand(plan, true));
+    dsvi_cudnn_matmul(g, pt, dout, over_queries(n), rows_of(plan, DV));
 
-    DsvCudnnTensor dp = dsvi_cudnn_matmul(g, dout, columns_of(plan, V), scores(plan));
+    DsvCudnnTensor dp = dsvi_cudnn_matmul(g, dout, columns_of(plan, V), of_scores(n), scores(plan));
     DsvCudnnTensor off = dsvi_cudnn_combine(g, CUDNN_POINTWISE_SUB, dp, delta, scores(plan));
     DsvCudnnTensor ds = dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, off, p, scores(plan));
     ds = dsvi_cudnn_combine(g, CUDNN_POINTWISE_MUL, ds, scale, scores(plan));
-    dsvi_cudnn_matmul(g, dsvi_cudnn_view(g, ds, operand(plan, true)), q, rows_of(plan, DK));
-    draw_dq(plan, ds, kt, deterministic);
+    DsvCudnnTensor dst = dsvi_cudnn_view(g, ds, operand(plan, true));
+    dsvi_cudnn_matmul(g, dst, q, over_queries(n), rows_of(plan, DK));
+    draw_dq(plan, ds, kt, n, deterministic);
 }
 
 /* ---- plans ---- */
@@ -195,6 +269,12 @@ static void draw_backward(Plan *plan, bool deterministic)
 static size_t pieces(size_t bytes)
 {
     return (bytes + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
+}
+
+/* Of the lengths of all batches' queries, or keys. */
+static size_t length_bytes(const Plan *plan)
+{
+    return pieces((size_t)plan->problem.batch * sizeof(int32_t));
 }
 
 static void divide_workspace(Plan *plan, bool deterministic)
@@ -226,6 +306,39 @@ static void make_plan(Plan *plan, cudnnHandle_t handle, bool deterministic)
         return;
     g->status = DSV_E_UNSUPPORTED;
     snprintf(g->why, sizeof g->why, "cuDNN would need %zu bytes to be deterministic", plan->workspace_bytes);
+}
+
+static bool needs_mask(const Problem *problem)
+{
+    return problem->backward && problem->keys % KEY_TILE != 0 && cudnnGetVersion() < UNMASKED_FROM;
+}
+
+/* A masked plan has its lengths in device memory of its own, a few hundred bytes, and not in the workspace,
+ * which each run would have to fill anew. They are copied once, in the order of the stream, so before its
+ * first run; the host's are kept, as the copy may read them after the call returns. */
+static DsvStatus put_lengths(DsvStream *stream, Plan *plan)
+{
+    const Problem *p = &plan->problem;
+    size_t bytes = 2 * length_bytes(plan), keys_at = length_bytes(plan) / sizeof(int32_t);
+    plan->lengths = calloc(1, bytes);
+    if (!plan->lengths)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "attention: no %zu bytes for lengths", bytes);
+    for (size_t b = 0; b < (size_t)p->batch; b++) {
+        plan->lengths[b] = (int32_t)p->queries;
+        plan->lengths[keys_at + b] = (int32_t)p->keys;
+    }
+    DSVI_CUDA_TRY(cudaMalloc((void **)&plan->lengths_on_gpu, bytes));
+    DSVI_CUDA_TRY(cudaMemcpyAsync(plan->lengths_on_gpu, plan->lengths, bytes, cudaMemcpyHostToDevice,
+                                  stream->handle));
+    return DSV_OK;
+}
+
+static void release_plan(Plan *plan)
+{
+    cudaFree(plan->lengths_on_gpu);
+    free(plan->lengths);
+    dsvi_cudnn_graph_release(&plan->graph);
+    free(plan);
 }
 
 static int rows_in(bool backward)
@@ -271,7 +384,13 @@ static DsvStatus plan_of(DsvStream *stream, const DsvAttentionArgs *args, bool b
     if (!plan)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "attention: no %zu bytes for a plan", sizeof *plan);
     plan->problem = problem;
+    plan->masked = needs_mask(&problem);
     make_plan(plan, attention->handle, stream->deterministic);
+    DsvStatus status = plan->masked && plan->graph.status == DSV_OK ? put_lengths(stream, plan) : DSV_OK;
+    if (status != DSV_OK) {
+        release_plan(plan);
+        return status;
+    }
     plan->next = attention->plans;
     attention->plans = plan;
     *out = plan;
@@ -310,7 +429,7 @@ static bool takes_addresses(const DsvAttentionArgs *args, bool backward)
 static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentionArgs *args)
 {
     bool backward = plan->problem.backward != 0;
-    float scale = (float)args->scale, one = 1;
+    float scale = (float)args->scale, one = 1, never = -INFINITY;
     char *workspace = args->workspace;
     void *of[TENSORS] = {[LSE] = args->lse, [SCALE] = &scale};
     void *data[TENSORS];
@@ -324,6 +443,11 @@ static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentio
         of[ONE] = &one;
         of[DELTA] = workspace + plan->delta_at;
         of[DQ_SUM] = plan->dq_sum_at > 0 ? workspace + plan->dq_sum_at : NULL;
+    }
+    if (plan->masked) {
+        of[QUERIES] = plan->lengths_on_gpu;
+        of[KEYS] = plan->lengths_on_gpu + length_bytes(plan);
+        of[NEVER] = &never;
     }
     for (int i = 0; i < TENSORS; i++) {
         if (!of[i])
@@ -423,8 +547,7 @@ void dsvi_attention_cudnn_free(DsvAttentionCudnn **attention)
     while ((*attention)->plans) {
         Plan *plan = (*attention)->plans;
         (*attention)->plans = plan->next;
-        dsvi_cudnn_graph_release(&plan->graph);
-        free(plan);
+        release_plan(plan);
     }
     if ((*attention)->handle)
         cudnnDestroy((*attention)->handle);

@@ -148,7 +148,7 @@ static DsvCudnnTensor operation(DsvCudnnGraph *graph, cudnnBackendDescriptor_t m
 }
 
 DsvCudnnTensor dsvi_cudnn_matmul(DsvCudnnGraph *graph, DsvCudnnTensor a, DsvCudnnTensor b,
-                                 DsvCudnnTensor to)
+                                 DsvCudnnMatmulSize size, DsvCudnnTensor to)
 {
     cudnnBackendDescriptor_t how = make(graph, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
     SET(graph, how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION);
@@ -158,22 +158,38 @@ DsvCudnnTensor dsvi_cudnn_matmul(DsvCudnnGraph *graph, DsvCudnnTensor a, DsvCudn
     SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
     SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
     SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_CDESC, to);
+    if (size.rows)
+        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, size.rows);
+    if (size.columns)
+        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, size.columns);
+    if (size.inner)
+        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, size.inner);
     return operation(graph, made, "product of matrices", to);
 }
 
-/* y may be NULL. */
-static DsvCudnnTensor pointwise(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
-                                const DsvCudnnTensor *y, DsvCudnnTensor to)
+/* What one pointwise operation is made of; y and mask may be NULL. */
+typedef struct Pointwise {
+    cudnnPointwiseMode_t mode;
+    cudnnDataType_t precision;
+    int64_t axis; /* of CUDNN_POINTWISE_GEN_INDEX */
+    DsvCudnnTensor x, y, mask;
+} Pointwise;
+
+static DsvCudnnTensor pointwise(DsvCudnnGraph *graph, const Pointwise *p, DsvCudnnTensor to)
 {
     cudnnBackendDescriptor_t how = make(graph, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    SET(graph, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    SET(graph, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION);
+    SET(graph, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p->mode);
+    SET(graph, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p->precision);
+    if (p->mode == CUDNN_POINTWISE_GEN_INDEX)
+        SET(graph, how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p->axis);
     finalize(graph, how, "kind of pointwise operation");
     cudnnBackendDescriptor_t made = make(graph, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
-    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    if (y)
-        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *y);
+    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, p->x);
+    if (p->y)
+        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p->y);
+    if (p->mask)
+        SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p->mask);
     SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, to);
     return operation(graph, made, "pointwise operation", to);
 }
@@ -181,13 +197,34 @@ static DsvCudnnTensor pointwise(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode,
 DsvCudnnTensor dsvi_cudnn_map(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
                               DsvCudnnTensor to)
 {
-    return pointwise(graph, mode, x, NULL, to);
+    return pointwise(graph, &(Pointwise){.mode = mode, .precision = PRECISION, .x = x}, to);
 }
 
 DsvCudnnTensor dsvi_cudnn_combine(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
                                   DsvCudnnTensor y, DsvCudnnTensor to)
 {
-    return pointwise(graph, mode, x, &y, to);
+    return pointwise(graph, &(Pointwise){.mode = mode, .precision = PRECISION, .x = x, .y = y}, to);
+}
+
+DsvCudnnTensor dsvi_cudnn_test(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
+                               DsvCudnnTensor y, DsvCudnnTensor to)
+{
+    return pointwise(graph, &(Pointwise){.mode = mode, .precision = CUDNN_DATA_BOOLEAN, .x = x, .y = y}, to);
+}
+
+DsvCudnnTensor dsvi_cudnn_select(DsvCudnnGraph *graph, DsvCudnnTensor mask, DsvCudnnTensor x,
+                                 DsvCudnnTensor y, DsvCudnnTensor to)
+{
+    const Pointwise select = {.mode = CUDNN_POINTWISE_BINARY_SELECT, .precision = PRECISION,
+                              .x = x, .y = y, .mask = mask};
+    return pointwise(graph, &select, to);
+}
+
+DsvCudnnTensor dsvi_cudnn_index(DsvCudnnGraph *graph, int64_t axis, DsvCudnnTensor x, DsvCudnnTensor to)
+{
+    const Pointwise index = {.mode = CUDNN_POINTWISE_GEN_INDEX, .precision = CUDNN_DATA_INT32,
+                             .axis = axis, .x = x};
+    return pointwise(graph, &index, to);
 }
 
 DsvCudnnTensor dsvi_cudnn_reduce(DsvCudnnGraph *graph, cudnnReduceTensorOp_t mode, DsvCudnnTensor x,

@@ -49,15 +49,29 @@ DsvCudnnTensor dsvi_cudnn_between(DsvCudnnGraph *graph, cudnnDataType_t type, co
 
 /* ---- operations, in F32 ---- */
 
+/* How much of its matrices a product is of: INT32 in device memory, (batch, 1, 1, 1). NULL: all. */
+typedef struct DsvCudnnMatmulSize {
+    DsvCudnnTensor rows, columns; /* of the product */
+    DsvCudnnTensor inner;         /* columns of a, rows of b */
+} DsvCudnnMatmulSize;
+
 /* to = a b, matrices of the last two dimensions. */
 DsvCudnnTensor dsvi_cudnn_matmul(DsvCudnnGraph *graph, DsvCudnnTensor a, DsvCudnnTensor b,
-                                 DsvCudnnTensor to);
+                                 DsvCudnnMatmulSize size, DsvCudnnTensor to);
 /* to = mode(x), element by element. */
 DsvCudnnTensor dsvi_cudnn_map(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
                               DsvCudnnTensor to);
 /* to = mode(x, y); dimensions of size 1 in y are repeated. */
 DsvCudnnTensor dsvi_cudnn_combine(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
                                   DsvCudnnTensor y, DsvCudnnTensor to);
+/* The same with truth values: comparisons and logic. */
+DsvCudnnTensor dsvi_cudnn_test(DsvCudnnGraph *graph, cudnnPointwiseMode_t mode, DsvCudnnTensor x,
+                               DsvCudnnTensor y, DsvCudnnTensor to);
+/* to = x where the mask is true, else y. */
+DsvCudnnTensor dsvi_cudnn_select(DsvCudnnGraph *graph, DsvCudnnTensor mask, DsvCudnnTensor x,
+                                 DsvCudnnTensor y, DsvCudnnTensor to);
+/* to = where along this dimension each element of x is, from 0: INT32. */
+DsvCudnnTensor dsvi_cudnn_index(DsvCudnnGraph *graph, int64_t axis, DsvCudnnTensor x, DsvCudnnTensor to);
 /* Over the dimensions that have size 1 in `to`. */
 DsvCudnnTensor dsvi_cudnn_reduce(DsvCudnnGraph *graph, cudnnReduceTensorOp_t mode, DsvCudnnTensor x,
                                  DsvCudnnTensor to);

@@ -2,6 +2,7 @@
  * block writes the sum of its share of a sample, and a warp adds a sample's sums, both in a fixed order. */
 #include "cuda/cuda.h"
 #include "cuda/elementwise.cuh"
+#include "cuda/rng.cuh"
 
 using namespace dsvi;
 
@@ -12,6 +13,34 @@ static DsvStatus takes(const char *op, DsvDtype acc)
     if (acc == DSV_F32)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: this variant takes F32, not %s", op, dsvi_dtype_name(acc));
+}
+
+/* ---- noise ---- */
+
+/* Two numbers a thread, from one block of words: the formulas of base/rng.c, in double as there. */
+__global__ void __launch_bounds__(ELEMENT_THREADS) draw(DsvRng rng, uint64_t first, int64_t n, float *out)
+{
+    uint64_t block = first / 2 + (uint64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x;
+    uint4 words = rng_words(rng, block);
+    double radius = sqrt(-2.0 * log(1.0 - rng_unit(words.x, words.y))), sine, cosine;
+    sincos(6.283185307179586476925 * rng_unit(words.z, words.w), &sine, &cosine);
+    int64_t at = (int64_t)(2 * block - first); /* -1 where the first number is the second of its block */
+    if (at >= 0 && at < n)
+        out[at] = (float)(radius * cosine);
+    if (at + 1 < n)
+        out[at + 1] = (float)(radius * sine);
+}
+
+static DsvStatus noise(DsvStream *stream, const DsvNoiseArgs *args)
+{
+    int64_t blocks = (int64_t)((args->first + (uint64_t)args->n + 1) / 2 - args->first / 2);
+    DSVI_TRY(takes("noise", args->acc));
+    if (args->n == 0)
+        return DSV_OK;
+    draw<<<(unsigned)ceil_div(blocks, ELEMENT_THREADS), ELEMENT_THREADS, 0, stream->handle>>>(
+        args->rng, args->first, args->n, (float *)args->out);
+    DSVI_CUDA_LAUNCHED("noise");
+    return DSV_OK;
 }
 
 /* ---- flow_mix ---- */
@@ -198,6 +227,7 @@ static DsvStatus time_embed(DsvStream *stream, const DsvTimeEmbedArgs *args)
 
 void dsvi_cuda_fill_flow(DsvOps *ops)
 {
+    DSVI_OPS_SET(ops, noise, noise, "cuda");
     DSVI_OPS_SET(ops, flow_mix, flow_mix, "cuda");
     DSVI_OPS_SET(ops, mse, mse, "cuda");
     DSVI_OPS_SET(ops, time_embed, time_embed, "cuda");

@@ -25,6 +25,12 @@ __device__ __forceinline__ uint4 rng_words(DsvRng rng, uint64_t index)
     return c;
 }
 
+/* A double of 53 random bits in [0, 1). */
+__device__ __forceinline__ double rng_unit(uint32_t high, uint32_t low)
+{
+    return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53;
+}
+
 } // namespace dsvi
 
 #endif

@@ -1,5 +1,7 @@
 /* The objective of flow matching and the time embedding (wan.md 2.3 step 2, 2.4).
  *
+ * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; a variant may differ in the
+ *            last place.
  * flow_mix:  x_t = (1 - sigma) x0 + sigma noise, target = noise - x0; one sigma per sample.
  * mse:       loss[b] = mean over the sample of (output - target)^2;
  *            doutput = 2 grad_scale / (batch * n) * (output - target), so that with grad_scale 1 it is the
@@ -10,11 +12,21 @@
 #define DSVI_FLOW_H
 
 #include "base/dtype.h"
+#include "base/rng.h"
 #include "device/device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef struct DsvNoiseArgs {
+    int64_t n;
+    DsvRng rng;
+    uint64_t first;
+    DsvDtype acc;
+    void *out;           /* (n) acc */
+} DsvNoiseArgs;
+typedef DsvStatus dsvi_noise_fn(DsvStream *stream, const DsvNoiseArgs *args);
 
 typedef struct DsvFlowMixArgs {
     int64_t batch, n;    /* n: elements of one sample */
@@ -44,6 +56,7 @@ typedef struct DsvTimeEmbedArgs {
 } DsvTimeEmbedArgs;
 typedef DsvStatus dsvi_time_embed_fn(DsvStream *stream, const DsvTimeEmbedArgs *args);
 
+dsvi_noise_fn dsvi_noise_ref;
 dsvi_flow_mix_fn dsvi_flow_mix_ref;
 dsvi_mse_fn dsvi_mse_ref;
 dsvi_time_embed_fn dsvi_time_embed_ref;

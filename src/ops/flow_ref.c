@@ -3,6 +3,14 @@
 
 #include <math.h>
 
+DsvStatus dsvi_noise_ref(DsvStream *stream, const DsvNoiseArgs *args)
+{
+    (void)stream;
+    for (int64_t i = 0; i < args->n; i++)
+        dsvi_store(args->acc, args->out, i, dsvi_rng_normal(args->rng, args->first + (uint64_t)i));
+    return DSV_OK;
+}
+
 DsvStatus dsvi_flow_mix_ref(DsvStream *stream, const DsvFlowMixArgs *args)
 {
     (void)stream;

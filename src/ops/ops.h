@@ -51,6 +51,7 @@ typedef struct DsvOps {
     DSVI_OP_SLOT(dsvi_add_rows_fn) add_rows_fwd, add_rows_bwd;
 
     DSVI_OP_SLOT(dsvi_patch_fn) patch_gather, patch_scatter;
+    DSVI_OP_SLOT(dsvi_noise_fn) noise;
     DSVI_OP_SLOT(dsvi_flow_mix_fn) flow_mix;
     DSVI_OP_SLOT(dsvi_mse_fn) mse;
     DSVI_OP_SLOT(dsvi_time_embed_fn) time_embed;

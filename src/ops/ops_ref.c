@@ -23,6 +23,7 @@ void dsvi_ops_fill_ref(DsvOps *ops)
     DSVI_OPS_SET(ops, add_rows_bwd, dsvi_add_rows_bwd_ref, REF);
     DSVI_OPS_SET(ops, patch_gather, dsvi_patch_gather_ref, REF);
     DSVI_OPS_SET(ops, patch_scatter, dsvi_patch_scatter_ref, REF);
+    DSVI_OPS_SET(ops, noise, dsvi_noise_ref, REF);
     DSVI_OPS_SET(ops, flow_mix, dsvi_flow_mix_ref, REF);
     DSVI_OPS_SET(ops, mse, dsvi_mse_ref, REF);
     DSVI_OPS_SET(ops, time_embed, dsvi_time_embed_ref, REF);

@@ -28,19 +28,17 @@ int dsvi_sigma_bin(double sigma)
 }
 
 /* The stream holds 32 bits of the number and the seed takes the rest, so that no two share numbers. */
-static void fill_noise(const DsvConfig *settings, DsvRngPurpose purpose, uint64_t number, float *noise,
-                       int64_t n)
+static DsvRng rng_of(const DsvConfig *settings, DsvRngPurpose purpose, uint64_t number)
 {
-    DsvRng rng = {(uint64_t)settings->seed + (number >> 32), purpose, (uint32_t)number};
-    dsvi_rng_fill_normal(rng, 0, noise, n);
+    return (DsvRng){(uint64_t)settings->seed + (number >> 32), purpose, (uint32_t)number};
 }
 
-void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n)
+DsvRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample)
 {
-    fill_noise(settings, DSV_RNG_NOISE, sample, noise, n);
+    return rng_of(settings, DSV_RNG_NOISE, sample);
 }
 
 void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n)
 {
-    fill_noise(settings, DSV_RNG_HELD_OUT, window, noise, n);
+    dsvi_rng_fill_normal(rng_of(settings, DSV_RNG_HELD_OUT, window), 0, noise, n);
 }

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "base/rng.h"
 #include "dsv/config.h"
 
 #ifdef __cplusplus
@@ -18,10 +19,10 @@ double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
 enum { DSV_SIGMA_BINS = 10 };
 int dsvi_sigma_bin(double sigma);
 
-/* n normal numbers for training sample `sample`. */
-void dsvi_flow_noise(const DsvConfig *settings, uint64_t sample, float *noise, int64_t n);
+/* The noise of training sample `sample` is the normal numbers of this stream from 0 on. */
+DsvRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample);
 
-/* The same for held-out window `window`. */
+/* n normal numbers for held-out window `window`. */
 void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n);
 
 #ifdef __cplusplus

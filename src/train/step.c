@@ -11,21 +11,32 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* A micro-batch on the host: latents from the data, and for each sample its own time and noise. */
+/* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
 {
     const DsvConfig *settings = t->settings;
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
-        uint64_t sample = t->sample + (uint64_t)b;
         double start = dsvi_clock_seconds();
         DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
         *waited += dsvi_clock_seconds() - start;
-        double sigma = dsvi_flow_sigma(settings, sample);
-        dsvi_flow_noise(settings, sample, t->host_noise + b * t->elements, t->elements);
+        double sigma = dsvi_flow_sigma(settings, t->sample + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);
     }
     t->drawn = true;
+    return DSV_OK;
+}
+
+/* Noise of its own for each sample of the micro-batch. */
+static DsvStatus draw_noise(DsvTrainer *t)
+{
+    for (int64_t b = 0; b < t->settings->train_batch_size; b++) {
+        DsvNoiseArgs args = {
+            .n = t->elements, .rng = dsvi_flow_noise(t->settings, t->sample + (uint64_t)b), .acc = DSV_F32,
+            .out = t->noise + b * t->elements,
+        };
+        DSVI_TRY(t->backend->ops.noise.run(t->backend->device->stream, &args));
+    }
     return DSV_OK;
 }
 
@@ -38,11 +49,12 @@ static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double
     if (!t->drawn)
         DSVI_TRY(draw_batch(t, source, waited));
     t->drawn = false;
-    t->sample += (uint64_t)batch;
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
-    DSVI_TRY(device->upload(device->stream, t->noise, t->host_noise, bytes));
+    DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
-    return device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float));
+    DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
+    t->sample += (uint64_t)batch;
+    return DSV_OK;
 }
 
 /* latents and noise become what the model sees and what it should say. */

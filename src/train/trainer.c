@@ -66,7 +66,6 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     size_t batch = (size_t)t->settings->train_batch_size;
     size_t latents = batch * (size_t)t->elements * sizeof(float);
     t->host_latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
-    t->host_noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));

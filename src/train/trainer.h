@@ -53,7 +53,7 @@ typedef struct DsvTrainer {
     double *grad_square;           /* (1) */
 
     /* The same on the host, before upload and after download. */
-    float *host_latents, *host_noise; /* (B, elements) */
+    float *host_latents;           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
 
