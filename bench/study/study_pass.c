@@ -179,7 +179,7 @@ DsvStatus study_pass_draw(StudyPass *p, int64_t clip)
     DsvSampleRef sample = dsvi_dataset_sample_in(p->dataset, &p->settings, (uint64_t)clip, clip);
     DSVI_TRY(dsvi_clip_read(p->dataset->items[clip].path, &sample.window, p->pixels));
     DSVI_TRY(p->codec->encode(p->codec, p->video, p->pixels, p->clean));
-    dsvi_flow_noise(&p->settings, (uint64_t)clip, p->noise, p->elements);
+    dsvi_rng_fill_normal(dsvi_flow_noise(&p->settings, (uint64_t)clip), 0, p->noise, p->elements);
     return DSV_OK;
 }
 

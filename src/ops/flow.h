@@ -1,7 +1,7 @@
 /* The objective of flow matching and the time embedding (wan.md 2.3 step 2, 2.4).
  *
- * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; a variant may differ in the
- *            last place.
+ * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; variants may differ in
+ *            the last place.
  * flow_mix:  x_t = (1 - sigma) x0 + sigma noise, target = noise - x0; one sigma per sample.
  * mse:       loss[b] = mean over the sample of (output - target)^2;
  *            doutput = 2 grad_scale / (batch * n) * (output - target), so that with grad_scale 1 it is the

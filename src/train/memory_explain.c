@@ -70,6 +70,7 @@ DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
     find_fit(t, there_are, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY, "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
                      "the most goes to %s GiB; %s%s", gib(plan->used), gib(device->memory_bytes),
-                     gib(there_are), largest, fit[0] ? "it would fit with " : "no checkpointing makes it fit: "
-                     "a smaller clip or model would", fit);
+                     gib(there_are), largest, fit[0] ? "it would fit with "
+                                                     : "no checkpointing makes it fit: a smaller clip or "
+                                                       "model would", fit);
 }

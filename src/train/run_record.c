@@ -26,7 +26,7 @@ enum { PEAK_SIDE = 1024, PEAK_SIDE_MOST = 8192, PEAK_TRIES = 4 };
 /* A product that takes less says more about its beginning and end than about the device. */
 #define PEAK_SECONDS 1e-3
 
-/* Random numbers, the same in every PEAK_SIDE squared of them: products of zeros are faster than real ones. */
+/* Random numbers, the same in every PEAK_SIDE squared: products of zeros are faster than real ones. */
 static DsvStatus fill_random(DsvDevice *device, DsvDtype dtype, void *memory, size_t bytes)
 {
     size_t count = (size_t)PEAK_SIDE * PEAK_SIDE, tile = count * dsvi_dtype_size(dtype);
@@ -38,7 +38,8 @@ static DsvStatus fill_random(DsvDevice *device, DsvDtype dtype, void *memory, si
     dsvi_rng_fill_normal(rng, 0, numbers, (int64_t)count);
     dsvi_convert(dtype, numbers + count, DSV_F32, numbers, (int64_t)count);
     for (size_t at = 0; at < bytes; at += tile)
-        DSVI_TRY_GOTO(status, device->upload(device->stream, (char *)memory + at, numbers + count, tile), done);
+        DSVI_TRY_GOTO(status, device->upload(device->stream, (char *)memory + at, numbers + count, tile),
+                      done);
     DSVI_TRY_GOTO(status, device->sync(device->stream), done);
 done:
     free(numbers);

@@ -46,6 +46,35 @@ static CheckCase flow_case(const char *op, const FlowShape *shape, check_run_fn 
     return c;
 }
 
+typedef struct NoiseShape {
+    int64_t n;
+    uint64_t first;
+} NoiseShape;
+
+static DsvStatus run_noise(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const NoiseShape *shape = c->parameters;
+    DsvNoiseArgs args = {.n = shape->n, .rng = {5, DSV_RNG_TEST, 9}, .first = shape->first, .acc = c->acc,
+                         .out = c->buffer[0].data};
+    return ops->noise.run(stream, &args);
+}
+
+/* From even and odd numbers of the stream on, and across its middle, where the high word begins to count. */
+static void check_noise(const DsvBackend *backend)
+{
+    static const NoiseShape shapes[] = {
+        {0, 3}, {1, 0}, {1, 1}, {17, 7}, {10001, 0}, {2000, 4095}, {64, ((uint64_t)1 << 33) - 31},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        CheckCase c = {.op = "noise", .parameters = &shapes[i], .run = run_noise, .ulps = 2,
+                       .f32_only = true};
+        snprintf(c.shape, sizeof c.shape, "n %lld first %llu", (long long)shapes[i].n,
+                 (unsigned long long)shapes[i].first);
+        check_buffer(&c, "out", CHECK_ACC, CHECK_OUT, shapes[i].n);
+        assert_case(&c, backend);
+    }
+}
+
 void check_flow_cases(const DsvBackend *backend)
 {
     check_noise(backend);
@@ -121,34 +150,6 @@ static void check_patch(const DsvBackend *backend, const PatchShape *shape)
     check_buffer(&c, "latent", shape->latent, shape->scatter ? CHECK_OUT : CHECK_IN, n);
     check_buffer(&c, "rows", shape->rows, shape->scatter ? CHECK_IN : CHECK_OUT, n);
     assert_case(&c, backend);
-}
-
-typedef struct NoiseShape {
-    int64_t n;
-    uint64_t first;
-} NoiseShape;
-
-static DsvStatus run_noise(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
-{
-    const NoiseShape *shape = c->parameters;
-    DsvNoiseArgs args = {.n = shape->n, .rng = {5, DSV_RNG_TEST, 9}, .first = shape->first, .acc = c->acc,
-                         .out = c->buffer[0].data};
-    return ops->noise.run(stream, &args);
-}
-
-/* From even and odd numbers of the stream on, and across its middle, where the high word begins to count. */
-static void check_noise(const DsvBackend *backend)
-{
-    static const NoiseShape shapes[] = {
-        {0, 3}, {1, 0}, {1, 1}, {17, 7}, {10001, 0}, {2000, 4095}, {64, ((uint64_t)1 << 33) - 31},
-    };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        CheckCase c = {.op = "noise", .parameters = &shapes[i], .run = run_noise, .ulps = 2, .f32_only = true};
-        snprintf(c.shape, sizeof c.shape, "n %lld first %llu", (long long)shapes[i].n,
-                 (unsigned long long)shapes[i].first);
-        check_buffer(&c, "out", CHECK_ACC, CHECK_OUT, shapes[i].n);
-        assert_case(&c, backend);
-    }
 }
 
 void check_patch_cases(const DsvBackend *backend)

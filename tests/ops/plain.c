@@ -17,6 +17,7 @@ static dsvi_activation_fn activation_fwd, activation_bwd;
 static dsvi_gate_residual_fn gate_residual_fwd, gate_residual_bwd;
 static dsvi_add_fn add;
 static dsvi_add_rows_fn add_rows_fwd, add_rows_bwd;
+static dsvi_noise_fn noise;
 static dsvi_flow_mix_fn flow_mix;
 static dsvi_mse_fn mse;
 static dsvi_adamw_fn adamw;
@@ -37,6 +38,7 @@ static dsvi_sum_squares_fn sum_squares;
 #define dsvi_add_ref add
 #define dsvi_add_rows_fwd_ref add_rows_fwd
 #define dsvi_add_rows_bwd_ref add_rows_bwd
+#define dsvi_noise_ref noise
 #define dsvi_flow_mix_ref flow_mix
 #define dsvi_mse_ref mse
 #define dsvi_time_embed_ref time_embed
@@ -68,6 +70,7 @@ void check_plain_fill(DsvOps *ops)
     DSVI_OPS_SET(ops, add, add, PLAIN);
     DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, PLAIN);
     DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, PLAIN);
+    DSVI_OPS_SET(ops, noise, noise, PLAIN);
     DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
     DSVI_OPS_SET(ops, mse, mse, PLAIN);
     DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
