@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/attention_split.h"
 #include "cuda/cuda.h"
 #include "cuda/cudnn_graph.h"
 
@@ -482,9 +483,22 @@ static DsvStatus attend(DsvStream *stream, const DsvAttentionArgs *args, bool ba
     return run_plan(stream, plan, args);
 }
 
-static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
+static DsvStatus attend_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
     return attend(stream, args, false, dsvi_cuda_attention_list_fwd);
+}
+
+static bool splits(const DsvAttentionArgs *args)
+{
+    return takes_shapes(args, false) && dsvi_attention_split_pays(args);
+}
+
+static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    bool enough = args->workspace_bytes >= dsvi_attention_split_bytes(args);
+    if (dsvi_attention_check(args) == DSV_OK && splits(args) && takes_addresses(args, false) && enough)
+        return dsvi_attention_split_fwd(stream, args, attend_fwd);
+    return attend_fwd(stream, args);
 }
 
 static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
@@ -505,7 +519,12 @@ static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool
 
 static size_t attention_fwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    return workspace_of(stream, args, false);
+    if (dsvi_attention_check(args) != DSV_OK || !splits(args))
+        return workspace_of(stream, args, false);
+    DsvAttentionArgs whole = dsvi_attention_split_part(args, false);
+    DsvAttentionArgs rest = dsvi_attention_split_part(args, true);
+    size_t a = workspace_of(stream, &whole, false), b = workspace_of(stream, &rest, false);
+    return dsvi_attention_split_bytes(args) + (a > b ? a : b);
 }
 
 static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)

@@ -26,17 +26,18 @@ typedef struct Probe {
     DsvSparse *sparse;
     DsvSparseShape shape;
     DsvSparseAttention pass;
-    void *tensor[TENSORS]; /* q k v hidden out dout dq dk dv, (1, S, N, D) act each */
-    void *lse;             /* (1, N, S) acc */
+    void *tensor[TENSORS]; /* q k v hidden out dout dq dk dv, (B, S, N, D) act each */
+    void *lse;             /* (B, N, S) acc */
     void *memory;
 } Probe;
 
-enum { RANDOM_TENSORS = 4 }; /* q k v hidden */
+enum { RANDOM_TENSORS = 4, LONG_QUERIES = 4 }; /* q k v hidden; how long queries are */
 
 static size_t tensor_bytes(const Probe *probe)
 {
     const DsvSparseShape *shape = &probe->shape;
-    return (size_t)(shape->tokens * shape->heads * shape->head_dim) * dsvi_dtype_size(shape->act);
+    return (size_t)(shape->batch * shape->tokens * shape->heads * shape->head_dim) *
+           dsvi_dtype_size(shape->act);
 }
 
 static void carve(Probe *probe, DsvArena *arena)
@@ -44,7 +45,8 @@ static void carve(Probe *probe, DsvArena *arena)
     for (int i = 0; i < TENSORS; i++)
         probe->tensor[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, tensor_bytes(probe));
     probe->lse = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
-                                 (size_t)(probe->shape.tokens * probe->shape.heads) * sizeof(double));
+                                 (size_t)(probe->shape.batch * probe->shape.tokens * probe->shape.heads) *
+                                     sizeof(double));
     dsvi_sparse_carve(probe->sparse, arena);
 }
 
@@ -64,18 +66,24 @@ static DsvStatus fill(Probe *probe)
     DsvDevice *device = probe->backend->device;
     const DsvSparseShape *shape = &probe->shape;
     DsvStatus status = DSV_OK;
-    size_t bytes = tensor_bytes(probe);
+    size_t bytes = tensor_bytes(probe), count = bytes / dsvi_dtype_size(shape->act);
+    float *numbers = malloc(count * sizeof *numbers);
     void *host = malloc(bytes);
-    if (!host)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes to measure attention on", bytes);
+    if (!numbers || !host) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes to measure attention on", bytes);
+        goto done;
+    }
     for (uint32_t i = 0; i < RANDOM_TENSORS; i++) {
         DsvRng rng = {0, DSV_RNG_TEST, i};
-        for (int64_t n = 0; n < shape->tokens * shape->heads * shape->head_dim; n++)
-            dsvi_store(shape->act, host, n, (i == 0 ? 4 : 1) * dsvi_rng_normal(rng, (uint64_t)n));
+        dsvi_rng_fill_normal(rng, 0, numbers, (int64_t)count);
+        for (size_t n = 0; n < count && i == 0; n++)
+            numbers[n] *= LONG_QUERIES;
+        dsvi_convert(shape->act, host, DSV_F32, numbers, (int64_t)count);
         DSVI_TRY_GOTO(status, device->upload(device->stream, probe->tensor[i], host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
 done:
+    free(numbers);
     free(host);
     return status;
 }
@@ -87,9 +95,9 @@ static void close_probe(Probe *probe)
     probe->memory = NULL;
 }
 
-/* A sparse layer of `tokens` tokens that does as it is told. To be closed even after failure. */
+/* A sparse layer of `shape` that does as it is told, of one block. To be closed even after failure. */
 static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *given,
-                            const DsvSparseShape *shape, int64_t tokens)
+                            const DsvSparseShape *shape)
 {
     DsvDevice *device = backend->device;
     DsvConfig settings = *given;
@@ -100,11 +108,9 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     memset(probe, 0, sizeof *probe);
     probe->backend = backend;
     probe->shape = *shape;
-    probe->shape.blocks = probe->shape.batch = 1;
-    probe->shape.heads = shape->heads < HEADS_MOST ? shape->heads : HEADS_MOST;
-    probe->shape.tokens = tokens;
+    probe->shape.blocks = 1;
     probe->shape.grid[0] = probe->shape.grid[1] = 1;
-    probe->shape.grid[2] = tokens;
+    probe->shape.grid[2] = shape->tokens;
     DSVI_TRY(dsvi_sparse_create(backend, &settings, &probe->shape, NULL, NULL, &probe->sparse));
     dsvi_arena_plan(&arena);
     carve(probe, &arena);
@@ -147,20 +153,22 @@ typedef struct Figures {
     double density[DENSITIES];       /* as the lists turned out */
 } Figures;
 
-static DsvStatus measure_length(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
-                                int64_t tokens, bool *longer, Figures *figures)
+/* `longer`: whether twice the tokens could be afforded too, where there are more; nothing else is then
+ * measured. */
+static DsvStatus measure_shape(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                               bool *longer, Figures *figures)
 {
     DsvStatus status;
     Probe probe;
-    DSVI_TRY_GOTO(status, open_probe(&probe, backend, settings, shape, tokens), done);
+    DSVI_TRY_GOTO(status, open_probe(&probe, backend, settings, shape), done);
     DSVI_TRY_GOTO(status, time_pass(&probe, 0, &figures->dense), done);
-    *longer = tokens < shape->tokens && 4 * figures->dense * PASSES < BUDGET_S;
+    *longer = *longer && 4 * figures->dense * PASSES < BUDGET_S;
     for (int i = 0; i < DENSITIES && !*longer; i++) {
         DSVI_TRY_GOTO(status, time_pass(&probe, wanted_density[i], &figures->sparse[i]), done);
         figures->density[i] = probe.sparse->record.density[0];
     }
-    figures->tokens = tokens;
-    figures->heads = probe.shape.heads;
+    figures->tokens = shape->tokens;
+    figures->heads = shape->batch * shape->heads;
 done:
     close_probe(&probe);
     return status;
@@ -185,10 +193,19 @@ DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, c
                                double *break_even, char *line, size_t line_bytes)
 {
     Figures f = {.tokens = 0};
-    bool longer = true;
-    int64_t tokens = shape->tokens < TOKENS_LEAST ? shape->tokens : TOKENS_LEAST;
-    for (; longer; tokens = 2 * tokens < shape->tokens ? 2 * tokens : shape->tokens)
-        DSVI_TRY(measure_length(backend, settings, shape, tokens, &longer, &f));
+    DsvSparseShape part = *shape;
+    bool longer = true, whole = false;
+    part.batch = 1;
+    part.heads = shape->heads < HEADS_MOST ? shape->heads : HEADS_MOST;
+    double parts = (double)(shape->batch * shape->heads) / (double)part.heads;
+    for (part.tokens = TOKENS_LEAST / 2; longer;) {
+        part.tokens = 2 * part.tokens < shape->tokens ? 2 * part.tokens : shape->tokens;
+        longer = part.tokens < shape->tokens;
+        DSVI_TRY(measure_shape(backend, settings, &part, &longer, &f));
+    }
+    /* A few heads do not fill a large device: where all of them can be afforded they decide. */
+    if (part.tokens == shape->tokens && parts > 1 && parts * f.dense * PASSES < BUDGET_S)
+        DSVI_TRY(measure_shape(backend, settings, shape, &whole, &f));
     *break_even = crossing(&f);
     snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at "
              "density %.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
