@@ -56,7 +56,7 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsvBackend *backend)
     dsvi_ops_fill_ref(&backend->ops);
     fill_levels(isa, &backend->ops);
     if (isa >= DSV_ISA_BASE)
-        DSVI_OPS_SET(&backend->ops, gemm, dsvi_gemm_onednn, "onednn");
+        dsvi_gemm_onednn_fill(backend->device->stream->gemm, &backend->ops);
     return DSV_OK;
 }
 

@@ -28,6 +28,7 @@
 
 #include "base/threads.h"
 #include "cpu/gemm_plan.h"
+#include "ops/gemm_epilogue.h"
 
 enum {
     TILES = 8,               /* wanted at least, where they do not get too small */
@@ -48,6 +49,7 @@ struct DsvGemmOnednn {
     int workers;
     Buffer shared;      /* B widened, B packed */
     Buffer own;         /* per worker: tile of A, tile of C, oneDNN's scratchpad */
+    DsvGemmEpilogueOps epilogue;
 };
 
 /* One slab of a product, as its workers see it. */
@@ -271,7 +273,7 @@ static DsvStatus check(const DsvGemmArgs *args)
 {
     bool ab = args->ab_dtype == DSV_F32 || args->ab_dtype == DSV_BF16;
     bool c = args->c_dtype == DSV_F32 || args->c_dtype == args->ab_dtype;
-    if (!ab || !c || (args->bias && args->bias_dtype != DSV_F32))
+    if (!ab || !c || ((args->bias || args->a_sum) && args->bias_dtype != DSV_F32))
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "gemm: onednn has no product of %s into %s with bias %s",
                          dsvi_dtype_name(args->ab_dtype), dsvi_dtype_name(args->c_dtype),
                          args->bias ? dsvi_dtype_name(args->bias_dtype) : "none");
@@ -290,10 +292,8 @@ static void fill_without_products(const DsvGemmArgs *args)
     }
 }
 
-DsvStatus dsvi_gemm_onednn(DsvStream *stream, const DsvGemmArgs *args)
+static DsvStatus product(DsvGemmOnednn *gemm, const DsvGemmArgs *args)
 {
-    DsvGemmOnednn *gemm = stream->gemm;
-    DSVI_TRY(check(args));
     if (args->m == 0 || args->n == 0)
         return DSV_OK;
     if (args->k == 0) {
@@ -309,4 +309,18 @@ DsvStatus dsvi_gemm_onednn(DsvStream *stream, const DsvGemmArgs *args)
         DSVI_TRY(run_slab(&slab, widen));
     }
     return DSV_OK;
+}
+
+static DsvStatus gemm_onednn(DsvStream *stream, const DsvGemmArgs *args)
+{
+    DsvGemmArgs bare = dsvi_gemm_bare(args);
+    DSVI_TRY(check(args));
+    DSVI_TRY(product(stream->gemm, &bare));
+    return dsvi_gemm_epilogue(&stream->gemm->epilogue, stream, args);
+}
+
+void dsvi_gemm_onednn_fill(DsvGemmOnednn *gemm, DsvOps *ops)
+{
+    gemm->epilogue = dsvi_gemm_epilogue_ops(ops);
+    DSVI_OPS_SET(ops, gemm, gemm_onednn, "onednn");
 }

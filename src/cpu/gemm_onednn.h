@@ -3,7 +3,7 @@
 #define DSVI_GEMM_ONEDNN_H
 
 #include "cpu/device_cpu.h"
-#include "ops/gemm.h"
+#include "ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -13,7 +13,8 @@ extern "C" {
 DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out);
 void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm);
 
-dsvi_gemm_fn dsvi_gemm_onednn;
+/* Enters the op. What it does after a product, it does by the ops that the table has by then. */
+void dsvi_gemm_onednn_fill(DsvGemmOnednn *gemm, DsvOps *ops);
 
 #ifdef __cplusplus
 }

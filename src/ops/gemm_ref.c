@@ -1,6 +1,8 @@
 /* The scalar truth of matrix products: sums in double, one rounding on store. See gemm.h. */
 #include "ops/gemm.h"
 
+#include "ops/pointwise.h"
+
 static double product(const DsvGemmArgs *args, int64_t row, int64_t col)
 {
     int64_t a_start = args->trans_a ? row : row * args->lda, a_step = args->trans_a ? args->lda : 1;
@@ -12,9 +14,38 @@ static double product(const DsvGemmArgs *args, int64_t row, int64_t col)
     return sum;
 }
 
+static void *element(DsvDtype dtype, const void *array, int64_t i)
+{
+    return (unsigned char *)array + i * (int64_t)dsvi_dtype_size(dtype);
+}
+
+/* From Z, which lies in gelu_input or in C. */
+static DsvStatus take_gelu(DsvStream *stream, const DsvGemmArgs *args, int64_t row)
+{
+    int64_t at = row * args->ldc;
+    void *c = element(args->c_dtype, args->c, at);
+    DsvActivationArgs gelu = {.activation = DSV_GELU_TANH, .n = args->n, .dtype = args->c_dtype};
+    if (args->gelu_input) {
+        gelu.x = element(args->c_dtype, args->gelu_input, at);
+        gelu.y = c;
+        return dsvi_activation_fwd_ref(stream, &gelu);
+    }
+    gelu.x = element(args->c_dtype, args->gelu_backward, at);
+    gelu.dy = gelu.dx = c;
+    return dsvi_activation_bwd_ref(stream, &gelu);
+}
+
+static void add_a_sum(const DsvGemmArgs *args, int64_t row)
+{
+    double sum = dsvi_load(args->bias_dtype, args->a_sum, row);
+    for (int64_t i = 0; i < args->k; i++)
+        sum += dsvi_load(args->ab_dtype, args->a, i * args->lda + row);
+    dsvi_store(args->bias_dtype, args->a_sum, row, sum);
+}
+
 DsvStatus dsvi_gemm_ref(DsvStream *stream, const DsvGemmArgs *args)
 {
-    (void)stream;
+    void *z = args->gelu_input ? args->gelu_input : args->c;
     for (int64_t row = 0; row < args->m; row++) {
         for (int64_t col = 0; col < args->n; col++) {
             int64_t at = row * args->ldc + col;
@@ -23,8 +54,12 @@ DsvStatus dsvi_gemm_ref(DsvStream *stream, const DsvGemmArgs *args)
                 sum += dsvi_load(args->bias_dtype, args->bias, col);
             if (args->accumulate)
                 sum += dsvi_load(args->c_dtype, args->c, at);
-            dsvi_store(args->c_dtype, args->c, at, sum);
+            dsvi_store(args->c_dtype, z, at, sum);
         }
+        if (args->gelu_input || args->gelu_backward)
+            DSVI_TRY(take_gelu(stream, args, row));
+        if (args->a_sum)
+            add_a_sum(args, row);
     }
     return DSV_OK;
 }

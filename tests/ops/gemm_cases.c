@@ -6,9 +6,10 @@ typedef struct GemmShape {
     int64_t m, n, k;
     int64_t gap; /* elements between the rows of every matrix */
     bool trans_a, trans_b, bias, accumulate, c_is_acc;
+    bool gelu_input, gelu_backward, a_sum;
 } GemmShape;
 
-enum { A, B, C, BIAS };
+enum { A, B, C, BIAS, GELU, A_SUM };
 
 static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
@@ -23,6 +24,9 @@ static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stre
         .c = c->buffer[C].data, .ldc = shape->n + shape->gap,
         .bias_dtype = c->acc, .bias = shape->bias ? c->buffer[BIAS].data : NULL,
         .accumulate = shape->accumulate,
+        .gelu_input = shape->gelu_input ? c->buffer[GELU].data : NULL,
+        .gelu_backward = shape->gelu_backward ? c->buffer[GELU].data : NULL,
+        .a_sum = shape->a_sum ? c->buffer[A_SUM].data : NULL,
     };
     return ops->gemm.run(stream, &args);
 }
@@ -38,16 +42,23 @@ static int64_t extent(bool transposed, int64_t rows, int64_t cols, int64_t gap)
 static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
 {
     CheckCase c = {.op = "gemm", .parameters = shape, .run = run_gemm, .ulps = 4};
-    snprintf(c.shape, sizeof c.shape, "m %lld n %lld k %lld%s%s%s%s gap %lld", (long long)shape->m,
+    CheckKind c_kind = shape->c_is_acc ? CHECK_ACC : CHECK_ACT;
+    CheckRole gelu_role = shape->gelu_input ? CHECK_IN_OUT : CHECK_IN;
+    snprintf(c.shape, sizeof c.shape, "m %lld n %lld k %lld%s%s%s%s%s%s%s gap %lld", (long long)shape->m,
              (long long)shape->n, (long long)shape->k, shape->trans_a ? " trans_a" : "",
              shape->trans_b ? " trans_b" : "", shape->bias ? " bias" : "",
-             shape->accumulate ? " accumulate" : "", (long long)shape->gap);
+             shape->accumulate ? " accumulate" : "", shape->gelu_input ? " gelu_input" : "",
+             shape->gelu_backward ? " gelu_backward" : "", shape->a_sum ? " a_sum" : "",
+             (long long)shape->gap);
     check_buffer(&c, "a", CHECK_ACT, CHECK_IN, extent(shape->trans_a, shape->m, shape->k, shape->gap));
     check_buffer(&c, "b", CHECK_ACT, CHECK_IN, extent(shape->trans_b, shape->k, shape->n, shape->gap));
     /* in and out: what stands between the rows must stay */
-    check_buffer(&c, "c", shape->c_is_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN_OUT,
-                 extent(false, shape->m, shape->n, shape->gap));
+    check_buffer(&c, "c", c_kind, CHECK_IN_OUT, extent(false, shape->m, shape->n, shape->gap));
     check_buffer(&c, "bias", CHECK_ACC, CHECK_IN, shape->n);
+    if (shape->gelu_input || shape->gelu_backward || shape->a_sum) {
+        check_buffer(&c, "gelu", c_kind, gelu_role, extent(false, shape->m, shape->n, shape->gap));
+        check_buffer(&c, "a_sum", CHECK_ACC, CHECK_IN_OUT, shape->m);
+    }
     assert_case(&c, backend);
 }
 
@@ -68,6 +79,33 @@ static const GemmShape VARIATIONS[] = {
 };
 enum { VARIATION_COUNT = sizeof VARIATIONS / sizeof VARIATIONS[0] };
 
+/* As linear layers ask for them: forward, to the input's gradient, to those of weight and bias. */
+static const GemmShape EPILOGUES[] = {
+    {.trans_b = true, .bias = true, .gelu_input = true},
+    {.trans_b = true, .bias = true, .gelu_input = true, .gap = 3, .c_is_acc = true},
+    {.trans_b = true, .gelu_input = true, .gap = 3},
+    {.gelu_backward = true},
+    {.gelu_backward = true, .gap = 3},
+    {.trans_a = true, .accumulate = true, .c_is_acc = true, .a_sum = true},
+    {.trans_a = true, .accumulate = true, .c_is_acc = true, .a_sum = true, .gap = 3},
+};
+
+static void check_epilogues(const DsvBackend *backend)
+{
+    static const int64_t sizes[][3] = {
+        {3, 17, 5}, {33, 17, 65}, {130, 9, 129}, {40, 5, 515}, {16, 32, 24}, {0, 3, 3}, {3, 0, 3}, {5, 7, 0},
+    };
+    for (size_t size = 0; size < sizeof sizes / sizeof sizes[0]; size++) {
+        for (size_t i = 0; i < sizeof EPILOGUES / sizeof EPILOGUES[0]; i++) {
+            GemmShape shape = EPILOGUES[i];
+            shape.m = sizes[size][0];
+            shape.n = sizes[size][1];
+            shape.k = sizes[size][2];
+            check_gemm(backend, &shape);
+        }
+    }
+}
+
 /* All variations of the small sizes; of the others, whose truth takes long, two: which, changes with the
  * layout. */
 void check_gemm_cases(const DsvBackend *backend)
@@ -86,6 +124,7 @@ void check_gemm_cases(const DsvBackend *backend)
             }
         }
     }
+    check_epilogues(backend);
 }
 
 typedef struct ColSumShape {
