@@ -9,7 +9,11 @@
  * runs need not find the same one fastest. Any one algorithm gives the same bits again.
  *
  * For cuBLASLt a bias must have the dtype of C and an even address: where it has not, a copy serves that has.
- * One that is rounded to BF16 for it is off by no more than the result's own rounding may be. */
+ * One that is rounded to BF16 for it is off by no more than the result's own rounding may be.
+ *
+ * What a product has besides, a GELU or a_sum, is composed: the bare product, then an op of its own. Or it is
+ * fused, an epilogue of cuBLASLt (whose GELU is the one with tanh), where that was measured to be faster; it
+ * need not be, as the best algorithm may have no such epilogue. A deterministic stream always composes. */
 #include "cuda/gemm_cublaslt.h"
 
 #include <cublasLt.h>
@@ -18,6 +22,7 @@
 #include <string.h>
 
 #include "cuda/cuda.h"
+#include "ops/gemm_epilogue.h"
 
 enum {
     CAPACITY = 512,          /* slots: a power of two */
@@ -26,7 +31,8 @@ enum {
     WARM_UPS = 2,
     RUNS = 3,                /* measured together, after the warm-ups */
     BASE_BYTES = 64,         /* of alignment: no algorithm asks for more */
-    BIAS_BYTES = 16          /* of alignment that a bias must have for cuBLASLt */
+    EPILOGUE_BYTES = 16,     /* of alignment that a bias, and what an epilogue has besides C, must have */
+    EPILOGUE_PITCH = 8       /* elements, of which the pitch of a GELU's input must be a multiple */
 };
 #define WORKSPACE_BYTES ((size_t)64 << 20)
 
@@ -39,14 +45,15 @@ typedef struct Key {
     int64_t lda, ldb, ldc;
     int64_t ab_dtype, c_dtype;
     int64_t trans_a, trans_b;
-    int64_t bias, accumulate;
+    int64_t epilogue; /* cublasLtEpilogue_t */
+    int64_t accumulate;
     int64_t a_bytes, b_bytes, c_bytes; /* alignment */
 } Key;
 
 /* cuBLASLt's descriptors live here: none of them has to be freed. */
 typedef struct Plan {
     bool used;
-    bool missing; /* cuBLASLt has no algorithm for it */
+    bool missing; /* cuBLASLt has no algorithm for it, or for a fused product none that is worth it */
     Key key;
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t a, b, c;
@@ -57,6 +64,8 @@ struct DsvGemmCublaslt {
     cublasLtHandle_t handle;
     void *workspace; /* WORKSPACE_BYTES of device memory */
     cudaEvent_t begin, end;
+    DsvGemmEpilogueOps epilogue;
+    dsvi_add_fn *add;
     int used;
     Plan plan[CAPACITY]; /* a hash table with linear probing */
 };
@@ -124,6 +133,18 @@ static int64_t alignment_of(const void *address)
     return (int64_t)(bits & -bits);
 }
 
+/* Our A is cuBLASLt's B. */
+static cublasLtEpilogue_t epilogue_of(const DsvGemmArgs *args)
+{
+    if (args->a_sum)
+        return CUBLASLT_EPILOGUE_BGRADB;
+    if (args->gelu_backward)
+        return CUBLASLT_EPILOGUE_DGELU;
+    if (args->gelu_input)
+        return args->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return args->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 static Key key_of(const DsvGemmArgs *args)
 {
     return (Key){
@@ -133,7 +154,7 @@ static Key key_of(const DsvGemmArgs *args)
         .ldc = pitch_of(args->m, args->n, args->ldc),
         .ab_dtype = args->ab_dtype, .c_dtype = args->c_dtype,
         .trans_a = args->trans_a, .trans_b = args->trans_b,
-        .bias = args->bias != NULL, .accumulate = args->accumulate,
+        .epilogue = epilogue_of(args), .accumulate = args->accumulate,
         .a_bytes = alignment_of(args->a), .b_bytes = alignment_of(args->b), .c_bytes = alignment_of(args->c),
     };
 }
@@ -163,9 +184,48 @@ static cublasStatus_t set(Plan *plan, cublasLtMatmulDescAttributes_t attribute, 
     return cublasLtMatmulDescSetAttribute(&plan->product, attribute, value, bytes);
 }
 
-static cublasStatus_t set_bias(Plan *plan, const void *bias)
+/* The vector of an epilogue: bias or sums of A. Its matrix: the input of a GELU. NULL: it has none. */
+static cublasStatus_t set_pointers(Plan *plan, const void *vector, const void *matrix)
 {
-    return set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (vector)
+        status = set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector);
+    if (matrix && status == CUBLAS_STATUS_SUCCESS)
+        status = set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &matrix, sizeof matrix);
+    return status;
+}
+
+static bool has_vector(const Key *key)
+{
+    return key->epilogue == CUBLASLT_EPILOGUE_BIAS || key->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           key->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+
+static bool has_matrix(const Key *key)
+{
+    return key->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || key->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           key->epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+static bool is_fused(const Key *key)
+{
+    return has_matrix(key) || key->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+
+static cublasStatus_t describe_epilogue(Plan *plan)
+{
+    const Key *key = &plan->key;
+    uint32_t epilogue = (uint32_t)key->epilogue;
+    int32_t vector_type = (int32_t)cuda_type(key->c_dtype);
+    /* From these addresses the heuristic learns the alignment that it may rely on. */
+    const void *vector = has_vector(key) ? (const void *)(uintptr_t)EPILOGUE_BYTES : NULL;
+    const void *matrix = has_matrix(key) ? (const void *)(uintptr_t)EPILOGUE_BYTES : NULL;
+    cublasStatus_t status = set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (vector && status == CUBLAS_STATUS_SUCCESS)
+        status = set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &vector_type, sizeof vector_type);
+    if (matrix && status == CUBLAS_STATUS_SUCCESS)
+        status = set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->ldc, sizeof key->ldc);
+    return status == CUBLAS_STATUS_SUCCESS ? set_pointers(plan, vector, matrix) : status;
 }
 
 /* Sums in F32; F32 operands are multiplied as such, not rounded to TF32. */
@@ -173,20 +233,12 @@ static cublasStatus_t describe_product(Plan *plan)
 {
     int32_t first = plan->key.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     int32_t second = plan->key.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    int32_t bias_type = (int32_t)cuda_type(plan->key.c_dtype);
-    uint32_t epilogue = plan->key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     cublasStatus_t status = cublasLtMatmulDescInit(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set(plan, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set(plan, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (status != CUBLAS_STATUS_SUCCESS || !plan->key.bias)
-        return status;
-    status = set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
-    /* From this address the heuristic learns the alignment that it may rely on. */
-    return status == CUBLAS_STATUS_SUCCESS ? set_bias(plan, (const void *)(uintptr_t)BIAS_BYTES) : status;
+    return status == CUBLAS_STATUS_SUCCESS ? describe_epilogue(plan) : status;
 }
 
 typedef struct Preference {
@@ -231,7 +283,9 @@ static DsvStatus ask(DsvGemmCublaslt *gemm, Plan *plan, cublasLtMatmulAlgo_t *al
     DSVI_TRY(status_of(status, "no description", &plan->key));
     status = cublasLtMatmulAlgoGetHeuristic(gemm->handle, &plan->product, &plan->b, &plan->a, &plan->c,
                                             &plan->c, &preference, CANDIDATES, results, &answers);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+    /* Of an epilogue that does not go with these matrices it may also say that the value is invalid. */
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED ||
+        (status == CUBLAS_STATUS_INVALID_VALUE && is_fused(&plan->key)))
         return DSV_OK;
     DSVI_TRY(status_of(status, "no algorithm", &plan->key));
     for (int i = 0; i < answers; i++)
@@ -240,22 +294,47 @@ static DsvStatus ask(DsvGemmCublaslt *gemm, Plan *plan, cublasLtMatmulAlgo_t *al
     return DSV_OK;
 }
 
-static cublasStatus_t enqueue(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo_t *algorithm,
-                              const DsvGemmArgs *args, void *c)
+static bool takes_bias(const DsvGemmArgs *args)
+{
+    return args->c_dtype == DSV_F32 && (uintptr_t)args->bias % EPILOGUE_BYTES == 0;
+}
+
+/* Enqueues all that the plan is for; *status is cuBLASLt's answer. */
+static DsvStatus enqueue(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo_t *algorithm,
+                         const DsvGemmArgs *args, cublasStatus_t *status)
 {
     DsvGemmCublaslt *gemm = stream->gemm;
     float alpha = 1, beta = args->accumulate ? 1 : 0;
-    cublasStatus_t status = args->bias ? set_bias(plan, args->bias) : CUBLAS_STATUS_SUCCESS;
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return status;
-    return cublasLtMatmul(gemm->handle, &plan->product, &alpha, args->b, &plan->b, args->a, &plan->a, &beta,
-                          c, &plan->c, c, &plan->c, algorithm, gemm->workspace, WORKSPACE_BYTES,
-                          stream->handle);
+    const void *vector = has_vector(&plan->key) ? stream->partials : NULL;
+    const void *matrix = args->gelu_input ? args->gelu_input : args->gelu_backward;
+    if (args->bias && takes_bias(args))
+        vector = args->bias;
+    else if (args->bias)
+        DSVI_TRY(dsvi_gemm_stage_bias(stream, args));
+    *status = set_pointers(plan, vector, matrix);
+    if (*status == CUBLAS_STATUS_SUCCESS)
+        *status = cublasLtMatmul(gemm->handle, &plan->product, &alpha, args->b, &plan->b, args->a, &plan->a,
+                                 &beta, args->c, &plan->c, args->c, &plan->c, algorithm, gemm->workspace,
+                                 WORKSPACE_BYTES, stream->handle);
+    if (*status != CUBLAS_STATUS_SUCCESS || !args->a_sum)
+        return DSV_OK;
+    DsvAddArgs add = {.n = args->m, .a = 1, .b = 1, .x_dtype = DSV_F32, .y_dtype = DSV_F32,
+                      .x = stream->partials, .y = args->a_sum};
+    return gemm->add(stream, &add);
 }
 
-/* Milliseconds of RUNS products into c; infinite where the algorithm fails. Waits. */
+/* ---- choosing ---- */
+
+static DsvStatus compose(DsvStream *stream, const DsvGemmArgs *args);
+
+static double flops_of(const DsvGemmArgs *args)
+{
+    return 2.0 * (double)args->m * (double)args->n * (double)args->k;
+}
+
+/* Milliseconds of RUNS calls; infinite where the algorithm fails. Algorithm NULL: composed. Waits. */
 static DsvStatus measure(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo_t *algorithm,
-                         const DsvGemmArgs *args, void *c, float *milliseconds)
+                         const DsvGemmArgs *args, float *milliseconds)
 {
     DsvGemmCublaslt *gemm = stream->gemm;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
@@ -263,7 +342,7 @@ static DsvStatus measure(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo
     for (int run = 0; run < WARM_UPS + RUNS && status == CUBLAS_STATUS_SUCCESS; run++) {
         if (run == WARM_UPS)
             DSVI_CUDA_TRY(cudaEventRecord(gemm->begin, stream->handle));
-        status = enqueue(stream, plan, algorithm, args, c);
+        DSVI_TRY(algorithm ? enqueue(stream, plan, algorithm, args, &status) : compose(stream, args));
     }
     DSVI_CUDA_TRY(cudaEventRecord(gemm->end, stream->handle));
     DSVI_CUDA_TRY(cudaEventSynchronize(gemm->end));
@@ -272,54 +351,65 @@ static DsvStatus measure(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo
     return DSV_OK;
 }
 
-/* Memory of C's size, or NULL where there is none left. */
-static void *spare_c(const DsvGemmArgs *args)
+/* `trial` adds to memory of its own, *spare, instead of what `args` adds to. False where there is none left. */
+static bool spare_sums(const DsvGemmArgs *args, DsvGemmArgs *trial, void **spare)
 {
-    int64_t elements = (args->m - 1) * args->ldc + args->n;
-    void *spare = NULL;
-    if (cudaMalloc(&spare, (size_t)elements * dsvi_dtype_size(args->c_dtype)) == cudaSuccess)
-        return spare;
-    cudaGetLastError(); /* nobody need hear of it */
-    return NULL;
+    size_t elements = (size_t)((args->m - 1) * args->ldc + args->n);
+    size_t c_bytes = args->accumulate ? elements * dsvi_dtype_size(args->c_dtype) : 0;
+    size_t a_sum_at = (c_bytes + BASE_BYTES - 1) / BASE_BYTES * BASE_BYTES;
+    size_t bytes = a_sum_at + (args->a_sum ? (size_t)args->m * sizeof(float) : 0);
+    *trial = *args;
+    *spare = NULL;
+    if (bytes == 0)
+        return true;
+    if (cudaMalloc(spare, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* nobody need hear of it */
+        return false;
+    }
+    if (args->accumulate)
+        trial->c = *spare;
+    if (args->a_sum)
+        trial->a_sum = (char *)*spare + a_sum_at;
+    return true;
 }
 
-/* What adds to C must not be run on it more than once; otherwise C may hold anything until the op is done. */
+/* What is only written may hold anything until the op is done. */
 static DsvStatus choose(DsvStream *stream, Plan *plan, const DsvGemmArgs *args,
                         const cublasLtMatmulAlgo_t *algorithm, int count)
 {
-    double flops = 2.0 * (double)args->m * (double)args->n * (double)args->k;
+    bool fused = is_fused(&plan->key);
     float fastest = INFINITY, milliseconds;
+    DsvGemmArgs trial;
+    void *spare;
     DsvStatus status = DSV_OK;
     plan->algorithm = algorithm[0];
-    if (count == 1 || stream->deterministic || flops < WORTH_MEASURING)
-        return DSV_OK;
-    void *spare = args->accumulate ? spare_c(args) : NULL, *c = args->accumulate ? spare : args->c;
-    if (!c)
+    plan->missing = fused;
+    if ((count == 1 && !fused) || stream->deterministic || flops_of(args) < WORTH_MEASURING ||
+        !spare_sums(args, &trial, &spare))
         return DSV_OK;
     for (int i = 0; i < count; i++) {
-        DSVI_TRY_GOTO(status, measure(stream, plan, &algorithm[i], args, c, &milliseconds), done);
+        DSVI_TRY_GOTO(status, measure(stream, plan, &algorithm[i], &trial, &milliseconds), done);
         if (milliseconds < fastest) {
             fastest = milliseconds;
             plan->algorithm = algorithm[i];
         }
+    }
+    if (fused) {
+        DSVI_TRY_GOTO(status, measure(stream, plan, NULL, &trial, &milliseconds), done);
+        plan->missing = fastest >= milliseconds;
     }
 done:
     cudaFree(spare);
     return status;
 }
 
-static DsvStatus plan_make(DsvStream *stream, const DsvGemmArgs *args, const Key *key, Plan *plan)
+static DsvStatus plan_make(DsvStream *stream, const DsvGemmArgs *args, Plan *plan)
 {
     cublasLtMatmulAlgo_t algorithm[CANDIDATES];
     int count;
-    plan->key = *key;
     DSVI_TRY(ask(stream->gemm, plan, algorithm, &count));
     plan->missing = count == 0;
-    if (count > 0)
-        DSVI_TRY(choose(stream, plan, args, algorithm, count));
-    plan->used = true;
-    stream->gemm->used++;
-    return DSV_OK;
+    return count > 0 ? choose(stream, plan, args, algorithm, count) : DSV_OK;
 }
 
 /* FNV-1a over the words of the key, folded. */
@@ -332,77 +422,125 @@ static unsigned slot_of(const Key *key)
     return (unsigned)(hash ^ hash >> 32) % CAPACITY;
 }
 
-/* The plan for a product, made if there is none yet. Valid until the next call. */
+static void drop_plans(DsvGemmCublaslt *gemm)
+{
+    memset(gemm->plan, 0, sizeof gemm->plan);
+    gemm->used = 0;
+}
+
+/* The plan with this key, or the slot for it. */
+static Plan *plan_find(DsvGemmCublaslt *gemm, const Key *key)
+{
+    unsigned slot = slot_of(key);
+    while (gemm->plan[slot].used && memcmp(&gemm->plan[slot].key, key, sizeof *key) != 0)
+        slot = (slot + 1) % CAPACITY;
+    return &gemm->plan[slot];
+}
+
+/* The plan for a product, made if there is none yet. Valid until the next call, but for that which is nested:
+ * a fused product is compared with a bare one, so that its making may take a second slot. */
 static DsvStatus plan_get(DsvStream *stream, const DsvGemmArgs *args, Plan **out)
 {
     DsvGemmCublaslt *gemm = stream->gemm;
     Key key = key_of(args);
-    unsigned slot = slot_of(&key);
-    for (; gemm->plan[slot].used; slot = (slot + 1) % CAPACITY) {
-        *out = &gemm->plan[slot];
-        if (memcmp(&(*out)->key, &key, sizeof key) == 0)
-            return DSV_OK;
+    *out = plan_find(gemm, &key);
+    if ((*out)->used)
+        return DSV_OK;
+    if (gemm->used + (is_fused(&key) ? 2 : 1) > MOST) {
+        drop_plans(gemm);
+        *out = plan_find(gemm, &key);
     }
-    if (gemm->used == MOST) {
-        memset(gemm->plan, 0, sizeof gemm->plan);
-        gemm->used = 0;
-        slot = slot_of(&key);
-    }
-    *out = &gemm->plan[slot];
-    return plan_make(stream, args, &key, *out);
+    (*out)->used = true;
+    (*out)->key = key;
+    gemm->used++;
+    DsvStatus status = plan_make(stream, args, *out);
+    if (status != DSV_OK)
+        drop_plans(gemm); /* none that is half made may be found */
+    return status;
 }
 
 /* ---- the op ---- */
 
-/* `args`, of which `taken` is the same with its bias as cuBLASLt takes it. */
-static DsvStatus product(DsvStream *stream, const DsvGemmArgs *args, const DsvGemmArgs *taken)
+/* By cuBLASLt, unless the plan says otherwise: not *done then. */
+static DsvStatus run_plan(DsvStream *stream, const DsvGemmArgs *args, bool *done)
 {
     Plan *plan;
-    DSVI_TRY(plan_get(stream, taken, &plan));
+    cublasStatus_t status;
+    DSVI_TRY(plan_get(stream, args, &plan));
+    *done = !plan->missing;
     if (plan->missing)
-        return dsvi_gemm_plain(stream, args);
-    return status_of(enqueue(stream, plan, &plan->algorithm, taken, taken->c), "the product failed",
-                     &plan->key);
+        return DSV_OK;
+    DSVI_TRY(enqueue(stream, plan, &plan->algorithm, args, &status));
+    return status_of(status, "the product failed", &plan->key);
 }
 
-static DsvStatus product_with_bias(DsvStream *stream, const DsvGemmArgs *args)
+/* Whether so many elements, staged for cuBLASLt or summed by it, have room in partials. */
+static bool have_room(int64_t n)
 {
-    DsvGemmArgs taken = *args;
-    if (args->c_dtype == DSV_F32 && (uintptr_t)args->bias % BIAS_BYTES == 0)
-        return product(stream, args, args);
-    if ((size_t)args->n > DSVI_CUDA_PARTIALS / sizeof(float))
-        return dsvi_gemm_plain(stream, args);
-    DSVI_TRY(dsvi_gemm_stage_bias(stream, args));
-    taken.bias = stream->partials;
-    return product(stream, args, &taken);
+    return (size_t)n <= DSVI_CUDA_PARTIALS / sizeof(float);
+}
+
+static DsvStatus bare_product(DsvStream *stream, const DsvGemmArgs *args)
+{
+    bool done = false;
+    if (args->m == 0 || args->n == 0)
+        return DSV_OK;
+    if (args->k > 0 && (!args->bias || takes_bias(args) || have_room(args->n)))
+        DSVI_TRY(run_plan(stream, args, &done));
+    return done ? DSV_OK : dsvi_gemm_plain(stream, args);
+}
+
+static DsvStatus compose(DsvStream *stream, const DsvGemmArgs *args)
+{
+    DsvGemmArgs bare = dsvi_gemm_bare(args);
+    DSVI_TRY(bare_product(stream, &bare));
+    return dsvi_gemm_epilogue(&stream->gemm->epilogue, stream, args);
+}
+
+/* Whether one epilogue of cuBLASLt does it all, and it is worth asking. Into F32 its GELU may not be exact
+ * enough. */
+static bool may_fuse(const DsvStream *stream, const DsvGemmArgs *args)
+{
+    const void *matrix = args->gelu_input ? args->gelu_input : args->gelu_backward;
+    int64_t pitch = pitch_of(args->m, args->n, args->ldc);
+    if (stream->deterministic || flops_of(args) < WORTH_MEASURING || !have_room(args->m) ||
+        !have_room(args->n))
+        return false;
+    if (args->a_sum)
+        return !matrix && !args->bias && args->c_dtype == DSV_F32;
+    return matrix && args->c_dtype == DSV_BF16 && pitch % EPILOGUE_PITCH == 0 &&
+           (uintptr_t)matrix % EPILOGUE_BYTES == 0;
 }
 
 static DsvStatus check_dtypes(const DsvGemmArgs *args)
 {
     bool ab = args->ab_dtype == DSV_F32 || args->ab_dtype == DSV_BF16;
     bool c = args->c_dtype == DSV_F32 || args->c_dtype == args->ab_dtype;
-    if (ab && c && (!args->bias || args->bias_dtype == DSV_F32))
+    bool vector = args->bias || args->a_sum;
+    if (ab && c && (!vector || args->bias_dtype == DSV_F32))
         return DSV_OK;
     return DSVI_FAIL(DSV_E_UNSUPPORTED,
                      "gemm: this variant makes F32 of F32, BF16 or F32 of BF16, with an F32 bias; not %s of "
                      "%s%s%s",
                      dsvi_dtype_name(args->c_dtype), dsvi_dtype_name(args->ab_dtype),
-                     args->bias ? " with bias in " : "", args->bias ? dsvi_dtype_name(args->bias_dtype) : "");
+                     vector ? " with bias in " : "", vector ? dsvi_dtype_name(args->bias_dtype) : "");
 }
 
 static DsvStatus gemm(DsvStream *stream, const DsvGemmArgs *args)
 {
+    bool done = false;
     DSVI_TRY(check_dtypes(args));
-    if (args->m == 0 || args->n == 0)
-        return DSV_OK;
-    if (args->k == 0)
-        return dsvi_gemm_plain(stream, args);
-    return args->bias ? product_with_bias(stream, args) : product(stream, args, args);
+    if (may_fuse(stream, args))
+        DSVI_TRY(run_plan(stream, args, &done));
+    return done ? DSV_OK : compose(stream, args);
 }
 
+/* After all others: what a product has besides is done by ops of the table. */
 DsvStatus dsvi_cuda_fill_gemm(DsvStream *stream, DsvOps *ops)
 {
     DSVI_TRY(create(&stream->gemm));
+    stream->gemm->epilogue = dsvi_gemm_epilogue_ops(ops);
+    stream->gemm->add = ops->add.run;
     DSVI_OPS_SET(ops, gemm, gemm, "cublaslt");
     return DSV_OK;
 }

@@ -12,7 +12,7 @@ extern "C" {
 /* Takes NULL behind the pointer. */
 void dsvi_gemm_cublaslt_free(DsvGemmCublaslt **gemm);
 
-/* The op without cuBLASLt, for any sizes, addresses and pitches: right, but slow. */
+/* The bare product without cuBLASLt, for any sizes, addresses and pitches: right, but slow. */
 dsvi_gemm_fn dsvi_gemm_plain;
 
 /* The (N) bias to stream->partials, in the dtype of C. */
