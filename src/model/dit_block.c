@@ -146,13 +146,6 @@ static DsvStatus activate(const DsvDit *dit, const void *x, void *y)
     return dit->backend->ops.activation_fwd.run(dit->stream, &args);
 }
 
-static DsvStatus activate_bwd(const DsvDit *dit, const void *x, void *dy)
-{
-    DsvActivationArgs args = {.activation = DSV_GELU_TANH, .n = dit->batch * dit->tokens * dit->ffn,
-                              .dtype = dit->act, .x = x, .dy = dy, .dx = dy};
-    return dit->backend->ops.activation_bwd.run(dit->stream, &args);
-}
-
 /* ---- self-attention ---- */
 
 static DsvRmsNormRopeArgs self_q_norm(const DsvDit *dit, int64_t block)
@@ -308,8 +301,7 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     DsvDitNorm norm = norm_ffn(dit);
     int64_t rows = dit->batch * dit->tokens;
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->ffn_in, rows, s->h, dit->act, saved->ffn_hidden));
-    DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
+    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, s->ffn));
     return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn);
 }
 
@@ -322,8 +314,7 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
     int64_t rows = dit->batch * dit->tokens;
     DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
     DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_out, rows, s->ffn, s->dy, dit->act, s->dffn, false));
-    DSVI_TRY(activate_bwd(dit, saved->ffn_hidden, s->dffn));
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, s->ffn, s->dy, s->dffn));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
     return dsvi_dit_norm_bwd(dit, &norm);

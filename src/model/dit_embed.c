@@ -5,18 +5,19 @@
 
 enum { HEAD_ROWS = 2 };
 
-static DsvStatus activate(const DsvDit *dit, DsvActivation activation, int64_t n, DsvDtype dtype,
-                          const void *x, void *y)
+/* The time embedding's SiLU. */
+static DsvStatus activate(const DsvDit *dit, const void *x, void *y)
 {
-    DsvActivationArgs args = {.activation = activation, .n = n, .dtype = dtype, .x = x, .y = y};
+    DsvActivationArgs args = {.activation = DSV_SILU, .n = dit->batch * dit->width, .dtype = dit->acc, .x = x,
+                              .y = y};
     return dit->backend->ops.activation_fwd.run(dit->stream, &args);
 }
 
 /* In place: dy becomes dx. */
-static DsvStatus activate_bwd(const DsvDit *dit, DsvActivation activation, int64_t n, DsvDtype dtype,
-                              const void *x, void *dy)
+static DsvStatus activate_bwd(const DsvDit *dit, const void *x, void *dy)
 {
-    DsvActivationArgs args = {.activation = activation, .n = n, .dtype = dtype, .x = x, .dy = dy, .dx = dy};
+    DsvActivationArgs args = {.activation = DSV_SILU, .n = dit->batch * dit->width, .dtype = dit->acc, .x = x,
+                              .dy = dy, .dx = dy};
     return dit->backend->ops.activation_bwd.run(dit->stream, &args);
 }
 
@@ -61,14 +62,13 @@ static DsvStatus time_fwd(const DsvDit *dit, const void *timestep)
 {
     const DsvDitEmbedded *e = &dit->embedded;
     const DsvDitParams *p = &dit->params;
-    int64_t n = dit->batch * dit->width;
     DsvTimeEmbedArgs args = {.batch = dit->batch, .dim = dit->config.freq_dim, .acc = dit->acc, .t = timestep,
                              .row = e->time_row};
     DSVI_TRY(dit->backend->ops.time_embed.run(dit->stream, &args));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_in, dit->batch, e->time_row, dit->acc, e->time_hidden));
-    DSVI_TRY(activate(dit, DSV_SILU, n, dit->acc, e->time_hidden, e->time_act));
+    DSVI_TRY(activate(dit, e->time_hidden, e->time_act));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_out, dit->batch, e->time_act, dit->acc, e->time));
-    DSVI_TRY(activate(dit, DSV_SILU, n, dit->acc, e->time, e->time_silu));
+    DSVI_TRY(activate(dit, e->time, e->time_silu));
     return dsvi_dit_linear_fwd(dit, &p->time_projection, dit->batch, e->time_silu, dit->acc, e->modulation);
 }
 
@@ -78,16 +78,15 @@ static DsvStatus time_bwd(const DsvDit *dit)
     const DsvDitParams *p = &dit->params;
     const DsvDitScratch *s = &dit->scratch;
     DsvDtype acc = dit->acc;
-    int64_t n = dit->batch * dit->width;
-    DsvAddArgs join = {.n = n, .a = 1, .b = 1, .x_dtype = acc, .y_dtype = acc, .x = s->dtime_hidden,
-                       .y = s->dtime};
+    DsvAddArgs join = {.n = dit->batch * dit->width, .a = 1, .b = 1, .x_dtype = acc, .y_dtype = acc,
+                       .x = s->dtime_hidden, .y = s->dtime};
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_projection, dit->batch, e->time_silu, s->dembedding, acc,
                                  s->dtime_hidden, false));
-    DSVI_TRY(activate_bwd(dit, DSV_SILU, n, acc, e->time, s->dtime_hidden));
+    DSVI_TRY(activate_bwd(dit, e->time, s->dtime_hidden));
     DSVI_TRY(dit->backend->ops.add.run(dit->stream, &join));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_out, dit->batch, e->time_act, s->dtime, acc, s->dtime_hidden,
                                  false));
-    DSVI_TRY(activate_bwd(dit, DSV_SILU, n, acc, e->time_hidden, s->dtime_hidden));
+    DSVI_TRY(activate_bwd(dit, e->time_hidden, s->dtime_hidden));
     return dsvi_dit_linear_bwd(dit, &p->time_in, dit->batch, e->time_row, s->dtime_hidden, acc, NULL, false);
 }
 
@@ -100,8 +99,7 @@ static DsvStatus text_fwd(const DsvDit *dit, const void *text)
     DsvDtype act = dit->act;
     int64_t rows = dit->batch * dit->text_len;
     DSVI_TRY(dsvi_dit_cast(dit, rows * dit->config.text_dim, dit->acc, text, act, e->text));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->text_in, rows, e->text, act, e->text_hidden));
-    DSVI_TRY(activate(dit, DSV_GELU_TANH, rows * dit->width, act, e->text_hidden, e->text_act));
+    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->text_in, rows, e->text, e->text_hidden, e->text_act));
     return dsvi_dit_linear_fwd(dit, &p->text_out, rows, e->text_act, act, e->context);
 }
 
@@ -113,9 +111,8 @@ static DsvStatus text_bwd(const DsvDit *dit, void *dtext)
     DsvDtype act = dit->act;
     int64_t rows = dit->batch * dit->text_len;
     DSVI_TRY(dsvi_dit_cast(dit, rows * dit->width, dit->acc, s->dcontext, act, s->dtext));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->text_out, rows, e->text_act, s->dtext, act, s->dtext_hidden,
-                                 false));
-    DSVI_TRY(activate_bwd(dit, DSV_GELU_TANH, rows * dit->width, act, e->text_hidden, s->dtext_hidden));
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->text_out, rows, e->text_hidden, e->text_act, s->dtext,
+                                      s->dtext_hidden));
     return dsvi_dit_linear_bwd(dit, &p->text_in, rows, e->text, s->dtext_hidden, dit->acc, dtext, false);
 }
 

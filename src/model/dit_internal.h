@@ -134,9 +134,15 @@ DsvStatus dsvi_dit_cast(const DsvDit *dit, int64_t n, DsvDtype x_dtype, const vo
 /* y (rows, out) y_dtype from x (rows, in) linear->dtype. */
 DsvStatus dsvi_dit_linear_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
                               DsvDtype y_dtype, void *y);
+/* The same with a GELU after it: y = gelu(z), z and y (rows, out) linear->dtype. */
+DsvStatus dsvi_dit_linear_gelu_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                                   void *z, void *y);
 /* Adds the gradients of weight and bias; dx (rows, in) dx_dtype is written, or added to, or NULL. */
 DsvStatus dsvi_dit_linear_bwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
                               const void *dy, DsvDtype dx_dtype, void *dx, bool add_to_dx);
+/* The same where x = gelu(z): dz (rows, in) linear->dtype is written. */
+DsvStatus dsvi_dit_linear_gelu_bwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *z,
+                                   const void *x, const void *dy, void *dz);
 
 /* A LayerNorm over the residual stream. Mean and rstd go through scratch: the backward pass computes h again,
  * just before. */

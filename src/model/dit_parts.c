@@ -34,16 +34,30 @@ static const void *multiplied_weight(const DsvDit *dit, const DsvDitLinear *line
     return dsvi_dit_at(flat, linear->dtype, linear->weight);
 }
 
-DsvStatus dsvi_dit_linear_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
-                              DsvDtype y_dtype, void *y)
+static DsvGemmArgs forward_args(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                                DsvDtype y_dtype, void *y)
 {
-    DsvGemmArgs args = {
+    return (DsvGemmArgs){
         .m = rows, .n = linear->out, .k = linear->in, .ab_dtype = linear->dtype, .c_dtype = y_dtype,
         .a = x, .lda = linear->in,
         .b = multiplied_weight(dit, linear), .ldb = linear->in, .trans_b = true,
         .c = y, .ldc = linear->out,
         .bias_dtype = dit->acc, .bias = dsvi_dit_param(dit, linear->bias),
     };
+}
+
+DsvStatus dsvi_dit_linear_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                              DsvDtype y_dtype, void *y)
+{
+    DsvGemmArgs args = forward_args(dit, linear, rows, x, y_dtype, y);
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+DsvStatus dsvi_dit_linear_gelu_fwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
+                                   void *z, void *y)
+{
+    DsvGemmArgs args = forward_args(dit, linear, rows, x, linear->dtype, y);
+    args.gelu_input = z;
     return dit->backend->ops.gemm.run(dit->stream, &args);
 }
 
@@ -51,31 +65,43 @@ DsvStatus dsvi_dit_linear_fwd(const DsvDit *dit, const DsvDitLinear *linear, int
 static DsvStatus linear_param_grads(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows,
                                     const void *x, const void *dy)
 {
-    DsvGemmArgs weight = {
+    DsvGemmArgs args = {
         .m = linear->out, .n = linear->in, .k = rows, .ab_dtype = linear->dtype, .c_dtype = dit->acc,
         .a = dy, .lda = linear->out, .trans_a = true,
         .b = x, .ldb = linear->in,
         .c = dsvi_dit_grad(dit, linear->weight), .ldc = linear->in, .accumulate = true,
+        .bias_dtype = dit->acc, .a_sum = dsvi_dit_grad(dit, linear->bias),
     };
-    DsvColSumArgs bias = {
-        .m = rows, .n = linear->out, .x_dtype = linear->dtype, .x = dy, .ldx = linear->out,
-        .y_dtype = dit->acc, .y = dsvi_dit_grad(dit, linear->bias),
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+static DsvGemmArgs backward_args(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *dy,
+                                 DsvDtype dx_dtype, void *dx)
+{
+    return (DsvGemmArgs){
+        .m = rows, .n = linear->in, .k = linear->out, .ab_dtype = linear->dtype, .c_dtype = dx_dtype,
+        .a = dy, .lda = linear->out,
+        .b = multiplied_weight(dit, linear), .ldb = linear->in,
+        .c = dx, .ldc = linear->in,
     };
-    DSVI_TRY(dit->backend->ops.gemm.run(dit->stream, &weight));
-    return dit->backend->ops.col_sum.run(dit->stream, &bias);
 }
 
 DsvStatus dsvi_dit_linear_bwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,
                               const void *dy, DsvDtype dx_dtype, void *dx, bool add_to_dx)
 {
-    DsvGemmArgs args = {
-        .m = rows, .n = linear->in, .k = linear->out, .ab_dtype = linear->dtype, .c_dtype = dx_dtype,
-        .a = dy, .lda = linear->out,
-        .b = multiplied_weight(dit, linear), .ldb = linear->in,
-        .c = dx, .ldc = linear->in, .accumulate = add_to_dx,
-    };
+    DsvGemmArgs args = backward_args(dit, linear, rows, dy, dx_dtype, dx);
+    args.accumulate = add_to_dx;
     DSVI_TRY(linear_param_grads(dit, linear, rows, x, dy));
     return dx ? dit->backend->ops.gemm.run(dit->stream, &args) : DSV_OK;
+}
+
+DsvStatus dsvi_dit_linear_gelu_bwd(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *z,
+                                   const void *x, const void *dy, void *dz)
+{
+    DsvGemmArgs args = backward_args(dit, linear, rows, dy, linear->dtype, dz);
+    args.gelu_backward = z;
+    DSVI_TRY(linear_param_grads(dit, linear, rows, x, dy));
+    return dit->backend->ops.gemm.run(dit->stream, &args);
 }
 
 DsvDitNorm dsvi_dit_modulated(const DsvDit *dit, const void *x, const void *modulation, void *dmodulation,
