@@ -160,8 +160,8 @@ static Key key_of(const DsvGemmArgs *args)
 }
 
 /* Of `rows` by `cols` as we see it; transposed: stored as its transpose. */
-static cublasStatus_t matrix(cublasLtMatrixLayoutOpaque_t *layout, int64_t dtype, int64_t rows, int64_t cols,
-                             int64_t pitch, bool transposed)
+static cublasStatus_t describe_matrix(cublasLtMatrixLayoutOpaque_t *layout, int64_t dtype, int64_t rows,
+                                      int64_t cols, int64_t pitch, bool transposed)
 {
     return cublasLtMatrixLayoutInit(layout, cuda_type(dtype), (uint64_t)(transposed ? rows : cols),
                                     (uint64_t)(transposed ? cols : rows), pitch);
@@ -170,11 +170,11 @@ static cublasStatus_t matrix(cublasLtMatrixLayoutOpaque_t *layout, int64_t dtype
 static cublasStatus_t describe_matrices(Plan *plan)
 {
     const Key *key = &plan->key;
-    cublasStatus_t status = matrix(&plan->a, key->ab_dtype, key->m, key->k, key->lda, key->trans_a);
+    cublasStatus_t status = describe_matrix(&plan->a, key->ab_dtype, key->m, key->k, key->lda, key->trans_a);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = matrix(&plan->b, key->ab_dtype, key->k, key->n, key->ldb, key->trans_b);
+        status = describe_matrix(&plan->b, key->ab_dtype, key->k, key->n, key->ldb, key->trans_b);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = matrix(&plan->c, key->c_dtype, key->m, key->n, key->ldc, false);
+        status = describe_matrix(&plan->c, key->c_dtype, key->m, key->n, key->ldc, false);
     return status;
 }
 
@@ -351,7 +351,7 @@ static DsvStatus measure(DsvStream *stream, Plan *plan, const cublasLtMatmulAlgo
     return DSV_OK;
 }
 
-/* `trial` adds to memory of its own, *spare, instead of what `args` adds to. False where there is none left. */
+/* `trial` adds to memory of its own, *spare, not to what `args` adds to. False where there is none left. */
 static bool spare_sums(const DsvGemmArgs *args, DsvGemmArgs *trial, void **spare)
 {
     size_t elements = (size_t)((args->m - 1) * args->ldc + args->n);

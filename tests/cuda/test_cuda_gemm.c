@@ -1,0 +1,163 @@
+/* That a product with an epilogue gives what the bare product and ops of their own give, at sizes where
+ * cuBLASLt may do both at once: the checker has no truth for so large ones. */
+#include "base/rng.h"
+#include "cuda/gpu.h"
+#include "ops/gemm_epilogue.h"
+#include "test.h"
+
+enum { TOKENS = 4096, OUT = 512, IN = 256, OUTPUTS_MOST = 2 };
+
+typedef struct Output {
+    const char *name;
+    DsvDtype dtype;
+    int64_t n;
+    double relative, absolute; /* tolerance */
+    void *data;
+} Output;
+
+static void *allocate(int64_t n, DsvDtype dtype)
+{
+    void *memory;
+    assert_ok(gpu_backend.device->mem_alloc(gpu_backend.device, (size_t)n * dsvi_dtype_size(dtype), &memory));
+    return memory;
+}
+
+/* Normal numbers times `scale` in device memory. */
+static void *draw(uint32_t number, int64_t n, float scale, DsvDtype dtype)
+{
+    DsvDevice *device = gpu_backend.device;
+    DsvRng rng = {5, DSV_RNG_TEST, number};
+    void *memory = allocate(n, dtype);
+    float *numbers = malloc((size_t)n * sizeof *numbers);
+    void *stored = malloc((size_t)n * sizeof *numbers);
+    assert_true(numbers && stored);
+    dsvi_rng_fill_normal(rng, 0, numbers, n);
+    for (int64_t i = 0; i < n; i++)
+        numbers[i] *= scale;
+    dsvi_convert(dtype, stored, DSV_F32, numbers, n);
+    assert_ok(device->upload(device->stream, memory, stored, (size_t)n * dsvi_dtype_size(dtype)));
+    assert_ok(device->sync(device->stream));
+    free(stored);
+    free(numbers);
+    return memory;
+}
+
+static DsvStatus run_composed(const DsvGemmArgs *args)
+{
+    DsvGemmEpilogueOps ops = dsvi_gemm_epilogue_ops(&gpu_backend.ops);
+    DsvGemmArgs bare = dsvi_gemm_bare(args);
+    DSVI_TRY(gpu_backend.ops.gemm.run(gpu_backend.device->stream, &bare));
+    return dsvi_gemm_epilogue(&ops, gpu_backend.device->stream, args);
+}
+
+/* Outputs start as zeros; result[i] is what output i holds afterwards. */
+static void call(const DsvGemmArgs *args, bool composed, const Output *output, int outputs, void **result)
+{
+    DsvDevice *device = gpu_backend.device;
+    for (int i = 0; i < outputs; i++)
+        assert_ok(device->zero(device->stream, output[i].data,
+                               (size_t)output[i].n * dsvi_dtype_size(output[i].dtype)));
+    assert_ok(composed ? run_composed(args) : gpu_backend.ops.gemm.run(device->stream, args));
+    for (int i = 0; i < outputs; i++) {
+        size_t bytes = (size_t)output[i].n * dsvi_dtype_size(output[i].dtype);
+        result[i] = malloc(bytes);
+        assert_non_null(result[i]);
+        assert_ok(device->download(device->stream, result[i], output[i].data, bytes));
+    }
+    assert_ok(device->sync(device->stream));
+}
+
+static void assert_near(const Output *output, const void *got, const void *wanted)
+{
+    for (int64_t i = 0; i < output->n; i++) {
+        double want = dsvi_load(output->dtype, wanted, i);
+        double difference = dsvi_load(output->dtype, got, i) - want;
+        if (!(fabs(difference) <= output->absolute + output->relative * fabs(want)))
+            fail_msg("%s[%lld] is %g off %g", output->name, (long long)i, difference, want);
+    }
+}
+
+/* The same as composed, and the same bits again. */
+static void assert_as_composed(const DsvGemmArgs *args, const Output *output, int outputs)
+{
+    void *first[OUTPUTS_MOST], *again[OUTPUTS_MOST], *composed[OUTPUTS_MOST];
+    call(args, false, output, outputs, first);
+    call(args, false, output, outputs, again);
+    call(args, true, output, outputs, composed);
+    for (int i = 0; i < outputs; i++) {
+        assert_near(&output[i], first[i], composed[i]);
+        assert_memory_equal(first[i], again[i], (size_t)output[i].n * dsvi_dtype_size(output[i].dtype));
+        free(first[i]);
+        free(again[i]);
+        free(composed[i]);
+        gpu_backend.device->mem_free(gpu_backend.device, output[i].data);
+    }
+}
+
+/* An approximate tanh is off by some 2^-11, whatever the GELU or its slope is there. */
+static Output bf16_output(const char *name)
+{
+    return (Output){name, DSV_BF16, TOKENS * OUT, 0x1p-6, 0x1p-6, allocate(TOKENS * OUT, DSV_BF16)};
+}
+
+static void test_gelu(void **state)
+{
+    (void)state;
+    void *x = draw(1, TOKENS * IN, 1, DSV_BF16), *w = draw(2, OUT * IN, 0.0625f, DSV_BF16);
+    void *bias = draw(3, OUT, 1, DSV_F32);
+    for (int biased = 0; biased < 2; biased++) {
+        Output output[] = {bf16_output("gelu_input"), bf16_output("c")};
+        DsvGemmArgs args = {.m = TOKENS, .n = OUT, .k = IN, .ab_dtype = DSV_BF16, .c_dtype = DSV_BF16, .a = x,
+                            .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = output[1].data, .ldc = OUT,
+                            .bias_dtype = DSV_F32, .bias = biased ? bias : NULL,
+                            .gelu_input = output[0].data};
+        assert_as_composed(&args, output, 2);
+    }
+    void *const inputs[] = {x, w, bias};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        gpu_backend.device->mem_free(gpu_backend.device, inputs[i]);
+}
+
+static void test_gelu_backward(void **state)
+{
+    (void)state;
+    void *dy = draw(1, TOKENS * IN, 1, DSV_BF16), *w = draw(2, IN * OUT, 0.0625f, DSV_BF16);
+    void *z = draw(3, TOKENS * OUT, 2, DSV_BF16);
+    Output output = bf16_output("c");
+    DsvGemmArgs args = {.m = TOKENS, .n = OUT, .k = IN, .ab_dtype = DSV_BF16, .c_dtype = DSV_BF16, .a = dy,
+                        .lda = IN, .b = w, .ldb = OUT, .c = output.data, .ldc = OUT, .gelu_backward = z};
+    assert_as_composed(&args, &output, 1);
+    void *const inputs[] = {dy, w, z};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        gpu_backend.device->mem_free(gpu_backend.device, inputs[i]);
+}
+
+/* Sums of 4096: what is off by 2^-8 of an element was rounded to BF16 on the way. */
+static void test_a_sum(void **state)
+{
+    (void)state;
+    void *dy = draw(1, TOKENS * OUT, 1, DSV_BF16), *x = draw(2, TOKENS * IN, 1, DSV_BF16);
+    Output output[] = {{"c", DSV_F32, OUT * IN, 1e-5, 0x1p-8, allocate(OUT * IN, DSV_F32)},
+                       {"a_sum", DSV_F32, OUT, 1e-5, 0x1p-8, allocate(OUT, DSV_F32)}};
+    DsvGemmArgs args = {.m = OUT, .n = IN, .k = TOKENS, .ab_dtype = DSV_BF16, .c_dtype = DSV_F32, .a = dy,
+                        .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = output[0].data, .ldc = IN,
+                        .accumulate = true, .bias_dtype = DSV_F32, .a_sum = output[1].data};
+    assert_as_composed(&args, output, 2);
+    gpu_backend.device->mem_free(gpu_backend.device, x);
+    gpu_backend.device->mem_free(gpu_backend.device, dy);
+}
+
+static int run(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_gelu_backward),
+        cmocka_unit_test(test_a_sum),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(void)
+{
+    return run_on_gpu(run);
+}
