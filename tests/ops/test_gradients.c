@@ -231,7 +231,7 @@ static void test_linear(void **state)
     double *b = random_row(3, OUT, 1, 0);
     double *y = random_row(4, ROWS * OUT, 1, 0), *dy = random_row(5, ROWS * OUT, 1, 0);
     double *dx = random_row(6, ROWS * IN, 0, 0), *dw = random_row(7, OUT * IN, 0, 0.5);
-    double *db = random_row(8, OUT, 0, 0.5);
+    double *db = random_row(8, OUT, 0, 0.5), *db_again = random_row(9, OUT, 0, 0.5);
     DsvGemmArgs forward = {.m = ROWS, .n = OUT, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x,
                            .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = y, .ldc = OUT,
                            .bias_dtype = DSV_F64, .bias = b};
@@ -240,7 +240,7 @@ static void test_linear(void **state)
                         .lda = OUT, .b = w, .ldb = IN, .c = dx, .ldc = IN};
     DsvGemmArgs to_w = {.m = OUT, .n = IN, .k = ROWS, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
                         .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = dw, .ldc = IN,
-                        .accumulate = true};
+                        .accumulate = true, .bias_dtype = DSV_F64, .a_sum = db_again};
     DsvColSumArgs to_b = {.m = ROWS, .n = OUT, .x_dtype = DSV_F64, .x = dy, .ldx = OUT, .y_dtype = DSV_F64,
                           .y = db};
     assert_ok(dsvi_gemm_ref(NULL, &to_x));
@@ -249,7 +249,50 @@ static void test_linear(void **state)
     assert_gradient("dx", linear_loss, &linear, x, ROWS * IN, dx, 0);
     assert_gradient("dw", linear_loss, &linear, w, OUT * IN, dw, 0.5);
     assert_gradient("db", linear_loss, &linear, b, OUT, db, 0.5);
-    double *const rows[] = {x, w, b, y, dy, dx, dw, db};
+    assert_gradient("db as a_sum", linear_loss, &linear, b, OUT, db_again, 0.5);
+    double *const rows[] = {x, w, b, y, dy, dx, dw, db, db_again};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        free(rows[i]);
+}
+
+/* y = gelu(x W^T + b) V^T */
+typedef struct TwoLinear {
+    DsvGemmArgs first, second;
+    double *dy;
+} TwoLinear;
+
+static double two_linear_loss(void *context)
+{
+    const TwoLinear *two = context;
+    assert_ok(dsvi_gemm_ref(NULL, &two->first));
+    assert_ok(dsvi_gemm_ref(NULL, &two->second));
+    return dot(two->second.c, two->dy, two->second.m * two->second.n);
+}
+
+static void test_linear_gelu(void **state)
+{
+    enum { ROWS = 5, OUT = 4, MIDDLE = 6, IN = 3 };
+    (void)state;
+    double *x = random_row(1, ROWS * IN, 1, 0), *w = random_row(2, MIDDLE * IN, 1, 0);
+    double *b = random_row(3, MIDDLE, 1, 0), *v = random_row(4, OUT * MIDDLE, 1, 0);
+    double *z = random_row(5, ROWS * MIDDLE, 1, 0), *h = random_row(6, ROWS * MIDDLE, 1, 0);
+    double *y = random_row(7, ROWS * OUT, 1, 0), *dy = random_row(8, ROWS * OUT, 1, 0);
+    double *dz = random_row(9, ROWS * MIDDLE, 1, 0), *dx = random_row(10, ROWS * IN, 1, 0);
+    DsvGemmArgs first = {.m = ROWS, .n = MIDDLE, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x,
+                         .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = h, .ldc = MIDDLE,
+                         .bias_dtype = DSV_F64, .bias = b, .gelu_input = z};
+    DsvGemmArgs second = {.m = ROWS, .n = OUT, .k = MIDDLE, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = h,
+                          .lda = MIDDLE, .b = v, .ldb = MIDDLE, .trans_b = true, .c = y, .ldc = OUT};
+    DsvGemmArgs to_z = {.m = ROWS, .n = MIDDLE, .k = OUT, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
+                        .lda = OUT, .b = v, .ldb = MIDDLE, .c = dz, .ldc = MIDDLE, .gelu_backward = z};
+    DsvGemmArgs to_x = {.m = ROWS, .n = IN, .k = MIDDLE, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dz,
+                        .lda = MIDDLE, .b = w, .ldb = IN, .c = dx, .ldc = IN};
+    TwoLinear two = {first, second, dy};
+    two_linear_loss(&two);
+    assert_ok(dsvi_gemm_ref(NULL, &to_z));
+    assert_ok(dsvi_gemm_ref(NULL, &to_x));
+    assert_gradient("dx through a GELU", two_linear_loss, &two, x, ROWS * IN, dx, 0);
+    double *const rows[] = {x, w, b, v, z, h, y, dy, dz, dx};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         free(rows[i]);
 }
@@ -324,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_layer_norm), cmocka_unit_test(test_rms_norm_rope),
         cmocka_unit_test(test_activation), cmocka_unit_test(test_gate_residual),
         cmocka_unit_test(test_add_rows),   cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_gelu),
         cmocka_unit_test(test_patch),      cmocka_unit_test(test_mse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
