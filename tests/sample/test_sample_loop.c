@@ -60,6 +60,12 @@ static DsvStatus wait(DsvStream *stream)
     return DSV_OK;
 }
 
+static size_t used(DsvDevice *device)
+{
+    (void)device;
+    return 42;
+}
+
 /* A codec that hands the latent on. */
 static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels)
 {
@@ -85,7 +91,7 @@ static const float null_text[TEXT] = {0}, some_text[TEXT] = {1, 2, 3, 4};
 static void set(Scene *s)
 {
     *s = (Scene){
-        .device = {.upload = move, .download = move, .sync = wait}, .codec = {.decode = decode},
+        .device = {.upload = move, .download = move, .sync = wait, .memory_used = used}, .codec = {.decode = decode},
         .dit = {.clean = {0.5f, 0.75f}}, .stop_after = STEPS,
     };
     s->backend.device = &s->device;
@@ -105,6 +111,7 @@ static void on_progress(void *context, const DsvProgress *progress)
     assert_int_equal(progress->total, STEPS);
     assert_int_equal(progress->done, ++s->progressed);
     assert_true(progress->seconds_left >= 0);
+    assert_int_equal(progress->memory_bytes, 42);
 }
 
 static bool should_stop(void *context)
