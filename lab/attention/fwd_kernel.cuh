@@ -1,0 +1,498 @@
+/* Attention forward over lists for Hopper, D = 128, bf16: gathering and multiplying in different warpgroups.
+ *
+ * A block of threads stays on its multiprocessor and goes from tile to tile of queries, 64 WARPGROUPS of one
+ * group of one (batch, head). Its first warpgroup gathers: rows of K and V of the listed keys, KEYS at a time,
+ * go by cp.async into a ring of STAGES stages. Each of the others multiplies for 64 queries: S = Q K^T from
+ * shared memory, softmax in registers, O += P V with P in the registers where S was.
+ *
+ *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (hopper.cuh), barriers
+ *     barriers        keys full, keys empty, values full, values empty for each stage; queries full and empty
+ *     Plan<2, 128, 3> 128 queries, 128 keys: 224 KiB, one block of threads on a multiprocessor
+ *     Plan<1, 64, 3>  64 queries, 64 keys: 112 KiB, two of them
+ *
+ * The short tile of a list is its first one: no later step needs a mask.
+ *
+ * cp.async writes shared memory as ordinary stores do; wgmma reads it by the async proxy. The threads that
+ * multiply wait for the barrier at which the copies arrived, which puts the writes before what follows, and
+ * then fence the proxies: write, barrier, fence, read is an order through both (PTX: Memory Consistency Model,
+ * proxy-preserved base causality order). A fence on the side of the copies would need their completion there,
+ * which is what cp.async with a barrier avoids waiting for. The other way about, wgmma.wait_group says that the
+ * reads are done, and the barrier passes that on. */
+#ifndef LAB_FWD_KERNEL_CUH
+#define LAB_FWD_KERNEL_CUH
+
+#include <math.h>
+
+#include "hopper.cuh"
+
+using namespace hopper;
+
+constexpr int DIM = 128, WARP = 32;
+constexpr int HALF_COLUMNS = 64; /* of a line */
+
+/* Element (s, n, d) is at data[s * token + n * head + d]. */
+struct Rows {
+    __nv_bfloat16 *data;
+    int64_t token, head;
+};
+
+struct Problem {
+    Rows q, k, v, out;
+    float *lse; /* (heads, queries) */
+    const int64_t *offsets; /* (heads * groups + 1) */
+    const int32_t *lists;
+    int heads, queries, group, groups;
+    float scale;
+};
+
+/* What a kernel does of the work: to see what bounds it. */
+enum Part { ALL, GATHER_ONLY, MULTIPLY_ONLY };
+
+template <int WARPGROUPS_, int KEYS_, int STAGES_> struct Plan {
+    static constexpr int WARPGROUPS = WARPGROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr int QUERIES = 64 * WARPGROUPS, MULTIPLYING = WARPGROUP * WARPGROUPS;
+    static constexpr int THREADS = WARPGROUP + MULTIPLYING, RESIDENT = WARPGROUPS == 2 ? 1 : 2;
+    static constexpr int QUERY_BYTES = QUERIES * DIM * 2, KEY_BYTES = KEYS * DIM * 2;
+    static constexpr int KEYS_AT = QUERY_BYTES, VALUES_AT = KEYS_AT + STAGES * KEY_BYTES;
+    static constexpr int BARRIERS_AT = VALUES_AT + STAGES * KEY_BYTES;
+    static constexpr int SHARED = BARRIERS_AT + (4 * STAGES + 2) * 8;
+    /* Of a thread; RESIDENT blocks share 65536. */
+    static constexpr int GATHER_REGISTERS = 40, MULTIPLY_REGISTERS = WARPGROUPS == 2 ? 232 : 208;
+    static_assert(RESIDENT * (SHARED + 1024) <= 228 * 1024, "shared memory of a multiprocessor");
+    static_assert(RESIDENT * WARPGROUP * (GATHER_REGISTERS + WARPGROUPS * MULTIPLY_REGISTERS) <= 65536,
+                  "registers of a multiprocessor");
+    static_assert(QUERY_BYTES % ATOM_BYTES == 0 && KEY_BYTES % ATOM_BYTES == 0, "matrices begin with an atom");
+};
+
+/* The barriers of a block of threads. */
+template <typename P> struct Barriers {
+    uint32_t at;
+    __device__ uint32_t keys_full(int stage) const { return at + 8 * stage; }
+    __device__ uint32_t keys_empty(int stage) const { return at + 8 * (P::STAGES + stage); }
+    __device__ uint32_t values_full(int stage) const { return at + 8 * (2 * P::STAGES + stage); }
+    __device__ uint32_t values_empty(int stage) const { return at + 8 * (3 * P::STAGES + stage); }
+    __device__ uint32_t queries_full() const { return at + 8 * (4 * P::STAGES); }
+    __device__ uint32_t queries_empty() const { return at + 8 * (4 * P::STAGES + 1); }
+};
+
+/* Where the ring stands: `parity` is of the round, the phase of the full barriers in it. */
+struct Ring {
+    int stage;
+    uint32_t parity;
+};
+
+template <typename P> __device__ __forceinline__ void advance(Ring *ring)
+{
+    if (++ring->stage == P::STAGES) {
+        ring->stage = 0;
+        ring->parity ^= 1;
+    }
+}
+
+/* A tile of queries and its list. */
+struct Tile {
+    int head, first, rows; /* queries [first, first + rows) */
+    const int32_t *list;
+    int keys;
+};
+
+template <typename P> __device__ __forceinline__ int tiles_of(const Problem &a)
+{
+    return a.heads * a.groups * ((a.group + P::QUERIES - 1) / P::QUERIES);
+}
+
+/* Tile `number`: neighbours are of one head, whose K and V stay in the L2 cache. */
+template <typename P> __device__ __forceinline__ Tile tile_at(const Problem &a, int number)
+{
+    int of_group = (a.group + P::QUERIES - 1) / P::QUERIES, list = number / of_group;
+    int group = list % a.groups, end = min((group + 1) * a.group, a.queries);
+    Tile tile;
+    tile.head = list / a.groups;
+    tile.first = group * a.group + number % of_group * P::QUERIES;
+    tile.rows = max(0, min(P::QUERIES, end - tile.first));
+    tile.list = a.lists + a.offsets[list];
+    tile.keys = tile.rows > 0 ? (int)(a.offsets[list + 1] - a.offsets[list]) : 0;
+    return tile;
+}
+
+/* How the gathering warpgroup stands before a matrix: 16 threads have a row of 256 bytes, so eight rows go at
+ * a time, row `line` + 8 i in time i, and a thread's place in an atom never changes. */
+struct Gatherer {
+    int line, chunk;
+    int listed; /* the row whose number this lane fetches for its warp, of those up to 8 x 16 */
+};
+
+__device__ __forceinline__ Gatherer gatherer()
+{
+    int thread = threadIdx.x, lane = thread % WARP;
+    return {thread / 16, thread % 16, 8 * (lane / 2) + 2 * (thread / WARP) + lane % 2};
+}
+
+/* Byte offset, in a matrix of ROWS rows, of this thread's chunk of its first row. */
+template <int ROWS> __device__ __forceinline__ uint32_t place_of(Gatherer g)
+{
+    return g.chunk / 8 * (ROWS * LINE_BYTES) + g.line * LINE_BYTES + (g.chunk % 8 ^ g.line) * 16;
+}
+
+/* ROWS listed rows to shared memory: lane l of each warp has the number of row `listed`; from row `count` on
+ * they are zeros, so that nothing times a weight of 0 is a NaN. */
+template <int ROWS>
+__device__ __forceinline__ void gather(Gatherer g, const Rows &rows, int head, int number, int count,
+                                       uint32_t to)
+{
+    const __nv_bfloat16 *from = rows.data + head * rows.head + g.chunk * 8;
+    uint32_t place = to + place_of<ROWS>(g);
+    int upper = threadIdx.x % WARP / 16;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        int row = __shfl_sync(0xffffffffu, number, 2 * i + upper);
+        copy_chunk(place + i * ATOM_BYTES, from + row * rows.token, 8 * i + g.line < count);
+    }
+}
+
+template <int ROWS>
+__device__ __forceinline__ void copy_queries(Gatherer g, const Rows &rows, const Tile &tile, uint32_t to)
+{
+    const __nv_bfloat16 *from = rows.data + tile.head * rows.head + g.chunk * 8;
+    uint32_t place = to + place_of<ROWS>(g);
+#pragma unroll 4
+    for (int i = 0; i < ROWS / 8; i++) {
+        int row = 8 * i + g.line;
+        bool there = row < tile.rows;
+        copy_chunk(place + i * ATOM_BYTES, from + (tile.first + (there ? row : 0)) * rows.token, there);
+    }
+}
+
+/* The gathering warpgroup. Numbers of keys are fetched a step ahead. MULTIPLY_ONLY: the first stages are
+ * filled, then only said to be. */
+template <typename P, Part PART> __device__ void gather_all(const Problem &a, uint32_t base)
+{
+    Barriers<P> barriers = {base + P::BARRIERS_AT};
+    Gatherer g = gatherer();
+    Ring ring = {0, 0};
+    uint32_t visits = 0;
+    int turns = 0, tiles = tiles_of<P>(a);
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = tile_at<P>(a, number);
+        int steps = (tile.keys + P::KEYS - 1) / P::KEYS, count = tile.keys - (steps - 1) * P::KEYS;
+        const int32_t *list = tile.list + g.listed;
+        int key = g.listed < count && steps > 0 ? list[0] : 0;
+        list += count;
+        for (int step = 0; step < steps; step++, list += P::KEYS) {
+            int next = step + 1 < steps && g.listed < P::KEYS ? list[0] : 0;
+            uint32_t stage = base + ring.stage * P::KEY_BYTES;
+            bool copying = PART != MULTIPLY_ONLY || turns++ < P::STAGES;
+            barrier_wait(barriers.keys_empty(ring.stage), ring.parity ^ 1);
+            if (copying)
+                gather<P::KEYS>(g, a.k, tile.head, key, count, stage + P::KEYS_AT);
+            barrier_arrive_after_copies(barriers.keys_full(ring.stage));
+            if (step == 0) {
+                barrier_wait(barriers.queries_empty(), visits++ & 1 ^ 1);
+                copy_queries<P::QUERIES>(g, a.q, tile, base);
+                barrier_arrive_after_copies(barriers.queries_full());
+            }
+            barrier_wait(barriers.values_empty(ring.stage), ring.parity ^ 1);
+            if (copying)
+                gather<P::KEYS>(g, a.v, tile.head, key, count, stage + P::VALUES_AT);
+            barrier_arrive_after_copies(barriers.values_full(ring.stage));
+            key = next;
+            count = P::KEYS;
+            advance<P>(&ring);
+        }
+    }
+}
+
+/* The softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16; `total` is over this lane's columns. */
+struct Softmax {
+    float largest[2], total[2];
+};
+
+/* Scores from column `count` on do not count. */
+template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
+{
+    int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        s[i] = i / 4 * 8 + column + i % 2 < count ? s[i] : -INFINITY;
+}
+
+/* Takes scores in: s becomes p, `shrink` what the sums so far are to be multiplied by. `scale` has log2 e in
+ * it. Two chains for each row, so that additions need not wait for one another. */
+template <int N>
+__device__ __forceinline__ void soften(float (&s)[N], Softmax *softmax, float (&shrink)[2], float scale)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float before = softmax->largest[half], now = before, other = s[2 * half + 1], sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 2 * half; i < N; i += 4) {
+            now = fmaxf(now, s[i]);
+            other = fmaxf(other, s[i + 1]);
+        }
+        now = fmaxf(now, other);
+        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+        float origin = now * scale;
+#pragma unroll
+        for (int i = 2 * half; i < N; i += 4)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                s[i + k] = power_of_two(fmaf(s[i + k], scale, -origin));
+                sum[k] += s[i + k];
+            }
+        shrink[half] = power_of_two(fmaf(before, scale, -origin));
+        softmax->largest[half] = now;
+        softmax->total[half] = fmaf(softmax->total[half], shrink[half], sum[0] + sum[1]);
+    }
+}
+
+__device__ __forceinline__ void shrink_sums(float (&out)[DIM / 2], const float (&shrink)[2])
+{
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++)
+        out[i] *= shrink[i / 2 % 2];
+}
+
+template <int N> __device__ __forceinline__ void pack(uint32_t (&p)[N / 2], const float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        p[i] = pair_bits(s[2 * i], s[2 * i + 1]);
+    hold(p);
+}
+
+/* s = Q K^T of a warpgroup's 64 queries and a stage's keys, begun. */
+template <typename P>
+__device__ __forceinline__ void begin_scores(float (&s)[P::KEYS / 2], uint32_t queries, uint32_t keys)
+{
+    uint64_t q = matrix_at(queries, ATOM_BYTES, ATOM_BYTES), k = matrix_at(keys, ATOM_BYTES, ATOM_BYTES);
+#pragma unroll
+    for (int d = 0; d < DIM; d += 16) {
+        uint32_t half = d / HALF_COLUMNS * LINE_BYTES, inside = d % HALF_COLUMNS * 2;
+        multiply(s, q + (half * P::QUERIES + inside) / 16, k + (half * P::KEYS + inside) / 16, d > 0);
+    }
+    products_commit();
+}
+
+/* out += P V of a stage's keys, begun. */
+template <typename P>
+__device__ __forceinline__ void begin_sums(float (&out)[DIM / 2], const uint32_t (&p)[P::KEYS / 4],
+                                           uint32_t values)
+{
+    uint64_t v = matrix_at(values, P::KEYS * LINE_BYTES, ATOM_BYTES);
+#pragma unroll
+    for (int key = 0; key < P::KEYS; key += 16)
+        multiply_add(out, p + key / 4, v + key * LINE_BYTES / 16);
+    products_commit();
+}
+
+/* Writes a warpgroup's rows, `first_row` on, of the tile; an empty list gives zeros and -inf. */
+__device__ __forceinline__ void store_tile(const Problem &a, const Tile &tile, const float (&out)[DIM / 2],
+                                           const Softmax &softmax, float scale, int first_row)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = first_row + 16 * warp + 8 * half + lane / 4;
+        float total = softmax.total[half];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        if (row >= tile.rows)
+            continue;
+        float factor = tile.keys > 0 ? 1 / total : 0;
+        __nv_bfloat16 *to = a.out.data + (tile.first + row) * a.out.token + tile.head * a.out.head;
+#pragma unroll
+        for (int j = 0; j < DIM / 8; j++)
+            *reinterpret_cast<uint32_t *>(to + 8 * j + lane % 4 * 2) =
+                pair_bits(out[4 * j + 2 * half] * factor, out[4 * j + 2 * half + 1] * factor);
+        if (lane % 4 == 0)
+            a.lse[(int64_t)tile.head * a.queries + tile.first + row] =
+                tile.keys > 0 ? (softmax.largest[half] * scale + log2f(total)) * 0.693147180559945f
+                              : -INFINITY;
+    }
+}
+
+/* A warpgroup that multiplies: what it knows of its block of threads. */
+template <typename P> struct Multiplier {
+    uint32_t base, queries; /* its 64 rows of Q */
+    Barriers<P> barriers;
+    int number; /* of the warpgroup: 0 multiplies first */
+    bool speaks; /* for its warp, at barriers */
+    float scale;
+
+    __device__ uint32_t keys_at(int stage) const { return base + P::KEYS_AT + stage * P::KEY_BYTES; }
+    __device__ uint32_t values_at(int stage) const { return base + P::VALUES_AT + stage * P::KEY_BYTES; }
+    __device__ void leave(uint32_t barrier) const
+    {
+        if (speaks)
+            barrier_arrive(barrier);
+    }
+};
+
+/* First rung: a step's products wait for its softmax and the softmax for its products; the other warpgroup
+ * fills the gaps as it happens. */
+template <typename P>
+__device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&out)[DIM / 2], Softmax *softmax,
+                                               int steps, int count, Ring *ring)
+{
+    float s[P::KEYS / 2] = {}, shrink[2];
+    uint32_t p[P::KEYS / 4];
+    for (int step = 0; step < steps; step++, advance<P>(ring)) {
+        barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
+        fence_for_products();
+        hold(s);
+        products_begin();
+        begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
+        products_wait<0>();
+        hold(s);
+        m.leave(m.barriers.keys_empty(ring->stage));
+        if (step == steps - 1)
+            m.leave(m.barriers.queries_empty());
+        if (step == 0)
+            mask(s, count);
+        soften(s, softmax, shrink, m.scale);
+        shrink_sums(out, shrink);
+        pack(p, s);
+        barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
+        fence_for_products();
+        hold(out);
+        products_begin();
+        begin_sums<P>(out, p, m.values_at(ring->stage));
+        products_wait<0>();
+        hold(out);
+        m.leave(m.barriers.values_empty(ring->stage));
+    }
+}
+
+/* Second rung: the products P V of a step run while the softmax of the next is made (Shah et al. 2024). Third,
+ * TURNS: two warpgroups give their products to the tensor cores by turns, so that one multiplies while the
+ * other is in its softmax; both have the same steps. */
+template <typename P, bool TURNS>
+__device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out)[DIM / 2], Softmax *softmax,
+                                             int steps, int count, Ring *ring)
+{
+    float s[P::KEYS / 2] = {}, shrink[2];
+    uint32_t p[P::KEYS / 4];
+    int mine = 1 + m.number, others = 2 - m.number;
+    barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
+    fence_for_products();
+    hold(s);
+    products_begin();
+    begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
+    products_wait<0>();
+    hold(s);
+    m.leave(m.barriers.keys_empty(ring->stage));
+    mask(s, count);
+    soften(s, softmax, shrink, m.scale);
+    pack(p, s);
+    for (int step = 1; step < steps; step++) {
+        Ring last = *ring;
+        advance<P>(ring);
+        barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
+        barrier_wait(m.barriers.values_full(last.stage), last.parity);
+        fence_for_products();
+        if (TURNS)
+            named_sync(mine, P::MULTIPLYING);
+        hold(s);
+        hold(out);
+        products_begin();
+        begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
+        begin_sums<P>(out, p, m.values_at(last.stage));
+        if (TURNS)
+            named_arrive(others, P::MULTIPLYING);
+        products_wait<1>();
+        hold(s);
+        m.leave(m.barriers.keys_empty(ring->stage));
+        soften(s, softmax, shrink, m.scale);
+        products_wait<0>();
+        hold(out);
+        m.leave(m.barriers.values_empty(last.stage));
+        shrink_sums(out, shrink);
+        pack(p, s);
+    }
+    m.leave(m.barriers.queries_empty());
+    barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
+    fence_for_products();
+    hold(out);
+    products_begin();
+    begin_sums<P>(out, p, m.values_at(ring->stage));
+    products_wait<0>();
+    hold(out);
+    m.leave(m.barriers.values_empty(ring->stage));
+    advance<P>(ring);
+}
+
+/* GATHER_ONLY: takes what is gathered and does nothing with it. */
+template <typename P>
+__device__ __forceinline__ void take_only(const Multiplier<P> &m, int steps, Ring *ring)
+{
+    for (int step = 0; step < steps; step++, advance<P>(ring)) {
+        barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
+        m.leave(m.barriers.keys_empty(ring->stage));
+        barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
+        m.leave(m.barriers.values_empty(ring->stage));
+    }
+    m.leave(m.barriers.queries_empty());
+}
+
+enum Order { IN_TURN, AHEAD, BY_TURNS };
+
+template <typename P, Order ORDER, Part PART>
+__device__ void multiply_all(const Problem &a, uint32_t base, int number)
+{
+    Multiplier<P> m = {base, base + number * 64 * LINE_BYTES, {base + P::BARRIERS_AT}, number,
+                       threadIdx.x % WARP == 0, a.scale * 1.44269504088896f};
+    Ring ring = {0, 0};
+    uint32_t visits = 0;
+    int tiles = tiles_of<P>(a);
+    if (ORDER == BY_TURNS && number == 1)
+        named_arrive(1, P::MULTIPLYING);
+    for (int tile_number = blockIdx.x; tile_number < tiles; tile_number += gridDim.x) {
+        Tile tile = tile_at<P>(a, tile_number);
+        int steps = (tile.keys + P::KEYS - 1) / P::KEYS, count = tile.keys - (steps - 1) * P::KEYS;
+        float out[DIM / 2] = {};
+        Softmax softmax = {{-INFINITY, -INFINITY}, {0, 0}};
+        if (steps > 0) {
+            barrier_wait(m.barriers.queries_full(), visits++ & 1);
+            if (PART == GATHER_ONLY)
+                take_only<P>(m, steps, &ring);
+            else if (ORDER == IN_TURN)
+                attend_in_turn<P>(m, out, &softmax, steps, count, &ring);
+            else
+                attend_ahead<P, ORDER == BY_TURNS>(m, out, &softmax, steps, count, &ring);
+        }
+        store_tile(a, tile, out, softmax, m.scale, 64 * number);
+    }
+}
+
+template <typename P, Order ORDER, Part PART>
+__global__ void __launch_bounds__(P::THREADS, P::RESIDENT) forward(const __grid_constant__ Problem a)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    uint32_t base = shared_address(shared);
+    Barriers<P> barriers = {base + P::BARRIERS_AT};
+    /* Of a warp's lane 0: the compiler then knows that a warp agrees on it. */
+    int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+    if (threadIdx.x == 0) {
+        if (base % ATOM_BYTES != 0)
+            __trap();
+        for (int stage = 0; stage < P::STAGES; stage++) {
+            barrier_init(barriers.keys_full(stage), WARPGROUP);
+            barrier_init(barriers.values_full(stage), WARPGROUP);
+            barrier_init(barriers.keys_empty(stage), P::MULTIPLYING / WARP);
+            barrier_init(barriers.values_empty(stage), P::MULTIPLYING / WARP);
+        }
+        barrier_init(barriers.queries_full(), WARPGROUP);
+        barrier_init(barriers.queries_empty(), P::MULTIPLYING / WARP);
+    }
+    __syncthreads();
+    if (warpgroup == 0) {
+        give_registers<P::GATHER_REGISTERS>();
+        gather_all<P, PART>(a, base);
+    } else {
+        take_registers<P::MULTIPLY_REGISTERS>();
+        multiply_all<P, ORDER, PART>(a, base, warpgroup - 1);
+    }
+}
+
+#endif
