@@ -1,23 +1,23 @@
 /* Attention forward over lists for Hopper, D = 128, bf16: gathering and multiplying in different warpgroups.
  *
  * A block of threads stays on its multiprocessor and goes from tile to tile of queries, 64 WARPGROUPS of one
- * group of one (batch, head). Its first warpgroup gathers: rows of K and V of the listed keys, KEYS at a time,
- * go by cp.async into a ring of STAGES stages. Each of the others multiplies for 64 queries: S = Q K^T from
- * shared memory, softmax in registers, O += P V with P in the registers where S was.
+ * group of one (batch, head). Its first warpgroup gathers: rows of K and V of the listed keys, KEYS at a
+ * time, go into a ring of STAGES stages. Each of the others multiplies for 64 queries: S = Q K^T from shared
+ * memory, softmax in registers, O += P V with P in the registers where S was.
  *
  *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (hopper.cuh), barriers
  *     barriers        keys full, keys empty, values full, values empty for each stage; queries full and empty
  *     Plan<2, 128, 3> 128 queries, 128 keys: 224 KiB, one block of threads on a multiprocessor
  *     Plan<1, 64, 3>  64 queries, 64 keys: 112 KiB, two of them
  *
- * The short tile of a list is its first one: no later step needs a mask.
+ * The short step of a list is its first one: no later step needs a mask.
  *
  * cp.async writes shared memory as ordinary stores do; wgmma reads it by the async proxy. The threads that
  * multiply wait for the barrier at which the copies arrived, which puts the writes before what follows, and
- * then fence the proxies: write, barrier, fence, read is an order through both (PTX: Memory Consistency Model,
- * proxy-preserved base causality order). A fence on the side of the copies would need their completion there,
- * which is what cp.async with a barrier avoids waiting for. The other way about, wgmma.wait_group says that the
- * reads are done, and the barrier passes that on. */
+ * then fence the proxies: write, barrier, fence, read is an order through both (PTX: Memory Consistency
+ * Model, proxy-preserved base causality order). A fence on the side of the copies would need their completion
+ * there, which is what cp.async with a barrier avoids waiting for. The other way about, wgmma.wait_group says
+ * that the reads are done, and the barrier passes that on. */
 #ifndef LAB_FWD_KERNEL_CUH
 #define LAB_FWD_KERNEL_CUH
 
@@ -33,7 +33,7 @@ constexpr int HALF_COLUMNS = 64; /* of a line */
 /* Element (s, n, d) is at data[s * token + n * head + d]. */
 struct Rows {
     __nv_bfloat16 *data;
-    int64_t token, head;
+    int token, head;
 };
 
 struct Problem {
@@ -57,11 +57,11 @@ template <int WARPGROUPS_, int KEYS_, int STAGES_> struct Plan {
     static constexpr int BARRIERS_AT = VALUES_AT + STAGES * KEY_BYTES;
     static constexpr int SHARED = BARRIERS_AT + (4 * STAGES + 2) * 8;
     /* Of a thread; RESIDENT blocks share 65536. */
-    static constexpr int GATHER_REGISTERS = 40, MULTIPLY_REGISTERS = WARPGROUPS == 2 ? 232 : 208;
+    static constexpr int GATHER_REGISTERS = 56, MULTIPLY_REGISTERS = WARPGROUPS == 2 ? 224 : 192;
     static_assert(RESIDENT * (SHARED + 1024) <= 228 * 1024, "shared memory of a multiprocessor");
     static_assert(RESIDENT * WARPGROUP * (GATHER_REGISTERS + WARPGROUPS * MULTIPLY_REGISTERS) <= 65536,
                   "registers of a multiprocessor");
-    static_assert(QUERY_BYTES % ATOM_BYTES == 0 && KEY_BYTES % ATOM_BYTES == 0, "matrices begin with an atom");
+    static_assert(QUERY_BYTES % ATOM_BYTES == 0 && KEY_BYTES % ATOM_BYTES == 0, "matrices are atoms");
 };
 
 /* The barriers of a block of threads. */
@@ -119,13 +119,13 @@ template <typename P> __device__ __forceinline__ Tile tile_at(const Problem &a, 
  * a time, row `line` + 8 i in time i, and a thread's place in an atom never changes. */
 struct Gatherer {
     int line, chunk;
-    int listed; /* the row whose number this lane fetches for its warp, of those up to 8 x 16 */
+    int listed; /* the row whose number this lane fetches for its warp: see gather */
 };
 
-__device__ __forceinline__ Gatherer gatherer()
+template <typename P> __device__ __forceinline__ Gatherer gatherer()
 {
     int thread = threadIdx.x, lane = thread % WARP;
-    return {thread / 16, thread % 16, 8 * (lane / 2) + 2 * (thread / WARP) + lane % 2};
+    return {thread / 16, thread % 16, min(8 * (lane % 16) + thread / WARP * 2 + lane / 16, P::KEYS - 1)};
 }
 
 /* Byte offset, in a matrix of ROWS rows, of this thread's chunk of its first row. */
@@ -134,57 +134,60 @@ template <int ROWS> __device__ __forceinline__ uint32_t place_of(Gatherer g)
     return g.chunk / 8 * (ROWS * LINE_BYTES) + g.line * LINE_BYTES + (g.chunk % 8 ^ g.line) * 16;
 }
 
-/* ROWS listed rows to shared memory: lane l of each warp has the number of row `listed`; from row `count` on
- * they are zeros, so that nothing times a weight of 0 is a NaN. */
-template <int ROWS>
-__device__ __forceinline__ void gather(Gatherer g, const Rows &rows, int head, int number, int count,
-                                       uint32_t to)
+/* This thread's chunk of row 0. */
+__device__ __forceinline__ const char *chunk_of(Gatherer g, const Rows &rows, int head)
 {
-    const __nv_bfloat16 *from = rows.data + head * rows.head + g.chunk * 8;
-    uint32_t place = to + place_of<ROWS>(g);
-    int upper = threadIdx.x % WARP / 16;
-#pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) {
-        int row = __shfl_sync(0xffffffffu, number, 2 * i + upper);
-        copy_chunk(place + i * ATOM_BYTES, from + row * rows.token, 8 * i + g.line < count);
-    }
+    return reinterpret_cast<const char *>(rows.data + (int64_t)head * rows.head + g.chunk * 8);
 }
 
+/* ROWS rows to shared memory. In each half of a warp lane i has the number of the row for time i. */
+template <int ROWS>
+__device__ __forceinline__ void gather(Gatherer g, const Rows &rows, int head, int number, uint32_t to)
+{
+    const char *from = chunk_of(g, rows, head);
+    int pitch = 2 * rows.token;
+    to += place_of<ROWS>(g);
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++)
+        copy_chunk(to + i * ATOM_BYTES, from + (int64_t)__shfl_sync(0xffffffffu, number, i, 16) * pitch);
+}
+
+/* Where a tile has fewer queries than ROWS its last one stands in: they are not stored. */
 template <int ROWS>
 __device__ __forceinline__ void copy_queries(Gatherer g, const Rows &rows, const Tile &tile, uint32_t to)
 {
-    const __nv_bfloat16 *from = rows.data + tile.head * rows.head + g.chunk * 8;
-    uint32_t place = to + place_of<ROWS>(g);
+    int64_t pitch = 2 * rows.token;
+    const char *from = chunk_of(g, rows, tile.head) + tile.first * pitch;
+    to += place_of<ROWS>(g);
 #pragma unroll 4
-    for (int i = 0; i < ROWS / 8; i++) {
-        int row = 8 * i + g.line;
-        bool there = row < tile.rows;
-        copy_chunk(place + i * ATOM_BYTES, from + (tile.first + (there ? row : 0)) * rows.token, there);
-    }
+    for (int i = 0; i < ROWS / 8; i++)
+        copy_chunk(to + i * ATOM_BYTES, from + min(8 * i + g.line, tile.rows - 1) * pitch);
 }
 
-/* The gathering warpgroup. Numbers of keys are fetched a step ahead. MULTIPLY_ONLY: the first stages are
- * filled, then only said to be. */
+/* The gathering warpgroup. Numbers of keys are fetched a step ahead. In the short first step the last of its
+ * keys stands in for what is missing: its scores are masked, and nothing that is not listed can bring a NaN.
+ * MULTIPLY_ONLY: the first stages are filled, then only said to be. */
 template <typename P, Part PART> __device__ void gather_all(const Problem &a, uint32_t base)
 {
     Barriers<P> barriers = {base + P::BARRIERS_AT};
-    Gatherer g = gatherer();
+    Gatherer g = gatherer<P>();
     Ring ring = {0, 0};
     uint32_t visits = 0;
     int turns = 0, tiles = tiles_of<P>(a);
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_at<P>(a, number);
+        if (tile.keys == 0)
+            continue;
         int steps = (tile.keys + P::KEYS - 1) / P::KEYS, count = tile.keys - (steps - 1) * P::KEYS;
-        const int32_t *list = tile.list + g.listed;
-        int key = g.listed < count && steps > 0 ? list[0] : 0;
-        list += count;
+        const int32_t *list = tile.list + count + g.listed;
+        int key = tile.list[min(g.listed, count - 1)];
         for (int step = 0; step < steps; step++, list += P::KEYS) {
-            int next = step + 1 < steps && g.listed < P::KEYS ? list[0] : 0;
+            int next = step + 1 < steps ? *list : 0;
             uint32_t stage = base + ring.stage * P::KEY_BYTES;
             bool copying = PART != MULTIPLY_ONLY || turns++ < P::STAGES;
             barrier_wait(barriers.keys_empty(ring.stage), ring.parity ^ 1);
             if (copying)
-                gather<P::KEYS>(g, a.k, tile.head, key, count, stage + P::KEYS_AT);
+                gather<P::KEYS>(g, a.k, tile.head, key, stage + P::KEYS_AT);
             barrier_arrive_after_copies(barriers.keys_full(ring.stage));
             if (step == 0) {
                 barrier_wait(barriers.queries_empty(), visits++ & 1 ^ 1);
@@ -193,10 +196,9 @@ template <typename P, Part PART> __device__ void gather_all(const Problem &a, ui
             }
             barrier_wait(barriers.values_empty(ring.stage), ring.parity ^ 1);
             if (copying)
-                gather<P::KEYS>(g, a.v, tile.head, key, count, stage + P::VALUES_AT);
+                gather<P::KEYS>(g, a.v, tile.head, key, stage + P::VALUES_AT);
             barrier_arrive_after_copies(barriers.values_full(ring.stage));
             key = next;
-            count = P::KEYS;
             advance<P>(&ring);
         }
     }
@@ -300,7 +302,8 @@ __device__ __forceinline__ void store_tile(const Problem &a, const Tile &tile, c
         if (row >= tile.rows)
             continue;
         float factor = tile.keys > 0 ? 1 / total : 0;
-        __nv_bfloat16 *to = a.out.data + (tile.first + row) * a.out.token + tile.head * a.out.head;
+        __nv_bfloat16 *to = a.out.data + (int64_t)(tile.first + row) * a.out.token +
+                            tile.head * a.out.head;
 #pragma unroll
         for (int j = 0; j < DIM / 8; j++)
             *reinterpret_cast<uint32_t *>(to + 8 * j + lane % 4 * 2) =
@@ -332,8 +335,8 @@ template <typename P> struct Multiplier {
 /* First rung: a step's products wait for its softmax and the softmax for its products; the other warpgroup
  * fills the gaps as it happens. */
 template <typename P>
-__device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&out)[DIM / 2], Softmax *softmax,
-                                               int steps, int count, Ring *ring)
+__device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&out)[DIM / 2],
+                                               Softmax *softmax, int steps, int count, Ring *ring)
 {
     float s[P::KEYS / 2] = {}, shrink[2];
     uint32_t p[P::KEYS / 4];
@@ -364,9 +367,9 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&o
     }
 }
 
-/* Second rung: the products P V of a step run while the softmax of the next is made (Shah et al. 2024). Third,
- * TURNS: two warpgroups give their products to the tensor cores by turns, so that one multiplies while the
- * other is in its softmax; both have the same steps. */
+/* Second rung: the products P V of a step run while the softmax of the next is made (Shah et al. 2024).
+ * Third, TURNS: two warpgroups give their products to the tensor cores by turns, so that one multiplies while
+ * the other is in its softmax; both have the same steps. */
 template <typename P, bool TURNS>
 __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out)[DIM / 2], Softmax *softmax,
                                              int steps, int count, Ring *ring)
@@ -382,6 +385,8 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
     products_wait<0>();
     hold(s);
     m.leave(m.barriers.keys_empty(ring->stage));
+    if (steps == 1)
+        m.leave(m.barriers.queries_empty());
     mask(s, count);
     soften(s, softmax, shrink, m.scale);
     pack(p, s);
@@ -403,6 +408,8 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
         products_wait<1>();
         hold(s);
         m.leave(m.barriers.keys_empty(ring->stage));
+        if (step == steps - 1)
+            m.leave(m.barriers.queries_empty());
         soften(s, softmax, shrink, m.scale);
         products_wait<0>();
         hold(out);
@@ -410,7 +417,6 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
         shrink_sums(out, shrink);
         pack(p, s);
     }
-    m.leave(m.barriers.queries_empty());
     barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
     fence_for_products();
     hold(out);

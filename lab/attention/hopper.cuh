@@ -77,11 +77,10 @@ __device__ __forceinline__ void named_arrive(int number, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* 16 bytes to shared memory in the background, past L1, or zeros: then nothing is read. PTX: cp.async. */
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from, bool there)
+/* 16 bytes to shared memory in the background, past L1 (PTX: cp.async). */
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* Between writes to shared memory by ordinary stores or cp.async, which this thread knows to be done, and
