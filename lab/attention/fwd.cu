@@ -1,9 +1,10 @@
 /* Measures the rungs of the forward ladder (../README.md): checks each against a plain kernel, then times it.
  *
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -o fwd fwd.cu
- *     ./fwd                  checks, then 32768 tokens and 16 heads
- *     ./fwd check            checks only
- *     ./fwd 65536 8          checks, then these tokens and heads
+ *     ./fwd                  all variants: checks, then 32768 tokens and 16 heads
+ *     ./fwd v2               those with "v2" in their names
+ *     ./fwd v2 0 0           checks only
+ *     ./fwd v2 65536 8       these tokens and heads
  *
  * D = 128, batch 1. Lists are random keys, ascending. A variant that waits for ever ends with "unspecified
  * launch failure" (hopper.cuh) under its name. */
@@ -33,9 +34,11 @@ struct Variant {
     Part part;
 };
 
-template <typename P, Order ORDER, Part PART = ALL> static Variant variant(const char *name)
+template <typename P, Carrier CARRIER, Order ORDER, Part PART = ALL>
+static Variant variant(const char *name)
 {
-    return {name, forward<P, ORDER, PART>, P::QUERIES, P::KEYS, P::THREADS, P::RESIDENT, P::SHARED, PART};
+    return {name, forward<P, CARRIER, ORDER, PART>, P::QUERIES, P::KEYS, P::THREADS,
+            P::RESIDENT, P::SHARED, PART};
 }
 
 using Wide = Plan<2, 128, 3>;
@@ -43,23 +46,31 @@ using WideFine = Plan<2, 64, 6>;
 using Narrow = Plan<1, 64, 3>;
 
 static const Variant WIDE[] = {
-    variant<Wide, IN_TURN>("v1 in turn"),
-    variant<Wide, AHEAD>("v2 ahead"),
-    variant<Wide, BY_TURNS>("v3 ahead, by turns"),
-    variant<WideFine, AHEAD>("v2 ahead, 64 keys"),
-    variant<WideFine, BY_TURNS>("v3 by turns, 64 keys"),
-    variant<Wide, IN_TURN, GATHER_ONLY>("   gather only"),
-    variant<WideFine, IN_TURN, GATHER_ONLY>("   gather only, 64 keys"),
-    variant<Wide, IN_TURN, MULTIPLY_ONLY>("   v1 multiply only"),
-    variant<Wide, AHEAD, MULTIPLY_ONLY>("   v2 multiply only"),
-    variant<Wide, BY_TURNS, MULTIPLY_ONLY>("   v3 multiply only"),
+    variant<Wide, CHUNKS, IN_TURN>("v1 in turn"),
+    variant<Wide, CHUNKS, AHEAD>("v2 ahead"),
+    variant<Wide, CHUNKS, BY_TURNS>("v3 by turns"),
+    variant<WideFine, CHUNKS, AHEAD>("v2 ahead, 64 keys"),
+    variant<WideFine, CHUNKS, BY_TURNS>("v3 by turns, 64 keys"),
+    variant<Wide, CHUNKS, BY_TURNS_SKIPPING>("v4 by turns, skipping"),
+    variant<Wide, BOXES, AHEAD>("v5 boxes, ahead"),
+    variant<Wide, BOXES, BY_TURNS_SKIPPING>("v5 boxes, by turns, sk."),
+    variant<Wide, CHUNKS, IN_TURN, GATHER_ONLY>("v1 gather only"),
+    variant<WideFine, CHUNKS, IN_TURN, GATHER_ONLY>("v1 gather only, 64 keys"),
+    variant<Wide, BOXES, IN_TURN, GATHER_ONLY>("v5 gather only, boxes"),
+    variant<Wide, CHUNKS, IN_TURN, MULTIPLY_ONLY>("v1 multiply only"),
+    variant<Wide, CHUNKS, AHEAD, MULTIPLY_ONLY>("v2 multiply only"),
+    variant<Wide, CHUNKS, BY_TURNS, MULTIPLY_ONLY>("v3 multiply only"),
+    variant<Wide, CHUNKS, BY_TURNS_SKIPPING, MULTIPLY_ONLY>("v4 multiply only"),
+    variant<Wide, BOXES, BY_TURNS_SKIPPING, MULTIPLY_ONLY>("v5 multiply only"),
 };
 
 static const Variant NARROW[] = {
-    variant<Narrow, IN_TURN>("v1 in turn"),
-    variant<Narrow, AHEAD>("v2 ahead"),
-    variant<Narrow, IN_TURN, GATHER_ONLY>("   gather only"),
-    variant<Narrow, AHEAD, MULTIPLY_ONLY>("   v2 multiply only"),
+    variant<Narrow, CHUNKS, IN_TURN>("v1 in turn"),
+    variant<Narrow, CHUNKS, AHEAD>("v2 ahead"),
+    variant<Narrow, BOXES, AHEAD>("v5 boxes, ahead"),
+    variant<Narrow, CHUNKS, IN_TURN, GATHER_ONLY>("v1 gather only"),
+    variant<Narrow, BOXES, IN_TURN, GATHER_ONLY>("v5 gather only, boxes"),
+    variant<Narrow, CHUNKS, AHEAD, MULTIPLY_ONLY>("v2 multiply only"),
 };
 
 /* A uniform number of (0, 1) for each (seed, i). */
@@ -205,6 +216,39 @@ static void make_truth(Case *c)
     TRY(cudaDeviceSynchronize());
 }
 
+using MapMaker = decltype(&cuTensorMapEncodeTiled);
+
+/* The driver's function, without linking to the driver. */
+static MapMaker map_maker()
+{
+    void *entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                         &result));
+    if (result != cudaDriverEntryPointSuccess) {
+        printf("the driver has no cuTensorMapEncodeTiled\n");
+        exit(1);
+    }
+    return (MapMaker)entry;
+}
+
+/* Boxes of 64 columns of one head, `tokens` of them. */
+static CUtensorMap map_of(const Rows &rows, int heads, int queries, int tokens)
+{
+    CUtensorMap map;
+    cuuint64_t sizes[3] = {DIM, (cuuint64_t)heads, (cuuint64_t)queries};
+    cuuint64_t pitches[2] = {2 * (cuuint64_t)rows.head, 2 * (cuuint64_t)rows.token};
+    cuuint32_t box[3] = {HALF_COLUMNS, 1, (cuuint32_t)tokens}, steps[3] = {1, 1, 1};
+    CUresult result = map_maker()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, rows.data, sizes, pitches, box,
+                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) {
+        printf("cuTensorMapEncodeTiled: error %d\n", (int)result);
+        exit(1);
+    }
+    return map;
+}
+
 /* q, k, v as one projection gives them, (S, 3, N, D), or each alone, (S, N, D). `size`: of q. */
 static void make_case(Case *c, int tokens, int heads, int group, bool fused, float size)
 {
@@ -222,6 +266,9 @@ static void make_case(Case *c, int tokens, int heads, int group, bool fused, flo
     a->v = {qkv + (fused ? 2 * width : 2 * all), token, DIM};
     a->out = {allocate<__nv_bfloat16>(c, all), width, DIM};
     a->lse = allocate<float>(c, (int64_t)heads * tokens);
+    a->q_map = map_of(a->q, heads, tokens, 64);
+    a->k_map = map_of(a->k, heads, tokens, 1);
+    a->v_map = map_of(a->v, heads, tokens, 1);
     c->out_bytes = all * 2;
     c->lse_bytes = (int64_t)heads * tokens * 4;
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1, size);
@@ -296,17 +343,19 @@ static bool run_variant(const Case &c, const Variant &v, int runs)
     return right;
 }
 
-template <int N> static bool run_variants(const Case &c, const Variant (&variants)[N], int runs, bool parts)
+/* Those whose names have `part` in them; `pieces`: also those that do only part of the work. */
+template <int N>
+static bool run_variants(const Case &c, const Variant (&variants)[N], const char *part, int runs, bool pieces)
 {
     bool right = true;
     for (const Variant &v : variants)
-        if (parts || v.part == ALL)
+        if ((pieces || v.part == ALL) && strstr(v.name, part))
             right &= run_variant(c, v, runs);
     return right;
 }
 
 /* Everything that can go wrong in small: all rows, short groups, lists of any length and none at all. */
-static bool check(int tokens, int group)
+static bool check(const char *part, int tokens, int group)
 {
     static const int SPECIAL[] = {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 384, 385, 0, 511};
     int groups = (tokens + group - 1) / group;
@@ -319,13 +368,13 @@ static bool check(int tokens, int group)
     c.samples = tokens;
     make_case(&c, tokens, 2, group, true, 2);
     printf("check: %d tokens, groups of %d, all rows\n", tokens, group);
-    bool right = run_variants(c, WIDE, 1, false);
-    right &= run_variants(c, NARROW, 1, false);
+    bool right = run_variants(c, WIDE, part, 1, false);
+    right &= run_variants(c, NARROW, part, 1, false);
     free_case(&c);
     return right;
 }
 
-static bool measure(int tokens, int heads, int group, double density)
+static bool measure(const char *part, int tokens, int heads, int group, double density)
 {
     Case c = {};
     int groups = (tokens + group - 1) / group, count = (int)(tokens * density + 0.5);
@@ -334,13 +383,15 @@ static bool measure(int tokens, int heads, int group, double density)
     make_case(&c, tokens, heads, group, false, 1);
     printf("%d tokens, %d heads, groups of %d, %d keys each (%.0f %%)\n", tokens, heads, group, count,
            100 * density);
-    bool right = group > 64 ? run_variants(c, WIDE, 20, true) : run_variants(c, NARROW, 20, true);
+    bool right = group > 64 ? run_variants(c, WIDE, part, 20, true) : run_variants(c, NARROW, part, 20, true);
     free_case(&c);
     return right;
 }
 
 int main(int argc, char **argv)
 {
+    const char *part = argc > 1 ? argv[1] : "";
+    int tokens = argc > 2 ? atoi(argv[2]) : 32768, heads = argc > 3 ? atoi(argv[3]) : 16;
     cudaDeviceProp device;
     TRY(cudaGetDeviceProperties(&device, 0));
     if (device.major != 9) {
@@ -348,18 +399,13 @@ int main(int argc, char **argv)
         return 1;
     }
     printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
-    bool right = check(1950, 128), small = argc == 2;
-    right &= check(1950, 64);
-    right &= check(2048, 192);
-    int tokens = argc == 3 ? atoi(argv[1]) : 32768, heads = argc == 3 ? atoi(argv[2]) : 16;
-    if (small && strcmp(argv[1], "check")) {
-        printf("unknown argument %s\n", argv[1]);
-        return 1;
-    }
-    if (!small)
+    bool right = check(part, 1950, 128);
+    right &= check(part, 1950, 64);
+    right &= check(part, 2048, 192);
+    if (tokens > 1 && heads > 0)
         for (int group : {128, 64})
             for (double density : {0.1, 0.05})
-                right &= measure(tokens, heads, group, density);
+                right &= measure(part, tokens, heads, group, density);
     printf(right ? "all right\n" : "SOMETHING IS WRONG\n");
     return right ? 0 : 1;
 }

@@ -37,6 +37,7 @@ struct Rows {
 };
 
 struct Problem {
+    CUtensorMap q_map, k_map, v_map; /* (D, heads, tokens), boxes of 64 x 1 x 64 (q) and 64 x 1 x 1 */
     Rows q, k, v, out;
     float *lse; /* (heads, queries) */
     const int64_t *offsets; /* (heads * groups + 1) */
@@ -44,6 +45,13 @@ struct Problem {
     int heads, queries, group, groups;
     float scale;
 };
+
+/* What brings rows to shared memory: cp.async, 16 bytes for each thread, or the copy engine (TMA), 128 bytes
+ * for each instruction of one thread of a warp. */
+enum Carrier { CHUNKS, BOXES };
+
+/* How products and softmax follow one another: the rungs of the ladder. */
+enum Order { IN_TURN, AHEAD, BY_TURNS, BY_TURNS_SKIPPING };
 
 /* What a kernel does of the work: to see what bounds it. */
 enum Part { ALL, GATHER_ONLY, MULTIPLY_ONLY };
@@ -87,6 +95,12 @@ template <typename P> __device__ __forceinline__ void advance(Ring *ring)
         ring->stage = 0;
         ring->parity ^= 1;
     }
+}
+
+/* Of a warp's lane 0: the compiler then knows that a warp agrees on it. */
+__device__ __forceinline__ int agreed(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
 }
 
 /* A tile of queries and its list. */
@@ -164,10 +178,76 @@ __device__ __forceinline__ void copy_queries(Gatherer g, const Rows &rows, const
         copy_chunk(to + i * ATOM_BYTES, from + min(8 * i + g.line, tile.rows - 1) * pitch);
 }
 
+/* The same as gather, and in the same places, line by line: arrives at the barrier first. */
+template <int ROWS>
+__device__ __forceinline__ void gather_boxes(const CUtensorMap *map, int head, int number, uint32_t to,
+                                             uint32_t barrier)
+{
+    int warp = agreed(threadIdx.x / WARP);
+    bool speaks = elected();
+    if (speaks)
+        barrier_arrive_expecting(barrier, ROWS / 4 * DIM * 2);
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i++) {
+        int row = __shfl_sync(0xffffffffu, number, i / 2 + i % 2 * 16);
+        uint32_t line = to + i / 2 * ATOM_BYTES + (2 * warp + i % 2) * LINE_BYTES;
+        if (!speaks)
+            continue;
+        copy_box(line, map, 0, head, row, barrier);
+        copy_box(line + ROWS * LINE_BYTES, map, HALF_COLUMNS, head, row, barrier);
+    }
+}
+
+/* A tile's queries, whole: rows of the next group come along, rows past the last token are zeros. */
+template <int ROWS>
+__device__ __forceinline__ void copy_query_boxes(const CUtensorMap *map, const Tile &tile, uint32_t to,
+                                                 uint32_t barrier)
+{
+    int warp = agreed(threadIdx.x / WARP);
+    if (!elected())
+        return;
+    barrier_arrive_expecting(barrier, warp == 0 ? ROWS * DIM * 2 : 0);
+    if (warp > 0)
+        return;
+    for (int row = 0; row < ROWS; row += 64)
+        for (int half = 0; half < 2; half++)
+            copy_box(to + (half * ROWS + row) * LINE_BYTES, map, half * HALF_COLUMNS, tile.head,
+                     tile.first + row, barrier);
+}
+
+/* Brings the rows of a step, or says that it did; then arrives at the barrier. */
+template <int ROWS, Carrier CARRIER>
+__device__ __forceinline__ void bring(bool copying, Gatherer g, const Rows &rows, const CUtensorMap *map,
+                                      int head, int number, uint32_t to, uint32_t barrier)
+{
+    if (CARRIER == CHUNKS) {
+        if (copying)
+            gather<ROWS>(g, rows, head, number, to);
+        barrier_arrive_after_copies(barrier);
+    } else if (copying) {
+        gather_boxes<ROWS>(map, head, number, to, barrier);
+    } else if (threadIdx.x % WARP == 0) {
+        barrier_arrive(barrier);
+    }
+}
+
+template <int ROWS, Carrier CARRIER>
+__device__ __forceinline__ void bring_queries(Gatherer g, const Problem &a, const Tile &tile, uint32_t to,
+                                              uint32_t barrier)
+{
+    if (CARRIER == CHUNKS) {
+        copy_queries<ROWS>(g, a.q, tile, to);
+        barrier_arrive_after_copies(barrier);
+    } else {
+        copy_query_boxes<ROWS>(&a.q_map, tile, to, barrier);
+    }
+}
+
 /* The gathering warpgroup. Numbers of keys are fetched a step ahead. In the short first step the last of its
  * keys stands in for what is missing: its scores are masked, and nothing that is not listed can bring a NaN.
  * MULTIPLY_ONLY: the first stages are filled, then only said to be. */
-template <typename P, Part PART> __device__ void gather_all(const Problem &a, uint32_t base)
+template <typename P, Carrier CARRIER, Part PART>
+__device__ __forceinline__ void gather_all(const Problem &a, uint32_t base)
 {
     Barriers<P> barriers = {base + P::BARRIERS_AT};
     Gatherer g = gatherer<P>();
@@ -186,18 +266,15 @@ template <typename P, Part PART> __device__ void gather_all(const Problem &a, ui
             uint32_t stage = base + ring.stage * P::KEY_BYTES;
             bool copying = PART != MULTIPLY_ONLY || turns++ < P::STAGES;
             barrier_wait(barriers.keys_empty(ring.stage), ring.parity ^ 1);
-            if (copying)
-                gather<P::KEYS>(g, a.k, tile.head, key, stage + P::KEYS_AT);
-            barrier_arrive_after_copies(barriers.keys_full(ring.stage));
+            bring<P::KEYS, CARRIER>(copying, g, a.k, &a.k_map, tile.head, key, stage + P::KEYS_AT,
+                                    barriers.keys_full(ring.stage));
             if (step == 0) {
                 barrier_wait(barriers.queries_empty(), visits++ & 1 ^ 1);
-                copy_queries<P::QUERIES>(g, a.q, tile, base);
-                barrier_arrive_after_copies(barriers.queries_full());
+                bring_queries<P::QUERIES, CARRIER>(g, a, tile, base, barriers.queries_full());
             }
             barrier_wait(barriers.values_empty(ring.stage), ring.parity ^ 1);
-            if (copying)
-                gather<P::KEYS>(g, a.v, tile.head, key, stage + P::VALUES_AT);
-            barrier_arrive_after_copies(barriers.values_full(ring.stage));
+            bring<P::KEYS, CARRIER>(copying, g, a.v, &a.v_map, tile.head, key, stage + P::VALUES_AT,
+                                    barriers.values_full(ring.stage));
             key = next;
             advance<P>(&ring);
         }
@@ -316,13 +393,19 @@ __device__ __forceinline__ void store_tile(const Problem &a, const Tile &tile, c
 }
 
 /* A warpgroup that multiplies: what it knows of its block of threads. */
-template <typename P> struct Multiplier {
+template <typename P, Carrier CARRIER> struct Multiplier {
     uint32_t base, queries; /* its 64 rows of Q */
     Barriers<P> barriers;
     int number; /* of the warpgroup: 0 multiplies first */
     bool speaks; /* for its warp, at barriers */
     float scale;
 
+    /* Boxes come by the proxy that wgmma reads by. */
+    __device__ void fence() const
+    {
+        if (CARRIER == CHUNKS)
+            fence_for_products();
+    }
     __device__ uint32_t keys_at(int stage) const { return base + P::KEYS_AT + stage * P::KEY_BYTES; }
     __device__ uint32_t values_at(int stage) const { return base + P::VALUES_AT + stage * P::KEY_BYTES; }
     __device__ void leave(uint32_t barrier) const
@@ -332,17 +415,17 @@ template <typename P> struct Multiplier {
     }
 };
 
-/* First rung: a step's products wait for its softmax and the softmax for its products; the other warpgroup
+/* IN_TURN: a step's products wait for its softmax and the softmax for its products; the other warpgroup
  * fills the gaps as it happens. */
-template <typename P>
-__device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&out)[DIM / 2],
+template <typename P, Carrier CARRIER>
+__device__ __forceinline__ void attend_in_turn(const Multiplier<P, CARRIER> &m, float (&out)[DIM / 2],
                                                Softmax *softmax, int steps, int count, Ring *ring)
 {
     float s[P::KEYS / 2] = {}, shrink[2];
     uint32_t p[P::KEYS / 4];
     for (int step = 0; step < steps; step++, advance<P>(ring)) {
         barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
-        fence_for_products();
+        m.fence();
         hold(s);
         products_begin();
         begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
@@ -357,7 +440,7 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&o
         shrink_sums(out, shrink);
         pack(p, s);
         barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
-        fence_for_products();
+        m.fence();
         hold(out);
         products_begin();
         begin_sums<P>(out, p, m.values_at(ring->stage));
@@ -367,18 +450,20 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P> &m, float (&o
     }
 }
 
-/* Second rung: the products P V of a step run while the softmax of the next is made (Shah et al. 2024).
- * Third, TURNS: two warpgroups give their products to the tensor cores by turns, so that one multiplies while
- * the other is in its softmax; both have the same steps. */
-template <typename P, bool TURNS>
-__device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out)[DIM / 2], Softmax *softmax,
-                                             int steps, int count, Ring *ring)
+/* AHEAD: the products P V of a step run while the softmax of the next is made (Shah et al. 2024). BY_TURNS:
+ * besides, the two warpgroups give their products to the tensor cores by turns, so that one multiplies while
+ * the other is in its softmax; both have the same steps. SKIPPING: besides, sums that keep their scale, as
+ * most do once the largest score has been met, are not multiplied by 1. */
+template <Order ORDER, typename P, Carrier CARRIER>
+__device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, float (&out)[DIM / 2],
+                                             Softmax *softmax, int steps, int count, Ring *ring)
 {
     float s[P::KEYS / 2] = {}, shrink[2];
     uint32_t p[P::KEYS / 4];
+    constexpr bool TURNS = ORDER == BY_TURNS || ORDER == BY_TURNS_SKIPPING;
     int mine = 1 + m.number, others = 2 - m.number;
     barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
-    fence_for_products();
+    m.fence();
     hold(s);
     products_begin();
     begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
@@ -395,7 +480,7 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
         advance<P>(ring);
         barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
         barrier_wait(m.barriers.values_full(last.stage), last.parity);
-        fence_for_products();
+        m.fence();
         if (TURNS)
             named_sync(mine, P::MULTIPLYING);
         hold(s);
@@ -414,11 +499,12 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
         products_wait<0>();
         hold(out);
         m.leave(m.barriers.values_empty(last.stage));
-        shrink_sums(out, shrink);
+        if (ORDER != BY_TURNS_SKIPPING || __any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))
+            shrink_sums(out, shrink);
         pack(p, s);
     }
     barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
-    fence_for_products();
+    m.fence();
     hold(out);
     products_begin();
     begin_sums<P>(out, p, m.values_at(ring->stage));
@@ -429,8 +515,8 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P> &m, float (&out
 }
 
 /* GATHER_ONLY: takes what is gathered and does nothing with it. */
-template <typename P>
-__device__ __forceinline__ void take_only(const Multiplier<P> &m, int steps, Ring *ring)
+template <typename P, Carrier CARRIER>
+__device__ __forceinline__ void take_only(const Multiplier<P, CARRIER> &m, int steps, Ring *ring)
 {
     for (int step = 0; step < steps; step++, advance<P>(ring)) {
         barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
@@ -441,17 +527,16 @@ __device__ __forceinline__ void take_only(const Multiplier<P> &m, int steps, Rin
     m.leave(m.barriers.queries_empty());
 }
 
-enum Order { IN_TURN, AHEAD, BY_TURNS };
 
-template <typename P, Order ORDER, Part PART>
-__device__ void multiply_all(const Problem &a, uint32_t base, int number)
+template <typename P, Carrier CARRIER, Order ORDER, Part PART>
+__device__ __forceinline__ void multiply_all(const Problem &a, uint32_t base, int number)
 {
-    Multiplier<P> m = {base, base + number * 64 * LINE_BYTES, {base + P::BARRIERS_AT}, number,
-                       threadIdx.x % WARP == 0, a.scale * 1.44269504088896f};
+    Multiplier<P, CARRIER> m = {base, base + number * 64 * LINE_BYTES, {base + P::BARRIERS_AT}, number,
+                                threadIdx.x % WARP == 0, a.scale * 1.44269504088896f};
     Ring ring = {0, 0};
     uint32_t visits = 0;
     int tiles = tiles_of<P>(a);
-    if (ORDER == BY_TURNS && number == 1)
+    if ((ORDER == BY_TURNS || ORDER == BY_TURNS_SKIPPING) && number == 1)
         named_arrive(1, P::MULTIPLYING);
     for (int tile_number = blockIdx.x; tile_number < tiles; tile_number += gridDim.x) {
         Tile tile = tile_at<P>(a, tile_number);
@@ -461,43 +546,44 @@ __device__ void multiply_all(const Problem &a, uint32_t base, int number)
         if (steps > 0) {
             barrier_wait(m.barriers.queries_full(), visits++ & 1);
             if (PART == GATHER_ONLY)
-                take_only<P>(m, steps, &ring);
+                take_only(m, steps, &ring);
             else if (ORDER == IN_TURN)
-                attend_in_turn<P>(m, out, &softmax, steps, count, &ring);
+                attend_in_turn(m, out, &softmax, steps, count, &ring);
             else
-                attend_ahead<P, ORDER == BY_TURNS>(m, out, &softmax, steps, count, &ring);
+                attend_ahead<ORDER>(m, out, &softmax, steps, count, &ring);
         }
         store_tile(a, tile, out, softmax, m.scale, 64 * number);
     }
 }
 
-template <typename P, Order ORDER, Part PART>
+template <typename P, Carrier CARRIER, Order ORDER, Part PART>
 __global__ void __launch_bounds__(P::THREADS, P::RESIDENT) forward(const __grid_constant__ Problem a)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     uint32_t base = shared_address(shared);
     Barriers<P> barriers = {base + P::BARRIERS_AT};
-    /* Of a warp's lane 0: the compiler then knows that a warp agrees on it. */
-    int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+    int warpgroup = agreed(threadIdx.x / WARPGROUP);
+    int gathering = CARRIER == CHUNKS ? WARPGROUP : WARPGROUP / WARP;
     if (threadIdx.x == 0) {
         if (base % ATOM_BYTES != 0)
             __trap();
         for (int stage = 0; stage < P::STAGES; stage++) {
-            barrier_init(barriers.keys_full(stage), WARPGROUP);
-            barrier_init(barriers.values_full(stage), WARPGROUP);
+            barrier_init(barriers.keys_full(stage), gathering);
+            barrier_init(barriers.values_full(stage), gathering);
             barrier_init(barriers.keys_empty(stage), P::MULTIPLYING / WARP);
             barrier_init(barriers.values_empty(stage), P::MULTIPLYING / WARP);
         }
-        barrier_init(barriers.queries_full(), WARPGROUP);
+        barrier_init(barriers.queries_full(), gathering);
         barrier_init(barriers.queries_empty(), P::MULTIPLYING / WARP);
+        fence_fresh_barriers();
     }
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<P::GATHER_REGISTERS>();
-        gather_all<P, PART>(a, base);
+        gather_all<P, CARRIER, PART>(a, base);
     } else {
         take_registers<P::MULTIPLY_REGISTERS>();
-        multiply_all<P, ORDER, PART>(a, base, warpgroup - 1);
+        multiply_all<P, CARRIER, ORDER, PART>(a, base, warpgroup - 1);
     }
 }
 

@@ -11,6 +11,7 @@
 #ifndef LAB_HOPPER_CUH
 #define LAB_HOPPER_CUH
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
 
@@ -81,6 +82,40 @@ __device__ __forceinline__ void named_arrive(int number, int threads)
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Arrives, and makes the phase wait for so many bytes of boxes besides (PTX: mbarrier.arrive.expect_tx). */
+__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* One lane of a whole warp, always the same: the compiler then issues what it does once, where for "lane 0"
+ * it would write a loop over lanes (PTX: elect.sync). */
+__device__ __forceinline__ bool elected()
+{
+    uint32_t chosen;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
+    return chosen != 0;
+}
+
+/* A box of a tensor of three dimensions to shared memory in the background, swizzled as the map says; its
+ * bytes are counted at the barrier (PTX: cp.async.bulk.tensor). Its place in the swizzle comes from the
+ * address that it goes to, so that one line of an atom can be a box. */
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z,
+                                         uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
+/* Makes fresh barriers known to the async proxy, by which boxes arrive (PTX: fence.mbarrier_init). */
+__device__ __forceinline__ void fence_fresh_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 /* Between writes to shared memory by ordinary stores or cp.async, which this thread knows to be done, and
