@@ -450,17 +450,31 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P, CARRIER> &m, 
     }
 }
 
+/* Until the values of the step at `ring` are there, and the keys of the next if there are more. */
+template <typename P, Carrier CARRIER>
+__device__ __forceinline__ void await_next(const Multiplier<P, CARRIER> &m, Ring ring, bool more)
+{
+    barrier_wait(m.barriers.values_full(ring.stage), ring.parity);
+    advance<P>(&ring);
+    if (more)
+        barrier_wait(m.barriers.keys_full(ring.stage), ring.parity);
+}
+
 /* AHEAD: the products P V of a step run while the softmax of the next is made (Shah et al. 2024). BY_TURNS:
  * besides, the two warpgroups give their products to the tensor cores by turns, so that one multiplies while
  * the other is in its softmax; both have the same steps. SKIPPING: besides, sums that keep their scale, as
- * most do once the largest score has been met, are not multiplied by 1. */
+ * most do once the largest score has been met, are not multiplied by 1.
+ *
+ * The barriers of the next step are waited for between softmax and products_wait<0> because ptxas, left
+ * alone, moves most of the softmax down past that wait, where nothing runs beside it; past a branch it does
+ * not. */
 template <Order ORDER, typename P, Carrier CARRIER>
 __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, float (&out)[DIM / 2],
                                              Softmax *softmax, int steps, int count, Ring *ring)
 {
+    constexpr bool TURNS = ORDER == BY_TURNS || ORDER == BY_TURNS_SKIPPING;
     float s[P::KEYS / 2] = {}, shrink[2];
     uint32_t p[P::KEYS / 4];
-    constexpr bool TURNS = ORDER == BY_TURNS || ORDER == BY_TURNS_SKIPPING;
     int mine = 1 + m.number, others = 2 - m.number;
     barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
     m.fence();
@@ -475,11 +489,10 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
     mask(s, count);
     soften(s, softmax, shrink, m.scale);
     pack(p, s);
+    await_next(m, *ring, steps > 1);
     for (int step = 1; step < steps; step++) {
         Ring last = *ring;
         advance<P>(ring);
-        barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
-        barrier_wait(m.barriers.values_full(last.stage), last.parity);
         m.fence();
         if (TURNS)
             named_sync(mine, P::MULTIPLYING);
@@ -496,6 +509,8 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
         if (step == steps - 1)
             m.leave(m.barriers.queries_empty());
         soften(s, softmax, shrink, m.scale);
+        hold(s);
+        await_next(m, *ring, step + 1 < steps);
         products_wait<0>();
         hold(out);
         m.leave(m.barriers.values_empty(last.stage));
@@ -503,7 +518,6 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
             shrink_sums(out, shrink);
         pack(p, s);
     }
-    barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
     m.fence();
     hold(out);
     products_begin();
