@@ -5,6 +5,7 @@
  *     ./fwd v2               those with "v2" in their names
  *     ./fwd v2 0 0           checks only
  *     ./fwd v2 65536 8       these tokens and heads
+ *     ./fwd v2 32768 16 1    lists of 0.2 to 1.8 times the usual length
  *
  * D = 128, batch 1. Lists are random keys, ascending. A variant that waits for ever ends with "unspecified
  * launch failure" (hopper.cuh) under its name. */
@@ -374,15 +375,17 @@ static bool check(const char *part, int tokens, int group)
     return right;
 }
 
-static bool measure(const char *part, int tokens, int heads, int group, double density)
+static bool measure(const char *part, int tokens, int heads, int group, double density, bool uneven)
 {
     Case c = {};
     int groups = (tokens + group - 1) / group, count = (int)(tokens * density + 0.5);
-    c.counts.assign(heads * groups, count);
+    srand(5);
+    for (int i = 0; i < heads * groups; i++)
+        c.counts.push_back(uneven ? (int)(count * (0.2 + 1.6 * rand() / RAND_MAX)) : count);
     c.samples = 64;
     make_case(&c, tokens, heads, group, false, 1);
-    printf("%d tokens, %d heads, groups of %d, %d keys each (%.0f %%)\n", tokens, heads, group, count,
-           100 * density);
+    printf("%d tokens, %d heads, groups of %d, %d keys each (%.0f %%)%s\n", tokens, heads, group, count,
+           100 * density, uneven ? ", uneven" : "");
     bool right = group > 64 ? run_variants(c, WIDE, part, 20, true) : run_variants(c, NARROW, part, 20, true);
     free_case(&c);
     return right;
@@ -392,6 +395,7 @@ int main(int argc, char **argv)
 {
     const char *part = argc > 1 ? argv[1] : "";
     int tokens = argc > 2 ? atoi(argv[2]) : 32768, heads = argc > 3 ? atoi(argv[3]) : 16;
+    bool uneven = argc > 4 && atoi(argv[4]) != 0;
     cudaDeviceProp device;
     TRY(cudaGetDeviceProperties(&device, 0));
     if (device.major != 9) {
@@ -405,7 +409,7 @@ int main(int argc, char **argv)
     if (tokens > 1 && heads > 0)
         for (int group : {128, 64})
             for (double density : {0.1, 0.05})
-                right &= measure(part, tokens, heads, group, density);
+                right &= measure(part, tokens, heads, group, density, uneven);
     printf(right ? "all right\n" : "SOMETHING IS WRONG\n");
     return right ? 0 : 1;
 }
