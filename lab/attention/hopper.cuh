@@ -1,0 +1,268 @@
+/* What Hopper (sm_90a) adds to CUDA C++, one small function for each instruction: barriers in shared memory,
+ * copies that arrive at them, products of warpgroups (wgmma), registers that change hands. "PTX" below names
+ * sections of NVIDIA's PTX ISA, version 9.0.
+ *
+ * A matrix in shared memory is made of atoms of 8 lines of 128 bytes, each on a boundary of 1024 bytes. The
+ * 16-byte chunk c of line r stands at place c ^ r ("128-byte swizzle"; PTX: Swizzling Modes, wgmma). A line
+ * has 64 elements of bf16, so that a row of D = 128 is in two atoms. The same bytes serve as
+ *     K-major     lines are rows or columns of the product, elements are summed over: Q and K of Q K^T
+ *     MN-major    lines are summed over, elements are columns of the product: V of P V
+ */
+#ifndef LAB_HOPPER_CUH
+#define LAB_HOPPER_CUH
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+namespace hopper {
+
+constexpr int WARPGROUP = 128, ATOM_BYTES = 1024, LINE_BYTES = 128;
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* PTX: mbarrier.init. */
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/* PTX: mbarrier.arrive; releases what this thread did before, in the block of threads. */
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives when all cp.async of this thread so far have been written. "noinc": the arrival is one of those the
+ * barrier was made for (PTX: cp.async.mbarrier.arrive). */
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Has the phase of this parity ended? Sleeps for a time before it says no. PTX: mbarrier.try_wait. */
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity)
+{
+    uint32_t passed;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(passed)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return passed != 0;
+}
+
+/* A wait of seconds is a mistake of the program: it ends with an error rather than never. */
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    if (barrier_passed(barrier, parity))
+        return;
+    long long since = clock64();
+    while (!barrier_passed(barrier, parity))
+        if (clock64() - since > 4000000000ll)
+            __trap();
+}
+
+/* Barriers of the block by number (PTX: barrier.sync, barrier.arrive); 0 is __syncthreads'. */
+__device__ __forceinline__ void named_sync(int number, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_arrive(int number, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+/* 16 bytes to shared memory in the background, past L1 (PTX: cp.async). */
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Arrives, and makes the phase wait for so many bytes of boxes besides (PTX: mbarrier.arrive.expect_tx). */
+__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* One lane of a whole warp, always the same: the compiler then issues what it does once, where for "lane 0"
+ * it would write a loop over lanes (PTX: elect.sync). */
+__device__ __forceinline__ bool elected()
+{
+    uint32_t chosen;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
+    return chosen != 0;
+}
+
+/* A box of a tensor of three dimensions to shared memory in the background, swizzled as the map says; its
+ * bytes are counted at the barrier (PTX: cp.async.bulk.tensor). Its place in the swizzle comes from the
+ * address that it goes to, so that one line of an atom can be a box. */
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z,
+                                         uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
+/* Makes fresh barriers known to the async proxy, by which boxes arrive (PTX: fence.mbarrier_init). */
+__device__ __forceinline__ void fence_fresh_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* Between writes to shared memory by ordinary stores or cp.async, which this thread knows to be done, and
+ * wgmma that reads them: wgmma goes by another path, the "async proxy" (PTX: Async Proxy, fence.proxy). */
+__device__ __forceinline__ void fence_for_products()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Registers per thread of the warpgroup that calls (PTX: setmaxnreg). */
+template <int REGISTERS> __device__ __forceinline__ void give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ __forceinline__ void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* A matrix of atoms as wgmma takes it (PTX: Matrix Descriptor Format; Strides). Bits 0-13 address / 16,
+ * 16-29 `leading` / 16, 32-45 `stride` / 16, 62-63 the swizzle, 1 being that of 128 bytes.
+ *     stride     bytes from 8 lines to the next 8
+ *     leading    bytes from 64 elements of a line to the next 64: used in MN-major only, since 16 elements
+ *                summed over, a K-major step, are inside an atom
+ * Addresses are below 2^18: adding bytes / 16 moves the matrix. A K-major matrix moves by 32 bytes for 16
+ * elements, inside the atom: the swizzle goes by the bits of the address, not by the descriptor. */
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t leading, uint32_t stride)
+{
+    return (uint64_t)(address >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+/* Before the first product, and after registers that a product uses were touched (PTX: wgmma.fence). */
+__device__ __forceinline__ void products_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* Closes a group of products (PTX: wgmma.commit_group). */
+__device__ __forceinline__ void products_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most LATER groups are under way (PTX: wgmma.wait_group). */
+template <int LATER> __device__ __forceinline__ void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+
+/* The compiler takes an instruction's results to be there at once: what uses these registers must not be
+ * moved above the wait that this call follows, nor below the product that it precedes. */
+template <int N> __device__ __forceinline__ void hold(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+template <int N> __device__ __forceinline__ void hold(uint32_t (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(x[i])::"memory");
+}
+
+/* Products of a warpgroup, 64 rows and 16 elements to sum over (PTX: wgmma.mma_async; Register Fragments).
+ * Warp w of the four has rows 16 w to 16 w + 15; of those, lane l holds in
+ *     d[4 j + i]    row l / 4 + i / 2 * 8, column 8 j + l % 4 * 2 + i % 2
+ *     a[i]          two elements: row l / 4 + i % 2 * 8, elements l % 4 * 2 + i / 2 * 8 and the next
+ * so that of p[] packed from d[], four registers from 4 n on are a left factor for elements 16 n on. */
+
+/* d = a b^T, or d += a b^T: 64 x 64, both K-major. */
+__device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, add, 1, 1, 0, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+          "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* The same, 64 x 128. */
+__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+        "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, add, 1, 1, 0, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+          "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+          "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+          "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* d += a b: 64 x 128, a in registers, b MN-major. */
+__device__ __forceinline__ void multiply_add(float (&d)[64], const uint32_t *a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+        "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+          "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+          "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+          "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* 2^x, denormals flushed; 0 at -inf. */
+__device__ __forceinline__ float power_of_two(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two bf16, the first one below. */
+__device__ __forceinline__ uint32_t pair_bits(float first, float second)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+} // namespace hopper
+
+#endif
