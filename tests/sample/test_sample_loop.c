@@ -91,7 +91,8 @@ static const float null_text[TEXT] = {0}, some_text[TEXT] = {1, 2, 3, 4};
 static void set(Scene *s)
 {
     *s = (Scene){
-        .device = {.upload = move, .download = move, .sync = wait, .memory_used = used}, .codec = {.decode = decode},
+        .device = {.upload = move, .download = move, .sync = wait, .memory_used = used},
+        .codec = {.decode = decode},
         .dit = {.clean = {0.5f, 0.75f}}, .stop_after = STEPS,
     };
     s->backend.device = &s->device;
