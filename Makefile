@@ -7,7 +7,7 @@ RUN    ?= runs/study
 PYTHON ?= python3
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test test-gpu bench study docs install format clean help
+.PHONY: build deps demo test test-gpu sanitize-gpu bench study docs install format clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -26,6 +26,9 @@ test: build
 
 test-gpu: build
 	@ctest --preset $(PRESET) -L gpu
+
+sanitize-gpu: build
+	@tests/cuda/sanitize.sh $(BUILD)
 
 bench: build
 	@$(BUILD)/dsv bench attention
@@ -52,6 +55,7 @@ help:
 	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
 	@echo 'make test              runs every test'
 	@echo 'make test-gpu          runs those that want a GPU'
+	@echo 'make sanitize-gpu      runs the GPU kernels under compute-sanitizer'
 	@echo 'make bench             measures attention and a training step'
 	@echo 'make study CLIPS=DIR   measures the choices of sparse attention (bench/study/README.md)'
 	@echo 'make docs              writes docs/configuration.md from the option table'

@@ -7,8 +7,10 @@
 /* The backend being tested. */
 extern DsvBackend gpu_backend;
 
-/* Calls `run` (cmocka groups; their number of failures) on the GPU as it is by default and in deterministic
- * mode. Gives the exit status of the program; where there is no GPU that of a skipped test, and says why. */
-int run_on_gpu(int (*run)(void));
+/* The main of a test program: calls `run` (cmocka groups; their number of failures) on the GPU as it is by
+ * default and in deterministic mode. Gives the exit status of the program; where there is no GPU that of a
+ * skipped test, and says why.
+ *     test_NAME [SKIPPED]     leaves out the tests that match the pattern SKIPPED */
+int run_on_gpu(int (*run)(void), int argc, char **argv);
 
 #endif

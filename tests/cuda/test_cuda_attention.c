@@ -123,7 +123,7 @@ static int run(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    return run_on_gpu(run);
+    return run_on_gpu(run, argc, argv);
 }

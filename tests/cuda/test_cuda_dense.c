@@ -7,7 +7,7 @@ static int run(void)
     return run_dense_cases(&gpu_backend);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    return run_on_gpu(run);
+    return run_on_gpu(run, argc, argv);
 }
