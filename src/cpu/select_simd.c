@@ -318,7 +318,7 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
     }
 }
 
-/* Adds the slices of a head, in order. */
+/* Adds the slices of all that share a histogram, in order. */
 static void reduce_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
@@ -328,11 +328,12 @@ static void reduce_range(void *context, int64_t begin, int64_t end, int worker)
         double *mass = s->args->bin_mass + h * DSV_SELECT_BINS;
         memset(count, 0, DSV_SELECT_BINS * sizeof *count);
         memset(mass, 0, DSV_SELECT_BINS * sizeof *mass);
-        for (int64_t n = 0; n < s->args->batch * SLICES; n++) {
-            int64_t at = ((n / SLICES * s->args->heads + h) * SLICES + n % SLICES) * DSV_SELECT_BINS;
+        for (int64_t n = h * SLICES; n < s->pairs * SLICES; n++) {
+            if (n / SLICES % s->args->bin_heads != h)
+                continue;
             for (int64_t bin = 0; bin < DSV_SELECT_BINS; bin++) {
-                count[bin] += s->slice_count[at + bin];
-                mass[bin] += s->slice_mass[at + bin];
+                count[bin] += s->slice_count[n * DSV_SELECT_BINS + bin];
+                mass[bin] += s->slice_mass[n * DSV_SELECT_BINS + bin];
             }
         }
     }
@@ -357,7 +358,7 @@ static DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
     if (args->bin_skip > 0)
         transpose(&s, &s.counted);
     dsvi_parallel_for(s.pairs * SLICES, 1, histogram_range, &s);
-    dsvi_parallel_for(args->heads, 1, reduce_range, &s);
+    dsvi_parallel_for(args->bin_heads, 1, reduce_range, &s);
     return DSV_OK;
 }
 

@@ -1,5 +1,5 @@
 /* Which runs are winners, as bits: by threshold while estimates are in registers, or the k largest of stored
- * estimates. Bits of a list: words [n * blocks * SLOTS, (n + 1) * blocks * SLOTS), bit r of them run r. */
+ * estimates. Bits of a list: words [n * blocks, (n + 1) * blocks), bit r of them run r. */
 #ifndef DSVI_SELECT_CHOOSE_CUH
 #define DSVI_SELECT_CHOOSE_CUH
 
@@ -12,19 +12,12 @@ enum {
     CHOOSE_THREADS = 256,
     RADIX_BINS = 2048
 };
-static_assert((int)CHOOSE_THREADS == COLUMNS, "a thread a run of a block");
 
-extern __shared__ float4 shared_memory[];
+extern __shared__ uint4 shared_memory[];
 
 /* ---- by threshold ---- */
 
-/* What a lane has seen of a list. In shared memory: registers are full. */
-struct MarkState {
-    double mass; /* of winners */
-    SelectBest best;
-};
-
-/* Where winners go; the kernel's own argument, which takes no registers. */
+/* Where winners go. */
 struct MarkOut {
     const float *threshold; /* (heads) */
     uint32_t *bits;
@@ -33,51 +26,40 @@ struct MarkOut {
     int groups, heads;
 };
 
+/* What a lane has seen of its two lists. */
 struct MarkSink {
-    const SelectTiles &t;
-    const MarkOut &out;
-    int list;   /* first of the set */
-    int groups; /* of the set, that there are */
-    const volatile float *threshold; /* in shared memory, read anew each time: it must not take a register */
+    uint32_t *bits;   /* of the list whose words this lane writes, NULL for none */
+    float threshold;
+    float mass[PAIR]; /* of winners */
+    SelectBest best[PAIR];
 };
 
-/* This thread's of list g of the set. */
-__device__ __forceinline__ MarkState *mark_state(int g)
+__device__ __forceinline__ void take_best(SelectBest &best, int block, float a, float b, float c, float d)
 {
-    float4 *begin = shared_memory + SCORE_SHARED / sizeof(float4);
-    return reinterpret_cast<MarkState *>(begin) + g * SCORE_THREADS + threadIdx.x;
+    float most = fmaxf(fmaxf(a, b), fmaxf(c, d));
+    if (most > best.value)
+        best = {most, select_run(block, a == most ? 0 : b == most ? 1 : c == most ? 2 : 3)};
 }
 
-__device__ __forceinline__ void take_list(const MarkSink &sink, int block, int g, const float (&e)[SLOTS])
+/* A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
+ * bit 4 k + j. Lanes 4 g + q write the words of group g. */
+__device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
-    int lane = threadIdx.x % WARP;
-    SelectBest best = mark_state(g)->best;
-    float threshold = *sink.threshold;
-    uint32_t mine = 0;
-    float mass = 0.f;
+    int lane = threadIdx.x % WARP, q = lane % 4;
+    uint32_t word[PAIR] = {};
 #pragma unroll
-    for (int j = 0; j < SLOTS; j++) {
-        int run = select_run(block, j);
-        bool won = run < sink.t.runs && e[j] >= threshold;
-        uint32_t word = __ballot_sync(0xffffffffu, won);
-        mine = lane == j ? word : mine;
-        mass += won ? e[j] : 0.f;
-        if (run < sink.t.runs && e[j] > best.value)
-            best = {e[j], run};
+    for (int g = 0; g < PAIR; g++) {
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++) {
+            bool won = e[j][g] >= sink.threshold;
+            uint32_t all = __ballot_sync(0xffffffffu, won);
+            word[g] |= __funnelshift_r(all, all, q - j) & 0x11111111u << j;
+            sink.mass[g] += won ? e[j][g] : 0.f;
+        }
+        take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
     }
-    mark_state(g)->mass += mass;
-    mark_state(g)->best = best;
-    if (lane < SLOTS)
-        sink.out.bits[((int64_t)(sink.list + g) * sink.t.blocks + block) * SLOTS + lane] = mine;
-}
-
-template <int GROUPS> __device__ __forceinline__ void take(const MarkSink &sink, int block,
-                                                           const float (&e)[GROUPS][SLOTS])
-{
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-        if (g < sink.groups)
-            take_list(sink, block, g, e[g]);
+    if (sink.bits)
+        sink.bits[block] = lane < 4 ? word[0] : word[1];
 }
 
 /* The larger; of equal ones the lower run. */
@@ -86,38 +68,39 @@ __device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
     return b.value > a.value || (b.value == a.value && b.run < a.run) ? b : a;
 }
 
-__device__ __forceinline__ SelectBest warp_best(SelectBest x)
+/* Of the lanes that share a list, 4 k + q for all k. */
+__device__ __forceinline__ void gather(double &mass, SelectBest &best)
 {
 #pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        SelectBest other = {__shfl_xor_sync(0xffffffffu, x.value, step),
-                            __shfl_xor_sync(0xffffffffu, x.run, step)};
-        x = better(x, other);
+    for (int step = 4; step < WARP; step *= 2) {
+        SelectBest other = {__shfl_xor_sync(0xffffffffu, best.value, step),
+                            __shfl_xor_sync(0xffffffffu, best.run, step)};
+        best = better(best, other);
+        mass += __shfl_xor_sync(0xffffffffu, mass, step);
     }
-    return x;
 }
 
-template <int ROWS>
-__global__ __launch_bounds__(SCORE_THREADS, 2) void mark_kernel(const __grid_constant__ SelectTiles t,
-                                                                const __grid_constant__ MarkOut out)
+template <bool NEAR>
+__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
+    const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
 {
-    constexpr int GROUPS = TILE_ROWS / ROWS;
-    __shared__ float threshold;
     SelectPlace at = select_place(t, blockIdx.x);
-    MarkSink sink = {t, out, at.pair * out.groups + at.set * GROUPS, out.groups - at.set * GROUPS,
-                     &threshold};
-    if (threadIdx.x == 0)
-        threshold = out.threshold[at.pair % out.heads]; /* seen by all after the walk's first barrier */
-    for (int g = 0; g < GROUPS; g++)
-        *mark_state(g) = {0., {-1.f, 0}};
-    walk_estimates<ROWS>(t, at, reinterpret_cast<float *>(shared_memory), sink);
-    for (int g = 0; g < GROUPS && g < sink.groups; g++) {
-        double mass = warp_sum(mark_state(g)->mass);
-        SelectBest best = warp_best(mark_state(g)->best);
-        if (threadIdx.x % WARP == 0) {
-            int64_t part = (int64_t)(sink.list + g) * t.slices + blockIdx.x % t.slices;
-            out.slice_mass[part] = mass;
-            out.slice_best[part] = best;
+    int64_t list = (int64_t)at.pair * out.groups + at.set * SET_GROUPS;
+    float threshold = fmaxf(out.threshold[at.pair % out.heads], 0.f); /* less is no run's estimate */
+    int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS;
+    int written = lane % 4 * PAIR + lane / 4; /* of the set's lists */
+    bool writes = lane < 4 * PAIR && written < groups;
+    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f},
+                     {{-1.f, 0}, {-1.f, 0}}};
+    walk_estimates<NEAR>(t, at, shared_memory, sink);
+#pragma unroll
+    for (int g = 0; g < PAIR; g++) {
+        int of_set = lane * PAIR + g;
+        double mass = sink.mass[g];
+        gather(mass, sink.best[g]);
+        if (of_set < SET_GROUPS && of_set < groups) {
+            out.slice_mass[(list + of_set) * t.slices + at.slice] = mass;
+            out.slice_best[(list + of_set) * t.slices + at.slice] = sink.best[g];
         }
     }
 }
@@ -125,30 +108,29 @@ __global__ __launch_bounds__(SCORE_THREADS, 2) void mark_kernel(const __grid_con
 /* ---- by count ---- */
 
 struct StoreSink {
-    float *estimates; /* of the set's first list */
+    float *estimates; /* of this lane's first list */
     int64_t row;      /* from one list to the next */
 };
 
-template <int GROUPS> __device__ __forceinline__ void take(const StoreSink &sink, int block,
-                                                           const float (&e)[GROUPS][SLOTS])
+__device__ __forceinline__ void take(const StoreSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-            sink.estimates[g * sink.row + select_run(block, j)] = e[g][j];
+    for (int g = 0; g < PAIR; g++) {
+        float four[SLOTS] = {e[0][g], e[1][g], e[2][g], e[3][g]};
+        store(sink.estimates + g * sink.row + select_run(block, 0), four);
+    }
 }
 
 /* Estimates of the rows of blocks of threads from number `first` on: (lists of those, blocks * COLUMNS). */
-template <int ROWS>
-__global__ __launch_bounds__(SCORE_THREADS, 2) void store_kernel(const __grid_constant__ SelectTiles t,
-                                                                 int64_t first, float *estimates)
+template <bool NEAR>
+__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
+    const __grid_constant__ SelectTiles t, int64_t first, float *estimates)
 {
     SelectPlace at = select_place(t, first * t.slices + blockIdx.x);
     int64_t set = (int64_t)(blockIdx.x / t.slices) * WARPS + threadIdx.x / WARP;
     int64_t row = (int64_t)t.blocks * COLUMNS;
-    StoreSink sink = {estimates + set * (TILE_ROWS / ROWS) * row, row};
-    walk_estimates<ROWS>(t, at, reinterpret_cast<float *>(shared_memory), sink);
+    StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row};
+    walk_estimates<NEAR>(t, at, shared_memory, sink);
 }
 
 /* A search for the k-th largest, `width` bits at a time: those above `shift + width` are known. */
@@ -196,8 +178,8 @@ __device__ double mark_largest(const float *estimates, int runs, int blocks, con
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, ties = 0;
     double mass = 0;
-    for (int block = 0; block < blocks; block++) {
-        int run = block * COLUMNS + threadIdx.x, before = ties;
+    for (int first = 0; first < blocks; first += CHOOSE_THREADS / WARP) {
+        int run = first * COLUMNS + (int)threadIdx.x, before = ties;
         float estimate = run < runs ? estimates[run] : 0.f;
         uint32_t word = __float_as_uint(estimate);
         bool equal = run < runs && word == radix.known;
@@ -212,8 +194,8 @@ __device__ double mark_largest(const float *estimates, int runs, int blocks, con
         before += __popc(equals & ((1u << lane) - 1));
         bool won = run < runs && (word > radix.known || (equal && before < radix.left));
         uint32_t winners = __ballot_sync(0xffffffffu, won);
-        if (lane == 0)
-            bits[block * SLOTS + warp] = winners;
+        if (lane == 0 && first + warp < blocks)
+            bits[first + warp] = winners;
         mass += won ? (double)estimate : 0.;
         __syncthreads();
     }
@@ -223,14 +205,14 @@ __device__ double mark_largest(const float *estimates, int runs, int blocks, con
 /* A block of threads a list of the stored estimates. Estimates are not negative, so that their bits order as
  * they do. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void topk_kernel(SelectTiles t, int groups, int heads,
-                                                              int64_t first, int lists_of_block,
-                                                              const float *estimates, const int32_t *topk,
-                                                              uint32_t *bits, double *mass)
+                                                              int64_t first, const float *estimates,
+                                                              const int32_t *topk, uint32_t *bits,
+                                                              double *mass)
 {
     __shared__ int count[RADIX_BINS], found[2], scratch[CHOOSE_THREADS / WARP];
     __shared__ double sums[CHOOSE_THREADS / WARP];
-    int64_t row_block = first + blockIdx.x / lists_of_block, pair = row_block / (t.sets / WARPS);
-    int64_t group = row_block % (t.sets / WARPS) * lists_of_block + blockIdx.x % lists_of_block;
+    int64_t row_block = first + blockIdx.x / LISTS_EACH, pair = row_block / (t.sets / WARPS);
+    int64_t group = row_block % (t.sets / WARPS) * LISTS_EACH + blockIdx.x % LISTS_EACH;
     if (group >= groups)
         return;
     int64_t list = pair * groups + group;
@@ -241,7 +223,7 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void topk_kernel(SelectTiles t, int
     radix_step(estimates, t.runs, 10, 11, &radix, count, found, scratch);
     radix_step(estimates, t.runs, 0, 10, &radix, count, found, scratch);
     __syncthreads();
-    double sum = mark_largest(estimates, t.runs, t.blocks, radix, bits + list * t.blocks * SLOTS, scratch);
+    double sum = mark_largest(estimates, t.runs, t.blocks, radix, bits + list * t.blocks, scratch);
     sum = block_sum(sum, sums);
     if (threadIdx.x == 0)
         mass[list] = sum;

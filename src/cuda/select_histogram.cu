@@ -1,7 +1,8 @@
 /* select_histogram: the lse of every proxy, and how count and mass of runs spread over log2 e (ops/select.h).
  *
- * Each warp keeps a running largest score and sum of powers of its 8 proxies, each lane its own; slices of
- * the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
+ * For its lse a warp takes LSE_TILES tiles, each a part of a set, in place of a set. A lane keeps a sum of
+ * powers for each of its proxies, over a reference that its first scores set and that later ones seldom move;
+ * slices of the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
  * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside
  * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. */
 #include "cuda/cuda.h"
@@ -13,63 +14,133 @@ enum {
     PLACE_BITS = 20,
     PLACE_BITS_LOWEST = 13, /* of bin 0, whose places run from 0 to 1 */
     PLACE_MOST = (1 << 14) - 1,
-    VALUES_MOST = 1 << 18,  /* that a block of threads may add: their places fit into 32 bits */
-    HISTOGRAM_SHARED = SCORE_SHARED + 2 * DSV_SELECT_BINS * (int)sizeof(uint32_t)
+    VALUES_MOST = 1 << 18   /* that a block of threads may add: their places fit into 32 bits */
 };
 
-extern __shared__ float4 shared_memory[];
+#define SUM_MOST 0x1p64f    /* of powers over the reference, before that moves */
+
+extern __shared__ uint4 shared_memory[];
 
 /* ---- lse ---- */
 
-/* Adds one tile's scores to the lane's sums. */
-__device__ __forceinline__ void add_scores(const float (&score)[TILE_ROWS][SLOTS],
-                                           float (&largest)[TILE_ROWS], float (&sum)[TILE_ROWS])
+/* A lane's proxies of a tile: the sum of 2^(score - reference), infinite until there are scores. */
+struct LaneSums {
+    float start[4]; /* of scores: -reference of both groups, twice */
+    float sum[PAIR];
+};
+
+__device__ __forceinline__ float four_powers(float a, float b, float c, float d)
 {
+    return (exp2_near(a) + exp2_near(b)) + (exp2_near(c) + exp2_near(d));
+}
+
+/* Adds the powers of four scores of group g over a reference so much higher that the sum is about one. Where
+ * no column has a candidate the sum stays zero, over the lowest reference. */
+__device__ __forceinline__ void move_reference(float a, float b, float c, float d, LaneSums &s, int g)
+{
+    bool first = s.sum[g] > SUM_MOST;
+    float higher = fmaxf(fmaxf(fmaxf(a, b), fmaxf(c, d)), first ? -3e38f : 64.f);
+    float before = first ? 0.f : s.sum[g] * exp2_near(-higher);
+    s.sum[g] = before + four_powers(a - higher, b - higher, c - higher, d - higher);
+    s.start[g] -= higher;
+    s.start[2 + g] -= higher;
+}
+
+/* x: scores of a layer of a block of columns, less the reference. */
+__device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
+{
+    float sum[PAIR];
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++) {
-        float now = largest[i], powers = 0.f;
+    for (int g = 0; g < PAIR; g++)
+        sum[g] = s.sum[g] + four_powers(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
+    if (fmaxf(sum[0], sum[1]) <= SUM_MOST) {
+        s.sum[0] = sum[0];
+        s.sum[1] = sum[1];
+        return;
+    }
 #pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-            now = fmaxf(now, score[i][j]);
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-            powers += exp2_near(score[i][j] - now);
-        sum[i] = fmaf(sum[i], exp2_near(largest[i] - now), powers);
-        largest[i] = now;
+    for (int g = 0; g < PAIR; g++) {
+        if (sum[g] > SUM_MOST)
+            move_reference(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g], s, g);
+        else
+            s.sum[g] = sum[g];
     }
 }
 
-__global__ __launch_bounds__(SCORE_THREADS, 2) void lse_kernel(SelectTiles t, float2 *sums)
+/* Scores of columns that have no candidate become -inf. */
+__device__ __forceinline__ void mask_scores(int block, int runs, float (&x)[2][4])
+{
+    if ((block + 1) * COLUMNS <= runs)
+        return;
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+        for (int g = 0; g < PAIR; g++)
+            if (select_run(block, j) >= runs)
+                x[j / 2][j % 2 * 2 + g] = -INFINITY;
+}
+
+/* Sums of the lanes that share proxies, 4 k + q for all k. */
+__device__ __forceinline__ float2 gather_sums(float reference, float sum)
+{
+    float most = reference;
+#pragma unroll
+    for (int step = 4; step < WARP; step *= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    sum *= exp2_near(reference - most);
+#pragma unroll
+    for (int step = 4; step < WARP; step *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return make_float2(most, sum);
+}
+
+/* ONE: features are one chunk, so that the warp's rows stay in registers. `tiles`: of a (batch, head). */
+template <bool ONE>
+__global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __grid_constant__ SelectTiles t,
+                                                                        int tiles, float2 *sums)
 {
     SelectPlace at = select_place(t, blockIdx.x);
-    float *shared = reinterpret_cast<float *>(shared_memory);
-    SelectFeed f = feed_begin(t, at, shared);
-    float largest[TILE_ROWS], sum[TILE_ROWS] = {};
-    /* not -inf: a lane may meet nothing but columns without a candidate, and -inf - -inf is NaN */
+    SelectFeed f = feed_begin(t, at, shared_memory);
+    LaneSums lane[LSE_TILES];
+    const uint4 *rows[LSE_TILES];
+    uint4 first[LSE_TILES];
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++)
-        largest[i] = -3e38f;
+    for (int n = 0; n < LSE_TILES; n++) {
+        int tile = at.set * LSE_TILES + n < tiles ? at.set * LSE_TILES + n : tiles - 1;
+        rows[n] = t.rows + ((int64_t)at.pair * tiles + tile) * t.depths * ROW_CHUNK + threadIdx.x % WARP;
+        first[n] = rows[n][0];
+        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {INFINITY, INFINITY}};
+    }
     for (int block = at.begin; block < at.end; block++) {
         for (int layer = 0; layer < t.layers; layer++) {
-            float acc[TILE_ROWS][SLOTS], start[SLOTS];
-            column_starts(t, block, layer, start);
+            const uint4 *columns = feed_next(t, shared_memory, f);
+            float x[LSE_TILES][2][4];
+            SelectColumns a = load_columns(columns);
 #pragma unroll
-            for (int i = 0; i < TILE_ROWS; i++)
+            for (int n = 0; n < LSE_TILES; n++)
+                begin_products(x[n], a, first[n], lane[n].start);
+            for (int depth = 1; !ONE && depth < t.depths; depth++) {
+                a = load_columns(columns + depth * COLUMN_CHUNK);
 #pragma unroll
-                for (int j = 0; j < SLOTS; j++)
-                    acc[i][j] = start[j];
-            for (int depth = 0; depth < t.depths; depth++)
-                score_step(t, shared, f, acc);
-            add_scores(acc, largest, sum);
+                for (int n = 0; n < LSE_TILES; n++)
+                    add_products(x[n], a, rows[n][depth * ROW_CHUNK]);
+            }
+#pragma unroll
+            for (int n = 0; n < LSE_TILES; n++) {
+                mask_scores(block, layer_runs(t, layer), x[n]);
+                add_scores(x[n], lane[n]);
+            }
         }
     }
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++) {
-        float most = warp_max(largest[i]);
-        float all = warp_sum(sum[i] * exp2_near(largest[i] - most));
-        if (threadIdx.x % WARP == 0)
-            sums[(((int64_t)at.pair * t.sets + at.set) * TILE_ROWS + i) * t.slices + at.slice] =
-                make_float2(most, all);
+    for (int n = 0; n < LSE_TILES; n++) {
+#pragma unroll
+        for (int g = 0; g < PAIR; g++) {
+            int tile = at.set * LSE_TILES + n, group = threadIdx.x % WARP * PAIR + g;
+            float2 all = gather_sums(-lane[n].start[g], lane[n].sum[g]);
+            if (tile < tiles && group < SET_GROUPS)
+                sums[(((int64_t)at.pair * tiles + tile) * SET_GROUPS + group) * t.slices + at.slice] = all;
+        }
     }
 }
 
@@ -80,11 +151,8 @@ __global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, 
     if (n >= proxies)
         return;
     int64_t pair = n / r.proxies, proxy = n % r.proxies, group = proxy / r.per_group;
-    int64_t member = proxy % r.per_group;
-    int groups_each = TILE_ROWS / r.rows_each;
-    int64_t tile = (pair * r.sets + group / groups_each) * r.parts + member / r.rows_each;
-    int64_t row = group % groups_each * r.rows_each + member % r.rows_each;
-    const float2 *mine = sums + (tile * TILE_ROWS + row) * slices;
+    int64_t tile = (pair * r.sets + group / SET_GROUPS) * r.parts + proxy % r.per_group;
+    const float2 *mine = sums + (tile * SET_GROUPS + group % SET_GROUPS) * slices;
     float most = mine[0].x;
     double sum = 0;
     for (int slice = 1; slice < slices; slice++)
@@ -98,8 +166,7 @@ __global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, 
 
 struct HistogramSink {
     uint32_t *count, *places; /* (BINS), shared memory */
-    int runs;
-    int first_group, groups;  /* of the warp's set; that there are */
+    int first_group, groups;  /* of this lane; that there are */
 };
 
 __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
@@ -112,96 +179,103 @@ __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float esti
     atomicAdd(sink.places + bin, (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
 }
 
-template <int GROUPS> __device__ __forceinline__ void take(const HistogramSink &sink, int block,
-                                                           const float (&e)[GROUPS][SLOTS])
+__device__ __forceinline__ void take(const HistogramSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
+    (void)block;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
+    for (int g = 0; g < PAIR; g++)
         if (sink.first_group + g < sink.groups)
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)
-                if (select_run(block, j) < sink.runs)
-                    add_to_bin(sink, e[g][j]);
+                if (!(e[j][g] < 0.f))
+                    add_to_bin(sink, e[j][g]);
 }
 
-/* `bins`: (heads, 2, BINS), added to. */
-template <int ROWS>
-__global__ __launch_bounds__(SCORE_THREADS, 2) void histogram_kernel(SelectTiles t, int groups, int heads,
-                                                                     unsigned long long *bins)
+/* `bins`: (bin_heads, 2, BINS), added to. */
+template <bool NEAR>
+__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void histogram_kernel(
+    const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
 {
     SelectPlace at = select_place(t, blockIdx.x);
-    uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory) + SCORE_SHARED / sizeof(uint32_t);
-    HistogramSink sink = {count, count + DSV_SELECT_BINS, t.runs, at.set * (TILE_ROWS / ROWS), groups};
+    uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
+    HistogramSink sink = {count, count + DSV_SELECT_BINS,
+                          at.set * SET_GROUPS + (int)threadIdx.x % 4 * PAIR, groups};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
-        count[bin] = 0;
-    __syncthreads();
-    walk_estimates<ROWS>(t, at, reinterpret_cast<float *>(shared_memory), sink);
+        count[bin] = 0; /* seen by all after the walk's first barrier */
+    walk_estimates<NEAR>(t, at, shared_memory, sink);
     __syncthreads();
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         if (count[bin] > 0)
-            atomicAdd(bins + (int64_t)(at.pair % heads) * 2 * DSV_SELECT_BINS + bin,
+            atomicAdd(bins + (int64_t)(at.pair % bin_heads) * 2 * DSV_SELECT_BINS + bin,
                       (unsigned long long)count[bin]);
 }
 
-/* A block of threads a head. */
-__global__ void bins_kernel(const unsigned long long *bins, double *bin_count, double *bin_mass)
+/* A thread a bin. */
+__global__ void bins_kernel(const unsigned long long *bins, int64_t all, double *bin_count, double *bin_mass)
 {
-    const unsigned long long *mine = bins + (int64_t)blockIdx.x * 2 * DSV_SELECT_BINS;
-    for (int bin = threadIdx.x; bin < DSV_SELECT_BINS; bin += blockDim.x) {
-        double count = (double)mine[bin], places = (double)mine[DSV_SELECT_BINS + bin];
-        double start = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
-        double relative = bin > 0 ? count + places / (1 << PLACE_BITS) : places / (1 << PLACE_BITS_LOWEST);
-        bin_count[(int64_t)blockIdx.x * DSV_SELECT_BINS + bin] = count;
-        bin_mass[(int64_t)blockIdx.x * DSV_SELECT_BINS + bin] = start * relative;
-    }
+    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = n / DSV_SELECT_BINS;
+    int bin = (int)(n % DSV_SELECT_BINS);
+    if (n >= all)
+        return;
+    const unsigned long long *mine = bins + head * 2 * DSV_SELECT_BINS + bin;
+    double count = (double)mine[0], places = (double)mine[DSV_SELECT_BINS];
+    double start = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
+    double relative = bin > 0 ? count + places / (1 << PLACE_BITS) : places / (1 << PLACE_BITS_LOWEST);
+    bin_count[n] = count;
+    bin_mass[n] = start * relative;
 }
 
 /* ---- the op ---- */
 
 size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
 {
-    (void)stream;
-    return select_plan(args, nullptr).bytes;
+    return select_plan(stream, args, nullptr).bytes;
 }
 
 DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    int64_t blocks = select_row_blocks(p, p.lse) * p.lse.slices, proxies = p.pairs * p.rows.proxies;
-    lse_kernel<<<(unsigned)blocks, SCORE_THREADS, SCORE_SHARED, stream->handle>>>(p.lse, p.sums);
+    int64_t proxies = p.pairs * p.rows.proxies;
+    unsigned blocks = (unsigned)(select_row_blocks(p, p.lse) * p.lse.slices);
+    size_t shared = 2 * (size_t)stage_size(p.lse) * sizeof(uint4);
+    int tiles = p.rows.sets * p.rows.parts;
+    DSVI_TRY(select_allow(p.lse.depths == 1 ? lse_kernel<true> : lse_kernel<false>, shared));
+    if (p.lse.depths == 1)
+        lse_kernel<true><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
+    else
+        lse_kernel<false><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
     DSVI_CUDA_LAUNCHED("select lse");
-    lse_finish_kernel<<<(unsigned)ceil_div(proxies, PREPARE_THREADS), PREPARE_THREADS, 0, stream->handle>>>(
+    lse_finish_kernel<<<prepare_blocks(proxies), PREPARE_THREADS, 0, stream->handle>>>(
         p.rows, p.sums, p.lse.slices, proxies, args->lse);
     DSVI_CUDA_LAUNCHED("select lse of all slices");
     return select_put_terms(stream, args, p);
 }
 
-template <int ROWS>
-DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+template <bool NEAR> DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.counted;
-    int64_t of_block = select_lists_of_block(p) * COLUMNS; /* values of a block of columns */
-    int64_t slices = ceil_div(t.blocks, VALUES_MOST / of_block);
+    int64_t slices = ceil_div(t.blocks, VALUES_MOST / (LISTS_EACH * COLUMNS));
+    size_t shared = (size_t)select_shared(t) * sizeof(uint4) + 2 * DSV_SELECT_BINS * sizeof(uint32_t);
     t.slices = slices > t.slices ? (int)slices : t.slices;
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(histogram_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       HISTOGRAM_SHARED));
-    histogram_kernel<ROWS><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, HISTOGRAM_SHARED,
-                             stream->handle>>>(t, (int)p.groups, (int)args->heads, p.bins);
+    DSVI_TRY(select_allow(histogram_kernel<NEAR>, shared));
+    histogram_kernel<NEAR><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared,
+                             stream->handle>>>(t, (int)p.groups, (int)args->bin_heads, p.bins);
     DSVI_CUDA_LAUNCHED("select histogram");
     return DSV_OK;
 }
 
 DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    size_t bytes = (size_t)args->heads * 2 * DSV_SELECT_BINS * sizeof *p.bins;
+    size_t bytes = (size_t)args->bin_heads * 2 * DSV_SELECT_BINS * sizeof *p.bins;
     DSVI_CUDA_TRY(cudaMemsetAsync(p.bins, 0, bytes, stream->handle));
     if (args->bin_skip > 0)
         DSVI_TRY(select_put_columns(stream, args, p, p.counted, args->bin_skip));
-    if (p.rows.rows_each == 4)
-        DSVI_TRY(add_to_bins<4>(stream, args, p));
+    if (select_near(p.counted))
+        DSVI_TRY(add_to_bins<true>(stream, args, p));
     else
-        DSVI_TRY(add_to_bins<8>(stream, args, p));
-    bins_kernel<<<(unsigned)args->heads, PREPARE_THREADS, 0, stream->handle>>>(p.bins, args->bin_count,
-                                                                             args->bin_mass);
+        DSVI_TRY(add_to_bins<false>(stream, args, p));
+    int64_t bins = args->bin_heads * DSV_SELECT_BINS;
+    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
+                                                                              args->bin_mass);
     DSVI_CUDA_LAUNCHED("select bins");
     return DSV_OK;
 }
@@ -209,13 +283,13 @@ DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPl
 DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
 {
     DSVI_TRY(dsvi_select_check(args, false));
-    size_t bytes = (size_t)args->heads * DSV_SELECT_BINS * sizeof(double);
+    size_t bytes = (size_t)args->bin_heads * DSV_SELECT_BINS * sizeof(double);
     if (args->batch * args->heads == 0) {
         DSVI_CUDA_TRY(cudaMemsetAsync(args->bin_count, 0, bytes, stream->handle));
         DSVI_CUDA_TRY(cudaMemsetAsync(args->bin_mass, 0, bytes, stream->handle));
         return DSV_OK;
     }
-    SelectPlan p = select_plan(args, args->workspace);
+    SelectPlan p = select_plan(stream, args, args->workspace);
     DSVI_TRY(select_prepare(stream, args, p));
     DSVI_TRY(find_lse(stream, args, p));
     return fill_bins(stream, args, p);

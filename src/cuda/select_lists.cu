@@ -207,42 +207,40 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bi
 
 size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
 {
-    (void)stream;
-    return select_plan(args, nullptr).bytes;
+    return select_plan(stream, args, nullptr).bytes;
 }
 
-template <int ROWS>
+template <bool NEAR>
 DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    size_t shared = SCORE_SHARED + (size_t)(TILE_ROWS / ROWS) * SCORE_THREADS * sizeof(MarkState);
-    DSVI_CUDA_TRY(
-        cudaFuncSetAttribute(mark_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    size_t shared = (size_t)select_shared(p.all) * sizeof(uint4);
     MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
-    mark_kernel<ROWS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
+    DSVI_TRY(select_allow(mark_kernel<NEAR>, shared));
+    mark_kernel<NEAR><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
                         stream->handle>>>(p.all, out);
     DSVI_CUDA_LAUNCHED("select winners by threshold");
     return DSV_OK;
 }
 
 /* As many lists at a time as there is room for their estimates. */
-template <int ROWS>
+template <bool NEAR>
 DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.all;
-    int lists_of_block = (int)select_lists_of_block(p);
-    size_t row_bytes = (size_t)lists_of_block * (size_t)t.blocks * COLUMNS * sizeof(float);
+    size_t shared = (size_t)select_shared(t) * sizeof(uint4);
+    size_t row_bytes = (size_t)LISTS_EACH * (size_t)t.blocks * COLUMNS * sizeof(float);
     bool fits = row_bytes <= DSVI_CUDA_PARTIALS;
     float *estimates = fits ? static_cast<float *>(stream->partials) : p.estimates;
     int64_t row_blocks = select_row_blocks(p, t), most = fits ? (int64_t)(DSVI_CUDA_PARTIALS / row_bytes) : 1;
+    DSVI_TRY(select_allow(store_kernel<NEAR>, shared));
     for (int64_t first = 0; first < row_blocks; first += most) {
         int64_t count = row_blocks - first < most ? row_blocks - first : most;
-        t.slices = select_slices(count, t.blocks);
-        store_kernel<ROWS><<<(unsigned)(count * t.slices), SCORE_THREADS, SCORE_SHARED, stream->handle>>>(
+        t.slices = select_slices(stream, count, t.blocks, select_blocks_each(t));
+        store_kernel<NEAR><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
             t, first, estimates);
         DSVI_CUDA_LAUNCHED("select estimates");
-        topk_kernel<<<(unsigned)(count * lists_of_block), CHOOSE_THREADS, 0, stream->handle>>>(
-            t, (int)p.groups, (int)args->heads, first, lists_of_block, estimates, args->topk, p.bits,
-            p.slice_mass);
+        topk_kernel<<<(unsigned)(count * LISTS_EACH), CHOOSE_THREADS, 0, stream->handle>>>(
+            t, (int)p.groups, (int)args->heads, first, estimates, args->topk, p.bits, p.slice_mass);
         DSVI_CUDA_LAUNCHED("select winners by count");
     }
     return DSV_OK;
@@ -250,9 +248,9 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
 
 DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    if (p.rows.rows_each == 4)
-        return args->topk ? mark_by_count<4>(stream, args, p) : mark_by_threshold<4>(stream, args, p);
-    return args->topk ? mark_by_count<8>(stream, args, p) : mark_by_threshold<8>(stream, args, p);
+    if (select_near(p.all))
+        return args->topk ? mark_by_count<true>(stream, args, p) : mark_by_threshold<true>(stream, args, p);
+    return args->topk ? mark_by_count<false>(stream, args, p) : mark_by_threshold<false>(stream, args, p);
 }
 
 DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
@@ -262,9 +260,9 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
     Explore x = {args->explore, {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step},
                  dsvi_explore_limit(args->explore_rate), units, args->grain};
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
-                args->grain / args->candidate_keys, (float)(args->scale * DSVI_LOG2_E)};
+                args->grain / args->candidate_keys, select_factor(args)};
     explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-        x, s, p.all.runs, p.all.blocks * SLOTS, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
+        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
         p.bits, p.mass, args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select exploration");
     return DSV_OK;
@@ -282,7 +280,7 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
 {
     DSVI_TRY(dsvi_select_check(args, true));
     const DsvLists *lists = args->lists;
-    SelectPlan p = select_plan(args, args->workspace);
+    SelectPlan p = select_plan(stream, args, args->workspace);
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
     offsets_kernel<<<1, SCAN_THREADS, 0, stream->handle>>>(p.lists, lists->offsets);
@@ -294,7 +292,7 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     }
     if (p.lists > 0) {
         emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-            p.bits, p.all.blocks * SLOTS, lists->offsets, lists->capacity, lists->runs);
+            p.bits, p.all.blocks, lists->offsets, lists->capacity, lists->runs);
         DSVI_CUDA_LAUNCHED("select runs");
     }
     DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, lists->offsets + p.lists, sizeof *args->needed,

@@ -3,6 +3,7 @@
 #ifndef DSVI_SELECT_PLAN_CUH
 #define DSVI_SELECT_PLAN_CUH
 
+#include <cuda_fp16.h>
 #include <math.h>
 
 #include "cuda/select_score.cuh"
@@ -13,8 +14,12 @@ namespace {
 using namespace dsvi;
 
 enum {
-    SCORE_BLOCKS = 2048,  /* blocks of threads that a pass is cut into at least, where it can be */
-    PREPARE_THREADS = 256
+    PREPARE_THREADS = 256,
+    SLICES_MOST = 256,      /* into which a pass cuts the runs */
+    SLICE_COST = 4,         /* what a block of threads costs beyond its columns, in blocks of them */
+    RANGE_SLICES = WARP,    /* a lane each, where they are put together */
+    LSE_TILES = 4,          /* of a warp: parts of sets */
+    LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
 };
 
 #define DSVI_LOG2_E 1.4426950408889634
@@ -25,11 +30,10 @@ struct SelectBest {
     int run;
 };
 
-/* The rows of a register tile: where each comes from. */
+/* Where rows come from. */
 struct SelectRows {
     int64_t proxies, queries, group, chunk; /* as in DsvSelectArgs */
     int64_t per_group;                      /* proxies of a full group */
-    int rows_each;                          /* of a tile, that a group takes */
     int parts, sets, features, depths;
 };
 
@@ -37,10 +41,11 @@ struct SelectPlan {
     int64_t pairs, groups, lists;
     SelectRows rows;
     SelectTiles all, counted; /* over all runs; over those that the histogram counts */
-    SelectTiles lse;          /* over all runs, parts as sets: each tile by itself */
-    float2 *sums; /* histogram: (pairs, sets of lse, TILE_ROWS, slices) largest score, sum of powers */
-    unsigned long long *bins; /* histogram: (heads, 2, BINS) counts, sums of places inside the bin */
-    uint32_t *bits;           /* lists: (lists, blocks of runs, SLOTS) */
+    SelectTiles lse;          /* over all runs, a set LSE_TILES tiles */
+    float2 *ranges;           /* (pairs, RANGE_SLICES) largest feature of proxies and of candidates */
+    float2 *sums; /* histogram: (pairs, sets, parts, SET_GROUPS, slices) reference, sum of powers over it */
+    unsigned long long *bins; /* histogram: (bin_heads, 2, BINS) counts, sums of places inside the bin */
+    uint32_t *bits;           /* lists: (lists, blocks of runs) */
     double *slice_mass;       /* lists: (lists, slices) of the winners */
     SelectBest *slice_best;   /* lists: (lists, slices) */
     double *mass;             /* lists: (lists) of everything listed */
@@ -60,16 +65,26 @@ inline int64_t select_row_blocks(const SelectPlan &p, const SelectTiles &t)
     return p.pairs * (t.sets / WARPS);
 }
 
-inline int64_t select_lists_of_block(const SelectPlan &p)
+/* Into how many slices to cut the columns where `row_blocks` blocks of threads hold all rows and
+ * a multiprocessor holds `blocks_each`: those with which the machine is busy for the shortest time. */
+inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t column_blocks, int blocks_each)
 {
-    return WARPS * (TILE_ROWS / p.rows.rows_each);
+    int64_t at_once = (int64_t)stream->multiprocessors * blocks_each, least = INT64_MAX;
+    int64_t most = column_blocks < SLICES_MOST ? column_blocks : (int64_t)SLICES_MOST, best = 1;
+    for (int64_t slices = 1; slices <= most; slices++) {
+        int64_t each = ceil_div(column_blocks, slices) + SLICE_COST;
+        int64_t cost = ceil_div(row_blocks * slices, at_once) * each;
+        if (cost < least) {
+            least = cost;
+            best = slices;
+        }
+    }
+    return (int)best;
 }
 
-/* Enough slices of the runs for SCORE_BLOCKS when `row_blocks` blocks of threads hold all rows. */
-inline int select_slices(int64_t row_blocks, int64_t column_blocks)
+inline int select_blocks_each(const SelectTiles &t)
 {
-    int64_t wanted = ceil_div(SCORE_BLOCKS, row_blocks > 0 ? row_blocks : 1);
-    return (int)(wanted < column_blocks ? wanted : column_blocks);
+    return select_near(t) ? NEAR_BLOCKS : FAR_BLOCKS;
 }
 
 inline SelectRows select_rows(const DsvSelectArgs *args)
@@ -81,10 +96,8 @@ inline SelectRows select_rows(const DsvSelectArgs *args)
     r.group = args->group;
     r.chunk = args->chunk;
     r.per_group = args->group / args->chunk;
-    int64_t most = r.per_group < r.proxies ? r.per_group : r.proxies;
-    r.rows_each = most <= 4 ? 4 : 8;
-    r.parts = (int)ceil_div(most, r.rows_each);
-    r.sets = (int)(ceil_div(groups * r.rows_each, TILE_ROWS * WARPS) * WARPS);
+    r.parts = (int)(r.per_group < r.proxies ? r.per_group : r.proxies);
+    r.sets = (int)(ceil_div(groups, LISTS_EACH) * WARPS);
     r.features = (int)args->features;
     r.depths = (int)ceil_div(args->features, DEPTH);
     return r;
@@ -101,36 +114,39 @@ inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r, 
     t.last_layers = (int)(left < t.layers ? left : t.layers);
     t.blocks = (int)ceil_div(runs, COLUMNS);
     t.depths = r.depths;
+    t.stage = r.depths < STAGE_CHUNKS ? STAGE_CHUNKS / r.depths : 1;
     t.parts = r.parts;
     t.sets = r.sets;
     return t;
 }
 
-inline int64_t select_column_floats(const SelectPlan &p, const SelectTiles &t)
+inline int64_t select_column_chunks(const SelectPlan &p, const SelectTiles &t)
 {
-    return p.pairs * t.blocks * t.layers * t.depths * COLUMN_FLOATS;
+    return p.pairs * t.blocks * t.layers * t.depths;
 }
 
 /* What only the histogram wants. */
-inline void select_plan_histogram(const DsvSelectArgs *args, void *base, size_t *used, SelectPlan *p)
+inline void select_plan_histogram(const DsvStream *stream, const DsvSelectArgs *args, void *base,
+                                  size_t *used, SelectPlan *p)
 {
-    float *columns = nullptr;
-    p->counted.slices = select_slices(select_row_blocks(*p, p->counted), p->counted.blocks);
-    p->lse.sets = p->rows.sets * p->rows.parts;
-    p->lse.parts = 1;
-    p->lse.slices = select_slices(select_row_blocks(*p, p->lse), p->lse.blocks);
+    uint4 *columns = nullptr;
+    int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
+    p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks,
+                                      select_blocks_each(p->counted));
+    p->lse.sets = (int)(ceil_div(tiles, LSE_TILES * WARPS) * WARPS);
+    p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks, FAR_BLOCKS);
     if (args->bin_skip > 0)
-        select_take(base, used, select_column_floats(*p, p->counted), &columns);
+        select_take(base, used, select_column_chunks(*p, p->counted) * COLUMN_CHUNK, &columns);
     p->counted.columns = args->bin_skip > 0 ? columns : p->all.columns;
-    select_take(base, used, p->pairs * p->lse.sets * TILE_ROWS * p->lse.slices, &p->sums);
-    select_take(base, used, args->heads * 2 * DSV_SELECT_BINS, &p->bins);
+    select_take(base, used, p->pairs * tiles * SET_GROUPS * p->lse.slices, &p->sums);
+    select_take(base, used, args->bin_heads * 2 * DSV_SELECT_BINS, &p->bins);
 }
 
 /* What only the lists want. */
 inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
 {
-    int64_t row = (int64_t)p->all.blocks * COLUMNS * select_lists_of_block(*p);
-    select_take(base, used, p->lists * p->all.blocks * SLOTS, &p->bits);
+    int64_t row = (int64_t)p->all.blocks * COLUMNS * LISTS_EACH;
+    select_take(base, used, p->lists * p->all.blocks, &p->bits);
     select_take(base, used, p->lists * p->all.slices, &p->slice_mass);
     select_take(base, used, p->lists * p->all.slices, &p->slice_best);
     select_take(base, used, p->lists, &p->mass);
@@ -139,22 +155,25 @@ inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
 
 /* Lays the workspace out from `base` on (NULL: only counts its bytes). Histogram and lists never run at once:
  * beyond what both want they share the room. */
-inline SelectPlan select_plan(const DsvSelectArgs *args, void *base)
+inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args, void *base)
 {
     SelectPlan p = {};
     size_t used = 0;
-    float *columns, *rows, *terms;
+    uint4 *columns, *rows;
+    float4 *terms;
     int64_t runs = dsvi_select_runs(args), counted = dsvi_select_counted_runs(args);
     p.pairs = args->batch * args->heads;
     p.groups = dsvi_select_groups(args);
     p.lists = p.pairs * p.groups;
     p.rows = select_rows(args);
     p.all = select_tiles(args, p.rows, runs, runs - 1);
-    p.all.slices = select_slices(select_row_blocks(p, p.all), p.all.blocks);
+    p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all.blocks,
+                                 select_blocks_each(p.all));
     int64_t tiles = p.pairs * p.rows.sets * p.rows.parts;
-    select_take(base, &used, select_column_floats(p, p.all), &columns);
-    select_take(base, &used, tiles * p.rows.depths * TILE_FLOATS, &rows);
-    select_take(base, &used, tiles * 2 * TILE_ROWS, &terms);
+    select_take(base, &used, select_column_chunks(p, p.all) * COLUMN_CHUNK, &columns);
+    select_take(base, &used, tiles * p.rows.depths * ROW_CHUNK, &rows);
+    select_take(base, &used, tiles * 4, &terms);
+    select_take(base, &used, p.pairs * RANGE_SLICES, &p.ranges);
     p.all.columns = columns;
     p.all.rows = rows;
     p.all.terms = terms;
@@ -163,56 +182,144 @@ inline SelectPlan select_plan(const DsvSelectArgs *args, void *base)
     p.counted.rows = rows;
     p.counted.terms = terms;
     size_t histogram = used, lists = used;
-    select_plan_histogram(args, base, &histogram, &p);
+    select_plan_histogram(stream, args, base, &histogram, &p);
     select_plan_lists(base, &lists, &p);
     p.bytes = histogram > lists ? histogram : lists;
     return p;
 }
 
-/* The proxy of row i of a tile, -1 where there is none. */
-__device__ __forceinline__ int64_t row_proxy(const SelectRows &r, int64_t set, int part, int i)
+/* The proxy of group g in a part, -1 where there is none. */
+__device__ __forceinline__ int64_t part_proxy(const SelectRows &r, int64_t g, int64_t part)
 {
-    int64_t group = set * (TILE_ROWS / r.rows_each) + i / r.rows_each;
-    int64_t member = (int64_t)part * r.rows_each + i % r.rows_each, proxy = group * r.per_group + member;
-    return member < r.per_group && proxy < r.proxies ? proxy : -1;
+    int64_t proxy = g * r.per_group + part;
+    return part < r.per_group && proxy < r.proxies ? proxy : -1;
 }
 
-/* A thread an element of (pairs, sets, parts, depths, DEPTH, TILE_ROWS). */
-__global__ void rows_kernel(SelectRows r, const float *proxies, float factor, int64_t elements, float *rows)
+/* ---- ranges ---- */
+
+/* The largest of |x[i]|, i in a slice of RANGE_SLICES, to all threads of the block. */
+__device__ __forceinline__ float slice_largest(const float *x, int64_t count, int slice, float *shared)
 {
-    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= elements)
-        return;
-    int i = (int)(n % TILE_ROWS);
-    int64_t rest = n / TILE_ROWS;
-    int feature = (int)(rest % (r.depths * DEPTH));
-    rest /= r.depths * DEPTH;
-    int part = (int)(rest % r.parts);
-    rest /= r.parts;
-    int64_t proxy = row_proxy(r, rest % r.sets, part, i), pair = rest / r.sets;
-    rows[n] = proxy >= 0 && feature < r.features
-                  ? proxies[(pair * r.proxies + proxy) * r.features + feature] * factor : 0.f;
+    float largest = 0.f;
+    int64_t end = count * (slice + 1) / RANGE_SLICES;
+#pragma unroll 8
+    for (int64_t i = count * slice / RANGE_SLICES + threadIdx.x; i < end; i += PREPARE_THREADS)
+        largest = fmaxf(largest, fabsf(x[i]));
+    largest = warp_max(largest);
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = largest;
+    __syncthreads();
+    return warp_max(threadIdx.x % WARP < PREPARE_THREADS / WARP ? shared[threadIdx.x % WARP] : 0.f);
 }
 
-/* A thread a row of (pairs, sets, parts, TILE_ROWS): its term and its weight. */
-__global__ void terms_kernel(SelectRows r, const float *lse, int64_t elements, float *terms)
+/* A block of threads a slice of a (batch, head); counts are of elements. */
+__global__ __launch_bounds__(PREPARE_THREADS) void ranges_kernel(const float *proxies, int64_t proxy_count,
+                                                                 const float *candidates,
+                                                                 int64_t candidate_count, float2 *ranges)
 {
-    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= elements)
+    __shared__ float shared[2][PREPARE_THREADS / WARP];
+    int64_t pair = blockIdx.x / RANGE_SLICES;
+    int slice = blockIdx.x % RANGE_SLICES;
+    float rows = slice_largest(proxies + pair * proxy_count, proxy_count, slice, shared[0]);
+    float columns = slice_largest(candidates + pair * candidate_count, candidate_count, slice, shared[1]);
+    if (threadIdx.x == 0)
+        ranges[blockIdx.x] = make_float2(rows, columns);
+}
+
+/* By which power of two proxies grow and candidates shrink for equal ranges. A range of 0 or infinity asks
+ * for nothing. */
+__device__ __forceinline__ int balance(const float2 *ranges, int64_t pair, float factor)
+{
+    float2 mine = ranges[pair * RANGE_SLICES + threadIdx.x % WARP];
+    float rows = warp_max(mine.x) * factor, columns = warp_max(mine.y);
+    if (!(rows > 0.f && columns > 0.f && rows < INFINITY && columns < INFINITY))
+        return 0;
+    int power = ((int)(__float_as_uint(columns) >> 23) - (int)(__float_as_uint(rows) >> 23)) / 2;
+    return power > 126 ? 126 : power < -126 ? -126 : power;
+}
+
+__device__ __forceinline__ float power_of_two(int power)
+{
+    return __uint_as_float((uint32_t)(power + 127) << 23);
+}
+
+/* ---- tiles ---- */
+
+/* Where features are read, and how they are scaled. */
+struct SelectFeatures {
+    const float *data; /* (pairs, count, features) */
+    int64_t count;
+    int features;
+    bool vectors;      /* whether four may be read at once */
+    float factor;
+};
+
+/* Features [first, first + 4) of a row, zeros beyond the last. */
+__device__ __forceinline__ void load_features(const SelectFeatures &f, int64_t row, int first, float (&x)[4])
+{
+    const float *from = f.data + row * f.features + first;
+    if (f.vectors && first < f.features) {
+        load(from, x);
         return;
-    int i = (int)(n % TILE_ROWS);
-    int64_t tile = n / TILE_ROWS, set = tile / r.parts;
-    int64_t proxy = row_proxy(r, set % r.sets, (int)(tile % r.parts), i), pair = set / r.sets;
-    float term = 0.f, weight = 0.f;
-    if (proxy >= 0) {
-        int64_t first = proxy * r.chunk, begin = first / r.group * r.group;
-        int64_t of_proxy = r.queries - first < r.chunk ? r.queries - first : r.chunk;
-        int64_t of_group = r.queries - begin < r.group ? r.queries - begin : r.group;
-        term = -lse[pair * r.proxies + proxy] * (float)DSVI_LOG2_E;
-        weight = (float)of_proxy / (float)of_group;
     }
-    terms[tile * 2 * TILE_ROWS + i] = term;
-    terms[tile * 2 * TILE_ROWS + TILE_ROWS + i] = weight;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = first + i < f.features ? from[i] : 0.f;
+}
+
+/* Two numbers as halves, and what these leave as halves; what no half can hold becomes the largest. */
+__device__ __forceinline__ void split(float a, float b, uint32_t *hi, uint32_t *lo)
+{
+    const float most = 65504.f;
+    a = a > most ? most : a < -most ? -most : a;
+    b = b > most ? most : b < -most ? -most : b;
+    __half first = __float2half_rn(a), second = __float2half_rn(b);
+    __half rest = __float2half_rn(a - __half2float(first)), other = __float2half_rn(b - __half2float(second));
+    *hi = (uint32_t)__half_as_ushort(first) | (uint32_t)__half_as_ushort(second) << 16;
+    *lo = (uint32_t)__half_as_ushort(rest) | (uint32_t)__half_as_ushort(other) << 16;
+}
+
+/* A warp a chunk of (pairs, sets, parts, depths). */
+__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float2 *ranges, int64_t chunks, uint4 *rows)
+{
+    int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (chunk >= chunks)
+        return;
+    int lane = threadIdx.x % WARP;
+    int64_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
+    int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + lane / 4, tile % r.parts);
+    float grow = power_of_two(balance(ranges, pair, f.factor)), x[4] = {};
+    if (proxy >= 0)
+        load_features(f, pair * f.count + proxy, (int)(chunk % r.depths) * DEPTH + lane % 4 * 4, x);
+    uint4 out;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = x[i] * f.factor * grow;
+    split(x[0], x[1], &out.x, &out.z);
+    split(x[2], x[3], &out.y, &out.w);
+    rows[chunk * ROW_CHUNK + lane] = out;
+}
+
+/* A thread four terms of (pairs, sets, parts, 4). */
+__global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, float4 *terms)
+{
+    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= fours)
+        return;
+    int64_t tile = n / 4, set = tile / r.parts, pair = set / r.sets;
+    float term[PAIR];
+    for (int g = 0; g < PAIR; g++) {
+        int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + n % 4 * PAIR + g, tile % r.parts);
+        term[g] = -INFINITY;
+        if (proxy >= 0) {
+            int64_t first = proxy * r.chunk, begin = first / r.group * r.group;
+            int64_t of_proxy = r.queries - first < r.chunk ? r.queries - first : r.chunk;
+            int64_t of_group = r.queries - begin < r.group ? r.queries - begin : r.group;
+            float weight = (float)of_proxy / (float)of_group;
+            term[g] = (float)(log2((double)weight) - lse[pair * r.proxies + proxy] * DSVI_LOG2_E);
+        }
+    }
+    terms[n] = make_float4(term[0], term[1], term[0], term[1]);
 }
 
 /* dsvi_select_counted; skip 0 counts every run. */
@@ -222,31 +329,60 @@ __device__ __forceinline__ int64_t counted_run(int64_t i, int64_t skip, int64_t 
     return run < runs ? run : runs - 1;
 }
 
-/* A block of threads a layer of a block of columns, a thread a place in it. */
-__global__ void columns_kernel(SelectTiles t, const float *candidates, int64_t count, int64_t per_run,
-                               int features, int64_t skip, int64_t runs, float *columns)
+/* A warp a chunk of (pairs, blocks, layers, depths). */
+__global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float2 *ranges, float factor,
+                               int64_t per_run, int64_t skip, int64_t runs, int64_t chunks, uint4 *columns)
 {
-    int place = threadIdx.x;
-    int64_t layer = blockIdx.x % t.layers, rest = blockIdx.x / t.layers;
-    int64_t block = rest % t.blocks, pair = rest / t.blocks;
-    int slot = place / (COLUMNS / 2) * 4 + place % 4, lane = place % (COLUMNS / 2) / 4;
-    int64_t column = block * COLUMNS + slot * WARP + lane;
-    bool exists = column < t.runs - (layer >= t.last_layers);
-    const float *row = candidates +
-                       (pair * count + counted_run(column, skip, runs) * per_run + layer) * features;
-    float *out = columns + (int64_t)blockIdx.x * t.depths * COLUMN_FLOATS + place;
-    for (int r = 0; r < t.depths * DEPTH; r++)
-        out[r * COLUMNS] = exists && r < features ? row[r] : 0.f;
+    int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (chunk >= chunks)
+        return;
+    int64_t layer = chunk / t.depths % t.layers, rest = chunk / t.depths / t.layers;
+    int block = (int)(rest % t.blocks), feature = (int)(chunk % t.depths) * DEPTH + threadIdx.x % 4 * 4;
+    int64_t pair = rest / t.blocks;
+    float shrink = power_of_two(-balance(ranges, pair, factor)), x[SLOTS][4] = {};
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++) {
+        int64_t column = select_run(block, j);
+        int64_t row = pair * f.count + counted_run(column, skip, runs) * per_run + layer;
+        if (column < layer_runs(t, (int)layer))
+            load_features(f, row, feature, x[j]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[j][i] *= shrink;
+    }
+    uint4 *out = columns + chunk * COLUMN_CHUNK + threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < SLOTS; i += 2) {
+        uint4 hi, lo;
+        split(x[i][0], x[i][1], &hi.x, &lo.x);
+        split(x[i + 1][0], x[i + 1][1], &hi.y, &lo.y);
+        split(x[i][2], x[i][3], &hi.z, &lo.z);
+        split(x[i + 1][2], x[i + 1][3], &hi.w, &lo.w);
+        out[i * WARP] = hi;
+        out[(i + 1) * WARP] = lo;
+    }
+}
+
+inline unsigned prepare_blocks(int64_t threads)
+{
+    return (unsigned)ceil_div(threads, PREPARE_THREADS);
+}
+
+inline float select_factor(const DsvSelectArgs *args)
+{
+    return (float)(args->scale * DSVI_LOG2_E);
 }
 
 /* The candidates of the runs of `t` into tiles; `skip`: of one run of each 1 + skip. */
 inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p,
                                     const SelectTiles &t, int64_t skip)
 {
-    int64_t blocks = p.pairs * t.blocks * t.layers;
-    columns_kernel<<<(unsigned)blocks, COLUMNS, 0, stream->handle>>>(
-        t, args->candidates, dsvi_select_candidates(args), args->grain / args->candidate_keys,
-        (int)args->features, skip, dsvi_select_runs(args), const_cast<float *>(t.columns));
+    int64_t chunks = select_column_chunks(p, t);
+    SelectFeatures f = {args->candidates, dsvi_select_candidates(args), (int)args->features,
+                        aligned(args->candidates, args->features, 16), 1.f};
+    columns_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
+        t, f, p.ranges, select_factor(args), args->grain / args->candidate_keys, skip, dsvi_select_runs(args),
+        chunks, const_cast<uint4 *>(t.columns));
     DSVI_CUDA_LAUNCHED("select columns");
     return DSV_OK;
 }
@@ -254,22 +390,35 @@ inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args
 /* The proxies and all candidates into tiles. */
 inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    int64_t elements = p.pairs * p.rows.sets * p.rows.parts * p.rows.depths * TILE_FLOATS;
+    int64_t chunks = p.pairs * p.rows.sets * p.rows.parts * p.rows.depths;
     if (args->workspace_bytes < p.bytes)
         return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          p.bytes);
-    rows_kernel<<<(unsigned)ceil_div(elements, PREPARE_THREADS), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, args->proxies, (float)(args->scale * DSVI_LOG2_E), elements, const_cast<float *>(p.all.rows));
+    ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(
+        args->proxies, p.rows.proxies * args->features, args->candidates,
+        dsvi_select_candidates(args) * args->features, p.ranges);
+    DSVI_CUDA_LAUNCHED("select ranges");
+    SelectFeatures f = {args->proxies, p.rows.proxies, (int)args->features,
+                        aligned(args->proxies, args->features, 16), select_factor(args)};
+    rows_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
+        p.rows, f, p.ranges, chunks, const_cast<uint4 *>(p.all.rows));
     DSVI_CUDA_LAUNCHED("select rows");
     return select_put_columns(stream, args, p, p.all, 0);
 }
 
-/* Terms and weights of the rows from args->lse. */
+/* Lets a kernel have so much shared memory. */
+template <typename Kernel> inline DsvStatus select_allow(Kernel *kernel, size_t bytes)
+{
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return DSV_OK;
+}
+
+/* Terms of the rows from args->lse. */
 inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    int64_t rows = p.pairs * p.rows.sets * p.rows.parts * TILE_ROWS;
-    terms_kernel<<<(unsigned)ceil_div(rows, PREPARE_THREADS), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, args->lse, rows, const_cast<float *>(p.all.terms));
+    int64_t fours = p.pairs * p.rows.sets * p.rows.parts * 4;
+    terms_kernel<<<prepare_blocks(fours), PREPARE_THREADS, 0, stream->handle>>>(
+        p.rows, args->lse, fours, const_cast<float4 *>(p.all.terms));
     DSVI_CUDA_LAUNCHED("select terms");
     return DSV_OK;
 }

@@ -1,15 +1,21 @@
-/* Scores of selection, tile by tile: what select_histogram and select_lists share, so that both see the very
- * same e_gr (ops/select.h).
+/* Scores of selection by the tensor cores: what select_histogram and select_lists share, so that both see the
+ * very same e_gr (ops/select.h).
  *
- * A register tile is 8 rows (proxies) by 256 columns (runs), a warp's own: a lane has all rows of 8 columns.
- * Rows: a group takes `ROWS` (4 or 8) rows in each of `parts` tiles, so that 8 / ROWS neighbouring groups, a
- * set, share a tile; rows without a proxy weigh nothing. A warp owns a set, a block of threads WARPS sets.
- * Columns: runs stand in blocks of 256; a run of several candidates has as many layers, each with one
- * candidate of every run. Lane l has runs l, l + 32 ... l + 224 of a block, so that a ballot over the j-th of
- * them is word j of a list's bits. In memory run 32 j + l is at (j / 4) 128 + 4 l + j % 4: a lane reads four
- * at once.
- * Features pass in chunks of DEPTH through shared memory, the next chunk on its way while this one is used.
- * Rows are scaled by log2 e, so that everything is a power of two: e = sum of weight 2^(score - lse). */
+ * A warp owns a set of 8 groups and takes 32 runs at a time. One product is mma.m16n8k16: 16 runs by 8
+ * groups, for the proxies of one `part`, the first of each group, then the second and so on; estimates then
+ * add up inside a lane. Lane 4 k + q has runs 4 k ... 4 k + 3 of the 32 (its slots) of groups 2 q and 2 q + 1
+ * of the set: rows k and k + 8 of the first product are slots 0 and 1, those of the second slots 2 and 3.
+ * A run of several candidates has as many layers, each with one candidate of every run.
+ *
+ * Features are split into a half and the half of what it leaves, 22 bits together; the products are
+ * hi lo + lo hi + hi hi. So that halves have the range, proxies and candidates of a (batch, head) are
+ * brought to the same largest feature, by powers of two that cancel in the product (select_plan.cuh). What is
+ * left out is 2^-22 of a product, and 2^-25 times a feature where a half is denormal: as good as float.
+ * Of each DEPTH features a lane holds 4 q ... 4 q + 3, for rows and for columns; which two a fragment calls
+ * neighbours is free as long as both agree. Everything lies in memory as lanes want it, 16 bytes each.
+ *
+ * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
+ * a power of two: e = sum of 2^(term + score). */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
 
@@ -20,27 +26,31 @@
 namespace dsvi {
 
 enum {
-    TILE_ROWS = 8,
-    COLUMNS = 256, /* of a block */
-    SLOTS = COLUMNS / WARP, /* columns of a lane; also words of a block's bits */
-    DEPTH = 16,
+    SET_GROUPS = 8,
+    COLUMNS = 32,  /* runs that are taken at a time, a block of them; also a word of a list's bits */
+    SLOTS = 4,     /* of a lane */
+    PAIR = 2,      /* groups of a lane */
+    DEPTH = 16,    /* features of a chunk */
     WARPS = 8,
     SCORE_THREADS = WARPS * WARP,
-    TILE_FLOATS = DEPTH * TILE_ROWS,   /* of a row tile's chunk */
-    COLUMN_FLOATS = DEPTH * COLUMNS,   /* of a column block's chunk */
-    SCORE_UNROLL = 1, /* more, and registers run out */
-    SCORE_SHARED = 2 * (COLUMN_FLOATS + WARPS * TILE_FLOATS) * (int)sizeof(float)
+    NEAR_BLOCKS = 3,  /* blocks of threads that a multiprocessor holds: where rows are near, and elsewhere */
+    FAR_BLOCKS = 2,
+    ROW_CHUNK = WARP,            /* in 16 bytes: proxies of a part of a set */
+    COLUMN_CHUNK = 4 * WARP,     /* candidates of a layer of a block: two products, of each hi and lo */
+    STAGE_CHUNKS = 4,            /* of columns in shared memory at a time, at least */
+    NEAR_PARTS = 8               /* of a set in shared memory, where a chunk has all features */
 };
 
 /* What a kernel of scores walks over. */
 struct SelectTiles {
-    const float *columns; /* (pairs, blocks, layers, depths, DEPTH, COLUMNS) candidates; zeros for none */
-    const float *rows;    /* (pairs, sets, parts, depths, DEPTH, TILE_ROWS) proxies times scale log2 e */
-    const float *terms;   /* (pairs, sets, parts, 2, TILE_ROWS) -lse log2 e, then weights */
+    const uint4 *columns; /* (pairs, blocks, layers, depths, 2, 2, WARP) candidates; zeros for none */
+    const uint4 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
+    const float4 *terms;  /* (pairs, sets, parts, 4) of a lane's two groups, twice; -inf for none */
     int runs;             /* columns that there are */
     int last_layers;      /* candidates of the last run */
     int blocks, layers, depths, parts;
     int sets;             /* of a (batch, head), whole blocks of threads */
+    int stage;            /* layers of blocks that are in shared memory at a time */
     int slices;           /* into which the blocks of columns are cut, for more blocks of threads */
 };
 
@@ -63,107 +73,130 @@ __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_
     return at;
 }
 
-/* Brings chunks into shared memory, one step ahead of the arithmetic. There are two buffers of columns and
- * two of rows; a chunk that the next step needs again stays where it is. It is few numbers, for registers are
- * full. */
+/* Whether rows stay in shared memory; else they come from the cache, again for each block of columns. */
+__host__ __device__ __forceinline__ bool select_near(const SelectTiles &t)
+{
+    return t.depths == 1 && t.parts <= NEAR_PARTS;
+}
+
+/* Of columns, in 16 bytes. */
+__host__ __device__ __forceinline__ int stage_size(const SelectTiles &t)
+{
+    return t.stage * t.depths * COLUMN_CHUNK;
+}
+
+/* Shared memory, in 16 bytes: two stages of columns, then rows and terms where they are near. */
+__host__ __device__ __forceinline__ int select_shared(const SelectTiles &t)
+{
+    return 2 * stage_size(t) + (select_near(t) ? WARPS * t.parts * (ROW_CHUNK + 4) : 0);
+}
+
+__device__ __forceinline__ void copy_near(uint4 *shared, const void *global, int count)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += SCORE_THREADS)
+        __pipeline_memcpy_async(shared + i, static_cast<const uint4 *>(global) + i, sizeof(uint4));
+}
+
+/* Layers of the slice's blocks, one after the other; stages come one ahead of the arithmetic. */
 struct SelectFeed {
-    int layer;       /* chunk of columns with which the layer of the step that is on its way begins */
-    int tile;        /* first of this warp's in rows and terms */
-    int part, depth; /* of that step */
-    int steps;       /* left, with that one */
+    const uint4 *columns; /* of the layer to ask for next */
+    int left;             /* layers to ask for */
+    int here;             /* of the stage, still to take */
+    const uint4 *now;     /* in shared memory: the layer taken last */
+    bool second;          /* whether that is in the second place */
 };
 
-__device__ __forceinline__ void copy_four(float *shared, const float *global)
+__device__ __forceinline__ void feed_ask(const SelectTiles &t, uint4 *shared, SelectFeed &f, bool second)
 {
-    __pipeline_memcpy_async(shared, global, 4 * sizeof(float));
-}
-
-/* The buffers of that step: floats from the beginning of shared memory. Where a layer is one chunk, chunks
- * follow one another and their numbers alternate; elsewhere each step has a chunk of its own. */
-__device__ __forceinline__ int feed_columns_at(const SelectTiles &t, const SelectFeed &f)
-{
-    return (t.depths == 1 ? f.layer & 1 : f.steps & 1) * COLUMN_FLOATS;
-}
-
-__device__ __forceinline__ int feed_rows_at(const SelectTiles &t, const SelectFeed &f)
-{
-    return 2 * COLUMN_FLOATS + (t.parts * t.depths == 1 ? 0 : f.steps & 1) * WARPS * TILE_FLOATS;
-}
-
-/* Asks for rows; where the same ones serve all steps, only the first time. */
-__device__ __forceinline__ void feed_rows(const SelectTiles &t, float *shared, const SelectFeed &f)
-{
-    int64_t chunk = (int64_t)(f.tile + f.part) * t.depths + f.depth;
-    copy_four(shared + feed_rows_at(t, f) + 4 * threadIdx.x,
-              t.rows + chunk * TILE_FLOATS + threadIdx.x % WARP * 4);
-}
-
-__device__ __forceinline__ void feed_columns(const SelectTiles &t, float *shared, const SelectFeed &f)
-{
-    const float *from = t.columns + (int64_t)(f.layer + f.depth) * COLUMN_FLOATS + 4 * threadIdx.x;
-    float *to = shared + feed_columns_at(t, f) + 4 * threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < COLUMN_FLOATS; i += 4 * SCORE_THREADS)
-        copy_four(to + i, from + i);
-}
-
-/* On to the next step. */
-__device__ __forceinline__ void feed_advance(const SelectTiles &t, SelectFeed &f)
-{
-    f.steps--;
-    if (++f.depth < t.depths)
-        return;
-    f.depth = 0;
-    if (++f.part < t.parts)
-        return;
-    f.part = 0;
-    f.layer += t.depths;
-}
-
-__device__ __forceinline__ SelectFeed feed_begin(const SelectTiles &t, const SelectPlace &at, float *shared)
-{
-    SelectFeed f;
-    f.layer = (at.pair * t.blocks + at.begin) * t.layers * t.depths;
-    f.tile = (at.pair * t.sets + at.set) * t.parts;
-    f.part = f.depth = 0;
-    f.steps = (at.end - at.begin) * t.layers * t.parts * t.depths;
-    feed_columns(t, shared, f);
-    feed_rows(t, shared, f);
+    int size = (f.left < t.stage ? f.left : t.stage) * t.depths * COLUMN_CHUNK;
+    copy_near(shared + second * stage_size(t), f.columns, size);
+    f.columns += size;
+    f.left -= t.stage;
     __pipeline_commit();
+}
+
+/* All threads of the block share pair and slice. */
+__device__ __forceinline__ SelectFeed feed_begin(const SelectTiles &t, const SelectPlace &at, uint4 *shared)
+{
+    int64_t layer = (int64_t)(at.pair * t.blocks + at.begin) * t.layers;
+    const uint4 *columns = t.columns + layer * t.depths * COLUMN_CHUNK;
+    SelectFeed f = {columns, (at.end - at.begin) * t.layers, 0, shared, true};
+    feed_ask(t, shared, f, false);
     return f;
 }
 
-/* acc += the products of the step that is on its way. The barrier tells that it has arrived for all warps and
- * that all have done with the step before, whose buffers the next one may then overwrite. */
-__device__ __forceinline__ void score_step(const SelectTiles &t, float *shared, SelectFeed &f,
-                                           float (&acc)[TILE_ROWS][SLOTS])
+/* The columns of the next layer. The barrier tells that a stage has arrived for all warps and that all have
+ * done with the one before, in whose place the next one comes. */
+__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, SelectFeed &f)
 {
-    const float *columns = shared + feed_columns_at(t, f) + threadIdx.x % WARP * 4;
-    const float *rows = shared + feed_rows_at(t, f) + threadIdx.x / WARP * TILE_FLOATS;
-    __pipeline_wait_prior(0);
-    __syncthreads();
-    feed_advance(t, f);
-    if (f.steps > 0 && (t.depths > 1 || f.part == 0))
-        feed_columns(t, shared, f);
-    if (f.steps > 0 && t.parts * t.depths > 1)
-        feed_rows(t, shared, f);
-    __pipeline_commit();
-#pragma unroll SCORE_UNROLL
-    for (int r = 0; r < DEPTH; r++) {
-        float a[TILE_ROWS], b[SLOTS];
+    if (f.here == 0) {
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        if (f.left > 0)
+            feed_ask(t, shared, f, f.second);
+        f.second = !f.second;
+        f.now = shared + f.second * stage_size(t);
+        f.here = t.stage;
+    } else {
+        f.now += t.depths * COLUMN_CHUNK;
+    }
+    f.here--;
+    return f.now;
+}
+
+/* ---- products ---- */
+
+/* Candidates of one chunk of a layer, of both products. */
+struct SelectColumns {
+    uint4 hi[2], lo[2];
+};
+
+__device__ __forceinline__ SelectColumns load_columns(const uint4 *chunk)
+{
+    const uint4 *mine = chunk + threadIdx.x % WARP;
+    return {{mine[0], mine[2 * WARP]}, {mine[WARP], mine[3 * WARP]}};
+}
+
+/* x = start + a b: 16 runs by 8 groups by DEPTH features. */
+__device__ __forceinline__ void multiply_add(float (&x)[4], const uint4 &a, uint32_t b0, uint32_t b1,
+                                             const float (&start)[4])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(start[0]), "f"(start[1]),
+          "f"(start[2]), "f"(start[3]));
+}
+
+/* Scores of a layer of a block: x[i][2 h + g] is slot 2 i + h of group g. They start with `start`, for both
+ * products. */
+__device__ __forceinline__ void begin_products(float (&x)[2][4], const SelectColumns &a, const uint4 &b,
+                                               const float (&start)[4])
+{
 #pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            *reinterpret_cast<float4 *>(a + i) = *reinterpret_cast<const float4 *>(rows + r * TILE_ROWS + i);
-            *reinterpret_cast<float4 *>(b + i) =
-                *reinterpret_cast<const float4 *>(columns + r * COLUMNS + i / 4 * (COLUMNS / 2));
-        }
+    for (int i = 0; i < 2; i++)
+        multiply_add(x[i], a.hi[i], b.z, b.w, start);
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < 2; i++)
+        multiply_add(x[i], a.lo[i], b.x, b.y, x[i]);
 #pragma unroll
-            for (int j = 0; j < SLOTS; j++)
-                acc[i][j] = fmaf(a[i], b[j], acc[i][j]);
+    for (int i = 0; i < 2; i++)
+        multiply_add(x[i], a.hi[i], b.x, b.y, x[i]);
+}
+
+/* The same of the next features. */
+__device__ __forceinline__ void add_products(float (&x)[2][4], const SelectColumns &a, const uint4 &b)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        multiply_add(x[i], a.hi[i], b.z, b.w, x[i]);
+        multiply_add(x[i], a.lo[i], b.x, b.y, x[i]);
+        multiply_add(x[i], a.hi[i], b.x, b.y, x[i]);
     }
 }
+
+/* ---- powers ---- */
 
 /* 2^x to 2 units in the last place; below 2^-126 it is zero. */
 __device__ __forceinline__ float exp2_near(float x)
@@ -176,53 +209,97 @@ __device__ __forceinline__ float exp2_near(float x)
 /* The run in slot j of this lane. */
 __device__ __forceinline__ int select_run(int block, int j)
 {
-    return block * COLUMNS + j * WARP + threadIdx.x % WARP;
+    return block * COLUMNS + threadIdx.x % WARP / 4 * SLOTS + j;
 }
 
-/* Where scores start: 0, or -inf in columns without a candidate in this layer. */
-__device__ __forceinline__ void column_starts(const SelectTiles &t, int block, int layer,
-                                              float (&start)[SLOTS])
+/* Runs that have a candidate in this layer. */
+__device__ __forceinline__ int layer_runs(const SelectTiles &t, int layer)
 {
-    int runs = layer < t.last_layers ? t.runs : t.runs - 1;
+    return layer < t.last_layers ? t.runs : t.runs - 1;
+}
+
+/* Where this warp's rows and terms are. */
+struct SelectRowsAt {
+    const uint4 *rows;
+    const float4 *terms;
+};
+
+template <bool NEAR>
+__device__ __forceinline__ SelectRowsAt rows_begin(const SelectTiles &t, const SelectPlace &at, uint4 *shared)
+{
+    int warp = threadIdx.x / WARP;
+    int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
+    SelectRowsAt r = {t.rows + first * t.depths * ROW_CHUNK, t.terms + first * 4};
+    if (NEAR) {
+        uint4 *rows = shared + 2 * stage_size(t), *terms = rows + WARPS * t.parts * ROW_CHUNK;
+        copy_near(rows, r.rows - warp * t.parts * ROW_CHUNK, WARPS * t.parts * ROW_CHUNK);
+        copy_near(terms, r.terms - warp * t.parts * 4, WARPS * t.parts * 4);
+        r.rows = rows + warp * t.parts * ROW_CHUNK;
+        r.terms = reinterpret_cast<float4 *>(terms + warp * t.parts * 4);
+    }
+    return r;
+}
+
+/* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. */
+template <bool NEAR>
+__device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *columns, const SelectRowsAt &r,
+                                           float (&sum)[SLOTS][PAIR])
+{
+    const uint4 *rows = r.rows + threadIdx.x % WARP;
+    const float4 *terms = r.terms + threadIdx.x % 4;
+    SelectColumns a = load_columns(columns);
+#pragma unroll 2
+    for (int part = 0; part < t.parts; part++) {
+        float x[2][4], start[4];
+        load(reinterpret_cast<const float *>(terms), start);
+        begin_products(x, a, *rows, start);
+        for (int depth = 1; !NEAR && depth < t.depths; depth++) {
+            rows += ROW_CHUNK;
+            add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
+        }
+        rows += ROW_CHUNK;
+        terms += 4;
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+            for (int g = 0; g < PAIR; g++)
+                sum[j][g] += exp2_near(x[j / 2][j % 2 * 2 + g]);
+    }
+}
+
+/* Columns from number `runs` on get `x`. */
+__device__ __forceinline__ void mask_columns(int block, int runs, float x, float (&e)[SLOTS][PAIR])
+{
+    if ((block + 1) * COLUMNS <= runs)
+        return;
 #pragma unroll
     for (int j = 0; j < SLOTS; j++)
-        start[j] = select_run(block, j) < runs ? 0.f : -INFINITY;
+#pragma unroll
+        for (int g = 0; g < PAIR; g++)
+            e[j][g] = select_run(block, j) < runs ? e[j][g] : x;
 }
 
-/* e += the weighted powers of one tile's rows, whose scores start with their terms. */
-template <int ROWS>
-__device__ __forceinline__ void add_tile(const SelectTiles &t, float *shared, SelectFeed &f, int block,
-                                         int layer, int part, float (&e)[TILE_ROWS / ROWS][SLOTS])
-{
-    float acc[TILE_ROWS][SLOTS], start[SLOTS];
-    const float *terms = t.terms + (int64_t)(f.tile + part) * 2 * TILE_ROWS;
-    column_starts(t, block, layer, start);
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-            acc[i][j] = start[j] + terms[i];
-    for (int depth = 0; depth < t.depths; depth++)
-        score_step(t, shared, f, acc);
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-            e[i / ROWS][j] = fmaf(terms[TILE_ROWS + i], exp2_near(acc[i][j]), e[i / ROWS][j]);
-}
-
-/* Calls take(sink, block, e) for each block of columns, e[g][j] the estimate of group g of the set for the
- * run in slot j; it is zero where there is no such group or run. */
-template <int ROWS, typename Sink>
-__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, float *shared,
+/* Calls take(sink, block, e) for each block of columns, e[j][g] the estimate of group g of this lane for the
+ * run in slot j: zero where there is no such group, negative where there is no such run. */
+template <bool NEAR, typename Sink>
+__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
                                                Sink &sink)
 {
+    SelectRowsAt rows = rows_begin<NEAR>(t, at, shared);
     SelectFeed f = feed_begin(t, at, shared);
     for (int block = at.begin; block < at.end; block++) {
-        float e[TILE_ROWS / ROWS][SLOTS] = {};
-        for (int layer = 0; layer < t.layers; layer++)
-            for (int part = 0; part < t.parts; part++)
-                add_tile<ROWS>(t, shared, f, block, layer, part, e);
+        float e[SLOTS][PAIR] = {};
+        for (int layer = 0; layer < t.layers; layer++) {
+            float sum[SLOTS][PAIR] = {};
+            add_powers<NEAR>(t, feed_next(t, shared, f), rows, sum);
+            mask_columns(block, layer_runs(t, layer), 0.f, sum);
+#pragma unroll
+            for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+                for (int g = 0; g < PAIR; g++)
+                    e[j][g] += sum[j][g];
+        }
+        mask_columns(block, t.runs, -1.f, e);
         take(sink, block, e);
     }
 }

@@ -79,8 +79,10 @@ typedef struct DsvSelectArgs {
 
     /* select_histogram only */
     int64_t bin_skip;           /* runs left out of the histogram for each one that is counted: see below */
-    double *bin_count;          /* (N, BINS) overwritten: counted runs in each bin, batch and groups summed */
-    double *bin_mass;           /* (N, BINS) overwritten: their e_gr, summed */
+    int64_t bin_heads;          /* N: a histogram for each head; 1: one of all heads together */
+    double *bin_count;          /* (bin_heads, BINS) overwritten: counted runs in each bin, batch and groups
+                                 * summed */
+    double *bin_mass;           /* (bin_heads, BINS) overwritten: their e_gr, summed */
 
     /* select_lists only. A run is a winner when its e_gr >= threshold[h], or, where topk is given, when it
      * is among the topk[h] largest of its group (ties: the lower run). The largest run (ties: the

@@ -20,6 +20,9 @@ DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists)
     if (args->bin_skip < 0)
         return DSVI_FAIL(DSV_E_USAGE, "select: bin_skip is %lld, wanted 0 or more",
                          (long long)args->bin_skip);
+    if (!lists && args->bin_heads != 1 && args->bin_heads != args->heads)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: histograms for %lld of %lld heads, wanted one or one for each",
+                         (long long)args->bin_heads, (long long)args->heads);
     if (!lists)
         return DSV_OK;
     if (!args->threshold == !args->topk)
@@ -91,11 +94,11 @@ DsvStatus dsvi_select_histogram_ref(DsvStream *stream, const DsvSelectArgs *args
     (void)stream;
     DSVI_TRY(dsvi_select_check(args, false));
     double *estimate = args->workspace;
-    for (int64_t i = 0; i < args->heads * DSV_SELECT_BINS; i++)
+    for (int64_t i = 0; i < args->bin_heads * DSV_SELECT_BINS; i++)
         args->bin_count[i] = args->bin_mass[i] = 0;
     for (int64_t pair = 0; pair < args->batch * args->heads; pair++) {
-        double *count = args->bin_count + pair % args->heads * DSV_SELECT_BINS;
-        double *mass = args->bin_mass + pair % args->heads * DSV_SELECT_BINS;
+        double *count = args->bin_count + pair % args->bin_heads * DSV_SELECT_BINS;
+        double *mass = args->bin_mass + pair % args->bin_heads * DSV_SELECT_BINS;
         for (int64_t p = 0; p < dsvi_select_proxies(args); p++)
             args->lse[pair * dsvi_select_proxies(args) + p] = (float)log_sum_exp(args, pair, p);
         for (int64_t g = 0; g < dsvi_select_groups(args); g++) {

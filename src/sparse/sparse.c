@@ -50,7 +50,7 @@ static size_t results_count(const DsvSparse *s)
 static void carve_host(DsvSparse *s, DsvArena *arena)
 {
     size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
-    size_t bins = heads * DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
+    size_t bins = DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
     DsvSparseRecord *r = &s->record;
     s->order = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
     s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
@@ -78,9 +78,7 @@ static DsvStatus allocate_host(DsvSparse *s)
     dsvi_arena_plan(&plan);
     carve_host(s, &plan);
     size_t bytes = plan.used;
-    s->host_memory = aligned_alloc(64, bytes);
-    if (!s->host_memory)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of sparse attention's books", bytes);
+    DSVI_TRY(s->backend->device->host_alloc(s->backend->device, bytes, &s->host_memory));
     memset(s->host_memory, 0, bytes);
     dsvi_arena_bind(&plan, s->host_memory, bytes);
     carve_host(s, &plan);
@@ -158,7 +156,8 @@ void dsvi_sparse_free(DsvSparse **sparse)
     if (!s)
         return;
     dsvi_selector_free(&s->selector);
-    free(s->host_memory);
+    if (s->host_memory)
+        s->backend->device->host_free(s->backend->device, s->host_memory);
     free(s);
     *sparse = NULL;
 }
@@ -222,7 +221,7 @@ void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
 {
     const DsvSparseShape *shape = &s->shape;
     size_t heads = (size_t)shape->heads, blocks = (size_t)shape->blocks, samples = (size_t)s->samples;
-    size_t bins = heads * DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
+    size_t bins = DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
     if (s->selector) {
         int64_t proxies = (shape->tokens + s->selector->features.chunk - 1) / s->selector->features.chunk;
         carve_lists(s, arena);

@@ -52,14 +52,14 @@ struct DsvSparse {
     DsvSparseWatch *watch;    /* or NULL */
     void *watch_context;
     DsvSelector *selector;    /* NULL: settings keep all blocks dense, and there are no lists */
-    void *host_memory;        /* of all that follows up to `device memory` */
+    void *host_memory;        /* the device's own, of all that follows up to `device memory` */
 
     int32_t *order;           /* (S) */
     DsvSparseBlock *block;    /* (blocks) */
     DsvSparseRecord record;
     float *host_threshold;    /* (N) */
     int32_t *host_topk;       /* (N) */
-    double *host_count, *host_mass; /* (N, DSV_SELECT_BINS) */
+    double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
     double *host_selected;    /* (N) */
     int32_t *host_sample;     /* (blocks, samples) */
     float *host_captured;     /* (blocks, B, N, samples) */
@@ -67,7 +67,7 @@ struct DsvSparse {
 
     /* device memory */
     float *select_lse;        /* (B, N, proxies) */
-    double *bin_count, *bin_mass; /* (N, DSV_SELECT_BINS) */
+    double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) */
     float *threshold;         /* (N) */
     int32_t *topk;            /* (N) */
     double *selected_mass;    /* (N) */

@@ -32,7 +32,7 @@ static DsvSelectArgs select_args(const DsvSparse *s)
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale,
         .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
-        .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
+        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
 }
@@ -74,15 +74,15 @@ static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
 {
     DsvDevice *device = s->backend->device;
     int64_t heads = s->shape.heads;
-    size_t bytes = (size_t)(heads * DSV_SELECT_BINS) * sizeof(double);
+    size_t bytes = DSV_SELECT_BINS * sizeof(double);
     DSVI_TRY(device->download(device->stream, s->host_count, s->bin_count, bytes));
     DSVI_TRY(device->download(device->stream, s->host_mass, s->bin_mass, bytes));
     DSVI_TRY(device->sync(device->stream));
 
     bool by_mass = s->settings.sparse_target_mass > 0;
     DsvThreshold threshold =
-        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, heads, s->settings.sparse_target_mass)
-                : dsvi_threshold_for_count(s->host_count, s->host_mass, heads,
+        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, s->settings.sparse_target_mass)
+                : dsvi_threshold_for_count(s->host_count, s->host_mass, 1,
                                            winners * s->settings.sparse_target_density);
     *budget = s->settings.sparse_target_density;
     if (by_mass)

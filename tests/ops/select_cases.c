@@ -114,8 +114,8 @@ static void run_create(SelectRun *r, const DsvSelectArgs *args, int64_t capacity
 {
     int64_t pairs = args->batch * args->heads;
     r->lse = room(pairs * dsvi_select_proxies(args), sizeof *r->lse);
-    r->bin_count = room(args->heads * DSV_SELECT_BINS, sizeof *r->bin_count);
-    r->bin_mass = room(args->heads * DSV_SELECT_BINS, sizeof *r->bin_mass);
+    r->bin_count = room(args->bin_heads * DSV_SELECT_BINS, sizeof *r->bin_count);
+    r->bin_mass = room(args->bin_heads * DSV_SELECT_BINS, sizeof *r->bin_mass);
     r->selected_mass = room(args->heads, sizeof *r->selected_mass);
     r->offsets = room(pairs * dsvi_select_groups(args) + 1, sizeof *r->offsets);
     r->runs = room(capacity, sizeof *r->runs);
@@ -139,7 +139,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     DsvStream *stream = backend && backend->device ? backend->device->stream : NULL;
     DsvSelectArgs args = *host;
     int64_t pairs = args.batch * args.heads, lists_count = pairs * dsvi_select_groups(&args);
-    size_t f = sizeof(float), bins = (size_t)args.heads * DSV_SELECT_BINS * sizeof(double);
+    size_t f = sizeof(float), bins = (size_t)args.bin_heads * DSV_SELECT_BINS * sizeof(double);
     size_t proxies = (size_t)(pairs * dsvi_select_proxies(&args)), heads = (size_t)args.heads;
     size_t proxy_bytes = proxies * (size_t)args.features * f;
     size_t candidate_bytes = (size_t)(pairs * dsvi_select_candidates(&args) * args.features) * f;
@@ -193,7 +193,7 @@ static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero 
 /* Cumulated from the top, count and mass of the bins agree but for what lies next to a border. */
 static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth)
 {
-    for (int64_t h = 0; h < args->heads; h++) {
+    for (int64_t h = 0; h < args->bin_heads; h++) {
         double count = 0, mass = 0, truth_count = 0, truth_mass = 0;
         for (int64_t bin = (h + 1) * DSV_SELECT_BINS - 1; bin >= h * DSV_SELECT_BINS; bin--) {
             double slack_count = truth->bin_count[bin], slack_mass = truth->bin_mass[bin];
@@ -267,8 +267,9 @@ static void assert_same_run(const DsvSelectArgs *args, const SelectRun *a, const
 {
     int64_t pairs = args->batch * args->heads;
     assert_memory_equal(a->lse, b->lse, (size_t)(pairs * dsvi_select_proxies(args)) * sizeof *a->lse);
-    assert_memory_equal(a->bin_count, b->bin_count, (size_t)args->heads * DSV_SELECT_BINS * sizeof(double));
-    assert_memory_equal(a->bin_mass, b->bin_mass, (size_t)args->heads * DSV_SELECT_BINS * sizeof(double));
+    size_t bins = (size_t)args->bin_heads * DSV_SELECT_BINS * sizeof(double);
+    assert_memory_equal(a->bin_count, b->bin_count, bins);
+    assert_memory_equal(a->bin_mass, b->bin_mass, bins);
     assert_memory_equal(a->selected_mass, b->selected_mass, (size_t)args->heads * sizeof(double));
     assert_memory_equal(a->offsets, b->offsets,
                         (size_t)(pairs * dsvi_select_groups(args) + 1) * sizeof *a->offsets);
@@ -313,6 +314,7 @@ static void check_select(const DsvBackend *backend, const SelectShape *shape)
         .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .keys = shape->keys,
         .group = shape->group, .chunk = shape->chunk, .candidate_keys = shape->candidate_keys,
         .grain = shape->grain, .features = shape->features, .scale = 1 / sqrt((double)shape->features),
+        .bin_heads = shape->heads,
         .explore_rate = 0.2, .explore_seed = 3, .explore_step = 4,
     };
     int64_t pairs = args.batch * args.heads, runs = dsvi_select_runs(&args);
@@ -338,6 +340,7 @@ static void check_select(const DsvBackend *backend, const SelectShape *shape)
     }
     args.explore = DSV_EXPLORE_NONE;
     args.bin_skip = 2;
+    args.bin_heads = 1;
     compare_with_truth(backend, shape, &args, runs / 2);
     free(proxies);
     free(candidates);
@@ -351,8 +354,8 @@ static void check_ties(const DsvBackend *backend)
     float threshold[2] = {1, 1.5f};
     int32_t topk[2] = {70, RUNS};
     DsvSelectArgs args = {.batch = 1, .heads = 2, .queries = 6, .keys = RUNS, .group = 4, .chunk = 4,
-                          .candidate_keys = 1, .grain = 1, .features = 16, .scale = 1, .proxies = zeros,
-                          .candidates = zeros, .threshold = threshold};
+                          .candidate_keys = 1, .grain = 1, .features = 16, .scale = 1, .bin_heads = 2,
+                          .proxies = zeros, .candidates = zeros, .threshold = threshold};
     SelectRun r;
     select_on(backend, &backend->ops, &args, 4 * RUNS, zeros, &r);
     assert_int_equal(r.needed, 2 * RUNS + 2);

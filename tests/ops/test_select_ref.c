@@ -32,6 +32,7 @@ static void create(SelectCase *c, DsvSelectArgs args, int64_t capacity)
 {
     int64_t pairs = args.batch * args.heads;
     c->args = args;
+    c->args.bin_heads = args.heads;
     c->args.proxies = random_floats(pairs * dsvi_select_proxies(&args) * args.features, 1);
     c->args.candidates = random_floats(pairs * dsvi_select_candidates(&args) * args.features, 2);
     c->args.lse = take((size_t)(pairs * dsvi_select_proxies(&args)) * sizeof(float));
@@ -132,6 +133,23 @@ static void histogram_is_brute_force(void **state)
         free(mass);
         destroy(&c);
     }
+}
+
+static void one_histogram_of_all_heads(void **state)
+{
+    SelectCase c;
+    double each[DSV_SELECT_BINS] = {0};
+    (void)state;
+    create(&c, SHAPES[1], 1);
+    assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
+    for (int64_t i = 0; i < c.args.heads * DSV_SELECT_BINS; i++)
+        each[i % DSV_SELECT_BINS] += c.args.bin_count[i];
+    c.args.bin_heads = 1;
+    assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
+    assert_memory_equal(c.args.bin_count, each, sizeof each);
+    c.args.bin_heads = 2;
+    assert_fails(DSV_E_SHAPE, "2 of 3 heads", dsvi_select_histogram_ref(NULL, &c.args));
+    destroy(&c);
 }
 
 static void clear_offsets(SelectCase *c)
@@ -452,11 +470,11 @@ static void refuses_bad_shapes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(threshold_is_brute_force),
-        cmocka_unit_test(topk_is_brute_force),      cmocka_unit_test(ties),
-        cmocka_unit_test(too_small_a_capacity),     cmocka_unit_test(exploration),
-        cmocka_unit_test(covariance_is_brute_force), cmocka_unit_test(features_are_brute_force),
-        cmocka_unit_test(refuses_bad_shapes),
+        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads),
+        cmocka_unit_test(threshold_is_brute_force), cmocka_unit_test(topk_is_brute_force),
+        cmocka_unit_test(ties),                     cmocka_unit_test(too_small_a_capacity),
+        cmocka_unit_test(exploration),              cmocka_unit_test(covariance_is_brute_force),
+        cmocka_unit_test(features_are_brute_force), cmocka_unit_test(refuses_bad_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
