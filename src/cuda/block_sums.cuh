@@ -1,29 +1,10 @@
-/* Sums over the threads of a block, in a fixed order: in double, and of all threads before one. */
+/* Sums over the threads of a block before one of them, in a fixed order. */
 #ifndef DSVI_BLOCK_SUMS_CUH
 #define DSVI_BLOCK_SUMS_CUH
 
 #include "cuda/kernel.cuh"
 
 namespace dsvi {
-
-__device__ __forceinline__ double warp_sum(double x)
-{
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
-
-/* As block_sum of floats: `shared` holds a double for each warp. */
-__device__ __forceinline__ double block_sum(double x, double *shared)
-{
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = (int)ceil_div(blockDim.x, WARP);
-    x = warp_sum(x);
-    if (lane == 0)
-        shared[warp] = x;
-    __syncthreads();
-    return warp_sum(lane < warps ? shared[lane] : 0.);
-}
 
 /* The sum of x over all threads before this one; *all is that over the whole block, of full warps. `shared`
  * holds an X for each warp, and may be used again after the next barrier. */

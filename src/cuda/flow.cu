@@ -92,26 +92,6 @@ static DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
 
 /* ---- mse ---- */
 
-__device__ __forceinline__ double warp_sum_double(double x)
-{
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
-
-/* Thread 0 gets the sum over the ELEMENT_THREADS threads of the block. */
-__device__ __forceinline__ double block_sum_double(double x)
-{
-    __shared__ double shared[ELEMENT_THREADS / WARP];
-    x = warp_sum_double(x);
-    __syncthreads(); /* an earlier sum has been read */
-    if (threadIdx.x % WARP == 0)
-        shared[threadIdx.x / WARP] = x;
-    __syncthreads();
-    return warp_sum_double(threadIdx.x < ELEMENT_THREADS / WARP ? shared[threadIdx.x] : 0.);
-}
-
 /* The squares of one block's elements of a sample; doutput, where wanted, may be output. */
 template <int N>
 __device__ __forceinline__ double squares(const DsvMseArgs &args, float factor, int64_t start, int64_t block)
@@ -142,11 +122,13 @@ template <int N>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
 sum_parts(const DsvMseArgs args, float factor, double *partials)
 {
+    __shared__ double shared[ELEMENT_THREADS / WARP];
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
         double sum = 0;
         for (int64_t block = blockIdx.x; block * BLOCK_ELEMENTS<N> < args.n; block += gridDim.x)
             sum += squares<N>(args, factor, sample * args.n, block);
-        sum = block_sum_double(sum);
+        sum = block_sum(sum, shared);
+        __syncthreads(); /* the next sample's sums go there */
         if (threadIdx.x == 0)
             partials[sample * gridDim.x + blockIdx.x] = sum;
     }
@@ -162,7 +144,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) make_loss(const DsvMseArgs ar
     double sum = 0;
     for (int64_t part = threadIdx.x % WARP; part < parts; part += WARP)
         sum += partials[sample * parts + part];
-    sum = warp_sum_double(sum);
+    sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0)
         ((float *)args.loss)[sample] = args.n > 0 ? (float)(sum / (double)args.n) : 0.f;
 }

@@ -105,8 +105,8 @@ template <int N, typename T> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<Pack *>(p) = pack;
 }
 
-/* Every lane gets the sum over the warp, added in the same order by all. */
-__device__ __forceinline__ float warp_sum(float x)
+/* Every lane gets the sum over the warp, added in the same order by all. X is float or double. */
+template <typename X> __device__ __forceinline__ X warp_sum(X x)
 {
 #pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2)
@@ -122,16 +122,16 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Every thread of the block gets the sum; `shared` holds a float for each warp. All threads take part, and
+/* Every thread of the block gets the sum; `shared` holds an X for each warp. All threads take part, and
  * `shared` may be used again after the next barrier. */
-__device__ __forceinline__ float block_sum(float x, float *shared)
+template <typename X> __device__ __forceinline__ X block_sum(X x, X *shared)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = (int)ceil_div(blockDim.x, WARP);
     x = warp_sum(x);
     if (lane == 0)
         shared[warp] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? shared[lane] : 0.f);
+    return warp_sum(lane < warps ? shared[lane] : X(0));
 }
 
 } // namespace dsvi
