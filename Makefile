@@ -1,6 +1,8 @@
 # Verbs over CMake. `make` builds; `make help` lists the verbs.
 # With nvcc the CUDA backend is built too; it needs no GPU to be built.
-PRESET ?= $(if $(shell command -v nvcc),cuda,cpu)
+NVCC   := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+PRESET ?= $(if $(NVCC),cuda,cpu)
+export CUDACXX ?= $(NVCC)
 PREFIX ?= /usr/local
 CLIPS  ?=
 RUN    ?= runs/study
