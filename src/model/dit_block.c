@@ -5,7 +5,8 @@
  *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
  *
  * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
- * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same. */
+ * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same, but where a
+ * product took the GELU of its result before rounding it: the second time it is taken of the rounded one. */
 #include "model/dit_internal.h"
 
 #include <math.h>
