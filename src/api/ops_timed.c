@@ -27,6 +27,7 @@ static DsvStatus end(void)
     return device->mark(device->stream, 2 * calls++ + 1);
 }
 
+/* All but noise: drawing it is no part of a step's phases. */
 #define TIMED_OPS(X)                                                 \
     X(gemm, DsvGemmArgs, GEMM)                                       \
     X(col_sum, DsvColSumArgs, GEMM)                                  \
@@ -43,7 +44,6 @@ static DsvStatus end(void)
     X(add_rows_bwd, DsvAddRowsArgs, ELEMENTWISE)                     \
     X(patch_gather, DsvPatchArgs, ELEMENTWISE)                       \
     X(patch_scatter, DsvPatchArgs, ELEMENTWISE)                      \
-    X(noise, DsvNoiseArgs, ELEMENTWISE)                              \
     X(flow_mix, DsvFlowMixArgs, ELEMENTWISE)                         \
     X(mse, DsvMseArgs, ELEMENTWISE)                                  \
     X(time_embed, DsvTimeEmbedArgs, ELEMENTWISE)                     \
