@@ -55,26 +55,26 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Whether every row begins at a multiple of `bytes` and is a whole number of them. */
-bool rows_aligned(const DsvHeads *rows, int64_t dim, size_t size, size_t bytes)
+static bool rows_aligned(const DsvHeads *rows, int64_t dim, size_t size, size_t bytes)
 {
     return (uintptr_t)rows->data % bytes == 0 && (size_t)dim * size % bytes == 0 &&
            (size_t)rows->batch_stride * size % bytes == 0 && (size_t)rows->token_stride * size % bytes == 0 &&
            (size_t)rows->head_stride * size % bytes == 0;
 }
 
-int round_up(int64_t n, int unit)
+static int round_up(int64_t n, int unit)
 {
     return (int)(ceil_div(n, unit) * unit);
 }
 
-size_t slice_bytes(const DsvAttentionArgs *args)
+static size_t slice_bytes(const DsvAttentionArgs *args)
 {
     int64_t floats = args->batch * args->heads * args->keys * round_up(args->head_dim, UNIT);
     return (size_t)(2 * floats) * sizeof(float);
 }
 
 /* Slices of the sums: one without the wish for equal bits, else as many as keep the GPU busy and fit. */
-int slices_of(const DsvStream *stream, const DsvAttentionArgs *args)
+static int slices_of(const DsvStream *stream, const DsvAttentionArgs *args)
 {
     int64_t pairs = args->batch * args->heads;
     size_t bytes = slice_bytes(args);
@@ -85,7 +85,7 @@ int slices_of(const DsvStream *stream, const DsvAttentionArgs *args)
     return slices < 1 ? 1 : slices > SLICES_MOST ? SLICES_MOST : (int)slices;
 }
 
-DsvStatus check(const DsvAttentionArgs *args)
+static DsvStatus check(const DsvAttentionArgs *args)
 {
     DSVI_TRY(dsvi_attention_check(args));
     if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
@@ -99,12 +99,12 @@ DsvStatus check(const DsvAttentionArgs *args)
 }
 
 /* A group, or a grain, of more than there are is the same as one of all. */
-int at_most(int64_t n, int64_t all)
+static int at_most(int64_t n, int64_t all)
 {
     return (int)(n < all ? n : all > 0 ? all : 1);
 }
 
-AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionArgs *args)
+static AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionArgs *args)
 {
     const DsvLists *lists = args->lists;
     size_t size = dsvi_dtype_size(args->act);
@@ -134,7 +134,8 @@ AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionArgs *arg
 
 /* dk, or dv, from the sums. */
 template <typename T>
-DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv, float factor)
+static DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv,
+                        float factor)
 {
     int64_t blocks = ceil_div((int64_t)p.pairs * p.keys * (p.pitch / UNIT), THREADS);
     bool chunks = rows_aligned(&rows, p.dim, sizeof(T), 16);
