@@ -497,10 +497,13 @@ static bool splits(const DsvAttentionArgs *args)
 
 static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    bool enough = args->workspace_bytes >= dsvi_attention_split_bytes(args);
-    if (dsvi_attention_check(args) == DSV_OK && splits(args) && takes_addresses(args, false) && enough)
-        return dsvi_attention_split_fwd(stream, args, attend_fwd);
-    return attend_fwd(stream, args);
+    DSVI_TRY(dsvi_attention_check(args));
+    if (!splits(args) || !takes_addresses(args, false))
+        return attend_fwd(stream, args);
+    if (args->workspace_bytes < dsvi_attention_split_bytes(args))
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         dsvi_attention_split_bytes(args));
+    return dsvi_attention_split_fwd(stream, args, attend_fwd);
 }
 
 static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)

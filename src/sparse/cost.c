@@ -192,7 +192,7 @@ static double crossing(const Figures *f)
 DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                                double *break_even, char *line, size_t line_bytes)
 {
-    Figures f = {.tokens = 0};
+    Figures f = {.tokens = 0}, all = {.tokens = 0};
     DsvSparseShape part = *shape;
     bool longer = true, whole = false;
     part.batch = 1;
@@ -204,8 +204,13 @@ DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, c
         DSVI_TRY(measure_shape(backend, settings, &part, &longer, &f));
     }
     /* A few heads do not fill a large device: where all of them can be afforded they decide. */
-    if (part.tokens == shape->tokens && parts > 1 && parts * f.dense * PASSES < BUDGET_S)
-        DSVI_TRY(measure_shape(backend, settings, shape, &whole, &f));
+    if (part.tokens == shape->tokens && parts > 1 && parts * f.dense * PASSES < BUDGET_S) {
+        DsvStatus status = measure_shape(backend, settings, shape, &whole, &all);
+        if (status == DSV_OK)
+            f = all;
+        else if (status != DSV_E_NO_MEMORY) /* beside the run itself there may be no room for all */
+            return dsvi_fail_within(status, "measuring the cost of attention");
+    }
     *break_even = crossing(&f);
     snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at "
              "density %.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,

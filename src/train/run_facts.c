@@ -10,13 +10,15 @@
 
 void dsvi_run_facts(const DsvTrainer *t, size_t prefetch, size_t program, int64_t clips, DsvRunFacts *facts)
 {
+    bool one_memory = t->backend->device->kind == DSV_DEVICE_CPU;
+    size_t host = t->host_arena.used + prefetch;
     *facts = (DsvRunFacts){
-        .trainer = t, .clips = clips, .program = program,
-        .total = t->arena.used + t->host_arena.used + prefetch + program,
+        .trainer = t, .clips = clips, .program = program, .host = one_memory ? 0 : host,
+        .total = t->arena.used + (one_memory ? host + program : 0),
     };
     for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
-        facts->memory[c] = t->arena.by_class[c] + t->host_arena.by_class[c];
-    facts->memory[DSV_MEM_DATA] += prefetch;
+        facts->memory[c] = t->arena.by_class[c] + (one_memory ? t->host_arena.by_class[c] : 0);
+    facts->memory[DSV_MEM_DATA] += one_memory ? prefetch : 0;
 }
 
 void dsvi_run_facts_memory(const DsvRunFacts *facts, char *line, size_t line_bytes)
@@ -27,6 +29,9 @@ void dsvi_run_facts_memory(const DsvRunFacts *facts, char *line, size_t line_byt
         if (facts->memory[c] > 0)
             used += snprintf(line + used, line_bytes - (size_t)used, " %s %.1f,",
                              dsvi_mem_class_name((DsvMemClass)c), (double)facts->memory[c] * mib);
+    if (facts->host > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " and on the host: batches %.1f,",
+                         (double)facts->host * mib);
     snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
              (double)facts->program * mib);
 }

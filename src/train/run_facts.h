@@ -11,9 +11,12 @@ extern "C" {
 typedef struct DsvRunFacts {
     const DsvTrainer *trainer;
     int64_t clips;                            /* or cached windows, to train on */
-    size_t memory[DSV_MEM_CLASS_COUNT];       /* bytes planned for each class */
-    size_t program;                           /* bytes of code and libraries */
-    size_t total;                             /* what the process should reach and not pass */
+    size_t memory[DSV_MEM_CLASS_COUNT];       /* bytes of each class planned on the device; on the CPU that is
+                                               * the host */
+    size_t host;                              /* on a GPU: bytes of batches and samples on the host */
+    size_t program;                           /* bytes of code and libraries, on the host */
+    size_t total;                             /* what the device's memory in use should reach and not pass; on
+                                               * the CPU with code and libraries */
 } DsvRunFacts;
 
 /* `prefetch` bytes of samples in flight and `program` bytes come on top of what the trainer has planned. */

@@ -1,0 +1,82 @@
+/* What a run that does not fit is told: the sizes, the largest classes, and settings that would fit. */
+#include "cpu/cpu.h"
+#include "tiny.h"
+#include "train/trainer.h"
+
+typedef struct Bench {
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvCodec *codec;
+    DsvDitConfig config;
+    size_t kept, recomputed; /* bytes that the run plans with all activations, and with the blocks' inputs */
+} Bench;
+
+static size_t nothing_used(DsvDevice *device)
+{
+    (void)device;
+    return 0;
+}
+
+static void open_bench(Bench *b)
+{
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsvTrainer *trainer;
+    DsvArena plan;
+    memset(b, 0, sizeof *b);
+    tiny_settings(&b->settings);
+    assert_ok(dsvi_codec_open(&b->settings, &b->codec));
+    assert_ok(b->codec->latent_shape(b->codec, video, &latent));
+    assert_ok(dsvi_dit_config_make(&b->settings, &b->config));
+    b->config.in_channels = b->config.out_channels = latent.channels;
+    assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
+    b->backend.device->memory_used = nothing_used;
+    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, b->codec, &b->config, NULL, NULL, &trainer));
+    DsvConfig recomputing = b->settings;
+    assert_ok(dsv_config_set(&recomputing, "gradient_checkpointing=true"));
+    assert_ok(dsvi_trainer_plan(trainer, &recomputing, &plan));
+    b->kept = trainer->arena.used;
+    b->recomputed = plan.used;
+    dsvi_trainer_free(&trainer);
+}
+
+static void close_bench(Bench *b)
+{
+    b->codec->close(b->codec);
+    dsvi_cpu_close(&b->backend);
+}
+
+static void says_what_fits(void **state)
+{
+    static const char *const ONE_FITS = "it would fit with gradient_checkpointing=true train_batch_size=2 ";
+    DsvTrainer *trainer;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    assert_true(b.recomputed < b.kept);
+    b.backend.device->memory_bytes = b.recomputed;
+    assert_fails(DSV_E_NO_MEMORY, ONE_FITS,
+                 dsvi_trainer_create(&b.settings, &b.backend, b.codec, &b.config, NULL, NULL, &trainer));
+    assert_null(trainer);
+    assert_non_null(strstr(dsv_error_message(), "the most goes to "));
+    close_bench(&b);
+}
+
+static void says_that_nothing_fits(void **state)
+{
+    DsvTrainer *trainer;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    b.backend.device->memory_bytes = b.recomputed / 4; /* the host's books still find room there */
+    assert_fails(DSV_E_NO_MEMORY, "no checkpointing makes it fit",
+                 dsvi_trainer_create(&b.settings, &b.backend, b.codec, &b.config, NULL, NULL, &trainer));
+    close_bench(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(says_what_fits), cmocka_unit_test(says_that_nothing_fits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
