@@ -201,6 +201,22 @@ __device__ __forceinline__ void load_gate(const DsvGateResidualArgs &args, int64
         load<N>((const float *)args.gate + sample * args.gate_stride + column, gate);
 }
 
+/* N columns of x and y in GATE_ROWS rows, from row `first` of the sample on, those of other threads between:
+ * all loads are in flight at a time. Rows behind the last are left as they are. */
+template <typename T, int N>
+__device__ __forceinline__ void load_rows(const DsvGateResidualArgs &args, const void *x_base, int64_t start,
+                                          int64_t first, float (&x)[GATE_ROWS][N], float (&y)[GATE_ROWS][N])
+{
+    int64_t step = strip_token_step();
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++) {
+        if (first + r * step >= args.tokens)
+            continue;
+        load<N>((const float *)x_base + start + (first + r * step) * args.channels, x[r]);
+        load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
+    }
+}
+
 /* out may be x: a thread reads before it writes. */
 template <typename T, int N>
 __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips(const DsvGateResidualArgs args)
@@ -214,13 +230,7 @@ __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips(const DsvGateR
         load_gate<N>(args, sample, column, gate);
         for (int64_t first = strip_first_token(); first < args.tokens; first += step * GATE_ROWS) {
             float x[GATE_ROWS][N] = {}, y[GATE_ROWS][N] = {};
-#pragma unroll
-            for (int r = 0; r < GATE_ROWS; r++) {
-                if (first + r * step >= args.tokens)
-                    continue;
-                load<N>((const float *)args.x + start + (first + r * step) * args.channels, x[r]);
-                load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
-            }
+            load_rows<T, N>(args, args.x, start, first, x, y);
 #pragma unroll
             for (int r = 0; r < GATE_ROWS; r++) {
                 if (first + r * step >= args.tokens)
@@ -242,13 +252,7 @@ __device__ __forceinline__ void gate_columns_back(const DsvGateResidualArgs &arg
     int64_t step = strip_token_step();
     for (int64_t first = strip_first_token(); first < args.tokens; first += step * GATE_ROWS) {
         float dout[GATE_ROWS][N] = {}, y[GATE_ROWS][N] = {};
-#pragma unroll
-        for (int r = 0; r < GATE_ROWS; r++) {
-            if (first + r * step >= args.tokens)
-                continue;
-            load<N>((const float *)args.dout + start + (first + r * step) * args.channels, dout[r]);
-            load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
-        }
+        load_rows<T, N>(args, args.dout, start, first, dout, y);
 #pragma unroll
         for (int r = 0; r < GATE_ROWS; r++) {
             if (first + r * step >= args.tokens)
