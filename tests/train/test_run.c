@@ -54,6 +54,15 @@ static void run_settings(DsvConfig *settings, const char *folder)
 static const char *const FIXED_METRICS[] = {"step", "loss", "grad_norm", "lr", "loss_bins", "density",
                                             "sparse_blocks", "captured_mass"};
 
+static FILE *open_metrics(const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    return file;
+}
+
 static cJSON *next_line(FILE *file)
 {
     char *text = NULL;
@@ -79,13 +88,7 @@ static void same_decisions(const char *folder_a, const char *folder_b)
 
 static void same_metrics(const char *folder_a, const char *folder_b)
 {
-    char path[DSVI_PATH_MAX];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder_a);
-    FILE *a = fopen(path, "r");
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder_b);
-    FILE *b = fopen(path, "r");
-    assert_non_null(a);
-    assert_non_null(b);
+    FILE *a = open_metrics(folder_a), *b = open_metrics(folder_b);
     for (int line = 0; line < STEPS; line++) {
         cJSON *x = next_line(a), *y = next_line(b);
         assert_non_null(x);
@@ -158,15 +161,12 @@ static void a_loss_lies_in_its_bin(void **state)
 {
     DsvConfig settings;
     DsvTrainSummary summary;
-    char path[DSVI_PATH_MAX];
     const char *folder = tiny_folder();
     (void)state;
     run_settings(&settings, folder);
     set(&settings, "train_batch_size", "1");
     assert_ok(dsv_train(&settings, NULL, &summary));
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
+    FILE *file = open_metrics(folder);
     for (uint64_t sample = 0; sample < STEPS; sample++) {
         cJSON *line = next_line(file);
         const cJSON *bins = cJSON_GetObjectItem(line, "loss_bins");
@@ -326,16 +326,13 @@ static void losses_on(const char *name, double loss[STEPS])
 {
     DsvConfig settings;
     DsvTrainSummary summary;
-    char path[DSVI_PATH_MAX];
     const char *folder = tiny_folder();
     run_settings(&settings, folder);
     set(&settings, "device", name);
     set(&settings, "mixed_precision", "no");
     set(&settings, "sparse.enabled", "false");
     assert_ok(dsv_train(&settings, NULL, &summary));
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
+    FILE *file = open_metrics(folder);
     for (int i = 0; i < STEPS; i++) {
         cJSON *line = next_line(file);
         loss[i] = cJSON_GetObjectItem(line, "loss")->valuedouble;
