@@ -1,6 +1,6 @@
 /* Measures the rungs of the forward ladder (../README.md): checks each against a plain kernel, then times it.
  *
- *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -o fwd fwd.cu
+ *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -I../../src -o fwd fwd.cu
  *     ./fwd                  all variants: checks, then 32768 tokens and 16 heads
  *     ./fwd v2               those with "v2" in their names
  *     ./fwd v2 0 0           checks only
@@ -8,7 +8,7 @@
  *     ./fwd v2 32768 16 1    lists of 0.2 to 1.8 times the usual length
  *
  * D = 128, batch 1. Lists are random keys, ascending. A variant that waits for ever ends with "unspecified
- * launch failure" (hopper.cuh) under its name. */
+ * launch failure" (cuda/hopper.cuh) under its name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

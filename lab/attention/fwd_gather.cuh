@@ -3,9 +3,9 @@
 #ifndef LAB_FWD_GATHER_CUH
 #define LAB_FWD_GATHER_CUH
 
-#include "hopper.cuh"
+#include "cuda/hopper.cuh"
 
-using namespace hopper;
+using namespace dsvi::hopper;
 
 constexpr int DIM = 128, WARP = 32;
 constexpr int HALF_COLUMNS = 64; /* of a line */

@@ -8,14 +8,14 @@
  *     K-major     lines are rows or columns of the product, elements are summed over: Q and K of Q K^T
  *     MN-major    lines are summed over, elements are columns of the product: V of P V
  */
-#ifndef LAB_HOPPER_CUH
-#define LAB_HOPPER_CUH
+#ifndef DSVI_HOPPER_CUH
+#define DSVI_HOPPER_CUH
 
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
 
-namespace hopper {
+namespace dsvi::hopper {
 
 constexpr int WARPGROUP = 128, ATOM_BYTES = 1024, LINE_BYTES = 128;
 
@@ -263,6 +263,6 @@ __device__ __forceinline__ uint32_t pair_bits(float first, float second)
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-} // namespace hopper
+} // namespace dsvi::hopper
 
 #endif
