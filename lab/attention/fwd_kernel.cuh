@@ -5,7 +5,8 @@
  * time, go into a ring of STAGES stages. Each of the others multiplies for 64 queries: S = Q K^T from shared
  * memory, softmax in registers, O += P V with P in the registers where S was.
  *
- *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (cuda/hopper.cuh), barriers
+ *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (cuda/hopper.cuh),
+ *                     barriers
  *     barriers        keys full, keys empty, values full, values empty for each stage; queries full and empty
  *     Plan<2, 128, 3> 128 queries, 128 keys: 224 KiB, one block of threads on a multiprocessor
  *     Plan<1, 64, 3>  64 queries, 64 keys: 112 KiB, two of them

@@ -15,7 +15,7 @@ bool dsvi_guard_decide(const DsvGuard *guard, const DsvGuardView *view, int64_t 
     line[0] = 0;
     if (view->sparse && view->overflowed) {
         snprintf(line, line_bytes, "block %lld turns dense: its lists needed density %.2f in this step, "
-                 "above the %.2f there is memory for", (long long)block, view->needed, view->capacity);
+                 "above the %.2f there is room for", (long long)block, view->needed, view->capacity);
         return false;
     }
     if (!view->measured)

@@ -99,23 +99,40 @@ void dsvi_sparse_restart(DsvSparse *s)
     r->break_even[0] = 1;
 }
 
-/* Shape of every block's lists, and how many runs there is memory for. */
+/* Shape of every block's lists. */
 static void shape_lists(DsvSparse *s)
 {
-    const DsvConfig *settings = &s->settings;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         DsvLists *lists = &s->block[block].lists;
         lists->batch = s->shape.batch;
         lists->heads = s->shape.heads;
         lists->queries = lists->keys = s->shape.tokens;
-        lists->group = settings->sparse_group;
+        lists->group = s->settings.sparse_group;
         lists->groups = (s->shape.tokens + lists->group - 1) / lists->group;
-        lists->grain = settings->sparse_grain;
-        double share = CAPACITY_SLACK * (settings->sparse_max_density + settings->sparse_hysteresis);
-        int64_t count = dsvi_lists_count(lists), all = count * dsvi_lists_full(lists);
-        int64_t wanted = (int64_t)(share * (double)all) + count; /* no list is empty */
-        lists->capacity = wanted < all ? wanted : all;
+        lists->grain = s->settings.sparse_grain;
     }
+}
+
+/* Runs of lists of this density, for one block. */
+static int64_t runs_of(const DsvLists *lists, double density)
+{
+    int64_t count = dsvi_lists_count(lists), all = count * dsvi_lists_full(lists);
+    int64_t wanted = (int64_t)(density * (double)all) + count; /* no list is empty */
+    return wanted < all ? wanted : all;
+}
+
+/* How many runs there is memory for. Lists are made block after block and used up in the opposite order: they
+ * lie in one piece of memory, behind one another, so that blocks of few keys leave room to those of many.
+ * The densest that a block may have find room alone. */
+static void size_lists(DsvSparse *s)
+{
+    const DsvLists *lists = &s->block[0].lists;
+    int64_t blocks = s->shape.backward ? s->shape.blocks : 1;
+    int64_t one = runs_of(lists, CAPACITY_SLACK * (s->settings.sparse_max_density +
+                                                   s->settings.sparse_hysteresis));
+    int64_t all = s->shape.blocks * runs_of(lists, s->settings.sparse_list_memory);
+    s->runs_most = one;
+    s->runs_capacity = all < one ? one : all < blocks * one ? all : blocks * one;
 }
 
 DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
@@ -143,6 +160,7 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
         DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
     dsvi_sparse_restart(s);
     shape_lists(s);
+    size_lists(s);
     *out = s;
     return DSV_OK;
 fail:
@@ -201,20 +219,16 @@ static size_t workspace_of_all(const DsvSparse *s)
     return larger(most, larger(dsvi_sparse_select_workspace(s), dsvi_sparse_profile_workspace(s)));
 }
 
-/* Lists live until the backward pass; without one all blocks share a piece. */
 static void carve_lists(DsvSparse *s, DsvArena *arena)
 {
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         DsvLists *lists = &s->block[block].lists;
-        if (block > 0 && !s->shape.backward) {
-            lists->offsets = s->block[0].lists.offsets;
-            lists->runs = s->block[0].lists.runs;
-            continue;
-        }
         lists->offsets = dsvi_arena_take(arena, DSV_MEM_SPARSE,
                                          (size_t)(dsvi_lists_count(lists) + 1) * sizeof(int64_t));
-        lists->runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)lists->capacity * sizeof(int32_t));
     }
+    s->runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->runs_capacity * sizeof(int32_t));
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        s->block[block].lists.runs = s->runs;
 }
 
 void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
@@ -312,8 +326,20 @@ static void overflow(DsvSparse *s, int64_t block)
         return;
     }
     snprintf(line, sizeof line, "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
-             "is memory for", (long long)block, b->overflow_density, capacity_density(b));
+             "is room for", (long long)block, b->overflow_density, capacity_density(b));
     say(s, line);
+}
+
+/* Points the block's lists behind those which blocks before it keep. */
+static void place_lists(DsvSparse *s, int64_t block)
+{
+    DsvLists *lists = &s->block[block].lists;
+    int64_t used = 0;
+    if (block > 0 && s->shape.backward)
+        used = s->block[block - 1].lists.runs - s->runs + s->block[block - 1].kept;
+    lists->runs = s->runs + used;
+    lists->capacity = s->runs_capacity - used < s->runs_most ? s->runs_capacity - used : s->runs_most;
+    s->block[block].kept = 0;
 }
 
 /* Decides how this pass of the block attends, and makes what it takes. */
@@ -324,6 +350,7 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     b->over_lists = false;
     if (!s->selector)
         return DSV_OK;
+    place_lists(s, block);
     DSVI_TRY(dsvi_selector_look(s->selector, block, pass, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
@@ -333,6 +360,7 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     if (wanted && !b->fit)
         overflow(s, block);
     b->over_lists = wanted && b->fit;
+    b->kept = b->over_lists ? s->listed_runs : 0;
     return DSV_OK;
 }
 

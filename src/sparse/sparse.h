@@ -32,7 +32,8 @@ typedef struct DsvSparseShape {
     int64_t batch, tokens, heads, head_dim; /* B, S, N, D */
     int64_t grid[3];              /* tokens = frames * rows * columns, in patches */
     DsvDtype act;
-    bool backward;                /* lists are kept per block until its backward pass */
+    bool backward;                /* lists are kept per block until its backward pass: forward passes go
+                                   * from block 0 up, backward passes down */
 } DsvSparseShape;
 
 /* What a block hands over. All (B, S, N, D) act contiguous in token order, device memory. */

@@ -18,7 +18,8 @@ extern "C" {
 
 /* One block in the current step. */
 typedef struct DsvSparseBlock {
-    DsvLists lists;           /* memory of its own with a backward pass, else one for all blocks */
+    DsvLists lists;           /* runs and capacity: the piece of all memory for runs that it could have */
+    int64_t kept;             /* runs of it that the backward pass will want */
     bool over_lists;          /* the last forward pass attended over them, so the backward pass does */
     bool fit;                 /* the last lists made are whole */
     bool measured;            /* in this step */
@@ -70,6 +71,7 @@ struct DsvSparse {
     double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) */
     float *threshold;         /* (N) */
     int32_t *topk;            /* (N) */
+    int32_t *runs;            /* (runs_capacity) the lists of all blocks, behind one another */
     double *selected_mass;    /* (N) */
     int32_t *sample;          /* (blocks, samples) */
     float *captured, *share90; /* (blocks, B, N, samples) */
@@ -77,12 +79,15 @@ struct DsvSparse {
     void *workspace;
     size_t workspace_bytes;
 
+    int64_t runs_capacity;
+    int64_t runs_most;        /* that one block may have */
     int64_t samples;          /* queries measured, per head */
     int64_t step;
     bool train, forced;
     bool measuring;           /* this step takes measurements */
     bool measured;            /* the step that ended last did */
     int64_t listed_block;     /* whose lists were made last */
+    int64_t listed_runs;      /* how many they are */
     double predictor_loss;
 };
 

@@ -134,6 +134,7 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     s->record.density[block] = (double)needed / (lists * (double)dsvi_lists_full(&b->lists));
     s->record.estimated_mass[block] = mass;
     s->listed_block = block;
+    s->listed_runs = needed;
     b->fit = needed <= b->lists.capacity;
     return DSV_OK;
 }

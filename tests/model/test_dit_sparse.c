@@ -8,7 +8,7 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
     dsv_config_defaults(&settings);
     snprintf(settings.sparse_order, sizeof settings.sparse_order, "%s", order);
     settings.sparse_measure_cost = false;
-    settings.sparse_max_density = 1;
+    settings.sparse_max_density = settings.sparse_list_memory = 1;
     settings.sparse_group = 16;
     settings.sparse_chunk = 8;
     settings.sparse_target_mass = target_mass;

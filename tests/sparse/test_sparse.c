@@ -58,7 +58,7 @@ static void test_full_lists_are_dense(void **state)
             settings.sparse_chunk = cases[i].chunk;
             settings.sparse_grain = cases[i].grain;
             settings.sparse_target_mass = 1;
-            settings.sparse_max_density = 1;
+            settings.sparse_max_density = settings.sparse_list_memory = 1;
             DsvSparseShape shape = rig_shape(2, cases[i].batch, cases[i].heads, cases[i].dim, cases[i].frames,
                                              cases[i].height, cases[i].width, cases[i].act);
             assert_error_below(sparse_against_dense(cases[i].isa, &settings, &shape), cases[i].bound,
@@ -99,6 +99,7 @@ static void test_targets(void **state)
             set(&settings, rule == 2 ? "sparse.target_mass=0.7" : "sparse.target_mass=0");
             set(&settings, "sparse.target_density=0.125");
             set(&settings, "sparse.max_density=1");
+            set(&settings, "sparse.list_memory=1");
             rig_open(&rig, "auto", 2, &settings, &shape);
             rig_fill(&rig, 3, 0);
             dsvi_sparse_force(rig.sparse, true);
@@ -116,6 +117,34 @@ static void test_targets(void **state)
             rig_close(&rig);
         }
     }
+}
+
+/* Lists of all blocks share what room there is: of three blocks that want 0.3 each, in room for 0.25 each,
+ * the last one finds too little and runs dense. */
+static void test_list_memory(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(3, 1, 2, 32, 1, 16, 16, DSV_F32);
+    (void)state;
+    set(&settings, "sparse.target_mass=0");
+    set(&settings, "sparse.target_density=0.3");
+    set(&settings, "sparse.max_density=0.5");
+    set(&settings, "sparse.list_memory=0.25");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    dsvi_sparse_force(rig.sparse, true);
+    rig_run(&rig);
+    const DsvLists *first = dsvi_sparse_lists(rig.sparse, 0), *second = dsvi_sparse_lists(rig.sparse, 1);
+    assert_non_null(first);
+    assert_non_null(second);
+    int64_t length = first->offsets[dsvi_lists_count(first)];
+    assert_ptr_equal(second->runs, first->runs + length);
+    assert_true(second->capacity >= second->offsets[dsvi_lists_count(second)]);
+    assert_null(dsvi_sparse_lists(rig.sparse, 2));
+    assert_non_null(strstr(rig.log, "block 2 ran dense: its lists needed density 0."));
+    assert_non_null(strstr(rig.log, "there is room for"));
+    rig_close(&rig);
 }
 
 /* Lists of a step are drawn anew by the next one, and the budget holds. */
@@ -537,7 +566,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_lists_are_dense),    cmocka_unit_test(test_few_keys_are_not_dense),
-        cmocka_unit_test(test_targets),                 cmocka_unit_test(test_exploration),
+        cmocka_unit_test(test_targets),                 cmocka_unit_test(test_list_memory),
+        cmocka_unit_test(test_exploration),
         cmocka_unit_test(test_recompute),               cmocka_unit_test(test_guard),
         cmocka_unit_test(test_guard_goes_by_running_means),
         cmocka_unit_test(test_warmup),

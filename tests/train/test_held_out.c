@@ -160,9 +160,10 @@ static void batches_do_not_matter_to_dense_attention(void **state)
 static void dense_loss_is_that_of_full_lists(void **state)
 {
     static const char *const full[] = {"sparse.target_mass=1", "sparse.min_mass=0", "sparse.max_density=1",
-                                       "lr=1e-2", NULL};
+                                       "sparse.list_memory=1", "lr=1e-2", NULL};
     static const char *const few[] = {"sparse.target_mass=0", "sparse.target_density=0.05",
-                                      "sparse.min_mass=0", "sparse.max_density=1", "lr=1e-2", NULL};
+                                      "sparse.min_mass=0", "sparse.max_density=1", "sparse.list_memory=1",
+                                      "lr=1e-2", NULL};
     static const char *const *const lists[2] = {full, few};
     (void)state;
     for (int i = 0; i < 2; i++) {
