@@ -9,7 +9,7 @@ DsvBackend gpu_backend;
 int run_on_gpu(int (*run)(void), int argc, char **argv)
 {
     if (argc > 1)
-        cmocka_set_skip_filter(argv[1]);
+        cmocka_set_test_filter(argv[1]);
     int failures = 0;
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         DsvStatus status = dsvi_cuda_open(deterministic, &gpu_backend);
