@@ -13,12 +13,13 @@ extern "C" {
 typedef void DsvLine(void *context, const char *text);
 
 typedef struct DsvBenchAttention {
-    int64_t tokens, heads, head_dim, group, grain, repeats;
+    int64_t tokens, heads, head_dim; /* 0: 8192, 4, 64, or those of heads_from */
+    int64_t group, grain, repeats;
     double density;           /* of the lists */
     const char *dtype;        /* "bf16" or "f32" */
     const char *selector;     /* "projection" or "pooled" */
-    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random; its
-                               * shape replaces tokens, heads and head_dim */
+    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random. Of more
+                               * heads the first come again; more tokens, a multiple, are the clip again */
     double target_mass;       /* > 0: the lists hold this share of the estimated mass instead */
 } DsvBenchAttention;
 

@@ -38,7 +38,7 @@ typedef struct Bench {
 void dsv_bench_attention_defaults(DsvBenchAttention *bench)
 {
     *bench = (DsvBenchAttention){
-        .tokens = 8192, .heads = 4, .head_dim = 64, .group = 128, .grain = 1, .repeats = 5,
+        .group = 128, .grain = 1, .repeats = 5,
         .density = 0.1, .dtype = "bf16", .selector = "projection",
     };
 }
@@ -57,8 +57,8 @@ static DsvStatus make_settings(Bench *b, const DsvConfig *given)
 {
     const DsvBenchAttention *w = &b->wanted;
     b->settings = *given;
-    if (w->repeats < 1 || w->repeats > REPEATS_MOST || w->tokens < 1 || w->heads < 1 || w->head_dim < 2)
-        return DSVI_FAIL(DSV_E_USAGE, "bench attention: wanted tokens, heads >= 1, head_dim >= 2 and 1 to %d "
+    if (w->repeats < 1 || w->repeats > REPEATS_MOST || w->tokens < 0 || w->heads < 0 || w->head_dim < 0)
+        return DSVI_FAIL(DSV_E_USAGE, "bench attention: wanted tokens, heads, head_dim >= 0 and 1 to %d "
                          "repeats", REPEATS_MOST);
     if (strcmp(w->dtype, "bf16") != 0 && strcmp(w->dtype, "f32") != 0)
         return DSVI_FAIL(DSV_E_USAGE, "bench attention: dtype %s, wanted bf16 or f32", w->dtype);
@@ -68,33 +68,53 @@ static DsvStatus make_settings(Bench *b, const DsvConfig *given)
     DSVI_TRY(set(&b->settings, "sparse.target_density=%.17g", w->density));
     DSVI_TRY(set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
     DSVI_TRY(set(&b->settings, "sparse.measure_cost=false"));
+    DSVI_TRY(set(&b->settings, "sparse.list_memory=1"));
     return set(&b->settings, "sparse.max_density=1");
 }
 
-/* Shape and token grid: of the file, where there is one. */
+/* Takes what was not asked for from the file, and its token grid. Of more heads than there are the first ones
+ * come again; more tokens are the clip again, later in time. */
+static DsvStatus take_shape_of_file(Bench *b, int64_t grid[3])
+{
+    DsvBenchAttention *w = &b->wanted;
+    const DsvStoredTensor *q, *other;
+    int frames = 1, rows = 1, columns;
+    DSVI_TRY(dsvi_safetensors_open(w->heads_from, &b->file));
+    DSVI_TRY(dsvi_safetensors_want(b->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
+    DSVI_TRY(dsvi_safetensors_want(b->file, "k", 3, q->shape, &other));
+    DSVI_TRY(dsvi_safetensors_want(b->file, "v", 3, q->shape, &other));
+    int64_t heads = q->shape[0], tokens = q->shape[1];
+    const char *words = dsvi_safetensors_metadata(b->file, "grid");
+    columns = (int)tokens;
+    if (words && (sscanf(words, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
+                  (int64_t)frames * rows * columns != tokens))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", w->heads_from, words,
+                         (long long)tokens);
+    if (heads < 1 || tokens < 1 || w->tokens % tokens != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple of "
+                         "them, not %lld", w->heads_from, (long long)heads, (long long)tokens,
+                         (long long)w->tokens);
+    w->tokens = w->tokens > 0 ? w->tokens : tokens;
+    w->heads = w->heads > 0 ? w->heads : heads;
+    w->head_dim = q->shape[2];
+    grid[0] = w->tokens / tokens * frames;
+    grid[1] = rows;
+    grid[2] = columns;
+    return DSV_OK;
+}
+
 static DsvStatus make_shape(Bench *b)
 {
     DsvBenchAttention *w = &b->wanted;
-    int frames = 1, rows = 1, columns = (int)w->tokens;
-    if (w->heads_from) {
-        const DsvStoredTensor *q, *other;
-        DSVI_TRY(dsvi_safetensors_open(w->heads_from, &b->file));
-        DSVI_TRY(dsvi_safetensors_want(b->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
-        DSVI_TRY(dsvi_safetensors_want(b->file, "k", 3, q->shape, &other));
-        DSVI_TRY(dsvi_safetensors_want(b->file, "v", 3, q->shape, &other));
-        w->heads = q->shape[0];
-        w->tokens = q->shape[1];
-        w->head_dim = q->shape[2];
-        const char *grid = dsvi_safetensors_metadata(b->file, "grid");
-        columns = (int)w->tokens;
-        if (grid && (sscanf(grid, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
-                     (int64_t)frames * rows * columns != w->tokens))
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", w->heads_from, grid,
-                             (long long)w->tokens);
-    }
+    int64_t grid[3] = {1, 1, 0};
+    if (w->heads_from)
+        DSVI_TRY(take_shape_of_file(b, grid));
+    w->tokens = w->tokens > 0 ? w->tokens : 8192;
+    w->heads = w->heads > 0 ? w->heads : 4;
+    w->head_dim = w->head_dim > 0 ? w->head_dim : 64;
     b->shape = (DsvSparseShape){
         .blocks = 1, .batch = 1, .tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim,
-        .grid = {frames, rows, columns}, .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
+        .grid = {grid[0], grid[1], w->heads_from ? grid[2] : w->tokens}, .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
         .backward = true,
     };
     return DSV_OK;
@@ -186,6 +206,12 @@ typedef struct Fill {
     void *host;
 } Fill;
 
+static double stored_value(const DsvStoredTensor *tensor, int64_t head, int64_t token, int64_t d)
+{
+    int64_t row = head % tensor->shape[0] * tensor->shape[1] + token % tensor->shape[1];
+    return dsvi_load(tensor->dtype, tensor->data, row * tensor->shape[2] + d);
+}
+
 static void fill_tokens(void *context, int64_t begin, int64_t end, int worker)
 {
     const Fill *f = context;
@@ -196,8 +222,7 @@ static void fill_tokens(void *context, int64_t begin, int64_t end, int worker)
         for (int64_t h = 0; h < s->heads; h++)
             for (int64_t d = 0; d < s->head_dim; d++) {
                 int64_t to = (token * s->heads + h) * s->head_dim + d;
-                int64_t from = (h * s->tokens + order[token]) * s->head_dim + d;
-                double value = f->stored ? dsvi_load(f->stored->dtype, f->stored->data, from)
+                double value = f->stored ? stored_value(f->stored, h, order[token], d)
                                          : dsvi_rng_normal(f->rng, (uint64_t)to);
                 dsvi_store(s->act, f->host, to, value);
             }
