@@ -2,13 +2,15 @@
 """Times PyTorch's scaled_dot_product_attention, forward and backward, and dsv's attention beside it.
 
     torch_attention.py --tokens 8192 --heads 4 --head-dim 64 --dtype bf16 [--dsv PROGRAM] [threads=2]
+    torch_attention.py --device cuda --tokens 32768 --heads 16 --head-dim 128 --flex 128 --dsv PROGRAM
 
 Flags are those of `dsv bench attention`; --density, --grain and the like, and key=value settings, go to
 dsv alone (threads=N to both). PyTorch is given its fastest backend and memory layout, found before
 measuring: heads outermost, (B, N, S, D), or tokens outermost, (B, S, N, D), as a transformer's projections
-leave them and as dsv takes them. Then both are measured in turns, so that a machine that slows down slows
-both, each time once after once to warm up. Numbers are medians over the turns; on a busy machine the least
-of the turns says more."""
+leave them and as dsv takes them. --flex N adds FlexAttention over blocks of N x N (torch_blocks.py), at the
+density of dsv's lists, or with --heads-from at the mass that they hold. All are measured in turns, so that a
+machine that slows down slows all, each time once after once to warm up. Numbers are medians over the turns;
+on a busy machine the least of the turns says more."""
 import argparse
 import statistics
 
@@ -76,6 +78,20 @@ def find_fastest(args):
     return min(figures, key=lambda choice: sum(figures[choice].values())), figures
 
 
+def make_blocks(args, figures):
+    """FlexAttention beside what dsv has just measured."""
+    from torch_blocks import Blocks, block_mass, choose_at_random, choose_by_mass, heads_of_file
+    if args.heads_from:
+        tensors = heads_of_file(args.heads_from, args.heads, args.tokens, args.flex)
+        with torch.no_grad():
+            mass = block_mass(tensors[0][0], tensors[1][0], args.flex)
+        chosen = choose_by_mass(mass, figures["captured_mass"])
+    else:
+        tensors = make_tensors(args, "BNSD")
+        chosen = choose_at_random(args.heads, args.tokens // args.flex, figures["density"], args.device)
+    return Blocks(tensors, chosen, args.flex)
+
+
 def dsv_words(args, rest):
     words = ["--device", args.device, "--tokens", args.tokens, "--heads", args.heads, "--head-dim",
              args.head_dim, "--dtype", args.dtype, "--repeats", 1]
@@ -85,18 +101,20 @@ def dsv_words(args, rest):
 def take_shape_of(args, path):
     from safetensors import safe_open
     with safe_open(path, "pt") as file:
-        args.heads, args.tokens, args.head_dim = file.get_slice("q").get_shape()
+        heads, tokens, args.head_dim = file.get_slice("q").get_shape()
+    args.heads, args.tokens = args.heads or heads, args.tokens or tokens
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=BACKENDS, default="cpu")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--tokens", type=int, help="8192, or those of the file")
+    parser.add_argument("--heads", type=int, help="4, or those of the file")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts")
     parser.add_argument("--heads-from", metavar="FILE", help="take the shape, and dsv's q, k, v, from there")
+    parser.add_argument("--flex", type=int, metavar="N", help="FlexAttention over blocks of N x N too (CUDA)")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--dsv", metavar="PROGRAM", help="run `PROGRAM bench attention` in turns")
     args, rest = parser.parse_known_args()
@@ -105,6 +123,9 @@ def parse():
     if args.heads_from:
         take_shape_of(args, args.heads_from)
         rest += ["--heads-from", args.heads_from]
+    args.heads, args.tokens = args.heads or 4, args.tokens or 8192
+    if args.flex and (args.device != "cuda" or not args.dsv):
+        parser.error("--flex wants --device cuda, and --dsv PROGRAM, whose lists it is held against")
     args.threads = use_threads(setting(rest, "threads", 0))
     return args, rest
 
@@ -114,6 +135,7 @@ PARTS = {
     "torch": (None, "torch_fwd_ms", "torch_bwd_ms"),
     "dense": (None, "dense_fwd_ms", "dense_bwd_ms"),
     "sparse": ("select_ms", "sparse_fwd_ms", "sparse_bwd_ms"),
+    "flex": (None, "flex_fwd_ms", "flex_bwd_ms"),
 }
 
 
@@ -128,6 +150,8 @@ def report(args, name, turns):
     if args.dsv:
         names["dense"] = f"dsv dense, {figures['dense_variant']}"
         names["sparse"] = f"dsv at {100 * figures['density']:.1f} % of the keys"
+    if args.flex:
+        names["flex"] = f"FlexAttention at {100 * figures['flex_density']:.1f} %, blocks of {args.flex}"
     rows = []
     for side, label in names.items():
         figures[f"{side}_ms"] = statistics.median(together(turn, side) for turn in turns)
@@ -145,11 +169,14 @@ def main():
     args, rest = parse()
     fastest, tried = find_fastest(args)
     tensors = make_tensors(args, fastest[1])
-    turns = []
+    turns, blocks = [], None
     for _ in range(args.repeats):
         turns.append(measure(args, fastest[0], tensors))
         if args.dsv:
             turns[-1] |= run_dsv(args.dsv, "attention", dsv_words(args, rest))
+        if args.flex:
+            blocks = blocks or make_blocks(args, turns[0])
+            turns[-1] |= blocks.measure_once() | {"flex_density": blocks.density}
     figures = report(args, f"PyTorch {torch.__version__}, {fastest[0]}, {fastest[1]}", turns)
     figures |= {"torch": torch.__version__, "torch_backend": fastest[0], "torch_layout": fastest[1],
                 "threads": args.threads, "turns": turns,
