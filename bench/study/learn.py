@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Does sparse attention learn as well? One model under many rules of sparsity: same seed, data and steps.
 
-    learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn [--steps N] [--jobs J --threads T]
+    learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn [--steps N] [--jobs J --threads T] [--gpus 0,1]
     learn.py --list
 
 Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py makes a table and curves of all.
 A third of the clips is held out: their loss is what counts. The same command goes on where it was stopped:
-finished runs are left alone, others resume from their newest checkpoint. --time-limit stops it in good order.
-key=value arguments go to every run. Needs nothing but Python and dsv."""
+finished runs are left alone, others resume from their newest checkpoint. --time-limit stops it in good order,
+and then no run is begun that could not be finished. Small models leave a GPU idle between their kernels:
+several jobs a GPU share it well. key=value arguments go to every run. Needs nothing but Python and dsv."""
 import argparse
 import csv
 import fnmatch
 import json
+import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,10 +27,11 @@ GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a 
 
 # The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
 MASS = {mass: [f"sparse.target_mass={mass / 100}", f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
-        for mass in (80, 90, 95)}
+        for mass in (70, 80, 90, 95)}
 # Whatever lists hold: ten per cent of the keys, from a step on.
 TENTH = ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0", "sparse.max_density=1"]
 BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
+TUBE = ["sparse.order=tube"]
 
 
 def variants(steps):
@@ -40,6 +44,8 @@ def variants(steps):
     table["tenth-late"] = TENTH + [late]
     table["blocks-early"] = TENTH + BLOCKS + [early]
     table["blocks-late"] = TENTH + BLOCKS + [late]
+    table["mass90-tube"] = MASS[90] + TUBE
+    table["tenth-late-tube"] = TENTH + TUBE + [late]
     table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
     table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
                                      "sparse.explore=1", early]
@@ -81,7 +87,7 @@ def write_list(path, clips):
 
 
 def prepare(args):
-    """The lists of clips and the held-out latents, unless OUT holds them; OUT must be of the same study."""
+    """The lists of clips, unless OUT holds them; OUT must be of the same study."""
     train, held = split_clips(args.clips, args.held_out)
     study = {"steps": args.steps, "settings": args.settings, "config": args.config.read_text(),
              "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
@@ -92,11 +98,11 @@ def prepare(args):
         if differs:
             sys.exit(f"learn.py: {args.out} is a study of other {', '.join(differs)}: name another --out")
     args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(study, indent=1) + "\n")
+    # On a GPU with several jobs at a time the times of a run tell nothing.
+    times = not args.gpus or args.jobs <= len(args.gpus)
+    path.write_text(json.dumps({**study, "times": times}, indent=1) + "\n")
     write_list(args.out / "train.csv", train)
     write_list(args.out / "held-out.csv", held)
-    subprocess.run([args.dsv, "encode", args.out / "held-out.csv", args.out / "held-out-latents",
-                    "--config", args.config, *args.settings], check=True)
 
 
 # ---- runs ----
@@ -105,10 +111,10 @@ class Run:
     def __init__(self, args, name, seed):
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
-        self.process = None
+        self.process = self.gpu = None
         self.command = [
             args.dsv, "train", args.config, f"data.path={args.out / 'train.csv'}", f"seed={seed}",
-            f"validation.data={args.out / 'held-out-latents'}", f"output_dir={self.folder}",
+            f"validation.data={args.out / 'held-out.csv'}", f"output_dir={self.folder}",
             f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest",
             *variants(args.steps)[name], *args.settings]
 
@@ -118,11 +124,14 @@ class Run:
         lines = path.read_text().splitlines() if path.exists() else []
         return bool(lines) and json.loads(lines[-1])["step"] == steps
 
-    def start(self):
+    def start(self, gpu):
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.started = time.monotonic()
+        self.started, self.gpu = time.monotonic(), gpu
+        settings = ["device=cuda"] if gpu else []
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
         with open(self.folder / "log.txt", "a") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
+                                            stderr=subprocess.STDOUT)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -135,10 +144,11 @@ class Run:
 def announce(run, steps, left):
     """What became of a run whose process has ended; whether it failed."""
     seconds = time.monotonic() - run.started
+    where = f" on GPU {run.gpu}" if run.gpu else ""
     if run.finished(steps):
         loss = json.loads((run.folder / "validation.jsonl").read_text().splitlines()[-1])["loss"]
-        print(f"{run.title}: held-out loss {loss:.5f} after {steps} steps, {seconds:.0f} s; {left} runs left",
-              flush=True)
+        print(f"{run.title}: held-out loss {loss:.5f} after {steps} steps, {seconds:.0f} s{where}; "
+              f"{left} runs left", flush=True)
         return False
     if run.process.returncode in (130, 143):
         print(f"{run.title}: stopped, goes on next time", flush=True)
@@ -159,20 +169,32 @@ def stop_all(running):
             run.process.wait()
 
 
+def least_used(gpus, running):
+    """The GPU for one more run, or None without GPUs."""
+    return min(gpus, key=lambda gpu: sum(run.gpu == gpu for run in running), default=None)
+
+
+def worth_starting(args, seconds):
+    """Whether a run would end in time, from the seconds of those before it; the last ones have more room."""
+    return not seconds or time.monotonic() + 0.8 * statistics.median(seconds) < args.deadline
+
+
 def train(args, runs):
     """args.jobs at a time until all are done or time is up. Returns how many failed."""
-    waiting, running, failed = list(runs), [], 0
+    waiting, running, seconds, failed = list(runs), [], [], 0
     try:
         while waiting or running:
-            if time.monotonic() > args.deadline:
+            if time.monotonic() > args.deadline or not (running or worth_starting(args, seconds)):
                 break
-            while waiting and len(running) < args.jobs:
+            while waiting and len(running) < args.jobs and worth_starting(args, seconds):
+                gpu = least_used(args.gpus, running)
                 running.append(waiting.pop(0))
-                running[-1].start()
-            time.sleep(0.5)
+                running[-1].start(gpu)
+            time.sleep(0.2)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 failed += announce(run, args.steps, len(waiting) + len(running))
+                seconds += [time.monotonic() - run.started] if run.finished(args.steps) else []
     finally:
         stop_all(running)
     for run in running:
@@ -183,14 +205,20 @@ def train(args, runs):
 
 
 def choose(args):
-    """Runs in order: one seed of everything before the next."""
+    """Runs in order: one seed of everything before the next, and then those of --once."""
     table = variants(args.steps)
-    wanted = [name for name in table
-              if not args.variants or any(fnmatch.fnmatch(name, pattern) for pattern in args.variants)]
-    unknown = [pattern for pattern in args.variants or [] if not fnmatch.filter(table, pattern)]
+    patterns = (args.variants or []) + args.once
+    unknown = [pattern for pattern in patterns if not fnmatch.filter(table, pattern)]
     if unknown:
         sys.exit(f"learn.py: no variant is called {', '.join(unknown)}; --list tells which there are")
-    return [Run(args, name, seed) for seed in args.seeds for name in wanted]
+
+    def named(patterns):
+        return [name for name in table if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+    once = named(args.once)
+    often = [name for name in named(args.variants or ["*"]) if name not in once]
+    return [Run(args, name, seed) for seed in args.seeds for name in often] + \
+           [Run(args, name, args.seeds[0]) for name in once]
 
 
 def parse():
@@ -208,10 +236,13 @@ def parse():
     parser.add_argument("--config", type=path, default=HERE / "learn.yaml", help="model and data")
     parser.add_argument("--held-out", type=words, metavar="NAME,...", help="files; else every third clip")
     parser.add_argument("--variants", type=words, metavar="NAME,...", help="may hold * and ?; else all")
+    parser.add_argument("--once", type=words, default=[], metavar="NAME,...",
+                        help="variants of which the first seed will do; they come last")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=2000, help="of every run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=0, help="of each run; 0: one a core")
+    parser.add_argument("--gpus", type=words, default=[], metavar="N,...", help="to spread the jobs over")
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")
     parser.add_argument("--list", action="store_true", help="tell the variants and their settings")
     args = parser.parse_intermixed_args()

@@ -50,7 +50,9 @@ class Run:
         self.loss = numbers(held_out, "loss")
         self.bins = np.mean([[bin["loss"] for bin in line["bins"]] for line in held_out[-last:]], axis=0)
         self.sigma = [bin["sigma"] for bin in held_out[0]["bins"]]
+        self.over_dense = np.full(len(self.loss), np.nan)
         self.density = numbers(steps, "density")
+        self.captured = numbers(steps, "captured_mass")
         self.step_ms = numbers(steps, "step_ms")
         self.seconds = np.cumsum(self.step_ms)[self.step.astype(int) - 1] / 1e3
         end = slice(-max(1, int(END * len(steps))), None)
@@ -61,9 +63,8 @@ class Run:
             "step_ms": np.median(self.step_ms), "step_ms_end": np.median(self.step_ms[end])}
 
 
-def read_runs(out, only, last):
+def read_runs(out, steps, only, last):
     """{variant: {seed: Run}}, finished runs alone, dense first and then by name."""
-    steps = json.loads((out / "study.json").read_text())["steps"]
     found = {}
     for path in sorted(out.glob("*/seed-*/validation.jsonl")):
         name, seed = path.parent.parent.name, int(path.parent.name.split("-")[1])
@@ -74,6 +75,10 @@ def read_runs(out, only, last):
             found.setdefault(name, {})[seed] = Run(path.parent, last)
     if "dense" not in found:
         raise SystemExit(f"learn_table.py: {out} holds no finished run of the variant dense to compare with")
+    for seeds in found.values():
+        for seed, run in seeds.items():
+            if seed in found["dense"]:
+                run.over_dense = 100 * (run.loss / found["dense"][seed].loss - 1)
     return {"dense": found.pop("dense"), **found}
 
 
@@ -124,36 +129,49 @@ def write_csv(path, rows):
 
 
 def curve(seeds, name):
-    return np.mean([getattr(run, name) for run in seeds.values()], axis=0)
+    """Mean over the seeds, of those that have a value there."""
+    values = np.array([getattr(run, name) for run in seeds.values()])
+    there = np.isfinite(values)
+    sums, counts = np.where(there, values, 0).sum(axis=0), there.sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def plot(path, runs):
-    figure, ((by_step, by_time), (density, bins)) = plt.subplots(2, 2, figsize=(14, 10))
+def smooth(values):
+    """(steps, running means over a hundredth of the run); NaN where one value of it is."""
+    window = max(1, len(values) // 100)
+    return np.arange(window, len(values) + 1), np.convolve(values, np.ones(window) / window, "valid")
+
+
+def plot(path, runs, times):
+    figure, ((by_step, over, by_time), (density, captured, bins)) = plt.subplots(2, 3, figsize=(20, 11))
     colours = plt.colormaps["turbo"](np.linspace(0.05, 0.95, max(len(runs) - 1, 1)))
     for i, (name, seeds) in enumerate(runs.items()):
         style = {"color": "black", "linewidth": 2.2} if name == "dense" else {"color": colours[i - 1]}
         step, loss = curve(seeds, "step"), curve(seeds, "loss")
-        by_step.plot(step, loss, label=name, **style)
+        by_step.plot(step, loss, label=f"{name}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}", **style)
+        over.plot(step, curve(seeds, "over_dense"), **style)
         by_time.plot(curve(seeds, "seconds"), loss, **style)
-        over_steps = curve(seeds, "density")
-        window = max(1, len(over_steps) // 100)
-        smooth = np.convolve(over_steps, np.ones(window) / window, "valid")
-        density.plot(np.arange(len(smooth)) + window, smooth, **style)
+        density.plot(*smooth(curve(seeds, "density")), **style)
+        captured.plot(*smooth(curve(seeds, "captured")), **style)
         sigma = next(iter(seeds.values())).sigma
         both = [seed for seed in seeds if seed in runs["dense"]]
-        over = [100 * (seeds[seed].bins / runs["dense"][seed].bins - 1) for seed in both]
-        if over:
-            bins.plot(sigma, np.mean(over, axis=0), "o-", markersize=3, **style)
+        over_bins = [100 * (seeds[seed].bins / runs["dense"][seed].bins - 1) for seed in both]
+        if over_bins:
+            bins.plot(sigma, np.mean(over_bins, axis=0), "o-", markersize=3, **style)
     for axes in (by_step, by_time):
         axes.set_yscale("log")
         axes.set_ylabel("held-out loss")
     by_step.set(xlabel="step", title="Held-out loss over steps")
+    over.set(xlabel="step", ylabel="% over dense", title="The same, against dense of the same seed")
     by_time.set(xlabel="seconds of training", title="Held-out loss over time")
+    by_time.set_visible(times)
     density.set(xlabel="step", ylabel="density", ylim=(0, 1.05), title="Density, mean over the blocks")
+    captured.set(xlabel="step", ylabel="share of the mass", ylim=(0, 1.05),
+                 title="Captured mass, mean over sparse blocks")
     bins.set(xlabel="sigma", ylabel="% over dense", title="Held-out loss at the end, by noise level")
     figure.legend(*by_step.get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.86, 1))
-    figure.savefig(path, dpi=110)
+    figure.tight_layout(rect=(0, 0, 0.9, 1))
+    figure.savefig(path, dpi=90)
 
 
 def main():
@@ -167,12 +185,17 @@ def main():
                         help="variants beside dense; may hold * and ?")
     args = parser.parse_args()
     docs = args.docs or args.out
-    runs = read_runs(args.out, args.only, args.last)
+    study = json.loads((args.out / "study.json").read_text())
+    times = study.get("times", True)
+    runs = read_runs(args.out, study["steps"], args.only, args.last)
     rows = summarise(runs)
+    if not times:
+        for row in rows:
+            row.update(step_ms=np.nan, step_ms_end=np.nan)
     (docs / "images").mkdir(parents=True, exist_ok=True)
     write_markdown(args.out / "learn.md", rows)
     write_csv(docs / "study_learn.csv", rows)
-    plot(docs / "images" / "study_learn.png", runs)
+    plot(docs / "images" / "study_learn.png", runs, times)
     print((args.out / "learn.md").read_text())
 
 
