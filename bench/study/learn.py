@@ -42,6 +42,9 @@ def variants(steps):
         table[f"mass{mass}"] = settings
     table["tenth-early"] = TENTH + [early]
     table["tenth-late"] = TENTH + [late]
+    for name, density in (("tenth", 0.1), ("fifth", 0.2)):  # of the keys, where they hold most of the mass
+        table[f"{name}-guarded80"] = ["sparse.target_mass=0", f"sparse.target_density={density}",
+                                      "sparse.min_mass=0.8"]
     table["blocks-early"] = TENTH + BLOCKS + [early]
     table["blocks-late"] = TENTH + BLOCKS + [late]
     table["mass90-tube"] = MASS[90] + TUBE
