@@ -8,13 +8,16 @@ Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py ma
 A third of the clips is held out: their loss is what counts. The same command goes on where it was stopped:
 finished runs are left alone, others resume from their newest checkpoint. --time-limit stops it in good order,
 and then no run is begun that could not be finished. Small models leave a GPU idle between their kernels:
-several jobs a GPU share it well. key=value arguments go to every run. Needs nothing but Python and dsv."""
+several jobs a GPU share it well. key=value arguments go to every run. Needs nothing but Python and dsv.
+--trunk STEP trains up to there only once a seed, with dense attention. All variants go on from its weights,
+moments and samples: what they differ in is then done to a model whose attention has had time to narrow."""
 import argparse
 import csv
 import fnmatch
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -38,16 +41,20 @@ def variants(steps):
     """{name: settings}, in the order in which they are run."""
     early, late = (f"sparse.warmup_steps={steps // part}" for part in (10, 2))
     table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like the others, but never sparse
+    table["dense-again"] = table["dense"]  # on a GPU sums run in any order: what two equal runs differ by
     for mass, settings in MASS.items():
         table[f"mass{mass}"] = settings
     table["tenth-early"] = TENTH + [early]
     table["tenth-late"] = TENTH + [late]
+    table["twentieth-early"] = TENTH + ["sparse.target_density=0.05", early]
     for name, density in (("tenth", 0.1), ("fifth", 0.2)):  # of the keys, where they hold most of the mass
         table[f"{name}-guarded80"] = ["sparse.target_mass=0", f"sparse.target_density={density}",
                                       "sparse.min_mass=0.8"]
     table["blocks-early"] = TENTH + BLOCKS + [early]
     table["blocks-late"] = TENTH + BLOCKS + [late]
-    table["mass90-tube"] = MASS[90] + TUBE
+    for mass in (80, 90):
+        table[f"mass{mass}-tube"] = MASS[mass] + TUBE
+    table["tenth-early-tube"] = TENTH + TUBE + [early]
     table["tenth-late-tube"] = TENTH + TUBE + [late]
     table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
     table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
@@ -92,12 +99,13 @@ def write_list(path, clips):
 def prepare(args):
     """The lists of clips, unless OUT holds them; OUT must be of the same study."""
     train, held = split_clips(args.clips, args.held_out)
-    study = {"steps": args.steps, "settings": args.settings, "config": args.config.read_text(),
+    study = {"steps": args.steps, "trunk": args.trunk, "settings": args.settings,
+             "config": args.config.read_text(),
              "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
     path = args.out / "study.json"
     if path.exists():
         old = json.loads(path.read_text())
-        differs = [key for key, value in study.items() if old.get(key) != value]
+        differs = [key for key, value in study.items() if old.get(key, 0) != value]
         if differs:
             sys.exit(f"learn.py: {args.out} is a study of other {', '.join(differs)}: name another --out")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -114,12 +122,9 @@ class Run:
     def __init__(self, args, name, seed):
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
+        self.trunk = Trunk(args, seed) if args.trunk else None
         self.process = self.gpu = None
-        self.command = [
-            args.dsv, "train", args.config, f"data.path={args.out / 'train.csv'}", f"seed={seed}",
-            f"validation.data={args.out / 'held-out.csv'}", f"output_dir={self.folder}",
-            f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest",
-            *variants(args.steps)[name], *args.settings]
+        self.command = command_of(args, seed, self.folder) + variants(args.steps)[name] + args.settings
 
     def finished(self, steps):
         """The held-out loss after the last step is the last thing written."""
@@ -127,21 +132,68 @@ class Run:
         lines = path.read_text().splitlines() if path.exists() else []
         return bool(lines) and json.loads(lines[-1])["step"] == steps
 
+    def result(self):
+        last = json.loads((self.folder / "validation.jsonl").read_text().splitlines()[-1])
+        return f"held-out loss {last['loss']:.5f} after {last['step']} steps"
+
     def start(self, gpu):
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.started, self.gpu = time.monotonic(), gpu
+        self.started, self.stopped, self.gpu = time.monotonic(), False, gpu
         settings = ["device=cuda"] if gpu else []
+        if self.trunk and not (self.folder / "latest").exists():
+            settings += self.trunk.grow(self.folder)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
         with open(self.folder / "log.txt", "a") as log:
             self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
                                             stderr=subprocess.STDOUT)
 
+    def enough(self):
+        """Whether it may be stopped before its end."""
+        return False
+
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)
+        """Once: a second signal would end it at once."""
+        if not self.stopped:
+            self.process.send_signal(signal.SIGTERM)
+        self.stopped = True
 
     def last_words(self):
         lines = (self.folder / "log.txt").read_text().splitlines()
         return lines[-1] if lines else "nothing was said"
+
+
+class Trunk(Run):
+    """The first steps of all runs of a seed. Without a selector, so that any can take over."""
+
+    def __init__(self, args, seed):
+        self.folder = args.out / "trunk" / f"seed-{seed}"
+        self.title = f"trunk seed {seed}"
+        self.checkpoint = self.folder / f"checkpoint-{args.trunk}"
+        self.trunk = self.process = self.gpu = None
+        self.command = command_of(args, seed, self.folder) + args.settings + [
+            "sparse.enabled=false", f"checkpointing_steps={args.trunk}", "checkpoints_total_limit=0"]
+
+    def finished(self, _steps):
+        return self.checkpoint.exists()
+
+    def result(self):
+        return f"{self.checkpoint.name} is there"
+
+    def enough(self):
+        return self.checkpoint.exists()
+
+    def grow(self, folder):
+        """What a run's folder would hold had it taken the trunk's steps; lines beyond them, dsv cuts off.
+        Returns the settings that make it go on."""
+        for path in self.folder.glob("*.jsonl"):
+            shutil.copy(path, folder)
+        return [f"resume_from_checkpoint={self.checkpoint}"]
+
+
+def command_of(args, seed, folder):
+    return [args.dsv, "train", args.config, f"data.path={args.out / 'train.csv'}", f"seed={seed}",
+            f"validation.data={args.out / 'held-out.csv'}", f"output_dir={folder}",
+            f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest"]
 
 
 def announce(run, steps, left):
@@ -149,9 +201,7 @@ def announce(run, steps, left):
     seconds = time.monotonic() - run.started
     where = f" on GPU {run.gpu}" if run.gpu else ""
     if run.finished(steps):
-        loss = json.loads((run.folder / "validation.jsonl").read_text().splitlines()[-1])["loss"]
-        print(f"{run.title}: held-out loss {loss:.5f} after {steps} steps, {seconds:.0f} s{where}; "
-              f"{left} runs left", flush=True)
+        print(f"{run.title}: {run.result()}, {seconds:.0f} s{where}; {left} runs left", flush=True)
         return False
     if run.process.returncode in (130, 143):
         print(f"{run.title}: stopped, goes on next time", flush=True)
@@ -194,6 +244,9 @@ def train(args, runs):
                 running.append(waiting.pop(0))
                 running[-1].start(gpu)
             time.sleep(0.2)
+            for run in running:
+                if run.enough():
+                    run.stop()
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 failed += announce(run, args.steps, len(waiting) + len(running))
@@ -243,6 +296,7 @@ def parse():
                         help="variants of which the first seed will do; they come last")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=2000, help="of every run")
+    parser.add_argument("--trunk", type=int, default=0, metavar="STEP", help="which all runs of a seed share")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=0, help="of each run; 0: one a core")
     parser.add_argument("--gpus", type=words, default=[], metavar="N,...", help="to spread the jobs over")
@@ -268,6 +322,11 @@ def main():
     runs = choose(args)
     left = [run for run in runs if not run.finished(args.steps)]
     print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
+    trunks = [Trunk(args, seed) for seed in args.seeds] if args.trunk else []
+    if train(args, [trunk for trunk in trunks if not trunk.finished(args.steps)]):
+        return 1
+    if not all(trunk.finished(args.steps) for trunk in trunks):
+        return 0  # time is up
     return 1 if train(args, left) else 0
 
 

@@ -5,7 +5,9 @@
 
 Writes OUT/learn.md, and study_learn.csv and images/study_learn.png in DIR, or in OUT. Losses are the held-out
 ones, means over the last measurements (three unless said); differences to dense are paired by seed, the same
-clips, windows and noise, so that they are known much better than the losses themselves. Needs matplotlib."""
+clips, windows and noise, so that they are known much better than the losses themselves. Two more differences
+are known better still: without the lowest noise level, which training hardly ever draws, and of the training
+loss over the last tenth of the steps, the same samples and noise step by step. Needs matplotlib."""
 import argparse
 import csv
 import fnmatch
@@ -18,8 +20,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 END = 0.1       # share of the steps that figures "at the end" are means of
-COLUMNS = ["variant", "seeds", "loss", "loss_sd", "over_dense_percent", "over_dense_percent_sd", "dense_loss",
-           "density_end", "density_run", "captured_end", "step_ms", "step_ms_end"]
+OVER = {"over_dense_percent": "loss", "upper_over_dense_percent": "upper_loss",
+        "train_over_dense_percent": "train_loss"}  # difference: of what
+COLUMNS = ["variant", "seeds", "loss", "loss_sd", *(key + end for key in OVER for end in ("", "_sd")),
+           "dense_loss", "density_end", "density_run", "captured_end", "step_ms", "step_ms_end"]
 
 
 def read_lines(path):
@@ -51,6 +55,8 @@ class Run:
         self.bins = np.mean([[bin["loss"] for bin in line["bins"]] for line in held_out[-last:]], axis=0)
         self.sigma = [bin["sigma"] for bin in held_out[0]["bins"]]
         self.over_dense = np.full(len(self.loss), np.nan)
+        self.train = numbers(steps, "loss")
+        self.train_over_dense = np.full(len(self.train), np.nan)
         self.density = numbers(steps, "density")
         self.captured = numbers(steps, "captured_mass")
         self.step_ms = numbers(steps, "step_ms")
@@ -58,6 +64,7 @@ class Run:
         end = slice(-max(1, int(END * len(steps))), None)
         self.figures = {
             "loss": self.loss[-last:].mean(), "dense_loss": mean(numbers(held_out[-last:], "dense_loss")),
+            "upper_loss": self.bins[1:].mean(), "train_loss": self.train[end].mean(),
             "density_end": self.density[end].mean(), "density_run": self.density.mean(),
             "captured_end": mean(numbers(steps[end], "captured_mass")),
             "step_ms": np.median(self.step_ms), "step_ms_end": np.median(self.step_ms[end])}
@@ -78,7 +85,9 @@ def read_runs(out, steps, only, last):
     for seeds in found.values():
         for seed, run in seeds.items():
             if seed in found["dense"]:
-                run.over_dense = 100 * (run.loss / found["dense"][seed].loss - 1)
+                dense = found["dense"][seed]
+                run.over_dense = 100 * (run.loss / dense.loss - 1)
+                run.train_over_dense = 100 * (run.train - dense.train) / dense.train.mean()
     return {"dense": found.pop("dense"), **found}
 
 
@@ -87,11 +96,12 @@ def summarise(runs):
     for name, seeds in runs.items():
         figures = {key: np.array([run.figures[key] for run in seeds.values()])
                    for key in next(iter(seeds.values())).figures}
-        over = np.array([100 * (run.figures["loss"] / runs["dense"][seed].figures["loss"] - 1)
-                         for seed, run in seeds.items() if seed in runs["dense"]])
         row = {key: mean(values) for key, values in figures.items()}
-        row.update(variant=name, seeds=len(seeds), loss_sd=deviation(figures["loss"]),
-                   over_dense_percent=mean(over), over_dense_percent_sd=deviation(over))
+        row.update(variant=name, seeds=len(seeds), loss_sd=deviation(figures["loss"]))
+        for key, what in OVER.items():
+            over = np.array([100 * (run.figures[what] / runs["dense"][seed].figures[what] - 1)
+                             for seed, run in seeds.items() if seed in runs["dense"]])
+            row.update({key: mean(over), f"{key}_sd": deviation(over)})
         rows.append(row)
     return rows
 
@@ -106,12 +116,15 @@ def spread_of(row, key, form):
 
 
 def write_markdown(path, rows):
-    head = ["variant", "seeds", "held-out loss", "over dense, %", "evaluated dense", "density at the end",
+    head = ["variant", "seeds", "held-out loss", "over dense, %", "from the second noise level on, %",
+            "training loss over dense, %", "evaluated dense", "density at the end",
             "of the run", "captured", "step, ms", "at the end"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["variant"], str(row["seeds"]), spread_of(row, "loss", ".5f"),
-                 spread_of(row, "over_dense_percent", "+.2f"), text_of(row["dense_loss"], ".5f"),
+                 spread_of(row, "over_dense_percent", "+.2f"),
+                 spread_of(row, "upper_over_dense_percent", "+.2f"),
+                 spread_of(row, "train_over_dense_percent", "+.3f"), text_of(row["dense_loss"], ".5f"),
                  text_of(row["density_end"], ".3f"), text_of(row["density_run"], ".3f"),
                  text_of(row["captured_end"], ".3f"), text_of(row["step_ms"], ".0f"),
                  text_of(row["step_ms_end"], ".0f")]
@@ -137,41 +150,60 @@ def curve(seeds, name):
 
 
 def smooth(values):
-    """(steps, running means over a hundredth of the run); NaN where one value of it is."""
-    window = max(1, len(values) // 100)
+    """(steps, running means over a fiftieth of the run); NaN where one value of it is."""
+    window = max(1, len(values) // 50)
     return np.arange(window, len(values) + 1), np.convolve(values, np.ones(window) / window, "valid")
 
 
-def plot(path, runs, times):
-    figure, ((by_step, over, by_time), (density, captured, bins)) = plt.subplots(2, 3, figsize=(20, 11))
-    colours = plt.colormaps["turbo"](np.linspace(0.05, 0.95, max(len(runs) - 1, 1)))
+def style_of(place, count):
+    """Neighbours in the legend differ by colour, and those of like colour by their dashes."""
+    return {"color": plt.colormaps["turbo"](0.05 + 0.9 * place / max(count - 1, 1)),
+            "linestyle": ("-", "--", ":")[place % 3]}
+
+
+def draw(axes, runs):
+    """One curve of every variant in each of the panels of `axes`."""
     for i, (name, seeds) in enumerate(runs.items()):
-        style = {"color": "black", "linewidth": 2.2} if name == "dense" else {"color": colours[i - 1]}
+        style = {"color": "black", "linewidth": 2.2} if name == "dense" else style_of(i - 1, len(runs) - 1)
         step, loss = curve(seeds, "step"), curve(seeds, "loss")
-        by_step.plot(step, loss, label=f"{name}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}", **style)
-        over.plot(step, curve(seeds, "over_dense"), **style)
-        by_time.plot(curve(seeds, "seconds"), loss, **style)
-        density.plot(*smooth(curve(seeds, "density")), **style)
-        captured.plot(*smooth(curve(seeds, "captured")), **style)
+        label = f"{name}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        axes["loss"].plot(step, loss, label=label, **style)
+        axes["over"].plot(step, curve(seeds, "over_dense"), **style)
+        if "time" in axes:
+            axes["time"].plot(curve(seeds, "seconds"), loss, **style)
+        for key in ("train_over_dense", "density", "captured"):
+            axes[key].plot(*smooth(curve(seeds, key)), **style)
         sigma = next(iter(seeds.values())).sigma
-        both = [seed for seed in seeds if seed in runs["dense"]]
-        over_bins = [100 * (seeds[seed].bins / runs["dense"][seed].bins - 1) for seed in both]
+        over_bins = [100 * (run.bins / runs["dense"][seed].bins - 1)
+                     for seed, run in seeds.items() if seed in runs["dense"]]
         if over_bins:
-            bins.plot(sigma, np.mean(over_bins, axis=0), "o-", markersize=3, **style)
-    for axes in (by_step, by_time):
-        axes.set_yscale("log")
-        axes.set_ylabel("held-out loss")
-    by_step.set(xlabel="step", title="Held-out loss over steps")
-    over.set(xlabel="step", ylabel="% over dense", title="The same, against dense of the same seed")
-    by_time.set(xlabel="seconds of training", title="Held-out loss over time")
-    by_time.set_visible(times)
-    density.set(xlabel="step", ylabel="density", ylim=(0, 1.05), title="Density, mean over the blocks")
-    captured.set(xlabel="step", ylabel="share of the mass", ylim=(0, 1.05),
-                 title="Captured mass, mean over sparse blocks")
-    bins.set(xlabel="sigma", ylabel="% over dense", title="Held-out loss at the end, by noise level")
-    figure.legend(*by_step.get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.9, 1))
-    figure.savefig(path, dpi=90)
+            axes["bins"].plot(sigma[1:], np.mean(over_bins, axis=0)[1:], marker="o", markersize=3, **style)
+
+
+def plot(path, runs, times):
+    names = ["loss", "over", "bins", "train_over_dense", "density", "captured"] + (["time"] if times else [])
+    figure, grid = plt.subplots(2, (len(names) + 1) // 2, figsize=(20, 11))
+    axes = dict(zip(names, grid.flat))
+    for unused in grid.flat[len(names):]:
+        unused.set_visible(False)
+    draw(axes, runs)
+    held_out, against = "held-out loss", "% over dense"
+    axes["loss"].set(yscale="log", xlabel="step", ylabel=held_out, title="Held-out loss")
+    axes["over"].set(xlabel="step", ylabel=against, title="The same, against dense of the same seed")
+    axes["bins"].set(xlabel="sigma", ylabel=against, title="At the end, by noise level, the lowest left out")
+    if times:
+        axes["time"].set(yscale="log", xlabel="seconds of training", ylabel=held_out, title="Over time")
+    differences = [curve(seeds, "train_over_dense") for seeds in runs.values()]
+    last = [np.nanmean(values[len(values) // 2:]) for values in differences if np.isfinite(values).any()]
+    low, high = min(last), max(last)
+    margin = max(high - low, 0.01)
+    axes["train_over_dense"].set(xlabel="step", ylabel=against, ylim=(low - margin, high + margin),
+                                 title="Training loss, against dense of the same seed and samples")
+    axes["density"].set(xlabel="step", ylim=(0, 1.05), title="Density, mean over the blocks")
+    axes["captured"].set(xlabel="step", ylim=(0, 1.05), title="Captured mass, mean over sparse blocks")
+    figure.legend(*axes["loss"].get_legend_handles_labels(), loc="center right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 0.89, 1))
+    figure.savefig(path, dpi=75)
 
 
 def main():
