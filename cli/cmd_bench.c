@@ -23,7 +23,7 @@ static const CliFlag attention_flags[] = {
     [GRAIN] = {"--grain", "N", "keys that a list entry stands for (default 1)"},
     [GROUP] = {"--group", "N", "queries that share a list (default 128)"},
     [SELECTOR] = {"--selector", "NAME", "projection or pooled (default projection)"},
-    [HEADS_FROM] = {"--heads-from", "FILE", "q, k, v (heads, tokens, size) of a safetensors file, again and again"},
+    [HEADS_FROM] = {"--heads-from", "FILE", "q, k, v (heads, tokens, size) of a safetensors file, repeated"},
     [REPEATS] = {"--repeats", "N", "measurements, of which the median counts (default 5)"},
     {0},
 };

@@ -91,8 +91,8 @@ static DsvStatus take_shape_of_file(Bench *b, int64_t grid[3])
         return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", w->heads_from, words,
                          (long long)tokens);
     if (heads < 1 || tokens < 1 || w->tokens % tokens != 0)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple of "
-                         "them, not %lld", w->heads_from, (long long)heads, (long long)tokens,
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple "
+                         "of them, not %lld", w->heads_from, (long long)heads, (long long)tokens,
                          (long long)w->tokens);
     w->tokens = w->tokens > 0 ? w->tokens : tokens;
     w->heads = w->heads > 0 ? w->heads : heads;
@@ -114,7 +114,8 @@ static DsvStatus make_shape(Bench *b)
     w->head_dim = w->head_dim > 0 ? w->head_dim : 64;
     b->shape = (DsvSparseShape){
         .blocks = 1, .batch = 1, .tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim,
-        .grid = {grid[0], grid[1], w->heads_from ? grid[2] : w->tokens}, .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
+        .grid = {grid[0], grid[1], w->heads_from ? grid[2] : w->tokens},
+        .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
         .backward = true,
     };
     return DSV_OK;

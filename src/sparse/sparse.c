@@ -56,7 +56,8 @@ static void carve_host(DsvSparse *s, DsvArena *arena)
     s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
     r->sparse = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int32_t));
     r->changes = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int64_t));
-    double **const running[] = {&r->captured, &r->listed, &r->share90, &r->density, &r->estimated_mass};
+    double **const running[] = {&r->captured, &r->listed, &r->share90, &r->density, &r->estimated_mass,
+                                &r->missed};
     for (size_t i = 0; i < sizeof running / sizeof *running; i++)
         *running[i] = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(double));
     r->head_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
@@ -92,6 +93,7 @@ void dsvi_sparse_restart(DsvSparse *s)
         r->sparse[block] = 0;
         r->changes[block] = 0;
         r->captured[block] = r->listed[block] = r->share90[block] = r->estimated_mass[block] = NAN;
+        r->missed[block] = NAN;
         r->density[block] = 1;
     }
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)

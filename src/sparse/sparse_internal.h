@@ -40,6 +40,8 @@ typedef struct DsvSparseRecord {
     float *head_share90;      /* (blocks, N) */
     double *density;          /* (blocks) of the last lists */
     double *estimated_mass;   /* (blocks) of the last lists */
+    double *missed;           /* (blocks) running mean of the mass that lists missed, over what the selector
+                               * believed they would */
     double *break_even;       /* (1) density up to which sparse attention pays */
 } DsvSparseRecord;
 

@@ -4,6 +4,7 @@
 #include "sparse/sparse_internal.h"
 
 #define SHARE_OF_MASS 0.9
+#define LEAST_MISSED 1e-4 /* of which a ratio is worth something */
 
 static int64_t results_of_block(const DsvSparse *s)
 {
@@ -69,8 +70,9 @@ static double head_mean(const DsvSparse *s, const float *results, int64_t h)
     return sum / (double)(s->shape.batch * s->samples);
 }
 
-/* One quantity of one block: the heads' running means, then the block's, from the mean of the heads. */
-static void take_in(const DsvSparse *s, const float *results, float *heads, double *block)
+/* One quantity of one block: the heads' running means, then the block's, from the mean of the heads. Returns
+ * that mean. */
+static double take_in(const DsvSparse *s, const float *results, float *heads, double *block)
 {
     double weight = s->settings.sparse_profile_ema, mean = 0;
     for (int64_t h = 0; h < s->shape.heads; h++) {
@@ -79,6 +81,15 @@ static void take_in(const DsvSparse *s, const float *results, float *heads, doub
         mean += sample / (double)s->shape.heads;
     }
     *block = blend(*block, mean, weight);
+    return mean;
+}
+
+/* How far the selector was off, of lists that were measured. */
+static void take_in_missed(const DsvSparse *s, int64_t block, double captured)
+{
+    double *missed = &s->record.missed[block], believed = 1 - s->record.estimated_mass[block];
+    if (believed > LEAST_MISSED)
+        *missed = blend(*missed, (1 - captured) / believed, s->settings.sparse_profile_ema);
 }
 
 DsvStatus dsvi_sparse_profile_end(DsvSparse *s)
@@ -99,8 +110,9 @@ DsvStatus dsvi_sparse_profile_end(DsvSparse *s)
         record->listed[block] = blend(record->listed[block], b->measured_density,
                                       s->settings.sparse_profile_ema);
         if (b->measured_fit) /* what did not fit has no mass to tell */
-            take_in(s, s->host_captured + block * results, record->head_captured + block * heads,
-                    &record->captured[block]);
+            take_in_missed(s, block, take_in(s, s->host_captured + block * results,
+                                             record->head_captured + block * heads,
+                                             &record->captured[block]));
     }
     return DSV_OK;
 }

@@ -12,6 +12,7 @@
 #include "sparse/sparse_internal.h"
 #include "sparse/threshold.h"
 
+#define MISSED_MOST 8.0 /* times what was believed: beyond that lists would only grow */
 enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
 
 /* The histogram need not see every run of every group to steer a threshold common to all heads. A count per
@@ -68,9 +69,20 @@ static void plan_exploration(const DsvSparse *s, int64_t block, double budget, D
     args->explore_rate = draws < others ? draws / others : 1;
 }
 
+/* Share of the estimated mass at which lists hold sparse.target_mass of the exact one. A selector sees
+ * attention blurred: of a block that looks at few keys, lists miss more than it believes, of a diffuse one
+ * less. What they were found to miss tells by how much. */
+static double aimed_mass(const DsvSparse *s, int64_t block)
+{
+    double may_miss = 1 - s->settings.sparse_target_mass, missed = s->record.missed[block];
+    if (isnan(missed) || may_miss <= 0)
+        return s->settings.sparse_target_mass;
+    return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MOST), MISSED_MOST), (1 + may_miss) / 2);
+}
+
 /* Thresholds of all heads on the device. `winners` is their share of the budget; *budget the density that
  * they and explored runs may have together. */
-static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
+static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
 {
     DsvDevice *device = s->backend->device;
     int64_t heads = s->shape.heads;
@@ -81,7 +93,7 @@ static DsvStatus plan_threshold(DsvSparse *s, double winners, double *budget)
 
     bool by_mass = s->settings.sparse_target_mass > 0;
     DsvThreshold threshold =
-        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, s->settings.sparse_target_mass)
+        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, aimed_mass(s, block))
                 : dsvi_threshold_for_count(s->host_count, s->host_mass, 1,
                                            winners * s->settings.sparse_target_density);
     *budget = s->settings.sparse_target_density;
@@ -117,7 +129,7 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
         DSVI_TRY(plan_topk(s, winners, dsvi_select_runs(&args), &budget));
         args.topk = s->topk;
     } else {
-        DSVI_TRY(plan_threshold(s, winners, &budget));
+        DSVI_TRY(plan_threshold(s, block, winners, &budget));
         args.threshold = s->threshold;
     }
     plan_exploration(s, block, budget, &args);

@@ -1,8 +1,8 @@
 #!/bin/sh
 # sanitize.sh BUILD [SECONDS [JOBS]]: the GPU tests of dsv's own kernels under compute-sanitizer: memory
 # accesses, races in shared memory, reads of memory nobody wrote. Products by cuBLASLt are left out: their
-# kernels are not ours to check, and instrumenting them takes very long. Each test runs for SECONDS at most (0:
-# no limit), JOBS at a time.
+# kernels are not ours to check, and instrumenting them takes very long. Each test runs for SECONDS at most
+# (0: no limit), JOBS at a time.
 set -u
 
 # One test under one tool: sanitize.sh --one BUILD SECONDS FOLDER PROGRAM TOOL TEST

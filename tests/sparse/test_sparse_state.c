@@ -25,6 +25,7 @@ static DsvConfig settings_for(const char *selector)
     set(&settings, "sparse.target_mass=0.6");
     set(&settings, "sparse.min_mass=0.2"); /* even the untaught predictor turns sparse */
     set(&settings, "sparse.max_density=0.8");
+    set(&settings, "sparse.list_memory=0.8");
     return settings;
 }
 
