@@ -144,8 +144,8 @@ __device__ __forceinline__ __nv_bfloat16 *element(const DsvHeads &rows, Place p)
            p.h * rows.head_stride + p.d;
 }
 
-/* Where vector `at` of (batch, tokens, heads, dim) is in part `part` of (batch, parts, tokens, heads, dim): its
- * first element. */
+/* The first element, in part `part` of (batch, parts, tokens, heads, dim), of what is vector `at` of (batch,
+ * tokens, heads, dim). */
 __device__ __forceinline__ int64_t in_part(const Rows &rows, int64_t at, int64_t parts, int64_t part)
 {
     int64_t sample = rows.tokens * rows.heads * rows.vectors, b = at / sample;

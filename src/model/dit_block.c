@@ -6,7 +6,7 @@
  *
  * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
  * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same, but where a
- * product took the GELU of its result before rounding it: the second time it is taken of the rounded one. */
+ * product took the GELU of its result before rounding it: a GELU alone is taken of the rounded one. */
 #include "model/dit_internal.h"
 
 #include <math.h>
@@ -306,6 +306,14 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn);
 }
 
+/* Whether the block's forward pass runs again before its backward pass. What it left in memory that all
+ * blocks use is still there where it was the last. */
+static bool runs_again(const DsvDit *dit, int64_t block)
+{
+    return dit->shape.keep != DSV_KEEP_ALL && block + 1 < dit->config.num_layers;
+}
+
+/* Just after the forward pass scratch holds the norm and the activation. */
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 {
     const DsvDitBlockParams *p = params_of(dit, block);
@@ -313,10 +321,13 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
     const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_ffn(dit);
     int64_t rows = dit->batch * dit->tokens;
+    bool just_ran = runs_again(dit, block);
     DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
-    DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
+    if (!just_ran)
+        DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
     DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, s->ffn, s->dy, s->dffn));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    if (!just_ran)
+        DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
     return dsvi_dit_norm_bwd(dit, &norm);
 }
@@ -341,7 +352,7 @@ DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
 /* m, x1 and x2 as they were in the forward pass, and of what DsvDitSaved holds that which was not kept. */
 static DsvStatus restore(DsvDit *dit, int64_t block)
 {
-    if (dit->shape.keep != DSV_KEEP_ALL)
+    if (runs_again(dit, block))
         return sublayers_fwd(dit, block, true);
     DSVI_TRY(modulate(dit, block));
     DSVI_TRY(add_self(dit, block));
