@@ -60,10 +60,10 @@ static DsvDitNorm norm_cross(const DsvDit *dit, int64_t block)
     };
 }
 
-static DsvDitNorm norm_ffn(const DsvDit *dit)
+static DsvDitNorm norm_ffn(const DsvDit *dit, int64_t block)
 {
-    return dsvi_dit_modulated(dit, dit->scratch.x2, dit->scratch.modulation, dit->scratch.dmodulation, ROWS,
-                              SHIFT_FFN);
+    return dsvi_dit_modulated(dit, dit->saved[block].x2, dit->scratch.modulation, dit->scratch.dmodulation,
+                              ROWS, SHIFT_FFN);
 }
 
 /* ---- the residual stream: out = x + gate y ---- */
@@ -95,14 +95,15 @@ static DsvStatus add_self(const DsvDit *dit, int64_t block)
     return add_to_residual(dit, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
 }
 
-static DsvStatus add_cross(const DsvDit *dit, int64_t block)
+static DsvStatus add_cross(const DsvDit *dit, int64_t block, const void *y)
 {
-    return add_to_residual(dit, dit->scratch.x1, NO_GATE, dit->saved[block].y_cross, dit->scratch.x2);
+    return add_to_residual(dit, dit->scratch.x1, NO_GATE, y, dit->saved[block].x2);
 }
 
 static DsvStatus add_ffn(const DsvDit *dit, int64_t block)
 {
-    return add_to_residual(dit, dit->scratch.x2, GATE_FFN, dit->saved[block].y_ffn, dit->residual[block + 1]);
+    const DsvDitSaved *saved = &dit->saved[block];
+    return add_to_residual(dit, saved->x2, GATE_FFN, saved->y_ffn, dit->residual[block + 1]);
 }
 
 /* dy = gate dx, and the gate's gradient. */
@@ -261,8 +262,8 @@ static DsvStatus cross_fwd(DsvDit *dit, int64_t block)
     DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
     DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
     DSVI_TRY(dsvi_dit_cross_attend(dit, &tensors, false));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, saved->y_cross));
-    return add_cross(dit, block);
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, s->h));
+    return add_cross(dit, block, s->h);
 }
 
 static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
@@ -299,7 +300,7 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
-    DsvDitNorm norm = norm_ffn(dit);
+    DsvDitNorm norm = norm_ffn(dit, block);
     int64_t rows = dit->batch * dit->tokens;
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
     DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, s->ffn));
@@ -319,7 +320,7 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
-    DsvDitNorm norm = norm_ffn(dit);
+    DsvDitNorm norm = norm_ffn(dit, block);
     int64_t rows = dit->batch * dit->tokens;
     bool just_ran = runs_again(dit, block);
     DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
@@ -349,14 +350,13 @@ DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
     return add_ffn(dit, block);
 }
 
-/* m, x1 and x2 as they were in the forward pass, and of what DsvDitSaved holds that which was not kept. */
+/* m and x1 as they were in the forward pass, and of what DsvDitSaved holds that which was not kept. */
 static DsvStatus restore(DsvDit *dit, int64_t block)
 {
     if (runs_again(dit, block))
         return sublayers_fwd(dit, block, true);
     DSVI_TRY(modulate(dit, block));
-    DSVI_TRY(add_self(dit, block));
-    return add_cross(dit, block);
+    return add_self(dit, block);
 }
 
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)

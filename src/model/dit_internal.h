@@ -36,7 +36,7 @@ typedef struct DsvDitParams {
 
 /* What a block's backward pass needs beside the block's input. The rest it computes again from these, for
  * the price of a pass over memory: norms (from the residual stream), q and k after norm and RoPE, the
- * activation of the feed-forward layer, and the residual stream inside the block (from its summands). */
+ * activation of the feed-forward layer, and the residual stream after self-attention (from its summands). */
 typedef struct DsvDitSaved {
     void *q, *k, *v;            /* (B, S, C) act: self-attention, q and k before their norm */
     void *attended;             /* (B, S, C) act */
@@ -46,7 +46,8 @@ typedef struct DsvDitSaved {
     void *cross_attended;       /* (B, S, C) act */
     void *cross_lse;            /* (B, N, S) acc */
     void *ffn_hidden;           /* (B, S, ffn) act: before the activation */
-    void *y_self, *y_cross, *y_ffn; /* (B, S, C) act: what each sub-layer adds, before its gate */
+    void *y_self, *y_ffn;       /* (B, S, C) act: what these sub-layers add, before their gates */
+    void *x2;                   /* (B, S, C) acc: residual stream after cross-attention */
 } DsvDitSaved;
 
 /* Kept from the forward pass of embeddings and head to their backward pass; small but for patch_rows. */
@@ -65,10 +66,10 @@ typedef struct DsvDitEmbedded {
 /* Lives inside one sub-layer, unless a comment says otherwise. q, k, dq, dk, dv share their memory with ffn
  * and dffn: attention is done before the feed-forward layer begins, and the other way round backward. */
 typedef struct DsvDitScratch {
-    void *x1, *x2;           /* (B, S, C) acc: residual stream after self- and cross-attention of a block */
+    void *x1;                /* (B, S, C) acc: residual stream after self-attention of a block */
     void *modulation;        /* (B, 6, C) acc: of a block */
-    void *h;                 /* (B, S, C) act: a norm's output; before it is computed again in the backward
-                              * pass, the gradient of attention's output */
+    void *h;                 /* (B, S, C) act: a norm's output, then what cross-attention adds; before it is
+                              * computed again in the backward pass, the gradient of attention's output */
     void *q, *k;             /* (B, S, C) act: after norm and RoPE */
     void *ffn;               /* (B, S, ffn) act: after the activation */
     void *cross_k;           /* (B, L, C) act: after norm */

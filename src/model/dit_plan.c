@@ -64,13 +64,13 @@ static void carve_saved(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
     saved->cross_lse = take(arena, c, acc, dit->batch * dit->heads * dit->tokens);
     saved->ffn_hidden = take(arena, c, act, dit->batch * dit->tokens * dit->ffn);
     saved->y_self = take(arena, c, act, stream);
-    saved->y_cross = take(arena, c, act, stream);
     saved->y_ffn = take(arena, c, act, stream);
+    saved->x2 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
 }
 
-/* Without backward a block may write its output over its input, and needs nothing of the block before. With
- * gradient checkpointing a block's activations are made again when its turn comes, after those of the block
- * behind it have been used: one set serves all. */
+/* Without backward the residual stream goes through all blocks in place, as each sum may overwrite its first
+ * summand, and a block needs nothing of the one before. With gradient checkpointing a block's activations are
+ * made again when its turn comes, after those of the block behind it have been used: one set serves all. */
 static void carve_blocks(DsvDit *dit, DsvArena *arena)
 {
     bool every_input = dit->shape.backward;
@@ -144,9 +144,7 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     DsvDtype act = dit->act, acc = dit->acc;
     int64_t rows = dit->batch * dit->tokens, stream = rows * dit->width;
     int64_t longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
-    /* Without backward the stream goes through a block in place: each sum may overwrite its first summand. */
     s->x1 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
-    s->x2 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
     s->modulation = take(arena, c, acc, 6 * dit->batch * dit->width);
     s->h = take(arena, c, act, stream);
     s->cross_k = take(arena, c, act, dit->batch * dit->text_len * dit->width);
