@@ -5,8 +5,7 @@
  *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
  *
  * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
- * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same, but where a
- * product took the GELU of its result before rounding it: a GELU alone is taken of the rounded one. */
+ * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same. */
 #include "model/dit_internal.h"
 
 #include <math.h>
@@ -139,13 +138,6 @@ static DsvStatus heads_norm_bwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void
 {
     args.dy = args.dx = dy;
     return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
-}
-
-static DsvStatus activate(const DsvDit *dit, const void *x, void *y)
-{
-    DsvActivationArgs args = {.activation = DSV_GELU_TANH, .n = dit->batch * dit->tokens * dit->ffn,
-                              .dtype = dit->act, .x = x, .y = y};
-    return dit->backend->ops.activation_fwd.run(dit->stream, &args);
 }
 
 /* ---- self-attention ---- */
@@ -303,8 +295,8 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     DsvDitNorm norm = norm_ffn(dit, block);
     int64_t rows = dit->batch * dit->tokens;
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
-    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, s->ffn));
-    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn);
+    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, saved->ffn_act));
+    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, saved->ffn_act, dit->act, saved->y_ffn);
 }
 
 /* Whether the block's forward pass runs again before its backward pass. What it left in memory that all
@@ -314,7 +306,6 @@ static bool runs_again(const DsvDit *dit, int64_t block)
     return dit->shape.keep != DSV_KEEP_ALL && block + 1 < dit->config.num_layers;
 }
 
-/* Just after the forward pass scratch holds the norm and the activation. */
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 {
     const DsvDitBlockParams *p = params_of(dit, block);
@@ -322,12 +313,10 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
     const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_ffn(dit, block);
     int64_t rows = dit->batch * dit->tokens;
-    bool just_ran = runs_again(dit, block);
     DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
-    if (!just_ran)
-        DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
-    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, s->ffn, s->dy, s->dffn));
-    if (!just_ran)
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, saved->ffn_act, s->dy,
+                                      s->dffn));
+    if (!runs_again(dit, block)) /* else scratch has it */
         DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
     return dsvi_dit_norm_bwd(dit, &norm);
