@@ -73,8 +73,8 @@ typedef struct DsvDitScratch {
     void *h;                 /* (B, S, C) act: a norm's output, then what cross-attention adds; before it is
                               * computed again in the backward pass, the gradient of attention's output */
     void *q, *k;             /* (B, S, C) act: after norm and RoPE */
-    void *ffn_act;           /* (B, S, ffn) act: of DsvDitSaved, where a block's backward pass comes before any
-                              * other block's forward pass */
+    void *ffn_act;           /* (B, S, ffn) act: of DsvDitSaved, where a block's backward pass comes before
+                              * another block's forward pass */
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
@@ -161,8 +161,8 @@ typedef struct DsvDitNorm {
 /* LN(x) (1 + scale) + shift with shift and scale rows `row` and `row` + 1 of a modulation (B, rows, C). */
 DsvDitNorm dsvi_dit_modulated(const DsvDit *dit, const void *x, const void *modulation, void *dmodulation,
                               int64_t rows, int64_t row);
-/* To scratch.h. */
-DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm);
+/* To scratch.h; before that the sum that makes x, or NULL. */
+DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum);
 /* From scratch.dy; adds to scratch.dx. */
 DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm);
 
