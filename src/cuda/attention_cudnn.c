@@ -1,5 +1,4 @@
-/* Dense attention by cuDNN: the formulas of attention.h as two graphs, as its engines for flash attention
- * know them.
+/* Dense attention by cuDNN: the formulas of attention.h as two graphs that its flash attention engines know.
  *
  * A plan is made when its workspace is first asked for, or at its first run, which takes about half a second,
  * and is kept as long as the device. The scale is not part of it.
