@@ -3,8 +3,8 @@
  * In cuDNN's kernel for Hopper a block of threads has a tile of 128 keys of a head and goes through all
  * queries, 64 at a step; blocks take tiles in turn, one to a multiprocessor. So it takes whole waves of
  * tiles, each as long as all queries: the 48 tiles of 512 keys and 12 heads keep 48 of 132 multiprocessors
- * busy (H200: 1.28 ms, where 64 times as many keys take 24 times as long), and with 32,760 keys the last of 24
- * waves is a quarter full, and all tiles are masked because the last is short.
+ * busy (H200: 1.28 ms, where 64 times as many keys take 24 times as long), and with 32,760 keys the last of
+ * 24 waves is a quarter full, and all tiles are masked because the last is short.
  *
  * Here the keys that fill whole waves of whole tiles are one call. The others are a second one, for which the
  * queries are cut into parts: they go to cuDNN as samples of a batch, a wave is as long as a part of the
