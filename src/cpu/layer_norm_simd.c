@@ -11,6 +11,19 @@ static int64_t modulation_of(const DsvLayerNormArgs *args, int64_t row)
     return row / args->tokens * args->sample_stride;
 }
 
+/* A row of x, where it is a sum. */
+DSVI_SPECIALISED void sum_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+{
+    int64_t channels = args->channels, of_sample = row / args->tokens * args->gate_stride;
+    const float *x = (const float *)args->x + row * channels;
+    const float *gate = args->gate ? (const float *)args->gate + of_sample : NULL;
+    const void *y = dsvi_at(act, args->y, row * channels);
+    float *out = (float *)args->out + row * channels;
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++)
+        out[c] = x[c] + (gate ? gate[c] : 1) * dsvi_get(act, y, c);
+}
+
 DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvLayerNormArgs *args, int64_t row)
 {
     int64_t channels = args->channels;
@@ -19,6 +32,8 @@ DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvLayerNormArgs *args, in
     const float *shift = (const float *)args->shift + modulation_of(args, row);
     void *y = dsvi_at(act, args->y, row * channels);
     float sum = 0, square = 0, one_plus = (float)args->one_plus;
+    if (args->sum)
+        sum_row(act, args->sum, row);
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < channels; c++)
         sum += x[c];

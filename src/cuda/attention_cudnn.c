@@ -1,6 +1,4 @@
-/* Dense attention by cuDNN: the formulas of attention.h as two graphs, written as cuDNN's engines for flash
- * attention know them. (cuDNN's single operation for the forward pass ends in the same kernel; the one for
- * the backward pass is in its header only.)
+/* Dense attention by cuDNN: the formulas of attention.h as two graphs that its flash attention engines know.
  *
  * A plan is made when its workspace is first asked for, or at its first run, which takes about half a second,
  * and is kept as long as the device. The scale is not part of it.
@@ -16,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/attention_parts.h"
 #include "cuda/attention_split.h"
 #include "cuda/cuda.h"
 #include "cuda/cudnn_graph.h"
@@ -497,18 +496,32 @@ static bool splits(const DsvAttentionArgs *args)
 
 static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    DSVI_TRY(dsvi_attention_check(args));
     if (!splits(args) || !takes_addresses(args, false))
         return attend_fwd(stream, args);
-    if (args->workspace_bytes < dsvi_attention_split_bytes(args))
-        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
-                         dsvi_attention_split_bytes(args));
     return dsvi_attention_split_fwd(stream, args, attend_fwd);
+}
+
+static DsvStatus attend_bwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return attend(stream, args, true, dsvi_cuda_attention_list_bwd);
+}
+
+static DsvAttentionParts parts_of(const DsvStream *stream, const DsvAttentionArgs *args)
+{
+    return takes_shapes(args, true) ? dsvi_attention_parts_of(stream, args) : (DsvAttentionParts){0};
 }
 
 static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    return attend(stream, args, true, dsvi_cuda_attention_list_bwd);
+    DsvAttentionParts parts = parts_of(stream, args);
+    if (parts.parts == 0 || !takes_addresses(args, true))
+        return attend_bwd(stream, args);
+    return dsvi_attention_parts_bwd(stream, args, parts, attend_bwd);
+}
+
+static size_t most(size_t a, size_t b)
+{
+    return a > b ? a : b;
 }
 
 /* Enough for cuDNN and for the kernels that stand in for it: addresses will decide between them. */
@@ -519,22 +532,29 @@ static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool
     if (dsvi_attention_check(args) != DSV_OK || !takes_shapes(args, backward) ||
         plan_of(stream, args, backward, &plan) != DSV_OK || plan->graph.status != DSV_OK)
         return elsewhere;
-    return plan->workspace_bytes > elsewhere ? plan->workspace_bytes : elsewhere;
+    return most(plan->workspace_bytes, elsewhere);
 }
 
 static size_t attention_fwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    if (dsvi_attention_check(args) != DSV_OK || !splits(args))
+    if (!splits(args))
         return workspace_of(stream, args, false);
     DsvAttentionArgs whole = dsvi_attention_split_part(args, false);
     DsvAttentionArgs rest = dsvi_attention_split_part(args, true);
-    size_t a = workspace_of(stream, &whole, false), b = workspace_of(stream, &rest, false);
-    return dsvi_attention_split_bytes(args) + (a > b ? a : b);
+    return dsvi_attention_split_bytes(args) +
+           most(workspace_of(stream, &whole, false), workspace_of(stream, &rest, false));
 }
 
 static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    return workspace_of(stream, args, true);
+    DsvAttentionParts parts = parts_of(stream, args);
+    if (parts.parts == 0)
+        return workspace_of(stream, args, true);
+    DsvAttentionArgs first = dsvi_attention_parts_first(args, parts);
+    DsvAttentionArgs rest = dsvi_attention_parts_rest(args, parts);
+    size_t a = parts.first > 0 ? workspace_of(stream, &first, true) : 0;
+    size_t b = dsvi_attention_parts_bytes(args, parts) + workspace_of(stream, &rest, true);
+    return most(dsvi_cuda_attention_list_workspace(stream, args), most(a, b));
 }
 
 DsvStatus dsvi_attention_cudnn_serves(DsvStream *stream, const DsvAttentionArgs *args, bool backward)

@@ -105,6 +105,9 @@ DsvStatus dsvi_attention_split_fwd(DsvStream *stream, const DsvAttentionArgs *ar
     DsvAttentionArgs rest = dsvi_attention_split_part(args, true);
     int threads = (int)(args->head_dim / VECTOR);
     int64_t rows = args->batch * args->queries * args->heads;
+    if (args->workspace_bytes < dsvi_attention_split_bytes(args))
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         dsvi_attention_split_bytes(args));
     DSVI_TRY(attend(stream, &whole));
     DSVI_TRY(attend(stream, &rest));
     unsigned blocks = (unsigned)ceil_div(rows * threads, THREADS);

@@ -1,4 +1,5 @@
-/* Layer norm. The formulas are those of norm_ref.c; rows.cuh says how threads lie on a row.
+/* Layer norm, with the residual sum before it. The formulas are those of norm_ref.c and pointwise_ref.c;
+ * rows.cuh says how threads lie on a row.
  *
  * The way for every width that matters reads memory once: a row stays in registers, scale and shift in
  * shared memory for all rows of a sample, and backward a thread sums its channels' gradients of both there,
@@ -95,9 +96,42 @@ __device__ __forceinline__ void modulate(RowPart<N> &x, int channels, Statistics
     }
 }
 
-/* Shared memory: what z is multiplied with and shifted by, for each row that the block walks at once. */
+/* x += gate y, each a row; gate NULL: x += y. */
 template <typename T>
-__global__ void __launch_bounds__(ROW_THREADS) forward_rows(const DsvLayerNormArgs args)
+__device__ __forceinline__ void add_gated(RowPart<N> &x, int channels, const T *y, const float *gate)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        float a[N], b[N] = {1.f, 1.f, 1.f, 1.f};
+        if (row_channel<N>(v) >= channels)
+            continue;
+        load<N>(y + row_channel<N>(v), a);
+        if (gate)
+            load<N>(gate + row_channel<N>(v), b);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[v][i] += b[i] * a[i];
+    }
+}
+
+/* A row of x; with SUM it is made, and written to memory. */
+template <typename T, bool SUM>
+__device__ __forceinline__ void take_row(const DsvLayerNormArgs &args, const DsvGateResidualArgs &sum,
+                                         int64_t sample, int64_t row, RowPart<N> &x)
+{
+    int channels = (int)args.channels;
+    load_row<N>(row_of<float>(SUM ? sum.x : args.x, row, channels), channels, x);
+    if (!SUM)
+        return;
+    const float *gate = sum.gate ? (const float *)sum.gate + sample * sum.gate_stride : nullptr;
+    add_gated<T>(x, channels, row_of<T>(sum.y, row, channels), gate);
+    store_row<N>(row_of<float>(sum.out, row, channels), channels, x);
+}
+
+/* Shared memory: what z is multiplied with and shifted by, for each row that the block walks at once. */
+template <typename T, bool SUM>
+__global__ void __launch_bounds__(ROW_THREADS)
+forward_rows(const DsvLayerNormArgs args, const DsvGateResidualArgs sum)
 {
     __shared__ float sums[WARP]; /* the barriers of either sum free the other's memory */
     __shared__ float2 rests[WARP];
@@ -111,7 +145,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_rows(const DsvLayerNormAr
         for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step()) {
             int64_t row = sample * args.tokens + token;
             RowPart<N> x;
-            load_row<N>(row_of<float>(args.x, row, channels), channels, x);
+            take_row<T, SUM>(args, sum, sample, row, x);
             Statistics of = statistics_of_row(x, channels, (float)args.eps, sums, rests);
             modulate(x, channels, of, scale, shift);
             store_row<N>(row_of<T>(args.y, row, channels), channels, x);
@@ -123,8 +157,20 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_rows(const DsvLayerNormAr
     }
 }
 
+/* A thread's channels of a row of x. It alone reads them. */
+template <typename T> __device__ __forceinline__ void make_any(const DsvGateResidualArgs &sum, int64_t row)
+{
+    const float *x = row_of<float>(sum.x, row, sum.channels);
+    const float *gate = sum.gate ? (const float *)sum.gate + row / sum.tokens * sum.gate_stride : nullptr;
+    for (int64_t c = threadIdx.x; c < sum.channels; c += blockDim.x) {
+        float y = to_float(row_of<T>(sum.y, row, sum.channels)[c]);
+        row_of<float>(sum.out, row, sum.channels)[c] = x[c] + (gate ? gate[c] : 1.f) * y;
+    }
+}
+
 template <typename T>
-__global__ void __launch_bounds__(LONG_ROW_THREADS) forward_any(const DsvLayerNormArgs args)
+__global__ void __launch_bounds__(LONG_ROW_THREADS)
+forward_any(const DsvLayerNormArgs args, const DsvGateResidualArgs made)
 {
     __shared__ float sums[WARP];
     __shared__ float2 rests[WARP];
@@ -133,6 +179,8 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) forward_any(const DsvLayerNo
         const float *x = row_of<float>(args.x, row, args.channels);
         int64_t modulation = row / args.tokens * args.sample_stride;
         float sum = 0.f;
+        if (made.out)
+            make_any<T>(made, row);
         float2 rest = make_float2(0.f, 0.f);
         for (int64_t c = threadIdx.x; c < args.channels; c += blockDim.x)
             sum += x[c];
@@ -161,19 +209,37 @@ static bool vectors_fit(const DsvLayerNormArgs *args)
            aligned((const float *)args->scale, args->sample_stride, 16);
 }
 
-template <typename T> static DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
+template <typename T> static bool sum_fits(const DsvGateResidualArgs *sum)
+{
+    return aligned((const float *)sum->x, sum->channels, 16) &&
+           aligned((const T *)sum->y, sum->channels, N * sizeof(T)) &&
+           aligned((const float *)sum->gate, sum->gate_stride, 16);
+}
+
+template <typename T, bool SUM>
+static DsvStatus forward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args,
+                                 const DsvGateResidualArgs *sum, size_t shared)
 {
     int64_t rows = args->batch * args->tokens;
+    dim3 block = row_block(args->channels), grid;
+    auto kernel = forward_rows<T, SUM>;
+    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, args->tokens, rows, &grid));
+    kernel<<<grid, block, shared, stream->handle>>>(*args, *sum);
+    DSVI_CUDA_LAUNCHED("layer_norm_fwd");
+    return DSV_OK;
+}
+
+template <typename T> static DsvStatus forward(DsvStream *stream, const DsvLayerNormArgs *args)
+{
+    const DsvGateResidualArgs none = {}, *sum = args->sum ? args->sum : &none;
     size_t shared = kept_bytes(args->channels, 2);
-    if (row_fits(stream, args->channels, N, ROW_THREADS, shared) && vectors_fit(args) &&
+    if (row_fits(stream, args->channels, N, ROW_THREADS, shared) && vectors_fit(args) && sum_fits<T>(sum) &&
         aligned((const float *)args->shift, args->sample_stride, 16) &&
-        aligned((const T *)args->y, args->channels, N * sizeof(T))) {
-        dim3 block = row_block(args->channels), grid;
-        DSVI_TRY(row_grid(stream, forward_rows<T>, block, shared, args->batch, args->tokens, rows, &grid));
-        forward_rows<T><<<grid, block, shared, stream->handle>>>(*args);
-    } else {
-        forward_any<T><<<long_row_blocks(stream, rows), LONG_ROW_THREADS, 0, stream->handle>>>(*args);
-    }
+        aligned((const T *)args->y, args->channels, N * sizeof(T)))
+        return args->sum ? forward_by_rows<T, true>(stream, args, sum, shared)
+                         : forward_by_rows<T, false>(stream, args, sum, shared);
+    unsigned blocks = long_row_blocks(stream, args->batch * args->tokens);
+    forward_any<T><<<blocks, LONG_ROW_THREADS, 0, stream->handle>>>(*args, *sum);
     DSVI_CUDA_LAUNCHED("layer_norm_fwd");
     return DSV_OK;
 }
@@ -350,11 +416,11 @@ template <typename T> static DsvStatus backward(DsvStream *stream, const DsvLaye
 
 /* ---- the ops ---- */
 
-/* With a scale and shift for all, all tokens are as good as one sample's. */
+/* With a scale and shift for all, all tokens are as good as one sample's; unless samples have gates. */
 static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
 {
     DsvLayerNormArgs all = *args;
-    if (args->sample_stride == 0) {
+    if (args->sample_stride == 0 && !args->sum) {
         all.tokens *= all.batch;
         all.batch = 1;
     }

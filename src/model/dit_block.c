@@ -5,8 +5,7 @@
  *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
  *
  * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
- * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same, but where a
- * product took the GELU of its result before rounding it: the second time it is taken of the rounded one. */
+ * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same. */
 #include "model/dit_internal.h"
 
 #include <math.h>
@@ -16,6 +15,13 @@ enum { SHIFT_SELF, SCALE_SELF, GATE_SELF, SHIFT_FFN, SCALE_FFN, GATE_FFN, ROWS, 
 static const DsvDitBlockParams *params_of(const DsvDit *dit, int64_t block)
 {
     return &dit->params.blocks[block];
+}
+
+/* Whether the block's forward pass runs again before its backward pass. What it left in memory that all
+ * blocks use is still there where it was the last. */
+static bool runs_again(const DsvDit *dit, int64_t block)
+{
+    return dit->shape.keep != DSV_KEEP_ALL && block + 1 < dit->config.num_layers;
 }
 
 /* ---- modulation: m = table + e0 ---- */
@@ -60,10 +66,10 @@ static DsvDitNorm norm_cross(const DsvDit *dit, int64_t block)
     };
 }
 
-static DsvDitNorm norm_ffn(const DsvDit *dit)
+static DsvDitNorm norm_ffn(const DsvDit *dit, int64_t block)
 {
-    return dsvi_dit_modulated(dit, dit->scratch.x2, dit->scratch.modulation, dit->scratch.dmodulation, ROWS,
-                              SHIFT_FFN);
+    return dsvi_dit_modulated(dit, dit->saved[block].x2, dit->scratch.modulation, dit->scratch.dmodulation,
+                              ROWS, SHIFT_FFN);
 }
 
 /* ---- the residual stream: out = x + gate y ---- */
@@ -82,27 +88,28 @@ static DsvGateResidualArgs residual_args(const DsvDit *dit, int gate, const void
     return args;
 }
 
-static DsvStatus add_to_residual(const DsvDit *dit, const void *x, int gate, const void *y, void *out)
+static DsvGateResidualArgs sum_of(const DsvDit *dit, const void *x, int gate, const void *y, void *out)
 {
     DsvGateResidualArgs args = residual_args(dit, gate, y);
     args.x = x;
     args.out = out;
-    return dit->backend->ops.gate_residual_fwd.run(dit->stream, &args);
+    return args;
 }
 
-static DsvStatus add_self(const DsvDit *dit, int64_t block)
+static DsvGateResidualArgs sum_self(const DsvDit *dit, int64_t block)
 {
-    return add_to_residual(dit, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
+    return sum_of(dit, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
 }
 
-static DsvStatus add_cross(const DsvDit *dit, int64_t block)
+static DsvGateResidualArgs sum_cross(const DsvDit *dit, int64_t block)
 {
-    return add_to_residual(dit, dit->scratch.x1, NO_GATE, dit->saved[block].y_cross, dit->scratch.x2);
+    return sum_of(dit, dit->scratch.x1, NO_GATE, dit->scratch.h, dit->saved[block].x2);
 }
 
-static DsvStatus add_ffn(const DsvDit *dit, int64_t block)
+static DsvGateResidualArgs sum_ffn(const DsvDit *dit, int64_t block)
 {
-    return add_to_residual(dit, dit->scratch.x2, GATE_FFN, dit->saved[block].y_ffn, dit->residual[block + 1]);
+    const DsvDitSaved *saved = &dit->saved[block];
+    return sum_of(dit, saved->x2, GATE_FFN, saved->y_ffn, dit->residual[block + 1]);
 }
 
 /* dy = gate dx, and the gate's gradient. */
@@ -140,13 +147,6 @@ static DsvStatus heads_norm_bwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void
     return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
 }
 
-static DsvStatus activate(const DsvDit *dit, const void *x, void *y)
-{
-    DsvActivationArgs args = {.activation = DSV_GELU_TANH, .n = dit->batch * dit->tokens * dit->ffn,
-                              .dtype = dit->act, .x = x, .y = y};
-    return dit->backend->ops.activation_fwd.run(dit->stream, &args);
-}
-
 /* ---- self-attention ---- */
 
 static DsvRmsNormRopeArgs self_q_norm(const DsvDit *dit, int64_t block)
@@ -179,7 +179,7 @@ static DsvStatus self_fwd(DsvDit *dit, int64_t block, bool recompute)
     DsvDitNorm norm = norm_self(dit, block);
     DsvSparseAttention tensors = self_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->q));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, rows, s->h, dit->act, saved->k));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, rows, s->h, dit->act, saved->v));
@@ -190,8 +190,7 @@ static DsvStatus self_fwd(DsvDit *dit, int64_t block, bool recompute)
         DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
         DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, false));
     }
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->attended, dit->act, saved->y_self));
-    return add_self(dit, block);
+    return dsvi_dit_linear_fwd(dit, &p->o, rows, saved->attended, dit->act, saved->y_self);
 }
 
 static DsvStatus self_bwd(DsvDit *dit, int64_t block)
@@ -214,7 +213,7 @@ static DsvStatus self_bwd(DsvDit *dit, int64_t block)
     DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, true));
     DSVI_TRY(heads_norm_bwd(dit, self_q_norm(dit, block), s->dq));
     DSVI_TRY(heads_norm_bwd(dit, self_k_norm(dit, block), s->dk));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, act, s->dy, false));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, rows, s->h, s->dk, act, s->dy, true));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, rows, s->h, s->dv, act, s->dy, true));
@@ -252,17 +251,17 @@ static DsvStatus cross_fwd(DsvDit *dit, int64_t block)
     const DsvDitScratch *s = &dit->scratch;
     const void *context = dit->embedded.context;
     DsvDitNorm norm = norm_cross(dit, block);
+    DsvGateResidualArgs sum = sum_self(dit, block);
     DsvSparseAttention tensors = cross_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, &sum));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->cross_q));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, text_rows, context, dit->act, saved->cross_k));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, text_rows, context, dit->act, saved->cross_v));
     DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
     DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
     DSVI_TRY(dsvi_dit_cross_attend(dit, &tensors, false));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, saved->y_cross));
-    return add_cross(dit, block);
+    return dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, s->h);
 }
 
 static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
@@ -272,6 +271,7 @@ static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
     const DsvDitScratch *s = &dit->scratch;
     const void *context = dit->embedded.context;
     DsvDitNorm norm = norm_cross(dit, block);
+    DsvGateResidualArgs sum = sum_self(dit, block);
     DsvSparseAttention tensors = cross_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
     DSVI_TRY(residual_bwd(dit, NO_GATE, NULL));
@@ -287,7 +287,7 @@ static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
     DSVI_TRY(heads_norm_bwd(dit, cross_k_norm(dit, block), s->dcross_k));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, text_rows, context, s->dcross_k, dit->acc, s->dcontext, true));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, text_rows, context, s->dcross_v, dit->acc, s->dcontext, true));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, runs_again(dit, block) ? NULL : &sum));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, dit->act, s->dy, false));
     return dsvi_dit_norm_bwd(dit, &norm);
 }
@@ -299,11 +299,12 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
-    DsvDitNorm norm = norm_ffn(dit);
+    DsvDitNorm norm = norm_ffn(dit, block);
+    DsvGateResidualArgs sum = sum_cross(dit, block);
     int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
-    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, s->ffn));
-    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, s->ffn, dit->act, saved->y_ffn);
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, &sum));
+    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, saved->ffn_act));
+    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, saved->ffn_act, dit->act, saved->y_ffn);
 }
 
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
@@ -311,12 +312,13 @@ static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
-    DsvDitNorm norm = norm_ffn(dit);
+    DsvDitNorm norm = norm_ffn(dit, block);
     int64_t rows = dit->batch * dit->tokens;
     DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
-    DSVI_TRY(activate(dit, saved->ffn_hidden, s->ffn));
-    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, s->ffn, s->dy, s->dffn));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, saved->ffn_act, s->dy,
+                                      s->dffn));
+    if (!runs_again(dit, block)) /* else scratch has it */
+        DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
     return dsvi_dit_norm_bwd(dit, &norm);
 }
@@ -334,23 +336,14 @@ static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
 
 DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
 {
+    DsvGateResidualArgs sum = sum_ffn(dit, block);
     DSVI_TRY(sublayers_fwd(dit, block, false));
-    return add_ffn(dit, block);
-}
-
-/* m, x1 and x2 as they were in the forward pass, and of what DsvDitSaved holds that which was not kept. */
-static DsvStatus restore(DsvDit *dit, int64_t block)
-{
-    if (dit->shape.keep != DSV_KEEP_ALL)
-        return sublayers_fwd(dit, block, true);
-    DSVI_TRY(modulate(dit, block));
-    DSVI_TRY(add_self(dit, block));
-    return add_cross(dit, block);
+    return dit->backend->ops.gate_residual_fwd.run(dit->stream, &sum);
 }
 
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
 {
-    DSVI_TRY(restore(dit, block));
+    DSVI_TRY(runs_again(dit, block) ? sublayers_fwd(dit, block, true) : modulate(dit, block));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, dit->scratch.dmodulation, dit->batch * ROWS * dit->width));
     DSVI_TRY(ffn_bwd(dit, block));
     DSVI_TRY(cross_bwd(dit, block));

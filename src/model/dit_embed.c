@@ -155,7 +155,7 @@ DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
     DsvDitNorm norm = head_norm(dit);
     DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, output, dit->acc, rows);
     DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, dit->scratch.h, dit->acc,
                                  rows));
     return dit->backend->ops.patch_scatter.run(dit->stream, &args);
@@ -170,7 +170,7 @@ DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
                                    s->dhead_rows);
     DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &args));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, s->dhead_rows,
                                  dit->act, s->dy, false));
     DSVI_TRY(dsvi_dit_norm_bwd(dit, &norm));

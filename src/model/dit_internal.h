@@ -35,8 +35,8 @@ typedef struct DsvDitParams {
 } DsvDitParams;
 
 /* What a block's backward pass needs beside the block's input. The rest it computes again from these, for
- * the price of a pass over memory: norms (from the residual stream), q and k after norm and RoPE, the
- * activation of the feed-forward layer, and the residual stream inside the block (from its summands). */
+ * the price of a pass over memory: norms (from the residual stream), q and k after norm and RoPE, and the
+ * residual stream after self-attention (from its summands). */
 typedef struct DsvDitSaved {
     void *q, *k, *v;            /* (B, S, C) act: self-attention, q and k before their norm */
     void *attended;             /* (B, S, C) act */
@@ -45,8 +45,10 @@ typedef struct DsvDitSaved {
     void *cross_k, *cross_v;    /* (B, L, C) act: k before its norm */
     void *cross_attended;       /* (B, S, C) act */
     void *cross_lse;            /* (B, N, S) acc */
-    void *ffn_hidden;           /* (B, S, ffn) act: before the activation */
-    void *y_self, *y_cross, *y_ffn; /* (B, S, C) act: what each sub-layer adds, before its gate */
+    void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after the activation; the latter is in scratch
+                                 * unless all is kept */
+    void *y_self, *y_ffn;       /* (B, S, C) act: what these sub-layers add, before their gates */
+    void *x2;                   /* (B, S, C) acc: residual stream after cross-attention */
 } DsvDitSaved;
 
 /* Kept from the forward pass of embeddings and head to their backward pass; small but for patch_rows. */
@@ -62,15 +64,17 @@ typedef struct DsvDitEmbedded {
     void *head_modulation;         /* (B, 2, C) acc */
 } DsvDitEmbedded;
 
-/* Lives inside one sub-layer, unless a comment says otherwise. q, k, dq, dk, dv share their memory with ffn
- * and dffn: attention is done before the feed-forward layer begins, and the other way round backward. */
+/* Lives inside one sub-layer, unless a comment says otherwise. q, k, dq, dk, dv share their memory with
+ * ffn_act and dffn: attention is done before the feed-forward layer begins, and the other way round
+ * backward. */
 typedef struct DsvDitScratch {
-    void *x1, *x2;           /* (B, S, C) acc: residual stream after self- and cross-attention of a block */
+    void *x1;                /* (B, S, C) acc: residual stream after self-attention of a block */
     void *modulation;        /* (B, 6, C) acc: of a block */
-    void *h;                 /* (B, S, C) act: a norm's output; before it is computed again in the backward
-                              * pass, the gradient of attention's output */
+    void *h;                 /* (B, S, C) act: a norm's output, then what cross-attention adds; before it is
+                              * computed again in the backward pass, the gradient of attention's output */
     void *q, *k;             /* (B, S, C) act: after norm and RoPE */
-    void *ffn;               /* (B, S, ffn) act: after the activation */
+    void *ffn_act;           /* (B, S, ffn) act: of DsvDitSaved, where a block's backward pass comes before
+                              * another block's forward pass */
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
@@ -157,8 +161,8 @@ typedef struct DsvDitNorm {
 /* LN(x) (1 + scale) + shift with shift and scale rows `row` and `row` + 1 of a modulation (B, rows, C). */
 DsvDitNorm dsvi_dit_modulated(const DsvDit *dit, const void *x, const void *modulation, void *dmodulation,
                               int64_t rows, int64_t row);
-/* To scratch.h. */
-DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm);
+/* To scratch.h; before that the sum that makes x, or NULL. */
+DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum);
 /* From scratch.dy; adds to scratch.dx. */
 DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm);
 

@@ -129,9 +129,10 @@ static DsvLayerNormArgs layer_norm_args(const DsvDit *dit, const DsvDitNorm *nor
     };
 }
 
-DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm)
+DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum)
 {
     DsvLayerNormArgs args = layer_norm_args(dit, norm);
+    args.sum = sum;
     return dit->backend->ops.layer_norm_fwd.run(dit->stream, &args);
 }
 

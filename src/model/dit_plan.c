@@ -14,6 +14,12 @@ static DsvMemClass kept(const DsvDit *dit)
     return dit->shape.backward ? DSV_MEM_ACTIVATIONS : DSV_MEM_SCRATCH;
 }
 
+/* Whether each block has activations of its own. */
+static bool every_saved(const DsvDit *dit)
+{
+    return dit->shape.backward && dit->shape.keep == DSV_KEEP_ALL;
+}
+
 static void carve_tables(DsvDit *dit, DsvArena *arena)
 {
     int64_t pairs = dit->tokens * (dit->head_dim / 2);
@@ -54,6 +60,7 @@ static void carve_saved(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
     DsvMemClass c = kept(dit);
     DsvDtype act = dit->act, acc = dit->acc;
     int64_t stream = dit->batch * dit->tokens * dit->width, text = dit->batch * dit->text_len * dit->width;
+    int64_t ffn = dit->batch * dit->tokens * dit->ffn;
     saved->q = take(arena, c, act, stream);
     saved->k = take(arena, c, act, stream);
     saved->v = take(arena, c, act, stream);
@@ -62,27 +69,27 @@ static void carve_saved(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
     saved->cross_v = take(arena, c, act, text);
     saved->cross_attended = take(arena, c, act, stream);
     saved->cross_lse = take(arena, c, acc, dit->batch * dit->heads * dit->tokens);
-    saved->ffn_hidden = take(arena, c, act, dit->batch * dit->tokens * dit->ffn);
+    saved->ffn_hidden = take(arena, c, act, ffn);
+    saved->ffn_act = every_saved(dit) ? take(arena, c, act, ffn) : dit->scratch.ffn_act;
     saved->y_self = take(arena, c, act, stream);
-    saved->y_cross = take(arena, c, act, stream);
     saved->y_ffn = take(arena, c, act, stream);
+    saved->x2 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
 }
 
-/* Without backward a block may write its output over its input, and needs nothing of the block before. With
- * gradient checkpointing a block's activations are made again when its turn comes, after those of the block
- * behind it have been used: one set serves all. */
+/* Without backward the residual stream goes through all blocks in place, as each sum may overwrite its first
+ * summand, and a block needs nothing of the one before. With gradient checkpointing a block's activations are
+ * made again when its turn comes, after those of the block behind it have been used: one set serves all. */
 static void carve_blocks(DsvDit *dit, DsvArena *arena)
 {
     bool every_input = dit->shape.backward;
     bool every_attended = every_input && dit->shape.keep != DSV_KEEP_INPUT;
-    bool every_saved = every_input && dit->shape.keep == DSV_KEEP_ALL;
     int64_t stream = dit->batch * dit->tokens * dit->width;
     for (int64_t i = 0; i <= dit->config.num_layers; i++)
         dit->residual[i] = i == 0 || every_input ? take(arena, kept(dit), dit->acc, stream)
                                                  : dit->residual[0];
     for (int64_t i = 0; i < dit->config.num_layers; i++) {
         dit->saved[i] = dit->saved[0];
-        if (i == 0 || every_saved)
+        if (i == 0 || every_saved(dit))
             carve_saved(dit, arena, &dit->saved[i]);
         if (i == 0 || every_attended)
             carve_attended(dit, arena, &dit->saved[i]);
@@ -98,19 +105,20 @@ static void carve_shared(DsvDit *dit, DsvArena *arena)
     /* rounded up, so that each piece begins as aligned as the arena's own */
     size_t narrow = (rows * (size_t)dit->width * size + 63) / 64 * 64;
     size_t wide = (rows * (size_t)dit->ffn * size + 63) / 64 * 64;
-    size_t attention = (backward ? 5 : 2) * narrow, ffn = (backward ? 2 : 1) * wide;
+    size_t activation = every_saved(dit) ? 0 : wide, gradient = backward ? wide : 0;
+    size_t attention = (backward ? 5 : 2) * narrow, ffn = activation + gradient;
     char *shared = dsvi_arena_take(arena, DSV_MEM_SCRATCH, attention > ffn ? attention : ffn);
     if (!shared) /* planning */
         return;
     s->q = shared;
     s->k = shared + narrow;
-    s->ffn = shared;
+    s->ffn_act = shared;
     if (!backward)
         return;
     s->dq = shared + 2 * narrow;
     s->dk = shared + 3 * narrow;
     s->dv = shared + 4 * narrow;
-    s->dffn = shared + wide;
+    s->dffn = shared + activation;
 }
 
 static void carve_backward(DsvDit *dit, DsvArena *arena)
@@ -144,9 +152,7 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     DsvDtype act = dit->act, acc = dit->acc;
     int64_t rows = dit->batch * dit->tokens, stream = rows * dit->width;
     int64_t longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
-    /* Without backward the stream goes through a block in place: each sum may overwrite its first summand. */
     s->x1 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
-    s->x2 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
     s->modulation = take(arena, c, acc, 6 * dit->batch * dit->width);
     s->h = take(arena, c, act, stream);
     s->cross_k = take(arena, c, act, dit->batch * dit->text_len * dit->width);
@@ -154,7 +160,6 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     s->rstd = take(arena, c, acc, dit->batch * longest);
     s->rstd_k = take(arena, c, acc, dit->batch * longest);
     s->head_rows = take(arena, c, acc, rows * dit->patch_out);
-    carve_shared(dit, arena);
     s->attention_bytes = dsvi_dit_attention_workspace(dit);
     s->attention = dsvi_arena_take(arena, c, s->attention_bytes);
     if (dit->shape.backward)
@@ -165,6 +170,7 @@ void dsvi_dit_carve(DsvDit *dit, DsvArena *arena)
 {
     carve_tables(dit, arena);
     carve_embedded(dit, arena);
+    carve_shared(dit, arena); /* blocks may use it */
     carve_blocks(dit, arena);
     carve_scratch(dit, arena);
 }

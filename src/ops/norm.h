@@ -3,7 +3,7 @@
  * layer_norm: y = (x - mean) * rstd * (one_plus + scale) + shift over the C channels of a token,
  *     rstd = 1 / sqrt(variance + eps), biased variance.
  *     one_plus = 1 with a scale and shift per sample is AdaLN modulation; one_plus = 0 with shared
- *     ones is the affine norm before cross-attention.
+ *     ones is the affine norm before cross-attention. The residual sum that x is can be asked for at once.
  * rms_norm_rope: u = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps) over ALL heads' channels
  *     jointly; then, where tables are given, each head's adjacent pairs (2p, 2p+1) of token s are
  *     turned by the angle of (s, p): (a, b) -> (a cos - b sin, a sin + b cos).
@@ -15,6 +15,7 @@
 
 #include "base/dtype.h"
 #include "device/device.h"
+#include "ops/pointwise.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,6 +32,8 @@ typedef struct DsvLayerNormArgs {
     const void *shift;      /* likewise */
     void *y;                /* (B, S, C) act; forward only */
     void *mean, *rstd;      /* (B, S) acc: written by forward, read by backward */
+    const DsvGateResidualArgs *sum; /* forward only, or NULL. Done first: a gate_residual_fwd of the same
+                                     * sizes and dtypes whose out is x. Its y may be this y */
     /* backward only */
     const void *dy;         /* (B, S, C) act */
     void *dx;               /* (B, S, C) acc, added to */

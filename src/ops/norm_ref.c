@@ -12,7 +12,8 @@
 DsvStatus dsvi_layer_norm_fwd_ref(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t channels = args->channels;
-    (void)stream;
+    if (args->sum)
+        DSVI_TRY(dsvi_gate_residual_fwd_ref(stream, args->sum));
     for (int64_t row = 0; row < args->batch * args->tokens; row++) {
         int64_t start = row * channels, modulation = row / args->tokens * args->sample_stride;
         double mean = 0, variance = 0;

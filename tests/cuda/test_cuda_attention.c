@@ -18,6 +18,8 @@ static const struct {
     int64_t heads, queries, keys, dim;
 } SIZES[] = {
     {2, 32760, 32760, 128}, {2, 32760, 512, 128}, {3, 4096, 4096, 64}, {2, 1000, 777, 128}, {1, 720, 256, 64},
+    /* backward in two calls, 3,712 keys of 4,000 for all queries at once */
+    {9, 4096, 4000, 64},
 };
 
 /* Normal numbers, behind them the same in BF16. */

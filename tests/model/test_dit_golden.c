@@ -159,9 +159,8 @@ static void intermediate_tensors(void **state)
         } tensors[] = {
             {"timesteps_proj", c.dit->embedded.time_row}, {"temb", c.dit->embedded.time},
             {"timestep_proj", c.dit->embedded.modulation}, {"text_embedding", c.dit->embedded.context},
-            {"blocks.0.attn1", c.dit->saved[0].y_self},    {"blocks.0.attn2", c.dit->saved[0].y_cross},
-            {"blocks.0.ffn", c.dit->saved[0].y_ffn},       {"blocks.0", c.dit->residual[1]},
-            {"blocks.1.attn1", c.dit->saved[1].y_self},    {"blocks.1.attn2", c.dit->saved[1].y_cross},
+            {"blocks.0.attn1", c.dit->saved[0].y_self},    {"blocks.0.ffn", c.dit->saved[0].y_ffn},
+            {"blocks.0", c.dit->residual[1]},              {"blocks.1.attn1", c.dit->saved[1].y_self},
             {"blocks.1.ffn", c.dit->saved[1].y_ffn},       {"blocks.1", c.dit->residual[2]},
             {"proj_out", c.dit->scratch.head_rows},
         };

@@ -61,6 +61,68 @@ static void check_layer_norm(const DsvBackend *backend, const LayerNormShape *sh
     assert_case(&c, backend);
 }
 
+typedef struct SumNormShape {
+    int64_t batch, tokens, channels;
+    int64_t sample_stride; /* of scale and shift, and of the gate too unless it is 0 */
+    bool gated, in_place;  /* x over its first summand, y over the second */
+} SumNormShape;
+
+enum { SN_GATE, SN_FIRST, SN_SECOND, SN_SCALE, SN_SHIFT, SN_X, SN_MEAN, SN_RSTD, SN_Y };
+
+static DsvStatus run_sum_norm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const SumNormShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvGateResidualArgs sum = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
+        .gate_stride = shape->sample_stride ? shape->sample_stride : shape->channels, .act = c->act,
+        .acc = c->acc, .x = buffer[SN_FIRST].data, .y = buffer[SN_SECOND].data,
+        .gate = shape->gated ? buffer[SN_GATE].data : NULL, .out = buffer[SN_X].data,
+    };
+    DsvLayerNormArgs args = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels, .eps = 1e-6,
+        .one_plus = shape->sample_stride ? 1 : 0, .sample_stride = shape->sample_stride,
+        .act = c->act, .acc = c->acc, .x = buffer[SN_X].data, .scale = buffer[SN_SCALE].data,
+        .shift = buffer[SN_SHIFT].data, .y = buffer[SN_Y].data, .mean = buffer[SN_MEAN].data,
+        .rstd = buffer[SN_RSTD].data, .sum = &sum,
+    };
+    return ops->layer_norm_fwd.run(stream, &args);
+}
+
+static void check_sum_norm(const DsvBackend *backend, const SumNormShape *shape)
+{
+    CheckCase c = {.op = "layer_norm_fwd", .parameters = shape, .run = run_sum_norm, .ulps = 4};
+    int64_t stride = shape->sample_stride ? shape->sample_stride : shape->channels;
+    int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
+    int64_t gates = shape->batch > 0 ? (shape->batch - 1) * stride + shape->channels : 0;
+    int64_t modulation = shape->sample_stride ? gates : shape->channels;
+    snprintf(c.shape, sizeof c.shape, "of a sum, batch %lld tokens %lld channels %lld stride %lld%s%s",
+             (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
+             (long long)shape->sample_stride, shape->gated ? "" : " no gate",
+             shape->in_place ? " in place" : "");
+    check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
+    check_buffer(&c, "first", CHECK_ACC, CHECK_IN, n);
+    check_buffer(&c, "second", CHECK_ACT, CHECK_IN, n);
+    check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
+    check_buffer(&c, "shift", CHECK_ACC, CHECK_IN, modulation)->steady = true;
+    check_buffer(&c, "x", CHECK_ACC, CHECK_OUT, n)->alias = shape->in_place ? SN_FIRST + 1 : 0;
+    check_buffer(&c, "mean", CHECK_ACC, CHECK_OUT, rows);
+    check_buffer(&c, "rstd", CHECK_ACC, CHECK_OUT, rows);
+    check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, n)->alias = shape->in_place ? SN_SECOND + 1 : 0;
+    assert_case(&c, backend);
+}
+
+static void check_sum_norm_cases(const DsvBackend *backend)
+{
+    static const SumNormShape shapes[] = {
+        {1, 1, 1, 1, true, false},      {2, 3, 17, 40, true, true},      {2, 5, 65, 0, false, true},
+        {3, 7, 132, 0, true, false},    {2, 33, 16, 96, false, false},   {0, 4, 8, 0, true, false},
+        {2, 9, 1540, 3080, true, true}, {2, 3, 1536, 0, true, false},    {1, 3, 10300, 0, true, true},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_sum_norm(backend, &shapes[i]);
+}
+
 void check_layer_norm_cases(const DsvBackend *backend)
 {
     /* modulated with rows far apart, modulated, and shared (stride 0); the last two are for variants that
@@ -76,6 +138,7 @@ void check_layer_norm_cases(const DsvBackend *backend)
         shape.backward = true;
         check_layer_norm(backend, &shape);
     }
+    check_sum_norm_cases(backend);
 }
 
 typedef struct RmsShape {
