@@ -66,7 +66,7 @@ __device__ __forceinline__ void find_list(const AttentionProblem &a, int group, 
     const int64_t *offset = a.offsets + (int64_t)tile->pair * a.groups + group;
     int64_t count = offset[1] - offset[0], beyond = 0;
     tile->runs = a.runs + offset[0];
-    if (count > 0)
+    if (count > 0 && a.grain > 1)
         beyond = ((int64_t)tile->runs[count - 1] + 1) * a.grain - a.keys;
     tile->keys = (int)(count * a.grain - (beyond > 0 ? beyond : 0));
 }

@@ -84,6 +84,15 @@ __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* The same, or 16 bytes of zeros: then nothing is read. */
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from, bool there)
+{
+    asm volatile("{\n.reg .pred absent;\nsetp.eq.u32 absent, %2, 0;\n"
+                 "cp.async.cg.shared.global [%0], [%1], 16, absent;\n}" ::"r"(to),
+                 "l"(from), "r"((uint32_t)there)
+                 : "memory");
+}
+
 /* Arrives, and makes the phase wait for so many bytes of boxes besides (PTX: mbarrier.arrive.expect_tx). */
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, int bytes)
 {
@@ -225,6 +234,21 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
           "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* d += a b: 64 x 64, a in registers, b MN-major. */
+__device__ __forceinline__ void multiply_add(float (&d)[32], const uint32_t *a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+          "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 /* d += a b: 64 x 128, a in registers, b MN-major. */
