@@ -110,13 +110,22 @@ __device__ __forceinline__ int listed_key(const AttentionProblem &a, Listed list
     return listed.run * a.grain + listed.rest;
 }
 
+/* Bytes from row to row, which have to fit an int. The compiler is kept from looking where it comes from, or
+ * it would multiply in 64 bits. */
+__device__ __forceinline__ int pitch_of(const DsvHeads &rows)
+{
+    int pitch = 2 * (int)rows.token_stride;
+    asm volatile("" : "+r"(pitch));
+    return pitch;
+}
+
 /* ROWS rows to shared memory; `number`: of the row fetched_row. All threads of the warpgroup call. */
 template <int DIM, int ROWS>
 __device__ __forceinline__ void gather_listed(Gatherer<DIM> g, const DsvHeads &rows, const Tile &tile,
                                               int number, uint32_t to)
 {
     const char *from = chunk_of(g, rows, tile);
-    int pitch = 2 * (int)rows.token_stride;
+    int pitch = pitch_of(rows);
     to += place_of<DIM, ROWS>(g);
 #pragma unroll
     for (int i = 0; i < ROWS / g.LINES; i++) {
@@ -130,13 +139,14 @@ template <int DIM, int ROWS>
 __device__ __forceinline__ void gather_queries(Gatherer<DIM> g, const DsvHeads &rows, const Tile &tile,
                                                uint32_t to)
 {
-    int64_t pitch = 2 * rows.token_stride;
-    const char *from = chunk_of(g, rows, tile) + tile.first * pitch;
+    const char *from = chunk_of(g, rows, tile);
+    int pitch = pitch_of(rows);
     to += place_of<DIM, ROWS>(g);
 #pragma unroll 4
-    for (int i = 0; i < ROWS / g.LINES; i++)
-        copy_chunk(to + i * g.LINES * LINE_BYTES, from + min(g.LINES * i + g.line, tile.rows - 1) * pitch,
-                   g.there);
+    for (int i = 0; i < ROWS / g.LINES; i++) {
+        int64_t row = tile.first + min(g.LINES * i + g.line, tile.rows - 1);
+        copy_chunk(to + i * g.LINES * LINE_BYTES, from + row * pitch, g.there);
+    }
 }
 
 } // namespace dsvi::hopper
