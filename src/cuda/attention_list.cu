@@ -1,5 +1,7 @@
 /* Attention over lists, and dense where nobody else answers: takes requests, hands them to the kernels, and
  * makes dK and dV of the sums that the backward kernels leave (attention_list.cuh). */
+#include <stdio.h>
+
 #include "cuda/attention_list.cuh"
 #include "cuda/cuda.h"
 
@@ -132,6 +134,36 @@ static AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionAr
     return p;
 }
 
+static bool pitch_fits(const DsvHeads &rows)
+{
+    return rows.token_stride <= INT32_MAX / 2 && rows.token_stride >= -INT32_MAX / 2;
+}
+
+/* Why the kernels for Hopper leave this to the portable ones; NULL: they take it. */
+static const char *hopper_leaves(const DsvStream *stream, const AttentionProblem &p, DsvDtype act)
+{
+    if (stream->capability != 90)
+        return "this GPU is no Hopper";
+#ifndef DSVI_CUDA_SM90A
+    return "built without sm_90a";
+#endif
+    if (act != DSV_BF16)
+        return "F32";
+    if (p.dim > 128)
+        return "head size above 128";
+    if (!p.chunks || !p.couples)
+        return "rows are not whole chunks of 16 bytes";
+    if (!pitch_fits(p.q) || !pitch_fits(p.k) || !pitch_fits(p.v))
+        return "rows are gigabytes apart";
+    return p.scale > 0 ? nullptr : "scale is not positive";
+}
+
+/* What answered, where people look for it: in the table of ops. */
+template <size_t N> static void name_variant(char (&variant)[N], const char *why_portable)
+{
+    snprintf(variant, N, why_portable ? "cuda, portable: %s" : "cuda, sm_90a", why_portable);
+}
+
 /* dk, or dv, from the sums. */
 template <typename T>
 static DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv,
@@ -156,7 +188,10 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsvStream *stream, const DsvAttentionArgs
     p.couples = dsvi::rows_aligned(&p.out, p.dim, sizeof(__nv_bfloat16), 2 * sizeof(__nv_bfloat16));
     if (p.pairs == 0 || p.queries == 0)
         return DSV_OK;
-    return args->act == DSV_F32 ? dsvi::attention_forward_f32(stream, p)
+    const char *why_portable = dsvi::hopper_leaves(stream, p, args->act);
+    dsvi::name_variant(stream->attention_list_fwd, why_portable);
+    return !why_portable           ? dsvi::attention_forward_sm90(stream, p)
+         : args->act == DSV_F32 ? dsvi::attention_forward_f32(stream, p)
                                 : dsvi::attention_forward_bf16(stream, p);
 }
 
@@ -190,9 +225,10 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
     return DSV_OK;
 }
 
-void dsvi_cuda_fill_attention_list(DsvOps *ops)
+void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops)
 {
-    DSVI_OPS_SET(ops, attention_list_fwd, dsvi_cuda_attention_list_fwd, "cuda");
+    snprintf(stream->attention_list_fwd, sizeof stream->attention_list_fwd, "cuda");
+    DSVI_OPS_SET(ops, attention_list_fwd, dsvi_cuda_attention_list_fwd, stream->attention_list_fwd);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_list_bwd, dsvi_cuda_attention_list_bwd,
                                 dsvi_cuda_attention_list_workspace, "cuda");
 }

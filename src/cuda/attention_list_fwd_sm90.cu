@@ -47,10 +47,8 @@ namespace {
 
 using namespace hopper;
 
-constexpr int HALF_COLUMNS = 64; /* of a line */
 constexpr int JOBS = 2;
-constexpr int TURN_BARRIER = 1, GATHER_BARRIER = 3; /* by number: one and its neighbour, and one */
-constexpr float LOG2_OF_E = 1.44269504088896f;
+enum { TURN_BARRIER = 1, GATHER_BARRIER = 3 }; /* barriers by number: a pair, and one */
 
 /* What those that multiply have to know of a tile. */
 struct alignas(16) Job {
@@ -283,7 +281,7 @@ __device__ __forceinline__ void begin_scores(const Multiplier<P> &m, float (&s)[
     uint64_t k = matrix_at(m.memory.keys_at(stage), ATOM_BYTES, ATOM_BYTES);
 #pragma unroll
     for (int d = 0; d < P::DIM; d += 16) {
-        uint32_t half = d / HALF_COLUMNS * LINE_BYTES, inside = d % HALF_COLUMNS * 2;
+        uint32_t half = 2 * d / LINE_BYTES * LINE_BYTES, inside = 2 * d % LINE_BYTES;
         multiply(s, q + (half * P::QUERIES + inside) / 16, k + (half * P::KEYS + inside) / 16, d > 0);
     }
     products_commit();
@@ -454,7 +452,7 @@ template <typename P> __device__ __forceinline__ Job hear(const Multiplier<P> &m
 template <typename P>
 __device__ __forceinline__ void multiply_all(const AttentionProblem &a, const Memory<P> &memory, int number)
 {
-    Multiplier<P> m = {memory, number, threadIdx.x % WARP == 0, a.scale * LOG2_OF_E};
+    Multiplier<P> m = {memory, number, threadIdx.x % WARP == 0, a.scale * (float)M_LOG2E};
     Ring<P::STAGES> ring = {0, 0};
     uint32_t visits = 0, jobs = 0;
     if (P::WARPGROUPS == 2 && number == 1)

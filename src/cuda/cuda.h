@@ -12,7 +12,6 @@ extern "C" {
 DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend);
 
 /* Each source of kernels enters its ops into the table. */
-void dsvi_cuda_fill_attention_list(DsvOps *ops);
 void dsvi_cuda_fill_col_sum(DsvOps *ops);
 void dsvi_cuda_fill_flow(DsvOps *ops);
 void dsvi_cuda_fill_layer_norm(DsvOps *ops);
@@ -25,6 +24,8 @@ void dsvi_cuda_fill_rms_norm_rope(DsvOps *ops);
 void dsvi_cuda_fill_select_histogram(DsvOps *ops);
 void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
+/* `variant` of these says which kernels answered the last call, and why not the fastest (device_cuda.h). */
+void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops);
 /* Dense attention too, where cuDNN has no answer. */
 dsvi_attention_fn dsvi_cuda_attention_list_fwd, dsvi_cuda_attention_list_bwd;
 dsvi_attention_workspace_fn dsvi_cuda_attention_list_workspace;

@@ -16,6 +16,8 @@ typedef struct DsvAttentionCudnn DsvAttentionCudnn; /* attention_cudnn.h */
 /* The oldest GPU served: compute capability 8.0, written 80. */
 enum { DSVI_CUDA_OLDEST = 80 };
 
+enum { DSVI_CUDA_VARIANT_BYTES = 96 };
+
 /* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue: they return before the
  * device has done anything, and never wait for it. */
 struct DsvStream {
@@ -30,6 +32,7 @@ struct DsvStream {
     int64_t mark_count;
     DsvGemmCublaslt *gemm;
     DsvAttentionCudnn *attention;
+    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES]; /* name of the kernels that answered last */
 };
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)
