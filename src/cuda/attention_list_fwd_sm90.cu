@@ -7,7 +7,7 @@
  *
  * One block of threads stays on a multiprocessor, or two do, and takes tile after tile of queries
  * (attention_schedule.cuh). Its first warpgroup gathers K and V of the listed keys, KEYS at a time, into a
- * ring of STAGES stages; each of the others multiplies for 64 queries, S, P and O in registers, P where S was.
+ * ring of STAGES stages; each of the others multiplies for 64 queries: S, P and O in registers.
  *
  *     Wide    128 queries, 128 keys, two multiply by turns    groups of more than 64: a larger one is several
  *                                                             tiles, a smaller one fills a part of its tile

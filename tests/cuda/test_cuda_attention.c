@@ -1,93 +1,219 @@
-/* That cuDNN answers for dense attention of the sizes that matter, and that its answer there is that of the
- * portable kernels, which the checker knows: it has no truth for so many tokens. */
+/* That the fastest kernels answer for the sizes that matter, and that their answer there is that of the
+ * portable ones: the checker has no truth for so many tokens. For dense attention that is cuDNN, for lists on
+ * a Hopper GPU kernels of our own. The checker meets the portable ones here; in test_cuda_sparse it meets what
+ * the GPU gets by default. */
 #include "base/rng.h"
 #include "cuda/attention_cudnn.h"
 #include "cuda/cuda.h"
+#include "cuda/device_cuda.h"
 #include "cuda/gpu.h"
+#include "ops/sparse_cases.h"
 #include "test.h"
 
-enum { TENSORS = 8 };
+enum { OUTPUTS = 4, TENSORS = 8 }; /* number of the first output, number of all */
+
+typedef struct Size {
+    int64_t batch, heads, queries, keys, dim;
+} Size;
 
 typedef struct Problem {
     DsvAttentionArgs args;
+    DsvLists lists;
     void *memory[TENSORS + 2]; /* q k v dout out dq dk dv, lse, workspace */
     size_t bytes[TENSORS + 2];
 } Problem;
 
-static const struct {
-    int64_t heads, queries, keys, dim;
-} SIZES[] = {
-    {2, 32760, 32760, 128}, {2, 32760, 512, 128}, {3, 4096, 4096, 64}, {2, 1000, 777, 128}, {1, 720, 256, 64},
+static const Size SIZES[] = {
+    {1, 2, 32760, 32760, 128}, {1, 2, 32760, 512, 128}, {1, 3, 4096, 4096, 64}, {1, 2, 1000, 777, 128},
+    {1, 1, 720, 256, 64},
     /* backward in two calls, 3,712 keys of 4,000 for all queries at once */
-    {9, 4096, 4000, 64},
+    {1, 9, 4096, 4000, 64},
 };
 
-/* Normal numbers, behind them the same in BF16. */
-static float *draw(uint32_t stream, int64_t n)
+/* How long the lists are, in runs. */
+typedef enum Lengths {
+    EVEN,   /* `density` of all, in each */
+    MIXED,  /* none, few round the sizes of tiles, all, in turns */
+    SKEWED, /* between none and `density` of all, the same in a head */
+} Lengths;
+
+static const struct {
+    Size size;
+    int64_t group, grain;
+    Lengths lengths;
+    double density, logit; /* `logit`: the size of scores, or thereabouts */
+} LISTS[] = {
+    {{1, 2, 4096, 4096, 128}, 128, 1, EVEN, 0.1, 1},
+    {{1, 2, 4096, 4096, 128}, 64, 1, EVEN, 0.1, 1},
+    {{1, 2, 4096, 4096, 64}, 128, 1, EVEN, 0.1, 1},
+    {{1, 2, 4096, 4096, 64}, 64, 1, EVEN, 0.1, 1},
+    {{2, 2, 3000, 2777, 128}, 100, 3, MIXED, 0, 1},
+    {{2, 2, 3000, 2777, 64}, 32, 1, MIXED, 0, 3},
+    {{1, 3, 3000, 2777, 96}, 128, 1, MIXED, 0, 3},
+    {{1, 2, 2000, 5000, 128}, 256, 16, MIXED, 0, 1},
+    {{1, 2, 2000, 5000, 64}, 192, 2, MIXED, 0, 1},
+    {{1, 2, 2100, 5100, 128}, 128, 64, EVEN, 0.3, 1},
+    {{1, 2, 2100, 5100, 128}, 64, 128, EVEN, 0.3, 1},
+    {{1, 2, 2100, 5100, 64}, 128, 128, MIXED, 0, 1},
+    {{1, 2, 40, 3000, 128}, 1, 1, MIXED, 0, 1},
+    {{1, 24, 2048, 2048, 128}, 128, 1, SKEWED, 0.5, 1},
+    {{1, 24, 2048, 2048, 64}, 64, 1, SKEWED, 0.5, 1},
+    {{1100, 1, 20, 80, 64}, 20, 1, MIXED, 0, 1}, /* more than are put in order */
+    {{1, 2, 2048, 2048, 128}, 128, 1, EVEN, 0.5, 1e4},
+    {{1, 2, 2048, 2048, 64}, 64, 1, EVEN, 0.5, 1e4},
+    {{1, 1, 130, 1000003, 64}, 128, 1, EVEN, 0.5, 1},
+    {{1, 1, 20, 1000003, 64}, 32, 16, EVEN, 1, 1},
+};
+
+/* Normal numbers times `scale`, behind them the same in BF16. */
+static float *draw(uint32_t stream, int64_t n, double scale)
 {
     DsvRng rng = {3, DSV_RNG_TEST, stream};
     float *numbers = malloc((size_t)n * (sizeof(float) + 2));
     assert_non_null(numbers);
     dsvi_rng_fill_normal(rng, 0, numbers, n);
+    for (int64_t i = 0; i < n && scale != 1; i++)
+        numbers[i] *= (float)scale;
     dsvi_convert(DSV_BF16, numbers + n, DSV_F32, numbers, n);
     return numbers;
 }
 
-static void create(Problem *p, int size)
+static void *upload(const void *host, size_t bytes)
+{
+    return check_upload(&gpu_backend, gpu_backend.device->stream, host, bytes);
+}
+
+static void create_tensors(Problem *p, const Size *size, double logit)
 {
     DsvDevice *device = gpu_backend.device;
-    int64_t heads = SIZES[size].heads, dim = SIZES[size].dim;
-    int64_t tokens[TENSORS] = {SIZES[size].queries, SIZES[size].keys, SIZES[size].keys, SIZES[size].queries,
-                               SIZES[size].queries, SIZES[size].queries, SIZES[size].keys, SIZES[size].keys};
-    DsvHeads *rows[TENSORS] = {&p->args.q, &p->args.k, &p->args.v, &p->args.dout,
-                               &p->args.out, &p->args.dq, &p->args.dk, &p->args.dv};
+    int64_t heads = size->heads, dim = size->dim, rows = size->batch * heads * size->queries;
+    int64_t tokens[TENSORS] = {size->queries, size->keys, size->keys, size->queries,
+                               size->queries, size->queries, size->keys, size->keys};
+    DsvHeads *tensors[TENSORS] = {&p->args.q, &p->args.k, &p->args.v, &p->args.dout,
+                                  &p->args.out, &p->args.dq, &p->args.dk, &p->args.dv};
     memset(p, 0, sizeof *p);
-    p->args.batch = 1;
-    p->args.heads = heads;
-    p->args.queries = SIZES[size].queries;
-    p->args.keys = SIZES[size].keys;
-    p->args.head_dim = dim;
-    p->args.scale = 1 / sqrt((double)dim);
-    p->args.act = DSV_BF16;
-    p->args.acc = DSV_F32;
+    p->args = (DsvAttentionArgs){.batch = size->batch, .heads = heads, .queries = size->queries,
+                                 .keys = size->keys, .head_dim = dim, .scale = 1 / sqrt((double)dim),
+                                 .act = DSV_BF16, .acc = DSV_F32};
     for (uint32_t i = 0; i < TENSORS; i++) {
-        int64_t n = tokens[i] * heads * dim;
-        float *host = draw(i, n);
+        int64_t n = size->batch * tokens[i] * heads * dim;
         p->bytes[i] = (size_t)n * 2;
         assert_ok(device->mem_alloc(device, p->bytes[i], &p->memory[i]));
+        *tensors[i] = dsvi_heads(p->memory[i], tokens[i], heads, dim);
+        if (i >= OUTPUTS)
+            continue;
+        float *host = draw(i, n, i == 0 ? logit : 1);
         assert_ok(device->upload(device->stream, p->memory[i], host + n, p->bytes[i]));
         assert_ok(device->sync(device->stream));
-        *rows[i] = dsvi_heads(p->memory[i], tokens[i], heads, dim);
         free(host);
     }
-    p->bytes[TENSORS] = (size_t)(heads * SIZES[size].queries) * sizeof(float);
+    p->bytes[TENSORS] = (size_t)rows * sizeof(float);
     assert_ok(device->mem_alloc(device, p->bytes[TENSORS], &p->memory[TENSORS]));
     p->args.lse = p->memory[TENSORS];
-    size_t forward = gpu_backend.ops.attention_fwd.workspace(device->stream, &p->args);
-    size_t backward = gpu_backend.ops.attention_bwd.workspace(device->stream, &p->args);
-    p->args.workspace_bytes = forward > backward ? forward : backward;
-    assert_ok(device->mem_alloc(device, p->args.workspace_bytes, &p->args.workspace));
+}
+
+static void create_workspace(Problem *p, size_t bytes)
+{
+    DsvDevice *device = gpu_backend.device;
+    p->args.workspace_bytes = bytes;
+    assert_ok(device->mem_alloc(device, bytes, &p->args.workspace));
     p->memory[TENSORS + 1] = p->args.workspace;
+}
+
+static void create(Problem *p, const Size *size)
+{
+    DsvStream *stream = gpu_backend.device->stream;
+    create_tensors(p, size, 1);
+    size_t forward = gpu_backend.ops.attention_fwd.workspace(stream, &p->args);
+    size_t backward = gpu_backend.ops.attention_bwd.workspace(stream, &p->args);
+    create_workspace(p, forward > backward ? forward : backward);
+}
+
+static int64_t runs_in(int number, int64_t list, int64_t groups, int64_t full)
+{
+    static const int64_t mixed[] = {0, 1, 63, 64, 65, -1, 127, 128, 129, 0, 0, 191, 192, 385, 2};
+    int64_t heads = LISTS[number].size.heads, wanted = (int64_t)(LISTS[number].density * (double)full);
+    if (LISTS[number].lengths == MIXED)
+        wanted = mixed[(size_t)list % (sizeof mixed / sizeof *mixed)];
+    if (LISTS[number].lengths == SKEWED)
+        wanted = wanted * (list / groups % heads * 7 % heads) / heads;
+    return wanted < 0 || wanted > full ? full : wanted;
+}
+
+/* Run i of n is somewhere in part i of n of all: ascending, and none twice. */
+static void create_lists(Problem *p, int number)
+{
+    const Size *size = &LISTS[number].size;
+    DsvRng rng = {3, DSV_RNG_TEST, 100};
+    DsvLists *lists = &p->lists;
+    *lists = (DsvLists){.batch = size->batch, .heads = size->heads, .queries = size->queries,
+                        .keys = size->keys, .group = LISTS[number].group, .grain = LISTS[number].grain};
+    lists->groups = (size->queries + lists->group - 1) / lists->group;
+    int64_t count = dsvi_lists_count(lists), full = dsvi_lists_full(lists), total = 0;
+    int64_t *offsets = calloc((size_t)count + 1, sizeof *offsets);
+    assert_non_null(offsets);
+    for (int64_t n = 0; n < count; n++)
+        offsets[n + 1] = offsets[n] + runs_in(number, n, lists->groups, full);
+    lists->capacity = offsets[count];
+    int32_t *runs = malloc((size_t)(lists->capacity + 1) * sizeof *runs);
+    assert_non_null(runs);
+    for (int64_t n = 0; n < count; n++) {
+        int64_t in = offsets[n + 1] - offsets[n];
+        for (int64_t i = 0; i < in; i++, total++) {
+            int64_t begin = i * full / in, end = (i + 1) * full / in;
+            double place = dsvi_rng_uniform(rng, (uint64_t)total) * (double)(end - begin);
+            runs[total] = (int32_t)(begin + (int64_t)place);
+        }
+    }
+    lists->offsets = upload(offsets, (size_t)(count + 1) * sizeof *offsets);
+    lists->runs = upload(runs, (size_t)(lists->capacity + 1) * sizeof *runs);
+    assert_ok(gpu_backend.device->sync(gpu_backend.device->stream));
+    free(offsets);
+    free(runs);
+    p->args.lists = lists;
 }
 
 static void release(Problem *p)
 {
     for (int i = 0; i < TENSORS + 2; i++)
         gpu_backend.device->mem_free(gpu_backend.device, p->memory[i]);
+    gpu_backend.device->mem_free(gpu_backend.device, p->lists.offsets);
+    gpu_backend.device->mem_free(gpu_backend.device, p->lists.runs);
 }
 
-/* out, dq, dk and dv as they lie on the device, one behind the other. */
+/* out, dq, dk, dv and lse as they lie on the device, one behind the other. */
 static void *results(const Problem *p)
 {
     DsvDevice *device = gpu_backend.device;
-    unsigned char *host = malloc(p->bytes[4] + p->bytes[5] + p->bytes[6] + p->bytes[7]), *at = host;
+    size_t bytes = 0;
+    for (int i = OUTPUTS; i <= TENSORS; i++)
+        bytes += p->bytes[i];
+    unsigned char *host = malloc(bytes), *at = host;
     assert_non_null(host);
-    for (int i = 4; i < TENSORS; i++) {
+    for (int i = OUTPUTS; i <= TENSORS; i++) {
         assert_ok(device->download(device->stream, at, p->memory[i], p->bytes[i]));
         at += p->bytes[i];
     }
     assert_ok(device->sync(device->stream));
     return host;
+}
+
+/* Both are results of the same problem. Either rounds p, ds and its result to BF16, by up to 2^-9 each, in an
+ * order of its own. */
+static void compare(const Problem *p, const unsigned char *found, const unsigned char *wanted)
+{
+    static const char *const names[] = {"out", "dq", "dk", "dv", "lse"};
+    const DsvAttentionArgs *args = &p->args;
+    for (int i = OUTPUTS; i <= TENSORS; i++) {
+        DsvDtype dtype = i < TENSORS ? DSV_BF16 : DSV_F32;
+        int64_t n = (int64_t)(p->bytes[i] / dsvi_dtype_size(dtype));
+        double error = relative_l2(dtype, found, dtype, wanted, n);
+        assert_error_below(error, i < TENSORS ? 1e-2 : 1e-6, "%s of %lld x %lld, head size %lld, group %lld",
+                           names[i - OUTPUTS], (long long)args->queries, (long long)args->keys,
+                           (long long)args->head_dim, (long long)(args->lists ? args->lists->group : 0));
+        found += p->bytes[i];
+        wanted += p->bytes[i];
+    }
 }
 
 static void cudnn_serves(void **state)
@@ -96,35 +222,81 @@ static void cudnn_serves(void **state)
     for (int size = 0; size < (int)(sizeof SIZES / sizeof *SIZES); size++) {
         Problem p;
         DsvStream *stream = gpu_backend.device->stream;
-        static const char *const NAMES[] = {"out", "dq", "dk", "dv"};
-        create(&p, size);
+        create(&p, &SIZES[size]);
         assert_ok(dsvi_attention_cudnn_serves(stream, &p.args, false));
         DsvStatus backward = dsvi_attention_cudnn_serves(stream, &p.args, true);
         if (!gpu_backend.device->deterministic) /* cuDNN's fixed order takes too much memory for long ones */
             assert_ok(backward);
         assert_ok(gpu_backend.ops.attention_fwd.run(stream, &p.args));
         assert_ok(gpu_backend.ops.attention_bwd.run(stream, &p.args));
-        unsigned char *found = results(&p), *a = found;
+        unsigned char *found = results(&p);
         assert_ok(dsvi_cuda_attention_list_fwd(stream, &p.args));
         assert_ok(dsvi_cuda_attention_list_bwd(stream, &p.args));
-        unsigned char *wanted = results(&p), *b = wanted;
-        for (int i = 4; i < TENSORS; i++) {
-            /* either rounds p, ds and its result to BF16, by up to 2^-9 each, in an order of its own */
-            double error = relative_l2(DSV_BF16, a, DSV_BF16, b, (int64_t)p.bytes[i] / 2);
-            assert_error_below(error, 1e-2, "%s of %lld x %lld", NAMES[i - 4], (long long)SIZES[size].queries,
-                               (long long)SIZES[size].keys);
-            a += p.bytes[i];
-            b += p.bytes[i];
-        }
+        unsigned char *wanted = results(&p);
+        compare(&p, found, wanted);
         free(found);
         free(wanted);
         release(&p);
     }
 }
 
+/* From now on the GPU counts as the oldest that is served; gives what it is. */
+static int make_portable(void)
+{
+    int capability = gpu_backend.device->stream->capability;
+    gpu_backend.device->stream->capability = DSVI_CUDA_OLDEST;
+    return capability;
+}
+
+static void *attend_lists(const Problem *p)
+{
+    DsvStream *stream = gpu_backend.device->stream;
+    for (int i = OUTPUTS; i <= TENSORS; i++) /* NaN */
+        assert_int_equal(cudaMemsetAsync(p->memory[i], 0xff, p->bytes[i], stream->handle), cudaSuccess);
+    assert_ok(gpu_backend.ops.attention_list_fwd.run(stream, &p->args));
+    assert_ok(gpu_backend.ops.attention_list_bwd.run(stream, &p->args));
+    return results(p);
+}
+
+static void hopper_serves_lists(void **state)
+{
+    (void)state;
+    DsvStream *stream = gpu_backend.device->stream;
+    if (stream->capability != 90)
+        skip();
+    for (int number = 0; number < (int)(sizeof LISTS / sizeof *LISTS); number++) {
+        Problem p;
+        create_tensors(&p, &LISTS[number].size, LISTS[number].logit);
+        create_lists(&p, number);
+        create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
+        unsigned char *found = attend_lists(&p), *again = attend_lists(&p);
+        assert_string_equal(gpu_backend.ops.attention_list_fwd.variant, "cuda, sm_90a");
+        assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out: it waits for no other block's sums */
+        int capability = make_portable();
+        unsigned char *wanted = attend_lists(&p);
+        stream->capability = capability;
+        compare(&p, found, wanted);
+        free(found);
+        free(again);
+        free(wanted);
+        release(&p);
+    }
+}
+
+static void portable_against_checker(void **state)
+{
+    (void)state;
+    int capability = make_portable();
+    check_attention_cases(&gpu_backend);
+    gpu_backend.device->stream->capability = capability;
+}
+
 static int run(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cudnn_serves)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cudnn_serves), cmocka_unit_test(hopper_serves_lists),
+        cmocka_unit_test(portable_against_checker),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

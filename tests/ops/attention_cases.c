@@ -122,6 +122,13 @@ void check_attention_cases(const DsvBackend *backend)
         {1, 1, 133, 131, 50, 64, 64, 0.6, 0, false},
         {1, 1, 9, 1900, 32, 8, 1, 0.5, 0, false},
         {1, 1, 9, 1200, 32, 4, 128, 0.8, 0, false},
+        /* over lists, rows of whole chunks of 16 bytes: tiles of 64 and 128 of both */
+        {1, 2, 70, 193, 128, 32, 1, 0.5, 8, false},
+        {1, 2, 150, 260, 128, 100, 3, 0.6, 0, true},
+        {1, 1, 260, 300, 64, 256, 16, 0.5, 0, false},
+        {1, 1, 5, 330, 128, 1, 128, 0.7, 0, false},
+        {2, 1, 130, 150, 96, 64, 64, -0.7, 0, false},
+        {1, 1, 140, 65, 128, 128, 1, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check_attention(backend, &shapes[i]);
