@@ -148,12 +148,13 @@ __device__ __forceinline__ void gather_tile(const AttentionProblem &a, const Til
     const Memory<P> memory = g->memory;
     const Barriers<P> barriers = memory.barriers;
     int fetched = fetched_row<P::DIM, KEYS>(g->place);
-    int steps = (tile.keys + KEYS - 1) / KEYS, count = tile.keys - (steps - 1) * KEYS;
-    Listed listed = fetch_listed(a, tile, min(fetched, count - 1));
+    int steps = (tile.keys + KEYS - 1) / KEYS, left = (steps - 1) * KEYS;
+    Listed listed = fetch_listed(a, tile, min(left + fetched, tile.keys - 1));
     for (int step = 0; step < steps; step++, advance(&g->ring)) {
         int stage = g->ring.stage, number = listed_key(a, listed);
-        if (step + 1 < steps)
-            listed = fetch_listed(a, tile, count + step * KEYS + fetched);
+        left -= KEYS;
+        if (left >= 0)
+            listed = fetch_listed(a, tile, left + fetched);
         barrier_wait(barriers.keys_empty(stage), g->ring.parity ^ 1);
         gather_listed<P::DIM, KEYS>(g->place, a.k, tile, number, memory.keys_at(stage));
         barrier_arrive_after_copies(barriers.keys_full(stage));

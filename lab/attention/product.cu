@@ -1,0 +1,220 @@
+/* Times the product's forward kernels over lists, the one for Hopper and the portable one, on random lists:
+ * single keys, runs and blocks, groups of 128 and 64, even lists and heads of very different density.
+ *
+ *     cd lab/attention; S=../../src/cuda
+ *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -D_GNU_SOURCE \
+ *         -I../../include -I../../src -o product product.cu $S/attention_list_fwd_sm90.cu \
+ *         $S/attention_list_fwd.cu
+ *     ./product                 32768 tokens, 16 heads; `./product 65536 8` others
+ *
+ * Exit status 1: the two kernels disagree, or two runs of the same. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/attention_list.cuh"
+
+using dsvi::AttentionProblem;
+
+#define TRY(call) try_cuda(call, #call)
+
+static void try_cuda(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return;
+    printf("\n%s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+
+/* What the kernels' sources want of the library. */
+DsvStatus dsvi_cuda_fail_at(const char *, int, cudaError_t error, const char *what)
+{
+    try_cuda(error, what);
+    return DSV_E_DEVICE;
+}
+
+void dsvi_trail_add(const char *, int) {}
+
+struct Shape {
+    int dim, group, grain;
+    double density;
+    bool skewed; /* heads of density 2 % to 18 % */
+};
+
+static const Shape SHAPES[] = {
+    {128, 128, 1, 0.1, false},  {128, 128, 1, 0.05, false}, {128, 64, 1, 0.1, false},
+    {128, 64, 1, 0.05, false},  {128, 128, 1, 0.1, true},   {128, 128, 16, 0.1, false},
+    {128, 128, 64, 0.1, false}, {128, 128, 128, 0.1, false}, {128, 64, 64, 0.1, false},
+    {128, 256, 1, 0.1, false},  {128, 100, 1, 0.1, false},  {128, 128, 1, 1, false},
+    {64, 128, 1, 0.1, false},   {64, 64, 1, 0.1, false},    {96, 128, 1, 0.1, false},
+};
+
+__global__ void fill_normal(__nv_bfloat16 *x, int64_t n, uint64_t seed)
+{
+    int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint64_t z = (uint64_t)i * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+        float u = ((float)(z >> 41) + 0.5f) / 8388608.f, turn = (float)(z & 0xffffff) / 16777216.f;
+        x[i] = __float2bfloat16(sqrtf(-2 * logf(u)) * cospif(2 * turn));
+    }
+}
+
+template <typename T> static T *allocate(int64_t n)
+{
+    void *p = nullptr;
+    TRY(cudaMalloc(&p, (size_t)std::max<int64_t>(n, 1) * sizeof(T)));
+    return (T *)p;
+}
+
+/* Run i of n is somewhere in part i of n of all. Returns the pairs of (query, key). */
+static double make_lists(AttentionProblem *a, const Shape &shape)
+{
+    int64_t full = (a->keys + shape.grain - 1) / shape.grain;
+    std::vector<int64_t> offsets(1, 0);
+    std::vector<int32_t> runs;
+    double pairs = 0;
+    srand(5);
+    for (int head = 0; head < a->pairs; head++)
+        for (int g = 0; g < a->groups; g++) {
+            double skewed = 0.02 + 0.16 * (head * 7 % a->pairs) / (a->pairs - 1);
+            int64_t n = (int64_t)((double)full * (shape.skewed ? skewed : shape.density) + 0.5);
+            for (int64_t i = 0; i < n; i++) {
+                int64_t begin = i * full / n, end = (i + 1) * full / n;
+                runs.push_back((int32_t)(begin + rand() % (end - begin)));
+            }
+            offsets.push_back((int64_t)runs.size());
+            pairs += (double)n * shape.grain * std::min(a->group, a->queries - g * a->group);
+        }
+    int64_t *there = allocate<int64_t>((int64_t)offsets.size());
+    int32_t *runs_there = allocate<int32_t>((int64_t)runs.size());
+    TRY(cudaMemcpy(there, offsets.data(), offsets.size() * sizeof(int64_t), cudaMemcpyHostToDevice));
+    TRY(cudaMemcpy(runs_there, runs.data(), runs.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    a->offsets = there;
+    a->runs = runs_there;
+    return pairs;
+}
+
+/* Milliseconds, the median of `runs`; outputs are NaN before each. */
+static float time_of(DsvStream *stream, const AttentionProblem &a, size_t out_bytes, bool hopper, int runs)
+{
+    cudaEvent_t before, after;
+    std::vector<float> times;
+    TRY(cudaEventCreate(&before));
+    TRY(cudaEventCreate(&after));
+    for (int i = -2; i < runs; i++) {
+        float time;
+        TRY(cudaMemsetAsync(a.out.data, 0xff, out_bytes));
+        TRY(cudaMemsetAsync(a.lse, 0xff, (size_t)a.pairs * a.queries * 4));
+        TRY(cudaEventRecord(before));
+        if (hopper)
+            dsvi::attention_forward_sm90(stream, a);
+        else
+            dsvi::attention_forward_bf16(stream, a);
+        TRY(cudaEventRecord(after));
+        TRY(cudaDeviceSynchronize());
+        TRY(cudaEventElapsedTime(&time, before, after));
+        if (i >= 0)
+            times.push_back(time);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+struct Result {
+    std::vector<uint16_t> out;
+    std::vector<float> lse;
+};
+
+static Result result_of(const AttentionProblem &a, size_t out_bytes)
+{
+    Result r = {std::vector<uint16_t>(out_bytes / 2), std::vector<float>((size_t)a.pairs * a.queries)};
+    TRY(cudaMemcpy(r.out.data(), a.out.data, out_bytes, cudaMemcpyDeviceToHost));
+    TRY(cudaMemcpy(r.lse.data(), a.lse, r.lse.size() * 4, cudaMemcpyDeviceToHost));
+    return r;
+}
+
+static double number(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, 4);
+    return x;
+}
+
+static bool compare(const Result &x, const Result &y)
+{
+    double error = 0, norm = 0, lse = 0;
+    for (size_t i = 0; i < x.out.size(); i++) {
+        double a = number(x.out[i]), b = number(y.out[i]);
+        error += (a - b) * (a - b), norm += b * b;
+    }
+    for (size_t i = 0; i < x.lse.size(); i++)
+        if (!(fabs(x.lse[i] - y.lse[i]) <= lse))
+            lse = fabs(x.lse[i] - y.lse[i]);
+    bool good = sqrt(error / norm) < 5e-3 && lse < 1e-4;
+    printf("   apart: out %.1e lse %.1e%s\n", sqrt(error / norm), lse, good ? "" : "  WRONG");
+    return good;
+}
+
+static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads)
+{
+    int64_t all = (int64_t)tokens * heads * shape.dim;
+    __nv_bfloat16 *qkv = allocate<__nv_bfloat16>(3 * all), *out = allocate<__nv_bfloat16>(all);
+    AttentionProblem a = {};
+    a.pairs = a.heads = heads;
+    a.queries = a.keys = tokens;
+    a.dim = shape.dim;
+    a.scale = 1 / sqrtf((float)shape.dim);
+    a.group = shape.group;
+    a.groups = (tokens + shape.group - 1) / shape.group;
+    a.grain = shape.grain;
+    a.q = dsvi_heads(qkv, tokens, heads, shape.dim);
+    a.k = dsvi_heads(qkv + all, tokens, heads, shape.dim);
+    a.v = dsvi_heads(qkv + 2 * all, tokens, heads, shape.dim);
+    a.out = dsvi_heads(out, tokens, heads, shape.dim);
+    a.lse = allocate<float>((int64_t)heads * tokens);
+    a.chunks = a.couples = true;
+    fill_normal<<<4096, 256>>>(qkv, 3 * all, 1);
+    double flops = 4 * shape.dim * make_lists(&a, shape);
+    float hopper = time_of(stream, a, (size_t)all * 2, true, 11);
+    Result first = result_of(a, (size_t)all * 2);
+    time_of(stream, a, (size_t)all * 2, true, 1);
+    Result again = result_of(a, (size_t)all * 2);
+    float portable = time_of(stream, a, (size_t)all * 2, false, 3);
+    Result wanted = result_of(a, (size_t)all * 2);
+    printf("D %3d group %3d grain %3d density %4.0f %%%s", shape.dim, shape.group, shape.grain,
+           100 * shape.density, shape.skewed ? " skewed" : "       ");
+    printf("  Hopper %7.3f ms %4.0f TFLOP/s, portable %7.3f ms %4.0f", hopper, flops / hopper * 1e-9, portable,
+           flops / portable * 1e-9);
+    bool good = compare(first, wanted);
+    if (first.out != again.out || first.lse != again.lse)
+        printf("    two runs differ\n"), good = false;
+    for (const void *p : {(const void *)qkv, (const void *)out, (const void *)a.lse, (const void *)a.offsets,
+                          (const void *)a.runs})
+        TRY(cudaFree((void *)p));
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    int tokens = argc > 1 ? atoi(argv[1]) : 32768, heads = argc > 2 ? atoi(argv[2]) : 16;
+    cudaDeviceProp device;
+    DsvStream stream = {};
+    bool good = true;
+    TRY(cudaGetDeviceProperties(&device, 0));
+    stream.capability = 90;
+    stream.multiprocessors = device.multiProcessorCount;
+    stream.shared_bytes = device.sharedMemPerBlockOptin;
+    TRY(cudaMalloc(&stream.partials, DSVI_CUDA_PARTIALS));
+    printf("%s, %d tokens, %d heads\n", device.name, tokens, heads);
+    for (const Shape &shape : SHAPES)
+        good &= run_shape(&stream, shape, tokens, heads);
+    printf(good ? "all right\n" : "SOMETHING IS WRONG\n");
+    return good ? 0 : 1;
+}
