@@ -6,8 +6,9 @@
  * attention_gather.cuh. Logarithms and powers are of 2 inside.
  *
  * One block of threads stays on a multiprocessor, or two do, and takes tile after tile of queries
- * (attention_schedule.cuh). Its first warpgroup gathers K and V of the listed keys, KEYS at a time, into a
- * ring of STAGES stages; each of the others multiplies for 64 queries: S, P and O in registers.
+ * (attention_schedule.cuh). Its first warpgroup brings K and V of the listed keys, KEYS at a time, into a ring
+ * of STAGES stages: row by row, or, where the grain is a multiple of 64, in boxes of so many rows by the copy
+ * engine. Each of the others multiplies for 64 queries: S, P and O in registers.
  *
  *     Wide    128 queries, 128 keys, two multiply by turns    groups of more than 64: a larger one is several
  *                                                             tiles, a smaller one fills a part of its tile
@@ -30,7 +31,7 @@
  * In Narrow a step's products wait for its softmax, and the other resident block fills the gap.
  *
  * A ticket is a tile's number, from one thread of the gathering warpgroup to all of it; a job is what the
- * multiplying ones need to know of the tile, from there to them. Lists that are empty are jobs without steps.
+ * multiplying ones need to know of the tile, from there to them. Empty lists are jobs without steps.
  *
  * What bounds it, DIM = 128: a multiprocessor multiplies 4096 FLOPs a cycle, 2048 cycles for a step of Wide,
  * whose 16384 exponentials take 1024; rows come from the L2 cache at 8 TB/s over the GPU, 64 FLOPs for a byte
@@ -39,7 +40,7 @@
  * random keys: 566 TFLOP/s at groups of 128 and 10 % of the keys, 506 at 5 %; 447 and 418 at groups of 64. */
 #include <math.h>
 
-#include "cuda/attention_gather.cuh"
+#include "cuda/attention_boxes.cuh"
 #include "cuda/attention_schedule.cuh"
 
 namespace dsvi {
@@ -49,6 +50,9 @@ using namespace hopper;
 
 constexpr int JOBS = 2;
 enum { TURN_BARRIER = 1, GATHER_BARRIER = 3 }; /* barriers by number: a pair, and one */
+
+/* How K and V come: attention_gather.cuh, attention_boxes.cuh. */
+enum Carrier { ROW_BY_ROW, IN_BOXES };
 
 /* What those that multiply have to know of a tile. */
 struct alignas(16) Job {
@@ -91,11 +95,13 @@ template <typename P> struct Barriers {
     __device__ uint32_t heard(int job) const { return at + 8 * (4 * P::STAGES + 2 + JOBS + job); }
 };
 
-template <typename P> __device__ __forceinline__ void make_barriers(Barriers<P> barriers)
+template <typename P, Carrier CARRIER>
+__device__ __forceinline__ void make_barriers(Barriers<P> barriers)
 {
+    constexpr int BRINGING = CARRIER == IN_BOXES ? 1 : WARPGROUP;
     for (int stage = 0; stage < P::STAGES; stage++) {
-        barrier_init(barriers.keys_full(stage), WARPGROUP);
-        barrier_init(barriers.values_full(stage), WARPGROUP);
+        barrier_init(barriers.keys_full(stage), BRINGING);
+        barrier_init(barriers.values_full(stage), BRINGING);
         barrier_init(barriers.keys_empty(stage), P::MULTIPLYING / WARP);
         barrier_init(barriers.values_empty(stage), P::MULTIPLYING / WARP);
     }
@@ -105,6 +111,7 @@ template <typename P> __device__ __forceinline__ void make_barriers(Barriers<P> 
         barrier_init(barriers.told(job), 1);
         barrier_init(barriers.heard(job), P::MULTIPLYING / WARP);
     }
+    fence_fresh_barriers();
 }
 
 /* Shared memory of a block of threads. */
@@ -140,40 +147,75 @@ template <typename P> __device__ __forceinline__ void tell(Gathering<P> *g, Job 
     barrier_arrive(g->memory.barriers.told(slot));
 }
 
+/* The rows of a step, by number; fetched a step ahead, so that nobody waits for them. */
+template <typename P, Carrier CARRIER> struct Step;
+
+template <typename P> struct Step<P, ROW_BY_ROW> {
+    Listed listed;
+
+    __device__ void fetch(const AttentionProblem &a, const Tile &tile, const Gathering<P> &g, int first)
+    {
+        int number = first + fetched_row<P::DIM, P::KEYS>(g.place);
+        listed = fetch_listed(a, tile, min(number, tile.keys - 1));
+    }
+    __device__ void bring(const AttentionProblem &a, const BoxMaps &, const Tile &tile, const Gathering<P> &g,
+                          bool values, uint32_t to, uint32_t barrier) const
+    {
+        gather_listed<P::DIM, P::KEYS>(g.place, values ? a.v : a.k, tile, listed_key(a, listed), to);
+        barrier_arrive_after_copies(barrier);
+    }
+};
+
+template <typename P> struct Step<P, IN_BOXES> {
+    int rows[P::KEYS / BOX_ROWS];
+
+    __device__ void fetch(const AttentionProblem &a, const Tile &tile, const Gathering<P> &, int first)
+    {
+#pragma unroll
+        for (int n = 0; n < P::KEYS / BOX_ROWS; n++)
+            rows[n] = block_at(a, tile, first + n * BOX_ROWS);
+    }
+    __device__ void bring(const AttentionProblem &, const BoxMaps &maps, const Tile &tile,
+                          const Gathering<P> &, bool values, uint32_t to, uint32_t barrier) const
+    {
+        if (agreed(threadIdx.x / WARP) == 0 && elected())
+            copy_blocks<P::DIM, P::KEYS>(values ? &maps.v : &maps.k, tile, rows, to, barrier);
+    }
+};
+
 /* Q, and K and V step by step. */
-template <typename P>
-__device__ __forceinline__ void gather_tile(const AttentionProblem &a, const Tile &tile, Gathering<P> *g)
+template <typename P, Carrier CARRIER>
+__device__ __forceinline__ void gather_tile(const AttentionProblem &a, const BoxMaps &maps, const Tile &tile,
+                                            Gathering<P> *g)
 {
-    constexpr int KEYS = P::KEYS;
     const Memory<P> memory = g->memory;
     const Barriers<P> barriers = memory.barriers;
-    int fetched = fetched_row<P::DIM, KEYS>(g->place);
-    int steps = (tile.keys + KEYS - 1) / KEYS, left = (steps - 1) * KEYS;
-    Listed listed = fetch_listed(a, tile, min(left + fetched, tile.keys - 1));
+    int steps = (tile.keys + P::KEYS - 1) / P::KEYS, first = (steps - 1) * P::KEYS;
+    Step<P, CARRIER> next;
+    next.fetch(a, tile, *g, first);
     for (int step = 0; step < steps; step++, advance(&g->ring)) {
-        int stage = g->ring.stage, number = listed_key(a, listed);
-        left -= KEYS;
-        if (left >= 0)
-            listed = fetch_listed(a, tile, left + fetched);
+        int stage = g->ring.stage;
+        const Step<P, CARRIER> now = next;
+        first -= P::KEYS;
+        if (first >= 0)
+            next.fetch(a, tile, *g, first);
         barrier_wait(barriers.keys_empty(stage), g->ring.parity ^ 1);
-        gather_listed<P::DIM, KEYS>(g->place, a.k, tile, number, memory.keys_at(stage));
-        barrier_arrive_after_copies(barriers.keys_full(stage));
+        now.bring(a, maps, tile, *g, false, memory.keys_at(stage), barriers.keys_full(stage));
         if (step == 0) {
             barrier_wait(barriers.queries_empty(), g->visits++ & 1 ^ 1);
             gather_queries<P::DIM, P::QUERIES>(g->place, a.q, tile, memory.base);
             barrier_arrive_after_copies(barriers.queries_full());
         }
         barrier_wait(barriers.values_empty(stage), g->ring.parity ^ 1);
-        gather_listed<P::DIM, KEYS>(g->place, a.v, tile, number, memory.values_at(stage));
-        barrier_arrive_after_copies(barriers.values_full(stage));
+        now.bring(a, maps, tile, *g, true, memory.values_at(stage), barriers.values_full(stage));
     }
 }
 
 /* The next ticket is drawn while a tile is gathered. Of two slots one may be written while a slow warp still
  * reads the other: the barrier between keeps it from falling further behind. */
-template <typename P>
+template <typename P, Carrier CARRIER>
 __device__ __forceinline__ void gather_all(const AttentionProblem &a, const Schedule &schedule,
-                                           const Memory<P> &memory)
+                                           const BoxMaps &maps, const Memory<P> &memory)
 {
     Gathering<P> g = {memory, gatherer<P::DIM>(a.dim), {0, 0}, 0, 0};
     int drawn = blockIdx.x;
@@ -191,7 +233,7 @@ __device__ __forceinline__ void gather_all(const AttentionProblem &a, const Sche
             continue;
         tell(&g, {tile.pair, tile.first, tile.rows, tile.keys});
         if (tile.keys > 0)
-            gather_tile(a, tile, &g);
+            gather_tile<P, CARRIER>(a, maps, tile, &g);
     }
     tell(&g, {0, 0, 0, -1});
 }
@@ -476,9 +518,10 @@ __device__ __forceinline__ void multiply_all(const AttentionProblem &a, const Me
 }
 
 /* Grid: as many blocks of threads as are resident at once, or tiles. */
-template <typename P>
+template <typename P, Carrier CARRIER>
 __global__ void __launch_bounds__(P::THREADS, P::RESIDENT)
-    forward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Schedule schedule)
+    forward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Schedule schedule,
+                   const __grid_constant__ BoxMaps maps)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -488,12 +531,12 @@ __global__ void __launch_bounds__(P::THREADS, P::RESIDENT)
     if (threadIdx.x == 0) {
         if (base % ATOM_BYTES != 0)
             __trap();
-        make_barriers(memory.barriers);
+        make_barriers<P, CARRIER>(memory.barriers);
     }
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<P::GATHER_REGISTERS>();
-        gather_all(a, schedule, memory);
+        gather_all<P, CARRIER>(a, schedule, maps, memory);
     } else {
         take_registers<P::MULTIPLY_REGISTERS>();
         multiply_all(a, memory, warpgroup - 1);
@@ -501,16 +544,26 @@ __global__ void __launch_bounds__(P::THREADS, P::RESIDENT)
 #endif
 }
 
-template <typename P> DsvStatus launch(DsvStream *stream, const AttentionProblem &problem)
+template <typename P, Carrier CARRIER>
+DsvStatus launch_by(DsvStream *stream, const AttentionProblem &problem, const BoxMaps &maps)
 {
     Schedule schedule;
     DSVI_TRY(make_schedule(stream, problem, P::QUERIES, &schedule));
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       P::SHARED));
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<P, CARRIER>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, P::SHARED));
     int resident = stream->multiprocessors * P::RESIDENT, blocks = min(resident, schedule.all);
-    forward_kernel<P><<<(unsigned)blocks, P::THREADS, P::SHARED, stream->handle>>>(problem, schedule);
+    forward_kernel<P, CARRIER><<<(unsigned)blocks, P::THREADS, P::SHARED, stream->handle>>>(problem, schedule,
+                                                                                            maps);
     DSVI_CUDA_LAUNCHED("attention forward on Hopper");
     return DSV_OK;
+}
+
+template <typename P> DsvStatus launch(DsvStream *stream, const AttentionProblem &problem)
+{
+    BoxMaps maps = {};
+    return lists_blocks(problem) && make_maps(problem, &maps)
+               ? launch_by<P, IN_BOXES>(stream, problem, maps)
+               : launch_by<P, ROW_BY_ROW>(stream, problem, maps);
 }
 
 } // namespace

@@ -121,6 +121,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
+/* The same of a tensor of four dimensions. */
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z, int w,
+                                         uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+                 : "memory");
+}
+
 /* Makes fresh barriers known to the async proxy, by which boxes arrive (PTX: fence.mbarrier_init). */
 __device__ __forceinline__ void fence_fresh_barriers()
 {
