@@ -190,8 +190,8 @@ static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int hea
     Result wanted = result_of(a, (size_t)all * 2);
     printf("D %3d group %3d grain %3d density %4.0f %%%s", shape.dim, shape.group, shape.grain,
            100 * shape.density, shape.skewed ? " skewed" : "       ");
-    printf("  Hopper %7.3f ms %4.0f TFLOP/s, portable %7.3f ms %4.0f", hopper, flops / hopper * 1e-9, portable,
-           flops / portable * 1e-9);
+    printf("  Hopper %7.3f ms %4.0f TFLOP/s, portable %7.3f ms %4.0f", hopper, flops / hopper * 1e-9,
+           portable, flops / portable * 1e-9);
     bool good = compare(first, wanted);
     if (first.out != again.out || first.lse != again.lse)
         printf("    two runs differ\n"), good = false;

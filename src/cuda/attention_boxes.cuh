@@ -1,6 +1,6 @@
 /* Blocks of keys on their way to shared memory on Hopper, where lists are of blocks (attention_gather.cuh has
- * the rest): the copy engine brings 64 consecutive rows of 64 columns at once, in the same places as rows come
- * that are gathered one by one. A list whose grain is a multiple of BOX_ROWS is blocks of so many keys, of
+ * the rest): the copy engine brings 64 consecutive rows of 64 columns at once, to the same places as rows
+ * come that are gathered one by one. A list whose grain is a multiple of BOX_ROWS is blocks of so many keys, of
  * which the very last may be short: rows past the last key, and columns past D, are zeros.
  *
  * The engine writes by the async proxy, by which wgmma reads: what it brings needs no fence. */

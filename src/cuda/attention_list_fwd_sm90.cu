@@ -6,9 +6,9 @@
  * attention_gather.cuh. Logarithms and powers are of 2 inside.
  *
  * One block of threads stays on a multiprocessor, or two do, and takes tile after tile of queries
- * (attention_schedule.cuh). Its first warpgroup brings K and V of the listed keys, KEYS at a time, into a ring
- * of STAGES stages: row by row, or, where the grain is a multiple of 64, in boxes of so many rows by the copy
- * engine. Each of the others multiplies for 64 queries: S, P and O in registers.
+ * (attention_schedule.cuh). Its first warpgroup brings K and V of the listed keys, KEYS at a time, into a
+ * ring of STAGES stages: row by row, or, where the grain is a multiple of 64, in boxes of so many rows by the
+ * copy engine. Each of the others multiplies for 64 queries: S, P and O in registers.
  *
  *     Wide    128 queries, 128 keys, two multiply by turns    groups of more than 64: a larger one is several
  *                                                             tiles, a smaller one fills a part of its tile

@@ -1,6 +1,6 @@
 /* That the fastest kernels answer for the sizes that matter, and that their answer there is that of others
- * which the checker knows: it has no truth for so many tokens. For dense attention that is cuDNN, for lists on
- * a Hopper GPU kernels of our own. The checker meets the portable ones here; in test_cuda_sparse it meets
+ * which the checker knows: it has no truth for so many tokens. For dense attention that is cuDNN, for lists
+ * on a Hopper GPU kernels of our own. The checker meets the portable ones here; in test_cuda_sparse it meets
  * what the GPU gets by default. */
 #include "base/rng.h"
 #include "cuda/attention_cudnn.h"
