@@ -1,7 +1,7 @@
 /* Blocks of keys on their way to shared memory on Hopper, where lists are of blocks (attention_gather.cuh has
  * the rest): the copy engine brings 64 consecutive rows of 64 columns at once, to the same places as rows
- * come that are gathered one by one. A list whose grain is a multiple of BOX_ROWS is blocks of so many keys, of
- * which the very last may be short: rows past the last key, and columns past D, are zeros.
+ * come that are gathered one by one. A list whose grain is a multiple of BOX_ROWS is blocks of so many keys,
+ * of which the very last may be short: rows past the last key, and columns past D, are zeros.
  *
  * The engine writes by the async proxy, by which wgmma reads: what it brings needs no fence. */
 #ifndef DSVI_ATTENTION_BOXES_CUH
@@ -60,9 +60,8 @@ static MapEncoder find_encoder()
     return reinterpret_cast<MapEncoder>(entry);
 }
 
-static bool make_map(const AttentionProblem &a, const DsvHeads &rows, CUtensorMap *map)
+static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHeads &rows, CUtensorMap *map)
 {
-    static const MapEncoder encode = find_encoder();
     int batch = a.pairs / a.heads;
     cuuint64_t sizes[4] = {(cuuint64_t)a.dim, (cuuint64_t)a.heads, (cuuint64_t)a.keys, (cuuint64_t)batch};
     int64_t strides[3] = {a.heads > 1 ? rows.head_stride : a.dim, rows.token_stride,
@@ -74,16 +73,16 @@ static bool make_map(const AttentionProblem &a, const DsvHeads &rows, CUtensorMa
             return false;
         pitches[i] = 2 * (cuuint64_t)strides[i];
     }
-    return encode && encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, rows.data, sizes, pitches, box, steps,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, rows.data, sizes, pitches, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* False: the engine does not take tensors that lie so. */
 static bool make_maps(const AttentionProblem &a, BoxMaps *maps)
 {
-    return a.keys > 0 && make_map(a, a.k, &maps->k) && make_map(a, a.v, &maps->v);
+    MapEncoder encode = find_encoder();
+    return a.keys > 0 && encode && make_map(encode, a, a.k, &maps->k) && make_map(encode, a, a.v, &maps->v);
 }
 
 } // namespace
