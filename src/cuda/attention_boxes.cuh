@@ -53,9 +53,12 @@ using MapEncoder = decltype(&cuTensorMapEncodeTiled);
 static MapEncoder find_encoder()
 {
     void *entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &result) != cudaSuccess || result != cudaDriverEntryPointSuccess)
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                         cudaEnableDefault, &result);
+    if (error != cudaSuccess)
+        cudaGetLastError(); /* it is not for the next launch to tell */
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess)
         return nullptr;
     return reinterpret_cast<MapEncoder>(entry);
 }

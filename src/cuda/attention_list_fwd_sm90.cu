@@ -178,18 +178,20 @@ template <typename P> struct Step<P, IN_BOXES> {
     __device__ void bring(const AttentionProblem &, const BoxMaps &maps, const Tile &tile,
                           const Gathering<P> &, bool values, uint32_t to, uint32_t barrier) const
     {
-        if (agreed(threadIdx.x / WARP) == 0 && elected())
+        if (elected())
             copy_blocks<P::DIM, P::KEYS>(values ? &maps.v : &maps.k, tile, rows, to, barrier);
     }
 };
 
-/* Q, and K and V step by step. */
+/* Q, and K and V step by step. Who has no part in a stage does not wait for it: a warp that nobody waits for
+ * in turn could fall a whole round of the ring behind, where the parity is the same again. */
 template <typename P, Carrier CARRIER>
 __device__ __forceinline__ void gather_tile(const AttentionProblem &a, const BoxMaps &maps, const Tile &tile,
                                             Gathering<P> *g)
 {
     const Memory<P> memory = g->memory;
     const Barriers<P> barriers = memory.barriers;
+    const bool bringing = CARRIER == ROW_BY_ROW || agreed(threadIdx.x / WARP) == 0;
     int steps = (tile.keys + P::KEYS - 1) / P::KEYS, first = (steps - 1) * P::KEYS;
     Step<P, CARRIER> next;
     next.fetch(a, tile, *g, first);
@@ -199,15 +201,19 @@ __device__ __forceinline__ void gather_tile(const AttentionProblem &a, const Box
         first -= P::KEYS;
         if (first >= 0)
             next.fetch(a, tile, *g, first);
-        barrier_wait(barriers.keys_empty(stage), g->ring.parity ^ 1);
-        now.bring(a, maps, tile, *g, false, memory.keys_at(stage), barriers.keys_full(stage));
+        if (bringing) {
+            barrier_wait(barriers.keys_empty(stage), g->ring.parity ^ 1);
+            now.bring(a, maps, tile, *g, false, memory.keys_at(stage), barriers.keys_full(stage));
+        }
         if (step == 0) {
             barrier_wait(barriers.queries_empty(), g->visits++ & 1 ^ 1);
             gather_queries<P::DIM, P::QUERIES>(g->place, a.q, tile, memory.base);
             barrier_arrive_after_copies(barriers.queries_full());
         }
-        barrier_wait(barriers.values_empty(stage), g->ring.parity ^ 1);
-        now.bring(a, maps, tile, *g, true, memory.values_at(stage), barriers.values_full(stage));
+        if (bringing) {
+            barrier_wait(barriers.values_empty(stage), g->ring.parity ^ 1);
+            now.bring(a, maps, tile, *g, true, memory.values_at(stage), barriers.values_full(stage));
+        }
     }
 }
 
