@@ -24,9 +24,8 @@
  * How scores are rounded, in both passes. s = q . k as wgmma leaves it, in F32:
  *     forward     p = exp(scale (s - largest s)), lse = rn(scale largest) + log(sum of p)
  *     backward    p = exp(rn(scale s) - lse)
- * The forward pass may take out of all p of a row one factor, as it does out of their sum. So a key that has
- * all the weight has p = 1 in the backward pass, but for the rounding of a logarithm near 1, however large s
- * is. Fusing scale s - lse into one rounding would not give that: lse itself is rounded. */
+ * s - largest is exact where they are near, and a key that has all the weight has p = 1 to the bit in both,
+ * however large s is. Fusing scale s - lse into one rounding would not: lse itself is rounded. */
 #ifndef DSVI_ATTENTION_GATHER_CUH
 #define DSVI_ATTENTION_GATHER_CUH
 

@@ -261,9 +261,8 @@ template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
 }
 
 /* Takes scores in: s becomes p, `shrink` what the sums so far are to be multiplied by, 1 to the bit where the
- * largest score stays. `scale` has log2 e in it. What is subtracted is the rounded product, so that a score
- * takes one instruction; all p, and with them O and their sum, are then too large by the same factor,
- * 2^excess(). Two chains for each row, so that additions need not wait for one another. */
+ * largest score stays. `scale` has log2 e in it. Two chains for each row, so that additions need not wait for
+ * one another. */
 template <int N>
 __device__ __forceinline__ void soften(float (&s)[N], Softmax *softmax, float (&shrink)[2], float scale)
 {
@@ -278,24 +277,17 @@ __device__ __forceinline__ void soften(float (&s)[N], Softmax *softmax, float (&
         now = fmaxf(now, other);
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-        float origin = __fmul_rn(now, scale);
 #pragma unroll
         for (int i = 2 * half; i < N; i += 4)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                s[i + k] = power_of_two(fmaf(s[i + k], scale, -origin));
+                s[i + k] = power_of_two((s[i + k] - now) * scale);
                 sum[k] += s[i + k];
             }
-        shrink[half] = power_of_two(__fsub_rn(__fmul_rn(before, scale), origin));
+        shrink[half] = power_of_two((before - now) * scale);
         softmax->largest[half] = now;
         softmax->total[half] = fmaf(softmax->total[half], shrink[half], sum[0] + sum[1]);
     }
-}
-
-/* By how much the exponents of a row's p are too large: what rounding left of scale largest. */
-__device__ __forceinline__ float excess(float largest, float scale)
-{
-    return fmaf(largest, scale, -__fmul_rn(largest, scale));
 }
 
 /* Most steps meet no score larger than all before. */
@@ -468,8 +460,7 @@ __device__ __forceinline__ void attend_by_turns(const Multiplier<P> &m, float (&
 /* Writes this warpgroup's rows of the tile; an empty list gives zeros and -inf. */
 template <typename P>
 __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Job &job, int number,
-                                           const float (&out)[P::DIM / 2], const Softmax &softmax,
-                                           float scale)
+                                           const float (&out)[P::DIM / 2], const Softmax &softmax)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP, column = lane % 4 * 2;
     int64_t head = job.pair / a.heads * a.out.batch_stride + job.pair % a.heads * a.out.head_stride;
@@ -489,11 +480,9 @@ __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Job 
             if (8 * j < a.dim)
                 *reinterpret_cast<uint32_t *>(to + 8 * j + column) =
                     pair_bits(out[4 * j + 2 * half] * factor, out[4 * j + 2 * half + 1] * factor);
-        if (lane % 4 == 0) {
-            float largest = softmax.largest[half], tail = logf(total) - (float)M_LN2 * excess(largest, scale);
+        if (lane % 4 == 0)
             a.lse[(int64_t)job.pair * a.queries + query] =
-                job.keys > 0 ? __fmul_rn(largest, a.scale) + tail : -INFINITY;
-        }
+                job.keys > 0 ? __fmul_rn(softmax.largest[half], a.scale) + logf(total) : -INFINITY;
     }
 }
 
@@ -529,7 +518,7 @@ __device__ __forceinline__ void multiply_all(const AttentionProblem &a, const Me
             else
                 attend_in_turn(m, out, &softmax, steps, count, &ring);
         }
-        store_tile<P>(a, job, number, out, softmax, m.scale);
+        store_tile<P>(a, job, number, out, softmax);
         job = hear(m, jobs++);
     }
 }
