@@ -22,7 +22,6 @@ struct MarkOut {
     const float *threshold; /* (heads) */
     uint32_t *bits;
     double *slice_mass;
-    SelectBest *slice_best;
     int groups, heads;
 };
 
@@ -31,15 +30,7 @@ struct MarkSink {
     uint32_t *bits;   /* of the list whose words this lane writes, NULL for none */
     float threshold;
     float mass[PAIR]; /* of winners */
-    SelectBest best[PAIR];
 };
-
-__device__ __forceinline__ void take_best(SelectBest &best, int block, float a, float b, float c, float d)
-{
-    float most = fmaxf(fmaxf(a, b), fmaxf(c, d));
-    if (most > best.value)
-        best = {most, select_run(block, a == most ? 0 : b == most ? 1 : c == most ? 2 : 3)};
-}
 
 /* A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
  * bit 4 k + j. Lanes 4 g + q write the words of group g. */
@@ -54,34 +45,16 @@ __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)
             bool won = e[j][g] >= sink.threshold;
             uint32_t all = __ballot_sync(0xffffffffu, won);
             word[g] |= __funnelshift_r(all, all, q - j) & 0x11111111u << j;
-            sink.mass[g] += won ? e[j][g] : 0.f;
+            if (won)
+                sink.mass[g] += e[j][g];
         }
-        take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
     }
     if (sink.bits)
         sink.bits[block] = lane < 4 ? word[0] : word[1];
 }
 
-/* The larger; of equal ones the lower run. */
-__device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
-{
-    return b.value > a.value || (b.value == a.value && b.run < a.run) ? b : a;
-}
-
-/* Of the lanes that share a list, 4 k + q for all k. */
-__device__ __forceinline__ void gather(double &mass, SelectBest &best)
-{
-#pragma unroll
-    for (int step = 4; step < WARP; step *= 2) {
-        SelectBest other = {__shfl_xor_sync(0xffffffffu, best.value, step),
-                            __shfl_xor_sync(0xffffffffu, best.run, step)};
-        best = better(best, other);
-        mass += __shfl_xor_sync(0xffffffffu, mass, step);
-    }
-}
-
-template <bool NEAR>
-__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
+template <int PARTS>
+__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
     const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
 {
     SelectPlace at = select_place(t, blockIdx.x);
@@ -90,18 +63,17 @@ __global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) voi
     int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS;
     int written = lane % 4 * PAIR + lane / 4; /* of the set's lists */
     bool writes = lane < 4 * PAIR && written < groups;
-    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f},
-                     {{-1.f, 0}, {-1.f, 0}}};
-    walk_estimates<NEAR>(t, at, shared_memory, sink);
+    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f}};
+    walk_estimates<PARTS>(t, at, shared_memory, sink);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         int of_set = lane * PAIR + g;
         double mass = sink.mass[g];
-        gather(mass, sink.best[g]);
-        if (of_set < SET_GROUPS && of_set < groups) {
+#pragma unroll
+        for (int step = 4; step < WARP; step *= 2) /* lanes 4 k + q, for all k, share a list */
+            mass += __shfl_xor_sync(0xffffffffu, mass, step);
+        if (of_set < SET_GROUPS && of_set < groups)
             out.slice_mass[(list + of_set) * t.slices + at.slice] = mass;
-            out.slice_best[(list + of_set) * t.slices + at.slice] = sink.best[g];
-        }
     }
 }
 
@@ -109,7 +81,7 @@ __global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) voi
 
 struct StoreSink {
     float *estimates; /* of this lane's first list */
-    int64_t row;      /* from one list to the next */
+    int row;          /* from one list to the next */
 };
 
 __device__ __forceinline__ void take(const StoreSink &sink, int block, const float (&e)[SLOTS][PAIR])
@@ -122,15 +94,15 @@ __device__ __forceinline__ void take(const StoreSink &sink, int block, const flo
 }
 
 /* Estimates of the rows of blocks of threads from number `first` on: (lists of those, blocks * COLUMNS). */
-template <bool NEAR>
-__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
+template <int PARTS>
+__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
     const __grid_constant__ SelectTiles t, int64_t first, float *estimates)
 {
     SelectPlace at = select_place(t, first * t.slices + blockIdx.x);
     int64_t set = (int64_t)(blockIdx.x / t.slices) * WARPS + threadIdx.x / WARP;
-    int64_t row = (int64_t)t.blocks * COLUMNS;
+    int row = t.blocks * COLUMNS;
     StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row};
-    walk_estimates<NEAR>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, shared_memory, sink);
 }
 
 /* A search for the k-th largest, `width` bits at a time: those above `shift + width` are known. */

@@ -34,7 +34,14 @@ struct Scorer {
     float factor;    /* scale log2 e */
 };
 
-/* e_gr of one run, for its mass: the choice of winners does not depend on it. */
+/* x, rounded like dsvi_select_coarse where features are coarse. */
+__device__ __forceinline__ float as_feature(const SelectRows &r, float x)
+{
+    uint32_t bits = __float_as_uint(x);
+    return r.coarse ? __uint_as_float((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu) : x;
+}
+
+/* e_gr of one run: for the mass of what exploration adds, and for lists that no run gets into by itself. */
 __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int64_t run)
 {
     const SelectRows &r = s.rows;
@@ -51,8 +58,8 @@ __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int6
             const float *candidate = s.candidates + (pair * s.count + c) * r.features;
             float score = 0.f;
             for (int i = 0; i < r.features; i++)
-                score = fmaf(proxy[i], candidate[i], score);
-            estimate = fmaf(weight, exp2_near(fmaf(score, s.factor, -lse)), estimate);
+                score = fmaf(as_feature(r, proxy[i] * s.factor), as_feature(r, candidate[i]), score);
+            estimate = fmaf(weight, exp2_near(score - lse), estimate);
         }
     }
     return estimate;
@@ -77,12 +84,34 @@ __device__ uint32_t draw_word(const Explore &x, int64_t list, int64_t first, int
     return word;
 }
 
-/* The best run of a list in which no run reached the threshold. */
-__device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int slices)
+/* The largest estimate of a list. */
+struct SelectBest {
+    float value;
+    int run;
+};
+
+/* The larger; of equal ones the lower run. */
+__device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
 {
-    SelectBest best = slice_best[list * slices];
-    for (int slice = 1; slice < slices; slice++)
-        best = better(best, slice_best[list * slices + slice]);
+    return b.value > a.value || (b.value == a.value && b.run < a.run) ? b : a;
+}
+
+/* The best run of a list in which none reached the threshold: seldom wanted, so that it is looked for anew. All
+ * threads of the block take part, and get it. `shared`: one for each warp. */
+__device__ SelectBest list_best(const Scorer &s, int64_t pair, int64_t group, int runs, SelectBest *shared)
+{
+    SelectBest best = {-1.f, 0};
+    for (int run = threadIdx.x; run < runs; run += CHOOSE_THREADS)
+        best = better(best, {run_estimate(s, pair, group, run), run});
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2)
+        best = better(best, {__shfl_xor_sync(0xffffffffu, best.value, step),
+                             __shfl_xor_sync(0xffffffffu, best.run, step)});
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = best;
+    __syncthreads();
+    for (int warp = 0; warp < CHOOSE_THREADS / WARP; warp++)
+        best = better(best, shared[warp]);
     return best;
 }
 
@@ -105,25 +134,28 @@ __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int
  * winners are kept for the first of the next round, for by then its bits may be others. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scorer s, int runs, int words,
                                                                  int slices, const double *slice_mass,
-                                                                 const SelectBest *slice_best, uint32_t *bits,
-                                                                 double *mass, int64_t *counts)
+                                                                 uint32_t *bits, double *mass,
+                                                                 int64_t *counts)
 {
     __shared__ double sums[CHOOSE_THREADS / WARP];
     __shared__ int scratch[CHOOSE_THREADS / WARP];
+    __shared__ SelectBest bests[CHOOSE_THREADS / WARP];
     __shared__ uint32_t last;
-    int64_t list = blockIdx.x;
+    int64_t list = blockIdx.x, groups = ceil_div(s.rows.queries, s.rows.group);
+    SelectBest best = {};
     int count = 0, any = 0, all;
     double more = 0;
     bits += list * words;
     for (int word = threadIdx.x; word < words; word += CHOOSE_THREADS)
         any |= bits[word] != 0;
     any = __syncthreads_or(any);
+    if (!any)
+        best = list_best(s, list / groups, list % groups, runs, bests);
     if (threadIdx.x == 0) {
         last = 0;
         for (int slice = 0; slice < slices; slice++)
             more += slice_mass[list * slices + slice];
         if (!any) {
-            SelectBest best = list_best(slice_best, list, slices);
             bits[best.run / WARP] = 1u << best.run % WARP;
             more += best.value;
         }
@@ -210,20 +242,20 @@ size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
     return select_plan(stream, args, nullptr).bytes;
 }
 
-template <bool NEAR>
+template <int PARTS>
 DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     size_t shared = (size_t)select_shared(p.all) * sizeof(uint4);
-    MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
-    DSVI_TRY(select_allow(mark_kernel<NEAR>, shared));
-    mark_kernel<NEAR><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
+    MarkOut out = {args->threshold, p.bits, p.slice_mass, (int)p.groups, (int)args->heads};
+    DSVI_TRY(select_allow(mark_kernel<PARTS>, shared));
+    mark_kernel<PARTS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
                         stream->handle>>>(p.all, out);
     DSVI_CUDA_LAUNCHED("select winners by threshold");
     return DSV_OK;
 }
 
 /* As many lists at a time as there is room for their estimates. */
-template <bool NEAR>
+template <int PARTS>
 DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.all;
@@ -232,11 +264,11 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
     bool fits = row_bytes <= DSVI_CUDA_PARTIALS;
     float *estimates = fits ? static_cast<float *>(stream->partials) : p.estimates;
     int64_t row_blocks = select_row_blocks(p, t), most = fits ? (int64_t)(DSVI_CUDA_PARTIALS / row_bytes) : 1;
-    DSVI_TRY(select_allow(store_kernel<NEAR>, shared));
+    DSVI_TRY(select_allow(store_kernel<PARTS>, shared));
     for (int64_t first = 0; first < row_blocks; first += most) {
         int64_t count = row_blocks - first < most ? row_blocks - first : most;
         t.slices = select_slices(stream, count, t.blocks, select_blocks_each(t));
-        store_kernel<NEAR><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
+        store_kernel<PARTS><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
             t, first, estimates);
         DSVI_CUDA_LAUNCHED("select estimates");
         topk_kernel<<<(unsigned)(count * LISTS_EACH), CHOOSE_THREADS, 0, stream->handle>>>(
@@ -246,11 +278,26 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
     return DSV_OK;
 }
 
+template <int PARTS>
+DsvStatus mark_by_either(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    return args->topk ? mark_by_count<PARTS>(stream, args, p) : mark_by_threshold<PARTS>(stream, args, p);
+}
+
 DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    if (select_near(p.all))
-        return args->topk ? mark_by_count<true>(stream, args, p) : mark_by_threshold<true>(stream, args, p);
-    return args->topk ? mark_by_count<false>(stream, args, p) : mark_by_threshold<false>(stream, args, p);
+    switch (select_near(p.all)) {
+    case 1:
+        return mark_by_either<1>(stream, args, p);
+    case 2:
+        return mark_by_either<2>(stream, args, p);
+    case 4:
+        return mark_by_either<4>(stream, args, p);
+    case 8:
+        return mark_by_either<8>(stream, args, p);
+    default:
+        return mark_by_either<0>(stream, args, p);
+    }
 }
 
 DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
@@ -262,16 +309,19 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
                 args->grain / args->candidate_keys, select_factor(args)};
     explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
-        p.bits, p.mass, args->lists->offsets + 1);
+        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.bits, p.mass,
+        args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select exploration");
     return DSV_OK;
 }
 
 DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    DSVI_TRY(select_prepare(stream, args, p));
-    DSVI_TRY(select_put_terms(stream, args, p));
+    DSVI_TRY(select_enough(args, p));
+    if (!args->again) {
+        DSVI_TRY(select_prepare(stream, args, p));
+        DSVI_TRY(select_put_terms(stream, args, p));
+    }
     DSVI_TRY(mark(stream, args, p));
     return explore(stream, args, p);
 }
