@@ -60,7 +60,7 @@ void check_select_features_cases(const DsvBackend *backend)
     static const RowsShape shapes[] = {
         {1, 1, 1, 2, 0, 1, 1, 0, 0},     {2, 3, 37, 34, 1, 3, 4, 5, 3},  {1, 2, 130, 64, 5, 7, 16, 16, 0},
         {1, 1, 65, 128, 0, 1, 1, 16, 0}, {1, 2, 100, 96, 2, 1, 64, 0, 0}, {1, 1, 9, 256, 0, 2, 5, 32, 2},
-        {2, 1, 40, 32, 50, 1, 3, 256, 0},
+        {2, 1, 40, 32, 50, 1, 3, 256, 0}, {2, 3, 70, 96, 0, 1, 32, 12, 8}, {2, 2, 150, 128, 0, 1, 1, 7, 8},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const RowsShape *s = &shapes[i];
