@@ -49,17 +49,28 @@ __device__ __forceinline__ void move_reference(float a, float b, float c, float 
     s.second[2 + g] -= higher;
 }
 
-/* x: scores of a layer of a block of columns, less the reference. QUICK: of every four powers one is
- * a polynomial; scores of slot 3 are shifted. */
+/* What scores of slots 2 and 3 start with, where features are coarse: less by the log2 of 1.0407, by which straight
+ * lines from whole number to whole number lie above 2^x in the mean. A sum of many is right to far less than
+ * the 4 % that one may be off. */
+#define LINE_SHIFT (SHIFT - 0.0575561523f)
+
+/* sum + 2^(shifted - LINE_SHIFT) by such a line. */
+__device__ __forceinline__ float add_line(float sum, float shifted)
+{
+    return sum + exp2_line(fminf(shifted, SHIFTED_MOST));
+}
+
+/* x: scores of a layer of a block of columns, less the reference. QUICK: slots 2 and 3 are shifted, and half
+ * of the powers straight lines. */
 template <bool QUICK> __device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
 {
-    const float shift = QUICK ? SHIFT : 0.f;
+    const float shift = QUICK ? LINE_SHIFT : 0.f;
     float sum[PAIR];
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         if (QUICK) {
-            sum[g] = (exp2_near(x[0][g]) + exp2_near(x[0][2 + g])) + exp2_near(x[1][g]);
-            sum[g] = s.sum[g] + add_exp2_shifted(sum[g], fminf(x[1][2 + g], SHIFTED_MOST));
+            sum[g] = add_line(add_line(exp2_near(x[0][g]), x[1][g]) + exp2_near(x[0][2 + g]), x[1][2 + g]);
+            sum[g] += s.sum[g];
         } else {
             sum[g] = s.sum[g] + four_powers(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
         }
@@ -72,7 +83,7 @@ template <bool QUICK> __device__ __forceinline__ void add_scores(const float (&x
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         if (sum[g] > SUM_MOST)
-            move_reference(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g] - shift, s, g);
+            move_reference(x[0][g], x[0][2 + g], x[1][g] - shift, x[1][2 + g] - shift, s, g);
         else
             s.sum[g] = sum[g];
     }
@@ -129,13 +140,13 @@ __global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __
     const uint2 *rows = t.rows + (int64_t)at.pair * tiles * t.depths * WARP + threadIdx.x % WARP;
     int from[LSE_TILES]; /* this lane's rows of a tile, behind `rows` */
     uint2 first[LSE_TILES];
-    const float shift = ONE ? SHIFT : 0.f;
+    const float shift = ONE ? LINE_SHIFT : 0.f;
 #pragma unroll
     for (int n = 0; n < LSE_TILES; n++) {
         int tile = at.set * LSE_TILES + n < tiles ? at.set * LSE_TILES + n : tiles - 1;
         from[n] = tile * t.depths * WARP;
         first[n] = rows[from[n]];
-        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {0.f, 0.f, shift, shift}, {INFINITY, INFINITY}};
+        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {shift, shift, shift, shift}, {INFINITY, INFINITY}};
     }
     for (int block = at.begin; block < at.end; block++) {
         for (int layer = 0; layer < t.layers; layer++) {
@@ -186,8 +197,8 @@ __global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, 
 /* ---- bins ---- */
 
 struct HistogramSink {
-    uint32_t *count, *places; /* (BINS), shared memory */
-    int first_group, groups;  /* of this lane; that there are */
+    uint32_t *bins; /* (2, BINS) counts, places: shared memory */
+    int groups;     /* that there are from this lane's first on */
 };
 
 __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
@@ -196,8 +207,9 @@ __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float esti
     int bin = (int)fminf(fmaxf(x, 0.f), (float)(DSV_SELECT_BINS - 1)); /* NaN goes to bin 0 */
     float place = estimate * exp2_near(DSV_SELECT_OCTAVES - (float)bin / DSV_SELECT_PER_OCTAVE);
     float scaled = bin > 0 ? (place - 1.f) * (1 << PLACE_BITS) : place * (1 << PLACE_BITS_LOWEST);
-    atomicAdd(sink.count + bin, 1u);
-    atomicAdd(sink.places + bin, (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
+    atomicAdd(sink.bins + bin, 1u);
+    atomicAdd(sink.bins + DSV_SELECT_BINS + bin,
+              (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
 }
 
 __device__ __forceinline__ void take(const HistogramSink &sink, int block, const float (&e)[SLOTS][PAIR])
@@ -205,7 +217,7 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
     (void)block;
 #pragma unroll
     for (int g = 0; g < PAIR; g++)
-        if (sink.first_group + g < sink.groups)
+        if (g < sink.groups)
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)
                 if (!(e[j][g] < 0.f))
@@ -214,13 +226,12 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
 
 /* `bins`: (bin_heads, 2, BINS), added to. */
 template <int PARTS>
-__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void histogram_kernel(
+__global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void histogram_kernel(
     const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
 {
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
-    HistogramSink sink = {count, count + DSV_SELECT_BINS,
-                          at.set * SET_GROUPS + (int)threadIdx.x % 4 * PAIR, groups};
+    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0; /* seen by all after the walk's first barrier */
     walk_estimates<PARTS>(t, at, shared_memory, sink);

@@ -132,7 +132,7 @@ inline void select_plan_histogram(const DsvStream *stream, const DsvSelectArgs *
     uint4 *columns = nullptr;
     int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
     p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks,
-                                      select_blocks_each(p->counted));
+                                      FAR_BLOCKS);
     p->lse.sets = (int)(ceil_div(tiles, LSE_TILES * WARPS) * WARPS);
     p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks, FAR_BLOCKS);
     if (args->bin_skip > 0)

@@ -17,7 +17,8 @@
  *
  * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
  * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle and does far more of
- * other arithmetic: where rows are near, and with that coarse, one in four is a polynomial (exp2_shifted). */
+ * other arithmetic: where rows are near, and with that coarse, one in four is a polynomial
+ * (add_exp2_shifted). */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
 
@@ -48,7 +49,7 @@ struct SelectTiles {
     const uint4 *columns; /* (pairs, blocks, layers, depths, 2, WARP) candidates; zeros for none */
     const uint2 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
     const float4 *terms;  /* (pairs, sets, parts, 2, 4) of a lane's two groups, twice; -inf for none. The last
-                           * two of the second product are shifted (exp2_shifted) */
+                           * two of the second product are shifted (add_exp2_shifted) */
     int runs;             /* columns that there are */
     int last_layers;      /* candidates of the last run */
     int blocks, layers, depths, parts;
@@ -200,23 +201,30 @@ __device__ __forceinline__ float exp2_near(float x)
 }
 
 /* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is 2^x with its fraction as
- * mantissa once those bits lie where a float has its exponent. */
+ * mantissa once those bits lie where a float has its exponent: straight lines between powers of whole
+ * numbers. */
 #define SHIFT 639.f
 #define SHIFTED_LEAST 512.f /* -127: becomes zero */
 #define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond it there is no sense */
+
+__device__ __forceinline__ float exp2_line(float shifted)
+{
+    return __uint_as_float(__float_as_uint(fmaxf(shifted, SHIFTED_LEAST)) << 9);
+}
 
 /* sum + 2^(shifted - SHIFT), the power to 2^-10 and exact where it is whole: 1 + f for a fraction f, times
  * a cubic that makes 2^f of it. */
 __device__ __forceinline__ float add_exp2_shifted(float sum, float shifted)
 {
-    uint32_t bits = __float_as_uint(fmaxf(shifted, SHIFTED_LEAST)) << 9, mantissa;
+    float power = exp2_line(shifted);
+    uint32_t bits = __float_as_uint(power), mantissa;
     /* (bits & 0x7fffff) | 1.f: one instruction, of which nvcc makes two */
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(mantissa) : "r"(bits), "r"(0x7fffff), "r"(0x3f800000));
     float one_more = __uint_as_float(mantissa);
     float rest = fmaf(one_more, -0.10767654329538345f, 0.7166147828102112f);
     rest = fmaf(rest, one_more, -1.3961085081100464f);
     rest = fmaf(rest, one_more, 1.7871702909469604f);
-    return fmaf(__uint_as_float(bits), rest, sum);
+    return fmaf(power, rest, sum);
 }
 
 /* The run in slot j of this lane. */

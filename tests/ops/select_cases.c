@@ -60,7 +60,7 @@ void check_select_features_cases(const DsvBackend *backend)
     static const RowsShape shapes[] = {
         {1, 1, 1, 2, 0, 1, 1, 0, 0},     {2, 3, 37, 34, 1, 3, 4, 5, 3},  {1, 2, 130, 64, 5, 7, 16, 16, 0},
         {1, 1, 65, 128, 0, 1, 1, 16, 0}, {1, 2, 100, 96, 2, 1, 64, 0, 0}, {1, 1, 9, 256, 0, 2, 5, 32, 2},
-        {2, 1, 40, 32, 50, 1, 3, 256, 0}, {2, 3, 70, 96, 0, 1, 32, 12, 8}, {2, 2, 150, 128, 0, 1, 1, 7, 8},
+        {2, 1, 40, 32, 50, 1, 3, 256, 0}, {2, 3, 70, 96, 0, 1, 32, 12, 8}, {1, 2, 75, 128, 0, 1, 1, 7, 8},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const RowsShape *s = &shapes[i];
@@ -85,7 +85,7 @@ typedef struct SelectShape {
     double logit; /* standard deviation of the scores */
 } SelectShape;
 
-#define COARSE_ERROR 0x1p-9 /* of an estimate made of coarse features */
+#define COARSE_ERROR 0x1p-9 /* of an estimate made of coarse features, given the lse */
 
 typedef struct SelectRun {
     float *lse;
@@ -217,7 +217,7 @@ static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, 
     }
 }
 
-/* All estimates of a (batch, head, group), from the truth's lse. */
+/* All estimates of a (batch, head, group), from this lse. */
 static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t list, double *estimate)
 {
     int64_t groups = dsvi_select_groups(args), pair = list / groups, g = list % groups;
@@ -285,21 +285,55 @@ static void assert_same_run(const DsvSelectArgs *args, const SelectRun *a, const
     assert_int_equal(a->needed, b->needed);
 }
 
+/* The histogram that follows from this lse. */
+static void histogram_of(const DsvSelectArgs *args, const float *lse, SelectRun *r)
+{
+    int64_t groups = dsvi_select_groups(args);
+    double *estimate = malloc((size_t)dsvi_select_runs(args) * sizeof *estimate);
+    for (int64_t i = 0; i < args->bin_heads * DSV_SELECT_BINS; i++)
+        r->bin_count[i] = r->bin_mass[i] = 0;
+    for (int64_t n = 0; n < args->batch * args->heads * groups; n++) {
+        estimates_of(args, lse, n, estimate);
+        for (int64_t i = 0; i < dsvi_select_counted_runs(args); i++) {
+            double e = estimate[dsvi_select_counted(args, i)];
+            double bin = floor((log2(e) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE);
+            int64_t at = n / groups % args->bin_heads * DSV_SELECT_BINS +
+                         (int64_t)fmin(fmax(bin, 0), DSV_SELECT_BINS - 1);
+            r->bin_count[at] += 1;
+            r->bin_mass[at] += e;
+        }
+    }
+    free(estimate);
+}
+
+/* The truth. With coarse features all but the lse is judged by what follows from the lse of `got`. */
+static void run_truth(const SelectShape *shape, const DsvSelectArgs *args, int64_t capacity,
+                      const SelectRun *got, SelectRun *truth)
+{
+    DsvOps ref;
+    int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
+    double error = estimate_error(shape, args) + (args->coarse ? DSVI_SELECT_COARSE_LSE : 0);
+    dsvi_ops_fill_ref(&ref);
+    select_on(NULL, &ref, args, capacity, NULL, truth);
+    for (int64_t p = 0; p < proxies; p++)
+        assert_error_below(fabs(got->lse[p] - truth->lse[p]), error, "lse of proxy %d", (int)p);
+    if (!args->coarse)
+        return;
+    run_free(truth);
+    select_on(NULL, &ref, args, capacity, got->lse, truth);
+    histogram_of(args, got->lse, truth);
+}
+
 static void compare_with_truth(const DsvBackend *backend, const SelectShape *shape, const DsvSelectArgs *args,
                                int64_t capacity)
 {
-    DsvOps ref;
     SelectRun truth, got, again;
-    dsvi_ops_fill_ref(&ref);
-    select_on(NULL, &ref, args, capacity, NULL, &truth);
     dsvi_threads_set(1);
     select_on(backend, &backend->ops, args, capacity, NULL, &got);
     dsvi_threads_set(3);
     select_on(backend, &backend->ops, args, capacity, NULL, &again);
     assert_same_run(args, &got, &again, capacity);
-    int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
-    for (int64_t p = 0; p < proxies; p++)
-        assert_error_below(fabs(got.lse[p] - truth.lse[p]), estimate_error(shape, args), "lse of proxy %d", (int)p);
+    run_truth(shape, args, capacity, &got, &truth);
     compare_histograms(args, &got, &truth);
     assert_int_equal(got.offsets[0], 0);
     assert_int_equal(got.offsets[args->batch * args->heads * dsvi_select_groups(args)], got.needed);
