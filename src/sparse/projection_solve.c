@@ -80,34 +80,41 @@ static DsvStatus eigenvectors(const Workspace *w, int64_t dim, double *matrix)
     return DSV_OK;
 }
 
-/* out = a b^T: all (dim, dim) row-major. */
+/* out = a b, all (dim, dim) row-major: rows of b are added to rows of out, side by side. */
 static void multiply(int64_t dim, const double *a, const double *b, double *out)
 {
-    for (int64_t i = 0; i < dim; i++) {
-        for (int64_t j = 0; j < dim; j++) {
-            double sum = 0;
-            for (int64_t d = 0; d < dim; d++)
-                sum += a[i * dim + d] * b[j * dim + d];
-            out[i * dim + j] = sum;
-        }
-    }
+    memset(out, 0, (size_t)(dim * dim) * sizeof *out);
+    for (int64_t i = 0; i < dim; i++)
+        for (int64_t d = 0; d < dim; d++)
+            for (int64_t j = 0; j < dim; j++)
+                out[i * dim + j] += a[i * dim + d] * b[d * dim + j];
 }
 
-/* Row d, column r of P and K: the sum over i of U_di W_ir root_i^-1 or root_i. */
-static void project(int64_t dim, int64_t rank, const Workspace *w, float *query_projection,
-                    float *key_projection)
+static void transpose(int64_t dim, const double *matrix, double *out)
 {
-    for (int64_t d = 0; d < dim; d++) {
-        for (int64_t r = 0; r < rank; r++) {
-            const double *leading = w->matrix + (dim - 1 - r) * dim;
-            double query = 0, key = 0;
-            for (int64_t i = 0; i < dim; i++) {
-                double term = w->basis[i * dim + d] * leading[i];
-                query += term / w->root[i];
-                key += term * w->root[i];
+    for (int64_t i = 0; i < dim; i++)
+        for (int64_t j = 0; j < dim; j++)
+            out[j * dim + i] = matrix[i * dim + j];
+}
+
+/* Row d, column r of P and K: the sum over i of U_di W_ir root_i^-1 or root_i. `query` and `key` are (D). */
+static void project(int64_t dim, int64_t rank, const Workspace *w, double *query, double *key,
+                    float *query_projection, float *key_projection)
+{
+    for (int64_t r = 0; r < rank; r++) {
+        const double *leading = w->matrix + (dim - 1 - r) * dim;
+        memset(query, 0, (size_t)dim * sizeof *query);
+        memset(key, 0, (size_t)dim * sizeof *key);
+        for (int64_t i = 0; i < dim; i++) {
+            double for_query = leading[i] / w->root[i], for_key = leading[i] * w->root[i];
+            for (int64_t d = 0; d < dim; d++) {
+                query[d] += w->basis[i * dim + d] * for_query;
+                key[d] += w->basis[i * dim + d] * for_key;
             }
-            query_projection[d * rank + r] = (float)query;
-            key_projection[d * rank + r] = (float)key;
+        }
+        for (int64_t d = 0; d < dim; d++) {
+            query_projection[d * rank + r] = (float)query[d];
+            key_projection[d * rank + r] = (float)key[d];
         }
     }
 }
@@ -130,13 +137,14 @@ DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const double *query_s
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
             w.matrix[i * dim + j] = key_second[i * dim + j] - key_mean[i] * key_mean[j];
-    multiply(dim, w.basis, w.matrix, w.product); /* U^T C, C being symmetric */
-    multiply(dim, w.product, w.basis, w.matrix);
+    multiply(dim, w.basis, w.matrix, w.product); /* U^T C */
+    transpose(dim, w.basis, w.lapack);           /* LAPACK's memory, which it does not want now */
+    multiply(dim, w.product, w.lapack, w.matrix);
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
             w.matrix[i * dim + j] *= w.root[i] * w.root[j];
     DSVI_TRY(eigenvectors(&w, dim, w.matrix));
 
-    project(dim, rank, &w, query_projection, key_projection);
+    project(dim, rank, &w, w.lapack, w.lapack + dim, query_projection, key_projection);
     return DSV_OK;
 }
