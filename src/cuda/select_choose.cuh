@@ -22,6 +22,7 @@ struct MarkOut {
     const float *threshold; /* (heads) */
     uint32_t *bits;
     double *slice_mass;
+    SelectBest *slice_best;
     int groups, heads;
 };
 
@@ -30,14 +31,28 @@ struct MarkSink {
     uint32_t *bits;   /* of the list whose words this lane writes, NULL for none */
     float threshold;
     float mass[PAIR]; /* of winners */
+    SelectBest best[PAIR];
 };
 
-/* A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
+__device__ __forceinline__ void take_best(SelectBest &best, int block, float a, float b, float c, float d)
+{
+    float most = fmaxf(fmaxf(a, b), fmaxf(c, d));
+    if (most > best.value)
+        best = {most, select_run(block, a == most ? 0 : b == most ? 1 : c == most ? 2 : 3)};
+}
+
+/* The best run matters to a list without winners: it is followed for as long as a lane has met none.
+ * A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
  * bit 4 k + j. Lanes 4 g + q write the words of group g. */
 __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
     int lane = threadIdx.x % WARP, q = lane % 4;
     uint32_t word[PAIR] = {};
+    if (__any_sync(0xffffffffu, fminf(sink.mass[0], sink.mass[1]) <= 0.f)) {
+#pragma unroll
+        for (int g = 0; g < PAIR; g++)
+            take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
+    }
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
 #pragma unroll
@@ -53,6 +68,24 @@ __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)
         sink.bits[block] = lane < 4 ? word[0] : word[1];
 }
 
+/* The larger; of equal ones the lower run. */
+__device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
+{
+    return b.value > a.value || (b.value == a.value && b.run < a.run) ? b : a;
+}
+
+/* Of the lanes that share a list, 4 k + q for all k. */
+__device__ __forceinline__ void gather(double &mass, SelectBest &best)
+{
+#pragma unroll
+    for (int step = 4; step < WARP; step *= 2) {
+        SelectBest other = {__shfl_xor_sync(0xffffffffu, best.value, step),
+                            __shfl_xor_sync(0xffffffffu, best.run, step)};
+        best = better(best, other);
+        mass += __shfl_xor_sync(0xffffffffu, mass, step);
+    }
+}
+
 template <int PARTS>
 __global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
     const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
@@ -63,17 +96,18 @@ __global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS
     int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS;
     int written = lane % 4 * PAIR + lane / 4; /* of the set's lists */
     bool writes = lane < 4 * PAIR && written < groups;
-    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f}};
+    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f},
+                     {{-1.f, 0}, {-1.f, 0}}};
     walk_estimates<PARTS>(t, at, shared_memory, sink);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         int of_set = lane * PAIR + g;
         double mass = sink.mass[g];
-#pragma unroll
-        for (int step = 4; step < WARP; step *= 2) /* lanes 4 k + q, for all k, share a list */
-            mass += __shfl_xor_sync(0xffffffffu, mass, step);
-        if (of_set < SET_GROUPS && of_set < groups)
+        gather(mass, sink.best[g]);
+        if (of_set < SET_GROUPS && of_set < groups) {
             out.slice_mass[(list + of_set) * t.slices + at.slice] = mass;
+            out.slice_best[(list + of_set) * t.slices + at.slice] = sink.best[g];
+        }
     }
 }
 

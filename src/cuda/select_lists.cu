@@ -41,7 +41,7 @@ __device__ __forceinline__ float as_feature(const SelectRows &r, float x)
     return r.coarse ? __uint_as_float((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu) : x;
 }
 
-/* e_gr of one run: for the mass of what exploration adds, and for lists that no run gets into by itself. */
+/* e_gr of one run, for its mass: the choice of winners does not depend on it. */
 __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int64_t run)
 {
     const SelectRows &r = s.rows;
@@ -84,34 +84,12 @@ __device__ uint32_t draw_word(const Explore &x, int64_t list, int64_t first, int
     return word;
 }
 
-/* The largest estimate of a list. */
-struct SelectBest {
-    float value;
-    int run;
-};
-
-/* The larger; of equal ones the lower run. */
-__device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
+/* The best run of a list in which no run reached the threshold. */
+__device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int slices)
 {
-    return b.value > a.value || (b.value == a.value && b.run < a.run) ? b : a;
-}
-
-/* The best run of a list in which none reached the threshold: seldom wanted, so that it is looked for anew. All
- * threads of the block take part, and get it. `shared`: one for each warp. */
-__device__ SelectBest list_best(const Scorer &s, int64_t pair, int64_t group, int runs, SelectBest *shared)
-{
-    SelectBest best = {-1.f, 0};
-    for (int run = threadIdx.x; run < runs; run += CHOOSE_THREADS)
-        best = better(best, {run_estimate(s, pair, group, run), run});
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2)
-        best = better(best, {__shfl_xor_sync(0xffffffffu, best.value, step),
-                             __shfl_xor_sync(0xffffffffu, best.run, step)});
-    if (threadIdx.x % WARP == 0)
-        shared[threadIdx.x / WARP] = best;
-    __syncthreads();
-    for (int warp = 0; warp < CHOOSE_THREADS / WARP; warp++)
-        best = better(best, shared[warp]);
+    SelectBest best = slice_best[list * slices];
+    for (int slice = 1; slice < slices; slice++)
+        best = better(best, slice_best[list * slices + slice]);
     return best;
 }
 
@@ -119,8 +97,8 @@ __device__ SelectBest list_best(const Scorer &s, int64_t pair, int64_t group, in
 __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int word, int runs,
                             uint32_t before, uint32_t here, uint32_t after, uint32_t *bits, double *mass)
 {
-    uint32_t more = x.kind == DSV_EXPLORE_NONE ? 0 : draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
-    int64_t groups = x.kind == DSV_EXPLORE_NONE ? 1 : ceil_div(s.rows.queries, s.rows.group);
+    uint32_t more = draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
+    int64_t groups = ceil_div(s.rows.queries, s.rows.group);
     if (x.kind == DSV_EXPLORE_NEIGHBOURS)
         more &= here << 1 | before >> (WARP - 1) | here >> 1 | after << (WARP - 1);
     if (more)
@@ -134,34 +112,35 @@ __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int
  * winners are kept for the first of the next round, for by then its bits may be others. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scorer s, int runs, int words,
                                                                  int slices, const double *slice_mass,
-                                                                 uint32_t *bits, double *mass,
-                                                                 int64_t *counts)
+                                                                 const SelectBest *slice_best, uint32_t *bits,
+                                                                 double *mass, int64_t *counts)
 {
     __shared__ double sums[CHOOSE_THREADS / WARP];
     __shared__ int scratch[CHOOSE_THREADS / WARP];
-    __shared__ SelectBest bests[CHOOSE_THREADS / WARP];
     __shared__ uint32_t last;
-    int64_t list = blockIdx.x, groups = ceil_div(s.rows.queries, s.rows.group);
-    SelectBest best = {};
-    int count = 0, any = 0, all;
+    int64_t list = blockIdx.x;
+    int count = 0, all;
     double more = 0;
     bits += list * words;
+#pragma unroll 4
     for (int word = threadIdx.x; word < words; word += CHOOSE_THREADS)
-        any |= bits[word] != 0;
-    any = __syncthreads_or(any);
-    if (!any)
-        best = list_best(s, list / groups, list % groups, runs, bests);
+        count += __popc(bits[word]);
+    bool any = __syncthreads_or(count);
     if (threadIdx.x == 0) {
         last = 0;
         for (int slice = 0; slice < slices; slice++)
             more += slice_mass[list * slices + slice];
         if (!any) {
+            SelectBest best = list_best(slice_best, list, slices);
             bits[best.run / WARP] = 1u << best.run % WARP;
+            count = 1;
             more += best.value;
         }
     }
     __syncthreads();
-    for (int first = 0; first < words; first += CHOOSE_THREADS) {
+    if (x.kind != DSV_EXPLORE_NONE)
+        count = 0; /* winners are counted with what comes beside them */
+    for (int first = 0; first < words && x.kind != DSV_EXPLORE_NONE; first += CHOOSE_THREADS) {
         int word = first + threadIdx.x;
         uint32_t here = word < words ? bits[word] : 0, after = word + 1 < words ? bits[word + 1] : 0;
         uint32_t before = threadIdx.x == 0 ? last : word < words ? bits[word - 1] : 0;
@@ -182,10 +161,9 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
 
 /* ---- offsets, mass, runs ---- */
 
-/* One block of threads: offsets[n + 1] is the count of list n, and becomes the end of it. */
-__global__ __launch_bounds__(SCAN_THREADS) void offsets_kernel(int64_t lists, int64_t *offsets)
+/* All threads of one block: offsets[n + 1] is the count of list n, and becomes the end of it. */
+__device__ void sum_offsets(int64_t lists, int64_t *offsets, int64_t *scratch)
 {
-    __shared__ int64_t scratch[SCAN_THREADS / WARP];
     int64_t begin = lists * threadIdx.x / SCAN_THREADS, end = lists * (threadIdx.x + 1) / SCAN_THREADS;
     int64_t sum = 0, all;
     for (int64_t n = begin; n < end; n++)
@@ -199,17 +177,24 @@ __global__ __launch_bounds__(SCAN_THREADS) void offsets_kernel(int64_t lists, in
         offsets[0] = 0;
 }
 
-/* A block of threads a head. */
-__global__ __launch_bounds__(CHOOSE_THREADS) void mass_kernel(const double *mass, int64_t batch,
-                                                              int64_t groups, double *selected_mass)
+/* A block of threads a head, for the mass of its lists, and one more for the offsets. */
+__global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int heads, int64_t groups,
+                                                              const double *mass, int64_t *offsets,
+                                                              double *selected_mass)
 {
-    __shared__ double sums[CHOOSE_THREADS / WARP];
+    __shared__ int64_t scratch[SCAN_THREADS / WARP];
+    __shared__ double sums[SCAN_THREADS / WARP];
+    int h = blockIdx.x;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < batch * groups; i += CHOOSE_THREADS)
-        sum += mass[(i / groups * gridDim.x + blockIdx.x) * groups + i % groups];
+    if (h == heads) {
+        sum_offsets(batch * heads * groups, offsets, scratch);
+        return;
+    }
+    for (int64_t i = threadIdx.x; i < batch * groups; i += SCAN_THREADS)
+        sum += mass[(i / groups * heads + h) * groups + i % groups];
     sum = block_sum(sum, sums);
     if (threadIdx.x == 0)
-        selected_mass[blockIdx.x] = sum;
+        selected_mass[h] = sum;
 }
 
 /* A block of threads a list. Run numbers are put in order in shared memory, and leave side by side. */
@@ -246,7 +231,7 @@ template <int PARTS>
 DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     size_t shared = (size_t)select_shared(p.all) * sizeof(uint4);
-    MarkOut out = {args->threshold, p.bits, p.slice_mass, (int)p.groups, (int)args->heads};
+    MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
     DSVI_TRY(select_allow(mark_kernel<PARTS>, shared));
     mark_kernel<PARTS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
                         stream->handle>>>(p.all, out);
@@ -309,8 +294,8 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
                 args->grain / args->candidate_keys, select_factor(args)};
     explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.bits, p.mass,
-        args->lists->offsets + 1);
+        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
+        p.bits, p.mass, args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select exploration");
     return DSV_OK;
 }
@@ -333,13 +318,9 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     SelectPlan p = select_plan(stream, args, args->workspace);
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
-    offsets_kernel<<<1, SCAN_THREADS, 0, stream->handle>>>(p.lists, lists->offsets);
-    DSVI_CUDA_LAUNCHED("select offsets");
-    if (args->heads > 0) {
-        mass_kernel<<<(unsigned)args->heads, CHOOSE_THREADS, 0, stream->handle>>>(
-            p.mass, args->batch, p.groups, args->selected_mass);
-        DSVI_CUDA_LAUNCHED("select mass");
-    }
+    totals_kernel<<<(unsigned)args->heads + 1, SCAN_THREADS, 0, stream->handle>>>(
+        args->batch, (int)args->heads, p.groups, p.mass, lists->offsets, args->selected_mass);
+    DSVI_CUDA_LAUNCHED("select offsets and mass");
     if (p.lists > 0) {
         emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
             p.bits, p.all.blocks, lists->offsets, lists->capacity, lists->runs);

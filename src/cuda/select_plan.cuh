@@ -22,6 +22,12 @@ enum {
     LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
 };
 
+/* The largest estimate of a list in a slice of the runs. */
+struct SelectBest {
+    float value;
+    int run;
+};
+
 /* Where rows come from. */
 struct SelectRows {
     int64_t proxies, queries, group, chunk; /* as in DsvSelectArgs */
@@ -40,6 +46,7 @@ struct SelectPlan {
     unsigned long long *bins; /* histogram: (bin_heads, 2, BINS) counts, sums of places inside the bin */
     uint32_t *bits;           /* lists: (lists, blocks of runs) */
     double *slice_mass;       /* lists: (lists, slices) of the winners */
+    SelectBest *slice_best;   /* lists: (lists, slices), of lists without winners */
     double *mass;             /* lists: (lists) of everything listed */
     float *estimates; /* lists: of some rows of blocks of threads, where partials are too small for one */
     size_t bytes;
@@ -148,6 +155,7 @@ inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
     int64_t row = (int64_t)p->all.blocks * COLUMNS * LISTS_EACH;
     select_take(base, used, p->lists * p->all.blocks, &p->bits);
     select_take(base, used, p->lists * p->all.slices, &p->slice_mass);
+    select_take(base, used, p->lists * p->all.slices, &p->slice_best);
     select_take(base, used, p->lists, &p->mass);
     select_take(base, used, (size_t)row * sizeof(float) > DSVI_CUDA_PARTIALS ? row : 0, &p->estimates);
 }

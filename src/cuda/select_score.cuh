@@ -1,5 +1,5 @@
 /* Scores of selection by the tensor cores: what select_histogram and select_lists share, so that both see the
- * very same e_gr (ops/select.h).
+ * same e_gr, coarse ones up to the 2^-9 that they may be off by (ops/select.h).
  *
  * A warp owns a set of 8 groups and takes 32 runs at a time. One product is mma.m16n8k16: 16 runs by 8
  * groups, for the proxies of one `part`, the first of each group, then the second and so on; estimates then
