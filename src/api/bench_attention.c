@@ -291,10 +291,13 @@ static double share_of_steps(const StepKinds *k, bool profiles, bool refreshes, 
                     : profiles            ? profiled - 1
                     : refreshes           ? refreshed - 1
                                           : k->period - profiled - refreshed + 1;
-    *step = profiles && refreshes ? k->period : profiles ? k->profile_every : refreshes ? k->refresh_every : 1;
-    while (count > 0 && ((*step % k->profile_every == 0) != profiles ||
-                         (*step % k->refresh_every == 0) != refreshes))
-        *step += profiles ? k->profile_every : refreshes ? k->refresh_every : 1;
+    int64_t pace = profiles && refreshes ? k->period
+                   : profiles            ? k->profile_every
+                   : refreshes           ? k->refresh_every
+                                         : 1;
+    for (*step = pace; count > 0; *step += pace)
+        if ((*step % k->profile_every == 0) == profiles && (*step % k->refresh_every == 0) == refreshes)
+            break;
     return (double)count / (double)k->period;
 }
 
@@ -345,8 +348,8 @@ static DsvStatus mean_of_steps(Bench *b, double plain, double *mean)
     return DSV_OK;
 }
 
-/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up: it is step 0, in
- * which everything is due. */
+/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up: it is step
+ * 0, in which everything is due. */
 static DsvStatus measure(Bench *b, Times *times)
 {
     const DsvOps *ops = &b->backend.ops;
@@ -413,7 +416,8 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
         {"head_dim", (double)b->shape.head_dim}, {"group", (double)b->wanted.group},
         {"grain", (double)b->wanted.grain}, {"threads", (double)dsvi_threads_count()},
         {"dense_fwd_ms", 1e3 * dense_fwd}, {"dense_bwd_ms", 1e3 * dense_bwd},
-        {"select_ms", 1e3 * select}, {"select_plain_ms", 1e3 * plain}, {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
+        {"select_ms", 1e3 * select}, {"select_plain_ms", 1e3 * plain},
+        {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
         {"density", density}, {"captured_mass", captured},
         {"speedup", (dense_fwd + dense_bwd) / (select + fwd + bwd)},
         {"dense_fwd_gflops", 1e-9 * flops / dense_fwd}, {"dense_bwd_gflops", 2.5e-9 * flops / dense_bwd},

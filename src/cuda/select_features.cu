@@ -4,8 +4,8 @@
  * go through stream->partials and are added in order. Features: a block of threads takes TILE chunks of one
  * (batch, head). Their means are made in shared memory, each thread a vector of consecutive elements of some
  * chunks, so that rows are read once and side by side; then threads in pairs make 4 features of TILE / 16
- * chunks, each of a pair from half of the elements. What single rows of BF16, or chunks of a multiple of 16, have
- * for 16 features at most goes through the tensor cores (select_project.cuh). */
+ * chunks, each of a pair from half of the elements. What single rows of BF16, or chunks of a multiple of
+ * 16, have for 16 features at most goes through the tensor cores (select_project.cuh). */
 #include "cuda/cuda.h"
 #include "cuda/select_project.cuh"
 #include "ops/select.h"

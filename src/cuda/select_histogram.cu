@@ -49,9 +49,9 @@ __device__ __forceinline__ void move_reference(float a, float b, float c, float 
     s.second[2 + g] -= higher;
 }
 
-/* What scores of slots 2 and 3 start with, where features are coarse: less by the log2 of 1.0407, by which straight
- * lines from whole number to whole number lie above 2^x in the mean. A sum of many is right to far less than
- * the 4 % that one may be off. */
+/* What scores of slots 2 and 3 start with, where features are coarse: less by the log2 of 1.0407, by which
+ * straight lines from whole number to whole number lie above 2^x in the mean. A sum of many is right to
+ * far less than the 4 % that one may be off. */
 #define LINE_SHIFT (SHIFT - 0.0575561523f)
 
 /* sum + 2^(shifted - LINE_SHIFT) by such a line. */
@@ -119,7 +119,8 @@ __device__ __forceinline__ float2 gather_sums(float reference, float sum)
 /* The scores of one tile. ONE: features are one chunk. */
 template <bool ONE>
 __device__ __forceinline__ void score_tile(const SelectTiles &t, const uint4 *columns, const SelectColumns &a,
-                                           uint2 first, const uint2 *rows, const LaneSums &s, float (&x)[2][4])
+                                           uint2 first, const uint2 *rows, const LaneSums &s,
+                                           float (&x)[2][4])
 {
     begin_products(x, a, first, s.first, ONE ? s.second : s.first);
 #pragma unroll 1

@@ -1,11 +1,11 @@
-/* Rows of BF16 projected by the tensor cores: features of single rows, or means of those of a chunk of 16 rows
- * or some multiple, where the mean of the projections is the projection of the mean (ops/select.h).
+/* Rows of BF16 projected by the tensor cores: features of single rows, or means of those of a chunk of 16
+ * rows or some multiple, where the mean of the projections is the projection of the mean (ops/select.h).
  *
  * A warp takes 16 rows at a time. A product is mma.m16n8k16: 16 rows by 8 features by 16 elements. The
  * projection is float; three BF16 numbers, each what the ones before leave, hold all of it, so that products
- * are exact and sums as good as float's. Lane 4 k + q reads elements 8 q ... 8 q + 7 of every 32 of rows k and
- * k + 8, 16 bytes each: which elements a fragment calls neighbours is free as long as the projection's fragments
- * agree. Of the features it gets 4 q ... 4 q + 3.
+ * are exact and sums as good as float's. Lane 4 k + q reads elements 8 q ... 8 q + 7 of every 32 of rows k
+ * and k + 8, 16 bytes each: which elements a fragment calls neighbours is free as long as the projection's
+ * fragments agree. Of the features it gets 4 q ... 4 q + 3.
  * Heads lie side by side in memory, so blocks of threads that run at the same time take the same tokens. */
 #ifndef DSVI_SELECT_PROJECT_CUH
 #define DSVI_SELECT_PROJECT_CUH
@@ -49,10 +49,11 @@ __device__ __forceinline__ uint32_t project_piece(float a, float b, int piece)
     return (uint32_t)__bfloat16_as_ushort(first) | (uint32_t)__bfloat16_as_ushort(second) << 16;
 }
 
-/* Fragments of the head's projection: (steps of 16 elements, PIECES, WARP), both products' in 16 bytes. Column n
- * of product j is feature 4 (n / 2) + 2 j + n % 2; rows of step s are elements 32 (s / 2) + 4 (s % 2) + 8 q and
- * the three after it. */
-template <int CHUNKS> __device__ __forceinline__ void make_fragments(const Project &p, int h, uint4 *fragments)
+/* Fragments of the head's projection: (steps of 16 elements, PIECES, WARP), both products' in 16 bytes.
+ * Column n of product j is feature 4 (n / 2) + 2 j + n % 2; rows of step s are elements
+ * 32 (s / 2) + 4 (s % 2) + 8 q and the three after it. */
+template <int CHUNKS>
+__device__ __forceinline__ void make_fragments(const Project &p, int h, uint4 *fragments)
 {
     const float *from = p.projection + (int64_t)h * 32 * CHUNKS * p.features;
     for (int n = threadIdx.x; n < 2 * CHUNKS * PIECES * WARP; n += PROJECT_THREADS) {

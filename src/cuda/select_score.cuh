@@ -9,15 +9,15 @@
  *
  * Features are halves. So that these have the range, proxies and candidates of a (batch, head) are brought to
  * the same largest feature, by powers of two that cancel in the product (select_plan.cuh); where a half is
- * denormal it lacks 2^-25 times a feature. Coarse features are rounded to halves. Others are split into a half
- * and the half of what it leaves, and stand three times: hi lo + lo hi + hi hi, as if there were as many more
- * features; what is left out is 2^-22 of a product: as good as float.
+ * denormal it lacks 2^-25 times a feature. Coarse features are rounded to halves. Others are split into a
+ * half and the half of what it leaves, and stand three times: hi lo + lo hi + hi hi, as if there were as
+ * many more features; what is left out is 2^-22 of a product: as good as float.
  * Of each DEPTH features a lane holds 4 q ... 4 q + 3, for rows and for columns; which two a fragment calls
  * neighbours is free as long as both agree. Everything lies in memory as lanes want it.
  *
  * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
- * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle and does far more of
- * other arithmetic: where rows are near, and with that coarse, one in four is a polynomial
+ * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle and does far
+ * more of other arithmetic: where rows are near, and with that coarse, one in four is a polynomial
  * (add_exp2_shifted). */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
@@ -200,9 +200,9 @@ __device__ __forceinline__ float exp2_near(float x)
     return y;
 }
 
-/* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is 2^x with its fraction as
- * mantissa once those bits lie where a float has its exponent: straight lines between powers of whole
- * numbers. */
+/* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is 2^x with its
+ * fraction as mantissa once those bits lie where a float has its exponent: straight lines between powers
+ * of whole numbers. */
 #define SHIFT 639.f
 #define SHIFTED_LEAST 512.f /* -127: becomes zero */
 #define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond it there is no sense */

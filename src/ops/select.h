@@ -109,10 +109,10 @@ typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *
 
 /* Where features are coarse, scores are made of dsvi_select_coarse(proxy, scale log2 e) and
  * dsvi_select_coarse(candidate, 1): the product with the factor rounded to the 11 bits of a half, but with a
- * float's range; sums of powers may be off by 4 % where one power makes them (lse by DSVI_SELECT_COARSE_LSE), and
- * estimates, given the lse, by 2^-9 of themselves. What features in fp8 are off by is several times that and
- * costs 0.001 of the mass (docs/study.md); a GPU gets away with a third of the products and two thirds of the
- * exponentials. */
+ * float's range; sums of powers may be off by 4 % where one power makes them (lse by
+ * DSVI_SELECT_COARSE_LSE), and estimates, given the lse, by 2^-9 of themselves. What features in fp8 are
+ * off by is several times that and costs 0.001 of the mass (docs/study.md); a GPU gets away with a third
+ * of the products and two thirds of the exponentials. */
 #define DSVI_SELECT_COARSE_LSE 0.042
 #define DSVI_LOG2_E 1.4426950408889634
 static inline float dsvi_select_coarse(float x, double factor)

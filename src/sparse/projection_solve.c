@@ -1,9 +1,9 @@
-/* The closed form. With Q = E q q^T = L L^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared error of
- * scores taken through a matrix M of rank r instead of the identity is
+/* The closed form. With Q = E q q^T = L L^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared
+ * error of scores taken through a matrix M of rank r instead of the identity is
  *     E (q^T (I - M) (k - E k))^2 = | L^T (I - M) C^1/2 |_F^2,
  * least, by Eckart and Young, where L^T M C^1/2 is the truncated singular value decomposition of L^T C^1/2:
- * M = L^-T W W^T L^T with W the r leading eigenvectors of L^T C L. So P = L^-T W and K = L W. Any root of Q would
- * do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait. */
+ * M = L^-T W W^T L^T with W the r leading eigenvectors of L^T C L. So P = L^-T W and K = L W. Any root of
+ * Q would do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait. */
 #include "sparse/projection_solve.h"
 
 #include <math.h>
@@ -12,8 +12,8 @@
 
 #include <lapacke.h>
 
-/* Q gets this share of its trace in every direction: the moments are sums in F32, and a direction that no query
- * takes needs no exact scale. */
+/* Q gets this share of its trace in every direction: the moments are sums in F32, and a direction that no
+ * query takes needs no exact scale. */
 #define LEAST_SHARE 1e-6
 
 typedef struct Workspace {
@@ -65,8 +65,8 @@ static bool is_finite(int64_t dim, const double *matrix)
     return isfinite(sum);
 }
 
-/* root (dim, dim) lower triangle, zeros above: L of `moments` and what every direction gets. Without queries L is
- * the identity. */
+/* root (dim, dim) lower triangle, zeros above: L of `moments` and what every direction gets. Without
+ * queries L is the identity. */
 static void find_root(int64_t dim, const double *moments, double *root)
 {
     double trace = 0;
