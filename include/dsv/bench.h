@@ -25,8 +25,10 @@ typedef struct DsvBenchAttention {
 
 void dsv_bench_attention_defaults(DsvBenchAttention *bench);
 
-/* dense_fwd_ms, dense_bwd_ms, select_ms, sparse_fwd_ms, sparse_bwd_ms, density, captured_mass, variant,
- * threads and the settings. config gives device, isa and threads. */
+/* dense_fwd_ms, dense_bwd_ms, select_ms, select_plain_ms, sparse_fwd_ms, sparse_bwd_ms, density,
+ * captured_mass, variant, threads and the settings. select_ms is the mean over a training run's steps,
+ * what measures lists and renews projections included; select_plain_ms is that of steps which only make
+ * lists. config gives device, isa and threads. */
 DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *config,
                               const char *json_path, DsvLine *line, void *context);
 

@@ -17,7 +17,7 @@
 #include "base/threads.h"
 #include "sparse/sparse.h"
 
-enum { REPEATS_MOST = 64, PROFILE_SAMPLES = 256 };
+enum { REPEATS_MOST = 64, PROFILE_SAMPLES = 256, RARE_REPEATS = 3 };
 
 typedef struct Bench {
     DsvBenchAttention wanted;
@@ -260,41 +260,119 @@ done:
 typedef struct Times {
     double dense_fwd[REPEATS_MOST], dense_bwd[REPEATS_MOST];
     double select[REPEATS_MOST], sparse_fwd[REPEATS_MOST], sparse_bwd[REPEATS_MOST];
+    double select_mean; /* of a step, those that do more than others included */
 } Times;
 
-/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up. Selection is
- * all of the sparse forward pass but attention, what the host does between kernels included. */
+/* Steps of training differ by what selection does beside making lists: some measure what these hold, some
+ * renew the projection. */
+typedef struct StepKinds {
+    int64_t profile_every, refresh_every, period;
+} StepKinds;
+
+static StepKinds step_kinds(const Bench *b)
+{
+    StepKinds k = {b->settings.sparse_profile_every, b->settings.sparse_refresh_every, 0};
+    int64_t a = k.profile_every, other = k.refresh_every;
+    while (other > 0) {
+        int64_t rest = a % other;
+        a = other;
+        other = rest;
+    }
+    k.period = k.profile_every / a * k.refresh_every;
+    return k;
+}
+
+/* The share of steps that are of this kind; *step, unless there are none, is the first of them after 0, and
+ * every k.period-th from there on is another. */
+static double share_of_steps(const StepKinds *k, bool profiles, bool refreshes, int64_t *step)
+{
+    int64_t profiled = k->period / k->profile_every, refreshed = k->period / k->refresh_every;
+    int64_t count = profiles && refreshes ? 1
+                    : profiles            ? profiled - 1
+                    : refreshes           ? refreshed - 1
+                                          : k->period - profiled - refreshed + 1;
+    int64_t pace = profiles && refreshes ? k->period
+                   : profiles            ? k->profile_every
+                   : refreshes           ? k->refresh_every
+                                         : 1;
+    for (*step = pace; count > 0; *step += pace)
+        if ((*step % k->profile_every == 0) == profiles && (*step % k->refresh_every == 0) == refreshes)
+            break;
+    return (double)count / (double)k->period;
+}
+
+static DsvSparseAttention sparse_pass(const Bench *b)
+{
+    return (DsvSparseAttention){
+        .scale = attention_args(b).scale, .q = b->q, .k = b->k, .v = b->v, .out = b->out, .lse = b->lse,
+        .dout = b->dout, .dq = b->dq, .dk = b->dk, .dv = b->dv,
+    };
+}
+
+/* One step of training of the sparse layer. Selection is all of it but attention, what the host does between
+ * kernels included. */
+static DsvStatus time_step(Bench *b, int64_t step, double *select, double spent[DSV_KIND_COUNT])
+{
+    DsvDevice *device = b->backend.device;
+    DsvSparseAttention pass = sparse_pass(b);
+    double begin, middle, end;
+    dsvi_ops_time_reset();
+    DSVI_TRY(device->clock(device->stream, &begin));
+    DSVI_TRY(dsvi_sparse_step_begin(b->sparse, step, true));
+    DSVI_TRY(dsvi_sparse_forward(b->sparse, 0, &pass));
+    DSVI_TRY(device->clock(device->stream, &middle));
+    DSVI_TRY(dsvi_sparse_backward(b->sparse, 0, &pass));
+    DSVI_TRY(dsvi_ops_time_spent(spent));
+    *select = middle - begin - spent[DSV_KIND_ATTENTION_FWD];
+    DSVI_TRY(device->clock(device->stream, &begin));
+    DSVI_TRY(dsvi_sparse_step_end(b->sparse));
+    DSVI_TRY(device->clock(device->stream, &end));
+    *select += end - begin;
+    return DSV_OK;
+}
+
+/* What selection takes in the mean of all steps, `plain` in those that do nothing else. */
+static DsvStatus mean_of_steps(Bench *b, double plain, double *mean)
+{
+    StepKinds kinds = step_kinds(b);
+    *mean = 0;
+    for (int kind = 0; kind < 4; kind++) {
+        int64_t step;
+        double select[RARE_REPEATS], spent[DSV_KIND_COUNT];
+        double share = share_of_steps(&kinds, kind & 1, kind & 2, &step);
+        for (int i = 0; i < RARE_REPEATS && kind > 0 && share > 0; i++)
+            DSVI_TRY(time_step(b, step + i * kinds.period, &select[i], spent));
+        if (share > 0)
+            *mean += share * (kind > 0 ? dsvi_median(select, RARE_REPEATS) : plain);
+    }
+    return DSV_OK;
+}
+
+/* Dense and sparse in turns, so that a machine that slows down slows both. Repeat -1 warms up: it is step
+ * 0, in which everything is due. */
 static DsvStatus measure(Bench *b, Times *times)
 {
     const DsvOps *ops = &b->backend.ops;
-    DsvDevice *device = b->backend.device;
-    DsvStream *stream = device->stream;
+    DsvStream *stream = b->backend.device->stream;
     DsvAttentionArgs dense = attention_args(b);
-    DsvSparseAttention block = {
-        .scale = dense.scale, .q = b->q, .k = b->k, .v = b->v, .out = b->out, .lse = b->lse,
-        .dout = b->dout, .dq = b->dq, .dk = b->dk, .dv = b->dv,
-    };
+    StepKinds kinds = step_kinds(b);
+    int64_t plain;
+    share_of_steps(&kinds, false, false, &plain);
     for (int64_t i = -1; i < b->wanted.repeats; i++) {
         Times ignored, *to = i < 0 ? &ignored : times;
         int64_t slot = i < 0 ? 0 : i;
-        double spent[DSV_KIND_COUNT], begin, end;
+        double spent[DSV_KIND_COUNT];
         dsvi_ops_time_reset();
         DSVI_TRY(ops->attention_fwd.run(stream, &dense));
         DSVI_TRY(ops->attention_bwd.run(stream, &dense));
         DSVI_TRY(dsvi_ops_time_spent(spent));
         to->dense_fwd[slot] = spent[DSV_KIND_ATTENTION_FWD];
         to->dense_bwd[slot] = spent[DSV_KIND_ATTENTION_BWD];
-        dsvi_ops_time_reset();
-        DSVI_TRY(device->clock(stream, &begin));
-        DSVI_TRY(dsvi_sparse_forward(b->sparse, 0, &block));
-        DSVI_TRY(device->clock(stream, &end));
-        DSVI_TRY(dsvi_sparse_backward(b->sparse, 0, &block));
-        DSVI_TRY(dsvi_ops_time_spent(spent));
+        DSVI_TRY(time_step(b, i < 0 ? 0 : plain + i * kinds.period, &to->select[slot], spent));
         to->sparse_fwd[slot] = spent[DSV_KIND_ATTENTION_FWD];
         to->sparse_bwd[slot] = spent[DSV_KIND_ATTENTION_BWD];
-        to->select[slot] = end - begin - spent[DSV_KIND_ATTENTION_FWD];
     }
-    return DSV_OK;
+    return mean_of_steps(b, dsvi_median(times->select, (size_t)b->wanted.repeats), &times->select_mean);
 }
 
 /* Exact mass the lists hold and their density, means over heads and sampled queries. */
@@ -329,7 +407,7 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
     size_t n = (size_t)b->wanted.repeats;
     DSVI_TRY(measure_mass(b, &captured, &density));
     double dense_fwd = dsvi_median(times->dense_fwd, n), dense_bwd = dsvi_median(times->dense_bwd, n);
-    double select = dsvi_median(times->select, n);
+    double plain = dsvi_median(times->select, n), select = times->select_mean;
     double fwd = dsvi_median(times->sparse_fwd, n), bwd = dsvi_median(times->sparse_bwd, n);
     double pairs = (double)b->shape.heads * (double)b->shape.tokens * (double)b->shape.tokens;
     double flops = 4 * pairs * (double)b->shape.head_dim;
@@ -338,7 +416,8 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
         {"head_dim", (double)b->shape.head_dim}, {"group", (double)b->wanted.group},
         {"grain", (double)b->wanted.grain}, {"threads", (double)dsvi_threads_count()},
         {"dense_fwd_ms", 1e3 * dense_fwd}, {"dense_bwd_ms", 1e3 * dense_bwd},
-        {"select_ms", 1e3 * select}, {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
+        {"select_ms", 1e3 * select}, {"select_plain_ms", 1e3 * plain},
+        {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
         {"density", density}, {"captured_mass", captured},
         {"speedup", (dense_fwd + dense_bwd) / (select + fwd + bwd)},
         {"dense_fwd_gflops", 1e-9 * flops / dense_fwd}, {"dense_bwd_gflops", 2.5e-9 * flops / dense_bwd},

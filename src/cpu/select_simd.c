@@ -159,7 +159,9 @@ static void transpose_range(void *context, int64_t begin, int64_t end, int worke
                 run = dsvi_select_counted(s->args, run);
             int64_t from = (run * per_run + column % per_run) * features;
             for (int64_t r = 0; r < features; r++)
-                out[r * BLOCK_COLUMNS + c] = column < columns->count ? in[from + r] : 0;
+                out[r * BLOCK_COLUMNS + c] = column >= columns->count ? 0
+                                             : s->args->coarse ? dsvi_select_coarse(in[from + r], 1)
+                                                               : in[from + r];
         }
     }
 }
@@ -170,12 +172,15 @@ static void transpose(Select *s, const Columns *columns)
     dsvi_parallel_for(s->pairs * column_blocks(columns), 1, transpose_range, s);
 }
 
-/* Copies proxies [first, first + count) of the pair, zeros up to whole DSVI_TILE_ROWS. */
+/* Copies proxies [first, first + count) of the pair, coarse ones as they count, zeros up to whole
+ * DSVI_TILE_ROWS. */
 static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t count, float *out)
 {
     int64_t features = s->args->features, rows = dsvi_round_up(count, DSVI_TILE_ROWS);
     memcpy(out, s->args->proxies + (pair * s->proxies + first) * features,
            (size_t)(count * features) * sizeof *out);
+    for (int64_t i = 0; i < count * features && s->args->coarse; i++)
+        out[i] = dsvi_select_coarse(out[i], s->args->scale * DSVI_LOG2_E);
     memset(out + count * features, 0, (size_t)((rows - count) * features) * sizeof *out);
 }
 
@@ -185,11 +190,12 @@ static int64_t score(const Select *s, const Columns *of, const Scratch *scratch,
                      int64_t first)
 {
     int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
+    double factor = s->args->coarse ? 1 / DSVI_LOG2_E : s->args->scale;
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
         .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
         .b = block_of(s, of, pair, first / BLOCK_COLUMNS), .ldb = BLOCK_COLUMNS,
-        .c = scratch->scores, .ldc = BLOCK_COLUMNS, .factor = (float)s->args->scale});
+        .c = scratch->scores, .ldc = BLOCK_COLUMNS, .factor = (float)factor});
     for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)
             scratch->scores[p * BLOCK_COLUMNS + c] = -INFINITY;

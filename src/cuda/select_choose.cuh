@@ -41,12 +41,18 @@ __device__ __forceinline__ void take_best(SelectBest &best, int block, float a, 
         best = {most, select_run(block, a == most ? 0 : b == most ? 1 : c == most ? 2 : 3)};
 }
 
-/* A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
+/* The best run matters to a list without winners: it is followed for as long as a lane has met none.
+ * A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
  * bit 4 k + j. Lanes 4 g + q write the words of group g. */
 __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
     int lane = threadIdx.x % WARP, q = lane % 4;
     uint32_t word[PAIR] = {};
+    if (__any_sync(0xffffffffu, fminf(sink.mass[0], sink.mass[1]) <= 0.f)) {
+#pragma unroll
+        for (int g = 0; g < PAIR; g++)
+            take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
+    }
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
 #pragma unroll
@@ -54,9 +60,9 @@ __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)
             bool won = e[j][g] >= sink.threshold;
             uint32_t all = __ballot_sync(0xffffffffu, won);
             word[g] |= __funnelshift_r(all, all, q - j) & 0x11111111u << j;
-            sink.mass[g] += won ? e[j][g] : 0.f;
+            if (won)
+                sink.mass[g] += e[j][g];
         }
-        take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
     }
     if (sink.bits)
         sink.bits[block] = lane < 4 ? word[0] : word[1];
@@ -80,8 +86,8 @@ __device__ __forceinline__ void gather(double &mass, SelectBest &best)
     }
 }
 
-template <bool NEAR>
-__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
+template <int PARTS>
+__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
     const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
 {
     SelectPlace at = select_place(t, blockIdx.x);
@@ -92,7 +98,7 @@ __global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) voi
     bool writes = lane < 4 * PAIR && written < groups;
     MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f},
                      {{-1.f, 0}, {-1.f, 0}}};
-    walk_estimates<NEAR>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, shared_memory, sink);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         int of_set = lane * PAIR + g;
@@ -109,7 +115,7 @@ __global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) voi
 
 struct StoreSink {
     float *estimates; /* of this lane's first list */
-    int64_t row;      /* from one list to the next */
+    int row;          /* from one list to the next */
 };
 
 __device__ __forceinline__ void take(const StoreSink &sink, int block, const float (&e)[SLOTS][PAIR])
@@ -122,15 +128,15 @@ __device__ __forceinline__ void take(const StoreSink &sink, int block, const flo
 }
 
 /* Estimates of the rows of blocks of threads from number `first` on: (lists of those, blocks * COLUMNS). */
-template <bool NEAR>
-__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
+template <int PARTS>
+__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
     const __grid_constant__ SelectTiles t, int64_t first, float *estimates)
 {
     SelectPlace at = select_place(t, first * t.slices + blockIdx.x);
     int64_t set = (int64_t)(blockIdx.x / t.slices) * WARPS + threadIdx.x / WARP;
-    int64_t row = (int64_t)t.blocks * COLUMNS;
+    int row = t.blocks * COLUMNS;
     StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row};
-    walk_estimates<NEAR>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, shared_memory, sink);
 }
 
 /* A search for the k-th largest, `width` bits at a time: those above `shift + width` are known. */

@@ -4,9 +4,10 @@
  * go through stream->partials and are added in order. Features: a block of threads takes TILE chunks of one
  * (batch, head). Their means are made in shared memory, each thread a vector of consecutive elements of some
  * chunks, so that rows are read once and side by side; then threads in pairs make 4 features of TILE / 16
- * chunks, each of a pair from half of the elements. */
+ * chunks, each of a pair from half of the elements. What single rows of BF16, or chunks of a multiple of
+ * 16, have for 16 features at most goes through the tensor cores (select_project.cuh). */
 #include "cuda/cuda.h"
-#include "cuda/kernel.cuh"
+#include "cuda/select_project.cuh"
 #include "ops/select.h"
 
 using namespace dsvi;
@@ -337,6 +338,52 @@ template <typename T> DsvStatus make_features(DsvStream *stream, const DsvSelect
     return vectors ? launch_features<64, VEC>(stream, f, pairs) : launch_features<64, 1>(stream, f, pairs);
 }
 
+/* ---- features, by the tensor cores ---- */
+
+bool projects(const DsvSelectFeaturesArgs *args)
+{
+    const DsvHeads *x = &args->x;
+    const __nv_bfloat16 *data = static_cast<const __nv_bfloat16 *>(x->data);
+    return args->act == DSV_BF16 && args->projection && args->features <= PROJECT_FEATURES &&
+           (args->chunk == 1 || args->chunk % PROJECT_ROWS == 0) &&
+           (args->dim == 64 || args->dim == 96 || args->dim == 128) && aligned(data, x->batch_stride, 16) &&
+           aligned(data, x->token_stride, 16) && aligned(data, x->head_stride, 16);
+}
+
+template <int CHUNKS, bool MEANS>
+DsvStatus launch_project(DsvStream *stream, const Project &p, int64_t batch)
+{
+    int64_t blocks = batch * p.heads * p.slices;
+    project_kernel<CHUNKS, MEANS><<<(unsigned)blocks, PROJECT_THREADS, 0, stream->handle>>>(p);
+    DSVI_CUDA_LAUNCHED("select_features, tensor cores");
+    return DSV_OK;
+}
+
+DsvStatus project_rows(DsvStream *stream, const DsvSelectFeaturesArgs *args)
+{
+    bool means = args->chunk > 1;
+    Rows<__nv_bfloat16> x = rows_of<__nv_bfloat16>(args->x);
+    Project p = {x.data, x.batch_stride, x.token_stride, x.head_stride, (int)args->tokens, (int)args->heads,
+                 (int)args->features, means ? (int)(args->chunk / PROJECT_ROWS) : 1, 0, 0, args->projection,
+                 args->y, aligned(args->y, args->features, 16)};
+    int64_t at_once = (int64_t)stream->multiprocessors * PROJECT_BLOCKS;
+    int64_t slices = at_once / (args->batch * args->heads);
+    p.units = (int)ceil_div(args->tokens, p.tiles * PROJECT_ROWS);
+    int64_t most = ceil_div(p.units, PROJECT_WARPS);
+    p.slices = (int)(slices < 1 ? 1 : slices < most ? slices : most);
+    switch (args->dim) {
+    case 64:
+        return means ? launch_project<2, true>(stream, p, args->batch)
+                     : launch_project<2, false>(stream, p, args->batch);
+    case 96:
+        return means ? launch_project<3, true>(stream, p, args->batch)
+                     : launch_project<3, false>(stream, p, args->batch);
+    default:
+        return means ? launch_project<4, true>(stream, p, args->batch)
+                     : launch_project<4, false>(stream, p, args->batch);
+    }
+}
+
 DsvStatus features(DsvStream *stream, const DsvSelectFeaturesArgs *args)
 {
     if (args->dim > DSV_HEAD_DIM_MAX)
@@ -344,6 +391,8 @@ DsvStatus features(DsvStream *stream, const DsvSelectFeaturesArgs *args)
                          (long long)args->dim, DSV_HEAD_DIM_MAX);
     if (args->batch * args->heads * args->tokens * args->features == 0)
         return DSV_OK;
+    if (projects(args))
+        return project_rows(stream, args);
     DSVI_FOR_ACT("select_features", args->act, return make_features<T>(stream, args));
 }
 

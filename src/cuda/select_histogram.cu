@@ -23,9 +23,10 @@ extern __shared__ uint4 shared_memory[];
 
 /* ---- lse ---- */
 
-/* A lane's proxies of a tile: the sum of 2^(score - reference), infinite until there are scores. */
+/* A lane's proxies of a tile: the sum of 2^(score - reference), infinite until there are scores. References
+ * are whole numbers, so that starts are exact. */
 struct LaneSums {
-    float start[4]; /* of scores: -reference of both groups, twice */
+    float first[4], second[4]; /* starts of both products: -reference of both groups, twice */
     float sum[PAIR];
 };
 
@@ -39,20 +40,41 @@ __device__ __forceinline__ float four_powers(float a, float b, float c, float d)
 __device__ __forceinline__ void move_reference(float a, float b, float c, float d, LaneSums &s, int g)
 {
     bool first = s.sum[g] > SUM_MOST;
-    float higher = fmaxf(fmaxf(fmaxf(a, b), fmaxf(c, d)), first ? -3e38f : 64.f);
+    float higher = ceilf(fmaxf(fmaxf(fmaxf(a, b), fmaxf(c, d)), first ? -3e38f : 64.f));
     float before = first ? 0.f : s.sum[g] * exp2_near(-higher);
     s.sum[g] = before + four_powers(a - higher, b - higher, c - higher, d - higher);
-    s.start[g] -= higher;
-    s.start[2 + g] -= higher;
+    s.first[g] -= higher;
+    s.first[2 + g] -= higher;
+    s.second[g] -= higher;
+    s.second[2 + g] -= higher;
 }
 
-/* x: scores of a layer of a block of columns, less the reference. */
-__device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
+/* What scores of slots 2 and 3 start with, where features are coarse: less by the log2 of 1.0407, by which
+ * straight lines from whole number to whole number lie above 2^x in the mean. A sum of many is right to
+ * far less than the 4 % that one may be off. */
+#define LINE_SHIFT (SHIFT - 0.0575561523f)
+
+/* sum + 2^(shifted - LINE_SHIFT) by such a line. */
+__device__ __forceinline__ float add_line(float sum, float shifted)
 {
+    return sum + exp2_line(fminf(shifted, SHIFTED_MOST));
+}
+
+/* x: scores of a layer of a block of columns, less the reference. QUICK: slots 2 and 3 are shifted, and half
+ * of the powers straight lines. */
+template <bool QUICK> __device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
+{
+    const float shift = QUICK ? LINE_SHIFT : 0.f;
     float sum[PAIR];
 #pragma unroll
-    for (int g = 0; g < PAIR; g++)
-        sum[g] = s.sum[g] + four_powers(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
+    for (int g = 0; g < PAIR; g++) {
+        if (QUICK) {
+            sum[g] = add_line(add_line(exp2_near(x[0][g]), x[1][g]) + exp2_near(x[0][2 + g]), x[1][2 + g]);
+            sum[g] += s.sum[g];
+        } else {
+            sum[g] = s.sum[g] + four_powers(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
+        }
+    }
     if (fmaxf(sum[0], sum[1]) <= SUM_MOST) {
         s.sum[0] = sum[0];
         s.sum[1] = sum[1];
@@ -61,7 +83,7 @@ __device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         if (sum[g] > SUM_MOST)
-            move_reference(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g], s, g);
+            move_reference(x[0][g], x[0][2 + g], x[1][g] - shift, x[1][2 + g] - shift, s, g);
         else
             s.sum[g] = sum[g];
     }
@@ -94,7 +116,21 @@ __device__ __forceinline__ float2 gather_sums(float reference, float sum)
     return make_float2(most, sum);
 }
 
-/* ONE: features are one chunk, so that the warp's rows stay in registers. `tiles`: of a (batch, head). */
+/* The scores of one tile. ONE: features are one chunk. */
+template <bool ONE>
+__device__ __forceinline__ void score_tile(const SelectTiles &t, const uint4 *columns, const SelectColumns &a,
+                                           uint2 first, const uint2 *rows, const LaneSums &s,
+                                           float (&x)[2][4])
+{
+    begin_products(x, a, first, s.first, ONE ? s.second : s.first);
+#pragma unroll 1
+    for (int depth = 1; !ONE && depth < t.depths; depth++)
+        add_products(x, load_columns(columns + depth * COLUMN_CHUNK), rows[depth * WARP]);
+}
+
+/* ONE: features are one chunk of coarse ones. `tiles`: of a (batch, head). The products of a tile are begun
+ * before the powers of the one before it, so that tensor cores work beside them: warps that wait at the same
+ * barriers would do all products first and all powers then. */
 template <bool ONE>
 __global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __grid_constant__ SelectTiles t,
                                                                         int tiles, float2 *sums)
@@ -102,33 +138,30 @@ __global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __
     SelectPlace at = select_place(t, blockIdx.x);
     SelectFeed f = feed_begin(t, at, shared_memory);
     LaneSums lane[LSE_TILES];
-    const uint4 *rows[LSE_TILES];
-    uint4 first[LSE_TILES];
+    const uint2 *rows = t.rows + (int64_t)at.pair * tiles * t.depths * WARP + threadIdx.x % WARP;
+    int from[LSE_TILES]; /* this lane's rows of a tile, behind `rows` */
+    uint2 first[LSE_TILES];
+    const float shift = ONE ? LINE_SHIFT : 0.f;
 #pragma unroll
     for (int n = 0; n < LSE_TILES; n++) {
         int tile = at.set * LSE_TILES + n < tiles ? at.set * LSE_TILES + n : tiles - 1;
-        rows[n] = t.rows + ((int64_t)at.pair * tiles + tile) * t.depths * ROW_CHUNK + threadIdx.x % WARP;
-        first[n] = rows[n][0];
-        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {INFINITY, INFINITY}};
+        from[n] = tile * t.depths * WARP;
+        first[n] = rows[from[n]];
+        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {shift, shift, shift, shift}, {INFINITY, INFINITY}};
     }
     for (int block = at.begin; block < at.end; block++) {
         for (int layer = 0; layer < t.layers; layer++) {
             const uint4 *columns = feed_next(t, shared_memory, f);
-            float x[LSE_TILES][2][4];
             SelectColumns a = load_columns(columns);
-#pragma unroll
-            for (int n = 0; n < LSE_TILES; n++)
-                begin_products(x[n], a, first[n], lane[n].start);
-            for (int depth = 1; !ONE && depth < t.depths; depth++) {
-                a = load_columns(columns + depth * COLUMN_CHUNK);
-#pragma unroll
-                for (int n = 0; n < LSE_TILES; n++)
-                    add_products(x[n], a, rows[n][depth * ROW_CHUNK]);
-            }
+            float x[2][2][4];
+            score_tile<ONE>(t, columns, a, first[0], rows + from[0], lane[0], x[0]);
 #pragma unroll
             for (int n = 0; n < LSE_TILES; n++) {
-                mask_scores(block, layer_runs(t, layer), x[n]);
-                add_scores(x[n], lane[n]);
+                if (n + 1 < LSE_TILES)
+                    score_tile<ONE>(t, columns, a, first[n + 1], rows + from[n + 1], lane[n + 1],
+                                    x[(n + 1) % 2]);
+                mask_scores(block, layer_runs(t, layer), x[n % 2]);
+                add_scores<ONE>(x[n % 2], lane[n]);
             }
         }
     }
@@ -137,7 +170,7 @@ __global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __
 #pragma unroll
         for (int g = 0; g < PAIR; g++) {
             int tile = at.set * LSE_TILES + n, group = threadIdx.x % WARP * PAIR + g;
-            float2 all = gather_sums(-lane[n].start[g], lane[n].sum[g]);
+            float2 all = gather_sums(-lane[n].first[g], lane[n].sum[g]);
             if (tile < tiles && group < SET_GROUPS)
                 sums[(((int64_t)at.pair * tiles + tile) * SET_GROUPS + group) * t.slices + at.slice] = all;
         }
@@ -165,8 +198,8 @@ __global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, 
 /* ---- bins ---- */
 
 struct HistogramSink {
-    uint32_t *count, *places; /* (BINS), shared memory */
-    int first_group, groups;  /* of this lane; that there are */
+    uint32_t *bins; /* (2, BINS) counts, places: shared memory */
+    int groups;     /* that there are from this lane's first on */
 };
 
 __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
@@ -175,8 +208,9 @@ __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float esti
     int bin = (int)fminf(fmaxf(x, 0.f), (float)(DSV_SELECT_BINS - 1)); /* NaN goes to bin 0 */
     float place = estimate * exp2_near(DSV_SELECT_OCTAVES - (float)bin / DSV_SELECT_PER_OCTAVE);
     float scaled = bin > 0 ? (place - 1.f) * (1 << PLACE_BITS) : place * (1 << PLACE_BITS_LOWEST);
-    atomicAdd(sink.count + bin, 1u);
-    atomicAdd(sink.places + bin, (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
+    atomicAdd(sink.bins + bin, 1u);
+    atomicAdd(sink.bins + DSV_SELECT_BINS + bin,
+              (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
 }
 
 __device__ __forceinline__ void take(const HistogramSink &sink, int block, const float (&e)[SLOTS][PAIR])
@@ -184,7 +218,7 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
     (void)block;
 #pragma unroll
     for (int g = 0; g < PAIR; g++)
-        if (sink.first_group + g < sink.groups)
+        if (g < sink.groups)
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)
                 if (!(e[j][g] < 0.f))
@@ -192,17 +226,16 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
 }
 
 /* `bins`: (bin_heads, 2, BINS), added to. */
-template <bool NEAR>
-__global__ __launch_bounds__(SCORE_THREADS, NEAR ? NEAR_BLOCKS : FAR_BLOCKS) void histogram_kernel(
+template <int PARTS>
+__global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void histogram_kernel(
     const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
 {
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
-    HistogramSink sink = {count, count + DSV_SELECT_BINS,
-                          at.set * SET_GROUPS + (int)threadIdx.x % 4 * PAIR, groups};
+    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0; /* seen by all after the walk's first barrier */
-    walk_estimates<NEAR>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, shared_memory, sink);
     __syncthreads();
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         if (count[bin] > 0)
@@ -238,8 +271,9 @@ DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPla
     unsigned blocks = (unsigned)(select_row_blocks(p, p.lse) * p.lse.slices);
     size_t shared = 2 * (size_t)stage_size(p.lse) * sizeof(uint4);
     int tiles = p.rows.sets * p.rows.parts;
-    DSVI_TRY(select_allow(p.lse.depths == 1 ? lse_kernel<true> : lse_kernel<false>, shared));
-    if (p.lse.depths == 1)
+    bool one = p.lse.coarse && p.lse.depths == 1;
+    DSVI_TRY(select_allow(one ? lse_kernel<true> : lse_kernel<false>, shared));
+    if (one)
         lse_kernel<true><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
     else
         lse_kernel<false><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
@@ -250,17 +284,34 @@ DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPla
     return select_put_terms(stream, args, p);
 }
 
-template <bool NEAR> DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+template <int PARTS>
+DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.counted;
     int64_t slices = ceil_div(t.blocks, VALUES_MOST / (LISTS_EACH * COLUMNS));
     size_t shared = (size_t)select_shared(t) * sizeof(uint4) + 2 * DSV_SELECT_BINS * sizeof(uint32_t);
     t.slices = slices > t.slices ? (int)slices : t.slices;
-    DSVI_TRY(select_allow(histogram_kernel<NEAR>, shared));
-    histogram_kernel<NEAR><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared,
+    DSVI_TRY(select_allow(histogram_kernel<PARTS>, shared));
+    histogram_kernel<PARTS><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared,
                              stream->handle>>>(t, (int)p.groups, (int)args->bin_heads, p.bins);
     DSVI_CUDA_LAUNCHED("select histogram");
     return DSV_OK;
+}
+
+DsvStatus add_counted(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    switch (select_near(p.counted)) {
+    case 1:
+        return add_to_bins<1>(stream, args, p);
+    case 2:
+        return add_to_bins<2>(stream, args, p);
+    case 4:
+        return add_to_bins<4>(stream, args, p);
+    case 8:
+        return add_to_bins<8>(stream, args, p);
+    default:
+        return add_to_bins<0>(stream, args, p);
+    }
 }
 
 DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
@@ -269,10 +320,7 @@ DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPl
     DSVI_CUDA_TRY(cudaMemsetAsync(p.bins, 0, bytes, stream->handle));
     if (args->bin_skip > 0)
         DSVI_TRY(select_put_columns(stream, args, p, p.counted, args->bin_skip));
-    if (select_near(p.counted))
-        DSVI_TRY(add_to_bins<true>(stream, args, p));
-    else
-        DSVI_TRY(add_to_bins<false>(stream, args, p));
+    DSVI_TRY(add_counted(stream, args, p));
     int64_t bins = args->bin_heads * DSV_SELECT_BINS;
     bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
                                                                               args->bin_mass);
@@ -290,6 +338,7 @@ DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
         return DSV_OK;
     }
     SelectPlan p = select_plan(stream, args, args->workspace);
+    DSVI_TRY(select_enough(args, p));
     DSVI_TRY(select_prepare(stream, args, p));
     DSVI_TRY(find_lse(stream, args, p));
     return fill_bins(stream, args, p);

@@ -34,6 +34,13 @@ struct Scorer {
     float factor;    /* scale log2 e */
 };
 
+/* x, rounded like dsvi_select_coarse where features are coarse. */
+__device__ __forceinline__ float as_feature(const SelectRows &r, float x)
+{
+    uint32_t bits = __float_as_uint(x);
+    return r.coarse ? __uint_as_float((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu) : x;
+}
+
 /* e_gr of one run, for its mass: the choice of winners does not depend on it. */
 __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int64_t run)
 {
@@ -51,8 +58,8 @@ __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int6
             const float *candidate = s.candidates + (pair * s.count + c) * r.features;
             float score = 0.f;
             for (int i = 0; i < r.features; i++)
-                score = fmaf(proxy[i], candidate[i], score);
-            estimate = fmaf(weight, exp2_near(fmaf(score, s.factor, -lse)), estimate);
+                score = fmaf(as_feature(r, proxy[i] * s.factor), as_feature(r, candidate[i]), score);
+            estimate = fmaf(weight, exp2_near(score - lse), estimate);
         }
     }
     return estimate;
@@ -90,8 +97,8 @@ __device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int 
 __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int word, int runs,
                             uint32_t before, uint32_t here, uint32_t after, uint32_t *bits, double *mass)
 {
-    uint32_t more = x.kind == DSV_EXPLORE_NONE ? 0 : draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
-    int64_t groups = x.kind == DSV_EXPLORE_NONE ? 1 : ceil_div(s.rows.queries, s.rows.group);
+    uint32_t more = draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
+    int64_t groups = ceil_div(s.rows.queries, s.rows.group);
     if (x.kind == DSV_EXPLORE_NEIGHBOURS)
         more &= here << 1 | before >> (WARP - 1) | here >> 1 | after << (WARP - 1);
     if (more)
@@ -112,12 +119,13 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
     __shared__ int scratch[CHOOSE_THREADS / WARP];
     __shared__ uint32_t last;
     int64_t list = blockIdx.x;
-    int count = 0, any = 0, all;
+    int count = 0, all;
     double more = 0;
     bits += list * words;
+#pragma unroll 4
     for (int word = threadIdx.x; word < words; word += CHOOSE_THREADS)
-        any |= bits[word] != 0;
-    any = __syncthreads_or(any);
+        count += __popc(bits[word]);
+    bool any = __syncthreads_or(count);
     if (threadIdx.x == 0) {
         last = 0;
         for (int slice = 0; slice < slices; slice++)
@@ -125,11 +133,14 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
         if (!any) {
             SelectBest best = list_best(slice_best, list, slices);
             bits[best.run / WARP] = 1u << best.run % WARP;
+            count = 1;
             more += best.value;
         }
     }
     __syncthreads();
-    for (int first = 0; first < words; first += CHOOSE_THREADS) {
+    if (x.kind != DSV_EXPLORE_NONE)
+        count = 0; /* winners are counted with what comes beside them */
+    for (int first = 0; first < words && x.kind != DSV_EXPLORE_NONE; first += CHOOSE_THREADS) {
         int word = first + threadIdx.x;
         uint32_t here = word < words ? bits[word] : 0, after = word + 1 < words ? bits[word + 1] : 0;
         uint32_t before = threadIdx.x == 0 ? last : word < words ? bits[word - 1] : 0;
@@ -150,10 +161,9 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
 
 /* ---- offsets, mass, runs ---- */
 
-/* One block of threads: offsets[n + 1] is the count of list n, and becomes the end of it. */
-__global__ __launch_bounds__(SCAN_THREADS) void offsets_kernel(int64_t lists, int64_t *offsets)
+/* All threads of one block: offsets[n + 1] is the count of list n, and becomes the end of it. */
+__device__ void sum_offsets(int64_t lists, int64_t *offsets, int64_t *scratch)
 {
-    __shared__ int64_t scratch[SCAN_THREADS / WARP];
     int64_t begin = lists * threadIdx.x / SCAN_THREADS, end = lists * (threadIdx.x + 1) / SCAN_THREADS;
     int64_t sum = 0, all;
     for (int64_t n = begin; n < end; n++)
@@ -167,17 +177,24 @@ __global__ __launch_bounds__(SCAN_THREADS) void offsets_kernel(int64_t lists, in
         offsets[0] = 0;
 }
 
-/* A block of threads a head. */
-__global__ __launch_bounds__(CHOOSE_THREADS) void mass_kernel(const double *mass, int64_t batch,
-                                                              int64_t groups, double *selected_mass)
+/* A block of threads a head, for the mass of its lists, and one more for the offsets. */
+__global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int heads, int64_t groups,
+                                                              const double *mass, int64_t *offsets,
+                                                              double *selected_mass)
 {
-    __shared__ double sums[CHOOSE_THREADS / WARP];
+    __shared__ int64_t scratch[SCAN_THREADS / WARP];
+    __shared__ double sums[SCAN_THREADS / WARP];
+    int h = blockIdx.x;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < batch * groups; i += CHOOSE_THREADS)
-        sum += mass[(i / groups * gridDim.x + blockIdx.x) * groups + i % groups];
+    if (h == heads) {
+        sum_offsets(batch * heads * groups, offsets, scratch);
+        return;
+    }
+    for (int64_t i = threadIdx.x; i < batch * groups; i += SCAN_THREADS)
+        sum += mass[(i / groups * heads + h) * groups + i % groups];
     sum = block_sum(sum, sums);
     if (threadIdx.x == 0)
-        selected_mass[blockIdx.x] = sum;
+        selected_mass[h] = sum;
 }
 
 /* A block of threads a list. Run numbers are put in order in shared memory, and leave side by side. */
@@ -210,20 +227,20 @@ size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
     return select_plan(stream, args, nullptr).bytes;
 }
 
-template <bool NEAR>
+template <int PARTS>
 DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     size_t shared = (size_t)select_shared(p.all) * sizeof(uint4);
     MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
-    DSVI_TRY(select_allow(mark_kernel<NEAR>, shared));
-    mark_kernel<NEAR><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
+    DSVI_TRY(select_allow(mark_kernel<PARTS>, shared));
+    mark_kernel<PARTS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
                         stream->handle>>>(p.all, out);
     DSVI_CUDA_LAUNCHED("select winners by threshold");
     return DSV_OK;
 }
 
 /* As many lists at a time as there is room for their estimates. */
-template <bool NEAR>
+template <int PARTS>
 DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.all;
@@ -232,11 +249,11 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
     bool fits = row_bytes <= DSVI_CUDA_PARTIALS;
     float *estimates = fits ? static_cast<float *>(stream->partials) : p.estimates;
     int64_t row_blocks = select_row_blocks(p, t), most = fits ? (int64_t)(DSVI_CUDA_PARTIALS / row_bytes) : 1;
-    DSVI_TRY(select_allow(store_kernel<NEAR>, shared));
+    DSVI_TRY(select_allow(store_kernel<PARTS>, shared));
     for (int64_t first = 0; first < row_blocks; first += most) {
         int64_t count = row_blocks - first < most ? row_blocks - first : most;
         t.slices = select_slices(stream, count, t.blocks, select_blocks_each(t));
-        store_kernel<NEAR><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
+        store_kernel<PARTS><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
             t, first, estimates);
         DSVI_CUDA_LAUNCHED("select estimates");
         topk_kernel<<<(unsigned)(count * LISTS_EACH), CHOOSE_THREADS, 0, stream->handle>>>(
@@ -246,11 +263,26 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
     return DSV_OK;
 }
 
+template <int PARTS>
+DsvStatus mark_by_either(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    return args->topk ? mark_by_count<PARTS>(stream, args, p) : mark_by_threshold<PARTS>(stream, args, p);
+}
+
 DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    if (select_near(p.all))
-        return args->topk ? mark_by_count<true>(stream, args, p) : mark_by_threshold<true>(stream, args, p);
-    return args->topk ? mark_by_count<false>(stream, args, p) : mark_by_threshold<false>(stream, args, p);
+    switch (select_near(p.all)) {
+    case 1:
+        return mark_by_either<1>(stream, args, p);
+    case 2:
+        return mark_by_either<2>(stream, args, p);
+    case 4:
+        return mark_by_either<4>(stream, args, p);
+    case 8:
+        return mark_by_either<8>(stream, args, p);
+    default:
+        return mark_by_either<0>(stream, args, p);
+    }
 }
 
 DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
@@ -270,8 +302,11 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
 
 DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    DSVI_TRY(select_prepare(stream, args, p));
-    DSVI_TRY(select_put_terms(stream, args, p));
+    DSVI_TRY(select_enough(args, p));
+    if (!args->again) {
+        DSVI_TRY(select_prepare(stream, args, p));
+        DSVI_TRY(select_put_terms(stream, args, p));
+    }
     DSVI_TRY(mark(stream, args, p));
     return explore(stream, args, p);
 }
@@ -283,13 +318,9 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     SelectPlan p = select_plan(stream, args, args->workspace);
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
-    offsets_kernel<<<1, SCAN_THREADS, 0, stream->handle>>>(p.lists, lists->offsets);
-    DSVI_CUDA_LAUNCHED("select offsets");
-    if (args->heads > 0) {
-        mass_kernel<<<(unsigned)args->heads, CHOOSE_THREADS, 0, stream->handle>>>(
-            p.mass, args->batch, p.groups, args->selected_mass);
-        DSVI_CUDA_LAUNCHED("select mass");
-    }
+    totals_kernel<<<(unsigned)args->heads + 1, SCAN_THREADS, 0, stream->handle>>>(
+        args->batch, (int)args->heads, p.groups, p.mass, lists->offsets, args->selected_mass);
+    DSVI_CUDA_LAUNCHED("select offsets and mass");
     if (p.lists > 0) {
         emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
             p.bits, p.all.blocks, lists->offsets, lists->capacity, lists->runs);

@@ -22,8 +22,6 @@ enum {
     LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
 };
 
-#define DSVI_LOG2_E 1.4426950408889634
-
 /* The largest estimate of a list in a slice of the runs. */
 struct SelectBest {
     float value;
@@ -35,6 +33,7 @@ struct SelectRows {
     int64_t proxies, queries, group, chunk; /* as in DsvSelectArgs */
     int64_t per_group;                      /* proxies of a full group */
     int parts, sets, features, depths;
+    bool coarse;
 };
 
 struct SelectPlan {
@@ -47,7 +46,7 @@ struct SelectPlan {
     unsigned long long *bins; /* histogram: (bin_heads, 2, BINS) counts, sums of places inside the bin */
     uint32_t *bits;           /* lists: (lists, blocks of runs) */
     double *slice_mass;       /* lists: (lists, slices) of the winners */
-    SelectBest *slice_best;   /* lists: (lists, slices) */
+    SelectBest *slice_best;   /* lists: (lists, slices), of lists without winners */
     double *mass;             /* lists: (lists) of everything listed */
     float *estimates; /* lists: of some rows of blocks of threads, where partials are too small for one */
     size_t bytes;
@@ -84,7 +83,13 @@ inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t co
 
 inline int select_blocks_each(const SelectTiles &t)
 {
-    return select_near(t) ? NEAR_BLOCKS : FAR_BLOCKS;
+    return select_near(t) > 0 ? NEAR_BLOCKS : FAR_BLOCKS;
+}
+
+/* Of a row: coarse features are one each, others three. */
+inline int64_t select_halves(const DsvSelectArgs *args)
+{
+    return args->coarse ? args->features : 3 * args->features;
 }
 
 inline SelectRows select_rows(const DsvSelectArgs *args)
@@ -99,7 +104,8 @@ inline SelectRows select_rows(const DsvSelectArgs *args)
     r.parts = (int)(r.per_group < r.proxies ? r.per_group : r.proxies);
     r.sets = (int)(ceil_div(groups, LISTS_EACH) * WARPS);
     r.features = (int)args->features;
-    r.depths = (int)ceil_div(args->features, DEPTH);
+    r.coarse = args->coarse;
+    r.depths = (int)ceil_div(select_halves(args), DEPTH);
     return r;
 }
 
@@ -114,6 +120,7 @@ inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r, 
     t.last_layers = (int)(left < t.layers ? left : t.layers);
     t.blocks = (int)ceil_div(runs, COLUMNS);
     t.depths = r.depths;
+    t.coarse = r.coarse;
     t.stage = r.depths < STAGE_CHUNKS ? STAGE_CHUNKS / r.depths : 1;
     t.parts = r.parts;
     t.sets = r.sets;
@@ -132,7 +139,7 @@ inline void select_plan_histogram(const DsvStream *stream, const DsvSelectArgs *
     uint4 *columns = nullptr;
     int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
     p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks,
-                                      select_blocks_each(p->counted));
+                                      FAR_BLOCKS);
     p->lse.sets = (int)(ceil_div(tiles, LSE_TILES * WARPS) * WARPS);
     p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks, FAR_BLOCKS);
     if (args->bin_skip > 0)
@@ -159,7 +166,8 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
 {
     SelectPlan p = {};
     size_t used = 0;
-    uint4 *columns, *rows;
+    uint4 *columns;
+    uint2 *rows;
     float4 *terms;
     int64_t runs = dsvi_select_runs(args), counted = dsvi_select_counted_runs(args);
     p.pairs = args->batch * args->heads;
@@ -171,8 +179,8 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
                                  select_blocks_each(p.all));
     int64_t tiles = p.pairs * p.rows.sets * p.rows.parts;
     select_take(base, &used, select_column_chunks(p, p.all) * COLUMN_CHUNK, &columns);
-    select_take(base, &used, tiles * p.rows.depths * ROW_CHUNK, &rows);
-    select_take(base, &used, tiles * 4, &terms);
+    select_take(base, &used, tiles * p.rows.depths * WARP, &rows);
+    select_take(base, &used, tiles * TERMS, &terms);
     select_take(base, &used, p.pairs * RANGE_SLICES, &p.ranges);
     p.all.columns = columns;
     p.all.rows = rows;
@@ -245,42 +253,52 @@ __device__ __forceinline__ float power_of_two(int power)
 
 /* ---- tiles ---- */
 
-/* Where features are read, and how they are scaled. */
+/* Where features are read, and what becomes of them. */
 struct SelectFeatures {
     const float *data; /* (pairs, count, features) */
     int64_t count;
-    int features;
+    int features, halves;
+    int rest;          /* which of a feature's three halves is what the others leave; -1: there is one each */
     bool vectors;      /* whether four may be read at once */
     float factor;
 };
 
-/* Features [first, first + 4) of a row, zeros beyond the last. */
-__device__ __forceinline__ void load_features(const SelectFeatures &f, int64_t row, int first, float (&x)[4])
+inline SelectFeatures select_source(const DsvSelectArgs *args, const float *data, int64_t count, int rest,
+                                    float factor)
 {
-    const float *from = f.data + row * f.features + first;
-    if (f.vectors && first < f.features) {
-        load(from, x);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = first + i < f.features ? from[i] : 0.f;
+    return {data, count, (int)args->features, (int)select_halves(args), args->coarse ? -1 : rest,
+            args->coarse && aligned(data, args->features, 16), factor};
 }
 
-/* Two numbers as halves, and what these leave as halves; what no half can hold becomes the largest. */
-__device__ __forceinline__ void split(float a, float b, uint32_t *hi, uint32_t *lo)
+/* x as a half, or what that leaves; what no half can hold becomes the largest. */
+__device__ __forceinline__ __half to_half(float x, bool rest)
 {
     const float most = 65504.f;
-    a = a > most ? most : a < -most ? -most : a;
-    b = b > most ? most : b < -most ? -most : b;
-    __half first = __float2half_rn(a), second = __float2half_rn(b);
-    __half rest = __float2half_rn(a - __half2float(first)), other = __float2half_rn(b - __half2float(second));
-    *hi = (uint32_t)__half_as_ushort(first) | (uint32_t)__half_as_ushort(second) << 16;
-    *lo = (uint32_t)__half_as_ushort(rest) | (uint32_t)__half_as_ushort(other) << 16;
+    x = x > most ? most : x < -most ? -most : x;
+    __half nearest = __float2half_rn(x);
+    return rest ? __float2half_rn(x - __half2float(nearest)) : nearest;
+}
+
+/* Halves [first, first + 4) of a row, zeros beyond the last. */
+__device__ __forceinline__ uint2 load_halves(const SelectFeatures &f, int64_t row, int first, float grow)
+{
+    const float *from = f.data + row * f.features;
+    float x[4] = {};
+    uint32_t half[4];
+    if (f.vectors && first < f.features)
+        load(from + first, x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (!f.vectors && first + i < f.halves)
+            x[i] = from[(first + i) % f.features];
+        bool rest = f.rest >= 0 && (first + i) / f.features == f.rest;
+        half[i] = __half_as_ushort(to_half(x[i] * f.factor * grow, rest));
+    }
+    return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
 }
 
 /* A warp a chunk of (pairs, sets, parts, depths). */
-__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float2 *ranges, int64_t chunks, uint4 *rows)
+__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float2 *ranges, int64_t chunks, uint2 *rows)
 {
     int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (chunk >= chunks)
@@ -288,19 +306,14 @@ __global__ void rows_kernel(SelectRows r, SelectFeatures f, const float2 *ranges
     int lane = threadIdx.x % WARP;
     int64_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
     int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + lane / 4, tile % r.parts);
-    float grow = power_of_two(balance(ranges, pair, f.factor)), x[4] = {};
+    float grow = power_of_two(balance(ranges, pair, f.factor));
+    uint2 out = {};
     if (proxy >= 0)
-        load_features(f, pair * f.count + proxy, (int)(chunk % r.depths) * DEPTH + lane % 4 * 4, x);
-    uint4 out;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = x[i] * f.factor * grow;
-    split(x[0], x[1], &out.x, &out.z);
-    split(x[2], x[3], &out.y, &out.w);
-    rows[chunk * ROW_CHUNK + lane] = out;
+        out = load_halves(f, pair * f.count + proxy, (int)(chunk % r.depths) * DEPTH + lane % 4 * 4, grow);
+    rows[chunk * WARP + lane] = out;
 }
 
-/* A thread four terms of (pairs, sets, parts, 4). */
+/* A thread the terms of two groups of a part of a set. */
 __global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, float4 *terms)
 {
     int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -319,7 +332,9 @@ __global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, floa
             term[g] = (float)(log2((double)weight) - lse[pair * r.proxies + proxy] * DSVI_LOG2_E);
         }
     }
-    terms[n] = make_float4(term[0], term[1], term[0], term[1]);
+    float4 *out = terms + tile * TERMS + n % 4;
+    out[0] = make_float4(term[0], term[1], term[0], term[1]);
+    out[4] = make_float4(term[0], term[1], term[0] + SHIFT, term[1] + SHIFT);
 }
 
 /* dsvi_select_counted; skip 0 counts every run. */
@@ -339,28 +354,19 @@ __global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float2 *ra
     int64_t layer = chunk / t.depths % t.layers, rest = chunk / t.depths / t.layers;
     int block = (int)(rest % t.blocks), feature = (int)(chunk % t.depths) * DEPTH + threadIdx.x % 4 * 4;
     int64_t pair = rest / t.blocks;
-    float shrink = power_of_two(-balance(ranges, pair, factor)), x[SLOTS][4] = {};
+    float shrink = power_of_two(-balance(ranges, pair, factor));
+    uint2 slot[SLOTS] = {};
 #pragma unroll
     for (int j = 0; j < SLOTS; j++) {
         int64_t column = select_run(block, j);
         int64_t row = pair * f.count + counted_run(column, skip, runs) * per_run + layer;
         if (column < layer_runs(t, (int)layer))
-            load_features(f, row, feature, x[j]);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[j][i] *= shrink;
+            slot[j] = load_halves(f, row, feature, shrink);
     }
     uint4 *out = columns + chunk * COLUMN_CHUNK + threadIdx.x % WARP;
 #pragma unroll
-    for (int i = 0; i < SLOTS; i += 2) {
-        uint4 hi, lo;
-        split(x[i][0], x[i][1], &hi.x, &lo.x);
-        split(x[i + 1][0], x[i + 1][1], &hi.y, &lo.y);
-        split(x[i][2], x[i][3], &hi.z, &lo.z);
-        split(x[i + 1][2], x[i + 1][3], &hi.w, &lo.w);
-        out[i * WARP] = hi;
-        out[(i + 1) * WARP] = lo;
-    }
+    for (int i = 0; i < 2; i++)
+        out[i * WARP] = make_uint4(slot[2 * i].x, slot[2 * i + 1].x, slot[2 * i].y, slot[2 * i + 1].y);
 }
 
 inline unsigned prepare_blocks(int64_t threads)
@@ -378,8 +384,7 @@ inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args
                                     const SelectTiles &t, int64_t skip)
 {
     int64_t chunks = select_column_chunks(p, t);
-    SelectFeatures f = {args->candidates, dsvi_select_candidates(args), (int)args->features,
-                        aligned(args->candidates, args->features, 16), 1.f};
+    SelectFeatures f = select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f);
     columns_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
         t, f, p.ranges, select_factor(args), args->grain / args->candidate_keys, skip, dsvi_select_runs(args),
         chunks, const_cast<uint4 *>(t.columns));
@@ -387,21 +392,25 @@ inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args
     return DSV_OK;
 }
 
+inline DsvStatus select_enough(const DsvSelectArgs *args, const SelectPlan &p)
+{
+    if (args->workspace_bytes < p.bytes)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
+                         p.bytes);
+    return DSV_OK;
+}
+
 /* The proxies and all candidates into tiles. */
 inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     int64_t chunks = p.pairs * p.rows.sets * p.rows.parts * p.rows.depths;
-    if (args->workspace_bytes < p.bytes)
-        return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
-                         p.bytes);
     ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(
         args->proxies, p.rows.proxies * args->features, args->candidates,
         dsvi_select_candidates(args) * args->features, p.ranges);
     DSVI_CUDA_LAUNCHED("select ranges");
-    SelectFeatures f = {args->proxies, p.rows.proxies, (int)args->features,
-                        aligned(args->proxies, args->features, 16), select_factor(args)};
+    SelectFeatures f = select_source(args, args->proxies, p.rows.proxies, 1, select_factor(args));
     rows_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, f, p.ranges, chunks, const_cast<uint4 *>(p.all.rows));
+        p.rows, f, p.ranges, chunks, const_cast<uint2 *>(p.all.rows));
     DSVI_CUDA_LAUNCHED("select rows");
     return select_put_columns(stream, args, p, p.all, 0);
 }

@@ -1,5 +1,5 @@
 /* Scores of selection by the tensor cores: what select_histogram and select_lists share, so that both see the
- * very same e_gr (ops/select.h).
+ * same e_gr, coarse ones up to the 2^-9 that they may be off by (ops/select.h).
  *
  * A warp owns a set of 8 groups and takes 32 runs at a time. One product is mma.m16n8k16: 16 runs by 8
  * groups, for the proxies of one `part`, the first of each group, then the second and so on; estimates then
@@ -7,15 +7,18 @@
  * of the set: rows k and k + 8 of the first product are slots 0 and 1, those of the second slots 2 and 3.
  * A run of several candidates has as many layers, each with one candidate of every run.
  *
- * Features are split into a half and the half of what it leaves, 22 bits together; the products are
- * hi lo + lo hi + hi hi. So that halves have the range, proxies and candidates of a (batch, head) are
- * brought to the same largest feature, by powers of two that cancel in the product (select_plan.cuh). What is
- * left out is 2^-22 of a product, and 2^-25 times a feature where a half is denormal: as good as float.
+ * Features are halves. So that these have the range, proxies and candidates of a (batch, head) are brought to
+ * the same largest feature, by powers of two that cancel in the product (select_plan.cuh); where a half is
+ * denormal it lacks 2^-25 times a feature. Coarse features are rounded to halves. Others are split into a
+ * half and the half of what it leaves, and stand three times: hi lo + lo hi + hi hi, as if there were as
+ * many more features; what is left out is 2^-22 of a product: as good as float.
  * Of each DEPTH features a lane holds 4 q ... 4 q + 3, for rows and for columns; which two a fragment calls
- * neighbours is free as long as both agree. Everything lies in memory as lanes want it, 16 bytes each.
+ * neighbours is free as long as both agree. Everything lies in memory as lanes want it.
  *
  * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
- * a power of two: e = sum of 2^(term + score). */
+ * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle and does far
+ * more of other arithmetic: where rows are near, and with that coarse, one in four is a polynomial
+ * (add_exp2_shifted). */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
 
@@ -35,20 +38,22 @@ enum {
     SCORE_THREADS = WARPS * WARP,
     NEAR_BLOCKS = 3,  /* blocks of threads that a multiprocessor holds: where rows are near, and elsewhere */
     FAR_BLOCKS = 2,
-    ROW_CHUNK = WARP,            /* in 16 bytes: proxies of a part of a set */
-    COLUMN_CHUNK = 4 * WARP,     /* candidates of a layer of a block: two products, of each hi and lo */
-    STAGE_CHUNKS = 4,            /* of columns in shared memory at a time, at least */
-    NEAR_PARTS = 8               /* of a set in shared memory, where a chunk has all features */
+    ROW_CHUNK = WARP / 2,        /* in 16 bytes: proxies of a part of a set */
+    COLUMN_CHUNK = 2 * WARP,     /* candidates of a layer of a block: two products */
+    TERMS = 8,                   /* of a part of a set: for both products, and the four pairs of groups */
+    STAGE_CHUNKS = 8             /* of columns in shared memory at a time, at least */
 };
 
 /* What a kernel of scores walks over. */
 struct SelectTiles {
-    const uint4 *columns; /* (pairs, blocks, layers, depths, 2, 2, WARP) candidates; zeros for none */
-    const uint4 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
-    const float4 *terms;  /* (pairs, sets, parts, 4) of a lane's two groups, twice; -inf for none */
+    const uint4 *columns; /* (pairs, blocks, layers, depths, 2, WARP) candidates; zeros for none */
+    const uint2 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
+    const float4 *terms;  /* (pairs, sets, parts, 2, 4) of a lane's two groups, twice; -inf for none. The last
+                           * two of the second product are shifted (add_exp2_shifted) */
     int runs;             /* columns that there are */
     int last_layers;      /* candidates of the last run */
     int blocks, layers, depths, parts;
+    bool coarse;          /* features are */
     int sets;             /* of a (batch, head), whole blocks of threads */
     int stage;            /* layers of blocks that are in shared memory at a time */
     int slices;           /* into which the blocks of columns are cut, for more blocks of threads */
@@ -73,10 +78,12 @@ __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_
     return at;
 }
 
-/* Whether rows stay in shared memory; else they come from the cache, again for each block of columns. */
-__host__ __device__ __forceinline__ bool select_near(const SelectTiles &t)
+/* The parts of a set where rows stay in shared memory and each number has kernels of its own; 0 elsewhere:
+ * there rows come from the cache, again for each block of columns. */
+__host__ __device__ __forceinline__ int select_near(const SelectTiles &t)
 {
-    return t.depths == 1 && t.parts <= NEAR_PARTS;
+    bool near = t.coarse && t.depths == 1 && (t.parts == 1 || t.parts == 2 || t.parts == 4 || t.parts == 8);
+    return near ? t.parts : 0;
 }
 
 /* Of columns, in 16 bytes. */
@@ -88,7 +95,7 @@ __host__ __device__ __forceinline__ int stage_size(const SelectTiles &t)
 /* Shared memory, in 16 bytes: two stages of columns, then rows and terms where they are near. */
 __host__ __device__ __forceinline__ int select_shared(const SelectTiles &t)
 {
-    return 2 * stage_size(t) + (select_near(t) ? WARPS * t.parts * (ROW_CHUNK + 4) : 0);
+    return 2 * stage_size(t) + WARPS * select_near(t) * (ROW_CHUNK + TERMS);
 }
 
 __device__ __forceinline__ void copy_near(uint4 *shared, const void *global, int count)
@@ -147,53 +154,40 @@ __device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *s
 
 /* ---- products ---- */
 
-/* Candidates of one chunk of a layer, of both products. */
+/* Candidates of one chunk of a layer. */
 struct SelectColumns {
-    uint4 hi[2], lo[2];
+    uint4 product[2];
 };
 
 __device__ __forceinline__ SelectColumns load_columns(const uint4 *chunk)
 {
     const uint4 *mine = chunk + threadIdx.x % WARP;
-    return {{mine[0], mine[2 * WARP]}, {mine[WARP], mine[3 * WARP]}};
+    return {{mine[0], mine[WARP]}};
 }
 
 /* x = start + a b: 16 runs by 8 groups by DEPTH features. */
-__device__ __forceinline__ void multiply_add(float (&x)[4], const uint4 &a, uint32_t b0, uint32_t b1,
-                                             const float (&start)[4])
+__device__ __forceinline__ void multiply_add(float (&x)[4], const uint4 &a, uint2 b, const float (&start)[4])
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%10,%11,%12,%13};"
         : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(start[0]), "f"(start[1]),
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "f"(start[0]), "f"(start[1]),
           "f"(start[2]), "f"(start[3]));
 }
 
-/* Scores of a layer of a block: x[i][2 h + g] is slot 2 i + h of group g. They start with `start`, for both
- * products. */
-__device__ __forceinline__ void begin_products(float (&x)[2][4], const SelectColumns &a, const uint4 &b,
-                                               const float (&start)[4])
+/* Scores of a layer of a block: x[i][2 h + g] is slot 2 i + h of group g. The products start with `first` and
+ * `second`. */
+__device__ __forceinline__ void begin_products(float (&x)[2][4], const SelectColumns &a, uint2 b,
+                                               const float (&first)[4], const float (&second)[4])
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        multiply_add(x[i], a.hi[i], b.z, b.w, start);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        multiply_add(x[i], a.lo[i], b.x, b.y, x[i]);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        multiply_add(x[i], a.hi[i], b.x, b.y, x[i]);
+    multiply_add(x[0], a.product[0], b, first);
+    multiply_add(x[1], a.product[1], b, second);
 }
 
 /* The same of the next features. */
-__device__ __forceinline__ void add_products(float (&x)[2][4], const SelectColumns &a, const uint4 &b)
+__device__ __forceinline__ void add_products(float (&x)[2][4], const SelectColumns &a, uint2 b)
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        multiply_add(x[i], a.hi[i], b.z, b.w, x[i]);
-        multiply_add(x[i], a.lo[i], b.x, b.y, x[i]);
-        multiply_add(x[i], a.hi[i], b.x, b.y, x[i]);
-    }
+    begin_products(x, a, b, x[0], x[1]);
 }
 
 /* ---- powers ---- */
@@ -204,6 +198,33 @@ __device__ __forceinline__ float exp2_near(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is 2^x with its
+ * fraction as mantissa once those bits lie where a float has its exponent: straight lines between powers
+ * of whole numbers. */
+#define SHIFT 639.f
+#define SHIFTED_LEAST 512.f /* -127: becomes zero */
+#define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond it there is no sense */
+
+__device__ __forceinline__ float exp2_line(float shifted)
+{
+    return __uint_as_float(__float_as_uint(fmaxf(shifted, SHIFTED_LEAST)) << 9);
+}
+
+/* sum + 2^(shifted - SHIFT), the power to 2^-10 and exact where it is whole: 1 + f for a fraction f, times
+ * a cubic that makes 2^f of it. */
+__device__ __forceinline__ float add_exp2_shifted(float sum, float shifted)
+{
+    float power = exp2_line(shifted);
+    uint32_t bits = __float_as_uint(power), mantissa;
+    /* (bits & 0x7fffff) | 1.f: one instruction, of which nvcc makes two */
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(mantissa) : "r"(bits), "r"(0x7fffff), "r"(0x3f800000));
+    float one_more = __uint_as_float(mantissa);
+    float rest = fmaf(one_more, -0.10767654329538345f, 0.7166147828102112f);
+    rest = fmaf(rest, one_more, -1.3961085081100464f);
+    rest = fmaf(rest, one_more, 1.7871702909469604f);
+    return fmaf(power, rest, sum);
 }
 
 /* The run in slot j of this lane. */
@@ -218,47 +239,65 @@ __device__ __forceinline__ int layer_runs(const SelectTiles &t, int layer)
     return layer < t.last_layers ? t.runs : t.runs - 1;
 }
 
-/* Where this warp's rows and terms are. */
+/* Where this lane's rows and terms are. */
 struct SelectRowsAt {
-    const uint4 *rows;
+    const uint2 *rows;
     const float4 *terms;
 };
 
-template <bool NEAR>
+template <int PARTS>
 __device__ __forceinline__ SelectRowsAt rows_begin(const SelectTiles &t, const SelectPlace &at, uint4 *shared)
 {
-    int warp = threadIdx.x / WARP;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
-    SelectRowsAt r = {t.rows + first * t.depths * ROW_CHUNK, t.terms + first * 4};
-    if (NEAR) {
-        uint4 *rows = shared + 2 * stage_size(t), *terms = rows + WARPS * t.parts * ROW_CHUNK;
-        copy_near(rows, r.rows - warp * t.parts * ROW_CHUNK, WARPS * t.parts * ROW_CHUNK);
-        copy_near(terms, r.terms - warp * t.parts * 4, WARPS * t.parts * 4);
-        r.rows = rows + warp * t.parts * ROW_CHUNK;
-        r.terms = reinterpret_cast<float4 *>(terms + warp * t.parts * 4);
+    SelectRowsAt r = {t.rows + first * t.depths * WARP, t.terms + first * TERMS};
+    if (PARTS > 0) {
+        uint4 *rows = shared + 2 * stage_size(t), *terms = rows + WARPS * PARTS * ROW_CHUNK;
+        copy_near(rows, r.rows - warp * PARTS * WARP, WARPS * PARTS * ROW_CHUNK);
+        copy_near(terms, r.terms - warp * PARTS * TERMS, WARPS * PARTS * TERMS);
+        r.rows = reinterpret_cast<uint2 *>(rows + warp * PARTS * ROW_CHUNK);
+        r.terms = reinterpret_cast<float4 *>(terms + warp * PARTS * TERMS);
     }
-    return r;
+    return {r.rows + lane, r.terms + lane % 4};
 }
 
 /* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. */
-template <bool NEAR>
-__device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *columns, const SelectRowsAt &r,
-                                           float (&sum)[SLOTS][PAIR])
+template <int PARTS>
+__device__ __forceinline__ void add_powers_near(const uint4 *columns, const SelectRowsAt &r,
+                                                float (&sum)[SLOTS][PAIR])
 {
-    const uint4 *rows = r.rows + threadIdx.x % WARP;
-    const float4 *terms = r.terms + threadIdx.x % 4;
     SelectColumns a = load_columns(columns);
-#pragma unroll 2
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        float x[2][4], first[4], second[4];
+        load(reinterpret_cast<const float *>(r.terms + part * TERMS), first);
+        load(reinterpret_cast<const float *>(r.terms + part * TERMS + 4), second);
+        begin_products(x, a, r.rows[part * WARP], first, second);
+#pragma unroll
+        for (int g = 0; g < PAIR; g++) {
+            sum[0][g] += exp2_near(x[0][g]);
+            sum[1][g] += exp2_near(x[0][2 + g]);
+            sum[2][g] += exp2_near(x[1][g]);
+            sum[3][g] = add_exp2_shifted(sum[3][g], x[1][2 + g]);
+        }
+    }
+}
+
+/* The same for any number of parts and, unless ONE, of chunks; all powers are made alike. */
+template <bool ONE>
+__device__ __forceinline__ void add_powers_far(const SelectTiles &t, const uint4 *columns,
+                                               const SelectRowsAt &r, float (&sum)[SLOTS][PAIR])
+{
+    const uint2 *rows = r.rows;
+    SelectColumns a = load_columns(columns);
+#pragma unroll ONE ? 1 : 2
     for (int part = 0; part < t.parts; part++) {
         float x[2][4], start[4];
-        load(reinterpret_cast<const float *>(terms), start);
-        begin_products(x, a, *rows, start);
-        for (int depth = 1; !NEAR && depth < t.depths; depth++) {
-            rows += ROW_CHUNK;
+        load(reinterpret_cast<const float *>(r.terms + part * TERMS), start);
+        begin_products(x, a, *rows, start, start);
+        rows += WARP;
+        for (int depth = 1; !ONE && depth < t.depths; depth++, rows += WARP)
             add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
-        }
-        rows += ROW_CHUNK;
-        terms += 4;
 #pragma unroll
         for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -281,17 +320,22 @@ __device__ __forceinline__ void mask_columns(int block, int runs, float x, float
 
 /* Calls take(sink, block, e) for each block of columns, e[j][g] the estimate of group g of this lane for the
  * run in slot j: zero where there is no such group, negative where there is no such run. */
-template <bool NEAR, typename Sink>
+template <int PARTS, typename Sink>
 __device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
                                                Sink &sink)
 {
-    SelectRowsAt rows = rows_begin<NEAR>(t, at, shared);
+    SelectRowsAt rows = rows_begin<PARTS>(t, at, shared);
     SelectFeed f = feed_begin(t, at, shared);
     for (int block = at.begin; block < at.end; block++) {
         float e[SLOTS][PAIR] = {};
         for (int layer = 0; layer < t.layers; layer++) {
+            const uint4 *columns = feed_next(t, shared, f);
+            if (PARTS > 0 && (block + 1) * COLUMNS <= layer_runs(t, layer)) {
+                add_powers_near<PARTS>(columns, rows, e);
+                continue;
+            }
             float sum[SLOTS][PAIR] = {};
-            add_powers<NEAR>(t, feed_next(t, shared, f), rows, sum);
+            add_powers_far<(PARTS > 0)>(t, columns, rows, sum);
             mask_columns(block, layer_runs(t, layer), 0.f, sum);
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)

@@ -21,6 +21,8 @@
 #ifndef DSVI_SELECT_H
 #define DSVI_SELECT_H
 
+#include <string.h>
+
 #include "ops/attention.h"
 #include "ops/lists.h"
 
@@ -73,6 +75,7 @@ typedef struct DsvSelectArgs {
     int64_t grain;              /* of the lists: a multiple of candidate_keys */
     int64_t features;           /* R */
     double scale;
+    bool coarse;                /* features are: see dsvi_select_coarse */
     const float *proxies;       /* (B, N, ceil(Sq / chunk), R) */
     const float *candidates;    /* (B, N, ceil(Sk / candidate_keys), R) */
     float *lse;                 /* (B, N, ceil(Sq / chunk)): written by histogram, read by lists */
@@ -95,6 +98,7 @@ typedef struct DsvSelectArgs {
     DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
     double *selected_mass;      /* (N) device memory, overwritten: sum of e_gr over all listed runs */
     int64_t *needed;            /* one int64, host memory after sync: runs all lists need together */
+    bool again;                 /* the workspace is as select_histogram left it, of these very features */
 
     void *workspace;
     size_t workspace_bytes;
@@ -102,6 +106,24 @@ typedef struct DsvSelectArgs {
 
 typedef DsvStatus dsvi_select_fn(DsvStream *stream, const DsvSelectArgs *args);
 typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *args);
+
+/* Where features are coarse, scores are made of dsvi_select_coarse(proxy, scale log2 e) and
+ * dsvi_select_coarse(candidate, 1): the product with the factor rounded to the 11 bits of a half, but with a
+ * float's range; sums of powers may be off by 4 % where one power makes them (lse by
+ * DSVI_SELECT_COARSE_LSE), and estimates, given the lse, by 2^-9 of themselves. What features in fp8 are
+ * off by is several times that and costs 0.001 of the mass (docs/study.md); a GPU gets away with a third
+ * of the products and two thirds of the exponentials. */
+#define DSVI_SELECT_COARSE_LSE 0.042
+#define DSVI_LOG2_E 1.4426950408889634
+static inline float dsvi_select_coarse(float x, double factor)
+{
+    uint32_t bits;
+    x *= (float)factor;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~(uint32_t)0x1fff;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
 
 /* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
  * usable, and the caller (after a sync) must not attend over them. The offsets are those that would have

@@ -45,8 +45,10 @@ static double score(const DsvSelectArgs *args, int64_t pair, int64_t p, int64_t 
     const float *candidate = args->candidates + (pair * dsvi_select_candidates(args) + c) * args->features;
     double sum = 0;
     for (int64_t r = 0; r < args->features; r++)
-        sum += (double)proxy[r] * candidate[r];
-    return args->scale * sum;
+        sum += args->coarse ? (double)dsvi_select_coarse(proxy[r], args->scale * DSVI_LOG2_E) *
+                                  dsvi_select_coarse(candidate[r], 1)
+                            : (double)proxy[r] * candidate[r];
+    return args->coarse ? sum / DSVI_LOG2_E : args->scale * sum;
 }
 
 static double log_sum_exp(const DsvSelectArgs *args, int64_t pair, int64_t p)

@@ -1,12 +1,9 @@
-/* The closed form. With Q = E q q^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared error of scores
- * taken through a matrix M of rank r instead of the identity is
- *     E (q^T (I - M) (k - E k))^2 = | Q^1/2 (I - M) C^1/2 |_F^2,
- * least, by Eckart and Young, where Q^1/2 M C^1/2 is the truncated singular value decomposition of
- * Q^1/2 C^1/2: M = Q^-1/2 V V^T Q^1/2 with V the r leading eigenvectors of Q^1/2 C Q^1/2. Half of M goes to
- * the queries, half to the keys.
- *
- * With Q = U L U^T everything is done in the basis U: V = U W, where W are the eigenvectors of
- * L^1/2 (U^T C U) L^1/2; so P = U L^-1/2 W and K = U L^1/2 W. */
+/* The closed form. With Q = E q q^T = L L^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared
+ * error of scores taken through a matrix M of rank r instead of the identity is
+ *     E (q^T (I - M) (k - E k))^2 = | L^T (I - M) C^1/2 |_F^2,
+ * least, by Eckart and Young, where L^T M C^1/2 is the truncated singular value decomposition of L^T C^1/2:
+ * M = L^-T W W^T L^T with W the r leading eigenvectors of L^T C L. So P = L^-T W and K = L W. Any root of
+ * Q would do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait. */
 #include "sparse/projection_solve.h"
 
 #include <math.h>
@@ -15,46 +12,47 @@
 
 #include <lapacke.h>
 
-/* Eigenvalues of Q below this share of the largest count as it: the covariances are sums in F32, and a
- * direction no query takes needs no exact scale. */
-#define EIGENVALUE_FLOOR 1e-6
+/* Q gets this share of its trace in every direction: the moments are sums in F32, and a direction that no
+ * query takes needs no exact scale. */
+#define LEAST_SHARE 1e-6
 
 typedef struct Workspace {
-    double *basis;    /* (D, D) column i of U, or of W, in row i */
-    double *product;  /* (D, D) */
-    double *matrix;   /* (D, D) */
-    double *eigenvalue, *root; /* (D) */
+    double *root;       /* (D, D) L */
+    double *product;    /* (D, D) C, then C L */
+    double *matrix;     /* (D, D) L^T C L */
+    double *leading;    /* (D, D) eigenvectors, one a row, of which r are wanted */
+    double *eigenvalue; /* (D) */
     double *lapack;
     lapack_int *lapack_integers;
 } Workspace;
 
-/* What LAPACK's dsyevd asks for with eigenvectors. */
+/* What LAPACK's dsyevr asks for: doubles; integers, of which 2 D tell where vectors are not zero. */
 static size_t lapack_doubles(int64_t dim)
 {
-    return (size_t)(1 + 6 * dim + 2 * dim * dim);
+    return (size_t)(26 * dim);
 }
 
 static size_t lapack_integers(int64_t dim)
 {
-    return (size_t)(3 + 5 * dim);
+    return (size_t)(10 * dim);
 }
 
 size_t dsvi_projection_workspace(int64_t dim)
 {
-    size_t doubles = (size_t)(3 * dim * dim + 2 * dim) + lapack_doubles(dim);
-    size_t bytes = doubles * sizeof(double) + lapack_integers(dim) * sizeof(lapack_int);
+    size_t doubles = (size_t)(4 * dim * dim + dim) + lapack_doubles(dim);
+    size_t bytes = doubles * sizeof(double) + (lapack_integers(dim) + (size_t)(2 * dim)) * sizeof(lapack_int);
     return (bytes + 63) / 64 * 64;
 }
 
 static Workspace lay_out(int64_t dim, void *memory)
 {
     Workspace w;
-    w.basis = memory;
-    w.product = w.basis + dim * dim;
+    w.root = memory;
+    w.product = w.root + dim * dim;
     w.matrix = w.product + dim * dim;
-    w.eigenvalue = w.matrix + dim * dim;
-    w.root = w.eigenvalue + dim;
-    w.lapack = w.root + dim;
+    w.leading = w.matrix + dim * dim;
+    w.eigenvalue = w.leading + dim * dim;
+    w.lapack = w.eigenvalue + dim;
     w.lapack_integers = (lapack_int *)(w.lapack + lapack_doubles(dim));
     return w;
 }
@@ -67,48 +65,71 @@ static bool is_finite(int64_t dim, const double *matrix)
     return isfinite(sum);
 }
 
-/* Symmetric (dim, dim) `matrix` becomes its eigenvectors, one a row, eigenvalues ascending. */
-static DsvStatus eigenvectors(const Workspace *w, int64_t dim, double *matrix)
+/* root (dim, dim) lower triangle, zeros above: L of `moments` and what every direction gets. Without
+ * queries L is the identity. */
+static void find_root(int64_t dim, const double *moments, double *root)
 {
-    lapack_int n = (lapack_int)dim;
-    lapack_int info = LAPACKE_dsyevd_work(LAPACK_COL_MAJOR, 'V', 'U', n, matrix, n, w->eigenvalue, w->lapack,
-                                          (lapack_int)lapack_doubles(dim), w->lapack_integers,
-                                          (lapack_int)lapack_integers(dim));
-    if (info != 0)
-        return DSVI_FAIL(DSV_E_DIVERGED, "projection: LAPACK dsyevd found no eigenvectors of the covariances "
-                         "of queries and keys, head size %lld: info %d", (long long)dim, (int)info);
-    return DSV_OK;
-}
-
-/* out = a b^T: all (dim, dim) row-major. */
-static void multiply(int64_t dim, const double *a, const double *b, double *out)
-{
+    double trace = 0;
+    for (int64_t i = 0; i < dim; i++)
+        trace += moments[i * dim + i];
+    double least = trace > 0 ? LEAST_SHARE * trace : 1;
+    memset(root, 0, (size_t)(dim * dim) * sizeof *root);
     for (int64_t i = 0; i < dim; i++) {
-        for (int64_t j = 0; j < dim; j++) {
-            double sum = 0;
-            for (int64_t d = 0; d < dim; d++)
-                sum += a[i * dim + d] * b[j * dim + d];
-            out[i * dim + j] = sum;
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = moments[i * dim + j] + (i == j ? least : 0);
+            for (int64_t d = 0; d < j; d++)
+                sum -= root[i * dim + d] * root[j * dim + d];
+            root[i * dim + j] = i == j ? sqrt(fmax(sum, least)) : sum / root[j * dim + j];
         }
     }
 }
 
-/* Row d, column r of P and K: the sum over i of U_di W_ir root_i^-1 or root_i. */
-static void project(int64_t dim, int64_t rank, const Workspace *w, float *query_projection,
-                    float *key_projection)
+/* matrix = L^T C L, with C in `product` on entry. Rows are added to rows, side by side. */
+static void between_roots(int64_t dim, const Workspace *w)
+{
+    memset(w->matrix, 0, (size_t)(dim * dim) * sizeof *w->matrix);
+    for (int64_t i = 0; i < dim; i++)
+        for (int64_t d = 0; d < dim; d++)
+            for (int64_t j = 0; j <= d; j++)
+                w->matrix[i * dim + j] += w->product[i * dim + d] * w->root[d * dim + j];
+    memcpy(w->product, w->matrix, (size_t)(dim * dim) * sizeof *w->product);
+    memset(w->matrix, 0, (size_t)(dim * dim) * sizeof *w->matrix);
+    for (int64_t d = 0; d < dim; d++)
+        for (int64_t i = 0; i <= d; i++)
+            for (int64_t j = 0; j < dim; j++)
+                w->matrix[i * dim + j] += w->root[d * dim + i] * w->product[d * dim + j];
+}
+
+/* w->leading: the `rank` leading eigenvectors of w->matrix, the last one first. */
+static DsvStatus find_leading(int64_t dim, int64_t rank, const Workspace *w)
+{
+    lapack_int n = (lapack_int)dim, found = 0, *ends = w->lapack_integers + lapack_integers(dim);
+    lapack_int info = LAPACKE_dsyevr_work(LAPACK_COL_MAJOR, 'V', 'I', 'U', n, w->matrix, n, 0, 0,
+                                          (lapack_int)(dim - rank + 1), n, 0, &found, w->eigenvalue,
+                                          w->leading, n, ends, w->lapack, (lapack_int)lapack_doubles(dim),
+                                          w->lapack_integers, (lapack_int)lapack_integers(dim));
+    if (info != 0 || found != (lapack_int)rank)
+        return DSVI_FAIL(DSV_E_DIVERGED, "projection: LAPACK dsyevr found %d of %lld eigenvectors of the "
+                         "covariances of queries and keys, head size %lld: info %d", (int)found,
+                         (long long)rank, (long long)dim, (int)info);
+    return DSV_OK;
+}
+
+/* Column r of P and of K from w = W_r, which is lost: K is L w; P solves L^T p = w, from the last row up. */
+static void project(int64_t dim, int64_t rank, int64_t r, const double *root, double *w,
+                    float *query_projection, float *key_projection)
 {
     for (int64_t d = 0; d < dim; d++) {
-        for (int64_t r = 0; r < rank; r++) {
-            const double *leading = w->matrix + (dim - 1 - r) * dim;
-            double query = 0, key = 0;
-            for (int64_t i = 0; i < dim; i++) {
-                double term = w->basis[i * dim + d] * leading[i];
-                query += term / w->root[i];
-                key += term * w->root[i];
-            }
-            query_projection[d * rank + r] = (float)query;
-            key_projection[d * rank + r] = (float)key;
-        }
+        double key = 0;
+        for (int64_t i = 0; i <= d; i++)
+            key += root[d * dim + i] * w[i];
+        key_projection[d * rank + r] = (float)key;
+    }
+    for (int64_t d = dim - 1; d >= 0; d--) {
+        double query = w[d] / root[d * dim + d];
+        for (int64_t i = 0; i < d; i++)
+            w[i] -= root[d * dim + i] * query;
+        query_projection[d * rank + r] = (float)query;
     }
 }
 
@@ -120,23 +141,13 @@ DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const double *query_s
     DSVI_ASSERT(rank >= 1 && rank <= dim);
     if (!is_finite(dim, query_second) || !is_finite(dim, key_second))
         return DSVI_FAIL(DSV_E_DIVERGED, "projection: queries or keys are not finite");
-
-    memcpy(w.basis, query_second, (size_t)(dim * dim) * sizeof(double));
-    DSVI_TRY(eigenvectors(&w, dim, w.basis));
-    double largest = w.eigenvalue[dim - 1];
-    for (int64_t i = 0; i < dim; i++)
-        w.root[i] = largest > 0 ? sqrt(fmax(w.eigenvalue[i], EIGENVALUE_FLOOR * largest)) : 1;
-
+    find_root(dim, query_second, w.root);
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
-            w.matrix[i * dim + j] = key_second[i * dim + j] - key_mean[i] * key_mean[j];
-    multiply(dim, w.basis, w.matrix, w.product); /* U^T C, C being symmetric */
-    multiply(dim, w.product, w.basis, w.matrix);
-    for (int64_t i = 0; i < dim; i++)
-        for (int64_t j = 0; j < dim; j++)
-            w.matrix[i * dim + j] *= w.root[i] * w.root[j];
-    DSVI_TRY(eigenvectors(&w, dim, w.matrix));
-
-    project(dim, rank, &w, query_projection, key_projection);
+            w.product[i * dim + j] = key_second[i * dim + j] - key_mean[i] * key_mean[j];
+    between_roots(dim, &w);
+    DSVI_TRY(find_leading(dim, rank, &w));
+    for (int64_t r = 0; r < rank; r++)
+        project(dim, rank, r, w.root, w.leading + (rank - 1 - r) * dim, query_projection, key_projection);
     return DSV_OK;
 }

@@ -20,6 +20,7 @@ typedef struct DsvFeatures {
     int64_t chunk;          /* queries a proxy stands for */
     int64_t candidate_keys; /* keys a candidate stands for */
     int64_t features;       /* R */
+    bool coarse;            /* they may count as coarse (ops/select.h) */
     double scale;
     float *proxies;         /* (B, N, ceil(S / chunk), R) device memory */
     float *candidates;      /* (B, N, ceil(S / candidate_keys), R) device memory */
@@ -41,7 +42,7 @@ typedef struct DsvSelectorType {
     DsvStatus (*restored)(DsvSelector *selector);
 } DsvSelectorType;
 
-/* The head of every selector's struct. A type's create sets the four numbers of `features` (scale where it
+/* The head of every selector's struct. A type's create sets what `features` holds but memory (scale where it
  * is known by then), the rest is set for it. */
 struct DsvSelector {
     const DsvSelectorType *type;

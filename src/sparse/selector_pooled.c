@@ -11,6 +11,7 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     s->features.chunk = settings->sparse_group;
     s->features.candidate_keys = settings->sparse_grain;
     s->features.features = shape->head_dim;
+    s->features.coarse = true;
     *out = s;
     return DSV_OK;
 }

@@ -69,6 +69,7 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.chunk = settings->sparse_chunk;
     p->base.features.candidate_keys = 1;
     p->base.features.features = p->rank;
+    p->base.features.coarse = true;
     p->base.features.scale = 1 / sqrt((double)p->rank);
     p->host_sample = calloc((size_t)(shape->blocks * p->samples), sizeof(int32_t));
     p->host_loss = calloc((size_t)shape->blocks, dsvi_dtype_size(p->acc));

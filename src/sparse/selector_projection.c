@@ -90,6 +90,7 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.chunk = settings->sparse_chunk;
     p->base.features.candidate_keys = 1;
     p->base.features.features = p->rank;
+    p->base.features.coarse = true;
     if (!allocate(p, shape)) {
         release(&p->base);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size "

@@ -27,6 +27,7 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     s->features.chunk = settings->sparse_chunk;
     s->features.candidate_keys = 1;
     s->features.features = FEATURES;
+    s->features.coarse = false; /* squares of positions want every bit */
     s->features.scale = diagonal > 0 ? RANGE / diagonal : RANGE;
     *out = s;
     return DSV_OK;

@@ -31,7 +31,7 @@ static DsvSelectArgs select_args(const DsvSparse *s)
     return (DsvSelectArgs){
         .batch = s->shape.batch, .heads = s->shape.heads, .queries = s->shape.tokens, .keys = s->shape.tokens,
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
-        .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale,
+        .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
         .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
         .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
@@ -135,6 +135,7 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     plan_exploration(s, block, budget, &args);
     args.lists = &b->lists;
     args.needed = &needed;
+    args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, s->host_selected, s->selected_mass,
                               (size_t)s->shape.heads * sizeof(double)));

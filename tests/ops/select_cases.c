@@ -60,7 +60,7 @@ void check_select_features_cases(const DsvBackend *backend)
     static const RowsShape shapes[] = {
         {1, 1, 1, 2, 0, 1, 1, 0, 0},     {2, 3, 37, 34, 1, 3, 4, 5, 3},  {1, 2, 130, 64, 5, 7, 16, 16, 0},
         {1, 1, 65, 128, 0, 1, 1, 16, 0}, {1, 2, 100, 96, 2, 1, 64, 0, 0}, {1, 1, 9, 256, 0, 2, 5, 32, 2},
-        {2, 1, 40, 32, 50, 1, 3, 256, 0},
+        {2, 1, 40, 32, 50, 1, 3, 256, 0}, {2, 3, 70, 96, 0, 1, 32, 12, 8}, {1, 2, 75, 128, 0, 1, 1, 7, 8},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const RowsShape *s = &shapes[i];
@@ -84,6 +84,8 @@ typedef struct SelectShape {
     int64_t batch, heads, queries, keys, group, chunk, candidate_keys, grain, features;
     double logit; /* standard deviation of the scores */
 } SelectShape;
+
+#define COARSE_ERROR 0x1p-9 /* of an estimate made of coarse features, given the lse */
 
 typedef struct SelectRun {
     float *lse;
@@ -167,6 +169,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     args.workspace = check_workspace(backend, stream, args.workspace_bytes);
     if (!lse)
         assert_ok(ops->select_histogram.run(stream, &args));
+    args.again = !lse;
     assert_ok(ops->select_lists.run(stream, &args));
     check_workspace_release(backend, stream, args.workspace, args.workspace_bytes);
     check_download(backend, stream, r->lse, args.lse, proxies * f);
@@ -183,9 +186,9 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
 }
 
 /* Scores are rounded at their size; so is every estimate, relatively. */
-static double estimate_error(const SelectShape *shape)
+static double estimate_error(const SelectShape *shape, const DsvSelectArgs *args)
 {
-    return 1e-6 * (10 + 5 * shape->logit);
+    return 1e-6 * (10 + 5 * shape->logit) + (args->coarse ? COARSE_ERROR : 0);
 }
 
 static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero */
@@ -193,6 +196,8 @@ static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero 
 /* Cumulated from the top, count and mass of the bins agree but for what lies next to a border. */
 static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth)
 {
+    double tipped = args->coarse ? 1 : 0.05; /* COARSE_ERROR is a fifth of a bin: any run may lie so near */
+    double error = 1e-3 + (args->coarse ? COARSE_ERROR : 0);
     for (int64_t h = 0; h < args->bin_heads; h++) {
         double count = 0, mass = 0, truth_count = 0, truth_mass = 0;
         for (int64_t bin = (h + 1) * DSV_SELECT_BINS - 1; bin >= h * DSV_SELECT_BINS; bin--) {
@@ -205,15 +210,16 @@ static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, 
             mass += got->bin_mass[bin];
             truth_count += truth->bin_count[bin];
             truth_mass += truth->bin_mass[bin];
-            assert_error_below(fabs(count - truth_count), 0.05 * slack_count + 3, "count, bin %d", (int)bin);
-            assert_error_below(fabs(mass - truth_mass), 0.05 * slack_mass + 1e-3 * truth_mass + 1e-9,
+            assert_error_below(fabs(count - truth_count), tipped * slack_count + 3, "count, bin %d",
+                               (int)bin);
+            assert_error_below(fabs(mass - truth_mass), tipped * slack_mass + error * truth_mass + 1e-9,
                                "mass at bin %d", (int)bin);
         }
         assert_true(count == truth_count); /* every counted run is in some bin */
     }
 }
 
-/* All estimates of a (batch, head, group), from the truth's lse. */
+/* All estimates of a (batch, head, group), from this lse. */
 static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t list, double *estimate)
 {
     int64_t groups = dsvi_select_groups(args), pair = list / groups, g = list % groups;
@@ -225,11 +231,15 @@ static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t li
         int64_t p = pair * proxies + i / args->chunk;
         for (int64_t c = 0; c < candidates; c++) {
             double score = 0;
-            for (int64_t f = 0; f < args->features; f++)
-                score += (double)args->proxies[p * args->features + f] *
-                         args->candidates[(pair * candidates + c) * args->features + f];
+            for (int64_t f = 0; f < args->features; f++) {
+                float x = args->proxies[p * args->features + f];
+                float y = args->candidates[(pair * candidates + c) * args->features + f];
+                score += args->coarse ? (double)dsvi_select_coarse(x, args->scale * DSVI_LOG2_E) *
+                                            dsvi_select_coarse(y, 1) / DSVI_LOG2_E
+                                      : args->scale * x * y;
+            }
             estimate[c * args->candidate_keys / args->grain] +=
-                exp(args->scale * score - lse[p]) / (double)(last - g * args->group);
+                exp(score - lse[p]) / (double)(last - g * args->group);
         }
     }
 }
@@ -277,44 +287,78 @@ static void assert_same_run(const DsvSelectArgs *args, const SelectRun *a, const
     assert_int_equal(a->needed, b->needed);
 }
 
+/* The histogram that follows from this lse. */
+static void histogram_of(const DsvSelectArgs *args, const float *lse, SelectRun *r)
+{
+    int64_t groups = dsvi_select_groups(args);
+    double *estimate = malloc((size_t)dsvi_select_runs(args) * sizeof *estimate);
+    for (int64_t i = 0; i < args->bin_heads * DSV_SELECT_BINS; i++)
+        r->bin_count[i] = r->bin_mass[i] = 0;
+    for (int64_t n = 0; n < args->batch * args->heads * groups; n++) {
+        estimates_of(args, lse, n, estimate);
+        for (int64_t i = 0; i < dsvi_select_counted_runs(args); i++) {
+            double e = estimate[dsvi_select_counted(args, i)];
+            double bin = floor((log2(e) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE);
+            int64_t at = n / groups % args->bin_heads * DSV_SELECT_BINS +
+                         (int64_t)fmin(fmax(bin, 0), DSV_SELECT_BINS - 1);
+            r->bin_count[at] += 1;
+            r->bin_mass[at] += e;
+        }
+    }
+    free(estimate);
+}
+
+/* The truth. With coarse features all but the lse is judged by what follows from the lse of `got`. */
+static void run_truth(const SelectShape *shape, const DsvSelectArgs *args, int64_t capacity,
+                      const SelectRun *got, SelectRun *truth)
+{
+    DsvOps ref;
+    int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
+    double error = estimate_error(shape, args) + (args->coarse ? DSVI_SELECT_COARSE_LSE : 0);
+    dsvi_ops_fill_ref(&ref);
+    select_on(NULL, &ref, args, capacity, NULL, truth);
+    for (int64_t p = 0; p < proxies; p++)
+        assert_error_below(fabs(got->lse[p] - truth->lse[p]), error, "lse of proxy %d", (int)p);
+    if (!args->coarse)
+        return;
+    run_free(truth);
+    select_on(NULL, &ref, args, capacity, got->lse, truth);
+    histogram_of(args, got->lse, truth);
+}
+
 static void compare_with_truth(const DsvBackend *backend, const SelectShape *shape, const DsvSelectArgs *args,
                                int64_t capacity)
 {
-    DsvOps ref;
     SelectRun truth, got, again;
-    dsvi_ops_fill_ref(&ref);
-    select_on(NULL, &ref, args, capacity, NULL, &truth);
     dsvi_threads_set(1);
     select_on(backend, &backend->ops, args, capacity, NULL, &got);
     dsvi_threads_set(3);
     select_on(backend, &backend->ops, args, capacity, NULL, &again);
     assert_same_run(args, &got, &again, capacity);
-    int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
-    for (int64_t p = 0; p < proxies; p++)
-        assert_error_below(fabs(got.lse[p] - truth.lse[p]), estimate_error(shape), "lse of proxy %d", (int)p);
+    run_truth(shape, args, capacity, &got, &truth);
     compare_histograms(args, &got, &truth);
     assert_int_equal(got.offsets[0], 0);
     assert_int_equal(got.offsets[args->batch * args->heads * dsvi_select_groups(args)], got.needed);
     for (int64_t h = 0; h < args->heads; h++)
         assert_error_below(fabs(got.selected_mass[h] - truth.selected_mass[h]),
-                           2 * estimate_error(shape) * (1 + truth.selected_mass[h]), "selected mass");
+                           2 * estimate_error(shape, args) * (1 + truth.selected_mass[h]), "selected mass");
     if (capacity < truth.needed)
         assert_true(labs((long)(got.needed - truth.needed)) <= truth.needed / 100);
     else
-        compare_lists(args, &got, &truth, 4 * estimate_error(shape));
+        compare_lists(args, &got, &truth, 4 * estimate_error(shape, args));
     assert_int_equal(got.runs[capacity], -1);
     run_free(&truth);
     run_free(&got);
     run_free(&again);
 }
 
-static void check_select(const DsvBackend *backend, const SelectShape *shape)
+static void check_select(const DsvBackend *backend, const SelectShape *shape, bool coarse)
 {
     DsvSelectArgs args = {
         .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .keys = shape->keys,
         .group = shape->group, .chunk = shape->chunk, .candidate_keys = shape->candidate_keys,
         .grain = shape->grain, .features = shape->features, .scale = 1 / sqrt((double)shape->features),
-        .bin_heads = shape->heads,
+        .coarse = coarse, .bin_heads = shape->heads,
         .explore_rate = 0.2, .explore_seed = 3, .explore_step = 4,
     };
     int64_t pairs = args.batch * args.heads, runs = dsvi_select_runs(&args);
@@ -347,15 +391,16 @@ static void check_select(const DsvBackend *backend, const SelectShape *shape)
 }
 
 /* lse and features of zero make every estimate exactly 1, and exact on every backend: the rules on ties. */
-static void check_ties(const DsvBackend *backend)
+static void check_ties(const DsvBackend *backend, bool coarse)
 {
     enum { RUNS = 150 };
     static const float zeros[2 * RUNS * 16];
     float threshold[2] = {1, 1.5f};
     int32_t topk[2] = {70, RUNS};
     DsvSelectArgs args = {.batch = 1, .heads = 2, .queries = 6, .keys = RUNS, .group = 4, .chunk = 4,
-                          .candidate_keys = 1, .grain = 1, .features = 16, .scale = 1, .bin_heads = 2,
-                          .proxies = zeros, .candidates = zeros, .threshold = threshold};
+                          .candidate_keys = 1, .grain = 1, .features = 16, .scale = 1, .coarse = coarse,
+                          .bin_heads = 2, .proxies = zeros, .candidates = zeros,
+                          .threshold = threshold};
     SelectRun r;
     select_on(backend, &backend->ops, &args, 4 * RUNS, zeros, &r);
     assert_int_equal(r.needed, 2 * RUNS + 2);
@@ -382,7 +427,9 @@ void check_select_cases(const DsvBackend *backend)
         {1, 1, 50, 129, 16, 8, 4, 12, 8, 1},      {1, 2, 40, 65, 2, 2, 1, 1, 16, 30},
         {1, 1, 33, 513, 16, 16, 1, 1, 128, 0},
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check_select(backend, &shapes[i]);
-    check_ties(backend);
+    for (int coarse = 0; coarse < 2; coarse++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+            check_select(backend, &shapes[i], coarse);
+        check_ties(backend, coarse);
+    }
 }
