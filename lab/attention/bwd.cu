@@ -7,8 +7,8 @@
  *     ./bwd bulk 0 0         checks only
  *     ./bwd bulk 65536 8     these tokens and heads
  *
- * D = 128, batch 1. Lists are random keys, ascending. The forward pass is that of fwd_kernel.cuh. A variant that
- * waits for ever ends with "unspecified launch failure" (cuda/hopper.cuh) under its name. */
+ * D = 128, batch 1. Lists are random keys, ascending. The forward pass is that of fwd_kernel.cuh. A variant
+ * that waits for ever ends with "unspecified launch failure" (cuda/hopper.cuh) under its name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -56,8 +56,8 @@ template <typename P> __device__ __forceinline__ int chunks_of(const Tile &tile)
     return (tile.keys + P::KEYS - 1) / P::KEYS;
 }
 
-/* Which chunk of its list tile `number` takes n-th. Tiles that run side by side all begin at the first, so that
- * they pass over the keys together; turned, each begins elsewhere. */
+/* Which chunk of its list tile `number` takes n-th. Tiles that run side by side all begin at the first, so
+ * that they pass over the keys together; turned, each begins elsewhere. */
 __device__ __forceinline__ int chunk_at(const BackwardProblem &a, int number, int n, int chunks)
 {
     return a.turned ? (n + number * 7) % chunks : n;

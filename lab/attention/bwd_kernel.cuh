@@ -1,20 +1,22 @@
 /* Attention backward over lists for Hopper, D = 128, bf16.
  *
- * A block of threads stays on its multiprocessor and goes from tile to tile: QUERIES of one group, whose Q and
- * dO lie in shared memory, and the list of keys, 64 at a time (a chunk). Three warpgroups:
+ * A block of threads stays on its multiprocessor and goes from tile to tile: QUERIES of one group, whose Q
+ * and dO lie in shared memory, and the list of keys, 64 at a time (a chunk). Three warpgroups:
  *     0       gathers rows of K and V into a ring of stages; dQ += dS K, in 128 registers (bwd_keep.cuh)
- *     1, 2    take every other chunk: S^T = K Q^T and dP^T = V dO^T, P^T and dS^T of them in registers, which are
- *             left factors of dV = P^T dO and dK = dS^T Q as they stand; dS also goes to shared memory for dQ
- * so that a chunk is one warpgroup's from end to end, and the two that multiply meet only at the tensor cores.
+ *     1, 2    take every other chunk: S^T = K Q^T and dP^T = V dO^T, then P^T and dS^T in registers, which
+ *             are left factors of dV = P^T dO and dK = dS^T Q as they stand; dS also goes to shared memory,
+ *             for dQ
+ * so that a chunk is one warpgroup's from end to end, and the two that multiply meet only at the tensor
+ * cores.
  *
  * A chunk's dK and dV are added to the sums in memory, half the columns at a time: two sets of 32 registers,
  * of which one is on its way out while the other is multiplied. The sums decide the time: for each key 1 KiB
  * goes to the L2 cache, twice what its K and V are.
  *
- *     shared memory   Q, dO; STAGES x (K, V); dS of either warpgroup, lines of keys; sums on their way, of each
- *                     warp alone; lse and delta of the queries; barriers
- *     delta           the diagonal of O dO^T, made by products as dP is: where one key has all the weight, p is
- *                     1 and dp - delta is 0 to the bit. O comes through a stage, ahead of the keys.
+ *     shared memory   Q, dO; STAGES x (K, V); dS of either warpgroup, lines of keys; sums on their way, of
+ *                     each warp alone; lse and delta of the queries; barriers
+ *     delta           the diagonal of O dO^T, made by products as dP is: where one key has all the weight, p
+ *                     is 1 and dp - delta is 0 to the bit. O comes through a stage, ahead of the keys.
  *
  * Of cp.async and proxies see fwd_kernel.cuh. dS is written by ordinary stores, fenced by who wrote it. */
 #ifndef LAB_BWD_KERNEL_CUH
@@ -42,8 +44,7 @@ template <typename P> struct Sharer {
     }
 };
 
-/* d = A B^T of 64 rows and BROWS rows, over D: K-major both, begun. `a` has 64 lines in each half of its
- * columns, `b` LINES. */
+/* d = A B^T, over D, begun. In each half of their columns A has 64 lines and B's matrix LINES. */
 template <int LINES, int N>
 __device__ __forceinline__ void begin_rows(float (&d)[N], uint32_t a, uint32_t b)
 {
@@ -71,8 +72,8 @@ __device__ __forceinline__ void begin_sums(float (&d)[32], const uint32_t (&a)[P
 
 /* lse and delta of the tile's queries; beyond the last one lse is infinite and p zero. */
 template <typename P>
-__device__ __forceinline__ void prepare_queries(const BackwardProblem &a, const Sharer<P> &m, const Tile &tile,
-                                                int stage)
+__device__ __forceinline__ void prepare_queries(const BackwardProblem &a, const Sharer<P> &m,
+                                                const Tile &tile, int stage)
 {
     int first = 64 * m.number, lane = anew(m.lane), base = anew(m.base), row = 16 * m.warp + lane / 4;
     if (first < P::QUERIES) {
@@ -155,14 +156,14 @@ __device__ __forceinline__ void store_ds(const Sharer<P> &m, const uint32_t (&ds
     }
 }
 
-/* Where row r of 16 stands in a buffer: a lane's neighbours, which store together, are then in other banks. */
+/* Where row r of 16 stands in a buffer: of lanes that store together each then has other banks. */
 template <typename P> __device__ __forceinline__ uint32_t stage_row(int r)
 {
     return r / 2 * P::ROW_BYTES + r % 2 * (8 * P::ROW_BYTES + 64);
 }
 
-/* Adds half the columns of dK or dV of a warp's 16 keys to their sums. Lane r % 16 has the number of key r; the
- * first `count` are there. */
+/* Adds half the columns of dK or dV of a warp's 16 keys to their sums. Lanes r and r + 16 have the number of
+ * key r; the first `count` are there. */
 template <typename P>
 __device__ __forceinline__ void add_by_lanes(const Sharer<P> &m, const float (&x)[32], float *sums, int half,
                                              int number, int count)
@@ -297,7 +298,8 @@ __device__ __forceinline__ void take_chunk(const BackwardProblem &a, Sharer<P> &
 }
 
 /* SUMS_ONLY: adds zeros. */
-template <typename P> __device__ __forceinline__ void add_zeros(const BackwardProblem &a, Sharer<P> &m, const Sums &to)
+template <typename P>
+__device__ __forceinline__ void add_zeros(const BackwardProblem &a, Sharer<P> &m, const Sums &to)
 {
     float x[32] = {};
 #pragma unroll 1
@@ -311,14 +313,16 @@ template <typename P> __device__ __forceinline__ Ring ring_at(uint32_t n)
     return {(int)(n % P::STAGES), n / P::STAGES & 1};
 }
 
-/* Chunks are dealt out by turns across all tiles: `turn` is how many there were, `items` with the tiles' O. */
+/* Chunks are dealt out by turns across all tiles: `turn` is how many there were, `items` with the tiles'
+ * O. */
 template <typename P, Work WORK>
 __device__ __forceinline__ void share_work(const BackwardProblem &a, uint32_t base, int number)
 {
     const Problem &f = a.forward;
     int warp = threadIdx.x % WARPGROUP / WARP;
     uint32_t buffers = base + P::BUFFERS_AT + (number * 4 + warp) * P::BUFFERS * P::BUFFER_BYTES;
-    Sharer<P> m = {base, {base + P::BARRIERS_AT}, number, warp, (int)threadIdx.x % WARP, elected(), buffers, 0};
+    Sharer<P> m = {base, {base + P::BARRIERS_AT}, number, warp, (int)threadIdx.x % WARP, elected(), buffers,
+                   0};
     uint32_t items = 0, turn = 0;
     for (int tile_number = blockIdx.x; tile_number < tiles_of<P>(f); tile_number += gridDim.x) {
         Tile tile = tile_at<P>(f, tile_number);

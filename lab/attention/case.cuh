@@ -75,7 +75,8 @@ static __global__ void fill_lists(int32_t *lists, const int64_t *offsets, int to
     }
 }
 
-/* Random lists of `counts` keys, of each head and group. Returns how many pairs of query and key they hold. */
+/* Random lists of `counts` keys, of each head and group. Returns how many pairs of query and key they
+ * hold. */
 static int64_t make_lists(Owner *owner, Problem *a, const std::vector<int> &counts)
 {
     int lists = (int)counts.size();
