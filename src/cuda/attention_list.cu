@@ -139,7 +139,7 @@ static bool pitch_fits(const DsvHeads &rows)
     return rows.token_stride <= INT32_MAX / 2 && rows.token_stride >= -INT32_MAX / 2;
 }
 
-/* Why the kernels for Hopper leave this to the portable ones; NULL: they take it. */
+/* Why the kernels for Hopper leave this to the portable ones; NULL: the forward one takes it. */
 static const char *hopper_leaves(const DsvStream *stream, const AttentionProblem &p, DsvDtype act)
 {
     if (stream->capability != 90)
@@ -156,6 +156,16 @@ static const char *hopper_leaves(const DsvStream *stream, const AttentionProblem
     if (!pitch_fits(p.q) || !pitch_fits(p.k) || !pitch_fits(p.v))
         return "rows are gigabytes apart";
     return p.scale > 0 ? nullptr : "scale is not positive";
+}
+
+/* The same of the backward one. */
+static const char *hopper_leaves_backward(const DsvStream *stream, const AttentionProblem &p, DsvDtype act)
+{
+    if (p.alone)
+        return "sums in a fixed order";
+    if (!pitch_fits(p.out) || !pitch_fits(p.dout))
+        return "rows are gigabytes apart";
+    return hopper_leaves(stream, p, act);
 }
 
 /* What answered, where people look for it: in the table of ops. */
@@ -213,9 +223,13 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
     p.couples = dsvi::rows_aligned(&p.dq, p.dim, size, 2 * size);
     if (wanted > 0)
         DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, wanted, stream->handle));
-    if (p.pairs > 0 && p.queries > 0)
-        DSVI_TRY(args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
-                                      : dsvi::attention_backward_bf16(stream, p));
+    if (p.pairs > 0 && p.queries > 0) {
+        const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act);
+        dsvi::name_variant(stream->attention_list_bwd, why_portable);
+        DSVI_TRY(!why_portable          ? dsvi::attention_backward_sm90(stream, p)
+                 : args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
+                                        : dsvi::attention_backward_bf16(stream, p));
+    }
     if (p.pairs == 0 || p.keys == 0)
         return DSV_OK;
     DSVI_FOR_ACT("attention", args->act, {
@@ -228,7 +242,8 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
 void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops)
 {
     snprintf(stream->attention_list_fwd, sizeof stream->attention_list_fwd, "cuda");
+    snprintf(stream->attention_list_bwd, sizeof stream->attention_list_bwd, "cuda");
     DSVI_OPS_SET(ops, attention_list_fwd, dsvi_cuda_attention_list_fwd, stream->attention_list_fwd);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_list_bwd, dsvi_cuda_attention_list_bwd,
-                                dsvi_cuda_attention_list_workspace, "cuda");
+                                dsvi_cuda_attention_list_workspace, stream->attention_list_bwd);
 }
