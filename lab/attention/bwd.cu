@@ -48,6 +48,7 @@ static const Variant WIDE[] = {
     variant<BulkWhole>("bulk 512 x 1, 2 stages"),
     variant<Lanes>("lanes, turned", true),
     variant<Bulk>("bulk 256 x 2, turned", true),
+    variant<BulkWhole>("bulk 512 x 1, turned", true),
     variant<Lanes, PRODUCTS_ONLY>("lanes, products only"),
     variant<Bulk, PRODUCTS_ONLY>("bulk 256 x 2, products only"),
     variant<Lanes, SUMS_ONLY>("lanes, sums only"),

@@ -98,8 +98,8 @@ template <typename P> __device__ __forceinline__ int chunks_of(int keys)
 struct Gathered {
     int drawn;     /* the next ticket, known to one thread */
     uint32_t told; /* tiles; the last of them is the one that is gathered */
-    int from;      /* number in the list with which the next chunk begins; from tile.keys on it is O that comes
-                      next; negative: no tile is left */
+    int from;      /* number in the list with which the next chunk begins; from tile.keys on it is O that
+                      comes next; negative: no tile is left */
     Listed listed; /* the key this lane fetched for it */
 };
 
@@ -165,6 +165,7 @@ __device__ __forceinline__ void gather_next(const AttentionProblem &a, const Sch
         return;
     const Tile *tile = memory.tile(g->told - 1);
     const Gatherer<P::DIM> place = gatherer_anew<P>(a);
+    int fetched = fetched_row<P::DIM, P::KEYS>(place);
     uint32_t to = memory.stage_at(stage);
     if (g->from >= tile->keys) {
         for (int block = 0; block < P::BLOCKS; block++) {
@@ -181,7 +182,7 @@ __device__ __forceinline__ void gather_next(const AttentionProblem &a, const Sch
     barrier_arrive_after_copies(memory.barriers.stage_full(stage));
     g->from -= P::KEYS;
     if (g->from >= 0)
-        g->listed = fetch_listed(a, *tile, min(g->from + fetched_row<P::DIM, P::KEYS>(place), tile->keys - 1));
+        g->listed = fetch_listed(a, *tile, min(g->from + fetched, tile->keys - 1));
     else
         draw_tile(a, schedule, memory, g);
 }
@@ -204,7 +205,8 @@ template <typename P>
 __device__ __forceinline__ void multiply_dq(float (&dq)[P::BLOCKS][P::DIM / 2], uint32_t ds, uint32_t keys)
 {
     constexpr int MATRIX_BYTES = P::KEYS * LINE_BYTES;
-    uint64_t left = matrix_at(ds, MATRIX_BYTES, ATOM_BYTES), right = matrix_at(keys, MATRIX_BYTES, ATOM_BYTES);
+    uint64_t left = matrix_at(ds, MATRIX_BYTES, ATOM_BYTES);
+    uint64_t right = matrix_at(keys, MATRIX_BYTES, ATOM_BYTES);
 #pragma unroll
     for (int block = 0; block < P::BLOCKS; block++)
         hold(dq[block]);

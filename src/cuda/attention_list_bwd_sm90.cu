@@ -1,6 +1,6 @@
-/* Attention backward over lists in bf16 on Hopper: one pass of five products for each pair of a query tile and
- * a chunk of its keys (Dao et al. 2022), products of warpgroups, keys gathered row by row, dK and dV added up
- * in memory by the copy engine.
+/* Attention backward over lists in bf16 on Hopper: one pass of five products for each pair of a query tile
+ * and a chunk of its keys (Dao et al. 2022), products of warpgroups, keys gathered row by row, dK and dV
+ * added up in memory by the copy engine.
  *
  *     S^T = K Q^T, dP^T = V dO^T      P = exp(scale S - lse), dS = P (dP - delta)
  *     dV = P^T dO, dK = dS^T Q        added to the sums of their keys (attention_list.cuh)
@@ -185,7 +185,8 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, Sharer<P> &m
                                          const Place &place, bool dv, int part)
 {
     uint32_t buffer = m.buffer();
-    int even = m.neighbours ? 2 * P::ROW_BYTES : P::ROW_BYTES, odd = m.neighbours ? P::ROW_BYTES : P::ODD_ROWS;
+    int even = m.neighbours ? 2 * P::ROW_BYTES : P::ROW_BYTES;
+    int odd = m.neighbours ? P::ROW_BYTES : P::ODD_ROWS;
     if (part == 0) {
         if (m.issues)
             bulk_wait_read<P::BUFFERS - 1>();
@@ -210,9 +211,9 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, Sharer<P> &m
 #pragma unroll
         for (int row = 0; row < 16; row++) {
             int key = __shfl_sync(0xffffffffu, place.number, row);
+            uint32_t from = buffer + row / 2 * P::ROW_BYTES + row % 2 * P::ODD_ROWS;
             if (m.issues && row < place.count)
-                add_bulk(sums + (int64_t)key * a.pitch, buffer + row / 2 * P::ROW_BYTES + row % 2 * P::ODD_ROWS,
-                         a.pitch * 4);
+                add_bulk(sums + (int64_t)key * a.pitch, from, a.pitch * 4);
         }
     }
     if (m.issues)
@@ -220,21 +221,23 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, Sharer<P> &m
     m.sent++;
 }
 
-/* The sums of a chunk, 64 columns in each of 2 PARTS steps: those of dV, then those of dK. */
+/* P and dS of a chunk, left factors of its sums. */
 template <typename P> struct Factors {
     uint32_t p[P::QUERIES / 4], ds[P::QUERIES / 4];
 };
 
+/* The sums of a chunk are made 64 columns at a time, in 2 PARTS steps: those of dV, then those of dK. */
 template <int STEP, typename P>
 __device__ __forceinline__ void begin_step(const Sharer<P> &m, float (&x)[32], const Factors<P> &factors)
 {
     constexpr bool DV = STEP < P::PARTS;
+    const uint32_t *left = DV ? factors.p : factors.ds;
     uint32_t rows = m.memory.base + (DV ? P::DOUT_AT : 0) + STEP % P::PARTS * P::QUERIES * LINE_BYTES;
     uint64_t right = matrix_at(rows, ATOM_BYTES, ATOM_BYTES);
     products_begin();
 #pragma unroll
     for (int query = 0; query < P::QUERIES; query += 16)
-        multiply_left(x, (DV ? factors.p : factors.ds) + query / 4, right + query * LINE_BYTES / 16, query > 0);
+        multiply_left(x, left + query / 4, right + query * LINE_BYTES / 16, query > 0);
     products_commit();
 }
 
@@ -319,7 +322,8 @@ __device__ __forceinline__ void take_chunk(const AttentionProblem &a, Sharer<P> 
 /* This sharer's chunks of tile number `told`, before which `turn` chunks were dealt out: by turns, across all
  * tiles. The tile stays where it was told, since registers are for products. */
 template <typename P>
-__device__ __forceinline__ void take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told, uint32_t turn)
+__device__ __forceinline__ void take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
+                                          uint32_t turn)
 {
     const Tile *tile = m.memory.tile(told);
     int left = (chunks_of<P>(agreed(tile->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;

@@ -1,6 +1,6 @@
 /* What Hopper (sm_90a) adds to CUDA C++, one small function for each instruction: barriers in shared memory,
- * copies that arrive at them, products of warpgroups (wgmma), registers that change hands. "PTX" below names
- * sections of NVIDIA's PTX ISA, version 9.0.
+ * copies that arrive at them, additions in bulk, products of warpgroups (wgmma), registers that change hands.
+ * "PTX" below names sections of NVIDIA's PTX ISA, version 9.0.
  *
  * A matrix in shared memory is made of atoms of 8 lines of 128 bytes, each on a boundary of 1024 bytes. The
  * 16-byte chunk c of line r stands at place c ^ r ("128-byte swizzle"; PTX: Swizzling Modes, wgmma). A line
@@ -138,14 +138,15 @@ __device__ __forceinline__ void fence_fresh_barriers()
 }
 
 /* Between writes to shared memory by ordinary stores or cp.async, which this thread knows to be done, and
- * wgmma that reads them: wgmma goes by another path, the "async proxy" (PTX: Async Proxy, fence.proxy). */
+ * wgmma or bulk additions that read them: these go by another path, the "async proxy" (PTX: Async Proxy,
+ * fence.proxy). */
 __device__ __forceinline__ void fence_for_products()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Adds floats of shared memory in the background; it reads by the async proxy (PTX:
- * cp.reduce.async.bulk). */
+/* Adds floats of shared memory in the background, from and to multiples of 16 bytes; it reads by the async
+ * proxy (PTX: cp.reduce.async.bulk). */
 __device__ __forceinline__ void add_bulk(float *to, uint32_t from, int bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
