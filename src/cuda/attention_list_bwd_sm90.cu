@@ -92,7 +92,7 @@ template <typename P>
 __device__ __forceinline__ void prepare_queries(const AttentionProblem &a, const Sharer<P> &m,
                                                 const Tile &tile, int stage)
 {
-    int first = 64 * m.number, lane = anew(m.lane), base = anew(m.memory.base), row = 16 * m.warp + lane / 4;
+    int first = 64 * m.number, lane = anew(m.lane), base = anew((int)m.memory.base), row = 16 * m.warp + lane / 4;
     if (first < P::QUERIES) {
         float d[32];
         leave_unset(d);
@@ -179,6 +179,34 @@ struct Place {
     int count;        /* the first of them are there */
 };
 
+/* A buffer's rows to memory. Their numbers are handed round before one thread goes on alone, so that it has
+ * nothing to wait for between one addition and the next. */
+template <typename P>
+__device__ __forceinline__ void send_sums(const AttentionProblem &a, const Sharer<P> &m, uint32_t buffer,
+                                          const Place &place, bool dv)
+{
+    uint64_t sums = anew(reinterpret_cast<uint64_t>(sums_of(a, 0, dv, place.pair)));
+    uint32_t pitch = a.pitch * 4, keys[16];
+    __syncwarp();
+    if (m.neighbours) {
+        keys[0] = __shfl_sync(0xffffffffu, place.number, 0);
+        if (m.issues && place.count > 0)
+            add_bulk(sums + (uint64_t)keys[0] * pitch, buffer, min(place.count, 16) * P::ROW_BYTES);
+    } else {
+#pragma unroll
+        for (int row = 0; row < 16; row++)
+            keys[row] = __shfl_sync(0xffffffffu, place.number, row);
+        if (m.issues)
+#pragma unroll
+            for (int row = 0; row < 16; row++)
+                if (row < place.count)
+                    add_bulk(sums + (uint64_t)keys[row] * pitch,
+                             buffer + row / 2 * P::ROW_BYTES + row % 2 * P::ODD_ROWS, pitch);
+    }
+    if (m.issues)
+        bulk_commit();
+}
+
 /* 64 columns of dK or dV, to the buffer; after the last ones the rows go to memory. */
 template <typename P>
 __device__ __forceinline__ void add_sums(const AttentionProblem &a, Sharer<P> &m, const float (&x)[32],
@@ -201,23 +229,7 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, Sharer<P> &m
     if (part + 1 < P::PARTS)
         return;
     fence_for_products();
-    __syncwarp();
-    float *sums = sums_of(a, 0, dv, place.pair);
-    if (m.neighbours) {
-        int key = __shfl_sync(0xffffffffu, place.number, 0);
-        if (m.issues && place.count > 0)
-            add_bulk(sums + (int64_t)key * P::DIM, buffer, min(place.count, 16) * P::ROW_BYTES);
-    } else {
-#pragma unroll
-        for (int row = 0; row < 16; row++) {
-            int key = __shfl_sync(0xffffffffu, place.number, row);
-            uint32_t from = buffer + row / 2 * P::ROW_BYTES + row % 2 * P::ODD_ROWS;
-            if (m.issues && row < place.count)
-                add_bulk(sums + (int64_t)key * a.pitch, from, a.pitch * 4);
-        }
-    }
-    if (m.issues)
-        bulk_commit();
+    send_sums(a, m, buffer, place, dv);
     m.sent++;
 }
 
