@@ -106,7 +106,7 @@ struct Gathered {
 /* As gatherer makes it, but at each call: its numbers find no room beside dQ. */
 template <typename P> __device__ __forceinline__ Gatherer<P::DIM> gatherer_anew(const AttentionProblem &a)
 {
-    int thread = anew((int)threadIdx.x), chunk = thread % Gatherer<P::DIM>::CHUNKS;
+    int thread = anew(threadIdx.x), chunk = thread % Gatherer<P::DIM>::CHUNKS;
     return {thread / Gatherer<P::DIM>::CHUNKS, chunk, chunk * 8 < a.dim};
 }
 
@@ -229,7 +229,7 @@ template <typename P>
 __device__ __forceinline__ void store_dq(const AttentionProblem &a, const Tile &tile,
                                          float (&dq)[P::BLOCKS][P::DIM / 2])
 {
-    int thread = anew((int)threadIdx.x), lane = thread % WARP, warp = thread / WARP, rows = tile.rows;
+    int thread = anew(threadIdx.x), lane = thread % WARP, warp = thread / WARP, rows = tile.rows;
     __nv_bfloat16 *to = rows_of<__nv_bfloat16>(a.dq, tile) + tile.first * a.dq.token_stride + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2 * P::BLOCKS; n++) {

@@ -92,7 +92,7 @@ template <typename P>
 __device__ __forceinline__ void prepare_queries(const AttentionProblem &a, const Sharer<P> &m,
                                                 const Tile &tile, int stage)
 {
-    int first = 64 * m.number, lane = anew(m.lane), base = anew((int)m.memory.base), row = 16 * m.warp + lane / 4;
+    int first = 64 * m.number, lane = anew(m.lane), base = anew(m.memory.base), row = 16 * m.warp + lane / 4;
     if (first < P::QUERIES) {
         float d[32];
         leave_unset(d);
@@ -185,7 +185,7 @@ template <typename P>
 __device__ __forceinline__ void send_sums(const AttentionProblem &a, const Sharer<P> &m, uint32_t buffer,
                                           const Place &place, bool dv)
 {
-    uint64_t sums = anew(reinterpret_cast<uint64_t>(sums_of(a, 0, dv, place.pair)));
+    char *sums = anew(reinterpret_cast<char *>(sums_of(a, 0, dv, place.pair)));
     uint32_t pitch = a.pitch * 4, keys[16];
     __syncwarp();
     if (m.neighbours) {

@@ -147,7 +147,7 @@ __device__ __forceinline__ void fence_for_products()
 
 /* Adds floats of shared memory in the background, from and to multiples of 16 bytes; it reads by the async
  * proxy (PTX: cp.reduce.async.bulk). */
-__device__ __forceinline__ void add_bulk(uint64_t to, uint32_t from, int bytes)
+__device__ __forceinline__ void add_bulk(void *to, uint32_t from, int bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                  "r"(from), "r"(bytes)
@@ -273,7 +273,7 @@ __device__ __forceinline__ int anew(int x)
     return x;
 }
 
-__device__ __forceinline__ uint64_t anew(uint64_t x)
+__device__ __forceinline__ char *anew(char *x)
 {
     asm volatile("" : "+l"(x));
     return x;
