@@ -14,22 +14,15 @@ constexpr int SLICES_MOST = 8;
 constexpr size_t SLICES_BYTES = (size_t)4 << 30;
 constexpr int64_t KEYS_MOST = (int64_t)1 << 30; /* and rows of queries: their numbers are ints */
 
-/* Rows [.., key, ..] of dK or dV from their sums, slice by slice; a thread makes UNIT columns of one. */
+/* UNIT columns of one row of dK or dV from its sums, slice by slice. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
-                  bool chunks)
+__device__ __forceinline__ void finish_unit(const AttentionProblem &a, const DsvHeads &rows, bool dv,
+                                            float factor, bool chunks, int pair, int64_t key, int column)
 {
     constexpr int N = 16 / sizeof(T);
-    int units = a.pitch / UNIT;
-    int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / units;
-    if (row >= (int64_t)a.pairs * a.keys)
-        return;
-    int64_t pair = row / a.keys, key = row % a.keys;
-    int column = (int)(n % units) * UNIT;
     float sum[UNIT] = {0};
     for (int slice = 0; slice < a.slices; slice++) {
-        const float *from = sums_of(a, slice, dv, (int)pair) + key * a.pitch + column;
+        const float *from = sums_of(a, slice, dv, pair) + key * a.pitch + column;
 #pragma unroll
         for (int t = 0; t < UNIT / 4; t++) {
             float x[4];
@@ -54,6 +47,20 @@ __global__ void __launch_bounds__(THREADS)
             if (column + at + i < a.dim)
                 to[at + i] = from_float<T>(x[i]);
     }
+}
+
+/* Rows of dK or dV. Grid: as many keys as a block has threads for whole rows, then (batch, head). */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
+                  bool chunks)
+{
+    int units = a.pitch / UNIT, keys = THREADS / units, line = threadIdx.x / units;
+    int64_t key = (int64_t)blockIdx.x * keys + line;
+    if (line >= keys || key >= a.keys)
+        return;
+    for (int pair = blockIdx.y; pair < a.pairs; pair += gridDim.y)
+        finish_unit<T>(a, rows, dv, factor, chunks, pair, key, threadIdx.x % units * UNIT);
 }
 
 /* Whether every row begins at a multiple of `bytes` and is a whole number of them. */
@@ -179,9 +186,10 @@ template <typename T>
 static DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv,
                         float factor)
 {
-    int64_t blocks = ceil_div((int64_t)p.pairs * p.keys * (p.pitch / UNIT), THREADS);
+    int keys = THREADS / (p.pitch / UNIT);
+    dim3 grid((unsigned)ceil_div(p.keys, keys), blocks_in_turn(p.pairs));
     bool chunks = rows_aligned(&rows, p.dim, sizeof(T), 16);
-    finish_kernel<T><<<(unsigned)blocks, THREADS, 0, stream->handle>>>(p, rows, dv, factor, chunks);
+    finish_kernel<T><<<grid, THREADS, 0, stream->handle>>>(p, rows, dv, factor, chunks);
     DSVI_CUDA_LAUNCHED("attention's sums");
     return DSV_OK;
 }
