@@ -63,6 +63,7 @@ static const Variant NARROW[] = {
     variant<NarrowBulkWhole>("bulk 512 x 1, 3 stages"),
     variant<NarrowLanes, PRODUCTS_ONLY>("lanes, products only"),
     variant<NarrowBulk, SUMS_ONLY>("bulk 256 x 2, sums only"),
+    variant<NarrowBulkWhole, SUMS_ONLY>("bulk 512 x 1, sums only"),
 };
 
 /* dk, or dv, of its sums: a thread makes 16 columns of a row. */
