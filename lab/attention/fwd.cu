@@ -16,17 +16,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "case.cuh"
 #include "fwd_kernel.cuh"
-
-#define TRY(call) try_cuda(call, #call)
-
-static void try_cuda(cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess)
-        return;
-    printf("\n%s: %s\n", what, cudaGetErrorString(error));
-    exit(1);
-}
 
 struct Variant {
     const char *name;
@@ -73,36 +64,6 @@ static const Variant NARROW[] = {
     variant<Narrow, BOXES, IN_TURN, GATHER_ONLY>("v5 gather only, boxes"),
     variant<Narrow, CHUNKS, AHEAD, MULTIPLY_ONLY>("v2 multiply only"),
 };
-
-/* A uniform number of (0, 1) for each (seed, i). */
-__device__ float uniform(uint64_t seed, uint64_t i)
-{
-    uint64_t x = i * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    x ^= x >> 31;
-    return ((float)(x >> 41) + 0.5f) / 8388608.f;
-}
-
-__global__ void fill_normal(__nv_bfloat16 *x, int64_t n, uint64_t seed, float size)
-{
-    int64_t stride = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        float radius = sqrtf(-2 * logf(uniform(seed, 2 * i)));
-        x[i] = __float2bfloat16(size * radius * cospif(2 * uniform(seed, 2 * i + 1)));
-    }
-}
-
-/* Key i of a list of n is somewhere in part i of n of the tokens: ascending, and no key twice. */
-__global__ void fill_lists(int32_t *lists, const int64_t *offsets, int tokens)
-{
-    int64_t first = offsets[blockIdx.x], n = offsets[blockIdx.x + 1] - first;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        int64_t begin = i * tokens / n, end = (i + 1) * tokens / n;
-        int64_t key = begin + (int64_t)(uniform(7, first + i) * (float)(end - begin));
-        lists[first + i] = (int32_t)min(key, end - 1);
-    }
-}
 
 /* Row `sample` of `samples` that are checked, the first and the last among them. */
 __device__ int sampled_row(const Problem &a, int sample, int samples)
@@ -174,44 +135,17 @@ struct Case {
     std::vector<int> counts;
     float *truth_out, *truth_lse;
     double *errors;
-    std::vector<void *> owned;
+    Owner owner;
 };
-
-template <typename T> static T *allocate(Case *c, int64_t n)
-{
-    void *p = nullptr;
-    TRY(cudaMalloc(&p, (size_t)std::max<int64_t>(n, 1) * sizeof(T)));
-    c->owned.push_back(p);
-    return (T *)p;
-}
-
-static void make_lists(Case *c)
-{
-    Problem *a = &c->problem;
-    int lists = (int)c->counts.size();
-    std::vector<int64_t> offsets(lists + 1, 0);
-    c->pairs = 0;
-    for (int i = 0; i < lists; i++) {
-        int first = i % a->groups * a->group;
-        offsets[i + 1] = offsets[i] + c->counts[i];
-        c->pairs += (int64_t)c->counts[i] * std::min(a->group, a->queries - first);
-    }
-    int64_t *offsets_there = allocate<int64_t>(c, lists + 1);
-    int32_t *lists_there = allocate<int32_t>(c, offsets[lists]);
-    TRY(cudaMemcpy(offsets_there, offsets.data(), (lists + 1) * sizeof(int64_t), cudaMemcpyHostToDevice));
-    fill_lists<<<lists, 256>>>(lists_there, offsets_there, a->queries);
-    a->offsets = offsets_there;
-    a->lists = lists_there;
-}
 
 static void make_truth(Case *c)
 {
     Problem *a = &c->problem;
     int blocks = c->samples * a->heads, pitch = *std::max_element(c->counts.begin(), c->counts.end());
-    float *scores = allocate<float>(c, (int64_t)blocks * pitch);
-    c->truth_out = allocate<float>(c, (int64_t)blocks * DIM);
-    c->truth_lse = allocate<float>(c, blocks);
-    c->errors = allocate<double>(c, 3);
+    float *scores = c->owner.allocate<float>((int64_t)blocks * pitch);
+    c->truth_out = c->owner.allocate<float>((int64_t)blocks * DIM);
+    c->truth_lse = c->owner.allocate<float>(blocks);
+    c->errors = c->owner.allocate<double>(3);
     reference<<<blocks, DIM>>>(*a, c->samples, scores, pitch, c->truth_out, c->truth_lse);
     TRY(cudaGetLastError());
     TRY(cudaDeviceSynchronize());
@@ -256,7 +190,7 @@ static void make_case(Case *c, int tokens, int heads, int group, bool fused, flo
     Problem *a = &c->problem;
     int width = heads * DIM, token = fused ? 3 * width : width;
     int64_t all = (int64_t)tokens * width;
-    __nv_bfloat16 *qkv = allocate<__nv_bfloat16>(c, 3 * all);
+    __nv_bfloat16 *qkv = c->owner.allocate<__nv_bfloat16>(3 * all);
     a->heads = heads;
     a->queries = tokens;
     a->group = group;
@@ -265,29 +199,16 @@ static void make_case(Case *c, int tokens, int heads, int group, bool fused, flo
     a->q = {qkv, token, DIM};
     a->k = {qkv + (fused ? width : all), token, DIM};
     a->v = {qkv + (fused ? 2 * width : 2 * all), token, DIM};
-    a->out = {allocate<__nv_bfloat16>(c, all), width, DIM};
-    a->lse = allocate<float>(c, (int64_t)heads * tokens);
+    a->out = {c->owner.allocate<__nv_bfloat16>(all), width, DIM};
+    a->lse = c->owner.allocate<float>((int64_t)heads * tokens);
     a->q_map = map_of(a->q, heads, tokens, 64);
     a->k_map = map_of(a->k, heads, tokens, 1);
     a->v_map = map_of(a->v, heads, tokens, 1);
     c->out_bytes = all * 2;
     c->lse_bytes = (int64_t)heads * tokens * 4;
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1, size);
-    make_lists(c);
+    c->pairs = make_lists(&c->owner, a, c->counts);
     make_truth(c);
-}
-
-static void free_case(Case *c)
-{
-    for (void *p : c->owned)
-        TRY(cudaFree(p));
-}
-
-static int multiprocessors()
-{
-    int count;
-    TRY(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-    return count;
 }
 
 /* Outputs are NaN before. Returns milliseconds. */
@@ -371,7 +292,6 @@ static bool check(const char *part, int tokens, int group)
     printf("check: %d tokens, groups of %d, all rows\n", tokens, group);
     bool right = run_variants(c, WIDE, part, 1, false);
     right &= run_variants(c, NARROW, part, 1, false);
-    free_case(&c);
     return right;
 }
 
@@ -387,7 +307,6 @@ static bool measure(const char *part, int tokens, int heads, int group, double d
     printf("%d tokens, %d heads, groups of %d, %d keys each (%.0f %%)%s\n", tokens, heads, group, count,
            100 * density, uneven ? ", uneven" : "");
     bool right = group > 64 ? run_variants(c, WIDE, part, 20, true) : run_variants(c, NARROW, part, 20, true);
-    free_case(&c);
     return right;
 }
 

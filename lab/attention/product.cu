@@ -1,13 +1,14 @@
-/* Times the product's forward kernels over lists, the one for Hopper and the portable one, on random lists:
- * single keys, runs and blocks, groups of 128 and 64, even lists and heads of very different density.
+/* Times the product's kernels over lists, those for Hopper and the portable ones, on random lists: single
+ * keys, runs and blocks, groups of 128 and 64, even lists and heads of very different density.
  *
  *     cd lab/attention; S=../../src/cuda
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -D_GNU_SOURCE \
  *         -I../../include -I../../src -o product product.cu $S/attention_list_fwd_sm90.cu \
- *         $S/attention_list_fwd.cu
- *     ./product                 32768 tokens, 16 heads; `./product 65536 8` others
+ *         $S/attention_list_fwd.cu $S/attention_list_bwd_sm90.cu $S/attention_list_bwd.cu
+ *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` others
+ *     ./product 32768 16 back   backward, without zeroing the sums and rounding them
  *
- * Exit status 1: the two kernels disagree, or two runs of the same. */
+ * Exit status 1: the two kernels disagree, or two runs of the same (forward). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,8 +101,18 @@ static double make_lists(AttentionProblem *a, const Shape &shape)
     return pairs;
 }
 
-/* Milliseconds, the median of `runs`; outputs are NaN before each. */
-static float time_of(DsvStream *stream, const AttentionProblem &a, size_t out_bytes, bool hopper, int runs)
+using Kernels = DsvStatus(DsvStream *, const AttentionProblem &);
+
+/* What a pass writes: NaN before each run, or zeros in sums. */
+struct Written {
+    void *memory;
+    size_t bytes;
+    int before;
+};
+
+/* Milliseconds, the median of `runs`. */
+static float time_of(DsvStream *stream, const AttentionProblem &a, Kernels *kernels,
+                     const std::vector<Written> &written, int runs)
 {
     cudaEvent_t before, after;
     std::vector<float> times;
@@ -109,13 +120,10 @@ static float time_of(DsvStream *stream, const AttentionProblem &a, size_t out_by
     TRY(cudaEventCreate(&after));
     for (int i = -2; i < runs; i++) {
         float time;
-        TRY(cudaMemsetAsync(a.out.data, 0xff, out_bytes));
-        TRY(cudaMemsetAsync(a.lse, 0xff, (size_t)a.pairs * a.queries * 4));
+        for (const Written &w : written)
+            TRY(cudaMemsetAsync(w.memory, w.before, w.bytes));
         TRY(cudaEventRecord(before));
-        if (hopper)
-            dsvi::attention_forward_sm90(stream, a);
-        else
-            dsvi::attention_forward_bf16(stream, a);
+        kernels(stream, a);
         TRY(cudaEventRecord(after));
         TRY(cudaDeviceSynchronize());
         TRY(cudaEventElapsedTime(&time, before, after));
@@ -162,7 +170,98 @@ static bool compare(const Result &x, const Result &y)
     return good;
 }
 
-static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads)
+static void print_shape(const Shape &shape)
+{
+    printf("D %3d group %3d grain %3d density %4.0f %%%s", shape.dim, shape.group, shape.grain,
+           100 * shape.density, shape.skewed ? " skewed" : "       ");
+}
+
+static void print_times(float hopper, float portable, double flops)
+{
+    printf("  Hopper %7.3f ms %4.0f TFLOP/s, portable %7.3f ms %4.0f", hopper, flops / hopper * 1e-9,
+           portable, flops / portable * 1e-9);
+}
+
+static bool run_forward(DsvStream *stream, const AttentionProblem &a, double pairs)
+{
+    size_t out_bytes = (size_t)a.queries * a.pairs * a.dim * 2;
+    std::vector<Written> written = {{a.out.data, out_bytes, 0xff},
+                                    {a.lse, (size_t)a.pairs * a.queries * 4, 0xff}};
+    float hopper = time_of(stream, a, dsvi::attention_forward_sm90, written, 11);
+    Result first = result_of(a, out_bytes);
+    time_of(stream, a, dsvi::attention_forward_sm90, written, 1);
+    Result again = result_of(a, out_bytes);
+    float portable = time_of(stream, a, dsvi::attention_forward_bf16, written, 3);
+    print_times(hopper, portable, 4 * a.dim * pairs);
+    bool good = compare(first, result_of(a, out_bytes));
+    if (first.out != again.out || first.lse != again.lse)
+        printf("    two runs differ\n"), good = false;
+    return good;
+}
+
+__device__ double wide(float x)
+{
+    return x;
+}
+
+__device__ double wide(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+
+/* sums += (x - y)^2, y^2. */
+template <typename T> __global__ void find_distance(const T *x, const T *y, int64_t n, double *sums)
+{
+    int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    double error = 0, norm = 0;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        error += (wide(x[i]) - wide(y[i])) * (wide(x[i]) - wide(y[i]));
+        norm += wide(y[i]) * wide(y[i]);
+    }
+    atomicAdd(sums, error);
+    atomicAdd(sums + 1, norm);
+}
+
+template <typename T> static bool close(const char *name, const T *x, const T *y, int64_t n)
+{
+    double *there = allocate<double>(2), sums[2];
+    TRY(cudaMemset(there, 0, sizeof sums));
+    find_distance<<<1024, 256>>>(x, y, n, there);
+    TRY(cudaMemcpy(sums, there, sizeof sums, cudaMemcpyDeviceToHost));
+    TRY(cudaFree(there));
+    bool good = sqrt(sums[0] / sums[1]) < 5e-3;
+    printf(" %s %.1e%s", name, sqrt(sums[0] / sums[1]), good ? "" : " WRONG");
+    return good;
+}
+
+static bool run_backward(DsvStream *stream, AttentionProblem a, double pairs)
+{
+    int64_t all = (int64_t)a.queries * a.pairs * a.dim, sums = (int64_t)a.pairs * a.keys * a.pitch;
+    __nv_bfloat16 *dout = allocate<__nv_bfloat16>(all), *dq = allocate<__nv_bfloat16>(2 * all);
+    float *both = allocate<float>(4 * sums);
+    fill_normal<<<4096, 256>>>(dout, all, 2);
+    dsvi::attention_forward_sm90(stream, a);
+    float times[2];
+    a.dout = dsvi_heads(dout, a.queries, a.heads, a.dim);
+    for (int portable = 0; portable < 2; portable++) {
+        a.dq = dsvi_heads(dq + portable * all, a.queries, a.heads, a.dim);
+        a.sums = both + portable * 2 * sums;
+        times[portable] = time_of(
+            stream, a, portable ? dsvi::attention_backward_bf16 : dsvi::attention_backward_sm90,
+            {{a.dq.data, (size_t)all * 2, 0xff}, {a.sums, (size_t)sums * 8, 0}}, portable ? 1 : 7);
+    }
+    print_times(times[0], times[1], 10 * a.dim * pairs);
+    printf("   apart:");
+    bool good = close("dq", dq, dq + all, all);
+    good &= close("dk", both, both + 2 * sums, sums);
+    good &= close("dv", both + sums, both + 3 * sums, sums);
+    printf("\n");
+    for (const void *p : {(const void *)dout, (const void *)dq, (const void *)both})
+        TRY(cudaFree((void *)p));
+    return good;
+}
+
+static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads, bool back)
 {
     int64_t all = (int64_t)tokens * heads * shape.dim;
     __nv_bfloat16 *qkv = allocate<__nv_bfloat16>(3 * all), *out = allocate<__nv_bfloat16>(all);
@@ -170,6 +269,8 @@ static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int hea
     a.pairs = a.heads = heads;
     a.queries = a.keys = tokens;
     a.dim = shape.dim;
+    a.pitch = (shape.dim + 15) / 16 * 16;
+    a.slices = 1;
     a.scale = 1 / sqrtf((float)shape.dim);
     a.group = shape.group;
     a.groups = (tokens + shape.group - 1) / shape.group;
@@ -181,20 +282,9 @@ static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int hea
     a.lse = allocate<float>((int64_t)heads * tokens);
     a.chunks = a.couples = true;
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1);
-    double flops = 4 * shape.dim * make_lists(&a, shape);
-    float hopper = time_of(stream, a, (size_t)all * 2, true, 11);
-    Result first = result_of(a, (size_t)all * 2);
-    time_of(stream, a, (size_t)all * 2, true, 1);
-    Result again = result_of(a, (size_t)all * 2);
-    float portable = time_of(stream, a, (size_t)all * 2, false, 3);
-    Result wanted = result_of(a, (size_t)all * 2);
-    printf("D %3d group %3d grain %3d density %4.0f %%%s", shape.dim, shape.group, shape.grain,
-           100 * shape.density, shape.skewed ? " skewed" : "       ");
-    printf("  Hopper %7.3f ms %4.0f TFLOP/s, portable %7.3f ms %4.0f", hopper, flops / hopper * 1e-9,
-           portable, flops / portable * 1e-9);
-    bool good = compare(first, wanted);
-    if (first.out != again.out || first.lse != again.lse)
-        printf("    two runs differ\n"), good = false;
+    double pairs = make_lists(&a, shape);
+    print_shape(shape);
+    bool good = back ? run_backward(stream, a, pairs) : run_forward(stream, a, pairs);
     for (const void *p : {(const void *)qkv, (const void *)out, (const void *)a.lse, (const void *)a.offsets,
                           (const void *)a.runs})
         TRY(cudaFree((void *)p));
@@ -214,7 +304,7 @@ int main(int argc, char **argv)
     TRY(cudaMalloc(&stream.partials, DSVI_CUDA_PARTIALS));
     printf("%s, %d tokens, %d heads\n", device.name, tokens, heads);
     for (const Shape &shape : SHAPES)
-        good &= run_shape(&stream, shape, tokens, heads);
+        good &= run_shape(&stream, shape, tokens, heads, argc > 3);
     printf(good ? "all right\n" : "SOMETHING IS WRONG\n");
     return good ? 0 : 1;
 }

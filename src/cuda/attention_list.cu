@@ -14,22 +14,15 @@ constexpr int SLICES_MOST = 8;
 constexpr size_t SLICES_BYTES = (size_t)4 << 30;
 constexpr int64_t KEYS_MOST = (int64_t)1 << 30; /* and rows of queries: their numbers are ints */
 
-/* Rows [.., key, ..] of dK or dV from their sums, slice by slice; a thread makes UNIT columns of one. */
+/* UNIT columns of one row of dK or dV from its sums, slice by slice. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
-                  bool chunks)
+__device__ __forceinline__ void finish_unit(const AttentionProblem &a, const DsvHeads &rows, bool dv,
+                                            float factor, bool chunks, int pair, int64_t key, int column)
 {
     constexpr int N = 16 / sizeof(T);
-    int units = a.pitch / UNIT;
-    int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / units;
-    if (row >= (int64_t)a.pairs * a.keys)
-        return;
-    int64_t pair = row / a.keys, key = row % a.keys;
-    int column = (int)(n % units) * UNIT;
     float sum[UNIT] = {0};
     for (int slice = 0; slice < a.slices; slice++) {
-        const float *from = sums_of(a, slice, dv, (int)pair) + key * a.pitch + column;
+        const float *from = sums_of(a, slice, dv, pair) + key * a.pitch + column;
 #pragma unroll
         for (int t = 0; t < UNIT / 4; t++) {
             float x[4];
@@ -54,6 +47,20 @@ __global__ void __launch_bounds__(THREADS)
             if (column + at + i < a.dim)
                 to[at + i] = from_float<T>(x[i]);
     }
+}
+
+/* Rows of dK or dV. Grid: as many keys as a block has threads for whole rows, then (batch, head). */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    finish_kernel(const __grid_constant__ AttentionProblem a, DsvHeads rows, bool dv, float factor,
+                  bool chunks)
+{
+    int units = a.pitch / UNIT, keys = THREADS / units, line = threadIdx.x / units;
+    int64_t key = (int64_t)blockIdx.x * keys + line;
+    if (line >= keys || key >= a.keys)
+        return;
+    for (int pair = blockIdx.y; pair < a.pairs; pair += gridDim.y)
+        finish_unit<T>(a, rows, dv, factor, chunks, pair, key, threadIdx.x % units * UNIT);
 }
 
 /* Whether every row begins at a multiple of `bytes` and is a whole number of them. */
@@ -139,7 +146,7 @@ static bool pitch_fits(const DsvHeads &rows)
     return rows.token_stride <= INT32_MAX / 2 && rows.token_stride >= -INT32_MAX / 2;
 }
 
-/* Why the kernels for Hopper leave this to the portable ones; NULL: they take it. */
+/* Why the kernels for Hopper leave this to the portable ones; NULL: the forward one takes it. */
 static const char *hopper_leaves(const DsvStream *stream, const AttentionProblem &p, DsvDtype act)
 {
     if (stream->capability != 90)
@@ -158,6 +165,16 @@ static const char *hopper_leaves(const DsvStream *stream, const AttentionProblem
     return p.scale > 0 ? nullptr : "scale is not positive";
 }
 
+/* The same of the backward one. */
+static const char *hopper_leaves_backward(const DsvStream *stream, const AttentionProblem &p, DsvDtype act)
+{
+    if (p.alone)
+        return "sums in a fixed order";
+    if (!pitch_fits(p.out) || !pitch_fits(p.dout))
+        return "rows are gigabytes apart";
+    return hopper_leaves(stream, p, act);
+}
+
 /* What answered, where people look for it: in the table of ops. */
 template <size_t N> static void name_variant(char (&variant)[N], const char *why_portable)
 {
@@ -169,9 +186,10 @@ template <typename T>
 static DsvStatus finish(DsvStream *stream, const AttentionProblem &p, const DsvHeads &rows, bool dv,
                         float factor)
 {
-    int64_t blocks = ceil_div((int64_t)p.pairs * p.keys * (p.pitch / UNIT), THREADS);
+    int keys = THREADS / (p.pitch / UNIT);
+    dim3 grid((unsigned)ceil_div(p.keys, keys), blocks_in_turn(p.pairs));
     bool chunks = rows_aligned(&rows, p.dim, sizeof(T), 16);
-    finish_kernel<T><<<(unsigned)blocks, THREADS, 0, stream->handle>>>(p, rows, dv, factor, chunks);
+    finish_kernel<T><<<grid, THREADS, 0, stream->handle>>>(p, rows, dv, factor, chunks);
     DSVI_CUDA_LAUNCHED("attention's sums");
     return DSV_OK;
 }
@@ -213,9 +231,13 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
     p.couples = dsvi::rows_aligned(&p.dq, p.dim, size, 2 * size);
     if (wanted > 0)
         DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, wanted, stream->handle));
-    if (p.pairs > 0 && p.queries > 0)
-        DSVI_TRY(args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
-                                      : dsvi::attention_backward_bf16(stream, p));
+    if (p.pairs > 0 && p.queries > 0) {
+        const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act);
+        dsvi::name_variant(stream->attention_list_bwd, why_portable);
+        DSVI_TRY(!why_portable          ? dsvi::attention_backward_sm90(stream, p)
+                 : args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
+                                        : dsvi::attention_backward_bf16(stream, p));
+    }
     if (p.pairs == 0 || p.keys == 0)
         return DSV_OK;
     DSVI_FOR_ACT("attention", args->act, {
@@ -228,7 +250,8 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
 void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops)
 {
     snprintf(stream->attention_list_fwd, sizeof stream->attention_list_fwd, "cuda");
+    snprintf(stream->attention_list_bwd, sizeof stream->attention_list_bwd, "cuda");
     DSVI_OPS_SET(ops, attention_list_fwd, dsvi_cuda_attention_list_fwd, stream->attention_list_fwd);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_list_bwd, dsvi_cuda_attention_list_bwd,
-                                dsvi_cuda_attention_list_workspace, "cuda");
+                                dsvi_cuda_attention_list_workspace, stream->attention_list_bwd);
 }

@@ -42,8 +42,10 @@ DsvStatus attention_backward_f32(DsvStream *stream, const AttentionProblem &prob
 DsvStatus attention_forward_bf16(DsvStream *stream, const AttentionProblem &problem);
 /* Where hopper_leaves has no reason against it. */
 DsvStatus attention_forward_sm90(DsvStream *stream, const AttentionProblem &problem);
-/* Both backward passes write dq and add to sums, which hold zeros before. */
+/* The backward passes write dq and add to sums, which hold zeros before. */
 DsvStatus attention_backward_bf16(DsvStream *stream, const AttentionProblem &problem);
+/* Adds in any order, to one slice. */
+DsvStatus attention_backward_sm90(DsvStream *stream, const AttentionProblem &problem);
 
 /* Tiles of `width` queries in one (batch, head), the empty ones of a short last group among them. */
 __host__ __device__ inline int tiles_of(const AttentionProblem &problem, int width)

@@ -32,7 +32,8 @@ struct DsvStream {
     int64_t mark_count;
     DsvGemmCublaslt *gemm;
     DsvAttentionCudnn *attention;
-    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES]; /* name of the kernels that answered last */
+    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES]; /* names of the kernels that answered last */
+    char attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
 };
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)

@@ -18,6 +18,7 @@ typedef struct Size {
 
 typedef struct Problem {
     DsvAttentionArgs args;
+    double logit; /* the size of scores, or thereabouts */
     DsvLists lists;
     void *memory[TENSORS + 2]; /* q k v dout out dq dk dv, lse, workspace */
     size_t bytes[TENSORS + 2];
@@ -41,7 +42,7 @@ static const struct {
     Size size;
     int64_t group, grain;
     Lengths lengths;
-    double density, logit; /* `logit`: the size of scores, or thereabouts */
+    double density, logit; /* of Problem */
 } LISTS[] = {
     {{1, 2, 4096, 4096, 128}, 128, 1, EVEN, 0.1, 1},
     {{1, 2, 4096, 4096, 128}, 64, 1, EVEN, 0.1, 1},
@@ -57,6 +58,10 @@ static const struct {
     {{1, 2, 2100, 5100, 64}, 128, 128, MIXED, 0, 1},
     {{2, 3, 1500, 1777, 96}, 64, 64, MIXED, 0, 1},
     {{2, 2, 1500, 1777, 72}, 160, 192, EVEN, 0.5, 1},
+    {{2, 3, 1900, 2500, 128}, 128, 1, MIXED, 0, 1},
+    {{2, 2, 1900, 2500, 128}, 32, 3, MIXED, 0, 1},
+    {{1, 2, 1900, 2500, 128}, 64, 16, MIXED, 0, 1},
+    {{1, 2, 1900, 2500, 64}, 256, 1, MIXED, 0, 1},
     {{1, 2, 40, 3000, 128}, 1, 1, MIXED, 0, 1},
     {{1, 24, 2048, 2048, 128}, 128, 1, SKEWED, 0.5, 1},
     {{1, 24, 2048, 2048, 64}, 64, 1, SKEWED, 0.5, 1},
@@ -85,7 +90,16 @@ static void *upload(const void *host, size_t bytes)
     return check_upload(&gpu_backend, gpu_backend.device->stream, host, bytes);
 }
 
-static void create_tensors(Problem *p, const Size *size, double logit)
+/* (B, N, S, D) rather than (B, S, N, D). */
+static DsvHeads heads_first(const void *data, int64_t tokens, int64_t heads, int64_t dim)
+{
+    DsvHeads rows = dsvi_heads(data, tokens, heads, dim);
+    rows.token_stride = dim;
+    rows.head_stride = tokens * dim;
+    return rows;
+}
+
+static void create_tensors(Problem *p, const Size *size, double logit, bool first)
 {
     DsvDevice *device = gpu_backend.device;
     int64_t heads = size->heads, dim = size->dim, rows = size->batch * heads * size->queries;
@@ -94,6 +108,7 @@ static void create_tensors(Problem *p, const Size *size, double logit)
     DsvHeads *tensors[TENSORS] = {&p->args.q, &p->args.k, &p->args.v, &p->args.dout,
                                   &p->args.out, &p->args.dq, &p->args.dk, &p->args.dv};
     memset(p, 0, sizeof *p);
+    p->logit = logit;
     p->args = (DsvAttentionArgs){.batch = size->batch, .heads = heads, .queries = size->queries,
                                  .keys = size->keys, .head_dim = dim, .scale = 1 / sqrt((double)dim),
                                  .act = DSV_BF16, .acc = DSV_F32};
@@ -101,7 +116,7 @@ static void create_tensors(Problem *p, const Size *size, double logit)
         int64_t n = size->batch * tokens[i] * heads * dim;
         p->bytes[i] = (size_t)n * 2;
         assert_ok(device->mem_alloc(device, p->bytes[i], &p->memory[i]));
-        *tensors[i] = dsvi_heads(p->memory[i], tokens[i], heads, dim);
+        *tensors[i] = (first ? heads_first : dsvi_heads)(p->memory[i], tokens[i], heads, dim);
         if (i >= OUTPUTS)
             continue;
         float *host = draw(i, n, i == 0 ? logit : 1);
@@ -125,7 +140,7 @@ static void create_workspace(Problem *p, size_t bytes)
 static void create(Problem *p, const Size *size)
 {
     DsvStream *stream = gpu_backend.device->stream;
-    create_tensors(p, size, 1);
+    create_tensors(p, size, 1, false);
     size_t forward = gpu_backend.ops.attention_fwd.workspace(stream, &p->args);
     size_t backward = gpu_backend.ops.attention_bwd.workspace(stream, &p->args);
     create_workspace(p, forward > backward ? forward : backward);
@@ -201,7 +216,8 @@ static void *results(const Problem *p)
 }
 
 /* Both are results of the same problem. Either rounds p, ds and its result to BF16, by up to 2^-9 each, in an
- * order of its own. */
+ * order of its own. Of scores in thousands few keys have a weight that is neither 0 nor 1, and only they have
+ * a part in dq and dk: by an exponential of the difference of two scores, which are rounded. */
 static void compare(const Problem *p, const unsigned char *found, const unsigned char *wanted)
 {
     static const char *const names[] = {"out", "dq", "dk", "dv", "lse"};
@@ -209,8 +225,10 @@ static void compare(const Problem *p, const unsigned char *found, const unsigned
     for (int i = OUTPUTS; i <= TENSORS; i++) {
         DsvDtype dtype = i < TENSORS ? DSV_BF16 : DSV_F32;
         int64_t n = (int64_t)(p->bytes[i] / dsvi_dtype_size(dtype));
-        double error = relative_l2(dtype, found, dtype, wanted, n);
-        assert_error_below(error, i < TENSORS ? 1e-2 : 1e-6, "%s of %lld x %lld, head size %lld, group %lld",
+        double error = relative_l2(dtype, found, dtype, wanted, n), bound = i < TENSORS ? 1e-2 : 1e-6;
+        if (p->logit > 1000 && (i == OUTPUTS + 1 || i == OUTPUTS + 2))
+            bound = 0.1;
+        assert_error_below(error, bound, "%s of %lld x %lld, head size %lld, group %lld",
                            names[i - OUTPUTS], (long long)args->queries, (long long)args->keys,
                            (long long)args->head_dim, (long long)(args->lists ? args->lists->group : 0));
         found += p->bytes[i];
@@ -264,15 +282,17 @@ static void hopper_serves_lists(void **state)
 {
     (void)state;
     DsvStream *stream = gpu_backend.device->stream;
+    const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order" : "cuda, sm_90a";
     if (stream->capability != 90)
         skip();
     for (int number = 0; number < (int)(sizeof LISTS / sizeof *LISTS); number++) {
         Problem p;
-        create_tensors(&p, &LISTS[number].size, LISTS[number].logit);
+        create_tensors(&p, &LISTS[number].size, LISTS[number].logit, number % 2);
         create_lists(&p, number);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
         unsigned char *found = attend_lists(&p), *again = attend_lists(&p);
         assert_string_equal(gpu_backend.ops.attention_list_fwd.variant, "cuda, sm_90a");
+        assert_string_equal(gpu_backend.ops.attention_list_bwd.variant, backward);
         assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out: it waits for no other block's sums */
         int capability = make_portable();
         unsigned char *wanted = attend_lists(&p);
