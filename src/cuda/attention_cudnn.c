@@ -433,8 +433,7 @@ static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentio
     bool backward = plan->problem.backward != 0;
     float scale = (float)args->scale, one = 1, never = -INFINITY;
     char *workspace = args->workspace;
-    void *of[TENSORS] = {[LSE] = args->lse, [SCALE] = &scale};
-    void *data[TENSORS];
+    void *of[TENSORS] = {[LSE] = args->lse, [SCALE] = &scale}, *data[TENSORS];
     int64_t id[TENSORS];
     const DsvHeads *rows[ROWS];
     int count = 0;
@@ -489,16 +488,17 @@ static DsvStatus attend_fwd(DsvStream *stream, const DsvAttentionArgs *args)
     return attend(stream, args, false, dsvi_cuda_attention_list_fwd);
 }
 
-static bool splits(const DsvAttentionArgs *args)
+static DsvAttentionSplit split_of(const DsvStream *stream, const DsvAttentionArgs *args)
 {
-    return takes_shapes(args, false) && dsvi_attention_split_pays(args);
+    const DsvAttentionSplit whole = {.queries = args->queries, .keys = args->keys};
+    return takes_shapes(args, false) ? dsvi_attention_split_of(stream, args) : whole;
 }
 
 static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    if (!splits(args) || !takes_addresses(args, false))
+    if (!takes_addresses(args, false))
         return attend_fwd(stream, args);
-    return dsvi_attention_split_fwd(stream, args, attend_fwd);
+    return dsvi_attention_split_fwd(stream, args, split_of(stream, args), attend_fwd);
 }
 
 static DsvStatus attend_bwd(DsvStream *stream, const DsvAttentionArgs *args)
@@ -537,12 +537,13 @@ static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool
 
 static size_t attention_fwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    if (!splits(args))
-        return workspace_of(stream, args, false);
-    DsvAttentionArgs whole = dsvi_attention_split_part(args, false);
-    DsvAttentionArgs rest = dsvi_attention_split_part(args, true);
-    return dsvi_attention_split_bytes(args) +
-           most(workspace_of(stream, &whole, false), workspace_of(stream, &rest, false));
+    DsvAttentionSplit split = split_of(stream, args);
+    size_t bytes = 0;
+    for (int i = 0; i < DSVI_ATTENTION_PIECES; i++) {
+        DsvAttentionArgs piece = dsvi_attention_split_piece(args, split, (DsvAttentionPiece)i);
+        bytes = most(bytes, workspace_of(stream, &piece, false));
+    }
+    return dsvi_attention_split_bytes(args, split) + bytes;
 }
 
 static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)
@@ -588,9 +589,8 @@ void dsvi_attention_cudnn_free(DsvAttentionCudnn **attention)
 {
     if (!*attention)
         return;
-    while ((*attention)->plans) {
-        Plan *plan = (*attention)->plans;
-        (*attention)->plans = plan->next;
+    for (Plan *plan = (*attention)->plans, *next; plan; plan = next) {
+        next = plan->next;
         release_plan(plan);
     }
     if ((*attention)->handle)

@@ -27,8 +27,15 @@ typedef struct Problem {
 static const Size SIZES[] = {
     {1, 2, 32760, 32760, 128}, {1, 2, 32760, 512, 128}, {1, 3, 4096, 4096, 64}, {1, 2, 1000, 777, 128},
     {1, 1, 720, 256, 64},
-    /* backward in two calls, 3,712 keys of 4,000 for all queries at once */
+    /* in two calls each: forward 3,712 queries of 4,096, then the others, over the keys in parts; backward
+     * 3,712 keys of 4,000 */
     {1, 9, 4096, 4000, 64},
+    /* forward 5,632 queries and the others */
+    {2, 3, 6000, 6144, 128},
+    /* forward in three: 11,264 queries, the others, and all of them over the last 120 keys */
+    {1, 3, 11640, 32760, 128},
+    /* forward over the keys in parts alone */
+    {1, 1, 1000, 9000, 128},
 };
 
 /* How long the lists are, in runs. */
