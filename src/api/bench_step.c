@@ -35,12 +35,27 @@ typedef struct Times {
     double spent[DSV_KIND_COUNT]; /* sums over the measured steps */
     double timed, total;          /* all kinds; the steps */
     size_t repeats;
-    double profile;               /* what measuring adds to a step, seconds; 0 when none is ever measured */
+    double profile, refresh;      /* shares of steps that do more, in every step */
 } Times;
 
 static double seconds_of(const DsvStepResult *result)
 {
     return result->forward_s + result->backward_s + result->optimizer_s;
+}
+
+/* What the steps that are multiples of `every`, and not of `other` if that can be, take more than the others:
+ * its share in each step. */
+static DsvStatus measure_extra(DsvTrainer *t, const DsvSampleSource *source, Times *times, int64_t every,
+                               int64_t other, double *share)
+{
+    DsvStepResult result;
+    int64_t step = (t->step / every + 1) * every;
+    if (step % other == 0 && every % other != 0)
+        step += every;
+    t->step = step - 1;
+    DSVI_TRY(dsvi_train_step(t, source, &result));
+    *share = fmax(0, seconds_of(&result) - dsvi_median(times->step, times->repeats)) / (double)every;
+    return DSV_OK;
 }
 
 static DsvStatus measure(DsvTrainer *t, Times *times)
@@ -62,12 +77,12 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->repeats = (size_t)i + 1;
     }
     DSVI_TRY(dsvi_ops_time_spent(times->spent));
-    /* One step more, of those that measure what lists hold: sparse.profile_every lie between two of them. */
-    t->step = (t->step / t->settings->sparse_profile_every + 1) * t->settings->sparse_profile_every - 1;
-    DSVI_TRY(dsvi_train_step(t, &source, &result));
-    if (dsvi_sparse_measured(t->sparse))
-        times->profile = fmax(0, seconds_of(&result) - dsvi_median(times->step, times->repeats));
-    return DSV_OK;
+    if (!t->settings->sparse_enabled)
+        return DSV_OK;
+    int64_t profile_every = t->settings->sparse_profile_every;
+    int64_t refresh_every = t->settings->sparse_refresh_every;
+    DSVI_TRY(measure_extra(t, &source, times, profile_every, refresh_every, &times->profile));
+    return measure_extra(t, &source, times, refresh_every, profile_every, &times->refresh);
 }
 
 static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path, DsvLine *line,
@@ -79,8 +94,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         .width = t->latent.width, .text_len = t->config.text_len,
     };
     DsvSparseShape sparse = dsvi_dit_sparse_shape(&t->config, &shape);
-    double profile = times->profile / (double)settings->sparse_profile_every;
-    double step = dsvi_median(times->step, times->repeats) + profile;
+    double step = dsvi_median(times->step, times->repeats) + times->profile + times->refresh;
     for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
         times->timed += times->spent[kind];
     /* Backward costs twice the forward pass; recomputation is not counted as work of the model. */
@@ -95,7 +109,8 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"forward_ms", 1e3 * dsvi_median(times->forward, times->repeats)},
         {"backward_ms", 1e3 * dsvi_median(times->backward, times->repeats)},
         {"optimizer_ms", 1e3 * dsvi_median(times->optimizer, times->repeats)},
-        {"profile_ms", 1e3 * profile}, /* its share in every step */
+        {"profile_ms", 1e3 * times->profile}, /* shares, in step_ms */
+        {"refresh_ms", 1e3 * times->refresh},
         {"parameters", (double)t->table.parameters},
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
