@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "sparse/order.h"
-#include "sparse/threshold.h"
 #include "study_estimator.h"
 #include "study_window.h"
 

@@ -54,6 +54,7 @@ static DsvStatus end(void)
     X(select_covariance, DsvSelectCovarianceArgs, SELECT)            \
     X(select_features, DsvSelectFeaturesArgs, SELECT)                \
     X(select_histogram, DsvSelectArgs, SELECT)                       \
+    X(select_threshold, DsvSelectThresholdArgs, SELECT)              \
     X(select_lists, DsvSelectArgs, SELECT)                           \
     X(profile, DsvProfileArgs, SELECT)                               \
     X(predictor_loss, DsvPredictorLossArgs, SELECT)                  \

@@ -133,6 +133,8 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .copy = cpu_copy,
         .zero = cpu_zero,
         .sync = cpu_sync,
+        .flag = cpu_sync,
+        .await = cpu_sync,
         .clock = cpu_clock,
         .mark = cpu_mark,
         .between = cpu_between,

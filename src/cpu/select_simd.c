@@ -498,7 +498,7 @@ static void write_range(void *context, int64_t begin, int64_t end, int worker)
     for (int64_t n = begin; n < end; n++) {
         int64_t at = lists->offsets[n];
         for (int64_t w = 0; w < s->words; w++)
-            for (uint64_t left = s->chosen[n * s->words + w]; left && at < lists->capacity; left &= left - 1)
+            for (uint64_t left = s->chosen[n * s->words + w]; left; left &= left - 1)
                 lists->runs[at++] = (int32_t)(w * WORD + __builtin_ctzll(left));
     }
 }
@@ -519,7 +519,10 @@ static DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
         args->selected_mass[n / s.groups % args->heads] += s.mass[n];
     }
     *args->needed = args->lists->offsets[count];
-    dsvi_parallel_for(count, 4, write_range, &s);
+    if (*args->needed <= args->lists->capacity)
+        dsvi_parallel_for(count, 4, write_range, &s);
+    else
+        memset(args->lists->offsets, 0, (size_t)(count + 1) * sizeof *args->lists->offsets);
     return DSV_OK;
 }
 

@@ -24,6 +24,7 @@ void dsvi_cuda_fill_rms_norm_rope(DsvOps *ops);
 void dsvi_cuda_fill_select_histogram(DsvOps *ops);
 void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
+void dsvi_cuda_fill_select_threshold(DsvOps *ops);
 /* `variant` of these says which kernels answered the last call, and why not the fastest (device_cuda.h). */
 void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops);
 /* Dense attention too, where cuDNN has no answer. */

@@ -19,6 +19,7 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
     dsvi_cuda_fill_select_histogram(ops);
     dsvi_cuda_fill_select_lists(ops);
     dsvi_cuda_fill_select_features(ops);
+    dsvi_cuda_fill_select_threshold(ops);
     dsvi_cuda_fill_attention_list(stream, ops);
     DSVI_TRY(dsvi_cuda_fill_attention_cudnn(stream, ops));
     return dsvi_cuda_fill_gemm(stream, ops);

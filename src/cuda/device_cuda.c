@@ -88,6 +88,18 @@ static DsvStatus cuda_sync(DsvStream *stream)
     return DSV_OK;
 }
 
+static DsvStatus cuda_flag(DsvStream *stream)
+{
+    DSVI_CUDA_TRY(cudaEventRecord(stream->flag, stream->handle));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_await(DsvStream *stream)
+{
+    DSVI_CUDA_TRY(cudaEventSynchronize(stream->flag));
+    return DSV_OK;
+}
+
 static DsvStatus cuda_clock(DsvStream *stream, double *seconds)
 {
     DSVI_TRY(cuda_sync(stream));
@@ -132,6 +144,8 @@ static void cuda_close(DsvDevice *device)
     for (int64_t i = 0; i < stream->mark_count; i++)
         cudaEventDestroy(stream->marks[i]);
     free(stream->marks);
+    if (stream->flag)
+        cudaEventDestroy(stream->flag);
     dsvi_gemm_cublaslt_free(&stream->gemm);
     dsvi_attention_cudnn_free(&stream->attention);
     cudaFree(stream->partials);
@@ -166,6 +180,7 @@ static DsvStatus open_stream(const struct cudaDeviceProp *gpu, int capability, b
     stream->deterministic = deterministic;
     DSVI_CUDA_TRY(cudaSetDevice(0));
     DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
+    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->flag, cudaEventDisableTiming));
     DSVI_CUDA_TRY(cudaMalloc(&stream->partials, DSVI_CUDA_PARTIALS));
     return DSV_OK;
 }
@@ -197,6 +212,8 @@ DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
         .copy = cuda_copy,
         .zero = cuda_zero,
         .sync = cuda_sync,
+        .flag = cuda_flag,
+        .await = cuda_await,
         .clock = cuda_clock,
         .mark = cuda_mark,
         .between = cuda_between,

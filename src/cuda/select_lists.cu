@@ -161,8 +161,10 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
 
 /* ---- offsets, mass, runs ---- */
 
-/* All threads of one block: offsets[n + 1] is the count of list n, and becomes the end of it. */
-__device__ void sum_offsets(int64_t lists, int64_t *offsets, int64_t *scratch)
+/* All threads of one block: offsets[n + 1] is the count of list n, and becomes the end of it, or 0 where the
+ * lists do not fit. */
+__device__ void sum_offsets(int64_t lists, int64_t capacity, int64_t *offsets, int64_t *needed,
+                            int64_t *scratch)
 {
     int64_t begin = lists * threadIdx.x / SCAN_THREADS, end = lists * (threadIdx.x + 1) / SCAN_THREADS;
     int64_t sum = 0, all;
@@ -171,15 +173,18 @@ __device__ void sum_offsets(int64_t lists, int64_t *offsets, int64_t *scratch)
     int64_t at = block_before(sum, scratch, &all);
     for (int64_t n = begin; n < end; n++) {
         at += offsets[n + 1];
-        offsets[n + 1] = at;
+        offsets[n + 1] = all <= capacity ? at : 0;
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         offsets[0] = 0;
+        *needed = all;
+    }
 }
 
 /* A block of threads a head, for the mass of its lists, and one more for the offsets. */
 __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int heads, int64_t groups,
-                                                              const double *mass, int64_t *offsets,
+                                                              int64_t capacity, const double *mass,
+                                                              int64_t *offsets, int64_t *needed,
                                                               double *selected_mass)
 {
     __shared__ int64_t scratch[SCAN_THREADS / WARP];
@@ -187,7 +192,7 @@ __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int
     int h = blockIdx.x;
     double sum = 0;
     if (h == heads) {
-        sum_offsets(batch * heads * groups, offsets, scratch);
+        sum_offsets(batch * heads * groups, capacity, offsets, needed, scratch);
         return;
     }
     for (int64_t i = threadIdx.x; i < batch * groups; i += SCAN_THREADS)
@@ -199,21 +204,20 @@ __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int
 
 /* A block of threads a list. Run numbers are put in order in shared memory, and leave side by side. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bits, int words,
-                                                              const int64_t *offsets, int64_t capacity,
-                                                              int32_t *runs)
+                                                              const int64_t *offsets, int32_t *runs)
 {
     __shared__ int32_t found[EMIT_RUNS];
     __shared__ int scratch[CHOOSE_THREADS / WARP];
-    int64_t at = offsets[blockIdx.x];
+    int64_t at = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
     bits += (int64_t)blockIdx.x * words;
-    for (int first = 0; first < words && at < capacity; first += EMIT_WORDS) {
+    for (int first = 0; first < words && at < end; first += EMIT_WORDS) {
         int word = first + threadIdx.x, all;
         uint32_t left = word < words ? bits[word] : 0;
         int place = block_before(__popc(left), scratch, &all);
         for (; left; left &= left - 1)
             found[place++] = word * WARP + __ffs(left) - 1;
         __syncthreads();
-        for (int i = threadIdx.x; i < all && at + i < capacity; i += CHOOSE_THREADS)
+        for (int i = threadIdx.x; i < all; i += CHOOSE_THREADS)
             runs[at + i] = found[i];
         at += all;
         __syncthreads();
@@ -302,7 +306,6 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
 
 DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    DSVI_TRY(select_enough(args, p));
     if (!args->again) {
         DSVI_TRY(select_prepare(stream, args, p));
         DSVI_TRY(select_put_terms(stream, args, p));
@@ -316,18 +319,20 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     DSVI_TRY(dsvi_select_check(args, true));
     const DsvLists *lists = args->lists;
     SelectPlan p = select_plan(stream, args, args->workspace);
+    DSVI_TRY(select_enough(args, p));
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
     totals_kernel<<<(unsigned)args->heads + 1, SCAN_THREADS, 0, stream->handle>>>(
-        args->batch, (int)args->heads, p.groups, p.mass, lists->offsets, args->selected_mass);
+        args->batch, (int)args->heads, p.groups, lists->capacity, p.mass, lists->offsets, p.needed,
+        args->selected_mass);
     DSVI_CUDA_LAUNCHED("select offsets and mass");
     if (p.lists > 0) {
         emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-            p.bits, p.all.blocks, lists->offsets, lists->capacity, lists->runs);
+            p.bits, p.all.blocks, lists->offsets, lists->runs);
         DSVI_CUDA_LAUNCHED("select runs");
     }
-    DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, lists->offsets + p.lists, sizeof *args->needed,
-                                  cudaMemcpyDeviceToHost, stream->handle));
+    DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, p.needed, sizeof *args->needed, cudaMemcpyDeviceToHost,
+                                  stream->handle));
     return DSV_OK;
 }
 

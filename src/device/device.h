@@ -46,6 +46,11 @@ struct DsvDevice {
     /* Waits until all work given to the stream so far is done; reports its first failure. */
     DsvStatus (*sync)(DsvStream *stream);
 
+    /* Puts the flag behind all work so far: there is one, which moves. */
+    DsvStatus (*flag)(DsvStream *stream);
+    /* Waits until all work before the flag is done, and for nothing behind it. */
+    DsvStatus (*await)(DsvStream *stream);
+
     /* Seconds on a clock that only grows, as seen after all work so far (this waits). */
     DsvStatus (*clock)(DsvStream *stream, double *seconds);
 

@@ -64,6 +64,7 @@ typedef struct DsvOps {
     DSVI_OP_SLOT(dsvi_select_features_fn) select_features;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_select_fn, dsvi_select_workspace_fn)
     select_histogram, select_lists;
+    DSVI_OP_SLOT(dsvi_select_threshold_fn) select_threshold;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)
     predictor_loss;

@@ -16,6 +16,7 @@
  *     select_covariance   running second moments of q or k, for the projection
  *     select_features     means of rows, projected: proxies and candidates
  *     select_histogram    lse of every proxy, and how count and mass of runs spread over log2 e_gr
+ *     select_threshold    from there the threshold for a share of the mass or of the runs
  *     select_lists        the lists, by threshold or by count, plus exploration
  * Scores are never written to memory as a whole. */
 #ifndef DSVI_SELECT_H
@@ -97,7 +98,8 @@ typedef struct DsvSelectArgs {
     uint64_t explore_seed, explore_step; /* draws: see dsvi_explore_limit */
     DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
     double *selected_mass;      /* (N) device memory, overwritten: sum of e_gr over all listed runs */
-    int64_t *needed;            /* one int64, host memory after sync: runs all lists need together */
+    int64_t *needed;            /* one int64, host memory, written in stream order: runs all lists need
+                                 * together */
     bool again;                 /* the workspace is as select_histogram left it, of these very features */
 
     void *workspace;
@@ -125,9 +127,9 @@ static inline float dsvi_select_coarse(float x, double factor)
     return x;
 }
 
-/* select_lists never writes more than lists->capacity runs: where *needed is larger the lists are not
- * usable, and the caller (after a sync) must not attend over them. The offsets are those that would have
- * been. */
+/* select_lists never writes more than lists->capacity runs: where *needed is larger all offsets are 0 and
+ * the lists empty. So attention over them can be enqueued before the host knows whether they fit; where they
+ * did not, its results mean nothing. */
 
 /* The histogram counts one run of each 1 + bin_skip, the last few included: run dsvi_select_counted(args, i),
  * 0 <= i < dsvi_select_counted_runs(args). Which one of them is scattered (Knuth's multiplicative hash), so
@@ -155,6 +157,34 @@ static inline uint64_t dsvi_explore_limit(double rate)
     return rate <= 0 ? 0 : rate >= 1 ? (uint64_t)1 << 32 : (uint64_t)(rate * 0x1p32 + 0.5);
 }
 
+/* From the histogram to the threshold. It is one for all heads: heads and groups whose attention is wide then
+ * get the keys they need from those whose attention is narrow, at the same total. A wanted mass is met, and
+ * exceeded by less than a bin: its threshold is the lower edge of one. A wanted number of runs is met on the
+ * average: inside the bin where it is reached estimates are taken to lie as the bins beside it suggest, for
+ * diffuse attention puts a good part of all runs into one bin. */
+typedef struct DsvSelectThresholdArgs {
+    int64_t heads;            /* N */
+    int64_t bin_heads;
+    const double *bin_count;  /* (bin_heads, BINS) as select_histogram leaves them; all heads are summed */
+    const double *bin_mass;   /* (bin_heads, BINS) likewise */
+    bool by_mass;             /* `share` is of the mass: dsvi_threshold_for_mass; else _for_count */
+    double share;
+    float *threshold;         /* (N) overwritten: the same value for all */
+} DsvSelectThresholdArgs;
+typedef DsvStatus dsvi_select_threshold_fn(DsvStream *stream, const DsvSelectThresholdArgs *args);
+
+typedef struct DsvThreshold {
+    float value;  /* runs whose estimate reaches it are chosen; 0 chooses all */
+    double count; /* share of all runs that reach it, or should */
+    double mass;  /* share of the estimated mass that they hold, likewise */
+} DsvThreshold;
+
+/* count and mass are (heads, BINS), host memory. The highest threshold whose runs hold at least `share` of
+ * the mass; share >= 1 chooses every run, even those whose estimate is 0. */
+DsvThreshold dsvi_threshold_for_mass(const double *count, const double *mass, int64_t heads, double share);
+/* The threshold that `share` of the runs should reach; what it really chooses differs by less than a bin. */
+DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, int64_t heads, double share);
+
 static inline int64_t dsvi_select_groups(const DsvSelectArgs *args)
 {
     return (args->queries + args->group - 1) / args->group;
@@ -181,6 +211,7 @@ DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists);
 dsvi_select_covariance_fn dsvi_select_covariance_ref;
 dsvi_select_features_fn dsvi_select_features_ref;
 dsvi_select_fn dsvi_select_histogram_ref, dsvi_select_lists_ref;
+dsvi_select_threshold_fn dsvi_select_threshold_ref;
 dsvi_select_workspace_fn dsvi_select_workspace_ref;
 
 #ifdef __cplusplus

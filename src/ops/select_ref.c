@@ -179,5 +179,7 @@ DsvStatus dsvi_select_lists_ref(DsvStream *stream, const DsvSelectArgs *args)
         lists->offsets[n + 1] = total;
     }
     *args->needed = total;
+    for (int64_t n = 0; n < dsvi_lists_count(lists) && total > lists->capacity; n++)
+        lists->offsets[n + 1] = 0;
     return DSV_OK;
 }

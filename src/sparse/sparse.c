@@ -3,6 +3,8 @@
  *     prepare   the selector looks (and learns), lists are made if the block runs sparse or is measured,
  *               measured if this step measures
  *     attend    over the lists, or densely
+ *     settle    of lists: whether they fit. The device attends already while the host finds out; where they
+ *               did not, it attended over nothing, and does so again, densely
  *
  * and step_end takes the measurements in and moves blocks from one side to the other. */
 #include "sparse/sparse.h"
@@ -63,11 +65,11 @@ static void carve_host(DsvSparse *s, DsvArena *arena)
     r->head_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
     r->head_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
     r->break_even = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(double));
-    s->host_threshold = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(float));
     s->host_topk = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(int32_t));
     s->host_count = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
     s->host_mass = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
     s->host_selected = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(double));
+    s->host_needed = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(int64_t));
     s->host_sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
     s->host_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
     s->host_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
@@ -344,7 +346,7 @@ static void place_lists(DsvSparse *s, int64_t block)
     s->block[block].kept = 0;
 }
 
-/* Decides how this pass of the block attends, and makes what it takes. */
+/* Decides how this pass of the block should attend, and makes what it takes. */
 static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     DsvSparseBlock *b = &s->block[block];
@@ -357,28 +359,46 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     if (!wanted && !measure)
         return DSV_OK;
     DSVI_TRY(dsvi_sparse_make_lists(s, block));
-    if (measure)
-        DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass));
-    if (wanted && !b->fit)
-        overflow(s, block);
-    b->over_lists = wanted && b->fit;
-    b->kept = b->over_lists ? s->listed_runs : 0;
-    return DSV_OK;
+    b->over_lists = wanted;
+    if (!measure)
+        return DSV_OK;
+    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    return dsvi_sparse_profile_pass(s, block, pass);
 }
 
-DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
-    if (s->watch && !pass->recompute)
-        DSVI_TRY(s->watch(s->watch_context, block, pass));
-    if (!pass->recompute)
-        DSVI_TRY(prepare(s, block, pass));
     if (!s->block[block].over_lists)
         return ops->attention_fwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_fwd.run(stream, &args);
+}
+
+static DsvStatus settle(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseBlock *b = &s->block[block];
+    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    b->over_lists = b->fit;
+    if (b->fit) {
+        b->kept = s->listed_runs;
+        return DSV_OK;
+    }
+    overflow(s, block);
+    return attend(s, block, pass);
+}
+
+DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    if (pass->recompute)
+        return attend(s, block, pass);
+    if (s->watch)
+        DSVI_TRY(s->watch(s->watch_context, block, pass));
+    DSVI_TRY(prepare(s, block, pass));
+    DSVI_TRY(attend(s, block, pass));
+    return s->block[block].over_lists ? settle(s, block, pass) : DSV_OK;
 }
 
 DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)

@@ -60,10 +60,10 @@ struct DsvSparse {
     int32_t *order;           /* (S) */
     DsvSparseBlock *block;    /* (blocks) */
     DsvSparseRecord record;
-    float *host_threshold;    /* (N) */
     int32_t *host_topk;       /* (N) */
     double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
     double *host_selected;    /* (N) */
+    int64_t *host_needed;     /* (1) runs that the last lists need */
     int32_t *host_sample;     /* (blocks, samples) */
     float *host_captured;     /* (blocks, B, N, samples) */
     float *host_share90;      /* (blocks, B, N, samples) */
@@ -98,10 +98,13 @@ double dsvi_sparse_max_density(const DsvSparse *sparse);
 /* Shapes of attention over all tokens, and the tensors of `pass`. */
 DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *sparse, const DsvSparseAttention *pass);
 
-/* sparse_select.c: workspace; a block's lists, from the features its selector holds. Sets `fit`, the
- * record's density and estimated_mass. */
+/* sparse_select.c: workspace; a block's lists, from the features its selector holds. make_lists only tells
+ * the device to; attention over them may follow at once, for lists that do not fit are empty. take_lists
+ * waits for the lists made last, though for nothing behind them, and sets `fit`, the record's density and
+ * estimated_mass. */
 size_t dsvi_sparse_select_workspace(const DsvSparse *sparse);
 DsvStatus dsvi_sparse_make_lists(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_take_lists(DsvSparse *sparse, int64_t block);
 
 /* sparse_profile.c: draws the step's queries; measures a block's lists as they are; takes the results in. */
 size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse);

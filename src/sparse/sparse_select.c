@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
-#include "sparse/threshold.h"
 
 #define MISSED_MOST 8.0 /* times what was believed: beyond that lists would only grow */
 enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
@@ -80,28 +79,33 @@ static double aimed_mass(const DsvSparse *s, int64_t block)
     return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MOST), MISSED_MOST), (1 + may_miss) / 2);
 }
 
-/* Thresholds of all heads on the device. `winners` is their share of the budget; *budget the density that
- * they and explored runs may have together. */
-static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
+/* The density of winners and explored runs together where winners hold `mass`. It takes the histogram on the
+ * host, and waits for it. */
+static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, double *budget)
 {
     DsvDevice *device = s->backend->device;
-    int64_t heads = s->shape.heads;
     size_t bytes = DSV_SELECT_BINS * sizeof(double);
     DSVI_TRY(device->download(device->stream, s->host_count, s->bin_count, bytes));
     DSVI_TRY(device->download(device->stream, s->host_mass, s->bin_mass, bytes));
     DSVI_TRY(device->sync(device->stream));
+    double count = dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, mass).count;
+    *budget = winners > 0 ? fmin(count / winners, 1) : 1;
+    return DSV_OK;
+}
 
+/* Thresholds of all heads on the device. `winners` is their share of the budget; *budget, where there is
+ * something to explore, the density that they and explored runs may have together. */
+static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
+{
     bool by_mass = s->settings.sparse_target_mass > 0;
-    DsvThreshold threshold =
-        by_mass ? dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, aimed_mass(s, block))
-                : dsvi_threshold_for_count(s->host_count, s->host_mass, 1,
-                                           winners * s->settings.sparse_target_density);
+    const DsvSelectThresholdArgs args = {
+        .heads = s->shape.heads, .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
+        .by_mass = by_mass, .threshold = s->threshold,
+        .share = by_mass ? aimed_mass(s, block) : winners * s->settings.sparse_target_density,
+    };
+    DSVI_TRY(s->backend->ops.select_threshold.run(s->backend->device->stream, &args));
     *budget = s->settings.sparse_target_density;
-    if (by_mass)
-        *budget = winners > 0 ? fmin(threshold.count / winners, 1) : 1;
-    for (int64_t h = 0; h < heads; h++)
-        s->host_threshold[h] = threshold.value;
-    return device->upload(device->stream, s->threshold, s->host_threshold, (size_t)heads * sizeof(float));
+    return by_mass && winners < 1 ? budget_of_mass(s, winners, args.share, budget) : DSV_OK;
 }
 
 /* The same count for all heads, as in the paper. */
@@ -122,7 +126,6 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     DsvSparseBlock *b = &s->block[block];
     DsvSelectArgs args = select_args(s);
     double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
-    int64_t needed = 0;
 
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
     if (strcmp(s->settings.sparse_rule, "topk") == 0) {
@@ -134,13 +137,19 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     }
     plan_exploration(s, block, budget, &args);
     args.lists = &b->lists;
-    args.needed = &needed;
+    args.needed = s->host_needed;
     args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, s->host_selected, s->selected_mass,
                               (size_t)s->shape.heads * sizeof(double)));
-    DSVI_TRY(device->sync(device->stream));
+    return device->flag(device->stream);
+}
 
+DsvStatus dsvi_sparse_take_lists(DsvSparse *s, int64_t block)
+{
+    DsvSparseBlock *b = &s->block[block];
+    DSVI_TRY(s->backend->device->await(s->backend->device->stream));
+    int64_t needed = *s->host_needed;
     double lists = (double)dsvi_lists_count(&b->lists), mass = 0;
     for (int64_t h = 0; h < s->shape.heads; h++)
         mass += s->host_selected[h] / lists;

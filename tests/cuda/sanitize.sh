@@ -19,7 +19,7 @@ jobs=${3:-4}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0
-sparse="attention select_features select_lists profile predictor_loss"
+sparse="attention select_features select_lists select_threshold profile predictor_loss"
 dense="test_col_sum test_layer_norm test_rms_norm_rope test_activation test_gate_residual test_add
     test_add_rows test_patch test_flow test_optim"
 

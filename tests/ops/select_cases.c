@@ -326,6 +326,16 @@ static void run_truth(const SelectShape *shape, const DsvSelectArgs *args, int64
     histogram_of(args, got->lse, truth);
 }
 
+/* Lists that do not fit are empty. */
+static void check_offsets(const SelectRun *r, int64_t lists, int64_t capacity)
+{
+    assert_int_equal(r->offsets[0], 0);
+    if (r->needed <= capacity)
+        assert_int_equal(r->offsets[lists], r->needed);
+    for (int64_t n = 0; n < lists && r->needed > capacity; n++)
+        assert_int_equal(r->offsets[n + 1], 0);
+}
+
 static void compare_with_truth(const DsvBackend *backend, const SelectShape *shape, const DsvSelectArgs *args,
                                int64_t capacity)
 {
@@ -337,8 +347,7 @@ static void compare_with_truth(const DsvBackend *backend, const SelectShape *sha
     assert_same_run(args, &got, &again, capacity);
     run_truth(shape, args, capacity, &got, &truth);
     compare_histograms(args, &got, &truth);
-    assert_int_equal(got.offsets[0], 0);
-    assert_int_equal(got.offsets[args->batch * args->heads * dsvi_select_groups(args)], got.needed);
+    check_offsets(&got, args->batch * args->heads * dsvi_select_groups(args), capacity);
     for (int64_t h = 0; h < args->heads; h++)
         assert_error_below(fabs(got.selected_mass[h] - truth.selected_mass[h]),
                            2 * estimate_error(shape, args) * (1 + truth.selected_mass[h]), "selected mass");
@@ -431,5 +440,77 @@ void check_select_cases(const DsvBackend *backend)
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
             check_select(backend, &shapes[i], coarse);
         check_ties(backend, coarse);
+    }
+}
+
+/* ---- thresholds ---- */
+
+enum { BIN_HEADS = 3, THRESHOLD_HEADS = 5 };
+
+typedef struct Bins {
+    double count[BIN_HEADS * DSV_SELECT_BINS], mass[BIN_HEADS * DSV_SELECT_BINS];
+} Bins;
+
+/* Counts like a normal distribution round bin `middle`, in every `stride`-th bin. Masses are multiples of
+ * 2^-30, so that sums are exact in any order. */
+static void fill_bins(Bins *bins, int middle, double width, int stride)
+{
+    for (int h = 0; h < BIN_HEADS; h++)
+        for (int bin = 0; bin < DSV_SELECT_BINS; bin++) {
+            double x = (bin - middle - 5 * h) / width;
+            double e = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
+            int at = h * DSV_SELECT_BINS + bin;
+            bins->count[at] = bin % stride == 0 ? floor(1000 * exp(-x * x / 2)) : 0;
+            bins->mass[at] = bins->count[at] * floor(e * 0x1p30) * 0x1p-30;
+        }
+}
+
+/* Twice on `backend`: near the truth, the same for all heads, the same bits, no byte beyond. */
+static void compare_thresholds(const DsvBackend *backend, const Bins *bins, int64_t bin_heads, bool by_mass,
+                               double share)
+{
+    DsvStream *stream = backend->device ? backend->device->stream : NULL;
+    size_t bytes = (size_t)bin_heads * DSV_SELECT_BINS * sizeof(double);
+    float got[2][THRESHOLD_HEADS + 1], truth;
+    DsvSelectThresholdArgs args = {1, bin_heads, bins->count, bins->mass, by_mass, share, &truth};
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    memset(got, 0xff, sizeof got);
+    args.heads = THRESHOLD_HEADS;
+    args.bin_count = check_upload(backend, stream, bins->count, bytes);
+    args.bin_mass = check_upload(backend, stream, bins->mass, bytes);
+    for (int i = 0; i < 2; i++) {
+        args.threshold = check_upload(backend, stream, got[i], sizeof got[i]);
+        assert_ok(backend->ops.select_threshold.run(stream, &args));
+        check_download(backend, stream, got[i], args.threshold, sizeof got[i]);
+    }
+    check_release(backend, stream, args.bin_count);
+    check_release(backend, stream, args.bin_mass);
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+    assert_true(isnan(got[0][THRESHOLD_HEADS]));
+    for (int h = 0; h < THRESHOLD_HEADS; h++)
+        assert_error_below(fabs((double)got[0][h] - truth), 4 * 0x1p-24 * truth,
+                           "head %d, share %g of the %s", h, share, by_mass ? "mass" : "runs");
+}
+
+void check_select_threshold_cases(const DsvBackend *backend)
+{
+    static const struct {
+        int middle;
+        double width;
+        int stride;
+    } cases[] = {
+        {1000, 300, 1}, {1000, 2, 1}, {1000, 0.1, 1}, {0, 0.1, 1}, {1, 0.1, 1}, {2047, 0.1, 1},
+        {2046, 40, 1},  {5, 20, 1},   {1500, 200, 97}, {1, 0.01, 2048},
+    };
+    static const double shares[] = {0, 1e-6, 0.1, 0.35, 0.5, 0.9, 1 - 1e-9, 1};
+    static Bins bins;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fill_bins(&bins, cases[i].middle, cases[i].width, cases[i].stride);
+        for (size_t n = 0; n < sizeof shares / sizeof *shares; n++) {
+            for (int by_mass = 0; by_mass < 2; by_mass++) {
+                compare_thresholds(backend, &bins, 1, by_mass, shares[n]);
+                compare_thresholds(backend, &bins, BIN_HEADS, by_mass, shares[n]);
+            }
+        }
     }
 }

@@ -23,6 +23,12 @@ static void select_lists(void **state)
     check_select_cases(tested);
 }
 
+static void select_threshold(void **state)
+{
+    (void)state;
+    check_select_threshold_cases(tested);
+}
+
 static void profile(void **state)
 {
     (void)state;
@@ -38,8 +44,9 @@ static void predictor_loss(void **state)
 int run_sparse_cases(const DsvBackend *backend)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention), cmocka_unit_test(select_features), cmocka_unit_test(select_lists),
-        cmocka_unit_test(profile),   cmocka_unit_test(predictor_loss),
+        cmocka_unit_test(attention),        cmocka_unit_test(select_features),
+        cmocka_unit_test(select_threshold), cmocka_unit_test(select_lists),
+        cmocka_unit_test(profile),          cmocka_unit_test(predictor_loss),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,7 @@
 #include "test.h"
 
 #include "base/rng.h"
-#include "sparse/threshold.h"
+#include "ops/select.h"
 
 enum { HEADS = 3, VALUES = 500 };
 

@@ -1,5 +1,5 @@
-/* See threshold.h. Bins are walked from the top; the sums run over the heads in each bin. */
-#include "sparse/threshold.h"
+/* The scalar truth of select_threshold. Bins are walked from the top; sums run over the heads in each bin. */
+#include "ops/select.h"
 
 #include <math.h>
 
@@ -78,4 +78,16 @@ DsvThreshold dsvi_threshold_for_count(const double *count, const double *mass, i
     if (share < 1) /* what is below the lowest edge is not told apart */
         return (DsvThreshold){bin_edge(1), share_of(count_above, all_count), share_of(mass_above, all_mass)};
     return (DsvThreshold){0, 1, 1};
+}
+
+DsvStatus dsvi_select_threshold_ref(DsvStream *stream, const DsvSelectThresholdArgs *args)
+{
+    const double *count = args->bin_count, *mass = args->bin_mass;
+    (void)stream;
+    DsvThreshold threshold = args->by_mass
+        ? dsvi_threshold_for_mass(count, mass, args->bin_heads, args->share)
+        : dsvi_threshold_for_count(count, mass, args->bin_heads, args->share);
+    for (int64_t h = 0; h < args->heads; h++)
+        args->threshold[h] = threshold.value;
+    return DSV_OK;
 }
