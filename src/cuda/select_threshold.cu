@@ -2,8 +2,8 @@
  * nobody waits for the host.
  *
  * One block of threads has all bins, two neighbours a thread, from the top down: what lies above a bin is the
- * sum of the threads before, and of the bin's neighbour. For a share of the mass only bin_mass is read, for one
- * of the runs only bin_count. Sums are in double, in a fixed order; those of counts are exact. */
+ * sum of the threads before, and of the bin's neighbour. For a share of the mass only bin_mass is read, for
+ * one of the runs only bin_count. Sums are in double, in a fixed order; those of counts are exact. */
 #include <math.h>
 
 #include "cuda/block_sums.cuh"
