@@ -337,15 +337,16 @@ template <typename P>
 __device__ __forceinline__ void take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
                                           uint32_t turn)
 {
-    const Tile *tile = m.memory.tile(told);
+    const Walk *walk = m.memory.walk(told);
+    const Tile *tile = &walk->tile;
     int left = (chunks_of<P>(agreed(tile->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;
     turn += (turn ^ m.number) & 1;
     if (left < 0)
         m.say(m.memory.barriers.queries_empty());
     for (; left >= 0; left -= 2 * P::KEYS, turn += 2) {
         Factors<P> factors;
-        int count = agreed(tile->keys) - left;
-        Listed listed = fetch_listed(a, *tile, left + min(16 * m.warp + m.lane % 16, count - 1));
+        int begin = agreed(chunk_begin<P>(*walk, left)), count = agreed(tile->keys) - begin;
+        Listed listed = fetch_listed(a, *tile, begin + min(16 * m.warp + m.lane % 16, count - 1));
         take_chunk<P>(a, m, ring_at<P>(turn + told + 1), &factors, count, turn >> 1);
         listed.run = anew(listed.run);
         Place place = {tile->pair, listed_key(a, listed), count - 16 * m.warp};
