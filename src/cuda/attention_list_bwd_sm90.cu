@@ -332,26 +332,29 @@ __device__ __forceinline__ void take_chunk(const AttentionProblem &a, Sharer<P> 
 }
 
 /* This sharer's chunks of tile number `told`, before which `turn` chunks were dealt out: by turns, across all
- * tiles. The tile stays where it was told, since registers are for products. */
+ * tiles. Returns how many they are with its own. The walk stays where it was told, and is looked up each time,
+ * since registers are for products. */
 template <typename P>
-__device__ __forceinline__ void take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
-                                          uint32_t turn)
+__device__ __forceinline__ uint32_t take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
+                                              uint32_t turn)
 {
-    const Walk *walk = m.memory.walk(told);
-    const Tile *tile = &walk->tile;
-    int left = (chunks_of<P>(agreed(tile->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;
+    int left = (chunks_of<P>(agreed(m.memory.tile(told)->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;
     turn += (turn ^ m.number) & 1;
     if (left < 0)
         m.say(m.memory.barriers.queries_empty());
     for (; left >= 0; left -= 2 * P::KEYS, turn += 2) {
         Factors<P> factors;
-        int begin = agreed(chunk_begin<P>(*walk, left)), count = agreed(tile->keys) - begin;
-        Listed listed = fetch_listed(a, *tile, begin + min(16 * m.warp + m.lane % 16, count - 1));
+        const Walk *walk = m.memory.walk(anew(told));
+        int begin = chunk_begin<P>(*walk, left), count = agreed(walk->tile.keys - begin);
+        Listed listed = fetch_listed(a, walk->tile, begin + min(16 * m.warp + m.lane % 16, count - 1));
         take_chunk<P>(a, m, ring_at<P>(turn + told + 1), &factors, count, turn >> 1);
         listed.run = anew(listed.run);
-        Place place = {tile->pair, listed_key(a, listed), count - 16 * m.warp};
+        walk = m.memory.walk(anew(told));
+        count = agreed(walk->tile.keys - chunk_begin<P>(*walk, left));
+        Place place = {walk->tile.pair, listed_key(a, listed), count - 16 * m.warp};
         make_sums<P>(a, m, factors, place, left < 2 * P::KEYS);
     }
+    return turn + left / P::KEYS + 1;
 }
 
 template <typename P>
@@ -363,16 +366,14 @@ __device__ __forceinline__ void share_work(const AttentionProblem &a, const Memo
     uint32_t turn = 0;
     for (uint32_t told = 0;; told++) {
         barrier_wait(memory.barriers.told(told % TILES), told / TILES & 1);
-        int chunks = chunks_of<P>(agreed(memory.tile(told)->keys));
-        if (chunks == 0)
+        if (agreed(memory.tile(told)->keys) == 0)
             break;
         Ring<P::STAGES> ring = ring_at<P>(turn + told);
         barrier_wait(memory.barriers.queries_full(), told & 1);
         barrier_wait(memory.barriers.stage_full(ring.stage), ring.parity);
         fence_for_products();
         prepare_queries<P>(a, m, *memory.tile(told), ring.stage);
-        take_tile(a, m, told, turn);
-        turn += chunks;
+        turn = take_tile(a, m, told, turn);
     }
     if (m.issues)
         bulk_wait();
