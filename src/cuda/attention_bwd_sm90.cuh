@@ -115,8 +115,8 @@ template <typename P> __device__ __forceinline__ int chunk_begin(const Walk &wal
 struct Gathered {
     int drawn;     /* the next ticket, known to one thread */
     uint32_t told; /* tiles; the last of them is the one that is gathered */
-    int left;      /* KEYS for each chunk that follows the next one; from tile.keys on it is O that comes next;
-                      negative: no tile is left */
+    int left;      /* KEYS for each chunk that follows the next one; from tile.keys on it is O that comes
+                      next; negative: no tile is left */
     Listed listed; /* the key this lane fetched for it */
 };
 

@@ -9,7 +9,9 @@
  * dp - delta is 0 to the bit. How scores are rounded: attention_gather.cuh.
  *
  * One block of threads stays on a multiprocessor and takes tile after tile of queries of one group
- * (attention_schedule.cuh): Q and dO in shared memory, keys 64 at a time, a chunk. Three warpgroups:
+ * (attention_schedule.cuh): Q and dO in shared memory, keys 64 at a time, a chunk, beginning in
+ * its list where other blocks are in theirs: K, V and sums of a (batch, head) of 32768 keys would fill the L2
+ * cache. Three warpgroups:
  *     the house       gathers O, then rows of K and V, into a ring of STAGES stages; makes dQ
  *     two sharers     take every other chunk, from its scores to its sums: P^T and dS^T, as registers hold
  *                     them, are left factors of dV and dK as they stand; dS also goes to shared memory, for
@@ -332,7 +334,7 @@ __device__ __forceinline__ void take_chunk(const AttentionProblem &a, Sharer<P> 
 }
 
 /* This sharer's chunks of tile number `told`, before which `turn` chunks were dealt out: by turns, across all
- * tiles. Returns how many they are with its own. The walk stays where it was told, and is looked up each time,
+ * tiles. Returns how many they are with its own. The walk stays where it was told and is looked up each time,
  * since registers are for products. */
 template <typename P>
 __device__ __forceinline__ uint32_t take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,

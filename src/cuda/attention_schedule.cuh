@@ -71,7 +71,8 @@ __device__ __forceinline__ int first_step(const AttentionProblem &a, const Tile 
     if (a.offsets) {
         const int64_t *offset = a.offsets + (int64_t)tile.pair * a.groups;
         float listed = (float)(offset[a.groups] - offset[0]) * (float)a.grain;
-        behind = fminf(fmaxf(0.5f - 0.5f * ((float)tile.keys * (float)a.groups) / listed, -0.49f), 0.49f);
+        float gain = 1 - __fdividef((float)tile.keys * (float)a.groups, listed);
+        behind = fminf(fmaxf(gain / 2, -0.49f), 0.49f);
     }
     unsigned place = clock - (unsigned)(int)(behind * 4294967296.f);
     return (int)__umulhi(place, (unsigned)steps);
