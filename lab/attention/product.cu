@@ -1,5 +1,5 @@
 /* Times the product's kernels over lists, those for Hopper and the portable ones, on random lists: single
- * keys, runs and blocks, groups of 128 and 64, even lists and heads of very different density.
+ * keys, runs and blocks, groups of 128 and 64, even lists and uneven ones.
  *
  *     cd lab/attention; S=../../src/cuda
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -D_GNU_SOURCE \
@@ -7,6 +7,7 @@
  *         $S/attention_list_fwd.cu $S/attention_list_bwd_sm90.cu $S/attention_list_bwd.cu
  *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` others
  *     ./product 32768 16 back   backward, without zeroing the sums and rounding them
+ *     ./product 32768 16 back uneven   only shapes whose lists are not even
  *
  * Exit status 1: the two kernels disagree, or two runs of the same (forward). */
 #include <math.h>
@@ -40,18 +41,31 @@ DsvStatus dsvi_cuda_fail_at(const char *, int, cudaError_t error, const char *wh
 
 void dsvi_trail_add(const char *, int) {}
 
+enum Lists {
+    EVEN,   /* all as long, run i of n somewhere in part i of n of all */
+    SKEWED, /* the same, heads of density 2 % to 18 % */
+    UNEVEN, /* the same, each list with 0.5 to 1.5 of the density */
+    LOOSE,  /* as uneven, but each run is listed or not by itself */
+    NEAR,   /* as loose, but half of a list within a 16th of all runs from its queries */
+};
+
+static const char *const LISTS[] = {"", "skewed", "uneven", "loose", "near"};
+
 struct Shape {
     int dim, group, grain;
     double density;
-    bool skewed; /* heads of density 2 % to 18 % */
+    Lists lists;
 };
 
 static const Shape SHAPES[] = {
-    {128, 128, 1, 0.1, false},  {128, 128, 1, 0.05, false}, {128, 64, 1, 0.1, false},
-    {128, 64, 1, 0.05, false},  {128, 128, 1, 0.1, true},   {128, 128, 16, 0.1, false},
-    {128, 128, 64, 0.1, false}, {128, 128, 128, 0.1, false}, {128, 64, 64, 0.1, false},
-    {128, 256, 1, 0.1, false},  {128, 100, 1, 0.1, false},  {128, 128, 1, 1, false},
-    {64, 128, 1, 0.1, false},   {64, 64, 1, 0.1, false},    {96, 128, 1, 0.1, false},
+    {128, 128, 1, 0.1, EVEN},    {128, 128, 1, 0.05, EVEN},   {128, 64, 1, 0.1, EVEN},
+    {128, 64, 1, 0.05, EVEN},    {128, 128, 16, 0.1, EVEN},   {128, 128, 64, 0.1, EVEN},
+    {128, 128, 128, 0.1, EVEN},  {128, 64, 64, 0.1, EVEN},    {128, 256, 1, 0.1, EVEN},
+    {128, 100, 1, 0.1, EVEN},    {128, 128, 1, 1, EVEN},      {64, 128, 1, 0.1, EVEN},
+    {64, 64, 1, 0.1, EVEN},      {96, 128, 1, 0.1, EVEN},     {128, 128, 1, 0.1, SKEWED},
+    {128, 128, 1, 0.1, UNEVEN},  {128, 128, 1, 0.1, LOOSE},   {128, 128, 1, 0.1, NEAR},
+    {128, 128, 1, 0.05, NEAR},   {128, 64, 1, 0.1, NEAR},     {128, 128, 64, 0.1, NEAR},
+    {64, 128, 1, 0.1, NEAR},
 };
 
 __global__ void fill_normal(__nv_bfloat16 *x, int64_t n, uint64_t seed)
@@ -73,22 +87,48 @@ template <typename T> static T *allocate(int64_t n)
     return (T *)p;
 }
 
-/* Run i of n is somewhere in part i of n of all. Returns the pairs of (query, key). */
+static uint64_t state;
+
+/* Uniform in [0, 1). */
+static double chance()
+{
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (double)(state >> 32) / 4294967296.;
+}
+
+/* Appends a list of density `density` of `full` runs, whose queries are at `middle` of all. */
+static void add_list(std::vector<int32_t> *runs, Lists lists, int64_t full, double density, double middle)
+{
+    int64_t n = lists < LOOSE ? (int64_t)((double)full * density + 0.5) : 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t begin = i * full / n, end = (i + 1) * full / n;
+        runs->push_back((int32_t)(begin + (int64_t)(chance() * (double)(end - begin))));
+    }
+    for (int64_t i = 0; lists >= LOOSE && i < full; i++) {
+        bool near = fabs((double)i / (double)full - middle) < 1. / 16;
+        double share = lists == NEAR ? (near ? 4 : 4. / 7) : 1;
+        if (chance() < density * share)
+            runs->push_back((int32_t)i);
+    }
+}
+
+/* Returns the pairs of (query, key). */
 static double make_lists(AttentionProblem *a, const Shape &shape)
 {
     int64_t full = (a->keys + shape.grain - 1) / shape.grain;
     std::vector<int64_t> offsets(1, 0);
     std::vector<int32_t> runs;
     double pairs = 0;
-    srand(5);
+    state = 5;
     for (int head = 0; head < a->pairs; head++)
         for (int g = 0; g < a->groups; g++) {
-            double skewed = 0.02 + 0.16 * (head * 7 % a->pairs) / (a->pairs - 1);
-            int64_t n = (int64_t)((double)full * (shape.skewed ? skewed : shape.density) + 0.5);
-            for (int64_t i = 0; i < n; i++) {
-                int64_t begin = i * full / n, end = (i + 1) * full / n;
-                runs.push_back((int32_t)(begin + rand() % (end - begin)));
-            }
+            double density = shape.density, middle = (g + 0.5) / a->groups;
+            if (shape.lists == SKEWED)
+                density = 0.02 + 0.16 * (head * 7 % a->pairs) / (a->pairs - 1);
+            else if (shape.lists != EVEN)
+                density *= 0.5 + chance();
+            add_list(&runs, shape.lists, full, density, middle);
+            int64_t n = (int64_t)runs.size() - offsets.back();
             offsets.push_back((int64_t)runs.size());
             pairs += (double)n * shape.grain * std::min(a->group, a->queries - g * a->group);
         }
@@ -172,8 +212,9 @@ static bool compare(const Result &x, const Result &y)
 
 static void print_shape(const Shape &shape)
 {
-    printf("D %3d group %3d grain %3d density %4.0f %%%s", shape.dim, shape.group, shape.grain,
-           100 * shape.density, shape.skewed ? " skewed" : "       ");
+    printf("D %3d group %3d grain %3d density %4.0f %% %-6s", shape.dim, shape.group, shape.grain,
+           100 * shape.density, LISTS[shape.lists]);
+    fflush(stdout);
 }
 
 static void print_times(float hopper, float portable, double flops)
@@ -304,7 +345,8 @@ int main(int argc, char **argv)
     TRY(cudaMalloc(&stream.partials, DSVI_CUDA_PARTIALS));
     printf("%s, %d tokens, %d heads\n", device.name, tokens, heads);
     for (const Shape &shape : SHAPES)
-        good &= run_shape(&stream, shape, tokens, heads, argc > 3);
+        if (argc < 5 || shape.lists != EVEN)
+            good &= run_shape(&stream, shape, tokens, heads, argc > 3);
     printf(good ? "all right\n" : "SOMETHING IS WRONG\n");
     return good ? 0 : 1;
 }

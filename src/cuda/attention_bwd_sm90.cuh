@@ -15,6 +15,15 @@ using namespace hopper;
 constexpr int TILES = 4; /* that are known: from the one whose dQ is made to the one that is gathered */
 enum { HOUSE_BARRIER = 1, SHARERS_BARRIER }; /* barriers by number */
 
+/* A tile and how its list is walked: chunk after chunk towards the front of the list, from a chunk that
+ * attention_schedule.cuh chooses, and at the front on from the end. The short chunk, the last of the list,
+ * comes anywhere in a walk. */
+struct Walk {
+    Tile tile;
+    int turned;    /* keys by which the walk from the end was turned, whole chunks */
+    unsigned pace; /* of a chunk, for the clock */
+};
+
 /* BUFFERS: of a warp's sums on their way to memory, 16 rows each. */
 template <int DIM_, int QUERIES_, int STAGES_, int BUFFERS_> struct Plan {
     static constexpr int DIM = DIM_, QUERIES = QUERIES_, KEYS = 64, STAGES = STAGES_, BUFFERS = BUFFERS_;
@@ -32,7 +41,7 @@ template <int DIM_, int QUERIES_, int STAGES_, int BUFFERS_> struct Plan {
     static constexpr int BUFFERS_AT = DS_AT + SHARERS * DS_BYTES;
     static constexpr int LSE_AT = BUFFERS_AT + WARPS * BUFFERS * BUFFER_BYTES;
     static constexpr int DELTA_AT = LSE_AT + QUERIES * 4, TILES_AT = DELTA_AT + QUERIES * 4;
-    static constexpr int BARRIERS_AT = TILES_AT + TILES * (int)sizeof(Tile);
+    static constexpr int BARRIERS_AT = TILES_AT + TILES * (int)sizeof(Walk);
     static constexpr int TICKET_AT = BARRIERS_AT + (STAGES + 2 * SHARERS + 3 + TILES) * 8;
     static constexpr int SHARED = TICKET_AT + (int)sizeof(int);
     static constexpr int REGISTERS = 168; /* of a thread, which the launch bounds leave it */
@@ -42,7 +51,7 @@ template <int DIM_, int QUERIES_, int STAGES_, int BUFFERS_> struct Plan {
     static_assert(STAGES_AT % ATOM_BYTES == 0 && STAGE_BYTES % ATOM_BYTES == 0 && DS_AT % ATOM_BYTES == 0,
                   "matrices are atoms");
     static_assert(BUFFERS_AT % 16 == 0 && BUFFER_BYTES % 16 == 0, "rows go to memory by 16 bytes");
-    static_assert(TILES_AT % alignof(Tile) == 0 && BARRIERS_AT % 8 == 0, "");
+    static_assert(TILES_AT % alignof(Walk) == 0 && BARRIERS_AT % 8 == 0, "");
     static_assert(QUERY_BYTES <= STAGE_BYTES, "O lies in a stage while delta is made");
     static_assert(TILES > (STAGES + 2) / 2, "a tile takes two stages at least: see draw_tile");
 };
@@ -81,10 +90,11 @@ template <typename P> struct Memory {
     __device__ uint32_t stage_at(int stage) const { return base + P::STAGES_AT + stage * P::STAGE_BYTES; }
     __device__ uint32_t ds_at(int sharer) const { return base + P::DS_AT + sharer * P::DS_BYTES; }
     /* The tile told as number `told`: with keys, or without any when no tile is left. */
-    __device__ Tile *tile(uint32_t told) const
+    __device__ Walk *walk(uint32_t told) const
     {
-        return reinterpret_cast<Tile *>(bytes + P::TILES_AT) + told % TILES;
+        return reinterpret_cast<Walk *>(bytes + P::TILES_AT) + told % TILES;
     }
+    __device__ Tile *tile(uint32_t told) const { return &walk(told)->tile; }
     __device__ int *ticket() const { return reinterpret_cast<int *>(bytes + P::TICKET_AT); }
 };
 
@@ -93,13 +103,20 @@ template <typename P> __device__ __forceinline__ int chunks_of(int keys)
     return (keys + P::KEYS - 1) / P::KEYS;
 }
 
-/* How far the house has gathered: for each tile with keys first its rows of O, then the chunks of its list,
- * from the end of the list. */
+/* Number in the list with which a chunk begins; `left`: KEYS for each chunk of the walk that follows it. */
+template <typename P> __device__ __forceinline__ int chunk_begin(const Walk &walk, int left)
+{
+    int begin = left + walk.turned;
+    return begin < walk.tile.keys ? begin : begin - chunks_of<P>(walk.tile.keys) * P::KEYS;
+}
+
+/* How far the house has gathered: for each tile with keys first its rows of O, then the chunks of its
+ * walk. */
 struct Gathered {
     int drawn;     /* the next ticket, known to one thread */
     uint32_t told; /* tiles; the last of them is the one that is gathered */
-    int from;      /* number in the list with which the next chunk begins; from tile.keys on it is O that
-                      comes next; negative: no tile is left */
+    int left;      /* KEYS for each chunk that follows the next one; from tile.keys on it is O that comes
+                      next; negative: no tile is left */
     Listed listed; /* the key this lane fetched for it */
 };
 
@@ -130,11 +147,13 @@ __device__ __forceinline__ void draw_tile(const AttentionProblem &a, const Sched
                                           const Memory<P> &memory, Gathered *g)
 {
     Tile tile = {};
+    unsigned clock = 0;
     for (;;) {
         named_sync(HOUSE_BARRIER, WARPGROUP);
         if (threadIdx.x == 0) {
             *memory.ticket() = g->drawn;
             g->drawn = take_tile(schedule);
+            clock = clock_of(schedule);
         }
         named_sync(HOUSE_BARRIER, WARPGROUP);
         int number = agreed(*memory.ticket());
@@ -147,13 +166,20 @@ __device__ __forceinline__ void draw_tile(const AttentionProblem &a, const Sched
         if (tile.keys == 0)
             store_zeros(a, tile);
     }
+    int chunks = chunks_of<P>(tile.keys);
     if (threadIdx.x == 0) {
-        *memory.tile(g->told) = tile;
+        Walk *walk = memory.walk(g->told);
+        walk->tile = tile;
+        if (chunks > 0) {
+            int before = first_step(a, tile, chunks, clock);
+            walk->turned = before > 0 ? (chunks - before) * P::KEYS : 0;
+            walk->pace = pace_of(chunks);
+        }
         barrier_arrive(memory.barriers.told(g->told % TILES));
     }
     named_sync(HOUSE_BARRIER, WARPGROUP);
     g->told++;
-    g->from = tile.keys > 0 ? chunks_of<P>(tile.keys) * P::KEYS : -1;
+    g->left = chunks > 0 ? chunks * P::KEYS : -1;
 }
 
 /* Fills a stage, which must be free, with what comes next. Numbers of keys are fetched one chunk ahead. */
@@ -161,13 +187,14 @@ template <typename P>
 __device__ __forceinline__ void gather_next(const AttentionProblem &a, const Schedule &schedule,
                                             const Memory<P> &memory, Gathered *g, int stage)
 {
-    if (g->from < 0)
+    if (g->left < 0)
         return;
-    const Tile *tile = memory.tile(g->told - 1);
+    const Walk *walk = memory.walk(g->told - 1);
+    const Tile *tile = &walk->tile;
     const Gatherer<P::DIM> place = gatherer_anew<P>(a);
     int fetched = fetched_row<P::DIM, P::KEYS>(place);
     uint32_t to = memory.stage_at(stage);
-    if (g->from >= tile->keys) {
+    if (g->left >= tile->keys) {
         for (int block = 0; block < P::BLOCKS; block++) {
             Tile part = *tile;
             part.first += 64 * block;
@@ -178,11 +205,13 @@ __device__ __forceinline__ void gather_next(const AttentionProblem &a, const Sch
         int number = listed_key(a, g->listed);
         gather_listed<P::DIM, P::KEYS>(place, a.k, *tile, number, to);
         gather_listed<P::DIM, P::KEYS>(place, a.v, *tile, number, to + P::KEY_BYTES);
+        if (threadIdx.x == 0)
+            move_clock(schedule, walk->pace);
     }
     barrier_arrive_after_copies(memory.barriers.stage_full(stage));
-    g->from -= P::KEYS;
-    if (g->from >= 0)
-        g->listed = fetch_listed(a, *tile, min(g->from + fetched, tile->keys - 1));
+    g->left -= P::KEYS;
+    if (g->left >= 0)
+        g->listed = fetch_listed(a, *tile, min(chunk_begin<P>(*walk, g->left) + fetched, tile->keys - 1));
     else
         draw_tile(a, schedule, memory, g);
 }

@@ -10,8 +10,9 @@
  * ahead, and hands it round (__shfl_sync). So a list of any grain costs one load and at most one division
  * for a thread and step. Columns from D on, where D < DIM, are filled with zeros.
  *
- * A list is walked from its end: its short step is then the first one, so that no later step needs a mask,
- * and every step begins at a multiple of KEYS. In the short step, and where a tile has fewer queries than
+ * The forward pass walks a list from its end: the short step is then the first one, so that no later step
+ * needs a mask. The backward pass begins anywhere and masks the short step where it comes. Every step begins
+ * at a multiple of KEYS. In the short step, and where a tile has fewer queries than
  * rows, the last row stands in for those that are missing: what it gives is masked or not stored, and no byte
  * that is not listed is read.
  *

@@ -9,7 +9,9 @@
  * dp - delta is 0 to the bit. How scores are rounded: attention_gather.cuh.
  *
  * One block of threads stays on a multiprocessor and takes tile after tile of queries of one group
- * (attention_schedule.cuh): Q and dO in shared memory, keys 64 at a time, a chunk. Three warpgroups:
+ * (attention_schedule.cuh): Q and dO in shared memory, keys 64 at a time, a chunk, beginning in
+ * its list where other blocks are in theirs: K, V and sums of a (batch, head) of 32768 keys would fill the L2
+ * cache. Three warpgroups:
  *     the house       gathers O, then rows of K and V, into a ring of STAGES stages; makes dQ
  *     two sharers     take every other chunk, from its scores to its sums: P^T and dS^T, as registers hold
  *                     them, are left factors of dV and dK as they stand; dS also goes to shared memory, for
@@ -332,25 +334,29 @@ __device__ __forceinline__ void take_chunk(const AttentionProblem &a, Sharer<P> 
 }
 
 /* This sharer's chunks of tile number `told`, before which `turn` chunks were dealt out: by turns, across all
- * tiles. The tile stays where it was told, since registers are for products. */
+ * tiles. Returns how many they are with its own. The walk stays where it was told and is looked up each time,
+ * since registers are for products. */
 template <typename P>
-__device__ __forceinline__ void take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
-                                          uint32_t turn)
+__device__ __forceinline__ uint32_t take_tile(const AttentionProblem &a, Sharer<P> &m, uint32_t told,
+                                              uint32_t turn)
 {
-    const Tile *tile = m.memory.tile(told);
-    int left = (chunks_of<P>(agreed(tile->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;
+    int left = (chunks_of<P>(agreed(m.memory.tile(told)->keys)) - 1 - ((turn ^ m.number) & 1)) * P::KEYS;
     turn += (turn ^ m.number) & 1;
     if (left < 0)
         m.say(m.memory.barriers.queries_empty());
     for (; left >= 0; left -= 2 * P::KEYS, turn += 2) {
         Factors<P> factors;
-        int count = agreed(tile->keys) - left;
-        Listed listed = fetch_listed(a, *tile, left + min(16 * m.warp + m.lane % 16, count - 1));
+        const Walk *walk = m.memory.walk(anew(told));
+        int begin = chunk_begin<P>(*walk, left), count = agreed(walk->tile.keys - begin);
+        Listed listed = fetch_listed(a, walk->tile, begin + min(16 * m.warp + m.lane % 16, count - 1));
         take_chunk<P>(a, m, ring_at<P>(turn + told + 1), &factors, count, turn >> 1);
         listed.run = anew(listed.run);
-        Place place = {tile->pair, listed_key(a, listed), count - 16 * m.warp};
+        walk = m.memory.walk(anew(told));
+        count = agreed(walk->tile.keys - chunk_begin<P>(*walk, left));
+        Place place = {walk->tile.pair, listed_key(a, listed), count - 16 * m.warp};
         make_sums<P>(a, m, factors, place, left < 2 * P::KEYS);
     }
+    return turn + left / P::KEYS + 1;
 }
 
 template <typename P>
@@ -362,16 +368,14 @@ __device__ __forceinline__ void share_work(const AttentionProblem &a, const Memo
     uint32_t turn = 0;
     for (uint32_t told = 0;; told++) {
         barrier_wait(memory.barriers.told(told % TILES), told / TILES & 1);
-        int chunks = chunks_of<P>(agreed(memory.tile(told)->keys));
-        if (chunks == 0)
+        if (agreed(memory.tile(told)->keys) == 0)
             break;
         Ring<P::STAGES> ring = ring_at<P>(turn + told);
         barrier_wait(memory.barriers.queries_full(), told & 1);
         barrier_wait(memory.barriers.stage_full(ring.stage), ring.parity);
         fence_for_products();
         prepare_queries<P>(a, m, *memory.tile(told), ring.stage);
-        take_tile(a, m, told, turn);
-        turn += chunks;
+        turn = take_tile(a, m, told, turn);
     }
     if (m.issues)
         bulk_wait();
