@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/threads.h"
 #include "dist/transport.h"
 
 /* Sums of no more than this are formed on every rank from all ranks' numbers: one round instead of two. */
@@ -140,6 +139,18 @@ DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, con
     return alone(comm) ? DSV_OK : all_gather(comm, "all_gather", data, item_bytes, bound);
 }
 
+static DsvStatus share(DsvComm *comm, const char *call, void *data, size_t item_bytes)
+{
+    for (int64_t r = 0; r <= comm->size; r++)
+        comm->bound[r] = r;
+    return all_gather(comm, call, data, item_bytes, comm->bound);
+}
+
+DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes)
+{
+    return alone(comm) ? DSV_OK : share(comm, "share", data, item_bytes);
+}
+
 DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound)
 {
     if (alone(comm))
@@ -186,43 +197,29 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm)
 
 /* ---- sums ---- */
 
-typedef struct Sum {
-    DsvDtype dtype;
-    const DsvPiece *part; /* (ranks) of one length */
-    int64_t ranks;
-    unsigned char *out;   /* may be one of the parts */
-} Sum;
+enum { SUM_AT_ONCE = 512 };
 
-enum { SUM_AT_ONCE = 512, SUM_GRAIN = 16384 };
-
-#define SUM_RANGE(type)                                                                       \
+/* By one thread: while gradients are summed the others compute. */
+#define ADD_PARTS(type)                                                                       \
     do {                                                                                      \
         type total[SUM_AT_ONCE];                                                              \
-        for (int64_t at = begin; at < end; at += SUM_AT_ONCE) {                               \
-            int64_t n = end - at < SUM_AT_ONCE ? end - at : SUM_AT_ONCE;                      \
-            memcpy(total, (const type *)sum->part[0].data + at, (size_t)n * sizeof *total);   \
-            for (int64_t r = 1; r < sum->ranks; r++)                                          \
-                for (int64_t i = 0; i < n; i++)                                               \
-                    total[i] += ((const type *)sum->part[r].data)[at + i];                    \
-            memcpy((type *)(void *)sum->out + at, total, (size_t)n * sizeof *total);          \
+        for (int64_t at = 0; at < n; at += SUM_AT_ONCE) {                                     \
+            int64_t count = n - at < SUM_AT_ONCE ? n - at : SUM_AT_ONCE;                      \
+            memcpy(total, (const type *)part[0].data + at, (size_t)count * sizeof *total);    \
+            for (int64_t r = 1; r < ranks; r++)                                               \
+                for (int64_t i = 0; i < count; i++)                                           \
+                    total[i] += ((const type *)part[r].data)[at + i];                         \
+            memcpy((type *)out + at, total, (size_t)count * sizeof *total);                   \
         }                                                                                     \
     } while (0)
 
-static void sum_range(void *context, int64_t begin, int64_t end, int worker)
+/* out (n) = part[0] + part[1] + ..., of which it may be one. */
+static void add_parts(DsvDtype dtype, const DsvPiece *part, int64_t ranks, void *out, int64_t n)
 {
-    const Sum *sum = context;
-    (void)worker;
-    if (sum->dtype == DSV_F64)
-        SUM_RANGE(double);
+    if (dtype == DSV_F64)
+        ADD_PARTS(double);
     else
-        SUM_RANGE(float);
-}
-
-/* out (n) = receive[0] + receive[1] + ... */
-static void add_received(DsvComm *comm, DsvDtype dtype, void *out, int64_t n)
-{
-    Sum sum = {dtype, comm->receive, comm->size, out};
-    dsvi_parallel_for(n, SUM_GRAIN, sum_range, &sum);
+        ADD_PARTS(float);
 }
 
 static int64_t longest_part(const DsvComm *comm, const int64_t *bound)
@@ -256,7 +253,7 @@ static DsvStatus reduce_scatter(DsvComm *comm, const char *call, DsvDtype dtype,
         }
         comm->receive[comm->rank] = own;
         DSVI_TRY(move(comm, call, comm->send, comm->receive));
-        add_received(comm, dtype, own.data, (int64_t)(own.bytes / item));
+        add_parts(dtype, comm->receive, comm->size, own.data, (int64_t)(own.bytes / item));
     }
     return DSV_OK;
 }
@@ -283,7 +280,7 @@ DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_
     }
     comm->receive[comm->rank].data = data;
     DSVI_TRY(move(comm, "all_reduce", comm->send, comm->receive));
-    add_received(comm, dtype, data, n);
+    add_parts(dtype, comm->receive, comm->size, data, n);
     return DSV_OK;
 }
 
@@ -296,9 +293,7 @@ typedef struct Wish {
 static DsvStatus split(DsvComm *comm, Wish *wish, int64_t *member, DsvComm **out)
 {
     int64_t count = 0, number = 0;
-    for (int64_t r = 0; r <= comm->size; r++)
-        comm->bound[r] = r;
-    DSVI_TRY(all_gather(comm, "split", wish, sizeof *wish, comm->bound));
+    DSVI_TRY(share(comm, "split", wish, sizeof *wish));
     for (int64_t r = 0; r < comm->size; r++) {
         if (wish[r].colour == wish[comm->rank].colour)
             member[count++] = r;

@@ -63,6 +63,9 @@ DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, con
 /* Every rank's own items to `root`; elsewhere `data` stays as it is. */
 DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
 
+/* The same where every rank has one item, number `rank` of data (size). */
+DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes);
+
 /* The own items become the sums over all ranks, the others stay as they are: all but the own part is sent
  * once. F32 or F64. */
 DsvStatus dsvi_comm_reduce_scatter(DsvComm *comm, DsvDtype dtype, void *data, const int64_t *bound);

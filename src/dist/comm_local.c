@@ -228,9 +228,7 @@ static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count
         return status;
     }
     made[comm->rank] = group;
-    for (int64_t r = 0; r <= comm->size; r++)
-        comm->bound[r] = r;
-    status = dsvi_comm_all_gather(comm, made, sizeof *made, comm->bound);
+    status = dsvi_comm_share(comm, made, sizeof *made);
     group = made[member[0]];
     free(made);
     DSVI_TRY(status);

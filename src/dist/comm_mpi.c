@@ -329,11 +329,9 @@ static DsvStatus meet(DsvComm *comm)
     if (!card)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
     dsvi_peer_card(&card[comm->rank]);
-    for (int64_t r = 0; r <= size; r++)
-        comm->bound[r] = r;
     DsvStatus status = dsvi_peers_watch(card, size, comm->rank, &world.peers); /* nobody yet */
     if (status == DSV_OK)
-        status = dsvi_comm_all_gather(comm, card, sizeof *card, comm->bound);
+        status = dsvi_comm_share(comm, card, sizeof *card);
     dsvi_peers_close(&world.peers);
     if (status == DSV_OK)
         status = dsvi_peers_watch(card, size, comm->rank, &world.peers);

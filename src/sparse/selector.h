@@ -50,6 +50,7 @@ struct DsvSelector {
     const DsvConfig *settings; /* the caller's, outlive the selector */
     DsvSparseShape shape;
     DsvFeatures features;
+    DsvComm *comm;             /* the ranks that learn together; NULL: one alone */
     int64_t step;              /* of step_begin */
     bool train;
 };

@@ -96,6 +96,13 @@ DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const Dsv
     return device->sync(device->stream);
 }
 
+DsvStatus dsvi_state_spread(DsvComm *comm, const DsvStateList *list)
+{
+    for (int i = 0; i < list->count; i++)
+        DSVI_TRY(dsvi_comm_broadcast(comm, 0, list->item[i].memory, item_bytes(&list->item[i])));
+    return DSV_OK;
+}
+
 DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from)
 {
     DSVI_ASSERT(to->count == from->count);
