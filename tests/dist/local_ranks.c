@@ -19,7 +19,6 @@ static void *work(void *argument)
     Rank *rank = argument;
     RankOutcome *outcome = rank->outcome;
     outcome->status = rank->fn(rank->comm, rank->context);
-    dsvi_comm_fail(rank->comm, outcome->status);
     snprintf(outcome->sentence, sizeof outcome->sentence, "%s", outcome->status ? dsv_error_message() : "");
     dsvi_comm_close(&rank->comm);
     return NULL;

@@ -45,7 +45,7 @@ static DsvStatus one_fails(DsvComm *comm, void *context)
     double number = 1;
     DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
     if (dsvi_comm_rank(comm) == *(int64_t *)context)
-        return DSVI_FAIL(DSV_E_IO, "the disk is full");
+        return dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_IO, "the disk is full"));
     for (;;)
         DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
 }
@@ -73,7 +73,7 @@ static DsvStatus fails_in_a_group(DsvComm *comm, void *context)
     DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) / 2, &pair));
     if (dsvi_comm_rank(comm) == 3) {
         dsvi_comm_close(&pair);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory");
+        return dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_NO_MEMORY, "no memory"));
     }
     DsvStatus status = DSV_OK;
     while (status == DSV_OK)
