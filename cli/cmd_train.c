@@ -116,7 +116,8 @@ static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig 
 }
 
 /* What rank 0, or a process alone, has to say when all is done. */
-static int tell(const CliArgs *args, const DsvConfig *config, DsvStatus status, const DsvTrainSummary *summary)
+static int tell(const CliArgs *args, const DsvConfig *config, DsvStatus status,
+                const DsvTrainSummary *summary)
 {
     if (status == DSV_OK || status == DSV_E_INTERRUPTED)
         print_summary(config, summary);

@@ -8,7 +8,10 @@ static const char *const MPI_MARKS[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"};
 /* Starters of several processes that MPI would not know of. */
 static const char *const OTHER_MARKS[] = {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"};
 
-enum { MPI_COUNT = sizeof MPI_MARKS / sizeof *MPI_MARKS, OTHER_COUNT = sizeof OTHER_MARKS / sizeof *OTHER_MARKS };
+enum {
+    MPI_COUNT = sizeof MPI_MARKS / sizeof *MPI_MARKS,
+    OTHER_COUNT = sizeof OTHER_MARKS / sizeof *OTHER_MARKS
+};
 
 static bool started_by_mpi(void)
 {

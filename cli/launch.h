@@ -4,8 +4,8 @@
 
 #include "verb.h"
 
-/* Joins the ranks where there are any; *ranks is NULL where this process is alone. On anything but CLI_DONE the
- * complaint is out. */
+/* Joins the ranks where there are any; *ranks is NULL where this process is alone. On anything but CLI_DONE
+ * the complaint is out. */
 int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ranks);
 
 #endif

@@ -1,7 +1,7 @@
 /* Processes that train one model together: each is a rank, with its own part of every batch.
  *
- * The processes are started by mpirun, or by srun --mpi=pmix, all with the same arguments; each joins, trains and
- * leaves. dsv_train_ranks is dsv_train on all of them. */
+ * The processes are started by mpirun, or by srun --mpi=pmix, all with the same arguments; each joins,
+ * trains and leaves. dsv_train_ranks is dsv_train on all of them. */
 #ifndef DSV_RANKS_H
 #define DSV_RANKS_H
 
@@ -18,16 +18,16 @@ extern "C" {
 
 typedef struct DsvRanks DsvRanks;
 
-/* Joins the processes that were started with this one; once in the life of a process. DSV_E_UNSUPPORTED where dsv
- * was built without MPI. `config` says how long ranks wait for each other (rank_timeout). */
+/* Joins the processes that were started with this one; once in the life of a process. DSV_E_UNSUPPORTED
+ * where dsv was built without MPI. `config` says how long ranks wait for each other (rank_timeout). */
 DsvStatus dsv_ranks_join(const DsvConfig *config, DsvRanks **out);
 /* From 0; rank 0 writes files and tells. */
 int64_t dsv_ranks_rank(const DsvRanks *ranks);
 int64_t dsv_ranks_size(const DsvRanks *ranks);
 
-/* As dsv_train, called by all ranks. `events->log` hears warnings on every rank and all else on rank 0, where alone
- * there is progress and `summary` is filled. `events->stop` on any rank stops all. A failure on one rank fails the
- * call on all; the sentence of rank 0 names the rank and the step. */
+/* As dsv_train, called by all ranks. `events->log` hears warnings on every rank and all else on rank 0,
+ * where alone there is progress and `summary` is filled. `events->stop` on any rank stops all. A failure on
+ * one rank fails the call on all; the sentence of rank 0 names the rank and the step. */
 DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEvents *events,
                           DsvTrainSummary *summary);
 

@@ -5,8 +5,8 @@
  *     ... | 14 | 13 | 12 | 11 | 10 |  9 |  8 | 7 | 6 | ...      samples, newest left
  *           ^  in work ^   done   ^  in work  ^ done
  *
- * The n-th sample lives in slot n mod slots. Workers claim numbers in order while fewer than `slots` lie between the
- * two marks; dsvi_prefetch_next takes them in order, however their work ends. */
+ * The n-th sample lives in slot n mod slots. Workers claim numbers in order while fewer than `slots` lie
+ * between the two marks; dsvi_prefetch_next takes them in order, however their work ends. */
 #include "data/prefetch.h"
 
 #include <pthread.h>

@@ -13,7 +13,8 @@ DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t ra
     DsvComm *comm = calloc(1, bytes);
     *out = NULL;
     if (!comm)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for rank %lld of %lld", (long long)rank, (long long)size);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for rank %lld of %lld", (long long)rank,
+                         (long long)size);
     comm->transport = transport;
     comm->rank = rank;
     comm->size = size;

@@ -12,8 +12,9 @@
  * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
  * rounding, and not at all where the sums are exact.
  *
- * A call fails with DSV_E_RANK when another rank has said that it failed (dsvi_comm_fail), or when one has not
- * come to the call within the group's timeout: the sentence names the rank. The group is then of no more use. */
+ * A call fails with DSV_E_RANK when another rank has said that it failed (dsvi_comm_fail), or when one has
+ * not come to the call within the group's timeout: the sentence names the rank. The group is then of no more
+ * use. */
 #ifndef DSVI_COMM_H
 #define DSVI_COMM_H
 
@@ -45,8 +46,8 @@ typedef struct DsvPiece {
     size_t bytes;
 } DsvPiece;
 
-/* send[r] goes to rank r, receive[r] is filled by it; (size) pieces each, of any length. What a rank sends and
- * what the other expects must be of one length. */
+/* send[r] goes to rank r, receive[r] is filled by it; (size) pieces each, of any length. What a rank sends
+ * and what the other expects must be of one length. */
 DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
 
 /* Sends to one rank while another's message comes in: a step round a ring. */
@@ -82,8 +83,8 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm);
  * group is closed before this one. */
 DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
 
-/* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank is
- * put: every call of the other ranks, in whatever group, fails with that sentence. They know of
+/* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank
+ * is put: every call of the other ranks, in whatever group, fails with that sentence. They know of
  * DSV_E_RANK already, and DSV_OK is no failure. Returns `status`. */
 DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status);
 

@@ -1,10 +1,10 @@
-/* See comm_mpi.h. Pieces go as plain messages from rank to rank: the sums are comm.c's, so that their order is
- * ours and not that of an MPI library, and a rank that does not come is known by its number.
+/* See comm_mpi.h. Pieces go as plain messages from rank to rank: the sums are comm.c's, so that their order
+ * is ours and not that of an MPI library, and a rank that does not come is known by its number.
  *
- * All waiting is done here, by asking (MPI_Testsome) and pausing: meanwhile failures that other ranks tell, on a
- * communicator of their own, are heard, and ranks of this machine that were killed are seen (peers.h). After
- * a failure messages may be under way that will never arrive, and MPI_Finalize might wait for them: the
- * processes then end without it, once rank 0 has had the time to say what happened. */
+ * All waiting is done here, by asking (MPI_Testsome) and pausing: meanwhile failures that other ranks tell,
+ * on a communicator of their own, are heard, and ranks of this machine that were killed are seen (peers.h).
+ * After a failure messages may be under way that will never arrive, and MPI_Finalize might wait for them:
+ * the processes then end without it, once rank 0 has had the time to say what happened. */
 #include "dist/comm_mpi.h"
 
 #include <sched.h>
@@ -258,7 +258,8 @@ static void mpi_close(DsvComm *comm)
         leave_world();
 }
 
-static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number, DsvComm **out);
+static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                           DsvComm **out);
 
 static const DsvTransport MPI = {
     .name = "MPI", .exchange = mpi_exchange, .split = mpi_split, .fail = mpi_fail, .close = mpi_close,
@@ -286,7 +287,8 @@ static DsvStatus make(int64_t rank, int64_t size, int tag, double timeout_s, Mpi
 }
 
 /* Groups share MPI's communicator; their numbers, as tags, keep their messages apart. */
-static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number, DsvComm **out)
+static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                           DsvComm **out)
 {
     const MpiComm *parent = (const MpiComm *)comm;
     MpiComm *m;

@@ -1,5 +1,5 @@
-/* Which ranks are processes of this machine, and whether they still live: a rank that was killed is then known
- * at once, and not when a timeout runs out. Ranks on other machines are not seen. */
+/* Which ranks are processes of this machine, and whether they still live: a rank that was killed is then
+ * known at once, and not when a timeout runs out. Ranks on other machines are not seen. */
 #ifndef DSVI_PEERS_H
 #define DSVI_PEERS_H
 

@@ -1,5 +1,5 @@
-/* Sums gradients over the ranks while the backward pass goes on: a thread of its own takes bucket after bucket as
- * they are told to be ready.
+/* Sums gradients over the ranks while the backward pass goes on: a thread of its own takes bucket after
+ * bucket as they are told to be ready.
  *
  * From the first dsvi_reducer_ready to dsvi_reducer_wait the comm is the reducer's. Buckets come in the same
  * order on all ranks. */

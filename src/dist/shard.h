@@ -1,8 +1,8 @@
 /* Which part of a model's flat arrays each rank keeps.
  *
- * Weights and gradients lie whole on every rank; what only the optimizer needs (moments, the moving average) lies
- * where it is needed. A flat array is cut into buckets, stretches whose gradients a backward pass finishes
- * together, and every bucket into one stretch a rank:
+ * Weights and gradients lie whole on every rank; what only the optimizer needs (moments, the moving average)
+ * lies where it is needed. A flat array is cut into buckets, stretches whose gradients a backward pass
+ * finishes together, and every bucket into one stretch a rank:
  *
  *     flat     | bucket 0      | bucket 1                  | bucket 2      |
  *     rank       0    1    2     0        1        2         0    1    2
@@ -33,8 +33,8 @@ typedef struct DsvShard {
 DsvStatus dsvi_shard_make(const DsvComm *comm, const int64_t *begin, int64_t buckets, DsvShard *out);
 void dsvi_shard_free(DsvShard *shard);
 
-/* The own stretch of a bucket: elements [first, first + count) of flat arrays, from packed[bucket] on in packed
- * ones. */
+/* The own stretch of a bucket: elements [first, first + count) of flat arrays, from packed[bucket] on in
+ * packed ones. */
 int64_t dsvi_shard_first(const DsvShard *shard, int64_t bucket);
 int64_t dsvi_shard_count(const DsvShard *shard, int64_t bucket);
 /* Where each rank's stretch of a bucket begins: (size + 1), for the calls of comm.h. */

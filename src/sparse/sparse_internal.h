@@ -106,16 +106,16 @@ DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *sparse, const DsvSp
 size_t dsvi_sparse_select_workspace(const DsvSparse *sparse);
 DsvStatus dsvi_sparse_make_lists(DsvSparse *sparse, int64_t block);
 
-/* sparse_profile.c: draws the step's queries; measures a block's lists as they are; reads the results, to `seen`;
- * takes them in. */
+/* sparse_profile.c: draws the step's queries; measures a block's lists as they are; reads the results, to
+ * `seen`; takes them in. */
 size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse);
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
 DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
 void dsvi_sparse_profile_end(DsvSparse *sparse);
 
-/* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank has
- * seen in the step is the mean of what all have. */
+/* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank
+ * has seen in the step is the mean of what all have. */
 size_t dsvi_sparse_seen_count(const DsvSparse *sparse);
 double *dsvi_sparse_seen_captured(const DsvSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_share90(const DsvSparse *sparse, int64_t block);

@@ -32,8 +32,8 @@ typedef struct DsvHeldOutLoss {
     double dense_loss;                  /* as loss, with all attention dense; NaN: no block is sparse */
 } DsvHeldOutLoss;
 
-/* For settings->validation_clips windows of shape `latent`; config and table are kept. The ranks of `comm` (NULL:
- * one alone) measure a part of the batches each, and all get the whole. */
+/* For settings->validation_clips windows of shape `latent`; config and table are kept. The ranks of `comm`
+ * (NULL: one alone) measure a part of the batches each, and all get the whole. */
 DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConfig *settings,
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
                                DsvHeldOut **out);

@@ -204,8 +204,8 @@ static DsvStatus compare_ranks(const Run *run, const Common *common)
                      common->number, of_first);
 }
 
-/* Ranks that were started with different settings, or see different clips, would wait for each other for ever or
- * train on nonsense. */
+/* Ranks that were started with different settings, or see different clips, would wait for each other for
+ * ever or train on nonsense. */
 static DsvStatus check_ranks(const Run *run)
 {
     const DsvConfig *settings = run->settings;
@@ -316,7 +316,8 @@ static DsvStatus held_out_due(const Run *run, bool *wanted)
 {
     const DsvTrainer *t = run->trainer;
     const DsvConfig *settings = run->settings;
-    *wanted = t->held_out && (t->step == settings->max_train_steps || due(t->step, settings->validation_every));
+    bool last = t->step == settings->max_train_steps;
+    *wanted = t->held_out && (last || due(t->step, settings->validation_every));
     if (!*wanted)
         return DSV_OK;
     if (is_first(run))
@@ -354,10 +355,12 @@ static DsvStatus wants_stop(const Run *run, bool *stop)
     return DSV_OK;
 }
 
-/* All ranks find out together that training diverged, and stop together; of anything else the others are told. */
+/* All ranks find out together that training diverged, and stop together; of anything else the others are
+ * told. */
 static DsvStatus tell_others(const Run *run, DsvStatus status)
 {
-    return status == DSV_E_DIVERGED || status == DSV_E_INTERRUPTED ? status : dsvi_comm_fail(run->comm, status);
+    bool known = status == DSV_E_DIVERGED || status == DSV_E_INTERRUPTED;
+    return known ? status : dsvi_comm_fail(run->comm, status);
 }
 
 /* A failed step must say which it was and from where the run can go on. */

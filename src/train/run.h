@@ -10,9 +10,9 @@
 extern "C" {
 #endif
 
-/* What dsv_train promises (include/dsv/train.h), on a backend that is open. `comm`: NULL, or the ranks that train
- * together and all make this call; rank 0 alone writes files, logs and fills the summary. A failure on one rank
- * ends it on all, and rank 0's sentence tells which rank it was. */
+/* What dsv_train promises (include/dsv/train.h), on a backend that is open. `comm`: NULL, or the ranks that
+ * train together and all make this call; rank 0 alone writes files, logs and fills the summary. A failure on
+ * one rank ends it on all, and rank 0's sentence tells which rank it was. */
 DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
                          const DsvEvents *events, DsvTrainSummary *summary);
 

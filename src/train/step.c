@@ -11,9 +11,9 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* The main path with several ranks: each works on its own samples, the gradients are summed while the backward
- * pass goes on (dist/reducer.h), each rank updates its stretches of the weights (dist/shard.h) and sends them
- * to the others. */
+/* The main path with several ranks: each works on its own samples, the gradients are summed while the
+ * backward pass goes on (dist/reducer.h), each rank updates its stretches of the weights (dist/shard.h) and
+ * sends them to the others. */
 
 /* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
@@ -190,8 +190,8 @@ static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
     return rank < 0 ? status : dsvi_fail_within(status, "rank %lld", (long long)rank);
 }
 
-/* Clips by the global norm and moves the own stretch of a bucket and its moving average; a rank alone writes the
- * copy to compute with at once. */
+/* Clips by the global norm and moves the own stretch of a bucket and its moving average; a rank alone writes
+ * the copy to compute with at once. */
 static DsvStatus update_bucket(DsvTrainer *t, int64_t bucket, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
@@ -253,8 +253,8 @@ static void bucket_finished(void *context, int64_t stretch)
     dsvi_reducer_ready(((DsvTrainer *)context)->reducer, stretch);
 }
 
-/* The backward pass; in a step's last one gradients go to be summed over the ranks as they are finished. Where
- * one more micro-batch follows, the host draws it from `next` meanwhile. */
+/* The backward pass; in a step's last one gradients go to be summed over the ranks as they are finished.
+ * Where one more micro-batch follows, the host draws it from `next` meanwhile. */
 static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSource *next,
                                 DsvStepResult *result)
 {

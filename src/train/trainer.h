@@ -42,7 +42,7 @@ typedef struct DsvTrainer {
     DsvReducer *reducer;           /* NULL: one rank alone */
     DsvSparse *sparse;
     DsvDit *dit;
-    DsvGenerator *generator;       /* of rank 0: samples clips for validation with the weights being trained */
+    DsvGenerator *generator;       /* of rank 0: samples clips for validation with the weights of training */
     DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
 
     void *memory;                  /* the one device allocation */
@@ -77,8 +77,8 @@ typedef struct DsvTrainer {
 } DsvTrainer;
 
 /* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
- * decisions. `comm`: NULL, or the ranks that train together, all of which make the same calls from here on; on
- * each a batch of train_batch_size. On failure *out is NULL. */
+ * decisions. `comm`: NULL, or the ranks that train together, all of which make the same calls from here on;
+ * on each a batch of train_batch_size. On failure *out is NULL. */
 DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
                               const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
                               void *log_context, DsvTrainer **out);

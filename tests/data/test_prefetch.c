@@ -68,8 +68,8 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     s.data_workers = workers;
     s.data_cache_mb = cache_mb;
-    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), slots, ELEMENTS, copy_pixels, NULL, NULL, NULL,
-                                  &prefetch));
+    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), slots, ELEMENTS, copy_pixels, NULL, NULL,
+                                  NULL, &prefetch));
     assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + workers) * ELEMENTS * sizeof(float));
     for (uint64_t i = first; i < SAMPLES; i++) {
         const char *text = "untouched";

@@ -162,8 +162,8 @@ static void same_checkpoints(const char *a, const char *b)
 
 static char held_out_setting[DSVI_PATH_MAX + 32];
 static const char *const DENSE[] = {
-    "mixed_precision=no", "sparse.enabled=false", "validation.clips=3", "validation.every=4", held_out_setting,
-    NULL};
+    "mixed_precision=no", "sparse.enabled=false", "validation.clips=3", "validation.every=4",
+    held_out_setting, NULL};
 static const char *const USUAL[] = {NULL};
 static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
 
@@ -227,8 +227,8 @@ static void resumed_on_another_number_of_ranks(void **state)
     const char *falling = run_in_parts(DENSE, fewer), *rising = run_in_parts(DENSE, more);
     same_numbers(straight, falling, "metrics.jsonl", "loss", STEPS);
     same_numbers(straight, rising, "metrics.jsonl", "loss", STEPS);
-    /* With three ranks a step trains on three clips, so this is another run; and all state of the sparse layer
-     * goes along. */
+    /* With three ranks a step trains on three clips, so this is another run; and all state of the sparse
+     * layer goes along. */
     const char *mixed = run_in_parts(USUAL, odd);
     double loss[STEPS];
     assert_int_equal(read_numbers(mixed, "metrics.jsonl", "loss", loss), STEPS);

@@ -40,15 +40,16 @@ static void close_to(const Rig *one, const Rig *many, double bound)
     for (int step = 0; step < one->steps; step++) {
         const DsvStepResult *x = &a->step[step], *y = &b->step[step];
         assert_error_below(fabs(y->loss / x->loss - 1), bound, "loss of step %d, %d ranks", step + 1, ranks);
-        assert_error_below(fabs(y->grad_norm / x->grad_norm - 1), bound, "norm of step %d, %d ranks", step + 1,
-                           ranks);
+        assert_error_below(fabs(y->grad_norm / x->grad_norm - 1), bound, "norm of step %d, %d ranks",
+                           step + 1, ranks);
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
             assert_int_equal(x->bin_samples[bin], y->bin_samples[bin]);
     }
     assert_error_below(relative_l2(DSV_F32, b->weights, DSV_F32, a->weights, a->elements), bound, "weights");
     assert_error_below(relative_l2(DSV_F32, b->ema, DSV_F32, a->ema, a->elements), bound, "moving average");
     /* The first moment is a mean of gradients, the second of their squares. */
-    assert_error_below(relative_l2(DSV_F32, b->moment1, DSV_F32, a->moment1, a->elements), bound, "gradients");
+    assert_error_below(relative_l2(DSV_F32, b->moment1, DSV_F32, a->moment1, a->elements), bound,
+                       "gradients");
     assert_error_below(relative_l2(DSV_F32, b->moment2, DSV_F32, a->moment2, a->elements), 2 * bound,
                        "squares of gradients");
 }
@@ -75,8 +76,8 @@ static void ranks_equal_a_larger_batch(void **state)
     }
 }
 
-/* Lists follow from state that ranks have summed, each in its own order: at a border a key may change sides, and
- * what one key of many is worth is the bound. */
+/* Lists follow from state that ranks have summed, each in its own order: at a border a key may change sides,
+ * and what one key of many is worth is the bound. */
 static void ranks_share_what_selection_learns(void **state)
 {
     (void)state;
@@ -127,7 +128,8 @@ static void a_step_sends_what_it_must(void **state)
 
 static void the_optimizer_is_divided(void **state)
 {
-    Rig one = {.assignment = DENSE, .ranks = 1, .steps = 1}, four = {.assignment = DENSE, .ranks = 4, .steps = 1};
+    Rig one = {.assignment = DENSE, .ranks = 1, .steps = 1};
+    Rig four = {.assignment = DENSE, .ranks = 4, .steps = 1};
     int64_t own = 0;
     (void)state;
     rig_train(&one);

@@ -80,7 +80,8 @@ static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
     DSVI_TRY(dsvi_trainer_start(t));
     for (int step = 0; step < rig->steps; step++) {
         bool spoilt = rig->fault == RIG_NAN_GRADIENT && step + 1 >= rig->fault_step;
-        DSVI_TRY(spoilt ? spoilt_step(t, &rank->step[step]) : dsvi_train_step(t, &samples, &rank->step[step]));
+        DSVI_TRY(spoilt ? spoilt_step(t, &rank->step[step])
+                        : dsvi_train_step(t, &samples, &rank->step[step]));
         rank->sent[step] = dsvi_comm_sent(t->comm);
     }
     return keep(t, rank);
