@@ -28,7 +28,7 @@ static const char text[] =
     "Ctrl-C and SIGTERM finish the step, write a checkpoint and say how to go on;\n"
     "the exit status is then 130 or 143. A second one ends the program at once.\n"
     "\n"
-    "Several processes train one model together when mpirun or srun --mpi=pmix starts\n"
+    "Several processes train one model together when mpirun, srun or torchrun starts\n"
     "them: each works on a batch of its own (docs/distributed.md).\n"
     "\n"
     "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"

@@ -1,7 +1,7 @@
 /* Processes that train one model together: each is a rank, with its own part of every batch.
  *
- * The processes are started by mpirun, or by srun --mpi=pmix, all with the same arguments; each joins,
- * trains and leaves. dsv_train_ranks is dsv_train on all of them. */
+ * The processes are started by mpirun, srun, torchrun or whatever else starts processes, all with the same
+ * arguments; each joins, trains and leaves. dsv_train_ranks is dsv_train on all of them. */
 #ifndef DSV_RANKS_H
 #define DSV_RANKS_H
 
@@ -18,9 +18,17 @@ extern "C" {
 
 typedef struct DsvRanks DsvRanks;
 
-/* Joins the processes that were started with this one; once in the life of a process. DSV_E_UNSUPPORTED
- * where dsv was built without MPI. `config` says how long ranks wait for each other (rank_timeout). */
-DsvStatus dsv_ranks_join(const DsvConfig *config, DsvRanks **out);
+/* Where one process stands, told by what started it. */
+typedef struct DsvRanksPlace {
+    int64_t rank, size;
+    char address[256]; /* the machine of rank 0, */
+    int port;          /* which listens there */
+} DsvRanksPlace;
+
+/* Joins the processes that were started with this one; once in the life of a process. They meet over TCP, or
+ * over MPI where `place` is NULL (mpirun, srun --mpi=pmix); that is DSV_E_UNSUPPORTED where dsv was built
+ * without MPI. `config` says how long ranks wait for each other (rank_timeout). */
+DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, DsvRanks **out);
 /* From 0; rank 0 writes files and tells. */
 int64_t dsv_ranks_rank(const DsvRanks *ranks);
 int64_t dsv_ranks_size(const DsvRanks *ranks);

@@ -1,4 +1,4 @@
-/* dsv_ranks_*: loads MPI, which is a library of its own: dsv works without, and few of its uses want it. */
+/* dsv_ranks_*. MPI is a library of its own, loaded when it is asked for: few uses of dsv want it. */
 #include "dsv/ranks.h"
 
 #include <dlfcn.h>
@@ -7,6 +7,7 @@
 
 #include "api/ranks.h"
 #include "dist/comm_mpi.h"
+#include "dist/comm_tcp.h"
 #include "dist/transport.h"
 
 #define MPI_LIBRARY "libdsv_mpi.so"
@@ -27,16 +28,28 @@ static DsvStatus load_mpi(const DsvMpi **mpi)
     return DSV_OK;
 }
 
-DsvStatus dsv_ranks_join(const DsvConfig *config, DsvRanks **out)
+static DsvStatus join_mpi(double timeout_s, DsvComm **out)
 {
     const DsvMpi *mpi = NULL;
+    DSVI_TRY(load_mpi(&mpi));
+    return mpi->join(timeout_s, dsvi_status_record, out);
+}
+
+DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, DsvRanks **out)
+{
+    double timeout_s = config->rank_timeout;
     DsvRanks *ranks = calloc(1, sizeof *ranks);
     *out = NULL;
     if (!ranks)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to join other ranks");
-    DsvStatus status = load_mpi(&mpi);
-    if (status == DSV_OK)
-        status = mpi->join(config->rank_timeout, dsvi_status_record, &ranks->comm);
+    if (place && (place->size < 1 || place->rank < 0 || place->rank >= place->size)) {
+        free(ranks);
+        return DSVI_FAIL(DSV_E_USAGE, "there is no rank %lld of %lld", (long long)place->rank,
+                         (long long)place->size);
+    }
+    DsvStatus status = place ? dsvi_comm_tcp_create(place->rank, place->size, place->address, place->port,
+                                                    timeout_s, &ranks->comm)
+                             : join_mpi(timeout_s, &ranks->comm);
     if (status != DSV_OK) {
         free(ranks);
         return status;

@@ -42,7 +42,7 @@ const int64_t *dsvi_shard_bound(const DsvShard *shard, int64_t bucket);
 
 /* The own stretches of `flat`, host memory, to `packed`, device memory; both may be used afterwards. */
 DsvStatus dsvi_shard_pack(const DsvShard *shard, DsvDevice *device, const float *flat, float *packed);
-/* All ranks' packed arrays, device memory, into `flat` of rank 0, host memory. Elsewhere `flat` is scratch. */
+/* All ranks' packed arrays, device memory, to `flat` of rank 0, host memory. On others `flat` is scratch. */
 DsvStatus dsvi_shard_gather(const DsvShard *shard, DsvComm *comm, DsvDevice *device, const float *packed,
                             float *flat);
 

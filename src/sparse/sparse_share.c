@@ -1,6 +1,6 @@
 /* What several ranks have seen of their own samples, made into what all of them go by. With it the profile,
  * the guard's decisions and the selectors' state are the same on every rank: they are functions of sums over
- * ranks, and of rank 0's measurement of what attention costs. Lists are each rank's own, of its own samples. */
+ * ranks, and of rank 0's measurement of what attention costs. Lists are each rank's own, of its samples. */
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
