@@ -1,7 +1,7 @@
 #!/bin/bash
-# test_processes.sh BUILD mpi|tcp: ranks that are processes, started by mpirun or as torchrun starts them. The
-# program on two ranks against one, and what a rank that is killed or asked to stop does to the other; with MPI
-# also every call of a comm.
+# test_processes.sh BUILD mpi|tcp: ranks that are processes, started by mpirun or as torchrun starts them.
+# The program on two ranks against one, and what a rank that is killed or asked to stop does to the other;
+# with MPI also every call of a comm.
 set -euo pipefail
 build=$1
 way=$2
@@ -100,7 +100,8 @@ for a, b in zip(one, two):
 PYTHON
 
 long=("${train[@]}" max_train_steps=1000000 checkpointing_steps=5 "output_dir=$work/killed")
-# killed RANK SIGNAL: starts the long run, or goes on with it, and sends the signal once there is a checkpoint.
+# killed RANK SIGNAL: starts the long run, or goes on with it, and sends the signal once there is a
+# checkpoint.
 killed()
 {
     : >"$work/said" # what the last run has saved is not meant
