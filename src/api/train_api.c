@@ -11,7 +11,7 @@ static DsvStatus train(DsvComm *comm, const DsvConfig *config, const DsvEvents *
     DsvBackend backend;
     DsvEvents none = {0};
     DsvTrainSummary ignored;
-    DsvStatus status = dsvi_backend_open(config, &backend);
+    DsvStatus status = dsvi_backend_open_rank(config, comm, &backend);
     if (status != DSV_OK)
         return dsvi_comm_fail(comm, status);
     status = dsvi_train_run(config, &backend, comm, events ? events : &none, summary ? summary : &ignored);

@@ -7,6 +7,11 @@
 /* Sums of no more than this are formed on every rank from all ranks' numbers: one round instead of two. */
 enum { SMALL_BYTES = 4096 };
 
+static bool on_host(const DsvTransport *transport)
+{
+    return !transport->sum;
+}
+
 DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t rank, int64_t size,
                          double timeout_s, int64_t *last_number, DsvComm **out)
 {
@@ -23,8 +28,8 @@ DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t ra
     comm->send = calloc((size_t)size, sizeof *comm->send);
     comm->receive = calloc((size_t)size, sizeof *comm->receive);
     comm->bound = calloc((size_t)size + 1, sizeof *comm->bound);
-    comm->scratch = malloc((size_t)size * DSV_COMM_CHUNK);
-    if (!comm->send || !comm->receive || !comm->bound || !comm->scratch) {
+    comm->scratch = on_host(transport) ? malloc((size_t)size * transport->chunk) : NULL;
+    if (!comm->send || !comm->receive || !comm->bound || (!comm->scratch && on_host(transport))) {
         dsvi_comm_release(comm);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for what %lld ranks send", (long long)size);
     }
@@ -37,7 +42,8 @@ void dsvi_comm_release(DsvComm *comm)
     free(comm->send);
     free(comm->receive);
     free(comm->bound);
-    free(comm->scratch);
+    if (on_host(comm->transport))
+        free(comm->scratch);
     free(comm);
 }
 
@@ -63,13 +69,16 @@ static bool alone(const DsvComm *comm)
 
 /* ---- moving ---- */
 
-static DsvStatus copy_own(const DsvPiece *send, const DsvPiece *receive)
+static DsvStatus copy_own(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
 {
     if (send->bytes != receive->bytes)
         return DSVI_FAIL(DSV_E_INTERNAL, "a rank sends itself %zu bytes and expects %zu", send->bytes,
                          receive->bytes);
-    if (send->bytes > 0 && send->data != receive->data)
-        memcpy(receive->data, send->data, send->bytes);
+    if (send->bytes == 0 || send->data == receive->data)
+        return DSV_OK;
+    if (comm && comm->transport->copy)
+        return comm->transport->copy(comm, receive->data, send->data, send->bytes);
+    memcpy(receive->data, send->data, send->bytes);
     return DSV_OK;
 }
 
@@ -77,7 +86,7 @@ static DsvStatus copy_own(const DsvPiece *send, const DsvPiece *receive)
 static DsvStatus move(DsvComm *comm, const char *call, const DsvPiece *send, const DsvPiece *receive)
 {
     comm->call = call;
-    DSVI_TRY(copy_own(&send[comm->rank], &receive[comm->rank]));
+    DSVI_TRY(copy_own(comm, &send[comm->rank], &receive[comm->rank]));
     for (int64_t r = 0; r < comm->size; r++) {
         if (r == comm->rank)
             continue;
@@ -89,7 +98,7 @@ static DsvStatus move(DsvComm *comm, const char *call, const DsvPiece *send, con
 
 DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
 {
-    return alone(comm) ? copy_own(send, receive) : move(comm, "exchange", send, receive);
+    return alone(comm) ? copy_own(comm, send, receive) : move(comm, "exchange", send, receive);
 }
 
 static void clear_pieces(DsvComm *comm)
@@ -101,7 +110,7 @@ static void clear_pieces(DsvComm *comm)
 DsvStatus dsvi_comm_swap(DsvComm *comm, int64_t to, DsvPiece send, int64_t from, DsvPiece receive)
 {
     if (alone(comm))
-        return copy_own(&send, &receive);
+        return copy_own(comm, &send, &receive);
     clear_pieces(comm);
     comm->send[to] = send;
     comm->receive[from] = receive;
@@ -223,6 +232,15 @@ static void add_parts(DsvDtype dtype, const DsvPiece *part, int64_t ranks, void 
         ADD_PARTS(float);
 }
 
+/* The same of what has been received, in whatever memory it lies. */
+static DsvStatus add_received(DsvComm *comm, DsvDtype dtype, void *out, int64_t n)
+{
+    if (comm->transport->sum)
+        return comm->transport->sum(comm, dtype, comm->receive, out, n);
+    add_parts(dtype, comm->receive, comm->size, out, n);
+    return DSV_OK;
+}
+
 static int64_t longest_part(const DsvComm *comm, const int64_t *bound)
 {
     int64_t longest = 0;
@@ -244,17 +262,17 @@ static DsvStatus reduce_scatter(DsvComm *comm, const char *call, DsvDtype dtype,
                                 const int64_t *bound)
 {
     size_t item = dsvi_dtype_size(dtype);
-    int64_t chunk = DSV_COMM_CHUNK / (int64_t)item, longest = longest_part(comm, bound);
+    int64_t chunk = (int64_t)(comm->transport->chunk / item), longest = longest_part(comm, bound);
     DSVI_ASSERT(dtype == DSV_F32 || dtype == DSV_F64);
     for (int64_t first = 0; first < longest; first += chunk) {
         DsvPiece own = chunk_of(data, item, bound, comm->rank, first, chunk);
         for (int64_t r = 0; r < comm->size; r++) {
             comm->send[r] = chunk_of(data, item, bound, r, first, chunk);
-            comm->receive[r] = (DsvPiece){comm->scratch + r * DSV_COMM_CHUNK, own.bytes};
+            comm->receive[r] = (DsvPiece){comm->scratch + (size_t)r * comm->transport->chunk, own.bytes};
         }
         comm->receive[comm->rank] = own;
         DSVI_TRY(move(comm, call, comm->send, comm->receive));
-        add_parts(dtype, comm->receive, comm->size, own.data, (int64_t)(own.bytes / item));
+        DSVI_TRY(add_received(comm, dtype, own.data, (int64_t)(own.bytes / item)));
     }
     return DSV_OK;
 }
@@ -281,8 +299,7 @@ DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_
     }
     comm->receive[comm->rank].data = data;
     DSVI_TRY(move(comm, "all_reduce", comm->send, comm->receive));
-    add_parts(dtype, comm->receive, comm->size, data, n);
-    return DSV_OK;
+    return add_received(comm, dtype, data, n);
 }
 
 /* ---- groups, failure, end ---- */
@@ -309,6 +326,8 @@ DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out)
     *out = NULL;
     if (!comm)
         return DSV_OK;
+    if (!comm->transport->split)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "ranks over %s cannot be split", comm->transport->name);
     Wish *wish = calloc((size_t)comm->size, sizeof *wish);
     int64_t *member = calloc((size_t)comm->size, sizeof *member);
     DsvStatus status = DSV_OK;
@@ -321,6 +340,11 @@ DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out)
     free(wish);
     free(member);
     return status;
+}
+
+DsvStatus dsvi_comm_listen(DsvComm *comm)
+{
+    return alone(comm) || !comm->transport->listen ? DSV_OK : comm->transport->listen(comm);
 }
 
 DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status)

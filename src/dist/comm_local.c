@@ -178,6 +178,15 @@ static void local_fail(DsvComm *comm, const char *sentence)
     pthread_mutex_unlock(&world->lock);
 }
 
+static DsvStatus local_listen(DsvComm *comm)
+{
+    World *world = ((LocalComm *)comm)->group->world;
+    pthread_mutex_lock(&world->lock);
+    bool failed = world->failed;
+    pthread_mutex_unlock(&world->lock);
+    return failed ? DSVI_FAIL(DSV_E_RANK, "%s", world->sentence) : DSV_OK;
+}
+
 static void world_free(World *world)
 {
     pthread_mutex_destroy(&world->lock);
@@ -204,8 +213,8 @@ static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count
                              DsvComm **out);
 
 static const DsvTransport LOCAL = {
-    .name = "threads", .exchange = local_exchange, .split = local_split, .fail = local_fail,
-    .close = local_close,
+    .name = "threads", .chunk = DSV_COMM_CHUNK, .exchange = local_exchange, .split = local_split,
+    .listen = local_listen, .fail = local_fail, .close = local_close,
 };
 
 /* The first member makes the group and the others are told where it lies. */

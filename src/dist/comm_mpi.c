@@ -110,6 +110,14 @@ static void mpi_fail(DsvComm *comm, const char *sentence)
     set_failed(sentence, true);
 }
 
+static DsvStatus mpi_listen(DsvComm *comm)
+{
+    (void)comm;
+    if (!hears_failure())
+        look_for_ended("another call");
+    return world.failed ? DSVI_FAIL(DSV_E_RANK, "%s", world.sentence) : DSV_OK;
+}
+
 /* ---- exchange ---- */
 
 /* The first rank from which something is still to come, or that has not taken what it was sent. */
@@ -262,7 +270,8 @@ static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, 
                            DsvComm **out);
 
 static const DsvTransport MPI = {
-    .name = "MPI", .exchange = mpi_exchange, .split = mpi_split, .fail = mpi_fail, .close = mpi_close,
+    .name = "MPI", .chunk = DSV_COMM_CHUNK, .exchange = mpi_exchange, .split = mpi_split,
+    .listen = mpi_listen, .fail = mpi_fail, .close = mpi_close,
 };
 
 static DsvStatus make(int64_t rank, int64_t size, int tag, double timeout_s, MpiComm **out)

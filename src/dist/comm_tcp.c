@@ -130,6 +130,21 @@ static void look_around(World *w)
         look_at(w, r);
 }
 
+/* As above, and a connection that has ended is a failure. */
+static DsvStatus tcp_listen(DsvComm *comm)
+{
+    TcpComm *t = (TcpComm *)comm;
+    World *w = t->world;
+    char byte;
+    look_around(w);
+    for (int64_t r = 0; r < comm->size && !w->failed; r++) {
+        int file = w->socket[t->world_rank[r]];
+        if (file >= 0 && recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            rank_ended(t, r);
+    }
+    return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
+}
+
 static void tcp_fail(DsvComm *comm, const char *sentence)
 {
     set_failed(((TcpComm *)comm)->world, sentence, true);
@@ -316,7 +331,8 @@ static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, 
                            DsvComm **out);
 
 static const DsvTransport TCP = {
-    .name = "TCP", .exchange = tcp_exchange, .split = tcp_split, .fail = tcp_fail, .close = tcp_close,
+    .name = "TCP", .chunk = DSV_COMM_CHUNK, .exchange = tcp_exchange, .split = tcp_split,
+    .listen = tcp_listen, .fail = tcp_fail, .close = tcp_close,
 };
 
 static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, double timeout_s, TcpComm **out)

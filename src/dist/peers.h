@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "base/status.h"
+#include "dist/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,6 +17,9 @@ typedef struct DsvPeerCard {
     int64_t process;
 } DsvPeerCard;
 void dsvi_peer_card(DsvPeerCard *card);
+
+/* How many ranks below this one are processes of the same machine: which of its GPUs is this rank's. */
+DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before);
 
 typedef struct DsvPeers DsvPeers;
 /* Watches those of the `count` processes that this one can see, itself excepted. */

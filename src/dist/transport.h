@@ -12,13 +12,21 @@ extern "C" {
 /* `receive` has one piece a rank, like `send`; the own ones are none of the transport's business. */
 typedef struct DsvTransport {
     const char *name;
+    size_t chunk; /* bytes that a sum takes from each rank at once */
     DsvStatus (*exchange)(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
     /* A group of the ranks member[0..count), this one among them; all ranks of `comm` call. `number` is one
-     * that no two groups share which have a rank in common. */
+     * that no two groups share which have a rank in common. NULL: cannot be split. */
     DsvStatus (*split)(DsvComm *comm, const int64_t *member, int64_t count, int64_t number, DsvComm **out);
+    /* As dsvi_comm_listen. NULL where the transport relies on another group for that. */
+    DsvStatus (*listen)(DsvComm *comm);
     /* The sentence reaches every rank of the program. */
     void (*fail)(DsvComm *comm, const char *sentence);
     void (*close)(DsvComm *comm);
+
+    /* Both are NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
+    /* out (n) = part[0] + part[1] + ...; the parts may be written to, and `out` is one of them. */
+    DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
+    DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
 } DsvTransport;
 
 /* The head of every transport's own struct, which begins with it. */
@@ -31,9 +39,10 @@ struct DsvComm {
     DsvCommSent sent;
     DsvPiece *send, *receive; /* (size) each */
     int64_t *bound;           /* (size + 1) */
-    unsigned char *scratch;   /* (size, DSV_COMM_CHUNK) what others send towards a sum */
+    unsigned char *scratch;   /* (size, transport->chunk) what others send towards a sum */
 };
 
+/* What suits host memory. */
 enum { DSV_COMM_CHUNK = 1 << 18 };
 
 /* For transports: a zeroed comm of `bytes`, the head filled in. */

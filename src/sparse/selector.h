@@ -51,6 +51,7 @@ struct DsvSelector {
     DsvSparseShape shape;
     DsvFeatures features;
     DsvComm *comm;             /* the ranks that learn together; NULL: one alone */
+    DsvComm *device_comm;      /* the same for device memory */
     int64_t step;              /* of step_begin */
     bool train;
 };

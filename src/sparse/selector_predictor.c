@@ -303,11 +303,11 @@ static DsvStatus update(Predictor *p, int64_t block, bool sparse)
     return p->base.backend->ops.adamw.run(p->base.backend->device->stream, &args);
 }
 
-/* Gradients and losses of all ranks; the comm works on host memory, which here is the device's. */
+/* Gradients and losses of all ranks. */
 static DsvStatus add_ranks(Predictor *p)
 {
     int64_t blocks = p->base.shape.blocks;
-    DSVI_TRY(dsvi_comm_all_reduce(p->base.comm, p->acc, p->grad, blocks * p->size));
+    DSVI_TRY(dsvi_comm_all_reduce(p->base.device_comm, p->acc, p->grad, blocks * p->size));
     return dsvi_comm_all_reduce(p->base.comm, p->acc, p->host_loss, blocks);
 }
 

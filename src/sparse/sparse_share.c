@@ -66,9 +66,11 @@ DsvStatus dsvi_sparse_agree(DsvSparse *s)
     return DSV_OK;
 }
 
-void dsvi_sparse_share(DsvSparse *s, DsvComm *comm)
+void dsvi_sparse_share(DsvSparse *s, DsvComm *comm, DsvComm *device_comm)
 {
     s->comm = comm;
-    if (s->selector)
-        s->selector->comm = comm;
+    if (!s->selector)
+        return;
+    s->selector->comm = comm;
+    s->selector->device_comm = device_comm;
 }

@@ -113,7 +113,7 @@ DsvStatus dsvi_sparse_spread(DsvSparse *s)
     if (!s->selector || dsvi_comm_size(s->comm) == 1)
         return DSV_OK;
     list_state(s, &list);
-    DSVI_TRY(dsvi_state_spread(s->comm, &list));
+    DSVI_TRY(dsvi_state_spread(s->backend->device, s->comm, &list));
     return restored(s);
 }
 

@@ -222,7 +222,7 @@ static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
     if (!t->reducer)
         return DSV_OK;
     for (int64_t b = 0; b < t->shard.buckets; b++)
-        DSVI_TRY(dsvi_comm_all_gather(t->comm, t->weights.master, sizeof(float),
+        DSVI_TRY(dsvi_comm_all_gather(t->device_comm, t->weights.master, sizeof(float),
                                       dsvi_shard_bound(&t->shard, b)));
     return dsvi_dit_refresh_compute(t->dit);
 }

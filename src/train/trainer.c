@@ -18,6 +18,15 @@ static DsvStatus divide(DsvTrainer *t)
     return status;
 }
 
+static DsvStatus join_devices(DsvTrainer *t)
+{
+    t->device_comm = t->comm;
+    if (dsvi_comm_size(t->comm) == 1 || !t->backend->join)
+        return DSV_OK;
+    t->device_comm = NULL;
+    return t->backend->join(t->backend, t->comm, &t->device_comm);
+}
+
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
@@ -31,7 +40,6 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     DSVI_TRY(divide(t));
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
-    dsvi_sparse_share(t->sparse, t->comm);
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
     bool samples = settings->validation_steps > 0 || settings->validation_at_end;
     if (samples && dsvi_comm_rank(t->comm) == 0)
@@ -162,13 +170,12 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
     DsvStatus status;
     DsvTrainer *t;
     *out = NULL;
-    if (dsvi_comm_size(comm) > 1 && backend->device->kind != DSV_DEVICE_CPU)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "several ranks train on CPUs only, not on %s",
-                         backend->device->name);
     DSVI_TRY(prepare(settings, backend, comm, codec, config, log, log_context, &t));
+    DSVI_TRY_GOTO(status, join_devices(t), fail);
+    dsvi_sparse_share(t->sparse, t->comm, t->device_comm);
     DSVI_TRY_GOTO(status, allocate(t), fail);
     if (dsvi_comm_size(comm) > 1)
-        DSVI_TRY_GOTO(status, dsvi_reducer_create(comm, &t->shard, t->weights.grad, &t->reducer), fail);
+        DSVI_TRY_GOTO(status, dsvi_reducer_create(t->device_comm, &t->shard, t->weights.grad, &t->reducer), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
     if (t->generator)
@@ -188,6 +195,8 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     if (!t)
         return;
     dsvi_reducer_free(&t->reducer);
+    if (t->device_comm != t->comm)
+        dsvi_comm_close(&t->device_comm);
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);

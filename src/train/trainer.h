@@ -32,6 +32,7 @@ typedef struct DsvTrainer {
     const DsvConfig *settings;
     DsvBackend *backend;
     DsvComm *comm;                 /* the ranks that train together; NULL: one alone */
+    DsvComm *device_comm;          /* the same for device memory: comm itself where that is the host's */
     const DsvCodec *codec;
     DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
     int64_t elements;              /* of one latent */
