@@ -1,9 +1,10 @@
-/* See comm_nccl.h. Pieces go from GPU to GPU (ncclSend, ncclRecv, all of an exchange as one group) on a stream of
- * their own, behind what the device's stream has been given; sums are formed by the backend's `add`, in the order
- * of the ranks, as on any other transport. NCCL's own sums have an order that depends on the machine.
+/* See comm_nccl.h. Pieces go from GPU to GPU (ncclSend, ncclRecv, all of an exchange as one group) on a
+ * stream of their own, behind what the device's stream has been given; sums are formed by the backend's
+ * `add`, in the order of the ranks, as on any other transport. NCCL's own sums have an order that depends on
+ * the machine.
  *
- * A kernel of NCCL waits for the other GPU for ever. So the host waits by asking, and listens meanwhile to the
- * group it has with the same ranks: when one of them has failed or ended, NCCL is told to give up. */
+ * A kernel of NCCL waits for the other GPU for ever. So the host waits by asking, and listens meanwhile to
+ * the group it has with the same ranks: when one of them has failed or ended, NCCL is told to give up. */
 #include "cuda/comm_nccl.h"
 
 #include <dlfcn.h>
@@ -63,7 +64,8 @@ static DsvStatus load(NcclApi *api)
     void *functions[sizeof NAMES / sizeof *NAMES];
     void *library = dlopen(NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "several GPUs want NCCL, which could not be loaded: %s", dlerror());
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "several GPUs want NCCL, which could not be loaded: %s",
+                         dlerror());
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
         functions[i] = dlsym(library, NAMES[i]);
         if (!functions[i])

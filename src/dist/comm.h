@@ -1,13 +1,14 @@
 /* Ranks that work on one task, each with memory of its own, and what they send each other.
  *
- * A DsvComm is one rank's end of a group of ranks; the other ranks are threads of this process (comm_local.h)
- * or processes started by MPI (comm_mpi.c) or connected by TCP (comm_tcp.h). NULL is a group of one rank: every call below takes it, and then
- * there is nothing to send.
+ * A DsvComm is one rank's end of a group of ranks; the other ranks are threads of this process
+ * (comm_local.h) or processes started by MPI (comm_mpi.c) or connected by TCP (comm_tcp.h). NULL is a group
+ * of one rank: every call below takes it, and then there is nothing to send.
  *
  * All ranks of a group make the same calls in the same order, one thread at a time. A call returns when the
  * memory it was given holds the result and may be used again. Memory is the host's, or a device's where the
  * group was made for that (DsvBackend.join): then a call comes behind all that the device's stream has been
- * given, and barrier and split are the host's group's. It is the caller's own and may lie anywhere; pieces that are sent and pieces that are received must not overlap.
+ * given, and barrier and split are the host's group's. It is the caller's own and may lie anywhere; pieces
+ * that are sent and pieces that are received must not overlap.
  *
  * Sums are formed element by element in the order of the ranks, each on one rank or on all alike: every rank
  * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
@@ -84,8 +85,8 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm);
  * group is closed before this one. */
 DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
 
-/* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a call
- * to return. */
+/* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a
+ * call to return. */
 DsvStatus dsvi_comm_listen(DsvComm *comm);
 
 /* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank

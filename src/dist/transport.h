@@ -23,7 +23,8 @@ typedef struct DsvTransport {
     void (*fail)(DsvComm *comm, const char *sentence);
     void (*close)(DsvComm *comm);
 
-    /* Both are NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
+    /* Both are NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees
+     * it. */
     /* out (n) = part[0] + part[1] + ...; the parts may be written to, and `out` is one of them. */
     DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
     DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);

@@ -87,8 +87,8 @@ typedef struct DsvBackend DsvBackend;
 struct DsvBackend {
     DsvDevice *device;
     DsvOps ops;
-    /* A group of the ranks of `host`, for memory of this device; closed before the backend and the host's. All
-     * ranks call. NULL where the device's memory is the host's: `host` itself serves. */
+    /* A group of the ranks of `host`, for memory of this device; closed before the backend and the host's.
+     * All ranks call. NULL where the device's memory is the host's: `host` itself serves. */
     DsvStatus (*join)(const DsvBackend *backend, DsvComm *host, DsvComm **out);
 };
 

@@ -80,9 +80,10 @@ typedef DsvStatus DsvSparseWatch(void *context, int64_t block, const DsvSparseAt
 DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                              DsvSparseLog *log, void *log_context, DsvSparse **out);
 void dsvi_sparse_free(DsvSparse **sparse);
-/* Before setup: the ranks of `comm`, with `device_comm` for device memory, train the same model on samples of their own, and call setup,
- * step_begin, forward of each block, step_end and spread together. What is measured, learnt and decided is
- * then that of all samples, and the same on all ranks; lists and thresholds are each rank's own. */
+/* Before setup: the ranks of `comm`, with `device_comm` for device memory, train the same model on samples
+ * of their own, and call setup, step_begin, forward of each block, step_end and spread together. What is
+ * measured, learnt and decided is then that of all samples, and the same on all ranks; lists and thresholds
+ * are each rank's own. */
 void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
 void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
 /* After binding: initial state, and the cost measurement when settings ask for it. */

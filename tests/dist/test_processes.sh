@@ -19,7 +19,11 @@ trap 'rm -rf "$work"' EXIT
 
 # Leaks that a sanitizer would tell of are Open MPI's. One machine is enough: no agent to reach others.
 export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
+# Under a sanitizer it is not libdsv.so that loads libraries, and what lies beside it is not seen.
+export LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# Containers often forbid what shared memory is copied with fastest.
+export OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpi_start=(mpirun --oversubscribe --bind-to none --mca plm isolated)
 
 fail()
