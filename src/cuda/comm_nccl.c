@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -57,6 +58,8 @@ typedef struct NcclComm {
     int gpu;
     DsvStream stream;    /* as the device's, but for the handle, which is of NCCL's own */
     cudaEvent_t before;  /* what the device's stream had been given */
+    cudaEvent_t *marks;  /* (mark_count) made when first put */
+    int64_t mark_count;
 } NcclComm;
 
 static DsvStatus load(NcclApi *api)
@@ -151,14 +154,42 @@ static DsvStatus post(NcclComm *n, const DsvPiece *send, const DsvPiece *receive
     return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, n->comm.call);
 }
 
+static DsvStatus nccl_mark(DsvComm *comm, int64_t mark)
+{
+    NcclComm *n = (NcclComm *)comm;
+    if (mark >= n->mark_count) {
+        cudaEvent_t *marks = realloc(n->marks, (size_t)(mark + 1) * sizeof *marks);
+        if (!marks)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)mark + 1);
+        n->marks = marks;
+        while (n->mark_count <= mark) {
+            DSVI_CUDA_TRY(cudaEventCreateWithFlags(&marks[n->mark_count], cudaEventDisableTiming));
+            n->mark_count++;
+        }
+    }
+    DSVI_CUDA_TRY(cudaEventRecord(n->marks[mark], n->backend->device->stream->handle));
+    return DSV_OK;
+}
+
+/* NCCL's stream goes on once the device's has done what the call comes behind. */
+static DsvStatus come_behind(NcclComm *n)
+{
+    DSVI_CUDA_TRY(cudaSetDevice(n->gpu)); /* of this thread, which may be another than last time */
+    if (n->comm.behind >= 0) {
+        DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->marks[n->comm.behind], 0));
+        return DSV_OK;
+    }
+    DSVI_CUDA_TRY(cudaEventRecord(n->before, n->backend->device->stream->handle));
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->before, 0));
+    return DSV_OK;
+}
+
 static DsvStatus nccl_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
 {
     NcclComm *n = (NcclComm *)comm;
     if (!n->handle)
         return DSVI_FAIL(DSV_E_RANK, "NCCL has given up after a failure");
-    DSVI_CUDA_TRY(cudaSetDevice(n->gpu)); /* of this thread, which may be another than last time */
-    DSVI_CUDA_TRY(cudaEventRecord(n->before, n->backend->device->stream->handle));
-    DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->before, 0));
+    DSVI_TRY(come_behind(n));
     DSVI_TRY(post(n, send, receive));
     return await(n);
 }
@@ -185,9 +216,7 @@ static DsvStatus nccl_sum(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, v
 static DsvStatus nccl_copy(DsvComm *comm, void *to, const void *from, size_t bytes)
 {
     NcclComm *n = (NcclComm *)comm;
-    DSVI_CUDA_TRY(cudaSetDevice(n->gpu));
-    DSVI_CUDA_TRY(cudaEventRecord(n->before, n->backend->device->stream->handle));
-    DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->before, 0));
+    DSVI_TRY(come_behind(n));
     DSVI_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, n->stream.handle));
     return await(n);
 }
@@ -204,6 +233,9 @@ static void nccl_close(DsvComm *comm)
     cudaSetDevice(n->gpu);
     if (n->handle)
         n->api.destroy(n->handle);
+    for (int64_t i = 0; i < n->mark_count; i++)
+        cudaEventDestroy(n->marks[i]);
+    free(n->marks);
     if (n->before)
         cudaEventDestroy(n->before);
     if (n->stream.handle)
@@ -214,7 +246,7 @@ static void nccl_close(DsvComm *comm)
 
 static const DsvTransport NCCL = {
     .name = "NCCL", .chunk = CHUNK_BYTES, .exchange = nccl_exchange, .fail = nccl_fail, .close = nccl_close,
-    .sum = nccl_sum, .copy = nccl_copy,
+    .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
 };
 
 /* A stream and memory of its own, then NCCL, which all ranks enter together. */

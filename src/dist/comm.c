@@ -24,6 +24,7 @@ DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t ra
     comm->rank = rank;
     comm->size = size;
     comm->timeout_s = timeout_s;
+    comm->behind = -1;
     comm->last_number = last_number;
     comm->send = calloc((size_t)size, sizeof *comm->send);
     comm->receive = calloc((size_t)size, sizeof *comm->receive);
@@ -340,6 +341,17 @@ DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out)
     free(wish);
     free(member);
     return status;
+}
+
+DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark)
+{
+    return alone(comm) || !comm->transport->mark ? DSV_OK : comm->transport->mark(comm, mark);
+}
+
+void dsvi_comm_behind(DsvComm *comm, int64_t mark)
+{
+    if (!alone(comm))
+        comm->behind = mark;
 }
 
 DsvStatus dsvi_comm_listen(DsvComm *comm)

@@ -85,6 +85,13 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm);
  * group is closed before this one. */
 DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
 
+/* Of a group for device memory: puts mark number `mark` behind what the device's stream has been given so
+ * far, and lets calls from now on begin once that much is done, though the stream has been given more; -1:
+ * behind everything, as usual. Host memory has nothing to wait for. The first may come from another thread,
+ * larger marks than any before only between calls. */
+DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark);
+void dsvi_comm_behind(DsvComm *comm, int64_t mark);
+
 /* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a
  * call to return. */
 DsvStatus dsvi_comm_listen(DsvComm *comm);

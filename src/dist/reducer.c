@@ -21,14 +21,22 @@ struct DsvReducer {
     char sentence[DSVI_MESSAGE_BYTES];
 };
 
-/* One bucket, without the lock. After a failure the rest is let pass: the group is of no more use. */
-static DsvStatus reduce(DsvReducer *r, int64_t bucket)
+static DsvStatus reduce(const DsvReducer *r, int64_t bucket)
 {
-    return r->status != DSV_OK
-               ? DSV_OK
-               : dsvi_comm_reduce_scatter(r->comm, DSV_F32, r->grad, dsvi_shard_bound(r->shard, bucket));
+    dsvi_comm_behind(r->comm, bucket);
+    return dsvi_comm_reduce_scatter(r->comm, DSV_F32, r->grad, dsvi_shard_bound(r->shard, bucket));
 }
 
+/* With the lock; the first is the one that counts. */
+static void note_failure(DsvReducer *r, DsvStatus status)
+{
+    if (status == DSV_OK || r->status != DSV_OK)
+        return;
+    r->status = status;
+    snprintf(r->sentence, sizeof r->sentence, "%s", dsv_error_message());
+}
+
+/* After a failure the rest is let pass: the group is of no more use. */
 static void *work(void *argument)
 {
     DsvReducer *r = argument;
@@ -39,13 +47,11 @@ static void *work(void *argument)
             continue;
         }
         int64_t bucket = r->queue[r->done];
+        bool sound = r->status == DSV_OK;
         pthread_mutex_unlock(&r->lock);
-        DsvStatus status = reduce(r, bucket);
+        DsvStatus status = sound ? reduce(r, bucket) : DSV_OK;
         pthread_mutex_lock(&r->lock);
-        if (status != DSV_OK) {
-            r->status = status;
-            snprintf(r->sentence, sizeof r->sentence, "%s", dsv_error_message());
-        }
+        note_failure(r, status);
         r->done++;
         pthread_cond_broadcast(&r->news);
     }
@@ -99,7 +105,9 @@ void dsvi_reducer_free(DsvReducer **reducer)
 
 void dsvi_reducer_ready(DsvReducer *r, int64_t bucket)
 {
+    DsvStatus status = dsvi_comm_mark(r->comm, bucket);
     pthread_mutex_lock(&r->lock);
+    note_failure(r, status);
     DSVI_ASSERT(r->ready < r->shard->buckets);
     r->queue[r->ready++] = bucket;
     pthread_cond_broadcast(&r->news);
@@ -114,6 +122,7 @@ DsvStatus dsvi_reducer_wait(DsvReducer *r)
     DsvStatus status = r->status;
     r->ready = r->done = 0;
     r->status = DSV_OK;
+    dsvi_comm_behind(r->comm, -1);
     pthread_mutex_unlock(&r->lock);
     return status == DSV_OK ? DSV_OK : dsvi_fail_adopt(status, r->sentence);
 }

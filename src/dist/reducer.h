@@ -18,7 +18,8 @@ typedef struct DsvReducer DsvReducer;
 DsvStatus dsvi_reducer_create(DsvComm *comm, const DsvShard *shard, float *grad, DsvReducer **out);
 void dsvi_reducer_free(DsvReducer **reducer); /* takes NULL in it; not while buckets are under way */
 
-/* The bucket will not change any more on this rank. */
+/* The bucket will not change any more on this rank, once the device's stream has done what it has been given.
+ * The bucket with the largest number comes first. */
 void dsvi_reducer_ready(DsvReducer *reducer, int64_t bucket);
 /* Waits until all that were ready are summed; the first failure since the last call. */
 DsvStatus dsvi_reducer_wait(DsvReducer *reducer);

@@ -23,11 +23,11 @@ typedef struct DsvTransport {
     void (*fail)(DsvComm *comm, const char *sentence);
     void (*close)(DsvComm *comm);
 
-    /* Both are NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees
-     * it. */
+    /* NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
     /* out (n) = part[0] + part[1] + ...; the parts may be written to, and `out` is one of them. */
     DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
     DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
+    DsvStatus (*mark)(DsvComm *comm, int64_t mark);
 } DsvTransport;
 
 /* The head of every transport's own struct, which begins with it. */
@@ -36,6 +36,7 @@ struct DsvComm {
     int64_t rank, size;
     double timeout_s;
     const char *call;         /* what is being done, for sentences: "all_reduce" */
+    int64_t behind;           /* the mark that calls wait for; -1: for everything */
     int64_t *last_number;     /* of a group, of those made by this rank; all its groups share it */
     DsvCommSent sent;
     DsvPiece *send, *receive; /* (size) each */
