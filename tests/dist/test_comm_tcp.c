@@ -2,6 +2,8 @@
  * what ranks that fail, are late, end or were told something else do to the others. */
 #include "test.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "comm_cases.h"
@@ -195,6 +197,35 @@ static void ranks_must_have_been_told_the_same(void **state)
                  dsvi_comm_tcp_create(1, 2, "nowhere.invalid", next_port(), 0.2, &comm));
 }
 
+/* Calls and says something else; then the rank that is awaited comes. */
+static DsvStatus with_a_stranger(DsvComm *thread, void *context)
+{
+    DsvComm *comm;
+    int64_t rank = dsvi_comm_rank(thread);
+    if (rank == 1) {
+        struct sockaddr_in place = {
+            .sin_family = AF_INET, .sin_port = htons((uint16_t) * (int *)context),
+            .sin_addr = {htonl(INADDR_LOOPBACK)},
+        };
+        int stranger = socket(AF_INET, SOCK_STREAM, 0);
+        while (connect(stranger, (struct sockaddr *)&place, sizeof place) != 0)
+            usleep(10000);
+        (void)!write(stranger, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 35);
+        close(stranger);
+    }
+    DSVI_TRY(dsvi_comm_tcp_create(rank, 2, "127.0.0.1", *(int *)context, 30, &comm));
+    DsvStatus status = dsvi_comm_barrier(comm);
+    dsvi_comm_close(&comm);
+    return status;
+}
+
+static void strangers_are_not_listened_to(void **state)
+{
+    int port = next_port();
+    (void)state;
+    run_ranks_well(2, with_a_stranger, &port);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +234,7 @@ int main(void)
         cmocka_unit_test(what_ends_one_ends_all),
         cmocka_unit_test(lengths_that_differ_are_told),
         cmocka_unit_test(ranks_must_have_been_told_the_same),
+        cmocka_unit_test(strangers_are_not_listened_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

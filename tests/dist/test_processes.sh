@@ -103,6 +103,21 @@ for a, b in zip(one, two):
         assert abs(b[name] / a[name] - 1) < 1e-5, (a["step"], name, a[name], b[name])
 PYTHON
 
+if [ "$way" = tcp ]; then
+    echo "started as Slurm starts them"
+    for r in 1 0; do
+        SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost \
+            timeout 60 "${train[@]}" max_train_steps=2 "output_dir=$work/slurm" >"$work/said.$r" 2>&1 &
+    done
+    wait
+    grep -q "2 ranks: " "$work/said.0" || fail "slurm" "$work/said.0"
+    grep -q "steps 1 to 2" "$work/said.0" || fail "slurm" "$work/said.0"
+    echo "told too little"
+    ends 5 'RANK should be a number, and it is not set' env WORLD_SIZE=2 "${train[@]}"
+    ends 5 'MASTER_ADDR should name' env WORLD_SIZE=2 RANK=0 MASTER_PORT=9 "${train[@]}"
+    ends 5 'SLURM_STEP_NUM_TASKS is set, but not' env SLURM_STEP_NUM_TASKS=2 "${train[@]}"
+fi
+
 long=("${train[@]}" max_train_steps=1000000 checkpointing_steps=5 "output_dir=$work/killed")
 # killed RANK SIGNAL: starts the long run, or goes on with it, and sends the signal once there is a
 # checkpoint.
