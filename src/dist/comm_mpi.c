@@ -21,7 +21,7 @@
 
 enum { TAG_FAILURE = 1, TAG_FAREWELL = 2 };
 enum { MESSAGE_MOST = 1 << 30 };            /* lengths are int in MPI */
-enum { YIELDS = 2000, PAUSE_US = 100 };     /* of a wait: first yielding, then sleeping */
+enum { YIELDS = 2000, PAUSE_US = 20 };      /* of a wait: first yielding, then sleeping */
 #define LOOK_EVERY_S 0.02                   /* for failures and lost ranks */
 #define FAREWELL_S 5.0                      /* how long others wait for rank 0's last word */
 

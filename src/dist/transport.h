@@ -45,7 +45,7 @@ struct DsvComm {
 };
 
 /* What suits host memory. */
-enum { DSV_COMM_CHUNK = 1 << 18 };
+enum { DSV_COMM_CHUNK = 1 << 20 };
 
 /* For transports: a zeroed comm of `bytes`, the head filled in. */
 DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t rank, int64_t size,

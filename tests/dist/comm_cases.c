@@ -19,7 +19,7 @@
 enum { RANKS = 16 };
 
 /* Lengths around the borders where comm.c changes its way: nothing, one, small sums, chunks. */
-static const int64_t length[] = {0, 1, 5, 511, 1024, 1025, 65536, 65537, 300001};
+static const int64_t length[] = {0, 1, 5, 511, 1024, 1025, 65536, 65537, 600001};
 enum { LENGTHS = sizeof length / sizeof *length };
 
 static double value_of(int64_t rank, int64_t i)
