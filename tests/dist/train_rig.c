@@ -1,7 +1,7 @@
 /* See train_rig.h. */
 #include "train_rig.h"
 
-#include "cpu/cpu.h"
+#include "api/backend.h"
 #include "train/tiny.h"
 
 typedef struct Source {
@@ -52,9 +52,11 @@ static DsvStatus keep_whole(DsvTrainer *t, const float *packed, float **out)
 
 static DsvStatus keep(DsvTrainer *t, RigRank *rank)
 {
+    DsvDevice *device = t->backend->device;
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     rank->weights = malloc(bytes);
-    memcpy(rank->weights, t->weights.master, bytes);
+    DSVI_TRY(device->download(device->stream, rank->weights, t->weights.master, bytes));
+    DSVI_TRY(device->sync(device->stream));
     rank->elements = t->table.elements;
     rank->own = t->shard.own;
     rank->plan = t->arena;
@@ -95,9 +97,11 @@ typedef struct Parts {
     DsvTrainer *trainer;
 } Parts;
 
+/* With one compute thread a rank, ranks have no pool of threads to share. */
 static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
 {
     DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DSVI_TRY(dsvi_backend_open_rank(&p->settings, comm, &p->backend));
     DSVI_TRY(dsvi_codec_open(&p->settings, &p->codec));
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));
@@ -107,7 +111,6 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
                                &p->trainer);
 }
 
-/* Opened by the main thread: the pool of threads is the process's. */
 static Parts parts[RANKS_MOST];
 
 static DsvStatus train(DsvComm *comm, void *context)
@@ -120,7 +123,9 @@ static DsvStatus train(DsvComm *comm, void *context)
     if (status != DSV_E_DIVERGED) /* that all ranks know */
         status = dsvi_comm_fail(comm, status);
     dsvi_trainer_free(&p->trainer);
-    p->codec->close(p->codec);
+    if (p->codec)
+        p->codec->close(p->codec);
+    dsvi_backend_close(&p->backend);
     return status;
 }
 
@@ -132,11 +137,11 @@ void rig_train(Rig *rig)
         tiny_settings(&parts[r].settings);
         for (const char *const *a = rig->assignment; *a; a++)
             assert_ok(dsv_config_set(&parts[r].settings, *a));
-        assert_ok(dsvi_cpu_open("auto", 1, &parts[r].backend));
+        snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
+        parts[r].settings.threads = 1;
+        parts[r].settings.deterministic = true;
     }
     run_ranks(rig->ranks, 60, train, rig, rig->outcome);
-    for (int64_t r = 0; r < rig->ranks; r++)
-        dsvi_cpu_close(&parts[r].backend);
     for (int64_t r = 0; r < rig->ranks && rig->fault == RIG_SOUND; r++)
         if (rig->outcome[r].status != DSV_OK)
             fail_msg("rank %d of %d: %s", (int)r, (int)rig->ranks, rig->outcome[r].sentence);

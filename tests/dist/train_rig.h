@@ -1,5 +1,6 @@
-/* A small model on one or several ranks that are threads, fed with latents that are functions of the sample's
- * number: what n ranks see is what one rank sees whose batch is n times as large. */
+/* A small model on one or several ranks that are threads, each on the CPU or with a GPU of its own, fed with
+ * latents that are functions of the sample's number: what n ranks see is what one rank sees whose batch is n
+ * times as large. */
 #ifndef DSVI_TEST_TRAIN_RIG_H
 #define DSVI_TEST_TRAIN_RIG_H
 
@@ -30,6 +31,7 @@ typedef enum RigFault {
 } RigFault;
 
 typedef struct Rig {
+    const char *device;            /* "cpu" or "cuda" */
     const char *const *assignment; /* over tiny_settings; up to NULL */
     int64_t ranks;
     int steps;
