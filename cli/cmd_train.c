@@ -1,6 +1,7 @@
 /* dsv train: a run from its settings to its summary. */
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 
 #include "cmd.h"
 #include "interrupt.h"
+#include "launch.h"
 #include "terminal.h"
 
 static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
@@ -26,8 +28,12 @@ static const char text[] =
     "Ctrl-C and SIGTERM finish the step, write a checkpoint and say how to go on;\n"
     "the exit status is then 130 or 143. A second one ends the program at once.\n"
     "\n"
+    "Several processes train one model together when mpirun, srun or torchrun starts\n"
+    "them: each works on a batch of its own (docs/distributed.md).\n"
+    "\n"
     "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
-    "  dsv train configs/demo.yaml output_dir=runs/mine resume_from_checkpoint=latest\n";
+    "  dsv train configs/demo.yaml output_dir=runs/mine resume_from_checkpoint=latest\n"
+    "  mpirun -n 4 dsv train configs/demo.yaml data.path=clips output_dir=runs/four\n";
 
 /* A word as a shell would have to be given it. */
 static void print_word(const char *word)
@@ -109,11 +115,41 @@ static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig 
     return status == DSV_OK ? cli_args_settings(args, config) : status;
 }
 
+/* What rank 0, or a process alone, has to say when all is done. */
+static int tell(const CliArgs *args, const DsvConfig *config, DsvStatus status,
+                const DsvTrainSummary *summary)
+{
+    if (status == DSV_OK || status == DSV_E_INTERRUPTED)
+        print_summary(config, summary);
+    if (status == DSV_E_INTERRUPTED)
+        print_resume(args);
+    return status == DSV_E_INTERRUPTED ? CLI_DONE : cli_outcome(args, status);
+}
+
+/* Of an interruption the signal may have come to another rank: then it is as if it were SIGTERM. */
+static int interrupted_status(void)
+{
+    return 128 + (cli_interrupt_signal() ? cli_interrupt_signal() : SIGTERM);
+}
+
+static int train(const CliArgs *args, const DsvConfig *config, DsvRanks *ranks)
+{
+    DsvTrainSummary summary;
+    CliTerminal terminal;
+    bool speaks = !ranks || dsv_ranks_rank(ranks) == 0;
+    cli_terminal_open(&terminal, speaks ? "this step and writing a checkpoint" : NULL);
+    DsvEvents events = cli_terminal_events(&terminal);
+    DsvStatus status = ranks ? dsv_train_ranks(ranks, config, &events, &summary)
+                             : dsv_train(config, &events, &summary);
+    cli_terminal_close(&terminal);
+    int outcome = speaks ? tell(args, config, status, &summary) : status == DSV_OK ? CLI_DONE : CLI_FAILED;
+    return status == DSV_E_INTERRUPTED ? interrupted_status() : outcome;
+}
+
 static int run(const CliArgs *args)
 {
     DsvConfig config;
-    DsvTrainSummary summary;
-    CliTerminal terminal;
+    DsvRanks *ranks;
     const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
     if (!args->path[0] && access(path, F_OK) != 0)
         return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
@@ -123,18 +159,13 @@ static int run(const CliArgs *args)
     if (!config.data_path[0])
         return cli_misused(args->verb, "no clips to train on: data.path is empty");
 
-    cli_terminal_open(&terminal, "this step and writing a checkpoint");
-    DsvEvents events = cli_terminal_events(&terminal);
-    status = dsv_train(&config, &events, &summary);
-    cli_terminal_close(&terminal);
-
-    if (status == DSV_OK || status == DSV_E_INTERRUPTED)
-        print_summary(&config, &summary);
-    if (status == DSV_E_INTERRUPTED) {
-        print_resume(args);
-        return 128 + cli_interrupt_signal();
-    }
-    return cli_outcome(args, status);
+    int outcome = cli_launch_join(args, &config, &ranks);
+    if (outcome != CLI_DONE)
+        return outcome;
+    outcome = train(args, &config, ranks);
+    fflush(stdout); /* leaving may end in the starter ending this process */
+    dsv_ranks_leave(&ranks);
+    return outcome;
 }
 
 const CliVerb cli_verb_train = {

@@ -32,9 +32,11 @@ void cli_interrupt_watch(const char *what, bool on_progress_line)
 {
     const char *fresh_line = on_progress_line ? "\n" : "";
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    snprintf(first_notice, sizeof first_notice, "%sdsv: finishing %s; once more ends at once.\n", fresh_line,
-             what);
-    snprintf(second_notice, sizeof second_notice, "%sdsv: ended at once.\n", fresh_line);
+    if (what) {
+        snprintf(first_notice, sizeof first_notice, "%sdsv: finishing %s; once more ends at once.\n",
+                 fresh_line, what);
+        snprintf(second_notice, sizeof second_notice, "%sdsv: ended at once.\n", fresh_line);
+    }
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

@@ -4,7 +4,8 @@
 
 #include <stdbool.h>
 
-/* From now on both are caught. `what` the work is allowed to finish, "this step". `on_progress_line`: the
+/* From now on both are caught. `what` the work is allowed to finish, "this step"; NULL: nothing is said, for
+ * another process speaks. `on_progress_line`: the
  * cursor stands behind a line that is redrawn in place. */
 void cli_interrupt_watch(const char *what, bool on_progress_line);
 

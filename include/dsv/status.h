@@ -23,7 +23,8 @@ extern "C" {
     X(E_DIVERGED, 8, "loss or gradients are not finite")       \
     X(E_INTERRUPTED, 9, "stopped on request")                  \
     X(E_INTERNAL, 10, "a broken promise inside dsv")           \
-    X(E_DEVICE, 11, "the device failed")
+    X(E_DEVICE, 11, "the device failed")                       \
+    X(E_RANK, 12, "another rank failed or does not answer")
 
 typedef enum DsvStatus {
 #define DSV_STATUS_ENUM(name, value, text) DSV_##name = value,

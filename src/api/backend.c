@@ -7,6 +7,7 @@
 
 #include "base/threads.h"
 #include "cpu/cpu.h"
+#include "dist/peers.h"
 #include "ops/plugin.h"
 
 #define CUDA_LIBRARY "libdsv_cuda.so"
@@ -27,7 +28,7 @@ static DsvStatus load_plugin(const char *library, const DsvPlugin **plugin)
     return DSV_OK;
 }
 
-DsvStatus dsvi_backend_open(const DsvConfig *settings, DsvBackend *backend)
+static DsvStatus open_number(const DsvConfig *settings, int64_t number, DsvBackend *backend)
 {
     const DsvPlugin *plugin = NULL;
     memset(backend, 0, sizeof *backend);
@@ -35,7 +36,20 @@ DsvStatus dsvi_backend_open(const DsvConfig *settings, DsvBackend *backend)
         return dsvi_cpu_open(settings->isa, (int)settings->threads, backend);
     dsvi_threads_set((int)settings->threads);
     DSVI_TRY(load_plugin(CUDA_LIBRARY, &plugin));
-    return plugin->open(settings, dsvi_status_record, backend);
+    return plugin->open(settings, number, dsvi_status_record, backend);
+}
+
+DsvStatus dsvi_backend_open(const DsvConfig *settings, DsvBackend *backend)
+{
+    return open_number(settings, 0, backend);
+}
+
+DsvStatus dsvi_backend_open_rank(const DsvConfig *settings, DsvComm *comm, DsvBackend *backend)
+{
+    int64_t before;
+    memset(backend, 0, sizeof *backend);
+    DSVI_TRY(dsvi_peers_before(comm, &before));
+    return open_number(settings, before, backend);
 }
 
 void dsvi_backend_close(DsvBackend *backend)

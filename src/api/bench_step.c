@@ -160,7 +160,7 @@ DsvStatus dsv_bench_step(const DsvConfig *settings, const char *json_path, DsvLi
     config.in_channels = config.out_channels = latent.channels;
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
     dsvi_ops_time(&backend);
-    DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, codec, &config, NULL, NULL, &trainer),
+    DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, NULL, codec, &config, NULL, NULL, &trainer),
                   done);
     DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);
 done:

@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* Opens the first GPU the process sees. Closed by backend->device->close. */
-DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend);
+/* Opens a GPU of those the process sees, counted from 0 and round. Closed by backend->device->close. */
+DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsvBackend *backend);
 
 /* Each source of kernels enters its ops into the table. */
 void dsvi_cuda_fill_col_sum(DsvOps *ops);

@@ -1,6 +1,7 @@
 /* Which kernel answers for which op on a GPU. */
 #include <string.h>
 
+#include "cuda/comm_nccl.h"
 #include "cuda/cuda.h"
 #include "cuda/device_cuda.h"
 
@@ -25,10 +26,11 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
     return dsvi_cuda_fill_gemm(stream, ops);
 }
 
-DsvStatus dsvi_cuda_open(bool deterministic, DsvBackend *backend)
+DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsvBackend *backend)
 {
     memset(backend, 0, sizeof *backend);
-    DSVI_TRY(dsvi_device_cuda_create(deterministic, &backend->device));
+    DSVI_TRY(dsvi_device_cuda_create(gpu, deterministic, &backend->device));
+    backend->join = dsvi_comm_nccl_join;
     DsvStatus status = fill(backend->device->stream, &backend->ops);
     if (status == DSV_OK)
         return DSV_OK;

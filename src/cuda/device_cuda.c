@@ -154,15 +154,16 @@ static void cuda_close(DsvDevice *device)
     free(device);
 }
 
-/* The first GPU that the process may see, and whether it will do. */
-static DsvStatus find_gpu(struct cudaDeviceProp *gpu, int *capability)
+/* The GPU of this number among those that the process may see, and whether it will do. */
+static DsvStatus find_gpu(int64_t wanted, int *number, struct cudaDeviceProp *gpu, int *capability)
 {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: no GPU can be used here: %s",
                          error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
-    DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, 0));
+    *number = (int)(wanted % count);
+    DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, *number));
     *capability = 10 * gpu->major + gpu->minor;
     if (*capability < DSVI_CUDA_OLDEST)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s has compute capability %d.%d, wanted at least "
@@ -171,26 +172,26 @@ static DsvStatus find_gpu(struct cudaDeviceProp *gpu, int *capability)
     return DSV_OK;
 }
 
-static DsvStatus open_stream(const struct cudaDeviceProp *gpu, int capability, bool deterministic,
-                             DsvStream *stream)
+static DsvStatus open_stream(int number, const struct cudaDeviceProp *gpu, int capability,
+                             bool deterministic, DsvStream *stream)
 {
     stream->capability = capability;
     stream->multiprocessors = gpu->multiProcessorCount;
     stream->shared_bytes = gpu->sharedMemPerBlockOptin;
     stream->deterministic = deterministic;
-    DSVI_CUDA_TRY(cudaSetDevice(0));
+    DSVI_CUDA_TRY(cudaSetDevice(number));
     DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
     DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->flag, cudaEventDisableTiming));
     DSVI_CUDA_TRY(cudaMalloc(&stream->partials, DSVI_CUDA_PARTIALS));
     return DSV_OK;
 }
 
-DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
+DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice **out)
 {
     struct cudaDeviceProp gpu;
-    int capability = 0;
+    int capability = 0, number = 0;
     *out = NULL;
-    DSVI_TRY(find_gpu(&gpu, &capability));
+    DSVI_TRY(find_gpu(wanted, &number, &gpu, &capability));
     CudaDevice *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CUDA device", sizeof *cuda);
@@ -219,7 +220,7 @@ DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out)
         .between = cuda_between,
         .close = cuda_close,
     };
-    DsvStatus status = open_stream(&gpu, capability, deterministic, &cuda->stream);
+    DsvStatus status = open_stream(number, &gpu, capability, deterministic, &cuda->stream);
     if (status != DSV_OK)
         cuda_close(&cuda->device);
     else

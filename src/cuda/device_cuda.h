@@ -39,8 +39,9 @@ struct DsvStream {
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)
 
-/* DSV_E_UNSUPPORTED where there is no driver, no GPU or one that is too old. */
-DsvStatus dsvi_device_cuda_create(bool deterministic, DsvDevice **out);
+/* Of the GPUs that the process sees, number `gpu`, beginning again behind the last. It becomes the calling
+ * thread's GPU. DSV_E_UNSUPPORTED where there is no driver, no GPU or one that is too old. */
+DsvStatus dsvi_device_cuda_create(int64_t gpu, bool deterministic, DsvDevice **out);
 
 /* A failure of the CUDA runtime as a sentence: DSV_E_NO_MEMORY where memory ran out, else DSV_E_DEVICE. */
 DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const char *what);

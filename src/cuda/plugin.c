@@ -3,10 +3,11 @@
 
 #include "cuda/cuda.h"
 
-static DsvStatus open_backend(const DsvConfig *settings, DsvStatusRecordOfThread *record, DsvBackend *backend)
+static DsvStatus open_backend(const DsvConfig *settings, int64_t number, DsvStatusRecordOfThread *record,
+                              DsvBackend *backend)
 {
     dsvi_status_share(record);
-    return dsvi_cuda_open(settings->deterministic, backend);
+    return dsvi_cuda_open(number, settings->deterministic, backend);
 }
 
 extern const DsvPlugin dsvi_plugin;

@@ -5,8 +5,8 @@
  *     ... | 14 | 13 | 12 | 11 | 10 |  9 |  8 | 7 | 6 | ...      samples, newest left
  *           ^  in work ^   done   ^  in work  ^ done
  *
- * Sample n lives in slot n mod slots. Workers claim numbers in order while fewer than `slots` lie between the
- * two marks; dsvi_prefetch_next takes them in order, however their work ends. */
+ * The n-th sample lives in slot n mod slots. Workers claim numbers in order while fewer than `slots` lie
+ * between the two marks; dsvi_prefetch_next takes them in order, however their work ends. */
 #include "data/prefetch.h"
 
 #include <pthread.h>
@@ -46,6 +46,7 @@ typedef struct Worker {
 struct DsvPrefetch {
     const DsvDataset *dataset;
     const DsvConfig *settings;
+    DsvSampleSeries series;
     int64_t latent_elements;
     dsvi_encode_fn *encode;
     void *encode_context;
@@ -99,12 +100,17 @@ static DsvStatus read_item(const Worker *worker, const DsvSampleRef *ref, float 
     return dsvi_clip_cache_read(p->cache, ref, worker->pixels);
 }
 
-/* Sample `index` into its slot. In place of a broken item comes the next one of the list, and so on. */
-static DsvStatus prepare(const Worker *worker, uint64_t index, Slot *slot)
+static uint64_t number_of(const DsvSampleSeries *series, uint64_t index)
+{
+    return series->first + index / series->run * series->stride + index % series->run;
+}
+
+/* Sample `number` into its slot. In place of a broken item comes the next one of the list, and so on. */
+static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
 {
     const DsvPrefetch *p = worker->prefetch;
     int64_t count = p->dataset->count, tries = count < BROKEN_IN_A_ROW ? count : BROKEN_IN_A_ROW;
-    DsvSampleRef ref = dsvi_dataset_sample(p->dataset, p->settings, index);
+    DsvSampleRef ref = dsvi_dataset_sample(p->dataset, p->settings, number);
     for (int64_t left = tries; left > 0; left--) {
         DsvStatus status = read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
@@ -114,7 +120,7 @@ static DsvStatus prepare(const Worker *worker, uint64_t index, Slot *slot)
         if (!is_broken(status))
             return status;
         DSVI_TRY(note_broken(slot, ref.item));
-        ref = dsvi_dataset_sample_in(p->dataset, p->settings, index, (ref.item + 1) % count);
+        ref = dsvi_dataset_sample_in(p->dataset, p->settings, number, (ref.item + 1) % count);
     }
     return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld clips in a row cannot be read, the last: %s", (long long)tries,
                      slot->broken->line);
@@ -133,7 +139,7 @@ static void *work(void *context)
         uint64_t index = p->claimed++;
         Slot *slot = &p->slots[index % (uint64_t)p->slot_count];
         pthread_mutex_unlock(&p->lock);
-        DsvStatus status = prepare(worker, index, slot);
+        DsvStatus status = prepare(worker, number_of(&p->series, index), slot);
         if (status != DSV_OK)
             slot->message = strdup(dsv_error_message());
         pthread_mutex_lock(&p->lock);
@@ -238,10 +244,11 @@ static DsvStatus allocate(DsvPrefetch *p)
     return DSV_OK;
 }
 
-DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings, uint64_t first,
-                              int64_t slots, int64_t latent_elements, dsvi_encode_fn *encode,
-                              void *encode_context, void (*warn)(void *context, const char *line),
-                              void *warn_context, DsvPrefetch **out)
+DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
+                              DsvSampleSeries series, int64_t slots, int64_t latent_elements,
+                              dsvi_encode_fn *encode, void *encode_context,
+                              void (*warn)(void *context, const char *line), void *warn_context,
+                              DsvPrefetch **out)
 {
     DsvStatus status;
     DsvPrefetch *p = calloc(1, sizeof *p);
@@ -251,13 +258,12 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
     *p = (DsvPrefetch){
         .dataset = dataset,
         .settings = settings,
+        .series = series,
         .latent_elements = latent_elements,
         .encode = encode,
         .encode_context = encode_context,
         .warn = warn,
         .warn_context = warn_context,
-        .claimed = first,
-        .delivered = first,
         .slot_count = slots,
         .worker_count = settings->data_workers,
     };

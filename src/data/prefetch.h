@@ -13,15 +13,22 @@ typedef DsvStatus dsvi_encode_fn(void *context, const float *pixels, float *late
 
 typedef struct DsvPrefetch DsvPrefetch;
 
-/* Starts settings->data_workers threads that prepare samples first, first + 1, ... into a ring of `slots`
+/* Numbers of samples: `run` of them from `first` on, as many from `first` + `stride` on, and so forth. A rank
+ * alone has them all: run equals stride. */
+typedef struct DsvSampleSeries {
+    uint64_t first, run, stride;
+} DsvSampleSeries;
+
+/* Starts settings->data_workers threads that prepare the samples of `series` in order into a ring of `slots`
  * latents of `latent_elements` F32, allocated here and never again. `encode` turns pixels (3, num_frames,
  * height, width) into a latent; it is not called for cached latents. The dataset must outlive it.
  * An item that turns out broken is replaced by the next usable one of the list, so that a sample still
  * depends on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
-DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings, uint64_t first,
-                              int64_t slots, int64_t latent_elements, dsvi_encode_fn *encode,
-                              void *encode_context, void (*warn)(void *context, const char *line),
-                              void *warn_context, DsvPrefetch **out);
+DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
+                              DsvSampleSeries series, int64_t slots, int64_t latent_elements,
+                              dsvi_encode_fn *encode, void *encode_context,
+                              void (*warn)(void *context, const char *line), void *warn_context,
+                              DsvPrefetch **out);
 
 /* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards. A
  * failure, a worker's included, is final: so is the next call's. */

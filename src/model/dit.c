@@ -219,12 +219,29 @@ static DsvStatus zero_gradients(const DsvDit *dit)
     return dsvi_dit_zero(dit, dit->acc, s->dtime, dit->batch * dit->width);
 }
 
+void dsvi_dit_tell_finished(DsvDit *dit, DsvDitFinished *finished, void *context)
+{
+    dit->finished = finished;
+    dit->finished_context = context;
+}
+
+static void tell_finished(const DsvDit *dit, int64_t stretch)
+{
+    if (dit->finished)
+        dit->finished(dit->finished_context, stretch);
+}
+
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext)
 {
     DSVI_ASSERT(dit->shape.backward);
     DSVI_TRY(zero_gradients(dit));
     DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));
-    for (int64_t block = dit->config.num_layers - 1; block >= 0; block--)
+    tell_finished(dit, dit->config.num_layers + 1);
+    for (int64_t block = dit->config.num_layers - 1; block >= 0; block--) {
         DSVI_TRY(dsvi_dit_block_bwd(dit, block));
-    return dsvi_dit_embed_bwd(dit, dlatents, dtext);
+        tell_finished(dit, block + 1);
+    }
+    DSVI_TRY(dsvi_dit_embed_bwd(dit, dlatents, dtext));
+    tell_finished(dit, 0);
+    return DSV_OK;
 }

@@ -82,6 +82,12 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
  * or NULL. The forward pass of the same inputs came just before. */
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext);
 
+/* Told, while a backward pass goes on, that it has added all it will to the gradients of a stretch
+ * (weights.h) of the parameters; from the last stretch down. */
+typedef void DsvDitFinished(void *context, int64_t stretch);
+/* From now on; NULL: nobody. */
+void dsvi_dit_tell_finished(DsvDit *dit, DsvDitFinished *finished, void *context);
+
 /* FLOPs of one forward pass with dense self-attention: all GEMMs, and self- plus cross-attention. */
 double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape);
 double dsvi_dit_flops_attention(const DsvDitConfig *config, const DsvDitShape *shape);

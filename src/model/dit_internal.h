@@ -113,6 +113,8 @@ struct DsvDit {
     DsvDitParams params;
 
     DsvDitWeights weights;
+    DsvDitFinished *finished;             /* or NULL */
+    void *finished_context;
     int32_t *order;                       /* (S) device memory */
     void *rope_cos, *rope_sin;            /* (S, D / 2) acc */
     void **residual;                      /* (num_layers + 1) of (B, S, C) acc: input of each block, and of

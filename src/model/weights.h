@@ -49,6 +49,10 @@ void dsvi_param_table_free(DsvParamTable *table);
 /* By diffusers' name; -1 when there is none. */
 int64_t dsvi_param_find(const DsvParamTable *table, const char *name);
 
+/* The flat array in stretches whose gradients a backward pass finishes together: what stands before the
+ * blocks, each block, what stands behind them. begin: layers + 3 numbers, from 0 to that of all elements. */
+void dsvi_param_stretches(const DsvParamTable *table, int64_t layers, int64_t *begin);
+
 /* Host array `flat` (elements) F32 filled by the rules of wan.md, a function of the seed alone. */
 void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat);
 

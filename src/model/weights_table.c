@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 
-enum { PLACE_MULTIPLE = 16, PER_BLOCK = 27, OUTSIDE = 15 };
+enum { PLACE_MULTIPLE = 16, PER_BLOCK = 27, OUTSIDE = 15, BEHIND = 3 };
 
 typedef struct Builder {
     DsvParamTable *table;
@@ -131,6 +131,16 @@ int64_t dsvi_param_find(const DsvParamTable *table, const char *name)
         if (strcmp(table->params[i].name, name) == 0)
             return i;
     return -1;
+}
+
+void dsvi_param_stretches(const DsvParamTable *table, int64_t layers, int64_t *begin)
+{
+    int64_t behind = OUTSIDE - BEHIND + PER_BLOCK * layers;
+    begin[0] = 0;
+    for (int64_t block = 0; block < layers; block++)
+        begin[1 + block] = table->params[OUTSIDE - BEHIND + PER_BLOCK * block].offset;
+    begin[1 + layers] = table->params[behind].offset;
+    begin[2 + layers] = table->elements;
 }
 
 /* Each parameter has a random stream of its own, so that its first values depend on nothing else. */

@@ -82,10 +82,16 @@ typedef struct DsvOps {
 /* Fills every slot with the scalar truth. */
 void dsvi_ops_fill_ref(DsvOps *ops);
 
-typedef struct DsvBackend {
+typedef struct DsvComm DsvComm;       /* dist/comm.h */
+typedef struct DsvBackend DsvBackend;
+
+struct DsvBackend {
     DsvDevice *device;
     DsvOps ops;
-} DsvBackend;
+    /* A group of the ranks of `host`, for memory of this device; closed before the backend and the host's.
+     * All ranks call. NULL where the device's memory is the host's: `host` itself serves. */
+    DsvStatus (*join)(const DsvBackend *backend, DsvComm *host, DsvComm **out);
+};
 
 #ifdef __cplusplus
 }

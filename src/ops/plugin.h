@@ -17,8 +17,10 @@ extern "C" {
 typedef struct DsvPlugin {
     const char *version;  /* DSV_VERSION it was built with */
     size_t backend_bytes; /* sizeof(DsvBackend) there: a mark of headers that agree */
-    /* Closed by backend->device->close. */
-    DsvStatus (*open)(const DsvConfig *settings, DsvStatusRecordOfThread *record, DsvBackend *backend);
+    /* The device of this number among those there are, beginning again behind the last. Closed by
+     * backend->device->close. */
+    DsvStatus (*open)(const DsvConfig *settings, int64_t number, DsvStatusRecordOfThread *record,
+                      DsvBackend *backend);
 } DsvPlugin;
 
 #ifdef __cplusplus

@@ -50,6 +50,8 @@ struct DsvSelector {
     const DsvConfig *settings; /* the caller's, outlive the selector */
     DsvSparseShape shape;
     DsvFeatures features;
+    DsvComm *comm;             /* the ranks that learn together; NULL: one alone */
+    DsvComm *device_comm;      /* the same for device memory */
     int64_t step;              /* of step_begin */
     bool train;
 };

@@ -4,7 +4,8 @@
  * but what the hidden state tells: on a model with RoPE it is the weaker way, kept for comparison.
  *
  * The layer's output of a token is (N, 2, R): for each head Q_lr, then K_lr. Weights are kept in acc; the
- * product is done in act. Gradients of all passes of a step are summed and averaged when it ends. */
+ * product is done in act. Gradients of all passes of a step, and of all ranks, are summed and averaged when
+ * it ends. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -290,16 +291,24 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
 static DsvStatus update(Predictor *p, int64_t block, bool sparse)
 {
     const DsvConfig *settings = p->base.settings;
-    int64_t at = block * p->size;
+    int64_t at = block * p->size, passes = p->passes[block] * dsvi_comm_size(p->base.comm);
     DsvAdamwArgs args = {
         .n = p->size, .step = p->updates,
         .lr = sparse ? settings->sparse_predictor_lr_sparse : settings->sparse_predictor_lr,
         .beta1 = settings->adam_beta1, .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
-        .weight_decay = settings->weight_decay, .grad_scale = 1 / (double)p->passes[block], .acc = p->acc,
+        .weight_decay = settings->weight_decay, .grad_scale = 1 / (double)passes, .acc = p->acc,
         .grad = acc_at(p, p->grad, at), .weight = acc_at(p, p->weight, at),
         .m = acc_at(p, p->moment1, at), .v = acc_at(p, p->moment2, at),
     };
     return p->base.backend->ops.adamw.run(p->base.backend->device->stream, &args);
+}
+
+/* Gradients and losses of all ranks. */
+static DsvStatus add_ranks(Predictor *p)
+{
+    int64_t blocks = p->base.shape.blocks;
+    DSVI_TRY(dsvi_comm_all_reduce(p->base.device_comm, p->acc, p->grad, blocks * p->size));
+    return dsvi_comm_all_reduce(p->base.comm, p->acc, p->host_loss, blocks);
 }
 
 static DsvStatus step_end(DsvSelector *s, const int32_t *sparse, double *loss)
@@ -313,11 +322,13 @@ static DsvStatus step_end(DsvSelector *s, const int32_t *sparse, double *loss)
     DSVI_TRY(device->download(device->stream, p->host_loss, p->loss,
                               (size_t)s->shape.blocks * dsvi_dtype_size(p->acc)));
     DSVI_TRY(device->sync(device->stream));
+    DSVI_TRY(add_ranks(p));
     p->updates++;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
+        double passes = (double)(p->passes[block] * dsvi_comm_size(s->comm));
         if (p->passes[block] == 0)
             continue;
-        sum += dsvi_load(p->acc, p->host_loss, block) / (double)p->passes[block];
+        sum += dsvi_load(p->acc, p->host_loss, block) / passes;
         learnt++;
         DSVI_TRY(update(p, block, sparse[block]));
     }

@@ -6,7 +6,8 @@
  * from one pass every refresh_every steps, each time from at most about ROWS rows a head, and kept as running
  * means: the newest sample counts DECAY less than one. Half is a short memory on purpose: early in training q
  * and k drift quickly, while a single sample already determines the moments well (a projection borrowed
- * from another clip and noise level captured as much). Moments live on the host in F64. */
+ * from another clip and noise level captured as much). Moments live on the host in F64. Several ranks sum
+ * what each has gathered from its samples, and so have the same projection. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,6 +147,14 @@ static DsvStatus gather(const Projection *p, const void *x, int64_t stride, int6
     return device->download(device->stream, sums->host_first, sums->first, first_bytes(p));
 }
 
+/* The sums of all ranks. */
+static DsvStatus add_ranks(const Projection *p, const Sums *sums)
+{
+    int64_t vector = p->base.shape.heads * p->dim;
+    DSVI_TRY(dsvi_comm_all_reduce(p->base.comm, DSV_F32, sums->host_second, vector * p->dim));
+    return dsvi_comm_all_reduce(p->base.comm, DSV_F32, sums->host_first, vector);
+}
+
 /* running = (1 - weight) running + weight sum / rows */
 static void fold(double *running, const float *sum, int64_t n, double weight, double rows)
 {
@@ -158,14 +167,17 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAtt
 {
     const DsvSparseShape *shape = &p->base.shape;
     DsvDevice *device = p->base.backend->device;
-    int64_t all = shape->batch * shape->tokens, stride = all > ROWS ? all / ROWS : 1;
+    int64_t batch = shape->batch * dsvi_comm_size(p->base.comm);
+    int64_t all = batch * shape->tokens, stride = all > ROWS ? all / ROWS : 1;
     if (stride > shape->tokens)
         stride = shape->tokens;
     int64_t offset = p->base.step % stride;
-    double rows = (double)(shape->batch * ((shape->tokens - offset + stride - 1) / stride));
+    double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
     DSVI_TRY(gather(p, args->q, stride, offset, &p->query));
     DSVI_TRY(gather(p, args->k, stride, offset, &p->key));
     DSVI_TRY(device->sync(device->stream));
+    DSVI_TRY(add_ranks(p, &p->query));
+    DSVI_TRY(add_ranks(p, &p->key));
 
     int64_t vector = shape->heads * p->dim, matrix = vector * p->dim;
     double weight = p->gathered[block] == 0 ? 1 : 1 - DECAY;

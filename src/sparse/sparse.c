@@ -73,6 +73,7 @@ static void carve_host(DsvSparse *s, DsvArena *arena)
     s->host_sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
     s->host_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
     s->host_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
+    s->seen = dsvi_arena_take(arena, DSV_MEM_SPARSE, dsvi_sparse_seen_count(s) * sizeof(double));
 }
 
 static DsvStatus allocate_host(DsvSparse *s)
@@ -275,6 +276,7 @@ DsvStatus dsvi_sparse_setup(DsvSparse *s)
         return DSV_OK;
     DSVI_TRY(dsvi_cost_break_even(s->backend, &s->settings, &s->shape, s->record.break_even, line,
                                   sizeof line));
+    DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, s->record.break_even, sizeof(double)));
     say(s, line);
     return DSV_OK;
 }
@@ -443,7 +445,10 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *s)
     if (!s->selector || !s->train)
         return DSV_OK;
     if (s->measuring)
-        DSVI_TRY(dsvi_sparse_profile_end(s));
+        DSVI_TRY(dsvi_sparse_profile_read(s));
+    DSVI_TRY(dsvi_sparse_agree(s));
+    if (s->measuring)
+        dsvi_sparse_profile_end(s);
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
     bool decides = !s->forced && s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)

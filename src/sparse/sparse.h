@@ -18,6 +18,7 @@
 
 #include "base/arena.h"
 #include "base/safetensors.h"
+#include "dist/comm.h"
 #include "dsv/config.h"
 #include "ops/ops.h"
 
@@ -79,6 +80,11 @@ typedef DsvStatus DsvSparseWatch(void *context, int64_t block, const DsvSparseAt
 DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                              DsvSparseLog *log, void *log_context, DsvSparse **out);
 void dsvi_sparse_free(DsvSparse **sparse);
+/* Before setup: the ranks of `comm`, with `device_comm` for device memory, train the same model on samples
+ * of their own, and call setup, step_begin, forward of each block, step_end and spread together. What is
+ * measured, learnt and decided is then that of all samples, and the same on all ranks; lists and thresholds
+ * are each rank's own. */
+void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
 void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
 /* After binding: initial state, and the cost measurement when settings ask for it. */
 DsvStatus dsvi_sparse_setup(DsvSparse *sparse);
@@ -114,6 +120,8 @@ const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
  * selector, rank or model shape is an error. */
 DsvStatus dsvi_sparse_save(DsvSparse *sparse, const char *path);
 DsvStatus dsvi_sparse_load(DsvSparse *sparse, const char *path);
+/* What rank 0 has loaded, to all ranks. */
+DsvStatus dsvi_sparse_spread(DsvSparse *sparse);
 /* The state that save would write, from one to another of the same model whose batch or tokens may differ:
  * validation samples with what training has learned. */
 DsvStatus dsvi_sparse_copy(DsvSparse *to, const DsvSparse *from);

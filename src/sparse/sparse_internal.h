@@ -3,6 +3,7 @@
  * sparse.c        the calls of sparse.h, in the order of a step
  * sparse_select.c from a selector's features to a block's lists
  * sparse_profile.c exact measurements on sampled queries
+ * sparse_share.c  what several ranks have seen, put together
  * sparse_state.c  saving, loading, copying
  * cost.c          where sparse attention stops paying */
 #ifndef DSVI_SPARSE_INTERNAL_H
@@ -54,6 +55,7 @@ struct DsvSparse {
     void *log_context;
     DsvSparseWatch *watch;    /* or NULL */
     void *watch_context;
+    DsvComm *comm;            /* NULL: one rank alone */
     DsvSelector *selector;    /* NULL: settings keep all blocks dense, and there are no lists */
     void *host_memory;        /* the device's own, of all that follows up to `device memory` */
 
@@ -67,6 +69,7 @@ struct DsvSparse {
     int32_t *host_sample;     /* (blocks, samples) */
     float *host_captured;     /* (blocks, B, N, samples) */
     float *host_share90;      /* (blocks, B, N, samples) */
+    double *seen;             /* of each block in this step, see sparse_share.c */
 
     /* device memory */
     float *select_lse;        /* (B, N, proxies) */
@@ -106,11 +109,20 @@ size_t dsvi_sparse_select_workspace(const DsvSparse *sparse);
 DsvStatus dsvi_sparse_make_lists(DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_take_lists(DsvSparse *sparse, int64_t block);
 
-/* sparse_profile.c: draws the step's queries; measures a block's lists as they are; takes the results in. */
+/* sparse_profile.c: draws the step's queries; measures a block's lists as they are; reads the results, to
+ * `seen`; takes them in. */
 size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse);
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
 DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
-DsvStatus dsvi_sparse_profile_end(DsvSparse *sparse);
+DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
+void dsvi_sparse_profile_end(DsvSparse *sparse);
+
+/* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank
+ * has seen in the step is the mean of what all have. */
+size_t dsvi_sparse_seen_count(const DsvSparse *sparse);
+double *dsvi_sparse_seen_captured(const DsvSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_share90(const DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_agree(DsvSparse *sparse);
 
 /* cost.c: times dense attention against selection and attention over lists on random tensors of this shape,
  * at fewer tokens where it would take long. `line` says what was found. Allocates and frees what it needs. */

@@ -72,13 +72,12 @@ static double head_mean(const DsvSparse *s, const float *results, int64_t h)
 
 /* One quantity of one block: the heads' running means, then the block's, from the mean of the heads. Returns
  * that mean. */
-static double take_in(const DsvSparse *s, const float *results, float *heads, double *block)
+static double take_in(const DsvSparse *s, const double *sample, float *heads, double *block)
 {
     double weight = s->settings.sparse_profile_ema, mean = 0;
     for (int64_t h = 0; h < s->shape.heads; h++) {
-        double sample = head_mean(s, results, h);
-        heads[h] = (float)blend(heads[h], sample, weight);
-        mean += sample / (double)s->shape.heads;
+        heads[h] = (float)blend(heads[h], sample[h], weight);
+        mean += sample[h] / (double)s->shape.heads;
     }
     *block = blend(*block, mean, weight);
     return mean;
@@ -92,27 +91,37 @@ static void take_in_missed(const DsvSparse *s, int64_t block, double captured)
         *missed = blend(*missed, (1 - captured) / believed, s->settings.sparse_profile_ema);
 }
 
-DsvStatus dsvi_sparse_profile_end(DsvSparse *s)
+DsvStatus dsvi_sparse_profile_read(DsvSparse *s)
 {
     DsvDevice *device = s->backend->device;
-    DsvSparseRecord *record = &s->record;
-    int64_t results = results_of_block(s), heads = s->shape.heads;
+    int64_t results = results_of_block(s);
     size_t bytes = (size_t)(s->shape.blocks * results) * sizeof(float);
     DSVI_TRY(device->download(device->stream, s->host_captured, s->captured, bytes));
     DSVI_TRY(device->download(device->stream, s->host_share90, s->share90, bytes));
     DSVI_TRY(device->sync(device->stream));
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        for (int64_t h = 0; h < s->shape.heads; h++) {
+            dsvi_sparse_seen_captured(s, block)[h] = head_mean(s, s->host_captured + block * results, h);
+            dsvi_sparse_seen_share90(s, block)[h] = head_mean(s, s->host_share90 + block * results, h);
+        }
+    return DSV_OK;
+}
+
+void dsvi_sparse_profile_end(DsvSparse *s)
+{
+    DsvSparseRecord *record = &s->record;
+    int64_t heads = s->shape.heads;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         const DsvSparseBlock *b = &s->block[block];
         if (!b->measured)
             continue;
-        take_in(s, s->host_share90 + block * results, record->head_share90 + block * heads,
+        take_in(s, dsvi_sparse_seen_share90(s, block), record->head_share90 + block * heads,
                 &record->share90[block]);
         record->listed[block] = blend(record->listed[block], b->measured_density,
                                       s->settings.sparse_profile_ema);
         if (b->measured_fit) /* what did not fit has no mass to tell */
-            take_in_missed(s, block, take_in(s, s->host_captured + block * results,
+            take_in_missed(s, block, take_in(s, dsvi_sparse_seen_captured(s, block),
                                              record->head_captured + block * heads,
                                              &record->captured[block]));
     }
-    return DSV_OK;
 }

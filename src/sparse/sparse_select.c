@@ -12,6 +12,10 @@
 #include "sparse/sparse_internal.h"
 
 #define MISSED_MOST 8.0 /* times what was believed: beyond that lists would only grow */
+
+/* Far apart: seeds that people choose are small. */
+static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
+
 enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
 
 /* The histogram need not see every run of every group to steer a threshold common to all heads. A count per
@@ -62,7 +66,8 @@ static void plan_exploration(const DsvSparse *s, int64_t block, double budget, D
 {
     double share = s->settings.sparse_explore, others = 1 - (1 - share) * budget;
     args->explore = explore_kind(s);
-    args->explore_seed = (uint64_t)s->settings.seed;
+    /* Samples of different ranks explore different keys. */
+    args->explore_seed = (uint64_t)s->settings.seed + (uint64_t)dsvi_comm_rank(s->comm) * RANK_SEEDS;
     args->explore_step = (uint64_t)(s->step * s->shape.blocks + block);
     double draws = args->explore == DSV_EXPLORE_NEIGHBOURS ? share / (2 * (1 - share)) : share * budget;
     args->explore_rate = draws < others ? draws / others : 1;

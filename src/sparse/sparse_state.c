@@ -107,6 +107,16 @@ done:
     return status;
 }
 
+DsvStatus dsvi_sparse_spread(DsvSparse *s)
+{
+    DsvStateList list;
+    if (!s->selector || dsvi_comm_size(s->comm) == 1)
+        return DSV_OK;
+    list_state(s, &list);
+    DSVI_TRY(dsvi_state_spread(s->backend->device, s->comm, &list));
+    return restored(s);
+}
+
 DsvStatus dsvi_sparse_copy(DsvSparse *to, const DsvSparse *from)
 {
     DsvStateList target, source;

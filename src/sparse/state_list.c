@@ -96,6 +96,32 @@ DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const Dsv
     return device->sync(device->stream);
 }
 
+/* Through `staging`, host memory. */
+static DsvStatus spread_device(DsvDevice *device, DsvComm *comm, const DsvStateItem *item, void *staging)
+{
+    size_t bytes = item_bytes(item);
+    DSVI_TRY(device->download(device->stream, staging, item->memory, bytes));
+    DSVI_TRY(device->sync(device->stream));
+    DSVI_TRY(dsvi_comm_broadcast(comm, 0, staging, bytes));
+    DSVI_TRY(device->upload(device->stream, item->memory, staging, bytes));
+    return device->sync(device->stream);
+}
+
+DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList *list)
+{
+    DsvStatus status = DSV_OK;
+    void *staging = malloc(device_bytes(list) + 1); /* room for any of them */
+    if (!staging)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of sparse state", device_bytes(list));
+    for (int i = 0; i < list->count && status == DSV_OK; i++) {
+        const DsvStateItem *item = &list->item[i];
+        status = item->on_device ? spread_device(device, comm, item, staging)
+                                 : dsvi_comm_broadcast(comm, 0, item->memory, item_bytes(item));
+    }
+    free(staging);
+    return status;
+}
+
 DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from)
 {
     DSVI_ASSERT(to->count == from->count);

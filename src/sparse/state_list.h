@@ -5,6 +5,7 @@
 
 #include "base/safetensors.h"
 #include "device/device.h"
+#include "dist/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,8 @@ DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const ch
                            const char *const (*metadata)[2], size_t metadata_count);
 /* Every item must be in the file, with its dtype and shape. Nothing is written to before all were found. */
 DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file);
+/* What rank 0 has in its items, to all ranks. */
+DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList *list);
 /* Two lists of the same items: to = from. */
 DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from);
 

@@ -17,42 +17,60 @@ static const uint64_t SHARD_BYTES = 5000000000u; /* as diffusers shards: wan.md 
 
 static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
 
-/* A flat device array in host_flat, ready to be written. */
-static DsvStatus fetch_flat(DsvTrainer *t, const void *device_flat)
+static bool writes(const DsvTrainer *t)
+{
+    return dsvi_comm_rank(t->comm) == 0;
+}
+
+/* The weights in host_flat, ready to be written. */
+static DsvStatus fetch_weights(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
-    DSVI_TRY(device->download(device->stream, t->host_flat, device_flat,
+    DSVI_TRY(device->download(device->stream, t->host_flat, t->weights.master,
                               (size_t)t->table.elements * sizeof(float)));
     return device->sync(device->stream);
 }
 
-/* host_flat into a flat device array; host_flat may be reused afterwards. */
-static DsvStatus store_flat(DsvTrainer *t, void *device_flat)
+/* host_flat becomes the weights of all ranks; it may be reused afterwards. */
+static DsvStatus store_weights(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
-    DSVI_TRY(device->upload(device->stream, device_flat, t->host_flat,
-                            (size_t)t->table.elements * sizeof(float)));
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, bytes));
+    DSVI_TRY(device->upload(device->stream, t->weights.master, t->host_flat, bytes));
     return device->sync(device->stream);
 }
 
-static DsvStatus write_model(DsvTrainer *t, const char *folder, const char *name, const void *device_flat)
+/* A packed array of all ranks in host_flat of rank 0; and from there to all. */
+static DsvStatus fetch_packed(DsvTrainer *t, const float *packed)
+{
+    return dsvi_shard_gather(&t->shard, t->comm, t->backend->device, packed, t->host_flat);
+}
+
+static DsvStatus store_packed(DsvTrainer *t, float *packed)
+{
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, (size_t)t->table.elements * sizeof(float)));
+    return dsvi_shard_pack(&t->shard, t->backend->device, t->host_flat, packed);
+}
+
+/* From host_flat. */
+static DsvStatus write_model(DsvTrainer *t, const char *folder, const char *name)
 {
     char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(path, folder, name));
     DSVI_TRY(dsvi_folder_make(path));
     DSVI_TRY(dsvi_path_join(config, path, "config.json"));
     DSVI_TRY(dsvi_dit_config_write(config, &t->config));
-    DSVI_TRY(fetch_flat(t, device_flat));
     return dsvi_weights_write(path, &t->table, t->host_flat, DSV_F32, SHARD_BYTES);
 }
 
-static DsvStatus read_model(DsvTrainer *t, const char *folder, const char *name, void *device_flat)
+/* To host_flat. */
+static DsvStatus read_model(DsvTrainer *t, const char *folder, const char *name)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(path, folder, name));
     memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
-    DSVI_TRY(dsvi_weights_read(path, &t->table, t->host_flat));
-    return store_flat(t, device_flat);
+    return dsvi_weights_read(path, &t->table, t->host_flat);
 }
 
 static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
@@ -65,13 +83,12 @@ static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const
 static DsvStatus write_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    const void *const moments[2] = {t->moment1, t->moment2};
+    const float *const moments[2] = {t->moment1, t->moment2}, *flat = t->host_flat;
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
     for (int i = 0; i < 2; i++) {
-        const float *flat = t->host_flat;
         DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-        DSVI_TRY(fetch_flat(t, moments[i]));
+        DSVI_TRY(fetch_packed(t, moments[i]));
         DSVI_TRY(dsvi_flat_write(path, &t->table, &MOMENT_NAME[i], &flat, 1));
     }
     return DSV_OK;
@@ -80,13 +97,14 @@ static DsvStatus write_moments(DsvTrainer *t, const char *folder)
 static DsvStatus read_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    void *const moments[2] = {t->moment1, t->moment2};
+    float *const moments[2] = {t->moment1, t->moment2}, *flat = t->host_flat;
     for (int i = 0; i < 2; i++) {
-        float *flat = t->host_flat;
-        memset(flat, 0, (size_t)t->table.elements * sizeof(float));
-        DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-        DSVI_TRY(dsvi_flat_read(path, &t->table, &MOMENT_NAME[i], &flat, 1));
-        DSVI_TRY(store_flat(t, moments[i]));
+        if (writes(t)) {
+            memset(flat, 0, (size_t)t->table.elements * sizeof(float));
+            DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
+            DSVI_TRY(dsvi_flat_read(path, &t->table, &MOMENT_NAME[i], &flat, 1));
+        }
+        DSVI_TRY(store_packed(t, moments[i]));
     }
     return DSV_OK;
 }
@@ -135,9 +153,12 @@ static DsvStatus write_all(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_folder_make(folder));
-    DSVI_TRY(write_model(t, folder, "transformer", t->weights.master));
-    if (t->ema)
-        DSVI_TRY(write_model(t, folder, "transformer_ema", t->ema));
+    DSVI_TRY(fetch_weights(t));
+    DSVI_TRY(write_model(t, folder, "transformer"));
+    if (t->ema) {
+        DSVI_TRY(fetch_packed(t, t->ema));
+        DSVI_TRY(write_model(t, folder, "transformer_ema"));
+    }
     DSVI_TRY(write_moments(t, folder));
     DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
     DSVI_TRY(dsvi_sparse_save(t->sparse, path));
@@ -147,9 +168,21 @@ static DsvStatus write_all(DsvTrainer *t, const char *folder)
     return dsvi_manifest_write(folder);
 }
 
+/* What the other ranks have to do while rank 0 is in write_all. */
+static DsvStatus hand_over(DsvTrainer *t)
+{
+    if (t->ema)
+        DSVI_TRY(fetch_packed(t, t->ema));
+    DSVI_TRY(fetch_packed(t, t->moment1));
+    return fetch_packed(t, t->moment2);
+}
+
 DsvStatus dsvi_checkpoint_save(DsvTrainer *t, const char *output_dir, char path[DSVI_PATH_MAX])
 {
     DsvStatus status;
+    path[0] = 0;
+    if (!writes(t))
+        return hand_over(t);
     char name[64], temporary_name[64], temporary[DSVI_PATH_MAX];
     snprintf(name, sizeof name, "checkpoint-%" PRId64, t->step);
     snprintf(temporary_name, sizeof temporary_name, ".checkpoint-%" PRId64 ".tmp", t->step);
@@ -172,29 +205,59 @@ DsvStatus dsvi_checkpoint_verify(const char *path)
     return dsvi_manifest_verify(path);
 }
 
-DsvStatus dsvi_checkpoint_load(DsvTrainer *t, const char *folder)
+static DsvStatus check_seed(const DsvTrainer *t, const char *folder, int64_t seed)
+{
+    if (seed == t->settings->seed)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s was trained with seed=%" PRId64 ", this run has seed=%" PRId64, folder,
+                     seed, t->settings->seed);
+}
+
+static DsvStatus read_position(DsvTrainer *t, const char *folder)
+{
+    int64_t seed;
+    if (writes(t)) {
+        DSVI_TRY(dsvi_manifest_verify(folder));
+        DSVI_TRY(dsvi_checkpoint_step(folder, &t->step, &t->sample, &seed));
+        DSVI_TRY(check_seed(t, folder, seed));
+    }
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &t->step, sizeof t->step));
+    return dsvi_comm_broadcast(t->comm, 0, &t->sample, sizeof t->sample);
+}
+
+/* After the weights, which are still in host_flat: an average that was switched on at this resume starts from
+ * them. */
+static DsvStatus read_ema(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    int64_t step, seed;
-    uint64_t sample;
-    DSVI_TRY(dsvi_manifest_verify(folder));
-    DSVI_TRY(dsvi_checkpoint_step(folder, &step, &sample, &seed));
-    if (seed != t->settings->seed)
-        return DSVI_FAIL(DSV_E_USAGE, "%s was trained with seed=%" PRId64 ", this run has seed=%" PRId64,
-                         folder, seed, t->settings->seed);
-    DSVI_TRY(read_model(t, folder, "transformer", t->weights.master));
-    if (t->ema) {
+    if (!t->ema)
+        return DSV_OK;
+    if (writes(t)) {
         DSVI_TRY(dsvi_path_join(path, folder, "transformer_ema"));
         if (dsvi_path_is_folder(path))
-            DSVI_TRY(read_model(t, folder, "transformer_ema", t->ema));
-        else /* the average was switched on at this resume: it starts from the weights, still in host_flat */
-            DSVI_TRY(store_flat(t, t->ema));
+            DSVI_TRY(read_model(t, folder, "transformer_ema"));
     }
+    return store_packed(t, t->ema);
+}
+
+static DsvStatus read_sparse(DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    if (writes(t)) {
+        DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
+        DSVI_TRY(dsvi_sparse_load(t->sparse, path));
+    }
+    return dsvi_sparse_spread(t->sparse);
+}
+
+DsvStatus dsvi_checkpoint_load(DsvTrainer *t, const char *folder)
+{
+    DSVI_TRY(read_position(t, folder));
+    if (writes(t))
+        DSVI_TRY(read_model(t, folder, "transformer"));
+    DSVI_TRY(store_weights(t));
+    DSVI_TRY(read_ema(t, folder));
     DSVI_TRY(read_moments(t, folder));
-    DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
-    DSVI_TRY(dsvi_sparse_load(t->sparse, path));
-    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
-    t->step = step;
-    t->sample = sample;
-    return DSV_OK;
+    DSVI_TRY(read_sparse(t, folder));
+    return dsvi_dit_refresh_compute(t->dit);
 }

@@ -10,6 +10,9 @@
  *         manifest.json       every file above with its bytes and checksum; written last
  *     latest                  a file that names the newest checkpoint
  *
+ * With several ranks rank 0 writes and reads; the files say nothing of how many there were, and a run may go
+ * on with any other number. Every rank makes the calls.
+ *
  * Random states need no file: all numbers are functions of seed, purpose and position (base/rng.h). A
  * checkpoint is written under a temporary name, synced and renamed; whatever happens on the way, the
  * checkpoints before it stay whole. Readers trust only the manifest. */

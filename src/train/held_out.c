@@ -8,6 +8,7 @@
 
 struct DsvHeldOut {
     DsvBackend *backend;
+    DsvComm *comm;             /* NULL: one rank alone */
     DsvSparse *sparse;
     DsvDit *dit;
     DsvVideoShape video;       /* (3, T, H, W) of a window */
@@ -25,8 +26,9 @@ struct DsvHeldOut {
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
 };
 
-DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvConfig *settings, DsvVideoShape latent,
-                               const DsvDitConfig *config, const DsvParamTable *table, DsvHeldOut **out)
+DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConfig *settings,
+                               DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
+                               DsvHeldOut **out)
 {
     DsvStatus status;
     DsvDitShape shape = {
@@ -41,6 +43,7 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvConfig *settings, D
     if (!h)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the held-out loss");
     h->backend = backend;
+    h->comm = comm;
     h->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
     h->batch = settings->train_batch_size;
     h->clips = settings->validation_clips;
@@ -191,18 +194,19 @@ static DsvStatus evaluate(DsvHeldOut *h)
 /* Mean loss of each level, with the blocks on the sides the sparse layer has them on. */
 static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
 {
-    int64_t pairs = h->clips * DSV_SIGMA_BINS;
+    int64_t pairs = h->clips * DSV_SIGMA_BINS, ranks = dsvi_comm_size(h->comm);
     for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
         bin_loss[bin] = 0;
     DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
-    for (int64_t first = 0; first < pairs; first += h->batch) {
-        if (events->stop && events->stop(events->context))
+    for (int64_t first = dsvi_comm_rank(h->comm) * h->batch; first < pairs; first += ranks * h->batch) {
+        if (ranks == 1 && events->stop && events->stop(events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
         DSVI_TRY(load_batch(h, first));
         DSVI_TRY(evaluate(h));
         for (int64_t b = 0; b < h->batch && first + b < pairs; b++)
             bin_loss[pair_at(first + b).bin] += (double)h->host_loss[b] / (double)h->clips;
     }
+    DSVI_TRY(dsvi_comm_all_reduce(h->comm, DSV_F64, bin_loss, DSV_SIGMA_BINS));
     return dsvi_sparse_step_end(h->sparse);
 }
 

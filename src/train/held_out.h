@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "data/dataset.h"
+#include "dist/comm.h"
 #include "dsv/events.h"
 #include "model/codec.h"
 #include "model/dit.h"
@@ -31,9 +32,11 @@ typedef struct DsvHeldOutLoss {
     double dense_loss;                  /* as loss, with all attention dense; NaN: no block is sparse */
 } DsvHeldOutLoss;
 
-/* For settings->validation_clips windows of shape `latent`; config and table are kept. */
-DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvConfig *settings, DsvVideoShape latent,
-                               const DsvDitConfig *config, const DsvParamTable *table, DsvHeldOut **out);
+/* For settings->validation_clips windows of shape `latent`; config and table are kept. The ranks of `comm`
+ * (NULL: one alone) measure a part of the batches each, and all get the whole. */
+DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConfig *settings,
+                               DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
+                               DsvHeldOut **out);
 void dsvi_held_out_free(DsvHeldOut **held_out);
 /* Device memory, zero when bound; host memory, where the windows lie. */
 void dsvi_held_out_carve(DsvHeldOut *held_out, DsvArena *arena);
@@ -47,8 +50,8 @@ DsvStatus dsvi_held_out_fill(DsvHeldOut *held_out, const DsvDataset *dataset, co
 /* Bytes of the windows and their noise. */
 size_t dsvi_held_out_bytes(const DsvHeldOut *held_out);
 
-/* `sparse`: the layer of training. DSV_E_INTERRUPTED when the caller of the run wants to stop. Does not
- * allocate. */
+/* `sparse`: the layer of training. DSV_E_INTERRUPTED when the caller of the run wants to stop, where one rank
+ * measures alone. Does not allocate. */
 DsvStatus dsvi_held_out_measure(DsvHeldOut *held_out, const DsvSparse *sparse, const DsvEvents *events,
                                 DsvHeldOutLoss *loss);
 

@@ -22,6 +22,7 @@
 typedef struct Run {
     const DsvConfig *settings;
     DsvBackend *backend;
+    DsvComm *comm;            /* the ranks that train together; NULL: one alone */
     const DsvEvents *events;
     DsvTrainSummary *summary;
     DsvRunFolder folder;
@@ -31,7 +32,7 @@ typedef struct Run {
     DsvDitConfig config;
     DsvTrainer *trainer;
     DsvPrefetch *prefetch;
-    DsvRunRecord *record;
+    DsvRunRecord *record;     /* of rank 0 */
     uint64_t resident_before; /* bytes of code and libraries, before anything of the run is allocated */
     char cost[256];           /* what the sparse layer said before there was a record */
     double start;             /* clock */
@@ -39,12 +40,18 @@ typedef struct Run {
     int64_t sampled_step;     /* of the newest validation clip, or -1 */
 } Run;
 
+static bool is_first(const Run *run)
+{
+    return dsvi_comm_rank(run->comm) == 0;
+}
+
+/* Rank 0 speaks for all; what is more than information is said by whoever meets it. */
 DSVI_PRINTF(3, 4)
 static void say(const Run *run, DsvLogLevel level, const char *format, ...)
 {
     char line[1024];
     va_list args;
-    if (!run->events->log)
+    if (!run->events->log || (level == DSV_LOG_INFO && !is_first(run)))
         return;
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
@@ -71,7 +78,11 @@ static void decision_line(void *context, const char *line)
 
 static void warn_line(void *context, const char *line)
 {
-    say(context, DSV_LOG_WARNING, "%s", line);
+    const Run *run = context;
+    if (is_first(run))
+        say(run, DSV_LOG_WARNING, "%s", line);
+    else
+        say(run, DSV_LOG_WARNING, "rank %" PRId64 ": %s", dsvi_comm_rank(run->comm), line);
 }
 
 static DsvStatus encode(void *context, const float *pixels, float *latent)
@@ -105,7 +116,7 @@ static DsvStatus choose_config(Run *run)
 static DsvStatus open_data(const Run *run, const char *path, DsvDataset **dataset)
 {
     DSVI_TRY(dsvi_dataset_open(path, run->settings, dataset));
-    for (int64_t i = 0; i < (*dataset)->left_out_count; i++)
+    for (int64_t i = 0; i < (*dataset)->left_out_count && is_first(run); i++)
         say(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i]);
     say(run, DSV_LOG_INFO, "%s: %" PRId64 " %s", path, (*dataset)->count,
         (*dataset)->latents ? "cached windows" : "clips");
@@ -137,9 +148,9 @@ static DsvStatus load_state(Run *run)
         say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", t->step, run->folder.checkpoint);
         return DSV_OK;
     }
-    if (run->settings->model_path[0])
+    if (run->settings->model_path[0] && is_first(run))
         DSVI_TRY(dsvi_weights_read(run->model.weights, &t->table, t->host_flat));
-    else
+    else if (is_first(run))
         dsvi_weights_init(&t->table, (uint64_t)run->settings->seed, t->host_flat);
     return dsvi_trainer_start(t);
 }
@@ -149,6 +160,8 @@ static DsvStatus tell_facts(const Run *run)
 {
     DsvRunFacts facts;
     char line[512];
+    if (!is_first(run))
+        return DSV_OK;
     dsvi_run_facts(run->trainer, dsvi_prefetch_bytes(run->prefetch), (size_t)run->resident_before,
                    run->dataset->count, &facts);
     dsvi_run_facts_memory(&facts, line, sizeof line);
@@ -159,22 +172,94 @@ static DsvStatus tell_facts(const Run *run)
 /* A resumed run goes by what its first start has measured, which is on record. */
 static DsvStatus open_record(Run *run)
 {
+    if (!is_first(run))
+        return DSV_OK;
     DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record));
     if (run->cost[0] && !run->folder.resume)
         dsvi_run_record_decision(run->record, run->cost);
     return DSV_OK;
 }
 
+/* The folder is rank 0's. The others need to know whether there is something to go on from. */
+static DsvStatus open_folder(Run *run)
+{
+    if (is_first(run))
+        DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, run, &run->folder));
+    return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
+}
+
+/* What must be one and the same on all ranks, in words and numbers. */
+typedef struct Common {
+    const char *name;
+    int64_t number;
+} Common;
+
+static DsvStatus compare_ranks(const Run *run, const Common *common)
+{
+    int64_t of_first = common->number;
+    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, &of_first, sizeof of_first));
+    if (of_first == common->number)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 " here and %" PRId64 " on rank 0", common->name,
+                     common->number, of_first);
+}
+
+/* Ranks that were started with different settings, or see different clips, would wait for each other for
+ * ever or train on nonsense. */
+static DsvStatus check_ranks(const Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    const Common common[] = {
+        {"the number of clips", run->dataset->count}, {"seed", settings->seed},
+        {"model.num_layers", run->config.num_layers}, {"the model's width", dsvi_dit_width(&run->config)},
+        {"num_frames", settings->num_frames}, {"height", settings->height}, {"width", settings->width},
+        {"train_batch_size", settings->train_batch_size},
+        {"gradient_accumulation_steps", settings->gradient_accumulation_steps},
+        {"max_train_steps", settings->max_train_steps},
+        {"checkpointing_steps", settings->checkpointing_steps},
+        {"sparse.enabled", settings->sparse_enabled}, {"validation.every", settings->validation_every},
+    };
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++)
+        DSVI_TRY(compare_ranks(run, &common[i]));
+    return DSV_OK;
+}
+
+static DsvStatus start_prefetch(Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    uint64_t batch = (uint64_t)settings->train_batch_size;
+    DsvSampleSeries series = {
+        .first = dsvi_trainer_first_sample(run->trainer), .run = batch,
+        .stride = batch * (uint64_t)dsvi_comm_size(run->comm),
+    };
+    return dsvi_prefetch_start(run->dataset, settings, series,
+                               settings->data_prefetch * settings->train_batch_size,
+                               run->trainer->elements, encode, run, warn_line, run, &run->prefetch);
+}
+
+static void tell_ranks(const Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    int64_t ranks = dsvi_comm_size(run->comm);
+    if (ranks > 1)
+        say(run, DSV_LOG_INFO, "%" PRId64 " ranks: a step trains on %" PRId64 " clips, %" PRId64
+            " in each rank's batch", ranks,
+            ranks * settings->train_batch_size * settings->gradient_accumulation_steps,
+            settings->train_batch_size);
+}
+
 static DsvStatus open_run(Run *run)
 {
     const DsvConfig *settings = run->settings;
-    DSVI_TRY(dsvi_run_folder_open(settings, log_line, run, &run->folder));
+    DSVI_TRY(open_folder(run));
+    tell_ranks(run);
     DSVI_TRY(dsvi_codec_open(settings, &run->codec));
     DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
     DSVI_TRY(choose_config(run));
+    DSVI_TRY(check_ranks(run));
     run->resident_before = dsvi_resident_bytes();
-    DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->codec, &run->config, decision_line,
-                                 run, &run->trainer));
+    DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->comm, run->codec, &run->config,
+                                 decision_line, run, &run->trainer));
     say(run, DSV_LOG_INFO, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64
         " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
@@ -182,9 +267,7 @@ static DsvStatus open_run(Run *run)
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
     DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it */
-    DSVI_TRY(dsvi_prefetch_start(run->dataset, settings, run->trainer->sample,
-                                 settings->data_prefetch * settings->train_batch_size,
-                                 run->trainer->elements, encode, run, warn_line, run, &run->prefetch));
+    DSVI_TRY(start_prefetch(run));
     run->summary->first_step = run->trainer->step;
     return tell_facts(run);
 }
@@ -207,7 +290,7 @@ static DsvStatus validate(Run *run)
     char name[64], path[DSVI_PATH_MAX];
     DsvGenerator *generator = run->trainer->generator;
     DsvEvents quiet = {.context = run->events->context, .stop = run->events->stop};
-    if (run->sampled_step == run->trainer->step)
+    if (!is_first(run) || run->sampled_step == run->trainer->step)
         return DSV_OK;
     snprintf(name, sizeof name, "step-%06" PRId64 ".mp4", run->trainer->step);
     DSVI_TRY(dsvi_path_join(path, run->folder.samples, name));
@@ -228,34 +311,63 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
-/* The held-out loss, when it is due after the steps done and not on record yet. */
+/* Whether the held-out loss is due after the steps done and not on record yet. */
+static DsvStatus held_out_due(const Run *run, bool *wanted)
+{
+    const DsvTrainer *t = run->trainer;
+    const DsvConfig *settings = run->settings;
+    bool last = t->step == settings->max_train_steps;
+    *wanted = t->held_out && (last || due(t->step, settings->validation_every));
+    if (!*wanted)
+        return DSV_OK;
+    if (is_first(run))
+        *wanted = !dsvi_run_record_has_held_out(run->record, t->step);
+    return dsvi_comm_broadcast(run->comm, 0, wanted, sizeof *wanted);
+}
+
 static DsvStatus measure_held_out(Run *run)
 {
     DsvTrainer *t = run->trainer;
-    const DsvConfig *settings = run->settings;
     DsvHeldOutLoss loss;
     char dense[64] = "";
-    bool wanted = t->step == settings->max_train_steps || due(t->step, settings->validation_every);
-    if (!t->held_out || !wanted || dsvi_run_record_has_held_out(run->record, t->step))
+    bool wanted;
+    DSVI_TRY(held_out_due(run, &wanted));
+    if (!wanted)
         return DSV_OK;
     DsvStatus status = dsvi_held_out_measure(t->held_out, t->sparse, run->events, &loss);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop sees the same request and saves; a resume measures first */
     DSVI_TRY(status);
+    if (!is_first(run))
+        return DSV_OK;
     if (!isnan(loss.dense_loss))
         snprintf(dense, sizeof dense, ", %.5f with all attention dense", loss.dense_loss);
     say(run, DSV_LOG_INFO, "held-out loss %.5f after step %" PRId64 "%s", loss.loss, t->step, dense);
     return dsvi_run_record_held_out(run->record, t->step, &loss);
 }
 
-static bool wants_stop(const Run *run)
+/* On all ranks as soon as one wants to. */
+static DsvStatus wants_stop(const Run *run, bool *stop)
 {
-    return run->events->stop && run->events->stop(run->events->context);
+    double wishes = run->events->stop && run->events->stop(run->events->context);
+    DSVI_TRY(dsvi_comm_all_reduce(run->comm, DSV_F64, &wishes, 1));
+    *stop = wishes > 0;
+    return DSV_OK;
 }
 
-/* A failed step must say from where the run can go on. */
+/* All ranks find out together that training diverged, and stop together; of anything else the others are
+ * told. */
+static DsvStatus tell_others(const Run *run, DsvStatus status)
+{
+    bool known = status == DSV_E_DIVERGED || status == DSV_E_INTERRUPTED;
+    return known ? status : dsvi_comm_fail(run->comm, status);
+}
+
+/* A failed step must say which it was and from where the run can go on. */
 static DsvStatus explain_failure(const Run *run, DsvStatus status)
 {
+    if (dsvi_comm_size(run->comm) > 1 && status != DSV_E_DIVERGED)
+        dsvi_fail_within(status, "step %" PRId64, run->trainer->step + 1);
     if (run->summary->checkpoint[0])
         return dsvi_fail_within(status, "training stopped, %s is whole", run->summary->checkpoint);
     return status;
@@ -269,13 +381,16 @@ static DsvStatus train(Run *run)
     DSVI_TRY(measure_held_out(run));
     while (t->step < settings->max_train_steps) {
         DsvStepResult result;
-        if (wants_stop(run)) {
+        bool stop;
+        DSVI_TRY(wants_stop(run, &stop));
+        if (stop) {
             DSVI_TRY(save(run));
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
         }
         double start = dsvi_clock_seconds();
         DSVI_TRY(dsvi_train_step(t, &source, &result));
-        DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
+        if (is_first(run))
+            DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
         DSVI_TRY(measure_held_out(run));
         if (due(t->step, settings->checkpointing_steps))
             DSVI_TRY(save(run));
@@ -283,7 +398,9 @@ static DsvStatus train(Run *run)
             DSVI_TRY(validate(run));
     }
     DSVI_TRY(save(run));
-    return settings->validation_at_end ? validate(run) : DSV_OK;
+    if (settings->validation_at_end)
+        DSVI_TRY(validate(run));
+    return dsvi_comm_barrier(run->comm); /* none is done before all are */
 }
 
 static DsvStatus summarise(Run *run)
@@ -291,6 +408,8 @@ static DsvStatus summarise(Run *run)
     DsvMetricsSummary metrics;
     DsvSparseReport sparse;
     DsvTrainSummary *summary = run->summary;
+    if (!is_first(run))
+        return DSV_OK;
     DSVI_TRY(dsvi_metrics_summarise(run->folder.metrics, &metrics));
     dsvi_sparse_report(run->trainer->sparse, &sparse);
     summary->last_step = run->trainer->step;
@@ -313,15 +432,17 @@ static void close_run(Run *run)
         run->codec->close(run->codec);
 }
 
-DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, const DsvEvents *events,
-                         DsvTrainSummary *summary)
+DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
+                         const DsvEvents *events, DsvTrainSummary *summary)
 {
-    Run run = {.settings = settings, .backend = backend, .events = events, .summary = summary,
+    Run run = {.settings = settings, .backend = backend, .comm = comm, .events = events, .summary = summary,
                .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1};
     memset(summary, 0, sizeof *summary);
     DsvStatus status = open_run(&run);
-    if (status == DSV_OK) {
-        status = train(&run);
+    if (status != DSV_OK) {
+        status = tell_others(&run, status);
+    } else {
+        status = tell_others(&run, train(&run));
         if (status == DSV_OK || status == DSV_E_INTERRUPTED) {
             DsvStatus summed = summarise(&run);
             status = status == DSV_OK ? summed : status;

@@ -17,7 +17,7 @@ struct DsvRunRecord {
     DsvStatus decided; /* the first failure to write a decision */
     DsvTensorboard *tensorboard;
     double peak_flops;      /* what a large GEMM reaches here, per second */
-    double flops_gemm, flops_attention; /* of one step with dense attention, forward and backward */
+    double flops_gemm, flops_attention; /* of a rank's step with dense attention, forward and backward */
     double smooth_step_s;   /* for the estimate of the time left */
 };
 
@@ -212,7 +212,7 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
     dsvi_sparse_report(t->sparse, &sparse);
     int64_t tokens = t->latent.frames / t->config.patch[0] * (t->latent.height / t->config.patch[1]) *
                      (t->latent.width / t->config.patch[2]) * settings->train_batch_size *
-                     settings->gradient_accumulation_steps;
+                     settings->gradient_accumulation_steps * dsvi_comm_size(t->comm);
     DsvMetricsStep m = {
         .step = result->step, .loss = result->loss, .grad_norm = result->grad_norm, .lr = result->lr,
         .step_ms = 1e3 * step_s, .tokens_per_s = (double)tokens / step_s,

@@ -11,15 +11,20 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
+/* The main path with several ranks: each works on its own samples, the gradients are summed while the
+ * backward pass goes on (dist/reducer.h), each rank updates its stretches of the weights (dist/shard.h) and
+ * sends them to the others. */
+
 /* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
 {
     const DsvConfig *settings = t->settings;
+    uint64_t first = dsvi_trainer_first_sample(t);
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
         double start = dsvi_clock_seconds();
         DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
         *waited += dsvi_clock_seconds() - start;
-        double sigma = dsvi_flow_sigma(settings, t->sample + (uint64_t)b);
+        double sigma = dsvi_flow_sigma(settings, first + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);
     }
@@ -30,9 +35,10 @@ static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double
 /* Noise of its own for each sample of the micro-batch. */
 static DsvStatus draw_noise(DsvTrainer *t)
 {
+    uint64_t first = dsvi_trainer_first_sample(t);
     for (int64_t b = 0; b < t->settings->train_batch_size; b++) {
         DsvNoiseArgs args = {
-            .n = t->elements, .rng = dsvi_flow_noise(t->settings, t->sample + (uint64_t)b), .acc = DSV_F32,
+            .n = t->elements, .rng = dsvi_flow_noise(t->settings, first + (uint64_t)b), .acc = DSV_F32,
             .out = t->noise + b * t->elements,
         };
         DSVI_TRY(t->backend->ops.noise.run(t->backend->device->stream, &args));
@@ -53,7 +59,7 @@ static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double
     DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
-    t->sample += (uint64_t)batch;
+    t->sample += (uint64_t)(batch * dsvi_comm_size(t->comm));
     return DSV_OK;
 }
 
@@ -76,7 +82,7 @@ static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
     int64_t batch = t->settings->train_batch_size;
     DsvMseArgs args = {
         .batch = batch, .n = t->elements, .acc = DSV_F32,
-        .grad_scale = 1.0 / (double)t->settings->gradient_accumulation_steps,
+        .grad_scale = 1.0 / (double)(t->settings->gradient_accumulation_steps * dsvi_comm_size(t->comm)),
         .output = t->output, .target = t->noise, .loss = t->loss, .doutput = t->output,
     };
     DSVI_TRY(t->backend->ops.mse.run(device->stream, &args));
@@ -91,39 +97,134 @@ static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-static DsvStatus gradient_norm(DsvTrainer *t, double *norm)
+/* Of the own stretches of the summed gradient. */
+static DsvStatus own_square(DsvTrainer *t, double *square)
 {
     DsvDevice *device = t->backend->device;
-    double square;
-    DsvSumSquaresArgs args = {
-        .n = t->table.elements, .acc = DSV_F32, .x = t->weights.grad, .out = t->grad_square,
-    };
-    DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
-    DSVI_TRY(device->download(device->stream, &square, t->grad_square, sizeof square));
+    const DsvShard *shard = &t->shard;
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        DsvSumSquaresArgs args = {
+            .n = dsvi_shard_count(shard, b), .acc = DSV_F32,
+            .x = (float *)t->weights.grad + dsvi_shard_first(shard, b), .out = t->grad_square + b,
+        };
+        DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
+    }
+    DSVI_TRY(device->download(device->stream, t->host_square, t->grad_square,
+                              (size_t)shard->buckets * sizeof *t->host_square));
     DSVI_TRY(device->sync(device->stream));
-    *norm = sqrt(square);
+    *square = 0;
+    for (int64_t b = 0; b < shard->buckets; b++)
+        *square += t->host_square[b];
     return DSV_OK;
 }
 
-/* Clips by the global norm and moves the weights, their moving average and the copy to compute with. */
-static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
+/* What all ranks' samples came to together. */
+static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
+{
+    DsvStepShare *own = &t->share[dsvi_comm_rank(t->comm)], all = {0};
+    own->loss = result->loss;
+    memcpy(own->bin_loss, result->bin_loss, sizeof own->bin_loss);
+    memcpy(own->bin_samples, result->bin_samples, sizeof own->bin_samples);
+    DSVI_TRY(own_square(t, &own->grad_square));
+    DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
+    for (int64_t r = 0; r < dsvi_comm_size(t->comm); r++) {
+        const DsvStepShare *share = &t->share[r];
+        all.loss += share->loss;
+        all.grad_square += share->grad_square;
+        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+            all.bin_loss[bin] += share->bin_loss[bin];
+            all.bin_samples[bin] += share->bin_samples[bin];
+        }
+    }
+    result->loss = all.loss;
+    result->grad_norm = sqrt(all.grad_square);
+    memcpy(result->bin_loss, all.bin_loss, sizeof result->bin_loss);
+    memcpy(result->bin_samples, all.bin_samples, sizeof result->bin_samples);
+    return DSV_OK;
+}
+
+/* Whether this rank has added anything to the gradient that is not finite: what is left of its own share, all
+ * but the stretches in which the sums lie. */
+static DsvStatus spoilt_gradient(DsvTrainer *t, bool *spoilt)
+{
+    DsvDevice *device = t->backend->device;
+    int64_t end = t->table.elements;
+    *spoilt = false;
+    for (int64_t b = t->shard.buckets - 1; b >= -1; b--) {
+        int64_t begin = b < 0 ? 0 : dsvi_shard_first(&t->shard, b) + dsvi_shard_count(&t->shard, b);
+        DsvSumSquaresArgs args = {
+            .n = end - begin, .acc = DSV_F32, .x = (float *)t->weights.grad + begin, .out = t->grad_square,
+        };
+        DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
+        DSVI_TRY(device->download(device->stream, t->host_square, t->grad_square, sizeof *t->host_square));
+        DSVI_TRY(device->sync(device->stream));
+        *spoilt = *spoilt || !isfinite(t->host_square[0]);
+        end = b < 0 ? 0 : dsvi_shard_first(&t->shard, b);
+    }
+    return DSV_OK;
+}
+
+/* The first rank whose loss or gradient is not finite, or -1 where that cannot be told. */
+static DsvStatus find_diverged(DsvTrainer *t, int64_t *rank)
+{
+    bool spoilt;
+    int64_t own = dsvi_comm_rank(t->comm), size = dsvi_comm_size(t->comm);
+    DSVI_TRY(spoilt_gradient(t, &spoilt));
+    t->share[own].grad_square = spoilt;
+    DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
+    *rank = 0;
+    while (*rank < size && isfinite(t->share[*rank].loss) && t->share[*rank].grad_square == 0)
+        ++*rank;
+    *rank = *rank < size ? *rank : -1;
+    return DSV_OK;
+}
+
+static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
+{
+    int64_t rank = -1;
+    if (dsvi_comm_size(t->comm) > 1)
+        DSVI_TRY(find_diverged(t, &rank));
+    DsvStatus status = DSVI_FAIL(DSV_E_DIVERGED,
+                                 "step %lld: loss %g and gradient norm %g are not both finite",
+                                 (long long)result->step, result->loss, result->grad_norm);
+    return rank < 0 ? status : dsvi_fail_within(status, "rank %lld", (long long)rank);
+}
+
+/* Clips by the global norm and moves the own stretch of a bucket and its moving average; a rank alone writes
+ * the copy to compute with at once. */
+static DsvStatus update_bucket(DsvTrainer *t, int64_t bucket, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
     double most = settings->max_grad_norm;
+    int64_t first = dsvi_shard_first(&t->shard, bucket), packed = t->shard.packed[bucket];
     DsvAdamwArgs args = {
-        .n = t->table.elements, .step = t->step + 1, .lr = lr, .beta1 = settings->adam_beta1,
-        .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
+        .n = dsvi_shard_count(&t->shard, bucket), .step = t->step + 1, .lr = lr,
+        .beta1 = settings->adam_beta1, .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
         .weight_decay = settings->weight_decay,
         /* The 1e-6 is torch.nn.utils.clip_grad_norm_'s. */
         .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0, .acc = DSV_F32,
-        .grad = t->weights.grad, .weight = t->weights.master, .m = t->moment1, .v = t->moment2,
-        .ema = t->ema, .ema_decay = settings->ema_decay,
+        .grad = (float *)t->weights.grad + first, .weight = (float *)t->weights.master + first,
+        .m = t->moment1 + packed, .v = t->moment2 + packed, .ema = t->ema ? t->ema + packed : NULL,
+        .ema_decay = settings->ema_decay,
     };
-    if (t->weights.compute != t->weights.master) {
+    if (t->weights.compute != t->weights.master && !t->reducer) {
         args.copy = t->weights.compute;
         args.copy_dtype = dsvi_dit_act(settings);
     }
     return t->backend->ops.adamw.run(t->backend->device->stream, &args);
+}
+
+/* Every rank moves its part of the weights, and gets the others'. */
+static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
+{
+    for (int64_t b = 0; b < t->shard.buckets; b++)
+        DSVI_TRY(update_bucket(t, b, norm, lr));
+    if (!t->reducer)
+        return DSV_OK;
+    for (int64_t b = 0; b < t->shard.buckets; b++)
+        DSVI_TRY(dsvi_comm_all_gather(t->device_comm, t->weights.master, sizeof(float),
+                                      dsvi_shard_bound(&t->shard, b)));
+    return dsvi_dit_refresh_compute(t->dit);
 }
 
 /* Adds the device's time since the last call to *phase. */
@@ -147,11 +248,19 @@ static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->forward_s);
 }
 
-/* The backward pass. Where one more micro-batch follows, the host draws it from `next` meanwhile. */
-static DsvStatus find_gradients(DsvTrainer *t, const DsvSampleSource *next, DsvStepResult *result)
+static void bucket_finished(void *context, int64_t stretch)
+{
+    dsvi_reducer_ready(((DsvTrainer *)context)->reducer, stretch);
+}
+
+/* The backward pass; in a step's last one gradients go to be summed over the ranks as they are finished.
+ * Where one more micro-batch follows, the host draws it from `next` meanwhile. */
+static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSource *next,
+                                DsvStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
+    dsvi_dit_tell_finished(t->dit, t->reducer && last_pass ? bucket_finished : NULL, t);
     DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
     if (next)
         DSVI_TRY(draw_batch(t, next, &result->wait_s));
@@ -161,17 +270,18 @@ static DsvStatus find_gradients(DsvTrainer *t, const DsvSampleSource *next, DsvS
 DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
 {
     DSVI_TRY(find_loss(t, result));
-    return find_gradients(t, NULL, result);
+    return find_gradients(t, true, NULL, result);
 }
 
 DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    DSVI_TRY(gradient_norm(t, &result->grad_norm));
+    if (t->reducer)
+        DSVI_TRY(dsvi_reducer_wait(t->reducer));
+    DSVI_TRY(gather_results(t, result));
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
-        return DSVI_FAIL(DSV_E_DIVERGED, "step %lld: loss %g and gradient norm %g are not both finite",
-                         (long long)result->step, result->loss, result->grad_norm);
+        return diverged(t, result);
     DSVI_TRY(update_weights(t, result->grad_norm, result->lr));
     DSVI_TRY(dsvi_sparse_step_end(t->sparse));
     t->step = result->step;
@@ -189,21 +299,31 @@ static DsvStatus clear_gradients(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->optimizer_s);
 }
 
-DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
+static DsvStatus take_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
 {
     const DsvConfig *settings = t->settings;
     int64_t passes = settings->gradient_accumulation_steps;
-    memset(result, 0, sizeof *result);
-    result->step = t->step + 1;
-    result->lr = dsvi_learning_rate(settings, result->step);
-
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
     DSVI_TRY(clear_gradients(t, result));
     for (int64_t i = 0; i < passes; i++) {
-        bool last = result->step >= settings->max_train_steps && i + 1 == passes;
+        bool last_pass = i + 1 == passes, last = result->step >= settings->max_train_steps && last_pass;
         DSVI_TRY(take_batch(t, source, &result->wait_s));
         DSVI_TRY(find_loss(t, result));
-        DSVI_TRY(find_gradients(t, last ? NULL : source, result));
+        DSVI_TRY(find_gradients(t, last_pass, last ? NULL : source, result));
     }
     return dsvi_train_update(t, result);
+}
+
+DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
+{
+    memset(result, 0, sizeof *result);
+    result->step = t->step + 1;
+    result->lr = dsvi_learning_rate(t->settings, result->step);
+    DsvStatus status = take_step(t, source, result);
+    if (status != DSV_OK && t->reducer) { /* nobody but the caller uses the comm from here on */
+        DsvStatusRecord first = *dsvi_status_record();
+        (void)dsvi_reducer_wait(t->reducer);
+        *dsvi_status_record() = first;
+    }
+    return status;
 }

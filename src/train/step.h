@@ -11,7 +11,7 @@ extern "C" {
 
 typedef struct DsvStepResult {
     int64_t step;
-    double loss;                  /* mean over the samples of the step */
+    double loss;                  /* mean over the samples of the step, of all ranks */
     double bin_loss[DSV_SIGMA_BINS];     /* summed over the samples whose sigma lies there */
     int64_t bin_samples[DSV_SIGMA_BINS];
     double grad_norm;             /* before clipping */
@@ -26,13 +26,15 @@ typedef struct DsvSampleSource {
     DsvStatus (*next)(void *context, float *latent);
 } DsvSampleSource;
 
-/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. DSV_E_DIVERGED when
- * the loss or the gradient norm is not finite: the weights are then still those of the step before. */
+/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. With several ranks
+ * each draws its own samples, `source` gives a rank those of its share, and all end with the same weights.
+ * DSV_E_DIVERGED, on all ranks, when the loss or the gradient norm is not finite: the weights are then still
+ * those of the step before. */
 DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
 
-/* Its two halves. gradients: of the micro-batch that lies in trainer->latents (clean), noise, sigma, timestep
- * and text, added to weights.grad; result's loss and times grow. update: the norm of what has gathered in
- * weights.grad, clipping, AdamW at result->lr, moving average; the step is then done. */
+/* Its two halves. gradients: of the step's last micro-batch, which lies in trainer->latents (clean), noise,
+ * sigma, timestep and text, added to weights.grad; result's loss and times grow. update: the norm of what
+ * has gathered in weights.grad, clipping, AdamW at result->lr, moving average; the step is then done. */
 DsvStatus dsvi_train_gradients(DsvTrainer *trainer, DsvStepResult *result);
 DsvStatus dsvi_train_update(DsvTrainer *trainer, DsvStepResult *result);
 

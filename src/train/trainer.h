@@ -7,6 +7,7 @@
 #define DSVI_TRAINER_H
 
 #include "base/arena.h"
+#include "dist/reducer.h"
 #include "dsv/config.h"
 #include "model/codec.h"
 #include "model/dit.h"
@@ -19,18 +20,30 @@
 extern "C" {
 #endif
 
+/* What the samples of one rank add to a step; of all ranks together once it is done. */
+typedef struct DsvStepShare {
+    double loss;                         /* parts of a mean over all samples of the step */
+    double bin_loss[DSV_SIGMA_BINS];     /* summed over the samples whose sigma lies there */
+    int64_t bin_samples[DSV_SIGMA_BINS];
+    double grad_square;                  /* of the own stretches of the summed gradient */
+} DsvStepShare;
+
 typedef struct DsvTrainer {
     const DsvConfig *settings;
     DsvBackend *backend;
+    DsvComm *comm;                 /* the ranks that train together; NULL: one alone */
+    DsvComm *device_comm;          /* the same for device memory: comm itself where that is the host's */
     const DsvCodec *codec;
     DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
     int64_t elements;              /* of one latent */
 
     DsvDitConfig config;
     DsvParamTable table;
+    DsvShard shard;
+    DsvReducer *reducer;           /* NULL: one rank alone */
     DsvSparse *sparse;
     DsvDit *dit;
-    DsvGenerator *generator;       /* samples clips for validation with the weights being trained */
+    DsvGenerator *generator;       /* of rank 0: samples clips for validation with the weights of training */
     DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
 
     void *memory;                  /* the one device allocation */
@@ -38,10 +51,10 @@ typedef struct DsvTrainer {
     void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
     DsvArena host_arena;
 
-    /* Flat arrays in the layout of `table`, F32, device memory. */
-    DsvDitWeights weights;
-    void *moment1, *moment2;
-    void *ema;                     /* NULL when ema_decay is 0 */
+    /* F32, device memory: flat arrays in the layout of `table`, and packed ones in that of `shard`. */
+    DsvDitWeights weights;         /* flat */
+    float *moment1, *moment2;      /* packed */
+    float *ema;                    /* packed; NULL when ema_decay is 0 */
 
     /* One micro-batch, device memory. */
     float *latents;                /* (B, elements): clean latents, then the noisy ones */
@@ -50,29 +63,35 @@ typedef struct DsvTrainer {
     float *sigma, *timestep;       /* (B) */
     float *text;                   /* (B, text_len, text_dim) */
     float *loss;                   /* (B) */
-    double *grad_square;           /* (1) */
+    double *grad_square;           /* (buckets) */
 
     /* The same on the host, before upload and after download. */
     float *host_latents;           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
+    double *host_square;           /* (buckets) */
+    DsvStepShare *share;           /* (ranks) of the step at work */
 
     int64_t step;                  /* steps done */
-    uint64_t sample;               /* samples trained on: the position in the data */
+    uint64_t sample;               /* samples trained on, by all ranks: the position in the data */
     bool drawn;                    /* the micro-batch after them lies in the host arrays */
 } DsvTrainer;
 
 /* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
- * decisions. On failure *out is NULL. */
-DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
-                              const DsvDitConfig *config, DsvSparseLog *log, void *log_context,
-                              DsvTrainer **out);
+ * decisions. `comm`: NULL, or the ranks that train together, all of which make the same calls from here on;
+ * on each a batch of train_batch_size. On failure *out is NULL. */
+DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
+                              const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
+                              void *log_context, DsvTrainer **out);
 void dsvi_trainer_free(DsvTrainer **trainer);
 
 /* The device memory that a trainer of the same model with other settings would take. */
 DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan);
 
-/* Starts from the weights in host_flat: moments zero, moving average the weights themselves. */
+/* The number of this rank's first sample in the next micro-batch. */
+uint64_t dsvi_trainer_first_sample(const DsvTrainer *trainer);
+
+/* Starts from the weights in host_flat of rank 0: moments zero, moving average the weights themselves. */
 DsvStatus dsvi_trainer_start(DsvTrainer *trainer);
 
 #ifdef __cplusplus

@@ -12,7 +12,7 @@ int run_on_gpu(int (*run)(void), int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     int failures = 0;
     for (int deterministic = 0; deterministic < 2; deterministic++) {
-        DsvStatus status = dsvi_cuda_open(deterministic, &gpu_backend);
+        DsvStatus status = dsvi_cuda_open(0, deterministic, &gpu_backend);
         if (status != DSV_OK) {
             fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
             return status == DSV_E_UNSUPPORTED ? SKIPPED : 1;

@@ -56,6 +56,11 @@ static int remove_data(void **state)
     return scratch_remove(state);
 }
 
+static DsvSampleSeries all_from(uint64_t first)
+{
+    return (DsvSampleSeries){first, 1, 1};
+}
+
 static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint64_t first)
 {
     DsvConfig s = settings;
@@ -63,8 +68,8 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     s.data_workers = workers;
     s.data_cache_mb = cache_mb;
-    assert_ok(
-        dsvi_prefetch_start(dataset, &s, first, slots, ELEMENTS, copy_pixels, NULL, NULL, NULL, &prefetch));
+    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), slots, ELEMENTS, copy_pixels, NULL, NULL,
+                                  NULL, &prefetch));
     assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + workers) * ELEMENTS * sizeof(float));
     for (uint64_t i = first; i < SAMPLES; i++) {
         const char *text = "untouched";
@@ -97,6 +102,29 @@ static void one_can_begin_anywhere(void **state)
     (void)state;
     for (uint64_t first = 1; first < SAMPLES; first += 7)
         check_samples(2, 256, 3, first);
+}
+
+/* Three ranks with two samples each a batch: together they see what one sees. */
+static void ranks_share_the_samples(void **state)
+{
+    enum { RANKS = 3, RUN = 2, FIRST = 4 };
+    float *latent = video_alloc(FRAMES, SIDE, SIDE);
+    const char *text;
+    (void)state;
+    for (uint64_t rank = 0; rank < RANKS; rank++) {
+        DsvPrefetch *prefetch;
+        DsvSampleSeries series = {FIRST + rank * RUN, RUN, RANKS * RUN};
+        assert_ok(dsvi_prefetch_start(dataset, &settings, series, 4, ELEMENTS, copy_pixels, NULL, NULL, NULL,
+                                      &prefetch));
+        for (uint64_t i = FIRST; i < SAMPLES; i++) {
+            if ((i - FIRST) / RUN % RANKS != rank)
+                continue;
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_memory_equal(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent);
+        }
+        dsvi_prefetch_stop(&prefetch);
+    }
+    free(latent);
 }
 
 static void the_stamps_are_those_of_the_draw(void **state)
@@ -162,8 +190,8 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
         DsvPrefetch *prefetch;
         Warnings warnings = {0};
         s.data_workers = workers;
-        assert_ok(dsvi_prefetch_start(dataset, &s, 0, 4, ELEMENTS, copy_pixels, NULL, note_warning, &warnings,
-                                      &prefetch));
+        assert_ok(dsvi_prefetch_start(dataset, &s, all_from(0), 4, ELEMENTS, copy_pixels, NULL, note_warning,
+                                      &warnings, &prefetch));
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
             DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
@@ -190,8 +218,8 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     DsvPrefetch *prefetch;
     Warnings warnings = {0};
     assert_int_equal(rename(scratch_path("clips"), scratch_path("moved")), 0);
-    assert_ok(dsvi_prefetch_start(dataset, &settings, 0, 2, ELEMENTS, copy_pixels, NULL, note_warning,
-                                  &warnings, &prefetch));
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, ELEMENTS, copy_pixels, NULL,
+                                  note_warning, &warnings, &prefetch));
     for (int i = 0; i < 2; i++)
         assert_fails(DSV_E_NOT_FOUND, "5 clips in a row cannot be read, the last: ",
                      dsvi_prefetch_next(prefetch, latent, &text));
@@ -213,7 +241,8 @@ static void a_failing_codec_is_heard(void **state)
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
     DsvPrefetch *prefetch;
-    assert_ok(dsvi_prefetch_start(dataset, &settings, 0, 2, ELEMENTS, refuse, NULL, NULL, NULL, &prefetch));
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, ELEMENTS, refuse, NULL, NULL, NULL,
+                                  &prefetch));
     assert_fails(DSV_E_SHAPE, "the codec will not have it", dsvi_prefetch_next(prefetch, latent, &text));
     dsvi_prefetch_stop(&prefetch);
     free(latent);
@@ -226,8 +255,8 @@ static void stopping_does_not_wait_for_samples(void **state)
         DsvPrefetch *prefetch;
         DsvConfig s = settings;
         s.data_workers = 1 + i % 4;
-        assert_ok(dsvi_prefetch_start(dataset, &s, (uint64_t)i, 1 + i % 3, ELEMENTS, copy_pixels, NULL, NULL,
-                                      NULL, &prefetch));
+        assert_ok(dsvi_prefetch_start(dataset, &s, all_from((uint64_t)i), 1 + i % 3, ELEMENTS, copy_pixels,
+                                      NULL, NULL, NULL, &prefetch));
         dsvi_prefetch_stop(&prefetch);
     }
 }
@@ -256,8 +285,8 @@ static void cached_latents_come_the_same_way(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &cached));
     assert_int_equal(cached->count, ITEMS);
     write_text(cached->items[4].path, "spoilt");
-    assert_ok(dsvi_prefetch_start(cached, &settings, 5, 3, NUMBERS, NULL, NULL, note_warning, &warnings,
-                                  &prefetch));
+    assert_ok(dsvi_prefetch_start(cached, &settings, all_from(5), 3, NUMBERS, NULL, NULL, note_warning,
+                                  &warnings, &prefetch));
     for (uint64_t i = 5; i < 30; i++) {
         int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
         item = item == 4 ? 5 : item;
@@ -277,6 +306,7 @@ int main(void)
         cmocka_unit_test(the_stamps_are_those_of_the_draw),
         cmocka_unit_test(samples_do_not_depend_on_threads_slots_or_memory),
         cmocka_unit_test(one_can_begin_anywhere),
+        cmocka_unit_test(ranks_share_the_samples),
         cmocka_unit_test(a_small_cache_keeps_the_shortest),
         cmocka_unit_test(a_broken_item_is_replaced_and_told_once),
         cmocka_unit_test(no_item_left_is_a_failure_that_lasts),

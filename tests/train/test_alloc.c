@@ -112,7 +112,7 @@ static void a_step_allocates_nothing(void **state)
     assert_ok(dsvi_dit_config_make(&settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 2, &backend));
-    assert_ok(dsvi_trainer_create(&settings, &backend, codec, &config, NULL, NULL, &trainer));
+    assert_ok(dsvi_trainer_create(&settings, &backend, NULL, codec, &config, NULL, NULL, &trainer));
     dsvi_weights_init(&trainer->table, 1, trainer->host_flat);
     assert_ok(dsvi_trainer_start(trainer));
     assert_ok(dsvi_dataset_open(clips, &settings, &dataset));

@@ -77,7 +77,8 @@ static void open_bench(Bench *b)
     assert_ok(dsvi_dit_config_make(&b->settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
-    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, b->codec, &config, NULL, NULL, &b->trainer));
+    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, NULL, b->codec, &config, NULL, NULL,
+                                  &b->trainer));
     dsvi_weights_init(&b->trainer->table, 1, b->trainer->host_flat);
     assert_ok(dsvi_trainer_start(b->trainer));
 }

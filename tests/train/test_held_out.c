@@ -41,7 +41,8 @@ static void open_rig(Rig *r, const char *const *assignment)
     assert_ok(dsvi_dit_config_make(&r->settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 2, &r->backend));
-    assert_ok(dsvi_trainer_create(&r->settings, &r->backend, r->codec, &config, NULL, NULL, &r->trainer));
+    assert_ok(dsvi_trainer_create(&r->settings, &r->backend, NULL, r->codec, &config, NULL, NULL,
+                                  &r->trainer));
     dsvi_weights_init(&r->trainer->table, 1, r->trainer->host_flat);
     assert_ok(dsvi_trainer_start(r->trainer));
     assert_ok(dsvi_dataset_open(held_out_clips, &r->settings, &r->dataset));

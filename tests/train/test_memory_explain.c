@@ -30,7 +30,8 @@ static void open_bench(Bench *b)
     b->config.in_channels = b->config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
     b->backend.device->memory_used = nothing_used;
-    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, b->codec, &b->config, NULL, NULL, &trainer));
+    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, NULL, b->codec, &b->config, NULL, NULL,
+                                  &trainer));
     DsvConfig recomputing = b->settings;
     assert_ok(dsv_config_set(&recomputing, "gradient_checkpointing=true"));
     assert_ok(dsvi_trainer_plan(trainer, &recomputing, &plan));
@@ -55,7 +56,8 @@ static void says_what_fits(void **state)
     assert_true(b.recomputed < b.kept);
     b.backend.device->memory_bytes = b.recomputed;
     assert_fails(DSV_E_NO_MEMORY, ONE_FITS,
-                 dsvi_trainer_create(&b.settings, &b.backend, b.codec, &b.config, NULL, NULL, &trainer));
+                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                                     &trainer));
     assert_null(trainer);
     assert_non_null(strstr(dsv_error_message(), "the most goes to "));
     close_bench(&b);
@@ -69,7 +71,8 @@ static void says_that_nothing_fits(void **state)
     open_bench(&b);
     b.backend.device->memory_bytes = b.recomputed / 4; /* the host's books still find room there */
     assert_fails(DSV_E_NO_MEMORY, "no checkpointing makes it fit",
-                 dsvi_trainer_create(&b.settings, &b.backend, b.codec, &b.config, NULL, NULL, &trainer));
+                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                                     &trainer));
     close_bench(&b);
 }
 

@@ -39,7 +39,7 @@ static void open_fixture(Fixture *f, const char *isa)
     assert_ok(dsvi_dit_config_read(shared_path("fixtures/dit_a/config.json"), &config));
     config.text_len = TEXT_LEN;
     assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
-    assert_ok(dsvi_trainer_create(&f->settings, &f->backend, &FIXED, &config, NULL, NULL, &f->trainer));
+    assert_ok(dsvi_trainer_create(&f->settings, &f->backend, NULL, &FIXED, &config, NULL, NULL, &f->trainer));
     assert_ok(dsvi_weights_read(shared_path("fixtures/dit_a"), &f->trainer->table, f->trainer->host_flat));
     assert_ok(dsvi_trainer_start(f->trainer));
     assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/inputs.safetensors"), &f->inputs));

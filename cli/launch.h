@@ -1,0 +1,11 @@
+/* How this process was started: alone, or as one of several ranks. */
+#ifndef CLI_LAUNCH_H
+#define CLI_LAUNCH_H
+
+#include "verb.h"
+
+/* Joins the ranks where there are any; *ranks is NULL where this process is alone. On anything but CLI_DONE
+ * the complaint is out. */
+int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ranks);
+
+#endif

@@ -1,0 +1,78 @@
+/* dsv_ranks_*. MPI is a library of its own, loaded when it is asked for: few uses of dsv want it. */
+#include "dsv/ranks.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/ranks.h"
+#include "dist/comm_mpi.h"
+#include "dist/comm_tcp.h"
+#include "dist/transport.h"
+
+#define MPI_LIBRARY "libdsv_mpi.so"
+
+/* Once loaded it stays. Open MPI's own parts look for its names among those of the program: RTLD_GLOBAL. */
+static DsvStatus load_mpi(const DsvMpi **mpi)
+{
+    void *handle = dlopen(MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
+    if (!handle)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "started by MPI, but dsv's part for it could not be loaded: %s",
+                         dlerror());
+    *mpi = dlsym(handle, DSVI_MPI_SYMBOL);
+    if (!*mpi)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s is no part of dsv", MPI_LIBRARY);
+    if (strcmp((*mpi)->version, DSV_VERSION) != 0 || (*mpi)->comm_bytes != sizeof(DsvComm))
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s belongs to another build of dsv, version %s, not %s",
+                         MPI_LIBRARY, (*mpi)->version, DSV_VERSION);
+    return DSV_OK;
+}
+
+static DsvStatus join_mpi(double timeout_s, DsvComm **out)
+{
+    const DsvMpi *mpi = NULL;
+    DSVI_TRY(load_mpi(&mpi));
+    return mpi->join(timeout_s, dsvi_status_record, out);
+}
+
+DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, DsvRanks **out)
+{
+    double timeout_s = config->rank_timeout;
+    DsvRanks *ranks = calloc(1, sizeof *ranks);
+    *out = NULL;
+    if (!ranks)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to join other ranks");
+    if (place && (place->size < 1 || place->rank < 0 || place->rank >= place->size)) {
+        free(ranks);
+        return DSVI_FAIL(DSV_E_USAGE, "there is no rank %lld of %lld", (long long)place->rank,
+                         (long long)place->size);
+    }
+    DsvStatus status = place ? dsvi_comm_tcp_create(place->rank, place->size, place->address, place->port,
+                                                    timeout_s, &ranks->comm)
+                             : join_mpi(timeout_s, &ranks->comm);
+    if (status != DSV_OK) {
+        free(ranks);
+        return status;
+    }
+    *out = ranks;
+    return DSV_OK;
+}
+
+int64_t dsv_ranks_rank(const DsvRanks *ranks)
+{
+    return dsvi_comm_rank(ranks->comm);
+}
+
+int64_t dsv_ranks_size(const DsvRanks *ranks)
+{
+    return dsvi_comm_size(ranks->comm);
+}
+
+void dsv_ranks_leave(DsvRanks **ranks)
+{
+    if (!*ranks)
+        return;
+    dsvi_comm_close(&(*ranks)->comm);
+    free(*ranks);
+    *ranks = NULL;
+}

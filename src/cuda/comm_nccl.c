@@ -1,0 +1,290 @@
+/* See comm_nccl.h. Pieces go from GPU to GPU (ncclSend, ncclRecv, all of an exchange as one group) on a
+ * stream of their own, behind what the device's stream has been given; sums are formed by the backend's
+ * `add`, in the order of the ranks, as on any other transport. NCCL's own sums have an order that depends on
+ * the machine.
+ *
+ * A kernel of NCCL waits for the other GPU for ever. So the host waits by asking, and listens meanwhile to
+ * the group it has with the same ranks: when one of them has failed or ended, NCCL is told to give up. */
+#include "cuda/comm_nccl.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "cuda/device_cuda.h"
+#include "dist/transport.h"
+
+#define NCCL_LIBRARY "libnccl.so.2"
+enum { CHUNK_BYTES = 16 << 20 };        /* of a sum, received from each rank at once */
+enum { YIELDS = 2000, PAUSE_US = 50 };  /* of a wait: first yielding, then sleeping */
+#define LISTEN_EVERY_S 0.005
+
+/* Of nccl.h, of which nothing else is wanted: these have not changed since NCCL 2.7. */
+typedef struct ncclComm *NcclHandle;
+typedef struct NcclId {
+    char bytes[128];
+} NcclId;
+enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7, NCCL_BYTES = 0 /* ncclInt8 */ };
+
+/* Functions by name, in the order of NAMES. */
+typedef struct NcclApi {
+    int (*get_id)(NcclId *id);
+    int (*init)(NcclHandle *handle, int size, NcclId id, int rank);
+    int (*destroy)(NcclHandle handle);
+    int (*abort)(NcclHandle handle);
+    int (*async_error)(NcclHandle handle, int *error);
+    const char *(*text)(int error);
+    int (*group_start)(void);
+    int (*group_end)(void);
+    int (*send)(const void *data, size_t count, int type, int peer, NcclHandle handle, cudaStream_t stream);
+    int (*receive)(void *data, size_t count, int type, int peer, NcclHandle handle, cudaStream_t stream);
+} NcclApi;
+
+static const char *const NAMES[] = {
+    "ncclGetUniqueId", "ncclCommInitRank", "ncclCommDestroy", "ncclCommAbort", "ncclCommGetAsyncError",
+    "ncclGetErrorString", "ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv",
+};
+
+typedef struct NcclComm {
+    DsvComm comm;
+    DsvComm *host;
+    const DsvBackend *backend;
+    NcclApi api;
+    NcclHandle handle;   /* NULL: given up */
+    int gpu;
+    DsvStream stream;    /* as the device's, but for the handle, which is of NCCL's own */
+    cudaEvent_t before;  /* what the device's stream had been given */
+    cudaEvent_t *marks;  /* (mark_count) made when first put */
+    int64_t mark_count;
+} NcclComm;
+
+static DsvStatus load(NcclApi *api)
+{
+    void *functions[sizeof NAMES / sizeof *NAMES];
+    void *library = dlopen(NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "several GPUs want NCCL, which could not be loaded: %s",
+                         dlerror());
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        functions[i] = dlsym(library, NAMES[i]);
+        if (!functions[i])
+            return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s has no %s: NCCL 2.7 or later is wanted", NCCL_LIBRARY,
+                             NAMES[i]);
+    }
+    _Static_assert(sizeof functions == sizeof *api, "a name for each function");
+    memcpy(api, functions, sizeof functions);
+    return DSV_OK;
+}
+
+static DsvStatus nccl_failed(const NcclComm *n, int error, const char *what)
+{
+    return DSVI_FAIL(DSV_E_DEVICE, "%s: NCCL says: %s", what, n->api.text(error));
+}
+
+static void give_up(NcclComm *n)
+{
+    if (n->handle)
+        n->api.abort(n->handle);
+    n->handle = NULL;
+}
+
+/* Whether anything speaks against waiting on. */
+static DsvStatus listen(NcclComm *n, double since)
+{
+    char sentence[128];
+    int error = NCCL_SUCCESS;
+    DSVI_TRY(dsvi_comm_listen(n->host));
+    int code = n->api.async_error(n->handle, &error);
+    if (code != NCCL_SUCCESS || (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS))
+        return nccl_failed(n, code != NCCL_SUCCESS ? code : error, n->comm.call);
+    if (dsvi_clock_seconds() - since <= n->comm.timeout_s)
+        return DSV_OK;
+    snprintf(sentence, sizeof sentence, "a rank has not come to %s for %g s", n->comm.call,
+             n->comm.timeout_s);
+    n->host->transport->fail(n->host, sentence);
+    return DSVI_FAIL(DSV_E_RANK, "%s", sentence);
+}
+
+/* Until the stream is done. */
+static DsvStatus await(NcclComm *n)
+{
+    double start = dsvi_clock_seconds(), listened = start;
+    for (int64_t tries = 0;; tries++) {
+        cudaError_t state = cudaStreamQuery(n->stream.handle);
+        if (state == cudaSuccess)
+            return DSV_OK;
+        if (state != cudaErrorNotReady)
+            return dsvi_cuda_fail_at(__FILE__, __LINE__, state, n->comm.call);
+        double now = dsvi_clock_seconds();
+        if (now - listened > LISTEN_EVERY_S) {
+            listened = now;
+            DsvStatus status = listen(n, start);
+            if (status != DSV_OK) {
+                give_up(n);
+                return status;
+            }
+        }
+        if (tries < YIELDS)
+            sched_yield();
+        else
+            usleep(PAUSE_US);
+    }
+}
+
+/* Enqueues the messages of one exchange. */
+static DsvStatus post(NcclComm *n, const DsvPiece *send, const DsvPiece *receive)
+{
+    const NcclApi *api = &n->api;
+    int error = api->group_start();
+    for (int r = 0; r < (int)n->comm.size && error == NCCL_SUCCESS; r++) {
+        if (r == (int)n->comm.rank)
+            continue;
+        if (send[r].bytes > 0)
+            error = api->send(send[r].data, send[r].bytes, NCCL_BYTES, r, n->handle, n->stream.handle);
+        if (receive[r].bytes > 0 && error == NCCL_SUCCESS)
+            error = api->receive(receive[r].data, receive[r].bytes, NCCL_BYTES, r, n->handle,
+                                 n->stream.handle);
+    }
+    int ended = api->group_end();
+    error = error == NCCL_SUCCESS ? ended : error;
+    return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, n->comm.call);
+}
+
+static DsvStatus nccl_mark(DsvComm *comm, int64_t mark)
+{
+    NcclComm *n = (NcclComm *)comm;
+    if (mark >= n->mark_count) {
+        cudaEvent_t *marks = realloc(n->marks, (size_t)(mark + 1) * sizeof *marks);
+        if (!marks)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)mark + 1);
+        n->marks = marks;
+        while (n->mark_count <= mark) {
+            DSVI_CUDA_TRY(cudaEventCreateWithFlags(&marks[n->mark_count], cudaEventDisableTiming));
+            n->mark_count++;
+        }
+    }
+    DSVI_CUDA_TRY(cudaEventRecord(n->marks[mark], n->backend->device->stream->handle));
+    return DSV_OK;
+}
+
+/* NCCL's stream goes on once the device's has done what the call comes behind. */
+static DsvStatus come_behind(NcclComm *n)
+{
+    DSVI_CUDA_TRY(cudaSetDevice(n->gpu)); /* of this thread, which may be another than last time */
+    if (n->comm.behind >= 0) {
+        DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->marks[n->comm.behind], 0));
+        return DSV_OK;
+    }
+    DSVI_CUDA_TRY(cudaEventRecord(n->before, n->backend->device->stream->handle));
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->before, 0));
+    return DSV_OK;
+}
+
+static DsvStatus nccl_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+{
+    NcclComm *n = (NcclComm *)comm;
+    if (!n->handle)
+        return DSVI_FAIL(DSV_E_RANK, "NCCL has given up after a failure");
+    DSVI_TRY(come_behind(n));
+    DSVI_TRY(post(n, send, receive));
+    return await(n);
+}
+
+static DsvStatus add(NcclComm *n, DsvDtype dtype, double b, const void *x, void *y, int64_t count)
+{
+    DsvAddArgs args = {.n = count, .a = 1, .b = b, .x_dtype = dtype, .y_dtype = dtype, .x = x, .y = y};
+    return n->backend->ops.add.run(&n->stream, &args);
+}
+
+/* The first part gathers the sum: scratch, or `out` itself. */
+static DsvStatus nccl_sum(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t count)
+{
+    NcclComm *n = (NcclComm *)comm;
+    if (count == 0)
+        return DSV_OK;
+    for (int64_t r = 1; r < comm->size; r++)
+        DSVI_TRY(add(n, dtype, 1, part[r].data, part[0].data, count));
+    if (part[0].data != out)
+        DSVI_TRY(add(n, dtype, 0, part[0].data, out, count));
+    return await(n);
+}
+
+static DsvStatus nccl_copy(DsvComm *comm, void *to, const void *from, size_t bytes)
+{
+    NcclComm *n = (NcclComm *)comm;
+    DSVI_TRY(come_behind(n));
+    DSVI_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, n->stream.handle));
+    return await(n);
+}
+
+static void nccl_fail(DsvComm *comm, const char *sentence)
+{
+    DsvComm *host = ((NcclComm *)comm)->host;
+    host->transport->fail(host, sentence);
+}
+
+static void nccl_close(DsvComm *comm)
+{
+    NcclComm *n = (NcclComm *)comm;
+    cudaSetDevice(n->gpu);
+    if (n->handle)
+        n->api.destroy(n->handle);
+    for (int64_t i = 0; i < n->mark_count; i++)
+        cudaEventDestroy(n->marks[i]);
+    free(n->marks);
+    if (n->before)
+        cudaEventDestroy(n->before);
+    if (n->stream.handle)
+        cudaStreamDestroy(n->stream.handle);
+    cudaFree(comm->scratch);
+    dsvi_comm_release(comm);
+}
+
+static const DsvTransport NCCL = {
+    .name = "NCCL", .chunk = CHUNK_BYTES, .exchange = nccl_exchange, .fail = nccl_fail, .close = nccl_close,
+    .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
+};
+
+/* A stream and memory of its own, then NCCL, which all ranks enter together. */
+static DsvStatus open_nccl(NcclComm *n)
+{
+    NcclId id = {{0}};
+    void *scratch = NULL;
+    DSVI_CUDA_TRY(cudaGetDevice(&n->gpu));
+    n->stream = *n->backend->device->stream;
+    n->stream.handle = NULL;
+    DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&n->stream.handle, cudaStreamNonBlocking));
+    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&n->before, cudaEventDisableTiming));
+    DSVI_CUDA_TRY(cudaMalloc(&scratch, (size_t)n->comm.size * CHUNK_BYTES));
+    n->comm.scratch = scratch;
+    int error = n->comm.rank == 0 ? n->api.get_id(&id) : NCCL_SUCCESS;
+    if (error != NCCL_SUCCESS)
+        return nccl_failed(n, error, "meeting");
+    DSVI_TRY(dsvi_comm_broadcast(n->host, 0, &id, sizeof id));
+    error = n->api.init(&n->handle, (int)n->comm.size, id, (int)n->comm.rank);
+    return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, "meeting");
+}
+
+DsvStatus dsvi_comm_nccl_join(const DsvBackend *backend, DsvComm *host, DsvComm **out)
+{
+    NcclApi api;
+    DsvComm *comm;
+    *out = NULL;
+    DSVI_TRY(load(&api));
+    DSVI_TRY(dsvi_comm_make(&NCCL, sizeof(NcclComm), host->rank, host->size, host->timeout_s, NULL, &comm));
+    NcclComm *n = (NcclComm *)comm;
+    n->host = host;
+    n->backend = backend;
+    n->api = api;
+    DsvStatus status = open_nccl(n);
+    if (status != DSV_OK) {
+        nccl_close(comm);
+        return status;
+    }
+    *out = comm;
+    return DSV_OK;
+}

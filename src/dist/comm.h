@@ -1,0 +1,109 @@
+/* Ranks that work on one task, each with memory of its own, and what they send each other.
+ *
+ * A DsvComm is one rank's end of a group of ranks; the other ranks are threads of this process
+ * (comm_local.h) or processes started by MPI (comm_mpi.c) or connected by TCP (comm_tcp.h). NULL is a group
+ * of one rank: every call below takes it, and then there is nothing to send.
+ *
+ * All ranks of a group make the same calls in the same order, one thread at a time. A call returns when the
+ * memory it was given holds the result and may be used again. Memory is the host's, or a device's where the
+ * group was made for that (DsvBackend.join): then a call comes behind all that the device's stream has been
+ * given, and barrier and split are the host's group's. It is the caller's own and may lie anywhere; pieces
+ * that are sent and pieces that are received must not overlap.
+ *
+ * Sums are formed element by element in the order of the ranks, each on one rank or on all alike: every rank
+ * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
+ * rounding, and not at all where the sums are exact.
+ *
+ * A call fails with DSV_E_RANK when another rank has said that it failed (dsvi_comm_fail), or when one has
+ * not come to the call within the group's timeout: the sentence names the rank. The group is then of no more
+ * use. */
+#ifndef DSVI_COMM_H
+#define DSVI_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsvComm DsvComm;
+
+int64_t dsvi_comm_rank(const DsvComm *comm);
+int64_t dsvi_comm_size(const DsvComm *comm);
+
+/* What this rank has sent to others. */
+typedef struct DsvCommSent {
+    uint64_t bytes;
+    uint64_t messages; /* a piece of nothing is none */
+} DsvCommSent;
+DsvCommSent dsvi_comm_sent(const DsvComm *comm);
+
+typedef struct DsvPiece {
+    void *data;
+    size_t bytes;
+} DsvPiece;
+
+/* send[r] goes to rank r, receive[r] is filled by it; (size) pieces each, of any length. What a rank sends
+ * and what the other expects must be of one length. */
+DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
+
+/* Sends to one rank while another's message comes in: a step round a ring. */
+DsvStatus dsvi_comm_swap(DsvComm *comm, int64_t to, DsvPiece send, int64_t from, DsvPiece receive);
+
+/* The calls with `bound` work on one array of which rank r has the items bound[r] <= i < bound[r + 1]
+ * (bound: size + 1 numbers that do not fall; a rank may have nothing). */
+
+/* bound[r] = the r-th of `size` stretches of [0, n), as even as multiples of `unit` allow. */
+void dsvi_comm_bounds(int64_t n, int64_t unit, int64_t size, int64_t *bound);
+
+/* Every rank's own items to all: (size - 1) times the own part is sent. */
+DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, const int64_t *bound);
+/* Every rank's own items to `root`; elsewhere `data` stays as it is. */
+DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
+
+/* The same where every rank has one item, number `rank` of data (size). */
+DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes);
+
+/* The own items become the sums over all ranks, the others stay as they are: all but the own part is sent
+ * once. F32 or F64. */
+DsvStatus dsvi_comm_reduce_scatter(DsvComm *comm, DsvDtype dtype, void *data, const int64_t *bound);
+/* data (n) becomes the sum over all ranks. F32 or F64. */
+DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_t n);
+
+/* `data` of rank `root` to all. */
+DsvStatus dsvi_comm_broadcast(DsvComm *comm, int64_t root, void *data, size_t bytes);
+
+/* Returns when all ranks have come to it. */
+DsvStatus dsvi_comm_barrier(DsvComm *comm);
+
+/* Ranks that give the same colour form a group of their own, in the order they have in this one. The new
+ * group is closed before this one. */
+DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
+
+/* Of a group for device memory: puts mark number `mark` behind what the device's stream has been given so
+ * far, and lets calls from now on begin once that much is done, though the stream has been given more; -1:
+ * behind everything, as usual. Host memory has nothing to wait for. The first may come from another thread,
+ * larger marks than any before only between calls. */
+DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark);
+void dsvi_comm_behind(DsvComm *comm, int64_t mark);
+
+/* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a
+ * call to return. */
+DsvStatus dsvi_comm_listen(DsvComm *comm);
+
+/* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank
+ * is put: every call of the other ranks, in whatever group, fails with that sentence. They know of
+ * DSV_E_RANK already, and DSV_OK is no failure. Returns `status`. */
+DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status);
+
+void dsvi_comm_close(DsvComm **comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,294 @@
+/* See comm_local.h. A rank shows the others what it has to send and waits until all have done so; then each
+ * copies what is meant for it out of the others' memory, and all wait again, so that none changes what
+ * another is still reading.
+ *
+ * A failure wakes those who wait for the first time. It does not touch the second wait: all who showed their
+ * pieces come there, and memory that is being read must stay. */
+#include "dist/comm_local.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "dist/transport.h"
+
+/* All ranks of the program. */
+typedef struct World {
+    pthread_mutex_t lock; /* over everything shared */
+    pthread_cond_t news;
+    int64_t ranks;        /* that have not been closed */
+    bool failed;
+    char sentence[DSVI_MESSAGE_BYTES];
+} World;
+
+typedef struct Meeting {
+    int64_t arrived;
+    uint64_t number; /* of the next one: changes when all have arrived */
+} Meeting;
+
+typedef struct Group {
+    World *world;
+    int64_t size, open;          /* ends not closed */
+    Meeting shown, taken;
+    const DsvPiece **send;       /* (size) what each rank shows; NULL: it has not come */
+} Group;
+
+typedef struct LocalComm {
+    DsvComm comm;
+    Group *group;
+    int64_t last_number;         /* of the world's ends alone */
+} LocalComm;
+
+static void group_free(Group *group)
+{
+    free(group->send);
+    free(group);
+}
+
+static DsvStatus group_make(World *world, int64_t size, Group **out)
+{
+    Group *group = calloc(1, sizeof *group);
+    *out = NULL;
+    if (!group)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a group of %lld ranks", (long long)size);
+    group->world = world;
+    group->size = group->open = size;
+    group->send = calloc((size_t)size, sizeof *group->send);
+    if (!group->send) {
+        group_free(group);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a group of %lld ranks", (long long)size);
+    }
+    *out = group;
+    return DSV_OK;
+}
+
+static struct timespec deadline_in(double seconds)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    int64_t nanoseconds = time.tv_nsec + (int64_t)(seconds * 1e9);
+    time.tv_sec += nanoseconds / 1000000000;
+    time.tv_nsec = nanoseconds % 1000000000;
+    return time;
+}
+
+/* With the lock. The first failure is the one that counts. */
+static void set_failed(World *world, const char *sentence)
+{
+    if (!world->failed)
+        snprintf(world->sentence, sizeof world->sentence, "%s", sentence);
+    world->failed = true;
+    pthread_cond_broadcast(&world->news);
+}
+
+/* Some rank has not come in time: the first that shows nothing. */
+static void find_lost(const LocalComm *local)
+{
+    char sentence[128];
+    const Group *group = local->group;
+    int64_t lost = 0;
+    while (lost < group->size - 1 && group->send[lost])
+        lost++;
+    snprintf(sentence, sizeof sentence, "rank %lld has not come to %s for %g s", (long long)lost,
+             local->comm.call, local->comm.timeout_s);
+    set_failed(group->world, sentence);
+}
+
+/* Shows `send` and waits, with the lock, until all have shown theirs. */
+static DsvStatus show(LocalComm *local, const DsvPiece *send)
+{
+    Group *group = local->group;
+    World *world = group->world;
+    struct timespec deadline = deadline_in(local->comm.timeout_s);
+    uint64_t number = group->shown.number;
+    group->send[local->comm.rank] = send;
+    if (++group->shown.arrived == group->size) {
+        group->shown.arrived = 0;
+        group->shown.number++;
+        pthread_cond_broadcast(&world->news);
+        return DSV_OK;
+    }
+    int waited = 0;
+    while (number == group->shown.number && !world->failed && waited != ETIMEDOUT)
+        waited = pthread_cond_timedwait(&world->news, &world->lock, &deadline);
+    if (number != group->shown.number)
+        return DSV_OK;
+    if (!world->failed)
+        find_lost(local);
+    group->shown.arrived--;
+    group->send[local->comm.rank] = NULL;
+    return DSVI_FAIL(DSV_E_RANK, "%s", world->sentence);
+}
+
+/* Waits, with the lock, until all have taken what they wanted. */
+static void leave(LocalComm *local)
+{
+    Group *group = local->group;
+    uint64_t number = group->taken.number;
+    if (++group->taken.arrived == group->size) {
+        group->taken.arrived = 0;
+        group->taken.number++;
+        pthread_cond_broadcast(&group->world->news);
+    }
+    while (number == group->taken.number)
+        pthread_cond_wait(&group->world->news, &group->world->lock);
+    group->send[local->comm.rank] = NULL;
+}
+
+static DsvStatus take(const LocalComm *local, const DsvPiece *receive)
+{
+    int64_t own = local->comm.rank;
+    for (int64_t r = 0; r < local->comm.size; r++) {
+        const DsvPiece *sent = &local->group->send[r][own];
+        if (r == own)
+            continue;
+        if (sent->bytes != receive[r].bytes)
+            return DSVI_FAIL(DSV_E_INTERNAL, "%s: rank %lld sends %zu bytes, rank %lld expects %zu",
+                             local->comm.call, (long long)r, sent->bytes, (long long)own, receive[r].bytes);
+        if (sent->bytes > 0)
+            memcpy(receive[r].data, sent->data, sent->bytes);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus local_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+{
+    LocalComm *local = (LocalComm *)comm;
+    World *world = local->group->world;
+    pthread_mutex_lock(&world->lock);
+    DsvStatus status = show(local, send);
+    pthread_mutex_unlock(&world->lock);
+    DSVI_TRY(status);
+    status = take(local, receive);
+    pthread_mutex_lock(&world->lock);
+    leave(local);
+    pthread_mutex_unlock(&world->lock);
+    return status;
+}
+
+static void local_fail(DsvComm *comm, const char *sentence)
+{
+    LocalComm *local = (LocalComm *)comm;
+    World *world = local->group->world;
+    pthread_mutex_lock(&world->lock);
+    set_failed(world, sentence);
+    pthread_mutex_unlock(&world->lock);
+}
+
+static DsvStatus local_listen(DsvComm *comm)
+{
+    World *world = ((LocalComm *)comm)->group->world;
+    pthread_mutex_lock(&world->lock);
+    bool failed = world->failed;
+    pthread_mutex_unlock(&world->lock);
+    return failed ? DSVI_FAIL(DSV_E_RANK, "%s", world->sentence) : DSV_OK;
+}
+
+static void world_free(World *world)
+{
+    pthread_mutex_destroy(&world->lock);
+    pthread_cond_destroy(&world->news);
+    free(world);
+}
+
+static void local_close(DsvComm *comm)
+{
+    LocalComm *local = (LocalComm *)comm;
+    Group *group = local->group;
+    World *world = group->world;
+    pthread_mutex_lock(&world->lock);
+    bool last_of_group = --group->open == 0, last = --world->ranks == 0;
+    pthread_mutex_unlock(&world->lock);
+    if (last_of_group)
+        group_free(group);
+    if (last)
+        world_free(world);
+    dsvi_comm_release(comm);
+}
+
+static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                             DsvComm **out);
+
+static const DsvTransport LOCAL = {
+    .name = "threads", .chunk = DSV_COMM_CHUNK, .exchange = local_exchange, .split = local_split,
+    .listen = local_listen, .fail = local_fail, .close = local_close,
+};
+
+/* The first member makes the group and the others are told where it lies. */
+static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                             DsvComm **out)
+{
+    LocalComm *local = (LocalComm *)comm;
+    World *world = local->group->world;
+    Group *group = NULL, **made = calloc((size_t)comm->size, sizeof(Group *));
+    int64_t rank = 0;
+    (void)number;
+    while (member[rank] != comm->rank)
+        rank++;
+    DsvStatus status = made ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a group of ranks");
+    if (status == DSV_OK && rank == 0)
+        status = group_make(world, count, &group);
+    if (status != DSV_OK) {
+        dsvi_comm_fail(comm, status);
+        free(made);
+        return status;
+    }
+    made[comm->rank] = group;
+    status = dsvi_comm_share(comm, made, sizeof *made);
+    group = made[member[0]];
+    free(made);
+    DSVI_TRY(status);
+    DSVI_TRY(dsvi_comm_make(&LOCAL, sizeof *local, rank, count, comm->timeout_s, comm->last_number, out));
+    ((LocalComm *)*out)->group = group;
+    pthread_mutex_lock(&world->lock);
+    world->ranks++;
+    pthread_mutex_unlock(&world->lock);
+    return DSV_OK;
+}
+
+static DsvStatus world_make(World **out)
+{
+    pthread_condattr_t monotonic;
+    World *world = calloc(1, sizeof *world);
+    *out = world;
+    if (!world)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for ranks");
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&world->lock, NULL);
+    pthread_cond_init(&world->news, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsvComm **comm)
+{
+    World *world;
+    Group *group;
+    DSVI_TRY(world_make(&world));
+    DsvStatus status = group_make(world, size, &group);
+    if (status != DSV_OK) {
+        world_free(world);
+        return status;
+    }
+    for (int64_t r = 0; r < size; r++) {
+        LocalComm *local;
+        status = dsvi_comm_make(&LOCAL, sizeof *local, r, size, timeout_s, NULL, &comm[r]);
+        if (status != DSV_OK)
+            break;
+        world->ranks++;
+        local = (LocalComm *)comm[r];
+        local->group = group;
+        local->comm.last_number = &local->last_number;
+    }
+    if (status == DSV_OK)
+        return DSV_OK;
+    for (int64_t r = 0; r < world->ranks; r++)
+        dsvi_comm_release(comm[r]);
+    group_free(group);
+    world_free(world);
+    return status;
+}

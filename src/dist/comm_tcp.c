@@ -1,0 +1,400 @@
+/* See comm_tcp.h. A connection carries frames, each a head and its bytes. In an exchange all that go out and
+ * all that come in move as the connections allow; now and then every connection is looked at, for a rank
+ * that tells of its failure there. A connection that ends while something is awaited on it is a rank that
+ * died. */
+#include "dist/comm_tcp.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "dist/tcp_mesh.h"
+#include "dist/transport.h"
+
+enum { FRAME_DATA = 0x64617461, FRAME_FAILURE = 0x6661696c };
+enum { LOOK_EVERY_MS = 20 };   /* for failures, on all connections */
+#define MEET_S 300.0           /* how long ranks wait for each other to be there at all, at most */
+#define FAREWELL_S 5.0         /* how long others wait for rank 0 to end first, after a failure */
+
+typedef struct Head {
+    uint32_t kind;
+    uint32_t group;
+    uint64_t bytes;
+} Head;
+
+/* What all groups of this process share. */
+typedef struct World {
+    int64_t rank, size;
+    int *socket;        /* (size); -1: the own one, and those that have ended */
+    bool failed;
+    char sentence[DSVI_MESSAGE_BYTES];
+    int64_t last_number;
+    double looked;      /* clock, when all connections were last looked at */
+} World;
+
+/* One frame under way. */
+typedef struct Frame {
+    Head head;
+    const DsvPiece *piece;
+    size_t moved;       /* of head and piece together */
+    bool wanted;
+} Frame;
+
+typedef struct TcpComm {
+    DsvComm comm;
+    World *world;
+    uint32_t group;
+    int64_t *world_rank;     /* (size) */
+    Frame *out, *in;         /* (size) */
+    struct pollfd *poller;   /* (size) */
+} TcpComm;
+
+/* ---- failure ---- */
+
+static void tell_failure(const World *w)
+{
+    Head head = {FRAME_FAILURE, 0, strlen(w->sentence)};
+    for (int64_t r = 0; r < w->size; r++) {
+        if (w->socket[r] < 0)
+            continue;
+        /* Small enough to find room at once; a rank that cannot take it is beyond help. */
+        if (send(w->socket[r], &head, sizeof head, MSG_NOSIGNAL) == sizeof head)
+            (void)!send(w->socket[r], w->sentence, head.bytes, MSG_NOSIGNAL);
+    }
+}
+
+static void set_failed(World *w, const char *sentence, bool tell_others)
+{
+    if (w->failed)
+        return;
+    w->failed = true;
+    snprintf(w->sentence, sizeof w->sentence, "%s", sentence);
+    if (tell_others)
+        tell_failure(w);
+}
+
+/* The sentence behind a head that tells of a failure. */
+static void hear_failure(World *w, int64_t rank, size_t bytes)
+{
+    char sentence[DSVI_MESSAGE_BYTES] = "";
+    struct pollfd poller = {w->socket[rank], POLLIN, 0};
+    size_t got = 0;
+    while (got < bytes && got < sizeof sentence - 1 && poll(&poller, 1, 1000) > 0) {
+        ssize_t more = recv(w->socket[rank], sentence + got, sizeof sentence - 1 - got, 0);
+        if (more <= 0)
+            break;
+        got += (size_t)more;
+    }
+    set_failed(w, sentence, false);
+}
+
+/* Whether the rank tells of a failure in place of data that nobody expects yet. */
+static void look_at(World *w, int64_t rank)
+{
+    Head head;
+    if (w->socket[rank] < 0 ||
+        recv(w->socket[rank], &head, sizeof head, MSG_PEEK | MSG_DONTWAIT) != sizeof head ||
+        head.kind != FRAME_FAILURE)
+        return;
+    (void)!recv(w->socket[rank], &head, sizeof head, 0);
+    hear_failure(w, rank, head.bytes);
+}
+
+/* It may have ended because of a third one, which then has told why. */
+static void rank_ended(const TcpComm *t, int64_t rank)
+{
+    char sentence[128];
+    World *w = t->world;
+    int64_t r = t->world_rank[rank];
+    for (int64_t other = 0; other < w->size && !w->failed; other++)
+        look_at(w, other);
+    snprintf(sentence, sizeof sentence, "rank %lld has ended, and others wait for it in %s", (long long)r,
+             t->comm.call);
+    close(w->socket[r]);
+    w->socket[r] = -1;
+    set_failed(w, sentence, true);
+}
+
+static void look_around(World *w)
+{
+    double now = dsvi_clock_seconds();
+    if (now - w->looked < 1e-3 * LOOK_EVERY_MS)
+        return;
+    w->looked = now;
+    for (int64_t r = 0; r < w->size && !w->failed; r++)
+        look_at(w, r);
+}
+
+/* As above, and a connection that has ended is a failure. */
+static DsvStatus tcp_listen(DsvComm *comm)
+{
+    TcpComm *t = (TcpComm *)comm;
+    World *w = t->world;
+    char byte;
+    look_around(w);
+    for (int64_t r = 0; r < comm->size && !w->failed; r++) {
+        int file = w->socket[t->world_rank[r]];
+        if (file >= 0 && recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            rank_ended(t, r);
+    }
+    return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
+}
+
+static void tcp_fail(DsvComm *comm, const char *sentence)
+{
+    set_failed(((TcpComm *)comm)->world, sentence, true);
+}
+
+/* ---- exchange ---- */
+
+static bool unfinished(const Frame *frame)
+{
+    return frame->wanted && frame->moved < sizeof frame->head + frame->piece->bytes;
+}
+
+/* The next stretch of a frame: of its head, then of its piece. */
+static DsvPiece stretch_of(Frame *frame)
+{
+    size_t head = sizeof frame->head;
+    if (frame->moved < head)
+        return (DsvPiece){(char *)&frame->head + frame->moved, head - frame->moved};
+    return (DsvPiece){(char *)frame->piece->data + (frame->moved - head),
+                      frame->piece->bytes - (frame->moved - head)};
+}
+
+/* Moves what can be moved now. False: the connection has ended. */
+static bool move_frame(int file, Frame *frame, bool sends)
+{
+    while (unfinished(frame)) {
+        DsvPiece next = stretch_of(frame);
+        ssize_t moved = sends ? send(file, next.data, next.bytes, MSG_NOSIGNAL)
+                              : recv(file, next.data, next.bytes, 0);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return true;
+        if (moved <= 0)
+            return false;
+        frame->moved += (size_t)moved;
+        if (!sends && frame->moved == sizeof frame->head)
+            return true; /* the head is looked at before anything is written to the piece */
+    }
+    return true;
+}
+
+static DsvStatus check_head(const TcpComm *t, int64_t rank)
+{
+    const Frame *in = &t->in[rank];
+    if (in->head.kind == FRAME_DATA && in->head.group == t->group && in->head.bytes == in->piece->bytes)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_INTERNAL, "%s: rank %lld sends %llu bytes of group %u, rank %lld expects %zu "
+                     "of %u", t->comm.call, (long long)rank, (unsigned long long)in->head.bytes,
+                     in->head.group, (long long)t->comm.rank, in->piece->bytes, t->group);
+}
+
+static DsvStatus serve_in(TcpComm *t, int64_t rank)
+{
+    Frame *in = &t->in[rank];
+    int file = t->world->socket[t->world_rank[rank]];
+    bool had_head = in->moved >= sizeof in->head;
+    if (!move_frame(file, in, false)) {
+        rank_ended(t, rank);
+        return DSV_OK;
+    }
+    if (had_head || in->moved < sizeof in->head)
+        return DSV_OK;
+    if (in->head.kind == FRAME_FAILURE) {
+        hear_failure(t->world, t->world_rank[rank], in->head.bytes);
+        return DSV_OK;
+    }
+    DSVI_TRY(check_head(t, rank));
+    if (!move_frame(file, in, false))
+        rank_ended(t, rank);
+    return DSV_OK;
+}
+
+/* A rank that does not take what is sent may have told why. */
+static void serve_out(TcpComm *t, int64_t rank)
+{
+    if (move_frame(t->world->socket[t->world_rank[rank]], &t->out[rank], true))
+        return;
+    look_at(t->world, t->world_rank[rank]);
+    rank_ended(t, rank);
+}
+
+/* Polls the connections on which something is to move; the number of them. */
+static int set_pollers(TcpComm *t)
+{
+    int moving = 0;
+    for (int64_t r = 0; r < t->comm.size; r++) {
+        short events = (short)((unfinished(&t->in[r]) ? POLLIN : 0) | (unfinished(&t->out[r]) ? POLLOUT : 0));
+        t->poller[r] = (struct pollfd){events ? t->world->socket[t->world_rank[r]] : -1, events, 0};
+        moving += events != 0;
+    }
+    return moving;
+}
+
+static void begin(TcpComm *t, const DsvPiece *send, const DsvPiece *receive)
+{
+    for (int64_t r = 0; r < t->comm.size; r++) {
+        bool other = r != t->comm.rank;
+        t->out[r] = (Frame){{FRAME_DATA, t->group, send[r].bytes}, &send[r], 0, other && send[r].bytes > 0};
+        t->in[r] = (Frame){{0, 0, 0}, &receive[r], 0, other && receive[r].bytes > 0};
+    }
+}
+
+static void too_late(TcpComm *t)
+{
+    char sentence[128];
+    int64_t missing = 0;
+    while (!unfinished(&t->in[missing]) && !unfinished(&t->out[missing]))
+        missing++;
+    snprintf(sentence, sizeof sentence, "rank %lld has not come to %s for %g s",
+             (long long)t->world_rank[missing], t->comm.call, t->comm.timeout_s);
+    set_failed(t->world, sentence, true);
+}
+
+static DsvStatus tcp_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+{
+    TcpComm *t = (TcpComm *)comm;
+    World *w = t->world;
+    double heard = dsvi_clock_seconds();
+    begin(t, send, receive);
+    look_around(w);
+    while (!w->failed && set_pollers(t) > 0) {
+        int found = poll(t->poller, (nfds_t)comm->size, LOOK_EVERY_MS);
+        if (found > 0)
+            heard = dsvi_clock_seconds();
+        else if (dsvi_clock_seconds() - heard > comm->timeout_s)
+            too_late(t);
+        for (int64_t r = 0; r < comm->size && found > 0 && !w->failed; r++) {
+            if (t->poller[r].fd >= 0 && t->poller[r].revents && unfinished(&t->in[r]))
+                DSVI_TRY(serve_in(t, r));
+            if (t->poller[r].fd >= 0 && t->poller[r].revents && !w->failed && unfinished(&t->out[r]))
+                serve_out(t, r);
+        }
+        look_around(w);
+    }
+    return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
+}
+
+/* ---- groups and life ---- */
+
+static void free_world(World *w)
+{
+    for (int64_t r = 0; r < w->size && w->socket; r++)
+        if (w->socket[r] >= 0)
+            close(w->socket[r]);
+    free(w->socket);
+    free(w);
+}
+
+/* After a failure the others let rank 0 end first: it has something to say. */
+static void await_first(const World *w)
+{
+    char rest[256];
+    struct pollfd poller = {w->socket[0], POLLIN, 0};
+    double until = dsvi_clock_seconds() + FAREWELL_S;
+    while (w->rank != 0 && w->socket[0] >= 0 && dsvi_clock_seconds() < until)
+        if (poll(&poller, 1, LOOK_EVERY_MS) > 0 && recv(w->socket[0], rest, sizeof rest, 0) <= 0)
+            return;
+}
+
+static void free_comm(TcpComm *t)
+{
+    free(t->world_rank);
+    free(t->out);
+    free(t->in);
+    free(t->poller);
+    dsvi_comm_release(&t->comm);
+}
+
+static void tcp_close(DsvComm *comm)
+{
+    TcpComm *t = (TcpComm *)comm;
+    World *w = t->world;
+    bool last = t->group == 0;
+    free_comm(t);
+    if (!last)
+        return;
+    if (w->failed)
+        await_first(w);
+    free_world(w);
+}
+
+static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                           DsvComm **out);
+
+static const DsvTransport TCP = {
+    .name = "TCP", .chunk = DSV_COMM_CHUNK, .exchange = tcp_exchange, .split = tcp_split,
+    .listen = tcp_listen, .fail = tcp_fail, .close = tcp_close,
+};
+
+static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, double timeout_s, TcpComm **out)
+{
+    DsvComm *comm;
+    size_t n = (size_t)size;
+    *out = NULL;
+    DSVI_TRY(dsvi_comm_make(&TCP, sizeof **out, rank, size, timeout_s, &w->last_number, &comm));
+    TcpComm *t = (TcpComm *)comm;
+    t->world = w;
+    t->group = group;
+    t->world_rank = calloc(n, sizeof *t->world_rank);
+    t->out = calloc(n, sizeof *t->out);
+    t->in = calloc(n, sizeof *t->in);
+    t->poller = calloc(n, sizeof *t->poller);
+    if (!t->world_rank || !t->out || !t->in || !t->poller) {
+        free_comm(t);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the connections of %lld ranks", (long long)size);
+    }
+    *out = t;
+    return DSV_OK;
+}
+
+static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
+                           DsvComm **out)
+{
+    const TcpComm *parent = (const TcpComm *)comm;
+    TcpComm *t;
+    int64_t rank = 0;
+    while (member[rank] != comm->rank)
+        rank++;
+    DSVI_TRY(make(parent->world, rank, count, (uint32_t)number, comm->timeout_s, &t));
+    for (int64_t r = 0; r < count; r++)
+        t->world_rank[r] = parent->world_rank[member[r]];
+    *out = &t->comm;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_comm_tcp_create(int64_t rank, int64_t size, const char *address, int port, double timeout_s,
+                               DsvComm **out)
+{
+    TcpComm *t = NULL;
+    World *w = calloc(1, sizeof *w);
+    *out = NULL;
+    if (w)
+        w->socket = malloc((size_t)size * sizeof *w->socket);
+    if (!w || !w->socket) {
+        free(w);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld connections", (long long)size);
+    }
+    w->rank = rank;
+    DsvStatus status = dsvi_tcp_mesh(rank, size, address, port, timeout_s < MEET_S ? timeout_s : MEET_S,
+                                     w->socket);
+    w->size = status == DSV_OK ? size : 0;
+    if (status == DSV_OK)
+        status = make(w, rank, size, 0, timeout_s, &t);
+    if (status != DSV_OK) {
+        free_world(w);
+        return status;
+    }
+    for (int64_t r = 0; r < size; r++)
+        t->world_rank[r] = r;
+    *out = &t->comm;
+    return DSV_OK;
+}

@@ -1,0 +1,58 @@
+/* What carries the bytes of a DsvComm: the one thing a new kind of ranks has to implement. All that comm.h
+ * promises beyond moving pieces, sums above all, is written once over it, in comm.c. */
+#ifndef DSVI_TRANSPORT_H
+#define DSVI_TRANSPORT_H
+
+#include "dist/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* `receive` has one piece a rank, like `send`; the own ones are none of the transport's business. */
+typedef struct DsvTransport {
+    const char *name;
+    size_t chunk; /* bytes that a sum takes from each rank at once */
+    DsvStatus (*exchange)(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
+    /* A group of the ranks member[0..count), this one among them; all ranks of `comm` call. `number` is one
+     * that no two groups share which have a rank in common. NULL: cannot be split. */
+    DsvStatus (*split)(DsvComm *comm, const int64_t *member, int64_t count, int64_t number, DsvComm **out);
+    /* As dsvi_comm_listen. NULL where the transport relies on another group for that. */
+    DsvStatus (*listen)(DsvComm *comm);
+    /* The sentence reaches every rank of the program. */
+    void (*fail)(DsvComm *comm, const char *sentence);
+    void (*close)(DsvComm *comm);
+
+    /* NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
+    /* out (n) = part[0] + part[1] + ...; the parts may be written to, and `out` is one of them. */
+    DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
+    DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
+    DsvStatus (*mark)(DsvComm *comm, int64_t mark);
+} DsvTransport;
+
+/* The head of every transport's own struct, which begins with it. */
+struct DsvComm {
+    const DsvTransport *transport;
+    int64_t rank, size;
+    double timeout_s;
+    const char *call;         /* what is being done, for sentences: "all_reduce" */
+    int64_t behind;           /* the mark that calls wait for; -1: for everything */
+    int64_t *last_number;     /* of a group, of those made by this rank; all its groups share it */
+    DsvCommSent sent;
+    DsvPiece *send, *receive; /* (size) each */
+    int64_t *bound;           /* (size + 1) */
+    unsigned char *scratch;   /* (size, transport->chunk) what others send towards a sum */
+};
+
+/* What suits host memory. */
+enum { DSV_COMM_CHUNK = 1 << 20 };
+
+/* For transports: a zeroed comm of `bytes`, the head filled in. */
+DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t rank, int64_t size,
+                         double timeout_s, int64_t *last_number, DsvComm **out);
+void dsvi_comm_release(DsvComm *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,306 @@
+/* See comm_cases.h. Numbers are functions of (rank, place), so that every rank knows what all others hold. */
+#include "comm_cases.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+#define EXPECT(condition)                                                                            \
+    do {                                                                                             \
+        if (!(condition)) {                                                                          \
+            status = DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);         \
+            goto done;                                                                               \
+        }                                                                                            \
+    } while (0)
+
+#define WORKS(call) DSVI_TRY_GOTO(status, call, done)
+
+enum { RANKS = 16 };
+
+/* Lengths around the borders where comm.c changes its way: nothing, one, small sums, chunks. */
+static const int64_t length[] = {0, 1, 5, 511, 1024, 1025, 65536, 65537, 600001};
+enum { LENGTHS = sizeof length / sizeof *length };
+
+static double value_of(int64_t rank, int64_t i)
+{
+    DsvRng rng = {(uint64_t)rank, DSV_RNG_TEST, 0};
+    return dsvi_rng_uniform(rng, (uint64_t)i) - 0.5;
+}
+
+/* Uneven on purpose; some ranks have nothing. */
+static void ragged_bounds(int64_t n, int64_t size, int64_t *bound)
+{
+    bound[0] = 0;
+    for (int64_t r = 0; r < size; r++)
+        bound[r + 1] = r % 3 == 1 ? bound[r] : bound[r] + (n - bound[r]) * (r + 1) / size;
+    bound[size] = n;
+}
+
+static uint64_t sent_since(const DsvComm *comm, DsvCommSent before)
+{
+    return dsvi_comm_sent(comm).bytes - before.bytes;
+}
+
+/* The sum in the order of the ranks, as promised. */
+static double sum_of(DsvDtype dtype, int64_t size, int64_t i)
+{
+    double sum = value_of(0, i);
+    float sum_f32 = (float)value_of(0, i);
+    for (int64_t r = 1; r < size; r++) {
+        sum += value_of(r, i);
+        sum_f32 += (float)value_of(r, i);
+    }
+    return dtype == DSV_F64 ? sum : (double)sum_f32;
+}
+
+static void fill(DsvDtype dtype, void *data, int64_t rank, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dsvi_store(dtype, data, i, value_of(rank, i));
+}
+
+static uint64_t all_reduce_bytes(int64_t size, int64_t rank, int64_t n, size_t item)
+{
+    int64_t bound[RANKS + 1];
+    if ((size_t)n * item <= 4096)
+        return (uint64_t)(size - 1) * (uint64_t)n * item;
+    dsvi_comm_bounds(n, 16, size, bound);
+    int64_t own = bound[rank + 1] - bound[rank];
+    return (uint64_t)(n - own + own * (size - 1)) * item;
+}
+
+static DsvStatus all_reduce_of(DsvComm *comm, DsvDtype dtype, int64_t n)
+{
+    DsvStatus status = DSV_OK;
+    size_t item = dsvi_dtype_size(dtype);
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
+    DsvCommSent before = dsvi_comm_sent(comm);
+    unsigned char *data = malloc((size_t)n * item + 1);
+    data[(size_t)n * item] = 0xa5;
+    fill(dtype, data, rank, n);
+    WORKS(dsvi_comm_all_reduce(comm, dtype, data, n));
+    for (int64_t i = 0; i < n; i++)
+        EXPECT(dsvi_load(dtype, data, i) == sum_of(dtype, size, i));
+    EXPECT(data[(size_t)n * item] == 0xa5);
+    EXPECT(sent_since(comm, before) == all_reduce_bytes(size, rank, n, item));
+done:
+    free(data);
+    return status;
+}
+
+static DsvStatus all_reduce(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < LENGTHS; i++) {
+        DSVI_TRY(all_reduce_of(comm, DSV_F32, length[i]));
+        DSVI_TRY(all_reduce_of(comm, DSV_F64, length[i]));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus reduce_scatter_of(DsvComm *comm, int64_t n)
+{
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
+    DsvCommSent before = dsvi_comm_sent(comm);
+    float *data = malloc((size_t)n * sizeof *data + 1);
+    ragged_bounds(n, size, bound);
+    fill(DSV_F32, data, rank, n);
+    WORKS(dsvi_comm_reduce_scatter(comm, DSV_F32, data, bound));
+    for (int64_t i = 0; i < n; i++) {
+        bool own = bound[rank] <= i && i < bound[rank + 1];
+        EXPECT(data[i] == (own ? (float)sum_of(DSV_F32, size, i) : (float)value_of(rank, i)));
+    }
+    EXPECT(sent_since(comm, before) == (uint64_t)(n - bound[rank + 1] + bound[rank]) * sizeof *data);
+done:
+    free(data);
+    return status;
+}
+
+static DsvStatus reduce_scatter(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < LENGTHS; i++)
+        DSVI_TRY(reduce_scatter_of(comm, length[i]));
+    return DSV_OK;
+}
+
+/* Items of 12 bytes. root < 0: to all. */
+static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
+{
+    typedef struct Item {
+        int32_t rank, place, rest;
+    } Item;
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
+    DsvCommSent before = dsvi_comm_sent(comm);
+    Item *data = calloc((size_t)n + 1, sizeof *data);
+    ragged_bounds(n, size, bound);
+    for (int64_t i = bound[rank]; i < bound[rank + 1]; i++)
+        data[i] = (Item){(int32_t)rank, (int32_t)i, 7};
+    WORKS(root < 0 ? dsvi_comm_all_gather(comm, data, sizeof *data, bound)
+                   : dsvi_comm_gather(comm, root, data, sizeof *data, bound));
+    for (int64_t r = 0; r < size; r++)
+        for (int64_t i = bound[r]; i < bound[r + 1]; i++) {
+            bool here = root < 0 || rank == root || rank == r;
+            EXPECT(data[i].rest == (here ? 7 : 0));
+            EXPECT(!here || (data[i].rank == r && data[i].place == i));
+        }
+    EXPECT(data[n].rest == 0);
+    int64_t to = root < 0 ? size - 1 : rank != root;
+    EXPECT(sent_since(comm, before) ==
+           (uint64_t)(to * (bound[rank + 1] - bound[rank])) * sizeof *data);
+done:
+    free(data);
+    return status;
+}
+
+static DsvStatus gather(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < LENGTHS; i++)
+        for (int64_t root = -1; root < dsvi_comm_size(comm); root++)
+            DSVI_TRY(gather_of(comm, root, length[i]));
+    return DSV_OK;
+}
+
+static DsvStatus broadcast_of(DsvComm *comm, int64_t root, int64_t n)
+{
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
+    DsvCommSent before = dsvi_comm_sent(comm);
+    unsigned char *data = malloc((size_t)n + 1);
+    for (int64_t i = 0; i <= n; i++)
+        data[i] = (unsigned char)(rank == root ? i * 7 % 251 : 0xee);
+    data[n] = 0x3c;
+    WORKS(dsvi_comm_broadcast(comm, root, data, (size_t)n));
+    for (int64_t i = 0; i < n; i++)
+        EXPECT(data[i] == i * 7 % 251);
+    EXPECT(data[n] == 0x3c);
+    dsvi_comm_bounds(n, 64, size, bound);
+    int64_t own = bound[rank + 1] - bound[rank];
+    EXPECT(sent_since(comm, before) == (uint64_t)((rank == root ? n - own : 0) + own * (size - 1)));
+done:
+    free(data);
+    return status;
+}
+
+static DsvStatus broadcast(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < LENGTHS; i++)
+        for (int64_t root = 0; root < dsvi_comm_size(comm); root++)
+            DSVI_TRY(broadcast_of(comm, root, length[i]));
+    return DSV_OK;
+}
+
+/* How many ints go from one rank to another: nothing for some pairs. */
+static int64_t traffic(int64_t from, int64_t to)
+{
+    return (from * 5 + to * 3) % 7 * 1001;
+}
+
+static DsvStatus exchange(DsvComm *comm, void *ignored)
+{
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
+    DsvPiece send[RANKS] = {{0}}, receive[RANKS] = {{0}};
+    DsvCommSent before = dsvi_comm_sent(comm);
+    uint64_t bytes = 0, messages = 0;
+    (void)ignored;
+    for (int64_t r = 0; r < size; r++) {
+        send[r].bytes = (size_t)traffic(rank, r) * sizeof(int32_t);
+        receive[r].bytes = (size_t)traffic(r, rank) * sizeof(int32_t);
+        send[r].data = malloc(send[r].bytes + 1);
+        receive[r].data = malloc(receive[r].bytes + 1);
+        for (int64_t i = 0; i < traffic(rank, r); i++)
+            ((int32_t *)send[r].data)[i] = (int32_t)(rank * 100 + r + i);
+        bytes += r == rank ? 0 : send[r].bytes;
+        messages += r != rank && send[r].bytes > 0;
+    }
+    WORKS(dsvi_comm_exchange(comm, send, receive));
+    for (int64_t r = 0; r < size; r++)
+        for (int64_t i = 0; i < traffic(r, rank); i++)
+            EXPECT(((int32_t *)receive[r].data)[i] == r * 100 + rank + i);
+    EXPECT(sent_since(comm, before) == bytes);
+    EXPECT(dsvi_comm_sent(comm).messages - before.messages == messages);
+done:
+    for (int64_t r = 0; r < size; r++) {
+        free(send[r].data);
+        free(receive[r].data);
+    }
+    return status;
+}
+
+/* Once round the ring: every rank ends with what it began with. */
+static DsvStatus swap(DsvComm *comm, void *ignored)
+{
+    enum { N = 3001 };
+    static const size_t BYTES = N * sizeof(float);
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
+    float *now = malloc(BYTES), *next = malloc(BYTES);
+    (void)ignored;
+    fill(DSV_F32, now, rank, N);
+    for (int64_t step = 1; step <= size; step++) {
+        WORKS(dsvi_comm_swap(comm, (rank + 1) % size, (DsvPiece){now, BYTES}, (rank + size - 1) % size,
+                             (DsvPiece){next, BYTES}));
+        for (int64_t i = 0; i < N; i++)
+            EXPECT(next[i] == (float)value_of((rank + size - step) % size, i));
+        float *other = now;
+        now = next;
+        next = other;
+    }
+done:
+    free(now);
+    free(next);
+    return status;
+}
+
+/* Sums over sub-groups, and over sub-groups of those, while the large one is used in between. */
+static DsvStatus split(DsvComm *comm, void *ignored)
+{
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
+    DsvComm *half = NULL, *quarter = NULL;
+    (void)ignored;
+    for (int round = 0; round < 3; round++) {
+        double number = (double)rank, expected = 0, all = (double)rank;
+        int64_t members = 0;
+        WORKS(dsvi_comm_split(comm, rank % 2 + 10, &half));
+        for (int64_t r = rank % 2; r < size; r += 2, members++)
+            expected += (double)r;
+        EXPECT(dsvi_comm_size(half) == members);
+        EXPECT(dsvi_comm_rank(half) == rank / 2);
+        WORKS(dsvi_comm_all_reduce(half, DSV_F64, &number, 1));
+        EXPECT(number == expected);
+        WORKS(dsvi_comm_all_reduce(comm, DSV_F64, &all, 1));
+        EXPECT(all == (double)(size * (size - 1) / 2));
+        WORKS(dsvi_comm_split(half, dsvi_comm_rank(half) / 2, &quarter));
+        number = 1;
+        WORKS(dsvi_comm_all_reduce(quarter, DSV_F64, &number, 1));
+        EXPECT(number == (double)dsvi_comm_size(quarter));
+        EXPECT(number <= 2);
+        dsvi_comm_close(&quarter);
+        dsvi_comm_close(&half);
+    }
+done:
+    dsvi_comm_close(&quarter);
+    dsvi_comm_close(&half);
+    return status;
+}
+
+static DsvStatus barrier(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < 100; i++)
+        DSVI_TRY(dsvi_comm_barrier(comm));
+    return DSV_OK;
+}
+
+const CommCase comm_cases[] = {
+    {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"broadcast", broadcast},
+    {"reduce_scatter", reduce_scatter}, {"all_reduce", all_reduce}, {"split", split}, {"barrier", barrier},
+    {NULL, NULL},
+};

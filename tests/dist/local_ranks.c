@@ -1,0 +1,48 @@
+/* See local_ranks.h. */
+#include "local_ranks.h"
+
+#include <pthread.h>
+
+#include "dist/comm_local.h"
+#include "test.h"
+
+typedef struct Rank {
+    pthread_t thread;
+    DsvComm *comm;
+    rank_fn *fn;
+    void *context;
+    RankOutcome *outcome;
+} Rank;
+
+static void *work(void *argument)
+{
+    Rank *rank = argument;
+    RankOutcome *outcome = rank->outcome;
+    outcome->status = rank->fn(rank->comm, rank->context);
+    snprintf(outcome->sentence, sizeof outcome->sentence, "%s", outcome->status ? dsv_error_message() : "");
+    dsvi_comm_close(&rank->comm);
+    return NULL;
+}
+
+void run_ranks(int64_t size, double timeout_s, rank_fn *fn, void *context, RankOutcome *outcome)
+{
+    DsvComm *comm[RANKS_MOST];
+    Rank rank[RANKS_MOST];
+    assert_true(size <= RANKS_MOST);
+    assert_ok(dsvi_comm_local_create(size, timeout_s, comm));
+    for (int64_t r = 0; r < size; r++) {
+        rank[r] = (Rank){.comm = comm[r], .fn = fn, .context = context, .outcome = &outcome[r]};
+        assert_int_equal(pthread_create(&rank[r].thread, NULL, work, &rank[r]), 0);
+    }
+    for (int64_t r = 0; r < size; r++)
+        pthread_join(rank[r].thread, NULL);
+}
+
+void run_ranks_well(int64_t size, rank_fn *fn, void *context)
+{
+    RankOutcome outcome[RANKS_MOST];
+    run_ranks(size, 60, fn, context, outcome);
+    for (int64_t r = 0; r < size; r++)
+        if (outcome[r].status != DSV_OK)
+            fail_msg("rank %lld of %lld: %s", (long long)r, (long long)size, outcome[r].sentence);
+}

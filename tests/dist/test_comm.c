@@ -1,0 +1,147 @@
+/* Groups of ranks that are threads: every call against plain loops (comm_cases.c), the same bits every time,
+ * failures that reach all ranks, ranks that do not come. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "comm_cases.h"
+#include "local_ranks.h"
+
+static void calls(void **state)
+{
+    (void)state;
+    for (int64_t size = 1; size <= 5; size++)
+        for (const CommCase *c = comm_cases; c->name; c++)
+            run_ranks_well(size, c->run, NULL);
+}
+
+/* A group of nobody else. */
+static void alone(void **state)
+{
+    (void)state;
+    for (const CommCase *c = comm_cases; c->name; c++)
+        assert_ok(c->run(NULL, NULL));
+}
+
+static void bounds_cover_everything(void **state)
+{
+    int64_t bound[RANKS_MOST + 1];
+    (void)state;
+    for (int64_t size = 1; size <= RANKS_MOST; size++)
+        for (int64_t n = 0; n < 200; n++) {
+            dsvi_comm_bounds(n, 16, size, bound);
+            assert_int_equal(bound[0], 0);
+            assert_int_equal(bound[size], n);
+            for (int64_t r = 0; r < size; r++) {
+                assert_true(bound[r] <= bound[r + 1]);
+                assert_true(bound[r + 1] == n || bound[r + 1] % 16 == 0);
+                assert_true(bound[r + 1] - bound[r] <= (n / size / 16 + 1) * 16);
+            }
+        }
+}
+
+static DsvStatus one_fails(DsvComm *comm, void *context)
+{
+    double number = 1;
+    DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
+    if (dsvi_comm_rank(comm) == *(int64_t *)context)
+        return dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_IO, "the disk is full"));
+    for (;;)
+        DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
+}
+
+static void a_failure_reaches_all(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    for (int64_t failing = 0; failing < 3; failing++) {
+        run_ranks(3, 60, one_fails, &failing, outcome);
+        for (int64_t r = 0; r < 3; r++) {
+            char expected[64];
+            snprintf(expected, sizeof expected, "rank %d: the disk is full", (int)failing);
+            assert_int_equal(outcome[r].status, r == failing ? DSV_E_IO : DSV_E_RANK);
+            assert_string_equal(outcome[r].sentence, expected);
+        }
+    }
+}
+
+static DsvStatus fails_in_a_group(DsvComm *comm, void *context)
+{
+    DsvComm *pair;
+    double number = 1;
+    (void)context;
+    DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) / 2, &pair));
+    if (dsvi_comm_rank(comm) == 3) {
+        dsvi_comm_close(&pair);
+        return dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_NO_MEMORY, "no memory"));
+    }
+    DsvStatus status = DSV_OK;
+    while (status == DSV_OK)
+        status = dsvi_comm_all_reduce(pair, DSV_F64, &number, 1);
+    dsvi_comm_close(&pair);
+    return status;
+}
+
+/* Ranks 0 and 1 are a group that rank 3 has no part in; it hears of the failure all the same. */
+static void a_failure_leaves_its_group(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run_ranks(4, 60, fails_in_a_group, NULL, outcome);
+    for (int r = 0; r < 4; r++)
+        assert_string_equal(outcome[r].sentence, "rank 3: no memory");
+}
+
+static DsvStatus one_is_late(DsvComm *comm, void *context)
+{
+    (void)context;
+    if (dsvi_comm_rank(comm) == 1) {
+        usleep(400000);
+        return DSV_OK;
+    }
+    return dsvi_comm_barrier(comm);
+}
+
+static void a_rank_that_does_not_come_is_named(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run_ranks(3, 0.1, one_is_late, NULL, outcome);
+    for (int r = 0; r < 3; r += 2) {
+        assert_int_equal(outcome[r].status, DSV_E_RANK);
+        assert_string_equal(outcome[r].sentence, "rank 1 has not come to barrier for 0.1 s");
+    }
+}
+
+static DsvStatus lengths_differ(DsvComm *comm, void *context)
+{
+    unsigned char data[8];
+    DsvPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
+    (void)context;
+    receive[1 - dsvi_comm_rank(comm)].bytes = dsvi_comm_rank(comm) == 0 ? 4 : 3;
+    return dsvi_comm_exchange(comm, send, receive);
+}
+
+static void lengths_that_differ_are_told(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run_ranks(2, 60, lengths_differ, NULL, outcome);
+    assert_int_equal(outcome[0].status, DSV_E_INTERNAL);
+    assert_non_null(strstr(outcome[0].sentence, "rank 1 sends 3 bytes, rank 0 expects 4"));
+    assert_int_equal(outcome[1].status, DSV_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls),
+        cmocka_unit_test(alone),
+        cmocka_unit_test(bounds_cover_everything),
+        cmocka_unit_test(a_failure_reaches_all),
+        cmocka_unit_test(a_failure_leaves_its_group),
+        cmocka_unit_test(a_rank_that_does_not_come_is_named),
+        cmocka_unit_test(lengths_that_differ_are_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,240 @@
+/* Groups of ranks that are connected by TCP, here threads on one machine: every call against plain loops, and
+ * what ranks that fail, are late, end or were told something else do to the others. */
+#include "test.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "comm_cases.h"
+#include "dist/comm_tcp.h"
+#include "local_ranks.h"
+
+/* A port for each group: one that was used may rest for a while. */
+static int next_port(void)
+{
+    static int used;
+    return 20000 + (getpid() * 37 + used++ * 7) % 12000; /* below those the system gives away */
+}
+
+typedef struct TcpCase {
+    rank_fn *fn;
+    int port;
+    double timeout_s;
+} TcpCase;
+
+/* A rank of the group over TCP; the group of threads only tells it its number. */
+static DsvStatus over_tcp(DsvComm *thread, void *context)
+{
+    const TcpCase *c = context;
+    DsvComm *comm;
+    DSVI_TRY(dsvi_comm_tcp_create(dsvi_comm_rank(thread), dsvi_comm_size(thread), "localhost", c->port,
+                                  c->timeout_s, &comm));
+    DsvStatus status = dsvi_comm_fail(comm, c->fn(comm, NULL));
+    dsvi_comm_close(&comm);
+    return status;
+}
+
+static void run(int64_t size, double timeout_s, rank_fn *fn, RankOutcome *outcome)
+{
+    TcpCase c = {fn, next_port(), timeout_s};
+    run_ranks(size, 60, over_tcp, &c, outcome);
+}
+
+static void calls(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    for (int64_t size = 1; size <= 5; size++)
+        for (const CommCase *c = comm_cases; c->name; c++) {
+            run(size, 60, c->run, outcome);
+            for (int64_t r = 0; r < size; r++)
+                if (outcome[r].status != DSV_OK)
+                    fail_msg("%s, rank %d of %d: %s", c->name, (int)r, (int)size, outcome[r].sentence);
+        }
+}
+
+/* More than any buffer on the way holds, both ways at once. */
+static DsvStatus much_at_once(DsvComm *comm, void *context)
+{
+    enum { BYTES = 48 << 20 };
+    int64_t rank = dsvi_comm_rank(comm);
+    unsigned char *data = malloc(2 * (size_t)BYTES);
+    DsvPiece send[2] = {{data, BYTES}, {data, BYTES}}, receive[2] = {{data + BYTES, BYTES}, {data, BYTES}};
+    (void)context;
+    memset(data, (int)rank + 1, BYTES);
+    receive[rank] = send[rank];
+    receive[1 - rank].data = data + BYTES;
+    DsvStatus status = dsvi_comm_exchange(comm, send, receive);
+    for (size_t i = 0; i < BYTES && status == DSV_OK; i += 997)
+        if (data[BYTES + i] != 2 - rank)
+            status = DSVI_FAIL(DSV_E_INTERNAL, "byte %zu is %d", i, data[BYTES + i]);
+    free(data);
+    return status;
+}
+
+static void large_messages(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run(2, 60, much_at_once, outcome);
+    for (int r = 0; r < 2; r++)
+        if (outcome[r].status != DSV_OK)
+            fail_msg("rank %d: %s", r, outcome[r].sentence);
+}
+
+static DsvStatus second_fails(DsvComm *comm, void *context)
+{
+    DsvStatus status = dsvi_comm_barrier(comm);
+    (void)context;
+    if (dsvi_comm_rank(comm) == 1)
+        return DSVI_FAIL(DSV_E_IO, "the disk is full");
+    while (status == DSV_OK)
+        status = dsvi_comm_barrier(comm);
+    return status;
+}
+
+/* Ends without a word, as one that is killed. */
+static DsvStatus second_ends(DsvComm *comm, void *context)
+{
+    (void)context;
+    DSVI_TRY(dsvi_comm_barrier(comm));
+    return dsvi_comm_rank(comm) == 1 ? DSV_OK : dsvi_comm_barrier(comm);
+}
+
+static DsvStatus second_is_late(DsvComm *comm, void *context)
+{
+    (void)context;
+    DSVI_TRY(dsvi_comm_barrier(comm));
+    if (dsvi_comm_rank(comm) == 1) {
+        usleep(1500000);
+        return DSV_OK;
+    }
+    return dsvi_comm_barrier(comm);
+}
+
+/* Ranks 0 and 2 are busy in a group of their own when rank 1 fails. */
+static DsvStatus fails_elsewhere(DsvComm *comm, void *context)
+{
+    DsvComm *group;
+    (void)context;
+    DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) == 1, &group));
+    DsvStatus status = DSV_OK;
+    if (dsvi_comm_rank(comm) == 1)
+        status = DSVI_FAIL(DSV_E_IO, "the disk is full");
+    while (status == DSV_OK)
+        status = dsvi_comm_barrier(group);
+    dsvi_comm_close(&group);
+    return status;
+}
+
+static void what_ends_one_ends_all(void **state)
+{
+    static const struct {
+        rank_fn *fn;
+        double timeout_s;
+        const char *sentence;
+    } endings[] = {
+        {second_fails, 60, "rank 1: the disk is full"},
+        {second_ends, 60, "rank 1 has ended, and others wait for it in barrier"},
+        {second_is_late, 0.5, "rank 1 has not come to barrier for 0.5 s"},
+        {fails_elsewhere, 60, "rank 1: the disk is full"},
+    };
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        run(3, endings[i].timeout_s, endings[i].fn, outcome);
+        for (int r = 0; r < 3; r += 2) {
+            assert_int_equal(outcome[r].status, DSV_E_RANK);
+            assert_string_equal(outcome[r].sentence, endings[i].sentence);
+        }
+    }
+}
+
+static DsvStatus lengths_differ(DsvComm *comm, void *context)
+{
+    unsigned char data[8];
+    DsvPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
+    (void)context;
+    receive[1 - dsvi_comm_rank(comm)].bytes = dsvi_comm_rank(comm) == 0 ? 4 : 3;
+    return dsvi_comm_exchange(comm, send, receive);
+}
+
+static void lengths_that_differ_are_told(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run(2, 60, lengths_differ, outcome);
+    assert_int_equal(outcome[0].status, DSV_E_INTERNAL);
+    assert_non_null(strstr(outcome[0].sentence, "rank 1 sends 3 bytes"));
+}
+
+/* Every rank but the first believes in one rank more than there are; and one that calls nobody. */
+static DsvStatus told_wrongly(DsvComm *thread, void *context)
+{
+    DsvComm *comm;
+    int64_t rank = dsvi_comm_rank(thread);
+    DsvStatus status = dsvi_comm_tcp_create(rank, rank == 0 ? 2 : 3, "localhost", *(int *)context, 3, &comm);
+    dsvi_comm_close(&comm);
+    return status;
+}
+
+static void ranks_must_have_been_told_the_same(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    int port = next_port();
+    DsvComm *comm;
+    (void)state;
+    run_ranks(2, 60, told_wrongly, &port, outcome);
+    assert_int_equal(outcome[0].status, DSV_E_USAGE);
+    assert_string_equal(outcome[0].sentence, "rank 1 was told of 3 ranks, rank 0 of 2");
+    assert_int_equal(outcome[1].status, DSV_E_RANK);
+    assert_fails(DSV_E_RANK, "rank 1 cannot reach rank 0: ",
+                 dsvi_comm_tcp_create(1, 2, "localhost", next_port(), 0.2, &comm));
+    assert_fails(DSV_E_RANK, "rank 0 waited in vain for rank 1 to call",
+                 dsvi_comm_tcp_create(0, 2, "localhost", next_port(), 0.2, &comm));
+    assert_fails(DSV_E_NOT_FOUND, "no machine nowhere.invalid",
+                 dsvi_comm_tcp_create(1, 2, "nowhere.invalid", next_port(), 0.2, &comm));
+}
+
+/* Calls and says something else; then the rank that is awaited comes. */
+static DsvStatus with_a_stranger(DsvComm *thread, void *context)
+{
+    DsvComm *comm;
+    int64_t rank = dsvi_comm_rank(thread);
+    if (rank == 1) {
+        struct sockaddr_in place = {
+            .sin_family = AF_INET, .sin_port = htons((uint16_t) * (int *)context),
+            .sin_addr = {htonl(INADDR_LOOPBACK)},
+        };
+        int stranger = socket(AF_INET, SOCK_STREAM, 0);
+        while (connect(stranger, (struct sockaddr *)&place, sizeof place) != 0)
+            usleep(10000);
+        (void)!write(stranger, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 35);
+        close(stranger);
+    }
+    DSVI_TRY(dsvi_comm_tcp_create(rank, 2, "127.0.0.1", *(int *)context, 30, &comm));
+    DsvStatus status = dsvi_comm_barrier(comm);
+    dsvi_comm_close(&comm);
+    return status;
+}
+
+static void strangers_are_not_listened_to(void **state)
+{
+    int port = next_port();
+    (void)state;
+    run_ranks_well(2, with_a_stranger, &port);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls),
+        cmocka_unit_test(large_messages),
+        cmocka_unit_test(what_ends_one_ends_all),
+        cmocka_unit_test(lengths_that_differ_are_told),
+        cmocka_unit_test(ranks_must_have_been_told_the_same),
+        cmocka_unit_test(strangers_are_not_listened_to),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,151 @@
+#!/bin/bash
+# test_processes.sh BUILD mpi|tcp: ranks that are processes, started by mpirun or as torchrun starts them.
+# The program on two ranks against one, and what a rank that is killed or asked to stop does to the other;
+# with MPI also every call of a comm.
+set -euo pipefail
+build=$1
+way=$2
+library=$build/libdsv_mpi.so
+rank=$build/tests/dist/comm_under_mpi
+dsv=$build/dsv
+
+if [ "$way" = mpi ] && { ! command -v mpirun >/dev/null || [ ! -e "$library" ]; }; then
+    echo "SKIPPED: no mpirun here, or dsv was built without MPI"
+    exit 77
+fi
+
+work=$(mktemp -d /tmp/dsv-test-XXXXXX)
+trap 'rm -rf "$work"' EXIT
+
+# Leaks that a sanitizer would tell of are Open MPI's. One machine is enough: no agent to reach others.
+export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
+# Under a sanitizer it is not libdsv.so that loads libraries, and what lies beside it is not seen.
+export LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# Containers often forbid what shared memory is copied with fastest.
+export OMPI_MCA_btl_vader_single_copy_mechanism=none
+mpi_start=(mpirun --oversubscribe --bind-to none --mca plm isolated)
+
+fail()
+{
+    echo "FAILED: $1"
+    [ $# -lt 2 ] || sed 's/^/    /' "$2"
+    exit 1
+}
+
+# start N COMMAND...: on N ranks. The number of each process is left in $work/rank.R.
+start()
+{
+    local n=$1 noting='echo $$ >"$0.${OMPI_COMM_WORLD_RANK:-$RANK}"; exec "$@"'
+    shift
+    rm -f "$work"/rank.*
+    if [ "$way" = mpi ]; then
+        timeout 120 "${mpi_start[@]}" -n "$n" sh -c "$noting" "$work/rank" "$@"
+        return
+    fi
+    local r jobs=() outcome=0 port=$((20000 + RANDOM % 12000))
+    for ((r = 0; r < n; r++)); do
+        RANK=$r WORLD_SIZE=$n MASTER_ADDR=localhost MASTER_PORT=$port \
+            timeout 120 sh -c "$noting" "$work/rank" "$@" &
+        jobs+=($!)
+    done
+    for r in "${jobs[@]}"; do
+        wait "$r" || outcome=$?
+    done
+    return $outcome
+}
+
+# ends SECONDS SENTENCE COMMAND...: it fails in time, and says so once.
+ends()
+{
+    local seconds=$1 sentence=$2 begin=$SECONDS
+    shift 2
+    ! "$@" >"$work/said" 2>&1 || fail "$*: did not fail" "$work/said"
+    [ $((SECONDS - begin)) -lt "$seconds" ] || fail "$*: took $((SECONDS - begin)) s" "$work/said"
+    [ "$(grep -c "$sentence" "$work/said")" = 1 ] || fail "$*: wanted once: $sentence" "$work/said"
+}
+
+if [ "$way" = mpi ]; then
+    echo "every call, on 2, 3 and 4 ranks"
+    for n in 2 3 4; do
+        start $n "$rank" "$library" cases >"$work/said" 2>&1 || fail "$n ranks" "$work/said"
+        [ "$(grep -c " on $n ranks" "$work/said")" = 8 ] || fail "$n ranks: not all cases" "$work/said"
+    done
+
+    echo "what ends one ends all"
+    ends 20 '^rank 1: the disk is full$' start 3 "$rank" "$library" fails
+    ends 20 '^rank 1 has not come to barrier for 1 s$' start 3 "$rank" "$library" late
+    ends 20 '^rank 1 has ended, and others wait for it in barrier$' start 3 "$rank" "$library" killed
+fi
+
+echo "two ranks train what one trains with a batch of two"
+for i in 1 2 3; do
+    ffmpeg -v error -f lavfi -i "testsrc=size=64x64:rate=8:duration=3,hue=h=$((i * 60))" "$work/$i.mp4"
+done
+small=(model.num_layers=2 model.num_attention_heads=2 model.attention_head_dim=32 model.ffn_dim=64
+    num_frames=5 height=32 width=32 fps=8 lr=1e-3 ema_decay=0.9 mixed_precision=no threads=1
+    validation_at_end=false sparse.measure_cost=false "data.path=$work")
+printf 'seed: 5\n' >"$work/empty.yaml"
+train=("$dsv" train "$work/empty.yaml" "${small[@]}")
+"${train[@]}" sparse.enabled=false max_train_steps=5 train_batch_size=2 "output_dir=$work/one" \
+    >"$work/said" 2>&1 || fail "one" "$work/said"
+start 2 "${train[@]}" sparse.enabled=false max_train_steps=5 "output_dir=$work/two" \
+    >"$work/said" 2>&1 || fail "two" "$work/said"
+[ "$(grep -c 'steps 1 to 5' "$work/said")" = 1 ] || fail "not one summary" "$work/said"
+python3 - "$work" <<'PYTHON' || fail "the losses differ"
+import json, sys
+def lines(run):
+    return [json.loads(line) for line in open(f"{sys.argv[1]}/{run}/metrics.jsonl")]
+one, two = lines("one"), lines("two")
+assert len(one) == len(two) == 5
+for a, b in zip(one, two):
+    for name in "loss", "grad_norm":
+        assert abs(b[name] / a[name] - 1) < 1e-5, (a["step"], name, a[name], b[name])
+PYTHON
+
+if [ "$way" = tcp ]; then
+    echo "started as Slurm starts them"
+    for r in 1 0; do
+        SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost \
+            timeout 60 "${train[@]}" max_train_steps=2 "output_dir=$work/slurm" >"$work/said.$r" 2>&1 &
+    done
+    wait
+    grep -q "2 ranks: " "$work/said.0" || fail "slurm" "$work/said.0"
+    grep -q "steps 1 to 2" "$work/said.0" || fail "slurm" "$work/said.0"
+    echo "told too little"
+    ends 5 'RANK should be a number, and it is not set' env WORLD_SIZE=2 "${train[@]}"
+    ends 5 'MASTER_ADDR should name' env WORLD_SIZE=2 RANK=0 MASTER_PORT=9 "${train[@]}"
+    ends 5 'SLURM_STEP_NUM_TASKS is set, but not' env SLURM_STEP_NUM_TASKS=2 "${train[@]}"
+fi
+
+long=("${train[@]}" max_train_steps=1000000 checkpointing_steps=5 "output_dir=$work/killed")
+# killed RANK SIGNAL: starts the long run, or goes on with it, and sends the signal once there is a
+# checkpoint.
+killed()
+{
+    : >"$work/said" # what the last run has saved is not meant
+    start 2 "${long[@]}" resume_from_checkpoint=latest >"$work/said" 2>&1 &
+    local job=$!
+    for _ in $(seq 600); do
+        ! grep -q saved "$work/said" || break
+        sleep 0.1
+    done
+    local begin=$SECONDS
+    kill "-$2" "$(cat "$work/rank.$1")"
+    ! wait $job || fail "it went on without rank $1" "$work/said"
+    [ $((SECONDS - begin)) -lt 30 ] || fail "took $((SECONDS - begin)) s to end" "$work/said"
+}
+echo "a rank that is killed"
+killed 1 KILL
+grep -q "training stopped, .*checkpoint-[0-9]* is whole: step [0-9]*: rank 1 has ended" "$work/said" ||
+    fail "nothing said of rank 1" "$work/said"
+
+echo "a rank that is asked to stop"
+killed 1 TERM
+grep -q "to go on:" "$work/said" || fail "no orderly end" "$work/said"
+
+echo "one rank goes on where two have stopped"
+last=$(sed 's/[^0-9]//g' "$work/killed/latest")
+"${train[@]}" "output_dir=$work/killed" resume_from_checkpoint=latest max_train_steps=$((last + 2)) \
+    >"$work/said" 2>&1 || fail "one rank alone" "$work/said"
+echo "all well"

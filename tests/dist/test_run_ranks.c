@@ -1,0 +1,309 @@
+/* Whole runs on several ranks, which are threads: against one rank, stopped and resumed, on another number of
+ * ranks too; what ends them all. */
+#include "test.h"
+
+#include <cjson/cJSON.h>
+
+#include "cpu/cpu.h"
+#include "local_ranks.h"
+#include "train/run.h"
+#include "train/tiny.h"
+
+enum { STEPS = 8, SAMPLES = 4 };
+
+static char clips[DSVI_PATH_MAX], held_out[DSVI_PATH_MAX];
+
+static void set(DsvConfig *settings, const char *key, const char *value)
+{
+    char assignment[DSVI_PATH_MAX + 64];
+    snprintf(assignment, sizeof assignment, "%s=%s", key, value);
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
+/* One run on some ranks; a batch is SAMPLES divided by their number. */
+typedef struct RanksRun {
+    const char *folder;
+    const char *const *assignment;
+    int64_t ranks;
+    int64_t stop_rank, stop_after; /* steps; 0: it is not stopped */
+    int64_t odd_rank;              /* with another seed than the others; -1: none */
+    bool resume;
+
+    DsvConfig settings[RANKS_MOST];
+    DsvBackend backend[RANKS_MOST];
+    DsvTrainSummary summary[RANKS_MOST];
+    RankOutcome outcome[RANKS_MOST];
+} RanksRun;
+
+typedef struct Listener {
+    int64_t questions; /* left until it wants to stop; negative: never */
+    int lines;
+} Listener;
+
+static bool wants_stop(void *context)
+{
+    Listener *listener = context;
+    return listener->questions >= 0 && listener->questions-- == 0;
+}
+
+static void count_line(void *context, DsvLogLevel level, const char *line)
+{
+    (void)level;
+    (void)line;
+    ((Listener *)context)->lines++;
+}
+
+static DsvStatus train(DsvComm *comm, void *context)
+{
+    RanksRun *run = context;
+    int64_t rank = dsvi_comm_rank(comm);
+    Listener listener = {.questions = run->stop_after > 0 && rank == run->stop_rank ? run->stop_after : -1};
+    DsvEvents events = {.context = &listener, .stop = wants_stop, .log = count_line};
+    DsvStatus status = dsvi_train_run(&run->settings[rank], &run->backend[rank], comm, &events,
+                                      &run->summary[rank]);
+    if (rank != 0 && listener.lines > 0)
+        return DSVI_FAIL(DSV_E_INTERNAL, "rank %d is not silent", (int)rank);
+    return status;
+}
+
+static void run_it(RanksRun *run)
+{
+    char batch[8];
+    snprintf(batch, sizeof batch, "%d", SAMPLES / (int)run->ranks);
+    for (int64_t r = 0; r < run->ranks; r++) {
+        DsvConfig *settings = &run->settings[r];
+        tiny_settings(settings);
+        set(settings, "data.path", clips);
+        set(settings, "output_dir", run->folder);
+        set(settings, "max_train_steps", "8");
+        set(settings, "train_batch_size", batch);
+        for (const char *const *a = run->assignment; *a; a++)
+            assert_ok(dsv_config_set(settings, *a));
+        set(settings, "seed", r == run->odd_rank ? "8" : "7");
+        if (run->resume)
+            set(settings, "resume_from_checkpoint", "latest");
+        assert_ok(dsvi_cpu_open("auto", 1, &run->backend[r]));
+    }
+    run_ranks(run->ranks, 60, train, run, run->outcome);
+    for (int64_t r = 0; r < run->ranks; r++)
+        dsvi_cpu_close(&run->backend[r]);
+}
+
+static void check_outcome(const RanksRun *run, DsvStatus status)
+{
+    for (int64_t r = 0; r < run->ranks; r++)
+        if (run->outcome[r].status != status)
+            fail_msg("rank %d of %d: %s", (int)r, (int)run->ranks, run->outcome[r].sentence);
+}
+
+static RanksRun new_run(const char *folder, const char *const *assignment, int64_t ranks)
+{
+    return (RanksRun){.folder = folder, .assignment = assignment, .ranks = ranks, .odd_rank = -1};
+}
+
+/* From the beginning to the end, in a folder of its own. */
+static const char *run_straight(const char *const *assignment, int64_t ranks)
+{
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, assignment, ranks);
+    run_it(&run);
+    check_outcome(&run, DSV_OK);
+    assert_int_equal(run.summary[0].last_step, STEPS);
+    return folder;
+}
+
+/* The numbers of this name in a file of JSON lines; returns how many. */
+static int read_numbers(const char *folder, const char *file, const char *name, double *number)
+{
+    char path[DSVI_PATH_MAX], *text = NULL;
+    size_t room = 0;
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    FILE *lines = fopen(path, "r");
+    assert_non_null(lines);
+    while (getline(&text, &room, lines) > 0) {
+        cJSON *line = cJSON_Parse(text);
+        assert_true(count < STEPS);
+        number[count++] = cJSON_GetObjectItem(line, name)->valuedouble;
+        cJSON_Delete(line);
+    }
+    free(text);
+    fclose(lines);
+    return count;
+}
+
+static void same_numbers(const char *a, const char *b, const char *file, const char *name, int wanted)
+{
+    double x[STEPS], y[STEPS];
+    assert_int_equal(read_numbers(a, file, name, x), wanted);
+    assert_int_equal(read_numbers(b, file, name, y), wanted);
+    for (int i = 0; i < wanted; i++)
+        assert_error_below(fabs(y[i] / x[i] - 1), 1e-5, "%s: %s, line %d", file, name, i + 1);
+}
+
+static void same_checkpoints(const char *a, const char *b)
+{
+    static const char *const file[] = {
+        "transformer/diffusion_pytorch_model.safetensors", "sparse.safetensors", "state.json",
+        "transformer_ema/diffusion_pytorch_model.safetensors",
+        "optimizer/exp_avg.safetensors", "optimizer/exp_avg_sq.safetensors",
+    };
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        char path[DSVI_PATH_MAX];
+        uint64_t x, y;
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", a, STEPS, file[i]);
+        assert_ok(dsvi_file_checksum(path, &x));
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", b, STEPS, file[i]);
+        assert_ok(dsvi_file_checksum(path, &y));
+        if (x != y)
+            fail_msg("%s differs", file[i]);
+    }
+}
+
+static char held_out_setting[DSVI_PATH_MAX + 32];
+static const char *const DENSE[] = {
+    "mixed_precision=no", "sparse.enabled=false", "validation.clips=3", "validation.every=4",
+    held_out_setting, NULL};
+static const char *const USUAL[] = {NULL};
+static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
+
+/* The same clips in the same order, the same noise, the same held-out loss, whoever works on them. */
+static void runs_equal_that_of_one_rank(void **state)
+{
+    const char *one = run_straight(DENSE, 1);
+    (void)state;
+    for (int64_t ranks = 2; ranks <= 4; ranks += 2) {
+        const char *many = run_straight(DENSE, ranks);
+        same_numbers(one, many, "metrics.jsonl", "loss", STEPS);
+        same_numbers(one, many, "metrics.jsonl", "grad_norm", STEPS);
+        same_numbers(one, many, "validation.jsonl", "loss", 2);
+        assert_ok(dsvi_folder_remove(many));
+    }
+    assert_ok(dsvi_folder_remove(one));
+}
+
+/* One rank's wish stops all; resumed they go on as if never stopped, to the bit. */
+static void stopped_and_resumed(void **state)
+{
+    static const char *const *const assignments[] = {USUAL, PREDICTOR};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const char *straight = run_straight(assignments[i], 2), *folder = tiny_folder();
+        RanksRun run = new_run(folder, assignments[i], 2);
+        run.stop_rank = 1;
+        run.stop_after = 3;
+        run_it(&run);
+        check_outcome(&run, DSV_E_INTERRUPTED);
+        assert_int_equal(run.summary[0].last_step, 3);
+        run = new_run(folder, assignments[i], 2);
+        run.resume = true;
+        run_it(&run);
+        check_outcome(&run, DSV_OK);
+        same_checkpoints(straight, folder);
+        assert_ok(dsvi_folder_remove(straight));
+        assert_ok(dsvi_folder_remove(folder));
+    }
+}
+
+/* A run in parts, each on another number of ranks. */
+static const char *run_in_parts(const char *const *assignment, const int64_t *ranks)
+{
+    const char *folder = tiny_folder();
+    for (int part = 0; ranks[part]; part++) {
+        RanksRun run = new_run(folder, assignment, ranks[part]);
+        run.resume = part > 0;
+        run.stop_after = ranks[part + 1] ? 2 : 0;
+        run_it(&run);
+        check_outcome(&run, ranks[part + 1] ? DSV_E_INTERRUPTED : DSV_OK);
+    }
+    return folder;
+}
+
+static void resumed_on_another_number_of_ranks(void **state)
+{
+    static const int64_t fewer[] = {4, 2, 1, 0}, more[] = {1, 4, 0}, odd[] = {4, 3, 1, 2, 0};
+    const char *straight = run_straight(DENSE, 1);
+    (void)state;
+    const char *falling = run_in_parts(DENSE, fewer), *rising = run_in_parts(DENSE, more);
+    same_numbers(straight, falling, "metrics.jsonl", "loss", STEPS);
+    same_numbers(straight, rising, "metrics.jsonl", "loss", STEPS);
+    /* With three ranks a step trains on three clips, so this is another run; and all state of the sparse
+     * layer goes along. */
+    const char *mixed = run_in_parts(USUAL, odd);
+    double loss[STEPS];
+    assert_int_equal(read_numbers(mixed, "metrics.jsonl", "loss", loss), STEPS);
+    for (int i = 0; i < STEPS; i++)
+        assert_true(loss[i] > 0 && loss[i] < 10);
+    assert_ok(dsvi_folder_remove(mixed));
+    assert_ok(dsvi_folder_remove(rising));
+    assert_ok(dsvi_folder_remove(falling));
+    assert_ok(dsvi_folder_remove(straight));
+}
+
+static void what_ends_one_ends_all(void **state)
+{
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, USUAL, 3);
+    (void)state;
+    run.odd_rank = 2;
+    run_it(&run);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(run.outcome[r].status, r == 2 ? DSV_E_USAGE : DSV_E_RANK);
+        assert_string_equal(run.outcome[r].sentence, "rank 2: seed is 8 here and 7 on rank 0");
+    }
+    run = new_run("/proc/dsv-cannot-be-here", USUAL, 2);
+    run_it(&run);
+    for (int r = 0; r < 2; r++) {
+        assert_int_not_equal(run.outcome[r].status, DSV_OK);
+        assert_non_null(strstr(run.outcome[r].sentence, "rank 0: "));
+        assert_non_null(strstr(run.outcome[r].sentence, "/proc/dsv-cannot-be-here"));
+    }
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* A step that fails says which it was, and what is safe. */
+static void a_failure_names_step_and_checkpoint(void **state)
+{
+    static const char *const wild[] = {"lr=10", "warmup_steps=0", "max_grad_norm=0", "checkpointing_steps=1",
+                                       "adam_epsilon=0", "weight_decay=10", "mixed_precision=no", NULL};
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, wild, 2);
+    (void)state;
+    run_it(&run);
+    if (run.outcome[0].status == DSV_OK)
+        fail_msg("even this rate did not make it diverge");
+    assert_int_equal(run.outcome[0].status, DSV_E_DIVERGED);
+    assert_int_equal(run.outcome[1].status, DSV_E_DIVERGED);
+    assert_non_null(strstr(run.outcome[0].sentence, "training stopped, "));
+    assert_non_null(strstr(run.outcome[0].sentence, "is whole: rank "));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+static int make_clips(void **state)
+{
+    (void)state;
+    snprintf(clips, sizeof clips, "%s", tiny_folder());
+    snprintf(held_out, sizeof held_out, "%s", tiny_folder());
+    snprintf(held_out_setting, sizeof held_out_setting, "validation.data=%s", held_out);
+    tiny_clips(clips, 3);
+    tiny_clips(held_out, 2);
+    return 0;
+}
+
+static int remove_clips(void **state)
+{
+    (void)state;
+    return dsvi_folder_remove(clips) == DSV_OK && dsvi_folder_remove(held_out) == DSV_OK ? 0 : 1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(runs_equal_that_of_one_rank),
+        cmocka_unit_test(stopped_and_resumed),
+        cmocka_unit_test(resumed_on_another_number_of_ranks),
+        cmocka_unit_test(what_ends_one_ends_all),
+        cmocka_unit_test(a_failure_names_step_and_checkpoint),
+    };
+    return cmocka_run_group_tests(tests, make_clips, remove_clips);
+}

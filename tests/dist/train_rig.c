@@ -1,0 +1,158 @@
+/* See train_rig.h. */
+#include "train_rig.h"
+
+#include "api/backend.h"
+#include "train/tiny.h"
+
+typedef struct Source {
+    const DsvTrainer *trainer;
+    const Rig *rig;
+    uint64_t taken; /* by this rank */
+} Source;
+
+/* Waves whose lengths tell the sample's number. */
+static DsvStatus next_latent(void *context, float *latent)
+{
+    Source *source = context;
+    const DsvTrainer *t = source->trainer;
+    const Rig *rig = source->rig;
+    uint64_t batch = (uint64_t)t->settings->train_batch_size, ranks = (uint64_t)dsvi_comm_size(t->comm);
+    uint64_t rank = (uint64_t)dsvi_comm_rank(t->comm), taken = source->taken++;
+    uint64_t number = taken / batch * batch * ranks + rank * batch + taken % batch;
+    bool here = (int64_t)rank == rig->fault_rank && (int64_t)(taken / batch) + 1 >= rig->fault_step;
+    if (here && rig->fault == RIG_NO_SAMPLE)
+        return DSVI_FAIL(DSV_E_IO, "the disk is gone");
+    for (int64_t i = 0; i < t->elements; i++)
+        latent[i] = (float)sin(0.1 * (double)(i % 97) * (double)(number % 11 + 1) + (double)number);
+    if (here && rig->fault == RIG_NAN_SAMPLE)
+        latent[5] = NAN;
+    return DSV_OK;
+}
+
+/* One step by its halves, as the gradient is spoilt between two of its lines. */
+static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
+{
+    memset(result, 0, sizeof *result);
+    result->step = t->step + 1;
+    memset(t->weights.grad, dsvi_comm_rank(t->comm) == 1 ? 0xff : 0,
+           (size_t)t->table.elements * sizeof(float));
+    DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
+    DSVI_TRY(dsvi_train_gradients(t, result));
+    return dsvi_train_update(t, result);
+}
+
+static DsvStatus keep_whole(DsvTrainer *t, const float *packed, float **out)
+{
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    DSVI_TRY(dsvi_shard_gather(&t->shard, t->comm, t->backend->device, packed, t->host_flat));
+    *out = malloc(bytes);
+    memcpy(*out, t->host_flat, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus keep(DsvTrainer *t, RigRank *rank)
+{
+    DsvDevice *device = t->backend->device;
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    rank->weights = malloc(bytes);
+    DSVI_TRY(device->download(device->stream, rank->weights, t->weights.master, bytes));
+    DSVI_TRY(device->sync(device->stream));
+    rank->elements = t->table.elements;
+    rank->own = t->shard.own;
+    rank->plan = t->arena;
+    dsvi_sparse_report(t->sparse, &rank->report);
+    for (int64_t b = 0; b < rank->report.blocks; b++) {
+        DsvSparseBlockReport block;
+        dsvi_sparse_block_report(t->sparse, b, &block);
+        rank->captured[b] = block.captured_mass;
+        rank->density[b] = block.density;
+        rank->sparse[b] = block.sparse;
+    }
+    DSVI_TRY(keep_whole(t, t->moment1, &rank->moment1));
+    DSVI_TRY(keep_whole(t, t->moment2, &rank->moment2));
+    return t->ema ? keep_whole(t, t->ema, &rank->ema) : DSV_OK;
+}
+
+static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
+{
+    Source source = {t, rig, 0};
+    DsvSampleSource samples = {&source, next_latent};
+    if (dsvi_comm_rank(t->comm) == 0)
+        dsvi_weights_init(&t->table, 1, t->host_flat);
+    DSVI_TRY(dsvi_trainer_start(t));
+    for (int step = 0; step < rig->steps; step++) {
+        bool spoilt = rig->fault == RIG_NAN_GRADIENT && step + 1 >= rig->fault_step;
+        DSVI_TRY(spoilt ? spoilt_step(t, &rank->step[step])
+                        : dsvi_train_step(t, &samples, &rank->step[step]));
+        rank->sent[step] = dsvi_comm_sent(t->comm);
+    }
+    return keep(t, rank);
+}
+
+typedef struct Parts {
+    DsvConfig settings;
+    DsvBackend backend;
+    DsvCodec *codec;
+    DsvDitConfig config;
+    DsvTrainer *trainer;
+} Parts;
+
+/* With one compute thread a rank, ranks have no pool of threads to share. */
+static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
+{
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DSVI_TRY(dsvi_backend_open_rank(&p->settings, comm, &p->backend));
+    DSVI_TRY(dsvi_codec_open(&p->settings, &p->codec));
+    DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
+    DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));
+    p->config.in_channels = p->config.out_channels = latent.channels;
+    p->settings.train_batch_size = RIG_SAMPLES / rig->ranks;
+    return dsvi_trainer_create(&p->settings, &p->backend, comm, p->codec, &p->config, NULL, NULL,
+                               &p->trainer);
+}
+
+static Parts parts[RANKS_MOST];
+
+static DsvStatus train(DsvComm *comm, void *context)
+{
+    Rig *rig = context;
+    Parts *p = &parts[dsvi_comm_rank(comm)];
+    DsvStatus status = open_parts(rig, p, comm);
+    if (status == DSV_OK)
+        status = take_steps(rig, p->trainer, &rig->rank[dsvi_comm_rank(comm)]);
+    if (status != DSV_E_DIVERGED) /* that all ranks know */
+        status = dsvi_comm_fail(comm, status);
+    dsvi_trainer_free(&p->trainer);
+    if (p->codec)
+        p->codec->close(p->codec);
+    dsvi_backend_close(&p->backend);
+    return status;
+}
+
+void rig_train(Rig *rig)
+{
+    memset(rig->rank, 0, sizeof rig->rank);
+    memset(parts, 0, sizeof parts);
+    for (int64_t r = 0; r < rig->ranks; r++) {
+        tiny_settings(&parts[r].settings);
+        for (const char *const *a = rig->assignment; *a; a++)
+            assert_ok(dsv_config_set(&parts[r].settings, *a));
+        snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
+        parts[r].settings.threads = 1;
+        parts[r].settings.deterministic = true;
+    }
+    run_ranks(rig->ranks, 60, train, rig, rig->outcome);
+    for (int64_t r = 0; r < rig->ranks && rig->fault == RIG_SOUND; r++)
+        if (rig->outcome[r].status != DSV_OK)
+            fail_msg("rank %d of %d: %s", (int)r, (int)rig->ranks, rig->outcome[r].sentence);
+}
+
+void rig_free(Rig *rig)
+{
+    for (int64_t r = 0; r < rig->ranks; r++) {
+        free(rig->rank[r].weights);
+        free(rig->rank[r].moment1);
+        free(rig->rank[r].moment2);
+        free(rig->rank[r].ema);
+    }
+}
