@@ -455,6 +455,7 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
     };
     const DsvBenchLabel labels[] = {
         {"device", b->backend.device->name}, {"variant", b->backend.ops.attention_list_fwd.variant},
+        {"bwd_variant", b->backend.ops.attention_list_bwd.variant},
         {"dense_variant", b->backend.ops.attention_fwd.variant}, {"dtype", b->wanted.dtype},
         {"selector", b->wanted.selector},
     };

@@ -7,7 +7,7 @@ set -u
 
 # One test under one tool: sanitize.sh --one BUILD SECONDS FOLDER PROGRAM TOOL TEST
 if [ "$1" = --one ]; then
-    timeout "$3" compute-sanitizer --tool "$6" --error-exitcode 9 --print-limit 3 \
+    timeout -k 5 "$3" compute-sanitizer --tool "$6" --error-exitcode 9 --print-limit 3 \
         "$2/tests/cuda/test_cuda_$5" "$7" >"$4/$7.$6" 2>&1
     echo $? >"$4/$7.$6.status"
     exit 0
