@@ -124,6 +124,11 @@ void rig_fill(Rig *rig, uint64_t seed, int64_t focus)
     }
 }
 
+void rig_set(DsvConfig *settings, const char *assignment)
+{
+    assert_ok(dsv_config_set(settings, assignment));
+}
+
 DsvSparseAttention rig_pass(Rig *rig, int64_t block)
 {
     return (DsvSparseAttention){

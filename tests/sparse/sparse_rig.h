@@ -36,6 +36,9 @@ void rig_close(Rig *rig);
  * 0: long normal q, normal k, attention uneven but wide; < 0: q zero, attention all equal. */
 void rig_fill(Rig *rig, uint64_t seed, int64_t focus);
 
+/* "key=value", which must be good. */
+void rig_set(DsvConfig *settings, const char *assignment);
+
 DsvSparseAttention rig_pass(Rig *rig, int64_t block);
 /* Forward of all blocks, then backward in reverse. */
 void rig_run(Rig *rig);

@@ -9,16 +9,11 @@
 
 static char path[64];
 
-static void set(DsvConfig *settings, const char *assignment)
-{
-    assert_ok(dsv_config_set(settings, assignment));
-}
-
 static DsvConfig predictor_settings(void)
 {
     DsvConfig settings = rig_settings();
-    set(&settings, "sparse.selector=predictor");
-    set(&settings, "weight_decay=0");
+    rig_set(&settings, "sparse.selector=predictor");
+    rig_set(&settings, "weight_decay=0");
     return settings;
 }
 
@@ -87,10 +82,10 @@ static void test_gradient(void **state)
     int64_t size;
     const int64_t outputs = 2 * 3 * 2, inputs = 64;
     (void)state;
-    set(&settings, "sparse.rank=3");
-    set(&settings, "sparse.predictor_lr=0");
-    set(&settings, "sparse.predictor_lr_sparse=0");
-    set(&settings, "sparse.predictor_samples=20"); /* all of them: the draw does not matter */
+    rig_set(&settings, "sparse.rank=3");
+    rig_set(&settings, "sparse.predictor_lr=0");
+    rig_set(&settings, "sparse.predictor_lr_sparse=0");
+    rig_set(&settings, "sparse.predictor_samples=20"); /* all of them: the draw does not matter */
     rig_open(&rig, "ref", 2, &settings, &shape);
     rig_fill(&rig, 4, 0);
     loss_of_step(&rig, 1);
@@ -148,12 +143,12 @@ static void test_learns(void **state)
         DsvConfig settings = predictor_settings();
         DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 8, 8, dtypes[n]);
         DsvSparseBlockReport before, after;
-        set(&settings, "sparse.predictor_lr=0.005");
-        set(&settings, "sparse.target_mass=0");
-        set(&settings, "sparse.target_density=0.1");
-        set(&settings, "sparse.profile_every=150");
-        set(&settings, "sparse.profile_ema=0");
-        set(&settings, "sparse.min_mass=1"); /* stays dense */
+        rig_set(&settings, "sparse.predictor_lr=0.005");
+        rig_set(&settings, "sparse.target_mass=0");
+        rig_set(&settings, "sparse.target_density=0.1");
+        rig_set(&settings, "sparse.profile_every=150");
+        rig_set(&settings, "sparse.profile_ema=0");
+        rig_set(&settings, "sparse.min_mass=1"); /* stays dense */
         rig_open(&rig, "auto", 2, &settings, &shape);
         fill_learnable(&rig);
         double first = loss_of_step(&rig, 1), last = first;
@@ -180,9 +175,9 @@ static void test_two_learning_rates(void **state)
         DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 8, 8, DSV_F32);
         int64_t size;
         bool moved[2];
-        set(&settings, sparse_moves ? "sparse.predictor_lr=0" : "sparse.predictor_lr_sparse=0");
-        set(&settings, "sparse.min_mass=0"); /* sparse after the first step */
-        set(&settings, "sparse.max_density=1");
+        rig_set(&settings, sparse_moves ? "sparse.predictor_lr=0" : "sparse.predictor_lr_sparse=0");
+        rig_set(&settings, "sparse.min_mass=0"); /* sparse after the first step */
+        rig_set(&settings, "sparse.max_density=1");
         rig_open(&rig, "auto", 2, &settings, &shape);
         rig_fill(&rig, 3, 8);
         double *weight = saved_tensor(&rig, "predictor.weight", &size);

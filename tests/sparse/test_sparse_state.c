@@ -10,22 +10,17 @@
 static char path[64];
 static const char *const selectors[] = {"projection", "predictor", "pooled", "window"};
 
-static void set(DsvConfig *settings, const char *assignment)
-{
-    assert_ok(dsv_config_set(settings, assignment));
-}
-
 static DsvConfig settings_for(const char *selector)
 {
     DsvConfig settings = rig_settings();
     snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selector);
-    set(&settings, "sparse.profile_every=3");
-    set(&settings, "sparse.refresh_every=2");
-    set(&settings, "sparse.explore_kind=random");
-    set(&settings, "sparse.target_mass=0.6");
-    set(&settings, "sparse.min_mass=0.2"); /* even the untaught predictor turns sparse */
-    set(&settings, "sparse.max_density=0.8");
-    set(&settings, "sparse.list_memory=0.8");
+    rig_set(&settings, "sparse.profile_every=3");
+    rig_set(&settings, "sparse.refresh_every=2");
+    rig_set(&settings, "sparse.explore_kind=random");
+    rig_set(&settings, "sparse.target_mass=0.6");
+    rig_set(&settings, "sparse.min_mass=0.2"); /* even the untaught predictor turns sparse */
+    rig_set(&settings, "sparse.max_density=0.8");
+    rig_set(&settings, "sparse.list_memory=0.8");
     return settings;
 }
 
@@ -130,7 +125,7 @@ static void load_into(const char *selector, const char *assignment, DsvSparseSha
 {
     static Rig rig;
     DsvConfig settings = settings_for(selector);
-    set(&settings, assignment);
+    rig_set(&settings, assignment);
     rig_open(&rig, "auto", 1, &settings, &shape);
     if (status == DSV_OK)
         assert_ok(dsvi_sparse_load(rig.sparse, path));
@@ -166,7 +161,7 @@ static void test_what_does_not_fit(void **state)
     load_into("projection", "seed=1", other, DSV_E_SHAPE, "for head_dim 32, wanted 64");
 
     /* From a run without sparse attention there is nothing to take over. */
-    set(&settings, "sparse.enabled=false");
+    rig_set(&settings, "sparse.enabled=false");
     rig_open(&rig, "auto", 1, &settings, &shape);
     assert_ok(dsvi_sparse_save(rig.sparse, path));
     rig_close(&rig);

@@ -3,11 +3,6 @@
 
 #include "sparse/order.h"
 
-static void set(DsvConfig *settings, const char *assignment)
-{
-    assert_ok(dsv_config_set(settings, assignment));
-}
-
 /* Of a key from the middle of tokens first, first + 1, ..., times count^2 so that it is exact. */
 static int64_t squared_distance(const int64_t grid[3], const int32_t *order, int64_t first, int64_t count,
                                 int64_t key)
@@ -37,10 +32,10 @@ static void window_lists_the_nearest(void **state)
     for (uint64_t seed = 0; seed < sizeof orders / sizeof *orders; seed++) {
         DsvConfig settings = rig_settings();
         snprintf(settings.sparse_order, sizeof settings.sparse_order, "%s", orders[seed]);
-        set(&settings, "sparse.selector=window");
-        set(&settings, "sparse.rule=topk");
-        set(&settings, "sparse.group=16");
-        set(&settings, "sparse.chunk=16");
+        rig_set(&settings, "sparse.selector=window");
+        rig_set(&settings, "sparse.rule=topk");
+        rig_set(&settings, "sparse.group=16");
+        rig_set(&settings, "sparse.chunk=16");
         settings.sparse_target_density = (double)KEYS / (double)shape.tokens;
         rig_open(&rig, "auto", 2, &settings, &shape);
         rig_fill(&rig, seed, 0);
@@ -89,12 +84,12 @@ static void lists_can_be_random_altogether(void **state)
     DsvSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSV_F32);
     DsvConfig settings = rig_settings();
     (void)state;
-    set(&settings, "sparse.selector=window");
-    set(&settings, "sparse.group=16");
-    set(&settings, "sparse.target_mass=0");
-    set(&settings, "sparse.target_density=0.1");
-    set(&settings, "sparse.explore_kind=random");
-    set(&settings, "sparse.explore=1");
+    rig_set(&settings, "sparse.selector=window");
+    rig_set(&settings, "sparse.group=16");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.1");
+    rig_set(&settings, "sparse.explore_kind=random");
+    rig_set(&settings, "sparse.explore=1");
     rig_open(&rig, "auto", 2, &settings, &shape);
     rig_fill(&rig, 3, 0);
     dsvi_sparse_force(rig.sparse, true);
