@@ -26,7 +26,7 @@ typedef struct DsvSparseBlock {
     bool measured;            /* in this step */
     bool overflowed;          /* in this step: should have attended over lists, and they did not fit */
     bool measured_fit;        /* the lists that were measured are whole */
-    double measured_density;  /* theirs */
+    double measured_density, measured_mass; /* theirs; the mass as the selector estimated it */
     double overflow_density;
 } DsvSparseBlock;
 

@@ -52,6 +52,7 @@ DsvStatus dsvi_sparse_profile_pass(DsvSparse *s, int64_t block, const DsvSparseA
     b->measured = true;
     b->measured_fit = b->fit;
     b->measured_density = s->record.density[block];
+    b->measured_mass = s->record.estimated_mass[block];
     return s->backend->ops.profile.run(s->backend->device->stream, &args);
 }
 
@@ -86,7 +87,7 @@ static double take_in(const DsvSparse *s, const double *sample, float *heads, do
 /* How far the selector was off, of lists that were measured. */
 static void take_in_missed(const DsvSparse *s, int64_t block, double captured)
 {
-    double *missed = &s->record.missed[block], believed = 1 - s->record.estimated_mass[block];
+    double *missed = &s->record.missed[block], believed = 1 - s->block[block].measured_mass;
     if (believed > LEAST_MISSED)
         *missed = blend(*missed, (1 - captured) / believed, s->settings.sparse_profile_ema);
 }

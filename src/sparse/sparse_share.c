@@ -5,7 +5,8 @@
 
 #include "sparse/sparse_internal.h"
 
-enum { DENSITY, ESTIMATED_MASS, OVERFLOWED, OVERFLOW_DENSITY, MEASURED_DENSITY, UNFIT, SCALARS };
+enum { DENSITY, ESTIMATED_MASS, OVERFLOWED, OVERFLOW_DENSITY, MEASURED_DENSITY, MEASURED_MASS, UNFIT,
+       SCALARS };
 
 size_t dsvi_sparse_seen_count(const DsvSparse *s)
 {
@@ -36,6 +37,7 @@ static void put_in(const DsvSparse *s, int64_t block)
     seen[OVERFLOWED] = b->overflowed;
     seen[OVERFLOW_DENSITY] = b->overflowed ? b->overflow_density : 0;
     seen[MEASURED_DENSITY] = b->measured_density;
+    seen[MEASURED_MASS] = b->measured_mass;
     seen[UNFIT] = b->measured && !b->measured_fit;
 }
 
@@ -49,6 +51,7 @@ static void take_out(DsvSparse *s, int64_t block)
     if (b->overflowed)
         b->overflow_density = seen[OVERFLOW_DENSITY] / seen[OVERFLOWED];
     b->measured_density = seen[MEASURED_DENSITY] / ranks;
+    b->measured_mass = seen[MEASURED_MASS] / ranks;
     b->measured_fit = b->measured && seen[UNFIT] == 0;
     for (int64_t i = SCALARS; i < SCALARS + 2 * s->shape.heads; i++)
         seen[i] /= ranks;

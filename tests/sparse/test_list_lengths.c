@@ -72,6 +72,34 @@ static void test_missed_mass(void **state)
     rig_close(&rig);
 }
 
+/* What is measured in one pass of a step is held against what was believed of that pass, not of a later one. */
+static void test_missed_mass_of_two_passes(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSV_F32);
+    double missed[2];
+    (void)state;
+    rig_set(&settings, "sparse.rank=4");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    for (int passes = 1; passes <= 2; passes++) {
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        dsvi_sparse_force(rig.sparse, true);
+        assert_ok(dsvi_sparse_step_begin(rig.sparse, 1, true));
+        for (int pass = 0; pass < passes; pass++) {
+            rig_fill(&rig, 3, pass == 0 ? 32 : -1);
+            rig_run(&rig);
+        }
+        assert_ok(dsvi_sparse_step_end(rig.sparse));
+        missed[passes - 1] = rig.sparse->record.missed[0];
+        rig_close(&rig);
+    }
+    assert_true(missed[0] > 1.5);
+    assert_true(missed[0] == missed[1]);
+}
+
 /* Lists of all blocks share what room there is: of three blocks that want 0.3 each, in room for 0.25 each,
  * the last one finds too little and runs dense. */
 static void test_list_memory(void **state)
@@ -149,6 +177,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
         cmocka_unit_test(test_missed_mass),
+        cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),
         cmocka_unit_test(test_exploration),
     };
