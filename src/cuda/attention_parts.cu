@@ -233,12 +233,10 @@ DsvHeads cut(const DsvHeads *rows, const DsvAttentionArgs *args, int64_t parts)
     return in_parts;
 }
 
-/* From key `first` on. */
-DsvHeads behind(const DsvHeads *rows, int64_t first)
+/* From the keys of the second call on. */
+DsvHeads behind(const DsvHeads *rows, DsvAttentionParts p)
 {
-    DsvHeads others = *rows;
-    others.data = (__nv_bfloat16 *)rows->data + first * rows->token_stride;
-    return others;
+    return dsvi_heads_from(rows, p.first, sizeof(__nv_bfloat16));
 }
 
 /* What the second call reads, where it expects it. */
@@ -247,7 +245,7 @@ DsvStatus prepare_rest(DsvStream *stream, const DsvAttentionArgs *args, DsvAtten
     Rows rows = rows_of(args, args->keys - p.first);
     int64_t scalars = args->batch * args->heads * args->queries;
     copy_keys<<<dim3(blocks_for(count_of(rows)), 2), THREADS, 0, stream->handle>>>(
-        rows, p.parts, behind(&args->k, p.first), behind(&args->v, p.first),
+        rows, p.parts, behind(&args->k, p), behind(&args->v, p),
         (__nv_bfloat16 *)piece_of(args, p, K_COPIES), (__nv_bfloat16 *)piece_of(args, p, V_COPIES));
     cut_lse<<<blocks_for(scalars), THREADS, 0, stream->handle>>>(
         scalars, args->heads, p.parts, args->queries / p.parts, (const float *)args->lse,
@@ -261,8 +259,8 @@ DsvStatus add_results(DsvStream *stream, const DsvAttentionArgs *args, DsvAttent
     Rows rows = rows_of(args, args->keys - p.first), queries = rows_of(args, args->queries);
     add_parts<<<dim3(blocks_for(count_of(rows)), 2), THREADS, 0, stream->handle>>>(
         rows, p.parts, (const __nv_bfloat16 *)piece_of(args, p, DK_PARTS),
-        (const __nv_bfloat16 *)piece_of(args, p, DV_PARTS), behind(&args->dk, p.first),
-        behind(&args->dv, p.first));
+        (const __nv_bfloat16 *)piece_of(args, p, DV_PARTS), behind(&args->dk, p),
+        behind(&args->dv, p));
     if (p.first > 0)
         add_queries<<<blocks_for(count_of(queries)), THREADS, 0, stream->handle>>>(
             queries, (const __nv_bfloat16 *)piece_of(args, p, DQ_REST), args->dq);

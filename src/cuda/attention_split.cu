@@ -251,13 +251,6 @@ DsvHeads in_parts(const DsvHeads *rows, DsvAttentionSplit s)
     return cut;
 }
 
-DsvHeads from_key(const DsvHeads *rows, int64_t key)
-{
-    DsvHeads others = *rows;
-    others.data = (__nv_bfloat16 *)rows->data + key * rows->token_stride;
-    return others;
-}
-
 void make_first(DsvAttentionArgs *call, const DsvAttentionArgs *args, DsvAttentionSplit s)
 {
     call->queries = s.queries;
@@ -283,8 +276,8 @@ void make_behind(DsvAttentionArgs *call, const DsvAttentionArgs *args, DsvAttent
 void make_tail(DsvAttentionArgs *call, const DsvAttentionArgs *args, DsvAttentionSplit s)
 {
     call->keys = args->keys - s.keys;
-    call->k = from_key(&args->k, s.keys);
-    call->v = from_key(&args->v, s.keys);
+    call->k = dsvi_heads_from(&args->k, s.keys, sizeof(__nv_bfloat16));
+    call->v = dsvi_heads_from(&args->v, s.keys, sizeof(__nv_bfloat16));
     call->out = dsvi_heads(begin_of(args, s, TAIL_OUT), args->queries, args->heads, args->head_dim);
     call->lse = begin_of(args, s, TAIL_LSE);
 }

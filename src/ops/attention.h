@@ -45,6 +45,14 @@ static inline int64_t dsvi_heads_at(const DsvHeads *rows, int64_t b, int64_t s, 
     return b * rows->batch_stride + s * rows->token_stride + h * rows->head_stride;
 }
 
+/* The same rows from token `first` on, `size` bytes an element. */
+static inline DsvHeads dsvi_heads_from(const DsvHeads *rows, int64_t first, size_t size)
+{
+    DsvHeads others = *rows;
+    others.data = (char *)rows->data + (size_t)(first * rows->token_stride) * size;
+    return others;
+}
+
 #define DSV_HEAD_DIM_MAX 256
 
 typedef struct DsvAttentionArgs {
