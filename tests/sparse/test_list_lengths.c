@@ -72,7 +72,8 @@ static void test_missed_mass(void **state)
     rig_close(&rig);
 }
 
-/* What is measured in one pass of a step is held against what was believed of that pass, not of a later one. */
+/* What is measured in one pass of a step is held against what was believed of that pass, not of a later
+ * one. */
 static void test_missed_mass_of_two_passes(void **state)
 {
     static Rig rig;

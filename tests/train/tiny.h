@@ -56,4 +56,24 @@ static inline void tiny_clips(const char *folder, int count)
     }
 }
 
+/* Every stored number of both folders' checkpoint of this step: weights, moments, average, sparse state. */
+static inline void tiny_same_checkpoints(const char *folder_a, const char *folder_b, int step)
+{
+    static const char *const file[] = {
+        "transformer/diffusion_pytorch_model.safetensors", "sparse.safetensors", "state.json",
+        "transformer_ema/diffusion_pytorch_model.safetensors",
+        "optimizer/exp_avg.safetensors", "optimizer/exp_avg_sq.safetensors",
+    };
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        char path[DSVI_PATH_MAX];
+        uint64_t a, b;
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_a, step, file[i]);
+        assert_ok(dsvi_file_checksum(path, &a));
+        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_b, step, file[i]);
+        assert_ok(dsvi_file_checksum(path, &b));
+        if (a != b)
+            fail_msg("%s differs", file[i]);
+    }
+}
+
 #endif
