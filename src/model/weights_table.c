@@ -8,8 +8,10 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/threads.h"
 
 enum { PLACE_MULTIPLE = 16, PER_BLOCK = 27, OUTSIDE = 15, BEHIND = 3 };
+enum { INIT_PIECE = 65536 }; /* values a thread draws at a time */
 
 typedef struct Builder {
     DsvParamTable *table;
@@ -143,13 +145,25 @@ void dsvi_param_stretches(const DsvParamTable *table, int64_t layers, int64_t *b
     begin[2 + layers] = table->elements;
 }
 
-/* Each parameter has a random stream of its own, so that its first values depend on nothing else. */
-static void init_param(const DsvParam *param, DsvRng rng, float *values)
+/* Each parameter has a random stream of its own, so that its first values depend on nothing else, and every
+ * value a number of its own in it, so that threads may share the work. */
+typedef struct ParamInit {
+    const DsvParam *param;
+    DsvRng rng;
+    float *values;
+} ParamInit;
+
+static void init_values(void *context, int64_t begin, int64_t end, int worker)
 {
+    const ParamInit *init = context;
+    const DsvParam *param = init->param;
     double fan_out = (double)param->shape[0], fan_in = (double)param->count / fan_out;
     double limit = sqrt(6 / (fan_in + fan_out));
     double table_deviation = 1 / sqrt((double)param->shape[param->ndim - 1]);
-    for (int64_t i = 0; i < param->count; i++) {
+    DsvRng rng = init->rng;
+    float *values = init->values;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
         uint64_t index = (uint64_t)i;
         switch (param->init) {
         case DSV_INIT_ZERO: values[i] = 0; break;
@@ -164,7 +178,9 @@ static void init_param(const DsvParam *param, DsvRng rng, float *values)
 void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat)
 {
     memset(flat, 0, (size_t)table->elements * sizeof *flat);
-    for (int64_t i = 0; i < table->count; i++)
-        init_param(&table->params[i], (DsvRng){seed, DSV_RNG_INIT, (uint32_t)i},
-                   flat + table->params[i].offset);
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsvParam *param = &table->params[i];
+        ParamInit init = {param, {seed, DSV_RNG_INIT, (uint32_t)i}, flat + param->offset};
+        dsvi_parallel_for(param->count, INIT_PIECE, init_values, &init);
+    }
 }
