@@ -10,7 +10,8 @@ finished runs are left alone, others resume from their newest checkpoint. --time
 and then no run is begun that could not be finished. Small models leave a GPU idle between their kernels:
 several jobs a GPU share it well. key=value arguments go to every run. Needs nothing but Python and dsv.
 --trunk STEP trains up to there only once a seed, with dense attention. All variants go on from its weights,
-moments and samples: what they differ in is then done to a model whose attention has had time to narrow."""
+moments and samples: what they differ in is then done to a model whose attention has had time to narrow. Only
+variants that end in -scratch take all of their steps themselves."""
 import argparse
 import csv
 import fnmatch
@@ -29,17 +30,19 @@ VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
 GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a checkpoint
 
 # The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
-MASS = {mass: [f"sparse.target_mass={mass / 100}", f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
-        for mass in (70, 80, 90, 95)}
+# Groups lie inside a frame unless a variant says otherwise.
+FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
+MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
+        for mass in (50, 60, 70, 80, 90, 95)}
 # Whatever lists hold: ten per cent of the keys, from a step on.
-TENTH = ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0", "sparse.max_density=1"]
+TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
+                 "sparse.max_density=1"]
 BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
-TUBE = ["sparse.order=tube"]
 
 
 def variants(steps):
     """{name: settings}, in the order in which they are run."""
-    early, late = (f"sparse.warmup_steps={steps // part}" for part in (10, 2))
+    early, late, end = (f"sparse.warmup_steps={int(steps * part)}" for part in (0.1, 0.5, 0.8))
     table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like the others, but never sparse
     table["dense-again"] = table["dense"]  # on a GPU sums run in any order: what two equal runs differ by
     for mass, settings in MASS.items():
@@ -48,14 +51,30 @@ def variants(steps):
     table["tenth-late"] = TENTH + [late]
     table["twentieth-early"] = TENTH + ["sparse.target_density=0.05", early]
     for name, density in (("tenth", 0.1), ("fifth", 0.2)):  # of the keys, where they hold most of the mass
-        table[f"{name}-guarded80"] = ["sparse.target_mass=0", f"sparse.target_density={density}",
+        table[f"{name}-guarded80"] = FRAME + ["sparse.target_mass=0", f"sparse.target_density={density}",
                                       "sparse.min_mass=0.8"]
     table["blocks-early"] = TENTH + BLOCKS + [early]
     table["blocks-late"] = TENTH + BLOCKS + [late]
-    for mass in (80, 90):
-        table[f"mass{mass}-tube"] = MASS[mass] + TUBE
-    table["tenth-early-tube"] = TENTH + TUBE + [early]
+    for mass, settings in MASS.items():
+        table[f"mass{mass}-tube"] = settings + TUBE
+    tenth_tube = TENTH + TUBE + [early]
+    table["tenth-early-tube"] = tenth_tube
     table["tenth-late-tube"] = TENTH + TUBE + [late]
+    table["fifth-early-tube"] = tenth_tube + ["sparse.target_density=0.2"]
+    table["twentieth-early-tube"] = tenth_tube + ["sparse.target_density=0.05"]
+    # Is it the frame, or that the queries of a group do not agree on their keys?
+    table["tenth-early-group16"] = TENTH + ["sparse.group=16", early]
+    for order in ("cube", "hilbert3d"):
+        table[f"tenth-early-{order}"] = TENTH + [f"sparse.order={order}", early]
+    for group in (128, 32):
+        table[f"tenth-early-tube-group{group}"] = tenth_tube + [f"sparse.group={group}"]
+    table["mass80-tube-group128"] = table["mass80-tube"] + ["sparse.group=128"]
+    table["tenth-early-tube-topk"] = tenth_tube + ["sparse.rule=topk"]
+    table["window-early-tube"] = tenth_tube + ["sparse.selector=window", "sparse.rule=topk"]
+    for chunk in (4, 8):
+        table[f"tenth-early-tube-chunk{chunk}"] = tenth_tube + [f"sparse.chunk={chunk}"]
+    table["mass80-tube-scratch"] = table["mass80-tube"]
+    table["tenth-early-tube-scratch"] = tenth_tube
     table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
     table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
                                      "sparse.explore=1", early]
@@ -68,6 +87,11 @@ def variants(steps):
     # The paper's two stages: the predictor learns beside dense attention, then chooses.
     table["predictor-mass90"] = MASS[90] + ["sparse.selector=predictor"]
     table["predictor-tenth-late"] = TENTH + ["sparse.selector=predictor", "sparse.rule=topk", late]
+    table["tenth-end-tube"] = TENTH + TUBE + [end]
+    table["predictor-tenth-end-tube"] = TENTH + TUBE + ["sparse.selector=predictor", "sparse.rule=topk", end]
+    for kind, percent in (("random", 5), ("blocks", 20), ("neighbours", 5)):
+        table[f"tenth-early-tube-{kind}{percent}"] = tenth_tube + [f"sparse.explore_kind={kind}",
+                                                                   f"sparse.explore={percent / 100}"]
     return table
 
 
@@ -122,9 +146,13 @@ class Run:
     def __init__(self, args, name, seed):
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
-        self.trunk = Trunk(args, seed) if args.trunk else None
+        self.trunk = Trunk(args, seed) if args.trunk and not name.endswith("-scratch") else None
+        self.steps = args.steps - (args.trunk if self.trunk else 0)
         self.process = self.gpu = None
         self.command = command_of(args, seed, self.folder) + variants(args.steps)[name] + args.settings
+
+    def ready(self):
+        return not self.trunk or self.trunk.checkpoint.exists()
 
     def finished(self, steps):
         """The held-out loss after the last step is the last thing written."""
@@ -170,6 +198,7 @@ class Trunk(Run):
         self.title = f"trunk seed {seed}"
         self.checkpoint = self.folder / f"checkpoint-{args.trunk}"
         self.trunk = self.process = self.gpu = None
+        self.steps = args.trunk
         self.command = command_of(args, seed, self.folder) + args.settings + [
             "sparse.enabled=false", f"checkpointing_steps={args.trunk}", "checkpoints_total_limit=0"]
 
@@ -227,22 +256,25 @@ def least_used(gpus, running):
     return min(gpus, key=lambda gpu: sum(run.gpu == gpu for run in running), default=None)
 
 
-def worth_starting(args, seconds):
-    """Whether a run would end in time, from the seconds of those before it; the last ones have more room."""
-    return not seconds or time.monotonic() + 0.8 * statistics.median(seconds) < args.deadline
+def next_run(args, waiting, pace):
+    """The first that can begin now and, at the pace of those before it, would end in time; the last ones have
+    more room. None where there is none."""
+    left = args.deadline - time.monotonic()
+    seconds_a_step = 0.8 * statistics.median(pace) if pace else 0
+    return next((run for run in waiting if run.ready() and seconds_a_step * run.steps < left), None)
 
 
 def train(args, runs):
     """args.jobs at a time until all are done or time is up. Returns how many failed."""
-    waiting, running, seconds, failed = list(runs), [], [], 0
+    waiting, running, pace, failed = list(runs), [], [], 0
     try:
-        while waiting or running:
-            if time.monotonic() > args.deadline or not (running or worth_starting(args, seconds)):
+        while time.monotonic() < args.deadline:
+            while len(running) < args.jobs and (run := next_run(args, waiting, pace)):
+                waiting.remove(run)
+                run.start(least_used(args.gpus, running))
+                running.append(run)
+            if not running:
                 break
-            while waiting and len(running) < args.jobs and worth_starting(args, seconds):
-                gpu = least_used(args.gpus, running)
-                running.append(waiting.pop(0))
-                running[-1].start(gpu)
             time.sleep(0.2)
             for run in running:
                 if run.enough():
@@ -250,18 +282,18 @@ def train(args, runs):
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 failed += announce(run, args.steps, len(waiting) + len(running))
-                seconds += [time.monotonic() - run.started] if run.finished(args.steps) else []
+                pace += [(time.monotonic() - run.started) / run.steps] if run.finished(args.steps) else []
     finally:
         stop_all(running)
     for run in running:
         failed += announce(run, args.steps, len(waiting))
     if waiting or running:
-        print(f"time is up: {len(waiting) + len(running)} runs are unfinished; the same command goes on")
+        print(f"{len(waiting) + len(running)} runs are unfinished; the same command goes on")
     return failed
 
 
 def choose(args):
-    """Runs in order: one seed of everything before the next, and then those of --once."""
+    """Runs in order: trunks, what needs none, one seed of the rest before the next, then those of --once."""
     table = variants(args.steps)
     patterns = (args.variants or []) + args.once
     unknown = [pattern for pattern in patterns if not fnmatch.filter(table, pattern)]
@@ -273,8 +305,10 @@ def choose(args):
 
     once = named(args.once)
     often = [name for name in named(args.variants or ["*"]) if name not in once]
-    return [Run(args, name, seed) for seed in args.seeds for name in often] + \
+    runs = [Run(args, name, seed) for seed in args.seeds for name in often] + \
            [Run(args, name, args.seeds[0]) for name in once]
+    trunks = [Trunk(args, seed) for seed in args.seeds] if args.trunk else []
+    return trunks + sorted(runs, key=lambda run: run.trunk is not None)
 
 
 def parse():
@@ -322,11 +356,6 @@ def main():
     runs = choose(args)
     left = [run for run in runs if not run.finished(args.steps)]
     print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
-    trunks = [Trunk(args, seed) for seed in args.seeds] if args.trunk else []
-    if train(args, [trunk for trunk in trunks if not trunk.finished(args.steps)]):
-        return 1
-    if not all(trunk.finished(args.steps) for trunk in trunks):
-        return 0  # time is up
     return 1 if train(args, left) else 0
 
 
