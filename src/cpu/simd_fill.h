@@ -15,6 +15,7 @@ extern "C" {
     X(attention_fwd, level)       \
     X(col_sum, level)             \
     X(flow, level)                \
+    X(heads_move, level)          \
     X(layer_norm, level)          \
     X(optim, level)               \
     X(patch, level)               \

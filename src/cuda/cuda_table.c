@@ -10,6 +10,7 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
 {
     dsvi_cuda_fill_col_sum(ops);
     dsvi_cuda_fill_flow(ops);
+    dsvi_cuda_fill_heads_move(ops);
     dsvi_cuda_fill_layer_norm(ops);
     dsvi_cuda_fill_optim(ops);
     dsvi_cuda_fill_patch(ops);

@@ -10,6 +10,7 @@
 #include "ops/attention.h"
 #include "ops/flow.h"
 #include "ops/gemm.h"
+#include "ops/heads_move.h"
 #include "ops/norm.h"
 #include "ops/optim.h"
 #include "ops/patch.h"
@@ -59,6 +60,7 @@ typedef struct DsvOps {
     /* one pair of slots each for dense attention and attention over lists */
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_fn, dsvi_attention_workspace_fn)
     attention_fwd, attention_bwd, attention_list_fwd, attention_list_bwd;
+    DSVI_OP_SLOT(dsvi_heads_move_fn) heads_move;
 
     DSVI_OP_SLOT(dsvi_select_covariance_fn) select_covariance;
     DSVI_OP_SLOT(dsvi_select_features_fn) select_features;

@@ -20,6 +20,7 @@ CASES_TEST(activation)
 CASES_TEST(gate_residual)
 CASES_TEST(add)
 CASES_TEST(add_rows)
+CASES_TEST(heads_move)
 CASES_TEST(patch)
 CASES_TEST(flow)
 CASES_TEST(optim)
@@ -32,7 +33,7 @@ int run_dense_cases(const DsvBackend *backend)
         cmocka_unit_test(test_activation),    cmocka_unit_test(test_gate_residual),
         cmocka_unit_test(test_add),           cmocka_unit_test(test_add_rows),
         cmocka_unit_test(test_patch),         cmocka_unit_test(test_flow),
-        cmocka_unit_test(test_optim),
+        cmocka_unit_test(test_optim),         cmocka_unit_test(test_heads_move),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

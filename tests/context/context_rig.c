@@ -1,0 +1,120 @@
+/* See context_rig.h. */
+#include "context/context_rig.h"
+
+#include "base/rng.h"
+#include "dist/local_ranks.h"
+#include "test.h"
+
+typedef struct Shared {
+    const ContextCase *c;
+    context_rank_fn *fn;
+    void *shared;
+} Shared;
+
+const char *context_case_text(const ContextCase *c)
+{
+    static char text[160];
+    snprintf(text, sizeof text, "%lld ranks, %lld by heads, b %lld s %lld unit %lld n %lld d %lld %s%s",
+             (long long)c->ranks, (long long)c->head_ranks, (long long)c->batch, (long long)c->tokens,
+             (long long)c->unit, (long long)c->heads, (long long)c->head_dim, dsvi_dtype_name(c->act),
+             c->uneven ? ", uneven" : "");
+    return text;
+}
+
+static int64_t drawn(DsvRng rng, uint64_t i, int64_t below)
+{
+    return (int64_t)(dsvi_rng_uniform(rng, i) * (double)below) % below;
+}
+
+/* A random permutation, and a random rank for each head that is not the first of its rank. */
+static DsvStatus set_uneven_plan(DsvContext *context, const ContextCase *c)
+{
+    DsvRng rng = {c->seed, DSV_RNG_TEST, 1000};
+    int32_t placement[RIG_HEADS_MOST];
+    int64_t bound[RIG_RANKS_MOST + 1] = {0}, count[RIG_RANKS_MOST];
+    for (int64_t i = 0; i < c->heads; i++) {
+        int64_t j = c->head_ranks > 1 ? drawn(rng, (uint64_t)i, i + 1) : i;
+        placement[i] = placement[j];
+        placement[j] = (int32_t)i;
+    }
+    for (int64_t i = 0; i < c->head_ranks; i++)
+        count[i] = 1;
+    for (int64_t i = c->head_ranks; i < c->heads; i++)
+        count[drawn(rng, (uint64_t)(100 + i), c->head_ranks)]++;
+    for (int64_t i = 0; i < c->head_ranks; i++)
+        bound[i + 1] = bound[i] + count[i];
+    DsvContextPlan plan = {c->head_ranks, c->ranks / c->head_ranks, placement, bound};
+    return dsvi_context_set_plan(context, 0, &plan);
+}
+
+static DsvStatus on_rank(DsvComm *comm, void *argument)
+{
+    const Shared *shared = argument;
+    const ContextCase *c = shared->c;
+    DsvContextGroup *group = NULL;
+    DsvContext *context = NULL;
+    DsvContextShape shape = {.tokens = c->tokens, .heads = c->heads, .unit = c->unit, .blocks = 1,
+                             .rows_most = c->uneven ? c->tokens * c->heads : 0};
+    DsvStatus status;
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(c->backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_create(group, &shape, &context), done);
+    status = c->uneven ? set_uneven_plan(context, c) : dsvi_context_set_even_plan(context, 0, c->head_ranks);
+    if (status == DSV_OK)
+        status = shared->fn(context, c, shared->shared);
+done:
+    status = dsvi_comm_fail(comm, status);
+    dsvi_context_free(&context);
+    dsvi_context_group_close(&group);
+    return status;
+}
+
+void run_context(const ContextCase *c, context_rank_fn *fn, void *shared)
+{
+    RankOutcome outcome[RANKS_MOST];
+    Shared all = {c, fn, shared};
+    run_ranks(c->ranks, 60, on_rank, &all, outcome);
+    for (int64_t r = 0; r < c->ranks; r++)
+        if (outcome[r].status != DSV_OK)
+            fail_msg("%s: rank %lld: %s", context_case_text(c), (long long)r, outcome[r].sentence);
+}
+
+void for_context_cases(const DsvBackend *backend, void (*fn)(const ContextCase *c))
+{
+    static const struct {
+        int64_t batch, tokens, unit, heads, head_dim;
+    } sizes[] = {{1, 24, 1, 4, 8}, {2, 37, 4, 5, 6}, {2, 61, 8, 7, 16}, {1, 130, 16, 12, 10}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int64_t ranks = 1; ranks <= 4; ranks++)
+            for (int64_t head_ranks = 1; head_ranks <= ranks; head_ranks++)
+                for (int uneven = 0; uneven < 2; uneven++) {
+                    ContextCase c = {backend, ranks, sizes[i].batch, sizes[i].tokens, sizes[i].unit,
+                                     sizes[i].heads, sizes[i].head_dim, head_ranks, DSV_F32, DSV_F32,
+                                     i * 10 + (uint64_t)ranks, uneven};
+                    if (ranks % head_ranks == 0)
+                        fn(&c);
+                }
+}
+
+double context_value(const ContextCase *c, int which, int64_t i)
+{
+    DsvRng rng = {c->seed, DSV_RNG_TEST, (uint32_t)which};
+    return dsvi_rng_normal(rng, (uint64_t)i);
+}
+
+void context_fill(const DsvContext *context, const ContextCase *c, DsvDtype dtype, int which, bool heads_form,
+                  void *to)
+{
+    DsvContextPart part = dsvi_context_part(context, 0);
+    int64_t first = heads_form ? part.first : dsvi_context_first(context), next = 0;
+    int64_t tokens = heads_form ? part.tokens : dsvi_context_tokens(context);
+    int64_t heads = heads_form ? part.heads : c->heads;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t s = first; s < first + tokens; s++)
+            for (int64_t h = 0; h < heads; h++) {
+                int64_t head = heads_form ? part.head[h] : h;
+                for (int64_t d = 0; d < c->head_dim; d++)
+                    dsvi_store(dtype, to, next++,
+                               context_value(c, which,
+                                             ((b * c->tokens + s) * c->heads + head) * c->head_dim + d));
+            }
+}

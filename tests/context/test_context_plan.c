@@ -1,0 +1,172 @@
+/* Who has what under which plan, and plans and shapes that are refused. */
+#include "test.h"
+
+#include "context/context.h"
+#include "cpu/cpu.h"
+#include "dist/local_ranks.h"
+
+static DsvBackend backend;
+
+#define EXPECT(condition)                                                                           \
+    do {                                                                                            \
+        if (!(condition))                                                                           \
+            return DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);          \
+    } while (0)
+
+#define REFUSED(words, call)                                                                          \
+    do {                                                                                              \
+        DsvStatus refused = (call);                                                                   \
+        if (refused != DSV_E_USAGE || !strstr(dsv_error_message(), (words)))                          \
+            return DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, dsv_error_message());   \
+    } while (0)
+
+typedef DsvStatus group_fn(DsvContextGroup *group);
+
+static DsvStatus with_group(DsvComm *comm, void *fn)
+{
+    DsvContextGroup *group;
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DsvStatus status = (*(group_fn **)fn)(group);
+    dsvi_context_group_close(&group);
+    return dsvi_comm_fail(comm, status);
+}
+
+static void on_ranks(int64_t ranks, group_fn *fn)
+{
+    run_ranks_well(ranks, with_group, &fn);
+}
+
+static DsvStatus check_parts(const DsvContext *c, int64_t rank)
+{
+    static const int64_t first[] = {0, 8, 24, 32, 48};
+    DsvContextPart part = dsvi_context_part(c, 0);
+    EXPECT(dsvi_context_first(c) == first[rank] &&
+           dsvi_context_tokens(c) == (rank == 3 ? 45 : first[rank + 1]) - first[rank]);
+    EXPECT(part.head_ranks == 4 && part.sequence_ranks == 1 && part.head_index == rank);
+    EXPECT(part.first == 0 && part.tokens == 45 && part.bound[0] == 0 && part.bound[1] == 45);
+    EXPECT(part.heads == (rank == 3 ? 2 : 1) && part.head[0] == rank);
+    EXPECT(dsvi_comm_size(part.head_device) == 4 && dsvi_comm_rank(part.head_device) == rank);
+    EXPECT(!part.sequence_device && !part.sequence_host);
+    return DSV_OK;
+}
+
+static DsvStatus check_square(DsvContext *c, int64_t rank)
+{
+    static const int32_t placement[] = {3, 1, 4, 0, 2};
+    static const int64_t bound[] = {0, 2, 5};
+    const DsvContextPlan plan = {2, 2, placement, bound};
+    DSVI_TRY(dsvi_context_set_plan(c, 1, &plan));
+    DsvContextPart part = dsvi_context_part(c, 1);
+    EXPECT(part.head_index == rank % 2 && part.sequence_index == rank / 2);
+    EXPECT(part.first == (rank < 2 ? 0 : 24) && part.tokens == (rank < 2 ? 24 : 21));
+    EXPECT(part.bound[0] == 0 && part.bound[1] == 24 && part.bound[2] == 45);
+    EXPECT(part.heads == (rank % 2 ? 3 : 2) && part.head[0] == (rank % 2 ? 4 : 3));
+    EXPECT(dsvi_comm_rank(part.head_device) == rank % 2 && dsvi_comm_size(part.head_device) == 2);
+    EXPECT(dsvi_comm_rank(part.sequence_host) == rank / 2 && dsvi_comm_size(part.sequence_host) == 2);
+    DSVI_TRY(dsvi_context_set_even_plan(c, 1, 1));
+    part = dsvi_context_part(c, 1);
+    EXPECT(!part.head_device && dsvi_comm_size(part.sequence_device) == 4 && part.heads == 5);
+    EXPECT(part.tokens == dsvi_context_tokens(c) && part.first == dsvi_context_first(c));
+    return DSV_OK;
+}
+
+/* 45 tokens are six units of 8, the last a short one, for four ranks. */
+static DsvStatus four_ranks(DsvContextGroup *group)
+{
+    const DsvContextShape shape = {.tokens = 45, .heads = 5, .unit = 8, .blocks = 2};
+    DsvContext *c;
+    DSVI_TRY(dsvi_context_create(group, &shape, &c));
+    DsvStatus status = check_parts(c, dsvi_context_group_rank(group));
+    if (status == DSV_OK)
+        status = check_square(c, dsvi_context_group_rank(group));
+    dsvi_context_free(&c);
+    return status;
+}
+
+static void parts_of_four(void **state)
+{
+    (void)state;
+    on_ranks(4, four_ranks);
+}
+
+static DsvStatus alone_group(DsvContextGroup *group)
+{
+    const DsvContextShape shape = {.tokens = 45, .heads = 5, .unit = 64, .blocks = 1};
+    DsvContext *c;
+    DSVI_TRY(dsvi_context_create(group, &shape, &c));
+    DsvContextPart part = dsvi_context_part(c, 0);
+    bool whole = part.heads == 5 && part.tokens == 45 && !part.head_device && !part.sequence_device &&
+                 dsvi_context_tokens(c) == 45;
+    dsvi_context_free(&c);
+    EXPECT(whole);
+    return DSV_OK;
+}
+
+static void alone(void **state)
+{
+    group_fn *fn = alone_group;
+    (void)state;
+    on_ranks(1, alone_group);
+    assert_ok(with_group(NULL, &fn));
+}
+
+static DsvStatus bad_shapes(DsvContextGroup *group)
+{
+    DsvContext *c;
+    DsvContextShape shape = {.tokens = 40, .heads = 2, .unit = 16, .blocks = 1};
+    REFUSED("too few for 4 ranks", dsvi_context_create(group, &shape, &c));
+    EXPECT(!c);
+    shape.unit = 8;
+    shape.head_ranks = 4;
+    REFUSED("2 heads are too few for 4", dsvi_context_create(group, &shape, &c));
+    shape.head_ranks = 3;
+    REFUSED("do not divide", dsvi_context_create(group, &shape, &c));
+    return DSV_OK;
+}
+
+static DsvStatus bad_plans_of(DsvContext *c)
+{
+    static const int32_t good[] = {0, 1, 2, 3}, twice[] = {0, 1, 1, 3}, beyond[] = {0, 1, 2, 4};
+    static const int64_t even[] = {0, 2, 4}, none[] = {0, 0, 4}, more[] = {0, 1, 4}, part[] = {0, 2, 3};
+    const struct {
+        const char *words;
+        DsvContextPlan plan;
+    } bad[] = {
+        {"has head 1 twice", {2, 1, twice, even}},  {"head 4 of 4", {2, 1, beyond, even}},
+        {"rank 0 no head", {2, 1, good, none}},     {"rank 1 3 heads of 40 tokens", {2, 1, good, more}},
+        {"heads 0 to 3 of 4", {2, 1, good, part}},  {"2 x 2 ranks", {2, 2, good, even}},
+        {"do not divide", {3, 1, good, even}},      {"1 head-parallel ranks, and 2", {1, 2, good, even}},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        REFUSED(bad[i].words, dsvi_context_set_plan(c, 0, &bad[i].plan));
+        EXPECT(dsvi_context_plan(c, 0)->head_ranks == 2 && dsvi_context_plan(c, 0)->placement[3] == 3);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus bad_plans(DsvContextGroup *group)
+{
+    const DsvContextShape shape = {.tokens = 40, .heads = 4, .unit = 8, .blocks = 1, .head_ranks = 2};
+    DsvContext *c;
+    DSVI_TRY(dsvi_context_create(group, &shape, &c));
+    DsvStatus status = bad_plans_of(c);
+    dsvi_context_free(&c);
+    return status;
+}
+
+static void refused(void **state)
+{
+    (void)state;
+    on_ranks(4, bad_shapes);
+    on_ranks(2, bad_plans);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(parts_of_four), cmocka_unit_test(alone),
+                                       cmocka_unit_test(refused)};
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    dsvi_cpu_close(&backend);
+    return failures;
+}
