@@ -51,6 +51,8 @@ static DsvStatus end(void)
     X(attention_bwd, DsvAttentionArgs, ATTENTION_BWD)                \
     X(attention_list_fwd, DsvAttentionArgs, ATTENTION_FWD)           \
     X(attention_list_bwd, DsvAttentionArgs, ATTENTION_BWD)           \
+    X(attention_merge, DsvAttentionMergeArgs, ELEMENTWISE)           \
+    X(heads_move, DsvHeadsMoveArgs, ELEMENTWISE)                     \
     X(select_covariance, DsvSelectCovarianceArgs, SELECT)            \
     X(select_features, DsvSelectFeaturesArgs, SELECT)                \
     X(select_histogram, DsvSelectArgs, SELECT)                       \

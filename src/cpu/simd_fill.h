@@ -13,6 +13,7 @@ extern "C" {
     X(activation, level)          \
     X(attention_bwd, level)       \
     X(attention_fwd, level)       \
+    X(attention_merge, level)     \
     X(col_sum, level)             \
     X(flow, level)                \
     X(heads_move, level)          \

@@ -12,6 +12,7 @@ extern "C" {
 DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsvBackend *backend);
 
 /* Each source of kernels enters its ops into the table. */
+void dsvi_cuda_fill_attention_merge(DsvOps *ops);
 void dsvi_cuda_fill_col_sum(DsvOps *ops);
 void dsvi_cuda_fill_flow(DsvOps *ops);
 void dsvi_cuda_fill_heads_move(DsvOps *ops);

@@ -8,6 +8,7 @@
 /* Every op has a CUDA variant: the truth runs on the host and cannot stand in. */
 static DsvStatus fill(DsvStream *stream, DsvOps *ops)
 {
+    dsvi_cuda_fill_attention_merge(ops);
     dsvi_cuda_fill_col_sum(ops);
     dsvi_cuda_fill_flow(ops);
     dsvi_cuda_fill_heads_move(ops);

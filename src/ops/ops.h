@@ -8,6 +8,7 @@
 #define DSVI_OPS_H
 
 #include "ops/attention.h"
+#include "ops/attention_merge.h"
 #include "ops/flow.h"
 #include "ops/gemm.h"
 #include "ops/heads_move.h"
@@ -60,6 +61,7 @@ typedef struct DsvOps {
     /* one pair of slots each for dense attention and attention over lists */
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_fn, dsvi_attention_workspace_fn)
     attention_fwd, attention_bwd, attention_list_fwd, attention_list_bwd;
+    DSVI_OP_SLOT(dsvi_attention_merge_fn) attention_merge;
     DSVI_OP_SLOT(dsvi_heads_move_fn) heads_move;
 
     DSVI_OP_SLOT(dsvi_select_covariance_fn) select_covariance;

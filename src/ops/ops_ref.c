@@ -31,6 +31,7 @@ void dsvi_ops_fill_ref(DsvOps *ops)
     DSVI_OPS_SET(ops, attention_bwd, dsvi_attention_bwd_ref, REF);
     DSVI_OPS_SET(ops, attention_list_fwd, dsvi_attention_fwd_ref, REF);
     DSVI_OPS_SET(ops, attention_list_bwd, dsvi_attention_bwd_ref, REF);
+    DSVI_OPS_SET(ops, attention_merge, dsvi_attention_merge_ref, REF);
     DSVI_OPS_SET(ops, heads_move, dsvi_heads_move_ref, REF);
     DSVI_OPS_SET(ops, select_covariance, dsvi_select_covariance_ref, REF);
     DSVI_OPS_SET(ops, select_features, dsvi_select_features_ref, REF);

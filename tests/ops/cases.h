@@ -12,6 +12,7 @@ void check_activation_cases(const DsvBackend *backend);
 void check_gate_residual_cases(const DsvBackend *backend);
 void check_add_cases(const DsvBackend *backend);
 void check_add_rows_cases(const DsvBackend *backend);
+void check_attention_merge_cases(const DsvBackend *backend);
 void check_heads_move_cases(const DsvBackend *backend);
 void check_patch_cases(const DsvBackend *backend);
 void check_flow_cases(const DsvBackend *backend);

@@ -64,6 +64,8 @@ static double *make_values(const CheckBuffer *buffer, int number, CheckFill fill
         unsigned char stored[8];
         double value = fill_value(buffer->steady ? CHECK_NORMAL : fill, rng, (uint64_t)i);
         value = buffer->offset + buffer->scale * (buffer->positive ? fabs(value) : value);
+        if (buffer->infinite > 0 && i % buffer->infinite == 0)
+            value = -INFINITY;
         dsvi_store(dtype, stored, 0, value);
         values[i] = dsvi_load(dtype, stored, 0);
     }

@@ -48,6 +48,7 @@ typedef struct CheckBuffer {
     bool steady;            /* filled as CHECK_NORMAL in every case */
     double scale, offset;   /* elements are offset + scale * fill; 0 and 0 mean scale 1 */
     bool positive;          /* |fill| instead */
+    int64_t infinite;       /* every so many elements one is -inf; 0: none */
     const int32_t *indices; /* of CHECK_I32 */
     int alias;              /* 1 + the number of an earlier buffer: this one is it */
     /* set by the checker for each run */

@@ -21,6 +21,7 @@ CASES_TEST(gate_residual)
 CASES_TEST(add)
 CASES_TEST(add_rows)
 CASES_TEST(heads_move)
+CASES_TEST(attention_merge)
 CASES_TEST(patch)
 CASES_TEST(flow)
 CASES_TEST(optim)
@@ -34,6 +35,7 @@ int run_dense_cases(const DsvBackend *backend)
         cmocka_unit_test(test_add),           cmocka_unit_test(test_add_rows),
         cmocka_unit_test(test_patch),         cmocka_unit_test(test_flow),
         cmocka_unit_test(test_optim),         cmocka_unit_test(test_heads_move),
+        cmocka_unit_test(test_attention_merge),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,8 @@
-/* heads_move for the checker: nothing but copies, so that every element has to be the truth's. */
+/* heads_move and attention_merge for the checker. */
 #include "ops/cases.h"
 #include "test.h"
+
+/* ---- heads_move: nothing but copies, so that every element has to be the truth's ---- */
 
 typedef struct MoveShape {
     int64_t batch, tokens, heads, from_heads, to_heads, dim; /* heads: that move */
@@ -80,4 +82,79 @@ void check_heads_move_cases(const DsvBackend *backend)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check_move(backend, &shapes[i]);
+}
+
+/* ---- attention_merge ---- */
+
+typedef struct MergeShape {
+    int64_t batch, heads, queries, dim, gap;
+    bool heads_first;      /* (B, N, S, D) */
+    bool from_acc, to_acc; /* else in act */
+    bool in_place;         /* wants both of one dtype */
+    int64_t from_infinite, part_infinite; /* every so many rows had no keys */
+} MergeShape;
+
+enum { MERGE_FROM, MERGE_PART, MERGE_TO, MERGE_LSE, MERGE_PART_LSE };
+
+static DsvHeads merge_rows(const CheckCase *c, int which)
+{
+    const MergeShape *shape = c->parameters;
+    int64_t pitch = shape->dim + shape->gap, queries = shape->queries, heads = shape->heads;
+    DsvHeads rows = {c->buffer[which].data, queries * heads * pitch, heads * pitch, pitch};
+    if (shape->heads_first) {
+        rows.token_stride = pitch;
+        rows.head_stride = queries * pitch;
+    }
+    return rows;
+}
+
+static DsvStatus run_merge(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const MergeShape *shape = c->parameters;
+    DsvAttentionMergeArgs args = {
+        .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .head_dim = shape->dim,
+        .act = c->act, .acc = c->acc, .from_dtype = shape->from_acc ? c->acc : c->act,
+        .to_dtype = shape->to_acc ? c->acc : c->act, .from = merge_rows(c, MERGE_FROM),
+        .part = merge_rows(c, MERGE_PART), .to = merge_rows(c, MERGE_TO), .lse = c->buffer[MERGE_LSE].data,
+        .part_lse = c->buffer[MERGE_PART_LSE].data,
+    };
+    return ops->attention_merge.run(stream, &args);
+}
+
+static void check_merge(const DsvBackend *backend, const MergeShape *shape)
+{
+    CheckCase c = {.op = "attention_merge", .parameters = shape, .run = run_merge, .ulps = 8};
+    int64_t rows = shape->batch * shape->heads * shape->queries, n = rows * (shape->dim + shape->gap);
+    snprintf(c.shape, sizeof c.shape, "b %lld h %lld q %lld d %lld gap %lld, %s to %s%s%s",
+             (long long)shape->batch, (long long)shape->heads, (long long)shape->queries,
+             (long long)shape->dim, (long long)shape->gap, shape->from_acc ? "acc" : "act",
+             shape->to_acc ? "acc" : "act", shape->heads_first ? ", heads first" : "",
+             shape->in_place ? ", in place" : "");
+    check_buffer(&c, "from", shape->from_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN, n);
+    check_buffer(&c, "part", CHECK_ACT, CHECK_IN, n);
+    /* in and out: what stands between rows must stay */
+    CheckBuffer *to = check_buffer(&c, "to", shape->to_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN_OUT, n);
+    to->alias = shape->in_place ? 1 + MERGE_FROM : 0;
+    check_buffer(&c, "lse", CHECK_ACC, CHECK_IN_OUT, rows)->infinite = shape->from_infinite;
+    check_buffer(&c, "part_lse", CHECK_ACC, CHECK_IN, rows)->infinite = shape->part_infinite;
+    assert_case(&c, backend);
+}
+
+void check_attention_merge_cases(const DsvBackend *backend)
+{
+    static const MergeShape shapes[] = {
+        {1, 1, 1, 2, 0, false, false, false, false, 0, 0},
+        {2, 3, 5, 32, 0, false, false, false, true, 0, 0},
+        {2, 3, 130, 128, 0, false, false, true, false, 0, 0},
+        {1, 2, 33, 64, 0, false, true, true, true, 0, 0},
+        {1, 5, 17, 128, 8, false, true, false, false, 3, 2},
+        {2, 2, 19, 96, 0, true, true, true, false, 1, 2},
+        {1, 3, 9, 256, 0, false, false, false, false, 4, 1},
+        {3, 2, 7, 34, 3, true, false, true, false, 2, 2},
+        {1, 2, 21, 250, 0, false, true, false, false, 1, 1},
+        {1, 2, 0, 32, 0, false, false, false, false, 0, 0},
+        {0, 2, 4, 32, 0, false, false, false, false, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_merge(backend, &shapes[i]);
 }

@@ -7,6 +7,7 @@
 #include "ops/sparse_cases.h"
 
 static dsvi_attention_fn attention_fwd, attention_bwd;
+static dsvi_attention_merge_fn attention_merge;
 static dsvi_select_covariance_fn select_covariance;
 static dsvi_select_features_fn select_features;
 static dsvi_predictor_loss_fn predictor_loss;
@@ -20,10 +21,12 @@ static float heads_dot(DsvDtype dtype, const DsvHeads *q, int64_t i, const DsvHe
 #define dsvi_heads_dot heads_dot
 #define dsvi_attention_fwd_ref attention_fwd
 #define dsvi_attention_bwd_ref attention_bwd
+#define dsvi_attention_merge_ref attention_merge
 #define dsvi_select_covariance_ref select_covariance
 #define dsvi_select_features_ref select_features
 #define dsvi_predictor_loss_ref predictor_loss
 #define dsvi_predictor_loss_workspace_ref predictor_loss_workspace
+#include "ops/attention_merge_ref.c"
 #include "ops/attention_ref.c"
 #include "ops/predictor_loss_ref.c"
 #include "ops/select_features_ref.c"
@@ -37,6 +40,7 @@ void check_plain_fill_sparse(DsvOps *ops)
     DSVI_OPS_SET(ops, attention_bwd, attention_bwd, PLAIN);
     DSVI_OPS_SET(ops, attention_list_fwd, attention_fwd, PLAIN);
     DSVI_OPS_SET(ops, attention_list_bwd, attention_bwd, PLAIN);
+    DSVI_OPS_SET(ops, attention_merge, attention_merge, PLAIN);
     DSVI_OPS_SET(ops, select_covariance, select_covariance, PLAIN);
     DSVI_OPS_SET(ops, select_features, select_features, PLAIN);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, predictor_loss, predictor_loss_workspace, PLAIN);
