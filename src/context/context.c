@@ -11,8 +11,7 @@ static int64_t ceil_div(int64_t a, int64_t b)
 
 /* ---- plans ---- */
 
-/* Tokens of the longest stretch that a head group has. */
-static int64_t longest_stretch(const DsvContext *c, int64_t head_ranks)
+int64_t dsvi_context_longest(const DsvContext *c, int64_t head_ranks)
 {
     int64_t most = 0;
     for (int64_t r = 0; r < c->group->size; r += head_ranks) {
@@ -24,7 +23,7 @@ static int64_t longest_stretch(const DsvContext *c, int64_t head_ranks)
 
 int64_t dsvi_context_even_rows(const DsvContext *c, int64_t head_ranks)
 {
-    return longest_stretch(c, head_ranks) * ceil_div(c->shape.heads, head_ranks);
+    return dsvi_context_longest(c, head_ranks) * ceil_div(c->shape.heads, head_ranks);
 }
 
 static DsvStatus check_head_ranks(const DsvContext *c, int64_t head_ranks)
@@ -39,6 +38,12 @@ static DsvStatus check_head_ranks(const DsvContext *c, int64_t head_ranks)
         return DSVI_FAIL(DSV_E_USAGE, "a plan has %lld head-parallel ranks, and %lld are wanted",
                          (long long)head_ranks, (long long)c->shape.head_ranks);
     return DSV_OK;
+}
+
+bool dsvi_context_allows(const DsvContext *c, const Factor *factor)
+{
+    return factor->head_ranks <= c->shape.heads &&
+           (c->shape.head_ranks == 0 || factor->head_ranks == c->shape.head_ranks);
 }
 
 static DsvStatus check_placement(const DsvContext *c, const DsvContextPlan *plan)
@@ -59,7 +64,7 @@ static DsvStatus check_placement(const DsvContext *c, const DsvContextPlan *plan
 
 static DsvStatus check_bound(const DsvContext *c, const DsvContextPlan *plan)
 {
-    int64_t tokens = longest_stretch(c, plan->head_ranks);
+    int64_t tokens = dsvi_context_longest(c, plan->head_ranks);
     if (plan->bound[0] != 0 || plan->bound[plan->head_ranks] != c->shape.heads)
         return DSVI_FAIL(DSV_E_USAGE, "a plan shares out heads %lld to %lld of %lld",
                          (long long)plan->bound[0], (long long)plan->bound[plan->head_ranks],
@@ -172,12 +177,12 @@ static DsvStatus begin_plans(DsvContext *c)
     if (most != 0)
         DSVI_TRY(check_head_ranks(c, most));
     for (int64_t i = 0; i < c->group->factors; i++) {
-        int64_t head_ranks = c->group->factor[i].head_ranks;
-        if (head_ranks > c->shape.heads || (c->shape.head_ranks != 0 && head_ranks != c->shape.head_ranks))
+        const Factor *factor = &c->group->factor[i];
+        if (!dsvi_context_allows(c, factor))
             continue;
-        int64_t even = dsvi_context_even_rows(c, head_ranks);
+        int64_t even = dsvi_context_even_rows(c, factor->head_ranks);
         rows = even > rows ? even : rows;
-        most = head_ranks;
+        most = factor->head_ranks;
     }
     c->shape.rows_most = rows > c->shape.rows_most ? rows : c->shape.rows_most;
     for (int64_t block = 0; block < c->shape.blocks; block++)

@@ -14,6 +14,10 @@
  * What travels, in bytes that a rank sends (B samples, elements of e bytes), as counted by dsvi_comm_sent:
  *     to heads      B S_own (N - N_own) D e                    to the ranks of its head group
  *     to tokens     B (T - S_own) N_own D e                    likewise
+ * and in dense attention of n > 1 sequence ranks, of which this is number i and T_j the tokens of number j
+ * (counted round), with a bytes an element of acc:
+ *     forward       2 B (S - T_(i+1)) N_own D e                keys and values, n - 1 times one stretch
+ *     backward      the same, and 2 B (S - T_i) N_own D a      their gradients, n - 1 times one stretch
  *
  * Nothing is allocated after creation; device memory is the caller's, sized by the functions that say so. */
 #ifndef DSVI_CONTEXT_H
@@ -122,6 +126,38 @@ DsvStatus dsvi_context_to_heads(const DsvContext *context, int64_t block, const 
                                 const void *tokens, void *heads, void *workspace);
 DsvStatus dsvi_context_to_tokens(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
                                  const void *heads, void *tokens, void *workspace);
+
+/* ---- dense attention over all tokens ---- */
+
+/* As in attention.h, of a rank's own tokens: q, k, v, out and their gradients are (B, S_own, N, D) act,
+ * contiguous device memory. */
+typedef struct DsvContextAttention {
+    int64_t batch, head_dim;
+    double scale;
+    DsvDtype act, acc;
+    const void *q, *k, *v;
+    void *out;             /* written by forward, read by backward */
+    void *lse;             /* (B, N_own, T) acc: likewise */
+    /* backward only; dq, dk, dv are overwritten */
+    const void *dout;
+    void *dq, *dk, *dv;
+    void *workspace;       /* 64-byte aligned */
+    size_t workspace_bytes;
+} DsvContextAttention;
+
+/* Bytes of lse under any plan. */
+size_t dsvi_context_lse_bytes(const DsvContext *context, int64_t batch, DsvDtype acc);
+/* Workspace that the forward pass, or the backward pass, wants under any plan. Of `args` batch, head_dim, act
+ * and acc are read. */
+size_t dsvi_context_attend_bytes(const DsvContext *context, const DsvContextAttention *args, bool backward);
+
+/* All ranks of the group call, under the same plan. Tokens become heads; then, where there are several
+ * sequence ranks, keys and values go round their ring while each rank attends those it has; heads become
+ * tokens. With one sequence rank every row gets the bits it has without context parallelism, given an op
+ * that treats heads alike however many there are; with several, results of stretches of keys are rounded to
+ * act each before they are summed in acc. */
+DsvStatus dsvi_context_attend_fwd(const DsvContext *context, int64_t block, const DsvContextAttention *args);
+DsvStatus dsvi_context_attend_bwd(const DsvContext *context, int64_t block, const DsvContextAttention *args);
 
 #ifdef __cplusplus
 }

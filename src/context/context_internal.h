@@ -40,8 +40,43 @@ struct DsvContext {
     DsvPiece *send, *receive; /* (ranks) each, of an exchange under way */
 };
 
+/* Whether plans may have this factor. */
+bool dsvi_context_allows(const DsvContext *context, const Factor *factor);
+/* Tokens of the longest stretch that a head group has. */
+int64_t dsvi_context_longest(const DsvContext *context, int64_t head_ranks);
 /* Rows (tokens x heads) of the rank that an even plan gives most. */
 int64_t dsvi_context_even_rows(const DsvContext *context, int64_t head_ranks);
+
+/* ---- dense attention ---- */
+
+/* The pieces of a call's workspace. Rows are what a rank has at most, rows_most x D. */
+typedef struct Room {
+    void *q, *k, *v, *out, *dout, *dq, *dk, *dv; /* heads forms, rows act; NULL with one head rank */
+    void *staging;                               /* of moves */
+    void *keys[2], *values[2];                   /* of others, rows act: what is attended, and what comes */
+    void *part_out, *part_lse;                   /* of a stretch of keys, rows act and acc */
+    void *sum;                                   /* of stretches so far, rows acc */
+    void *part_dk, *part_dv;                     /* rows act */
+    void *sum_dk[2], *sum_dv[2];                 /* rows acc: what is sent, and what comes */
+    void *sum_dq;                                /* rows acc */
+    void *op;                                    /* of attention itself */
+    size_t op_bytes;
+} Room;
+
+/* A call under way. */
+typedef struct Attend {
+    const DsvContext *c;
+    int64_t block;
+    DsvContextPart part;
+    Room room;
+    DsvContextAttention heads; /* with the tensors in heads form: (B, T, N_own, D) */
+} Attend;
+
+/* Attention of all own queries and `keys` keys, by the ordinary op: tensors of keys and what of the queries
+ * is to be overwritten are the caller's to set. */
+DsvAttentionArgs dsvi_context_op_args(const Attend *a, int64_t keys);
+DsvStatus dsvi_context_ring_fwd(const Attend *a);
+DsvStatus dsvi_context_ring_bwd(const Attend *a);
 
 #ifdef __cplusplus
 }

@@ -494,13 +494,6 @@ static DsvAttentionSplit split_of(const DsvStream *stream, const DsvAttentionArg
     return takes_shapes(args, false) ? dsvi_attention_split_of(stream, args) : whole;
 }
 
-static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
-{
-    if (!takes_addresses(args, false))
-        return attend_fwd(stream, args);
-    return dsvi_attention_split_fwd(stream, args, split_of(stream, args), attend_fwd);
-}
-
 static DsvStatus attend_bwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
     return attend(stream, args, true, dsvi_cuda_attention_list_bwd);
@@ -509,14 +502,6 @@ static DsvStatus attend_bwd(DsvStream *stream, const DsvAttentionArgs *args)
 static DsvAttentionParts parts_of(const DsvStream *stream, const DsvAttentionArgs *args)
 {
     return takes_shapes(args, true) ? dsvi_attention_parts_of(stream, args) : (DsvAttentionParts){0};
-}
-
-static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
-{
-    DsvAttentionParts parts = parts_of(stream, args);
-    if (parts.parts == 0 || !takes_addresses(args, true))
-        return attend_bwd(stream, args);
-    return dsvi_attention_parts_bwd(stream, args, parts, attend_bwd);
 }
 
 static size_t most(size_t a, size_t b)
@@ -556,6 +541,23 @@ static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs 
     size_t a = parts.first > 0 ? workspace_of(stream, &first, true) : 0;
     size_t b = dsvi_attention_parts_bytes(args, parts) + workspace_of(stream, &rest, true);
     return most(dsvi_cuda_attention_list_workspace(stream, args), most(a, b));
+}
+
+/* In pieces where there is room for them: fewer heads may want more than many. */
+static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    if (!takes_addresses(args, false) || args->workspace_bytes < attention_fwd_workspace(stream, args))
+        return attend_fwd(stream, args);
+    return dsvi_attention_split_fwd(stream, args, split_of(stream, args), attend_fwd);
+}
+
+static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    DsvAttentionParts parts = parts_of(stream, args);
+    if (parts.parts == 0 || !takes_addresses(args, true) ||
+        args->workspace_bytes < attention_bwd_workspace(stream, args))
+        return attend_bwd(stream, args);
+    return dsvi_attention_parts_bwd(stream, args, parts, attend_bwd);
 }
 
 DsvStatus dsvi_attention_cudnn_serves(DsvStream *stream, const DsvAttentionArgs *args, bool backward)

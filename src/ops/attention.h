@@ -65,7 +65,8 @@ typedef struct DsvAttentionArgs {
     void *lse;                /* (B, N, Sq) acc: likewise */
     /* backward only; dq, dk, dv are overwritten, every row of them */
     DsvHeads dout, dq, dk, dv;
-    void *workspace;          /* at least what the op's workspace function asks for, 64-byte aligned */
+    void *workspace;          /* at least what the op's workspace function asks for, for these shapes or with
+                               * more heads; 64-byte aligned */
     size_t workspace_bytes;
 } DsvAttentionArgs;
 
