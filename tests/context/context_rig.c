@@ -2,7 +2,6 @@
 #include "context/context_rig.h"
 
 #include "base/rng.h"
-#include "dist/local_ranks.h"
 #include "test.h"
 
 typedef struct Shared {
@@ -47,10 +46,8 @@ static DsvStatus set_uneven_plan(DsvContext *context, const ContextCase *c)
     return dsvi_context_set_plan(context, 0, &plan);
 }
 
-static DsvStatus on_rank(DsvComm *comm, void *argument)
+static DsvStatus on_backend(DsvComm *comm, const Shared *shared, const ContextCase *c)
 {
-    const Shared *shared = argument;
-    const ContextCase *c = shared->c;
     DsvContextGroup *group = NULL;
     DsvContext *context = NULL;
     DsvContextShape shape = {.tokens = c->tokens, .heads = c->heads, .unit = c->unit, .blocks = 1,
@@ -68,11 +65,32 @@ done:
     return status;
 }
 
+static DsvStatus on_rank(DsvComm *comm, void *argument)
+{
+    const Shared *shared = argument;
+    ContextCase own = *shared->c;
+    DsvBackend backend = {0};
+    if (!own.open)
+        return on_backend(comm, shared, &own);
+    DsvStatus status = own.open(dsvi_comm_rank(comm), &backend);
+    if (status != DSV_OK)
+        return dsvi_comm_fail(comm, status);
+    own.backend = &backend;
+    status = on_backend(comm, shared, &own);
+    backend.device->close(backend.device);
+    return status;
+}
+
+void try_context(const ContextCase *c, context_rank_fn *fn, void *shared, RankOutcome *outcome)
+{
+    Shared all = {c, fn, shared};
+    run_ranks(c->ranks, 60, on_rank, &all, outcome);
+}
+
 void run_context(const ContextCase *c, context_rank_fn *fn, void *shared)
 {
     RankOutcome outcome[RANKS_MOST];
-    Shared all = {c, fn, shared};
-    run_ranks(c->ranks, 60, on_rank, &all, outcome);
+    try_context(c, fn, shared, outcome);
     for (int64_t r = 0; r < c->ranks; r++)
         if (outcome[r].status != DSV_OK)
             fail_msg("%s: rank %lld: %s", context_case_text(c), (long long)r, outcome[r].sentence);
@@ -89,7 +107,7 @@ void for_context_cases(const DsvBackend *backend, void (*fn)(const ContextCase *
                 for (int uneven = 0; uneven < 2; uneven++) {
                     ContextCase c = {backend, ranks, sizes[i].batch, sizes[i].tokens, sizes[i].unit,
                                      sizes[i].heads, sizes[i].head_dim, head_ranks, DSV_F32, DSV_F32,
-                                     i * 10 + (uint64_t)ranks, uneven};
+                                     i * 10 + (uint64_t)ranks, uneven, true, NULL};
                     if (ranks % head_ranks == 0)
                         fn(&c);
                 }
