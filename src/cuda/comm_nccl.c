@@ -249,15 +249,19 @@ static const DsvTransport NCCL = {
     .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
 };
 
-/* A stream and memory of its own, then NCCL, which all ranks enter together. */
+/* A stream and memory of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills
+ * the device are all given out before another stream's, unless that is of a higher priority: what is sent
+ * beside such a kernel would be sent after it. */
 static DsvStatus open_nccl(NcclComm *n)
 {
     NcclId id = {{0}};
     void *scratch = NULL;
+    int lowest, highest;
     DSVI_CUDA_TRY(cudaGetDevice(&n->gpu));
     n->stream = *n->backend->device->stream;
     n->stream.handle = NULL;
-    DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&n->stream.handle, cudaStreamNonBlocking));
+    DSVI_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    DSVI_CUDA_TRY(cudaStreamCreateWithPriority(&n->stream.handle, cudaStreamNonBlocking, highest));
     DSVI_CUDA_TRY(cudaEventCreateWithFlags(&n->before, cudaEventDisableTiming));
     DSVI_CUDA_TRY(cudaMalloc(&scratch, (size_t)n->comm.size * CHUNK_BYTES));
     n->comm.scratch = scratch;

@@ -33,7 +33,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 sparse="attention select_features select_lists select_threshold profile predictor_loss"
 dense="test_col_sum test_layer_norm test_rms_norm_rope test_activation test_gate_residual test_add
-    test_add_rows test_patch test_flow test_optim"
+    test_add_rows test_patch test_flow test_optim test_heads_move test_attention_merge"
 
 for tool in memcheck racecheck initcheck; do
     for test in $sparse; do echo "sparse $tool $test"; done
