@@ -19,9 +19,10 @@ static void list_places(const DsvPatchArgs *args, int64_t first, int64_t count, 
 }
 
 /* The latent's element of row element 0 of row `row`. */
-static int64_t origin_of(const DsvPatchArgs *args, int64_t tokens, int64_t row)
+static int64_t origin_of(const DsvPatchArgs *args, int64_t row)
 {
     int64_t rows = args->height / args->patch[1], cols = args->width / args->patch[2];
+    int64_t tokens = args->tokens;
     int64_t position = args->order[row % tokens];
     int64_t frame = position / (rows * cols) * args->patch[0];
     int64_t y = position / cols % rows * args->patch[1], x = position % cols * args->patch[2];
@@ -33,20 +34,15 @@ static int64_t row_size(const DsvPatchArgs *args)
     return args->channels * args->patch[0] * args->patch[1] * args->patch[2];
 }
 
-static int64_t token_count(const DsvPatchArgs *args)
-{
-    return args->frames / args->patch[0] * (args->height / args->patch[1]) * (args->width / args->patch[2]);
-}
-
 DSVI_SPECIALISED void move_rows(DsvDtype latent_dtype, DsvDtype row_dtype, bool gather,
                                 const DsvPatchArgs *args, int64_t begin, int64_t end)
 {
-    int64_t size = row_size(args), tokens = token_count(args), place[PLACES];
+    int64_t size = row_size(args), place[PLACES];
     for (int64_t first = 0; first < size; first += PLACES) {
         int64_t count = dsvi_least(PLACES, size - first);
         list_places(args, first, count, place);
         for (int64_t row = begin; row < end; row++) {
-            void *latent = dsvi_at(latent_dtype, args->latent, origin_of(args, tokens, row));
+            void *latent = dsvi_at(latent_dtype, args->latent, origin_of(args, row));
             void *to = dsvi_at(row_dtype, args->rows, row * size + first);
             for (int64_t i = 0; i < count; i++) {
                 if (gather)
@@ -86,7 +82,7 @@ static DsvStatus move(const DsvPatchArgs *args, dsvi_range_fn *piece)
 {
     DSVI_TRY(dsvi_simd_takes("patch", args->latent_dtype, DSV_F32));
     DSVI_TRY(dsvi_simd_takes("patch", args->row_dtype, DSV_F32));
-    dsvi_parallel_for(args->batch * token_count(args), dsvi_rows_per_piece(row_size(args)), piece,
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(row_size(args)), piece,
                       (void *)args);
     return DSV_OK;
 }

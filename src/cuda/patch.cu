@@ -91,7 +91,7 @@ static Raster raster_of(const DsvPatchArgs *args)
     int64_t cols = args->width / patch[2], rows = args->height / patch[1];
     Raster raster;
     raster.order = args->order;
-    raster.tokens = args->frames / patch[0] * rows * cols;
+    raster.tokens = args->tokens;
     raster.cols = (unsigned)cols;
     raster.rows = (unsigned)rows;
     raster.frame_step = patch[0] * args->height * args->width;

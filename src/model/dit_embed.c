@@ -30,8 +30,8 @@ static DsvPatchArgs patch_args(const DsvDit *dit, int64_t channels, bool channel
         .batch = dit->batch, .channels = channels, .frames = dit->shape.frames, .height = dit->shape.height,
         .width = dit->shape.width,
         .patch = {dit->config.patch[0], dit->config.patch[1], dit->config.patch[2]},
-        .channel_last = channel_last, .order = dit->order, .latent_dtype = dit->acc, .row_dtype = row_dtype,
-        .latent = latent, .rows = rows,
+        .channel_last = channel_last, .tokens = dit->tokens, .order = dit->order, .latent_dtype = dit->acc,
+        .row_dtype = row_dtype, .latent = latent, .rows = rows,
     };
 }
 

@@ -2,7 +2,7 @@
  *
  * Token s stands for the patch at raster position order[s] (frame-major, then row, then column, in
  * units of patches). patch_gather copies each patch into its token's row, patch_scatter does the
- * reverse; each is the other's gradient.
+ * reverse; each is the other's gradient. The tokens may be some of the latent's alone.
  * Inside a row the elements are (channel, pt, ph, pw) for the patch embedding and (pt, ph, pw,
  * channel) for the head (wan.md 2.3, steps 1 and 7): channel_last tells which. */
 #ifndef DSVI_PATCH_H
@@ -22,9 +22,10 @@ typedef struct DsvPatchArgs {
     int64_t frames, height, width;   /* F, H, W of the latent: multiples of the patch */
     int64_t patch[3];                /* pt, ph, pw */
     bool channel_last;
-    const int32_t *order;            /* (S) device memory; S = F/pt * H/ph * W/pw */
+    int64_t tokens;                  /* S, at most F/pt * H/ph * W/pw */
+    const int32_t *order;            /* (S) device memory, each place once at most */
     DsvDtype latent_dtype, row_dtype;
-    void *latent;                    /* (B, C, F, H, W); written by scatter, every element once */
+    void *latent;                    /* (B, C, F, H, W); scatter writes the tokens' patches, and nothing else */
     void *rows;                      /* (B, S, C*pt*ph*pw); written by gather */
 } DsvPatchArgs;
 

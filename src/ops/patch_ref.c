@@ -17,7 +17,7 @@ static void copy_to_latent(const DsvPatchArgs *args, int64_t row_at, int64_t lat
 static void walk(const DsvPatchArgs *args, place_fn *place)
 {
     int64_t pt = args->patch[0], ph = args->patch[1], pw = args->patch[2];
-    int64_t rows = args->height / ph, cols = args->width / pw, tokens = args->frames / pt * rows * cols;
+    int64_t rows = args->height / ph, cols = args->width / pw, tokens = args->tokens;
     int64_t inside = pt * ph * pw, row_size = args->channels * inside;
     for (int64_t i = 0; i < args->batch * tokens * row_size; i++) {
         int64_t token = i / row_size, b = token / tokens, position = args->order[token % tokens];

@@ -115,7 +115,14 @@ typedef struct PatchShape {
     int64_t batch, channels, frames, height, width, patch[3];
     CheckKind latent, rows;
     bool channel_last, scatter;
+    int64_t first, left_out; /* tokens before those of the case, and behind them */
 } PatchShape;
+
+static int64_t patch_tokens(const PatchShape *shape)
+{
+    int64_t volume = shape->frames * shape->height * shape->width;
+    return volume / (shape->patch[0] * shape->patch[1] * shape->patch[2]) - shape->first - shape->left_out;
+}
 
 static DsvStatus run_patch(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
@@ -123,7 +130,7 @@ static DsvStatus run_patch(const CheckCase *c, const DsvOps *ops, DsvStream *str
     DsvPatchArgs args = {
         .batch = shape->batch, .channels = shape->channels, .frames = shape->frames, .height = shape->height,
         .width = shape->width, .patch = {shape->patch[0], shape->patch[1], shape->patch[2]},
-        .channel_last = shape->channel_last, .order = c->buffer[0].data,
+        .channel_last = shape->channel_last, .tokens = patch_tokens(shape), .order = c->buffer[0].data,
         .latent_dtype = c->buffer[1].dtype, .row_dtype = c->buffer[2].dtype,
         .latent = c->buffer[1].data, .rows = c->buffer[2].data,
     };
@@ -135,31 +142,37 @@ static void check_patch(const DsvBackend *backend, const PatchShape *shape)
     CheckCase c = {.op = shape->scatter ? "patch_scatter" : "patch_gather", .parameters = shape,
                    .run = run_patch, .ulps = 0};
     int32_t order[1024];
-    int64_t volume = shape->frames * shape->height * shape->width;
-    int64_t tokens = volume / (shape->patch[0] * shape->patch[1] * shape->patch[2]);
-    int64_t n = shape->batch * shape->channels * volume;
-    snprintf(c.shape, sizeof c.shape, "batch %lld channels %lld video %lldx%lldx%lld patch %lldx%lldx%lld%s",
+    int64_t n = shape->batch * shape->channels * shape->frames * shape->height * shape->width;
+    int64_t inside = shape->patch[0] * shape->patch[1] * shape->patch[2], tokens = patch_tokens(shape);
+    bool all = shape->first == 0 && shape->left_out == 0;
+    snprintf(c.shape, sizeof c.shape,
+             "batch %lld channels %lld video %lldx%lldx%lld patch %lldx%lldx%lld%s tokens %lld from %lld on",
              (long long)shape->batch, (long long)shape->channels, (long long)shape->frames,
              (long long)shape->height, (long long)shape->width, (long long)shape->patch[0],
              (long long)shape->patch[1], (long long)shape->patch[2],
-             shape->channel_last ? " channel last" : "");
+             shape->channel_last ? " channel last" : "", (long long)tokens, (long long)shape->first);
     assert_true(tokens < 1024);
     for (int64_t i = 0; i < tokens; i++) /* backwards: a permutation unlike the identity */
-        order[i] = (int32_t)(tokens - 1 - i);
+        order[i] = (int32_t)(shape->left_out + tokens - 1 - i);
     check_buffer(&c, "order", CHECK_I32, CHECK_IN, tokens)->indices = order;
-    check_buffer(&c, "latent", shape->latent, shape->scatter ? CHECK_OUT : CHECK_IN, n);
-    check_buffer(&c, "rows", shape->rows, shape->scatter ? CHECK_IN : CHECK_OUT, n);
+    CheckRole written = all ? CHECK_OUT : CHECK_IN_OUT; /* the other tokens' patches stay as they are */
+    check_buffer(&c, "latent", shape->latent, shape->scatter ? written : CHECK_IN, n);
+    check_buffer(&c, "rows", shape->rows, shape->scatter ? CHECK_IN : CHECK_OUT,
+                 shape->batch * tokens * shape->channels * inside);
     assert_case(&c, backend);
 }
 
 void check_patch_cases(const DsvBackend *backend)
 {
     static const PatchShape shapes[] = {
-        {1, 1, 1, 1, 1, {1, 1, 1}, CHECK_ACC, CHECK_ACT, false, false},
-        {2, 3, 3, 6, 10, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false},
-        {1, 5, 4, 6, 9, {2, 2, 3}, CHECK_ACT, CHECK_ACC, true, false},
-        {2, 16, 3, 4, 6, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false},
-        {1, 2, 0, 4, 4, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false},
+        {1, 1, 1, 1, 1, {1, 1, 1}, CHECK_ACC, CHECK_ACT, false, false, 0, 0},
+        {2, 3, 3, 6, 10, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 0, 0},
+        {2, 3, 3, 6, 10, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 7, 11},
+        {1, 5, 4, 6, 9, {2, 2, 3}, CHECK_ACT, CHECK_ACC, true, false, 0, 0},
+        {2, 16, 3, 4, 6, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false, 0, 0},
+        {2, 16, 3, 4, 6, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false, 0, 17},
+        {1, 2, 3, 4, 4, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 12, 0},
+        {1, 2, 0, 4, 4, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         PatchShape shape = shapes[i];
