@@ -245,8 +245,8 @@ static void nccl_close(DsvComm *comm)
 }
 
 static const DsvTransport NCCL = {
-    .name = "NCCL", .chunk = CHUNK_BYTES, .exchange = nccl_exchange, .fail = nccl_fail, .close = nccl_close,
-    .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
+    .name = "NCCL", .chunk = CHUNK_BYTES, .at_once = true, .exchange = nccl_exchange, .fail = nccl_fail,
+    .close = nccl_close, .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
 };
 
 /* A stream and memory of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills

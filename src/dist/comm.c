@@ -343,6 +343,11 @@ DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out)
     return status;
 }
 
+bool dsvi_comm_at_once(const DsvComm *comm)
+{
+    return alone(comm) || comm->transport->at_once;
+}
+
 DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark)
 {
     return alone(comm) || !comm->transport->mark ? DSV_OK : comm->transport->mark(comm, mark);

@@ -4,11 +4,13 @@
  * (comm_local.h) or processes started by MPI (comm_mpi.c) or connected by TCP (comm_tcp.h). NULL is a group
  * of one rank: every call below takes it, and then there is nothing to send.
  *
- * All ranks of a group make the same calls in the same order, one thread at a time. A call returns when the
- * memory it was given holds the result and may be used again. Memory is the host's, or a device's where the
- * group was made for that (DsvBackend.join): then a call comes behind all that the device's stream has been
- * given, and barrier and split are the host's group's. It is the caller's own and may lie anywhere; pieces
- * that are sent and pieces that are received must not overlap.
+ * All ranks of a group make the same calls in the same order, one thread at a time; whether calls of several
+ * groups may be under way at once, each by a thread of its own, dsvi_comm_at_once tells.
+ *
+ * A call returns when the memory it was given holds the result and may be used again. Memory is the host's,
+ * or a device's where the group was made for that (DsvBackend.join): then a call comes behind all that the
+ * device's stream has been given, and barrier and split are the host's group's. It is the caller's own and
+ * may lie anywhere; pieces that are sent and pieces that are received must not overlap.
  *
  * Sums are formed element by element in the order of the ranks, each on one rank or on all alike: every rank
  * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
@@ -84,6 +86,10 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm);
 /* Ranks that give the same colour form a group of their own, in the order they have in this one. The new
  * group is closed before this one. */
 DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
+
+/* Whether groups with ranks in common may be used by several threads at once. Where not, all their calls have
+ * to come in one order, which is the same on all ranks. */
+bool dsvi_comm_at_once(const DsvComm *comm);
 
 /* Of a group for device memory: puts mark number `mark` behind what the device's stream has been given so
  * far, and lets calls from now on begin once that much is done, though the stream has been given more; -1:

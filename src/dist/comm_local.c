@@ -213,8 +213,8 @@ static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count
                              DsvComm **out);
 
 static const DsvTransport LOCAL = {
-    .name = "threads", .chunk = DSV_COMM_CHUNK, .exchange = local_exchange, .split = local_split,
-    .listen = local_listen, .fail = local_fail, .close = local_close,
+    .name = "threads", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = local_exchange,
+    .split = local_split, .listen = local_listen, .fail = local_fail, .close = local_close,
 };
 
 /* The first member makes the group and the others are told where it lies. */

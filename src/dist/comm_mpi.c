@@ -3,10 +3,13 @@
  *
  * All waiting is done here, by asking (MPI_Testsome) and pausing: meanwhile failures that other ranks tell,
  * on a communicator of their own, are heard, and ranks of this machine that were killed are seen (peers.h).
+ * Groups may be used by several threads at once: each gives way to the others between its questions, and
+ * never are two inside MPI.
  * After a failure messages may be under way that will never arrive, and MPI_Finalize might wait for them:
  * the processes then end without it, once rank 0 has had the time to say what happened. */
 #include "dist/comm_mpi.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,13 +30,14 @@ enum { YIELDS = 2000, PAUSE_US = 20 };      /* of a wait: first yielding, then s
 
 /* What all groups of this process share: there is one MPI in it. */
 static struct {
+    pthread_mutex_t lock; /* over MPI and what follows */
     MPI_Comm data, control;
     int rank, size;
     DsvPeers *peers;
     bool failed;
     char sentence[DSVI_MESSAGE_BYTES];
     int64_t last_number;
-} world;
+} world = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 typedef struct MpiComm {
     DsvComm comm;
@@ -107,15 +111,20 @@ static void look_for_ended(const char *call)
 static void mpi_fail(DsvComm *comm, const char *sentence)
 {
     (void)comm;
+    pthread_mutex_lock(&world.lock);
     set_failed(sentence, true);
+    pthread_mutex_unlock(&world.lock);
 }
 
 static DsvStatus mpi_listen(DsvComm *comm)
 {
     (void)comm;
+    pthread_mutex_lock(&world.lock);
     if (!hears_failure())
         look_for_ended("another call");
-    return world.failed ? DSVI_FAIL(DSV_E_RANK, "%s", world.sentence) : DSV_OK;
+    bool failed = world.failed;
+    pthread_mutex_unlock(&world.lock);
+    return failed ? DSVI_FAIL(DSV_E_RANK, "%s", world.sentence) : DSV_OK;
 }
 
 /* ---- exchange ---- */
@@ -152,6 +161,25 @@ static DsvStatus check_length(const MpiComm *m, int index, const MPI_Status *sta
                      got, (long long)m->comm.rank, wanted);
 }
 
+static void too_late(const MpiComm *m)
+{
+    char sentence[128];
+    snprintf(sentence, sizeof sentence, "rank %d has not come to %s for %g s",
+             m->world_rank[who_is_missing(m)], m->comm.call, m->comm.timeout_s);
+    set_failed(sentence, true);
+}
+
+/* Others may use MPI meanwhile. */
+static void pause_for_a_while(int64_t tries)
+{
+    pthread_mutex_unlock(&world.lock);
+    if (tries < YIELDS)
+        sched_yield();
+    else
+        usleep(PAUSE_US);
+    pthread_mutex_lock(&world.lock);
+}
+
 /* Waits for all requests. */
 static DsvStatus complete(MpiComm *m, const DsvPiece *receive, size_t at)
 {
@@ -173,18 +201,11 @@ static DsvStatus complete(MpiComm *m, const DsvPiece *receive, size_t at)
             if (!hears_failure())
                 look_for_ended(m->comm.call);
         }
-        if (!world.failed && now - start > m->comm.timeout_s) {
-            char sentence[128];
-            snprintf(sentence, sizeof sentence, "rank %d has not come to %s for %g s",
-                     m->world_rank[who_is_missing(m)], m->comm.call, m->comm.timeout_s);
-            set_failed(sentence, true);
-        }
+        if (!world.failed && now - start > m->comm.timeout_s)
+            too_late(m);
         if (world.failed)
             return wait_failed(m);
-        if (tries < YIELDS)
-            sched_yield();
-        else
-            usleep(PAUSE_US);
+        pause_for_a_while(tries);
     }
 }
 
@@ -212,20 +233,28 @@ static size_t longest_of(const MpiComm *m, const DsvPiece *send, const DsvPiece 
     return longest;
 }
 
-static DsvStatus mpi_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+/* With the lock, but for the time it waits. */
+static DsvStatus move_all(MpiComm *m, const DsvPiece *send, const DsvPiece *receive)
 {
-    MpiComm *m = (MpiComm *)comm;
     size_t longest = longest_of(m, send, receive);
     if (world.failed)
         return DSVI_FAIL(DSV_E_RANK, "%s", world.sentence);
     for (size_t at = 0; at < longest; at += MESSAGE_MOST) {
-        for (int64_t r = 0; r < comm->size; r++)
+        for (int64_t r = 0; r < m->comm.size; r++)
             DSVI_TRY(post(m, &receive[r], r, at, false));
-        for (int64_t r = 0; r < comm->size; r++)
+        for (int64_t r = 0; r < m->comm.size; r++)
             DSVI_TRY(post(m, &send[r], r, at, true));
         DSVI_TRY(complete(m, receive, at));
     }
     return DSV_OK;
+}
+
+static DsvStatus mpi_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+{
+    pthread_mutex_lock(&world.lock);
+    DsvStatus status = move_all((MpiComm *)comm, send, receive);
+    pthread_mutex_unlock(&world.lock);
+    return status;
 }
 
 /* ---- groups and life ---- */
@@ -270,7 +299,7 @@ static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, 
                            DsvComm **out);
 
 static const DsvTransport MPI = {
-    .name = "MPI", .chunk = DSV_COMM_CHUNK, .exchange = mpi_exchange, .split = mpi_split,
+    .name = "MPI", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = mpi_exchange, .split = mpi_split,
     .listen = mpi_listen, .fail = mpi_fail, .close = mpi_close,
 };
 

@@ -1,11 +1,13 @@
 /* See comm_tcp.h. A connection carries frames, each a head and its bytes. In an exchange all that go out and
  * all that come in move as the connections allow; now and then every connection is looked at, for a rank
  * that tells of its failure there. A connection that ends while something is awaited on it is a rank that
- * died. */
+ * died. All groups use the same connections, so one thread at a time makes calls; others may listen, whenever
+ * that one waits. */
 #include "dist/comm_tcp.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +32,7 @@ typedef struct Head {
 /* What all groups of this process share. */
 typedef struct World {
     int64_t rank, size;
+    pthread_mutex_t lock; /* over the connections and what follows */
     int *socket;        /* (size); -1: the own one, and those that have ended */
     bool failed;
     char sentence[DSVI_MESSAGE_BYTES];
@@ -136,18 +139,24 @@ static DsvStatus tcp_listen(DsvComm *comm)
     TcpComm *t = (TcpComm *)comm;
     World *w = t->world;
     char byte;
+    pthread_mutex_lock(&w->lock);
     look_around(w);
     for (int64_t r = 0; r < comm->size && !w->failed; r++) {
         int file = w->socket[t->world_rank[r]];
         if (file >= 0 && recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
             rank_ended(t, r);
     }
-    return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
+    bool failed = w->failed;
+    pthread_mutex_unlock(&w->lock);
+    return failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 
 static void tcp_fail(DsvComm *comm, const char *sentence)
 {
-    set_failed(((TcpComm *)comm)->world, sentence, true);
+    World *w = ((TcpComm *)comm)->world;
+    pthread_mutex_lock(&w->lock);
+    set_failed(w, sentence, true);
+    pthread_mutex_unlock(&w->lock);
 }
 
 /* ---- exchange ---- */
@@ -259,20 +268,21 @@ static void too_late(TcpComm *t)
     set_failed(t->world, sentence, true);
 }
 
-static DsvStatus tcp_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+/* With the lock, but for the time it waits. */
+static DsvStatus move_all(TcpComm *t)
 {
-    TcpComm *t = (TcpComm *)comm;
     World *w = t->world;
     double heard = dsvi_clock_seconds();
-    begin(t, send, receive);
     look_around(w);
     while (!w->failed && set_pollers(t) > 0) {
-        int found = poll(t->poller, (nfds_t)comm->size, LOOK_EVERY_MS);
+        pthread_mutex_unlock(&w->lock);
+        int found = poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS);
+        pthread_mutex_lock(&w->lock);
         if (found > 0)
             heard = dsvi_clock_seconds();
-        else if (dsvi_clock_seconds() - heard > comm->timeout_s)
+        else if (dsvi_clock_seconds() - heard > t->comm.timeout_s)
             too_late(t);
-        for (int64_t r = 0; r < comm->size && found > 0 && !w->failed; r++) {
+        for (int64_t r = 0; r < t->comm.size && found > 0 && !w->failed; r++) {
             if (t->poller[r].fd >= 0 && t->poller[r].revents && unfinished(&t->in[r]))
                 DSVI_TRY(serve_in(t, r));
             if (t->poller[r].fd >= 0 && t->poller[r].revents && !w->failed && unfinished(&t->out[r]))
@@ -283,10 +293,21 @@ static DsvStatus tcp_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiec
     return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 
+static DsvStatus tcp_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+{
+    TcpComm *t = (TcpComm *)comm;
+    begin(t, send, receive);
+    pthread_mutex_lock(&t->world->lock);
+    DsvStatus status = move_all(t);
+    pthread_mutex_unlock(&t->world->lock);
+    return status;
+}
+
 /* ---- groups and life ---- */
 
 static void free_world(World *w)
 {
+    pthread_mutex_destroy(&w->lock);
     for (int64_t r = 0; r < w->size && w->socket; r++)
         if (w->socket[r] >= 0)
             close(w->socket[r]);
@@ -383,6 +404,7 @@ DsvStatus dsvi_comm_tcp_create(int64_t rank, int64_t size, const char *address, 
         free(w);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld connections", (long long)size);
     }
+    pthread_mutex_init(&w->lock, NULL);
     w->rank = rank;
     DsvStatus status = dsvi_tcp_mesh(rank, size, address, port, timeout_s < MEET_S ? timeout_s : MEET_S,
                                      w->socket);

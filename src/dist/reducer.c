@@ -1,4 +1,5 @@
-/* See reducer.h. */
+/* See reducer.h. Where groups cannot be used by several threads at once, and the caller's thread may be using
+ * another one, buckets are summed when they are ready, and not beside the caller's work. */
 #include "dist/reducer.h"
 
 #include <pthread.h>
@@ -10,6 +11,7 @@ struct DsvReducer {
     DsvComm *comm;
     const DsvShard *shard;
     float *grad;
+    bool beside;          /* the caller's work */
     pthread_t thread;
 
     pthread_mutex_t lock; /* over what follows */
@@ -59,7 +61,8 @@ static void *work(void *argument)
     return NULL;
 }
 
-DsvStatus dsvi_reducer_create(DsvComm *comm, const DsvShard *shard, float *grad, DsvReducer **out)
+DsvStatus dsvi_reducer_create(DsvComm *comm, bool others, const DsvShard *shard, float *grad,
+                              DsvReducer **out)
 {
     DsvReducer *r = calloc(1, sizeof *r);
     *out = NULL;
@@ -72,6 +75,7 @@ DsvStatus dsvi_reducer_create(DsvComm *comm, const DsvShard *shard, float *grad,
     r->comm = comm;
     r->shard = shard;
     r->grad = grad;
+    r->beside = !others || dsvi_comm_at_once(comm);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->news, NULL);
     int error = pthread_create(&r->thread, NULL, work, r);
@@ -103,8 +107,20 @@ void dsvi_reducer_free(DsvReducer **reducer)
     *reducer = NULL;
 }
 
+static void reduce_now(DsvReducer *r, int64_t bucket)
+{
+    DsvStatus status = r->status;
+    if (status == DSV_OK)
+        status = dsvi_comm_reduce_scatter(r->comm, DSV_F32, r->grad, dsvi_shard_bound(r->shard, bucket));
+    note_failure(r, status);
+}
+
 void dsvi_reducer_ready(DsvReducer *r, int64_t bucket)
 {
+    if (!r->beside) {
+        reduce_now(r, bucket);
+        return;
+    }
     DsvStatus status = dsvi_comm_mark(r->comm, bucket);
     pthread_mutex_lock(&r->lock);
     note_failure(r, status);

@@ -14,8 +14,10 @@ extern "C" {
 
 typedef struct DsvReducer DsvReducer;
 
-/* Of the flat array `grad`, of which each rank gets the sums of its own stretches. */
-DsvStatus dsvi_reducer_create(DsvComm *comm, const DsvShard *shard, float *grad, DsvReducer **out);
+/* Of the flat array `grad`, of which each rank gets the sums of its own stretches. `others`: the caller uses
+ * other groups of these ranks meanwhile. */
+DsvStatus dsvi_reducer_create(DsvComm *comm, bool others, const DsvShard *shard, float *grad,
+                              DsvReducer **out);
 void dsvi_reducer_free(DsvReducer **reducer); /* takes NULL in it; not while buckets are under way */
 
 /* The bucket will not change any more on this rank, once the device's stream has done what it has been given.

@@ -25,7 +25,7 @@ typedef struct DsvPatchArgs {
     int64_t tokens;                  /* S, at most F/pt * H/ph * W/pw */
     const int32_t *order;            /* (S) device memory, each place once at most */
     DsvDtype latent_dtype, row_dtype;
-    void *latent;                    /* (B, C, F, H, W); scatter writes the tokens' patches, and nothing else */
+    void *latent;                    /* (B, C, F, H, W); scatter writes the tokens' patches alone */
     void *rows;                      /* (B, S, C*pt*ph*pw); written by gather */
 } DsvPatchArgs;
 

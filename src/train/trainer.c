@@ -175,8 +175,8 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
     dsvi_sparse_share(t->sparse, t->comm, t->device_comm);
     DSVI_TRY_GOTO(status, allocate(t), fail);
     if (dsvi_comm_size(comm) > 1)
-        DSVI_TRY_GOTO(status, dsvi_reducer_create(t->device_comm, &t->shard, t->weights.grad, &t->reducer),
-                      fail);
+        DSVI_TRY_GOTO(status, dsvi_reducer_create(t->device_comm, false, &t->shard, t->weights.grad,
+                                                  &t->reducer), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
     if (t->generator)

@@ -1,6 +1,7 @@
 /* See comm_cases.h. Numbers are functions of (rank, place), so that every rank knows what all others hold. */
 #include "comm_cases.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -291,6 +292,53 @@ done:
     return status;
 }
 
+enum { ROUNDS = 40, SUMMED = 30011 };
+
+/* Sums over a group, again and again; each differs from the one before. */
+static DsvStatus sum_on(DsvComm *comm)
+{
+    DsvStatus status = DSV_OK;
+    double *number = malloc(SUMMED * sizeof *number);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < SUMMED; i++)
+            number[i] = i + round;
+        WORKS(dsvi_comm_all_reduce(comm, DSV_F64, number, SUMMED));
+        for (int i = 0; i < SUMMED; i++)
+            EXPECT(number[i] == (double)((i + round) * dsvi_comm_size(comm)));
+    }
+done:
+    free(number);
+    return status;
+}
+
+typedef struct Beside {
+    DsvComm *comm;
+    DsvStatus status;
+} Beside;
+
+static void *sum_beside(void *context)
+{
+    Beside *beside = context;
+    beside->status = sum_on(beside->comm);
+    return NULL;
+}
+
+/* Two threads of each rank use two groups. */
+static DsvStatus groups_at_once(DsvComm *comm, void *ignored)
+{
+    DsvComm *pair;
+    pthread_t thread;
+    Beside beside = {.comm = comm};
+    (void)ignored;
+    DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) / 2, &pair));
+    bool second = dsvi_comm_at_once(comm) && pthread_create(&thread, NULL, sum_beside, &beside) == 0;
+    DsvStatus status = sum_on(pair);
+    if (second)
+        pthread_join(thread, NULL);
+    dsvi_comm_close(&pair);
+    return status == DSV_OK ? beside.status : status;
+}
+
 static DsvStatus barrier(DsvComm *comm, void *ignored)
 {
     (void)ignored;
@@ -301,6 +349,6 @@ static DsvStatus barrier(DsvComm *comm, void *ignored)
 
 const CommCase comm_cases[] = {
     {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"broadcast", broadcast},
-    {"reduce_scatter", reduce_scatter}, {"all_reduce", all_reduce}, {"split", split}, {"barrier", barrier},
-    {NULL, NULL},
+    {"reduce_scatter", reduce_scatter}, {"all_reduce", all_reduce}, {"split", split},
+    {"groups_at_once", groups_at_once}, {"barrier", barrier}, {NULL, NULL},
 };

@@ -69,7 +69,7 @@ if [ "$way" = mpi ]; then
     echo "every call, on 2, 3 and 4 ranks"
     for n in 2 3 4; do
         start $n "$rank" "$library" cases >"$work/said" 2>&1 || fail "$n ranks" "$work/said"
-        [ "$(grep -c " on $n ranks" "$work/said")" = 8 ] || fail "$n ranks: not all cases" "$work/said"
+        [ "$(grep -c " on $n ranks" "$work/said")" = 9 ] || fail "$n ranks: not all cases" "$work/said"
     done
 
     echo "what ends one ends all"

@@ -320,7 +320,8 @@ static void test_patch(void **state)
         double *weights = random_row(3, LENGTH, 1, 0), *dlatent = random_row(4, LENGTH, 0, NAN);
         Patch patch = {{.batch = B, .channels = C, .frames = F, .height = H, .width = W, .patch = {2, 2, 2},
                         .channel_last = last, .tokens = sizeof order / sizeof *order, .order = order,
-                        .latent_dtype = DSV_F64, .row_dtype = DSV_F64, .latent = latent, .rows = rows}, weights, LENGTH};
+                        .latent_dtype = DSV_F64, .row_dtype = DSV_F64, .latent = latent, .rows = rows},
+                       weights, LENGTH};
         DsvPatchArgs scatter = patch.gather;
         scatter.latent = dlatent;
         scatter.rows = weights;
