@@ -135,11 +135,14 @@ static DsvPiece part_of(void *data, size_t item_bytes, const int64_t *bound, int
                       (size_t)(bound[rank + 1] - bound[rank]) * item_bytes};
 }
 
-static DsvStatus all_gather(DsvComm *comm, const char *call, void *data, size_t item_bytes,
+/* `own`: the own items; or NULL: they are in their place. */
+static DsvStatus all_gather(DsvComm *comm, const char *call, const void *own, void *data, size_t item_bytes,
                             const int64_t *bound)
 {
+    DsvPiece part = part_of(data, item_bytes, bound, comm->rank);
+    part.data = own ? (void *)own : part.data;
     for (int64_t r = 0; r < comm->size; r++) {
-        comm->send[r] = part_of(data, item_bytes, bound, comm->rank);
+        comm->send[r] = part;
         comm->receive[r] = part_of(data, item_bytes, bound, r);
     }
     return move(comm, call, comm->send, comm->receive);
@@ -147,14 +150,22 @@ static DsvStatus all_gather(DsvComm *comm, const char *call, void *data, size_t 
 
 DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, const int64_t *bound)
 {
-    return alone(comm) ? DSV_OK : all_gather(comm, "all_gather", data, item_bytes, bound);
+    return alone(comm) ? DSV_OK : all_gather(comm, "all_gather", NULL, data, item_bytes, bound);
+}
+
+DsvStatus dsvi_comm_all_gather_from(DsvComm *comm, const void *own, void *data, size_t item_bytes,
+                                    const int64_t *bound)
+{
+    DsvPiece to = part_of(data, item_bytes, bound, 0), from = {(void *)own, to.bytes};
+    return alone(comm) ? copy_own(comm, &from, &to)
+                       : all_gather(comm, "all_gather", own, data, item_bytes, bound);
 }
 
 static DsvStatus share(DsvComm *comm, const char *call, void *data, size_t item_bytes)
 {
     for (int64_t r = 0; r <= comm->size; r++)
         comm->bound[r] = r;
-    return all_gather(comm, call, data, item_bytes, comm->bound);
+    return all_gather(comm, call, NULL, data, item_bytes, comm->bound);
 }
 
 DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes)
@@ -191,7 +202,7 @@ DsvStatus dsvi_comm_broadcast(DsvComm *comm, int64_t root, void *data, size_t by
             comm->send[r] = part_of(data, 1, bound, r);
     }
     DSVI_TRY(move(comm, "broadcast", comm->send, comm->receive));
-    return all_gather(comm, "broadcast", data, 1, bound);
+    return all_gather(comm, "broadcast", NULL, data, 1, bound);
 }
 
 DsvStatus dsvi_comm_barrier(DsvComm *comm)
@@ -292,7 +303,7 @@ DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_
     if (bytes > SMALL_BYTES) {
         dsvi_comm_bounds(n, 16, comm->size, comm->bound);
         DSVI_TRY(reduce_scatter(comm, "all_reduce", dtype, data, comm->bound));
-        return all_gather(comm, "all_reduce", data, item, comm->bound);
+        return all_gather(comm, "all_reduce", NULL, data, item, comm->bound);
     }
     for (int64_t r = 0; r < comm->size; r++) {
         comm->send[r] = (DsvPiece){data, bytes};

@@ -65,6 +65,9 @@ void dsvi_comm_bounds(int64_t n, int64_t unit, int64_t size, int64_t *bound);
 
 /* Every rank's own items to all: (size - 1) times the own part is sent. */
 DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, const int64_t *bound);
+/* The same where the own items lie at `own`, not in `data` yet. */
+DsvStatus dsvi_comm_all_gather_from(DsvComm *comm, const void *own, void *data, size_t item_bytes,
+                                    const int64_t *bound);
 /* Every rank's own items to `root`; elsewhere `data` stays as it is. */
 DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
 

@@ -5,32 +5,56 @@
 #include <string.h>
 
 /* A cache line of floats: no two ranks' stretches share one, and every parameter begins on one. */
-enum { UNIT = 16 };
+enum { UNIT = 16, LINE_BYTES = 64 };
+
+static DsvStatus make_empty(int64_t rank, int64_t size, int64_t buckets, DsvShard *out)
+{
+    *out = (DsvShard){.rank = rank, .size = size, .buckets = buckets};
+    out->begin = calloc((size_t)buckets + 1, sizeof *out->begin);
+    out->bound = calloc((size_t)(buckets * (size + 1)), sizeof *out->bound);
+    out->packed = calloc((size_t)buckets, sizeof *out->packed);
+    if (out->begin && out->bound && out->packed)
+        return DSV_OK;
+    dsvi_shard_free(out);
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to divide %lld buckets", (long long)buckets);
+}
+
+static void pack_buckets(DsvShard *shard)
+{
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        shard->packed[b] = shard->own;
+        shard->own += dsvi_shard_count(shard, b);
+    }
+}
 
 DsvStatus dsvi_shard_make(const DsvComm *comm, const int64_t *begin, int64_t buckets, DsvShard *out)
 {
-    int64_t size = dsvi_comm_size(comm), whole[2] = {begin[0], begin[buckets]};
-    *out = (DsvShard){.rank = dsvi_comm_rank(comm), .size = size, .buckets = size > 1 ? buckets : 1};
-    out->bound = calloc((size_t)(out->buckets * (size + 1)), sizeof *out->bound);
-    out->packed = calloc((size_t)out->buckets, sizeof *out->packed);
-    if (!out->bound || !out->packed) {
-        dsvi_shard_free(out);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to divide %lld buckets", (long long)buckets);
+    int64_t size = dsvi_comm_size(comm);
+    DSVI_TRY(make_empty(dsvi_comm_rank(comm), size, buckets, out));
+    memcpy(out->begin, begin, ((size_t)buckets + 1) * sizeof *begin);
+    for (int64_t b = 0; b < buckets; b++)
+        dsvi_comm_bounds(begin[b + 1] - begin[b], UNIT, size, out->bound + b * (size + 1));
+    pack_buckets(out);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_shard_map(const DsvShard *shard, DsvShardPlace *place, const void *context, DsvShard *out)
+{
+    int64_t ends = shard->size + 1;
+    DSVI_TRY(make_empty(shard->rank, shard->size, shard->buckets, out));
+    for (int64_t i = 0; i < shard->buckets * ends; i++)
+        out->bound[i] = place(context, i / ends, shard->bound[i]);
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        int64_t end = out->begin[b] + dsvi_shard_whole(out, b);
+        out->begin[b + 1] = (end + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     }
-    const int64_t *at = size > 1 ? begin : whole;
-    for (int64_t b = 0; b < out->buckets; b++) {
-        int64_t *bound = out->bound + b * (size + 1);
-        dsvi_comm_bounds(at[b + 1] - at[b], UNIT, size, bound);
-        for (int64_t r = 0; r <= size; r++)
-            bound[r] += at[b];
-        out->packed[b] = out->own;
-        out->own += dsvi_shard_count(out, b);
-    }
+    pack_buckets(out);
     return DSV_OK;
 }
 
 void dsvi_shard_free(DsvShard *shard)
 {
+    free(shard->begin);
     free(shard->bound);
     free(shard->packed);
     memset(shard, 0, sizeof *shard);
@@ -52,23 +76,48 @@ int64_t dsvi_shard_count(const DsvShard *shard, int64_t bucket)
     return bound[shard->rank + 1] - bound[shard->rank];
 }
 
-DsvStatus dsvi_shard_pack(const DsvShard *shard, DsvDevice *device, const float *flat, float *packed)
+int64_t dsvi_shard_whole(const DsvShard *shard, int64_t bucket)
+{
+    return dsvi_shard_bound(shard, bucket)[shard->size];
+}
+
+int64_t dsvi_shard_largest(const DsvShard *shard)
+{
+    int64_t largest = 0;
+    for (int64_t b = 0; b < shard->buckets; b++)
+        largest = dsvi_shard_whole(shard, b) > largest ? dsvi_shard_whole(shard, b) : largest;
+    return largest;
+}
+
+int64_t dsvi_shard_place(const DsvShard *shard, int64_t bucket, bool flat)
+{
+    return flat ? shard->begin[bucket] + dsvi_shard_first(shard, bucket) : shard->packed[bucket];
+}
+
+float *dsvi_shard_at(const DsvShard *shard, DsvShardArray array, int64_t bucket)
+{
+    return array.data + dsvi_shard_place(shard, bucket, array.flat);
+}
+
+DsvStatus dsvi_shard_pack(const DsvShard *shard, DsvDevice *device, const float *flat, DsvShardArray array)
 {
     for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(device->upload(device->stream, packed + shard->packed[b], flat + dsvi_shard_first(shard, b),
+        DSVI_TRY(device->upload(device->stream, dsvi_shard_at(shard, array, b),
+                                flat + dsvi_shard_place(shard, b, true),
                                 (size_t)dsvi_shard_count(shard, b) * sizeof *flat));
     return device->sync(device->stream);
 }
 
-DsvStatus dsvi_shard_gather(const DsvShard *shard, DsvComm *comm, DsvDevice *device, const float *packed,
+DsvStatus dsvi_shard_gather(const DsvShard *shard, DsvComm *comm, DsvDevice *device, DsvShardArray array,
                             float *flat)
 {
     for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(device->download(device->stream, flat + dsvi_shard_first(shard, b),
-                                  packed + shard->packed[b],
+        DSVI_TRY(device->download(device->stream, flat + dsvi_shard_place(shard, b, true),
+                                  dsvi_shard_at(shard, array, b),
                                   (size_t)dsvi_shard_count(shard, b) * sizeof *flat));
     DSVI_TRY(device->sync(device->stream));
     for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(dsvi_comm_gather(comm, 0, flat, sizeof *flat, dsvi_shard_bound(shard, b)));
+        DSVI_TRY(dsvi_comm_gather(comm, 0, flat + shard->begin[b], sizeof *flat,
+                                  dsvi_shard_bound(shard, b)));
     return DSV_OK;
 }

@@ -134,7 +134,8 @@ DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const
     dit->params.blocks = calloc(layers, sizeof *dit->params.blocks);
     dit->residual = calloc(layers + 1, sizeof *dit->residual);
     dit->saved = calloc(layers, sizeof *dit->saved);
-    if (!dit->params.blocks || !dit->residual || !dit->saved) {
+    dit->stretch = calloc((size_t)table->stretches, sizeof *dit->stretch);
+    if (!dit->params.blocks || !dit->residual || !dit->saved || !dit->stretch) {
         dsvi_dit_free(&dit);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the plan of %zu blocks", layers);
     }
@@ -150,6 +151,7 @@ void dsvi_dit_free(DsvDit **dit)
     free((*dit)->params.blocks);
     free((*dit)->residual);
     free((*dit)->saved);
+    free((*dit)->stretch);
     free(*dit);
     *dit = NULL;
 }
@@ -163,6 +165,19 @@ static void make_tables(const DsvDit *dit, int32_t *order, void *rope_cos, void 
     dsvi_rope_tables(dit->grid, dit->head_dim, order, dit->acc, rope_cos, rope_sin);
 }
 
+/* Where each stretch lies in whole arrays. */
+static void find_stretches(DsvDit *dit)
+{
+    const DsvParamTable *table = dit->table;
+    const DsvDitWeights *weights = &dit->weights;
+    for (int64_t s = 0; s < table->stretches && !weights->enter; s++)
+        dit->stretch[s] = (DsvDitStretch){
+            .acc = dsvi_dit_at(weights->master, dit->acc, table->begin[s]),
+            .act = dsvi_dit_at(weights->compute, dit->act, table->gemm[s]),
+            .grad = weights->grad ? dsvi_dit_at(weights->grad, dit->acc, table->begin[s]) : NULL,
+        };
+}
+
 DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights)
 {
     DsvStatus status;
@@ -171,8 +186,9 @@ DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights)
     size_t table_bytes = tokens * (size_t)(dit->head_dim / 2) * dsvi_dtype_size(dit->acc);
     int32_t *order = malloc(tokens * sizeof *order);
     char *tables = malloc(2 * table_bytes);
-    DSVI_ASSERT(weights->grad || !dit->shape.backward);
+    DSVI_ASSERT(weights->grad || weights->enter || !dit->shape.backward);
     dit->weights = *weights;
+    find_stretches(dit);
     if (!order || !tables) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the tables of %zu tokens", tokens);
         goto done;
@@ -200,13 +216,33 @@ DsvStatus dsvi_dit_refresh_compute(DsvDit *dit)
 
 /* ---- the main path ---- */
 
+static DsvStatus enter(DsvDit *dit, DsvDitPass pass, int64_t stretch)
+{
+    const DsvDitWeights *weights = &dit->weights;
+    return weights->enter ? weights->enter(weights->lender, pass, stretch, &dit->stretch[stretch]) : DSV_OK;
+}
+
+static DsvStatus leave(const DsvDit *dit, DsvDitPass pass, int64_t stretch)
+{
+    const DsvDitWeights *weights = &dit->weights;
+    return weights->leave ? weights->leave(weights->lender, pass, stretch) : DSV_OK;
+}
+
 DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
                            void *output)
 {
+    int64_t layers = dit->config.num_layers;
+    DSVI_TRY(enter(dit, DSV_PASS_FORWARD, 0));
     DSVI_TRY(dsvi_dit_embed_fwd(dit, latents, timestep, text));
-    for (int64_t block = 0; block < dit->config.num_layers; block++)
+    DSVI_TRY(leave(dit, DSV_PASS_FORWARD, 0));
+    for (int64_t block = 0; block < layers; block++) {
+        DSVI_TRY(enter(dit, DSV_PASS_FORWARD, block + 1));
         DSVI_TRY(dsvi_dit_block_fwd(dit, block));
-    return dsvi_dit_head_fwd(dit, output);
+        DSVI_TRY(leave(dit, DSV_PASS_FORWARD, block + 1));
+    }
+    DSVI_TRY(enter(dit, DSV_PASS_FORWARD, layers + 1));
+    DSVI_TRY(dsvi_dit_head_fwd(dit, output));
+    return leave(dit, DSV_PASS_FORWARD, layers + 1);
 }
 
 /* What grows over the backward pass begins at zero. */
@@ -219,29 +255,20 @@ static DsvStatus zero_gradients(const DsvDit *dit)
     return dsvi_dit_zero(dit, dit->acc, s->dtime, dit->batch * dit->width);
 }
 
-void dsvi_dit_tell_finished(DsvDit *dit, DsvDitFinished *finished, void *context)
-{
-    dit->finished = finished;
-    dit->finished_context = context;
-}
-
-static void tell_finished(const DsvDit *dit, int64_t stretch)
-{
-    if (dit->finished)
-        dit->finished(dit->finished_context, stretch);
-}
-
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext)
 {
+    int64_t layers = dit->config.num_layers;
     DSVI_ASSERT(dit->shape.backward);
     DSVI_TRY(zero_gradients(dit));
+    DSVI_TRY(enter(dit, DSV_PASS_BACKWARD, layers + 1));
     DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));
-    tell_finished(dit, dit->config.num_layers + 1);
-    for (int64_t block = dit->config.num_layers - 1; block >= 0; block--) {
+    DSVI_TRY(leave(dit, DSV_PASS_BACKWARD, layers + 1));
+    for (int64_t block = layers - 1; block >= 0; block--) {
+        DSVI_TRY(enter(dit, DSV_PASS_BACKWARD, block + 1));
         DSVI_TRY(dsvi_dit_block_bwd(dit, block));
-        tell_finished(dit, block + 1);
+        DSVI_TRY(leave(dit, DSV_PASS_BACKWARD, block + 1));
     }
+    DSVI_TRY(enter(dit, DSV_PASS_BACKWARD, 0));
     DSVI_TRY(dsvi_dit_embed_bwd(dit, dlatents, dtext));
-    tell_finished(dit, 0);
-    return DSV_OK;
+    return leave(dit, DSV_PASS_BACKWARD, 0);
 }

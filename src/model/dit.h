@@ -49,11 +49,28 @@ DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *code
 /* What self-attention looks like in a model of this shape. */
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape);
 
-/* Device arrays in the layout of the table. `compute` is `master` itself when act is acc. */
+typedef enum DsvDitPass { DSV_PASS_FORWARD, DSV_PASS_BACKWARD } DsvDitPass;
+
+/* Where a stretch of the parameters (weights.h) lies on the device. */
+typedef struct DsvDitStretch {
+    void *acc;  /* what is used in acc, from the stretch's begin on */
+    void *act;  /* GEMM weights in act, from where they begin */
+    void *grad; /* acc, of the whole stretch, added to; needed in the backward pass alone */
+} DsvDitStretch;
+
+/* The weights a model computes with: whole in three arrays, or lent to it a stretch at a time. */
 typedef struct DsvDitWeights {
+    /* Whole: device arrays in the layout of the table. `compute` is `master` itself when act is acc. */
     void *master;  /* (elements) acc */
     void *compute; /* (elements) act: GEMM weights only are kept up to date */
     void *grad;    /* (elements) acc, added to; NULL without backward */
+
+    /* Lent: a pass enters a stretch before it uses it, says where it is good until the next is entered, and
+     * leaves it when it has given the stream all that uses it. A forward pass enters from the first to the
+     * last, a backward pass from the last to the first. NULL: the arrays above are there. */
+    DsvStatus (*enter)(void *lender, DsvDitPass pass, int64_t stretch, DsvDitStretch *where);
+    DsvStatus (*leave)(void *lender, DsvDitPass pass, int64_t stretch);
+    void *lender;
 } DsvDitWeights;
 
 typedef struct DsvDit DsvDit;
@@ -70,7 +87,7 @@ void dsvi_dit_carve(DsvDit *dit, DsvArena *arena);
 /* After binding: uploads token order and RoPE tables. */
 DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights);
 
-/* Brings weights.compute up to date with weights.master. */
+/* Brings weights.compute up to date with weights.master, where they are whole. */
 DsvStatus dsvi_dit_refresh_compute(DsvDit *dit);
 
 /* All device memory. latents (B, in_channels, F, H, W) acc, timestep (B) acc in [0, 1000], text (B, L,
@@ -78,15 +95,9 @@ DsvStatus dsvi_dit_refresh_compute(DsvDit *dit);
 DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
                            void *output);
 
-/* From doutput (as output); adds to weights.grad. dlatents and dtext, as latents and text, are overwritten,
+/* From doutput (as output); adds to the weights' gradients. dlatents and dtext, as latents and text, are overwritten,
  * or NULL. The forward pass of the same inputs came just before. */
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext);
-
-/* Told, while a backward pass goes on, that it has added all it will to the gradients of a stretch
- * (weights.h) of the parameters; from the last stretch down. */
-typedef void DsvDitFinished(void *context, int64_t stretch);
-/* From now on; NULL: nobody. */
-void dsvi_dit_tell_finished(DsvDit *dit, DsvDitFinished *finished, void *context);
 
 /* FLOPs of one forward pass with dense self-attention: all GEMMs, and self- plus cross-attention. */
 double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape);

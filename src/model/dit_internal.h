@@ -113,8 +113,8 @@ struct DsvDit {
     DsvDitParams params;
 
     DsvDitWeights weights;
-    DsvDitFinished *finished;             /* or NULL */
-    void *finished_context;
+    DsvDitStretch *stretch;               /* (table->stretches) where each lies; of those that are lent, good
+                                           * between entering and leaving */
     int32_t *order;                       /* (S) device memory */
     void *rope_cos, *rope_sin;            /* (S, D / 2) acc */
     void **residual;                      /* (num_layers + 1) of (B, S, C) acc: input of each block, and of
@@ -129,7 +129,7 @@ struct DsvDit {
 
 /* Element `place` of a flat or other array. */
 void *dsvi_dit_at(const void *base, DsvDtype dtype, int64_t place);
-/* A parameter's master copy, and its gradient. */
+/* A parameter in acc, and its gradient. */
 const void *dsvi_dit_param(const DsvDit *dit, int64_t place);
 void *dsvi_dit_grad(const DsvDit *dit, int64_t place);
 

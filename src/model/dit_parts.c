@@ -8,12 +8,15 @@ void *dsvi_dit_at(const void *base, DsvDtype dtype, int64_t place)
 
 const void *dsvi_dit_param(const DsvDit *dit, int64_t place)
 {
-    return dsvi_dit_at(dit->weights.master, dit->acc, place);
+    int64_t stretch = dsvi_param_stretch(dit->table, place);
+    return dsvi_dit_at(dit->stretch[stretch].acc, dit->acc, place - dit->table->begin[stretch]);
 }
 
 void *dsvi_dit_grad(const DsvDit *dit, int64_t place)
 {
-    return dsvi_dit_at(dit->weights.grad, dit->acc, place);
+    int64_t stretch = dsvi_param_stretch(dit->table, place);
+    void *grad = dit->stretch[stretch].grad;
+    return grad ? dsvi_dit_at(grad, dit->acc, place - dit->table->begin[stretch]) : NULL;
 }
 
 DsvStatus dsvi_dit_zero(const DsvDit *dit, DsvDtype dtype, void *x, int64_t n)
@@ -30,8 +33,10 @@ DsvStatus dsvi_dit_cast(const DsvDit *dit, int64_t n, DsvDtype x_dtype, const vo
 
 static const void *multiplied_weight(const DsvDit *dit, const DsvDitLinear *linear)
 {
-    const void *flat = linear->dtype == dit->act ? dit->weights.compute : dit->weights.master;
-    return dsvi_dit_at(flat, linear->dtype, linear->weight);
+    int64_t stretch = dsvi_param_stretch(dit->table, linear->weight), gemm = dit->table->gemm[stretch];
+    if (linear->weight < gemm)
+        return dsvi_dit_param(dit, linear->weight);
+    return dsvi_dit_at(dit->stretch[stretch].act, dit->act, linear->weight - gemm);
 }
 
 static DsvGemmArgs forward_args(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows, const void *x,

@@ -1,8 +1,16 @@
 /* The parameters of a transformer: names <-> tensors <-> places in one flat array.
  *
- * All parameters lie one behind the other in one array, in a fixed order, so that the optimizer, the
- * moving average and the gradient norm are one call each. Gradients, moments and the moving average use
- * the same layout. Names are diffusers'; original Wan names are translated on load (wan.md 2.2). */
+ * All parameters lie one behind the other in one array, in a fixed order. Gradients, moments and the moving
+ * average use the same layout. Names are diffusers'; original Wan names are translated on load (wan.md 2.2).
+ *
+ * The array comes in stretches, whose gradients a backward pass finishes together: what stands before the
+ * blocks, each block, what stands behind them. In each lie first the parameters that are used in F32, then
+ * the GEMM weights, which are multiplied in the compute dtype:
+ *
+ *     | text, time, patch embedding | block 0                      | block 1      | head          |
+ *     | F32         | GEMM weights  | F32 | GEMM weights           | F32 | GEMM   | F32 | GEMM    |
+ *     begin[0]      gemm[0]         begin[1] gemm[1]               begin[2]  ...                  begin[4]
+ */
 #ifndef DSVI_WEIGHTS_H
 #define DSVI_WEIGHTS_H
 
@@ -41,6 +49,9 @@ typedef struct DsvParamTable {
     int64_t count;
     int64_t elements;     /* of the flat array, padding included; padding is zero for ever */
     int64_t parameters;   /* without padding */
+    int64_t stretches;
+    int64_t *begin;       /* (stretches + 1) where each begins, up to the number of all elements */
+    int64_t *gemm;        /* (stretches) where its GEMM weights begin */
 } DsvParamTable;
 
 /* The table for a shape; freed with dsvi_param_table_free. */
@@ -49,9 +60,8 @@ void dsvi_param_table_free(DsvParamTable *table);
 /* By diffusers' name; -1 when there is none. */
 int64_t dsvi_param_find(const DsvParamTable *table, const char *name);
 
-/* The flat array in stretches whose gradients a backward pass finishes together: what stands before the
- * blocks, each block, what stands behind them. begin: layers + 3 numbers, from 0 to that of all elements. */
-void dsvi_param_stretches(const DsvParamTable *table, int64_t layers, int64_t *begin);
+/* The stretch in which a place of the flat array lies. */
+int64_t dsvi_param_stretch(const DsvParamTable *table, int64_t place);
 
 /* Host array `flat` (elements) F32 filled by the rules of wan.md, a function of the seed alone. */
 void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat);

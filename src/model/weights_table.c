@@ -1,5 +1,5 @@
-/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The order is
- * that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
+/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The table's order
+ * is that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
 #include "model/weights.h"
 
 #include <math.h>
@@ -47,9 +47,7 @@ static void add(Builder *b, const char *name, const char *original, const char *
         param->shape[param->ndim++] = shape[i];
         param->count *= shape[i];
     }
-    param->offset = table->elements;
     table->parameters += param->count;
-    table->elements += (param->count + PLACE_MULTIPLE - 1) / PLACE_MULTIPLE * PLACE_MULTIPLE;
 }
 
 static void add_linear(Builder *b, const char *name, const char *original, Kind kind, int64_t out, int64_t in)
@@ -91,15 +89,51 @@ static void add_block(Builder *b, const DsvDitConfig *config, int64_t block)
     b->prefix[0] = 0;
 }
 
+/* Where in the table a stretch begins. */
+static int64_t first_param(const DsvParamTable *table, int64_t stretch)
+{
+    if (stretch == 0)
+        return 0;
+    return stretch == table->stretches ? table->count : OUTSIDE - BEHIND + PER_BLOCK * (stretch - 1);
+}
+
+/* The parameters of a stretch that are GEMM weights, or those that are not, get their places. */
+static void place(DsvParamTable *table, int64_t stretch, bool gemm)
+{
+    for (int64_t i = first_param(table, stretch); i < first_param(table, stretch + 1); i++) {
+        DsvParam *param = &table->params[i];
+        if (param->in_compute_dtype != gemm)
+            continue;
+        param->offset = table->elements;
+        table->elements += (param->count + PLACE_MULTIPLE - 1) / PLACE_MULTIPLE * PLACE_MULTIPLE;
+    }
+}
+
+static void place_all(DsvParamTable *table)
+{
+    for (int64_t s = 0; s < table->stretches; s++) {
+        table->begin[s] = table->elements;
+        place(table, s, false);
+        table->gemm[s] = table->elements;
+        place(table, s, true);
+    }
+    table->begin[table->stretches] = table->elements;
+}
+
 DsvStatus dsvi_param_table_make(const DsvDitConfig *config, DsvParamTable *out)
 {
     int64_t width = dsvi_dit_width(config);
     const int64_t *patch = config->patch;
     Builder b = {.table = out};
     memset(out, 0, sizeof *out);
+    out->stretches = config->num_layers + 2;
     out->params = calloc((size_t)(OUTSIDE + PER_BLOCK * config->num_layers), sizeof *out->params);
-    if (!out->params)
+    out->begin = calloc((size_t)out->stretches + 1, sizeof *out->begin);
+    out->gemm = calloc((size_t)out->stretches, sizeof *out->gemm);
+    if (!out->params || !out->begin || !out->gemm) {
+        dsvi_param_table_free(out);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of a model's parameters");
+    }
     add(&b, "patch_embedding", "patch_embedding", ".weight", GEMM_WEIGHT,
         (int64_t[5]){width, config->in_channels, patch[0], patch[1], patch[2]});
     add(&b, "patch_embedding", "patch_embedding", ".bias", BIAS, (int64_t[5]){width});
@@ -118,12 +152,15 @@ DsvStatus dsvi_param_table_make(const DsvDitConfig *config, DsvParamTable *out)
     add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT,
                patch[0] * patch[1] * patch[2] * config->out_channels, width);
     DSVI_ASSERT(out->count == OUTSIDE + PER_BLOCK * config->num_layers);
+    place_all(out);
     return DSV_OK;
 }
 
 void dsvi_param_table_free(DsvParamTable *table)
 {
     free(table->params);
+    free(table->begin);
+    free(table->gemm);
     memset(table, 0, sizeof *table);
 }
 
@@ -135,14 +172,17 @@ int64_t dsvi_param_find(const DsvParamTable *table, const char *name)
     return -1;
 }
 
-void dsvi_param_stretches(const DsvParamTable *table, int64_t layers, int64_t *begin)
+int64_t dsvi_param_stretch(const DsvParamTable *table, int64_t place)
 {
-    int64_t behind = OUTSIDE - BEHIND + PER_BLOCK * layers;
-    begin[0] = 0;
-    for (int64_t block = 0; block < layers; block++)
-        begin[1 + block] = table->params[OUTSIDE - BEHIND + PER_BLOCK * block].offset;
-    begin[1 + layers] = table->params[behind].offset;
-    begin[2 + layers] = table->elements;
+    int64_t low = 0, high = table->stretches;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (place < table->begin[middle])
+            high = middle;
+        else
+            low = middle;
+    }
+    return low;
 }
 
 /* Each parameter has a random stream of its own, so that its first values depend on nothing else, and every

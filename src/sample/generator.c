@@ -122,6 +122,8 @@ DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, 
     job->seed = seed;
     job->text = text;
     DSVI_TRY(dsvi_sample_run(job, events));
+    if (!video_path)
+        return DSV_OK;
     return dsvi_video_write(video_path, job->pixels, job->video.frames, job->video.height,
                             job->video.width, g->settings.fps);
 }

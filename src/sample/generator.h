@@ -30,7 +30,8 @@ DsvStatus dsvi_generator_refresh(DsvGenerator *generator);
 /* Its sparse layer, to be loaded or copied into; NULL when settings say sparse.enabled=false. */
 DsvSparse *dsvi_generator_sparse(DsvGenerator *generator);
 
-/* Samples one clip into an .mp4 file. text: host (text_len, text_dim) F32, or NULL: unconditional. */
+/* Samples one clip into an .mp4 file. text: host (text_len, text_dim) F32, or NULL: unconditional. video_path
+ * NULL: the clip is another rank's to write, and this one takes part for its share of the weights. */
 DsvStatus dsvi_generator_run(DsvGenerator *generator, uint64_t seed, const float *text,
                              const char *video_path, const DsvEvents *events);
 

@@ -22,35 +22,23 @@ static bool writes(const DsvTrainer *t)
     return dsvi_comm_rank(t->comm) == 0;
 }
 
-/* The weights in host_flat, ready to be written. */
-static DsvStatus fetch_weights(DsvTrainer *t)
-{
-    DsvDevice *device = t->backend->device;
-    DSVI_TRY(device->download(device->stream, t->host_flat, t->weights.master,
-                              (size_t)t->table.elements * sizeof(float)));
-    return device->sync(device->stream);
-}
-
-/* host_flat becomes the weights of all ranks; it may be reused afterwards. */
+/* host_flat of rank 0 to all, which becomes their weights; it may be reused afterwards. */
 static DsvStatus store_weights(DsvTrainer *t)
 {
-    DsvDevice *device = t->backend->device;
-    size_t bytes = (size_t)t->table.elements * sizeof(float);
-    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, bytes));
-    DSVI_TRY(device->upload(device->stream, t->weights.master, t->host_flat, bytes));
-    return device->sync(device->stream);
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, (size_t)t->table.elements * sizeof(float)));
+    return dsvi_zero_load(&t->zero, t->host_flat);
 }
 
-/* A packed array of all ranks in host_flat of rank 0; and from there to all. */
-static DsvStatus fetch_packed(DsvTrainer *t, const float *packed)
+/* An array of all ranks in host_flat of rank 0; and from there to all. */
+static DsvStatus fetch(DsvTrainer *t, DsvShardArray array)
 {
-    return dsvi_shard_gather(&t->shard, t->comm, t->backend->device, packed, t->host_flat);
+    return dsvi_zero_fetch(&t->zero, array, t->host_flat);
 }
 
-static DsvStatus store_packed(DsvTrainer *t, float *packed)
+static DsvStatus store(DsvTrainer *t, DsvShardArray array)
 {
     DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, (size_t)t->table.elements * sizeof(float)));
-    return dsvi_shard_pack(&t->shard, t->backend->device, t->host_flat, packed);
+    return dsvi_shard_pack(&t->zero.shard, t->backend->device, t->host_flat, array);
 }
 
 /* From host_flat. */
@@ -83,12 +71,13 @@ static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const
 static DsvStatus write_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    const float *const moments[2] = {t->moment1, t->moment2}, *flat = t->host_flat;
+    const DsvShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
+    const float *flat = t->host_flat;
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
     for (int i = 0; i < 2; i++) {
         DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-        DSVI_TRY(fetch_packed(t, moments[i]));
+        DSVI_TRY(fetch(t, moments[i]));
         DSVI_TRY(dsvi_flat_write(path, &t->table, &MOMENT_NAME[i], &flat, 1));
     }
     return DSV_OK;
@@ -97,14 +86,15 @@ static DsvStatus write_moments(DsvTrainer *t, const char *folder)
 static DsvStatus read_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    float *const moments[2] = {t->moment1, t->moment2}, *flat = t->host_flat;
+    const DsvShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
+    float *flat = t->host_flat;
     for (int i = 0; i < 2; i++) {
         if (writes(t)) {
             memset(flat, 0, (size_t)t->table.elements * sizeof(float));
             DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
             DSVI_TRY(dsvi_flat_read(path, &t->table, &MOMENT_NAME[i], &flat, 1));
         }
-        DSVI_TRY(store_packed(t, moments[i]));
+        DSVI_TRY(store(t, moments[i]));
     }
     return DSV_OK;
 }
@@ -153,10 +143,10 @@ static DsvStatus write_all(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_folder_make(folder));
-    DSVI_TRY(fetch_weights(t));
+    DSVI_TRY(fetch(t, t->zero.master));
     DSVI_TRY(write_model(t, folder, "transformer"));
-    if (t->ema) {
-        DSVI_TRY(fetch_packed(t, t->ema));
+    if (t->zero.ema.data) {
+        DSVI_TRY(fetch(t, t->zero.ema));
         DSVI_TRY(write_model(t, folder, "transformer_ema"));
     }
     DSVI_TRY(write_moments(t, folder));
@@ -171,10 +161,11 @@ static DsvStatus write_all(DsvTrainer *t, const char *folder)
 /* What the other ranks have to do while rank 0 is in write_all. */
 static DsvStatus hand_over(DsvTrainer *t)
 {
-    if (t->ema)
-        DSVI_TRY(fetch_packed(t, t->ema));
-    DSVI_TRY(fetch_packed(t, t->moment1));
-    return fetch_packed(t, t->moment2);
+    DSVI_TRY(fetch(t, t->zero.master));
+    if (t->zero.ema.data)
+        DSVI_TRY(fetch(t, t->zero.ema));
+    DSVI_TRY(fetch(t, t->zero.moment1));
+    return fetch(t, t->zero.moment2);
 }
 
 DsvStatus dsvi_checkpoint_save(DsvTrainer *t, const char *output_dir, char path[DSVI_PATH_MAX])
@@ -230,14 +221,14 @@ static DsvStatus read_position(DsvTrainer *t, const char *folder)
 static DsvStatus read_ema(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    if (!t->ema)
+    if (!t->zero.ema.data)
         return DSV_OK;
     if (writes(t)) {
         DSVI_TRY(dsvi_path_join(path, folder, "transformer_ema"));
         if (dsvi_path_is_folder(path))
             DSVI_TRY(read_model(t, folder, "transformer_ema"));
     }
-    return store_packed(t, t->ema);
+    return store(t, t->zero.ema);
 }
 
 static DsvStatus read_sparse(DsvTrainer *t, const char *folder)
@@ -258,6 +249,5 @@ DsvStatus dsvi_checkpoint_load(DsvTrainer *t, const char *folder)
     DSVI_TRY(store_weights(t));
     DSVI_TRY(read_ema(t, folder));
     DSVI_TRY(read_moments(t, folder));
-    DSVI_TRY(read_sparse(t, folder));
-    return dsvi_dit_refresh_compute(t->dit);
+    return read_sparse(t, folder);
 }

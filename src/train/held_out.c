@@ -198,7 +198,9 @@ static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin
     for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
         bin_loss[bin] = 0;
     DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
-    for (int64_t first = dsvi_comm_rank(h->comm) * h->batch; first < pairs; first += ranks * h->batch) {
+    /* All ranks make as many passes: the weights may be divided among them. */
+    for (int64_t done = 0; done < pairs; done += ranks * h->batch) {
+        int64_t first = done + dsvi_comm_rank(h->comm) * h->batch;
         if (ranks == 1 && events->stop && events->stop(events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
         DSVI_TRY(load_batch(h, first));

@@ -216,7 +216,8 @@ static DsvStatus check_ranks(const Run *run)
         {"train_batch_size", settings->train_batch_size},
         {"gradient_accumulation_steps", settings->gradient_accumulation_steps},
         {"max_train_steps", settings->max_train_steps},
-        {"checkpointing_steps", settings->checkpointing_steps},
+        {"checkpointing_steps", settings->checkpointing_steps}, {"zero_stage", settings->zero_stage},
+        {"validation_steps", settings->validation_steps}, {"validation_at_end", settings->validation_at_end},
         {"sparse.enabled", settings->sparse_enabled}, {"validation.every", settings->validation_every},
     };
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
@@ -284,22 +285,42 @@ static DsvStatus save(Run *run)
     return DSV_OK;
 }
 
-/* A clip from the weights as they are, with the lists the blocks use as they are. */
+/* On all ranks as soon as one wants to. */
+static DsvStatus wants_stop(const Run *run, bool *stop)
+{
+    double wishes = run->events->stop && run->events->stop(run->events->context);
+    DSVI_TRY(dsvi_comm_all_reduce(run->comm, DSV_F64, &wishes, 1));
+    *stop = wishes > 0;
+    return DSV_OK;
+}
+
+/* The same for sampling. A failure to agree ends it too, and is met again at the next call. */
+static bool all_want_stop(void *context)
+{
+    bool stop;
+    return wants_stop(context, &stop) != DSV_OK || stop;
+}
+
+/* A clip from the weights as they are, with the lists the blocks use as they are. Where the weights are divided
+ * all ranks make it, and rank 0 writes it. */
 static DsvStatus validate(Run *run)
 {
     char name[64], path[DSVI_PATH_MAX];
     DsvGenerator *generator = run->trainer->generator;
     DsvEvents quiet = {.context = run->events->context, .stop = run->events->stop};
-    if (!is_first(run) || run->sampled_step == run->trainer->step)
+    if (!generator || run->sampled_step == run->trainer->step)
         return DSV_OK;
+    if (!run->trainer->zero.work_whole)
+        quiet = (DsvEvents){.context = run, .stop = all_want_stop};
     snprintf(name, sizeof name, "step-%06" PRId64 ".mp4", run->trainer->step);
     DSVI_TRY(dsvi_path_join(path, run->folder.samples, name));
     if (dsvi_generator_sparse(generator))
         DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(generator), run->trainer->sparse));
-    DsvStatus status = dsvi_generator_run(generator, (uint64_t)run->settings->seed, NULL, path, &quiet);
+    DsvStatus status = dsvi_generator_run(generator, (uint64_t)run->settings->seed, NULL,
+                                          is_first(run) ? path : NULL, &quiet);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop will see the same request, and save first */
-    DSVI_TRY(status);
+    DSVI_TRY(dsvi_zero_settle(&run->trainer->zero, status));
     snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     run->sampled_step = run->trainer->step;
     say(run, DSV_LOG_INFO, "sampled %s", path);
@@ -337,22 +358,13 @@ static DsvStatus measure_held_out(Run *run)
     DsvStatus status = dsvi_held_out_measure(t->held_out, t->sparse, run->events, &loss);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop sees the same request and saves; a resume measures first */
-    DSVI_TRY(status);
+    DSVI_TRY(dsvi_zero_settle(&t->zero, status));
     if (!is_first(run))
         return DSV_OK;
     if (!isnan(loss.dense_loss))
         snprintf(dense, sizeof dense, ", %.5f with all attention dense", loss.dense_loss);
     say(run, DSV_LOG_INFO, "held-out loss %.5f after step %" PRId64 "%s", loss.loss, t->step, dense);
     return dsvi_run_record_held_out(run->record, t->step, &loss);
-}
-
-/* On all ranks as soon as one wants to. */
-static DsvStatus wants_stop(const Run *run, bool *stop)
-{
-    double wishes = run->events->stop && run->events->stop(run->events->context);
-    DSVI_TRY(dsvi_comm_all_reduce(run->comm, DSV_F64, &wishes, 1));
-    *stop = wishes > 0;
-    return DSV_OK;
 }
 
 /* All ranks find out together that training diverged, and stop together; of anything else the others are

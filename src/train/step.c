@@ -11,9 +11,8 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* The main path with several ranks: each works on its own samples, the gradients are summed while the
- * backward pass goes on (dist/reducer.h), each rank updates its stretches of the weights (dist/shard.h) and
- * sends them to the others. */
+/* The main path with several ranks: each works on its own samples; gradients are summed while the backward pass
+ * goes on, each rank updates its stretches of the weights, and the others get them, all by train/zero.h. */
 
 /* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
@@ -97,27 +96,6 @@ static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-/* Of the own stretches of the summed gradient. */
-static DsvStatus own_square(DsvTrainer *t, double *square)
-{
-    DsvDevice *device = t->backend->device;
-    const DsvShard *shard = &t->shard;
-    for (int64_t b = 0; b < shard->buckets; b++) {
-        DsvSumSquaresArgs args = {
-            .n = dsvi_shard_count(shard, b), .acc = DSV_F32,
-            .x = (float *)t->weights.grad + dsvi_shard_first(shard, b), .out = t->grad_square + b,
-        };
-        DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
-    }
-    DSVI_TRY(device->download(device->stream, t->host_square, t->grad_square,
-                              (size_t)shard->buckets * sizeof *t->host_square));
-    DSVI_TRY(device->sync(device->stream));
-    *square = 0;
-    for (int64_t b = 0; b < shard->buckets; b++)
-        *square += t->host_square[b];
-    return DSV_OK;
-}
-
 /* What all ranks' samples came to together. */
 static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
 {
@@ -125,12 +103,12 @@ static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
     own->loss = result->loss;
     memcpy(own->bin_loss, result->bin_loss, sizeof own->bin_loss);
     memcpy(own->bin_samples, result->bin_samples, sizeof own->bin_samples);
-    DSVI_TRY(own_square(t, &own->grad_square));
+    DSVI_TRY(dsvi_zero_grad_square(&t->zero, &own->grad_square));
     DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
     for (int64_t r = 0; r < dsvi_comm_size(t->comm); r++) {
         const DsvStepShare *share = &t->share[r];
         all.loss += share->loss;
-        all.grad_square += share->grad_square;
+        all.grad_square += r < t->mesh.shard_ranks ? share->grad_square : 0; /* the others have the same */
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
             all.bin_loss[bin] += share->bin_loss[bin];
             all.bin_samples[bin] += share->bin_samples[bin];
@@ -143,33 +121,12 @@ static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-/* Whether this rank has added anything to the gradient that is not finite: what is left of its own share, all
- * but the stretches in which the sums lie. */
-static DsvStatus spoilt_gradient(DsvTrainer *t, bool *spoilt)
-{
-    DsvDevice *device = t->backend->device;
-    int64_t end = t->table.elements;
-    *spoilt = false;
-    for (int64_t b = t->shard.buckets - 1; b >= -1; b--) {
-        int64_t begin = b < 0 ? 0 : dsvi_shard_first(&t->shard, b) + dsvi_shard_count(&t->shard, b);
-        DsvSumSquaresArgs args = {
-            .n = end - begin, .acc = DSV_F32, .x = (float *)t->weights.grad + begin, .out = t->grad_square,
-        };
-        DSVI_TRY(t->backend->ops.sum_squares.run(device->stream, &args));
-        DSVI_TRY(device->download(device->stream, t->host_square, t->grad_square, sizeof *t->host_square));
-        DSVI_TRY(device->sync(device->stream));
-        *spoilt = *spoilt || !isfinite(t->host_square[0]);
-        end = b < 0 ? 0 : dsvi_shard_first(&t->shard, b);
-    }
-    return DSV_OK;
-}
-
 /* The first rank whose loss or gradient is not finite, or -1 where that cannot be told. */
 static DsvStatus find_diverged(DsvTrainer *t, int64_t *rank)
 {
     bool spoilt;
     int64_t own = dsvi_comm_rank(t->comm), size = dsvi_comm_size(t->comm);
-    DSVI_TRY(spoilt_gradient(t, &spoilt));
+    DSVI_TRY(dsvi_zero_grad_spoilt(&t->zero, &spoilt));
     t->share[own].grad_square = spoilt;
     DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
     *rank = 0;
@@ -190,41 +147,20 @@ static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
     return rank < 0 ? status : dsvi_fail_within(status, "rank %lld", (long long)rank);
 }
 
-/* Clips by the global norm and moves the own stretch of a bucket and its moving average; a rank alone writes
- * the copy to compute with at once. */
-static DsvStatus update_bucket(DsvTrainer *t, int64_t bucket, double norm, double lr)
+/* Clips by the global norm and moves the weights and their moving average. */
+static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
     double most = settings->max_grad_norm;
-    int64_t first = dsvi_shard_first(&t->shard, bucket), packed = t->shard.packed[bucket];
-    DsvAdamwArgs args = {
-        .n = dsvi_shard_count(&t->shard, bucket), .step = t->step + 1, .lr = lr,
+    DsvAdamwArgs how = {
+        .step = t->step + 1, .lr = lr,
         .beta1 = settings->adam_beta1, .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
         .weight_decay = settings->weight_decay,
         /* The 1e-6 is torch.nn.utils.clip_grad_norm_'s. */
-        .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0, .acc = DSV_F32,
-        .grad = (float *)t->weights.grad + first, .weight = (float *)t->weights.master + first,
-        .m = t->moment1 + packed, .v = t->moment2 + packed, .ema = t->ema ? t->ema + packed : NULL,
+        .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0,
         .ema_decay = settings->ema_decay,
     };
-    if (t->weights.compute != t->weights.master && !t->reducer) {
-        args.copy = t->weights.compute;
-        args.copy_dtype = dsvi_dit_act(settings);
-    }
-    return t->backend->ops.adamw.run(t->backend->device->stream, &args);
-}
-
-/* Every rank moves its part of the weights, and gets the others'. */
-static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
-{
-    for (int64_t b = 0; b < t->shard.buckets; b++)
-        DSVI_TRY(update_bucket(t, b, norm, lr));
-    if (!t->reducer)
-        return DSV_OK;
-    for (int64_t b = 0; b < t->shard.buckets; b++)
-        DSVI_TRY(dsvi_comm_all_gather(t->device_comm, t->weights.master, sizeof(float),
-                                      dsvi_shard_bound(&t->shard, b)));
-    return dsvi_dit_refresh_compute(t->dit);
+    return dsvi_zero_update(&t->zero, &how);
 }
 
 /* Adds the device's time since the last call to *phase. */
@@ -248,19 +184,13 @@ static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->forward_s);
 }
 
-static void bucket_finished(void *context, int64_t stretch)
-{
-    dsvi_reducer_ready(((DsvTrainer *)context)->reducer, stretch);
-}
-
-/* The backward pass; in a step's last one gradients go to be summed over the ranks as they are finished.
- * Where one more micro-batch follows, the host draws it from `next` meanwhile. */
+/* The backward pass, during which gradients go to be summed over the ranks as they are finished. Where one more micro-batch follows, the host draws it from `next` meanwhile. */
 static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSource *next,
                                 DsvStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    dsvi_dit_tell_finished(t->dit, t->reducer && last_pass ? bucket_finished : NULL, t);
+    t->zero.last_pass = last_pass;
     DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
     if (next)
         DSVI_TRY(draw_batch(t, next, &result->wait_s));
@@ -277,8 +207,7 @@ DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    if (t->reducer)
-        DSVI_TRY(dsvi_reducer_wait(t->reducer));
+    DSVI_TRY(dsvi_zero_sum_gradients(&t->zero));
     DSVI_TRY(gather_results(t, result));
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return diverged(t, result);
@@ -292,10 +221,8 @@ DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
 static DsvStatus clear_gradients(DsvTrainer *t, DsvStepResult *result)
 {
     double last;
-    DsvDevice *device = t->backend->device;
-    size_t bytes = (size_t)t->table.elements * sizeof(float);
-    DSVI_TRY(device->clock(device->stream, &last));
-    DSVI_TRY(device->zero(device->stream, t->weights.grad, bytes));
+    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
+    DSVI_TRY(dsvi_zero_clear_gradients(&t->zero));
     return lap(t, &last, &result->optimizer_s);
 }
 
@@ -319,11 +246,5 @@ DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepR
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
     result->lr = dsvi_learning_rate(t->settings, result->step);
-    DsvStatus status = take_step(t, source, result);
-    if (status != DSV_OK && t->reducer) { /* nobody but the caller uses the comm from here on */
-        DsvStatusRecord first = *dsvi_status_record();
-        (void)dsvi_reducer_wait(t->reducer);
-        *dsvi_status_record() = first;
-    }
-    return status;
+    return dsvi_zero_settle(&t->zero, take_step(t, source, result));
 }

@@ -33,8 +33,8 @@ typedef struct DsvSampleSource {
 DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
 
 /* Its two halves. gradients: of the step's last micro-batch, which lies in trainer->latents (clean), noise,
- * sigma, timestep and text, added to weights.grad; result's loss and times grow. update: the norm of what
- * has gathered in weights.grad, clipping, AdamW at result->lr, moving average; the step is then done. */
+ * sigma, timestep and text, added to those of the micro-batches before; result's loss and times grow. update:
+ * the norm of what has gathered, clipping, AdamW at result->lr, moving average; the step is then done. */
 DsvStatus dsvi_train_gradients(DsvTrainer *trainer, DsvStepResult *result);
 DsvStatus dsvi_train_update(DsvTrainer *trainer, DsvStepResult *result);
 

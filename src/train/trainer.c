@@ -5,19 +5,6 @@
 
 #include "train/memory_explain.h"
 
-/* A bucket for each stretch of parameters whose gradients are ready together. */
-static DsvStatus divide(DsvTrainer *t)
-{
-    int64_t buckets = t->config.num_layers + 2;
-    int64_t *begin = calloc((size_t)buckets + 1, sizeof *begin);
-    if (!begin)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to divide %lld buckets", (long long)buckets);
-    dsvi_param_stretches(&t->table, t->config.num_layers, begin);
-    DsvStatus status = dsvi_shard_make(t->comm, begin, buckets, &t->shard);
-    free(begin);
-    return status;
-}
-
 static DsvStatus join_devices(DsvTrainer *t)
 {
     t->device_comm = t->comm;
@@ -38,11 +25,11 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
-    DSVI_TRY(divide(t));
+    DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, &t->table, &t->zero));
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
     bool samples = settings->validation_steps > 0 || settings->validation_at_end;
-    if (samples && dsvi_comm_rank(t->comm) == 0)
+    if (samples && (dsvi_comm_rank(t->comm) == 0 || !t->zero.work_whole))
         DSVI_TRY(dsvi_generator_create(t->backend, settings, t->codec, config, &t->table,
                                        &t->generator));
     if (settings->validation_data[0])
@@ -54,20 +41,10 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 /* Every piece of device memory a run uses, in one order for plan and use. */
 static void carve(DsvTrainer *t, DsvArena *arena)
 {
-    size_t flat = (size_t)t->table.elements * sizeof(float), packed = (size_t)t->shard.own * sizeof(float);
     size_t batch = (size_t)t->settings->train_batch_size;
     size_t latents = batch * (size_t)t->elements * sizeof(float);
-    DsvDtype act = dsvi_dit_act(t->settings);
 
-    t->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat);
-    t->weights.compute = act == DSV_F32
-        ? t->weights.master
-        : dsvi_arena_take(arena, DSV_MEM_WEIGHTS, (size_t)t->table.elements * dsvi_dtype_size(act));
-    t->weights.grad = dsvi_arena_take(arena, DSV_MEM_GRADIENTS, flat);
-    t->moment1 = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, packed);
-    t->moment2 = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, packed);
-    t->ema = t->settings->ema_decay > 0 ? dsvi_arena_take(arena, DSV_MEM_EMA, packed) : NULL;
-
+    dsvi_zero_carve(&t->zero, t->settings, arena);
     t->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->output = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
@@ -76,7 +53,6 @@ static void carve(DsvTrainer *t, DsvArena *arena)
     t->text = dsvi_arena_take(arena, DSV_MEM_DATA,
                               batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
     t->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
-    t->grad_square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->shard.buckets * sizeof(double));
 
     dsvi_sparse_carve(t->sparse, arena);
     dsvi_dit_carve(t->dit, arena);
@@ -95,7 +71,7 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->table.elements * sizeof(float));
-    t->host_square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->shard.buckets * sizeof(double));
+    dsvi_zero_carve_host(&t->zero, arena);
     t->share = dsvi_arena_take(arena, DSV_MEM_DATA,
                                (size_t)dsvi_comm_size(t->comm) * sizeof(DsvStepShare));
     if (t->held_out)
@@ -127,7 +103,7 @@ static DsvStatus allocate(DsvTrainer *t)
 }
 
 /* Everything but memory on the device. */
-static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
+static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, const DsvMesh *mesh,
                          const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
                          void *log_context, DsvTrainer **out)
 {
@@ -138,7 +114,8 @@ static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, DsvComm
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a trainer");
     t->settings = settings;
     t->backend = backend;
-    t->comm = comm;
+    t->comm = mesh->all;
+    t->mesh = *mesh;
     t->codec = codec;
     t->config = *config;
     t->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
@@ -156,7 +133,7 @@ fail:
 DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan)
 {
     DsvTrainer *t;
-    DSVI_TRY(prepare(settings, like->backend, like->comm, like->codec, &like->config, NULL, NULL, &t));
+    DSVI_TRY(prepare(settings, like->backend, &like->mesh, like->codec, &like->config, NULL, NULL, &t));
     dsvi_arena_plan(plan);
     carve(t, plan);
     dsvi_trainer_free(&t);
@@ -169,20 +146,26 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
 {
     DsvStatus status;
     DsvTrainer *t;
+    DsvMesh mesh;
     *out = NULL;
-    DSVI_TRY(prepare(settings, backend, comm, codec, config, log, log_context, &t));
+    DSVI_TRY(dsvi_mesh_make(settings, comm, &mesh));
+    status = prepare(settings, backend, &mesh, codec, config, log, log_context, &t);
+    if (status != DSV_OK) {
+        dsvi_mesh_free(&mesh);
+        return status;
+    }
+    t->owns_mesh = true;
     DSVI_TRY_GOTO(status, join_devices(t), fail);
     dsvi_sparse_share(t->sparse, t->comm, t->device_comm);
     DSVI_TRY_GOTO(status, allocate(t), fail);
-    if (dsvi_comm_size(comm) > 1)
-        DSVI_TRY_GOTO(status, dsvi_reducer_create(t->device_comm, false, &t->shard, t->weights.grad,
-                                                  &t->reducer), fail);
+    DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
-    DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &t->weights), fail);
+    DsvDitWeights weights = dsvi_zero_weights(&t->zero);
+    DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &weights), fail);
     if (t->generator)
-        DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &t->weights), fail);
+        DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &weights), fail);
     if (t->held_out)
-        DSVI_TRY_GOTO(status, dsvi_held_out_setup(t->held_out, &t->weights), fail);
+        DSVI_TRY_GOTO(status, dsvi_held_out_setup(t->held_out, &weights), fail);
     *out = t;
     return DSV_OK;
 fail:
@@ -195,17 +178,18 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     DsvTrainer *t = *trainer;
     if (!t)
         return;
-    dsvi_reducer_free(&t->reducer);
+    dsvi_zero_free(&t->zero);
     if (t->device_comm != t->comm)
         dsvi_comm_close(&t->device_comm);
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);
     dsvi_sparse_free(&t->sparse);
-    dsvi_shard_free(&t->shard);
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
+    if (t->owns_mesh)
+        dsvi_mesh_free(&t->mesh);
     free(t);
     *trainer = NULL;
 }
@@ -218,13 +202,13 @@ uint64_t dsvi_trainer_first_sample(const DsvTrainer *t)
 DsvStatus dsvi_trainer_start(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
-    size_t flat = (size_t)t->table.elements * sizeof(float), packed = (size_t)t->shard.own * sizeof(float);
+    DsvZero *z = &t->zero;
+    size_t flat = (size_t)t->table.elements * sizeof(float), packed = (size_t)z->shard.own * sizeof(float);
     DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, flat));
-    DSVI_TRY(device->upload(device->stream, t->weights.master, t->host_flat, flat));
-    DSVI_TRY(device->zero(device->stream, t->moment1, packed));
-    DSVI_TRY(device->zero(device->stream, t->moment2, packed));
-    if (t->ema)
-        DSVI_TRY(dsvi_shard_pack(&t->shard, device, t->host_flat, t->ema));
-    DSVI_TRY(dsvi_dit_refresh_compute(t->dit));
+    DSVI_TRY(dsvi_zero_load(z, t->host_flat));
+    DSVI_TRY(device->zero(device->stream, z->moment1.data, packed));
+    DSVI_TRY(device->zero(device->stream, z->moment2.data, packed));
+    if (z->ema.data)
+        DSVI_TRY(dsvi_shard_pack(&z->shard, device, t->host_flat, z->ema));
     return device->sync(device->stream);
 }

@@ -7,7 +7,7 @@
 #define DSVI_TRAINER_H
 
 #include "base/arena.h"
-#include "dist/reducer.h"
+#include "dist/mesh.h"
 #include "dsv/config.h"
 #include "model/codec.h"
 #include "model/dit.h"
@@ -15,6 +15,7 @@
 #include "sample/generator.h"
 #include "sparse/sparse.h"
 #include "train/held_out.h"
+#include "train/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,28 +34,25 @@ typedef struct DsvTrainer {
     DsvBackend *backend;
     DsvComm *comm;                 /* the ranks that train together; NULL: one alone */
     DsvComm *device_comm;          /* the same for device memory: comm itself where that is the host's */
+    DsvMesh mesh;                  /* who of them does what */
+    bool owns_mesh;                /* a trainer that is planned and no more has borrowed it */
     const DsvCodec *codec;
     DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
     int64_t elements;              /* of one latent */
 
     DsvDitConfig config;
     DsvParamTable table;
-    DsvShard shard;
-    DsvReducer *reducer;           /* NULL: one rank alone */
+    DsvZero zero;                  /* weights, gradients, moments, moving average */
     DsvSparse *sparse;
     DsvDit *dit;
-    DsvGenerator *generator;       /* of rank 0: samples clips for validation with the weights of training */
+    DsvGenerator *generator;       /* samples clips for validation with the weights of training; of rank 0, or
+                                    * of all where the weights are divided */
     DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
 
     void *memory;                  /* the one device allocation */
     DsvArena arena;                /* its plan */
     void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
     DsvArena host_arena;
-
-    /* F32, device memory: flat arrays in the layout of `table`, and packed ones in that of `shard`. */
-    DsvDitWeights weights;         /* flat */
-    float *moment1, *moment2;      /* packed */
-    float *ema;                    /* packed; NULL when ema_decay is 0 */
 
     /* One micro-batch, device memory. */
     float *latents;                /* (B, elements): clean latents, then the noisy ones */
@@ -63,13 +61,11 @@ typedef struct DsvTrainer {
     float *sigma, *timestep;       /* (B) */
     float *text;                   /* (B, text_len, text_dim) */
     float *loss;                   /* (B) */
-    double *grad_square;           /* (buckets) */
 
     /* The same on the host, before upload and after download. */
     float *host_latents;           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
-    double *host_square;           /* (buckets) */
     DsvStepShare *share;           /* (ranks) of the step at work */
 
     int64_t step;                  /* steps done */
