@@ -71,14 +71,22 @@ void dsvi_zero_carve_host(DsvZero *z, DsvArena *arena)
     z->host_square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)z->shard.buckets * sizeof *z->host_square);
 }
 
-/* The group for device memory with the ranks of `host`. */
+/* Whether ranks send each other weights or gradients while a forward pass goes on, in which the caller's thread
+ * may talk to them as well. */
+static bool sends_in_passes(const DsvZero *z)
+{
+    return !z->work_whole || !z->grad.flat;
+}
+
+/* The group for device memory with the ranks of `host`, apart from what the caller's thread uses in a pass. */
 static DsvStatus join(DsvZero *z, DsvComm *host, DsvComm *device_all, DsvComm **joined, DsvComm **out)
 {
     *out = host == z->mesh->all ? device_all : host;
-    if (host == z->mesh->all || !host || !z->backend->join)
-        return DSV_OK;
-    DSVI_TRY(z->backend->join(z->backend, host, joined));
-    *out = *joined;
+    if (host && host != z->mesh->all && z->backend->join)
+        DSVI_TRY(z->backend->join(z->backend, host, joined));
+    else if (host && *out == z->mesh->all && sends_in_passes(z))
+        DSVI_TRY(dsvi_comm_split(host, 0, joined));
+    *out = *joined ? *joined : *out;
     return DSV_OK;
 }
 
@@ -113,7 +121,7 @@ DsvStatus dsvi_zero_open(DsvZero *z, DsvComm *device_all)
     DSVI_TRY(join(z, z->mesh->shard, device_all, &z->joined[0], &z->shard_comm));
     DSVI_TRY(join(z, z->mesh->replica, device_all, &z->joined[1], &z->replica_comm));
     DSVI_TRY(put_mark(z, used(z->shard.buckets - 1))); /* the largest comes first: comm.h */
-    bool beside = z->mesh->context_ranks == 1 || dsvi_comm_at_once(device_all);
+    bool beside = (z->mesh->context_ranks == 1 && !sends_in_passes(z)) || dsvi_comm_at_once(device_all);
     return dsvi_comm_queue_create(2 * z->shard.buckets + 1, beside, &z->queue);
 }
 

@@ -27,7 +27,8 @@ static void same_on_all_ranks(const Rig *rig)
     const RigRank *first = &rig->rank[0];
     for (int64_t r = 1; r < rig->ranks; r++) {
         const RigRank *rank = &rig->rank[r];
-        assert_memory_equal(rank->weights, first->weights, (size_t)first->elements * sizeof(float));
+        assert_int_equal(rank->work_bytes, first->work_bytes);
+        assert_memory_equal(rank->work, first->work, (size_t)first->work_bytes);
         for (int step = 0; step < rig->steps; step++) {
             assert_memory_equal(&rank->step[step].loss, &first->step[step].loss, sizeof(double));
             assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
@@ -126,7 +127,7 @@ static void a_step_sends_what_it_must(void **state)
     for (int r = 0; r < 4; r++) {
         const RigRank *rank = &rig.rank[r];
         int64_t elements = rank->elements - rank->own + 3 * rank->own;
-        uint64_t sent = rank->sent[2].bytes - rank->sent[1].bytes;
+        uint64_t sent = rank->sent[2] - rank->sent[1];
         assert_int_equal(sent, (uint64_t)elements * sizeof(float) + 3 * sizeof(DsvStepShare));
     }
     rig_free(&rig);

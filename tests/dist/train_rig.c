@@ -34,31 +34,51 @@ static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
 {
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
-    memset(t->weights.grad, dsvi_comm_rank(t->comm) == 1 ? 0xff : 0,
+    memset(t->zero.grad.data, dsvi_comm_rank(t->comm) == 1 ? 0xff : 0,
            (size_t)t->table.elements * sizeof(float));
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
     DSVI_TRY(dsvi_train_gradients(t, result));
     return dsvi_train_update(t, result);
 }
 
-static DsvStatus keep_whole(DsvTrainer *t, const float *packed, float **out)
+static DsvStatus keep_whole(DsvTrainer *t, DsvShardArray array, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
-    DSVI_TRY(dsvi_shard_gather(&t->shard, t->comm, t->backend->device, packed, t->host_flat));
+    DSVI_TRY(dsvi_zero_fetch(&t->zero, array, t->host_flat));
     *out = malloc(bytes);
     memcpy(*out, t->host_flat, bytes);
     return DSV_OK;
 }
 
-static DsvStatus keep(DsvTrainer *t, RigRank *rank)
+/* What a pass would compute with. */
+static DsvStatus keep_work(DsvTrainer *t, RigRank *rank)
 {
     DsvDevice *device = t->backend->device;
-    size_t bytes = (size_t)t->table.elements * sizeof(float);
-    rank->weights = malloc(bytes);
-    DSVI_TRY(device->download(device->stream, rank->weights, t->weights.master, bytes));
-    DSVI_TRY(device->sync(device->stream));
+    const DsvShard *shard = &t->zero.work_shard;
+    DsvDitWeights weights = dsvi_zero_weights(&t->zero);
+    rank->work_bytes = shard->begin[shard->buckets];
+    rank->work = calloc((size_t)rank->work_bytes, 1);
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        DsvDitStretch stretch;
+        DSVI_TRY(weights.enter(weights.lender, DSV_PASS_FORWARD, b, &stretch));
+        DSVI_TRY(device->download(device->stream, rank->work + shard->begin[b], stretch.acc,
+                                  (size_t)dsvi_shard_whole(shard, b)));
+        DSVI_TRY(device->sync(device->stream));
+        DSVI_TRY(weights.leave(weights.lender, DSV_PASS_FORWARD, b));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus keep(DsvTrainer *t, RigRank *rank)
+{
     rank->elements = t->table.elements;
-    rank->own = t->shard.own;
+    rank->own = t->zero.shard.own;
+    rank->largest = dsvi_shard_largest(&t->zero.shard);
+    const DsvShard *work = &t->zero.work_shard;
+    rank->own_work = work->own;
+    rank->largest_work = dsvi_shard_largest(work);
+    rank->own_first_two = dsvi_shard_count(work, 0) + dsvi_shard_count(work, 1);
+    rank->own_last_two = dsvi_shard_count(work, work->buckets - 1) + dsvi_shard_count(work, work->buckets - 2);
     rank->plan = t->arena;
     dsvi_sparse_report(t->sparse, &rank->report);
     for (int64_t b = 0; b < rank->report.blocks; b++) {
@@ -68,9 +88,11 @@ static DsvStatus keep(DsvTrainer *t, RigRank *rank)
         rank->density[b] = block.density;
         rank->sparse[b] = block.sparse;
     }
-    DSVI_TRY(keep_whole(t, t->moment1, &rank->moment1));
-    DSVI_TRY(keep_whole(t, t->moment2, &rank->moment2));
-    return t->ema ? keep_whole(t, t->ema, &rank->ema) : DSV_OK;
+    DSVI_TRY(keep_work(t, rank));
+    DSVI_TRY(keep_whole(t, t->zero.master, &rank->weights));
+    DSVI_TRY(keep_whole(t, t->zero.moment1, &rank->moment1));
+    DSVI_TRY(keep_whole(t, t->zero.moment2, &rank->moment2));
+    return t->zero.ema.data ? keep_whole(t, t->zero.ema, &rank->ema) : DSV_OK;
 }
 
 static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
@@ -84,7 +106,9 @@ static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
         bool spoilt = rig->fault == RIG_NAN_GRADIENT && step + 1 >= rig->fault_step;
         DSVI_TRY(spoilt ? spoilt_step(t, &rank->step[step])
                         : dsvi_train_step(t, &samples, &rank->step[step]));
-        rank->sent[step] = dsvi_comm_sent(t->comm);
+        rank->sent[step] = dsvi_comm_sent(t->comm).bytes;
+        if (t->zero.shard_comm != t->comm)
+            rank->sent[step] += dsvi_comm_sent(t->zero.shard_comm).bytes;
     }
     return keep(t, rank);
 }
@@ -106,7 +130,7 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));
     p->config.in_channels = p->config.out_channels = latent.channels;
-    p->settings.train_batch_size = RIG_SAMPLES / rig->ranks;
+    p->settings.train_batch_size = (rig->samples ? rig->samples : RIG_SAMPLES) / rig->ranks;
     return dsvi_trainer_create(&p->settings, &p->backend, comm, p->codec, &p->config, NULL, NULL,
                                &p->trainer);
 }
@@ -137,6 +161,8 @@ void rig_train(Rig *rig)
         tiny_settings(&parts[r].settings);
         for (const char *const *a = rig->assignment; *a; a++)
             assert_ok(dsv_config_set(&parts[r].settings, *a));
+        parts[r].settings.zero_stage = rig->stage ? rig->stage : parts[r].settings.zero_stage;
+        parts[r].settings.hsdp_shard_dim = rig->shard_ranks;
         snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
         parts[r].settings.threads = 1;
         parts[r].settings.deterministic = true;
@@ -151,6 +177,7 @@ void rig_free(Rig *rig)
 {
     for (int64_t r = 0; r < rig->ranks; r++) {
         free(rig->rank[r].weights);
+        free(rig->rank[r].work);
         free(rig->rank[r].moment1);
         free(rig->rank[r].moment2);
         free(rig->rank[r].ema);

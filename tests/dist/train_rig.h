@@ -7,16 +7,19 @@
 #include "local_ranks.h"
 #include "train/step.h"
 
-enum { RIG_STEPS_MOST = 16, RIG_SAMPLES = 4 }; /* in a micro-batch of all ranks together */
+enum { RIG_STEPS_MOST = 16, RIG_SAMPLES = 4 };
 
 /* What happened on one rank. */
 typedef struct RigRank {
     DsvStepResult step[RIG_STEPS_MOST];
-    DsvCommSent sent[RIG_STEPS_MOST]; /* by the end of each step */
+    uint64_t sent[RIG_STEPS_MOST]; /* bytes, by the end of each step */
     DsvArena plan;
-    float *weights;          /* (elements) after the last step */
-    float *moment1, *moment2, *ema; /* (elements) of all ranks together; of rank 0 */
-    int64_t elements, own;
+    unsigned char *work;     /* (work_bytes) what a pass computes with after the last step */
+    int64_t work_bytes;
+    float *weights, *moment1, *moment2, *ema; /* (elements) of all ranks together; of rank 0 */
+    int64_t elements, own, largest; /* of a packed array, of the largest bucket */
+    int64_t own_work, largest_work; /* the same in bytes of what passes compute with */
+    int64_t own_first_two, own_last_two; /* of the buckets that a pass begins and ends with */
     DsvSparseReport report;
     double captured[8], density[8]; /* of each block */
     bool sparse[8];
@@ -34,6 +37,9 @@ typedef struct Rig {
     const char *device;            /* "cpu" or "cuda" */
     const char *const *assignment; /* over tiny_settings; up to NULL */
     int64_t ranks;
+    int64_t samples;               /* in a micro-batch of all ranks together; 0: RIG_SAMPLES */
+    int64_t stage;                 /* zero_stage; 0: as assigned */
+    int64_t shard_ranks;           /* hsdp_shard_dim */
     int steps;
     RigFault fault;
     int64_t fault_rank, fault_step;
@@ -41,7 +47,7 @@ typedef struct Rig {
     RankOutcome outcome[RANKS_MOST];
 } Rig;
 
-/* Trains on rig->ranks ranks, each with a batch of RIG_SAMPLES / ranks. */
+/* Trains on rig->ranks ranks, each with its part of the samples as a batch. */
 void rig_train(Rig *rig);
 void rig_free(Rig *rig);
 

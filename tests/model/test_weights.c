@@ -96,18 +96,41 @@ static DsvStoredTensor *find(Model *m, const char *name)
 static void places_do_not_overlap(void **state)
 {
     const Model *m = *state;
-    int64_t end = 0, parameters = 0;
+    int64_t parameters = 0;
+    char *taken = calloc((size_t)m->table.elements, 1);
+    assert_non_null(taken);
     for (int64_t i = 0; i < m->table.count; i++) {
         const DsvParam *param = &m->table.params[i];
         assert_int_equal(param->offset % 16, 0);
-        assert_true(param->offset >= end);
-        end = param->offset + param->count;
+        assert_in_range(param->offset + param->count, 0, m->table.elements);
+        for (int64_t j = 0; j < param->count; j++)
+            assert_int_equal(taken[param->offset + j]++, 0);
         parameters += param->count;
         assert_int_equal(dsvi_param_find(&m->table, param->name), i);
     }
-    assert_true(end <= m->table.elements);
+    free(taken);
     assert_int_equal(parameters, m->table.parameters);
     assert_int_equal(dsvi_param_find(&m->table, "blocks.2.norm2.weight"), -1);
+}
+
+/* Each parameter lies in the stretch of its block, GEMM weights behind the others. */
+static void stretches_hold_their_blocks(void **state)
+{
+    const Model *m = *state;
+    const DsvParamTable *table = &m->table;
+    long long block;
+    assert_int_equal(table->begin[0], 0);
+    assert_int_equal(table->begin[table->stretches], table->elements);
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsvParam *param = &table->params[i];
+        int64_t stretch = dsvi_param_stretch(table, param->offset);
+        bool behind = strncmp(param->name, "proj_out", 8) == 0 || strcmp(param->name, "scale_shift_table") == 0;
+        bool inside = sscanf(param->name, "blocks.%lld.", &block) == 1;
+        assert_int_equal(stretch, inside ? block + 1 : behind ? table->stretches - 1 : 0);
+        assert_int_equal(dsvi_param_stretch(table, param->offset + param->count - 1), stretch);
+        assert_int_equal(param->in_compute_dtype, param->offset >= table->gemm[stretch]);
+        assert_in_range(param->offset, table->begin[stretch], table->begin[stretch + 1] - 1);
+    }
 }
 
 /* Mean and deviation of what a rule draws. Bounds: five standard errors of n independent draws. */
@@ -414,6 +437,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_MODEL(places_do_not_overlap),
+        WITH_MODEL(stretches_hold_their_blocks),
         WITH_MODEL(initialisation_follows_the_rules),
         WITH_MODEL(reads_what_it_writes),
         WITH_MODEL(rounds_to_bf16),

@@ -94,7 +94,7 @@ static void close_bench(Bench *b)
 /* Weight 0 of the model, by which a checkpoint is told apart. */
 static float *mark(Bench *b)
 {
-    return b->trainer->weights.master;
+    return b->trainer->zero.master.data;
 }
 
 static DsvStatus save_step(Bench *b, int64_t step)

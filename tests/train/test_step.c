@@ -84,8 +84,7 @@ static void run_steps(Fixture *f)
         load_input(f, "timestep", step, t->timestep);
         load_input(f, "encoder_hidden_states", step, t->text);
         assert_ok(dsvi_sparse_step_begin(t->sparse, step + 1, true));
-        assert_ok(f->backend.device->zero(f->backend.device->stream, t->weights.grad,
-                                          (size_t)t->table.elements * sizeof(float)));
+        assert_ok(dsvi_zero_clear_gradients(&t->zero));
         assert_ok(dsvi_train_gradients(t, &result));
         assert_ok(dsvi_train_update(t, &result));
         double loss = ((const double *)losses->data)[step], norm = ((const double *)norms->data)[step];
@@ -117,9 +116,9 @@ static void follows_pytorch(void **state)
     Fixture f;
     open_fixture(&f, isa);
     run_steps(&f);
-    compare_flat(&f, f.weights, "", f.trainer->weights.master, 1e-4);
-    compare_flat(&f, f.moments, "exp_avg.", f.trainer->moment1, 1e-3);
-    compare_flat(&f, f.moments, "exp_avg_sq.", f.trainer->moment2, 1e-3);
+    compare_flat(&f, f.weights, "", f.trainer->zero.master.data, 1e-4);
+    compare_flat(&f, f.moments, "exp_avg.", f.trainer->zero.moment1.data, 1e-3);
+    compare_flat(&f, f.moments, "exp_avg_sq.", f.trainer->zero.moment2.data, 1e-3);
     close_fixture(&f);
 }
 
@@ -133,11 +132,11 @@ static void divergence_leaves_the_weights(void **state)
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     float *before = malloc(bytes);
     assert_non_null(before);
-    memcpy(before, t->weights.master, bytes);
+    memcpy(before, t->zero.master.data, bytes);
     DsvStepResult result = {.step = 1, .lr = 1e-3, .loss = 1};
-    ((float *)t->weights.grad)[3] = NAN;
+    t->zero.grad.data[3] = NAN;
     assert_fails(DSV_E_DIVERGED, "step 1", dsvi_train_update(t, &result));
-    assert_memory_equal(before, t->weights.master, bytes);
+    assert_memory_equal(before, t->zero.master.data, bytes);
     assert_int_equal(t->step, 0);
     free(before);
     close_fixture(&f);

@@ -1,0 +1,245 @@
+/* What zero_stage divides: the same training to the bit, in less memory, for the bytes that docs/distributed.md
+ * names. Failures in the middle of it end all ranks with one sentence. */
+#include "test.h"
+
+#include "train_rig.h"
+
+static const char *const DENSE[] = {"mixed_precision=no", "sparse.enabled=false", NULL};
+static const char *const DENSE_BF16[] = {"mixed_precision=bf16", "sparse.enabled=false", NULL};
+static const char *const AGAIN[] = {"gradient_checkpointing=true", NULL};
+static const char *const SELECTIVE[] = {"gradient_checkpointing=selective", "mixed_precision=no", NULL};
+static const char *const USUAL[] = {"mixed_precision=bf16", NULL};
+static const char *const TWICE[] = {
+    "mixed_precision=no", "sparse.enabled=false", "gradient_accumulation_steps=2", NULL};
+static const char *const TWICE_BF16[] = {"mixed_precision=bf16", "gradient_accumulation_steps=2", NULL};
+
+static Rig train(const char *const *assignment, int64_t ranks, int64_t stage, int steps)
+{
+    Rig rig = {.device = "cpu", .assignment = assignment, .ranks = ranks, .stage = stage, .steps = steps,
+               .samples = 12};
+    rig_train(&rig);
+    return rig;
+}
+
+static void same_bits(const Rig *a, const Rig *b)
+{
+    const RigRank *x = &a->rank[0], *y = &b->rank[0];
+    size_t bytes = (size_t)x->elements * sizeof(float);
+    for (int step = 0; step < a->steps; step++) {
+        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
+        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
+    }
+    assert_memory_equal(x->weights, y->weights, bytes);
+    assert_memory_equal(x->moment1, y->moment1, bytes);
+    assert_memory_equal(x->moment2, y->moment2, bytes);
+    assert_memory_equal(x->ema, y->ema, bytes);
+    for (int64_t r = 0; r < b->ranks; r++)
+        assert_memory_equal(x->work, b->rank[r].work, (size_t)x->work_bytes);
+}
+
+static void close_to(const Rig *a, const Rig *b, double bound)
+{
+    const RigRank *x = &a->rank[0], *y = &b->rank[0];
+    for (int step = 0; step < a->steps; step++) {
+        assert_error_below(fabs(y->step[step].loss / x->step[step].loss - 1), bound, "loss of step %d",
+                           step + 1);
+        assert_error_below(fabs(y->step[step].grad_norm / x->step[step].grad_norm - 1), bound,
+                           "norm of step %d", step + 1);
+    }
+    assert_error_below(relative_l2(DSV_F32, y->weights, DSV_F32, x->weights, x->elements), bound, "weights");
+    assert_error_below(relative_l2(DSV_F32, y->moment1, DSV_F32, x->moment1, x->elements), bound, "moments");
+    assert_error_below(relative_l2(DSV_F32, y->ema, DSV_F32, x->ema, x->elements), bound, "moving average");
+}
+
+static void stages_give_the_same_bits(void **state)
+{
+    static const char *const *const assignments[] = {DENSE, DENSE_BF16, AGAIN, SELECTIVE, USUAL};
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        for (int64_t ranks = 2; ranks <= 4; ranks++) {
+            Rig first = train(assignments[i], ranks, 1, 4);
+            for (int64_t stage = 2; stage <= 3; stage++) {
+                Rig other = train(assignments[i], ranks, stage, 4);
+                same_bits(&first, &other);
+                rig_free(&other);
+            }
+            rig_free(&first);
+        }
+    }
+}
+
+/* Micro-batches are added before they are summed over the ranks at stage 1, and behind it at the others. */
+static void accumulated_gradients_agree(void **state)
+{
+    (void)state;
+    for (int64_t ranks = 2; ranks <= 4; ranks++) {
+        Rig first = train(TWICE, ranks, 1, 3), second = train(TWICE, ranks, 2, 3);
+        Rig third = train(TWICE, ranks, 3, 3);
+        close_to(&first, &second, 1e-5);
+        same_bits(&second, &third);
+        rig_free(&first);
+        rig_free(&second);
+        rig_free(&third);
+    }
+    Rig second = train(TWICE_BF16, 3, 2, 4), third = train(TWICE_BF16, 3, 3, 4);
+    same_bits(&second, &third);
+    rig_free(&second);
+    rig_free(&third);
+}
+
+static void ranks_equal_one_rank(void **state)
+{
+    static const char *const *const assignments[] = {DENSE, TWICE};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        Rig one = train(assignments[i], 1, 3, 3);
+        for (int64_t ranks = 2; ranks <= 4; ranks++) {
+            for (int64_t stage = 2; stage <= 3; stage++) {
+                Rig many = train(assignments[i], ranks, stage, 3);
+                close_to(&one, &many, 1e-5);
+                rig_free(&many);
+            }
+        }
+        rig_free(&one);
+    }
+}
+
+/* Groups of ranks that divide the state, replicas of each other. */
+static void replicas_add_their_sums(void **state)
+{
+    Rig one = train(DENSE, 1, 1, 3);
+    (void)state;
+    for (int64_t shard_ranks = 1; shard_ranks <= 2; shard_ranks++) {
+        Rig stage[3];
+        for (int i = 0; i < 3; i++) {
+            stage[i] = (Rig){.device = "cpu", .assignment = DENSE, .ranks = 4, .shard_ranks = shard_ranks,
+                             .stage = i + 1, .steps = 3, .samples = 12};
+            rig_train(&stage[i]);
+            close_to(&one, &stage[i], 1e-5);
+            same_bits(&stage[0], &stage[i]);
+        }
+        assert_int_equal(stage[0].rank[0].own + (shard_ranks > 1 ? stage[0].rank[1].own : 0),
+                         one.rank[0].elements);
+        for (int i = 0; i < 3; i++)
+            rig_free(&stage[i]);
+    }
+    rig_free(&one);
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* The formulas of docs/distributed.md. */
+static void memory_is_what_is_said(const char *const *assignment, size_t act)
+{
+    Rig one = train(assignment, 1, 1, 1);
+    size_t whole = (size_t)one.rank[0].work_bytes, gradients = (size_t)one.rank[0].elements * 4;
+    assert_int_equal(one.rank[0].plan.by_class[DSV_MEM_WEIGHTS], whole + (act == 4 ? 0 : gradients));
+    for (int64_t stage = 1; stage <= 3; stage++) {
+        Rig rig = train(assignment, 3, stage, 1);
+        for (int r = 0; r < 3; r++) {
+            const RigRank *rank = &rig.rank[r];
+            const size_t *plan = rank->plan.by_class;
+            size_t own = (size_t)rank->own * 4, own_work = (size_t)rank->own_work;
+            size_t bucket = (size_t)rank->largest * 4, work_bucket = round_up((size_t)rank->largest_work);
+            size_t work = stage < 3 ? whole : round_up(own_work) + 2 * work_bucket;
+            size_t master = act == 4 ? 0 : own;
+            assert_int_equal(plan[DSV_MEM_WEIGHTS], work + master);
+            assert_int_equal(plan[DSV_MEM_GRADIENTS], stage < 2 ? gradients : own + 2 * bucket);
+            assert_int_equal(plan[DSV_MEM_OPTIMIZER], 2 * own);
+            assert_int_equal(plan[DSV_MEM_EMA], own);
+        }
+        rig_free(&rig);
+    }
+    rig_free(&one);
+}
+
+static void each_stage_takes_its_memory(void **state)
+{
+    (void)state;
+    memory_is_what_is_said(DENSE, 4);
+    memory_is_what_is_said(DENSE_BF16, 2);
+}
+
+/* Bytes that a rank sends in a step after the first: the others' parts of the gradients, once a step or a
+ * micro-batch; its own part of the weights to each other rank, once a step, or at stage 3 once for each pass but
+ * for the two buckets that are still there from the pass before; and what a step came to. */
+static uint64_t expected_bytes(const RigRank *rank, int64_t ranks, int64_t stage, int64_t passes)
+{
+    uint64_t gradients = (uint64_t)(rank->elements - rank->own) * 4;
+    uint64_t weights = (uint64_t)rank->own_work;
+    if (stage >= 2)
+        gradients *= (uint64_t)passes;
+    if (stage == 3)
+        weights = (uint64_t)passes * (2 * weights - (uint64_t)rank->own_last_two) -
+                  (uint64_t)(passes - 1) * (uint64_t)rank->own_first_two;
+    return gradients + (uint64_t)(ranks - 1) * (weights + sizeof(DsvStepShare));
+}
+
+static void a_step_sends_what_it_must(void **state)
+{
+    static const char *const *const assignments[] = {DENSE, DENSE_BF16, TWICE};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        for (int64_t stage = 1; stage <= 3; stage++) {
+            Rig rig = train(assignments[i], 3, stage, 3);
+            for (int r = 0; r < 3; r++) {
+                const RigRank *rank = &rig.rank[r];
+                assert_int_equal(rank->sent[2] - rank->sent[1],
+                                 expected_bytes(rank, 3, stage, i == 2 ? 2 : 1));
+            }
+            rig_free(&rig);
+        }
+    }
+}
+
+/* The others are found waiting for weights or for gradients. */
+static void a_failure_ends_all_with_one_sentence(void **state)
+{
+    (void)state;
+    for (int64_t stage = 1; stage <= 3; stage++) {
+        for (int64_t at = 1; at <= 4; at++) {
+            Rig rig = {.device = "cpu", .assignment = TWICE_BF16, .ranks = 3, .stage = stage, .steps = 4,
+                       .fault = RIG_NO_SAMPLE, .fault_rank = 1, .fault_step = at};
+            rig_train(&rig);
+            for (int r = 0; r < 3; r++) {
+                assert_int_equal(rig.outcome[r].status, r == 1 ? DSV_E_IO : DSV_E_RANK);
+                assert_string_equal(rig.outcome[r].sentence, "rank 1: the disk is gone");
+            }
+            rig_free(&rig);
+        }
+    }
+}
+
+static void nan_names_its_rank(void **state)
+{
+    (void)state;
+    for (int64_t stage = 1; stage <= 3; stage++) {
+        Rig rig = {.device = "cpu", .assignment = DENSE, .ranks = 3, .stage = stage, .steps = 6,
+                   .fault = RIG_NAN_SAMPLE, .fault_rank = 1, .fault_step = 3};
+        rig_train(&rig);
+        for (int r = 0; r < 3; r++) {
+            assert_int_equal(rig.outcome[r].status, DSV_E_DIVERGED);
+            if (!strstr(rig.outcome[r].sentence, "rank 1: step 3: loss "))
+                fail_msg("stage %d: %s", (int)stage, rig.outcome[r].sentence);
+        }
+        rig_free(&rig);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_give_the_same_bits),
+        cmocka_unit_test(accumulated_gradients_agree),
+        cmocka_unit_test(ranks_equal_one_rank),
+        cmocka_unit_test(replicas_add_their_sums),
+        cmocka_unit_test(each_stage_takes_its_memory),
+        cmocka_unit_test(a_step_sends_what_it_must),
+        cmocka_unit_test(a_failure_ends_all_with_one_sentence),
+        cmocka_unit_test(nan_names_its_rank),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
