@@ -25,6 +25,7 @@ typedef struct RanksRun {
     const char *folder;
     const char *const *assignment;
     int64_t ranks;
+    int64_t stage;                 /* zero_stage; 0: as assigned */
     int64_t stop_rank, stop_after; /* steps; 0: it is not stopped */
     int64_t odd_rank;              /* with another seed than the others; -1: none */
     bool resume;
@@ -36,14 +37,15 @@ typedef struct RanksRun {
 } RanksRun;
 
 typedef struct Listener {
-    int64_t questions; /* left until it wants to stop; negative: never */
+    int64_t questions; /* left until it wants to stop, from then on; negative: never */
     int lines;
 } Listener;
 
 static bool wants_stop(void *context)
 {
     Listener *listener = context;
-    return listener->questions >= 0 && listener->questions-- == 0;
+    listener->questions -= listener->questions > 0;
+    return listener->questions == 0;
 }
 
 static void count_line(void *context, DsvLogLevel level, const char *line)
@@ -57,7 +59,8 @@ static DsvStatus train(DsvComm *comm, void *context)
 {
     RanksRun *run = context;
     int64_t rank = dsvi_comm_rank(comm);
-    Listener listener = {.questions = run->stop_after > 0 && rank == run->stop_rank ? run->stop_after : -1};
+    int64_t questions = run->stop_after > 0 && rank == run->stop_rank ? run->stop_after + 1 : -1;
+    Listener listener = {.questions = questions};
     DsvEvents events = {.context = &listener, .stop = wants_stop, .log = count_line};
     DsvStatus status = dsvi_train_run(&run->settings[rank], &run->backend[rank], comm, &events,
                                       &run->summary[rank]);
@@ -79,6 +82,7 @@ static void run_it(RanksRun *run)
         set(settings, "train_batch_size", batch);
         for (const char *const *a = run->assignment; *a; a++)
             assert_ok(dsv_config_set(settings, *a));
+        settings->zero_stage = run->stage ? run->stage : settings->zero_stage;
         set(settings, "seed", r == run->odd_rank ? "8" : "7");
         if (run->resume)
             set(settings, "resume_from_checkpoint", "latest");
@@ -102,14 +106,20 @@ static RanksRun new_run(const char *folder, const char *const *assignment, int64
 }
 
 /* From the beginning to the end, in a folder of its own. */
-static const char *run_straight(const char *const *assignment, int64_t ranks)
+static const char *run_stage(const char *const *assignment, int64_t ranks, int64_t stage)
 {
     const char *folder = tiny_folder();
     RanksRun run = new_run(folder, assignment, ranks);
+    run.stage = stage;
     run_it(&run);
     check_outcome(&run, DSV_OK);
     assert_int_equal(run.summary[0].last_step, STEPS);
     return folder;
+}
+
+static const char *run_straight(const char *const *assignment, int64_t ranks)
+{
+    return run_stage(assignment, ranks, 0);
 }
 
 /* The numbers of this name in a file of JSON lines; returns how many. */
@@ -146,6 +156,10 @@ static const char *const DENSE[] = {
     "mixed_precision=no", "sparse.enabled=false", "validation.clips=3", "validation.every=4",
     held_out_setting, NULL};
 static const char *const USUAL[] = {NULL};
+/* With a clip in the middle and one at the end, and held-out batches that do not come out even. */
+static const char *const VALIDATED[] = {
+    "validation.clips=3", "validation.every=4", "validation_steps=4", "validation_at_end=true",
+    "num_inference_steps=3", held_out_setting, NULL};
 static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
 
 /* The same clips in the same order, the same noise, the same held-out loss, whoever works on them. */
@@ -186,18 +200,81 @@ static void stopped_and_resumed(void **state)
     }
 }
 
-/* A run in parts, each on another number of ranks. */
-static const char *run_in_parts(const char *const *assignment, const int64_t *ranks)
+/* A run in parts, each on another number of ranks; stage: of each part, or NULL. */
+static const char *run_in_stages(const char *const *assignment, const int64_t *ranks, const int64_t *stage)
 {
     const char *folder = tiny_folder();
     for (int part = 0; ranks[part]; part++) {
         RanksRun run = new_run(folder, assignment, ranks[part]);
+        run.stage = stage ? stage[part] : 0;
         run.resume = part > 0;
         run.stop_after = ranks[part + 1] ? 2 : 0;
         run_it(&run);
         check_outcome(&run, ranks[part + 1] ? DSV_E_INTERRUPTED : DSV_OK);
     }
     return folder;
+}
+
+static const char *run_in_parts(const char *const *assignment, const int64_t *ranks)
+{
+    return run_in_stages(assignment, ranks, NULL);
+}
+
+static void same_file(const char *folder_a, const char *folder_b, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t a, b;
+    snprintf(path, sizeof path, "%s/%s", folder_a, name);
+    assert_ok(dsvi_file_checksum(path, &a));
+    snprintf(path, sizeof path, "%s/%s", folder_b, name);
+    assert_ok(dsvi_file_checksum(path, &b));
+    if (a != b)
+        fail_msg("%s differs", name);
+}
+
+/* Checkpoints, held-out losses and sampled clips are those of stage 1 to the bit, wherever the weights lie. */
+static void what_is_divided_does_not_matter(void **state)
+{
+    const char *first = run_stage(VALIDATED, 3, 1);
+    (void)state;
+    for (int64_t stage = 2; stage <= 3; stage++) {
+        const char *other = run_stage(VALIDATED, 3, stage);
+        tiny_same_checkpoints(first, other, STEPS);
+        same_file(first, other, "validation.jsonl");
+        same_file(first, other, "samples/step-000004.mp4");
+        same_file(first, other, "samples/step-000008.mp4");
+        assert_ok(dsvi_folder_remove(other));
+    }
+    assert_ok(dsvi_folder_remove(first));
+}
+
+/* A checkpoint of any number of ranks and any stage goes on on any other. */
+static void resumed_at_another_stage(void **state)
+{
+    static const int64_t ranks[] = {4, 3, 1, 0}, falling[] = {3, 2, 1}, rising[] = {1, 3, 3};
+    const char *first = run_in_stages(USUAL, ranks, NULL);
+    (void)state;
+    const char *a = run_in_stages(USUAL, ranks, falling), *b = run_in_stages(USUAL, ranks, rising);
+    tiny_same_checkpoints(first, a, STEPS);
+    tiny_same_checkpoints(first, b, STEPS);
+    assert_ok(dsvi_folder_remove(a));
+    assert_ok(dsvi_folder_remove(b));
+    assert_ok(dsvi_folder_remove(first));
+}
+
+/* The wish of one rank ends the sampling of a clip that all make. */
+static void stopped_while_sampling(void **state)
+{
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, VALIDATED, 3);
+    (void)state;
+    run.stage = 3;
+    run.stop_rank = 2;
+    run.stop_after = 5; /* before the second step of the first clip */
+    run_it(&run);
+    check_outcome(&run, DSV_E_INTERRUPTED);
+    assert_int_equal(run.summary[0].last_step, 4);
+    assert_ok(dsvi_folder_remove(folder));
 }
 
 static void resumed_on_another_number_of_ranks(void **state)
@@ -283,6 +360,9 @@ int main(void)
         cmocka_unit_test(runs_equal_that_of_one_rank),
         cmocka_unit_test(stopped_and_resumed),
         cmocka_unit_test(resumed_on_another_number_of_ranks),
+        cmocka_unit_test(what_is_divided_does_not_matter),
+        cmocka_unit_test(resumed_at_another_stage),
+        cmocka_unit_test(stopped_while_sampling),
         cmocka_unit_test(what_ends_one_ends_all),
         cmocka_unit_test(a_failure_names_step_and_checkpoint),
     };
