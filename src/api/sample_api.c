@@ -97,10 +97,11 @@ static DsvStatus run(Sampling *s, const char *text_path, const char *video_path,
         DSVI_TRY(read_text(s, text_path));
     DSVI_TRY(dsvi_param_table_make(&s->config, &s->table));
     DSVI_TRY(dsvi_generator_create(&s->backend, s->settings, s->codec, &s->config, &s->table,
-                                   &s->generator));
+                                   NULL, &s->generator));
     DSVI_TRY(allocate(s));
     DSVI_TRY(load(s));
-    return dsvi_generator_run(s->generator, (uint64_t)s->settings->seed, s->text, video_path, events);
+    DSVI_TRY(dsvi_generator_run(s->generator, (uint64_t)s->settings->seed, s->text, events));
+    return dsvi_generator_write(s->generator, video_path);
 }
 
 DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *video_path,

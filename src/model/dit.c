@@ -105,7 +105,9 @@ static void set_sizes(DsvDit *dit)
     dit->grid[1] = shape->height / config->patch[1];
     dit->grid[2] = shape->width / config->patch[2];
     dit->batch = shape->batch;
-    dit->tokens = dit->grid[0] * dit->grid[1] * dit->grid[2];
+    dit->all_tokens = dsvi_dit_tokens(config, shape);
+    dit->tokens = shape->context ? dsvi_context_tokens(shape->context) : dit->all_tokens;
+    dit->first = shape->context ? dsvi_context_first(shape->context) : 0;
     dit->text_len = shape->text_len;
     dit->width = dsvi_dit_width(config);
     dit->heads = config->num_attention_heads;
@@ -121,6 +123,7 @@ DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const
     size_t layers = (size_t)config->num_layers;
     *out = NULL;
     DSVI_TRY(check_shape(config, shape));
+    DSVI_ASSERT(sparse || !shape->context);
     DsvDit *dit = calloc(1, sizeof *dit);
     if (!dit)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the plan of a model");
@@ -156,13 +159,13 @@ void dsvi_dit_free(DsvDit **dit)
     *dit = NULL;
 }
 
-/* Fills host copies of token order and RoPE tables. */
+/* Fills host copies of the order of all tokens, and of the RoPE tables of the own ones. */
 static void make_tables(const DsvDit *dit, int32_t *order, void *rope_cos, void *rope_sin)
 {
     const int32_t *chosen = dit->sparse ? dsvi_sparse_order(dit->sparse) : NULL;
-    for (int64_t s = 0; s < dit->tokens; s++)
+    for (int64_t s = 0; s < dit->all_tokens; s++)
         order[s] = chosen ? chosen[s] : (int32_t)s;
-    dsvi_rope_tables(dit->grid, dit->head_dim, order, dit->acc, rope_cos, rope_sin);
+    dsvi_rope_tables(dit->grid, dit->head_dim, dit->tokens, order + dit->first, dit->acc, rope_cos, rope_sin);
 }
 
 /* Where each stretch lies in whole arrays. */
@@ -182,8 +185,8 @@ DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights)
 {
     DsvStatus status;
     DsvDevice *device = dit->backend->device;
-    size_t tokens = (size_t)dit->tokens;
-    size_t table_bytes = tokens * (size_t)(dit->head_dim / 2) * dsvi_dtype_size(dit->acc);
+    size_t tokens = (size_t)dit->all_tokens;
+    size_t table_bytes = (size_t)dit->tokens * (size_t)(dit->head_dim / 2) * dsvi_dtype_size(dit->acc);
     int32_t *order = malloc(tokens * sizeof *order);
     char *tables = malloc(2 * table_bytes);
     DSVI_ASSERT(weights->grad || weights->enter || !dit->shape.backward);

@@ -12,6 +12,7 @@
 #define DSVI_DIT_H
 
 #include "base/arena.h"
+#include "context/context.h"
 #include "model/codec.h"
 #include "model/dit_config.h"
 #include "model/weights.h"
@@ -36,6 +37,8 @@ typedef struct DsvDitShape {
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
+    const DsvContext *context;     /* the ranks that share the samples, made for this many tokens and for the
+                                    * model's heads and blocks; NULL: this rank has them alone */
 } DsvDitShape;
 
 /* The compute dtype that mixed_precision names. */
@@ -45,6 +48,14 @@ DsvDitKeep dsvi_dit_keep(const DsvConfig *settings);
 
 /* The model's channels against those of a latent of `codec`: DSV_E_SHAPE names both. */
 DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *codec, DsvVideoShape latent);
+
+/* Tokens of a sample. */
+int64_t dsvi_dit_tokens(const DsvDitConfig *config, const DsvDitShape *shape);
+
+/* What a context for a model of this shape wants: stretches of tokens in which groups of queries and runs of
+ * keys stay whole. */
+DsvContextShape dsvi_dit_context_shape(const DsvDitConfig *config, const DsvDitShape *shape,
+                                       const DsvConfig *settings);
 
 /* What self-attention looks like in a model of this shape. */
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape);
@@ -75,8 +86,8 @@ typedef struct DsvDitWeights {
 
 typedef struct DsvDit DsvDit;
 
-/* Describes the model; `sparse` may be NULL: all attention dense. The table, config and sparse stay the
- * caller's and must outlive it. */
+/* Describes the model; `sparse` may be NULL where there is no context: all attention dense. Table, config,
+ * context and sparse stay the caller's and must outlive it. */
 DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const DsvParamTable *table,
                           const DsvDitShape *shape, DsvSparse *sparse, DsvDit **out);
 void dsvi_dit_free(DsvDit **dit);
@@ -91,12 +102,14 @@ DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights);
 DsvStatus dsvi_dit_refresh_compute(DsvDit *dit);
 
 /* All device memory. latents (B, in_channels, F, H, W) acc, timestep (B) acc in [0, 1000], text (B, L,
- * text_dim) acc, output (B, out_channels, F, H, W) acc. */
+ * text_dim) acc, output (B, out_channels, F, H, W) acc. With a context all its ranks call, with the same
+ * inputs, and all have the whole output. */
 DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
                            void *output);
 
-/* From doutput (as output); adds to the weights' gradients. dlatents and dtext, as latents and text, are overwritten,
- * or NULL. The forward pass of the same inputs came just before. */
+/* From doutput (as output); adds to the weights' gradients. dlatents and dtext, as latents and text, are
+ * overwritten, or NULL. The forward pass of the same inputs came just before. With a context doutput is the
+ * whole one on all its ranks, and the gradients are each rank's part of a sum over them: its own tokens'. */
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext);
 
 /* FLOPs of one forward pass with dense self-attention: all GEMMs, and self- plus cross-attention. */

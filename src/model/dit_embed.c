@@ -23,6 +23,7 @@ static DsvStatus activate_bwd(const DsvDit *dit, const void *x, void *dy)
 
 /* ---- latents ---- */
 
+/* Of the own tokens. */
 static DsvPatchArgs patch_args(const DsvDit *dit, int64_t channels, bool channel_last, void *latent,
                                DsvDtype row_dtype, void *rows)
 {
@@ -30,8 +31,8 @@ static DsvPatchArgs patch_args(const DsvDit *dit, int64_t channels, bool channel
         .batch = dit->batch, .channels = channels, .frames = dit->shape.frames, .height = dit->shape.height,
         .width = dit->shape.width,
         .patch = {dit->config.patch[0], dit->config.patch[1], dit->config.patch[2]},
-        .channel_last = channel_last, .tokens = dit->tokens, .order = dit->order, .latent_dtype = dit->acc,
-        .row_dtype = row_dtype, .latent = latent, .rows = rows,
+        .channel_last = channel_last, .tokens = dit->tokens, .order = dit->order + dit->first,
+        .latent_dtype = dit->acc, .row_dtype = row_dtype, .latent = latent, .rows = rows,
     };
 }
 
@@ -53,7 +54,11 @@ static DsvStatus patch_bwd(const DsvDit *dit, void *dlatents)
     DSVI_TRY(dsvi_dit_cast(dit, rows * dit->width, dit->acc, s->dx, dit->act, s->dy));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.patch, rows, dit->embedded.patch_rows, s->dy, dit->acc,
                                  drows, false));
-    return dlatents ? dit->backend->ops.patch_scatter.run(dit->stream, &args) : DSV_OK;
+    if (!dlatents)
+        return DSV_OK;
+    if (dit->shape.context) /* the other ranks' patches */
+        DSVI_TRY(dsvi_dit_zero(dit, dit->acc, dlatents, dit->batch * dit->all_tokens * dit->patch_in));
+    return dit->backend->ops.patch_scatter.run(dit->stream, &args);
 }
 
 /* ---- time ---- */
@@ -148,6 +153,35 @@ static DsvDitNorm head_norm(const DsvDit *dit)
                               dit->scratch.dhead_modulation, HEAD_ROWS, 0);
 }
 
+/* The own tokens' rows, from scratch.h. */
+static DsvStatus own_head_rows(const DsvDit *dit)
+{
+    const DsvDitScratch *s = &dit->scratch;
+    if (!dit->shape.context)
+        return dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, dit->acc,
+                                   s->head_rows);
+    for (int64_t b = 0; b < dit->batch; b++) {
+        const void *h = dsvi_dit_at(s->h, dit->act, b * dit->tokens * dit->width);
+        void *rows = dsvi_dit_at(s->head_rows, dit->acc,
+                                 (b * dit->all_tokens + dit->first) * dit->patch_out);
+        DSVI_TRY(dsvi_dit_linear_fwd(dit, &dit->params.head, dit->tokens, h, dit->acc, rows));
+    }
+    return DSV_OK;
+}
+
+/* All ranks get all rows: the velocity is whole again. */
+static DsvStatus gather_head_rows(const DsvDit *dit)
+{
+    const DsvContext *context = dit->shape.context;
+    DsvComm *comm = dsvi_context_group_device(dsvi_context_group(context));
+    size_t row_bytes = (size_t)dit->patch_out * dsvi_dtype_size(dit->acc);
+    for (int64_t b = 0; b < dit->batch; b++) {
+        void *rows = dsvi_dit_at(dit->scratch.head_rows, dit->acc, b * dit->all_tokens * dit->patch_out);
+        DSVI_TRY(dsvi_comm_all_gather(comm, rows, row_bytes, dsvi_context_bound(context)));
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
 {
     void *rows = dit->scratch.head_rows;
@@ -156,8 +190,11 @@ DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
     DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, output, dit->acc, rows);
     DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, dit->scratch.h, dit->acc,
-                                 rows));
+    DSVI_TRY(own_head_rows(dit));
+    if (dit->shape.context)
+        DSVI_TRY(gather_head_rows(dit));
+    args.tokens = dit->all_tokens;
+    args.order = dit->order;
     return dit->backend->ops.patch_scatter.run(dit->stream, &args);
 }
 

@@ -7,16 +7,10 @@ static double linear_flops(int64_t rows, int64_t out, int64_t in)
     return 2.0 * (double)rows * (double)out * (double)in;
 }
 
-static int64_t tokens_of(const DsvDitConfig *config, const DsvDitShape *shape)
-{
-    return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
-           (shape->width / config->patch[2]);
-}
-
 double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape)
 {
     int64_t width = dsvi_dit_width(config), patch = config->patch[0] * config->patch[1] * config->patch[2];
-    int64_t rows = shape->batch * tokens_of(config, shape), text = shape->batch * shape->text_len;
+    int64_t rows = shape->batch * dsvi_dit_tokens(config, shape), text = shape->batch * shape->text_len;
     double ends = linear_flops(rows, width, config->in_channels * patch) +
                   linear_flops(rows, config->out_channels * patch, width) +
                   linear_flops(text, width, config->text_dim) + linear_flops(text, width, width) +
@@ -30,6 +24,6 @@ double dsvi_dit_flops_gemm(const DsvDitConfig *config, const DsvDitShape *shape)
 
 double dsvi_dit_flops_attention(const DsvDitConfig *config, const DsvDitShape *shape)
 {
-    double queries = (double)tokens_of(config, shape), keys = queries + (double)shape->text_len;
+    double queries = (double)dsvi_dit_tokens(config, shape), keys = queries + (double)shape->text_len;
     return 4.0 * (double)(config->num_layers * shape->batch * dsvi_dit_width(config)) * queries * keys;
 }

@@ -40,7 +40,7 @@ typedef struct DsvDitParams {
 typedef struct DsvDitSaved {
     void *q, *k, *v;            /* (B, S, C) act: self-attention, q and k before their norm */
     void *attended;             /* (B, S, C) act */
-    void *lse;                  /* (B, N, S) acc */
+    void *lse;                  /* (B, N, S) acc; with a context as dsvi_context_lse_bytes says */
     void *cross_q;              /* (B, S, C) act: before its norm */
     void *cross_k, *cross_v;    /* (B, L, C) act: k before its norm */
     void *cross_attended;       /* (B, S, C) act */
@@ -78,7 +78,7 @@ typedef struct DsvDitScratch {
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
-    void *head_rows;         /* (B, S, out_channels * patch) acc */
+    void *head_rows;         /* (B, all_tokens, out_channels * patch) acc */
     void *attention;         /* workspace */
     size_t attention_bytes;
     /* backward only */
@@ -107,7 +107,8 @@ struct DsvDit {
     DsvDitShape shape;
     DsvDtype act, acc;
     int64_t grid[3];                      /* tokens along frames, rows, columns */
-    int64_t batch, tokens, text_len;      /* B, S, L */
+    int64_t batch, tokens, text_len;      /* B, S, L; with a context S are the own tokens: */
+    int64_t first, all_tokens;            /* from `first` on, of all that the samples have */
     int64_t width, heads, head_dim, ffn;  /* C, N, D */
     int64_t patch_in, patch_out;          /* elements of a token's patch, in and out */
     DsvDitParams params;
@@ -115,7 +116,7 @@ struct DsvDit {
     DsvDitWeights weights;
     DsvDitStretch *stretch;               /* (table->stretches) where each lies; of those that are lent, good
                                            * between entering and leaving */
-    int32_t *order;                       /* (S) device memory */
+    int32_t *order;                       /* (all_tokens) device memory */
     void *rope_cos, *rope_sin;            /* (S, D / 2) acc */
     void **residual;                      /* (num_layers + 1) of (B, S, C) acc: input of each block, and of
                                            * the head; all the same buffer without backward */

@@ -23,7 +23,7 @@ static bool every_saved(const DsvDit *dit)
 static void carve_tables(DsvDit *dit, DsvArena *arena)
 {
     int64_t pairs = dit->tokens * (dit->head_dim / 2);
-    dit->order = take(arena, DSV_MEM_SCRATCH, DSV_I32, dit->tokens);
+    dit->order = take(arena, DSV_MEM_SCRATCH, DSV_I32, dit->all_tokens);
     dit->rope_cos = take(arena, DSV_MEM_SCRATCH, dit->acc, pairs);
     dit->rope_sin = take(arena, DSV_MEM_SCRATCH, dit->acc, pairs);
 }
@@ -48,10 +48,17 @@ static void carve_embedded(DsvDit *dit, DsvArena *arena)
     e->head_modulation = take(arena, c, acc, 2 * time);
 }
 
+static size_t lse_bytes(const DsvDit *dit)
+{
+    if (dit->shape.context)
+        return dsvi_context_lse_bytes(dit->shape.context, dit->batch, dit->acc);
+    return (size_t)(dit->batch * dit->heads * dit->tokens) * dsvi_dtype_size(dit->acc);
+}
+
 static void carve_attended(const DsvDit *dit, DsvArena *arena, DsvDitSaved *saved)
 {
     saved->attended = take(arena, kept(dit), dit->act, dit->batch * dit->tokens * dit->width);
-    saved->lse = take(arena, kept(dit), dit->acc, dit->batch * dit->heads * dit->tokens);
+    saved->lse = dsvi_arena_take(arena, kept(dit), lse_bytes(dit));
 }
 
 /* All of a block but what carve_attended takes. */
@@ -159,7 +166,7 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     s->mean = take(arena, c, acc, dit->batch * longest);
     s->rstd = take(arena, c, acc, dit->batch * longest);
     s->rstd_k = take(arena, c, acc, dit->batch * longest);
-    s->head_rows = take(arena, c, acc, rows * dit->patch_out);
+    s->head_rows = take(arena, c, acc, dit->batch * dit->all_tokens * dit->patch_out);
     s->attention_bytes = dsvi_dit_attention_workspace(dit);
     s->attention = dsvi_arena_take(arena, c, s->attention_bytes);
     if (dit->shape.backward)

@@ -25,6 +25,31 @@ DsvStatus dsvi_dit_check_latent(const DsvDitConfig *config, const DsvCodec *code
                      (long long)latent.channels);
 }
 
+int64_t dsvi_dit_tokens(const DsvDitConfig *config, const DsvDitShape *shape)
+{
+    return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
+           (shape->width / config->patch[2]);
+}
+
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t multiple = a;
+    while (multiple % b)
+        multiple += a;
+    return multiple;
+}
+
+DsvContextShape dsvi_dit_context_shape(const DsvDitConfig *config, const DsvDitShape *shape,
+                                       const DsvConfig *settings)
+{
+    int64_t grain = settings->sparse_enabled ? settings->sparse_grain : 1;
+    return (DsvContextShape){
+        .tokens = dsvi_dit_tokens(config, shape), .heads = config->num_attention_heads,
+        .unit = common_multiple(settings->sparse_group, grain), .blocks = config->num_layers,
+        .head_ranks = settings->cp_heads,
+    };
+}
+
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape)
 {
     DsvSparseShape sparse = {
@@ -36,7 +61,8 @@ DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitSha
                  shape->width / config->patch[2]},
         .act = shape->act,
         .backward = shape->backward,
+        .context = shape->context,
     };
-    sparse.tokens = sparse.grid[0] * sparse.grid[1] * sparse.grid[2];
+    sparse.tokens = dsvi_dit_tokens(config, shape);
     return sparse;
 }

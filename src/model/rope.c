@@ -32,11 +32,11 @@ static void deal_out(int64_t head_dim, Pairs *out)
     }
 }
 
-void dsvi_rope_tables(const int64_t grid[3], int64_t head_dim, const int32_t *order, DsvDtype dtype,
-                      void *cos_table, void *sin_table)
+void dsvi_rope_tables(const int64_t grid[3], int64_t head_dim, int64_t tokens, const int32_t *order,
+                      DsvDtype dtype, void *cos_table, void *sin_table)
 {
     Pairs pairs;
-    int64_t half = head_dim / 2, tokens = grid[0] * grid[1] * grid[2];
+    int64_t half = head_dim / 2;
     DSVI_ASSERT(head_dim % 2 == 0 && half <= PAIRS_MAX);
     deal_out(head_dim, &pairs);
     for (int64_t s = 0; s < tokens; s++) {

@@ -13,11 +13,10 @@ extern "C" {
 /* Pairs of a head that turn with the frame, the row and the column of a token; their sum is head_dim / 2. */
 void dsvi_rope_split(int64_t head_dim, int64_t pairs[3]);
 
-/* cos_table and sin_table, both (S, head_dim / 2) of a floating `dtype`, S the product of grid entries: row s
- * is that of the token at raster position order[s]. order NULL: raster order. head_dim is even, at most
- * 256. */
-void dsvi_rope_tables(const int64_t grid[3], int64_t head_dim, const int32_t *order, DsvDtype dtype,
-                      void *cos_table, void *sin_table);
+/* cos_table and sin_table, both (tokens, head_dim / 2) of a floating `dtype`: row s is that of the token at
+ * raster position order[s]. order NULL: raster order. head_dim is even, at most 256. */
+void dsvi_rope_tables(const int64_t grid[3], int64_t head_dim, int64_t tokens, const int32_t *order,
+                      DsvDtype dtype, void *cos_table, void *sin_table);
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,7 @@ enum { BATCH = 1 };
 
 DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, const DsvCodec *codec,
                                 const DsvDitConfig *config, const DsvParamTable *table,
-                                DsvGenerator **out)
+                                const DsvContext *context, DsvGenerator **out)
 {
     DsvStatus status;
     DsvGenerator *g = calloc(1, sizeof *g);
@@ -46,17 +46,19 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     DsvDitShape shape = {
         .batch = BATCH, .frames = job->latent.frames, .height = job->latent.height,
         .width = job->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
+        .context = context,
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
-    if (settings->sparse_enabled)
+    if (settings->sparse_enabled || context)
         DSVI_TRY_GOTO(status,
                       dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse),
                       fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;
-    job->pixels = malloc((size_t)(3 * job->video.frames * job->video.height * job->video.width) *
-                         sizeof(float));
+    int64_t pixels;
+    (void)dsvi_generator_pixels(g, &pixels);
+    job->pixels = malloc((size_t)pixels * sizeof(float));
     float *null_text = calloc((size_t)job->text_elements, sizeof(float));
     job->null_text = null_text;
     if (!job->pixels || !null_text) {
@@ -112,18 +114,26 @@ DsvStatus dsvi_generator_refresh(DsvGenerator *g)
 
 DsvSparse *dsvi_generator_sparse(DsvGenerator *g)
 {
-    return g->sparse;
+    return g->settings.sparse_enabled ? g->sparse : NULL;
 }
 
-DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, const char *video_path,
-                             const DsvEvents *events)
+DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
 {
-    DsvSampleJob *job = &g->job;
-    job->seed = seed;
-    job->text = text;
-    DSVI_TRY(dsvi_sample_run(job, events));
-    if (!video_path)
-        return DSV_OK;
-    return dsvi_video_write(video_path, job->pixels, job->video.frames, job->video.height,
-                            job->video.width, g->settings.fps);
+    g->job.seed = seed;
+    g->job.text = text;
+    return dsvi_sample_run(&g->job, events);
+}
+
+float *dsvi_generator_pixels(DsvGenerator *g, int64_t *count)
+{
+    DsvVideoShape video = g->job.video;
+    *count = video.channels * video.frames * video.height * video.width;
+    return g->job.pixels;
+}
+
+DsvStatus dsvi_generator_write(const DsvGenerator *g, const char *video_path)
+{
+    DsvVideoShape video = g->job.video;
+    return dsvi_video_write(video_path, g->job.pixels, video.frames, video.height, video.width,
+                            g->settings.fps);
 }

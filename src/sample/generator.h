@@ -16,10 +16,11 @@ extern "C" {
 
 typedef struct DsvGenerator DsvGenerator;
 
-/* Size, steps, sampler, guidance and dtype are those of `settings`; codec, config and table are kept. */
+/* Size, steps, sampler, guidance and dtype are those of `settings`; codec, config, table and context are
+ * kept. `context`: the ranks that sample a clip together and all run the generator; NULL: this one alone. */
 DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, const DsvCodec *codec,
                                 const DsvDitConfig *config, const DsvParamTable *table,
-                                DsvGenerator **out);
+                                const DsvContext *context, DsvGenerator **out);
 void dsvi_generator_free(DsvGenerator **generator);
 void dsvi_generator_carve(DsvGenerator *generator, DsvArena *arena);
 /* After binding. The weights may change from run to run; their compute copy is then the caller's to keep up
@@ -27,13 +28,16 @@ void dsvi_generator_carve(DsvGenerator *generator, DsvArena *arena);
 DsvStatus dsvi_generator_setup(DsvGenerator *generator, const DsvDitWeights *weights);
 DsvStatus dsvi_generator_refresh(DsvGenerator *generator);
 
-/* Its sparse layer, to be loaded or copied into; NULL when settings say sparse.enabled=false. */
+/* Its sparse layer, to be loaded or copied into; NULL when there is nothing to load. */
 DsvSparse *dsvi_generator_sparse(DsvGenerator *generator);
 
-/* Samples one clip into an .mp4 file. text: host (text_len, text_dim) F32, or NULL: unconditional. video_path
- * NULL: the clip is another rank's to write, and this one takes part for its share of the weights. */
+/* Samples one clip. text: host (text_len, text_dim) F32, or NULL: unconditional. */
 DsvStatus dsvi_generator_run(DsvGenerator *generator, uint64_t seed, const float *text,
-                             const char *video_path, const DsvEvents *events);
+                             const DsvEvents *events);
+/* The clip that was sampled last, (3, T, H, W): `count` numbers of host memory. It may be replaced. */
+float *dsvi_generator_pixels(DsvGenerator *generator, int64_t *count);
+/* What lies there to an .mp4 file. */
+DsvStatus dsvi_generator_write(const DsvGenerator *generator, const char *video_path);
 
 #ifdef __cplusplus
 }

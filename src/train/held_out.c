@@ -8,7 +8,7 @@
 
 struct DsvHeldOut {
     DsvBackend *backend;
-    DsvComm *comm;             /* NULL: one rank alone */
+    const DsvMesh *mesh;
     DsvSparse *sparse;
     DsvDit *dit;
     DsvVideoShape video;       /* (3, T, H, W) of a window */
@@ -26,14 +26,15 @@ struct DsvHeldOut {
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
 };
 
-DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConfig *settings,
+DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const DsvConfig *settings,
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
-                               DsvHeldOut **out)
+                               const DsvContext *context, DsvHeldOut **out)
 {
     DsvStatus status;
     DsvDitShape shape = {
         .batch = settings->train_batch_size, .frames = latent.frames, .height = latent.height,
         .width = latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
+        .context = context,
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DsvConfig quiet = *settings;
@@ -43,7 +44,7 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConf
     if (!h)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the held-out loss");
     h->backend = backend;
-    h->comm = comm;
+    h->mesh = mesh;
     h->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
     h->batch = settings->train_batch_size;
     h->clips = settings->validation_clips;
@@ -191,24 +192,27 @@ static DsvStatus evaluate(DsvHeldOut *h)
     return device->sync(device->stream);
 }
 
-/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. */
+/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. Of ranks that share a
+ * batch, all of which have its loss, the first counts it. */
 static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
 {
-    int64_t pairs = h->clips * DSV_SIGMA_BINS, ranks = dsvi_comm_size(h->comm);
+    const DsvMesh *mesh = h->mesh;
+    int64_t pairs = h->clips * DSV_SIGMA_BINS;
+    bool alone = dsvi_comm_size(mesh->all) == 1, counts = mesh->context_rank == 0;
     for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
         bin_loss[bin] = 0;
     DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
     /* All ranks make as many passes: the weights may be divided among them. */
-    for (int64_t done = 0; done < pairs; done += ranks * h->batch) {
-        int64_t first = done + dsvi_comm_rank(h->comm) * h->batch;
-        if (ranks == 1 && events->stop && events->stop(events->context))
+    for (int64_t done = 0; done < pairs; done += mesh->data_ranks * h->batch) {
+        int64_t first = done + mesh->data_rank * h->batch;
+        if (alone && events->stop && events->stop(events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
         DSVI_TRY(load_batch(h, first));
         DSVI_TRY(evaluate(h));
-        for (int64_t b = 0; b < h->batch && first + b < pairs; b++)
+        for (int64_t b = 0; b < h->batch && first + b < pairs && counts; b++)
             bin_loss[pair_at(first + b).bin] += (double)h->host_loss[b] / (double)h->clips;
     }
-    DSVI_TRY(dsvi_comm_all_reduce(h->comm, DSV_F64, bin_loss, DSV_SIGMA_BINS));
+    DSVI_TRY(dsvi_comm_all_reduce(mesh->all, DSV_F64, bin_loss, DSV_SIGMA_BINS));
     return dsvi_sparse_step_end(h->sparse);
 }
 

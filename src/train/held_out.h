@@ -13,7 +13,7 @@
 
 #include "base/arena.h"
 #include "data/dataset.h"
-#include "dist/comm.h"
+#include "dist/mesh.h"
 #include "dsv/events.h"
 #include "model/codec.h"
 #include "model/dit.h"
@@ -32,11 +32,12 @@ typedef struct DsvHeldOutLoss {
     double dense_loss;                  /* as loss, with all attention dense; NaN: no block is sparse */
 } DsvHeldOutLoss;
 
-/* For settings->validation_clips windows of shape `latent`; config and table are kept. The ranks of `comm`
- * (NULL: one alone) measure a part of the batches each, and all get the whole. */
-DsvStatus dsvi_held_out_create(DsvBackend *backend, DsvComm *comm, const DsvConfig *settings,
+/* For settings->validation_clips windows of shape `latent`; mesh, config, table and context are kept. The
+ * context groups of `mesh` measure a part of the batches each, and all ranks get the whole. `context`: how
+ * the ranks of a group share them, NULL where a rank has its own. */
+DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const DsvConfig *settings,
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
-                               DsvHeldOut **out);
+                               const DsvContext *context, DsvHeldOut **out);
 void dsvi_held_out_free(DsvHeldOut **held_out);
 /* Device memory, zero when bound; host memory, where the windows lie. */
 void dsvi_held_out_carve(DsvHeldOut *held_out, DsvArena *arena);

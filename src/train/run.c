@@ -17,6 +17,7 @@
 #include "train/run_facts.h"
 #include "train/run_folder.h"
 #include "train/run_record.h"
+#include "train/sampled_clips.h"
 #include "train/step.h"
 
 typedef struct Run {
@@ -218,6 +219,8 @@ static DsvStatus check_ranks(const Run *run)
         {"max_train_steps", settings->max_train_steps},
         {"checkpointing_steps", settings->checkpointing_steps}, {"zero_stage", settings->zero_stage},
         {"validation_steps", settings->validation_steps}, {"validation_at_end", settings->validation_at_end},
+        {"cp_size", settings->cp_size}, {"cp_heads", settings->cp_heads}, {"dp_size", settings->dp_size},
+        {"hsdp_shard_dim", settings->hsdp_shard_dim},
         {"sparse.enabled", settings->sparse_enabled}, {"validation.every", settings->validation_every},
     };
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
@@ -231,29 +234,42 @@ static DsvStatus start_prefetch(Run *run)
     uint64_t batch = (uint64_t)settings->train_batch_size;
     DsvSampleSeries series = {
         .first = dsvi_trainer_first_sample(run->trainer), .run = batch,
-        .stride = batch * (uint64_t)dsvi_comm_size(run->comm),
+        .stride = dsvi_trainer_samples(run->trainer),
     };
     return dsvi_prefetch_start(run->dataset, settings, series,
                                settings->data_prefetch * settings->train_batch_size,
                                run->trainer->elements, encode, run, warn_line, run, &run->prefetch);
 }
 
+static void mesh_line(void *context, const char *line)
+{
+    say(context, DSV_LOG_INFO, "%s", line);
+}
+
+/* Who does what. */
 static void tell_ranks(const Run *run)
 {
     const DsvConfig *settings = run->settings;
-    int64_t ranks = dsvi_comm_size(run->comm);
-    if (ranks > 1)
-        say(run, DSV_LOG_INFO, "%" PRId64 " ranks: a step trains on %" PRId64 " clips, %" PRId64
-            " in each rank's batch", ranks,
-            ranks * settings->train_batch_size * settings->gradient_accumulation_steps,
-            settings->train_batch_size);
+    const DsvMesh *mesh = &run->trainer->mesh;
+    char groups[64] = "";
+    int64_t clips = mesh->data_ranks * settings->train_batch_size * settings->gradient_accumulation_steps;
+    if (dsvi_comm_size(run->comm) == 1)
+        return;
+    if (mesh->context_ranks > 1)
+        snprintf(groups, sizeof groups, " in %" PRId64 " groups of %" PRId64, mesh->data_ranks,
+                 mesh->context_ranks);
+    say(run, DSV_LOG_INFO, "%" PRId64 " ranks%s: a step trains on %" PRId64 " clips, %" PRId64
+        " in each %s's batch", dsvi_comm_size(run->comm), groups, clips, settings->train_batch_size,
+        mesh->context_ranks > 1 ? "group" : "rank");
+    if (is_first(run))
+        dsvi_mesh_draw(mesh, mesh->context_ranks > 1 ? dsvi_context_bound(run->trainer->context) : NULL,
+                       mesh_line, (void *)run);
 }
 
 static DsvStatus open_run(Run *run)
 {
     const DsvConfig *settings = run->settings;
     DSVI_TRY(open_folder(run));
-    tell_ranks(run);
     DSVI_TRY(dsvi_codec_open(settings, &run->codec));
     DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
     DSVI_TRY(choose_config(run));
@@ -265,6 +281,7 @@ static DsvStatus open_run(Run *run)
         " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
         run->trainer->latent.width, run->backend->device->name);
+    tell_ranks(run);
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
     DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it */
@@ -301,23 +318,13 @@ static bool all_want_stop(void *context)
     return wants_stop(context, &stop) != DSV_OK || stop;
 }
 
-/* A clip from the weights as they are, with the lists the blocks use as they are. Where the weights are divided
- * all ranks make it, and rank 0 writes it. */
 static DsvStatus validate(Run *run)
 {
-    char name[64], path[DSVI_PATH_MAX];
-    DsvGenerator *generator = run->trainer->generator;
-    DsvEvents quiet = {.context = run->events->context, .stop = run->events->stop};
-    if (!generator || run->sampled_step == run->trainer->step)
+    char path[DSVI_PATH_MAX];
+    DsvEvents quiet = {.context = run, .stop = all_want_stop};
+    if (run->sampled_step == run->trainer->step)
         return DSV_OK;
-    if (!run->trainer->zero.work_whole)
-        quiet = (DsvEvents){.context = run, .stop = all_want_stop};
-    snprintf(name, sizeof name, "step-%06" PRId64 ".mp4", run->trainer->step);
-    DSVI_TRY(dsvi_path_join(path, run->folder.samples, name));
-    if (dsvi_generator_sparse(generator))
-        DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(generator), run->trainer->sparse));
-    DsvStatus status = dsvi_generator_run(generator, (uint64_t)run->settings->seed, NULL,
-                                          is_first(run) ? path : NULL, &quiet);
+    DsvStatus status = dsvi_sample_clips(run->trainer, run->folder.samples, &quiet, path);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop will see the same request, and save first */
     DSVI_TRY(dsvi_zero_settle(&run->trainer->zero, status));

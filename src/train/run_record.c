@@ -16,8 +16,9 @@ struct DsvRunRecord {
     DsvMetrics *metrics, *blocks, *decisions, *validation;
     DsvStatus decided; /* the first failure to write a decision */
     DsvTensorboard *tensorboard;
+    int64_t tokens;         /* of a sample */
     double peak_flops;      /* what a large GEMM reaches here, per second */
-    double flops_gemm, flops_attention; /* of a rank's step with dense attention, forward and backward */
+    double flops_gemm, flops_attention; /* a rank's part of a step with dense attention, both passes */
     double smooth_step_s;   /* for the estimate of the time left */
 };
 
@@ -96,7 +97,8 @@ static void count_flops(DsvRunRecord *r)
         .width = t->latent.width, .text_len = t->config.text_len,
     };
     /* The backward pass costs twice the forward pass; recomputation is no work of the model. */
-    double passes = 3.0 * (double)t->settings->gradient_accumulation_steps;
+    double passes = 3.0 * (double)t->settings->gradient_accumulation_steps / (double)t->mesh.context_ranks;
+    r->tokens = dsvi_dit_tokens(&t->config, &shape);
     r->flops_gemm = passes * dsvi_dit_flops_gemm(&t->config, &shape);
     r->flops_attention = passes * dsvi_dit_flops_attention(&t->config, &shape);
 }
@@ -210,9 +212,8 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
     const DsvConfig *settings = t->settings;
     DsvSparseReport sparse;
     dsvi_sparse_report(t->sparse, &sparse);
-    int64_t tokens = t->latent.frames / t->config.patch[0] * (t->latent.height / t->config.patch[1]) *
-                     (t->latent.width / t->config.patch[2]) * settings->train_batch_size *
-                     settings->gradient_accumulation_steps * dsvi_comm_size(t->comm);
+    int64_t tokens = r->tokens * settings->train_batch_size * settings->gradient_accumulation_steps *
+                     t->mesh.data_ranks;
     DsvMetricsStep m = {
         .step = result->step, .loss = result->loss, .grad_norm = result->grad_norm, .lr = result->lr,
         .step_ms = 1e3 * step_s, .tokens_per_s = (double)tokens / step_s,

@@ -11,8 +11,10 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* The main path with several ranks: each works on its own samples; gradients are summed while the backward pass
- * goes on, each rank updates its stretches of the weights, and the others get them, all by train/zero.h. */
+/* The main path with several ranks: each works on its own samples, or on its own tokens of samples that it
+ * shares with others (context/context.h); gradients are summed while the backward pass goes on, each rank
+ * updates its stretches of the weights, and the others get them, all by train/zero.h. Ranks that share
+ * samples draw the same ones, with the same noise and times: all three follow from a sample's number. */
 
 /* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
@@ -58,7 +60,7 @@ static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double
     DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
-    t->sample += (uint64_t)(batch * dsvi_comm_size(t->comm));
+    t->sample += dsvi_trainer_samples(t);
     return DSV_OK;
 }
 
@@ -81,7 +83,7 @@ static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
     int64_t batch = t->settings->train_batch_size;
     DsvMseArgs args = {
         .batch = batch, .n = t->elements, .acc = DSV_F32,
-        .grad_scale = 1.0 / (double)(t->settings->gradient_accumulation_steps * dsvi_comm_size(t->comm)),
+        .grad_scale = 1.0 / (double)(t->settings->gradient_accumulation_steps * t->mesh.data_ranks),
         .output = t->output, .target = t->noise, .loss = t->loss, .doutput = t->output,
     };
     DSVI_TRY(t->backend->ops.mse.run(device->stream, &args));
@@ -96,7 +98,8 @@ static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-/* What all ranks' samples came to together. */
+/* What all ranks' samples came to together. Ranks that share samples all have their losses: those of the
+ * first of them count. */
 static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
 {
     DsvStepShare *own = &t->share[dsvi_comm_rank(t->comm)], all = {0};
@@ -107,8 +110,10 @@ static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
     DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
     for (int64_t r = 0; r < dsvi_comm_size(t->comm); r++) {
         const DsvStepShare *share = &t->share[r];
-        all.loss += share->loss;
         all.grad_square += r < t->mesh.shard_ranks ? share->grad_square : 0; /* the others have the same */
+        if (r % t->mesh.context_ranks != 0)
+            continue;
+        all.loss += share->loss;
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
             all.bin_loss[bin] += share->bin_loss[bin];
             all.bin_samples[bin] += share->bin_samples[bin];

@@ -14,6 +14,16 @@ static DsvStatus join_devices(DsvTrainer *t)
     return t->backend->join(t->backend, t->comm, &t->device_comm);
 }
 
+static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
+{
+    const DsvConfig *settings = t->settings;
+    DsvContextShape wanted = dsvi_dit_context_shape(&t->config, shape, settings);
+    DsvStatus status = dsvi_context_create(t->group, &wanted, &t->context);
+    return status == DSV_OK ? DSV_OK
+                            : dsvi_fail_within(status, "cp_size is %lld, cp_heads %lld",
+                                               (long long)settings->cp_size, (long long)settings->cp_heads);
+}
+
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
@@ -23,18 +33,20 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
         .width = t->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
         .backward = true, .keep = dsvi_dit_keep(settings),
     };
+    if (t->group)
+        DSVI_TRY(make_context(t, &shape));
+    shape.context = t->context;
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, &t->table, &t->zero));
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
-    bool samples = settings->validation_steps > 0 || settings->validation_at_end;
-    if (samples && (dsvi_comm_rank(t->comm) == 0 || !t->zero.work_whole))
-        DSVI_TRY(dsvi_generator_create(t->backend, settings, t->codec, config, &t->table,
+    if (settings->validation_steps > 0 || settings->validation_at_end)
+        DSVI_TRY(dsvi_generator_create(t->backend, settings, t->codec, config, &t->table, t->context,
                                        &t->generator));
     if (settings->validation_data[0])
-        DSVI_TRY(dsvi_held_out_create(t->backend, t->comm, settings, t->latent, config, &t->table,
-                                      &t->held_out));
+        DSVI_TRY(dsvi_held_out_create(t->backend, &t->mesh, settings, t->latent, config, &t->table,
+                                      t->context, &t->held_out));
     return DSV_OK;
 }
 
@@ -102,10 +114,10 @@ static DsvStatus allocate(DsvTrainer *t)
     return DSV_OK;
 }
 
-/* Everything but memory on the device. */
+/* Everything but memory on the device. Other ranks have no part in it. */
 static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, const DsvMesh *mesh,
-                         const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
-                         void *log_context, DsvTrainer **out)
+                         DsvContextGroup *group, const DsvCodec *codec, const DsvDitConfig *config,
+                         DsvSparseLog *log, void *log_context, DsvTrainer **out)
 {
     DsvStatus status;
     DsvTrainer *t = calloc(1, sizeof *t);
@@ -116,6 +128,7 @@ static DsvStatus prepare(const DsvConfig *settings, DsvBackend *backend, const D
     t->backend = backend;
     t->comm = mesh->all;
     t->mesh = *mesh;
+    t->group = group;
     t->codec = codec;
     t->config = *config;
     t->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
@@ -133,11 +146,24 @@ fail:
 DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan)
 {
     DsvTrainer *t;
-    DSVI_TRY(prepare(settings, like->backend, &like->mesh, like->codec, &like->config, NULL, NULL, &t));
+    DSVI_TRY(prepare(settings, like->backend, &like->mesh, like->group, like->codec, &like->config, NULL,
+                     NULL, &t));
     dsvi_arena_plan(plan);
     carve(t, plan);
     dsvi_trainer_free(&t);
     return DSV_OK;
+}
+
+/* Groups of ranks, which the trainer will own. */
+static DsvStatus meet(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm, DsvMesh *mesh,
+                      DsvContextGroup **group)
+{
+    *group = NULL;
+    DSVI_TRY(dsvi_mesh_make(settings, comm, mesh));
+    DsvStatus status = mesh->context ? dsvi_context_group_create(backend, mesh->context, group) : DSV_OK;
+    if (status != DSV_OK)
+        dsvi_mesh_free(mesh);
+    return status;
 }
 
 DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
@@ -147,14 +173,16 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
     DsvStatus status;
     DsvTrainer *t;
     DsvMesh mesh;
+    DsvContextGroup *group;
     *out = NULL;
-    DSVI_TRY(dsvi_mesh_make(settings, comm, &mesh));
-    status = prepare(settings, backend, &mesh, codec, config, log, log_context, &t);
+    DSVI_TRY(meet(settings, backend, comm, &mesh, &group));
+    status = prepare(settings, backend, &mesh, group, codec, config, log, log_context, &t);
     if (status != DSV_OK) {
+        dsvi_context_group_close(&group);
         dsvi_mesh_free(&mesh);
         return status;
     }
-    t->owns_mesh = true;
+    t->owns_groups = true;
     DSVI_TRY_GOTO(status, join_devices(t), fail);
     dsvi_sparse_share(t->sparse, t->comm, t->device_comm);
     DSVI_TRY_GOTO(status, allocate(t), fail);
@@ -185,18 +213,26 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);
     dsvi_sparse_free(&t->sparse);
+    dsvi_context_free(&t->context);
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
-    if (t->owns_mesh)
+    if (t->owns_groups) {
+        dsvi_context_group_close(&t->group);
         dsvi_mesh_free(&t->mesh);
+    }
     free(t);
     *trainer = NULL;
 }
 
 uint64_t dsvi_trainer_first_sample(const DsvTrainer *t)
 {
-    return t->sample + (uint64_t)(dsvi_comm_rank(t->comm) * t->settings->train_batch_size);
+    return t->sample + (uint64_t)(t->mesh.data_rank * t->settings->train_batch_size);
+}
+
+uint64_t dsvi_trainer_samples(const DsvTrainer *t)
+{
+    return (uint64_t)(t->mesh.data_ranks * t->settings->train_batch_size);
 }
 
 DsvStatus dsvi_trainer_start(DsvTrainer *t)

@@ -35,7 +35,8 @@ typedef struct DsvTrainer {
     DsvComm *comm;                 /* the ranks that train together; NULL: one alone */
     DsvComm *device_comm;          /* the same for device memory: comm itself where that is the host's */
     DsvMesh mesh;                  /* who of them does what */
-    bool owns_mesh;                /* a trainer that is planned and no more has borrowed it */
+    DsvContextGroup *group;        /* those that share this one's clips; NULL: it has them alone */
+    bool owns_groups;              /* a trainer that is planned and no more has borrowed both */
     const DsvCodec *codec;
     DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
     int64_t elements;              /* of one latent */
@@ -43,10 +44,11 @@ typedef struct DsvTrainer {
     DsvDitConfig config;
     DsvParamTable table;
     DsvZero zero;                  /* weights, gradients, moments, moving average */
+    DsvContext *context;           /* how ranks share clips: in training, held-out loss and sampling alike;
+                                    * NULL: this rank has its clips alone */
     DsvSparse *sparse;
     DsvDit *dit;
-    DsvGenerator *generator;       /* samples clips for validation with the weights of training; of rank 0, or
-                                    * of all where the weights are divided */
+    DsvGenerator *generator;       /* samples clips for validation with the weights of training; or NULL */
     DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
 
     void *memory;                  /* the one device allocation */
@@ -69,13 +71,13 @@ typedef struct DsvTrainer {
     DsvStepShare *share;           /* (ranks) of the step at work */
 
     int64_t step;                  /* steps done */
-    uint64_t sample;               /* samples trained on, by all ranks: the position in the data */
+    uint64_t sample;               /* samples trained on, by all ranks together: the position in the data */
     bool drawn;                    /* the micro-batch after them lies in the host arrays */
 } DsvTrainer;
 
 /* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
  * decisions. `comm`: NULL, or the ranks that train together, all of which make the same calls from here on;
- * on each a batch of train_batch_size. On failure *out is NULL. */
+ * on each a batch of train_batch_size, the same on all of a context group. On failure *out is NULL. */
 DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
                               const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
                               void *log_context, DsvTrainer **out);
@@ -84,8 +86,9 @@ void dsvi_trainer_free(DsvTrainer **trainer);
 /* The device memory that a trainer of the same model with other settings would take. */
 DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan);
 
-/* The number of this rank's first sample in the next micro-batch. */
+/* The number of this rank's first sample in the next micro-batch, and samples in one of all ranks. */
 uint64_t dsvi_trainer_first_sample(const DsvTrainer *trainer);
+uint64_t dsvi_trainer_samples(const DsvTrainer *trainer);
 
 /* Starts from the weights in host_flat of rank 0: moments zero, moving average the weights themselves. */
 DsvStatus dsvi_trainer_start(DsvTrainer *trainer);

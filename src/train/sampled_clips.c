@@ -1,0 +1,61 @@
+/* See sampled_clips.h. */
+#include "train/sampled_clips.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The file of a group's clip; makes the folder it lies in. */
+static DsvStatus name_clip(const DsvTrainer *t, const char *folder, int64_t group, char path[DSVI_PATH_MAX])
+{
+    char name[64], own[DSVI_PATH_MAX];
+    snprintf(name, sizeof name, "step-%06" PRId64 ".mp4", t->step);
+    if (group == 0)
+        return dsvi_path_join(path, folder, name);
+    char seed[64];
+    snprintf(seed, sizeof seed, "seed-%" PRId64, t->settings->seed + group);
+    DSVI_TRY(dsvi_path_join(own, folder, seed));
+    DSVI_TRY(dsvi_folder_make(own));
+    return dsvi_path_join(path, own, name);
+}
+
+/* To rank 0, where it replaces what lay there. */
+static DsvStatus send_clip(DsvTrainer *t, int64_t group, int64_t *bound)
+{
+    int64_t count;
+    float *pixels = dsvi_generator_pixels(t->generator, &count);
+    for (int64_t r = 0; r <= dsvi_comm_size(t->comm); r++)
+        bound[r] = r <= group * t->mesh.context_ranks ? 0 : count;
+    return dsvi_comm_gather(t->comm, 0, pixels, sizeof *pixels, bound);
+}
+
+static DsvStatus write_clips(DsvTrainer *t, const char *folder, int64_t *bound)
+{
+    char path[DSVI_PATH_MAX];
+    for (int64_t group = 0; group < t->mesh.data_ranks; group++) {
+        if (group > 0)
+            DSVI_TRY(send_clip(t, group, bound));
+        if (dsvi_comm_rank(t->comm) != 0)
+            continue;
+        DSVI_TRY(name_clip(t, folder, group, path));
+        DSVI_TRY(dsvi_generator_write(t->generator, path));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sample_clips(DsvTrainer *t, const char *folder, const DsvEvents *events,
+                            char path[DSVI_PATH_MAX])
+{
+    if (dsvi_generator_sparse(t->generator))
+        DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(t->generator), t->sparse));
+    uint64_t seed = (uint64_t)(t->settings->seed + t->mesh.data_rank);
+    DSVI_TRY(dsvi_generator_run(t->generator, seed, NULL, events));
+    int64_t *bound = calloc((size_t)dsvi_comm_size(t->comm) + 1, sizeof *bound);
+    if (!bound)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");
+    DsvStatus status = write_clips(t, folder, bound);
+    free(bound);
+    DSVI_TRY(status);
+    path[0] = 0;
+    return dsvi_comm_rank(t->comm) == 0 ? name_clip(t, folder, 0, path) : DSV_OK;
+}

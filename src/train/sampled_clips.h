@@ -1,0 +1,23 @@
+/* Clips that a model in training samples, for people to see how it comes on. */
+#ifndef DSVI_SAMPLED_CLIPS_H
+#define DSVI_SAMPLED_CLIPS_H
+
+#include "base/fs.h"
+#include "dsv/events.h"
+#include "train/trainer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* From the weights as they are, with the lists the blocks use as they are. Every context group of the mesh
+ * samples a clip of its own, all ranks call, and rank 0 writes them: group 0's, of the seed of the settings,
+ * to folder/step-NUMBER.mp4, which `path` then names there, and group g's to the same file of the folder
+ * seed-(seed + g) in it. events->stop is asked by all ranks at once, and has to answer all alike. */
+DsvStatus dsvi_sample_clips(DsvTrainer *trainer, const char *folder, const DsvEvents *events,
+                            char path[DSVI_PATH_MAX]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
