@@ -21,53 +21,14 @@ static const char *const COUNTED_PREDICTOR[] = {
     "sparse.selector=predictor", NULL};
 static const char *const USUAL[] = {"mixed_precision=bf16", NULL};
 
-/* Ranks end with the same weights, decisions and records. */
-static void same_on_all_ranks(const Rig *rig)
-{
-    const RigRank *first = &rig->rank[0];
-    for (int64_t r = 1; r < rig->ranks; r++) {
-        const RigRank *rank = &rig->rank[r];
-        assert_int_equal(rank->work_bytes, first->work_bytes);
-        assert_memory_equal(rank->work, first->work, (size_t)first->work_bytes);
-        for (int step = 0; step < rig->steps; step++) {
-            assert_memory_equal(&rank->step[step].loss, &first->step[step].loss, sizeof(double));
-            assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
-        }
-        assert_memory_equal(rank->captured, first->captured, sizeof rank->captured);
-        assert_memory_equal(rank->density, first->density, sizeof rank->density);
-        assert_memory_equal(rank->sparse, first->sparse, sizeof rank->sparse);
-    }
-}
-
-static void close_to(const Rig *one, const Rig *many, double bound)
-{
-    const RigRank *a = &one->rank[0], *b = &many->rank[0];
-    int ranks = (int)many->ranks;
-    for (int step = 0; step < one->steps; step++) {
-        const DsvStepResult *x = &a->step[step], *y = &b->step[step];
-        assert_error_below(fabs(y->loss / x->loss - 1), bound, "loss of step %d, %d ranks", step + 1, ranks);
-        assert_error_below(fabs(y->grad_norm / x->grad_norm - 1), bound, "norm of step %d, %d ranks",
-                           step + 1, ranks);
-        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
-            assert_int_equal(x->bin_samples[bin], y->bin_samples[bin]);
-    }
-    assert_error_below(relative_l2(DSV_F32, b->weights, DSV_F32, a->weights, a->elements), bound, "weights");
-    assert_error_below(relative_l2(DSV_F32, b->ema, DSV_F32, a->ema, a->elements), bound, "moving average");
-    /* The first moment is a mean of gradients, the second of their squares. */
-    assert_error_below(relative_l2(DSV_F32, b->moment1, DSV_F32, a->moment1, a->elements), bound,
-                       "gradients");
-    assert_error_below(relative_l2(DSV_F32, b->moment2, DSV_F32, a->moment2, a->elements), 2 * bound,
-                       "squares of gradients");
-}
-
 static void compare(const char *const *assignment, int64_t ranks, int steps, double bound)
 {
     Rig one = {.device = device, .assignment = assignment, .ranks = 1, .steps = steps};
     Rig many = {.device = device, .assignment = assignment, .ranks = ranks, .steps = steps};
     rig_train(&one);
     rig_train(&many);
-    same_on_all_ranks(&many);
-    close_to(&one, &many, slack * bound);
+    rig_same_on_all_ranks(&many);
+    rig_close_to(&one, &many, slack * bound);
     rig_free(&one);
     rig_free(&many);
 }
@@ -99,7 +60,7 @@ static void decisions_are_the_same_on_all_ranks(void **state)
     Rig rig = {.device = device, .assignment = USUAL, .ranks = ranks_most, .steps = 10};
     (void)state;
     rig_train(&rig);
-    same_on_all_ranks(&rig);
+    rig_same_on_all_ranks(&rig);
     assert_true(rig.rank[0].report.sparse_blocks > 0);
     rig_free(&rig);
 }
@@ -184,23 +145,6 @@ static void nan_names_its_rank(void **state)
     }
 }
 
-/* Whether two GPUs can train together here; else says why not. */
-static bool two_gpus(void)
-{
-    Rig rig = {.device = "cuda", .assignment = DENSE, .ranks = 2, .steps = 1, .fault = RIG_NO_SAMPLE,
-               .fault_rank = -1};
-    rig_train(&rig);
-    rig_free(&rig);
-    for (int r = 0; r < 2; r++) {
-        const RankOutcome *o = &rig.outcome[r];
-        if (o->status == DSV_E_UNSUPPORTED || strstr(o->sentence, "meeting: NCCL says")) {
-            fprintf(stderr, "SKIPPED: %s\n", o->sentence);
-            return false;
-        }
-    }
-    return true;
-}
-
 static int run_cuda(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,7 +157,7 @@ static int run_cuda(void)
     device = "cuda";
     ranks_most = 2;
     slack = 30;
-    return two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
+    return rig_two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
 }
 
 int main(int argc, char **argv)

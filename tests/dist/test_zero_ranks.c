@@ -37,20 +37,6 @@ static void same_bits(const Rig *a, const Rig *b)
         assert_memory_equal(x->work, b->rank[r].work, (size_t)x->work_bytes);
 }
 
-static void close_to(const Rig *a, const Rig *b, double bound)
-{
-    const RigRank *x = &a->rank[0], *y = &b->rank[0];
-    for (int step = 0; step < a->steps; step++) {
-        assert_error_below(fabs(y->step[step].loss / x->step[step].loss - 1), bound, "loss of step %d",
-                           step + 1);
-        assert_error_below(fabs(y->step[step].grad_norm / x->step[step].grad_norm - 1), bound,
-                           "norm of step %d", step + 1);
-    }
-    assert_error_below(relative_l2(DSV_F32, y->weights, DSV_F32, x->weights, x->elements), bound, "weights");
-    assert_error_below(relative_l2(DSV_F32, y->moment1, DSV_F32, x->moment1, x->elements), bound, "moments");
-    assert_error_below(relative_l2(DSV_F32, y->ema, DSV_F32, x->ema, x->elements), bound, "moving average");
-}
-
 static void stages_give_the_same_bits(void **state)
 {
     static const char *const *const assignments[] = {DENSE, DENSE_BF16, AGAIN, SELECTIVE, USUAL};
@@ -75,7 +61,7 @@ static void accumulated_gradients_agree(void **state)
     for (int64_t ranks = 2; ranks <= 4; ranks++) {
         Rig first = train(TWICE, ranks, 1, 3), second = train(TWICE, ranks, 2, 3);
         Rig third = train(TWICE, ranks, 3, 3);
-        close_to(&first, &second, 1e-5);
+        rig_close_to(&first, &second, 1e-5);
         same_bits(&second, &third);
         rig_free(&first);
         rig_free(&second);
@@ -96,7 +82,7 @@ static void ranks_equal_one_rank(void **state)
         for (int64_t ranks = 2; ranks <= 4; ranks++) {
             for (int64_t stage = 2; stage <= 3; stage++) {
                 Rig many = train(assignments[i], ranks, stage, 3);
-                close_to(&one, &many, 1e-5);
+                rig_close_to(&one, &many, 1e-5);
                 rig_free(&many);
             }
         }
@@ -115,7 +101,7 @@ static void replicas_add_their_sums(void **state)
             stage[i] = (Rig){.device = "cpu", .assignment = DENSE, .ranks = 4, .shard_ranks = shard_ranks,
                              .stage = i + 1, .steps = 3, .samples = 12};
             rig_train(&stage[i]);
-            close_to(&one, &stage[i], 1e-5);
+            rig_close_to(&one, &stage[i], 1e-5);
             same_bits(&stage[0], &stage[i]);
         }
         assert_int_equal(stage[0].rank[0].own + (shard_ranks > 1 ? stage[0].rank[1].own : 0),

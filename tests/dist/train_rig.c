@@ -16,10 +16,10 @@ static DsvStatus next_latent(void *context, float *latent)
     Source *source = context;
     const DsvTrainer *t = source->trainer;
     const Rig *rig = source->rig;
-    uint64_t batch = (uint64_t)t->settings->train_batch_size, ranks = (uint64_t)dsvi_comm_size(t->comm);
-    uint64_t rank = (uint64_t)dsvi_comm_rank(t->comm), taken = source->taken++;
-    uint64_t number = taken / batch * batch * ranks + rank * batch + taken % batch;
-    bool here = (int64_t)rank == rig->fault_rank && (int64_t)(taken / batch) + 1 >= rig->fault_step;
+    uint64_t batch = (uint64_t)t->settings->train_batch_size, taken = source->taken++;
+    uint64_t number = taken / batch * dsvi_trainer_samples(t) + (uint64_t)t->mesh.data_rank * batch +
+                      taken % batch;
+    bool here = dsvi_comm_rank(t->comm) == rig->fault_rank && (int64_t)(taken / batch) + 1 >= rig->fault_step;
     if (here && rig->fault == RIG_NO_SAMPLE)
         return DSVI_FAIL(DSV_E_IO, "the disk is gone");
     for (int64_t i = 0; i < t->elements; i++)
@@ -130,7 +130,8 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));
     p->config.in_channels = p->config.out_channels = latent.channels;
-    p->settings.train_batch_size = (rig->samples ? rig->samples : RIG_SAMPLES) / rig->ranks;
+    int64_t groups = rig->ranks / p->settings.cp_size;
+    p->settings.train_batch_size = (rig->samples ? rig->samples : RIG_SAMPLES) / groups;
     return dsvi_trainer_create(&p->settings, &p->backend, comm, p->codec, &p->config, NULL, NULL,
                                &p->trainer);
 }
@@ -163,6 +164,8 @@ void rig_train(Rig *rig)
             assert_ok(dsv_config_set(&parts[r].settings, *a));
         parts[r].settings.zero_stage = rig->stage ? rig->stage : parts[r].settings.zero_stage;
         parts[r].settings.hsdp_shard_dim = rig->shard_ranks;
+        parts[r].settings.cp_size = rig->context_ranks ? rig->context_ranks : 1;
+        parts[r].settings.cp_heads = rig->head_ranks;
         snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
         parts[r].settings.threads = 1;
         parts[r].settings.deterministic = true;
@@ -182,4 +185,59 @@ void rig_free(Rig *rig)
         free(rig->rank[r].moment2);
         free(rig->rank[r].ema);
     }
+}
+
+void rig_same_on_all_ranks(const Rig *rig)
+{
+    const RigRank *first = &rig->rank[0];
+    for (int64_t r = 1; r < rig->ranks; r++) {
+        const RigRank *rank = &rig->rank[r];
+        assert_int_equal(rank->work_bytes, first->work_bytes);
+        assert_memory_equal(rank->work, first->work, (size_t)first->work_bytes);
+        for (int step = 0; step < rig->steps; step++) {
+            assert_memory_equal(&rank->step[step].loss, &first->step[step].loss, sizeof(double));
+            assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
+        }
+        assert_memory_equal(rank->captured, first->captured, sizeof rank->captured);
+        assert_memory_equal(rank->density, first->density, sizeof rank->density);
+        assert_memory_equal(rank->sparse, first->sparse, sizeof rank->sparse);
+    }
+}
+
+void rig_close_to(const Rig *one, const Rig *many, double bound)
+{
+    const RigRank *a = &one->rank[0], *b = &many->rank[0];
+    int ranks = (int)many->ranks;
+    for (int step = 0; step < one->steps; step++) {
+        const DsvStepResult *x = &a->step[step], *y = &b->step[step];
+        assert_error_below(fabs(y->loss / x->loss - 1), bound, "loss of step %d, %d ranks", step + 1, ranks);
+        assert_error_below(fabs(y->grad_norm / x->grad_norm - 1), bound, "norm of step %d, %d ranks",
+                           step + 1, ranks);
+        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+            assert_int_equal(x->bin_samples[bin], y->bin_samples[bin]);
+    }
+    assert_error_below(relative_l2(DSV_F32, b->weights, DSV_F32, a->weights, a->elements), bound, "weights");
+    assert_error_below(relative_l2(DSV_F32, b->ema, DSV_F32, a->ema, a->elements), bound, "moving average");
+    /* The first moment is a mean of gradients, the second of their squares. */
+    assert_error_below(relative_l2(DSV_F32, b->moment1, DSV_F32, a->moment1, a->elements), bound,
+                       "gradients");
+    assert_error_below(relative_l2(DSV_F32, b->moment2, DSV_F32, a->moment2, a->elements), 2 * bound,
+                       "squares of gradients");
+}
+
+bool rig_two_gpus(void)
+{
+    static const char *const dense[] = {"sparse.enabled=false", NULL};
+    Rig rig = {.device = "cuda", .assignment = dense, .ranks = 2, .steps = 1, .fault = RIG_NO_SAMPLE,
+               .fault_rank = -1};
+    rig_train(&rig);
+    rig_free(&rig);
+    for (int r = 0; r < 2; r++) {
+        const RankOutcome *o = &rig.outcome[r];
+        if (o->status == DSV_E_UNSUPPORTED || strstr(o->sentence, "meeting: NCCL says")) {
+            fprintf(stderr, "SKIPPED: %s\n", o->sentence);
+            return false;
+        }
+    }
+    return true;
 }

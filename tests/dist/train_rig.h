@@ -40,6 +40,8 @@ typedef struct Rig {
     int64_t samples;               /* in a micro-batch of all ranks together; 0: RIG_SAMPLES */
     int64_t stage;                 /* zero_stage; 0: as assigned */
     int64_t shard_ranks;           /* hsdp_shard_dim */
+    int64_t context_ranks;         /* cp_size; 0: 1 */
+    int64_t head_ranks;            /* cp_heads */
     int steps;
     RigFault fault;
     int64_t fault_rank, fault_step;
@@ -47,8 +49,16 @@ typedef struct Rig {
     RankOutcome outcome[RANKS_MOST];
 } Rig;
 
-/* Trains on rig->ranks ranks, each with its part of the samples as a batch. */
+/* Trains on rig->ranks ranks, each context group with its part of the samples as a batch. */
 void rig_train(Rig *rig);
 void rig_free(Rig *rig);
+
+/* All ranks have ended with the same weights, decisions and records. */
+void rig_same_on_all_ranks(const Rig *rig);
+/* Both have had the same samples, and end as closely alike as `bound` says, relative. */
+void rig_close_to(const Rig *one, const Rig *many, double bound);
+
+/* Whether two GPUs can train together here; else says why not. */
+bool rig_two_gpus(void);
 
 #endif

@@ -35,7 +35,7 @@ static void angles_are_those_of_wan(void **state)
     static const int64_t grid[3] = {FRAMES, ROWS, COLUMNS};
     static double cosines[TOKENS * HALF], sines[TOKENS * HALF];
     (void)state;
-    dsvi_rope_tables(grid, 128, NULL, DSV_F64, cosines, sines);
+    dsvi_rope_tables(grid, 128, TOKENS, NULL, DSV_F64, cosines, sines);
     for (int64_t s = 0; s < TOKENS; s++) {
         const int64_t position[3] = {s / (ROWS * COLUMNS), s / COLUMNS % ROWS, s % COLUMNS};
         for (int64_t p = 0; p < HALF; p++) {
@@ -53,11 +53,14 @@ static void order_gathers_rows(void **state)
     static const int32_t order[TOKENS] = {7, 0, 11, 3, 5, 1, 2, 10, 4, 9, 6, 8};
     float plain[2][TOKENS * HALF], ordered[2][TOKENS * HALF];
     (void)state;
-    dsvi_rope_tables(grid, 2 * HALF, NULL, DSV_F32, plain[0], plain[1]);
-    dsvi_rope_tables(grid, 2 * HALF, order, DSV_F32, ordered[0], ordered[1]);
+    dsvi_rope_tables(grid, 2 * HALF, TOKENS, NULL, DSV_F32, plain[0], plain[1]);
+    dsvi_rope_tables(grid, 2 * HALF, TOKENS, order, DSV_F32, ordered[0], ordered[1]);
     for (int s = 0; s < TOKENS; s++)
         for (int t = 0; t < 2; t++)
             assert_memory_equal(ordered[t] + s * HALF, plain[t] + order[s] * HALF, HALF * sizeof(float));
+    dsvi_rope_tables(grid, 2 * HALF, 5, order + 4, DSV_F32, plain[0], plain[1]);
+    for (int t = 0; t < 2; t++)
+        assert_memory_equal(plain[t], ordered[t] + 4 * HALF, 5 * HALF * sizeof(float));
 }
 
 int main(void)

@@ -1,0 +1,189 @@
+/* Steps on ranks that share clips, in every layout of 2 and 4 ranks, against one rank that has the same clips
+ * alone: losses, gradients and what follows from them; ragged stretches of tokens, heads that ranks do not
+ * divide. With the argument `cuda` the same on two GPUs, where there are two and NCCL. */
+#include "test.h"
+
+#include "train_rig.h"
+
+static const char *device = "cpu";
+static int64_t ranks_most = 4;
+static double slack = 1; /* kernels of a GPU differ with the shape, in how they divide sums */
+
+/* 90 tokens of 16 a group: stretches of 4 ranks are 16, 32, 16 and 26 tokens. */
+#define RAGGED "height=48", "width=40", "model.num_attention_heads=4"
+
+static const char *const DENSE[] = {RAGGED, "mixed_precision=no", "sparse.enabled=false", NULL};
+static const char *const TWICE[] = {
+    RAGGED, "mixed_precision=no", "sparse.enabled=false", "gradient_accumulation_steps=2", NULL};
+static const char *const AGAIN[] = {
+    RAGGED, "mixed_precision=no", "sparse.enabled=false", "gradient_checkpointing=true", NULL};
+static const char *const SELECTIVE[] = {
+    RAGGED, "mixed_precision=no", "sparse.enabled=false", "gradient_checkpointing=selective", NULL};
+static const char *const FIVE_HEADS[] = {
+    RAGGED, "mixed_precision=no", "sparse.enabled=false", "model.num_attention_heads=5", NULL};
+static const char *const BF16[] = {RAGGED, "mixed_precision=bf16", "sparse.enabled=false", NULL};
+
+/* data x sequence x head ranks, and how many divide the state. */
+typedef struct Layout {
+    int64_t data, sequence, head, shard;
+} Layout;
+
+static Rig train(const char *const *assignment, const Layout *layout, int64_t stage, int steps)
+{
+    Rig rig = {
+        .device = device, .assignment = assignment, .ranks = layout->data * layout->sequence * layout->head,
+        .context_ranks = layout->sequence * layout->head, .head_ranks = layout->head,
+        .shard_ranks = layout->shard, .stage = stage, .steps = steps,
+    };
+    rig_train(&rig);
+    return rig;
+}
+
+/* Against one rank. */
+static void compare(const char *const *assignment, const Layout *layout, int count, int64_t stage, double bound)
+{
+    static const Layout alone = {1, 1, 1, 1};
+    Rig one = train(assignment, &alone, 1, 3);
+    for (int i = 0; i < count; i++) {
+        const Layout *l = &layout[i];
+        if (l->data * l->sequence * l->head > ranks_most)
+            continue;
+        Rig many = train(assignment, l, stage, 3);
+        rig_same_on_all_ranks(&many);
+        rig_close_to(&one, &many, slack * bound);
+        rig_free(&many);
+    }
+    rig_free(&one);
+}
+
+#define COMPARE(assignment, layouts, stage, bound) \
+    compare(assignment, layouts, (int)(sizeof(layouts) / sizeof *(layouts)), stage, bound)
+
+/* Every product of 2 and of 4 ranks, the state divided over all of them. */
+static const Layout every[] = {
+    {1, 1, 2, 0}, {1, 2, 1, 0}, {2, 1, 2, 0}, {2, 2, 1, 0}, {1, 1, 4, 0}, {1, 2, 2, 0}, {1, 4, 1, 0},
+};
+static const Layout some[] = {{1, 2, 1, 0}, {1, 2, 2, 0}, {2, 1, 2, 0}};
+
+static void every_layout_equals_one_rank(void **state)
+{
+    (void)state;
+    COMPARE(DENSE, every, 1, 1e-5);
+}
+
+static void with_accumulation_and_checkpointing(void **state)
+{
+    (void)state;
+    COMPARE(TWICE, some, 1, 1e-5);
+    COMPARE(AGAIN, some, 1, 1e-5);
+    COMPARE(SELECTIVE, some, 1, 1e-5);
+}
+
+/* What ranks divide of the model's state has nothing to do with whose clips they work on. */
+static void with_the_state_divided(void **state)
+{
+    static const Layout divided[] = {{1, 2, 2, 4}, {1, 2, 2, 2}, {2, 1, 2, 2}, {2, 1, 2, 4}, {1, 4, 1, 1}};
+    (void)state;
+    COMPARE(DENSE, divided, 2, 1e-5);
+    COMPARE(DENSE, divided, 3, 1e-5);
+}
+
+static void heads_that_ranks_do_not_divide(void **state)
+{
+    (void)state;
+    COMPARE(FIVE_HEADS, every, 1, 1e-5);
+}
+
+static void in_bf16(void **state)
+{
+    (void)state;
+    COMPARE(BF16, some, 1, 4e-3);
+}
+
+static void the_same_bits_every_time(void **state)
+{
+    static const Layout layout = {1, 2, 2, 0};
+    Rig first = train(BF16, &layout, 3, 3), second = train(BF16, &layout, 3, 3);
+    (void)state;
+    assert_memory_equal(first.rank[0].weights, second.rank[0].weights,
+                        (size_t)first.rank[0].elements * sizeof(float));
+    rig_free(&first);
+    rig_free(&second);
+}
+
+/* What a rank keeps of a pass falls with the tokens it has. */
+static void activations_are_divided(void **state)
+{
+    static const Layout alone = {1, 1, 1, 0}, shared = {1, 2, 2, 0};
+    Rig one = train(DENSE, &alone, 1, 1), four = train(DENSE, &shared, 1, 1);
+    (void)state;
+    for (int r = 0; r < 4; r++) {
+        double share = (double)four.rank[r].plan.by_class[DSV_MEM_ACTIVATIONS] /
+                       (double)one.rank[0].plan.by_class[DSV_MEM_ACTIVATIONS];
+        int64_t tokens[] = {16, 32, 16, 26};
+        assert_true(share < (double)tokens[r] / 90 + 0.05);
+    }
+    rig_free(&one);
+    rig_free(&four);
+}
+
+static void layouts_that_do_not_fit(void **state)
+{
+    static const struct {
+        const char *assignment[4];
+        int64_t ranks, context_ranks, head_ranks;
+        DsvStatus status;
+        const char *words;
+    } mistakes[] = {
+        {{"sparse.enabled=false"}, 4, 4, 0, DSV_E_USAGE, "48 tokens in stretches of 16 are too few for 4 ranks"},
+        {{"sparse.enabled=false", RAGGED}, 3, 3, 0, DSV_OK, ""},
+        {{"sparse.enabled=false"}, 3, 3, 3, DSV_E_USAGE, "2 heads are too few for 3 head-parallel ranks"},
+        {{"sparse.enabled=false"}, 4, 3, 0, DSV_E_USAGE, "cp_size is 3, wanted a divisor of the number of ranks"},
+        {{"sparse.enabled=false"}, 2, 2, 4, DSV_E_USAGE, "cp_heads is 4, wanted a divisor of cp_size, 2"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+        const char *assignment[5] = {NULL};
+        memcpy(assignment, mistakes[i].assignment, sizeof mistakes[i].assignment);
+        Rig rig = {.device = device, .assignment = assignment, .ranks = mistakes[i].ranks, .steps = 1,
+                   .samples = 12, .context_ranks = mistakes[i].context_ranks,
+                   .head_ranks = mistakes[i].head_ranks, .fault = RIG_NO_SAMPLE, .fault_rank = -1};
+        rig_train(&rig);
+        rig_free(&rig);
+        assert_int_equal(rig.outcome[0].status, mistakes[i].status);
+        if (!strstr(rig.outcome[0].sentence, mistakes[i].words))
+            fail_msg("%s", rig.outcome[0].sentence);
+    }
+}
+
+static int run_cuda(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_layout_equals_one_rank),
+        cmocka_unit_test(with_accumulation_and_checkpointing),
+        cmocka_unit_test(with_the_state_divided),
+        cmocka_unit_test(heads_that_ranks_do_not_divide),
+        cmocka_unit_test(in_bf16),
+    };
+    device = "cuda";
+    ranks_most = 2;
+    slack = 30;
+    return rig_two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "cuda") == 0)
+        return run_cuda();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_layout_equals_one_rank),
+        cmocka_unit_test(with_accumulation_and_checkpointing),
+        cmocka_unit_test(with_the_state_divided),
+        cmocka_unit_test(heads_that_ranks_do_not_divide),
+        cmocka_unit_test(in_bf16),
+        cmocka_unit_test(the_same_bits_every_time),
+        cmocka_unit_test(activations_are_divided),
+        cmocka_unit_test(layouts_that_do_not_fit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
