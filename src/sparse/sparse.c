@@ -40,6 +40,9 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    if (shape->context && settings->sparse_enabled)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "ranks that share clips attend densely: cp_size above 1 wants "
+                         "sparse.enabled=false");
     return DSV_OK;
 }
 
@@ -200,9 +203,29 @@ DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseA
     };
 }
 
+static DsvContextAttention context_args(const DsvSparse *s, const DsvSparseAttention *pass)
+{
+    return (DsvContextAttention){
+        .batch = s->shape.batch, .head_dim = s->shape.head_dim, .scale = pass->scale, .act = s->shape.act,
+        .acc = s->acc, .q = pass->q, .k = pass->k, .v = pass->v, .out = pass->out, .lse = pass->lse,
+        .dout = pass->dout, .dq = pass->dq, .dk = pass->dk, .dv = pass->dv,
+        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+    };
+}
+
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
+}
+
+/* Of dense attention over all ranks' tokens. */
+static size_t context_workspace(const DsvSparse *s)
+{
+    const DsvSparseAttention nothing = {0};
+    DsvContextAttention args = context_args(s, &nothing);
+    size_t forward = dsvi_context_attend_bytes(s->shape.context, &args, false);
+    return s->shape.backward ? larger(forward, dsvi_context_attend_bytes(s->shape.context, &args, true))
+                             : forward;
 }
 
 /* What any op this layer calls may need. */
@@ -212,6 +235,8 @@ static size_t workspace_of_all(const DsvSparse *s)
     DsvStream *stream = s->backend->device->stream;
     const DsvSparseAttention nothing = {0};
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, &nothing);
+    if (s->shape.context)
+        return context_workspace(s);
     size_t most = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
     if (s->shape.backward)
         most = larger(most, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
@@ -373,6 +398,9 @@ static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *p
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
+    DsvContextAttention shared = context_args(s, pass);
+    if (s->shape.context)
+        return dsvi_context_attend_fwd(s->shape.context, block, &shared);
     if (!s->block[block].over_lists)
         return ops->attention_fwd.run(stream, &args);
     args.lists = &s->block[block].lists;
@@ -408,6 +436,9 @@ DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAtten
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
+    DsvContextAttention shared = context_args(s, pass);
+    if (s->shape.context)
+        return dsvi_context_attend_bwd(s->shape.context, block, &shared);
     if (!s->block[block].over_lists)
         return ops->attention_bwd.run(stream, &args);
     args.lists = &s->block[block].lists;

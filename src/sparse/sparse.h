@@ -18,6 +18,7 @@
 
 #include "base/arena.h"
 #include "base/safetensors.h"
+#include "context/context.h"
 #include "dist/comm.h"
 #include "dsv/config.h"
 #include "ops/ops.h"
@@ -35,15 +36,18 @@ typedef struct DsvSparseShape {
     DsvDtype act;
     bool backward;                /* lists are kept per block until its backward pass: forward passes go
                                    * from block 0 up, backward passes down */
+    const DsvContext *context;    /* the ranks that share the samples, each with a stretch of the S tokens;
+                                   * NULL: this rank has them alone */
 } DsvSparseShape;
 
-/* What a block hands over. All (B, S, N, D) act contiguous in token order, device memory. */
+/* What a block hands over. All (B, S, N, D) act contiguous in token order, device memory; with a context
+ * S are the rank's own tokens. */
 typedef struct DsvSparseAttention {
     double scale;
     const void *q, *k, *v;        /* after norm and RoPE */
     const void *hidden;           /* (B, S, C) act: what fed the q and k projections */
     void *out;                    /* (B, S, N, D) act */
-    void *lse;                    /* (B, N, S) acc */
+    void *lse;                    /* (B, N, S) acc; with a context (B, N_own, T), see dsvi_context_lse_bytes */
     bool recompute;               /* the forward pass again, for gradient checkpointing: same lists, no
                                    * measuring, no predictor learning */
     /* backward only */
