@@ -187,6 +187,22 @@ DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_
     return move(comm, "gather", comm->send, comm->receive);
 }
 
+/* The own items come from the root, which sends all ranks theirs. */
+static DsvStatus scatter(DsvComm *comm, const char *call, int64_t root, void *data, size_t item_bytes,
+                         const int64_t *bound)
+{
+    clear_pieces(comm);
+    comm->receive[root] = part_of(data, item_bytes, bound, comm->rank);
+    for (int64_t r = 0; r < comm->size && comm->rank == root; r++)
+        comm->send[r] = part_of(data, item_bytes, bound, r);
+    return move(comm, call, comm->send, comm->receive);
+}
+
+DsvStatus dsvi_comm_scatter(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound)
+{
+    return alone(comm) ? DSV_OK : scatter(comm, "scatter", root, data, item_bytes, bound);
+}
+
 DsvStatus dsvi_comm_broadcast(DsvComm *comm, int64_t root, void *data, size_t bytes)
 {
     if (alone(comm))
@@ -195,13 +211,7 @@ DsvStatus dsvi_comm_broadcast(DsvComm *comm, int64_t root, void *data, size_t by
      * once for every other rank. */
     int64_t *bound = comm->bound;
     dsvi_comm_bounds((int64_t)bytes, 64, comm->size, bound);
-    clear_pieces(comm);
-    comm->receive[root] = part_of(data, 1, bound, comm->rank);
-    if (comm->rank == root) {
-        for (int64_t r = 0; r < comm->size; r++)
-            comm->send[r] = part_of(data, 1, bound, r);
-    }
-    DSVI_TRY(move(comm, "broadcast", comm->send, comm->receive));
+    DSVI_TRY(scatter(comm, "broadcast", root, data, 1, bound));
     return all_gather(comm, "broadcast", NULL, data, 1, bound);
 }
 

@@ -70,6 +70,8 @@ DsvStatus dsvi_comm_all_gather_from(DsvComm *comm, const void *own, void *data, 
                                     const int64_t *bound);
 /* Every rank's own items to `root`; elsewhere `data` stays as it is. */
 DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
+/* To every rank its own items from `root`; elsewhere the others' stay as they are. */
+DsvStatus dsvi_comm_scatter(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
 
 /* The same where every rank has one item, number `rank` of data (size). */
 DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes);

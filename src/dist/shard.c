@@ -98,26 +98,3 @@ float *dsvi_shard_at(const DsvShard *shard, DsvShardArray array, int64_t bucket)
 {
     return array.data + dsvi_shard_place(shard, bucket, array.flat);
 }
-
-DsvStatus dsvi_shard_pack(const DsvShard *shard, DsvDevice *device, const float *flat, DsvShardArray array)
-{
-    for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(device->upload(device->stream, dsvi_shard_at(shard, array, b),
-                                flat + dsvi_shard_place(shard, b, true),
-                                (size_t)dsvi_shard_count(shard, b) * sizeof *flat));
-    return device->sync(device->stream);
-}
-
-DsvStatus dsvi_shard_gather(const DsvShard *shard, DsvComm *comm, DsvDevice *device, DsvShardArray array,
-                            float *flat)
-{
-    for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(device->download(device->stream, flat + dsvi_shard_place(shard, b, true),
-                                  dsvi_shard_at(shard, array, b),
-                                  (size_t)dsvi_shard_count(shard, b) * sizeof *flat));
-    DSVI_TRY(device->sync(device->stream));
-    for (int64_t b = 0; b < shard->buckets; b++)
-        DSVI_TRY(dsvi_comm_gather(comm, 0, flat + shard->begin[b], sizeof *flat,
-                                  dsvi_shard_bound(shard, b)));
-    return DSV_OK;
-}

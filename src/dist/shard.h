@@ -7,8 +7,8 @@
  *     rank       0    1    2     0        1        2         0    1    2
  *     packed     [own stretch of 0][own stretch of 1][own stretch of 2]     on each rank
  *
- * So every bucket keeps all ranks busy, be it summed, updated or sent round. Of a rank that is alone packed is
- * flat. */
+ * So every bucket keeps all ranks busy, be it summed, updated or sent round. Of a rank that is alone packed
+ * is flat. */
 #ifndef DSVI_SHARD_H
 #define DSVI_SHARD_H
 
@@ -57,11 +57,6 @@ typedef struct DsvShardArray {
 /* The own stretch of a bucket. */
 float *dsvi_shard_at(const DsvShard *shard, DsvShardArray array, int64_t bucket);
 
-/* The own stretches of `flat`, host memory, to `array`; both may be used afterwards. */
-DsvStatus dsvi_shard_pack(const DsvShard *shard, DsvDevice *device, const float *flat, DsvShardArray array);
-/* All ranks' own stretches to `flat` of rank 0, host memory. On others `flat` is scratch. */
-DsvStatus dsvi_shard_gather(const DsvShard *shard, DsvComm *comm, DsvDevice *device, DsvShardArray array,
-                            float *flat);
 
 #ifdef __cplusplus
 }

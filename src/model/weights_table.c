@@ -1,5 +1,5 @@
-/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The table's order
- * is that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
+/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The table's
+ * order is that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
 #include "model/weights.h"
 
 #include <math.h>

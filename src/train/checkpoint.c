@@ -22,13 +22,6 @@ static bool writes(const DsvTrainer *t)
     return dsvi_comm_rank(t->comm) == 0;
 }
 
-/* host_flat of rank 0 to all, which becomes their weights; it may be reused afterwards. */
-static DsvStatus store_weights(DsvTrainer *t)
-{
-    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, (size_t)t->table.elements * sizeof(float)));
-    return dsvi_zero_load(&t->zero, t->host_flat);
-}
-
 /* An array of all ranks in host_flat of rank 0; and from there to all. */
 static DsvStatus fetch(DsvTrainer *t, DsvShardArray array)
 {
@@ -37,8 +30,7 @@ static DsvStatus fetch(DsvTrainer *t, DsvShardArray array)
 
 static DsvStatus store(DsvTrainer *t, DsvShardArray array)
 {
-    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, (size_t)t->table.elements * sizeof(float)));
-    return dsvi_shard_pack(&t->zero.shard, t->backend->device, t->host_flat, array);
+    return dsvi_zero_store(&t->zero, t->host_flat, array);
 }
 
 /* From host_flat. */
@@ -246,7 +238,8 @@ DsvStatus dsvi_checkpoint_load(DsvTrainer *t, const char *folder)
     DSVI_TRY(read_position(t, folder));
     if (writes(t))
         DSVI_TRY(read_model(t, folder, "transformer"));
-    DSVI_TRY(store_weights(t));
+    DSVI_TRY(store(t, t->zero.master));
+    DSVI_TRY(dsvi_zero_refresh(&t->zero));
     DSVI_TRY(read_ema(t, folder));
     DSVI_TRY(read_moments(t, folder));
     return read_sparse(t, folder);

@@ -189,7 +189,8 @@ static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->forward_s);
 }
 
-/* The backward pass, during which gradients go to be summed over the ranks as they are finished. Where one more micro-batch follows, the host draws it from `next` meanwhile. */
+/* The backward pass, during which gradients go to be summed over the ranks as they are finished. Where one
+ * more micro-batch follows, the host draws it from `next` meanwhile. */
 static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSource *next,
                                 DsvStepResult *result)
 {

@@ -82,7 +82,8 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     t->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
-    t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)t->table.elements * sizeof(float));
+    t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA,
+                                   (size_t)dsvi_zero_host_elements(&t->zero) * sizeof(float));
     dsvi_zero_carve_host(&t->zero, arena);
     t->share = dsvi_arena_take(arena, DSV_MEM_DATA,
                                (size_t)dsvi_comm_size(t->comm) * sizeof(DsvStepShare));
@@ -239,12 +240,12 @@ DsvStatus dsvi_trainer_start(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
     DsvZero *z = &t->zero;
-    size_t flat = (size_t)t->table.elements * sizeof(float), packed = (size_t)z->shard.own * sizeof(float);
-    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, t->host_flat, flat));
-    DSVI_TRY(dsvi_zero_load(z, t->host_flat));
+    size_t packed = (size_t)z->shard.own * sizeof(float);
+    DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->master));
+    DSVI_TRY(dsvi_zero_refresh(z));
     DSVI_TRY(device->zero(device->stream, z->moment1.data, packed));
     DSVI_TRY(device->zero(device->stream, z->moment2.data, packed));
     if (z->ema.data)
-        DSVI_TRY(dsvi_shard_pack(&z->shard, device, t->host_flat, z->ema));
+        DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->ema));
     return device->sync(device->stream);
 }

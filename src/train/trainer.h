@@ -67,7 +67,8 @@ typedef struct DsvTrainer {
     /* The same on the host, before upload and after download. */
     float *host_latents;           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
-    float *host_flat;              /* (table.elements): one flat array on its way to or from a file */
+    float *host_flat;              /* (table.elements) of rank 0: one flat array on its way to or from a file;
+                                    * scratch of the others */
     DsvStepShare *share;           /* (ranks) of the step at work */
 
     int64_t step;                  /* steps done */

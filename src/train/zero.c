@@ -1,5 +1,5 @@
-/* See zero.h. A reader begins best with what a pass of the model calls, enter() and leave(), and with what the
- * queue's thread does for it, gather_bucket() and sum_bucket(). */
+/* See zero.h. A reader begins best with what a pass of the model calls, enter() and leave(), and with what
+ * the queue's thread does for it, gather_bucket() and sum_bucket(). */
 #include "train/zero.h"
 
 #include <math.h>
@@ -71,14 +71,15 @@ void dsvi_zero_carve_host(DsvZero *z, DsvArena *arena)
     z->host_square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)z->shard.buckets * sizeof *z->host_square);
 }
 
-/* Whether ranks send each other weights or gradients while a forward pass goes on, in which the caller's thread
- * may talk to them as well. */
+/* Whether ranks send each other weights or gradients while a forward pass goes on, in which the caller's
+ * thread may talk to them as well. */
 static bool sends_in_passes(const DsvZero *z)
 {
     return !z->work_whole || !z->grad.flat;
 }
 
-/* The group for device memory with the ranks of `host`, apart from what the caller's thread uses in a pass. */
+/* The group for device memory with the ranks of `host`, apart from what the caller's thread uses in a
+ * pass. */
 static DsvStatus join(DsvZero *z, DsvComm *host, DsvComm *device_all, DsvComm **joined, DsvComm **out)
 {
     *out = host == z->mesh->all ? device_all : host;
@@ -393,17 +394,48 @@ DsvStatus dsvi_zero_refresh(DsvZero *z)
     return await_spread(z);
 }
 
-DsvStatus dsvi_zero_load(DsvZero *z, const float *flat)
+int64_t dsvi_zero_host_elements(const DsvZero *z)
 {
-    DSVI_TRY(dsvi_shard_pack(&z->shard, z->backend->device, flat, z->master));
-    return dsvi_zero_refresh(z);
+    bool first = dsvi_comm_rank(z->mesh->all) == 0;
+    return first ? z->shard.begin[z->shard.buckets] : dsvi_shard_largest(&z->shard);
+}
+
+/* Where a bucket goes in the host's memory. */
+static float *host_bucket(const DsvZero *z, const float *flat, int64_t bucket)
+{
+    return (float *)flat + (dsvi_comm_rank(z->mesh->all) == 0 ? z->shard.begin[bucket] : 0);
+}
+
+DsvStatus dsvi_zero_store(DsvZero *z, const float *flat, DsvShardArray array)
+{
+    const DsvMesh *mesh = z->mesh;
+    DsvDevice *device = z->backend->device;
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        float *bucket = host_bucket(z, flat, b), *own = bucket + dsvi_shard_first(&z->shard, b);
+        size_t bytes = (size_t)dsvi_shard_count(&z->shard, b) * sizeof *own;
+        if (mesh->replica_rank == 0)
+            DSVI_TRY(dsvi_comm_scatter(mesh->shard, 0, bucket, sizeof *own, dsvi_shard_bound(&z->shard, b)));
+        DSVI_TRY(dsvi_comm_broadcast(mesh->replica, 0, own, bytes));
+        DSVI_TRY(device->upload(device->stream, dsvi_shard_at(&z->shard, array, b), own, bytes));
+        DSVI_TRY(device->sync(device->stream));
+    }
+    return DSV_OK;
 }
 
 DsvStatus dsvi_zero_fetch(DsvZero *z, DsvShardArray array, float *flat)
 {
+    DsvDevice *device = z->backend->device;
     if (z->mesh->replica_rank > 0)
         return DSV_OK;
-    return dsvi_shard_gather(&z->shard, z->mesh->shard, z->backend->device, array, flat);
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        float *bucket = host_bucket(z, flat, b);
+        DSVI_TRY(device->download(device->stream, bucket + dsvi_shard_first(&z->shard, b),
+                                  dsvi_shard_at(&z->shard, array, b),
+                                  (size_t)dsvi_shard_count(&z->shard, b) * sizeof *bucket));
+        DSVI_TRY(device->sync(device->stream));
+        DSVI_TRY(dsvi_comm_gather(z->mesh->shard, 0, bucket, sizeof *bucket, dsvi_shard_bound(&z->shard, b)));
+    }
+    return DSV_OK;
 }
 
 DsvStatus dsvi_zero_settle(DsvZero *z, DsvStatus status)

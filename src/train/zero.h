@@ -1,5 +1,5 @@
-/* The state of a model in training, divided over the ranks of a shard group as zero_stage says (Rajbhandari et
- * al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
+/* The state of a model in training, divided over the ranks of a shard group as zero_stage says (Rajbhandari
+ * et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
  *
  *                                         stage 1    stage 2              stage 3
  *     master weights, moments, average    own        own                  own                   F32
@@ -7,15 +7,16 @@
  *     weights to compute with             whole      whole                own and two buckets
  *
  * "own" are a rank's stretches (dist/shard.h); a bucket is a stretch of the parameters (model/weights.h), and
- * the buffers for two of them are what a pass uses and what comes or goes meanwhile: while a block computes, the
- * weights of the next are gathered and the gradients of the one before are summed, on a thread of their own
- * (dist/comm_queue.h). A model computes with the compute dtype's copy of its GEMM weights and with F32 copies
- * of the rest; in F32 they are the master weights themselves. A rank that is alone has everything whole.
+ * the buffers for two of them are what a pass uses and what comes or goes meanwhile: while a block computes,
+ * the weights of the next are gathered and the gradients of the one before are summed, on a thread of their
+ * own (dist/comm_queue.h). A model computes with the compute dtype's copy of its GEMM weights and with F32
+ * copies of the rest; in F32 they are the master weights themselves. A rank that is alone has everything
+ * whole.
  *
  * Sums are formed in the order of the ranks at every stage: without gradient accumulation all stages give the
- * same bits. Stages 2 and 3 sum over the ranks after each micro-batch and stage 1 once a step, so that with it
- * they differ by rounding. Ranks that keep the same part, in different shard groups (hsdp_shard_dim), add the
- * sums of their groups. */
+ * same bits. Stages 2 and 3 sum over the ranks after each micro-batch and stage 1 once a step, so that with
+ * it they differ by rounding. Ranks that keep the same part, in different shard groups (hsdp_shard_dim), add
+ * the sums of their groups. */
 #ifndef DSVI_ZERO_H
 #define DSVI_ZERO_H
 
@@ -78,7 +79,8 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
  * time where stage 3 has the weights divided. */
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
-/* Gradients begin at zero. The backward passes of a step add to them; before its last one `last_pass` is set. */
+/* Gradients begin at zero. The backward passes of a step add to them; before its last one `last_pass` is
+ * set. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
 /* Waits until they are summed over all ranks. */
 DsvStatus dsvi_zero_sum_gradients(DsvZero *zero);
@@ -92,15 +94,16 @@ DsvStatus dsvi_zero_grad_spoilt(DsvZero *zero, bool *spoilt);
  * arrays. */
 DsvStatus dsvi_zero_update(DsvZero *zero, const DsvAdamwArgs *how);
 
-/* flat (table->elements), host memory, the same on all ranks, becomes the master weights. */
-DsvStatus dsvi_zero_load(DsvZero *zero, const float *flat);
-/* After the master weights were changed. */
-DsvStatus dsvi_zero_refresh(DsvZero *zero);
-/* An array of all ranks to `flat` of rank 0, host memory; on others it is scratch. */
+/* One of the arrays above in the layout of the table, `flat` of rank 0, to the ranks that keep it, and back.
+ * Host memory; on the other ranks scratch, dsvi_zero_host_elements() of them. */
+DsvStatus dsvi_zero_store(DsvZero *zero, const float *flat, DsvShardArray array);
 DsvStatus dsvi_zero_fetch(DsvZero *zero, DsvShardArray array, float *flat);
+int64_t dsvi_zero_host_elements(const DsvZero *zero);
+/* After the master weights were stored. */
+DsvStatus dsvi_zero_refresh(DsvZero *zero);
 
-/* With the failure of whatever used the weights, or DSV_OK: nothing of this rank is under way when it returns.
- * Returns `status`, and leaves its sentence. */
+/* With the failure of whatever used the weights, or DSV_OK: nothing of this rank is under way when it
+ * returns. Returns `status`, and leaves its sentence. */
 DsvStatus dsvi_zero_settle(DsvZero *zero, DsvStatus status);
 
 #ifdef __cplusplus

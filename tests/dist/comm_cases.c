@@ -127,7 +127,9 @@ static DsvStatus reduce_scatter(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
-/* Items of 12 bytes. root < 0: to all. */
+enum { TO_ALL = -1, TO_ALL_FROM_ELSEWHERE = -2 };
+
+/* Items of 12 bytes, to rank `root` or to all. */
 static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
 {
     typedef struct Item {
@@ -136,12 +138,16 @@ static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
     DsvCommSent before = dsvi_comm_sent(comm);
-    Item *data = calloc((size_t)n + 1, sizeof *data);
+    Item *data = calloc((size_t)n + 1, sizeof *data), *elsewhere = calloc((size_t)n + 1, sizeof *data);
     ragged_bounds(n, size, bound);
+    Item *own = root == TO_ALL_FROM_ELSEWHERE ? elsewhere : data + bound[rank];
     for (int64_t i = bound[rank]; i < bound[rank + 1]; i++)
-        data[i] = (Item){(int32_t)rank, (int32_t)i, 7};
-    WORKS(root < 0 ? dsvi_comm_all_gather(comm, data, sizeof *data, bound)
-                   : dsvi_comm_gather(comm, root, data, sizeof *data, bound));
+        own[i - bound[rank]] = (Item){(int32_t)rank, (int32_t)i, 7};
+    if (root == TO_ALL_FROM_ELSEWHERE)
+        WORKS(dsvi_comm_all_gather_from(comm, own, data, sizeof *data, bound));
+    else
+        WORKS(root == TO_ALL ? dsvi_comm_all_gather(comm, data, sizeof *data, bound)
+                             : dsvi_comm_gather(comm, root, data, sizeof *data, bound));
     for (int64_t r = 0; r < size; r++)
         for (int64_t i = bound[r]; i < bound[r + 1]; i++) {
             bool here = root < 0 || rank == root || rank == r;
@@ -153,6 +159,7 @@ static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
     EXPECT(sent_since(comm, before) ==
            (uint64_t)(to * (bound[rank + 1] - bound[rank])) * sizeof *data);
 done:
+    free(elsewhere);
     free(data);
     return status;
 }
@@ -161,8 +168,38 @@ static DsvStatus gather(DsvComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++)
-        for (int64_t root = -1; root < dsvi_comm_size(comm); root++)
+        for (int64_t root = TO_ALL_FROM_ELSEWHERE; root < dsvi_comm_size(comm); root++)
             DSVI_TRY(gather_of(comm, root, length[i]));
+    return DSV_OK;
+}
+
+static DsvStatus scatter_of(DsvComm *comm, int64_t root, int64_t n)
+{
+    DsvStatus status = DSV_OK;
+    int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
+    DsvCommSent before = dsvi_comm_sent(comm);
+    int64_t *data = calloc((size_t)n + 1, sizeof *data);
+    ragged_bounds(n, size, bound);
+    for (int64_t i = 0; i < n && rank == root; i++)
+        data[i] = i + 1;
+    WORKS(dsvi_comm_scatter(comm, root, data, sizeof *data, bound));
+    for (int64_t i = 0; i <= n; i++) {
+        bool here = i < n && (rank == root || (i >= bound[rank] && i < bound[rank + 1]));
+        EXPECT(data[i] == (here ? i + 1 : 0));
+    }
+    int64_t sent = rank == root ? n - (bound[rank + 1] - bound[rank]) : 0;
+    EXPECT(sent_since(comm, before) == (uint64_t)sent * sizeof *data);
+done:
+    free(data);
+    return status;
+}
+
+static DsvStatus scatter(DsvComm *comm, void *ignored)
+{
+    (void)ignored;
+    for (int i = 0; i < LENGTHS; i++)
+        for (int64_t root = 0; root < dsvi_comm_size(comm); root++)
+            DSVI_TRY(scatter_of(comm, root, length[i]));
     return DSV_OK;
 }
 
@@ -348,7 +385,8 @@ static DsvStatus barrier(DsvComm *comm, void *ignored)
 }
 
 const CommCase comm_cases[] = {
-    {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"broadcast", broadcast},
+    {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"scatter", scatter},
+    {"broadcast", broadcast},
     {"reduce_scatter", reduce_scatter}, {"all_reduce", all_reduce}, {"split", split},
     {"groups_at_once", groups_at_once}, {"barrier", barrier}, {NULL, NULL},
 };

@@ -232,7 +232,8 @@ static void same_file(const char *folder_a, const char *folder_b, const char *na
         fail_msg("%s differs", name);
 }
 
-/* Checkpoints, held-out losses and sampled clips are those of stage 1 to the bit, wherever the weights lie. */
+/* Checkpoints, held-out losses and sampled clips are those of stage 1 to the bit, wherever the weights
+ * lie. */
 static void what_is_divided_does_not_matter(void **state)
 {
     const char *first = run_stage(VALIDATED, 3, 1);

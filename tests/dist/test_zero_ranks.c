@@ -1,5 +1,5 @@
-/* What zero_stage divides: the same training to the bit, in less memory, for the bytes that docs/distributed.md
- * names. Failures in the middle of it end all ranks with one sentence. */
+/* What zero_stage divides: the same training to the bit, in less memory, for the bytes that
+ * docs/distributed.md names. Failures in the middle of it end all ranks with one sentence. */
 #include "test.h"
 
 #include "train_rig.h"
@@ -150,8 +150,8 @@ static void each_stage_takes_its_memory(void **state)
 }
 
 /* Bytes that a rank sends in a step after the first: the others' parts of the gradients, once a step or a
- * micro-batch; its own part of the weights to each other rank, once a step, or at stage 3 once for each pass but
- * for the two buckets that are still there from the pass before; and what a step came to. */
+ * micro-batch; its own part of the weights to each other rank, once a step, or at stage 3 once for each pass
+ * but for the two buckets that are still there from the pass before; and what a step came to. */
 static uint64_t expected_bytes(const RigRank *rank, int64_t ranks, int64_t stage, int64_t passes)
 {
     uint64_t gradients = (uint64_t)(rank->elements - rank->own) * 4;

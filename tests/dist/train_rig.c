@@ -45,6 +45,8 @@ static DsvStatus keep_whole(DsvTrainer *t, DsvShardArray array, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     DSVI_TRY(dsvi_zero_fetch(&t->zero, array, t->host_flat));
+    if (dsvi_comm_rank(t->comm) > 0)
+        return DSV_OK;
     *out = malloc(bytes);
     memcpy(*out, t->host_flat, bytes);
     return DSV_OK;
@@ -78,7 +80,8 @@ static DsvStatus keep(DsvTrainer *t, RigRank *rank)
     rank->own_work = work->own;
     rank->largest_work = dsvi_shard_largest(work);
     rank->own_first_two = dsvi_shard_count(work, 0) + dsvi_shard_count(work, 1);
-    rank->own_last_two = dsvi_shard_count(work, work->buckets - 1) + dsvi_shard_count(work, work->buckets - 2);
+    rank->own_last_two = dsvi_shard_count(work, work->buckets - 1) +
+                         dsvi_shard_count(work, work->buckets - 2);
     rank->plan = t->arena;
     dsvi_sparse_report(t->sparse, &rank->report);
     for (int64_t b = 0; b < rank->report.blocks; b++) {

@@ -124,7 +124,8 @@ static void stretches_hold_their_blocks(void **state)
     for (int64_t i = 0; i < table->count; i++) {
         const DsvParam *param = &table->params[i];
         int64_t stretch = dsvi_param_stretch(table, param->offset);
-        bool behind = strncmp(param->name, "proj_out", 8) == 0 || strcmp(param->name, "scale_shift_table") == 0;
+        bool behind = strncmp(param->name, "proj_out", 8) == 0 ||
+                      strcmp(param->name, "scale_shift_table") == 0;
         bool inside = sscanf(param->name, "blocks.%lld.", &block) == 1;
         assert_int_equal(stretch, inside ? block + 1 : behind ? table->stretches - 1 : 0);
         assert_int_equal(dsvi_param_stretch(table, param->offset + param->count - 1), stretch);
