@@ -430,7 +430,7 @@ static void mark_winners(const Select *s, int64_t h, const float *estimate, uint
     chosen[best / WORD] |= (uint64_t)1 << best % WORD;
 }
 
-/* draws[i / 64] bit i % 64: whether unit i of list n is explored (ops/select.h). */
+/* draws[i / 64] bit i % 64: whether unit i of list n of the whole is explored (ops/select.h). */
 static void draw_units(const DsvSelectArgs *args, int64_t n, int64_t units, uint64_t *draws)
 {
     DsvRng rng = {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step};
@@ -448,17 +448,18 @@ static void draw_units(const DsvSelectArgs *args, int64_t n, int64_t units, uint
 static void explore(const Select *s, int64_t n, uint64_t *draws, uint64_t *chosen)
 {
     const DsvSelectArgs *args = s->args;
+    int64_t number = dsvi_select_number(args, n);
     if (args->explore == DSV_EXPLORE_NONE)
         return;
     if (args->explore == DSV_EXPLORE_BLOCKS) {
-        draw_units(args, n, (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK, draws);
+        draw_units(args, number, (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK, draws);
         for (int64_t r = 0; r < s->runs; r++) {
             int64_t block = r * args->grain / DSV_EXPLORE_BLOCK;
             chosen[r / WORD] |= (draws[block / WORD] >> block % WORD & 1) << r % WORD;
         }
         return;
     }
-    draw_units(args, n, s->runs, draws);
+    draw_units(args, number, s->runs, draws);
     uint64_t before = 0; /* the winners of the word before */
     for (int64_t w = 0; w < s->words; w++) {
         uint64_t here = chosen[w], after = w + 1 < s->words ? chosen[w + 1] : 0;

@@ -23,7 +23,19 @@ struct Explore {
     uint64_t limit;
     int64_t units; /* that a list draws */
     int64_t grain;
+    DsvSelectPart part;
+    int64_t heads, groups; /* of these lists */
 };
+
+/* dsvi_select_number */
+__device__ __forceinline__ int64_t number_in_whole(const Explore &x, int64_t list)
+{
+    int64_t pair = list / x.groups;
+    if (x.part.heads == 0)
+        return list;
+    return (pair / x.heads * x.part.heads + x.part.head[pair % x.heads]) * x.part.groups +
+           x.part.first_group + list % x.groups;
+}
 
 /* What estimates are made of, for single runs. */
 struct Scorer {
@@ -65,8 +77,8 @@ __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int6
     return estimate;
 }
 
-/* Bit i: whether run first + i of the list is drawn. */
-__device__ uint32_t draw_word(const Explore &x, int64_t list, int64_t first, int runs)
+/* Bit i: whether run first + i of list `number` of the whole is drawn. */
+__device__ uint32_t draw_word(const Explore &x, int64_t number, int64_t first, int runs)
 {
     uint32_t word = 0;
     int64_t fours = (x.units + 3) / 4, at = -1;
@@ -75,7 +87,7 @@ __device__ uint32_t draw_word(const Explore &x, int64_t list, int64_t first, int
         int64_t unit = x.kind == DSV_EXPLORE_BLOCKS ? (first + i) * x.grain / DSV_EXPLORE_BLOCK : first + i;
         if (unit / 4 != at) {
             at = unit / 4;
-            words = rng_words(x.rng, (uint64_t)(list * fours + at));
+            words = rng_words(x.rng, (uint64_t)(number * fours + at));
         }
         int part = (int)(unit % 4);
         uint32_t drawn = part == 0 ? words.x : part == 1 ? words.y : part == 2 ? words.z : words.w;
@@ -97,7 +109,7 @@ __device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int 
 __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int word, int runs,
                             uint32_t before, uint32_t here, uint32_t after, uint32_t *bits, double *mass)
 {
-    uint32_t more = draw_word(x, list, (int64_t)word * WARP, runs) & ~here;
+    uint32_t more = draw_word(x, number_in_whole(x, list), (int64_t)word * WARP, runs) & ~here;
     int64_t groups = ceil_div(s.rows.queries, s.rows.group);
     if (x.kind == DSV_EXPLORE_NEIGHBOURS)
         more &= here << 1 | before >> (WARP - 1) | here >> 1 | after << (WARP - 1);
@@ -294,7 +306,8 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
     int64_t units = args->explore == DSV_EXPLORE_BLOCKS ? ceil_div(args->keys, DSV_EXPLORE_BLOCK)
                                                         : p.all.runs;
     Explore x = {args->explore, {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step},
-                 dsvi_explore_limit(args->explore_rate), units, args->grain};
+                 dsvi_explore_limit(args->explore_rate), units, args->grain, args->part, args->heads,
+                 p.groups};
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
                 args->grain / args->candidate_keys, select_factor(args)};
     explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(

@@ -68,6 +68,14 @@ typedef enum DsvExplore {
     DSV_EXPLORE_BLOCKS      /* aligned blocks of 64 keys, each with that probability */
 } DsvExplore;
 
+/* Where lists stand in a whole of which each rank has some heads and some groups: list (b, h, g) here is list
+ * (b, head[h], first_group + g) there. `heads` 0: they are the whole. */
+typedef struct DsvSelectPart {
+    int64_t heads, groups;  /* of the whole */
+    int64_t first_group;
+    const int32_t *head;    /* (N) device memory */
+} DsvSelectPart;
+
 typedef struct DsvSelectArgs {
     int64_t batch, heads;
     int64_t queries, keys;      /* S_q, S_k */
@@ -96,6 +104,7 @@ typedef struct DsvSelectArgs {
     DsvExplore explore;
     double explore_rate;
     uint64_t explore_seed, explore_step; /* draws: see dsvi_explore_limit */
+    DsvSelectPart part;         /* exploration draws by the number that a list has in the whole */
     DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
     double *selected_mass;      /* (N) device memory, overwritten: sum of e_gr over all listed runs */
     int64_t *needed;            /* one int64, host memory, written in stream order: runs all lists need
@@ -147,10 +156,10 @@ static inline int64_t dsvi_select_counted(const DsvSelectArgs *args, int64_t i)
     return run < runs ? run : runs - 1;
 }
 
-/* How exploration draws, the same on every backend. List n of lists.h owns `units` things to be drawn: its
- * runs (RANDOM, NEIGHBOURS) or the blocks of 64 keys (BLOCKS; a run belongs to the block of its first key).
- * Unit u is explored when word u % 4 of dsvi_rng_words({seed, EXPLORE, step}, n * ceil(units / 4) + u / 4)
- * is below explore_rate * 2^32, rounded. */
+/* How exploration draws, the same on every backend. List n of the whole (lists.h) owns `units` things to be
+ * drawn: its runs (RANDOM, NEIGHBOURS) or the blocks of 64 keys (BLOCKS; a run belongs to the block of its
+ * first key). Unit u is explored when word u % 4 of dsvi_rng_words({seed, EXPLORE, step},
+ * n * ceil(units / 4) + u / 4) is below explore_rate * 2^32, rounded. */
 #define DSV_EXPLORE_BLOCK 64
 static inline uint64_t dsvi_explore_limit(double rate)
 {
@@ -203,6 +212,17 @@ static inline int64_t dsvi_select_candidates(const DsvSelectArgs *args)
 static inline int64_t dsvi_select_runs(const DsvSelectArgs *args)
 {
     return (args->keys + args->grain - 1) / args->grain;
+}
+
+/* The number that list n of these has in the whole; part.head must be host memory. */
+static inline int64_t dsvi_select_number(const DsvSelectArgs *args, int64_t n)
+{
+    const DsvSelectPart *part = &args->part;
+    int64_t groups = dsvi_select_groups(args), pair = n / groups;
+    if (part->heads == 0)
+        return n;
+    return (pair / args->heads * part->heads + part->head[pair % args->heads]) * part->groups +
+           part->first_group + n % groups;
 }
 
 /* Refuses what no variant serves; `lists`: as arguments of select_lists. */

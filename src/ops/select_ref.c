@@ -149,7 +149,8 @@ static bool explored(const DsvSelectArgs *args, int64_t list, const unsigned cha
     }
     DsvRng rng = {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step};
     uint32_t words[4];
-    dsvi_rng_words(rng, (uint64_t)(list * ((units + 3) / 4) + unit / 4), words);
+    uint64_t first = (uint64_t)(dsvi_select_number(args, list) * ((units + 3) / 4));
+    dsvi_rng_words(rng, first + (uint64_t)unit / 4, words);
     return words[unit % 4] < dsvi_explore_limit(args->explore_rate);
 }
 

@@ -156,6 +156,8 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
         args.threshold = check_upload(backend, stream, host->threshold, heads * f);
     if (host->topk)
         args.topk = check_upload(backend, stream, host->topk, heads * f);
+    if (host->part.heads)
+        args.part.head = check_upload(backend, stream, host->part.head, heads * sizeof(int32_t));
     args.lse = check_upload(backend, stream, r->lse, proxies * f);
     args.bin_count = check_upload(backend, stream, r->bin_count, bins);
     args.bin_mass = check_upload(backend, stream, r->bin_mass, bins);
@@ -183,6 +185,8 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     check_release(backend, stream, args.candidates);
     check_release(backend, stream, args.threshold);
     check_release(backend, stream, args.topk);
+    if (host->part.heads)
+        check_release(backend, stream, args.part.head);
 }
 
 /* Scores are rounded at their size; so is every estimate, relatively. */
@@ -425,6 +429,55 @@ static void check_ties(const DsvBackend *backend, bool coarse)
     run_free(&r);
 }
 
+/* Some heads, in another order, and some groups of each, made alone from the lse of the whole: their lists
+ * are the whole's. */
+static void check_part(const DsvBackend *backend, DsvExplore explore)
+{
+    enum { BATCH = 2, HEADS = 3, GROUP = 8, CHUNK = 4, GROUPS = 6, KEYS = 200, R = 16, PROXIES = 12,
+           FIRST = 2, PART_HEADS = 2, PART_GROUPS = 3, PART_PROXIES = 6 };
+    static const int32_t head[PART_HEADS] = {2, 0};
+    float threshold[HEADS] = {0.006f, 0.006f, 0.006f};
+    float *proxies = normal(BATCH * HEADS * PROXIES * R, 1, 1);
+    float *candidates = normal(BATCH * HEADS * KEYS * R, 1, 2);
+    float *part_proxies = room(BATCH * PART_HEADS * PART_PROXIES * R, sizeof(float));
+    float *part_candidates = room(BATCH * PART_HEADS * KEYS * R, sizeof(float));
+    float *part_lse = room(BATCH * PART_HEADS * PART_PROXIES, sizeof(float));
+    SelectRun whole, part;
+    DsvSelectArgs args = {
+        .batch = BATCH, .heads = HEADS, .queries = GROUPS * GROUP - 3, .keys = KEYS, .group = GROUP,
+        .chunk = CHUNK, .candidate_keys = 1, .grain = 1, .features = R, .scale = 0.25, .bin_heads = 1,
+        .explore = explore, .explore_rate = 0.2, .explore_seed = 3, .explore_step = 4,
+        .proxies = proxies, .candidates = candidates, .threshold = threshold,
+    };
+    select_on(backend, &backend->ops, &args, BATCH * HEADS * GROUPS * KEYS, NULL, &whole);
+    for (int64_t n = 0; n < BATCH * PART_HEADS; n++) {
+        int64_t from = n / PART_HEADS * HEADS + head[n % PART_HEADS];
+        int64_t first = from * PROXIES + FIRST * GROUP / CHUNK;
+        memcpy(part_proxies + n * PART_PROXIES * R, proxies + first * R, PART_PROXIES * R * sizeof(float));
+        memcpy(part_candidates + n * KEYS * R, candidates + from * KEYS * R, KEYS * R * sizeof(float));
+        memcpy(part_lse + n * PART_PROXIES, whole.lse + first, PART_PROXIES * sizeof(float));
+    }
+    args.heads = PART_HEADS;
+    args.queries = PART_GROUPS * GROUP;
+    args.proxies = part_proxies;
+    args.candidates = part_candidates;
+    args.part = (DsvSelectPart){HEADS, GROUPS, FIRST, head};
+    select_on(backend, &backend->ops, &args, BATCH * HEADS * GROUPS * KEYS, part_lse, &part);
+    for (int64_t n = 0; n < BATCH * PART_HEADS * PART_GROUPS; n++) {
+        int64_t of_whole = dsvi_select_number(&args, n), count = part.offsets[n + 1] - part.offsets[n];
+        assert_int_equal(count, whole.offsets[of_whole + 1] - whole.offsets[of_whole]);
+        assert_memory_equal(part.runs + part.offsets[n], whole.runs + whole.offsets[of_whole],
+                            (size_t)count * sizeof(int32_t));
+    }
+    run_free(&whole);
+    run_free(&part);
+    free(proxies);
+    free(candidates);
+    free(part_proxies);
+    free(part_candidates);
+    free(part_lse);
+}
+
 /* Round the sizes at which an implementation may cut: lanes, tiles of 256 candidates and 32 proxies, words of
  * 64 runs, 16 slices of groups. */
 void check_select_cases(const DsvBackend *backend)
@@ -441,6 +494,8 @@ void check_select_cases(const DsvBackend *backend)
             check_select(backend, &shapes[i], coarse);
         check_ties(backend, coarse);
     }
+    for (int explore = DSV_EXPLORE_NONE; explore <= DSV_EXPLORE_BLOCKS; explore++)
+        check_part(backend, (DsvExplore)explore);
 }
 
 /* ---- thresholds ---- */
