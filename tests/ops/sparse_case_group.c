@@ -29,6 +29,12 @@ static void select_threshold(void **state)
     check_select_threshold_cases(tested);
 }
 
+static void list_exchange(void **state)
+{
+    (void)state;
+    check_list_exchange_cases(tested);
+}
+
 static void profile(void **state)
 {
     (void)state;
@@ -46,7 +52,8 @@ int run_sparse_cases(const DsvBackend *backend)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention),        cmocka_unit_test(select_features),
         cmocka_unit_test(select_threshold), cmocka_unit_test(select_lists),
-        cmocka_unit_test(profile),          cmocka_unit_test(predictor_loss),
+        cmocka_unit_test(list_exchange),    cmocka_unit_test(profile),
+        cmocka_unit_test(predictor_loss),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

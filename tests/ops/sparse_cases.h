@@ -9,6 +9,7 @@ void check_attention_cases(const DsvBackend *backend);
 void check_select_features_cases(const DsvBackend *backend);
 void check_select_cases(const DsvBackend *backend);
 void check_select_threshold_cases(const DsvBackend *backend);
+void check_list_exchange_cases(const DsvBackend *backend);
 void check_profile_cases(const DsvBackend *backend);
 void check_predictor_loss_cases(const DsvBackend *backend);
 

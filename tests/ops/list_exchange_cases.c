@@ -1,0 +1,289 @@
+/* Dividing lists and moving their rows against the truth: choices and copies to the byte, sums to a
+ * rounding. */
+#include "base/rng.h"
+#include "ops/random_lists.h"
+#include "ops/sparse_cases.h"
+#include "test.h"
+
+typedef struct ExchangeShape {
+    int64_t batch, heads, queries, keys, group, grain, dim;
+    int64_t parts, self;
+    double density;
+    int64_t odd; /* elements by which rows are off their alignment */
+} ExchangeShape;
+
+/* Device memory of one kind, the same on both sides; `host` is the truth's. */
+typedef struct Both {
+    void *host, *device;
+    size_t bytes;
+} Both;
+
+enum { GUARD = 64 };
+
+static Both both(const DsvBackend *backend, size_t bytes)
+{
+    Both memory = {malloc(bytes + GUARD), NULL, bytes + GUARD};
+    assert_non_null(memory.host);
+    memset(memory.host, 0x5a, memory.bytes);
+    assert_ok(backend->device->mem_alloc(backend->device, memory.bytes, &memory.device));
+    return memory;
+}
+
+/* What the truth's memory holds, to the device. */
+static void send(const DsvBackend *backend, const Both *memory)
+{
+    assert_ok(backend->device->upload(backend->device->stream, memory->device, memory->host, memory->bytes));
+    assert_ok(backend->device->sync(backend->device->stream));
+}
+
+static void *fetch(const DsvBackend *backend, const Both *memory)
+{
+    void *found = malloc(memory->bytes);
+    assert_non_null(found);
+    assert_ok(backend->device->download(backend->device->stream, found, memory->device, memory->bytes));
+    assert_ok(backend->device->sync(backend->device->stream));
+    return found;
+}
+
+static void assert_same(const DsvBackend *backend, const Both *memory)
+{
+    void *found = fetch(backend, memory);
+    assert_memory_equal(found, memory->host, memory->bytes);
+    free(found);
+}
+
+static void release(const DsvBackend *backend, Both *memory)
+{
+    backend->device->mem_free(backend->device, memory->device);
+    free(memory->host);
+}
+
+/* Everything of one case. */
+typedef struct Exchange {
+    const ExchangeShape *shape;
+    DsvLists whole;
+    int64_t bound[DSV_RUN_PARTS_MOST + 1];
+    Both offsets, runs, near_offsets, near_runs, far_offsets, far_runs, marks, number, first;
+} Exchange;
+
+static DsvRuns runs_of(const Exchange *e, bool device)
+{
+    const ExchangeShape *s = e->shape;
+    return (DsvRuns){
+        .batch = s->batch, .heads = s->heads, .parts = s->parts, .grain = s->grain, .bound = e->bound,
+        .marks = device ? e->marks.device : e->marks.host,
+        .number = device ? e->number.device : e->number.host,
+        .first = device ? e->first.device : e->first.host,
+    };
+}
+
+static void open_exchange(const DsvBackend *backend, const ExchangeShape *s, Exchange *e)
+{
+    memset(e, 0, sizeof *e);
+    e->shape = s;
+    e->whole = (DsvLists){.batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys,
+                          .group = s->group, .grain = s->grain};
+    random_lists_create(&e->whole, s->density, 5);
+    for (int64_t j = 0; j <= s->parts; j++)
+        e->bound[j] = j * dsvi_lists_full(&e->whole) / s->parts;
+    int64_t count = dsvi_lists_count(&e->whole), pairs = s->batch * s->heads;
+    size_t offsets = (size_t)(count + 1) * sizeof(int64_t);
+    size_t runs = (size_t)e->whole.offsets[count] * sizeof(int32_t);
+    size_t marks = (size_t)(pairs * e->bound[s->parts]);
+    e->offsets = both(backend, offsets);
+    e->near_offsets = both(backend, offsets);
+    e->far_offsets = both(backend, offsets);
+    e->runs = both(backend, runs);
+    e->near_runs = both(backend, runs);
+    e->far_runs = both(backend, runs);
+    e->marks = both(backend, marks);
+    e->number = both(backend, marks * sizeof(int32_t));
+    e->first = both(backend, (size_t)(s->parts * (pairs + 1)) * sizeof(int64_t));
+    memcpy(e->offsets.host, e->whole.offsets, offsets);
+    memcpy(e->runs.host, e->whole.runs, runs);
+    Both *const all[] = {&e->offsets, &e->runs, &e->near_offsets, &e->near_runs, &e->far_offsets,
+                         &e->far_runs, &e->marks, &e->number, &e->first};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        send(backend, all[i]);
+}
+
+static void close_exchange(const DsvBackend *backend, Exchange *e)
+{
+    Both *const all[] = {&e->offsets, &e->runs, &e->near_offsets, &e->near_runs, &e->far_offsets,
+                         &e->far_runs, &e->marks, &e->number, &e->first};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        release(backend, all[i]);
+    random_lists_free(&e->whole);
+}
+
+/* Runs of the compact keys: two more than any pair needs. */
+static int64_t width_of(const Exchange *e)
+{
+    DsvRuns runs = runs_of(e, false);
+    int64_t pairs = dsvi_runs_pairs(&runs), most = 0;
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        int64_t count = 0;
+        for (int64_t j = 0; j < runs.parts; j++)
+            count += runs.first[j * (pairs + 1) + pair + 1] - runs.first[j * (pairs + 1) + pair];
+        most = count > most ? count : most;
+    }
+    return most + 2;
+}
+
+/* divide, number and emit on one side. */
+static void list_ops(const DsvOps *ops, DsvStream *stream, const Exchange *e, bool device, int step)
+{
+    DsvLists whole = e->whole, near = e->whole, far = e->whole;
+    DsvRuns runs = runs_of(e, device);
+    whole.offsets = device ? e->offsets.device : e->offsets.host;
+    whole.runs = device ? e->runs.device : e->runs.host;
+    near.offsets = device ? e->near_offsets.device : e->near_offsets.host;
+    near.runs = device ? e->near_runs.device : e->near_runs.host;
+    far.offsets = device ? e->far_offsets.device : e->far_offsets.host;
+    far.runs = device ? e->far_runs.device : e->far_runs.host;
+    DsvListDivideArgs args = {&whole, &runs, e->shape->self, &near, &far, 0};
+    if (step == 0) {
+        assert_ok(ops->lists_divide.run(stream, &args));
+    } else if (step == 1) {
+        assert_ok(ops->runs_number.run(stream, &runs));
+    } else {
+        args.width = width_of(e);
+        assert_ok(ops->lists_emit.run(stream, &args));
+    }
+}
+
+static void check_lists(const DsvBackend *backend, const DsvOps *ref, const Exchange *e)
+{
+    const Both *const written[3][3] = {
+        {&e->near_offsets, &e->far_offsets, &e->marks},
+        {&e->number, &e->first, &e->marks},
+        {&e->near_runs, &e->far_runs, &e->runs},
+    };
+    for (int step = 0; step < 3; step++) {
+        list_ops(ref, NULL, e, false, step);
+        list_ops(&backend->ops, backend->device->stream, e, true, step);
+        for (int i = 0; i < 3; i++)
+            assert_same(backend, written[step][i]);
+    }
+}
+
+static void fill(DsvDtype dtype, void *rows, int64_t count, uint32_t stream)
+{
+    DsvRng rng = {9, DSV_RNG_TEST, stream};
+    for (int64_t i = 0; i < count; i++)
+        dsvi_store(dtype, rows, i, dsvi_rng_normal(rng, (uint64_t)i));
+}
+
+/* The rows ops on a tensor of compact keys, or of the own keys, and messages. */
+static void check_rows(const DsvBackend *backend, const DsvOps *ref, const Exchange *e, DsvDtype dtype,
+                       bool compact)
+{
+    const ExchangeShape *s = e->shape;
+    DsvRuns here = runs_of(e, false), there = runs_of(e, true);
+    int64_t pairs = dsvi_runs_pairs(&here), slots = 0, longest = 0;
+    for (int64_t j = 0; j < s->parts; j++) {
+        slots += here.first[j * (pairs + 1) + pairs];
+        longest = e->bound[j + 1] - e->bound[j] > longest ? e->bound[j + 1] - e->bound[j] : longest;
+    }
+    int64_t width = width_of(e), rows = (compact ? width : longest) * s->grain - (s->grain > 1 ? 1 : 0);
+    int64_t pitch = s->dim + s->odd, slot_stride = s->grain * s->dim + s->odd;
+    int64_t elements = s->batch * rows * s->heads * pitch;
+    size_t size = dsvi_dtype_size(dtype);
+    Both x = both(backend, (size_t)(elements + s->odd) * size);
+    Both message = both(backend, (size_t)(slots * slot_stride + s->odd) * size);
+    fill(dtype, x.host, elements + s->odd, 1);
+    fill(dtype, message.host, slots * slot_stride + s->odd, 2);
+    for (int put = 0; put < (compact ? 2 : 1); put++) {
+        send(backend, &x);
+        send(backend, &message);
+        for (int device = 0; device < 2; device++) {
+            char *tensor = device ? x.device : x.host, *packed = device ? message.device : message.host;
+            DsvRowsArgs args = {
+                .runs = device ? &there : &here, .width = compact ? width : 0, .rows = rows,
+                .head_dim = s->dim, .dtype = dtype,
+                .x = {tensor + (size_t)s->odd * size, rows * s->heads * pitch, s->heads * pitch, pitch},
+                .message = packed + (size_t)s->odd * size, .slot_stride = slot_stride,
+            };
+            const DsvOps *ops = device ? &backend->ops : ref;
+            DsvStream *stream = device ? backend->device->stream : NULL;
+            assert_ok((put ? ops->rows_put.run : ops->rows_take.run)(stream, &args));
+        }
+        assert_same(backend, &x);
+        assert_same(backend, &message);
+        fill(dtype, message.host, slots * slot_stride + s->odd, 3);
+    }
+    release(backend, &x);
+    release(backend, &message);
+}
+
+/* Every part wants some of the own runs: those of random marks. */
+static void check_add(const DsvBackend *backend, const DsvOps *ref, const ExchangeShape *s, DsvDtype dtype)
+{
+    Exchange e;
+    open_exchange(backend, s, &e);
+    int64_t length = e.bound[s->parts] / s->parts, pairs = s->batch * s->heads, slots = 0;
+    for (int64_t j = 0; j <= s->parts; j++)
+        e.bound[j] = j * length;
+    DsvRuns here = runs_of(&e, false), there = runs_of(&e, true);
+    for (int64_t i = 0; i < dsvi_runs_count(&here); i++)
+        here.marks[i] = dsvi_rng_uniform((DsvRng){4, DSV_RNG_TEST, 0}, (uint64_t)i) < 0.4;
+    assert_ok(ref->runs_number.run(NULL, &here));
+    send(backend, &e.number);
+    send(backend, &e.first);
+    for (int64_t j = 0; j < s->parts; j++)
+        slots += here.first[j * (pairs + 1) + pairs];
+    int64_t rows = length * s->grain - (s->grain > 1 ? 1 : 0), slot_stride = s->grain * s->dim + s->odd;
+    int64_t elements = s->batch * rows * s->heads * s->dim;
+    size_t size = dsvi_dtype_size(dtype);
+    Both x = both(backend, (size_t)(elements + s->odd) * size);
+    Both message = both(backend, (size_t)(slots * slot_stride) * size);
+    fill(dtype, x.host, elements + s->odd, 1);
+    fill(dtype, message.host, slots * slot_stride, 2);
+    send(backend, &x);
+    send(backend, &message);
+    for (int device = 0; device < 2; device++) {
+        DsvRowsArgs args = {
+            .runs = device ? &there : &here, .rows = rows, .head_dim = s->dim, .dtype = dtype,
+            .x = dsvi_heads((char *)(device ? x.device : x.host) + (size_t)s->odd * size, rows, s->heads,
+                            s->dim),
+            .message = device ? message.device : message.host, .slot_stride = slot_stride,
+        };
+        assert_ok((device ? &backend->ops : ref)
+                      ->rows_add.run(device ? backend->device->stream : NULL, &args));
+    }
+    void *got = fetch(backend, &x);
+    for (int64_t i = 0; i < elements + s->odd; i++) {
+        double truth = dsvi_load(dtype, x.host, i), bound = dtype == DSV_BF16 ? 0x1p-8 : 0x1p-22;
+        assert_error_below(fabs(dsvi_load(dtype, got, i) - truth), bound * (fabs(truth) + 1e-2), "sum %d",
+                           (int)i);
+    }
+    free(got);
+    assert_same(backend, &message);
+    release(backend, &x);
+    release(backend, &message);
+    close_exchange(backend, &e);
+}
+
+void check_list_exchange_cases(const DsvBackend *backend)
+{
+    static const ExchangeShape shapes[] = {
+        {1, 1, 1, 2, 1, 1, 32, 2, 0, 1, 0},      {2, 3, 37, 61, 8, 1, 34, 3, 1, 0.3, 1},
+        {1, 2, 64, 4100, 32, 1, 64, 2, 1, 0.1, 0}, {1, 2, 50, 333, 16, 16, 128, 4, 0, 0.4, 0},
+        {2, 1, 20, 100, 8, 8, 32, 3, 2, 0.5, 1}, {1, 5, 40, 700, 8, 1, 32, 7, 3, -0.2, 0},
+        {1, 2, 9, 48, 4, 16, 64, 3, 0, 0, 0},
+    };
+    DsvOps ref;
+    Exchange e;
+    dsvi_ops_fill_ref(&ref);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        open_exchange(backend, &shapes[i], &e);
+        check_lists(backend, &ref, &e);
+        for (int compact = 0; compact < 2; compact++) {
+            check_rows(backend, &ref, &e, DSV_F32, compact);
+            check_rows(backend, &ref, &e, DSV_BF16, compact);
+        }
+        close_exchange(backend, &e);
+        check_add(backend, &ref, &shapes[i], DSV_F32);
+        check_add(backend, &ref, &shapes[i], DSV_BF16);
+    }
+}
