@@ -1,0 +1,82 @@
+/* Rows of keys and values that the lists of one rank name and another rank of its sequence group has
+ * (ops/list_exchange.h): marks to their owners, rows back, and in the backward pass their gradients home.
+ *
+ *     marks     which runs of everybody's keys the own lists name, against which of the own ones others name
+ *     fetch     rows of k and v, in two halves, so that attention over the own keys can be put between
+ *     home      gradients of fetched rows, added to those of the own ones
+ *
+ * What a rank sends, in bytes (B samples, N_own heads, elements of e bytes, runs of `grain` keys):
+ *     marks     B N_own (runs of the other ranks' keys)                 a byte for each run
+ *     fetch     2 D e grain (runs of its own that others have marked, each time one has)
+ *     home      2 D e grain (runs of others that it has marked itself)
+ * A run marked for several groups of queries travels once. The last run of all keys, where it is short, is
+ * marked for every (sample, head) and travels whole. */
+#ifndef DSVI_ROWS_EXCHANGE_H
+#define DSVI_ROWS_EXCHANGE_H
+
+#include "context/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Memory of an exchange. Device memory but `first`. */
+typedef struct DsvRowsMemory {
+    unsigned char *needs_marks, *wants_marks; /* dsvi_runs_count of needs and of wants */
+    int32_t *needs_number, *wants_number;     /* likewise */
+    int64_t *needs_first, *wants_first;       /* (sequence_ranks, B N_own + 1) */
+    int64_t *host_first;                      /* host memory, both of these: outlives the pass where its
+                                               * rows are fetched again */
+    void *sent, *received;                    /* messages: 2 D grain elements for each run marked in wants, or
+                                               * in needs */
+} DsvRowsMemory;
+
+/* One block's exchange; points into itself, so it stays where it was begun. */
+typedef struct DsvRowsExchange {
+    const DsvBackend *backend;
+    DsvContextPart part;
+    int64_t keys, batch, grain, head_dim;
+    DsvDtype dtype;
+    DsvRowsMemory memory;
+    DsvRuns needs, wants;     /* of all keys, by owner; of the own keys, by the rank that wants them */
+    int64_t needs_bound[DSV_RUN_PARTS_MOST + 1], wants_bound[DSV_RUN_PARTS_MOST + 1];
+    int64_t width, far_keys;  /* of a compact tensor, from dsvi_rows_measure: runs and keys of each pair */
+} DsvRowsExchange;
+
+/* What is to be exchanged: S keys, with those of other ranks; act. */
+typedef struct DsvRowsShape {
+    int64_t keys, batch, grain, head_dim;
+    DsvDtype dtype;
+} DsvRowsShape;
+
+/* DSV_E_UNSUPPORTED with more sequence ranks than lists_divide serves. */
+DsvStatus dsvi_rows_begin(const DsvBackend *backend, const DsvContextPart *part, const DsvRowsShape *shape,
+                          const DsvRowsMemory *memory, DsvRowsExchange *exchange);
+
+/* All ranks of the sequence group call, after lists_divide has filled needs.marks. Numbers follow, and are
+ * on their way to host_first; once they are there (after a sync), dsvi_rows_measure. */
+DsvStatus dsvi_rows_marks(DsvRowsExchange *exchange);
+/* A pass later: the numbers again from the marks that are there, host_first is. */
+DsvStatus dsvi_rows_number(DsvRowsExchange *exchange);
+void dsvi_rows_measure(DsvRowsExchange *exchange);
+
+/* Runs marked in all parts. */
+int64_t dsvi_rows_needed(const DsvRowsExchange *exchange);
+int64_t dsvi_rows_wanted(const DsvRowsExchange *exchange);
+
+/* Rows of k and v (B, T, N_own, D), the own keys, for others: packed, and free to leave beside whatever the
+ * device is given next. */
+DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *exchange, const void *k, const void *v);
+/* All ranks of the sequence group call: far_k and far_v (B, far_keys, N_own, D) get what is there for this one
+ * (behind what the device has been given). */
+DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *exchange, void *far_k, void *far_v);
+
+/* All ranks of the sequence group call: far_dk and far_dv, shaped like far_k, go home and are added to dk and
+ * dv, shaped like k. `packed`: memory as large as `received`, of which the messages are made. */
+DsvStatus dsvi_rows_home(DsvRowsExchange *exchange, const void *far_dk, const void *far_dv, void *packed,
+                         void *dk, void *dv);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
