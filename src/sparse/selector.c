@@ -21,6 +21,9 @@ DsvStatus dsvi_selector_create(DsvBackend *backend, const DsvConfig *settings, c
         (*out)->backend = backend;
         (*out)->settings = settings;
         (*out)->shape = *shape;
+        (*out)->tokens = shape->context ? dsvi_context_tokens(shape->context) : shape->tokens;
+        (*out)->first = shape->context ? dsvi_context_first(shape->context) : 0;
+        (*out)->context_ranks = shape->context ? dsvi_context_ranks(shape->context) : 1;
         return DSV_OK;
     }
     return DSVI_FAIL(DSV_E_USAGE, "sparse.selector '%s' is unknown: projection, predictor, pooled or window",
@@ -36,7 +39,7 @@ void dsvi_selector_free(DsvSelector **selector)
 
 static size_t feature_bytes(const DsvSelector *s, int64_t tokens_each)
 {
-    int64_t rows = (s->shape.tokens + tokens_each - 1) / tokens_each;
+    int64_t rows = (s->tokens + tokens_each - 1) / tokens_each;
     return (size_t)(s->shape.batch * s->shape.heads * rows * s->features.features) * sizeof(float);
 }
 
@@ -87,7 +90,7 @@ DsvStatus dsvi_selector_features(const DsvSelector *s, DsvDtype dtype, DsvHeads 
                                  int64_t tokens_each, const float *projection, float *out)
 {
     DsvSelectFeaturesArgs args = {
-        .batch = s->shape.batch, .heads = s->shape.heads, .tokens = s->shape.tokens, .dim = dim,
+        .batch = s->shape.batch, .heads = s->shape.heads, .tokens = s->tokens, .dim = dim,
         .chunk = tokens_each, .features = s->features.features, .act = dtype, .x = rows,
         .projection = projection, .y = out,
     };

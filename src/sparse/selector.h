@@ -22,8 +22,8 @@ typedef struct DsvFeatures {
     int64_t features;       /* R */
     bool coarse;            /* they may count as coarse (ops/select.h) */
     double scale;
-    float *proxies;         /* (B, N, ceil(S / chunk), R) device memory */
-    float *candidates;      /* (B, N, ceil(S / candidate_keys), R) device memory */
+    float *proxies;         /* (B, N, ceil(tokens / chunk), R) device memory, of the own tokens */
+    float *candidates;      /* (B, N, ceil(tokens / candidate_keys), R) device memory, likewise */
 } DsvFeatures;
 
 typedef struct DsvSelector DsvSelector;
@@ -49,8 +49,11 @@ struct DsvSelector {
     DsvBackend *backend;
     const DsvConfig *settings; /* the caller's, outlive the selector */
     DsvSparseShape shape;
+    int64_t first, tokens;     /* the own tokens: all, or those that a context gives */
+    int64_t context_ranks;     /* that share samples with this one, itself included */
     DsvFeatures features;
-    DsvComm *comm;             /* the ranks that learn together; NULL: one alone */
+    DsvComm *comm;             /* the ranks that learn together, those of a context with their part of the
+                                * tokens; NULL: one alone */
     DsvComm *device_comm;      /* the same for device memory */
     int64_t step;              /* of step_begin */
     bool train;

@@ -30,10 +30,10 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
         return DSV_OK;
     f->scale = args->scale;
     DSVI_TRY(dsvi_selector_features(s, shape->act,
-                                    dsvi_heads(args->q, shape->tokens, shape->heads, shape->head_dim),
+                                    dsvi_heads(args->q, s->tokens, shape->heads, shape->head_dim),
                                     shape->head_dim, f->chunk, NULL, f->proxies));
     return dsvi_selector_features(s, shape->act,
-                                  dsvi_heads(args->k, shape->tokens, shape->heads, shape->head_dim),
+                                  dsvi_heads(args->k, s->tokens, shape->heads, shape->head_dim),
                                   shape->head_dim, f->candidate_keys, NULL, f->candidates);
 }
 

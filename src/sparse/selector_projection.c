@@ -7,7 +7,7 @@
  * means: the newest sample counts DECAY less than one. Half is a short memory on purpose: early in training q
  * and k drift quickly, while a single sample already determines the moments well (a projection borrowed
  * from another clip and noise level captured as much). Moments live on the host in F64. Several ranks sum
- * what each has gathered from its samples, and so have the same projection. */
+ * what each has gathered from its samples, or its tokens of them, and so have the same projection. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,15 +130,15 @@ static void carve(DsvSelector *s, DsvArena *arena)
     }
 }
 
-/* Sums the moments of every stride-th row of x, and brings them to the host (after a sync). */
+/* Sums the moments of every stride-th own row of x, and brings them to the host (after a sync). */
 static DsvStatus gather(const Projection *p, const void *x, int64_t stride, int64_t offset, const Sums *sums)
 {
     const DsvSparseShape *shape = &p->base.shape;
     DsvDevice *device = p->base.backend->device;
     DsvSelectCovarianceArgs args = {
-        .batch = shape->batch, .heads = shape->heads, .tokens = shape->tokens, .head_dim = p->dim,
+        .batch = shape->batch, .heads = shape->heads, .tokens = p->base.tokens, .head_dim = p->dim,
         .offset = offset, .stride = stride, .act = shape->act,
-        .x = dsvi_heads(x, shape->tokens, shape->heads, p->dim), .second = sums->second, .first = sums->first,
+        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim), .second = sums->second, .first = sums->first,
     };
     DSVI_TRY(device->zero(device->stream, sums->second, second_bytes(p)));
     DSVI_TRY(device->zero(device->stream, sums->first, first_bytes(p)));
@@ -167,14 +167,15 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAtt
 {
     const DsvSparseShape *shape = &p->base.shape;
     DsvDevice *device = p->base.backend->device;
-    int64_t batch = shape->batch * dsvi_comm_size(p->base.comm);
+    int64_t batch = shape->batch * dsvi_comm_size(p->base.comm) / p->base.context_ranks;
     int64_t all = batch * shape->tokens, stride = all > ROWS ? all / ROWS : 1;
     if (stride > shape->tokens)
         stride = shape->tokens;
-    int64_t offset = p->base.step % stride;
+    int64_t offset = p->base.step % stride, before = p->base.first - offset;
+    int64_t own_offset = before <= 0 ? -before : (stride - before % stride) % stride;
     double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
-    DSVI_TRY(gather(p, args->q, stride, offset, &p->query));
-    DSVI_TRY(gather(p, args->k, stride, offset, &p->key));
+    DSVI_TRY(gather(p, args->q, stride, own_offset, &p->query));
+    DSVI_TRY(gather(p, args->k, stride, own_offset, &p->key));
     DSVI_TRY(device->sync(device->stream));
     DSVI_TRY(add_ranks(p, &p->query));
     DSVI_TRY(add_ranks(p, &p->key));
@@ -261,9 +262,9 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
     if (!estimate)
         return DSV_OK;
     f->scale = args->scale;
-    DSVI_TRY(dsvi_selector_features(s, shape->act, dsvi_heads(args->q, shape->tokens, shape->heads, p->dim),
+    DSVI_TRY(dsvi_selector_features(s, shape->act, dsvi_heads(args->q, s->tokens, shape->heads, p->dim),
                                     p->dim, f->chunk, p->query_matrix + block * matrix, f->proxies));
-    return dsvi_selector_features(s, shape->act, dsvi_heads(args->k, shape->tokens, shape->heads, p->dim),
+    return dsvi_selector_features(s, shape->act, dsvi_heads(args->k, s->tokens, shape->heads, p->dim),
                                   p->dim, f->candidate_keys, p->key_matrix + block * matrix, f->candidates);
 }
 

@@ -47,11 +47,12 @@ static void locate(const int64_t grid[3], int64_t raster, double at[3])
     }
 }
 
-static void put_candidates(const DsvSparseShape *shape, const int32_t *order, float *out)
+/* `order` begins with the own tokens, as below. */
+static void put_candidates(const DsvSelector *s, const int32_t *order, float *out)
 {
-    for (int64_t token = 0; token < shape->tokens; token++) {
+    for (int64_t token = 0; token < s->tokens; token++) {
         double at[3], square = 0;
-        locate(shape->grid, order[token], at);
+        locate(s->shape.grid, order[token], at);
         for (int i = 0; i < 3; i++) {
             out[token * FEATURES + i] = (float)at[i];
             square += at[i] * at[i];
@@ -60,14 +61,14 @@ static void put_candidates(const DsvSparseShape *shape, const int32_t *order, fl
     }
 }
 
-static void put_proxies(const DsvSparseShape *shape, const int32_t *order, int64_t chunk, float *out)
+static void put_proxies(const DsvSelector *s, const int32_t *order, int64_t chunk, float *out)
 {
-    for (int64_t first = 0; first < shape->tokens; first += chunk) {
-        int64_t end = first + chunk < shape->tokens ? first + chunk : shape->tokens;
+    for (int64_t first = 0; first < s->tokens; first += chunk) {
+        int64_t end = first + chunk < s->tokens ? first + chunk : s->tokens;
         double at[3], sum[3] = {0};
         float *row = out + first / chunk * FEATURES;
         for (int64_t token = first; token < end; token++) {
-            locate(shape->grid, order[token], at);
+            locate(s->shape.grid, order[token], at);
             for (int i = 0; i < 3; i++)
                 sum[i] += at[i];
         }
@@ -92,17 +93,17 @@ static DsvStatus setup(DsvSelector *s)
 {
     DsvStatus status;
     const DsvFeatures *f = &s->features;
-    int64_t tokens = s->shape.tokens;
-    int32_t *order = malloc((size_t)tokens * sizeof *order);
+    int64_t tokens = s->tokens;
+    int32_t *order = malloc((size_t)s->shape.tokens * sizeof *order);
     float *rows = malloc((size_t)(tokens * FEATURES) * sizeof *rows);
     if (!order || !rows) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the positions of %lld tokens", (long long)tokens);
         goto done;
     }
     DSVI_TRY_GOTO(status, dsvi_order_make(s->settings->sparse_order, s->shape.grid, order), done);
-    put_candidates(&s->shape, order, rows);
+    put_candidates(s, order + s->first, rows);
     DSVI_TRY_GOTO(status, upload(s, rows, tokens, f->candidates), done);
-    put_proxies(&s->shape, order, f->chunk, rows);
+    put_proxies(s, order + s->first, f->chunk, rows);
     DSVI_TRY_GOTO(status, upload(s, rows, (tokens + f->chunk - 1) / f->chunk, f->proxies), done);
 done:
     free(order);
