@@ -83,9 +83,10 @@ static size_t piece_bytes(const Exchange *x, int64_t heads, int64_t rows)
     return (size_t)(x->args->batch * heads * rows * x->args->features) * sizeof(float);
 }
 
-/* Where the pieces lie in the workspace: all that are sent, then all that are received. */
+/* Where the pieces lie in the workspace: all that are sent, then all that are received. The own one stays. */
 static void place_pieces(const Exchange *x)
 {
+    int64_t self = x->c->group->rank - x->first;
     char *at = x->args->workspace;
     for (int64_t i = 0; i < x->ranks; i++) {
         x->c->send[i] = (DsvPiece){at, piece_bytes(x, heads_of(x, i), x->rows)};
@@ -93,8 +94,9 @@ static void place_pieces(const Exchange *x)
     }
     for (int64_t i = 0; i < x->ranks; i++) {
         x->c->receive[i] = (DsvPiece){at, piece_bytes(x, x->part.heads, rows_of(x, i))};
-        at += x->c->receive[i].bytes;
+        at += i == self ? 0 : x->c->receive[i].bytes;
     }
+    x->c->receive[self] = x->c->send[self];
 }
 
 DsvStatus dsvi_features_exchange(const DsvContext *c, int64_t block, const DsvFeaturesExchange *args)

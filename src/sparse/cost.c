@@ -109,6 +109,7 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     probe->backend = backend;
     probe->shape = *shape;
     probe->shape.blocks = 1;
+    probe->shape.context = NULL;
     probe->shape.grid[0] = probe->shape.grid[1] = 1;
     probe->shape.grid[2] = shape->tokens;
     DSVI_TRY(dsvi_sparse_create(backend, &settings, &probe->shape, NULL, NULL, &probe->sparse));

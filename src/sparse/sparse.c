@@ -17,10 +17,6 @@
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
 
-/* Lists vary from pass to pass (with the noise level, above all) around the mean that max_density bounds:
- * memory is planned for this many times the bound. */
-#define CAPACITY_SLACK 1.25
-
 static void say(const DsvSparse *s, const char *line)
 {
     if (s->log && line[0])
@@ -40,55 +36,6 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
-    if (shape->context && settings->sparse_enabled)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "ranks that share clips attend densely: cp_size above 1 wants "
-                         "sparse.enabled=false");
-    return DSV_OK;
-}
-
-static size_t results_count(const DsvSparse *s)
-{
-    return (size_t)(s->shape.blocks * s->shape.batch * s->shape.heads * s->samples);
-}
-
-/* Everything on the host: planned and carved like device memory. */
-static void carve_host(DsvSparse *s, DsvArena *arena)
-{
-    size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
-    size_t bins = DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
-    DsvSparseRecord *r = &s->record;
-    s->order = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
-    s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
-    r->sparse = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int32_t));
-    r->changes = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int64_t));
-    double **const running[] = {&r->captured, &r->listed, &r->share90, &r->density, &r->estimated_mass,
-                                &r->missed};
-    for (size_t i = 0; i < sizeof running / sizeof *running; i++)
-        *running[i] = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(double));
-    r->head_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
-    r->head_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
-    r->break_even = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(double));
-    s->host_topk = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(int32_t));
-    s->host_count = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
-    s->host_mass = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
-    s->host_selected = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(double));
-    s->host_needed = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(int64_t));
-    s->host_sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
-    s->host_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-    s->host_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-    s->seen = dsvi_arena_take(arena, DSV_MEM_SPARSE, dsvi_sparse_seen_count(s) * sizeof(double));
-}
-
-static DsvStatus allocate_host(DsvSparse *s)
-{
-    DsvArena plan;
-    dsvi_arena_plan(&plan);
-    carve_host(s, &plan);
-    size_t bytes = plan.used;
-    DSVI_TRY(s->backend->device->host_alloc(s->backend->device, bytes, &s->host_memory));
-    memset(s->host_memory, 0, bytes);
-    dsvi_arena_bind(&plan, s->host_memory, bytes);
-    carve_host(s, &plan);
     return DSV_OK;
 }
 
@@ -103,44 +50,8 @@ void dsvi_sparse_restart(DsvSparse *s)
         r->density[block] = 1;
     }
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
-        r->head_captured[i] = r->head_share90[i] = NAN;
+        r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = NAN;
     r->break_even[0] = 1;
-}
-
-/* Shape of every block's lists. */
-static void shape_lists(DsvSparse *s)
-{
-    for (int64_t block = 0; block < s->shape.blocks; block++) {
-        DsvLists *lists = &s->block[block].lists;
-        lists->batch = s->shape.batch;
-        lists->heads = s->shape.heads;
-        lists->queries = lists->keys = s->shape.tokens;
-        lists->group = s->settings.sparse_group;
-        lists->groups = (s->shape.tokens + lists->group - 1) / lists->group;
-        lists->grain = s->settings.sparse_grain;
-    }
-}
-
-/* Runs of lists of this density, for one block. */
-static int64_t runs_of(const DsvLists *lists, double density)
-{
-    int64_t count = dsvi_lists_count(lists), all = count * dsvi_lists_full(lists);
-    int64_t wanted = (int64_t)(density * (double)all) + count; /* no list is empty */
-    return wanted < all ? wanted : all;
-}
-
-/* How many runs there is memory for. Lists are made block after block and used up in the opposite order: they
- * lie in one piece of memory, behind one another, so that blocks of few keys leave room to those of many.
- * The densest that a block may have find room alone. */
-static void size_lists(DsvSparse *s)
-{
-    const DsvLists *lists = &s->block[0].lists;
-    int64_t blocks = s->shape.backward ? s->shape.blocks : 1;
-    int64_t one = runs_of(lists, CAPACITY_SLACK * (s->settings.sparse_max_density +
-                                                   s->settings.sparse_hysteresis));
-    int64_t all = s->shape.blocks * runs_of(lists, s->settings.sparse_list_memory);
-    s->runs_most = one;
-    s->runs_capacity = all < one ? one : all < blocks * one ? all : blocks * one;
 }
 
 DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
@@ -157,18 +68,22 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
     s->acc = shape->act == DSV_F64 ? DSV_F64 : DSV_F32;
     s->log = log;
     s->log_context = log_context;
+    if (shape->context && dsvi_context_ranks(shape->context) > 1)
+        s->context = shape->context;
     s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
                                                                    : shape->tokens;
     s->listed_block = -1;
     s->predictor_loss = NAN;
     DSVI_TRY_GOTO(status, check(settings, shape), fail);
-    DSVI_TRY_GOTO(status, allocate_host(s), fail);
+    DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
     DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
     if (settings->sparse_enabled)
         DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
     dsvi_sparse_restart(s);
-    shape_lists(s);
-    size_lists(s);
+    dsvi_sparse_size_lists(s);
+    if (s->context) /* those that share samples decide together, whoever else trains */
+        dsvi_sparse_share(s, dsvi_context_group_host(dsvi_context_group(s->context)),
+                          dsvi_context_group_device(dsvi_context_group(s->context)));
     *out = s;
     return DSV_OK;
 fail:
@@ -188,102 +103,28 @@ void dsvi_sparse_free(DsvSparse **sparse)
     *sparse = NULL;
 }
 
-DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseAttention *pass)
+DsvSparseView dsvi_sparse_view(const DsvSparse *s, int64_t block)
 {
-    int64_t tokens = s->shape.tokens, heads = s->shape.heads, dim = s->shape.head_dim;
+    if (!s->context)
+        return (DsvSparseView){.queries = s->shape.tokens, .heads = s->shape.heads};
+    DsvContextPart part = dsvi_context_part(s->context, block);
+    return (DsvSparseView){part.first, part.tokens, part.heads, part.head, part.sequence_ranks > 1};
+}
+
+DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseView *view, int64_t keys,
+                                            const DsvSparseAttention *pass)
+{
+    int64_t queries = view->queries, heads = view->heads, dim = s->shape.head_dim;
     return (DsvAttentionArgs){
-        .batch = s->shape.batch, .heads = heads, .queries = tokens, .keys = tokens, .head_dim = dim,
+        .batch = s->shape.batch, .heads = heads, .queries = queries, .keys = keys, .head_dim = dim,
         .scale = pass->scale, .act = s->shape.act, .acc = s->acc,
-        .q = dsvi_heads(pass->q, tokens, heads, dim), .k = dsvi_heads(pass->k, tokens, heads, dim),
-        .v = dsvi_heads(pass->v, tokens, heads, dim), .out = dsvi_heads(pass->out, tokens, heads, dim),
+        .q = dsvi_heads(pass->q, queries, heads, dim), .k = dsvi_heads(pass->k, keys, heads, dim),
+        .v = dsvi_heads(pass->v, keys, heads, dim), .out = dsvi_heads(pass->out, queries, heads, dim),
         .lse = pass->lse,
-        .dout = dsvi_heads(pass->dout, tokens, heads, dim), .dq = dsvi_heads(pass->dq, tokens, heads, dim),
-        .dk = dsvi_heads(pass->dk, tokens, heads, dim), .dv = dsvi_heads(pass->dv, tokens, heads, dim),
+        .dout = dsvi_heads(pass->dout, queries, heads, dim), .dq = dsvi_heads(pass->dq, queries, heads, dim),
+        .dk = dsvi_heads(pass->dk, keys, heads, dim), .dv = dsvi_heads(pass->dv, keys, heads, dim),
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
-}
-
-static DsvContextAttention context_args(const DsvSparse *s, const DsvSparseAttention *pass)
-{
-    return (DsvContextAttention){
-        .batch = s->shape.batch, .head_dim = s->shape.head_dim, .scale = pass->scale, .act = s->shape.act,
-        .acc = s->acc, .q = pass->q, .k = pass->k, .v = pass->v, .out = pass->out, .lse = pass->lse,
-        .dout = pass->dout, .dq = pass->dq, .dk = pass->dk, .dv = pass->dv,
-        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
-    };
-}
-
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-/* Of dense attention over all ranks' tokens. */
-static size_t context_workspace(const DsvSparse *s)
-{
-    const DsvSparseAttention nothing = {0};
-    DsvContextAttention args = context_args(s, &nothing);
-    size_t forward = dsvi_context_attend_bytes(s->shape.context, &args, false);
-    return s->shape.backward ? larger(forward, dsvi_context_attend_bytes(s->shape.context, &args, true))
-                             : forward;
-}
-
-/* What any op this layer calls may need. */
-static size_t workspace_of_all(const DsvSparse *s)
-{
-    const DsvOps *ops = &s->backend->ops;
-    DsvStream *stream = s->backend->device->stream;
-    const DsvSparseAttention nothing = {0};
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &nothing);
-    if (s->shape.context)
-        return context_workspace(s);
-    size_t most = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
-    if (s->shape.backward)
-        most = larger(most, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
-    if (!s->selector)
-        return most;
-    args.lists = &s->block[0].lists;
-    most = larger(most, DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args));
-    if (s->shape.backward)
-        most = larger(most, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args));
-    return larger(most, larger(dsvi_sparse_select_workspace(s), dsvi_sparse_profile_workspace(s)));
-}
-
-static void carve_lists(DsvSparse *s, DsvArena *arena)
-{
-    for (int64_t block = 0; block < s->shape.blocks; block++) {
-        DsvLists *lists = &s->block[block].lists;
-        lists->offsets = dsvi_arena_take(arena, DSV_MEM_SPARSE,
-                                         (size_t)(dsvi_lists_count(lists) + 1) * sizeof(int64_t));
-    }
-    s->runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->runs_capacity * sizeof(int32_t));
-    for (int64_t block = 0; block < s->shape.blocks; block++)
-        s->block[block].lists.runs = s->runs;
-}
-
-void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
-{
-    const DsvSparseShape *shape = &s->shape;
-    size_t heads = (size_t)shape->heads, blocks = (size_t)shape->blocks, samples = (size_t)s->samples;
-    size_t bins = DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
-    if (s->selector) {
-        int64_t proxies = (shape->tokens + s->selector->features.chunk - 1) / s->selector->features.chunk;
-        carve_lists(s, arena);
-        dsvi_selector_carve(s->selector, arena);
-        s->select_lse = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
-                                        (size_t)(shape->batch * shape->heads * proxies) * sizeof(float));
-        s->bin_count = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bins);
-        s->bin_mass = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bins);
-        s->threshold = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(float));
-        s->topk = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(int32_t));
-        s->selected_mass = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads * sizeof(double));
-        s->sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * samples * sizeof(int32_t));
-        s->captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-        s->share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-        s->listed = dsvi_arena_take(arena, DSV_MEM_SCRATCH, results / blocks);
-    }
-    s->workspace_bytes = workspace_of_all(s);
-    s->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->workspace_bytes);
 }
 
 double dsvi_sparse_max_density(const DsvSparse *s)
@@ -361,16 +202,16 @@ static void overflow(DsvSparse *s, int64_t block)
     say(s, line);
 }
 
-/* Points the block's lists behind those which blocks before it keep. */
+/* Shapes the block's lists, and points them behind those which blocks before it keep. */
 static void place_lists(DsvSparse *s, int64_t block)
 {
-    DsvLists *lists = &s->block[block].lists;
-    int64_t used = 0;
-    if (block > 0 && s->shape.backward)
-        used = s->block[block - 1].lists.runs - s->runs + s->block[block - 1].kept;
-    lists->runs = s->runs + used;
-    lists->capacity = s->runs_capacity - used < s->runs_most ? s->runs_capacity - used : s->runs_most;
-    s->block[block].kept = 0;
+    DsvSparseBlock *b = &s->block[block];
+    DsvSparseView view = dsvi_sparse_view(s, block);
+    b->at = block > 0 && s->shape.backward ? b[-1].at + b[-1].kept : 0;
+    b->kept = 0;
+    dsvi_sparse_shape_lists(s, &view, &b->lists);
+    b->lists.runs = view.divided ? s->whole_runs : s->runs + b->at;
+    b->lists.capacity = s->runs_capacity - b->at < s->runs_most ? s->runs_capacity - b->at : s->runs_most;
 }
 
 /* Decides how this pass of the block should attend, and makes what it takes. */
@@ -385,22 +226,24 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     DSVI_TRY(dsvi_selector_look(s->selector, block, pass, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
+    DSVI_TRY(dsvi_sparse_take_features(s, block));
     DSVI_TRY(dsvi_sparse_make_lists(s, block));
     b->over_lists = wanted;
     if (!measure)
         return DSV_OK;
     DSVI_TRY(dsvi_sparse_take_lists(s, block));
-    return dsvi_sparse_profile_pass(s, block, pass);
+    return s->context ? dsvi_sparse_context_measure(s, block, pass)
+                      : dsvi_sparse_profile_pass(s, block, pass);
 }
 
 static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
-    DsvContextAttention shared = context_args(s, pass);
-    if (s->shape.context)
-        return dsvi_context_attend_fwd(s->shape.context, block, &shared);
+    DsvSparseView view = dsvi_sparse_view(s, block);
+    if (s->context)
+        return dsvi_sparse_context_attend(s, block, pass);
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_fwd.run(stream, &args);
     args.lists = &s->block[block].lists;
@@ -420,6 +263,20 @@ static DsvStatus settle(DsvSparse *s, int64_t block, const DsvSparseAttention *p
     return attend(s, block, pass);
 }
 
+/* Where keys are divided, what has to be fetched depends on the lists: they are settled first. */
+static DsvStatus attend_divided(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseBlock *b = &s->block[block];
+    DSVI_TRY(dsvi_sparse_divide(s, block));
+    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    b->over_lists = b->fit;
+    if (b->fit)
+        DSVI_TRY(dsvi_sparse_keep_divided(s, block));
+    else
+        overflow(s, block);
+    return attend(s, block, pass);
+}
+
 DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     if (pass->recompute)
@@ -427,6 +284,8 @@ DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttent
     if (s->watch)
         DSVI_TRY(s->watch(s->watch_context, block, pass));
     DSVI_TRY(prepare(s, block, pass));
+    if (s->block[block].over_lists && dsvi_sparse_view(s, block).divided)
+        return attend_divided(s, block, pass);
     DSVI_TRY(attend(s, block, pass));
     return s->block[block].over_lists ? settle(s, block, pass) : DSV_OK;
 }
@@ -435,10 +294,10 @@ DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAtten
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, pass);
-    DsvContextAttention shared = context_args(s, pass);
-    if (s->shape.context)
-        return dsvi_context_attend_bwd(s->shape.context, block, &shared);
+    DsvSparseView view = dsvi_sparse_view(s, block);
+    if (s->context)
+        return dsvi_sparse_context_backward(s, block, pass);
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_bwd.run(stream, &args);
     args.lists = &s->block[block].lists;
@@ -525,9 +384,18 @@ void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockR
     };
 }
 
+void dsvi_sparse_burden(const DsvSparse *s, int64_t block, double *density)
+{
+    const float *listed = s->record.head_listed + block * s->shape.heads;
+    bool dense = !s->record.sparse[block] && !s->forced;
+    for (int64_t h = 0; h < s->shape.heads; h++)
+        density[h] = dense || isnan(listed[h]) ? 1 : listed[h];
+}
+
 const DsvLists *dsvi_sparse_lists(const DsvSparse *s, int64_t block)
 {
     const DsvSparseBlock *b = &s->block[block];
-    bool overwritten = !s->shape.backward && s->listed_block != block;
+    bool made_anew = !s->shape.backward || dsvi_sparse_view(s, block).divided;
+    bool overwritten = made_anew && s->listed_block != block;
     return b->over_lists && !overwritten ? &b->lists : NULL;
 }

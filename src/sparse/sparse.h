@@ -10,7 +10,13 @@
  * lists are no denser than max_density (lowered at start-up to where sparse attention stops paying on this
  * machine); it goes back to dense when it misses either by more than the hysteresis. A dense block's
  * lists are made only on measuring steps. Before step warmup_steps nothing changes. Every change is one log
- * line with its reason. */
+ * line with its reason.
+ *
+ * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls, and
+ * what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that the
+ * projection is made of are exact), measurements and decisions; a block whose lists do not fit on one of them
+ * runs dense on all. Plans of the context may be changed between steps (dsvi_context_set_plan); memory is
+ * planned for all that it allows. */
 #ifndef DSVI_SPARSE_H
 #define DSVI_SPARSE_H
 
@@ -117,7 +123,11 @@ void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
 bool dsvi_sparse_measured(const DsvSparse *sparse);
 void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
 void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
-/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. */
+/* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running means of
+ * measured ones; 1 where the block runs dense or nothing has been measured. The same on all ranks. */
+void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density);
+/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those of
+ * the own heads and queries, over all keys; where these lie on several ranks, only of the block listed last. */
 const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
 
 /* Selector, profile and dispatch state to one safetensors file and back, bit-exactly. A file of another

@@ -1,14 +1,19 @@
 /* What the files of the sparse layer share: DsvSparse itself, and the parts of a pass.
  *
  * sparse.c        the calls of sparse.h, in the order of a step
+ * sparse_memory.c what all of it takes
  * sparse_select.c from a selector's features to a block's lists
  * sparse_profile.c exact measurements on sampled queries
  * sparse_share.c  what several ranks have seen, put together
  * sparse_state.c  saving, loading, copying
+ * sparse_context.c a block's attention on ranks that share the samples: heads for tokens, and back
+ * sparse_far.c    lists whose keys lie on several ranks
  * cost.c          where sparse attention stops paying */
 #ifndef DSVI_SPARSE_INTERNAL_H
 #define DSVI_SPARSE_INTERNAL_H
 
+#include "context/features_exchange.h"
+#include "context/rows_exchange.h"
 #include "sparse/dispatch.h"
 #include "sparse/selector.h"
 #include "sparse/sparse.h"
@@ -17,10 +22,26 @@
 extern "C" {
 #endif
 
+/* A block's attention as this rank does it: T queries and N_own heads against all S keys. Without a context
+ * these are all queries and heads. */
+typedef struct DsvSparseView {
+    int64_t first, queries;   /* T, from token `first` on */
+    int64_t heads;            /* N_own */
+    const int32_t *head;      /* (heads) which they are; NULL: all, in order */
+    bool divided;             /* the keys lie on several ranks */
+} DsvSparseView;
+
 /* One block in the current step. */
 typedef struct DsvSparseBlock {
-    DsvLists lists;           /* runs and capacity: the piece of all memory for runs that it could have */
+    DsvLists lists;           /* of the view's heads and queries; runs and capacity: the piece of all memory for
+                               * runs that it could have, or what is made anew for every block where keys are
+                               * divided */
+    int64_t at;               /* where its runs begin in the memory of all */
     int64_t kept;             /* runs of it that the backward pass will want */
+    int64_t sample_count;     /* queries measured by this rank */
+    DsvLists near, far;       /* where keys are divided: lists over the own keys, and over fetched ones */
+    unsigned char *needs_marks, *wants_marks; /* rows_exchange.h */
+    int64_t *host_first;      /* host memory, likewise */
     bool over_lists;          /* the last forward pass attended over them, so the backward pass does */
     bool fit;                 /* the last lists made are whole */
     bool measured;            /* in this step */
@@ -39,12 +60,26 @@ typedef struct DsvSparseRecord {
     double *share90;          /* (blocks) running mean */
     float *head_captured;     /* (blocks, N) running means */
     float *head_share90;      /* (blocks, N) */
+    float *head_listed;       /* (blocks, N) running means of the density of measured lists */
     double *density;          /* (blocks) of the last lists */
     double *estimated_mass;   /* (blocks) of the last lists */
     double *missed;           /* (blocks) running mean of the mass that lists missed, over what the selector
                                * believed they would */
     double *break_even;       /* (1) density up to which sparse attention pays */
 } DsvSparseRecord;
+
+/* Memory of attention on ranks that share the samples: lives inside one pass of one block. Heads forms as in
+ * context.h; NULL where no plan wants it. */
+typedef struct DsvSparseRoom {
+    void *q, *k, *v, *out;             /* heads forms */
+    void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */
+    void *moved;                       /* workspace of moves */
+    void *far_out, *far_lse, *far_dq;  /* attention over fetched keys */
+    int32_t *needs_number, *wants_number;
+    int64_t *needs_first, *wants_first;
+    void *sent, *received, *compact;   /* messages; fetched k and v. In the backward pass gradients of these
+                                        * take the place of `received`, and go home from `compact` */
+} DsvSparseRoom;
 
 struct DsvSparse {
     DsvBackend *backend;
@@ -55,6 +90,7 @@ struct DsvSparse {
     void *log_context;
     DsvSparseWatch *watch;    /* or NULL */
     void *watch_context;
+    const DsvContext *context; /* NULL: this rank has its samples alone */
     DsvComm *comm;            /* NULL: one rank alone */
     DsvSelector *selector;    /* NULL: settings keep all blocks dense, and there are no lists */
     void *host_memory;        /* the device's own, of all that follows up to `device memory` */
@@ -66,23 +102,36 @@ struct DsvSparse {
     double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
     double *host_selected;    /* (N) */
     int64_t *host_needed;     /* (1) runs that the last lists need */
-    int32_t *host_sample;     /* (blocks, samples) */
+    int64_t *host_near;       /* (1) those of them that are over the own keys, where keys are divided */
+    int64_t *host_first;      /* of all blocks */
+    int32_t *host_sample;     /* (blocks, samples) of all queries; the view's come first, counted from its own
+                               * first */
     float *host_captured;     /* (blocks, B, N, samples) */
     float *host_share90;      /* (blocks, B, N, samples) */
+    float *host_listed;       /* (blocks, B, N, samples) */
     double *seen;             /* of each block in this step, see sparse_share.c */
 
     /* device memory */
-    float *select_lse;        /* (B, N, proxies) */
-    double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) */
+    float *proxies, *candidates; /* of the view: the selector's, or the two below */
+    float *head_proxies;      /* (B, N_own, proxies of T, R) */
+    float *head_candidates;   /* (B, N_own, candidates of S, R) */
+    void *features_room;      /* workspace of their exchange */
+    float *select_lse;        /* (B, N_own, proxies) */
+    double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) each, one behind the other */
+    int32_t *head;            /* (N) the view's heads */
     float *threshold;         /* (N) */
     int32_t *topk;            /* (N) */
     int32_t *runs;            /* (runs_capacity) the lists of all blocks, behind one another */
+    int32_t *whole_runs;      /* (runs_most) a block's lists over all keys, where keys are divided */
     double *selected_mass;    /* (N) */
     int32_t *sample;          /* (blocks, samples) */
-    float *captured, *share90; /* (blocks, B, N, samples) */
-    float *listed;            /* (B, N, samples) */
+    float *captured, *share90, *listed; /* (blocks, B, N_own, samples), the view's of all room for these */
     void *workspace;
     size_t workspace_bytes;
+    DsvRowsExchange exchange; /* of the block under way, where keys are divided */
+    DsvSparseRoom room;       /* in `shared`, as the workspace of dense attention is */
+    void *shared;
+    size_t shared_bytes;
 
     int64_t runs_capacity;
     int64_t runs_most;        /* that one block may have */
@@ -96,32 +145,57 @@ struct DsvSparse {
     double predictor_loss;
 };
 
+DsvSparseView dsvi_sparse_view(const DsvSparse *sparse, int64_t block);
+
+/* sparse_memory.c: host memory; how many runs there is room for; lists over all keys in a view's shape. */
+DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
+void dsvi_sparse_size_lists(DsvSparse *sparse);
+void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
+
 /* Density up to which blocks may run sparse. */
 double dsvi_sparse_max_density(const DsvSparse *sparse);
-/* Shapes of attention over all tokens, and the tensors of `pass`. */
-DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *sparse, const DsvSparseAttention *pass);
+/* Shapes of attention of the view over `keys` keys, and the tensors of `pass`, in heads form. */
+DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *sparse, const DsvSparseView *view, int64_t keys,
+                                            const DsvSparseAttention *pass);
 
 /* sparse_select.c: workspace; a block's lists, from the features its selector holds. make_lists only tells
  * the device to; attention over them may follow at once, for lists that do not fit are empty. take_lists
  * waits for the lists made last, though for nothing behind them, and sets `fit`, the record's density and
  * estimated_mass. */
-size_t dsvi_sparse_select_workspace(const DsvSparse *sparse);
+size_t dsvi_sparse_select_workspace(const DsvSparse *sparse, const DsvSparseView *view);
 DsvStatus dsvi_sparse_make_lists(DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_take_lists(DsvSparse *sparse, int64_t block);
 
 /* sparse_profile.c: draws the step's queries; measures a block's lists as they are; reads the results, to
  * `seen`; takes them in. */
-size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse);
+size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse, const DsvSparseView *view);
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
+/* `pass` in heads form; k has all keys. */
 DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
 void dsvi_sparse_profile_end(DsvSparse *sparse);
+
+/* sparse_context.c: features to where heads are; with a context, a block measured, attended to (over its lists
+ * where over_lists says so), and backward. Tokens form in and out. */
+DsvStatus dsvi_sparse_take_features(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_context_measure(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+DsvStatus dsvi_sparse_context_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+DsvStatus dsvi_sparse_context_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+
+/* sparse_far.c, where keys are divided: the lists made last into near and far ones, as far as marks go, to
+ * others and from them, waiting; then, once lists are known to fit, to where the block keeps them; attention
+ * over these and its backward pass, of tensors in heads form. */
+DsvStatus dsvi_sparse_divide(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_keep_divided(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_far_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads);
+DsvStatus dsvi_sparse_far_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads);
 
 /* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank
  * has seen in the step is the mean of what all have. */
 size_t dsvi_sparse_seen_count(const DsvSparse *sparse);
 double *dsvi_sparse_seen_captured(const DsvSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_share90(const DsvSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_listed(const DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_agree(DsvSparse *sparse);
 
 /* cost.c: times dense attention against selection and attention over lists on random tensors of this shape,

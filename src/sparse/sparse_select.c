@@ -22,30 +22,32 @@ enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as 
  * head needs none. */
 static int64_t bin_skip(const DsvSparse *s)
 {
-    int64_t runs = dsvi_lists_full(&s->block[0].lists);
+    int64_t runs = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
     return strcmp(s->settings.sparse_rule, "topk") == 0 ? runs
            : runs > COUNTED_RUNS                         ? runs / COUNTED_RUNS - 1
                                                          : 0;
 }
 
-static DsvSelectArgs select_args(const DsvSparse *s)
+static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
 {
     const DsvFeatures *f = &s->selector->features;
     return (DsvSelectArgs){
-        .batch = s->shape.batch, .heads = s->shape.heads, .queries = s->shape.tokens, .keys = s->shape.tokens,
+        .batch = s->shape.batch, .heads = view->heads, .queries = view->queries, .keys = s->shape.tokens,
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
-        .proxies = f->proxies, .candidates = f->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
+        .proxies = s->proxies, .candidates = s->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
         .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
 }
 
-size_t dsvi_sparse_select_workspace(const DsvSparse *s)
+size_t dsvi_sparse_select_workspace(const DsvSparse *s, const DsvSparseView *view)
 {
     const DsvOps *ops = &s->backend->ops;
-    DsvSelectArgs args = select_args(s);
-    args.lists = &s->block[0].lists;
+    DsvSelectArgs args = select_args(s, view);
+    DsvLists lists = {.capacity = s->runs_most};
+    dsvi_sparse_shape_lists(s, view, &lists);
+    args.lists = &lists;
     size_t histogram = DSVI_OP_WORKSPACE(ops->select_histogram, s->backend->device->stream, &args);
     size_t lists = DSVI_OP_WORKSPACE(ops->select_lists, s->backend->device->stream, &args);
     return histogram > lists ? histogram : lists;
@@ -62,12 +64,26 @@ static DsvExplore explore_kind(const DsvSparse *s)
                                              : DSV_EXPLORE_NONE;
 }
 
+/* Which of the model's lists these are. */
+static DsvStatus place_in_whole(const DsvSparse *s, const DsvSparseView *view, DsvSelectArgs *args)
+{
+    DsvDevice *device = s->backend->device;
+    if (!s->context)
+        return DSV_OK;
+    args->part = (DsvSelectPart){
+        .heads = s->shape.heads, .groups = (s->shape.tokens + args->group - 1) / args->group,
+        .first_group = view->first / args->group, .head = s->head,
+    };
+    return device->upload(device->stream, s->head, view->head, (size_t)view->heads * sizeof *s->head);
+}
+
 static void plan_exploration(const DsvSparse *s, int64_t block, double budget, DsvSelectArgs *args)
 {
     double share = s->settings.sparse_explore, others = 1 - (1 - share) * budget;
     args->explore = explore_kind(s);
-    /* Samples of different ranks explore different keys. */
-    args->explore_seed = (uint64_t)s->settings.seed + (uint64_t)dsvi_comm_rank(s->comm) * RANK_SEEDS;
+    /* Different samples explore different keys; ranks that share them are neighbours. */
+    int64_t rank = dsvi_comm_rank(s->comm) / (s->context ? dsvi_context_ranks(s->context) : 1);
+    args->explore_seed = (uint64_t)s->settings.seed + (uint64_t)rank * RANK_SEEDS;
     args->explore_step = (uint64_t)(s->step * s->shape.blocks + block);
     double draws = args->explore == DSV_EXPLORE_NEIGHBOURS ? share / (2 * (1 - share)) : share * budget;
     args->explore_rate = draws < others ? draws / others : 1;
@@ -124,12 +140,23 @@ static DsvStatus plan_topk(DsvSparse *s, double winners, int64_t runs, double *b
     return device->upload(device->stream, s->topk, s->host_topk, (size_t)s->shape.heads * sizeof(int32_t));
 }
 
+/* Of all that share the samples, so that each finds the threshold of the whole: what travels are both arrays
+ * of bins, once to be summed and once to be known. */
+static DsvStatus add_histograms(const DsvSparse *s)
+{
+    if (!s->context)
+        return DSV_OK;
+    return dsvi_comm_all_reduce(dsvi_context_group_device(dsvi_context_group(s->context)), DSV_F64,
+                                s->bin_count, 2 * DSV_SELECT_BINS);
+}
+
 DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvDevice *device = s->backend->device;
     DsvSparseBlock *b = &s->block[block];
-    DsvSelectArgs args = select_args(s);
+    DsvSparseView view = dsvi_sparse_view(s, block);
+    DsvSelectArgs args = select_args(s, &view);
     double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
 
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
@@ -137,17 +164,27 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
         DSVI_TRY(plan_topk(s, winners, dsvi_select_runs(&args), &budget));
         args.topk = s->topk;
     } else {
+        DSVI_TRY(add_histograms(s));
         DSVI_TRY(plan_threshold(s, block, winners, &budget));
         args.threshold = s->threshold;
     }
     plan_exploration(s, block, budget, &args);
+    if (args.explore != DSV_EXPLORE_NONE)
+        DSVI_TRY(place_in_whole(s, &view, &args));
     args.lists = &b->lists;
     args.needed = s->host_needed;
     args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, s->host_selected, s->selected_mass,
-                              (size_t)s->shape.heads * sizeof(double)));
+                              (size_t)view.heads * sizeof(double)));
     return device->flag(device->stream);
+}
+
+/* Lists of all heads and queries, those of other ranks included. */
+static double lists_of_all(const DsvSparse *s)
+{
+    int64_t group = s->settings.sparse_group;
+    return (double)(s->shape.batch * s->shape.heads * ((s->shape.tokens + group - 1) / group));
 }
 
 DsvStatus dsvi_sparse_take_lists(DsvSparse *s, int64_t block)
@@ -155,13 +192,17 @@ DsvStatus dsvi_sparse_take_lists(DsvSparse *s, int64_t block)
     DsvSparseBlock *b = &s->block[block];
     DSVI_TRY(s->backend->device->await(s->backend->device->stream));
     int64_t needed = *s->host_needed;
-    double lists = (double)dsvi_lists_count(&b->lists), mass = 0;
-    for (int64_t h = 0; h < s->shape.heads; h++)
-        mass += s->host_selected[h] / lists;
-    s->record.density[block] = (double)needed / (lists * (double)dsvi_lists_full(&b->lists));
-    s->record.estimated_mass[block] = mass;
+    double lists = lists_of_all(s);
+    struct { double needed, mass, unfit; } seen = {(double)needed, 0, needed > b->lists.capacity};
+    for (int64_t h = 0; h < b->lists.heads; h++)
+        seen.mass += s->host_selected[h] / lists;
+    if (s->context)
+        DSVI_TRY(dsvi_comm_all_reduce(dsvi_context_group_host(dsvi_context_group(s->context)), DSV_F64, &seen,
+                                      sizeof seen / sizeof(double)));
+    s->record.density[block] = seen.needed / (lists * (double)dsvi_lists_full(&b->lists));
+    s->record.estimated_mass[block] = seen.mass;
     s->listed_block = block;
     s->listed_runs = needed;
-    b->fit = needed <= b->lists.capacity;
+    b->fit = seen.unfit == 0;
     return DSV_OK;
 }

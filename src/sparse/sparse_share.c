@@ -1,4 +1,5 @@
-/* What several ranks have seen of their own samples, made into what all of them go by. With it the profile,
+/* What several ranks have seen of their own samples, made into what all of them go by. Ranks that share samples
+ * count as one: they have the same numbers, or each its part of a sum. With it the profile,
  * the guard's decisions and the selectors' state are the same on every rank: they are functions of sums over
  * ranks, and of rank 0's measurement of what attention costs. Lists are each rank's own, of its samples. */
 #include <string.h>
@@ -7,15 +8,16 @@
 
 enum { DENSITY, ESTIMATED_MASS, OVERFLOWED, OVERFLOW_DENSITY, MEASURED_DENSITY, MEASURED_MASS, UNFIT,
        SCALARS };
+enum { HEAD_MEANS = 3 };
 
 size_t dsvi_sparse_seen_count(const DsvSparse *s)
 {
-    return (size_t)(s->shape.blocks * (SCALARS + 2 * s->shape.heads));
+    return (size_t)(s->shape.blocks * (SCALARS + HEAD_MEANS * s->shape.heads));
 }
 
 static double *seen_of(const DsvSparse *s, int64_t block)
 {
-    return s->seen + block * (SCALARS + 2 * s->shape.heads);
+    return s->seen + block * (SCALARS + HEAD_MEANS * s->shape.heads);
 }
 
 double *dsvi_sparse_seen_captured(const DsvSparse *s, int64_t block)
@@ -26,6 +28,11 @@ double *dsvi_sparse_seen_captured(const DsvSparse *s, int64_t block)
 double *dsvi_sparse_seen_share90(const DsvSparse *s, int64_t block)
 {
     return seen_of(s, block) + SCALARS + s->shape.heads;
+}
+
+double *dsvi_sparse_seen_listed(const DsvSparse *s, int64_t block)
+{
+    return seen_of(s, block) + SCALARS + 2 * s->shape.heads;
 }
 
 static void put_in(const DsvSparse *s, int64_t block)
@@ -53,7 +60,7 @@ static void take_out(DsvSparse *s, int64_t block)
     b->measured_density = seen[MEASURED_DENSITY] / ranks;
     b->measured_mass = seen[MEASURED_MASS] / ranks;
     b->measured_fit = b->measured && seen[UNFIT] == 0;
-    for (int64_t i = SCALARS; i < SCALARS + 2 * s->shape.heads; i++)
+    for (int64_t i = SCALARS; i < SCALARS + HEAD_MEANS * s->shape.heads; i++)
         seen[i] /= ranks;
 }
 

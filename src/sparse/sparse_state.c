@@ -19,6 +19,7 @@ static void list_state(const DsvSparse *s, DsvStateList *list)
         {"profile.share90", DSV_F64, 1, {blocks}, false, r->share90},
         {"profile.head_captured", DSV_F32, 2, {blocks, heads}, false, r->head_captured},
         {"profile.head_share90", DSV_F32, 2, {blocks, heads}, false, r->head_share90},
+        {"profile.head_listed", DSV_F32, 2, {blocks, heads}, false, r->head_listed},
         {"lists.missed", DSV_F64, 1, {blocks}, false, r->missed},
         {"lists.density", DSV_F64, 1, {blocks}, false, r->density},
         {"lists.estimated_mass", DSV_F64, 1, {blocks}, false, r->estimated_mass},

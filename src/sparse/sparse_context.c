@@ -1,0 +1,147 @@
+/* A block's attention on ranks that share the samples (context.h): features and tensors go to where heads are,
+ * results come back. */
+#include "sparse/sparse_internal.h"
+
+DsvStatus dsvi_sparse_take_features(DsvSparse *s, int64_t block)
+{
+    const DsvFeatures *f = &s->selector->features;
+    DsvFeaturesExchange proxies = {
+        .batch = s->shape.batch, .features = f->features, .tokens_each = f->chunk, .own = f->proxies,
+        .heads = s->head_proxies, .workspace = s->features_room,
+    };
+    DsvFeaturesExchange candidates = {
+        .batch = s->shape.batch, .features = f->features, .tokens_each = f->candidate_keys, .all_tokens = true,
+        .own = f->candidates, .heads = s->head_candidates, .workspace = s->features_room,
+    };
+    s->proxies = s->context ? s->head_proxies : f->proxies;
+    s->candidates = s->context ? s->head_candidates : f->candidates;
+    if (!s->context)
+        return DSV_OK;
+    DSVI_TRY(dsvi_features_exchange(s->context, block, &proxies));
+    return dsvi_features_exchange(s->context, block, &candidates);
+}
+
+/* ---- tensors ---- */
+
+static DsvContextTensor tensor_of(const DsvSparse *s)
+{
+    return (DsvContextTensor){s->shape.batch, s->shape.head_dim, s->shape.act};
+}
+
+/* The pass with tensors where their heads forms lie. */
+static DsvSparseAttention in_heads_form(const DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    const DsvSparseRoom *room = &s->room;
+    const DsvContext *c = s->context;
+    DsvSparseAttention heads = *pass;
+    heads.q = dsvi_context_heads_place(c, block, pass->q, room->q);
+    heads.k = dsvi_context_heads_place(c, block, pass->k, room->k);
+    heads.v = dsvi_context_heads_place(c, block, pass->v, room->v);
+    heads.out = dsvi_context_heads_place(c, block, pass->out, room->out);
+    heads.dout = dsvi_context_heads_place(c, block, pass->dout, room->dout);
+    heads.dq = dsvi_context_heads_place(c, block, pass->dq, room->dq);
+    heads.dk = dsvi_context_heads_place(c, block, pass->dk, room->dk);
+    heads.dv = dsvi_context_heads_place(c, block, pass->dv, room->dv);
+    return heads;
+}
+
+static DsvStatus to_heads(const DsvSparse *s, int64_t block, const void *tokens, const void *heads)
+{
+    DsvContextTensor tensor = tensor_of(s);
+    return dsvi_context_to_heads(s->context, block, &tensor, tokens, (void *)heads, s->room.moved);
+}
+
+static DsvStatus to_tokens(const DsvSparse *s, int64_t block, const void *heads, void *tokens)
+{
+    DsvContextTensor tensor = tensor_of(s);
+    return dsvi_context_to_tokens(s->context, block, &tensor, heads, tokens, s->room.moved);
+}
+
+/* ---- measuring ---- */
+
+/* Keys of all ranks of the sequence group, (B, S, N_own, D), where fetched ones would be. */
+static DsvStatus gather_keys(const DsvSparse *s, int64_t block, const void *own, void *all)
+{
+    DsvContextPart part = dsvi_context_part(s->context, block);
+    DsvDevice *device = s->backend->device;
+    size_t row = (size_t)(part.heads * s->shape.head_dim) * dsvi_dtype_size(s->shape.act);
+    size_t stretch = (size_t)part.tokens * row;
+    for (int64_t b = 0; b < s->shape.batch; b++) {
+        char *sample = (char *)all + (size_t)(b * s->shape.tokens) * row;
+        DSVI_TRY(device->copy(device->stream, sample + (size_t)part.first * row,
+                              (const char *)own + (size_t)b * stretch, stretch));
+        DSVI_TRY(dsvi_comm_all_gather(part.sequence_device, sample, row, part.bound));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_context_measure(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseAttention heads = in_heads_form(s, block, pass);
+    DSVI_TRY(to_heads(s, block, pass->q, heads.q));
+    DSVI_TRY(to_heads(s, block, pass->k, heads.k));
+    if (dsvi_sparse_view(s, block).divided) {
+        DSVI_TRY(gather_keys(s, block, heads.k, s->room.compact));
+        heads.k = s->room.compact;
+    }
+    return dsvi_sparse_profile_pass(s, block, &heads);
+}
+
+/* ---- attention ---- */
+
+static DsvContextAttention dense_args(const DsvSparse *s, const DsvSparseAttention *pass)
+{
+    return (DsvContextAttention){
+        .batch = s->shape.batch, .head_dim = s->shape.head_dim, .scale = pass->scale, .act = s->shape.act,
+        .acc = s->acc, .q = pass->q, .k = pass->k, .v = pass->v, .out = pass->out, .lse = pass->lse,
+        .dout = pass->dout, .dq = pass->dq, .dk = pass->dk, .dv = pass->dv, .workspace = s->shared,
+        .workspace_bytes = s->shared_bytes,
+    };
+}
+
+/* Over the lists of all keys, which this rank has. */
+static DsvStatus run_lists(const DsvSparse *s, int64_t block, const DsvSparseAttention *heads,
+                           dsvi_attention_fn *op)
+{
+    DsvSparseView view = dsvi_sparse_view(s, block);
+    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, heads);
+    args.lists = &s->block[block].lists;
+    return op(s->backend->device->stream, &args);
+}
+
+DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseAttention heads = in_heads_form(s, block, pass);
+    DsvContextAttention dense = dense_args(s, pass);
+    if (!s->block[block].over_lists)
+        return dsvi_context_attend_fwd(s->context, block, &dense);
+    DSVI_TRY(to_heads(s, block, pass->q, heads.q));
+    DSVI_TRY(to_heads(s, block, pass->k, heads.k));
+    DSVI_TRY(to_heads(s, block, pass->v, heads.v));
+    if (dsvi_sparse_view(s, block).divided)
+        DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
+    else
+        DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_fwd.run));
+    return to_tokens(s, block, heads.out, pass->out);
+}
+
+DsvStatus dsvi_sparse_context_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DsvSparseAttention heads = in_heads_form(s, block, pass);
+    DsvContextAttention dense = dense_args(s, pass);
+    if (!s->block[block].over_lists)
+        return dsvi_context_attend_bwd(s->context, block, &dense);
+    const void *const given[][2] = {
+        {pass->q, heads.q}, {pass->k, heads.k}, {pass->v, heads.v}, {pass->out, heads.out},
+        {pass->dout, heads.dout},
+    };
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        DSVI_TRY(to_heads(s, block, given[i][0], given[i][1]));
+    if (dsvi_sparse_view(s, block).divided)
+        DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads));
+    else
+        DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_bwd.run));
+    DSVI_TRY(to_tokens(s, block, heads.dq, pass->dq));
+    DSVI_TRY(to_tokens(s, block, heads.dk, pass->dk));
+    return to_tokens(s, block, heads.dv, pass->dv);
+}
