@@ -49,8 +49,8 @@ size_t dsvi_sparse_select_workspace(const DsvSparse *s, const DsvSparseView *vie
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
     size_t histogram = DSVI_OP_WORKSPACE(ops->select_histogram, s->backend->device->stream, &args);
-    size_t lists = DSVI_OP_WORKSPACE(ops->select_lists, s->backend->device->stream, &args);
-    return histogram > lists ? histogram : lists;
+    size_t choice = DSVI_OP_WORKSPACE(ops->select_lists, s->backend->device->stream, &args);
+    return histogram > choice ? histogram : choice;
 }
 
 static DsvExplore explore_kind(const DsvSparse *s)

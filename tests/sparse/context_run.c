@@ -1,0 +1,378 @@
+/* See context_run.h. */
+#include "sparse/context_run.h"
+
+#include "base/rng.h"
+#include "dist/local_ranks.h"
+#include "sparse/sparse_internal.h"
+
+static int64_t groups_of(const ContextRun *run)
+{
+    return (run->shape.tokens + run->settings.sparse_group - 1) / run->settings.sparse_group;
+}
+
+static int64_t full_of(const ContextRun *run)
+{
+    return (run->shape.tokens + run->settings.sparse_grain - 1) / run->settings.sparse_grain;
+}
+
+static size_t row_bytes(const ContextRun *run)
+{
+    return (size_t)(run->shape.heads * run->shape.head_dim) * dsvi_dtype_size(run->shape.act);
+}
+
+static size_t tensor_bytes(const ContextRun *run)
+{
+    return (size_t)(run->shape.batch * run->shape.tokens) * row_bytes(run);
+}
+
+static void *room(size_t bytes)
+{
+    void *memory = calloc(1, bytes + 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+static void seen_create(const ContextRun *run, RunSeen *seen)
+{
+    int64_t lists = run->shape.batch * run->shape.heads * groups_of(run);
+    memset(seen, 0, sizeof *seen);
+    for (int64_t step = 0; step < run->steps; step++)
+        for (int64_t i = 0; i < run->shape.blocks; i++) {
+            BlockSeen *b = &seen->block[step][i];
+            void **const tensors[] = {&b->out, &b->dq, &b->dk, &b->dv};
+            for (size_t t = 0; t < sizeof tensors / sizeof *tensors; t++)
+                *tensors[t] = room(tensor_bytes(run));
+            b->lengths = room((size_t)lists * sizeof *b->lengths);
+            b->runs = room((size_t)(lists * full_of(run)) * sizeof *b->runs);
+        }
+}
+
+void run_free(const ContextRun *run, RunSeen *seen)
+{
+    for (int64_t step = 0; step < run->steps; step++)
+        for (int64_t i = 0; i < run->shape.blocks; i++) {
+            BlockSeen *b = &seen->block[step][i];
+            void *const memory[] = {b->out, b->dq, b->dk, b->dv, b->lengths, b->runs};
+            for (size_t t = 0; t < sizeof memory / sizeof *memory; t++)
+                free(memory[t]);
+        }
+}
+
+/* Sums of products of few bits are exact, in whatever order: the projections of both sides are then the same,
+ * and so are the lists. */
+static void round_tensor(const ContextRun *run, void *tensor)
+{
+    int64_t n = (int64_t)(tensor_bytes(run) / dsvi_dtype_size(run->shape.act));
+    for (int64_t i = 0; i < n; i++)
+        dsvi_store(run->shape.act, tensor, i, rint(8 * dsvi_load(run->shape.act, tensor, i)) / 8);
+}
+
+static void fill(const ContextRun *run, Rig *rig, int64_t step)
+{
+    rig_fill(rig, 100 + (uint64_t)step, run->focus[step]);
+    for (int64_t i = 0; i < run->shape.blocks; i++) {
+        round_tensor(run, rig->block[i].q);
+        round_tensor(run, rig->block[i].k);
+    }
+}
+
+/* Writes the lists of `view` where they are among those of the whole. */
+static void note_lists(const ContextRun *run, const DsvSparse *sparse, int64_t block, BlockSeen *seen)
+{
+    const DsvLists *lists = dsvi_sparse_lists(sparse, block);
+    DsvSparseView view = dsvi_sparse_view(sparse, block);
+    seen->over_lists = lists != NULL;
+    for (int64_t n = 0; lists && n < dsvi_lists_count(lists); n++) {
+        int64_t pair = n / lists->groups, h = pair % lists->heads, head = view.head ? view.head[h] : h;
+        int64_t at = (pair / lists->heads * run->shape.heads + head) * groups_of(run) +
+                     view.first / lists->group + n % lists->groups;
+        DsvList list = dsvi_list_at(lists, n);
+        seen->lengths[at] = list.count;
+        memcpy(seen->runs + at * full_of(run), list.runs, (size_t)list.count * sizeof *list.runs);
+    }
+}
+
+/* The own tokens of a tensor of all, or the other way. */
+static void copy_tokens(const ContextRun *run, int64_t first, int64_t tokens, bool out, void *own, void *all)
+{
+    for (int64_t b = 0; b < run->shape.batch; b++) {
+        char *here = (char *)own + (size_t)(b * tokens) * row_bytes(run);
+        char *there = (char *)all + (size_t)(b * run->shape.tokens + first) * row_bytes(run);
+        memcpy(out ? there : here, out ? here : there, (size_t)tokens * row_bytes(run));
+    }
+}
+
+/* ---- one step, of any rank ---- */
+
+/* A rank's layer and its tensors. */
+typedef struct Worker {
+    const ContextRun *run;
+    DsvSparse *sparse;
+    int64_t first, tokens;
+    DsvSparseAttention pass[RIG_BLOCKS_MOST];
+} Worker;
+
+static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
+{
+    DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &w->pass[block]));
+    note_lists(w->run, w->sparse, block, seen);
+    return DSV_OK;
+}
+
+static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
+{
+    DsvSparseAttention *pass = &w->pass[block], again = *pass;
+    again.recompute = true;
+    if (w->run->recompute) {
+        memset(pass->out, 0xff, (size_t)(w->run->shape.batch * w->tokens) * row_bytes(w->run));
+        DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &again));
+    }
+    DSVI_TRY(dsvi_sparse_backward(w->sparse, block, pass));
+    copy_tokens(w->run, w->first, w->tokens, true, pass->out, seen->out);
+    copy_tokens(w->run, w->first, w->tokens, true, pass->dq, seen->dq);
+    copy_tokens(w->run, w->first, w->tokens, true, pass->dk, seen->dk);
+    copy_tokens(w->run, w->first, w->tokens, true, pass->dv, seen->dv);
+    return DSV_OK;
+}
+
+static DsvStatus one_step(Worker *w, int64_t step, bool tells, BlockSeen *seen)
+{
+    int64_t blocks = w->run->shape.blocks;
+    DSVI_TRY(dsvi_sparse_step_begin(w->sparse, step + 1, true));
+    for (int64_t i = 0; i < blocks; i++)
+        DSVI_TRY(forward(w, i, &seen[i]));
+    for (int64_t i = blocks - 1; i >= 0; i--)
+        DSVI_TRY(backward(w, i, &seen[i]));
+    DSVI_TRY(dsvi_sparse_step_end(w->sparse));
+    for (int64_t i = 0; i < blocks && tells; i++) {
+        dsvi_sparse_block_report(w->sparse, i, &seen[i].report);
+        dsvi_sparse_burden(w->sparse, i, seen[i].burden);
+    }
+    return DSV_OK;
+}
+
+/* ---- one rank ---- */
+
+void run_alone(const ContextRun *run, RunSeen *seen)
+{
+    static Rig rig;
+    seen_create(run, seen);
+    rig_open(&rig, "auto", 2, &run->settings, &run->shape);
+    dsvi_sparse_force(rig.sparse, run->forced);
+    for (int64_t step = 0; step < run->steps; step++) {
+        Worker w = {.run = run, .sparse = rig.sparse, .tokens = run->shape.tokens};
+        fill(run, &rig, step);
+        for (int64_t i = 0; i < run->shape.blocks; i++)
+            w.pass[i] = rig_pass(&rig, i);
+        assert_ok(one_step(&w, step, true, seen->block[step]));
+    }
+    rig_close(&rig);
+}
+
+/* ---- ranks that share ---- */
+
+typedef struct Shared {
+    const ContextRun *run;
+    DsvBackend *backend;
+    Rig *source[RUN_STEPS_MOST]; /* what a rank alone would be given, step by step */
+    int64_t teller;
+    RunSeen *seen;
+} Shared;
+
+/* Random, and other for every block: a permutation of heads, and how many each head rank has. */
+static DsvStatus set_plan(const ContextRun *run, DsvContext *context, int64_t block, int64_t head_ranks)
+{
+    DsvRng rng = {7, DSV_RNG_TEST, 2000 + (uint32_t)block};
+    int32_t placement[16];
+    int64_t bound[RANKS_MOST + 1] = {0}, heads = run->shape.heads;
+    if (!run->uneven)
+        return dsvi_context_set_even_plan(context, block, head_ranks);
+    for (int64_t i = 0; i < heads; i++) {
+        int64_t j = head_ranks > 1 ? (int64_t)dsvi_rng_below(rng, (uint64_t)i, (uint64_t)(i + 1)) : i;
+        placement[i] = placement[j];
+        placement[j] = (int32_t)i;
+    }
+    for (int64_t i = 0; i < heads; i++) {
+        int64_t rank = i < head_ranks ? i : (int64_t)dsvi_rng_below(rng, 50 + (uint64_t)i, (uint64_t)head_ranks);
+        bound[rank + 1]++;
+    }
+    for (int64_t i = 0; i < head_ranks; i++)
+        bound[i + 1] += bound[i];
+    const DsvContextPlan plan = {head_ranks, run->ranks / head_ranks, placement, bound};
+    return dsvi_context_set_plan(context, block, &plan);
+}
+
+/* Before a step: the block's plan, of which the degree changes where it may. */
+static DsvStatus plan_step(const ContextRun *run, DsvContext *context, int64_t step)
+{
+    for (int64_t i = 0; i < run->shape.blocks; i++) {
+        int64_t head_ranks = run->head_ranks;
+        for (int64_t turn = 0; run->head_ranks == 0 && turn <= step + i; turn++)
+            do
+                head_ranks = head_ranks % run->ranks + 1;
+            while (run->ranks % head_ranks || head_ranks > run->shape.heads);
+        DSVI_TRY(set_plan(run, context, i, head_ranks));
+    }
+    return DSV_OK;
+}
+
+static void carve_pass(Worker *w, size_t tensor, size_t lse, DsvArena *arena)
+{
+    for (int64_t i = 0; i < w->run->shape.blocks; i++) {
+        DsvSparseAttention *pass = &w->pass[i];
+        const void **const given[] = {&pass->q, &pass->k, &pass->v, &pass->hidden, &pass->dout};
+        void **const made[] = {&pass->out, &pass->dq, &pass->dk, &pass->dv};
+        for (size_t t = 0; t < sizeof given / sizeof *given; t++)
+            *given[t] = dsvi_arena_take(arena, DSV_MEM_DATA, tensor);
+        for (size_t t = 0; t < sizeof made / sizeof *made; t++)
+            *made[t] = dsvi_arena_take(arena, DSV_MEM_DATA, tensor);
+        pass->lse = dsvi_arena_take(arena, DSV_MEM_DATA, lse);
+        pass->scale = 1 / sqrt((double)w->run->shape.head_dim);
+    }
+    dsvi_sparse_carve(w->sparse, arena);
+}
+
+static DsvStatus run_steps(const Shared *shared, DsvContext *context, Worker *w, bool tells)
+{
+    const ContextRun *run = shared->run;
+    for (int64_t step = 0; step < run->steps; step++) {
+        DSVI_TRY(plan_step(run, context, step));
+        for (int64_t i = 0; i < run->shape.blocks; i++) {
+            DsvSparseAttention all = rig_pass(shared->source[step], i);
+            const void *const given[][2] = {
+                {w->pass[i].q, all.q}, {w->pass[i].k, all.k}, {w->pass[i].v, all.v},
+                {w->pass[i].hidden, all.hidden}, {w->pass[i].dout, all.dout},
+            };
+            for (size_t t = 0; t < sizeof given / sizeof *given; t++)
+                copy_tokens(run, w->first, w->tokens, false, (void *)given[t][0], (void *)given[t][1]);
+        }
+        DSVI_TRY(one_step(w, step, tells, shared->seen->block[step]));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus work(const Shared *shared, DsvComm *comm, DsvContext *context)
+{
+    const ContextRun *run = shared->run;
+    Worker w = {.run = run, .first = dsvi_context_first(context), .tokens = dsvi_context_tokens(context)};
+    DsvDevice *device = shared->backend->device;
+    DsvSparseShape shape = run->shape;
+    DsvArena arena;
+    DsvStatus status;
+    void *memory = NULL;
+    size_t tensor = (size_t)(run->shape.batch * w.tokens) * row_bytes(run);
+    size_t lse = dsvi_context_lse_bytes(context, run->shape.batch, DSV_F32);
+    shape.context = context;
+    DSVI_TRY(dsvi_sparse_create(shared->backend, &run->settings, &shape, NULL, NULL, &w.sparse));
+    dsvi_arena_plan(&arena);
+    carve_pass(&w, tensor, lse, &arena);
+    size_t bytes = arena.used;
+    DSVI_TRY_GOTO(status, device->mem_alloc(device, bytes, &memory), done);
+    memset(memory, 0xff, bytes); /* NaNs: nothing may be read that was not written */
+    dsvi_arena_bind(&arena, memory, bytes);
+    carve_pass(&w, tensor, lse, &arena);
+    dsvi_sparse_share(w.sparse, comm, comm);
+    DSVI_TRY_GOTO(status, dsvi_sparse_setup(w.sparse), done);
+    dsvi_sparse_force(w.sparse, run->forced);
+    status = run_steps(shared, context, &w, dsvi_comm_rank(comm) == shared->teller);
+done:
+    device->mem_free(device, memory);
+    dsvi_sparse_free(&w.sparse);
+    return status;
+}
+
+static DsvStatus on_rank(DsvComm *comm, void *argument)
+{
+    const Shared *shared = argument;
+    const ContextRun *run = shared->run;
+    DsvContextGroup *group = NULL;
+    DsvContext *context = NULL;
+    int64_t unit = run->settings.sparse_group;
+    while (unit % run->settings.sparse_grain)
+        unit += run->settings.sparse_group;
+    DsvContextShape shape = {.tokens = run->shape.tokens, .heads = run->shape.heads, .unit = unit,
+                             .blocks = run->shape.blocks,
+                             .rows_most = run->uneven ? run->shape.tokens * run->shape.heads : 0};
+    DsvStatus status;
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(shared->backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_create(group, &shape, &context), done);
+    status = work(shared, comm, context);
+done:
+    status = dsvi_comm_fail(comm, status);
+    dsvi_context_free(&context);
+    dsvi_context_group_close(&group);
+    return status;
+}
+
+void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen)
+{
+    static Rig source[RUN_STEPS_MOST];
+    RankOutcome outcome[RANKS_MOST];
+    DsvBackend backend;
+    Shared shared = {.run = run, .backend = &backend, .teller = teller, .seen = seen};
+    seen_create(run, seen);
+    for (int64_t step = 0; step < run->steps; step++) {
+        rig_open(&source[step], "auto", 2, &run->settings, &run->shape);
+        fill(run, &source[step], step);
+        shared.source[step] = &source[step];
+    }
+    assert_ok(dsvi_cpu_open("auto", 2, &backend));
+    run_ranks(run->ranks, 60, on_rank, &shared, outcome);
+    for (int64_t r = 0; r < run->ranks; r++)
+        if (outcome[r].status != DSV_OK)
+            fail_msg("%lld ranks, %lld by heads: rank %lld: %s", (long long)run->ranks,
+                     (long long)run->head_ranks, (long long)r, outcome[r].sentence);
+    for (int64_t step = 0; step < run->steps; step++)
+        rig_close(&source[step]);
+    dsvi_cpu_close(&backend);
+}
+
+/* ---- comparing ---- */
+
+static void compare_lists(const ContextRun *run, const BlockSeen *a, const BlockSeen *b, const char *where)
+{
+    int64_t lists = run->shape.batch * run->shape.heads * groups_of(run);
+    if (a->over_lists != b->over_lists)
+        fail_msg("%s: alone %s, shared %s", where, a->over_lists ? "over lists" : "dense",
+                 b->over_lists ? "over lists" : "dense");
+    for (int64_t n = 0; n < lists; n++)
+        if (a->lengths[n] != b->lengths[n] ||
+            memcmp(a->runs + n * full_of(run), b->runs + n * full_of(run),
+                   (size_t)a->lengths[n] * sizeof *a->runs) != 0)
+            fail_msg("%s: list %lld differs: %lld runs alone, %lld shared", where, (long long)n,
+                     (long long)a->lengths[n], (long long)b->lengths[n]);
+}
+
+static void compare_reports(const ContextRun *run, const BlockSeen *a, const BlockSeen *b, const char *where)
+{
+    const double pairs[][2] = {
+        {a->report.captured_mass, b->report.captured_mass}, {a->report.density, b->report.density},
+        {a->report.estimated_mass, b->report.estimated_mass}, {a->report.share90, b->report.share90},
+        {(double)a->report.changes, (double)b->report.changes}, {a->report.sparse, b->report.sparse},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (!(fabs(pairs[i][0] - pairs[i][1]) < 1e-5) && !(isnan(pairs[i][0]) && isnan(pairs[i][1])))
+            fail_msg("%s: report %zu is %g alone, %g shared", where, i, pairs[i][0], pairs[i][1]);
+    for (int64_t h = 0; h < run->shape.heads; h++)
+        assert_error_below(fabs(a->burden[h] - b->burden[h]), 1e-5, "%s: burden of head %d", where, (int)h);
+}
+
+void assert_same_run(const ContextRun *run, const RunSeen *alone, const RunSeen *shared, double bound)
+{
+    int64_t n = (int64_t)(tensor_bytes(run) / dsvi_dtype_size(run->shape.act));
+    DsvDtype act = run->shape.act;
+    for (int64_t step = 0; step < run->steps; step++)
+        for (int64_t i = 0; i < run->shape.blocks; i++) {
+            const BlockSeen *a = &alone->block[step][i], *b = &shared->block[step][i];
+            char where[128];
+            snprintf(where, sizeof where, "%lld ranks, %lld by heads%s, step %lld, block %lld",
+                     (long long)run->ranks, (long long)run->head_ranks, run->uneven ? ", uneven" : "",
+                     (long long)step + 1, (long long)i);
+            compare_lists(run, a, b, where);
+            compare_reports(run, a, b, where);
+            assert_error_below(relative_l2(act, b->out, act, a->out, n), bound, "%s: out", where);
+            assert_error_below(relative_l2(act, b->dq, act, a->dq, n), bound, "%s: dq", where);
+            assert_error_below(relative_l2(act, b->dk, act, a->dk, n), bound, "%s: dk", where);
+            assert_error_below(relative_l2(act, b->dv, act, a->dv, n), bound, "%s: dv", where);
+        }
+}

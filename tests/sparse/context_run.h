@@ -1,0 +1,43 @@
+/* Steps of a sparse layer on one rank, and the same on ranks that share the samples: what each writes down. */
+#ifndef DSVI_TEST_CONTEXT_RUN_H
+#define DSVI_TEST_CONTEXT_RUN_H
+
+#include "sparse/sparse_rig.h"
+
+enum { RUN_STEPS_MOST = 6 };
+
+typedef struct ContextRun {
+    DsvConfig settings;
+    DsvSparseShape shape;  /* of one rank alone */
+    int64_t ranks;
+    int64_t head_ranks;    /* of every block; 0: blocks take turns */
+    bool uneven;           /* heads in random order, shared out at random */
+    bool forced;           /* all blocks over lists */
+    bool recompute;        /* the forward pass again before each backward pass */
+    int64_t steps;
+    int64_t focus[RUN_STEPS_MOST]; /* of rig_fill, step by step */
+} ContextRun;
+
+/* One block after one step. Lists are those of the whole, dense: no list. */
+typedef struct BlockSeen {
+    void *out, *dq, *dk, *dv;
+    bool over_lists;
+    int64_t *lengths;      /* (B N groups) */
+    int32_t *runs;         /* (B N groups, full) */
+    DsvSparseBlockReport report;
+    double burden[16];
+} BlockSeen;
+
+typedef struct RunSeen {
+    BlockSeen block[RUN_STEPS_MOST][RIG_BLOCKS_MOST];
+} RunSeen;
+
+/* On one rank; on run->ranks, whose parts are put together (reports are those of rank `teller`). */
+void run_alone(const ContextRun *run, RunSeen *seen);
+void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen);
+void run_free(const ContextRun *run, RunSeen *seen);
+
+/* Fails unless both are the same: lists exactly, tensors to `bound`, reports to rounding. */
+void assert_same_run(const ContextRun *run, const RunSeen *alone, const RunSeen *shared, double bound);
+
+#endif
