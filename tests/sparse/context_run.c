@@ -67,10 +67,19 @@ static void round_tensor(const ContextRun *run, void *tensor)
         dsvi_store(run->shape.act, tensor, i, rint(8 * dsvi_load(run->shape.act, tensor, i)) / 8);
 }
 
+static void zero_heads(const ContextRun *run, void *tensor)
+{
+    int64_t rows = run->shape.batch * run->shape.tokens * run->shape.heads, dim = run->shape.head_dim;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < dim && row % run->shape.heads < run->wide_heads; d++)
+            dsvi_store(run->shape.act, tensor, row * dim + d, 0);
+}
+
 static void fill(const ContextRun *run, Rig *rig, int64_t step)
 {
     rig_fill(rig, 100 + (uint64_t)step, run->focus[step]);
     for (int64_t i = 0; i < run->shape.blocks; i++) {
+        zero_heads(run, rig->block[i].q);
         round_tensor(run, rig->block[i].q);
         round_tensor(run, rig->block[i].k);
     }
@@ -81,7 +90,8 @@ static void note_lists(const ContextRun *run, const DsvSparse *sparse, int64_t b
 {
     const DsvLists *lists = dsvi_sparse_lists(sparse, block);
     DsvSparseView view = dsvi_sparse_view(sparse, block);
-    seen->over_lists = lists != NULL;
+    if (!lists)
+        seen->dense = true;
     for (int64_t n = 0; lists && n < dsvi_lists_count(lists); n++) {
         int64_t pair = n / lists->groups, h = pair % lists->heads, head = view.head ? view.head[h] : h;
         int64_t at = (pair / lists->heads * run->shape.heads + head) * groups_of(run) +
@@ -157,7 +167,7 @@ void run_alone(const ContextRun *run, RunSeen *seen)
 {
     static Rig rig;
     seen_create(run, seen);
-    rig_open(&rig, "auto", 2, &run->settings, &run->shape);
+    rig_open(&rig, run->isa, 2, &run->settings, &run->shape);
     dsvi_sparse_force(rig.sparse, run->forced);
     for (int64_t step = 0; step < run->steps; step++) {
         Worker w = {.run = run, .sparse = rig.sparse, .tokens = run->shape.tokens};
@@ -261,7 +271,8 @@ static DsvStatus work(const Shared *shared, DsvComm *comm, DsvContext *context)
     DsvStatus status;
     void *memory = NULL;
     size_t tensor = (size_t)(run->shape.batch * w.tokens) * row_bytes(run);
-    size_t lse = dsvi_context_lse_bytes(context, run->shape.batch, DSV_F32);
+    size_t lse = dsvi_context_lse_bytes(context, run->shape.batch,
+                                        run->shape.act == DSV_F64 ? DSV_F64 : DSV_F32);
     shape.context = context;
     DSVI_TRY(dsvi_sparse_create(shared->backend, &run->settings, &shape, NULL, NULL, &w.sparse));
     dsvi_arena_plan(&arena);
@@ -312,11 +323,11 @@ void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen)
     Shared shared = {.run = run, .backend = &backend, .teller = teller, .seen = seen};
     seen_create(run, seen);
     for (int64_t step = 0; step < run->steps; step++) {
-        rig_open(&source[step], "auto", 2, &run->settings, &run->shape);
+        rig_open(&source[step], run->isa, 2, &run->settings, &run->shape);
         fill(run, &source[step], step);
         shared.source[step] = &source[step];
     }
-    assert_ok(dsvi_cpu_open("auto", 2, &backend));
+    assert_ok(dsvi_cpu_open(run->isa, 2, &backend));
     run_ranks(run->ranks, 60, on_rank, &shared, outcome);
     for (int64_t r = 0; r < run->ranks; r++)
         if (outcome[r].status != DSV_OK)
@@ -332,9 +343,9 @@ void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen)
 static void compare_lists(const ContextRun *run, const BlockSeen *a, const BlockSeen *b, const char *where)
 {
     int64_t lists = run->shape.batch * run->shape.heads * groups_of(run);
-    if (a->over_lists != b->over_lists)
-        fail_msg("%s: alone %s, shared %s", where, a->over_lists ? "over lists" : "dense",
-                 b->over_lists ? "over lists" : "dense");
+    if (a->dense != b->dense)
+        fail_msg("%s: alone %s, shared %s", where, a->dense ? "dense" : "over lists",
+                 b->dense ? "dense" : "over lists");
     for (int64_t n = 0; n < lists; n++)
         if (a->lengths[n] != b->lengths[n] ||
             memcmp(a->runs + n * full_of(run), b->runs + n * full_of(run),

@@ -9,6 +9,7 @@ enum { RUN_STEPS_MOST = 6 };
 typedef struct ContextRun {
     DsvConfig settings;
     DsvSparseShape shape;  /* of one rank alone */
+    const char *isa;       /* as dsvi_cpu_open takes it */
     int64_t ranks;
     int64_t head_ranks;    /* of every block; 0: blocks take turns */
     bool uneven;           /* heads in random order, shared out at random */
@@ -16,12 +17,13 @@ typedef struct ContextRun {
     bool recompute;        /* the forward pass again before each backward pass */
     int64_t steps;
     int64_t focus[RUN_STEPS_MOST]; /* of rig_fill, step by step */
+    int64_t wide_heads;    /* the first so many heads attend to all keys alike */
 } ContextRun;
 
-/* One block after one step. Lists are those of the whole, dense: no list. */
+/* One block after one step. Lists are those of the whole; where a block ran dense they are empty. */
 typedef struct BlockSeen {
     void *out, *dq, *dk, *dv;
-    bool over_lists;
+    bool dense;            /* on some rank at least */
     int64_t *lengths;      /* (B N groups) */
     int32_t *runs;         /* (B N groups, full) */
     DsvSparseBlockReport report;
