@@ -251,16 +251,14 @@ static void tell_ranks(const Run *run)
 {
     const DsvConfig *settings = run->settings;
     const DsvMesh *mesh = &run->trainer->mesh;
-    char groups[64] = "";
+    char shared[64] = "";
     int64_t clips = mesh->data_ranks * settings->train_batch_size * settings->gradient_accumulation_steps;
     if (dsvi_comm_size(run->comm) == 1)
         return;
     if (mesh->context_ranks > 1)
-        snprintf(groups, sizeof groups, " in %" PRId64 " groups of %" PRId64, mesh->data_ranks,
-                 mesh->context_ranks);
-    say(run, DSV_LOG_INFO, "%" PRId64 " ranks%s: a step trains on %" PRId64 " clips, %" PRId64
-        " in each %s's batch", dsvi_comm_size(run->comm), groups, clips, settings->train_batch_size,
-        mesh->context_ranks > 1 ? "group" : "rank");
+        snprintf(shared, sizeof shared, ", %" PRId64 " to each clip", mesh->context_ranks);
+    say(run, DSV_LOG_INFO, "%" PRId64 " ranks%s: a step trains on %" PRId64 " clips, %" PRId64 " in a batch",
+        dsvi_comm_size(run->comm), shared, clips, settings->train_batch_size);
     if (is_first(run))
         dsvi_mesh_draw(mesh, mesh->context_ranks > 1 ? dsvi_context_bound(run->trainer->context) : NULL,
                        mesh_line, (void *)run);

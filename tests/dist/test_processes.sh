@@ -96,16 +96,34 @@ for stage in 1 2 3; do
     [ "$(grep -c 'steps 1 to 5' "$work/said")" = 1 ] || fail "not one summary" "$work/said"
     cmp "$work/two1/$weights" "$work/two$stage/$weights" || fail "stage $stage differs"
 done
-python3 - "$work" <<'PYTHON' || fail "the losses differ"
+
+# equal RUN RUN: the same losses and gradients, but for rounding.
+equal()
+{
+    python3 - "$work" "$@" <<'PYTHON' || fail "the losses of $1 and $2 differ"
 import json, sys
 def lines(run):
     return [json.loads(line) for line in open(f"{sys.argv[1]}/{run}/metrics.jsonl")]
-one, two = lines("one"), lines("two1")
-assert len(one) == len(two) == 5
-for a, b in zip(one, two):
+one, other = lines(sys.argv[2]), lines(sys.argv[3])
+assert len(one) == len(other) == 5
+for a, b in zip(one, other):
     for name in "loss", "grad_norm":
         assert abs(b[name] / a[name] - 1) < 1e-5, (a["step"], name, a[name], b[name])
 PYTHON
+}
+equal one two1
+
+echo "ranks that share clips train what one rank does that has them alone"
+share=("${train[@]}" sparse.enabled=false sparse.group=16 max_train_steps=5)
+start 2 "${share[@]}" train_batch_size=2 cp_size=2 "output_dir=$work/shared" >"$work/said" 2>&1 ||
+    fail "two share" "$work/said"
+grep -q "2 ranks, 2 to each clip: a step trains on 2 clips, 2 in a batch" "$work/said" ||
+    fail "not told" "$work/said"
+grep -q "tokens      16 to      47 of each clip: rank    1" "$work/said" || fail "no picture" "$work/said"
+equal one shared
+start 4 "${share[@]}" cp_size=2 zero_stage=3 "output_dir=$work/four" >"$work/said" 2>&1 ||
+    fail "two and two share" "$work/said"
+equal one four
 
 if [ "$way" = tcp ]; then
     echo "started as Slurm starts them"

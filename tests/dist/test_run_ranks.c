@@ -20,7 +20,7 @@ static void set(DsvConfig *settings, const char *key, const char *value)
     assert_ok(dsv_config_set(settings, assignment));
 }
 
-/* One run on some ranks; a batch is SAMPLES divided by their number. */
+/* One run on some ranks; a batch is SAMPLES divided by the number of groups that share clips. */
 typedef struct RanksRun {
     const char *folder;
     const char *const *assignment;
@@ -71,17 +71,15 @@ static DsvStatus train(DsvComm *comm, void *context)
 
 static void run_it(RanksRun *run)
 {
-    char batch[8];
-    snprintf(batch, sizeof batch, "%d", SAMPLES / (int)run->ranks);
     for (int64_t r = 0; r < run->ranks; r++) {
         DsvConfig *settings = &run->settings[r];
         tiny_settings(settings);
         set(settings, "data.path", clips);
         set(settings, "output_dir", run->folder);
         set(settings, "max_train_steps", "8");
-        set(settings, "train_batch_size", batch);
         for (const char *const *a = run->assignment; *a; a++)
             assert_ok(dsv_config_set(settings, *a));
+        settings->train_batch_size = SAMPLES / (run->ranks / settings->cp_size);
         settings->zero_stage = run->stage ? run->stage : settings->zero_stage;
         set(settings, "seed", r == run->odd_rank ? "8" : "7");
         if (run->resume)
@@ -278,6 +276,83 @@ static void stopped_while_sampling(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* Ranks that share clips: 60 tokens in stretches of 16. */
+#define SHARED "height=40", "width=32", "sparse.enabled=false", "validation.clips=3", "validation.every=4"
+static const char *const ALONE[] = {SHARED, "mixed_precision=no", held_out_setting, NULL};
+static const char *const BY_TWO[] = {SHARED, "mixed_precision=no", "cp_size=2", held_out_setting, NULL};
+static const char *const BY_FOUR[] = {SHARED, "mixed_precision=no", "cp_size=4", "cp_heads=2",
+                                      held_out_setting, NULL};
+static const char *const SAMPLED[] = {
+    SHARED, "mixed_precision=bf16", "cp_size=2", "validation_steps=4", "validation_at_end=true",
+    "num_inference_steps=3", NULL};
+
+static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
+{
+    static const struct {
+        const char *const *assignment;
+        int64_t ranks;
+    } shared[] = {{BY_TWO, 2}, {BY_TWO, 4}, {BY_FOUR, 4}};
+    const char *one = run_straight(ALONE, 1);
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const char *many = run_straight(shared[i].assignment, shared[i].ranks);
+        same_numbers(one, many, "metrics.jsonl", "loss", STEPS);
+        same_numbers(one, many, "metrics.jsonl", "grad_norm", STEPS);
+        same_numbers(one, many, "validation.jsonl", "loss", 2);
+        assert_ok(dsvi_folder_remove(many));
+    }
+    assert_ok(dsvi_folder_remove(one));
+}
+
+/* Stopped, to the bit; and every group of ranks has a clip of its own sampled. */
+static void shared_clips_stopped_and_resumed(void **state)
+{
+    const char *straight = run_straight(SAMPLED, 4), *folder = tiny_folder();
+    char path[DSVI_PATH_MAX];
+    RanksRun run = new_run(folder, SAMPLED, 4);
+    (void)state;
+    run.stop_rank = 3;
+    run.stop_after = 3;
+    run_it(&run);
+    check_outcome(&run, DSV_E_INTERRUPTED);
+    run = new_run(folder, SAMPLED, 4);
+    run.resume = true;
+    run_it(&run);
+    check_outcome(&run, DSV_OK);
+    tiny_same_checkpoints(straight, folder, STEPS);
+    for (int step = 4; step <= STEPS; step += 4) {
+        snprintf(path, sizeof path, "samples/step-%06d.mp4", step);
+        same_file(straight, folder, path);
+        snprintf(path, sizeof path, "samples/seed-8/step-%06d.mp4", step);
+        same_file(straight, folder, path);
+    }
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* Whoever shared clips with whom, a checkpoint goes on on any other layout. */
+static void resumed_on_another_layout(void **state)
+{
+    static const struct {
+        const char *const *assignment;
+        int64_t ranks;
+    } part[] = {{BY_FOUR, 4}, {BY_TWO, 4}, {ALONE, 2}, {BY_TWO, 2}};
+    const char *straight = run_straight(ALONE, 1), *folder = tiny_folder();
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        RanksRun run = new_run(folder, part[i].assignment, part[i].ranks);
+        run.resume = i > 0;
+        run.stop_after = i < 3 ? 2 : 0;
+        run_it(&run);
+        check_outcome(&run, i < 3 ? DSV_E_INTERRUPTED : DSV_OK);
+    }
+    same_numbers(straight, folder, "metrics.jsonl", "loss", STEPS);
+    same_numbers(straight, folder, "metrics.jsonl", "grad_norm", STEPS);
+    same_numbers(straight, folder, "validation.jsonl", "loss", 2);
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(straight));
+}
+
 static void resumed_on_another_number_of_ranks(void **state)
 {
     static const int64_t fewer[] = {4, 2, 1, 0}, more[] = {1, 4, 0}, odd[] = {4, 3, 1, 2, 0};
@@ -360,6 +435,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_equal_that_of_one_rank),
         cmocka_unit_test(stopped_and_resumed),
+        cmocka_unit_test(runs_on_shared_clips_equal_that_of_one_rank),
+        cmocka_unit_test(shared_clips_stopped_and_resumed),
+        cmocka_unit_test(resumed_on_another_layout),
         cmocka_unit_test(resumed_on_another_number_of_ranks),
         cmocka_unit_test(what_is_divided_does_not_matter),
         cmocka_unit_test(resumed_at_another_stage),
