@@ -27,25 +27,56 @@ static void name_largest(const DsvArena *plan, char line[LINE])
     }
 }
 
-/* Ways to take less, the ones that cost least time first. Each is tried on top of those before it. */
-static bool take_less(DsvConfig *settings, int way, char words[LINE])
+static bool divide_more(DsvConfig *settings, int64_t stage)
 {
-    static const char *const keep[] = {"selective", "true"};
-    if (way < 2) {
-        if (strcmp(settings->gradient_checkpointing, keep[way]) == 0 ||
-            strcmp(settings->gradient_checkpointing, "true") == 0)
-            return false;
-        snprintf(settings->gradient_checkpointing, sizeof settings->gradient_checkpointing, "%s", keep[way]);
-    } else {
-        if (settings->train_batch_size == 1)
-            return false;
-        settings->gradient_accumulation_steps *= settings->train_batch_size;
-        settings->train_batch_size = 1;
+    if (settings->zero_stage >= stage)
+        return false;
+    settings->zero_stage = stage;
+    return true;
+}
+
+static bool keep_less(DsvConfig *settings, const char *keep)
+{
+    char *now = settings->gradient_checkpointing;
+    if (strcmp(now, keep) == 0 || strcmp(now, "true") == 0)
+        return false;
+    snprintf(now, sizeof settings->gradient_checkpointing, "%s", keep);
+    return true;
+}
+
+static bool split_batch(DsvConfig *settings)
+{
+    if (settings->train_batch_size == 1)
+        return false;
+    settings->gradient_accumulation_steps *= settings->train_batch_size;
+    settings->train_batch_size = 1;
+    return true;
+}
+
+enum { WAYS = 5 };
+
+/* Ways to take less, the ones that cost least time first. Each is tried on top of those before it. False
+ * where it would change nothing. */
+static bool take_less(DsvConfig *settings, int way, bool divided)
+{
+    switch (way) {
+    case 0: return divided && divide_more(settings, 2);
+    case 1: return keep_less(settings, "selective");
+    case 2: return divided && divide_more(settings, 3);
+    case 3: return keep_less(settings, "true");
+    default: return split_batch(settings);
     }
-    snprintf(words, LINE, "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
+}
+
+static void name_settings(const DsvConfig *settings, bool divided, char words[LINE])
+{
+    int used = 0;
+    if (divided)
+        used = snprintf(words, LINE, "zero_stage=%lld ", (long long)settings->zero_stage);
+    snprintf(words + used, LINE - (size_t)used,
+             "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
              settings->gradient_checkpointing, (long long)settings->train_batch_size,
              (long long)settings->gradient_accumulation_steps);
-    return true;
 }
 
 /* The first way that fits, in words; "" when none does. */
@@ -53,10 +84,14 @@ static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
 {
     DsvConfig settings = *t->settings;
     DsvArena plan;
-    for (int way = 0; way < 3; way++)
-        if (take_less(&settings, way, words) && dsvi_trainer_plan(t, &settings, &plan) == DSV_OK &&
-            plan.used <= there_are)
+    bool divided = t->mesh.shard_ranks > 1;
+    for (int way = 0; way < WAYS; way++) {
+        if (!take_less(&settings, way, divided))
+            continue;
+        name_settings(&settings, divided, words);
+        if (dsvi_trainer_plan(t, &settings, &plan) == DSV_OK && plan.used <= there_are)
             return;
+    }
     words[0] = 0;
 }
 

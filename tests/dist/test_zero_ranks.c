@@ -5,6 +5,11 @@
 #include "train_rig.h"
 
 static const char *const DENSE[] = {"mixed_precision=no", "sparse.enabled=false", NULL};
+static const char *const DEEP[] = {
+    "mixed_precision=no", "sparse.enabled=false", "model.num_layers=12", "model.text_dim=32", NULL};
+static const char *const DEEP_SELECTIVE[] = {
+    "mixed_precision=no", "sparse.enabled=false", "model.num_layers=12", "model.text_dim=32",
+    "gradient_checkpointing=selective", NULL};
 static const char *const DENSE_BF16[] = {"mixed_precision=bf16", "sparse.enabled=false", NULL};
 static const char *const AGAIN[] = {"gradient_checkpointing=true", NULL};
 static const char *const SELECTIVE[] = {"gradient_checkpointing=selective", "mixed_precision=no", NULL};
@@ -149,6 +154,33 @@ static void each_stage_takes_its_memory(void **state)
     memory_is_what_is_said(DENSE_BF16, 2);
 }
 
+/* Has room for what fits at a stage, and trains at the first. */
+static void told(const char *const *fitting, int64_t stage, const char *words)
+{
+    Rig fits = train(fitting, 3, stage, 1);
+    Rig rig = {.device = "cpu", .assignment = DEEP, .ranks = 3, .stage = 1, .steps = 1, .samples = 12,
+               .fault = RIG_NO_SAMPLE, .fault_rank = -1};
+    for (int r = 0; r < 3; r++)
+        rig.memory_bytes = fits.rank[r].plan.used > rig.memory_bytes ? fits.rank[r].plan.used
+                                                                     : rig.memory_bytes;
+    rig_train(&rig);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(rig.outcome[r].status, DSV_E_NO_MEMORY);
+        if (!strstr(rig.outcome[r].sentence, words))
+            fail_msg("%s", rig.outcome[r].sentence);
+    }
+    rig_free(&rig);
+    rig_free(&fits);
+}
+
+static void what_does_not_fit_is_told_what_would(void **state)
+{
+    (void)state;
+    told(DEEP, 2, "it would fit with zero_stage=2 gradient_checkpointing=false train_batch_size=4 ");
+    told(DEEP_SELECTIVE, 3,
+         "it would fit with zero_stage=3 gradient_checkpointing=selective train_batch_size=4 ");
+}
+
 /* Bytes that a rank sends in a step after the first: the others' parts of the gradients, once a step or a
  * micro-batch; its own part of the weights to each other rank, once a step, or at stage 3 once for each pass
  * but for the two buckets that are still there from the pass before; and what a step came to. */
@@ -178,6 +210,25 @@ static void a_step_sends_what_it_must(void **state)
             }
             rig_free(&rig);
         }
+    }
+}
+
+/* Two shard groups of two ranks: a rank sends half of what its group has summed to its replica, and the sum
+ * of the other half. */
+static void replicas_send_what_they_must(void **state)
+{
+    (void)state;
+    for (int64_t stage = 1; stage <= 3; stage++) {
+        Rig rig = {.device = "cpu", .assignment = TWICE, .ranks = 4, .shard_ranks = 2, .stage = stage,
+                   .steps = 3};
+        rig_train(&rig);
+        for (int r = 0; r < 4; r++) {
+            const RigRank *rank = &rig.rank[r];
+            uint64_t sums = stage > 1 ? 2 : 1, shares = 2 * sizeof(DsvStepShare);
+            assert_int_equal(rank->sent[2] - rank->sent[1], expected_bytes(rank, 2, stage, 2) + shares +
+                                                                sums * (uint64_t)rank->own * 4);
+        }
+        rig_free(&rig);
     }
 }
 
@@ -223,7 +274,9 @@ int main(void)
         cmocka_unit_test(ranks_equal_one_rank),
         cmocka_unit_test(replicas_add_their_sums),
         cmocka_unit_test(each_stage_takes_its_memory),
+        cmocka_unit_test(what_does_not_fit_is_told_what_would),
         cmocka_unit_test(a_step_sends_what_it_must),
+        cmocka_unit_test(replicas_send_what_they_must),
         cmocka_unit_test(a_failure_ends_all_with_one_sentence),
         cmocka_unit_test(nan_names_its_rank),
     };

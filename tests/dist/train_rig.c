@@ -112,6 +112,7 @@ static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
         rank->sent[step] = dsvi_comm_sent(t->comm).bytes;
         if (t->zero.shard_comm != t->comm)
             rank->sent[step] += dsvi_comm_sent(t->zero.shard_comm).bytes;
+        rank->sent[step] += dsvi_comm_sent(t->zero.replica_comm).bytes;
     }
     return keep(t, rank);
 }
@@ -124,11 +125,21 @@ typedef struct Parts {
     DsvTrainer *trainer;
 } Parts;
 
+static size_t nothing_used(DsvDevice *device)
+{
+    (void)device;
+    return 0;
+}
+
 /* With one compute thread a rank, ranks have no pool of threads to share. */
 static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
 {
     DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
     DSVI_TRY(dsvi_backend_open_rank(&p->settings, comm, &p->backend));
+    if (rig->memory_bytes > 0) {
+        p->backend.device->memory_bytes = rig->memory_bytes;
+        p->backend.device->memory_used = nothing_used;
+    }
     DSVI_TRY(dsvi_codec_open(&p->settings, &p->codec));
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));

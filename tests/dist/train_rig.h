@@ -42,6 +42,7 @@ typedef struct Rig {
     int64_t shard_ranks;           /* hsdp_shard_dim */
     int64_t context_ranks;         /* cp_size; 0: 1 */
     int64_t head_ranks;            /* cp_heads */
+    size_t memory_bytes;           /* that the device of each rank has; 0: as it is */
     int steps;
     RigFault fault;
     int64_t fault_rank, fault_step;
