@@ -91,7 +91,8 @@ typedef struct MergeShape {
     bool heads_first;      /* (B, N, S, D) */
     bool from_acc, to_acc; /* else in act */
     bool in_place;         /* wants both of one dtype */
-    int64_t from_infinite, part_infinite; /* every so many rows had no keys */
+    /* every so many rows had no keys; with one head they also hold what would show if it were used */
+    int64_t from_infinite, part_infinite;
 } MergeShape;
 
 enum { MERGE_FROM, MERGE_PART, MERGE_TO, MERGE_LSE, MERGE_PART_LSE };
@@ -124,14 +125,16 @@ static DsvStatus run_merge(const CheckCase *c, const DsvOps *ops, DsvStream *str
 static void check_merge(const DsvBackend *backend, const MergeShape *shape)
 {
     CheckCase c = {.op = "attention_merge", .parameters = shape, .run = run_merge, .ulps = 8};
-    int64_t rows = shape->batch * shape->heads * shape->queries, n = rows * (shape->dim + shape->gap);
+    int64_t rows = shape->batch * shape->heads * shape->queries, pitch = shape->dim + shape->gap;
+    int64_t n = rows * pitch, traps = shape->heads == 1 ? pitch : 0;
     snprintf(c.shape, sizeof c.shape, "b %lld h %lld q %lld d %lld gap %lld, %s to %s%s%s",
              (long long)shape->batch, (long long)shape->heads, (long long)shape->queries,
              (long long)shape->dim, (long long)shape->gap, shape->from_acc ? "acc" : "act",
              shape->to_acc ? "acc" : "act", shape->heads_first ? ", heads first" : "",
              shape->in_place ? ", in place" : "");
-    check_buffer(&c, "from", shape->from_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN, n);
-    check_buffer(&c, "part", CHECK_ACT, CHECK_IN, n);
+    CheckKind from = shape->from_acc ? CHECK_ACC : CHECK_ACT;
+    check_buffer(&c, "from", from, CHECK_IN, n)->infinite = traps * shape->from_infinite;
+    check_buffer(&c, "part", CHECK_ACT, CHECK_IN, n)->infinite = traps * shape->part_infinite;
     /* in and out: what stands between rows must stay */
     CheckBuffer *to = check_buffer(&c, "to", shape->to_acc ? CHECK_ACC : CHECK_ACT, CHECK_IN_OUT, n);
     to->alias = shape->in_place ? 1 + MERGE_FROM : 0;
@@ -152,6 +155,8 @@ void check_attention_merge_cases(const DsvBackend *backend)
         {1, 3, 9, 256, 0, false, false, false, false, 4, 1},
         {3, 2, 7, 34, 3, true, false, true, false, 2, 2},
         {1, 2, 21, 250, 0, false, true, false, false, 1, 1},
+        {2, 1, 37, 64, 0, false, false, true, false, 2, 3},
+        {1, 1, 41, 34, 0, false, true, false, false, 3, 2},
         {1, 2, 0, 32, 0, false, false, false, false, 0, 0},
         {0, 2, 4, 32, 0, false, false, false, false, 0, 0},
     };
