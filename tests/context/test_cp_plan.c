@@ -1,0 +1,370 @@
+/* Degrees and placements against all there are; what a plan is said to take against the formulas, written out
+ * again; room, unknown links, and when a present plan stays. */
+#include "test.h"
+
+#include <stdbool.h>
+
+#include "base/rng.h"
+#include "context/cp_plan.h"
+
+enum { HEADS = 6, RANKS_MOST = 6 };
+#define SLACK 1e-4 /* of placements, as cp_plan.c has it */
+
+/* A machine whose prices are round numbers: a byte takes 1e-9 s on every link, a transfer 1e-5 s at least. */
+static void make_costs(DsvContextCosts *costs)
+{
+    memset(costs, 0, sizeof *costs);
+    costs->beside = true;
+    costs->touch = 1e-11;
+    costs->attention = (DsvAttentionCost){.call = {1e-5, 2e-5}, .dense = {1e-9, 2.5e-9}, .select = 1e-10};
+    for (int i = 0; i < 2; i++)
+        for (int pass = 0; pass < DSV_PASSES; pass++)
+            dsvi_price_add(&costs->attention.lists[pass], i, (pass ? 3e-9 : 1.2e-9) * i);
+    for (int64_t ranks = 2; ranks <= 8; ranks++) {
+        DsvLinkCost *link = &costs->link[costs->link_count++];
+        link->ranks = ranks;
+        for (int i = 0; i < 2; i++) {
+            dsvi_price_add(&link->head_exchange, 1e6 * i, 1e-5 + 1e-3 * i);
+            dsvi_price_add(&link->sequence_exchange, 1e6 * i, 1e-5 + 2e-3 * i);
+            dsvi_price_add(&link->sequence_swap, 1e6 * i, 1e-5 + 4e-3 * i);
+        }
+    }
+}
+
+static const int64_t even_bound[] = {0, 64, 128, 192, 256};
+
+static DsvCpShape four_ranks(void)
+{
+    return (DsvCpShape){.ranks = 4, .batch = 2, .tokens = 256, .heads = HEADS, .head_dim = 32,
+                        .bound = even_bound, .element = 2, .feature = 32, .group = 16, .grain = 1,
+                        .backward = true};
+}
+
+static DsvContextPlan plan_of(int64_t head_ranks, int64_t ranks, const int32_t *placement,
+                              const int64_t *bound)
+{
+    return (DsvContextPlan){head_ranks, ranks / head_ranks, placement, bound};
+}
+
+static const int32_t in_order[HEADS] = {0, 1, 2, 3, 4, 5};
+static const int64_t all_at_once[] = {0, HEADS}, uneven[] = {0, 2, HEADS}, thin[] = {0, 1, 2, 4, HEADS};
+
+static void test_curve(void **state)
+{
+    (void)state;
+    DsvPriceCurve curve = {.count = 0};
+    assert_true(dsvi_price_at(&curve, 3) == 0);
+    dsvi_price_add(&curve, 1, 10);
+    assert_true(dsvi_price_at(&curve, 3) == 10);
+    dsvi_price_add(&curve, 2, 12);
+    dsvi_price_add(&curve, 2, 99); /* x must rise */
+    dsvi_price_add(&curve, 4, 20);
+    assert_int_equal(curve.count, 3);
+    assert_true(dsvi_price_at(&curve, 1.5) == 11);
+    assert_true(dsvi_price_at(&curve, 3) == 16);
+    assert_true(dsvi_price_at(&curve, 6) == 28);
+    assert_true(dsvi_price_at(&curve, 0) == 8);
+    assert_true(dsvi_price_at(&curve, -9) == 0);
+}
+
+static void test_union(void **state)
+{
+    (void)state;
+    assert_true(fabs(dsvi_cp_union(0.1, 50, 0) - 0.1) < 1e-12);
+    assert_true(fabs(dsvi_cp_union(0.1, 2, 1) - 0.19) < 1e-12);
+    assert_true(dsvi_cp_union(1, 50, 0.4) == 1);
+    assert_true(dsvi_cp_union(0, 50, 0.4) == 0);
+    for (double spread = 0.1; spread < 1; spread += 0.2)
+        assert_true(fabs(dsvi_cp_spread(0.07, 40, dsvi_cp_union(0.07, 40, spread)) - spread) < 1e-9);
+    assert_true(dsvi_cp_spread(0.07, 40, 0.05) == 0);  /* fewer than one list names */
+    assert_true(dsvi_cp_spread(0.07, 1, 0.07) == 0);
+    assert_true(dsvi_cp_spread(0.5, 2, 1) == 1);
+}
+
+static void check_seconds(double found, double wanted)
+{
+    assert_error_below(fabs(found - wanted) / wanted, 1e-12, "%.12g, wanted %.12g", found, wanted);
+}
+
+/* 4 x 1: no other stretches. Heads 1, 1, 2, 2 of 6; the last two ranks are the slowest. */
+static void test_heads_alone(void **state)
+{
+    (void)state;
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    const DsvCpBlock block = {.spread = DSV_CP_SPREAD};
+    DsvContextPlan plan = plan_of(4, 4, in_order, thin);
+    DsvCpTimes times;
+    make_costs(&costs);
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    double bytes = 32 * 2 * fmax(64 * 4, 192 * 2); /* D e max(S_own (N - c), (T - S_own) c) */
+    double tensor = 2 * (1e-5 + 1e-9 * bytes) + 1e-11 * 2 * (2 * 64 * 6 * 32 * 2);
+    check_seconds(times.heads, 12 * tensor);
+    check_seconds(times.attend, 3e-5 + 2 * 2.0 * 256 * 256 * 3.5e-9);
+    check_seconds(times.total, times.heads + times.attend);
+    assert_true(fabs(times.sequence) < 1e-15);
+    assert_int_equal(times.memory, 8 * 2 * 256 * 2 * 32 * 2 + 2 * 64 * 6 * 32 * 2);
+    shape.recompute = true;
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    check_seconds(times.heads, 16 * tensor);
+    check_seconds(times.attend, 4e-5 + 2 * 2.0 * 256 * 256 * 4.5e-9);
+    shape.backward = shape.recompute = false;
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    check_seconds(times.heads, 4 * tensor);
+    check_seconds(times.attend, 1e-5 + 2 * 2.0 * 256 * 256 * 1e-9);
+}
+
+/* 1 x 4 dense: a ring, three quarters of attention beside it. */
+static void test_ring(void **state)
+{
+    (void)state;
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    const DsvCpBlock block = {.spread = DSV_CP_SPREAD};
+    DsvContextPlan plan = plan_of(1, 4, in_order, all_at_once);
+    DsvCpTimes times;
+    make_costs(&costs);
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    double numbers = 2.0 * 64 * 6 * 32, pairs = 6 * 2.0 * 64 * 256;
+    double keys = 2 * (1e-5 + 4e-9 * numbers * 2), sums = 2 * (1e-5 + 4e-9 * numbers * 4);
+    double forward = 3 * keys, backward = 2 * keys + 3 * sums;
+    double seen = keys + (1 + 3) * 3 * numbers * (2 + 8) * 1e-11;
+    check_seconds(times.attend, 4 * 3e-5 + pairs * 3.5e-9);
+    check_seconds(times.sequence, seen + fmax(0, forward - 0.75 * pairs * 1e-9) +
+                                      fmax(0, backward - 0.75 * pairs * 2.5e-9));
+    assert_true(times.heads == 0);
+    assert_int_equal(times.memory, 64 * 2 * 6 * 32 * (4 * 2 + 5 * 4 + 2 * 2));
+    costs.beside = false;
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    check_seconds(times.sequence, seen + forward + backward);
+}
+
+/* 2 x 2 over lists: features, rows that some list holds, gradients of these. */
+static void test_lists(void **state)
+{
+    (void)state;
+    const double density[HEADS] = {0.25, 0.125, 0.125, 0.25, 0.25, 0.0625};
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    const DsvCpBlock block = {.density = density, .spread = 0.5};
+    DsvContextPlan plan = plan_of(2, 4, in_order, uneven);
+    DsvCpTimes times;
+    make_costs(&costs);
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    double pairs = 2.0 * 128 * 256, lists = 128 / 16, others = 2 * 128, own = 0, all = 0;
+    for (int h = 0; h < HEADS; h++) {
+        double named = others * (1 - pow(1 - density[h], sqrt(lists)));
+        all += named / 2;
+        own += h < 2 ? 0 : density[h];
+    }
+    double row = 2 * 32 * 2 * (2e-9 + 1e-5 / (all * 2 * 32 * 2)), seen = 0;
+    for (int h = 2; h < HEADS; h++) { /* half of a head's attention is on its own stretch */
+        double there = row * others * (1 - pow(1 - density[h], sqrt(lists)));
+        seen += there + fmax(0, there - 0.5 * pairs * 1.2e-9 * density[h]) +
+                fmax(0, there - 0.5 * pairs * 3e-9 * density[h]);
+    }
+    double attend = 2 * 3e-5 + pairs * (4 * 1e-10 + own * 4.2e-9);
+    double exchange = 12 * (2 * (1e-5 + 1e-9 * 32 * 2 * fmax(64 * 2, 64 * 4)) +
+                            1e-11 * 2 * (2 * 64 * 6 * 32 * 2));
+    double features = 1e-5 + 1e-9 * 2 * 32 * fmax(192 * 4, 64 * (2 * 6 - 4));
+    double merge = (1 + 3) * 2.0 * 128 * 4 * 32 * (2 + 8) * 1e-11;
+    double sequence = 1e-5 + 2e-9 * others * 4 + features + seen + merge;
+    check_seconds(times.total, attend + exchange + sequence); /* four thin heads take longer than two */
+    check_seconds(times.attend, attend);
+    check_seconds(times.heads, exchange);
+    check_seconds(times.sequence, sequence);
+}
+
+/* The least time over every degree and every placement. */
+static double best_of_all(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block)
+{
+    double best = INFINITY;
+    for (int64_t head_ranks = 1; head_ranks <= shape->ranks && head_ranks <= shape->heads; head_ranks++) {
+        int32_t rank[HEADS] = {0};
+        int64_t h = shape->ranks % head_ranks ? shape->heads : 0;
+        while (h < shape->heads) {
+            int32_t placement[HEADS];
+            int64_t bound[RANKS_MOST + 1] = {0}, filled = 0;
+            bool whole = true;
+            for (int64_t r = 0; r < head_ranks; r++) {
+                for (int64_t i = 0; i < shape->heads; i++)
+                    if (rank[i] == r)
+                        placement[filled++] = (int32_t)i;
+                bound[r + 1] = filled;
+                whole = whole && bound[r + 1] > bound[r];
+            }
+            DsvContextPlan plan = plan_of(head_ranks, shape->ranks, placement, bound);
+            DsvCpTimes times = {.total = INFINITY};
+            if (whole)
+                dsvi_cp_times(costs, shape, block, &plan, &times);
+            best = fmin(best, times.total);
+            for (h = 0; h < shape->heads && ++rank[h] == head_ranks; h++)
+                rank[h] = 0;
+        }
+    }
+    return best;
+}
+
+typedef struct Room {
+    int32_t placement[DSV_PLACED_HEADS_MOST];
+    int64_t bound[DSV_PLACED_HEADS_MOST + 1];
+    DsvCpChoice choice;
+} Room;
+
+static void make_room(Room *room)
+{
+    memset(room, 0, sizeof *room);
+    room->choice.placement = room->placement;
+    room->choice.bound = room->bound;
+}
+
+static void check_choice(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block,
+                         uint32_t which, int64_t chosen[RANKS_MOST + 1])
+{
+    Room room;
+    DsvCpTimes again;
+    make_room(&room);
+    double best = best_of_all(costs, shape, block);
+    DsvCpChoice *choice = &room.choice;
+    if (!isfinite(best)) {
+        assert_fails(DSV_E_USAGE, "cannot be shared out", dsvi_cp_choose(costs, shape, block, NULL, choice));
+        return;
+    }
+    assert_ok(dsvi_cp_choose(costs, shape, block, NULL, choice));
+    assert_true(choice->changed && isnan(choice->present.total));
+    if (!(choice->times.total <= best * (1 + SLACK) && choice->times.total >= best * (1 - 1e-12)))
+        fail_msg("case %u: %.9g, the best is %.9g", which, choice->times.total, best);
+    dsvi_cp_times(costs, shape, block, &choice->plan, &again);
+    assert_memory_equal(&again, &choice->times, sizeof again);
+    chosen[choice->plan.head_ranks]++;
+}
+
+/* Random machines and blocks, uneven stretches, with and without room for all. */
+static void test_best_of_all(void **state)
+{
+    (void)state;
+    const int64_t bound_of_six[] = {0, 48, 96, 144, 176, 208, 240};
+    int64_t chosen[RANKS_MOST + 1] = {0};
+    for (uint32_t which = 0; which < 60; which++) {
+        DsvContextCosts costs;
+        DsvRng rng = {9, DSV_RNG_TEST, which};
+        float number[16];
+        double density[HEADS];
+        DsvCpShape shape = four_ranks();
+        make_costs(&costs);
+        dsvi_rng_fill_normal(rng, 0, number, 16);
+        for (int h = 0; h < HEADS; h++)
+            density[h] = fmin(1, 0.1 * exp(number[h]));
+        for (int64_t i = 0; i < costs.link_count; i++)
+            for (int point = 0; point < 2; point++) {
+                costs.link[i].head_exchange.y[point] *= exp(number[8]);
+                costs.link[i].sequence_exchange.y[point] *= exp(number[9]);
+                costs.link[i].sequence_swap.y[point] *= exp(number[9]);
+            }
+        costs.beside = which % 2;
+        if (which % 3 == 0)
+            shape.ranks = 6, shape.bound = bound_of_six, shape.tokens = 240;
+        if (which % 5 == 1)
+            shape.rows_most = 400;
+        if (which % 5 == 2)
+            shape.memory_most = (size_t)(1e5 * exp(number[10]));
+        const DsvCpBlock block = {.density = which % 4 ? density : NULL, .spread = DSV_CP_SPREAD};
+        check_choice(&costs, &shape, &block, which, chosen);
+    }
+    assert_true(chosen[1] > 0 && chosen[2] > 0 && chosen[4] > 0); /* the cases are not all alike */
+}
+
+static void test_degrees_that_may_be(void **state)
+{
+    (void)state;
+    Room room;
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    const DsvCpBlock block = {.spread = DSV_CP_SPREAD};
+    make_costs(&costs);
+    make_room(&room);
+    for (int64_t head_ranks = 1; head_ranks <= 4; head_ranks *= 2) {
+        shape.head_ranks = head_ranks;
+        assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &room.choice));
+        assert_int_equal(room.choice.plan.head_ranks, head_ranks);
+        assert_int_equal(room.choice.plan.sequence_ranks, 4 / head_ranks);
+        assert_int_equal(room.choice.candidates, 1);
+    }
+    shape.head_ranks = 0;
+    costs.link_count = 1; /* of 2 ranks: 4 x 1 and 1 x 4 have no price */
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &room.choice));
+    assert_int_equal(room.choice.plan.head_ranks, 2);
+    assert_int_equal(room.choice.candidates, 3);
+    shape.rows_most = 128 * 2; /* and three heads of two groups do not fit */
+    assert_fails(DSV_E_USAGE, "6 heads of 256 tokens cannot be shared out to 4 ranks",
+                 dsvi_cp_choose(&costs, &shape, &block, NULL, &room.choice));
+    shape.heads = 2; /* fewer than ranks: 4 x 1 is no candidate */
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &room.choice));
+    assert_int_equal(room.choice.candidates, 2);
+}
+
+/* A plan stays while another is hardly better, and goes when burdens moved. */
+static void test_present_plan_stays(void **state)
+{
+    (void)state;
+    Room first, second;
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    char line[512];
+    double density[HEADS] = {0.5, 0.1, 0.1, 0.1, 0.1, 0.1};
+    const DsvCpBlock block = {.density = density, .spread = DSV_CP_SPREAD};
+    make_costs(&costs);
+    for (int pass = 0; pass < DSV_PASSES; pass++) /* lists decide, not what travels */
+        costs.attention.lists[pass].y[1] *= 100;
+    make_room(&first);
+    make_room(&second);
+    shape.head_ranks = 2;
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &first.choice));
+    dsvi_cp_explain(&first.choice, &block, line, sizeof line);
+    assert_non_null(strstr(line, "2 head ranks x 2 sequence ranks, heads 0"));
+    assert_null(strstr(line, "as it was"));
+    density[5] = 0.101;
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, &first.choice.plan, &second.choice));
+    assert_false(second.choice.changed);
+    assert_memory_equal(second.placement, first.placement, HEADS * sizeof *first.placement);
+    density[0] = 0.1;
+    density[5] = 0.5;
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, &first.choice.plan, &second.choice));
+    assert_true(second.choice.changed);
+    assert_true(second.choice.times.total < (1 - DSV_CP_LEAST_GAIN) * second.choice.present.total);
+    dsvi_cp_explain(&second.choice, &block, line, sizeof line);
+    assert_non_null(strstr(line, "for lists of density 0.167: "));
+    assert_non_null(strstr(line, "; as it was "));
+    shape.head_ranks = 1; /* what may no longer be does not stay */
+    assert_ok(dsvi_cp_choose(&costs, &shape, &block, &first.choice.plan, &second.choice));
+    assert_true(second.choice.changed && second.choice.plan.head_ranks == 1);
+}
+
+static void test_heads_as_text(void **state)
+{
+    (void)state;
+    const int32_t placement[HEADS] = {0, 1, 2, 5, 3, 4};
+    const int64_t bound[] = {0, 4, HEADS};
+    DsvContextPlan plan = plan_of(2, 4, placement, bound);
+    char text[64];
+    dsvi_cp_heads_text(&plan, text, sizeof text);
+    assert_string_equal(text, "0-2 5 | 3-4");
+    dsvi_cp_heads_text(&plan, text, 6);
+    assert_string_equal(text, "0-2 5");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_curve),
+        cmocka_unit_test(test_union),
+        cmocka_unit_test(test_heads_alone),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_best_of_all),
+        cmocka_unit_test(test_degrees_that_may_be),
+        cmocka_unit_test(test_present_plan_stays),
+        cmocka_unit_test(test_heads_as_text),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,148 @@
+/* A planner over the context of real ranks: plans set alike on all, lines for those that change. */
+#include "test.h"
+
+#include "context/cp_planner.h"
+#include "cpu/cpu.h"
+#include "dist/local_ranks.h"
+
+enum { BLOCKS = 4, HEADS = 6, TOKENS = 256, LINES_MOST = 16 };
+
+static DsvBackend backend;
+
+typedef struct Heard {
+    int count;
+    char line[LINES_MOST][1100];
+} Heard;
+
+static Heard heard[RANKS_MOST];
+
+static void hear(void *context, const char *line)
+{
+    Heard *h = context;
+    if (h->count < LINES_MOST)
+        snprintf(h->line[h->count], sizeof h->line[0], "%s", line);
+    h->count++;
+}
+
+#define EXPECT(condition)                                                                           \
+    do {                                                                                            \
+        if (!(condition))                                                                           \
+            return DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);          \
+    } while (0)
+
+/* Attention is dear, links are cheap: the placement of heads decides. */
+static void make_costs(DsvContextCosts *costs)
+{
+    memset(costs, 0, sizeof *costs);
+    costs->attention = (DsvAttentionCost){.dense = {1e-7, 2e-7}};
+    for (int i = 0; i < 2; i++)
+        for (int pass = 0; pass < DSV_PASSES; pass++)
+            dsvi_price_add(&costs->attention.lists[pass], i, 1e-7 * i);
+    for (int64_t ranks = 2; ranks <= 4; ranks += 2) {
+        DsvLinkCost *link = &costs->link[costs->link_count++];
+        link->ranks = ranks;
+        dsvi_price_add(&link->head_exchange, 1, 1e-6);
+        dsvi_price_add(&link->sequence_exchange, 1, 1e-4);
+        dsvi_price_add(&link->sequence_swap, 1, 1e-4);
+    }
+}
+
+static bool begins(const char *text, const char *words)
+{
+    return strncmp(text, words, strlen(words)) == 0;
+}
+
+static bool is_plan(const DsvContextPlan *plan, const int32_t *placement, const int64_t *bound)
+{
+    return memcmp(plan->placement, placement, HEADS * sizeof *placement) == 0 &&
+           memcmp(plan->bound, bound, (size_t)(plan->head_ranks + 1) * sizeof *bound) == 0;
+}
+
+static DsvStatus first_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBlock *block, Heard *h)
+{
+    static const int32_t placement[HEADS] = {0, 1, 2, 4, 3, 5};
+    static const int64_t bound[] = {0, 1, 2, 4, HEADS};
+    DSVI_TRY(dsvi_cp_planner_update(planner, block));
+    EXPECT(h->count == 2);
+    EXPECT(begins(h->line[0], "blocks 0 to 1: 4 head ranks x 1 sequence ranks, heads "));
+    EXPECT(strstr(h->line[0], "for dense attention: "));
+    EXPECT(begins(h->line[1], "blocks 2 to 3: 4 head ranks x 1 sequence ranks, heads 0 | 1 | 2 4 | 3 5, "
+                              "for lists of density 0.233: "));
+    EXPECT(is_plan(dsvi_context_plan(context, 2), placement, bound));
+    EXPECT(dsvi_cp_planner_expected(planner, 2)->total > 0);
+    DSVI_TRY(dsvi_cp_planner_update(planner, block));
+    EXPECT(h->count == 2); /* nothing has moved */
+    return DSV_OK;
+}
+
+static DsvStatus later_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBlock *block, Heard *h)
+{
+    static const double moved[HEADS] = {0.1, 0.1, 0.1, 0.1, 0.5, 0.5};
+    static const int32_t placement[HEADS] = {0, 2, 1, 3, 4, 5};
+    static const int64_t bound[] = {0, 2, 4, 5, HEADS};
+    block[3].density = moved;
+    DSVI_TRY(dsvi_cp_planner_update(planner, block));
+    EXPECT(h->count == 3);
+    EXPECT(begins(h->line[2], "block 3: 4 head ranks") && strstr(h->line[2], "; as it was "));
+    EXPECT(is_plan(dsvi_context_plan(context, 3), placement, bound));
+    double seconds[BLOCKS];
+    for (int b = 0; b < BLOCKS; b++)
+        seconds[b] = dsvi_cp_planner_expected(planner, b)->total * (b == 2 ? 3 : 1.5);
+    dsvi_cp_planner_compare(planner, seconds);
+    EXPECT(h->count == 4 && strstr(h->line[3], "furthest off is block 2, "));
+    return DSV_OK;
+}
+
+static DsvStatus plans(DsvContext *context, Heard *h)
+{
+    static const double density[HEADS] = {0.5, 0.5, 0.1, 0.1, 0.1, 0.1};
+    DsvContextCosts costs;
+    DsvCpBlock block[BLOCKS] = {{0}, {0}, {density, DSV_CP_SPREAD}, {density, DSV_CP_SPREAD}};
+    const DsvCpShape shape = {.batch = 1, .head_dim = 32, .element = 2, .group = 16, .grain = 1,
+                              .backward = true};
+    DsvCpPlanner *planner;
+    make_costs(&costs);
+    DSVI_TRY(dsvi_cp_planner_create(context, &costs, &shape, hear, h, &planner));
+    DsvStatus status = first_plans(context, planner, block, h);
+    if (status == DSV_OK)
+        status = later_plans(context, planner, block, h);
+    dsvi_cp_planner_free(&planner);
+    return status;
+}
+
+static DsvStatus on_rank(DsvComm *comm, void *unused)
+{
+    const DsvContextShape shape = {.tokens = TOKENS, .heads = HEADS, .unit = 16, .blocks = BLOCKS,
+                                   .head_ranks = 4, .rows_most = TOKENS * 4};
+    DsvContextGroup *group;
+    DsvContext *context = NULL;
+    (void)unused;
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DsvStatus status = dsvi_context_create(group, &shape, &context);
+    if (status == DSV_OK)
+        status = plans(context, &heard[dsvi_comm_rank(comm)]);
+    dsvi_context_free(&context);
+    dsvi_context_group_close(&group);
+    return dsvi_comm_fail(comm, status);
+}
+
+static void test_planner(void **state)
+{
+    (void)state;
+    run_ranks_well(4, on_rank, NULL);
+    for (int r = 1; r < 4; r++) {
+        assert_int_equal(heard[r].count, heard[0].count);
+        assert_memory_equal(heard[r].line, heard[0].line, sizeof heard[0].line);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_planner),
+    };
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    dsvi_cpu_close(&backend);
+    return failures;
+}

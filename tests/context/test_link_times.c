@@ -1,0 +1,72 @@
+/* Links are timed by all ranks of a group, and all get the same numbers. */
+#include "test.h"
+
+#include "context/link_times.h"
+#include "cpu/cpu.h"
+#include "dist/local_ranks.h"
+
+enum { BYTES_MOST = 3 << 17 };
+
+static DsvBackend backend;
+static DsvContextCosts found[RANKS_MOST];
+
+static DsvStatus measure(DsvComm *comm, void *context)
+{
+    DsvContextGroup *group;
+    (void)context;
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DsvStatus status = dsvi_link_times(group, BYTES_MOST, &found[dsvi_comm_rank(comm)]);
+    dsvi_context_group_close(&group);
+    return dsvi_comm_fail(comm, status);
+}
+
+static void check_curve(const DsvPriceCurve *curve)
+{
+    assert_int_equal(curve->count, 2);
+    assert_true(curve->x[0] == 1 << 16 && curve->x[1] == BYTES_MOST);
+    assert_true(curve->y[0] > 0 && curve->y[1] >= curve->y[0] && curve->y[1] < 60);
+}
+
+static void test_measured(int64_t ranks, int64_t degrees, const int64_t *degree)
+{
+    memset(found, 0, sizeof found);
+    run_ranks_well(ranks, measure, NULL);
+    assert_int_equal(found[0].link_count, degrees);
+    assert_false(found[0].beside); /* on the CPU a call does its own work */
+    assert_true(ranks == 1 || (found[0].touch > 0 && found[0].touch < 1e-3));
+    for (int64_t i = 0; i < degrees; i++) {
+        const DsvLinkCost *link = dsvi_costs_link(&found[0], degree[i]);
+        assert_non_null(link);
+        check_curve(&link->head_exchange);
+        check_curve(&link->sequence_exchange);
+        check_curve(&link->sequence_swap);
+    }
+    for (int64_t r = 1; r < ranks; r++)
+        assert_memory_equal(&found[r], &found[0], sizeof found[0]);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    test_measured(4, 2, (const int64_t[]){2, 4});
+    test_measured(3, 1, (const int64_t[]){3});
+    test_measured(6, 3, (const int64_t[]){2, 3, 6});
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    test_measured(1, 0, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_alone),
+    };
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    dsvi_cpu_close(&backend);
+    return failures;
+}
