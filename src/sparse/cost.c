@@ -1,7 +1,7 @@
-/* Where sparse attention stops paying on this machine, measured on the real path: a sparse layer of one block
- * is made for the same head size, selector and groups, given random tensors, and run dense and over lists of
- * several densities. Both kinds of work grow with the square of the tokens, so where the actual length would
- * take long a shorter one stands for it.
+/* What attention costs on this machine, dense and sparse, measured on the real path: a sparse layer of one
+ * block is made for the same head size, selector and groups, given random tensors, and run dense and over
+ * lists of several densities. Both kinds of work grow with the square of the tokens, so where the actual
+ * length would take long a shorter one stands for it.
  *
  * Timing wavers and decisions should not: the result is rounded down to a twentieth. */
 #include <math.h>
@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "sparse/cost.h"
 #include "sparse/sparse_internal.h"
 
 enum { DENSITIES = 3, REPEATS_LEAST = 2, REPEATS_MOST = 20, HEADS_MOST = 2, TOKENS_LEAST = 128, TENSORS = 9 };
@@ -125,34 +126,66 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     return fill(probe);
 }
 
-/* Seconds of one forward and, for training, backward pass: the best of several after a warm-up. density 0:
- * dense. */
-static DsvStatus time_pass(Probe *probe, double density, double *seconds)
+/* Seconds of one pass. */
+typedef struct PassTime {
+    double forward;  /* selection and attention */
+    double attend;   /* the attention in it */
+    double backward; /* 0 where there is none */
+} PassTime;
+
+static DsvStatus time_once(Probe *probe, PassTime *time)
 {
     DsvDevice *device = probe->backend->device;
+    DsvSparseAttention again = probe->pass;
+    double begin, selected, attended, end;
+    again.recompute = true; /* over the lists that are there */
+    DSVI_TRY(device->clock(device->stream, &begin));
+    DSVI_TRY(dsvi_sparse_forward(probe->sparse, 0, &probe->pass));
+    DSVI_TRY(device->clock(device->stream, &selected));
+    DSVI_TRY(dsvi_sparse_forward(probe->sparse, 0, &again));
+    DSVI_TRY(device->clock(device->stream, &attended));
+    if (probe->shape.backward)
+        DSVI_TRY(dsvi_sparse_backward(probe->sparse, 0, &probe->pass));
+    DSVI_TRY(device->clock(device->stream, &end));
+    *time = (PassTime){selected - begin, attended - selected, probe->shape.backward ? end - attended : 0};
+    return DSV_OK;
+}
+
+/* The best of several after a warm-up. density 0: dense. */
+static DsvStatus time_pass(Probe *probe, double density, PassTime *best)
+{
     double spent = 0;
-    *seconds = INFINITY;
+    *best = (PassTime){INFINITY, INFINITY, INFINITY};
     dsvi_sparse_force(probe->sparse, density > 0);
     probe->sparse->settings.sparse_target_density = density;
     for (int i = 0; i <= REPEATS_MOST && (i <= REPEATS_LEAST || spent < REPEAT_S); i++) {
-        double begin, end;
-        DSVI_TRY(device->clock(device->stream, &begin));
-        DSVI_TRY(dsvi_sparse_forward(probe->sparse, 0, &probe->pass));
-        if (probe->shape.backward)
-            DSVI_TRY(dsvi_sparse_backward(probe->sparse, 0, &probe->pass));
-        DSVI_TRY(device->clock(device->stream, &end));
-        if (i > 0)
-            *seconds = fmin(*seconds, end - begin);
-        spent += end - begin;
+        PassTime time;
+        DSVI_TRY(time_once(probe, &time));
+        spent += time.forward + time.attend + time.backward;
+        if (i == 0)
+            continue;
+        best->forward = fmin(best->forward, time.forward);
+        best->attend = fmin(best->attend, time.attend);
+        best->backward = fmin(best->backward, time.backward);
     }
     return DSV_OK;
 }
 
 typedef struct Figures {
     int64_t tokens, heads;
-    double dense, sparse[DENSITIES]; /* seconds */
-    double density[DENSITIES];       /* as the lists turned out */
+    PassTime dense, sparse[DENSITIES];
+    double density[DENSITIES]; /* as the lists turned out */
 } Figures;
+
+static double whole(PassTime time)
+{
+    return time.forward + time.backward;
+}
+
+static double pairs_of(const Figures *f)
+{
+    return (double)f->heads * (double)f->tokens * (double)f->tokens;
+}
 
 /* `longer`: whether twice the tokens could be afforded too, where there are more; nothing else is then
  * measured. */
@@ -163,8 +196,8 @@ static DsvStatus measure_shape(DsvBackend *backend, const DsvConfig *settings, c
     Probe probe;
     DSVI_TRY_GOTO(status, open_probe(&probe, backend, settings, shape), done);
     DSVI_TRY_GOTO(status, time_pass(&probe, 0, &figures->dense), done);
-    *longer = *longer && 4 * figures->dense * PASSES < BUDGET_S;
-    for (int i = 0; i < DENSITIES && !*longer; i++) {
+    *longer = *longer && 4 * whole(figures->dense) * PASSES < BUDGET_S;
+    for (int i = 0; i < DENSITIES && !*longer && settings->sparse_enabled; i++) {
         DSVI_TRY_GOTO(status, time_pass(&probe, wanted_density[i], &figures->sparse[i]), done);
         figures->density[i] = probe.sparse->record.density[0];
     }
@@ -179,43 +212,82 @@ done:
 static double crossing(const Figures *f)
 {
     int i = 1;
-    if (f->sparse[0] >= f->dense)
+    double dense = whole(f->dense);
+    if (whole(f->sparse[0]) >= dense)
         return 0;
-    while (i < DENSITIES - 1 && f->sparse[i] < f->dense)
+    while (i < DENSITIES - 1 && whole(f->sparse[i]) < dense)
         i++;
-    double slope = (f->sparse[i] - f->sparse[i - 1]) / (f->density[i] - f->density[i - 1]);
+    double before = whole(f->sparse[i - 1]);
+    double slope = (whole(f->sparse[i]) - before) / (f->density[i] - f->density[i - 1]);
     if (!(slope > 0) || !isfinite(slope)) /* hardly any work, or too few keys to tell densities apart */
         return 1;
-    double at = f->density[i - 1] + (f->dense - f->sparse[i - 1]) / slope;
+    double at = f->density[i - 1] + (dense - before) / slope;
     return fmin(fmax(floor(at / STEP + 1e-9) * STEP, 0), 1);
 }
 
-DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
-                               double *break_even, char *line, size_t line_bytes)
+/* The prices of calls and pairs. What a call takes whatever it attends shows at the shortest length. */
+static void price(const Figures *few, const Figures *f, DsvAttentionCost *out)
 {
-    Figures f = {.tokens = 0}, all = {.tokens = 0};
+    double pairs = pairs_of(f), more = pairs - pairs_of(few);
+    const double dense[DSV_PASSES] = {f->dense.forward, f->dense.backward};
+    const double short_one[DSV_PASSES] = {few->dense.forward, few->dense.backward};
+    memset(out, 0, sizeof *out);
+    for (int pass = 0; pass < DSV_PASSES; pass++) {
+        double pair = more > 0 ? fmax(0, (dense[pass] - short_one[pass]) / more) : dense[pass] / pairs;
+        out->call[pass] = fmax(0, short_one[pass] - pair * pairs_of(few));
+        out->dense[pass] = fmax(0, dense[pass] - out->call[pass]) / pairs;
+    }
+    for (int i = 0; i < DENSITIES && f->density[i] > 0; i++) {
+        const double lists[DSV_PASSES] = {f->sparse[i].attend, f->sparse[i].backward};
+        for (int pass = 0; pass < DSV_PASSES; pass++)
+            dsvi_price_add(&out->lists[pass], f->density[i], fmax(0, lists[pass] - out->call[pass]) / pairs);
+        out->select += fmax(0, f->sparse[i].forward - f->sparse[i].attend) / pairs / DENSITIES;
+    }
+}
+
+/* `few`: at the shortest length, dense alone. */
+static DsvStatus measure(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                         Figures *few, Figures *f)
+{
     DsvSparseShape part = *shape;
-    bool longer = true, whole = false;
+    bool longer = true, twice = false;
     part.batch = 1;
     part.heads = shape->heads < HEADS_MOST ? shape->heads : HEADS_MOST;
     double parts = (double)(shape->batch * shape->heads) / (double)part.heads;
     for (part.tokens = TOKENS_LEAST / 2; longer;) {
         part.tokens = 2 * part.tokens < shape->tokens ? 2 * part.tokens : shape->tokens;
         longer = part.tokens < shape->tokens;
-        DSVI_TRY(measure_shape(backend, settings, &part, &longer, &f));
+        DSVI_TRY(measure_shape(backend, settings, &part, &longer, f));
+        if (few->tokens == 0)
+            *few = *f;
     }
     /* A few heads do not fill a large device: where all of them can be afforded they decide. */
-    if (part.tokens == shape->tokens && parts > 1 && parts * f.dense * PASSES < BUDGET_S) {
-        DsvStatus status = measure_shape(backend, settings, shape, &whole, &all);
+    if (part.tokens == shape->tokens && parts > 1 && parts * whole(f->dense) * PASSES < BUDGET_S) {
+        Figures all = {.tokens = 0};
+        DsvStatus status = measure_shape(backend, settings, shape, &twice, &all);
         if (status == DSV_OK)
-            f = all;
+            *f = all;
         else if (status != DSV_E_NO_MEMORY) /* beside the run itself there may be no room for all */
-            return dsvi_fail_within(status, "measuring the cost of attention");
+            return status;
     }
-    *break_even = crossing(&f);
-    snprintf(line, line_bytes, "attention of %lld tokens, %lld heads: dense %.2f ms, over lists %.2f ms at "
-             "density %.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", (long long)f.tokens,
-             (long long)f.heads, 1e3 * f.dense, 1e3 * f.sparse[0], f.density[0], 1e3 * f.sparse[1],
-             f.density[1], 1e3 * f.sparse[2], f.density[2], *break_even);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_cost_measure(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
+                            DsvCostFound *found)
+{
+    Figures few = {.tokens = 0}, f = {.tokens = 0};
+    DsvStatus status = measure(backend, settings, shape, &few, &f);
+    if (status != DSV_OK)
+        return dsvi_fail_within(status, "measuring the cost of attention");
+    price(&few, &f, &found->attention);
+    found->break_even = settings->sparse_enabled ? crossing(&f) : 0;
+    int used = snprintf(found->line, sizeof found->line, "attention of %lld tokens, %lld heads: dense %.2f "
+                        "ms", (long long)f.tokens, (long long)f.heads, 1e3 * whole(f.dense));
+    if (settings->sparse_enabled)
+        snprintf(found->line + used, sizeof found->line - (size_t)used, ", over lists %.2f ms at density "
+                 "%.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f", 1e3 * whole(f.sparse[0]),
+                 f.density[0], 1e3 * whole(f.sparse[1]), f.density[1], 1e3 * whole(f.sparse[2]),
+                 f.density[2], found->break_even);
     return DSV_OK;
 }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sparse/cost.h"
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
 
@@ -134,16 +135,16 @@ double dsvi_sparse_max_density(const DsvSparse *s)
 
 DsvStatus dsvi_sparse_setup(DsvSparse *s)
 {
-    char line[256];
+    DsvCostFound found;
     if (!s->selector)
         return DSV_OK;
     DSVI_TRY(dsvi_selector_setup(s->selector));
     if (!s->settings.sparse_measure_cost)
         return DSV_OK;
-    DSVI_TRY(dsvi_cost_break_even(s->backend, &s->settings, &s->shape, s->record.break_even, line,
-                                  sizeof line));
+    DSVI_TRY(dsvi_cost_measure(s->backend, &s->settings, &s->shape, &found));
+    s->record.break_even[0] = found.break_even;
     DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, s->record.break_even, sizeof(double)));
-    say(s, line);
+    say(s, found.line);
     return DSV_OK;
 }
 

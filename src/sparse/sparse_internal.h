@@ -7,8 +7,7 @@
  * sparse_share.c  what several ranks have seen, put together
  * sparse_state.c  saving, loading, copying
  * sparse_context.c a block's attention on ranks that share the samples: heads for tokens, and back
- * sparse_far.c    lists whose keys lie on several ranks
- * cost.c          where sparse attention stops paying */
+ * sparse_far.c    lists whose keys lie on several ranks */
 #ifndef DSVI_SPARSE_INTERNAL_H
 #define DSVI_SPARSE_INTERNAL_H
 
@@ -197,11 +196,6 @@ double *dsvi_sparse_seen_captured(const DsvSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_share90(const DsvSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_listed(const DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_agree(DsvSparse *sparse);
-
-/* cost.c: times dense attention against selection and attention over lists on random tensors of this shape,
- * at fewer tokens where it would take long. `line` says what was found. Allocates and frees what it needs. */
-DsvStatus dsvi_cost_break_even(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
-                               double *break_even, char *line, size_t line_bytes);
 
 #ifdef __cplusplus
 }
