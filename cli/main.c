@@ -14,6 +14,7 @@ static const CliVerb *const verbs[] = {
     &cli_verb_forward,
     &cli_verb_inspect,
     &cli_verb_report,
+    &cli_verb_plan,
     &cli_verb_bench_attention,
     &cli_verb_bench_step,
     &cli_verb_help,

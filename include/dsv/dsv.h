@@ -2,9 +2,9 @@
  *
  * A tour: fill a DsvConfig (config.h), then call a verb: dsv_train (or, as one of
  * many processes, dsv_train_ranks: ranks.h), dsv_sample, dsv_encode, dsv_forward,
- * dsv_inspect, dsv_report, dsv_bench_*. Each returns a DsvStatus (status.h) and talks back through DsvEvents
- * (events.h). The library never prints, exits or reads the environment. The program `dsv` is nothing
- * but these calls. */
+ * dsv_inspect, dsv_report, dsv_plan, dsv_bench_*. Each returns a DsvStatus (status.h) and talks back
+ * through DsvEvents (events.h). The library never prints, exits or reads the environment. The program `dsv`
+ * is nothing but these calls. */
 #ifndef DSV_DSV_H
 #define DSV_DSV_H
 
@@ -14,6 +14,7 @@
 #include "dsv/events.h"
 #include "dsv/forward.h"
 #include "dsv/inspect.h"
+#include "dsv/plan.h"
 #include "dsv/ranks.h"
 #include "dsv/report.h"
 #include "dsv/sample.h"

@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "context/context.h"
+#include "context/cp_plan.h"
 #include "model/codec.h"
 #include "model/dit_config.h"
 #include "model/weights.h"
@@ -56,6 +57,9 @@ int64_t dsvi_dit_tokens(const DsvDitConfig *config, const DsvDitShape *shape);
  * keys stay whole. */
 DsvContextShape dsvi_dit_context_shape(const DsvDitConfig *config, const DsvDitShape *shape,
                                        const DsvConfig *settings);
+
+/* What plans of such a context go by: all but its ranks and stretches. */
+DsvCpShape dsvi_dit_cp_shape(const DsvDitConfig *config, const DsvDitShape *shape, const DsvConfig *settings);
 
 /* What self-attention looks like in a model of this shape. */
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape);

@@ -50,6 +50,26 @@ DsvContextShape dsvi_dit_context_shape(const DsvDitConfig *config, const DsvDitS
     };
 }
 
+/* Bytes of what a key of a head is to selection. */
+static double feature_bytes(const DsvDitConfig *config, const DsvConfig *settings)
+{
+    bool pooled = strcmp(settings->sparse_selector, "pooled") == 0;
+    int64_t features = pooled ? config->attention_head_dim : settings->sparse_rank;
+    return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
+}
+
+DsvCpShape dsvi_dit_cp_shape(const DsvDitConfig *config, const DsvDitShape *shape, const DsvConfig *settings)
+{
+    return (DsvCpShape){
+        .batch = shape->batch, .tokens = dsvi_dit_tokens(config, shape), .heads = config->num_attention_heads,
+        .head_dim = config->attention_head_dim, .element = (int64_t)dsvi_dtype_size(shape->act),
+        .feature = feature_bytes(config, settings), .group = settings->sparse_group,
+        .grain = settings->sparse_grain, .backward = shape->backward,
+        .recompute = shape->backward && shape->keep == DSV_KEEP_INPUT,
+        .head_ranks = settings->cp_heads,
+    };
+}
+
 DsvSparseShape dsvi_dit_sparse_shape(const DsvDitConfig *config, const DsvDitShape *shape)
 {
     DsvSparseShape sparse = {

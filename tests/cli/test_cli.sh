@@ -92,7 +92,7 @@ grep -q '^usage: dsv bench step' out || complain "not the page of bench step"
 call 0 help options
 grep -q '^  sparse.min_mass=0.85  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
 [ "$(awk 'length > 80' out)" = "" ] || complain "has lines of more than 80 columns"
-for verb in encode forward inspect report help version; do
+for verb in encode forward inspect report plan help version; do
     call 0 help $verb
     grep -q "^usage: dsv $verb" out || complain "not the page of $verb"
 done
@@ -121,6 +121,8 @@ refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: wanted PATH" inspect
 refuses 2 "report: wanted RUN_DIR" report
 refuses 2 "report: -o wants FILE behind it" report run -o
+refuses 2 "plan: --ranks 1: wanted 2 or more" plan --ranks 1
+refuses 2 "plan: --ranks two: wanted an integer" plan --ranks two
 refuses 2 "version: x is one argument too many, wanted none" version x
 refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
 refuses 2 "bench attention: --tokens 8k: wanted an integer" bench attention --tokens 8k
@@ -139,6 +141,9 @@ complains 1 "nowhere.yaml" train nowhere.yaml
 complains 1 "broken.yaml" train broken.yaml
 complains 1 "nowhere" sample nowhere clip.mp4
 complains 1 "nowhere" inspect nowhere
+complains 2 "cp_size" plan
+complains 2 "0 is no density" plan --ranks 2 --densities 0
+complains 1 "nowhere.json" plan --ranks 2 --table nowhere.json
 complains 1 "nowhere: no such folder" report nowhere
 complains 1 ".: no metrics.jsonl there" report .
 complains 1 "nowhere" inspect -- nowhere

@@ -1,0 +1,183 @@
+/* dsv_plan: the table and the JSON of an example whose plans are plain to see, and what is refused. */
+#include "test.h"
+
+#include <cjson/cJSON.h>
+
+#include "base/fs.h"
+#include "base/scratch.h"
+#include "dsv/dsv.h"
+
+enum { LINES_MOST = 32 };
+
+/* Links cost nothing but for sending keys; attention 1 us a thousand pairs: heads are what matters. */
+static const char COSTS[] =
+    "{\"about\": \"example\", \"transfers_beside_kernels\": false, \"memory_ps\": 0,"
+    " \"attention\": {\"call_us\": [0, 0], \"dense_ps\": [1000, 1000], \"select_ps\": 0,"
+    "                 \"lists_forward_ps\": [[0, 0], [1, 1000]], \"lists_backward_ps\": [[0, 0], [1, 1000]]},"
+    " \"links\": [{\"ranks\": 2, \"head_exchange_us\": [[0, 0]], \"sequence_exchange_us\": [[0, 100000]],"
+    "              \"sequence_swap_us\": [[0, 100000]]}]}";
+
+typedef struct Said {
+    int count;
+    char line[LINES_MOST][256];
+} Said;
+
+static void listen(void *context, const char *text)
+{
+    Said *said = context;
+    if (said->count < LINES_MOST)
+        snprintf(said->line[said->count], sizeof said->line[0], "%s", text);
+    said->count++;
+}
+
+static const char *write_text(const char *name, const char *text)
+{
+    const char *path = scratch_path(name);
+    assert_ok(dsvi_file_write(path, text, strlen(text)));
+    return path;
+}
+
+/* 4 blocks of 4 heads, 5 x 24 x 24 latents: 720 tokens. */
+static void set_up(DsvConfig *config)
+{
+    static const char *const SETTINGS[] = {
+        "num_frames=9", "height=48", "width=48", "codec.spatial_levels=1", "model.num_layers=4",
+        "model.num_attention_heads=4", "sparse.group=16", "train_batch_size=1",
+    };
+    dsv_config_defaults(config);
+    for (size_t i = 0; i < sizeof SETTINGS / sizeof *SETTINGS; i++)
+        assert_ok(dsv_config_set(config, SETTINGS[i]));
+}
+
+static const cJSON *at(const cJSON *object, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    assert_non_null(item);
+    return item;
+}
+
+static void check_number(const cJSON *object, const char *name, double wanted)
+{
+    assert_error_below(fabs(cJSON_GetNumberValue(at(object, name)) - wanted), 1e-9 * (1 + fabs(wanted)),
+                       "%s is %.12g, wanted %.12g", name, cJSON_GetNumberValue(at(object, name)), wanted);
+}
+
+static void check_json(const char *path)
+{
+    char *text;
+    size_t bytes;
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    cJSON *plan = cJSON_ParseWithLength(text, bytes);
+    const cJSON *blocks = at(plan, "blocks"), *skewed = cJSON_GetArrayItem(blocks, 2);
+    const double pair_ms = 1e-6 * 720 * 720 * 2; /* of a head's two passes at density 1 */
+    free(text);
+    check_number(plan, "ranks", 2);
+    assert_int_equal(cJSON_GetArraySize(at(plan, "token_bound")), 3);
+    assert_int_equal(cJSON_GetArraySize(blocks), 4);
+    assert_true(cJSON_IsNull(at(cJSON_GetArrayItem(blocks, 0), "density")));
+    check_number(cJSON_GetArrayItem(blocks, 0), "ms", 2 * pair_ms);
+    check_number(skewed, "head_ranks", 2);
+    check_number(skewed, "sequence_ranks", 1);
+    check_number(skewed, "ms", 0.8 * pair_ms);
+    check_number(skewed, "keys_ms", 0);
+    check_number(at(skewed, "naive_ms"), "heads_in_order", 1.2 * pair_ms);
+    const cJSON *heads = at(skewed, "heads");
+    assert_int_equal(cJSON_GetArraySize(heads), 2);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetArrayItem(heads, 0)), 1);
+    assert_true(cJSON_GetNumberValue(at(at(skewed, "naive_ms"), "tokens")) > 100); /* a transfer at least */
+    assert_int_equal(cJSON_GetArraySize(at(skewed, "candidates")), 2);
+    cJSON_Delete(plan);
+}
+
+static void test_example(void **state)
+{
+    (void)state;
+    DsvConfig config;
+    Said said = {0};
+    const char *json = scratch_path("plan.json"), *saved = scratch_path("saved.json");
+    const DsvPlanQuestion question = {
+        .ranks = 2, .table = write_text("costs.json", COSTS), .save = saved,
+        .densities = write_text("densities.json", "[null, null, [0.8, 0.4, 0.2, 0.2], 0.25]"),
+    };
+    set_up(&config);
+    assert_ok(dsv_plan(NULL, &question, &config, json, listen, &said));
+    check_json(json);
+    assert_int_equal(said.count, 11);
+    assert_string_equal(said.line[0], "2 ranks share a clip of 720 tokens: 4 blocks, 4 heads of 64, batch 1");
+    assert_string_equal(said.line[1], "costs: example");
+    assert_string_equal(said.line[2], "rank 0   tokens 0 to 351");
+    assert_int_equal(strncmp(said.line[7], "0-1     dense", 13), 0);
+    assert_non_null(strstr(said.line[8], "0.20-0.80     2 x 1 "));
+    assert_non_null(strstr(said.line[8], "   0 | 1-3"));
+    assert_true(dsvi_path_exists(saved));
+    const DsvPlanQuestion again = {.ranks = 2, .table = saved, .densities = question.densities};
+    assert_ok(dsv_plan(NULL, &again, &config, json, NULL, NULL));
+    check_json(json);
+}
+
+/* Measured: whatever this machine is, the plan is the fastest of what is compared. */
+static void test_measured_here(void **state)
+{
+    (void)state;
+    DsvConfig config;
+    char *text;
+    size_t bytes;
+    const char *json = scratch_path("plan.json");
+    const DsvPlanQuestion question = {.ranks = 4, .densities = "0.1"};
+    set_up(&config);
+    assert_ok(dsv_config_set(&config, "threads=1"));
+    assert_ok(dsv_plan(NULL, &question, &config, json, NULL, NULL));
+    assert_ok(dsvi_file_read(json, 1 << 20, &text, &bytes));
+    cJSON *plan = cJSON_ParseWithLength(text, bytes);
+    const cJSON *block, *naive;
+    free(text);
+    cJSON_ArrayForEach(block, at(plan, "blocks")) {
+        double ms = cJSON_GetNumberValue(at(block, "ms"));
+        assert_true(ms > 0);
+        cJSON_ArrayForEach(naive, at(block, "naive_ms"))
+            assert_true(ms <= cJSON_GetNumberValue(naive) * (1 + 1e-9));
+    }
+    cJSON_Delete(plan);
+}
+
+static void refused(DsvStatus status, const char *words, DsvPlanQuestion question, const char *setting)
+{
+    DsvConfig config;
+    set_up(&config);
+    question.table = question.table ? question.table : scratch_path("costs.json");
+    if (setting)
+        assert_ok(dsv_config_set(&config, setting));
+    assert_fails(status, words, dsv_plan(NULL, &question, &config, NULL, NULL, NULL));
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    write_text("costs.json", COSTS);
+    refused(DSV_E_USAGE, "needs no plan: cp_size is 1", (DsvPlanQuestion){0}, NULL);
+    refused(DSV_E_USAGE, "720 tokens in stretches of 1024 are too few", (DsvPlanQuestion){.ranks = 2},
+            "sparse.group=1024");
+    refused(DSV_E_USAGE, "7 is no density", (DsvPlanQuestion){.ranks = 2, .densities = "7"}, NULL);
+    refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .densities = "nowhere"}, NULL);
+    refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .table = "nowhere"}, NULL);
+    refused(DSV_E_USAGE, "none has a known price", (DsvPlanQuestion){.ranks = 3}, "cp_heads=3");
+    refused(DSV_E_FORMAT, "wanted a JSON array of 4 blocks",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("few.json", "[1, 1]")}, NULL);
+    refused(DSV_E_FORMAT, "block 1, head 2: wanted a density",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("zero.json", "[1, [1, 1, 0, 1], 1, 1]")},
+            NULL);
+    refused(DSV_E_FORMAT, "block 0 has 2 densities, wanted 4",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("heads.json", "[[1, 1], 1, 1, 1]")}, NULL);
+    refused(DSV_E_FORMAT, "block 3: wanted a density",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("word.json", "[1, 1, 1, \"all\"]")}, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_example),
+        cmocka_unit_test(test_measured_here),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
