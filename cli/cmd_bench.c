@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "cmd.h"
+#include "launch.h"
 
 /* Flags of both. */
 enum { JSON, DEVICE, SHARED_FLAGS };
@@ -107,22 +108,29 @@ static const CliFlag step_flags[] = {
 
 static const char step_text[] =
     "Times whole training steps of the model that the settings describe, on random\n"
-    "latents, and tells how the time is shared out between kinds of work.\n"
+    "latents, and tells how the time is shared out between kinds of work. Several\n"
+    "ranks are started as for dsv train.\n"
     "\n"
-    "  dsv bench step --config configs/demo.yaml --json step.json threads=2\n";
+    "  dsv bench step --config configs/demo.yaml --json step.json threads=2\n"
+    "  mpirun -n 2 dsv bench step --config configs/demo.yaml threads=1 cp_size=2\n";
 
 static int run_step(const CliArgs *args)
 {
     DsvConfig config;
+    DsvRanks *ranks;
     DsvStatus status = DSV_OK;
     dsv_config_defaults(&config);
     if (args->flag[CONFIG])
         status = dsv_config_load(&config, args->flag[CONFIG]);
     if (status == DSV_OK)
         status = read_settings(args, &config);
-    if (status == DSV_OK)
-        status = dsv_bench_step(&config, args->flag[JSON], cli_print_line, NULL);
-    return cli_outcome(args, status);
+    if (status != DSV_OK)
+        return cli_outcome(args, status);
+    int outcome = cli_launch_join(args, &config, &ranks);
+    if (outcome != CLI_DONE)
+        return outcome;
+    status = dsv_bench_step(ranks, &config, args->flag[JSON], cli_print_line, NULL);
+    return cli_launch_leave(args, &ranks, status);
 }
 
 const CliVerb cli_verb_bench_step = {

@@ -56,12 +56,8 @@ static int run(const CliArgs *args)
     int outcome = cli_launch_join(args, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    bool speaks = !ranks || dsv_ranks_rank(ranks) == 0;
     status = dsv_plan(ranks, &question, &config, args->flag[JSON], cli_print_line, NULL);
-    outcome = speaks ? cli_outcome(args, status) : status == DSV_OK ? CLI_DONE : CLI_FAILED;
-    fflush(stdout); /* leaving may end in the starter ending this process */
-    dsv_ranks_leave(&ranks);
-    return outcome;
+    return cli_launch_leave(args, &ranks, status);
 }
 
 const CliVerb cli_verb_plan = {

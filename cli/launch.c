@@ -83,3 +83,12 @@ int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ran
                            "does not know", getenv("PMI_SIZE"));
     return CLI_DONE;
 }
+
+int cli_launch_leave(const CliArgs *args, DsvRanks **ranks, DsvStatus status)
+{
+    bool speaks = !*ranks || dsv_ranks_rank(*ranks) == 0;
+    int outcome = speaks ? cli_outcome(args, status) : status == DSV_OK ? CLI_DONE : CLI_FAILED;
+    fflush(stdout); /* leaving may end in the starter ending this process */
+    dsv_ranks_leave(ranks);
+    return outcome;
+}

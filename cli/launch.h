@@ -8,4 +8,8 @@
  * the complaint is out. */
 int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ranks);
 
+/* Leaves the ranks again after a call of all of them, of which rank 0 tells how it ended. The outcome is this
+ * process's. */
+int cli_launch_leave(const CliArgs *args, DsvRanks **ranks, DsvStatus status);
+
 #endif

@@ -4,6 +4,7 @@
 #define DSV_BENCH_H
 
 #include "dsv/config.h"
+#include "dsv/ranks.h"
 #include "dsv/status.h"
 
 #ifdef __cplusplus
@@ -33,8 +34,10 @@ DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *c
                               const char *json_path, DsvLine *line, void *context);
 
 /* One training step of the model config describes, on random latents: step_ms, forward_ms, backward_ms,
- * optimizer_ms, tokens, model_tflops, and the share of the time in each kind of op. */
-DsvStatus dsv_bench_step(const DsvConfig *config, const char *json_path, DsvLine *line, void *context);
+ * optimizer_ms, tokens, model_tflops of one device, and the share of the time in each kind of op. `ranks`
+ * (NULL: this process alone) all call; rank 0 tells, of tokens all that a step trains on, of times its own. */
+DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvConfig *config, const char *json_path, DsvLine *line,
+                         void *context);
 
 #ifdef __cplusplus
 }

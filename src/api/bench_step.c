@@ -1,10 +1,12 @@
-/* dsv_bench_step: the time of a whole training step, and what kinds of work it goes to. */
+/* dsv_bench_step: the time of a whole training step, of one rank or several, and what kinds of work it goes
+ * to. */
 #include <math.h>
 #include <string.h>
 
 #include "api/backend.h"
 #include "api/bench_report.h"
 #include "api/ops_timed.h"
+#include "api/ranks.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "train/step.h"
@@ -74,6 +76,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->optimizer[i] = result.optimizer_s;
         times->step[i] = seconds_of(&result);
         times->total += times->step[i];
+        DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &times->total, sizeof times->total)); /* all stop alike */
         times->repeats = (size_t)i + 1;
     }
     DSVI_TRY(dsvi_ops_time_spent(times->spent));
@@ -98,12 +101,12 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
     for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
         times->timed += times->spent[kind];
     /* Backward costs twice the forward pass; recomputation is not counted as work of the model. */
-    double flops = 3.0 * (dsvi_dit_flops_gemm(&t->config, &shape) +
-                          dsvi_dit_flops_attention(&t->config, &shape)) *
-                   (double)settings->gradient_accumulation_steps;
+    double passes = (double)(t->mesh.data_ranks * settings->gradient_accumulation_steps);
+    double flops = 3.0 * passes * (dsvi_dit_flops_gemm(&t->config, &shape) +
+                                   dsvi_dit_flops_attention(&t->config, &shape));
     DsvSparseReport state;
     dsvi_sparse_report(t->sparse, &state);
-    double tokens = (double)(sparse.tokens * shape.batch * settings->gradient_accumulation_steps);
+    double tokens = (double)(sparse.tokens * shape.batch) * passes;
     const DsvBenchFigure figures[] = {
         {"step_ms", 1e3 * step},
         {"forward_ms", 1e3 * dsvi_median(times->forward, times->repeats)},
@@ -114,7 +117,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"parameters", (double)t->table.parameters},
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
-        {"model_tflops", 1e-12 * flops / step},
+        {"model_tflops", 1e-12 * flops / step / (double)dsvi_comm_size(t->comm)},
         {"memory_mib", (double)t->backend->device->memory_used(t->backend->device) / 1048576},
         {"gemm_share", times->spent[DSV_KIND_GEMM] / times->total},
         {"attention_share",
@@ -126,6 +129,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"density", state.density},
         {"sparse_blocks", (double)state.sparse_blocks},
         {"threads", (double)dsvi_threads_count()},
+        {"ranks", (double)dsvi_comm_size(t->comm)},
     };
     const DsvBenchLabel labels[] = {
         {"device", t->backend->device->name}, {"gemm", t->backend->ops.gemm.variant},
@@ -140,13 +144,15 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
 static DsvStatus run(DsvTrainer *t, const char *json_path, DsvLine *line, void *context)
 {
     Times times = {0};
-    dsvi_weights_init(&t->table, (uint64_t)t->settings->seed, t->host_flat);
+    if (dsvi_comm_rank(t->comm) == 0)
+        dsvi_weights_init(&t->table, (uint64_t)t->settings->seed, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));
     DSVI_TRY(measure(t, &times));
-    return report(t, &times, json_path, line, context);
+    return dsvi_comm_rank(t->comm) == 0 ? report(t, &times, json_path, line, context) : DSV_OK;
 }
 
-DsvStatus dsv_bench_step(const DsvConfig *settings, const char *json_path, DsvLine *line, void *context)
+static DsvStatus bench(const DsvConfig *settings, DsvComm *comm, const char *json_path, DsvLine *line,
+                       void *context)
 {
     DsvStatus status;
     DsvBackend backend = {0};
@@ -158,15 +164,23 @@ DsvStatus dsv_bench_step(const DsvConfig *settings, const char *json_path, DsvLi
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, video, &latent), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_make(settings, &config), done);
     config.in_channels = config.out_channels = latent.channels;
-    DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
+    DSVI_TRY_GOTO(status, dsvi_backend_open_rank(settings, comm, &backend), done);
     dsvi_ops_time(&backend);
-    DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, NULL, codec, &config, NULL, NULL, &trainer),
+    DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, comm, codec, &config, NULL, NULL, &trainer),
                   done);
     DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);
 done:
+    if (status != DSV_OK)
+        status = dsvi_comm_fail(comm, status);
     dsvi_trainer_free(&trainer);
     if (codec)
         codec->close(codec);
     dsvi_backend_close(&backend);
     return status;
+}
+
+DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvConfig *settings, const char *json_path, DsvLine *line,
+                         void *context)
+{
+    return bench(settings, ranks ? ranks->comm : NULL, json_path, line, context);
 }
