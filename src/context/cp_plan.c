@@ -150,7 +150,7 @@ void dsvi_cp_explain(const DsvCpChoice *choice, const DsvCpBlock *block, char *l
     double density = 0;
     dsvi_cp_heads_text(&choice->plan, heads, sizeof heads);
     line[0] = 0;
-    append(line, line_bytes, "%lld head ranks x %lld sequence ranks, heads %s, ",
+    append(line, line_bytes, "%lld x %lld ranks (heads x tokens), heads %s, ",
            (long long)choice->plan.head_ranks, (long long)choice->plan.sequence_ranks, heads);
     for (int64_t h = 0; block->density && h < choice->plan.bound[choice->plan.head_ranks]; h++)
         density += block->density[h] / (double)choice->plan.bound[choice->plan.head_ranks];

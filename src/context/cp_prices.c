@@ -247,7 +247,7 @@ static void time_rank(const DsvCpShape *shape, const DsvCpStretches *at, const D
     slowest->total = total;
     slowest->heads = p->heads[heads];
     slowest->attend = burden - rows + p->calls;
-    slowest->sequence = total - slowest->heads - slowest->attend;
+    slowest->sequence = fmax(0, total - slowest->heads - slowest->attend); /* no less, but for rounding */
 }
 
 void dsvi_cp_times_at(const DsvCpShape *shape, const DsvCpBlock *block, const DsvCpStretches *at,

@@ -142,8 +142,10 @@ DsvStatus dsvi_sparse_setup(DsvSparse *s)
     if (!s->settings.sparse_measure_cost)
         return DSV_OK;
     DSVI_TRY(dsvi_cost_measure(s->backend, &s->settings, &s->shape, &found));
+    DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, &found, sizeof found));
     s->record.break_even[0] = found.break_even;
-    DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, s->record.break_even, sizeof(double)));
+    s->cost = found.attention;
+    s->knows_cost = true;
     say(s, found.line);
     return DSV_OK;
 }
@@ -176,8 +178,15 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
     s->train = train;
     s->measuring = measures(s);
     s->predictor_loss = NAN;
-    for (int64_t block = 0; block < s->shape.blocks; block++)
-        s->block[block].measured = s->block[block].overflowed = false;
+    s->timing = s->times_next && train && !s->measuring;
+    s->times_next = s->times_next && !s->timing;
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsvSparseBlock *b = &s->block[block];
+        b->measured = b->overflowed = false;
+        b->seconds = 0;
+        b->passes = 0;
+        b->far_share = NAN;
+    }
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_begin(s));
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
@@ -278,7 +287,7 @@ static DsvStatus attend_divided(DsvSparse *s, int64_t block, const DsvSparseAtte
     return attend(s, block, pass);
 }
 
-DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+static DsvStatus forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     if (pass->recompute)
         return attend(s, block, pass);
@@ -291,7 +300,7 @@ DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttent
     return s->block[block].over_lists ? settle(s, block, pass) : DSV_OK;
 }
 
-DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
@@ -303,6 +312,32 @@ DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAtten
         return ops->attention_bwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_bwd.run(stream, &args);
+}
+
+/* Runs a pass, timed where the step is. */
+static DsvStatus run(DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
+                     DsvStatus (*fn)(DsvSparse *, int64_t, const DsvSparseAttention *))
+{
+    DsvDevice *device = s->backend->device;
+    double begin, end;
+    if (!s->timing)
+        return fn(s, block, pass);
+    DSVI_TRY(device->clock(device->stream, &begin));
+    DSVI_TRY(fn(s, block, pass));
+    DSVI_TRY(device->clock(device->stream, &end));
+    s->block[block].seconds += end - begin;
+    s->block[block].passes += fn == backward;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    return run(s, block, pass, forward);
+}
+
+DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    return run(s, block, pass, backward);
 }
 
 /* Moves the block where the guard wants it. */
@@ -391,6 +426,27 @@ void dsvi_sparse_burden(const DsvSparse *s, int64_t block, double *density)
     bool dense = !s->record.sparse[block] && !s->forced;
     for (int64_t h = 0; h < s->shape.heads; h++)
         density[h] = dense || isnan(listed[h]) ? 1 : listed[h];
+}
+
+double dsvi_sparse_far_share(const DsvSparse *s, int64_t block)
+{
+    return s->block[block].far_share;
+}
+
+void dsvi_sparse_time_next(DsvSparse *s)
+{
+    s->times_next = true;
+}
+
+double dsvi_sparse_seconds(const DsvSparse *s, int64_t block)
+{
+    const DsvSparseBlock *b = &s->block[block];
+    return b->passes > 0 ? b->seconds / (double)b->passes : NAN;
+}
+
+const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *s)
+{
+    return s->knows_cost ? &s->cost : NULL;
 }
 
 const DsvLists *dsvi_sparse_lists(const DsvSparse *s, int64_t block)

@@ -25,6 +25,7 @@
 #include "base/arena.h"
 #include "base/safetensors.h"
 #include "context/context.h"
+#include "context/context_costs.h"
 #include "dist/comm.h"
 #include "dsv/config.h"
 #include "ops/ops.h"
@@ -126,6 +127,16 @@ void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseB
 /* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running means of
  * measured ones; 1 where the block runs dense or nothing has been measured. The same on all ranks. */
 void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density);
+/* The share of other ranks' keys that the last lists of a block name, of this rank; NAN where it has all keys
+ * of its heads, or ran dense. */
+double dsvi_sparse_far_share(const DsvSparse *sparse, int64_t block);
+/* The next step times attention of every block, with selection and all that ranks send for it, unless it takes
+ * measurements: the device is waited for around each. */
+void dsvi_sparse_time_next(DsvSparse *sparse);
+/* Seconds of a block's forward and backward pass in the step that ended last; NAN where it was not timed. */
+double dsvi_sparse_seconds(const DsvSparse *sparse, int64_t block);
+/* What attention costs, as setup has measured it: the same on all ranks; NULL where it has not. */
+const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *sparse);
 /* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those of
  * the own heads and queries, over all keys; where these lie on several ranks, only of the block listed last. */
 const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);

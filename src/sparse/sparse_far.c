@@ -62,10 +62,19 @@ DsvStatus dsvi_sparse_divide(DsvSparse *s, int64_t block)
     return device->sync(device->stream);
 }
 
+static double far_share(const DsvSparse *s)
+{
+    const DsvRowsExchange *x = &s->exchange;
+    int64_t i = x->part.sequence_index, own = x->needs_bound[i + 1] - x->needs_bound[i];
+    int64_t others = dsvi_runs_pairs(&x->needs) * (x->needs_bound[x->part.sequence_ranks] - own);
+    return (double)dsvi_rows_needed(x) / (double)others;
+}
+
 DsvStatus dsvi_sparse_keep_divided(DsvSparse *s, int64_t block)
 {
     DsvSparseBlock *b = &s->block[block];
     dsvi_rows_measure(&s->exchange);
+    b->far_share = far_share(s);
     b->kept = s->listed_runs;
     b->near.keys = s->exchange.part.tokens;
     b->far.keys = s->exchange.far_keys;

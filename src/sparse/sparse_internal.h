@@ -48,6 +48,9 @@ typedef struct DsvSparseBlock {
     bool measured_fit;        /* the lists that were measured are whole */
     double measured_density, measured_mass; /* theirs; the mass as the selector estimated it */
     double overflow_density;
+    double far_share;         /* of the last lists; NAN: keys are not divided */
+    double seconds;           /* spent on it in this step, where that is timed */
+    int64_t passes;           /* backward, likewise */
 } DsvSparseBlock;
 
 /* What outlives a step, block by block, in host memory; saved. Running means are NaN before the first. */
@@ -139,6 +142,9 @@ struct DsvSparse {
     bool train, forced;
     bool measuring;           /* this step takes measurements */
     bool measured;            /* the step that ended last did */
+    bool times_next, timing;  /* the next step is to be timed; this one is */
+    DsvAttentionCost cost;
+    bool knows_cost;
     int64_t listed_block;     /* whose lists were made last */
     int64_t listed_runs;      /* how many they are */
     double predictor_loss;

@@ -20,6 +20,8 @@
 #include "train/sampled_clips.h"
 #include "train/step.h"
 
+enum { COSTS = 2 }; /* of attention, of links */
+
 typedef struct Run {
     const DsvConfig *settings;
     DsvBackend *backend;
@@ -35,7 +37,8 @@ typedef struct Run {
     DsvPrefetch *prefetch;
     DsvRunRecord *record;     /* of rank 0 */
     uint64_t resident_before; /* bytes of code and libraries, before anything of the run is allocated */
-    char cost[256];           /* what the sparse layer said before there was a record */
+    char cost[COSTS][256];    /* what things cost here, as it was said before there was a record */
+    int costs;
     double start;             /* clock */
     int64_t saved_step;       /* of the newest checkpoint, or -1 */
     int64_t sampled_step;     /* of the newest validation clip, or -1 */
@@ -66,15 +69,16 @@ static void log_line(void *context, const char *line)
     say(context, DSV_LOG_INFO, "%s", line);
 }
 
-/* What the sparse layer says. Its first words, what attention costs here, come before there is a record. */
+/* What is decided on attention. The first words, what it and links cost here, come before there is a
+ * record. */
 static void decision_line(void *context, const char *line)
 {
     Run *run = context;
     say(run, DSV_LOG_INFO, "%s", line);
     if (run->record)
         dsvi_run_record_decision(run->record, line);
-    else
-        snprintf(run->cost, sizeof run->cost, "%s", line);
+    else if (run->costs < COSTS)
+        snprintf(run->cost[run->costs++], sizeof run->cost[0], "%s", line);
 }
 
 static void warn_line(void *context, const char *line)
@@ -176,9 +180,11 @@ static DsvStatus open_record(Run *run)
     if (!is_first(run))
         return DSV_OK;
     DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record));
-    if (run->cost[0] && !run->folder.resume)
-        dsvi_run_record_decision(run->record, run->cost);
-    return DSV_OK;
+    for (int i = 0; i < run->costs && !run->folder.resume; i++)
+        dsvi_run_record_decision(run->record, run->cost[i]);
+    return run->trainer->plans ? dsvi_costs_write(run->folder.costs,
+                                                  dsvi_context_plans_costs(run->trainer->plans))
+                               : DSV_OK;
 }
 
 /* The folder is rank 0's. The others need to know whether there is something to go on from. */

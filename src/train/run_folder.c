@@ -52,6 +52,7 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, voi
     DSVI_TRY(dsvi_path_join(folder->decisions, folder->root, "decisions.jsonl"));
     DSVI_TRY(dsvi_path_join(folder->validation, folder->root, "validation.jsonl"));
     DSVI_TRY(dsvi_path_join(folder->facts, folder->root, "run.json"));
+    DSVI_TRY(dsvi_path_join(folder->costs, folder->root, "context_costs.json"));
     DSVI_TRY(refuse_old_run(settings, folder));
     DSVI_TRY(dsvi_folder_make(folder->samples));
     DSVI_TRY(find_checkpoint(settings, log, log_context, folder));

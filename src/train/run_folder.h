@@ -20,6 +20,7 @@ typedef struct DsvRunFolder {
     char decisions[DSVI_PATH_MAX];    /* decisions.jsonl */
     char validation[DSVI_PATH_MAX];   /* validation.jsonl */
     char facts[DSVI_PATH_MAX];        /* run.json */
+    char costs[DSVI_PATH_MAX];        /* context_costs.json, where ranks share clips */
     bool resume;
     char checkpoint[DSVI_PATH_MAX];   /* to go on from, when resume */
 } DsvRunFolder;

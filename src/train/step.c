@@ -236,6 +236,8 @@ static DsvStatus take_step(DsvTrainer *t, const DsvSampleSource *source, DsvStep
 {
     const DsvConfig *settings = t->settings;
     int64_t passes = settings->gradient_accumulation_steps;
+    if (t->plans)
+        DSVI_TRY(dsvi_context_plans_step(t->plans));
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
     DSVI_TRY(clear_gradients(t, result));
     for (int64_t i = 0; i < passes; i++) {

@@ -14,25 +14,57 @@ static DsvStatus join_devices(DsvTrainer *t)
     return t->backend->join(t->backend, t->comm, &t->device_comm);
 }
 
+/* The most ranks that may divide the heads. */
+static int64_t most_head_ranks(const DsvTrainer *t)
+{
+    int64_t most = dsvi_context_group_size(t->group);
+    while (most > t->config.num_attention_heads || dsvi_context_group_size(t->group) % most)
+        most--;
+    return most;
+}
+
 static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
 {
     const DsvConfig *settings = t->settings;
     DsvContextShape wanted = dsvi_dit_context_shape(&t->config, shape, settings);
+    double rows = (double)(wanted.tokens * wanted.heads) / (double)dsvi_context_group_size(t->group);
+    if (settings->cp_plan)
+        wanted.rows_most = (int64_t)(settings->cp_room * rows);
+    if (settings->deterministic && wanted.head_ranks == 0) /* times must not decide on how sums are formed */
+        wanted.head_ranks = most_head_ranks(t);
     DsvStatus status = dsvi_context_create(t->group, &wanted, &t->context);
     return status == DSV_OK ? DSV_OK
                             : dsvi_fail_within(status, "cp_size is %lld, cp_heads %lld",
                                                (long long)settings->cp_size, (long long)settings->cp_heads);
 }
 
+static DsvDitShape shape_of(const DsvTrainer *t)
+{
+    const DsvConfig *settings = t->settings;
+    return (DsvDitShape){
+        .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
+        .width = t->latent.width, .text_len = t->config.text_len, .act = dsvi_dit_act(settings),
+        .backward = true, .keep = dsvi_dit_keep(settings), .context = t->context,
+    };
+}
+
+static DsvStatus make_plans(DsvTrainer *t, DsvSparseLog *log, void *log_context)
+{
+    DsvDitShape shape = shape_of(t);
+    const DsvContextPlansMade made = {
+        .settings = t->settings, .backend = t->backend, .all = t->comm, .group = t->group,
+        .context = t->context, .sparse = t->sparse,
+        .sparse_shape = dsvi_dit_sparse_shape(&t->config, &shape),
+        .shape = dsvi_dit_cp_shape(&t->config, &shape, t->settings), .log = log, .log_context = log_context,
+    };
+    return t->context && t->settings->cp_plan ? dsvi_context_plans_create(&made, &t->plans) : DSV_OK;
+}
+
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
     const DsvDitConfig *config = &t->config;
-    DsvDitShape shape = {
-        .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
-        .width = t->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
-        .backward = true, .keep = dsvi_dit_keep(settings),
-    };
+    DsvDitShape shape = shape_of(t);
     if (t->group)
         DSVI_TRY(make_context(t, &shape));
     shape.context = t->context;
@@ -195,6 +227,7 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
         DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &weights), fail);
     if (t->held_out)
         DSVI_TRY_GOTO(status, dsvi_held_out_setup(t->held_out, &weights), fail);
+    DSVI_TRY_GOTO(status, make_plans(t, log, log_context), fail);
     *out = t;
     return DSV_OK;
 fail:
@@ -213,6 +246,7 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);
+    dsvi_context_plans_free(&t->plans);
     dsvi_sparse_free(&t->sparse);
     dsvi_context_free(&t->context);
     dsvi_param_table_free(&t->table);

@@ -14,6 +14,7 @@
 #include "ops/ops.h"
 #include "sample/generator.h"
 #include "sparse/sparse.h"
+#include "train/context_plans.h"
 #include "train/held_out.h"
 #include "train/zero.h"
 
@@ -46,6 +47,7 @@ typedef struct DsvTrainer {
     DsvZero zero;                  /* weights, gradients, moments, moving average */
     DsvContext *context;           /* how ranks share clips: in training, held-out loss and sampling alike;
                                     * NULL: this rank has its clips alone */
+    DsvContextPlans *plans;        /* how attention is shared out in it; NULL: as at the start */
     DsvSparse *sparse;
     DsvDit *dit;
     DsvGenerator *generator;       /* samples clips for validation with the weights of training; or NULL */

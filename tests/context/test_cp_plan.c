@@ -321,7 +321,7 @@ static void test_present_plan_stays(void **state)
     shape.head_ranks = 2;
     assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &first.choice));
     dsvi_cp_explain(&first.choice, &block, line, sizeof line);
-    assert_non_null(strstr(line, "2 head ranks x 2 sequence ranks, heads 0"));
+    assert_non_null(strstr(line, "2 x 2 ranks (heads x tokens), heads 0"));
     assert_null(strstr(line, "as it was"));
     density[5] = 0.101;
     assert_ok(dsvi_cp_choose(&costs, &shape, &block, &first.choice.plan, &second.choice));

@@ -64,9 +64,9 @@ static DsvStatus first_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBl
     static const int64_t bound[] = {0, 1, 2, 4, HEADS};
     DSVI_TRY(dsvi_cp_planner_update(planner, block));
     EXPECT(h->count == 2);
-    EXPECT(begins(h->line[0], "blocks 0 to 1: 4 head ranks x 1 sequence ranks, heads "));
+    EXPECT(begins(h->line[0], "blocks 0 to 1: 4 x 1 ranks (heads x tokens), heads "));
     EXPECT(strstr(h->line[0], "for dense attention: "));
-    EXPECT(begins(h->line[1], "blocks 2 to 3: 4 head ranks x 1 sequence ranks, heads 0 | 1 | 2 4 | 3 5, "
+    EXPECT(begins(h->line[1], "blocks 2 to 3: 4 x 1 ranks (heads x tokens), heads 0 | 1 | 2 4 | 3 5, "
                               "for lists of density 0.233: "));
     EXPECT(is_plan(dsvi_context_plan(context, 2), placement, bound));
     EXPECT(dsvi_cp_planner_expected(planner, 2)->total > 0);
@@ -83,7 +83,7 @@ static DsvStatus later_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBl
     block[3].density = moved;
     DSVI_TRY(dsvi_cp_planner_update(planner, block));
     EXPECT(h->count == 3);
-    EXPECT(begins(h->line[2], "block 3: 4 head ranks") && strstr(h->line[2], "; as it was "));
+    EXPECT(begins(h->line[2], "block 3: 4 x 1 ranks") && strstr(h->line[2], "; as it was "));
     EXPECT(is_plan(dsvi_context_plan(context, 3), placement, bound));
     double seconds[BLOCKS];
     for (int b = 0; b < BLOCKS; b++)
