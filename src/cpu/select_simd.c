@@ -184,45 +184,61 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
     memset(out + count * features, 0, (size_t)((rows - count) * features) * sizeof *out);
 }
 
-/* scores[p, c] of `count` loaded proxies and columns [first, first + columns); beyond the last candidate they
- * are -inf. Gives the columns, whole vectors. */
+/* scores[p, c] of `count` loaded proxies and columns [first, first + columns), in units of ln 2 where features
+ * are coarse; beyond the last candidate they are -inf. Gives the columns, whole vectors. */
 static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t count,
                      int64_t first)
 {
     int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
-    double factor = s->args->coarse ? 1 / DSVI_LOG2_E : s->args->scale;
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
         .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
         .b = block_of(s, of, pair, first / BLOCK_COLUMNS), .ldb = BLOCK_COLUMNS,
-        .c = scratch->scores, .ldc = BLOCK_COLUMNS, .factor = (float)factor});
+        .c = scratch->scores, .ldc = BLOCK_COLUMNS,
+        .factor = s->args->coarse ? 1.0f : (float)s->args->scale});
     for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)
             scratch->scores[p * BLOCK_COLUMNS + c] = -INFINITY;
     return columns;
 }
 
-/* The running log-sum-exp of one proxy, each lane its own. */
+/* dsvi_select_power(x): x + 127 with its fraction where a float has exponent and mantissa. From 128 on it is
+ * infinite. */
+static DsvVec line_power(DsvVec x)
+{
+    DsvVec shifted = dsvi_vec_min(dsvi_vec_max(x + 127.0f, dsvi_vec_all(0)), dsvi_vec_all(255));
+    return dsvi_vec_from_bits(__builtin_convertvector(shifted * 0x1p23f, DsvVecInt));
+}
+
+/* Of a score less its reference. */
+static DsvVec power(bool coarse, DsvVec x)
+{
+    return coarse ? line_power(x) : dsvi_vec_exp_weight(x);
+}
+
+/* The running log-sum-exp of one proxy, each lane its own. References are whole where features are coarse. */
 typedef struct LaneSums {
     DsvVec largest, sum;
 } LaneSums;
 
-static void add_scores(LaneSums *lanes, const float *scores, int64_t columns)
+static void add_scores(bool coarse, LaneSums *lanes, const float *scores, int64_t columns)
 {
     DsvVec before = lanes->largest, now = before, sum = dsvi_vec_all(0);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
         now = dsvi_vec_max(now, dsvi_vec_load(scores + c));
+    for (int lane = 0; coarse && lane < (int)DSVI_LANES; lane++)
+        now[lane] = ceilf(now[lane]);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
-        sum += dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - now);
-    lanes->sum = lanes->sum * dsvi_vec_exp_weight(before - now) + sum;
+        sum += power(coarse, dsvi_vec_load(scores + c) - now);
+    lanes->sum = lanes->sum * power(coarse, before - now) + sum;
     lanes->largest = now;
 }
 
-static float log_sum(const LaneSums *lanes)
+static float log_sum(bool coarse, const LaneSums *lanes)
 {
     float largest = dsvi_vec_largest(lanes->largest);
-    float sum = dsvi_vec_sum(lanes->sum * dsvi_vec_exp_weight(lanes->largest - dsvi_vec_all(largest)));
-    return (float)(largest + log(sum));
+    float sum = dsvi_vec_sum(lanes->sum * power(coarse, lanes->largest - dsvi_vec_all(largest)));
+    return (float)((coarse ? largest / DSVI_LOG2_E : largest) + log(sum));
 }
 
 /* The lse of the proxies of group g. */
@@ -240,10 +256,10 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
         for (int64_t from = 0; from < s->all.width; from += BLOCK_COLUMNS) {
             int64_t columns = score(s, &s->all, scratch, pair, count, from);
             for (int64_t p = 0; p < count; p++)
-                add_scores(&lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
+                add_scores(s->args->coarse, &lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
         }
         for (int64_t p = 0; p < count; p++)
-            s->args->lse[pair * s->proxies + first + p] = log_sum(&lanes[p]);
+            s->args->lse[pair * s->proxies + first + p] = log_sum(s->args->coarse, &lanes[p]);
     }
 }
 
@@ -253,6 +269,15 @@ static void add_estimates(float *estimate, const float *scores, int64_t columns,
     for (int64_t c = 0; c < columns; c += DSVI_LANES) {
         DsvVec a = dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - dsvi_vec_all(lse));
         dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a * weight);
+    }
+}
+
+/* estimate[0..columns) += power(score + term) */
+static void add_coarse_estimates(float *estimate, const float *scores, int64_t columns, float term)
+{
+    for (int64_t c = 0; c < columns; c += DSVI_LANES) {
+        DsvVec a = line_power(dsvi_vec_load(scores + c) + dsvi_vec_all(term));
+        dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a);
     }
 }
 
@@ -273,9 +298,14 @@ static void group_estimates(const Select *s, const Columns *of, const Scratch *s
             int64_t columns = score(s, of, scratch, pair, count, from);
             for (int64_t p = first; p < first + count; p++) {
                 left = args->queries - p * args->chunk;
-                int64_t of_proxy = left < args->chunk ? left : args->chunk;
-                add_estimates(estimate + from, scratch->scores + (p - first) * BLOCK_COLUMNS, columns,
-                              args->lse[pair * s->proxies + p], (float)of_proxy / (float)queries);
+                float weight = (float)(left < args->chunk ? left : args->chunk) / (float)queries;
+                float lse = args->lse[pair * s->proxies + p];
+                const float *scores = scratch->scores + (p - first) * BLOCK_COLUMNS;
+                if (args->coarse)
+                    add_coarse_estimates(estimate + from, scores, columns,
+                                         (float)(log2((double)weight) - lse * DSVI_LOG2_E));
+                else
+                    add_estimates(estimate + from, scores, columns, lse, weight);
             }
         }
     }

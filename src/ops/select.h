@@ -22,6 +22,7 @@
 #ifndef DSVI_SELECT_H
 #define DSVI_SELECT_H
 
+#include <math.h>
 #include <string.h>
 
 #include "ops/attention.h"
@@ -118,13 +119,17 @@ typedef struct DsvSelectArgs {
 typedef DsvStatus dsvi_select_fn(DsvStream *stream, const DsvSelectArgs *args);
 typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *args);
 
-/* Where features are coarse, scores are made of dsvi_select_coarse(proxy, scale log2 e) and
- * dsvi_select_coarse(candidate, 1): the product with the factor rounded to the 11 bits of a half, but with a
- * float's range; sums of powers may be off by 4 % where one power makes them (lse by
- * DSVI_SELECT_COARSE_LSE), and estimates, given the lse, by 2^-9 of themselves. What features in fp8 are
- * off by is several times that and costs 0.001 of the mass (docs/study.md); a GPU gets away with a third
- * of the products and two thirds of the exponentials. */
-#define DSVI_SELECT_COARSE_LSE 0.042
+/* Where features are coarse, scores are in units of ln 2 and made of dsvi_select_coarse(proxy, scale log2 e)
+ * and dsvi_select_coarse(candidate, 1): the product with the factor rounded to the 11 bits of a half, but
+ * with a float's range. Every power of two made of them is dsvi_select_power:
+ *     lse_p = ln of the sum over c of power(z_pc)      e_gc = sum over p of power(z_pc + log2 w_p - lse_p log2 e)
+ * It is up to 6.2 % above 2^x, alike for numerator and normaliser where many candidates count, and never
+ * changes the order of a proxy's candidates; estimates still sum to 1 over c, to a few percent where few
+ * candidates count. Results may be off by DSVI_SELECT_COARSE_ERROR: lse by that much, estimates, given the
+ * lse, by that share of themselves, for the exponent of a power may be a number with 14 bits behind the
+ * point, to which a score is added feature by feature. What features in fp8 are off by is more than that and
+ * costs 0.001 of the mass (docs/study.md); a GPU makes do with a third of the products and no exponentials. */
+#define DSVI_SELECT_COARSE_ERROR 0x1p-9
 #define DSVI_LOG2_E 1.4426950408889634
 static inline float dsvi_select_coarse(float x, double factor)
 {
@@ -134,6 +139,14 @@ static inline float dsvi_select_coarse(float x, double factor)
     bits = (bits + 0xfff + (bits >> 13 & 1)) & ~(uint32_t)0x1fff;
     memcpy(&x, &bits, sizeof bits);
     return x;
+}
+
+/* 2^x at whole x and straight lines between them: 2^n (1 + f) where x = n + f, n whole, 0 <= f < 1. Zero
+ * below 2^-126. */
+static inline double dsvi_select_power(double x)
+{
+    double n = floor(x);
+    return x < -126 ? 0 : ldexp(1 + (x - n), (int)n);
 }
 
 /* select_lists never writes more than lists->capacity runs: where *needed is larger all offsets are 0 and

@@ -38,7 +38,7 @@ DsvStatus dsvi_select_check(const DsvSelectArgs *args, bool lists)
     return DSV_OK;
 }
 
-/* z_pc of the proxies of (b, h) = pair. */
+/* z_pc of the proxies of (b, h) = pair; in units of ln 2 where features are coarse. */
 static double score(const DsvSelectArgs *args, int64_t pair, int64_t p, int64_t c)
 {
     const float *proxy = args->proxies + (pair * dsvi_select_proxies(args) + p) * args->features;
@@ -48,7 +48,13 @@ static double score(const DsvSelectArgs *args, int64_t pair, int64_t p, int64_t 
         sum += args->coarse ? (double)dsvi_select_coarse(proxy[r], args->scale * DSVI_LOG2_E) *
                                   dsvi_select_coarse(candidate[r], 1)
                             : (double)proxy[r] * candidate[r];
-    return args->coarse ? sum / DSVI_LOG2_E : args->scale * sum;
+    return args->coarse ? sum : args->scale * sum;
+}
+
+/* The power of a score over a reference, which is whole where features are coarse. */
+static double power(const DsvSelectArgs *args, double x)
+{
+    return args->coarse ? dsvi_select_power(x) : exp(x);
 }
 
 static double log_sum_exp(const DsvSelectArgs *args, int64_t pair, int64_t p)
@@ -56,18 +62,27 @@ static double log_sum_exp(const DsvSelectArgs *args, int64_t pair, int64_t p)
     double largest = -INFINITY, sum = 0;
     for (int64_t c = 0; c < dsvi_select_candidates(args); c++)
         largest = fmax(largest, score(args, pair, p, c));
+    largest = args->coarse ? floor(largest) : largest;
     for (int64_t c = 0; c < dsvi_select_candidates(args); c++)
-        sum += exp(score(args, pair, p, c) - largest);
-    return largest + log(sum);
+        sum += power(args, score(args, pair, p, c) - largest);
+    return (args->coarse ? largest / DSVI_LOG2_E : largest) + log(sum);
 }
 
-/* e_gr of every run r, from the stored (rounded) lse, so that histogram and lists see the same values. */
+/* w_p a_pc, from the stored (rounded) lse, so that histogram and lists see the same values. */
+static double share(const DsvSelectArgs *args, int64_t pair, int64_t p, int64_t c, double weight)
+{
+    double lse = args->lse[pair * dsvi_select_proxies(args) + p];
+    if (args->coarse)
+        return power(args, score(args, pair, p, c) + log2(weight) - lse * DSVI_LOG2_E);
+    return weight * power(args, score(args, pair, p, c) - lse);
+}
+
+/* e_gr of every run r. */
 static void group_estimates(const DsvSelectArgs *args, int64_t pair, int64_t g, double *estimate)
 {
     int64_t begin = g * args->group;
     int64_t end = begin + args->group < args->queries ? begin + args->group : args->queries;
     int64_t candidates = dsvi_select_candidates(args), per_run = args->grain / args->candidate_keys;
-    const float *lse = args->lse + pair * dsvi_select_proxies(args);
     for (int64_t r = 0; r < dsvi_select_runs(args); r++)
         estimate[r] = 0;
     for (int64_t first = begin; first < end; first += args->chunk) {
@@ -75,7 +90,7 @@ static void group_estimates(const DsvSelectArgs *args, int64_t pair, int64_t g, 
         int64_t last = first + args->chunk < end ? first + args->chunk : end;
         double weight = (double)(last - first) / (double)(end - begin);
         for (int64_t c = 0; c < candidates; c++)
-            estimate[c / per_run] += weight * exp(score(args, pair, p, c) - lse[p]);
+            estimate[c / per_run] += share(args, pair, p, c, weight);
     }
 }
 

@@ -85,8 +85,6 @@ typedef struct SelectShape {
     double logit; /* standard deviation of the scores */
 } SelectShape;
 
-#define COARSE_ERROR 0x1p-9 /* of an estimate made of coarse features, given the lse */
-
 typedef struct SelectRun {
     float *lse;
     double *bin_count, *bin_mass, *selected_mass;
@@ -192,7 +190,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
 /* Scores are rounded at their size; so is every estimate, relatively. */
 static double estimate_error(const SelectShape *shape, const DsvSelectArgs *args)
 {
-    return 1e-6 * (10 + 5 * shape->logit) + (args->coarse ? COARSE_ERROR : 0);
+    return 1e-6 * (10 + 5 * shape->logit) + (args->coarse ? DSVI_SELECT_COARSE_ERROR : 0);
 }
 
 static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero */
@@ -200,8 +198,8 @@ static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero 
 /* Cumulated from the top, count and mass of the bins agree but for what lies next to a border. */
 static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth)
 {
-    double tipped = args->coarse ? 1 : 0.05; /* COARSE_ERROR is a fifth of a bin: any run may lie so near */
-    double error = 1e-3 + (args->coarse ? COARSE_ERROR : 0);
+    double tipped = args->coarse ? 1 : 0.05; /* the error is a fifth of a bin: any run may lie so near */
+    double error = 1e-3 + (args->coarse ? DSVI_SELECT_COARSE_ERROR : 0);
     for (int64_t h = 0; h < args->bin_heads; h++) {
         double count = 0, mass = 0, truth_count = 0, truth_mass = 0;
         for (int64_t bin = (h + 1) * DSV_SELECT_BINS - 1; bin >= h * DSV_SELECT_BINS; bin--) {
@@ -232,18 +230,22 @@ static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t li
     for (int64_t r = 0; r < dsvi_select_runs(args); r++)
         estimate[r] = 0;
     for (int64_t i = g * args->group; i < last; i++) {
-        int64_t p = pair * proxies + i / args->chunk;
+        int64_t p = pair * proxies + i / args->chunk, first = i / args->chunk * args->chunk;
+        double of_proxy = (double)(first + args->chunk < last ? args->chunk : last - first);
+        double of_group = (double)(last - g * args->group);
         for (int64_t c = 0; c < candidates; c++) {
             double score = 0;
             for (int64_t f = 0; f < args->features; f++) {
                 float x = args->proxies[p * args->features + f];
                 float y = args->candidates[(pair * candidates + c) * args->features + f];
                 score += args->coarse ? (double)dsvi_select_coarse(x, args->scale * DSVI_LOG2_E) *
-                                            dsvi_select_coarse(y, 1) / DSVI_LOG2_E
+                                            dsvi_select_coarse(y, 1)
                                       : args->scale * x * y;
             }
             estimate[c * args->candidate_keys / args->grain] +=
-                exp(score - lse[p]) / (double)(last - g * args->group);
+                args->coarse ? dsvi_select_power(score + log2(of_proxy / of_group) - lse[p] * DSVI_LOG2_E) /
+                                   of_proxy
+                             : exp(score - lse[p]) / of_group;
         }
     }
 }
@@ -318,7 +320,7 @@ static void run_truth(const SelectShape *shape, const DsvSelectArgs *args, int64
 {
     DsvOps ref;
     int64_t proxies = args->batch * args->heads * dsvi_select_proxies(args);
-    double error = estimate_error(shape, args) + (args->coarse ? DSVI_SELECT_COARSE_LSE : 0);
+    double error = estimate_error(shape, args);
     dsvi_ops_fill_ref(&ref);
     select_on(NULL, &ref, args, capacity, NULL, truth);
     for (int64_t p = 0; p < proxies; p++)
