@@ -28,11 +28,20 @@ struct MarkOut {
 
 /* What a lane has seen of its two lists. */
 struct MarkSink {
-    uint32_t *bits;   /* of the list whose words this lane writes, NULL for none */
-    float threshold;
-    float mass[PAIR]; /* of winners */
+    uint32_t *bits;      /* its word of the first list's first stretch */
+    int lists, row;      /* of the two, how many there are; words from one to the next */
+    float threshold, unlift;
+    bool searching;      /* whether a lane of the warp has met no winner yet */
+    uint32_t word[PAIR]; /* of this stretch */
+    float mass[PAIR];    /* of winners */
     SelectBest best[PAIR];
 };
+
+__device__ __forceinline__ void lift(MarkSink &sink, int octaves)
+{
+    sink.threshold *= power_of_two(octaves);
+    sink.unlift = power_of_two(-octaves);
+}
 
 __device__ __forceinline__ void take_best(SelectBest &best, int block, float a, float b, float c, float d)
 {
@@ -41,31 +50,35 @@ __device__ __forceinline__ void take_best(SelectBest &best, int block, float a, 
         best = {most, select_run(block, a == most ? 0 : b == most ? 1 : c == most ? 2 : 3)};
 }
 
-/* The best run matters to a list without winners: it is followed for as long as a lane has met none.
- * A ballot over slot j has the run of lane 4 k + q at bit 4 k + q; in the word of a list of lanes q that is
- * bit 4 k + j. Lanes 4 g + q write the words of group g. */
+/* The best run matters to a list without winners: it is followed for as long as a lane has met none. */
 __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
-    int lane = threadIdx.x % WARP, q = lane % 4;
-    uint32_t word[PAIR] = {};
-    if (__any_sync(0xffffffffu, fminf(sink.mass[0], sink.mass[1]) <= 0.f)) {
+    int place = block & (STRETCH - 1);
+    if (sink.searching) {
 #pragma unroll
         for (int g = 0; g < PAIR; g++)
             take_best(sink.best[g], block, e[0][g], e[1][g], e[2][g], e[3][g]);
     }
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
+        uint32_t won = 0;
 #pragma unroll
         for (int j = 0; j < SLOTS; j++) {
-            bool won = e[j][g] >= sink.threshold;
-            uint32_t all = __ballot_sync(0xffffffffu, won);
-            word[g] |= __funnelshift_r(all, all, q - j) & 0x11111111u << j;
-            if (won)
+            if (e[j][g] >= sink.threshold) {
                 sink.mass[g] += e[j][g];
+                won |= 1u << j;
+            }
         }
+        sink.word[g] = __funnelshift_r(sink.word[g], won, SLOTS); /* eight blocks fill it, from the top */
     }
-    if (sink.bits)
-        sink.bits[block] = lane < 4 ? word[0] : word[1];
+    if (place < STRETCH - 1)
+        return;
+#pragma unroll
+    for (int g = 0; g < PAIR; g++) {
+        if (g < sink.lists)
+            sink.bits[g * sink.row + block - place] = sink.word[g];
+    }
+    sink.searching = __any_sync(0xffffffffu, fminf(sink.mass[0], sink.mass[1]) <= 0.f);
 }
 
 /* The larger; of equal ones the lower run. */
@@ -86,17 +99,17 @@ __device__ __forceinline__ void gather(double &mass, SelectBest &best)
     }
 }
 
+/* Masses of lists that there are not start at one, so that nobody searches for their winners. */
 template <int PARTS>
-__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void mark_kernel(
+__global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void mark_kernel(
     const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
 {
     SelectPlace at = select_place(t, blockIdx.x);
     int64_t list = (int64_t)at.pair * out.groups + at.set * SET_GROUPS;
     float threshold = fmaxf(out.threshold[at.pair % out.heads], 0.f); /* less is no run's estimate */
-    int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS;
-    int written = lane % 4 * PAIR + lane / 4; /* of the set's lists */
-    bool writes = lane < 4 * PAIR && written < groups;
-    MarkSink sink = {writes ? out.bits + (list + written) * t.blocks : nullptr, threshold, {0.f, 0.f},
+    int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS, mine = lane % 4 * PAIR;
+    MarkSink sink = {out.bits + (list + mine) * t.blocks + lane / 4, groups - mine, t.blocks, threshold, 1.f,
+                     true, {0, 0}, {mine < groups ? 0.f : 1.f, mine + 1 < groups ? 0.f : 1.f},
                      {{-1.f, 0}, {-1.f, 0}}};
     walk_estimates<PARTS>(t, at, shared_memory, sink);
 #pragma unroll
@@ -105,7 +118,8 @@ __global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS
         double mass = sink.mass[g];
         gather(mass, sink.best[g]);
         if (of_set < SET_GROUPS && of_set < groups) {
-            out.slice_mass[(list + of_set) * t.slices + at.slice] = mass;
+            sink.best[g].value *= sink.unlift;
+            out.slice_mass[(list + of_set) * t.slices + at.slice] = mass * sink.unlift;
             out.slice_best[(list + of_set) * t.slices + at.slice] = sink.best[g];
         }
     }
@@ -116,26 +130,35 @@ __global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS
 struct StoreSink {
     float *estimates; /* of this lane's first list */
     int row;          /* from one list to the next */
+    float unlift;
 };
+
+__device__ __forceinline__ void lift(StoreSink &sink, int octaves)
+{
+    sink.unlift = power_of_two(-octaves);
+}
 
 __device__ __forceinline__ void take(const StoreSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
-        float four[SLOTS] = {e[0][g], e[1][g], e[2][g], e[3][g]};
+        float four[SLOTS];
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+            four[j] = e[j][g] * sink.unlift;
         store(sink.estimates + g * sink.row + select_run(block, 0), four);
     }
 }
 
 /* Estimates of the rows of blocks of threads from number `first` on: (lists of those, blocks * COLUMNS). */
 template <int PARTS>
-__global__ __launch_bounds__(SCORE_THREADS, PARTS > 0 ? NEAR_BLOCKS : FAR_BLOCKS) void store_kernel(
+__global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void store_kernel(
     const __grid_constant__ SelectTiles t, int64_t first, float *estimates)
 {
     SelectPlace at = select_place(t, first * t.slices + blockIdx.x);
     int64_t set = (int64_t)(blockIdx.x / t.slices) * WARPS + threadIdx.x / WARP;
     int row = t.blocks * COLUMNS;
-    StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row};
+    StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row, 1.f};
     walk_estimates<PARTS>(t, at, shared_memory, sink);
 }
 

@@ -17,83 +17,56 @@ enum {
     VALUES_MOST = 1 << 18   /* that a block of threads may add: their places fit into 32 bits */
 };
 
-#define SUM_MOST 0x1p64f    /* of powers over the reference, before that moves */
+#define SUM_MOST 0x1p64f /* of powers over the reference, before that moves */
+#define SCORE_MOST 100.f /* as log2: 2^27 powers of such scores, each as large, have a sum */
 
 extern __shared__ uint4 shared_memory[];
 
 /* ---- lse ---- */
 
-/* A lane's proxies of a tile: the sum of 2^(score - reference), infinite until there are scores. References
- * are whole numbers, so that starts are exact. */
+/* A lane's proxies of a tile: the sum of powers of (score - reference), infinite until there are scores.
+ * References are whole numbers, so that starts are exact, and straight lines move without a change. */
 struct LaneSums {
-    float first[4], second[4]; /* starts of both products: -reference of both groups, twice */
+    float start[PAIR]; /* -reference */
     float sum[PAIR];
 };
 
-__device__ __forceinline__ float four_powers(float a, float b, float c, float d)
+template <bool LINES> __device__ __forceinline__ float four_powers(float a, float b, float c, float d)
 {
-    return (exp2_near(a) + exp2_near(b)) + (exp2_near(c) + exp2_near(d));
+    return (power<LINES>(a) + power<LINES>(b)) + (power<LINES>(c) + power<LINES>(d));
 }
 
 /* Adds the powers of four scores of group g over a reference so much higher that the sum is about one. Where
  * no column has a candidate the sum stays zero, over the lowest reference. */
+template <bool LINES>
 __device__ __forceinline__ void move_reference(float a, float b, float c, float d, LaneSums &s, int g)
 {
     bool first = s.sum[g] > SUM_MOST;
     float higher = ceilf(fmaxf(fmaxf(fmaxf(a, b), fmaxf(c, d)), first ? -3e38f : 64.f));
     float before = first ? 0.f : s.sum[g] * exp2_near(-higher);
-    s.sum[g] = before + four_powers(a - higher, b - higher, c - higher, d - higher);
-    s.first[g] -= higher;
-    s.first[2 + g] -= higher;
-    s.second[g] -= higher;
-    s.second[2 + g] -= higher;
+    s.sum[g] = before + four_powers<LINES>(a - higher, b - higher, c - higher, d - higher);
+    s.start[g] -= higher;
 }
 
-/* What scores of slots 2 and 3 start with, where features are coarse: less by the log2 of 1.0407, by which
- * straight lines from whole number to whole number lie above 2^x in the mean. A sum of many is right to
- * far less than the 4 % that one may be off. */
-#define LINE_SHIFT (SHIFT - 0.0575561523f)
-
-/* sum + 2^(shifted - LINE_SHIFT) by such a line. */
-__device__ __forceinline__ float add_line(float sum, float shifted)
+/* x: scores of a layer of a block of columns, less the reference. */
+template <bool LINES> __device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
 {
-    return sum + exp2_line(fminf(shifted, SHIFTED_MOST));
-}
-
-/* x: scores of a layer of a block of columns, less the reference. QUICK: slots 2 and 3 are shifted, and half
- * of the powers straight lines. */
-template <bool QUICK> __device__ __forceinline__ void add_scores(const float (&x)[2][4], LaneSums &s)
-{
-    const float shift = QUICK ? LINE_SHIFT : 0.f;
     float sum[PAIR];
 #pragma unroll
-    for (int g = 0; g < PAIR; g++) {
-        if (QUICK) {
-            sum[g] = add_line(add_line(exp2_near(x[0][g]), x[1][g]) + exp2_near(x[0][2 + g]), x[1][2 + g]);
-            sum[g] += s.sum[g];
-        } else {
-            sum[g] = s.sum[g] + four_powers(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
-        }
-    }
-    if (fmaxf(sum[0], sum[1]) <= SUM_MOST) {
-        s.sum[0] = sum[0];
-        s.sum[1] = sum[1];
-        return;
-    }
+    for (int g = 0; g < PAIR; g++)
+        sum[g] = s.sum[g] + four_powers<LINES>(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g]);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
-        if (sum[g] > SUM_MOST)
-            move_reference(x[0][g], x[0][2 + g], x[1][g] - shift, x[1][2 + g] - shift, s, g);
-        else
+        if (sum[g] <= SUM_MOST)
             s.sum[g] = sum[g];
+        else
+            move_reference<LINES>(x[0][g], x[0][2 + g], x[1][g], x[1][2 + g], s, g);
     }
 }
 
 /* Scores of columns that have no candidate become -inf. */
 __device__ __forceinline__ void mask_scores(int block, int runs, float (&x)[2][4])
 {
-    if ((block + 1) * COLUMNS <= runs)
-        return;
 #pragma unroll
     for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -116,42 +89,54 @@ __device__ __forceinline__ float2 gather_sums(float reference, float sum)
     return make_float2(most, sum);
 }
 
+/* A lane's sums of tile number `tile` of the `tiles` of a (batch, head) go to memory. */
+__device__ __forceinline__ void put_sums(const SelectTiles &t, const SelectPlace &at, int tile, int tiles,
+                                         const LaneSums &s, float2 *sums)
+{
+#pragma unroll
+    for (int g = 0; g < PAIR; g++) {
+        int group = threadIdx.x % WARP * PAIR + g;
+        float2 all = gather_sums(-s.start[g], s.sum[g]);
+        if (tile < tiles && group < SET_GROUPS)
+            sums[(((int64_t)at.pair * tiles + tile) * SET_GROUPS + group) * t.slices + at.slice] = all;
+    }
+}
+
 /* The scores of one tile. ONE: features are one chunk. */
 template <bool ONE>
 __device__ __forceinline__ void score_tile(const SelectTiles &t, const uint4 *columns, const SelectColumns &a,
                                            uint2 first, const uint2 *rows, const LaneSums &s,
                                            float (&x)[2][4])
 {
-    begin_products(x, a, first, s.first, ONE ? s.second : s.first);
+    const float start[4] = {s.start[0], s.start[1], s.start[0], s.start[1]};
+    begin_products(x, a, first, start);
 #pragma unroll 1
     for (int depth = 1; !ONE && depth < t.depths; depth++)
         add_products(x, load_columns(columns + depth * COLUMN_CHUNK), rows[depth * WARP]);
 }
 
-/* ONE: features are one chunk of coarse ones. `tiles`: of a (batch, head). The products of a tile are begun
- * before the powers of the one before it, so that tensor cores work beside them: warps that wait at the same
- * barriers would do all products first and all powers then. */
-template <bool ONE>
-__global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __grid_constant__ SelectTiles t,
-                                                                        int tiles, float2 *sums)
+/* Tiles [begin, begin + LSE_TILES) whatever their scores. The products of a tile are begun before the powers
+ * of the one before it, so that tensor cores work beside them: warps that wait at the same barriers would do
+ * all products first and all powers then. */
+template <bool ONE, bool LINES>
+__device__ __forceinline__ void sum_far(const SelectTiles &t, const SelectPlace &at, int begin, int tiles,
+                                        float2 *sums)
 {
-    SelectPlace at = select_place(t, blockIdx.x);
     SelectFeed f = feed_begin(t, at, shared_memory);
     LaneSums lane[LSE_TILES];
     const uint2 *rows = t.rows + (int64_t)at.pair * tiles * t.depths * WARP + threadIdx.x % WARP;
+    int whole = select_whole(t);
     int from[LSE_TILES]; /* this lane's rows of a tile, behind `rows` */
     uint2 first[LSE_TILES];
-    const float shift = ONE ? LINE_SHIFT : 0.f;
 #pragma unroll
     for (int n = 0; n < LSE_TILES; n++) {
-        int tile = at.set * LSE_TILES + n < tiles ? at.set * LSE_TILES + n : tiles - 1;
-        from[n] = tile * t.depths * WARP;
+        from[n] = (begin + n < tiles ? begin + n : tiles - 1) * t.depths * WARP;
         first[n] = rows[from[n]];
-        lane[n] = {{0.f, 0.f, 0.f, 0.f}, {shift, shift, shift, shift}, {INFINITY, INFINITY}};
+        lane[n] = {{0.f, 0.f}, {INFINITY, INFINITY}};
     }
     for (int block = at.begin; block < at.end; block++) {
         for (int layer = 0; layer < t.layers; layer++) {
-            const uint4 *columns = feed_next(t, shared_memory, f);
+            const uint4 *columns = feed_next(t, shared_memory, ONE ? 1 : t.depths, f);
             SelectColumns a = load_columns(columns);
             float x[2][2][4];
             score_tile<ONE>(t, columns, a, first[0], rows + from[0], lane[0], x[0]);
@@ -160,20 +145,81 @@ __global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void lse_kernel(const __
                 if (n + 1 < LSE_TILES)
                     score_tile<ONE>(t, columns, a, first[n + 1], rows + from[n + 1], lane[n + 1],
                                     x[(n + 1) % 2]);
-                mask_scores(block, layer_runs(t, layer), x[n % 2]);
-                add_scores<ONE>(x[n % 2], lane[n]);
+                if (block >= whole)
+                    mask_scores(block, layer_runs(t, layer), x[n % 2]);
+                add_scores<LINES>(x[n % 2], lane[n]);
             }
         }
     }
 #pragma unroll
-    for (int n = 0; n < LSE_TILES; n++) {
+    for (int n = 0; n < LSE_TILES; n++)
+        put_sums(t, at, begin + n, tiles, lane[n], sums);
+    __syncthreads(); /* before others' columns take the place of these */
+}
+
+/* Adds the powers of a layer's scores. MASKED: some columns have no candidate. */
+template <bool MASKED>
+__device__ __forceinline__ void add_lines(const uint4 *columns, int block, int runs,
+                                          const uint2 (&rows)[LSE_NEAR_TILES],
+                                          LaneSums (&lane)[LSE_NEAR_TILES])
+{
+    const float start[4] = {SHIFT, SHIFT, SHIFT, SHIFT};
+    SelectColumns a = load_columns(columns);
 #pragma unroll
-        for (int g = 0; g < PAIR; g++) {
-            int tile = at.set * LSE_TILES + n, group = threadIdx.x % WARP * PAIR + g;
-            float2 all = gather_sums(-lane[n].first[g], lane[n].sum[g]);
-            if (tile < tiles && group < SET_GROUPS)
-                sums[(((int64_t)at.pair * tiles + tile) * SET_GROUPS + group) * t.slices + at.slice] = all;
+    for (int n = 0; n < LSE_NEAR_TILES; n++) {
+        float x[2][4];
+        begin_products(x, a, rows[n], start);
+        if (MASKED)
+            mask_scores(block, runs, x);
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+            for (int g = 0; g < PAIR; g++)
+                lane[n].sum[g] += line_power(x[j / 2][j % 2 * 2 + g]);
+    }
+}
+
+/* Tiles [begin, begin + LSE_NEAR_TILES) whose scores are within SCORE_MOST: references stay zero. */
+__device__ __forceinline__ void sum_near(const SelectTiles &t, const SelectPlace &at, int begin, int tiles,
+                                         float2 *sums)
+{
+    SelectFeed f = feed_begin(t, at, shared_memory);
+    LaneSums lane[LSE_NEAR_TILES] = {};
+    int whole = select_whole(t);
+    uint2 rows[LSE_NEAR_TILES];
+#pragma unroll
+    for (int n = 0; n < LSE_NEAR_TILES; n++) {
+        int tile = begin + n < tiles ? begin + n : tiles - 1;
+        rows[n] = t.rows[((int64_t)at.pair * tiles + tile) * WARP + threadIdx.x % WARP];
+    }
+    for (int block = at.begin; block < at.end; block++) {
+        for (int layer = 0; layer < t.layers; layer++) {
+            const uint4 *columns = feed_next(t, shared_memory, 1, f);
+            if (block < whole)
+                add_lines<false>(columns, block, 0, rows, lane);
+            else
+                add_lines<true>(columns, block, layer_runs(t, layer), rows, lane);
         }
+    }
+#pragma unroll
+    for (int n = 0; n < LSE_NEAR_TILES; n++)
+        put_sums(t, at, begin + n, tiles, lane[n], sums);
+}
+
+/* NEAR: features are one chunk of coarse ones. `tiles`: of a (batch, head). */
+template <bool NEAR, bool LINES>
+__global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void lse_kernel(
+    const __grid_constant__ SelectTiles t, int tiles, float2 *sums)
+{
+    SelectPlace at = select_place(t, blockIdx.x);
+    if (!NEAR) {
+        sum_far<false, LINES>(t, at, at.set * LSE_TILES, tiles, sums);
+    } else if (select_bound(t, at.pair) <= SCORE_MOST) {
+        sum_near(t, at, at.set * LSE_NEAR_TILES, tiles, sums);
+    } else {
+#pragma unroll 1
+        for (int n = 0; n < LSE_NEAR_TILES; n += LSE_TILES)
+            sum_far<true, LINES>(t, at, at.set * LSE_NEAR_TILES + n, tiles, sums);
     }
 }
 
@@ -198,15 +244,21 @@ __global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, 
 /* ---- bins ---- */
 
 struct HistogramSink {
-    uint32_t *bins; /* (2, BINS) counts, places: shared memory */
-    int groups;     /* that there are from this lane's first on */
+    uint32_t *bins;  /* (2, BINS) counts, places: shared memory */
+    int groups;      /* that there are from this lane's first on */
+    float octaves;   /* DSV_SELECT_OCTAVES, less by which power of two estimates are too large */
 };
+
+__device__ __forceinline__ void lift(HistogramSink &sink, int octaves)
+{
+    sink.octaves -= (float)octaves;
+}
 
 __device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
 {
-    float x = (__log2f(estimate) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE;
+    float x = (__log2f(estimate) + sink.octaves) * DSV_SELECT_PER_OCTAVE;
     int bin = (int)fminf(fmaxf(x, 0.f), (float)(DSV_SELECT_BINS - 1)); /* NaN goes to bin 0 */
-    float place = estimate * exp2_near(DSV_SELECT_OCTAVES - (float)bin / DSV_SELECT_PER_OCTAVE);
+    float place = estimate * exp2_near(sink.octaves - (float)bin / DSV_SELECT_PER_OCTAVE);
     float scaled = bin > 0 ? (place - 1.f) * (1 << PLACE_BITS) : place * (1 << PLACE_BITS_LOWEST);
     atomicAdd(sink.bins + bin, 1u);
     atomicAdd(sink.bins + DSV_SELECT_BINS + bin,
@@ -227,12 +279,13 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
 
 /* `bins`: (bin_heads, 2, BINS), added to. */
 template <int PARTS>
-__global__ __launch_bounds__(SCORE_THREADS, FAR_BLOCKS) void histogram_kernel(
+__global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
     const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
 {
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
-    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR};
+    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR,
+                          DSV_SELECT_OCTAVES};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0; /* seen by all after the walk's first barrier */
     walk_estimates<PARTS>(t, at, shared_memory, sink);
@@ -271,12 +324,11 @@ DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPla
     unsigned blocks = (unsigned)(select_row_blocks(p, p.lse) * p.lse.slices);
     size_t shared = 2 * (size_t)stage_size(p.lse) * sizeof(uint4);
     int tiles = p.rows.sets * p.rows.parts;
-    bool one = p.lse.coarse && p.lse.depths == 1;
-    DSVI_TRY(select_allow(one ? lse_kernel<true> : lse_kernel<false>, shared));
-    if (one)
-        lse_kernel<true><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
-    else
-        lse_kernel<false><<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
+    auto kernel = p.lse_tiles == LSE_NEAR_TILES ? lse_kernel<true, true>
+                  : p.lse.coarse                ? lse_kernel<false, true>
+                                                : lse_kernel<false, false>;
+    DSVI_TRY(select_allow(kernel, shared));
+    kernel<<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
     DSVI_CUDA_LAUNCHED("select lse");
     lse_finish_kernel<<<prepare_blocks(proxies), PREPARE_THREADS, 0, stream->handle>>>(
         p.rows, p.sums, p.lse.slices, proxies, args->lse);
@@ -288,7 +340,7 @@ template <int PARTS>
 DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.counted;
-    int64_t slices = ceil_div(t.blocks, VALUES_MOST / (LISTS_EACH * COLUMNS));
+    int64_t slices = ceil_div(t.blocks, VALUES_MOST / (LISTS_EACH * COLUMNS)); /* whole stretches */
     size_t shared = (size_t)select_shared(t) * sizeof(uint4) + 2 * DSV_SELECT_BINS * sizeof(uint32_t);
     t.slices = slices > t.slices ? (int)slices : t.slices;
     DSVI_TRY(select_allow(histogram_kernel<PARTS>, shared));

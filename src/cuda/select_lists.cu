@@ -71,7 +71,8 @@ __device__ float run_estimate(const Scorer &s, int64_t pair, int64_t group, int6
             float score = 0.f;
             for (int i = 0; i < r.features; i++)
                 score = fmaf(as_feature(r, proxy[i] * s.factor), as_feature(r, candidate[i]), score);
-            estimate = fmaf(weight, exp2_near(score - lse), estimate);
+            estimate += r.coarse ? power<true>(score + log2f(weight) - lse)
+                                 : weight * power<false>(score - lse);
         }
     }
     return estimate;
@@ -268,7 +269,7 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
     DSVI_TRY(select_allow(store_kernel<PARTS>, shared));
     for (int64_t first = 0; first < row_blocks; first += most) {
         int64_t count = row_blocks - first < most ? row_blocks - first : most;
-        t.slices = select_slices(stream, count, t.blocks, select_blocks_each(t));
+        t.slices = select_slices(stream, count, t.blocks);
         store_kernel<PARTS><<<(unsigned)(count * t.slices), SCORE_THREADS, shared, stream->handle>>>(
             t, first, estimates);
         DSVI_CUDA_LAUNCHED("select estimates");

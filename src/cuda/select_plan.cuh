@@ -19,6 +19,7 @@ enum {
     SLICE_COST = 4,         /* what a block of threads costs beyond its columns, in blocks of them */
     RANGE_SLICES = WARP,    /* a lane each, where they are put together */
     LSE_TILES = 4,          /* of a warp: parts of sets */
+    LSE_NEAR_TILES = 8,     /* where coarse features are one chunk */
     LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
 };
 
@@ -40,8 +41,10 @@ struct SelectPlan {
     int64_t pairs, groups, lists;
     SelectRows rows;
     SelectTiles all, counted; /* over all runs; over those that the histogram counts */
-    SelectTiles lse;          /* over all runs, a set LSE_TILES tiles */
-    float2 *ranges;           /* (pairs, RANGE_SLICES) largest feature of proxies and of candidates */
+    SelectTiles lse;          /* over all runs, a set lse_tiles tiles */
+    int lse_tiles;
+    float4 *ranges; /* (pairs, RANGE_SLICES) largest feature of proxies and of candidates, largest square of
+                     * the length of each */
     float2 *sums; /* histogram: (pairs, sets, parts, SET_GROUPS, slices) reference, sum of powers over it */
     unsigned long long *bins; /* histogram: (bin_heads, 2, BINS) counts, sums of places inside the bin */
     uint32_t *bits;           /* lists: (lists, blocks of runs) */
@@ -65,14 +68,15 @@ inline int64_t select_row_blocks(const SelectPlan &p, const SelectTiles &t)
     return p.pairs * (t.sets / WARPS);
 }
 
-/* Into how many slices to cut the columns where `row_blocks` blocks of threads hold all rows and
- * a multiprocessor holds `blocks_each`: those with which the machine is busy for the shortest time. */
-inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t column_blocks, int blocks_each)
+/* Into how many slices to cut the columns where `row_blocks` blocks of threads hold all rows: those with which
+ * the machine is busy for the shortest time. */
+inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t column_blocks)
 {
-    int64_t at_once = (int64_t)stream->multiprocessors * blocks_each, least = INT64_MAX;
-    int64_t most = column_blocks < SLICES_MOST ? column_blocks : (int64_t)SLICES_MOST, best = 1;
+    int64_t at_once = (int64_t)stream->multiprocessors * SCORE_BLOCKS, least = INT64_MAX;
+    int64_t stretches = column_blocks / STRETCH, best = 1;
+    int64_t most = stretches < SLICES_MOST ? stretches : (int64_t)SLICES_MOST;
     for (int64_t slices = 1; slices <= most; slices++) {
-        int64_t each = ceil_div(column_blocks, slices) + SLICE_COST;
+        int64_t each = ceil_div(stretches, slices) * STRETCH + SLICE_COST;
         int64_t cost = ceil_div(row_blocks * slices, at_once) * each;
         if (cost < least) {
             least = cost;
@@ -80,11 +84,6 @@ inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t co
         }
     }
     return (int)best;
-}
-
-inline int select_blocks_each(const SelectTiles &t)
-{
-    return select_near(t) > 0 ? NEAR_BLOCKS : FAR_BLOCKS;
 }
 
 /* Of a row: coarse features are one each, others three. */
@@ -110,6 +109,11 @@ inline SelectRows select_rows(const DsvSelectArgs *args)
     return r;
 }
 
+inline float select_factor(const DsvSelectArgs *args)
+{
+    return (float)(args->scale * DSVI_LOG2_E);
+}
+
 inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r, int64_t runs,
                                 int64_t last_run)
 {
@@ -119,7 +123,8 @@ inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r, 
     t.runs = (int)runs;
     t.layers = (int)(layers < dsvi_select_candidates(args) ? layers : dsvi_select_candidates(args));
     t.last_layers = (int)(left < t.layers ? left : t.layers);
-    t.blocks = (int)ceil_div(runs, COLUMNS);
+    t.blocks = (int)ceil_div(runs, STRETCH * COLUMNS) * STRETCH;
+    t.factor = select_factor(args);
     t.depths = r.depths;
     t.coarse = r.coarse;
     t.stage = r.depths < STAGE_CHUNKS ? STAGE_CHUNKS / r.depths : 1;
@@ -139,10 +144,10 @@ inline void select_plan_histogram(const DsvStream *stream, const DsvSelectArgs *
 {
     uint4 *columns = nullptr;
     int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
-    p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks,
-                                      FAR_BLOCKS);
-    p->lse.sets = (int)(ceil_div(tiles, LSE_TILES * WARPS) * WARPS);
-    p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks, FAR_BLOCKS);
+    p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks);
+    p->lse_tiles = p->lse.coarse && p->lse.depths == 1 ? LSE_NEAR_TILES : LSE_TILES;
+    p->lse.sets = (int)(ceil_div(tiles, p->lse_tiles * WARPS) * WARPS);
+    p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks);
     if (args->bin_skip > 0)
         select_take(base, used, select_column_chunks(*p, p->counted) * COLUMN_CHUNK, &columns);
     p->counted.columns = args->bin_skip > 0 ? columns : p->all.columns;
@@ -177,8 +182,7 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
     p.lists = p.pairs * p.groups;
     p.rows = select_rows(args);
     p.all = select_tiles(args, p.rows, runs, runs - 1);
-    p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all.blocks,
-                                 select_blocks_each(p.all));
+    p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all.blocks);
     int64_t tiles = p.pairs * p.rows.sets * p.rows.parts;
     select_take(base, &used, select_column_chunks(p, p.all) * COLUMN_CHUNK, &columns);
     select_take(base, &used, tiles * p.rows.depths * WARP, &rows);
@@ -187,10 +191,12 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
     p.all.columns = columns;
     p.all.rows = rows;
     p.all.terms = terms;
+    p.all.ranges = p.ranges;
     p.lse = p.all;
     p.counted = select_tiles(args, p.rows, counted, dsvi_select_counted(args, counted - 1));
     p.counted.rows = rows;
     p.counted.terms = terms;
+    p.counted.ranges = p.ranges;
     size_t histogram = used, lists = used;
     select_plan_histogram(stream, args, base, &histogram, &p);
     select_plan_lists(base, &lists, &p);
@@ -207,54 +213,6 @@ __device__ __forceinline__ int64_t part_proxy(const SelectRows &r, int64_t g, in
 
 /* ---- ranges ---- */
 
-/* The largest of |x[i]|, i in a slice of RANGE_SLICES, to all threads of the block. */
-__device__ __forceinline__ float slice_largest(const float *x, int64_t count, int slice, float *shared)
-{
-    float largest = 0.f;
-    int64_t end = count * (slice + 1) / RANGE_SLICES;
-#pragma unroll 8
-    for (int64_t i = count * slice / RANGE_SLICES + threadIdx.x; i < end; i += PREPARE_THREADS)
-        largest = fmaxf(largest, fabsf(x[i]));
-    largest = warp_max(largest);
-    if (threadIdx.x % WARP == 0)
-        shared[threadIdx.x / WARP] = largest;
-    __syncthreads();
-    return warp_max(threadIdx.x % WARP < PREPARE_THREADS / WARP ? shared[threadIdx.x % WARP] : 0.f);
-}
-
-/* A block of threads a slice of a (batch, head); counts are of elements. */
-__global__ __launch_bounds__(PREPARE_THREADS) void ranges_kernel(const float *proxies, int64_t proxy_count,
-                                                                 const float *candidates,
-                                                                 int64_t candidate_count, float2 *ranges)
-{
-    __shared__ float shared[2][PREPARE_THREADS / WARP];
-    int64_t pair = blockIdx.x / RANGE_SLICES;
-    int slice = blockIdx.x % RANGE_SLICES;
-    float rows = slice_largest(proxies + pair * proxy_count, proxy_count, slice, shared[0]);
-    float columns = slice_largest(candidates + pair * candidate_count, candidate_count, slice, shared[1]);
-    if (threadIdx.x == 0)
-        ranges[blockIdx.x] = make_float2(rows, columns);
-}
-
-/* By which power of two proxies grow and candidates shrink for equal ranges. A range of 0 or infinity asks
- * for nothing. */
-__device__ __forceinline__ int balance(const float2 *ranges, int64_t pair, float factor)
-{
-    float2 mine = ranges[pair * RANGE_SLICES + threadIdx.x % WARP];
-    float rows = warp_max(mine.x) * factor, columns = warp_max(mine.y);
-    if (!(rows > 0.f && columns > 0.f && rows < INFINITY && columns < INFINITY))
-        return 0;
-    int power = ((int)(__float_as_uint(columns) >> 23) - (int)(__float_as_uint(rows) >> 23)) / 2;
-    return power > 126 ? 126 : power < -126 ? -126 : power;
-}
-
-__device__ __forceinline__ float power_of_two(int power)
-{
-    return __uint_as_float((uint32_t)(power + 127) << 23);
-}
-
-/* ---- tiles ---- */
-
 /* Where features are read, and what becomes of them. */
 struct SelectFeatures {
     const float *data; /* (pairs, count, features) */
@@ -269,8 +227,77 @@ inline SelectFeatures select_source(const DsvSelectArgs *args, const float *data
                                     float factor)
 {
     return {data, count, (int)args->features, (int)select_halves(args), args->coarse ? -1 : rest,
-            args->coarse && aligned(data, args->features, 16), factor};
+            aligned(data, args->features, 16), factor};
 }
+
+/* The largest |x| and the largest square of a row's length in a slice of RANGE_SLICES of the rows, to all
+ * threads of the block; `shared`: one for each warp. Four threads take a row. */
+__device__ __forceinline__ float2 slice_range(const SelectFeatures &f, int64_t pair, int slice,
+                                              float2 *shared)
+{
+    float2 most = {};
+    int64_t end = f.count * (slice + 1) / RANGE_SLICES;
+    uint32_t four = 0xfu << (threadIdx.x % WARP & ~3u);
+#pragma unroll 4
+    for (int64_t row = f.count * slice / RANGE_SLICES + threadIdx.x / 4; row < end;
+         row += PREPARE_THREADS / 4) {
+        const float *from = f.data + (pair * f.count + row) * f.features;
+        float square = 0.f;
+        for (int first = threadIdx.x % 4 * 4; first < f.features; first += 16) {
+            float x[4] = {};
+            if (f.vectors)
+                load(from + first, x);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (!f.vectors && first + i < f.features)
+                    x[i] = from[first + i];
+                most.x = fmaxf(most.x, fabsf(x[i]));
+                square = fmaf(x[i], x[i], square);
+            }
+        }
+        square += __shfl_xor_sync(four, square, 1);
+        square += __shfl_xor_sync(four, square, 2);
+        most.y = fmaxf(most.y, square);
+    }
+    most = make_float2(warp_max(most.x), warp_max(most.y));
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = most;
+    __syncthreads();
+    most = threadIdx.x % WARP < PREPARE_THREADS / WARP ? shared[threadIdx.x % WARP] : make_float2(0.f, 0.f);
+    return make_float2(warp_max(most.x), warp_max(most.y));
+}
+
+/* A block of threads a slice of a (batch, head). */
+__global__ __launch_bounds__(PREPARE_THREADS) void ranges_kernel(SelectFeatures proxies,
+                                                                 SelectFeatures candidates, float4 *ranges)
+{
+    __shared__ float2 shared[2][PREPARE_THREADS / WARP];
+    int64_t pair = blockIdx.x / RANGE_SLICES;
+    int slice = blockIdx.x % RANGE_SLICES;
+    float2 rows = slice_range(proxies, pair, slice, shared[0]);
+    float2 columns = slice_range(candidates, pair, slice, shared[1]);
+    if (threadIdx.x == 0)
+        ranges[blockIdx.x] = make_float4(rows.x, columns.x, rows.y, columns.y);
+}
+
+/* By which power of two proxies grow and candidates shrink for equal ranges. A range of 0 or infinity asks
+ * for nothing. */
+__device__ __forceinline__ int balance(const float4 *ranges, int64_t pair, float factor)
+{
+    float4 mine = ranges[pair * RANGE_SLICES + threadIdx.x % WARP];
+    float rows = warp_max(mine.x) * factor, columns = warp_max(mine.y);
+    if (!(rows > 0.f && columns > 0.f && rows < INFINITY && columns < INFINITY))
+        return 0;
+    int power = ((int)(__float_as_uint(columns) >> 23) - (int)(__float_as_uint(rows) >> 23)) / 2;
+    return power > 126 ? 126 : power < -126 ? -126 : power;
+}
+
+__device__ __forceinline__ float power_of_two(int power)
+{
+    return __uint_as_float((uint32_t)(power + 127) << 23);
+}
+
+/* ---- tiles ---- */
 
 /* x as a half, or what that leaves; what no half can hold becomes the largest. */
 __device__ __forceinline__ __half to_half(float x, bool rest)
@@ -287,11 +314,12 @@ __device__ __forceinline__ uint2 load_halves(const SelectFeatures &f, int64_t ro
     const float *from = f.data + row * f.features;
     float x[4] = {};
     uint32_t half[4];
-    if (f.vectors && first < f.features)
+    bool four = f.vectors && f.rest < 0;
+    if (four && first < f.features)
         load(from + first, x);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (!f.vectors && first + i < f.halves)
+        if (!four && first + i < f.halves)
             x[i] = from[(first + i) % f.features];
         bool rest = f.rest >= 0 && (first + i) / f.features == f.rest;
         half[i] = __half_as_ushort(to_half(x[i] * f.factor * grow, rest));
@@ -300,7 +328,7 @@ __device__ __forceinline__ uint2 load_halves(const SelectFeatures &f, int64_t ro
 }
 
 /* A warp a chunk of (pairs, sets, parts, depths). */
-__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float2 *ranges, int64_t chunks, uint2 *rows)
+__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges, int64_t chunks, uint2 *rows)
 {
     int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (chunk >= chunks)
@@ -334,9 +362,7 @@ __global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, floa
             term[g] = (float)(log2((double)weight) - lse[pair * r.proxies + proxy] * DSVI_LOG2_E);
         }
     }
-    float4 *out = terms + tile * TERMS + n % 4;
-    out[0] = make_float4(term[0], term[1], term[0], term[1]);
-    out[4] = make_float4(term[0], term[1], term[0] + SHIFT, term[1] + SHIFT);
+    terms[n] = make_float4(term[0], term[1], term[0], term[1]);
 }
 
 /* dsvi_select_counted; skip 0 counts every run. */
@@ -347,7 +373,7 @@ __device__ __forceinline__ int64_t counted_run(int64_t i, int64_t skip, int64_t 
 }
 
 /* A warp a chunk of (pairs, blocks, layers, depths). */
-__global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float2 *ranges, float factor,
+__global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float4 *ranges, float factor,
                                int64_t per_run, int64_t skip, int64_t runs, int64_t chunks, uint4 *columns)
 {
     int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -376,11 +402,6 @@ inline unsigned prepare_blocks(int64_t threads)
     return (unsigned)ceil_div(threads, PREPARE_THREADS);
 }
 
-inline float select_factor(const DsvSelectArgs *args)
-{
-    return (float)(args->scale * DSVI_LOG2_E);
-}
-
 /* The candidates of the runs of `t` into tiles; `skip`: of one run of each 1 + skip. */
 inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p,
                                     const SelectTiles &t, int64_t skip)
@@ -406,11 +427,11 @@ inline DsvStatus select_enough(const DsvSelectArgs *args, const SelectPlan &p)
 inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     int64_t chunks = p.pairs * p.rows.sets * p.rows.parts * p.rows.depths;
-    ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(
-        args->proxies, p.rows.proxies * args->features, args->candidates,
-        dsvi_select_candidates(args) * args->features, p.ranges);
-    DSVI_CUDA_LAUNCHED("select ranges");
     SelectFeatures f = select_source(args, args->proxies, p.rows.proxies, 1, select_factor(args));
+    SelectFeatures columns = select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f);
+    ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(f, columns,
+                                                                                              p.ranges);
+    DSVI_CUDA_LAUNCHED("select ranges");
     rows_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
         p.rows, f, p.ranges, chunks, const_cast<uint2 *>(p.all.rows));
     DSVI_CUDA_LAUNCHED("select rows");

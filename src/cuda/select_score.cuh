@@ -1,10 +1,11 @@
 /* Scores of selection by the tensor cores: what select_histogram and select_lists share, so that both see the
  * same e_gr, coarse ones up to the 2^-9 that they may be off by (ops/select.h).
  *
- * A warp owns a set of 8 groups and takes 32 runs at a time. One product is mma.m16n8k16: 16 runs by 8
- * groups, for the proxies of one `part`, the first of each group, then the second and so on; estimates then
- * add up inside a lane. Lane 4 k + q has runs 4 k ... 4 k + 3 of the 32 (its slots) of groups 2 q and 2 q + 1
- * of the set: rows k and k + 8 of the first product are slots 0 and 1, those of the second slots 2 and 3.
+ * A warp owns a set of 8 groups and takes 32 runs at a time, a block of a stretch of 256. One product is
+ * mma.m16n8k16: 16 runs by 8 groups, for the proxies of one `part`, the first of each group, then the second
+ * and so on; estimates then add up inside a lane. Lane 4 k + q has four runs of each block (its slots), of
+ * groups 2 q and 2 q + 1 of the set: rows k and k + 8 of the first product are slots 0 and 1, those of the
+ * second slots 2 and 3. Over a stretch that makes runs 32 k ... 32 k + 31 of it, a word of a list's bits.
  * A run of several candidates has as many layers, each with one candidate of every run.
  *
  * Features are halves. So that these have the range, proxies and candidates of a (batch, head) are brought to
@@ -16,9 +17,9 @@
  * neighbours is free as long as both agree. Everything lies in memory as lanes want it.
  *
  * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
- * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle and does far
- * more of other arithmetic: where rows are near, and with that coarse, one in four is a polynomial
- * (add_exp2_shifted). */
+ * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle. Where features
+ * are coarse powers are straight lines: a shift each, of a number that the product makes as it is wanted,
+ * and then the addition is half of all the work. That takes scores in a range: see walk_near. */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
 
@@ -30,33 +31,34 @@ namespace dsvi {
 
 enum {
     SET_GROUPS = 8,
-    COLUMNS = 32,  /* runs that are taken at a time, a block of them; also a word of a list's bits */
+    COLUMNS = 32,  /* runs that are taken at a time, a block of them; also those of a word of a list's bits */
+    STRETCH = 8,   /* blocks whose runs lanes hold in whole words */
     SLOTS = 4,     /* of a lane */
     PAIR = 2,      /* groups of a lane */
     DEPTH = 16,    /* features of a chunk */
     WARPS = 8,
     SCORE_THREADS = WARPS * WARP,
-    NEAR_BLOCKS = 3,  /* blocks of threads that a multiprocessor holds: where rows are near, and elsewhere */
-    FAR_BLOCKS = 2,
-    ROW_CHUNK = WARP / 2,        /* in 16 bytes: proxies of a part of a set */
-    COLUMN_CHUNK = 2 * WARP,     /* candidates of a layer of a block: two products */
-    TERMS = 8,                   /* of a part of a set: for both products, and the four pairs of groups */
-    STAGE_CHUNKS = 8             /* of columns in shared memory at a time, at least */
+    SCORE_BLOCKS = 2, /* of threads that a multiprocessor holds */
+    COLUMN_CHUNK = 2 * WARP, /* in 16 bytes: candidates of a layer of a block, two products */
+    TERMS = 4,               /* of a part of a set: of the four pairs of groups */
+    STAGE_CHUNKS = 16        /* of columns in shared memory at a time, at least */
 };
 
 /* What a kernel of scores walks over. */
 struct SelectTiles {
     const uint4 *columns; /* (pairs, blocks, layers, depths, 2, WARP) candidates; zeros for none */
     const uint2 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
-    const float4 *terms;  /* (pairs, sets, parts, 2, 4) of a lane's two groups, twice; -inf for none. The last
-                           * two of the second product are shifted (add_exp2_shifted) */
+    const float4 *terms;  /* (pairs, sets, parts, 4) of a lane's two groups, twice; -inf for none */
+    const float4 *ranges; /* see select_bound */
+    float factor;         /* of proxies, in scores */
     int runs;             /* columns that there are */
     int last_layers;      /* candidates of the last run */
-    int blocks, layers, depths, parts;
+    int blocks;           /* of columns, whole stretches */
+    int layers, depths, parts;
     bool coarse;          /* features are */
     int sets;             /* of a (batch, head), whole blocks of threads */
     int stage;            /* layers of blocks that are in shared memory at a time */
-    int slices;           /* into which the blocks of columns are cut, for more blocks of threads */
+    int slices;           /* into which the stretches of columns are cut, for more blocks of threads */
 };
 
 /* The tile of a warp: its set, and blocks [begin, end) of columns. */
@@ -68,18 +70,18 @@ struct SelectPlace {
 __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_t number)
 {
     SelectPlace at;
-    int row_blocks = t.sets / WARPS;
+    int row_blocks = t.sets / WARPS, stretches = t.blocks / STRETCH;
     int64_t row_block = number / t.slices;
     at.slice = (int)(number % t.slices);
     at.pair = (int)(row_block / row_blocks);
     at.set = (int)(row_block % row_blocks) * WARPS + threadIdx.x / WARP;
-    at.begin = (int)((int64_t)at.slice * t.blocks / t.slices);
-    at.end = (int)((int64_t)(at.slice + 1) * t.blocks / t.slices);
+    at.begin = (int)((int64_t)at.slice * stretches / t.slices) * STRETCH;
+    at.end = (int)((int64_t)(at.slice + 1) * stretches / t.slices) * STRETCH;
     return at;
 }
 
-/* The parts of a set where rows stay in shared memory and each number has kernels of its own; 0 elsewhere:
- * there rows come from the cache, again for each block of columns. */
+/* The parts of a set where rows stay in registers and each number has kernels of its own; 0 elsewhere: there
+ * rows come from the cache, again for each block of columns. */
 __host__ __device__ __forceinline__ int select_near(const SelectTiles &t)
 {
     bool near = t.coarse && t.depths == 1 && (t.parts == 1 || t.parts == 2 || t.parts == 4 || t.parts == 8);
@@ -92,13 +94,13 @@ __host__ __device__ __forceinline__ int stage_size(const SelectTiles &t)
     return t.stage * t.depths * COLUMN_CHUNK;
 }
 
-/* Shared memory, in 16 bytes: two stages of columns, then rows and terms where they are near. */
+/* Shared memory of a block of threads, in 16 bytes: two stages of columns. */
 __host__ __device__ __forceinline__ int select_shared(const SelectTiles &t)
 {
-    return 2 * stage_size(t) + WARPS * select_near(t) * (ROW_CHUNK + TERMS);
+    return 2 * stage_size(t);
 }
 
-__device__ __forceinline__ void copy_near(uint4 *shared, const void *global, int count)
+__device__ __forceinline__ void copy_in(uint4 *shared, const void *global, int count)
 {
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += SCORE_THREADS)
@@ -107,17 +109,16 @@ __device__ __forceinline__ void copy_near(uint4 *shared, const void *global, int
 
 /* Layers of the slice's blocks, one after the other; stages come one ahead of the arithmetic. */
 struct SelectFeed {
-    const uint4 *columns; /* of the layer to ask for next */
-    int left;             /* layers to ask for */
-    int here;             /* of the stage, still to take */
-    const uint4 *now;     /* in shared memory: the layer taken last */
-    bool second;          /* whether that is in the second place */
+    const uint4 *columns;    /* of the layer to ask for next */
+    int left;                /* layers to ask for */
+    const uint4 *now, *end;  /* in shared memory, this lane's: the layer taken last, the one behind the stage */
+    bool second;             /* whether those are in the second place */
 };
 
 __device__ __forceinline__ void feed_ask(const SelectTiles &t, uint4 *shared, SelectFeed &f, bool second)
 {
     int size = (f.left < t.stage ? f.left : t.stage) * t.depths * COLUMN_CHUNK;
-    copy_near(shared + second * stage_size(t), f.columns, size);
+    copy_in(shared + second * stage_size(t), f.columns, size);
     f.columns += size;
     f.left -= t.stage;
     __pipeline_commit();
@@ -128,27 +129,31 @@ __device__ __forceinline__ SelectFeed feed_begin(const SelectTiles &t, const Sel
 {
     int64_t layer = (int64_t)(at.pair * t.blocks + at.begin) * t.layers;
     const uint4 *columns = t.columns + layer * t.depths * COLUMN_CHUNK;
-    SelectFeed f = {columns, (at.end - at.begin) * t.layers, 0, shared, true};
+    SelectFeed f = {columns, (at.end - at.begin) * t.layers, nullptr, nullptr, true};
     feed_ask(t, shared, f, false);
     return f;
 }
 
-/* The columns of the next layer. The barrier tells that a stage has arrived for all warps and that all have
- * done with the one before, in whose place the next one comes. */
-__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, SelectFeed &f)
+/* The barrier tells that a stage has arrived for all warps and that all have done with the one before, in
+ * whose place the next one comes. */
+__device__ __forceinline__ void feed_turn(const SelectTiles &t, uint4 *shared, SelectFeed &f)
 {
-    if (f.here == 0) {
-        __pipeline_wait_prior(0);
-        __syncthreads();
-        if (f.left > 0)
-            feed_ask(t, shared, f, f.second);
-        f.second = !f.second;
-        f.now = shared + f.second * stage_size(t);
-        f.here = t.stage;
-    } else {
-        f.now += t.depths * COLUMN_CHUNK;
-    }
-    f.here--;
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    if (f.left > 0)
+        feed_ask(t, shared, f, f.second);
+    f.second = !f.second;
+    f.now = shared + f.second * stage_size(t) + threadIdx.x % WARP;
+    f.end = f.now + stage_size(t);
+}
+
+/* This lane's columns of the next layer, of `depths` chunks. */
+__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, int depths,
+                                                  SelectFeed &f)
+{
+    f.now += depths * COLUMN_CHUNK;
+    if (f.now >= f.end) /* both are NULL at first */
+        feed_turn(t, shared, f);
     return f.now;
 }
 
@@ -159,9 +164,8 @@ struct SelectColumns {
     uint4 product[2];
 };
 
-__device__ __forceinline__ SelectColumns load_columns(const uint4 *chunk)
+__device__ __forceinline__ SelectColumns load_columns(const uint4 *mine)
 {
-    const uint4 *mine = chunk + threadIdx.x % WARP;
     return {{mine[0], mine[WARP]}};
 }
 
@@ -175,19 +179,19 @@ __device__ __forceinline__ void multiply_add(float (&x)[4], const uint4 &a, uint
           "f"(start[2]), "f"(start[3]));
 }
 
-/* Scores of a layer of a block: x[i][2 h + g] is slot 2 i + h of group g. The products start with `first` and
- * `second`. */
+/* Scores of a layer of a block: x[i][2 h + g] is slot 2 i + h of group g. The products start with `start`. */
 __device__ __forceinline__ void begin_products(float (&x)[2][4], const SelectColumns &a, uint2 b,
-                                               const float (&first)[4], const float (&second)[4])
+                                               const float (&start)[4])
 {
-    multiply_add(x[0], a.product[0], b, first);
-    multiply_add(x[1], a.product[1], b, second);
+    multiply_add(x[0], a.product[0], b, start);
+    multiply_add(x[1], a.product[1], b, start);
 }
 
-/* The same of the next features. */
+/* Adds those of the next features. */
 __device__ __forceinline__ void add_products(float (&x)[2][4], const SelectColumns &a, uint2 b)
 {
-    begin_products(x, a, b, x[0], x[1]);
+    multiply_add(x[0], a.product[0], b, x[0]);
+    multiply_add(x[1], a.product[1], b, x[1]);
 }
 
 /* ---- powers ---- */
@@ -200,37 +204,42 @@ __device__ __forceinline__ float exp2_near(float x)
     return y;
 }
 
-/* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is 2^x with its
- * fraction as mantissa once those bits lie where a float has its exponent: straight lines between powers
- * of whole numbers. */
+/* x + SHIFT is 512 + 127 + x: with 14 bits behind the point, what it has above 512 is dsvi_select_power(x)
+ * once those bits lie where a float has exponent and mantissa. It may be -inf. */
 #define SHIFT 639.f
 #define SHIFTED_LEAST 512.f /* -127: becomes zero */
-#define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond it there is no sense */
+#define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond both there is no sense */
 
-__device__ __forceinline__ float exp2_line(float shifted)
+__device__ __forceinline__ float line_power(float shifted)
 {
-    return __uint_as_float(__float_as_uint(fmaxf(shifted, SHIFTED_LEAST)) << 9);
+    return __uint_as_float(__float_as_uint(shifted) << 9);
 }
 
-/* sum + 2^(shifted - SHIFT), the power to 2^-10 and exact where it is whole: 1 + f for a fraction f, times
- * a cubic that makes 2^f of it. */
-__device__ __forceinline__ float add_exp2_shifted(float sum, float shifted)
+/* 2^x, by straight lines or not. */
+template <bool LINES> __device__ __forceinline__ float power(float x)
 {
-    float power = exp2_line(shifted);
-    uint32_t bits = __float_as_uint(power), mantissa;
-    /* (bits & 0x7fffff) | 1.f: one instruction, of which nvcc makes two */
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(mantissa) : "r"(bits), "r"(0x7fffff), "r"(0x3f800000));
-    float one_more = __uint_as_float(mantissa);
-    float rest = fmaf(one_more, -0.10767654329538345f, 0.7166147828102112f);
-    rest = fmaf(rest, one_more, -1.3961085081100464f);
-    rest = fmaf(rest, one_more, 1.7871702909469604f);
-    return fmaf(power, rest, sum);
+    return LINES ? line_power(fminf(fmaxf(x + SHIFT, SHIFTED_LEAST), SHIFTED_MOST)) : exp2_near(x);
+}
+
+/* No coarse score of the (batch, head) is further from zero, given as log2: the longest proxy times the
+ * longest candidate, and somewhat more for rounding. */
+__device__ __forceinline__ float select_bound(const SelectTiles &t, int pair)
+{
+    float4 mine = t.ranges[pair * WARP + threadIdx.x % WARP];
+    return 1.002f * fabsf(t.factor) * sqrtf(warp_max(mine.z)) * sqrtf(warp_max(mine.w)) + 1.f;
 }
 
 /* The run in slot j of this lane. */
 __device__ __forceinline__ int select_run(int block, int j)
 {
-    return block * COLUMNS + threadIdx.x % WARP / 4 * SLOTS + j;
+    int within = block & (STRETCH - 1);
+    return (block - within) * COLUMNS + threadIdx.x % WARP / 4 * COLUMNS + within * SLOTS + j;
+}
+
+/* Blocks, from the first, of stretches in which no run is missing, nor a candidate of a run. */
+__device__ __forceinline__ int select_whole(const SelectTiles &t)
+{
+    return (t.last_layers < t.layers ? t.runs - 1 : t.runs) / (STRETCH * COLUMNS) * STRETCH;
 }
 
 /* Runs that have a candidate in this layer. */
@@ -239,78 +248,9 @@ __device__ __forceinline__ int layer_runs(const SelectTiles &t, int layer)
     return layer < t.last_layers ? t.runs : t.runs - 1;
 }
 
-/* Where this lane's rows and terms are. */
-struct SelectRowsAt {
-    const uint2 *rows;
-    const float4 *terms;
-};
-
-template <int PARTS>
-__device__ __forceinline__ SelectRowsAt rows_begin(const SelectTiles &t, const SelectPlace &at, uint4 *shared)
-{
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
-    SelectRowsAt r = {t.rows + first * t.depths * WARP, t.terms + first * TERMS};
-    if (PARTS > 0) {
-        uint4 *rows = shared + 2 * stage_size(t), *terms = rows + WARPS * PARTS * ROW_CHUNK;
-        copy_near(rows, r.rows - warp * PARTS * WARP, WARPS * PARTS * ROW_CHUNK);
-        copy_near(terms, r.terms - warp * PARTS * TERMS, WARPS * PARTS * TERMS);
-        r.rows = reinterpret_cast<uint2 *>(rows + warp * PARTS * ROW_CHUNK);
-        r.terms = reinterpret_cast<float4 *>(terms + warp * PARTS * TERMS);
-    }
-    return {r.rows + lane, r.terms + lane % 4};
-}
-
-/* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. */
-template <int PARTS>
-__device__ __forceinline__ void add_powers_near(const uint4 *columns, const SelectRowsAt &r,
-                                                float (&sum)[SLOTS][PAIR])
-{
-    SelectColumns a = load_columns(columns);
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        float x[2][4], first[4], second[4];
-        load(reinterpret_cast<const float *>(r.terms + part * TERMS), first);
-        load(reinterpret_cast<const float *>(r.terms + part * TERMS + 4), second);
-        begin_products(x, a, r.rows[part * WARP], first, second);
-#pragma unroll
-        for (int g = 0; g < PAIR; g++) {
-            sum[0][g] += exp2_near(x[0][g]);
-            sum[1][g] += exp2_near(x[0][2 + g]);
-            sum[2][g] += exp2_near(x[1][g]);
-            sum[3][g] = add_exp2_shifted(sum[3][g], x[1][2 + g]);
-        }
-    }
-}
-
-/* The same for any number of parts and, unless ONE, of chunks; all powers are made alike. */
-template <bool ONE>
-__device__ __forceinline__ void add_powers_far(const SelectTiles &t, const uint4 *columns,
-                                               const SelectRowsAt &r, float (&sum)[SLOTS][PAIR])
-{
-    const uint2 *rows = r.rows;
-    SelectColumns a = load_columns(columns);
-#pragma unroll ONE ? 1 : 2
-    for (int part = 0; part < t.parts; part++) {
-        float x[2][4], start[4];
-        load(reinterpret_cast<const float *>(r.terms + part * TERMS), start);
-        begin_products(x, a, *rows, start, start);
-        rows += WARP;
-        for (int depth = 1; !ONE && depth < t.depths; depth++, rows += WARP)
-            add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-            for (int g = 0; g < PAIR; g++)
-                sum[j][g] += exp2_near(x[j / 2][j % 2 * 2 + g]);
-    }
-}
-
 /* Columns from number `runs` on get `x`. */
 __device__ __forceinline__ void mask_columns(int block, int runs, float x, float (&e)[SLOTS][PAIR])
 {
-    if ((block + 1) * COLUMNS <= runs)
-        return;
 #pragma unroll
     for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -318,33 +258,180 @@ __device__ __forceinline__ void mask_columns(int block, int runs, float x, float
             e[j][g] = select_run(block, j) < runs ? e[j][g] : x;
 }
 
+/* ---- estimates, anywhere ---- */
+
+/* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. Rows and
+ * terms are this lane's first ones. ONE: features are one chunk. */
+template <bool ONE, bool LINES>
+__device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *columns, const uint2 *rows,
+                                           const float4 *terms, float (&sum)[SLOTS][PAIR])
+{
+    SelectColumns a = load_columns(columns);
+#pragma unroll ONE ? 1 : 2
+    for (int part = 0; part < t.parts; part++) {
+        float x[2][4], start[4];
+        load(reinterpret_cast<const float *>(terms + part * TERMS), start);
+        begin_products(x, a, *rows, start);
+        rows += WARP;
+        for (int depth = 1; !ONE && depth < t.depths; depth++, rows += WARP)
+            add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+            for (int g = 0; g < PAIR; g++)
+                sum[j][g] += power<LINES>(x[j / 2][j % 2 * 2 + g]);
+    }
+}
+
 /* Calls take(sink, block, e) for each block of columns, e[j][g] the estimate of group g of this lane for the
  * run in slot j: zero where there is no such group, negative where there is no such run. */
-template <int PARTS, typename Sink>
-__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
-                                               Sink &sink)
+template <bool ONE, bool LINES, typename Sink>
+__device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
+                                         Sink &sink)
 {
-    SelectRowsAt rows = rows_begin<PARTS>(t, at, shared);
+    int lane = threadIdx.x % WARP;
+    int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
+    const uint2 *rows = t.rows + first * t.depths * WARP + lane;
+    const float4 *terms = t.terms + first * TERMS + lane % 4;
     SelectFeed f = feed_begin(t, at, shared);
+    int whole = select_whole(t);
     for (int block = at.begin; block < at.end; block++) {
         float e[SLOTS][PAIR] = {};
         for (int layer = 0; layer < t.layers; layer++) {
-            const uint4 *columns = feed_next(t, shared, f);
-            if (PARTS > 0 && (block + 1) * COLUMNS <= layer_runs(t, layer)) {
-                add_powers_near<PARTS>(columns, rows, e);
-                continue;
-            }
             float sum[SLOTS][PAIR] = {};
-            add_powers_far<(PARTS > 0)>(t, columns, rows, sum);
-            mask_columns(block, layer_runs(t, layer), 0.f, sum);
+            add_powers<ONE, LINES>(t, feed_next(t, shared, ONE ? 1 : t.depths, f), rows, terms, sum);
+            if (block >= whole)
+                mask_columns(block, layer_runs(t, layer), 0.f, sum);
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)
 #pragma unroll
                 for (int g = 0; g < PAIR; g++)
                     e[j][g] += sum[j][g];
         }
-        mask_columns(block, t.runs, -1.f, e);
+        if (block >= whole)
+            mask_columns(block, t.runs, -1.f, e);
         take(sink, block, e);
+    }
+}
+
+/* ---- estimates of coarse features whose scores are in range, rows in registers ---- */
+
+/* Of all the exponents that a float has, a power near one takes a high one: what lies far below one, as most
+ * scores do where attention is narrow, then has the others. */
+#define LIFT 100
+#define LIFTED_LEAST (-126.f - LIFT)
+#define LIFTED_MOST (127.f - LIFT)
+
+template <int PARTS> struct NearRows {
+    uint2 row[PARTS];
+    float start[PARTS][4]; /* terms of the lane's two groups, lifted and shifted, twice */
+};
+
+/* Gives whether line_power serves all scores, in all warps of the block of threads. */
+template <int PARTS>
+__device__ __forceinline__ bool near_begin(const SelectTiles &t, const SelectPlace &at, NearRows<PARTS> &r)
+{
+    int lane = threadIdx.x % WARP;
+    int64_t first = ((int64_t)at.pair * t.sets + at.set) * PARTS;
+    float bound = select_bound(t, at.pair);
+    bool fits = true;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        r.row[part] = t.rows[(first + part) * WARP + lane];
+        load(reinterpret_cast<const float *>(t.terms + (first + part) * TERMS + lane % 4), r.start[part]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float term = r.start[part][i];
+            fits &= term == -INFINITY || (term - bound >= LIFTED_LEAST && term + bound <= LIFTED_MOST);
+            r.start[part][i] = term + (SHIFT + LIFT);
+            asm volatile("" : "+f"(r.start[part][i])); /* else it is made again for each product */
+        }
+    }
+    return __syncthreads_and(fits);
+}
+
+/* e[j][g] += the powers of slot j and group g, times 2^LIFT; NEW: where there is nothing in e. */
+template <int PARTS, bool NEW>
+__device__ __forceinline__ void add_lines(const uint4 *columns, const NearRows<PARTS> &r,
+                                          float (&e)[SLOTS][PAIR])
+{
+    SelectColumns a = load_columns(columns);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        float x[2][4];
+        begin_products(x, a, r.row[part], r.start[part]);
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++) {
+#pragma unroll
+            for (int g = 0; g < PAIR; g++) {
+                float more = line_power(x[j / 2][j % 2 * 2 + g]);
+                e[j][g] = NEW && part == 0 ? more : e[j][g] + more;
+            }
+        }
+    }
+}
+
+/* The estimates of a block whose runs have several candidates. */
+template <int PARTS>
+__device__ __forceinline__ void add_layers(const SelectTiles &t, const NearRows<PARTS> &rows, int block,
+                                           int whole, uint4 *shared, SelectFeed &f, float (&e)[SLOTS][PAIR])
+{
+    for (int layer = 0; layer < t.layers; layer++) {
+        const uint4 *columns = feed_next(t, shared, 1, f);
+        if (block < whole || layer < t.last_layers) {
+            add_lines<PARTS, false>(columns, rows, e);
+            continue;
+        }
+        float sum[SLOTS][PAIR] = {};
+        add_lines<PARTS, false>(columns, rows, sum);
+        mask_columns(block, t.runs - 1, 0.f, sum);
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+#pragma unroll
+            for (int g = 0; g < PAIR; g++)
+                e[j][g] += sum[j][g];
+    }
+}
+
+/* As walk_far; estimates are times 2^LIFT. SINGLE: a run is one candidate. */
+template <int PARTS, bool SINGLE, typename Sink>
+__device__ __forceinline__ void walk_near(const SelectTiles &t, const SelectPlace &at,
+                                          const NearRows<PARTS> &rows, uint4 *shared, Sink &sink)
+{
+    SelectFeed f = feed_begin(t, at, shared);
+    int whole = select_whole(t);
+    for (int block = at.begin; block < at.end; block++) {
+        float e[SLOTS][PAIR] = {};
+        if (SINGLE)
+            add_lines<PARTS, true>(feed_next(t, shared, 1, f), rows, e);
+        else
+            add_layers<PARTS>(t, rows, block, whole, shared, f, e);
+        if (block >= whole)
+            mask_columns(block, t.runs, -1.f, e);
+        take(sink, block, e);
+    }
+}
+
+/* Either. A sink is told by lift() by which power of two its estimates will be too large. */
+template <int PARTS, typename Sink>
+__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
+                                               Sink &sink)
+{
+    if constexpr (PARTS > 0) {
+        NearRows<PARTS> rows;
+        if (near_begin<PARTS>(t, at, rows)) {
+            lift(sink, LIFT);
+            if (t.layers == 1)
+                walk_near<PARTS, true>(t, at, rows, shared, sink);
+            else
+                walk_near<PARTS, false>(t, at, rows, shared, sink);
+        } else {
+            walk_far<true, true>(t, at, shared, sink);
+        }
+    } else if (t.coarse) {
+        walk_far<false, true>(t, at, shared, sink);
+    } else {
+        walk_far<false, false>(t, at, shared, sink);
     }
 }
 
