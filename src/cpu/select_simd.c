@@ -184,8 +184,8 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
     memset(out + count * features, 0, (size_t)((rows - count) * features) * sizeof *out);
 }
 
-/* scores[p, c] of `count` loaded proxies and columns [first, first + columns), in units of ln 2 where features
- * are coarse; beyond the last candidate they are -inf. Gives the columns, whole vectors. */
+/* scores[p, c] of `count` loaded proxies and columns [first, first + columns), in units of ln 2 where
+ * features are coarse; beyond the last candidate they are -inf. Gives the columns, whole vectors. */
 static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t count,
                      int64_t first)
 {

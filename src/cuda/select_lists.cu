@@ -11,8 +11,7 @@ namespace {
 
 enum {
     SCAN_THREADS = 1024,
-    EMIT_WORDS = CHOOSE_THREADS,     /* a word a thread */
-    EMIT_RUNS = EMIT_WORDS * WARP
+    CHOOSE_WARPS = CHOOSE_THREADS / WARP
 };
 
 /* ---- exploration ---- */
@@ -128,8 +127,8 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
                                                                  const SelectBest *slice_best, uint32_t *bits,
                                                                  double *mass, int64_t *counts)
 {
-    __shared__ double sums[CHOOSE_THREADS / WARP];
-    __shared__ int scratch[CHOOSE_THREADS / WARP];
+    __shared__ double sums[CHOOSE_WARPS];
+    __shared__ int scratch[CHOOSE_WARPS];
     __shared__ uint32_t last;
     int64_t list = blockIdx.x;
     int count = 0, all;
@@ -215,25 +214,50 @@ __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int
         selected_mass[h] = sum;
 }
 
-/* A block of threads a list. Run numbers are put in order in shared memory, and leave side by side. */
+/* The sum of x over all lanes up to this one. */
+__device__ __forceinline__ int warp_upto(int x)
+{
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, x, step);
+        x += (int)threadIdx.x % WARP >= step ? other : 0;
+    }
+    return x;
+}
+
+/* A block of threads a list, of which each warp has some words. Run numbers are put in order in shared
+ * memory, and leave side by side. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bits, int words,
                                                               const int64_t *offsets, int32_t *runs)
 {
-    __shared__ int32_t found[EMIT_RUNS];
-    __shared__ int scratch[CHOOSE_THREADS / WARP];
-    int64_t at = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
+    __shared__ int32_t found[CHOOSE_WARPS][WARP * WARP];
+    __shared__ int counts[CHOOSE_WARPS];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0;
+    int begin = (int)((int64_t)words * warp / CHOOSE_WARPS);
+    int end = (int)((int64_t)words * (warp + 1) / CHOOSE_WARPS);
+    int64_t at = offsets[blockIdx.x];
+    if (at == offsets[blockIdx.x + 1])
+        return;
     bits += (int64_t)blockIdx.x * words;
-    for (int first = 0; first < words && at < end; first += EMIT_WORDS) {
-        int word = first + threadIdx.x, all;
-        uint32_t left = word < words ? bits[word] : 0;
-        int place = block_before(__popc(left), scratch, &all);
-        for (; left; left &= left - 1)
-            found[place++] = word * WARP + __ffs(left) - 1;
-        __syncthreads();
-        for (int i = threadIdx.x; i < all; i += CHOOSE_THREADS)
-            runs[at + i] = found[i];
+#pragma unroll 4
+    for (int word = begin + lane; word < end; word += WARP)
+        count += __popc(bits[word]);
+    count = warp_upto(count);
+    if (lane == WARP - 1)
+        counts[warp] = count;
+    __syncthreads();
+    for (int w = 0; w < warp; w++)
+        at += counts[w];
+    for (int first = begin; first < end; first += WARP) {
+        uint32_t left = first + lane < end ? bits[first + lane] : 0;
+        int upto = warp_upto(__popc(left)), all = __shfl_sync(0xffffffffu, upto, WARP - 1);
+        for (int place = upto - __popc(left); left; left &= left - 1)
+            found[warp][place++] = (first + lane) * WARP + __ffs(left) - 1;
+        __syncwarp();
+        for (int i = lane; i < all; i += WARP)
+            runs[at + i] = found[warp][i];
         at += all;
-        __syncthreads();
+        __syncwarp();
     }
 }
 

@@ -68,8 +68,8 @@ inline int64_t select_row_blocks(const SelectPlan &p, const SelectTiles &t)
     return p.pairs * (t.sets / WARPS);
 }
 
-/* Into how many slices to cut the columns where `row_blocks` blocks of threads hold all rows: those with which
- * the machine is busy for the shortest time. */
+/* Into how many slices to cut the columns where `row_blocks` blocks of threads hold all rows: those with
+ * which the machine is busy for the shortest time. */
 inline int select_slices(const DsvStream *stream, int64_t row_blocks, int64_t column_blocks)
 {
     int64_t at_once = (int64_t)stream->multiprocessors * SCORE_BLOCKS, least = INT64_MAX;
@@ -308,19 +308,28 @@ __device__ __forceinline__ __half to_half(float x, bool rest)
     return rest ? __float2half_rn(x - __half2float(nearest)) : nearest;
 }
 
-/* Halves [first, first + 4) of a row, zeros beyond the last. */
-__device__ __forceinline__ uint2 load_halves(const SelectFeatures &f, int64_t row, int first, float grow)
+/* Features of halves [first, first + 4) of a row, zeros beyond the last. */
+__device__ __forceinline__ void load_features(const SelectFeatures &f, int64_t row, int first, float (&x)[4])
 {
     const float *from = f.data + row * f.features;
-    float x[4] = {};
-    uint32_t half[4];
     bool four = f.vectors && f.rest < 0;
     if (four && first < f.features)
         load(from + first, x);
 #pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (!four)
+            x[i] = first + i < f.halves ? from[(first + i) % f.features] : 0.f;
+        else if (first >= f.features)
+            x[i] = 0.f;
+}
+
+/* Those as halves. */
+__device__ __forceinline__ uint2 make_halves(const SelectFeatures &f, int first, const float (&x)[4],
+                                             float grow)
+{
+    uint32_t half[4];
+#pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (!four && first + i < f.halves)
-            x[i] = from[(first + i) % f.features];
         bool rest = f.rest >= 0 && (first + i) / f.features == f.rest;
         half[i] = __half_as_ushort(to_half(x[i] * f.factor * grow, rest));
     }
@@ -328,28 +337,29 @@ __device__ __forceinline__ uint2 load_halves(const SelectFeatures &f, int64_t ro
 }
 
 /* A warp a chunk of (pairs, sets, parts, depths). */
-__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges, int64_t chunks, uint2 *rows)
+__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges, uint32_t chunks,
+                            uint2 *rows)
 {
-    int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    uint32_t chunk = (blockIdx.x * PREPARE_THREADS + threadIdx.x) / WARP, depth = chunk % r.depths;
     if (chunk >= chunks)
         return;
-    int lane = threadIdx.x % WARP;
-    int64_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
+    int lane = threadIdx.x % WARP, first = depth * DEPTH + lane % 4 * 4;
+    uint32_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
     int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + lane / 4, tile % r.parts);
-    float grow = power_of_two(balance(ranges, pair, f.factor));
-    uint2 out = {};
+    float x[4] = {};
     if (proxy >= 0)
-        out = load_halves(f, pair * f.count + proxy, (int)(chunk % r.depths) * DEPTH + lane % 4 * 4, grow);
-    rows[chunk * WARP + lane] = out;
+        load_features(f, (int64_t)pair * f.count + proxy, first, x);
+    float grow = power_of_two(balance(ranges, pair, f.factor));
+    rows[(int64_t)chunk * WARP + lane] = make_halves(f, first, x, grow);
 }
 
 /* A thread the terms of two groups of a part of a set. */
-__global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, float4 *terms)
+__global__ void terms_kernel(SelectRows r, const float *lse, uint32_t fours, float4 *terms)
 {
-    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t n = blockIdx.x * PREPARE_THREADS + threadIdx.x;
     if (n >= fours)
         return;
-    int64_t tile = n / 4, set = tile / r.parts, pair = set / r.sets;
+    uint32_t tile = n / 4, set = tile / r.parts, pair = set / r.sets;
     float term[PAIR];
     for (int g = 0; g < PAIR; g++) {
         int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + n % 4 * PAIR + g, tile % r.parts);
@@ -366,32 +376,38 @@ __global__ void terms_kernel(SelectRows r, const float *lse, int64_t fours, floa
 }
 
 /* dsvi_select_counted; skip 0 counts every run. */
-__device__ __forceinline__ int64_t counted_run(int64_t i, int64_t skip, int64_t runs)
+__device__ __forceinline__ int64_t counted_run(uint32_t i, uint32_t skip, int64_t runs)
 {
-    int64_t stride = 1 + skip, run = i * stride + ((uint32_t)i * 0x9E3779B1u >> 16) % stride;
+    if (skip == 0)
+        return i;
+    int64_t run = (int64_t)i * (1 + skip) + (i * 0x9E3779B1u >> 16) % (1 + skip);
     return run < runs ? run : runs - 1;
 }
 
 /* A warp a chunk of (pairs, blocks, layers, depths). */
 __global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float4 *ranges, float factor,
-                               int64_t per_run, int64_t skip, int64_t runs, int64_t chunks, uint4 *columns)
+                               int64_t per_run, uint32_t skip, int64_t runs, uint32_t chunks,
+                               uint4 *columns)
 {
-    int64_t chunk = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    uint32_t chunk = (blockIdx.x * PREPARE_THREADS + threadIdx.x) / WARP, depth = chunk % t.depths;
     if (chunk >= chunks)
         return;
-    int64_t layer = chunk / t.depths % t.layers, rest = chunk / t.depths / t.layers;
-    int block = (int)(rest % t.blocks), feature = (int)(chunk % t.depths) * DEPTH + threadIdx.x % 4 * 4;
-    int64_t pair = rest / t.blocks;
-    float shrink = power_of_two(-balance(ranges, pair, factor));
-    uint2 slot[SLOTS] = {};
+    uint32_t layer = chunk / t.depths % t.layers, rest = chunk / t.depths / t.layers, pair = rest / t.blocks;
+    int block = (int)(rest % t.blocks), feature = depth * DEPTH + threadIdx.x % 4 * 4;
+    float x[SLOTS][4] = {}; /* asked for before anything waits */
+    uint2 slot[SLOTS];
 #pragma unroll
     for (int j = 0; j < SLOTS; j++) {
-        int64_t column = select_run(block, j);
-        int64_t row = pair * f.count + counted_run(column, skip, runs) * per_run + layer;
+        int column = select_run(block, j);
+        int64_t row = (int64_t)pair * f.count + counted_run(column, skip, runs) * per_run + layer;
         if (column < layer_runs(t, (int)layer))
-            slot[j] = load_halves(f, row, feature, shrink);
+            load_features(f, row, feature, x[j]);
     }
-    uint4 *out = columns + chunk * COLUMN_CHUNK + threadIdx.x % WARP;
+    float shrink = power_of_two(-balance(ranges, pair, factor));
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++)
+        slot[j] = make_halves(f, feature, x[j], shrink);
+    uint4 *out = columns + (int64_t)chunk * COLUMN_CHUNK + threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         out[i * WARP] = make_uint4(slot[2 * i].x, slot[2 * i + 1].x, slot[2 * i].y, slot[2 * i + 1].y);
@@ -409,8 +425,8 @@ inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args
     int64_t chunks = select_column_chunks(p, t);
     SelectFeatures f = select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f);
     columns_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
-        t, f, p.ranges, select_factor(args), args->grain / args->candidate_keys, skip, dsvi_select_runs(args),
-        chunks, const_cast<uint4 *>(t.columns));
+        t, f, p.ranges, select_factor(args), args->grain / args->candidate_keys, (uint32_t)skip,
+        dsvi_select_runs(args), (uint32_t)chunks, const_cast<uint4 *>(t.columns));
     DSVI_CUDA_LAUNCHED("select columns");
     return DSV_OK;
 }
@@ -433,7 +449,7 @@ inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, co
                                                                                               p.ranges);
     DSVI_CUDA_LAUNCHED("select ranges");
     rows_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, f, p.ranges, chunks, const_cast<uint2 *>(p.all.rows));
+        p.rows, f, p.ranges, (uint32_t)chunks, const_cast<uint2 *>(p.all.rows));
     DSVI_CUDA_LAUNCHED("select rows");
     return select_put_columns(stream, args, p, p.all, 0);
 }
@@ -450,7 +466,7 @@ inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, 
 {
     int64_t fours = p.pairs * p.rows.sets * p.rows.parts * 4;
     terms_kernel<<<prepare_blocks(fours), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, args->lse, fours, const_cast<float4 *>(p.all.terms));
+        p.rows, args->lse, (uint32_t)fours, const_cast<float4 *>(p.all.terms));
     DSVI_CUDA_LAUNCHED("select terms");
     return DSV_OK;
 }

@@ -109,10 +109,10 @@ __device__ __forceinline__ void copy_in(uint4 *shared, const void *global, int c
 
 /* Layers of the slice's blocks, one after the other; stages come one ahead of the arithmetic. */
 struct SelectFeed {
-    const uint4 *columns;    /* of the layer to ask for next */
-    int left;                /* layers to ask for */
-    const uint4 *now, *end;  /* in shared memory, this lane's: the layer taken last, the one behind the stage */
-    bool second;             /* whether those are in the second place */
+    const uint4 *columns;   /* of the layer to ask for next */
+    int left;               /* layers to ask for */
+    const uint4 *now, *end; /* in shared memory, this lane's: the layer taken last, and behind the stage */
+    bool second;            /* whether those are in the second place */
 };
 
 __device__ __forceinline__ void feed_ask(const SelectTiles &t, uint4 *shared, SelectFeed &f, bool second)

@@ -122,13 +122,15 @@ typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *
 /* Where features are coarse, scores are in units of ln 2 and made of dsvi_select_coarse(proxy, scale log2 e)
  * and dsvi_select_coarse(candidate, 1): the product with the factor rounded to the 11 bits of a half, but
  * with a float's range. Every power of two made of them is dsvi_select_power:
- *     lse_p = ln of the sum over c of power(z_pc)      e_gc = sum over p of power(z_pc + log2 w_p - lse_p log2 e)
- * It is up to 6.2 % above 2^x, alike for numerator and normaliser where many candidates count, and never
- * changes the order of a proxy's candidates; estimates still sum to 1 over c, to a few percent where few
+ *     lse_p = ln sum over c of power(z_pc)
+ *     e_gc  = sum over the group's proxies of power(z_pc + log2 w_p - lse_p log2 e)
+ * That is up to 6.2 % above 2^x, in the estimate as in the normaliser where many candidates count, and keeps
+ * the order of a proxy's candidates; what estimates sum to over c is 1 but for a few percent where few
  * candidates count. Results may be off by DSVI_SELECT_COARSE_ERROR: lse by that much, estimates, given the
  * lse, by that share of themselves, for the exponent of a power may be a number with 14 bits behind the
- * point, to which a score is added feature by feature. What features in fp8 are off by is more than that and
- * costs 0.001 of the mass (docs/study.md); a GPU makes do with a third of the products and no exponentials. */
+ * point to which the products of 16 features are added one by one. What features in fp8 are off by is more
+ * than all that and costs 0.001 of the mass (docs/study.md); a GPU makes do with a third of the products and
+ * without exponentials. */
 #define DSVI_SELECT_COARSE_ERROR 0x1p-9
 #define DSVI_LOG2_E 1.4426950408889634
 static inline float dsvi_select_coarse(float x, double factor)
