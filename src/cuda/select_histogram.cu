@@ -186,21 +186,18 @@ __device__ __forceinline__ void sum_near(const SelectTiles &t, const SelectPlace
     SelectFeed f = feed_begin(t, at, shared_memory);
     LaneSums lane[LSE_NEAR_TILES] = {};
     int whole = select_whole(t);
+    whole = whole < at.begin ? at.begin : whole < at.end ? whole : at.end;
     uint2 rows[LSE_NEAR_TILES];
 #pragma unroll
     for (int n = 0; n < LSE_NEAR_TILES; n++) {
         int tile = begin + n < tiles ? begin + n : tiles - 1;
         rows[n] = t.rows[((int64_t)at.pair * tiles + tile) * WARP + threadIdx.x % WARP];
     }
-    for (int block = at.begin; block < at.end; block++) {
-        for (int layer = 0; layer < t.layers; layer++) {
-            const uint4 *columns = feed_next(t, shared_memory, 1, f);
-            if (block < whole)
-                add_lines<false>(columns, block, 0, rows, lane);
-            else
-                add_lines<true>(columns, block, layer_runs(t, layer), rows, lane);
-        }
-    }
+    for (int n = (whole - at.begin) * t.layers; n > 0; n--)
+        add_lines<false>(feed_next(t, shared_memory, 1, f), 0, 0, rows, lane);
+    for (int block = whole; block < at.end; block++)
+        for (int layer = 0; layer < t.layers; layer++)
+            add_lines<true>(feed_next(t, shared_memory, 1, f), block, layer_runs(t, layer), rows, lane);
 #pragma unroll
     for (int n = 0; n < LSE_NEAR_TILES; n++)
         put_sums(t, at, begin + n, tiles, lane[n], sums);
