@@ -63,10 +63,12 @@ static MapEncoder find_encoder()
     return reinterpret_cast<MapEncoder>(entry);
 }
 
-static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHeads &rows, CUtensorMap *map)
+/* `tokens`: a.queries or a.keys. */
+static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHeads &rows, int tokens,
+                     CUtensorMap *map)
 {
     int batch = a.pairs / a.heads;
-    cuuint64_t sizes[4] = {(cuuint64_t)a.dim, (cuuint64_t)a.heads, (cuuint64_t)a.keys, (cuuint64_t)batch};
+    cuuint64_t sizes[4] = {(cuuint64_t)a.dim, (cuuint64_t)a.heads, (cuuint64_t)tokens, (cuuint64_t)batch};
     int64_t strides[3] = {a.heads > 1 ? rows.head_stride : a.dim, rows.token_stride,
                           batch > 1 ? rows.batch_stride : rows.token_stride};
     cuuint64_t pitches[3];
@@ -85,7 +87,8 @@ static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHead
 static bool make_maps(const AttentionProblem &a, BoxMaps *maps)
 {
     MapEncoder encode = find_encoder();
-    return a.keys > 0 && encode && make_map(encode, a, a.k, &maps->k) && make_map(encode, a, a.v, &maps->v);
+    return a.keys > 0 && encode && make_map(encode, a, a.k, a.keys, &maps->k) &&
+           make_map(encode, a, a.v, a.keys, &maps->v);
 }
 
 } // namespace

@@ -43,9 +43,8 @@
  * aefb6b1 (lab/README.md), with tiles in fixed order, 32768 tokens, 16 heads, lists of single random keys,
  * zeroing and rounding of the sums left out: 413 TFLOP/s at groups of 128 and 10 % of the keys, 359 at 5 %;
  * 197 and 185 at groups of 64. Additions alone take 90 % of that time. */
-#include <math.h>
-
 #include "cuda/attention_bwd_sm90.cuh"
+#include "cuda/attention_scores_sm90.cuh"
 
 namespace dsvi {
 namespace {
@@ -75,19 +74,6 @@ template <typename P> struct Sharer {
     }
 };
 
-/* d = A B^T, over DIM, begun. In each 64 of their columns A has 64 lines and B has LINES. */
-template <typename P, int LINES, int N>
-__device__ __forceinline__ void begin_scores(float (&d)[N], uint32_t a, uint32_t b)
-{
-    uint64_t left = matrix_at(a, ATOM_BYTES, ATOM_BYTES), right = matrix_at(b, ATOM_BYTES, ATOM_BYTES);
-#pragma unroll
-    for (int k = 0; k < P::DIM; k += 16) {
-        uint32_t part = k / 64 * LINE_BYTES, inside = k % 64 * 2;
-        multiply(d, left + (part * 64 + inside) / 16, right + (part * LINES + inside) / 16, k > 0);
-    }
-    products_commit();
-}
-
 /* lse and delta of the tile's queries, by the sharer of 64 of them; beyond the last one lse is infinite and p
  * zero. O is in stage `stage`. */
 template <typename P>
@@ -99,18 +85,15 @@ __device__ __forceinline__ void prepare_queries(const AttentionProblem &a, const
         float d[32];
         leave_unset(d);
         products_begin();
-        begin_scores<P, P::QUERIES>(d, m.memory.stage_at(stage) + m.number * P::KEY_BYTES,
+        begin_scores<P::DIM, P::QUERIES>(d, m.memory.stage_at(stage) + m.number * P::KEY_BYTES,
                                     m.memory.base + P::DOUT_AT + first * LINE_BYTES);
         products_wait<0>();
         hold(d);
-        float delta[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            if (row + i / 2 % 2 * 8 == i / 4 * 8 + lane % 4 * 2 + i % 2)
-                delta[i / 2 % 2] = d[i];
+        float delta[2];
+        take_diagonal(delta, d, m.warp, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (lane % 4 == lane / 8)
+            if (on_diagonal(lane))
                 store_float(base + P::DELTA_AT + 4 * (first + row + 8 * half), delta[half]);
         if (lane < 16) {
             int query = first + 16 * m.warp + lane;
@@ -120,59 +103,6 @@ __device__ __forceinline__ void prepare_queries(const AttentionProblem &a, const
     }
     named_sync(SHARERS_BARRIER, P::SHARING);
     m.say(m.memory.barriers.delta_made());
-}
-
-/* Scores become weights; keys from `count` on have none. */
-template <typename P>
-__device__ __forceinline__ void weigh(float (&s)[P::QUERIES / 2], const Sharer<P> &m, float scale, int count)
-{
-    uint32_t from = m.memory.base + P::LSE_AT + m.lane % 4 * 8;
-#pragma unroll
-    for (int j = 0; j < P::QUERIES / 8; j++) {
-        float2 lse = load_two(from + 32 * j);
-#pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; i++)
-            s[i] = power_of_two((__fmul_rn(s[i], scale) - (i % 2 ? lse.y : lse.x)) * (float)M_LOG2E);
-    }
-    if (count >= P::KEYS)
-        return;
-    int row = 16 * m.warp + m.lane / 4;
-#pragma unroll
-    for (int i = 0; i < P::QUERIES / 2; i++)
-        s[i] = row + i / 2 % 2 * 8 < count ? s[i] : 0;
-}
-
-/* dp becomes ds; both are packed. */
-template <typename P>
-__device__ __forceinline__ void differentiate(uint32_t (&p)[P::QUERIES / 4], uint32_t (&ds)[P::QUERIES / 4],
-                                              const float (&weight)[P::QUERIES / 2],
-                                              const float (&dp)[P::QUERIES / 2], const Sharer<P> &m)
-{
-    uint32_t from = m.memory.base + P::DELTA_AT + m.lane % 4 * 8;
-#pragma unroll
-    for (int j = 0; j < P::QUERIES / 8; j++) {
-        float2 delta = load_two(from + 32 * j);
-#pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; i += 2) {
-            p[i / 2] = pair_bits(weight[i], weight[i + 1]);
-            ds[i / 2] = pair_bits(weight[i] * (dp[i] - delta.x), weight[i + 1] * (dp[i + 1] - delta.y));
-        }
-    }
-    hold(p);
-    hold(ds);
-}
-
-/* dS to shared memory: lines are keys, of 64 queries each. */
-template <typename P>
-__device__ __forceinline__ void store_ds(const Sharer<P> &m, const uint32_t (&ds)[P::QUERIES / 4])
-{
-    int key = 16 * m.warp + m.lane / 8 % 2 * 8 + m.lane % 8;
-    uint32_t line = m.memory.ds_at(m.number) + key * LINE_BYTES;
-#pragma unroll
-    for (int n = 0; n < P::QUERIES / 16; n++) {
-        int chunk = 2 * n + m.lane / 16;
-        store_matrices(line + n / 4 * (P::KEYS * LINE_BYTES) + (chunk % 8 ^ m.lane % 8) * 16, &ds[4 * n]);
-    }
 }
 
 /* A warp's 16 keys of a chunk in the sums. */
@@ -317,17 +247,17 @@ __device__ __forceinline__ void take_chunk(const AttentionProblem &a, Sharer<P> 
     leave_unset(s);
     leave_unset(dp);
     products_begin();
-    begin_scores<P, P::QUERIES>(s, stage, m.memory.base);
-    begin_scores<P, P::QUERIES>(dp, stage + P::KEY_BYTES, m.memory.base + P::DOUT_AT);
+    begin_scores<P::DIM, P::QUERIES>(s, stage, m.memory.base);
+    begin_scores<P::DIM, P::QUERIES>(dp, stage + P::KEY_BYTES, m.memory.base + P::DOUT_AT);
     products_wait<1>();
     hold(s);
-    weigh<P>(s, m, a.scale, count);
+    weigh(s, m.memory.base + P::LSE_AT, m.warp, m.lane, a.scale, count);
     hold(s);
     products_wait<0>();
     hold(dp);
-    differentiate<P>(factors->p, factors->ds, s, dp, m);
+    differentiate(factors->p, factors->ds, s, dp, m.memory.base + P::DELTA_AT, m.lane);
     barrier_wait(barriers.ds_empty(m.number), written & 1 ^ 1);
-    store_ds<P>(m, factors->ds);
+    store_ds(m.memory.ds_at(m.number), factors->ds, m.warp, m.lane);
     fence_for_products();
     __syncwarp();
     m.say(barriers.ds_full(m.number));

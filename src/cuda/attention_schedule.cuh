@@ -63,19 +63,26 @@ __device__ __forceinline__ unsigned clock_of(const Schedule &schedule)
     return *static_cast<volatile unsigned *>(&schedule.counters->walked);
 }
 
-/* The step, of `steps`, with which a walk over the tile's list begins when the clock is at `clock`. */
+/* The step, of `steps`, with which a walk over a list begins when the clock is at `clock`; `share`: the length
+ * of the list in that of the mean one. */
+__device__ __forceinline__ int first_step(float share, int steps, unsigned clock)
+{
+    float behind = fminf(fmaxf((1 - share) / 2, -0.49f), 0.49f); /* rounds */
+    unsigned place = clock - (unsigned)(int)(behind * 4294967296.f);
+    return (int)__umulhi(place, (unsigned)steps);
+}
+
+/* The same of the tile's list. */
 __device__ __forceinline__ int first_step(const AttentionProblem &a, const Tile &tile, int steps,
                                           unsigned clock)
 {
-    float behind = 0; /* rounds */
+    float share = 1;
     if (a.offsets) {
         const int64_t *offset = a.offsets + (int64_t)tile.pair * a.groups;
         float listed = (float)(offset[a.groups] - offset[0]) * (float)a.grain;
-        float gain = 1 - __fdividef((float)tile.keys * (float)a.groups, listed);
-        behind = fminf(fmaxf(gain / 2, -0.49f), 0.49f);
+        share = __fdividef((float)tile.keys * (float)a.groups, listed);
     }
-    unsigned place = clock - (unsigned)(int)(behind * 4294967296.f);
-    return (int)__umulhi(place, (unsigned)steps);
+    return first_step(share, steps, clock);
 }
 
 namespace {

@@ -131,6 +131,14 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
+/* Consecutive bytes, multiples of 16 from a multiple of 16, in the same way (PTX: cp.async.bulk). */
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void *from, int bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 /* Makes fresh barriers known to the async proxy, by which boxes arrive (PTX: fence.mbarrier_init). */
 __device__ __forceinline__ void fence_fresh_barriers()
 {
@@ -371,6 +379,17 @@ __device__ __forceinline__ void multiply_add_turned(float (&d)[64], uint64_t a, 
         "}, %64, %65, 1, 1, 1, 1, 1;"
         : DSVI_FLOATS_64(d)
         : "l"(a), "l"(b));
+}
+
+/* d = a^T b, or d += a^T b. */
+__device__ __forceinline__ void multiply_turned(float (&d)[64], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        DSVI_REGISTERS_64
+        "}, %64, %65, add, 1, 1, 1, 1;\n}"
+        : DSVI_FLOATS_64(d)
+        : "l"(a), "l"(b), "r"((int)add));
 }
 
 #undef DSVI_REGISTERS_32
