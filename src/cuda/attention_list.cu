@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cuda/attention_list.cuh"
+#include "cuda/attention_turned.cuh"
 #include "cuda/cuda.h"
 
 namespace dsvi {
@@ -175,6 +176,17 @@ static const char *hopper_leaves_backward(const DsvStream *stream, const Attenti
     return hopper_leaves(stream, p, act);
 }
 
+/* Whether the backward kernel for Hopper that goes by blocks of keys takes what hopper_leaves_backward has no
+ * reason against. */
+static bool goes_by_blocks(const DsvStream *stream, const AttentionProblem &p)
+{
+    const DsvHeads *gradients[] = {&p.dq, &p.dk, &p.dv};
+    for (const DsvHeads *rows : gradients)
+        if (!rows_aligned(rows, p.dim, sizeof(__nv_bfloat16), 16))
+            return false;
+    return attention_turns(stream, p);
+}
+
 /* What answered, where people look for it: in the table of ops. */
 template <size_t N> static void name_variant(char (&variant)[N], const char *why_portable)
 {
@@ -215,7 +227,10 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsvStream *stream, const DsvAttentionArgs
 
 size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    return dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
+    size_t slices = dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
+    AttentionProblem p = dsvi::problem_of(stream, args);
+    size_t turned = !p.alone && dsvi::attention_turns(stream, p) ? dsvi::attention_turned_bytes(p) : 0;
+    return slices > turned ? slices : turned;
 }
 
 DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs *args)
@@ -229,10 +244,20 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
     p.chunks = p.chunks && dsvi::rows_aligned(&p.dout, p.dim, size, 16) &&
                dsvi::rows_aligned(&p.out, p.dim, size, 16);
     p.couples = dsvi::rows_aligned(&p.dq, p.dim, size, 2 * size);
-    if (wanted > 0)
-        DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, wanted, stream->handle));
+    const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act);
+    if (!why_portable && dsvi::goes_by_blocks(stream, p)) {
+        bool served;
+        DSVI_TRY(dsvi::attention_backward_turned(stream, p, &served));
+        if (served) {
+            snprintf(stream->attention_list_bwd, sizeof stream->attention_list_bwd,
+                     "cuda, sm_90a: by blocks of keys");
+            return DSV_OK;
+        }
+    }
+    size_t sums = dsvi::slice_bytes(args) * (size_t)p.slices;
+    if (sums > 0)
+        DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, sums, stream->handle));
     if (p.pairs > 0 && p.queries > 0) {
-        const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act);
         dsvi::name_variant(stream->attention_list_bwd, why_portable);
         DSVI_TRY(!why_portable          ? dsvi::attention_backward_sm90(stream, p)
                  : args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)

@@ -67,6 +67,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
             __trap();
 }
 
+/* The same where another warpgroup, which waits for what this one does, watches the time: a trap is a way out
+ * of the function, for which the assembler leaves a warpgroup that took registers fewer of them. */
+__device__ __forceinline__ void barrier_wait_watched(uint32_t barrier, uint32_t parity)
+{
+    while (!barrier_passed(barrier, parity))
+        ;
+}
+
 /* Barriers of the block by number (PTX: barrier.sync, barrier.arrive); 0 is __syncthreads'. */
 __device__ __forceinline__ void named_sync(int number, int threads)
 {
@@ -361,6 +369,17 @@ __device__ __forceinline__ void multiply_left(float (&d)[32], const uint32_t *a,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
 }
 
+/* The same, 64 x 128. */
+__device__ __forceinline__ void multiply_left(float (&d)[64], const uint32_t *a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        DSVI_REGISTERS_64
+        "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
+        : DSVI_FLOATS_64(d)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+
 /* d += a^T b: 64 x 64, both MN-major: their lines are summed over. */
 __device__ __forceinline__ void multiply_add_turned(float (&d)[32], uint64_t a, uint64_t b)
 {
@@ -381,14 +400,14 @@ __device__ __forceinline__ void multiply_add_turned(float (&d)[64], uint64_t a, 
         : "l"(a), "l"(b));
 }
 
-/* d = a^T b, or d += a^T b. */
-__device__ __forceinline__ void multiply_turned(float (&d)[64], uint64_t a, uint64_t b, bool add)
+/* d = a^T b, or d += a^T b: 64 x 64. */
+__device__ __forceinline__ void multiply_turned(float (&d)[32], uint64_t a, uint64_t b, bool add)
 {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        DSVI_REGISTERS_64
-        "}, %64, %65, add, 1, 1, 1, 1;\n}"
-        : DSVI_FLOATS_64(d)
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        DSVI_REGISTERS_32
+        "}, %32, %33, add, 1, 1, 1, 1;\n}"
+        : DSVI_FLOATS_32(d, 0)
         : "l"(a), "l"(b), "r"((int)add));
 }
 
