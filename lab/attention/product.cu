@@ -4,10 +4,13 @@
  *     cd lab/attention; S=../../src/cuda
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -D_GNU_SOURCE \
  *         -I../../include -I../../src -o product product.cu $S/attention_list_fwd_sm90.cu \
- *         $S/attention_list_fwd.cu $S/attention_list_bwd_sm90.cu $S/attention_list_bwd.cu
+ *         $S/attention_list_fwd.cu $S/attention_list_bwd_sm90.cu $S/attention_list_bwd.cu \
+ *         $S/attention_turned_sm90.cu $S/attention_turned.cu
  *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` others
  *     ./product 32768 16 back   backward, without zeroing the sums and rounding them
  *     ./product 32768 16 back uneven   only shapes whose lists are not even
+ *     ./product 32768 16 turned   backward by blocks of keys, all of it, beside the kernel that gathers, without
+ *                                 its sums' zeroing and rounding
  *
  * Exit status 1: the two kernels disagree, or two runs of the same (forward). */
 #include <math.h>
@@ -18,7 +21,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/attention_list.cuh"
+#include "cuda/attention_turned.cuh"
 
 using dsvi::AttentionProblem;
 
@@ -66,6 +69,13 @@ static const Shape SHAPES[] = {
     {128, 128, 1, 0.1, UNEVEN},  {128, 128, 1, 0.1, LOOSE},   {128, 128, 1, 0.1, NEAR},
     {128, 128, 1, 0.05, NEAR},   {128, 64, 1, 0.1, NEAR},     {128, 128, 64, 0.1, NEAR},
     {64, 128, 1, 0.1, NEAR},
+};
+
+/* Those that the kernel by blocks of keys takes. */
+static const Shape TURNED_SHAPES[] = {
+    {128, 128, 128, 0.1, EVEN},  {128, 128, 128, 0.05, EVEN}, {128, 64, 128, 0.1, EVEN},
+    {128, 128, 128, 0.1, LOOSE}, {128, 128, 128, 0.1, NEAR},  {128, 128, 128, 0.1, SKEWED},
+    {128, 128, 128, 1, EVEN},
 };
 
 __global__ void fill_normal(__nv_bfloat16 *x, int64_t n, uint64_t seed)
@@ -302,7 +312,60 @@ static bool run_backward(DsvStream *stream, AttentionProblem a, double pairs)
     return good;
 }
 
-static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads, bool back)
+/* dk or dv of sums in order (attention_list.cuh). One thread for each element. */
+__global__ void round_sums(const float *sums, __nv_bfloat16 *to, int heads, int keys, int dim, float factor)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / dim;
+    int column = (int)(i % dim), inside = column % 16;
+    if (row >= (int64_t)heads * keys)
+        return;
+    int place = column - inside + inside % 8 / 2 * 4 + inside / 8 * 2 + inside % 2;
+    to[(row % keys * heads + row / keys) * dim + column] = __float2bfloat16(factor * sums[row * dim + place]);
+}
+
+static DsvStatus backward_turned(DsvStream *stream, const AttentionProblem &a)
+{
+    bool served = false;
+    DsvStatus status = dsvi::attention_backward_turned(stream, a, &served);
+    return served ? status : DSV_E_UNSUPPORTED;
+}
+
+static bool run_turned(DsvStream *stream, AttentionProblem a, double pairs)
+{
+    int64_t all = (int64_t)a.queries * a.pairs * a.dim, sums = (int64_t)a.pairs * a.keys * a.pitch;
+    size_t bytes = dsvi::attention_turned_bytes(a);
+    bytes = std::max(bytes, (size_t)sums * 8);
+    __nv_bfloat16 *dout = allocate<__nv_bfloat16>(all), *gradients = allocate<__nv_bfloat16>(6 * all);
+    a.sums = reinterpret_cast<float *>(allocate<char>((int64_t)bytes));
+    fill_normal<<<4096, 256>>>(dout, all, 2);
+    dsvi::attention_forward_sm90(stream, a);
+    a.dout = dsvi_heads(dout, a.queries, a.heads, a.dim);
+    a.dq = dsvi_heads(gradients, a.queries, a.heads, a.dim);
+    a.dk = dsvi_heads(gradients + all, a.keys, a.heads, a.dim);
+    a.dv = dsvi_heads(gradients + 2 * all, a.keys, a.heads, a.dim);
+    float turned = time_of(stream, a, backward_turned,
+                           {{gradients, (size_t)all * 6, 0xff}, {a.sums, bytes, 0xff}}, 7);
+    a.dq = dsvi_heads(gradients + 3 * all, a.queries, a.heads, a.dim);
+    float gathered = time_of(stream, a, dsvi::attention_backward_sm90, {{a.sums, (size_t)sums * 8, 0}}, 3);
+    unsigned blocks = (unsigned)(sums / 256 + 1);
+    round_sums<<<blocks, 256>>>(a.sums, gradients + 4 * all, a.heads, a.keys, a.dim, a.scale);
+    round_sums<<<blocks, 256>>>(a.sums + sums, gradients + 5 * all, a.heads, a.keys, a.dim, 1);
+    double flops = 10 * a.dim * pairs;
+    printf("  by blocks %7.3f ms %4.0f TFLOP/s, gathered %7.3f ms %4.0f   apart:", turned,
+           flops / turned * 1e-9, gathered, flops / gathered * 1e-9);
+    bool good = true;
+    for (int i = 0; i < 3; i++)
+        good &= close(i == 0 ? "dq" : i == 1 ? "dk" : "dv", gradients + i * all, gradients + (3 + i) * all,
+                      all);
+    printf("\n");
+    for (const void *p : {(const void *)dout, (const void *)gradients, (const void *)a.sums})
+        TRY(cudaFree((void *)p));
+    return good;
+}
+
+enum Pass { FORWARD, BACKWARD, TURNED };
+
+static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads, Pass pass)
 {
     int64_t all = (int64_t)tokens * heads * shape.dim;
     __nv_bfloat16 *qkv = allocate<__nv_bfloat16>(3 * all), *out = allocate<__nv_bfloat16>(all);
@@ -325,7 +388,9 @@ static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int hea
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1);
     double pairs = make_lists(&a, shape);
     print_shape(shape);
-    bool good = back ? run_backward(stream, a, pairs) : run_forward(stream, a, pairs);
+    bool good = pass == FORWARD    ? run_forward(stream, a, pairs)
+                : pass == BACKWARD ? run_backward(stream, a, pairs)
+                                   : run_turned(stream, a, pairs);
     for (const void *p : {(const void *)qkv, (const void *)out, (const void *)a.lse, (const void *)a.offsets,
                           (const void *)a.runs})
         TRY(cudaFree((void *)p));
@@ -344,9 +409,13 @@ int main(int argc, char **argv)
     stream.shared_bytes = device.sharedMemPerBlockOptin;
     TRY(cudaMalloc(&stream.partials, DSVI_CUDA_PARTIALS));
     printf("%s, %d tokens, %d heads\n", device.name, tokens, heads);
+    Pass pass = argc < 4 ? FORWARD : strcmp(argv[3], "turned") ? BACKWARD : TURNED;
+    for (const Shape &shape : TURNED_SHAPES)
+        if (pass == TURNED)
+            good &= run_shape(&stream, shape, tokens, heads, pass);
     for (const Shape &shape : SHAPES)
-        if (argc < 5 || shape.lists != EVEN)
-            good &= run_shape(&stream, shape, tokens, heads, argc > 3);
+        if (pass != TURNED && (argc < 5 || shape.lists != EVEN))
+            good &= run_shape(&stream, shape, tokens, heads, pass);
     printf(good ? "all right\n" : "SOMETHING IS WRONG\n");
     return good ? 0 : 1;
 }

@@ -50,7 +50,7 @@ namespace {
 using MapEncoder = decltype(&cuTensorMapEncodeTiled);
 
 /* The driver's function, without linking to the driver; NULL where it has none. */
-static MapEncoder find_encoder()
+inline MapEncoder find_encoder()
 {
     void *entry = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
@@ -64,7 +64,7 @@ static MapEncoder find_encoder()
 }
 
 /* `tokens`: a.queries or a.keys. */
-static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHeads &rows, int tokens,
+inline bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHeads &rows, int tokens,
                      CUtensorMap *map)
 {
     int batch = a.pairs / a.heads;
@@ -84,7 +84,7 @@ static bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHead
 }
 
 /* False: the engine does not take tensors that lie so. */
-static bool make_maps(const AttentionProblem &a, BoxMaps *maps)
+inline bool make_maps(const AttentionProblem &a, BoxMaps *maps)
 {
     MapEncoder encode = find_encoder();
     return a.keys > 0 && encode && make_map(encode, a, a.k, a.keys, &maps->k) &&

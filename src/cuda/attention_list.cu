@@ -229,7 +229,8 @@ size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionA
 {
     size_t slices = dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
     AttentionProblem p = dsvi::problem_of(stream, args);
-    size_t turned = !p.alone && dsvi::attention_turns(stream, p) ? dsvi::attention_turned_bytes(p) : 0;
+    bool turns = stream->capability == 90 && !p.alone && dsvi::attention_turns(stream, p);
+    size_t turned = turns ? dsvi::attention_turned_bytes(p) : 0;
     return slices > turned ? slices : turned;
 }
 

@@ -7,13 +7,13 @@ namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP;
 constexpr int SLAB = 32;           /* blocks of keys whose lists a block of threads makes */
-constexpr int GROUPS_MOST = 12288; /* a bit for each, for each of a SLAB, are 48 KiB; and their numbers 16 bits */
+constexpr int GROUPS_MOST = 12288; /* a bit for each, for each of a SLAB, are 48 KiB; numbers of 16 bits */
 constexpr int ORDERING = 1024;     /* threads that put blocks of keys in order */
 constexpr size_t ALIGNED = 128;    /* bytes, of what is in the workspace */
 
 /* Marks in `listed`, (SLAB, words) bits, which of the blocks from `first` on a group lists. */
-__device__ void mark_group(const AttentionProblem &a, const Turned &t, int pair, int group, int first, int words,
-                           uint32_t *listed)
+__device__ void mark_group(const AttentionProblem &a, const Turned &t, int pair, int group, int first,
+                           int words, uint32_t *listed)
 {
     const int64_t *offset = a.offsets + (int64_t)pair * a.groups + group;
     const int32_t *runs = a.runs + offset[0];
@@ -177,10 +177,12 @@ __global__ void __launch_bounds__(THREADS)
 
 bool attention_turns(const DsvStream *stream, const AttentionProblem &a)
 {
-    int64_t blocks = ceil_div(a.keys, BLOCK_KEYS) * a.pairs, tiles = ceil_div(a.queries, TILE_QUERIES) * a.pairs;
-    return a.offsets && (a.grain % BLOCK_KEYS == 0 || a.grain == a.keys) &&
-           (a.group % TILE_QUERIES == 0 || a.groups == 1) && a.groups <= GROUPS_MOST && a.dim > 64 &&
-           a.dim <= TILE_COLUMNS && blocks >= stream->multiprocessors && tiles > 0 && tiles < INT32_MAX / 2;
+    int64_t blocks = ceil_div(a.keys, BLOCK_KEYS) * a.pairs;
+    int64_t tiles = ceil_div(a.queries, TILE_QUERIES) * a.pairs;
+    bool whole_blocks = a.grain % BLOCK_KEYS == 0 || a.grain == a.keys;
+    bool whole_tiles = a.group % TILE_QUERIES == 0 || a.groups == 1;
+    return a.offsets && whole_blocks && whole_tiles && a.groups <= GROUPS_MOST && a.dim > 64 &&
+           a.dim <= TILE_COLUMNS && blocks >= stream->multiprocessors && tiles > 0;
 }
 
 /* The next `bytes` of the workspace. */

@@ -33,13 +33,13 @@ struct Turned {
     int *counts, *order, *listed;
 };
 
-/* Whether the shapes are such that lists may be turned about, and that it pays: blocks of keys are what is
- * shared out. */
+/* Whether the shapes are such that lists may be turned about, and that there are blocks of keys for all
+ * multiprocessors. */
 bool attention_turns(const DsvStream *stream, const AttentionProblem &problem);
 size_t attention_turned_bytes(const AttentionProblem &problem);
 Turned attention_turned_at(const AttentionProblem &problem);
 
-/* Enqueues the lists turned about and the order of the blocks, where `heads` is that of the (batch, head)s, on
+/* Enqueues the lists turned about and the order of the blocks; `heads` is the order of the (batch, head)s, on
  * the device (NULL: as they are numbered). dk and dv of blocks that nobody lists become 0. */
 DsvStatus attention_turn_lists(DsvStream *stream, const AttentionProblem &problem, const Turned &turned,
                                const int *heads);

@@ -1,9 +1,43 @@
-/* Attention backward over lists of blocks of 128 keys in bf16 on Hopper.
+/* Attention backward over lists of blocks of keys in bf16 on Hopper: lists turned about
+ * (attention_turned.cuh), so that it is keys that stay and queries that come by, as in dense attention (Dao
+ * 2023; Shah et al. 2024). A tile of queries has one row of dQ to add for each where a block of as many keys
+ * has two, of dK and dV: half the bytes of attention_list_bwd_sm90.cu, which those additions bound. And
+ * nothing is gathered: a block of keys and a tile of queries are boxes.
  *
  *     S^T = K Q^T, dP^T = V dO^T      P = exp(scale S - lse), dS = P (dP - delta)
- *     dV += P^T dO, dK += dS^T Q      in registers
- *     dQ = dS K                       added to the sums of their queries (attention_turned.cuh)
- */
+ *     dV += P^T dO, dK += dS^T Q      in registers, for a block of 128 keys and all tiles that list it
+ *     dQ = dS K                       of a tile, added to its sums by the copy engine
+ * A kernel before makes delta, the diagonal of O dO^T, by products as dP is: where one key has all the weight,
+ * p is 1 and dp - delta is 0 to the bit; and zeros of the sums. One behind rounds dq. How scores are rounded:
+ * attention_gather.cuh.
+ *
+ * One block of threads stays on a multiprocessor and takes block after block of keys; a step is a tile of 64
+ * of their queries. It begins where other blocks of threads are in theirs (attention_schedule.cuh). Three
+ * warpgroups:
+ *     the house       brings K and V, and Q, dO, lse and delta into a ring of stages; makes dQ of each step,
+ *                     64 columns at a time, and adds it up
+ *     two sharers     have 64 of the keys each: from scores to dK and dV, which stay in their registers. P^T
+ *                     and dS^T, as registers hold them, are left factors as they stand; dS also goes to shared
+ *                     memory, for dQ. They meet only at the tensor cores.
+ *
+ * Time, of either sharer and the house; = is a product, the numbers are of steps:
+ *     sharer    .. =S 2= =dK 1=       =dP 2=       =dV 2= =S 3= =dK 2=       =dP 3=
+ *                        weights 2          dS 2                weights 3          dS 3 ..
+ *     house     .. Q, dO 3   =dQ 1= =dQ 1=         Q, dO 4 (where 1 was)  =dQ 2= =dQ 2=
+ *                            adds    adds                                 adds    adds ..
+ *
+ *     shared memory    K, V 64 KiB; 3 x (Q, dO) 96; 2 x dS 32; dQ on its way 32; lse and delta 1.5; barriers,
+ *                      steps: 225.7 of 227
+ *     registers        216 of a sharer's thread: dK and dV 128, S or dP 32, weights or P and dS 32. wgmma's
+ *                      begin at the 25th, so that S and dP at once, which could be made while there are
+ *                      exponentials, would want 224; 72 of the house's, dQ 32. 504 of 512
+ *     barriers         stage full; K and V full; dS full and empty for either buffer. A stage, and K and V,
+ *                      have none for being empty: the house learns that from dS.
+ *
+ * What bounds it, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory 3070
+ * (products read 256 KiB, dS and dQ on their way 80, what is brought 32; lse and delta); exponentials 512; dQ
+ * added up in the L2 cache 2500 to 3250 at 3.0 to 2.3 TB/s; Q and dO from the L2 cache 950 at 8 TB/s. So it is
+ * shared memory, at 790 TFLOP/s and 1.75 GHz, if all else is hidden behind it. */
 #include "cuda/attention_turned_sm90.cuh"
 
 namespace dsvi {
@@ -36,8 +70,8 @@ __device__ __forceinline__ void begin_step(const Sharer &m, float (&s)[32])
 /* S^T, which is made, becomes P and dS; dS goes to the house. dK of the step before is under way until there
  * are weights. Where that is waited for there is a wait that may take time, or the assembler would move the
  * exponentials behind it (lab/README.md). */
-__device__ __forceinline__ void make_factors(const Sharer &m, float (&s)[32], float (&dk)[64], Factors *factors,
-                                             float scale)
+__device__ __forceinline__ void make_factors(const Sharer &m, float (&s)[32], float (&dk)[64],
+                                             Factors *factors, float scale)
 {
     int buffer = m.turn % Plan::BUFFERS, stage = m.ring.stage, lane = lane_anew(), warp = warp_anew();
     float dp[32];
@@ -166,8 +200,6 @@ __global__ void __launch_bounds__(Plan::THREADS, 1)
 #endif
 }
 
-/* lse and delta of a tile's queries, zeros to its sums. delta is the diagonal of O dO^T, made by products as dP
- * is: where one key has all the weight, p is 1 and dp - delta is 0 to the bit. Grid: tiles. */
 struct PreparePlan {
     static constexpr int DOUTS_AT = Plan::MATRIX_BYTES, BARRIER_AT = 2 * Plan::MATRIX_BYTES;
     static constexpr int SHARED = BARRIER_AT + 8;
@@ -177,6 +209,7 @@ struct PrepareMaps {
     CUtensorMap out, dout;
 };
 
+/* lse and delta of a tile's queries, zeros to its sums. Grid: tiles. */
 __global__ void __launch_bounds__(WARPGROUP)
     prepare_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Turned t,
                    const __grid_constant__ PrepareMaps maps)

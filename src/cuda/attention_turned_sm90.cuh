@@ -1,6 +1,6 @@
-/* Attention backward over lists turned about, on Hopper: plan and barriers, which all its warpgroups share, and
- * the first of them, which keeps house: takes blocks of keys, brings them and their queries, makes dQ. The
- * others, and what all of it is for: attention_turned_sm90.cu. */
+/* Attention backward over lists turned about, on Hopper: plan and barriers, which all its warpgroups share,
+ * and the first of them, which keeps house: takes blocks of keys, brings them and their queries, makes dQ.
+ * The others, and what all of it is for: attention_turned_sm90.cu. */
 #ifndef DSVI_ATTENTION_TURNED_SM90_CUH
 #define DSVI_ATTENTION_TURNED_SM90_CUH
 
@@ -52,7 +52,8 @@ struct Plan {
     /* 64 rows of DIM columns, in halves of 64 columns: a tile's of Q or dO, a sharer's of K or V. */
     static constexpr int MATRIX_BYTES = 64 * DIM * 2, HALF_BYTES = MATRIX_BYTES / 2;
     static constexpr int STAGE_BYTES = 2 * MATRIX_BYTES, ROWS_BYTES = 2 * QUERIES * (int)sizeof(float);
-    static constexpr int CHUNK_BYTES = CHUNK_KEYS * QUERIES * 2, DS_BYTES = SHARERS * CHUNK_BYTES, BUFFERS = 2;
+    static constexpr int CHUNK_BYTES = CHUNK_KEYS * QUERIES * 2, DS_BYTES = SHARERS * CHUNK_BYTES;
+    static constexpr int BUFFERS = 2; /* of dS */
     /* dQ is made PART_COLUMNS at a time, all that the house has registers for; a warp's is a piece. */
     static constexpr int PART_COLUMNS = 64, PARTS = DIM / PART_COLUMNS;
     static constexpr int PIECE_BYTES = QUERIES / WARPS * PART_COLUMNS * (int)sizeof(float);
@@ -113,7 +114,10 @@ struct Memory {
         return barrier(Plan::STAGES + 1 + Plan::BUFFERS + buffer);
     }
     /* The step that a stage holds. */
-    __device__ Step *step(int stage) const { return reinterpret_cast<Step *>(bytes + Plan::STEPS_AT) + stage; }
+    __device__ Step *step(int stage) const
+    {
+        return reinterpret_cast<Step *>(bytes + Plan::STEPS_AT) + stage;
+    }
     __device__ Ahead *ahead() const { return reinterpret_cast<Ahead *>(bytes + Plan::AHEAD_AT); }
 };
 
@@ -168,7 +172,8 @@ __device__ __forceinline__ void bring_step(const AttentionProblem &a, const Turn
     barrier_arrive_expecting(full, Plan::STAGE_BYTES + Plan::ROWS_BYTES);
     copy_matrix(memory.queries_at(stage), &maps.q, a, pair, row, full);
     copy_matrix(memory.douts_at(stage), &maps.dout, a, pair, row, full);
-    copy_bulk(memory.lse_at(stage), t.queries + (int64_t)step.tile * 2 * Plan::QUERIES, Plan::ROWS_BYTES, full);
+    copy_bulk(memory.lse_at(stage), t.queries + (int64_t)step.tile * 2 * Plan::QUERIES, Plan::ROWS_BYTES,
+              full);
 }
 
 /* Of a (batch, head)'s blocks of keys, by how many groups one is listed in the mean. */
@@ -215,8 +220,8 @@ __device__ __forceinline__ int tiles_in(const Turned &t, int group)
 }
 
 /* Goes on to the step after the one that was brought. All lanes of the warp do the same. */
-__device__ __forceinline__ void look_ahead(const AttentionProblem &a, const Turned &t, const Schedule &schedule,
-                                        const Memory &memory)
+__device__ __forceinline__ void look_ahead(const AttentionProblem &a, const Turned &t,
+                                           const Schedule &schedule, const Memory &memory)
 {
     Ahead h = *memory.ahead();
     if (h.step.tile < 0)
@@ -254,6 +259,7 @@ __device__ __forceinline__ void bring_first(const AttentionProblem &a, const Tur
     __syncwarp();
     look_ahead(a, t, schedule, memory);
     bring_keys(a, t, maps, memory, memory.ahead()->step.block);
+#pragma unroll 1
     for (int stage = 0; stage < Plan::STAGES; stage++) {
         bring_step(a, t, maps, memory, stage);
         look_ahead(a, t, schedule, memory);
@@ -275,10 +281,11 @@ template <int PART> __device__ __forceinline__ void begin_dq(DqPart &dq, const M
     products_commit();
 }
 
-/* Waits for a part of a warp's rows of dQ, and adds it to the sums. Each part has a buffer of its own; the last
- * one that was sent from it was as many parts ago. */
+/* A part of a warp's rows of dQ to their sums. Each part has a buffer of its own; what was sent from it
+ * before was sent as many parts ago as there are. */
 template <int PART>
-__device__ __forceinline__ void add_dq(DqPart &dq, const Turned &t, const Memory &memory, int tile, bool issues)
+__device__ __forceinline__ void add_dq(const DqPart &dq, const Turned &t, const Memory &memory, int tile,
+                                       bool issues)
 {
     int lane = lane_anew(), piece = Plan::PARTS * warp_anew() + PART;
     uint32_t buffer = memory.base + Plan::PIECES_AT + piece * Plan::PIECE_BYTES;
@@ -297,10 +304,10 @@ __device__ __forceinline__ void add_dq(DqPart &dq, const Turned &t, const Memory
     }
 }
 
-/* All parts from PART on. When the last product is made K of the step, and its dS, are free for all that the
- * house does with them. */
+/* All parts from PART on. When the last product is made, dS of the step is free. */
 template <int PART>
-__device__ __forceinline__ void make_dq(const Turned &t, const Memory &memory, int buffer, int tile, bool issues)
+__device__ __forceinline__ void make_dq(const Turned &t, const Memory &memory, int buffer, int tile,
+                                        bool issues)
 {
     DqPart dq;
     begin_dq<PART>(dq, memory, buffer);
@@ -316,10 +323,11 @@ __device__ __forceinline__ void make_dq(const Turned &t, const Memory &memory, i
         make_dq<PART + 1>(t, memory, buffer, tile, issues);
 }
 
-/* When dS of a step is full, both sharers are done with all of the step before: its stage is free, and when
- * that step was the last of its block so were V and, as far as they are concerned, K. */
-__device__ __forceinline__ void keep_house(const AttentionProblem &a, const Turned &t, const Schedule &schedule,
-                                           const TurnedMaps &maps, const Memory &memory)
+/* When dS of a step is full both sharers are done with all of the step before, so that its stage is free; and
+ * with K and V too, if the step is the last of its block. */
+__device__ __forceinline__ void keep_house(const AttentionProblem &a, const Turned &t,
+                                           const Schedule &schedule, const TurnedMaps &maps,
+                                           const Memory &memory)
 {
     bool first_warp = agreed(threadIdx.x / WARP) == 0, issues = elected();
     if (first_warp)

@@ -43,6 +43,7 @@ typedef enum Lengths {
     EVEN,   /* `density` of all, in each */
     MIXED,  /* none, few round the sizes of tiles, all, in turns */
     SKEWED, /* between none and `density` of all, the same in a head */
+    SINK,   /* `density` of all, the first among them; in every fifth nothing, in every seventh all */
 } Lengths;
 
 static const struct {
@@ -77,7 +78,32 @@ static const struct {
     {{1, 2, 2048, 2048, 64}, 64, 1, EVEN, 0.5, 1e4},
     {{1, 1, 130, 1000003, 64}, 128, 1, EVEN, 0.5, 1},
     {{1, 1, 20, 1000003, 64}, 32, 16, EVEN, 1, 1},
+    /* by blocks of keys, of which there are enough for all multiprocessors */
+    {{1, 4, 4096, 8192, 128}, 128, 128, EVEN, 0.1, 1},
+    {{1, 4, 4096, 8192, 128}, 64, 128, EVEN, 0.1, 1},
+    {{2, 3, 4000, 5000, 128}, 128, 128, MIXED, 0, 1},
+    {{2, 3, 4000, 5000, 96}, 192, 128, SINK, 0.2, 1},
+    {{2, 3, 4033, 5057, 72}, 128, 256, SINK, 0.2, 3},
+    {{3, 5, 1290, 2048, 128}, 64, 384, SKEWED, 0.7, 1},
+    {{1, 24, 2048, 2048, 128}, 256, 128, SKEWED, 0.5, 1},
+    {{1, 160, 200, 100, 128}, 64, 128, MIXED, 0, 1},
+    {{1, 80, 200, 129, 128}, 256, 128, EVEN, 1, 1},
+    {{1, 9, 2048, 2048, 128}, 128, 128, EVEN, 0.5, 1e4},
+    {{1, 2, 6400, 65536, 128}, 128, 128, EVEN, 1, 1},
+    {{1, 5, 3000, 5000, 128}, 64, 64, SINK, 0.2, 1}, /* blocks too small */
 };
+
+/* Whether the backward pass goes by blocks of keys. */
+static bool by_blocks(int number)
+{
+    const Size *size = &LISTS[number].size;
+    int64_t grain = LISTS[number].grain < size->keys ? LISTS[number].grain : size->keys;
+    int64_t blocks = size->batch * size->heads * ((size->keys + 127) / 128);
+    bool whole_blocks = grain % 128 == 0 || grain == size->keys;
+    bool whole_tiles = LISTS[number].group % 64 == 0 || LISTS[number].group >= size->queries;
+    return whole_blocks && whole_tiles && size->dim > 64 &&
+           blocks >= gpu_backend.device->stream->multiprocessors;
+}
 
 /* Normal numbers times `scale`, behind them the same in BF16. */
 static float *draw(uint32_t stream, int64_t n, double scale)
@@ -161,6 +187,8 @@ static int64_t runs_in(int number, int64_t list, int64_t groups, int64_t full)
         wanted = mixed[(size_t)list % (sizeof mixed / sizeof *mixed)];
     if (LISTS[number].lengths == SKEWED)
         wanted = wanted * (list / groups % heads * 7 % heads) / heads;
+    if (LISTS[number].lengths == SINK)
+        wanted = list % 5 == 0 ? 0 : list % 7 == 0 ? full : wanted;
     return wanted < 0 || wanted > full ? full : wanted;
 }
 
@@ -186,6 +214,8 @@ static void create_lists(Problem *p, int number)
         for (int64_t i = 0; i < in; i++, total++) {
             int64_t begin = i * full / in, end = (i + 1) * full / in;
             double place = dsvi_rng_uniform(rng, (uint64_t)total) * (double)(end - begin);
+            if (i == 0 && LISTS[number].lengths == SINK)
+                place = 0;
             runs[total] = (int32_t)(begin + (int64_t)place);
         }
     }
@@ -289,7 +319,6 @@ static void hopper_serves_lists(void **state)
 {
     (void)state;
     DsvStream *stream = gpu_backend.device->stream;
-    const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order" : "cuda, sm_90a";
     if (stream->capability != 90)
         skip();
     for (int number = 0; number < (int)(sizeof LISTS / sizeof *LISTS); number++) {
@@ -298,6 +327,9 @@ static void hopper_serves_lists(void **state)
         create_lists(&p, number);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
         unsigned char *found = attend_lists(&p), *again = attend_lists(&p);
+        const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order"
+                               : by_blocks(number)   ? "cuda, sm_90a: by blocks of keys"
+                                                     : "cuda, sm_90a";
         assert_string_equal(gpu_backend.ops.attention_list_fwd.variant, "cuda, sm_90a");
         assert_string_equal(gpu_backend.ops.attention_list_bwd.variant, backward);
         assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out: it waits for no other block's sums */
