@@ -7,7 +7,7 @@
  *     S^T = K Q^T, dP^T = V dO^T      P = exp(scale S - lse), dS = P (dP - delta)
  *     dV += P^T dO, dK += dS^T Q      in registers, for a block of 128 keys and all tiles that list it
  *     dQ = dS K                       of a tile, added to its sums by the copy engine
- * A kernel before makes delta, the diagonal of O dO^T, by products as dP is: where one key has all the weight,
+ * A kernel before makes delta, the diagonal of O dO^T, by products as dP is: where a key has all the weight,
  * p is 1 and dp - delta is 0 to the bit; and zeros of the sums. One behind rounds dq. How scores are rounded:
  * attention_gather.cuh.
  *
@@ -17,8 +17,8 @@
  *     the house       brings K and V, and Q, dO, lse and delta into a ring of stages; makes dQ of each step,
  *                     64 columns at a time, and adds it up
  *     two sharers     have 64 of the keys each: from scores to dK and dV, which stay in their registers. P^T
- *                     and dS^T, as registers hold them, are left factors as they stand; dS also goes to shared
- *                     memory, for dQ. They meet only at the tensor cores.
+ *                     and dS^T, as registers hold them, are left factors as they stand; dS goes to shared
+ *                     memory besides, for dQ. They meet only at the tensor cores.
  *
  * Time, of either sharer and the house; = is a product, the numbers are of steps:
  *     sharer    .. =S 2= =dK 1=       =dP 2=       =dV 2= =S 3= =dK 2=       =dP 3=
@@ -34,10 +34,11 @@
  *     barriers         stage full; K and V full; dS full and empty for either buffer. A stage, and K and V,
  *                      have none for being empty: the house learns that from dS.
  *
- * What bounds it, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory 3070
- * (products read 256 KiB, dS and dQ on their way 80, what is brought 32; lse and delta); exponentials 512; dQ
- * added up in the L2 cache 2500 to 3250 at 3.0 to 2.3 TB/s; Q and dO from the L2 cache 950 at 8 TB/s. So it is
- * shared memory, at 790 TFLOP/s and 1.75 GHz, if all else is hidden behind it. */
+ * What bounds it, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory
+ * 3070 (products read 256 KiB; dS and dQ on their way are 80, what is brought 32; lse and delta);
+ * exponentials 256; dQ added up in the L2 cache 2500 to 3250, at 3.0 to 2.3 TB/s over the GPU; Q and dO from
+ * the L2 cache 950 at 8 TB/s. So it is shared memory and the additions, at 750 to 800 TFLOP/s, if all else is
+ * hidden behind them. */
 #include "cuda/attention_turned_sm90.cuh"
 
 namespace dsvi {
@@ -165,8 +166,9 @@ __device__ __forceinline__ int take_block(const AttentionProblem &a, const Turne
     return step.follows;
 }
 
-__device__ __forceinline__ void share_work(const AttentionProblem &a, const Turned &t, const Memory &memory,
-                                           int number)
+/* Without sm_90a nobody calls it. */
+[[maybe_unused]] __device__ __forceinline__ void share_work(const AttentionProblem &a, const Turned &t,
+                                                            const Memory &memory, int number)
 {
     Sharer m = {memory, number, 0, 0, {0, 0}};
     while (take_block(a, t, &m) != NOTHING)
@@ -200,10 +202,8 @@ __global__ void __launch_bounds__(Plan::THREADS, 1)
 #endif
 }
 
-struct PreparePlan {
-    static constexpr int DOUTS_AT = Plan::MATRIX_BYTES, BARRIER_AT = 2 * Plan::MATRIX_BYTES;
-    static constexpr int SHARED = BARRIER_AT + 8;
-};
+/* Of the kernel before: O, dO, a barrier. */
+constexpr int PREPARE_SHARED = 2 * Plan::MATRIX_BYTES + 8;
 
 struct PrepareMaps {
     CUtensorMap out, dout;
@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(WARPGROUP)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char shared[];
-    uint32_t base = shared_address(shared), full = base + PreparePlan::BARRIER_AT;
+    uint32_t base = shared_address(shared), douts = base + Plan::MATRIX_BYTES;
+    uint32_t full = base + 2 * Plan::MATRIX_BYTES;
     int tile = blockIdx.x, pair = tile / t.tiles, first = tile % t.tiles * Plan::QUERIES;
     int lane = threadIdx.x % WARP, warp = agreed(threadIdx.x / WARP);
     if (threadIdx.x == 0) {
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(WARPGROUP)
         fence_fresh_barriers();
         barrier_arrive_expecting(full, 2 * Plan::MATRIX_BYTES);
         copy_matrix(base, &maps.out, a, pair, first, full);
-        copy_matrix(base + PreparePlan::DOUTS_AT, &maps.dout, a, pair, first, full);
+        copy_matrix(douts, &maps.dout, a, pair, first, full);
     }
     __syncthreads();
     float4 *sums = reinterpret_cast<float4 *>(t.sums + (int64_t)tile * TILE_FLOATS);
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(WARPGROUP)
     barrier_wait(full, 0);
     leave_unset(d);
     products_begin();
-    begin_scores<Plan::DIM, Plan::QUERIES>(d, base, base + PreparePlan::DOUTS_AT);
+    begin_scores<Plan::DIM, Plan::QUERIES>(d, base, douts);
     products_wait<0>();
     hold(d);
     take_diagonal(delta, d, warp, lane);
@@ -273,7 +274,7 @@ DsvStatus attention_backward_turned(DsvStream *stream, const AttentionProblem &a
         return DSV_OK;
     DSVI_TRY(make_schedule(stream, a, Plan::QUERIES, &schedule));
     DSVI_TRY(attention_turn_lists(stream, a, turned, schedule.order));
-    prepare_kernel<<<(unsigned)(a.pairs * turned.tiles), WARPGROUP, PreparePlan::SHARED, stream->handle>>>(
+    prepare_kernel<<<(unsigned)(a.pairs * turned.tiles), WARPGROUP, PREPARE_SHARED, stream->handle>>>(
         a, turned, prepare);
     DSVI_CUDA_LAUNCHED("attention's delta");
     DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
