@@ -184,7 +184,7 @@ static bool goes_by_blocks(const DsvStream *stream, const AttentionProblem &p)
     for (const DsvHeads *rows : gradients)
         if (!rows_aligned(rows, p.dim, sizeof(__nv_bfloat16), 16))
             return false;
-    return attention_turns(stream, p);
+    return p.offsets && attention_turns(stream, p);
 }
 
 /* What answered, where people look for it: in the table of ops. */
@@ -229,7 +229,7 @@ size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionA
 {
     size_t slices = dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
     AttentionProblem p = dsvi::problem_of(stream, args);
-    bool turns = stream->capability == 90 && !p.alone && dsvi::attention_turns(stream, p);
+    bool turns = stream->capability == 90 && args->lists && !p.alone && dsvi::attention_turns(stream, p);
     size_t turned = turns ? dsvi::attention_turned_bytes(p) : 0;
     return slices > turned ? slices : turned;
 }

@@ -181,8 +181,8 @@ bool attention_turns(const DsvStream *stream, const AttentionProblem &a)
     int64_t tiles = ceil_div(a.queries, TILE_QUERIES) * a.pairs;
     bool whole_blocks = a.grain % BLOCK_KEYS == 0 || a.grain == a.keys;
     bool whole_tiles = a.group % TILE_QUERIES == 0 || a.groups == 1;
-    return a.offsets && whole_blocks && whole_tiles && a.groups <= GROUPS_MOST && a.dim > 64 &&
-           a.dim <= TILE_COLUMNS && blocks >= stream->multiprocessors && tiles > 0;
+    return whole_blocks && whole_tiles && a.groups <= GROUPS_MOST && a.dim > 64 && a.dim <= TILE_COLUMNS &&
+           blocks >= stream->multiprocessors && tiles > 0;
 }
 
 /* The next `bytes` of the workspace. */

@@ -33,7 +33,7 @@ struct Turned {
     int *counts, *order, *listed;
 };
 
-/* Whether the shapes are such that lists may be turned about, and that there are blocks of keys for all
+/* Whether shapes of lists are such that they may be turned about, and there are blocks of keys for all
  * multiprocessors. */
 bool attention_turns(const DsvStream *stream, const AttentionProblem &problem);
 size_t attention_turned_bytes(const AttentionProblem &problem);

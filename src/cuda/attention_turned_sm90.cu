@@ -36,7 +36,7 @@
  *
  * What bounds it, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory
  * 3070 (products read 256 KiB; dS and dQ on their way are 80, what is brought 32; lse and delta);
- * exponentials 256; dQ added up in the L2 cache 2500 to 3250, at 3.0 to 2.3 TB/s over the GPU; Q and dO from
+ * exponentials 512; dQ added up in the L2 cache 2500 to 3250, at 3.0 to 2.3 TB/s over the GPU; Q and dO from
  * the L2 cache 950 at 8 TB/s. So it is shared memory and the additions, at 750 to 800 TFLOP/s, if all else is
  * hidden behind them. */
 #include "cuda/attention_turned_sm90.cuh"
