@@ -9,8 +9,8 @@
  *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` others
  *     ./product 32768 16 back   backward, without zeroing the sums and rounding them
  *     ./product 32768 16 back uneven   only shapes whose lists are not even
- *     ./product 32768 16 turned   backward by blocks of keys, all of it, beside the kernel that gathers, without
- *                                 its sums' zeroing and rounding
+ *     ./product 32768 16 turned   backward by blocks of keys, all of it, beside the kernel that gathers,
+ *                                 without its sums' zeroing and rounding
  *
  * Exit status 1: the two kernels disagree, or two runs of the same (forward). */
 #include <math.h>

@@ -63,8 +63,8 @@ __device__ __forceinline__ unsigned clock_of(const Schedule &schedule)
     return *static_cast<volatile unsigned *>(&schedule.counters->walked);
 }
 
-/* The step, of `steps`, with which a walk over a list begins when the clock is at `clock`; `share`: the length
- * of the list in that of the mean one. */
+/* The step, of `steps`, with which a walk over a list begins when the clock is at `clock`; `share`: how long
+ * the list is, the mean one being 1. */
 __device__ __forceinline__ int first_step(float share, int steps, unsigned clock)
 {
     float behind = fminf(fmaxf((1 - share) / 2, -0.49f), 0.49f); /* rounds */
