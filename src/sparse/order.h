@@ -3,7 +3,8 @@
  * hilbert    frame by frame, inside each along a generalised 2-D Hilbert curve (any height and width)
  * raster     frame by frame, row by row
  * hilbert3d  one generalised curve through all three dimensions
- * tube       the curve of hilbert, and at each of its places all frames, forth and back in turns
+ * tube       the curve of hilbert, and at each of its places all frames, forth and back in turns; of one
+ *            frame the order of hilbert
  * cube       4 x 4 x 4 cubes in raster order, raster inside; ragged cubes at the edges
  * Every order is a bijection for every size. */
 #ifndef DSVI_ORDER_H

@@ -99,6 +99,33 @@ static void test_raster_jumps(void **state)
     assert_int_equal(jumps_in_frames("raster", grid), 3 * 4);
 }
 
+/* Of one frame a tube is the curve itself, so that images are grouped as they would be without time. */
+static void test_tubes_of_one_frame(void **state)
+{
+    (void)state;
+    for (int64_t i = 0; i < 9 * 9; i++) {
+        const int64_t grid[3] = {1, 1 + i / 9, 1 + i % 9};
+        int32_t *tube = make("tube", grid), *curve = make("hilbert", grid);
+        assert_memory_equal(tube, curve, (size_t)(grid[1] * grid[2]) * sizeof *tube);
+        free(tube);
+        free(curve);
+    }
+}
+
+/* Each place of the curve stays for all frames, which run forth and back in turns. */
+static void test_tubes_reach_through_time(void **state)
+{
+    const int64_t grid[3] = {3, 4, 4}, frame = grid[1] * grid[2];
+    int32_t *order = make("tube", grid);
+    (void)state;
+    for (int64_t s = 0; s < 3 * frame; s++) {
+        int64_t forth = s % 3, place = s / 3;
+        assert_int_equal(order[s] / frame, place % 2 ? 2 - forth : forth);
+        assert_int_equal(order[s] % frame, order[place * 3] % frame);
+    }
+    free(order);
+}
+
 /* On a power of two each quarter of the curve fills a quarter of the frame, and so on down. */
 static void test_squares_are_compact(void **state)
 {
@@ -168,9 +195,14 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bijections),          cmocka_unit_test(test_curves_never_jump),
-        cmocka_unit_test(test_raster_jumps),        cmocka_unit_test(test_squares_are_compact),
-        cmocka_unit_test(test_boxes_are_compact),   cmocka_unit_test(test_cubes),
+        cmocka_unit_test(test_bijections),
+        cmocka_unit_test(test_curves_never_jump),
+        cmocka_unit_test(test_raster_jumps),
+        cmocka_unit_test(test_tubes_of_one_frame),
+        cmocka_unit_test(test_tubes_reach_through_time),
+        cmocka_unit_test(test_squares_are_compact),
+        cmocka_unit_test(test_boxes_are_compact),
+        cmocka_unit_test(test_cubes),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
