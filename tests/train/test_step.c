@@ -81,6 +81,7 @@ static void run_steps(Fixture *f)
         load_input(f, "latents_clean", step, t->latents);
         load_input(f, "noise", step, t->noise);
         load_input(f, "sigma", step, t->sigma);
+        load_input(f, "sigma", step, t->host_sigma); /* on a CPU, device memory: for the bins of the loss */
         load_input(f, "timestep", step, t->timestep);
         load_input(f, "encoder_hidden_states", step, t->text);
         assert_ok(dsvi_sparse_step_begin(t->sparse, step + 1, true));
