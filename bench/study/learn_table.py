@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The runs of learn.py as a table and curves.
 
-    learn_table.py OUT [--docs DIR] [--only NAME,...] [--last N]
+    learn_table.py OUT [--docs DIR] [--name NAME] [--only NAME,...] [--last N]
 
-Writes OUT/learn.md, and study_learn.csv and images/study_learn.png in DIR, or in OUT. Losses are the held-out
-ones, means over the last measurements (three unless said); differences to dense are paired by seed, the same
-clips, windows and noise, so that they are known much better than the losses themselves. Two more differences
-are known better still: without the lowest noise level, which training hardly ever draws, and of the training
-loss over the last tenth of the steps, the same samples and noise step by step. Needs matplotlib."""
+Writes OUT/learn.md, and study_learn.csv and images/study_learn.png in DIR, or in OUT. The CSV keeps the rows
+of other studies; learn_plots.py draws them all. Losses are the held-out ones, means over the last measurements
+(three unless said); differences to dense are paired by seed, the same clips, windows and noise, so that they
+are known much better than the losses themselves. Two more differences are known better still: without the
+lowest noise level, which training hardly ever draws, and of the training loss over the last tenth of the
+steps, the same samples and noise step by step. Needs matplotlib."""
 import argparse
 import csv
 import fnmatch
@@ -22,8 +23,9 @@ import numpy as np
 END = 0.1       # share of the steps that figures "at the end" are means of
 OVER = {"over_dense_percent": "loss", "upper_over_dense_percent": "upper_loss",
         "train_over_dense_percent": "train_loss"}  # difference: of what
-COLUMNS = ["variant", "seeds", "loss", "loss_sd", *(key + end for key in OVER for end in ("", "_sd")),
-           "dense_loss", "density_end", "density_run", "captured_end", "step_ms", "step_ms_end"]
+COLUMNS = ["study", "variant", "seeds", "loss", "loss_sd",
+           *(key + end for key in OVER for end in ("", "_sd")), "dense_loss",
+           "density_end", "density_run", "captured_end", "step_ms", "step_ms_end"]
 
 
 def read_lines(path):
@@ -132,13 +134,19 @@ def write_markdown(path, rows):
     path.write_text("\n".join(lines) + "\n")
 
 
-def write_csv(path, rows):
+def write_csv(path, study, rows):
+    """Rows of other studies stay as they are."""
+    others = []
+    if path.exists():
+        with open(path, newline="") as file:
+            others = [row for row in csv.DictReader(file) if row["study"] != study]
     with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(others)
         for row in rows:
-            writer.writerow([f"{row[key]:.6g}" if isinstance(row[key], float) else row[key]
-                             for key in COLUMNS])
+            writer.writerow({"study": study, **{key: f"{row[key]:.6g}" if isinstance(row[key], float)
+                                                else row[key] for key in COLUMNS[1:]}})
 
 
 def curve(seeds, name):
@@ -167,12 +175,12 @@ def draw(axes, runs):
         style = {"color": "black", "linewidth": 2.2} if name == "dense" else style_of(i - 1, len(runs) - 1)
         step, loss = curve(seeds, "step"), curve(seeds, "loss")
         label = f"{name}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
-        axes["loss"].plot(step, loss, label=label, **style)
-        axes["over"].plot(step, curve(seeds, "over_dense"), **style)
-        if "time" in axes:
-            axes["time"].plot(curve(seeds, "seconds"), loss, **style)
         for key in ("train_over_dense", "density", "captured"):
-            axes[key].plot(*smooth(curve(seeds, key)), **style)
+            axes[key].plot(*smooth(curve(seeds, key)), label=label, **style)
+        for key, x, y in (("loss", step, loss), ("over", step, curve(seeds, "over_dense")),
+                          ("time", curve(seeds, "seconds"), loss)):
+            if key in axes:
+                axes[key].plot(x, y, **style)
         sigma = next(iter(seeds.values())).sigma
         over_bins = [100 * (run.bins / runs["dense"][seed].bins - 1)
                      for seed, run in seeds.items() if seed in runs["dense"]]
@@ -180,29 +188,48 @@ def draw(axes, runs):
             axes["bins"].plot(sigma[1:], np.mean(over_bins, axis=0)[1:], marker="o", markersize=3, **style)
 
 
-def plot(path, runs, times):
-    names = ["loss", "over", "bins", "train_over_dense", "density", "captured"] + (["time"] if times else [])
-    figure, grid = plt.subplots(2, (len(names) + 1) // 2, figsize=(20, 11))
+def panels(runs, times):
+    """What there are curves of: held-out losses that were measured once make none."""
+    often = len(next(iter(runs["dense"].values())).step) > 1
+    return (["loss", "over"] if often else []) + ["bins", "train_over_dense", "density", "captured"] + \
+           (["time"] if times and often else [])
+
+
+def limits(runs, begin):
+    """Of the differences to dense, where runs have settled: the second half behind step `begin`."""
+    differences = [curve(seeds, "train_over_dense") for seeds in runs.values()]
+    last = [np.nanmean(values[(begin + len(values)) // 2:]) for values in differences
+            if np.isfinite(values).any()]
+    margin = max(max(last) - min(last), 0.01)
+    return min(last) - margin / 4, max(last) + margin
+
+
+def plot(path, runs, times, trunk):
+    """`trunk`: steps that all runs share; curves begin shortly before their end."""
+    names, steps = panels(runs, times), len(next(iter(runs["dense"].values())).train)
+    figure, grid = plt.subplots(2, (len(names) + 1) // 2, figsize=(16 if len(names) < 5 else 20, 11))
     axes = dict(zip(names, grid.flat))
     for unused in grid.flat[len(names):]:
         unused.set_visible(False)
     draw(axes, runs)
     held_out, against = "held-out loss", "% over dense"
-    axes["loss"].set(yscale="log", xlabel="step", ylabel=held_out, title="Held-out loss")
-    axes["over"].set(xlabel="step", ylabel=against, title="The same, against dense of the same seed")
-    axes["bins"].set(xlabel="sigma", ylabel=against, title="At the end, by noise level, the lowest left out")
-    if times:
-        axes["time"].set(yscale="log", xlabel="seconds of training", ylabel=held_out, title="Over time")
-    differences = [curve(seeds, "train_over_dense") for seeds in runs.values()]
-    last = [np.nanmean(values[len(values) // 2:]) for values in differences if np.isfinite(values).any()]
-    low, high = min(last), max(last)
-    margin = max(high - low, 0.01)
-    axes["train_over_dense"].set(xlabel="step", ylabel=against, ylim=(low - margin, high + margin),
-                                 title="Training loss, against dense of the same seed and samples")
-    axes["density"].set(xlabel="step", ylim=(0, 1.05), title="Density, mean over the blocks")
-    axes["captured"].set(xlabel="step", ylim=(0, 1.05), title="Captured mass, mean over sparse blocks")
-    figure.legend(*axes["loss"].get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.89, 1))
+    words = {
+        "loss": {"yscale": "log", "xlabel": "step", "ylabel": held_out, "title": "Held-out loss"},
+        "over": {"xlabel": "step", "ylabel": against, "title": "The same, against dense of the same seed"},
+        "bins": {"xlabel": "sigma", "ylabel": against,
+                 "title": "Held-out loss at the end, by noise level, the lowest left out"},
+        "time": {"yscale": "log", "xlabel": "seconds of training", "ylabel": held_out, "title": "Over time"},
+        "train_over_dense": {"xlabel": "step", "ylabel": against, "ylim": limits(runs, trunk),
+                             "title": "Training loss, against dense of the same seed and samples"},
+        "density": {"xlabel": "step", "ylim": (0, 1.05), "title": "Density, mean over the blocks"},
+        "captured": {"xlabel": "step", "ylim": (0, 1.05), "title": "Captured mass, mean over sparse blocks"},
+    }
+    for name in names:
+        axes[name].set(**words[name])
+        if trunk and words[name]["xlabel"] == "step":
+            axes[name].set_xlim(0.97 * trunk, steps)
+    figure.legend(*axes["density"].get_legend_handles_labels(), loc="center right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 0.86, 1))
     figure.savefig(path, dpi=75)
 
 
@@ -211,6 +238,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path, help="what learn.py was told as --out")
     parser.add_argument("--docs", type=pathlib.Path, help="where table and plot go; OUT unless said")
+    parser.add_argument("--name", help="of the study, in the CSV; that of the folder unless said")
     parser.add_argument("--last", type=int, default=3, metavar="N",
                         help="measurements that a final loss is the mean of (default 3)")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...",
@@ -226,8 +254,8 @@ def main():
             row.update(step_ms=np.nan, step_ms_end=np.nan)
     (docs / "images").mkdir(parents=True, exist_ok=True)
     write_markdown(args.out / "learn.md", rows)
-    write_csv(docs / "study_learn.csv", rows)
-    plot(docs / "images" / "study_learn.png", runs, times)
+    write_csv(docs / "study_learn.csv", args.name or args.out.resolve().name, rows)
+    plot(docs / "images" / "study_learn.png", runs, times, study.get("trunk", 0))
     print((args.out / "learn.md").read_text())
 
 
