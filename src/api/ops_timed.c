@@ -58,6 +58,12 @@ static DsvStatus end(void)
     X(select_histogram, DsvSelectArgs, SELECT)                       \
     X(select_threshold, DsvSelectThresholdArgs, SELECT)              \
     X(select_lists, DsvSelectArgs, SELECT)                           \
+    X(lists_divide, DsvListDivideArgs, SELECT)                       \
+    X(lists_emit, DsvListDivideArgs, SELECT)                         \
+    X(runs_number, DsvRuns, SELECT)                                  \
+    X(rows_take, DsvRowsArgs, ELEMENTWISE)                           \
+    X(rows_put, DsvRowsArgs, ELEMENTWISE)                            \
+    X(rows_add, DsvRowsArgs, ELEMENTWISE)                            \
     X(profile, DsvProfileArgs, SELECT)                               \
     X(predictor_loss, DsvPredictorLossArgs, SELECT)                  \
     X(sum_squares, DsvSumSquaresArgs, OPTIMIZER)                     \
