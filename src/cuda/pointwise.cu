@@ -160,17 +160,30 @@ template <typename X, typename Y> static void launch_add(DsvStream *stream, cons
         add_scaled<X, Y, 1><<<element_blocks<1>(args->n), ELEMENT_THREADS, 0, stream->handle>>>(*args);
 }
 
+/* Counts and sums of several ranks: few numbers. */
+__global__ void __launch_bounds__(ELEMENT_THREADS) add_doubles(const DsvAddArgs args)
+{
+    int64_t i = (int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x;
+    if (i >= args.n)
+        return;
+    double x = args.a * ((const double *)args.x)[i], *y = (double *)args.y + i;
+    *y = args.b != 0 ? x + args.b * *y : x;
+}
+
 static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
-    if (args->y_dtype == DSV_BF16)
+    unsigned blocks = (unsigned)ceil_div(args->n, (int64_t)ELEMENT_THREADS);
+    if (args->y_dtype == DSV_F64 && args->x_dtype == DSV_F64)
+        add_doubles<<<blocks, ELEMENT_THREADS, 0, stream->handle>>>(*args);
+    else if (args->y_dtype == DSV_BF16)
         DSVI_FOR_ACT("add", args->x_dtype, (launch_add<T, __nv_bfloat16>(stream, args)));
     else if (args->y_dtype == DSV_F32)
         DSVI_FOR_ACT("add", args->x_dtype, (launch_add<T, float>(stream, args)));
     else
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "add: this variant makes F32 and BF16, not %s",
-                         dsvi_dtype_name(args->y_dtype));
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "add: this variant makes no %s of %s",
+                         dsvi_dtype_name(args->y_dtype), dsvi_dtype_name(args->x_dtype));
     DSVI_CUDA_LAUNCHED("add");
     return DSV_OK;
 }

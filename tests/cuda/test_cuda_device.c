@@ -56,15 +56,41 @@ static void too_much_memory(void **state)
 
 static void f64_is_refused(void **state)
 {
-    DsvAddArgs args = {.n = 1, .a = 1, .x_dtype = DSV_F64, .y_dtype = DSV_F64};
+    DsvAddArgs args = {.n = 1, .a = 1, .x_dtype = DSV_F32, .y_dtype = DSV_F64};
     (void)state;
     assert_fails(DSV_E_UNSUPPORTED, "F64", gpu_backend.ops.add.run(gpu_backend.device->stream, &args));
+}
+
+/* What ranks have counted is added up in double. */
+static void doubles_are_added(void **state)
+{
+    enum { COUNT = 1000 };
+    DsvDevice *device = gpu_backend.device;
+    double x[COUNT], y[COUNT], sum[COUNT];
+    void *memory;
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = 1e9 + i;
+        y[i] = 1e-3 * i;
+    }
+    assert_ok(device->mem_alloc(device, 2 * sizeof x, &memory));
+    DsvAddArgs args = {.n = COUNT, .a = 1, .b = 1, .x_dtype = DSV_F64, .y_dtype = DSV_F64, .x = memory,
+                       .y = (double *)memory + COUNT};
+    assert_ok(device->upload(device->stream, memory, x, sizeof x));
+    assert_ok(device->upload(device->stream, args.y, y, sizeof y));
+    assert_ok(gpu_backend.ops.add.run(device->stream, &args));
+    assert_ok(device->download(device->stream, sum, args.y, sizeof sum));
+    assert_ok(device->sync(device->stream));
+    for (int i = 0; i < COUNT; i++)
+        assert_true(sum[i] == x[i] + y[i]);
+    device->mem_free(device, memory);
 }
 
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies), cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
+        cmocka_unit_test(doubles_are_added),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
