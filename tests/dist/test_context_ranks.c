@@ -7,9 +7,11 @@
 
 static const char *device = "cpu";
 static int64_t ranks_most = 4;
-static double slack = 1; /* kernels of a GPU differ with the shape, in how they divide sums */
+/* Lists follow from sums that ranks form in their own order, and at a border a key might change sides: on CPUs
+ * none does here. Kernels of a GPU differ with the shape, in how they divide sums. */
+static double dense_bound = 1e-5, list_bound = 1e-5, bf16_bound = 4e-3;
 
-/* 90 tokens of 16 a group: stretches of 4 ranks are 16, 32, 16 and 26 tokens. */
+/* 90 tokens, groups of 16: stretches of 4 ranks are 16, 32, 16 and 26 tokens. */
 #define RAGGED "height=48", "width=40", "model.num_attention_heads=4"
 
 static const char *const DENSE[] = {RAGGED, "mixed_precision=no", "sparse.enabled=false", NULL};
@@ -21,14 +23,19 @@ static const char *const SELECTIVE[] = {
     RAGGED, "mixed_precision=no", "sparse.enabled=false", "gradient_checkpointing=selective", NULL};
 static const char *const FIVE_HEADS[] = {
     RAGGED, "mixed_precision=no", "sparse.enabled=false", "model.num_attention_heads=5", NULL};
+/* Thresholds common to the batch, keys drawn anew: ranks that share all clips do what one rank does. */
+static const char *const LISTS[] = {RAGGED, "mixed_precision=no", NULL};
+static const char *const LISTS_AGAIN[] = {
+    RAGGED, "mixed_precision=no", "gradient_checkpointing=true", "sparse.selector=pooled",
+    "model.num_attention_heads=5", NULL};
+/* As many keys for every list, whoever shares the batch, and runs of keys that ranks keep whole. */
+static const char *const COUNTED[] = {
+    RAGGED, "mixed_precision=no", "sparse.rule=topk", "sparse.target_density=0.5", "sparse.explore_kind=none",
+    "sparse.grain=8", NULL};
 static const char *const BF16[] = {RAGGED, "mixed_precision=bf16", "sparse.enabled=false", NULL};
-/* Blocks turn sparse after the first step; with what is drawn anew, and recomputed. */
-static const char *const SPARSE[] = {RAGGED, "mixed_precision=no", NULL};
-static const char *const SPARSE_AGAIN[] = {
-    RAGGED, "mixed_precision=no", "gradient_checkpointing=true", "sparse.grain=8", "sparse.rule=topk",
-    "sparse.target_mass=0", "sparse.target_density=0.4", NULL};
+static const char *const USUAL[] = {RAGGED, "mixed_precision=bf16", NULL};
 
-enum { STEPS = 3 };
+enum { STEPS = 4 };
 
 /* data x sequence x head ranks, and how many divide the state. */
 typedef struct Layout {
@@ -47,7 +54,8 @@ static Rig train(const char *const *assignment, const Layout *layout, int64_t st
 }
 
 /* Against one rank. */
-static void compare(const char *const *assignment, const Layout *layout, int count, int64_t stage, double bound)
+static void compare(const char *const *assignment, const Layout *layout, int count, int64_t stage,
+                    double bound)
 {
     static const Layout alone = {1, 1, 1, 1};
     Rig one = train(assignment, &alone, 1, STEPS);
@@ -57,7 +65,7 @@ static void compare(const char *const *assignment, const Layout *layout, int cou
             continue;
         Rig many = train(assignment, l, stage, STEPS);
         rig_same_on_all_ranks(&many);
-        rig_close_to(&one, &many, slack * bound);
+        rig_close_to(&one, &many, bound);
         assert_int_equal(many.rank[0].report.sparse_blocks, one.rank[0].report.sparse_blocks);
         rig_free(&many);
     }
@@ -76,15 +84,15 @@ static const Layout some[] = {{1, 2, 1, 0}, {1, 2, 2, 0}, {2, 1, 2, 0}};
 static void every_layout_equals_one_rank(void **state)
 {
     (void)state;
-    COMPARE(DENSE, every, 1, 1e-5);
+    COMPARE(DENSE, every, 1, dense_bound);
 }
 
 static void with_accumulation_and_checkpointing(void **state)
 {
     (void)state;
-    COMPARE(TWICE, some, 1, 1e-5);
-    COMPARE(AGAIN, some, 1, 1e-5);
-    COMPARE(SELECTIVE, some, 1, 1e-5);
+    COMPARE(TWICE, some, 1, dense_bound);
+    COMPARE(AGAIN, some, 1, dense_bound);
+    COMPARE(SELECTIVE, some, 1, dense_bound);
 }
 
 /* What ranks divide of the model's state has nothing to do with whose clips they work on. */
@@ -92,39 +100,48 @@ static void with_the_state_divided(void **state)
 {
     static const Layout divided[] = {{1, 2, 2, 4}, {1, 2, 2, 2}, {2, 1, 2, 2}, {2, 1, 2, 4}, {1, 4, 1, 1}};
     (void)state;
-    COMPARE(DENSE, divided, 2, 1e-5);
-    COMPARE(DENSE, divided, 3, 1e-5);
+    COMPARE(DENSE, divided, 2, dense_bound);
+    COMPARE(DENSE, divided, 3, dense_bound);
 }
 
 static void heads_that_ranks_do_not_divide(void **state)
 {
     (void)state;
-    COMPARE(FIVE_HEADS, every, 1, 1e-5);
+    COMPARE(FIVE_HEADS, every, 1, dense_bound);
 }
 
-/* Lists follow from sums over ranks, each in its own order: at a border a key may change sides, and what one
- * key of many is worth is the bound. */
 static void over_lists(void **state)
 {
-    static const Layout alone = {1, 1, 1, 1};
-    Rig rig = train(SPARSE, &alone, 1, STEPS);
+    static const Layout together[] = {{1, 1, 2, 0}, {1, 2, 1, 0}, {1, 1, 4, 0}, {1, 2, 2, 0}, {1, 4, 1, 0}};
     (void)state;
-    assert_true(rig.rank[0].report.sparse_blocks > 0);
-    rig_free(&rig);
-    COMPARE(SPARSE, every, 1, 2e-3);
-    COMPARE(SPARSE_AGAIN, every, 1, 2e-3);
+    COMPARE(LISTS, together, 1, list_bound);
+    COMPARE(LISTS_AGAIN, together, 1, list_bound);
+    COMPARE(COUNTED, every, 1, list_bound);
+}
+
+static void lists_attend_something(void **state)
+{
+    static const Layout layout = {1, 2, 2, 0};
+    static const char *const *const assignments[] = {LISTS, LISTS_AGAIN, COUNTED};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        Rig rig = train(assignments[i], &layout, 1, STEPS);
+        assert_true(rig.rank[0].report.sparse_blocks > 0);
+        assert_true(rig.rank[0].report.density < 1);
+        rig_free(&rig);
+    }
 }
 
 static void in_bf16(void **state)
 {
     (void)state;
-    COMPARE(BF16, some, 1, 4e-3);
+    COMPARE(BF16, some, 1, bf16_bound);
 }
 
 static void the_same_bits_every_time(void **state)
 {
     static const Layout layout = {1, 2, 2, 0};
-    Rig first = train(BF16, &layout, 3, 3), second = train(BF16, &layout, 3, 3);
+    Rig first = train(USUAL, &layout, 3, STEPS), second = train(USUAL, &layout, 3, STEPS);
     (void)state;
     assert_memory_equal(first.rank[0].weights, second.rank[0].weights,
                         (size_t)first.rank[0].elements * sizeof(float));
@@ -151,20 +168,21 @@ static void activations_are_divided(void **state)
 static void layouts_that_do_not_fit(void **state)
 {
     static const struct {
-        const char *assignment[4];
+        const char *assignment[8];
         int64_t ranks, context_ranks, head_ranks;
         DsvStatus status;
         const char *words;
     } mistakes[] = {
-        {{"sparse.enabled=false"}, 4, 4, 0, DSV_E_USAGE, "48 tokens in stretches of 16 are too few for 4 ranks"},
-        {{"sparse.enabled=false", RAGGED}, 3, 3, 0, DSV_OK, ""},
-        {{"sparse.enabled=false"}, 3, 3, 3, DSV_E_USAGE, "2 heads are too few for 3 head-parallel ranks"},
-        {{"sparse.enabled=false"}, 4, 3, 0, DSV_E_USAGE, "cp_size is 3, wanted a divisor of the number of ranks"},
-        {{"sparse.enabled=false"}, 2, 2, 4, DSV_E_USAGE, "cp_heads is 4, wanted a divisor of cp_size, 2"},
+        {{NULL}, 4, 4, 0, DSV_E_USAGE, "48 tokens in stretches of 16 are too few for 4 ranks"},
+        {{RAGGED}, 3, 3, 0, DSV_OK, ""},
+        {{"sparse.grain=24", RAGGED}, 3, 3, 0, DSV_E_USAGE, "90 tokens in stretches of 48 are too few for 3"},
+        {{NULL}, 3, 3, 3, DSV_E_USAGE, "2 heads are too few for 3 head-parallel ranks"},
+        {{NULL}, 4, 3, 0, DSV_E_USAGE, "cp_size is 3, wanted a divisor of the number of ranks, 4"},
+        {{NULL}, 2, 2, 4, DSV_E_USAGE, "cp_heads is 4, wanted a divisor of cp_size, 2"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
-        const char *assignment[5] = {NULL};
+        const char *assignment[9] = {NULL};
         memcpy(assignment, mistakes[i].assignment, sizeof mistakes[i].assignment);
         Rig rig = {.device = device, .assignment = assignment, .ranks = mistakes[i].ranks, .steps = 1,
                    .samples = 12, .context_ranks = mistakes[i].context_ranks,
@@ -189,7 +207,9 @@ static int run_cuda(void)
     };
     device = "cuda";
     ranks_most = 2;
-    slack = 30;
+    dense_bound = 3e-4;
+    list_bound = 6e-2;
+    bf16_bound = 0.12;
     return rig_two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
 }
 
@@ -203,6 +223,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(with_the_state_divided),
         cmocka_unit_test(heads_that_ranks_do_not_divide),
         cmocka_unit_test(over_lists),
+        cmocka_unit_test(lists_attend_something),
         cmocka_unit_test(in_bf16),
         cmocka_unit_test(the_same_bits_every_time),
         cmocka_unit_test(activations_are_divided),

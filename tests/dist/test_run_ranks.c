@@ -282,9 +282,10 @@ static const char *const ALONE[] = {SHARED, "mixed_precision=no", held_out_setti
 static const char *const BY_TWO[] = {SHARED, "mixed_precision=no", "cp_size=2", held_out_setting, NULL};
 static const char *const BY_FOUR[] = {SHARED, "mixed_precision=no", "cp_size=4", "cp_heads=2",
                                       held_out_setting, NULL};
+/* With all the usual settings, lists among them. */
 static const char *const SAMPLED[] = {
-    SHARED, "mixed_precision=bf16", "cp_size=2", "validation_steps=4", "validation_at_end=true",
-    "num_inference_steps=3", NULL};
+    "height=40", "width=32", "cp_size=2", "validation_steps=4", "validation_at_end=true",
+    "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting, NULL};
 
 static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
 {
@@ -320,6 +321,7 @@ static void shared_clips_stopped_and_resumed(void **state)
     run_it(&run);
     check_outcome(&run, DSV_OK);
     tiny_same_checkpoints(straight, folder, STEPS);
+    same_file(straight, folder, "validation.jsonl");
     for (int step = 4; step <= STEPS; step += 4) {
         snprintf(path, sizeof path, "samples/step-%06d.mp4", step);
         same_file(straight, folder, path);
