@@ -67,8 +67,8 @@ int64_t dsvi_rows_wanted(const DsvRowsExchange *exchange);
 /* Rows of k and v (B, T, N_own, D), the own keys, for others: packed, and free to leave beside whatever the
  * device is given next. */
 DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *exchange, const void *k, const void *v);
-/* All ranks of the sequence group call: far_k and far_v (B, far_keys, N_own, D) get what is there for this one
- * (behind what the device has been given). */
+/* All ranks of the sequence group call: far_k and far_v (B, far_keys, N_own, D) get what this one has marked,
+ * behind what the device has been given. */
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *exchange, void *far_k, void *far_v);
 
 /* All ranks of the sequence group call: far_dk and far_dv, shaped like far_k, go home and are added to dk and

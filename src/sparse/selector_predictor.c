@@ -58,8 +58,8 @@ static void release(DsvSelector *s)
 static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
 {
     if (shape->context && dsvi_context_ranks(shape->context) > 1)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.selector 'predictor' does not learn from parts of a clip: "
-                         "with cp_size %lld choose projection, pooled or window",
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.selector 'predictor' does not learn from parts of a "
+                         "clip: with cp_size %lld choose projection, pooled or window",
                          (long long)dsvi_context_ranks(shape->context));
     Predictor *p = calloc(1, sizeof *p);
     if (!p)

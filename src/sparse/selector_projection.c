@@ -138,7 +138,8 @@ static DsvStatus gather(const Projection *p, const void *x, int64_t stride, int6
     DsvSelectCovarianceArgs args = {
         .batch = shape->batch, .heads = shape->heads, .tokens = p->base.tokens, .head_dim = p->dim,
         .offset = offset, .stride = stride, .act = shape->act,
-        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim), .second = sums->second, .first = sums->first,
+        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim), .second = sums->second,
+        .first = sums->first,
     };
     DSVI_TRY(device->zero(device->stream, sums->second, second_bytes(p)));
     DSVI_TRY(device->zero(device->stream, sums->first, first_bytes(p)));

@@ -12,11 +12,12 @@
  * lists are made only on measuring steps. Before step warmup_steps nothing changes. Every change is one log
  * line with its reason.
  *
- * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls, and
- * what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that the
- * projection is made of are exact), measurements and decisions; a block whose lists do not fit on one of them
- * runs dense on all. Plans of the context may be changed between steps (dsvi_context_set_plan); memory is
- * planned for all that it allows. */
+ * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls,
+ * and what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that
+ * the projection is made of are exact), measurements and decisions. A block whose lists do not fit on one of
+ * them runs dense on all. Plans of the context may be changed between steps (dsvi_context_set_plan); memory
+ * is planned for the most heads and tokens that a plan may give this rank (DsvContextShape.rows_most), and
+ * for every key of other ranks: fetched rows always fit. */
 #ifndef DSVI_SPARSE_H
 #define DSVI_SPARSE_H
 
@@ -54,7 +55,7 @@ typedef struct DsvSparseAttention {
     const void *q, *k, *v;        /* after norm and RoPE */
     const void *hidden;           /* (B, S, C) act: what fed the q and k projections */
     void *out;                    /* (B, S, N, D) act */
-    void *lse;                    /* (B, N, S) acc; with a context (B, N_own, T), see dsvi_context_lse_bytes */
+    void *lse;                    /* (B, N, S) acc; with a context (B, N_own, T): dsvi_context_lse_bytes */
     bool recompute;               /* the forward pass again, for gradient checkpointing: same lists, no
                                    * measuring, no predictor learning */
     /* backward only */
@@ -124,8 +125,8 @@ void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
 bool dsvi_sparse_measured(const DsvSparse *sparse);
 void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
 void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
-/* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running means of
- * measured ones; 1 where the block runs dense or nothing has been measured. The same on all ranks. */
+/* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running
+ * means of measured ones; 1 where the block runs dense or nothing has been measured. The same on all ranks. */
 void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density);
 /* The share of other ranks' keys that the last lists of a block name, of this rank; NAN where it has all keys
  * of its heads, or ran dense. */
@@ -137,8 +138,9 @@ void dsvi_sparse_time_next(DsvSparse *sparse);
 double dsvi_sparse_seconds(const DsvSparse *sparse, int64_t block);
 /* What attention costs, as setup has measured it: the same on all ranks; NULL where it has not. */
 const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *sparse);
-/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those of
- * the own heads and queries, over all keys; where these lie on several ranks, only of the block listed last. */
+/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those
+ * of the own heads and queries, over all keys; where these lie on several ranks, of the block listed last
+ * alone. */
 const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
 
 /* Selector, profile and dispatch state to one safetensors file and back, bit-exactly. A file of another

@@ -1,5 +1,5 @@
-/* A block's attention on ranks that share the samples (context.h): features and tensors go to where heads are,
- * results come back. */
+/* A block's attention on ranks that share the samples (context.h): features and tensors go to where heads
+ * are, results come back. */
 #include "sparse/sparse_internal.h"
 
 DsvStatus dsvi_sparse_take_features(DsvSparse *s, int64_t block)
@@ -10,8 +10,8 @@ DsvStatus dsvi_sparse_take_features(DsvSparse *s, int64_t block)
         .heads = s->head_proxies, .workspace = s->features_room,
     };
     DsvFeaturesExchange candidates = {
-        .batch = s->shape.batch, .features = f->features, .tokens_each = f->candidate_keys, .all_tokens = true,
-        .own = f->candidates, .heads = s->head_candidates, .workspace = s->features_room,
+        .batch = s->shape.batch, .features = f->features, .tokens_each = f->candidate_keys,
+        .all_tokens = true, .own = f->candidates, .heads = s->head_candidates, .workspace = s->features_room,
     };
     s->proxies = s->context ? s->head_proxies : f->proxies;
     s->candidates = s->context ? s->head_candidates : f->candidates;

@@ -1,6 +1,6 @@
-/* Attention over lists whose keys lie on several ranks: each list becomes a near one, over the own keys, and a
- * far one, over keys that are fetched; queries attend to both, one after the other, and results are merged by
- * their log-sum-exp. While rows travel the device attends to the near ones.
+/* Attention over lists whose keys lie on several ranks: each list becomes a near one, over the own keys, and
+ * a far one, over keys that are fetched; queries attend to both, one after the other, and results are merged
+ * by their log-sum-exp. While rows travel the device attends to the near ones.
  *
  * Backward, the merged lse makes both halves' probabilities those of the whole; gradients of fetched rows go
  * home, dq is the sum of both halves'. Rows are fetched again: nothing of them is kept. */

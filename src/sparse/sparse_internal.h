@@ -32,9 +32,9 @@ typedef struct DsvSparseView {
 
 /* One block in the current step. */
 typedef struct DsvSparseBlock {
-    DsvLists lists;           /* of the view's heads and queries; runs and capacity: the piece of all memory for
-                               * runs that it could have, or what is made anew for every block where keys are
-                               * divided */
+    DsvLists lists;           /* of the view's heads and queries, over all keys; runs and capacity: the piece
+                               * of all memory for runs that it could have; runs are made in whole_runs where
+                               * keys are divided */
     int64_t at;               /* where its runs begin in the memory of all */
     int64_t kept;             /* runs of it that the backward pass will want */
     int64_t sample_count;     /* queries measured by this rank */
@@ -180,8 +180,8 @@ DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSp
 DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
 void dsvi_sparse_profile_end(DsvSparse *sparse);
 
-/* sparse_context.c: features to where heads are; with a context, a block measured, attended to (over its lists
- * where over_lists says so), and backward. Tokens form in and out. */
+/* sparse_context.c: features to where heads are; with a context, a block measured, attended to (over its
+ * lists where over_lists says so), and backward. Tokens form in and out. */
 DsvStatus dsvi_sparse_take_features(DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_context_measure(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 DsvStatus dsvi_sparse_context_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);

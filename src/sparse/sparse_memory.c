@@ -1,5 +1,5 @@
-/* Memory of the sparse layer, on the host and on the device, planned for the largest part that any plan may give
- * this rank. */
+/* Memory of the sparse layer, on the host and on the device, planned for the largest part that any plan may
+ * give this rank. */
 #include <string.h>
 
 #include "context/context_most.h"
@@ -269,7 +269,8 @@ static size_t view_workspace(const DsvSparse *s, const DsvSparseView *view)
                   s->settings.sparse_grain;
     if (!s->selector)
         return most;
-    most = larger(most, larger(dsvi_sparse_select_workspace(s, view), dsvi_sparse_profile_workspace(s, view)));
+    most = larger(most, dsvi_sparse_select_workspace(s, view));
+    most = larger(most, dsvi_sparse_profile_workspace(s, view));
     if (!view->divided)
         return larger(most, list_workspace(s, view, s->shape.tokens));
     return larger(most, larger(list_workspace(s, view, view->queries), list_workspace(s, view, far)));

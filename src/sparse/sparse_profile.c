@@ -80,8 +80,8 @@ static double blend(double old, double sample, double weight_of_old)
     return isnan(old) ? sample : weight_of_old * old + (1 - weight_of_old) * sample;
 }
 
-/* Into `means` (N) what this rank has of one quantity of a block, (B, N_own, samples), as its part in the sums of
- * all that share the samples; the mean over ranks makes means of these. */
+/* Into `means` (N) what this rank has of one quantity of a block, (B, N_own, samples), as its part in the
+ * sums of all that share the samples; the mean over ranks makes means of these. */
 static void head_means(const DsvSparse *s, int64_t block, const float *results, double *means)
 {
     DsvSparseView view = dsvi_sparse_view(s, block);

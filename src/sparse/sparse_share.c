@@ -1,6 +1,6 @@
-/* What several ranks have seen of their own samples, made into what all of them go by. Ranks that share samples
- * count as one: they have the same numbers, or each its part of a sum. With it the profile,
- * the guard's decisions and the selectors' state are the same on every rank: they are functions of sums over
+/* What several ranks have seen of their own samples, made into what all of them go by. Ranks that share
+ * samples count as one: they have the same numbers, or each its part of a sum. With it the profile, the
+ * guard's decisions and the selectors' state are the same on every rank: they are functions of sums over
  * ranks, and of rank 0's measurement of what attention costs. Lists are each rank's own, of its samples. */
 #include <string.h>
 

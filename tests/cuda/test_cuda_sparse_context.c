@@ -1,0 +1,89 @@
+/* Sparse attention of two ranks, threads with a GPU each and NCCL between them, against one rank on the CPU. Its
+ * sums are in another order, so that a few keys at the border of a list change sides. */
+#include "sparse/context_run.h"
+
+#include "cuda/cuda.h"
+#include "dist/local_ranks.h"
+
+static DsvStatus open_gpu(int64_t rank, DsvBackend *backend)
+{
+    return dsvi_cuda_open(rank, false, backend);
+}
+
+static const struct {
+    int64_t batch, heads, dim, group, grain;
+    DsvDtype act;
+    const char *setting;
+    RunSlack slack;
+} cases[] = {
+    {1, 4, 64, 64, 1, DSV_F32, "sparse.target_mass=0.8", {0.01, 1e-2, 1e-2}},
+    {2, 3, 32, 32, 16, DSV_F32, "sparse.explore=0.1", {0.01, 1e-2, 1e-2}},
+    {1, 4, 128, 128, 1, DSV_BF16, "sparse.target_mass=0.8", {0.02, 3e-2, 1e-2}},
+    {2, 5, 64, 64, 16, DSV_BF16, "sparse.target_mass=0.8", {0.02, 3e-2, 1e-2}},
+    {1, 4, 128, 64, 1, DSV_BF16, "sparse.explore=0.1", {0.02, 3e-2, 1e-2}},
+};
+
+static ContextRun run_of(size_t i)
+{
+    ContextRun run = {.settings = rig_settings(), .isa = "auto", .open = open_gpu, .ranks = 2, .steps = 2,
+                      .forced = true, .recompute = true};
+    run.settings.sparse_group = cases[i].group;
+    run.settings.sparse_grain = cases[i].grain;
+    run.settings.sparse_rank = 16;
+    run.shape = rig_shape(2, cases[i].batch, cases[i].heads, cases[i].dim, 4, 15, 17, cases[i].act);
+    rig_set(&run.settings, cases[i].setting);
+    rig_set(&run.settings, "sparse.max_density=1");
+    rig_set(&run.settings, "sparse.list_memory=1");
+    rig_set(&run.settings, "sparse.profile_every=1");
+    return run;
+}
+
+/* By heads, by keys, and one after the other. */
+static void two_ranks(void **state)
+{
+    static RunSeen alone, shared;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ContextRun run = run_of(i);
+        run_alone(&run, &alone);
+        for (run.head_ranks = 0; run.head_ranks <= 2; run.head_ranks++)
+            for (int uneven = 0; uneven < 2; uneven++) {
+                run.uneven = uneven;
+                run_shared(&run, 1, &shared);
+                assert_same_run(&run, &alone, &shared, cases[i].slack);
+                run_free(&run, &shared);
+            }
+        run_free(&run, &alone);
+    }
+}
+
+static DsvStatus meet(DsvComm *comm, void *nothing)
+{
+    DsvBackend backend;
+    DsvContextGroup *group = NULL;
+    (void)nothing;
+    DSVI_TRY(open_gpu(dsvi_comm_rank(comm), &backend));
+    DsvStatus status = dsvi_comm_fail(comm, dsvi_context_group_create(&backend, comm, &group));
+    dsvi_context_group_close(&group);
+    backend.device->close(backend.device);
+    return status;
+}
+
+/* Whether two GPUs can be joined here; else says why not. */
+static bool two_gpus(void)
+{
+    RankOutcome outcome[RANKS_MOST];
+    run_ranks(2, 60, meet, NULL, outcome);
+    for (int r = 0; r < 2; r++)
+        if (outcome[r].status == DSV_E_UNSUPPORTED || strstr(outcome[r].sentence, "meeting: NCCL says")) {
+            fprintf(stderr, "SKIPPED: %s\n", outcome[r].sentence);
+            return false;
+        }
+    return true;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(two_ranks)};
+    return two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
+}
