@@ -126,7 +126,8 @@ bool dsvi_sparse_measured(const DsvSparse *sparse);
 void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
 void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
 /* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running
- * means of measured ones; 1 where the block runs dense or nothing has been measured. The same on all ranks. */
+ * means of measured ones; 1 where the block runs dense or nothing has been measured. All ranks have the same.
+ */
 void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density);
 /* The share of other ranks' keys that the last lists of a block name, of this rank; NAN where it has all keys
  * of its heads, or ran dense. */

@@ -1,5 +1,5 @@
-/* Sparse attention of two ranks, threads with a GPU each and NCCL between them, against one rank on the CPU. Its
- * sums are in another order, so that a few keys at the border of a list change sides. */
+/* Sparse attention of two ranks, threads with a GPU each and NCCL between them, against one rank on the CPU.
+ * Its sums are in another order, so that a few keys at the border of a list change sides. */
 #include "sparse/context_run.h"
 
 #include "cuda/cuda.h"
