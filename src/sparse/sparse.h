@@ -132,8 +132,8 @@ void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density)
 /* The share of other ranks' keys that the last lists of a block name, of this rank; NAN where it has all keys
  * of its heads, or ran dense. */
 double dsvi_sparse_far_share(const DsvSparse *sparse, int64_t block);
-/* The next step times attention of every block, with selection and all that ranks send for it, unless it takes
- * measurements: the device is waited for around each. */
+/* The next step times attention of every block, with selection and all that ranks send for it, unless it
+ * takes measurements: the device is waited for around each. */
 void dsvi_sparse_time_next(DsvSparse *sparse);
 /* Seconds of a block's forward and backward pass in the step that ended last; NAN where it was not timed. */
 double dsvi_sparse_seconds(const DsvSparse *sparse, int64_t block);

@@ -246,7 +246,8 @@ static DsvStatus check_home(const Keys *s)
 
 static DsvStatus check_bytes(const Keys *s, const uint64_t sent[4])
 {
-    int64_t pairs = s->c->batch * s->part.heads, row = 2 * s->c->head_dim * s->x.grain * (int64_t)sizeof(float);
+    int64_t pairs = s->c->batch * s->part.heads;
+    int64_t row = 2 * s->c->head_dim * s->x.grain * (int64_t)sizeof(float);
     int64_t others = s->x.needs.bound[s->x.needs.parts] - s->x.wants.bound[1];
     const int64_t wanted[3] = {pairs * others, row * dsvi_rows_wanted(&s->x), row * dsvi_rows_needed(&s->x)};
     for (int i = 0; i < 3; i++)
