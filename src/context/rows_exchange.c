@@ -95,11 +95,14 @@ DsvStatus dsvi_rows_marks(DsvRowsExchange *x)
 {
     DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
     DsvDevice *device = x->backend->device;
+    int64_t self = x->part.sequence_index;
     size_t bytes = (size_t)firsts(x) * sizeof(int64_t);
     for (int64_t j = 0; j < x->part.sequence_ranks; j++) {
-        send[j] = marks_of(&x->needs, j); /* to itself as well: nothing is marked there */
+        send[j] = marks_of(&x->needs, j);
         receive[j] = marks_of(&x->wants, j);
     }
+    send[self] = receive[self]; /* a rank wants nothing of its own */
+    DSVI_TRY(device->zero(device->stream, receive[self].data, receive[self].bytes));
     DSVI_TRY(dsvi_comm_exchange(x->part.sequence_device, send, receive));
     DSVI_TRY(dsvi_rows_number(x));
     DSVI_TRY(device->download(device->stream, x->memory.host_first, x->needs.first, bytes));
