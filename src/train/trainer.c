@@ -28,8 +28,7 @@ static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
     const DsvConfig *settings = t->settings;
     DsvContextShape wanted = dsvi_dit_context_shape(&t->config, shape, settings);
     double rows = (double)(wanted.tokens * wanted.heads) / (double)dsvi_context_group_size(t->group);
-    if (settings->cp_plan)
-        wanted.rows_most = (int64_t)(settings->cp_room * rows);
+    wanted.rows_most = settings->cp_plan ? (int64_t)(settings->cp_room * rows) : 0;
     if (settings->deterministic && wanted.head_ranks == 0) /* times must not decide on how sums are formed */
         wanted.head_ranks = most_head_ranks(t);
     DsvStatus status = dsvi_context_create(t->group, &wanted, &t->context);

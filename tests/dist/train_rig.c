@@ -106,6 +106,8 @@ static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
         dsvi_weights_init(&t->table, 1, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));
     for (int step = 0; step < rig->steps; step++) {
+        if (rig->between)
+            DSVI_TRY(rig->between(t, step));
         bool spoilt = rig->fault == RIG_NAN_GRADIENT && step + 1 >= rig->fault_step;
         DSVI_TRY(spoilt ? spoilt_step(t, &rank->step[step])
                         : dsvi_train_step(t, &samples, &rank->step[step]));
@@ -182,7 +184,7 @@ void rig_train(Rig *rig)
         parts[r].settings.cp_heads = rig->head_ranks;
         snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
         parts[r].settings.threads = 1;
-        parts[r].settings.deterministic = true;
+        parts[r].settings.deterministic = !rig->free;
     }
     run_ranks(rig->ranks, 60, train, rig, rig->outcome);
     for (int64_t r = 0; r < rig->ranks && rig->fault == RIG_SOUND; r++)

@@ -43,6 +43,8 @@ typedef struct Rig {
     int64_t context_ranks;         /* cp_size; 0: 1 */
     int64_t head_ranks;            /* cp_heads */
     size_t memory_bytes;           /* that the device of each rank has; 0: as it is */
+    bool free;                     /* not deterministic: times decide on plans */
+    DsvStatus (*between)(DsvTrainer *trainer, int step); /* before steps from 0 on; or NULL */
     int steps;
     RigFault fault;
     int64_t fault_rank, fault_step;
