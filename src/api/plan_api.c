@@ -4,6 +4,7 @@
 
 #include "api/plan_parts.h"
 #include "api/ranks.h"
+#include "context/cp_prices.h"
 #include "model/dit.h"
 
 /* The model and the clip that settings describe. */
@@ -70,6 +71,20 @@ static DsvStatus share_tokens(DsvPlanned *p, int64_t unit)
     return DSV_OK;
 }
 
+/* Room as a run has it: cp_room, and for even plans of any degree. */
+static void make_room(DsvPlanned *p)
+{
+    DsvCpShape *shape = &p->shape;
+    shape->rows_most =
+        (int64_t)(p->config->cp_room * (double)(shape->tokens * shape->heads) / (double)shape->ranks);
+    for (int64_t h = 1; h <= shape->ranks && h <= shape->heads; h++) {
+        if (shape->ranks % h || (shape->head_ranks > 0 && h != shape->head_ranks))
+            continue;
+        int64_t rows = dsvi_cp_stretches(shape, h).group_most * ((shape->heads + h - 1) / h);
+        shape->rows_most = rows > shape->rows_most ? rows : shape->rows_most;
+    }
+}
+
 /* All ranks in one degree, heads in order. */
 static double naive_time(const DsvPlanned *p, const DsvCpBlock *known, int64_t head_ranks)
 {
@@ -131,6 +146,7 @@ static DsvStatus answer(DsvComm *comm, const DsvPlanQuestion *question, const Ds
     DSVI_TRY(describe(config, p, &unit));
     DSVI_TRY(count_ranks(comm, question, p));
     DSVI_TRY(share_tokens(p, unit));
+    make_room(p);
     return plan(comm, question, p);
 }
 
