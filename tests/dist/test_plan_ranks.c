@@ -1,5 +1,5 @@
-/* Steps on ranks that share clips while plans are chosen by measured times, and while they change from step to
- * step: the losses and gradients of one rank that has the clips alone. */
+/* Steps on ranks that share clips while plans are chosen by measured times, and while they change from step
+ * to step: the losses and gradients of one rank that has the clips alone. */
 #include "test.h"
 
 #include "base/rng.h"
