@@ -78,9 +78,9 @@ DsvStatus dsvi_cp_choose(const DsvContextCosts *costs, const DsvCpShape *shape, 
     choice->changed = true;
     choice->candidates = 0;
     for (int64_t h = 1; h <= shape->ranks && h <= shape->heads; h++) {
-        if (shape->ranks % h || (shape->head_ranks > 0 && h != shape->head_ranks))
+        if (shape->ranks % h || (shape->head_ranks > 0 && h != shape->head_ranks) ||
+            choice->candidates == DSV_CP_CHOICES_MOST)
             continue;
-        DSVI_ASSERT(choice->candidates < DSV_CP_CHOICES_MOST);
         DsvCpCandidate *candidate = &choice->candidate[choice->candidates++];
         *candidate = (DsvCpCandidate){.head_ranks = h, .sequence_ranks = shape->ranks / h};
         try_degree(costs, shape, block, h, &trial, &candidate->times);

@@ -141,7 +141,7 @@ static double mean_share(const DsvContextPlans *p, int64_t block)
     return sum / (double)ranks;
 }
 
-/* How alike a block's lists are, where the present plan shows it. Otherwise what was known stays. */
+/* How alike a sparse block's lists are, where the present plan shows it. Otherwise what was known stays. */
 static void take_spread(DsvContextPlans *p, int64_t block)
 {
     int64_t heads = p->of.sparse_shape.heads;
@@ -150,7 +150,7 @@ static void take_spread(DsvContextPlans *p, int64_t block)
                     (double)dsvi_context_plan(p->of.context, block)->sequence_ranks;
     for (int64_t h = 0; h < heads; h++)
         density += p->density[block * heads + h] / (double)heads;
-    if (!isnan(share) && p->block[block].density)
+    if (!isnan(share))
         p->block[block].spread = dsvi_cp_spread(density, ceil(tokens / (double)p->of.shape.group), share);
 }
 
@@ -163,7 +163,8 @@ static DsvStatus update(DsvContextPlans *p)
         dsvi_sparse_burden(p->of.sparse, b, density);
         if (!p->planned)
             p->block[b].spread = DSV_CP_SPREAD;
-        take_spread(p, b);
+        if (report.sparse)
+            take_spread(p, b);
         p->block[b].density = report.sparse ? density : NULL;
     }
     DSVI_TRY(dsvi_cp_planner_update(p->planner, p->block));
