@@ -7,7 +7,7 @@
 #include "local_ranks.h"
 #include "train/step.h"
 
-enum { RIG_STEPS_MOST = 16, RIG_SAMPLES = 4 };
+enum { RIG_STEPS_MOST = 16, RIG_BLOCKS_MOST = 12, RIG_SAMPLES = 4 };
 
 /* What happened on one rank. */
 typedef struct RigRank {
@@ -21,8 +21,8 @@ typedef struct RigRank {
     int64_t own_work, largest_work; /* the same in bytes of what passes compute with */
     int64_t own_first_two, own_last_two; /* of the buckets that a pass begins and ends with */
     DsvSparseReport report;
-    double captured[8], density[8]; /* of each block */
-    bool sparse[8];
+    double captured[RIG_BLOCKS_MOST], density[RIG_BLOCKS_MOST]; /* of each block */
+    bool sparse[RIG_BLOCKS_MOST];
 } RigRank;
 
 /* What goes wrong on one rank, if anything does. */
