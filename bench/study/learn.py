@@ -32,7 +32,8 @@ GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a 
 # The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
 # Groups lie inside a frame unless a variant says otherwise.
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
-MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
+MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",
+                       f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
         for mass in (50, 60, 70, 80, 90, 95)}
 # Whatever lists hold: ten per cent of the keys, from a step on.
 TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
@@ -57,6 +58,10 @@ def variants(steps):
     table["blocks-late"] = TENTH + BLOCKS + [late]
     for mass, settings in MASS.items():
         table[f"mass{mass}-tube"] = settings + TUBE
+    # 0.9 of the mass within 20 % of the keys, where that holds half of the mass.
+    table["default"] = ["sparse.group=128"]
+    table["default-group64"] = ["sparse.group=64"]
+    table["default-unguarded"] = table["default"] + ["sparse.min_mass=0"]
     tenth_tube = TENTH + TUBE + [early]
     table["tenth-early-tube"] = tenth_tube
     table["tenth-late-tube"] = TENTH + TUBE + [late]

@@ -36,7 +36,7 @@ def read_csv(path):
 def kind_of(variant):
     """Variants are named after what they change; where that is no order, groups lie inside a frame."""
     words = variant.split("-")
-    named = {"window": "window", "random": "random", "blocks": "blocks of cubes"}
+    named = {"default": "tube", "window": "window", "random": "random", "blocks": "blocks of cubes"}
     return named.get(words[0]) or next((order for order in ORDERS if order in words), "hilbert")
 
 

@@ -69,7 +69,7 @@ static DsvStatus make_settings(Bench *b, const DsvConfig *given)
     DSVI_TRY(set(&b->settings, "sparse.selector=%s", w->selector));
     DSVI_TRY(set(&b->settings, "sparse.group=%lld", (long long)w->group));
     DSVI_TRY(set(&b->settings, "sparse.grain=%lld", (long long)w->grain));
-    DSVI_TRY(set(&b->settings, "sparse.target_density=%.17g", w->density));
+    DSVI_TRY(set(&b->settings, "sparse.target_density=%.17g", w->target_mass > 0 ? 0 : w->density));
     DSVI_TRY(set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
     DSVI_TRY(set(&b->settings, "sparse.measure_cost=false"));
     DSVI_TRY(set(&b->settings, "sparse.list_memory=1"));

@@ -16,7 +16,7 @@
  *     select_covariance   running second moments of q or k, for the projection
  *     select_features     means of rows, projected: proxies and candidates
  *     select_histogram    lse of every proxy, and how count and mass of runs spread over log2 e_gr
- *     select_threshold    from there the threshold for a share of the mass or of the runs
+ *     select_threshold    from there the threshold for a share of the mass, within a share of the runs
  *     select_lists        the lists, by threshold or by count, plus exploration
  * Scores are never written to memory as a whole. */
 #ifndef DSVI_SELECT_H
@@ -181,19 +181,21 @@ static inline uint64_t dsvi_explore_limit(double rate)
     return rate <= 0 ? 0 : rate >= 1 ? (uint64_t)1 << 32 : (uint64_t)(rate * 0x1p32 + 0.5);
 }
 
-/* From the histogram to the threshold. It is one for all heads: heads and groups whose attention is wide then
- * get the keys they need from those whose attention is narrow, at the same total. A wanted mass is met, and
- * exceeded by less than a bin: its threshold is the lower edge of one. A wanted number of runs is met on the
- * average: inside the bin where it is reached estimates are taken to lie as the bins beside it suggest, for
- * diffuse attention puts a good part of all runs into one bin. */
+/* From the histogram to the threshold: what holds a share of the mass, but no more than a share of the runs.
+ * It is one for all heads: heads and groups whose attention is wide then get the keys they need from those
+ * whose attention is narrow, at the same total. A wanted mass is met, and exceeded by less than a bin: its
+ * threshold is the lower edge of one. A wanted number of runs is met on the average: inside the bin where it
+ * is reached estimates are taken to lie as the bins beside it suggest, for diffuse attention puts a good part
+ * of all runs into one bin. */
 typedef struct DsvSelectThresholdArgs {
     int64_t heads;            /* N */
     int64_t bin_heads;
     const double *bin_count;  /* (bin_heads, BINS) as select_histogram leaves them; all heads are summed */
     const double *bin_mass;   /* (bin_heads, BINS) likewise */
-    bool by_mass;             /* `share` is of the mass: dsvi_threshold_for_mass; else _for_count */
-    double share;
-    float *threshold;         /* (N) overwritten: the same value for all */
+    double mass_share;        /* >= 0; 1: of the runs alone */
+    double run_share;         /* >= 0; 1: of the mass alone */
+    float *threshold;         /* (N) overwritten: the same value for all, the higher one of
+                               * dsvi_threshold_for_mass and _for_count */
 } DsvSelectThresholdArgs;
 typedef DsvStatus dsvi_select_threshold_fn(DsvStream *stream, const DsvSelectThresholdArgs *args);
 

@@ -84,10 +84,9 @@ DsvStatus dsvi_select_threshold_ref(DsvStream *stream, const DsvSelectThresholdA
 {
     const double *count = args->bin_count, *mass = args->bin_mass;
     (void)stream;
-    DsvThreshold threshold = args->by_mass
-        ? dsvi_threshold_for_mass(count, mass, args->bin_heads, args->share)
-        : dsvi_threshold_for_count(count, mass, args->bin_heads, args->share);
+    float for_mass = dsvi_threshold_for_mass(count, mass, args->bin_heads, args->mass_share).value;
+    float for_count = dsvi_threshold_for_count(count, mass, args->bin_heads, args->run_share).value;
     for (int64_t h = 0; h < args->heads; h++)
-        args->threshold[h] = threshold.value;
+        args->threshold[h] = for_mass > for_count ? for_mass : for_count;
     return DSV_OK;
 }

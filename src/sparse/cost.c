@@ -105,6 +105,7 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     DsvArena arena;
     settings.sparse_measure_cost = false;
     settings.sparse_target_mass = 0;
+    settings.sparse_target_density = 1; /* until time_pass says */
     settings.sparse_max_density = 1;
     memset(probe, 0, sizeof *probe);
     probe->backend = backend;

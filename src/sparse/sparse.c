@@ -37,6 +37,10 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
+    if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.target_density is 0 and %s: nothing says how many keys lists "
+                         "may have", topk ? "sparse.rule is topk" : "so is sparse.target_mass");
     return DSV_OK;
 }
 

@@ -5,6 +5,10 @@
  * queries), and whether the block runs dense or over lists. The model calls dsvi_sparse_forward and
  * _backward in place of attention; the training loop calls dsvi_sparse_step_begin and _end.
  *
+ * Lists hold target_mass of the attention, but no more than target_density of the keys: wide attention is cut
+ * short, which costs training little while min_mass is held (docs/study.md), and narrow attention takes what
+ * it needs.
+ *
  * The rule (the guard): every profile_every steps each block's lists are measured against exact
  * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass and its
  * lists are no denser than max_density (lowered at start-up to where sparse attention stops paying on this

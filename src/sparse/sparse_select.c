@@ -1,9 +1,9 @@
 /* From features to lists: how estimates spread, the threshold that follows, the lists.
  *
  * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of
- * training; outside it too where x is 1, for then there is nothing else. With a density as the target the
- * budget is that density, of which winners get (1 - x); with a mass as the target winners get what the mass
- * takes, and the budget is that divided by (1 - x). The probability of a draw follows: x of the budget for
+ * training; outside it too where x is 1, for then there is nothing else. Winners get what the target mass
+ * takes, but no more than (1 - x) of the target density, and the budget is what they get divided by (1 - x).
+ * The probability of a draw follows: x of the budget for
  * single runs and for blocks; for the neighbours, two a winner, x / (2 (1 - x)); divided by the share of
  * runs that are no winners, for a draw that hits a winner adds nothing. */
 #include <math.h>
@@ -100,8 +100,8 @@ static double aimed_mass(const DsvSparse *s, int64_t block)
     return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MOST), MISSED_MOST), (1 + may_miss) / 2);
 }
 
-/* The density of winners and explored runs together where winners hold `mass`. It takes the histogram on the
- * host, and waits for it. */
+/* Lowers the budget to the density of winners and explored runs together where winners hold `mass`. It takes
+ * the histogram on the host, and waits for it. */
 static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, double *budget)
 {
     DsvDevice *device = s->backend->device;
@@ -110,7 +110,8 @@ static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, doubl
     DSVI_TRY(device->download(device->stream, s->host_mass, s->bin_mass, bytes));
     DSVI_TRY(device->sync(device->stream));
     double count = dsvi_threshold_for_mass(s->host_count, s->host_mass, 1, mass).count;
-    *budget = winners > 0 ? fmin(count / winners, 1) : 1;
+    if (winners > 0)
+        *budget = fmin(count / winners, *budget);
     return DSV_OK;
 }
 
@@ -118,15 +119,15 @@ static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, doubl
  * something to explore, the density that they and explored runs may have together. */
 static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
 {
-    bool by_mass = s->settings.sparse_target_mass > 0;
+    double mass = s->settings.sparse_target_mass, density = s->settings.sparse_target_density;
     const DsvSelectThresholdArgs args = {
         .heads = s->shape.heads, .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
-        .by_mass = by_mass, .threshold = s->threshold,
-        .share = by_mass ? aimed_mass(s, block) : winners * s->settings.sparse_target_density,
+        .mass_share = mass > 0 ? aimed_mass(s, block) : 1, .run_share = density > 0 ? winners * density : 1,
+        .threshold = s->threshold,
     };
     DSVI_TRY(s->backend->ops.select_threshold.run(s->backend->device->stream, &args));
-    *budget = s->settings.sparse_target_density;
-    return by_mass && winners < 1 ? budget_of_mass(s, winners, args.share, budget) : DSV_OK;
+    *budget = density > 0 ? density : 1;
+    return mass > 0 && winners < 1 ? budget_of_mass(s, winners, args.mass_share, budget) : DSV_OK;
 }
 
 /* The same count for all heads, as in the paper. */

@@ -120,7 +120,8 @@ static const char *const RECOMPUTED[] = {"gradient_checkpointing=true", NULL};
 static const char *const REFERENCE[] = {"isa=ref", NULL};
 /* Lists of every key must give what dense attention gives, through all of selection. */
 static const char *const FULL_LISTS[] = {
-    "sparse.enabled=true", "sparse.target_mass=1", "sparse.group=16", "sparse.chunk=8", NULL,
+    "sparse.enabled=true", "sparse.target_mass=1", "sparse.target_density=0", "sparse.group=16",
+    "sparse.chunk=8", NULL,
 };
 static const char *const FULL_RUNS[] = {
     "sparse.enabled=true", "sparse.rule=topk", "sparse.target_density=1", "sparse.group=32",

@@ -12,6 +12,7 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
     settings.sparse_group = 16;
     settings.sparse_chunk = 8;
     settings.sparse_target_mass = target_mass;
+    settings.sparse_target_density = 0;
     return settings;
 }
 

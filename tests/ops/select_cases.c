@@ -523,13 +523,14 @@ static void fill_bins(Bins *bins, int middle, double width, int stride)
 }
 
 /* Twice on `backend`: near the truth, the same for all heads, the same bits, no byte beyond. */
-static void compare_thresholds(const DsvBackend *backend, const Bins *bins, int64_t bin_heads, bool by_mass,
-                               double share)
+static void compare_thresholds(const DsvBackend *backend, const Bins *bins, int64_t bin_heads,
+                               double mass_share, double run_share)
 {
     DsvStream *stream = backend->device ? backend->device->stream : NULL;
     size_t bytes = (size_t)bin_heads * DSV_SELECT_BINS * sizeof(double);
     float got[2][THRESHOLD_HEADS + 1], truth;
-    DsvSelectThresholdArgs args = {1, bin_heads, bins->count, bins->mass, by_mass, share, &truth};
+    DsvSelectThresholdArgs args = {1, bin_heads, bins->count, bins->mass, mass_share, run_share,
+                                   &truth};
     assert_ok(dsvi_select_threshold_ref(NULL, &args));
     memset(got, 0xff, sizeof got);
     args.heads = THRESHOLD_HEADS;
@@ -546,7 +547,7 @@ static void compare_thresholds(const DsvBackend *backend, const Bins *bins, int6
     assert_true(isnan(got[0][THRESHOLD_HEADS]));
     for (int h = 0; h < THRESHOLD_HEADS; h++)
         assert_error_below(fabs((double)got[0][h] - truth), 4 * 0x1p-24 * truth,
-                           "head %d, share %g of the %s", h, share, by_mass ? "mass" : "runs");
+                           "head %d, share %g of the mass, %g of the runs", h, mass_share, run_share);
 }
 
 void check_select_threshold_cases(const DsvBackend *backend)
@@ -564,9 +565,9 @@ void check_select_threshold_cases(const DsvBackend *backend)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fill_bins(&bins, cases[i].middle, cases[i].width, cases[i].stride);
         for (size_t n = 0; n < sizeof shares / sizeof *shares; n++) {
-            for (int by_mass = 0; by_mass < 2; by_mass++) {
-                compare_thresholds(backend, &bins, 1, by_mass, shares[n]);
-                compare_thresholds(backend, &bins, BIN_HEADS, by_mass, shares[n]);
+            for (size_t m = 0; m < sizeof shares / sizeof *shares; m++) {
+                compare_thresholds(backend, &bins, 1, shares[n], shares[m]);
+                compare_thresholds(backend, &bins, BIN_HEADS, shares[n], shares[m]);
             }
         }
     }

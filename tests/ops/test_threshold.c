@@ -132,6 +132,31 @@ static void test_equal_estimates(void **state)
     assert_error_below(fabs(place - 1000.7), 1e-4, "place in the bin");
 }
 
+/* Few runs hold the mass of narrow attention; that of wide attention takes more than there may be. */
+static void test_mass_within_a_count(void **state)
+{
+    static double count[DSV_SELECT_BINS], mass[DSV_SELECT_BINS];
+    float threshold;
+    DsvSelectThresholdArgs args = {1, 1, count, mass, 0.9, 0.2, &threshold};
+    (void)state;
+    count[1900] = 10, mass[1900] = 0.95;
+    count[1000] = 90, mass[1000] = 0.05;
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    assert_true(threshold == dsvi_threshold_for_mass(count, mass, 1, 0.9).value);
+    mass[1900] = 0.4, mass[1000] = 0.6;
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    assert_true(threshold == dsvi_threshold_for_count(count, mass, 1, 0.2).value);
+    args.run_share = 1; /* no bound: all of the lower bin too */
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    assert_true(threshold == dsvi_threshold_for_mass(count, mass, 1, 0.9).value);
+    args.mass_share = 1, args.run_share = 0.2; /* of the runs alone */
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    assert_true(threshold == dsvi_threshold_for_count(count, mass, 1, 0.2).value);
+    args.run_share = 1;
+    assert_ok(dsvi_select_threshold_ref(NULL, &args));
+    assert_true(threshold == 0);
+}
+
 /* One head's bins alone: the threshold is common, so a narrow head gives its share to a wide one. */
 static void test_heads_share(void **state)
 {
@@ -154,6 +179,7 @@ int main(void)
         cmocka_unit_test(test_count_inside_a_bin),
         cmocka_unit_test(test_all_of_it),
         cmocka_unit_test(test_equal_estimates),
+        cmocka_unit_test(test_mass_within_a_count),
         cmocka_unit_test(test_heads_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,6 +14,8 @@ DsvConfig rig_settings(void)
     settings.sparse_group = 32;
     settings.sparse_chunk = 16;
     settings.sparse_rank = 8;
+    settings.sparse_target_density = 0;
+    settings.sparse_min_mass = 0.85;
     settings.seed = 7;
     return settings;
 }

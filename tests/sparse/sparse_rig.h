@@ -23,7 +23,8 @@ typedef struct Rig {
     char log[RIG_LOG_BYTES];             /* all lines so far, each ended by a newline */
 } Rig;
 
-/* Settings for tests: defaults, but small groups and no timing. */
+/* Settings for tests: defaults, but small groups and no timing, and lists that hold their target mass
+ * whatever it takes, under a guard that wants most of it. */
 DsvConfig rig_settings(void);
 /* blocks, batch, heads, head_dim, act; the tokens are grid's. With a backward pass. */
 DsvSparseShape rig_shape(int64_t blocks, int64_t batch, int64_t heads, int64_t head_dim, int64_t frames,

@@ -22,7 +22,7 @@ static void test_targets(void **state)
             snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selectors[n]);
             rig_set(&settings, rule == 0 ? "sparse.rule=topk" : "sparse.rule=threshold");
             rig_set(&settings, rule == 2 ? "sparse.target_mass=0.7" : "sparse.target_mass=0");
-            rig_set(&settings, "sparse.target_density=0.125");
+            rig_set(&settings, rule == 2 ? "sparse.target_density=0" : "sparse.target_density=0.125");
             rig_set(&settings, "sparse.max_density=1");
             rig_set(&settings, "sparse.list_memory=1");
             rig_open(&rig, "auto", 2, &settings, &shape);
@@ -41,6 +41,35 @@ static void test_targets(void **state)
                 assert_true(report.estimated_mass >= 0.7 - 1e-6 && report.estimated_mass < 0.8);
             rig_close(&rig);
         }
+    }
+}
+
+/* Narrow attention, one key in eight, gets what its mass takes, wide attention what it may have. Explored
+ * keys come out of the same budget. */
+static void test_mass_within_a_density(void **state)
+{
+    static Rig rig;
+    static const char *const kinds[] = {"none", "random"};
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSV_F32);
+    (void)state;
+    for (int n = 0; n < 4; n++) {
+        bool wide = n < 2, explores = n % 2;
+        DsvConfig settings = rig_settings();
+        DsvSparseBlockReport report;
+        snprintf(settings.sparse_explore_kind, sizeof settings.sparse_explore_kind, "%s", kinds[explores]);
+        rig_set(&settings, "sparse.explore=0.3");
+        rig_set(&settings, "sparse.target_mass=0.9");
+        rig_set(&settings, "sparse.target_density=0.2");
+        rig_set(&settings, "sparse.max_density=1");
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        rig_fill(&rig, 3, wide ? 0 : 8);
+        dsvi_sparse_force(rig.sparse, true);
+        rig_step(&rig, 1, true);
+        dsvi_sparse_block_report(rig.sparse, 0, &report);
+        double expected = (wide ? 0.2 : 0.9 / 8) / (explores && !wide ? 0.7 : 1);
+        assert_error_below(fabs(report.density - expected), 0.02, "density, case %d", n);
+        assert_true(wide ? report.estimated_mass < 0.85 : report.estimated_mass >= 0.9 - 1e-6);
+        rig_close(&rig);
     }
 }
 
@@ -83,6 +112,7 @@ static void test_missed_mass_of_two_passes(void **state)
     (void)state;
     rig_set(&settings, "sparse.rank=4");
     rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.1");
     rig_set(&settings, "sparse.max_density=1");
     rig_set(&settings, "sparse.list_memory=1");
     for (int passes = 1; passes <= 2; passes++) {
@@ -177,6 +207,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_mass_within_a_density),
         cmocka_unit_test(test_missed_mass),
         cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),

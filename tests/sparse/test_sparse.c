@@ -328,6 +328,7 @@ static void test_accumulation(void **state)
     (void)state;
     rig_set(&settings, "sparse.selector=predictor");
     rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.1");
     for (int passes = 1; passes <= 2; passes++) {
         rig_open(&rig, "auto", 2, &settings, &shape);
         rig_fill(&rig, 11, 8);
@@ -381,6 +382,10 @@ static void test_refusals(void **state)
                  create("sparse.rank=33", &shape));
     assert_fails(DSV_E_USAGE, "sparse.chunk, 24, does not divide sparse.group, 32",
                  create("sparse.chunk=24", &shape));
+    assert_fails(DSV_E_USAGE, "sparse.target_density is 0 and so is sparse.target_mass",
+                 create("sparse.target_mass=0", &shape));
+    assert_fails(DSV_E_USAGE, "sparse.target_density is 0 and sparse.rule is topk",
+                 create("sparse.rule=topk", &shape));
     wrong.tokens = 33;
     assert_fails(DSV_E_SHAPE, "33 tokens do not make a grid of 2 x 4 x 4", create("seed=1", &wrong));
     wrong = shape;

@@ -21,8 +21,9 @@ static inline void tiny_settings(DsvConfig *settings)
         "lr=1e-3", "warmup_steps=2", "mixed_precision=bf16", "data.workers=1", "data.prefetch=2",
         "checkpointing_steps=4", "validation_at_end=false", "ema_decay=0.9", "seed=7",
         "sparse.group=16", "sparse.chunk=8", "sparse.rank=8", "sparse.target_mass=0.8",
-        "sparse.min_mass=0.5", "sparse.max_density=0.95", "sparse.list_memory=1", "sparse.measure_cost=false",
-        "sparse.profile_every=2", "sparse.refresh_every=3", "sparse.explore_kind=random",
+        "sparse.target_density=0", "sparse.min_mass=0.5", "sparse.max_density=0.95", "sparse.list_memory=1",
+        "sparse.measure_cost=false", "sparse.profile_every=2", "sparse.refresh_every=3",
+        "sparse.explore_kind=random",
     };
     dsv_config_defaults(settings);
     for (size_t i = 0; i < sizeof assignment / sizeof *assignment; i++)
