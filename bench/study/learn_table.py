@@ -6,9 +6,9 @@
 Writes OUT/learn.md, and study_learn.csv and images/study_learn.png in DIR, or in OUT. The CSV keeps the rows
 of other studies; learn_plots.py draws them all. Losses are the held-out ones, means over the last
 measurements (three unless said); differences to dense are paired by seed, the same clips, windows and noise,
-so that they are known much better than the losses themselves. Two more differences are known better still: without the
-lowest noise level, which training hardly ever draws, and of the training loss over the last tenth of the
-steps, the same samples and noise step by step. Needs matplotlib."""
+so that they are known much better than the losses themselves. Two more differences are known better still:
+without the lowest noise level, which training hardly ever draws, and of the training loss over the last tenth
+of the steps, the same samples and noise step by step. Needs matplotlib."""
 import argparse
 import csv
 import fnmatch
