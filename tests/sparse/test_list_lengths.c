@@ -68,7 +68,8 @@ static void test_mass_within_a_density(void **state)
         dsvi_sparse_block_report(rig.sparse, 0, &report);
         double expected = (wide ? 0.2 : 0.9 / 8) / (explores && !wide ? 0.7 : 1);
         assert_error_below(fabs(report.density - expected), 0.02, "density, case %d", n);
-        assert_true(wide ? report.estimated_mass < 0.85 : report.estimated_mass >= 0.9 - 1e-6);
+        /* Estimates of coarse features sum to 1 but for a few per cent: ops/select.h. */
+        assert_true(wide ? report.estimated_mass < 0.5 : report.estimated_mass > 0.87);
         rig_close(&rig);
     }
 }
