@@ -5,8 +5,8 @@
 # (0: no limit), JOBS at a time; a line for each as it ends.
 set -u
 
-# One test under one tool: sanitize.sh --one BUILD SECONDS FOLDER PROGRAM TOOL TEST. A file TEST.TOOL.failed is
-# left in FOLDER where something was found.
+# One test under one tool: sanitize.sh --one BUILD SECONDS FOLDER PROGRAM TOOL TEST. A file TEST.TOOL.failed
+# is left in FOLDER where something was found.
 if [ "$1" = --one ]; then
     log=$4/$7.$6
     name="$5 $7, $6"

@@ -100,7 +100,8 @@ static void compare(const Shared *shared, int64_t ranks, const DitCase *one, dou
 
 static void check(DsvDtype act, DsvDitKeep keep, double bound, double grad_bound)
 {
-    static const int64_t layout[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}}; /* ranks, for heads */
+    /* ranks, and how many of them divide heads */
+    static const int64_t layout[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}};
     static Shared shared;
     DitCase one;
     shared = (Shared){.act = act, .keep = keep};
