@@ -226,7 +226,7 @@ static DsvStatus check_ranks(const Run *run)
         {"checkpointing_steps", settings->checkpointing_steps}, {"zero_stage", settings->zero_stage},
         {"validation_steps", settings->validation_steps}, {"validation_at_end", settings->validation_at_end},
         {"cp_size", settings->cp_size}, {"cp_heads", settings->cp_heads}, {"dp_size", settings->dp_size},
-        {"hsdp_shard_dim", settings->hsdp_shard_dim},
+        {"hsdp_shard_dim", settings->hsdp_shard_dim}, {"cp_plan", settings->cp_plan},
         {"sparse.enabled", settings->sparse_enabled}, {"validation.every", settings->validation_every},
     };
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)

@@ -34,7 +34,8 @@ static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
     DsvStatus status = dsvi_context_create(t->group, &wanted, &t->context);
     return status == DSV_OK ? DSV_OK
                             : dsvi_fail_within(status, "cp_size is %lld, cp_heads %lld",
-                                               (long long)settings->cp_size, (long long)settings->cp_heads);
+                                               (long long)t->mesh.context_ranks,
+                                               (long long)settings->cp_heads);
 }
 
 static DsvDitShape shape_of(const DsvTrainer *t)
