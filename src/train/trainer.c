@@ -14,13 +14,10 @@ static DsvStatus join_devices(DsvTrainer *t)
     return t->backend->join(t->backend, t->comm, &t->device_comm);
 }
 
-/* The most ranks that may divide the heads. */
-static int64_t most_head_ranks(const DsvTrainer *t)
+/* Plans follow from measured times, and how sums are formed follows from plans. */
+static bool chooses_plans(const DsvConfig *settings)
 {
-    int64_t most = dsvi_context_group_size(t->group);
-    while (most > t->config.num_attention_heads || dsvi_context_group_size(t->group) % most)
-        most--;
-    return most;
+    return settings->cp_plan && !settings->deterministic;
 }
 
 static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
@@ -28,9 +25,7 @@ static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
     const DsvConfig *settings = t->settings;
     DsvContextShape wanted = dsvi_dit_context_shape(&t->config, shape, settings);
     double rows = (double)(wanted.tokens * wanted.heads) / (double)dsvi_context_group_size(t->group);
-    wanted.rows_most = settings->cp_plan ? (int64_t)(settings->cp_room * rows) : 0;
-    if (settings->deterministic && wanted.head_ranks == 0) /* times must not decide on how sums are formed */
-        wanted.head_ranks = most_head_ranks(t);
+    wanted.rows_most = chooses_plans(settings) ? (int64_t)(settings->cp_room * rows) : 0;
     DsvStatus status = dsvi_context_create(t->group, &wanted, &t->context);
     return status == DSV_OK ? DSV_OK
                             : dsvi_fail_within(status, "cp_size is %lld, cp_heads %lld",
@@ -57,7 +52,7 @@ static DsvStatus make_plans(DsvTrainer *t, DsvSparseLog *log, void *log_context)
         .sparse_shape = dsvi_dit_sparse_shape(&t->config, &shape),
         .shape = dsvi_dit_cp_shape(&t->config, &shape, t->settings), .log = log, .log_context = log_context,
     };
-    return t->context && t->settings->cp_plan ? dsvi_context_plans_create(&made, &t->plans) : DSV_OK;
+    return t->context && chooses_plans(t->settings) ? dsvi_context_plans_create(&made, &t->plans) : DSV_OK;
 }
 
 static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
