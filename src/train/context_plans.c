@@ -50,6 +50,7 @@ static DsvStatus measure(DsvContextPlans *p)
     if (!known) {
         DSVI_TRY(dsvi_cost_measure(of->backend, of->settings, &of->sparse_shape, &found));
         known = &found.attention;
+        say(p, found.line);
     }
     p->costs.attention = *known;
     return dsvi_comm_broadcast(of->all, 0, &p->costs, sizeof p->costs);

@@ -4,6 +4,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "context/context_costs.h"
 #include "cpu/cpu.h"
 #include "local_ranks.h"
 #include "train/run.h"
@@ -287,6 +288,17 @@ static const char *const SAMPLED[] = {
     "height=40", "width=32", "cp_size=2", "cp_plan=false", "validation_steps=4", "validation_at_end=true",
     "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting, NULL};
 
+/* What plans were made from, links of all the ranks of a clip among it. */
+static void check_costs(const char *folder, int64_t ranks)
+{
+    DsvContextCosts costs;
+    char path[DSVI_PATH_MAX];
+    assert_ok(dsvi_path_join(path, folder, "context_costs.json"));
+    assert_ok(dsvi_costs_read(path, &costs));
+    assert_non_null(dsvi_costs_link(&costs, ranks));
+    assert_true(costs.attention.dense[0] > 0 && costs.attention.dense[1] > 0);
+}
+
 static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
 {
     static const struct {
@@ -300,6 +312,7 @@ static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
         same_numbers(one, many, "metrics.jsonl", "loss", STEPS);
         same_numbers(one, many, "metrics.jsonl", "grad_norm", STEPS);
         same_numbers(one, many, "validation.jsonl", "loss", 2);
+        check_costs(many, shared[i].assignment == BY_FOUR ? 4 : 2);
         assert_ok(dsvi_folder_remove(many));
     }
     assert_ok(dsvi_folder_remove(one));
