@@ -78,10 +78,11 @@ static DsvStatus read_amounts(const Place *at, const char *key, int count, doubl
     return right ? DSV_OK : wrong(at, key, count == 1 ? "a number from 0 up" : "two numbers from 0 up");
 }
 
-static DsvStatus read_curve(const Place *at, const char *key, double unit, DsvPriceCurve *out)
+/* Of nothing at all where `may_lack` says so. */
+static DsvStatus read_curve(const Place *at, const char *key, bool may_lack, double unit, DsvPriceCurve *out)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(at->object, key), *point;
-    bool right = cJSON_IsArray(item) && cJSON_GetArraySize(item) >= 1 &&
+    bool right = cJSON_IsArray(item) && (may_lack || cJSON_GetArraySize(item) >= 1) &&
                  cJSON_GetArraySize(item) <= DSV_PRICE_POINTS_MOST;
     *out = (DsvPriceCurve){.count = 0};
     cJSON_ArrayForEach(point, item) {
@@ -91,7 +92,7 @@ static DsvStatus read_curve(const Place *at, const char *key, double unit, DsvPr
             dsvi_price_add(out, x->valuedouble, y->valuedouble * unit);
         right = right && out->count > before;
     }
-    return right ? DSV_OK : wrong(at, key, "1 to 12 pairs of numbers from 0 up, the first of each rising");
+    return right ? DSV_OK : wrong(at, key, "at most 12 pairs of numbers from 0 up, the first of each rising");
 }
 
 static DsvStatus read_attention(const Place *top, DsvAttentionCost *out)
@@ -100,8 +101,8 @@ static DsvStatus read_attention(const Place *top, DsvAttentionCost *out)
     DSVI_TRY(read_amounts(&at, "call_us", DSV_PASSES, US, out->call));
     DSVI_TRY(read_amounts(&at, "dense_ps", DSV_PASSES, PS, out->dense));
     DSVI_TRY(read_amounts(&at, "select_ps", 1, PS, &out->select));
-    DSVI_TRY(read_curve(&at, "lists_forward_ps", PS, &out->lists[0]));
-    return read_curve(&at, "lists_backward_ps", PS, &out->lists[1]);
+    DSVI_TRY(read_curve(&at, "lists_forward_ps", true, PS, &out->lists[0]));
+    return read_curve(&at, "lists_backward_ps", true, PS, &out->lists[1]);
 }
 
 static DsvStatus read_link(const Place *at, DsvLinkCost *out)
@@ -111,9 +112,9 @@ static DsvStatus read_link(const Place *at, DsvLinkCost *out)
     if (ranks < 2 || ranks > 1e6 || ranks != floor(ranks))
         return wrong(at, "ranks", "a whole number from 2 up");
     out->ranks = (int64_t)ranks;
-    DSVI_TRY(read_curve(at, "head_exchange_us", US, &out->head_exchange));
-    DSVI_TRY(read_curve(at, "sequence_exchange_us", US, &out->sequence_exchange));
-    return read_curve(at, "sequence_swap_us", US, &out->sequence_swap);
+    DSVI_TRY(read_curve(at, "head_exchange_us", false, US, &out->head_exchange));
+    DSVI_TRY(read_curve(at, "sequence_exchange_us", false, US, &out->sequence_exchange));
+    return read_curve(at, "sequence_swap_us", false, US, &out->sequence_swap);
 }
 
 static DsvStatus read_all(const Place *top, DsvContextCosts *out)

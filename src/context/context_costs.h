@@ -34,7 +34,7 @@ typedef struct DsvAttentionCost {
     double call[DSV_PASSES];         /* s, what a call takes however little it attends: forward, backward */
     double dense[DSV_PASSES];        /* s a pair */
     double select;                   /* s a pair: making lists, forward only */
-    DsvPriceCurve lists[DSV_PASSES]; /* s a pair, by density of the lists */
+    DsvPriceCurve lists[DSV_PASSES]; /* s a pair, by density of the lists; no points: not known */
 } DsvAttentionCost;
 
 /* Seconds of a transfer in groups of `ranks`. A head group is ranks that follow one another in the context

@@ -206,7 +206,7 @@ bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const
     const DsvLinkCost *all = dsvi_costs_link(costs, shape->ranks);
     if ((at->head_ranks > 1 && !heads) || (at->sequence_ranks > 1 && !sequence))
         return false;
-    if (block->density && shape->ranks > 1 && !all)
+    if (block->density && (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !all)))
         return false;
     memset(p, 0, sizeof *p);
     price_exchange(costs, heads, shape, at, p);

@@ -33,7 +33,7 @@ typedef struct DsvCpPrices {
     DsvRankCost cost;                           /* made of the above */
 } DsvCpPrices;
 
-/* False where links of groups of so many ranks have no known price. */
+/* False where links of groups of so many ranks, or lists, have no known price. */
 bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block,
                     const DsvCpStretches *at, DsvCpPrices *prices);
 /* dsvi_cp_times of a plan of this degree. */

@@ -66,12 +66,14 @@ static void test_refused(void **state)
             "attention.select_ps: wanted a number");
     refused("{\"attention\": {\"call_us\": [1, 2], \"dense_ps\": [1, 2], \"select_ps\": 1, "
             "\"lists_forward_ps\": [[0.2, 1], [0.1, 1]]}}",
-            "attention.lists_forward_ps: wanted 1 to 12 pairs");
+            "attention.lists_forward_ps: wanted at most 12 pairs");
     refused("{" ATTENTION ", \"memory_ps\": []}", ": memory_ps: wanted a number");
     refused("{" ATTENTION MEMORY "}", "links: wanted an array");
     refused("{" ATTENTION MEMORY ", \"links\": [{\"ranks\": 1.5}]}", "links[].ranks: wanted a whole number");
     refused("{" ATTENTION MEMORY ", \"links\": [{\"ranks\": 2, \"head_exchange_us\": [3]}]}",
             "links[].head_exchange_us");
+    refused("{" ATTENTION MEMORY ", \"links\": [{\"ranks\": 2, \"head_exchange_us\": []}]}",
+            "links[].head_exchange_us: wanted at most 12 pairs");
 }
 
 int main(void)

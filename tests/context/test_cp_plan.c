@@ -301,6 +301,11 @@ static void test_degrees_that_may_be(void **state)
     shape.heads = 2; /* fewer than ranks: 4 x 1 is no candidate */
     assert_ok(dsvi_cp_choose(&costs, &shape, &block, NULL, &room.choice));
     assert_int_equal(room.choice.candidates, 2);
+    const double density[2] = {0.5, 0.5};
+    const DsvCpBlock lists = {.density = density};
+    costs.attention.lists[0].count = 0; /* nor lists a price */
+    assert_fails(DSV_E_USAGE, "none has a known price",
+                 dsvi_cp_choose(&costs, &shape, &lists, NULL, &room.choice));
 }
 
 /* A plan stays while another is hardly better, and goes when burdens moved. */
