@@ -379,8 +379,10 @@ static DsvStatus on_rank(DsvComm *comm, void *argument)
     DsvBackend own;
     if (shared->backend)
         return share_out(shared, shared->backend, comm);
-    DSVI_TRY(shared->run->open(dsvi_comm_rank(comm), &own));
-    DsvStatus status = share_out(shared, &own, comm);
+    DsvStatus status = shared->run->open(dsvi_comm_rank(comm), &own);
+    if (status != DSV_OK)
+        return dsvi_comm_fail(comm, status);
+    status = share_out(shared, &own, comm);
     own.device->close(own.device);
     return status;
 }
