@@ -121,9 +121,11 @@ void dsvi_rows_measure(DsvRowsExchange *x)
         most = count > most ? count : most;
     }
     bool ends_far = x->part.bound[x->part.sequence_index + 1] < x->keys;
-    int64_t missing = x->needs_bound[ranks] * x->grain - x->keys;
-    x->width = most;
-    x->far_keys = most * x->grain - (ends_far && most > 0 ? missing : 0);
+    int64_t far_runs = x->needs_bound[ranks] - x->wants_bound[1], i = 0;
+    while (dsvi_rows_width(far_runs, i) < most)
+        i++;
+    x->width = dsvi_rows_width(far_runs, i);
+    x->far_keys = dsvi_rows_keys(x->width, x->grain, x->keys, ends_far);
 }
 
 /* ---- rows ---- */

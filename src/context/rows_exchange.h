@@ -20,7 +20,21 @@
 extern "C" {
 #endif
 
-/* Memory of an exchange. Device memory but `first`. */
+/* Compact tensors come in a few widths, runs of a pair, so that a workspace can be planned for each: number i
+ * of them, 1 to DSV_ROWS_WIDTHS, where the others have `far_runs`. */
+enum { DSV_ROWS_WIDTHS = 32 };
+static inline int64_t dsvi_rows_width(int64_t far_runs, int64_t i)
+{
+    return (far_runs * i + DSV_ROWS_WIDTHS - 1) / DSV_ROWS_WIDTHS;
+}
+
+/* Keys of so many runs at the end of which the last of S keys is, or is not. */
+static inline int64_t dsvi_rows_keys(int64_t width, int64_t grain, int64_t keys, bool ends_far)
+{
+    return width * grain - (ends_far && width > 0 ? (grain - keys % grain) % grain : 0);
+}
+
+/* Memory of an exchange. Device memory but `host_first`. */
 typedef struct DsvRowsMemory {
     unsigned char *needs_marks, *wants_marks; /* dsvi_runs_count of needs and of wants */
     int32_t *needs_number, *wants_number;     /* likewise */
@@ -40,7 +54,8 @@ typedef struct DsvRowsExchange {
     DsvRowsMemory memory;
     DsvRuns needs, wants;     /* of all keys, by owner; of the own keys, by the rank that wants them */
     int64_t needs_bound[DSV_RUN_PARTS_MOST + 1], wants_bound[DSV_RUN_PARTS_MOST + 1];
-    int64_t width, far_keys;  /* of a compact tensor, from dsvi_rows_measure: runs and keys of each pair */
+    int64_t width, far_keys;  /* of a compact tensor, from dsvi_rows_measure: runs and keys of each pair; 0:
+                               * nothing is fetched */
 } DsvRowsExchange;
 
 /* What is to be exchanged: S keys, with those of other ranks; act. */

@@ -260,20 +260,30 @@ static size_t dense_workspace(const DsvSparse *s, const DsvSparseView *view)
     return s->shape.backward ? larger(most, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args)) : most;
 }
 
+/* Over the own keys, and over fetched ones, as many as there may be: fewer may want more. */
+static size_t divided_workspace(const DsvSparse *s, const DsvSparseView *view)
+{
+    int64_t grain = s->settings.sparse_grain, far_runs = full_runs(s) - pieces_of(view->queries, grain);
+    bool ends_far = view->first + view->queries < s->shape.tokens;
+    size_t most = list_workspace(s, view, view->queries);
+    for (int64_t i = 1; i <= DSV_ROWS_WIDTHS; i++) {
+        int64_t width = dsvi_rows_width(far_runs, i);
+        most = larger(most, list_workspace(s, view, dsvi_rows_keys(width, grain, s->shape.tokens, ends_far)));
+    }
+    return most;
+}
+
 /* What any op this layer calls may need for a view; dense attention of ranks that share samples sees to
  * itself. */
 static size_t view_workspace(const DsvSparse *s, const DsvSparseView *view)
 {
     size_t most = s->context ? 0 : dense_workspace(s, view);
-    int64_t far = (full_runs(s) - pieces_of(view->queries, s->settings.sparse_grain)) *
-                  s->settings.sparse_grain;
     if (!s->selector)
         return most;
     most = larger(most, dsvi_sparse_select_workspace(s, view));
     most = larger(most, dsvi_sparse_profile_workspace(s, view));
-    if (!view->divided)
-        return larger(most, list_workspace(s, view, s->shape.tokens));
-    return larger(most, larger(list_workspace(s, view, view->queries), list_workspace(s, view, far)));
+    return larger(most, view->divided ? divided_workspace(s, view)
+                                      : list_workspace(s, view, s->shape.tokens));
 }
 
 /* Fewer heads may want more: ops share their work out otherwise. */
