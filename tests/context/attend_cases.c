@@ -8,14 +8,6 @@ enum { GUARD = 64 };
 enum { Q, K, V, DOUT, OUT, DQ, DK, DV, TENSORS, LSE = TENSORS, WORKSPACE, AREAS };
 static const char *const NAME[TENSORS] = {"q", "k", "v", "dout", "out", "dq", "dk", "dv"};
 
-#define EXPECT(condition)                                                                    \
-    do {                                                                                     \
-        if (!(condition)) {                                                                  \
-            status = DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); \
-            goto done;                                                                       \
-        }                                                                                    \
-    } while (0)
-
 /* ---- memory ---- */
 
 /* Device memory and its picture, with GUARD bytes of 0xff behind each; all else is 0xff at first too. */

@@ -9,14 +9,6 @@ enum { GUARD = 64, TENSOR = 3 };
 
 static DsvBackend backend;
 
-#define EXPECT(condition)                                                                    \
-    do {                                                                                     \
-        if (!(condition)) {                                                                  \
-            status = DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); \
-            goto done;                                                                       \
-        }                                                                                    \
-    } while (0)
-
 /* Filled with 0xff, with as many bytes behind. */
 static unsigned char *take(size_t bytes)
 {

@@ -7,12 +7,6 @@
 
 static DsvBackend backend;
 
-#define EXPECT(condition)                                                                           \
-    do {                                                                                            \
-        if (!(condition))                                                                           \
-            return DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);          \
-    } while (0)
-
 #define REFUSED(words, call)                                                                          \
     do {                                                                                              \
         DsvStatus refused = (call);                                                                   \
@@ -40,13 +34,13 @@ static DsvStatus check_parts(const DsvContext *c, int64_t rank)
 {
     static const int64_t first[] = {0, 8, 24, 32, 48};
     DsvContextPart part = dsvi_context_part(c, 0);
-    EXPECT(dsvi_context_first(c) == first[rank] &&
+    MUST(dsvi_context_first(c) == first[rank] &&
            dsvi_context_tokens(c) == (rank == 3 ? 45 : first[rank + 1]) - first[rank]);
-    EXPECT(part.head_ranks == 4 && part.sequence_ranks == 1 && part.head_index == rank);
-    EXPECT(part.first == 0 && part.tokens == 45 && part.bound[0] == 0 && part.bound[1] == 45);
-    EXPECT(part.heads == (rank == 3 ? 2 : 1) && part.head[0] == rank);
-    EXPECT(dsvi_comm_size(part.head_device) == 4 && dsvi_comm_rank(part.head_device) == rank);
-    EXPECT(!part.sequence_device && !part.sequence_host);
+    MUST(part.head_ranks == 4 && part.sequence_ranks == 1 && part.head_index == rank);
+    MUST(part.first == 0 && part.tokens == 45 && part.bound[0] == 0 && part.bound[1] == 45);
+    MUST(part.heads == (rank == 3 ? 2 : 1) && part.head[0] == rank);
+    MUST(dsvi_comm_size(part.head_device) == 4 && dsvi_comm_rank(part.head_device) == rank);
+    MUST(!part.sequence_device && !part.sequence_host);
     return DSV_OK;
 }
 
@@ -57,16 +51,16 @@ static DsvStatus check_square(DsvContext *c, int64_t rank)
     const DsvContextPlan plan = {2, 2, placement, bound};
     DSVI_TRY(dsvi_context_set_plan(c, 1, &plan));
     DsvContextPart part = dsvi_context_part(c, 1);
-    EXPECT(part.head_index == rank % 2 && part.sequence_index == rank / 2);
-    EXPECT(part.first == (rank < 2 ? 0 : 24) && part.tokens == (rank < 2 ? 24 : 21));
-    EXPECT(part.bound[0] == 0 && part.bound[1] == 24 && part.bound[2] == 45);
-    EXPECT(part.heads == (rank % 2 ? 3 : 2) && part.head[0] == (rank % 2 ? 4 : 3));
-    EXPECT(dsvi_comm_rank(part.head_device) == rank % 2 && dsvi_comm_size(part.head_device) == 2);
-    EXPECT(dsvi_comm_rank(part.sequence_host) == rank / 2 && dsvi_comm_size(part.sequence_host) == 2);
+    MUST(part.head_index == rank % 2 && part.sequence_index == rank / 2);
+    MUST(part.first == (rank < 2 ? 0 : 24) && part.tokens == (rank < 2 ? 24 : 21));
+    MUST(part.bound[0] == 0 && part.bound[1] == 24 && part.bound[2] == 45);
+    MUST(part.heads == (rank % 2 ? 3 : 2) && part.head[0] == (rank % 2 ? 4 : 3));
+    MUST(dsvi_comm_rank(part.head_device) == rank % 2 && dsvi_comm_size(part.head_device) == 2);
+    MUST(dsvi_comm_rank(part.sequence_host) == rank / 2 && dsvi_comm_size(part.sequence_host) == 2);
     DSVI_TRY(dsvi_context_set_even_plan(c, 1, 1));
     part = dsvi_context_part(c, 1);
-    EXPECT(!part.head_device && dsvi_comm_size(part.sequence_device) == 4 && part.heads == 5);
-    EXPECT(part.tokens == dsvi_context_tokens(c) && part.first == dsvi_context_first(c));
+    MUST(!part.head_device && dsvi_comm_size(part.sequence_device) == 4 && part.heads == 5);
+    MUST(part.tokens == dsvi_context_tokens(c) && part.first == dsvi_context_first(c));
     return DSV_OK;
 }
 
@@ -98,7 +92,7 @@ static DsvStatus alone_group(DsvContextGroup *group)
     bool whole = part.heads == 5 && part.tokens == 45 && !part.head_device && !part.sequence_device &&
                  dsvi_context_tokens(c) == 45;
     dsvi_context_free(&c);
-    EXPECT(whole);
+    MUST(whole);
     return DSV_OK;
 }
 
@@ -115,7 +109,7 @@ static DsvStatus bad_shapes(DsvContextGroup *group)
     DsvContext *c;
     DsvContextShape shape = {.tokens = 40, .heads = 2, .unit = 16, .blocks = 1};
     REFUSED("too few for 4 ranks", dsvi_context_create(group, &shape, &c));
-    EXPECT(!c);
+    MUST(!c);
     shape.unit = 8;
     shape.head_ranks = 4;
     REFUSED("2 heads are too few for 4", dsvi_context_create(group, &shape, &c));
@@ -139,7 +133,7 @@ static DsvStatus bad_plans_of(DsvContext *c)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         REFUSED(bad[i].words, dsvi_context_set_plan(c, 0, &bad[i].plan));
-        EXPECT(dsvi_context_plan(c, 0)->head_ranks == 2 && dsvi_context_plan(c, 0)->placement[3] == 3);
+        MUST(dsvi_context_plan(c, 0)->head_ranks == 2 && dsvi_context_plan(c, 0)->placement[3] == 3);
     }
     return DSV_OK;
 }

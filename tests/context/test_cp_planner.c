@@ -24,12 +24,6 @@ static void hear(void *context, const char *line)
     h->count++;
 }
 
-#define EXPECT(condition)                                                                           \
-    do {                                                                                            \
-        if (!(condition))                                                                           \
-            return DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);          \
-    } while (0)
-
 /* Attention is dear, links are cheap: the placement of heads decides. */
 static void make_costs(DsvContextCosts *costs)
 {
@@ -63,15 +57,15 @@ static DsvStatus first_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBl
     static const int32_t placement[HEADS] = {0, 1, 2, 4, 3, 5};
     static const int64_t bound[] = {0, 1, 2, 4, HEADS};
     DSVI_TRY(dsvi_cp_planner_update(planner, block));
-    EXPECT(h->count == 2);
-    EXPECT(begins(h->line[0], "blocks 0 to 1: 4 x 1 ranks (heads x tokens), heads "));
-    EXPECT(strstr(h->line[0], "for dense attention: "));
-    EXPECT(begins(h->line[1], "blocks 2 to 3: 4 x 1 ranks (heads x tokens), heads 0 | 1 | 2 4 | 3 5, "
-                              "for lists of density 0.233: "));
-    EXPECT(is_plan(dsvi_context_plan(context, 2), placement, bound));
-    EXPECT(dsvi_cp_planner_expected(planner, 2)->total > 0);
+    MUST(h->count == 2);
+    MUST(begins(h->line[0], "blocks 0 to 1: 4 x 1 ranks (heads x tokens), heads "));
+    MUST(strstr(h->line[0], "for dense attention: "));
+    MUST(begins(h->line[1], "blocks 2 to 3: 4 x 1 ranks (heads x tokens), heads 0 | 1 | 2 4 | 3 5, "
+                            "for lists of density 0.233: "));
+    MUST(is_plan(dsvi_context_plan(context, 2), placement, bound));
+    MUST(dsvi_cp_planner_expected(planner, 2)->total > 0);
     DSVI_TRY(dsvi_cp_planner_update(planner, block));
-    EXPECT(h->count == 2); /* nothing has moved */
+    MUST(h->count == 2); /* nothing has moved */
     return DSV_OK;
 }
 
@@ -82,14 +76,14 @@ static DsvStatus later_plans(DsvContext *context, DsvCpPlanner *planner, DsvCpBl
     static const int64_t bound[] = {0, 2, 4, 5, HEADS};
     block[3].density = moved;
     DSVI_TRY(dsvi_cp_planner_update(planner, block));
-    EXPECT(h->count == 3);
-    EXPECT(begins(h->line[2], "block 3: 4 x 1 ranks") && strstr(h->line[2], "; as it was "));
-    EXPECT(is_plan(dsvi_context_plan(context, 3), placement, bound));
+    MUST(h->count == 3);
+    MUST(begins(h->line[2], "block 3: 4 x 1 ranks") && strstr(h->line[2], "; as it was "));
+    MUST(is_plan(dsvi_context_plan(context, 3), placement, bound));
     double seconds[BLOCKS];
     for (int b = 0; b < BLOCKS; b++)
         seconds[b] = dsvi_cp_planner_expected(planner, b)->total * (b == 2 ? 3 : 1.5);
     dsvi_cp_planner_compare(planner, seconds);
-    EXPECT(h->count == 4 && strstr(h->line[3], "furthest off is block 2, "));
+    MUST(h->count == 4 && strstr(h->line[3], "furthest off is block 2, "));
     return DSV_OK;
 }
 

@@ -41,12 +41,7 @@ static bool two_gpus(void)
 {
     RankOutcome outcome[RANKS_MOST];
     try_context(&cases[0], nothing, NULL, outcome);
-    for (int r = 0; r < 2; r++)
-        if (outcome[r].status == DSV_E_UNSUPPORTED || strstr(outcome[r].sentence, "meeting: NCCL says")) {
-            fprintf(stderr, "SKIPPED: %s\n", outcome[r].sentence);
-            return false;
-        }
-    return true;
+    return gpus_were_joined(outcome);
 }
 
 int main(void)

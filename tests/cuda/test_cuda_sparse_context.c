@@ -74,12 +74,7 @@ static bool two_gpus(void)
 {
     RankOutcome outcome[RANKS_MOST];
     run_ranks(2, 60, meet, NULL, outcome);
-    for (int r = 0; r < 2; r++)
-        if (outcome[r].status == DSV_E_UNSUPPORTED || strstr(outcome[r].sentence, "meeting: NCCL says")) {
-            fprintf(stderr, "SKIPPED: %s\n", outcome[r].sentence);
-            return false;
-        }
-    return true;
+    return gpus_were_joined(outcome);
 }
 
 int main(void)

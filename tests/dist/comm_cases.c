@@ -6,14 +6,7 @@
 #include <string.h>
 
 #include "base/rng.h"
-
-#define EXPECT(condition)                                                                            \
-    do {                                                                                             \
-        if (!(condition)) {                                                                          \
-            status = DSVI_FAIL(DSV_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);         \
-            goto done;                                                                               \
-        }                                                                                            \
-    } while (0)
+#include "local_ranks.h"
 
 #define WORKS(call) DSVI_TRY_GOTO(status, call, done)
 

@@ -46,3 +46,13 @@ void run_ranks_well(int64_t size, rank_fn *fn, void *context)
         if (outcome[r].status != DSV_OK)
             fail_msg("rank %lld of %lld: %s", (long long)r, (long long)size, outcome[r].sentence);
 }
+
+bool gpus_were_joined(const RankOutcome outcome[2])
+{
+    for (int r = 0; r < 2; r++)
+        if (outcome[r].status == DSV_E_UNSUPPORTED || strstr(outcome[r].sentence, "meeting: NCCL says")) {
+            fprintf(stderr, "SKIPPED: %s\n", outcome[r].sentence);
+            return false;
+        }
+    return true;
+}

@@ -248,12 +248,5 @@ bool rig_two_gpus(void)
                .fault_rank = -1};
     rig_train(&rig);
     rig_free(&rig);
-    for (int r = 0; r < 2; r++) {
-        const RankOutcome *o = &rig.outcome[r];
-        if (o->status == DSV_E_UNSUPPORTED || strstr(o->sentence, "meeting: NCCL says")) {
-            fprintf(stderr, "SKIPPED: %s\n", o->sentence);
-            return false;
-        }
-    }
-    return true;
+    return gpus_were_joined(rig.outcome);
 }
