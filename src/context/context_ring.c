@@ -11,11 +11,9 @@
  * it began with its own; for that the first stretch is waited for. The sums that come are those that this
  * step's part is added to: they, and the next stretch, travel while attention computes the part.
  *
- * On a GPU a transfer begins behind the mark put before the step's attention, which the host has enqueued by
- * then; what it reads and overwrites was finished with before that mark. */
+ * On a GPU a step's transfers begin before its attention is enqueued, whose kernels would leave them no room;
+ * what they read and overwrite was finished with before. */
 #include "context/context_internal.h"
-
-enum { STEP_BEGIN }; /* the mark */
 
 static int64_t tokens_of(const Attend *a, int64_t stretch)
 {
@@ -105,14 +103,14 @@ static DsvStatus attend_stretch(const Attend *a, int64_t step, const KeyValues *
 static DsvStatus forward_step(const Attend *a, int64_t step, KeyValues *now)
 {
     DsvComm *comm = a->part.sequence_device;
-    DSVI_TRY(dsvi_comm_mark(comm, STEP_BEGIN));
-    DSVI_TRY(attend_stretch(a, step, now));
+    KeyValues next;
     if (step == a->part.sequence_ranks - 1)
-        return DSV_OK;
-    dsvi_comm_behind(comm, STEP_BEGIN);
-    DsvStatus status = hop_keys(a, *now, step % 2, now);
-    dsvi_comm_behind(comm, -1);
-    return status;
+        return attend_stretch(a, step, now);
+    dsvi_comm_begin(comm);
+    DSVI_TRY(hop_keys(a, *now, step % 2, &next));
+    DSVI_TRY(attend_stretch(a, step, now));
+    *now = next;
+    return dsvi_comm_await(comm);
 }
 
 DsvStatus dsvi_context_ring_fwd(const Attend *a)
@@ -186,12 +184,10 @@ static DsvStatus backward_step(const Attend *a, int64_t step, KeyValues *now)
 {
     DsvComm *comm = a->part.sequence_device;
     KeyValues next;
-    DSVI_TRY(dsvi_comm_mark(comm, STEP_BEGIN));
+    dsvi_comm_begin(comm);
+    DSVI_TRY(travel_back(a, step, *now, &next));
     DSVI_TRY(attend_stretch_back(a, step, now));
-    dsvi_comm_behind(comm, STEP_BEGIN);
-    DsvStatus status = travel_back(a, step, *now, &next);
-    dsvi_comm_behind(comm, -1);
-    DSVI_TRY(status);
+    DSVI_TRY(dsvi_comm_await(comm));
     DSVI_TRY(add_parts(a, step, now->stretch));
     *now = next;
     return DSV_OK;

@@ -179,19 +179,17 @@ static void pieces(const DsvRowsExchange *x, const int64_t *first, void *message
 
 DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *x, const void *k, const void *v)
 {
+    DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
     DSVI_TRY(both_rows(x, x->backend->ops.rows_take.run, false, k, v, x->memory.sent));
-    return dsvi_comm_mark(x->part.sequence_device, 0);
+    pieces(x, host_wants(x), x->memory.sent, send);
+    pieces(x, host_needs(x), x->memory.received, receive);
+    dsvi_comm_begin(x->part.sequence_device);
+    return dsvi_comm_exchange(x->part.sequence_device, send, receive);
 }
 
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *x, void *far_k, void *far_v)
 {
-    DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
-    pieces(x, host_wants(x), x->memory.sent, send);
-    pieces(x, host_needs(x), x->memory.received, receive);
-    dsvi_comm_behind(x->part.sequence_device, 0);
-    DsvStatus status = dsvi_comm_exchange(x->part.sequence_device, send, receive);
-    dsvi_comm_behind(x->part.sequence_device, -1);
-    DSVI_TRY(status);
+    DSVI_TRY(dsvi_comm_await(x->part.sequence_device));
     return both_rows(x, x->backend->ops.rows_put.run, true, far_k, far_v, x->memory.received);
 }
 

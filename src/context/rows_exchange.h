@@ -79,11 +79,11 @@ void dsvi_rows_measure(DsvRowsExchange *exchange);
 int64_t dsvi_rows_needed(const DsvRowsExchange *exchange);
 int64_t dsvi_rows_wanted(const DsvRowsExchange *exchange);
 
-/* Rows of k and v (B, T, N_own, D), the own keys, for others: packed, and free to leave beside whatever the
- * device is given next. */
+/* All ranks of the sequence group call both halves, and nothing else of the group between them. Rows of k and
+ * v (B, T, N_own, D), the own keys, leave for others beside whatever the device is given next, which leaves
+ * `sent` and `received` alone. */
 DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *exchange, const void *k, const void *v);
-/* All ranks of the sequence group call: far_k and far_v (B, far_keys, N_own, D) get what this one has marked,
- * behind what the device has been given. */
+/* far_k and far_v (B, far_keys, N_own, D) get what this rank has marked. */
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *exchange, void *far_k, void *far_v);
 
 /* All ranks of the sequence group call: far_dk and far_dv, shaped like far_k, go home and are added to dk and

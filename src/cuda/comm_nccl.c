@@ -191,7 +191,13 @@ static DsvStatus nccl_exchange(DsvComm *comm, const DsvPiece *send, const DsvPie
         return DSVI_FAIL(DSV_E_RANK, "NCCL has given up after a failure");
     DSVI_TRY(come_behind(n));
     DSVI_TRY(post(n, send, receive));
-    return await(n);
+    return comm->begun ? DSV_OK : await(n);
+}
+
+static DsvStatus nccl_await(DsvComm *comm)
+{
+    NcclComm *n = (NcclComm *)comm;
+    return n->handle ? await(n) : DSVI_FAIL(DSV_E_RANK, "NCCL has given up after a failure");
 }
 
 static DsvStatus add(NcclComm *n, DsvDtype dtype, double b, const void *x, void *y, int64_t count)
@@ -231,6 +237,8 @@ static void nccl_close(DsvComm *comm)
 {
     NcclComm *n = (NcclComm *)comm;
     cudaSetDevice(n->gpu);
+    if (comm->begun)
+        give_up(n);
     if (n->handle)
         n->api.destroy(n->handle);
     for (int64_t i = 0; i < n->mark_count; i++)
@@ -247,6 +255,7 @@ static void nccl_close(DsvComm *comm)
 static const DsvTransport NCCL = {
     .name = "NCCL", .chunk = CHUNK_BYTES, .at_once = true, .exchange = nccl_exchange, .fail = nccl_fail,
     .close = nccl_close, .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
+    .await = nccl_await,
 };
 
 /* A stream and memory of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills

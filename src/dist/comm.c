@@ -380,6 +380,23 @@ void dsvi_comm_behind(DsvComm *comm, int64_t mark)
         comm->behind = mark;
 }
 
+void dsvi_comm_begin(DsvComm *comm)
+{
+    if (!alone(comm))
+        comm->begun = true;
+}
+
+/* After a failure what was begun stays so: the transport is not to wait for it when it closes. */
+DsvStatus dsvi_comm_await(DsvComm *comm)
+{
+    if (alone(comm))
+        return DSV_OK;
+    if (comm->transport->await)
+        DSVI_TRY(comm->transport->await(comm));
+    comm->begun = false;
+    return DSV_OK;
+}
+
 DsvStatus dsvi_comm_listen(DsvComm *comm)
 {
     return alone(comm) || !comm->transport->listen ? DSV_OK : comm->transport->listen(comm);

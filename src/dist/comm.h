@@ -103,6 +103,14 @@ bool dsvi_comm_at_once(const DsvComm *comm);
 DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark);
 void dsvi_comm_behind(DsvComm *comm, int64_t mark);
 
+/* Of a group for device memory: exchange and swap return from here on as soon as they are on their way,
+ * behind what the device's stream has been given by then, until dsvi_comm_await has waited for all of them;
+ * so long their memory is theirs. No other call of the group comes between. A kernel that fills the device
+ * leaves no room for a transfer that is given to it later: this is how transfers go beside such kernels. Host
+ * memory is exchanged at once. */
+void dsvi_comm_begin(DsvComm *comm);
+DsvStatus dsvi_comm_await(DsvComm *comm);
+
 /* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a
  * call to return. */
 DsvStatus dsvi_comm_listen(DsvComm *comm);

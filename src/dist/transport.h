@@ -30,6 +30,8 @@ typedef struct DsvTransport {
     DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
     DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
     DsvStatus (*mark)(DsvComm *comm, int64_t mark);
+    /* Until exchanges that have returned early, for the group was begun, are done. */
+    DsvStatus (*await)(DsvComm *comm);
 } DsvTransport;
 
 /* The head of every transport's own struct, which begins with it. */
@@ -39,6 +41,7 @@ struct DsvComm {
     double timeout_s;
     const char *call;         /* what is being done, for sentences: "all_reduce" */
     int64_t behind;           /* the mark that calls wait for; -1: for everything */
+    bool begun;               /* exchanges are not waited for: dsvi_comm_begin */
     int64_t *last_number;     /* of a group, of those made by this rank; all its groups share it */
     DsvCommSent sent;
     DsvPiece *send, *receive; /* (size) each */
