@@ -20,6 +20,7 @@
 
 #define NCCL_LIBRARY "libnccl.so.2"
 enum { CHUNK_BYTES = 16 << 20 };        /* of a sum, received from each rank at once */
+enum { WARM_UP_BYTES = 256 };
 enum { YIELDS = 2000, PAUSE_US = 50 };  /* of a wait: first yielding, then sleeping */
 #define LISTEN_EVERY_S 0.005
 
@@ -258,6 +259,24 @@ static const DsvTransport NCCL = {
     .await = nccl_await,
 };
 
+/* Connections are made, and kernels loaded, when first wanted, and either may wait for all that the GPU does:
+ * a kernel of another group among it, which waits for a rank that in its turn waits for this call. So what
+ * calls from a second thread will want is wanted here, where nothing else goes on. */
+static DsvStatus warm_up(NcclComm *n)
+{
+    DsvComm *comm = &n->comm;
+    float *numbers = (float *)comm->scratch;
+    comm->call = "meeting";
+    for (int64_t r = 0; r < comm->size; r++) {
+        comm->send[r] = (DsvPiece){comm->scratch, WARM_UP_BYTES};
+        comm->receive[r] = (DsvPiece){comm->scratch + (r + 1) * WARM_UP_BYTES, WARM_UP_BYTES};
+    }
+    DSVI_TRY(nccl_exchange(comm, comm->send, comm->receive));
+    DSVI_TRY(add(n, DSV_F32, 0, numbers, numbers + WARM_UP_BYTES, 1));
+    DSVI_TRY(add(n, DSV_F32, 0, numbers + 1, numbers + WARM_UP_BYTES, 1)); /* not aligned */
+    return await(n);
+}
+
 /* A stream and memory of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills
  * the device are all given out before another stream's, unless that is of a higher priority: what is sent
  * beside such a kernel would be sent after it. */
@@ -279,7 +298,7 @@ static DsvStatus open_nccl(NcclComm *n)
         return nccl_failed(n, error, "meeting");
     DSVI_TRY(dsvi_comm_broadcast(n->host, 0, &id, sizeof id));
     error = n->api.init(&n->handle, (int)n->comm.size, id, (int)n->comm.rank);
-    return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, "meeting");
+    return error == NCCL_SUCCESS ? warm_up(n) : nccl_failed(n, error, "meeting");
 }
 
 DsvStatus dsvi_comm_nccl_join(const DsvBackend *backend, DsvComm *host, DsvComm **out)
