@@ -24,33 +24,6 @@ __device__ __forceinline__ Weights weigh(float from_lse, float part_lse)
     return {from / sum, part / sum, larger + logf(sum)};
 }
 
-/* N elements, 16 bytes at a time. */
-template <int N, typename T> __device__ __forceinline__ void load_all(const T *p, float (&x)[N])
-{
-    constexpr int M = N * (int)sizeof(T) > 16 ? 16 / (int)sizeof(T) : N;
-#pragma unroll
-    for (int first = 0; first < N; first += M) {
-        float some[M];
-        load<M>(p + first, some);
-#pragma unroll
-        for (int i = 0; i < M; i++)
-            x[first + i] = some[i];
-    }
-}
-
-template <int N, typename T> __device__ __forceinline__ void store_all(T *p, const float (&x)[N])
-{
-    constexpr int M = N * (int)sizeof(T) > 16 ? 16 / (int)sizeof(T) : N;
-#pragma unroll
-    for (int first = 0; first < N; first += M) {
-        float some[M];
-#pragma unroll
-        for (int i = 0; i < M; i++)
-            some[i] = x[first + i];
-        store<M>(p + first, some);
-    }
-}
-
 __device__ __forceinline__ int64_t element(const DsvHeads &rows, int64_t b, int64_t s, unsigned h, unsigned d)
 {
     return b * rows.batch_stride + s * rows.token_stride + h * rows.head_stride + d;
@@ -70,14 +43,14 @@ __global__ void __launch_bounds__(THREADS) merge(const DsvAttentionMergeArgs arg
     for (int64_t b = blockIdx.y; b < args.batch; b += gridDim.y) {
         int64_t lse_at = (b * args.heads + h) * args.queries + s;
         float from[N], part[N];
-        load_all<N>((const From *)args.from.data + element(args.from, b, s, h, d), from);
-        load_all<N>((const Act *)args.part.data + element(args.part, b, s, h, d), part);
+        load_vector<N>((const From *)args.from.data + element(args.from, b, s, h, d), from);
+        load_vector<N>((const Act *)args.part.data + element(args.part, b, s, h, d), part);
         Weights weight = weigh(((const float *)args.lse)[lse_at], ((const float *)args.part_lse)[lse_at]);
 #pragma unroll
         for (int i = 0; i < N; i++)
             from[i] = (weight.from > 0.f ? weight.from * from[i] : 0.f) +
                       (weight.part > 0.f ? weight.part * part[i] : 0.f);
-        store_all<N>((To *)args.to.data + element(args.to, b, s, h, d), from);
+        store_vector<N>((To *)args.to.data + element(args.to, b, s, h, d), from);
     }
 }
 

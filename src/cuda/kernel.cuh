@@ -105,6 +105,36 @@ template <int N, typename T> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<Pack *>(p) = pack;
 }
 
+/* Elements in one access of 16 bytes, or N. */
+template <int N, typename T> constexpr int vector_piece = N * sizeof(T) <= 16 ? N : 16 / (int)sizeof(T);
+
+/* N elements in as many accesses as they take. */
+template <int N, typename T> __device__ __forceinline__ void load_vector(const T *p, float (&x)[N])
+{
+    constexpr int PIECE = vector_piece<N, T>;
+#pragma unroll
+    for (int i = 0; i < N; i += PIECE) {
+        float piece[PIECE];
+        load<PIECE>(p + i, piece);
+#pragma unroll
+        for (int j = 0; j < PIECE; j++)
+            x[i + j] = piece[j];
+    }
+}
+
+template <int N, typename T> __device__ __forceinline__ void store_vector(T *p, const float (&x)[N])
+{
+    constexpr int PIECE = vector_piece<N, T>;
+#pragma unroll
+    for (int i = 0; i < N; i += PIECE) {
+        float piece[PIECE];
+#pragma unroll
+        for (int j = 0; j < PIECE; j++)
+            piece[j] = x[i + j];
+        store<PIECE>(p + i, piece);
+    }
+}
+
 /* Every lane gets the sum over the warp, added in the same order by all. X is float or double. */
 template <typename X> __device__ __forceinline__ X warp_sum(X x)
 {

@@ -39,36 +39,6 @@ __device__ __forceinline__ int64_t row_token_step()
     return (int64_t)gridDim.x * blockDim.y;
 }
 
-/* Elements in one access of 16 bytes, or N. */
-template <int N, typename T> constexpr int row_piece = N * sizeof(T) <= 16 ? N : 16 / (int)sizeof(T);
-
-/* N elements in as many accesses as they take. */
-template <int N, typename T> __device__ __forceinline__ void load_vector(const T *p, float (&x)[N])
-{
-    constexpr int PIECE = row_piece<N, T>;
-#pragma unroll
-    for (int i = 0; i < N; i += PIECE) {
-        float piece[PIECE];
-        load<PIECE>(p + i, piece);
-#pragma unroll
-        for (int j = 0; j < PIECE; j++)
-            x[i + j] = piece[j];
-    }
-}
-
-template <int N, typename T> __device__ __forceinline__ void store_vector(T *p, const float (&x)[N])
-{
-    constexpr int PIECE = row_piece<N, T>;
-#pragma unroll
-    for (int i = 0; i < N; i += PIECE) {
-        float piece[PIECE];
-#pragma unroll
-        for (int j = 0; j < PIECE; j++)
-            piece[j] = x[i + j];
-        store<PIECE>(p + i, piece);
-    }
-}
-
 /* This thread's channels of `row`, 0 past its end; channels is a multiple of N. */
 template <int N, typename T>
 __device__ __forceinline__ void load_row(const T *row, int channels, RowPart<N> &x)

@@ -332,15 +332,17 @@ typedef struct Wish {
 
 static DsvStatus split(DsvComm *comm, Wish *wish, int64_t *member, DsvComm **out)
 {
-    int64_t count = 0, number = 0;
+    int64_t count = 0, number = 0, rank = 0;
     DSVI_TRY(share(comm, "split", wish, sizeof *wish));
     for (int64_t r = 0; r < comm->size; r++) {
+        if (r == comm->rank)
+            rank = count;
         if (wish[r].colour == wish[comm->rank].colour)
             member[count++] = r;
         number = wish[r].last_number > number ? wish[r].last_number : number;
     }
     *comm->last_number = number + 1;
-    return comm->transport->split(comm, member, count, number + 1, out);
+    return comm->transport->split(comm, member, count, rank, number + 1, out);
 }
 
 DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out)

@@ -209,8 +209,8 @@ static void local_close(DsvComm *comm)
     dsvi_comm_release(comm);
 }
 
-static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                             DsvComm **out);
+static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                             int64_t number, DsvComm **out);
 
 static const DsvTransport LOCAL = {
     .name = "threads", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = local_exchange,
@@ -218,16 +218,13 @@ static const DsvTransport LOCAL = {
 };
 
 /* The first member makes the group and the others are told where it lies. */
-static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                             DsvComm **out)
+static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                             int64_t number, DsvComm **out)
 {
     LocalComm *local = (LocalComm *)comm;
     World *world = local->group->world;
     Group *group = NULL, **made = calloc((size_t)comm->size, sizeof(Group *));
-    int64_t rank = 0;
     (void)number;
-    while (member[rank] != comm->rank)
-        rank++;
     DsvStatus status = made ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a group of ranks");
     if (status == DSV_OK && rank == 0)
         status = group_make(world, count, &group);

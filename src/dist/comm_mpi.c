@@ -295,8 +295,8 @@ static void mpi_close(DsvComm *comm)
         leave_world();
 }
 
-static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                           DsvComm **out);
+static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                           int64_t number, DsvComm **out);
 
 static const DsvTransport MPI = {
     .name = "MPI", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = mpi_exchange, .split = mpi_split,
@@ -325,14 +325,11 @@ static DsvStatus make(int64_t rank, int64_t size, int tag, double timeout_s, Mpi
 }
 
 /* Groups share MPI's communicator; their numbers, as tags, keep their messages apart. */
-static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                           DsvComm **out)
+static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                           int64_t number, DsvComm **out)
 {
     const MpiComm *parent = (const MpiComm *)comm;
     MpiComm *m;
-    int64_t rank = 0;
-    while (member[rank] != comm->rank)
-        rank++;
     DSVI_TRY(make(rank, count, (int)(number % 32000) + 1, comm->timeout_s, &m)); /* 32767 is any MPI's */
     for (int64_t r = 0; r < count; r++)
         m->world_rank[r] = parent->world_rank[member[r]];

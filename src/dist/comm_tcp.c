@@ -348,8 +348,8 @@ static void tcp_close(DsvComm *comm)
     free_world(w);
 }
 
-static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                           DsvComm **out);
+static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                           int64_t number, DsvComm **out);
 
 static const DsvTransport TCP = {
     .name = "TCP", .chunk = DSV_COMM_CHUNK, .exchange = tcp_exchange, .split = tcp_split,
@@ -377,14 +377,11 @@ static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, doub
     return DSV_OK;
 }
 
-static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t number,
-                           DsvComm **out)
+static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                           int64_t number, DsvComm **out)
 {
     const TcpComm *parent = (const TcpComm *)comm;
     TcpComm *t;
-    int64_t rank = 0;
-    while (member[rank] != comm->rank)
-        rank++;
     DSVI_TRY(make(parent->world, rank, count, (uint32_t)number, comm->timeout_s, &t));
     for (int64_t r = 0; r < count; r++)
         t->world_rank[r] = parent->world_rank[member[r]];

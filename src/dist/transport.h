@@ -15,9 +15,10 @@ typedef struct DsvTransport {
     size_t chunk; /* bytes that a sum takes from each rank at once */
     bool at_once; /* as dsvi_comm_at_once */
     DsvStatus (*exchange)(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
-    /* A group of the ranks member[0..count), this one among them; all ranks of `comm` call. `number` is one
-     * that no two groups share which have a rank in common. NULL: cannot be split. */
-    DsvStatus (*split)(DsvComm *comm, const int64_t *member, int64_t count, int64_t number, DsvComm **out);
+    /* A group of the ranks member[0..count), of which this one is member[rank]; all ranks of `comm` call.
+     * `number` is one that no two groups share which have a rank in common. NULL: cannot be split. */
+    DsvStatus (*split)(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank, int64_t number,
+                       DsvComm **out);
     /* As dsvi_comm_listen, also while another thread is in a call. NULL where the transport relies on another
      * group for that. */
     DsvStatus (*listen)(DsvComm *comm);

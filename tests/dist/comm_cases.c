@@ -377,6 +377,15 @@ static DsvStatus barrier(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
+DsvStatus comm_lengths_differ(DsvComm *comm, void *ignored)
+{
+    unsigned char data[8];
+    DsvPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
+    (void)ignored;
+    receive[1 - dsvi_comm_rank(comm)].bytes = dsvi_comm_rank(comm) == 0 ? 4 : 3;
+    return dsvi_comm_exchange(comm, send, receive);
+}
+
 const CommCase comm_cases[] = {
     {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"scatter", scatter},
     {"broadcast", broadcast},

@@ -13,4 +13,7 @@ typedef struct CommCase {
 /* Ends with one that has no name. */
 extern const CommCase comm_cases[];
 
+/* Of two ranks the first wants a byte more than the second sends: no transport lets that pass. */
+DsvStatus comm_lengths_differ(DsvComm *comm, void *ignored);
+
 #endif

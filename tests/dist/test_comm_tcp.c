@@ -151,20 +151,11 @@ static void what_ends_one_ends_all(void **state)
     }
 }
 
-static DsvStatus lengths_differ(DsvComm *comm, void *context)
-{
-    unsigned char data[8];
-    DsvPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
-    (void)context;
-    receive[1 - dsvi_comm_rank(comm)].bytes = dsvi_comm_rank(comm) == 0 ? 4 : 3;
-    return dsvi_comm_exchange(comm, send, receive);
-}
-
 static void lengths_that_differ_are_told(void **state)
 {
     RankOutcome outcome[RANKS_MOST];
     (void)state;
-    run(2, 60, lengths_differ, outcome);
+    run(2, 60, comm_lengths_differ, outcome);
     assert_int_equal(outcome[0].status, DSV_E_INTERNAL);
     assert_non_null(strstr(outcome[0].sentence, "rank 1 sends 3 bytes"));
 }

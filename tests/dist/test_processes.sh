@@ -125,6 +125,17 @@ start 4 "${share[@]}" cp_size=2 zero_stage=3 "output_dir=$work/four" >"$work/sai
     fail "two and two share" "$work/said"
 equal one four
 
+echo "a step is timed on ranks that share a clip"
+bench=("$dsv" bench step --config "$work/empty.yaml" "${small[@]}" sparse.group=16)
+start 2 "${bench[@]}" cp_size=2 --json "$work/step.json" >"$work/said" 2>&1 || fail "bench step" "$work/said"
+[ "$(grep -c '^step_ms ' "$work/said")" = 1 ] || fail "not told once" "$work/said"
+python3 - "$work/step.json" <<'PYTHON' || fail "bench step told wrong" "$work/step.json"
+import json, sys
+figures = json.load(open(sys.argv[1]))
+assert figures["ranks"] == 2 and figures["tokens"] == 48 and figures["step_ms"] > 0
+PYTHON
+ends 20 'cp_size' start 2 "${bench[@]}" cp_size=3
+
 if [ "$way" = tcp ]; then
     echo "started as Slurm starts them"
     for r in 1 0; do

@@ -241,6 +241,18 @@ void rig_close_to(const Rig *one, const Rig *many, double bound)
                        "squares of gradients");
 }
 
+void rig_expect_diverged(const Rig *rig)
+{
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "rank %d: step %d: loss ", (int)rig->fault_rank, (int)rig->fault_step);
+    for (int r = 0; r < rig->ranks; r++) {
+        const RankOutcome *o = &rig->outcome[r];
+        assert_int_equal(o->status, DSV_E_DIVERGED);
+        if (!strstr(o->sentence, wanted) || !strstr(o->sentence, "are not both finite"))
+            fail_msg("stage %d: %s", (int)rig->stage, o->sentence);
+    }
+}
+
 bool rig_two_gpus(void)
 {
     static const char *const dense[] = {"sparse.enabled=false", NULL};

@@ -55,6 +55,8 @@ typedef struct Rig {
 /* Trains on rig->ranks ranks, each context group with its part of the samples as a batch. */
 void rig_train(Rig *rig);
 void rig_free(Rig *rig);
+/* Every rank has ended for what rank fault_rank met at fault_step, which was not finite. */
+void rig_expect_diverged(const Rig *rig);
 
 /* All ranks have ended with the same weights, decisions and records. */
 void rig_same_on_all_ranks(const Rig *rig);
