@@ -195,43 +195,68 @@ static DsvStatus open_folder(Run *run)
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
-/* What must be one and the same on all ranks, in words and numbers. */
-typedef struct Common {
-    const char *name;
-    int64_t number;
-} Common;
-
-static DsvStatus compare_ranks(const Run *run, const Common *common)
+/* What must be one and the same on all ranks. */
+static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
 {
-    int64_t of_first = common->number;
-    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, &of_first, sizeof of_first));
-    if (of_first == common->number)
+    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
+    snprintf(own, sizeof own, "%s", value);
+    memcpy(of_first, own, sizeof own);
+    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
+    if (strcmp(own, of_first) == 0)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 " here and %" PRId64 " on rank 0", common->name,
-                     common->number, of_first);
+    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
+}
+
+static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return compare_ranks(run, name, text);
+}
+
+static DsvStatus compare_number(const Run *run, const char *name, double value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%.17g", value);
+    return compare_ranks(run, name, text);
+}
+
+/* What a rank may decide for its own machine. Texts are paths, which are its own too. */
+static bool is_own(const char *key)
+{
+    static const char *const own[] = {
+        "threads", "isa", "rank_timeout", "data.workers", "data.prefetch", "data.cache_mb",
+        "checkpoints_total_limit",
+    };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strcmp(key, own[i]) == 0)
+            return true;
+    return false;
+}
+
+static DsvStatus compare_settings(const Run *run)
+{
+    const DsvConfig *settings = run->settings;
+#define COMPARE(how, key, value)      \
+    if (!is_own(key))                 \
+        DSVI_TRY(how(run, key, value));
+#define DSV_INT(key, field, initial, least, most, unit, help) COMPARE(compare_integer, key, settings->field)
+#define DSV_FLOAT(key, field, initial, least, most, unit, help) COMPARE(compare_number, key, settings->field)
+#define DSV_BOOL(key, field, initial, help) COMPARE(compare_ranks, key, settings->field ? "true" : "false")
+#define DSV_CHOICE(key, field, initial, choices, help) COMPARE(compare_ranks, key, settings->field)
+#include "dsv/options.def"
+#undef COMPARE
+    return compare_ranks(run, "validation.data", settings->validation_data[0] ? "given" : "not given");
 }
 
 /* Ranks that were started with different settings, or see different clips, would wait for each other for
  * ever or train on nonsense. */
 static DsvStatus check_ranks(const Run *run)
 {
-    const DsvConfig *settings = run->settings;
-    const Common common[] = {
-        {"the number of clips", run->dataset->count}, {"seed", settings->seed},
-        {"model.num_layers", run->config.num_layers}, {"the model's width", dsvi_dit_width(&run->config)},
-        {"num_frames", settings->num_frames}, {"height", settings->height}, {"width", settings->width},
-        {"train_batch_size", settings->train_batch_size},
-        {"gradient_accumulation_steps", settings->gradient_accumulation_steps},
-        {"max_train_steps", settings->max_train_steps},
-        {"checkpointing_steps", settings->checkpointing_steps}, {"zero_stage", settings->zero_stage},
-        {"validation_steps", settings->validation_steps}, {"validation_at_end", settings->validation_at_end},
-        {"cp_size", settings->cp_size}, {"cp_heads", settings->cp_heads}, {"dp_size", settings->dp_size},
-        {"hsdp_shard_dim", settings->hsdp_shard_dim}, {"cp_plan", settings->cp_plan},
-        {"sparse.enabled", settings->sparse_enabled}, {"validation.every", settings->validation_every},
-    };
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++)
-        DSVI_TRY(compare_ranks(run, &common[i]));
-    return DSV_OK;
+    DSVI_TRY(compare_integer(run, "the number of clips", run->dataset->count));
+    DSVI_TRY(compare_settings(run));
+    DSVI_TRY(compare_integer(run, "the model's depth", run->config.num_layers));
+    return compare_integer(run, "the model's width", dsvi_dit_width(&run->config));
 }
 
 static DsvStatus start_prefetch(Run *run)

@@ -28,7 +28,8 @@ typedef struct RanksRun {
     int64_t ranks;
     int64_t stage;                 /* zero_stage; 0: as assigned */
     int64_t stop_rank, stop_after; /* steps; 0: it is not stopped */
-    int64_t odd_rank;              /* with another seed than the others; -1: none */
+    int64_t odd_rank;              /* with another setting than the others; -1: none */
+    const char *odd_key, *odd_value;
     bool resume;
 
     DsvConfig settings[RANKS_MOST];
@@ -82,7 +83,9 @@ static void run_it(RanksRun *run)
             assert_ok(dsv_config_set(settings, *a));
         settings->train_batch_size = SAMPLES / (run->ranks / settings->cp_size);
         settings->zero_stage = run->stage ? run->stage : settings->zero_stage;
-        set(settings, "seed", r == run->odd_rank ? "8" : "7");
+        set(settings, "seed", "7");
+        if (r == run->odd_rank)
+            set(settings, run->odd_key, run->odd_value);
         if (run->resume)
             set(settings, "resume_from_checkpoint", "latest");
         assert_ok(dsvi_cpu_open("auto", 1, &run->backend[r]));
@@ -391,14 +394,26 @@ static void resumed_on_another_number_of_ranks(void **state)
 
 static void what_ends_one_ends_all(void **state)
 {
+    static const char *const odd[][3] = {
+        {"seed", "8", "rank 2: seed is 8 here and 7 on rank 0"},
+        {"deterministic", "true", "rank 2: deterministic is true here and false on rank 0"},
+        {"lr", "0.5", "rank 2: lr is 0.5 here and "},
+        {"sampler", "euler", "rank 2: sampler is euler here and unipc on rank 0"},
+        {"validation.data", "/nowhere", "rank 2: validation.data is given here and not given on rank 0"},
+    };
     const char *folder = tiny_folder();
-    RanksRun run = new_run(folder, USUAL, 3);
+    RanksRun run;
     (void)state;
-    run.odd_rank = 2;
-    run_it(&run);
-    for (int r = 0; r < 3; r++) {
-        assert_int_equal(run.outcome[r].status, r == 2 ? DSV_E_USAGE : DSV_E_RANK);
-        assert_string_equal(run.outcome[r].sentence, "rank 2: seed is 8 here and 7 on rank 0");
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        run = new_run(folder, USUAL, 3);
+        run.odd_rank = 2;
+        run.odd_key = odd[i][0];
+        run.odd_value = odd[i][1];
+        run_it(&run);
+        for (int r = 0; r < 3; r++) {
+            assert_int_equal(run.outcome[r].status, r == 2 ? DSV_E_USAGE : DSV_E_RANK);
+            assert_non_null(strstr(run.outcome[r].sentence, odd[i][2]));
+        }
     }
     run = new_run("/proc/dsv-cannot-be-here", USUAL, 2);
     run_it(&run);
