@@ -160,6 +160,7 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     DsvSelectArgs args = select_args(s, &view);
     double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
 
+    s->listed_block = -1;
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
     if (strcmp(s->settings.sparse_rule, "topk") == 0) {
         DSVI_TRY(plan_topk(s, winners, dsvi_select_runs(&args), &budget));
@@ -191,6 +192,8 @@ static double lists_of_all(const DsvSparse *s)
 DsvStatus dsvi_sparse_take_lists(DsvSparse *s, int64_t block)
 {
     DsvSparseBlock *b = &s->block[block];
+    if (s->listed_block == block) /* taken before they were measured */
+        return DSV_OK;
     DSVI_TRY(s->backend->device->await(s->backend->device->stream));
     int64_t needed = *s->host_needed;
     double lists = lists_of_all(s);
