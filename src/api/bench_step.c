@@ -45,19 +45,39 @@ static double seconds_of(const DsvStepResult *result)
     return result->forward_s + result->backward_s + result->optimizer_s;
 }
 
-/* What the steps that are multiples of `every`, and not of `other` if that can be, take more than the others:
- * its share in each step. */
-static DsvStatus measure_extra(DsvTrainer *t, const DsvSampleSource *source, Times *times, int64_t every,
-                               int64_t other, double *share)
+/* Something that is done every so many steps; share: what it takes, in each step. */
+typedef struct Extra {
+    int64_t every;
+    double *share;
+} Extra;
+
+/* What steps take more than the others that do `extra`, and not `other`, if that can be; where they cannot
+ * but do both, what is known of the other is taken off. */
+static DsvStatus measure_extra(DsvTrainer *t, const DsvSampleSource *source, Times *times,
+                               const Extra *extra, const Extra *other)
 {
     DsvStepResult result;
-    int64_t step = (t->step / every + 1) * every;
-    if (step % other == 0 && every % other != 0)
+    int64_t every = extra->every, step = (t->step / every + 1) * every;
+    if (step % other->every == 0 && every % other->every != 0)
         step += every;
     t->step = step - 1;
     DSVI_TRY(dsvi_train_step(t, source, &result));
-    *share = fmax(0, seconds_of(&result) - dsvi_median(times->step, times->repeats)) / (double)every;
+    double more = seconds_of(&result) - dsvi_median(times->step, times->repeats);
+    if (step % other->every == 0)
+        more -= *other->share * (double)other->every;
+    *extra->share = fmax(0, more) / (double)every;
     return DSV_OK;
+}
+
+/* The rarer of the two last: it may be that it never comes without the other. */
+static DsvStatus measure_extras(DsvTrainer *t, const DsvSampleSource *source, Times *times)
+{
+    const Extra profile = {t->settings->sparse_profile_every, &times->profile};
+    const Extra refresh = {t->settings->sparse_refresh_every, &times->refresh};
+    bool profile_first = profile.every <= refresh.every;
+    const Extra *first = profile_first ? &profile : &refresh, *last = profile_first ? &refresh : &profile;
+    DSVI_TRY(measure_extra(t, source, times, first, last));
+    return measure_extra(t, source, times, last, first);
 }
 
 static DsvStatus measure(DsvTrainer *t, Times *times)
@@ -80,12 +100,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->repeats = (size_t)i + 1;
     }
     DSVI_TRY(dsvi_ops_time_spent(times->spent));
-    if (!t->settings->sparse_enabled)
-        return DSV_OK;
-    int64_t profile_every = t->settings->sparse_profile_every;
-    int64_t refresh_every = t->settings->sparse_refresh_every;
-    DSVI_TRY(measure_extra(t, &source, times, profile_every, refresh_every, &times->profile));
-    return measure_extra(t, &source, times, refresh_every, profile_every, &times->refresh);
+    return t->settings->sparse_enabled ? measure_extras(t, &source, times) : DSV_OK;
 }
 
 static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path, DsvLine *line,
