@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,12 +28,4 @@ uint64_t dsvi_resident_bytes(void)
     if (sscanf(text, "%llu %llu", &total, &resident) != 2)
         return 0;
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-uint64_t dsvi_resident_bytes_most(void)
-{
-    struct rusage usage;
-    if (getrusage(RUSAGE_SELF, &usage) != 0)
-        return 0;
-    return (uint64_t)usage.ru_maxrss * 1024;
 }

@@ -11,10 +11,8 @@ extern "C" {
 /* Seconds on a clock that only grows. */
 double dsvi_clock_seconds(void);
 
-/* Bytes of this process in memory now, and the most there ever were; 0 where the system does not tell.
- * Neither allocates. */
+/* Bytes of this process in memory now; 0 where the system does not tell. Does not allocate. */
 uint64_t dsvi_resident_bytes(void);
-uint64_t dsvi_resident_bytes_most(void);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,8 @@ int64_t dsvi_context_longest(const DsvContext *c, int64_t head_ranks)
     return most;
 }
 
-int64_t dsvi_context_even_rows(const DsvContext *c, int64_t head_ranks)
+/* Rows (tokens x heads) of the rank that an even plan gives most. */
+static int64_t even_rows(const DsvContext *c, int64_t head_ranks)
 {
     return dsvi_context_longest(c, head_ranks) * ceil_div(c->shape.heads, head_ranks);
 }
@@ -180,7 +181,7 @@ static DsvStatus begin_plans(DsvContext *c)
         const Factor *factor = &c->group->factor[i];
         if (!dsvi_context_allows(c, factor))
             continue;
-        int64_t even = dsvi_context_even_rows(c, factor->head_ranks);
+        int64_t even = even_rows(c, factor->head_ranks);
         rows = even > rows ? even : rows;
         most = factor->head_ranks;
     }

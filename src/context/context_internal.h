@@ -44,8 +44,6 @@ struct DsvContext {
 bool dsvi_context_allows(const DsvContext *context, const Factor *factor);
 /* Tokens of the longest stretch that a head group has. */
 int64_t dsvi_context_longest(const DsvContext *context, int64_t head_ranks);
-/* Rows (tokens x heads) of the rank that an even plan gives most. */
-int64_t dsvi_context_even_rows(const DsvContext *context, int64_t head_ranks);
 
 /* ---- dense attention ---- */
 

@@ -10,15 +10,16 @@
  * A call returns when the memory it was given holds the result and may be used again. Memory is the host's,
  * or a device's where the group was made for that (DsvBackend.join): then a call comes behind all that the
  * device's stream has been given, and barrier and split are the host's group's. It is the caller's own and
- * may lie anywhere; pieces that are sent and pieces that are received must not overlap.
+ * may lie anywhere; pieces that are sent and pieces that are received must not overlap. dsvi_comm_behind and
+ * dsvi_comm_begin change when device calls begin and return.
  *
  * Sums are formed element by element in the order of the ranks, each on one rank or on all alike: every rank
  * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
  * rounding, and not at all where the sums are exact.
  *
  * A call fails with DSV_E_RANK when another rank has said that it failed (dsvi_comm_fail), or when one has
- * not come to the call within the group's timeout: the sentence names the rank. The group is then of no more
- * use. */
+ * not come to the call within the group's timeout: the sentence names the rank, but for NCCL, which does not
+ * know it. The group is then of no more use. */
 #ifndef DSVI_COMM_H
 #define DSVI_COMM_H
 
