@@ -62,6 +62,10 @@ def variants(steps):
     table["default"] = ["sparse.group=128"]
     table["default-group64"] = ["sparse.group=64"]
     table["default-unguarded"] = table["default"] + ["sparse.min_mass=0"]
+    for percent in (15, 25, 30):  # of the keys at most, in place of 20
+        for group in (64, 128):
+            table[f"default-group{group}-density{percent}"] = [f"sparse.group={group}",
+                                                               f"sparse.target_density={percent / 100}"]
     tenth_tube = TENTH + TUBE + [early]
     table["tenth-early-tube"] = tenth_tube
     table["tenth-late-tube"] = TENTH + TUBE + [late]
