@@ -1,5 +1,6 @@
-/* An op table that keeps time: each op given to the device's own stream leaves marks there before and behind it,
- * and what it took is added to the sum of its kind. For benchmarks; nothing waits until a sum is asked for. */
+/* An op table that keeps time: each op given to the device's own stream leaves marks there before and behind
+ * it, and what it took is added to the sum of its kind. For benchmarks; nothing waits until a sum is asked
+ * for. */
 #ifndef DSVI_OPS_TIMED_H
 #define DSVI_OPS_TIMED_H
 

@@ -1,5 +1,5 @@
-/* The op table that keeps time, on a device whose clock is a counter: ops of its own stream are summed by kind,
- * those that another thread gives to another stream meanwhile leave no trace. */
+/* The op table that keeps time, on a device whose clock is a counter: ops of its own stream are summed by
+ * kind, those that another thread gives to another stream meanwhile leave no trace. */
 #include "test.h"
 
 #include <pthread.h>

@@ -1,5 +1,7 @@
-/* Sparse attention of two ranks, threads with a GPU each and NCCL between them, against one rank on the CPU.
- * Its sums are in another order, so that a few keys at the border of a list change sides. */
+/* Sparse attention of two ranks, threads with a GPU each and NCCL between them, against one rank on one of
+ * these GPUs. What projections are made from are exact sums, so lists are the same; but for a run whose
+ * estimate lies at the border: normalisers are sums too, whose order depends on how many heads a rank has.
+ * (A CPU's lists would not do: estimates of two variants may differ by DSVI_SELECT_COARSE_ERROR.) */
 #include "sparse/context_run.h"
 
 #include "cuda/cuda.h"
@@ -10,17 +12,21 @@ static DsvStatus open_gpu(int64_t rank, DsvBackend *backend)
     return dsvi_cuda_open(rank, false, backend);
 }
 
+/* Results of two halves of the keys are rounded before they are merged. */
+#define F32_SLACK {1e-3, 1e-4, 1e-3}
+#define BF16_SLACK {1e-3, 1.5e-2, 1e-3}
+
 static const struct {
     int64_t batch, heads, dim, group, grain;
     DsvDtype act;
     const char *setting;
     RunSlack slack;
 } cases[] = {
-    {1, 4, 64, 64, 1, DSV_F32, "sparse.target_mass=0.8", {0.01, 1e-2, 1e-2}},
-    {2, 3, 32, 32, 16, DSV_F32, "sparse.explore=0.1", {0.01, 1e-2, 1e-2}},
-    {1, 4, 128, 128, 1, DSV_BF16, "sparse.target_mass=0.8", {0.02, 3e-2, 1e-2}},
-    {2, 5, 64, 64, 16, DSV_BF16, "sparse.target_mass=0.8", {0.02, 3e-2, 1e-2}},
-    {1, 4, 128, 64, 1, DSV_BF16, "sparse.explore=0.1", {0.02, 3e-2, 1e-2}},
+    {1, 4, 64, 64, 1, DSV_F32, "sparse.target_mass=0.8", F32_SLACK},
+    {2, 3, 32, 32, 16, DSV_F32, "sparse.explore=0.1", F32_SLACK},
+    {1, 4, 128, 128, 1, DSV_BF16, "sparse.target_mass=0.8", BF16_SLACK},
+    {2, 5, 64, 64, 16, DSV_BF16, "sparse.target_mass=0.8", BF16_SLACK},
+    {1, 4, 128, 64, 1, DSV_BF16, "sparse.explore=0.1", BF16_SLACK},
 };
 
 static ContextRun run_of(size_t i)
@@ -49,6 +55,8 @@ static void two_ranks(void **state)
         for (run.head_ranks = 0; run.head_ranks <= 2; run.head_ranks++)
             for (int uneven = 0; uneven < 2; uneven++) {
                 run.uneven = uneven;
+                if (uneven && run.head_ranks == 1)
+                    continue;
                 run_shared(&run, 1, &shared);
                 assert_same_run(&run, &alone, &shared, cases[i].slack);
                 run_free(&run, &shared);

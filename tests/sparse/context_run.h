@@ -10,8 +10,8 @@ enum { RUN_STEPS_MOST = 6 };
 typedef struct ContextRun {
     DsvConfig settings;
     DsvSparseShape shape;  /* of one rank alone */
-    const char *isa;       /* of the rank alone, as dsvi_cpu_open takes it */
-    DsvStatus (*open)(int64_t rank, DsvBackend *backend); /* what ranks that share run on; NULL: as alone */
+    const char *isa;       /* as dsvi_cpu_open takes it */
+    DsvStatus (*open)(int64_t rank, DsvBackend *backend); /* what a rank runs on; NULL: the CPU, all on one */
     int64_t ranks;
     int64_t head_ranks;    /* of every block; 0: blocks take turns */
     bool uneven;           /* heads in random order, shared out at random */
@@ -41,7 +41,8 @@ void run_alone(const ContextRun *run, RunSeen *seen);
 void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen);
 void run_free(const ContextRun *run, RunSeen *seen);
 
-/* How far both may be apart: the share of listed runs that differ, tensors, what is reported. */
+/* How far both may be apart: the share of listed runs that differ; tensors, where none do, and as much more
+ * as follows from those that do; what is reported. */
 typedef struct RunSlack {
     double lists, tensors, reports;
 } RunSlack;

@@ -107,6 +107,16 @@ static void test_f64(void **state)
     check(&run, 1e-12);
 }
 
+/* As on GPUs: results of the own keys and of others' are rounded to BF16 before they are merged. */
+static void test_bf16(void **state)
+{
+    ContextRun run = run_of(1, 4, 2, 10, 13);
+    (void)state;
+    run.shape.act = DSV_BF16;
+    run.recompute = true;
+    check(&run, 1.5e-2);
+}
+
 /* Plans change from step to step, and the backward pass attends again. */
 static void test_steps_with_recompute(void **state)
 {
@@ -207,7 +217,7 @@ int main(void)
         cmocka_unit_test(test_explore),         cmocka_unit_test(test_other_selectors),
         cmocka_unit_test(test_f64),             cmocka_unit_test(test_steps_with_recompute),
         cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bf16),            cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
