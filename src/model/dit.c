@@ -231,8 +231,8 @@ static DsvStatus leave(const DsvDit *dit, DsvDitPass pass, int64_t stretch)
     return weights->leave ? weights->leave(weights->lender, pass, stretch) : DSV_OK;
 }
 
-DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
-                           void *output)
+/* All but the head, which is entered. */
+static DsvStatus forward_blocks(DsvDit *dit, const void *latents, const void *timestep, const void *text)
 {
     int64_t layers = dit->config.num_layers;
     DSVI_TRY(enter(dit, DSV_PASS_FORWARD, 0));
@@ -243,9 +243,30 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
         DSVI_TRY(dsvi_dit_block_fwd(dit, block));
         DSVI_TRY(leave(dit, DSV_PASS_FORWARD, block + 1));
     }
-    DSVI_TRY(enter(dit, DSV_PASS_FORWARD, layers + 1));
+    return enter(dit, DSV_PASS_FORWARD, layers + 1);
+}
+
+DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
+                           void *output)
+{
+    DSVI_ASSERT(!dit->shape.loss || !dit->shape.context);
+    DSVI_TRY(forward_blocks(dit, latents, timestep, text));
     DSVI_TRY(dsvi_dit_head_fwd(dit, output));
-    return leave(dit, DSV_PASS_FORWARD, layers + 1);
+    return leave(dit, DSV_PASS_FORWARD, dit->config.num_layers + 1);
+}
+
+DsvStatus dsvi_dit_forward_loss(DsvDit *dit, const void *latents, const void *timestep, const void *text,
+                                const DsvDitLoss *loss)
+{
+    DSVI_ASSERT(dit->shape.loss);
+    DSVI_TRY(forward_blocks(dit, latents, timestep, text));
+    DSVI_TRY(dsvi_dit_head_loss(dit, loss));
+    return leave(dit, DSV_PASS_FORWARD, dit->config.num_layers + 1);
+}
+
+double dsvi_dit_share(const DsvDit *dit)
+{
+    return (double)dit->tokens / (double)dit->all_tokens;
 }
 
 /* What grows over the backward pass begins at zero. */
@@ -261,7 +282,7 @@ static DsvStatus zero_gradients(const DsvDit *dit)
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext)
 {
     int64_t layers = dit->config.num_layers;
-    DSVI_ASSERT(dit->shape.backward);
+    DSVI_ASSERT(dit->shape.backward && (doutput || dit->shape.loss));
     DSVI_TRY(zero_gradients(dit));
     DSVI_TRY(enter(dit, DSV_PASS_BACKWARD, layers + 1));
     DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));

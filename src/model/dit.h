@@ -38,6 +38,8 @@ typedef struct DsvDitShape {
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
+    bool loss;                     /* made for dsvi_dit_forward_loss: ranks that share samples then keep rows of
+                                    * their own tokens alone, and cannot find whole outputs */
     const DsvContext *context;     /* the ranks that share the samples, made for this many tokens and for the
                                     * model's heads and blocks; NULL: this rank has them alone */
 } DsvDitShape;
@@ -111,9 +113,24 @@ DsvStatus dsvi_dit_refresh_compute(DsvDit *dit);
 DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
                            void *output);
 
-/* From doutput (as output); adds to the weights' gradients. dlatents and dtext, as latents and text, are
- * overwritten, or NULL. The forward pass of the same inputs came just before. With a context doutput is the
- * whole one on all its ranks, and the gradients are each rank's part of a sum over them: its own tokens'. */
+/* The objective in place of the output, of which nothing leaves the model. */
+typedef struct DsvDitLoss {
+    const void *target;   /* as output: what it should be */
+    double grad_scale;    /* as in ops/flow.h, of the whole batch */
+    void *loss;           /* (B) acc, device memory: mean of (output - target)^2 over the own tokens, which are
+                           * dsvi_dit_share of the sample */
+} DsvDitLoss;
+
+/* With shape.loss. */
+DsvStatus dsvi_dit_forward_loss(DsvDit *dit, const void *latents, const void *timestep, const void *text,
+                                const DsvDitLoss *loss);
+/* Own tokens over all of a sample: what of its loss is in that of the own ones. */
+double dsvi_dit_share(const DsvDit *dit);
+
+/* From doutput (as output), or where that is NULL from the loss that the forward pass found; adds to the
+ * weights' gradients. dlatents and dtext, as latents and text, are overwritten, or NULL. The forward pass of
+ * the same inputs came just before. With a context doutput is the whole one on all its ranks, and the
+ * gradients are each rank's part of a sum over them: its own tokens'. */
 DsvStatus dsvi_dit_backward(DsvDit *dit, const void *doutput, void *dlatents, void *dtext);
 
 /* FLOPs of one forward pass with dense self-attention: all GEMMs, and self- plus cross-attention. */

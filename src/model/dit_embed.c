@@ -153,13 +153,19 @@ static DsvDitNorm head_norm(const DsvDit *dit)
                               dit->scratch.dhead_modulation, HEAD_ROWS, 0);
 }
 
-/* The own tokens' rows, from scratch.h. */
+/* Own tokens' rows, from scratch.h, one behind the other. */
+static DsvStatus head_rows(const DsvDit *dit)
+{
+    return dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, dit->scratch.h, dit->acc,
+                               dit->scratch.head_rows);
+}
+
+/* The same where they are among those of all tokens. */
 static DsvStatus own_head_rows(const DsvDit *dit)
 {
     const DsvDitScratch *s = &dit->scratch;
     if (!dit->shape.context)
-        return dsvi_dit_linear_fwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, dit->acc,
-                                   s->head_rows);
+        return head_rows(dit);
     for (int64_t b = 0; b < dit->batch; b++) {
         const void *h = dsvi_dit_at(s->h, dit->act, b * dit->tokens * dit->width);
         void *rows = dsvi_dit_at(s->head_rows, dit->acc,
@@ -182,14 +188,20 @@ static DsvStatus gather_head_rows(const DsvDit *dit)
     return DSV_OK;
 }
 
+/* The residual stream to scratch.h. */
+static DsvStatus norm_and_modulate(const DsvDit *dit)
+{
+    DsvAddRowsArgs modulation = head_modulation(dit);
+    DsvDitNorm norm = head_norm(dit);
+    DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
+    return dsvi_dit_norm_fwd(dit, &norm, NULL);
+}
+
 DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
 {
     void *rows = dit->scratch.head_rows;
-    DsvAddRowsArgs modulation = head_modulation(dit);
-    DsvDitNorm norm = head_norm(dit);
     DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, output, dit->acc, rows);
-    DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
+    DSVI_TRY(norm_and_modulate(dit));
     DSVI_TRY(own_head_rows(dit));
     if (dit->shape.context)
         DSVI_TRY(gather_head_rows(dit));
@@ -198,14 +210,40 @@ DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
     return dit->backend->ops.patch_scatter.run(dit->stream, &args);
 }
 
+/* The target becomes rows, not the rows an output: each rank's are its own tokens', and nothing is sent. */
+DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss)
+{
+    const DsvDitScratch *s = &dit->scratch;
+    DsvPatchArgs target = patch_args(dit, dit->config.out_channels, true, (void *)loss->target, dit->acc,
+                                     s->target_rows);
+    DsvMseArgs mse = {
+        .batch = dit->batch, .n = dit->tokens * dit->patch_out, .acc = dit->acc,
+        .grad_scale = loss->grad_scale * dsvi_dit_share(dit), .output = s->head_rows,
+        .target = s->target_rows, .loss = loss->loss, .doutput = dit->shape.backward ? s->head_rows : NULL,
+    };
+    DSVI_TRY(norm_and_modulate(dit));
+    DSVI_TRY(head_rows(dit));
+    DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &target));
+    return dit->backend->ops.mse.run(dit->stream, &mse);
+}
+
+/* Gradients of the own tokens' rows, in act. */
+static DsvStatus find_dhead_rows(const DsvDit *dit, const void *doutput)
+{
+    const DsvDitScratch *s = &dit->scratch;
+    int64_t n = dit->batch * dit->tokens * dit->patch_out;
+    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, (void *)doutput, dit->act,
+                                   s->dhead_rows);
+    return doutput ? dit->backend->ops.patch_gather.run(dit->stream, &args)
+                   : dsvi_dit_cast(dit, n, dit->acc, s->head_rows, dit->act, s->dhead_rows);
+}
+
 DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
 {
     const DsvDitScratch *s = &dit->scratch;
     DsvAddRowsArgs modulation = head_modulation(dit);
     DsvDitNorm norm = head_norm(dit);
-    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, (void *)doutput, dit->act,
-                                   s->dhead_rows);
-    DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &args));
+    DSVI_TRY(find_dhead_rows(dit, doutput));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, s->dhead_rows,

@@ -78,7 +78,9 @@ typedef struct DsvDitScratch {
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
-    void *head_rows;         /* (B, all_tokens, out_channels * patch) acc */
+    void *head_rows;         /* (B, all_tokens, out_channels * patch) acc; with shape.loss (B, S, ...), and after
+                              * it the loss's gradient, until the head's backward pass */
+    void *target_rows;       /* the same of the target; with shape.loss */
     void *attention;         /* workspace */
     size_t attention_bytes;
     /* backward only */
@@ -184,7 +186,9 @@ DsvStatus dsvi_dit_embed_fwd(DsvDit *dit, const void *latents, const void *times
 DsvStatus dsvi_dit_embed_bwd(DsvDit *dit, void *dlatents, void *dtext);
 /* The last residual stream to the output. */
 DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output);
-/* Adds to dx and dtime. */
+/* The last residual stream to the loss. */
+DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss);
+/* Adds to dx and dtime. `doutput` may be NULL: what the loss left. */
 DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput);
 
 /* ---- dit_block.c ---- */

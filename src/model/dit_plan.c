@@ -166,7 +166,9 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     s->mean = take(arena, c, acc, dit->batch * longest);
     s->rstd = take(arena, c, acc, dit->batch * longest);
     s->rstd_k = take(arena, c, acc, dit->batch * longest);
-    s->head_rows = take(arena, c, acc, dit->batch * dit->all_tokens * dit->patch_out);
+    int64_t head_rows = dit->batch * (dit->shape.loss ? dit->tokens : dit->all_tokens);
+    s->head_rows = take(arena, c, acc, head_rows * dit->patch_out);
+    s->target_rows = dit->shape.loss ? take(arena, c, acc, head_rows * dit->patch_out) : NULL;
     s->attention_bytes = dsvi_dit_attention_workspace(dit);
     s->attention = dsvi_arena_take(arena, c, s->attention_bytes);
     if (dit->shape.backward)

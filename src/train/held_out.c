@@ -17,7 +17,7 @@ struct DsvHeldOut {
     int64_t text_elements;     /* of one sample's conditioning */
 
     /* One batch, device memory. */
-    float *latents, *noise, *output; /* (B, elements) */
+    float *latents, *noise;          /* (B, elements) */
     float *sigma, *timestep, *loss;  /* (B) */
     float *text;                     /* (B, text_len, text_dim): zero, the unconditional row */
 
@@ -33,7 +33,7 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const D
     DsvStatus status;
     DsvDitShape shape = {
         .batch = settings->train_batch_size, .frames = latent.frames, .height = latent.height,
-        .width = latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
+        .width = latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings), .loss = true,
         .context = context,
     };
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
@@ -75,7 +75,6 @@ void dsvi_held_out_carve(DsvHeldOut *h, DsvArena *arena)
     size_t batch = (size_t)h->batch, latents = batch * (size_t)h->elements * sizeof(float);
     h->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     h->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
-    h->output = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     h->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     h->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     h->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
@@ -176,29 +175,25 @@ static DsvStatus load_batch(DsvHeldOut *h, int64_t first)
 static DsvStatus evaluate(DsvHeldOut *h)
 {
     DsvDevice *device = h->backend->device;
-    const DsvOps *ops = &h->backend->ops;
     DsvFlowMixArgs mix = {
         .batch = h->batch, .n = h->elements, .acc = DSV_F32, .x0 = h->latents, .noise = h->noise,
         .sigma = h->sigma, .x_t = h->latents, .target = h->noise,
     };
-    DsvMseArgs mse = {
-        .batch = h->batch, .n = h->elements, .grad_scale = 1, .acc = DSV_F32, .output = h->output,
-        .target = h->noise, .loss = h->loss,
-    };
-    DSVI_TRY(ops->flow_mix.run(device->stream, &mix));
-    DSVI_TRY(dsvi_dit_forward(h->dit, h->latents, h->timestep, h->text, h->output));
-    DSVI_TRY(ops->mse.run(device->stream, &mse));
+    const DsvDitLoss loss = {.target = h->noise, .loss = h->loss};
+    DSVI_TRY(h->backend->ops.flow_mix.run(device->stream, &mix));
+    DSVI_TRY(dsvi_dit_forward_loss(h->dit, h->latents, h->timestep, h->text, &loss));
     DSVI_TRY(device->download(device->stream, h->host_loss, h->loss, (size_t)h->batch * sizeof(float)));
     return device->sync(device->stream);
 }
 
-/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. Of ranks that share a
- * batch, all of which have its loss, the first counts it. */
+/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. Ranks that share a batch
+ * have a part of its loss each. */
 static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
 {
     const DsvMesh *mesh = h->mesh;
     int64_t pairs = h->clips * DSV_SIGMA_BINS;
-    bool alone = dsvi_comm_size(mesh->all) == 1, counts = mesh->context_rank == 0;
+    double share = dsvi_dit_share(h->dit) / (double)h->clips;
+    bool alone = dsvi_comm_size(mesh->all) == 1;
     for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
         bin_loss[bin] = 0;
     DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
@@ -209,8 +204,8 @@ static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
         DSVI_TRY(load_batch(h, first));
         DSVI_TRY(evaluate(h));
-        for (int64_t b = 0; b < h->batch && first + b < pairs && counts; b++)
-            bin_loss[pair_at(first + b).bin] += (double)h->host_loss[b] / (double)h->clips;
+        for (int64_t b = 0; b < h->batch && first + b < pairs; b++)
+            bin_loss[pair_at(first + b).bin] += share * (double)h->host_loss[b];
     }
     DSVI_TRY(dsvi_comm_all_reduce(mesh->all, DSV_F64, bin_loss, DSV_SIGMA_BINS));
     return dsvi_sparse_step_end(h->sparse);

@@ -75,31 +75,31 @@ static DsvStatus mix_noise(DsvTrainer *t)
     return t->backend->ops.flow_mix.run(t->backend->device->stream, &args);
 }
 
-/* Mean squared error of the velocity; output becomes the loss's gradient. Adds the micro-batch to the
- * result's losses. */
-static DsvStatus measure_loss(DsvTrainer *t, DsvStepResult *result)
+/* What a micro-batch of one rank counts in a step. */
+static double pass_weight(const DsvTrainer *t)
+{
+    return 1.0 / (double)(t->settings->gradient_accumulation_steps * t->mesh.data_ranks);
+}
+
+/* Mean squared error of the velocity, as far as it is the own tokens', to the result's losses. */
+static DsvStatus take_loss(DsvTrainer *t, DsvStepResult *result)
 {
     DsvDevice *device = t->backend->device;
     int64_t batch = t->settings->train_batch_size;
-    DsvMseArgs args = {
-        .batch = batch, .n = t->elements, .acc = DSV_F32,
-        .grad_scale = 1.0 / (double)(t->settings->gradient_accumulation_steps * t->mesh.data_ranks),
-        .output = t->output, .target = t->noise, .loss = t->loss, .doutput = t->output,
-    };
-    DSVI_TRY(t->backend->ops.mse.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, t->host_loss, t->loss, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->sync(device->stream));
     for (int64_t b = 0; b < batch; b++) {
         int bin = dsvi_sigma_bin(t->host_sigma[b]);
-        result->loss += (double)t->host_loss[b] * args.grad_scale / (double)batch;
-        result->bin_loss[bin] += t->host_loss[b];
+        double loss = dsvi_dit_share(t->dit) * (double)t->host_loss[b];
+        result->loss += loss * pass_weight(t) / (double)batch;
+        result->bin_loss[bin] += loss;
         result->bin_samples[bin]++;
     }
     return DSV_OK;
 }
 
-/* What all ranks' samples came to together. Ranks that share samples all have their losses: those of the
- * first of them count. */
+/* What all ranks' samples came to together. Ranks that share samples each have a part of their losses, and
+ * the first of them counts them. */
 static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
 {
     DsvStepShare *own = &t->share[dsvi_comm_rank(t->comm)], all = {0};
@@ -110,13 +110,12 @@ static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
     DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
     for (int64_t r = 0; r < dsvi_comm_size(t->comm); r++) {
         const DsvStepShare *share = &t->share[r];
+        bool counts = r % t->mesh.context_ranks == 0;
         all.grad_square += r < t->mesh.shard_ranks ? share->grad_square : 0; /* the others have the same */
-        if (r % t->mesh.context_ranks != 0)
-            continue;
         all.loss += share->loss;
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
             all.bin_loss[bin] += share->bin_loss[bin];
-            all.bin_samples[bin] += share->bin_samples[bin];
+            all.bin_samples[bin] += counts ? share->bin_samples[bin] : 0;
         }
     }
     result->loss = all.loss;
@@ -181,11 +180,12 @@ static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
 /* Forward pass and loss; the host has waited for both. */
 static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
 {
+    const DsvDitLoss loss = {.target = t->noise, .grad_scale = pass_weight(t), .loss = t->loss};
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(mix_noise(t));
-    DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
-    DSVI_TRY(measure_loss(t, result));
+    DSVI_TRY(dsvi_dit_forward_loss(t->dit, t->latents, t->timestep, t->text, &loss));
+    DSVI_TRY(take_loss(t, result));
     return lap(t, &last, &result->forward_s);
 }
 
@@ -197,7 +197,7 @@ static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSo
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     t->zero.last_pass = last_pass;
-    DSVI_TRY(dsvi_dit_backward(t->dit, t->output, NULL, NULL));
+    DSVI_TRY(dsvi_dit_backward(t->dit, NULL, NULL, NULL));
     if (next)
         DSVI_TRY(draw_batch(t, next, &result->wait_s));
     return lap(t, &last, &result->backward_s);

@@ -39,7 +39,7 @@ static DsvDitShape shape_of(const DsvTrainer *t)
     return (DsvDitShape){
         .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
         .width = t->latent.width, .text_len = t->config.text_len, .act = dsvi_dit_act(settings),
-        .backward = true, .keep = dsvi_dit_keep(settings), .context = t->context,
+        .backward = true, .keep = dsvi_dit_keep(settings), .loss = true, .context = t->context,
     };
 }
 
@@ -86,7 +86,6 @@ static void carve(DsvTrainer *t, DsvArena *arena)
     dsvi_zero_carve(&t->zero, t->settings, arena);
     t->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
-    t->output = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->text = dsvi_arena_take(arena, DSV_MEM_DATA,

@@ -61,7 +61,6 @@ typedef struct DsvTrainer {
     /* One micro-batch, device memory. */
     float *latents;                /* (B, elements): clean latents, then the noisy ones */
     float *noise;                  /* (B, elements): noise, then the target */
-    float *output;                 /* (B, elements): velocity, then its gradient */
     float *sigma, *timestep;       /* (B) */
     float *text;                   /* (B, text_len, text_dim) */
     float *loss;                   /* (B) */

@@ -121,6 +121,16 @@ void dit_case_gradients(DitCase *c)
     assert_ok(dsvi_dit_backward(c->dit, c->doutput, c->dlatents, c->dtext));
 }
 
+void dit_case_loss_gradients(DitCase *c)
+{
+    DsvDevice *device = c->backend.device;
+    size_t flat = (size_t)c->table.elements * dsvi_dtype_size(c->acc);
+    const DsvDitLoss loss = {.target = c->target, .grad_scale = 1, .loss = c->loss};
+    assert_ok(device->zero(device->stream, c->weights.grad, flat));
+    assert_ok(dsvi_dit_forward_loss(c->dit, c->latents, c->timestep, c->text, &loss));
+    assert_ok(dsvi_dit_backward(c->dit, NULL, c->dlatents, c->dtext));
+}
+
 double dit_case_loss(const DitCase *c)
 {
     double sum = 0;

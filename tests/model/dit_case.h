@@ -38,8 +38,9 @@ void dit_case_randomise(DitCase *c, uint32_t stream);
 
 /* Forward. */
 void dit_case_forward(DitCase *c);
-/* Forward, loss and backward into zeroed gradients. */
+/* Forward, loss and backward into zeroed gradients: by way of the output, and without it. */
 void dit_case_gradients(DitCase *c);
+void dit_case_loss_gradients(DitCase *c);
 /* Mean of loss over the batch. */
 double dit_case_loss(const DitCase *c);
 /* Gradient of a parameter, acc. */

@@ -4,15 +4,20 @@
 
 #include "base/rng.h"
 
-static void open_small(DitCase *c, DsvDtype act, const char *isa, int threads)
+static void open_shape(DitCase *c, const DsvDitShape *shape, const char *isa, int threads)
 {
     DsvDitConfig config = dit_case_small_config();
-    DsvDitShape shape = dit_case_small_shape(act);
-    dit_case_open(c, &config, &shape, isa, threads, NULL);
+    dit_case_open(c, &config, shape, isa, threads, NULL);
     float *flat = dit_case_random_weights(&c->table, 0.1);
     dit_case_set_weights(c, flat);
     free(flat);
     dit_case_randomise(c, 1);
+}
+
+static void open_small(DitCase *c, DsvDtype act, const char *isa, int threads)
+{
+    DsvDitShape shape = dit_case_small_shape(act);
+    open_shape(c, &shape, isa, threads);
 }
 
 /* Loss after moving the n numbers of `x` by step * direction, which are put back. */
@@ -208,6 +213,29 @@ static void gradients_add_up(void **state)
     dit_case_close(&c);
 }
 
+/* The same gradients to the bit; the loss is summed in another order. */
+static void a_loss_needs_no_output(void **state)
+{
+    static const DsvDtype acts[] = {DSV_F64, DSV_F32, DSV_BF16};
+    (void)state;
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
+        DitCase by_output, by_loss;
+        DsvDitShape shape = dit_case_small_shape(acts[i]);
+        const char *isa = acts[i] == DSV_F64 ? "ref" : "auto";
+        open_shape(&by_output, &shape, isa, 2);
+        shape.loss = true;
+        open_shape(&by_loss, &shape, isa, 2);
+        dit_case_gradients(&by_output);
+        dit_case_loss_gradients(&by_loss);
+        double wanted = dit_case_loss(&by_output);
+        assert_error_below(fabs(dit_case_loss(&by_loss) - wanted), 1e-6 * wanted, "loss");
+        dit_case_forward(&by_loss);
+        dit_case_assert_equal(&by_loss, &by_output, true);
+        dit_case_close(&by_output);
+        dit_case_close(&by_loss);
+    }
+}
+
 /* ---- counts ---- */
 
 static DsvOps counted;
@@ -313,6 +341,7 @@ int main(void)
         cmocka_unit_test(runs_and_threads_agree_to_the_bit),
         cmocka_unit_test(inference_is_the_same_forward_pass),
         cmocka_unit_test(gradients_add_up),
+        cmocka_unit_test(a_loss_needs_no_output),
         cmocka_unit_test(flops_are_those_of_the_calls),
         cmocka_unit_test(checkpointing_saves_memory),
         cmocka_unit_test(refuses_shapes),

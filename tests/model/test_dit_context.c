@@ -1,5 +1,6 @@
 /* The transformer on ranks that have a stretch of the tokens each, against one that has them all: the whole
- * output on every rank, gradients as sums over the ranks; in F64, where nothing but a mistake is seen. */
+ * output on every rank, or its part of the loss, gradients as sums over the ranks; in F64, where nothing but a
+ * mistake is seen. */
 #include "dit_case.h"
 #include "dist/local_ranks.h"
 
@@ -8,6 +9,7 @@ enum { MOST = 4 };
 typedef struct Shared {
     DsvDtype act;
     DsvDitKeep keep;
+    bool loss;
     int64_t head_ranks;
     DsvBackend backend[MOST]; /* of the groups */
     DsvContextGroup *group[MOST];
@@ -29,7 +31,8 @@ static DsvConfig dense_settings(int64_t head_ranks)
 static DsvDitShape shape_of(const Shared *shared)
 {
     return (DsvDitShape){.batch = 2, .frames = 3, .height = 8, .width = 10, .text_len = 5,
-                         .act = shared->act, .backward = true, .keep = shared->keep};
+                         .act = shared->act, .backward = true, .keep = shared->keep,
+                         .loss = shared->loss};
 }
 
 static void fill_case(DitCase *c, const DsvDitShape *shape, const DsvConfig *settings)
@@ -56,7 +59,10 @@ static DsvStatus share(DsvComm *comm, void *context)
     shape.context = shared->context[r];
     fill_case(&shared->rank[r], &shape, &settings);
     DSVI_TRY(dsvi_sparse_step_begin(shared->rank[r].sparse, 1, true));
-    dit_case_gradients(&shared->rank[r]);
+    if (shared->loss)
+        dit_case_loss_gradients(&shared->rank[r]);
+    else
+        dit_case_gradients(&shared->rank[r]);
     DSVI_TRY(dsvi_sparse_step_end(shared->rank[r].sparse));
     dsvi_context_group_close(&shared->group[r]);
     return DSV_OK;
@@ -76,17 +82,40 @@ static void compare_sum(const Shared *shared, int64_t ranks, const DitCase *one,
     free(sum);
 }
 
-static void compare(const Shared *shared, int64_t ranks, const DitCase *one, double bound, double grad_bound)
+static void compare_outputs(const Shared *shared, int64_t ranks, const DitCase *one, double bound)
 {
-    const void *latents[MOST], *text[MOST], *grad[MOST];
     for (int64_t r = 0; r < ranks; r++) {
         const DitCase *c = &shared->rank[r];
         assert_error_below(relative_l2(c->acc, c->output, one->acc, one->output, one->out_elements), bound,
                            "output of rank %d of %d", (int)r, (int)ranks);
         assert_memory_equal(c->output, shared->rank[0].output,
                             (size_t)c->out_elements * dsvi_dtype_size(c->acc));
-        latents[r] = c->dlatents;
-        text[r] = c->dtext;
+    }
+}
+
+/* Each sample's loss is the sum of the ranks' parts. */
+static void compare_losses(const Shared *shared, int64_t ranks, const DitCase *one, double bound)
+{
+    for (int64_t b = 0; b < one->shape.batch; b++) {
+        double sum = 0, wanted = dsvi_load(one->acc, one->loss, b);
+        for (int64_t r = 0; r < ranks; r++)
+            sum += dsvi_dit_share(shared->rank[r].dit) *
+                   dsvi_load(shared->rank[r].acc, shared->rank[r].loss, b);
+        assert_error_below(fabs(sum - wanted), bound * wanted, "loss of sample %d, %d ranks", (int)b,
+                           (int)ranks);
+    }
+}
+
+static void compare(const Shared *shared, int64_t ranks, const DitCase *one, double bound, double grad_bound)
+{
+    const void *latents[MOST], *text[MOST], *grad[MOST];
+    if (shared->loss)
+        compare_losses(shared, ranks, one, bound);
+    else
+        compare_outputs(shared, ranks, one, bound);
+    for (int64_t r = 0; r < ranks; r++) {
+        latents[r] = shared->rank[r].dlatents;
+        text[r] = shared->rank[r].dtext;
     }
     compare_sum(shared, ranks, one, one->dlatents, latents, one->in_elements, grad_bound, "latents");
     compare_sum(shared, ranks, one, one->dtext, text, one->text_elements, grad_bound, "text");
@@ -98,15 +127,16 @@ static void compare(const Shared *shared, int64_t ranks, const DitCase *one, dou
     }
 }
 
-static void check(DsvDtype act, DsvDitKeep keep, double bound, double grad_bound)
+static void check(DsvDtype act, DsvDitKeep keep, bool loss, double bound, double grad_bound)
 {
     /* ranks, and how many of them divide heads */
     static const int64_t layout[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}};
     static Shared shared;
     DitCase one;
-    shared = (Shared){.act = act, .keep = keep};
+    shared = (Shared){.act = act, .keep = keep, .loss = loss};
     DsvConfig settings = dense_settings(0);
     DsvDitShape shape = shape_of(&shared);
+    shape.loss = false; /* by way of the output */
     fill_case(&one, &shape, &settings);
     assert_ok(dsvi_sparse_step_begin(one.sparse, 1, true));
     dit_case_gradients(&one);
@@ -127,21 +157,21 @@ static void check(DsvDtype act, DsvDitKeep keep, double bound, double grad_bound
 static void in_f64(void **state)
 {
     (void)state;
-    check(DSV_F64, DSV_KEEP_ALL, 1e-13, 1e-12);
-    check(DSV_F64, DSV_KEEP_INPUT, 1e-13, 1e-12);
+    check(DSV_F64, DSV_KEEP_ALL, false, 1e-13, 1e-12);
+    check(DSV_F64, DSV_KEEP_INPUT, true, 1e-13, 1e-12);
 }
 
 static void in_f32(void **state)
 {
     (void)state;
-    check(DSV_F32, DSV_KEEP_ALL, 1e-6, 1e-5);
-    check(DSV_F32, DSV_KEEP_ATTENTION, 1e-6, 1e-5);
+    check(DSV_F32, DSV_KEEP_ALL, true, 1e-6, 1e-5);
+    check(DSV_F32, DSV_KEEP_ATTENTION, false, 1e-6, 1e-5);
 }
 
 static void in_bf16(void **state)
 {
     (void)state;
-    check(DSV_BF16, DSV_KEEP_ALL, 1e-2, 3e-2);
+    check(DSV_BF16, DSV_KEEP_ALL, true, 1e-2, 3e-2);
 }
 
 int main(void)

@@ -85,16 +85,19 @@ static void measure(Rig *r, DsvHeldOutLoss *loss)
 static double loss_by_hand(Rig *r, const float *latent, const float *noise, double sigma)
 {
     DsvTrainer *t = r->trainer;
+    float *output = malloc((size_t)t->elements * sizeof *output);
     double sum = 0;
+    assert_non_null(output);
     for (int64_t i = 0; i < t->elements; i++)
         t->latents[i] = (float)((1 - sigma) * latent[i] + sigma * noise[i]);
     t->timestep[0] = (float)(1000 * sigma);
     assert_ok(dsvi_sparse_step_begin(t->sparse, 1, false));
-    assert_ok(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, t->output));
+    assert_ok(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, output));
     for (int64_t i = 0; i < t->elements; i++) {
-        double error = t->output[i] - ((double)noise[i] - latent[i]);
+        double error = output[i] - ((double)noise[i] - latent[i]);
         sum += error * error;
     }
+    free(output);
     return sum / (double)t->elements;
 }
 
