@@ -34,8 +34,9 @@ DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *c
                               const char *json_path, DsvLine *line, void *context);
 
 /* One training step of the model config describes, on random latents: step_ms, forward_ms, backward_ms,
- * optimizer_ms, tokens, model_tflops of one device, and the share of the time in each kind of op. All of
- * `ranks` (NULL: this process alone) call; rank 0 tells: all tokens that a step trains on, its own times. */
+ * optimizer_ms, tokens, model_tflops of one device, and the share of the time in each kind of op; exposed_ms
+ * and exposed_share: of it what several ranks exchange and nothing is computed beside. All of `ranks` (NULL:
+ * this process alone) call; rank 0 tells: all tokens that a step trains on, its own times. */
 DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvConfig *config, const char *json_path, DsvLine *line,
                          void *context);
 

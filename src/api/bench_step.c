@@ -88,7 +88,9 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
     for (int i = -WARM_UP; i < REPEATS && (i < REPEATS_LEAST || times->total < SECONDS); i++) {
         if (i == 0)
             dsvi_ops_time_reset();
+        dsvi_ops_time_waits(true);
         DSVI_TRY(dsvi_train_step(t, &source, &result));
+        dsvi_ops_time_waits(false);
         if (i < 0)
             continue;
         times->forward[i] = result.forward_s;
@@ -122,6 +124,8 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
     DsvSparseReport state;
     dsvi_sparse_report(t->sparse, &state);
     double tokens = (double)(sparse.tokens * shape.batch) * passes;
+    /* What keeps the device from computing: waits for other ranks, and packing what they are sent. */
+    double exposed = times->spent[DSV_KIND_WAIT] + times->spent[DSV_KIND_TRANSFER];
     const DsvBenchFigure figures[] = {
         {"step_ms", 1e3 * step},
         {"forward_ms", 1e3 * dsvi_median(times->forward, times->repeats)},
@@ -140,7 +144,11 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"select_share", times->spent[DSV_KIND_SELECT] / times->total},
         {"elementwise_share", times->spent[DSV_KIND_ELEMENTWISE] / times->total},
         {"optimizer_share", times->spent[DSV_KIND_OPTIMIZER] / times->total},
-        {"rest_share", 1 - times->timed / times->total}, /* clearing, copies, waits */
+        {"transfer_share", times->spent[DSV_KIND_TRANSFER] / times->total},
+        {"wait_share", times->spent[DSV_KIND_WAIT] / times->total},
+        {"rest_share", 1 - times->timed / times->total}, /* clearing, copies, the host */
+        {"exposed_ms", 1e3 * exposed / (double)times->repeats},
+        {"exposed_share", exposed / times->total},
         {"density", state.density},
         {"sparse_blocks", (double)state.sparse_blocks},
         {"threads", (double)dsvi_threads_count()},
@@ -185,6 +193,7 @@ static DsvStatus bench(const DsvConfig *settings, DsvComm *comm, const char *jso
                   done);
     DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);
 done:
+    dsvi_ops_time_waits(false);
     if (status != DSV_OK)
         status = dsvi_comm_fail(comm, status);
     dsvi_trainer_free(&trainer);

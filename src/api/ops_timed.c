@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "dist/comm.h"
+
 enum { CALLS_MOST = 1 << 16 }; /* between two resets; what comes after is not timed */
 
 /* An op is a plain function without a context of its own: the table it stands in front of, its device and
@@ -12,8 +14,8 @@ static DsvDevice *device;
 static unsigned char kind_of[CALLS_MOST]; /* call i lies between marks 2 i and 2 i + 1 */
 static int64_t calls;
 
-/* What goes to another stream, such as sums of what ranks send each other, runs beside the device's own and is
- * none of its time; it may also be given by another thread, which must not touch what stands above. */
+/* What goes to another stream, such as sums of what ranks send each other, runs beside the device's own and
+ * is none of its time; it may also be given by another thread, which must not touch what stands above. */
 static bool counts(const DsvStream *stream)
 {
     return stream == device->stream && calls < CALLS_MOST;
@@ -55,7 +57,7 @@ static DsvStatus end(void)
     X(attention_list_fwd, DsvAttentionArgs, ATTENTION_FWD)           \
     X(attention_list_bwd, DsvAttentionArgs, ATTENTION_BWD)           \
     X(attention_merge, DsvAttentionMergeArgs, ELEMENTWISE)           \
-    X(heads_move, DsvHeadsMoveArgs, ELEMENTWISE)                     \
+    X(heads_move, DsvHeadsMoveArgs, TRANSFER)                        \
     X(select_covariance, DsvSelectCovarianceArgs, SELECT)            \
     X(select_features, DsvSelectFeaturesArgs, SELECT)                \
     X(select_histogram, DsvSelectArgs, SELECT)                       \
@@ -64,9 +66,9 @@ static DsvStatus end(void)
     X(lists_divide, DsvListDivideArgs, SELECT)                       \
     X(lists_emit, DsvListDivideArgs, SELECT)                         \
     X(runs_number, DsvRuns, SELECT)                                  \
-    X(rows_take, DsvRowsArgs, ELEMENTWISE)                           \
-    X(rows_put, DsvRowsArgs, ELEMENTWISE)                            \
-    X(rows_add, DsvRowsArgs, ELEMENTWISE)                            \
+    X(rows_take, DsvRowsArgs, TRANSFER)                              \
+    X(rows_put, DsvRowsArgs, TRANSFER)                               \
+    X(rows_add, DsvRowsArgs, TRANSFER)                               \
     X(profile, DsvProfileArgs, SELECT)                               \
     X(predictor_loss, DsvPredictorLossArgs, SELECT)                  \
     X(sum_squares, DsvSumSquaresArgs, OPTIMIZER)                     \
@@ -98,6 +100,24 @@ void dsvi_ops_time(DsvBackend *backend)
 void dsvi_ops_time_reset(void)
 {
     calls = 0;
+}
+
+static DsvStatus wait_begins(void *nothing)
+{
+    (void)nothing;
+    return counts(device->stream) ? begin(DSV_KIND_WAIT) : DSV_OK;
+}
+
+static DsvStatus wait_ends(void *nothing)
+{
+    (void)nothing;
+    return counts(device->stream) ? end() : DSV_OK;
+}
+
+void dsvi_ops_time_waits(bool timed)
+{
+    static const DsvCommWatch watch = {.waits = wait_begins, .goes_on = wait_ends};
+    dsvi_comm_watch(timed ? &watch : NULL);
 }
 
 DsvStatus dsvi_ops_time_spent(double spent[DSV_KIND_COUNT])

@@ -17,12 +17,17 @@ typedef enum DsvOpKind {
     DSV_KIND_SELECT,        /* profile and predictor too */
     DSV_KIND_ELEMENTWISE,   /* norms and whatever goes over the activations once */
     DSV_KIND_OPTIMIZER,
+    DSV_KIND_TRANSFER,      /* what packs and unpacks messages to other ranks */
+    DSV_KIND_WAIT,          /* see dsvi_ops_time_waits */
     DSV_KIND_COUNT
 } DsvOpKind;
 
 /* Wraps the table of `backend` in place and sets all sums to 0. One backend at a time. */
 void dsvi_ops_time(DsvBackend *backend);
 void dsvi_ops_time_reset(void);
+/* Whether waits of the calling thread for other ranks are a kind too: for how long they keep the device's
+ * stream from going on. To be ended before the backend is closed. */
+void dsvi_ops_time_waits(bool timed);
 /* Seconds of each kind since the last reset. */
 DsvStatus dsvi_ops_time_spent(double spent[DSV_KIND_COUNT]);
 

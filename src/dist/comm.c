@@ -68,6 +68,25 @@ static bool alone(const DsvComm *comm)
     return !comm || comm->size == 1;
 }
 
+/* ---- watching ---- */
+
+static _Thread_local const DsvCommWatch *watcher;
+
+void dsvi_comm_watch(const DsvCommWatch *watch)
+{
+    watcher = watch;
+}
+
+DsvStatus dsvi_comm_waits(void)
+{
+    return watcher ? watcher->waits(watcher->context) : DSV_OK;
+}
+
+DsvStatus dsvi_comm_goes_on(void)
+{
+    return watcher ? watcher->goes_on(watcher->context) : DSV_OK;
+}
+
 /* ---- moving ---- */
 
 static DsvStatus copy_own(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
@@ -87,6 +106,7 @@ static DsvStatus copy_own(DsvComm *comm, const DsvPiece *send, const DsvPiece *r
 static DsvStatus move(DsvComm *comm, const char *call, const DsvPiece *send, const DsvPiece *receive)
 {
     comm->call = call;
+    DSVI_TRY(dsvi_comm_waits());
     DSVI_TRY(copy_own(comm, &send[comm->rank], &receive[comm->rank]));
     for (int64_t r = 0; r < comm->size; r++) {
         if (r == comm->rank)
@@ -94,7 +114,8 @@ static DsvStatus move(DsvComm *comm, const char *call, const DsvPiece *send, con
         comm->sent.bytes += send[r].bytes;
         comm->sent.messages += send[r].bytes > 0;
     }
-    return comm->transport->exchange(comm, send, receive);
+    DSVI_TRY(comm->transport->exchange(comm, send, receive));
+    return dsvi_comm_goes_on();
 }
 
 DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
@@ -257,10 +278,12 @@ static void add_parts(DsvDtype dtype, const DsvPiece *part, int64_t ranks, void 
 /* The same of what has been received, in whatever memory it lies. */
 static DsvStatus add_received(DsvComm *comm, DsvDtype dtype, void *out, int64_t n)
 {
+    DSVI_TRY(dsvi_comm_waits());
     if (comm->transport->sum)
-        return comm->transport->sum(comm, dtype, comm->receive, out, n);
-    add_parts(dtype, comm->receive, comm->size, out, n);
-    return DSV_OK;
+        DSVI_TRY(comm->transport->sum(comm, dtype, comm->receive, out, n));
+    else
+        add_parts(dtype, comm->receive, comm->size, out, n);
+    return dsvi_comm_goes_on();
 }
 
 static int64_t longest_part(const DsvComm *comm, const int64_t *bound)
@@ -393,10 +416,11 @@ DsvStatus dsvi_comm_await(DsvComm *comm)
 {
     if (alone(comm))
         return DSV_OK;
+    DSVI_TRY(dsvi_comm_waits());
     if (comm->transport->await)
         DSVI_TRY(comm->transport->await(comm));
     comm->begun = false;
-    return DSV_OK;
+    return dsvi_comm_goes_on();
 }
 
 DsvStatus dsvi_comm_listen(DsvComm *comm)

@@ -116,6 +116,15 @@ DsvStatus dsvi_comm_await(DsvComm *comm);
  * call to return. */
 DsvStatus dsvi_comm_listen(DsvComm *comm);
 
+/* For benchmarks: called before and behind whatever the calling thread does to wait for other ranks, in every
+ * group, queues of calls (comm_queue.h) included. NULL: nobody is told any more. */
+typedef struct DsvCommWatch {
+    DsvStatus (*waits)(void *context);
+    DsvStatus (*goes_on)(void *context);
+    void *context;
+} DsvCommWatch;
+void dsvi_comm_watch(const DsvCommWatch *watch);
+
 /* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank
  * is put: every call of the other ranks, in whatever group, fails with that sentence. They know of
  * DSV_E_RANK already, and DSV_OK is no failure. Returns `status`. */

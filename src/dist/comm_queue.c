@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dist/transport.h"
+
 typedef struct Piece {
     DsvCommWork *work;
     void *context;
@@ -130,17 +132,19 @@ static DsvStatus await(DsvCommQueue *q, int64_t number)
 
 DsvStatus dsvi_comm_queue_wait(DsvCommQueue *q, int64_t number)
 {
+    DSVI_TRY(dsvi_comm_waits());
     pthread_mutex_lock(&q->lock);
     DsvStatus status = await(q, number);
     pthread_mutex_unlock(&q->lock);
-    return status;
+    return status == DSV_OK ? dsvi_comm_goes_on() : status;
 }
 
 DsvStatus dsvi_comm_queue_finish(DsvCommQueue *q)
 {
+    DSVI_TRY(dsvi_comm_waits());
     pthread_mutex_lock(&q->lock);
     DsvStatus status = await(q, q->put);
     q->status = DSV_OK;
     pthread_mutex_unlock(&q->lock);
-    return status;
+    return status == DSV_OK ? dsvi_comm_goes_on() : status;
 }

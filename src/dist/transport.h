@@ -58,6 +58,10 @@ DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t ra
                          double timeout_s, int64_t *last_number, DsvComm **out);
 void dsvi_comm_release(DsvComm *comm);
 
+/* Tells whoever watches the calling thread (dsvi_comm_watch). One wait is not put inside another. */
+DsvStatus dsvi_comm_waits(void);
+DsvStatus dsvi_comm_goes_on(void);
+
 #ifdef __cplusplus
 }
 #endif

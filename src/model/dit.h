@@ -38,8 +38,8 @@ typedef struct DsvDitShape {
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
-    bool loss;                     /* made for dsvi_dit_forward_loss: ranks that share samples then keep rows of
-                                    * their own tokens alone, and cannot find whole outputs */
+    bool loss;                     /* made for dsvi_dit_forward_loss: ranks that share samples then keep rows
+                                    * of their own tokens alone, and cannot find whole outputs */
     const DsvContext *context;     /* the ranks that share the samples, made for this many tokens and for the
                                     * model's heads and blocks; NULL: this rank has them alone */
 } DsvDitShape;
@@ -117,8 +117,8 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
 typedef struct DsvDitLoss {
     const void *target;   /* as output: what it should be */
     double grad_scale;    /* as in ops/flow.h, of the whole batch */
-    void *loss;           /* (B) acc, device memory: mean of (output - target)^2 over the own tokens, which are
-                           * dsvi_dit_share of the sample */
+    void *loss;           /* (B) acc, device memory: mean of (output - target)^2 over the own tokens, which
+                           * are dsvi_dit_share of the sample */
 } DsvDitLoss;
 
 /* With shape.loss. */

@@ -78,8 +78,8 @@ typedef struct DsvDitScratch {
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
-    void *head_rows;         /* (B, all_tokens, out_channels * patch) acc; with shape.loss (B, S, ...), and after
-                              * it the loss's gradient, until the head's backward pass */
+    void *head_rows;         /* (B, all_tokens, out_channels * patch) acc; with shape.loss (B, S, ...), and
+                              * then the loss's gradient, until the head's backward pass */
     void *target_rows;       /* the same of the target; with shape.loss */
     void *attention;         /* workspace */
     size_t attention_bytes;

@@ -1,11 +1,13 @@
 /* The op table that keeps time, on a device whose clock is a counter: ops of its own stream are summed by
- * kind, those that another thread gives to another stream meanwhile leave no trace. */
+ * kind, and waits for other ranks; ops that another thread gives to another stream meanwhile leave no
+ * trace. */
 #include "test.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "api/ops_timed.h"
+#include "dist/comm_queue.h"
 
 enum { CALLS = 20000, MARKS_MOST = 1 << 17 };
 
@@ -57,18 +59,26 @@ static void *add_elsewhere(void *argument)
     return NULL;
 }
 
+static DsvDevice device = {.mark = put_mark, .between = between};
+
+static void open_backend(DsvBackend *backend)
+{
+    device.stream = stream_of(&own);
+    *backend = (DsvBackend){.device = &device};
+    backend->ops.add.run = add;
+    backend->ops.gemm.run = gemm;
+    dsvi_ops_time(backend);
+}
+
 static void test_streams(void **state)
 {
-    DsvDevice device = {.stream = stream_of(&own), .mark = put_mark, .between = between};
-    DsvBackend backend = {.device = &device};
+    DsvBackend backend;
     const DsvAddArgs add_args = {0};
     const DsvGemmArgs gemm_args = {0};
     double spent[DSV_KIND_COUNT];
     pthread_t thread;
     (void)state;
-    backend.ops.add.run = add;
-    backend.ops.gemm.run = gemm;
-    dsvi_ops_time(&backend);
+    open_backend(&backend);
     atomic_store(&others_go_on, true);
     assert_int_equal(pthread_create(&thread, NULL, add_elsewhere, &backend), 0);
     for (int i = 0; i < CALLS; i++) {
@@ -84,8 +94,34 @@ static void test_streams(void **state)
     }
 }
 
+static DsvStatus no_work(void *context, int64_t item)
+{
+    (void)context;
+    (void)item;
+    return DSV_OK;
+}
+
+/* A thread that waits for others is timed while it wants that. */
+static void test_waits(void **state)
+{
+    DsvBackend backend;
+    DsvCommQueue *queue;
+    double spent[DSV_KIND_COUNT];
+    (void)state;
+    open_backend(&backend);
+    assert_ok(dsvi_comm_queue_create(1, true, &queue));
+    for (int i = 0; i < 3; i++) {
+        dsvi_ops_time_waits(i < 2);
+        assert_ok(dsvi_comm_queue_wait(queue, dsvi_comm_queue_put(queue, no_work, NULL, 0)));
+    }
+    assert_ok(dsvi_ops_time_spent(spent));
+    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
+        assert_true(spent[kind] == (kind == DSV_KIND_WAIT ? 2 : 0));
+    dsvi_comm_queue_free(&queue);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams), cmocka_unit_test(test_waits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
