@@ -193,13 +193,18 @@ DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *x, void *far_k, void *far_v)
     return both_rows(x, x->backend->ops.rows_put.run, true, far_k, far_v, x->memory.received);
 }
 
-DsvStatus dsvi_rows_home(DsvRowsExchange *x, const void *far_dk, const void *far_dv, void *packed, void *dk,
-                         void *dv)
+DsvStatus dsvi_rows_home_begin(DsvRowsExchange *x, const void *far_dk, const void *far_dv, void *packed)
 {
     DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
     DSVI_TRY(both_rows(x, x->backend->ops.rows_take.run, true, far_dk, far_dv, packed));
     pieces(x, host_needs(x), packed, send);
     pieces(x, host_wants(x), x->memory.sent, receive);
-    DSVI_TRY(dsvi_comm_exchange(x->part.sequence_device, send, receive));
+    dsvi_comm_begin(x->part.sequence_device);
+    return dsvi_comm_exchange(x->part.sequence_device, send, receive);
+}
+
+DsvStatus dsvi_rows_home_end(DsvRowsExchange *x, void *dk, void *dv)
+{
+    DSVI_TRY(dsvi_comm_await(x->part.sequence_device));
     return both_rows(x, x->backend->ops.rows_add.run, false, dk, dv, x->memory.sent);
 }

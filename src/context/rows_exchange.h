@@ -86,10 +86,13 @@ DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *exchange, const void *k, const 
 /* far_k and far_v (B, far_keys, N_own, D) get what this rank has marked. */
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *exchange, void *far_k, void *far_v);
 
-/* All ranks of the sequence group call: far_dk and far_dv, shaped like far_k, go home and are added to dk and
- * dv, shaped like k. `packed`: memory as large as `received`, of which the messages are made. */
-DsvStatus dsvi_rows_home(DsvRowsExchange *exchange, const void *far_dk, const void *far_dv, void *packed,
-                         void *dk, void *dv);
+/* Likewise in two halves: far_dk and far_dv, shaped like far_k, go home beside what the device is given next,
+ * which leaves `packed` and `sent` alone. `packed`: memory as large as `received`, of which the messages are
+ * made. */
+DsvStatus dsvi_rows_home_begin(DsvRowsExchange *exchange, const void *far_dk, const void *far_dv,
+                               void *packed);
+/* What has come is added to dk and dv, shaped like k. */
+DsvStatus dsvi_rows_home_end(DsvRowsExchange *exchange, void *dk, void *dv);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,11 @@
 #define NCCL_LIBRARY "libnccl.so.2"
 enum { CHUNK_BYTES = 16 << 20 };        /* of a sum, received from each rank at once */
 enum { WARM_UP_BYTES = 256 };
-enum { YIELDS = 2000, PAUSE_US = 50 };  /* of a wait: first yielding, then sleeping */
+/* Seconds of a wait that are spent yielding, before it sleeps: of one that the device waits for too, as long as
+ * kernels take; of one beside what the device does, a moment. */
+#define YIELD_S 0.25
+#define YIELD_BESIDE_S 0.002
+enum { PAUSE_US = 50 };
 #define LISTEN_EVERY_S 0.005
 
 /* Of nccl.h, of which nothing else is wanted: these have not changed since NCCL 2.7. */
@@ -114,7 +118,8 @@ static DsvStatus listen(NcclComm *n, double since)
 static DsvStatus await(NcclComm *n)
 {
     double start = dsvi_clock_seconds(), listened = start;
-    for (int64_t tries = 0;; tries++) {
+    double yield = n->comm.behind < 0 ? YIELD_S : YIELD_BESIDE_S;
+    for (;;) {
         cudaError_t state = cudaStreamQuery(n->stream.handle);
         if (state == cudaSuccess)
             return DSV_OK;
@@ -129,7 +134,7 @@ static DsvStatus await(NcclComm *n)
                 return status;
             }
         }
-        if (tries < YIELDS)
+        if (now - start < yield)
             sched_yield();
         else
             usleep(PAUSE_US);
@@ -207,12 +212,13 @@ static DsvStatus add(NcclComm *n, DsvDtype dtype, double b, const void *x, void 
     return n->backend->ops.add.run(&n->stream, &args);
 }
 
-/* The first part gathers the sum: scratch, or `out` itself. */
+/* What comes may be on its way still: sums are enqueued behind it. The first part gathers the sum: scratch, or
+ * `out` itself. */
 static DsvStatus nccl_sum(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t count)
 {
     NcclComm *n = (NcclComm *)comm;
     if (count == 0)
-        return DSV_OK;
+        return await(n);
     for (int64_t r = 1; r < comm->size; r++)
         DSVI_TRY(add(n, dtype, 1, part[r].data, part[0].data, count));
     if (part[0].data != out)

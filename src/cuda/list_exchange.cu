@@ -2,8 +2,8 @@
  *
  * Lists: a block of threads a list. Marks are bytes, so that any thread may set one without asking; the
  * halves' lengths follow from two searches, for runs ascend. Numbers: a block of threads a (part, pair),
- * NUMBER_EACH runs a thread at a time. Rows: a warp a run, most of which find no mark and end; memory traffic
- * is that of the marked rows, read and written once. */
+ * NUMBER_EACH runs a thread at a time. Rows: a warp a run, or half a warp where that holds it; memory traffic is
+ * that of the numbers, and of the marked rows, read and written once. */
 #include "cuda/block_sums.cuh"
 #include "cuda/cuda.h"
 #include "ops/list_exchange.h"
@@ -18,7 +18,7 @@ enum {
     NUMBER_THREADS = 256,
     NUMBER_EACH = 8,
     ROW_THREADS = 256,
-    ROW_WARPS = ROW_THREADS / WARP
+    ROW_EACH = 4
 };
 
 /* DsvRuns as kernels take it. */
@@ -288,9 +288,10 @@ bool whole_vectors(const DsvRowsArgs *args)
     return (uintptr_t)args->x.data % 16 == 0 && (uintptr_t)args->message % 16 == 0;
 }
 
-__device__ __forceinline__ int64_t row_at(const Runs &r, const Rows &x, int64_t pair, int64_t row)
+/* Where head and sample of a pair begin in the tensor. */
+__device__ __forceinline__ int64_t pair_at(const Runs &r, const Rows &x, int64_t pair)
 {
-    return pair / r.heads * x.batch_stride + row * x.token_stride + pair % r.heads * x.head_stride;
+    return pair / r.heads * x.batch_stride + pair % r.heads * x.head_stride;
 }
 
 /* The slot of number 0 of (part, pair). */
@@ -302,47 +303,81 @@ __device__ __forceinline__ int64_t first_slot(const Runs &r, int part, int64_t p
     return slot;
 }
 
-/* A warp a run of (part, pair), in the order of marks. U: what is moved at a time. */
-template <typename U, bool TAKE>
+/* LANES lanes a run of (part, pair), ROW_EACH runs in flight. blockIdx.y: (part, pair). U: what a lane moves at
+ * a time. */
+template <typename U, bool TAKE, int LANES>
 __global__ __launch_bounds__(ROW_THREADS) void copy_kernel(const __grid_constant__ Runs r, Rows x, U *tensor,
                                                            U *message)
 {
-    int64_t at = ((int64_t)blockIdx.x * ROW_THREADS + threadIdx.x) / WARP;
-    if (at >= r.pairs * r.bound[r.parts])
-        return;
-    int32_t number = r.number[at];
-    if (number < 0)
-        return;
-    int part = part_of(r, at / r.pairs);
-    int64_t length = r.bound[part + 1] - r.bound[part], inside = at - r.pairs * r.bound[part];
-    int64_t pair = inside / length, run = inside % length;
-    if (x.width > 0)
-        run = compact_first(r, x.width, part, pair) + number;
-    U *slot = message + (first_slot(r, part, pair) + number) * x.slot_stride;
-    for (int i = threadIdx.x % WARP; i < (int)r.grain * x.row_units; i += WARP) {
-        int64_t row = run * r.grain + i / x.row_units;
-        U *here = tensor + row_at(r, x, pair, row) + i % x.row_units;
-        if (TAKE)
-            slot[i] = row < x.rows ? *here : U{};
-        else if (row < x.rows)
-            *here = slot[i];
+    constexpr int TOGETHER = ROW_THREADS / LANES;
+    int64_t first = (int64_t)blockIdx.x * (TOGETHER * ROW_EACH) + threadIdx.x / LANES;
+    for (int64_t at = blockIdx.y; at < r.pairs * r.parts; at += gridDim.y) {
+        int part = (int)(at / r.pairs);
+        int64_t pair = at % r.pairs, length = r.bound[part + 1] - r.bound[part];
+        if (first >= length)
+            continue;
+        const int32_t *numbers = r.number + mark_at(r, part, pair, r.bound[part]);
+        int64_t compact = x.width > 0 ? compact_first(r, x.width, part, pair) : 0;
+        U *rows = tensor + pair_at(r, x, pair), *slots = message + first_slot(r, part, pair) * x.slot_stride;
+        int32_t number[ROW_EACH];
+#pragma unroll
+        for (int e = 0; e < ROW_EACH; e++)
+            number[e] = first + e * TOGETHER < length ? numbers[first + e * TOGETHER] : -1;
+        for (int i = threadIdx.x % LANES; i < (int)r.grain * x.row_units; i += LANES) {
+            U unit[ROW_EACH];
+            int64_t row[ROW_EACH];
+#pragma unroll
+            for (int e = 0; e < ROW_EACH; e++) {
+                int64_t run = x.width > 0 ? compact + number[e] : first + e * TOGETHER;
+                row[e] = run * r.grain + i / x.row_units;
+                if (number[e] < 0 || (TAKE && row[e] >= x.rows))
+                    unit[e] = U{};
+                else
+                    unit[e] = TAKE ? rows[row[e] * x.token_stride + i % x.row_units]
+                                   : slots[number[e] * x.slot_stride + i];
+            }
+#pragma unroll
+            for (int e = 0; e < ROW_EACH; e++) {
+                if (number[e] < 0)
+                    continue;
+                if (TAKE)
+                    slots[number[e] * x.slot_stride + i] = unit[e];
+                else if (row[e] < x.rows)
+                    rows[row[e] * x.token_stride + i % x.row_units] = unit[e];
+            }
+        }
     }
 }
 
-unsigned row_blocks(int64_t warps)
+/* Runs of the longest part. */
+int64_t longest_part(const DsvRuns *runs)
 {
-    return (unsigned)ceil_div(warps, ROW_WARPS);
+    int64_t longest = 0;
+    for (int64_t j = 0; j < runs->parts; j++) {
+        int64_t length = runs->bound[j + 1] - runs->bound[j];
+        longest = length > longest ? length : longest;
+    }
+    return longest;
 }
 
-template <typename U, bool TAKE>
+template <typename U, bool TAKE, int LANES>
 DsvStatus copy_units(DsvStream *stream, const DsvRowsArgs *args)
 {
     int64_t each = (int64_t)(sizeof(U) / dsvi_dtype_size(args->dtype));
-    copy_kernel<U, TAKE><<<row_blocks(dsvi_runs_count(args->runs)), ROW_THREADS, 0, stream->handle>>>(
+    dim3 grid((unsigned)ceil_div(longest_part(args->runs), ROW_THREADS / LANES * ROW_EACH),
+              blocks_in_turn(dsvi_runs_pairs(args->runs) * args->runs->parts));
+    copy_kernel<U, TAKE, LANES><<<grid, ROW_THREADS, 0, stream->handle>>>(
         runs_of(args->runs), rows_of(args, each), static_cast<U *>(args->x.data),
         static_cast<U *>(args->message));
     DSVI_CUDA_LAUNCHED("rows of runs");
     return DSV_OK;
+}
+
+/* Half a warp where a run has no more for it. */
+bool half_a_warp(const DsvRowsArgs *args, size_t unit)
+{
+    int64_t bytes = args->runs->grain * args->head_dim * (int64_t)dsvi_dtype_size(args->dtype);
+    return bytes <= WARP / 2 * (int64_t)unit;
 }
 
 template <bool TAKE> DsvStatus copy_rows(DsvStream *stream, const DsvRowsArgs *args)
@@ -351,16 +386,17 @@ template <bool TAKE> DsvStatus copy_rows(DsvStream *stream, const DsvRowsArgs *a
     if (dsvi_runs_count(args->runs) == 0)
         return DSV_OK;
     if (whole_vectors(args))
-        return copy_units<uint4, TAKE>(stream, args);
+        return half_a_warp(args, sizeof(uint4)) ? copy_units<uint4, TAKE, WARP / 2>(stream, args)
+                                                : copy_units<uint4, TAKE, WARP>(stream, args);
     switch (dsvi_dtype_size(args->dtype)) {
     case 8:
-        return copy_units<uint64_t, TAKE>(stream, args);
+        return copy_units<uint64_t, TAKE, WARP>(stream, args);
     case 4:
-        return copy_units<uint32_t, TAKE>(stream, args);
+        return copy_units<uint32_t, TAKE, WARP>(stream, args);
     case 2:
-        return copy_units<uint16_t, TAKE>(stream, args);
+        return copy_units<uint16_t, TAKE, WARP>(stream, args);
     default:
-        return copy_units<uint8_t, TAKE>(stream, args);
+        return copy_units<uint8_t, TAKE, WARP>(stream, args);
     }
 }
 
@@ -374,48 +410,56 @@ DsvStatus put(DsvStream *stream, const DsvRowsArgs *args)
     return copy_rows<false>(stream, args);
 }
 
-/* A warp a run of a pair: its slots of all parts, then its rows, VEC elements a lane. */
-template <int VEC, typename T>
+/* LANES lanes a run of a pair: its slots of all parts, then its rows, VEC elements a lane. blockIdx.y: the
+ * pair. */
+template <int VEC, typename T, int LANES>
 __global__ __launch_bounds__(ROW_THREADS) void add_kernel(const __grid_constant__ Runs r, Rows x, T *tensor,
                                                           const T *message)
 {
-    __shared__ int64_t slots[ROW_WARPS][DSV_RUN_PARTS_MOST];
-    int64_t n = ((int64_t)blockIdx.x * ROW_THREADS + threadIdx.x) / WARP, length = r.bound[1];
-    if (n >= r.pairs * length)
-        return;
-    int64_t pair = n / length, run = n % length;
-    int64_t *slot = slots[threadIdx.x / WARP];
-    int lane = threadIdx.x % WARP, count = 0;
-    for (int first = 0; first < r.parts; first += WARP) {
-        int part = first + lane;
-        int32_t number = part < r.parts ? r.number[r.pairs * r.bound[part] + n] : -1;
-        uint32_t has = __ballot_sync(0xffffffffu, number >= 0);
-        if (number >= 0)
-            slot[count + __popc(has & ((1u << lane) - 1))] = first_slot(r, part, pair) + number;
-        count += __popc(has);
-    }
-    __syncwarp();
-    for (int i = lane * VEC; count > 0 && i < (int)r.grain * x.row_units; i += WARP * VEC) {
-        int64_t row = run * r.grain + i / x.row_units;
-        if (row >= x.rows)
-            break;
-        T *here = tensor + row_at(r, x, pair, row) + i % x.row_units;
-        float sum[VEC], part[VEC];
-        load(here, sum);
-        for (int j = 0; j < count; j++) {
-            load(message + slot[j] * x.slot_stride + i, part);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
-                sum[e] += part[e];
+    constexpr int TOGETHER = ROW_THREADS / LANES;
+    constexpr uint32_t OF_RUN = 0xffffffffu >> (WARP - LANES);
+    __shared__ int64_t slots[TOGETHER][DSV_RUN_PARTS_MOST];
+    int64_t run = (int64_t)blockIdx.x * TOGETHER + threadIdx.x / LANES, length = r.bound[1];
+    int64_t *slot = slots[threadIdx.x / LANES];
+    int lane = threadIdx.x % LANES, first_lane = threadIdx.x % WARP - lane;
+    for (int64_t pair = blockIdx.y; pair < r.pairs; pair += gridDim.y) {
+        int count = 0;
+        for (int first = 0; first < r.parts; first += LANES) {
+            int part = first + lane;
+            int32_t number = -1;
+            if (part < r.parts && run < length)
+                number = r.number[r.pairs * r.bound[part] + pair * length + run];
+            uint32_t has = __ballot_sync(0xffffffffu, number >= 0) >> first_lane & OF_RUN;
+            if (number >= 0)
+                slot[count + __popc(has & ((1u << lane) - 1))] = first_slot(r, part, pair) + number;
+            count += __popc(has);
         }
-        store(here, sum);
+        __syncwarp();
+        T *rows = tensor + pair_at(r, x, pair);
+        for (int i = lane * VEC; count > 0 && i < (int)r.grain * x.row_units; i += LANES * VEC) {
+            int64_t row = run * r.grain + i / x.row_units;
+            if (row >= x.rows)
+                break;
+            T *here = rows + row * x.token_stride + i % x.row_units;
+            float sum[VEC], part[VEC];
+            load(here, sum);
+            for (int j = 0; j < count; j++) {
+                load(message + slot[j] * x.slot_stride + i, part);
+#pragma unroll
+                for (int e = 0; e < VEC; e++)
+                    sum[e] += part[e];
+            }
+            store(here, sum);
+        }
+        __syncwarp(); /* the next pair's slots go there */
     }
 }
 
-template <int VEC, typename T> DsvStatus add_vectors(DsvStream *stream, const DsvRowsArgs *args)
+template <int VEC, typename T, int LANES> DsvStatus add_vectors(DsvStream *stream, const DsvRowsArgs *args)
 {
-    int64_t warps = dsvi_runs_pairs(args->runs) * args->runs->bound[1];
-    add_kernel<VEC, T><<<row_blocks(warps), ROW_THREADS, 0, stream->handle>>>(
+    dim3 grid((unsigned)ceil_div(args->runs->bound[1], ROW_THREADS / LANES),
+              blocks_in_turn(dsvi_runs_pairs(args->runs)));
+    add_kernel<VEC, T, LANES><<<grid, ROW_THREADS, 0, stream->handle>>>(
         runs_of(args->runs), rows_of(args, 1), static_cast<T *>(args->x.data),
         static_cast<const T *>(args->message));
     DSVI_CUDA_LAUNCHED("rows_add");
@@ -424,8 +468,11 @@ template <int VEC, typename T> DsvStatus add_vectors(DsvStream *stream, const Ds
 
 template <typename T> DsvStatus add_rows(DsvStream *stream, const DsvRowsArgs *args)
 {
-    return whole_vectors(args) ? add_vectors<16 / sizeof(T), T>(stream, args)
-                               : add_vectors<1, T>(stream, args);
+    constexpr int VEC = 16 / sizeof(T);
+    if (!whole_vectors(args))
+        return add_vectors<1, T, WARP>(stream, args);
+    return half_a_warp(args, 16) ? add_vectors<VEC, T, WARP / 2>(stream, args)
+                                 : add_vectors<VEC, T, WARP>(stream, args);
 }
 
 DsvStatus add(DsvStream *stream, const DsvRowsArgs *args)

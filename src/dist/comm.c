@@ -275,7 +275,7 @@ static void add_parts(DsvDtype dtype, const DsvPiece *part, int64_t ranks, void 
         ADD_PARTS(float);
 }
 
-/* The same of what has been received, in whatever memory it lies. */
+/* The same of what has been received, or is on its way, in whatever memory it lies. */
 static DsvStatus add_received(DsvComm *comm, DsvDtype dtype, void *out, int64_t n)
 {
     DSVI_TRY(dsvi_comm_waits());
@@ -284,6 +284,16 @@ static DsvStatus add_received(DsvComm *comm, DsvDtype dtype, void *out, int64_t 
     else
         add_parts(dtype, comm->receive, comm->size, out, n);
     return dsvi_comm_goes_on();
+}
+
+/* Receives what is to be added next: a device's memory waits for it there, and the host for the sum alone. */
+static DsvStatus move_parts(DsvComm *comm, const char *call)
+{
+    bool begun = comm->begun;
+    comm->begun = true;
+    DSVI_TRY(move(comm, call, comm->send, comm->receive));
+    comm->begun = begun;
+    return DSV_OK;
 }
 
 static int64_t longest_part(const DsvComm *comm, const int64_t *bound)
@@ -316,7 +326,7 @@ static DsvStatus reduce_scatter(DsvComm *comm, const char *call, DsvDtype dtype,
             comm->receive[r] = (DsvPiece){comm->scratch + (size_t)r * comm->transport->chunk, own.bytes};
         }
         comm->receive[comm->rank] = own;
-        DSVI_TRY(move(comm, call, comm->send, comm->receive));
+        DSVI_TRY(move_parts(comm, call));
         DSVI_TRY(add_received(comm, dtype, own.data, (int64_t)(own.bytes / item)));
     }
     return DSV_OK;
@@ -343,7 +353,7 @@ DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_
         comm->receive[r] = (DsvPiece){comm->scratch + r * SMALL_BYTES, bytes};
     }
     comm->receive[comm->rank].data = data;
-    DSVI_TRY(move(comm, "all_reduce", comm->send, comm->receive));
+    DSVI_TRY(move_parts(comm, "all_reduce"));
     return add_received(comm, dtype, data, n);
 }
 

@@ -172,9 +172,10 @@ DsvStatus dsvi_sparse_far_backward(DsvSparse *s, int64_t block, const DsvSparseA
     DSVI_TRY(dsvi_rows_fetch_begin(&s->exchange, heads->k, heads->v));
     DSVI_TRY(run_half(s, block, &b->near, heads, op));
     DSVI_TRY(dsvi_rows_fetch_end(&s->exchange, (void *)far.k, (void *)far.v));
-    if (s->exchange.width > 0) {
+    if (s->exchange.width > 0)
         DSVI_TRY(run_half(s, block, &b->far, &far, op));
+    DSVI_TRY(dsvi_rows_home_begin(&s->exchange, far.dk, far.dv, s->room.compact));
+    if (s->exchange.width > 0)
         DSVI_TRY(add_dq(s, block, heads, &far));
-    }
-    return dsvi_rows_home(&s->exchange, far.dk, far.dv, s->room.compact, heads->dk, heads->dv);
+    return dsvi_rows_home_end(&s->exchange, heads->dk, heads->dv);
 }

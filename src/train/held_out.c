@@ -186,8 +186,8 @@ static DsvStatus evaluate(DsvHeldOut *h)
     return device->sync(device->stream);
 }
 
-/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. Ranks that share a batch
- * have a part of its loss each. */
+/* Mean loss of each level, with the blocks on the sides the sparse layer has them on. Ranks that share a
+ * batch have a part of its loss each. */
 static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
 {
     const DsvMesh *mesh = h->mesh;

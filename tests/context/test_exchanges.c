@@ -267,7 +267,8 @@ static DsvStatus exchange_rows(Keys *s)
     DSVI_TRY(dsvi_rows_fetch_end(&s->x, s->far_k, s->far_v));
     sent[2] = sent_of(comm);
     DSVI_TRY(check_far(s));
-    DSVI_TRY(dsvi_rows_home(&s->x, s->far_dk, s->far_dv, s->packed, s->dk, s->dv));
+    DSVI_TRY(dsvi_rows_home_begin(&s->x, s->far_dk, s->far_dv, s->packed));
+    DSVI_TRY(dsvi_rows_home_end(&s->x, s->dk, s->dv));
     sent[3] = sent_of(comm);
     DSVI_TRY(check_home(s));
     return check_bytes(s, sent);

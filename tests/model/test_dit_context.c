@@ -1,6 +1,6 @@
 /* The transformer on ranks that have a stretch of the tokens each, against one that has them all: the whole
- * output on every rank, or its part of the loss, gradients as sums over the ranks; in F64, where nothing but a
- * mistake is seen. */
+ * output on every rank, or its part of the loss, gradients as sums over the ranks; in F64, where nothing but
+ * a mistake is seen. */
 #include "dit_case.h"
 #include "dist/local_ranks.h"
 
