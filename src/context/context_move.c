@@ -86,14 +86,17 @@ static DsvStatus move_heads(const Move *m, int64_t head_rank, bool pack, const v
     return backend->ops.heads_move.run(backend->device->stream, &args);
 }
 
-/* Every rank's heads; the own ones without a detour. */
-static DsvStatus move_all_heads(const Move *m, bool pack, const void *tokens, const void *heads,
-                                void *workspace)
+/* The own heads, without a detour. */
+static DsvStatus move_own_heads(const Move *m, bool pack, const void *tokens, const void *heads)
 {
-    for (int64_t r = 0; r < m->part.head_ranks; r++) {
-        DsvHeads together = r == m->part.head_index ? in_heads_form(m, heads, r) : packed(m, workspace, r);
-        DSVI_TRY(move_heads(m, r, pack, tokens, together));
-    }
+    return move_heads(m, m->part.head_index, pack, tokens, in_heads_form(m, heads, m->part.head_index));
+}
+
+static DsvStatus move_others_heads(const Move *m, bool pack, const void *tokens, void *workspace)
+{
+    for (int64_t r = 0; r < m->part.head_ranks; r++)
+        if (r != m->part.head_index)
+            DSVI_TRY(move_heads(m, r, pack, tokens, packed(m, workspace, r)));
     return DSV_OK;
 }
 
@@ -118,8 +121,10 @@ static DsvStatus exchange(const Move *m, int64_t b, bool send_packed, const void
     return dsvi_comm_exchange(m->part.head_device, m->c->send, m->c->receive);
 }
 
-static DsvStatus exchange_all(const Move *m, bool send_packed, const void *heads, void *workspace)
+/* Begun: the own heads move meanwhile. */
+static DsvStatus begin_exchange(const Move *m, bool send_packed, const void *heads, void *workspace)
 {
+    dsvi_comm_begin(m->part.head_device);
     for (int64_t b = 0; b < m->tensor->batch; b++)
         DSVI_TRY(exchange(m, b, send_packed, heads, workspace));
     return DSV_OK;
@@ -131,8 +136,10 @@ DsvStatus dsvi_context_to_heads(const DsvContext *c, int64_t block, const DsvCon
     Move m = begin(c, block, tensor);
     if (m.part.head_ranks == 1)
         return DSV_OK;
-    DSVI_TRY(move_all_heads(&m, true, tokens, heads, workspace));
-    return exchange_all(&m, true, heads, workspace);
+    DSVI_TRY(move_others_heads(&m, true, tokens, workspace));
+    DSVI_TRY(begin_exchange(&m, true, heads, workspace));
+    DSVI_TRY(move_own_heads(&m, true, tokens, heads));
+    return dsvi_comm_await(m.part.head_device);
 }
 
 DsvStatus dsvi_context_to_tokens(const DsvContext *c, int64_t block, const DsvContextTensor *tensor,
@@ -141,6 +148,8 @@ DsvStatus dsvi_context_to_tokens(const DsvContext *c, int64_t block, const DsvCo
     Move m = begin(c, block, tensor);
     if (m.part.head_ranks == 1)
         return DSV_OK;
-    DSVI_TRY(exchange_all(&m, false, heads, workspace));
-    return move_all_heads(&m, false, tokens, heads, workspace);
+    DSVI_TRY(begin_exchange(&m, false, heads, workspace));
+    DSVI_TRY(move_own_heads(&m, false, tokens, heads));
+    DSVI_TRY(dsvi_comm_await(m.part.head_device));
+    return move_others_heads(&m, false, tokens, workspace);
 }

@@ -196,7 +196,9 @@ static DsvStatus backward_step(const Attend *a, int64_t step, KeyValues *now)
 DsvStatus dsvi_context_ring_bwd(const Attend *a)
 {
     KeyValues now;
+    dsvi_comm_begin(a->part.sequence_device);
     DSVI_TRY(hop_keys(a, own_stretch(a), 0, &now));
+    DSVI_TRY(dsvi_comm_await(a->part.sequence_device));
     for (int64_t step = 0; step < a->part.sequence_ranks; step++)
         DSVI_TRY(backward_step(a, step, &now));
     return DSV_OK;

@@ -21,8 +21,8 @@
 #define NCCL_LIBRARY "libnccl.so.2"
 enum { CHUNK_BYTES = 16 << 20 };        /* of a sum, received from each rank at once */
 enum { WARM_UP_BYTES = 256 };
-/* Seconds of a wait that are spent yielding, before it sleeps: of one that the device waits for too, as long as
- * kernels take; of one beside what the device does, a moment. */
+/* Seconds of a wait that are spent yielding, before it sleeps: of one that the device waits for too, as long
+ * as kernels take; of one beside what the device does, a moment. */
 #define YIELD_S 0.25
 #define YIELD_BESIDE_S 0.002
 enum { PAUSE_US = 50 };
@@ -212,8 +212,8 @@ static DsvStatus add(NcclComm *n, DsvDtype dtype, double b, const void *x, void 
     return n->backend->ops.add.run(&n->stream, &args);
 }
 
-/* What comes may be on its way still: sums are enqueued behind it. The first part gathers the sum: scratch, or
- * `out` itself. */
+/* What comes may be on its way still: sums are enqueued behind it. The first part gathers the sum: scratch,
+ * or `out` itself. */
 static DsvStatus nccl_sum(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t count)
 {
     NcclComm *n = (NcclComm *)comm;

@@ -2,8 +2,8 @@
  *
  * Lists: a block of threads a list. Marks are bytes, so that any thread may set one without asking; the
  * halves' lengths follow from two searches, for runs ascend. Numbers: a block of threads a (part, pair),
- * NUMBER_EACH runs a thread at a time. Rows: a warp a run, or half a warp where that holds it; memory traffic is
- * that of the numbers, and of the marked rows, read and written once. */
+ * NUMBER_EACH runs a thread at a time. Rows: a warp a run, or half a warp where that holds it; memory traffic
+ * is that of the numbers, and of the marked rows, read and written once. */
 #include "cuda/block_sums.cuh"
 #include "cuda/cuda.h"
 #include "ops/list_exchange.h"
@@ -303,8 +303,8 @@ __device__ __forceinline__ int64_t first_slot(const Runs &r, int part, int64_t p
     return slot;
 }
 
-/* LANES lanes a run of (part, pair), ROW_EACH runs in flight. blockIdx.y: (part, pair). U: what a lane moves at
- * a time. */
+/* LANES lanes a run of (part, pair), ROW_EACH runs in flight. blockIdx.y: (part, pair). U: what a lane moves
+ * at a time. */
 template <typename U, bool TAKE, int LANES>
 __global__ __launch_bounds__(ROW_THREADS) void copy_kernel(const __grid_constant__ Runs r, Rows x, U *tensor,
                                                            U *message)
@@ -318,7 +318,8 @@ __global__ __launch_bounds__(ROW_THREADS) void copy_kernel(const __grid_constant
             continue;
         const int32_t *numbers = r.number + mark_at(r, part, pair, r.bound[part]);
         int64_t compact = x.width > 0 ? compact_first(r, x.width, part, pair) : 0;
-        U *rows = tensor + pair_at(r, x, pair), *slots = message + first_slot(r, part, pair) * x.slot_stride;
+        U *rows = tensor + pair_at(r, x, pair);
+        U *slots = message + first_slot(r, part, pair) * x.slot_stride;
         int32_t number[ROW_EACH];
 #pragma unroll
         for (int e = 0; e < ROW_EACH; e++)

@@ -27,8 +27,8 @@ typedef struct DsvTransport {
     void (*close)(DsvComm *comm);
 
     /* NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
-    /* out (n) = part[0] + part[1] + ..., of which an exchange that was begun may be bringing some; returns when
-     * that is done. The parts may be written to, and `out` is one of them. */
+    /* out (n) = part[0] + part[1] + ..., of which an exchange that was begun may be bringing some; returns
+     * when that is done. The parts may be written to, and `out` is one of them. */
     DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
     DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
     DsvStatus (*mark)(DsvComm *comm, int64_t mark);
