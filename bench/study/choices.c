@@ -1,12 +1,14 @@
 /* How much attention mass lists hold, choice by choice, on a trained model and clips it may never have seen.
  *
- *     dsv_study MODEL CLIPS OUT [--parts a,b] [--clips N] [--samples N] [--stored MODEL]... [key=value]...
+ *     dsv_study MODEL CLIPS OUT [--parts a,b] [--order NAME] [--clips N] [--samples N] [--stored MODEL]...
+ *         [key=value]...
  *
  * For each clip and noise level one dense forward pass is watched, and in each block every case of the
  * table below makes its lists from the block's queries and keys, which are then held against exact
  * attention. OUT.csv gets a line for each (case, target, clip, noise level, block); OUT.f32 in the same order
- * the captured mass and then the density of each (head, sampled query), as 32-bit floats. choices.py makes
- * tables and plots of them. */
+ * the captured mass and then the density of each (head, sampled query), as 32-bit floats. choices.py and
+ * mature.py make tables and plots of them. What a block gave is on disk before the next one begins: a study
+ * that was cut short has whole blocks but for the last. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +29,7 @@ static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "
 
 typedef struct Study {
     const char *model, *clips, *out, *parts;
+    const char *order; /* of cases that are not about orders */
     const char *stored[STORED_MOST];
     int64_t stored_count, clips_most, samples;
     DsvConfig settings;
@@ -43,12 +46,12 @@ typedef struct Study {
 /* ---- the table of cases ---- */
 
 /* What a case is unless it says otherwise: the defaults. */
-static StudyCase usual(const char *part, const char *selector)
+static StudyCase usual(const Study *s, const char *part, const char *selector)
 {
     DsvConfig d;
     dsv_config_defaults(&d);
     return (StudyCase){
-        .part = part, .selector = selector, .order = "hilbert", .group = d.sparse_group,
+        .part = part, .selector = selector, .order = s->order, .group = d.sparse_group,
         .chunk = d.sparse_chunk, .grain = d.sparse_grain, .rank = d.sparse_rank, .source = STUDY_OWN,
         .format = STUDY_F32, .rule = STUDY_COMMON, .targets = densities,
     };
@@ -83,11 +86,11 @@ static void add_with_rules(Study *s, StudyCase one)
 static void add_bounds(Study *s)
 {
     static const char *const windows[] = {"nearest", "column"};
-    StudyCase query = usual("bound", "mean");
+    StudyCase query = usual(s, "bound", "mean");
     query.group = 1;
     add_with_rules(s, query);
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
-        StudyCase window = usual("bound", windows[i]);
+        StudyCase window = usual(s, "bound", windows[i]);
         window.order = "raster";
         window.group = 1;
         window.rule = STUDY_TOPK;
@@ -100,7 +103,7 @@ static void add_orders(Study *s)
     static const int64_t groups[] = {32, 64, 128, 256};
     for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
         for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
-            StudyCase mean = usual("order", "mean"), projection = usual("order", "projection");
+            StudyCase mean = usual(s, "order-mean", "mean"), projection = usual(s, "order", "projection");
             mean.order = projection.order = orders[o];
             mean.group = projection.group = groups[g];
             add_with_rules(s, mean);
@@ -109,12 +112,28 @@ static void add_orders(Study *s)
     }
 }
 
+/* What is worth asking of every checkpoint: how well groups agree, and what the selectors make of it. */
+static void add_brief(Study *s)
+{
+    static const char *const of[] = {"hilbert", "tube"};
+    for (size_t o = 0; o < sizeof of / sizeof *of; o++) {
+        StudyCase mean = usual(s, "brief", "mean"), projection = usual(s, "brief", "projection");
+        mean.order = projection.order = of[o];
+        add(s, mean);
+        add(s, projection);
+    }
+    StudyCase blocks = usual(s, "brief", "pooled");
+    blocks.group = blocks.grain = 64;
+    blocks.order = "cube";
+    add(s, blocks);
+}
+
 static void add_stored(Study *s)
 {
     for (int64_t i = 0; i < s->stored_count; i++) {
         DsvModelPath model;
         DsvSafetensors *file;
-        StudyCase one = usual("selector", "projection");
+        StudyCase one = usual(s, "selector", "projection");
         if (dsvi_model_find(s->stored[i], &model) != DSV_OK ||
             dsvi_safetensors_open(model.sparse, &file) != DSV_OK)
             continue; /* opening the estimator will say what is wrong */
@@ -139,27 +158,27 @@ static void add_selectors(Study *s)
 {
     static const int64_t ranks[] = {4, 8, 16, 32, 64}, chunks[] = {128, 64, 32, 16, 8, 4};
     StudyCase one;
-    add_with_rules(s, usual("selector", "mean"));
+    add_with_rules(s, usual(s, "selector", "mean"));
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        one = usual("selector", "projection");
+        one = usual(s, "selector", "projection");
         one.rank = ranks[i];
         if (one.rank <= study_pass_shape(s->pass)->head_dim)
             add_with_rules(s, one);
     }
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
-        one = usual("chunk", "projection");
+        one = usual(s, "chunk", "projection");
         one.chunk = chunks[i];
         add(s, one);
     }
     for (int format = STUDY_BF16; format < STUDY_FORMATS; format++) {
-        one = usual("selector", "projection");
+        one = usual(s, "selector", "projection");
         one.format = (StudyFormat)format;
         add(s, one);
     }
-    one = usual("selector", "projection");
+    one = usual(s, "selector", "projection");
     one.source = STUDY_FIRST;
     add(s, one);
-    one = usual("selector", "pooled");
+    one = usual(s, "selector", "pooled");
     add_with_rules(s, one);
     one.group = one.grain = 64;
     add_with_rules(s, one);
@@ -171,7 +190,7 @@ static void add_selectors(Study *s)
 static void add_rules(Study *s)
 {
     for (int rule = 0; rule < STUDY_RULES; rule++) {
-        StudyCase one = usual("rule", "projection");
+        StudyCase one = usual(s, "rule", "projection");
         one.rule = (StudyRule)rule;
         one.targets = one.rule == STUDY_MASS ? masses : one.rule == STUDY_COMMON ? curve : densities;
         add(s, one);
@@ -183,7 +202,7 @@ static void add_grains(Study *s)
     static const char *const of[] = {"hilbert", "raster", "tube"};
     for (int64_t grain = 1; grain <= 64; grain *= 2) {
         for (size_t o = 0; o < sizeof of / sizeof *of; o++) {
-            StudyCase projection = usual("grain", "projection"), mean = usual("grain", "mean");
+            StudyCase projection = usual(s, "grain", "projection"), mean = usual(s, "grain-mean", "mean");
             projection.grain = mean.grain = grain;
             projection.order = mean.order = of[o];
             projection.targets = curve;
@@ -191,7 +210,7 @@ static void add_grains(Study *s)
             add(s, mean);
         }
     }
-    StudyCase blocks = usual("grain", "pooled");
+    StudyCase blocks = usual(s, "grain", "pooled");
     blocks.group = blocks.grain = 64;
     blocks.order = "cube";
     blocks.targets = curve;
@@ -208,13 +227,14 @@ static int by_order(const void *a, const void *b)
 
 static void make_table(Study *s)
 {
+    add_brief(s);
     add_bounds(s);
     add_orders(s);
     add_selectors(s);
     add_rules(s);
     add_grains(s);
     qsort(s->cases, (size_t)s->case_count, sizeof *s->cases, by_order);
-    s->whole = usual("sparsity", "none");
+    s->whole = usual(s, "sparsity", "none");
 }
 
 /* ---- what comes out ---- */
@@ -251,7 +271,8 @@ static DsvStatus see_block(void *context, int64_t block, const DsvSparseAttentio
     DSVI_TRY(write_result(s, &whole));
     for (int64_t i = 0; i < s->case_count; i++)
         DSVI_TRY(study_meter_case(s->meter, &s->cases[i], write_result, s));
-    return DSV_OK;
+    return fflush(s->csv) || fflush(s->values) ? DSVI_FAIL(DSV_E_IO, "%s: results cannot be written", s->out)
+                                               : DSV_OK;
 }
 
 static DsvStatus open_outputs(Study *s)
@@ -316,11 +337,12 @@ static DsvStatus read_arguments(Study *s, int count, char **argument)
 {
     bool of_run;
     if (count < 4)
-        return DSVI_FAIL(DSV_E_USAGE, "usage: dsv_study MODEL CLIPS OUT [--parts a,b] [--clips N] "
-                         "[--samples N] [--stored MODEL]... [key=value]...");
+        return DSVI_FAIL(DSV_E_USAGE, "usage: dsv_study MODEL CLIPS OUT [--parts a,b] [--order NAME] "
+                         "[--clips N] [--samples N] [--stored MODEL]... [key=value]...");
     s->model = argument[1];
     s->clips = argument[2];
     s->out = argument[3];
+    s->order = "hilbert";
     s->samples = 256;
     dsv_config_defaults(&s->settings);
     DSVI_TRY(dsv_config_of_run(s->model, &s->settings, &of_run));
@@ -333,6 +355,8 @@ static DsvStatus read_arguments(Study *s, int count, char **argument)
         i++;
         if (strcmp(word, "--parts") == 0)
             s->parts = value;
+        else if (strcmp(word, "--order") == 0)
+            s->order = value;
         else if (strcmp(word, "--clips") == 0)
             DSVI_TRY(read_number(value, &s->clips_most));
         else if (strcmp(word, "--samples") == 0)

@@ -180,7 +180,7 @@ def order_table(choices):
     rows = []
     for order in ORDERS:
         for group in (32, 64, 128, 256):
-            mean = pick(choices, part="order", selector="mean", order=order, group=group, rule="topk")
+            mean = pick(choices, part="order-mean", selector="mean", order=order, group=group, rule="topk")
             ours = pick(choices, part="order", selector="projection", order=order, group=group)
             rows.append([order, group] + cells(mean)[:3] + cells(ours))
     return table("Order and group: captured by top-k of the true group mean, then by the default's lists",
