@@ -3,12 +3,12 @@
 
     mature.py --build BUILD --clips DIR --out DIR [--gpus 0,1] [--time-limit S] [key=value]...
 
-Each seed trains a model with dense attention, on clips of the first of --sides pixels, then goes on from its
-weights at the next. Every second seed has the predictor learn beside it, the others the projection. As soon as
-a model is done dsv_study measures its checkpoints, several processes at a time, on clips held out of training;
-at the end `dsv bench attention` times lists of every grain, alone on a GPU. key=value goes to every training.
---time-limit keeps to a time: what does not fit is cut short, and told. Results: OUT/results/*.csv, of which
-mature_report.py makes tables and plots. Needs nothing but Python, dsv and dsv_study."""
+Each seed trains a model with dense attention, on clips of the first of --sides pixels, then goes on from
+its weights at the next. Every second seed has the predictor learn beside it, the others the projection. As
+soon as a model is done dsv_study measures its checkpoints, several processes at a time, on clips held out of
+training; at the end `dsv bench attention` times lists of every grain, alone on a GPU. key=value goes to every
+training. --time-limit keeps to a time: what does not fit is cut short, and told. Results: OUT/results/*.csv,
+of which mature_report.py makes tables and plots. Needs nothing but Python, dsv and dsv_study."""
 import argparse
 import array
 import concurrent.futures
@@ -28,9 +28,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
 SELECTORS = ("projection", "predictor")
 KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
-# Parts of dsv_study for a finished model, a process each, and how many clips; the first model's, then the others',
-# whose true group means would take a minute each.
-FIRST_PARTS = [("bound,selector,chunk,brief", 2), ("order", 2), ("grain", 2), ("rule", 2), ("order-mean", 2)]
+# Parts of dsv_study for a finished model, a process each, and how many clips; the first model's, then the
+# others', whose true group means would take a minute each.
+FIRST_PARTS = [("bound,selector,chunk,brief", 2), ("order", 2), ("grain", 2), ("rule", 2),
+               ("order-mean", 2)]
 LATER_PARTS = [("selector,chunk,brief", 2), ("order", 2), ("grain", 1), ("rule", 2), ("bound", 1)]
 # selector, group, grain: what is timed, the most telling first.
 TIMED = [("projection", 128, 1), ("projection", 128, 16), ("pooled", 64, 64), ("projection", 64, 1),
@@ -146,7 +147,8 @@ class Lane(threading.Thread):
 
     def measure(self, number, step, parts, clips, stored):
         args, model = self.args, self.folder(number)
-        out = args.out / "measured" / model.parent.name / model.name / f"step-{step}" / parts.replace(",", "+")
+        place = args.out / "measured" / model.parent.name / model.name / f"step-{step}"
+        out = place / parts.replace(",", "+")
         left = args.measured_by - time.monotonic()
         if out.with_suffix(".done").exists():
             return
@@ -334,8 +336,8 @@ def reduce_all(args):
             choices += more_choices
             sparsity.update({tuple(row[:-1]): row for row in more_sparsity})
     results = args.out / "results"
-    write(results / "choices.csv", ["tokens", "seed", "step", *KEY, "density", "captured", "p10", "worst_block",
-                                    "spread", "passes"], choices)
+    write(results / "choices.csv", ["tokens", "seed", "step", *KEY, "density", "captured", "p10",
+                                    "worst_block", "spread", "passes"], choices)
     write(results / "sparsity.csv", ["tokens", "seed", "step", "clip", "sigma", "block", "head", "share90"],
           sorted(sparsity.values()))
     reduce_training(args)
@@ -371,10 +373,11 @@ def parse():
     parser.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.35],
                         help="of the time limit, after which a training ends early")
     parser.add_argument("--samples", type=int, default=64, help="queries measured a head")
-    parser.add_argument("--jobs", type=int, default=6, help="measurements at a time a seed")
+    parser.add_argument("--jobs", type=int, default=8, help="measurements at a time a seed")
     parser.add_argument("--threads", type=int, default=2, help="of each process")
     parser.add_argument("--time-limit", type=float, default=1e6, metavar="S", help="in seconds")
-    parser.add_argument("--timing", type=float, default=35, metavar="S", help="of the limit, for times of lists")
+    parser.add_argument("--timing", type=float, default=35, metavar="S",
+                        help="of the limit, for times of lists")
     parser.add_argument("--time-tokens", type=int, default=16384, help="of timed attention")
     parser.add_argument("--time-heads", type=int, default=8)
     return parser.parse_intermixed_args()

@@ -3,8 +3,8 @@
 
     mature_report.py RESULTS [--docs DIR]
 
-RESULTS is mature.py's OUT/results. Prints the tables, and writes study_mature.csv (means over seeds, and how far
-seeds lie apart) and images/study_mature*.png in DIR. Needs matplotlib."""
+RESULTS is mature.py's OUT/results. Prints the tables, and writes study_mature.csv (means over seeds, and how
+far seeds lie apart) and images/study_mature*.png in DIR. Needs matplotlib."""
 import argparse
 import csv
 import pathlib
@@ -60,7 +60,7 @@ class Finished:
         self.all = choices.last()
 
     def get(self, tokens, figure="captured", **wanted):
-        """Mean over seeds and over choices that agree with what is wanted (those differ by parts alone), or NaN."""
+        """Mean over seeds, and over choices that agree with what is wanted; NaN where there are none."""
         values = [seed[figure] for (size, key), seeds in self.all.items() if size == tokens
                   and all(dict(zip(KEY, key))[name] == value for name, value in wanted.items())
                   for seed in seeds]
@@ -105,12 +105,13 @@ def tell_orders(of, sizes):
             for group in GROUPS:
                 wanted = {**DEFAULT, "part": "order", "order": order, "group": str(group),
                           "selector": "projection"}
-                row = [f"{cell(of.get(tokens, target=t, **wanted))} ({cell(of.get(tokens, 'p10', target=t, **wanted))})"
-                       for t in DENSITIES]
+                row = [" ".join((cell(of.get(tokens, target=t, **wanted)),
+                                 f"({cell(of.get(tokens, 'p10', target=t, **wanted))})")) for t in DENSITIES]
                 mean = [cell(of.get(tokens, part="order-mean", order=order, group=str(group), target=t,
                                     rule="threshold")) for t in DENSITIES]
-                rows.append([order, group, *row, *mean, cell(of.get(tokens, "worst_block", target="0.1", **wanted))])
-        table(f"{tokens} tokens: order and group, captured (tenth percentile) by the projection; true group mean",
+                worst = of.get(tokens, "worst_block", target="0.1", **wanted)
+                rows.append([order, group, *row, *mean, cell(worst)])
+        table(f"{tokens} tokens: order and group, captured (tenth percentile) by the projection; true mean",
               ["order", "group", *(f"{t}" for t in DENSITIES), *(f"mean {t}" for t in DENSITIES),
                "worst block at 0.1"], rows)
 
@@ -128,7 +129,8 @@ def selectors(of, tokens):
               for rank in (64, 32, 16, 8, 4)]
     found += [(f"one proxy for {chunk} queries", {**base, "part": "chunk", "chunk": str(chunk)})
               for chunk in (4, 8, 16, 32, 64, 128)]
-    found += [(f"features in {form}", {**base, "part": "selector", "format": form}) for form in ("bf16", "fp8")]
+    found += [(f"features in {form}", {**base, "part": "selector", "format": form})
+              for form in ("bf16", "fp8")]
     found += [("projection of another clip or level", {**base, "part": "selector", "source": "first"})]
     found += [(f"projection of step {source[1:]}", {**base, "part": "selector", "source": source})
               for source in sources]
@@ -174,7 +176,8 @@ def tell_rules(of, sizes):
             row += [cell(of.get(tokens, "density", **wanted)), cell(captured), cell(equal)]
         rows.append(row)
     table("A target mass: density, captured, and the density that a target density needs for the same",
-          ["mass", *(f"{tokens}: {what}" for tokens in sizes for what in ("density", "captured", "equal"))], rows)
+          ["mass", *(f"{tokens}: {what}" for tokens in sizes
+                     for what in ("density", "captured", "equal"))], rows)
 
 
 def grains(of, tokens):
@@ -195,11 +198,11 @@ class Times:
 
     def __init__(self, rows):
         self.points = {}
+        dense = [float(row["dense_fwd_ms"]) + float(row["dense_bwd_ms"]) for row in rows]
         for row in rows:
             spent = sum(float(row[key]) for key in ("select_ms", "sparse_fwd_ms", "sparse_bwd_ms"))
-            dense = float(row["dense_fwd_ms"]) + float(row["dense_bwd_ms"])
             self.points.setdefault((row["selector"], row["group"], row["grain"]), []).append(
-                (float(row["density"]), spent / dense))
+                (float(row["density"]), spent / np.median(dense)))
         self.tokens = rows[0]["tokens"] if rows else "no"
 
     def at(self, what, density):
@@ -224,8 +227,9 @@ def tell_grains(of, sizes, times):
                 density = density_for(curve, mass)
                 row.append(f"{cell(density)}; {cell(times.at(what, density), '.2f')}")
         rows.append(row)
-    table(f"Grain: captured at 10 %; density for a mass; and its time ({times.tokens} tokens, D = 128; dense is 1)",
-          ["lists", *(f"{tokens}: {what}" for tokens in sizes for what in ("10 %", "0.6", "0.8", "0.9"))], rows)
+    table(f"Grain: captured at 10 %; density for a mass; time ({times.tokens} tokens, D = 128; dense is 1)",
+          ["lists", *(f"{tokens}: {what}" for tokens in sizes for what in ("10 %", "0.6", "0.8", "0.9"))],
+          rows)
 
 
 def tell_sparsity(choices, sparsity):
@@ -235,7 +239,8 @@ def tell_sparsity(choices, sparsity):
             of = [row for row in sparsity if row["tokens"] == tokens and int(row["step"]) == step]
             row = [tokens, step]
             for level in LEVELS:
-                row.append(cell(np.mean([float(r["share90"]) for r in of if r["sigma"] == level] or [np.nan])))
+                shares = [float(r["share90"]) for r in of if r["sigma"] == level]
+                row.append(cell(np.mean(shares or [np.nan])))
             heads = {}
             for r in of:
                 heads.setdefault((r["seed"], r["block"], r["head"]), []).append(float(r["share90"]))
@@ -248,9 +253,9 @@ def tell_sparsity(choices, sparsity):
                          and key[-1] == "0.1"]
                 row.append(cell(np.mean(found or [np.nan])))
             rows.append(row)
-    table("Keys for 90 % of a query's mass over training, by noise level, all, from head to head; captured at 10 %",
-          ["tokens", "step", *LEVELS, "all", "heads", "true mean, tube", "projection, tube", "projection, hilbert",
-           "pooled, cubes"], rows)
+    table("Keys for 90 % of a query's mass over training, by noise level, all, by head; captured at 10 %",
+          ["tokens", "step", *LEVELS, "all", "heads", "true mean, tube", "projection, tube",
+           "projection, hilbert", "pooled, cubes"], rows)
 
 
 # ---- plots ----
@@ -274,7 +279,8 @@ def plot_orders(of, sizes, path):
         bars = [bar for bar in bars if np.isfinite(bar[1])][::-1]
         right.barh([bar[0] for bar in bars], [bar[1] for bar in bars], color="#4c72b0")
         right.plot([bar[2] for bar in bars], range(len(bars)), "k|", label="tenth percentile")
-        right.set(xlabel="captured mass at 10 % of the keys", title=f"{tokens} tokens: selectors, groups of 128")
+        right.set(xlabel="captured mass at 10 % of the keys",
+                  title=f"{tokens} tokens: selectors, groups of 128 in tubes")
         right.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=75)
@@ -291,7 +297,8 @@ def plot_grains(of, sizes, times, path):
             line, = left.plot(*curve, dash, label=name)
             spent = [times.at(what, density) for density in curve[0]]
             right.plot(spent, curve[1], dash, color=line.get_color())
-        left.set(xscale="log", xlabel="density", ylabel="captured mass", title=f"{tokens} tokens: what lists hold")
+        left.set(xscale="log", xlabel="density", ylabel="captured mass",
+                 title=f"{tokens} tokens: what lists hold")
         left.legend(fontsize=8)
         right.axvline(1, color="gray", linestyle=":")
         right.set(xlabel="selection + forward + backward, dense is 1", ylabel="captured mass", xlim=(0, 1.5),
@@ -305,6 +312,7 @@ def plot_sparsity(training, sparsity, sizes, path):
     figure, axes = plt.subplots(1, 1 + len(sizes), figsize=(6 + 4 * len(sizes), 5), squeeze=False)
     left = axes[0][0]
     sides = sorted({row["side"] for row in training}, key=int)
+    names = dict(zip(sides, sizes)) if len(sizes) == len(sides) else {side: f"side {side}," for side in sides}
     for side, dash in zip(sides, ("-", "--", ":")):
         for seed in sorted({row["seed"] for row in training}):
             points = {}
@@ -313,7 +321,7 @@ def plot_sparsity(training, sparsity, sizes, path):
                     points.setdefault(int(row["step"]), []).append(float(row["share90"]))
             steps = sorted(points)
             left.plot(steps, [np.mean(points[step]) for step in steps], dash,
-                      label=f"{sizes[sides.index(side)] if len(sizes) == len(sides) else side} tokens, seed {seed}")
+                      label=f"{names[side]} tokens, seed {seed}")
     left.set(xlabel="training step", ylabel="share of the keys", ylim=(0, None),
              title="Keys that hold 90 % of a query's mass, in training")
     left.legend()
@@ -329,7 +337,8 @@ def plot_sparsity(training, sparsity, sizes, path):
         axis.imshow(shares, aspect="auto", cmap="viridis_r", vmin=0, vmax=0.6)
         for block in range(blocks):
             for head in range(count):
-                axis.text(head, block, f"{shares[block, head]:.2f}", ha="center", va="center", color="w", fontsize=8)
+                axis.text(head, block, f"{shares[block, head]:.2f}", ha="center", va="center", color="w",
+                          fontsize=8)
         axis.set(xlabel="head", ylabel="block", title=f"{tokens} tokens, held out, at the end",
                  xticks=range(count), yticks=range(blocks))
     figure.tight_layout()
