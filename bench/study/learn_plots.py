@@ -41,7 +41,8 @@ def kind_of(variant):
 
 
 def draw_density(axis, rows, least, most):
-    """With the names of what lies between `least` and `most` percent."""
+    """With the names of what lies between `least` and `most` percent, unless one would cover another."""
+    named, span = [], min(most, max(float(row["over_dense_percent"]) for row in rows))
     for kind, (marker, colour) in ORDERS.items():
         of = [row for row in rows if kind_of(row["variant"]) == kind]
         x = [float(row["density_end"]) for row in of]
@@ -50,7 +51,9 @@ def draw_density(axis, rows, least, most):
         axis.errorbar(x, y, np.nan_to_num(spread), linestyle="none", marker=marker, color=colour,
                       markersize=10 if marker == "*" else 6, capsize=2, label=kind)
         for row, at_x, at_y in zip(of, x, y):
-            if least <= at_y < most:
+            covers = any(abs(at_y - y_) < 0.012 * span and abs(np.log(at_x / x_)) < 0.6 for x_, y_ in named)
+            if least <= at_y < most and not covers:
+                named.append((at_x, at_y))
                 axis.annotate(row["variant"], (at_x, at_y), xytext=(6, 2), textcoords="offset points",
                               fontsize=7, color=colour)
     axis.set(xscale="log", xlim=(0.045, 1.1), xlabel="density at the end",
