@@ -159,13 +159,26 @@ const int32_t *dsvi_sparse_order(const DsvSparse *s)
     return s->order;
 }
 
+bool dsvi_sparse_wanted(const DsvSparse *s, int64_t block)
+{
+    if (s->prescribed)
+        return !isnan(s->prescribed[block * s->shape.heads]);
+    return s->forced || s->record.sparse[block];
+}
+
+/* Whether a step of measurements takes the block's: not where it is prescribed to run dense. */
+static bool may_measure(const DsvSparse *s, int64_t block)
+{
+    return !s->prescribed || dsvi_sparse_wanted(s, block);
+}
+
 /* Measurements are taken every so many steps, and as long as a block has none. */
 static bool measures(const DsvSparse *s)
 {
     if (!s->selector || !s->train)
         return false;
     for (int64_t block = 0; block < s->shape.blocks; block++)
-        if (isnan(s->record.share90[block]))
+        if (may_measure(s, block) && isnan(s->record.share90[block]))
             return true;
     return s->step % s->settings.sparse_profile_every == 0;
 }
@@ -207,7 +220,7 @@ static void overflow(DsvSparse *s, int64_t block)
     char line[160];
     DsvSparseBlock *b = &s->block[block];
     b->overflow_density = s->record.density[block];
-    if (s->train && !s->forced) {
+    if (s->train && !s->forced && !s->prescribed) {
         b->overflowed = true; /* step_end tells */
         return;
     }
@@ -232,7 +245,8 @@ static void place_lists(DsvSparse *s, int64_t block)
 static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     DsvSparseBlock *b = &s->block[block];
-    bool wanted = s->forced || s->record.sparse[block], measure = s->measuring && !b->measured;
+    bool wanted = dsvi_sparse_wanted(s, block);
+    bool measure = s->measuring && !b->measured && may_measure(s, block);
     b->over_lists = false;
     if (!s->selector)
         return DSV_OK;
@@ -380,7 +394,7 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *s)
     if (s->measuring)
         dsvi_sparse_profile_end(s);
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
-    bool decides = !s->forced && s->step >= s->settings.sparse_warmup_steps;
+    bool decides = !s->forced && !s->prescribed && s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);
     return DSV_OK;
@@ -390,6 +404,13 @@ void dsvi_sparse_force(DsvSparse *s, bool sparse_everywhere)
 {
     DSVI_ASSERT(s->selector || !sparse_everywhere);
     s->forced = sparse_everywhere;
+}
+
+void dsvi_sparse_prescribe(DsvSparse *s, const double *density)
+{
+    DSVI_ASSERT(s->selector);
+    memcpy(s->prescription, density, (size_t)(s->shape.blocks * s->shape.heads) * sizeof *density);
+    s->prescribed = s->prescription;
 }
 
 bool dsvi_sparse_measured(const DsvSparse *s)
@@ -404,7 +425,7 @@ void dsvi_sparse_report(const DsvSparse *s, DsvSparseReport *report)
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         double density = s->block[block].over_lists ? s->record.density[block] : 1;
         report->density += density / (double)s->shape.blocks;
-        if (!s->record.sparse[block] && !s->forced)
+        if (!dsvi_sparse_wanted(s, block))
             continue;
         report->sparse_blocks++;
         captured += s->record.captured[block];
@@ -416,7 +437,7 @@ void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockR
 {
     const DsvSparseRecord *r = &s->record;
     *report = (DsvSparseBlockReport){
-        .sparse = r->sparse[block] || s->forced, .captured_mass = r->captured[block],
+        .sparse = dsvi_sparse_wanted(s, block), .captured_mass = r->captured[block],
         .density = r->density[block], .estimated_mass = r->estimated_mass[block],
         .share90 = r->share90[block],
         .head_captured = r->head_captured + block * s->shape.heads,
@@ -427,9 +448,10 @@ void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockR
 void dsvi_sparse_burden(const DsvSparse *s, int64_t block, double *density)
 {
     const float *listed = s->record.head_listed + block * s->shape.heads;
-    bool dense = !s->record.sparse[block] && !s->forced;
+    const double *prescribed = s->prescribed ? s->prescribed + block * s->shape.heads : NULL;
+    bool dense = !dsvi_sparse_wanted(s, block);
     for (int64_t h = 0; h < s->shape.heads; h++)
-        density[h] = dense || isnan(listed[h]) ? 1 : listed[h];
+        density[h] = dense ? 1 : prescribed ? prescribed[h] : isnan(listed[h]) ? 1 : listed[h];
 }
 
 double dsvi_sparse_far_share(const DsvSparse *s, int64_t block)

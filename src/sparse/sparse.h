@@ -125,6 +125,12 @@ void dsvi_sparse_restart(DsvSparse *sparse);
 /* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
 void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
 
+/* How dense lists are from now on, guard and targets aside, for benchmarks of a sparsity that is known
+ * beforehand: density (blocks, N) of each head's lists; a block whose numbers are NAN runs dense. With
+ * sparse.rule=topk every list of a head has that share of the runs; by threshold the lists of a block have
+ * the mean of its heads, as the threshold has it. Copied. There must be a selector. */
+void dsvi_sparse_prescribe(DsvSparse *sparse, const double *density);
+
 /* Whether the step that ended last took exact measurements. */
 bool dsvi_sparse_measured(const DsvSparse *sparse);
 void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);

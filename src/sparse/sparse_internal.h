@@ -100,7 +100,8 @@ struct DsvSparse {
     int32_t *order;           /* (S) */
     DsvSparseBlock *block;    /* (blocks) */
     DsvSparseRecord record;
-    int32_t *host_topk;       /* (N) */
+    double *prescription;     /* (blocks, N) room for `prescribed` */
+    int32_t *host_topk;       /* (N) of the view's heads */
     double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
     double *host_selected;    /* (N) */
     int64_t *host_needed;     /* (1) runs that the last lists need */
@@ -140,6 +141,7 @@ struct DsvSparse {
     int64_t samples;          /* queries measured, per head */
     int64_t step;
     bool train, forced;
+    double *prescribed;       /* (blocks, N) density of lists, NAN: dense; NULL: none */
     bool measuring;           /* this step takes measurements */
     bool measured;            /* the step that ended last did */
     bool times_next, timing;  /* the next step is to be timed; this one is */
@@ -157,6 +159,8 @@ DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
 void dsvi_sparse_size_lists(DsvSparse *sparse);
 void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
 
+/* Whether the block is to run over lists, if these fit. */
+bool dsvi_sparse_wanted(const DsvSparse *sparse, int64_t block);
 /* Density up to which blocks may run sparse. */
 double dsvi_sparse_max_density(const DsvSparse *sparse);
 /* Shapes of attention of the view over `keys` keys, and the tensors of `pass`, in heads form. */

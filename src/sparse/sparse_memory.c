@@ -198,6 +198,7 @@ static void carve_host(DsvSparse *s, DsvArena *arena)
     s->order = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
     s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
     carve_records(s, arena);
+    s->prescription = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(double));
     s->host_topk = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(int32_t));
     s->host_count = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
     s->host_mass = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);

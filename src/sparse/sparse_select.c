@@ -18,14 +18,18 @@ static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
 
 enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
 
+/* A count for each head, no threshold. */
+static bool by_count(const DsvSparse *s)
+{
+    return strcmp(s->settings.sparse_rule, "topk") == 0;
+}
+
 /* The histogram need not see every run of every group to steer a threshold common to all heads. A count per
  * head needs none. */
 static int64_t bin_skip(const DsvSparse *s)
 {
     int64_t runs = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
-    return strcmp(s->settings.sparse_rule, "topk") == 0 ? runs
-           : runs > COUNTED_RUNS                         ? runs / COUNTED_RUNS - 1
-                                                         : 0;
+    return by_count(s) ? runs : runs > COUNTED_RUNS ? runs / COUNTED_RUNS - 1 : 0;
 }
 
 static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
@@ -89,6 +93,21 @@ static void plan_exploration(const DsvSparse *s, int64_t block, double budget, D
     args->explore_rate = draws < others ? draws / others : 1;
 }
 
+/* The density that lists of a head may have. */
+static double head_density(const DsvSparse *s, int64_t block, int64_t head)
+{
+    return s->prescribed ? s->prescribed[block * s->shape.heads + head] : s->settings.sparse_target_density;
+}
+
+/* The mean over all heads, those of other ranks included. */
+static double block_density(const DsvSparse *s, int64_t block)
+{
+    double sum = 0;
+    for (int64_t h = 0; h < s->shape.heads && s->prescribed; h++)
+        sum += head_density(s, block, h);
+    return s->prescribed ? sum / (double)s->shape.heads : s->settings.sparse_target_density;
+}
+
 /* Share of the estimated mass at which lists hold sparse.target_mass of the exact one. A selector sees
  * attention blurred: of a block that looks at few keys, lists miss more than it believes, of a diffuse one
  * less. What they were found to miss tells by how much. */
@@ -119,7 +138,7 @@ static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, doubl
  * something to explore, the density that they and explored runs may have together. */
 static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
 {
-    double mass = s->settings.sparse_target_mass, density = s->settings.sparse_target_density;
+    double mass = s->prescribed ? 0 : s->settings.sparse_target_mass, density = block_density(s, block);
     const DsvSelectThresholdArgs args = {
         .heads = s->shape.heads, .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
         .mass_share = mass > 0 ? aimed_mass(s, block) : 1, .run_share = density > 0 ? winners * density : 1,
@@ -130,15 +149,17 @@ static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, dou
     return mass > 0 && winners < 1 ? budget_of_mass(s, winners, args.mass_share, budget) : DSV_OK;
 }
 
-/* The same count for all heads, as in the paper. */
-static DsvStatus plan_topk(DsvSparse *s, double winners, int64_t runs, double *budget)
+/* The same count for all heads, as in the paper, unless densities are prescribed. */
+static DsvStatus plan_topk(DsvSparse *s, int64_t block, const DsvSparseView *view, double winners,
+                           int64_t runs)
 {
     DsvDevice *device = s->backend->device;
-    int64_t k = (int64_t)(winners * s->settings.sparse_target_density * (double)runs + 0.5);
-    *budget = s->settings.sparse_target_density;
-    for (int64_t h = 0; h < s->shape.heads; h++)
+    for (int64_t h = 0; h < view->heads; h++) {
+        double density = head_density(s, block, view->head ? view->head[h] : h);
+        int64_t k = (int64_t)(winners * density * (double)runs + 0.5);
         s->host_topk[h] = (int32_t)(k < 1 ? 1 : k);
-    return device->upload(device->stream, s->topk, s->host_topk, (size_t)s->shape.heads * sizeof(int32_t));
+    }
+    return device->upload(device->stream, s->topk, s->host_topk, (size_t)view->heads * sizeof(int32_t));
 }
 
 /* Of all that share the samples, so that each finds the threshold of the whole: what travels are both arrays
@@ -162,8 +183,9 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
 
     s->listed_block = -1;
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
-    if (strcmp(s->settings.sparse_rule, "topk") == 0) {
-        DSVI_TRY(plan_topk(s, winners, dsvi_select_runs(&args), &budget));
+    if (by_count(s)) {
+        DSVI_TRY(plan_topk(s, block, &view, winners, dsvi_select_runs(&args)));
+        budget = block_density(s, block);
         args.topk = s->topk;
     } else {
         DSVI_TRY(add_histograms(s));

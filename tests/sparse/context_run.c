@@ -333,6 +333,8 @@ static DsvStatus work(const Shared *shared, DsvBackend *backend, DsvContext *con
     carve_pass(&w, tensor, lse, &arena);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(w.sparse), done);
     dsvi_sparse_force(w.sparse, run->forced);
+    if (run->density)
+        dsvi_sparse_prescribe(w.sparse, run->density);
     status = run_steps(shared, context, &w, tells);
 done:
     device->mem_free(device, memory);

@@ -16,6 +16,7 @@ typedef struct ContextRun {
     int64_t head_ranks;    /* of every block; 0: blocks take turns */
     bool uneven;           /* heads in random order, shared out at random */
     bool forced;           /* all blocks over lists */
+    const double *density; /* (blocks, N) prescribed, or NULL */
     bool recompute;        /* the forward pass again before each backward pass */
     int64_t steps;
     int64_t focus[RUN_STEPS_MOST]; /* of rig_fill, step by step */

@@ -44,6 +44,72 @@ static void test_targets(void **state)
     }
 }
 
+/* Every list of a head has its count, a block without one runs dense and is not measured, and what the guard
+ * would want is not asked. */
+static void test_prescribed(void **state)
+{
+    static Rig rig;
+    static const double density[] = {0.5, 0.25, 0.03125, NAN, NAN, NAN, 1, 1, 1};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(3, 2, 3, 32, 4, 8, 8, DSV_F32);
+    double burden[3];
+    DsvSparseReport whole;
+    DsvSparseBlockReport report;
+    (void)state;
+    rig_set(&settings, "sparse.target_density=0.1");
+    rig_set(&settings, "sparse.rule=topk");
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_set(&settings, "sparse.min_mass=1");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    dsvi_sparse_prescribe(rig.sparse, density);
+    for (int step = 1; step <= 3; step++) {
+        rig_step(&rig, step, true);
+        assert_int_equal(dsvi_sparse_measured(rig.sparse), step == 1);
+        assert_null(dsvi_sparse_lists(rig.sparse, 1));
+        const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+        assert_non_null(lists);
+        for (int64_t n = 0; n < dsvi_lists_count(lists); n++) {
+            double wanted = density[n / lists->groups % 3] * (double)dsvi_lists_full(lists);
+            assert_true((double)(lists->offsets[n + 1] - lists->offsets[n]) == wanted);
+        }
+    }
+    dsvi_sparse_report(rig.sparse, &whole);
+    assert_int_equal(whole.sparse_blocks, 2);
+    dsvi_sparse_block_report(rig.sparse, 1, &report);
+    assert_true(!report.sparse && isnan(report.captured_mass));
+    dsvi_sparse_burden(rig.sparse, 0, burden);
+    assert_memory_equal(burden, density, sizeof burden);
+    dsvi_sparse_burden(rig.sparse, 1, burden);
+    assert_true(burden[0] == 1 && burden[2] == 1);
+    rig_close(&rig);
+}
+
+/* By threshold a block's lists have the mean, whatever mass they are to hold otherwise. */
+static void test_prescribed_by_threshold(void **state)
+{
+    static Rig rig;
+    static const double density[] = {0.3, 0.1, NAN, NAN, 0.0625, 0.0625};
+    static const double wanted[] = {0.2, 1, 0.0625};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(3, 1, 2, 32, 4, 16, 16, DSV_F32);
+    (void)state;
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    dsvi_sparse_prescribe(rig.sparse, density);
+    rig_step(&rig, 1, true);
+    for (int block = 0; block < 3; block++) {
+        DsvSparseBlockReport report;
+        dsvi_sparse_block_report(rig.sparse, block, &report);
+        assert_int_equal(report.sparse, block != 1);
+        assert_error_below(fabs(report.density - wanted[block]), 0.01, "density, block %d", block);
+    }
+    rig_close(&rig);
+}
+
 /* Narrow attention, one key in eight, gets what its mass takes, wide attention what it may have. Explored
  * keys come out of the same budget. */
 static void test_mass_within_a_density(void **state)
@@ -207,7 +273,8 @@ static void test_exploration(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_targets), cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_prescribed_by_threshold),
         cmocka_unit_test(test_mass_within_a_density),
         cmocka_unit_test(test_missed_mass),
         cmocka_unit_test(test_missed_mass_of_two_passes),

@@ -66,6 +66,21 @@ static void test_topk(void **state)
                                                "sparse.target_density=0.15", NULL}, 0);
 }
 
+/* A count for each head goes where the head goes, a block that is to run dense does. */
+static void test_prescribed(void **state)
+{
+    static const double density[] = {0.4, 0.3, 0.1, 0.02, NAN, NAN, NAN, NAN};
+    ContextRun run = run_of(1, 4, 3, 10, 13);
+    (void)state;
+    run.density = density;
+    run.forced = false;
+    run.recompute = true;
+    run.steps = 2;
+    rig_set(&run.settings, "sparse.target_density=0.1");
+    rig_set(&run.settings, "sparse.rule=topk");
+    check(&run, 1e-5);
+}
+
 static void test_grain(void **state)
 {
     (void)state;
@@ -218,6 +233,7 @@ int main(void)
         cmocka_unit_test(test_f64),             cmocka_unit_test(test_steps_with_recompute),
         cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
         cmocka_unit_test(test_bf16),            cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_prescribed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
