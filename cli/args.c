@@ -212,6 +212,15 @@ int cli_args_integer(const CliArgs *args, int flag, int64_t *value)
     return CLI_DONE;
 }
 
+DsvStatus cli_args_device(const CliArgs *args, int flag, DsvConfig *config)
+{
+    char device[64];
+    if (!args->flag[flag])
+        return DSV_OK;
+    snprintf(device, sizeof device, "device=%s", args->flag[flag]);
+    return dsv_config_set(config, device);
+}
+
 DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config)
 {
     DsvStatus status = DSV_OK;

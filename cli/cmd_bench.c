@@ -1,6 +1,4 @@
 /* dsv bench attention, dsv bench step: measuring. */
-#include <stdio.h>
-
 #include "cmd.h"
 #include "launch.h"
 
@@ -63,12 +61,7 @@ static int read_attention(const CliArgs *args, DsvBenchAttention *bench)
 
 static DsvStatus read_settings(const CliArgs *args, DsvConfig *config)
 {
-    char device[64];
-    DsvStatus status = DSV_OK;
-    if (args->flag[DEVICE]) {
-        snprintf(device, sizeof device, "device=%s", args->flag[DEVICE]);
-        status = dsv_config_set(config, device);
-    }
+    DsvStatus status = cli_args_device(args, DEVICE, config);
     return status == DSV_OK ? cli_args_settings(args, config) : status;
 }
 
@@ -97,12 +90,14 @@ const CliVerb cli_verb_bench_attention = {
     .run = run_attention,
 };
 
-enum { CONFIG = SHARED_FLAGS };
+enum { CONFIG = SHARED_FLAGS, DENSITIES, STEP_REPEATS };
 
 static const CliFlag step_flags[] = {
     [JSON] = JSON_FLAG,
     [DEVICE] = DEVICE_FLAG,
     [CONFIG] = {"--config", "FILE", "settings to start from, as for dsv train"},
+    [DENSITIES] = {"--densities", "X", "of lists, guard aside: one of all, or a JSON file as for dsv plan"},
+    [STEP_REPEATS] = {"--repeats", "N", "steps measured, after two (with 1 one) to warm up (default 3 to 7)"},
     {0},
 };
 
@@ -119,6 +114,10 @@ static int run_step(const CliArgs *args)
     DsvConfig config;
     DsvRanks *ranks;
     DsvStatus status = DSV_OK;
+    DsvBenchStep bench = {.densities = args->flag[DENSITIES]};
+    int misused = cli_args_integer(args, STEP_REPEATS, &bench.repeats);
+    if (misused != CLI_DONE)
+        return misused;
     dsv_config_defaults(&config);
     if (args->flag[CONFIG])
         status = dsv_config_load(&config, args->flag[CONFIG]);
@@ -129,7 +128,7 @@ static int run_step(const CliArgs *args)
     int outcome = cli_launch_join(args, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    status = dsv_bench_step(ranks, &config, args->flag[JSON], cli_print_line, NULL);
+    status = dsv_bench_step(ranks, &bench, &config, args->flag[JSON], cli_print_line, NULL);
     return cli_launch_leave(args, &ranks, status);
 }
 

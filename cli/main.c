@@ -16,6 +16,7 @@ static const CliVerb *const verbs[] = {
     &cli_verb_report,
     &cli_verb_plan,
     &cli_verb_bench_attention,
+    &cli_verb_bench_context,
     &cli_verb_bench_step,
     &cli_verb_help,
     &cli_verb_version,

@@ -51,6 +51,8 @@ int cli_args_read(const char *program, const CliVerb *verb, int count, char **wo
 int cli_args_integer(const CliArgs *args, int flag, int64_t *value);
 int cli_args_number(const CliArgs *args, int flag, double *value);
 
+/* What stands behind a flag, as the setting device; nothing where it is absent. */
+DsvStatus cli_args_device(const CliArgs *args, int flag, DsvConfig *config);
 /* The key=value arguments, in order, over `config`. */
 DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config);
 

@@ -3,17 +3,14 @@
 #include "dsv/bench.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/backend.h"
+#include "api/bench_heads.h"
 #include "api/bench_report.h"
 #include "api/ops_timed.h"
 #include "base/arena.h"
-#include "base/rng.h"
-#include "base/safetensors.h"
 #include "base/threads.h"
 #include "sparse/sparse.h"
 
@@ -27,7 +24,8 @@ typedef struct Bench {
     DsvBenchAttention wanted;
     DsvConfig settings;       /* those given, with the lists' settings of `wanted` */
     DsvBackend backend;
-    DsvSafetensors *file;     /* of heads_from */
+    DsvBenchHeads heads;
+    DsvDtype act;
     DsvSparseShape shape;
     DsvSparse *sparse;
     void *memory;
@@ -47,16 +45,6 @@ void dsv_bench_attention_defaults(DsvBenchAttention *bench)
     };
 }
 
-static DsvStatus set(DsvConfig *settings, const char *format, ...)
-{
-    char assignment[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(assignment, sizeof assignment, format, args);
-    va_end(args);
-    return dsv_config_set(settings, assignment);
-}
-
 static DsvStatus make_settings(Bench *b, const DsvConfig *given)
 {
     const DsvBenchAttention *w = &b->wanted;
@@ -64,62 +52,28 @@ static DsvStatus make_settings(Bench *b, const DsvConfig *given)
     if (w->repeats < 1 || w->repeats > REPEATS_MOST || w->tokens < 0 || w->heads < 0 || w->head_dim < 0)
         return DSVI_FAIL(DSV_E_USAGE, "bench attention: wanted tokens, heads, head_dim >= 0 and 1 to %d "
                          "repeats", REPEATS_MOST);
-    if (strcmp(w->dtype, "bf16") != 0 && strcmp(w->dtype, "f32") != 0)
-        return DSVI_FAIL(DSV_E_USAGE, "bench attention: dtype %s, wanted bf16 or f32", w->dtype);
-    DSVI_TRY(set(&b->settings, "sparse.selector=%s", w->selector));
-    DSVI_TRY(set(&b->settings, "sparse.group=%lld", (long long)w->group));
-    DSVI_TRY(set(&b->settings, "sparse.grain=%lld", (long long)w->grain));
-    DSVI_TRY(set(&b->settings, "sparse.target_density=%.17g", w->target_mass > 0 ? 0 : w->density));
-    DSVI_TRY(set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
-    DSVI_TRY(set(&b->settings, "sparse.measure_cost=false"));
-    DSVI_TRY(set(&b->settings, "sparse.list_memory=1"));
-    return set(&b->settings, "sparse.max_density=1");
-}
-
-/* Takes what was not asked for from the file, and its token grid. Of more heads than there are the first ones
- * come again; more tokens are the clip again, later in time. */
-static DsvStatus take_shape_of_file(Bench *b, int64_t grid[3])
-{
-    DsvBenchAttention *w = &b->wanted;
-    const DsvStoredTensor *q, *other;
-    int frames = 1, rows = 1, columns;
-    DSVI_TRY(dsvi_safetensors_open(w->heads_from, &b->file));
-    DSVI_TRY(dsvi_safetensors_want(b->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
-    DSVI_TRY(dsvi_safetensors_want(b->file, "k", 3, q->shape, &other));
-    DSVI_TRY(dsvi_safetensors_want(b->file, "v", 3, q->shape, &other));
-    int64_t heads = q->shape[0], tokens = q->shape[1];
-    const char *words = dsvi_safetensors_metadata(b->file, "grid");
-    columns = (int)tokens;
-    if (words && (sscanf(words, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
-                  (int64_t)frames * rows * columns != tokens))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", w->heads_from, words,
-                         (long long)tokens);
-    if (heads < 1 || tokens < 1 || w->tokens % tokens != 0)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple "
-                         "of them, not %lld", w->heads_from, (long long)heads, (long long)tokens,
-                         (long long)w->tokens);
-    w->tokens = w->tokens > 0 ? w->tokens : tokens;
-    w->heads = w->heads > 0 ? w->heads : heads;
-    w->head_dim = q->shape[2];
-    grid[0] = w->tokens / tokens * frames;
-    grid[1] = rows;
-    grid[2] = columns;
-    return DSV_OK;
+    DSVI_TRY(dsvi_bench_dtype(w->dtype, &b->act));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.selector=%s", w->selector));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.group=%lld", (long long)w->group));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.grain=%lld", (long long)w->grain));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_density=%.17g",
+                            w->target_mass > 0 ? 0 : w->density));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.measure_cost=false"));
+    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.list_memory=1"));
+    return dsvi_bench_set(&b->settings, "sparse.max_density=1");
 }
 
 static DsvStatus make_shape(Bench *b)
 {
     DsvBenchAttention *w = &b->wanted;
-    int64_t grid[3] = {1, 1, 0};
-    if (w->heads_from)
-        DSVI_TRY(take_shape_of_file(b, grid));
-    w->tokens = w->tokens > 0 ? w->tokens : 8192;
-    w->heads = w->heads > 0 ? w->heads : 4;
-    w->head_dim = w->head_dim > 0 ? w->head_dim : 64;
+    DsvBenchHeads *heads = &b->heads;
+    *heads = (DsvBenchHeads){.tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim};
+    DSVI_TRY(dsvi_bench_heads_open(w->heads_from, heads));
     b->shape = (DsvSparseShape){
-        .blocks = 1, .batch = 1, .tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim,
-        .grid = {grid[0], grid[1], w->heads_from ? grid[2] : w->tokens},
-        .act = strcmp(w->dtype, "bf16") == 0 ? DSV_BF16 : DSV_F32,
+        .blocks = 1, .batch = 1, .tokens = heads->tokens, .heads = heads->heads,
+        .head_dim = heads->head_dim, .grid = {heads->grid[0], heads->grid[1], heads->grid[2]},
+        .act = b->act,
         .backward = true,
     };
     return DSV_OK;
@@ -203,42 +157,11 @@ static DsvStatus allocate(Bench *b)
     return DSV_OK;
 }
 
-/* One tensor (S, N, D) in token order from a stored (N, S, D) one in raster order, or random. */
-typedef struct Fill {
-    const Bench *bench;
-    const DsvStoredTensor *stored; /* or NULL */
-    DsvRng rng;
-    void *host;
-} Fill;
-
-static double stored_value(const DsvStoredTensor *tensor, int64_t head, int64_t token, int64_t d)
-{
-    int64_t row = head % tensor->shape[0] * tensor->shape[1] + token % tensor->shape[1];
-    return dsvi_load(tensor->dtype, tensor->data, row * tensor->shape[2] + d);
-}
-
-static void fill_tokens(void *context, int64_t begin, int64_t end, int worker)
-{
-    const Fill *f = context;
-    const DsvSparseShape *s = &f->bench->shape;
-    const int32_t *order = dsvi_sparse_order(f->bench->sparse);
-    (void)worker;
-    for (int64_t token = begin; token < end; token++)
-        for (int64_t h = 0; h < s->heads; h++)
-            for (int64_t d = 0; d < s->head_dim; d++) {
-                int64_t to = (token * s->heads + h) * s->head_dim + d;
-                double value = f->stored ? stored_value(f->stored, h, order[token], d)
-                                         : dsvi_rng_normal(f->rng, (uint64_t)to);
-                dsvi_store(s->act, f->host, to, value);
-            }
-}
-
 static DsvStatus fill_all(Bench *b)
 {
     DsvStatus status = DSV_OK;
     DsvDevice *device = b->backend.device;
     const DsvSparseShape *s = &b->shape;
-    static const char *const name[4] = {"q", "k", "v", NULL};
     void *const tensor[4] = {b->q, b->k, b->v, b->dout};
     size_t bytes = (size_t)(s->tokens * s->heads * s->head_dim) * dsvi_dtype_size(s->act);
     int32_t sample[PROFILE_SAMPLES];
@@ -246,9 +169,8 @@ static DsvStatus fill_all(Bench *b)
     if (!host)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %zu bytes of queries", bytes);
     for (uint32_t i = 0; i < 4; i++) {
-        Fill f = {.bench = b, .rng = {(uint64_t)b->settings.seed, DSV_RNG_TEST, i}, .host = host};
-        f.stored = b->file && name[i] ? dsvi_safetensors_find(b->file, name[i]) : NULL;
-        dsvi_parallel_for(s->tokens, 64, fill_tokens, &f);
+        dsvi_bench_heads_fill(&b->heads, (DsvBenchTensor)i, (uint64_t)b->settings.seed,
+                              dsvi_sparse_order(b->sparse), 0, s->tokens, s->act, host);
         DSVI_TRY_GOTO(status, device->upload(device->stream, tensor[i], host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
@@ -490,6 +412,6 @@ done:
     if (b.memory)
         b.backend.device->mem_free(b.backend.device, b.memory);
     dsvi_backend_close(&b.backend);
-    dsvi_safetensors_close(&b.file);
+    dsvi_bench_heads_close(&b.heads);
     return status;
 }

@@ -1,17 +1,19 @@
 /* dsv_bench_step: the time of a whole training step, of one rank or several, and what kinds of work it goes
  * to. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/backend.h"
 #include "api/bench_report.h"
+#include "api/densities.h"
 #include "api/ops_timed.h"
 #include "api/ranks.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "train/step.h"
 
-enum { WARM_UP = 2, REPEATS = 7, REPEATS_LEAST = 3 };
+enum { WARM_UP = 2, REPEATS = 7, REPEATS_LEAST = 3, REPEATS_MOST = 64 };
 #define SECONDS 15.0 /* of measuring, after which the least number of repeats is enough */
 
 typedef struct RandomLatents {
@@ -33,7 +35,7 @@ static DsvStatus next_random(void *context, float *latent)
 
 /* Times of the measured steps, seconds. */
 typedef struct Times {
-    double step[REPEATS], forward[REPEATS], backward[REPEATS], optimizer[REPEATS];
+    double step[REPEATS_MOST], forward[REPEATS_MOST], backward[REPEATS_MOST], optimizer[REPEATS_MOST];
     double spent[DSV_KIND_COUNT]; /* sums over the measured steps */
     double timed, total;          /* all kinds; the steps */
     size_t repeats;
@@ -80,12 +82,20 @@ static DsvStatus measure_extras(DsvTrainer *t, const DsvSampleSource *source, Ti
     return measure_extra(t, source, times, last, first);
 }
 
-static DsvStatus measure(DsvTrainer *t, Times *times)
+/* repeats 0: as many as there is time for. */
+static bool goes_on(int64_t repeats, int64_t done, double seconds)
+{
+    if (repeats > 0)
+        return done < repeats;
+    return done < REPEATS_LEAST || (done < REPEATS && seconds < SECONDS);
+}
+
+static DsvStatus measure(DsvTrainer *t, int64_t repeats, Times *times)
 {
     RandomLatents random = {{(uint64_t)t->settings->seed, DSV_RNG_TEST, 0}, t->elements, NULL};
     DsvSampleSource source = {&random, next_random};
     DsvStepResult result;
-    for (int i = -WARM_UP; i < REPEATS && (i < REPEATS_LEAST || times->total < SECONDS); i++) {
+    for (int64_t i = repeats == 1 ? -1 : -WARM_UP; goes_on(repeats, i, times->total); i++) {
         if (i == 0)
             dsvi_ops_time_reset();
         dsvi_ops_time_waits(true);
@@ -102,7 +112,7 @@ static DsvStatus measure(DsvTrainer *t, Times *times)
         times->repeats = (size_t)i + 1;
     }
     DSVI_TRY(dsvi_ops_time_spent(times->spent));
-    return t->settings->sparse_enabled ? measure_extras(t, &source, times) : DSV_OK;
+    return t->settings->sparse_enabled && repeats != 1 ? measure_extras(t, &source, times) : DSV_OK;
 }
 
 static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path, DsvLine *line,
@@ -164,34 +174,69 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
                              sizeof figures / sizeof *figures, json_path, line, context);
 }
 
-static DsvStatus run(DsvTrainer *t, const char *json_path, DsvLine *line, void *context)
+/* Densities of lists (blocks, heads), or NULL: as the guard decides. Where heads of a block differ they are
+ * counted, as one threshold serves all heads. */
+static DsvStatus read_densities(const char *densities, const DsvDitConfig *model, DsvConfig *settings,
+                                double **out)
+{
+    int64_t blocks = model->num_layers, heads = model->num_attention_heads;
+    bool even = true;
+    *out = NULL;
+    if (!densities)
+        return DSV_OK;
+    double *density = *out = malloc((size_t)(blocks * heads) * sizeof *density);
+    if (!density)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the densities of %lld blocks", (long long)blocks);
+    DSVI_TRY(dsvi_densities_read(densities, blocks, heads, density));
+    for (int64_t i = 0; i < blocks * heads; i++)
+        even = even && (isnan(density[i]) || density[i] == density[i / heads * heads]);
+    return even ? DSV_OK : dsv_config_set(settings, "sparse.rule=topk");
+}
+
+static DsvStatus run(DsvTrainer *t, const double *density, int64_t repeats, const char *json_path,
+                     DsvLine *line, void *context)
 {
     Times times = {0};
+    if (density)
+        dsvi_sparse_prescribe(t->sparse, density);
     if (dsvi_comm_rank(t->comm) == 0)
         dsvi_weights_init(&t->table, (uint64_t)t->settings->seed, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));
-    DSVI_TRY(measure(t, &times));
+    DSVI_TRY(measure(t, repeats, &times));
     return dsvi_comm_rank(t->comm) == 0 ? report(t, &times, json_path, line, context) : DSV_OK;
 }
 
-static DsvStatus bench(const DsvConfig *settings, DsvComm *comm, const char *json_path, DsvLine *line,
-                       void *context)
+static DsvStatus check(const DsvBenchStep *wanted, const DsvConfig *settings)
+{
+    if (wanted->repeats < 0 || wanted->repeats > REPEATS_MOST)
+        return DSVI_FAIL(DSV_E_USAGE, "%lld repeats, wanted at most %d", (long long)wanted->repeats,
+                         REPEATS_MOST);
+    if (wanted->densities && !settings->sparse_enabled)
+        return DSVI_FAIL(DSV_E_USAGE, "densities of lists, and sparse.enabled is false");
+    return DSV_OK;
+}
+
+static DsvStatus bench(const DsvBenchStep *wanted, DsvConfig *settings, DsvComm *comm, const char *json_path,
+                       DsvLine *line, void *context)
 {
     DsvStatus status;
     DsvBackend backend = {0};
     DsvCodec *codec = NULL;
     DsvTrainer *trainer = NULL;
+    double *density = NULL;
     DsvDitConfig config;
     DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    DSVI_TRY_GOTO(status, check(wanted, settings), done);
     DSVI_TRY_GOTO(status, dsvi_codec_open(settings, &codec), done);
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, video, &latent), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_make(settings, &config), done);
     config.in_channels = config.out_channels = latent.channels;
+    DSVI_TRY_GOTO(status, read_densities(wanted->densities, &config, settings, &density), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open_rank(settings, comm, &backend), done);
     dsvi_ops_time(&backend);
     DSVI_TRY_GOTO(status, dsvi_trainer_create(settings, &backend, comm, codec, &config, NULL, NULL, &trainer),
                   done);
-    DSVI_TRY_GOTO(status, run(trainer, json_path, line, context), done);
+    DSVI_TRY_GOTO(status, run(trainer, density, wanted->repeats, json_path, line, context), done);
 done:
     dsvi_ops_time_waits(false);
     if (status != DSV_OK)
@@ -200,11 +245,13 @@ done:
     if (codec)
         codec->close(codec);
     dsvi_backend_close(&backend);
+    free(density);
     return status;
 }
 
-DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvConfig *settings, const char *json_path, DsvLine *line,
-                         void *context)
+DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvBenchStep *wanted, const DsvConfig *given,
+                         const char *json_path, DsvLine *line, void *context)
 {
-    return bench(settings, ranks ? ranks->comm : NULL, json_path, line, context);
+    DsvConfig settings = *given;
+    return bench(wanted, &settings, ranks ? ranks->comm : NULL, json_path, line, context);
 }

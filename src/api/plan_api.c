@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "api/densities.h"
 #include "api/plan_parts.h"
 #include "api/ranks.h"
 #include "context/cp_prices.h"
@@ -111,9 +112,21 @@ static DsvStatus plan_block(const DsvPlanned *p, DsvPlannedBlock *block)
     return DSV_OK;
 }
 
+static DsvStatus take_densities(DsvPlanned *p, const char *densities)
+{
+    if (densities)
+        DSVI_TRY(dsvi_densities_read(densities, p->model.blocks, p->model.heads, p->density));
+    for (int64_t block = 0; block < p->model.blocks; block++) {
+        DsvPlannedBlock *b = &p->block[block];
+        bool lists = densities && !isnan(b->density[0]);
+        b->known = (DsvCpBlock){lists ? b->density : NULL, DSV_CP_SPREAD};
+    }
+    return DSV_OK;
+}
+
 static DsvStatus plan(DsvComm *comm, const DsvPlanQuestion *question, DsvPlanned *p)
 {
-    DSVI_TRY(dsvi_plan_densities(question->densities, p));
+    DSVI_TRY(take_densities(p, question->densities));
     if (question->table)
         DSVI_TRY(dsvi_costs_read(question->table, &p->costs));
     else if (comm)

@@ -32,8 +32,6 @@ typedef struct DsvPlanned {
     int64_t *plan_bound;      /* (blocks, ranks + 1) */
 } DsvPlanned;
 
-/* plan_densities.c: fills density, and `known` of each block. */
-DsvStatus dsvi_plan_densities(const char *densities, DsvPlanned *planned);
 /* plan_costs.c: measured by the ranks of `comm`, all of which call and get the same; and by this process
  * alone, on the CPU. */
 DsvStatus dsvi_plan_costs_of_ranks(DsvComm *comm, const DsvConfig *config, const DsvSparseShape *model,

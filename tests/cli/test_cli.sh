@@ -104,8 +104,8 @@ call 2
 [ "$(cat err)" = "$("$dsv" help)" ] || complain "wanted the overview on stderr"
 refuses 2 "no verb trian, the nearest is train" trian run.yaml
 refuses 2 "no verb banana; dsv help lists those there are" banana
-refuses 2 "bench: wanted attention or step behind it" bench
-refuses 2 "bench: wanted attention or step behind it" bench memory
+refuses 2 "bench: wanted attention or context or step behind it" bench
+refuses 2 "bench: wanted attention or context or step behind it" bench memory
 refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --verbos
 refuses 2 "train: no flag -x; dsv help train lists those there are" train run.yaml -x
 refuses 2 "train: no flag --max-train-steps; settings are written max_train_steps=5" train --max-train-steps=5

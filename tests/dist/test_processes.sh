@@ -136,6 +136,39 @@ assert figures["ranks"] == 2 and figures["tokens"] == 48 and figures["step_ms"] 
 PYTHON
 ends 20 'cp_size' start 2 "${bench[@]}" cp_size=3
 
+echo "a step is timed with lists of prescribed densities"
+echo '[null, [0.3, 0.1]]' >"$work/densities.json"
+start 2 "${bench[@]}" cp_size=2 --densities "$work/densities.json" --repeats 1 --json "$work/step.json" \
+    >"$work/said" 2>&1 || fail "bench step with densities" "$work/said"
+python3 - "$work/step.json" <<'PYTHON' || fail "bench step told wrong of densities" "$work/step.json"
+import json, sys
+figures = json.load(open(sys.argv[1]))
+assert figures["sparse_blocks"] == 1 and abs(figures["density"] - 0.6) < 0.02
+PYTHON
+ends 20 'wanted a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --densities "$work/step.json"
+
+echo "attention is timed by every way of sharing it out"
+for n in 2 4; do
+    start $n "$dsv" bench context --tokens 256 --heads 6 --head-dim 32 --group 16 --repeats 1 \
+        --head-sparsity 0.5*2,0.9..0.95*4 --dtype f32 threads=1 --json "$work/context.json" \
+        >"$work/said" 2>&1 || fail "bench context on $n ranks" "$work/said"
+    python3 - "$work/context.json" $n <<'PYTHON' || fail "bench context told wrong" "$work/context.json"
+import json, sys
+figures, ranks = json.load(open(sys.argv[1])), int(sys.argv[2])
+assert figures["ranks"] == ranks and abs(figures["density"] - 1.3 / 6) < 1e-9
+for way in "naive_heads", "naive_keys", "heads", "keys", "planned":
+    assert figures[way + "_ms"] > figures[way + "_attention_ms"] > 0 and figures[way + "_off"] < 1e-5, way
+assert figures["heads_uneven"] <= figures["naive_heads_uneven"]
+own = 256 // ranks * 6 * 32 * 4 * 2 / 2**20 # keys and values in F32
+assert abs(figures["gather_mib"] / (own * (ranks - 1)) - 1) < 1e-9
+assert 0 < figures["fetch_mib"] <= figures["gather_mib"] and 0 < figures["named_share"] <= 1
+PYTHON
+done
+start 2 "$dsv" bench context --tokens 250 --heads 3 --head-dim 32 --group 16 --transfers-only --repeats 1 \
+    threads=1 --json "$work/context.json" >"$work/said" 2>&1 || fail "transfers" "$work/said"
+! grep -q naive_heads_ms "$work/context.json" || fail "more than transfers" "$work/context.json"
+ends 20 'wanted one of all heads, or of 4' start 2 "$dsv" bench context --head-sparsity 0.5,0.6
+
 if [ "$way" = tcp ]; then
     echo "started as Slurm starts them"
     for r in 1 0; do

@@ -1,0 +1,118 @@
+/* See bench_heads.h. */
+#include "api/bench_heads.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/threads.h"
+
+DsvStatus dsvi_bench_set(DsvConfig *settings, const char *format, ...)
+{
+    char assignment[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(assignment, sizeof assignment, format, args);
+    va_end(args);
+    return dsv_config_set(settings, assignment);
+}
+
+DsvStatus dsvi_bench_dtype(const char *name, DsvDtype *dtype)
+{
+    *dtype = strcmp(name, "bf16") == 0 ? DSV_BF16 : DSV_F32;
+    return *dtype == DSV_BF16 || strcmp(name, "f32") == 0
+               ? DSV_OK
+               : DSVI_FAIL(DSV_E_USAGE, "dtype %s, wanted bf16 or f32", name);
+}
+
+static DsvStatus take_shape_of_file(const char *path, DsvBenchHeads *h)
+{
+    const DsvStoredTensor *q, *other;
+    int frames = 1, rows = 1, columns;
+    DSVI_TRY(dsvi_safetensors_open(path, &h->file));
+    DSVI_TRY(dsvi_safetensors_want(h->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
+    DSVI_TRY(dsvi_safetensors_want(h->file, "k", 3, q->shape, &other));
+    DSVI_TRY(dsvi_safetensors_want(h->file, "v", 3, q->shape, &other));
+    int64_t heads = q->shape[0], tokens = q->shape[1];
+    const char *words = dsvi_safetensors_metadata(h->file, "grid");
+    columns = (int)tokens;
+    if (words && (sscanf(words, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
+                  (int64_t)frames * rows * columns != tokens))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", path, words,
+                         (long long)tokens);
+    if (heads < 1 || tokens < 1 || h->tokens % tokens != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple "
+                         "of them, not %lld", path, (long long)heads, (long long)tokens,
+                         (long long)h->tokens);
+    h->tokens = h->tokens > 0 ? h->tokens : tokens;
+    h->heads = h->heads > 0 ? h->heads : heads;
+    h->head_dim = q->shape[2];
+    h->grid[0] = h->tokens / tokens * frames;
+    h->grid[1] = rows;
+    h->grid[2] = columns;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_bench_heads_open(const char *path, DsvBenchHeads *h)
+{
+    h->file = NULL;
+    if (path)
+        return take_shape_of_file(path, h);
+    h->tokens = h->tokens > 0 ? h->tokens : 8192;
+    h->heads = h->heads > 0 ? h->heads : 4;
+    h->head_dim = h->head_dim > 0 ? h->head_dim : 64;
+    h->grid[0] = h->grid[1] = 1;
+    h->grid[2] = h->tokens;
+    return DSV_OK;
+}
+
+void dsvi_bench_heads_close(DsvBenchHeads *h)
+{
+    dsvi_safetensors_close(&h->file);
+}
+
+/* One tensor in token order from a stored (N, S, D) one in raster order, or random. */
+typedef struct Fill {
+    const DsvBenchHeads *heads;
+    const DsvStoredTensor *stored; /* or NULL */
+    const int32_t *order;
+    int64_t first;
+    DsvDtype act;
+    DsvRng rng;
+    void *host;
+} Fill;
+
+static double stored_value(const DsvStoredTensor *tensor, int64_t head, int64_t token, int64_t d)
+{
+    int64_t row = head % tensor->shape[0] * tensor->shape[1] + token % tensor->shape[1];
+    return dsvi_load(tensor->dtype, tensor->data, row * tensor->shape[2] + d);
+}
+
+static void fill_tokens(void *context, int64_t begin, int64_t end, int worker)
+{
+    const Fill *f = context;
+    int64_t heads = f->heads->heads, dim = f->heads->head_dim;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = 0; d < dim; d++) {
+                int64_t token = f->first + i;
+                double value = f->stored
+                    ? stored_value(f->stored, h, f->order[token], d)
+                    : dsvi_rng_normal(f->rng, (uint64_t)((token * heads + h) * dim + d));
+                dsvi_store(f->act, f->host, (i * heads + h) * dim + d, value);
+            }
+}
+
+void dsvi_bench_heads_fill(const DsvBenchHeads *h, DsvBenchTensor tensor, uint64_t seed,
+                           const int32_t *order, int64_t first, int64_t count, DsvDtype act, void *host)
+{
+    static const char *const name[] = {"q", "k", "v", NULL};
+    Fill f = {
+        .heads = h, .order = order, .first = first, .act = act, .rng = {seed, DSV_RNG_TEST, tensor},
+        .host = host,
+        .stored = h->file && name[tensor] ? dsvi_safetensors_find(h->file, name[tensor]) : NULL,
+    };
+    dsvi_parallel_for(count, 64, fill_tokens, &f);
+}

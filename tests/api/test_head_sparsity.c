@@ -1,0 +1,70 @@
+/* Sparsities of heads as text: what is understood, and what is refused. */
+#include "test.h"
+
+#include "api/bench_context_parts.h"
+#include "base/fs.h"
+#include "base/scratch.h"
+
+enum { HEADS = 4 };
+
+static void check(const char *text, const double wanted[HEADS])
+{
+    double density[HEADS] = {0};
+    assert_ok(dsvi_head_sparsity_read(text, HEADS, density));
+    for (int h = 0; h < HEADS; h++)
+        assert_error_below(fabs(density[h] - (1 - wanted[h])), 1e-12, "%s, head %d", text, h);
+}
+
+static void refuse(const char *text, DsvStatus status)
+{
+    double density[HEADS];
+    assert_int_equal(dsvi_head_sparsity_read(text, HEADS, density), status);
+}
+
+static const char *write_text(const char *text)
+{
+    const char *path = scratch_path("sparsity.json");
+    assert_ok(dsvi_file_write(path, text, strlen(text)));
+    return path;
+}
+
+static void test_lists(void **state)
+{
+    (void)state;
+    check("0.9", (const double[]){0.9, 0.9, 0.9, 0.9});
+    check("0.1,0.2,0.3,0.4", (const double[]){0.1, 0.2, 0.3, 0.4});
+    check("0.8*1,0.9*3", (const double[]){0.8, 0.9, 0.9, 0.9});
+    check("0.8..0.95*4", (const double[]){0.8, 0.85, 0.9, 0.95});
+    check("0,0.9..0.8*3", (const double[]){0, 0.9, 0.85, 0.8});
+    check("0.5..0.6", (const double[]){0.5, 0.5 + 0.1 / 3, 0.5 + 0.2 / 3, 0.6});
+}
+
+static void test_refused_lists(void **state)
+{
+    static const char *const wrong[] = {
+        "0.9,0.9", "0.9*5", "0.9*2", "0.9*2,", "1", "-0.1", "0.9..1*4", "0.9*0,0.9*4", "0.9 ", "0.9*4x",
+        "0.9.", "nan", "0.9*-4", "0.1,0.2,0.3,0.4,0.5",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        refuse(wrong[i], DSV_E_USAGE);
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    check(write_text("[0.1, 0.2, 0.3, 0.4]"), (const double[]){0.1, 0.2, 0.3, 0.4});
+    refuse(write_text("[0.1, 0.2, 0.3]"), DSV_E_FORMAT);
+    refuse(write_text("[0.1, 0.2, 0.3, 1]"), DSV_E_FORMAT);
+    refuse(write_text("[0.1, 0.2, 0.3, \"0.4\"]"), DSV_E_FORMAT);
+    refuse(write_text("{}"), DSV_E_FORMAT);
+    refuse("no/such/file.json", DSV_E_NOT_FOUND);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lists), cmocka_unit_test(test_refused_lists), cmocka_unit_test(test_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
