@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,13 @@ static inline double relative_l2(DsvDtype a_dtype, const void *a, DsvDtype b_dty
             fail_msg(": error %.3g, allowed %.3g", assert_error, (double)(bound)); \
         }                                                                     \
     } while (0)
+
+/* Whether repetition is left out: the same kernels in the same cases, but fewer times, over other numbers no
+ * more, and with shorter sequences. For tools under which all takes a hundred times as long. */
+static inline bool test_small(void)
+{
+    return getenv("DSV_TEST_SMALL") != NULL;
+}
 
 /* Path of a golden file; its folder is set by CMake (DSV_SHARED_DIR). */
 static inline const char *shared_path(const char *relative)

@@ -12,6 +12,8 @@ int run_on_gpu(int (*run)(void), int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     int failures = 0;
     for (int deterministic = 0; deterministic < 2; deterministic++) {
+        if (argc > 2 && strcmp(argv[2], deterministic ? "deterministic" : "default") != 0)
+            continue;
         DsvStatus status = dsvi_cuda_open(0, deterministic, &gpu_backend);
         if (status != DSV_OK) {
             fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());

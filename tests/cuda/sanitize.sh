@@ -1,42 +1,68 @@
 #!/bin/sh
-# sanitize.sh BUILD [SECONDS [JOBS]]: the GPU tests of dsv's own kernels under compute-sanitizer: memory
-# accesses, races in shared memory, reads of memory nobody wrote. Products by cuBLASLt are left out: their
-# kernels are not ours to check, and instrumenting them takes very long. Each test runs for SECONDS at most
-# (0: no limit), JOBS at a time; a line for each as it ends.
+# sanitize.sh BUILD [SECONDS [JOBS]]: the GPU tests of dsv's own kernels under compute-sanitizer: races in
+# shared memory, reads of memory nobody wrote, memory accesses, barriers. Tests run with DSV_TEST_SMALL.
+# Kernels of cuBLASLt and cuDNN are not ours to check, and not watched: only ours have the name of a .cu file
+# or of our namespace in their own. All takes SECONDS at most (without, what it takes), JOBS at a time (5 a
+# GPU), in turns on all GPUs (those of CUDA_VISIBLE_DEVICES); a line for each as it ends. Exit status 1:
+# something was found, or an end not reached.
 set -u
 
-# One test under one tool: sanitize.sh --one BUILD SECONDS FOLDER PROGRAM TOOL TEST. A file TEST.TOOL.failed
-# is left in FOLDER where something was found.
+# One test under one tool: sanitize.sh --one BUILD FOLDER TOOL PROGRAM TEST MODE. A file *.failed is left in
+# FOLDER where something was found or the end not reached. SLOT: its number among those at work.
 if [ "$1" = --one ]; then
-    log=$4/$7.$6
-    name="$5 $7, $6"
-    timeout -k 5 "$3" compute-sanitizer --tool "$6" --error-exitcode 9 --print-limit 3 \
-        "$2/tests/cuda/test_cuda_$5" "$7" >"$log" 2>&1
+    name="$5 $6 $7, $4"
+    log="$3/$5.$6.$7.$4"
+    begin=$(date +%s)
+    seconds=$((END > begin ? END - begin : 1))
+    CUDA_VISIBLE_DEVICES=$(echo "$GPUS" | cut -d, -f $((SLOT % COUNT + 1)))
+    export DSV_TEST_SMALL=1 CUDA_VISIBLE_DEVICES
+    timeout -k 5 "$seconds" compute-sanitizer --tool "$4" --kernel-name kns=_cu_ --kernel-name kns=N4dsvi \
+        --error-exitcode 9 --print-limit 3 "$2/tests/cuda/test_cuda_$5" "$6" "$7" >"$log" 2>&1
     status=$?
     passed=$(grep -c ' OK ]' "$log")
-    if [ "$status" = 0 ] && [ "$passed" -gt 0 ]; then
-        echo "$name: nothing found"
-    elif [ "$status" = 124 ] && ! grep -q '^=* \(Error\|Invalid\|Uninit\|Race\)' "$log"; then
-        echo "$name: nothing found in the $3 seconds it had; not finished"
+    seconds=$(($(date +%s) - begin))
+    if [ "$status" = 0 ] && [ "$passed" -gt 0 ] && grep -q 'SUMMARY: 0 \(errors\|hazards\)' "$log"; then
+        echo "$name: nothing found, $passed passed, $seconds s"
     else
-        echo "$name: exit status $status, $passed passed"
+        [ "$status" = 124 ] && status="124: no more time"
+        echo "$name: exit status $status, $passed passed, $seconds s"
         grep -v '^\[\|^$' "$log" | head -20
         touch "$log.failed"
     fi
     exit 0
 fi
 
-build=$1
-limit=${2:-0}
-jobs=${3:-4}
+# TOOL PROGRAM TEST MODE, the slowest tool first. Only what attends differs with the mode.
+list()
+{
+    for tool in racecheck initcheck memcheck synccheck; do
+        for mode in default deterministic; do
+            for test in hopper_serves_lists portable_lists portable_dense cudnn_serves; do
+                echo "$tool attention $test $mode"
+            done
+            echo "$tool sparse attention_lists $mode"
+            echo "$tool sparse attention_dense $mode"
+        done
+        echo "$tool attention the_same_bits_fifty_times deterministic"
+        for test in select_coarse select_lists select_features select_threshold profile list_exchange \
+            predictor_loss select_part; do
+            echo "$tool sparse $test default"
+        done
+        for test in test_layer_norm test_rms_norm_rope test_gate_residual test_activation test_add \
+            test_optim test_flow test_patch test_col_sum test_attention_merge test_heads_move \
+            test_add_rows; do
+            echo "$tool dense $test default"
+        done
+        echo "$tool gemm * default"
+        echo "$tool device * default"
+    done
+}
+
+GPUS=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)}
+COUNT=$(echo "$GPUS" | tr , '\n' | wc -l)
+END=$(($(date +%s) + ${2:-1000000}))
+export GPUS COUNT END
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-sparse="attention select_features select_lists select_threshold profile predictor_loss"
-dense="test_col_sum test_layer_norm test_rms_norm_rope test_activation test_gate_residual test_add
-    test_add_rows test_patch test_flow test_optim test_heads_move test_attention_merge"
-
-for tool in memcheck racecheck initcheck; do
-    for test in $sparse; do echo "sparse $tool $test"; done
-    for test in $dense; do echo "dense $tool $test"; done
-done | xargs -P "$jobs" -L 1 sh "$0" --one "$build" "$limit" "$folder"
-exit "$(find "$folder" -name '*.failed' | wc -l)"
+list | xargs -P "${3:-$((5 * COUNT))}" -L 1 --process-slot-var=SLOT sh "$0" --one "$1" "$folder"
+[ -z "$(find "$folder" -name '*.failed')" ]

@@ -38,6 +38,11 @@ static const Size SIZES[] = {
     {1, 1, 1000, 9000, 128},
 };
 
+/* With test_small these instead, on a GPU that counts as one of two multiprocessors: whole, in all the pieces
+ * that there are forward, in two calls backward. */
+enum { SMALL_MULTIPROCESSORS = 2 };
+static const Size SMALL_SIZES[] = {{1, 1, 720, 256, 64}, {1, 1, 1800, 2568, 128}, {1, 1, 2048, 520, 64}};
+
 /* How long the lists are, in runs. */
 typedef enum Lengths {
     EVEN,   /* `density` of all, in each */
@@ -93,7 +98,7 @@ static const struct {
     {{1, 5, 3000, 5000, 128}, 64, 64, SINK, 0.2, 1}, /* blocks too small */
 };
 
-/* Whether the backward pass goes by blocks of keys. */
+/* Whether the backward pass goes by blocks of keys, with all of them. */
 static bool by_blocks(int number)
 {
     const Size *size = &LISTS[number].size;
@@ -103,6 +108,36 @@ static bool by_blocks(int number)
     bool whole_tiles = LISTS[number].group % 64 == 0 || LISTS[number].group >= size->queries;
     return whole_blocks && whole_tiles && size->dim > 64 &&
            blocks >= gpu_backend.device->stream->multiprocessors;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* With test_small lists have some groups, blocks of keys and heads only, and the GPU counts as one of so many
+ * multiprocessors where the backward pass is to go by blocks, of which there are enough then too. */
+enum { SMALL_BLOCKS = 8 };
+
+static Size size_of(int number)
+{
+    Size size = LISTS[number].size;
+    int64_t group = LISTS[number].group, block = size.keys % 128 == 0 ? 640 : 777;
+    if (!test_small() || size.batch > 1000) /* which is there for that number */
+        return size;
+    size.batch = least(size.batch, 2);
+    size.heads = least(size.heads, size.keys > 200 ? 5 : SMALL_BLOCKS);
+    size.queries = least(size.queries, (group > 128 ? 2 * group : 256) + 33);
+    size.keys = least(size.keys, block);
+    return size;
+}
+
+/* From now on the GPU counts as one of so many multiprocessors; gives how many it has. */
+static int make_multiprocessors(int count)
+{
+    int multiprocessors = gpu_backend.device->stream->multiprocessors;
+    gpu_backend.device->stream->multiprocessors = count;
+    return multiprocessors;
 }
 
 /* Normal numbers times `scale`, behind them the same in BF16. */
@@ -182,7 +217,7 @@ static void create(Problem *p, const Size *size)
 static int64_t runs_in(int number, int64_t list, int64_t groups, int64_t full)
 {
     static const int64_t mixed[] = {0, 1, 63, 64, 65, -1, 127, 128, 129, 0, 0, 191, 192, 385, 2};
-    int64_t heads = LISTS[number].size.heads, wanted = (int64_t)(LISTS[number].density * (double)full);
+    int64_t heads = size_of(number).heads, wanted = (int64_t)(LISTS[number].density * (double)full);
     if (LISTS[number].lengths == MIXED)
         wanted = mixed[(size_t)list % (sizeof mixed / sizeof *mixed)];
     if (LISTS[number].lengths == SKEWED)
@@ -195,12 +230,12 @@ static int64_t runs_in(int number, int64_t list, int64_t groups, int64_t full)
 /* Run i of n is somewhere in part i of n of all: ascending, and none twice. */
 static void create_lists(Problem *p, int number)
 {
-    const Size *size = &LISTS[number].size;
+    Size size = size_of(number);
     DsvRng rng = {3, DSV_RNG_TEST, 100};
     DsvLists *lists = &p->lists;
-    *lists = (DsvLists){.batch = size->batch, .heads = size->heads, .queries = size->queries,
-                        .keys = size->keys, .group = LISTS[number].group, .grain = LISTS[number].grain};
-    lists->groups = (size->queries + lists->group - 1) / lists->group;
+    *lists = (DsvLists){.batch = size.batch, .heads = size.heads, .queries = size.queries,
+                        .keys = size.keys, .group = LISTS[number].group, .grain = LISTS[number].grain};
+    lists->groups = (size.queries + lists->group - 1) / lists->group;
     int64_t count = dsvi_lists_count(lists), full = dsvi_lists_full(lists), total = 0;
     int64_t *offsets = calloc((size_t)count + 1, sizeof *offsets);
     assert_non_null(offsets);
@@ -275,11 +310,15 @@ static void compare(const Problem *p, const unsigned char *found, const unsigned
 
 static void cudnn_serves(void **state)
 {
+    const Size *sizes = test_small() ? SMALL_SIZES : SIZES;
+    size_t count = test_small() ? sizeof SMALL_SIZES / sizeof *sizes : sizeof SIZES / sizeof *sizes;
+    DsvStream *stream = gpu_backend.device->stream;
+    int tried = test_small() ? SMALL_MULTIPROCESSORS : stream->multiprocessors;
+    int multiprocessors = make_multiprocessors(tried);
     (void)state;
-    for (int size = 0; size < (int)(sizeof SIZES / sizeof *SIZES); size++) {
+    for (size_t i = 0; i < count; i++) {
         Problem p;
-        DsvStream *stream = gpu_backend.device->stream;
-        create(&p, &SIZES[size]);
+        create(&p, &sizes[i]);
         assert_ok(dsvi_attention_cudnn_serves(stream, &p.args, false));
         DsvStatus backward = dsvi_attention_cudnn_serves(stream, &p.args, true);
         if (!gpu_backend.device->deterministic) /* cuDNN's fixed order takes too much memory for long ones */
@@ -295,6 +334,7 @@ static void cudnn_serves(void **state)
         free(wanted);
         release(&p);
     }
+    make_multiprocessors(multiprocessors);
 }
 
 /* From now on the GPU counts as the oldest that is served; gives what it is. */
@@ -323,19 +363,25 @@ static void hopper_serves_lists(void **state)
         skip();
     for (int number = 0; number < (int)(sizeof LISTS / sizeof *LISTS); number++) {
         Problem p;
-        create_tensors(&p, &LISTS[number].size, LISTS[number].logit, number % 2);
+        Size size = size_of(number);
+        bool blocks = by_blocks(number);
+        int tried = test_small() && blocks ? SMALL_BLOCKS : stream->multiprocessors;
+        int multiprocessors = make_multiprocessors(tried);
+        create_tensors(&p, &size, LISTS[number].logit, number % 2);
         create_lists(&p, number);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
-        unsigned char *found = attend_lists(&p), *again = attend_lists(&p);
+        unsigned char *found = attend_lists(&p), *again = test_small() ? NULL : attend_lists(&p);
         const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order"
-                               : by_blocks(number)   ? "cuda, sm_90a: by blocks of keys"
+                               : blocks              ? "cuda, sm_90a: by blocks of keys"
                                                      : "cuda, sm_90a";
         assert_string_equal(gpu_backend.ops.attention_list_fwd.variant, "cuda, sm_90a");
         assert_string_equal(gpu_backend.ops.attention_list_bwd.variant, backward);
-        assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out: it waits for no other block's sums */
+        if (again)
+            assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out waits for no other block's sums */
         int capability = make_portable();
         unsigned char *wanted = attend_lists(&p);
         stream->capability = capability;
+        make_multiprocessors(multiprocessors);
         compare(&p, found, wanted);
         free(found);
         free(again);
@@ -355,13 +401,14 @@ static void the_same_bits_fifty_times(void **state)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         Problem p;
         size_t bytes = 0;
-        create_tensors(&p, &LISTS[numbers[i]].size, LISTS[numbers[i]].logit, false);
+        Size size = size_of(numbers[i]);
+        create_tensors(&p, &size, LISTS[numbers[i]].logit, false);
         create_lists(&p, numbers[i]);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
         for (int n = OUTPUTS; n <= TENSORS; n++)
             bytes += p.bytes[n];
         unsigned char *first = attend_lists(&p);
-        for (int run = 1; run < 50; run++) {
+        for (int run = 1; run < (test_small() ? 2 : 50); run++) {
             unsigned char *again = attend_lists(&p);
             assert_memory_equal(first, again, bytes);
             free(again);
@@ -371,19 +418,33 @@ static void the_same_bits_fifty_times(void **state)
     }
 }
 
-static void portable_against_checker(void **state)
+static void check_portable(bool over_lists)
+{
+    int capability = make_portable();
+    check_attention_cases(&gpu_backend, over_lists);
+    gpu_backend.device->stream->capability = capability;
+}
+
+static void portable_dense(void **state)
 {
     (void)state;
-    int capability = make_portable();
-    check_attention_cases(&gpu_backend);
-    gpu_backend.device->stream->capability = capability;
+    check_portable(false);
+}
+
+static void portable_lists(void **state)
+{
+    (void)state;
+    check_portable(true);
 }
 
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cudnn_serves), cmocka_unit_test(hopper_serves_lists),
-        cmocka_unit_test(the_same_bits_fifty_times), cmocka_unit_test(portable_against_checker),
+        cmocka_unit_test(cudnn_serves),
+        cmocka_unit_test(hopper_serves_lists),
+        cmocka_unit_test(the_same_bits_fifty_times),
+        cmocka_unit_test(portable_dense),
+        cmocka_unit_test(portable_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

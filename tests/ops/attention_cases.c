@@ -100,7 +100,7 @@ static void check_attention(const DsvBackend *backend, const Shape *shape)
 
 /* Round the sizes at which an implementation may cut: lanes of 4 to 16, tiles of 64 keys and 128 queries,
  * blocks of some hundred keys; head sizes of whole vectors and others. */
-void check_attention_cases(const DsvBackend *backend)
+void check_attention_cases(const DsvBackend *backend, bool over_lists)
 {
     static const Shape shapes[] = {
         /* dense */
@@ -131,5 +131,6 @@ void check_attention_cases(const DsvBackend *backend)
         {1, 1, 140, 65, 128, 128, 1, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check_attention(backend, &shapes[i]);
+        if (over_lists == (shapes[i].group > 0))
+            check_attention(backend, &shapes[i]);
 }

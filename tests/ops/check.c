@@ -238,8 +238,8 @@ static bool check_skew(CheckCase *c, const DsvBackend *backend, const Yardstick 
     image_make(&one, c, yardstick->values, yardstick->precision, skew);
     image_make(&three, c, yardstick->values, yardstick->precision, skew);
     bool good = run_variant(c, backend, yardstick, 1, &one, why, why_bytes) &&
-                run_variant(c, backend, yardstick, 3, &three, why, why_bytes);
-    bool same_bits = !backend->device || backend->device->deterministic;
+                (test_small() || run_variant(c, backend, yardstick, 3, &three, why, why_bytes));
+    bool same_bits = !test_small() && (!backend->device || backend->device->deterministic);
     for (int i = 0; i < c->buffers && good && same_bits; i++) {
         good = !one.bytes[i] || memcmp(one.after[i], three.after[i], one.bytes[i]) == 0;
         if (!good)
@@ -276,7 +276,7 @@ static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, 
 
 bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYTES])
 {
-    for (int fill = 0; fill < CHECK_FILLS; fill++) {
+    for (int fill = 0; fill < (test_small() ? 1 : CHECK_FILLS); fill++) {
         for (int narrow = 0; narrow < (c->f32_only ? 1 : 2); narrow++) {
             char detail[CHECK_TEXT_BYTES / 2] = "";
             Precision precision = {narrow ? DSV_BF16 : DSV_F32, DSV_F32};

@@ -10,7 +10,7 @@
  * precision, but for `ulps` roundings more. `least` = 2^-120 is for what vector instructions may flush to
  * zero. Every comparison is such that NaN fails. Further: the same bits with one thread and with three, where
  * the device promises that; no byte round any buffer changed (all are 0xff: NaN to whoever reads there);
- * inputs untouched. */
+ * inputs untouched. With test_small only normal numbers and one thread. */
 #ifndef DSVI_CHECK_H
 #define DSVI_CHECK_H
 

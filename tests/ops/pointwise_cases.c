@@ -139,7 +139,7 @@ void check_add_cases(const DsvBackend *backend)
         {CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT},
     };
     for (int length = 0; length < LENGTH_COUNT; length++) {
-        for (int i = 0; i < 4 * 3 * 2; i += length == LENGTH_COUNT - 1 ? 5 : 1) {
+        for (int i = 0; i < 4 * 3 * 2; i += length == LENGTH_COUNT - 1 || test_small() ? 5 : 1) {
             AddShape shape = {LENGTHS[length], factors[i % 4][0], factors[i % 4][1], kinds[i / 4 % 3][0],
                               kinds[i / 4 % 3][1], i / 12};
             CheckCase c = {.op = "add", .parameters = &shape, .run = run_add, .ulps = 4};

@@ -108,8 +108,10 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
     dsvi_threads_set(1);
     profile_on(backend, &backend->ops, &args, &one);
     dsvi_threads_set(3);
-    profile_on(backend, &backend->ops, &args, &three);
-    assert_memory_equal(&one, &three, sizeof one);
+    if (!test_small()) {
+        profile_on(backend, &backend->ops, &args, &three);
+        assert_memory_equal(&one, &three, sizeof one);
+    }
     for (int64_t n = 0; n < rows * s->samples; n++) {
         double slack = truth.share90[n] == one.share90[n] ? 0 : share_slack(s, &args, truth.share90[n], n);
         assert_error_below(fabs(one.captured[n] - truth.captured[n]), 2e-6 * (1 + s->logit), "captured %d",

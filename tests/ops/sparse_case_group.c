@@ -5,10 +5,16 @@
 
 static const DsvBackend *tested;
 
-static void attention(void **state)
+static void attention_dense(void **state)
 {
     (void)state;
-    check_attention_cases(tested);
+    check_attention_cases(tested, false);
+}
+
+static void attention_lists(void **state)
+{
+    (void)state;
+    check_attention_cases(tested, true);
 }
 
 static void select_features(void **state)
@@ -20,7 +26,19 @@ static void select_features(void **state)
 static void select_lists(void **state)
 {
     (void)state;
-    check_select_cases(tested);
+    check_select_cases(tested, false);
+}
+
+static void select_coarse(void **state)
+{
+    (void)state;
+    check_select_cases(tested, true);
+}
+
+static void select_part(void **state)
+{
+    (void)state;
+    check_select_part_cases(tested);
 }
 
 static void select_threshold(void **state)
@@ -50,10 +68,11 @@ static void predictor_loss(void **state)
 int run_sparse_cases(const DsvBackend *backend)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention),        cmocka_unit_test(select_features),
-        cmocka_unit_test(select_threshold), cmocka_unit_test(select_lists),
-        cmocka_unit_test(list_exchange),    cmocka_unit_test(profile),
-        cmocka_unit_test(predictor_loss),
+        cmocka_unit_test(attention_dense),  cmocka_unit_test(attention_lists),
+        cmocka_unit_test(select_features),  cmocka_unit_test(select_threshold),
+        cmocka_unit_test(select_lists),     cmocka_unit_test(select_coarse),
+        cmocka_unit_test(select_part),      cmocka_unit_test(list_exchange),
+        cmocka_unit_test(profile),          cmocka_unit_test(predictor_loss),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

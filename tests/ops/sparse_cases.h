@@ -5,9 +5,10 @@
 
 #include "ops/check.h"
 
-void check_attention_cases(const DsvBackend *backend);
+void check_attention_cases(const DsvBackend *backend, bool over_lists);
 void check_select_features_cases(const DsvBackend *backend);
-void check_select_cases(const DsvBackend *backend);
+void check_select_cases(const DsvBackend *backend, bool coarse);
+void check_select_part_cases(const DsvBackend *backend);
 void check_select_threshold_cases(const DsvBackend *backend);
 void check_list_exchange_cases(const DsvBackend *backend);
 void check_profile_cases(const DsvBackend *backend);
@@ -21,7 +22,8 @@ void check_release(const DsvBackend *backend, const DsvStream *stream, const voi
 void check_download(const DsvBackend *backend, const DsvStream *stream, void *host, void *memory,
                     size_t bytes);
 
-/* An op's workspace, likewise, full of NaN; the release checks a guard behind it. */
+/* An op's workspace, likewise, full of NaN (on a device with test_small never written, for tools that see who
+ * reads it so); the release checks a guard behind it. */
 void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t bytes);
 void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace,
                              size_t bytes);
