@@ -202,6 +202,7 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
         b->measured = b->overflowed = false;
         b->seconds = 0;
         b->passes = 0;
+        b->times.forward = b->times.backward = false;
         b->far_share = NAN;
     }
     if (s->measuring)
@@ -244,13 +245,18 @@ static void place_lists(DsvSparse *s, int64_t block)
 /* Decides how this pass of the block should attend, and makes what it takes. */
 static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
+    DsvDevice *device = s->backend->device;
     DsvSparseBlock *b = &s->block[block];
     bool wanted = dsvi_sparse_wanted(s, block);
     bool measure = s->measuring && !b->measured && may_measure(s, block);
+    bool compare = measure && dsvi_sparse_compares(s);
+    double begin = 0, selected = 0;
     b->over_lists = false;
     if (!s->selector)
         return DSV_OK;
     place_lists(s, block);
+    if (compare)
+        DSVI_TRY(device->clock(device->stream, &begin));
     DSVI_TRY(dsvi_selector_look(s->selector, block, pass, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
@@ -259,23 +265,30 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     b->over_lists = wanted;
     if (!measure)
         return DSV_OK;
+    if (compare)
+        DSVI_TRY(device->clock(device->stream, &selected));
     DSVI_TRY(dsvi_sparse_take_lists(s, block));
-    return s->context ? dsvi_sparse_context_measure(s, block, pass)
-                      : dsvi_sparse_profile_pass(s, block, pass);
+    if (s->context)
+        return dsvi_sparse_context_measure(s, block, pass);
+    DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass));
+    return compare ? dsvi_sparse_time_forward(s, block, pass, selected - begin) : DSV_OK;
 }
 
-static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvSparseView view = dsvi_sparse_view(s, block);
-    if (s->context)
-        return dsvi_sparse_context_attend(s, block, pass);
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_fwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_fwd.run(stream, &args);
+}
+
+static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    return s->context ? dsvi_sparse_context_attend(s, block, pass) : dsvi_sparse_attend(s, block, pass);
 }
 
 static DsvStatus settle(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
@@ -318,18 +331,25 @@ static DsvStatus forward(DsvSparse *s, int64_t block, const DsvSparseAttention *
     return s->block[block].over_lists ? settle(s, block, pass) : DSV_OK;
 }
 
-static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_attend_back(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     const DsvOps *ops = &s->backend->ops;
     DsvStream *stream = s->backend->device->stream;
     DsvSparseView view = dsvi_sparse_view(s, block);
-    if (s->context)
-        return dsvi_sparse_context_backward(s, block, pass);
     DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_bwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_bwd.run(stream, &args);
+}
+
+static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    if (s->context)
+        return dsvi_sparse_context_backward(s, block, pass);
+    if (dsvi_sparse_compares(s))
+        DSVI_TRY(dsvi_sparse_time_backward(s, block, pass));
+    return dsvi_sparse_attend_back(s, block, pass);
 }
 
 /* Runs a pass, timed where the step is. */
@@ -383,6 +403,15 @@ static void dispatch(DsvSparse *s, int64_t block)
     say(s, line);
 }
 
+static void tell_times(const DsvSparse *s)
+{
+    char line[256];
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        dsvi_sparse_tell_times(s, block, line, sizeof line);
+        say(s, line);
+    }
+}
+
 DsvStatus dsvi_sparse_step_end(DsvSparse *s)
 {
     s->measured = s->measuring;
@@ -394,6 +423,7 @@ DsvStatus dsvi_sparse_step_end(DsvSparse *s)
     if (s->measuring)
         dsvi_sparse_profile_end(s);
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
+    tell_times(s);
     bool decides = !s->forced && !s->prescribed && s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);

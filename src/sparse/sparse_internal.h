@@ -30,6 +30,13 @@ typedef struct DsvSparseView {
     bool divided;             /* the keys lie on several ranks */
 } DsvSparseView;
 
+/* Seconds of a block's attention, both ways, in a step that times them. */
+typedef struct DsvSparseTimes {
+    bool forward, backward;        /* what has been timed */
+    double select;                 /* making its lists */
+    double seconds[DSV_PASSES][2]; /* dense, over lists */
+} DsvSparseTimes;
+
 /* One block in the current step. */
 typedef struct DsvSparseBlock {
     DsvLists lists;           /* of the view's heads and queries, over all keys; runs and capacity: the piece
@@ -51,6 +58,7 @@ typedef struct DsvSparseBlock {
     double far_share;         /* of the last lists; NAN: keys are not divided */
     double seconds;           /* spent on it in this step, where that is timed */
     int64_t passes;           /* backward, likewise */
+    DsvSparseTimes times;
 } DsvSparseBlock;
 
 /* What outlives a step, block by block, in host memory; saved. Running means are NaN before the first. */
@@ -183,6 +191,19 @@ DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
 DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
 void dsvi_sparse_profile_end(DsvSparse *sparse);
+
+/* Attention of a block as its over_lists says, without a context: over the lists that are there. */
+DsvStatus dsvi_sparse_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+DsvStatus dsvi_sparse_attend_back(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+
+/* sparse_times.c: whether this step times both choices; both timed, forward when the block's lists are made
+ * (which took `select` seconds) and taken, backward before the pass that counts; a line on it, empty where
+ * they were not timed. */
+bool dsvi_sparse_compares(const DsvSparse *sparse);
+DsvStatus dsvi_sparse_time_forward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass,
+                                   double select);
+DsvStatus dsvi_sparse_time_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+void dsvi_sparse_tell_times(const DsvSparse *sparse, int64_t block, char *line, size_t line_bytes);
 
 /* sparse_context.c: features to where heads are; with a context, a block measured, attended to (over its
  * lists where over_lists says so), and backward. Tokens form in and out. */

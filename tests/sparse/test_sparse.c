@@ -359,6 +359,43 @@ static void test_cost(void **state)
     rig_close(&rig);
 }
 
+/* A line for each block in each measuring step, with both sides' times; all else is as without it. */
+static void test_both_choices_timed(void **state)
+{
+    static Rig rig, plain;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
+    double select, forward, backward, dense_forward, dense_backward;
+    (void)state;
+    rig_set(&settings, "sparse.profile_every=2");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_open(&plain, "auto", 2, &settings, &shape);
+    rig_set(&settings, "sparse.time_choices=true");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    for (int step = 1; step <= 3; step++) { /* dense, measured; over lists, measured; over lists */
+        rig.log[0] = plain.log[0] = 0;
+        rig_fill(&plain, 11, 8);
+        rig_fill(&rig, 11, 8);
+        rig_step(&plain, step, true);
+        rig_step(&rig, step, true);
+        assert_true(rig_same(&rig, &plain) && rig_same_state(&rig, &plain));
+        for (int block = 0; block < 2; block++) {
+            char words[64];
+            snprintf(words, sizeof words, "block %d attends %s: ", block,
+                     step == 1 ? "densely" : "over lists");
+            assert_int_equal(strstr(rig.log, words) != NULL, step < 3);
+        }
+        const char *times = strstr(rig.log, "of the mass, "), *dense = strstr(rig.log, "; dense ");
+        if (step == 3)
+            continue;
+        assert_int_equal(sscanf(times, "of the mass, %lf + %lf + %lf ms", &select, &forward, &backward), 3);
+        assert_int_equal(sscanf(dense, "; dense %lf + %lf ms", &dense_forward, &dense_backward), 2);
+        assert_true(isfinite(select + forward + backward + dense_forward + dense_backward));
+    }
+    rig_close(&rig);
+    rig_close(&plain);
+}
+
 static DsvStatus create(const char *assignment, const DsvSparseShape *shape)
 {
     DsvBackend backend;
@@ -458,7 +495,8 @@ int main(void)
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_cost),                    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cost),                    cmocka_unit_test(test_both_choices_timed),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_not_finite),              cmocka_unit_test(test_watch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
