@@ -92,9 +92,9 @@ void dsvi_sparse_tell_times(const DsvSparse *s, int64_t block, char *line, size_
     for (int listed = 0; listed < 2 && s->knows_cost; listed++)
         snprintf(foretold[listed], sizeof foretold[listed], ", predicted %.2f",
                  1e3 * predicted(s, listed, b->measured_density));
-    snprintf(line, line_bytes, "block %lld attends %s: over lists of density %.3f, which hold %.2f of the "
-             "mass, %.2f + %.2f + %.2f ms (selection, forward, backward)%s; dense %.2f + %.2f ms%s",
-             (long long)block, s->record.sparse[block] || s->forced ? "over lists" : "densely",
+    snprintf(line, line_bytes, "block %lld runs %s: lists of density %.3f hold %.2f of the attention mass, "
+             "taking %.2f + %.2f + %.2f ms (selection, forward, backward)%s; dense %.2f + %.2f ms%s",
+             (long long)block, s->record.sparse[block] || s->forced ? "sparse" : "dense",
              b->measured_density, s->record.captured[block], 1e3 * t->select,
              1e3 * t->seconds[FORWARD][true], 1e3 * t->seconds[BACKWARD][true], foretold[true],
              1e3 * t->seconds[FORWARD][false], 1e3 * t->seconds[BACKWARD][false], foretold[false]);
