@@ -1,6 +1,7 @@
 /* Attention's backward pass over lists turned about (attention_turned.cuh), what is before and behind its
  * kernel: the workspace, the lists, the order of the work, dq from its sums. */
 #include "cuda/attention_turned.cuh"
+#include "cuda/block_sums.cuh"
 
 namespace dsvi {
 namespace {
@@ -89,23 +90,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The sum of x over the threads before this one, and in *all over all of them. */
-__device__ int sum_before(int x, int *shared, int *all)
-{
-    int thread = threadIdx.x, upto = x;
-    __syncthreads();
-    shared[thread] = x;
-    for (int step = 1; step < ORDERING; step *= 2) {
-        __syncthreads();
-        int below = thread >= step ? shared[thread - step] : 0;
-        __syncthreads();
-        shared[thread] = upto += below;
-    }
-    __syncthreads();
-    *all = shared[ORDERING - 1];
-    return upto - x;
-}
-
 /* Number n of all blocks of keys, (batch, head) after (batch, head). */
 __device__ int block_numbered(const Turned &t, const int *heads, int n)
 {
@@ -125,7 +109,7 @@ __device__ int kind_of(int count, float long_one)
 __global__ void __launch_bounds__(ORDERING)
     order_blocks_kernel(const __grid_constant__ Turned t, const int *heads, int all)
 {
-    __shared__ int shared[ORDERING];
+    __shared__ int before[2][ORDERING / WARP];
     __shared__ double sums[ORDERING / WARP];
     int each = (all + ORDERING - 1) / ORDERING, first = min((int)threadIdx.x * each, all);
     int end = min(first + each, all), counts[3] = {0, 0, 0}, places[2], totals[2];
@@ -135,8 +119,8 @@ __global__ void __launch_bounds__(ORDERING)
     float long_one = (float)(2 * block_sum(total, sums) / all);
     for (int n = first; n < end; n++)
         counts[kind_of(t.counts[block_numbered(t, heads, n)], long_one)]++;
-    places[0] = sum_before(counts[0], shared, &totals[0]);
-    places[1] = sum_before(counts[1], shared, &totals[1]) + totals[0];
+    places[0] = block_before(counts[0], before[0], &totals[0]);
+    places[1] = block_before(counts[1], before[1], &totals[1]) + totals[0];
     for (int n = first; n < end; n++) {
         int block = block_numbered(t, heads, n), kind = kind_of(t.counts[block], long_one);
         if (kind < 2)
