@@ -204,5 +204,6 @@ DsvStatus dsvi_listed_keys_home(DsvContextBench *b)
 {
     DsvListedKeys *l = &b->listed;
     void *rows = l->memory.received;
-    return dsvi_rows_home(&l->exchange, rows, values_of(b, rows), l->compact, b->pass.dk, b->pass.dv);
+    DSVI_TRY(dsvi_rows_home_begin(&l->exchange, rows, values_of(b, rows), l->compact));
+    return dsvi_rows_home_end(&l->exchange, b->pass.dk, b->pass.dv);
 }
