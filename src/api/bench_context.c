@@ -309,7 +309,7 @@ static DsvStatus measure_transfers(Bench *b)
 
 /* ---- the report ---- */
 
-enum { FIGURES_MOST = 64, NAME_BYTES = 40 };
+enum { FIGURES_MOST = 80, NAME_BYTES = 40 };
 
 typedef struct Figures {
     int64_t count;
@@ -329,6 +329,8 @@ static void add(Figures *f, const char *prefix, const char *name, double value)
 static double unevenness(const Bench *b, const Choice *c)
 {
     double all = 0, most = 0;
+    if (!c->possible)
+        return NAN;
     for (int64_t r = 0; r < c->plan.plan.head_ranks; r++) {
         double own = 0;
         for (int64_t i = c->bound[r]; i < c->bound[r + 1]; i++)
@@ -356,7 +358,7 @@ static void add_choices(const Bench *b, Figures *f)
         add(f, name[way], "_attention_ms", 1e3 * c->median[ATTENTION]);
         add(f, name[way], "_transfer_ms", 1e3 * (step_of(c) - c->median[ATTENTION]));
         add(f, name[way], "_select_ms", 1e3 * c->median[SELECT]);
-        add(f, name[way], "_off", c->off);
+        add(f, name[way], "_off", c->possible ? c->off : NAN);
         least = fmin(least, way == PLANNED || isnan(step_of(c)) ? INFINITY : step_of(c));
     }
     double planned = step_of(&b->choice[b->planned]);
