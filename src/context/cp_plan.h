@@ -14,7 +14,8 @@
  *   heads for tokens, h > 1: per tensor and sample an all-to-all in which the busiest rank sends or receives
  *       D e max(S_own (N - c), (T - S_own) c) bytes              (B times: the volume that DSV v3 gives),
  *     and S_own N D e bytes are read and written to pack them;
- *     q k v there and out back; backward q k v out dout there, dq dk dv back
+ *     q k v there and out back; backward q k v out dout there, or over lists dout alone where recomputation
+ *     has just left the rest, and dq dk dv back
  *   attention: B T S pairs a head, at the price of a pair when dense or over lists of the head's density
  *   s > 1, dense: a ring. Forward k and v make s - 1 steps, B T c D e bytes each; backward the same, and
  *     their gradients in F32. Where transfers run beside kernels attention hides them but for the backward
@@ -23,9 +24,9 @@
  *   lists: every rank gets the features of all keys of its heads from all ranks, and sends its own to all:
  *     the busiest B f max((S - S_own) c, S_own (s N - c)) bytes, forward
  *   s > 1, lists: a byte for every run of the other stretches, B (S - T) c / grain, forward; the rows of k
- *     and v that some own list names, a share u of each head's, B (S - T) u 2 D e bytes, in every pass;
- *     backward as much returns. Where transfers run beside kernels a head's attention on its own stretch,
- *     1 / s of all, hides its rows. Results are merged once
+ *     and v that some own list names, a share u of each head's, B (S - T) u 2 D e bytes, in every pass but a
+ *     backward one behind recomputation; backward as much returns. Where transfers run beside kernels a
+ *     head's attention on its own stretch, 1 / s of all, hides its rows. Results are merged once
  *   u = 1 - (1 - density)^m: as if a stretch of l = T / group lists were m = l^spread independent ones. */
 #ifndef DSVI_CP_PLAN_H
 #define DSVI_CP_PLAN_H

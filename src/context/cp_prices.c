@@ -5,6 +5,7 @@
 #include <string.h>
 
 enum { TO_HEADS_FORWARD = 3, TO_TOKENS_FORWARD = 1, TO_HEADS_BACKWARD = 5, TO_TOKENS_BACKWARD = 3 };
+enum { TO_HEADS_LEFT = 4 }; /* of those that go there backward, what recomputation over lists has left */
 enum { F32_BYTES = 4 };
 
 double dsvi_cp_union(double density, double lists, double spread)
@@ -44,15 +45,22 @@ static void pass_counts(const DsvCpShape *shape, double count[DSV_PASSES])
     count[1] = shape->backward ? 1 : 0;
 }
 
+/* Whether the backward pass finds in its place what the recomputation just before it was sent. */
+static bool finds_it_there(const DsvCpShape *shape, const DsvCpBlock *block)
+{
+    return block->density && shape->recompute;
+}
+
 static void price_exchange(const DsvContextCosts *costs, const DsvLinkCost *link, const DsvCpShape *shape,
-                           const DsvCpStretches *at, DsvCpPrices *p)
+                           const DsvCpBlock *block, const DsvCpStretches *at, DsvCpPrices *p)
 {
     double passes[DSV_PASSES], batch = (double)shape->batch, row = (double)(shape->head_dim * shape->element);
     if (at->head_ranks == 1)
         return;
     pass_counts(shape, passes);
+    double backward = TO_HEADS_BACKWARD - (finds_it_there(shape, block) ? TO_HEADS_LEFT : 0);
     double tensors = passes[0] * (TO_HEADS_FORWARD + TO_TOKENS_FORWARD) +
-                     passes[1] * (TO_HEADS_BACKWARD + TO_TOKENS_BACKWARD);
+                     passes[1] * (backward + TO_TOKENS_BACKWARD);
     double packed = 2 * batch * (double)(at->own_most * shape->heads) * row;
     for (int64_t c = 0; c <= shape->heads; c++) {
         double given = (double)(at->own_most * (shape->heads - c));
@@ -148,7 +156,7 @@ static void price_rows(const DsvContextCosts *costs, const DsvLinkCost *link, co
     for (int64_t h = 0; h < shape->heads; h++) {
         double there = row * p->gathered[h];
         p->rows[h] = passes[1] * there; /* back */
-        for (int pass = 0; pass < DSV_PASSES; pass++)
+        for (int pass = 0; pass < (finds_it_there(shape, block) ? 1 : DSV_PASSES); pass++)
             p->rows[h] += passes[pass] * fmax(0, there - near * p->attend[pass][h]);
         p->burden[h] += p->rows[h];
     }
@@ -209,7 +217,7 @@ bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const
     if (block->density && (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !all)))
         return false;
     memset(p, 0, sizeof *p);
-    price_exchange(costs, heads, shape, at, p);
+    price_exchange(costs, heads, shape, block, at, p);
     price_attention(&costs->attention, shape, block, at, p);
     if (at->sequence_ranks > 1 && !block->density) {
         price_ring(costs, sequence, shape, at, p);

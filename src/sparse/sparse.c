@@ -77,7 +77,7 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
         s->context = shape->context;
     s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
                                                                    : shape->tokens;
-    s->listed_block = -1;
+    s->listed_block = s->room_block = -1;
     s->predictor_loss = NAN;
     DSVI_TRY_GOTO(status, check(settings, shape), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
@@ -197,6 +197,7 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
     s->predictor_loss = NAN;
     s->timing = s->times_next && train && !s->measuring;
     s->times_next = s->times_next && !s->timing;
+    s->room_block = -1;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         DsvSparseBlock *b = &s->block[block];
         b->measured = b->overflowed = false;

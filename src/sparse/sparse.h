@@ -112,6 +112,8 @@ const int32_t *dsvi_sparse_order(const DsvSparse *sparse);
  * and the dispatch state stays as it is (sampling, validation). */
 DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train);
 DsvStatus dsvi_sparse_forward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
+/* q, k, v and out are those of the block's last forward pass; ranks that share the samples may have kept what
+ * that sent of them, where no other pass came between. */
 DsvStatus dsvi_sparse_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
 /* Updates predictors and takes decisions. */
 DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);

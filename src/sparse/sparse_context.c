@@ -78,6 +78,7 @@ static DsvStatus gather_keys(const DsvSparse *s, int64_t block, const void *own,
 DsvStatus dsvi_sparse_context_measure(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     DsvSparseAttention heads = in_heads_form(s, block, pass);
+    s->room_block = -1;
     DSVI_TRY(to_heads(s, block, pass->q, heads.q));
     DSVI_TRY(to_heads(s, block, pass->k, heads.k));
     if (dsvi_sparse_view(s, block).divided) {
@@ -113,6 +114,7 @@ DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSpars
 {
     DsvSparseAttention heads = in_heads_form(s, block, pass);
     DsvContextAttention dense = dense_args(s, pass);
+    s->room_block = -1;
     if (!s->block[block].over_lists)
         return dsvi_context_attend_fwd(s->context, block, &dense);
     DSVI_TRY(to_heads(s, block, pass->q, heads.q));
@@ -122,23 +124,36 @@ DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSpars
         DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
     else
         DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_fwd.run));
-    return to_tokens(s, block, heads.out, pass->out);
+    DSVI_TRY(to_tokens(s, block, heads.out, pass->out));
+    s->room_block = block;
+    return DSV_OK;
+}
+
+/* What the backward pass reads, to heads. `left`: a forward pass came just before, and all but dout is
+ * there. */
+static DsvStatus give_heads(const DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
+                            const DsvSparseAttention *heads, bool left)
+{
+    if (!left) {
+        DSVI_TRY(to_heads(s, block, pass->q, heads->q));
+        DSVI_TRY(to_heads(s, block, pass->k, heads->k));
+        DSVI_TRY(to_heads(s, block, pass->v, heads->v));
+        DSVI_TRY(to_heads(s, block, pass->out, heads->out));
+    }
+    return to_heads(s, block, pass->dout, heads->dout);
 }
 
 DsvStatus dsvi_sparse_context_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     DsvSparseAttention heads = in_heads_form(s, block, pass);
     DsvContextAttention dense = dense_args(s, pass);
+    bool left = s->room_block == block;
+    s->room_block = -1;
     if (!s->block[block].over_lists)
         return dsvi_context_attend_bwd(s->context, block, &dense);
-    const void *const given[][2] = {
-        {pass->q, heads.q}, {pass->k, heads.k}, {pass->v, heads.v}, {pass->out, heads.out},
-        {pass->dout, heads.dout},
-    };
-    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
-        DSVI_TRY(to_heads(s, block, given[i][0], given[i][1]));
+    DSVI_TRY(give_heads(s, block, pass, &heads, left));
     if (dsvi_sparse_view(s, block).divided)
-        DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads));
+        DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads, left));
     else
         DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_bwd.run));
     DSVI_TRY(to_tokens(s, block, heads.dq, pass->dq));

@@ -3,7 +3,8 @@
  * by their log-sum-exp. While rows travel the device attends to the near ones.
  *
  * Backward, the merged lse makes both halves' probabilities those of the whole; gradients of fetched rows go
- * home, dq is the sum of both halves'. Rows are fetched again: nothing of them is kept. */
+ * home, dq is the sum of both halves'. Rows are fetched again unless the forward pass came just before:
+ * nothing of them is kept for longer. */
 #include "sparse/sparse_internal.h"
 
 /* Tells the exchange what this block's is about. */
@@ -163,15 +164,18 @@ static DsvStatus add_dq(const DsvSparse *s, int64_t block, const DsvSparseAttent
     return s->backend->ops.add.run(s->backend->device->stream, &args);
 }
 
-DsvStatus dsvi_sparse_far_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *heads)
+DsvStatus dsvi_sparse_far_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *heads, bool fetched)
 {
     DsvSparseBlock *b = &s->block[block];
     dsvi_attention_fn *op = s->backend->ops.attention_list_bwd.run;
-    DSVI_TRY(begin_again(s, block));
+    if (!fetched)
+        DSVI_TRY(begin_again(s, block));
     DsvSparseAttention far = far_half(s, heads);
-    DSVI_TRY(dsvi_rows_fetch_begin(&s->exchange, heads->k, heads->v));
+    if (!fetched)
+        DSVI_TRY(dsvi_rows_fetch_begin(&s->exchange, heads->k, heads->v));
     DSVI_TRY(run_half(s, block, &b->near, heads, op));
-    DSVI_TRY(dsvi_rows_fetch_end(&s->exchange, (void *)far.k, (void *)far.v));
+    if (!fetched)
+        DSVI_TRY(dsvi_rows_fetch_end(&s->exchange, (void *)far.k, (void *)far.v));
     if (s->exchange.width > 0)
         DSVI_TRY(run_half(s, block, &b->far, &far, op));
     DSVI_TRY(dsvi_rows_home_begin(&s->exchange, far.dk, far.dv, s->room.compact));

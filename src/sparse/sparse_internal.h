@@ -141,6 +141,8 @@ struct DsvSparse {
     size_t workspace_bytes;
     DsvRowsExchange exchange; /* of the block under way, where keys are divided */
     DsvSparseRoom room;       /* in `shared`, as the workspace of dense attention is */
+    int64_t room_block;       /* the block of which a forward pass over lists has left q, k, v, out and
+                               * fetched rows in the room, where its backward pass will find them; -1: none */
     void *shared;
     size_t shared_bytes;
 
@@ -218,7 +220,9 @@ DsvStatus dsvi_sparse_context_backward(DsvSparse *sparse, int64_t block, const D
 DsvStatus dsvi_sparse_divide(DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_keep_divided(DsvSparse *sparse, int64_t block);
 DsvStatus dsvi_sparse_far_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads);
-DsvStatus dsvi_sparse_far_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads);
+/* `fetched`: the room holds the rows. */
+DsvStatus dsvi_sparse_far_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads,
+                                   bool fetched);
 
 /* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank
  * has seen in the step is the mean of what all have. */

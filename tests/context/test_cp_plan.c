@@ -157,11 +157,12 @@ static void test_lists(void **state)
         all += named / 2;
         own += h < 2 ? 0 : density[h];
     }
-    double row = 2 * 32 * 2 * (2e-9 + 1e-5 / (all * 2 * 32 * 2)), seen = 0;
+    double row = 2 * 32 * 2 * (2e-9 + 1e-5 / (all * 2 * 32 * 2)), seen = 0, again = 0;
     for (int h = 2; h < HEADS; h++) { /* half of a head's attention is on its own stretch */
         double there = row * others * (1 - pow(1 - density[h], sqrt(lists)));
         seen += there + fmax(0, there - 0.5 * pairs * 1.2e-9 * density[h]) +
                 fmax(0, there - 0.5 * pairs * 3e-9 * density[h]);
+        again += there + 2 * fmax(0, there - 0.5 * pairs * 1.2e-9 * density[h]);
     }
     double attend = 2 * 3e-5 + pairs * (4 * 1e-10 + own * 4.2e-9);
     double exchange = 12 * (2 * (1e-5 + 1e-9 * 32 * 2 * fmax(64 * 2, 64 * 4)) +
@@ -173,6 +174,10 @@ static void test_lists(void **state)
     check_seconds(times.attend, attend);
     check_seconds(times.heads, exchange);
     check_seconds(times.sequence, sequence);
+    shape.recompute = true; /* one pass more, of which the backward pass finds 4 tensors and the rows */
+    dsvi_cp_times(&costs, &shape, &block, &plan, &times);
+    check_seconds(times.heads, exchange);
+    check_seconds(times.sequence, sequence - seen + again + merge / 4);
 }
 
 /* The least time over every degree and every placement. */

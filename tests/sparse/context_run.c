@@ -132,6 +132,7 @@ typedef struct Worker {
     const ContextRun *run;
     DsvDevice *device;
     DsvSparse *sparse;
+    DsvContext *context; /* NULL: alone */
     int64_t first, tokens;
     DsvSparseAttention pass[RIG_BLOCKS_MOST];
 } Worker;
@@ -172,16 +173,27 @@ static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
     return note_lists(w->run, w->device, w->sparse, block, seen);
 }
 
+static uint64_t sent_so_far(const Worker *w, int64_t block)
+{
+    if (!w->context)
+        return 0;
+    DsvContextPart part = dsvi_context_part(w->context, block);
+    return dsvi_comm_sent(part.head_device).bytes + dsvi_comm_sent(part.sequence_device).bytes;
+}
+
 static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
 {
     DsvSparseAttention *pass = &w->pass[block], again = *pass;
+    int64_t rank = w->context ? dsvi_context_rank(w->context) : 0;
     size_t bytes = (size_t)(w->run->shape.batch * w->tokens) * row_bytes(w->run);
     again.recompute = true;
     if (w->run->recompute) {
         DSVI_TRY(w->device->zero(w->device->stream, pass->out, bytes));
         DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &again));
     }
+    uint64_t before = sent_so_far(w, block);
     DSVI_TRY(dsvi_sparse_backward(w->sparse, block, pass));
+    seen->sent_back[rank] = sent_so_far(w, block) - before;
     DSVI_TRY(collect(w, pass->out, seen->out));
     DSVI_TRY(collect(w, pass->dq, seen->dq));
     DSVI_TRY(collect(w, pass->dk, seen->dk));
@@ -315,7 +327,8 @@ static DsvStatus work(const Shared *shared, DsvBackend *backend, DsvContext *con
 {
     const ContextRun *run = shared->run;
     DsvDevice *device = backend->device;
-    Worker w = {.run = run, .device = device, .first = context ? dsvi_context_first(context) : 0,
+    Worker w = {.run = run, .device = device, .context = context,
+                .first = context ? dsvi_context_first(context) : 0,
                 .tokens = context ? dsvi_context_tokens(context) : run->shape.tokens};
     DsvSparseShape shape = run->shape;
     DsvArena arena;

@@ -3,6 +3,7 @@
 #ifndef DSVI_TEST_CONTEXT_RUN_H
 #define DSVI_TEST_CONTEXT_RUN_H
 
+#include "dist/local_ranks.h"
 #include "sparse/sparse_rig.h"
 
 enum { RUN_STEPS_MOST = 6 };
@@ -29,6 +30,7 @@ typedef struct BlockSeen {
     bool dense;            /* on some rank at least */
     int64_t *lengths;      /* (B N groups) */
     int32_t *runs;         /* (B N groups, full) */
+    uint64_t sent_back[RANKS_MOST]; /* by each rank that shares, in the backward pass, for attention: bytes */
     DsvSparseBlockReport report;
     double burden[16];
 } BlockSeen;

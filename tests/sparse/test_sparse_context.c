@@ -132,6 +132,40 @@ static void test_bf16(void **state)
     check(&run, 1.5e-2);
 }
 
+static uint64_t sent_back_by_all(const ContextRun *run, const BlockSeen *seen)
+{
+    uint64_t sum = 0;
+    for (int64_t r = 0; r < run->ranks; r++)
+        sum += seen->sent_back[r];
+    return sum;
+}
+
+/* Two blocks: the last one's backward pass comes just behind its forward pass, and any that was recomputed.
+ * By heads all tensors are of one size, and dout, dq, dk and dv have to travel; by keys the ranks fetch as
+ * many rows as they send home. */
+static void test_nothing_is_sent_twice(void **state)
+{
+    static RunSeen once, again;
+    ContextRun run = run_of(1, 4, 2, 8, 8);
+    uint64_t tensor = 2 * 64 * 2 * 32 * sizeof(float); /* of both ranks */
+    (void)state;
+    run.ranks = 2;
+    for (run.head_ranks = 1; run.head_ranks <= 2; run.head_ranks++) {
+        run.recompute = false;
+        run_shared(&run, 0, &once);
+        run.recompute = true;
+        run_shared(&run, 0, &again);
+        uint64_t first = sent_back_by_all(&run, &once.block[0][0]);
+        uint64_t last = sent_back_by_all(&run, &once.block[0][1]);
+        uint64_t least = sent_back_by_all(&run, &again.block[0][0]);
+        assert_int_equal(last, sent_back_by_all(&run, &again.block[0][1]));
+        assert_int_equal(first, 2 * least);
+        assert_true(least > 0 && (run.head_ranks == 1 || (least == 4 * tensor && last == least)));
+        run_free(&run, &once);
+        run_free(&run, &again);
+    }
+}
+
 /* Plans change from step to step, and the backward pass attends again. */
 static void test_steps_with_recompute(void **state)
 {
@@ -232,8 +266,8 @@ int main(void)
         cmocka_unit_test(test_explore),         cmocka_unit_test(test_other_selectors),
         cmocka_unit_test(test_f64),             cmocka_unit_test(test_steps_with_recompute),
         cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
-        cmocka_unit_test(test_bf16),            cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_bf16),            cmocka_unit_test(test_nothing_is_sent_twice),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_prescribed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
