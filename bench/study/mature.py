@@ -204,7 +204,7 @@ def time_lists(args, gpu, cases, rows):
 
 def time_all(args):
     rows = []
-    cases = [(*case, density) for case in TIMED for density in TIMED_DENSITIES]
+    cases = [(*case, density) for case in TIMED for density in TIMED_DENSITIES if args.time_tokens]
     gpus = args.gpus or [""]
     lanes = [threading.Thread(target=time_lists, args=(args, gpu, cases[i::len(gpus)], rows))
              for i, gpu in enumerate(gpus)]
@@ -377,8 +377,8 @@ def parse():
     parser.add_argument("--threads", type=int, default=2, help="of each process")
     parser.add_argument("--time-limit", type=float, default=1e6, metavar="S", help="in seconds")
     parser.add_argument("--timing", type=float, default=35, metavar="S",
-                        help="of the limit, for times of lists")
-    parser.add_argument("--time-tokens", type=int, default=16384, help="of timed attention")
+                        help="of the limit, for times of lists and for results")
+    parser.add_argument("--time-tokens", type=int, default=16384, help="of timed attention; 0: no timing")
     parser.add_argument("--time-heads", type=int, default=8)
     return parser.parse_intermixed_args()
 

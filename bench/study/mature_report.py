@@ -118,8 +118,9 @@ def tell_orders(of, sizes):
 
 def selectors(of, tokens):
     """(name, what to look for) in the order in which they are told."""
-    sources = sorted({key[KEY.index("source")] for size, key in of.all if size == tokens} - {"own", "first"},
-                     key=lambda name: int(name[1:]))
+    sources = {which: sorted({dict(zip(KEY, key))["source"] for size, key in of.all if size == tokens
+                              and key[KEY.index("selector")] == which} - {"own", "first"},
+                             key=lambda name: int(name[1:])) for which in ("projection", "predictor")}
     base = {**DEFAULT, "selector": "projection"}
     found = [("each query for itself, by count", {"part": "bound", "selector": "mean", "rule": "topk"}),
              ("nearest in space and time", {"part": "bound", "selector": "nearest"}),
@@ -132,10 +133,9 @@ def selectors(of, tokens):
     found += [(f"features in {form}", {**base, "part": "selector", "format": form})
               for form in ("bf16", "fp8")]
     found += [("projection of another clip or level", {**base, "part": "selector", "source": "first"})]
-    found += [(f"projection of step {source[1:]}", {**base, "part": "selector", "source": source})
-              for source in sources]
-    found += [(f"predictor of step {source[1:]}", {**DEFAULT, "part": "selector", "selector": "predictor",
-                                                   "source": source}) for source in sources[-1:]]
+    found += [(f"{which} of step {source[1:]}", {**DEFAULT, "part": "selector", "selector": which,
+                                                 "source": source})
+              for which in ("projection", "predictor") for source in sources[which]]
     found += [("pooled 64 x 64, cubes", {"part": "selector", "selector": "pooled", "order": "cube",
                                          "rule": "threshold"})]
     return found
@@ -309,7 +309,8 @@ def plot_grains(of, sizes, times, path):
 
 
 def plot_sparsity(training, sparsity, sizes, path):
-    figure, axes = plt.subplots(1, 1 + len(sizes), figsize=(6 + 4 * len(sizes), 5), squeeze=False)
+    models = sorted({(row["tokens"], row["seed"]) for row in sparsity}, key=lambda m: (int(m[0]), m[1]))
+    figure, axes = plt.subplots(1, 1 + len(models), figsize=(6 + 3.4 * len(models), 4.6), squeeze=False)
     left = axes[0][0]
     sides = sorted({row["side"] for row in training}, key=int)
     names = dict(zip(sides, sizes)) if len(sizes) == len(sides) else {side: f"side {side}," for side in sides}
@@ -325,8 +326,8 @@ def plot_sparsity(training, sparsity, sizes, path):
     left.set(xlabel="training step", ylabel="share of the keys", ylim=(0, None),
              title="Keys that hold 90 % of a query's mass, in training")
     left.legend()
-    for axis, tokens in zip(axes[0][1:], sizes):
-        of = [row for row in sparsity if row["tokens"] == tokens]
+    for axis, (tokens, seed) in zip(axes[0][1:], models):
+        of = [row for row in sparsity if (row["tokens"], row["seed"]) == (tokens, seed)]
         last = max(int(row["step"]) for row in of)
         heads = {}
         for row in of:
@@ -339,7 +340,7 @@ def plot_sparsity(training, sparsity, sizes, path):
             for head in range(count):
                 axis.text(head, block, f"{shares[block, head]:.2f}", ha="center", va="center", color="w",
                           fontsize=8)
-        axis.set(xlabel="head", ylabel="block", title=f"{tokens} tokens, held out, at the end",
+        axis.set(xlabel="head", ylabel="block", title=f"{tokens} tokens, seed {seed}, step {last}",
                  xticks=range(count), yticks=range(blocks))
     figure.tight_layout()
     figure.savefig(path, dpi=75)
