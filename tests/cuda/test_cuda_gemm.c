@@ -1,6 +1,7 @@
 /* That a product with an epilogue gives what the bare product and ops of their own give, at sizes where
  * cuBLASLt may do both at once: the checker has no truth for so large ones. */
 #include "base/rng.h"
+#include "cuda/gemm_cublaslt.h"
 #include "cuda/gpu.h"
 #include "ops/gemm_epilogue.h"
 #include "test.h"
@@ -147,9 +148,64 @@ static void test_a_sum(void **state)
     gpu_backend.device->mem_free(gpu_backend.device, dy);
 }
 
+static void *fetch(const void *memory, int64_t n, DsvDtype dtype)
+{
+    DsvDevice *device = gpu_backend.device;
+    void *host = malloc((size_t)n * dsvi_dtype_size(dtype));
+    assert_non_null(host);
+    assert_ok(device->download(device->stream, host, memory, (size_t)n * dsvi_dtype_size(dtype)));
+    assert_ok(device->sync(device->stream));
+    return host;
+}
+
+/* Against the truth in F32 on the host, from the same start of zeros. */
+static void assert_plain(const DsvGemmArgs *args, const Output *output)
+{
+    DsvDevice *device = gpu_backend.device;
+    DsvOps ref;
+    DsvGemmArgs host = *args;
+    int64_t a_rows = args->trans_a ? args->k : args->m, b_rows = args->trans_b ? args->n : args->k;
+    dsvi_ops_fill_ref(&ref);
+    host.a = fetch(args->a, a_rows * args->lda, args->ab_dtype);
+    host.b = fetch(args->b, b_rows * args->ldb, args->ab_dtype);
+    host.c = calloc((size_t)output->n, sizeof(float));
+    assert_non_null(host.c);
+    assert_ok(ref.gemm.run(NULL, &host));
+    assert_ok(device->zero(device->stream, output->data, (size_t)output->n * sizeof(float)));
+    assert_ok(dsvi_gemm_plain(device->stream, args));
+    void *got = fetch(output->data, output->n, output->dtype);
+    assert_near(output, got, host.c);
+    free((void *)host.a);
+    free((void *)host.b);
+    free(host.c);
+    free(got);
+}
+
+/* What does without cuBLASLt, for what that does not take: tiles cut on all sides, either factor turned. */
+static void plain_product(void **state)
+{
+    enum { M = 37, N = 50, K = 41, PITCH = 53 };
+    (void)state;
+    void *a = draw(1, M * PITCH, 1, DSV_BF16), *b = draw(2, N * PITCH, 1, DSV_BF16);
+    void *turned_a = draw(1, K * PITCH, 1, DSV_BF16), *turned_b = draw(2, K * PITCH, 1, DSV_BF16);
+    for (int layout = 0; layout < 4; layout++) {
+        Output output = {"c", DSV_F32, M * PITCH, 1e-5, 1e-5, allocate(M * PITCH, DSV_F32)};
+        DsvGemmArgs args = {.m = M, .n = N, .k = K, .ab_dtype = DSV_BF16, .c_dtype = DSV_F32,
+                            .a = layout & 1 ? turned_a : a, .lda = PITCH, .trans_a = layout & 1,
+                            .b = layout & 2 ? b : turned_b, .ldb = PITCH, .trans_b = layout & 2,
+                            .c = output.data, .ldc = PITCH};
+        assert_plain(&args, &output);
+        gpu_backend.device->mem_free(gpu_backend.device, output.data);
+    }
+    void *const inputs[] = {a, b, turned_a, turned_b};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        gpu_backend.device->mem_free(gpu_backend.device, inputs[i]);
+}
+
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain_product),
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_gelu_backward),
         cmocka_unit_test(test_a_sum),

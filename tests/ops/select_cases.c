@@ -569,7 +569,7 @@ void check_select_threshold_cases(const DsvBackend *backend)
     };
     static const double shares[] = {0, 1e-6, 0.1, 0.35, 0.5, 0.9, 1 - 1e-9, 1};
     static Bins bins;
-    size_t step = test_small() ? 3 : 1;
+    size_t step = test_small() ? 4 : 1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fill_bins(&bins, cases[i].middle, cases[i].width, cases[i].stride);
         for (size_t n = 0; n < sizeof shares / sizeof *shares; n += step) {
