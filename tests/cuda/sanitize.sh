@@ -17,7 +17,7 @@ if [ "$1" = --one ]; then
     CUDA_VISIBLE_DEVICES=$(echo "$GPUS" | cut -d, -f $((SLOT % COUNT + 1)))
     export DSV_TEST_SMALL=1 CUDA_VISIBLE_DEVICES
     timeout -k 5 "$seconds" compute-sanitizer --tool "$4" --kernel-name kns=_cu_ --kernel-name kns=N4dsvi \
-        --error-exitcode 9 --print-limit 3 "$2/tests/cuda/test_cuda_$5" "$6" "$7" >"$log" 2>&1
+        --error-exitcode 9 --print-limit 20 "$2/tests/cuda/test_cuda_$5" "$6" "$7" >"$log" 2>&1
     status=$?
     passed=$(grep -c ' OK ]' "$log")
     seconds=$(($(date +%s) - begin))

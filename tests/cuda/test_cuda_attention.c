@@ -115,9 +115,10 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* With test_small lists have some groups, blocks of keys and heads only, and the GPU counts as one of so many
- * multiprocessors where the backward pass is to go by blocks, of which there are enough then too. */
-enum { SMALL_BLOCKS = 8 };
+/* With test_small lists have some groups, blocks of keys and heads only, and the GPU counts as one of so few
+ * multiprocessors that each has several tiles, or, where the backward pass is to go by blocks, that these are
+ * enough for all. */
+enum { SMALL_BLOCKS = 8, FEW_MULTIPROCESSORS = 4 };
 
 static Size size_of(int number)
 {
@@ -364,6 +365,17 @@ static void *attend_lists(const Problem *p)
     return results(p);
 }
 
+/* Blocks that would be too few with all of them must be too few here. */
+static int multiprocessors_for(int number)
+{
+    int all = gpu_backend.device->stream->multiprocessors;
+    if (!test_small())
+        return all;
+    if (by_blocks(number))
+        return SMALL_BLOCKS;
+    return LISTS[number].grain % 128 == 0 ? all : FEW_MULTIPROCESSORS;
+}
+
 static void hopper_serves_lists(void **state)
 {
     (void)state;
@@ -374,8 +386,7 @@ static void hopper_serves_lists(void **state)
         Problem p;
         Size size = size_of(number);
         bool blocks = by_blocks(number);
-        int tried = test_small() && blocks ? SMALL_BLOCKS : stream->multiprocessors;
-        int multiprocessors = make_multiprocessors(tried);
+        int multiprocessors = make_multiprocessors(multiprocessors_for(number));
         create_tensors(&p, &size, LISTS[number].logit, number % 2);
         create_lists(&p, number);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
