@@ -81,8 +81,8 @@ __device__ __forceinline__ void prepare_queries(const AttentionProblem &a, const
                                                 const Tile &tile, int stage)
 {
     int first = 64 * m.number, lane = anew(m.lane), base = anew(m.memory.base), row = 16 * m.warp + lane / 4;
-    /* Neither reads those of the tile before any longer. That its queries came says so too, by way of the house
-     * and its copies, where racecheck does not see it. */
+    /* Neither reads those of the tile before any longer. That its queries came says so too, by way of the
+     * house and its copies, where racecheck does not see it. */
     named_sync(SHARERS_BARRIER, P::SHARING);
     if (first < P::QUERIES) {
         float d[32];
