@@ -59,15 +59,11 @@ static void free_memory(DsvPlanned *p)
 
 static DsvStatus share_tokens(DsvPlanned *p, int64_t unit)
 {
-    int64_t units = (p->shape.tokens + unit - 1) / unit;
     if (p->shape.ranks < 2)
         return DSVI_FAIL(DSV_E_USAGE, "a clip that one rank has alone needs no plan: cp_size is %lld",
                          (long long)p->config->cp_size);
-    if (units < p->shape.ranks)
-        return DSVI_FAIL(DSV_E_USAGE, "%lld tokens in stretches of %lld are too few for %lld ranks to share",
-                         (long long)p->shape.tokens, (long long)unit, (long long)p->shape.ranks);
     DSVI_TRY(take_memory(p));
-    dsvi_comm_bounds(p->shape.tokens, unit, p->shape.ranks, p->bound);
+    DSVI_TRY(dsvi_context_stretches(p->shape.tokens, unit, p->shape.ranks, p->bound));
     p->shape.bound = p->bound;
     return DSV_OK;
 }

@@ -161,13 +161,12 @@ static DsvStatus take_memory(DsvContext *c)
     return complete ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the plans of %zu blocks", blocks);
 }
 
-static DsvStatus share_tokens(DsvContext *c)
+DsvStatus dsvi_context_stretches(int64_t tokens, int64_t unit, int64_t ranks, int64_t *bound)
 {
-    int64_t units = ceil_div(c->shape.tokens, c->shape.unit);
-    if (units < c->group->size)
+    if (ceil_div(tokens, unit) < ranks)
         return DSVI_FAIL(DSV_E_USAGE, "%lld tokens in stretches of %lld are too few for %lld ranks to share",
-                         (long long)c->shape.tokens, (long long)c->shape.unit, (long long)c->group->size);
-    dsvi_comm_bounds(c->shape.tokens, c->shape.unit, c->group->size, c->bound);
+                         (long long)tokens, (long long)unit, (long long)ranks);
+    dsvi_comm_bounds(tokens, unit, ranks, bound);
     return DSV_OK;
 }
 
@@ -201,7 +200,8 @@ DsvStatus dsvi_context_create(DsvContextGroup *group, const DsvContextShape *sha
     c->group = group;
     c->shape = *shape;
     DSVI_TRY_GOTO(status, take_memory(c), failed);
-    DSVI_TRY_GOTO(status, share_tokens(c), failed);
+    DSVI_TRY_GOTO(status, dsvi_context_stretches(c->shape.tokens, c->shape.unit, group->size, c->bound),
+                  failed);
     DSVI_TRY_GOTO(status, begin_plans(c), failed);
     *out = c;
     return DSV_OK;

@@ -82,6 +82,10 @@ typedef struct DsvContextPart {
 
 typedef struct DsvContext DsvContext;
 
+/* The stretches of tokens that ranks have, of whole units, as even as can be: bound (ranks + 1). DSV_E_USAGE
+ * where there are fewer units than ranks. */
+DsvStatus dsvi_context_stretches(int64_t tokens, int64_t unit, int64_t ranks, int64_t *bound);
+
 /* DSV_E_USAGE where there are fewer units of tokens than ranks, fewer heads than head ranks, or head ranks
  * that do not divide the ranks. Every block begins with an even plan of as many head ranks as may be. `group`
  * must outlive it. */
