@@ -13,15 +13,20 @@ extern "C" {
 
 typedef void DsvLine(void *context, const char *text);
 
-typedef struct DsvBenchAttention {
+/* Heads and their lists, of benchmarks of attention. */
+typedef struct DsvBenchLists {
     int64_t tokens, heads, head_dim; /* 0: 8192, 4, 64, or those of heads_from */
     int64_t group, grain, repeats;
-    double density;           /* of the lists */
+    double density;           /* of the lists; one threshold serves all heads */
     const char *dtype;        /* "bf16" or "f32" */
     const char *selector;     /* "projection" or "pooled" */
     const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random. Of more
                                * heads the first come again; more tokens, a multiple, are the clip again */
-    double target_mass;       /* > 0: the lists hold this share of the estimated mass instead */
+} DsvBenchLists;
+
+typedef struct DsvBenchAttention {
+    DsvBenchLists lists;
+    double target_mass;       /* > 0: the lists hold this share of the estimated mass instead of a density */
 } DsvBenchAttention;
 
 void dsv_bench_attention_defaults(DsvBenchAttention *bench);
@@ -34,13 +39,10 @@ DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *c
                               const char *json_path, DsvLine *line, void *context);
 
 typedef struct DsvBenchContext {
-    int64_t tokens, heads, head_dim; /* as in DsvBenchAttention, as what has the same name */
-    int64_t group, grain, repeats;
-    double density;           /* of the lists, in the mean of the heads, which one threshold serves */
-    const char *head_sparsity; /* instead, or NULL: the share of keys that no list of a head has, for one head
-                               * after the other: a list as "0.82*4,0.9..0.98*12", where .. goes evenly from
-                               * one to the other, or a JSON file with an array of numbers */
-    const char *dtype, *selector, *heads_from;
+    DsvBenchLists lists;
+    const char *head_sparsity; /* instead of a density, or NULL: the share of keys that no list of a head has,
+                                * for one head after the other: a list as "0.82*4,0.9..0.98*12", where .. goes
+                                * evenly from one to the other, or a JSON file with an array of numbers */
     bool transfers_only;      /* what travels between ranks that divide tokens, and no attention */
 } DsvBenchContext;
 

@@ -18,7 +18,7 @@
  * would slow down what is timed right behind it. Each side runs for so long in its turn. */
 #define SETTLE_S 0.06
 
-enum { REPEATS_MOST = 64, PROFILE_SAMPLES = 256, RARE_REPEATS = 3 };
+enum { PROFILE_SAMPLES = 256, RARE_REPEATS = 3 };
 
 typedef struct Bench {
     DsvBenchAttention wanted;
@@ -39,37 +39,27 @@ typedef struct Bench {
 
 void dsv_bench_attention_defaults(DsvBenchAttention *bench)
 {
-    *bench = (DsvBenchAttention){
-        .group = 128, .grain = 1, .repeats = 5,
-        .density = 0.1, .dtype = "bf16", .selector = "projection",
-    };
+    *bench = (DsvBenchAttention){.lists = dsvi_bench_lists_defaults()};
 }
 
 static DsvStatus make_settings(Bench *b, const DsvConfig *given)
 {
     const DsvBenchAttention *w = &b->wanted;
     b->settings = *given;
-    if (w->repeats < 1 || w->repeats > REPEATS_MOST || w->tokens < 0 || w->heads < 0 || w->head_dim < 0)
-        return DSVI_FAIL(DSV_E_USAGE, "bench attention: wanted tokens, heads, head_dim >= 0 and 1 to %d "
-                         "repeats", REPEATS_MOST);
-    DSVI_TRY(dsvi_bench_dtype(w->dtype, &b->act));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.selector=%s", w->selector));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.group=%lld", (long long)w->group));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.grain=%lld", (long long)w->grain));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_density=%.17g",
-                            w->target_mass > 0 ? 0 : w->density));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.measure_cost=false"));
-    DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.list_memory=1"));
+    DSVI_TRY(dsvi_bench_lists_check(&w->lists));
+    DSVI_TRY(dsvi_bench_dtype(w->lists.dtype, &b->act));
+    DSVI_TRY(dsvi_bench_lists_set(&b->settings, &w->lists));
+    if (w->target_mass != 0) {
+        DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_density=0"));
+        DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
+    }
     return dsvi_bench_set(&b->settings, "sparse.max_density=1");
 }
 
 static DsvStatus make_shape(Bench *b)
 {
-    DsvBenchAttention *w = &b->wanted;
     DsvBenchHeads *heads = &b->heads;
-    *heads = (DsvBenchHeads){.tokens = w->tokens, .heads = w->heads, .head_dim = w->head_dim};
-    DSVI_TRY(dsvi_bench_heads_open(w->heads_from, heads));
+    DSVI_TRY(dsvi_bench_heads_open(&b->wanted.lists, heads));
     b->shape = (DsvSparseShape){
         .blocks = 1, .batch = 1, .tokens = heads->tokens, .heads = heads->heads,
         .head_dim = heads->head_dim, .grid = {heads->grid[0], heads->grid[1], heads->grid[2]},
@@ -184,8 +174,9 @@ done:
 }
 
 typedef struct Times {
-    double dense_fwd[REPEATS_MOST], dense_bwd[REPEATS_MOST];
-    double select[REPEATS_MOST], sparse_fwd[REPEATS_MOST], sparse_bwd[REPEATS_MOST];
+    double dense_fwd[DSV_BENCH_REPEATS_MOST], dense_bwd[DSV_BENCH_REPEATS_MOST];
+    double select[DSV_BENCH_REPEATS_MOST];
+    double sparse_fwd[DSV_BENCH_REPEATS_MOST], sparse_bwd[DSV_BENCH_REPEATS_MOST];
     double select_mean; /* of a step, those that do more than others included */
 } Times;
 
@@ -316,14 +307,14 @@ static DsvStatus measure(Bench *b, Times *times)
     StepKinds kinds = step_kinds(b);
     int64_t plain;
     share_of_steps(&kinds, false, false, &plain);
-    for (int64_t i = -1; i < b->wanted.repeats; i++) {
+    for (int64_t i = -1; i < b->wanted.lists.repeats; i++) {
         Times ignored, *to = i < 0 ? &ignored : times;
         int64_t slot = i < 0 ? 0 : i;
         DSVI_TRY(time_dense(b, &to->dense_fwd[slot], &to->dense_bwd[slot]));
         DSVI_TRY(time_sparse(b, i < 0 ? 0 : plain + i * kinds.period, &to->select[slot],
                              &to->sparse_fwd[slot], &to->sparse_bwd[slot]));
     }
-    return mean_of_steps(b, dsvi_median(times->select, (size_t)b->wanted.repeats), &times->select_mean);
+    return mean_of_steps(b, dsvi_median(times->select, (size_t)b->wanted.lists.repeats), &times->select_mean);
 }
 
 /* Exact mass the lists hold and their density, means over heads and sampled queries. */
@@ -355,7 +346,7 @@ done:
 static DsvStatus report(const Bench *b, Times *times, const char *json_path, DsvLine *line, void *context)
 {
     double captured = 0, density = 0;
-    size_t n = (size_t)b->wanted.repeats;
+    size_t n = (size_t)b->wanted.lists.repeats;
     DSVI_TRY(measure_mass(b, &captured, &density));
     double dense_fwd = dsvi_median(times->dense_fwd, n), dense_bwd = dsvi_median(times->dense_bwd, n);
     double plain = dsvi_median(times->select, n), select = times->select_mean;
@@ -364,8 +355,8 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
     double flops = 4 * pairs * (double)b->shape.head_dim;
     const DsvBenchFigure figures[] = {
         {"tokens", (double)b->shape.tokens}, {"heads", (double)b->shape.heads},
-        {"head_dim", (double)b->shape.head_dim}, {"group", (double)b->wanted.group},
-        {"grain", (double)b->wanted.grain}, {"threads", (double)dsvi_threads_count()},
+        {"head_dim", (double)b->shape.head_dim}, {"group", (double)b->wanted.lists.group},
+        {"grain", (double)b->wanted.lists.grain}, {"threads", (double)dsvi_threads_count()},
         {"dense_fwd_ms", 1e3 * dense_fwd}, {"dense_bwd_ms", 1e3 * dense_bwd},
         {"select_ms", 1e3 * select}, {"select_plain_ms", 1e3 * plain},
         {"sparse_fwd_ms", 1e3 * fwd}, {"sparse_bwd_ms", 1e3 * bwd},
@@ -378,8 +369,8 @@ static DsvStatus report(const Bench *b, Times *times, const char *json_path, Dsv
     const DsvBenchLabel labels[] = {
         {"device", b->backend.device->name}, {"variant", b->backend.ops.attention_list_fwd.variant},
         {"bwd_variant", b->backend.ops.attention_list_bwd.variant},
-        {"dense_variant", b->backend.ops.attention_fwd.variant}, {"dtype", b->wanted.dtype},
-        {"selector", b->wanted.selector},
+        {"dense_variant", b->backend.ops.attention_fwd.variant}, {"dtype", b->wanted.lists.dtype},
+        {"selector", b->wanted.lists.selector},
     };
     return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
                              sizeof figures / sizeof *figures, json_path, line, context);

@@ -30,7 +30,7 @@ typedef struct Choice {
     DsvCpChoice plan;      /* its arrays are `placement` and `bound` */
     int32_t *placement;    /* (N) */
     int64_t *bound;        /* (ranks + 1) */
-    double seconds[PARTS][DSV_CONTEXT_REPEATS_MOST];
+    double seconds[PARTS][DSV_BENCH_REPEATS_MOST];
     double median[PARTS];
     float *rows;           /* of its results */
     double off;            /* how far these are from NAIVE_KEYS', at most */
@@ -54,9 +54,7 @@ enum { SEEN_MOST = 8 };
 
 void dsv_bench_context_defaults(DsvBenchContext *bench)
 {
-    *bench = (DsvBenchContext){
-        .group = 128, .grain = 1, .repeats = 5, .density = 0.1, .dtype = "bf16", .selector = "projection",
-    };
+    *bench = (DsvBenchContext){.lists = dsvi_bench_lists_defaults()};
 }
 
 /* value (count) of every rank becomes the largest of all ranks' where `most`, else their mean. */
@@ -153,7 +151,7 @@ static DsvStatus time_choice(Bench *b, Way way, int64_t step, double seconds[PAR
 static DsvStatus measure_choices(Bench *b)
 {
     double seconds[PARTS];
-    int64_t repeats = b->of.wanted.repeats;
+    int64_t repeats = b->of.wanted.lists.repeats;
     for (int64_t i = -1; i < repeats; i++)
         for (int way = 0; way < WAYS; way++) {
             Choice *c = &b->choice[way];
@@ -222,7 +220,7 @@ static DsvStatus measure_costs(Bench *b, DsvContextCosts *costs)
 /* As dsvi_dit_cp_shape: bytes of what a key of a head is to selection. */
 static double feature_bytes(const DsvContextBench *of)
 {
-    bool pooled = strcmp(of->wanted.selector, "pooled") == 0;
+    bool pooled = strcmp(of->wanted.lists.selector, "pooled") == 0;
     int64_t features = pooled ? of->heads.head_dim : of->settings.sparse_rank;
     return (double)features * sizeof(float) / (double)(pooled ? of->settings.sparse_grain : 1);
 }
@@ -285,14 +283,14 @@ static DsvStatus warm_up(Bench *b)
 
 static DsvStatus time_transfer(Bench *b, Transfer kind, part_fn *part)
 {
-    double seconds[DSV_CONTEXT_REPEATS_MOST], ignored;
-    for (int64_t i = -1; i < b->of.wanted.repeats; i++) {
+    double seconds[DSV_BENCH_REPEATS_MOST], ignored;
+    for (int64_t i = -1; i < b->of.wanted.lists.repeats; i++) {
         double *to = &seconds[i < 0 ? 0 : i];
         DSVI_TRY(time_part(b, part, to, &ignored));
         b->sent[kind] = b->part_sent;
         DSVI_TRY(agree(b, true, to, 1));
     }
-    b->transfer[kind] = dsvi_median(seconds, (size_t)b->of.wanted.repeats);
+    b->transfer[kind] = dsvi_median(seconds, (size_t)b->of.wanted.lists.repeats);
     return agree(b, true, &b->sent[kind], 1);
 }
 
@@ -396,8 +394,8 @@ static DsvStatus report(const Bench *b, const char *json_path, DsvLine *line, vo
     add(&f, "tokens", "", (double)of->heads.tokens);
     add(&f, "heads", "", (double)of->heads.heads);
     add(&f, "head_dim", "", (double)of->heads.head_dim);
-    add(&f, "group", "", (double)of->wanted.group);
-    add(&f, "grain", "", (double)of->wanted.grain);
+    add(&f, "group", "", (double)of->wanted.lists.group);
+    add(&f, "grain", "", (double)of->wanted.lists.grain);
     add(&f, "threads", "", (double)dsvi_threads_count());
     add(&f, "density", "", density);
     add(&f, "captured_mass", "", b->captured);
@@ -414,8 +412,8 @@ static DsvStatus report(const Bench *b, const char *json_path, DsvLine *line, vo
     }
     const DsvBenchLabel labels[] = {
         {"device", of->backend.device->name}, {"variant", of->backend.ops.attention_list_fwd.variant},
-        {"bwd_variant", of->backend.ops.attention_list_bwd.variant}, {"dtype", of->wanted.dtype},
-        {"selector", of->wanted.selector}, {"heads_placed", heads}, {"plan", plan},
+        {"bwd_variant", of->backend.ops.attention_list_bwd.variant}, {"dtype", of->wanted.lists.dtype},
+        {"selector", of->wanted.lists.selector}, {"heads_placed", heads}, {"plan", plan},
     };
     return dsvi_bench_report(labels, sizeof labels / sizeof *labels, f.figure, (size_t)f.count, json_path,
                              line, context);

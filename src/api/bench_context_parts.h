@@ -17,8 +17,6 @@
 extern "C" {
 #endif
 
-enum { DSV_CONTEXT_REPEATS_MOST = 64 };
-
 /* Attention whose keys and values are all gathered, and kept from the forward to the backward pass. All
  * (S, N, D) act, but for what others send. */
 typedef struct DsvAllKeys {

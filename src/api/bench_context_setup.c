@@ -11,22 +11,15 @@
 
 static DsvStatus check(const DsvContextBench *b)
 {
-    const DsvBenchContext *w = &b->wanted;
     if (dsvi_comm_size(b->comm) < 2)
         return DSVI_FAIL(DSV_E_USAGE, "attention of ranks that share a clip wants at least 2 of them");
-    if (w->repeats < 1 || w->repeats > DSV_CONTEXT_REPEATS_MOST || w->tokens < 0 || w->heads < 0 ||
-        w->head_dim < 0)
-        return DSVI_FAIL(DSV_E_USAGE, "wanted tokens, heads, head_dim >= 0 and 1 to %d repeats",
-                         DSV_CONTEXT_REPEATS_MOST);
-    return w->density > 0 && w->density <= 1
-               ? DSV_OK
-               : DSVI_FAIL(DSV_E_USAGE, "density %g, wanted above 0, at most 1", w->density);
+    return dsvi_bench_lists_check(&b->wanted.lists);
 }
 
 /* The density that memory for lists is planned for: the densest head's, for a rank may have no other. */
 static double densest(const DsvContextBench *b)
 {
-    double most = b->wanted.head_sparsity ? 0 : fmin(1, UNEVEN_MOST * b->wanted.density);
+    double most = b->wanted.head_sparsity ? 0 : fmin(1, UNEVEN_MOST * b->wanted.lists.density);
     for (int64_t h = 0; h < b->heads.heads && b->wanted.head_sparsity; h++)
         most = fmax(most, b->density[h]);
     return fmax(most, 0.01);
@@ -37,19 +30,12 @@ static double densest(const DsvContextBench *b)
 
 static DsvStatus make_settings(DsvContextBench *b)
 {
-    const DsvBenchContext *w = &b->wanted;
     DsvConfig *s = &b->settings;
+    DSVI_TRY(dsvi_bench_lists_set(s, &b->wanted.lists));
     DSVI_TRY(dsvi_bench_set(s, "sparse.enabled=true"));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.selector=%s", w->selector));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.group=%lld", (long long)w->group));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.grain=%lld", (long long)w->grain));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.target_density=%.17g", w->density));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.target_mass=0"));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.rule=%s", w->head_sparsity ? "topk" : "threshold"));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.measure_cost=false"));
+    DSVI_TRY(dsvi_bench_set(s, "sparse.rule=%s", b->wanted.head_sparsity ? "topk" : "threshold"));
     DSVI_TRY(dsvi_bench_set(s, "sparse.profile_every=" RARELY));
     DSVI_TRY(dsvi_bench_set(s, "sparse.refresh_every=" RARELY));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.list_memory=1"));
     return dsvi_bench_set(s, "sparse.max_density=%.17g", densest(b));
 }
 
@@ -145,10 +131,8 @@ DsvStatus dsvi_context_bench_open(DsvComm *comm, const DsvBenchContext *wanted, 
 {
     *b = (DsvContextBench){.wanted = *wanted, .settings = *given, .comm = comm};
     DSVI_TRY(check(b));
-    DSVI_TRY(dsvi_bench_dtype(wanted->dtype, &b->act));
-    b->heads = (DsvBenchHeads){.tokens = wanted->tokens, .heads = wanted->heads,
-                               .head_dim = wanted->head_dim};
-    DSVI_TRY(dsvi_bench_heads_open(wanted->heads_from, &b->heads));
+    DSVI_TRY(dsvi_bench_dtype(wanted->lists.dtype, &b->act));
+    DSVI_TRY(dsvi_bench_heads_open(&wanted->lists, &b->heads));
     b->density = calloc((size_t)b->heads.heads, sizeof *b->density);
     if (!b->density)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld heads", (long long)b->heads.heads);

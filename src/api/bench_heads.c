@@ -18,6 +18,37 @@ DsvStatus dsvi_bench_set(DsvConfig *settings, const char *format, ...)
     return dsv_config_set(settings, assignment);
 }
 
+DsvBenchLists dsvi_bench_lists_defaults(void)
+{
+    return (DsvBenchLists){
+        .group = 128, .grain = 1, .repeats = 5, .density = 0.1, .dtype = "bf16", .selector = "projection",
+    };
+}
+
+DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l)
+{
+    if (l->repeats < 1 || l->repeats > DSV_BENCH_REPEATS_MOST || l->tokens < 0 || l->heads < 0 ||
+        l->head_dim < 0)
+        return DSVI_FAIL(DSV_E_USAGE, "%lld tokens, %lld heads of %lld, %lld repeats; wanted none below 0 "
+                         "and 1 to %d repeats",
+                         (long long)l->tokens, (long long)l->heads, (long long)l->head_dim,
+                         (long long)l->repeats, DSV_BENCH_REPEATS_MOST);
+    return l->density > 0 && l->density <= 1
+               ? DSV_OK
+               : DSVI_FAIL(DSV_E_USAGE, "density %g, wanted above 0, at most 1", l->density);
+}
+
+DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *l)
+{
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.selector=%s", l->selector));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.group=%lld", (long long)l->group));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.grain=%lld", (long long)l->grain));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.target_density=%.17g", l->density));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.target_mass=0"));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.measure_cost=false"));
+    return dsvi_bench_set(settings, "sparse.list_memory=1");
+}
+
 DsvStatus dsvi_bench_dtype(const char *name, DsvDtype *dtype)
 {
     *dtype = strcmp(name, "bf16") == 0 ? DSV_BF16 : DSV_F32;
@@ -54,11 +85,11 @@ static DsvStatus take_shape_of_file(const char *path, DsvBenchHeads *h)
     return DSV_OK;
 }
 
-DsvStatus dsvi_bench_heads_open(const char *path, DsvBenchHeads *h)
+DsvStatus dsvi_bench_heads_open(const DsvBenchLists *lists, DsvBenchHeads *h)
 {
-    h->file = NULL;
-    if (path)
-        return take_shape_of_file(path, h);
+    *h = (DsvBenchHeads){.tokens = lists->tokens, .heads = lists->heads, .head_dim = lists->head_dim};
+    if (lists->heads_from)
+        return take_shape_of_file(lists->heads_from, h);
     h->tokens = h->tokens > 0 ? h->tokens : 8192;
     h->heads = h->heads > 0 ? h->heads : 4;
     h->head_dim = h->head_dim > 0 ? h->head_dim : 64;
