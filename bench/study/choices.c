@@ -45,13 +45,16 @@ typedef struct Study {
 
 /* ---- the table of cases ---- */
 
-/* What a case is unless it says otherwise: the defaults. */
+/* Of all cases but those about groups: what their tables are of, and what every chunk below divides. */
+enum { GROUP = 128 };
+
+/* What a case is unless it says otherwise: the defaults, in groups of GROUP. */
 static StudyCase usual(const Study *s, const char *part, const char *selector)
 {
     DsvConfig d;
     dsv_config_defaults(&d);
     return (StudyCase){
-        .part = part, .selector = selector, .order = s->order, .group = d.sparse_group,
+        .part = part, .selector = selector, .order = s->order, .group = GROUP,
         .chunk = d.sparse_chunk, .grain = d.sparse_grain, .rank = d.sparse_rank, .source = STUDY_OWN,
         .format = STUDY_F32, .rule = STUDY_COMMON, .targets = densities,
     };

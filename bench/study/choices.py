@@ -18,14 +18,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from common import KEY, checkpoints, split_clips
+
 HERE = pathlib.Path(__file__).resolve().parent
 SELECTORS = {
     "projection": ["sparse.selector=projection"],
     "predictor": ["sparse.selector=predictor"],
     "predictor-uncentred": ["sparse.selector=predictor", "sparse.predictor_centred=false"],
 }
-VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
-KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
 ORDERS = ("hilbert", "raster", "hilbert3d", "tube", "cube")
 SIGMAS = (0.1, 0.5, 0.9)
 NUMBERS = {"group", "chunk", "grain", "rank", "target", "sigma", "block", "density", "captured"}
@@ -37,20 +37,6 @@ def command(*words):
     words = [str(word) for word in words]
     print("$", " ".join(words), flush=True)
     subprocess.run(words, check=True)
-
-
-def split_clips(clips, run):
-    """train.csv and heldout.csv in the run's folder: every third clip, by name, is held out."""
-    paths = sorted(p.resolve() for p in clips.iterdir() if p.suffix.lower() in VIDEO)
-    for name, held_out in (("train", False), ("heldout", True)):
-        rows = [path for i, path in enumerate(paths) if (i % 3 == 1) == held_out]
-        (run / f"{name}.csv").write_text("path\n" + "".join(f"{path}\n" for path in rows))
-
-
-def checkpoints(folder):
-    """{step: folder} in the order of the steps."""
-    found = {int(p.name.split("-")[1]): p for p in folder.glob("checkpoint-*")}
-    return dict(sorted(found.items()))
 
 
 def train(args):
@@ -66,7 +52,8 @@ def study(args, model, out, parts=None, stored=(), settings=()):
     if out.with_suffix(".csv").exists() and not args.again:
         return
     unfinished = out.with_name("unfinished")
-    words = [args.build / "dsv_study", model, args.run / "heldout.csv", unfinished, "--samples", args.samples]
+    words = [args.build / "dsv_study", model, args.run / "held-out.csv", unfinished, "--samples",
+             args.samples]
     words += ["--clips", args.most_clips] if args.most_clips else []
     words += ["--parts", parts] if parts else []
     for path in stored:

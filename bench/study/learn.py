@@ -25,8 +25,9 @@ import subprocess
 import sys
 import time
 
+from common import clips_of
+
 HERE = pathlib.Path(__file__).resolve().parent
-VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
 GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a checkpoint
 
 # The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
@@ -107,7 +108,7 @@ def variants(steps):
 
 def split_clips(clips, held_out):
     """(to train on, held out), as absolute paths by name."""
-    paths = sorted(path.resolve() for path in clips.iterdir() if path.suffix.lower() in VIDEO)
+    paths = clips_of(clips)
     if held_out:
         unknown = set(held_out) - {path.name for path in paths}
         if unknown:

@@ -24,12 +24,12 @@ import sys
 import threading
 import time
 
+from common import KEY, checkpoints, split_clips
+
 HERE = pathlib.Path(__file__).resolve().parent
-VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
 SELECTORS = ("projection", "predictor")
-KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
-# Parts of dsv_study for a finished model, a process each, and how many clips; the first model's, then the
-# others', whose true group means would take a minute each.
+# Parts of dsv_study for a finished model, a process each, and how many clips; at the first of
+# --sides, then at the others, where true group means would take a minute each.
 FIRST_PARTS = [("bound,selector,chunk,brief", 2), ("order", 2), ("grain", 2), ("rule", 2),
                ("order-mean", 2)]
 LATER_PARTS = [("selector,chunk,brief", 2), ("order", 2), ("grain", 1), ("rule", 2), ("bound", 1)]
@@ -45,20 +45,6 @@ says = threading.Lock()
 def say(begun, *words):
     with says:
         print(f"{time.monotonic() - begun:6.1f} s:", *words, flush=True)
-
-
-def split_clips(clips, out):
-    """train.csv and held-out.csv: every third clip, by name, is held out."""
-    paths = sorted(path.resolve() for path in clips.iterdir() if path.suffix.lower() in VIDEO)
-    for name, held_out in (("train", False), ("held-out", True)):
-        rows = [path for i, path in enumerate(paths) if (i % 3 == 1) == held_out]
-        (out / f"{name}.csv").write_text("path\n" + "".join(f"{path}\n" for path in rows))
-
-
-def checkpoints(folder):
-    """{step: folder} in the order of the steps."""
-    found = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*")}
-    return dict(sorted(found.items()))
 
 
 def environment(gpu):
@@ -157,7 +143,7 @@ class Lane(threading.Thread):
             return
         out.parent.mkdir(parents=True, exist_ok=True)
         words = [args.build / "dsv_study", checkpoints(model)[step], args.out / "held-out.csv", out,
-                 "--parts", parts, "--order", "hilbert" if parts == "order" else "tube", "--clips", clips,
+                 "--parts", parts, "--order", "tube", "--clips", clips,
                  "--samples", args.samples]
         for path in stored:
             words += ["--stored", path]
@@ -192,6 +178,7 @@ def time_lists(args, gpu, cases, rows):
             result = subprocess.run([str(word) for word in words], env=environment(gpu), timeout=left,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         except subprocess.TimeoutExpired:
+            say(args.begun, f"{out.name}: cut short after {left:.0f} s")
             continue
         if result.returncode != 0:
             say(args.begun, f"{out.name}: {result.stdout.strip().splitlines()[-1:]}")

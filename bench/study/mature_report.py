@@ -14,8 +14,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from common import KEY
+
 HERE = pathlib.Path(__file__).resolve().parent
-KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
 FIGURES = ["density", "captured", "p10", "worst_block", "spread"]
 ORDERS = ("tube", "hilbert", "raster", "hilbert3d", "cube")
 GROUPS, GRAINS, LEVELS = (32, 64, 128, 256), (1, 2, 4, 8, 16, 64), ("0.1", "0.5", "0.9")
@@ -381,4 +382,5 @@ def main():
     plot_sparsity(training, sparsity, choices.sizes, images / "study_mature_sparsity.png")
 
 
-main()
+if __name__ == "__main__":
+    main()

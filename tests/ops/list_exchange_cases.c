@@ -251,8 +251,8 @@ static void check_add(const DsvBackend *backend, const DsvOps *ref, const Exchan
         assert_ok((device ? &backend->ops : ref)
                       ->rows_add.run(device ? backend->device->stream : NULL, &args));
     }
-    /* Sums of parts + 1 normal deviates, in whatever order: additions round what is below 5 (parts + 1). */
-    double order = 0x1p-24 * (double)s->parts * 5 * (double)(s->parts + 1);
+    /* Sums of parts + 1 normal deviates, in any order: additions round what is below 5 sqrt(parts + 1). */
+    double order = 0x1p-24 * (double)s->parts * 5 * sqrt((double)(s->parts + 1));
     double rounding = dtype == DSV_BF16 ? 0x1p-8 : 0;
     void *got = fetch(backend, &x);
     for (int64_t i = 0; i < elements + s->odd; i++) {

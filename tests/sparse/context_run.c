@@ -512,6 +512,6 @@ void assert_same_run(const ContextRun *run, const RunSeen *alone, const RunSeen 
                      (long long)step + 1, (long long)i);
             double apart = compare_lists(run, a, b, slack.lists, where);
             compare_reports(run, a, b, slack.reports, where);
-            compare_tensors(run, a, b, slack.tensors + 2 * sqrt(apart), where);
+            compare_tensors(run, a, b, slack.tensors + sqrt(apart), where);
         }
 }
