@@ -126,6 +126,9 @@ static DsvStatus time_step(Bench *b, Way way, int64_t step, double seconds[PARTS
     double first, attention[3];
     DSVI_TRY(dsvi_sparse_step_begin(b->of.sparse, step, true));
     DSVI_TRY(time_part(b, forward, &first, &attention[0]));
+    if (!dsvi_sparse_lists(b->of.sparse, 0))
+        return DSVI_FAIL(DSV_E_USAGE, "the lists of one rank find no room where %lld ranks divide the heads",
+                         (long long)b->choice[way].plan.plan.head_ranks);
     DSVI_TRY(time_part(b, all_keys ? dsvi_all_keys_forward : forward_again, &seconds[FORWARD],
                        &attention[1]));
     DSVI_TRY(time_part(b, all_keys ? dsvi_all_keys_backward : backward, &seconds[BACKWARD], &attention[2]));
@@ -271,8 +274,7 @@ static DsvStatus warm_up(Bench *b)
         return DSVI_FAIL(DSV_E_USAGE, "the lists of one rank are too uneven to find room");
     dsvi_sparse_block_report(of->sparse, 0, &report);
     b->captured = report.captured_mass;
-    if (!of->wanted.head_sparsity)
-        dsvi_sparse_burden(of->sparse, 0, of->density);
+    dsvi_sparse_burden(of->sparse, 0, of->density);
     DSVI_TRY(agree(b, false, &b->far_share, 1));
     double density = 0, tokens = (double)of->heads.tokens / (double)dsvi_comm_size(of->comm);
     for (int64_t h = 0; h < of->heads.heads; h++)

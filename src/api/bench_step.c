@@ -90,19 +90,29 @@ static bool goes_on(int64_t repeats, int64_t done, double seconds)
     return done < REPEATS_LEAST || (done < REPEATS && seconds < SECONDS);
 }
 
+/* The ops of a step. */
+static DsvStatus add_spent(Times *times)
+{
+    double spent[DSV_KIND_COUNT];
+    DSVI_TRY(dsvi_ops_time_spent(spent));
+    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
+        times->spent[kind] += spent[kind];
+    return DSV_OK;
+}
+
 static DsvStatus measure(DsvTrainer *t, int64_t repeats, Times *times)
 {
     RandomLatents random = {{(uint64_t)t->settings->seed, DSV_RNG_TEST, 0}, t->elements, NULL};
     DsvSampleSource source = {&random, next_random};
     DsvStepResult result;
     for (int64_t i = repeats == 1 ? -1 : -WARM_UP; goes_on(repeats, i, times->total); i++) {
-        if (i == 0)
-            dsvi_ops_time_reset();
+        dsvi_ops_time_reset();
         dsvi_ops_time_waits(true);
         DSVI_TRY(dsvi_train_step(t, &source, &result));
         dsvi_ops_time_waits(false);
         if (i < 0)
             continue;
+        DSVI_TRY(add_spent(times));
         times->forward[i] = result.forward_s;
         times->backward[i] = result.backward_s;
         times->optimizer[i] = result.optimizer_s;
@@ -111,7 +121,6 @@ static DsvStatus measure(DsvTrainer *t, int64_t repeats, Times *times)
         DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &times->total, sizeof times->total)); /* all stop alike */
         times->repeats = (size_t)i + 1;
     }
-    DSVI_TRY(dsvi_ops_time_spent(times->spent));
     return t->settings->sparse_enabled && repeats != 1 ? measure_extras(t, &source, times) : DSV_OK;
 }
 
@@ -174,8 +183,11 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
                              sizeof figures / sizeof *figures, json_path, line, context);
 }
 
+/* Lists by a threshold have now more, now fewer keys than they aim at. */
+#define ROOM_TO_SPARE 1.1
+
 /* Densities of lists (blocks, heads), or NULL: as the guard decides. Where heads of a block differ they are
- * counted, as one threshold serves all heads. */
+ * counted, as one threshold serves all heads. Settings give them as much room as they take. */
 static DsvStatus read_densities(const char *densities, const DsvDitConfig *model, DsvConfig *settings,
                                 double **out)
 {
@@ -188,9 +200,26 @@ static DsvStatus read_densities(const char *densities, const DsvDitConfig *model
     if (!density)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the densities of %lld blocks", (long long)blocks);
     DSVI_TRY(dsvi_densities_read(densities, blocks, heads, density));
-    for (int64_t i = 0; i < blocks * heads; i++)
+    double mean = 0, most = 0;
+    for (int64_t i = 0; i < blocks * heads; i++) {
         even = even && (isnan(density[i]) || density[i] == density[i / heads * heads]);
+        mean += isnan(density[i]) ? 0 : density[i] / (double)(blocks * heads);
+        most = fmax(most, density[i]);
+    }
+    settings->sparse_target_density = mean > 0 ? mean : 1;
+    settings->sparse_list_memory = fmin(1, fmax(settings->sparse_list_memory, ROOM_TO_SPARE * mean));
+    settings->sparse_max_density = fmin(1, fmax(settings->sparse_max_density, ROOM_TO_SPARE * most));
     return even ? DSV_OK : dsv_config_set(settings, "sparse.rule=topk");
+}
+
+/* That blocks attended over their lists in the last step. */
+static DsvStatus check_lists(const DsvTrainer *t, const double *density)
+{
+    for (int64_t block = 0; block < t->config.num_layers; block++)
+        if (!isnan(density[block * t->config.num_attention_heads]) && !dsvi_sparse_lists(t->sparse, block))
+            return DSVI_FAIL(DSV_E_USAGE, "block %lld ran dense: its lists found no room, sparse.list_memory "
+                             "is %g", (long long)block, t->settings->sparse_list_memory);
+    return DSV_OK;
 }
 
 static DsvStatus run(DsvTrainer *t, const double *density, int64_t repeats, const char *json_path,
@@ -203,6 +232,8 @@ static DsvStatus run(DsvTrainer *t, const double *density, int64_t repeats, cons
         dsvi_weights_init(&t->table, (uint64_t)t->settings->seed, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));
     DSVI_TRY(measure(t, repeats, &times));
+    if (density)
+        DSVI_TRY(check_lists(t, density));
     return dsvi_comm_rank(t->comm) == 0 ? report(t, &times, json_path, line, context) : DSV_OK;
 }
 
@@ -211,6 +242,9 @@ static DsvStatus check(const DsvBenchStep *wanted, const DsvConfig *settings)
     if (wanted->repeats < 0 || wanted->repeats > REPEATS_MOST)
         return DSVI_FAIL(DSV_E_USAGE, "%lld repeats, wanted at most %d", (long long)wanted->repeats,
                          REPEATS_MOST);
+    if (settings->sparse_time_choices)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true, wanted false: what it measures goes to a "
+                         "run's log");
     if (wanted->densities && !settings->sparse_enabled)
         return DSVI_FAIL(DSV_E_USAGE, "densities of lists, and sparse.enabled is false");
     return DSV_OK;

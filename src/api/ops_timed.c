@@ -122,6 +122,8 @@ void dsvi_ops_time_waits(bool timed)
 
 DsvStatus dsvi_ops_time_spent(double spent[DSV_KIND_COUNT])
 {
+    if (calls == CALLS_MOST)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "more than %d ops between two sums of their times", CALLS_MOST);
     memset(spent, 0, DSV_KIND_COUNT * sizeof *spent);
     for (int64_t i = 0; i < calls; i++) {
         double seconds;

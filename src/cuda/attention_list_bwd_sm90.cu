@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 template <typename P> DsvStatus launch(DsvStream *stream, const AttentionProblem &problem)
 {
     Schedule schedule;
-    DSVI_TRY(make_schedule(stream, problem, P::QUERIES, &schedule));
+    DSVI_TRY(make_schedule(stream, problem, P::QUERIES, true, &schedule));
     DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        P::SHARED));
     int blocks = min(stream->multiprocessors, schedule.all);

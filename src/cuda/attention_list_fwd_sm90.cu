@@ -554,7 +554,7 @@ template <typename P, Carrier CARRIER>
 DsvStatus launch_by(DsvStream *stream, const AttentionProblem &problem, const BoxMaps &maps)
 {
     Schedule schedule;
-    DSVI_TRY(make_schedule(stream, problem, P::QUERIES, &schedule));
+    DSVI_TRY(make_schedule(stream, problem, P::QUERIES, true, &schedule));
     DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<P, CARRIER>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, P::SHARED));
     int resident = stream->multiprocessors * P::RESIDENT, blocks = min(resident, schedule.all);

@@ -179,8 +179,9 @@ static size_t schedule_bytes(const AttentionProblem &a)
     return sizeof(Counters) + (size_t)a.pairs * (size_t)(a.groups + 1) * sizeof(int);
 }
 
-/* Enqueues what makes the schedule of tiles of `width` queries, in the stream's partials. */
-static DsvStatus make_schedule(DsvStream *stream, const AttentionProblem &problem, int width,
+/* Enqueues what makes the schedule of tiles of `width` queries, in the stream's partials. `groups`: their
+ * order is asked for too. */
+static DsvStatus make_schedule(DsvStream *stream, const AttentionProblem &problem, int width, bool groups,
                                Schedule *schedule)
 {
     Counters *counters = static_cast<Counters *>(stream->partials);
@@ -193,7 +194,7 @@ static DsvStatus make_schedule(DsvStream *stream, const AttentionProblem &proble
     int *order = reinterpret_cast<int *>(counters + 1), *lists = order + problem.pairs;
     int full = (int)ceil_div(problem.keys, problem.grain);
     int window = (int)ceil_div(WAVES_ORDERED * stream->multiprocessors, of_group);
-    if (schedule_bytes(problem) > DSVI_CUDA_PARTIALS)
+    if (!groups || schedule_bytes(problem) > DSVI_CUDA_PARTIALS)
         lists = nullptr;
     schedule->order = order;
     schedule->lists = lists;

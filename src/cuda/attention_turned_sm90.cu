@@ -272,7 +272,7 @@ DsvStatus attention_backward_turned(DsvStream *stream, const AttentionProblem &a
     *served = make_maps(a, &maps, &prepare);
     if (!*served)
         return DSV_OK;
-    DSVI_TRY(make_schedule(stream, a, Plan::QUERIES, &schedule));
+    DSVI_TRY(make_schedule(stream, a, Plan::QUERIES, false, &schedule));
     DSVI_TRY(attention_turn_lists(stream, a, turned, schedule.order));
     prepare_kernel<<<(unsigned)(a.pairs * turned.tiles), WARPGROUP, PREPARE_SHARED, stream->handle>>>(
         a, turned, prepare);

@@ -37,6 +37,9 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    if (settings->sparse_time_choices && shape->context)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, wanted 1",
+                         (long long)dsvi_context_ranks(shape->context));
     bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
     if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
         return DSVI_FAIL(DSV_E_USAGE, "sparse.target_density is 0 and %s: nothing says how many keys lists "
@@ -240,6 +243,8 @@ static void place_lists(DsvSparse *s, int64_t block)
     b->kept = 0;
     dsvi_sparse_shape_lists(s, &view, &b->lists);
     b->lists.runs = view.divided ? s->whole_runs : s->runs + b->at;
+    if (dsvi_sparse_compares(s) && !dsvi_sparse_wanted(s, block))
+        b->lists.runs = s->runs_aside + block * s->runs_most;
     b->lists.capacity = s->runs_capacity - b->at < s->runs_most ? s->runs_capacity - b->at : s->runs_most;
 }
 
@@ -482,7 +487,7 @@ void dsvi_sparse_burden(const DsvSparse *s, int64_t block, double *density)
     const double *prescribed = s->prescribed ? s->prescribed + block * s->shape.heads : NULL;
     bool dense = !dsvi_sparse_wanted(s, block);
     for (int64_t h = 0; h < s->shape.heads; h++)
-        density[h] = dense ? 1 : prescribed ? prescribed[h] : isnan(listed[h]) ? 1 : listed[h];
+        density[h] = dense ? 1 : !isnan(listed[h]) ? listed[h] : prescribed ? prescribed[h] : 1;
 }
 
 double dsvi_sparse_far_share(const DsvSparse *s, int64_t block)

@@ -1,8 +1,8 @@
 /* Both choices of a block timed on its own tensors: what the guard relies on, put to the proof.
  *
  * On measuring steps every block has lists, whichever side it is on. Attention then runs dense and over them,
- * each side twice, as a kernel's first run may load it; the pass that counts follows. A dense block keeps its
- * lists for the backward pass, where the same is done. */
+ * each side twice, as a kernel's first run may load it; the pass that counts follows. A dense block's lists
+ * lie aside until the backward pass, where the same is done: they take no room from those that are used. */
 #include <math.h>
 #include <stdio.h>
 
@@ -52,7 +52,6 @@ DsvStatus dsvi_sparse_time_forward(DsvSparse *s, int64_t block, const DsvSparseA
     if (!b->fit)
         return DSV_OK;
     b->times.select = select;
-    b->kept = s->listed_runs;
     DSVI_TRY(time_sides(s, block, pass, FORWARD));
     b->times.forward = true;
     return DSV_OK;

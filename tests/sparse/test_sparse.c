@@ -395,6 +395,33 @@ static void test_both_choices_timed(void **state)
     rig_close(&plain);
 }
 
+/* Lists of blocks that stay dense are kept for their backward pass, and take no room from the others'. */
+static void test_timed_choices_take_no_room(void **state)
+{
+    static const char *const tight[] = {
+        "sparse.target_mass=0", "sparse.target_density=0.32", "sparse.max_density=0.35", "sparse.min_mass=0",
+        "sparse.list_memory=0.01", "sparse.profile_every=1",
+    };
+    static Rig rig, plain;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
+    (void)state;
+    for (size_t i = 0; i < sizeof tight / sizeof *tight; i++)
+        rig_set(&settings, tight[i]);
+    rig_open(&plain, "auto", 2, &settings, &shape);
+    rig_set(&settings, "sparse.time_choices=true");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    for (int step = 1; step <= 3; step++) {
+        rig_fill(&plain, 11, 8);
+        rig_fill(&rig, 11, 8);
+        rig_step(&plain, step, true);
+        rig_step(&rig, step, true);
+        assert_true(rig_same(&rig, &plain) && rig_same_state(&rig, &plain));
+    }
+    rig_close(&rig);
+    rig_close(&plain);
+}
+
 static DsvStatus create(const char *assignment, const DsvSparseShape *shape)
 {
     DsvBackend backend;
@@ -495,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_cost),                    cmocka_unit_test(test_both_choices_timed),
+        cmocka_unit_test(test_timed_choices_take_no_room),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_not_finite),              cmocka_unit_test(test_watch),
     };
