@@ -5,9 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include <cjson/cJSON.h>
-
-#include "base/fs.h"
+#include "api/json_file.h"
 
 enum { FILE_MOST = 1 << 24 };
 
@@ -30,6 +28,7 @@ static void set_all(const Reading *r, int64_t block, double density)
 
 static DsvStatus set_heads(const Reading *r, int64_t block, const cJSON *heads)
 {
+    char words[DSVI_JSON_FOUND_BYTES];
     const cJSON *item;
     int64_t h = 0;
     if (cJSON_GetArraySize(heads) != r->heads)
@@ -38,8 +37,9 @@ static DsvStatus set_heads(const Reading *r, int64_t block, const cJSON *heads)
     cJSON_ArrayForEach(item, heads) {
         double value = cJSON_GetNumberValue(item);
         if (!is_density(value))
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: block %lld, head %lld: wanted a density above 0, at most 1",
-                             r->path, (long long)block, (long long)h);
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: block %lld, head %lld: wanted a density above 0, at most 1, "
+                             "found %s", r->path, (long long)block, (long long)h,
+                             dsvi_json_found(item, words));
         r->density[block * r->heads + h++] = value;
     }
     return DSV_OK;
@@ -47,11 +47,12 @@ static DsvStatus set_heads(const Reading *r, int64_t block, const cJSON *heads)
 
 static DsvStatus read_blocks(const Reading *r, const cJSON *blocks)
 {
+    char words[DSVI_JSON_FOUND_BYTES];
     const cJSON *item;
     int64_t block = 0;
     if (!cJSON_IsArray(blocks) || cJSON_GetArraySize(blocks) != r->blocks)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: wanted a JSON array of %lld blocks", r->path,
-                         (long long)r->blocks);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: wanted a JSON array of %lld blocks, found %s", r->path,
+                         (long long)r->blocks, dsvi_json_found(blocks, words));
     cJSON_ArrayForEach(item, blocks) {
         if (cJSON_IsArray(item))
             DSVI_TRY(set_heads(r, block, item));
@@ -59,7 +60,8 @@ static DsvStatus read_blocks(const Reading *r, const cJSON *blocks)
             set_all(r, block, item->valuedouble);
         else if (!cJSON_IsNull(item))
             return DSVI_FAIL(DSV_E_FORMAT, "%s: block %lld: wanted a density above 0, at most 1, an array of "
-                             "them, or null", r->path, (long long)block);
+                             "them, or null, found %s", r->path, (long long)block,
+                             dsvi_json_found(item, words));
         block++;
     }
     return DSV_OK;
@@ -67,13 +69,10 @@ static DsvStatus read_blocks(const Reading *r, const cJSON *blocks)
 
 static DsvStatus read_file(const Reading *r)
 {
-    char *text;
-    size_t bytes;
-    DSVI_TRY(dsvi_file_read(r->path, FILE_MOST, &text, &bytes));
-    cJSON *blocks = cJSON_ParseWithLength(text, bytes);
+    cJSON *blocks;
+    DSVI_TRY(dsvi_json_file_read(r->path, FILE_MOST, &blocks));
     DsvStatus status = read_blocks(r, blocks);
     cJSON_Delete(blocks);
-    free(text);
     return status;
 }
 

@@ -4,10 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "api/bench_context_parts.h"
-#include "base/fs.h"
+#include "api/json_file.h"
 
 enum { FILE_MOST = 1 << 20 };
 
@@ -69,29 +67,39 @@ static DsvStatus read_list(const char *text, int64_t heads, double *density)
     return *at || h != heads ? wrong(text, heads) : DSV_OK;
 }
 
+static DsvStatus read_array(const char *path, const cJSON *array, int64_t heads, double *density)
+{
+    char words[DSVI_JSON_FOUND_BYTES];
+    const cJSON *item;
+    int64_t h = 0;
+    if (!cJSON_IsArray(array) || cJSON_GetArraySize(array) != heads)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: wanted a JSON array of %lld sparsities, one for each head, found "
+                         "%s", path, (long long)heads, dsvi_json_found(array, words));
+    cJSON_ArrayForEach(item, array) {
+        if (!cJSON_IsNumber(item) || !is_sparsity(item->valuedouble))
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: head %lld: wanted a sparsity from 0 to below 1, found %s",
+                             path, (long long)h, dsvi_json_found(item, words));
+        density[h++] = 1 - item->valuedouble;
+    }
+    return DSV_OK;
+}
+
 static DsvStatus read_file(const char *path, int64_t heads, double *density)
 {
-    char *text;
-    size_t bytes;
-    DSVI_TRY(dsvi_file_read(path, FILE_MOST, &text, &bytes));
-    cJSON *array = cJSON_ParseWithLength(text, bytes), *item;
-    bool right = cJSON_IsArray(array) && cJSON_GetArraySize(array) == heads;
-    int64_t h = 0;
-    cJSON_ArrayForEach(item, array) {
-        right = right && cJSON_IsNumber(item) && is_sparsity(item->valuedouble);
-        if (right)
-            density[h++] = 1 - item->valuedouble;
-    }
+    cJSON *array;
+    DSVI_TRY(dsvi_json_file_read(path, FILE_MOST, &array));
+    DsvStatus status = read_array(path, array, heads, density);
     cJSON_Delete(array);
-    free(text);
-    return right ? DSV_OK
-                 : DSVI_FAIL(DSV_E_FORMAT, "%s: wanted a JSON array of %lld sparsities, each from 0 to below "
-                             "1", path, (long long)heads);
+    return status;
+}
+
+/* All its characters are such as lists have. strtod is no judge: it reads infinity from info.json. */
+static bool is_list(const char *text)
+{
+    return text[strspn(text, "0123456789.,*eE+-")] == 0;
 }
 
 DsvStatus dsvi_head_sparsity_read(const char *text, int64_t heads, double *density)
 {
-    char *end;
-    strtod(text, &end);
-    return end == text ? read_file(text, heads, density) : read_list(text, heads, density);
+    return is_list(text) ? read_list(text, heads, density) : read_file(text, heads, density);
 }

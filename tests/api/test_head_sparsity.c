@@ -2,7 +2,6 @@
 #include "test.h"
 
 #include "api/bench_context_parts.h"
-#include "base/fs.h"
 #include "base/scratch.h"
 
 enum { HEADS = 4 };
@@ -15,10 +14,10 @@ static void check(const char *text, const double wanted[HEADS])
         assert_error_below(fabs(density[h] - (1 - wanted[h])), 1e-12, "%s, head %d", text, h);
 }
 
-static void refuse(const char *text, DsvStatus status)
+static void refuse(const char *text, DsvStatus status, const char *words)
 {
     double density[HEADS];
-    assert_int_equal(dsvi_head_sparsity_read(text, HEADS, density), status);
+    assert_fails(status, words, dsvi_head_sparsity_read(text, HEADS, density));
 }
 
 static const char *write_text(const char *text)
@@ -42,29 +41,46 @@ static void test_lists(void **state)
 static void test_refused_lists(void **state)
 {
     static const char *const wrong[] = {
-        "0.9,0.9", "0.9*5", "0.9*2", "0.9*2,", "1", "-0.1", "0.9..1*4", "0.9*0,0.9*4", "0.9 ", "0.9*4x",
-        "0.9.", "nan", "0.9*-4", "0.1,0.2,0.3,0.4,0.5",
+        "0.9,0.9", "0.9*5", "0.9*2", "0.9*2,", "1", "-0.1", "0.9..1*4", "0.9*0,0.9*4", "0.9.", "0.9*-4",
+        "0.1,0.2,0.3,0.4,0.5", "", "e",
     };
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        refuse(wrong[i], DSV_E_USAGE);
+        refuse(wrong[i], DSV_E_USAGE, wrong[i]);
 }
 
 static void test_files(void **state)
 {
     (void)state;
     check(write_text("[0.1, 0.2, 0.3, 0.4]"), (const double[]){0.1, 0.2, 0.3, 0.4});
-    refuse(write_text("[0.1, 0.2, 0.3]"), DSV_E_FORMAT);
-    refuse(write_text("[0.1, 0.2, 0.3, 1]"), DSV_E_FORMAT);
-    refuse(write_text("[0.1, 0.2, 0.3, \"0.4\"]"), DSV_E_FORMAT);
-    refuse(write_text("{}"), DSV_E_FORMAT);
-    refuse("no/such/file.json", DSV_E_NOT_FOUND);
+    refuse(write_text("[0.1, 0.2, 0.3]"), DSV_E_FORMAT, "4 sparsities, one for each head, found an "
+           "array of 3");
+    refuse(write_text("{}"), DSV_E_FORMAT, "found an object");
+    refuse(write_text("[0.1, 0.2, 0.3, 1]"), DSV_E_FORMAT, "head 3: wanted a sparsity from 0 to below 1, "
+           "found 1");
+    refuse(write_text("[0.1, \"0.2\", 0.3, 0.4]"), DSV_E_FORMAT, "head 1: wanted a sparsity from 0 to below "
+           "1, found a string");
+    refuse(write_text("[0.1, 0.2,\n 0.3; 0.4]"), DSV_E_FORMAT, "no JSON from line 2, column 5 on");
+    refuse(write_text("[0.1, 0.2, 0.3, 0.4] 0.5"), DSV_E_FORMAT, "no JSON from line 1, column 22 on");
+    refuse(write_text(""), DSV_E_FORMAT, "no JSON from line 1, column 1 on");
+}
+
+/* Words that strtod reads numbers from, and names that begin with one. */
+static void test_names_of_files(void **state)
+{
+    static const char *const name[] = {
+        "no/such/file.json", "info.json", "nan", "inf", "0x1", "0.9.json", "0.9 ", "0.9*4x", "abc",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+        refuse(name[i], DSV_E_NOT_FOUND, name[i]);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lists), cmocka_unit_test(test_refused_lists), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_names_of_files),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

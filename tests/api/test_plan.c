@@ -161,15 +161,23 @@ static void test_refused(void **state)
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .densities = "nowhere"}, NULL);
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .table = "nowhere"}, NULL);
     refused(DSV_E_USAGE, "none has a known price", (DsvPlanQuestion){.ranks = 3}, "cp_heads=3");
-    refused(DSV_E_FORMAT, "wanted a JSON array of 4 blocks",
+    refused(DSV_E_FORMAT, "wanted a JSON array of 4 blocks, found an array of 2",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("few.json", "[1, 1]")}, NULL);
-    refused(DSV_E_FORMAT, "block 1, head 2: wanted a density",
+    refused(DSV_E_FORMAT, "block 1, head 2: wanted a density above 0, at most 1, found 0",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("zero.json", "[1, [1, 1, 0, 1], 1, 1]")},
             NULL);
     refused(DSV_E_FORMAT, "block 0 has 2 densities, wanted 4",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("heads.json", "[[1, 1], 1, 1, 1]")}, NULL);
-    refused(DSV_E_FORMAT, "block 3: wanted a density",
+    refused(DSV_E_FORMAT, "or null, found a string",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("word.json", "[1, 1, 1, \"all\"]")}, NULL);
+    refused(DSV_E_FORMAT, "block 2: wanted a density above 0, at most 1, an array of them, or null, "
+            "found 1.5",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("more.json", "[1, 1, 1.5, 1]")}, NULL);
+    refused(DSV_E_FORMAT, "no JSON from line 1, column 8 on",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("broken.json", "[1, 1, }")}, NULL);
+    refused(DSV_E_FORMAT, "no JSON from line 2, column 1 on",
+            (DsvPlanQuestion){.ranks = 2, .densities = write_text("twice.json", "[1, 1, 1, 1]\n[1]\n")},
+            NULL);
 }
 
 int main(void)
