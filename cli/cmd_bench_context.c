@@ -38,6 +38,8 @@ static int run(const CliArgs *args)
     int misused = cli_bench_lists(args, &bench.lists);
     if (misused != CLI_DONE)
         return misused;
+    if (args->flag[CLI_LISTS_DENSITY] && args->flag[HEAD_SPARSITY])
+        return cli_misused(args->verb, "--density and --head-sparsity: wanted one of them");
     bench.head_sparsity = args->flag[HEAD_SPARSITY];
     bench.transfers_only = args->flag[TRANSFERS_ONLY];
     dsv_config_defaults(&config);

@@ -11,8 +11,10 @@
 
 static DsvStatus check(const DsvContextBench *b)
 {
+    if (!b->settings.sparse_enabled)
+        return DSVI_FAIL(DSV_E_USAGE, "attention over lists, and sparse.enabled is false");
     if (dsvi_comm_size(b->comm) < 2)
-        return DSVI_FAIL(DSV_E_USAGE, "attention of ranks that share a clip wants at least 2 of them");
+        return DSVI_FAIL(DSV_E_USAGE, "1 rank, wanted at least 2 that share a clip");
     return dsvi_bench_lists_check(&b->wanted.lists);
 }
 
@@ -32,7 +34,6 @@ static DsvStatus make_settings(DsvContextBench *b)
 {
     DsvConfig *s = &b->settings;
     DSVI_TRY(dsvi_bench_lists_set(s, &b->wanted.lists));
-    DSVI_TRY(dsvi_bench_set(s, "sparse.enabled=true"));
     DSVI_TRY(dsvi_bench_set(s, "sparse.rule=%s", b->wanted.head_sparsity ? "topk" : "threshold"));
     DSVI_TRY(dsvi_bench_set(s, "sparse.profile_every=" RARELY));
     DSVI_TRY(dsvi_bench_set(s, "sparse.refresh_every=" RARELY));

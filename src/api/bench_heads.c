@@ -27,15 +27,20 @@ DsvBenchLists dsvi_bench_lists_defaults(void)
 
 DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l)
 {
-    if (l->repeats < 1 || l->repeats > DSV_BENCH_REPEATS_MOST || l->tokens < 0 || l->heads < 0 ||
-        l->head_dim < 0)
-        return DSVI_FAIL(DSV_E_USAGE, "%lld tokens, %lld heads of %lld, %lld repeats; wanted none below 0 "
-                         "and 1 to %d repeats",
-                         (long long)l->tokens, (long long)l->heads, (long long)l->head_dim,
-                         (long long)l->repeats, DSV_BENCH_REPEATS_MOST);
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"tokens", l->tokens}, {"heads", l->heads}, {"head size", l->head_dim}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].value < 0)
+            return DSVI_FAIL(DSV_E_USAGE, "%s %lld, wanted none below 0", sizes[i].name,
+                             (long long)sizes[i].value);
+    if (l->repeats < 1 || l->repeats > DSV_BENCH_REPEATS_MOST)
+        return DSVI_FAIL(DSV_E_USAGE, "repeats %lld, wanted 1 to %d", (long long)l->repeats,
+                         DSV_BENCH_REPEATS_MOST);
     return l->density > 0 && l->density <= 1
                ? DSV_OK
-               : DSVI_FAIL(DSV_E_USAGE, "density %g, wanted above 0, at most 1", l->density);
+               : DSVI_FAIL(DSV_E_USAGE, "density %.15g, wanted above 0, at most 1", l->density);
 }
 
 DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *l)

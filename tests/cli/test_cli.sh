@@ -127,6 +127,8 @@ refuses 2 "version: x is one argument too many, wanted none" version x
 refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
 refuses 2 "bench attention: --tokens 8k: wanted an integer" bench attention --tokens 8k
 refuses 2 "bench attention: --density nan: wanted a number" bench attention --density nan
+refuses 2 "bench context: --density and --head-sparsity: wanted one of them" \
+    bench context --density 0.1 --head-sparsity 0.9
 refuses 2 "help: no verb or setting sparse.grup, the nearest is sparse.group" help sparse.grup
 refuses 2 "help: no verb or setting xyzzy" help xyzzy
 
@@ -136,6 +138,14 @@ complains 2 "max_train_steps" train run.yaml max-train-steps=5
 complains 2 "lr" train run.yaml lr=fast
 complains 2 "sparse.min_mass" train run.yaml sparse.min_mass=2
 complains 2 "unipc" bench attention sampler=ddim
+refuses 2 "tokens -1, wanted none below 0" bench attention --tokens -1
+refuses 2 "heads -2, wanted none below 0" bench attention --heads -2
+refuses 2 "head size -3, wanted none below 0" bench attention --head-dim -3
+refuses 2 "repeats 0, wanted 1 to 64" bench attention --repeats 0
+refuses 2 "repeats 65, wanted 1 to 64" bench attention --repeats 65
+refuses 2 "density 2, wanted above 0, at most 1" bench attention --density 2
+refuses 2 "1 rank, wanted at least 2 that share a clip" bench context
+refuses 2 "attention over lists, and sparse.enabled is false" bench context sparse.enabled=false
 complains 2 "max_train_steps" train unknown.yaml
 complains 1 "nowhere.yaml" train nowhere.yaml
 complains 1 "broken.yaml" train broken.yaml
