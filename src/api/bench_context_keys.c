@@ -159,13 +159,6 @@ DsvStatus dsvi_all_keys_backward(DsvContextBench *b)
 
 /* ---- listed keys ---- */
 
-static void shape_half(const DsvLists *whole, DsvLists *half)
-{
-    int64_t *offsets = half->offsets;
-    *half = *whole;
-    half->offsets = offsets;
-}
-
 DsvStatus dsvi_listed_keys_mark(DsvContextBench *b)
 {
     DsvListedKeys *l = &b->listed;
@@ -174,8 +167,8 @@ DsvStatus dsvi_listed_keys_mark(DsvContextBench *b)
     const DsvLists *lists = dsvi_sparse_lists(b->sparse, 0);
     const DsvRowsShape shape = {b->heads.tokens, 1, b->settings.sparse_grain, b->heads.head_dim, b->act};
     DSVI_TRY(dsvi_rows_begin(&b->backend, &part, &shape, &l->memory, &l->exchange));
-    shape_half(lists, &l->near);
-    shape_half(lists, &l->far);
+    dsvi_lists_shape_half(lists, &l->near);
+    dsvi_lists_shape_half(lists, &l->far);
     DsvListDivideArgs args = {
         .lists = lists, .runs = &l->exchange.needs, .self = part.sequence_index, .near = &l->near,
         .far = &l->far,

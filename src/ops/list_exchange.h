@@ -79,6 +79,14 @@ typedef struct DsvListDivideArgs {
 } DsvListDivideArgs;
 typedef DsvStatus dsvi_list_divide_fn(DsvStream *stream, const DsvListDivideArgs *args);
 
+/* `near` or `far`, which has offsets, gets the shape that divide wants. */
+static inline void dsvi_lists_shape_half(const DsvLists *whole, DsvLists *half)
+{
+    int64_t *offsets = half->offsets;
+    *half = *whole;
+    half->offsets = offsets;
+}
+
 /* Rows of marked runs between a tensor and messages, which lie one behind the other by rising part. */
 typedef struct DsvRowsArgs {
     const DsvRuns *runs;

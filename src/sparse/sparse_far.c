@@ -41,20 +41,13 @@ static DsvListDivideArgs divide_args(DsvSparse *s, int64_t block)
     };
 }
 
-static void shape_half(const DsvLists *whole, DsvLists *half)
-{
-    int64_t *offsets = half->offsets;
-    *half = *whole;
-    half->offsets = offsets;
-}
-
 DsvStatus dsvi_sparse_divide(DsvSparse *s, int64_t block)
 {
     DsvDevice *device = s->backend->device;
     DsvSparseBlock *b = &s->block[block];
     DSVI_TRY(begin(s, block));
-    shape_half(&b->lists, &b->near);
-    shape_half(&b->lists, &b->far);
+    dsvi_lists_shape_half(&b->lists, &b->near);
+    dsvi_lists_shape_half(&b->lists, &b->far);
     DsvListDivideArgs args = divide_args(s, block);
     DSVI_TRY(s->backend->ops.lists_divide.run(device->stream, &args));
     DSVI_TRY(dsvi_rows_marks(&s->exchange));
