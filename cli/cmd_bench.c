@@ -21,12 +21,6 @@ static const char attention_text[] =
     "  dsv bench attention --tokens 8192 --heads 4 --head-dim 64 --density 0.1\n"
     "  dsv bench attention --heads-from heads.safetensors --target-mass 0.9\n";
 
-static DsvStatus read_settings(const CliArgs *args, DsvConfig *config)
-{
-    DsvStatus status = cli_args_device(args, DEVICE, config);
-    return status == DSV_OK ? cli_args_settings(args, config) : status;
-}
-
 static int run_attention(const CliArgs *args)
 {
     DsvBenchAttention bench;
@@ -38,7 +32,9 @@ static int run_attention(const CliArgs *args)
     if (misused != CLI_DONE)
         return misused;
     dsv_config_defaults(&config);
-    DsvStatus status = read_settings(args, &config);
+    DsvStatus status = cli_args_device(args, DEVICE, &config);
+    if (status == DSV_OK)
+        status = cli_args_settings(args, &config);
     if (status == DSV_OK)
         status = dsv_bench_attention(&bench, &config, args->flag[JSON], cli_print_line, NULL);
     return cli_outcome(args, status);
@@ -68,7 +64,8 @@ static const CliFlag step_flags[] = {
 static const char step_text[] =
     "Times whole training steps of the model that the settings describe, on random\n"
     "latents, and tells how the time is shared out between kinds of work. Several\n"
-    "ranks are started as for dsv train.\n"
+    "ranks are started as for dsv train. With densities that differ among the heads\n"
+    "of a block the rule is a count per head, whatever sparse.rule says.\n"
     "\n"
     "  dsv bench step --config configs/demo.yaml --json step.json threads=2\n"
     "  mpirun -n 2 dsv bench step --config configs/demo.yaml threads=1 cp_size=2\n";
@@ -77,22 +74,14 @@ static int run_step(const CliArgs *args)
 {
     DsvConfig config;
     DsvRanks *ranks;
-    DsvStatus status = DSV_OK;
     DsvBenchStep bench = {.densities = args->flag[DENSITIES]};
     int misused = cli_args_integer(args, STEP_REPEATS, &bench.repeats);
     if (misused != CLI_DONE)
         return misused;
-    dsv_config_defaults(&config);
-    if (args->flag[CONFIG])
-        status = dsv_config_load(&config, args->flag[CONFIG]);
-    if (status == DSV_OK)
-        status = read_settings(args, &config);
-    if (status != DSV_OK)
-        return cli_outcome(args, status);
-    int outcome = cli_launch_join(args, &config, &ranks);
+    int outcome = cli_launch_settings(args, CONFIG, DEVICE, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    status = dsv_bench_step(ranks, &bench, &config, args->flag[JSON], cli_print_line, NULL);
+    DsvStatus status = dsv_bench_step(ranks, &bench, &config, args->flag[JSON], cli_print_line, NULL);
     return cli_launch_leave(args, &ranks, status);
 }
 

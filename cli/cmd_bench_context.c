@@ -42,16 +42,11 @@ static int run(const CliArgs *args)
         return cli_misused(args->verb, "--density and --head-sparsity: wanted one of them");
     bench.head_sparsity = args->flag[HEAD_SPARSITY];
     bench.transfers_only = args->flag[TRANSFERS_ONLY];
-    dsv_config_defaults(&config);
-    DsvStatus status = cli_args_device(args, CLI_LISTS_DEVICE, &config);
-    if (status == DSV_OK)
-        status = cli_args_settings(args, &config);
-    if (status != DSV_OK)
-        return cli_outcome(args, status);
-    int outcome = cli_launch_join(args, &config, &ranks);
+    int outcome = cli_launch_settings(args, -1, CLI_LISTS_DEVICE, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    status = dsv_bench_context(ranks, &bench, &config, args->flag[CLI_LISTS_JSON], cli_print_line, NULL);
+    DsvStatus status = dsv_bench_context(ranks, &bench, &config, args->flag[CLI_LISTS_JSON], cli_print_line,
+                                         NULL);
     return cli_launch_leave(args, &ranks, status);
 }
 

@@ -40,23 +40,15 @@ static int run(const CliArgs *args)
     DsvPlanQuestion question = {
         .table = args->flag[TABLE], .densities = args->flag[DENSITIES], .save = args->flag[SAVE],
     };
-    DsvStatus status = DSV_OK;
     int misused = cli_args_integer(args, RANKS, &question.ranks);
     if (misused != CLI_DONE)
         return misused;
     if (args->flag[RANKS] && question.ranks < 2)
         return cli_misused(args->verb, "--ranks %s: wanted 2 or more", args->flag[RANKS]);
-    dsv_config_defaults(&config);
-    if (args->flag[CONFIG])
-        status = dsv_config_load(&config, args->flag[CONFIG]);
-    if (status == DSV_OK)
-        status = cli_args_settings(args, &config);
-    if (status != DSV_OK)
-        return cli_outcome(args, status);
-    int outcome = cli_launch_join(args, &config, &ranks);
+    int outcome = cli_launch_settings(args, CONFIG, -1, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    status = dsv_plan(ranks, &question, &config, args->flag[JSON], cli_print_line, NULL);
+    DsvStatus status = dsv_plan(ranks, &question, &config, args->flag[JSON], cli_print_line, NULL);
     return cli_launch_leave(args, &ranks, status);
 }
 

@@ -84,6 +84,19 @@ int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ran
     return CLI_DONE;
 }
 
+int cli_launch_settings(const CliArgs *args, int file, int device, DsvConfig *config, DsvRanks **ranks)
+{
+    DsvStatus status = DSV_OK;
+    dsv_config_defaults(config);
+    if (file >= 0 && args->flag[file])
+        status = dsv_config_load(config, args->flag[file]);
+    if (status == DSV_OK && device >= 0)
+        status = cli_args_device(args, device, config);
+    if (status == DSV_OK)
+        status = cli_args_settings(args, config);
+    return status == DSV_OK ? cli_launch_join(args, config, ranks) : cli_outcome(args, status);
+}
+
 int cli_launch_leave(const CliArgs *args, DsvRanks **ranks, DsvStatus status)
 {
     bool speaks = !*ranks || dsv_ranks_rank(*ranks) == 0;

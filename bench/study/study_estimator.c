@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/carve.h"
 #include "train/model_path.h"
 
 struct StudyEstimator {
@@ -44,16 +45,15 @@ static void choose(DsvConfig *settings, const StudyCase *of)
     settings->sparse_rank = of->rank;
 }
 
+static void carve(void *of, DsvArena *arena)
+{
+    StudyEstimator *e = of;
+    dsvi_selector_carve(e->selector, arena);
+}
+
 static DsvStatus allocate(StudyEstimator *e)
 {
-    DsvDevice *device = e->backend->device;
-    DsvArena arena;
-    dsvi_arena_plan(&arena);
-    dsvi_selector_carve(e->selector, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &e->memory));
-    DSVI_TRY(device->zero(device->stream, e->memory, arena.used));
-    dsvi_arena_bind(&arena, e->memory, arena.used);
-    dsvi_selector_carve(e->selector, &arena);
+    DSVI_TRY(dsvi_device_carve(e->backend->device, carve, e, &e->memory));
     e->seen = calloc((size_t)e->blocks, sizeof *e->seen);
     if (!e->seen)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for an estimator");

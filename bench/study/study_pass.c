@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/backend.h"
+#include "device/carve.h"
 #include "train/flow_draw.h"
 #include "train/model_path.h"
 
@@ -48,8 +49,9 @@ static DsvStatus describe(StudyPass *p)
     return dsvi_dit_create(&p->backend, &p->config, &p->table, &shape, p->sparse, &p->dit);
 }
 
-static void carve(StudyPass *p, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    StudyPass *p = of;
     size_t flat = (size_t)p->table.elements, latent = (size_t)p->elements * sizeof(float);
     size_t text = (size_t)(p->config.text_len * p->config.text_dim) * sizeof(float);
     p->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * sizeof(float));
@@ -67,14 +69,7 @@ static void carve(StudyPass *p, DsvArena *arena)
 /* Text stays zero: models are trained on the unconditional row. */
 static DsvStatus allocate(StudyPass *p)
 {
-    DsvDevice *device = p->backend.device;
-    DsvArena arena;
-    dsvi_arena_plan(&arena);
-    carve(p, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &p->memory));
-    DSVI_TRY(device->zero(device->stream, p->memory, arena.used));
-    dsvi_arena_bind(&arena, p->memory, arena.used);
-    carve(p, &arena);
+    DSVI_TRY(dsvi_device_carve(p->backend.device, carve, p, &p->memory));
     size_t pixels = (size_t)(3 * p->video.frames * p->video.height * p->video.width);
     p->pixels = malloc(pixels * sizeof(float));
     p->clean = malloc((size_t)p->elements * sizeof(float));

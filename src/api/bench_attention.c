@@ -10,8 +10,8 @@
 #include "api/bench_heads.h"
 #include "api/bench_report.h"
 #include "api/ops_timed.h"
-#include "base/arena.h"
 #include "base/threads.h"
+#include "device/carve.h"
 #include "sparse/sparse.h"
 
 /* A GPU sets its clock by the power that it has drawn in the last hundredths of a second: dense attention
@@ -115,8 +115,9 @@ static size_t workspace_of(const Bench *b)
     return most;
 }
 
-static void carve(Bench *b, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    Bench *b = of;
     const DsvSparseShape *s = &b->shape;
     size_t rows = (size_t)(s->tokens * s->heads);
     size_t bytes = rows * (size_t)s->head_dim * dsvi_dtype_size(s->act);
@@ -135,16 +136,8 @@ static void carve(Bench *b, DsvArena *arena)
 
 static DsvStatus allocate(Bench *b)
 {
-    DsvDevice *device = b->backend.device;
-    DsvArena arena;
     b->workspace_bytes = workspace_of(b);
-    dsvi_arena_plan(&arena);
-    carve(b, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &b->memory));
-    DSVI_TRY(device->zero(device->stream, b->memory, arena.used));
-    dsvi_arena_bind(&arena, b->memory, arena.used);
-    carve(b, &arena);
-    return DSV_OK;
+    return dsvi_device_carve(b->backend.device, carve, b, &b->memory);
 }
 
 static DsvStatus fill_all(Bench *b)

@@ -1,6 +1,7 @@
 /* Keys of other ranks, all of them or those that lists name: what gathering all costs in attention, and what
  * both cost without it. */
 #include "api/bench_context_parts.h"
+#include "device/carve.h"
 
 static int64_t row_elements(const DsvContextBench *b)
 {
@@ -70,8 +71,9 @@ static void carve_listed(DsvContextBench *b, DsvArena *arena)
     l->memory.host_first = l->host_first;
 }
 
-static void carve(DsvContextBench *b, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    DsvContextBench *b = of;
     carve_all(b, arena);
     carve_listed(b, arena);
 }
@@ -88,18 +90,11 @@ static size_t workspace_of_all(const DsvContextBench *b, const DsvLists *lists)
 DsvStatus dsvi_context_bench_keys_open(DsvContextBench *b)
 {
     DsvDevice *device = b->backend.device;
-    DsvArena arena;
     int64_t ranks = dsvi_context_ranks(b->context);
     size_t firsts = (size_t)(2 * ranks * (b->heads.heads + 1)) * sizeof(int64_t);
     DSVI_TRY(device->host_alloc(device, firsts, &b->listed.host_first));
     b->all.workspace_bytes = workspace_of_all(b, dsvi_sparse_lists(b->sparse, 0));
-    dsvi_arena_plan(&arena);
-    carve(b, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &b->more));
-    DSVI_TRY(device->zero(device->stream, b->more, arena.used));
-    dsvi_arena_bind(&arena, b->more, arena.used);
-    carve(b, &arena);
-    return DSV_OK;
+    return dsvi_device_carve(b->backend.device, carve, b, &b->more);
 }
 
 /* ---- all keys ---- */

@@ -5,6 +5,7 @@
 #include "api/backend.h"
 #include "api/bench_context_parts.h"
 #include "api/ops_timed.h"
+#include "device/carve.h"
 
 /* Of the lists of one rank, over the mean: where they are chosen by a threshold. */
 #define UNEVEN_MOST 3
@@ -76,8 +77,9 @@ static size_t own_bytes(const DsvContextBench *b)
            dsvi_dtype_size(b->act);
 }
 
-static void carve(DsvContextBench *b, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    DsvContextBench *b = of;
     DsvSparseAttention *p = &b->pass;
     size_t bytes = own_bytes(b);
     p->scale = 1 / sqrt((double)b->heads.head_dim);
@@ -95,15 +97,7 @@ static void carve(DsvContextBench *b, DsvArena *arena)
 
 static DsvStatus allocate(DsvContextBench *b)
 {
-    DsvDevice *device = b->backend.device;
-    DsvArena arena;
-    dsvi_arena_plan(&arena);
-    carve(b, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &b->memory));
-    DSVI_TRY(device->zero(device->stream, b->memory, arena.used));
-    dsvi_arena_bind(&arena, b->memory, arena.used);
-    carve(b, &arena);
-    return DSV_OK;
+    return dsvi_device_carve(b->backend.device, carve, b, &b->memory);
 }
 
 static DsvStatus fill(DsvContextBench *b)

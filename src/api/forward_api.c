@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/backend.h"
+#include "device/carve.h"
 #include "train/model_path.h"
 #include "base/safetensors.h"
 #include "model/dit.h"
@@ -71,8 +72,9 @@ static DsvStatus make_sparse(Pass *p)
     return dsvi_sparse_create(&p->backend, &settings, &shape, NULL, NULL, &p->sparse);
 }
 
-static void carve(Pass *p, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    Pass *p = of;
     size_t flat = (size_t)p->table.elements, latent = (size_t)p->latent_elements * sizeof(float);
     size_t text = (size_t)p->text_elements * sizeof(float), batch = (size_t)p->shape.batch * sizeof(float);
     p->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * sizeof(float));
@@ -101,14 +103,7 @@ static int64_t largest(int64_t a, int64_t b)
 
 static DsvStatus allocate(Pass *p)
 {
-    DsvDevice *device = p->backend.device;
-    DsvArena arena;
-    dsvi_arena_plan(&arena);
-    carve(p, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &p->memory));
-    DSVI_TRY(device->zero(device->stream, p->memory, arena.used));
-    dsvi_arena_bind(&arena, p->memory, arena.used);
-    carve(p, &arena);
+    DSVI_TRY(dsvi_device_carve(p->backend.device, carve, p, &p->memory));
     p->host_elements = largest(p->table.elements, largest(p->latent_elements * p->config.out_channels /
                                                           p->config.in_channels, p->text_elements));
     p->host_elements = largest(p->host_elements, p->latent_elements);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/backend.h"
+#include "device/carve.h"
 #include "train/model_path.h"
 #include "base/safetensors.h"
 #include "sample/generator.h"
@@ -50,8 +51,9 @@ done:
     return status;
 }
 
-static void carve(Sampling *s, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    Sampling *s = of;
     size_t flat = (size_t)s->table.elements;
     DsvDtype act = dsvi_dit_act(s->settings);
     s->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * sizeof(float));
@@ -63,14 +65,7 @@ static void carve(Sampling *s, DsvArena *arena)
 
 static DsvStatus allocate(Sampling *s)
 {
-    DsvDevice *device = s->backend.device;
-    DsvArena arena;
-    dsvi_arena_plan(&arena);
-    carve(s, &arena);
-    DSVI_TRY(device->mem_alloc(device, arena.used, &s->memory));
-    DSVI_TRY(device->zero(device->stream, s->memory, arena.used));
-    dsvi_arena_bind(&arena, s->memory, arena.used);
-    carve(s, &arena);
+    DSVI_TRY(dsvi_device_carve(s->backend.device, carve, s, &s->memory));
     s->host_flat = calloc((size_t)s->table.elements, sizeof(float));
     if (!s->host_flat)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to read its weights", s->model.weights);

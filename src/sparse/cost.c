@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "device/carve.h"
 #include "sparse/cost.h"
 #include "sparse/sparse_internal.h"
 
@@ -41,8 +42,9 @@ static size_t tensor_bytes(const Probe *probe)
            dsvi_dtype_size(shape->act);
 }
 
-static void carve(Probe *probe, DsvArena *arena)
+static void carve(void *of, DsvArena *arena)
 {
+    Probe *probe = of;
     for (int i = 0; i < TENSORS; i++)
         probe->tensor[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, tensor_bytes(probe));
     probe->lse = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
@@ -100,9 +102,7 @@ static void close_probe(Probe *probe)
 static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *given,
                             const DsvSparseShape *shape)
 {
-    DsvDevice *device = backend->device;
     DsvConfig settings = *given;
-    DsvArena arena;
     settings.sparse_measure_cost = false;
     settings.sparse_target_mass = 0;
     settings.sparse_target_density = 1; /* until time_pass says */
@@ -115,13 +115,7 @@ static DsvStatus open_probe(Probe *probe, DsvBackend *backend, const DsvConfig *
     probe->shape.grid[0] = probe->shape.grid[1] = 1;
     probe->shape.grid[2] = shape->tokens;
     DSVI_TRY(dsvi_sparse_create(backend, &settings, &probe->shape, NULL, NULL, &probe->sparse));
-    dsvi_arena_plan(&arena);
-    carve(probe, &arena);
-    size_t bytes = arena.used;
-    DSVI_TRY(device->mem_alloc(device, bytes, &probe->memory));
-    DSVI_TRY(device->zero(device->stream, probe->memory, bytes));
-    dsvi_arena_bind(&arena, probe->memory, bytes);
-    carve(probe, &arena);
+    DSVI_TRY(dsvi_device_carve(backend->device, carve, probe, &probe->memory));
     point_pass(probe);
     DSVI_TRY(dsvi_sparse_setup(probe->sparse));
     return fill(probe);
