@@ -213,12 +213,15 @@ static DsvStatus read_densities(const char *densities, const DsvDitConfig *model
 }
 
 /* That blocks attended over their lists in the last step. */
-static DsvStatus check_lists(const DsvTrainer *t, const double *density)
+static DsvStatus check_lists(const DsvTrainer *t)
 {
-    for (int64_t block = 0; block < t->config.num_layers; block++)
-        if (!isnan(density[block * t->config.num_attention_heads]) && !dsvi_sparse_lists(t->sparse, block))
+    DsvSparseBlockReport block;
+    for (int64_t i = 0; i < t->config.num_layers; i++) {
+        dsvi_sparse_block_report(t->sparse, i, &block);
+        if (block.sparse && !block.over_lists)
             return DSVI_FAIL(DSV_E_USAGE, "block %lld ran dense: its lists found no room, sparse.list_memory "
-                             "is %g", (long long)block, t->settings->sparse_list_memory);
+                             "is %g", (long long)i, t->settings->sparse_list_memory);
+    }
     return DSV_OK;
 }
 
@@ -233,7 +236,7 @@ static DsvStatus run(DsvTrainer *t, const double *density, int64_t repeats, cons
     DSVI_TRY(dsvi_trainer_start(t));
     DSVI_TRY(measure(t, repeats, &times));
     if (density)
-        DSVI_TRY(check_lists(t, density));
+        DSVI_TRY(check_lists(t));
     return dsvi_comm_rank(t->comm) == 0 ? report(t, &times, json_path, line, context) : DSV_OK;
 }
 

@@ -473,7 +473,8 @@ void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockR
 {
     const DsvSparseRecord *r = &s->record;
     *report = (DsvSparseBlockReport){
-        .sparse = dsvi_sparse_wanted(s, block), .captured_mass = r->captured[block],
+        .sparse = dsvi_sparse_wanted(s, block), .over_lists = s->block[block].over_lists,
+        .captured_mass = r->captured[block],
         .density = r->density[block], .estimated_mass = r->estimated_mass[block],
         .share90 = r->share90[block],
         .head_captured = r->head_captured + block * s->shape.heads,

@@ -77,6 +77,7 @@ typedef struct DsvSparseReport {
 
 typedef struct DsvSparseBlockReport {
     bool sparse;
+    bool over_lists;          /* its last pass attended over its lists: they found room */
     double captured_mass;         /* running mean of the exact measurement; NaN before the first */
     double density;               /* of its last lists, 1 before the first */
     double estimated_mass;        /* what the selector thought its last lists hold */

@@ -133,7 +133,7 @@ struct DsvSparse {
     float *threshold;         /* (N) */
     int32_t *topk;            /* (N) */
     int32_t *runs;            /* (runs_capacity) the lists of all blocks, behind one another */
-    int32_t *runs_aside;      /* (blocks, runs_most) those of dense blocks whose choices are timed */
+    int32_t *runs_aside;      /* (blocks, runs_most) those of dense blocks whose choices are timed; or NULL */
     int32_t *whole_runs;      /* (runs_most) a block's lists over all keys, where keys are divided */
     double *selected_mass;    /* (N) */
     int32_t *sample;          /* (blocks, samples) */

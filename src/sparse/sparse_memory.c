@@ -315,7 +315,7 @@ static void carve_lists(DsvSparse *s, DsvArena *arena)
         b->far.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, far_lists), sizeof(int64_t));
     }
     s->runs = take(arena, DSV_MEM_SPARSE, s->runs_capacity, sizeof(int32_t));
-    if (s->settings.sparse_time_choices)
+    if (s->settings.sparse_time_choices && s->shape.backward)
         s->runs_aside = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->runs_most, sizeof(int32_t));
     s->whole_runs = take(arena, DSV_MEM_SCRATCH, most_of(s, needs) > 0 ? s->runs_most : 0, sizeof(int32_t));
     unsigned char *needs_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, needs), 1);

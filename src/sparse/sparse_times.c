@@ -12,7 +12,7 @@ enum { FORWARD, BACKWARD, RUNS = 2 };
 
 bool dsvi_sparse_compares(const DsvSparse *s)
 {
-    return s->settings.sparse_time_choices && s->measuring && !s->context;
+    return s->settings.sparse_time_choices && s->measuring && s->shape.backward;
 }
 
 /* Afterwards the block is on the side it was on. */

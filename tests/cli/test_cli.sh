@@ -146,6 +146,8 @@ refuses 2 "repeats 65, wanted 1 to 64" bench attention --repeats 65
 refuses 2 "density 2, wanted above 0, at most 1" bench attention --density 2
 refuses 2 "1 rank, wanted at least 2 that share a clip" bench context
 refuses 2 "attention over lists, and sparse.enabled is false" bench context sparse.enabled=false
+refuses 2 "sparse.time_choices is true, wanted false: what it measures goes to a run's log" \
+    bench step sparse.time_choices=true
 complains 2 "max_train_steps" train unknown.yaml
 complains 1 "nowhere.yaml" train nowhere.yaml
 complains 1 "broken.yaml" train broken.yaml

@@ -145,6 +145,18 @@ import json, sys
 figures = json.load(open(sys.argv[1]))
 assert figures["sparse_blocks"] == 1 and abs(figures["density"] - 0.6) < 0.02
 PYTHON
+# More than the settings have room for: it is made.
+echo '[[0.8, 0.7], [0.7, 0.8]]' >"$work/dense.json"
+for heads in 1 2; do
+    start 2 "${bench[@]}" cp_size=2 cp_heads=$heads --densities "$work/dense.json" --repeats 1 \
+        sparse.list_memory=0.05 sparse.max_density=0.1 --json "$work/step.json" >"$work/said" 2>&1 ||
+        fail "bench step with dense lists" "$work/said"
+    python3 - "$work/step.json" <<'PYTHON' || fail "bench step made no room" "$work/step.json"
+import json, sys
+figures = json.load(open(sys.argv[1]))
+assert figures["sparse_blocks"] == 2 and abs(figures["density"] - 0.75) < 0.05
+PYTHON
+done
 ends 20 'wanted a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --densities "$work/step.json"
 
 echo "attention is timed by every way of sharing it out"

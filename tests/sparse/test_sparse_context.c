@@ -222,9 +222,15 @@ static void test_overflow_of_one_rank(void **state)
     run_free(&run, &shared);
 }
 
-static DsvStatus make_predictor(DsvComm *comm, void *argument)
+typedef struct Refused {
+    DsvBackend backend;
+    const char *setting;
+} Refused;
+
+static DsvStatus make_refused(DsvComm *comm, void *argument)
 {
-    DsvBackend *backend = argument;
+    Refused *refused = argument;
+    DsvBackend *backend = &refused->backend;
     DsvContextGroup *group = NULL;
     DsvContext *context = NULL;
     DsvSparse *sparse = NULL;
@@ -232,7 +238,7 @@ static DsvStatus make_predictor(DsvComm *comm, void *argument)
     DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
     DsvContextShape of = {.tokens = 256, .heads = 2, .unit = 32, .blocks = 1};
     DsvStatus status;
-    rig_set(&settings, "sparse.selector=predictor");
+    rig_set(&settings, refused->setting);
     DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
     DSVI_TRY_GOTO(status, dsvi_context_create(group, &of, &context), done);
     shape.context = context;
@@ -246,16 +252,26 @@ done:
 
 static void test_refusals(void **state)
 {
+    static const struct {
+        const char *setting, *words;
+        DsvStatus status;
+    } cases[] = {
+        {"sparse.selector=predictor", "'predictor' does not learn from parts of a clip", DSV_E_UNSUPPORTED},
+        {"sparse.time_choices=true", "sparse.time_choices is true and 2 ranks share a clip", DSV_E_USAGE},
+    };
     RankOutcome outcome[RANKS_MOST];
-    DsvBackend backend;
+    Refused refused;
     (void)state;
-    assert_ok(dsvi_cpu_open("auto", 1, &backend));
-    run_ranks(2, 60, make_predictor, &backend, outcome);
-    for (int r = 0; r < 2; r++) {
-        assert_int_equal(outcome[r].status, DSV_E_UNSUPPORTED);
-        assert_non_null(strstr(outcome[r].sentence, "'predictor' does not learn from parts of a clip"));
+    assert_ok(dsvi_cpu_open("auto", 1, &refused.backend));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        refused.setting = cases[i].setting;
+        run_ranks(2, 60, make_refused, &refused, outcome);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(outcome[r].status, cases[i].status);
+            assert_non_null(strstr(outcome[r].sentence, cases[i].words));
+        }
     }
-    dsvi_cpu_close(&backend);
+    dsvi_cpu_close(&refused.backend);
 }
 
 int main(void)
