@@ -69,6 +69,7 @@ static DsvStatus make_sparse(Pass *p)
     DsvSparseShape shape = dsvi_dit_sparse_shape(&p->config, &p->shape);
     settings.sparse_measure_cost = false; /* lists are wanted whether they pay or not */
     settings.sparse_max_density = settings.sparse_list_memory = 1;
+    settings.sparse_offload_lists = false; /* they are read when the pass is over */
     return dsvi_sparse_create(&p->backend, &settings, &shape, NULL, NULL, &p->sparse);
 }
 

@@ -14,6 +14,9 @@ double dsvi_clock_seconds(void);
 /* Bytes of this process in memory now; 0 where the system does not tell. Does not allocate. */
 uint64_t dsvi_resident_bytes(void);
 
+/* Bytes of memory that the machine has in all; 0 where the system does not tell. */
+uint64_t dsvi_memory_bytes(void);
+
 #ifdef __cplusplus
 }
 #endif

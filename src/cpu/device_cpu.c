@@ -18,9 +18,9 @@ typedef struct CpuDevice {
     char name[NAME_BYTES];
 } CpuDevice;
 
-static size_t pages_bytes(int which)
+static size_t free_bytes(void)
 {
-    long pages = sysconf(which), size = sysconf(_SC_PAGESIZE);
+    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
     return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
 }
 
@@ -33,7 +33,7 @@ static DsvStatus cpu_alloc(DsvDevice *device, size_t bytes, void **out)
     if (!*out)
         return DSVI_FAIL(DSV_E_NO_MEMORY,
                          "no %zu bytes of memory: the machine has %zu, of which %zu are free", bytes,
-                         device->memory_bytes, pages_bytes(_SC_AVPHYS_PAGES));
+                         device->memory_bytes, free_bytes());
     return DSV_OK;
 }
 
@@ -68,6 +68,13 @@ static DsvStatus cpu_zero(DsvStream *stream, void *dst, size_t bytes)
 static DsvStatus cpu_sync(DsvStream *stream)
 {
     (void)stream;
+    return DSV_OK;
+}
+
+static DsvStatus cpu_follow(DsvStream *stream, DsvStream *leader)
+{
+    (void)stream;
+    (void)leader;
     return DSV_OK;
 }
 
@@ -120,8 +127,9 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
     cpu->device = (DsvDevice){
         .kind = DSV_DEVICE_CPU,
         .name = cpu->name,
-        .memory_bytes = pages_bytes(_SC_PHYS_PAGES),
+        .memory_bytes = (size_t)dsvi_memory_bytes(),
         .stream = &cpu->stream,
+        .copies = &cpu->stream,
         .deterministic = true,
         .mem_alloc = cpu_alloc,
         .mem_free = cpu_free,
@@ -135,6 +143,7 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .sync = cpu_sync,
         .flag = cpu_sync,
         .await = cpu_sync,
+        .follow = cpu_follow,
         .clock = cpu_clock,
         .mark = cpu_mark,
         .between = cpu_between,

@@ -12,7 +12,7 @@ enum { NAME_BYTES = 320 };
 
 typedef struct CudaDevice {
     DsvDevice device; /* first: a DsvDevice is cast back to its CudaDevice */
-    DsvStream stream;
+    DsvStream stream, copies;
     char name[NAME_BYTES];
 } CudaDevice;
 
@@ -43,10 +43,14 @@ static void cuda_free(DsvDevice *device, void *memory)
     cudaFree(memory);
 }
 
+/* More than the machine has is refused here: Linux might kill us while it is locked. */
 static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
 {
     (void)device;
     *out = NULL;
+    if (bytes > dsvi_memory_bytes())
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of page-locked host memory: the machine has %zu", bytes,
+                         (size_t)dsvi_memory_bytes());
     cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);
     if (error == cudaSuccess)
         return DSV_OK;
@@ -100,6 +104,13 @@ static DsvStatus cuda_await(DsvStream *stream)
     return DSV_OK;
 }
 
+static DsvStatus cuda_follow(DsvStream *stream, DsvStream *leader)
+{
+    DSVI_CUDA_TRY(cudaEventRecord(leader->given, leader->handle));
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(stream->handle, leader->given, 0));
+    return DSV_OK;
+}
+
 static DsvStatus cuda_clock(DsvStream *stream, double *seconds)
 {
     DSVI_TRY(cuda_sync(stream));
@@ -138,19 +149,27 @@ static DsvStatus cuda_between(DsvStream *stream, int64_t first, int64_t last, do
     return DSV_OK;
 }
 
+static void close_stream(DsvStream *stream)
+{
+    if (stream->flag)
+        cudaEventDestroy(stream->flag);
+    if (stream->given)
+        cudaEventDestroy(stream->given);
+    if (stream->handle)
+        cudaStreamDestroy(stream->handle);
+}
+
 static void cuda_close(DsvDevice *device)
 {
     DsvStream *stream = device->stream;
     for (int64_t i = 0; i < stream->mark_count; i++)
         cudaEventDestroy(stream->marks[i]);
     free(stream->marks);
-    if (stream->flag)
-        cudaEventDestroy(stream->flag);
     dsvi_gemm_cublaslt_free(&stream->gemm);
     dsvi_attention_cudnn_free(&stream->attention);
     cudaFree(stream->partials);
-    if (stream->handle)
-        cudaStreamDestroy(stream->handle);
+    close_stream(device->copies);
+    close_stream(stream);
     free(device);
 }
 
@@ -172,16 +191,25 @@ static DsvStatus find_gpu(int64_t wanted, int *number, struct cudaDeviceProp *gp
     return DSV_OK;
 }
 
-static DsvStatus open_stream(int number, const struct cudaDeviceProp *gpu, int capability,
-                             bool deterministic, DsvStream *stream)
+static DsvStatus open_stream(DsvStream *stream)
 {
+    DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
+    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->flag, cudaEventDisableTiming));
+    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->given, cudaEventDisableTiming));
+    return DSV_OK;
+}
+
+static DsvStatus open_streams(int number, const struct cudaDeviceProp *gpu, int capability,
+                              bool deterministic, DsvDevice *device)
+{
+    DsvStream *stream = device->stream;
     stream->capability = capability;
     stream->multiprocessors = gpu->multiProcessorCount;
     stream->shared_bytes = gpu->sharedMemPerBlockOptin;
     stream->deterministic = deterministic;
     DSVI_CUDA_TRY(cudaSetDevice(number));
-    DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
-    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->flag, cudaEventDisableTiming));
+    DSVI_TRY(open_stream(stream));
+    DSVI_TRY(open_stream(device->copies));
     DSVI_CUDA_TRY(cudaMalloc(&stream->partials, DSVI_CUDA_PARTIALS));
     return DSV_OK;
 }
@@ -202,6 +230,7 @@ DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice 
         .name = cuda->name,
         .memory_bytes = gpu.totalGlobalMem,
         .stream = &cuda->stream,
+        .copies = &cuda->copies,
         .deterministic = deterministic,
         .mem_alloc = cuda_alloc,
         .mem_free = cuda_free,
@@ -215,12 +244,13 @@ DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice 
         .sync = cuda_sync,
         .flag = cuda_flag,
         .await = cuda_await,
+        .follow = cuda_follow,
         .clock = cuda_clock,
         .mark = cuda_mark,
         .between = cuda_between,
         .close = cuda_close,
     };
-    DsvStatus status = open_stream(number, &gpu, capability, deterministic, &cuda->stream);
+    DsvStatus status = open_streams(number, &gpu, capability, deterministic, &cuda->device);
     if (status != DSV_OK)
         cuda_close(&cuda->device);
     else

@@ -29,6 +29,7 @@ struct DsvStream {
     void *partials;         /* DSVI_CUDA_PARTIALS bytes of device memory for sums made in two stages: an op's
                              * own from its first kernel to its last, holding nothing for the next op */
     cudaEvent_t flag;
+    cudaEvent_t given;      /* put where another stream begins to follow */
     cudaEvent_t *marks;     /* (mark_count) made when first put */
     int64_t mark_count;
     DsvGemmCublaslt *gemm;

@@ -40,6 +40,9 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_time_choices && shape->context)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, wanted 1",
                          (long long)dsvi_context_ranks(shape->context));
+    if (settings->sparse_time_choices && settings->sparse_offload_lists)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and so is sparse.offload_lists: choices are "
+                         "timed over lists that stay on the device");
     bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
     if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
         return DSVI_FAIL(DSV_E_USAGE, "sparse.target_density is 0 and %s: nothing says how many keys lists "
@@ -81,6 +84,7 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
     s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
                                                                    : shape->tokens;
     s->listed_block = s->room_block = -1;
+    s->lying[0] = s->lying[1] = s->coming = -1;
     s->predictor_loss = NAN;
     DSVI_TRY_GOTO(status, check(settings, shape), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
@@ -104,6 +108,8 @@ void dsvi_sparse_free(DsvSparse **sparse)
     DsvSparse *s = *sparse;
     if (!s)
         return;
+    if (s->host_runs) /* which is the caller's, as is the room on the device */
+        s->backend->device->sync(s->backend->device->copies);
     dsvi_selector_free(&s->selector);
     if (s->host_memory)
         s->backend->device->host_free(s->backend->device, s->host_memory);
@@ -234,7 +240,20 @@ static void overflow(DsvSparse *s, int64_t block)
     say(s, line);
 }
 
-/* Shapes the block's lists, and points them behind those which blocks before it keep. */
+void dsvi_sparse_point_lists(DsvSparse *s, int64_t block, int32_t *runs)
+{
+    DsvSparseBlock *b = &s->block[block];
+    bool divided = dsvi_sparse_view(s, block).divided;
+    b->runs = runs;
+    if (!divided) {
+        b->lists.runs = runs;
+        return;
+    }
+    b->near.runs = runs;
+    b->far.runs = runs + b->near.capacity;
+}
+
+/* Shapes the block's lists, and points them behind those which blocks before it keep on the device. */
 static void place_lists(DsvSparse *s, int64_t block)
 {
     DsvSparseBlock *b = &s->block[block];
@@ -242,7 +261,8 @@ static void place_lists(DsvSparse *s, int64_t block)
     b->at = block > 0 && s->shape.backward ? b[-1].at + b[-1].kept : 0;
     b->kept = 0;
     dsvi_sparse_shape_lists(s, &view, &b->lists);
-    b->lists.runs = view.divided ? s->whole_runs : s->runs + b->at;
+    b->runs = dsvi_sparse_offloads(s) ? s->runs : s->runs + b->at;
+    b->lists.runs = view.divided ? s->whole_runs : b->runs;
     if (dsvi_sparse_compares(s) && !dsvi_sparse_wanted(s, block))
         b->lists.runs = s->runs_aside + block * s->runs_most;
     b->lists.capacity = s->runs_capacity - b->at < s->runs_most ? s->runs_capacity - b->at : s->runs_most;
@@ -267,6 +287,7 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     if (!wanted && !measure)
         return DSV_OK;
     DSVI_TRY(dsvi_sparse_take_features(s, block));
+    DSVI_TRY(dsvi_sparse_clear_room(s, block));
     DSVI_TRY(dsvi_sparse_make_lists(s, block));
     b->over_lists = wanted;
     if (!measure)
@@ -304,10 +325,19 @@ static DsvStatus settle(DsvSparse *s, int64_t block, const DsvSparseAttention *p
     b->over_lists = b->fit;
     if (b->fit) {
         b->kept = s->listed_runs;
-        return DSV_OK;
+        return dsvi_sparse_send_away(s, block);
     }
     overflow(s, block);
     return attend(s, block, pass);
+}
+
+/* The halves of the lists are made only now: they leave behind that. */
+static DsvStatus keep_divided(DsvSparse *s, int64_t block)
+{
+    DsvDevice *device = s->backend->device;
+    DSVI_TRY(dsvi_sparse_keep_divided(s, block));
+    DSVI_TRY(device->follow(device->copies, device->stream));
+    return dsvi_sparse_send_away(s, block);
 }
 
 /* Where keys are divided, what has to be fetched depends on the lists: they are settled first. */
@@ -318,7 +348,7 @@ static DsvStatus attend_divided(DsvSparse *s, int64_t block, const DsvSparseAtte
     DSVI_TRY(dsvi_sparse_take_lists(s, block));
     b->over_lists = b->fit;
     if (b->fit)
-        DSVI_TRY(dsvi_sparse_keep_divided(s, block));
+        DSVI_TRY(keep_divided(s, block));
     else
         overflow(s, block);
     return attend(s, block, pass);
@@ -326,8 +356,10 @@ static DsvStatus attend_divided(DsvSparse *s, int64_t block, const DsvSparseAtte
 
 static DsvStatus forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
-    if (pass->recompute)
+    if (pass->recompute) {
+        DSVI_TRY(dsvi_sparse_bring_back(s, block));
         return attend(s, block, pass);
+    }
     if (s->watch)
         DSVI_TRY(s->watch(s->watch_context, block, pass));
     DSVI_TRY(prepare(s, block, pass));
@@ -349,13 +381,20 @@ DsvStatus dsvi_sparse_attend_back(DsvSparse *s, int64_t block, const DsvSparseAt
     return ops->attention_list_bwd.run(stream, &args);
 }
 
-static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+static DsvStatus attend_back(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
 {
     if (s->context)
         return dsvi_sparse_context_backward(s, block, pass);
     if (dsvi_sparse_compares(s))
         DSVI_TRY(dsvi_sparse_time_backward(s, block, pass));
     return dsvi_sparse_attend_back(s, block, pass);
+}
+
+static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+{
+    DSVI_TRY(dsvi_sparse_bring_back(s, block));
+    DSVI_TRY(attend_back(s, block, pass));
+    return dsvi_sparse_use_up(s, block);
 }
 
 /* Runs a pass, timed where the step is. */
@@ -516,6 +555,6 @@ const DsvLists *dsvi_sparse_lists(const DsvSparse *s, int64_t block)
 {
     const DsvSparseBlock *b = &s->block[block];
     bool made_anew = !s->shape.backward || dsvi_sparse_view(s, block).divided;
-    bool overwritten = made_anew && s->listed_block != block;
+    bool overwritten = (made_anew && s->listed_block != block) || !dsvi_sparse_lies(s, block);
     return b->over_lists && !overwritten ? &b->lists : NULL;
 }

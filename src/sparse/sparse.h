@@ -103,6 +103,10 @@ void dsvi_sparse_free(DsvSparse **sparse);
  * are each rank's own. */
 void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
 void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
+/* The device's own host memory, for lists that wait there for their backward pass (sparse.offload_lists):
+ * without the setting, a backward pass or a second block there is nothing to take. The caller frees it after
+ * the layer. */
+void dsvi_sparse_carve_host(DsvSparse *sparse, DsvArena *arena);
 /* After binding: initial state, and the cost measurement when settings ask for it. */
 DsvStatus dsvi_sparse_setup(DsvSparse *sparse);
 
@@ -154,7 +158,7 @@ double dsvi_sparse_seconds(const DsvSparse *sparse, int64_t block);
 const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *sparse);
 /* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those
  * of the own heads and queries, over all keys; where these lie on several ranks, of the block listed last
- * alone. */
+ * alone. NULL too while they are on the host. */
 const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
 
 /* Selector, profile and dispatch state to one safetensors file and back, bit-exactly. A file of another

@@ -74,8 +74,7 @@ DsvStatus dsvi_sparse_keep_divided(DsvSparse *s, int64_t block)
     b->far.keys = s->exchange.far_keys;
     b->near.capacity = *s->host_near;
     b->far.capacity = b->kept - b->near.capacity;
-    b->near.runs = s->runs + b->at;
-    b->far.runs = b->near.runs + b->near.capacity;
+    dsvi_sparse_point_lists(s, block, b->runs);
     DsvListDivideArgs args = divide_args(s, block);
     return s->backend->ops.lists_emit.run(s->backend->device->stream, &args);
 }

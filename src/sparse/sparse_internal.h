@@ -2,6 +2,7 @@
  *
  * sparse.c        the calls of sparse.h, in the order of a step
  * sparse_memory.c what all of it takes
+ * sparse_offload.c lists on the host between a block's forward pass and its backward pass
  * sparse_select.c from a selector's features to a block's lists
  * sparse_profile.c exact measurements on sampled queries
  * sparse_share.c  what several ranks have seen, put together
@@ -42,7 +43,8 @@ typedef struct DsvSparseBlock {
     DsvLists lists;           /* of the view's heads and queries, over all keys; runs and capacity: the piece
                                * of all memory for runs that it could have; runs are made in whole_runs where
                                * keys are divided */
-    int64_t at;               /* where its runs begin in the memory of all */
+    int32_t *runs;            /* device memory: those that are kept begin here */
+    int64_t at;               /* where they begin in the memory of all */
     int64_t kept;             /* runs of it that the backward pass will want */
     int64_t sample_count;     /* queries measured by this rank */
     DsvLists near, far;       /* where keys are divided: lists over the own keys, and over fetched ones */
@@ -132,7 +134,8 @@ struct DsvSparse {
     int32_t *head;            /* (N) the view's heads */
     float *threshold;         /* (N) */
     int32_t *topk;            /* (N) */
-    int32_t *runs;            /* (runs_capacity) the lists of all blocks, behind one another */
+    int32_t *runs;            /* (runs_room) the lists of all blocks, behind one another; of those that pass
+                               * where lists are offloaded */
     int32_t *runs_aside;      /* (blocks, runs_most) those of dense blocks whose choices are timed; or NULL */
     int32_t *whole_runs;      /* (runs_most) a block's lists over all keys, where keys are divided */
     double *selected_mass;    /* (N) */
@@ -147,8 +150,14 @@ struct DsvSparse {
     void *shared;
     size_t shared_bytes;
 
-    int64_t runs_capacity;
+    int64_t runs_capacity;    /* of all blocks' lists */
+    int64_t runs_room;        /* of lists on the device: likewise, or less where they are offloaded */
     int64_t runs_most;        /* that one block may have */
+    int32_t *host_runs;       /* the caller's: where lists are offloaded those of all blocks but the last, behind
+                               * one another; or NULL */
+    int64_t lying[2];         /* there, the blocks whose lists lie at the front and at the end of `runs`, -1:
+                               * none; lists may still be on their way */
+    int64_t coming;           /* the block whose lists the device has been told to fetch, and not to wait for */
     int64_t samples;          /* queries measured, per head */
     int64_t step;
     bool train, forced;
@@ -164,11 +173,25 @@ struct DsvSparse {
 };
 
 DsvSparseView dsvi_sparse_view(const DsvSparse *sparse, int64_t block);
+/* The block's lists, of lengths that are known where its keys are divided, are those that begin here. */
+void dsvi_sparse_point_lists(DsvSparse *sparse, int64_t block, int32_t *runs);
 
 /* sparse_memory.c: host memory; how many runs there is room for; lists over all keys in a view's shape. */
 DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
 void dsvi_sparse_size_lists(DsvSparse *sparse);
 void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
+
+/* sparse_offload.c: whether lists wait on the host for their backward pass; all calls do nothing where they do
+ * not, or of a block that ran dense. clear_room: lists of the block will be made on the device, for which it
+ * waits until others have left. send_away: they have been made, and their length is known. bring_back: what
+ * the device is given from here on finds the block's lists, and those wanted next are on their way. use_up:
+ * nothing more wants the block's. */
+bool dsvi_sparse_offloads(const DsvSparse *sparse);
+bool dsvi_sparse_lies(const DsvSparse *sparse, int64_t block); /* the block's lists are on the device */
+DsvStatus dsvi_sparse_clear_room(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_send_away(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_bring_back(DsvSparse *sparse, int64_t block);
+DsvStatus dsvi_sparse_use_up(DsvSparse *sparse, int64_t block);
 
 /* Whether the block is to run over lists, if these fit. */
 bool dsvi_sparse_wanted(const DsvSparse *sparse, int64_t block);

@@ -142,7 +142,8 @@ static int64_t runs_of(const DsvSparse *s, int64_t count, double density)
 /* How many runs there is memory for. Lists are made block after block and used up in the opposite order: they
  * lie in one piece of memory, behind one another, so that blocks of few keys leave room to those of many.
  * The densest that a block may have find room alone; so does one head that attends everything, for a plan may
- * leave a rank with little more. */
+ * leave a rank with little more. Where lists are offloaded that is the host's memory, and the device has room
+ * for two blocks of middling lists, and for the densest. */
 void dsvi_sparse_size_lists(DsvSparse *s)
 {
     int64_t count = most_of(s, lists), blocks = s->shape.backward ? s->shape.blocks : 1;
@@ -154,6 +155,22 @@ void dsvi_sparse_size_lists(DsvSparse *s)
     int64_t all = s->shape.blocks * runs_of(s, count, s->settings.sparse_list_memory);
     s->runs_most = one;
     s->runs_capacity = all < one ? one : all < blocks * one ? all : blocks * one;
+    int64_t room = 2 * runs_of(s, count, s->settings.sparse_list_memory);
+    room = room < one ? one : room;
+    s->runs_room = dsvi_sparse_offloads(s) && room < s->runs_capacity ? room : s->runs_capacity;
+}
+
+/* Room on the host for the lists of all blocks that have to leave the device. */
+static int64_t host_runs(const DsvSparse *s)
+{
+    int64_t most = (s->shape.blocks - 1) * s->runs_most;
+    return !s->selector || !dsvi_sparse_offloads(s) ? 0 : most < s->runs_capacity ? most : s->runs_capacity;
+}
+
+void dsvi_sparse_carve_host(DsvSparse *s, DsvArena *arena)
+{
+    if (host_runs(s) > 0)
+        s->host_runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)host_runs(s) * sizeof *s->host_runs);
 }
 
 void dsvi_sparse_shape_lists(const DsvSparse *s, const DsvSparseView *view, DsvLists *of)
@@ -314,7 +331,7 @@ static void carve_lists(DsvSparse *s, DsvArena *arena)
         b->near.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, far_lists), sizeof(int64_t));
         b->far.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, far_lists), sizeof(int64_t));
     }
-    s->runs = take(arena, DSV_MEM_SPARSE, s->runs_capacity, sizeof(int32_t));
+    s->runs = take(arena, DSV_MEM_SPARSE, s->runs_room, sizeof(int32_t));
     if (s->settings.sparse_time_choices && s->shape.backward)
         s->runs_aside = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->runs_most, sizeof(int32_t));
     s->whole_runs = take(arena, DSV_MEM_SCRATCH, most_of(s, needs) > 0 ? s->runs_most : 0, sizeof(int32_t));

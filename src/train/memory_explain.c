@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/host.h"
+
 enum { CLASSES_NAMED = 3, LINE = 512 };
 
 static double gib(size_t bytes)
@@ -53,17 +55,34 @@ static bool split_batch(DsvConfig *settings)
     return true;
 }
 
-enum { WAYS = 5 };
+/* Where lists may wait on the host, and that has room for them. */
+static bool offload_lists(const DsvTrainer *t, DsvConfig *settings)
+{
+    DsvArena with, host, without;
+    bool may = settings->sparse_enabled && !settings->sparse_offload_lists && !settings->sparse_time_choices &&
+               t->backend->device->kind != DSV_DEVICE_CPU &&
+               dsvi_trainer_plan(t, settings, &without, &host) == DSV_OK;
+    settings->sparse_offload_lists |= may;
+    if (!may || (dsvi_trainer_plan(t, settings, &with, &host) == DSV_OK && with.used < without.used &&
+                 host.used <= dsvi_memory_bytes()))
+        return may;
+    settings->sparse_offload_lists = false;
+    return false;
+}
+
+enum { WAYS = 6 };
 
 /* Ways to take less, the ones that cost least time first. Each is tried on top of those before it. False
  * where it would change nothing. */
-static bool take_less(DsvConfig *settings, int way, bool divided)
+static bool take_less(const DsvTrainer *t, DsvConfig *settings, int way)
 {
+    bool divided = t->mesh.shard_ranks > 1;
     switch (way) {
-    case 0: return divided && divide_more(settings, 2);
-    case 1: return keep_less(settings, "selective");
-    case 2: return divided && divide_more(settings, 3);
-    case 3: return keep_less(settings, "true");
+    case 0: return offload_lists(t, settings);
+    case 1: return divided && divide_more(settings, 2);
+    case 2: return keep_less(settings, "selective");
+    case 3: return divided && divide_more(settings, 3);
+    case 4: return keep_less(settings, "true");
     default: return split_batch(settings);
     }
 }
@@ -71,8 +90,10 @@ static bool take_less(DsvConfig *settings, int way, bool divided)
 static void name_settings(const DsvConfig *settings, bool divided, char words[LINE])
 {
     int used = 0;
+    if (settings->sparse_offload_lists)
+        used = snprintf(words, LINE, "sparse.offload_lists=true ");
     if (divided)
-        used = snprintf(words, LINE, "zero_stage=%lld ", (long long)settings->zero_stage);
+        used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ", (long long)settings->zero_stage);
     snprintf(words + used, LINE - (size_t)used,
              "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
              settings->gradient_checkpointing, (long long)settings->train_batch_size,
@@ -83,13 +104,12 @@ static void name_settings(const DsvConfig *settings, bool divided, char words[LI
 static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
 {
     DsvConfig settings = *t->settings;
-    DsvArena plan;
-    bool divided = t->mesh.shard_ranks > 1;
+    DsvArena plan, host;
     for (int way = 0; way < WAYS; way++) {
-        if (!take_less(&settings, way, divided))
+        if (!take_less(t, &settings, way))
             continue;
-        name_settings(&settings, divided, words);
-        if (dsvi_trainer_plan(t, &settings, &plan) == DSV_OK && plan.used <= there_are)
+        name_settings(&settings, t->mesh.shard_ranks > 1, words);
+        if (dsvi_trainer_plan(t, &settings, &plan, &host) == DSV_OK && plan.used <= there_are)
             return;
     }
     words[0] = 0;

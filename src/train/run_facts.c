@@ -11,9 +11,10 @@
 void dsvi_run_facts(const DsvTrainer *t, size_t prefetch, size_t program, int64_t clips, DsvRunFacts *facts)
 {
     bool one_memory = t->backend->device->kind == DSV_DEVICE_CPU;
-    size_t host = t->host_arena.used + prefetch;
+    size_t host = t->host_arena.used + prefetch, lists = t->host_arena.by_class[DSV_MEM_SPARSE];
     *facts = (DsvRunFacts){
-        .trainer = t, .clips = clips, .program = program, .host = one_memory ? 0 : host,
+        .trainer = t, .clips = clips, .program = program, .host = one_memory ? 0 : host - lists,
+        .host_lists = one_memory ? 0 : lists,
         .total = t->arena.used + (one_memory ? host + program : 0),
     };
     for (int c = 0; c < DSV_MEM_CLASS_COUNT; c++)
@@ -32,6 +33,9 @@ void dsvi_run_facts_memory(const DsvRunFacts *facts, char *line, size_t line_byt
     if (facts->host > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " and on the host: batches %.1f,",
                          (double)facts->host * mib);
+    if (facts->host_lists > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " lists %.1f,",
+                         (double)facts->host_lists * mib);
     snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
              (double)facts->program * mib);
 }
@@ -49,7 +53,8 @@ static bool add_memory(cJSON *object, const DsvRunFacts *facts)
         if (facts->memory[c] > 0)
             whole = add_number(memory, dsvi_mem_class_name((DsvMemClass)c), (double)facts->memory[c]);
     return whole && add_number(memory, "program and libraries", (double)facts->program) &&
-           add_number(object, "memory_planned_bytes", (double)facts->total);
+           add_number(object, "memory_planned_bytes", (double)facts->total) &&
+           add_number(object, "lists_on_host_bytes", (double)facts->host_lists);
 }
 
 static bool add_model(cJSON *object, const DsvRunFacts *facts)

@@ -14,6 +14,7 @@ typedef struct DsvRunFacts {
     size_t memory[DSV_MEM_CLASS_COUNT];       /* bytes of each class planned on the device; on the CPU that is
                                                * the host */
     size_t host;                              /* on a GPU: bytes of batches and samples on the host */
+    size_t host_lists;                        /* and of lists that wait there for their backward pass */
     size_t program;                           /* bytes of code and libraries, on the host */
     size_t total;                             /* what the device's memory in use should reach and not pass; on
                                                * the CPU with code and libraries */

@@ -115,6 +115,25 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
                                (size_t)dsvi_comm_size(t->comm) * sizeof(DsvStepShare));
     if (t->held_out)
         dsvi_held_out_carve_host(t->held_out, arena);
+    dsvi_sparse_carve_host(t->sparse, arena);
+}
+
+static DsvStatus allocate_host(DsvTrainer *t)
+{
+    DsvDevice *device = t->backend->device;
+    DsvArena plan;
+    dsvi_arena_plan(&plan);
+    carve_host(t, &plan);
+    DsvStatus status = device->host_alloc(device, plan.used, &t->host_memory);
+    if (status == DSV_E_NO_MEMORY && plan.by_class[DSV_MEM_SPARSE] > 0)
+        return dsvi_fail_within(status, "sparse.offload_lists is true, and lists take %.1f GiB of the host's "
+                                "memory with sparse.list_memory=%g",
+                                (double)plan.by_class[DSV_MEM_SPARSE] / 1073741824.0,
+                                t->settings->sparse_list_memory);
+    DSVI_TRY(status);
+    dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
+    carve_host(t, &t->host_arena);
+    return DSV_OK;
 }
 
 static DsvStatus allocate(DsvTrainer *t)
@@ -132,13 +151,7 @@ static DsvStatus allocate(DsvTrainer *t)
     DSVI_TRY(device->zero(device->stream, t->memory, plan.used));
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     carve(t, &t->arena);
-
-    dsvi_arena_plan(&plan);
-    carve_host(t, &plan);
-    DSVI_TRY(device->host_alloc(device, plan.used, &t->host_memory));
-    dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
-    carve_host(t, &t->host_arena);
-    return DSV_OK;
+    return allocate_host(t);
 }
 
 /* Everything but memory on the device. Other ranks have no part in it. */
@@ -170,13 +183,16 @@ fail:
     return status;
 }
 
-DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan)
+DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan,
+                            DsvArena *host_plan)
 {
     DsvTrainer *t;
     DSVI_TRY(prepare(settings, like->backend, &like->mesh, like->group, like->codec, &like->config, NULL,
                      NULL, &t));
     dsvi_arena_plan(plan);
     carve(t, plan);
+    dsvi_arena_plan(host_plan);
+    carve_host(t, host_plan);
     dsvi_trainer_free(&t);
     return DSV_OK;
 }

@@ -85,8 +85,9 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
                               void *log_context, DsvTrainer **out);
 void dsvi_trainer_free(DsvTrainer **trainer);
 
-/* The device memory that a trainer of the same model with other settings would take. */
-DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan);
+/* The memory that a trainer of the same model with other settings would take, on the device and on the host. */
+DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan,
+                            DsvArena *host_plan);
 
 /* The number of this rank's first sample in the next micro-batch, and samples in one of all ranks. */
 uint64_t dsvi_trainer_first_sample(const DsvTrainer *trainer);

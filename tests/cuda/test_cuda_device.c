@@ -39,6 +39,36 @@ static void copies(void **state)
     device->host_free(device, NULL);
 }
 
+/* Each stream begins behind what the other has been given: a long copy is whole when it is used, and what it
+ * reads is not overwritten before. */
+static void streams_that_follow(void **state)
+{
+    DsvDevice *device = gpu_backend.device;
+    enum { N = 1 << 24, TURNS = 8 };
+    unsigned char *host, *memory, *other;
+    (void)state;
+    assert_ok(device->host_alloc(device, 2 * N, (void **)&host));
+    assert_ok(device->mem_alloc(device, N, (void **)&memory));
+    assert_ok(device->mem_alloc(device, N, (void **)&other));
+    for (int turn = 1; turn <= TURNS; turn++) {
+        memset(host, turn, N);
+        assert_ok(device->upload(device->copies, memory, host, N));
+        assert_ok(device->follow(device->stream, device->copies));
+        assert_ok(device->copy(device->stream, other, memory, N));
+        assert_ok(device->follow(device->copies, device->stream));
+        assert_ok(device->download(device->copies, host + N, other, N));
+        assert_ok(device->follow(device->stream, device->copies));
+        assert_ok(device->zero(device->stream, memory, N));
+        assert_ok(device->zero(device->stream, other, N));
+        assert_ok(device->sync(device->stream));
+        for (int i = 0; i < N; i++)
+            assert_true(host[N + i] == turn);
+    }
+    device->mem_free(device, memory);
+    device->mem_free(device, other);
+    device->host_free(device, host);
+}
+
 /* An allocation too large is told, and nothing that follows suffers from it. */
 static void too_much_memory(void **state)
 {
@@ -89,7 +119,7 @@ static void doubles_are_added(void **state)
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
+        cmocka_unit_test(copies), cmocka_unit_test(streams_that_follow), cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
         cmocka_unit_test(doubles_are_added),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

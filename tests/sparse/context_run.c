@@ -333,7 +333,7 @@ static DsvStatus work(const Shared *shared, DsvBackend *backend, DsvContext *con
     DsvSparseShape shape = run->shape;
     DsvArena arena;
     DsvStatus status;
-    void *memory = NULL;
+    void *memory = NULL, *host_memory = NULL;
     size_t tensor = (size_t)(run->shape.batch * w.tokens) * row_bytes(run), lse = lse_bytes(run, context);
     shape.context = context;
     DSVI_TRY(dsvi_sparse_create(backend, &run->settings, &shape, NULL, NULL, &w.sparse));
@@ -344,14 +344,16 @@ static DsvStatus work(const Shared *shared, DsvBackend *backend, DsvContext *con
     DSVI_TRY_GOTO(status, spoil(device, memory, bytes), done);
     dsvi_arena_bind(&arena, memory, bytes);
     carve_pass(&w, tensor, lse, &arena);
+    DSVI_TRY_GOTO(status, rig_host_memory(w.sparse, device, &host_memory), done);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(w.sparse), done);
     dsvi_sparse_force(w.sparse, run->forced);
     if (run->density)
         dsvi_sparse_prescribe(w.sparse, run->density);
     status = run_steps(shared, context, &w, tells);
 done:
-    device->mem_free(device, memory);
     dsvi_sparse_free(&w.sparse);
+    device->mem_free(device, memory);
+    device->host_free(device, host_memory);
     return status;
 }
 

@@ -55,6 +55,19 @@ static void carve(Rig *rig, DsvArena *arena)
     dsvi_sparse_carve(rig->sparse, arena);
 }
 
+DsvStatus rig_host_memory(DsvSparse *sparse, DsvDevice *device, void **memory)
+{
+    DsvArena arena;
+    dsvi_arena_plan(&arena);
+    dsvi_sparse_carve_host(sparse, &arena);
+    size_t bytes = arena.used;
+    DSVI_TRY(device->host_alloc(device, bytes, memory));
+    memset(*memory, 0xff, bytes);
+    dsvi_arena_bind(&arena, *memory, bytes);
+    dsvi_sparse_carve_host(sparse, &arena);
+    return DSV_OK;
+}
+
 void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings, const DsvSparseShape *shape)
 {
     DsvArena arena;
@@ -74,6 +87,7 @@ void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings,
     dsvi_arena_bind(&arena, rig->memory, bytes);
     carve(rig, &arena);
     assert_int_equal(arena.used, bytes);
+    assert_ok(rig_host_memory(rig->sparse, device, &rig->host_memory));
     assert_ok(dsvi_sparse_setup(rig->sparse));
 }
 
@@ -81,8 +95,10 @@ void rig_close(Rig *rig)
 {
     dsvi_sparse_free(&rig->sparse);
     dsvi_sparse_free(&rig->sparse); /* takes NULL */
-    if (rig->backend.device)
+    if (rig->backend.device) {
         rig->backend.device->mem_free(rig->backend.device, rig->memory);
+        rig->backend.device->host_free(rig->backend.device, rig->host_memory);
+    }
     dsvi_cpu_close(&rig->backend);
 }
 

@@ -14,7 +14,7 @@ typedef struct Rig {
     DsvConfig settings;
     DsvSparseShape shape;
     DsvSparse *sparse;
-    void *memory;
+    void *memory, *host_memory;
     size_t tensor_bytes, lse_bytes;
     struct {
         void *q, *k, *v, *hidden, *dout; /* (B, S, N, D) act: read */
@@ -29,6 +29,9 @@ DsvConfig rig_settings(void);
 /* blocks, batch, heads, head_dim, act; the tokens are grid's. With a backward pass. */
 DsvSparseShape rig_shape(int64_t blocks, int64_t batch, int64_t heads, int64_t head_dim, int64_t frames,
                          int64_t height, int64_t width, DsvDtype act);
+
+/* Host memory for the layer's lists where they are offloaded; the caller's to free, after the layer. */
+DsvStatus rig_host_memory(DsvSparse *sparse, DsvDevice *device, void **memory);
 
 void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings, const DsvSparseShape *shape);
 void rig_close(Rig *rig);

@@ -21,7 +21,7 @@ static void open_bench(Bench *b)
 {
     DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
     DsvTrainer *trainer;
-    DsvArena plan;
+    DsvArena plan, host;
     memset(b, 0, sizeof *b);
     tiny_settings(&b->settings);
     assert_ok(dsvi_codec_open(&b->settings, &b->codec));
@@ -34,7 +34,7 @@ static void open_bench(Bench *b)
                                   &trainer));
     DsvConfig recomputing = b->settings;
     assert_ok(dsv_config_set(&recomputing, "gradient_checkpointing=true"));
-    assert_ok(dsvi_trainer_plan(trainer, &recomputing, &plan));
+    assert_ok(dsvi_trainer_plan(trainer, &recomputing, &plan, &host));
     b->kept = trainer->arena.used;
     b->recomputed = plan.used;
     dsvi_trainer_free(&trainer);

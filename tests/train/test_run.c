@@ -213,6 +213,37 @@ static void stop_and_resume(void **state)
     assert_ok(dsvi_folder_remove(straight));
 }
 
+static void offload_settings(DsvConfig *settings, const char *folder, const char *keep, const char *offload)
+{
+    run_settings(settings, folder);
+    set(settings, "model.num_layers", "4");
+    set(settings, "gradient_accumulation_steps", "2");
+    set(settings, "sparse.list_memory", "0.6");
+    set(settings, "gradient_checkpointing", keep);
+    set(settings, "sparse.offload_lists", offload);
+}
+
+/* Lists that stay on the device, and lists that wait on the host, in a run that is resumed besides. */
+static void lists_kept_or_offloaded(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *kept = tiny_folder(), *offloaded = tiny_folder(), *keep = *state;
+    Stopper stopper = {.steps = 5};
+    DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+    offload_settings(&settings, kept, keep, "false");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    assert_true(summary.sparse_blocks > 1);
+    offload_settings(&settings, offloaded, keep, "true");
+    assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, &summary));
+    set(&settings, "resume_from_checkpoint", "latest");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    same_metrics(kept, offloaded);
+    tiny_same_checkpoints(kept, offloaded, STEPS);
+    assert_ok(dsvi_folder_remove(kept));
+    assert_ok(dsvi_folder_remove(offloaded));
+}
+
 static void resume_of_nothing_starts_afresh(void **state)
 {
     DsvConfig settings;
@@ -353,6 +384,9 @@ static int run_cuda(void)
     DsvTrainSummary summary;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_seed_twice),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "false"),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(devices_agree),
         cmocka_unit_test_prestate(stop_and_resume, "projection"),
         cmocka_unit_test_prestate(stop_and_resume, "predictor"),
@@ -380,6 +414,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(stop_and_resume, "projection"),
         cmocka_unit_test_prestate(stop_and_resume, "predictor"),
         cmocka_unit_test_prestate(stop_and_resume, "pooled"),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "false"),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
+        cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
