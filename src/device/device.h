@@ -25,8 +25,8 @@ struct DsvDevice {
     const char *name;        /* e.g. "AMD EPYC, avx512, 2 threads" */
     size_t memory_bytes;     /* what it has in all */
     DsvStream *stream;       /* the compute stream: one is enough for what we do */
-    DsvStream *copies;       /* for copies beside what that does: up, down, sync and follow. Where a stream does
-                              * everything at once it is the compute stream itself */
+    DsvStream *copies;       /* for copies beside what that does: upload, download, sync and follow take it.
+                              * Where a stream does everything at once it is the compute stream itself */
     bool deterministic;      /* the same calls give the same bits */
 
     /* 64-byte aligned device memory. DSV_E_NO_MEMORY names the bytes asked for and those free. */
@@ -53,8 +53,8 @@ struct DsvDevice {
     /* Waits until all work before the flag is done, and for nothing behind it. */
     DsvStatus (*await)(DsvStream *stream);
 
-    /* What `stream` is given from here on begins once all that `leader` has been given so far is done: the host
-     * waits for neither. */
+    /* What `stream` is given from here on begins once all that `leader` has been given so far is done: the
+     * host waits for neither. */
     DsvStatus (*follow)(DsvStream *stream, DsvStream *leader);
 
     /* Seconds on a clock that only grows, as seen after all work so far (this waits). */

@@ -41,8 +41,8 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, wanted 1",
                          (long long)dsvi_context_ranks(shape->context));
     if (settings->sparse_time_choices && settings->sparse_offload_lists)
-        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and so is sparse.offload_lists: choices are "
-                         "timed over lists that stay on the device");
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and so is sparse.offload_lists: choices "
+                         "are timed over lists that stay on the device");
     bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
     if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
         return DSVI_FAIL(DSV_E_USAGE, "sparse.target_density is 0 and %s: nothing says how many keys lists "

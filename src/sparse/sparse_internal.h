@@ -153,11 +153,11 @@ struct DsvSparse {
     int64_t runs_capacity;    /* of all blocks' lists */
     int64_t runs_room;        /* of lists on the device: likewise, or less where they are offloaded */
     int64_t runs_most;        /* that one block may have */
-    int32_t *host_runs;       /* the caller's: where lists are offloaded those of all blocks but the last, behind
-                               * one another; or NULL */
-    int64_t lying[2];         /* there, the blocks whose lists lie at the front and at the end of `runs`, -1:
-                               * none; lists may still be on their way */
-    int64_t coming;           /* the block whose lists the device has been told to fetch, and not to wait for */
+    int32_t *host_runs;       /* the caller's host memory, where lists are offloaded those of all blocks but
+                               * the last, behind one another; or NULL */
+    int64_t lying[2];         /* then, the blocks whose lists lie at the front and at the end of `runs`, or
+                               * are on their way; -1: none */
+    int64_t coming;           /* that of them for whose lists the device has yet to wait; -1: none */
     int64_t samples;          /* queries measured, per head */
     int64_t step;
     bool train, forced;
@@ -181,11 +181,10 @@ DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
 void dsvi_sparse_size_lists(DsvSparse *sparse);
 void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
 
-/* sparse_offload.c: whether lists wait on the host for their backward pass; all calls do nothing where they do
- * not, or of a block that ran dense. clear_room: lists of the block will be made on the device, for which it
- * waits until others have left. send_away: they have been made, and their length is known. bring_back: what
- * the device is given from here on finds the block's lists, and those wanted next are on their way. use_up:
- * nothing more wants the block's. */
+/* sparse_offload.c: whether lists wait on the host for their backward pass; where they do not, calls do
+ * nothing. clear_room: lists of the block will be made on the device, once others have left. send_away: they
+ * have been made, and their length is known. bring_back: what the device is given from here on finds the
+ * block's lists, and those wanted next are on their way. use_up: nothing more wants the block's. */
 bool dsvi_sparse_offloads(const DsvSparse *sparse);
 bool dsvi_sparse_lies(const DsvSparse *sparse, int64_t block); /* the block's lists are on the device */
 DsvStatus dsvi_sparse_clear_room(DsvSparse *sparse, int64_t block);

@@ -167,8 +167,8 @@ DsvStatus dsvi_sparse_dump_lists(DsvSparse *s, int64_t block, const char *path)
     const DsvLists *lists = dsvi_sparse_lists(s, block);
     int32_t *runs = NULL;
     if (!lists)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: block %" PRId64 " has no lists to write: it ran dense, or another "
-                         "block's took their place", path, block);
+        return DSVI_FAIL(DSV_E_USAGE, "%s: block %" PRId64 " has no lists to write: it ran dense, or they "
+                         "lie there no longer", path, block);
     int64_t *offsets = malloc((size_t)(dsvi_lists_count(lists) + 1) * sizeof *offsets);
     if (!offsets)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for the offsets of lists", path);

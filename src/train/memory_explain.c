@@ -59,8 +59,8 @@ static bool split_batch(DsvConfig *settings)
 static bool offload_lists(const DsvTrainer *t, DsvConfig *settings)
 {
     DsvArena with, host, without;
-    bool may = settings->sparse_enabled && !settings->sparse_offload_lists && !settings->sparse_time_choices &&
-               t->backend->device->kind != DSV_DEVICE_CPU &&
+    bool may = settings->sparse_enabled && !settings->sparse_offload_lists &&
+               !settings->sparse_time_choices && t->backend->device->kind != DSV_DEVICE_CPU &&
                dsvi_trainer_plan(t, settings, &without, &host) == DSV_OK;
     settings->sparse_offload_lists |= may;
     if (!may || (dsvi_trainer_plan(t, settings, &with, &host) == DSV_OK && with.used < without.used &&
@@ -93,7 +93,8 @@ static void name_settings(const DsvConfig *settings, bool divided, char words[LI
     if (settings->sparse_offload_lists)
         used = snprintf(words, LINE, "sparse.offload_lists=true ");
     if (divided)
-        used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ", (long long)settings->zero_stage);
+        used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ",
+                         (long long)settings->zero_stage);
     snprintf(words + used, LINE - (size_t)used,
              "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
              settings->gradient_checkpointing, (long long)settings->train_batch_size,

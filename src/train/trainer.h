@@ -85,7 +85,7 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
                               void *log_context, DsvTrainer **out);
 void dsvi_trainer_free(DsvTrainer **trainer);
 
-/* The memory that a trainer of the same model with other settings would take, on the device and on the host. */
+/* What a trainer of the same model with other settings would take of the device and of the host. */
 DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan,
                             DsvArena *host_plan);
 

@@ -119,7 +119,8 @@ static void doubles_are_added(void **state)
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(streams_that_follow), cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
+        cmocka_unit_test(copies), cmocka_unit_test(streams_that_follow),
+        cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
         cmocka_unit_test(doubles_are_added),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

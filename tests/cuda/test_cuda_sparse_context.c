@@ -41,6 +41,7 @@ static ContextRun run_of(size_t i)
     rig_set(&run.settings, "sparse.max_density=1");
     rig_set(&run.settings, "sparse.list_memory=1");
     rig_set(&run.settings, "sparse.profile_every=1");
+    rig_set(&run.settings, i % 2 ? "sparse.offload_lists=true" : "sparse.offload_lists=false");
     return run;
 }
 

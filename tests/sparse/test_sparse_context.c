@@ -222,6 +222,34 @@ static void test_overflow_of_one_rank(void **state)
     run_free(&run, &shared);
 }
 
+/* Lists that wait on the host are the same to the bit, whole or divided. */
+static void test_offload(void **state)
+{
+    static RunSeen kept, offloaded;
+    ContextRun run = run_of(1, 4, 3, 10, 13);
+    (void)state;
+    run.shape.blocks = 4;
+    run.steps = 2;
+    run.ranks = 4;
+    rig_set(&run.settings, "sparse.target_mass=0");
+    rig_set(&run.settings, "sparse.target_density=0.2");
+    rig_set(&run.settings, "sparse.max_density=0.4");
+    rig_set(&run.settings, "sparse.list_memory=0.3");
+    for (int64_t head_ranks = 0; head_ranks <= 4; head_ranks += head_ranks < 2 ? 1 : 2) {
+        run.head_ranks = head_ranks;
+        run.recompute = head_ranks != 2;
+        rig_set(&run.settings, "sparse.offload_lists=false");
+        run_shared(&run, 0, &kept);
+        rig_set(&run.settings, "sparse.offload_lists=true");
+        run_shared(&run, 0, &offloaded);
+        for (int64_t i = 0; i < run.shape.blocks; i++)
+            assert_false(offloaded.block[1][i].dense);
+        assert_same_run(&run, &kept, &offloaded, (RunSlack){0, 0, 1e-300});
+        run_free(&run, &kept);
+        run_free(&run, &offloaded);
+    }
+}
+
 typedef struct Refused {
     DsvBackend backend;
     const char *setting;
@@ -284,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
         cmocka_unit_test(test_bf16),            cmocka_unit_test(test_nothing_is_sent_twice),
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_offload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
