@@ -103,8 +103,8 @@ void dsvi_sparse_free(DsvSparse **sparse);
  * are each rank's own. */
 void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
 void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
-/* The device's own host memory, for lists that wait there for their backward pass (sparse.offload_lists):
- * without the setting, a backward pass or a second block there is nothing to take. The caller frees it after
+/* The device's own host memory, for lists that wait there for their backward pass: wanted by a layer with
+ * sparse.offload_lists, a backward pass and several blocks, nothing for any other. The caller frees it after
  * the layer. */
 void dsvi_sparse_carve_host(DsvSparse *sparse, DsvArena *arena);
 /* After binding: initial state, and the cost measurement when settings ask for it. */

@@ -56,6 +56,7 @@ DsvStatus dsvi_sparse_send_away(DsvSparse *s, int64_t block)
     const DsvSparseBlock *b = &s->block[block];
     if (!dsvi_sparse_offloads(s) || block + 1 == s->shape.blocks)
         return DSV_OK;
+    DSVI_ASSERT(s->host_runs);
     return device->download(device->copies, s->host_runs + b->at, b->runs, bytes_of(b));
 }
 
