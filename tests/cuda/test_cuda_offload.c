@@ -1,0 +1,118 @@
+/* Steps of training with lists that stay on the GPU and lists that wait on the host: the same bits in every
+ * mode of checkpointing. Lists are long enough to be on their way while the GPU attends. */
+#include "base/rng.h"
+#include "cuda/gpu.h"
+#include "test.h"
+#include "train/step.h"
+
+enum { STEPS = 3, BLOCKS = 5, HEADS = 4, CHANNELS = 16, FRAMES = 8, SIDE = 64 }; /* 8,192 tokens */
+
+static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+{
+    (void)codec;
+    (void)video;
+    *latent = (DsvVideoShape){CHANNELS, FRAMES, SIDE, SIDE};
+    return DSV_OK;
+}
+
+static const DsvCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
+
+static DsvStatus next_random(void *context, float *latent)
+{
+    uint32_t *drawn = context;
+    dsvi_rng_fill_normal((DsvRng){7, DSV_RNG_TEST, (*drawn)++}, 0, latent, CHANNELS * FRAMES * SIDE * SIDE);
+    return DSV_OK;
+}
+
+static DsvConfig settings_of(const char *keep, bool offload)
+{
+    static const char *const assignment[] = {
+        "model.num_layers=5", "model.num_attention_heads=4", "model.attention_head_dim=64",
+        "model.ffn_dim=512", "train_batch_size=1", "gradient_accumulation_steps=2", "lr=1e-3",
+        "mixed_precision=bf16", "validation_at_end=false", "deterministic=true", "sparse.group=64",
+        "sparse.measure_cost=false", "sparse.max_density=0.25", "sparse.list_memory=0.3",
+        "sparse.profile_every=2",
+    };
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    for (size_t i = 0; i < sizeof assignment / sizeof *assignment; i++)
+        assert_ok(dsv_config_set(&settings, assignment[i]));
+    snprintf(settings.gradient_checkpointing, sizeof settings.gradient_checkpointing, "%s", keep);
+    settings.sparse_offload_lists = offload;
+    return settings;
+}
+
+typedef struct Trained {
+    double loss[STEPS];
+    float *weights;
+    size_t bytes;
+} Trained;
+
+/* One block of the five runs dense; of two others that follow each other, lists do not find room together
+ * where `crowded`. */
+static void train(const char *keep, bool offload, bool crowded, Trained *out)
+{
+    static const double share[2][BLOCKS] = {{0.2, 0.25, NAN, 0.1, 0.3}, {0.33, 0.33, 0.05, NAN, 0.32}};
+    DsvConfig settings = settings_of(keep, offload);
+    DsvDevice *device = gpu_backend.device;
+    double density[BLOCKS * HEADS];
+    DsvTrainer *t;
+    DsvDitConfig config;
+    uint32_t drawn = 0;
+    DsvSampleSource source = {&drawn, next_random};
+    assert_ok(dsvi_dit_config_make(&settings, &config));
+    config.in_channels = config.out_channels = CHANNELS;
+    for (int i = 0; i < BLOCKS * HEADS; i++)
+        density[i] = share[crowded][i / HEADS];
+    assert_ok(dsvi_trainer_create(&settings, &gpu_backend, NULL, &FIXED, &config, NULL, NULL, &t));
+    dsvi_sparse_prescribe(t->sparse, density);
+    dsvi_weights_init(&t->table, 7, t->host_flat);
+    assert_ok(dsvi_trainer_start(t));
+    for (int step = 0; step < STEPS; step++) {
+        DsvStepResult result;
+        assert_ok(dsvi_train_step(t, &source, &result));
+        out->loss[step] = result.loss;
+    }
+    for (int64_t i = 0; i < BLOCKS; i++) {
+        DsvSparseBlockReport report;
+        dsvi_sparse_block_report(t->sparse, i, &report);
+        assert_true(report.over_lists == !isnan(share[crowded][i]));
+    }
+    out->bytes = (size_t)t->zero.shard.own * sizeof(float);
+    out->weights = malloc(out->bytes);
+    assert_non_null(out->weights);
+    assert_ok(device->download(device->stream, out->weights, t->zero.master.data, out->bytes));
+    assert_ok(device->sync(device->stream));
+    dsvi_trainer_free(&t);
+}
+
+static void kept_or_offloaded(void **state)
+{
+    static const char *const keep[] = {"false", "selective", "true"};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        Trained kept, offloaded;
+        train(keep[i % 3], false, i >= 3, &kept);
+        train(keep[i % 3], true, i >= 3, &offloaded);
+        for (int step = 0; step < STEPS; step++)
+            if (!(kept.loss[step] == offloaded.loss[step]))
+                fail_msg("gradient_checkpointing=%s, step %d: loss %.17g, offloaded %.17g", keep[i % 3],
+                         step + 1, kept.loss[step], offloaded.loss[step]);
+        assert_int_equal(kept.bytes, offloaded.bytes);
+        assert_memory_equal(kept.weights, offloaded.weights, kept.bytes);
+        free(kept.weights);
+        free(offloaded.weights);
+    }
+}
+
+/* By default sums have no fixed order: there is nothing to compare to the bit. */
+static int run(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded)};
+    return gpu_backend.device->deterministic ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    return run_on_gpu(run, argc, argv);
+}
