@@ -7,11 +7,15 @@
  * means: the newest sample counts DECAY less than one. Half is a short memory on purpose: early in training q
  * and k drift quickly, while a single sample already determines the moments well (a projection borrowed
  * from another clip and noise level captured as much). Moments live on the host in F64. Several ranks sum
- * what each has gathered from its samples, or its tokens of them, and so have the same projection. */
+ * what each has gathered from its samples, or its tokens of them, and so have the same projection.
+ *
+ * A head's projection costs some milliseconds: the device shall not wait for them. A block's first serves at
+ * once; later ones are made beside the rest of the step and serve from the next step on. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/threads.h"
+#include "sparse/beside.h"
 #include "sparse/projection_solve.h"
 #include "sparse/selector.h"
 
@@ -29,9 +33,11 @@ typedef struct Projection {
     int64_t dim, rank;               /* D, R */
     Sums query, key;
     float *query_matrix, *key_matrix; /* (blocks, N, D, R) device memory */
-    float *host_query, *host_key;    /* (N, D, R) of one block, on their way to the device */
-    DsvStatus *status;               /* (N) of solving one block's heads */
-    unsigned char *workspace;        /* of solving, one per head */
+    float *host_query, *host_key;    /* (blocks, N, D, R) on their way to the device */
+    DsvStatus *status;               /* (blocks, N) of solving */
+    DsvBeside *solvers;              /* item block N + h: head h of a block */
+    unsigned char *workspace;        /* of solving, one for each of them */
+    bool *pending;                   /* (blocks) being solved */
 
     /* Running means, host memory; saved. */
     double *query_second;            /* (blocks, N, D, D) */
@@ -45,17 +51,18 @@ typedef struct Projection {
 static void release(DsvSelector *s)
 {
     Projection *p = (Projection *)s;
+    dsvi_beside_free(&p->solvers);
     void *const memory[] = {
         p->query.host_second, p->query.host_first, p->key.host_second, p->key.host_first, p->host_query,
-        p->host_key, p->status, p->workspace, p->query_second, p->key_second, p->key_mean, p->gathered,
-        p->usable, p->gathered_step,
+        p->host_key, p->status, p->workspace, p->pending, p->query_second, p->key_second, p->key_mean,
+        p->gathered, p->usable, p->gathered_step,
     };
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         free(memory[i]);
     free(p);
 }
 
-static bool allocate(Projection *p, const DsvSparseShape *shape)
+static bool allocate(Projection *p, const DsvSparseShape *shape, int solvers)
 {
     size_t blocks = (size_t)shape->blocks, heads = (size_t)shape->heads, dim = (size_t)p->dim;
     size_t rank = (size_t)p->rank;
@@ -63,10 +70,11 @@ static bool allocate(Projection *p, const DsvSparseShape *shape)
     p->query.host_first = calloc(heads * dim, sizeof(float));
     p->key.host_second = calloc(heads * dim * dim, sizeof(float));
     p->key.host_first = calloc(heads * dim, sizeof(float));
-    p->host_query = calloc(heads * dim * rank, sizeof(float));
-    p->host_key = calloc(heads * dim * rank, sizeof(float));
-    p->status = calloc(heads, sizeof *p->status);
-    p->workspace = calloc(heads, dsvi_projection_workspace(p->dim));
+    p->host_query = calloc(blocks * heads * dim * rank, sizeof(float));
+    p->host_key = calloc(blocks * heads * dim * rank, sizeof(float));
+    p->status = calloc(blocks * heads, sizeof *p->status);
+    p->workspace = calloc((size_t)solvers, dsvi_projection_workspace(p->dim));
+    p->pending = calloc(blocks, sizeof(bool));
     p->query_second = calloc(blocks * heads * dim * dim, sizeof(double));
     p->key_second = calloc(blocks * heads * dim * dim, sizeof(double));
     p->key_mean = calloc(blocks * heads * dim, sizeof(double));
@@ -74,8 +82,19 @@ static bool allocate(Projection *p, const DsvSparseShape *shape)
     p->usable = calloc(blocks, sizeof(bool));
     p->gathered_step = calloc(blocks, sizeof(int64_t));
     return p->query.host_second && p->query.host_first && p->key.host_second && p->key.host_first &&
-           p->host_query && p->host_key && p->status && p->workspace && p->query_second && p->key_second &&
-           p->key_mean && p->gathered && p->usable && p->gathered_step;
+           p->host_query && p->host_key && p->status && p->workspace && p->pending && p->query_second &&
+           p->key_second && p->key_mean && p->gathered && p->usable && p->gathered_step;
+}
+
+/* dsvi_beside_fn */
+static void solve_head(void *context, int64_t item, int worker)
+{
+    Projection *p = context;
+    int64_t dim = p->dim, matrix = dim * p->rank;
+    p->status[item] = dsvi_projection_solve(
+        dim, p->rank, p->query_second + item * dim * dim, p->key_second + item * dim * dim,
+        p->key_mean + item * dim, p->host_query + item * matrix, p->host_key + item * matrix,
+        p->workspace + (size_t)worker * dsvi_projection_workspace(dim));
 }
 
 static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
@@ -92,11 +111,17 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.candidate_keys = 1;
     p->base.features.features = p->rank;
     p->base.features.coarse = true;
-    if (!allocate(p, shape)) {
+    int solvers = shape->heads < dsvi_threads_count() ? (int)shape->heads : dsvi_threads_count();
+    if (!allocate(p, shape, solvers)) {
         release(&p->base);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size "
                          "%lld", (long long)shape->blocks, (long long)shape->heads,
                          (long long)shape->head_dim);
+    }
+    DsvStatus status = dsvi_beside_create(solvers, shape->blocks * shape->heads, solve_head, p, &p->solvers);
+    if (status != DSV_OK) {
+        release(&p->base);
+        return status;
     }
     *out = &p->base;
     return DSV_OK;
@@ -159,8 +184,29 @@ static DsvStatus add_ranks(const Projection *p, const Sums *sums)
 /* running = (1 - weight) running + weight sum / rows */
 static void fold(double *running, const float *sum, int64_t n, double weight, double rows)
 {
+    double share = weight / rows;
     for (int64_t i = 0; i < n; i++)
-        running[i] = (1 - weight) * running[i] + weight * (double)sum[i] / rows;
+        running[i] = (1 - weight) * running[i] + share * (double)sum[i];
+}
+
+typedef struct Fold {
+    Projection *p;
+    int64_t block;
+    double weight, rows;
+} Fold;
+
+static void fold_heads(void *context, int64_t begin, int64_t end, int worker)
+{
+    const Fold *f = context;
+    Projection *p = f->p;
+    int64_t first = f->block * p->base.shape.heads + begin, count = end - begin, square = p->dim * p->dim;
+    (void)worker;
+    fold(p->query_second + first * square, p->query.host_second + begin * square, count * square, f->weight,
+         f->rows);
+    fold(p->key_second + first * square, p->key.host_second + begin * square, count * square, f->weight,
+         f->rows);
+    fold(p->key_mean + first * p->dim, p->key.host_first + begin * p->dim, count * p->dim, f->weight,
+         f->rows);
 }
 
 /* The running means of `block` with the moments of this pass in them. */
@@ -181,56 +227,43 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAtt
     DSVI_TRY(add_ranks(p, &p->query));
     DSVI_TRY(add_ranks(p, &p->key));
 
-    int64_t vector = shape->heads * p->dim, matrix = vector * p->dim;
-    double weight = p->gathered[block] == 0 ? 1 : 1 - DECAY;
-    fold(p->query_second + block * matrix, p->query.host_second, matrix, weight, rows);
-    fold(p->key_second + block * matrix, p->key.host_second, matrix, weight, rows);
-    fold(p->key_mean + block * vector, p->key.host_first, vector, weight, rows);
+    Fold gathered = {p, block, p->gathered[block] == 0 ? 1 : 1 - DECAY, rows};
+    dsvi_parallel_for(shape->heads, 1, fold_heads, &gathered);
     return DSV_OK;
 }
 
-typedef struct Solve {
-    Projection *p;
-    int64_t block;
-} Solve;
-
-static DsvStatus solve_head(const Solve *solve, int64_t h)
-{
-    Projection *p = solve->p;
-    int64_t head = solve->block * p->base.shape.heads + h, dim = p->dim;
-    return dsvi_projection_solve(dim, p->rank, p->query_second + head * dim * dim,
-                                 p->key_second + head * dim * dim, p->key_mean + head * dim,
-                                 p->host_query + h * dim * p->rank, p->host_key + h * dim * p->rank,
-                                 p->workspace + (size_t)h * dsvi_projection_workspace(dim));
-}
-
-static void solve_heads(void *context, int64_t begin, int64_t end, int worker)
-{
-    const Solve *solve = context;
-    (void)worker;
-    for (int64_t h = begin; h < end; h++)
-        solve->p->status[h] = solve_head(solve, h);
-}
-
-/* The projection of `block` from its moments, to the device. */
-static DsvStatus update_matrices(Projection *p, int64_t block)
+/* The projection of `block`, solved by now, to the device. */
+static DsvStatus upload_matrices(Projection *p, int64_t block)
 {
     DsvDevice *device = p->base.backend->device;
-    Solve solve = {p, block};
+    int64_t heads = p->base.shape.heads, matrix = heads * p->dim * p->rank;
     size_t bytes = matrix_bytes(p);
-    dsvi_parallel_for(p->base.shape.heads, 1, solve_heads, &solve);
-    for (int64_t h = 0; h < p->base.shape.heads; h++) {
-        if (p->status[h] == DSV_OK)
+    for (int64_t h = 0; h < heads; h++) {
+        if (p->status[block * heads + h] == DSV_OK)
             continue;
-        /* Another thread may have the sentence: what failed there fails here as well. */
-        DsvStatus status = solve_head(&solve, h);
-        return dsvi_fail_within(status, "block %lld, head %lld", (long long)block, (long long)h);
+        /* Another thread has the sentence: what failed there fails here as well. */
+        solve_head(p, block * heads + h, 0);
+        return dsvi_fail_within(p->status[block * heads + h], "block %lld, head %lld", (long long)block,
+                                (long long)h);
     }
-    DSVI_TRY(device->upload(device->stream, (unsigned char *)p->query_matrix + (size_t)block * bytes,
-                            p->host_query, bytes));
-    DSVI_TRY(device->upload(device->stream, (unsigned char *)p->key_matrix + (size_t)block * bytes,
-                            p->host_key, bytes));
-    return device->sync(device->stream);
+    DSVI_TRY(device->upload(device->stream, p->query_matrix + block * matrix, p->host_query + block * matrix,
+                            bytes));
+    return device->upload(device->stream, p->key_matrix + block * matrix, p->host_key + block * matrix,
+                          bytes);
+}
+
+/* Waits for what is being solved. */
+static DsvStatus finish(Projection *p)
+{
+    dsvi_beside_wait(p->solvers);
+    for (int64_t block = 0; block < p->base.shape.blocks; block++) {
+        if (!p->pending[block])
+            continue;
+        p->pending[block] = false;
+        DSVI_TRY(upload_matrices(p, block));
+        p->usable[block] = true;
+    }
+    return DSV_OK;
 }
 
 /* Without training the moments do not count: the next pass of training replaces them. */
@@ -241,14 +274,23 @@ static DsvStatus refresh_if_due(Projection *p, int64_t block, const DsvSparseAtt
                                  (new_step && p->base.step % p->base.settings->sparse_refresh_every == 0));
     if (!due && p->usable[block])
         return DSV_OK;
+    if (p->pending[block]) /* of a step that came to no end */
+        DSVI_TRY(finish(p));
     DSVI_TRY(update_moments(p, block, args));
-    DSVI_TRY(update_matrices(p, block));
-    p->usable[block] = true;
+    p->pending[block] = true;
+    dsvi_beside_add(p->solvers, block * p->base.shape.heads, p->base.shape.heads);
     if (p->base.train) {
         p->gathered[block]++;
         p->gathered_step[block] = p->base.step;
     }
-    return DSV_OK;
+    return p->usable[block] ? DSV_OK : finish(p);
+}
+
+static DsvStatus step_end(DsvSelector *s, const int32_t *sparse, double *loss)
+{
+    (void)sparse;
+    (void)loss;
+    return finish((Projection *)s);
 }
 
 static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
@@ -296,6 +338,6 @@ static DsvStatus restored(DsvSelector *s)
 }
 
 const DsvSelectorType dsvi_selector_projection = {
-    .name = "projection", .create = create, .free = release, .carve = carve, .look = look, .state = state,
-    .restored = restored,
+    .name = "projection", .create = create, .free = release, .carve = carve, .look = look,
+    .step_end = step_end, .state = state, .restored = restored,
 };
