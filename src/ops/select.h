@@ -127,11 +127,12 @@ typedef size_t dsvi_select_workspace_fn(DsvStream *stream, const DsvSelectArgs *
  * That is up to 6.2 % above 2^x, in the estimate as in the normaliser where many candidates count, and keeps
  * the order of a proxy's candidates; what estimates sum to over c is 1 but for a few percent where few
  * candidates count. Results may be off by DSVI_SELECT_COARSE_ERROR: lse by that much, estimates, given the
- * lse, by that share of themselves, for the exponent of a power may be a number with 14 bits behind the
- * point to which the products of 16 features are added one by one. What features in fp8 are off by is more
- * than all that and costs 0.001 of the mass (docs/study.md); a GPU makes do with a third of the products and
- * without exponentials. */
-#define DSVI_SELECT_COARSE_ERROR 0x1p-9
+ * lse, by that share of themselves. For a power may be rounded to the 8 bits of a BF16 (2^-8), the sum of two
+ * of them again (2^-8), and an exponent may be a number with 15 bits behind the point to which the products
+ * of 16 features are added one by one (2^-10). What features in fp8 are off by is more than all that and
+ * costs 0.001 of the mass (docs/study.md); a GPU makes do with a third of the products, without exponentials,
+ * and takes powers two at a time. */
+#define DSVI_SELECT_COARSE_ERROR 0x1.2p-7
 #define DSVI_LOG2_E 1.4426950408889634
 static inline float dsvi_select_coarse(float x, double factor)
 {

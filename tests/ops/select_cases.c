@@ -198,7 +198,7 @@ static const double FLUSHED = 0x1p-120; /* estimates below may come out as zero 
 /* Cumulated from the top, count and mass of the bins agree but for what lies next to a border. */
 static void compare_histograms(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth)
 {
-    double tipped = args->coarse ? 1 : 0.05; /* the error is a fifth of a bin: any run may lie so near */
+    double tipped = args->coarse ? 1 : 0.05; /* the error is most of a bin: any run may lie so near */
     double error = 1e-3 + (args->coarse ? DSVI_SELECT_COARSE_ERROR : 0);
     for (int64_t h = 0; h < args->bin_heads; h++) {
         double count = 0, mass = 0, truth_count = 0, truth_mass = 0;
@@ -250,27 +250,54 @@ static void estimates_of(const DsvSelectArgs *args, const float *lse, int64_t li
     }
 }
 
+static int falling(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+/* The estimate from which on a list's runs are winners. Where none reaches the threshold the largest is. */
+static double cut_of(const DsvSelectArgs *args, int64_t list, const double *estimate)
+{
+    int64_t runs = dsvi_select_runs(args), head = list / dsvi_select_groups(args) % args->heads;
+    int64_t k = args->topk ? args->topk[head] : 1;
+    double *sorted = room(runs, sizeof *sorted), cut;
+    memcpy(sorted, estimate, (size_t)runs * sizeof *sorted);
+    qsort(sorted, (size_t)runs, sizeof *sorted, falling);
+    cut = sorted[k < 1 ? 0 : k > runs ? runs - 1 : k - 1];
+    free(sorted);
+    return args->topk ? cut : fmin(cut, args->threshold[head]);
+}
+
+/* Whether rounding may tip a run's choice: its estimate is near the cut, or, where it is explored for a
+ * winner's sake, that of a run beside it. */
+static bool may_tip(const DsvSelectArgs *args, const double *estimate, double cut, double tolerance,
+                    int64_t run)
+{
+    int64_t reach = args->explore == DSV_EXPLORE_NEIGHBOURS ? 1 : 0;
+    for (int64_t r = run - reach; r <= run + reach; r++)
+        if (r >= 0 && r < dsvi_select_runs(args) &&
+            fabs(estimate[r] - cut) <= tolerance * cut + FLUSHED)
+            return true;
+    return false;
+}
+
 /* Lists agree but for runs whose estimate is within `tolerance` of the smallest winner's. */
 static void compare_lists(const DsvSelectArgs *args, const SelectRun *got, const SelectRun *truth,
                           double tolerance)
 {
-    int64_t runs = dsvi_select_runs(args);
-    double *estimate = malloc((size_t)runs * sizeof *estimate);
+    double *estimate = room(dsvi_select_runs(args), sizeof *estimate);
     for (int64_t n = 0; n < args->batch * args->heads * dsvi_select_groups(args); n++) {
         int64_t a = got->offsets[n], b = truth->offsets[n];
-        double cut = INFINITY;
         estimates_of(args, truth->lse, n, estimate);
-        if (args->threshold)
-            cut = args->threshold[n / dsvi_select_groups(args) % args->heads];
-        for (int64_t at = b; args->topk && at < truth->offsets[n + 1]; at++)
-            cut = fmin(cut, estimate[truth->runs[at]]);
+        double cut = cut_of(args, n, estimate);
         while (a < got->offsets[n + 1] || b < truth->offsets[n + 1]) {
             int32_t x = a < got->offsets[n + 1] ? got->runs[a] : INT32_MAX;
-            int32_t y = b < truth->offsets[n + 1] ? truth->runs[b] : INT32_MAX;
+            int32_t y = b < truth->offsets[n + 1] ? truth->runs[b] : INT32_MAX, run = x < y ? x : y;
             assert_true(a == got->offsets[n] || a == got->offsets[n + 1] || x > got->runs[a - 1]);
-            if (x != y)
-                assert_error_below(fabs(estimate[x < y ? x : y] - cut), tolerance * cut + FLUSHED,
-                                   "list %d, run %d", (int)n, (int)(x < y ? x : y));
+            if (x != y && !may_tip(args, estimate, cut, tolerance, run))
+                fail_msg("list %d, run %d: estimate %g, of winners from %g on", (int)n, (int)run,
+                         estimate[run], cut);
             a += x <= y;
             b += y <= x;
         }
@@ -485,8 +512,9 @@ static void check_part(const DsvBackend *backend, DsvExplore explore)
     free(part_lse);
 }
 
-/* Round the sizes at which an implementation may cut: lanes, tiles of 256 candidates and 32 proxies, words of
- * 64 runs, 16 slices of groups. */
+/* Attention from even to narrow, round the sizes at which an implementation may cut: lanes, tiles of 256
+ * candidates and 32 proxies, words of 64 runs, 16 slices of groups, parts of a group that are 1, 2, 4, 8 or
+ * others. */
 void check_select_cases(const DsvBackend *backend, bool coarse)
 {
     static const SelectShape shapes[] = {
@@ -495,6 +523,8 @@ void check_select_cases(const DsvBackend *backend, bool coarse)
         {1, 2, 130, 300, 32, 16, 1, 8, 16, 3},    {1, 2, 90, 1000, 64, 64, 64, 64, 34, 1},
         {1, 1, 50, 129, 16, 8, 4, 12, 8, 1},      {1, 2, 40, 65, 2, 2, 1, 1, 16, 30},
         {1, 1, 33, 513, 16, 16, 1, 1, 128, 0},    {1, 2, 64, 400, 32, 4, 1, 1, 16, 9},
+        {1, 2, 200, 700, 64, 16, 1, 1, 16, 0.4},  {1, 1, 260, 600, 128, 16, 1, 1, 16, 0.4},
+        {1, 2, 150, 600, 64, 16, 1, 4, 16, 3},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         check_select(backend, &shapes[i], i, coarse);
