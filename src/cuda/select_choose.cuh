@@ -22,6 +22,7 @@ struct MarkOut {
     const float *threshold; /* (heads) */
     uint32_t *bits;
     double *slice_mass;
+    int *slice_count;
     SelectBest *slice_best;
     int groups, heads;
 };
@@ -34,6 +35,7 @@ struct MarkSink {
     bool searching;      /* whether a lane of the warp has met no winner yet */
     uint32_t word[PAIR]; /* of this stretch */
     float mass[PAIR];    /* of winners */
+    int count[PAIR];
     SelectBest best[PAIR];
 };
 
@@ -53,7 +55,6 @@ __device__ __forceinline__ void take_best(SelectBest &best, int block, float a, 
 /* The best run matters to a list without winners: it is followed for as long as a lane has met none. */
 __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
-    int place = block & (STRETCH - 1);
     if (sink.searching) {
 #pragma unroll
         for (int g = 0; g < PAIR; g++)
@@ -71,12 +72,15 @@ __device__ __forceinline__ void take(MarkSink &sink, int block, const float (&e)
         }
         sink.word[g] = __funnelshift_r(sink.word[g], won, SLOTS); /* eight blocks fill it, from the top */
     }
-    if (place < STRETCH - 1)
-        return;
+}
+
+__device__ __forceinline__ void end_stretch(MarkSink &sink, int stretch)
+{
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
+        sink.count[g] += __popc(sink.word[g]);
         if (g < sink.lists)
-            sink.bits[g * sink.row + block - place] = sink.word[g];
+            sink.bits[g * sink.row + stretch] = sink.word[g];
     }
     sink.searching = __any_sync(0xffffffffu, fminf(sink.mass[0], sink.mass[1]) <= 0.f);
 }
@@ -88,7 +92,7 @@ __device__ __forceinline__ SelectBest better(SelectBest a, SelectBest b)
 }
 
 /* Of the lanes that share a list, 4 k + q for all k. */
-__device__ __forceinline__ void gather(double &mass, SelectBest &best)
+__device__ __forceinline__ void gather(double &mass, int &count, SelectBest &best)
 {
 #pragma unroll
     for (int step = 4; step < WARP; step *= 2) {
@@ -96,6 +100,7 @@ __device__ __forceinline__ void gather(double &mass, SelectBest &best)
                             __shfl_xor_sync(0xffffffffu, best.run, step)};
         best = better(best, other);
         mass += __shfl_xor_sync(0xffffffffu, mass, step);
+        count += __shfl_xor_sync(0xffffffffu, count, step);
     }
 }
 
@@ -109,18 +114,20 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void mark_kernel(
     float threshold = fmaxf(out.threshold[at.pair % out.heads], 0.f); /* less is no run's estimate */
     int lane = threadIdx.x % WARP, groups = out.groups - at.set * SET_GROUPS, mine = lane % 4 * PAIR;
     MarkSink sink = {out.bits + (list + mine) * t.blocks + lane / 4, groups - mine, t.blocks, threshold, 1.f,
-                     true, {0, 0}, {mine < groups ? 0.f : 1.f, mine + 1 < groups ? 0.f : 1.f},
+                     true, {0, 0}, {mine < groups ? 0.f : 1.f, mine + 1 < groups ? 0.f : 1.f}, {0, 0},
                      {{-1.f, 0}, {-1.f, 0}}};
     walk_estimates<PARTS>(t, at, shared_memory, sink);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         int of_set = lane * PAIR + g;
         double mass = sink.mass[g];
-        gather(mass, sink.best[g]);
+        gather(mass, sink.count[g], sink.best[g]);
         if (of_set < SET_GROUPS && of_set < groups) {
+            int64_t to = (list + of_set) * t.slices + at.slice;
             sink.best[g].value *= sink.unlift;
-            out.slice_mass[(list + of_set) * t.slices + at.slice] = mass * sink.unlift;
-            out.slice_best[(list + of_set) * t.slices + at.slice] = sink.best[g];
+            out.slice_mass[to] = mass * sink.unlift;
+            out.slice_count[to] = sink.count[g];
+            out.slice_best[to] = sink.best[g];
         }
     }
 }
@@ -148,6 +155,10 @@ __device__ __forceinline__ void take(const StoreSink &sink, int block, const flo
             four[j] = e[j][g] * sink.unlift;
         store(sink.estimates + g * sink.row + select_run(block, 0), four);
     }
+}
+
+__device__ __forceinline__ void end_stretch(const StoreSink &, int)
+{
 }
 
 /* Estimates of the rows of blocks of threads from number `first` on: (lists of those, blocks * COLUMNS). */
@@ -236,7 +247,7 @@ __device__ double mark_largest(const float *estimates, int runs, int blocks, con
 __global__ __launch_bounds__(CHOOSE_THREADS) void topk_kernel(SelectTiles t, int groups, int heads,
                                                               int64_t first, const float *estimates,
                                                               const int32_t *topk, uint32_t *bits,
-                                                              double *mass)
+                                                              double *mass, int *winners)
 {
     __shared__ int count[RADIX_BINS], found[2], scratch[CHOOSE_THREADS / WARP];
     __shared__ double sums[CHOOSE_THREADS / WARP];
@@ -246,7 +257,8 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void topk_kernel(SelectTiles t, int
         return;
     int64_t list = pair * groups + group;
     int k = topk[pair % heads];
-    Radix radix = {0, 0, k < 1 ? 1 : k > t.runs ? t.runs : k};
+    k = k < 1 ? 1 : k > t.runs ? t.runs : k;
+    Radix radix = {0, 0, k};
     estimates += (int64_t)blockIdx.x * t.blocks * COLUMNS;
     radix_step(estimates, t.runs, 21, 11, &radix, count, found, scratch);
     radix_step(estimates, t.runs, 10, 11, &radix, count, found, scratch);
@@ -254,8 +266,10 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void topk_kernel(SelectTiles t, int
     __syncthreads();
     double sum = mark_largest(estimates, t.runs, t.blocks, radix, bits + list * t.blocks, scratch);
     sum = block_sum(sum, sums);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         mass[list] = sum;
+        winners[list] = k;
+    }
 }
 
 } // namespace

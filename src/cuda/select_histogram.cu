@@ -4,7 +4,8 @@
  * powers for each of its proxies, over a reference that its first scores set and that later ones seldom move;
  * slices of the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
  * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside
- * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. */
+ * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. Coarse
+ * ones are off by more than half of that: for them the bin's middle does. */
 #include "cuda/cuda.h"
 #include "cuda/select_plan.cuh"
 
@@ -157,50 +158,128 @@ __device__ __forceinline__ void sum_far(const SelectTiles &t, const SelectPlace 
     __syncthreads(); /* before others' columns take the place of these */
 }
 
+/* Proxies of the tiles n and n + 1 as the left side of products, whose right side are candidates: what either
+ * holds lies as the other side wants it, too. */
+struct NearSums {
+    uint4 rows;
+    float sum[4]; /* of lanes 4 k + q: that of column k of tile n, twice, then of tile n + 1 */
+};
+
+/* Operands that are the same for all products. What the assembler knows, or knows to be equal, it would move
+ * into place for each product again: so each word is made with a zero of its own that it does not know. */
+struct NearConstants {
+    uint32_t zero;
+    float start[4];
+    uint2 minus_ones;
+};
+
+/* A count is not negative: zero. */
+__device__ __forceinline__ uint32_t zero_of(int count)
+{
+    return (uint32_t)(count >> 31);
+}
+
+__device__ __forceinline__ NearConstants near_constants(const SelectTiles &t)
+{
+    uint32_t start = __float_as_uint(BF16_CUT), ones = BF16_MINUS_ONE << 16 | BF16_MINUS_ONE;
+    return {zero_of(t.runs),
+            {__uint_as_float(start | zero_of(t.blocks)), __uint_as_float(start | zero_of(t.layers)),
+             __uint_as_float(start | zero_of(t.sets)), __uint_as_float(start | zero_of(t.parts))},
+            {ones | zero_of(t.stage), ones | zero_of(t.slices)}};
+}
+
+/* A layer's candidates as the right side of products, of each slot. */
+struct NearColumns {
+    uint2 slot[SLOTS];
+};
+
+__device__ __forceinline__ NearColumns near_columns(const uint4 *columns, uint32_t zero)
+{
+    SelectColumns a = load_columns(columns);
+    NearColumns near;
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++) {
+        const uint4 &two = a.product[j / 2];
+        near.slot[j] = j % 2 == 0 ? make_uint2(two.x | zero, two.z | zero)
+                                  : make_uint2(two.y | zero, two.w | zero);
+    }
+    return near;
+}
+
+/* Powers of both tiles' columns k with this lane's candidates of slot j. */
+template <bool MASKED>
+__device__ __forceinline__ void slot_powers(const NearColumns &columns, int j, int block, int runs,
+                                            const uint4 &rows, const NearConstants &constants,
+                                            uint32_t (&power)[2])
+{
+    float x[4];
+    multiply_add(x, rows, columns.slot[j], constants.start);
+#pragma unroll
+    for (int i = 0; MASKED && i < 4; i++)
+        if (run_of_lanes(block, threadIdx.x % 4 * 2 + i % 2, j) >= runs)
+            x[i] = -INFINITY;
+    power[0] = cut_powers(x[0], x[1]);
+    power[1] = cut_powers(x[2], x[3]);
+}
+
+/* Two BF16 and two others. */
+__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b)
+{
+    __nv_bfloat162 sum = __hadd2(*reinterpret_cast<__nv_bfloat162 *>(&a),
+                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&sum);
+}
+
 /* Adds the powers of a layer's scores. MASKED: some columns have no candidate. */
 template <bool MASKED>
 __device__ __forceinline__ void add_lines(const uint4 *columns, int block, int runs,
-                                          const uint2 (&rows)[LSE_NEAR_TILES],
-                                          LaneSums (&lane)[LSE_NEAR_TILES])
+                                          const NearConstants &constants,
+                                          NearSums (&lane)[LSE_NEAR_TILES / 2])
 {
-    const float start[4] = {SHIFT, SHIFT, SHIFT, SHIFT};
-    SelectColumns a = load_columns(columns);
+    NearColumns near = near_columns(columns, constants.zero);
 #pragma unroll
-    for (int n = 0; n < LSE_NEAR_TILES; n++) {
-        float x[2][4];
-        begin_products(x, a, rows[n], start);
-        if (MASKED)
-            mask_scores(block, runs, x);
+    for (int n = 0; n < LSE_NEAR_TILES / 2; n++) {
+        uint32_t powers[4];
 #pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-            for (int g = 0; g < PAIR; g++)
-                lane[n].sum[g] += line_power(x[j / 2][j % 2 * 2 + g]);
+        for (int j = 0; j < 2; j++) {
+            uint32_t power[2], more[2];
+            slot_powers<MASKED>(near, j, block, runs, lane[n].rows, constants, power);
+            slot_powers<MASKED>(near, j + 2, block, runs, lane[n].rows, constants, more);
+            powers[2 * j] = add_bf16(power[0], more[0]);
+            powers[2 * j + 1] = add_bf16(power[1], more[1]);
+        }
+        add_powers_up<false>(lane[n].sum, powers, constants.minus_ones);
     }
 }
 
-/* Tiles [begin, begin + LSE_NEAR_TILES) whose scores are within SCORE_MOST: references stay zero. */
+/* Tiles [begin, begin + LSE_NEAR_TILES) whose scores are within SCORE_MOST, over references of zero. */
 __device__ __forceinline__ void sum_near(const SelectTiles &t, const SelectPlace &at, int begin, int tiles,
                                          float2 *sums)
 {
     SelectFeed f = feed_begin(t, at, shared_memory);
-    LaneSums lane[LSE_NEAR_TILES] = {};
+    NearSums lane[LSE_NEAR_TILES / 2] = {};
+    NearConstants constants = near_constants(t);
     int whole = select_whole(t);
     whole = whole < at.begin ? at.begin : whole < at.end ? whole : at.end;
-    uint2 rows[LSE_NEAR_TILES];
+    const uint2 *rows = t.rows + (int64_t)at.pair * tiles * WARP + threadIdx.x % WARP;
 #pragma unroll
-    for (int n = 0; n < LSE_NEAR_TILES; n++) {
-        int tile = begin + n < tiles ? begin + n : tiles - 1;
-        rows[n] = t.rows[((int64_t)at.pair * tiles + tile) * WARP + threadIdx.x % WARP];
+    for (int n = 0; n < LSE_NEAR_TILES; n += 2) {
+        uint2 upper = rows[(begin + n < tiles ? begin + n : tiles - 1) * WARP];
+        uint2 lower = rows[(begin + n + 1 < tiles ? begin + n + 1 : tiles - 1) * WARP];
+        lane[n / 2].rows = make_uint4(upper.x, lower.x, upper.y, lower.y);
     }
     for (int n = (whole - at.begin) * t.layers; n > 0; n--)
-        add_lines<false>(feed_next(t, shared_memory, 1, f), 0, 0, rows, lane);
+        add_lines<false>(feed_next(t, shared_memory, 1, f), 0, 0, constants, lane);
     for (int block = whole; block < at.end; block++)
         for (int layer = 0; layer < t.layers; layer++)
-            add_lines<true>(feed_next(t, shared_memory, 1, f), block, layer_runs(t, layer), rows, lane);
+            add_lines<true>(feed_next(t, shared_memory, 1, f), block, layer_runs(t, layer), constants,
+                            lane);
+    int64_t column = (int64_t)at.pair * tiles * SET_GROUPS + threadIdx.x % WARP / 4;
 #pragma unroll
     for (int n = 0; n < LSE_NEAR_TILES; n++)
-        put_sums(t, at, begin + n, tiles, lane[n], sums);
+        if (begin + n < tiles && threadIdx.x % 4 == 0)
+            sums[(column + (begin + n) * SET_GROUPS) * t.slices + at.slice] =
+                make_float2(0.f, lane[n / 2].sum[n % 2 * 2]);
 }
 
 /* NEAR: features are one chunk of coarse ones. `tiles`: of a (batch, head). */
@@ -220,49 +299,43 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void lse_kernel(
     }
 }
 
-/* A thread a proxy: the sums of its slices become its lse. */
-__global__ void lse_finish_kernel(SelectRows r, const float2 *sums, int slices, int64_t proxies, float *lse)
-{
-    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= proxies)
-        return;
-    int64_t pair = n / r.proxies, proxy = n % r.proxies, group = proxy / r.per_group;
-    int64_t tile = (pair * r.sets + group / SET_GROUPS) * r.parts + proxy % r.per_group;
-    const float2 *mine = sums + (tile * SET_GROUPS + group % SET_GROUPS) * slices;
-    float most = mine[0].x;
-    double sum = 0;
-    for (int slice = 1; slice < slices; slice++)
-        most = fmaxf(most, mine[slice].x);
-    for (int slice = 0; slice < slices; slice++)
-        sum += (double)mine[slice].y * exp2((double)mine[slice].x - (double)most);
-    lse[n] = (float)(((double)most + log2(sum)) / DSVI_LOG2_E);
-}
-
 /* ---- bins ---- */
 
-struct HistogramSink {
+/* Whether kernels of this PARTS tell places inside bins: those whose estimates are coarse do not. */
+constexpr bool select_places(int parts)
+{
+    return parts == 0;
+}
+
+/* PLACES: or else all are in the bin's middle. */
+template <bool PLACES> struct HistogramSink {
     uint32_t *bins;  /* (2, BINS) counts, places: shared memory */
     int groups;      /* that there are from this lane's first on */
     float octaves;   /* DSV_SELECT_OCTAVES, less by which power of two estimates are too large */
 };
 
-__device__ __forceinline__ void lift(HistogramSink &sink, int octaves)
+template <bool PLACES> __device__ __forceinline__ void lift(HistogramSink<PLACES> &sink, int octaves)
 {
     sink.octaves -= (float)octaves;
 }
 
-__device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
+template <bool PLACES>
+__device__ __forceinline__ void add_to_bin(const HistogramSink<PLACES> &sink, float estimate)
 {
     float x = (__log2f(estimate) + sink.octaves) * DSV_SELECT_PER_OCTAVE;
     int bin = (int)fminf(fmaxf(x, 0.f), (float)(DSV_SELECT_BINS - 1)); /* NaN goes to bin 0 */
+    atomicAdd(sink.bins + bin, 1u);
+    if (!PLACES)
+        return;
     float place = estimate * exp2_near(sink.octaves - (float)bin / DSV_SELECT_PER_OCTAVE);
     float scaled = bin > 0 ? (place - 1.f) * (1 << PLACE_BITS) : place * (1 << PLACE_BITS_LOWEST);
-    atomicAdd(sink.bins + bin, 1u);
     atomicAdd(sink.bins + DSV_SELECT_BINS + bin,
               (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
 }
 
-__device__ __forceinline__ void take(const HistogramSink &sink, int block, const float (&e)[SLOTS][PAIR])
+template <bool PLACES>
+__device__ __forceinline__ void take(const HistogramSink<PLACES> &sink, int block,
+                                     const float (&e)[SLOTS][PAIR])
 {
     (void)block;
 #pragma unroll
@@ -274,6 +347,10 @@ __device__ __forceinline__ void take(const HistogramSink &sink, int block, const
                     add_to_bin(sink, e[j][g]);
 }
 
+template <bool PLACES> __device__ __forceinline__ void end_stretch(const HistogramSink<PLACES> &, int)
+{
+}
+
 /* `bins`: (bin_heads, 2, BINS), added to. */
 template <int PARTS>
 __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
@@ -281,8 +358,8 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
 {
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
-    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR,
-                          DSV_SELECT_OCTAVES};
+    HistogramSink<select_places(PARTS)> sink = {
+        count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR, DSV_SELECT_OCTAVES};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0; /* seen by all after the walk's first barrier */
     walk_estimates<PARTS>(t, at, shared_memory, sink);
@@ -294,7 +371,8 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
 }
 
 /* A thread a bin. */
-__global__ void bins_kernel(const unsigned long long *bins, int64_t all, double *bin_count, double *bin_mass)
+__global__ void bins_kernel(const unsigned long long *bins, int64_t all, bool with_places, double *bin_count,
+                            double *bin_mass)
 {
     int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = n / DSV_SELECT_BINS;
     int bin = (int)(n % DSV_SELECT_BINS);
@@ -304,6 +382,8 @@ __global__ void bins_kernel(const unsigned long long *bins, int64_t all, double 
     double count = (double)mine[0], places = (double)mine[DSV_SELECT_BINS];
     double start = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
     double relative = bin > 0 ? count + places / (1 << PLACE_BITS) : places / (1 << PLACE_BITS_LOWEST);
+    if (!with_places)
+        relative = count * (bin > 0 ? (1 + exp2(1. / DSV_SELECT_PER_OCTAVE)) / 2 : 0.5);
     bin_count[n] = count;
     bin_mass[n] = start * relative;
 }
@@ -317,7 +397,6 @@ size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
 
 DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    int64_t proxies = p.pairs * p.rows.proxies;
     unsigned blocks = (unsigned)(select_row_blocks(p, p.lse) * p.lse.slices);
     size_t shared = 2 * (size_t)stage_size(p.lse) * sizeof(uint4);
     int tiles = p.rows.sets * p.rows.parts;
@@ -327,10 +406,7 @@ DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPla
     DSVI_TRY(select_allow(kernel, shared));
     kernel<<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
     DSVI_CUDA_LAUNCHED("select lse");
-    lse_finish_kernel<<<prepare_blocks(proxies), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, p.sums, p.lse.slices, proxies, args->lse);
-    DSVI_CUDA_LAUNCHED("select lse of all slices");
-    return select_put_terms(stream, args, p);
+    return select_put_terms(stream, args, p, p.sums);
 }
 
 template <int PARTS>
@@ -349,7 +425,7 @@ DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const Select
 
 DsvStatus add_counted(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    switch (select_near(p.counted)) {
+    switch (select_near_parts(p.counted)) {
     case 1:
         return add_to_bins<1>(stream, args, p);
     case 2:
@@ -371,8 +447,8 @@ DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPl
         DSVI_TRY(select_put_columns(stream, args, p, p.counted, args->bin_skip));
     DSVI_TRY(add_counted(stream, args, p));
     int64_t bins = args->bin_heads * DSV_SELECT_BINS;
-    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
-                                                                              args->bin_mass);
+    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(
+        p.bins, bins, select_places(select_near_parts(p.counted)), args->bin_count, args->bin_mass);
     DSVI_CUDA_LAUNCHED("select bins");
     return DSV_OK;
 }

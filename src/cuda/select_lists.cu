@@ -1,8 +1,8 @@
 /* select_lists: the lists, by threshold or by count, plus exploration (ops/select.h).
  *
- * In four steps: winners as bits, with their mass (select_choose.cuh); what exploration adds to each list,
- * which is little and estimated anew for its mass; the offsets, in order; the bits written out as run
- * numbers. */
+ * In four steps: winners as bits, with their count and mass (select_choose.cuh); what exploration, if any,
+ * adds to each list, which is little and estimated anew for its mass; the offsets, in order; the bits written
+ * out as run numbers. */
 #include "cuda/cuda.h"
 #include "cuda/rng.cuh"
 #include "cuda/select_choose.cuh"
@@ -13,6 +13,40 @@ enum {
     SCAN_THREADS = 1024,
     CHOOSE_WARPS = CHOOSE_THREADS / WARP
 };
+
+/* ---- winners ---- */
+
+/* The best run of a list in which no run reached the threshold. */
+__device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int slices)
+{
+    SelectBest best = slice_best[list * slices];
+    for (int slice = 1; slice < slices; slice++)
+        best = better(best, slice_best[list * slices + slice]);
+    return best;
+}
+
+/* A thread a list: count and mass of its winners. */
+__global__ void winners_kernel(int64_t lists, int words, int slices, const double *slice_mass,
+                               const int *slice_count, const SelectBest *slice_best, uint32_t *bits,
+                               double *mass, int64_t *counts)
+{
+    int64_t list = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, count = 0;
+    double sum = 0;
+    if (list >= lists)
+        return;
+    for (int slice = 0; slice < slices; slice++) {
+        sum += slice_mass[list * slices + slice];
+        count += slice_count[list * slices + slice];
+    }
+    if (count == 0) {
+        SelectBest best = list_best(slice_best, list, slices);
+        bits[list * words + best.run / WARP] = 1u << best.run % WARP;
+        sum = best.value;
+        count = 1;
+    }
+    mass[list] = sum;
+    counts[list] = count;
+}
 
 /* ---- exploration ---- */
 
@@ -96,15 +130,6 @@ __device__ uint32_t draw_word(const Explore &x, int64_t number, int64_t first, i
     return word;
 }
 
-/* The best run of a list in which no run reached the threshold. */
-__device__ SelectBest list_best(const SelectBest *slice_best, int64_t list, int slices)
-{
-    SelectBest best = slice_best[list * slices];
-    for (int slice = 1; slice < slices; slice++)
-        best = better(best, slice_best[list * slices + slice]);
-    return best;
-}
-
 /* One word of a list gets what exploration adds to it; gives its runs, and adds the mass of the new ones. */
 __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int word, int runs,
                             uint32_t before, uint32_t here, uint32_t after, uint32_t *bits, double *mass)
@@ -120,12 +145,11 @@ __device__ int explore_word(const Explore &x, const Scorer &s, int64_t list, int
     return __popc(here | more);
 }
 
-/* A block of threads a list: bits, mass and count of all its runs. Words pass a thread each; the last one's
+/* A block of threads a list: adds to its bits, mass and count. Words pass a thread each; the last one's
  * winners are kept for the first of the next round, for by then its bits may be others. */
 __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scorer s, int runs, int words,
-                                                                 int slices, const double *slice_mass,
-                                                                 const SelectBest *slice_best, uint32_t *bits,
-                                                                 double *mass, int64_t *counts)
+                                                                 uint32_t *bits, double *mass,
+                                                                 int64_t *counts)
 {
     __shared__ double sums[CHOOSE_WARPS];
     __shared__ int scratch[CHOOSE_WARPS];
@@ -134,25 +158,10 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
     int count = 0, all;
     double more = 0;
     bits += list * words;
-#pragma unroll 4
-    for (int word = threadIdx.x; word < words; word += CHOOSE_THREADS)
-        count += __popc(bits[word]);
-    bool any = __syncthreads_or(count);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         last = 0;
-        for (int slice = 0; slice < slices; slice++)
-            more += slice_mass[list * slices + slice];
-        if (!any) {
-            SelectBest best = list_best(slice_best, list, slices);
-            bits[best.run / WARP] = 1u << best.run % WARP;
-            count = 1;
-            more += best.value;
-        }
-    }
     __syncthreads();
-    if (x.kind != DSV_EXPLORE_NONE)
-        count = 0; /* winners are counted with what comes beside them */
-    for (int first = 0; first < words && x.kind != DSV_EXPLORE_NONE; first += CHOOSE_THREADS) {
+    for (int first = 0; first < words; first += CHOOSE_THREADS) {
         int word = first + threadIdx.x;
         uint32_t here = word < words ? bits[word] : 0, after = word + 1 < words ? bits[word + 1] : 0;
         uint32_t before = threadIdx.x == 0 ? last : word < words ? bits[word - 1] : 0;
@@ -163,10 +172,10 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
             count += explore_word(x, s, list, word, runs, before, here, after, bits, &more);
         __syncthreads();
     }
-    double sum = block_sum(more, sums);
+    more = block_sum(more, sums);
     block_before(count, scratch, &all);
     if (threadIdx.x == 0) {
-        mass[list] = sum;
+        mass[list] += more;
         counts[list] = all;
     }
 }
@@ -180,9 +189,11 @@ __device__ void sum_offsets(int64_t lists, int64_t capacity, int64_t *offsets, i
 {
     int64_t begin = lists * threadIdx.x / SCAN_THREADS, end = lists * (threadIdx.x + 1) / SCAN_THREADS;
     int64_t sum = 0, all;
+#pragma unroll 8
     for (int64_t n = begin; n < end; n++)
         sum += offsets[n + 1];
     int64_t at = block_before(sum, scratch, &all);
+#pragma unroll 8
     for (int64_t n = begin; n < end; n++) {
         at += offsets[n + 1];
         offsets[n + 1] = all <= capacity ? at : 0;
@@ -225,34 +236,45 @@ __device__ __forceinline__ int warp_upto(int x)
     return x;
 }
 
-/* A block of threads a list, of which each warp has some words. Run numbers are put in order in shared
- * memory, and leave side by side. */
-__global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bits, int words,
+/* EACH warps have a list, each of them some of its words. Run numbers are put in order in shared memory, and
+ * leave side by side. */
+template <int EACH>
+__global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bits, int words, int64_t lists,
                                                               const int64_t *offsets, int32_t *runs)
 {
     __shared__ int32_t found[CHOOSE_WARPS][WARP * WARP];
     __shared__ int counts[CHOOSE_WARPS];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, count = 0;
-    int begin = (int)((int64_t)words * warp / CHOOSE_WARPS);
-    int end = (int)((int64_t)words * (warp + 1) / CHOOSE_WARPS);
-    int64_t at = offsets[blockIdx.x];
-    if (at == offsets[blockIdx.x + 1])
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = warp % EACH;
+    int64_t list = ((int64_t)blockIdx.x * CHOOSE_WARPS + warp) / EACH;
+    int begin = (int)((int64_t)words * part / EACH), end = (int)((int64_t)words * (part + 1) / EACH);
+    if (list >= lists || offsets[list] == offsets[list + 1]) /* all warps of the list leave */
         return;
-    bits += (int64_t)blockIdx.x * words;
+    int64_t at = offsets[list];
+    bits += list * words;
+    if (EACH > 1) {
+        static_assert(EACH == 1 || EACH == CHOOSE_WARPS, "a list's warps meet at the block's barrier");
+        int count = 0;
 #pragma unroll 4
-    for (int word = begin + lane; word < end; word += WARP)
-        count += __popc(bits[word]);
-    count = warp_upto(count);
-    if (lane == WARP - 1)
-        counts[warp] = count;
-    __syncthreads();
-    for (int w = 0; w < warp; w++)
-        at += counts[w];
+        for (int word = begin + lane; word < end; word += WARP)
+            count += __popc(bits[word]);
+        count = warp_upto(count);
+        if (lane == WARP - 1)
+            counts[warp] = count;
+        __syncthreads();
+        for (int w = 0; w < part; w++)
+            at += counts[w];
+    }
+    uint32_t next = begin + lane < end ? bits[begin + lane] : 0;
     for (int first = begin; first < end; first += WARP) {
-        uint32_t left = first + lane < end ? bits[first + lane] : 0;
+        uint32_t left = next;
+        next = first + WARP + lane < end ? bits[first + WARP + lane] : 0; /* asked for a round ahead */
         int upto = warp_upto(__popc(left)), all = __shfl_sync(0xffffffffu, upto, WARP - 1);
-        for (int place = upto - __popc(left); left; left &= left - 1)
-            found[warp][place++] = (first + lane) * WARP + __ffs(left) - 1;
+        int32_t *last = found[warp] + upto, run = (first + lane) * WARP;
+        while (left) { /* from the top down */
+            int bit = WARP - 1 - __clz((int)left);
+            *--last = run + bit;
+            left ^= 1u << bit;
+        }
         __syncwarp();
         for (int i = lane; i < all; i += WARP)
             runs[at + i] = found[warp][i];
@@ -272,7 +294,8 @@ template <int PARTS>
 DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     size_t shared = (size_t)select_shared(p.all) * sizeof(uint4);
-    MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_best, (int)p.groups, (int)args->heads};
+    MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_count, p.slice_best, (int)p.groups,
+                   (int)args->heads};
     DSVI_TRY(select_allow(mark_kernel<PARTS>, shared));
     mark_kernel<PARTS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
                         stream->handle>>>(p.all, out);
@@ -298,7 +321,8 @@ DsvStatus mark_by_count(DsvStream *stream, const DsvSelectArgs *args, const Sele
             t, first, estimates);
         DSVI_CUDA_LAUNCHED("select estimates");
         topk_kernel<<<(unsigned)(count * LISTS_EACH), CHOOSE_THREADS, 0, stream->handle>>>(
-            t, (int)p.groups, (int)args->heads, first, estimates, args->topk, p.bits, p.slice_mass);
+            t, (int)p.groups, (int)args->heads, first, estimates, args->topk, p.bits, p.slice_mass,
+            p.slice_count);
         DSVI_CUDA_LAUNCHED("select winners by count");
     }
     return DSV_OK;
@@ -312,7 +336,7 @@ DsvStatus mark_by_either(DsvStream *stream, const DsvSelectArgs *args, const Sel
 
 DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    switch (select_near(p.all)) {
+    switch (select_near_parts(p.all)) {
     case 1:
         return mark_by_either<1>(stream, args, p);
     case 2:
@@ -326,8 +350,19 @@ DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p
     }
 }
 
+DsvStatus finish_winners(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+{
+    winners_kernel<<<prepare_blocks(p.lists), PREPARE_THREADS, 0, stream->handle>>>(
+        p.lists, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_count, p.slice_best,
+        p.bits, p.mass, args->lists->offsets + 1);
+    DSVI_CUDA_LAUNCHED("select winners");
+    return DSV_OK;
+}
+
 DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
+    if (args->explore == DSV_EXPLORE_NONE)
+        return DSV_OK;
     int64_t units = args->explore == DSV_EXPLORE_BLOCKS ? ceil_div(args->keys, DSV_EXPLORE_BLOCK)
                                                         : p.all.runs;
     Explore x = {args->explore, {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step},
@@ -336,8 +371,7 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
                 args->grain / args->candidate_keys, select_factor(args)};
     explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-        x, s, p.all.runs, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_best,
-        p.bits, p.mass, args->lists->offsets + 1);
+        x, s, p.all.runs, p.all.blocks, p.bits, p.mass, args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select exploration");
     return DSV_OK;
 }
@@ -346,10 +380,22 @@ DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan 
 {
     if (!args->again) {
         DSVI_TRY(select_prepare(stream, args, p));
-        DSVI_TRY(select_put_terms(stream, args, p));
+        DSVI_TRY(select_put_terms(stream, args, p, nullptr));
     }
     DSVI_TRY(mark(stream, args, p));
+    DSVI_TRY(finish_winners(stream, args, p));
     return explore(stream, args, p);
+}
+
+/* A warp a list where there are enough of them for the machine. */
+DsvStatus emit(DsvStream *stream, const SelectPlan &p, const DsvLists *lists)
+{
+    bool many = p.lists >= (int64_t)stream->multiprocessors * CHOOSE_WARPS;
+    auto kernel = many ? emit_kernel<1> : emit_kernel<CHOOSE_WARPS>;
+    kernel<<<(unsigned)(many ? ceil_div(p.lists, CHOOSE_WARPS) : p.lists), CHOOSE_THREADS, 0,
+             stream->handle>>>(p.bits, p.all.blocks, p.lists, lists->offsets, lists->runs);
+    DSVI_CUDA_LAUNCHED("select runs");
+    return DSV_OK;
 }
 
 DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
@@ -364,11 +410,8 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
         args->batch, (int)args->heads, p.groups, lists->capacity, p.mass, lists->offsets, p.needed,
         args->selected_mass);
     DSVI_CUDA_LAUNCHED("select offsets and mass");
-    if (p.lists > 0) {
-        emit_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
-            p.bits, p.all.blocks, lists->offsets, lists->runs);
-        DSVI_CUDA_LAUNCHED("select runs");
-    }
+    if (p.lists > 0)
+        DSVI_TRY(emit(stream, p, lists));
     DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, p.needed, sizeof *args->needed, cudaMemcpyDeviceToHost,
                                   stream->handle));
     return DSV_OK;

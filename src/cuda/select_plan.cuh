@@ -1,4 +1,4 @@
-/* How a request of selection is laid out for select_score.cuh: sizes, workspace, and the kernels that put
+/* How a request of selection is laid out for select_walk.cuh: sizes, workspace, and the kernels that put
  * proxies and candidates into tiles. */
 #ifndef DSVI_SELECT_PLAN_CUH
 #define DSVI_SELECT_PLAN_CUH
@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-#include "cuda/select_score.cuh"
+#include "cuda/select_walk.cuh"
 #include "ops/select.h"
 
 namespace {
@@ -34,6 +34,7 @@ struct SelectRows {
     int64_t proxies, queries, group, chunk; /* as in DsvSelectArgs */
     int64_t per_group;                      /* proxies of a full group */
     int parts, sets, features, depths;
+    int columns_each;                       /* columns that a group has in a tile: see tile_proxy */
     bool coarse;
 };
 
@@ -49,6 +50,7 @@ struct SelectPlan {
     unsigned long long *bins; /* histogram: (bin_heads, 2, BINS) counts, sums of places inside the bin */
     uint32_t *bits;           /* lists: (lists, blocks of runs) */
     double *slice_mass;       /* lists: (lists, slices) of the winners */
+    int *slice_count;         /* lists: (lists, slices) of the winners */
     SelectBest *slice_best;   /* lists: (lists, slices), of lists without winners */
     double *mass;             /* lists: (lists) of everything listed */
     int64_t *needed;          /* lists: (1) runs that all lists need together */
@@ -106,6 +108,7 @@ inline SelectRows select_rows(const DsvSelectArgs *args)
     r.features = (int)args->features;
     r.coarse = args->coarse;
     r.depths = (int)ceil_div(select_halves(args), DEPTH);
+    r.columns_each = select_columns_each(r.coarse, r.depths, r.parts);
     return r;
 }
 
@@ -161,6 +164,7 @@ inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
     int64_t row = (int64_t)p->all.blocks * COLUMNS * LISTS_EACH;
     select_take(base, used, p->lists * p->all.blocks, &p->bits);
     select_take(base, used, p->lists * p->all.slices, &p->slice_mass);
+    select_take(base, used, p->lists * p->all.slices, &p->slice_count);
     select_take(base, used, p->lists * p->all.slices, &p->slice_best);
     select_take(base, used, p->lists, &p->mass);
     select_take(base, used, 1, &p->needed);
@@ -204,10 +208,14 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
     return p;
 }
 
-/* The proxy of group g in a part, -1 where there is none. */
-__device__ __forceinline__ int64_t part_proxy(const SelectRows &r, int64_t g, int64_t part)
+/* The proxy in a column of a tile of a set, -1 where there is none. Columns of a tile are `columns_each` of
+ * each of some groups; the tiles of the same groups come one after the other. */
+__device__ __forceinline__ int64_t tile_proxy(const SelectRows &r, int64_t set, int tile, int column)
 {
-    int64_t proxy = g * r.per_group + part;
+    int same = r.parts / r.columns_each, of_tile = tile / same * (SET_GROUPS / r.columns_each);
+    int64_t group = set * SET_GROUPS + of_tile + column / r.columns_each;
+    int64_t part = tile % same * r.columns_each + column % r.columns_each;
+    int64_t proxy = group * r.per_group + part;
     return part < r.per_group && proxy < r.proxies ? proxy : -1;
 }
 
@@ -345,7 +353,7 @@ __global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges
         return;
     int lane = threadIdx.x % WARP, first = depth * DEPTH + lane % 4 * 4;
     uint32_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
-    int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + lane / 4, tile % r.parts);
+    int64_t proxy = tile_proxy(r, set % r.sets, tile % r.parts, lane / 4);
     float x[4] = {};
     if (proxy >= 0)
         load_features(f, (int64_t)pair * f.count + proxy, first, x);
@@ -353,26 +361,46 @@ __global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges
     rows[(int64_t)chunk * WARP + lane] = make_halves(f, first, x, grow);
 }
 
-/* A thread the terms of two groups of a part of a set. */
-__global__ void terms_kernel(SelectRows r, const float *lse, uint32_t fours, float4 *terms)
+/* From sums of powers over references of all slices. */
+__device__ __forceinline__ float lse_of(const float2 *sums, int slices)
+{
+    float most = sums[0].x;
+    double sum = 0;
+    for (int slice = 1; slice < slices; slice++)
+        most = fmaxf(most, sums[slice].x);
+    for (int slice = 0; slice < slices; slice++)
+        sum += (double)sums[slice].y * exp2((double)sums[slice].x - (double)most);
+    return (float)(((double)most + log2(sum)) / DSVI_LOG2_E);
+}
+
+/* log2 of a proxy's weight, less the lse. */
+__device__ __forceinline__ float term_of(const SelectRows &r, int64_t proxy, float lse)
+{
+    int64_t first = proxy * r.chunk, begin = first / r.group * r.group;
+    int64_t of_proxy = r.queries - first < r.chunk ? r.queries - first : r.chunk;
+    int64_t of_group = r.queries - begin < r.group ? r.queries - begin : r.group;
+    float weight = (float)of_proxy / (float)of_group;
+    return (float)(log2((double)weight) - lse * DSVI_LOG2_E);
+}
+
+/* A thread a column of a tile: its proxy's term, and first its lse where there are sums (NULL: lse is given).
+ * Terms stand in pairs, each pair twice. */
+__global__ void terms_kernel(SelectRows r, const float2 *sums, int slices, uint32_t columns, float *lse,
+                             float *terms)
 {
     uint32_t n = blockIdx.x * PREPARE_THREADS + threadIdx.x;
-    if (n >= fours)
+    if (n >= columns)
         return;
-    uint32_t tile = n / 4, set = tile / r.parts, pair = set / r.sets;
-    float term[PAIR];
-    for (int g = 0; g < PAIR; g++) {
-        int64_t proxy = part_proxy(r, set % r.sets * SET_GROUPS + n % 4 * PAIR + g, tile % r.parts);
-        term[g] = -INFINITY;
-        if (proxy >= 0) {
-            int64_t first = proxy * r.chunk, begin = first / r.group * r.group;
-            int64_t of_proxy = r.queries - first < r.chunk ? r.queries - first : r.chunk;
-            int64_t of_group = r.queries - begin < r.group ? r.queries - begin : r.group;
-            float weight = (float)of_proxy / (float)of_group;
-            term[g] = (float)(log2((double)weight) - lse[pair * r.proxies + proxy] * DSVI_LOG2_E);
-        }
+    uint32_t tile = n / SET_GROUPS, set = tile / r.parts, pair = set / r.sets;
+    int64_t proxy = tile_proxy(r, set % r.sets, tile % r.parts, n % SET_GROUPS);
+    float *to = terms + (int64_t)n / PAIR * (2 * PAIR) + n % PAIR, term = -INFINITY;
+    if (proxy >= 0) {
+        float *mine = lse + pair * r.proxies + proxy;
+        if (sums)
+            *mine = lse_of(sums + (int64_t)n * slices, slices);
+        term = term_of(r, proxy, *mine);
     }
-    terms[n] = make_float4(term[0], term[1], term[0], term[1]);
+    to[0] = to[PAIR] = term;
 }
 
 /* dsvi_select_counted; skip 0 counts every run. */
@@ -461,12 +489,14 @@ template <typename Kernel> inline DsvStatus select_allow(Kernel *kernel, size_t 
     return DSV_OK;
 }
 
-/* Terms of the rows from args->lse. */
-inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+/* Terms of the rows, from args->lse or, where there are, from the sums that make it. */
+inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p,
+                                  const float2 *sums)
 {
-    int64_t fours = p.pairs * p.rows.sets * p.rows.parts * 4;
-    terms_kernel<<<prepare_blocks(fours), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, args->lse, (uint32_t)fours, const_cast<float4 *>(p.all.terms));
+    int64_t columns = p.pairs * p.rows.sets * p.rows.parts * SET_GROUPS;
+    terms_kernel<<<prepare_blocks(columns), PREPARE_THREADS, 0, stream->handle>>>(
+        p.rows, sums, p.lse.slices, (uint32_t)columns, args->lse,
+        reinterpret_cast<float *>(const_cast<float4 *>(p.all.terms)));
     DSVI_CUDA_LAUNCHED("select terms");
     return DSV_OK;
 }

@@ -1,11 +1,11 @@
 /* Scores of selection by the tensor cores: what select_histogram and select_lists share, so that both see the
- * same e_gr, coarse ones up to the 2^-9 that they may be off by (ops/select.h).
+ * same e_gr, coarse ones up to what they may be off by (ops/select.h).
  *
  * A warp owns a set of 8 groups and takes 32 runs at a time, a block of a stretch of 256. One product is
- * mma.m16n8k16: 16 runs by 8 groups, for the proxies of one `part`, the first of each group, then the second
- * and so on; estimates then add up inside a lane. Lane 4 k + q has four runs of each block (its slots), of
- * groups 2 q and 2 q + 1 of the set: rows k and k + 8 of the first product are slots 0 and 1, those of the
- * second slots 2 and 3. Over a stretch that makes runs 32 k ... 32 k + 31 of it, a word of a list's bits.
+ * mma.m16n8k16: 16 runs by the 8 proxies of a tile, which are those of some groups. Lane 4 k + q has four
+ * runs of each block (its slots), of columns 2 q and 2 q + 1 of the tile: rows k and k + 8 of the first
+ * product are slots 0 and 1, those of the second slots 2 and 3. Over a stretch that makes runs 32 k ...
+ * 32 k + 31 of it, a word of a list's bits. So it is with estimates, of groups 2 q and 2 q + 1 of the set.
  * A run of several candidates has as many layers, each with one candidate of every run.
  *
  * Features are halves. So that these have the range, proxies and candidates of a (batch, head) are brought to
@@ -18,11 +18,17 @@
  *
  * Rows are scaled by log2 e and a product starts with log2 of the weight less the lse, so that everything is
  * a power of two: e = sum of 2^(term + score). A multiprocessor makes 16 of those a cycle. Where features
- * are coarse powers are straight lines: a shift each, of a number that the product makes as it is wanted,
- * and then the addition is half of all the work. That takes scores in a range: see walk_near. */
+ * are coarse powers are straight lines: bits of a number that the product makes as they are wanted, cut out
+ * two at a time, as halves or BF16. Then even additions are most of the work, and tensor cores make them too.
+ *
+ * While an mma is in the tensor cores, 6 cycles, its quarter of the multiprocessor begins nothing else: for
+ * four scores of a lane that makes 7 cycles for the product, 2 for cuts and 3 for sums. As wgmma it would
+ * take as long, since accumulators have to go to and fro (lab/README.md). */
 #ifndef DSVI_SELECT_SCORE_CUH
 #define DSVI_SELECT_SCORE_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 
 #include "cuda/kernel.cuh"
@@ -48,7 +54,7 @@ enum {
 struct SelectTiles {
     const uint4 *columns; /* (pairs, blocks, layers, depths, 2, WARP) candidates; zeros for none */
     const uint2 *rows;    /* (pairs, sets, parts, depths, WARP) proxies times scale log2 e; zeros for none */
-    const float4 *terms;  /* (pairs, sets, parts, 4) of a lane's two groups, twice; -inf for none */
+    const float4 *terms;  /* (pairs, sets, parts, 4) of a lane's two columns, twice; -inf for none */
     const float4 *ranges; /* see select_bound */
     float factor;         /* of proxies, in scores */
     int runs;             /* columns that there are */
@@ -80,12 +86,29 @@ __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_
     return at;
 }
 
-/* The parts of a set where rows stay in registers and each number has kernels of its own; 0 elsewhere: there
- * rows come from the cache, again for each block of columns. */
-__host__ __device__ __forceinline__ int select_near(const SelectTiles &t)
+/* Whether a set's rows, of so many tiles, stay in registers, where each number has kernels of its own.
+ * Elsewhere rows come from the cache, again for each block of columns. */
+__host__ __device__ __forceinline__ bool select_near(bool coarse, int depths, int parts)
 {
-    bool near = t.coarse && t.depths == 1 && (t.parts == 1 || t.parts == 2 || t.parts == 4 || t.parts == 8);
-    return near ? t.parts : 0;
+    return coarse && depths == 1 && (parts == 1 || parts == 2 || parts == 4 || parts == 8);
+}
+
+/* Columns of a tile that a group has. Near, products add them up, and those of the next tile may be added
+ * before; elsewhere a group has one in each tile. */
+__host__ __device__ constexpr int near_columns_each(int parts)
+{
+    return parts > 1 ? parts / 2 : 1;
+}
+
+__host__ __device__ __forceinline__ int select_columns_each(bool coarse, int depths, int parts)
+{
+    return select_near(coarse, depths, parts) ? near_columns_each(parts) : 1;
+}
+
+/* The template argument that kernels take for this: PARTS, or 0. */
+inline int select_near_parts(const SelectTiles &t)
+{
+    return select_near(t.coarse, t.depths, t.parts) ? t.parts : 0;
 }
 
 /* Of columns, in 16 bytes. */
@@ -111,7 +134,7 @@ __device__ __forceinline__ void copy_in(uint4 *shared, const void *global, int c
 struct SelectFeed {
     const uint4 *columns;   /* of the layer to ask for next */
     int left;               /* layers to ask for */
-    const uint4 *now, *end; /* in shared memory, this lane's: the layer taken last, and behind the stage */
+    const uint4 *now, *end; /* in shared memory, this lane's: the layer to take next, and behind the stage */
     bool second;            /* whether those are in the second place */
 };
 
@@ -147,14 +170,15 @@ __device__ __forceinline__ void feed_turn(const SelectTiles &t, uint4 *shared, S
     f.end = f.now + stage_size(t);
 }
 
-/* This lane's columns of the next layer, of `depths` chunks. */
-__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, int depths,
+/* This lane's columns of the next layer, or layers of one stage, of `chunks` chunks. */
+__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, int chunks,
                                                   SelectFeed &f)
 {
-    f.now += depths * COLUMN_CHUNK;
     if (f.now >= f.end) /* both are NULL at first */
         feed_turn(t, shared, f);
-    return f.now;
+    const uint4 *columns = f.now;
+    f.now += chunks * COLUMN_CHUNK;
+    return columns;
 }
 
 /* ---- products ---- */
@@ -210,16 +234,55 @@ __device__ __forceinline__ float exp2_near(float x)
 #define SHIFTED_LEAST 512.f /* -127: becomes zero */
 #define SHIFTED_MOST 767.f  /* 128: becomes infinity; beyond both there is no sense */
 
-__device__ __forceinline__ float line_power(float shifted)
-{
-    return __uint_as_float(__float_as_uint(shifted) << 9);
-}
-
 /* 2^x, by straight lines or not. */
 template <bool LINES> __device__ __forceinline__ float power(float x)
 {
-    return LINES ? line_power(fminf(fmaxf(x + SHIFT, SHIFTED_LEAST), SHIFTED_MOST)) : exp2_near(x);
+    if (!LINES)
+        return exp2_near(x);
+    float shifted = fminf(fmaxf(x + SHIFT, SHIFTED_LEAST), SHIFTED_MOST);
+    return __uint_as_float(__float_as_uint(shifted) << 9);
 }
+
+/* Powers of two are cut out of floats as their bits 8 to 23. Of one from 256 to 512 they make a BF16: x +
+ * BF16_CUT is 256 + 127 + x and half of what that loses, and gives -dsvi_select_power(x), to the nearest. Of
+ * one from 32 to 64 they make a half: x + HALF_CUT is 32 + 15 + x and half of what that loses, and gives
+ * dsvi_select_power(x). -inf gives zero. */
+#define BF16_CUT (383.f + 0x1p-8f)
+#define BF16_LEAST 256.f  /* -127: becomes zero */
+#define BF16_MOST 510.99f /* just below 128; beyond both there is no sense */
+#define HALF_CUT (47.f + 0x1p-11f)
+
+/* Those of a and b. */
+__device__ __forceinline__ uint32_t cut_powers(float a, float b)
+{
+    return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x6521);
+}
+
+/* The sums of two halves and two others. */
+__device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b)
+{
+    __half2 sum = __hadd2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&sum);
+}
+
+/* x += a b: 16 rows by 8 columns by 16 powers. HALF: or else they are BF16. */
+template <bool HALF>
+__device__ __forceinline__ void add_powers_up(float (&x)[4], const uint32_t (&a)[4], uint2 b)
+{
+    if (HALF)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+
+#define HALF_ONE 0x3C00u
+#define BF16_MINUS_ONE 0xBF80u
 
 /* No coarse score of the (batch, head) is further from zero, given as log2: the longest proxy times the
  * longest candidate, and somewhat more for rounding. */
@@ -229,11 +292,17 @@ __device__ __forceinline__ float select_bound(const SelectTiles &t, int pair)
     return 1.002f * fabsf(t.factor) * sqrtf(warp_max(mine.z)) * sqrtf(warp_max(mine.w)) + 1.f;
 }
 
-/* The run in slot j of this lane. */
-__device__ __forceinline__ int select_run(int block, int j)
+/* The run in slot j of lanes 4 k + q. */
+__device__ __forceinline__ int run_of_lanes(int block, int k, int j)
 {
     int within = block & (STRETCH - 1);
-    return (block - within) * COLUMNS + threadIdx.x % WARP / 4 * COLUMNS + within * SLOTS + j;
+    return (block - within) * COLUMNS + k * COLUMNS + within * SLOTS + j;
+}
+
+/* Of this lane. */
+__device__ __forceinline__ int select_run(int block, int j)
+{
+    return run_of_lanes(block, threadIdx.x % WARP / 4, j);
 }
 
 /* Blocks, from the first, of stretches in which no run is missing, nor a candidate of a run. */
@@ -256,183 +325,6 @@ __device__ __forceinline__ void mask_columns(int block, int runs, float x, float
 #pragma unroll
         for (int g = 0; g < PAIR; g++)
             e[j][g] = select_run(block, j) < runs ? e[j][g] : x;
-}
-
-/* ---- estimates, anywhere ---- */
-
-/* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. Rows and
- * terms are this lane's first ones. ONE: features are one chunk. */
-template <bool ONE, bool LINES>
-__device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *columns, const uint2 *rows,
-                                           const float4 *terms, float (&sum)[SLOTS][PAIR])
-{
-    SelectColumns a = load_columns(columns);
-#pragma unroll ONE ? 1 : 2
-    for (int part = 0; part < t.parts; part++) {
-        float x[2][4], start[4];
-        load(reinterpret_cast<const float *>(terms + part * TERMS), start);
-        begin_products(x, a, *rows, start);
-        rows += WARP;
-        for (int depth = 1; !ONE && depth < t.depths; depth++, rows += WARP)
-            add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-            for (int g = 0; g < PAIR; g++)
-                sum[j][g] += power<LINES>(x[j / 2][j % 2 * 2 + g]);
-    }
-}
-
-/* Calls take(sink, block, e) for each block of columns, e[j][g] the estimate of group g of this lane for the
- * run in slot j: zero where there is no such group, negative where there is no such run. */
-template <bool ONE, bool LINES, typename Sink>
-__device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
-                                         Sink &sink)
-{
-    int lane = threadIdx.x % WARP;
-    int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
-    const uint2 *rows = t.rows + first * t.depths * WARP + lane;
-    const float4 *terms = t.terms + first * TERMS + lane % 4;
-    SelectFeed f = feed_begin(t, at, shared);
-    int whole = select_whole(t);
-    for (int block = at.begin; block < at.end; block++) {
-        float e[SLOTS][PAIR] = {};
-        for (int layer = 0; layer < t.layers; layer++) {
-            float sum[SLOTS][PAIR] = {};
-            add_powers<ONE, LINES>(t, feed_next(t, shared, ONE ? 1 : t.depths, f), rows, terms, sum);
-            if (block >= whole)
-                mask_columns(block, layer_runs(t, layer), 0.f, sum);
-#pragma unroll
-            for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-                for (int g = 0; g < PAIR; g++)
-                    e[j][g] += sum[j][g];
-        }
-        if (block >= whole)
-            mask_columns(block, t.runs, -1.f, e);
-        take(sink, block, e);
-    }
-}
-
-/* ---- estimates of coarse features whose scores are in range, rows in registers ---- */
-
-/* Of all the exponents that a float has, a power near one takes a high one: what lies far below one, as most
- * scores do where attention is narrow, then has the others. */
-#define LIFT 100
-#define LIFTED_LEAST (-126.f - LIFT)
-#define LIFTED_MOST (127.f - LIFT)
-
-template <int PARTS> struct NearRows {
-    uint2 row[PARTS];
-    float start[PARTS][4]; /* terms of the lane's two groups, lifted and shifted, twice */
-};
-
-/* Gives whether line_power serves all scores, in all warps of the block of threads. */
-template <int PARTS>
-__device__ __forceinline__ bool near_begin(const SelectTiles &t, const SelectPlace &at, NearRows<PARTS> &r)
-{
-    int lane = threadIdx.x % WARP;
-    int64_t first = ((int64_t)at.pair * t.sets + at.set) * PARTS;
-    float bound = select_bound(t, at.pair);
-    bool fits = true;
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        r.row[part] = t.rows[(first + part) * WARP + lane];
-        load(reinterpret_cast<const float *>(t.terms + (first + part) * TERMS + lane % 4), r.start[part]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float term = r.start[part][i];
-            fits &= term == -INFINITY || (term - bound >= LIFTED_LEAST && term + bound <= LIFTED_MOST);
-            r.start[part][i] = term + (SHIFT + LIFT);
-            asm volatile("" : "+f"(r.start[part][i])); /* else it is made again for each product */
-        }
-    }
-    return __syncthreads_and(fits);
-}
-
-/* e[j][g] += the powers of slot j and group g, times 2^LIFT; NEW: where there is nothing in e. */
-template <int PARTS, bool NEW>
-__device__ __forceinline__ void add_lines(const uint4 *columns, const NearRows<PARTS> &r,
-                                          float (&e)[SLOTS][PAIR])
-{
-    SelectColumns a = load_columns(columns);
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        float x[2][4];
-        begin_products(x, a, r.row[part], r.start[part]);
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++) {
-#pragma unroll
-            for (int g = 0; g < PAIR; g++) {
-                float more = line_power(x[j / 2][j % 2 * 2 + g]);
-                e[j][g] = NEW && part == 0 ? more : e[j][g] + more;
-            }
-        }
-    }
-}
-
-/* The estimates of a block whose runs have several candidates. */
-template <int PARTS>
-__device__ __forceinline__ void add_layers(const SelectTiles &t, const NearRows<PARTS> &rows, int block,
-                                           int whole, uint4 *shared, SelectFeed &f, float (&e)[SLOTS][PAIR])
-{
-    for (int layer = 0; layer < t.layers; layer++) {
-        const uint4 *columns = feed_next(t, shared, 1, f);
-        if (block < whole || layer < t.last_layers) {
-            add_lines<PARTS, false>(columns, rows, e);
-            continue;
-        }
-        float sum[SLOTS][PAIR] = {};
-        add_lines<PARTS, false>(columns, rows, sum);
-        mask_columns(block, t.runs - 1, 0.f, sum);
-#pragma unroll
-        for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-            for (int g = 0; g < PAIR; g++)
-                e[j][g] += sum[j][g];
-    }
-}
-
-/* As walk_far; estimates are times 2^LIFT. SINGLE: a run is one candidate. */
-template <int PARTS, bool SINGLE, typename Sink>
-__device__ __forceinline__ void walk_near(const SelectTiles &t, const SelectPlace &at,
-                                          const NearRows<PARTS> &rows, uint4 *shared, Sink &sink)
-{
-    SelectFeed f = feed_begin(t, at, shared);
-    int whole = select_whole(t);
-    for (int block = at.begin; block < at.end; block++) {
-        float e[SLOTS][PAIR] = {};
-        if (SINGLE)
-            add_lines<PARTS, true>(feed_next(t, shared, 1, f), rows, e);
-        else
-            add_layers<PARTS>(t, rows, block, whole, shared, f, e);
-        if (block >= whole)
-            mask_columns(block, t.runs, -1.f, e);
-        take(sink, block, e);
-    }
-}
-
-/* Either. A sink is told by lift() by which power of two its estimates will be too large. */
-template <int PARTS, typename Sink>
-__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
-                                               Sink &sink)
-{
-    if constexpr (PARTS > 0) {
-        NearRows<PARTS> rows;
-        if (near_begin<PARTS>(t, at, rows)) {
-            lift(sink, LIFT);
-            if (t.layers == 1)
-                walk_near<PARTS, true>(t, at, rows, shared, sink);
-            else
-                walk_near<PARTS, false>(t, at, rows, shared, sink);
-        } else {
-            walk_far<true, true>(t, at, shared, sink);
-        }
-    } else if (t.coarse) {
-        walk_far<false, true>(t, at, shared, sink);
-    } else {
-        walk_far<false, false>(t, at, shared, sink);
-    }
 }
 
 } // namespace dsvi
