@@ -30,7 +30,7 @@ static void sum_piece(void *context, int64_t begin, int64_t end, int worker)
         sum_columns(DSV_F32, args, begin, end - begin);
 }
 
-static DsvStatus col_sum(DsvStream *stream, const DsvColSumArgs *args)
+DsvStatus DSVI_SIMD(col_sum)(DsvStream *stream, const DsvColSumArgs *args)
 {
     (void)stream;
     DSVI_TRY(dsvi_simd_takes("col_sum", args->x_dtype, args->y_dtype));
@@ -40,5 +40,5 @@ static DsvStatus col_sum(DsvStream *stream, const DsvColSumArgs *args)
 
 void DSVI_SIMD(fill_col_sum)(DsvOps *ops)
 {
-    DSVI_OPS_SET(ops, col_sum, col_sum, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, col_sum, DSVI_SIMD(col_sum), DSVI_SIMD_NAME);
 }

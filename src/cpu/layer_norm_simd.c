@@ -154,14 +154,13 @@ static void modulation_pieces(void *context, int64_t begin, int64_t end, int wor
 static DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t sets = args->sample_stride ? args->batch : 1;
-    (void)stream;
     DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
     if (args->batch * args->tokens == 0)
         return DSV_OK;
     dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), backward_rows,
                       (void *)args);
     dsvi_parallel_for(sets * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, modulation_pieces, (void *)args);
-    return DSV_OK;
+    return args->then ? DSVI_SIMD(gate_residual_bwd)(stream, args->then) : DSV_OK;
 }
 
 void DSVI_SIMD(fill_layer_norm)(DsvOps *ops)

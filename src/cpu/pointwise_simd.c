@@ -108,16 +108,17 @@ static void gate_pieces(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
-static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
+DsvStatus DSVI_SIMD(gate_residual_bwd)(DsvStream *stream, const DsvGateResidualArgs *args)
 {
-    (void)stream;
     DSVI_TRY(dsvi_simd_takes("gate_residual", args->act, args->acc));
     dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_backward_rows,
                       (void *)args);
     if (args->gate)
         dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces,
                           (void *)args);
-    return DSV_OK;
+    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = args->channels, .x_dtype = args->act,
+                         .x = args->dy, .ldx = args->channels, .y_dtype = args->acc, .y = args->dy_sum};
+    return args->dy_sum ? DSVI_SIMD(col_sum)(stream, &sum) : DSV_OK;
 }
 
 /* ---- add ---- */
@@ -211,7 +212,7 @@ static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
 void DSVI_SIMD(fill_pointwise)(DsvOps *ops)
 {
     DSVI_OPS_SET(ops, gate_residual_fwd, gate_residual_fwd, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, gate_residual_bwd, gate_residual_bwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, gate_residual_bwd, DSVI_SIMD(gate_residual_bwd), DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add, add, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, DSVI_SIMD_NAME);

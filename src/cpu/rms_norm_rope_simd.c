@@ -159,12 +159,13 @@ static void weight_piece(void *context, int64_t begin, int64_t end, int worker)
 
 static DsvStatus rms_norm_rope_bwd(DsvStream *stream, const DsvRmsNormRopeArgs *args)
 {
-    int64_t channels = args->heads * args->head_dim;
-    (void)stream;
+    int64_t channels = args->heads * args->head_dim, rows = args->batch * args->tokens;
     DSVI_TRY(dsvi_simd_takes("rms_norm_rope", args->act, args->acc));
     dsvi_parallel_for(channels, DSVI_COLUMNS, weight_piece, (void *)args);
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(channels), backward_rows, (void *)args);
-    return DSV_OK;
+    dsvi_parallel_for(rows, dsvi_rows_per_piece(channels), backward_rows, (void *)args);
+    DsvColSumArgs sum = {.m = rows, .n = channels, .x_dtype = args->act, .x = args->dx, .ldx = channels,
+                         .y_dtype = args->acc, .y = args->dx_sum};
+    return args->dx_sum ? DSVI_SIMD(col_sum)(stream, &sum) : DSV_OK;
 }
 
 void DSVI_SIMD(fill_rms_norm_rope)(DsvOps *ops)

@@ -69,6 +69,10 @@ static inline DsvStatus dsvi_simd_takes(const char *op, DsvDtype act, DsvDtype a
                      dsvi_dtype_name(act), dsvi_dtype_name(acc));
 }
 
+/* For ops that do these behind something of their own. */
+dsvi_col_sum_fn DSVI_SIMD(col_sum);
+dsvi_gate_residual_fn DSVI_SIMD(gate_residual_bwd);
+
 #ifdef __cplusplus
 }
 #endif

@@ -107,7 +107,7 @@ int lanes_for(int64_t groups)
     return lanes;
 }
 
-/* Pieces enough to fill the machine, but each with a full batch of rows, and all with room in partials. */
+/* Pieces enough to fill the machine, but each of full batches of rows, and all with room in partials. */
 Cut cut_for(const DsvStream *stream, int64_t m, int64_t n, int N)
 {
     Cut cut = {m, n, 0, lanes_for(ceil_div(n, N))};
@@ -115,7 +115,7 @@ Cut cut_for(const DsvStream *stream, int64_t m, int64_t n, int N)
     int64_t wanted = ceil_div((int64_t)stream->multiprocessors * BLOCKS_PER_MULTIPROCESSOR, strips);
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / n;
     int64_t rows = ceil_div(m, wanted < most ? wanted : most);
-    cut.piece = rows > least ? rows : least;
+    cut.piece = ceil_div(rows, least) * least;
     return cut;
 }
 
@@ -160,6 +160,11 @@ DsvStatus col_sum(DsvStream *stream, const DsvColSumArgs *args)
 }
 
 } // namespace
+
+DsvStatus dsvi_cuda_col_sum(DsvStream *stream, const DsvColSumArgs *args)
+{
+    return col_sum(stream, args);
+}
 
 void dsvi_cuda_fill_col_sum(DsvOps *ops)
 {

@@ -11,13 +11,16 @@ namespace dsvi {
 
 constexpr int STRANDS = 32;
 
+constexpr int SUMS_MOST = 4;
+
 /* `sets` sets of rows, each with `parts` partial rows for each of its `outs` sums:
- *     out[o][s out_stride + c] += sum over p of partials[((s parts + p) outs + o) columns + c] */
+ *     out[o][s stride[o] + c] += sum over p of partials[((s parts + p) outs + o) columns + c]
+ * where stride[o] is 0, all sets add to the same row; where out[o] is NULL, the sum is nobody's. */
 struct ColumnSums {
     const float *partials; /* (sets, parts, outs, columns) */
     int64_t sets, parts, outs, columns;
-    float *out[2];
-    int64_t out_stride;
+    float *out[SUMS_MOST];
+    int64_t stride[SUMS_MOST];
 };
 
 /* Adds N sums over the threads of a block along y, of which there are COUNT, a power of two: those with
@@ -41,22 +44,26 @@ template <int COUNT, int N> __device__ __forceinline__ void sum_strands(float (&
     }
 }
 
-static __global__ void __launch_bounds__(WARP *STRANDS) add_partials(const ColumnSums sums)
+static __global__ void __launch_bounds__(WARP *STRANDS)
+add_partials(const __grid_constant__ ColumnSums sums)
 {
-    int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
-    float *out = blockIdx.z == 0 ? sums.out[0] : sums.out[1];
-    for (int64_t set = blockIdx.y; set < sums.sets; set += gridDim.y) {
-        int64_t first = set * sums.parts * sums.outs + blockIdx.z;
+    int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x, stride = sums.stride[blockIdx.z];
+    int64_t sets = stride ? sums.sets : 1, parts = stride ? sums.parts : sums.sets * sums.parts;
+    float *out = sums.out[blockIdx.z];
+    if (!out)
+        return;
+    for (int64_t set = blockIdx.y; set < sets; set += gridDim.y) {
+        int64_t first = set * parts * sums.outs + blockIdx.z;
         const float *partial = sums.partials + first * sums.columns + column;
         float sum[1] = {0.f};
         if (column < sums.columns) {
 #pragma unroll 8
-            for (int64_t part = threadIdx.y; part < sums.parts; part += STRANDS)
+            for (int64_t part = threadIdx.y; part < parts; part += STRANDS)
                 sum[0] += partial[part * sums.outs * sums.columns];
         }
         sum_strands<STRANDS>(sum);
         if (threadIdx.y == 0 && column < sums.columns)
-            out[set * sums.out_stride + column] += sum[0];
+            out[set * stride + column] += sum[0];
     }
 }
 

@@ -28,6 +28,9 @@ void dsvi_cuda_fill_select_histogram(DsvOps *ops);
 void dsvi_cuda_fill_select_lists(DsvOps *ops);
 void dsvi_cuda_fill_select_features(DsvOps *ops);
 void dsvi_cuda_fill_select_threshold(DsvOps *ops);
+/* For those that do it behind something of their own. */
+dsvi_col_sum_fn dsvi_cuda_col_sum;
+dsvi_gate_residual_fn dsvi_cuda_gate_residual_bwd;
 /* `variant` of these says which kernels answered the last call, and why not the fastest (device_cuda.h). */
 void dsvi_cuda_fill_attention_list(DsvStream *stream, DsvOps *ops);
 /* Dense attention too, where cuDNN has no answer. */

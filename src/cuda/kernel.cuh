@@ -79,30 +79,34 @@ template <typename T> __host__ inline bool aligned(const T *p, int64_t step, siz
     return (uintptr_t)p % bytes == 0 && (size_t)step * sizeof(T) % bytes == 0;
 }
 
-/* N consecutive elements as floats; 4 floats or 8 bf16 are 16 bytes, one access where p is aligned so. */
-template <int N, typename T> __device__ __forceinline__ void load(const T *p, float (&x)[N])
+/* N consecutive elements, one access: 4 floats or 8 bf16 are 16 bytes. */
+template <int N, typename T> struct alignas(N * sizeof(T)) Vector {
+    static_assert(N * sizeof(T) <= 16, "one access is 16 bytes at most");
+    T element[N];
+};
+
+/* By value: of one that lies in memory the elements would be read one by one. */
+template <int N, typename T> __device__ __forceinline__ void unpack(Vector<N, T> vector, float (&x)[N])
 {
-    struct alignas(N * sizeof(T)) Pack {
-        T element[N];
-    };
-    static_assert(sizeof(Pack) <= 16, "one access is 16 bytes at most");
-    Pack pack = *reinterpret_cast<const Pack *>(p);
 #pragma unroll
     for (int i = 0; i < N; i++)
-        x[i] = to_float(pack.element[i]);
+        x[i] = to_float(vector.element[i]);
+}
+
+/* N consecutive elements as floats, where p is a multiple of their size. */
+template <int N, typename T> __device__ __forceinline__ void load(const T *p, float (&x)[N])
+{
+    Vector<N, T> vector = *reinterpret_cast<const Vector<N, T> *>(p);
+    unpack<N>(vector, x);
 }
 
 template <int N, typename T> __device__ __forceinline__ void store(T *p, const float (&x)[N])
 {
-    struct alignas(N * sizeof(T)) Pack {
-        T element[N];
-    };
-    static_assert(sizeof(Pack) <= 16, "one access is 16 bytes at most");
-    Pack pack;
+    Vector<N, T> vector;
 #pragma unroll
     for (int i = 0; i < N; i++)
-        pack.element[i] = from_float<T>(x[i]);
-    *reinterpret_cast<Pack *>(p) = pack;
+        vector.element[i] = from_float<T>(x[i]);
+    *reinterpret_cast<Vector<N, T> *>(p) = vector;
 }
 
 /* Elements in one access of 16 bytes, or N. */

@@ -1,10 +1,11 @@
-/* Layer norm, with the residual sum before it. The formulas are those of norm_ref.c and pointwise_ref.c;
- * rows.cuh says how threads lie on a row.
+/* Layer norm, with the residual sum before it, and backward the gate behind it. The formulas are those of
+ * norm_ref.c and pointwise_ref.c; rows.cuh says how threads lie on a row.
  *
  * The way for every width that matters reads memory once: a row stays in registers, scale and shift in
  * shared memory for all rows of a sample, and backward a thread sums its channels' gradients of both there,
- * for column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew for each
- * pass (`any`), and backward once more column by column. */
+ * for column_sums.cuh to add, and loads a row while it works on the one before. Rows too long for that, or
+ * not at multiples of 16 bytes, are read anew for each pass (`any`), and backward once more column by
+ * column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
@@ -51,6 +52,17 @@ __device__ __forceinline__ float normalised(float x, Statistics of)
 __device__ __forceinline__ float gradient(float g, float z, float2 mean, float rstd)
 {
     return rstd * (g - mean.x - z * mean.y);
+}
+
+/* With a scale and shift for all, all tokens are as good as one sample's; unless samples have gates. */
+static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
+{
+    DsvLayerNormArgs all = *args;
+    if (args->sample_stride == 0 && !args->sum && !args->then) {
+        all.tokens *= all.batch;
+        all.batch = 1;
+    }
+    return all;
 }
 
 /* ---- forward ---- */
@@ -257,19 +269,25 @@ __device__ __forceinline__ void add_to(float *sum, const float (&x)[N])
     store<N>(sum, total);
 }
 
+/* What a thread keeps in shared memory for the channels of its row: what z was multiplied with, what dx is to
+ * be, and the sums over the rows walked. */
+enum Kept { SCALE, DSCALE, DSHIFT, KEPT_OF_NORM, GATE = KEPT_OF_NORM, DGATE, DY_SUM, KEPT };
+/* Sums among them, in the order of partials: (sample, part, sums, channels). */
+constexpr int SUMS_OF_NORM = 2, SUMS = 4;
+
 /* Rounds x to z and dy to g = dL/dz, adding to the sums of their channels on the way; returns this thread's
  * share of the sums of g and of g z. */
 __device__ __forceinline__ float2 to_normalised(RowPart<N> &x, RowPart<N> &dy, int channels, Statistics of,
-                                                const float *scale, float *dscale, float *dshift)
+                                                float *kept)
 {
     float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
+        float *at = kept + row_channel<N>(v), product[N], factor[N];
         if (row_channel<N>(v) >= channels)
             continue;
-        float product[N], factor[N];
-        load<N>(scale + row_channel<N>(v), factor);
-        add_to(dshift + row_channel<N>(v), dy[v]);
+        load<N>(at + SCALE * channels, factor);
+        add_to(at + DSHIFT * channels, dy[v]);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             x[v][i] = normalised(x[v][i], of);
@@ -278,55 +296,123 @@ __device__ __forceinline__ float2 to_normalised(RowPart<N> &x, RowPart<N> &dy, i
             sum.x += dy[v][i];
             sum.y += dy[v][i] * x[v][i];
         }
-        add_to(dscale + row_channel<N>(v), product);
+        add_to(at + DSCALE * channels, product);
     }
     return sum;
 }
 
-__device__ __forceinline__ void add_gradient(float *dx, int channels, const RowPart<N> &g,
-                                             const RowPart<N> &z, float2 mean, float rstd)
+/* dout goes through the gate, to dy; adds to its sums. y: as it was loaded, 0 without a gate. */
+template <typename T>
+__device__ __forceinline__ void pass_gate(T *dy, int channels, const RowPart<N> &dout, const RawPart<N, T> &y,
+                                          float *kept)
 {
-    RowPart<N> total;
-    load_row<N>(dx, channels, total);
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++)
+    for (int v = 0; v < VECTORS; v++) {
+        float *at = kept + row_channel<N>(v), gate[N], product[N];
+        if (row_channel<N>(v) >= channels)
+            continue;
+        load<N>(at + GATE * channels, gate);
+        unpack<N>(y.vector[v], product);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            total[v][i] += gradient(g[v][i], z[v][i], mean, rstd);
-    store_row<N>(dx, channels, total);
+        for (int i = 0; i < N; i++) {
+            product[i] *= dout[v][i];
+            gate[i] *= dout[v][i];
+        }
+        store<N>(dy + row_channel<N>(v), gate);
+        add_to(at + DGATE * channels, product);
+        add_to(at + DY_SUM * channels, gate);
+    }
 }
 
-/* Shared memory, for each row that the block walks at once: what z was multiplied with, then dscale and
- * dshift of the rows walked, which are written to (sample, part, 2, channels) of `partials`. */
+/* A row on its way from memory. */
+template <typename T> struct Arriving {
+    RawPart<N, float> x;
+    RawPart<N, T> dy;
+    Statistics of;
+};
+
 template <typename T>
-__global__ void __launch_bounds__(TWO_ROWS_THREADS)
-backward_rows(const DsvLayerNormArgs args, float *partials)
+__device__ __forceinline__ void order_row(const DsvLayerNormArgs &args, int64_t row, Arriving<T> &next)
 {
-    extern __shared__ __align__(16) float kept[];
+    next.of = {((const float *)args.mean)[row], ((const float *)args.rstd)[row]};
+    load_raw<N>(row_of<float>(args.x, row, args.channels), (int)args.channels, next.x);
+    load_raw<N>(row_of<T>(args.dy, row, args.channels), (int)args.channels, next.dy);
+}
+
+/* Factors of a sample, and sums of nothing. */
+template <bool THEN>
+__device__ __forceinline__ void begin_sample(const DsvLayerNormArgs &args, const DsvGateResidualArgs &then,
+                                             int64_t sample, float *kept)
+{
+    int channels = (int)args.channels;
+    RowPart<N> zero = {};
+    const float *modulation = (const float *)args.scale + sample * args.sample_stride;
+    keep_row<N>(kept + SCALE * channels, modulation, channels, (float)args.one_plus);
+    store_row<N>(kept + DSCALE * channels, channels, zero);
+    store_row<N>(kept + DSHIFT * channels, channels, zero);
+    if (!THEN)
+        return;
+    if (then.gate)
+        keep_row<N>(kept + GATE * channels, (const float *)then.gate + sample * then.gate_stride, channels,
+                    0.f);
+    else
+        fill_row<N>(kept + GATE * channels, channels, 1.f);
+    store_row<N>(kept + DGATE * channels, channels, zero);
+    store_row<N>(kept + DY_SUM * channels, channels, zero);
+}
+
+/* The sums of the rows walked to their place in `partials`. */
+template <bool THEN>
+__device__ __forceinline__ void end_sample(int64_t part, int channels, const float *kept, float *partials)
+{
+    constexpr int LIST[SUMS] = {DSCALE, DSHIFT, DGATE, DY_SUM}, COUNT = THEN ? SUMS : SUMS_OF_NORM;
+#pragma unroll
+    for (int sum = 0; sum < COUNT; sum++) {
+        RowPart<N> total;
+        load_row<N>(kept + LIST[sum] * channels, channels, total);
+        store_row<N>(partials + (part * COUNT + sum) * channels, channels, total);
+    }
+}
+
+/* dy of `then` may be this dy: a thread has loaded its channels of a row before it writes them. */
+template <typename T, bool THEN>
+__global__ void __launch_bounds__(TWO_ROWS_THREADS)
+backward_rows(const DsvLayerNormArgs args, const DsvGateResidualArgs then, float *partials)
+{
+    extern __shared__ __align__(16) float shared[];
     __shared__ float2 sums[2][WARP]; /* in turn: there is one barrier to a row */
     int channels = (int)args.channels, turn = 0;
-    float *scale = kept + threadIdx.y * 3 * channels, *dscale = scale + channels, *dshift = dscale + channels;
+    float *kept = shared + threadIdx.y * (THEN ? KEPT : KEPT_OF_NORM) * channels;
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        RowPart<N> zero = {}, total;
-        const float *modulation = (const float *)args.scale + sample * args.sample_stride;
-        keep_row<N>(scale, modulation, channels, (float)args.one_plus);
-        store_row<N>(dscale, channels, zero);
-        store_row<N>(dshift, channels, zero);
-        for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step(), turn ^= 1) {
+        int64_t token = row_first_token();
+        Arriving<T> next;
+        begin_sample<THEN>(args, then, sample, kept);
+        if (token < args.tokens)
+            order_row(args, sample * args.tokens + token, next);
+        for (; token < args.tokens; token += row_token_step(), turn ^= 1) {
             int64_t row = sample * args.tokens + token;
-            Statistics of = {((const float *)args.mean)[row], ((const float *)args.rstd)[row]};
-            RowPart<N> z, g;
-            load_row<N>(row_of<float>(args.x, row, channels), channels, z);
-            load_row<N>(row_of<T>(args.dy, row, channels), channels, g);
-            float2 mean = row_sum(to_normalised(z, g, channels, of, scale, dscale, dshift), sums[turn]);
+            Statistics of = next.of;
+            RowPart<N> z, g, dx;
+            RawPart<N, T> y = {};
+            unpack_row<N>(next.x, z);
+            unpack_row<N>(next.dy, g);
+            load_row<N>(row_of<float>(args.dx, row, channels), channels, dx);
+            if (THEN && then.gate)
+                load_raw<N>(row_of<T>(then.y, row, channels), channels, y);
+            if (token + row_token_step() < args.tokens)
+                order_row(args, row + row_token_step(), next);
+            float2 mean = row_sum(to_normalised(z, g, channels, of, kept), sums[turn]);
             mean = make_float2(mean.x / (float)channels, mean.y / (float)channels);
-            add_gradient(row_of<float>(args.dx, row, channels), channels, g, z, mean, of.rstd);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    dx[v][i] += gradient(g[v][i], z[v][i], mean, of.rstd);
+            store_row<N>(row_of<float>(args.dx, row, channels), channels, dx);
+            if (THEN)
+                pass_gate<T>(row_of<T>(then.dy, row, channels), channels, dx, y, kept);
         }
-        int64_t part = sample * row_token_step() + row_first_token();
-        load_row<N>(dscale, channels, total);
-        store_row<N>(partials + 2 * part * channels, channels, total);
-        load_row<N>(dshift, channels, total);
-        store_row<N>(partials + (2 * part + 1) * channels, channels, total);
+        end_sample<THEN>(sample * row_token_step() + row_first_token(), channels, kept, partials);
     }
 }
 
@@ -378,54 +464,63 @@ __global__ void __launch_bounds__(WARP *STRANDS) modulation_any(const DsvLayerNo
     }
 }
 
+/* What `then` asks of its tensors. */
+template <typename T> static bool then_fits(const DsvGateResidualArgs *then)
+{
+    return aligned((const T *)then->dy, then->channels, N * sizeof(T)) &&
+           (!then->gate || (aligned((const T *)then->y, then->channels, N * sizeof(T)) &&
+                            aligned((const float *)then->gate, then->gate_stride, 16)));
+}
+
 /* `most`: blocks whose sums can be kept. */
-template <typename T>
-static DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args, int64_t most)
+template <typename T, bool THEN>
+static DsvStatus backward_by_rows(DsvStream *stream, const DsvLayerNormArgs *args,
+                                  const DsvGateResidualArgs *then, int64_t most)
 {
     dim3 block = row_block(args->channels), grid;
-    size_t shared = kept_bytes(args->channels, 3);
+    size_t shared = kept_bytes(args->channels, THEN ? KEPT : KEPT_OF_NORM);
     float *partials = (float *)stream->partials;
-    DSVI_TRY(row_grid(stream, backward_rows<T>, block, shared, args->batch, args->tokens, most, &grid));
-    backward_rows<T><<<grid, block, shared, stream->handle>>>(*args, partials);
+    auto kernel = backward_rows<T, THEN>;
+    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, args->tokens, most, &grid));
+    kernel<<<grid, block, shared, stream->handle>>>(*args, *then, partials);
     DSVI_CUDA_LAUNCHED("layer_norm_bwd");
-    ColumnSums sums = {partials, args->batch, (int64_t)grid.x * block.y, 2, args->channels,
-                       {(float *)args->dscale, (float *)args->dshift}, args->sample_stride};
+    ColumnSums sums = {
+        partials, args->batch, (int64_t)grid.x * block.y, THEN ? SUMS : SUMS_OF_NORM, args->channels,
+        {(float *)args->dscale, (float *)args->dshift, (float *)then->dgate, (float *)then->dy_sum},
+        {args->sample_stride, args->sample_stride, then->gate_stride, 0},
+    };
     return launch_add_partials(stream, &sums);
 }
 
-template <typename T> static DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
+template <typename T>
+static DsvStatus backward_by_any(DsvStream *stream, const DsvLayerNormArgs *args)
 {
-    int64_t rows = args->batch * args->tokens;
-    dim3 columns((unsigned)ceil_div(args->channels, WARP), blocks_in_turn(args->batch));
-    backward_any<T><<<long_row_blocks(stream, rows), LONG_ROW_THREADS, 0, stream->handle>>>(*args);
-    modulation_any<T><<<columns, dim3(WARP, STRANDS), 0, stream->handle>>>(*args);
+    DsvLayerNormArgs alone = *args;
+    alone.then = NULL;
+    alone = joined(&alone);
+    int64_t rows = alone.batch * alone.tokens;
+    dim3 columns((unsigned)ceil_div(alone.channels, WARP), blocks_in_turn(alone.batch));
+    backward_any<T><<<long_row_blocks(stream, rows), LONG_ROW_THREADS, 0, stream->handle>>>(alone);
+    modulation_any<T><<<columns, dim3(WARP, STRANDS), 0, stream->handle>>>(alone);
     DSVI_CUDA_LAUNCHED("layer_norm_bwd");
-    return DSV_OK;
+    return args->then ? dsvi_cuda_gate_residual_bwd(stream, args->then) : DSV_OK;
 }
 
 template <typename T> static DsvStatus backward(DsvStream *stream, const DsvLayerNormArgs *args)
 {
-    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, 2));
-    if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, kept_bytes(args->channels, 3)) &&
+    const DsvGateResidualArgs none = {}, *then = args->then;
+    int64_t kept = then ? KEPT : KEPT_OF_NORM, sums = then ? SUMS : SUMS_OF_NORM;
+    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept_bytes(args->channels, sums));
+    if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, kept_bytes(args->channels, kept)) &&
         args->batch <= most && vectors_fit(args) &&
         aligned((const float *)args->dx, args->channels, 16) &&
-        aligned((const T *)args->dy, args->channels, N * sizeof(T)))
-        return backward_by_rows<T>(stream, args, most);
+        aligned((const T *)args->dy, args->channels, N * sizeof(T)) && (!then || then_fits<T>(then)))
+        return then ? backward_by_rows<T, true>(stream, args, then, most)
+                    : backward_by_rows<T, false>(stream, args, &none, most);
     return backward_by_any<T>(stream, args);
 }
 
 /* ---- the ops ---- */
-
-/* With a scale and shift for all, all tokens are as good as one sample's; unless samples have gates. */
-static DsvLayerNormArgs joined(const DsvLayerNormArgs *args)
-{
-    DsvLayerNormArgs all = *args;
-    if (args->sample_stride == 0 && !args->sum) {
-        all.tokens *= all.batch;
-        all.batch = 1;
-    }
-    return all;
-}
 
 static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
 {

@@ -226,7 +226,8 @@ __device__ __forceinline__ void load_rows(const DsvGateResidualArgs &args, const
         if (first + r * step >= args.tokens)
             continue;
         load<N>((const float *)x_base + start + (first + r * step) * args.channels, x[r]);
-        load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
+        if (args.y)
+            load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
     }
 }
 
@@ -257,10 +258,10 @@ __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips(const DsvGateR
     }
 }
 
-/* dy of this thread's columns in its rows of a sample; adds dout y to dgate. */
+/* dy of this thread's columns in its rows of a sample; adds dout y to half of `sum`, dy to the other half. */
 template <typename T, int N>
 __device__ __forceinline__ void gate_columns_back(const DsvGateResidualArgs &args, int64_t start,
-                                                  const float (&gate)[N], float (&dgate)[N])
+                                                  const float (&gate)[N], float (&sum)[2 * N])
 {
     int64_t step = strip_token_step();
     for (int64_t first = strip_first_token(); first < args.tokens; first += step * GATE_ROWS) {
@@ -272,37 +273,35 @@ __device__ __forceinline__ void gate_columns_back(const DsvGateResidualArgs &arg
                 continue;
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                dgate[i] += dout[r][i] * y[r][i];
+                sum[i] += dout[r][i] * y[r][i];
                 dout[r][i] *= gate[i];
+                sum[N + i] += dout[r][i];
             }
             store<N>((T *)args.dy + start + (first + r * step) * args.channels, dout[r]);
         }
     }
 }
 
-/* dgate of a block's rows goes to (sample, block y, channels) of `partials`; to dgate at once where one block
- * has all rows. */
+/* dgate and dy_sum of a block's rows go to (sample, block y, 2, channels) of `partials`. */
 template <typename T, int N>
 __global__ void __launch_bounds__(WARP *GATE_STRANDS) gate_strips_back(const DsvGateResidualArgs args,
                                                                        float *partials)
 {
     int64_t column = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N;
     for (int64_t sample = blockIdx.z; sample < args.batch; sample += gridDim.z) {
-        float gate[N], dgate[N] = {};
+        float gate[N], sum[2 * N] = {};
         if (column < args.channels) {
             load_gate<N>(args, sample, column, gate);
-            gate_columns_back<T, N>(args, sample * args.tokens * args.channels + column, gate, dgate);
+            gate_columns_back<T, N>(args, sample * args.tokens * args.channels + column, gate, sum);
         }
-        sum_strands<GATE_STRANDS>(dgate);
+        sum_strands<GATE_STRANDS>(sum);
         if (threadIdx.y != 0 || column >= args.channels)
             continue;
-        if (gridDim.y > 1) {
-            store<N>(partials + (sample * gridDim.y + blockIdx.y) * args.channels + column, dgate);
-        } else {
-            float *sum = (float *)args.dgate + sample * args.gate_stride + column;
+        float *partial = partials + (sample * gridDim.y + blockIdx.y) * 2 * args.channels + column;
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                sum[i] += dgate[i];
+        for (int i = 0; i < N; i++) {
+            partial[i] = sum[i];
+            partial[args.channels + i] = sum[N + i];
         }
     }
 }
@@ -340,7 +339,7 @@ template <typename T> static DsvStatus gate_forward(DsvStream *stream, const Dsv
 template <typename T> static DsvStatus gate_backward(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     constexpr int N = VECTOR<float>;
-    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / args->batch / args->channels;
+    int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / args->batch / args->channels / 2;
     float *partials = (float *)stream->partials;
     dim3 block(WARP, GATE_STRANDS), grid = strip_grid(stream, args, 1, most);
     if (gate_aligned(args) && aligned((const float *)args->dout, 0, 16) &&
@@ -351,10 +350,8 @@ template <typename T> static DsvStatus gate_backward(DsvStream *stream, const Ds
         gate_strips_back<T, 1><<<grid, block, 0, stream->handle>>>(*args, partials);
     }
     DSVI_CUDA_LAUNCHED("gate_residual_bwd");
-    if (grid.y == 1)
-        return DSV_OK;
-    ColumnSums sums = {partials, args->batch, grid.y, 1, args->channels, {(float *)args->dgate, nullptr},
-                       args->gate_stride};
+    ColumnSums sums = {partials, args->batch, grid.y, 2, args->channels,
+                       {(float *)args->dgate, (float *)args->dy_sum}, {args->gate_stride, 0}};
     return launch_add_partials(stream, &sums);
 }
 
@@ -371,7 +368,7 @@ static DsvStatus gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs 
     DsvAddArgs cast = {n, 1, 0, args->acc, args->act, args->dout, args->dy};
     if (n == 0)
         return DSV_OK;
-    if (!args->gate)
+    if (!args->gate && !args->dy_sum)
         return add(stream, &cast);
     DSVI_FOR_ACT("gate_residual", args->act, return gate_backward<T>(stream, args));
 }
@@ -438,6 +435,11 @@ static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
 }
 
 } // namespace
+
+DsvStatus dsvi_cuda_gate_residual_bwd(DsvStream *stream, const DsvGateResidualArgs *args)
+{
+    return gate_residual_bwd(stream, args);
+}
 
 void dsvi_cuda_fill_pointwise(DsvOps *ops)
 {

@@ -2,8 +2,9 @@
  * threads lie on a row.
  *
  * The way for every width that matters reads memory once: a row stays in registers, in vectors of 16 bytes
- * that lie inside a head, the weight in shared memory; backward a thread sums its channels' gradient of the
- * weight, for column_sums.cuh to add. Rows too long for that, or not at multiples of 16 bytes, are read anew
+ * that lie inside a head, the weight in shared memory, and a row is loaded while a thread works on the one
+ * before; backward it sums its channels' gradient of the weight, and dx if asked, for column_sums.cuh to add.
+ * Rows too long for that, or not at multiples of 16 bytes, are read anew
  * for each pass (`any`), pair by pair, and backward once more column by column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
@@ -34,18 +35,33 @@ __device__ __forceinline__ void turn(float cosine, float sine, float *a, float *
     *a = turned;
 }
 
-/* Turns the pairs of a vector of `token` that begins at `pair` of its head; back with direction -1. */
+/* The angles of a row's pairs. */
+template <int N> struct Angles {
+    float cosine[ROW_CHANNELS / N][N / 2], sine[ROW_CHANNELS / N][N / 2];
+};
+
+/* Those of `token`, where there is a rotation; pair: the first of each vector. */
 template <int N>
-__device__ __forceinline__ void turn_vector(const DsvRmsNormRopeArgs &args, int64_t token, int pair,
-                                            float direction, float (&u)[N])
+__device__ __forceinline__ void load_angles(const DsvRmsNormRopeArgs &args, int64_t token,
+                                            const int (&pair)[ROW_CHANNELS / N], Angles<N> &angles)
 {
-    int64_t at = token * (args.head_dim / 2) + pair;
-    float cosine[N / 2], sine[N / 2];
-    load<N / 2>((const float *)args.cos + at, cosine);
-    load<N / 2>((const float *)args.sin + at, sine);
+    if (!args.cos)
+        return;
+#pragma unroll
+    for (int v = 0; v < ROW_CHANNELS / N; v++) {
+        int64_t at = token * (args.head_dim / 2) + pair[v];
+        load<N / 2>((const float *)args.cos + at, angles.cosine[v]);
+        load<N / 2>((const float *)args.sin + at, angles.sine[v]);
+    }
+}
+
+/* Turns the pairs of vector v; back with direction -1. */
+template <int N>
+__device__ __forceinline__ void turn_vector(const Angles<N> &angles, int v, float direction, float (&u)[N])
+{
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        turn(cosine[i], direction * sine[i], &u[2 * i], &u[2 * i + 1]);
+        turn(angles.cosine[v][i], direction * angles.sine[v][i], &u[2 * i], &u[2 * i + 1]);
 }
 
 /* The first pair of each of this thread's vectors, counted in its head. */
@@ -70,9 +86,8 @@ __device__ __forceinline__ void turn_pair(const DsvRmsNormRopeArgs &args, int64_
 
 /* Multiplies a row by its rstd and the weight, kept in shared memory, and turns it. */
 template <int N>
-__device__ __forceinline__ void scale_and_turn(const DsvRmsNormRopeArgs &args, int64_t token, float rstd,
-                                               const int (&pair)[ROW_CHANNELS / N], const float *kept,
-                                               RowPart<N> &x)
+__device__ __forceinline__ void scale_and_turn(const DsvRmsNormRopeArgs &args, float rstd,
+                                               const Angles<N> &angles, const float *kept, RowPart<N> &x)
 {
     int channels = (int)channels_of(args);
 #pragma unroll
@@ -85,12 +100,33 @@ __device__ __forceinline__ void scale_and_turn(const DsvRmsNormRopeArgs &args, i
         for (int i = 0; i < N; i++)
             x[v][i] *= rstd * weight[i];
         if (args.cos)
-            turn_vector<N>(args, token, pair[v], 1.f, x[v]);
+            turn_vector<N>(angles, v, 1.f, x[v]);
     }
 }
 
+/* A row on its way from memory; dy: backward. */
+template <typename T> struct Arriving {
+    RawPart<WIDTH<T>, T> x, dy;
+    Angles<WIDTH<T>> angles;
+    float rstd;
+};
+
+template <typename T, bool BACKWARD>
+__device__ __forceinline__ void order_row(const DsvRmsNormRopeArgs &args, int64_t sample, int64_t token,
+                                          const int (&pair)[ROW_CHANNELS / WIDTH<T>], Arriving<T> &next)
+{
+    int channels = (int)channels_of(args);
+    int64_t row = sample * args.tokens + token;
+    load_raw<WIDTH<T>>((const T *)args.x + row * channels, channels, next.x);
+    if (BACKWARD) {
+        load_raw<WIDTH<T>>((const T *)args.dy + row * channels, channels, next.dy);
+        next.rstd = ((const float *)args.rstd)[row];
+    }
+    load_angles<WIDTH<T>>(args, token, pair, next.angles);
+}
+
 template <typename T>
-__global__ void __launch_bounds__(ROW_THREADS) forward_rows(const DsvRmsNormRopeArgs args)
+__global__ void __launch_bounds__(TWO_ROWS_THREADS) forward_rows(const DsvRmsNormRopeArgs args)
 {
     constexpr int N = WIDTH<T>;
     extern __shared__ __align__(16) float kept[]; /* the weight, for each row that the block walks at once */
@@ -100,18 +136,25 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_rows(const DsvRmsNormRope
     keep_row<N>(weight, (const float *)args.weight, channels, 0.f);
     list_pairs<N>((int)args.head_dim, pair);
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step(), at ^= 1) {
+        int64_t token = row_first_token();
+        Arriving<T> next;
+        if (token < args.tokens)
+            order_row<T, false>(args, sample, token, pair, next);
+        for (; token < args.tokens; token += row_token_step(), at ^= 1) {
             int64_t row = sample * args.tokens + token;
             RowPart<N> x;
+            Angles<N> angles = next.angles;
             float square = 0.f;
-            load_row<N>((const T *)args.x + row * channels, channels, x);
+            unpack_row<N>(next.x, x);
+            if (token + row_token_step() < args.tokens)
+                order_row<T, false>(args, sample, token + row_token_step(), pair, next);
 #pragma unroll
             for (int v = 0; v < ROW_CHANNELS / N; v++)
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     square += x[v][i] * x[v][i];
             float rstd = rstd_of(row_sum(square, sums[at]), args);
-            scale_and_turn<N>(args, token, rstd, pair, weight, x);
+            scale_and_turn<N>(args, rstd, angles, weight, x);
             store_row<N>((T *)args.y + row * channels, channels, x);
             if (threadIdx.x == 0)
                 ((float *)args.rstd)[row] = rstd;
@@ -163,7 +206,7 @@ template <typename T> static DsvStatus forward(DsvStream *stream, const DsvRmsNo
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
     size_t kept = kept_bytes(channels, 1);
-    if (row_fits(stream, channels, WIDTH<T>, ROW_THREADS, kept) && vectors_fit<T>(args) &&
+    if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept) && vectors_fit<T>(args) &&
         aligned((const T *)args->y, channels, 16)) {
         dim3 block = row_block(channels), grid;
         DSVI_TRY(row_grid(stream, forward_rows<T>, block, kept, args->batch, args->tokens, rows, &grid));
@@ -180,9 +223,9 @@ template <typename T> static DsvStatus forward(DsvStream *stream, const DsvRmsNo
 /* Scales x to z and turns dy back to du, adds du z to dweight, and makes du g = dL/dz; returns this thread's
  * share of the sum of g z. */
 template <int N>
-__device__ __forceinline__ float to_normalised(const DsvRmsNormRopeArgs &args, int64_t token, float rstd,
-                                               const int (&pair)[ROW_CHANNELS / N], const float *kept,
-                                               RowPart<N> &x, RowPart<N> &dy, RowPart<N> &dweight)
+__device__ __forceinline__ float to_normalised(const DsvRmsNormRopeArgs &args, float rstd,
+                                               const Angles<N> &angles, const float *kept, RowPart<N> &x,
+                                               RowPart<N> &dy, RowPart<N> &dweight)
 {
     int channels = (int)channels_of(args);
     float sum = 0.f;
@@ -193,7 +236,7 @@ __device__ __forceinline__ float to_normalised(const DsvRmsNormRopeArgs &args, i
             continue;
         load_vector<N>(kept + row_channel<N>(v), weight);
         if (args.cos)
-            turn_vector<N>(args, token, pair[v], -1.f, dy[v]);
+            turn_vector<N>(angles, v, -1.f, dy[v]);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             x[v][i] *= rstd;
@@ -205,28 +248,49 @@ __device__ __forceinline__ float to_normalised(const DsvRmsNormRopeArgs &args, i
     return sum;
 }
 
-/* dx may be dy: a thread reads its channels of a row before it writes them. dweight of the rows that a thread
- * walks goes to (part, channels) of `partials`. */
+/* sum += x, in shared memory that only this thread uses. */
+template <int N> __device__ __forceinline__ void add_row(float *sum, int channels, const RowPart<N> &x)
+{
+    RowPart<N> total;
+    load_row<N>(sum, channels, total);
+#pragma unroll
+    for (int v = 0; v < ROW_CHANNELS / N; v++)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            total[v][i] += x[v][i];
+    store_row<N>(sum, channels, total);
+}
+
+/* dx may be dy: a thread has loaded its channels of a row before it writes them. dweight and dx_sum of the
+ * rows that a thread walks go to (part, 2, channels) of `partials`. */
 template <typename T>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS)
 backward_rows(const DsvRmsNormRopeArgs args, float *partials)
 {
     constexpr int N = WIDTH<T>;
-    extern __shared__ __align__(16) float kept[]; /* the weight, for each row that the block walks at once */
-    __shared__ float sums[2][WARP];               /* in turn: there is one barrier to a row */
+    /* for each row that the block walks at once: the weight, and dx_sum */
+    extern __shared__ __align__(16) float kept[];
+    __shared__ float sums[2][WARP]; /* in turn: there is one barrier to a row */
     int channels = (int)channels_of(args), pair[ROW_CHANNELS / N], at = 0;
-    float *weight = kept + threadIdx.y * channels;
+    float *weight = kept + threadIdx.y * 2 * channels, *dx_sum = weight + channels;
     RowPart<N> dweight = {};
+    fill_row<N>(dx_sum, channels, 0.f);
     keep_row<N>(weight, (const float *)args.weight, channels, 0.f);
     list_pairs<N>((int)args.head_dim, pair);
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step(), at ^= 1) {
+        int64_t token = row_first_token();
+        Arriving<T> next;
+        if (token < args.tokens)
+            order_row<T, true>(args, sample, token, pair, next);
+        for (; token < args.tokens; token += row_token_step(), at ^= 1) {
             int64_t row = sample * args.tokens + token;
-            float rstd = ((const float *)args.rstd)[row];
+            float rstd = next.rstd;
             RowPart<N> z, g;
-            load_row<N>((const T *)args.x + row * channels, channels, z);
-            load_row<N>((const T *)args.dy + row * channels, channels, g);
-            float sum = to_normalised<N>(args, token, rstd, pair, weight, z, g, dweight);
+            unpack_row<N>(next.x, z);
+            unpack_row<N>(next.dy, g);
+            float sum = to_normalised<N>(args, rstd, next.angles, weight, z, g, dweight);
+            if (token + row_token_step() < args.tokens)
+                order_row<T, true>(args, sample, token + row_token_step(), pair, next);
             float mean = row_sum(sum, sums[at]) / (float)channels;
 #pragma unroll
             for (int v = 0; v < ROW_CHANNELS / N; v++)
@@ -234,10 +298,14 @@ backward_rows(const DsvRmsNormRopeArgs args, float *partials)
                 for (int i = 0; i < N; i++)
                     g[v][i] = rstd * (g[v][i] - z[v][i] * mean);
             store_row<N>((T *)args.dx + row * channels, channels, g);
+            if (args.dx_sum)
+                add_row<N>(dx_sum, channels, g);
         }
     }
     int64_t part = ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.y + threadIdx.y;
-    store_row<N>(partials + part * channels, channels, dweight);
+    store_row<N>(partials + 2 * part * channels, channels, dweight);
+    load_row<N>(dx_sum, channels, dweight);
+    store_row<N>(partials + (2 * part + 1) * channels, channels, dweight);
 }
 
 /* dy of channels c and c + 1 of a row turned back, the second 0 past the end. */
@@ -299,21 +367,21 @@ template <typename T> static DsvStatus backward_by_rows(DsvStream *stream, const
 {
     int64_t channels = channels_of(*args);
     dim3 block = row_block(channels), grid;
-    size_t kept = kept_bytes(channels, 1); /* and as much of partial sums for a block */
+    size_t kept = kept_bytes(channels, 2); /* and as much of partial sums for a block */
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / kept);
     float *partials = (float *)stream->partials;
     DSVI_TRY(row_grid(stream, backward_rows<T>, block, kept, args->batch, args->tokens, most, &grid));
     backward_rows<T><<<grid, block, kept, stream->handle>>>(*args, partials);
     DSVI_CUDA_LAUNCHED("rms_norm_rope_bwd");
     int64_t parts = (int64_t)grid.x * grid.y * block.y;
-    ColumnSums sums = {partials, 1, parts, 1, channels, {(float *)args->dweight, nullptr}, 0};
+    ColumnSums sums = {partials, 1, parts, 2, channels, {(float *)args->dweight, (float *)args->dx_sum}, {0}};
     return launch_add_partials(stream, &sums);
 }
 
 template <typename T> static DsvStatus backward(DsvStream *stream, const DsvRmsNormRopeArgs *args)
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
-    if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept_bytes(channels, 1)) &&
+    if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept_bytes(channels, 2)) &&
         vectors_fit<T>(args) && aligned((const T *)args->dy, channels, 16) &&
         aligned((const T *)args->dx, channels, 16))
         return backward_by_rows<T>(stream, args);
@@ -321,7 +389,8 @@ template <typename T> static DsvStatus backward(DsvStream *stream, const DsvRmsN
     weight_any<T><<<(unsigned)ceil_div(channels, WARP), dim3(WARP, STRANDS), 0, stream->handle>>>(*args);
     backward_any<T><<<long_row_blocks(stream, rows), LONG_ROW_THREADS, 0, stream->handle>>>(*args);
     DSVI_CUDA_LAUNCHED("rms_norm_rope_bwd");
-    return DSV_OK;
+    DsvColSumArgs sum = {rows, channels, args->act, args->dx, channels, args->acc, args->dx_sum};
+    return args->dx_sum ? dsvi_cuda_col_sum(stream, &sum) : DSV_OK;
 }
 
 /* ---- the ops ---- */

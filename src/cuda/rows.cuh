@@ -14,7 +14,7 @@ namespace dsvi {
 constexpr int ROW_CHANNELS = 16; /* of a thread */
 /* Threads of a row at most: what the registers of 65536 allow kernels that hold one row, and two. */
 constexpr int ROW_THREADS = 1024;
-constexpr int TWO_ROWS_THREADS = 640;
+constexpr int TWO_ROWS_THREADS = 512;
 constexpr int ROW_WARPS = 4;     /* of a block whose rows are a warp's */
 
 /* For any row at all: its threads where it is read anew for each pass. */
@@ -60,6 +60,42 @@ __device__ __forceinline__ void store_row(T *row, int channels, const RowPart<N>
     for (int v = 0; v < ROW_CHANNELS / N; v++)
         if (row_channel<N>(v) < channels)
             store_vector<N>(row + row_channel<N>(v), x[v]);
+}
+
+/* A row of this thread's channels as it lies in memory: nothing waits for it before it is unpacked. */
+template <int N, typename T> struct RawPart {
+    Vector<N, T> vector[ROW_CHANNELS / N];
+};
+
+template <int N, typename T>
+__device__ __forceinline__ void load_raw(const T *row, int channels, RawPart<N, T> &x)
+{
+#pragma unroll
+    for (int v = 0; v < ROW_CHANNELS / N; v++) {
+        x.vector[v] = Vector<N, T>();
+        if (row_channel<N>(v) < channels)
+            x.vector[v] = *reinterpret_cast<const Vector<N, T> *>(row + row_channel<N>(v));
+    }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void unpack_row(const RawPart<N, T> &raw, RowPart<N> &x)
+{
+#pragma unroll
+    for (int v = 0; v < ROW_CHANNELS / N; v++)
+        unpack<N>(raw.vector[v], x[v]);
+}
+
+/* This thread's channels of `row` become `x`. */
+template <int N> __device__ __forceinline__ void fill_row(float *row, int channels, float x)
+{
+    RowPart<N> all;
+#pragma unroll
+    for (int v = 0; v < ROW_CHANNELS / N; v++)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            all[v][i] = x;
+    store_row<N>(row, channels, all);
 }
 
 /* Copies this thread's channels of `row`, plus `offset`, to shared memory. No other thread reads them there:

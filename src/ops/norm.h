@@ -3,10 +3,13 @@
  * layer_norm: y = (x - mean) * rstd * (one_plus + scale) + shift over the C channels of a token,
  *     rstd = 1 / sqrt(variance + eps), biased variance.
  *     one_plus = 1 with a scale and shift per sample is AdaLN modulation; one_plus = 0 with shared
- *     ones is the affine norm before cross-attention. The residual sum that x is can be asked for at once.
+ *     ones is the affine norm before cross-attention. The residual sum that x is can be asked for at once,
+ *     and backward what the gradient of x goes through next.
  * rms_norm_rope: u = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps) over ALL heads' channels
  *     jointly; then, where tables are given, each head's adjacent pairs (2p, 2p+1) of token s are
- *     turned by the angle of (s, p): (a, b) -> (a cos - b sin, a sin + b cos).
+ *     turned by the angle of (s, p): (a, b) -> (a cos - b sin, a sin + b cos). Backward the gradient of a
+ *     bias that x ends with can be asked for at once: dx_sum += sum over samples and tokens of dx, which a
+ *     variant may round to act before it is added.
  *
  * "act" is the compute dtype (F32 or BF16), "acc" is F32; the truth takes F64 for both. Inside, all
  * arithmetic is in acc and rounded once on store. Bytes: each named tensor once. */
@@ -38,6 +41,8 @@ typedef struct DsvLayerNormArgs {
     const void *dy;         /* (B, S, C) act */
     void *dx;               /* (B, S, C) acc, added to */
     void *dscale, *dshift;  /* as scale and shift, same sample_stride, added to */
+    const DsvGateResidualArgs *then; /* backward only, or NULL. Done last: a gate_residual_bwd of the same
+                                      * sizes and dtypes whose dout is dx. Its dy may be this dy */
 } DsvLayerNormArgs;
 
 typedef DsvStatus dsvi_layer_norm_fn(DsvStream *stream, const DsvLayerNormArgs *args);
@@ -55,6 +60,7 @@ typedef struct DsvRmsNormRopeArgs {
     const void *dy;         /* (B, S, N, D) act */
     void *dx;               /* (B, S, N, D) act, overwritten; may be dy itself */
     void *dweight;          /* (N * D) acc, added to */
+    void *dx_sum;           /* (N * D) acc, added to, or NULL */
 } DsvRmsNormRopeArgs;
 
 typedef DsvStatus dsvi_rms_norm_rope_fn(DsvStream *stream, const DsvRmsNormRopeArgs *args);

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "ops/gemm.h"
+
 DsvStatus dsvi_layer_norm_fwd_ref(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t channels = args->channels;
@@ -73,7 +75,6 @@ static void layer_norm_modulation_grad(const DsvLayerNormArgs *args, int64_t fir
 DsvStatus dsvi_layer_norm_bwd_ref(DsvStream *stream, const DsvLayerNormArgs *args)
 {
     int64_t channels = args->channels;
-    (void)stream;
     for (int64_t row = 0; row < args->batch * args->tokens; row++) {
         double mean_g = 0, mean_gz = 0, rstd = dsvi_load(args->acc, args->rstd, row);
         for (int64_t c = 0; c < channels; c++) {
@@ -94,7 +95,7 @@ DsvStatus dsvi_layer_norm_bwd_ref(DsvStream *stream, const DsvLayerNormArgs *arg
     else
         for (int64_t b = 0; b < args->batch; b++)
             layer_norm_modulation_grad(args, b * args->tokens, args->tokens, b * args->sample_stride);
-    return DSV_OK;
+    return args->then ? dsvi_gate_residual_bwd_ref(stream, args->then) : DSV_OK;
 }
 
 /* Turns the pair (a, b), channels c and c + 1 of a token, by its angle; direction -1 turns back. */
@@ -169,7 +170,6 @@ static void rms_norm_dweight(const DsvRmsNormRopeArgs *args)
 DsvStatus dsvi_rms_norm_rope_bwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs *args)
 {
     int64_t channels = args->heads * args->head_dim;
-    (void)stream;
     rms_norm_dweight(args); /* before dx, which may overwrite dy */
     for (int64_t row = 0; row < args->batch * args->tokens; row++) {
         double mean_gz = 0, rstd = dsvi_load(args->acc, args->rstd, row), du[2];
@@ -188,5 +188,7 @@ DsvStatus dsvi_rms_norm_rope_bwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs
             dsvi_store(args->act, args->dx, row * channels + c, rstd * (g - z * mean_gz));
         }
     }
-    return DSV_OK;
+    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = channels, .x_dtype = args->act, .x = args->dx,
+                         .ldx = channels, .y_dtype = args->acc, .y = args->dx_sum};
+    return args->dx_sum ? dsvi_col_sum_ref(stream, &sum) : DSV_OK;
 }

@@ -26,7 +26,9 @@ typedef struct DsvActivationArgs {
 typedef DsvStatus dsvi_activation_fn(DsvStream *stream, const DsvActivationArgs *args);
 
 /* gate_residual_fwd: out = x + gate * y, the gate one row per sample; gate NULL: out = x + y.
- * gate_residual_bwd: dy = gate * dout; dgate += sum over tokens of dout * y. (dx is dout itself.) */
+ * gate_residual_bwd: dy = gate * dout; dgate += sum over tokens of dout * y. (dx is dout itself.) The
+ *     gradient of a bias that y ends with can be asked for at once: dy_sum += sum over samples and tokens of
+ *     dy, which a variant may round to act before it is added. */
 typedef struct DsvGateResidualArgs {
     int64_t batch, tokens, channels;
     int64_t gate_stride; /* elements from one sample's gate to the next */
@@ -38,6 +40,7 @@ typedef struct DsvGateResidualArgs {
     const void *dout;    /* (B, S, C) acc; backward only */
     void *dy;            /* (B, S, C) act; backward only */
     void *dgate;         /* as gate, added to; backward only; NULL when gate is */
+    void *dy_sum;        /* (C) acc, added to, or NULL; backward only */
 } DsvGateResidualArgs;
 typedef DsvStatus dsvi_gate_residual_fn(DsvStream *stream, const DsvGateResidualArgs *args);
 

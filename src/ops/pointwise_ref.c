@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "ops/gemm.h"
+
 /* gelu_tanh(x) = x/2 (1 + tanh(u)) = x s(2u) with the logistic function s: the form without tanh keeps
  * its precision where tanh(u) is near -1. */
 static double logistic(double x)
@@ -65,7 +67,6 @@ DsvStatus dsvi_gate_residual_fwd_ref(DsvStream *stream, const DsvGateResidualArg
 DsvStatus dsvi_gate_residual_bwd_ref(DsvStream *stream, const DsvGateResidualArgs *args)
 {
     int64_t sample = args->tokens * args->channels;
-    (void)stream;
     for (int64_t i = 0; i < args->batch * sample; i++) {
         double gate = gate_of(args, i / sample, i % args->channels);
         dsvi_store(args->act, args->dy, i, gate * dsvi_load(args->acc, args->dout, i));
@@ -78,7 +79,9 @@ DsvStatus dsvi_gate_residual_bwd_ref(DsvStream *stream, const DsvGateResidualArg
                    dsvi_load(args->act, args->y, b * sample + s * args->channels + c);
         dsvi_store(args->acc, args->dgate, at, sum);
     }
-    return DSV_OK;
+    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = args->channels, .x_dtype = args->act,
+                         .x = args->dy, .ldx = args->channels, .y_dtype = args->acc, .y = args->dy_sum};
+    return args->dy_sum ? dsvi_col_sum_ref(stream, &sum) : DSV_OK;
 }
 
 DsvStatus dsvi_add_ref(DsvStream *stream, const DsvAddArgs *args)

@@ -123,6 +123,79 @@ static void check_sum_norm_cases(const DsvBackend *backend)
         check_sum_norm(backend, &shapes[i]);
 }
 
+typedef struct NormThenShape {
+    int64_t batch, tokens, channels;
+    int64_t sample_stride; /* as in SumNormShape */
+    bool gated, summed, in_place; /* its dy over the norm's */
+} NormThenShape;
+
+enum { NT_X, NT_SCALE, NT_MEAN, NT_RSTD, NT_GATE, NT_Y, NT_DY, NT_DX, NT_DSCALE, NT_DSHIFT, NT_NEXT, NT_DGATE,
+       NT_DY_SUM };
+
+static DsvStatus run_norm_then(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+{
+    const NormThenShape *shape = c->parameters;
+    const CheckBuffer *buffer = c->buffer;
+    DsvGateResidualArgs then = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
+        .gate_stride = shape->sample_stride ? shape->sample_stride : shape->channels, .act = c->act,
+        .acc = c->acc, .y = shape->gated ? buffer[NT_Y].data : NULL,
+        .gate = shape->gated ? buffer[NT_GATE].data : NULL, .dout = buffer[NT_DX].data,
+        .dy = buffer[NT_NEXT].data, .dgate = shape->gated ? buffer[NT_DGATE].data : NULL,
+        .dy_sum = shape->summed ? buffer[NT_DY_SUM].data : NULL,
+    };
+    DsvLayerNormArgs args = {
+        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels, .eps = 1e-6,
+        .one_plus = shape->sample_stride ? 1 : 0, .sample_stride = shape->sample_stride,
+        .act = c->act, .acc = c->acc, .x = buffer[NT_X].data, .scale = buffer[NT_SCALE].data,
+        .mean = buffer[NT_MEAN].data, .rstd = buffer[NT_RSTD].data, .dy = buffer[NT_DY].data,
+        .dx = buffer[NT_DX].data, .dscale = buffer[NT_DSCALE].data, .dshift = buffer[NT_DSHIFT].data,
+        .then = &then,
+    };
+    return ops->layer_norm_bwd.run(stream, &args);
+}
+
+static void check_norm_then(const DsvBackend *backend, const NormThenShape *shape)
+{
+    CheckCase c = {.op = "layer_norm_bwd", .parameters = shape, .run = run_norm_then, .ulps = 4};
+    int64_t stride = shape->sample_stride ? shape->sample_stride : shape->channels;
+    int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
+    int64_t gates = shape->batch > 0 ? (shape->batch - 1) * stride + shape->channels : 0;
+    int64_t modulation = shape->sample_stride ? gates : shape->channels;
+    snprintf(c.shape, sizeof c.shape, "and a gate, batch %lld tokens %lld channels %lld stride %lld%s%s%s",
+             (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
+             (long long)shape->sample_stride, shape->gated ? "" : " no gate", shape->summed ? " summed" : "",
+             shape->in_place ? " in place" : "");
+    check_buffer(&c, "x", CHECK_ACC, CHECK_IN, n);
+    check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
+    check_buffer(&c, "mean", CHECK_ACC, CHECK_IN, rows)->steady = true;
+    CheckBuffer *rstd = check_buffer(&c, "rstd", CHECK_ACC, CHECK_IN, rows);
+    rstd->steady = rstd->positive = true;
+    check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates)->steady = true;
+    check_buffer(&c, "y", CHECK_ACT, CHECK_IN, n);
+    check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, n);
+    check_buffer(&c, "dx", CHECK_ACC, CHECK_IN_OUT, n);
+    check_buffer(&c, "dscale", CHECK_ACC, CHECK_IN_OUT, modulation);
+    check_buffer(&c, "dshift", CHECK_ACC, CHECK_IN_OUT, modulation);
+    check_buffer(&c, "next dy", CHECK_ACT, CHECK_OUT, n)->alias = shape->in_place ? NT_DY + 1 : 0;
+    check_buffer(&c, "dgate", CHECK_ACC, CHECK_IN_OUT, gates);
+    check_buffer(&c, "dy_sum", CHECK_ACC, CHECK_IN_OUT, shape->channels);
+    assert_case(&c, backend);
+}
+
+static void check_norm_then_cases(const DsvBackend *backend)
+{
+    static const NormThenShape shapes[] = {
+        {1, 1, 1, 1, true, true, false},       {2, 3, 17, 40, true, false, true},
+        {2, 5, 65, 0, false, true, true},      {3, 7, 132, 0, true, true, false},
+        {2, 33, 16, 96, false, false, false},  {0, 4, 8, 0, true, true, false},
+        {2, 9, 1540, 3080, true, true, true},  {2, 700, 1536, 0, true, true, true},
+        {1, 3, 10300, 0, true, true, true},    {2, 3, 8192, 8192, false, true, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_norm_then(backend, &shapes[i]);
+}
+
 void check_layer_norm_cases(const DsvBackend *backend)
 {
     /* modulated with rows far apart, modulated, and shared (stride 0); the last two are for variants that
@@ -139,14 +212,17 @@ void check_layer_norm_cases(const DsvBackend *backend)
         check_layer_norm(backend, &shape);
     }
     check_sum_norm_cases(backend);
+    check_norm_then_cases(backend);
 }
 
 typedef struct RmsShape {
     int64_t batch, tokens, heads, head_dim;
-    bool rotated, in_place, backward;
+    bool rotated, in_place, backward; /* in place: backward */
+    bool summed;                      /* backward */
 } RmsShape;
 
-enum { RMS_X, RMS_WEIGHT, RMS_COS, RMS_SIN, RMS_RSTD, RMS_Y, RMS_DY = RMS_Y, RMS_DX, RMS_DWEIGHT };
+enum { RMS_X, RMS_WEIGHT, RMS_COS, RMS_SIN, RMS_RSTD, RMS_Y, RMS_DY = RMS_Y, RMS_DX, RMS_DWEIGHT,
+       RMS_DX_SUM };
 
 static DsvStatus run_rms(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
@@ -165,6 +241,7 @@ static DsvStatus run_rms(const CheckCase *c, const DsvOps *ops, DsvStream *strea
     args.dy = buffer[RMS_DY].data;
     args.dx = buffer[RMS_DX].data;
     args.dweight = buffer[RMS_DWEIGHT].data;
+    args.dx_sum = shape->summed ? buffer[RMS_DX_SUM].data : NULL;
     return ops->rms_norm_rope_bwd.run(stream, &args);
 }
 
@@ -174,10 +251,10 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
                    .run = run_rms, .ulps = 4};
     int64_t rows = shape->batch * shape->tokens, channels = shape->heads * shape->head_dim;
     int64_t angles = shape->tokens * (shape->head_dim / 2);
-    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld heads %lld dim %lld%s%s",
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld heads %lld dim %lld%s%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->heads,
              (long long)shape->head_dim, shape->rotated ? " rotated" : "",
-             shape->in_place ? " in place" : "");
+             shape->in_place ? " in place" : "", shape->summed ? " summed" : "");
     check_buffer(&c, "x", CHECK_ACT, CHECK_IN, rows * channels);
     check_buffer(&c, "weight", CHECK_ACC, CHECK_IN, channels)->steady = true;
     /* any two numbers will do: nothing in the op relies on cos^2 + sin^2 being 1 */
@@ -192,6 +269,7 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
         CheckBuffer *dx = check_buffer(&c, "dx", CHECK_ACT, CHECK_OUT, rows * channels);
         dx->alias = shape->in_place ? RMS_DY + 1 : 0;
         check_buffer(&c, "dweight", CHECK_ACC, CHECK_IN_OUT, channels);
+        check_buffer(&c, "dx_sum", CHECK_ACC, CHECK_IN_OUT, channels);
     }
     assert_case(&c, backend);
 }
@@ -199,12 +277,12 @@ static void check_rms(const DsvBackend *backend, const RmsShape *shape)
 void check_rms_norm_rope_cases(const DsvBackend *backend)
 {
     static const RmsShape shapes[] = {
-        {1, 1, 1, 1, false, false, false}, {1, 3, 1, 2, true, false, false},
-        {2, 5, 3, 5, false, true, false},  {2, 7, 3, 6, true, true, false},
-        {1, 33, 2, 64, true, false, false}, {2, 3, 1, 130, true, true, false},
-        {1, 70, 3, 32, true, true, false}, {1, 0, 2, 8, true, false, false},
-        {2, 9, 12, 128, true, true, false}, {1, 3, 161, 64, true, false, false},
-        {2, 5, 3, 264, false, true, false},
+        {1, 1, 1, 1, false, false, false, true}, {1, 3, 1, 2, true, false, false, true},
+        {2, 5, 3, 5, false, true, false, false}, {2, 7, 3, 6, true, true, false, true},
+        {1, 33, 2, 64, true, false, false, true}, {2, 3, 1, 130, true, true, false, false},
+        {1, 70, 3, 32, true, true, false, true}, {1, 0, 2, 8, true, false, false, true},
+        {2, 9, 12, 128, true, true, false, false}, {1, 3, 161, 64, true, false, false, true},
+        {2, 5, 3, 264, false, true, false, true}, {2, 500, 12, 128, true, false, false, true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         RmsShape shape = shapes[i];

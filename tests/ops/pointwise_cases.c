@@ -53,10 +53,11 @@ void check_activation_cases(const DsvBackend *backend)
 
 typedef struct GateShape {
     int64_t batch, tokens, channels, stride;
-    bool gated, in_place, backward;
+    bool gated, in_place, backward; /* in place: forward */
+    bool summed;                    /* backward */
 } GateShape;
 
-enum { GATE, GATE_Y, GATE_X, GATE_OUT, GATE_DOUT = GATE_X, GATE_DY, GATE_DGATE };
+enum { GATE, GATE_Y, GATE_X, GATE_OUT, GATE_DOUT = GATE_X, GATE_DY, GATE_DGATE, GATE_DY_SUM };
 
 static DsvStatus run_gate(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
 {
@@ -76,6 +77,7 @@ static DsvStatus run_gate(const CheckCase *c, const DsvOps *ops, DsvStream *stre
     args.dout = buffer[GATE_DOUT].data;
     args.dy = buffer[GATE_DY].data;
     args.dgate = shape->gated ? buffer[GATE_DGATE].data : NULL;
+    args.dy_sum = shape->summed ? buffer[GATE_DY_SUM].data : NULL;
     return ops->gate_residual_bwd.run(stream, &args);
 }
 
@@ -87,7 +89,8 @@ static void check_gate(const DsvBackend *backend, const GateShape *shape)
     int64_t gates = shape->batch > 0 ? (shape->batch - 1) * shape->stride + shape->channels : 0;
     snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
-             (long long)shape->stride, shape->gated ? "" : " no gate", shape->in_place ? " in place" : "");
+             (long long)shape->stride, shape->gated ? "" : " no gate",
+             shape->backward ? (shape->summed ? " summed" : "") : shape->in_place ? " in place" : "");
     check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
     check_buffer(&c, "y", CHECK_ACT, CHECK_IN, n);
     check_buffer(&c, shape->backward ? "dout" : "x", CHECK_ACC, CHECK_IN, n);
@@ -96,6 +99,7 @@ static void check_gate(const DsvBackend *backend, const GateShape *shape)
     } else {
         check_buffer(&c, "dy", CHECK_ACT, CHECK_OUT, n);
         check_buffer(&c, "dgate", CHECK_ACC, CHECK_IN_OUT, gates);
+        check_buffer(&c, "dy_sum", CHECK_ACC, CHECK_IN_OUT, shape->channels);
     }
     assert_case(&c, backend);
 }
@@ -103,11 +107,12 @@ static void check_gate(const DsvBackend *backend, const GateShape *shape)
 void check_gate_residual_cases(const DsvBackend *backend)
 {
     static const GateShape shapes[] = {
-        {1, 1, 1, 1, true, false, false},    {2, 3, 17, 17, true, true, false},
-        {3, 65, 63, 200, true, false, false}, {2, 5, 65, 65, false, true, false},
-        {1, 300, 33, 33, true, false, false}, {1, 0, 7, 7, true, false, false},
-        {0, 3, 7, 7, true, false, false},
-        {2, 70, 264, 300, true, true, false}, {1, 5, 132, 0, false, true, false},
+        {1, 1, 1, 1, true, false, false, true},     {2, 3, 17, 17, true, true, false, false},
+        {3, 65, 63, 200, true, false, false, true}, {2, 5, 65, 65, false, true, false, true},
+        {1, 300, 33, 33, true, false, false, true}, {1, 0, 7, 7, true, false, false, true},
+        {0, 3, 7, 7, true, false, false, true},     {2, 70, 264, 300, true, true, false, true},
+        {1, 5, 132, 0, false, true, false, false},  {3, 70, 264, 0, false, true, false, true},
+        {1, 80, 264, 300, true, true, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         GateShape shape = shapes[i];
