@@ -276,6 +276,9 @@ static DsvStatus zero_gradients(const DsvDit *dit)
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dx, dit->batch * dit->tokens * dit->width));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dcontext, dit->batch * dit->text_len * dit->width));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dembedding, dit->batch * 6 * dit->width));
+    DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dmodulation,
+                           dit->config.num_layers * dit->batch * 6 * dit->width));
+    DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dy_sum, dit->config.num_layers * dit->width));
     return dsvi_dit_zero(dit, dit->acc, s->dtime, dit->batch * dit->width);
 }
 

@@ -4,8 +4,10 @@
  *     y = CrossAttn(LN(x1) w + b, context)        x2 = x1 + y
  *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
  *
- * with m = modulation + e0. The backward pass walks up the same list. What it finds kept and what it computes
- * again is said at DsvDitSaved; the same functions do it both times, so the bits are the same. */
+ * with m = modulation + e0. Each sum is done by the norm behind it, the last by that of the next block or the
+ * head, and so is the way back through it. The backward pass walks up the same list. What it finds kept and
+ * what it computes again is said at DsvDitSaved; the same functions do it both times, so the bits are the
+ * same. */
 #include "model/dit_internal.h"
 
 #include <math.h>
@@ -26,13 +28,27 @@ static bool runs_again(const DsvDit *dit, int64_t block)
 
 /* ---- modulation: m = table + e0 ---- */
 
+/* Row `row` of the block's modulation. */
+static void *modulation_of(const DsvDit *dit, int64_t block, int row)
+{
+    return dsvi_dit_at(dit->scratch.modulation, dit->acc, (block * dit->batch * ROWS + row) * dit->width);
+}
+
+/* NULL without backward. */
+static void *dmodulation_of(const DsvDit *dit, int64_t block, int row)
+{
+    void *all = dit->scratch.dmodulation;
+    return all ? dsvi_dit_at(all, dit->acc, (block * dit->batch * ROWS + row) * dit->width) : NULL;
+}
+
 static DsvAddRowsArgs modulation_args(const DsvDit *dit, int64_t block)
 {
     int64_t place = params_of(dit, block)->modulation, cols = ROWS * dit->width;
     return (DsvAddRowsArgs){
         .rows = dit->batch, .cols = cols, .x_cols = cols, .acc = dit->acc,
-        .x = dit->embedded.modulation, .table = dsvi_dit_param(dit, place), .out = dit->scratch.modulation,
-        .dout = dit->scratch.dmodulation, .dx = dit->scratch.dembedding, .dtable = dsvi_dit_grad(dit, place),
+        .x = dit->embedded.modulation, .table = dsvi_dit_param(dit, place),
+        .out = modulation_of(dit, block, 0), .dout = dmodulation_of(dit, block, 0),
+        .dx = dit->scratch.dembedding, .dtable = dsvi_dit_grad(dit, place),
     };
 }
 
@@ -52,8 +68,8 @@ static DsvStatus modulate_bwd(const DsvDit *dit, int64_t block)
 
 static DsvDitNorm norm_self(const DsvDit *dit, int64_t block)
 {
-    return dsvi_dit_modulated(dit, dit->residual[block], dit->scratch.modulation, dit->scratch.dmodulation,
-                              ROWS, SHIFT_SELF);
+    return dsvi_dit_modulated(dit, dit->residual[block], modulation_of(dit, block, 0),
+                              dmodulation_of(dit, block, 0), ROWS, SHIFT_SELF);
 }
 
 static DsvDitNorm norm_cross(const DsvDit *dit, int64_t block)
@@ -68,13 +84,13 @@ static DsvDitNorm norm_cross(const DsvDit *dit, int64_t block)
 
 static DsvDitNorm norm_ffn(const DsvDit *dit, int64_t block)
 {
-    return dsvi_dit_modulated(dit, dit->saved[block].x2, dit->scratch.modulation, dit->scratch.dmodulation,
-                              ROWS, SHIFT_FFN);
+    return dsvi_dit_modulated(dit, dit->saved[block].x2, modulation_of(dit, block, 0),
+                              dmodulation_of(dit, block, 0), ROWS, SHIFT_FFN);
 }
 
 /* ---- the residual stream: out = x + gate y ---- */
 
-static DsvGateResidualArgs residual_args(const DsvDit *dit, int gate, const void *y)
+static DsvGateResidualArgs residual_args(const DsvDit *dit, int64_t block, int gate, const void *y)
 {
     DsvGateResidualArgs args = {
         .batch = dit->batch, .tokens = dit->tokens, .channels = dit->width, .gate_stride = ROWS * dit->width,
@@ -82,15 +98,15 @@ static DsvGateResidualArgs residual_args(const DsvDit *dit, int gate, const void
     };
     if (gate == NO_GATE)
         return args;
-    args.gate = dsvi_dit_at(dit->scratch.modulation, dit->acc, gate * dit->width);
-    if (dit->scratch.dmodulation)
-        args.dgate = dsvi_dit_at(dit->scratch.dmodulation, dit->acc, gate * dit->width);
+    args.gate = modulation_of(dit, block, gate);
+    args.dgate = dmodulation_of(dit, block, gate);
     return args;
 }
 
-static DsvGateResidualArgs sum_of(const DsvDit *dit, const void *x, int gate, const void *y, void *out)
+static DsvGateResidualArgs sum_of(const DsvDit *dit, int64_t block, const void *x, int gate, const void *y,
+                                  void *out)
 {
-    DsvGateResidualArgs args = residual_args(dit, gate, y);
+    DsvGateResidualArgs args = residual_args(dit, block, gate, y);
     args.x = x;
     args.out = out;
     return args;
@@ -98,27 +114,67 @@ static DsvGateResidualArgs sum_of(const DsvDit *dit, const void *x, int gate, co
 
 static DsvGateResidualArgs sum_self(const DsvDit *dit, int64_t block)
 {
-    return sum_of(dit, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
+    return sum_of(dit, block, dit->residual[block], GATE_SELF, dit->saved[block].y_self, dit->scratch.x1);
 }
 
 static DsvGateResidualArgs sum_cross(const DsvDit *dit, int64_t block)
 {
-    return sum_of(dit, dit->scratch.x1, NO_GATE, dit->scratch.h, dit->saved[block].x2);
+    return sum_of(dit, block, dit->scratch.x1, NO_GATE, dit->scratch.h, dit->saved[block].x2);
 }
 
-static DsvGateResidualArgs sum_ffn(const DsvDit *dit, int64_t block)
+DsvGateResidualArgs dsvi_dit_block_sum(const DsvDit *dit, int64_t block)
 {
     const DsvDitSaved *saved = &dit->saved[block];
-    return sum_of(dit, saved->x2, GATE_FFN, saved->y_ffn, dit->residual[block + 1]);
+    return sum_of(dit, block, saved->x2, GATE_FFN, saved->y_ffn, dit->residual[block + 1]);
 }
 
-/* dy = gate dx, and the gate's gradient. */
-static DsvStatus residual_bwd(const DsvDit *dit, int gate, const void *y)
+/* dy = gate dx, and the gradients of the gate and of the bias that y ends with. */
+static DsvGateResidualArgs sum_bwd_of(const DsvDit *dit, int64_t block, int gate, const void *y, void *dbias)
 {
-    DsvGateResidualArgs args = residual_args(dit, gate, y);
+    DsvGateResidualArgs args = residual_args(dit, block, gate, y);
     args.dout = dit->scratch.dx;
     args.dy = dit->scratch.dy;
-    return dit->backend->ops.gate_residual_bwd.run(dit->stream, &args);
+    args.dy_sum = dbias;
+    return args;
+}
+
+static DsvGateResidualArgs sum_self_bwd(const DsvDit *dit, int64_t block)
+{
+    return sum_bwd_of(dit, block, GATE_SELF, dit->saved[block].y_self,
+                      dsvi_dit_grad(dit, params_of(dit, block)->self.o.bias));
+}
+
+static DsvGateResidualArgs sum_cross_bwd(const DsvDit *dit, int64_t block)
+{
+    return sum_bwd_of(dit, block, NO_GATE, NULL, dsvi_dit_grad(dit, params_of(dit, block)->cross.o.bias));
+}
+
+/* While another block's weights may be the ones at hand. */
+static void *ffn_dy_sum(const DsvDit *dit, int64_t block)
+{
+    return dsvi_dit_at(dit->scratch.dy_sum, dit->acc, block * dit->width);
+}
+
+static DsvGateResidualArgs sum_ffn_bwd(const DsvDit *dit, int64_t block)
+{
+    return sum_bwd_of(dit, block, GATE_FFN, dit->saved[block].y_ffn, ffn_dy_sum(dit, block));
+}
+
+const DsvGateResidualArgs *dsvi_dit_block_sum_bwd(const DsvDit *dit, int64_t block,
+                                                  DsvGateResidualArgs *args)
+{
+    if (block < 0 || runs_again(dit, block))
+        return NULL;
+    *args = sum_ffn_bwd(dit, block);
+    return args;
+}
+
+/* The layer, for a backward pass in which whoever made dy has summed the bias's gradient. */
+static DsvDitLinear without_bias(const DsvDitLinear *linear)
+{
+    DsvDitLinear bare = *linear;
+    bare.bias = DSVI_DIT_NO_BIAS;
+    return bare;
 }
 
 /* ---- q and k: RMSNorm over all heads, and RoPE in self-attention ---- */
@@ -140,10 +196,12 @@ static DsvStatus heads_norm_fwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void
     return dit->backend->ops.rms_norm_rope_fwd.run(dit->stream, &args);
 }
 
-/* In place: dy becomes dx. */
-static DsvStatus heads_norm_bwd(const DsvDit *dit, DsvRmsNormRopeArgs args, void *dy)
+/* In place: dy becomes dx. Sums the gradient of the bias that x ends with, too. */
+static DsvStatus heads_norm_bwd(const DsvDit *dit, DsvRmsNormRopeArgs args, const DsvDitLinear *linear,
+                                void *dy)
 {
     args.dy = args.dx = dy;
+    args.dx_sum = dsvi_dit_grad(dit, linear->bias);
     return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
 }
 
@@ -177,9 +235,13 @@ static DsvStatus self_fwd(DsvDit *dit, int64_t block, bool recompute)
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_self(dit, block);
+    DsvGateResidualArgs sum;
     DsvSparseAttention tensors = self_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
+    bool first = recompute || block == 0; /* x is there */
+    if (!first)
+        sum = dsvi_dit_block_sum(dit, block - 1);
+    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, first ? NULL : &sum));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->q));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, rows, s->h, dit->act, saved->k));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, rows, s->h, dit->act, saved->v));
@@ -199,11 +261,13 @@ static DsvStatus self_bwd(DsvDit *dit, int64_t block)
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_self(dit, block);
+    DsvDitLinear q = without_bias(&p->q), k = without_bias(&p->k), o = without_bias(&p->o);
+    DsvGateResidualArgs args;
+    const DsvGateResidualArgs *sum = dsvi_dit_block_sum_bwd(dit, block - 1, &args);
     DsvSparseAttention tensors = self_tensors(dit, block);
     DsvDtype act = dit->act;
     int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(residual_bwd(dit, GATE_SELF, saved->y_self));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->o, rows, saved->attended, s->dy, act, s->h, false));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &o, rows, saved->attended, s->dy, act, s->h, false));
     DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
     DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
     tensors.dout = s->h;
@@ -211,13 +275,13 @@ static DsvStatus self_bwd(DsvDit *dit, int64_t block)
     tensors.dk = s->dk;
     tensors.dv = s->dv;
     DSVI_TRY(dsvi_dit_self_attend(dit, block, &tensors, true));
-    DSVI_TRY(heads_norm_bwd(dit, self_q_norm(dit, block), s->dq));
-    DSVI_TRY(heads_norm_bwd(dit, self_k_norm(dit, block), s->dk));
+    DSVI_TRY(heads_norm_bwd(dit, self_q_norm(dit, block), &p->q, s->dq));
+    DSVI_TRY(heads_norm_bwd(dit, self_k_norm(dit, block), &p->k, s->dk));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, act, s->dy, false));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, rows, s->h, s->dk, act, s->dy, true));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &q, rows, s->h, s->dq, act, s->dy, false));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &k, rows, s->h, s->dk, act, s->dy, true));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, rows, s->h, s->dv, act, s->dy, true));
-    return dsvi_dit_norm_bwd(dit, &norm);
+    return dsvi_dit_norm_bwd(dit, &norm, sum);
 }
 
 /* ---- cross-attention ---- */
@@ -271,11 +335,11 @@ static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
     const DsvDitScratch *s = &dit->scratch;
     const void *context = dit->embedded.context;
     DsvDitNorm norm = norm_cross(dit, block);
-    DsvGateResidualArgs sum = sum_self(dit, block);
+    DsvDitLinear q = without_bias(&p->q), k = without_bias(&p->k), o = without_bias(&p->o);
+    DsvGateResidualArgs sum = sum_self(dit, block), sum_bwd = sum_self_bwd(dit, block);
     DsvSparseAttention tensors = cross_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
-    DSVI_TRY(residual_bwd(dit, NO_GATE, NULL));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->o, rows, saved->cross_attended, s->dy, dit->act, s->h, false));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &o, rows, saved->cross_attended, s->dy, dit->act, s->h, false));
     DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
     DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
     tensors.dout = s->h;
@@ -283,13 +347,13 @@ static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
     tensors.dk = s->dcross_k;
     tensors.dv = s->dcross_v;
     DSVI_TRY(dsvi_dit_cross_attend(dit, &tensors, true));
-    DSVI_TRY(heads_norm_bwd(dit, cross_q_norm(dit, block), s->dq));
-    DSVI_TRY(heads_norm_bwd(dit, cross_k_norm(dit, block), s->dcross_k));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->k, text_rows, context, s->dcross_k, dit->acc, s->dcontext, true));
+    DSVI_TRY(heads_norm_bwd(dit, cross_q_norm(dit, block), &p->q, s->dq));
+    DSVI_TRY(heads_norm_bwd(dit, cross_k_norm(dit, block), &p->k, s->dcross_k));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &k, text_rows, context, s->dcross_k, dit->acc, s->dcontext, true));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v, text_rows, context, s->dcross_v, dit->acc, s->dcontext, true));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, runs_again(dit, block) ? NULL : &sum));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->q, rows, s->h, s->dq, dit->act, s->dy, false));
-    return dsvi_dit_norm_bwd(dit, &norm);
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &q, rows, s->h, s->dq, dit->act, s->dy, false));
+    return dsvi_dit_norm_bwd(dit, &norm, &sum_bwd);
 }
 
 /* ---- feed-forward ---- */
@@ -307,28 +371,41 @@ static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
     return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, saved->ffn_act, dit->act, saved->y_ffn);
 }
 
+/* What the norm behind the block has summed. */
+static DsvStatus take_ffn_dbias(const DsvDit *dit, int64_t block)
+{
+    DsvAddArgs add = {
+        .n = dit->width, .a = 1, .b = 1, .x_dtype = dit->acc, .y_dtype = dit->acc,
+        .x = ffn_dy_sum(dit, block), .y = dsvi_dit_grad(dit, params_of(dit, block)->ffn_out.bias),
+    };
+    return dit->backend->ops.add.run(dit->stream, &add);
+}
+
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 {
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
     const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_ffn(dit, block);
+    DsvDitLinear ffn_out = without_bias(&p->ffn_out);
+    DsvGateResidualArgs sum = sum_cross_bwd(dit, block), own = sum_ffn_bwd(dit, block);
     int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(residual_bwd(dit, GATE_FFN, saved->y_ffn));
-    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &p->ffn_out, rows, saved->ffn_hidden, saved->ffn_act, s->dy,
+    if (runs_again(dit, block))
+        DSVI_TRY(dit->backend->ops.gate_residual_bwd.run(dit->stream, &own));
+    DSVI_TRY(take_ffn_dbias(dit, block));
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &ffn_out, rows, saved->ffn_hidden, saved->ffn_act, s->dy,
                                       s->dffn));
     if (!runs_again(dit, block)) /* else scratch has it */
         DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
-    return dsvi_dit_norm_bwd(dit, &norm);
+    return dsvi_dit_norm_bwd(dit, &norm, &sum);
 }
 
 /* ---- the block ---- */
 
-/* All but the last sum. `recompute`: for the backward pass, which has no use for the block's output. */
+/* `recompute`: for the backward pass. */
 static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
 {
-    DSVI_TRY(modulate(dit, block));
     DSVI_TRY(self_fwd(dit, block, recompute));
     DSVI_TRY(cross_fwd(dit, block));
     return ffn_fwd(dit, block);
@@ -336,15 +413,14 @@ static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
 
 DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
 {
-    DsvGateResidualArgs sum = sum_ffn(dit, block);
-    DSVI_TRY(sublayers_fwd(dit, block, false));
-    return dit->backend->ops.gate_residual_fwd.run(dit->stream, &sum);
+    DSVI_TRY(modulate(dit, block));
+    return sublayers_fwd(dit, block, false);
 }
 
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
 {
-    DSVI_TRY(runs_again(dit, block) ? sublayers_fwd(dit, block, true) : modulate(dit, block));
-    DSVI_TRY(dsvi_dit_zero(dit, dit->acc, dit->scratch.dmodulation, dit->batch * ROWS * dit->width));
+    if (runs_again(dit, block))
+        DSVI_TRY(sublayers_fwd(dit, block, true));
     DSVI_TRY(ffn_bwd(dit, block));
     DSVI_TRY(cross_bwd(dit, block));
     DSVI_TRY(self_bwd(dit, block));

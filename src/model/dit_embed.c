@@ -188,13 +188,14 @@ static DsvStatus gather_head_rows(const DsvDit *dit)
     return DSV_OK;
 }
 
-/* The residual stream to scratch.h. */
+/* The last block's sum, and the residual stream to scratch.h. */
 static DsvStatus norm_and_modulate(const DsvDit *dit)
 {
     DsvAddRowsArgs modulation = head_modulation(dit);
+    DsvGateResidualArgs sum = dsvi_dit_block_sum(dit, dit->config.num_layers - 1);
     DsvDitNorm norm = head_norm(dit);
     DSVI_TRY(dit->backend->ops.add_rows_fwd.run(dit->stream, &modulation));
-    return dsvi_dit_norm_fwd(dit, &norm, NULL);
+    return dsvi_dit_norm_fwd(dit, &norm, &sum);
 }
 
 DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
@@ -243,11 +244,13 @@ DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
     const DsvDitScratch *s = &dit->scratch;
     DsvAddRowsArgs modulation = head_modulation(dit);
     DsvDitNorm norm = head_norm(dit);
+    DsvGateResidualArgs args;
+    const DsvGateResidualArgs *sum = dsvi_dit_block_sum_bwd(dit, dit->config.num_layers - 1, &args);
     DSVI_TRY(find_dhead_rows(dit, doutput));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, s->dhead_rows,
                                  dit->act, s->dy, false));
-    DSVI_TRY(dsvi_dit_norm_bwd(dit, &norm));
+    DSVI_TRY(dsvi_dit_norm_bwd(dit, &norm, sum));
     return dit->backend->ops.add_rows_bwd.run(dit->stream, &modulation);
 }

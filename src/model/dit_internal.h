@@ -9,10 +9,12 @@
 extern "C" {
 #endif
 
+enum { DSVI_DIT_NO_BIAS = -1 };
+
 /* y = x W^T + b. Places are in elements, the same in all flat arrays. */
 typedef struct DsvDitLinear {
     int64_t out, in;
-    int64_t weight, bias;
+    int64_t weight, bias; /* backward bias may be DSVI_DIT_NO_BIAS: who makes dy also sums it */
     DsvDtype dtype; /* of x and of the copy of W that multiplies it: act, or acc in the time embedder */
 } DsvDitLinear;
 
@@ -69,7 +71,7 @@ typedef struct DsvDitEmbedded {
  * backward. */
 typedef struct DsvDitScratch {
     void *x1;                /* (B, S, C) acc: residual stream after self-attention of a block */
-    void *modulation;        /* (B, 6, C) acc: of a block */
+    void *modulation;        /* (num_layers, B, 6, C) acc: of all blocks, from forward to backward */
     void *h;                 /* (B, S, C) act: a norm's output, then what cross-attention adds; before it is
                               * computed again in the backward pass, the gradient of attention's output */
     void *q, *k;             /* (B, S, C) act: after norm and RoPE */
@@ -87,7 +89,8 @@ typedef struct DsvDitScratch {
     void *dx;                /* (B, S, C) acc: gradient of the residual stream, through the whole pass */
     void *dcontext;          /* (B, L, C) acc: grows over the blocks */
     void *dembedding;        /* (B, 6, C) acc: gradient of e0, grows over the blocks */
-    void *dmodulation;       /* (B, 6, C) acc: of a block */
+    void *dmodulation;       /* (num_layers, B, 6, C) acc */
+    void *dy_sum;            /* (num_layers, C) acc: gradients of the biases of ffn_out */
     void *dhead_modulation;  /* (B, 2, C) acc */
     void *dtime;             /* (B, C) acc: gradient of e, from the head to the end */
     void *dtime_hidden;      /* (B, C) acc */
@@ -168,8 +171,9 @@ DsvDitNorm dsvi_dit_modulated(const DsvDit *dit, const void *x, const void *modu
                               int64_t rows, int64_t row);
 /* To scratch.h; before that the sum that makes x, or NULL. */
 DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum);
-/* From scratch.dy; adds to scratch.dx. */
-DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm);
+/* From scratch.dy; adds to scratch.dx. After that backward through the sum before the norm, or NULL: it
+ * leaves its own dy in scratch.dy. */
+DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum);
 
 /* ---- dit_attention.c ---- */
 
@@ -193,10 +197,14 @@ DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput);
 
 /* ---- dit_block.c ---- */
 
-/* residual[block] to residual[block + 1]. */
+/* residual[block] to the summands of residual[block + 1]: the norm behind the block does the sum. */
 DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block);
-/* dx, from gradient of residual[block + 1] to that of residual[block]; adds to dembedding and dcontext. */
+DsvGateResidualArgs dsvi_dit_block_sum(const DsvDit *dit, int64_t block);
+/* dx, from gradient of residual[block + 1] to that of residual[block]; adds to dembedding and dcontext. The
+ * norm behind the block has gone back through the block's sum, where all of that is kept: if not, NULL. */
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block);
+const DsvGateResidualArgs *dsvi_dit_block_sum_bwd(const DsvDit *dit, int64_t block,
+                                                  DsvGateResidualArgs *args);
 
 #ifdef __cplusplus
 }

@@ -75,7 +75,8 @@ static DsvStatus linear_param_grads(const DsvDit *dit, const DsvDitLinear *linea
         .a = dy, .lda = linear->out, .trans_a = true,
         .b = x, .ldb = linear->in,
         .c = dsvi_dit_grad(dit, linear->weight), .ldc = linear->in, .accumulate = true,
-        .bias_dtype = dit->acc, .a_sum = dsvi_dit_grad(dit, linear->bias),
+        .bias_dtype = dit->acc,
+        .a_sum = linear->bias == DSVI_DIT_NO_BIAS ? NULL : dsvi_dit_grad(dit, linear->bias),
     };
     return dit->backend->ops.gemm.run(dit->stream, &args);
 }
@@ -141,8 +142,9 @@ DsvStatus dsvi_dit_norm_fwd(const DsvDit *dit, const DsvDitNorm *norm, const Dsv
     return dit->backend->ops.layer_norm_fwd.run(dit->stream, &args);
 }
 
-DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm)
+DsvStatus dsvi_dit_norm_bwd(const DsvDit *dit, const DsvDitNorm *norm, const DsvGateResidualArgs *sum)
 {
     DsvLayerNormArgs args = layer_norm_args(dit, norm);
+    args.then = sum;
     return dit->backend->ops.layer_norm_bwd.run(dit->stream, &args);
 }

@@ -139,7 +139,8 @@ static void carve_backward(DsvDit *dit, DsvArena *arena)
     s->dx = take(arena, c, acc, stream);
     s->dcontext = take(arena, c, acc, text);
     s->dembedding = take(arena, c, acc, 6 * time);
-    s->dmodulation = take(arena, c, acc, 6 * time);
+    s->dmodulation = take(arena, c, acc, dit->config.num_layers * 6 * time);
+    s->dy_sum = take(arena, c, acc, dit->config.num_layers * dit->width);
     s->dhead_modulation = take(arena, c, acc, 2 * time);
     s->dtime = take(arena, c, acc, time);
     s->dtime_hidden = take(arena, c, acc, time);
@@ -160,7 +161,7 @@ static void carve_scratch(DsvDit *dit, DsvArena *arena)
     int64_t rows = dit->batch * dit->tokens, stream = rows * dit->width;
     int64_t longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
     s->x1 = dit->shape.backward ? take(arena, c, acc, stream) : dit->residual[0];
-    s->modulation = take(arena, c, acc, 6 * dit->batch * dit->width);
+    s->modulation = take(arena, c, acc, dit->config.num_layers * 6 * dit->batch * dit->width);
     s->h = take(arena, c, act, stream);
     s->cross_k = take(arena, c, act, dit->batch * dit->text_len * dit->width);
     s->mean = take(arena, c, acc, dit->batch * longest);
