@@ -1,6 +1,6 @@
-/* Patches to rows and back. A thread keeps to one element of the rows, whose place in its patch is the same
- * for all tokens, and walks tokens: threadIdx.x along a row, in order of memory; threadIdx.y along tokens,
- * whose patches are mostly neighbours, so that what they share of the latent meets in the caches. */
+/* Patches to rows and back. A block has a tile of some tokens and some channels, which goes through shared
+ * memory: on the latent's side neighbouring threads have the elements of a patch, then neighbouring tokens,
+ * whose patches are mostly neighbours; on the rows' side they have neighbouring elements of a row. */
 #include "cuda/cuda.h"
 #include "cuda/kernel.cuh"
 
@@ -8,19 +8,10 @@ using namespace dsvi;
 
 namespace {
 
-constexpr int THREADS = 256;
-constexpr int TOKENS = 2; /* that a thread has in flight */
-
-/* Where element `element` of a row lies in the latent, counted from its patch's first. */
-__device__ __forceinline__ int64_t place_of(const DsvPatchArgs &args, unsigned element)
-{
-    unsigned channels = (unsigned)args.channels, ph = (unsigned)args.patch[1], pw = (unsigned)args.patch[2];
-    unsigned inside = (unsigned)args.patch[0] * ph * pw;
-    unsigned channel = args.channel_last ? element % channels : element / inside;
-    unsigned offset = args.channel_last ? element / channels : element % inside;
-    int64_t frame = channel * args.frames + offset / (ph * pw);
-    return (frame * args.height + offset / pw % ph) * args.width + offset % pw;
-}
+constexpr int THREADS = 256, WARPS = THREADS / WARP;
+constexpr int TOKENS = 32, CHANNELS = 32; /* of a tile, at most */
+constexpr int64_t TILE_BYTES = 48 << 10;  /* at most */
+constexpr int FLIGHT = 8;                 /* elements of the latent that a thread has in flight */
 
 /* Where patches lie: patches of a frame's row, rows of a frame, and elements of the latent from one patch to
  * the next along each axis. */
@@ -31,7 +22,14 @@ struct Raster {
     int64_t frame_step, row_step, col_step;
 };
 
-/* The latent's element, in its sample, with which the patch of `token` begins. */
+/* In the tile tokens are `pitch` apart; their elements lie in segments that are segments of a row as well:
+ * one for all channels, or with channel_last one for each element of a patch, `segment` apart. */
+struct Tile {
+    int tokens, channels, inside; /* inside: elements of a patch and channel */
+    int segment, pitch;
+};
+
+/* The latent's element, in its sample and channel, with which the patch of `token` begins. */
 __device__ __forceinline__ int64_t origin_of(const Raster &raster, int64_t token)
 {
     unsigned position = (unsigned)raster.order[token];
@@ -40,47 +38,108 @@ __device__ __forceinline__ int64_t origin_of(const Raster &raster, int64_t token
     return frame * raster.frame_step + row * raster.row_step + col * raster.col_step;
 }
 
-/* One element of every row of a sample: `rows` is token 0's, `latent` that of the patch at position 0. */
-template <typename Latent, typename Row, bool GATHER>
-__device__ __forceinline__ void move_element(const Raster &raster, int64_t row_size, Latent *latent,
-                                             Row *rows)
+/* Where element `offset` of a patch lies, counted from its first. */
+__device__ __forceinline__ int64_t place_of(const DsvPatchArgs &args, unsigned offset)
 {
-    int64_t step = (int64_t)gridDim.x * blockDim.y;
-    int64_t first = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    for (; first < raster.tokens; first += step * TOKENS) {
-        Latent *place[TOKENS];
-        float x[TOKENS];
+    unsigned ph = (unsigned)args.patch[1], pw = (unsigned)args.patch[2];
+    return ((int64_t)(offset / (ph * pw)) * args.height + offset / pw % ph) * args.width + offset % pw;
+}
+
+/* One element of a patch in `channels` channels, from `begin` on each `step`-th; channels lie `plane` apart
+ * in the latent, `apart` in the tile. */
+template <typename Latent, bool GATHER>
+__device__ __forceinline__ void move_channels(Latent *latent, int64_t plane, float *tile, int apart,
+                                              int begin, int channels, int step)
+{
+    for (int first = begin; first < channels; first += FLIGHT * step) {
+        float x[FLIGHT];
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            int64_t token = first + t * step;
-            place[t] = nullptr;
-            if (token >= raster.tokens)
-                continue;
-            place[t] = latent + origin_of(raster, token);
-            x[t] = GATHER ? to_float(*place[t]) : to_float(rows[token * row_size]);
+        for (int i = 0; i < FLIGHT; i++) {
+            int c = first + i * step;
+            if (c < channels)
+                x[i] = GATHER ? to_float(latent[c * plane]) : tile[c * apart];
         }
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            if (!place[t])
+        for (int i = 0; i < FLIGHT; i++) {
+            int c = first + i * step;
+            if (c >= channels)
                 continue;
             if (GATHER)
-                rows[(first + t * step) * row_size] = from_float<Row>(x[t]);
+                tile[c * apart] = x[i];
             else
-                *place[t] = from_float<Latent>(x[t]);
+                latent[c * plane] = from_float<Latent>(x[i]);
+        }
+    }
+}
+
+/* Between the latent, from the tile's first channel on, and the tile. */
+template <typename Latent, bool GATHER>
+__device__ __forceinline__ void latent_side(const DsvPatchArgs &args, const Raster &raster, const Tile &cut,
+                                            int64_t token, int channels, Latent *latent, float *tile)
+{
+    int64_t plane = args.frames * args.height * args.width;
+    int elements = cut.tokens * cut.inside, abreast = THREADS / elements > 1 ? THREADS / elements : 1;
+    int threads = abreast > 1 ? elements : THREADS;
+    if ((int)threadIdx.x >= threads * abreast)
+        return;
+    for (int element = (int)threadIdx.x % threads; element < elements; element += threads) {
+        int t = element / cut.inside, offset = element % cut.inside;
+        if (token + t >= raster.tokens)
+            break;
+        Latent *place = latent + origin_of(raster, token + t) + place_of(args, (unsigned)offset);
+        float *at = tile + t * cut.pitch + offset * (args.channel_last ? cut.segment : 1);
+        move_channels<Latent, GATHER>(place, plane, at, args.channel_last ? 1 : cut.inside,
+                                      (int)threadIdx.x / threads, channels, abreast);
+    }
+}
+
+/* Between the tile and the rows, from its first token and channel on: a warp for a token. */
+template <typename Row, bool GATHER>
+__device__ __forceinline__ void rows_side(const DsvPatchArgs &args, const Raster &raster, const Tile &cut,
+                                          int64_t token, int channels, Row *rows, float *tile)
+{
+    int64_t row_size = args.channels * cut.inside;
+    int segments = args.channel_last ? cut.inside : 1;
+    int length = args.channel_last ? channels : channels * cut.inside;
+    for (int t = (int)threadIdx.x / WARP; t < cut.tokens && token + t < raster.tokens; t += WARPS) {
+        for (int segment = 0; segment < segments; segment++) {
+            Row *row = rows + t * row_size + segment * args.channels;
+            float *at = tile + t * cut.pitch + segment * cut.segment;
+#pragma unroll 4
+            for (int i = (int)threadIdx.x % WARP; i < length; i += WARP) {
+                if (GATHER)
+                    row[i] = from_float<Row>(at[i]);
+                else
+                    at[i] = to_float(row[i]);
+            }
         }
     }
 }
 
 template <typename Latent, typename Row, bool GATHER>
-__global__ void __launch_bounds__(THREADS) move_patches(const DsvPatchArgs args, const Raster raster)
+__global__ void __launch_bounds__(THREADS)
+move_patches(const DsvPatchArgs args, const Raster raster, const Tile cut)
 {
-    int64_t row_size = args.channels * args.patch[0] * args.patch[1] * args.patch[2];
-    int64_t sample_size = args.channels * args.frames * args.height * args.width;
-    for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        for (int64_t element = threadIdx.x; element < row_size; element += blockDim.x) {
-            Latent *latent = (Latent *)args.latent + sample * sample_size + place_of(args, (unsigned)element);
-            Row *rows = (Row *)args.rows + sample * raster.tokens * row_size + element;
-            move_element<Latent, Row, GATHER>(raster, row_size, latent, rows);
+    extern __shared__ float tile[];
+    int64_t row_size = args.channels * cut.inside, plane = args.frames * args.height * args.width;
+    int64_t token = (int64_t)blockIdx.x * cut.tokens;
+    for (int64_t sample = blockIdx.z; sample < args.batch; sample += gridDim.z) {
+        for (int64_t c = (int64_t)blockIdx.y * cut.channels; c < args.channels;
+             c += (int64_t)gridDim.y * cut.channels) {
+            int channels = (int)(args.channels - c < cut.channels ? args.channels - c : cut.channels);
+            Latent *latent = (Latent *)args.latent + (sample * args.channels + c) * plane;
+            Row *rows = (Row *)args.rows + (sample * raster.tokens + token) * row_size +
+                        c * (args.channel_last ? 1 : cut.inside);
+            if (GATHER)
+                latent_side<Latent, true>(args, raster, cut, token, channels, latent, tile);
+            else
+                rows_side<Row, false>(args, raster, cut, token, channels, rows, tile);
+            __syncthreads();
+            if (GATHER)
+                rows_side<Row, true>(args, raster, cut, token, channels, rows, tile);
+            else
+                latent_side<Latent, false>(args, raster, cut, token, channels, latent, tile);
+            __syncthreads(); /* the next tile goes there */
         }
     }
 }
@@ -100,18 +159,43 @@ static Raster raster_of(const DsvPatchArgs *args)
     return raster;
 }
 
+static int64_t tile_bytes(const Tile *cut)
+{
+    return (int64_t)cut->tokens * cut->pitch * (int64_t)sizeof(float);
+}
+
+/* As large as there is room. Pitch and segment are such that the threads of a warp on the latent's side,
+ * 8 tokens with 4 elements of their patches, meet 32 banks. */
+static Tile tile_of(int64_t inside)
+{
+    Tile cut = {TOKENS, CHANNELS, (int)inside, 0, 0};
+    for (;;) {
+        cut.segment = cut.channels + 1;
+        cut.pitch = cut.inside * cut.segment;
+        cut.pitch += (WARP + 4 - cut.pitch % WARP) % WARP;
+        if (tile_bytes(&cut) <= TILE_BYTES || cut.tokens == 1)
+            return cut;
+        if (cut.channels > 1)
+            cut.channels /= 2;
+        else
+            cut.tokens /= 2;
+    }
+}
+
 template <typename Latent, typename Row, bool GATHER>
 static DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
 {
     Raster raster = raster_of(args);
-    int64_t row_size = args->channels * args->patch[0] * args->patch[1] * args->patch[2];
-    if (args->batch * raster.tokens * row_size == 0)
+    Tile cut = tile_of(args->patch[0] * args->patch[1] * args->patch[2]);
+    if (args->batch * raster.tokens * args->channels * cut.inside == 0)
         return DSV_OK;
-    int64_t x = ceil_div(row_size, WARP) * WARP;
-    dim3 block((unsigned)(x < THREADS ? x : THREADS), (unsigned)(x < THREADS ? THREADS / x : 1));
-    int64_t useful = ceil_div(raster.tokens, (int64_t)block.y * TOKENS), most = 16 * stream->multiprocessors;
-    dim3 grid((unsigned)(useful < most ? useful : most), blocks_in_turn(args->batch));
-    move_patches<Latent, Row, GATHER><<<grid, block, 0, stream->handle>>>(*args, raster);
+    if (tile_bytes(&cut) > TILE_BYTES)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "patch: this variant takes patches of at most %lld elements, "
+                         "not %d", (long long)(TILE_BYTES / (2 * (int64_t)sizeof(float)) - WARP), cut.inside);
+    dim3 grid((unsigned)ceil_div(raster.tokens, cut.tokens),
+              blocks_in_turn(ceil_div(args->channels, (int64_t)cut.channels)), blocks_in_turn(args->batch));
+    move_patches<Latent, Row, GATHER>
+        <<<grid, THREADS, (size_t)tile_bytes(&cut), stream->handle>>>(*args, raster, cut);
     DSVI_CUDA_LAUNCHED("patch");
     return DSV_OK;
 }

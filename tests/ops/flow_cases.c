@@ -172,6 +172,9 @@ void check_patch_cases(const DsvBackend *backend)
         {2, 16, 3, 4, 6, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false, 0, 0},
         {2, 16, 3, 4, 6, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false, 0, 17},
         {1, 2, 3, 4, 4, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 12, 0},
+        {2, 70, 2, 12, 20, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 5, 3},
+        {1, 70, 2, 12, 20, {1, 2, 2}, CHECK_ACC, CHECK_ACC, true, false, 0, 0},
+        {1, 3, 2, 64, 40, {2, 32, 20}, CHECK_ACC, CHECK_ACT, true, false, 0, 0},
         {1, 2, 0, 4, 4, {1, 2, 2}, CHECK_ACC, CHECK_ACT, false, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
