@@ -73,6 +73,7 @@ typedef struct DsvDitStretch {
     void *acc;  /* what is used in acc, from the stretch's begin on */
     void *act;  /* GEMM weights in act, from where they begin */
     void *grad; /* acc, of the whole stretch, added to; needed in the backward pass alone */
+    bool fresh; /* but GEMM weights' gradients are overwritten: they may hold anything */
 } DsvDitStretch;
 
 /* The weights a model computes with: whole in three arrays, or lent to it a stretch at a time. */

@@ -66,6 +66,13 @@ DsvStatus dsvi_dit_linear_gelu_fwd(const DsvDit *dit, const DsvDitLinear *linear
     return dit->backend->ops.gemm.run(dit->stream, &args);
 }
 
+/* Whether a weight's gradient is to be overwritten. It has one product in a backward pass. */
+static bool is_fresh(const DsvDit *dit, int64_t weight)
+{
+    int64_t stretch = dsvi_param_stretch(dit->table, weight);
+    return dit->stretch[stretch].fresh && weight >= dit->table->gemm[stretch];
+}
+
 /* dW += dy^T x,  db += sum of the rows of dy */
 static DsvStatus linear_param_grads(const DsvDit *dit, const DsvDitLinear *linear, int64_t rows,
                                     const void *x, const void *dy)
@@ -74,7 +81,8 @@ static DsvStatus linear_param_grads(const DsvDit *dit, const DsvDitLinear *linea
         .m = linear->out, .n = linear->in, .k = rows, .ab_dtype = linear->dtype, .c_dtype = dit->acc,
         .a = dy, .lda = linear->out, .trans_a = true,
         .b = x, .ldb = linear->in,
-        .c = dsvi_dit_grad(dit, linear->weight), .ldc = linear->in, .accumulate = true,
+        .c = dsvi_dit_grad(dit, linear->weight), .ldc = linear->in,
+        .accumulate = !is_fresh(dit, linear->weight),
         .bias_dtype = dit->acc,
         .a_sum = linear->bias == DSVI_DIT_NO_BIAS ? NULL : dsvi_dit_grad(dit, linear->bias),
     };

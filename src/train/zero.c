@@ -224,9 +224,20 @@ static DsvStatus make_room(DsvZero *z, int64_t bucket)
                         (size_t)dsvi_shard_whole(&z->shard, bucket) * sizeof(float));
 }
 
+/* Clears what a step's first backward pass adds to of whole gradients: all but GEMM weights'. */
+static DsvStatus clear_added(DsvZero *z, int64_t bucket)
+{
+    DsvDevice *device = z->backend->device;
+    int64_t elements = z->table->gemm[bucket] - z->table->begin[bucket];
+    return device->zero(device->stream, bucket_grad(z, bucket), (size_t)elements * sizeof(float));
+}
+
 static DsvStatus enter(void *lender, DsvDitPass pass, int64_t bucket, DsvDitStretch *where)
 {
     DsvZero *z = lender;
+    where->fresh = pass == DSV_PASS_BACKWARD && z->grad.flat && z->fresh;
+    if (where->fresh)
+        DSVI_TRY(clear_added(z, bucket));
     if (!z->work_whole)
         DSVI_TRY(get_weights(z, pass, bucket));
     if (!z->grad.flat && pass == DSV_PASS_BACKWARD)
@@ -249,6 +260,8 @@ static DsvStatus find_square(const DsvZero *z, const float *x, int64_t n, double
 static DsvStatus leave(void *lender, DsvDitPass pass, int64_t bucket)
 {
     DsvZero *z = lender;
+    if (pass == DSV_PASS_BACKWARD && bucket == 0)
+        z->fresh = false;
     if (pass == DSV_PASS_FORWARD || !z->queue || (z->grad.flat && !z->last_pass))
         return DSV_OK;
     DSVI_TRY(find_square(z, bucket_grad(z, bucket), dsvi_shard_whole(&z->shard, bucket),
@@ -269,8 +282,10 @@ DsvDitWeights dsvi_zero_weights(DsvZero *z)
 DsvStatus dsvi_zero_clear_gradients(DsvZero *z)
 {
     DsvDevice *device = z->backend->device;
-    int64_t elements = z->grad.flat ? z->shard.begin[z->shard.buckets] : z->shard.own;
-    return device->zero(device->stream, z->grad.data, (size_t)elements * sizeof(float));
+    z->fresh = true;
+    if (z->grad.flat)
+        return DSV_OK;
+    return device->zero(device->stream, z->grad.data, (size_t)z->shard.own * sizeof(float));
 }
 
 DsvStatus dsvi_zero_sum_gradients(DsvZero *z)

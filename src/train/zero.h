@@ -50,6 +50,7 @@ typedef struct DsvZero {
     DsvShard work_shard;                /* in bytes, of the weights to compute with */
     bool work_whole;
     bool last_pass;                     /* of a step, as far as gradients go */
+    bool fresh;                         /* its first backward pass is to come, or is under way */
 
     unsigned char *work;                /* whole, or own stretches */
     DsvZeroBuffer gathered[2];          /* bucket b in number b % 2 */
@@ -79,8 +80,9 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
  * time where stage 3 has the weights divided. */
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
-/* Gradients begin at zero. The backward passes of a step add to them; before its last one `last_pass` is
- * set. */
+/* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward pass
+ * instead, and the others cleared as it comes to them. The backward passes of a step add to them; before its
+ * last one `last_pass` is set. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
 /* Waits until they are summed over all ranks. */
 DsvStatus dsvi_zero_sum_gradients(DsvZero *zero);
