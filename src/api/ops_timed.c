@@ -13,12 +13,13 @@ static DsvOps inner;
 static DsvDevice *device;
 static unsigned char kind_of[CALLS_MOST]; /* call i lies between marks 2 i and 2 i + 1 */
 static int64_t calls;
+static bool pausing;
 
 /* What goes to another stream, such as sums of what ranks send each other, runs beside the device's own and
  * is none of its time; it may also be given by another thread, which must not touch what stands above. */
 static bool counts(const DsvStream *stream)
 {
-    return stream == device->stream && calls < CALLS_MOST;
+    return stream == device->stream && !pausing && calls < CALLS_MOST;
 }
 
 static DsvStatus begin(DsvOpKind kind)
@@ -93,6 +94,7 @@ void dsvi_ops_time(DsvBackend *backend)
     inner = *ops;
     device = backend->device;
     TIMED_OPS(WRAP)
+    pausing = false;
     dsvi_ops_time_reset();
 }
 #undef WRAP
@@ -100,6 +102,11 @@ void dsvi_ops_time(DsvBackend *backend)
 void dsvi_ops_time_reset(void)
 {
     calls = 0;
+}
+
+void dsvi_ops_time_pause(bool paused)
+{
+    pausing = paused;
 }
 
 static DsvStatus wait_begins(void *nothing)

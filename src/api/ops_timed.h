@@ -25,6 +25,8 @@ typedef enum DsvOpKind {
 /* Wraps the table of `backend` in place and sets all sums to 0. One backend at a time. */
 void dsvi_ops_time(DsvBackend *backend);
 void dsvi_ops_time_reset(void);
+/* Paused, ops leave no marks, each of which takes the device some microseconds; it begins unpaused. */
+void dsvi_ops_time_pause(bool paused);
 /* Whether waits of the calling thread for other ranks are a kind too: for how long they keep the device's
  * stream from going on. To be ended before the backend is closed. */
 void dsvi_ops_time_waits(bool timed);

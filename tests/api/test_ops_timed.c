@@ -1,6 +1,6 @@
 /* The op table that keeps time, on a device whose clock is a counter: ops of its own stream are summed by
- * kind, and waits for other ranks; ops that another thread gives to another stream meanwhile leave no
- * trace. */
+ * kind, but for those of a pause, and waits for other ranks; ops that another thread gives to another stream
+ * meanwhile leave no trace. */
 #include "test.h"
 
 #include <pthread.h>
@@ -85,6 +85,9 @@ static void test_streams(void **state)
         assert_ok(backend.ops.add.run(device.stream, &add_args));
         assert_ok(backend.ops.gemm.run(device.stream, &gemm_args));
     }
+    dsvi_ops_time_pause(true);
+    assert_ok(backend.ops.gemm.run(device.stream, &gemm_args));
+    dsvi_ops_time_pause(false);
     atomic_store(&others_go_on, false);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_ok(dsvi_ops_time_spent(spent));
