@@ -55,12 +55,13 @@ static void carve_listed(DsvContextBench *b, DsvArena *arena)
     int64_t lists = pairs * ((dsvi_context_tokens(b->context) + b->settings.sparse_group - 1) /
                              b->settings.sparse_group);
     size_t slots = (size_t)(2 * pairs * grain * b->heads.head_dim) * dsvi_dtype_size(b->act);
-    size_t needs = (size_t)(pairs * runs), wants = (size_t)(ranks * pairs * own);
+    size_t needs = (size_t)dsvi_rows_needs_words(pairs, ranks, runs) * sizeof(uint32_t);
+    size_t wants = (size_t)dsvi_rows_wants_words(pairs, ranks, own) * sizeof(uint32_t);
     size_t firsts = (size_t)(ranks * (pairs + 1)) * sizeof(int64_t);
     l->memory.needs_marks = dsvi_arena_take(arena, DSV_MEM_SCRATCH, needs);
     l->memory.wants_marks = dsvi_arena_take(arena, DSV_MEM_SCRATCH, wants);
-    l->memory.needs_number = dsvi_arena_take(arena, DSV_MEM_SCRATCH, needs * sizeof(int32_t));
-    l->memory.wants_number = dsvi_arena_take(arena, DSV_MEM_SCRATCH, wants * sizeof(int32_t));
+    l->memory.needs_before = dsvi_arena_take(arena, DSV_MEM_SCRATCH, needs);
+    l->memory.wants_before = dsvi_arena_take(arena, DSV_MEM_SCRATCH, wants);
     l->memory.needs_first = dsvi_arena_take(arena, DSV_MEM_SCRATCH, firsts);
     l->memory.wants_first = dsvi_arena_take(arena, DSV_MEM_SCRATCH, firsts);
     l->memory.sent = dsvi_arena_take(arena, DSV_MEM_SCRATCH, (size_t)((ranks - 1) * own) * slots);

@@ -66,7 +66,7 @@ static DsvStatus end(void)
     X(select_lists, DsvSelectArgs, SELECT)                           \
     X(lists_divide, DsvListDivideArgs, SELECT)                       \
     X(lists_emit, DsvListDivideArgs, SELECT)                         \
-    X(runs_number, DsvRuns, SELECT)                                  \
+    X(runs_count, DsvRuns, SELECT)                                   \
     X(rows_take, DsvRowsArgs, TRANSFER)                              \
     X(rows_put, DsvRowsArgs, TRANSFER)                               \
     X(rows_add, DsvRowsArgs, TRANSFER)                               \

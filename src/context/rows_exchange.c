@@ -1,7 +1,10 @@
-/* See rows_exchange.h. A slot of a message has a run's rows of k, then those of v. */
+/* See rows_exchange.h. */
 #include "context/rows_exchange.h"
 
 #include "context/context_internal.h"
+
+/* Parts that rows go in: more of them hide more of packing, and each costs a kernel and a message. */
+enum { TURNS_MOST = 4 };
 
 static int64_t runs_before(int64_t key, int64_t grain)
 {
@@ -28,9 +31,9 @@ DsvStatus dsvi_rows_begin(const DsvBackend *backend, const DsvContextPart *part,
     for (int64_t j = 0; j <= ranks; j++)
         x->wants_bound[j] = j * (x->needs_bound[self + 1] - x->needs_bound[self]);
     x->needs = (DsvRuns){x->batch, part->heads, ranks, x->grain, x->needs_bound, memory->needs_marks,
-                         memory->needs_number, memory->needs_first};
+                         memory->needs_before, memory->needs_first};
     x->wants = (DsvRuns){x->batch, part->heads, ranks, x->grain, x->wants_bound, memory->wants_marks,
-                         memory->wants_number, memory->wants_first};
+                         memory->wants_before, memory->wants_first};
     x->width = x->far_keys = 0;
     return DSV_OK;
 }
@@ -80,21 +83,23 @@ int64_t dsvi_rows_wanted(const DsvRowsExchange *x)
 
 static DsvPiece marks_of(const DsvRuns *runs, int64_t part)
 {
-    int64_t begin = dsvi_runs_at(runs, part, 0, 0), pairs = dsvi_runs_pairs(runs);
-    return (DsvPiece){runs->marks + begin, (size_t)(pairs * (runs->bound[part + 1] - runs->bound[part]))};
+    int64_t begin = dsvi_runs_word(runs, part, 0), end = dsvi_runs_word(runs, part + 1, 0);
+    return (DsvPiece){runs->marks + begin, (size_t)(end - begin) * sizeof *runs->marks};
 }
 
-DsvStatus dsvi_rows_number(DsvRowsExchange *x)
+DsvStatus dsvi_rows_count(DsvRowsExchange *x)
 {
     DsvStream *stream = x->backend->device->stream;
-    DSVI_TRY(x->backend->ops.runs_number.run(stream, &x->needs));
-    return x->backend->ops.runs_number.run(stream, &x->wants);
+    DSVI_TRY(x->backend->ops.runs_count.run(stream, &x->needs));
+    return x->backend->ops.runs_count.run(stream, &x->wants);
 }
 
+/* While marks travel the own ones are counted. */
 DsvStatus dsvi_rows_marks(DsvRowsExchange *x)
 {
     DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
     DsvDevice *device = x->backend->device;
+    DsvComm *comm = x->part.sequence_device;
     int64_t self = x->part.sequence_index;
     size_t bytes = (size_t)firsts(x) * sizeof(int64_t);
     for (int64_t j = 0; j < x->part.sequence_ranks; j++) {
@@ -103,9 +108,12 @@ DsvStatus dsvi_rows_marks(DsvRowsExchange *x)
     }
     send[self] = receive[self]; /* a rank wants nothing of its own */
     DSVI_TRY(device->zero(device->stream, receive[self].data, receive[self].bytes));
-    DSVI_TRY(dsvi_comm_exchange(x->part.sequence_device, send, receive));
-    DSVI_TRY(dsvi_rows_number(x));
+    dsvi_comm_begin(comm);
+    DSVI_TRY(dsvi_comm_exchange(comm, send, receive));
+    DSVI_TRY(x->backend->ops.runs_count.run(device->stream, &x->needs));
     DSVI_TRY(device->download(device->stream, x->memory.host_first, x->needs.first, bytes));
+    DSVI_TRY(dsvi_comm_await(comm));
+    DSVI_TRY(x->backend->ops.runs_count.run(device->stream, &x->wants));
     return device->download(device->stream, x->memory.host_first + firsts(x), x->wants.first, bytes);
 }
 
@@ -130,81 +138,97 @@ void dsvi_rows_measure(DsvRowsExchange *x)
 
 /* ---- rows ---- */
 
-static int64_t slot_elements(const DsvRowsExchange *x)
+/* Bytes of a slot. */
+static size_t slot_bytes(const DsvRowsExchange *x)
 {
-    return 2 * x->grain * x->head_dim;
+    return (size_t)(2 * x->grain * x->head_dim) * dsvi_dtype_size(x->dtype);
 }
 
-/* Element `i` of an array of the exchange's dtype. */
-static void *element(const DsvRowsExchange *x, void *array, int64_t i)
+/* Rows travel in so many turns, each with the rows of some of the pairs. */
+static int64_t turns(const DsvRowsExchange *x)
 {
-    return (char *)array + (size_t)i * dsvi_dtype_size(x->dtype);
+    int64_t pairs = dsvi_runs_pairs(&x->needs);
+    return pairs < TURNS_MOST ? pairs : TURNS_MOST;
 }
 
-/* Rows of k (which 0) or v (1) between a tensor and messages. */
-static DsvRowsArgs rows_args(const DsvRowsExchange *x, bool far, int which, const void *tensor, void *message)
+static int64_t first_pair(const DsvRowsExchange *x, int64_t turn)
+{
+    return dsvi_runs_pairs(&x->needs) * turn / turns(x);
+}
+
+/* An op on the rows of a turn, of compact keys or of the own ones, and messages. */
+static DsvStatus move_rows(const DsvRowsExchange *x, dsvi_rows_fn *op, int64_t turn, bool far, const void *k,
+                           const void *v, void *messages)
 {
     int64_t rows = far ? x->far_keys
                        : x->part.bound[x->part.sequence_index + 1] - x->part.bound[x->part.sequence_index];
-    return (DsvRowsArgs){
-        .runs = far ? &x->needs : &x->wants, .width = far ? x->width : 0, .rows = rows,
-        .head_dim = x->head_dim, .dtype = x->dtype,
-        .x = dsvi_heads(tensor, rows, x->part.heads, x->head_dim),
-        .message = element(x, message, which * x->grain * x->head_dim), .slot_stride = slot_elements(x),
+    DsvRowsArgs args = {
+        .runs = far ? &x->needs : &x->wants, .first_pair = first_pair(x, turn),
+        .end_pair = first_pair(x, turn + 1), .width = far ? x->width : 0, .rows = rows,
+        .head_dim = x->head_dim, .dtype = x->dtype, .message = messages,
+        .k = dsvi_heads(k, rows, x->part.heads, x->head_dim),
+        .v = dsvi_heads(v, rows, x->part.heads, x->head_dim),
     };
+    return far && x->width == 0 ? DSV_OK : op(x->backend->device->stream, &args);
 }
 
-/* One op on both tensors. */
-static DsvStatus both_rows(const DsvRowsExchange *x, dsvi_rows_fn *op, bool far, const void *k, const void *v,
-                           void *message)
+/* Of the messages of all parts, one behind the other, what goes in a turn. */
+static void pieces(const DsvRowsExchange *x, const int64_t *first, int64_t turn, void *messages,
+                   DsvPiece *piece)
 {
-    DsvStream *stream = x->backend->device->stream;
-    DsvRowsArgs of_k = rows_args(x, far, 0, k, message), of_v = rows_args(x, far, 1, v, message);
-    if (far && x->width == 0)
-        return DSV_OK;
-    DSVI_TRY(op(stream, &of_k));
-    return op(stream, &of_v);
-}
-
-/* The messages of all parts, one behind the other. */
-static void pieces(const DsvRowsExchange *x, const int64_t *first, void *messages, DsvPiece *piece)
-{
-    int64_t at = 0;
+    int64_t pairs = dsvi_runs_pairs(&x->needs), before = 0;
+    size_t slot = slot_bytes(x);
     for (int64_t j = 0; j < x->part.sequence_ranks; j++) {
-        int64_t elements = slots_of(x, first, j) * slot_elements(x);
-        piece[j] = (DsvPiece){element(x, messages, at), (size_t)elements * dsvi_dtype_size(x->dtype)};
-        at += elements;
+        const int64_t *of_part = first + j * (pairs + 1);
+        int64_t begin = of_part[first_pair(x, turn)], end = of_part[first_pair(x, turn + 1)];
+        piece[j] = (DsvPiece){(char *)messages + (size_t)(before + begin) * slot,
+                              (size_t)(end - begin) * slot};
+        before += of_part[pairs];
     }
+}
+
+/* Begins all turns: rows of compact keys go home, or own ones to those who want them. */
+static DsvStatus send_rows(DsvRowsExchange *x, bool far, const void *k, const void *v, void *packed,
+                           void *received)
+{
+    DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
+    dsvi_comm_begin(x->part.sequence_device);
+    for (int64_t turn = 0; turn < turns(x); turn++) {
+        pieces(x, far ? host_needs(x) : host_wants(x), turn, packed, send);
+        pieces(x, far ? host_wants(x) : host_needs(x), turn, received, receive);
+        DSVI_TRY(move_rows(x, x->backend->ops.rows_take.run, turn, far, k, v, packed));
+        DSVI_TRY(dsvi_comm_exchange(x->part.sequence_device, send, receive));
+    }
+    return DSV_OK;
+}
+
+/* Does `op` with what has come, turn by turn. */
+static DsvStatus receive_rows(DsvRowsExchange *x, dsvi_rows_fn *op, bool far, const void *k, const void *v,
+                              void *received)
+{
+    for (int64_t turn = 0; turn < turns(x); turn++) {
+        DSVI_TRY(dsvi_comm_follow(x->part.sequence_device, turn + 1));
+        DSVI_TRY(move_rows(x, op, turn, far, k, v, received));
+    }
+    return dsvi_comm_await(x->part.sequence_device);
 }
 
 DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *x, const void *k, const void *v)
 {
-    DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
-    DSVI_TRY(both_rows(x, x->backend->ops.rows_take.run, false, k, v, x->memory.sent));
-    pieces(x, host_wants(x), x->memory.sent, send);
-    pieces(x, host_needs(x), x->memory.received, receive);
-    dsvi_comm_begin(x->part.sequence_device);
-    return dsvi_comm_exchange(x->part.sequence_device, send, receive);
+    return send_rows(x, false, k, v, x->memory.sent, x->memory.received);
 }
 
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *x, void *far_k, void *far_v)
 {
-    DSVI_TRY(dsvi_comm_await(x->part.sequence_device));
-    return both_rows(x, x->backend->ops.rows_put.run, true, far_k, far_v, x->memory.received);
+    return receive_rows(x, x->backend->ops.rows_put.run, true, far_k, far_v, x->memory.received);
 }
 
 DsvStatus dsvi_rows_home_begin(DsvRowsExchange *x, const void *far_dk, const void *far_dv, void *packed)
 {
-    DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
-    DSVI_TRY(both_rows(x, x->backend->ops.rows_take.run, true, far_dk, far_dv, packed));
-    pieces(x, host_needs(x), packed, send);
-    pieces(x, host_wants(x), x->memory.sent, receive);
-    dsvi_comm_begin(x->part.sequence_device);
-    return dsvi_comm_exchange(x->part.sequence_device, send, receive);
+    return send_rows(x, true, far_dk, far_dv, packed, x->memory.sent);
 }
 
 DsvStatus dsvi_rows_home_end(DsvRowsExchange *x, void *dk, void *dv)
 {
-    DSVI_TRY(dsvi_comm_await(x->part.sequence_device));
-    return both_rows(x, x->backend->ops.rows_add.run, false, dk, dv, x->memory.sent);
+    return receive_rows(x, x->backend->ops.rows_add.run, false, dk, dv, x->memory.sent);
 }

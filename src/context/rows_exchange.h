@@ -4,9 +4,10 @@
  *     marks     which runs of everybody's keys the own lists name, against which of the own ones others name
  *     fetch     rows of k and v, in two halves, so that attention over the own keys can be put between
  *     home      gradients of fetched rows, added to those of the own ones
+ * Rows go in a few parts, by heads: while one travels the next is packed, and the one before is unpacked.
  *
  * What a rank sends, in bytes (B samples, N_own heads, elements of e bytes, runs of `grain` keys):
- *     marks     B N_own (runs of the other ranks' keys)                 a byte for each run
+ *     marks     B N_own (runs of the other ranks' keys) / 8             a bit for each run, in words of 32
  *     fetch     2 D e grain (runs of its own that others have marked, each time one has)
  *     home      2 D e grain (runs of others that it has marked itself)
  * A run marked for several groups of queries travels once. The last run of all keys, where it is short, is
@@ -36,14 +37,25 @@ static inline int64_t dsvi_rows_keys(int64_t width, int64_t grain, int64_t keys,
 
 /* Memory of an exchange. Device memory but `host_first`. */
 typedef struct DsvRowsMemory {
-    unsigned char *needs_marks, *wants_marks; /* dsvi_runs_count of needs and of wants */
-    int32_t *needs_number, *wants_number;     /* likewise */
+    uint32_t *needs_marks, *wants_marks;      /* dsvi_rows_needs_words, dsvi_rows_wants_words */
+    int32_t *needs_before, *wants_before;     /* likewise */
     int64_t *needs_first, *wants_first;       /* (sequence_ranks, B N_own + 1) */
     int64_t *host_first;                      /* host memory, both of these: outlives the pass where its
                                                * rows are fetched again */
     void *sent, *received;                    /* messages: 2 D grain elements for each run marked in wants, or
                                                * in needs */
 } DsvRowsMemory;
+
+/* Words of marks, at most: of so many pairs' runs, which several ranks have; of the own runs, for each rank. */
+static inline int64_t dsvi_rows_needs_words(int64_t pairs, int64_t ranks, int64_t full_runs)
+{
+    return pairs * (full_runs / 32 + ranks);
+}
+
+static inline int64_t dsvi_rows_wants_words(int64_t pairs, int64_t ranks, int64_t own_runs)
+{
+    return pairs * ranks * dsvi_mark_words(own_runs);
+}
 
 /* One block's exchange; points into itself, so it stays where it was begun. */
 typedef struct DsvRowsExchange {
@@ -68,11 +80,11 @@ typedef struct DsvRowsShape {
 DsvStatus dsvi_rows_begin(const DsvBackend *backend, const DsvContextPart *part, const DsvRowsShape *shape,
                           const DsvRowsMemory *memory, DsvRowsExchange *exchange);
 
-/* All ranks of the sequence group call, after lists_divide has filled needs.marks. Numbers follow, and are
- * on their way to host_first; once they are there (after a sync), dsvi_rows_measure. */
+/* All ranks of the sequence group call, after lists_divide has filled needs.marks. Counts follow, and are on
+ * their way to host_first; once they are there (after a sync), dsvi_rows_measure. */
 DsvStatus dsvi_rows_marks(DsvRowsExchange *exchange);
-/* A pass later: the numbers again from the marks that are there, host_first is. */
-DsvStatus dsvi_rows_number(DsvRowsExchange *exchange);
+/* A pass later: the counts again from the marks that are there, host_first is. */
+DsvStatus dsvi_rows_count(DsvRowsExchange *exchange);
 void dsvi_rows_measure(DsvRowsExchange *exchange);
 
 /* Runs marked in all parts. */

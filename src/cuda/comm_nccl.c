@@ -54,6 +54,12 @@ static const char *const NAMES[] = {
     "ncclGetErrorString", "ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv",
 };
 
+/* Made when first wanted. */
+typedef struct Events {
+    cudaEvent_t *event;
+    int64_t count;
+} Events;
+
 typedef struct NcclComm {
     DsvComm comm;
     DsvComm *host;
@@ -63,8 +69,8 @@ typedef struct NcclComm {
     int gpu;
     DsvStream stream;    /* as the device's, but for the handle, which is of NCCL's own */
     cudaEvent_t before;  /* what the device's stream had been given */
-    cudaEvent_t *marks;  /* (mark_count) made when first put */
-    int64_t mark_count;
+    Events marks;
+    Events numbered;     /* of exchanges that were begun */
 } NcclComm;
 
 static DsvStatus load(NcclApi *api)
@@ -160,20 +166,46 @@ static DsvStatus post(NcclComm *n, const DsvPiece *send, const DsvPiece *receive
     return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, n->comm.call);
 }
 
+/* Puts event `i` behind what the stream has been given. */
+static DsvStatus put_event(Events *events, int64_t i, cudaStream_t stream)
+{
+    if (i >= events->count) {
+        cudaEvent_t *event = realloc(events->event, (size_t)(i + 1) * sizeof *event);
+        if (!event)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld events", (long long)i + 1);
+        events->event = event;
+        while (events->count <= i) {
+            DSVI_CUDA_TRY(cudaEventCreateWithFlags(&event[events->count], cudaEventDisableTiming));
+            events->count++;
+        }
+    }
+    DSVI_CUDA_TRY(cudaEventRecord(events->event[i], stream));
+    return DSV_OK;
+}
+
+static void destroy_events(Events *events)
+{
+    for (int64_t i = 0; i < events->count; i++)
+        cudaEventDestroy(events->event[i]);
+    free(events->event);
+}
+
 static DsvStatus nccl_mark(DsvComm *comm, int64_t mark)
 {
     NcclComm *n = (NcclComm *)comm;
-    if (mark >= n->mark_count) {
-        cudaEvent_t *marks = realloc(n->marks, (size_t)(mark + 1) * sizeof *marks);
-        if (!marks)
-            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)mark + 1);
-        n->marks = marks;
-        while (n->mark_count <= mark) {
-            DSVI_CUDA_TRY(cudaEventCreateWithFlags(&marks[n->mark_count], cudaEventDisableTiming));
-            n->mark_count++;
-        }
-    }
-    DSVI_CUDA_TRY(cudaEventRecord(n->marks[mark], n->backend->device->stream->handle));
+    return put_event(&n->marks, mark, n->backend->device->stream->handle);
+}
+
+static DsvStatus nccl_number(DsvComm *comm, int64_t number)
+{
+    NcclComm *n = (NcclComm *)comm;
+    return put_event(&n->numbered, number, n->stream.handle);
+}
+
+static DsvStatus nccl_follow(DsvComm *comm, int64_t number)
+{
+    NcclComm *n = (NcclComm *)comm;
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(n->backend->device->stream->handle, n->numbered.event[number], 0));
     return DSV_OK;
 }
 
@@ -182,7 +214,7 @@ static DsvStatus come_behind(NcclComm *n)
 {
     DSVI_CUDA_TRY(cudaSetDevice(n->gpu)); /* of this thread, which may be another than last time */
     if (n->comm.behind >= 0) {
-        DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->marks[n->comm.behind], 0));
+        DSVI_CUDA_TRY(cudaStreamWaitEvent(n->stream.handle, n->marks.event[n->comm.behind], 0));
         return DSV_OK;
     }
     DSVI_CUDA_TRY(cudaEventRecord(n->before, n->backend->device->stream->handle));
@@ -248,9 +280,8 @@ static void nccl_close(DsvComm *comm)
         give_up(n);
     if (n->handle)
         n->api.destroy(n->handle);
-    for (int64_t i = 0; i < n->mark_count; i++)
-        cudaEventDestroy(n->marks[i]);
-    free(n->marks);
+    destroy_events(&n->marks);
+    destroy_events(&n->numbered);
     if (n->before)
         cudaEventDestroy(n->before);
     if (n->stream.handle)
@@ -262,7 +293,7 @@ static void nccl_close(DsvComm *comm)
 static const DsvTransport NCCL = {
     .name = "NCCL", .chunk = CHUNK_BYTES, .at_once = true, .exchange = nccl_exchange, .fail = nccl_fail,
     .close = nccl_close, .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
-    .await = nccl_await,
+    .await = nccl_await, .number = nccl_number, .follow = nccl_follow,
 };
 
 /* Connections are made, and kernels loaded, when first wanted, and either may wait for all that the GPU does:

@@ -1,9 +1,10 @@
 /* Dividing lists among the ranks that have the keys, and moving the rows (ops/list_exchange.h).
  *
- * Lists: a block of threads a list. Marks are bytes, so that any thread may set one without asking; the
- * halves' lengths follow from two searches, for runs ascend. Numbers: a block of threads a (part, pair),
- * NUMBER_EACH runs a thread at a time. Rows: a warp a run, or half a warp where that holds it; memory traffic
- * is that of the numbers, and of the marked rows, read and written once. */
+ * Lists: lengths of the halves by two searches, for runs ascend, a warp a list. Marks: a block of threads
+ * marks what some lists of a pair name of a window of runs in shared memory, then what it found for all.
+ * Numbers: a block of threads a (part, pair). Rows: a block of threads ROW_THREADS runs, or as many of those
+ * that are marked where they lie side by side; a warp a slot, or half a warp where that holds it. Memory
+ * traffic is that of the far runs, and of the marked rows, read and written once. */
 #include "cuda/block_sums.cuh"
 #include "cuda/cuda.h"
 #include "ops/list_exchange.h"
@@ -14,34 +15,42 @@ namespace {
 
 enum {
     LIST_THREADS = 128,
+    MARK_THREADS = 256,
+    MARK_WORDS = 4096,          /* of a window: so many of 32 runs each */
+    MARK_RUNS = 32 * MARK_WORDS,
+    MARK_BLOCKS = 8,            /* of marks, that a multiprocessor holds */
     SCAN_THREADS = 1024,
-    NUMBER_THREADS = 256,
-    NUMBER_EACH = 8,
+    COUNT_THREADS = 256,
+    COUNT_EACH = 4,
     ROW_THREADS = 256,
+    ROW_WORDS = ROW_THREADS / 32,
     ROW_EACH = 4
 };
 
 /* DsvRuns as kernels take it. */
 struct Runs {
     int64_t bound[DSV_RUN_PARTS_MOST + 1];
+    int64_t word[DSV_RUN_PARTS_MOST + 1]; /* of a pair, in the parts before */
     int64_t pairs, heads, grain;
     int parts;
-    unsigned char *marks;
-    int32_t *number;
+    uint32_t *marks;
+    int32_t *before;
     int64_t *first;
 };
 
 Runs runs_of(const DsvRuns *from)
 {
     Runs r = {};
-    for (int64_t j = 0; j <= from->parts; j++)
-        r.bound[j] = from->bound[j];
+    for (int64_t j = 0; j < from->parts; j++) {
+        r.bound[j + 1] = from->bound[j + 1];
+        r.word[j + 1] = r.word[j] + dsvi_mark_words(from->bound[j + 1] - from->bound[j]);
+    }
     r.pairs = dsvi_runs_pairs(from);
     r.heads = from->heads;
     r.grain = from->grain;
     r.parts = (int)from->parts;
     r.marks = from->marks;
-    r.number = from->number;
+    r.before = from->before;
     r.first = from->first;
     return r;
 }
@@ -54,34 +63,44 @@ __device__ __forceinline__ int part_of(const Runs &r, int64_t run)
     return part;
 }
 
-/* Where the mark of a run is, by its number in the whole lists. */
-__device__ __forceinline__ int64_t mark_at(const Runs &r, int part, int64_t pair, int64_t run)
+/* Where the words of (part, pair) begin. */
+__device__ __forceinline__ int64_t first_word(const Runs &r, int part, int64_t pair)
 {
-    int64_t length = r.bound[part + 1] - r.bound[part];
-    return r.pairs * r.bound[part] + pair * length + run - r.bound[part];
+    return r.pairs * r.word[part] + pair * (r.word[part + 1] - r.word[part]);
+}
+
+/* Marked runs of (part, pair). */
+__device__ __forceinline__ int64_t marked_runs(const Runs &r, int part, int64_t pair)
+{
+    const int64_t *first = r.first + part * (r.pairs + 1) + pair;
+    return first[1] - first[0];
 }
 
 /* The compact run of number 0 of (part, pair). */
 __device__ __forceinline__ int64_t compact_first(const Runs &r, int64_t width, int part, int64_t pair)
 {
-    for (int j = part; j < r.parts; j++) {
-        const int64_t *first = r.first + j * (r.pairs + 1) + pair;
-        width -= first[1] - first[0];
-    }
+    for (int j = part; j < r.parts; j++)
+        width -= marked_runs(r, j, pair);
     return width;
+}
+
+__device__ __forceinline__ uint32_t bits_below(int64_t i)
+{
+    return (1u << (i & 31)) - 1;
 }
 
 /* ---- lists ---- */
 
-/* The first of runs [begin, end) that is `least` or more. */
+/* The first of runs [begin, end) that is `least` or more: a warp asks at 32 places at a time. */
 __device__ __forceinline__ int64_t find_run(const int32_t *runs, int64_t begin, int64_t end, int64_t least)
 {
     while (begin < end) {
-        int64_t middle = begin + (end - begin) / 2;
-        if (runs[middle] < least)
-            begin = middle + 1;
-        else
-            end = middle;
+        int64_t step = ceil_div(end - begin, WARP), at = begin + threadIdx.x % WARP * step;
+        int less = __popc(__ballot_sync(0xffffffffu, at < end && runs[at] < least));
+        if (less == 0)
+            break;
+        end = begin + less * step < end ? begin + less * step : end;
+        begin += (less - 1) * step + 1;
     }
     return begin;
 }
@@ -94,33 +113,117 @@ struct Whole {
     int self;
 };
 
-__global__ __launch_bounds__(LIST_THREADS) void divide_kernel(const __grid_constant__ Runs r, Whole whole,
-                                                              int64_t *near, int64_t *far)
+/* A warp a list. */
+__global__ __launch_bounds__(LIST_THREADS) void lengths_kernel(const __grid_constant__ Runs r, Whole whole,
+                                                               int64_t lists, int64_t *near, int64_t *far)
 {
-    int64_t n = blockIdx.x, begin = whole.offsets[n], end = whole.offsets[n + 1];
+    int64_t n = (int64_t)blockIdx.x * (LIST_THREADS / WARP) + threadIdx.x / WARP;
+    if (n >= lists)
+        return;
+    int64_t begin = whole.offsets[n], end = whole.offsets[n + 1];
     int64_t low = find_run(whole.runs, begin, end, r.bound[whole.self]);
     int64_t high = find_run(whole.runs, low, end, r.bound[whole.self + 1]);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % WARP == 0) {
         near[n + 1] = high - low;
         far[n + 1] = end - begin - (high - low);
     }
-    for (int64_t i = threadIdx.x; i < end - begin - (high - low); i += LIST_THREADS) {
-        int32_t run = whole.runs[begin + i < low ? begin + i : high + i - (low - begin)];
-        r.marks[mark_at(r, part_of(r, run), n / whole.groups, run)] = 1;
+}
+
+/* Runs [from, to) of a far part. */
+struct Window {
+    int part;
+    int64_t from, to;
+};
+
+__device__ __forceinline__ int64_t windows_of(const Runs &r, int part)
+{
+    return ceil_div(r.bound[part + 1] - r.bound[part], MARK_RUNS);
+}
+
+/* Number n of those of all parts but `self`. */
+__device__ __forceinline__ Window window_at(const Runs &r, int self, int64_t n)
+{
+    int part = 0;
+    while (part == self || n >= windows_of(r, part)) {
+        n -= part == self ? 0 : windows_of(r, part);
+        part++;
+    }
+    int64_t from = r.bound[part] + n * MARK_RUNS, end = r.bound[part + 1];
+    return {part, from, from + MARK_RUNS < end ? from + MARK_RUNS : end};
+}
+
+/* What one list names is mostly marked by the one before it. */
+__device__ __forceinline__ void mark_word(uint32_t *marks, int word, uint32_t bits)
+{
+    if (bits & ~marks[word])
+        atomicOr(marks + word, bits);
+}
+
+/* Runs [low, high) of a list, by a warp; marks of runs from `from` on. */
+__device__ __forceinline__ void mark_stretch(const int32_t *runs, int64_t low, int64_t high, int64_t from,
+                                             uint32_t *marks)
+{
+    int64_t skew = (int64_t)((uintptr_t)(runs + low) / sizeof(int32_t) % 4);
+    for (int64_t at = low - skew + threadIdx.x % WARP * 4; at < high; at += WARP * 4) {
+        int run[4], word = 0;
+        uint32_t bits = 0;
+        if (at >= low && at + 4 <= high) {
+            int4 four = __ldcs(reinterpret_cast<const int4 *>(runs + at));
+            run[0] = four.x, run[1] = four.y, run[2] = four.z, run[3] = four.w;
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                run[e] = at + e >= low && at + e < high ? runs[at + e] : -1;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (run[e] < 0)
+                continue;
+            int place = (int)(run[e] - from);
+            if (place / 32 != word) {
+                mark_word(marks, word, bits);
+                word = place / 32;
+                bits = 0;
+            }
+            bits |= 1u << place % 32;
+        }
+        mark_word(marks, word, bits);
     }
 }
 
-__global__ void mark_last_kernel(const __grid_constant__ Runs r, int part)
+/* Blocks: `chunks` a pair, each of so many of its groups; blockIdx.y: the window. `last`: the last run is
+ * marked for every pair. */
+__global__ __launch_bounds__(MARK_THREADS) void mark_kernel(const __grid_constant__ Runs r, Whole whole,
+                                                            int64_t chunks, bool last)
 {
-    for (int64_t pair = threadIdx.x; pair < r.pairs; pair += blockDim.x)
-        r.marks[mark_at(r, part, pair, r.bound[r.parts] - 1)] = 1;
+    __shared__ uint32_t marks[MARK_WORDS];
+    Window window = window_at(r, whole.self, blockIdx.y);
+    int64_t pair = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    int words = (int)ceil_div(window.to - window.from, 32);
+    for (int i = threadIdx.x; i < words; i += MARK_THREADS)
+        marks[i] = 0;
+    __syncthreads();
+    int64_t end_group = whole.groups * (chunk + 1) / chunks;
+    for (int64_t g = whole.groups * chunk / chunks + threadIdx.x / WARP; g < end_group;
+         g += MARK_THREADS / WARP) {
+        int64_t begin = whole.offsets[pair * whole.groups + g], end = whole.offsets[pair * whole.groups + g + 1];
+        int64_t low = find_run(whole.runs, begin, end, window.from);
+        int64_t high = find_run(whole.runs, low, end, window.to);
+        mark_stretch(whole.runs, low, high, window.from, marks);
+    }
+    if (last && chunk == 0 && threadIdx.x == 0 && window.to == r.bound[r.parts])
+        atomicOr(marks + words - 1, 1u << (window.to - window.from - 1) % 32);
+    __syncthreads();
+    uint32_t *all = r.marks + first_word(r, window.part, pair) + (window.from - r.bound[window.part]) / 32;
+    for (int i = threadIdx.x; i < words; i += MARK_THREADS)
+        if (marks[i])
+            atomicOr(all + i, marks[i]);
 }
 
-/* A block of threads an array of n + 1: counts from element 1 on become ends, and element 0 is 0. */
-__global__ __launch_bounds__(SCAN_THREADS) void scan_kernel(int64_t n, int64_t *arrays)
+/* By a block of threads, an array of n + 1: counts from element 1 on become ends, and element 0 is 0. */
+__device__ __forceinline__ void scan(int64_t n, int64_t *array)
 {
     __shared__ int64_t scratch[SCAN_THREADS / WARP];
-    int64_t *array = arrays + blockIdx.x * (n + 1);
     int64_t begin = n * threadIdx.x / SCAN_THREADS, end = n * (threadIdx.x + 1) / SCAN_THREADS;
     int64_t sum = 0, all;
     for (int64_t i = begin; i < end; i++)
@@ -134,23 +237,40 @@ __global__ __launch_bounds__(SCAN_THREADS) void scan_kernel(int64_t n, int64_t *
         array[0] = 0;
 }
 
-DsvStatus scan(DsvStream *stream, int64_t n, int64_t count, int64_t *arrays)
+__global__ __launch_bounds__(SCAN_THREADS) void scan_halves_kernel(int64_t n, int64_t *near, int64_t *far)
 {
-    scan_kernel<<<(unsigned)count, SCAN_THREADS, 0, stream->handle>>>(n, arrays);
-    DSVI_CUDA_LAUNCHED("sums of lengths");
-    return DSV_OK;
+    scan(n, blockIdx.x == 0 ? near : far);
 }
 
-/* The part of the last run where it is short and far; -1: it is not. */
-int far_last(const DsvListDivideArgs *args)
+__global__ __launch_bounds__(SCAN_THREADS) void scan_parts_kernel(int64_t n, int64_t *arrays)
+{
+    scan(n, arrays + blockIdx.x * (n + 1));
+}
+
+/* Whether the last run is short and far. */
+bool far_last(const DsvListDivideArgs *args)
 {
     const DsvRuns *runs = args->runs;
-    int64_t part = 0;
-    if (args->lists->keys % runs->grain == 0)
-        return -1;
-    while (runs->bound[part + 1] < runs->bound[runs->parts])
-        part++;
-    return part == args->self ? -1 : (int)part;
+    int64_t all = runs->bound[runs->parts];
+    return args->lists->keys % runs->grain != 0 &&
+           (all <= runs->bound[args->self] || all > runs->bound[args->self + 1]);
+}
+
+DsvStatus mark(DsvStream *stream, const DsvListDivideArgs *args, const Runs &r, const Whole &whole)
+{
+    int64_t windows = 0, most = ceil_div(whole.groups, MARK_THREADS / WARP);
+    for (int j = 0; j < r.parts; j++)
+        windows += j == whole.self ? 0 : ceil_div(r.bound[j + 1] - r.bound[j], MARK_RUNS);
+    DSVI_CUDA_TRY(cudaMemsetAsync(r.marks, 0, (size_t)dsvi_runs_words(args->runs) * sizeof *r.marks,
+                                  stream->handle));
+    if (windows == 0 || r.pairs == 0)
+        return DSV_OK;
+    int64_t chunks = ceil_div((int64_t)MARK_BLOCKS * stream->multiprocessors, r.pairs * windows);
+    chunks = chunks < most ? chunks : most > 1 ? most : 1;
+    mark_kernel<<<dim3((unsigned)(r.pairs * chunks), (unsigned)windows), MARK_THREADS, 0, stream->handle>>>(
+        r, whole, chunks, far_last(args));
+    DSVI_CUDA_LAUNCHED("lists_divide, marks");
+    return DSV_OK;
 }
 
 DsvStatus divide(DsvStream *stream, const DsvListDivideArgs *args)
@@ -159,19 +279,16 @@ DsvStatus divide(DsvStream *stream, const DsvListDivideArgs *args)
     Runs r = runs_of(args->runs);
     Whole whole = {args->lists->offsets, args->lists->runs, args->lists->groups, (int)args->self};
     int64_t lists = dsvi_lists_count(args->lists);
-    int last = far_last(args);
-    DSVI_CUDA_TRY(cudaMemsetAsync(r.marks, 0, (size_t)dsvi_runs_count(args->runs), stream->handle));
-    if (last >= 0) {
-        mark_last_kernel<<<1, LIST_THREADS, 0, stream->handle>>>(r, last);
-        DSVI_CUDA_LAUNCHED("lists_divide, mark of the last run");
-    }
+    DSVI_TRY(mark(stream, args, r, whole));
     if (lists > 0) {
-        divide_kernel<<<(unsigned)lists, LIST_THREADS, 0, stream->handle>>>(
-            r, whole, args->near->offsets, args->far->offsets);
-        DSVI_CUDA_LAUNCHED("lists_divide");
+        lengths_kernel<<<(unsigned)ceil_div(lists, LIST_THREADS / WARP), LIST_THREADS, 0, stream->handle>>>(
+            r, whole, lists, args->near->offsets, args->far->offsets);
+        DSVI_CUDA_LAUNCHED("lists_divide, lengths");
     }
-    DSVI_TRY(scan(stream, lists, 1, args->near->offsets));
-    return scan(stream, lists, 1, args->far->offsets);
+    scan_halves_kernel<<<2, SCAN_THREADS, 0, stream->handle>>>(lists, args->near->offsets,
+                                                               args->far->offsets);
+    DSVI_CUDA_LAUNCHED("lists_divide, sums of lengths");
+    return DSV_OK;
 }
 
 struct Halves {
@@ -183,22 +300,29 @@ __global__ __launch_bounds__(LIST_THREADS) void emit_kernel(const __grid_constan
                                                             Halves out, int64_t width)
 {
     __shared__ int32_t compact[DSV_RUN_PARTS_MOST];
+    __shared__ int64_t low_shared;
     int64_t n = blockIdx.x, begin = whole.offsets[n], count = whole.offsets[n + 1] - begin;
     int64_t pair = n / whole.groups, self_begin = r.bound[whole.self];
     int64_t near_at = out.near_offsets[n], far_at = out.far_offsets[n];
     int64_t near = out.near_offsets[n + 1] - near_at;
-    int64_t low = find_run(whole.runs, begin, begin + count, self_begin) - begin;
+    if (threadIdx.x < WARP) {
+        int64_t found = find_run(whole.runs, begin, begin + count, self_begin) - begin;
+        if (threadIdx.x == 0)
+            low_shared = found;
+    }
     for (int j = threadIdx.x; j < r.parts; j += LIST_THREADS)
         compact[j] = (int32_t)compact_first(r, width, j, pair);
     __syncthreads();
+    int64_t low = low_shared;
     for (int64_t i = threadIdx.x; i < count; i += LIST_THREADS) {
         int32_t run = whole.runs[begin + i];
         if (i >= low && i < low + near) {
             out.near[near_at + i - low] = (int32_t)(run - self_begin);
         } else {
             int part = part_of(r, run);
-            int64_t place = i < low ? i : i - near;
-            out.far[far_at + place] = compact[part] + r.number[mark_at(r, part, pair, run)];
+            int64_t in_part = run - r.bound[part], word = first_word(r, part, pair) + in_part / 32;
+            int32_t number = r.before[word] + __popc(r.marks[word] & bits_below(in_part));
+            out.far[far_at + (i < low ? i : i - near)] = compact[part] + number;
         }
     }
 }
@@ -220,27 +344,27 @@ DsvStatus emit(DsvStream *stream, const DsvListDivideArgs *args)
 /* ---- numbers ---- */
 
 /* A block of threads a (part, pair). */
-__global__ __launch_bounds__(NUMBER_THREADS) void number_kernel(const __grid_constant__ Runs r)
+__global__ __launch_bounds__(COUNT_THREADS) void count_kernel(const __grid_constant__ Runs r)
 {
-    __shared__ int scratch[NUMBER_THREADS / WARP];
+    __shared__ int scratch[COUNT_THREADS / WARP];
     int part = (int)(blockIdx.x / r.pairs);
-    int64_t pair = blockIdx.x % r.pairs, length = r.bound[part + 1] - r.bound[part];
-    int64_t from = mark_at(r, part, pair, r.bound[part]);
+    int64_t pair = blockIdx.x % r.pairs, words = r.word[part + 1] - r.word[part];
+    int64_t from = first_word(r, part, pair);
     int32_t before = 0;
-    for (int64_t first = 0; first < length; first += NUMBER_THREADS * NUMBER_EACH) {
-        int64_t mine = first + (int64_t)threadIdx.x * NUMBER_EACH;
-        int mark[NUMBER_EACH], sum = 0, all;
+    for (int64_t first = 0; first < words; first += COUNT_THREADS * COUNT_EACH) {
+        int64_t mine = first + (int64_t)threadIdx.x * COUNT_EACH;
+        int ones[COUNT_EACH], sum = 0, all;
 #pragma unroll
-        for (int i = 0; i < NUMBER_EACH; i++) {
-            mark[i] = mine + i < length ? r.marks[from + mine + i] : 0;
-            sum += mark[i];
+        for (int i = 0; i < COUNT_EACH; i++) {
+            ones[i] = mine + i < words ? __popc(r.marks[from + mine + i]) : 0;
+            sum += ones[i];
         }
         int32_t at = before + block_before(sum, scratch, &all);
 #pragma unroll
-        for (int i = 0; i < NUMBER_EACH; i++) {
-            if (mine + i < length)
-                r.number[from + mine + i] = mark[i] ? at : -1;
-            at += mark[i];
+        for (int i = 0; i < COUNT_EACH; i++) {
+            if (mine + i < words)
+                r.before[from + mine + i] = at;
+            at += ones[i];
         }
         before += all;
         __syncthreads();
@@ -249,49 +373,83 @@ __global__ __launch_bounds__(NUMBER_THREADS) void number_kernel(const __grid_con
         r.first[part * (r.pairs + 1) + pair + 1] = before;
 }
 
-DsvStatus number(DsvStream *stream, const DsvRuns *runs)
+DsvStatus count(DsvStream *stream, const DsvRuns *runs)
 {
     DSVI_TRY(dsvi_runs_check(runs));
-    int64_t blocks = dsvi_runs_pairs(runs) * runs->parts;
-    if (blocks > 0) {
-        number_kernel<<<(unsigned)blocks, NUMBER_THREADS, 0, stream->handle>>>(runs_of(runs));
-        DSVI_CUDA_LAUNCHED("runs_number");
+    int64_t pairs = dsvi_runs_pairs(runs);
+    if (pairs > 0) {
+        count_kernel<<<(unsigned)(pairs * runs->parts), COUNT_THREADS, 0, stream->handle>>>(runs_of(runs));
+        DSVI_CUDA_LAUNCHED("runs_count");
     }
-    return scan(stream, dsvi_runs_pairs(runs), runs->parts, runs->first);
+    scan_parts_kernel<<<(unsigned)runs->parts, SCAN_THREADS, 0, stream->handle>>>(pairs, runs->first);
+    DSVI_CUDA_LAUNCHED("runs_count, sums");
+    return DSV_OK;
 }
 
 /* ---- rows ---- */
 
-/* DsvRowsArgs; strides in units of what a copy moves at a time. */
+/* k or v; strides in units of what a lane moves at a time, as in Rows. */
+template <typename U> struct Side {
+    U *data;
+    int64_t batch_stride, token_stride, head_stride;
+};
+
+template <typename U> Side<U> side_of(const DsvHeads *x, int64_t elements_each)
+{
+    return {static_cast<U *>(x->data), x->batch_stride / elements_each, x->token_stride / elements_each,
+            x->head_stride / elements_each};
+}
+
+/* DsvRowsArgs. Blocks: `chunks` for each (part, pair), or for each pair where parts are added. */
 struct Rows {
-    int64_t batch_stride, token_stride, head_stride, slot_stride;
-    int64_t width, rows;
+    int64_t first_pair, pairs, chunks, width, rows;
     int row_units;
 };
 
-Rows rows_of(const DsvRowsArgs *args, int64_t elements_each)
+Rows rows_of(const DsvRowsArgs *args, int64_t runs, int64_t elements_each)
 {
-    return {args->x.batch_stride / elements_each, args->x.token_stride / elements_each,
-            args->x.head_stride / elements_each, args->slot_stride / elements_each, args->width, args->rows,
-            (int)(args->head_dim / elements_each)};
+    return {args->first_pair, args->end_pair - args->first_pair, ceil_div(runs, ROW_THREADS), args->width,
+            args->rows, (int)(args->head_dim / elements_each)};
 }
 
-/* Whether rows of the tensor and of slots all begin at multiples of 16 bytes, and end there. */
-bool whole_vectors(const DsvRowsArgs *args)
+bool aligned_side(const DsvHeads *x, size_t size)
 {
-    size_t size = dsvi_dtype_size(args->dtype);
-    const int64_t strides[] = {args->x.batch_stride, args->x.token_stride, args->x.head_stride,
-                               args->slot_stride, args->head_dim};
+    const int64_t strides[] = {x->batch_stride, x->token_stride, x->head_stride};
     for (int64_t stride : strides)
         if ((size_t)stride * size % 16 != 0)
             return false;
-    return (uintptr_t)args->x.data % 16 == 0 && (uintptr_t)args->message % 16 == 0;
+    return (uintptr_t)x->data % 16 == 0;
 }
 
-/* Where head and sample of a pair begin in the tensor. */
-__device__ __forceinline__ int64_t pair_at(const Runs &r, const Rows &x, int64_t pair)
+/* Whether rows of both tensors and of slots all begin at multiples of 16 bytes, and end there. */
+bool whole_vectors(const DsvRowsArgs *args)
 {
-    return pair / r.heads * x.batch_stride + pair % r.heads * x.head_stride;
+    size_t size = dsvi_dtype_size(args->dtype);
+    return aligned_side(&args->k, size) && aligned_side(&args->v, size) &&
+           (size_t)args->head_dim * size % 16 == 0 && (uintptr_t)args->message % 16 == 0;
+}
+
+/* Half a warp where a slot has no more for it than 16 bytes a lane. */
+bool half_a_warp(const DsvRowsArgs *args)
+{
+    int64_t row = args->head_dim * (int64_t)dsvi_dtype_size(args->dtype);
+    return 2 * args->runs->grain * row <= WARP / 2 * 16;
+}
+
+/* Where a row of run 0 of the pair begins that a lane moves unit `i` of, and which row of a run that is. */
+template <typename U> struct Place {
+    U *data;
+    int64_t stride, row;
+};
+
+template <typename U>
+__device__ __forceinline__ Place<U> place_of(const Runs &r, const Rows &x, const Side<U> &k, const Side<U> &v,
+                                             int64_t pair, int i)
+{
+    int units = (int)r.grain * x.row_units, unit = i < units ? i : i - units;
+    const Side<U> &side = i < units ? k : v;
+    int64_t begin = pair / r.heads * side.batch_stride + pair % r.heads * side.head_stride;
+    return {side.data + begin + unit % x.row_units, side.token_stride, unit / x.row_units};
 }
 
 /* The slot of number 0 of (part, pair). */
@@ -303,48 +461,72 @@ __device__ __forceinline__ int64_t first_slot(const Runs &r, int part, int64_t p
     return slot;
 }
 
-/* LANES lanes a run of (part, pair), ROW_EACH runs in flight. blockIdx.y: (part, pair). U: what a lane moves
- * at a time. */
+/* What a block of threads moves of (part, pair): marked runs number `number` and `count` - 1 behind it. */
+struct Share {
+    int64_t number;
+    int count;
+};
+
+/* Of the own keys: those of ROW_THREADS runs; runs (count) which they are. */
+__device__ __forceinline__ Share own_share(const Runs &r, int part, int64_t pair, int64_t chunk, int32_t *runs)
+{
+    int64_t run = chunk * ROW_THREADS + threadIdx.x, length = r.bound[part + 1] - r.bound[part];
+    int64_t first = first_word(r, part, pair) + chunk * ROW_WORDS, word = first + threadIdx.x / 32;
+    uint32_t marks = run < length ? r.marks[word] : 0;
+    int64_t number = chunk * ROW_THREADS < length ? r.before[first] : 0;
+    bool marked = marks >> run % 32 & 1;
+    if (marked)
+        runs[r.before[word] + __popc(marks & bits_below(run)) - number] = (int32_t)run;
+    return {number, __syncthreads_count(marked)};
+}
+
+/* Of compact keys: as many as there are threads. */
+__device__ __forceinline__ Share compact_share(const Runs &r, int part, int64_t pair, int64_t chunk)
+{
+    int64_t number = chunk * ROW_THREADS, left = marked_runs(r, part, pair) - number;
+    return {number, (int)(left < 0 ? 0 : left < ROW_THREADS ? left : ROW_THREADS)};
+}
+
+/* LANES lanes a slot, ROW_EACH slots in flight. U: what a lane moves at a time. */
 template <typename U, bool TAKE, int LANES>
-__global__ __launch_bounds__(ROW_THREADS) void copy_kernel(const __grid_constant__ Runs r, Rows x, U *tensor,
-                                                           U *message)
+__global__ __launch_bounds__(ROW_THREADS) void copy_kernel(const __grid_constant__ Runs r, Rows x, Side<U> k,
+                                                           Side<U> v, U *message)
 {
     constexpr int TOGETHER = ROW_THREADS / LANES;
-    int64_t first = (int64_t)blockIdx.x * (TOGETHER * ROW_EACH) + threadIdx.x / LANES;
-    for (int64_t at = blockIdx.y; at < r.pairs * r.parts; at += gridDim.y) {
-        int part = (int)(at / r.pairs);
-        int64_t pair = at % r.pairs, length = r.bound[part + 1] - r.bound[part];
-        if (first >= length)
-            continue;
-        const int32_t *numbers = r.number + mark_at(r, part, pair, r.bound[part]);
-        int64_t compact = x.width > 0 ? compact_first(r, x.width, part, pair) : 0;
-        U *rows = tensor + pair_at(r, x, pair);
-        U *slots = message + first_slot(r, part, pair) * x.slot_stride;
-        int32_t number[ROW_EACH];
-#pragma unroll
-        for (int e = 0; e < ROW_EACH; e++)
-            number[e] = first + e * TOGETHER < length ? numbers[first + e * TOGETHER] : -1;
-        for (int i = threadIdx.x % LANES; i < (int)r.grain * x.row_units; i += LANES) {
+    __shared__ int32_t own_runs[ROW_THREADS];
+    int64_t chunk = blockIdx.x % x.chunks, at = blockIdx.x / x.chunks;
+    int part = (int)(at / x.pairs);
+    int64_t pair = x.first_pair + at % x.pairs;
+    Share share = x.width > 0 ? compact_share(r, part, pair, chunk)
+                              : own_share(r, part, pair, chunk, own_runs);
+    if (share.count == 0)
+        return;
+    int64_t compact = x.width > 0 ? compact_first(r, x.width, part, pair) + share.number : 0;
+    int units = 2 * (int)r.grain * x.row_units;
+    U *slots = message + (first_slot(r, part, pair) + share.number) * units;
+    for (int i = threadIdx.x % LANES; i < units; i += LANES) {
+        Place<U> place = place_of(r, x, k, v, pair, i);
+        for (int first = threadIdx.x / LANES; first < share.count; first += TOGETHER * ROW_EACH) {
             U unit[ROW_EACH];
             int64_t row[ROW_EACH];
 #pragma unroll
             for (int e = 0; e < ROW_EACH; e++) {
-                int64_t run = x.width > 0 ? compact + number[e] : first + e * TOGETHER;
-                row[e] = run * r.grain + i / x.row_units;
-                if (number[e] < 0 || (TAKE && row[e] >= x.rows))
-                    unit[e] = U{};
-                else
-                    unit[e] = TAKE ? rows[row[e] * x.token_stride + i % x.row_units]
-                                   : slots[number[e] * x.slot_stride + i];
+                int n = first + e * TOGETHER;
+                int64_t run = n >= share.count ? 0 : x.width > 0 ? compact + n : own_runs[n];
+                row[e] = run * r.grain + place.row;
+                unit[e] = U{};
+                if (n < share.count && TAKE && row[e] < x.rows)
+                    unit[e] = place.data[row[e] * place.stride];
+                else if (n < share.count && !TAKE)
+                    unit[e] = slots[(int64_t)n * units + i];
             }
 #pragma unroll
             for (int e = 0; e < ROW_EACH; e++) {
-                if (number[e] < 0)
-                    continue;
-                if (TAKE)
-                    slots[number[e] * x.slot_stride + i] = unit[e];
-                else if (row[e] < x.rows)
-                    rows[row[e] * x.token_stride + i % x.row_units] = unit[e];
+                int n = first + e * TOGETHER;
+                if (n < share.count && TAKE)
+                    slots[(int64_t)n * units + i] = unit[e];
+                else if (n < share.count && row[e] < x.rows)
+                    place.data[row[e] * place.stride] = unit[e];
             }
         }
     }
@@ -364,31 +546,24 @@ int64_t longest_part(const DsvRuns *runs)
 template <typename U, bool TAKE, int LANES>
 DsvStatus copy_units(DsvStream *stream, const DsvRowsArgs *args)
 {
-    int64_t each = (int64_t)(sizeof(U) / dsvi_dtype_size(args->dtype));
-    dim3 grid((unsigned)ceil_div(longest_part(args->runs), ROW_THREADS / LANES * ROW_EACH),
-              blocks_in_turn(dsvi_runs_pairs(args->runs) * args->runs->parts));
-    copy_kernel<U, TAKE, LANES><<<grid, ROW_THREADS, 0, stream->handle>>>(
-        runs_of(args->runs), rows_of(args, each), static_cast<U *>(args->x.data),
+    int64_t each = (int64_t)(sizeof(U) / dsvi_dtype_size(args->dtype)), longest = longest_part(args->runs);
+    Rows x = rows_of(args, args->width > 0 && args->width < longest ? args->width : longest, each);
+    int64_t blocks = x.chunks * x.pairs * args->runs->parts;
+    if (blocks == 0)
+        return DSV_OK;
+    copy_kernel<U, TAKE, LANES><<<(unsigned)blocks, ROW_THREADS, 0, stream->handle>>>(
+        runs_of(args->runs), x, side_of<U>(&args->k, each), side_of<U>(&args->v, each),
         static_cast<U *>(args->message));
     DSVI_CUDA_LAUNCHED("rows of runs");
     return DSV_OK;
 }
 
-/* Half a warp where a run has no more for it. */
-bool half_a_warp(const DsvRowsArgs *args, size_t unit)
-{
-    int64_t bytes = args->runs->grain * args->head_dim * (int64_t)dsvi_dtype_size(args->dtype);
-    return bytes <= WARP / 2 * (int64_t)unit;
-}
-
 template <bool TAKE> DsvStatus copy_rows(DsvStream *stream, const DsvRowsArgs *args)
 {
     DSVI_TRY(dsvi_rows_check(args, TAKE ? DSV_ROWS_TAKE : DSV_ROWS_PUT));
-    if (dsvi_runs_count(args->runs) == 0)
-        return DSV_OK;
     if (whole_vectors(args))
-        return half_a_warp(args, sizeof(uint4)) ? copy_units<uint4, TAKE, WARP / 2>(stream, args)
-                                                : copy_units<uint4, TAKE, WARP>(stream, args);
+        return half_a_warp(args) ? copy_units<uint4, TAKE, WARP / 2>(stream, args)
+                                 : copy_units<uint4, TAKE, WARP>(stream, args);
     switch (dsvi_dtype_size(args->dtype)) {
     case 8:
         return copy_units<uint64_t, TAKE, WARP>(stream, args);
@@ -411,57 +586,79 @@ DsvStatus put(DsvStream *stream, const DsvRowsArgs *args)
     return copy_rows<false>(stream, args);
 }
 
-/* LANES lanes a run of a pair: its slots of all parts, then its rows, VEC elements a lane. blockIdx.y: the
- * pair. */
-template <int VEC, typename T, int LANES>
-__global__ __launch_bounds__(ROW_THREADS) void add_kernel(const __grid_constant__ Runs r, Rows x, T *tensor,
-                                                          const T *message)
+/* What a block adds to: of ROW_THREADS runs of a pair those that any part has marked, `count` of them. */
+struct Wanted {
+    uint32_t marks[DSV_RUN_PARTS_MOST][ROW_WORDS];
+    int64_t slot[DSV_RUN_PARTS_MOST][ROW_WORDS]; /* of the word's first marked run */
+    uint32_t any[ROW_WORDS];
+    int16_t run[ROW_THREADS];
+};
+
+__device__ __forceinline__ int find_wanted(const Runs &r, int64_t pair, int64_t chunk, Wanted *wanted)
 {
-    constexpr int TOGETHER = ROW_THREADS / LANES;
-    constexpr uint32_t OF_RUN = 0xffffffffu >> (WARP - LANES);
-    __shared__ int64_t slots[TOGETHER][DSV_RUN_PARTS_MOST];
-    int64_t run = (int64_t)blockIdx.x * TOGETHER + threadIdx.x / LANES, length = r.bound[1];
-    int64_t *slot = slots[threadIdx.x / LANES];
-    int lane = threadIdx.x % LANES, first_lane = threadIdx.x % WARP - lane;
-    for (int64_t pair = blockIdx.y; pair < r.pairs; pair += gridDim.y) {
-        int count = 0;
-        for (int first = 0; first < r.parts; first += LANES) {
-            int part = first + lane;
-            int32_t number = -1;
-            if (part < r.parts && run < length)
-                number = r.number[r.pairs * r.bound[part] + pair * length + run];
-            uint32_t has = __ballot_sync(0xffffffffu, number >= 0) >> first_lane & OF_RUN;
-            if (number >= 0)
-                slot[count + __popc(has & ((1u << lane) - 1))] = first_slot(r, part, pair) + number;
-            count += __popc(has);
-        }
-        __syncwarp();
-        T *rows = tensor + pair_at(r, x, pair);
-        for (int i = lane * VEC; count > 0 && i < (int)r.grain * x.row_units; i += LANES * VEC) {
-            int64_t row = run * r.grain + i / x.row_units;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, before = 0, count = 0;
+    for (int i = threadIdx.x; i < r.parts * ROW_WORDS; i += ROW_THREADS) {
+        int part = i / ROW_WORDS, w = i % ROW_WORDS;
+        int64_t in_part = chunk * ROW_WORDS + w, word = first_word(r, part, pair) + in_part;
+        bool there = in_part < r.word[1];
+        wanted->marks[part][w] = there ? r.marks[word] : 0;
+        wanted->slot[part][w] = there ? first_slot(r, part, pair) + r.before[word] : 0;
+    }
+    __syncthreads();
+    uint32_t any = 0;
+    for (int part = 0; part < r.parts; part++)
+        any |= wanted->marks[part][warp];
+    wanted->any[warp] = any;
+    __syncthreads();
+    for (int w = 0; w < ROW_WORDS; w++) {
+        before += w < warp ? __popc(wanted->any[w]) : 0;
+        count += __popc(wanted->any[w]);
+    }
+    if (any >> lane & 1)
+        wanted->run[before + __popc(any & bits_below(lane))] = (int16_t)threadIdx.x;
+    __syncthreads();
+    return count;
+}
+
+/* LANES lanes a run: its rows, then its slots of all parts, VEC elements a lane. */
+template <int VEC, typename T, int LANES>
+__global__ __launch_bounds__(ROW_THREADS) void add_kernel(const __grid_constant__ Runs r, Rows x, Side<T> k,
+                                                          Side<T> v, const T *message)
+{
+    __shared__ Wanted wanted;
+    int64_t chunk = blockIdx.x % x.chunks, pair = x.first_pair + blockIdx.x / x.chunks;
+    int count = find_wanted(r, pair, chunk, &wanted), elements = 2 * (int)r.grain * x.row_units;
+    for (int i = threadIdx.x % LANES * VEC; i < elements; i += LANES * VEC) {
+        Place<T> place = place_of(r, x, k, v, pair, i);
+        for (int n = threadIdx.x / LANES; n < count; n += ROW_THREADS / LANES) {
+            int run = wanted.run[n], w = run / 32;
+            int64_t row = (chunk * ROW_THREADS + run) * r.grain + place.row;
             if (row >= x.rows)
-                break;
-            T *here = rows + row * x.token_stride + i % x.row_units;
+                continue;
+            T *here = place.data + row * place.stride;
             float sum[VEC], part[VEC];
             load(here, sum);
-            for (int j = 0; j < count; j++) {
-                load(message + slot[j] * x.slot_stride + i, part);
+            for (int j = 0; j < r.parts; j++) {
+                uint32_t marks = wanted.marks[j][w];
+                if (!(marks >> run % 32 & 1))
+                    continue;
+                load(message + (wanted.slot[j][w] + __popc(marks & bits_below(run))) * elements + i, part);
 #pragma unroll
                 for (int e = 0; e < VEC; e++)
                     sum[e] += part[e];
             }
             store(here, sum);
         }
-        __syncwarp(); /* the next pair's slots go there */
     }
 }
 
 template <int VEC, typename T, int LANES> DsvStatus add_vectors(DsvStream *stream, const DsvRowsArgs *args)
 {
-    dim3 grid((unsigned)ceil_div(args->runs->bound[1], ROW_THREADS / LANES),
-              blocks_in_turn(dsvi_runs_pairs(args->runs)));
-    add_kernel<VEC, T, LANES><<<grid, ROW_THREADS, 0, stream->handle>>>(
-        runs_of(args->runs), rows_of(args, 1), static_cast<T *>(args->x.data),
+    Rows x = rows_of(args, args->runs->bound[1], 1);
+    if (x.chunks * x.pairs == 0)
+        return DSV_OK;
+    add_kernel<VEC, T, LANES><<<(unsigned)(x.chunks * x.pairs), ROW_THREADS, 0, stream->handle>>>(
+        runs_of(args->runs), x, side_of<T>(&args->k, 1), side_of<T>(&args->v, 1),
         static_cast<const T *>(args->message));
     DSVI_CUDA_LAUNCHED("rows_add");
     return DSV_OK;
@@ -472,15 +669,13 @@ template <typename T> DsvStatus add_rows(DsvStream *stream, const DsvRowsArgs *a
     constexpr int VEC = 16 / sizeof(T);
     if (!whole_vectors(args))
         return add_vectors<1, T, WARP>(stream, args);
-    return half_a_warp(args, 16) ? add_vectors<VEC, T, WARP / 2>(stream, args)
-                                 : add_vectors<VEC, T, WARP>(stream, args);
+    return half_a_warp(args) ? add_vectors<VEC, T, WARP / 2>(stream, args)
+                             : add_vectors<VEC, T, WARP>(stream, args);
 }
 
 DsvStatus add(DsvStream *stream, const DsvRowsArgs *args)
 {
     DSVI_TRY(dsvi_rows_check(args, DSV_ROWS_ADD));
-    if (dsvi_runs_pairs(args->runs) * args->runs->bound[1] == 0)
-        return DSV_OK;
     DSVI_FOR_ACT("rows_add", args->dtype, return add_rows<T>(stream, args));
 }
 
@@ -490,7 +685,7 @@ void dsvi_cuda_fill_list_exchange(DsvOps *ops)
 {
     DSVI_OPS_SET(ops, lists_divide, divide, "cuda");
     DSVI_OPS_SET(ops, lists_emit, emit, "cuda");
-    DSVI_OPS_SET(ops, runs_number, number, "cuda");
+    DSVI_OPS_SET(ops, runs_count, count, "cuda");
     DSVI_OPS_SET(ops, rows_take, take, "cuda");
     DSVI_OPS_SET(ops, rows_put, put, "cuda");
     DSVI_OPS_SET(ops, rows_add, add, "cuda");

@@ -118,9 +118,18 @@ static DsvStatus move(DsvComm *comm, const char *call, const DsvPiece *send, con
     return dsvi_comm_goes_on();
 }
 
+/* One that a caller may follow (dsvi_comm_follow). */
+static DsvStatus move_numbered(DsvComm *comm, const char *call, const DsvPiece *send, const DsvPiece *receive)
+{
+    DSVI_TRY(move(comm, call, send, receive));
+    if (!comm->begun || !comm->transport->number)
+        return DSV_OK;
+    return comm->transport->number(comm, ++comm->begun_count);
+}
+
 DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
 {
-    return alone(comm) ? copy_own(comm, send, receive) : move(comm, "exchange", send, receive);
+    return alone(comm) ? copy_own(comm, send, receive) : move_numbered(comm, "exchange", send, receive);
 }
 
 static void clear_pieces(DsvComm *comm)
@@ -136,7 +145,7 @@ DsvStatus dsvi_comm_swap(DsvComm *comm, int64_t to, DsvPiece send, int64_t from,
     clear_pieces(comm);
     comm->send[to] = send;
     comm->receive[from] = receive;
-    return move(comm, "swap", comm->send, comm->receive);
+    return move_numbered(comm, "swap", comm->send, comm->receive);
 }
 
 /* ---- gathering ---- */
@@ -417,8 +426,19 @@ void dsvi_comm_behind(DsvComm *comm, int64_t mark)
 
 void dsvi_comm_begin(DsvComm *comm)
 {
-    if (!alone(comm))
-        comm->begun = true;
+    if (alone(comm))
+        return;
+    comm->begun = true;
+    comm->begun_count = 0;
+}
+
+DsvStatus dsvi_comm_follow(DsvComm *comm, int64_t count)
+{
+    if (alone(comm) || !comm->transport->follow || count == 0)
+        return DSV_OK;
+    DSVI_TRY(dsvi_comm_waits());
+    DSVI_TRY(comm->transport->follow(comm, count));
+    return dsvi_comm_goes_on();
 }
 
 /* After a failure what was begun stays so: the transport is not to wait for it when it closes. */

@@ -34,6 +34,9 @@ typedef struct DsvTransport {
     DsvStatus (*mark)(DsvComm *comm, int64_t mark);
     /* Until exchanges that have returned early, for the group was begun, are done. */
     DsvStatus (*await)(DsvComm *comm);
+    /* Puts number `number` behind the exchanges so far; the device's stream goes on behind it. */
+    DsvStatus (*number)(DsvComm *comm, int64_t number);
+    DsvStatus (*follow)(DsvComm *comm, int64_t number);
 } DsvTransport;
 
 /* The head of every transport's own struct, which begins with it. */
@@ -44,6 +47,7 @@ struct DsvComm {
     const char *call;         /* what is being done, for sentences: "all_reduce" */
     int64_t behind;           /* the mark that calls wait for; -1: for everything */
     bool begun;               /* exchanges are not waited for: dsvi_comm_begin */
+    int64_t begun_count;      /* of them since then */
     int64_t *last_number;     /* of a group, of those made by this rank; all its groups share it */
     DsvCommSent sent;
     DsvPiece *send, *receive; /* (size) each */

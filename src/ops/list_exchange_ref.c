@@ -40,9 +40,9 @@ DsvStatus dsvi_rows_check(const DsvRowsArgs *args, DsvRowsOp op)
 {
     const DsvRuns *runs = args->runs;
     DSVI_TRY(dsvi_runs_check(runs));
-    if (args->slot_stride < runs->grain * args->head_dim)
-        return DSVI_FAIL(DSV_E_SHAPE, "slots of %lld elements for %lld rows of %lld",
-                         (long long)args->slot_stride, (long long)runs->grain, (long long)args->head_dim);
+    if (args->first_pair < 0 || args->first_pair > args->end_pair || args->end_pair > dsvi_runs_pairs(runs))
+        return DSVI_FAIL(DSV_E_SHAPE, "rows of pairs %lld to %lld, of %lld", (long long)args->first_pair,
+                         (long long)args->end_pair - 1, (long long)dsvi_runs_pairs(runs));
     if (op == DSV_ROWS_PUT && args->width == 0)
         return DSVI_FAIL(DSV_E_SHAPE, "rows_put wants compact keys");
     if (op != DSV_ROWS_ADD)
@@ -66,11 +66,11 @@ static int64_t part_of(const DsvRuns *runs, int64_t run)
     return part;
 }
 
-/* Where the mark of a run is, by its number in the whole lists. */
-static int64_t mark_at(const DsvRuns *runs, int64_t pair, int64_t run)
+/* Marks a run, by its number in the whole lists. */
+static void mark(const DsvRuns *runs, int64_t pair, int64_t run)
 {
-    int64_t part = part_of(runs, run);
-    return dsvi_runs_at(runs, part, pair, run - runs->bound[part]);
+    int64_t part = part_of(runs, run), i = run - runs->bound[part];
+    runs->marks[dsvi_runs_word(runs, part, pair) + i / 32] |= (uint32_t)1 << i % 32;
 }
 
 static void mark_last(const DsvListDivideArgs *args)
@@ -80,7 +80,7 @@ static void mark_last(const DsvListDivideArgs *args)
     if (args->lists->keys % runs->grain == 0 || part_of(runs, last) == args->self)
         return;
     for (int64_t pair = 0; pair < dsvi_runs_pairs(runs); pair++)
-        runs->marks[mark_at(runs, pair, last)] = 1;
+        mark(runs, pair, last);
 }
 
 DsvStatus dsvi_lists_divide_ref(DsvStream *stream, const DsvListDivideArgs *args)
@@ -88,7 +88,7 @@ DsvStatus dsvi_lists_divide_ref(DsvStream *stream, const DsvListDivideArgs *args
     (void)stream;
     DSVI_TRY(dsvi_list_divide_check(args));
     const DsvRuns *runs = args->runs;
-    memset(runs->marks, 0, (size_t)dsvi_runs_count(runs));
+    memset(runs->marks, 0, (size_t)dsvi_runs_words(runs) * sizeof *runs->marks);
     mark_last(args);
     args->near->offsets[0] = args->far->offsets[0] = 0;
     for (int64_t n = 0; n < dsvi_lists_count(args->lists); n++) {
@@ -98,7 +98,7 @@ DsvStatus dsvi_lists_divide_ref(DsvStream *stream, const DsvListDivideArgs *args
             if (part_of(runs, list.runs[i]) == args->self)
                 near++;
             else
-                runs->marks[mark_at(runs, n / args->lists->groups, list.runs[i])] = 1;
+                mark(runs, n / args->lists->groups, list.runs[i]);
         }
         args->near->offsets[n + 1] = args->near->offsets[n] + near;
         args->far->offsets[n + 1] = args->far->offsets[n] + list.count - near;
@@ -106,7 +106,13 @@ DsvStatus dsvi_lists_divide_ref(DsvStream *stream, const DsvListDivideArgs *args
     return DSV_OK;
 }
 
-DsvStatus dsvi_runs_number_ref(DsvStream *stream, const DsvRuns *runs)
+int64_t dsvi_runs_number(const DsvRuns *runs, int64_t part, int64_t pair, int64_t i)
+{
+    int64_t word = dsvi_runs_word(runs, part, pair) + i / 32;
+    return runs->before[word] + __builtin_popcount(runs->marks[word] & (((uint32_t)1 << i % 32) - 1));
+}
+
+DsvStatus dsvi_runs_count_ref(DsvStream *stream, const DsvRuns *runs)
 {
     (void)stream;
     DSVI_TRY(dsvi_runs_check(runs));
@@ -115,10 +121,11 @@ DsvStatus dsvi_runs_number_ref(DsvStream *stream, const DsvRuns *runs)
         int64_t *first = runs->first + j * (pairs + 1);
         first[0] = 0;
         for (int64_t pair = 0; pair < pairs; pair++) {
+            int64_t begin = dsvi_runs_word(runs, j, pair), end = dsvi_runs_word(runs, j, pair + 1);
             int32_t count = 0;
-            for (int64_t i = 0; i < runs->bound[j + 1] - runs->bound[j]; i++) {
-                int64_t at = dsvi_runs_at(runs, j, pair, i);
-                runs->number[at] = runs->marks[at] ? count++ : -1;
+            for (int64_t word = begin; word < end; word++) {
+                runs->before[word] = count;
+                count += __builtin_popcount(runs->marks[word]);
             }
             first[pair + 1] = first[pair] + count;
         }
@@ -157,8 +164,8 @@ DsvStatus dsvi_lists_emit_ref(DsvStream *stream, const DsvListDivideArgs *args)
             if (part == args->self)
                 *near++ = (int32_t)(list.runs[i] - runs->bound[part]);
             else
-                *far++ = (int32_t)compact_first(runs, args->width, part, pair) +
-                         runs->number[mark_at(runs, pair, list.runs[i])];
+                *far++ = (int32_t)(compact_first(runs, args->width, part, pair) +
+                                   dsvi_runs_number(runs, part, pair, list.runs[i] - runs->bound[part]));
         }
     }
     return DSV_OK;
@@ -183,29 +190,36 @@ static Stretch stretch_of(const DsvRowsArgs *args, int64_t part, int64_t pair)
     return at;
 }
 
-/* Row `row` of the pair, in elements of the tensor; row `row` of a slot, of the message. */
-static int64_t row_at(const DsvRowsArgs *args, int64_t pair, int64_t row)
+/* The rows of run i of a pair, from `row` on, in one of k and v, and in a slot. */
+typedef struct RunRows {
+    const DsvHeads *x;
+    int64_t pair, row;
+    int64_t message; /* element where its rows in the slot begin */
+} RunRows;
+
+static RunRows run_rows(const DsvRowsArgs *args, bool values, int64_t pair, int64_t row, int64_t slot)
 {
-    return dsvi_heads_at(&args->x, pair / args->runs->heads, row, pair % args->runs->heads);
+    return (RunRows){values ? &args->v : &args->k, pair, row,
+                     (2 * slot + values) * args->runs->grain * args->head_dim};
 }
 
-static int64_t slot_at(const DsvRowsArgs *args, int64_t slot, int64_t row)
+/* Element where row `t` of a run begins in the tensor. */
+static int64_t row_at(const DsvRowsArgs *args, const RunRows *of, int64_t t)
 {
-    return slot * args->slot_stride + row * args->head_dim;
+    return dsvi_heads_at(of->x, of->pair / args->runs->heads, of->row + t, of->pair % args->runs->heads);
 }
 
-static void copy_run(const DsvRowsArgs *args, int64_t pair, int64_t first_row, int64_t slot, bool take)
+static void copy_run(const DsvRowsArgs *args, RunRows of, bool take)
 {
     size_t size = dsvi_dtype_size(args->dtype), bytes = (size_t)args->head_dim * size;
     for (int64_t t = 0; t < args->runs->grain; t++) {
-        unsigned char *there = (unsigned char *)args->message + (size_t)slot_at(args, slot, t) * size;
-        if (first_row + t >= args->rows) {
+        unsigned char *there = (unsigned char *)args->message + (size_t)of.message * size + (size_t)t * bytes;
+        if (of.row + t >= args->rows) {
             if (take)
                 memset(there, 0, bytes);
             continue;
         }
-        unsigned char *here = (unsigned char *)args->x.data +
-                              (size_t)row_at(args, pair, first_row + t) * size;
+        unsigned char *here = (unsigned char *)of.x->data + (size_t)row_at(args, &of, t) * size;
         memcpy(take ? there : here, take ? here : there, bytes);
     }
 }
@@ -214,11 +228,13 @@ static void copy_stretch(const DsvRowsArgs *args, int64_t part, int64_t pair, bo
 {
     const DsvRuns *runs = args->runs;
     Stretch at = stretch_of(args, part, pair);
-    for (int64_t i = 0; i < runs->bound[part + 1] - runs->bound[part]; i++) {
-        int64_t number = runs->number[dsvi_runs_at(runs, part, pair, i)];
+    for (int64_t i = 0, number = 0; i < runs->bound[part + 1] - runs->bound[part]; i++) {
+        if (!dsvi_runs_marked(runs, part, pair, i))
+            continue;
         int64_t row = args->width > 0 ? at.row + number * runs->grain : i * runs->grain;
-        if (number >= 0)
-            copy_run(args, pair, row, at.slot + number, take);
+        for (int values = 0; values < 2; values++)
+            copy_run(args, run_rows(args, values, pair, row, at.slot + number), take);
+        number++;
     }
 }
 
@@ -226,7 +242,7 @@ static DsvStatus copy_all(const DsvRowsArgs *args, bool take)
 {
     DSVI_TRY(dsvi_rows_check(args, take ? DSV_ROWS_TAKE : DSV_ROWS_PUT));
     for (int64_t part = 0; part < args->runs->parts; part++)
-        for (int64_t pair = 0; pair < dsvi_runs_pairs(args->runs); pair++)
+        for (int64_t pair = args->first_pair; pair < args->end_pair; pair++)
             copy_stretch(args, part, pair, take);
     return DSV_OK;
 }
@@ -244,16 +260,20 @@ DsvStatus dsvi_rows_put_ref(DsvStream *stream, const DsvRowsArgs *args)
 }
 
 /* Run i of a pair; its slots are in `slot` (slots). */
-static void add_run(const DsvRowsArgs *args, int64_t pair, int64_t i, const int64_t *slot, int slots)
+static void add_run(const DsvRowsArgs *args, bool values, int64_t pair, int64_t i, const int64_t *slot,
+                    int slots)
 {
-    int64_t grain = args->runs->grain;
-    for (int64_t t = 0; t < grain && i * grain + t < args->rows; t++) {
-        int64_t row = row_at(args, pair, i * grain + t);
-        for (int64_t d = 0; d < args->head_dim; d++) {
-            double sum = dsvi_load(args->dtype, args->x.data, row + d);
-            for (int n = 0; n < slots; n++)
-                sum += dsvi_load(args->dtype, args->message, slot_at(args, slot[n], t) + d);
-            dsvi_store(args->dtype, args->x.data, row + d, sum);
+    int64_t grain = args->runs->grain, dim = args->head_dim;
+    RunRows here = run_rows(args, values, pair, i * grain, 0);
+    for (int64_t t = 0; t < grain && here.row + t < args->rows; t++) {
+        int64_t row = row_at(args, &here, t);
+        for (int64_t d = 0; d < dim; d++) {
+            double sum = dsvi_load(args->dtype, here.x->data, row + d);
+            for (int n = 0; n < slots; n++) {
+                RunRows there = run_rows(args, values, pair, 0, slot[n]);
+                sum += dsvi_load(args->dtype, args->message, there.message + t * dim + d);
+            }
+            dsvi_store(args->dtype, here.x->data, row + d, sum);
         }
     }
 }
@@ -267,13 +287,11 @@ static void add_pair(const DsvRowsArgs *args, int64_t pair)
         at[j] = stretch_of(args, j, pair);
     for (int64_t i = 0; i < runs->bound[1]; i++) {
         int slots = 0;
-        for (int64_t j = 0; j < runs->parts; j++) {
-            int64_t number = runs->number[dsvi_runs_at(runs, j, pair, i)];
-            if (number >= 0)
-                slot[slots++] = at[j].slot + number;
-        }
-        if (slots > 0)
-            add_run(args, pair, i, slot, slots);
+        for (int64_t j = 0; j < runs->parts; j++)
+            if (dsvi_runs_marked(runs, j, pair, i))
+                slot[slots++] = at[j].slot++;
+        for (int values = 0; values < (slots > 0 ? 2 : 0); values++)
+            add_run(args, values, pair, i, slot, slots);
     }
 }
 
@@ -281,7 +299,7 @@ DsvStatus dsvi_rows_add_ref(DsvStream *stream, const DsvRowsArgs *args)
 {
     (void)stream;
     DSVI_TRY(dsvi_rows_check(args, DSV_ROWS_ADD));
-    for (int64_t pair = 0; pair < dsvi_runs_pairs(args->runs); pair++)
+    for (int64_t pair = args->first_pair; pair < args->end_pair; pair++)
         add_pair(args, pair);
     return DSV_OK;
 }

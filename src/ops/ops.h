@@ -71,7 +71,7 @@ typedef struct DsvOps {
     select_histogram, select_lists;
     DSVI_OP_SLOT(dsvi_select_threshold_fn) select_threshold;
     DSVI_OP_SLOT(dsvi_list_divide_fn) lists_divide, lists_emit;
-    DSVI_OP_SLOT(dsvi_runs_number_fn) runs_number;
+    DSVI_OP_SLOT(dsvi_runs_count_fn) runs_count;
     DSVI_OP_SLOT(dsvi_rows_fn) rows_take, rows_put, rows_add;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)

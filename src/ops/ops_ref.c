@@ -41,7 +41,7 @@ void dsvi_ops_fill_ref(DsvOps *ops)
     DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, dsvi_select_lists_ref, dsvi_select_workspace_ref, REF);
     DSVI_OPS_SET(ops, lists_divide, dsvi_lists_divide_ref, REF);
     DSVI_OPS_SET(ops, lists_emit, dsvi_lists_emit_ref, REF);
-    DSVI_OPS_SET(ops, runs_number, dsvi_runs_number_ref, REF);
+    DSVI_OPS_SET(ops, runs_count, dsvi_runs_count_ref, REF);
     DSVI_OPS_SET(ops, rows_take, dsvi_rows_take_ref, REF);
     DSVI_OPS_SET(ops, rows_put, dsvi_rows_put_ref, REF);
     DSVI_OPS_SET(ops, rows_add, dsvi_rows_add_ref, REF);

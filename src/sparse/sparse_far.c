@@ -16,8 +16,8 @@ static DsvStatus begin(DsvSparse *s, int64_t block)
     const DsvRowsShape shape = {s->shape.tokens, s->shape.batch, s->settings.sparse_grain, s->shape.head_dim,
                                 s->shape.act};
     const DsvRowsMemory memory = {
-        .needs_marks = b->needs_marks, .wants_marks = b->wants_marks, .needs_number = room->needs_number,
-        .wants_number = room->wants_number, .needs_first = room->needs_first,
+        .needs_marks = b->needs_marks, .wants_marks = b->wants_marks, .needs_before = room->needs_before,
+        .wants_before = room->wants_before, .needs_first = room->needs_first,
         .wants_first = room->wants_first, .host_first = b->host_first, .sent = room->sent,
         .received = room->received,
     };
@@ -29,7 +29,7 @@ static DsvStatus begin_again(DsvSparse *s, int64_t block)
 {
     DSVI_TRY(begin(s, block));
     dsvi_rows_measure(&s->exchange);
-    return dsvi_rows_number(&s->exchange);
+    return dsvi_rows_count(&s->exchange);
 }
 
 static DsvListDivideArgs divide_args(DsvSparse *s, int64_t block)

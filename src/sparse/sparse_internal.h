@@ -48,7 +48,7 @@ typedef struct DsvSparseBlock {
     int64_t kept;             /* runs of it that the backward pass will want */
     int64_t sample_count;     /* queries measured by this rank */
     DsvLists near, far;       /* where keys are divided: lists over the own keys, and over fetched ones */
-    unsigned char *needs_marks, *wants_marks; /* rows_exchange.h */
+    uint32_t *needs_marks, *wants_marks; /* rows_exchange.h */
     int64_t *host_first;      /* host memory, likewise */
     bool over_lists;          /* the last forward pass attended over them, so the backward pass does */
     bool fit;                 /* the last lists made are whole */
@@ -87,7 +87,7 @@ typedef struct DsvSparseRoom {
     void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */
     void *moved;                       /* workspace of moves */
     void *far_out, *far_lse, *far_dq;  /* attention over fetched keys */
-    int32_t *needs_number, *wants_number;
+    int32_t *needs_before, *wants_before;
     int64_t *needs_first, *wants_first;
     void *sent, *received, *compact;   /* messages; fetched k and v. In the backward pass gradients of these
                                         * take the place of `received`, and go home from `compact` */

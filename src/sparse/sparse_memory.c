@@ -75,14 +75,17 @@ static int64_t own_runs(const DsvSparse *s, const DsvContextMost *part)
     return pieces_of(part->tokens, s->settings.sparse_grain);
 }
 
+/* Words of marks. */
 static int64_t needs(const DsvSparse *s, const DsvContextMost *part)
 {
-    return part->sequence_ranks > 1 ? pairs(s, part) * full_runs(s) : 0;
+    return part->sequence_ranks > 1
+               ? dsvi_rows_needs_words(pairs(s, part), part->sequence_ranks, full_runs(s)) : 0;
 }
 
 static int64_t wants(const DsvSparse *s, const DsvContextMost *part)
 {
-    return part->sequence_ranks > 1 ? part->sequence_ranks * pairs(s, part) * own_runs(s, part) : 0;
+    return part->sequence_ranks > 1
+               ? dsvi_rows_wants_words(pairs(s, part), part->sequence_ranks, own_runs(s, part)) : 0;
 }
 
 static int64_t firsts(const DsvSparse *s, const DsvContextMost *part)
@@ -335,8 +338,8 @@ static void carve_lists(DsvSparse *s, DsvArena *arena)
     if (s->settings.sparse_time_choices && s->shape.backward)
         s->runs_aside = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->runs_most, sizeof(int32_t));
     s->whole_runs = take(arena, DSV_MEM_SCRATCH, most_of(s, needs) > 0 ? s->runs_most : 0, sizeof(int32_t));
-    unsigned char *needs_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, needs), 1);
-    unsigned char *wants_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, wants), 1);
+    uint32_t *needs_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, needs), sizeof *needs_marks);
+    uint32_t *wants_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, wants), sizeof *wants_marks);
     for (int64_t block = 0; block < s->shape.blocks && needs_marks; block++) {
         s->block[block].needs_marks = needs_marks + block % blocks * most_of(s, needs);
         s->block[block].wants_marks = wants_marks + block % blocks * most_of(s, wants);
@@ -396,8 +399,8 @@ static void carve_far(DsvSparse *s, DsvArena *arena)
     room->far_out = take(arena, DSV_MEM_SCRATCH, results * dim, act);
     room->far_lse = take(arena, DSV_MEM_SCRATCH, results, acc);
     room->far_dq = take(arena, DSV_MEM_SCRATCH, s->shape.backward ? results * dim : 0, act);
-    room->needs_number = take(arena, DSV_MEM_SCRATCH, most_of(s, needs), sizeof(int32_t));
-    room->wants_number = take(arena, DSV_MEM_SCRATCH, most_of(s, wants), sizeof(int32_t));
+    room->needs_before = take(arena, DSV_MEM_SCRATCH, most_of(s, needs), sizeof(int32_t));
+    room->wants_before = take(arena, DSV_MEM_SCRATCH, most_of(s, wants), sizeof(int32_t));
     room->needs_first = take(arena, DSV_MEM_SCRATCH, most_of(s, firsts), sizeof(int64_t));
     room->wants_first = take(arena, DSV_MEM_SCRATCH, most_of(s, firsts), sizeof(int64_t));
     room->sent = take(arena, DSV_MEM_SCRATCH, 2 * most_of(s, sent_rows) * dim, act);

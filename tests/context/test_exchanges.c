@@ -135,11 +135,11 @@ static DsvStatus open_keys(Keys *s, DsvContext *context, const ContextCase *c)
     *s = (Keys){.c = c, .part = dsvi_context_part(context, 0)};
     int64_t pairs = c->batch * s->part.heads, ranks = s->part.sequence_ranks, grain = c->unit;
     int64_t full = rows_before(c->tokens, grain), own = rows_before(s->part.tokens, grain);
+    int64_t needs = dsvi_rows_needs_words(pairs, ranks, full), wants = dsvi_rows_wants_words(pairs, ranks, own);
     int64_t elements = pairs * s->part.tokens * c->head_dim, message = 2 * pairs * full * grain * c->head_dim;
     s->memory = (DsvRowsMemory){
-        .needs_marks = room(pairs * full, 1), .wants_marks = room(ranks * pairs * own, 1),
-        .needs_number = room(pairs * full, sizeof(int32_t)),
-        .wants_number = room(ranks * pairs * own, sizeof(int32_t)),
+        .needs_marks = room(needs, sizeof(uint32_t)), .wants_marks = room(wants, sizeof(uint32_t)),
+        .needs_before = room(needs, sizeof(int32_t)), .wants_before = room(wants, sizeof(int32_t)),
         .needs_first = room(ranks * (pairs + 1), sizeof(int64_t)),
         .wants_first = room(ranks * (pairs + 1), sizeof(int64_t)),
         .host_first = room(2 * ranks * (pairs + 1), sizeof(int64_t)),
@@ -157,7 +157,7 @@ static DsvStatus open_keys(Keys *s, DsvContext *context, const ContextCase *c)
 static void close_keys(Keys *s)
 {
     void *const memory[] = {
-        s->memory.needs_marks, s->memory.wants_marks, s->memory.needs_number, s->memory.wants_number,
+        s->memory.needs_marks, s->memory.wants_marks, s->memory.needs_before, s->memory.wants_before,
         s->memory.needs_first, s->memory.wants_first, s->memory.host_first, s->memory.sent,
         s->memory.received, s->k, s->v, s->dk, s->dv, s->far_k, s->far_v, s->far_dk, s->far_dv, s->packed,
         s->near.offsets, s->far.offsets,
@@ -209,7 +209,7 @@ static DsvStatus check_far(Keys *s)
             int64_t part = 0;
             while (run >= needs->bound[part + 1])
                 part++;
-            if (!needs->marks[dsvi_runs_at(needs, part, pair, run - needs->bound[part])])
+            if (!dsvi_runs_marked(needs, part, pair, run - needs->bound[part]))
                 continue;
             compact--;
             for (int64_t t = 0; t < s->x.grain && run * s->x.grain + t < s->c->tokens; t++) {
@@ -237,7 +237,7 @@ static DsvStatus check_home(const Keys *s)
         int64_t row = i / dim, h = row % heads, key = row / heads % tokens, b = row / heads / tokens;
         float times = 0;
         for (int64_t j = 0; j < wants->parts; j++)
-            times += wants->marks[dsvi_runs_at(wants, j, b * heads + h, key / s->x.grain)];
+            times += dsvi_runs_marked(wants, j, b * heads + h, key / s->x.grain);
         if (s->dk[i] != (1 + 2 * times) * s->k[i] || s->dv[i] != (3 * times - 1) * s->k[i])
             return wrong("gradient of key", key, s->dk[i], (1 + 2 * times) * s->k[i]);
     }
@@ -248,8 +248,12 @@ static DsvStatus check_bytes(const Keys *s, const uint64_t sent[4])
 {
     int64_t pairs = s->c->batch * s->part.heads;
     int64_t row = 2 * s->c->head_dim * s->x.grain * (int64_t)sizeof(float);
-    int64_t others = s->x.needs.bound[s->x.needs.parts] - s->x.wants.bound[1];
-    const int64_t wanted[3] = {pairs * others, row * dsvi_rows_wanted(&s->x), row * dsvi_rows_needed(&s->x)};
+    int64_t marks = 0;
+    for (int64_t j = 0; j < s->part.sequence_ranks; j++) {
+        int64_t runs = s->x.needs.bound[j + 1] - s->x.needs.bound[j];
+        marks += j == s->part.sequence_index ? 0 : pairs * ((runs + 31) / 32) * (int64_t)sizeof(uint32_t);
+    }
+    const int64_t wanted[3] = {marks, row * dsvi_rows_wanted(&s->x), row * dsvi_rows_needed(&s->x)};
     for (int i = 0; i < 3; i++)
         if (sent[i + 1] - sent[i] != (uint64_t)wanted[i])
             return wrong("bytes of step", i, (double)(sent[i + 1] - sent[i]), (double)wanted[i]);

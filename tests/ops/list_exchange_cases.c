@@ -63,7 +63,7 @@ typedef struct Exchange {
     const ExchangeShape *shape;
     DsvLists whole;
     int64_t bound[DSV_RUN_PARTS_MOST + 1];
-    Both offsets, runs, near_offsets, near_runs, far_offsets, far_runs, marks, number, first;
+    Both offsets, runs, near_offsets, near_runs, far_offsets, far_runs, marks, before, first;
 } Exchange;
 
 static DsvRuns runs_of(const Exchange *e, bool device)
@@ -72,7 +72,7 @@ static DsvRuns runs_of(const Exchange *e, bool device)
     return (DsvRuns){
         .batch = s->batch, .heads = s->heads, .parts = s->parts, .grain = s->grain, .bound = e->bound,
         .marks = device ? e->marks.device : e->marks.host,
-        .number = device ? e->number.device : e->number.host,
+        .before = device ? e->before.device : e->before.host,
         .first = device ? e->first.device : e->first.host,
     };
 }
@@ -89,7 +89,8 @@ static void open_exchange(const DsvBackend *backend, const ExchangeShape *s, Exc
     int64_t count = dsvi_lists_count(&e->whole), pairs = s->batch * s->heads;
     size_t offsets = (size_t)(count + 1) * sizeof(int64_t);
     size_t runs = (size_t)e->whole.offsets[count] * sizeof(int32_t);
-    size_t marks = (size_t)(pairs * e->bound[s->parts]);
+    DsvRuns shape = runs_of(e, false);
+    size_t marks = (size_t)dsvi_runs_words(&shape) * sizeof *shape.marks;
     e->offsets = both(backend, offsets);
     e->near_offsets = both(backend, offsets);
     e->far_offsets = both(backend, offsets);
@@ -97,12 +98,12 @@ static void open_exchange(const DsvBackend *backend, const ExchangeShape *s, Exc
     e->near_runs = both(backend, runs);
     e->far_runs = both(backend, runs);
     e->marks = both(backend, marks);
-    e->number = both(backend, marks * sizeof(int32_t));
+    e->before = both(backend, marks);
     e->first = both(backend, (size_t)(s->parts * (pairs + 1)) * sizeof(int64_t));
     memcpy(e->offsets.host, e->whole.offsets, offsets);
     memcpy(e->runs.host, e->whole.runs, runs);
     Both *const all[] = {&e->offsets, &e->runs, &e->near_offsets, &e->near_runs, &e->far_offsets,
-                         &e->far_runs, &e->marks, &e->number, &e->first};
+                         &e->far_runs, &e->marks, &e->before, &e->first};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         send(backend, all[i]);
 }
@@ -110,7 +111,7 @@ static void open_exchange(const DsvBackend *backend, const ExchangeShape *s, Exc
 static void close_exchange(const DsvBackend *backend, Exchange *e)
 {
     Both *const all[] = {&e->offsets, &e->runs, &e->near_offsets, &e->near_runs, &e->far_offsets,
-                         &e->far_runs, &e->marks, &e->number, &e->first};
+                         &e->far_runs, &e->marks, &e->before, &e->first};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         release(backend, all[i]);
     random_lists_free(&e->whole);
@@ -145,7 +146,7 @@ static void list_ops(const DsvOps *ops, DsvStream *stream, const Exchange *e, bo
     if (step == 0) {
         assert_ok(ops->lists_divide.run(stream, &args));
     } else if (step == 1) {
-        assert_ok(ops->runs_number.run(stream, &runs));
+        assert_ok(ops->runs_count.run(stream, &runs));
     } else {
         args.width = width_of(e);
         assert_ok(ops->lists_emit.run(stream, &args));
@@ -156,7 +157,7 @@ static void check_lists(const DsvBackend *backend, const DsvOps *ref, const Exch
 {
     const Both *const written[3][3] = {
         {&e->near_offsets, &e->far_offsets, &e->marks},
-        {&e->number, &e->first, &e->marks},
+        {&e->before, &e->first, &e->marks},
         {&e->near_runs, &e->far_runs, &e->runs},
     };
     for (int step = 0; step < 3; step++) {
@@ -174,46 +175,115 @@ static void fill(DsvDtype dtype, void *rows, int64_t count, uint32_t stream)
         dsvi_store(dtype, rows, i, dsvi_rng_normal(rng, (uint64_t)i));
 }
 
-/* The rows ops on a tensor of compact keys, or of the own keys, and messages. */
+/* Slots of all parts. */
+static int64_t slots_of(const DsvRuns *runs)
+{
+    int64_t pairs = dsvi_runs_pairs(runs), slots = 0;
+    for (int64_t j = 0; j < runs->parts; j++)
+        slots += runs->first[j * (pairs + 1) + pairs];
+    return slots;
+}
+
+/* k, v and messages, on both sides. */
+typedef struct RowsMemory {
+    const ExchangeShape *shape;
+    DsvDtype dtype;
+    int64_t rows, pitch;
+    Both k, v, message;
+} RowsMemory;
+
+static int64_t tensor_elements(const RowsMemory *m)
+{
+    return m->shape->batch * m->rows * m->shape->heads * m->pitch + m->shape->odd;
+}
+
+static int64_t message_elements(const RowsMemory *m, int64_t slots)
+{
+    return slots * 2 * m->shape->grain * m->shape->dim + m->shape->odd;
+}
+
+static RowsMemory open_rows(const DsvBackend *backend, const ExchangeShape *s, DsvDtype dtype, int64_t rows,
+                            int64_t slots)
+{
+    RowsMemory m = {.shape = s, .dtype = dtype, .rows = rows, .pitch = s->dim + s->odd};
+    size_t size = dsvi_dtype_size(dtype);
+    m.k = both(backend, (size_t)tensor_elements(&m) * size);
+    m.v = both(backend, (size_t)tensor_elements(&m) * size);
+    m.message = both(backend, (size_t)message_elements(&m, slots) * size);
+    fill(dtype, m.k.host, tensor_elements(&m), 1);
+    fill(dtype, m.v.host, tensor_elements(&m), 2);
+    fill(dtype, m.message.host, message_elements(&m, slots), 3);
+    return m;
+}
+
+static void close_rows(const DsvBackend *backend, RowsMemory *m)
+{
+    release(backend, &m->k);
+    release(backend, &m->v);
+    release(backend, &m->message);
+}
+
+/* An op on both sides, on all pairs but the first, then on that. */
+static void run_rows(const DsvBackend *backend, const DsvOps *ref, const RowsMemory *m, const Exchange *e,
+                     int64_t width, DsvRowsOp op)
+{
+    send(backend, &m->k);
+    send(backend, &m->v);
+    send(backend, &m->message);
+    for (int device = 0; device < 2; device++) {
+        const DsvOps *ops = device ? &backend->ops : ref;
+        dsvi_rows_fn *const run[] = {ops->rows_take.run, ops->rows_put.run, ops->rows_add.run};
+        DsvStream *stream = device ? backend->device->stream : NULL;
+        DsvRuns runs = runs_of(e, device);
+        size_t odd = (size_t)m->shape->odd * dsvi_dtype_size(m->dtype);
+        int64_t heads = m->shape->heads, pitch = m->pitch;
+        char *k = device ? m->k.device : m->k.host, *v = device ? m->v.device : m->v.host;
+        char *message = device ? m->message.device : m->message.host;
+        DsvRowsArgs args = {
+            .runs = &runs, .first_pair = 1, .end_pair = dsvi_runs_pairs(&runs), .width = width,
+            .rows = m->rows, .head_dim = m->shape->dim, .dtype = m->dtype,
+            .k = {k + odd, m->rows * heads * pitch, heads * pitch, pitch},
+            .v = {v + odd, m->rows * heads * pitch, heads * pitch, pitch}, .message = message + odd,
+        };
+        assert_ok(run[op](stream, &args));
+        args.first_pair = 0;
+        args.end_pair = 1;
+        assert_ok(run[op](stream, &args));
+    }
+}
+
+/* Taking and putting, of compact keys or of the own keys. */
 static void check_rows(const DsvBackend *backend, const DsvOps *ref, const Exchange *e, DsvDtype dtype,
                        bool compact)
 {
     const ExchangeShape *s = e->shape;
-    DsvRuns here = runs_of(e, false), there = runs_of(e, true);
-    int64_t pairs = dsvi_runs_pairs(&here), slots = 0, longest = 0;
-    for (int64_t j = 0; j < s->parts; j++) {
-        slots += here.first[j * (pairs + 1) + pairs];
+    DsvRuns here = runs_of(e, false);
+    int64_t width = width_of(e), longest = 0;
+    for (int64_t j = 0; j < s->parts; j++)
         longest = e->bound[j + 1] - e->bound[j] > longest ? e->bound[j + 1] - e->bound[j] : longest;
+    int64_t rows = (compact ? width : longest) * s->grain - (s->grain > 1 ? 1 : 0);
+    for (int op = DSV_ROWS_TAKE; op <= (compact ? DSV_ROWS_PUT : DSV_ROWS_TAKE); op++) {
+        RowsMemory m = open_rows(backend, s, dtype, rows, slots_of(&here));
+        run_rows(backend, ref, &m, e, compact ? width : 0, (DsvRowsOp)op);
+        assert_same(backend, &m.k);
+        assert_same(backend, &m.v);
+        assert_same(backend, &m.message);
+        close_rows(backend, &m);
     }
-    int64_t width = width_of(e), rows = (compact ? width : longest) * s->grain - (s->grain > 1 ? 1 : 0);
-    int64_t pitch = s->dim + s->odd, slot_stride = s->grain * s->dim + s->odd;
-    int64_t elements = s->batch * rows * s->heads * pitch;
-    size_t size = dsvi_dtype_size(dtype);
-    Both x = both(backend, (size_t)(elements + s->odd) * size);
-    Both message = both(backend, (size_t)(slots * slot_stride + s->odd) * size);
-    fill(dtype, x.host, elements + s->odd, 1);
-    fill(dtype, message.host, slots * slot_stride + s->odd, 2);
-    for (int put = 0; put < (compact ? 2 : 1); put++) {
-        send(backend, &x);
-        send(backend, &message);
-        for (int device = 0; device < 2; device++) {
-            char *tensor = device ? x.device : x.host, *packed = device ? message.device : message.host;
-            DsvRowsArgs args = {
-                .runs = device ? &there : &here, .width = compact ? width : 0, .rows = rows,
-                .head_dim = s->dim, .dtype = dtype,
-                .x = {tensor + (size_t)s->odd * size, rows * s->heads * pitch, s->heads * pitch, pitch},
-                .message = packed + (size_t)s->odd * size, .slot_stride = slot_stride,
-            };
-            const DsvOps *ops = device ? &backend->ops : ref;
-            DsvStream *stream = device ? backend->device->stream : NULL;
-            assert_ok((put ? ops->rows_put.run : ops->rows_take.run)(stream, &args));
-        }
-        assert_same(backend, &x);
-        assert_same(backend, &message);
-        fill(dtype, message.host, slots * slot_stride + s->odd, 3);
+}
+
+static void assert_sums(const DsvBackend *backend, const RowsMemory *m, const Both *memory)
+{
+    /* Sums of parts + 1 normal deviates, in any order: additions round what is below 5 sqrt(parts + 1). */
+    double order = 0x1p-24 * (double)m->shape->parts * 5 * sqrt((double)(m->shape->parts + 1));
+    double rounding = m->dtype == DSV_BF16 ? 0x1p-8 : 0;
+    void *got = fetch(backend, memory);
+    for (int64_t i = 0; i < tensor_elements(m); i++) {
+        double truth = dsvi_load(m->dtype, memory->host, i);
+        assert_error_below(fabs(dsvi_load(m->dtype, got, i) - truth), rounding * fabs(truth) + order,
+                           "sum %d", (int)i);
     }
-    release(backend, &x);
-    release(backend, &message);
+    free(got);
 }
 
 /* Every part wants some of the own runs: those of random marks. */
@@ -221,49 +291,26 @@ static void check_add(const DsvBackend *backend, const DsvOps *ref, const Exchan
 {
     Exchange e;
     open_exchange(backend, s, &e);
-    int64_t length = e.bound[s->parts] / s->parts, pairs = s->batch * s->heads, slots = 0;
+    int64_t length = e.bound[s->parts] / s->parts;
     for (int64_t j = 0; j <= s->parts; j++)
         e.bound[j] = j * length;
-    DsvRuns here = runs_of(&e, false), there = runs_of(&e, true);
-    for (int64_t i = 0; i < dsvi_runs_count(&here); i++)
-        here.marks[i] = dsvi_rng_uniform((DsvRng){4, DSV_RNG_TEST, 0}, (uint64_t)i) < 0.4;
-    assert_ok(ref->runs_number.run(NULL, &here));
-    send(backend, &e.number);
+    DsvRuns here = runs_of(&e, false);
+    memset(here.marks, 0, (size_t)dsvi_runs_words(&here) * sizeof *here.marks);
+    for (int64_t at = 0; at < s->parts * dsvi_runs_pairs(&here) * length; at++) {
+        int64_t part = at / length % s->parts, pair = at / length / s->parts, i = at % length;
+        if (dsvi_rng_uniform((DsvRng){4, DSV_RNG_TEST, 0}, (uint64_t)at) < 0.4)
+            here.marks[dsvi_runs_word(&here, part, pair) + i / 32] |= (uint32_t)1 << i % 32;
+    }
+    assert_ok(ref->runs_count.run(NULL, &here));
+    send(backend, &e.marks);
+    send(backend, &e.before);
     send(backend, &e.first);
-    for (int64_t j = 0; j < s->parts; j++)
-        slots += here.first[j * (pairs + 1) + pairs];
-    int64_t rows = length * s->grain - (s->grain > 1 ? 1 : 0), slot_stride = s->grain * s->dim + s->odd;
-    int64_t elements = s->batch * rows * s->heads * s->dim;
-    size_t size = dsvi_dtype_size(dtype);
-    Both x = both(backend, (size_t)(elements + s->odd) * size);
-    Both message = both(backend, (size_t)(slots * slot_stride) * size);
-    fill(dtype, x.host, elements + s->odd, 1);
-    fill(dtype, message.host, slots * slot_stride, 2);
-    send(backend, &x);
-    send(backend, &message);
-    for (int device = 0; device < 2; device++) {
-        DsvRowsArgs args = {
-            .runs = device ? &there : &here, .rows = rows, .head_dim = s->dim, .dtype = dtype,
-            .x = dsvi_heads((char *)(device ? x.device : x.host) + (size_t)s->odd * size, rows, s->heads,
-                            s->dim),
-            .message = device ? message.device : message.host, .slot_stride = slot_stride,
-        };
-        assert_ok((device ? &backend->ops : ref)
-                      ->rows_add.run(device ? backend->device->stream : NULL, &args));
-    }
-    /* Sums of parts + 1 normal deviates, in any order: additions round what is below 5 sqrt(parts + 1). */
-    double order = 0x1p-24 * (double)s->parts * 5 * sqrt((double)(s->parts + 1));
-    double rounding = dtype == DSV_BF16 ? 0x1p-8 : 0;
-    void *got = fetch(backend, &x);
-    for (int64_t i = 0; i < elements + s->odd; i++) {
-        double truth = dsvi_load(dtype, x.host, i);
-        assert_error_below(fabs(dsvi_load(dtype, got, i) - truth), rounding * fabs(truth) + order, "sum %d",
-                           (int)i);
-    }
-    free(got);
-    assert_same(backend, &message);
-    release(backend, &x);
-    release(backend, &message);
+    RowsMemory m = open_rows(backend, s, dtype, length * s->grain - (s->grain > 1 ? 1 : 0), slots_of(&here));
+    run_rows(backend, ref, &m, &e, 0, DSV_ROWS_ADD);
+    assert_sums(backend, &m, &m.k);
+    assert_sums(backend, &m, &m.v);
+    assert_same(backend, &m.message);
+    close_rows(backend, &m);
     close_exchange(backend, &e);
 }
 

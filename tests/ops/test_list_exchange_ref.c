@@ -14,6 +14,7 @@ typedef struct Rank {
     int64_t wants_bound[RANKS_MOST + 1];
     int64_t first_key, keys, width;
     double *own, *compact;      /* (BATCH, keys, HEADS, 1), compact likewise: numbers of keys */
+    double *own_values, *compact_values; /* less than nothing by as much */
     double *needed, *wanted;    /* messages */
 } Rank;
 
@@ -40,8 +41,8 @@ static double name_of(int64_t pair, int64_t key)
 static DsvRuns runs_create(const World *w, const int64_t *bound)
 {
     DsvRuns runs = {.batch = BATCH, .heads = HEADS, .parts = w->ranks, .grain = w->grain, .bound = bound};
-    runs.marks = room(dsvi_runs_count(&runs), 1);
-    runs.number = room(dsvi_runs_count(&runs), sizeof *runs.number);
+    runs.marks = room(dsvi_runs_words(&runs), sizeof *runs.marks);
+    runs.before = room(dsvi_runs_words(&runs), sizeof *runs.before);
     runs.first = room(w->ranks * (PAIRS + 1), sizeof *runs.first);
     return runs;
 }
@@ -49,7 +50,7 @@ static DsvRuns runs_create(const World *w, const int64_t *bound)
 static void runs_free(DsvRuns *runs)
 {
     free(runs->marks);
-    free(runs->number);
+    free(runs->before);
     free(runs->first);
 }
 
@@ -85,14 +86,17 @@ static void create_rank(World *w, int64_t self, double density)
     r->needs = runs_create(w, w->bound);
     r->wants = runs_create(w, r->wants_bound);
     r->own = room(BATCH * r->keys * HEADS, sizeof(double));
-    for (int64_t i = 0; i < BATCH * r->keys * HEADS; i++)
+    r->own_values = room(BATCH * r->keys * HEADS, sizeof(double));
+    for (int64_t i = 0; i < BATCH * r->keys * HEADS; i++) {
         r->own[i] = name_of(i / HEADS / r->keys * HEADS + i % HEADS, r->first_key + i / HEADS % r->keys);
+        r->own_values[i] = -r->own[i];
+    }
 }
 
 static void free_rank(Rank *r)
 {
-    void *const memory[] = {r->near.offsets, r->far.offsets, r->near.runs, r->far.runs, r->own, r->compact,
-                            r->needed, r->wanted};
+    void *const memory[] = {r->near.offsets, r->far.offsets, r->near.runs, r->far.runs, r->own,
+                            r->own_values, r->compact, r->compact_values, r->needed, r->wanted};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         free(memory[i]);
     random_lists_free(&r->whole);
@@ -100,18 +104,28 @@ static void free_rank(Rank *r)
     runs_free(&r->wants);
 }
 
-static DsvRowsArgs home_rows(const World *w, Rank *r)
+static DsvRowsArgs home_rows(Rank *r)
 {
-    return (DsvRowsArgs){.runs = &r->wants, .rows = r->keys, .head_dim = 1, .dtype = DSV_F64,
-                         .x = dsvi_heads(r->own, r->keys, HEADS, 1), .message = r->wanted,
-                         .slot_stride = w->grain};
+    return (DsvRowsArgs){.runs = &r->wants, .end_pair = PAIRS, .rows = r->keys, .head_dim = 1,
+                         .dtype = DSV_F64, .k = dsvi_heads(r->own, r->keys, HEADS, 1),
+                         .v = dsvi_heads(r->own_values, r->keys, HEADS, 1), .message = r->wanted};
 }
 
-static DsvRowsArgs compact_rows(const World *w, Rank *r)
+static DsvRowsArgs compact_rows(Rank *r)
 {
-    return (DsvRowsArgs){.runs = &r->needs, .width = r->width, .rows = r->far.keys, .head_dim = 1,
-                         .dtype = DSV_F64, .x = dsvi_heads(r->compact, r->far.keys, HEADS, 1),
-                         .message = r->needed, .slot_stride = w->grain};
+    return (DsvRowsArgs){.runs = &r->needs, .end_pair = PAIRS, .width = r->width, .rows = r->far.keys,
+                         .head_dim = 1, .dtype = DSV_F64, .k = dsvi_heads(r->compact, r->far.keys, HEADS, 1),
+                         .v = dsvi_heads(r->compact_values, r->far.keys, HEADS, 1), .message = r->needed};
+}
+
+/* An op on all pairs, in two parts. */
+static void run_rows(dsvi_rows_fn *op, DsvRowsArgs args)
+{
+    args.end_pair = PAIRS / 3;
+    assert_ok(op(NULL, &args));
+    args.first_pair = args.end_pair;
+    args.end_pair = PAIRS;
+    assert_ok(op(NULL, &args));
 }
 
 /* Marks travel: the needs of all ranks become the wants that each has to serve. */
@@ -121,18 +135,19 @@ static void divide(World *w)
         Rank *r = &w->rank[s];
         DsvListDivideArgs args = {&r->whole, &r->needs, s, &r->near, &r->far, 0};
         assert_ok(w->ops.lists_divide.run(NULL, &args));
-        assert_ok(w->ops.runs_number.run(NULL, &r->needs));
+        assert_ok(w->ops.runs_count.run(NULL, &r->needs));
         assert_int_equal(slots_of(&r->needs, s), 0);
         for (int64_t o = 0; o < w->ranks; o++)
-            memcpy(w->rank[o].wants.marks + dsvi_runs_at(&w->rank[o].wants, s, 0, 0),
-                   r->needs.marks + dsvi_runs_at(&r->needs, o, 0, 0),
-                   (size_t)(PAIRS * (w->bound[o + 1] - w->bound[o])));
+            memcpy(w->rank[o].wants.marks + dsvi_runs_word(&w->rank[o].wants, s, 0),
+                   r->needs.marks + dsvi_runs_word(&r->needs, o, 0),
+                   (size_t)(dsvi_runs_word(&r->needs, o + 1, 0) - dsvi_runs_word(&r->needs, o, 0)) *
+                       sizeof *r->needs.marks);
     }
     for (int64_t o = 0; o < w->ranks; o++) {
         Rank *r = &w->rank[o];
-        assert_ok(w->ops.runs_number.run(NULL, &r->wants));
-        r->wanted = room(slots_before(&r->wants, w->ranks) * w->grain, sizeof(double));
-        r->needed = room(slots_before(&r->needs, w->ranks) * w->grain, sizeof(double));
+        assert_ok(w->ops.runs_count.run(NULL, &r->wants));
+        r->wanted = room(2 * slots_before(&r->wants, w->ranks) * w->grain, sizeof(double));
+        r->needed = room(2 * slots_before(&r->needs, w->ranks) * w->grain, sizeof(double));
     }
 }
 
@@ -142,11 +157,11 @@ static void travel(World *w, bool home)
     for (int64_t o = 0; o < w->ranks; o++)
         for (int64_t s = 0; s < w->ranks; s++) {
             Rank *owner = &w->rank[o], *other = &w->rank[s];
-            double *there = owner->wanted + slots_before(&owner->wants, s) * w->grain;
-            double *here = other->needed + slots_before(&other->needs, o) * w->grain;
+            double *there = owner->wanted + 2 * slots_before(&owner->wants, s) * w->grain;
+            double *here = other->needed + 2 * slots_before(&other->needs, o) * w->grain;
             assert_int_equal(slots_of(&owner->wants, s), slots_of(&other->needs, o));
             memcpy(home ? there : here, home ? here : there,
-                   (size_t)(slots_of(&owner->wants, s) * w->grain) * sizeof(double));
+                   (size_t)(2 * slots_of(&owner->wants, s) * w->grain) * sizeof(double));
         }
 }
 
@@ -164,11 +179,13 @@ static void make_compact(World *w, int64_t self)
     r->near.keys = r->keys;
     r->far.keys = r->width * w->grain - (self + 1 < w->ranks && r->width > 0 ? missing : 0);
     r->compact = room(BATCH * r->far.keys * HEADS, sizeof(double));
+    r->compact_values = room(BATCH * r->far.keys * HEADS, sizeof(double));
     DsvListDivideArgs args = {&r->whole, &r->needs, self, &r->near, &r->far, r->width};
     assert_ok(w->ops.lists_emit.run(NULL, &args));
-    DsvRowsArgs rows = compact_rows(w, r);
     if (r->width > 0)
-        assert_ok(w->ops.rows_put.run(NULL, &rows));
+        run_rows(w->ops.rows_put.run, compact_rows(r));
+    for (int64_t i = 0; i < BATCH * r->far.keys * HEADS; i++)
+        assert_true(r->compact_values[i] == -r->compact[i]);
 }
 
 static int by_size(const void *a, const void *b)
@@ -207,13 +224,13 @@ static void compare_reach(const Rank *r)
 static void compare_sums(World *w, int64_t self)
 {
     Rank *r = &w->rank[self];
-    DsvRowsArgs args = home_rows(w, r);
-    assert_ok(w->ops.rows_add.run(NULL, &args));
+    run_rows(w->ops.rows_add.run, home_rows(r));
     for (int64_t i = 0; i < BATCH * r->keys * HEADS; i++) {
         int64_t pair = i / HEADS / r->keys * HEADS + i % HEADS, key = i / HEADS % r->keys, times = 1;
         for (int64_t s = 0; s < w->ranks; s++)
-            times += r->wants.marks[dsvi_runs_at(&r->wants, s, pair, key / w->grain)];
+            times += dsvi_runs_marked(&r->wants, s, pair, key / w->grain);
         assert_true(r->own[i] == (double)times * name_of(pair, r->first_key + key));
+        assert_true(r->own_values[i] == -r->own[i]);
     }
 }
 
@@ -227,19 +244,16 @@ static void check(int64_t keys, int64_t grain, int64_t ranks, double density)
     for (int64_t s = 0; s < ranks; s++)
         create_rank(&w, s, density);
     divide(&w);
-    for (int64_t o = 0; o < ranks; o++) {
-        DsvRowsArgs args = home_rows(&w, &w.rank[o]);
-        assert_ok(w.ops.rows_take.run(NULL, &args));
-    }
+    for (int64_t o = 0; o < ranks; o++)
+        run_rows(w.ops.rows_take.run, home_rows(&w.rank[o]));
     travel(&w, false);
     for (int64_t s = 0; s < ranks; s++) {
         make_compact(&w, s);
         compare_reach(&w.rank[s]);
-        DsvRowsArgs args = compact_rows(&w, &w.rank[s]);
         memset(w.rank[s].needed, 0xff,
-               (size_t)(slots_before(&w.rank[s].needs, ranks) * grain) * sizeof(double));
+               (size_t)(2 * slots_before(&w.rank[s].needs, ranks) * grain) * sizeof(double));
         if (w.rank[s].width > 0)
-            assert_ok(w.ops.rows_take.run(NULL, &args));
+            run_rows(w.ops.rows_take.run, compact_rows(&w.rank[s]));
     }
     travel(&w, true);
     for (int64_t s = 0; s < ranks; s++)
@@ -267,16 +281,16 @@ static void refusals(void **state)
     int64_t bound[3] = {0, 4, 2};
     DsvRuns runs = {.batch = 1, .heads = 1, .parts = 2, .grain = 1, .bound = bound};
     assert_fails(DSV_E_SHAPE, "the runs of rank 1 begin at 4 and end at 2",
-                 dsvi_runs_number_ref(NULL, &runs));
+                 dsvi_runs_count_ref(NULL, &runs));
     runs.parts = 65;
-    assert_fails(DSV_E_UNSUPPORTED, "keys of 65 ranks, wanted 1 to 64", dsvi_runs_number_ref(NULL, &runs));
+    assert_fails(DSV_E_UNSUPPORTED, "keys of 65 ranks, wanted 1 to 64", dsvi_runs_count_ref(NULL, &runs));
     runs.parts = 2;
     bound[2] = 6;
-    DsvRowsArgs rows = {.runs = &runs, .head_dim = 2, .dtype = DSV_F32, .slot_stride = 2};
+    DsvRowsArgs rows = {.runs = &runs, .end_pair = 1, .head_dim = 2, .dtype = DSV_F32};
     assert_fails(DSV_E_SHAPE, "parts of one length", dsvi_rows_add_ref(NULL, &rows));
     assert_fails(DSV_E_SHAPE, "rows_put wants compact keys", dsvi_rows_put_ref(NULL, &rows));
-    rows.slot_stride = 1;
-    assert_fails(DSV_E_SHAPE, "slots of 1 elements for 1 rows of 2", dsvi_rows_take_ref(NULL, &rows));
+    rows.end_pair = 2;
+    assert_fails(DSV_E_SHAPE, "rows of pairs 0 to 1, of 1", dsvi_rows_take_ref(NULL, &rows));
     DsvLists lists = {.batch = 1, .heads = 1, .queries = 4, .keys = 7, .group = 4, .groups = 1, .grain = 1};
     DsvListDivideArgs args = {&lists, &runs, 0, &lists, &lists, 0};
     assert_fails(DSV_E_SHAPE, "lists of 7 runs of 1 keys do not divide into 6",
