@@ -19,7 +19,6 @@
 #include "dist/transport.h"
 
 #define NCCL_LIBRARY "libnccl.so.2"
-enum { CHUNK_BYTES = 16 << 20 };        /* of a sum, received from each rank at once */
 enum { WARM_UP_BYTES = 256 };
 /* Seconds of a wait that are spent yielding, before it sleeps: of one that the device waits for too, as long
  * as kernels take; of one beside what the device does, a moment. */
@@ -286,12 +285,11 @@ static void nccl_close(DsvComm *comm)
         cudaEventDestroy(n->before);
     if (n->stream.handle)
         cudaStreamDestroy(n->stream.handle);
-    cudaFree(comm->scratch);
     dsvi_comm_release(comm);
 }
 
 static const DsvTransport NCCL = {
-    .name = "NCCL", .chunk = CHUNK_BYTES, .at_once = true, .exchange = nccl_exchange, .fail = nccl_fail,
+    .name = "NCCL", .at_once = true, .exchange = nccl_exchange, .fail = nccl_fail,
     .close = nccl_close, .sum = nccl_sum, .copy = nccl_copy, .mark = nccl_mark,
     .await = nccl_await, .number = nccl_number, .follow = nccl_follow,
 };
@@ -299,28 +297,36 @@ static const DsvTransport NCCL = {
 /* Connections are made, and kernels loaded, when first wanted, and either may wait for all that the GPU does:
  * a kernel of another group among it, which waits for a rank that in its turn waits for this call. So what
  * calls from a second thread will want is wanted here, where nothing else goes on. */
-static DsvStatus warm_up(NcclComm *n)
+static DsvStatus warm_up(NcclComm *n, unsigned char *memory)
 {
     DsvComm *comm = &n->comm;
-    float *numbers = (float *)comm->scratch;
+    float *numbers = (float *)memory;
     comm->call = "meeting";
     for (int64_t r = 0; r < comm->size; r++) {
-        comm->send[r] = (DsvPiece){comm->scratch, WARM_UP_BYTES};
-        comm->receive[r] = (DsvPiece){comm->scratch + (r + 1) * WARM_UP_BYTES, WARM_UP_BYTES};
+        comm->send[r] = (DsvPiece){memory, WARM_UP_BYTES};
+        comm->receive[r] = (DsvPiece){memory + (r + 1) * WARM_UP_BYTES, WARM_UP_BYTES};
     }
     DSVI_TRY(nccl_exchange(comm, comm->send, comm->receive));
-    DSVI_TRY(add(n, DSV_F32, 0, numbers, numbers + WARM_UP_BYTES, 1));
-    DSVI_TRY(add(n, DSV_F32, 0, numbers + 1, numbers + WARM_UP_BYTES, 1)); /* not aligned */
+    DSVI_TRY(add(n, DSV_F32, 0, numbers, numbers + 4, 1));
+    DSVI_TRY(add(n, DSV_F32, 0, numbers + 1, numbers + 4, 1)); /* not aligned */
     return await(n);
 }
 
-/* A stream and memory of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills
+static DsvStatus warm_up_in_memory(NcclComm *n)
+{
+    void *memory = NULL;
+    DSVI_CUDA_TRY(cudaMalloc(&memory, (size_t)(n->comm.size + 1) * WARM_UP_BYTES));
+    DsvStatus status = warm_up(n, memory);
+    cudaFree(memory);
+    return status;
+}
+
+/* A stream of its own, then NCCL, which all ranks enter together. Blocks of a kernel that fills
  * the device are all given out before another stream's, unless that is of a higher priority: what is sent
  * beside such a kernel would be sent after it. */
 static DsvStatus open_nccl(NcclComm *n)
 {
     NcclId id = {{0}};
-    void *scratch = NULL;
     int lowest, highest;
     DSVI_CUDA_TRY(cudaGetDevice(&n->gpu));
     n->stream = *n->backend->device->stream;
@@ -328,14 +334,12 @@ static DsvStatus open_nccl(NcclComm *n)
     DSVI_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     DSVI_CUDA_TRY(cudaStreamCreateWithPriority(&n->stream.handle, cudaStreamNonBlocking, highest));
     DSVI_CUDA_TRY(cudaEventCreateWithFlags(&n->before, cudaEventDisableTiming));
-    DSVI_CUDA_TRY(cudaMalloc(&scratch, (size_t)n->comm.size * CHUNK_BYTES));
-    n->comm.scratch = scratch;
     int error = n->comm.rank == 0 ? n->api.get_id(&id) : NCCL_SUCCESS;
     if (error != NCCL_SUCCESS)
         return nccl_failed(n, error, "meeting");
     DSVI_TRY(dsvi_comm_broadcast(n->host, 0, &id, sizeof id));
     error = n->api.init(&n->handle, (int)n->comm.size, id, (int)n->comm.rank);
-    return error == NCCL_SUCCESS ? warm_up(n) : nccl_failed(n, error, "meeting");
+    return error == NCCL_SUCCESS ? warm_up_in_memory(n) : nccl_failed(n, error, "meeting");
 }
 
 DsvStatus dsvi_comm_nccl_join(const DsvBackend *backend, DsvComm *host, DsvComm **out)

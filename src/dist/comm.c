@@ -7,6 +7,9 @@
 /* Sums of no more than this are formed on every rank from all ranks' numbers: one round instead of two. */
 enum { SMALL_BYTES = 4096 };
 
+/* What a sum takes from each rank at once, in host memory. */
+enum { HOST_CHUNK = 1 << 20 };
+
 static bool on_host(const DsvTransport *transport)
 {
     return !transport->sum;
@@ -29,7 +32,8 @@ DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t ra
     comm->send = calloc((size_t)size, sizeof *comm->send);
     comm->receive = calloc((size_t)size, sizeof *comm->receive);
     comm->bound = calloc((size_t)size + 1, sizeof *comm->bound);
-    comm->scratch = on_host(transport) ? malloc((size_t)size * transport->chunk) : NULL;
+    comm->chunk = on_host(transport) ? HOST_CHUNK : 0;
+    comm->scratch = on_host(transport) ? malloc((size_t)size * comm->chunk) : NULL;
     if (!comm->send || !comm->receive || !comm->bound || (!comm->scratch && on_host(transport))) {
         dsvi_comm_release(comm);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for what %lld ranks send", (long long)size);
@@ -56,6 +60,20 @@ int64_t dsvi_comm_rank(const DsvComm *comm)
 int64_t dsvi_comm_size(const DsvComm *comm)
 {
     return comm ? comm->size : 1;
+}
+
+bool dsvi_comm_wants_room(const DsvComm *comm)
+{
+    return comm && !on_host(comm->transport);
+}
+
+void dsvi_comm_lend(DsvComm *comm, void *room, size_t chunk)
+{
+    if (!dsvi_comm_wants_room(comm))
+        return;
+    DSVI_ASSERT(chunk % SMALL_BYTES == 0);
+    comm->scratch = room;
+    comm->chunk = chunk;
 }
 
 DsvCommSent dsvi_comm_sent(const DsvComm *comm)
@@ -326,13 +344,14 @@ static DsvStatus reduce_scatter(DsvComm *comm, const char *call, DsvDtype dtype,
                                 const int64_t *bound)
 {
     size_t item = dsvi_dtype_size(dtype);
-    int64_t chunk = (int64_t)(comm->transport->chunk / item), longest = longest_part(comm, bound);
+    int64_t chunk = (int64_t)(comm->chunk / item), longest = longest_part(comm, bound);
     DSVI_ASSERT(dtype == DSV_F32 || dtype == DSV_F64);
+    DSVI_ASSERT(comm->scratch && chunk > 0);
     for (int64_t first = 0; first < longest; first += chunk) {
         DsvPiece own = chunk_of(data, item, bound, comm->rank, first, chunk);
         for (int64_t r = 0; r < comm->size; r++) {
             comm->send[r] = chunk_of(data, item, bound, r, first, chunk);
-            comm->receive[r] = (DsvPiece){comm->scratch + (size_t)r * comm->transport->chunk, own.bytes};
+            comm->receive[r] = (DsvPiece){comm->scratch + (size_t)r * comm->chunk, own.bytes};
         }
         comm->receive[comm->rank] = own;
         DSVI_TRY(move_parts(comm, call));
@@ -357,6 +376,7 @@ DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_
         DSVI_TRY(reduce_scatter(comm, "all_reduce", dtype, data, comm->bound));
         return all_gather(comm, "all_reduce", NULL, data, item, comm->bound);
     }
+    DSVI_ASSERT(comm->scratch);
     for (int64_t r = 0; r < comm->size; r++) {
         comm->send[r] = (DsvPiece){data, bytes};
         comm->receive[r] = (DsvPiece){comm->scratch + r * SMALL_BYTES, bytes};

@@ -39,6 +39,17 @@ typedef struct DsvComm DsvComm;
 int64_t dsvi_comm_rank(const DsvComm *comm);
 int64_t dsvi_comm_size(const DsvComm *comm);
 
+/* A group for device memory wants room there before it can sum: what each rank sends towards a sum, `chunk`
+ * bytes of it at a time, a multiple of 4096, on which results do not depend. The room stays the caller's;
+ * groups that are never used at once may have one together. */
+bool dsvi_comm_wants_room(const DsvComm *comm);
+static inline size_t dsvi_comm_room_bytes(int64_t ranks, size_t chunk)
+{
+    return (size_t)ranks * chunk;
+}
+/* Of as many bytes; a group that wants none leaves it alone. */
+void dsvi_comm_lend(DsvComm *comm, void *room, size_t chunk);
+
 /* What this rank has sent to others. */
 typedef struct DsvCommSent {
     uint64_t bytes;

@@ -213,7 +213,7 @@ static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count
                              int64_t number, DsvComm **out);
 
 static const DsvTransport LOCAL = {
-    .name = "threads", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = local_exchange,
+    .name = "threads", .at_once = true, .exchange = local_exchange,
     .split = local_split, .listen = local_listen, .fail = local_fail, .close = local_close,
 };
 

@@ -299,7 +299,7 @@ static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, 
                            int64_t number, DsvComm **out);
 
 static const DsvTransport MPI = {
-    .name = "MPI", .chunk = DSV_COMM_CHUNK, .at_once = true, .exchange = mpi_exchange, .split = mpi_split,
+    .name = "MPI", .at_once = true, .exchange = mpi_exchange, .split = mpi_split,
     .listen = mpi_listen, .fail = mpi_fail, .close = mpi_close,
 };
 

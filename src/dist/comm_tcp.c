@@ -352,7 +352,7 @@ static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, 
                            int64_t number, DsvComm **out);
 
 static const DsvTransport TCP = {
-    .name = "TCP", .chunk = DSV_COMM_CHUNK, .exchange = tcp_exchange, .split = tcp_split,
+    .name = "TCP", .exchange = tcp_exchange, .split = tcp_split,
     .listen = tcp_listen, .fail = tcp_fail, .close = tcp_close,
 };
 

@@ -12,7 +12,6 @@ extern "C" {
 /* `receive` has one piece a rank, like `send`; the own ones are none of the transport's business. */
 typedef struct DsvTransport {
     const char *name;
-    size_t chunk; /* bytes that a sum takes from each rank at once */
     bool at_once; /* as dsvi_comm_at_once */
     DsvStatus (*exchange)(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
     /* A group of the ranks member[0..count), of which this one is member[rank]; all ranks of `comm` call.
@@ -26,7 +25,7 @@ typedef struct DsvTransport {
     void (*fail)(DsvComm *comm, const char *sentence);
     void (*close)(DsvComm *comm);
 
-    /* NULL where the memory is the host's; elsewhere the transport also sets `scratch`, and frees it. */
+    /* NULL where the memory is the host's; elsewhere `scratch` is lent (dsvi_comm_lend). */
     /* out (n) = part[0] + part[1] + ..., of which an exchange that was begun may be bringing some; returns
      * when that is done. The parts may be written to, and `out` is one of them. */
     DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
@@ -52,11 +51,9 @@ struct DsvComm {
     DsvCommSent sent;
     DsvPiece *send, *receive; /* (size) each */
     int64_t *bound;           /* (size + 1) */
-    unsigned char *scratch;   /* (size, transport->chunk) what others send towards a sum */
+    unsigned char *scratch;   /* (size, chunk) what others send towards a sum; NULL: none has been lent */
+    size_t chunk;             /* bytes that a sum takes from each rank at once */
 };
-
-/* What suits host memory. */
-enum { DSV_COMM_CHUNK = 1 << 20 };
 
 /* For transports: a zeroed comm of `bytes`, the head filled in. */
 DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t rank, int64_t size,

@@ -346,6 +346,19 @@ static void carve_lists(DsvSparse *s, DsvArena *arena)
     }
 }
 
+/* For sums of histograms over the ranks that share the samples. */
+static void lend_room(const DsvSparse *s, DsvArena *arena)
+{
+    size_t bins = 2 * DSV_SELECT_BINS * sizeof(double);
+    if (!s->context || !dsvi_comm_wants_room(dsvi_context_group_device(dsvi_context_group(s->context))))
+        return;
+    DsvComm *comm = dsvi_context_group_device(dsvi_context_group(s->context));
+    void *room = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
+                                 dsvi_comm_room_bytes(dsvi_comm_size(comm), bins));
+    if (room)
+        dsvi_comm_lend(comm, room, bins);
+}
+
 /* Features and what lists are chosen by. */
 static void carve_selection(DsvSparse *s, DsvArena *arena)
 {
@@ -353,6 +366,7 @@ static void carve_selection(DsvSparse *s, DsvArena *arena)
     s->select_lse = take(arena, DSV_MEM_SCRATCH, most_of(s, proxies), sizeof(float));
     s->bin_count = take(arena, DSV_MEM_SCRATCH, 2 * DSV_SELECT_BINS, sizeof(double));
     s->bin_mass = s->bin_count ? s->bin_count + DSV_SELECT_BINS : NULL;
+    lend_room(s, arena);
     s->head = take(arena, DSV_MEM_SCRATCH, s->context ? heads : 0, sizeof(int32_t));
     s->threshold = take(arena, DSV_MEM_SCRATCH, heads, sizeof(float));
     s->topk = take(arena, DSV_MEM_SCRATCH, heads, sizeof(int32_t));

@@ -4,6 +4,10 @@
 
 #include <math.h>
 
+/* Bytes that a sum on a GPU takes from each rank at once: of gradients, and where all ranks are another group
+ * than those that sum these, of what else they sum. */
+enum { SUM_CHUNK = 16 << 20, OTHER_CHUNK = 1 << 18 };
+
 /* ---- making ---- */
 
 /* Bytes of a bucket's weights to compute with, up to an element of it. */
@@ -45,6 +49,36 @@ static void carve_buffers(DsvZeroBuffer buffer[2], DsvArena *arena, DsvMemClass 
         buffer[i].memory = dsvi_arena_take(arena, mem_class, (size_t)bytes);
 }
 
+static int64_t all_ranks(const DsvZero *z)
+{
+    return z->mesh->shard_ranks * z->mesh->replica_ranks;
+}
+
+/* Of the room, what the two groups share. */
+static size_t own_room(const DsvZero *z)
+{
+    int64_t shard = z->mesh->shard_ranks, replica = z->mesh->replica_ranks;
+    return dsvi_comm_room_bytes(shard > replica ? shard : replica, SUM_CHUNK);
+}
+
+static void carve_room(DsvZero *z, DsvArena *arena)
+{
+    bool apart = z->mesh->shard_ranks > 1 && z->mesh->replica_ranks > 1;
+    size_t other = apart ? dsvi_comm_room_bytes(all_ranks(z), OTHER_CHUNK) : 0;
+    bool wanted = z->backend->join && all_ranks(z) > 1;
+    z->room = dsvi_arena_take(arena, DSV_MEM_SCRATCH, wanted ? own_room(z) + other : 0);
+}
+
+/* What has a group of its own keeps to it, for another thread may be using the other. */
+static void lend_room(const DsvZero *z, DsvComm *device_all)
+{
+    if (!z->room)
+        return;
+    dsvi_comm_lend(device_all, (char *)z->room + own_room(z), OTHER_CHUNK);
+    dsvi_comm_lend(z->shard_comm, z->room, SUM_CHUNK);
+    dsvi_comm_lend(z->replica_comm, z->room, SUM_CHUNK);
+}
+
 void dsvi_zero_carve(DsvZero *z, const DsvConfig *settings, DsvArena *arena)
 {
     int64_t buckets = z->shard.buckets, size = sizeof(float);
@@ -62,6 +96,7 @@ void dsvi_zero_carve(DsvZero *z, const DsvConfig *settings, DsvArena *arena)
     z->moment1.data = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, packed);
     z->moment2.data = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, packed);
     z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSV_MEM_EMA, packed) : NULL;
+    carve_room(z, arena);
     z->square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)buckets * sizeof *z->square);
     z->made_square = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)buckets * sizeof *z->made_square);
 }
@@ -121,6 +156,7 @@ DsvStatus dsvi_zero_open(DsvZero *z, DsvComm *device_all)
         return DSV_OK;
     DSVI_TRY(join(z, z->mesh->shard, device_all, &z->joined[0], &z->shard_comm));
     DSVI_TRY(join(z, z->mesh->replica, device_all, &z->joined[1], &z->replica_comm));
+    lend_room(z, device_all);
     DSVI_TRY(put_mark(z, used(z->shard.buckets - 1))); /* the largest comes first: comm.h */
     bool beside = (z->mesh->context_ranks == 1 && !sends_in_passes(z)) || dsvi_comm_at_once(device_all);
     return dsvi_comm_queue_create(2 * z->shard.buckets + 1, beside, &z->queue);

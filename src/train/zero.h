@@ -45,6 +45,7 @@ typedef struct DsvZero {
     DsvDtype act;
     DsvComm *shard_comm, *replica_comm; /* for device memory */
     DsvComm *joined[2];                 /* those of them that were made for it, to be closed */
+    void *room;                         /* what sums over them want; behind it, those over all ranks */
     DsvCommQueue *queue;                /* NULL: one rank alone */
     DsvShard shard;                     /* in elements, F32 */
     DsvShard work_shard;                /* in bytes, of the weights to compute with */
