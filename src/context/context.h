@@ -115,8 +115,16 @@ typedef struct DsvContextTensor {
     DsvDtype dtype;          /* any */
 } DsvContextTensor;
 
+/* Tensors of one shape may move together: one is packed while another travels. */
+enum { DSV_CONTEXT_TOGETHER = 3 };
+
+/* Both forms of one; the one that is not written is not written to. */
+typedef struct DsvContextForms {
+    void *tokens, *heads;
+} DsvContextForms;
+
 /* Bytes of device memory: for a tensor in tokens form, for one in heads form under any plan, and for what a
- * move wants beside them (0 for a rank alone). */
+ * move of as many as may move together wants beside them (0 for a rank alone). */
 size_t dsvi_context_tokens_bytes(const DsvContext *context, const DsvContextTensor *tensor);
 size_t dsvi_context_heads_bytes(const DsvContext *context, const DsvContextTensor *tensor);
 size_t dsvi_context_move_bytes(const DsvContext *context, const DsvContextTensor *tensor);
@@ -124,12 +132,13 @@ size_t dsvi_context_move_bytes(const DsvContext *context, const DsvContextTensor
 /* Where a tensor's heads form lies: in `room`, or in `tokens`, where both forms are the same. */
 void *dsvi_context_heads_place(const DsvContext *context, int64_t block, const void *tokens, void *room);
 
-/* All ranks of the head group call. Memory is the device's; `workspace` has dsvi_context_move_bytes. Where
- * both forms are the same they must be given as one memory, and nothing is done. */
+/* All ranks of the head group call, with as many tensors. Memory is the device's; `workspace` has
+ * dsvi_context_move_bytes. Where both forms are the same they must be given as one memory, and nothing is
+ * done. */
 DsvStatus dsvi_context_to_heads(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
-                                const void *tokens, void *heads, void *workspace);
+                                const DsvContextForms *forms, int64_t count, void *workspace);
 DsvStatus dsvi_context_to_tokens(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
-                                 const void *heads, void *tokens, void *workspace);
+                                 const DsvContextForms *forms, int64_t count, void *workspace);
 
 /* ---- dense attention over all tokens ---- */
 

@@ -174,18 +174,32 @@ DsvAttentionArgs dsvi_context_op_args(const Attend *a, int64_t keys)
     return op;
 }
 
-static DsvStatus to_heads(const Attend *a, const void *tokens, void *room, const void **heads)
+static DsvContextForms forms_of(const Attend *a, const void *tokens, void *room)
 {
-    const DsvContextTensor tensor = tensor_of(&a->heads, a->heads.act);
-    void *place = dsvi_context_heads_place(a->c, a->block, tokens, room);
-    *heads = place;
-    return dsvi_context_to_heads(a->c, a->block, &tensor, tokens, place, a->room.staging);
+    return (DsvContextForms){(void *)tokens, dsvi_context_heads_place(a->c, a->block, tokens, room)};
 }
 
-static DsvStatus to_tokens(const Attend *a, const void *heads, void *tokens)
+static DsvStatus to_heads(const Attend *a, const DsvContextForms *forms, int64_t count)
 {
     const DsvContextTensor tensor = tensor_of(&a->heads, a->heads.act);
-    return dsvi_context_to_tokens(a->c, a->block, &tensor, heads, tokens, a->room.staging);
+    return dsvi_context_to_heads(a->c, a->block, &tensor, forms, count, a->room.staging);
+}
+
+static DsvStatus to_tokens(const Attend *a, const DsvContextForms *forms, int64_t count)
+{
+    const DsvContextTensor tensor = tensor_of(&a->heads, a->heads.act);
+    return dsvi_context_to_tokens(a->c, a->block, &tensor, forms, count, a->room.staging);
+}
+
+/* Queries, keys and values, which both passes read. */
+static DsvStatus take_inputs(Attend *a, const DsvContextAttention *args)
+{
+    const DsvContextForms forms[] = {forms_of(a, args->q, a->room.q), forms_of(a, args->k, a->room.k),
+                                     forms_of(a, args->v, a->room.v)};
+    a->heads.q = forms[0].heads;
+    a->heads.k = forms[1].heads;
+    a->heads.v = forms[2].heads;
+    return to_heads(a, forms, 3);
 }
 
 /* One sequence rank: the head group has all tokens. */
@@ -205,30 +219,28 @@ DsvStatus dsvi_context_attend_fwd(const DsvContext *c, int64_t block, const DsvC
 {
     Attend a;
     DSVI_TRY(begin(c, block, args, false, &a));
-    DSVI_TRY(to_heads(&a, args->q, a.room.q, &a.heads.q));
-    DSVI_TRY(to_heads(&a, args->k, a.room.k, &a.heads.k));
-    DSVI_TRY(to_heads(&a, args->v, a.room.v, &a.heads.v));
-    a.heads.out = dsvi_context_heads_place(c, block, args->out, a.room.out);
+    const DsvContextForms out = forms_of(&a, args->out, a.room.out);
+    DSVI_TRY(take_inputs(&a, args));
+    a.heads.out = out.heads;
     DSVI_TRY(a.part.sequence_ranks == 1 ? attend_all(&a, false) : dsvi_context_ring_fwd(&a));
-    return to_tokens(&a, a.heads.out, args->out);
+    return to_tokens(&a, &out, 1);
 }
 
 DsvStatus dsvi_context_attend_bwd(const DsvContext *c, int64_t block, const DsvContextAttention *args)
 {
-    const void *out;
     Attend a;
     DSVI_TRY(begin(c, block, args, true, &a));
-    DSVI_TRY(to_heads(&a, args->q, a.room.q, &a.heads.q));
-    DSVI_TRY(to_heads(&a, args->k, a.room.k, &a.heads.k));
-    DSVI_TRY(to_heads(&a, args->v, a.room.v, &a.heads.v));
-    DSVI_TRY(to_heads(&a, args->out, a.room.out, &out));
-    DSVI_TRY(to_heads(&a, args->dout, a.room.dout, &a.heads.dout));
-    a.heads.out = (void *)out;
-    a.heads.dq = dsvi_context_heads_place(c, block, args->dq, a.room.dq);
-    a.heads.dk = dsvi_context_heads_place(c, block, args->dk, a.room.dk);
-    a.heads.dv = dsvi_context_heads_place(c, block, args->dv, a.room.dv);
+    const DsvContextForms results[] = {forms_of(&a, args->out, a.room.out),
+                                       forms_of(&a, args->dout, a.room.dout)};
+    const DsvContextForms gradients[] = {forms_of(&a, args->dq, a.room.dq), forms_of(&a, args->dk, a.room.dk),
+                                         forms_of(&a, args->dv, a.room.dv)};
+    DSVI_TRY(take_inputs(&a, args));
+    DSVI_TRY(to_heads(&a, results, 2));
+    a.heads.out = results[0].heads;
+    a.heads.dout = results[1].heads;
+    a.heads.dq = gradients[0].heads;
+    a.heads.dk = gradients[1].heads;
+    a.heads.dv = gradients[2].heads;
     DSVI_TRY(a.part.sequence_ranks == 1 ? attend_all(&a, true) : dsvi_context_ring_bwd(&a));
-    DSVI_TRY(to_tokens(&a, a.heads.dq, args->dq));
-    DSVI_TRY(to_tokens(&a, a.heads.dk, args->dk));
-    return to_tokens(&a, a.heads.dv, args->dv);
+    return to_tokens(&a, gradients, 3);
 }

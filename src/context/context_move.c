@@ -2,7 +2,8 @@
  *
  * Heads of one rank lie between those of others, so the ranks' parts are packed before they are sent, or
  * unpacked after; on the other side a rank's part of a sample is one stretch of memory, sent from there or
- * received there. Hence an exchange for each sample. The own part goes from one form to the other at once. */
+ * received there. Hence an exchange for each sample. The own part goes from one form to the other at once.
+ * Of several tensors each is packed, or unpacked, while others travel. */
 #include "context/context_internal.h"
 
 static size_t elements_bytes(const DsvContextTensor *tensor, int64_t rows)
@@ -22,7 +23,7 @@ size_t dsvi_context_heads_bytes(const DsvContext *c, const DsvContextTensor *ten
 
 size_t dsvi_context_move_bytes(const DsvContext *c, const DsvContextTensor *tensor)
 {
-    return c->group->size == 1 ? 0 : dsvi_context_tokens_bytes(c, tensor);
+    return c->group->size == 1 ? 0 : DSV_CONTEXT_TOGETHER * dsvi_context_tokens_bytes(c, tensor);
 }
 
 void *dsvi_context_heads_place(const DsvContext *c, int64_t block, const void *tokens, void *room)
@@ -121,35 +122,52 @@ static DsvStatus exchange(const Move *m, int64_t b, bool send_packed, const void
     return dsvi_comm_exchange(m->part.head_device, m->c->send, m->c->receive);
 }
 
-/* Begun: the own heads move meanwhile. */
-static DsvStatus begin_exchange(const Move *m, bool send_packed, const void *heads, void *workspace)
+static DsvStatus exchange_samples(const Move *m, bool send_packed, const void *heads, void *workspace)
 {
-    dsvi_comm_begin(m->part.head_device);
     for (int64_t b = 0; b < m->tensor->batch; b++)
         DSVI_TRY(exchange(m, b, send_packed, heads, workspace));
     return DSV_OK;
 }
 
+/* Of tensor number i. */
+static void *workspace_of(const Move *m, void *workspace, int64_t i)
+{
+    return (char *)workspace + (size_t)i * dsvi_context_tokens_bytes(m->c, m->tensor);
+}
+
 DsvStatus dsvi_context_to_heads(const DsvContext *c, int64_t block, const DsvContextTensor *tensor,
-                                const void *tokens, void *heads, void *workspace)
+                                const DsvContextForms *forms, int64_t count, void *workspace)
 {
     Move m = begin(c, block, tensor);
     if (m.part.head_ranks == 1)
         return DSV_OK;
-    DSVI_TRY(move_others_heads(&m, true, tokens, workspace));
-    DSVI_TRY(begin_exchange(&m, true, heads, workspace));
-    DSVI_TRY(move_own_heads(&m, true, tokens, heads));
+    DSVI_ASSERT(count <= DSV_CONTEXT_TOGETHER);
+    dsvi_comm_begin(m.part.head_device);
+    for (int64_t i = 0; i < count; i++) {
+        void *room = workspace_of(&m, workspace, i);
+        DSVI_TRY(move_others_heads(&m, true, forms[i].tokens, room));
+        DSVI_TRY(exchange_samples(&m, true, forms[i].heads, room));
+    }
+    for (int64_t i = 0; i < count; i++)
+        DSVI_TRY(move_own_heads(&m, true, forms[i].tokens, forms[i].heads));
     return dsvi_comm_await(m.part.head_device);
 }
 
 DsvStatus dsvi_context_to_tokens(const DsvContext *c, int64_t block, const DsvContextTensor *tensor,
-                                 const void *heads, void *tokens, void *workspace)
+                                 const DsvContextForms *forms, int64_t count, void *workspace)
 {
     Move m = begin(c, block, tensor);
     if (m.part.head_ranks == 1)
         return DSV_OK;
-    DSVI_TRY(begin_exchange(&m, false, heads, workspace));
-    DSVI_TRY(move_own_heads(&m, false, tokens, heads));
-    DSVI_TRY(dsvi_comm_await(m.part.head_device));
-    return move_others_heads(&m, false, tokens, workspace);
+    DSVI_ASSERT(count <= DSV_CONTEXT_TOGETHER);
+    dsvi_comm_begin(m.part.head_device);
+    for (int64_t i = 0; i < count; i++)
+        DSVI_TRY(exchange_samples(&m, false, forms[i].heads, workspace_of(&m, workspace, i)));
+    for (int64_t i = 0; i < count; i++)
+        DSVI_TRY(move_own_heads(&m, false, forms[i].tokens, forms[i].heads));
+    for (int64_t i = 0; i < count; i++) {
+        DSVI_TRY(dsvi_comm_follow(m.part.head_device, (i + 1) * tensor->batch));
+        DSVI_TRY(move_others_heads(&m, false, forms[i].tokens, workspace_of(&m, workspace, i)));
+    }
+    return dsvi_comm_await(m.part.head_device);
 }

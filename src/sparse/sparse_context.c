@@ -45,16 +45,30 @@ static DsvSparseAttention in_heads_form(const DsvSparse *s, int64_t block, const
     return heads;
 }
 
-static DsvStatus to_heads(const DsvSparse *s, int64_t block, const void *tokens, const void *heads)
+static DsvContextForms forms_of(const void *tokens, const void *heads)
 {
-    DsvContextTensor tensor = tensor_of(s);
-    return dsvi_context_to_heads(s->context, block, &tensor, tokens, (void *)heads, s->room.moved);
+    return (DsvContextForms){(void *)tokens, (void *)heads};
 }
 
-static DsvStatus to_tokens(const DsvSparse *s, int64_t block, const void *heads, void *tokens)
+static DsvStatus to_heads(const DsvSparse *s, int64_t block, const DsvContextForms *forms, int64_t count)
 {
     DsvContextTensor tensor = tensor_of(s);
-    return dsvi_context_to_tokens(s->context, block, &tensor, heads, tokens, s->room.moved);
+    return dsvi_context_to_heads(s->context, block, &tensor, forms, count, s->room.moved);
+}
+
+static DsvStatus to_tokens(const DsvSparse *s, int64_t block, const DsvContextForms *forms, int64_t count)
+{
+    DsvContextTensor tensor = tensor_of(s);
+    return dsvi_context_to_tokens(s->context, block, &tensor, forms, count, s->room.moved);
+}
+
+/* The first so many of queries, keys and values. */
+static DsvStatus inputs_to_heads(const DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
+                                 const DsvSparseAttention *heads, int64_t count)
+{
+    const DsvContextForms forms[] = {forms_of(pass->q, heads->q), forms_of(pass->k, heads->k),
+                                     forms_of(pass->v, heads->v)};
+    return to_heads(s, block, forms, count);
 }
 
 /* ---- measuring ---- */
@@ -79,8 +93,7 @@ DsvStatus dsvi_sparse_context_measure(DsvSparse *s, int64_t block, const DsvSpar
 {
     DsvSparseAttention heads = in_heads_form(s, block, pass);
     s->room_block = -1;
-    DSVI_TRY(to_heads(s, block, pass->q, heads.q));
-    DSVI_TRY(to_heads(s, block, pass->k, heads.k));
+    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 2));
     if (dsvi_sparse_view(s, block).divided) {
         DSVI_TRY(gather_keys(s, block, heads.k, s->room.compact));
         heads.k = s->room.compact;
@@ -117,14 +130,13 @@ DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSpars
     s->room_block = -1;
     if (!s->block[block].over_lists)
         return dsvi_context_attend_fwd(s->context, block, &dense);
-    DSVI_TRY(to_heads(s, block, pass->q, heads.q));
-    DSVI_TRY(to_heads(s, block, pass->k, heads.k));
-    DSVI_TRY(to_heads(s, block, pass->v, heads.v));
+    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 3));
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
     else
         DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_fwd.run));
-    DSVI_TRY(to_tokens(s, block, heads.out, pass->out));
+    const DsvContextForms out = forms_of(pass->out, heads.out);
+    DSVI_TRY(to_tokens(s, block, &out, 1));
     s->room_block = block;
     return DSV_OK;
 }
@@ -134,13 +146,10 @@ DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSpars
 static DsvStatus give_heads(const DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
                             const DsvSparseAttention *heads, bool left)
 {
-    if (!left) {
-        DSVI_TRY(to_heads(s, block, pass->q, heads->q));
-        DSVI_TRY(to_heads(s, block, pass->k, heads->k));
-        DSVI_TRY(to_heads(s, block, pass->v, heads->v));
-        DSVI_TRY(to_heads(s, block, pass->out, heads->out));
-    }
-    return to_heads(s, block, pass->dout, heads->dout);
+    const DsvContextForms results[] = {forms_of(pass->dout, heads->dout), forms_of(pass->out, heads->out)};
+    if (!left)
+        DSVI_TRY(inputs_to_heads(s, block, pass, heads, 3));
+    return to_heads(s, block, results, left ? 1 : 2);
 }
 
 DsvStatus dsvi_sparse_context_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
@@ -156,7 +165,7 @@ DsvStatus dsvi_sparse_context_backward(DsvSparse *s, int64_t block, const DsvSpa
         DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads, left));
     else
         DSVI_TRY(run_lists(s, block, &heads, s->backend->ops.attention_list_bwd.run));
-    DSVI_TRY(to_tokens(s, block, heads.dq, pass->dq));
-    DSVI_TRY(to_tokens(s, block, heads.dk, pass->dk));
-    return to_tokens(s, block, heads.dv, pass->dv);
+    const DsvContextForms gradients[] = {forms_of(pass->dq, heads.dq), forms_of(pass->dk, heads.dk),
+                                         forms_of(pass->dv, heads.dv)};
+    return to_tokens(s, block, gradients, 3);
 }

@@ -29,7 +29,31 @@ static uint64_t sent_in_all(const DsvContextPart *part)
     return dsvi_comm_sent(part->head_device).bytes + dsvi_comm_sent(part->sequence_device).bytes;
 }
 
-static DsvStatus there_and_back(DsvContext *context, const ContextCase *c, void *ignored)
+/* Tensor number i of those that move together: both forms, and what they are to be. */
+typedef struct Moved {
+    DsvContextForms forms;
+    unsigned char *tokens, *wanted, *room, *back;
+} Moved;
+
+static Moved open_moved(DsvContext *context, const ContextCase *c, int i, size_t bytes, size_t most)
+{
+    Moved m = {.tokens = take(bytes), .wanted = take(most), .room = take(most), .back = take(bytes)};
+    context_fill(context, c, c->act, TENSOR + i, false, m.tokens);
+    context_fill(context, c, c->act, TENSOR + i, true, m.wanted);
+    m.forms = (DsvContextForms){m.tokens, dsvi_context_heads_place(context, 0, m.tokens, m.room)};
+    return m;
+}
+
+static void close_moved(Moved *m)
+{
+    free(m->tokens);
+    free(m->wanted);
+    free(m->room);
+    free(m->back);
+}
+
+/* `count` tensors at once. */
+static DsvStatus move_together(DsvContext *context, const ContextCase *c, int count)
 {
     const DsvContextTensor tensor = {c->batch, c->head_dim, c->act};
     DsvContextPart part = dsvi_context_part(context, 0);
@@ -37,38 +61,49 @@ static DsvStatus there_and_back(DsvContext *context, const ContextCase *c, void 
     size_t most = dsvi_context_heads_bytes(context, &tensor);
     size_t staged = dsvi_context_move_bytes(context, &tensor);
     size_t used = (size_t)(c->batch * part.tokens * part.heads * c->head_dim) * size;
-    unsigned char *tokens = take(bytes), *room = take(most), *workspace = take(staged), *wanted = take(most);
-    unsigned char *back = take(bytes);
-    uint64_t own = (uint64_t)dsvi_context_tokens(context), row = (uint64_t)(c->batch * c->head_dim) * size;
-    uint64_t before = sent_in_all(&part);
+    unsigned char *workspace = take(staged);
+    uint64_t own = (uint64_t)dsvi_context_tokens(context);
+    uint64_t row = (uint64_t)(count * c->batch * c->head_dim) * size;
+    DsvContextForms forms[DSV_CONTEXT_TOGETHER];
+    Moved moved[DSV_CONTEXT_TOGETHER];
     DsvStatus status = DSV_OK;
-    (void)ignored;
-    EXPECT(used <= most);
-    context_fill(context, c, c->act, TENSOR, false, tokens);
-    context_fill(context, c, c->act, TENSOR, true, wanted);
-
-    unsigned char *heads = dsvi_context_heads_place(context, 0, tokens, room);
-    EXPECT(heads == (c->head_ranks == 1 ? tokens : room));
-    DSVI_TRY_GOTO(status, dsvi_context_to_heads(context, 0, &tensor, tokens, heads, workspace), done);
-    EXPECT(memcmp(heads, wanted, used) == 0);
+    for (int i = 0; i < count; i++) {
+        moved[i] = open_moved(context, c, i, bytes, most);
+        forms[i] = moved[i].forms;
+    }
+    uint64_t before = sent_in_all(&part);
+    DSVI_TRY_GOTO(status, dsvi_context_to_heads(context, 0, &tensor, forms, count, workspace), done);
     EXPECT(sent_in_all(&part) - before == own * (uint64_t)(c->heads - part.heads) * row);
-
+    for (int i = 0; i < count; i++) {
+        EXPECT(forms[i].heads == (c->head_ranks == 1 ? moved[i].tokens : moved[i].room));
+        EXPECT(memcmp(forms[i].heads, moved[i].wanted, used) == 0);
+        forms[i].tokens = moved[i].back;
+        forms[i].heads = dsvi_context_heads_place(context, 0, moved[i].back, moved[i].room);
+        if (forms[i].heads == moved[i].back)
+            memcpy(moved[i].back, moved[i].wanted, used);
+    }
     before = sent_in_all(&part);
-    heads = dsvi_context_heads_place(context, 0, back, room);
-    if (heads == back)
-        memcpy(back, wanted, used);
-    DSVI_TRY_GOTO(status, dsvi_context_to_tokens(context, 0, &tensor, heads, back, workspace), done);
-    EXPECT(memcmp(back, tokens, bytes) == 0);
+    DSVI_TRY_GOTO(status, dsvi_context_to_tokens(context, 0, &tensor, forms, count, workspace), done);
     EXPECT(sent_in_all(&part) - before == ((uint64_t)part.tokens - own) * (uint64_t)part.heads * row);
-    EXPECT(untouched(tokens, bytes) && untouched(back, bytes) && untouched(room, most));
     EXPECT(untouched(workspace, staged));
+    for (int i = 0; i < count; i++) {
+        EXPECT(memcmp(moved[i].back, moved[i].tokens, bytes) == 0);
+        EXPECT(untouched(moved[i].tokens, bytes) && untouched(moved[i].back, bytes));
+        EXPECT(untouched(moved[i].room, most));
+    }
 done:
-    free(tokens);
-    free(room);
     free(workspace);
-    free(wanted);
-    free(back);
+    for (int i = 0; i < count; i++)
+        close_moved(&moved[i]);
     return status;
+}
+
+static DsvStatus there_and_back(DsvContext *context, const ContextCase *c, void *ignored)
+{
+    (void)ignored;
+    for (int count = 1; count <= DSV_CONTEXT_TOGETHER; count++)
+        DSVI_TRY(move_together(context, c, count));
+    return DSV_OK;
 }
 
 static void try_case(const ContextCase *c)
