@@ -23,7 +23,7 @@
  *     T c D numbers, forward of one tensor, backward of three
  *   lists: every rank gets the features of all keys of its heads from all ranks, and sends its own to all:
  *     the busiest B f max((S - S_own) c, S_own (s N - c)) bytes, forward
- *   s > 1, lists: a byte for every run of the other stretches, B (S - T) c / grain, forward; the rows of k
+ *   s > 1, lists: a bit for every run of the other stretches, B (S - T) c / grain, forward; the rows of k
  *     and v that some own list names, a share u of each head's, B (S - T) u 2 D e bytes, in every pass but a
  *     backward one behind recomputation; backward as much returns. Where transfers run beside kernels a
  *     head's attention on its own stretch, 1 / s of all, hides its rows. Results are merged once

@@ -161,7 +161,8 @@ static void price_rows(const DsvContextCosts *costs, const DsvLinkCost *link, co
         p->burden[h] += p->rows[h];
     }
     for (int64_t c = 0; c <= shape->heads; c++)
-        p->sequence[c] += dsvi_price_at(&link->sequence_exchange, others * (double)c / (double)shape->grain) +
+        p->sequence[c] += dsvi_price_at(&link->sequence_exchange,
+                                        others * (double)c / (double)(8 * shape->grain)) +
                           price_merge(costs, shape, at, c);
 }
 
@@ -180,8 +181,9 @@ static double memory_of(const DsvCpShape *shape, const DsvCpStretches *at, int64
 {
     double row = (double)shape->head_dim, e = (double)shape->element, batch = (double)shape->batch;
     double own = batch * (double)(at->group_most * heads) * row, bytes = 0;
-    if (at->head_ranks > 1) /* q k v out, dout dq dk dv, and a tensor packed */
-        bytes += ((shape->backward ? 8 : 4) * own + batch * (double)(at->own_most * shape->heads) * row) * e;
+    if (at->head_ranks > 1) /* q k v out, dout dq dk dv, and what is packed of those that move together */
+        bytes += ((shape->backward ? 8 : 4) * own +
+                  DSV_CONTEXT_TOGETHER * batch * (double)(at->own_most * shape->heads) * row) * e;
     if (at->sequence_ranks > 1 && !lists)
         bytes += ring_memory(shape, at, own);
     if (at->sequence_ranks > 1 && lists) /* of k and v: messages in and out, rows; backward gradients too */

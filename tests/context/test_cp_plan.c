@@ -103,7 +103,7 @@ static void test_heads_alone(void **state)
     check_seconds(times.attend, 3e-5 + 2 * 2.0 * 256 * 256 * 3.5e-9);
     check_seconds(times.total, times.heads + times.attend);
     assert_true(fabs(times.sequence) < 1e-15);
-    assert_int_equal(times.memory, 8 * 2 * 256 * 2 * 32 * 2 + 2 * 64 * 6 * 32 * 2);
+    assert_int_equal(times.memory, 8 * 2 * 256 * 2 * 32 * 2 + 3 * 2 * 64 * 6 * 32 * 2);
     shape.recompute = true;
     dsvi_cp_times(&costs, &shape, &block, &plan, &times);
     check_seconds(times.heads, 16 * tensor);
@@ -169,7 +169,7 @@ static void test_lists(void **state)
                             1e-11 * 2 * (2 * 64 * 6 * 32 * 2));
     double features = 1e-5 + 1e-9 * 2 * 32 * fmax(192 * 4, 64 * (2 * 6 - 4));
     double merge = (1 + 3) * 2.0 * 128 * 4 * 32 * (2 + 8) * 1e-11;
-    double sequence = 1e-5 + 2e-9 * others * 4 + features + seen + merge;
+    double sequence = 1e-5 + 2e-9 * others * 4 / 8 + features + seen + merge;
     check_seconds(times.total, attend + exchange + sequence); /* four thin heads take longer than two */
     check_seconds(times.attend, attend);
     check_seconds(times.heads, exchange);
