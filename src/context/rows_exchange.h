@@ -42,8 +42,8 @@ typedef struct DsvRowsMemory {
     int64_t *needs_first, *wants_first;       /* (sequence_ranks, B N_own + 1) */
     int64_t *host_first;                      /* host memory, both of these: outlives the pass where its
                                                * rows are fetched again */
-    void *sent, *received;                    /* messages: 2 D grain elements for each run marked in wants, or
-                                               * in needs */
+    void *sent, *received;                    /* messages: 2 D grain elements for each run marked in wants,
+                                               * or in needs */
 } DsvRowsMemory;
 
 /* Words of marks, at most: of so many pairs' runs, which several ranks have; of the own runs, for each rank. */

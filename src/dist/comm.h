@@ -122,8 +122,8 @@ void dsvi_comm_behind(DsvComm *comm, int64_t mark);
  * memory is exchanged at once. */
 void dsvi_comm_begin(DsvComm *comm);
 DsvStatus dsvi_comm_await(DsvComm *comm);
-/* Between the two: what the device's stream is given from here on comes behind the first `count` exchanges and
- * swaps since dsvi_comm_begin, for which the host does not wait. */
+/* Between the two: what the device's stream is given from here on comes behind the first `count` exchanges
+ * and swaps since dsvi_comm_begin, for which the host does not wait. */
 DsvStatus dsvi_comm_follow(DsvComm *comm, int64_t count);
 
 /* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a

@@ -15,8 +15,8 @@
  * A rank sends part j the marks of j's runs, and gets from every rank those of its own: the wants it has to
  * serve, a part for each rank. From there on both count alike, and no place needs to be sent:
  *
- *     a message for part j holds its marked runs, pair by pair, ascending: a *slot* of `grain` rows of k, then
- *                          as many of v, each
+ *     a message for part j holds its marked runs, pair by pair, ascending: a *slot* each, of `grain` rows
+ *                          of k, then as many of v
  *     number of a run      how many marked runs of (part, pair) are before it: dsvi_runs_number
  *     first[j, pair]       slots of the pairs before, in the message of part j; first[j, pairs]: of all
  *

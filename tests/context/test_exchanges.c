@@ -135,7 +135,8 @@ static DsvStatus open_keys(Keys *s, DsvContext *context, const ContextCase *c)
     *s = (Keys){.c = c, .part = dsvi_context_part(context, 0)};
     int64_t pairs = c->batch * s->part.heads, ranks = s->part.sequence_ranks, grain = c->unit;
     int64_t full = rows_before(c->tokens, grain), own = rows_before(s->part.tokens, grain);
-    int64_t needs = dsvi_rows_needs_words(pairs, ranks, full), wants = dsvi_rows_wants_words(pairs, ranks, own);
+    int64_t needs = dsvi_rows_needs_words(pairs, ranks, full);
+    int64_t wants = dsvi_rows_wants_words(pairs, ranks, own);
     int64_t elements = pairs * s->part.tokens * c->head_dim, message = 2 * pairs * full * grain * c->head_dim;
     s->memory = (DsvRowsMemory){
         .needs_marks = room(needs, sizeof(uint32_t)), .wants_marks = room(wants, sizeof(uint32_t)),
