@@ -46,7 +46,7 @@ typedef struct DsvRowsMemory {
                                                * or in needs */
 } DsvRowsMemory;
 
-/* Words of marks, at most: of so many pairs' runs, which several ranks have; of the own runs, for each rank. */
+/* Words of marks at most: of runs of all keys, whichever rank has them; of the own ones, for each rank. */
 static inline int64_t dsvi_rows_needs_words(int64_t pairs, int64_t ranks, int64_t full_runs)
 {
     return pairs * (full_runs / 32 + ranks);
