@@ -149,8 +149,9 @@ static DsvStatus take_memory(DsvContext *c)
     c->bound = calloc(ranks + 1, sizeof *c->bound);
     c->send = calloc(ranks, sizeof *c->send);
     c->receive = calloc(ranks, sizeof *c->receive);
+    c->elements = calloc(ranks + 1, sizeof *c->elements);
     c->block = calloc(blocks + 1, sizeof *c->block);
-    complete = c->bound && c->send && c->receive && c->block;
+    complete = c->bound && c->send && c->receive && c->elements && c->block;
     for (size_t i = 0; i < blocks && complete; i++) {
         Block *block = &c->block[i];
         block->placement = calloc((size_t)c->shape.heads, sizeof *block->placement);
@@ -225,6 +226,7 @@ void dsvi_context_free(DsvContext **context)
     free(c->bound);
     free(c->send);
     free(c->receive);
+    free(c->elements);
     free(c);
 }
 

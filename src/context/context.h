@@ -18,6 +18,9 @@
  * (counted round), with a bytes an element of acc:
  *     forward       2 B (S - T_(i+1)) N_own D e                keys and values, n - 1 times one stretch
  *     backward      the same, and 2 B (S - T_i) N_own D a      their gradients, n - 1 times one stretch
+ * and where a tensor's heads forms are put together:
+ *     gather        B (n - 1) T_i N_own D e                    to the ranks of its sequence group
+ *     sum           B (S - T_i) N_own D e                      likewise
  *
  * Nothing is allocated after creation; device memory is the caller's, sized by the functions that say so. */
 #ifndef DSVI_CONTEXT_H
@@ -131,6 +134,8 @@ size_t dsvi_context_move_bytes(const DsvContext *context, const DsvContextTensor
 
 /* Where a tensor's heads form lies: in `room`, or in `tokens`, where both forms are the same. */
 void *dsvi_context_heads_place(const DsvContext *context, int64_t block, const void *tokens, void *room);
+/* Bytes of such a room; 0 where no plan wants it. */
+size_t dsvi_context_heads_room_bytes(const DsvContext *context, const DsvContextTensor *tensor);
 
 /* All ranks of the head group call, with as many tensors. Memory is the device's; `workspace` has
  * dsvi_context_move_bytes. Where both forms are the same they must be given as one memory, and nothing is
@@ -139,6 +144,24 @@ DsvStatus dsvi_context_to_heads(const DsvContext *context, int64_t block, const 
                                 const DsvContextForms *forms, int64_t count, void *workspace);
 DsvStatus dsvi_context_to_tokens(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
                                  const DsvContextForms *forms, int64_t count, void *workspace);
+
+/* ---- all tokens of the own heads, (B, S, N_own, D), and back ---- */
+
+/* Where they lie: in `room`, or where the heads form does, which is the same with one sequence rank. Bytes of
+ * the room under any plan; 0 where none wants it. */
+void *dsvi_context_all_place(const DsvContext *context, int64_t block, const void *heads, void *room);
+size_t dsvi_context_all_room_bytes(const DsvContext *context, const DsvContextTensor *tensor);
+
+/* All ranks of the sequence group call; memory is the device's. Where both are the same they must be given as
+ * one memory, and nothing is done. `gather` puts the ranks' heads forms together. `sum` adds what the ranks
+ * have in `all`, F32 or F64, and gives each its own stretch; `all` is overwritten, and `workspace` has
+ * dsvi_context_sum_bytes. */
+DsvStatus dsvi_context_gather(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
+                              const void *heads, void *all);
+DsvStatus dsvi_context_sum(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
+                           void *all, void *heads, void *workspace);
+/* Under any plan. */
+size_t dsvi_context_sum_bytes(const DsvContext *context);
 
 /* ---- dense attention over all tokens ---- */
 

@@ -38,6 +38,7 @@ struct DsvContext {
     int64_t *bound;           /* (ranks + 1) */
     Block *block;             /* (blocks) */
     DsvPiece *send, *receive; /* (ranks) each, of an exchange under way */
+    int64_t *elements;        /* (ranks + 1) of a sum under way */
 };
 
 /* Whether plans may have this factor. */

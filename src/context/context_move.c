@@ -5,6 +5,7 @@
  * received there. Hence an exchange for each sample. The own part goes from one form to the other at once.
  * Of several tensors each is packed, or unpacked, while others travel. */
 #include "context/context_internal.h"
+#include "context/context_most.h"
 
 static size_t elements_bytes(const DsvContextTensor *tensor, int64_t rows)
 {
@@ -24,6 +25,15 @@ size_t dsvi_context_heads_bytes(const DsvContext *c, const DsvContextTensor *ten
 size_t dsvi_context_move_bytes(const DsvContext *c, const DsvContextTensor *tensor)
 {
     return c->group->size == 1 ? 0 : DSV_CONTEXT_TOGETHER * dsvi_context_tokens_bytes(c, tensor);
+}
+
+size_t dsvi_context_heads_room_bytes(const DsvContext *c, const DsvContextTensor *tensor)
+{
+    DsvContextMost most;
+    for (int64_t i = 0; dsvi_context_most(c, i, &most); i++)
+        if (most.head_ranks > 1)
+            return dsvi_context_heads_bytes(c, tensor);
+    return 0;
 }
 
 void *dsvi_context_heads_place(const DsvContext *c, int64_t block, const void *tokens, void *room)

@@ -123,15 +123,6 @@ static int64_t compact_rows(const DsvSparse *s, const DsvContextMost *part)
     return part->sequence_ranks == 1 ? 0 : fetched > all ? fetched : all;
 }
 
-static bool may_move_heads(const DsvSparse *s)
-{
-    DsvContextMost part;
-    for (int64_t i = 0; s->context && part_at(s, i, &part); i++)
-        if (part.head_ranks > 1)
-            return true;
-    return false;
-}
-
 /* ---- lists ---- */
 
 /* Runs of `count` lists of this density. */
@@ -381,7 +372,7 @@ static void carve_heads(DsvSparse *s, DsvArena *arena)
 {
     DsvSparseRoom *room = &s->room;
     const DsvContextTensor tensor = {s->shape.batch, s->shape.head_dim, s->shape.act};
-    size_t bytes = may_move_heads(s) ? dsvi_context_heads_bytes(s->context, &tensor) : 0;
+    size_t bytes = dsvi_context_heads_room_bytes(s->context, &tensor);
     void **const forward[] = {&room->q, &room->k, &room->v, &room->out};
     void **const backward[] = {&room->dout, &room->dq, &room->dk, &room->dv};
     for (int i = 0; i < 4; i++)

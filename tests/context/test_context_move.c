@@ -1,5 +1,5 @@
-/* Tokens for heads and back: every element where it belongs, nothing beside it written, and as many bytes
- * sent as context.h says. */
+/* Tokens for heads and back, and heads forms put together and summed: every element where it belongs, nothing
+ * beside it written, and as many bytes sent as context.h says. */
 #include "test.h"
 
 #include "context/context_rig.h"
@@ -106,6 +106,82 @@ static DsvStatus there_and_back(DsvContext *context, const ContextCase *c, void 
     return DSV_OK;
 }
 
+/* All tokens of the own heads. */
+static void fill_all(const ContextCase *c, const DsvContextPart *part, unsigned char *all)
+{
+    int64_t row = part->heads * c->head_dim;
+    for (int64_t i = 0; i < c->batch * c->tokens * row; i++) {
+        int64_t head = part->head[i % row / c->head_dim];
+        int64_t at = (i / row * c->heads + head) * c->head_dim + i % c->head_dim;
+        dsvi_store(c->act, all, i, context_value(c, TENSOR, at));
+    }
+}
+
+static DsvStatus together(DsvContext *context, const ContextCase *c, void *ignored)
+{
+    const DsvContextTensor tensor = {c->batch, c->head_dim, c->act};
+    DsvContextPart part = dsvi_context_part(context, 0);
+    size_t row = (size_t)(part.heads * c->head_dim) * dsvi_dtype_size(c->act);
+    size_t bytes = (size_t)(c->batch * part.tokens) * row, used = (size_t)(c->batch * c->tokens) * row;
+    size_t most = dsvi_context_all_room_bytes(context, &tensor);
+    unsigned char *heads = take(bytes), *room = take(most), *wanted = take(used);
+    uint64_t others = (uint64_t)(part.sequence_ranks - 1) * bytes, before = sent_in_all(&part);
+    DsvStatus status = DSV_OK;
+    (void)ignored;
+    EXPECT(part.sequence_ranks == 1 || used <= most);
+    context_fill(context, c, c->act, TENSOR, true, heads);
+    fill_all(c, &part, wanted);
+
+    unsigned char *all = dsvi_context_all_place(context, 0, heads, room);
+    EXPECT(all == (part.sequence_ranks == 1 ? heads : room));
+    DSVI_TRY_GOTO(status, dsvi_context_gather(context, 0, &tensor, heads, all), done);
+    EXPECT(memcmp(all, wanted, used) == 0);
+    EXPECT(sent_in_all(&part) - before == others);
+    EXPECT(untouched(heads, bytes) && untouched(room, most));
+done:
+    free(heads);
+    free(room);
+    free(wanted);
+    return status;
+}
+
+/* What a rank adds to element i of all tokens of its heads: sums of these are exact. */
+static double addend(const DsvContextPart *part, int64_t sequence_index, int64_t i)
+{
+    return (double)((sequence_index + 1) * (i % 101 + 3) + part->head_index);
+}
+
+static DsvStatus sums(DsvContext *context, const ContextCase *c, void *ignored)
+{
+    const DsvContextTensor tensor = {c->batch, c->head_dim, c->act};
+    DsvContextPart part = dsvi_context_part(context, 0);
+    int64_t row = part.heads * c->head_dim, own = part.tokens * row, sample = c->tokens * row;
+    size_t size = dsvi_dtype_size(c->act), bytes = (size_t)(c->batch * own) * size;
+    size_t most = dsvi_context_all_room_bytes(context, &tensor);
+    size_t staged = dsvi_context_sum_bytes(context);
+    unsigned char *heads = take(bytes), *room = take(most), *workspace = take(staged);
+    unsigned char *all = dsvi_context_all_place(context, 0, heads, room);
+    uint64_t before = sent_in_all(&part), sent = (uint64_t)(c->batch * (sample - own)) * size;
+    DsvStatus status = DSV_OK;
+    (void)ignored;
+    for (int64_t i = 0; i < c->batch * sample; i++)
+        dsvi_store(c->act, all, i, addend(&part, part.sequence_index, i));
+    DSVI_TRY_GOTO(status, dsvi_context_sum(context, 0, &tensor, all, heads, workspace), done);
+    for (int64_t i = 0; i < c->batch * own; i++) {
+        double wanted = 0;
+        for (int64_t r = 0; r < part.sequence_ranks; r++)
+            wanted += addend(&part, r, i / own * sample + part.first * row + i % own);
+        EXPECT(dsvi_load(c->act, heads, i) == wanted);
+    }
+    EXPECT(sent_in_all(&part) - before == sent);
+    EXPECT(untouched(heads, bytes) && untouched(room, most) && untouched(workspace, staged));
+done:
+    free(heads);
+    free(room);
+    free(workspace);
+    return status;
+}
+
 static void try_case(const ContextCase *c)
 {
     static const DsvDtype dtypes[] = {DSV_F32, DSV_BF16, DSV_F64};
@@ -113,6 +189,9 @@ static void try_case(const ContextCase *c)
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         other.act = dtypes[i];
         run_context(&other, there_and_back, NULL);
+        run_context(&other, together, NULL);
+        if (other.act != DSV_BF16)
+            run_context(&other, sums, NULL);
     }
 }
 
