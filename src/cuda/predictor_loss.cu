@@ -215,7 +215,7 @@ __global__ __launch_bounds__(ROW_THREADS) void loss_kernel(const double *losses,
 
 struct Layout {
     int64_t pairs_at_once;
-    int64_t scores, sampled; /* floats of t (or u), of `sampled` */
+    int64_t scores;  /* floats of t (or u) */
     size_t bytes;
 };
 
@@ -225,9 +225,9 @@ Layout layout(const DsvPredictorLossArgs *args)
     int64_t pairs = args->batch * args->heads;
     l.pairs_at_once = sampled_pairs(pairs, args->samples, args->keys, 2);
     l.scores = l.pairs_at_once * args->samples * args->keys;
-    l.sampled = pairs * args->samples * args->rank;
     l.bytes = (size_t)(pairs * args->samples) * sizeof(double) +
-              (size_t)(2 * l.scores + l.sampled) * sizeof(float);
+              sampled_bytes(pairs, args->samples, args->keys, 2) +
+              (size_t)(pairs * args->samples * args->rank) * sizeof(float);
     return l;
 }
 

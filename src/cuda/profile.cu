@@ -133,7 +133,7 @@ int64_t pairs_at_once(const DsvProfileArgs *args)
 size_t workspace(DsvStream *stream, const DsvProfileArgs *args)
 {
     (void)stream;
-    return (size_t)(pairs_at_once(args) * args->samples * args->keys) * sizeof(float);
+    return sampled_bytes(args->batch * args->heads, args->samples, args->keys, 1);
 }
 
 template <typename T> DsvStatus profile_pairs(DsvStream *stream, const DsvProfileArgs *args, Profile w)

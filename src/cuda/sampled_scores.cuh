@@ -139,6 +139,14 @@ inline int64_t sampled_pairs(int64_t pairs, int64_t samples, int64_t keys, int64
     return fit < pairs ? fit : pairs;
 }
 
+/* Room for these rows, in bytes: what is enough for so many (batch, head) and samples is for fewer. */
+inline size_t sampled_bytes(int64_t pairs, int64_t samples, int64_t keys, int64_t rows)
+{
+    int64_t one = rows * samples * keys * (int64_t)sizeof(float), all = pairs * one;
+    int64_t most = one > SAMPLED_BYTES ? one : SAMPLED_BYTES;
+    return (size_t)(all < most ? all : most);
+}
+
 } // namespace
 
 #endif

@@ -9,7 +9,8 @@
  * A row u or t of norm below 1e-20, or below 1e-5 of the norm of the mean that was taken from it (all its
  * scores were equal but for rounding), counts as u/|u| = 0 and has no gradient.
  * *loss is the mean over batch, heads and samples; dql and dkl are its gradients, overwritten in full (zero
- * for queries that are not sampled). A query sampled twice counts twice. */
+ * for queries that are not sampled). A query sampled twice counts twice. A workspace that serves a call
+ * serves calls of fewer heads or samples. */
 #ifndef DSVI_PREDICTOR_LOSS_H
 #define DSVI_PREDICTOR_LOSS_H
 

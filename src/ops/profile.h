@@ -4,7 +4,8 @@
  *     captured = sum of p_ij over the keys in the list of i's group
  *     share90  = (smallest number of keys whose p sum to `mass` or more) / keys; 1 where rounding keeps
  *                the sum of all p below it
- *     listed   = (keys in the list of i's group) / keys */
+ *     listed   = (keys in the list of i's group) / keys
+ * A workspace that serves a call serves calls of fewer heads or samples. */
 #ifndef DSVI_PROFILE_H
 #define DSVI_PROFILE_H
 

@@ -124,6 +124,34 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
     random_lists_free(&lists);
 }
 
+/* Long rows, of which not all find room at once. */
+enum { LONG_KEYS = 75600, MANY_HEADS = 40, MANY_SAMPLES = 64 };
+
+static size_t profile_workspace(const DsvBackend *backend, int64_t heads, int64_t samples)
+{
+    DsvProfileArgs args = {.batch = 1, .heads = heads, .queries = LONG_KEYS, .keys = LONG_KEYS,
+                           .head_dim = 128, .act = DSV_BF16, .samples = samples};
+    return backend->ops.profile.workspace(backend->device->stream, &args);
+}
+
+static size_t loss_workspace(const DsvBackend *backend, int64_t heads, int64_t samples)
+{
+    DsvPredictorLossArgs args = {.batch = 1, .heads = heads, .queries = LONG_KEYS, .keys = LONG_KEYS,
+                                 .head_dim = 128, .rank = 16, .act = DSV_BF16, .acc = DSV_F32,
+                                 .samples = samples};
+    return backend->ops.predictor_loss.workspace(backend->device->stream, &args);
+}
+
+static void check_workspaces(const DsvBackend *backend,
+                             size_t (*workspace)(const DsvBackend *, int64_t, int64_t))
+{
+    size_t most = workspace(backend, MANY_HEADS, MANY_SAMPLES);
+    for (int64_t heads = 1; heads <= MANY_HEADS; heads++)
+        for (int64_t samples = 0; samples <= MANY_SAMPLES; samples++)
+            if (workspace(backend, heads, samples) > most)
+                fail_msg("%d heads and %d samples want more than all", (int)heads, (int)samples);
+}
+
 void check_profile_cases(const DsvBackend *backend)
 {
     static const ProfileShape shapes[] = {
@@ -136,6 +164,7 @@ void check_profile_cases(const DsvBackend *backend)
         check_profile(backend, &shapes[i], DSV_F32);
         check_profile(backend, &shapes[i], DSV_BF16);
     }
+    check_workspaces(backend, profile_workspace);
 }
 
 /* ---- predictor loss: element by element, by the checker ---- */
@@ -204,4 +233,5 @@ void check_predictor_loss_cases(const DsvBackend *backend)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check_loss(backend, &shapes[i]);
+    check_workspaces(backend, loss_workspace);
 }
