@@ -172,10 +172,11 @@ DsvStatus study_estimator_look(StudyEstimator *e, int64_t block, const DsvSparse
                                StudyFormat format, const DsvFeatures **features, bool *learnt)
 {
     DsvFeatures *f = &e->selector->features;
+    const DsvSparseScored scored = {args->q, args->k};
     int64_t mine = e->blocks == 1 ? 0 : block;
     *learnt = e->source == STUDY_FIRST && !e->seen[mine];
     e->seen[mine] = true;
-    DSVI_TRY(dsvi_selector_look(e->selector, mine, args, true));
+    DSVI_TRY(dsvi_selector_look(e->selector, mine, args, &scored, true));
     if (format != STUDY_F32) {
         DSVI_TRY(round_features(e, f->proxies, f->chunk, format));
         DSVI_TRY(round_features(e, f->candidates, f->candidate_keys, format));

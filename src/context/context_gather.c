@@ -1,5 +1,6 @@
-/* All tokens of the own heads, from the ranks of a sequence group, and sums over these ranks back to where the
- * tokens are. A rank's stretch of a sample is one piece of memory in both: hence a call for each sample. */
+/* All tokens of the own heads, from the ranks of a sequence group, and sums over these ranks back to where
+ * the tokens are. A rank's stretch of a sample is one piece of memory in both: hence a call for each sample.
+ */
 #include "context/context_internal.h"
 #include "context/context_most.h"
 

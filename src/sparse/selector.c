@@ -1,4 +1,4 @@
-/* What all selectors have in common: the choice by name, memory for features, drawing queries. */
+/* What all selectors have in common: the choice by name, memory for features, views, drawing queries. */
 #include "sparse/selector.h"
 
 #include <math.h>
@@ -64,9 +64,16 @@ DsvStatus dsvi_selector_step_begin(DsvSelector *s, int64_t step, bool train)
     return s->type->step_begin ? s->type->step_begin(s) : DSV_OK;
 }
 
-DsvStatus dsvi_selector_look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
+bool dsvi_selector_learns(const DsvSelector *s)
 {
-    return s->type->look(s, block, args, estimate);
+    return s->type->learn && s->train && s->shape.backward;
+}
+
+DsvStatus dsvi_selector_look(DsvSelector *s, int64_t block, const DsvSparseAttention *args,
+                             const DsvSparseScored *scored, bool estimate)
+{
+    DSVI_TRY(s->type->look(s, block, args, estimate));
+    return dsvi_selector_learns(s) ? s->type->learn(s, block, args, scored) : DSV_OK;
 }
 
 DsvStatus dsvi_selector_step_end(DsvSelector *s, const int32_t *sparse, double *loss)
@@ -106,4 +113,22 @@ void dsvi_draw_queries(uint64_t seed, int64_t step, int64_t block, DsvDraw use, 
         uint64_t index = ((uint64_t)(block * DSV_DRAW_COUNT + (int64_t)use) << 32) + (uint64_t)i;
         query[i] = (int32_t)(begin + (int64_t)dsvi_rng_below(rng, index, (uint64_t)(end - begin)));
     }
+}
+
+/* They ascend, so that a view's are neighbours. */
+int64_t dsvi_keep_queries(const DsvSparseView *view, int64_t count, int32_t *query)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (query[i] >= view->first && query[i] < view->first + view->queries)
+            query[kept++] = (int32_t)(query[i] - view->first);
+    return kept;
+}
+
+DsvSparseView dsvi_sparse_view_of(const DsvSparseShape *shape, int64_t block)
+{
+    if (!shape->context)
+        return (DsvSparseView){.queries = shape->tokens, .heads = shape->heads};
+    DsvContextPart part = dsvi_context_part(shape->context, block);
+    return (DsvSparseView){part.first, part.tokens, part.heads, part.head, part.sequence_ranks > 1};
 }

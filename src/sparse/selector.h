@@ -4,7 +4,9 @@
  * sparse_select.c is the same for all. A selector keeps state for every block of the model and may learn from
  * each pass. Calls come in this order:
  *     create, carve (planning), carve (bound), setup,
- *     then per step: step_begin, look for each block and pass, step_end. */
+ *     then per step: step_begin, look for each block and pass, step_end.
+ * With a context every rank looks at its own tokens; what it learns from exact scores it learns from those of
+ * its view. */
 #ifndef DSVI_SELECTOR_H
 #define DSVI_SELECTOR_H
 
@@ -14,6 +16,23 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* A block's attention as this rank does it: T queries and N_own heads against all S keys. Without a context
+ * these are all queries and heads. */
+typedef struct DsvSparseView {
+    int64_t first, queries;   /* T, from token `first` on */
+    int64_t heads;            /* N_own */
+    const int32_t *head;      /* (heads) which they are; NULL: all, in order */
+    bool divided;             /* the keys lie on several ranks */
+} DsvSparseView;
+
+DsvSparseView dsvi_sparse_view_of(const DsvSparseShape *shape, int64_t block);
+
+/* What exact scores of a view are made of, device memory. */
+typedef struct DsvSparseScored {
+    const void *q;            /* (B, T, N_own, D) act */
+    const void *k;            /* (B, S, N_own, D) act */
+} DsvSparseScored;
 
 /* Features of the block looked at last. */
 typedef struct DsvFeatures {
@@ -28,7 +47,8 @@ typedef struct DsvFeatures {
 
 typedef struct DsvSelector DsvSelector;
 
-/* What one way implements. Any but `create`, `free` and `look` may be NULL: nothing to do. */
+/* What one way implements. Any but `create`, `free` and `look` may be NULL: nothing to do. `learn` follows
+ * `look` in a training step. */
 typedef struct DsvSelectorType {
     const char *name; /* as sparse.selector */
     DsvStatus (*create)(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out);
@@ -37,6 +57,8 @@ typedef struct DsvSelectorType {
     DsvStatus (*setup)(DsvSelector *selector);
     DsvStatus (*step_begin)(DsvSelector *selector);
     DsvStatus (*look)(DsvSelector *selector, int64_t block, const DsvSparseAttention *args, bool estimate);
+    DsvStatus (*learn)(DsvSelector *selector, int64_t block, const DsvSparseAttention *args,
+                       const DsvSparseScored *scored);
     DsvStatus (*step_end)(DsvSelector *selector, const int32_t *sparse, double *loss);
     void (*state)(DsvSelector *selector, DsvStateList *list);
     DsvStatus (*restored)(DsvSelector *selector);
@@ -71,9 +93,12 @@ DsvStatus dsvi_selector_setup(DsvSelector *selector);
 
 /* `train`: passes of this step may be learnt from. */
 DsvStatus dsvi_selector_step_begin(DsvSelector *selector, int64_t step, bool train);
-/* One forward pass of one block: learns from it in a training step, and fills `features` if `estimate`. */
+/* Whether passes of this step are learnt from by exact scores. */
+bool dsvi_selector_learns(const DsvSelector *selector);
+/* One forward pass of one block: learns from it in a training step, and fills `features` if `estimate`.
+ * `scored` is read where the selector learns by it. */
 DsvStatus dsvi_selector_look(DsvSelector *selector, int64_t block, const DsvSparseAttention *args,
-                             bool estimate);
+                             const DsvSparseScored *scored, bool estimate);
 /* sparse[block]: whether it runs over lists. *loss: what learning minimises, mean over blocks and passes of
  * the step; NaN where nothing is learnt by descent. */
 DsvStatus dsvi_selector_step_end(DsvSelector *selector, const int32_t *sparse, double *loss);
@@ -94,6 +119,8 @@ DsvStatus dsvi_selector_features(const DsvSelector *selector, DsvDtype dtype, Ds
 typedef enum DsvDraw { DSV_DRAW_PROFILE, DSV_DRAW_PREDICTOR, DSV_DRAW_COUNT } DsvDraw;
 void dsvi_draw_queries(uint64_t seed, int64_t step, int64_t block, DsvDraw use, int64_t tokens, int64_t count,
                        int32_t *query);
+/* Those of them that are the view's come first and are counted from its own first; returns how many. */
+int64_t dsvi_keep_queries(const DsvSparseView *view, int64_t count, int32_t *query);
 
 #ifdef __cplusplus
 }

@@ -81,9 +81,10 @@ DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, con
     s->log_context = log_context;
     if (shape->context && dsvi_context_ranks(shape->context) > 1)
         s->context = shape->context;
+    s->shape.context = s->context;
     s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
                                                                    : shape->tokens;
-    s->listed_block = s->room_block = -1;
+    s->listed_block = s->room_block = s->scored_block = -1;
     s->lying[0] = s->lying[1] = s->coming = -1;
     s->predictor_loss = NAN;
     DSVI_TRY_GOTO(status, check(settings, shape), fail);
@@ -119,10 +120,7 @@ void dsvi_sparse_free(DsvSparse **sparse)
 
 DsvSparseView dsvi_sparse_view(const DsvSparse *s, int64_t block)
 {
-    if (!s->context)
-        return (DsvSparseView){.queries = s->shape.tokens, .heads = s->shape.heads};
-    DsvContextPart part = dsvi_context_part(s->context, block);
-    return (DsvSparseView){part.first, part.tokens, part.heads, part.head, part.sequence_ranks > 1};
+    return dsvi_sparse_view_of(&s->shape, block);
 }
 
 DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseView *view, int64_t keys,
@@ -206,7 +204,7 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
     s->predictor_loss = NAN;
     s->timing = s->times_next && train && !s->measuring;
     s->times_next = s->times_next && !s->timing;
-    s->room_block = -1;
+    s->room_block = s->scored_block = -1;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         DsvSparseBlock *b = &s->block[block];
         b->measured = b->overflowed = false;
@@ -277,13 +275,16 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     bool measure = s->measuring && !b->measured && may_measure(s, block);
     bool compare = measure && dsvi_sparse_compares(s);
     double begin = 0, selected = 0;
+    DsvSparseScored scored = {0};
     b->over_lists = false;
     if (!s->selector)
         return DSV_OK;
     place_lists(s, block);
     if (compare)
         DSVI_TRY(device->clock(device->stream, &begin));
-    DSVI_TRY(dsvi_selector_look(s->selector, block, pass, wanted || measure));
+    if (measure || dsvi_selector_learns(s->selector))
+        DSVI_TRY(dsvi_sparse_take_scored(s, block, pass, &scored));
+    DSVI_TRY(dsvi_selector_look(s->selector, block, pass, &scored, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
     DSVI_TRY(dsvi_sparse_take_features(s, block));
@@ -295,9 +296,7 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     if (compare)
         DSVI_TRY(device->clock(device->stream, &selected));
     DSVI_TRY(dsvi_sparse_take_lists(s, block));
-    if (s->context)
-        return dsvi_sparse_context_measure(s, block, pass);
-    DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass));
+    DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass->scale, &scored));
     return compare ? dsvi_sparse_time_forward(s, block, pass, selected - begin) : DSV_OK;
 }
 

@@ -62,43 +62,35 @@ static DsvStatus to_tokens(const DsvSparse *s, int64_t block, const DsvContextFo
     return dsvi_context_to_tokens(s->context, block, &tensor, forms, count, s->room.moved);
 }
 
-/* The first so many of queries, keys and values. */
+enum { SCORED_INPUTS = 2, INPUTS }; /* queries and keys; values too */
+
+/* Inputs number `first` to `end` - 1. */
 static DsvStatus inputs_to_heads(const DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
-                                 const DsvSparseAttention *heads, int64_t count)
+                                 const DsvSparseAttention *heads, int64_t first, int64_t end)
 {
     const DsvContextForms forms[] = {forms_of(pass->q, heads->q), forms_of(pass->k, heads->k),
                                      forms_of(pass->v, heads->v)};
-    return to_heads(s, block, forms, count);
+    return to_heads(s, block, forms + first, end - first);
 }
 
-/* ---- measuring ---- */
+/* ---- exact scores ---- */
 
-/* Keys of all ranks of the sequence group, (B, S, N_own, D), where fetched ones would be. */
-static DsvStatus gather_keys(const DsvSparse *s, int64_t block, const void *own, void *all)
+/* All keys lie where fetched ones would. */
+DsvStatus dsvi_sparse_take_scored(DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
+                                  DsvSparseScored *scored)
 {
-    DsvContextPart part = dsvi_context_part(s->context, block);
-    DsvDevice *device = s->backend->device;
-    size_t row = (size_t)(part.heads * s->shape.head_dim) * dsvi_dtype_size(s->shape.act);
-    size_t stretch = (size_t)part.tokens * row;
-    for (int64_t b = 0; b < s->shape.batch; b++) {
-        char *sample = (char *)all + (size_t)(b * s->shape.tokens) * row;
-        DSVI_TRY(device->copy(device->stream, sample + (size_t)part.first * row,
-                              (const char *)own + (size_t)b * stretch, stretch));
-        DSVI_TRY(dsvi_comm_all_gather(part.sequence_device, sample, row, part.bound));
-    }
-    return DSV_OK;
-}
-
-DsvStatus dsvi_sparse_context_measure(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
+    *scored = (DsvSparseScored){pass->q, pass->k};
+    if (!s->context)
+        return DSV_OK;
+    DsvContextTensor tensor = tensor_of(s);
     DsvSparseAttention heads = in_heads_form(s, block, pass);
+    void *all = dsvi_context_all_place(s->context, block, heads.k, s->room.compact);
     s->room_block = -1;
-    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 2));
-    if (dsvi_sparse_view(s, block).divided) {
-        DSVI_TRY(gather_keys(s, block, heads.k, s->room.compact));
-        heads.k = s->room.compact;
-    }
-    return dsvi_sparse_profile_pass(s, block, &heads);
+    s->scored_block = block;
+    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 0, SCORED_INPUTS));
+    DSVI_TRY(dsvi_context_gather(s->context, block, &tensor, heads.k, all));
+    *scored = (DsvSparseScored){heads.q, all};
+    return DSV_OK;
 }
 
 /* ---- attention ---- */
@@ -127,10 +119,11 @@ DsvStatus dsvi_sparse_context_attend(DsvSparse *s, int64_t block, const DsvSpars
 {
     DsvSparseAttention heads = in_heads_form(s, block, pass);
     DsvContextAttention dense = dense_args(s, pass);
-    s->room_block = -1;
+    int64_t there = s->scored_block == block ? SCORED_INPUTS : 0;
+    s->room_block = s->scored_block = -1;
     if (!s->block[block].over_lists)
         return dsvi_context_attend_fwd(s->context, block, &dense);
-    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 3));
+    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, there, INPUTS));
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
     else
@@ -148,7 +141,7 @@ static DsvStatus give_heads(const DsvSparse *s, int64_t block, const DsvSparseAt
 {
     const DsvContextForms results[] = {forms_of(pass->dout, heads->dout), forms_of(pass->out, heads->out)};
     if (!left)
-        DSVI_TRY(inputs_to_heads(s, block, pass, heads, 3));
+        DSVI_TRY(inputs_to_heads(s, block, pass, heads, 0, INPUTS));
     return to_heads(s, block, results, left ? 1 : 2);
 }
 

@@ -22,15 +22,6 @@
 extern "C" {
 #endif
 
-/* A block's attention as this rank does it: T queries and N_own heads against all S keys. Without a context
- * these are all queries and heads. */
-typedef struct DsvSparseView {
-    int64_t first, queries;   /* T, from token `first` on */
-    int64_t heads;            /* N_own */
-    const int32_t *head;      /* (heads) which they are; NULL: all, in order */
-    bool divided;             /* the keys lie on several ranks */
-} DsvSparseView;
-
 /* Seconds of a block's attention, both ways, in a step that times them. */
 typedef struct DsvSparseTimes {
     bool forward, backward;        /* what has been timed */
@@ -147,6 +138,8 @@ struct DsvSparse {
     DsvSparseRoom room;       /* in `shared`, as the workspace of dense attention is */
     int64_t room_block;       /* the block of which a forward pass over lists has left q, k, v, out and
                                * fetched rows in the room, where its backward pass will find them; -1: none */
+    int64_t scored_block;     /* the block of which exact scores have left q and k there, for its forward
+                               * pass over lists; -1: none */
     void *shared;
     size_t shared_bytes;
 
@@ -212,8 +205,8 @@ DsvStatus dsvi_sparse_take_lists(DsvSparse *sparse, int64_t block);
  * `seen`; takes them in. */
 size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse, const DsvSparseView *view);
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
-/* `pass` in heads form; k has all keys. */
-DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, double scale,
+                                   const DsvSparseScored *scored);
 DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
 void dsvi_sparse_profile_end(DsvSparse *sparse);
 
@@ -230,10 +223,12 @@ DsvStatus dsvi_sparse_time_forward(DsvSparse *sparse, int64_t block, const DsvSp
 DsvStatus dsvi_sparse_time_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 void dsvi_sparse_tell_times(const DsvSparse *sparse, int64_t block, char *line, size_t line_bytes);
 
-/* sparse_context.c: features to where heads are; with a context, a block measured, attended to (over its
- * lists where over_lists says so), and backward. Tokens form in and out. */
+/* sparse_context.c: features to where heads are; what exact scores of the view are made of, which without a
+ * context is the pass's own, and with one lies in the room until the block is attended to; with a context, a
+ * block attended to (over its lists where over_lists says so), and backward. Tokens form in and out. */
 DsvStatus dsvi_sparse_take_features(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_context_measure(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+DsvStatus dsvi_sparse_take_scored(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass,
+                                  DsvSparseScored *scored);
 DsvStatus dsvi_sparse_context_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 DsvStatus dsvi_sparse_context_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
 

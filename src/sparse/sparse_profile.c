@@ -11,15 +11,15 @@ static int64_t results_of_block(const DsvSparse *s)
     return s->shape.batch * s->shape.heads * s->samples;
 }
 
-static DsvProfileArgs profile_args(const DsvSparse *s, const DsvSparseView *view, int64_t block,
-                                   const DsvSparseAttention *pass)
+static DsvProfileArgs profile_args(const DsvSparse *s, const DsvSparseView *view, int64_t block, double scale,
+                                   const DsvSparseScored *scored)
 {
     const DsvSparseShape *shape = &s->shape;
     return (DsvProfileArgs){
         .batch = shape->batch, .heads = view->heads, .queries = view->queries, .keys = shape->tokens,
-        .head_dim = shape->head_dim, .scale = pass->scale, .mass = SHARE_OF_MASS, .act = shape->act,
-        .q = dsvi_heads(pass->q, view->queries, view->heads, shape->head_dim),
-        .k = dsvi_heads(pass->k, shape->tokens, view->heads, shape->head_dim),
+        .head_dim = shape->head_dim, .scale = scale, .mass = SHARE_OF_MASS, .act = shape->act,
+        .q = dsvi_heads(scored->q, view->queries, view->heads, shape->head_dim),
+        .k = dsvi_heads(scored->k, shape->tokens, view->heads, shape->head_dim),
         .samples = s->samples, .sample = s->sample + block * s->samples,
         .captured = s->captured + block * results_of_block(s),
         .share90 = s->share90 + block * results_of_block(s),
@@ -30,26 +30,22 @@ static DsvProfileArgs profile_args(const DsvSparse *s, const DsvSparseView *view
 
 size_t dsvi_sparse_profile_workspace(const DsvSparse *s, const DsvSparseView *view)
 {
-    const DsvSparseAttention nothing = {0};
-    DsvProfileArgs args = profile_args(s, view, 0, &nothing);
+    const DsvSparseScored nothing = {0};
+    DsvProfileArgs args = profile_args(s, view, 0, 1, &nothing);
     DsvLists lists = {.capacity = s->runs_most};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
     return DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
 }
 
-/* Queries are drawn from all; a rank keeps those of its view, which are neighbours for they ascend. */
+/* Queries are drawn from all; a rank keeps those of its view. */
 static void draw_samples(DsvSparse *s, int64_t block)
 {
     DsvSparseView view = dsvi_sparse_view(s, block);
     int32_t *sample = s->host_sample + block * s->samples;
-    int64_t kept = 0;
     dsvi_draw_queries((uint64_t)s->settings.seed, s->step, block, DSV_DRAW_PROFILE, s->shape.tokens,
                       s->samples, sample);
-    for (int64_t i = 0; i < s->samples; i++)
-        if (sample[i] >= view.first && sample[i] < view.first + view.queries)
-            sample[kept++] = (int32_t)(sample[i] - view.first);
-    s->block[block].sample_count = kept;
+    s->block[block].sample_count = dsvi_keep_queries(&view, s->samples, sample);
 }
 
 DsvStatus dsvi_sparse_profile_begin(DsvSparse *s)
@@ -61,11 +57,11 @@ DsvStatus dsvi_sparse_profile_begin(DsvSparse *s)
                           (size_t)(s->shape.blocks * s->samples) * sizeof(int32_t));
 }
 
-DsvStatus dsvi_sparse_profile_pass(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_profile_pass(DsvSparse *s, int64_t block, double scale, const DsvSparseScored *scored)
 {
     DsvSparseBlock *b = &s->block[block];
     DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvProfileArgs args = profile_args(s, &view, block, pass);
+    DsvProfileArgs args = profile_args(s, &view, block, scale, scored);
     args.lists = b->fit ? &b->lists : NULL;
     args.samples = b->sample_count;
     b->measured = true;

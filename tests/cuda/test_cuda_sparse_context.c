@@ -27,6 +27,8 @@ static const struct {
     {1, 4, 128, 128, 1, DSV_BF16, "sparse.target_mass=0.8", BF16_SLACK},
     {2, 5, 64, 64, 16, DSV_BF16, "sparse.target_mass=0.8", BF16_SLACK},
     {1, 4, 128, 64, 1, DSV_BF16, "sparse.explore=0.1", BF16_SLACK},
+    {2, 3, 64, 64, 1, DSV_F32, "sparse.selector=predictor", F32_SLACK},
+    {1, 4, 128, 128, 1, DSV_BF16, "sparse.selector=predictor", BF16_SLACK},
 };
 
 static ContextRun run_of(size_t i)

@@ -32,6 +32,13 @@ static const char *const LISTS_AGAIN[] = {
 static const char *const COUNTED[] = {
     RAGGED, "mixed_precision=no", "sparse.rule=topk", "sparse.target_density=0.5", "sparse.explore_kind=none",
     "sparse.grain=8", NULL};
+static const char *const PREDICTED[] = {
+    RAGGED, "mixed_precision=no", "sparse.selector=predictor", "sparse.rule=topk",
+    "sparse.target_density=0.5", "sparse.explore_kind=none", NULL};
+/* It learns while all blocks attend densely. */
+static const char *const LEARNT[] = {
+    RAGGED, "mixed_precision=no", "sparse.selector=predictor", "sparse.warmup_steps=1000",
+    "model.num_attention_heads=5", NULL};
 static const char *const BF16[] = {RAGGED, "mixed_precision=bf16", "sparse.enabled=false", NULL};
 static const char *const USUAL[] = {RAGGED, "mixed_precision=bf16", NULL};
 
@@ -119,12 +126,19 @@ static void over_lists(void **state)
     COMPARE(COUNTED, every, 1, run_bound);
 }
 
+static void with_a_predictor(void **state)
+{
+    (void)state;
+    COMPARE(PREDICTED, every, 1, run_bound);
+    COMPARE(LEARNT, every, 1, dense_bound);
+}
+
 static void lists_attend_something(void **state)
 {
     static const Layout layout = {1, 2, 2, 0};
-    static const char *const *const assignments[] = {LISTS, LISTS_AGAIN, COUNTED};
+    static const char *const *const assignments[] = {LISTS, LISTS_AGAIN, COUNTED, PREDICTED};
     (void)state;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         Rig rig = train(assignments[i], &layout, 1, STEPS);
         assert_true(rig.rank[0].report.sparse_blocks > 0);
         assert_true(rig.rank[0].report.density < 1);
@@ -203,6 +217,7 @@ static int run_cuda(void)
         cmocka_unit_test(with_the_state_divided),
         cmocka_unit_test(heads_that_ranks_do_not_divide),
         cmocka_unit_test(over_lists),
+        cmocka_unit_test(with_a_predictor),
         cmocka_unit_test(in_bf16),
     };
     device = "cuda";
@@ -223,6 +238,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(with_the_state_divided),
         cmocka_unit_test(heads_that_ranks_do_not_divide),
         cmocka_unit_test(over_lists),
+        cmocka_unit_test(with_a_predictor),
         cmocka_unit_test(lists_attend_something),
         cmocka_unit_test(in_bf16),
         cmocka_unit_test(the_same_bits_every_time),

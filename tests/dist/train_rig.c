@@ -214,6 +214,7 @@ void rig_same_on_all_ranks(const Rig *rig)
             assert_memory_equal(&rank->step[step].loss, &first->step[step].loss, sizeof(double));
             assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
         }
+        assert_memory_equal(&rank->report.predictor_loss, &first->report.predictor_loss, sizeof(double));
         assert_memory_equal(rank->captured, first->captured, sizeof rank->captured);
         assert_memory_equal(rank->density, first->density, sizeof rank->density);
         assert_memory_equal(rank->sparse, first->sparse, sizeof rank->sparse);
@@ -232,6 +233,9 @@ void rig_close_to(const Rig *one, const Rig *many, double bound)
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
             assert_int_equal(x->bin_samples[bin], y->bin_samples[bin]);
     }
+    double x = a->report.predictor_loss, y = b->report.predictor_loss;
+    if (!isnan(x) || !isnan(y))
+        assert_error_below(fabs(y / x - 1), bound, "the predictor's loss, %d ranks", ranks);
     assert_error_below(relative_l2(DSV_F32, b->weights, DSV_F32, a->weights, a->elements), bound, "weights");
     assert_error_below(relative_l2(DSV_F32, b->ema, DSV_F32, a->ema, a->elements), bound, "moving average");
     /* The first moment is a mean of gradients, the second of their squares. */

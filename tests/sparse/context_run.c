@@ -56,6 +56,8 @@ void run_free(const ContextRun *run, RunSeen *seen)
             for (size_t t = 0; t < sizeof memory / sizeof *memory; t++)
                 free(memory[t]);
         }
+    for (int64_t step = 0; step < run->steps; step++)
+        free(seen->predictor_moment[step]);
 }
 
 /* Sums of products of few bits are exact, in whatever order: the projections of both sides are then the same,
@@ -216,11 +218,30 @@ static DsvStatus one_step(Worker *w, int64_t step, bool tells, BlockSeen *seen)
     return DSV_OK;
 }
 
+/* What a predictor has learnt by the end of a step. */
+static DsvStatus note_learnt(const Worker *w, int64_t step, RunSeen *seen)
+{
+    DsvSparseReport report;
+    DsvStateList list = {.count = 0};
+    dsvi_sparse_report(w->sparse, &report);
+    seen->predictor_loss[step] = report.predictor_loss;
+    dsvi_selector_state(w->sparse->selector, &list);
+    for (int i = 0; i < list.count; i++) {
+        const DsvStateItem *item = &list.item[i];
+        if (strcmp(item->name, "predictor.exp_avg") != 0)
+            continue;
+        seen->moment_count = item->shape[0] * item->shape[1];
+        size_t bytes = (size_t)seen->moment_count * dsvi_dtype_size(item->dtype);
+        seen->predictor_moment[step] = room(bytes);
+        return fetch(w->device, seen->predictor_moment[step], item->memory, bytes);
+    }
+    return DSV_OK;
+}
+
 /* ---- one rank, alone or of several ---- */
 
 typedef struct Shared {
     const ContextRun *run;
-    DsvBackend *backend;         /* NULL: each rank opens its own */
     Rig *source[RUN_STEPS_MOST]; /* what a rank alone would be given, step by step */
     int64_t teller;
     RunSeen *seen;
@@ -296,6 +317,8 @@ static DsvStatus run_steps(const Shared *shared, DsvContext *context, Worker *w,
                 DSVI_TRY(give(w, given[t][1], given[t][0]));
         }
         DSVI_TRY(one_step(w, step, tells, shared->seen->block[step]));
+        if (tells)
+            DSVI_TRY(note_learnt(w, step, shared->seen));
     }
     return DSV_OK;
 }
@@ -379,17 +402,21 @@ done:
     return status;
 }
 
+/* Every rank its own: a stream is one thread's. */
+static DsvStatus open_backend(const ContextRun *run, int64_t rank, DsvBackend *backend)
+{
+    return run->open ? run->open(rank, backend) : dsvi_cpu_open(run->isa, 2, backend);
+}
+
 static DsvStatus on_rank(DsvComm *comm, void *argument)
 {
     const Shared *shared = argument;
-    DsvBackend own;
-    if (shared->backend)
-        return share_out(shared, shared->backend, comm);
-    DsvStatus status = shared->run->open(dsvi_comm_rank(comm), &own);
+    DsvBackend backend;
+    DsvStatus status = open_backend(shared->run, dsvi_comm_rank(comm), &backend);
     if (status != DSV_OK)
         return dsvi_comm_fail(comm, status);
-    status = share_out(shared, &own, comm);
-    own.device->close(own.device);
+    status = share_out(shared, &backend, comm);
+    backend.device->close(backend.device);
     return status;
 }
 
@@ -416,9 +443,9 @@ void run_alone(const ContextRun *run, RunSeen *seen)
 {
     static Rig source[RUN_STEPS_MOST];
     DsvBackend backend;
-    Shared shared = {.run = run, .backend = &backend, .seen = seen};
+    Shared shared = {.run = run, .seen = seen};
     begin_run(&shared, source);
-    assert_ok(run->open ? run->open(0, &backend) : dsvi_cpu_open(run->isa, 2, &backend));
+    assert_ok(open_backend(run, 0, &backend));
     assert_ok(work(&shared, &backend, NULL, true));
     backend.device->close(backend.device);
     end_run(&shared);
@@ -428,16 +455,13 @@ void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen)
 {
     static Rig source[RUN_STEPS_MOST];
     RankOutcome outcome[RANKS_MOST];
-    DsvBackend backend;
-    Shared shared = {.run = run, .backend = run->open ? NULL : &backend, .teller = teller, .seen = seen};
+    Shared shared = {.run = run, .teller = teller, .seen = seen};
     begin_run(&shared, source);
-    assert_ok(dsvi_cpu_open(run->isa, 2, &backend));
     run_ranks(run->ranks, 60, on_rank, &shared, outcome);
     for (int64_t r = 0; r < run->ranks; r++)
         if (outcome[r].status != DSV_OK)
             fail_msg("%lld ranks, %lld by heads: rank %lld: %s", (long long)run->ranks,
                      (long long)run->head_ranks, (long long)r, outcome[r].sentence);
-    dsvi_cpu_close(&backend);
     end_run(&shared);
 }
 
@@ -501,11 +525,28 @@ static void compare_tensors(const ContextRun *run, const BlockSeen *a, const Blo
     assert_error_below(relative_l2(act, b->dv, act, a->dv, n), slack, "%s: dv", where);
 }
 
+static void compare_learnt(const ContextRun *run, const RunSeen *a, const RunSeen *b, int64_t step,
+                           double slack)
+{
+    DsvDtype acc = run->shape.act == DSV_F64 ? DSV_F64 : DSV_F32;
+    const void *moments[2] = {a->predictor_moment[step], b->predictor_moment[step]};
+    int ranks = (int)run->ranks, head_ranks = (int)run->head_ranks, number = (int)step + 1;
+    assert_int_equal(moments[0] != NULL, strcmp(run->settings.sparse_selector, "predictor") == 0);
+    if (!moments[0])
+        return;
+    assert_error_below(fabs(b->predictor_loss[step] / a->predictor_loss[step] - 1), slack,
+                       "%d ranks, %d by heads, step %d: the predictor's loss", ranks, head_ranks, number);
+    assert_error_below(relative_l2(acc, moments[1], acc, moments[0], a->moment_count), slack,
+                       "%d ranks, %d by heads, step %d: the predictor's gradients", ranks, head_ranks,
+                       number);
+}
+
 /* Values are independent of each other: an output is a sum of some of them, and where a share of these is
  * replaced by others, it moves by the root of that share of its own length. */
 void assert_same_run(const ContextRun *run, const RunSeen *alone, const RunSeen *shared, RunSlack slack)
 {
-    for (int64_t step = 0; step < run->steps; step++)
+    for (int64_t step = 0; step < run->steps; step++) {
+        compare_learnt(run, alone, shared, step, slack.tensors);
         for (int64_t i = 0; i < run->shape.blocks; i++) {
             const BlockSeen *a = &alone->block[step][i], *b = &shared->block[step][i];
             char where[128];
@@ -516,4 +557,5 @@ void assert_same_run(const ContextRun *run, const RunSeen *alone, const RunSeen 
             compare_reports(run, a, b, slack.reports, where);
             compare_tensors(run, a, b, slack.tensors + sqrt(apart), where);
         }
+    }
 }

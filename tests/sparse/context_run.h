@@ -12,7 +12,7 @@ typedef struct ContextRun {
     DsvConfig settings;
     DsvSparseShape shape;  /* of one rank alone */
     const char *isa;       /* as dsvi_cpu_open takes it */
-    DsvStatus (*open)(int64_t rank, DsvBackend *backend); /* what a rank runs on; NULL: the CPU, all on one */
+    DsvStatus (*open)(int64_t rank, DsvBackend *backend); /* what a rank runs on; NULL: the CPU */
     int64_t ranks;
     int64_t head_ranks;    /* of every block; 0: blocks take turns */
     bool uneven;           /* heads in random order, shared out at random */
@@ -37,6 +37,10 @@ typedef struct BlockSeen {
 
 typedef struct RunSeen {
     BlockSeen block[RUN_STEPS_MOST][RIG_BLOCKS_MOST];
+    double predictor_loss[RUN_STEPS_MOST];  /* NaN without a predictor */
+    void *predictor_moment[RUN_STEPS_MOST]; /* (moment_count) F32, or F64 with F64: its running mean of
+                                             * gradients; NULL without */
+    int64_t moment_count;
 } RunSeen;
 
 /* On one rank; on run->ranks, whose parts are put together (reports are those of rank `teller`). */
@@ -45,7 +49,7 @@ void run_shared(const ContextRun *run, int64_t teller, RunSeen *seen);
 void run_free(const ContextRun *run, RunSeen *seen);
 
 /* How far both may be apart: the share of listed runs that differ; tensors, where none do, and as much more
- * as follows from those that do; what is reported. */
+ * as follows from those that do, and what a predictor learns; what is reported. */
 typedef struct RunSlack {
     double lists, tensors, reports;
 } RunSlack;

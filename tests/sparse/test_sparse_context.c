@@ -108,6 +108,56 @@ static void test_other_selectors(void **state)
                                                "sparse.target_mass=0", "sparse.target_density=0.1", NULL}, 0);
 }
 
+static ContextRun predictor_run(int64_t batch, int64_t heads, int64_t frames, int64_t height, int64_t width)
+{
+    ContextRun run = run_of(batch, heads, frames, height, width);
+    rig_set(&run.settings, "sparse.selector=predictor");
+    rig_set(&run.settings, "sparse.predictor_samples=11");
+    return run;
+}
+
+static void test_predictor(void **state)
+{
+    ContextRun run = predictor_run(2, 5, 3, 10, 13);
+    (void)state;
+    check(&run, 1e-5);
+}
+
+/* All but one of the ranks that divide the tokens have nothing to learn from. */
+static void test_predictor_of_one_sample(void **state)
+{
+    ContextRun run = predictor_run(1, 4, 3, 10, 13);
+    (void)state;
+    rig_set(&run.settings, "sparse.predictor_samples=1");
+    rig_set(&run.settings, "sparse.predictor_centred=false");
+    rig_set(&run.settings, "sparse.grain=16");
+    check(&run, 1e-5);
+}
+
+/* From the second step on lists are made with what has been learnt. In the block that is to run dense nothing
+ * is made or measured, and it learns as well. */
+static void test_predictor_in_f64(void **state)
+{
+    static const double density[] = {0.3, 0.3, 0.3, NAN, NAN, NAN};
+    ContextRun run = predictor_run(1, 3, 2, 7, 9);
+    (void)state;
+    run.isa = "ref";
+    run.shape.act = DSV_F64;
+    run.density = density;
+    run.forced = false;
+    run.recompute = true;
+    run.steps = 3;
+    check(&run, 1e-12);
+}
+
+static void test_predictor_in_bf16(void **state)
+{
+    ContextRun run = predictor_run(1, 4, 2, 10, 13);
+    (void)state;
+    run.shape.act = DSV_BF16;
+    check(&run, 1.5e-2);
+}
+
 /* In F64 nothing but the order of sums is left. */
 static void test_f64(void **state)
 {
@@ -284,7 +334,6 @@ static void test_refusals(void **state)
         const char *setting, *words;
         DsvStatus status;
     } cases[] = {
-        {"sparse.selector=predictor", "'predictor' does not learn from parts of a clip", DSV_E_UNSUPPORTED},
         {"sparse.time_choices=true", "sparse.time_choices is true and 2 ranks share a clip", DSV_E_USAGE},
     };
     RankOutcome outcome[RANKS_MOST];
@@ -312,6 +361,8 @@ int main(void)
         cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
         cmocka_unit_test(test_bf16),            cmocka_unit_test(test_nothing_is_sent_twice),
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_predictor),       cmocka_unit_test(test_predictor_of_one_sample),
+        cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
         cmocka_unit_test(test_offload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
