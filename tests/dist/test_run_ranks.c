@@ -287,9 +287,11 @@ static const char *const BY_TWO[] = {SHARED, "mixed_precision=no", "cp_size=2", 
 static const char *const BY_FOUR[] = {SHARED, "mixed_precision=no", "cp_size=4", "cp_heads=2",
                                       held_out_setting, NULL};
 /* With all the usual settings, lists among them; but for bits to be the same times must not choose plans. */
-static const char *const SAMPLED[] = {
-    "height=40", "width=32", "cp_size=2", "cp_plan=false", "validation_steps=4", "validation_at_end=true",
-    "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting, NULL};
+#define SAMPLED_SETTINGS                                                                                   \
+    "height=40", "width=32", "cp_size=2", "cp_plan=false", "validation_steps=4", "validation_at_end=true",  \
+    "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting
+static const char *const SAMPLED[] = {SAMPLED_SETTINGS, NULL};
+static const char *const SAMPLED_PREDICTOR[] = {SAMPLED_SETTINGS, "sparse.selector=predictor", NULL};
 
 /* What plans were made from, links of all the ranks of a clip among it. */
 static void check_costs(const char *folder, int64_t ranks)
@@ -322,17 +324,16 @@ static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
 }
 
 /* Stopped, to the bit; and every group of ranks has a clip of its own sampled. */
-static void shared_clips_stopped_and_resumed(void **state)
+static void stop_and_resume_shared(const char *const *assignment)
 {
-    const char *straight = run_straight(SAMPLED, 4), *folder = tiny_folder();
+    const char *straight = run_straight(assignment, 4), *folder = tiny_folder();
     char path[DSVI_PATH_MAX];
-    RanksRun run = new_run(folder, SAMPLED, 4);
-    (void)state;
+    RanksRun run = new_run(folder, assignment, 4);
     run.stop_rank = 3;
     run.stop_after = 3;
     run_it(&run);
     check_outcome(&run, DSV_E_INTERRUPTED);
-    run = new_run(folder, SAMPLED, 4);
+    run = new_run(folder, assignment, 4);
     run.resume = true;
     run_it(&run);
     check_outcome(&run, DSV_OK);
@@ -346,6 +347,13 @@ static void shared_clips_stopped_and_resumed(void **state)
     }
     assert_ok(dsvi_folder_remove(straight));
     assert_ok(dsvi_folder_remove(folder));
+}
+
+static void shared_clips_stopped_and_resumed(void **state)
+{
+    (void)state;
+    stop_and_resume_shared(SAMPLED);
+    stop_and_resume_shared(SAMPLED_PREDICTOR);
 }
 
 /* Whoever shared clips with whom, a checkpoint goes on on any other layout. */
