@@ -184,7 +184,8 @@ static void carve_rooms(Predictor *p, DsvArena *arena)
     p->dheads_room = dsvi_arena_take(arena, DSV_MEM_SCRATCH, heads);
     p->all_room = dsvi_arena_take(arena, DSV_MEM_SCRATCH, all);
     p->dall_room = dsvi_arena_take(arena, DSV_MEM_SCRATCH, all);
-    p->moved = dsvi_arena_take(arena, DSV_MEM_SCRATCH, dsvi_context_move_bytes(context, &tensor));
+    p->moved = dsvi_arena_take(arena, DSV_MEM_SCRATCH, /* one tensor at a time */
+                               dsvi_context_move_bytes(context, &tensor) / DSV_CONTEXT_TOGETHER);
     p->summed = dsvi_arena_take(arena, DSV_MEM_SCRATCH, dsvi_context_sum_bytes(context));
 }
 
