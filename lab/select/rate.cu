@@ -22,6 +22,13 @@ __device__ __forceinline__ void multiply_halves(uint32_t (&x)[2], const uint4 &a
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(start));
 }
 
+/* The sums of two halves and two others. */
+__device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b)
+{
+    __half2 sum = __hadd2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&sum);
+}
+
 __device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b)
 {
     __nv_bfloat162 sum = __hadd2(*reinterpret_cast<__nv_bfloat162 *>(&a),

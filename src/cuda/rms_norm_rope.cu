@@ -2,10 +2,10 @@
  * threads lie on a row.
  *
  * The way for every width that matters reads memory once: a row stays in registers, in vectors of 16 bytes
- * that lie inside a head, the weight in shared memory, and a row is loaded while a thread works on the one
- * before; backward it sums its channels' gradient of the weight, and dx if asked, for column_sums.cuh to add.
- * Rows too long for that, or not at multiples of 16 bytes, are read anew
- * for each pass (`any`), pair by pair, and backward once more column by column. */
+ * that lie inside a head, the weight in shared memory. Backward a row is loaded while a thread works on the
+ * one before, which forward would cost more than it gives, and a thread sums its channels' gradient of the
+ * weight, and dx if asked, for column_sums.cuh to add. Rows too long for that, or not at multiples of 16
+ * bytes, are read anew for each pass (`any`), pair by pair, and backward once more column by column. */
 #include "cuda/column_sums.cuh"
 #include "cuda/cuda.h"
 #include "cuda/rows.cuh"
@@ -136,25 +136,20 @@ __global__ void __launch_bounds__(TWO_ROWS_THREADS) forward_rows(const DsvRmsNor
     keep_row<N>(weight, (const float *)args.weight, channels, 0.f);
     list_pairs<N>((int)args.head_dim, pair);
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        int64_t token = row_first_token();
-        Arriving<T> next;
-        if (token < args.tokens)
-            order_row<T, false>(args, sample, token, pair, next);
-        for (; token < args.tokens; token += row_token_step(), at ^= 1) {
+        for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step(), at ^= 1) {
             int64_t row = sample * args.tokens + token;
+            Arriving<T> arriving; /* angles too, which need not wait for the sum */
             RowPart<N> x;
-            Angles<N> angles = next.angles;
             float square = 0.f;
-            unpack_row<N>(next.x, x);
-            if (token + row_token_step() < args.tokens)
-                order_row<T, false>(args, sample, token + row_token_step(), pair, next);
+            order_row<T, false>(args, sample, token, pair, arriving);
+            unpack_row<N>(arriving.x, x);
 #pragma unroll
             for (int v = 0; v < ROW_CHANNELS / N; v++)
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     square += x[v][i] * x[v][i];
             float rstd = rstd_of(row_sum(square, sums[at]), args);
-            scale_and_turn<N>(args, rstd, angles, weight, x);
+            scale_and_turn<N>(args, rstd, arriving.angles, weight, x);
             store_row<N>((T *)args.y + row * channels, channels, x);
             if (threadIdx.x == 0)
                 ((float *)args.rstd)[row] = rstd;

@@ -93,16 +93,10 @@ __host__ __device__ __forceinline__ bool select_near(bool coarse, int depths, in
     return coarse && depths == 1 && (parts == 1 || parts == 2 || parts == 4 || parts == 8);
 }
 
-/* Columns of a tile that a group has. Near, products add them up, and those of the next tile may be added
- * before; elsewhere a group has one in each tile. */
-__host__ __device__ constexpr int near_columns_each(int parts)
-{
-    return parts > 1 ? parts / 2 : 1;
-}
-
+/* Columns of a tile that a group has. Near, products add them up; elsewhere a group has one in each tile. */
 __host__ __device__ __forceinline__ int select_columns_each(bool coarse, int depths, int parts)
 {
-    return select_near(coarse, depths, parts) ? near_columns_each(parts) : 1;
+    return select_near(coarse, depths, parts) ? parts : 1;
 }
 
 /* The template argument that kernels take for this: PARTS, or 0. */
@@ -256,13 +250,6 @@ template <bool LINES> __device__ __forceinline__ float power(float x)
 __device__ __forceinline__ uint32_t cut_powers(float a, float b)
 {
     return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x6521);
-}
-
-/* The sums of two halves and two others. */
-__device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b)
-{
-    __half2 sum = __hadd2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
-    return *reinterpret_cast<uint32_t *>(&sum);
 }
 
 /* x += a b: 16 rows by 8 columns by 16 powers. HALF: or else they are BF16. */

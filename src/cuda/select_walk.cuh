@@ -78,17 +78,14 @@ __device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace
 #define BF16_FITS_TO (127.f - BF16_LIFT)
 #define HALF_LIFT 13
 #define HALF_FITS_FROM (-14.f - HALF_LIFT)
-#define HALF_FITS_TO (14.9f - HALF_LIFT) /* the sum of two must fit, too */
+#define HALF_FITS_TO (15.9f - HALF_LIFT)
 
 enum NearRange { IN_HALF, IN_BF16, IN_NONE };
 
 template <int PARTS> struct NearRows {
     enum {
-        COLUMNS_EACH = near_columns_each(PARTS),
-        ADDED = PARTS / COLUMNS_EACH,       /* tiles of the same groups: one or two */
-        TILES = PARTS / ADDED,              /* of different groups */
-        GROUPS = SET_GROUPS / COLUMNS_EACH, /* of a tile */
-        SUMS = (TILES + 1) / 2              /* left sides, two tiles each, of products that add up columns */
+        GROUPS = SET_GROUPS / PARTS, /* of a tile */
+        SUMS = (PARTS + 1) / 2       /* left sides, two tiles each, of products that add up columns */
     };
     uint2 row[PARTS];
     float start[PARTS][4]; /* terms of the lane's two columns, lifted, twice */
@@ -97,12 +94,12 @@ template <int PARTS> struct NearRows {
     int lift;
 };
 
-/* `one` where column `n` of two tiles of different groups, the pair number `pair`, is of group `group`. */
+/* `one` where column `n` of two tiles, the pair number `pair`, is of group `group`. */
 template <int PARTS>
 __device__ __forceinline__ uint32_t column_of_group(int pair, int n, int group, uint32_t one)
 {
     using N = NearRows<PARTS>;
-    return (2 * pair + n / 8) * N::GROUPS + n % 8 / N::COLUMNS_EACH == group ? one : 0;
+    return (2 * pair + n / 8) * N::GROUPS + n % 8 / PARTS == group ? one : 0;
 }
 
 /* Terms into r.start; gives the range of all scores of the block of threads. */
@@ -154,18 +151,16 @@ __device__ __forceinline__ void near_begin(const SelectTiles &t, const SelectPla
     }
 }
 
-/* The left side of a product that adds up: powers of 16 runs and of tiles 2 pair and 2 pair + 1, of those of
- * the same groups the one number `of_same`. */
+/* The left side of a product that adds up: powers of 16 runs and of tiles 2 pair and 2 pair + 1. */
 template <int PARTS, NearRange RANGE>
 __device__ __forceinline__ void tile_powers(const uint4 &columns, const NearRows<PARTS> &r, int pair,
-                                            int of_same, uint32_t (&powers)[4])
+                                            uint32_t (&powers)[4])
 {
-    using N = NearRows<PARTS>;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int tile = (2 * pair + half) * N::ADDED + of_same;
+        int tile = 2 * pair + half;
         powers[2 * half] = powers[2 * half + 1] = 0;
-        if (2 * pair + half >= N::TILES)
+        if (tile >= PARTS)
             continue;
         float x[4];
         multiply_add(x, columns, r.row[tile], r.start[tile]);
@@ -177,30 +172,20 @@ __device__ __forceinline__ void tile_powers(const uint4 &columns, const NearRows
     }
 }
 
-/* e[j][g] += the powers of slot j and group g, times 2^lift. Two halves are added before the rest; of BF16
- * there would be too little left. */
+/* e[j][g] += the powers of slot j and group g, times 2^lift. */
 template <int PARTS, NearRange RANGE>
 __device__ __forceinline__ void add_lines(const uint4 *columns, const NearRows<PARTS> &r,
                                           float (&e)[SLOTS][PAIR])
 {
-    using N = NearRows<PARTS>;
-    constexpr bool HALF = RANGE == IN_HALF;
     SelectColumns a = load_columns(columns);
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* slots 2 i and 2 i + 1 */
         float sum[4] = {e[2 * i][0], e[2 * i][1], e[2 * i + 1][0], e[2 * i + 1][1]};
 #pragma unroll
-        for (int pair = 0; pair < N::SUMS; pair++) {
-            uint32_t powers[4], more[4];
-            tile_powers<PARTS, RANGE>(a.product[i], r, pair, 0, powers);
-            if (N::ADDED > 1)
-                tile_powers<PARTS, RANGE>(a.product[i], r, pair, N::ADDED - 1, more);
-#pragma unroll
-            for (int n = 0; HALF && N::ADDED > 1 && n < 4; n++)
-                powers[n] = add_halves(powers[n], more[n]);
-            add_powers_up<HALF>(sum, powers, r.sum[pair]);
-            if (!HALF && N::ADDED > 1)
-                add_powers_up<HALF>(sum, more, r.sum[pair]);
+        for (int pair = 0; pair < NearRows<PARTS>::SUMS; pair++) {
+            uint32_t powers[4];
+            tile_powers<PARTS, RANGE>(a.product[i], r, pair, powers);
+            add_powers_up<RANGE == IN_HALF>(sum, powers, r.sum[pair]);
         }
         e[2 * i][0] = sum[0];
         e[2 * i][1] = sum[1];
