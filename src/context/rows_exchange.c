@@ -4,7 +4,9 @@
 #include "context/context_internal.h"
 
 /* Parts that rows go in: more of them hide more of packing, and each costs a kernel and a message. */
-enum { TURNS_MOST = 4 };
+/* Rows go home in turns, so that some are packed while others travel. They are fetched at once, beside
+ * attention: what sends takes a part of the device that attention would keep between one turn and the next. */
+enum { TURNS_OF_FETCH = 1, TURNS_HOME = 4 };
 
 static int64_t runs_before(int64_t key, int64_t grain)
 {
@@ -144,28 +146,27 @@ static size_t slot_bytes(const DsvRowsExchange *x)
     return (size_t)(2 * x->grain * x->head_dim) * dsvi_dtype_size(x->dtype);
 }
 
-/* Rows travel in so many turns, each with the rows of some of the pairs. */
-static int64_t turns(const DsvRowsExchange *x)
+/* The pairs whose rows travel in one of `turns`. */
+typedef struct Turn {
+    int64_t first, end;
+} Turn;
+
+static Turn turn_of(const DsvRowsExchange *x, int64_t turn, int64_t turns)
 {
     int64_t pairs = dsvi_runs_pairs(&x->needs);
-    return pairs < TURNS_MOST ? pairs : TURNS_MOST;
-}
-
-static int64_t first_pair(const DsvRowsExchange *x, int64_t turn)
-{
-    return dsvi_runs_pairs(&x->needs) * turn / turns(x);
+    return (Turn){pairs * turn / turns, pairs * (turn + 1) / turns};
 }
 
 /* An op on the rows of a turn, of compact keys or of the own ones, and messages. */
-static DsvStatus move_rows(const DsvRowsExchange *x, dsvi_rows_fn *op, int64_t turn, bool far, const void *k,
+static DsvStatus move_rows(const DsvRowsExchange *x, dsvi_rows_fn *op, Turn turn, bool far, const void *k,
                            const void *v, void *messages)
 {
     int64_t rows = far ? x->far_keys
                        : x->part.bound[x->part.sequence_index + 1] - x->part.bound[x->part.sequence_index];
     DsvRowsArgs args = {
-        .runs = far ? &x->needs : &x->wants, .first_pair = first_pair(x, turn),
-        .end_pair = first_pair(x, turn + 1), .width = far ? x->width : 0, .rows = rows,
-        .head_dim = x->head_dim, .dtype = x->dtype, .message = messages,
+        .runs = far ? &x->needs : &x->wants, .first_pair = turn.first, .end_pair = turn.end,
+        .width = far ? x->width : 0, .rows = rows, .head_dim = x->head_dim, .dtype = x->dtype,
+        .message = messages,
         .k = dsvi_heads(k, rows, x->part.heads, x->head_dim),
         .v = dsvi_heads(v, rows, x->part.heads, x->head_dim),
     };
@@ -173,14 +174,14 @@ static DsvStatus move_rows(const DsvRowsExchange *x, dsvi_rows_fn *op, int64_t t
 }
 
 /* Of the messages of all parts, one behind the other, what goes in a turn. */
-static void pieces(const DsvRowsExchange *x, const int64_t *first, int64_t turn, void *messages,
+static void pieces(const DsvRowsExchange *x, const int64_t *first, Turn turn, void *messages,
                    DsvPiece *piece)
 {
     int64_t pairs = dsvi_runs_pairs(&x->needs), before = 0;
     size_t slot = slot_bytes(x);
     for (int64_t j = 0; j < x->part.sequence_ranks; j++) {
         const int64_t *of_part = first + j * (pairs + 1);
-        int64_t begin = of_part[first_pair(x, turn)], end = of_part[first_pair(x, turn + 1)];
+        int64_t begin = of_part[turn.first], end = of_part[turn.end];
         piece[j] = (DsvPiece){(char *)messages + (size_t)(before + begin) * slot,
                               (size_t)(end - begin) * slot};
         before += of_part[pairs];
@@ -188,12 +189,13 @@ static void pieces(const DsvRowsExchange *x, const int64_t *first, int64_t turn,
 }
 
 /* Begins all turns: rows of compact keys go home, or own ones to those who want them. */
-static DsvStatus send_rows(DsvRowsExchange *x, bool far, const void *k, const void *v, void *packed,
-                           void *received)
+static DsvStatus send_rows(DsvRowsExchange *x, int64_t turns, bool far, const void *k, const void *v,
+                           void *packed, void *received)
 {
     DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
     dsvi_comm_begin(x->part.sequence_device);
-    for (int64_t turn = 0; turn < turns(x); turn++) {
+    for (int64_t i = 0; i < turns; i++) {
+        Turn turn = turn_of(x, i, turns);
         pieces(x, far ? host_needs(x) : host_wants(x), turn, packed, send);
         pieces(x, far ? host_wants(x) : host_needs(x), turn, received, receive);
         DSVI_TRY(move_rows(x, x->backend->ops.rows_take.run, turn, far, k, v, packed));
@@ -203,32 +205,33 @@ static DsvStatus send_rows(DsvRowsExchange *x, bool far, const void *k, const vo
 }
 
 /* Does `op` with what has come, turn by turn. */
-static DsvStatus receive_rows(DsvRowsExchange *x, dsvi_rows_fn *op, bool far, const void *k, const void *v,
-                              void *received)
+static DsvStatus receive_rows(DsvRowsExchange *x, int64_t turns, dsvi_rows_fn *op, bool far, const void *k,
+                              const void *v, void *received)
 {
-    for (int64_t turn = 0; turn < turns(x); turn++) {
-        DSVI_TRY(dsvi_comm_follow(x->part.sequence_device, turn + 1));
-        DSVI_TRY(move_rows(x, op, turn, far, k, v, received));
+    for (int64_t i = 0; i < turns; i++) {
+        DSVI_TRY(dsvi_comm_follow(x->part.sequence_device, i + 1));
+        DSVI_TRY(move_rows(x, op, turn_of(x, i, turns), far, k, v, received));
     }
     return dsvi_comm_await(x->part.sequence_device);
 }
 
 DsvStatus dsvi_rows_fetch_begin(DsvRowsExchange *x, const void *k, const void *v)
 {
-    return send_rows(x, false, k, v, x->memory.sent, x->memory.received);
+    return send_rows(x, TURNS_OF_FETCH, false, k, v, x->memory.sent, x->memory.received);
 }
 
 DsvStatus dsvi_rows_fetch_end(DsvRowsExchange *x, void *far_k, void *far_v)
 {
-    return receive_rows(x, x->backend->ops.rows_put.run, true, far_k, far_v, x->memory.received);
+    return receive_rows(x, TURNS_OF_FETCH, x->backend->ops.rows_put.run, true, far_k, far_v,
+                        x->memory.received);
 }
 
 DsvStatus dsvi_rows_home_begin(DsvRowsExchange *x, const void *far_dk, const void *far_dv, void *packed)
 {
-    return send_rows(x, true, far_dk, far_dv, packed, x->memory.sent);
+    return send_rows(x, TURNS_HOME, true, far_dk, far_dv, packed, x->memory.sent);
 }
 
 DsvStatus dsvi_rows_home_end(DsvRowsExchange *x, void *dk, void *dv)
 {
-    return receive_rows(x, x->backend->ops.rows_add.run, false, dk, dv, x->memory.sent);
+    return receive_rows(x, TURNS_HOME, x->backend->ops.rows_add.run, false, dk, dv, x->memory.sent);
 }

@@ -4,8 +4,7 @@
  * powers for each of its proxies, over a reference that its first scores set and that later ones seldom move;
  * slices of the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
  * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside
- * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. Coarse
- * ones are off by more than half of that: for them the bin's middle does. */
+ * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. */
 #include "cuda/cuda.h"
 #include "cuda/select_plan.cuh"
 
@@ -301,41 +300,29 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void lse_kernel(
 
 /* ---- bins ---- */
 
-/* Whether kernels of this PARTS tell places inside bins: those whose estimates are coarse do not. */
-constexpr bool select_places(int parts)
-{
-    return parts == 0;
-}
-
-/* PLACES: or else all are in the bin's middle. */
-template <bool PLACES> struct HistogramSink {
+struct HistogramSink {
     uint32_t *bins;  /* (2, BINS) counts, places: shared memory */
     int groups;      /* that there are from this lane's first on */
     float octaves;   /* DSV_SELECT_OCTAVES, less by which power of two estimates are too large */
 };
 
-template <bool PLACES> __device__ __forceinline__ void lift(HistogramSink<PLACES> &sink, int octaves)
+__device__ __forceinline__ void lift(HistogramSink &sink, int octaves)
 {
     sink.octaves -= (float)octaves;
 }
 
-template <bool PLACES>
-__device__ __forceinline__ void add_to_bin(const HistogramSink<PLACES> &sink, float estimate)
+__device__ __forceinline__ void add_to_bin(const HistogramSink &sink, float estimate)
 {
     float x = (__log2f(estimate) + sink.octaves) * DSV_SELECT_PER_OCTAVE;
     int bin = (int)fminf(fmaxf(x, 0.f), (float)(DSV_SELECT_BINS - 1)); /* NaN goes to bin 0 */
     atomicAdd(sink.bins + bin, 1u);
-    if (!PLACES)
-        return;
     float place = estimate * exp2_near(sink.octaves - (float)bin / DSV_SELECT_PER_OCTAVE);
     float scaled = bin > 0 ? (place - 1.f) * (1 << PLACE_BITS) : place * (1 << PLACE_BITS_LOWEST);
     atomicAdd(sink.bins + DSV_SELECT_BINS + bin,
               (uint32_t)__float2int_rn(fminf(fmaxf(scaled, 0.f), (float)PLACE_MOST)));
 }
 
-template <bool PLACES>
-__device__ __forceinline__ void take(const HistogramSink<PLACES> &sink, int block,
-                                     const float (&e)[SLOTS][PAIR])
+__device__ __forceinline__ void take(const HistogramSink &sink, int block, const float (&e)[SLOTS][PAIR])
 {
     (void)block;
 #pragma unroll
@@ -347,7 +334,7 @@ __device__ __forceinline__ void take(const HistogramSink<PLACES> &sink, int bloc
                     add_to_bin(sink, e[j][g]);
 }
 
-template <bool PLACES> __device__ __forceinline__ void end_stretch(const HistogramSink<PLACES> &, int)
+__device__ __forceinline__ void end_stretch(const HistogramSink &, int)
 {
 }
 
@@ -358,8 +345,8 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
 {
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
-    HistogramSink<select_places(PARTS)> sink = {
-        count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR, DSV_SELECT_OCTAVES};
+    HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR,
+                          DSV_SELECT_OCTAVES};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0; /* seen by all after the walk's first barrier */
     walk_estimates<PARTS>(t, at, shared_memory, sink);
@@ -371,8 +358,7 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
 }
 
 /* A thread a bin. */
-__global__ void bins_kernel(const unsigned long long *bins, int64_t all, bool with_places, double *bin_count,
-                            double *bin_mass)
+__global__ void bins_kernel(const unsigned long long *bins, int64_t all, double *bin_count, double *bin_mass)
 {
     int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = n / DSV_SELECT_BINS;
     int bin = (int)(n % DSV_SELECT_BINS);
@@ -382,8 +368,6 @@ __global__ void bins_kernel(const unsigned long long *bins, int64_t all, bool wi
     double count = (double)mine[0], places = (double)mine[DSV_SELECT_BINS];
     double start = exp2((double)bin / DSV_SELECT_PER_OCTAVE - DSV_SELECT_OCTAVES);
     double relative = bin > 0 ? count + places / (1 << PLACE_BITS) : places / (1 << PLACE_BITS_LOWEST);
-    if (!with_places)
-        relative = count * (bin > 0 ? (1 + exp2(1. / DSV_SELECT_PER_OCTAVE)) / 2 : 0.5);
     bin_count[n] = count;
     bin_mass[n] = start * relative;
 }
@@ -447,8 +431,8 @@ DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPl
         DSVI_TRY(select_put_columns(stream, args, p, p.counted, args->bin_skip));
     DSVI_TRY(add_counted(stream, args, p));
     int64_t bins = args->bin_heads * DSV_SELECT_BINS;
-    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(
-        p.bins, bins, select_places(select_near_parts(p.counted)), args->bin_count, args->bin_mass);
+    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
+                                                                              args->bin_mass);
     DSVI_CUDA_LAUNCHED("select bins");
     return DSV_OK;
 }
