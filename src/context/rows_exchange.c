@@ -5,7 +5,7 @@
 
 /* Parts that rows go in: more of them hide more of packing, and each costs a kernel and a message. */
 /* Rows go home in turns, so that some are packed while others travel. They are fetched at once, beside
- * attention: what sends takes a part of the device that attention would keep between one turn and the next. */
+ * attention, which would keep the multiprocessors that another turn wants. */
 enum { TURNS_OF_FETCH = 1, TURNS_HOME = 4 };
 
 static int64_t runs_before(int64_t key, int64_t grain)
