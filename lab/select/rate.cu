@@ -29,13 +29,6 @@ __device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b)
     return *reinterpret_cast<uint32_t *>(&sum);
 }
 
-__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b)
-{
-    __nv_bfloat162 sum = __hadd2(*reinterpret_cast<__nv_bfloat162 *>(&a),
-                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
-    return *reinterpret_cast<uint32_t *>(&sum);
-}
-
 struct Sums {
     float one[TILES][2], four[4];
     uint32_t two[TILES];

@@ -155,7 +155,7 @@ size_t dsvi_context_all_room_bytes(const DsvContext *context, const DsvContextTe
 /* All ranks of the sequence group call; memory is the device's. Where both are the same they must be given as
  * one memory, and nothing is done. `gather` puts the ranks' heads forms together. `sum` adds what the ranks
  * have in `all`, F32 or F64, and gives each its own stretch; `all` is overwritten, and `workspace` has
- * dsvi_context_sum_bytes. */
+ * dsvi_context_sum_bytes and stays lent to the group (dsvi_comm_lend). */
 DsvStatus dsvi_context_gather(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,
                               const void *heads, void *all);
 DsvStatus dsvi_context_sum(const DsvContext *context, int64_t block, const DsvContextTensor *tensor,

@@ -59,10 +59,12 @@ DsvStatus dsvi_context_sum(const DsvContext *c, int64_t block, const DsvContextT
     const DsvDevice *device = c->group->backend->device;
     DsvContextPart part = dsvi_context_part(c, block);
     size_t row = row_bytes(&part, tensor);
+    if (part.sequence_ranks == 1)
+        return DSV_OK;
     dsvi_comm_lend(part.sequence_device, workspace, SUM_CHUNK);
     for (int64_t i = 0; i <= part.sequence_ranks; i++)
         c->elements[i] = part.bound[i] * part.heads * tensor->head_dim;
-    for (int64_t b = 0; b < tensor->batch && part.sequence_ranks > 1; b++) {
+    for (int64_t b = 0; b < tensor->batch; b++) {
         char *sample = (char *)all + (size_t)(b * c->shape.tokens) * row;
         DSVI_TRY(dsvi_comm_reduce_scatter(part.sequence_device, tensor->dtype, sample, c->elements));
         DSVI_TRY(device->copy(device->stream, (char *)heads + (size_t)(b * part.tokens) * row,

@@ -3,7 +3,6 @@
 
 #include "context/context_internal.h"
 
-/* Parts that rows go in: more of them hide more of packing, and each costs a kernel and a message. */
 /* Rows go home in turns, so that some are packed while others travel. They are fetched at once, beside
  * attention, which would keep the multiprocessors that another turn wants. */
 enum { TURNS_OF_FETCH = 1, TURNS_HOME = 4 };

@@ -4,7 +4,8 @@
  *     marks     which runs of everybody's keys the own lists name, against which of the own ones others name
  *     fetch     rows of k and v, in two halves, so that attention over the own keys can be put between
  *     home      gradients of fetched rows, added to those of the own ones
- * Rows go in a few parts, by heads: while one travels the next is packed, and the one before is unpacked.
+ * Rows are fetched at once, beside attention. Gradients go home in a few parts, by heads: while one travels
+ * the next is packed, and the one before is added.
  *
  * What a rank sends, in bytes (B samples, N_own heads, elements of e bytes, runs of `grain` keys):
  *     marks     B N_own (runs of the other ranks' keys) / 8             a bit for each run, in words of 32

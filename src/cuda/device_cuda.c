@@ -48,7 +48,7 @@ static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
 {
     (void)device;
     *out = NULL;
-    if (bytes > dsvi_memory_bytes())
+    if (dsvi_memory_bytes() > 0 && bytes > dsvi_memory_bytes())
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of page-locked host memory: the machine has %zu",
                          bytes, (size_t)dsvi_memory_bytes());
     cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);

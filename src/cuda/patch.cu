@@ -190,8 +190,9 @@ static DsvStatus launch_move(DsvStream *stream, const DsvPatchArgs *args)
     if (args->batch * raster.tokens * args->channels * cut.inside == 0)
         return DSV_OK;
     if (tile_bytes(&cut) > TILE_BYTES)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "patch: this variant takes patches of at most %lld elements, "
-                         "not %d", (long long)(TILE_BYTES / (2 * (int64_t)sizeof(float)) - WARP), cut.inside);
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "patch: this variant takes patches of which a tile is at "
+                         "most %lld bytes, not %lld (%d elements)", (long long)TILE_BYTES,
+                         (long long)tile_bytes(&cut), cut.inside);
     dim3 grid((unsigned)ceil_div(raster.tokens, cut.tokens),
               blocks_in_turn(ceil_div(args->channels, (int64_t)cut.channels)), blocks_in_turn(args->batch));
     move_patches<Latent, Row, GATHER>

@@ -340,6 +340,10 @@ template <typename T> static DsvStatus gate_backward(DsvStream *stream, const Ds
 {
     constexpr int N = VECTOR<float>;
     int64_t most = (int64_t)(DSVI_CUDA_PARTIALS / sizeof(float)) / args->batch / args->channels / 2;
+    if (most == 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "gate_residual: this variant takes at most %lld channels of all "
+                         "samples, not %lld", (long long)(DSVI_CUDA_PARTIALS / (2 * sizeof(float))),
+                         (long long)(args->batch * args->channels));
     float *partials = (float *)stream->partials;
     dim3 block(WARP, GATE_STRANDS), grid = strip_grid(stream, args, 1, most);
     if (gate_aligned(args) && aligned((const float *)args->dout, 0, 16) &&

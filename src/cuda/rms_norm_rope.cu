@@ -104,27 +104,6 @@ __device__ __forceinline__ void scale_and_turn(const DsvRmsNormRopeArgs &args, f
     }
 }
 
-/* A row on its way from memory; dy: backward. */
-template <typename T> struct Arriving {
-    RawPart<WIDTH<T>, T> x, dy;
-    Angles<WIDTH<T>> angles;
-    float rstd;
-};
-
-template <typename T, bool BACKWARD>
-__device__ __forceinline__ void order_row(const DsvRmsNormRopeArgs &args, int64_t sample, int64_t token,
-                                          const int (&pair)[ROW_CHANNELS / WIDTH<T>], Arriving<T> &next)
-{
-    int channels = (int)channels_of(args);
-    int64_t row = sample * args.tokens + token;
-    load_raw<WIDTH<T>>((const T *)args.x + row * channels, channels, next.x);
-    if (BACKWARD) {
-        load_raw<WIDTH<T>>((const T *)args.dy + row * channels, channels, next.dy);
-        next.rstd = ((const float *)args.rstd)[row];
-    }
-    load_angles<WIDTH<T>>(args, token, pair, next.angles);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS) forward_rows(const DsvRmsNormRopeArgs args)
 {
@@ -138,18 +117,18 @@ __global__ void __launch_bounds__(TWO_ROWS_THREADS) forward_rows(const DsvRmsNor
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
         for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step(), at ^= 1) {
             int64_t row = sample * args.tokens + token;
-            Arriving<T> arriving; /* angles too, which need not wait for the sum */
             RowPart<N> x;
+            Angles<N> angles;
             float square = 0.f;
-            order_row<T, false>(args, sample, token, pair, arriving);
-            unpack_row<N>(arriving.x, x);
+            load_row<N>((const T *)args.x + row * channels, channels, x);
+            load_angles<N>(args, token, pair, angles); /* before the sum, for which they need not wait */
 #pragma unroll
             for (int v = 0; v < ROW_CHANNELS / N; v++)
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     square += x[v][i] * x[v][i];
             float rstd = rstd_of(row_sum(square, sums[at]), args);
-            scale_and_turn<N>(args, rstd, arriving.angles, weight, x);
+            scale_and_turn<N>(args, rstd, angles, weight, x);
             store_row<N>((T *)args.y + row * channels, channels, x);
             if (threadIdx.x == 0)
                 ((float *)args.rstd)[row] = rstd;
@@ -256,6 +235,25 @@ template <int N> __device__ __forceinline__ void add_row(float *sum, int channel
     store_row<N>(sum, channels, total);
 }
 
+/* A row on its way from memory. */
+template <typename T> struct Arriving {
+    RawPart<WIDTH<T>, T> x, dy;
+    Angles<WIDTH<T>> angles;
+    float rstd;
+};
+
+template <typename T>
+__device__ __forceinline__ void order_row(const DsvRmsNormRopeArgs &args, int64_t sample, int64_t token,
+                                          const int (&pair)[ROW_CHANNELS / WIDTH<T>], Arriving<T> &next)
+{
+    int channels = (int)channels_of(args);
+    int64_t row = sample * args.tokens + token;
+    load_raw<WIDTH<T>>((const T *)args.x + row * channels, channels, next.x);
+    load_raw<WIDTH<T>>((const T *)args.dy + row * channels, channels, next.dy);
+    next.rstd = ((const float *)args.rstd)[row];
+    load_angles<WIDTH<T>>(args, token, pair, next.angles);
+}
+
 /* dx may be dy: a thread has loaded its channels of a row before it writes them. dweight and dx_sum of the
  * rows that a thread walks go to (part, 2, channels) of `partials`. */
 template <typename T>
@@ -276,7 +274,7 @@ backward_rows(const DsvRmsNormRopeArgs args, float *partials)
         int64_t token = row_first_token();
         Arriving<T> next;
         if (token < args.tokens)
-            order_row<T, true>(args, sample, token, pair, next);
+            order_row<T>(args, sample, token, pair, next);
         for (; token < args.tokens; token += row_token_step(), at ^= 1) {
             int64_t row = sample * args.tokens + token;
             float rstd = next.rstd;
@@ -285,7 +283,7 @@ backward_rows(const DsvRmsNormRopeArgs args, float *partials)
             unpack_row<N>(next.dy, g);
             float sum = to_normalised<N>(args, rstd, next.angles, weight, z, g, dweight);
             if (token + row_token_step() < args.tokens)
-                order_row<T, true>(args, sample, token + row_token_step(), pair, next);
+                order_row<T>(args, sample, token + row_token_step(), pair, next);
             float mean = row_sum(sum, sums[at]) / (float)channels;
 #pragma unroll
             for (int v = 0; v < ROW_CHANNELS / N; v++)

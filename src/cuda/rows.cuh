@@ -12,7 +12,8 @@
 namespace dsvi {
 
 constexpr int ROW_CHANNELS = 16; /* of a thread */
-/* Threads of a row at most: what the registers of 65536 allow kernels that hold one row, and two. */
+/* Threads of a row at most: what the registers of 65536 allow kernels that hold one row, and two (or one and
+ * its angles). */
 constexpr int ROW_THREADS = 1024;
 constexpr int TWO_ROWS_THREADS = 512;
 constexpr int ROW_WARPS = 4;     /* of a block whose rows are a warp's */

@@ -4,7 +4,7 @@
  * powers for each of its proxies, over a reference that its first scores set and that later ones seldom move;
  * slices of the runs are put together afterwards, in order. Then the counted runs pass again as estimates.
  * Bins are whole numbers, whose sums depend on no order: how many, and how far into the bin each was. Inside
- * a bin estimates differ by 1.1 %: 20 bits of that place tell an estimate better than a float does. */
+ * a bin estimates differ by 1.1 %: 20 bits of that place tell more of an estimate than is known. */
 #include "cuda/cuda.h"
 #include "cuda/select_plan.cuh"
 
@@ -219,14 +219,6 @@ __device__ __forceinline__ void slot_powers(const NearColumns &columns, int j, i
             x[i] = -INFINITY;
     power[0] = cut_powers(x[0], x[1]);
     power[1] = cut_powers(x[2], x[3]);
-}
-
-/* Two BF16 and two others. */
-__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b)
-{
-    __nv_bfloat162 sum = __hadd2(*reinterpret_cast<__nv_bfloat162 *>(&a),
-                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
-    return *reinterpret_cast<uint32_t *>(&sum);
 }
 
 /* Adds the powers of a layer's scores. MASKED: some columns have no candidate. */

@@ -252,6 +252,14 @@ __device__ __forceinline__ uint32_t cut_powers(float a, float b)
     return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x6521);
 }
 
+/* The sums of two BF16 and two others. */
+__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b)
+{
+    __nv_bfloat162 sum = __hadd2(*reinterpret_cast<__nv_bfloat162 *>(&a),
+                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&sum);
+}
+
 /* x += a b: 16 rows by 8 columns by 16 powers. HALF: or else they are BF16. */
 template <bool HALF>
 __device__ __forceinline__ void add_powers_up(float (&x)[4], const uint32_t (&a)[4], uint2 b)

@@ -268,6 +268,7 @@ DsvStatus dsvi_comm_barrier(DsvComm *comm)
     unsigned char mark = 0;
     if (alone(comm))
         return DSV_OK;
+    DSVI_ASSERT(on_host(comm->transport));
     for (int64_t r = 0; r < comm->size; r++) {
         comm->send[r] = (DsvPiece){&mark, 1};
         comm->receive[r] = (DsvPiece){comm->scratch + r, 1};

@@ -82,7 +82,7 @@ static inline bool dsvi_runs_marked(const DsvRuns *runs, int64_t part, int64_t p
     return runs->marks[dsvi_runs_word(runs, part, pair) + i / 32] >> i % 32 & 1;
 }
 
-/* Its number, if it is marked. */
+/* Its number, if it is marked; marks and `before` are host memory. */
 int64_t dsvi_runs_number(const DsvRuns *runs, int64_t part, int64_t pair, int64_t i);
 
 /* runs_count: `before` and `first` from `marks`. */

@@ -71,8 +71,8 @@ typedef struct DsvSparseRecord {
     double *break_even;       /* (1) density up to which sparse attention pays */
 } DsvSparseRecord;
 
-/* Memory of attention on ranks that share the samples: lives inside one pass of one block. Heads forms as in
- * context.h; NULL where no plan wants it. */
+/* Memory of attention on ranks that share the samples: lives inside one pass of one block, but for what
+ * room_block and scored_block tell. Heads forms as in context.h; NULL where no plan wants it. */
 typedef struct DsvSparseRoom {
     void *q, *k, *v, *out;             /* heads forms */
     void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */

@@ -337,7 +337,8 @@ static void carve_lists(DsvSparse *s, DsvArena *arena)
     }
 }
 
-/* For sums of histograms over the ranks that share the samples. */
+/* For sums of histograms over the ranks that share the samples. Of the layers of one group all come to share
+ * the room that was lent last; they live and end together. */
 static void lend_room(const DsvSparse *s, DsvArena *arena)
 {
     size_t bins = 2 * DSV_SELECT_BINS * sizeof(double);

@@ -66,6 +66,7 @@ static DsvStatus fetch(DsvSparse *s, int64_t block, int end)
 {
     DsvDevice *device = s->backend->device;
     DsvSparseBlock *b = &s->block[block];
+    DSVI_ASSERT(s->host_runs);
     dsvi_sparse_point_lists(s, block, end == FRONT ? s->runs : s->runs + s->runs_room - b->kept);
     s->lying[end] = s->coming = block;
     DSVI_TRY(device->follow(device->copies, device->stream));
