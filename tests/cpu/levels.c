@@ -8,6 +8,14 @@
 
 DsvBackend level_backend;
 
+/* All levels are compiled from the same sources: sanitizers, which take ten times as long, see the least and
+ * the best. */
+#ifdef __SANITIZE_ADDRESS__
+enum { BETWEEN = 0 };
+#else
+enum { BETWEEN = 1 };
+#endif
+
 static int run_level(DsvIsa isa, int (*run)(void))
 {
     if (dsvi_cpu_open(dsvi_isa_name(isa), 0, &level_backend) != DSV_OK) {
@@ -22,9 +30,11 @@ static int run_level(DsvIsa isa, int (*run)(void))
 
 int run_levels(DsvIsa least, int (*run)(void))
 {
-    int failed = 0;
-    for (int isa = (int)least; isa <= (int)dsvi_isa_best(); isa++) {
+    int failed = 0, best = (int)dsvi_isa_best();
+    for (int isa = (int)least; isa <= best; isa++) {
         int status = 0;
+        if (!BETWEEN && isa > (int)least && isa < best)
+            continue;
         fflush(NULL);
         pid_t child = fork();
         if (child == 0)

@@ -146,7 +146,7 @@ static void test_predictor_in_f64(void **state)
     run.density = density;
     run.forced = false;
     run.recompute = true;
-    run.steps = 3;
+    run.steps = 2;
     check(&run, 1e-12);
 }
 
