@@ -145,6 +145,13 @@ static size_t slot_bytes(const DsvRowsExchange *x)
     return (size_t)(2 * x->grain * x->head_dim) * dsvi_dtype_size(x->dtype);
 }
 
+/* There are no more turns than pairs. */
+static int64_t turns_of(const DsvRowsExchange *x, int64_t most)
+{
+    int64_t pairs = dsvi_runs_pairs(&x->needs);
+    return pairs < most ? pairs : most;
+}
+
 /* The pairs whose rows travel in one of `turns`. */
 typedef struct Turn {
     int64_t first, end;
@@ -188,10 +195,11 @@ static void pieces(const DsvRowsExchange *x, const int64_t *first, Turn turn, vo
 }
 
 /* Begins all turns: rows of compact keys go home, or own ones to those who want them. */
-static DsvStatus send_rows(DsvRowsExchange *x, int64_t turns, bool far, const void *k, const void *v,
+static DsvStatus send_rows(DsvRowsExchange *x, int64_t most_turns, bool far, const void *k, const void *v,
                            void *packed, void *received)
 {
     DsvPiece send[DSV_RUN_PARTS_MOST], receive[DSV_RUN_PARTS_MOST];
+    int64_t turns = turns_of(x, most_turns);
     dsvi_comm_begin(x->part.sequence_device);
     for (int64_t i = 0; i < turns; i++) {
         Turn turn = turn_of(x, i, turns);
@@ -204,9 +212,10 @@ static DsvStatus send_rows(DsvRowsExchange *x, int64_t turns, bool far, const vo
 }
 
 /* Does `op` with what has come, turn by turn. */
-static DsvStatus receive_rows(DsvRowsExchange *x, int64_t turns, dsvi_rows_fn *op, bool far, const void *k,
-                              const void *v, void *received)
+static DsvStatus receive_rows(DsvRowsExchange *x, int64_t most_turns, dsvi_rows_fn *op, bool far,
+                              const void *k, const void *v, void *received)
 {
+    int64_t turns = turns_of(x, most_turns);
     for (int64_t i = 0; i < turns; i++) {
         DSVI_TRY(dsvi_comm_follow(x->part.sequence_device, i + 1));
         DSVI_TRY(move_rows(x, op, turn_of(x, i, turns), far, k, v, received));
