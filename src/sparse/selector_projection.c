@@ -35,7 +35,8 @@ typedef struct Projection {
     float *query_matrix, *key_matrix; /* (blocks, N, D, R) device memory */
     float *host_query, *host_key;    /* (blocks, N, D, R) on their way to the device */
     DsvStatus *status;               /* (blocks, N) of solving */
-    DsvBeside *solvers;              /* item block N + h: head h of a block */
+    int solver_count;
+    DsvBeside *solvers;              /* from setup on; item block N + h: head h of a block */
     unsigned char *workspace;        /* of solving, one for each of them */
     bool *pending;                   /* (blocks) being solved */
 
@@ -62,7 +63,7 @@ static void release(DsvSelector *s)
     free(p);
 }
 
-static bool allocate(Projection *p, const DsvSparseShape *shape, int solvers)
+static bool allocate(Projection *p, const DsvSparseShape *shape)
 {
     size_t blocks = (size_t)shape->blocks, heads = (size_t)shape->heads, dim = (size_t)p->dim;
     size_t rank = (size_t)p->rank;
@@ -73,7 +74,7 @@ static bool allocate(Projection *p, const DsvSparseShape *shape, int solvers)
     p->host_query = calloc(blocks * heads * dim * rank, sizeof(float));
     p->host_key = calloc(blocks * heads * dim * rank, sizeof(float));
     p->status = calloc(blocks * heads, sizeof *p->status);
-    p->workspace = calloc((size_t)solvers, dsvi_projection_workspace(p->dim));
+    p->workspace = calloc((size_t)p->solver_count, dsvi_projection_workspace(p->dim));
     p->pending = calloc(blocks, sizeof(bool));
     p->query_second = calloc(blocks * heads * dim * dim, sizeof(double));
     p->key_second = calloc(blocks * heads * dim * dim, sizeof(double));
@@ -111,20 +112,22 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.candidate_keys = 1;
     p->base.features.features = p->rank;
     p->base.features.coarse = true;
-    int solvers = shape->heads < dsvi_threads_count() ? (int)shape->heads : dsvi_threads_count();
-    if (!allocate(p, shape, solvers)) {
+    p->solver_count = shape->heads < dsvi_threads_count() ? (int)shape->heads : dsvi_threads_count();
+    if (!allocate(p, shape)) {
         release(&p->base);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size "
                          "%lld", (long long)shape->blocks, (long long)shape->heads,
                          (long long)shape->head_dim);
     }
-    DsvStatus status = dsvi_beside_create(solvers, shape->blocks * shape->heads, solve_head, p, &p->solvers);
-    if (status != DSV_OK) {
-        release(&p->base);
-        return status;
-    }
     *out = &p->base;
     return DSV_OK;
+}
+
+/* Threads are for selectors that will run, not for those that a memory plan is made with. */
+static DsvStatus setup(DsvSelector *s)
+{
+    Projection *p = (Projection *)s;
+    return dsvi_beside_create(p->solver_count, s->shape.blocks * s->shape.heads, solve_head, p, &p->solvers);
 }
 
 static size_t matrix_bytes(const Projection *p)
@@ -315,6 +318,8 @@ static void state(DsvSelector *s, DsvStateList *list)
 {
     Projection *p = (Projection *)s;
     int64_t blocks = s->shape.blocks, heads = s->shape.heads, dim = p->dim, rank = p->rank;
+    if (p->solvers) /* a step that came to no end left them reading what may now be overwritten */
+        dsvi_beside_wait(p->solvers);
     const DsvStateItem items[] = {
         {"projection.query_second", DSV_F64, 4, {blocks, heads, dim, dim}, false, p->query_second},
         {"projection.key_second", DSV_F64, 4, {blocks, heads, dim, dim}, false, p->key_second},
@@ -332,12 +337,13 @@ static DsvStatus restored(DsvSelector *s)
     Projection *p = (Projection *)s;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         p->usable[block] = p->gathered[block] > 0;
+        p->pending[block] = false;
         p->gathered_step[block] = 0;
     }
     return DSV_OK;
 }
 
 const DsvSelectorType dsvi_selector_projection = {
-    .name = "projection", .create = create, .free = release, .carve = carve, .look = look,
-    .step_end = step_end, .state = state, .restored = restored,
+    .name = "projection", .create = create, .free = release, .carve = carve, .setup = setup,
+    .look = look, .step_end = step_end, .state = state, .restored = restored,
 };
