@@ -61,6 +61,18 @@ static void check_layer_norm(const DsvBackend *backend, const LayerNormShape *sh
     assert_case(&c, backend);
 }
 
+/* The gate beside a norm lies like its scale, or dense where that is shared. */
+static int64_t gate_stride(int64_t channels, int64_t sample_stride)
+{
+    return sample_stride ? sample_stride : channels;
+}
+
+/* Values from the first to the last of `batch` rows of `channels`, `stride` apart. */
+static int64_t spread(int64_t batch, int64_t channels, int64_t stride)
+{
+    return batch > 0 ? (batch - 1) * stride + channels : 0;
+}
+
 typedef struct SumNormShape {
     int64_t batch, tokens, channels;
     int64_t sample_stride; /* of scale and shift, and of the gate too unless it is 0 */
@@ -75,8 +87,8 @@ static DsvStatus run_sum_norm(const CheckCase *c, const DsvOps *ops, DsvStream *
     const CheckBuffer *buffer = c->buffer;
     DsvGateResidualArgs sum = {
         .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
-        .gate_stride = shape->sample_stride ? shape->sample_stride : shape->channels, .act = c->act,
-        .acc = c->acc, .x = buffer[SN_FIRST].data, .y = buffer[SN_SECOND].data,
+        .gate_stride = gate_stride(shape->channels, shape->sample_stride), .act = c->act, .acc = c->acc,
+        .x = buffer[SN_FIRST].data, .y = buffer[SN_SECOND].data,
         .gate = shape->gated ? buffer[SN_GATE].data : NULL, .out = buffer[SN_X].data,
     };
     DsvLayerNormArgs args = {
@@ -92,9 +104,8 @@ static DsvStatus run_sum_norm(const CheckCase *c, const DsvOps *ops, DsvStream *
 static void check_sum_norm(const DsvBackend *backend, const SumNormShape *shape)
 {
     CheckCase c = {.op = "layer_norm_fwd", .parameters = shape, .run = run_sum_norm, .ulps = 4};
-    int64_t stride = shape->sample_stride ? shape->sample_stride : shape->channels;
     int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
-    int64_t gates = shape->batch > 0 ? (shape->batch - 1) * stride + shape->channels : 0;
+    int64_t gates = spread(shape->batch, shape->channels, gate_stride(shape->channels, shape->sample_stride));
     int64_t modulation = shape->sample_stride ? gates : shape->channels;
     snprintf(c.shape, sizeof c.shape, "of a sum, batch %lld tokens %lld channels %lld stride %lld%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
@@ -138,8 +149,8 @@ static DsvStatus run_norm_then(const CheckCase *c, const DsvOps *ops, DsvStream 
     const CheckBuffer *buffer = c->buffer;
     DsvGateResidualArgs then = {
         .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
-        .gate_stride = shape->sample_stride ? shape->sample_stride : shape->channels, .act = c->act,
-        .acc = c->acc, .y = shape->gated ? buffer[NT_Y].data : NULL,
+        .gate_stride = gate_stride(shape->channels, shape->sample_stride), .act = c->act, .acc = c->acc,
+        .y = shape->gated ? buffer[NT_Y].data : NULL,
         .gate = shape->gated ? buffer[NT_GATE].data : NULL, .dout = buffer[NT_DX].data,
         .dy = buffer[NT_NEXT].data, .dgate = shape->gated ? buffer[NT_DGATE].data : NULL,
         .dy_sum = shape->summed ? buffer[NT_DY_SUM].data : NULL,
@@ -158,9 +169,8 @@ static DsvStatus run_norm_then(const CheckCase *c, const DsvOps *ops, DsvStream 
 static void check_norm_then(const DsvBackend *backend, const NormThenShape *shape)
 {
     CheckCase c = {.op = "layer_norm_bwd", .parameters = shape, .run = run_norm_then, .ulps = 4};
-    int64_t stride = shape->sample_stride ? shape->sample_stride : shape->channels;
     int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
-    int64_t gates = shape->batch > 0 ? (shape->batch - 1) * stride + shape->channels : 0;
+    int64_t gates = spread(shape->batch, shape->channels, gate_stride(shape->channels, shape->sample_stride));
     int64_t modulation = shape->sample_stride ? gates : shape->channels;
     snprintf(c.shape, sizeof c.shape, "and a gate, batch %lld tokens %lld channels %lld stride %lld%s%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
