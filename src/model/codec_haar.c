@@ -20,8 +20,15 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { COLOURS = 3, SPATIAL_MAX = 6, TEMPORAL_MAX = 4, BLOCK_MAX = 1 << (TEMPORAL_MAX + 2 * SPATIAL_MAX) };
+enum {
+    COLOURS = 3,
+    SPATIAL_MAX = 6,
+    TEMPORAL_MAX = 4,
+    VALUES_MAX = 1 << (TEMPORAL_MAX + 2 * SPATIAL_MAX), /* of the largest block */
+    BESIDE_MAX = 16                                     /* a cache line of the latent */
+};
 
 typedef struct Haar {
     DsvCodec codec;
@@ -34,32 +41,39 @@ static const Haar *haar_of(const DsvCodec *codec)
     return (const Haar *)codec;
 }
 
+/* Sums and differences of the blocks' values at two places, or what they were made of. */
+static void lift_pair(float *restrict a, float *restrict b, int64_t beside, bool inverse)
+{
+    float half = inverse ? 1.0f : 0.5f;
+    for (int64_t i = 0; i < beside; i++) {
+        float sum = half * (a[i] + b[i]), difference = half * (a[i] - b[i]);
+        a[i] = sum;
+        b[i] = difference;
+    }
+}
+
 /* One level-by-level transform along the axis whose index is bits [low, low + levels) of a block's index,
- * or its inverse. */
-static void lift(float *block, int64_t size, int low, int levels, bool inverse)
+ * or its inverse; of (size, beside) values. */
+static void lift(float *blocks, int64_t size, int64_t beside, int low, int levels, bool inverse)
 {
     for (int n = 0; n < levels; n++) {
         int level = inverse ? levels - 1 - n : n;
         int64_t partner = (int64_t)1 << (low + level);
         int64_t not_sums = 2 * partner - ((int64_t)1 << low); /* bits that are zero in the sums so far */
         for (int64_t i = 0; i < size; i++) {
-            float a = block[i], b;
-            if (i & not_sums)
-                continue;
-            b = block[i + partner];
-            block[i] = inverse ? a + b : 0.5f * (a + b);
-            block[i + partner] = inverse ? a - b : 0.5f * (a - b);
+            if (!(i & not_sums))
+                lift_pair(blocks + i * beside, blocks + (i + partner) * beside, beside, inverse);
         }
     }
 }
 
-/* All three axes of a block of (2^temporal, 2^spatial, 2^spatial). */
-static void transform(float *block, int temporal, int spatial, bool inverse)
+/* All three axes of `beside` blocks of (2^temporal, 2^spatial, 2^spatial). */
+static void transform(float *blocks, int64_t beside, int temporal, int spatial, bool inverse)
 {
     int64_t size = (int64_t)1 << (temporal + 2 * spatial);
-    lift(block, size, 0, spatial, inverse);
-    lift(block, size, spatial, spatial, inverse);
-    lift(block, size, 2 * spatial, temporal, inverse);
+    lift(blocks, size, beside, 0, spatial, inverse);
+    lift(blocks, size, beside, spatial, spatial, inverse);
+    lift(blocks, size, beside, 2 * spatial, temporal, inverse);
 }
 
 /* Level of coefficient i of an axis: 0 for the mean. */
@@ -131,74 +145,90 @@ static DsvStatus latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVid
     return DSV_OK;
 }
 
-/* One block of one colour: where its elements lie in the video and in the latent. */
-typedef struct Block {
+/* Neighbouring blocks of one colour in a row of the latent: where their elements lie in the video and in the
+ * latent. They are worked on together, so that loads, arithmetic and stores are of whole vectors. */
+typedef struct Blocks {
     const Haar *haar;
     int temporal;                /* levels: none in the first latent frame */
-    int64_t size;                /* elements */
-    int64_t pixel, row, frame;   /* of element 0 in the video, and the video's strides */
+    int64_t size, beside;        /* elements of one, and how many there are */
+    int64_t pixel, row, frame;   /* of element 0 of the first in the video, and the video's strides */
     int64_t latent, coefficient; /* of element 0 in the latent, and from one coefficient to the next */
-} Block;
+} Blocks;
 
-static Block block_at(const Haar *haar, DsvVideoShape video, DsvVideoShape latent, int64_t place)
+/* Those at `x` of a row of the latent, where rows are counted over all colours and frames. */
+static Blocks blocks_at(const Haar *haar, DsvVideoShape video, DsvVideoShape latent, int64_t row, int64_t x)
 {
-    int64_t x = place % latent.width, y = place / latent.width % latent.height;
-    int64_t f = place / (latent.width * latent.height) % latent.frames;
-    int64_t colour = place / (latent.width * latent.height * latent.frames);
+    int64_t y = row % latent.height, f = row / latent.height % latent.frames;
+    int64_t colour = row / (latent.height * latent.frames);
     int64_t first_frame = f == 0 ? 0 : 1 + ((f - 1) << haar->temporal);
     int temporal = f == 0 ? 0 : haar->temporal;
-    return (Block){
+    int64_t size = (int64_t)1 << (temporal + 2 * haar->spatial), left = latent.width - x;
+    int64_t most = VALUES_MAX / size < BESIDE_MAX ? VALUES_MAX / size : BESIDE_MAX;
+    return (Blocks){
         .haar = haar,
         .temporal = temporal,
-        .size = (int64_t)1 << (temporal + 2 * haar->spatial),
+        .size = size,
+        .beside = left < most ? left : most,
         .pixel = ((colour * video.frames + first_frame) * video.height + (y << haar->spatial)) * video.width +
                  (x << haar->spatial),
         .row = video.width,
         .frame = video.width * video.height,
-        .latent = place,
+        .latent = row * latent.width + x,
         .coefficient = COLOURS * latent.frames * latent.height * latent.width,
     };
 }
 
-static int64_t pixel_at(const Block *b, int64_t i)
+/* Element 0 of row `i` of each block, rows counted over all frames, in the video. */
+static int64_t pixels_at(const Blocks *b, int64_t i)
 {
     int spatial = b->haar->spatial;
-    int64_t mask = ((int64_t)1 << spatial) - 1;
-    return b->pixel + (i >> 2 * spatial) * b->frame + (i >> spatial & mask) * b->row + (i & mask);
+    return b->pixel + (i >> spatial) * b->frame + (i & (((int64_t)1 << spatial) - 1)) * b->row;
 }
 
-static void encode_block(const Block *b, const float *pixels, float *latent)
+static void encode_blocks(const Blocks *b, const float *pixels, float *latent)
 {
     const Haar *haar = b->haar;
-    int64_t all = (int64_t)1 << (haar->temporal + 2 * haar->spatial);
-    float block[BLOCK_MAX];
+    int64_t side = (int64_t)1 << haar->spatial, all = (side * side) << haar->temporal, n = b->beside;
+    float values[VALUES_MAX]; /* (size, beside) */
+    for (int64_t i = 0; i < b->size; i++) {
+        const float *from = pixels + pixels_at(b, i / side) + i % side;
+        for (int64_t j = 0; j < n; j++)
+            values[i * n + j] = from[j * side];
+    }
+    transform(values, n, b->temporal, haar->spatial, false);
     for (int64_t i = 0; i < b->size; i++)
-        block[i] = pixels[pixel_at(b, i)];
-    transform(block, b->temporal, haar->spatial, false);
-    for (int64_t i = 0; i < b->size; i++)
-        latent[b->latent + i * b->coefficient] = block[i] / haar->scale[i];
+        for (int64_t j = 0; j < n; j++)
+            latent[b->latent + i * b->coefficient + j] = values[i * n + j] / haar->scale[i];
     for (int64_t i = b->size; i < all; i++)
-        latent[b->latent + i * b->coefficient] = 0;
+        memset(latent + b->latent + i * b->coefficient, 0, (size_t)n * sizeof *latent);
 }
 
-static void decode_block(const Block *b, const float *latent, float *pixels)
+static void decode_blocks(const Blocks *b, const float *latent, float *pixels)
 {
     const Haar *haar = b->haar;
-    float block[BLOCK_MAX];
+    int64_t side = (int64_t)1 << haar->spatial, n = b->beside;
+    float values[VALUES_MAX];
     for (int64_t i = 0; i < b->size; i++)
-        block[i] = latent[b->latent + i * b->coefficient] * haar->scale[i];
-    transform(block, b->temporal, haar->spatial, true);
-    for (int64_t i = 0; i < b->size; i++)
-        pixels[pixel_at(b, i)] = block[i];
+        for (int64_t j = 0; j < n; j++)
+            values[i * n + j] = latent[b->latent + i * b->coefficient + j] * haar->scale[i];
+    transform(values, n, b->temporal, haar->spatial, true);
+    for (int64_t i = 0; i < b->size; i++) {
+        float *to = pixels + pixels_at(b, i / side) + i % side;
+        for (int64_t j = 0; j < n; j++)
+            to[j * side] = values[i * n + j];
+    }
 }
 
 static DsvStatus encode(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent)
 {
     DsvVideoShape shape;
     DSVI_TRY(latent_shape(codec, video, &shape));
-    for (int64_t place = 0; place < COLOURS * shape.frames * shape.height * shape.width; place++) {
-        Block block = block_at(haar_of(codec), video, shape, place);
-        encode_block(&block, pixels, latent);
+    for (int64_t row = 0; row < COLOURS * shape.frames * shape.height; row++) {
+        Blocks blocks;
+        for (int64_t x = 0; x < shape.width; x += blocks.beside) {
+            blocks = blocks_at(haar_of(codec), video, shape, row, x);
+            encode_blocks(&blocks, pixels, latent);
+        }
     }
     return DSV_OK;
 }
@@ -207,9 +237,12 @@ static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float 
 {
     DsvVideoShape shape;
     DSVI_TRY(latent_shape(codec, video, &shape));
-    for (int64_t place = 0; place < COLOURS * shape.frames * shape.height * shape.width; place++) {
-        Block block = block_at(haar_of(codec), video, shape, place);
-        decode_block(&block, latent, pixels);
+    for (int64_t row = 0; row < COLOURS * shape.frames * shape.height; row++) {
+        Blocks blocks;
+        for (int64_t x = 0; x < shape.width; x += blocks.beside) {
+            blocks = blocks_at(haar_of(codec), video, shape, row, x);
+            decode_blocks(&blocks, latent, pixels);
+        }
     }
     return DSV_OK;
 }
