@@ -18,6 +18,7 @@ void dsvi_cuda_fill_flow(DsvOps *ops);
 void dsvi_cuda_fill_heads_move(DsvOps *ops);
 void dsvi_cuda_fill_layer_norm(DsvOps *ops);
 void dsvi_cuda_fill_list_exchange(DsvOps *ops);
+void dsvi_cuda_fill_list_rows(DsvOps *ops);
 void dsvi_cuda_fill_optim(DsvOps *ops);
 void dsvi_cuda_fill_patch(DsvOps *ops);
 void dsvi_cuda_fill_pointwise(DsvOps *ops);

@@ -14,6 +14,7 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
     dsvi_cuda_fill_heads_move(ops);
     dsvi_cuda_fill_layer_norm(ops);
     dsvi_cuda_fill_list_exchange(ops);
+    dsvi_cuda_fill_list_rows(ops);
     dsvi_cuda_fill_optim(ops);
     dsvi_cuda_fill_patch(ops);
     dsvi_cuda_fill_pointwise(ops);

@@ -342,5 +342,4 @@ void dsvi_cuda_fill_list_exchange(DsvOps *ops)
     DSVI_OPS_SET(ops, lists_divide, divide, "cuda");
     DSVI_OPS_SET(ops, lists_emit, emit, "cuda");
     DSVI_OPS_SET(ops, runs_count, count, "cuda");
-    dsvi_cuda_fill_list_rows(ops);
 }

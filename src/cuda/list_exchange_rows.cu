@@ -3,6 +3,7 @@
  * A block of threads ROW_THREADS runs of the own keys, or as many marked ones where they lie side by side; a
  * warp a slot, or half a warp where that holds it. Memory traffic is that of the marked rows, read and
  * written once. */
+#include "cuda/cuda.h"
 #include "cuda/list_runs.cuh"
 
 using namespace dsvi;

@@ -4,10 +4,6 @@
 
 #include "cuda/kernel.cuh"
 #include "ops/list_exchange.h"
-#include "ops/ops.h"
-
-/* list_exchange_rows.cu: the slots of rows_take, rows_put and rows_add. */
-void dsvi_cuda_fill_list_rows(DsvOps *ops);
 
 namespace dsvi {
 
