@@ -6,15 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-DsvBackend level_backend;
+#include "test.h"
 
-/* All levels are compiled from the same sources: sanitizers, which take ten times as long, see the least and
- * the best. */
-#ifdef __SANITIZE_ADDRESS__
-enum { BETWEEN = 0 };
-#else
-enum { BETWEEN = 1 };
-#endif
+DsvBackend level_backend;
 
 static int run_level(DsvIsa isa, int (*run)(void))
 {
@@ -33,7 +27,8 @@ int run_levels(DsvIsa least, int (*run)(void))
     int failed = 0, best = (int)dsvi_isa_best();
     for (int isa = (int)least; isa <= best; isa++) {
         int status = 0;
-        if (!BETWEEN && isa > (int)least && isa < best)
+        /* Those between are compiled from the same sources. */
+        if (TEST_SANITIZED && isa > (int)least && isa < best)
             continue;
         fflush(NULL);
         pid_t child = fork();

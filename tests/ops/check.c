@@ -276,7 +276,8 @@ static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, 
 
 bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYTES])
 {
-    for (int fill = 0; fill < (test_small() ? 1 : CHECK_FILLS); fill++) {
+    int fills = test_small() ? CHECK_NORMAL + 1 : TEST_SANITIZED ? CHECK_LARGE + 1 : CHECK_FILLS;
+    for (int fill = 0; fill < fills; fill++) {
         for (int narrow = 0; narrow < (c->f32_only ? 1 : 2); narrow++) {
             char detail[CHECK_TEXT_BYTES / 2] = "";
             Precision precision = {narrow ? DSV_BF16 : DSV_F32, DSV_F32};

@@ -18,21 +18,14 @@ static ContextRun run_of(int64_t batch, int64_t heads, int64_t frames, int64_t h
 /* Bound where queries attend to few keys of one direction: what is left of it in dq is a fiftieth of it. */
 #define FOCUSED 5e-5
 
-/* Sanitizers, which take five times as long, see heads shared out unevenly: that is the same code. */
-#ifdef __SANITIZE_ADDRESS__
-enum { LEAST_UNEVEN = 1 };
-#else
-enum { LEAST_UNEVEN = 0 };
-#endif
-
-/* All of 2 to 4 ranks, evenly and not. */
+/* All of 2 to 4 ranks, heads shared out evenly and not, which is the same code. */
 static void check(ContextRun *run, double bound)
 {
     static RunSeen alone, shared;
     run_alone(run, &alone);
     for (run->ranks = 2; run->ranks <= 4; run->ranks++)
         for (run->head_ranks = 0; run->head_ranks <= run->ranks; run->head_ranks++)
-            for (int uneven = LEAST_UNEVEN; uneven < 2; uneven++) {
+            for (int uneven = TEST_SANITIZED; uneven < 2; uneven++) {
                 run->uneven = uneven;
                 if (run->head_ranks > 0 && run->ranks % run->head_ranks)
                     continue;
