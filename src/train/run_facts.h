@@ -16,7 +16,7 @@ typedef struct DsvRunFacts {
     size_t host;                              /* on a GPU: bytes of batches and samples on the host */
     size_t host_lists;                        /* and of lists that wait there for their backward pass */
     size_t program;                           /* bytes of code and libraries, on the host */
-    size_t total;                             /* about what the device's memory in use should reach; on the CPU
+    size_t total;                             /* about what the device's memory in use should reach; on a CPU
                                                * with code and libraries */
 } DsvRunFacts;
 
