@@ -32,8 +32,8 @@ static const char text[] =
     "them: each works on a batch of its own (docs/distributed.md).\n"
     "\n"
     "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
-    "  dsv train configs/demo.yaml output_dir=runs/mine resume_from_checkpoint=latest\n"
-    "  mpirun -n 4 dsv train configs/demo.yaml data.path=clips output_dir=runs/four\n";
+    "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
+    "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
 
 /* A word as a shell would have to be given it. */
 static void print_word(const char *word)

@@ -1,4 +1,5 @@
-/* The Wan 2.1 video transformer: forward and hand-written backward (wan.md 2.3), over the op table.
+/* The Wan 2.1 video transformer: forward and hand-written backward, over the op table.
+ * It computes what Wan 2.1 (arXiv 2503.20314) and diffusers' WanTransformer3DModel compute.
  *
  * A DsvDit is a plan for one shape (batch, frames, height, width, text rows): it owns no memory but
  * views into an arena, and calls the ops in order. Self-attention goes through src/sparse, which decides

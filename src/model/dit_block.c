@@ -1,4 +1,4 @@
-/* One block of the transformer, forward and backward, as wan.md 2.3, step 4 lists it:
+/* One block of the transformer, forward and backward, as in Wan 2.1 (arXiv 2503.20314):
  *
  *     y = SelfAttn(LN(x) (1 + m1) + m0)           x1 = x + m2 y
  *     y = CrossAttn(LN(x1) w + b, context)        x2 = x1 + y

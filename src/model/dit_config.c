@@ -1,4 +1,5 @@
-/* Shapes of Wan transformers: presets, ranges, and config.json of either naming (wan.md 2.1, 2.5).
+/* Shapes of Wan transformers: presets, ranges, and config.json with the keys of diffusers or of the
+ * original Wan code.
  *
  * One table of fields says for each number what it is called where, what it may be, and what it is in
  * files that leave it out (the published models agree on those). */

@@ -36,7 +36,7 @@ DsvStatus dsvi_dit_config_make(const DsvConfig *settings, DsvDitConfig *out);
  * (image conditioning, other norms) are errors that name the key. */
 DsvStatus dsvi_dit_config_read(const char *path, DsvDitConfig *out);
 
-/* Writes diffusers' config.json (all keys of wan.md 2.5), plus text_len as "dsv_text_len". */
+/* Writes the config.json of diffusers' WanTransformer3DModel, plus text_len as "dsv_text_len". */
 DsvStatus dsvi_dit_config_write(const char *path, const DsvDitConfig *config);
 
 /* Every field in its range, or an error naming the first that is not. `where` is the file or key. */

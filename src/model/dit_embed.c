@@ -1,6 +1,5 @@
-/* The ends of the transformer, forward and backward: embeddings of latents, time and text, and the head
- * (wan.md 2.3, steps 1 to 3, 6 and 7). The time embedding is computed in acc whatever act is, as in the
- * original implementation. */
+/* The ends of the transformer, forward and backward: embeddings of latents, time and text, and the head.
+ * The time embedding is computed in acc whatever act is, as in the original implementation. */
 #include "model/dit_internal.h"
 
 enum { HEAD_ROWS = 2 };

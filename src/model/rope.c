@@ -1,4 +1,4 @@
-/* The rotary embedding of wan.md 2.3, step 5: a head's pairs are dealt out to the axes frame, row and column;
+/* Wan's rotary embedding: a head's pairs are dealt out to the axes frame, row and column;
  * inside an axis of d dimensions pair j turns by position * 10000^(-2 j / d). */
 #include "model/rope.h"
 

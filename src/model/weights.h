@@ -1,7 +1,7 @@
 /* The parameters of a transformer: names <-> tensors <-> places in one flat array.
  *
  * All parameters lie one behind the other in one array, in a fixed order. Gradients, moments and the moving
- * average use the same layout. Names are diffusers'; original Wan names are translated on load (wan.md 2.2).
+ * average use the same layout. Names are diffusers'; original Wan names are translated on load.
  *
  * The array comes in stretches, whose gradients a backward pass finishes together: what stands before the
  * blocks, each block, what stands behind them. In each lie first the parameters that are used in F32, then
@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-typedef enum DsvInit { /* wan.md 2.3, "Initialisation" */
+typedef enum DsvInit { /* which is the original Wan code's */
     DSV_INIT_ZERO,
     DSV_INIT_ONE,
     DSV_INIT_XAVIER,    /* uniform, on (shape[0], product of the rest) */
@@ -63,7 +63,7 @@ int64_t dsvi_param_find(const DsvParamTable *table, const char *name);
 /* The stretch in which a place of the flat array lies. */
 int64_t dsvi_param_stretch(const DsvParamTable *table, int64_t place);
 
-/* Host array `flat` (elements) F32 filled by the rules of wan.md, a function of the seed alone. */
+/* Host array `flat` (elements) F32 filled as DsvInit says, a function of the seed alone. */
 void dsvi_weights_init(const DsvParamTable *table, uint64_t seed, float *flat);
 
 /* Reads weights into the host array: `path` is a transformer folder (single file or sharded index) or one

@@ -1,5 +1,6 @@
-/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. The table's
- * order is that of the original checkpoints; names and initialisation are those of wan.md 2.2 and 2.3. */
+/* The table of a transformer's parameters: names of both kinds, shapes, places, first values. Order,
+ * first values and one of the two names are those of the original Wan 2.1 code, the other names those of
+ * diffusers' WanTransformer3DModel. */
 #include "model/weights.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The objective of flow matching and the time embedding (wan.md 2.3 step 2, 2.4).
+/* The objective of flow matching and the time embedding, as Wan 2.1 has them.
  *
  * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; variants may differ in
  *            the last place.

@@ -1,4 +1,4 @@
-/* Normalisations of a DiT block (wan.md 2.3: steps 4 to 6), forward and backward.
+/* Normalisations of a Wan 2.1 block and of the head, forward and backward.
  *
  * layer_norm: y = (x - mean) * rstd * (one_plus + scale) + shift over the C channels of a token,
  *     rstd = 1 / sqrt(variance + eps), biased variance.

@@ -4,7 +4,7 @@
  * units of patches). patch_gather copies each patch into its token's row, patch_scatter does the
  * reverse; each is the other's gradient. The tokens may be some of the latent's alone.
  * Inside a row the elements are (channel, pt, ph, pw) for the patch embedding and (pt, ph, pw,
- * channel) for the head (wan.md 2.3, steps 1 and 7): channel_last tells which. */
+ * channel) for the head, as in Wan 2.1: channel_last tells which. */
 #ifndef DSVI_PATCH_H
 #define DSVI_PATCH_H
 

@@ -55,7 +55,7 @@ typedef struct DsvAddArgs {
 } DsvAddArgs;
 typedef DsvStatus dsvi_add_fn(DsvStream *stream, const DsvAddArgs *args);
 
-/* add_rows_fwd: out[r, :] = x[r, :] + table[:]     (modulation tables, wan.md 2.3 steps 4 and 6)
+/* add_rows_fwd: out[r, :] = x[r, :] + table[:]     (modulation tables of blocks and head)
  * add_rows_bwd: dtable[:] += sum over r of dout[r, :]; dx[r, :] += dout[r, :].
  * x is repeated: row r reads x[r, i % x_cols], so a (2, C) table adds a (C) vector to both rows. */
 typedef struct DsvAddRowsArgs {

@@ -1,4 +1,4 @@
-/* The loss that teaches the paper's predictor to rank keys (dsv.md 2.3), with its gradient.
+/* The loss that teaches DSV's predictor (arXiv 2502.07590) to rank keys, with its gradient.
  *
  * For every sampled query i of every (batch, head), over all keys j:
  *     t_j = q_i . k_j / sqrt(D)             the true score, a constant here

@@ -1,4 +1,4 @@
-/* Solvers of the flow's differential equation, as diffusers' schedulers do it (wan.md 2.4).
+/* Solvers of the flow's differential equation, as diffusers' schedulers for Wan do it.
  *
  * A sampler walks from noise to a latent in a number of steps. At step i the model is evaluated at
  * timestep(i) on the current state and its velocity is handed to dsvi_sampler_step. State and velocity

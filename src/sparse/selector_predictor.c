@@ -1,4 +1,4 @@
-/* The paper's learned predictor (dsv.md 2.2, 2.3): per block one linear layer from what fed the q and k
+/* The learned predictor of DSV (arXiv 2502.07590): per block one linear layer from what fed the q and k
  * projections to rank features of every query and key of every head, taught on sampled queries to order keys
  * as the true scores do, with an AdamW of its own. Nothing flows back into the model. It knows no positions
  * but what the hidden state tells: on a model with RoPE it is the weaker way, kept for comparison.
@@ -16,7 +16,7 @@
 #include "base/rng.h"
 #include "sparse/selector.h"
 
-/* Of the loss, from the paper (dsv.md 2.3). */
+/* Of the loss, as DSV has it. */
 #define COS_WEIGHT 0.95
 #define NORM_WEIGHT 0.05
 

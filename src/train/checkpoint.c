@@ -13,7 +13,7 @@
 #include "train/manifest.h"
 
 enum { STATE_FORMAT = 1, STATE_BYTES_MOST = 1 << 20 };
-static const uint64_t SHARD_BYTES = 5000000000u; /* as diffusers shards: wan.md 2.5 */
+static const uint64_t SHARD_BYTES = 5000000000u; /* as diffusers shards published Wan models */
 
 static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
 

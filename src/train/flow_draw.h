@@ -1,4 +1,4 @@
-/* Drawing the times and the noise of flow matching (wan.md 2.4). */
+/* Drawing the times and the noise of flow matching. */
 #ifndef DSVI_FLOW_DRAW_H
 #define DSVI_FLOW_DRAW_H
 

@@ -19,7 +19,7 @@ static void pairs_of_the_published_head_size(void **state)
     }
 }
 
-/* The angle of wan.md, written down anew: 128 dimensions, axes of 44, 42 and 42. */
+/* The angle of Wan 2.1, written down anew: 128 dimensions, axes of 44, 42 and 42. */
 static double angle_128(int64_t pair, const int64_t position[3])
 {
     if (pair < 22)

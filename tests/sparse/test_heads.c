@@ -1,7 +1,7 @@
 /* How much attention lists hold, on queries and keys of a trained model: what the selectors are for.
  *
- * shared/fixtures/heads: three heads of three blocks, 16 x 16 x 16 tokens. Their exact attention is computed
- * once; captured mass is the mean over all queries of what their group's list holds. */
+ * Three heads of a trained model, each of another block, 16 x 16 x 16 tokens. Their exact attention is
+ * computed once; captured mass is the mean over all queries of what their group's list holds. */
 #include "sparse/sparse_rig.h"
 
 #include "base/safetensors.h"
