@@ -191,7 +191,7 @@ static DsvStatus open_record(Run *run)
 static DsvStatus open_folder(Run *run)
 {
     if (is_first(run))
-        DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, run, &run->folder));
+        DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, warn_line, run, &run->folder));
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
@@ -478,13 +478,14 @@ static void close_run(Run *run)
     dsvi_dataset_close(&run->dataset);
     if (run->codec)
         run->codec->close(run->codec);
+    dsvi_run_folder_close(&run->folder);
 }
 
 DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
                          const DsvEvents *events, DsvTrainSummary *summary)
 {
     Run run = {.settings = settings, .backend = backend, .comm = comm, .events = events, .summary = summary,
-               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1};
+               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1, .folder.lock = -1};
     memset(summary, 0, sizeof *summary);
     DsvStatus status = open_run(&run);
     if (status != DSV_OK) {

@@ -2,6 +2,10 @@
  * with the argument `cuda` the same on a GPU, where one can be used. */
 #include "test.h"
 
+#include <errno.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+
 #include <cjson/cJSON.h>
 
 #include "dsv/dsv.h"
@@ -261,6 +265,73 @@ static void resume_of_nothing_starts_afresh(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* Of a file system that has no locks. */
+static bool no_locks;
+
+int flock(int file, int how)
+{
+    errno = ENOLCK;
+    return no_locks ? -1 : (int)syscall(SYS_flock, file, how);
+}
+
+/* A second run that begins while the first is between two steps. */
+typedef struct Rival {
+    DsvConfig settings;
+    int64_t questions;
+    DsvStatus status;
+    char sentence[1024];
+} Rival;
+
+static bool start_rival(void *context)
+{
+    Rival *rival = context;
+    DsvTrainSummary summary;
+    if (rival->questions++ == 5) {
+        rival->status = dsv_train(&rival->settings, NULL, &summary);
+        snprintf(rival->sentence, sizeof rival->sentence, "%s", dsv_error_message());
+    }
+    return false;
+}
+
+static void one_run_at_a_time(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *straight = tiny_folder(), *folder = tiny_folder();
+    Rival rival = {.status = DSV_OK};
+    DsvEvents events = {.context = &rival, .stop = start_rival};
+    (void)state;
+    train_straight(&settings, straight, &summary);
+    run_settings(&settings, folder);
+    run_settings(&rival.settings, folder);
+    set(&rival.settings, "resume_from_checkpoint", "latest");
+    assert_ok(dsv_train(&settings, &events, &summary));
+    assert_int_equal(rival.status, DSV_E_USAGE);
+    assert_non_null(strstr(rival.sentence, folder));
+    assert_non_null(strstr(rival.sentence, "another process trains there"));
+    same_metrics(straight, folder);
+    tiny_same_checkpoints(straight, folder, STEPS);
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+static void a_folder_without_locks_will_do(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper stopper = {.steps = 1};
+    DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+    const char *folder = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    no_locks = true;
+    DsvStatus status = dsv_train(&settings, &events, &summary);
+    no_locks = false;
+    assert_fails(DSV_E_INTERRUPTED, "step 1", status);
+    assert_non_null(strstr(stopper.log, "/lock: cannot lock it: No locks available; that another run"));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 static void bad_inputs_are_named(void **state)
 {
     DsvConfig settings;
@@ -418,6 +489,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
+        cmocka_unit_test(one_run_at_a_time),
+        cmocka_unit_test(a_folder_without_locks_will_do),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
         cmocka_unit_test(a_run_is_a_model),
