@@ -328,6 +328,9 @@ static DsvStatus save(Run *run)
     snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", path);
     run->saved_step = run->trainer->step;
     say(run, DSV_LOG_INFO, "saved %s", path);
+    if (is_first(run) && dsvi_checkpoint_prune(run->folder.root, run->settings->checkpoints_total_limit,
+                                               run->saved_step) != DSV_OK)
+        say(run, DSV_LOG_WARNING, "an old checkpoint is still there: %s", dsv_error_message());
     return DSV_OK;
 }
 

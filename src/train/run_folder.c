@@ -76,6 +76,8 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, Dsv
     DSVI_TRY(lock_folder(folder, warn, log_context));
     DSVI_TRY(refuse_old_run(settings, folder));
     DSVI_TRY(dsvi_folder_make(folder->samples));
+    if (dsvi_checkpoint_tidy(folder->root) != DSV_OK)
+        warn(log_context, dsv_error_message());
     DSVI_TRY(find_checkpoint(settings, log, log_context, folder));
     DSVI_TRY(dsvi_path_join(config, folder->root, "config.yaml"));
     return dsv_config_save(settings, config);
