@@ -81,6 +81,11 @@ static void decision_line(void *context, const char *line)
         snprintf(run->cost[run->costs++], sizeof run->cost[0], "%s", line);
 }
 
+static void event_line(void *context, DsvLogLevel level, const char *line)
+{
+    say(context, level, "%s", line);
+}
+
 static void warn_line(void *context, const char *line)
 {
     const Run *run = context;
@@ -353,15 +358,17 @@ static bool all_want_stop(void *context)
 static DsvStatus validate(Run *run)
 {
     char path[DSVI_PATH_MAX];
-    DsvEvents quiet = {.context = run, .stop = all_want_stop};
+    DsvEvents quiet = {.context = run, .log = event_line, .stop = all_want_stop};
     if (run->sampled_step == run->trainer->step)
         return DSV_OK;
     DsvStatus status = dsvi_sample_clips(run->trainer, run->folder.samples, &quiet, path);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop will see the same request, and save first */
     DSVI_TRY(dsvi_zero_settle(&run->trainer->zero, status));
-    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     run->sampled_step = run->trainer->step;
+    if (!path[0]) /* it could not be written, or it is not this rank's to write */
+        return DSV_OK;
+    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     say(run, DSV_LOG_INFO, "sampled %s", path);
     return DSV_OK;
 }

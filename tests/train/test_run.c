@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
 
@@ -332,6 +333,95 @@ static void a_folder_without_locks_will_do(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* A checkpoint's folder that cannot be removed, as with a file in it that NFS keeps for who has it open. */
+static const char *kept_folder = "";
+
+int rmdir(const char *path)
+{
+    size_t length = strlen(path), kept = strlen(kept_folder);
+    if (kept > 0 && length >= kept && strcmp(path + length - kept, kept_folder) == 0) {
+        errno = EBUSY;
+        return -1;
+    }
+    return unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
+}
+
+static bool is_in(const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return dsvi_path_exists(path);
+}
+
+static void make_in(const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_ok(dsvi_folder_make(path));
+}
+
+/* Turns what the process writes to its TensorBoard events into a full disk. */
+static void fill_disk_of_curves(void)
+{
+    char link[64], target[DSVI_PATH_MAX];
+    int full = open("/dev/full", O_WRONLY), found = 0;
+    assert_true(full >= 0);
+    for (int file = 0; file < 256; file++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = 0;
+        if (!strstr(target, "/events.out.tfevents."))
+            continue;
+        assert_int_equal(dup2(full, file), file);
+        found++;
+    }
+    assert_int_equal(found, 1);
+    close(full);
+}
+
+static bool fill_disk_later(void *context)
+{
+    Stopper *stopper = context;
+    if (stopper->steps-- == 0)
+        fill_disk_of_curves();
+    return false;
+}
+
+/* What a run leaves beside its checkpoints and metrics does not end it when it cannot be written, nor do old
+ * checkpoints that cannot be removed. */
+static void only_its_own_work_ends_a_run(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper stopper = {.steps = 5};
+    DsvEvents events = {.context = &stopper, .stop = fill_disk_later, .log = keep_log};
+    const char *straight = tiny_folder(), *folder = tiny_folder();
+    (void)state;
+    train_straight(&settings, straight, &summary);
+    run_settings(&settings, folder);
+    set(&settings, "checkpoints_total_limit", "1");
+    set(&settings, "validation_steps", "5");
+    set(&settings, "num_inference_steps", "2");
+    make_in(folder, "samples/step-000005.mp4");
+    make_in(folder, ".checkpoint-7.tmp/transformer");
+    kept_folder = "/checkpoint-4";
+    DsvStatus status = dsv_train(&settings, &events, &summary);
+    kept_folder = "";
+    assert_ok(status);
+    same_metrics(straight, folder);
+    tiny_same_checkpoints(straight, folder, STEPS);
+    assert_non_null(strstr(stopper.log, "an old checkpoint is still there: "));
+    assert_true(is_in(folder, "checkpoint-4") && !is_in(folder, "checkpoint-8"));
+    assert_false(is_in(folder, ".checkpoint-7.tmp"));
+    assert_non_null(strstr(stopper.log, "samples/step-000005.mp4: "));
+    assert_non_null(strstr(summary.sample, "step-000010.mp4"));
+    const char *curves = strstr(stopper.log, "TensorBoard's curves end before step 6: ");
+    assert_non_null(curves);
+    assert_null(strstr(curves + 1, "TensorBoard's curves"));
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 static void bad_inputs_are_named(void **state)
 {
     DsvConfig settings;
@@ -491,6 +581,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(one_run_at_a_time),
         cmocka_unit_test(a_folder_without_locks_will_do),
+        cmocka_unit_test(only_its_own_work_ends_a_run),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
         cmocka_unit_test(a_run_is_a_model),
