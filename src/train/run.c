@@ -413,18 +413,23 @@ static DsvStatus measure_held_out(Run *run)
     return dsvi_run_record_held_out(run->record, t->step, &loss);
 }
 
-/* All ranks find out together that training diverged, and stop together; of anything else the others are
- * told. */
+/* All ranks find out together that a step diverged. Sampling and the sparse layer may on one alone. */
+static bool diverged_on_all(const Run *run, DsvStatus status)
+{
+    return status == DSV_E_DIVERGED && run->trainer && run->trainer->diverged;
+}
+
+/* Of what they do not all know, stopping together aside, the others are told. */
 static DsvStatus tell_others(const Run *run, DsvStatus status)
 {
-    bool known = status == DSV_E_DIVERGED || status == DSV_E_INTERRUPTED;
+    bool known = status == DSV_E_INTERRUPTED || diverged_on_all(run, status);
     return known ? status : dsvi_comm_fail(run->comm, status);
 }
 
 /* A failed step must say which it was and from where the run can go on. */
 static DsvStatus explain_failure(const Run *run, DsvStatus status)
 {
-    if (dsvi_comm_size(run->comm) > 1 && status != DSV_E_DIVERGED)
+    if (dsvi_comm_size(run->comm) > 1 && !diverged_on_all(run, status))
         dsvi_fail_within(status, "step %" PRId64, run->trainer->step + 1);
     if (run->summary->checkpoint[0])
         return dsvi_fail_within(status, "training stopped, %s is whole", run->summary->checkpoint);
@@ -443,6 +448,7 @@ static DsvStatus train(Run *run)
         DSVI_TRY(wants_stop(run, &stop));
         if (stop) {
             DSVI_TRY(save(run));
+            DSVI_TRY(dsvi_comm_barrier(run->comm)); /* a rank that ends may have the others ended */
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
         }
         double start = dsvi_clock_seconds();
