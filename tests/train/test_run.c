@@ -493,6 +493,46 @@ static void a_run_is_a_model(void **state)
     assert_ok(dsvi_folder_remove(second));
 }
 
+static void sample_to(const char *model, const char *folder, const char *name, uint64_t *checksum)
+{
+    DsvConfig of_run;
+    char video[DSVI_PATH_MAX];
+    bool found = false;
+    dsv_config_defaults(&of_run);
+    assert_ok(dsv_config_of_run(model, &of_run, &found));
+    assert_true(found && of_run.num_frames == TINY_FRAMES);
+    set(&of_run, "num_inference_steps", "2");
+    snprintf(video, sizeof video, "%s/%s", folder, name);
+    assert_ok(dsv_sample(model, NULL, video, &of_run, NULL));
+    assert_ok(dsvi_file_checksum(video, checksum));
+}
+
+/* transformer_ema of a checkpoint is sampled as the checkpoint itself is, settings, lists and all: as if its
+ * weights were the checkpoint's. */
+static void an_average_is_a_model(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char model[DSVI_PATH_MAX], weights[DSVI_PATH_MAX], aside[DSVI_PATH_MAX];
+    uint64_t of_weights, same_weights, of_average, swapped;
+    const char *folder = tiny_folder();
+    (void)state;
+    train_straight(&settings, folder, &summary);
+    assert_true(summary.sparse_blocks > 0);
+    snprintf(model, sizeof model, "%s/transformer_ema/", summary.checkpoint);
+    snprintf(weights, sizeof weights, "%s/transformer", summary.checkpoint);
+    snprintf(aside, sizeof aside, "%s/aside", summary.checkpoint);
+    sample_to(summary.checkpoint, folder, "weights.mp4", &of_weights);
+    sample_to(weights, folder, "again.mp4", &same_weights);
+    sample_to(model, folder, "average.mp4", &of_average);
+    assert_true(of_weights == same_weights && of_weights != of_average);
+    assert_ok(dsvi_path_rename(weights, aside));
+    assert_ok(dsvi_path_rename(model, weights));
+    sample_to(summary.checkpoint, folder, "swapped.mp4", &swapped);
+    assert_true(swapped == of_average);
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 /* Losses of a run in F32, all blocks dense. */
 static void losses_on(const char *name, double loss[STEPS])
 {
@@ -585,6 +625,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
         cmocka_unit_test(a_run_is_a_model),
+        cmocka_unit_test(an_average_is_a_model),
     };
     return cmocka_run_group_tests(tests, make_clips, remove_clips);
 }
