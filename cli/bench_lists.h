@@ -25,7 +25,7 @@ enum {
     [CLI_LISTS_DTYPE] = {"--dtype", "NAME", "bf16 or f32 (default bf16)"}, \
     [CLI_LISTS_DENSITY] = {"--density", "X", "share of keys in the lists, mean of the heads (default 0.1)"}, \
     [CLI_LISTS_GRAIN] = {"--grain", "N", "keys that a list entry stands for (default 1)"}, \
-    [CLI_LISTS_GROUP] = {"--group", "N", "queries that share a list (default 128; of runs 64)"}, \
+    [CLI_LISTS_GROUP] = {"--group", "N", "queries that share a list (default 128)"}, \
     [CLI_LISTS_SELECTOR] = {"--selector", "NAME", "projection or pooled (default projection)"}, \
     [CLI_LISTS_FROM] = {"--heads-from", "FILE", \
                         "q, k, v (heads, tokens, size) of a safetensors file, repeated"}, \

@@ -15,11 +15,13 @@ static const CliFlag flags[] = {
 
 static const char text[] =
     "Samples a clip from MODEL: a run folder (its newest checkpoint), a checkpoint, a\n"
-    "folder with transformer/ in it, or a transformer folder. The settings of the\n"
+    "folder with transformer/ in it, or a transformer folder; transformer_ema of a\n"
+    "checkpoint is the moving average of its weights (ema_decay). The settings of the\n"
     "run that MODEL belongs to apply, key=value arguments come after them and win.\n"
     "Without --text the model is sampled unconditionally.\n"
     "\n"
-    "  dsv sample runs/mine clip.mp4 seed=3 num_inference_steps=30\n";
+    "  dsv sample runs/mine clip.mp4 seed=3 num_inference_steps=30\n"
+    "  dsv sample runs/mine/checkpoint-500/transformer_ema clip.mp4\n";
 
 static bool is_mp4(const char *path)
 {

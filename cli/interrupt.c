@@ -20,6 +20,8 @@ static void tell(const char *notice)
 
 static void on_signal(int number)
 {
+    if (received && number == SIGHUP)
+        return; /* a terminal that goes is told of more than once, by its shell and by the kernel */
     if (received) {
         tell(second_notice);
         _exit(128 + number);
@@ -31,7 +33,7 @@ static void on_signal(int number)
 void cli_interrupt_watch(const char *what, bool on_progress_line)
 {
     const char *fresh_line = on_progress_line ? "\n" : "";
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, hangup;
     if (what) {
         snprintf(first_notice, sizeof first_notice, "%sdsv: finishing %s; once more ends at once.\n",
                  fresh_line, what);
@@ -40,6 +42,10 @@ void cli_interrupt_watch(const char *what, bool on_progress_line)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, NULL, &hangup);
+    if (hangup.sa_handler != SIG_IGN) /* as nohup leaves it */
+        sigaction(SIGHUP, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* whoever read along may go: the work is worth more than what is said of it */
 }
 
 int cli_interrupt_signal(void)

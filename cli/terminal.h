@@ -18,7 +18,7 @@ typedef struct CliTerminal {
     int64_t tenths;             /* of the work, at the last plain line; -1 before the first */
 } CliTerminal;
 
-/* Watches for Ctrl-C and SIGTERM, after which the work may finish `what` (interrupt.h). */
+/* Watches for Ctrl-C, SIGTERM and SIGHUP, after which the work may finish `what` (interrupt.h). */
 void cli_terminal_open(CliTerminal *terminal, const char *what);
 /* Leaves the last progress line standing. */
 void cli_terminal_close(CliTerminal *terminal);

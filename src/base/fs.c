@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -240,6 +241,23 @@ DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
     if (status != DSV_OK)
         unlink(temporary);
     return status;
+}
+
+/* flock() and not a lock of fcntl's: it conflicts between two opens of one process too, and is kept when some
+ * other descriptor of the file is closed. Over NFS it is the server's. */
+DsvStatus dsvi_file_lock(const char *path, int *lock)
+{
+    *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (*lock < 0)
+        return io_failure(path, "open it");
+    if (flock(*lock, LOCK_EX | LOCK_NB) == 0)
+        return DSV_OK;
+    int reason = errno;
+    close(*lock);
+    *lock = -1;
+    if (reason == EWOULDBLOCK)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: locked by another process", path);
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: cannot lock it: %s", path, strerror(reason));
 }
 
 DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum)

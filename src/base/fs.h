@@ -41,6 +41,10 @@ DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
 /* rename() within a file system, then syncs the folder. */
 DsvStatus dsvi_path_rename(const char *from, const char *to);
 DsvStatus dsvi_folder_sync(const char *path);
+/* Makes the file if need be and keeps it locked until `*lock` is closed or the process ends; *lock is -1 on
+ * failure. DSV_E_USAGE when another process, or another call of this one, has it locked; DSV_E_UNSUPPORTED
+ * where the file system has no locks. */
+DsvStatus dsvi_file_lock(const char *path, int *lock);
 /* Bytes of a file. */
 DsvStatus dsvi_file_size(const char *path, uint64_t *bytes);
 /* What tells a file that was written to from what it was. */

@@ -7,13 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 struct DsvPeers {
     int64_t count;
     struct pollfd *watch; /* (count); fd -1: not seen */
 };
+
+/* By its number: glibc has had a function for it only since 2.36. */
+static int open_process(int64_t process)
+{
+    return (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
+}
 
 void dsvi_peer_card(DsvPeerCard *card)
 {
@@ -62,7 +68,7 @@ DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, 
     for (int64_t r = 0; r < count; r++) {
         bool here = r != own && card[own].machine[0] && strcmp(card[r].machine, card[own].machine) == 0;
         /* A kernel that knows no such descriptors leaves it at -1. */
-        peers->watch[r] = (struct pollfd){here ? pidfd_open((pid_t)card[r].process, 0) : -1, POLLIN, 0};
+        peers->watch[r] = (struct pollfd){here ? open_process(card[r].process) : -1, POLLIN, 0};
     }
     return DSV_OK;
 }

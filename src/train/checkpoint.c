@@ -172,10 +172,10 @@ DsvStatus dsvi_checkpoint_save(DsvTrainer *t, const char *output_dir, char path[
     DSVI_TRY(dsvi_path_join(path, output_dir, name));
     DSVI_TRY(dsvi_path_join(temporary, output_dir, temporary_name));
 
-    DSVI_TRY(dsvi_folder_remove(temporary)); /* left behind by a run that was killed here */
+    DSVI_TRY(dsvi_folder_remove(temporary));
     DSVI_TRY_GOTO(status, write_all(t, temporary), fail);
     DSVI_TRY_GOTO(status, dsvi_checkpoint_publish(output_dir, temporary, name), fail);
-    return dsvi_checkpoint_prune(output_dir, t->settings->checkpoints_total_limit, t->step);
+    return DSV_OK;
 fail:
     /* The failure that matters is the first; whether the half-written folder can be removed from a full or
      * broken disk is not. Readers ignore it either way. */

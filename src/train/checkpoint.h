@@ -26,9 +26,16 @@
 extern "C" {
 #endif
 
-/* Writes checkpoint-<trainer->step> into output_dir, points `latest` at it, removes all but the newest
- * settings->checkpoints_total_limit. `path` receives its name. On failure nothing of it is left. */
+/* Writes checkpoint-<trainer->step> into output_dir and points `latest` at it. `path` receives its name. On
+ * failure nothing of it is left. */
 DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char path[DSVI_PATH_MAX]);
+
+/* Removes what killed saves have left unfinished and what later ones have replaced. */
+DsvStatus dsvi_checkpoint_tidy(const char *output_dir);
+
+/* The same, and removes the oldest checkpoints until `keep` are left; keep 0 removes none; step `newest`
+ * always stays. One that cannot be removed does not keep the others from it. */
+DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
 /* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest other one,
  * said so through `log`. *found is false when there is none at all; checkpoints that are all damaged are

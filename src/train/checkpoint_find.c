@@ -1,4 +1,4 @@
-/* See checkpoint_find.h, and dsvi_checkpoint_latest of checkpoint.h. */
+/* See checkpoint_find.h, and dsvi_checkpoint_latest, _tidy and _prune of checkpoint.h. */
 #include "train/checkpoint_find.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/manifest.h"
 
-enum { LATEST_BYTES_MOST = 256, CHECKPOINTS_MOST = 100000 };
+enum { LATEST_BYTES_MOST = 256, CHECKPOINTS_MOST = 100000, NAME_BYTES = 64 };
 
 /* The steps of all folders named checkpoint-<step>. */
 typedef struct Steps {
@@ -70,49 +70,89 @@ static DsvStatus list_steps(const char *output_dir, Steps *steps)
 
 static DsvStatus step_path(char path[DSVI_PATH_MAX], const char *output_dir, int64_t step)
 {
-    char name[64];
+    char name[NAME_BYTES];
     snprintf(name, sizeof name, "checkpoint-%" PRId64, step);
     return dsvi_path_join(path, output_dir, name);
+}
+
+/* Puts `temporary` in the place of `path`. Exchanging keeps a whole checkpoint of that name there at every
+ * moment. A file system that cannot (NFS, Lustre) has none between two renames: dsvi_checkpoint_tidy brings
+ * the old one back if the second never came. */
+static DsvStatus exchange(const char *output_dir, const char *temporary, const char *path, const char *name)
+{
+    char old_name[NAME_BYTES + 8], old[DSVI_PATH_MAX];
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0)
+        return dsvi_folder_sync(output_dir);
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot replace it by its new version: %s", path, strerror(errno));
+    snprintf(old_name, sizeof old_name, ".%s.old", name);
+    DSVI_TRY(dsvi_path_join(old, output_dir, old_name));
+    DSVI_TRY(dsvi_folder_remove(old));
+    DSVI_TRY(dsvi_path_rename(path, old));
+    return dsvi_path_rename(temporary, path);
 }
 
 DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name)
 {
     char path[DSVI_PATH_MAX], latest[DSVI_PATH_MAX], line[LATEST_BYTES_MOST];
     DSVI_TRY(dsvi_path_join(path, output_dir, name));
-    if (dsvi_path_exists(path)) {
-        /* A resumed run came to this step again. Exchanging keeps a whole checkpoint of that name there at
-         * every moment. */
-        if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
-            return DSVI_FAIL(DSV_E_IO, "%s: cannot replace it by its new version: %s", path,
-                             strerror(errno));
-        DSVI_TRY(dsvi_folder_sync(output_dir));
-        DSVI_TRY(dsvi_folder_remove(temporary));
-    } else {
+    if (dsvi_path_exists(path)) /* a resumed run came to this step again */
+        DSVI_TRY(exchange(output_dir, temporary, path, name));
+    else
         DSVI_TRY(dsvi_path_rename(temporary, path));
-    }
     int length = snprintf(line, sizeof line, "%s\n", name);
     DSVI_TRY(dsvi_path_join(latest, output_dir, "latest"));
     return dsvi_file_replace(latest, line, (size_t)length);
 }
 
+/* Whether `name` is .checkpoint-<step><ending>; and that checkpoint's name. */
+static bool is_left_by(const char *name, const char *ending, char checkpoint[NAME_BYTES])
+{
+    size_t length = strlen(name), end = strlen(ending);
+    if (name[0] != '.' || length <= end || length - end > NAME_BYTES ||
+        strcmp(name + length - end, ending) != 0)
+        return false;
+    snprintf(checkpoint, NAME_BYTES, "%.*s", (int)(length - end - 1), name + 1);
+    return step_of_name(checkpoint) >= 0;
+}
+
+static DsvStatus tidy_entry(void *output_dir, const char *name)
+{
+    char checkpoint[NAME_BYTES], left[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    bool replaced = is_left_by(name, ".old", checkpoint);
+    if (!replaced && !is_left_by(name, ".tmp", checkpoint))
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(left, output_dir, name));
+    DSVI_TRY(dsvi_path_join(path, output_dir, checkpoint));
+    return replaced && !dsvi_path_exists(path) ? dsvi_path_rename(left, path) : dsvi_folder_remove(left);
+}
+
+DsvStatus dsvi_checkpoint_tidy(const char *output_dir)
+{
+    return dsvi_folder_list(output_dir, tidy_entry, (void *)output_dir);
+}
+
+static DsvStatus remove_step(const char *output_dir, int64_t step)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(step_path(path, output_dir, step));
+    return dsvi_folder_remove(path);
+}
+
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest)
 {
-    DsvStatus status;
-    Steps steps;
+    Steps steps = {0};
     int64_t kept = 1; /* `newest`, whatever its place: a run resumed from an older step is behind others */
-    char path[DSVI_PATH_MAX];
-    if (keep == 0)
-        return DSV_OK;
-    DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
-    for (size_t i = 0; i < steps.count; i++) {
+    DsvStatus failed = dsvi_checkpoint_tidy(output_dir);
+    DsvStatus status = keep > 0 ? list_steps(output_dir, &steps) : DSV_OK;
+    for (size_t i = 0; i < steps.count && status == DSV_OK; i++) {
         if (steps.step[i] == newest || kept++ < keep)
             continue;
-        DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
-        DSVI_TRY_GOTO(status, dsvi_folder_remove(path), done);
+        DsvStatus removed = remove_step(output_dir, steps.step[i]);
+        failed = removed == DSV_OK ? failed : removed;
     }
-done:
     free(steps.step);
-    return status;
+    return status == DSV_OK ? failed : status;
 }
 
 DsvStatus dsvi_checkpoint_discard(const char *temporary)

@@ -11,11 +11,8 @@ extern "C" {
 #endif
 
 /* Gives the finished folder `temporary` its name inside output_dir, in one rename (in exchange for an older
- * one of that name), and points `latest` at it. */
+ * one of that name, which is left to dsvi_checkpoint_tidy), and points `latest` at it. */
 DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name);
-
-/* Removes the oldest checkpoints until `keep` are left; keep 0 removes none; step `newest` always stays. */
-DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
 /* Removes a folder that was not finished, keeping the error message there was. */
 DsvStatus dsvi_checkpoint_discard(const char *temporary);

@@ -33,11 +33,12 @@ DsvStatus dsvi_metrics_summarise(const char *path, DsvMetricsSummary *summary)
     long lines = 0;
     char *text = NULL;
     size_t room = 0;
+    ssize_t length;
     FILE *file = fopen(path, "r");
     *summary = (DsvMetricsSummary){0, NAN, NAN};
     if (!file)
         return DSVI_FAIL(DSV_E_IO, "%s: cannot be read: %s", path, strerror(errno));
-    while (status == DSV_OK && getline(&text, &room, file) > 0) {
+    while ((length = getline(&text, &room, file)) > 0 && text[length - 1] == '\n') {
         status = read_line(path, lines + 1, text, &summary->last_step, &loss);
         if (status != DSV_OK)
             break;

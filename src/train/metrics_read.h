@@ -16,7 +16,8 @@ typedef struct DsvMetricsSummary {
     double last_loss;   /* mean over the last 20 steps */
 } DsvMetricsSummary;
 
-/* DSV_E_FORMAT names the first line that is no metrics object. */
+/* A last line that was never finished, as a full disk leaves it, is left out. DSV_E_FORMAT names the first
+ * other line that is no metrics object. */
 DsvStatus dsvi_metrics_summarise(const char *path, DsvMetricsSummary *summary);
 
 #ifdef __cplusplus

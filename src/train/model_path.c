@@ -15,11 +15,39 @@ static DsvStatus find_beside(char out[DSVI_PATH_MAX], const char *folder, const 
     return DSV_OK;
 }
 
-/* The folder with transformer/ in it that `path` leads to: itself, or a run's newest checkpoint. */
-static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], bool *found)
+/* Whether `path` is one of the models of a checkpoint, which is its holder then; and which. */
+static DsvStatus find_checkpoint_of(const char *path, char holder[DSVI_PATH_MAX], const char **name,
+                                    bool *found)
+{
+    static const char *const NAMES[] = {"transformer", "transformer_ema"};
+    char manifest[DSVI_PATH_MAX];
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    snprintf(holder, DSVI_PATH_MAX, "%.*s", (int)length, path);
+    char *slash = strrchr(holder, '/'), *last = slash ? slash + 1 : holder;
+    int i = strcmp(last, NAMES[0]) == 0 ? 0 : strcmp(last, NAMES[1]) == 0 ? 1 : -1;
+    if (i < 0)
+        return DSV_OK;
+    if (slash && slash > holder)
+        *slash = 0;
+    else
+        snprintf(last, 2, "%s", slash ? "" : ".");
+    DSVI_TRY(find_beside(manifest, holder, "manifest.json"));
+    *found = manifest[0] != 0;
+    *name = *found ? NAMES[i] : *name;
+    return DSV_OK;
+}
+
+/* The folder that holds the model `path` leads to, under `name`: itself, or a run's newest checkpoint, or the
+ * checkpoint it is a part of, where `name` is changed if need be. */
+static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const char **name, bool *found)
 {
     char transformer[DSVI_PATH_MAX];
-    DSVI_TRY(find_beside(transformer, path, "transformer"));
+    DSVI_TRY(find_checkpoint_of(path, holder, name, found));
+    if (*found)
+        return DSV_OK;
+    DSVI_TRY(find_beside(transformer, path, *name));
     if (transformer[0]) {
         snprintf(holder, DSVI_PATH_MAX, "%s", path);
         *found = true;
@@ -42,15 +70,16 @@ static DsvStatus find_in_file(const char *path, DsvModelPath *out)
 DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
 {
     char holder[DSVI_PATH_MAX], manifest[DSVI_PATH_MAX];
+    const char *name = "transformer";
     bool found = false;
     memset(out, 0, sizeof *out);
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such model folder or file", path);
     if (!dsvi_path_is_folder(path))
         return find_in_file(path, out);
-    DSVI_TRY(find_holder(path, holder, &found));
+    DSVI_TRY(find_holder(path, holder, &name, &found));
     if (found) {
-        DSVI_TRY(dsvi_path_join(out->weights, holder, "transformer"));
+        DSVI_TRY(dsvi_path_join(out->weights, holder, name));
         DSVI_TRY(find_beside(manifest, holder, "manifest.json"));
         if (manifest[0]) {
             snprintf(out->checkpoint, sizeof out->checkpoint, "%s", holder);

@@ -17,7 +17,8 @@ typedef struct DsvModelPath {
 } DsvModelPath;
 
 /* path: a run folder (its newest whole checkpoint), a checkpoint, a pipeline folder (with transformer/), a
- * transformer folder, or a safetensors file with config.json beside it. */
+ * transformer folder, or a safetensors file with config.json beside it. transformer/ and transformer_ema/ of
+ * a checkpoint belong to it. */
 DsvStatus dsvi_model_find(const char *path, DsvModelPath *out);
 
 #ifdef __cplusplus

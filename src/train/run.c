@@ -81,6 +81,11 @@ static void decision_line(void *context, const char *line)
         snprintf(run->cost[run->costs++], sizeof run->cost[0], "%s", line);
 }
 
+static void event_line(void *context, DsvLogLevel level, const char *line)
+{
+    say(context, level, "%s", line);
+}
+
 static void warn_line(void *context, const char *line)
 {
     const Run *run = context;
@@ -191,7 +196,7 @@ static DsvStatus open_record(Run *run)
 static DsvStatus open_folder(Run *run)
 {
     if (is_first(run))
-        DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, run, &run->folder));
+        DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, warn_line, run, &run->folder));
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
@@ -328,6 +333,9 @@ static DsvStatus save(Run *run)
     snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", path);
     run->saved_step = run->trainer->step;
     say(run, DSV_LOG_INFO, "saved %s", path);
+    if (is_first(run) && dsvi_checkpoint_prune(run->folder.root, run->settings->checkpoints_total_limit,
+                                               run->saved_step) != DSV_OK)
+        say(run, DSV_LOG_WARNING, "an old checkpoint is still there: %s", dsv_error_message());
     return DSV_OK;
 }
 
@@ -350,15 +358,17 @@ static bool all_want_stop(void *context)
 static DsvStatus validate(Run *run)
 {
     char path[DSVI_PATH_MAX];
-    DsvEvents quiet = {.context = run, .stop = all_want_stop};
+    DsvEvents quiet = {.context = run, .log = event_line, .stop = all_want_stop};
     if (run->sampled_step == run->trainer->step)
         return DSV_OK;
     DsvStatus status = dsvi_sample_clips(run->trainer, run->folder.samples, &quiet, path);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* the training loop will see the same request, and save first */
     DSVI_TRY(dsvi_zero_settle(&run->trainer->zero, status));
-    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     run->sampled_step = run->trainer->step;
+    if (!path[0]) /* it could not be written, or it is not this rank's to write */
+        return DSV_OK;
+    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     say(run, DSV_LOG_INFO, "sampled %s", path);
     return DSV_OK;
 }
@@ -403,18 +413,23 @@ static DsvStatus measure_held_out(Run *run)
     return dsvi_run_record_held_out(run->record, t->step, &loss);
 }
 
-/* All ranks find out together that training diverged, and stop together; of anything else the others are
- * told. */
+/* All ranks find out together that a step diverged. Sampling and the sparse layer may on one alone. */
+static bool diverged_on_all(const Run *run, DsvStatus status)
+{
+    return status == DSV_E_DIVERGED && run->trainer && run->trainer->diverged;
+}
+
+/* Of what they do not all know, stopping together aside, the others are told. */
 static DsvStatus tell_others(const Run *run, DsvStatus status)
 {
-    bool known = status == DSV_E_DIVERGED || status == DSV_E_INTERRUPTED;
+    bool known = status == DSV_E_INTERRUPTED || diverged_on_all(run, status);
     return known ? status : dsvi_comm_fail(run->comm, status);
 }
 
 /* A failed step must say which it was and from where the run can go on. */
 static DsvStatus explain_failure(const Run *run, DsvStatus status)
 {
-    if (dsvi_comm_size(run->comm) > 1 && status != DSV_E_DIVERGED)
+    if (dsvi_comm_size(run->comm) > 1 && !diverged_on_all(run, status))
         dsvi_fail_within(status, "step %" PRId64, run->trainer->step + 1);
     if (run->summary->checkpoint[0])
         return dsvi_fail_within(status, "training stopped, %s is whole", run->summary->checkpoint);
@@ -433,6 +448,7 @@ static DsvStatus train(Run *run)
         DSVI_TRY(wants_stop(run, &stop));
         if (stop) {
             DSVI_TRY(save(run));
+            DSVI_TRY(dsvi_comm_barrier(run->comm)); /* a rank that ends may have the others ended */
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
         }
         double start = dsvi_clock_seconds();
@@ -478,13 +494,14 @@ static void close_run(Run *run)
     dsvi_dataset_close(&run->dataset);
     if (run->codec)
         run->codec->close(run->codec);
+    dsvi_run_folder_close(&run->folder);
 }
 
 DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
                          const DsvEvents *events, DsvTrainSummary *summary)
 {
     Run run = {.settings = settings, .backend = backend, .comm = comm, .events = events, .summary = summary,
-               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1};
+               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1, .folder.lock = -1};
     memset(summary, 0, sizeof *summary);
     DsvStatus status = open_run(&run);
     if (status != DSV_OK) {

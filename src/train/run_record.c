@@ -1,6 +1,7 @@
 /* See run_record.h. */
 #include "train/run_record.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@ struct DsvRunRecord {
     const DsvEvents *events;
     DsvMetrics *metrics, *blocks, *decisions, *validation;
     DsvStatus decided; /* the first failure to write a decision */
-    DsvTensorboard *tensorboard;
+    DsvTensorboard *tensorboard; /* NULL once it could not be written */
     int64_t tokens;         /* of a sample */
     double peak_flops;      /* what a large GEMM reaches here, per second */
     double flops_gemm, flops_attention; /* a rank's part of a step with dense attention, both passes */
@@ -141,7 +142,21 @@ void dsvi_run_record_close(DsvRunRecord **record)
     *record = NULL;
 }
 
-static DsvStatus write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
+/* A run does not end for its curves: they end where they cannot be written, for what comes behind a torn
+ * record is not read. */
+static void write_curves(DsvRunRecord *r, int64_t step, const DsvScalar *scalars, size_t count)
+{
+    char line[DSVI_MESSAGE_BYTES + 64];
+    if (!r->tensorboard || dsvi_tensorboard_step(r->tensorboard, step, scalars, count) == DSV_OK)
+        return;
+    snprintf(line, sizeof line, "TensorBoard's curves end before step %" PRId64 ": %s", step,
+             dsv_error_message());
+    if (r->events->log)
+        r->events->log(r->events->context, DSV_LOG_WARNING, line);
+    dsvi_tensorboard_close(&r->tensorboard);
+}
+
+static void write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
 {
     const DsvScalar scalars[] = {
         {"train/loss", m->loss}, {"train/grad_norm", m->grad_norm}, {"train/lr", m->lr},
@@ -150,7 +165,7 @@ static DsvStatus write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
         {"sparse/blocks", (double)m->sparse_blocks}, {"sparse/captured_mass", m->captured_mass},
         {"sparse/predictor_loss", m->predictor_loss},
     };
-    return dsvi_tensorboard_step(r->tensorboard, m->step, scalars, sizeof scalars / sizeof *scalars);
+    write_curves(r, m->step, scalars, sizeof scalars / sizeof *scalars);
 }
 
 static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
@@ -203,7 +218,8 @@ DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldO
         scalars[MEANS + bin] = (DsvScalar){tag[bin], loss->bin_loss[bin]};
     }
     DSVI_TRY(dsvi_metrics_held_out(r->validation, step, loss));
-    return dsvi_tensorboard_step(r->tensorboard, step, scalars, sizeof scalars / sizeof *scalars);
+    write_curves(r, step, scalars, sizeof scalars / sizeof *scalars);
+    return DSV_OK;
 }
 
 DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, double step_s)
@@ -229,7 +245,7 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
     }
     DSVI_TRY(r->decided);
     DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
-    DSVI_TRY(write_scalars(r, &m));
+    write_scalars(r, &m);
     if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
         DSVI_TRY(write_blocks(r, m.step));
     /* Self-attention over lists does its density's share of the work. */

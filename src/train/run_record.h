@@ -27,7 +27,7 @@ void dsvi_run_record_decision(DsvRunRecord *record, const char *reason);
 DsvStatus dsvi_run_record_held_out(DsvRunRecord *record, int64_t step, const DsvHeldOutLoss *loss);
 bool dsvi_run_record_has_held_out(const DsvRunRecord *record, int64_t step);
 
-/* One finished step. */
+/* One finished step. TensorBoard's events that cannot be written end there with a warning to events->log. */
 DsvStatus dsvi_run_record_step(DsvRunRecord *record, const DsvStepResult *result, double step_s);
 
 #ifdef __cplusplus

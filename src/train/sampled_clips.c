@@ -29,16 +29,28 @@ static DsvStatus send_clip(DsvTrainer *t, int64_t group, int64_t *bound)
     return dsvi_comm_gather(t->comm, 0, pixels, sizeof *pixels, bound);
 }
 
-static DsvStatus write_clips(DsvTrainer *t, const char *folder, int64_t *bound)
+static DsvStatus write_clip(DsvTrainer *t, const char *folder, int64_t group, char path[DSVI_PATH_MAX])
+{
+    DSVI_TRY(name_clip(t, folder, group, path));
+    return dsvi_generator_write(t->generator, path);
+}
+
+static DsvStatus write_clips(DsvTrainer *t, const char *folder, const DsvEvents *events, int64_t *bound,
+                             char first[DSVI_PATH_MAX])
 {
     char path[DSVI_PATH_MAX];
+    first[0] = 0;
     for (int64_t group = 0; group < t->mesh.data_ranks; group++) {
         if (group > 0)
             DSVI_TRY(send_clip(t, group, bound));
         if (dsvi_comm_rank(t->comm) != 0)
             continue;
-        DSVI_TRY(name_clip(t, folder, group, path));
-        DSVI_TRY(dsvi_generator_write(t->generator, path));
+        if (write_clip(t, folder, group, group == 0 ? first : path) == DSV_OK)
+            continue;
+        if (group == 0)
+            first[0] = 0;
+        if (events->log)
+            events->log(events->context, DSV_LOG_WARNING, dsv_error_message());
     }
     return DSV_OK;
 }
@@ -53,9 +65,7 @@ DsvStatus dsvi_sample_clips(DsvTrainer *t, const char *folder, const DsvEvents *
     int64_t *bound = calloc((size_t)dsvi_comm_size(t->comm) + 1, sizeof *bound);
     if (!bound)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");
-    DsvStatus status = write_clips(t, folder, bound);
+    DsvStatus status = write_clips(t, folder, events, bound, path);
     free(bound);
-    DSVI_TRY(status);
-    path[0] = 0;
-    return dsvi_comm_rank(t->comm) == 0 ? name_clip(t, folder, 0, path) : DSV_OK;
+    return status;
 }

@@ -13,7 +13,8 @@ extern "C" {
 /* From the weights as they are, with the lists the blocks use as they are. Every context group of the mesh
  * samples a clip of its own, all ranks call, and rank 0 writes them: group 0's, of the seed of the settings,
  * to folder/step-NUMBER.mp4, which `path` then names there, and group g's to the same file of the folder
- * seed-(seed + g) in it. events->stop is asked by all ranks at once, and has to answer all alike. */
+ * seed-(seed + g) in it. A clip that cannot be written is no failure: events->log is warned, and `path` stays
+ * empty for group 0's. events->stop is asked by all ranks at once, and has to answer all alike. */
 DsvStatus dsvi_sample_clips(DsvTrainer *trainer, const char *folder, const DsvEvents *events,
                             char path[DSVI_PATH_MAX]);
 

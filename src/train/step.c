@@ -145,6 +145,7 @@ static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
     int64_t rank = -1;
     if (dsvi_comm_size(t->comm) > 1)
         DSVI_TRY(find_diverged(t, &rank));
+    t->diverged = true;
     DsvStatus status = DSVI_FAIL(DSV_E_DIVERGED,
                                  "step %lld: loss %g and gradient norm %g are not both finite",
                                  (long long)result->step, result->loss, result->grad_norm);

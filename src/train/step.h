@@ -28,8 +28,8 @@ typedef struct DsvSampleSource {
 
 /* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. With several ranks
  * each draws its own samples, `source` gives a rank those of its share, and all end with the same weights.
- * DSV_E_DIVERGED, on all ranks, when the loss or the gradient norm is not finite: the weights are then still
- * those of the step before. */
+ * DSV_E_DIVERGED, on all ranks and with trainer->diverged set, when the loss or the gradient norm is not
+ * finite: the weights are then still those of the step before. */
 DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
 
 /* Its two halves. gradients: of the step's last micro-batch, which lies in trainer->latents (clean), noise,

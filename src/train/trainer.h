@@ -75,6 +75,7 @@ typedef struct DsvTrainer {
     int64_t step;                  /* steps done */
     uint64_t sample;               /* samples trained on, by all ranks together: the position in the data */
     bool drawn;                    /* the micro-batch after them lies in the host arrays */
+    bool diverged;                 /* the step at work, as all ranks have found together */
 } DsvTrainer;
 
 /* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's

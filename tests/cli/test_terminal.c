@@ -173,6 +173,36 @@ static void test_signals(void **unused)
     assert_int_equal(after_signals(SIGINT, 2, text, sizeof text), 130);
     assert_int_equal(after_signals(SIGTERM, 2, text, sizeof text), 143);
     assert_string_equal(text, "dsv: finishing this step; once more ends at once.\ndsv: ended at once.\n");
+    /* A terminal that goes is no wish to end at once, however often it is told. */
+    assert_int_equal(after_signals(SIGHUP, 3, text, sizeof text), 0);
+    assert_string_equal(text, "dsv: finishing this step; once more ends at once.\n");
+    signal(SIGHUP, SIG_IGN); /* as nohup does */
+    assert_int_equal(after_signals(SIGHUP, 1, text, sizeof text), 2);
+    signal(SIGHUP, SIG_DFL);
+}
+
+/* `dsv train 2>&1 | tee log`, of which Ctrl-C ends tee: the work goes on, though nobody reads of it. */
+static void test_reader_gone(void **unused)
+{
+    (void)unused;
+    Screen s;
+    int status;
+    begin(&s, false);
+    close(s.reader);
+    s.reader = open("/dev/null", O_RDONLY);
+    pid_t child = fork();
+    if (child == 0) {
+        CliTerminal t;
+        cli_terminal_open(&t, "this step");
+        DsvEvents events = cli_terminal_events(&t);
+        events.log(events.context, DSV_LOG_INFO, "saved");
+        raise(SIGINT);
+        _exit(events.stop(events.context) ? 0 : 2);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    end(&s);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 int main(void)
@@ -182,6 +212,7 @@ int main(void)
         cmocka_unit_test(test_live),
         cmocka_unit_test(test_no_color),
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_reader_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

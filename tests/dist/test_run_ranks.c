@@ -2,11 +2,14 @@
  * ranks too; what ends them all. */
 #include "test.h"
 
+#include <sys/syscall.h>
+
 #include <cjson/cJSON.h>
 
 #include "context/context_costs.h"
 #include "cpu/cpu.h"
 #include "local_ranks.h"
+#include "model/codec.h"
 #include "train/run.h"
 #include "train/tiny.h"
 
@@ -30,6 +33,8 @@ typedef struct RanksRun {
     int64_t stop_rank, stop_after; /* steps; 0: it is not stopped */
     int64_t odd_rank;              /* with another setting than the others; -1: none */
     const char *odd_key, *odd_value;
+    int64_t spoilt_rank;           /* whose model's output is not finite when it samples; -1: none */
+    bool slow_disk;                /* and no rank may end before the checkpoint is there */
     bool resume;
 
     DsvConfig settings[RANKS_MOST];
@@ -57,6 +62,46 @@ static void count_line(void *context, DsvLogLevel level, const char *line)
     ((Listener *)context)->lines++;
 }
 
+static bool slow_disk;
+
+int fsync(int file)
+{
+    if (slow_disk)
+        usleep(10000);
+    return (int)syscall(SYS_fsync, file);
+}
+
+/* Of what a device sends to the host only a velocity has the size of a latent. */
+static DsvStatus (*download_as_it_is)(DsvStream *stream, void *host, const void *device, size_t bytes);
+static size_t latent_bytes;
+
+static DsvStatus download_spoilt(DsvStream *stream, void *host, const void *device, size_t bytes)
+{
+    DSVI_TRY(download_as_it_is(stream, host, device, bytes));
+    if (bytes == latent_bytes)
+        *(float *)host = NAN;
+    return DSV_OK;
+}
+
+static void spoil(const DsvConfig *settings, DsvBackend *backend)
+{
+    DsvCodec *codec;
+    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    assert_ok(dsvi_codec_open(settings, &codec));
+    assert_ok(codec->latent_shape(codec, video, &latent));
+    codec->close(codec);
+    latent_bytes = (size_t)(latent.channels * latent.frames * latent.height * latent.width) * sizeof(float);
+    download_as_it_is = backend->device->download;
+    backend->device->download = download_spoilt;
+}
+
+static bool is_saved(const RanksRun *run, int64_t step)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/checkpoint-%d", run->folder, (int)step);
+    return dsvi_path_exists(path);
+}
+
 static DsvStatus train(DsvComm *comm, void *context)
 {
     RanksRun *run = context;
@@ -68,6 +113,8 @@ static DsvStatus train(DsvComm *comm, void *context)
                                       &run->summary[rank]);
     if (rank != 0 && listener.lines > 0)
         return DSVI_FAIL(DSV_E_INTERNAL, "rank %d is not silent", (int)rank);
+    if (run->slow_disk && !is_saved(run, run->stop_after))
+        return DSVI_FAIL(DSV_E_INTERNAL, "rank %d ends before there is a checkpoint", (int)rank);
     return status;
 }
 
@@ -89,8 +136,12 @@ static void run_it(RanksRun *run)
         if (run->resume)
             set(settings, "resume_from_checkpoint", "latest");
         assert_ok(dsvi_cpu_open("auto", 1, &run->backend[r]));
+        if (r == run->spoilt_rank)
+            spoil(settings, &run->backend[r]);
     }
+    slow_disk = run->slow_disk;
     run_ranks(run->ranks, 60, train, run, run->outcome);
+    slow_disk = false;
     for (int64_t r = 0; r < run->ranks; r++)
         dsvi_cpu_close(&run->backend[r]);
 }
@@ -104,7 +155,8 @@ static void check_outcome(const RanksRun *run, DsvStatus status)
 
 static RanksRun new_run(const char *folder, const char *const *assignment, int64_t ranks)
 {
-    return (RanksRun){.folder = folder, .assignment = assignment, .ranks = ranks, .odd_rank = -1};
+    return (RanksRun){.folder = folder, .assignment = assignment, .ranks = ranks, .odd_rank = -1,
+                      .spoilt_rank = -1};
 }
 
 /* From the beginning to the end, in a folder of its own. */
@@ -451,6 +503,59 @@ static void a_failure_names_step_and_checkpoint(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+static const char *const WITH_CLIPS[] = {"validation_steps=4", "num_inference_steps=3", NULL};
+
+/* What one rank alone finds in its own sample ends all, and says who found it and when. */
+static void a_sample_that_diverges_ends_all(void **state)
+{
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, WITH_CLIPS, 2);
+    (void)state;
+    run.spoilt_rank = 1;
+    run_it(&run);
+    assert_int_equal(run.outcome[0].status, DSV_E_RANK);
+    assert_int_equal(run.outcome[1].status, DSV_E_DIVERGED);
+    for (int r = 0; r < 2; r++)
+        if (!strstr(run.outcome[r].sentence, "step 5: rank 1: sampling step 1 of 3: "))
+            fail_msg("rank %d: %s", r, run.outcome[r].sentence);
+    assert_non_null(strstr(run.outcome[0].sentence, "checkpoint-4 is whole: step 5: rank 1: "));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* A starter that sees a rank end may end the others: rank 0 must have written by then. */
+static void none_ends_before_the_checkpoint_is_there(void **state)
+{
+    const char *folder = tiny_folder();
+    RanksRun run = new_run(folder, USUAL, 3);
+    (void)state;
+    run.stop_rank = 1;
+    run.stop_after = 3;
+    run.slow_disk = true;
+    run_it(&run);
+    check_outcome(&run, DSV_E_INTERRUPTED);
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* Rank 0 has nowhere to write the clip of the second: the others' come, and the run goes on. */
+static void a_clip_that_cannot_be_written(void **state)
+{
+    const char *folder = tiny_folder();
+    char path[DSVI_PATH_MAX];
+    RanksRun run = new_run(folder, WITH_CLIPS, 3);
+    (void)state;
+    assert_ok(dsvi_path_join(path, folder, "samples"));
+    assert_ok(dsvi_folder_make(path));
+    assert_ok(dsvi_path_join(path, folder, "samples/seed-8"));
+    assert_ok(dsvi_file_write(path, "", 0));
+    run_it(&run);
+    check_outcome(&run, DSV_OK);
+    for (int seed = 7; seed <= 9; seed += 2) {
+        snprintf(path, sizeof path, "%s/samples/%sstep-000008.mp4", folder, seed == 9 ? "seed-9/" : "");
+        assert_true(dsvi_path_exists(path));
+    }
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 static int make_clips(void **state)
 {
     (void)state;
@@ -482,6 +587,9 @@ int main(void)
         cmocka_unit_test(stopped_while_sampling),
         cmocka_unit_test(what_ends_one_ends_all),
         cmocka_unit_test(a_failure_names_step_and_checkpoint),
+        cmocka_unit_test(a_sample_that_diverges_ends_all),
+        cmocka_unit_test(none_ends_before_the_checkpoint_is_there),
+        cmocka_unit_test(a_clip_that_cannot_be_written),
     };
     return cmocka_run_group_tests(tests, make_clips, remove_clips);
 }

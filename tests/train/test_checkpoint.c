@@ -18,6 +18,7 @@
 static long fuse = -1;
 static long calls;
 static enum { FAULT_DIE, FAULT_NO_SPACE } fault;
+static bool no_exchange; /* as on NFS */
 enum { DIED = 9 };
 
 /* True when this call is the one to fail. */
@@ -49,6 +50,10 @@ int rename(const char *from, const char *to)
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
+    if (no_exchange && flags == RENAME_EXCHANGE) {
+        errno = EINVAL;
+        return -1;
+    }
     return struck() ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
@@ -102,7 +107,8 @@ static DsvStatus save_step(Bench *b, int64_t step)
     char path[DSVI_PATH_MAX];
     b->trainer->step = step;
     *mark(b) = (float)step;
-    return dsvi_checkpoint_save(b->trainer, b->folder, path);
+    DSVI_TRY(dsvi_checkpoint_save(b->trainer, b->folder, path));
+    return dsvi_checkpoint_prune(b->folder, b->settings.checkpoints_total_limit, step);
 }
 
 /* The newest checkpoint is whole, loads, and is one of the two; returns its step. */
@@ -127,6 +133,31 @@ static DsvStatus count_entry(void *context, const char *name)
     return DSV_OK;
 }
 
+static int entries(const Bench *b)
+{
+    count_entries = 0;
+    assert_ok(dsvi_folder_list(b->folder, count_entry, NULL));
+    return count_entries;
+}
+
+/* Saves in a process that dies at call number `at`, from 0; whether it came that far. */
+static bool dies_saving(Bench *b, int64_t step, long at)
+{
+    int status;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fault = FAULT_DIE;
+        fuse = at;
+        _exit(save_step(b, step) == DSV_OK ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) != 0)
+        assert_int_equal(WEXITSTATUS(status), DIED);
+    return WEXITSTATUS(status) == DIED;
+}
+
 static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
 {
     Bench b;
@@ -134,20 +165,7 @@ static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
     open_bench(&b);
     assert_ok(save_step(&b, 4));
     int64_t seen_old = 0, seen_new = 0;
-    for (long at = 0;; at++) {
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            fault = FAULT_DIE;
-            fuse = at;
-            _exit(save_step(&b, 8) == DSV_OK ? 0 : 1);
-        }
-        int status;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFEXITED(status));
-        if (WEXITSTATUS(status) == 0)
-            break; /* the fuse outlasted the save: every call has had its turn */
-        assert_int_equal(WEXITSTATUS(status), DIED);
+    for (long at = 0; dies_saving(&b, 8, at); at++) {
         int64_t step = newest(&b);
         assert_true(step == 4 || step == 8);
         step == 4 ? seen_old++ : seen_new++;
@@ -156,6 +174,30 @@ static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
     assert_true(seen_old > 20); /* the faults did hit the writing */
     print_message("died at %lld calls before the rename and %lld after it\n", (long long)seen_old,
                   (long long)seen_new);
+    close_bench(&b);
+}
+
+/* A resumed run comes to a step again, of which there is the one checkpoint: it or the new one is there when
+ * the next run has tidied up, and nothing else. Dies from the last calls of writing on. */
+static void dying_while_a_checkpoint_is_replaced(void **state)
+{
+    enum { LAST = 16 };
+    Bench b;
+    no_exchange = *state != NULL;
+    open_bench(&b);
+    assert_ok(save_step(&b, 8));
+    calls = 0;
+    assert_ok(save_step(&b, 8));
+    long total = calls, at = total - LAST;
+    for (; dies_saving(&b, 8, at); at++) {
+        assert_ok(dsvi_checkpoint_tidy(b.folder));
+        assert_int_equal(newest(&b), 8);
+        assert_true(entries(&b) == 2 || entries(&b) == 3); /* latest.tmp, which the next save writes again */
+    }
+    assert_int_equal(at, total);
+    assert_int_equal(entries(&b), 2);
+    assert_int_equal(newest(&b), 8);
+    no_exchange = false;
     close_bench(&b);
 }
 
@@ -182,9 +224,7 @@ static void a_full_disk_is_an_error_and_leaves_nothing_behind(void **state)
         if (dsvi_path_exists(path)) { /* the fault came behind the rename: it is whole */
             assert_ok(dsvi_checkpoint_verify(path));
         } else { /* latest, checkpoint-4, checkpoint-8 and nothing half-written */
-            count_entries = 0;
-            assert_ok(dsvi_folder_list(b.folder, count_entry, NULL));
-            assert_int_equal(count_entries, 3);
+            assert_int_equal(entries(&b), 3);
         }
         assert_ok(dsvi_folder_remove(path));
         assert_int_equal(newest(&b), 8);
@@ -251,6 +291,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dying_at_any_call_leaves_a_whole_checkpoint),
+        cmocka_unit_test_prestate(dying_while_a_checkpoint_is_replaced, NULL),
+        cmocka_unit_test_prestate(dying_while_a_checkpoint_is_replaced, "no exchange"),
         cmocka_unit_test(a_full_disk_is_an_error_and_leaves_nothing_behind),
         cmocka_unit_test(damage_is_found_and_passed_over),
         cmocka_unit_test(only_the_newest_are_kept),

@@ -9,6 +9,7 @@
 
 #include "base/fs.h"
 #include "train/metrics.h"
+#include "train/metrics_read.h"
 
 static char folder[] = "/tmp/dsv-metrics-XXXXXX";
 static char path[DSVI_PATH_MAX];
@@ -183,6 +184,29 @@ static void test_resume(void **unused)
     free(straight);
 }
 
+/* Stopped anywhere in a line, a file is read as far as it is whole. */
+static void test_summary(void **unused)
+{
+    (void)unused;
+    const char *const torn = "{\"step\": 4, \"loss\": 9}";
+    DsvMetricsSummary summary;
+    for (size_t written = 0; written <= strlen(torn); written++) {
+        char text[128];
+        snprintf(text, sizeof text, "{\"step\": 1, \"loss\": 3}\n{\"step\": 2, \"loss\": 2}\n%.*s",
+                 (int)written, torn);
+        write_text(text);
+        assert_ok(dsvi_metrics_summarise(path, &summary));
+        assert_int_equal(summary.last_step, 2);
+        assert_true(summary.first_loss == 2.5 && summary.last_loss == 2.5);
+    }
+    write_text(torn);
+    assert_ok(dsvi_metrics_summarise(path, &summary));
+    assert_true(summary.last_step == 0 && isnan(summary.last_loss));
+    write_text("{\"step\": 1, \"loss\": 3}\n{\"step\": 2\n");
+    assert_fails(DSV_E_FORMAT, "metrics.jsonl:2: no object with step and loss",
+                 dsvi_metrics_summarise(path, &summary));
+}
+
 /* Several lines of one step, as in blocks.jsonl, stay or go together. */
 static void test_lines_of_one_step(void **unused)
 {
@@ -238,6 +262,7 @@ int main(void)
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_decision),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_summary),
         cmocka_unit_test(test_lines_of_one_step),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_full_disk),

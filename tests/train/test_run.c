@@ -2,6 +2,11 @@
  * with the argument `cuda` the same on a GPU, where one can be used. */
 #include "test.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+
 #include <cjson/cJSON.h>
 
 #include "dsv/dsv.h"
@@ -261,6 +266,162 @@ static void resume_of_nothing_starts_afresh(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* Of a file system that has no locks. */
+static bool no_locks;
+
+int flock(int file, int how)
+{
+    errno = ENOLCK;
+    return no_locks ? -1 : (int)syscall(SYS_flock, file, how);
+}
+
+/* A second run that begins while the first is between two steps. */
+typedef struct Rival {
+    DsvConfig settings;
+    int64_t questions;
+    DsvStatus status;
+    char sentence[1024];
+} Rival;
+
+static bool start_rival(void *context)
+{
+    Rival *rival = context;
+    DsvTrainSummary summary;
+    if (rival->questions++ == 5) {
+        rival->status = dsv_train(&rival->settings, NULL, &summary);
+        snprintf(rival->sentence, sizeof rival->sentence, "%s", dsv_error_message());
+    }
+    return false;
+}
+
+static void one_run_at_a_time(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *straight = tiny_folder(), *folder = tiny_folder();
+    Rival rival = {.status = DSV_OK};
+    DsvEvents events = {.context = &rival, .stop = start_rival};
+    (void)state;
+    train_straight(&settings, straight, &summary);
+    run_settings(&settings, folder);
+    run_settings(&rival.settings, folder);
+    set(&rival.settings, "resume_from_checkpoint", "latest");
+    assert_ok(dsv_train(&settings, &events, &summary));
+    assert_int_equal(rival.status, DSV_E_USAGE);
+    assert_non_null(strstr(rival.sentence, folder));
+    assert_non_null(strstr(rival.sentence, "another process trains there"));
+    same_metrics(straight, folder);
+    tiny_same_checkpoints(straight, folder, STEPS);
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+static void a_folder_without_locks_will_do(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper stopper = {.steps = 1};
+    DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+    const char *folder = tiny_folder();
+    (void)state;
+    run_settings(&settings, folder);
+    no_locks = true;
+    DsvStatus status = dsv_train(&settings, &events, &summary);
+    no_locks = false;
+    assert_fails(DSV_E_INTERRUPTED, "step 1", status);
+    assert_non_null(strstr(stopper.log, "/lock: cannot lock it: No locks available; that another run"));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* A checkpoint's folder that cannot be removed, as with a file in it that NFS keeps for who has it open. */
+static const char *kept_folder = "";
+
+int rmdir(const char *path)
+{
+    size_t length = strlen(path), kept = strlen(kept_folder);
+    if (kept > 0 && length >= kept && strcmp(path + length - kept, kept_folder) == 0) {
+        errno = EBUSY;
+        return -1;
+    }
+    return unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
+}
+
+static bool is_in(const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return dsvi_path_exists(path);
+}
+
+static void make_in(const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_ok(dsvi_folder_make(path));
+}
+
+/* Turns what the process writes to its TensorBoard events into a full disk. */
+static void fill_disk_of_curves(void)
+{
+    char link[64], target[DSVI_PATH_MAX];
+    int full = open("/dev/full", O_WRONLY), found = 0;
+    assert_true(full >= 0);
+    for (int file = 0; file < 256; file++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = 0;
+        if (!strstr(target, "/events.out.tfevents."))
+            continue;
+        assert_int_equal(dup2(full, file), file);
+        found++;
+    }
+    assert_int_equal(found, 1);
+    close(full);
+}
+
+static bool fill_disk_later(void *context)
+{
+    Stopper *stopper = context;
+    if (stopper->steps-- == 0)
+        fill_disk_of_curves();
+    return false;
+}
+
+/* What a run leaves beside its checkpoints and metrics does not end it when it cannot be written, nor do old
+ * checkpoints that cannot be removed. */
+static void only_its_own_work_ends_a_run(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper stopper = {.steps = 5};
+    DsvEvents events = {.context = &stopper, .stop = fill_disk_later, .log = keep_log};
+    const char *straight = tiny_folder(), *folder = tiny_folder();
+    (void)state;
+    train_straight(&settings, straight, &summary);
+    run_settings(&settings, folder);
+    set(&settings, "checkpoints_total_limit", "1");
+    set(&settings, "validation_steps", "5");
+    set(&settings, "num_inference_steps", "2");
+    make_in(folder, "samples/step-000005.mp4");
+    make_in(folder, ".checkpoint-7.tmp/transformer");
+    kept_folder = "/checkpoint-4";
+    DsvStatus status = dsv_train(&settings, &events, &summary);
+    kept_folder = "";
+    assert_ok(status);
+    same_metrics(straight, folder);
+    tiny_same_checkpoints(straight, folder, STEPS);
+    assert_non_null(strstr(stopper.log, "an old checkpoint is still there: "));
+    assert_true(is_in(folder, "checkpoint-4") && !is_in(folder, "checkpoint-8"));
+    assert_false(is_in(folder, ".checkpoint-7.tmp"));
+    assert_non_null(strstr(stopper.log, "samples/step-000005.mp4: "));
+    assert_non_null(strstr(summary.sample, "step-000010.mp4"));
+    const char *curves = strstr(stopper.log, "TensorBoard's curves end before step 6: ");
+    assert_non_null(curves);
+    assert_null(strstr(curves + 1, "TensorBoard's curves"));
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 static void bad_inputs_are_named(void **state)
 {
     DsvConfig settings;
@@ -330,6 +491,46 @@ static void a_run_is_a_model(void **state)
     assert_true(bytes > 0);
     assert_ok(dsvi_folder_remove(first));
     assert_ok(dsvi_folder_remove(second));
+}
+
+static void sample_to(const char *model, const char *folder, const char *name, uint64_t *checksum)
+{
+    DsvConfig of_run;
+    char video[DSVI_PATH_MAX];
+    bool found = false;
+    dsv_config_defaults(&of_run);
+    assert_ok(dsv_config_of_run(model, &of_run, &found));
+    assert_true(found && of_run.num_frames == TINY_FRAMES);
+    set(&of_run, "num_inference_steps", "2");
+    snprintf(video, sizeof video, "%s/%s", folder, name);
+    assert_ok(dsv_sample(model, NULL, video, &of_run, NULL));
+    assert_ok(dsvi_file_checksum(video, checksum));
+}
+
+/* transformer_ema of a checkpoint is sampled as the checkpoint itself is, settings, lists and all: as if its
+ * weights were the checkpoint's. */
+static void an_average_is_a_model(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char model[DSVI_PATH_MAX], weights[DSVI_PATH_MAX], aside[DSVI_PATH_MAX];
+    uint64_t of_weights, same_weights, of_average, swapped;
+    const char *folder = tiny_folder();
+    (void)state;
+    train_straight(&settings, folder, &summary);
+    assert_true(summary.sparse_blocks > 0);
+    snprintf(model, sizeof model, "%s/transformer_ema/", summary.checkpoint);
+    snprintf(weights, sizeof weights, "%s/transformer", summary.checkpoint);
+    snprintf(aside, sizeof aside, "%s/aside", summary.checkpoint);
+    sample_to(summary.checkpoint, folder, "weights.mp4", &of_weights);
+    sample_to(weights, folder, "again.mp4", &same_weights);
+    sample_to(model, folder, "average.mp4", &of_average);
+    assert_true(of_weights == same_weights && of_weights != of_average);
+    assert_ok(dsvi_path_rename(weights, aside));
+    assert_ok(dsvi_path_rename(model, weights));
+    sample_to(summary.checkpoint, folder, "swapped.mp4", &swapped);
+    assert_true(swapped == of_average);
+    assert_ok(dsvi_folder_remove(folder));
 }
 
 /* Losses of a run in F32, all blocks dense. */
@@ -418,9 +619,13 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
+        cmocka_unit_test(one_run_at_a_time),
+        cmocka_unit_test(a_folder_without_locks_will_do),
+        cmocka_unit_test(only_its_own_work_ends_a_run),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
         cmocka_unit_test(a_run_is_a_model),
+        cmocka_unit_test(an_average_is_a_model),
     };
     return cmocka_run_group_tests(tests, make_clips, remove_clips);
 }
