@@ -40,7 +40,7 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void
 DsvStatus dsvi_checkpoint_verify(const char *path);
 
 /* Verifies, then restores weights, moments, moving average, sparse state, step and data position. A
- * checkpoint of another model shape or seed is an error that names both. */
+ * checkpoint of another model shape, codec or seed is an error that names both. */
 DsvStatus dsvi_checkpoint_load(DsvTrainer *trainer, const char *path);
 
 /* Step and data position alone, from state.json. */

@@ -234,7 +234,9 @@ static void only_the_newest_are_kept(void **state)
     close_bench(&b);
 }
 
-static void another_seed_or_shape_is_refused(void **state)
+/* Each differs in nothing that sizes of tensors show: one head of 64 for two of 32, and a codec that makes 96
+ * channels too. */
+static void another_seed_shape_or_codec_is_refused(void **state)
 {
     Bench b;
     char path[DSVI_PATH_MAX];
@@ -244,6 +246,17 @@ static void another_seed_or_shape_is_refused(void **state)
     snprintf(path, sizeof path, "%s/checkpoint-4", b.folder);
     b.settings.seed = 8;
     assert_fails(DSV_E_USAGE, "seed=7", dsvi_checkpoint_load(b.trainer, path));
+    b.settings.seed = 7;
+    b.settings.codec_spatial_levels = 1;
+    b.settings.codec_temporal_levels = 3;
+    assert_fails(DSV_E_USAGE, "haar of 2 spatial and 1 temporal levels",
+                 dsvi_checkpoint_load(b.trainer, path));
+    b.settings.codec_spatial_levels = 2;
+    b.settings.codec_temporal_levels = 1;
+    b.trainer->config.num_attention_heads = 1;
+    b.trainer->config.attention_head_dim = 64;
+    assert_fails(DSV_E_USAGE, "num_attention_heads is 2, this model's is 1",
+                 dsvi_checkpoint_load(b.trainer, path));
     close_bench(&b);
 }
 
@@ -254,7 +267,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_is_an_error_and_leaves_nothing_behind),
         cmocka_unit_test(damage_is_found_and_passed_over),
         cmocka_unit_test(only_the_newest_are_kept),
-        cmocka_unit_test(another_seed_or_shape_is_refused),
+        cmocka_unit_test(another_seed_shape_or_codec_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
