@@ -27,14 +27,17 @@ extern "C" {
 #endif
 
 /* Writes checkpoint-<trainer->step> into output_dir, points `latest` at it, removes all but the newest
- * settings->checkpoints_total_limit. `path` receives its name. On failure nothing of it is left. */
+ * settings->checkpoints_total_limit up to it. `path` receives its name. On failure nothing of it is left. */
 DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char path[DSVI_PATH_MAX]);
 
-/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest other one,
- * said so through `log`. *found is false when there is none at all; checkpoints that are all damaged are
- * DSV_E_FORMAT. */
+/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest before it, said
+ * so through `log`. Those of later steps the run has left behind, resumed from an earlier one. *found is false
+ * when there is none at all; checkpoints that are all damaged are DSV_E_FORMAT. */
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found);
+
+/* Whether the checkpoint at `path` is the one that `latest` of output_dir names. */
+bool dsvi_checkpoint_is_latest(const char *output_dir, const char *path);
 
 /* Checks every file against the manifest. DSV_E_FORMAT names the first that differs. */
 DsvStatus dsvi_checkpoint_verify(const char *path);

@@ -14,7 +14,8 @@ extern "C" {
  * one of that name), and points `latest` at it. */
 DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name);
 
-/* Removes the oldest checkpoints until `keep` are left; keep 0 removes none; step `newest` always stays. */
+/* Removes the oldest checkpoints until `keep` are left up to step `newest`, which is one of them; keep 0 removes
+ * none. Those of later steps stay and do not count: the run went back from there, and they are not its past. */
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
 /* Removes a folder that was not finished, keeping the error message there was. */
