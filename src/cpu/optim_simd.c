@@ -48,11 +48,11 @@ typedef struct Adamw {
 static void derive_piece(const DsvAdamwArgs *args, int64_t begin, int64_t end)
 {
     const float *weight = args->weight;
-    float *ema = args->ema, decay = (float)args->ema_decay, rest = (float)(1 - args->ema_decay);
+    float *ema = args->ema, rest = (float)(1 - args->ema_decay);
     if (ema) {
 #pragma omp simd
         for (int64_t i = begin; i < end; i++)
-            ema[i] = decay * ema[i] + rest * weight[i];
+            ema[i] += rest * (weight[i] - ema[i]);
     }
     if (args->copy && args->copy_dtype == DSV_BF16) {
 #pragma omp simd

@@ -48,17 +48,25 @@ typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
     float *estimate; /* (all.width) of candidates, then of runs */
-    uint64_t *draws; /* (words) what exploration draws */
+    uint64_t *draws; /* what exploration draws: a bit for each run, or for each block of keys */
 } Scratch;
+
+/* Things that exploration may draw for a list: where runs are long, blocks of keys are more than they. */
+static int64_t units_most(const DsvSelectArgs *args)
+{
+    int64_t blocks = (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK, runs = dsvi_select_runs(args);
+    return blocks > runs ? blocks : runs;
+}
 
 /* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
 static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
 {
     size_t used = 0;
+    int64_t draw_words = (units_most(s->args) + WORD - 1) / WORD;
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
     scratch->estimate = dsvi_take_floats(base, &used, s->all.width);
-    scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * s->words);
+    scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * draw_words);
     return used;
 }
 

@@ -121,7 +121,7 @@ template <typename T> struct Adamw {
     float keep; /* 1 - lr weight_decay */
     float rate; /* lr / (1 - b1^t) */
     float root; /* 1 / sqrt(1 - b2^t) */
-    float ema_decay, ema_rest;
+    float ema_rest; /* 1 - ema_decay */
 };
 
 /* What follows from the new weights. */
@@ -133,7 +133,7 @@ __device__ __forceinline__ void derive(const Adamw<T> &p, int64_t at, const floa
         load<N>(p.ema + at, ema);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            ema[i] = p.ema_decay * ema[i] + p.ema_rest * weight[i];
+            ema[i] += p.ema_rest * (weight[i] - ema[i]);
         store<N>(p.ema + at, ema);
     }
     if (p.copy)
@@ -190,7 +190,7 @@ template <typename T> DsvStatus adamw_as(DsvStream *stream, const DsvAdamwArgs *
         (float)(1 - args->lr * args->weight_decay),
         (float)(args->lr / (1 - pow(args->beta1, (double)args->step))),
         (float)(1 / sqrt(1 - pow(args->beta2, (double)args->step))),
-        (float)args->ema_decay, (float)(1 - args->ema_decay),
+        (float)(1 - args->ema_decay),
     };
     unsigned blocks = blocks_for(stream, args->n, N);
     if (vectors_fit(p, N))

@@ -76,6 +76,24 @@ DsvStatus dsvi_dit_config_check(const DsvDitConfig *config, const char *where)
     return DSV_OK;
 }
 
+static DsvStatus differs(const char *where, const char *name, double found, double wanted)
+{
+    return DSVI_FAIL(DSV_E_USAGE, "%s: %s is %g, this model's is %g", where, name, found, wanted);
+}
+
+DsvStatus dsvi_dit_config_compare(const DsvDitConfig *found, const DsvDitConfig *wanted, const char *where)
+{
+    for (int i = 0; i < FIELD_COUNT; i++) {
+        int64_t there = value_in(found, &FIELDS[i]), here = value_in(wanted, &FIELDS[i]);
+        if (there != here)
+            return differs(where, FIELDS[i].name, (double)there, (double)here);
+    }
+    for (int i = 0; i < 3; i++)
+        if (found->patch[i] != wanted->patch[i])
+            return differs(where, "patch_size", (double)found->patch[i], (double)wanted->patch[i]);
+    return found->eps == wanted->eps ? DSV_OK : differs(where, "eps", found->eps, wanted->eps);
+}
+
 typedef struct Preset {
     const char *name;
     int64_t layers, heads, head_dim, ffn, freq, text_dim, text_len;

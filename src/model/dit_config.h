@@ -39,6 +39,9 @@ DsvStatus dsvi_dit_config_read(const char *path, DsvDitConfig *out);
 /* Writes the config.json of diffusers' WanTransformer3DModel, plus text_len as "dsv_text_len". */
 DsvStatus dsvi_dit_config_write(const char *path, const DsvDitConfig *config);
 
+/* DSV_E_USAGE naming the first field in which `found`, read from `where`, is not `wanted`. */
+DsvStatus dsvi_dit_config_compare(const DsvDitConfig *found, const DsvDitConfig *wanted, const char *where);
+
 /* Every field in its range, or an error naming the first that is not. `where` is the file or key. */
 DsvStatus dsvi_dit_config_check(const DsvDitConfig *config, const char *where);
 

@@ -6,7 +6,8 @@
  *     w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *     w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
  *   and, where they are given, the weights' moving average and their copy in another dtype:
- *     e = ema_decay e + (1 - ema_decay) w;  copy = w */
+ *     e += (1 - ema_decay) (w - e);  copy = w
+ *   (in this form, for a decay and a rest that are rounded apart need not make 1) */
 #ifndef DSVI_OPTIM_H
 #define DSVI_OPTIM_H
 

@@ -30,9 +30,10 @@ DsvStatus dsvi_adamw_ref(DsvStream *stream, const DsvAdamwArgs *args)
         dsvi_store(args->acc, args->v, i, v);
         dsvi_store(args->acc, args->weight, i, w);
         w = dsvi_load(args->acc, args->weight, i); /* as it is stored */
-        if (args->ema)
-            dsvi_store(args->acc, args->ema, i,
-                       args->ema_decay * dsvi_load(args->acc, args->ema, i) + (1 - args->ema_decay) * w);
+        if (args->ema) {
+            double ema = dsvi_load(args->acc, args->ema, i);
+            dsvi_store(args->acc, args->ema, i, ema + (1 - args->ema_decay) * (w - ema));
+        }
         if (args->copy)
             dsvi_store(args->copy_dtype, args->copy, i, w);
     }

@@ -103,7 +103,9 @@ size_t dsvi_select_workspace_ref(DsvStream *stream, const DsvSelectArgs *args)
 static int64_t bin_of(double estimate)
 {
     double bin = floor((log2(estimate) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE);
-    return bin < 0 ? 0 : bin > DSV_SELECT_BINS - 1 ? DSV_SELECT_BINS - 1 : (int64_t)bin;
+    if (!(bin >= 0)) /* NaN goes to bin 0 */
+        return 0;
+    return bin > DSV_SELECT_BINS - 1 ? DSV_SELECT_BINS - 1 : (int64_t)bin;
 }
 
 DsvStatus dsvi_select_histogram_ref(DsvStream *stream, const DsvSelectArgs *args)

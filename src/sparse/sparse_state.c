@@ -82,6 +82,16 @@ static bool nothing_to_load(DsvSparse *s, const DsvSafetensors *file)
     return !s->selector || (selector && strcmp(selector, "none") == 0);
 }
 
+/* A resumed run decides as it would have, whatever it has measured just now. */
+static void say_break_even(const DsvSparse *s)
+{
+    char line[160];
+    snprintf(line, sizeof line, "attention over lists goes by what the run's first start has measured: it pays "
+             "up to density %.2f", s->record.break_even[0]);
+    if (s->knows_cost && s->log)
+        s->log(s->log_context, line);
+}
+
 static DsvStatus restored(DsvSparse *s)
 {
     for (int64_t block = 0; block < s->shape.blocks; block++)
@@ -103,6 +113,7 @@ DsvStatus dsvi_sparse_load(DsvSparse *s, const char *path)
     DSVI_TRY_GOTO(status, compare(file, &traits), done);
     DSVI_TRY_GOTO(status, dsvi_state_read(s->backend->device, &list, file), done);
     DSVI_TRY_GOTO(status, restored(s), done);
+    say_break_even(s);
 done:
     dsvi_safetensors_close(&file);
     return status;

@@ -196,6 +196,35 @@ static DsvStatus check_seed(const DsvTrainer *t, const char *folder, int64_t see
                      seed, t->settings->seed);
 }
 
+/* Weights that fit may be another model's: 6 heads of 64 and 12 of 32 have tensors of the same sizes. */
+static DsvStatus check_model(const DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DsvDitConfig found;
+    DSVI_TRY(dsvi_path_join(path, folder, "transformer/config.json"));
+    DSVI_TRY(dsvi_dit_config_read(path, &found));
+    return dsvi_dit_config_compare(&found, &t->config, path);
+}
+
+/* Latents with as many channels may be another codec's. */
+static DsvStatus check_codec(const DsvTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DsvConfig found;
+    const DsvConfig *own = t->settings;
+    dsv_config_defaults(&found);
+    DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
+    DSVI_TRY(dsv_config_load(&found, path));
+    if (strcmp(found.codec_name, own->codec_name) == 0 &&
+        found.codec_spatial_levels == own->codec_spatial_levels &&
+        found.codec_temporal_levels == own->codec_temporal_levels)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s was trained with codec %s of %" PRId64 " spatial and %" PRId64
+                     " temporal levels, this run has %s of %" PRId64 " and %" PRId64, folder,
+                     found.codec_name, found.codec_spatial_levels, found.codec_temporal_levels,
+                     own->codec_name, own->codec_spatial_levels, own->codec_temporal_levels);
+}
+
 static DsvStatus read_position(DsvTrainer *t, const char *folder)
 {
     int64_t seed;
@@ -203,6 +232,8 @@ static DsvStatus read_position(DsvTrainer *t, const char *folder)
         DSVI_TRY(dsvi_manifest_verify(folder));
         DSVI_TRY(dsvi_checkpoint_step(folder, &t->step, &t->sample, &seed));
         DSVI_TRY(check_seed(t, folder, seed));
+        DSVI_TRY(check_model(t, folder));
+        DSVI_TRY(check_codec(t, folder));
     }
     DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &t->step, sizeof t->step));
     return dsvi_comm_broadcast(t->comm, 0, &t->sample, sizeof t->sample);

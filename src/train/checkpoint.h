@@ -33,21 +33,25 @@ DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char
 /* Removes what killed saves have left unfinished and what later ones have replaced. */
 DsvStatus dsvi_checkpoint_tidy(const char *output_dir);
 
-/* The same, and removes the oldest checkpoints until `keep` are left; keep 0 removes none; step `newest`
- * always stays. One that cannot be removed does not keep the others from it. */
+/* The same, and removes the oldest checkpoints until `keep` are left up to step `newest`, which is one of them;
+ * keep 0 removes none. Those of later steps stay and do not count: the run went back from there, and they are
+ * not its past. One that cannot be removed does not keep the others from it. */
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
-/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest other one,
- * said so through `log`. *found is false when there is none at all; checkpoints that are all damaged are
- * DSV_E_FORMAT. */
+/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest before it, said
+ * so through `log`. Those of later steps the run has left behind, resumed from an earlier one. *found is false
+ * when there is none at all; checkpoints that are all damaged are DSV_E_FORMAT. */
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found);
+
+/* Whether the checkpoint at `path` is the one that `latest` of output_dir names. */
+bool dsvi_checkpoint_is_latest(const char *output_dir, const char *path);
 
 /* Checks every file against the manifest. DSV_E_FORMAT names the first that differs. */
 DsvStatus dsvi_checkpoint_verify(const char *path);
 
 /* Verifies, then restores weights, moments, moving average, sparse state, step and data position. A
- * checkpoint of another model shape or seed is an error that names both. */
+ * checkpoint of another model shape, codec or seed is an error that names both. */
 DsvStatus dsvi_checkpoint_load(DsvTrainer *trainer, const char *path);
 
 /* Step and data position alone, from state.json. */

@@ -142,11 +142,11 @@ static DsvStatus remove_step(const char *output_dir, int64_t step)
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest)
 {
     Steps steps = {0};
-    int64_t kept = 1; /* `newest`, whatever its place: a run resumed from an older step is behind others */
+    int64_t kept = 0;
     DsvStatus failed = dsvi_checkpoint_tidy(output_dir);
     DsvStatus status = keep > 0 ? list_steps(output_dir, &steps) : DSV_OK;
     for (size_t i = 0; i < steps.count && status == DSV_OK; i++) {
-        if (steps.step[i] == newest || kept++ < keep)
+        if (steps.step[i] > newest || kept++ < keep)
             continue;
         DsvStatus removed = remove_step(output_dir, steps.step[i]);
         failed = removed == DSV_OK ? failed : removed;
@@ -180,6 +180,21 @@ static int64_t pointed_step(const char *output_dir)
     return step;
 }
 
+bool dsvi_checkpoint_is_latest(const char *output_dir, const char *path)
+{
+    char latest[DSVI_PATH_MAX];
+    return step_path(latest, output_dir, pointed_step(output_dir)) == DSV_OK && strcmp(latest, path) == 0;
+}
+
+static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyond, int64_t pointed)
+{
+    char more[128] = "";
+    if (beyond > 0)
+        snprintf(more, sizeof more, "; %zu more lie beyond step %" PRId64 ", to which the run went back", beyond,
+                 pointed);
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole%s", output_dir, damaged, more);
+}
+
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found)
 {
@@ -191,20 +206,18 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void
         return DSV_OK;
     int64_t pointed = pointed_step(output_dir);
     DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
-    for (int pass = 0; pass < 2 && !*found; pass++) {
-        for (size_t i = 0; i < steps.count && !*found; i++) {
-            if ((pass == 0) != (steps.step[i] == pointed))
-                continue;
-            DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
-            *found = dsvi_manifest_verify(path) == DSV_OK;
-            snprintf(line, sizeof line, "passing over a damaged checkpoint: %s", dsv_error_message());
-            if (!*found && log)
-                log(log_context, line);
-        }
+    size_t beyond = 0;
+    while (pointed >= 0 && beyond < steps.count && steps.step[beyond] > pointed)
+        beyond++;
+    for (size_t i = beyond; i < steps.count && !*found; i++) {
+        DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
+        *found = dsvi_manifest_verify(path) == DSV_OK;
+        snprintf(line, sizeof line, "passing over a damaged checkpoint: %s", dsv_error_message());
+        if (!*found && log)
+            log(log_context, line);
     }
     if (!*found && steps.count > 0)
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole", output_dir,
-                           steps.count);
+        status = none_whole(output_dir, steps.count - beyond, beyond, pointed);
 done:
     free(steps.step);
     return status;

@@ -149,15 +149,25 @@ static DsvStatus open_held_out(const Run *run)
     return status;
 }
 
+/* A checkpoint that `latest` names need not be written again before the next step. */
+static DsvStatus load_checkpoint(Run *run)
+{
+    const DsvRunFolder *folder = &run->folder;
+    DSVI_TRY(dsvi_checkpoint_load(run->trainer, folder->checkpoint));
+    say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", run->trainer->step, folder->checkpoint);
+    if (is_first(run) && dsvi_checkpoint_is_latest(folder->root, folder->checkpoint)) {
+        run->saved_step = run->trainer->step;
+        snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", folder->checkpoint);
+    }
+    return dsvi_comm_broadcast(run->comm, 0, &run->saved_step, sizeof run->saved_step);
+}
+
 /* Weights, moments and everything else, from a checkpoint, a model or the initial draw. */
 static DsvStatus load_state(Run *run)
 {
     DsvTrainer *t = run->trainer;
-    if (run->folder.resume) {
-        DSVI_TRY(dsvi_checkpoint_load(t, run->folder.checkpoint));
-        say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", t->step, run->folder.checkpoint);
-        return DSV_OK;
-    }
+    if (run->folder.resume)
+        return load_checkpoint(run);
     if (run->settings->model_path[0] && is_first(run))
         DSVI_TRY(dsvi_weights_read(run->model.weights, &t->table, t->host_flat));
     else if (is_first(run))

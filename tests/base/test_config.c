@@ -155,6 +155,7 @@ static void assignments_that_are_refused(void **state)
         {"lr=0x1p-3", "lr is '0x1p-3'"},
         {"lr=1e-4x", "lr is '1e-4x'"},
         {"lr=1,5", "lr is '1,5'"},
+        {"adam_epsilon=0", "adam_epsilon is '0', wanted a number from 1e-30 to 1"},
         {"lr=", "lr is empty, wanted a number"},
         {"fps=0", "fps is '0', wanted a number from 0.01 to 1000 (frames/s)"},
         {"sparse.enabled=yes", "sparse.enabled is 'yes', wanted true or false"},

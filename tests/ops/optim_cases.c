@@ -1,5 +1,6 @@
 /* Cases of the ops over all parameters. */
 #include "ops/cases.h"
+#include "ops/sparse_cases.h"
 #include "test.h"
 
 static const int64_t LENGTHS[] = {0, 1, 3, 17, 63, 65, 17000};
@@ -49,8 +50,43 @@ static void check_adamw(const DsvBackend *backend, int64_t n, bool derive)
     assert_case(&adamw, backend);
 }
 
+/* The average goes the part of the way that its decay says, on the mean of many elements: a decay and a rest
+ * that do not make 1 once they are rounded pull it towards zero, by a fifteenth of this way. */
+static void check_average(const DsvBackend *backend)
+{
+    enum { N = 20000 };
+    static float grad[N], weight[N], m[N], v[N], ema[N];
+    DsvStream *stream = backend->device ? backend->device->stream : NULL;
+    const double decay = 0.99999;
+    double before = 0, after = 0, way = 0;
+    for (int i = 0; i < N; i++) {
+        ema[i] = 1 + (float)i / N;
+        weight[i] = (1 + 4e-5f * (float)(37 * i % 1000)) * ema[i]; /* a way of up to seven roundings */
+        grad[i] = m[i] = v[i] = 0;
+        before += ema[i];
+        way += (1 - decay) * ((double)weight[i] - ema[i]);
+    }
+    DsvAdamwArgs args = {
+        .n = N, .step = 1, .lr = 0, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1,
+        .acc = DSV_F32, .grad = check_upload(backend, stream, grad, sizeof grad),
+        .weight = check_upload(backend, stream, weight, sizeof weight),
+        .m = check_upload(backend, stream, m, sizeof m), .v = check_upload(backend, stream, v, sizeof v),
+        .ema_decay = decay, .ema = check_upload(backend, stream, ema, sizeof ema),
+    };
+    assert_ok(backend->ops.adamw.run(stream, &args));
+    check_release(backend, stream, args.grad);
+    check_release(backend, stream, args.weight);
+    check_release(backend, stream, args.m);
+    check_release(backend, stream, args.v);
+    check_download(backend, stream, ema, args.ema, sizeof ema);
+    for (int i = 0; i < N; i++)
+        after += ema[i];
+    assert_error_below(fabs((after - before) / way - 1), 0.01, "the average's way");
+}
+
 void check_optim_cases(const DsvBackend *backend)
 {
+    check_average(backend);
     for (size_t i = 0; i < sizeof LENGTHS / sizeof LENGTHS[0]; i++) {
         int64_t n = LENGTHS[i];
         CheckCase squares = length_case("sum_squares", n, run_sum_squares);

@@ -514,7 +514,8 @@ static void check_part(const DsvBackend *backend, DsvExplore explore)
 
 /* Attention from even to narrow, round the sizes at which an implementation may cut: lanes, tiles of 256
  * candidates and 32 proxies, words of 64 runs, 16 slices of groups, parts of a group that are 1, 2, 4, 8 or
- * others. */
+ * others. One has runs of two blocks of exploration, and of these more than there is room for in what vectors
+ * round the words of its runs up to. */
 void check_select_cases(const DsvBackend *backend, bool coarse)
 {
     static const SelectShape shapes[] = {
@@ -523,8 +524,8 @@ void check_select_cases(const DsvBackend *backend, bool coarse)
         {1, 2, 130, 300, 32, 16, 1, 8, 16, 3},    {1, 2, 90, 1000, 64, 64, 64, 64, 34, 1},
         {1, 1, 50, 129, 16, 8, 4, 12, 8, 1},      {1, 2, 40, 65, 2, 2, 1, 1, 16, 30},
         {1, 1, 33, 513, 16, 16, 1, 1, 128, 0},    {1, 2, 64, 400, 32, 4, 1, 1, 16, 9},
-        {1, 2, 200, 700, 64, 16, 1, 1, 16, 0.4},  {1, 1, 260, 600, 128, 16, 1, 1, 16, 0.4},
-        {1, 2, 150, 600, 64, 16, 1, 4, 16, 3},
+        {1, 2, 200, 700, 64, 16, 1, 1, 16, 0.4},  {1, 1, 40, 33000, 16, 16, 128, 128, 4, 1},
+        {1, 1, 260, 600, 128, 16, 1, 1, 16, 0.4}, {1, 2, 150, 600, 64, 16, 1, 4, 16, 3},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         check_select(backend, &shapes[i], i, coarse);

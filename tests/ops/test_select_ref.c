@@ -135,6 +135,28 @@ static void histogram_is_brute_force(void **state)
     }
 }
 
+/* Attention that is not a number any more is some histogram and some lists: that training diverged is for
+ * others to say. */
+static void not_a_number(void **state)
+{
+    SelectCase c;
+    float threshold[3];
+    (void)state;
+    create(&c, SHAPES[1], 10000);
+    ((float *)c.args.candidates)[0] = NAN;
+    assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
+    double runs = 0;
+    for (int64_t i = 0; i < c.args.heads * DSV_SELECT_BINS; i++)
+        runs += c.args.bin_count[i];
+    assert_true(runs == (double)(dsvi_lists_count(&c.lists) * dsvi_lists_full(&c.lists)));
+    DsvSelectThresholdArgs found = {3, 3, c.args.bin_count, c.args.bin_mass, 0.9, 0.2, threshold};
+    assert_ok(dsvi_select_threshold_ref(NULL, &found));
+    c.args.threshold = threshold;
+    assert_ok(dsvi_select_lists_ref(NULL, &c.args));
+    assert_in_range(c.needed, dsvi_lists_count(&c.lists), 10000);
+    destroy(&c);
+}
+
 static void one_histogram_of_all_heads(void **state)
 {
     SelectCase c;
@@ -472,7 +494,7 @@ static void refuses_bad_shapes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads),
+        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads), cmocka_unit_test(not_a_number),
         cmocka_unit_test(threshold_is_brute_force), cmocka_unit_test(topk_is_brute_force),
         cmocka_unit_test(ties),                     cmocka_unit_test(too_small_a_capacity),
         cmocka_unit_test(exploration),              cmocka_unit_test(covariance_is_brute_force),

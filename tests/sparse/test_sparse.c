@@ -359,6 +359,21 @@ static void test_cost(void **state)
     rig_close(&rig);
 }
 
+/* Where the same bits are wanted no time decides anything. */
+static void test_no_cost_where_deterministic(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 12, 12, DSV_F32);
+    (void)state;
+    settings.sparse_measure_cost = true;
+    settings.deterministic = true;
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    assert_string_equal(rig.log, "");
+    assert_true(dsvi_sparse_max_density(rig.sparse) == settings.sparse_max_density);
+    rig_close(&rig);
+}
+
 /* A line for each block in each measuring step, with both sides' times; all else is as without it. */
 static void test_both_choices_timed(void **state)
 {
@@ -521,7 +536,7 @@ int main(void)
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_cost),                    cmocka_unit_test(test_both_choices_timed),
+        cmocka_unit_test(test_cost), cmocka_unit_test(test_no_cost_where_deterministic),                    cmocka_unit_test(test_both_choices_timed),
         cmocka_unit_test(test_timed_choices_take_no_room),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_not_finite),              cmocka_unit_test(test_watch),

@@ -102,7 +102,8 @@ static void test_copy_to_another_shape(void **state)
     }
 }
 
-/* A measured break-even is part of the state, so that a resumed run decides as it would have. */
+/* A measured break-even is part of the state, so that a resumed run decides as it would have; what it has just
+ * measured itself it does not go by, and says so. */
 static void test_break_even_is_kept(void **state)
 {
     static Rig first, second;
@@ -110,12 +111,16 @@ static void test_break_even_is_kept(void **state)
     DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSV_F32);
     (void)state;
     rig_open(&first, "auto", 1, &settings, &shape);
+    settings.sparse_measure_cost = true;
     rig_open(&second, "auto", 1, &settings, &shape);
     first.sparse->record.break_even[0] = 0.35;
+    second.sparse->record.break_even[0] = 0.8;
+    second.log[0] = 0;
     assert_ok(dsvi_sparse_save(first.sparse, path));
     assert_true(dsvi_sparse_max_density(second.sparse) == 0.8);
     assert_ok(dsvi_sparse_load(second.sparse, path));
     assert_true(dsvi_sparse_max_density(second.sparse) == 0.35);
+    assert_non_null(strstr(second.log, "it pays up to density 0.35"));
     rig_close(&first);
     rig_close(&second);
 }

@@ -274,7 +274,39 @@ static void only_the_newest_are_kept(void **state)
     close_bench(&b);
 }
 
-static void another_seed_or_shape_is_refused(void **state)
+/* A run that went back from step 12 to 4 keeps its own past; what lies beyond is neither its past nor what it
+ * falls back on. */
+static void steps_beyond_the_newest_do_not_count(void **state)
+{
+    Bench b;
+    char path[DSVI_PATH_MAX];
+    bool found;
+    (void)state;
+    open_bench(&b);
+    b.settings.checkpoints_total_limit = 3;
+    for (int64_t step = 4; step <= 12; step += 4)
+        assert_ok(save_step(&b, step));
+    b.settings.checkpoints_total_limit = 2;
+    assert_ok(save_step(&b, 5));
+    for (int64_t step = 4; step <= 12; step++) {
+        snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
+        assert_int_equal(dsvi_path_exists(path), step % 4 == 0 || step == 5);
+        assert_int_equal(dsvi_checkpoint_is_latest(b.folder, path), step == 5);
+    }
+    snprintf(path, sizeof path, "%s/checkpoint-5/manifest.json", b.folder);
+    assert_int_equal(truncate(path, 10), 0);
+    assert_int_equal(newest(&b), 4);
+    snprintf(path, sizeof path, "%s/checkpoint-4/manifest.json", b.folder);
+    assert_int_equal(truncate(path, 10), 0);
+    assert_fails(DSV_E_FORMAT, "none of its 2 checkpoints is whole",
+                 dsvi_checkpoint_latest(b.folder, NULL, NULL, path, &found));
+    assert_non_null(strstr(dsv_error_message(), "2 more lie beyond step 5"));
+    close_bench(&b);
+}
+
+/* Each differs in nothing that sizes of tensors show: one head of 64 for two of 32, and a codec that makes 96
+ * channels too. */
+static void another_seed_shape_or_codec_is_refused(void **state)
 {
     Bench b;
     char path[DSVI_PATH_MAX];
@@ -284,6 +316,17 @@ static void another_seed_or_shape_is_refused(void **state)
     snprintf(path, sizeof path, "%s/checkpoint-4", b.folder);
     b.settings.seed = 8;
     assert_fails(DSV_E_USAGE, "seed=7", dsvi_checkpoint_load(b.trainer, path));
+    b.settings.seed = 7;
+    b.settings.codec_spatial_levels = 1;
+    b.settings.codec_temporal_levels = 3;
+    assert_fails(DSV_E_USAGE, "haar of 2 spatial and 1 temporal levels",
+                 dsvi_checkpoint_load(b.trainer, path));
+    b.settings.codec_spatial_levels = 2;
+    b.settings.codec_temporal_levels = 1;
+    b.trainer->config.num_attention_heads = 1;
+    b.trainer->config.attention_head_dim = 64;
+    assert_fails(DSV_E_USAGE, "num_attention_heads is 2, this model's is 1",
+                 dsvi_checkpoint_load(b.trainer, path));
     close_bench(&b);
 }
 
@@ -296,7 +339,8 @@ int main(void)
         cmocka_unit_test(a_full_disk_is_an_error_and_leaves_nothing_behind),
         cmocka_unit_test(damage_is_found_and_passed_over),
         cmocka_unit_test(only_the_newest_are_kept),
-        cmocka_unit_test(another_seed_or_shape_is_refused),
+        cmocka_unit_test(steps_beyond_the_newest_do_not_count),
+        cmocka_unit_test(another_seed_shape_or_codec_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <cjson/cJSON.h>
@@ -247,6 +248,35 @@ static void lists_kept_or_offloaded(void **state)
     tiny_same_checkpoints(kept, offloaded, STEPS);
     assert_ok(dsvi_folder_remove(kept));
     assert_ok(dsvi_folder_remove(offloaded));
+}
+
+static ino_t file_number(const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    struct stat about;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_int_equal(stat(path, &about), 0);
+    return about.st_ino;
+}
+
+/* A run that ends where it was resumed leaves the checkpoint it came from as it is. */
+static void nothing_done_nothing_written(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *folder = tiny_folder();
+    char checkpoint[DSVI_PATH_MAX];
+    (void)state;
+    run_settings(&settings, folder);
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    snprintf(checkpoint, sizeof checkpoint, "%s", summary.checkpoint);
+    ino_t manifest = file_number(checkpoint, "manifest.json"), latest = file_number(folder, "latest");
+    set(&settings, "resume_from_checkpoint", "latest");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    assert_string_equal(summary.checkpoint, checkpoint);
+    assert_true(file_number(checkpoint, "manifest.json") == manifest);
+    assert_true(file_number(folder, "latest") == latest);
+    assert_ok(dsvi_folder_remove(folder));
 }
 
 static void resume_of_nothing_starts_afresh(void **state)
@@ -618,6 +648,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "false"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
+        cmocka_unit_test(nothing_done_nothing_written),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(one_run_at_a_time),
         cmocka_unit_test(a_folder_without_locks_will_do),
