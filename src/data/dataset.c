@@ -2,10 +2,13 @@
 #include "data/dataset.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include <xxhash.h>
 
 #include "base/fs.h"
 #include "base/threads.h"
@@ -272,4 +275,18 @@ void dsvi_dataset_close(DsvDataset **dataset)
     free(d->left_out);
     free(d);
     *dataset = NULL;
+}
+
+uint64_t dsvi_dataset_hash(const DsvDataset *d)
+{
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < d->count; i++) {
+        const DsvDatasetItem *item = &d->items[i];
+        const char *path = item->source ? item->source : item->path, *slash = strrchr(path, '/');
+        const char *name = slash ? slash + 1 : path;
+        const int64_t size[3] = {item->info.width, item->info.height, llround(1e3 * item->info.seconds)};
+        hash = XXH3_64bits_withSeed(name, strlen(name), hash);
+        hash = XXH3_64bits_withSeed(size, sizeof size, hash);
+    }
+    return hash;
 }

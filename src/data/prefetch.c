@@ -31,8 +31,9 @@ typedef struct Broken {
 typedef struct Slot {
     bool done;
     DsvStatus status;
-    char *message;  /* of status, when it is not DSV_OK */
-    Broken *broken; /* met on the way to this sample, newest first */
+    char *message;       /* of status, when it is not DSV_OK */
+    Broken *broken;      /* met on the way to this sample, newest first */
+    int64_t passed_over; /* how many those were */
     const char *text;
     float *latent; /* (latent_elements) */
 } Slot;
@@ -111,7 +112,7 @@ static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
     const DsvPrefetch *p = worker->prefetch;
     int64_t count = p->dataset->count, tries = count < BROKEN_IN_A_ROW ? count : BROKEN_IN_A_ROW;
     DsvSampleRef ref = dsvi_dataset_sample(p->dataset, p->settings, number);
-    for (int64_t left = tries; left > 0; left--) {
+    for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
         DsvStatus status = read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
             slot->text = p->dataset->items[ref.item].text;
@@ -166,7 +167,7 @@ static void report_broken(DsvPrefetch *p, Broken **list)
     *list = NULL;
 }
 
-DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text)
+DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, int64_t *passed_over)
 {
     double start = dsvi_clock_seconds();
     pthread_mutex_lock(&p->lock);
@@ -181,6 +182,7 @@ DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text)
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
     memcpy(latent, slot->latent, (size_t)p->latent_elements * sizeof *latent);
     *text = slot->text;
+    *passed_over = slot->passed_over;
 
     pthread_mutex_lock(&p->lock);
     slot->done = false;

@@ -30,9 +30,10 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
                               void (*warn)(void *context, const char *line), void *warn_context,
                               DsvPrefetch **out);
 
-/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards. A
+/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards.
+ * *passed_over: so many items proved broken before the one that it was made of; 0: it is the one drawn. A
  * failure, a worker's included, is final: so is the next call's. */
-DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text);
+DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 
 /* Seconds the caller has spent waiting in dsvi_prefetch_next. */
 double dsvi_prefetch_waited(const DsvPrefetch *prefetch);

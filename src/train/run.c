@@ -96,11 +96,11 @@ static DsvStatus encode(void *context, const float *pixels, float *latent)
     return run->codec->encode(run->codec, run->trainer->video, pixels, latent);
 }
 
-static DsvStatus next_sample(void *context, float *latent)
+static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
 {
     /* Captions await a text encoder: every sample trains on the unconditional row. */
     const char *text;
-    return dsvi_prefetch_next(context, latent, &text);
+    return dsvi_prefetch_next(context, latent, &text, passed_over);
 }
 
 /* The model's shape: that of the weights to start from, or the preset's with the codec's channels. */
@@ -128,6 +128,43 @@ static DsvStatus open_data(const Run *run, const char *path, DsvDataset **datase
     return DSV_OK;
 }
 
+/* What must be one and the same on all ranks. */
+static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
+{
+    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
+    snprintf(own, sizeof own, "%s", value);
+    memcpy(of_first, own, sizeof own);
+    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
+    if (strcmp(own, of_first) == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
+}
+
+static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return compare_ranks(run, name, text);
+}
+
+static DsvStatus compare_number(const Run *run, const char *name, double value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%.17g", value);
+    return compare_ranks(run, name, text);
+}
+
+/* Paths may differ from rank to rank; what lies there may not. */
+static DsvStatus compare_data(const Run *run, const char *key, const DsvDataset *dataset)
+{
+    char name[64], hash[24];
+    snprintf(name, sizeof name, "%s: the number of clips", key);
+    DSVI_TRY(compare_integer(run, name, dataset->count));
+    snprintf(name, sizeof name, "%s: the hash of the clips' names and lengths", key);
+    snprintf(hash, sizeof hash, "%016" PRIx64, dsvi_dataset_hash(dataset));
+    return compare_ranks(run, name, hash);
+}
+
 /* The held-out windows, of which latents and noise stay in memory. */
 static DsvStatus open_held_out(const Run *run)
 {
@@ -136,7 +173,9 @@ static DsvStatus open_held_out(const Run *run)
     if (!held_out)
         return DSV_OK;
     DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
-    DsvStatus status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
+    DsvStatus status = compare_data(run, "validation.data", dataset);
+    if (status == DSV_OK)
+        status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
     dsvi_dataset_close(&dataset);
     if (status == DSV_OK)
         say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB with their noise",
@@ -195,32 +234,6 @@ static DsvStatus open_folder(Run *run)
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
-/* What must be one and the same on all ranks. */
-static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
-{
-    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
-    snprintf(own, sizeof own, "%s", value);
-    memcpy(of_first, own, sizeof own);
-    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
-    if (strcmp(own, of_first) == 0)
-        return DSV_OK;
-    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
-}
-
-static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%" PRId64, value);
-    return compare_ranks(run, name, text);
-}
-
-static DsvStatus compare_number(const Run *run, const char *name, double value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%.17g", value);
-    return compare_ranks(run, name, text);
-}
-
 /* What a rank may decide for its own machine. Texts are paths, which are its own too. */
 static bool is_own(const char *key)
 {
@@ -253,7 +266,7 @@ static DsvStatus compare_settings(const Run *run)
  * ever or train on nonsense. */
 static DsvStatus check_ranks(const Run *run)
 {
-    DSVI_TRY(compare_integer(run, "the number of clips", run->dataset->count));
+    DSVI_TRY(compare_data(run, "data.path", run->dataset));
     DSVI_TRY(compare_settings(run));
     DSVI_TRY(compare_integer(run, "the model's depth", run->config.num_layers));
     return compare_integer(run, "the model's width", dsvi_dit_width(&run->config));

@@ -16,15 +16,39 @@
  * updates its stretches of the weights, and the others get them, all by train/zero.h. Ranks that share
  * samples draw the same ones, with the same noise and times: all three follow from a sample's number. */
 
+/* Ranks that share a sample train on one and the same. A clip may be broken, or out of reach for a moment, on
+ * some of them alone, and others then stand in its place there. */
+static DsvStatus agree_on_sample(DsvTrainer *t, int64_t passed_over, float *latent)
+{
+    const DsvMesh *mesh = &t->mesh;
+    int64_t *all = t->passed_over, best = 0;
+    bool same = true;
+    all[mesh->context_rank] = passed_over;
+    DSVI_TRY(dsvi_comm_share(mesh->context, all, sizeof *all));
+    for (int64_t r = 1; r < mesh->context_ranks; r++) {
+        same = same && all[r] == all[0];
+        best = all[r] < all[best] ? r : best;
+    }
+    return same ? DSV_OK
+                : dsvi_comm_broadcast(mesh->context, best, latent, (size_t)t->elements * sizeof *latent);
+}
+
+static DsvStatus draw_sample(DsvTrainer *t, const DsvSampleSource *source, float *latent, double *waited)
+{
+    int64_t passed_over = 0;
+    double start = dsvi_clock_seconds();
+    DSVI_TRY(source->next(source->context, latent, &passed_over));
+    *waited += dsvi_clock_seconds() - start;
+    return agree_on_sample(t, passed_over, latent);
+}
+
 /* A micro-batch on the host: latents from the data, and for each sample its own time. */
 static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
 {
     const DsvConfig *settings = t->settings;
     uint64_t first = dsvi_trainer_first_sample(t);
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
-        double start = dsvi_clock_seconds();
-        DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
-        *waited += dsvi_clock_seconds() - start;
+        DSVI_TRY(draw_sample(t, source, t->host_latents + b * t->elements, waited));
         double sigma = dsvi_flow_sigma(settings, first + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);

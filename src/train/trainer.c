@@ -113,6 +113,8 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     dsvi_zero_carve_host(&t->zero, arena);
     t->share = dsvi_arena_take(arena, DSV_MEM_DATA,
                                (size_t)dsvi_comm_size(t->comm) * sizeof(DsvStepShare));
+    t->passed_over = dsvi_arena_take(arena, DSV_MEM_DATA,
+                                     (size_t)t->mesh.context_ranks * sizeof *t->passed_over);
     if (t->held_out)
         dsvi_held_out_carve_host(t->held_out, arena);
     dsvi_sparse_carve_host(t->sparse, arena);

@@ -73,12 +73,14 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
     assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + workers) * ELEMENTS * sizeof(float));
     for (uint64_t i = first; i < SAMPLES; i++) {
         const char *text = "untouched";
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        int64_t passed_over = -1;
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
         if (memcmp(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent) != 0)
             fail_msg("sample %d differs: %d workers, %d MiB, %d slots, from %d", (int)i, (int)workers,
                      (int)cache_mb, (int)slots, (int)first);
         int64_t item = dsvi_dataset_sample(dataset, &settings, i).item;
         assert_ptr_equal(text, dataset->items[item].text);
+        assert_int_equal(passed_over, 0);
     }
     assert_true(dsvi_prefetch_waited(prefetch) >= 0);
     dsvi_prefetch_stop(&prefetch);
@@ -110,6 +112,7 @@ static void ranks_share_the_samples(void **state)
     enum { RANKS = 3, RUN = 2, FIRST = 4 };
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     (void)state;
     for (uint64_t rank = 0; rank < RANKS; rank++) {
         DsvPrefetch *prefetch;
@@ -119,7 +122,7 @@ static void ranks_share_the_samples(void **state)
         for (uint64_t i = FIRST; i < SAMPLES; i++) {
             if ((i - FIRST) / RUN % RANKS != rank)
                 continue;
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent);
         }
         dsvi_prefetch_stop(&prefetch);
@@ -194,12 +197,15 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
                                       &warnings, &prefetch));
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
+            int64_t passed_over;
             DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
-            if (ref.item == 2)
+            bool broken = ref.item == 2;
+            if (broken)
                 ref = dsvi_dataset_sample_in(dataset, &settings, i, 3);
             assert_ok(dsvi_clip_read(dataset->items[ref.item].path, &ref.window, wanted));
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
+            assert_int_equal(passed_over, broken);
         }
         assert_int_equal(warnings.count, 1);
         assert_non_null(strstr(warnings.last, "2.avi: No such file"));
@@ -215,6 +221,7 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     (void)state;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     DsvPrefetch *prefetch;
     Warnings warnings = {0};
     assert_int_equal(rename(scratch_path("clips"), scratch_path("moved")), 0);
@@ -222,7 +229,7 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
                                   note_warning, &warnings, &prefetch));
     for (int i = 0; i < 2; i++)
         assert_fails(DSV_E_NOT_FOUND, "5 clips in a row cannot be read, the last: ",
-                     dsvi_prefetch_next(prefetch, latent, &text));
+                     dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     assert_int_equal(warnings.count, CLIPS);
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(rename(scratch_path("moved"), scratch_path("clips")), 0);
@@ -240,10 +247,12 @@ static void a_failing_codec_is_heard(void **state)
     (void)state;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     DsvPrefetch *prefetch;
     assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, ELEMENTS, refuse, NULL, NULL, NULL,
                                   &prefetch));
-    assert_fails(DSV_E_SHAPE, "the codec will not have it", dsvi_prefetch_next(prefetch, latent, &text));
+    assert_fails(DSV_E_SHAPE, "the codec will not have it",
+                 dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     free(latent);
 }
@@ -271,6 +280,7 @@ static void cached_latents_come_the_same_way(void **state)
     DsvDataset *cached;
     DsvPrefetch *prefetch;
     const char *text;
+    int64_t passed_over;
     Warnings warnings = {0};
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
     for (int i = 0; i < ITEMS; i++) {
@@ -290,7 +300,7 @@ static void cached_latents_come_the_same_way(void **state)
     for (uint64_t i = 5; i < 30; i++) {
         int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
         item = item == 4 ? 5 : item;
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
         for (int k = 0; k < NUMBERS; k++)
             assert_true(latent[k] == (float)(100 * item + k));
         assert_int_equal(text[0], 'a' + item);

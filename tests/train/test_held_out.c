@@ -57,9 +57,10 @@ static void close_rig(Rig *r)
     dsvi_cpu_close(&r->backend);
 }
 
-static DsvStatus next_latent(void *context, float *latent)
+static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     int64_t elements = *(int64_t *)context;
+    (void)passed_over;
     for (int64_t i = 0; i < elements; i++)
         latent[i] = (float)sin(0.37 * (double)i);
     return DSV_OK;
