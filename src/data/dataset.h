@@ -38,6 +38,10 @@ typedef struct DsvDataset {
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);
 void dsvi_dataset_close(DsvDataset **dataset);
 
+/* Turns the clips' paths into absolute ones without links, and moves those that are there already to
+ * left_out. Not for a latent cache. */
+DsvStatus dsvi_dataset_unify(DsvDataset *dataset);
+
 /* What tells this list from another: the items' order, base names (of a cached window: its source's), sizes
  * and lengths. Not where they lie: that may differ from machine to machine. */
 uint64_t dsvi_dataset_hash(const DsvDataset *dataset);
