@@ -34,15 +34,10 @@ static void say(const Inspection *to, const char *format, ...)
     to->line(to->context, text);
 }
 
-static bool is_floating(DsvDtype dtype)
-{
-    return dtype == DSV_F32 || dtype == DSV_BF16 || dtype == DSV_F16 || dtype == DSV_F64;
-}
-
 static int64_t count_not_finite(const DsvStoredTensor *tensor)
 {
     int64_t bad = 0;
-    for (int64_t i = 0; is_floating(tensor->dtype) && i < tensor->count; i++)
+    for (int64_t i = 0; dsvi_dtype_is_floating(tensor->dtype) && i < tensor->count; i++)
         bad += !isfinite(dsvi_load(tensor->dtype, tensor->data, i));
     return bad;
 }

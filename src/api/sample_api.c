@@ -39,7 +39,8 @@ static DsvStatus read_text(Sampling *s, const char *text_path)
     const DsvStoredTensor *rows;
     const int64_t shape[2] = {s->config.text_len, s->config.text_dim};
     DSVI_TRY(dsvi_safetensors_open(text_path, &file));
-    DSVI_TRY_GOTO(status, dsvi_safetensors_want(file, "encoder_hidden_states", 2, shape, &rows), done);
+    DSVI_TRY_GOTO(status,
+                  dsvi_safetensors_want_floating(file, "encoder_hidden_states", 2, shape, &rows), done);
     s->text = malloc((size_t)rows->count * sizeof(float));
     if (!s->text) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its text rows", text_path);
