@@ -434,6 +434,17 @@ static DsvStatus explain_failure(const Run *run, DsvStatus status)
     return status;
 }
 
+/* Before a run ends for want of samples: the steps done are saved. Of several ranks the others wait for this
+ * one's sample already, and cannot be asked to save. */
+static DsvStatus save_before(Run *run, DsvStatus failure)
+{
+    DsvStatusRecord first = *dsvi_status_record();
+    if (dsvi_comm_size(run->comm) == 1)
+        (void)save(run); /* the failure that matters is the first */
+    *dsvi_status_record() = first;
+    return failure;
+}
+
 static DsvStatus train(Run *run)
 {
     const DsvConfig *settings = run->settings;
@@ -449,7 +460,9 @@ static DsvStatus train(Run *run)
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
         }
         double start = dsvi_clock_seconds();
-        DSVI_TRY(dsvi_train_step(t, &source, &result));
+        DsvStatus status = dsvi_train_step(t, &source, &result);
+        if (status != DSV_OK)
+            return result.begun ? status : save_before(run, status);
         if (is_first(run))
             DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
         DSVI_TRY(measure_held_out(run));

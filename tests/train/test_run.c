@@ -280,6 +280,53 @@ static void bad_inputs_are_named(void **state)
     assert_ok(dsvi_folder_remove(empty));
 }
 
+typedef struct Thief {
+    int64_t steps;      /* after which the clips are taken away */
+    const char *clips, *away;
+} Thief;
+
+static bool take_clips(void *context)
+{
+    Thief *thief = context;
+    if (thief->steps-- == 0)
+        assert_int_equal(rename(thief->clips, thief->away), 0);
+    return false;
+}
+
+/* Clips that go away end a run, with the samples that are ready; what it has done is saved, and is what a run
+ * of as many steps does. */
+static void steps_done_are_saved_when_clips_go_away(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char mine[DSVI_PATH_MAX], away[DSVI_PATH_MAX];
+    const char *folder = tiny_folder(), *straight = tiny_folder(), *place = tiny_folder();
+    Thief thief = {.steps = 3, .clips = mine, .away = away};
+    DsvEvents events = {.context = &thief, .stop = take_clips};
+    int64_t step;
+    (void)state;
+    assert_ok(dsvi_path_join(mine, place, "clips"));
+    assert_ok(dsvi_path_join(away, place, "away"));
+    assert_ok(dsvi_folder_make(mine));
+    tiny_clips(mine, 3);
+    run_settings(&settings, folder);
+    set(&settings, "data.path", mine);
+    set(&settings, "data.cache_mb", "0");
+    set(&settings, "checkpointing_steps", "0");
+    assert_fails(DSV_E_NOT_FOUND, "is whole: ", dsv_train(&settings, &events, &summary));
+    assert_non_null(strstr(dsv_error_message(), "3 clips in a row cannot be read"));
+    step = atoll(strrchr(summary.checkpoint, '-') + 1);
+    assert_true(step >= 3 && step < STEPS);
+    run_settings(&settings, straight);
+    set(&settings, "checkpointing_steps", "1");
+    settings.max_train_steps = step;
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    tiny_same_checkpoints(straight, folder, (int)step);
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(place));
+}
+
 /* The clip a run samples when it ends is the clip that its stored model gives: same weights, same lists. */
 static void a_stored_model_samples_the_same(void **state)
 {
@@ -417,6 +464,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "false"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
+        cmocka_unit_test(steps_done_are_saved_when_clips_go_away),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
