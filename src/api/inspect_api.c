@@ -129,11 +129,10 @@ static DsvStatus inspect_model(const Inspection *to, const DsvModelPath *model)
 
 static DsvStatus inspect_checkpoint(const Inspection *to, const DsvModelPath *model)
 {
-    int64_t step, seed;
-    uint64_t sample;
-    DSVI_TRY(dsvi_checkpoint_step(model->checkpoint, &step, &sample, &seed));
+    DsvCheckpointState state;
+    DSVI_TRY(dsvi_checkpoint_state(model->checkpoint, &state));
     say(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
-        model->checkpoint, step, sample, seed);
+        model->checkpoint, state.step, state.sample, state.seed);
     DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
     say(to, "health: every file is as the manifest says");
     return inspect_model(to, model);

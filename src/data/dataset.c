@@ -335,7 +335,7 @@ done:
     return status;
 }
 
-uint64_t dsvi_dataset_hash(const DsvDataset *d)
+DsvDatasetMark dsvi_dataset_mark(const DsvDataset *d)
 {
     uint64_t hash = 0;
     for (int64_t i = 0; i < d->count; i++) {
@@ -346,5 +346,5 @@ uint64_t dsvi_dataset_hash(const DsvDataset *d)
         hash = XXH3_64bits_withSeed(name, strlen(name), hash);
         hash = XXH3_64bits_withSeed(size, sizeof size, hash);
     }
-    return hash;
+    return (DsvDatasetMark){d->count, hash};
 }

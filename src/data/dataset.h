@@ -42,9 +42,14 @@ void dsvi_dataset_close(DsvDataset **dataset);
  * left_out. Not for a latent cache. */
 DsvStatus dsvi_dataset_unify(DsvDataset *dataset);
 
-/* What tells this list from another: the items' order, base names (of a cached window: its source's), sizes
- * and lengths. Not where they lie: that may differ from machine to machine. */
-uint64_t dsvi_dataset_hash(const DsvDataset *dataset);
+/* What tells this list from another, with which samples would be others. The hash is of the items' order,
+ * base names (of a cached window: its source's), sizes and lengths; not of where they lie, which may differ
+ * from machine to machine. */
+typedef struct DsvDatasetMark {
+    int64_t count; /* of items; 0: not known */
+    uint64_t hash;
+} DsvDatasetMark;
+DsvDatasetMark dsvi_dataset_mark(const DsvDataset *dataset);
 
 typedef struct DsvSampleRef {
     int64_t item;

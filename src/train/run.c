@@ -157,11 +157,12 @@ static DsvStatus compare_number(const Run *run, const char *name, double value)
 /* Paths may differ from rank to rank; what lies there may not. */
 static DsvStatus compare_data(const Run *run, const char *key, const DsvDataset *dataset)
 {
+    DsvDatasetMark mark = dsvi_dataset_mark(dataset);
     char name[64], hash[24];
     snprintf(name, sizeof name, "%s: the number of clips", key);
-    DSVI_TRY(compare_integer(run, name, dataset->count));
+    DSVI_TRY(compare_integer(run, name, mark.count));
     snprintf(name, sizeof name, "%s: the hash of the clips' names and lengths", key);
-    snprintf(hash, sizeof hash, "%016" PRIx64, dsvi_dataset_hash(dataset));
+    snprintf(hash, sizeof hash, "%016" PRIx64, mark.hash);
     return compare_ranks(run, name, hash);
 }
 
@@ -183,12 +184,31 @@ static DsvStatus open_held_out(const Run *run)
     return status;
 }
 
+/* A resumed run goes on with the sample that follows, which in another list of clips is another. */
+static DsvStatus compare_with_checkpoint(Run *run)
+{
+    DsvCheckpointState state;
+    char line[512];
+    const DsvDatasetMark *now = &run->trainer->data, *then = &state.data;
+    if (!is_first(run))
+        return DSV_OK;
+    DSVI_TRY(dsvi_checkpoint_state(run->folder.checkpoint, &state));
+    if (then->count == 0 || (then->count == now->count && then->hash == now->hash))
+        return DSV_OK;
+    snprintf(line, sizeof line, "data.path=%.256s: %" PRId64 " clips that are not the %" PRId64 " of the "
+             "checkpoint: from here on samples are others than if the run had not been stopped",
+             run->settings->data_path, now->count, then->count);
+    warn_line(run, line);
+    return DSV_OK;
+}
+
 /* Weights, moments and everything else, from a checkpoint, a model or the initial draw. */
 static DsvStatus load_state(Run *run)
 {
     DsvTrainer *t = run->trainer;
     if (run->folder.resume) {
         DSVI_TRY(dsvi_checkpoint_load(t, run->folder.checkpoint));
+        DSVI_TRY(compare_with_checkpoint(run));
         say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", t->step, run->folder.checkpoint);
         return DSV_OK;
     }
@@ -319,6 +339,7 @@ static DsvStatus open_run(Run *run)
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->comm, run->codec, &run->config,
                                  decision_line, run, &run->trainer));
+    run->trainer->data = dsvi_dataset_mark(run->dataset);
     say(run, DSV_LOG_INFO, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64
         " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,

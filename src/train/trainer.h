@@ -75,6 +75,7 @@ typedef struct DsvTrainer {
 
     int64_t step;                  /* steps done */
     uint64_t sample;               /* samples trained on, by all ranks together: the position in the data */
+    DsvDatasetMark data;           /* in which data; a trainer alone has none */
     bool drawn;                    /* the micro-batch after them lies in the host arrays */
 } DsvTrainer;
 

@@ -240,7 +240,7 @@ static uint64_t hash_of(const char *path)
     DsvConfig settings = settings_of(32);
     DsvDataset *d;
     assert_ok(dsvi_dataset_open(path, &settings, &d));
-    uint64_t hash = dsvi_dataset_hash(d);
+    uint64_t hash = dsvi_dataset_mark(d).hash;
     dsvi_dataset_close(&d);
     return hash;
 }

@@ -8,6 +8,7 @@
 #include "tiny.h"
 #include "train/checkpoint.h"
 #include "train/flow_draw.h"
+#include "train/manifest.h"
 
 enum { STEPS = 10 };
 
@@ -244,6 +245,60 @@ static void lists_kept_or_offloaded(void **state)
     assert_ok(dsvi_folder_remove(offloaded));
 }
 
+/* As states were before they told of clips. */
+static void forget_clips(const char *checkpoint)
+{
+    char path[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    assert_ok(dsvi_path_join(path, checkpoint, "state.json"));
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    char *of_clips = strstr(text, ", \"clips\"");
+    assert_non_null(of_clips);
+    strcpy(of_clips, "}\n");
+    assert_ok(dsvi_file_write(path, text, strlen(text)));
+    free(text);
+    assert_ok(dsvi_path_join(path, checkpoint, "manifest.json"));
+    assert_int_equal(unlink(path), 0);
+    assert_ok(dsvi_manifest_write(checkpoint));
+}
+
+/* What a resume that stops at once says, and saves. */
+static void resume(DsvConfig *settings, const char *data, Stopper *said)
+{
+    DsvTrainSummary summary;
+    DsvEvents events = {.context = said, .stop = stop_after, .log = keep_log};
+    *said = (Stopper){0};
+    set(settings, "data.path", data);
+    assert_fails(DSV_E_INTERRUPTED, "stopped after step 1", dsv_train(settings, &events, &summary));
+}
+
+/* A resume tells when the clips are not those of the checkpoint, where that is known. */
+static void a_resume_knows_its_clips(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper said;
+    const char *folder = tiny_folder(), *more = tiny_folder();
+    (void)state;
+    tiny_clips(more, 4);
+    run_settings(&settings, folder);
+    set(&settings, "max_train_steps", "1");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    set(&settings, "max_train_steps", "2");
+    set(&settings, "resume_from_checkpoint", "latest");
+    resume(&settings, clips, &said);
+    assert_null(strstr(said.log, "clips that are not"));
+    resume(&settings, more, &said);
+    assert_non_null(strstr(said.log, "4 clips that are not the 3 of the checkpoint"));
+    resume(&settings, clips, &said);
+    assert_non_null(strstr(said.log, "3 clips that are not the 4 of the checkpoint"));
+    forget_clips(summary.checkpoint);
+    resume(&settings, more, &said);
+    assert_null(strstr(said.log, "clips that are not"));
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(more));
+}
+
 static void resume_of_nothing_starts_afresh(void **state)
 {
     DsvConfig settings;
@@ -465,6 +520,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(steps_done_are_saved_when_clips_go_away),
+        cmocka_unit_test(a_resume_knows_its_clips),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(bad_inputs_are_named),
         cmocka_unit_test(a_stored_model_samples_the_same),
