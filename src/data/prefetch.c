@@ -218,12 +218,38 @@ static size_t decoder_bytes(const DsvDataset *dataset)
     return (size_t)(DECODER_FRAMES * largest * 3 / 2);
 }
 
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Numbers that a worker holds: the frames of a sample. */
+static size_t worker_pixels(const DsvDataset *dataset, const DsvConfig *settings)
+{
+    return dataset->latents ? 0 : (size_t)(3 * settings->num_frames * settings->height * settings->width);
+}
+
+int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settings, int64_t slots,
+                              int64_t latent_elements, const DsvPrefetchShare *share)
+{
+    enum { WORKERS_MOST = 8 };
+    size_t pixels = worker_pixels(dataset, settings), ring = (size_t)(slots * latent_elements);
+    int64_t spare = share->computes ? 1 : smaller(share->cores / share->ranks - 1, WORKERS_MOST);
+    int64_t workers = smaller(settings->data_workers > 0 ? settings->data_workers : spare, slots);
+    uint64_t most = share->memory / 2 / sizeof(float) / (uint64_t)share->ranks;
+    if (settings->data_workers > 0)
+        return workers;
+    while (workers > 1 && share->memory > 0 && ring + (size_t)workers * pixels > most)
+        workers--;
+    return workers > 1 ? workers : 1;
+}
+
 static DsvStatus allocate(DsvPrefetch *p)
 {
     const DsvConfig *settings = p->settings;
-    size_t frames = (size_t)(3 * settings->num_frames * settings->height * settings->width);
+    size_t frames = worker_pixels(p->dataset, settings);
     size_t slots = (size_t)p->slot_count, workers = (size_t)p->worker_count;
-    size_t latent = (size_t)p->latent_elements, pixels = p->dataset->latents ? 0 : workers * frames;
+    size_t latent = (size_t)p->latent_elements, pixels = workers * frames;
     p->slots = calloc(slots, sizeof *p->slots);
     p->workers = calloc(workers, sizeof *p->workers);
     p->warned = calloc((size_t)p->dataset->count, 1);
@@ -247,8 +273,8 @@ static DsvStatus allocate(DsvPrefetch *p)
 }
 
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
-                              DsvSampleSeries series, int64_t slots, int64_t latent_elements,
-                              dsvi_encode_fn *encode, void *encode_context,
+                              DsvSampleSeries series, int64_t workers, int64_t slots,
+                              int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
                               void (*warn)(void *context, const char *line), void *warn_context,
                               DsvPrefetch **out)
 {
@@ -267,7 +293,7 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
         .warn = warn,
         .warn_context = warn_context,
         .slot_count = slots,
-        .worker_count = settings->data_workers,
+        .worker_count = smaller(workers, slots),
     };
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->room, NULL);

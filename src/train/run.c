@@ -11,6 +11,7 @@
 
 #include "base/host.h"
 #include "data/prefetch.h"
+#include "dist/peers.h"
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
 #include "train/model_path.h"
@@ -300,9 +301,18 @@ static DsvStatus start_prefetch(Run *run)
         .first = dsvi_trainer_first_sample(run->trainer), .run = batch,
         .stride = dsvi_trainer_samples(run->trainer),
     };
-    return dsvi_prefetch_start(run->dataset, settings, series,
-                               settings->data_prefetch * settings->train_batch_size,
-                               run->trainer->elements, encode, run, warn_line, run, &run->prefetch);
+    DsvPrefetchShare share = {
+        .computes = run->backend->device->kind == DSV_DEVICE_CPU, .cores = dsvi_usable_cores(),
+        .memory = dsvi_memory_bytes(),
+    };
+    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = run->trainer->elements;
+    int64_t before;
+    DSVI_TRY(dsvi_peers_here(run->comm, &share.ranks, &before));
+    int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
+    say(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead", workers,
+        workers > 1 ? "s" : "", slots);
+    return dsvi_prefetch_start(run->dataset, settings, series, workers, slots, elements, encode, run,
+                               warn_line, run, &run->prefetch);
 }
 
 static void mesh_line(void *context, const char *line)
