@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/backend.h"
 #include "device/carve.h"
@@ -242,8 +243,11 @@ static DsvStatus write_results(Pass *p, const char *out_path)
     DSVI_TRY_GOTO(status, p->backend.device->sync(p->backend.device->stream), done);
     average_loss(p, &r);
     snprintf(temporary, sizeof temporary, "%s.tmp", out_path);
-    DSVI_TRY_GOTO(status, dsvi_safetensors_write(temporary, r.tensors, r.count, NULL, 0), done);
-    DSVI_TRY_GOTO(status, dsvi_path_rename(temporary, out_path), done);
+    status = dsvi_safetensors_write(temporary, r.tensors, r.count, NULL, 0);
+    if (status == DSV_OK)
+        status = dsvi_path_rename(temporary, out_path);
+    if (status != DSV_OK)
+        unlink(temporary);
 done:
     free(r.tensors);
     free(r.names);
@@ -273,6 +277,7 @@ DsvStatus dsv_forward(const char *model_path, const char *in_path, const char *o
     DsvStatus status;
     Pass pass = {.settings = settings, .grad = grad};
     DsvSafetensors *in = NULL;
+    DSVI_TRY_GOTO(status, dsvi_file_check_place(out_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &pass.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(pass.model.config, &pass.config), done);
     DSVI_TRY_GOTO(status, dsvi_safetensors_open(in_path, &in), done);

@@ -1,4 +1,4 @@
-/* Tensors that users hand in: of a dtype that is none of numbers between, or with a grid that is none. */
+/* What users hand in: tensors of an unfit dtype, a grid that is none, a place where nothing can be put. */
 #include "test.h"
 
 #include "api/bench_heads.h"
@@ -69,11 +69,25 @@ static void text_rows_are_of_a_floating_dtype(void **state)
                  dsv_sample(shared_path("fixtures/dit_a"), path, scratch_path("out.mp4"), &settings, NULL));
 }
 
+/* Before the model is even looked for. */
+static void where_a_clip_goes_comes_first(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    assert_fails(DSV_E_NOT_FOUND, "nowhere/out.mp4: cannot write it: No such file",
+                 dsv_sample("no-such-model", NULL, scratch_path("nowhere/out.mp4"), &settings, NULL));
+    assert_fails(DSV_E_NOT_FOUND, "no-such-model",
+                 dsv_sample("no-such-model", NULL, scratch_path("out.mp4"), &settings, NULL));
+    assert_false(dsvi_path_exists(scratch_path("out.mp4.tmp")));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_have_a_dtype_and_a_grid),
         cmocka_unit_test(text_rows_are_of_a_floating_dtype),
+        cmocka_unit_test(where_a_clip_goes_comes_first),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
