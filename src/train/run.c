@@ -167,7 +167,7 @@ static DsvStatus compare_data(const Run *run, const char *key, const DsvDataset 
     return compare_ranks(run, name, hash);
 }
 
-/* The held-out windows, of which latents and noise stay in memory. */
+/* The held-out windows, of which latents stay in memory. */
 static DsvStatus open_held_out(const Run *run)
 {
     DsvDataset *dataset;
@@ -180,7 +180,7 @@ static DsvStatus open_held_out(const Run *run)
         status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
     dsvi_dataset_close(&dataset);
     if (status == DSV_OK)
-        say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB with their noise",
+        say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB of them on this rank",
             run->settings->validation_clips, (double)dsvi_held_out_bytes(held_out) / 1048576.0);
     return status;
 }
