@@ -46,9 +46,9 @@ DsvStatus dsvi_backend_open(const DsvConfig *settings, DsvBackend *backend)
 
 DsvStatus dsvi_backend_open_rank(const DsvConfig *settings, DsvComm *comm, DsvBackend *backend)
 {
-    int64_t before;
+    int64_t here, before;
     memset(backend, 0, sizeof *backend);
-    DSVI_TRY(dsvi_peers_before(comm, &before));
+    DSVI_TRY(dsvi_peers_here(comm, &here, &before));
     return open_number(settings, before, backend);
 }
 

@@ -62,31 +62,40 @@ DsvStatus dsvi_bench_dtype(const char *name, DsvDtype *dtype)
                : DSVI_FAIL(DSV_E_USAGE, "dtype %s, wanted bf16 or f32", name);
 }
 
+/* frames x rows x columns as the file says, or one row of all tokens. */
+static DsvStatus read_grid(const DsvSafetensors *file, int64_t tokens, int64_t grid[3])
+{
+    const char *words = dsvi_safetensors_metadata(file, "grid");
+    long long frames = 1, rows = 1, columns = tokens;
+    bool read = !words || sscanf(words, "%lldx%lldx%lld", &frames, &rows, &columns) == 3;
+    /* Whole tokens at each level: nothing below 1, and no product that could be too large. */
+    if (!read || frames < 1 || tokens % frames != 0 || rows < 1 || tokens / frames % rows != 0 ||
+        tokens / frames / rows != columns)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells",
+                         dsvi_safetensors_path(file), words, (long long)tokens);
+    grid[0] = frames;
+    grid[1] = rows;
+    grid[2] = columns;
+    return DSV_OK;
+}
+
 static DsvStatus take_shape_of_file(const char *path, DsvBenchHeads *h)
 {
     const DsvStoredTensor *q, *other;
-    int frames = 1, rows = 1, columns;
     DSVI_TRY(dsvi_safetensors_open(path, &h->file));
-    DSVI_TRY(dsvi_safetensors_want(h->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
-    DSVI_TRY(dsvi_safetensors_want(h->file, "k", 3, q->shape, &other));
-    DSVI_TRY(dsvi_safetensors_want(h->file, "v", 3, q->shape, &other));
+    DSVI_TRY(dsvi_safetensors_want_floating(h->file, "q", 3, (int64_t[]){-1, -1, -1}, &q));
+    DSVI_TRY(dsvi_safetensors_want_floating(h->file, "k", 3, q->shape, &other));
+    DSVI_TRY(dsvi_safetensors_want_floating(h->file, "v", 3, q->shape, &other));
     int64_t heads = q->shape[0], tokens = q->shape[1];
-    const char *words = dsvi_safetensors_metadata(h->file, "grid");
-    columns = (int)tokens;
-    if (words && (sscanf(words, "%dx%dx%d", &frames, &rows, &columns) != 3 ||
-                  (int64_t)frames * rows * columns != tokens))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: grid %s, wanted FxHxW with %lld cells", path, words,
-                         (long long)tokens);
     if (heads < 1 || tokens < 1 || h->tokens % tokens != 0)
         return DSVI_FAIL(DSV_E_USAGE, "%s: %lld heads of %lld tokens; wanted some, and --tokens a multiple "
                          "of them, not %lld", path, (long long)heads, (long long)tokens,
                          (long long)h->tokens);
+    DSVI_TRY(read_grid(h->file, tokens, h->grid));
     h->tokens = h->tokens > 0 ? h->tokens : tokens;
     h->heads = h->heads > 0 ? h->heads : heads;
     h->head_dim = q->shape[2];
-    h->grid[0] = h->tokens / tokens * frames;
-    h->grid[1] = rows;
-    h->grid[2] = columns;
+    h->grid[0] *= h->tokens / tokens;
     return DSV_OK;
 }
 

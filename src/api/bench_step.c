@@ -22,9 +22,10 @@ typedef struct RandomLatents {
     const float *drawn; /* once: a benchmark of steps is none of random numbers */
 } RandomLatents;
 
-static DsvStatus next_random(void *context, float *latent)
+static DsvStatus next_random(void *context, float *latent, int64_t *passed_over)
 {
     RandomLatents *r = context;
+    (void)passed_over;
     if (!r->drawn)
         dsvi_rng_fill_normal(r->rng, 0, latent, r->elements);
     else if (r->drawn != latent)

@@ -11,6 +11,9 @@
 #include "data/latent_cache.h"
 #include "model/codec.h"
 
+/* Between two writings of the index: what an interrupted call may have to do again. */
+#define FLUSH_SECONDS 10.0
+
 typedef struct Window {
     const DsvLatentSource *source;
     DsvClipWindow window;
@@ -86,12 +89,17 @@ static void encode_range(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
+static void tell(const Encoding *e, DsvLogLevel level, const char *line)
+{
+    if (e->events->log)
+        e->events->log(e->events->context, level, line);
+}
+
 static void warn_left_out(const Encoding *e, const char *what)
 {
     char line[768];
     snprintf(line, sizeof line, "left out: %s", what);
-    if (e->events->log)
-        e->events->log(e->events->context, DSV_LOG_WARNING, line);
+    tell(e, DSV_LOG_WARNING, line);
 }
 
 /* A clip that breaks in the middle is left out and named; anything else ends the work. */
@@ -110,10 +118,11 @@ static bool wants_stop(const DsvEvents *events)
     return events->stop && events->stop(events->context);
 }
 
-/* Windows in waves, so that between them the caller hears of progress and can stop. */
+/* Windows in waves, so that between them the caller hears of progress and can stop. The index is rewritten
+ * as a whole: in its time it grows large, and that must not happen with every wave. */
 static DsvStatus encode_all(Encoding *e)
 {
-    double start = dsvi_clock_seconds();
+    double start = dsvi_clock_seconds(), flushed = start;
     int64_t wave = 4 * (int64_t)dsvi_threads_count();
     for (int64_t done = 0; done < e->count;) {
         int64_t n = e->count - done < wave ? e->count - done : wave;
@@ -121,8 +130,11 @@ static DsvStatus encode_all(Encoding *e)
         dsvi_parallel_for(n, 1, encode_range, e);
         for (int64_t i = 0; i < n; i++)
             DSVI_TRY(judge(e, &e->wave[i]));
-        DSVI_TRY(dsvi_latent_cache_flush(e->cache));
         done += n;
+        if (dsvi_clock_seconds() - flushed > FLUSH_SECONDS) {
+            DSVI_TRY(dsvi_latent_cache_flush(e->cache));
+            flushed = dsvi_clock_seconds();
+        }
         DsvProgress progress = {.unit = "window", .done = done, .total = e->count};
         progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(e->count - done);
         if (e->events->progress)
@@ -132,7 +144,7 @@ static DsvStatus encode_all(Encoding *e)
                              "stopped after %lld of %lld windows; the same command goes on",
                              (long long)done, (long long)e->count);
     }
-    return DSV_OK;
+    return dsvi_latent_cache_flush(e->cache);
 }
 
 /* A clip is what it was when its size and time of change are. */
@@ -155,8 +167,28 @@ static void tell_changed(void *context, const char *path, int64_t windows)
     char line[768];
     snprintf(line, sizeof line, "%s has changed since it was encoded: its %lld old windows are dropped", path,
              (long long)windows);
-    if (e->events->log)
-        e->events->log(e->events->context, DSV_LOG_INFO, line);
+    tell(e, DSV_LOG_INFO, line);
+}
+
+/* Frames and latent of a window for each thread: of fewer threads where that passes half of the machine's
+ * memory. */
+static DsvStatus allocate(Encoding *e)
+{
+    size_t window = (e->pixel_count + e->latent_count) * sizeof(float);
+    uint64_t fitting = dsvi_memory_bytes() / 2 / window;
+    int threads = dsvi_threads_count();
+    char line[256];
+    if (dsvi_memory_bytes() > 0 && fitting < (uint64_t)threads) {
+        dsvi_threads_set(fitting > 1 ? (int)fitting : 1);
+        snprintf(line, sizeof line, "%d threads instead of %d: each holds %.1f GiB of frames",
+                 dsvi_threads_count(), threads, (double)window / 1073741824.0);
+        tell(e, DSV_LOG_INFO, line);
+    }
+    e->buffers = malloc((size_t)dsvi_threads_count() * window);
+    if (!e->buffers)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of %d windows of %.1f GiB, one for each "
+                         "thread: lower threads", dsvi_threads_count(), (double)window / 1073741824.0);
+    return DSV_OK;
 }
 
 static DsvStatus prepare(Encoding *e, const char *out_dir)
@@ -171,11 +203,10 @@ static DsvStatus prepare(Encoding *e, const char *out_dir)
     DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, &e->dataset));
     if (e->dataset->latents)
         return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, wanted clips", settings->data_path);
+    DSVI_TRY(dsvi_dataset_unify(e->dataset));
     DSVI_TRY(stamp_sources(e));
     DSVI_TRY(list_windows(e));
-    e->buffers = malloc((size_t)dsvi_threads_count() * (e->pixel_count + e->latent_count) * sizeof(float));
-    if (!e->buffers)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of %d windows", dsvi_threads_count());
+    DSVI_TRY(allocate(e));
     DSVI_TRY(dsvi_latent_cache_create(out_dir, settings, &e->cache));
     return dsvi_latent_cache_drop_changed(e->cache, e->sources, e->dataset->count, tell_changed, e);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/backend.h"
 #include "device/carve.h"
@@ -40,19 +41,19 @@ static DsvStatus read_shapes(Pass *p, const DsvSafetensors *in)
 {
     const DsvStoredTensor *latents, *other;
     int64_t channels = p->config.in_channels;
-    DSVI_TRY(dsvi_safetensors_want(in, LATENTS, 5, (int64_t[]){-1, channels, -1, -1, -1}, &latents));
+    DSVI_TRY(dsvi_safetensors_want_floating(in, LATENTS, 5, (int64_t[]){-1, channels, -1, -1, -1}, &latents));
     p->shape.batch = latents->shape[0];
     p->shape.frames = latents->shape[2];
     p->shape.height = latents->shape[3];
     p->shape.width = latents->shape[4];
-    DSVI_TRY(dsvi_safetensors_want(in, TIMESTEP, 1, (int64_t[]){p->shape.batch}, &other));
-    DSVI_TRY(dsvi_safetensors_want(in, TEXT, 3, (int64_t[]){p->shape.batch, -1, p->config.text_dim},
+    DSVI_TRY(dsvi_safetensors_want_floating(in, TIMESTEP, 1, (int64_t[]){p->shape.batch}, &other));
+    DSVI_TRY(dsvi_safetensors_want_floating(in, TEXT, 3, (int64_t[]){p->shape.batch, -1, p->config.text_dim},
                                    &other));
     p->shape.text_len = other->shape[1];
     p->text_elements = other->count;
     p->latent_elements = latents->count;
     if (p->grad)
-        DSVI_TRY(dsvi_safetensors_want(in, TARGET, 5, latents->shape, &other));
+        DSVI_TRY(dsvi_safetensors_want_floating(in, TARGET, 5, latents->shape, &other));
     if (p->grad && p->config.out_channels != channels)
         return DSVI_FAIL(DSV_E_SHAPE,
                          "%s: gradients need as many output channels (%lld) as input ones (%lld)",
@@ -132,15 +133,11 @@ static DsvStatus load_weights(Pass *p)
     return dsvi_dit_refresh_compute(p->dit);
 }
 
-/* A stored tensor of any floating dtype to the device, as F32. */
+/* A stored tensor, of any floating dtype by read_shapes, to the device as F32. */
 static DsvStatus upload_tensor(Pass *p, const DsvSafetensors *in, const char *name, float *device_memory)
 {
     DsvDevice *device = p->backend.device;
     const DsvStoredTensor *tensor = dsvi_safetensors_find(in, name);
-    if (tensor->dtype != DSV_F32 && tensor->dtype != DSV_BF16 && tensor->dtype != DSV_F16 &&
-        tensor->dtype != DSV_F64)
-        return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted a floating dtype",
-                         dsvi_safetensors_path(in), name, dsvi_dtype_name(tensor->dtype));
     dsvi_convert(DSV_F32, p->host, tensor->dtype, tensor->data, tensor->count);
     DSVI_TRY(device->upload(device->stream, device_memory, p->host, (size_t)tensor->count * sizeof(float)));
     return device->sync(device->stream);
@@ -246,8 +243,11 @@ static DsvStatus write_results(Pass *p, const char *out_path)
     DSVI_TRY_GOTO(status, p->backend.device->sync(p->backend.device->stream), done);
     average_loss(p, &r);
     snprintf(temporary, sizeof temporary, "%s.tmp", out_path);
-    DSVI_TRY_GOTO(status, dsvi_safetensors_write(temporary, r.tensors, r.count, NULL, 0), done);
-    DSVI_TRY_GOTO(status, dsvi_path_rename(temporary, out_path), done);
+    status = dsvi_safetensors_write(temporary, r.tensors, r.count, NULL, 0);
+    if (status == DSV_OK)
+        status = dsvi_path_rename(temporary, out_path);
+    if (status != DSV_OK)
+        unlink(temporary);
 done:
     free(r.tensors);
     free(r.names);
@@ -277,6 +277,7 @@ DsvStatus dsv_forward(const char *model_path, const char *in_path, const char *o
     DsvStatus status;
     Pass pass = {.settings = settings, .grad = grad};
     DsvSafetensors *in = NULL;
+    DSVI_TRY_GOTO(status, dsvi_file_check_place(out_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &pass.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(pass.model.config, &pass.config), done);
     DSVI_TRY_GOTO(status, dsvi_safetensors_open(in_path, &in), done);

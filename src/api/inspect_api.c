@@ -34,15 +34,10 @@ static void say(const Inspection *to, const char *format, ...)
     to->line(to->context, text);
 }
 
-static bool is_floating(DsvDtype dtype)
-{
-    return dtype == DSV_F32 || dtype == DSV_BF16 || dtype == DSV_F16 || dtype == DSV_F64;
-}
-
 static int64_t count_not_finite(const DsvStoredTensor *tensor)
 {
     int64_t bad = 0;
-    for (int64_t i = 0; is_floating(tensor->dtype) && i < tensor->count; i++)
+    for (int64_t i = 0; dsvi_dtype_is_floating(tensor->dtype) && i < tensor->count; i++)
         bad += !isfinite(dsvi_load(tensor->dtype, tensor->data, i));
     return bad;
 }
@@ -134,11 +129,10 @@ static DsvStatus inspect_model(const Inspection *to, const DsvModelPath *model)
 
 static DsvStatus inspect_checkpoint(const Inspection *to, const DsvModelPath *model)
 {
-    int64_t step, seed;
-    uint64_t sample;
-    DSVI_TRY(dsvi_checkpoint_step(model->checkpoint, &step, &sample, &seed));
+    DsvCheckpointState state;
+    DSVI_TRY(dsvi_checkpoint_state(model->checkpoint, &state));
     say(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
-        model->checkpoint, step, sample, seed);
+        model->checkpoint, state.step, state.sample, state.seed);
     DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
     say(to, "health: every file is as the manifest says");
     return inspect_model(to, model);

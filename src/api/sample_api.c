@@ -39,7 +39,8 @@ static DsvStatus read_text(Sampling *s, const char *text_path)
     const DsvStoredTensor *rows;
     const int64_t shape[2] = {s->config.text_len, s->config.text_dim};
     DSVI_TRY(dsvi_safetensors_open(text_path, &file));
-    DSVI_TRY_GOTO(status, dsvi_safetensors_want(file, "encoder_hidden_states", 2, shape, &rows), done);
+    DSVI_TRY_GOTO(status,
+                  dsvi_safetensors_want_floating(file, "encoder_hidden_states", 2, shape, &rows), done);
     s->text = malloc((size_t)rows->count * sizeof(float));
     if (!s->text) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its text rows", text_path);
@@ -105,6 +106,7 @@ DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *
     DsvStatus status;
     Sampling s = {.settings = settings};
     DsvEvents none = {0};
+    DSVI_TRY_GOTO(status, dsvi_file_check_place(video_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &s.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(s.model.config, &s.config), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &s.backend), done);

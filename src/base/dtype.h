@@ -2,8 +2,9 @@
 #ifndef DSVI_DTYPE_H
 #define DSVI_DTYPE_H
 
-#include <stdint.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #ifdef __cplusplus
@@ -24,6 +25,10 @@ typedef enum DsvDtype {
 
 size_t dsvi_dtype_size(DsvDtype dtype);      /* bytes of one element */
 const char *dsvi_dtype_name(DsvDtype dtype); /* "F32", "BF16", ... */
+static inline bool dsvi_dtype_is_floating(DsvDtype dtype)
+{
+    return dtype == DSV_F32 || dtype == DSV_BF16 || dtype == DSV_F16 || dtype == DSV_F64;
+}
 
 /* Element `i` of an array of floating dtype (F32, BF16, F16, F64), widened to double. */
 double dsvi_load(DsvDtype dtype, const void *array, int64_t i);

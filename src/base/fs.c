@@ -230,6 +230,21 @@ DsvStatus dsvi_path_rename(const char *from, const char *to)
     return dsvi_folder_sync(folder);
 }
 
+DsvStatus dsvi_file_check_place(const char *path)
+{
+    char temporary[DSVI_PATH_MAX];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
+    if (dsvi_path_is_folder(path))
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot write it: a folder of that name is there", path);
+    int file = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0)
+        return io_failure(path, "write it");
+    close(file);
+    unlink(temporary);
+    return DSV_OK;
+}
+
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
 {
     char temporary[DSVI_PATH_MAX];

@@ -38,6 +38,9 @@ typedef struct DsvFilePart {
 DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count);
 /* Writes path.tmp, syncs, renames over path, syncs the folder: readers see the old or the new file. */
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
+/* Whether a file can be put at `path` by way of path.tmp, found out by making that and removing it: for those
+ * whose work would be lost if it were only found out afterwards. */
+DsvStatus dsvi_file_check_place(const char *path);
 /* rename() within a file system, then syncs the folder. */
 DsvStatus dsvi_path_rename(const char *from, const char *to);
 DsvStatus dsvi_folder_sync(const char *path);

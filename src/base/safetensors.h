@@ -45,6 +45,9 @@ const DsvStoredTensor *dsvi_safetensors_find(const DsvSafetensors *file, const c
  * shape[i] < 0: any length there. */
 DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, int ndim,
                                 const int64_t *shape, const DsvStoredTensor **out);
+/* As want, and of a floating dtype: what dsvi_load and dsvi_convert take. DSV_E_SHAPE names any other. */
+DsvStatus dsvi_safetensors_want_floating(const DsvSafetensors *file, const char *name, int ndim,
+                                         const int64_t *shape, const DsvStoredTensor **out);
 /* An entry of __metadata__, or NULL. */
 const char *dsvi_safetensors_metadata(const DsvSafetensors *file, const char *key);
 

@@ -414,6 +414,18 @@ DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, in
     return DSV_OK;
 }
 
+DsvStatus dsvi_safetensors_want_floating(const DsvSafetensors *file, const char *name, int ndim,
+                                         const int64_t *shape, const DsvStoredTensor **out)
+{
+    DSVI_TRY(dsvi_safetensors_want(file, name, ndim, shape, out));
+    DsvDtype dtype = (*out)->dtype;
+    if (dsvi_dtype_is_floating(dtype))
+        return DSV_OK;
+    *out = NULL;
+    return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted a floating dtype", file->path, name,
+                     dsvi_dtype_name(dtype));
+}
+
 const char *dsvi_safetensors_metadata(const DsvSafetensors *file, const char *key)
 {
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(file->metadata, key));

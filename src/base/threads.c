@@ -7,12 +7,12 @@
 #include "base/threads.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <unistd.h>
 
 #include <omp.h>
+
+#include "base/host.h"
 
 enum { THREADS_MOST = 1024, LOOKS_BEFORE_SLEEP = 2000 };
 
@@ -42,11 +42,8 @@ static atomic_int wanted; /* 0: neither set nor asked for yet */
 
 static int usable_cores(void)
 {
-    cpu_set_t set;
-    /* A machine of more cores than the set has room for says so by failing. */
-    long count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
-                                                             : sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : count < THREADS_MOST ? (int)count : THREADS_MOST;
+    int count = dsvi_usable_cores();
+    return count < THREADS_MOST ? count : THREADS_MOST;
 }
 
 int dsvi_threads_count(void)

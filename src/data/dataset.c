@@ -2,10 +2,14 @@
 #include "data/dataset.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include <xxhash.h>
 
 #include "base/fs.h"
 #include "base/threads.h"
@@ -204,25 +208,31 @@ static void free_item(DsvDatasetItem *item)
     free(item->source);
 }
 
-/* Looks into every item and moves those that cannot be used to left_out. */
-static DsvStatus check_items(Scan *scan)
+/* Moves the items that have a reason to left_out, where there is room for all. */
+static void leave_out(DsvDataset *d, char **reasons)
 {
-    DsvDataset *d = scan->dataset;
     int64_t usable = 0;
-    scan->reasons = calloc((size_t)d->count + 1, sizeof *scan->reasons);
-    d->left_out = calloc((size_t)d->count + 1, sizeof *d->left_out);
-    if (!scan->reasons || !d->left_out)
-        return no_memory();
-    dsvi_parallel_for(d->count, 1, check_range, scan);
     for (int64_t i = 0; i < d->count; i++) {
-        if (scan->reasons[i]) {
-            d->left_out[d->left_out_count++] = scan->reasons[i];
+        if (reasons[i]) {
+            d->left_out[d->left_out_count++] = reasons[i];
             free_item(&d->items[i]);
         } else {
             d->items[usable++] = d->items[i];
         }
     }
     d->count = usable;
+}
+
+/* Looks into every item and moves those that cannot be used to left_out. */
+static DsvStatus check_items(Scan *scan)
+{
+    DsvDataset *d = scan->dataset;
+    scan->reasons = calloc((size_t)d->count + 1, sizeof *scan->reasons);
+    d->left_out = calloc((size_t)d->count + 1, sizeof *d->left_out);
+    if (!scan->reasons || !d->left_out)
+        return no_memory();
+    dsvi_parallel_for(d->count, 1, check_range, scan);
+    leave_out(d, scan->reasons);
     return DSV_OK;
 }
 
@@ -272,4 +282,69 @@ void dsvi_dataset_close(DsvDataset **dataset)
     free(d->left_out);
     free(d);
     *dataset = NULL;
+}
+
+/* By path, and by their places where the path is one. */
+static int by_path(const void *a, const void *b)
+{
+    const DsvDatasetItem *x = *(DsvDatasetItem *const *)a, *y = *(DsvDatasetItem *const *)b;
+    int order = strcmp(x->path, y->path);
+    return order ? order : (x > y) - (x < y);
+}
+
+static DsvStatus resolve_paths(DsvDataset *d)
+{
+    for (int64_t i = 0; i < d->count; i++) {
+        DsvDatasetItem *item = &d->items[i];
+        char *path = realpath(item->path, NULL);
+        if (!path)
+            return DSVI_FAIL(DSV_E_IO, "%s: %s", item->path, strerror(errno));
+        free(item->path);
+        item->path = path;
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_dataset_unify(DsvDataset *d)
+{
+    DsvStatus status = DSV_OK;
+    DsvDatasetItem **order = calloc((size_t)d->count, sizeof *order);
+    char **reasons = calloc((size_t)d->count, sizeof *reasons);
+    if (!order || !reasons) {
+        status = no_memory();
+        goto done;
+    }
+    DSVI_TRY_GOTO(status, resolve_paths(d), done);
+    for (int64_t i = 0; i < d->count; i++)
+        order[i] = &d->items[i];
+    qsort(order, (size_t)d->count, sizeof *order, by_path);
+    for (int64_t i = 1; i < d->count; i++) {
+        char reason[DSVI_PATH_MAX + 64];
+        if (strcmp(order[i]->path, order[i - 1]->path) != 0)
+            continue;
+        snprintf(reason, sizeof reason, "%s is listed more than once: its first place counts",
+                 order[i]->path);
+        reasons[order[i] - d->items] = strdup(reason);
+        if (!reasons[order[i] - d->items])
+            status = no_memory();
+    }
+    leave_out(d, reasons);
+done:
+    free(order);
+    free(reasons);
+    return status;
+}
+
+DsvDatasetMark dsvi_dataset_mark(const DsvDataset *d)
+{
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < d->count; i++) {
+        const DsvDatasetItem *item = &d->items[i];
+        const char *path = item->source ? item->source : item->path, *slash = strrchr(path, '/');
+        const char *name = slash ? slash + 1 : path;
+        const int64_t size[3] = {item->info.width, item->info.height, llround(1e3 * item->info.seconds)};
+        hash = XXH3_64bits_withSeed(name, strlen(name), hash);
+        hash = XXH3_64bits_withSeed(size, sizeof size, hash);
+    }
+    return (DsvDatasetMark){d->count, hash};
 }

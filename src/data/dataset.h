@@ -38,6 +38,19 @@ typedef struct DsvDataset {
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);
 void dsvi_dataset_close(DsvDataset **dataset);
 
+/* Turns the clips' paths into absolute ones without links, and moves those that are there already to
+ * left_out. Not for a latent cache. */
+DsvStatus dsvi_dataset_unify(DsvDataset *dataset);
+
+/* What tells this list from another, with which samples would be others. The hash is of the items' order,
+ * base names (of a cached window: its source's), sizes and lengths; not of where they lie, which may differ
+ * from machine to machine. */
+typedef struct DsvDatasetMark {
+    int64_t count; /* of items; 0: not known */
+    uint64_t hash;
+} DsvDatasetMark;
+DsvDatasetMark dsvi_dataset_mark(const DsvDataset *dataset);
+
 typedef struct DsvSampleRef {
     int64_t item;
     DsvClipWindow window; /* clips only */

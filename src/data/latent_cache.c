@@ -34,6 +34,7 @@ enum {
     STEM_MAX = 40 /* characters of the source's name that its files' names begin with */
 };
 #define INDEX_BYTES_MAX ((size_t)1 << 31)
+#define HEAD_BYTES_MAX ((size_t)1 << 12) /* of it, what is no item */
 
 typedef struct Entry {
     char *source, *text; /* text: NULL for none */
@@ -47,11 +48,13 @@ typedef struct Entry {
 struct DsvLatentCache {
     char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX];
     DsvConfig settings;   /* only what the index tells of them */
+    bool writes;
     pthread_mutex_t lock; /* over what follows */
     Entry **entries;
     int64_t count, room;
     Entry **table;     /* (table_size) open addressing by source and window */
     size_t table_size; /* a power of two, at least twice the count */
+    size_t text_bytes; /* of the entries as text, at most */
     bool changed;      /* since the index was written */
 };
 
@@ -160,6 +163,22 @@ static bool grow(DsvLatentCache *cache)
     return true;
 }
 
+/* In an index, at most: with every character that JSON may escape. */
+static size_t text_bytes(const char *text)
+{
+    size_t bytes = 0;
+    for (; text && *text; text++)
+        bytes += (unsigned char)*text < ' ' || *text == '"' || *text == '\\' ? 6 : 1;
+    return bytes;
+}
+
+static size_t entry_bytes(const Entry *e)
+{
+    enum { NAMES_AND_NUMBERS = 512 };
+    return NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(e->text) +
+           text_bytes(strrchr(e->path, '/') + 1);
+}
+
 /* Puts a copy of the entry, strings and all, in the place of one of the same window or behind the others. */
 static DsvStatus insert(DsvLatentCache *cache, const Entry *entry)
 {
@@ -176,7 +195,9 @@ static DsvStatus insert(DsvLatentCache *cache, const Entry *entry)
         return no_memory(cache);
     }
     Entry **place = place_of(cache, copy->source, copy->start, copy->crop_x, copy->crop_y);
+    cache->text_bytes += entry_bytes(copy);
     if (*place) {
+        cache->text_bytes -= entry_bytes(*place);
         Entry old = **place;
         **place = *copy;
         *copy = old;
@@ -330,7 +351,12 @@ static DsvStatus read_entry(DsvLatentCache *cache, const cJSON *item)
         entry.stamp.bytes = (uint64_t)bytes;
     DSVI_TRY(dsvi_path_join(path, cache->folder, file));
     entry.checksum = strtoull(hex, NULL, 16);
-    return insert(cache, &entry);
+    /* Indexes had paths as they were typed at first. */
+    char *resolved = cache->writes ? realpath(source, NULL) : NULL;
+    entry.source = resolved ? resolved : source;
+    DsvStatus status = insert(cache, &entry);
+    free(resolved);
+    return status;
 }
 
 static DsvStatus read_items(DsvLatentCache *cache, const cJSON *index, const DsvConfig *settings)
@@ -401,6 +427,7 @@ DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings
     DsvStatus status;
     DSVI_TRY(dsvi_folder_make(folder));
     DSVI_TRY(make_cache(folder, out));
+    (*out)->writes = true;
     if (dsvi_path_exists((*out)->index))
         DSVI_TRY_GOTO(status, read_index(*out, settings), fail);
     (*out)->settings = *settings;
@@ -522,6 +549,7 @@ static void drop_entries(DsvLatentCache *cache, Checked *checked, int64_t count)
         Checked *changed = changed_source(e, checked, count);
         if (changed) {
             changed->dropped++;
+            cache->text_bytes -= entry_bytes(e);
             unlink(e->path); /* what cannot be removed is not in the index, and in nobody's way */
             free_entry(e);
         } else {
@@ -570,6 +598,19 @@ static void name_file(const char *source, const DsvClipWindow *w, char name[STEM
              (uint64_t)hash.low64);
 }
 
+/* An index that has grown past what is read would lose all that is in it. */
+static DsvStatus check_room(const DsvLatentCache *cache, const Entry *entry)
+{
+    lock(cache);
+    size_t bytes = cache->text_bytes + entry_bytes(entry);
+    int64_t count = cache->count;
+    unlock(cache);
+    if (bytes > INDEX_BYTES_MAX - HEAD_BYTES_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: with %" PRId64 " windows its index is full: encode the other "
+                         "clips into another folder", cache->folder, count);
+    return DSV_OK;
+}
+
 DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *source,
                                 const DsvClipWindow *window, const int64_t shape[4], const float *latent)
 {
@@ -588,6 +629,7 @@ DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *so
     if (name[0] == '-') /* a source like ".mp4" leaves no stem */
         name[0] = '_';
     DSVI_TRY(dsvi_path_join(path, cache->folder, name));
+    DSVI_TRY(check_room(cache, &entry));
     DSVI_TRY(dsvi_latent_write(path, shape, latent, &entry.checksum));
     lock(cache);
     DsvStatus status = insert(cache, &entry);

@@ -31,8 +31,9 @@ typedef struct Broken {
 typedef struct Slot {
     bool done;
     DsvStatus status;
-    char *message;  /* of status, when it is not DSV_OK */
-    Broken *broken; /* met on the way to this sample, newest first */
+    char *message;       /* of status, when it is not DSV_OK */
+    Broken *broken;      /* met on the way to this sample, newest first */
+    int64_t passed_over; /* how many those were */
     const char *text;
     float *latent; /* (latent_elements) */
 } Slot;
@@ -111,7 +112,7 @@ static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
     const DsvPrefetch *p = worker->prefetch;
     int64_t count = p->dataset->count, tries = count < BROKEN_IN_A_ROW ? count : BROKEN_IN_A_ROW;
     DsvSampleRef ref = dsvi_dataset_sample(p->dataset, p->settings, number);
-    for (int64_t left = tries; left > 0; left--) {
+    for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
         DsvStatus status = read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
             slot->text = p->dataset->items[ref.item].text;
@@ -166,7 +167,7 @@ static void report_broken(DsvPrefetch *p, Broken **list)
     *list = NULL;
 }
 
-DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text)
+DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, int64_t *passed_over)
 {
     double start = dsvi_clock_seconds();
     pthread_mutex_lock(&p->lock);
@@ -181,6 +182,7 @@ DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text)
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
     memcpy(latent, slot->latent, (size_t)p->latent_elements * sizeof *latent);
     *text = slot->text;
+    *passed_over = slot->passed_over;
 
     pthread_mutex_lock(&p->lock);
     slot->done = false;
@@ -216,12 +218,38 @@ static size_t decoder_bytes(const DsvDataset *dataset)
     return (size_t)(DECODER_FRAMES * largest * 3 / 2);
 }
 
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Numbers that a worker holds: the frames of a sample. */
+static size_t worker_pixels(const DsvDataset *dataset, const DsvConfig *settings)
+{
+    return dataset->latents ? 0 : (size_t)(3 * settings->num_frames * settings->height * settings->width);
+}
+
+int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settings, int64_t slots,
+                              int64_t latent_elements, const DsvPrefetchShare *share)
+{
+    enum { WORKERS_MOST = 8 };
+    size_t pixels = worker_pixels(dataset, settings), ring = (size_t)(slots * latent_elements);
+    int64_t spare = share->computes ? 1 : smaller(share->cores / share->ranks - 1, WORKERS_MOST);
+    int64_t workers = smaller(settings->data_workers > 0 ? settings->data_workers : spare, slots);
+    uint64_t most = share->memory / 2 / sizeof(float) / (uint64_t)share->ranks;
+    if (settings->data_workers > 0)
+        return workers;
+    while (workers > 1 && share->memory > 0 && ring + (size_t)workers * pixels > most)
+        workers--;
+    return workers > 1 ? workers : 1;
+}
+
 static DsvStatus allocate(DsvPrefetch *p)
 {
     const DsvConfig *settings = p->settings;
-    size_t frames = (size_t)(3 * settings->num_frames * settings->height * settings->width);
+    size_t frames = worker_pixels(p->dataset, settings);
     size_t slots = (size_t)p->slot_count, workers = (size_t)p->worker_count;
-    size_t latent = (size_t)p->latent_elements, pixels = p->dataset->latents ? 0 : workers * frames;
+    size_t latent = (size_t)p->latent_elements, pixels = workers * frames;
     p->slots = calloc(slots, sizeof *p->slots);
     p->workers = calloc(workers, sizeof *p->workers);
     p->warned = calloc((size_t)p->dataset->count, 1);
@@ -245,8 +273,8 @@ static DsvStatus allocate(DsvPrefetch *p)
 }
 
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
-                              DsvSampleSeries series, int64_t slots, int64_t latent_elements,
-                              dsvi_encode_fn *encode, void *encode_context,
+                              DsvSampleSeries series, int64_t workers, int64_t slots,
+                              int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
                               void (*warn)(void *context, const char *line), void *warn_context,
                               DsvPrefetch **out)
 {
@@ -265,7 +293,7 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
         .warn = warn,
         .warn_context = warn_context,
         .slot_count = slots,
-        .worker_count = settings->data_workers,
+        .worker_count = smaller(workers, slots),
     };
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->room, NULL);

@@ -19,20 +19,36 @@ typedef struct DsvSampleSeries {
     uint64_t first, run, stride;
 } DsvSampleSeries;
 
-/* Starts settings->data_workers threads that prepare the samples of `series` in order into a ring of `slots`
- * latents of `latent_elements` F32, allocated here and never again. `encode` turns pixels (3, num_frames,
+/* What data.workers=0 goes by. */
+typedef struct DsvPrefetchShare {
+    bool computes;   /* the cores have the steps to compute */
+    int64_t cores;   /* usable by this process */
+    int64_t ranks;   /* on this machine */
+    uint64_t memory; /* bytes of the machine; 0: not known */
+} DsvPrefetchShare;
+
+/* How many threads prepare samples: data.workers, or where that is 0 one beside steps on the CPU, else one
+ * less than this rank's share of the cores, at most 8, fewer where what they and the ring hold would pass
+ * half of the memory on all ranks of the machine; never more than slots. */
+int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settings, int64_t slots,
+                              int64_t latent_elements, const DsvPrefetchShare *share);
+
+/* Starts `workers` threads that prepare the samples of `series` in order into a ring of `slots` latents of
+ * `latent_elements` F32, allocated here and never again; threads beyond `slots` would never work, and are not
+ * started. `encode` turns pixels (3, num_frames,
  * height, width) into a latent; it is not called for cached latents. The dataset must outlive it.
  * An item that turns out broken is replaced by the next usable one of the list, so that a sample still
  * depends on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
-                              DsvSampleSeries series, int64_t slots, int64_t latent_elements,
-                              dsvi_encode_fn *encode, void *encode_context,
+                              DsvSampleSeries series, int64_t workers, int64_t slots,
+                              int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
                               void (*warn)(void *context, const char *line), void *warn_context,
                               DsvPrefetch **out);
 
-/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards. A
+/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards.
+ * *passed_over: so many items proved broken before the one that it was made of; 0: it is the one drawn. A
  * failure, a worker's included, is final: so is the next call's. */
-DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text);
+DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 
 /* Seconds the caller has spent waiting in dsvi_prefetch_next. */
 double dsvi_prefetch_waited(const DsvPrefetch *prefetch);

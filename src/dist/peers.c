@@ -38,17 +38,20 @@ void dsvi_peer_card(DsvPeerCard *card)
         snprintf(card->machine, sizeof card->machine, "%s %s", boot, space);
 }
 
-DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before)
+DsvStatus dsvi_peers_here(DsvComm *comm, int64_t *here, int64_t *before)
 {
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
     DsvPeerCard *card = calloc((size_t)size, sizeof *card);
-    *before = 0;
+    *here = *before = 0;
     if (!card)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
     dsvi_peer_card(&card[rank]);
     DsvStatus status = dsvi_comm_share(comm, card, sizeof *card);
-    for (int64_t r = 0; r < rank && status == DSV_OK; r++)
-        *before += strcmp(card[r].machine, card[rank].machine) == 0;
+    for (int64_t r = 0; r < size && status == DSV_OK; r++) {
+        bool same = strcmp(card[r].machine, card[rank].machine) == 0;
+        *here += same;
+        *before += same && r < rank;
+    }
     free(card);
     return status;
 }

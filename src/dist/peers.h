@@ -18,8 +18,9 @@ typedef struct DsvPeerCard {
 } DsvPeerCard;
 void dsvi_peer_card(DsvPeerCard *card);
 
-/* How many ranks below this one are processes of the same machine: which of its GPUs is this rank's. */
-DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before);
+/* How many ranks are processes of the same machine, this one included, and how many of them come before it:
+ * which of its GPUs is this rank's. */
+DsvStatus dsvi_peers_here(DsvComm *comm, int64_t *here, int64_t *before);
 
 typedef struct DsvPeers DsvPeers;
 /* Watches those of the `count` processes that this one can see, itself excepted. */

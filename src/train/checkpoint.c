@@ -96,39 +96,54 @@ static DsvStatus write_state(const DsvTrainer *t, const char *folder)
     char path[DSVI_PATH_MAX], text[256];
     int length = snprintf(text, sizeof text,
                           "{\"format\": %d, \"step\": %" PRId64 ", \"sample\": %" PRIu64
-                          ", \"seed\": %" PRId64 "}\n",
-                          STATE_FORMAT, t->step, t->sample, t->settings->seed);
+                          ", \"seed\": %" PRId64 ", \"clips\": %" PRId64
+                          ", \"clips_hash\": \"%016" PRIx64 "\"}\n",
+                          STATE_FORMAT, t->step, t->sample, t->settings->seed, t->data.count, t->data.hash);
     DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
     return dsvi_file_write(path, text, (size_t)length);
 }
 
-DsvStatus dsvi_checkpoint_step(const char *folder, int64_t *step, uint64_t *sample, int64_t *seed)
+static DsvStatus read_count(const cJSON *state, const char *name, const char *path, int64_t *count)
+{
+    const cJSON *number = cJSON_GetObjectItemCaseSensitive(state, name);
+    if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble <= 0x1p53))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d: no %s", path, STATE_FORMAT,
+                         name);
+    *count = (int64_t)number->valuedouble;
+    return DSV_OK;
+}
+
+static DsvStatus read_state(const cJSON *json, const char *path, DsvCheckpointState *state)
+{
+    int64_t format = 0, sample = 0;
+    const char *hash = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "clips_hash"));
+    *state = (DsvCheckpointState){0};
+    DSVI_TRY(read_count(json, "format", path, &format));
+    if (format != STATE_FORMAT)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d", path, STATE_FORMAT);
+    DSVI_TRY(read_count(json, "step", path, &state->step));
+    DSVI_TRY(read_count(json, "sample", path, &sample));
+    DSVI_TRY(read_count(json, "seed", path, &state->seed));
+    state->sample = (uint64_t)sample;
+    if (!hash) /* states had no word of the clips at first */
+        return DSV_OK;
+    DSVI_TRY(read_count(json, "clips", path, &state->data.count));
+    state->data.hash = strtoull(hash, NULL, 16);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_checkpoint_state(const char *folder, DsvCheckpointState *state)
 {
     char path[DSVI_PATH_MAX];
     char *text;
     size_t bytes;
     DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
     DSVI_TRY(dsvi_file_read(path, STATE_BYTES_MOST, &text, &bytes));
-    cJSON *state = cJSON_ParseWithLength(text, bytes);
+    cJSON *json = cJSON_ParseWithLength(text, bytes);
     free(text);
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(state, "format");
-    const cJSON *numbers[3] = {
-        cJSON_GetObjectItemCaseSensitive(state, "step"),
-        cJSON_GetObjectItemCaseSensitive(state, "sample"),
-        cJSON_GetObjectItemCaseSensitive(state, "seed"),
-    };
-    bool good = cJSON_IsNumber(format) && format->valuedouble == STATE_FORMAT;
-    for (int i = 0; i < 3; i++)
-        good = good && cJSON_IsNumber(numbers[i]) && numbers[i]->valuedouble >= 0 &&
-               numbers[i]->valuedouble <= 0x1p53;
-    if (good) {
-        *step = (int64_t)numbers[0]->valuedouble;
-        *sample = (uint64_t)numbers[1]->valuedouble;
-        *seed = (int64_t)numbers[2]->valuedouble;
-    }
-    cJSON_Delete(state);
-    return good ? DSV_OK
-                : DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d", path, STATE_FORMAT);
+    DsvStatus status = read_state(json, path, state);
+    cJSON_Delete(json);
+    return status;
 }
 
 static DsvStatus write_all(DsvTrainer *t, const char *folder)
@@ -227,13 +242,15 @@ static DsvStatus check_codec(const DsvTrainer *t, const char *folder)
 
 static DsvStatus read_position(DsvTrainer *t, const char *folder)
 {
-    int64_t seed;
+    DsvCheckpointState state;
     if (writes(t)) {
         DSVI_TRY(dsvi_manifest_verify(folder));
-        DSVI_TRY(dsvi_checkpoint_step(folder, &t->step, &t->sample, &seed));
-        DSVI_TRY(check_seed(t, folder, seed));
+        DSVI_TRY(dsvi_checkpoint_state(folder, &state));
+        DSVI_TRY(check_seed(t, folder, state.seed));
         DSVI_TRY(check_model(t, folder));
         DSVI_TRY(check_codec(t, folder));
+        t->step = state.step;
+        t->sample = state.sample;
     }
     DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &t->step, sizeof t->step));
     return dsvi_comm_broadcast(t->comm, 0, &t->sample, sizeof t->sample);

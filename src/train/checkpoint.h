@@ -6,7 +6,7 @@
  *         optimizer/          exp_avg.safetensors, exp_avg_sq.safetensors
  *         sparse.safetensors  selectors (the predictor among them), profile and dispatch state
  *         config.yaml         the effective configuration
- *         state.json          step, position in the data, seed
+ *         state.json          step, position in the data, seed; which data: number of clips, their hash
  *         manifest.json       every file above with its bytes and checksum; written last
  *     latest                  a file that names the newest checkpoint
  *
@@ -54,8 +54,13 @@ DsvStatus dsvi_checkpoint_verify(const char *path);
  * checkpoint of another model shape, codec or seed is an error that names both. */
 DsvStatus dsvi_checkpoint_load(DsvTrainer *trainer, const char *path);
 
-/* Step and data position alone, from state.json. */
-DsvStatus dsvi_checkpoint_step(const char *path, int64_t *step, uint64_t *sample, int64_t *seed);
+/* What state.json tells. */
+typedef struct DsvCheckpointState {
+    int64_t step, seed;
+    uint64_t sample;     /* the position in the data */
+    DsvDatasetMark data; /* not known of the checkpoints of old versions */
+} DsvCheckpointState;
+DsvStatus dsvi_checkpoint_state(const char *path, DsvCheckpointState *state);
 
 #ifdef __cplusplus
 }

@@ -38,7 +38,7 @@ DsvRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample)
     return rng_of(settings, DSV_RNG_NOISE, sample);
 }
 
-void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n)
+DsvRng dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window)
 {
-    dsvi_rng_fill_normal(rng_of(settings, DSV_RNG_HELD_OUT, window), 0, noise, n);
+    return rng_of(settings, DSV_RNG_HELD_OUT, window);
 }

@@ -22,8 +22,8 @@ int dsvi_sigma_bin(double sigma);
 /* The noise of training sample `sample` is the normal numbers of this stream from 0 on. */
 DsvRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample);
 
-/* n normal numbers for held-out window `window`. */
-void dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window, float *noise, int64_t n);
+/* The same of held-out window `window`. */
+DsvRng dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window);
 
 #ifdef __cplusplus
 }

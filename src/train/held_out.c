@@ -7,12 +7,15 @@
 #include "data/latent_cache.h"
 
 struct DsvHeldOut {
+    const DsvConfig *settings;
     DsvBackend *backend;
     const DsvMesh *mesh;
     DsvSparse *sparse;
     DsvDit *dit;
     DsvVideoShape video;       /* (3, T, H, W) of a window */
     int64_t batch, clips;
+    int64_t own;               /* windows that this rank measures anything of */
+    int64_t *place;            /* (clips) which of them a window is; -1: none */
     int64_t elements;          /* of one latent */
     int64_t text_elements;     /* of one sample's conditioning */
 
@@ -22,9 +25,58 @@ struct DsvHeldOut {
     float *text;                     /* (B, text_len, text_dim): zero, the unconditional row */
 
     /* Host memory. */
-    float *host_latents, *host_noise; /* (clips, elements) */
+    float *host_latents; /* (own, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
 };
+
+/* One window at one level. The levels of neighbouring pairs lie apart, so that a batch mixes noise levels as
+ * one of training does: the lists of a block have a threshold common to the batch. */
+typedef struct Pair {
+    int64_t window;
+    int bin;
+} Pair;
+
+/* They begin again behind the last: batches are always full. */
+static Pair pair_at(const DsvHeldOut *h, int64_t number)
+{
+    enum { STRIDE = 3 }; /* shares no factor with the number of bins */
+    number %= h->clips * DSV_SIGMA_BINS;
+    return (Pair){number / DSV_SIGMA_BINS, (int)(number % DSV_SIGMA_BINS * STRIDE % DSV_SIGMA_BINS)};
+}
+
+static int64_t pairs_of(const DsvHeldOut *h)
+{
+    return h->clips * DSV_SIGMA_BINS;
+}
+
+/* Batches of each context group: as many on all, for the weights may be divided among them. */
+static int64_t passes_of(const DsvHeldOut *h)
+{
+    int64_t at_once = h->mesh->data_ranks * h->batch;
+    return (pairs_of(h) + at_once - 1) / at_once;
+}
+
+/* A group's batches follow one another: their pairs are of few windows. */
+static int64_t first_pair(const DsvHeldOut *h, int64_t pass)
+{
+    return (h->mesh->data_rank * passes_of(h) + pass) * h->batch;
+}
+
+/* Finds the windows that the rank's batches are made of. */
+static DsvStatus choose_windows(DsvHeldOut *h)
+{
+    h->place = malloc((size_t)h->clips * sizeof *h->place);
+    if (!h->place)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of held-out windows");
+    for (int64_t k = 0; k < h->clips; k++)
+        h->place[k] = -1;
+    for (int64_t pair = first_pair(h, 0); pair < first_pair(h, passes_of(h)); pair++) {
+        int64_t *place = &h->place[pair_at(h, pair).window];
+        if (*place < 0)
+            *place = h->own++;
+    }
+    return DSV_OK;
+}
 
 DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const DsvConfig *settings,
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
@@ -43,6 +95,7 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const D
     *out = NULL;
     if (!h)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the held-out loss");
+    h->settings = settings;
     h->backend = backend;
     h->mesh = mesh;
     h->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
@@ -50,6 +103,7 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const D
     h->clips = settings->validation_clips;
     h->elements = latent.channels * latent.frames * latent.height * latent.width;
     h->text_elements = config->text_len * config->text_dim;
+    DSVI_TRY_GOTO(status, choose_windows(h), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &quiet, &sparse_shape, NULL, NULL, &h->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, h->sparse, &h->dit), fail);
     *out = h;
@@ -66,6 +120,7 @@ void dsvi_held_out_free(DsvHeldOut **held_out)
         return;
     dsvi_dit_free(&h->dit);
     dsvi_sparse_free(&h->sparse);
+    free(h->place);
     free(h);
     *held_out = NULL;
 }
@@ -86,8 +141,7 @@ void dsvi_held_out_carve(DsvHeldOut *h, DsvArena *arena)
 void dsvi_held_out_carve_host(DsvHeldOut *h, DsvArena *arena)
 {
     size_t batch = (size_t)h->batch * sizeof(float);
-    h->host_latents = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_held_out_bytes(h) / 2);
-    h->host_noise = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_held_out_bytes(h) / 2);
+    h->host_latents = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_held_out_bytes(h));
     h->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
     h->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
     h->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
@@ -103,7 +157,7 @@ DsvStatus dsvi_held_out_setup(DsvHeldOut *h, const DsvDitWeights *weights)
 
 size_t dsvi_held_out_bytes(const DsvHeldOut *h)
 {
-    return 2 * (size_t)(h->clips * h->elements) * sizeof(float);
+    return (size_t)(h->own * h->elements) * sizeof(float);
 }
 
 static DsvStatus read_window(const DsvHeldOut *h, const DsvDataset *dataset, const DsvSampleRef *ref,
@@ -126,26 +180,13 @@ DsvStatus dsvi_held_out_fill(DsvHeldOut *h, const DsvDataset *dataset, const Dsv
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a held-out window");
     for (int64_t k = 0; k < h->clips; k++) {
         DsvSampleRef ref = dsvi_dataset_spread(dataset, settings, k, h->clips);
-        DSVI_TRY_GOTO(status, read_window(h, dataset, &ref, codec, pixels, h->host_latents + k * h->elements),
-                      done);
-        dsvi_flow_held_out_noise(settings, (uint64_t)k, h->host_noise + k * h->elements, h->elements);
+        float *latent = h->host_latents + h->place[k] * h->elements;
+        if (h->place[k] >= 0)
+            DSVI_TRY_GOTO(status, read_window(h, dataset, &ref, codec, pixels, latent), done);
     }
 done:
     free(pixels);
     return status;
-}
-
-/* One window at one level. The levels of neighbouring pairs lie apart, so that a batch mixes noise levels as
- * one of training does: the lists of a block have a threshold common to the batch. */
-typedef struct Pair {
-    int64_t window;
-    int bin;
-} Pair;
-
-static Pair pair_at(int64_t number)
-{
-    enum { STRIDE = 3 }; /* shares no factor with the number of bins */
-    return (Pair){number / DSV_SIGMA_BINS, (int)(number % DSV_SIGMA_BINS * STRIDE % DSV_SIGMA_BINS)};
 }
 
 static double level(int bin)
@@ -153,17 +194,20 @@ static double level(int bin)
     return (bin + 0.5) / DSV_SIGMA_BINS;
 }
 
-/* Pairs first, first + 1, ... onto the device, beginning again behind the last: batches are always full. */
+/* Pairs first, first + 1, ... onto the device, and the noise of their windows. */
 static DsvStatus load_batch(DsvHeldOut *h, int64_t first)
 {
     DsvDevice *device = h->backend->device;
     size_t latent = (size_t)h->elements * sizeof(float), scalars = (size_t)h->batch * sizeof(float);
     for (int64_t b = 0; b < h->batch; b++) {
-        Pair pair = pair_at((first + b) % (h->clips * DSV_SIGMA_BINS));
+        Pair pair = pair_at(h, first + b);
+        DsvNoiseArgs noise = {
+            .n = h->elements, .rng = dsvi_flow_held_out_noise(h->settings, (uint64_t)pair.window),
+            .acc = DSV_F32, .out = h->noise + b * h->elements,
+        };
         DSVI_TRY(device->upload(device->stream, h->latents + b * h->elements,
-                                h->host_latents + pair.window * h->elements, latent));
-        DSVI_TRY(device->upload(device->stream, h->noise + b * h->elements,
-                                h->host_noise + pair.window * h->elements, latent));
+                                h->host_latents + h->place[pair.window] * h->elements, latent));
+        DSVI_TRY(h->backend->ops.noise.run(device->stream, &noise));
         h->host_sigma[b] = (float)level(pair.bin);
         h->host_timestep[b] = (float)(1000 * level(pair.bin));
     }
@@ -191,21 +235,19 @@ static DsvStatus evaluate(DsvHeldOut *h)
 static DsvStatus measure_bins(DsvHeldOut *h, const DsvEvents *events, double bin_loss[DSV_SIGMA_BINS])
 {
     const DsvMesh *mesh = h->mesh;
-    int64_t pairs = h->clips * DSV_SIGMA_BINS;
     double share = dsvi_dit_share(h->dit) / (double)h->clips;
     bool alone = dsvi_comm_size(mesh->all) == 1;
     for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
         bin_loss[bin] = 0;
     DSVI_TRY(dsvi_sparse_step_begin(h->sparse, 0, false));
-    /* All ranks make as many passes: the weights may be divided among them. */
-    for (int64_t done = 0; done < pairs; done += mesh->data_ranks * h->batch) {
-        int64_t first = done + mesh->data_rank * h->batch;
+    for (int64_t pass = 0; pass < passes_of(h); pass++) {
+        int64_t first = first_pair(h, pass);
         if (alone && events->stop && events->stop(events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped while measuring the held-out loss");
         DSVI_TRY(load_batch(h, first));
         DSVI_TRY(evaluate(h));
-        for (int64_t b = 0; b < h->batch && first + b < pairs; b++)
-            bin_loss[pair_at(first + b).bin] += share * (double)h->host_loss[b];
+        for (int64_t b = 0; b < h->batch && first + b < pairs_of(h); b++)
+            bin_loss[pair_at(h, first + b).bin] += share * (double)h->host_loss[b];
     }
     DSVI_TRY(dsvi_comm_all_reduce(mesh->all, DSV_F64, bin_loss, DSV_SIGMA_BINS));
     return dsvi_sparse_step_end(h->sparse);

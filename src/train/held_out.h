@@ -1,6 +1,6 @@
 /* The loss on clips kept out of training.
  *
- * A fixed set of windows is encoded once and kept in memory, each with noise of its own. A measurement is
+ * A fixed set of windows is encoded once and kept in memory; each has noise of its own. A measurement is
  * the mean squared error of the velocity for every window at ten noise levels, the middles of the tenths of
  * sigma: the same windows, noise, levels and batches at every measurement, and in every run of the same seed
  * and clips. What differs between two runs is then the models alone.
@@ -32,9 +32,9 @@ typedef struct DsvHeldOutLoss {
     double dense_loss;                  /* as loss, with all attention dense; NaN: no block is sparse */
 } DsvHeldOutLoss;
 
-/* For settings->validation_clips windows of shape `latent`; mesh, config, table and context are kept. The
- * context groups of `mesh` measure a part of the batches each, and all ranks get the whole. `context`: how
- * the ranks of a group share them, NULL where a rank has its own. */
+/* For settings->validation_clips windows of shape `latent`; settings, mesh, config, table and context are
+ * kept. The context groups of `mesh` measure a part of the batches each, and all ranks get the whole.
+ * `context`: how the ranks of a group share them, NULL where a rank has its own. */
 DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const DsvConfig *settings,
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
                                const DsvContext *context, DsvHeldOut **out);
@@ -45,10 +45,10 @@ void dsvi_held_out_carve_host(DsvHeldOut *held_out, DsvArena *arena);
 /* After binding. The weights' compute copy is the caller's to keep up to date. */
 DsvStatus dsvi_held_out_setup(DsvHeldOut *held_out, const DsvDitWeights *weights);
 
-/* Reads and encodes the windows and draws their noise. */
+/* Reads and encodes the windows that this rank measures anything of. */
 DsvStatus dsvi_held_out_fill(DsvHeldOut *held_out, const DsvDataset *dataset, const DsvConfig *settings,
                              const DsvCodec *codec);
-/* Bytes of the windows and their noise. */
+/* Bytes of those windows. */
 size_t dsvi_held_out_bytes(const DsvHeldOut *held_out);
 
 /* `sparse`: the layer of training. DSV_E_INTERRUPTED when the caller of the run wants to stop, where one rank

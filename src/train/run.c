@@ -11,6 +11,7 @@
 
 #include "base/host.h"
 #include "data/prefetch.h"
+#include "dist/peers.h"
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
 #include "train/model_path.h"
@@ -101,11 +102,11 @@ static DsvStatus encode(void *context, const float *pixels, float *latent)
     return run->codec->encode(run->codec, run->trainer->video, pixels, latent);
 }
 
-static DsvStatus next_sample(void *context, float *latent)
+static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
 {
     /* Captions await a text encoder: every sample trains on the unconditional row. */
     const char *text;
-    return dsvi_prefetch_next(context, latent, &text);
+    return dsvi_prefetch_next(context, latent, &text, passed_over);
 }
 
 /* The model's shape: that of the weights to start from, or the preset's with the codec's channels. */
@@ -133,7 +134,45 @@ static DsvStatus open_data(const Run *run, const char *path, DsvDataset **datase
     return DSV_OK;
 }
 
-/* The held-out windows, of which latents and noise stay in memory. */
+/* What must be one and the same on all ranks. */
+static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
+{
+    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
+    snprintf(own, sizeof own, "%s", value);
+    memcpy(of_first, own, sizeof own);
+    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
+    if (strcmp(own, of_first) == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
+}
+
+static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return compare_ranks(run, name, text);
+}
+
+static DsvStatus compare_number(const Run *run, const char *name, double value)
+{
+    char text[DSV_CHOICE_MAX];
+    snprintf(text, sizeof text, "%.17g", value);
+    return compare_ranks(run, name, text);
+}
+
+/* Paths may differ from rank to rank; what lies there may not. */
+static DsvStatus compare_data(const Run *run, const char *key, const DsvDataset *dataset)
+{
+    DsvDatasetMark mark = dsvi_dataset_mark(dataset);
+    char name[64], hash[24];
+    snprintf(name, sizeof name, "%s: the number of clips", key);
+    DSVI_TRY(compare_integer(run, name, mark.count));
+    snprintf(name, sizeof name, "%s: the hash of the clips' names and lengths", key);
+    snprintf(hash, sizeof hash, "%016" PRIx64, mark.hash);
+    return compare_ranks(run, name, hash);
+}
+
+/* The held-out windows, of which latents stay in memory. */
 static DsvStatus open_held_out(const Run *run)
 {
     DsvDataset *dataset;
@@ -141,12 +180,32 @@ static DsvStatus open_held_out(const Run *run)
     if (!held_out)
         return DSV_OK;
     DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
-    DsvStatus status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
+    DsvStatus status = compare_data(run, "validation.data", dataset);
+    if (status == DSV_OK)
+        status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
     dsvi_dataset_close(&dataset);
     if (status == DSV_OK)
-        say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB with their noise",
+        say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB of them on this rank",
             run->settings->validation_clips, (double)dsvi_held_out_bytes(held_out) / 1048576.0);
     return status;
+}
+
+/* A resumed run goes on with the sample that follows, which in another list of clips is another. */
+static DsvStatus compare_with_checkpoint(Run *run)
+{
+    DsvCheckpointState state;
+    char line[512];
+    const DsvDatasetMark *now = &run->trainer->data, *then = &state.data;
+    if (!is_first(run))
+        return DSV_OK;
+    DSVI_TRY(dsvi_checkpoint_state(run->folder.checkpoint, &state));
+    if (then->count == 0 || (then->count == now->count && then->hash == now->hash))
+        return DSV_OK;
+    snprintf(line, sizeof line, "data.path=%.256s: %" PRId64 " clips that are not the %" PRId64 " of the "
+             "checkpoint: from here on samples are others than if the run had not been stopped",
+             run->settings->data_path, now->count, then->count);
+    warn_line(run, line);
+    return DSV_OK;
 }
 
 /* A checkpoint that `latest` names need not be written again before the next step. */
@@ -154,6 +213,7 @@ static DsvStatus load_checkpoint(Run *run)
 {
     const DsvRunFolder *folder = &run->folder;
     DSVI_TRY(dsvi_checkpoint_load(run->trainer, folder->checkpoint));
+    DSVI_TRY(compare_with_checkpoint(run));
     say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", run->trainer->step, folder->checkpoint);
     if (is_first(run) && dsvi_checkpoint_is_latest(folder->root, folder->checkpoint)) {
         run->saved_step = run->trainer->step;
@@ -210,32 +270,6 @@ static DsvStatus open_folder(Run *run)
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
-/* What must be one and the same on all ranks. */
-static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
-{
-    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
-    snprintf(own, sizeof own, "%s", value);
-    memcpy(of_first, own, sizeof own);
-    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
-    if (strcmp(own, of_first) == 0)
-        return DSV_OK;
-    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
-}
-
-static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%" PRId64, value);
-    return compare_ranks(run, name, text);
-}
-
-static DsvStatus compare_number(const Run *run, const char *name, double value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%.17g", value);
-    return compare_ranks(run, name, text);
-}
-
 /* What a rank may decide for its own machine. Texts are paths, which are its own too. */
 static bool is_own(const char *key)
 {
@@ -268,7 +302,7 @@ static DsvStatus compare_settings(const Run *run)
  * ever or train on nonsense. */
 static DsvStatus check_ranks(const Run *run)
 {
-    DSVI_TRY(compare_integer(run, "the number of clips", run->dataset->count));
+    DSVI_TRY(compare_data(run, "data.path", run->dataset));
     DSVI_TRY(compare_settings(run));
     DSVI_TRY(compare_integer(run, "the model's depth", run->config.num_layers));
     return compare_integer(run, "the model's width", dsvi_dit_width(&run->config));
@@ -282,9 +316,18 @@ static DsvStatus start_prefetch(Run *run)
         .first = dsvi_trainer_first_sample(run->trainer), .run = batch,
         .stride = dsvi_trainer_samples(run->trainer),
     };
-    return dsvi_prefetch_start(run->dataset, settings, series,
-                               settings->data_prefetch * settings->train_batch_size,
-                               run->trainer->elements, encode, run, warn_line, run, &run->prefetch);
+    DsvPrefetchShare share = {
+        .computes = run->backend->device->kind == DSV_DEVICE_CPU, .cores = dsvi_usable_cores(),
+        .memory = dsvi_memory_bytes(),
+    };
+    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = run->trainer->elements;
+    int64_t before;
+    DSVI_TRY(dsvi_peers_here(run->comm, &share.ranks, &before));
+    int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
+    say(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead", workers,
+        workers > 1 ? "s" : "", slots);
+    return dsvi_prefetch_start(run->dataset, settings, series, workers, slots, elements, encode, run,
+                               warn_line, run, &run->prefetch);
 }
 
 static void mesh_line(void *context, const char *line)
@@ -321,6 +364,7 @@ static DsvStatus open_run(Run *run)
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->comm, run->codec, &run->config,
                                  decision_line, run, &run->trainer));
+    run->trainer->data = dsvi_dataset_mark(run->dataset);
     say(run, DSV_LOG_INFO, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64
         " x %" PRId64 " x %" PRId64 ", on %s", run->trainer->table.parameters, run->config.num_layers,
         run->trainer->latent.channels, run->trainer->latent.frames, run->trainer->latent.height,
@@ -446,6 +490,17 @@ static DsvStatus explain_failure(const Run *run, DsvStatus status)
     return status;
 }
 
+/* Before a run ends for want of samples: the steps done are saved. Of several ranks the others wait for this
+ * one's sample already, and cannot be asked to save. */
+static DsvStatus save_before(Run *run, DsvStatus failure)
+{
+    DsvStatusRecord first = *dsvi_status_record();
+    if (dsvi_comm_size(run->comm) == 1)
+        (void)save(run); /* the failure that matters is the first */
+    *dsvi_status_record() = first;
+    return failure;
+}
+
 static DsvStatus train(Run *run)
 {
     const DsvConfig *settings = run->settings;
@@ -462,7 +517,9 @@ static DsvStatus train(Run *run)
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after step %" PRId64, t->step);
         }
         double start = dsvi_clock_seconds();
-        DSVI_TRY(dsvi_train_step(t, &source, &result));
+        DsvStatus status = dsvi_train_step(t, &source, &result);
+        if (status != DSV_OK)
+            return result.begun ? status : save_before(run, status);
         if (is_first(run))
             DSVI_TRY(dsvi_run_record_step(run->record, &result, dsvi_clock_seconds() - start));
         DSVI_TRY(measure_held_out(run));

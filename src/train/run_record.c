@@ -21,6 +21,8 @@ struct DsvRunRecord {
     double peak_flops;      /* what a large GEMM reaches here, per second */
     double flops_gemm, flops_attention; /* a rank's part of a step with dense attention, both passes */
     double smooth_step_s;   /* for the estimate of the time left */
+    DsvWaitWatch wait;
+    bool warm;              /* the first step is done, whose samples have nothing to be decoded beside */
 };
 
 /* The smallest square product that is timed, and how often. */
@@ -222,6 +224,29 @@ DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldO
     return DSV_OK;
 }
 
+bool dsvi_wait_watch_step(DsvWaitWatch *w, double wait_s, double step_s)
+{
+    w->waited_s += wait_s;
+    w->taken_s += step_s;
+    if (++w->steps < DSVI_WAIT_STEPS || w->told)
+        return false;
+    bool long_wait = w->waited_s > 0.1 * w->taken_s;
+    *w = (DsvWaitWatch){.told = long_wait};
+    return long_wait;
+}
+
+static void watch_wait(DsvRunRecord *r, const DsvStepResult *result, double step_s)
+{
+    char line[256];
+    double share = (r->wait.waited_s + result->wait_s) / (r->wait.taken_s + step_s);
+    if (r->warm && dsvi_wait_watch_step(&r->wait, result->wait_s, step_s) && r->events->log) {
+        snprintf(line, sizeof line, "%.0f %% of the last %d steps' time was spent waiting for samples: raise "
+                 "data.workers, or decode once with dsv encode", 100 * share, DSVI_WAIT_STEPS);
+        r->events->log(r->events->context, DSV_LOG_WARNING, line);
+    }
+    r->warm = true;
+}
+
 DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, double step_s)
 {
     const DsvTrainer *t = r->trainer;
@@ -243,6 +268,7 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
         double samples = (double)result->bin_samples[i];
         m.loss_bins[i] = samples > 0 ? (float)(result->bin_loss[i] / samples) : NAN;
     }
+    watch_wait(r, result, step_s);
     DSVI_TRY(r->decided);
     DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
     write_scalars(r, &m);

@@ -27,6 +27,17 @@ void dsvi_run_record_decision(DsvRunRecord *record, const char *reason);
 DsvStatus dsvi_run_record_held_out(DsvRunRecord *record, int64_t step, const DsvHeldOutLoss *loss);
 bool dsvi_run_record_has_held_out(const DsvRunRecord *record, int64_t step);
 
+/* Steps in a row whose time went into waiting for data. */
+typedef struct DsvWaitWatch {
+    double waited_s, taken_s;
+    int64_t steps;
+    bool told;
+} DsvWaitWatch;
+/* A step that took `step_s`, `wait_s` of it for data. True once: after the first DSVI_WAIT_STEPS that waited
+ * for more than a tenth of their time. */
+enum { DSVI_WAIT_STEPS = 20 };
+bool dsvi_wait_watch_step(DsvWaitWatch *watch, double wait_s, double step_s);
+
 /* One finished step. TensorBoard's events that cannot be written end there with a warning to events->log. */
 DsvStatus dsvi_run_record_step(DsvRunRecord *record, const DsvStepResult *result, double step_s);
 

@@ -16,15 +16,53 @@
  * updates its stretches of the weights, and the others get them, all by train/zero.h. Ranks that share
  * samples draw the same ones, with the same noise and times: all three follow from a sample's number. */
 
-/* A micro-batch on the host: latents from the data, and for each sample its own time. */
-static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
+#define NO_SAMPLE INT64_MAX /* as what a rank has passed over */
+
+/* Ranks that share a sample train on one and the same. A clip may be broken, or out of reach for a moment, on
+ * some of them alone, and others then stand in its place there. *got is false where one has no sample. */
+static DsvStatus agree_on_sample(DsvTrainer *t, int64_t passed_over, float *latent, bool *got)
+{
+    const DsvMesh *mesh = &t->mesh;
+    int64_t *all = t->passed_over, best = 0;
+    bool same = true;
+    all[mesh->context_rank] = passed_over;
+    DSVI_TRY(dsvi_comm_share(mesh->context, all, sizeof *all));
+    *got = all[0] != NO_SAMPLE;
+    for (int64_t r = 1; r < mesh->context_ranks; r++) {
+        *got = *got && all[r] != NO_SAMPLE;
+        same = same && all[r] == all[0];
+        best = all[r] < all[best] ? r : best;
+    }
+    return same || !*got
+               ? DSV_OK
+               : dsvi_comm_broadcast(mesh->context, best, latent, (size_t)t->elements * sizeof *latent);
+}
+
+/* ahead: no failure to get a sample is one yet, so *got may be false; else it is true. */
+static DsvStatus draw_sample(DsvTrainer *t, const DsvSampleSource *source, bool ahead, float *latent,
+                             bool *got, double *waited)
+{
+    int64_t passed_over = 0;
+    double start = dsvi_clock_seconds();
+    DsvStatus status = source->next(source->context, latent, &passed_over);
+    *waited += dsvi_clock_seconds() - start;
+    if (!ahead)
+        DSVI_TRY(status);
+    return agree_on_sample(t, status == DSV_OK ? passed_over : NO_SAMPLE, latent, got);
+}
+
+/* A micro-batch on the host: latents from the data, and for each sample its own time. Where one is missing
+ * that is drawn ahead, nothing is drawn: the step at work does not need it, and a source that failed fails
+ * again when the next one does. */
+static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, bool ahead, double *waited)
 {
     const DsvConfig *settings = t->settings;
     uint64_t first = dsvi_trainer_first_sample(t);
+    bool got;
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
-        double start = dsvi_clock_seconds();
-        DSVI_TRY(source->next(source->context, t->host_latents + b * t->elements));
-        *waited += dsvi_clock_seconds() - start;
+        DSVI_TRY(draw_sample(t, source, ahead, t->host_latents + b * t->elements, &got, waited));
+        if (!got)
+            return DSV_OK;
         double sigma = dsvi_flow_sigma(settings, first + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);
@@ -54,7 +92,7 @@ static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double
     int64_t batch = t->settings->train_batch_size;
     size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
     if (!t->drawn)
-        DSVI_TRY(draw_batch(t, source, waited));
+        DSVI_TRY(draw_batch(t, source, false, waited));
     t->drawn = false;
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
     DSVI_TRY(draw_noise(t));
@@ -200,7 +238,7 @@ static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSo
     t->zero.last_pass = last_pass;
     DSVI_TRY(dsvi_dit_backward(t->dit, NULL, NULL, NULL));
     if (next)
-        DSVI_TRY(draw_batch(t, next, &result->wait_s));
+        DSVI_TRY(draw_batch(t, next, true, &result->wait_s));
     return lap(t, &last, &result->backward_s);
 }
 
@@ -237,6 +275,9 @@ static DsvStatus take_step(DsvTrainer *t, const DsvSampleSource *source, DsvStep
 {
     const DsvConfig *settings = t->settings;
     int64_t passes = settings->gradient_accumulation_steps;
+    if (!t->drawn)
+        DSVI_TRY(draw_batch(t, source, false, &result->wait_s));
+    result->begun = true;
     if (t->plans)
         DSVI_TRY(dsvi_context_plans_step(t->plans));
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));

@@ -17,13 +17,16 @@ typedef struct DsvStepResult {
     double grad_norm;             /* before clipping */
     double lr;
     double forward_s, backward_s, optimizer_s, wait_s; /* wait_s: for data */
+    bool begun; /* false: it failed for want of a sample, and all is as the step before has left it */
 } DsvStepResult;
 
 /* Where samples come from: the prefetch of a run, random latents of a benchmark, tensors of a test. */
 typedef struct DsvSampleSource {
     void *context;
-    /* The next latent (trainer->elements F32). */
-    DsvStatus (*next)(void *context, float *latent);
+    /* The next latent (trainer->elements F32). *passed_over is 0 before the call; after it, how many clips
+     * proved broken before the one that it was made of. Ranks that share samples may differ in that: all then
+     * train on the latent of the rank that passed over fewest. A failure lasts: so does the next call. */
+    DsvStatus (*next)(void *context, float *latent, int64_t *passed_over);
 } DsvSampleSource;
 
 /* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. With several ranks

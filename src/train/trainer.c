@@ -113,6 +113,8 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     dsvi_zero_carve_host(&t->zero, arena);
     t->share = dsvi_arena_take(arena, DSV_MEM_DATA,
                                (size_t)dsvi_comm_size(t->comm) * sizeof(DsvStepShare));
+    t->passed_over = dsvi_arena_take(arena, DSV_MEM_DATA,
+                                     (size_t)t->mesh.context_ranks * sizeof *t->passed_over);
     if (t->held_out)
         dsvi_held_out_carve_host(t->held_out, arena);
     dsvi_sparse_carve_host(t->sparse, arena);
@@ -130,6 +132,10 @@ static DsvStatus allocate_host(DsvTrainer *t)
                                 "memory with sparse.list_memory=%g",
                                 (double)plan.by_class[DSV_MEM_SPARSE] / 1073741824.0,
                                 t->settings->sparse_list_memory);
+    if (status == DSV_E_NO_MEMORY && t->held_out && dsvi_held_out_bytes(t->held_out) > plan.used / 2)
+        return dsvi_fail_within(status, "validation.clips is %lld, and this rank's held-out windows take "
+                                "%.1f GiB of the host's memory", (long long)t->settings->validation_clips,
+                                (double)dsvi_held_out_bytes(t->held_out) / 1073741824.0);
     DSVI_TRY(status);
     dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
     carve_host(t, &t->host_arena);

@@ -71,9 +71,11 @@ typedef struct DsvTrainer {
     float *host_flat;              /* (table.elements) of rank 0: one flat array on its way to or from a file;
                                     * scratch of the others */
     DsvStepShare *share;           /* (ranks) of the step at work */
+    int64_t *passed_over;          /* (context_ranks) broken clips before the one of the sample being drawn */
 
     int64_t step;                  /* steps done */
     uint64_t sample;               /* samples trained on, by all ranks together: the position in the data */
+    DsvDatasetMark data;           /* in which data; a trainer alone has none */
     bool drawn;                    /* the micro-batch after them lies in the host arrays */
     bool diverged;                 /* the step at work, as all ranks have found together */
 } DsvTrainer;

@@ -1,6 +1,8 @@
 /* dsv_forward against PyTorch's results in double (fixtures/dit_a, dit_c): what `dsv forward` writes. */
 #include "test.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -148,6 +150,34 @@ static void bad_files_are_named(void **state)
                              shared_path("fixtures/dit_a/b1_3x8x10/inputs.safetensors"), out, false,
                              &settings));
     assert_false(dsvi_path_exists(out));
+    /* where the result is to go comes first: nothing is computed for it to be lost */
+    assert_fails(DSV_E_NOT_FOUND, "nowhere/out.safetensors: cannot write it",
+                 dsv_forward("no-such-model", "x", "nowhere/out.safetensors", false, &settings));
+    assert_fails(DSV_E_IO, "a folder of that name is there",
+                 dsv_forward("no-such-model", "x", folder, false, &settings));
+}
+
+/* A disk that is full halfway through the results: a file of them cannot grow past a limit. */
+static void a_full_disk_leaves_nothing_behind(void **state)
+{
+    const Case *c = &CASES[0];
+    const struct rlimit small = {4096, RLIM_INFINITY};
+    struct rlimit before;
+    DsvConfig settings;
+    char out[128], temporary[160];
+    (void)state;
+    set_all(&settings, DENSE);
+    snprintf(out, sizeof out, "%s/full.safetensors", folder);
+    snprintf(temporary, sizeof temporary, "%s.tmp", out);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    DsvStatus status = dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true,
+                                   &settings);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(status, DSV_E_IO);
+    assert_false(dsvi_path_exists(out));
+    assert_false(dsvi_path_exists(temporary));
 }
 
 static int make_folder(void **state)
@@ -200,6 +230,7 @@ int main(int argc, char **argv)
         return run_cuda();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test(a_full_disk_leaves_nothing_behind),
         cmocka_unit_test_prestate(matches_pytorch, (void *)DENSE),
         cmocka_unit_test_prestate(matches_pytorch, (void *)RECOMPUTED),
         cmocka_unit_test_prestate(matches_pytorch, (void *)SELECTIVE),

@@ -182,6 +182,15 @@ static void wanted_tensors(void **state)
     assert_fails(DSV_E_SHAPE, "tensor a is (2, 3), wanted (any)",
                  dsvi_safetensors_want(file, "a", 1, any, &t));
     assert_fails(DSV_E_SHAPE, "tensor a is (2, 3), wanted ()", dsvi_safetensors_want(file, "a", 0, NULL, &t));
+    assert_fails(DSV_E_SHAPE, "case.safetensors: tensor a is U8, wanted a floating dtype",
+                 dsvi_safetensors_want_floating(file, "a", 2, right, &t));
+    assert_null(t);
+    assert_fails(DSV_E_SHAPE, "tensor a is (2, 3), wanted (2, 4)",
+                 dsvi_safetensors_want_floating(file, "a", 2, wrong, &t));
+    dsvi_safetensors_close(&file);
+    assert_ok(dsvi_safetensors_open(file_with(ONE("BF16", "2,3", 0, 12), 12), &file));
+    assert_ok(dsvi_safetensors_want_floating(file, "a", 2, right, &t));
+    assert_int_equal(t->dtype, DSV_BF16);
     dsvi_safetensors_close(&file);
 }
 

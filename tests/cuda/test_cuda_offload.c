@@ -17,9 +17,10 @@ static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, 
 
 static const DsvCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
 
-static DsvStatus next_random(void *context, float *latent)
+static DsvStatus next_random(void *context, float *latent, int64_t *passed_over)
 {
     uint32_t *drawn = context;
+    (void)passed_over;
     dsvi_rng_fill_normal((DsvRng){7, DSV_RNG_TEST, (*drawn)++}, 0, latent, CHANNELS * FRAMES * SIDE * SIDE);
     return DSV_OK;
 }

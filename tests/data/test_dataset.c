@@ -235,6 +235,37 @@ static void a_latent_cache_is_a_data_set(void **state)
                  dsvi_dataset_open(scratch_path("cache"), &settings, &d));
 }
 
+static uint64_t hash_of(const char *path)
+{
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    assert_ok(dsvi_dataset_open(path, &settings, &d));
+    uint64_t hash = dsvi_dataset_mark(d).hash;
+    dsvi_dataset_close(&d);
+    return hash;
+}
+
+/* The same clips anywhere; not with one renamed, another of the same name, or one less. */
+static void the_hash_tells_lists_apart(void **state)
+{
+    (void)state;
+    assert_ok(dsvi_folder_make(scratch_path("here")));
+    assert_ok(dsvi_folder_make(scratch_path("there")));
+    copy_file(scratch_path("one.mp4"), scratch_path("here/a.mp4"));
+    copy_file(scratch_path("two.avi"), scratch_path("here/b.avi"));
+    copy_file(scratch_path("one.mp4"), scratch_path("there/a.mp4"));
+    copy_file(scratch_path("two.avi"), scratch_path("there/b.avi"));
+    uint64_t here = hash_of(scratch_path("here"));
+    assert_true(hash_of(scratch_path("there")) == here);
+    assert_int_equal(rename(scratch_path("there/a.mp4"), scratch_path("there/aa.mp4")), 0);
+    assert_true(hash_of(scratch_path("there")) != here);
+    assert_int_equal(rename(scratch_path("there/aa.mp4"), scratch_path("there/a.mp4")), 0);
+    copy_file(scratch_path("one.mp4"), scratch_path("there/b.avi"));
+    assert_true(hash_of(scratch_path("there")) != here);
+    assert_int_equal(remove(scratch_path("there/b.avi")), 0);
+    assert_true(hash_of(scratch_path("there")) != here);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +276,7 @@ int main(void)
         cmocka_unit_test(jsonl_is_read_line_by_line),
         cmocka_unit_test(a_list_is_read_relative_to_itself),
         cmocka_unit_test(a_latent_cache_is_a_data_set),
+        cmocka_unit_test(the_hash_tells_lists_apart),
     };
     return cmocka_run_group_tests(tests, make_clips, scratch_remove);
 }

@@ -309,6 +309,28 @@ static void windows_of_a_changed_file_are_dropped(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
+/* An index is never written that would be too long to be read. */
+static void a_full_index_takes_no_more(void **state)
+{
+    (void)state;
+    enum { ESCAPED = 6 };
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    size_t length = ((size_t)1 << 31) / ESCAPED;
+    char *text = malloc(length + 1);
+    assert_non_null(text);
+    memset(text, '\n', length);
+    text[length] = 0;
+    assert_ok(dsvi_latent_cache_create(scratch_path("full"), &settings, &cache));
+    assert_ok(put(cache, "c.mp4", "short", 0));
+    assert_fails(DSV_E_USAGE, "full: with 1 windows its index is full", put(cache, "c.mp4", text, 1));
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_latent_cache_open(scratch_path("full"), &settings, &cache));
+    assert_int_equal(dsvi_latent_cache_count(cache), 1);
+    dsvi_latent_cache_close(&cache);
+    free(text);
+}
+
 enum { THREADS = 4, EACH = 20 };
 
 typedef struct Putter {
@@ -362,6 +384,7 @@ int main(void)
         cmocka_unit_test(an_index_that_is_none_is_refused),
         cmocka_unit_test(a_folder_that_cannot_be_written_fails_at_once),
         cmocka_unit_test(windows_of_a_changed_file_are_dropped),
+        cmocka_unit_test(a_full_index_takes_no_more),
         cmocka_unit_test(threads_may_put_at_once),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

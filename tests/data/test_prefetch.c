@@ -66,19 +66,21 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
     DsvConfig s = settings;
     DsvPrefetch *prefetch;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
-    s.data_workers = workers;
     s.data_cache_mb = cache_mb;
-    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), slots, ELEMENTS, copy_pixels, NULL, NULL,
-                                  NULL, &prefetch));
-    assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + workers) * ELEMENTS * sizeof(float));
+    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), workers, slots, ELEMENTS, copy_pixels, NULL,
+                                  NULL, NULL, &prefetch));
+    int64_t at_work = workers < slots ? workers : slots;
+    assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + at_work) * ELEMENTS * sizeof(float));
     for (uint64_t i = first; i < SAMPLES; i++) {
         const char *text = "untouched";
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        int64_t passed_over = -1;
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
         if (memcmp(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent) != 0)
             fail_msg("sample %d differs: %d workers, %d MiB, %d slots, from %d", (int)i, (int)workers,
                      (int)cache_mb, (int)slots, (int)first);
         int64_t item = dsvi_dataset_sample(dataset, &settings, i).item;
         assert_ptr_equal(text, dataset->items[item].text);
+        assert_int_equal(passed_over, 0);
     }
     assert_true(dsvi_prefetch_waited(prefetch) >= 0);
     dsvi_prefetch_stop(&prefetch);
@@ -97,6 +99,52 @@ static void samples_do_not_depend_on_threads_slots_or_memory(void **state)
                 check_samples(WORKERS[w], MEMORY[m], SLOTS[s], 0);
 }
 
+static size_t bytes_of(int64_t workers, int64_t slots)
+{
+    DsvPrefetch *prefetch;
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), workers, slots, ELEMENTS, copy_pixels,
+                                  NULL, NULL, NULL, &prefetch));
+    size_t bytes = dsvi_prefetch_bytes(prefetch);
+    dsvi_prefetch_stop(&prefetch);
+    return bytes;
+}
+
+static void workers_without_a_slot_hold_nothing(void **state)
+{
+    (void)state;
+    assert_true(bytes_of(7, 2) == bytes_of(2, 2));
+    assert_true(bytes_of(2, 7) > bytes_of(1, 7));
+}
+
+static int64_t workers_with(DsvPrefetchShare share, int64_t wanted, int64_t slots)
+{
+    DsvConfig s = settings;
+    s.data_workers = wanted;
+    return dsvi_prefetch_workers(dataset, &s, slots, ELEMENTS, &share);
+}
+
+static void workers_are_as_many_as_a_machine_can_spare(void **state)
+{
+    const uint64_t sample = ELEMENTS * sizeof(float);
+    (void)state;
+    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 1}, 0, 32), 8);
+    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 1}, 0, 4), 4);
+    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 4}, 0, 32), 3);
+    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 16}, 0, 32), 1);
+    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 2, .ranks = 4}, 0, 32), 1);
+    assert_int_equal(workers_with((DsvPrefetchShare){.computes = true, .cores = 16, .ranks = 1}, 0, 32), 1);
+    /* 6 samples ahead on each of 2 ranks, and 3 threads each, in half of the memory */
+    DsvPrefetchShare tight = {.cores = 16, .ranks = 2, .memory = 2 * 2 * (6 + 3) * sample};
+    assert_int_equal(workers_with(tight, 0, 6), 3);
+    tight.memory -= 1;
+    assert_int_equal(workers_with(tight, 0, 6), 2);
+    tight.memory = 1;
+    assert_int_equal(workers_with(tight, 0, 6), 1);
+    /* what is asked for is what there is */
+    assert_int_equal(workers_with(tight, 5, 6), 5);
+    assert_int_equal(workers_with(tight, 7, 6), 6);
+}
+
 static void one_can_begin_anywhere(void **state)
 {
     (void)state;
@@ -110,16 +158,17 @@ static void ranks_share_the_samples(void **state)
     enum { RANKS = 3, RUN = 2, FIRST = 4 };
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     (void)state;
     for (uint64_t rank = 0; rank < RANKS; rank++) {
         DsvPrefetch *prefetch;
         DsvSampleSeries series = {FIRST + rank * RUN, RUN, RANKS * RUN};
-        assert_ok(dsvi_prefetch_start(dataset, &settings, series, 4, ELEMENTS, copy_pixels, NULL, NULL, NULL,
-                                      &prefetch));
+        assert_ok(dsvi_prefetch_start(dataset, &settings, series, 1, 4, ELEMENTS, copy_pixels, NULL, NULL,
+                                      NULL, &prefetch));
         for (uint64_t i = FIRST; i < SAMPLES; i++) {
             if ((i - FIRST) / RUN % RANKS != rank)
                 continue;
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent);
         }
         dsvi_prefetch_stop(&prefetch);
@@ -189,17 +238,19 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
         DsvConfig s = settings;
         DsvPrefetch *prefetch;
         Warnings warnings = {0};
-        s.data_workers = workers;
-        assert_ok(dsvi_prefetch_start(dataset, &s, all_from(0), 4, ELEMENTS, copy_pixels, NULL, note_warning,
-                                      &warnings, &prefetch));
+            assert_ok(dsvi_prefetch_start(dataset, &s, all_from(0), workers, 4, ELEMENTS, copy_pixels, NULL,
+                                          note_warning, &warnings, &prefetch));
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
+            int64_t passed_over;
             DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
-            if (ref.item == 2)
+            bool broken = ref.item == 2;
+            if (broken)
                 ref = dsvi_dataset_sample_in(dataset, &settings, i, 3);
             assert_ok(dsvi_clip_read(dataset->items[ref.item].path, &ref.window, wanted));
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
+            assert_int_equal(passed_over, broken);
         }
         assert_int_equal(warnings.count, 1);
         assert_non_null(strstr(warnings.last, "2.avi: No such file"));
@@ -215,14 +266,15 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     (void)state;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     DsvPrefetch *prefetch;
     Warnings warnings = {0};
     assert_int_equal(rename(scratch_path("clips"), scratch_path("moved")), 0);
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, ELEMENTS, copy_pixels, NULL,
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 1, 2, ELEMENTS, copy_pixels, NULL,
                                   note_warning, &warnings, &prefetch));
     for (int i = 0; i < 2; i++)
         assert_fails(DSV_E_NOT_FOUND, "5 clips in a row cannot be read, the last: ",
-                     dsvi_prefetch_next(prefetch, latent, &text));
+                     dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     assert_int_equal(warnings.count, CLIPS);
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(rename(scratch_path("moved"), scratch_path("clips")), 0);
@@ -240,10 +292,12 @@ static void a_failing_codec_is_heard(void **state)
     (void)state;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
+    int64_t passed_over;
     DsvPrefetch *prefetch;
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, ELEMENTS, refuse, NULL, NULL, NULL,
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 1, 2, ELEMENTS, refuse, NULL, NULL, NULL,
                                   &prefetch));
-    assert_fails(DSV_E_SHAPE, "the codec will not have it", dsvi_prefetch_next(prefetch, latent, &text));
+    assert_fails(DSV_E_SHAPE, "the codec will not have it",
+                 dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     free(latent);
 }
@@ -253,10 +307,8 @@ static void stopping_does_not_wait_for_samples(void **state)
     (void)state;
     for (int i = 0; i < 20; i++) {
         DsvPrefetch *prefetch;
-        DsvConfig s = settings;
-        s.data_workers = 1 + i % 4;
-        assert_ok(dsvi_prefetch_start(dataset, &s, all_from((uint64_t)i), 1 + i % 3, ELEMENTS, copy_pixels,
-                                      NULL, NULL, NULL, &prefetch));
+        assert_ok(dsvi_prefetch_start(dataset, &settings, all_from((uint64_t)i), 1 + i % 4, 1 + i % 3,
+                                      ELEMENTS, copy_pixels, NULL, NULL, NULL, &prefetch));
         dsvi_prefetch_stop(&prefetch);
     }
 }
@@ -271,6 +323,7 @@ static void cached_latents_come_the_same_way(void **state)
     DsvDataset *cached;
     DsvPrefetch *prefetch;
     const char *text;
+    int64_t passed_over;
     Warnings warnings = {0};
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
     for (int i = 0; i < ITEMS; i++) {
@@ -285,12 +338,12 @@ static void cached_latents_come_the_same_way(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &cached));
     assert_int_equal(cached->count, ITEMS);
     write_text(cached->items[4].path, "spoilt");
-    assert_ok(dsvi_prefetch_start(cached, &settings, all_from(5), 3, NUMBERS, NULL, NULL, note_warning,
+    assert_ok(dsvi_prefetch_start(cached, &settings, all_from(5), 1, 3, NUMBERS, NULL, NULL, note_warning,
                                   &warnings, &prefetch));
     for (uint64_t i = 5; i < 30; i++) {
         int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
         item = item == 4 ? 5 : item;
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text));
+        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
         for (int k = 0; k < NUMBERS; k++)
             assert_true(latent[k] == (float)(100 * item + k));
         assert_int_equal(text[0], 'a' + item);
@@ -305,6 +358,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_stamps_are_those_of_the_draw),
         cmocka_unit_test(samples_do_not_depend_on_threads_slots_or_memory),
+        cmocka_unit_test(workers_without_a_slot_hold_nothing),
+        cmocka_unit_test(workers_are_as_many_as_a_machine_can_spare),
         cmocka_unit_test(one_can_begin_anywhere),
         cmocka_unit_test(ranks_share_the_samples),
         cmocka_unit_test(a_small_cache_keeps_the_shortest),

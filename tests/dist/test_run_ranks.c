@@ -15,7 +15,7 @@
 
 enum { STEPS = 8, SAMPLES = 4 };
 
-static char clips[DSVI_PATH_MAX], held_out[DSVI_PATH_MAX];
+static char clips[DSVI_PATH_MAX], held_out[DSVI_PATH_MAX], renamed[DSVI_PATH_MAX];
 
 static void set(DsvConfig *settings, const char *key, const char *value)
 {
@@ -35,6 +35,7 @@ typedef struct RanksRun {
     const char *odd_key, *odd_value;
     int64_t spoilt_rank;           /* whose model's output is not finite when it samples; -1: none */
     bool slow_disk;                /* and no rank may end before the checkpoint is there */
+    const char *lost;              /* a file that goes away once all have opened their clips; or NULL */
     bool resume;
 
     DsvConfig settings[RANKS_MOST];
@@ -45,7 +46,8 @@ typedef struct RanksRun {
 
 typedef struct Listener {
     int64_t questions; /* left until it wants to stop, from then on; negative: never */
-    int lines;
+    const char *lost;  /* as in RanksRun */
+    int lines;         /* of information */
 } Listener;
 
 static bool wants_stop(void *context)
@@ -55,11 +57,12 @@ static bool wants_stop(void *context)
     return listener->questions == 0;
 }
 
-static void count_line(void *context, DsvLogLevel level, const char *line)
+static void hear_line(void *context, DsvLogLevel level, const char *line)
 {
-    (void)level;
-    (void)line;
-    ((Listener *)context)->lines++;
+    Listener *listener = context;
+    listener->lines += level == DSV_LOG_INFO;
+    if (listener->lost && strncmp(line, "model: ", 7) == 0)
+        assert_int_equal(unlink(listener->lost), 0);
 }
 
 static bool slow_disk;
@@ -107,8 +110,8 @@ static DsvStatus train(DsvComm *comm, void *context)
     RanksRun *run = context;
     int64_t rank = dsvi_comm_rank(comm);
     int64_t questions = run->stop_after > 0 && rank == run->stop_rank ? run->stop_after + 1 : -1;
-    Listener listener = {.questions = questions};
-    DsvEvents events = {.context = &listener, .stop = wants_stop, .log = count_line};
+    Listener listener = {.questions = questions, .lost = rank == 0 ? run->lost : NULL};
+    DsvEvents events = {.context = &listener, .stop = wants_stop, .log = hear_line};
     DsvStatus status = dsvi_train_run(&run->settings[rank], &run->backend[rank], comm, &events,
                                       &run->summary[rank]);
     if (rank != 0 && listener.lines > 0)
@@ -431,6 +434,31 @@ static void resumed_on_another_layout(void **state)
     assert_ok(dsvi_folder_remove(straight));
 }
 
+/* A clip that goes away on one rank alone, whichever: those it shares samples with still have them. */
+static void a_clip_lost_to_one_rank_alone(void **state)
+{
+    static const char *const shared[] = {"height=40", "width=32", "cp_size=2", "cp_plan=false", NULL};
+    const char *straight = run_straight(shared, 4);
+    (void)state;
+    for (int64_t rank = 2; rank < 4; rank++) {
+        const char *folder = tiny_folder(), *own_clips = tiny_folder();
+        char lost[DSVI_PATH_MAX];
+        RanksRun run = new_run(folder, shared, 4);
+        tiny_clips(own_clips, 3);
+        assert_ok(dsvi_path_join(lost, own_clips, "waves-1.mp4"));
+        run.odd_rank = rank;
+        run.odd_key = "data.path";
+        run.odd_value = own_clips;
+        run.lost = lost;
+        run_it(&run);
+        check_outcome(&run, DSV_OK);
+        tiny_same_checkpoints(straight, folder, STEPS);
+        assert_ok(dsvi_folder_remove(own_clips));
+        assert_ok(dsvi_folder_remove(folder));
+    }
+    assert_ok(dsvi_folder_remove(straight));
+}
+
 static void resumed_on_another_number_of_ranks(void **state)
 {
     static const int64_t fewer[] = {4, 2, 1, 0}, more[] = {1, 4, 0}, odd[] = {4, 3, 1, 2, 0};
@@ -460,6 +488,8 @@ static void what_ends_one_ends_all(void **state)
         {"lr", "0.5", "rank 2: lr is 0.5 here and "},
         {"sampler", "euler", "rank 2: sampler is euler here and unipc on rank 0"},
         {"validation.data", "/nowhere", "rank 2: validation.data is given here and not given on rank 0"},
+        {"data.path", renamed, "rank 2: data.path: the hash of the clips' names and lengths is "},
+        {"data.path", held_out, "rank 2: data.path: the number of clips is 2 here and 3 on rank 0"},
     };
     const char *folder = tiny_folder();
     RanksRun run;
@@ -564,13 +594,21 @@ static int make_clips(void **state)
     snprintf(held_out_setting, sizeof held_out_setting, "validation.data=%s", held_out);
     tiny_clips(clips, 3);
     tiny_clips(held_out, 2);
-    return 0;
+    snprintf(renamed, sizeof renamed, "%s", tiny_folder());
+    tiny_clips(renamed, 3);
+    char from[DSVI_PATH_MAX], to[DSVI_PATH_MAX];
+    assert_ok(dsvi_path_join(from, renamed, "waves-2.mp4"));
+    assert_ok(dsvi_path_join(to, renamed, "waves-3.mp4"));
+    return rename(from, to);
 }
 
 static int remove_clips(void **state)
 {
     (void)state;
-    return dsvi_folder_remove(clips) == DSV_OK && dsvi_folder_remove(held_out) == DSV_OK ? 0 : 1;
+    return dsvi_folder_remove(clips) == DSV_OK && dsvi_folder_remove(held_out) == DSV_OK &&
+                   dsvi_folder_remove(renamed) == DSV_OK
+               ? 0
+               : 1;
 }
 
 int main(void)
@@ -582,6 +620,7 @@ int main(void)
         cmocka_unit_test(shared_clips_stopped_and_resumed),
         cmocka_unit_test(resumed_on_another_layout),
         cmocka_unit_test(resumed_on_another_number_of_ranks),
+        cmocka_unit_test(a_clip_lost_to_one_rank_alone),
         cmocka_unit_test(what_is_divided_does_not_matter),
         cmocka_unit_test(resumed_at_another_stage),
         cmocka_unit_test(stopped_while_sampling),

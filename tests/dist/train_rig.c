@@ -11,9 +11,10 @@ typedef struct Source {
 } Source;
 
 /* Waves whose lengths tell the sample's number. */
-static DsvStatus next_latent(void *context, float *latent)
+static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     Source *source = context;
+    (void)passed_over;
     const DsvTrainer *t = source->trainer;
     const Rig *rig = source->rig;
     uint64_t batch = (uint64_t)t->settings->train_batch_size, taken = source->taken++;

@@ -79,9 +79,10 @@ int posix_memalign(void **out, size_t alignment, size_t bytes)
 }
 
 /* Waves that drift: something to attend to, unlike noise. */
-static DsvStatus next_latent(void *context, float *latent)
+static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     int64_t elements = *(int64_t *)context;
+    (void)passed_over;
     for (int64_t i = 0; i < elements; i++)
         latent[i] = (float)sin(0.37 * (double)i);
     return DSV_OK;

@@ -57,9 +57,10 @@ static void close_rig(Rig *r)
     dsvi_cpu_close(&r->backend);
 }
 
-static DsvStatus next_latent(void *context, float *latent)
+static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     int64_t elements = *(int64_t *)context;
+    (void)passed_over;
     for (int64_t i = 0; i < elements; i++)
         latent[i] = (float)sin(0.37 * (double)i);
     return DSV_OK;
@@ -122,7 +123,8 @@ static void it_is_the_mean_squared_error(void **state)
         DsvSampleRef ref = dsvi_dataset_spread(r.dataset, &r.settings, k, 3);
         assert_ok(dsvi_clip_read(r.dataset->items[ref.item].path, &ref.window, pixels));
         assert_ok(r.codec->encode(r.codec, r.trainer->video, pixels, latent));
-        dsvi_flow_held_out_noise(&r.settings, (uint64_t)k, noise, r.trainer->elements);
+        dsvi_rng_fill_normal(dsvi_flow_held_out_noise(&r.settings, (uint64_t)k), 0, noise,
+                             r.trainer->elements);
         for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
             by_hand[bin] += loss_by_hand(&r, latent, noise, 0.05 + 0.1 * bin) / 3;
     }
@@ -136,6 +138,56 @@ static void it_is_the_mean_squared_error(void **state)
     free(pixels);
     free(latent);
     free(noise);
+    close_rig(&r);
+}
+
+/* Neighbouring groups of ranks have no window in common but one at a border, and the last may begin again
+ * with the first to fill a batch. */
+static void ranks_keep_their_own_windows(void **state)
+{
+    static const char *const assignment[] = {"validation.clips=8", "train_batch_size=1", NULL};
+    Rig r;
+    (void)state;
+    open_rig(&r, assignment);
+    const DsvTrainer *t = r.trainer;
+    for (int64_t ranks = 1; ranks <= 5; ranks++) {
+        int64_t windows = 0, bytes = t->elements * (int64_t)sizeof(float);
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            DsvMesh mesh = {.data_ranks = ranks, .data_rank = rank, .context_ranks = 1};
+            DsvHeldOut *h;
+            assert_ok(dsvi_held_out_create(&r.backend, &mesh, &r.settings, t->latent, &t->config, &t->table,
+                                           NULL, &h));
+            windows += (int64_t)dsvi_held_out_bytes(h) / bytes;
+            dsvi_held_out_free(&h);
+        }
+        assert_true(windows >= 8 && windows <= 8 + ranks);
+    }
+    close_rig(&r);
+}
+
+static DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
+
+static DsvStatus little_host_memory(DsvDevice *device, size_t bytes, void **out)
+{
+    *out = NULL;
+    return bytes < 1 << 24 ? host_alloc(device, bytes, out)
+                           : DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes here", bytes);
+}
+
+static void too_many_windows_are_named(void **state)
+{
+    static const char *const assignment[] = {"validation.clips=2048", NULL};
+    Rig r;
+    DsvTrainer *t;
+    (void)state;
+    open_rig(&r, &assignment[1]);
+    DsvDitConfig config = r.trainer->config;
+    assert_ok(dsv_config_set(&r.settings, assignment[0]));
+    host_alloc = r.backend.device->host_alloc;
+    r.backend.device->host_alloc = little_host_memory;
+    assert_fails(DSV_E_NO_MEMORY, "validation.clips is 2048, and this rank's held-out windows take",
+                 dsvi_trainer_create(&r.settings, &r.backend, NULL, r.codec, &config, NULL, NULL, &t));
+    r.backend.device->host_alloc = host_alloc;
     close_rig(&r);
 }
 
@@ -307,6 +359,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(it_is_the_mean_squared_error, "sparse.enabled=true"),
         cmocka_unit_test_prestate(it_is_the_mean_squared_error, "sparse.enabled=false"),
+        cmocka_unit_test(ranks_keep_their_own_windows),
+        cmocka_unit_test(too_many_windows_are_named),
         cmocka_unit_test(batches_do_not_matter_to_dense_attention),
         cmocka_unit_test(dense_loss_is_that_of_full_lists),
         cmocka_unit_test_prestate(stop_and_resume, "projection"),

@@ -14,6 +14,7 @@
 #include "tiny.h"
 #include "train/checkpoint.h"
 #include "train/flow_draw.h"
+#include "train/manifest.h"
 
 enum { STEPS = 10 };
 
@@ -279,6 +280,60 @@ static void nothing_done_nothing_written(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* As states were before they told of clips. */
+static void forget_clips(const char *checkpoint)
+{
+    char path[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    assert_ok(dsvi_path_join(path, checkpoint, "state.json"));
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    char *of_clips = strstr(text, ", \"clips\"");
+    assert_non_null(of_clips);
+    strcpy(of_clips, "}\n");
+    assert_ok(dsvi_file_write(path, text, strlen(text)));
+    free(text);
+    assert_ok(dsvi_path_join(path, checkpoint, "manifest.json"));
+    assert_int_equal(unlink(path), 0);
+    assert_ok(dsvi_manifest_write(checkpoint));
+}
+
+/* What a resume that stops at once says, and saves. */
+static void resume(DsvConfig *settings, const char *data, Stopper *said)
+{
+    DsvTrainSummary summary;
+    DsvEvents events = {.context = said, .stop = stop_after, .log = keep_log};
+    *said = (Stopper){0};
+    set(settings, "data.path", data);
+    assert_fails(DSV_E_INTERRUPTED, "stopped after step 1", dsv_train(settings, &events, &summary));
+}
+
+/* A resume tells when the clips are not those of the checkpoint, where that is known. */
+static void a_resume_knows_its_clips(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    Stopper said;
+    const char *folder = tiny_folder(), *more = tiny_folder();
+    (void)state;
+    tiny_clips(more, 4);
+    run_settings(&settings, folder);
+    set(&settings, "max_train_steps", "1");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    set(&settings, "max_train_steps", "2");
+    set(&settings, "resume_from_checkpoint", "latest");
+    resume(&settings, clips, &said);
+    assert_null(strstr(said.log, "clips that are not"));
+    resume(&settings, more, &said);
+    assert_non_null(strstr(said.log, "4 clips that are not the 3 of the checkpoint"));
+    resume(&settings, clips, &said); /* that one did no step, and has written nothing */
+    assert_null(strstr(said.log, "clips that are not"));
+    forget_clips(summary.checkpoint);
+    resume(&settings, more, &said);
+    assert_null(strstr(said.log, "clips that are not"));
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(more));
+}
+
 static void resume_of_nothing_starts_afresh(void **state)
 {
     DsvConfig settings;
@@ -471,6 +526,53 @@ static void bad_inputs_are_named(void **state)
     assert_ok(dsvi_folder_remove(empty));
 }
 
+typedef struct Thief {
+    int64_t steps;      /* after which the clips are taken away */
+    const char *clips, *away;
+} Thief;
+
+static bool take_clips(void *context)
+{
+    Thief *thief = context;
+    if (thief->steps-- == 0)
+        assert_int_equal(rename(thief->clips, thief->away), 0);
+    return false;
+}
+
+/* Clips that go away end a run, with the samples that are ready; what it has done is saved, and is what a run
+ * of as many steps does. */
+static void steps_done_are_saved_when_clips_go_away(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    char mine[DSVI_PATH_MAX], away[DSVI_PATH_MAX];
+    const char *folder = tiny_folder(), *straight = tiny_folder(), *place = tiny_folder();
+    Thief thief = {.steps = 3, .clips = mine, .away = away};
+    DsvEvents events = {.context = &thief, .stop = take_clips};
+    int64_t step;
+    (void)state;
+    assert_ok(dsvi_path_join(mine, place, "clips"));
+    assert_ok(dsvi_path_join(away, place, "away"));
+    assert_ok(dsvi_folder_make(mine));
+    tiny_clips(mine, 3);
+    run_settings(&settings, folder);
+    set(&settings, "data.path", mine);
+    set(&settings, "data.cache_mb", "0");
+    set(&settings, "checkpointing_steps", "0");
+    assert_fails(DSV_E_NOT_FOUND, "is whole: ", dsv_train(&settings, &events, &summary));
+    assert_non_null(strstr(dsv_error_message(), "3 clips in a row cannot be read"));
+    step = atoll(strrchr(summary.checkpoint, '-') + 1);
+    assert_true(step >= 3 && step < STEPS);
+    run_settings(&settings, straight);
+    set(&settings, "checkpointing_steps", "1");
+    settings.max_train_steps = step;
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    tiny_same_checkpoints(straight, folder, (int)step);
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(place));
+}
+
 /* The clip a run samples when it ends is the clip that its stored model gives: same weights, same lists. */
 static void a_stored_model_samples_the_same(void **state)
 {
@@ -649,6 +751,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "selective"),
         cmocka_unit_test_prestate(lists_kept_or_offloaded, "true"),
         cmocka_unit_test(nothing_done_nothing_written),
+        cmocka_unit_test(steps_done_are_saved_when_clips_go_away),
+        cmocka_unit_test(a_resume_knows_its_clips),
         cmocka_unit_test(resume_of_nothing_starts_afresh),
         cmocka_unit_test(one_run_at_a_time),
         cmocka_unit_test(a_folder_without_locks_will_do),

@@ -143,6 +143,44 @@ static void divergence_leaves_the_weights(void **state)
     close_fixture(&f);
 }
 
+/* So many samples are left. */
+static DsvStatus next_of_few(void *context, float *latent, int64_t *passed_over)
+{
+    int *left = context;
+    (void)passed_over;
+    if (*left == 0)
+        return DSVI_FAIL(DSV_E_IO, "the disk is gone");
+    --*left;
+    for (int i = 0; i < CHANNELS * FRAMES * HEIGHT * WIDTH; i++)
+        latent[i] = (float)sin(0.37 * i + *left);
+    return DSV_OK;
+}
+
+/* Samples are drawn ahead; a step that has its own is done before the failure is one, and the failure leaves
+ * all as the step has left it. */
+static void no_step_is_lost_for_want_of_the_next(void **state)
+{
+    (void)state;
+    for (int odd = 0; odd < 2; odd++) {
+        int left = 2 * BATCH + odd;
+        Fixture f;
+        DsvStepResult result;
+        open_fixture(&f, "auto");
+        DsvSampleSource source = {&left, next_of_few};
+        for (int step = 1; step <= 2; step++) {
+            assert_ok(dsvi_train_step(f.trainer, &source, &result));
+            assert_true(result.begun);
+        }
+        for (int again = 0; again < 2; again++) {
+            assert_fails(DSV_E_IO, "the disk is gone", dsvi_train_step(f.trainer, &source, &result));
+            assert_false(result.begun);
+            assert_int_equal(f.trainer->step, 2);
+            assert_int_equal(f.trainer->sample, 2 * BATCH);
+        }
+        close_fixture(&f);
+    }
+}
+
 int main(void)
 {
     skip_without_shared("fixtures/dit_a/train/inputs.safetensors");
@@ -150,6 +188,7 @@ int main(void)
         cmocka_unit_test_prestate(follows_pytorch, "ref"),
         cmocka_unit_test_prestate(follows_pytorch, "auto"),
         cmocka_unit_test(divergence_leaves_the_weights),
+        cmocka_unit_test(no_step_is_lost_for_want_of_the_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,122 @@
+/* dsv_encode: what is listed twice, paths typed one way and another, a second call. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "base/scratch.h"
+#include "data/latent_cache.h"
+#include "dsv/dsv.h"
+#include "train/tiny.h"
+
+enum { CLIPS = 3, WINDOWS_EACH = 2 }; /* 12 frames in windows of 5 */
+
+typedef struct Heard {
+    int warnings;
+    char warning[1024];
+} Heard;
+
+static void hear_line(void *context, DsvLogLevel level, const char *line)
+{
+    Heard *heard = context;
+    if (level != DSV_LOG_WARNING)
+        return;
+    heard->warnings++;
+    snprintf(heard->warning, sizeof heard->warning, "%s", line);
+}
+
+static int make_clips(void **state)
+{
+    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK)
+        return 1;
+    tiny_clips(scratch_path("clips"), CLIPS);
+    return 0;
+}
+
+static void encode(const char *data, const char *out, int64_t threads, Heard *heard)
+{
+    DsvConfig settings;
+    DsvEvents events = {.context = heard, .log = hear_line};
+    *heard = (Heard){0};
+    tiny_settings(&settings);
+    snprintf(settings.data_path, sizeof settings.data_path, "%s", data);
+    settings.threads = threads;
+    assert_ok(dsv_encode(out, &settings, &events));
+}
+
+static int64_t count_of(const char *folder)
+{
+    DsvLatentCache *cache;
+    assert_ok(dsvi_latent_cache_open(folder, NULL, &cache));
+    int64_t count = dsvi_latent_cache_count(cache);
+    for (int64_t i = 0; i < count; i++)
+        assert_ok(dsvi_latent_cache_check(cache, i));
+    dsvi_latent_cache_close(&cache);
+    return count;
+}
+
+/* Under one name or another: the first place counts, and the others are told of. */
+static void a_clip_listed_twice_is_encoded_once(void **state)
+{
+    static const char LIST[] = "path,text\nclips/waves-0.mp4,the first\nclips/waves-1.mp4,another\n"
+                               "clips/../clips/waves-0.mp4,the second\n";
+    Heard heard;
+    (void)state;
+    assert_ok(dsvi_file_write(scratch_path("list.csv"), LIST, sizeof LIST - 1));
+    for (int64_t threads = 1; threads <= 4; threads += 3) {
+        DsvLatentCache *cache;
+        char out[32];
+        snprintf(out, sizeof out, "listed-%d", (int)threads);
+        encode(scratch_path("list.csv"), scratch_path(out), threads, &heard);
+        assert_int_equal(heard.warnings, 1);
+        assert_non_null(strstr(heard.warning, "waves-0.mp4 is listed more than once"));
+        assert_int_equal(count_of(scratch_path(out)), 2 * WINDOWS_EACH);
+        assert_ok(dsvi_latent_cache_open(scratch_path(out), NULL, &cache));
+        assert_string_equal(dsvi_latent_cache_text(cache, 0), "the first");
+        dsvi_latent_cache_close(&cache);
+    }
+}
+
+/* The text with every `what` in it taken out. */
+static void take_out(char *text, const char *what)
+{
+    for (char *at = strstr(text, what); at; at = strstr(at, what))
+        memmove(at, at + strlen(what), strlen(at + strlen(what)) + 1);
+}
+
+/* From here, from the root, by a link, and into a cache that has paths as they were typed: all the same
+ * clips. */
+static void paths_typed_otherwise_are_the_same_clips(void **state)
+{
+    Heard heard;
+    char before[DSVI_PATH_MAX], prefix[DSVI_PATH_MAX], *index;
+    size_t bytes;
+    (void)state;
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(scratch_folder), 0);
+    assert_int_equal(symlink("clips", "link"), 0);
+    encode("clips", "cache", 2, &heard);
+    assert_int_equal(count_of("cache"), CLIPS * WINDOWS_EACH);
+    assert_non_null(realpath(".", prefix));
+    strcat(prefix, "/");
+    assert_ok(dsvi_file_read("cache/index.json", 1 << 20, &index, &bytes));
+    assert_non_null(strstr(index, prefix));
+    take_out(index, prefix);
+    assert_ok(dsvi_file_write("cache/index.json", index, strlen(index)));
+    free(index);
+    const char *const typed[] = {scratch_path("clips"), "link", "./clips"};
+    for (int i = 0; i < 3; i++) {
+        encode(typed[i], "cache", 2, &heard);
+        assert_int_equal(heard.warnings, 0);
+        assert_int_equal(count_of("cache"), CLIPS * WINDOWS_EACH);
+    }
+    assert_int_equal(chdir(before), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_clip_listed_twice_is_encoded_once),
+        cmocka_unit_test(paths_typed_otherwise_are_the_same_clips),
+    };
+    return cmocka_run_group_tests(tests, make_clips, scratch_remove);
+}
