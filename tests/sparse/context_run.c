@@ -169,12 +169,6 @@ static DsvStatus collect(const Worker *w, const void *own, void *all)
 
 /* ---- one step, of any rank ---- */
 
-static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
-{
-    DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &w->pass[block]));
-    return note_lists(w->run, w->device, w->sparse, block, seen);
-}
-
 static uint64_t sent_so_far(const Worker *w, int64_t block)
 {
     if (!w->context)
@@ -183,10 +177,22 @@ static uint64_t sent_so_far(const Worker *w, int64_t block)
     return dsvi_comm_sent(part.head_device).bytes + dsvi_comm_sent(part.sequence_device).bytes;
 }
 
+static int64_t rank_of(const Worker *w)
+{
+    return w->context ? dsvi_context_rank(w->context) : 0;
+}
+
+static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
+{
+    uint64_t before = sent_so_far(w, block);
+    DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &w->pass[block]));
+    seen->sent[rank_of(w)] = sent_so_far(w, block) - before;
+    return note_lists(w->run, w->device, w->sparse, block, seen);
+}
+
 static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
 {
     DsvSparseAttention *pass = &w->pass[block], again = *pass;
-    int64_t rank = w->context ? dsvi_context_rank(w->context) : 0;
     size_t bytes = (size_t)(w->run->shape.batch * w->tokens) * row_bytes(w->run);
     again.recompute = true;
     if (w->run->recompute) {
@@ -195,7 +201,7 @@ static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
     }
     uint64_t before = sent_so_far(w, block);
     DSVI_TRY(dsvi_sparse_backward(w->sparse, block, pass));
-    seen->sent_back[rank] = sent_so_far(w, block) - before;
+    seen->sent_back[rank_of(w)] = sent_so_far(w, block) - before;
     DSVI_TRY(collect(w, pass->out, seen->out));
     DSVI_TRY(collect(w, pass->dq, seen->dq));
     DSVI_TRY(collect(w, pass->dk, seen->dk));
@@ -205,7 +211,7 @@ static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
 static DsvStatus one_step(Worker *w, int64_t step, bool tells, BlockSeen *seen)
 {
     int64_t blocks = w->run->shape.blocks;
-    DSVI_TRY(dsvi_sparse_step_begin(w->sparse, step + 1, true));
+    DSVI_TRY(dsvi_sparse_step_begin(w->sparse, step + 1, !w->run->watches));
     for (int64_t i = 0; i < blocks; i++)
         DSVI_TRY(forward(w, i, &seen[i]));
     for (int64_t i = blocks - 1; i >= 0; i--)

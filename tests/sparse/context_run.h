@@ -19,6 +19,7 @@ typedef struct ContextRun {
     bool forced;           /* all blocks over lists */
     const double *density; /* (blocks, N) prescribed, or NULL */
     bool recompute;        /* the forward pass again before each backward pass */
+    bool watches;          /* steps are none of training */
     int64_t steps;
     int64_t focus[RUN_STEPS_MOST]; /* of rig_fill, step by step */
     int64_t wide_heads;    /* the first so many heads attend to all keys alike */
@@ -30,7 +31,8 @@ typedef struct BlockSeen {
     bool dense;            /* on some rank at least */
     int64_t *lengths;      /* (B N groups) */
     int32_t *runs;         /* (B N groups, full) */
-    uint64_t sent_back[RANKS_MOST]; /* by each rank that shares, in the backward pass, for attention: bytes */
+    uint64_t sent[RANKS_MOST];      /* by each rank that shares, in the forward pass, in its row and column: */
+    uint64_t sent_back[RANKS_MOST]; /* bytes; in the backward pass */
     DsvSparseBlockReport report;
     double burden[16];
 } BlockSeen;
