@@ -280,6 +280,25 @@ static void test_teaching_is_priced(void **state)
     }
 }
 
+/* Queries of one rank meet keys of another: whatever a rank's own moments and solver would make of it, all
+ * have one projection. */
+static void test_one_projection_for_all(void **state)
+{
+    static RunSeen seen;
+    ContextRun run = run_of(1, 3, 2, 8, 8);
+    (void)state;
+    rig_set(&run.settings, "sparse.refresh_every=1");
+    run.ranks = 3;
+    run.steps = 2;
+    run.drifts = true;
+    run_shared(&run, 0, &seen);
+    assert_true(seen.projection_count > 0);
+    for (int r = 1; r < 3; r++)
+        assert_memory_equal(seen.projection[r], seen.projection[0],
+                            (size_t)seen.projection_count * sizeof(float));
+    run_free(&run, &seen);
+}
+
 /* Plans change from step to step, and the backward pass attends again. */
 static void test_steps_with_recompute(void **state)
 {
@@ -428,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_predictor),       cmocka_unit_test(test_predictor_of_one_sample),
         cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
         cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
+        cmocka_unit_test(test_one_projection_for_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
