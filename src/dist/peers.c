@@ -32,18 +32,55 @@ void dsvi_peer_card(DsvPeerCard *card)
         snprintf(card->machine, sizeof card->machine, "%s %s", boot, space);
 }
 
-DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before)
+static bool same_machine(const DsvPeerCard *a, const DsvPeerCard *b)
+{
+    return a->machine[0] && strcmp(a->machine, b->machine) == 0;
+}
+
+/* What a rank tells the others. */
+typedef struct Told {
+    DsvPeerCard card;
+    uint64_t number;
+} Told;
+
+/* All ranks' (size), to be freed. */
+static DsvStatus tell(DsvComm *comm, uint64_t number, Told **out)
 {
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    DsvPeerCard *card = calloc((size_t)size, sizeof *card);
-    *before = 0;
-    if (!card)
+    Told *told = *out = calloc((size_t)size, sizeof *told);
+    if (!told)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
-    dsvi_peer_card(&card[rank]);
-    DsvStatus status = dsvi_comm_share(comm, card, sizeof *card);
+    dsvi_peer_card(&told[rank].card);
+    told[rank].number = number;
+    return dsvi_comm_share(comm, told, sizeof *told);
+}
+
+DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before)
+{
+    Told *told;
+    int64_t rank = dsvi_comm_rank(comm);
+    DsvStatus status = tell(comm, 0, &told);
+    *before = 0;
     for (int64_t r = 0; r < rank && status == DSV_OK; r++)
-        *before += strcmp(card[r].machine, card[rank].machine) == 0;
-    free(card);
+        *before += strcmp(told[r].card.machine, told[rank].card.machine) == 0;
+    free(told);
+    return status;
+}
+
+DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t own, int64_t *ranks, uint64_t *sum)
+{
+    Told *told;
+    int64_t rank = dsvi_comm_rank(comm);
+    DsvStatus status = tell(comm, own, &told);
+    *ranks = 0;
+    *sum = 0;
+    for (int64_t r = 0; r < dsvi_comm_size(comm) && status == DSV_OK; r++) {
+        if (r != rank && !same_machine(&told[r].card, &told[rank].card))
+            continue;
+        *sum += told[r].number;
+        ++*ranks;
+    }
+    free(told);
     return status;
 }
 
@@ -60,7 +97,7 @@ DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, 
     }
     peers->count = count;
     for (int64_t r = 0; r < count; r++) {
-        bool here = r != own && card[own].machine[0] && strcmp(card[r].machine, card[own].machine) == 0;
+        bool here = r != own && same_machine(&card[own], &card[r]);
         /* A kernel that knows no such descriptors leaves it at -1. */
         peers->watch[r] = (struct pollfd){here ? pidfd_open((pid_t)card[r].process, 0) : -1, POLLIN, 0};
     }

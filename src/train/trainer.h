@@ -57,6 +57,8 @@ typedef struct DsvTrainer {
     DsvArena arena;                /* its plan */
     void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
     DsvArena host_arena;
+    int64_t machine_ranks;         /* of the ranks those on this one's machine, itself included, */
+    uint64_t machine_host_bytes;   /* and what they take of its memory together in such allocations */
 
     /* One micro-batch, device memory. */
     float *latents;                /* (B, elements): clean latents, then the noisy ones */
