@@ -46,10 +46,10 @@ DsvStatus dsvi_backend_open(const DsvConfig *settings, DsvBackend *backend)
 
 DsvStatus dsvi_backend_open_rank(const DsvConfig *settings, DsvComm *comm, DsvBackend *backend)
 {
-    int64_t here, before;
+    DsvPeersHere here;
     memset(backend, 0, sizeof *backend);
-    DSVI_TRY(dsvi_peers_here(comm, &here, &before));
-    return open_number(settings, before, backend);
+    DSVI_TRY(dsvi_peers_here(comm, 0, &here));
+    return open_number(settings, here.before, backend);
 }
 
 void dsvi_backend_close(DsvBackend *backend)

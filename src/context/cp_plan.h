@@ -27,6 +27,10 @@
  *     and v that some own list names, a share u of each head's, B (S - T) u 2 D e bytes, in every pass but a
  *     backward one behind recomputation; backward as much returns. Where transfers run beside kernels a
  *     head's attention on its own stretch, 1 / s of all, hides its rows. Results are merged once
+ *   a selector that is taught by exact scores, with t bytes a token and head, forward: to heads its features
+ *     and back their gradients, like tensors of which a row is t bytes, and of a dense block q and k as well;
+ *     s > 1: k and the features of all to all of a column, (s - 1) T c (D e + t) bytes a sample, and the
+ *     gradients of these back, (S - T) c t
  *   u = 1 - (1 - density)^m: as if a stretch of l = T / group lists were m = l^spread independent ones. */
 #ifndef DSVI_CP_PLAN_H
 #define DSVI_CP_PLAN_H
@@ -47,6 +51,8 @@ typedef struct DsvCpShape {
     const int64_t *bound;     /* (ranks + 1) where each rank's stretch begins */
     int64_t element;          /* e */
     double feature;           /* f: bytes of features that selection wants of a key of a head */
+    double taught;            /* t: bytes of what a token of a head is to a selector that is taught by exact
+                               * scores; 0: none is */
     int64_t group, grain;     /* queries that share a list, and keys that an entry stands for */
     bool backward, recompute; /* recompute: the backward pass attends forward once more */
     int64_t head_ranks;       /* the only degree that may be; 0: any */

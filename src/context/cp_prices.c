@@ -51,23 +51,29 @@ static bool finds_it_there(const DsvCpShape *shape, const DsvCpBlock *block)
     return block->density && shape->recompute;
 }
 
+/* A tensor of `row` bytes a token and head, from tokens to heads or back, where a rank has c heads. */
+static double price_tensor(const DsvContextCosts *costs, const DsvLinkCost *link, const DsvCpShape *shape,
+                           const DsvCpStretches *at, double row, int64_t c)
+{
+    double batch = (double)shape->batch;
+    double given = (double)(at->own_most * (shape->heads - c));
+    double taken = (double)((at->group_most - at->own_least) * c);
+    double packed = 2 * batch * (double)(at->own_most * shape->heads) * row;
+    return batch * dsvi_price_at(&link->head_exchange, row * fmax(given, taken)) + packed * costs->touch;
+}
+
 static void price_exchange(const DsvContextCosts *costs, const DsvLinkCost *link, const DsvCpShape *shape,
                            const DsvCpBlock *block, const DsvCpStretches *at, DsvCpPrices *p)
 {
-    double passes[DSV_PASSES], batch = (double)shape->batch, row = (double)(shape->head_dim * shape->element);
+    double passes[DSV_PASSES], row = (double)(shape->head_dim * shape->element);
     if (at->head_ranks == 1)
         return;
     pass_counts(shape, passes);
     double backward = TO_HEADS_BACKWARD - (finds_it_there(shape, block) ? TO_HEADS_LEFT : 0);
     double tensors = passes[0] * (TO_HEADS_FORWARD + TO_TOKENS_FORWARD) +
                      passes[1] * (backward + TO_TOKENS_BACKWARD);
-    double packed = 2 * batch * (double)(at->own_most * shape->heads) * row;
-    for (int64_t c = 0; c <= shape->heads; c++) {
-        double given = (double)(at->own_most * (shape->heads - c));
-        double taken = (double)((at->group_most - at->own_least) * c);
-        double exchange = dsvi_price_at(&link->head_exchange, row * fmax(given, taken));
-        p->heads[c] = tensors * (batch * exchange + packed * costs->touch);
-    }
+    for (int64_t c = 0; c <= shape->heads; c++)
+        p->heads[c] = tensors * price_tensor(costs, link, shape, at, row, c);
 }
 
 static void price_attention(const DsvAttentionCost *cost, const DsvCpShape *shape, const DsvCpBlock *block,
@@ -166,6 +172,26 @@ static void price_rows(const DsvContextCosts *costs, const DsvLinkCost *link, co
                           price_merge(costs, shape, at, c);
 }
 
+/* What a selector is taught by, in the forward pass: features to heads and their gradients back, and queries
+ * and keys, which attention over lists then finds there; in a column features and keys of all, and sums of
+ * gradients. */
+static void price_teaching(const DsvContextCosts *costs, const DsvLinkCost *heads,
+                           const DsvLinkCost *sequence, const DsvCpShape *shape, const DsvCpBlock *block,
+                           const DsvCpStretches *at, DsvCpPrices *p)
+{
+    double batch = (double)shape->batch, row = (double)(shape->head_dim * shape->element);
+    double others = (double)(shape->tokens - at->group_least);
+    double copies = (double)((at->sequence_ranks - 1) * at->group_most);
+    for (int64_t c = 0; c <= shape->heads; c++) {
+        const double bytes[] = {copies * row, copies * shape->taught, others * shape->taught};
+        if (at->head_ranks > 1)
+            p->heads[c] += 2 * price_tensor(costs, heads, shape, at, shape->taught, c) +
+                           (block->density ? 0 : 2 * price_tensor(costs, heads, shape, at, row, c));
+        for (int i = 0; i < 3 && at->sequence_ranks > 1; i++)
+            p->sequence[c] += batch * dsvi_price_at(&sequence->sequence_exchange, (double)c * bytes[i]);
+    }
+}
+
 /* A ring's room beside the heads forms, of `own` numbers a tensor. */
 static double ring_memory(const DsvCpShape *shape, const DsvCpStretches *at, double own)
 {
@@ -231,6 +257,8 @@ bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const
         price_rows(costs, sequence, shape, block, at, p);
     if (block->density && shape->ranks > 1)
         price_features(all, shape, at, p);
+    if (shape->taught > 0)
+        price_teaching(costs, heads, sequence, shape, block, at, p);
     for (int64_t c = 0; c <= shape->heads; c++)
         p->fixed[c] = p->heads[c] + p->sequence[c] + p->calls;
     forbid(shape, at, block->density != NULL, p);

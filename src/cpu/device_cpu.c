@@ -128,6 +128,7 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .kind = DSV_DEVICE_CPU,
         .name = cpu->name,
         .memory_bytes = (size_t)dsvi_memory_bytes(),
+        .host_bytes = (size_t)dsvi_memory_bytes(),
         .stream = &cpu->stream,
         .copies = &cpu->stream,
         .deterministic = true,

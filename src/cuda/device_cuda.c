@@ -46,11 +46,10 @@ static void cuda_free(DsvDevice *device, void *memory)
 /* More than the machine has is refused here: Linux might kill us while it is locked. */
 static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
 {
-    (void)device;
     *out = NULL;
-    if (dsvi_memory_bytes() > 0 && bytes > dsvi_memory_bytes())
+    if (device->host_bytes > 0 && bytes > device->host_bytes)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of page-locked host memory: the machine has %zu",
-                         bytes, (size_t)dsvi_memory_bytes());
+                         bytes, device->host_bytes);
     cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);
     if (error == cudaSuccess)
         return DSV_OK;
@@ -229,6 +228,7 @@ DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice 
         .kind = DSV_DEVICE_CUDA,
         .name = cuda->name,
         .memory_bytes = gpu.totalGlobalMem,
+        .host_bytes = (size_t)dsvi_memory_bytes(),
         .stream = &cuda->stream,
         .copies = &cuda->copies,
         .deterministic = deterministic,

@@ -24,6 +24,7 @@ struct DsvDevice {
     DsvDeviceKind kind;
     const char *name;        /* e.g. "AMD EPYC, avx512, 2 threads" */
     size_t memory_bytes;     /* what it has in all */
+    size_t host_bytes;       /* what the host has in all, for every process on it; 0: not known */
     DsvStream *stream;       /* the compute stream: one is enough for what we do */
     DsvStream *copies;       /* for copies beside what that does: upload, download, sync and follow take it.
                               * Where a stream does everything at once it is the compute stream itself */

@@ -38,21 +38,30 @@ void dsvi_peer_card(DsvPeerCard *card)
         snprintf(card->machine, sizeof card->machine, "%s %s", boot, space);
 }
 
-DsvStatus dsvi_peers_here(DsvComm *comm, int64_t *here, int64_t *before)
+/* What a rank tells the others. */
+typedef struct Told {
+    DsvPeerCard card;
+    uint64_t number;
+} Told;
+
+DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t tells, DsvPeersHere *here)
 {
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    DsvPeerCard *card = calloc((size_t)size, sizeof *card);
-    *here = *before = 0;
-    if (!card)
+    Told *told = calloc((size_t)size, sizeof *told);
+    memset(here, 0, sizeof *here);
+    if (!told)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
-    dsvi_peer_card(&card[rank]);
-    DsvStatus status = dsvi_comm_share(comm, card, sizeof *card);
+    dsvi_peer_card(&told[rank].card);
+    told[rank].number = tells;
+    DsvStatus status = dsvi_comm_share(comm, told, sizeof *told);
     for (int64_t r = 0; r < size && status == DSV_OK; r++) {
-        bool same = strcmp(card[r].machine, card[rank].machine) == 0;
-        *here += same;
-        *before += same && r < rank;
+        if (strcmp(told[r].card.machine, told[rank].card.machine) != 0)
+            continue;
+        here->ranks++;
+        here->before += r < rank;
+        here->sum += told[r].number;
     }
-    free(card);
+    free(told);
     return status;
 }
 

@@ -18,9 +18,14 @@ typedef struct DsvPeerCard {
 } DsvPeerCard;
 void dsvi_peer_card(DsvPeerCard *card);
 
-/* How many ranks are processes of the same machine, this one included, and how many of them come before it:
- * which of its GPUs is this rank's. */
-DsvStatus dsvi_peers_here(DsvComm *comm, int64_t *here, int64_t *before);
+/* A rank among the processes of its machine. */
+typedef struct DsvPeersHere {
+    int64_t ranks;  /* that are, itself included */
+    int64_t before; /* of them with lower numbers: which of the machine's GPUs is this rank's */
+    uint64_t sum;   /* of what each of them tells */
+} DsvPeersHere;
+/* Called by all ranks. */
+DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t tells, DsvPeersHere *here);
 
 typedef struct DsvPeers DsvPeers;
 /* Watches those of the `count` processes that this one can see, itself excepted. */

@@ -58,13 +58,21 @@ static double feature_bytes(const DsvDitConfig *config, const DsvConfig *setting
     return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
 }
 
+/* Bytes of the features of a token and head, as query and as key, where training teaches them. */
+static double taught_bytes(const DsvDitShape *shape, const DsvConfig *settings)
+{
+    bool taught = shape->backward && settings->sparse_enabled &&
+                  strcmp(settings->sparse_selector, "predictor") == 0;
+    return taught ? 2 * (double)settings->sparse_rank * sizeof(float) : 0;
+}
+
 DsvCpShape dsvi_dit_cp_shape(const DsvDitConfig *config, const DsvDitShape *shape, const DsvConfig *settings)
 {
     return (DsvCpShape){
         .batch = shape->batch, .tokens = dsvi_dit_tokens(config, shape), .heads = config->num_attention_heads,
         .head_dim = config->attention_head_dim, .element = (int64_t)dsvi_dtype_size(shape->act),
-        .feature = feature_bytes(config, settings), .group = settings->sparse_group,
-        .grain = settings->sparse_grain, .backward = shape->backward,
+        .feature = feature_bytes(config, settings), .taught = taught_bytes(shape, settings),
+        .group = settings->sparse_group, .grain = settings->sparse_grain, .backward = shape->backward,
         .recompute = shape->backward && shape->keep == DSV_KEEP_INPUT,
         .head_ranks = settings->cp_heads,
     };

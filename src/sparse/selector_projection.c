@@ -7,7 +7,8 @@
  * means: the newest sample counts DECAY less than one. Half is a short memory on purpose: early in training q
  * and k drift quickly, while a single sample already determines the moments well (a projection borrowed
  * from another clip and noise level captured as much). Moments live on the host in F64. Several ranks sum
- * what each has gathered from its samples, or its tokens of them, and so have the same projection.
+ * what each has gathered from its samples, or its tokens of them, and have one projection, which the first
+ * of them finds.
  *
  * A head's projection costs some milliseconds: the device shall not wait for them. A block's first serves at
  * once; later ones are made beside the rest of the step and serve from the next step on. */
@@ -235,24 +236,46 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAtt
     return DSV_OK;
 }
 
-/* The projection of `block`, solved by now, to the device. */
-static DsvStatus upload_matrices(Projection *p, int64_t block)
+/* One rank for all: where directions count alike another machine's LAPACK may find others, and one rank's
+ * queries meet another's keys. */
+static bool solves(const Projection *p)
+{
+    return dsvi_comm_rank(p->base.comm) == 0;
+}
+
+/* Fails on all ranks alike. */
+static DsvStatus check_solved(Projection *p, int64_t block)
+{
+    int64_t heads = p->base.shape.heads, first = block * heads;
+    DSVI_TRY(dsvi_comm_broadcast(p->base.comm, 0, p->status + first, (size_t)heads * sizeof *p->status));
+    for (int64_t item = first; item < first + heads; item++) {
+        if (p->status[item] == DSV_OK)
+            continue;
+        if (solves(p)) /* another thread has the sentence: what failed there fails here as well */
+            solve_head(p, item, 0);
+        else
+            p->status[item] = DSVI_FAIL(p->status[item], "projection: rank 0 found none");
+        return dsvi_fail_within(p->status[item], "block %lld, head %lld", (long long)block,
+                                (long long)(item - first));
+    }
+    return DSV_OK;
+}
+
+/* One of a block's two matrices from the rank that has solved for it, to the device. */
+static DsvStatus spread_matrix(const Projection *p, float *host, float *matrix)
 {
     DsvDevice *device = p->base.backend->device;
-    int64_t heads = p->base.shape.heads, matrix = heads * p->dim * p->rank;
-    size_t bytes = matrix_bytes(p);
-    for (int64_t h = 0; h < heads; h++) {
-        if (p->status[block * heads + h] == DSV_OK)
-            continue;
-        /* Another thread has the sentence: what failed there fails here as well. */
-        solve_head(p, block * heads + h, 0);
-        return dsvi_fail_within(p->status[block * heads + h], "block %lld, head %lld", (long long)block,
-                                (long long)h);
-    }
-    DSVI_TRY(device->upload(device->stream, p->query_matrix + block * matrix, p->host_query + block * matrix,
-                            bytes));
-    return device->upload(device->stream, p->key_matrix + block * matrix, p->host_key + block * matrix,
-                          bytes);
+    DSVI_TRY(dsvi_comm_broadcast(p->base.comm, 0, host, matrix_bytes(p)));
+    return device->upload(device->stream, matrix, host, matrix_bytes(p));
+}
+
+/* The projection of `block`, solved by now. */
+static DsvStatus spread_matrices(Projection *p, int64_t block)
+{
+    int64_t at = block * p->base.shape.heads * p->dim * p->rank;
+    DSVI_TRY(check_solved(p, block));
+    DSVI_TRY(spread_matrix(p, p->host_query + at, p->query_matrix + at));
+    return spread_matrix(p, p->host_key + at, p->key_matrix + at);
 }
 
 /* Waits for what is being solved. */
@@ -263,7 +286,7 @@ static DsvStatus finish(Projection *p)
         if (!p->pending[block])
             continue;
         p->pending[block] = false;
-        DSVI_TRY(upload_matrices(p, block));
+        DSVI_TRY(spread_matrices(p, block));
         p->usable[block] = true;
     }
     return DSV_OK;
@@ -281,7 +304,8 @@ static DsvStatus refresh_if_due(Projection *p, int64_t block, const DsvSparseAtt
         DSVI_TRY(finish(p));
     DSVI_TRY(update_moments(p, block, args));
     p->pending[block] = true;
-    dsvi_beside_add(p->solvers, block * p->base.shape.heads, p->base.shape.heads);
+    if (solves(p))
+        dsvi_beside_add(p->solvers, block * p->base.shape.heads, p->base.shape.heads);
     if (p->base.train) {
         p->gathered[block]++;
         p->gathered_step[block] = p->base.step;

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/host.h"
-
 enum { CLASSES_NAMED = 3, LINE = 512 };
 
 static double gib(size_t bytes)
@@ -55,16 +53,22 @@ static bool split_batch(DsvConfig *settings)
     return true;
 }
 
+/* Whether the host has room for so much more of each of its ranks. */
+static bool host_has(const DsvTrainer *t, size_t more)
+{
+    return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
+}
+
 /* Where lists may wait on the host, and that has room for them. */
 static bool offload_lists(const DsvTrainer *t, DsvConfig *settings)
 {
-    DsvArena with, host, without;
+    DsvArena with, host, without, host_without;
     bool may = settings->sparse_enabled && !settings->sparse_offload_lists &&
                !settings->sparse_time_choices && t->backend->device->kind != DSV_DEVICE_CPU &&
-               dsvi_trainer_plan(t, settings, &without, &host) == DSV_OK;
+               dsvi_trainer_plan(t, settings, &without, &host_without) == DSV_OK;
     settings->sparse_offload_lists |= may;
     if (!may || (dsvi_trainer_plan(t, settings, &with, &host) == DSV_OK && with.used < without.used &&
-                 host.used <= dsvi_memory_bytes()))
+                 host_has(t, host.used - host_without.used)))
         return may;
     settings->sparse_offload_lists = false;
     return false;
@@ -129,4 +133,12 @@ DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
                      gib(there_are), largest, fit[0] ? "it would fit with "
                                                      : "no checkpointing makes it fit: a smaller clip or "
                                                        "model would", fit);
+}
+
+DsvStatus dsvi_memory_explain_host(const DsvTrainer *t)
+{
+    bool one = t->here.ranks == 1;
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "%lld rank%s on this machine want%s %.1f GiB of its memory, and it has "
+                     "%.1f", (long long)t->here.ranks, one ? "" : "s", one ? "s" : "",
+                     gib(t->here.sum), gib(t->backend->device->host_bytes));
 }

@@ -12,6 +12,10 @@ extern "C" {
  * settings that would fit, as far as any would. */
 DsvStatus dsvi_memory_explain(const DsvTrainer *trainer, const DsvArena *plan);
 
+/* The ranks on this machine want more of its memory than there is, together: each alone would be granted it,
+ * and Linux would kill one of them once it is touched. */
+DsvStatus dsvi_memory_explain_host(const DsvTrainer *trainer);
+
 #ifdef __cplusplus
 }
 #endif

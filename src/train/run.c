@@ -318,11 +318,9 @@ static DsvStatus start_prefetch(Run *run)
     };
     DsvPrefetchShare share = {
         .computes = run->backend->device->kind == DSV_DEVICE_CPU, .cores = dsvi_usable_cores(),
-        .memory = dsvi_memory_bytes(),
+        .memory = dsvi_memory_bytes(), .ranks = run->trainer->here.ranks,
     };
     int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = run->trainer->elements;
-    int64_t before;
-    DSVI_TRY(dsvi_peers_here(run->comm, &share.ranks, &before));
     int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
     say(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead", workers,
         workers > 1 ? "s" : "", slots);

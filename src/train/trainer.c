@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "dist/peers.h"
 #include "train/memory_explain.h"
 
 static DsvStatus join_devices(DsvTrainer *t)
@@ -120,24 +121,28 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     dsvi_sparse_carve_host(t->sparse, arena);
 }
 
-static DsvStatus allocate_host(DsvTrainer *t)
+static DsvStatus get_host_memory(DsvTrainer *t, size_t bytes)
 {
     DsvDevice *device = t->backend->device;
-    DsvArena plan;
-    dsvi_arena_plan(&plan);
-    carve_host(t, &plan);
-    DsvStatus status = device->host_alloc(device, plan.used, &t->host_memory);
-    if (status == DSV_E_NO_MEMORY && plan.by_class[DSV_MEM_SPARSE] > 0)
+    if (device->host_bytes > 0 && t->here.sum > device->host_bytes)
+        return dsvi_memory_explain_host(t);
+    return device->host_alloc(device, bytes, &t->host_memory);
+}
+
+static DsvStatus allocate_host(DsvTrainer *t, const DsvArena *plan)
+{
+    DsvStatus status = get_host_memory(t, plan->used);
+    if (status == DSV_E_NO_MEMORY && plan->by_class[DSV_MEM_SPARSE] > 0)
         return dsvi_fail_within(status, "sparse.offload_lists is true, and lists take %.1f GiB of the host's "
                                 "memory with sparse.list_memory=%g",
-                                (double)plan.by_class[DSV_MEM_SPARSE] / 1073741824.0,
+                                (double)plan->by_class[DSV_MEM_SPARSE] / 1073741824.0,
                                 t->settings->sparse_list_memory);
     if (status == DSV_E_NO_MEMORY && t->held_out && dsvi_held_out_bytes(t->held_out) > plan.used / 2)
         return dsvi_fail_within(status, "validation.clips is %lld, and this rank's held-out windows take "
                                 "%.1f GiB of the host's memory", (long long)t->settings->validation_clips,
                                 (double)dsvi_held_out_bytes(t->held_out) / 1073741824.0);
     DSVI_TRY(status);
-    dsvi_arena_bind(&t->host_arena, t->host_memory, plan.used);
+    dsvi_arena_bind(&t->host_arena, t->host_memory, plan->used);
     carve_host(t, &t->host_arena);
     return DSV_OK;
 }
@@ -145,10 +150,13 @@ static DsvStatus allocate_host(DsvTrainer *t)
 static DsvStatus allocate(DsvTrainer *t)
 {
     DsvDevice *device = t->backend->device;
-    DsvArena plan;
+    DsvArena plan, host_plan;
 
     dsvi_arena_plan(&plan);
     carve(t, &plan);
+    dsvi_arena_plan(&host_plan);
+    carve_host(t, &host_plan);
+    DSVI_TRY(dsvi_peers_here(t->comm, host_plan.used, &t->here));
     DsvStatus status = device->mem_alloc(device, plan.used, &t->memory);
     if (status == DSV_E_NO_MEMORY)
         return dsvi_memory_explain(t, &plan);
@@ -157,7 +165,7 @@ static DsvStatus allocate(DsvTrainer *t)
     DSVI_TRY(device->zero(device->stream, t->memory, plan.used));
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     carve(t, &t->arena);
-    return allocate_host(t);
+    return allocate_host(t, &host_plan);
 }
 
 /* Everything but memory on the device. Other ranks have no part in it. */

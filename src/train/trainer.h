@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "dist/mesh.h"
+#include "dist/peers.h"
 #include "dsv/config.h"
 #include "model/codec.h"
 #include "model/dit.h"
@@ -57,6 +58,7 @@ typedef struct DsvTrainer {
     DsvArena arena;                /* its plan */
     void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
     DsvArena host_arena;
+    DsvPeersHere here;             /* its sum: bytes of such allocations */
 
     /* One micro-batch, device memory. */
     float *latents;                /* (B, elements): clean latents, then the noisy ones */

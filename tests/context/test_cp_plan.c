@@ -180,6 +180,31 @@ static void test_lists(void **state)
     check_seconds(times.sequence, sequence - seen + again + merge / 4);
 }
 
+/* 2 x 2: what teaching a selector adds, to a dense block and to one over lists. */
+static void test_teaching(void **state)
+{
+    (void)state;
+    const double density[HEADS] = {0.25, 0.125, 0.125, 0.25, 0.25, 0.0625};
+    DsvContextCosts costs;
+    DsvContextPlan plan = plan_of(2, 4, in_order, uneven);
+    make_costs(&costs);
+    for (int lists = 0; lists < 2; lists++) {
+        DsvCpShape shape = four_ranks();
+        const DsvCpBlock block = {.density = lists ? density : NULL, .spread = 0.5};
+        DsvCpTimes untaught, taught;
+        dsvi_cp_times(&costs, &shape, &block, &plan, &untaught);
+        shape.taught = 8 * 16;
+        dsvi_cp_times(&costs, &shape, &block, &plan, &taught);
+        double busiest = 64 * 4; /* max(S_own (N - c), (T - S_own) c), 4 thin heads */
+        double key = 2 * (1e-5 + 1e-9 * 32 * 2 * busiest) + 1e-11 * 2 * (2 * 64 * 6 * 32 * 2);
+        double features = 2 * (1e-5 + 1e-9 * 128 * busiest) + 1e-11 * 2 * (2 * 64 * 6 * 128);
+        double column = 2 * (3e-5 + 2e-9 * 128 * 4 * (32 * 2 + 2 * 128)); /* of two samples */
+        check_seconds(taught.heads - untaught.heads, 2 * features + (lists ? 0 : 2 * key));
+        check_seconds(taught.sequence - untaught.sequence, column);
+        check_seconds(taught.attend, untaught.attend);
+    }
+}
+
 /* The least time over every degree and every placement. */
 static double best_of_all(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block)
 {
@@ -371,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_heads_alone),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_teaching),
         cmocka_unit_test(test_best_of_all),
         cmocka_unit_test(test_degrees_that_may_be),
         cmocka_unit_test(test_present_plan_stays),

@@ -140,6 +140,21 @@ static void nan_names_its_rank(void **state)
     }
 }
 
+/* The first projections are made inside the first step, by one rank for all. */
+static void nan_in_the_first_projection_ends_all(void **state)
+{
+    static const char *const SPARSE[] = {NULL};
+    Rig rig = {.device = device, .assignment = SPARSE, .ranks = 3, .steps = 1, .fault = RIG_NAN_SAMPLE,
+               .fault_rank = 1, .fault_step = 1};
+    (void)state;
+    rig_train(&rig);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(rig.outcome[r].status, DSV_E_DIVERGED);
+        assert_non_null(strstr(rig.outcome[r].sentence, "block 0, head 0: projection: "));
+    }
+    rig_free(&rig);
+}
+
 static int run_cuda(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +183,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_optimizer_is_divided),
         cmocka_unit_test(a_rank_without_data_ends_all),
         cmocka_unit_test(nan_names_its_rank),
+        cmocka_unit_test(nan_in_the_first_projection_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -203,6 +203,32 @@ static void what_does_not_fit_is_told_what_would(void **state)
          "it would fit with zero_stage=3 gradient_checkpointing=selective train_batch_size=4 ");
 }
 
+/* Each alone would be granted what it wants of the host. */
+static void ranks_of_a_machine_share_its_memory(void **state)
+{
+    char words[96];
+    (void)state;
+    Rig fits = train(DEEP, 3, 1, 1);
+    Rig rig = {.device = device, .assignment = DEEP, .ranks = 3, .stage = 1, .steps = 1, .samples = 12,
+               .fault = RIG_NO_SAMPLE, .fault_rank = -1};
+    for (int r = 0; r < 3; r++)
+        rig.host_bytes += fits.rank[r].host_plan.used;
+    rig_train(&rig);
+    for (int r = 0; r < 3; r++)
+        assert_int_equal(rig.outcome[r].status, DSV_OK);
+    rig_free(&rig);
+    snprintf(words, sizeof words, "3 ranks on this machine want %.1f GiB of its memory, and it has ",
+             (double)rig.host_bytes / 1073741824);
+    rig.host_bytes--;
+    rig_train(&rig);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(rig.outcome[r].status, DSV_E_NO_MEMORY);
+        assert_non_null(strstr(rig.outcome[r].sentence, words));
+    }
+    rig_free(&rig);
+    rig_free(&fits);
+}
+
 /* Bytes that a rank sends in a step after the first: the others' parts of the gradients, once a step or a
  * micro-batch; its own part of the weights to each other rank, once a step, or at stage 3 once for each pass
  * but for the two buckets that are still there from the pass before; and what a step came to. */
@@ -311,6 +337,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(replicas_add_their_sums),
         cmocka_unit_test(each_stage_takes_its_memory),
         cmocka_unit_test(what_does_not_fit_is_told_what_would),
+        cmocka_unit_test(ranks_of_a_machine_share_its_memory),
         cmocka_unit_test(a_step_sends_what_it_must),
         cmocka_unit_test(replicas_send_what_they_must),
         cmocka_unit_test(a_failure_ends_all_with_one_sentence),

@@ -84,6 +84,7 @@ static DsvStatus keep(DsvTrainer *t, RigRank *rank)
     rank->own_last_two = dsvi_shard_count(work, work->buckets - 1) +
                          dsvi_shard_count(work, work->buckets - 2);
     rank->plan = t->arena;
+    rank->host_plan = t->host_arena;
     dsvi_sparse_report(t->sparse, &rank->report);
     for (int64_t b = 0; b < rank->report.blocks; b++) {
         DsvSparseBlockReport block;
@@ -143,6 +144,8 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
         p->backend.device->memory_bytes = rig->memory_bytes;
         p->backend.device->memory_used = nothing_used;
     }
+    if (rig->host_bytes > 0)
+        p->backend.device->host_bytes = rig->host_bytes;
     DSVI_TRY(dsvi_codec_open(&p->settings, &p->codec));
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));

@@ -13,7 +13,7 @@ enum { RIG_STEPS_MOST = 16, RIG_BLOCKS_MOST = 12, RIG_SAMPLES = 4 };
 typedef struct RigRank {
     DsvStepResult step[RIG_STEPS_MOST];
     uint64_t sent[RIG_STEPS_MOST]; /* bytes, by the end of each step */
-    DsvArena plan;
+    DsvArena plan, host_plan;
     unsigned char *work;     /* (work_bytes) what a pass computes with after the last step */
     int64_t work_bytes;
     float *weights, *moment1, *moment2, *ema; /* (elements) of all ranks together; of rank 0 */
@@ -43,6 +43,7 @@ typedef struct Rig {
     int64_t context_ranks;         /* cp_size; 0: 1 */
     int64_t head_ranks;            /* cp_heads */
     size_t memory_bytes;           /* that the device of each rank has; 0: as it is */
+    size_t host_bytes;             /* that the machine has, likewise */
     bool free;                     /* not deterministic: times decide on plans */
     DsvStatus (*between)(DsvTrainer *trainer, int step); /* before steps from 0 on; or NULL */
     int steps;

@@ -58,6 +58,8 @@ void run_free(const ContextRun *run, RunSeen *seen)
         }
     for (int64_t step = 0; step < run->steps; step++)
         free(seen->predictor_moment[step]);
+    for (int r = 0; r < RANKS_MOST; r++)
+        free(seen->projection[r]);
 }
 
 /* Sums of products of few bits are exact, in whatever order: the projections of both sides are then the same,
@@ -169,12 +171,6 @@ static DsvStatus collect(const Worker *w, const void *own, void *all)
 
 /* ---- one step, of any rank ---- */
 
-static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
-{
-    DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &w->pass[block]));
-    return note_lists(w->run, w->device, w->sparse, block, seen);
-}
-
 static uint64_t sent_so_far(const Worker *w, int64_t block)
 {
     if (!w->context)
@@ -183,10 +179,22 @@ static uint64_t sent_so_far(const Worker *w, int64_t block)
     return dsvi_comm_sent(part.head_device).bytes + dsvi_comm_sent(part.sequence_device).bytes;
 }
 
+static int64_t rank_of(const Worker *w)
+{
+    return w->context ? dsvi_context_rank(w->context) : 0;
+}
+
+static DsvStatus forward(Worker *w, int64_t block, BlockSeen *seen)
+{
+    uint64_t before = sent_so_far(w, block);
+    DSVI_TRY(dsvi_sparse_forward(w->sparse, block, &w->pass[block]));
+    seen->sent[rank_of(w)] = sent_so_far(w, block) - before;
+    return note_lists(w->run, w->device, w->sparse, block, seen);
+}
+
 static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
 {
     DsvSparseAttention *pass = &w->pass[block], again = *pass;
-    int64_t rank = w->context ? dsvi_context_rank(w->context) : 0;
     size_t bytes = (size_t)(w->run->shape.batch * w->tokens) * row_bytes(w->run);
     again.recompute = true;
     if (w->run->recompute) {
@@ -195,7 +203,7 @@ static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
     }
     uint64_t before = sent_so_far(w, block);
     DSVI_TRY(dsvi_sparse_backward(w->sparse, block, pass));
-    seen->sent_back[rank] = sent_so_far(w, block) - before;
+    seen->sent_back[rank_of(w)] = sent_so_far(w, block) - before;
     DSVI_TRY(collect(w, pass->out, seen->out));
     DSVI_TRY(collect(w, pass->dq, seen->dq));
     DSVI_TRY(collect(w, pass->dk, seen->dk));
@@ -205,7 +213,7 @@ static DsvStatus backward(Worker *w, int64_t block, BlockSeen *seen)
 static DsvStatus one_step(Worker *w, int64_t step, bool tells, BlockSeen *seen)
 {
     int64_t blocks = w->run->shape.blocks;
-    DSVI_TRY(dsvi_sparse_step_begin(w->sparse, step + 1, true));
+    DSVI_TRY(dsvi_sparse_step_begin(w->sparse, step + 1, !w->run->watches));
     for (int64_t i = 0; i < blocks; i++)
         DSVI_TRY(forward(w, i, &seen[i]));
     for (int64_t i = blocks - 1; i >= 0; i--)
@@ -218,24 +226,51 @@ static DsvStatus one_step(Worker *w, int64_t step, bool tells, BlockSeen *seen)
     return DSV_OK;
 }
 
+/* An item of the selector's state; its memory is NULL where it has none of this name. */
+static DsvStateItem state_item(const Worker *w, const char *name)
+{
+    DsvStateList list = {.count = 0};
+    if (w->sparse->selector)
+        dsvi_selector_state(w->sparse->selector, &list);
+    for (int i = 0; i < list.count; i++)
+        if (strcmp(list.item[i].name, name) == 0)
+            return list.item[i];
+    return (DsvStateItem){.memory = NULL};
+}
+
 /* What a predictor has learnt by the end of a step. */
 static DsvStatus note_learnt(const Worker *w, int64_t step, RunSeen *seen)
 {
     DsvSparseReport report;
-    DsvStateList list = {.count = 0};
+    DsvStateItem item = state_item(w, "predictor.exp_avg");
     dsvi_sparse_report(w->sparse, &report);
     seen->predictor_loss[step] = report.predictor_loss;
-    dsvi_selector_state(w->sparse->selector, &list);
-    for (int i = 0; i < list.count; i++) {
-        const DsvStateItem *item = &list.item[i];
-        if (strcmp(item->name, "predictor.exp_avg") != 0)
-            continue;
-        seen->moment_count = item->shape[0] * item->shape[1];
-        size_t bytes = (size_t)seen->moment_count * dsvi_dtype_size(item->dtype);
-        seen->predictor_moment[step] = room(bytes);
-        return fetch(w->device, seen->predictor_moment[step], item->memory, bytes);
-    }
-    return DSV_OK;
+    if (!item.memory)
+        return DSV_OK;
+    seen->moment_count = item.shape[0] * item.shape[1];
+    size_t bytes = (size_t)seen->moment_count * dsvi_dtype_size(item.dtype);
+    seen->predictor_moment[step] = room(bytes);
+    return fetch(w->device, seen->predictor_moment[step], item.memory, bytes);
+}
+
+static DsvStatus note_projection(const Worker *w, RunSeen *seen)
+{
+    DsvStateItem item = state_item(w, "projection.query");
+    if (!item.memory)
+        return DSV_OK;
+    seen->projection_count = item.shape[0] * item.shape[1] * item.shape[2] * item.shape[3];
+    size_t bytes = (size_t)seen->projection_count * sizeof(float);
+    seen->projection[rank_of(w)] = room(bytes);
+    return fetch(w->device, seen->projection[rank_of(w)], item.memory, bytes);
+}
+
+static void drift(const Worker *w)
+{
+    DsvStateItem item = state_item(w, "projection.query_second");
+    double *moment = item.memory;
+    int64_t dim = item.shape[3], count = item.shape[0] * item.shape[1] * dim * dim;
+    for (int64_t i = 0; i < count; i += dim + 1)
+        moment[i] *= 1 + (double)(i % 7);
 }
 
 /* ---- one rank, alone or of several ---- */
@@ -307,6 +342,8 @@ static DsvStatus run_steps(const Shared *shared, DsvContext *context, Worker *w,
     for (int64_t step = 0; step < run->steps; step++) {
         if (context)
             DSVI_TRY(plan_step(run, context, step));
+        if (run->drifts && step == 1 && rank_of(w) == 1)
+            drift(w);
         for (int64_t i = 0; i < run->shape.blocks; i++) {
             DsvSparseAttention all = rig_pass(shared->source[step], i);
             const void *const given[][2] = {
@@ -320,7 +357,7 @@ static DsvStatus run_steps(const Shared *shared, DsvContext *context, Worker *w,
         if (tells)
             DSVI_TRY(note_learnt(w, step, shared->seen));
     }
-    return DSV_OK;
+    return note_projection(w, shared->seen);
 }
 
 /* NaNs: nothing may be read that was not written. */

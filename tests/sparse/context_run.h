@@ -19,9 +19,12 @@ typedef struct ContextRun {
     bool forced;           /* all blocks over lists */
     const double *density; /* (blocks, N) prescribed, or NULL */
     bool recompute;        /* the forward pass again before each backward pass */
+    bool watches;          /* steps are none of training */
     int64_t steps;
     int64_t focus[RUN_STEPS_MOST]; /* of rig_fill, step by step */
     int64_t wide_heads;    /* the first so many heads attend to all keys alike */
+    bool drifts;           /* moments that rank 1 has gathered by the second step are not those of the others:
+                            * it would find another projection */
 } ContextRun;
 
 /* One block after one step. Lists are those of the whole; where a block ran dense they are empty. */
@@ -30,7 +33,8 @@ typedef struct BlockSeen {
     bool dense;            /* on some rank at least */
     int64_t *lengths;      /* (B N groups) */
     int32_t *runs;         /* (B N groups, full) */
-    uint64_t sent_back[RANKS_MOST]; /* by each rank that shares, in the backward pass, for attention: bytes */
+    uint64_t sent[RANKS_MOST];      /* by each rank that shares, in the forward pass, in its row and column: */
+    uint64_t sent_back[RANKS_MOST]; /* bytes; in the backward pass */
     DsvSparseBlockReport report;
     double burden[16];
 } BlockSeen;
@@ -41,6 +45,8 @@ typedef struct RunSeen {
     void *predictor_moment[RUN_STEPS_MOST]; /* (moment_count) F32, or F64 with F64: its running mean of
                                              * gradients; NULL without */
     int64_t moment_count;
+    void *projection[RANKS_MOST]; /* (projection_count) F32, of queries, as each rank has it; NULL without */
+    int64_t projection_count;
 } RunSeen;
 
 /* On one rank; on run->ranks, whose parts are put together (reports are those of rank `teller`). */

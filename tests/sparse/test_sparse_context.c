@@ -2,6 +2,7 @@
  * measurements and decisions, for every way of writing the ranks as heads x sequence. */
 #include "sparse/context_run.h"
 
+#include "context/cp_plan.h"
 #include "dist/local_ranks.h"
 
 static ContextRun run_of(int64_t batch, int64_t heads, int64_t frames, int64_t height, int64_t width)
@@ -216,6 +217,88 @@ static void test_nothing_is_sent_twice(void **state)
     }
 }
 
+/* Links on which a byte takes a second, and nothing else takes time. */
+static void make_byte_costs(DsvContextCosts *costs)
+{
+    memset(costs, 0, sizeof *costs);
+    dsvi_price_add(&costs->attention.lists[0], 0, 0);
+    for (int64_t ranks = 2; ranks <= 4; ranks++) {
+        DsvLinkCost *link = &costs->link[costs->link_count++];
+        link->ranks = ranks;
+        for (int i = 0; i < 2; i++) {
+            dsvi_price_add(&link->head_exchange, i, i);
+            dsvi_price_add(&link->sequence_exchange, i, i);
+        }
+    }
+}
+
+/* Bytes that teaching a predictor adds to the forward pass of such a block, as plans count them. */
+static double priced_teaching(const ContextRun *run, const double *density)
+{
+    static const int32_t placement[] = {0, 1, 2, 3};
+    static const int64_t bounds[][5] = {{0, 4}, {0, 2, 4}, {0}, {0, 1, 2, 3, 4}};
+    static const int64_t tokens[] = {0, 32, 64, 96, 128};
+    const DsvContextPlan plan = {run->head_ranks, 4 / run->head_ranks, placement, bounds[run->head_ranks - 1]};
+    const DsvCpBlock block = {.density = density};
+    DsvCpShape shape = {
+        .ranks = 4, .batch = 2, .tokens = 128, .heads = 4, .head_dim = 32, .bound = tokens, .element = 4,
+        .group = 32, .grain = 1, .backward = true,
+    };
+    DsvContextCosts costs;
+    DsvCpTimes untaught, taught;
+    make_byte_costs(&costs);
+    dsvi_cp_times(&costs, &shape, &block, &plan, &untaught);
+    shape.taught = 2 * (double)run->settings.sparse_rank * sizeof(float);
+    dsvi_cp_times(&costs, &shape, &block, &plan, &taught);
+    return taught.total - untaught.total;
+}
+
+/* What plans count for a predictor's lessons is what every rank sends for them. */
+static void test_teaching_is_priced(void **state)
+{
+    static RunSeen watched, taught;
+    static const double density[] = {0.3, 0.3, 0.3, 0.3, NAN, NAN, NAN, NAN};
+    ContextRun run = predictor_run(2, 4, 2, 8, 8);
+    (void)state;
+    run.density = density;
+    run.forced = false;
+    run.ranks = 4;
+    for (run.head_ranks = 1; run.head_ranks <= 4; run.head_ranks *= 2) {
+        run.watches = true;
+        run_shared(&run, 0, &watched);
+        run.watches = false;
+        run_shared(&run, 0, &taught);
+        for (int block = 0; block < 2; block++) {
+            double priced = priced_teaching(&run, block == 0 ? density : NULL);
+            const BlockSeen *a = &taught.block[0][block], *b = &watched.block[0][block];
+            assert_true(a->dense == (block == 1) && b->dense == a->dense);
+            for (int r = 0; r < 4; r++)
+                assert_int_equal(a->sent[r] - b->sent[r], priced);
+        }
+        run_free(&run, &watched);
+        run_free(&run, &taught);
+    }
+}
+
+/* Queries of one rank meet keys of another: whatever a rank's own moments and solver would make of it, all
+ * have one projection. */
+static void test_one_projection_for_all(void **state)
+{
+    static RunSeen seen;
+    ContextRun run = run_of(1, 3, 2, 8, 8);
+    (void)state;
+    rig_set(&run.settings, "sparse.refresh_every=1");
+    run.ranks = 3;
+    run.steps = 2;
+    run.drifts = true;
+    run_shared(&run, 0, &seen);
+    assert_true(seen.projection_count > 0);
+    for (int r = 1; r < 3; r++)
+        assert_memory_equal(seen.projection[r], seen.projection[0],
+                            (size_t)seen.projection_count * sizeof(float));
+    run_free(&run, &seen);
+}
+
 /* Plans change from step to step, and the backward pass attends again. */
 static void test_steps_with_recompute(void **state)
 {
@@ -363,7 +446,8 @@ int main(void)
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_prescribed),
         cmocka_unit_test(test_predictor),       cmocka_unit_test(test_predictor_of_one_sample),
         cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
-        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
+        cmocka_unit_test(test_one_projection_for_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

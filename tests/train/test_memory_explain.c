@@ -99,8 +99,13 @@ static void says_that_lists_may_leave(void **state)
     dsvi_trainer_free(&trainer);
     b.backend.device->kind = DSV_DEVICE_CUDA;
     b.backend.device->memory_bytes = plan.used;
+    b.backend.device->host_bytes = host.used;
     assert_fails(DSV_E_NO_MEMORY, FITS, dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config,
                                                             NULL, NULL, &trainer));
+    b.backend.device->host_bytes = host.used - 1;
+    assert_fails(DSV_E_NO_MEMORY, "it", dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec,
+                                                            &b.config, NULL, NULL, &trainer));
+    assert_null(strstr(dsv_error_message(), "offload_lists"));
     close_bench(&b);
 }
 
