@@ -207,6 +207,16 @@ static float *bucket_grad(const DsvZero *z, int64_t bucket)
 
 /* ---- what the queue's thread does ---- */
 
+/* This rank's pass learns of a failure here when it comes to wait for the queue. A rank that waits for this
+ * work may keep it from that, so the others are told at once. The sentence stays as it is, for the pass. */
+static DsvStatus tell_others(const DsvZero *z, DsvStatus status)
+{
+    DsvStatusRecord own = *dsvi_status_record();
+    (void)dsvi_comm_fail(z->mesh->all, status);
+    *dsvi_status_record() = own;
+    return status;
+}
+
 static DsvStatus gather_bucket(void *context, int64_t bucket)
 {
     const DsvZero *z = context;
@@ -217,7 +227,7 @@ static DsvStatus gather_bucket(void *context, int64_t bucket)
                       : dsvi_comm_all_gather_from(z->shard_comm, own_work(z, bucket), bucket_work(z, bucket),
                                                   1, bound);
     come_behind(z, -1);
-    return status;
+    return tell_others(z, status);
 }
 
 static DsvStatus sum_bucket(void *context, int64_t bucket)
@@ -231,7 +241,7 @@ static DsvStatus sum_bucket(void *context, int64_t bucket)
         status = dsvi_comm_all_reduce(z->replica_comm, DSV_F32, grad + dsvi_shard_first(&z->shard, bucket),
                                       dsvi_shard_count(&z->shard, bucket));
     come_behind(z, -1);
-    return status;
+    return tell_others(z, status);
 }
 
 /* ---- what passes do ---- */
