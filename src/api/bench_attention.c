@@ -46,7 +46,7 @@ static DsvStatus make_settings(Bench *b, const DsvConfig *given)
 {
     const DsvBenchAttention *w = &b->wanted;
     b->settings = *given;
-    DSVI_TRY(dsvi_bench_lists_check(&w->lists));
+    DSVI_TRY(dsvi_bench_lists_check(&w->lists, given));
     DSVI_TRY(dsvi_bench_dtype(w->lists.dtype, &b->act));
     DSVI_TRY(dsvi_bench_lists_set(&b->settings, &w->lists));
     if (w->target_mass != 0) {
@@ -316,11 +316,13 @@ static DsvStatus measure_mass(const Bench *b, double *captured, double *density)
     DsvDevice *device = b->backend.device;
     DsvProfileArgs args = profile_args(b);
     int64_t count = args.heads * PROFILE_SAMPLES;
-    float *host = malloc(2 * (size_t)count * sizeof *host);
     DsvStatus status;
+    args.lists = dsvi_sparse_lists(b->sparse, 0);
+    if (!args.lists)
+        return DSVI_FAIL(DSV_E_USAGE, "there are no lists to measure: attention was dense");
+    float *host = malloc(2 * (size_t)count * sizeof *host);
     if (!host)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a profile");
-    args.lists = dsvi_sparse_lists(b->sparse, 0);
     DSVI_TRY_GOTO(status, b->backend.ops.profile.run(device->stream, &args), done);
     DSVI_TRY_GOTO(status, device->download(device->stream, host, b->captured, (size_t)count * 4), done);
     DSVI_TRY_GOTO(status, device->download(device->stream, host + count, b->listed, (size_t)count * 4),

@@ -12,11 +12,10 @@
 
 static DsvStatus check(const DsvContextBench *b)
 {
-    if (!b->settings.sparse_enabled)
-        return DSVI_FAIL(DSV_E_USAGE, "attention over lists, and sparse.enabled is false");
+    DSVI_TRY(dsvi_bench_lists_check(&b->wanted.lists, &b->settings));
     if (dsvi_comm_size(b->comm) < 2)
         return DSVI_FAIL(DSV_E_USAGE, "1 rank, wanted at least 2 that share a clip");
-    return dsvi_bench_lists_check(&b->wanted.lists);
+    return DSV_OK;
 }
 
 /* The density that memory for lists is planned for: the densest head's, for a rank may have no other. */

@@ -25,12 +25,14 @@ DsvBenchLists dsvi_bench_lists_defaults(void)
     };
 }
 
-DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l)
+DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l, const DsvConfig *settings)
 {
     const struct {
         const char *name;
         int64_t value;
     } sizes[] = {{"tokens", l->tokens}, {"heads", l->heads}, {"head size", l->head_dim}};
+    if (!settings->sparse_enabled)
+        return DSVI_FAIL(DSV_E_USAGE, "attention over lists, and sparse.enabled is false");
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 0)
             return DSVI_FAIL(DSV_E_USAGE, "%s %lld, wanted none below 0", sizes[i].name,
@@ -51,7 +53,8 @@ DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *l)
     DSVI_TRY(dsvi_bench_set(settings, "sparse.target_density=%.17g", l->density));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.target_mass=0"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.measure_cost=false"));
-    return dsvi_bench_set(settings, "sparse.list_memory=1");
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.list_memory=1"));
+    return dsvi_bench_set(settings, "sparse.offload_lists=false"); /* they are read when all is over */
 }
 
 DsvStatus dsvi_bench_dtype(const char *name, DsvDtype *dtype)

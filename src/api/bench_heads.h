@@ -33,10 +33,10 @@ void dsvi_bench_heads_fill(const DsvBenchHeads *heads, DsvBenchTensor tensor, ui
 enum { DSV_BENCH_REPEATS_MOST = 64 };
 
 DsvBenchLists dsvi_bench_lists_defaults(void);
-/* DSV_E_USAGE where a number is out of its bounds. */
-DsvStatus dsvi_bench_lists_check(const DsvBenchLists *lists);
-/* Selector, group, grain and density become settings; no mass is aimed at, nothing timed at start-up, and
- * there is room for all lists. */
+/* DSV_E_USAGE where a number is out of its bounds, or lists are not wanted. */
+DsvStatus dsvi_bench_lists_check(const DsvBenchLists *lists, const DsvConfig *settings);
+/* Selector, group, grain and density become settings; no mass is aimed at, nothing timed at start-up,
+ * there is room for all lists, and they stay on the device. */
 DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *lists);
 
 /* "bf16" or "f32". */

@@ -54,6 +54,7 @@ typedef struct Plan {
     size_t workspace_bytes; /* what cuDNN uses itself, DELTA, DQ_SUM */
     size_t delta_at, dq_sum_at;
     bool masked;
+    bool too_large; /* to be deterministic */
     int32_t *lengths;     /* of a masked plan: QUERIES for each of the batch, then KEYS */
     char *lengths_on_gpu; /* the same */
     struct Plan *next;
@@ -308,6 +309,7 @@ static void make_plan(Plan *plan, cudnnHandle_t handle, bool deterministic)
     divide_workspace(plan, deterministic);
     if (g->status != DSV_OK || !deterministic || plan->workspace_bytes <= DETERMINISTIC_BYTES_MOST)
         return;
+    plan->too_large = true;
     g->status = DSV_E_UNSUPPORTED;
     snprintf(g->why, sizeof g->why, "cuDNN would need %zu bytes to be deterministic", plan->workspace_bytes);
 }
@@ -509,15 +511,18 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Enough for cuDNN and for the kernels that stand in for it: addresses will decide between them. */
+/* Enough for cuDNN and for the kernels that stand in for it: addresses will decide between them. For fewer
+ * heads too, with which cuDNN may not want more than deterministic plans may have. */
 static size_t workspace_of(DsvStream *stream, const DsvAttentionArgs *args, bool backward)
 {
     Plan *plan;
     size_t elsewhere = backward ? dsvi_cuda_attention_list_workspace(stream, args) : 0;
     if (dsvi_attention_check(args) != DSV_OK || !takes_shapes(args, backward) ||
-        plan_of(stream, args, backward, &plan) != DSV_OK || plan->graph.status != DSV_OK)
+        plan_of(stream, args, backward, &plan) != DSV_OK)
         return elsewhere;
-    return most(plan->workspace_bytes, elsewhere);
+    if (plan->graph.status == DSV_OK)
+        return most(plan->workspace_bytes, elsewhere);
+    return plan->too_large ? most(DETERMINISTIC_BYTES_MOST, elsewhere) : elsewhere;
 }
 
 static size_t attention_fwd_workspace(DsvStream *stream, const DsvAttentionArgs *args)

@@ -77,22 +77,40 @@ static int round_up(int64_t n, int unit)
     return (int)(ceil_div(n, unit) * unit);
 }
 
-static size_t slice_bytes(const DsvAttentionArgs *args)
+/* Of the sums of one (batch, head) in one slice. */
+static size_t sum_bytes(const DsvAttentionArgs *args)
 {
-    int64_t floats = args->batch * args->heads * args->keys * round_up(args->head_dim, UNIT);
-    return (size_t)(2 * floats) * sizeof(float);
+    return (size_t)(2 * args->keys * round_up(args->head_dim, UNIT)) * sizeof(float);
 }
 
-/* Slices of the sums: one without the wish for equal bits, else as many as keep the GPU busy and fit. */
+static int64_t pairs_of(const DsvAttentionArgs *args)
+{
+    return args->batch * args->heads;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How many sums of a (batch, head) there is to be room for: one of each without the wish for equal bits, else
+ * as many as keep the GPU busy and fit. Slices are whole, so that not all may be used; room for slices alone
+ * would be more for some heads than for one more of them. */
+static int64_t sums_most(const DsvStream *stream, const DsvAttentionArgs *args)
+{
+    int64_t pairs = pairs_of(args);
+    size_t bytes = sum_bytes(args);
+    if (!stream->deterministic || bytes == 0)
+        return pairs;
+    int64_t some = least(stream->multiprocessors, (int64_t)(SLICES_BYTES / bytes));
+    some = least(some, SLICES_MOST * pairs);
+    return some > pairs ? some : pairs;
+}
+
 static int slices_of(const DsvStream *stream, const DsvAttentionArgs *args)
 {
-    int64_t pairs = args->batch * args->heads;
-    size_t bytes = slice_bytes(args);
-    if (!stream->deterministic || bytes == 0)
-        return 1;
-    int64_t wanted = stream->multiprocessors / pairs, fit = (int64_t)(SLICES_BYTES / bytes);
-    int64_t slices = wanted < fit ? wanted : fit;
-    return slices < 1 ? 1 : slices > SLICES_MOST ? SLICES_MOST : (int)slices;
+    int64_t pairs = pairs_of(args);
+    return pairs > 0 ? (int)(sums_most(stream, args) / pairs) : 1;
 }
 
 static DsvStatus check(const DsvAttentionArgs *args)
@@ -111,7 +129,7 @@ static DsvStatus check(const DsvAttentionArgs *args)
 /* A group, or a grain, of more than there are is the same as one of all. */
 static int at_most(int64_t n, int64_t all)
 {
-    return (int)(n < all ? n : all > 0 ? all : 1);
+    return (int)(all > 0 ? least(n, all) : 1);
 }
 
 static AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionArgs *args)
@@ -119,7 +137,7 @@ static AttentionProblem problem_of(const DsvStream *stream, const DsvAttentionAr
     const DsvLists *lists = args->lists;
     size_t size = dsvi_dtype_size(args->act);
     AttentionProblem p = {};
-    p.pairs = (int)(args->batch * args->heads);
+    p.pairs = (int)pairs_of(args);
     p.heads = (int)args->heads;
     p.queries = (int)args->queries;
     p.keys = (int)args->keys;
@@ -227,11 +245,11 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsvStream *stream, const DsvAttentionArgs
 
 size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
-    size_t slices = dsvi::slice_bytes(args) * (size_t)dsvi::slices_of(stream, args);
+    size_t sums = dsvi::sum_bytes(args) * (size_t)dsvi::sums_most(stream, args);
     AttentionProblem p = dsvi::problem_of(stream, args);
     bool turns = stream->capability == 90 && args->lists && !p.alone && dsvi::attention_turns(stream, p);
     size_t turned = turns ? dsvi::attention_turned_bytes(p) : 0;
-    return slices > turned ? slices : turned;
+    return sums > turned ? sums : turned;
 }
 
 DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs *args)
@@ -255,7 +273,7 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
             return DSV_OK;
         }
     }
-    size_t sums = dsvi::slice_bytes(args) * (size_t)p.slices;
+    size_t sums = dsvi::sum_bytes(args) * (size_t)(p.pairs * p.slices);
     if (sums > 0)
         DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, sums, stream->handle));
     if (p.pairs > 0 && p.queries > 0) {

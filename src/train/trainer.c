@@ -267,6 +267,10 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     dsvi_zero_free(&t->zero);
     if (t->device_comm != t->comm)
         dsvi_comm_close(&t->device_comm);
+    if (t->owns_groups) {
+        dsvi_context_group_close(&t->group);
+        dsvi_mesh_free(&t->mesh);
+    }
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);
     dsvi_dit_free(&t->dit);
@@ -276,10 +280,6 @@ void dsvi_trainer_free(DsvTrainer **trainer)
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
-    if (t->owns_groups) {
-        dsvi_context_group_close(&t->group);
-        dsvi_mesh_free(&t->mesh);
-    }
     free(t);
     *trainer = NULL;
 }

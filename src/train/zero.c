@@ -4,9 +4,12 @@
 
 #include <math.h>
 
-/* Bytes that a sum on a GPU takes from each rank at once: of gradients, and where all ranks are another group
- * than those that sum these, of what else they sum. */
+/* Bytes that a sum on a GPU takes from each rank at once: of gradients at most, and where all ranks are
+ * another group than those that sum these, of what else they sum. */
 enum { SUM_CHUNK = 16 << 20, OTHER_CHUNK = 1 << 18 };
+
+/* Elements that stretches are a multiple of, bytes that chunks are. */
+enum { LINE = 16, CHUNK_UNIT = 4096 };
 
 /* ---- making ---- */
 
@@ -54,11 +57,32 @@ static int64_t all_ranks(const DsvZero *z)
     return z->mesh->shard_ranks * z->mesh->replica_ranks;
 }
 
+/* Bytes taken from each rank at once where the gradients of a bucket are summed in `parts` stretches. */
+static size_t sum_chunk(const DsvZero *z, int64_t parts)
+{
+    int64_t lines = (dsvi_shard_largest(&z->shard) + LINE - 1) / LINE;
+    int64_t longest = (lines + parts - 1) / parts * LINE * (int64_t)sizeof(float);
+    int64_t bytes = (longest + CHUNK_UNIT - 1) / CHUNK_UNIT * CHUNK_UNIT;
+    return (size_t)(bytes < SUM_CHUNK ? bytes : SUM_CHUNK);
+}
+
+static size_t shard_chunk(const DsvZero *z)
+{
+    return sum_chunk(z, z->mesh->shard_ranks);
+}
+
+/* Replicas sum what each shard group has made of its own stretches. */
+static size_t replica_chunk(const DsvZero *z)
+{
+    return sum_chunk(z, all_ranks(z));
+}
+
 /* Of the room, what the two groups share. */
 static size_t own_room(const DsvZero *z)
 {
-    int64_t shard = z->mesh->shard_ranks, replica = z->mesh->replica_ranks;
-    return dsvi_comm_room_bytes(shard > replica ? shard : replica, SUM_CHUNK);
+    size_t shard = dsvi_comm_room_bytes(z->mesh->shard_ranks, shard_chunk(z));
+    size_t replica = dsvi_comm_room_bytes(z->mesh->replica_ranks, replica_chunk(z));
+    return shard > replica ? shard : replica;
 }
 
 static void carve_room(DsvZero *z, DsvArena *arena)
@@ -75,8 +99,8 @@ static void lend_room(const DsvZero *z, DsvComm *device_all)
     if (!z->room)
         return;
     dsvi_comm_lend(device_all, (char *)z->room + own_room(z), OTHER_CHUNK);
-    dsvi_comm_lend(z->shard_comm, z->room, SUM_CHUNK);
-    dsvi_comm_lend(z->replica_comm, z->room, SUM_CHUNK);
+    dsvi_comm_lend(z->shard_comm, z->room, shard_chunk(z));
+    dsvi_comm_lend(z->replica_comm, z->room, replica_chunk(z));
 }
 
 void dsvi_zero_carve(DsvZero *z, const DsvConfig *settings, DsvArena *arena)
@@ -183,6 +207,16 @@ static float *bucket_grad(const DsvZero *z, int64_t bucket)
 
 /* ---- what the queue's thread does ---- */
 
+/* This rank's pass learns of a failure here when it comes to wait for the queue. A rank that waits for this
+ * work may keep it from that, so the others are told at once. The sentence stays as it is, for the pass. */
+static DsvStatus tell_others(const DsvZero *z, DsvStatus status)
+{
+    DsvStatusRecord own = *dsvi_status_record();
+    (void)dsvi_comm_fail(z->mesh->all, status);
+    *dsvi_status_record() = own;
+    return status;
+}
+
 static DsvStatus gather_bucket(void *context, int64_t bucket)
 {
     const DsvZero *z = context;
@@ -193,7 +227,7 @@ static DsvStatus gather_bucket(void *context, int64_t bucket)
                       : dsvi_comm_all_gather_from(z->shard_comm, own_work(z, bucket), bucket_work(z, bucket),
                                                   1, bound);
     come_behind(z, -1);
-    return status;
+    return tell_others(z, status);
 }
 
 static DsvStatus sum_bucket(void *context, int64_t bucket)
@@ -207,7 +241,7 @@ static DsvStatus sum_bucket(void *context, int64_t bucket)
         status = dsvi_comm_all_reduce(z->replica_comm, DSV_F32, grad + dsvi_shard_first(&z->shard, bucket),
                                       dsvi_shard_count(&z->shard, bucket));
     come_behind(z, -1);
-    return status;
+    return tell_others(z, status);
 }
 
 /* ---- what passes do ---- */

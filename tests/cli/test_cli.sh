@@ -146,6 +146,7 @@ refuses 2 "repeats 65, wanted 1 to 64" bench attention --repeats 65
 refuses 2 "density 2, wanted above 0, at most 1" bench attention --density 2
 refuses 2 "1 rank, wanted at least 2 that share a clip" bench context
 refuses 2 "attention over lists, and sparse.enabled is false" bench context sparse.enabled=false
+refuses 2 "attention over lists, and sparse.enabled is false" bench attention sparse.enabled=false
 refuses 2 "sparse.time_choices is true, wanted false: what it measures goes to a run's log" \
     bench step sparse.time_choices=true
 complains 2 "max_train_steps" train unknown.yaml
@@ -161,6 +162,11 @@ complains 1 ".: no metrics.jsonl there" report .
 complains 1 "nowhere" inspect -- nowhere
 complains 1 "./a=b" inspect ./a=b
 complains 1 "nowhere" train run.yaml data.path=nowhere output_dir=run
+
+# figures of lists are those of the lists that were attended over
+small="--tokens 256 --heads 1 --head-dim 32 --group 32 --repeats 1"
+call 0 bench attention $small --density 0.25 sparse.offload_lists=true
+grep -q '^density  *0\.2[0-9]*$' out || complain "wanted a density near 0.25, it said: $(cat out)"
 
 # a page about a run that has just begun
 mkdir begun

@@ -176,6 +176,47 @@ static void each_stage_takes_its_memory(void **state)
     memory_is_what_is_said(DENSE_BF16, 2);
 }
 
+static DsvStatus join_nobody(const DsvBackend *backend, DsvComm *host, DsvComm **out)
+{
+    (void)backend, (void)host, (void)out;
+    return DSV_OK;
+}
+
+/* Room on a device for sums of gradients, of which the largest bucket has as many: at most 16 MiB a rank, and
+ * no more than there is to sum, but for the rounding of each rank's stretch. */
+static void room_for_sums(int64_t shards, int64_t replicas, int64_t elements)
+{
+    enum { OTHER = 256 << 10, MOST = 16 << 20, UNIT = 4096 };
+    int64_t begin[] = {0, 1600, 1600 + elements}, gemm[] = {800, 1600 + 16};
+    DsvParamTable table = {.elements = begin[2], .stretches = 2, .begin = begin, .gemm = gemm};
+    DsvMesh mesh = {.data_ranks = shards * replicas, .context_ranks = 1, .shard_ranks = shards,
+                    .replica_ranks = replicas};
+    DsvBackend backend = {.join = join_nobody};
+    DsvConfig settings;
+    DsvArena arena;
+    DsvZero zero;
+    dsv_config_defaults(&settings);
+    dsvi_arena_plan(&arena);
+    assert_ok(dsvi_zero_make(&settings, &backend, &mesh, &table, &zero));
+    dsvi_zero_carve(&zero, &settings, &arena);
+    int64_t ranks = shards > replicas ? shards : replicas, sums = elements * 4 + ranks * UNIT;
+    sums = sums < ranks * MOST ? sums : ranks * MOST;
+    sums += shards > 1 && replicas > 1 ? shards * replicas * OTHER : 0;
+    assert_in_range(arena.by_class[DSV_MEM_SCRATCH], shards * replicas > 1 ? 1 : 0, sums);
+    dsvi_zero_free(&zero);
+}
+
+static void sums_take_the_room_that_is_said(void **state)
+{
+    (void)state;
+    room_for_sums(1, 1, 1 << 20);
+    room_for_sums(2, 1, 1 << 20);
+    room_for_sums(512, 1, 350 << 20); /* a block of 14 billion parameters */
+    room_for_sums(1, 512, 350 << 20);
+    room_for_sums(8, 64, 350 << 20);
+    room_for_sums(64, 8, 1000);
+}
+
 /* Has room for what fits at a stage, and trains at the first. */
 static void told(const char *const *fitting, int64_t stage, const char *words)
 {
@@ -336,6 +377,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_equal_one_rank),
         cmocka_unit_test(replicas_add_their_sums),
         cmocka_unit_test(each_stage_takes_its_memory),
+        cmocka_unit_test(sums_take_the_room_that_is_said),
         cmocka_unit_test(what_does_not_fit_is_told_what_would),
         cmocka_unit_test(ranks_of_a_machine_share_its_memory),
         cmocka_unit_test(a_step_sends_what_it_must),
