@@ -137,7 +137,7 @@ static DsvStatus allocate_host(DsvTrainer *t, const DsvArena *plan)
                                 "memory with sparse.list_memory=%g",
                                 (double)plan->by_class[DSV_MEM_SPARSE] / 1073741824.0,
                                 t->settings->sparse_list_memory);
-    if (status == DSV_E_NO_MEMORY && t->held_out && dsvi_held_out_bytes(t->held_out) > plan.used / 2)
+    if (status == DSV_E_NO_MEMORY && t->held_out && dsvi_held_out_bytes(t->held_out) > plan->used / 2)
         return dsvi_fail_within(status, "validation.clips is %lld, and this rank's held-out windows take "
                                 "%.1f GiB of the host's memory", (long long)t->settings->validation_clips,
                                 (double)dsvi_held_out_bytes(t->held_out) / 1073741824.0);
