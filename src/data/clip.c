@@ -92,13 +92,17 @@ void dsvi_clip_crop(const DsvClipWindow *w, const uint8_t *rgb, int64_t cover_he
                     int64_t i, float *pixels)
 {
     int64_t top = crop_offset(w->crop_y, cover_height - w->height);
-    int64_t left = crop_offset(w->crop_x, cover_width - w->width);
+    int64_t left = crop_offset(w->crop_x, cover_width - w->width), plane = w->frames * w->height * w->width;
+    float widened[256];
+    for (int v = 0; v < 256; v++)
+        widened[v] = (float)v / 127.5f - 1;
     for (int64_t y = 0; y < w->height; y++) {
         const uint8_t *from = rgb + 3 * ((top + y) * cover_width + left);
-        for (int64_t c = 0; c < 3; c++) {
-            float *to = pixels + ((c * w->frames + i) * w->height + y) * w->width;
-            for (int64_t x = 0; x < w->width; x++)
-                to[x] = (float)from[3 * x + c] / 127.5f - 1;
+        float *red = pixels + (i * w->height + y) * w->width, *green = red + plane, *blue = green + plane;
+        for (int64_t x = 0; x < w->width; x++) {
+            red[x] = widened[from[3 * x]];
+            green[x] = widened[from[3 * x + 1]];
+            blue[x] = widened[from[3 * x + 2]];
         }
     }
 }

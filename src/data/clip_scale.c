@@ -83,6 +83,14 @@ static DsvStatus prepare(DsvClipScaler *s, const AVFrame *frame, const char *pat
     return DSV_OK;
 }
 
+/* flat -> rgb as it is; most clips are upright. */
+static void copy_rows(const DsvClipScaler *s, uint8_t *rgb)
+{
+    size_t row = (size_t)(3 * s->width);
+    for (int64_t y = 0; y < s->height; y++)
+        memcpy(rgb + (size_t)y * row, s->flat + y * s->stride, row);
+}
+
 /* flat -> rgb by the quarter turns and mirror images of `turn`. */
 static void turn_pixels(const DsvClipScaler *s, uint8_t *rgb)
 {
@@ -106,6 +114,9 @@ DsvStatus dsvi_clip_scale(DsvClipScaler *s, const AVFrame *frame, const char *pa
                   strides) != s->flat_height)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: a frame of %d x %d cannot be converted to RGB", path,
                          frame->width, frame->height);
-    turn_pixels(s, rgb);
+    if (s->turn[0] == 1 && s->turn[3] == 1)
+        copy_rows(s, rgb);
+    else
+        turn_pixels(s, rgb);
     return DSV_OK;
 }

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/host.h"
 #include "data/clip_cache.h"
 #include "data/latent_cache.h"
 
@@ -68,8 +67,7 @@ struct DsvPrefetch {
     Worker *workers;
     float *pixels; /* (worker_count, 3, num_frames, height, width) */
     size_t bytes;
-    double waited;         /* by the caller of dsvi_prefetch_next, like what follows */
-    unsigned char *warned; /* (dataset->count): the item has been reported */
+    unsigned char *warned; /* (dataset->count): the item has been reported; by dsvi_prefetch_next alone */
 };
 
 static bool is_broken(DsvStatus status)
@@ -169,13 +167,11 @@ static void report_broken(DsvPrefetch *p, Broken **list)
 
 DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, int64_t *passed_over)
 {
-    double start = dsvi_clock_seconds();
     pthread_mutex_lock(&p->lock);
     Slot *slot = &p->slots[p->delivered % (uint64_t)p->slot_count];
     while (!slot->done)
         pthread_cond_wait(&p->ready, &p->lock);
     pthread_mutex_unlock(&p->lock);
-    p->waited += dsvi_clock_seconds() - start;
 
     report_broken(p, &slot->broken);
     if (slot->status != DSV_OK) /* it stays there: no later sample can come before it */
@@ -190,11 +186,6 @@ DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, i
     pthread_cond_signal(&p->room);
     pthread_mutex_unlock(&p->lock);
     return DSV_OK;
-}
-
-double dsvi_prefetch_waited(const DsvPrefetch *prefetch)
-{
-    return prefetch->waited;
 }
 
 size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch)

@@ -50,8 +50,6 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
  * failure, a worker's included, is final: so is the next call's. */
 DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 
-/* Seconds the caller has spent waiting in dsvi_prefetch_next. */
-double dsvi_prefetch_waited(const DsvPrefetch *prefetch);
 /* Bytes held by the ring, the frames being decoded and the clips kept (once all of them are). */
 size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch);
 

@@ -82,7 +82,6 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
         assert_ptr_equal(text, dataset->items[item].text);
         assert_int_equal(passed_over, 0);
     }
-    assert_true(dsvi_prefetch_waited(prefetch) >= 0);
     dsvi_prefetch_stop(&prefetch);
     assert_null(prefetch);
     dsvi_prefetch_stop(&prefetch);
