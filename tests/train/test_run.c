@@ -119,6 +119,15 @@ static void same_metrics(const char *folder_a, const char *folder_b)
     fclose(b);
 }
 
+/* And removes both. */
+static void same_runs(const char *folder_a, const char *folder_b)
+{
+    same_metrics(folder_a, folder_b);
+    tiny_same_checkpoints(folder_a, folder_b, STEPS);
+    assert_ok(dsvi_folder_remove(folder_a));
+    assert_ok(dsvi_folder_remove(folder_b));
+}
+
 static void train_straight(DsvConfig *settings, const char *folder, DsvTrainSummary *summary)
 {
     DsvEvents events = {0};
@@ -137,10 +146,7 @@ static void same_seed_twice(void **state)
     train_straight(&settings, a, &summary);
     assert_true(summary.sparse_blocks > 0); /* else this shows nothing about sparse attention */
     train_straight(&settings, b, &summary);
-    same_metrics(a, b);
-    tiny_same_checkpoints(a, b, STEPS);
-    assert_ok(dsvi_folder_remove(a));
-    assert_ok(dsvi_folder_remove(b));
+    same_runs(a, b);
 }
 
 /* One clip a step: its loss stands in the bin of its sigma, and in no other. */
@@ -245,10 +251,7 @@ static void lists_kept_or_offloaded(void **state)
     assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, &summary));
     set(&settings, "resume_from_checkpoint", "latest");
     assert_ok(dsv_train(&settings, NULL, &summary));
-    same_metrics(kept, offloaded);
-    tiny_same_checkpoints(kept, offloaded, STEPS);
-    assert_ok(dsvi_folder_remove(kept));
-    assert_ok(dsvi_folder_remove(offloaded));
+    same_runs(kept, offloaded);
 }
 
 static ino_t file_number(const char *folder, const char *name)
@@ -395,10 +398,7 @@ static void one_run_at_a_time(void **state)
     assert_int_equal(rival.status, DSV_E_USAGE);
     assert_non_null(strstr(rival.sentence, folder));
     assert_non_null(strstr(rival.sentence, "another process trains there"));
-    same_metrics(straight, folder);
-    tiny_same_checkpoints(straight, folder, STEPS);
-    assert_ok(dsvi_folder_remove(straight));
-    assert_ok(dsvi_folder_remove(folder));
+    same_runs(straight, folder);
 }
 
 static void a_folder_without_locks_will_do(void **state)
@@ -493,8 +493,6 @@ static void only_its_own_work_ends_a_run(void **state)
     DsvStatus status = dsv_train(&settings, &events, &summary);
     kept_folder = "";
     assert_ok(status);
-    same_metrics(straight, folder);
-    tiny_same_checkpoints(straight, folder, STEPS);
     assert_non_null(strstr(stopper.log, "an old checkpoint is still there: "));
     assert_true(is_in(folder, "checkpoint-4") && !is_in(folder, "checkpoint-8"));
     assert_false(is_in(folder, ".checkpoint-7.tmp"));
@@ -503,8 +501,7 @@ static void only_its_own_work_ends_a_run(void **state)
     const char *curves = strstr(stopper.log, "TensorBoard's curves end before step 6: ");
     assert_non_null(curves);
     assert_null(strstr(curves + 1, "TensorBoard's curves"));
-    assert_ok(dsvi_folder_remove(straight));
-    assert_ok(dsvi_folder_remove(folder));
+    same_runs(straight, folder);
 }
 
 static void bad_inputs_are_named(void **state)
