@@ -77,11 +77,11 @@ DsvStatus dsvi_weights_read(const char *path, const DsvParamTable *table, float 
 DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, const float *flat,
                              DsvDtype dtype, uint64_t shard_bytes);
 
-/* Any tree of named F32 tensors in this layout, e.g. optimizer moments, to and from one file. */
-DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *const *prefixes,
-                          const float *const *flats, size_t arrays);
-DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *const *prefixes,
-                         float *const *flats, size_t arrays);
+/* A host array of F32 numbers in this layout, e.g. a moment of the optimizer, to and from one file whose
+ * tensors are named by `prefix` and the parameter. */
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *prefix,
+                          const float *flat);
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *prefix, float *flat);
 
 #ifdef __cplusplus
 }

@@ -134,31 +134,21 @@ DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, con
     return write_shard(path, table, 0, table->count, bytes, flat, dtype);
 }
 
-/* Tensor names of several arrays in one file: prefix, then the parameter's. */
-static Name *make_names(const DsvParamTable *table, const char *const *prefixes, size_t arrays)
-{
-    Name *names = calloc(arrays * (size_t)table->count, sizeof *names);
-    for (size_t a = 0; names && a < arrays; a++)
-        for (int64_t i = 0; i < table->count; i++)
-            snprintf(names[a * (size_t)table->count + (size_t)i], NAME_BYTES, "%s%s", prefixes[a],
-                     table->params[i].name);
-    return names;
-}
-
-DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *const *prefixes,
-                          const float *const *flats, size_t arrays)
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *prefix,
+                          const float *flat)
 {
     DsvStatus status;
-    size_t per_array = (size_t)table->count, count = arrays * per_array;
-    Name *names = make_names(table, prefixes, arrays);
+    size_t count = (size_t)table->count;
+    Name *names = calloc(count, sizeof *names);
     DsvStoredTensor *tensors = calloc(count, sizeof *tensors);
     if (!names || !tensors) {
         status = no_memory(path);
         goto done;
     }
-    for (size_t n = 0; n < count; n++) {
-        const DsvParam *param = &table->params[n % per_array];
-        tensors[n] = describe(param, names[n], DSV_F32, flats[n / per_array] + param->offset);
+    for (size_t i = 0; i < count; i++) {
+        const DsvParam *param = &table->params[i];
+        snprintf(names[i], NAME_BYTES, "%s%s", prefix, param->name);
+        tensors[i] = describe(param, names[i], DSV_F32, flat + param->offset);
     }
     DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, count, NULL, 0), done);
 done:
@@ -185,15 +175,13 @@ static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *tab
     return DSV_OK;
 }
 
-DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *const *prefixes,
-                         float *const *flats, size_t arrays)
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *prefix, float *flat)
 {
     DsvStatus status;
     DsvSafetensors *file;
     DSVI_TRY(dsvi_safetensors_open(path, &file));
-    size_t found = dsvi_safetensors_count(file), wanted = arrays * (size_t)table->count;
-    for (size_t a = 0; a < arrays; a++)
-        DSVI_TRY_GOTO(status, read_array(file, table, prefixes[a], flats[a]), done);
+    size_t found = dsvi_safetensors_count(file), wanted = (size_t)table->count;
+    DSVI_TRY_GOTO(status, read_array(file, table, prefix, flat), done);
     status = found == wanted ? DSV_OK
                              : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, wanted %zu", path, found, wanted);
 done:

@@ -64,13 +64,12 @@ static DsvStatus write_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     const DsvShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
-    const float *flat = t->host_flat;
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
     for (int i = 0; i < 2; i++) {
         DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
         DSVI_TRY(fetch(t, moments[i]));
-        DSVI_TRY(dsvi_flat_write(path, &t->table, &MOMENT_NAME[i], &flat, 1));
+        DSVI_TRY(dsvi_flat_write(path, &t->table, MOMENT_NAME[i], t->host_flat));
     }
     return DSV_OK;
 }
@@ -79,12 +78,10 @@ static DsvStatus read_moments(DsvTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     const DsvShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
-    float *flat = t->host_flat;
     for (int i = 0; i < 2; i++) {
         if (writes(t)) {
-            memset(flat, 0, (size_t)t->table.elements * sizeof(float));
             DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-            DSVI_TRY(dsvi_flat_read(path, &t->table, &MOMENT_NAME[i], &flat, 1));
+            DSVI_TRY(dsvi_flat_read(path, &t->table, MOMENT_NAME[i], t->host_flat));
         }
         DSVI_TRY(store(t, moments[i]));
     }
