@@ -100,11 +100,9 @@ void dsvi_generator_carve(DsvGenerator *g, DsvArena *arena)
 
 DsvStatus dsvi_generator_setup(DsvGenerator *g, const DsvDitWeights *weights)
 {
-    DsvDitWeights forward_only = *weights;
-    forward_only.grad = NULL;
     if (g->sparse)
         DSVI_TRY(dsvi_sparse_setup(g->sparse));
-    return dsvi_dit_setup(g->dit, &forward_only);
+    return dsvi_dit_setup(g->dit, weights);
 }
 
 DsvStatus dsvi_generator_refresh(DsvGenerator *g)

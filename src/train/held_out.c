@@ -149,10 +149,8 @@ void dsvi_held_out_carve_host(DsvHeldOut *h, DsvArena *arena)
 
 DsvStatus dsvi_held_out_setup(DsvHeldOut *h, const DsvDitWeights *weights)
 {
-    DsvDitWeights forward_only = *weights;
-    forward_only.grad = NULL;
     DSVI_TRY(dsvi_sparse_setup(h->sparse));
-    return dsvi_dit_setup(h->dit, &forward_only);
+    return dsvi_dit_setup(h->dit, weights);
 }
 
 size_t dsvi_held_out_bytes(const DsvHeldOut *h)
