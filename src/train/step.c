@@ -235,7 +235,7 @@ static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSo
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    t->zero.last_pass = last_pass;
+    dsvi_zero_begin_pass(&t->zero, last_pass);
     DSVI_TRY(dsvi_dit_backward(t->dit, NULL, NULL, NULL));
     if (next)
         DSVI_TRY(draw_batch(t, next, true, &result->wait_s));

@@ -358,6 +358,11 @@ DsvStatus dsvi_zero_clear_gradients(DsvZero *z)
     return device->zero(device->stream, z->grad.data, (size_t)z->shard.own * sizeof(float));
 }
 
+void dsvi_zero_begin_pass(DsvZero *z, bool last)
+{
+    z->last_pass = last;
+}
+
 DsvStatus dsvi_zero_sum_gradients(DsvZero *z)
 {
     if (!z->queue)

@@ -50,7 +50,7 @@ typedef struct DsvZero {
     DsvShard shard;                     /* in elements, F32 */
     DsvShard work_shard;                /* in bytes, of the weights to compute with */
     bool work_whole;
-    bool last_pass;                     /* of a step, as far as gradients go */
+    bool last_pass;                     /* the backward pass that goes on, or comes next, is a step's last */
     bool fresh;                         /* its first backward pass is to come, or is under way */
 
     unsigned char *work;                /* whole, or own stretches */
@@ -82,9 +82,11 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
 /* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward pass
- * instead, and the others cleared as it comes to them. The backward passes of a step add to them; before its
- * last one `last_pass` is set. */
+ * instead, and the others cleared as it comes to them. The backward passes of a step add to them. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
+/* A backward pass follows. In a step's last one gradients go to be summed over the ranks as they are
+ * finished; in those before it too where they are divided. */
+void dsvi_zero_begin_pass(DsvZero *zero, bool last);
 /* Waits until they are summed over all ranks. */
 DsvStatus dsvi_zero_sum_gradients(DsvZero *zero);
 /* Of the own stretches of the sum. */
