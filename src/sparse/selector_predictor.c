@@ -32,7 +32,7 @@ typedef struct Predictor {
 
     /* Device memory. The first three are saved. */
     void *weight;           /* (blocks, size) acc */
-    void *moment1, *moment2; /* (blocks, size) acc */
+    void *moment1, *moment2; /* (blocks, size) acc; what never learns has none, nor gradients */
     void *compute;          /* (blocks, outputs, C) act; the weights themselves when act is acc */
     void *grad;             /* (blocks, size) acc */
     void *loss;             /* (blocks) acc, summed over the passes of a step */
@@ -208,11 +208,11 @@ static void carve(DsvSelector *s, DsvArena *arena)
     bool cast = s->shape.act != p->acc, backward = s->shape.backward;
 
     p->weight = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
-    p->moment1 = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
-    p->moment2 = dsvi_arena_take(arena, DSV_MEM_SPARSE, parameters);
     p->compute = dsvi_arena_take(arena, DSV_MEM_SPARSE,
                                  cast ? blocks * (size_t)(p->outputs * p->inputs) * act : 0);
     p->grad = dsvi_arena_take(arena, DSV_MEM_SPARSE, backward ? parameters : 0);
+    p->moment1 = dsvi_arena_take(arena, DSV_MEM_SPARSE, backward ? parameters : 0);
+    p->moment2 = dsvi_arena_take(arena, DSV_MEM_SPARSE, backward ? parameters : 0);
     p->loss = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * acc);
     p->pass_loss = dsvi_arena_take(arena, DSV_MEM_SPARSE, acc);
     p->sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)p->samples * sizeof(int32_t));
@@ -265,8 +265,9 @@ static DsvStatus setup(DsvSelector *s)
         DSVI_TRY_GOTO(status, device->upload(device->stream, weight, host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
-    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment1, (size_t)s->shape.blocks * bytes), done);
-    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment2, (size_t)s->shape.blocks * bytes), done);
+    size_t moments = s->shape.backward ? (size_t)s->shape.blocks * bytes : 0;
+    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment1, moments), done);
+    DSVI_TRY_GOTO(status, device->zero(device->stream, p->moment2, moments), done);
     DSVI_TRY_GOTO(status, refresh_compute(s), done);
 done:
     free(host);
@@ -456,11 +457,11 @@ static void state(DsvSelector *s, DsvStateList *list)
     int64_t blocks = s->shape.blocks;
     const DsvStateItem items[] = {
         {"predictor.weight", p->acc, 2, {blocks, p->size}, true, p->weight},
+        {"predictor.updates", DSV_I64, 1, {1}, false, &p->updates},
         {"predictor.exp_avg", p->acc, 2, {blocks, p->size}, true, p->moment1},
         {"predictor.exp_avg_sq", p->acc, 2, {blocks, p->size}, true, p->moment2},
-        {"predictor.updates", DSV_I64, 1, {1}, false, &p->updates},
     };
-    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+    for (size_t i = 0; i < (s->shape.backward ? 4 : 2); i++)
         dsvi_state_add(list, items[i]);
 }
 

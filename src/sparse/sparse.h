@@ -169,7 +169,8 @@ DsvStatus dsvi_sparse_load(DsvSparse *sparse, const char *path);
 /* What rank 0 has loaded, to all ranks. */
 DsvStatus dsvi_sparse_spread(DsvSparse *sparse);
 /* The state that save would write, from one to another of the same model whose batch or tokens may differ:
- * validation samples with what training has learned. */
+ * validation samples with what training has learned. A `to` without a backward pass has no part for what only
+ * learning wants. */
 DsvStatus dsvi_sparse_copy(DsvSparse *to, const DsvSparse *from);
 /* Writes the lists of a block as offsets, runs and their shape. */
 DsvStatus dsvi_sparse_dump_lists(DsvSparse *sparse, int64_t block, const char *path);

@@ -122,11 +122,19 @@ DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList
     return status;
 }
 
+static const DsvStateItem *item_named(const DsvStateList *list, const char *name)
+{
+    int i = 0;
+    while (i < list->count && strcmp(list->item[i].name, name) != 0)
+        i++;
+    DSVI_ASSERT(i < list->count);
+    return &list->item[i];
+}
+
 DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from)
 {
-    DSVI_ASSERT(to->count == from->count);
     for (int i = 0; i < to->count; i++) {
-        const DsvStateItem *target = &to->item[i], *source = &from->item[i];
+        const DsvStateItem *target = &to->item[i], *source = item_named(from, target->name);
         DSVI_ASSERT(item_bytes(target) == item_bytes(source) && target->on_device == source->on_device);
         if (target->on_device)
             DSVI_TRY(device->copy(device->stream, target->memory, source->memory, item_bytes(source)));

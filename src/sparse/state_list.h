@@ -35,7 +35,7 @@ DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const ch
 DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file);
 /* What rank 0 has in its items, to all ranks. */
 DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList *list);
-/* Two lists of the same items: to = from. */
+/* to = from, which has all of its items and perhaps others. */
 DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from);
 
 #ifdef __cplusplus
