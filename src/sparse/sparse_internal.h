@@ -72,7 +72,7 @@ typedef struct DsvSparseRecord {
 } DsvSparseRecord;
 
 /* Memory of attention on ranks that share the samples: lives inside one pass of one block, but for what
- * room_block and scored_block tell. Heads forms as in context.h; NULL where no plan wants it. */
+ * room_block and scored_block of DsvSparse tell. Heads forms as in context.h; NULL where no plan wants it. */
 typedef struct DsvSparseRoom {
     void *q, *k, *v, *out;             /* heads forms */
     void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */
@@ -84,6 +84,24 @@ typedef struct DsvSparseRoom {
                                         * take the place of `received`, and go home from `compact` */
 } DsvSparseRoom;
 
+/* Memory that blocks share, and whose it is from one call to the next. Each number is a block, or -1: none,
+ * as at the start.
+ *
+ *                promises of the block                  set by                    cleared by
+ *   scored_block its q and k are in `room`, in heads    take_scored               step_begin; attention of
+ *                form: attention does not send them                               any block
+ *   room_block   its q, k, v, out and fetched rows      context_attend over       step_begin; take_scored,
+ *                are there: its backward pass sends     lists                     attention and backward
+ *                dout alone                                                       pass of any block
+ *   listed_block its lists were made last, listed_runs  take_lists                make_lists of any block
+ *                of them; whether they fit is known
+ * and where lists are offloaded
+ *   lying[0, 1]  its lists lie at the front of `runs`,  clear_room, bring_back;   whose lists come there
+ *                or at its end, or are on their way     of the one wanted next    next; its use_up
+ *                                                       bring_back, use_up
+ *   coming       they are on their way, and the stream  bring_back, use_up        its bring_back, which has
+ *                has not been told to wait                                        the stream wait; clear_room
+ */
 struct DsvSparse {
     DsvBackend *backend;
     DsvConfig settings;
@@ -136,10 +154,7 @@ struct DsvSparse {
     size_t workspace_bytes;
     DsvRowsExchange exchange; /* of the block under way, where keys are divided */
     DsvSparseRoom room;       /* in `shared`, as the workspace of dense attention is */
-    int64_t room_block;       /* the block of which a forward pass over lists has left q, k, v, out and
-                               * fetched rows in the room, where its backward pass will find them; -1: none */
-    int64_t scored_block;     /* the block of which exact scores have left q and k there, for its forward
-                               * pass over lists; -1: none */
+    int64_t room_block, scored_block; /* whose tensors lie in the room: see above */
     void *shared;
     size_t shared_bytes;
 
@@ -148,9 +163,7 @@ struct DsvSparse {
     int64_t runs_most;        /* that one block may have */
     int32_t *host_runs;       /* the caller's host memory, where lists are offloaded those of all blocks but
                                * the last, behind one another; or NULL */
-    int64_t lying[2];         /* then, the blocks whose lists lie at the front and at the end of `runs`, or
-                               * are on their way; -1: none */
-    int64_t coming;           /* that of them for whose lists the device has yet to wait; -1: none */
+    int64_t lying[2], coming; /* then, whose lists are on the device: see above */
     int64_t samples;          /* queries measured, per head */
     int64_t step;
     bool train, forced;
@@ -160,7 +173,7 @@ struct DsvSparse {
     bool times_next, timing;  /* the next step is to be timed; this one is */
     DsvAttentionCost cost;
     bool knows_cost;
-    int64_t listed_block;     /* whose lists were made last */
+    int64_t listed_block;     /* whose lists the host knows about: see above */
     int64_t listed_runs;      /* how many they are */
     double predictor_loss;
 };
