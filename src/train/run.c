@@ -370,7 +370,8 @@ static DsvStatus open_run(Run *run)
     tell_ranks(run);
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
-    DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it */
+    DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it, on any rank */
+    DSVI_TRY(dsvi_comm_barrier(run->comm));
     DSVI_TRY(start_prefetch(run));
     run->summary->first_step = run->trainer->step;
     return tell_facts(run);
@@ -430,7 +431,8 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
-/* Whether the held-out loss is due after the steps done and not on record yet. */
+/* Whether the held-out loss is due after the steps done and not on record yet. Before the first step it
+ * counts as on record: the last step of an empty record is 0. */
 static DsvStatus held_out_due(const Run *run, bool *wanted)
 {
     const DsvTrainer *t = run->trainer;
