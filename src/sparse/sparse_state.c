@@ -86,8 +86,8 @@ static bool nothing_to_load(DsvSparse *s, const DsvSafetensors *file)
 static void say_break_even(const DsvSparse *s)
 {
     char line[160];
-    snprintf(line, sizeof line, "attention over lists goes by what the run's first start has measured: it pays "
-             "up to density %.2f", s->record.break_even[0]);
+    snprintf(line, sizeof line, "attention over lists goes by what the run's first start has measured: it "
+             "pays up to density %.2f", s->record.break_even[0]);
     if (s->knows_cost && s->log)
         s->log(s->log_context, line);
 }

@@ -38,9 +38,9 @@ DsvStatus dsvi_checkpoint_tidy(const char *output_dir);
  * not its past. One that cannot be removed does not keep the others from it. */
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
-/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest before it, said
- * so through `log`. Those of later steps the run has left behind, resumed from an earlier one. *found is false
- * when there is none at all; checkpoints that are all damaged are DSV_E_FORMAT. */
+/* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest before it,
+ * said so through `log`. Those of later steps the run has left behind, resumed from an earlier one. *found is
+ * false when there is none at all; checkpoints that are all damaged are DSV_E_FORMAT. */
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found);
 

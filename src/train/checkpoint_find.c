@@ -190,8 +190,8 @@ static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyon
 {
     char more[128] = "";
     if (beyond > 0)
-        snprintf(more, sizeof more, "; %zu more lie beyond step %" PRId64 ", to which the run went back", beyond,
-                 pointed);
+        snprintf(more, sizeof more, "; %zu more lie beyond step %" PRId64 ", to which the run went back",
+                 beyond, pointed);
     return DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole%s", output_dir, damaged, more);
 }
 

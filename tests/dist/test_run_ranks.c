@@ -519,7 +519,7 @@ static void what_ends_one_ends_all(void **state)
 static void a_failure_names_step_and_checkpoint(void **state)
 {
     static const char *const wild[] = {"lr=10", "warmup_steps=0", "max_grad_norm=0", "checkpointing_steps=1",
-                                       "adam_epsilon=0", "weight_decay=10", "mixed_precision=no", NULL};
+                                       "weight_decay=10", "mixed_precision=no", NULL};
     const char *folder = tiny_folder();
     RanksRun run = new_run(folder, wild, 2);
     (void)state;

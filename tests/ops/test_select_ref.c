@@ -494,7 +494,8 @@ static void refuses_bad_shapes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads), cmocka_unit_test(not_a_number),
+        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads),
+        cmocka_unit_test(not_a_number),
         cmocka_unit_test(threshold_is_brute_force), cmocka_unit_test(topk_is_brute_force),
         cmocka_unit_test(ties),                     cmocka_unit_test(too_small_a_capacity),
         cmocka_unit_test(exploration),              cmocka_unit_test(covariance_is_brute_force),

@@ -139,8 +139,8 @@ static void test_copy_to_another_shape(void **state)
     }
 }
 
-/* A measured break-even is part of the state, so that a resumed run decides as it would have; what it has just
- * measured itself it does not go by, and says so. */
+/* A measured break-even is part of the state, so that a resumed run decides as it would have; what it has
+ * just measured itself it does not go by, and says so. */
 static void test_break_even_is_kept(void **state)
 {
     static Rig first, second;
