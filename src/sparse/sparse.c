@@ -402,6 +402,8 @@ static DsvStatus run(DsvSparse *s, int64_t block, const DsvSparseAttention *pass
 {
     DsvDevice *device = s->backend->device;
     double begin, end;
+    if (s->context)
+        dsvi_sparse_lay_room(s, block);
     if (!s->timing)
         return fn(s, block, pass);
     DSVI_TRY(device->clock(device->stream, &begin));

@@ -4,6 +4,7 @@
 
 #include "context/cp_plan.h"
 #include "dist/local_ranks.h"
+#include "sparse/sparse_internal.h"
 
 static ContextRun run_of(int64_t batch, int64_t heads, int64_t frames, int64_t height, int64_t width)
 {
@@ -383,6 +384,55 @@ static void test_offload(void **state)
     }
 }
 
+static DsvStatus measure_room(DsvBackend *backend, DsvContextGroup *group, int64_t head_ranks, size_t *bytes)
+{
+    DsvContext *context = NULL;
+    DsvSparse *sparse = NULL;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 4, 32, 2, 8, 8, DSV_F32);
+    DsvContextShape of = {.tokens = 128, .heads = 4, .unit = 32, .blocks = 1, .head_ranks = head_ranks};
+    DsvArena plan;
+    DsvStatus status;
+    DSVI_TRY_GOTO(status, dsvi_context_create(group, &of, &context), done);
+    shape.context = context;
+    DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &settings, &shape, NULL, NULL, &sparse), done);
+    dsvi_arena_plan(&plan);
+    dsvi_sparse_carve(sparse, &plan);
+    *bytes = sparse->shared_bytes;
+done:
+    dsvi_sparse_free(&sparse);
+    dsvi_context_free(&context);
+    return status;
+}
+
+static DsvStatus measure_rooms(DsvComm *comm, void *argument)
+{
+    DsvBackend *backend = argument;
+    DsvContextGroup *group = NULL;
+    DsvStatus status;
+    size_t any, bytes[3] = {0}, most = 0;
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, measure_room(backend, group, 0, &any), done);
+    for (int i = 0; i < 3; i++) {
+        DSVI_TRY_GOTO(status, measure_room(backend, group, 1 << i, &bytes[i]), done);
+        most = bytes[i] > most ? bytes[i] : most;
+    }
+    EXPECT(any == most && bytes[0] != bytes[2]);
+done:
+    dsvi_context_group_close(&group);
+    return status;
+}
+
+/* Room for plans of any degree is that of the degree which wants most. */
+static void test_room_of_the_largest_degree(void **state)
+{
+    DsvBackend backend;
+    (void)state;
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    run_ranks_well(4, measure_rooms, &backend);
+    dsvi_cpu_close(&backend);
+}
+
 typedef struct Refused {
     DsvBackend backend;
     const char *setting;
@@ -448,6 +498,7 @@ int main(void)
         cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
         cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
         cmocka_unit_test(test_one_projection_for_all),
+        cmocka_unit_test(test_room_of_the_largest_degree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
