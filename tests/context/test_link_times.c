@@ -10,11 +10,11 @@ enum { BYTES_MOST = 3 << 17 };
 static DsvBackend backend;
 static DsvContextCosts found[RANKS_MOST];
 
+/* `context`: the head ranks of all plans, or NULL. */
 static DsvStatus measure(DsvComm *comm, void *context)
 {
     DsvContextGroup *group;
-    (void)context;
-    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, context ? *(int64_t *)context : 0, &group));
     DsvStatus status = dsvi_link_times(group, BYTES_MOST, &found[dsvi_comm_rank(comm)]);
     dsvi_context_group_close(&group);
     return dsvi_comm_fail(comm, status);
@@ -53,6 +53,24 @@ static void test_ranks(void **state)
     test_measured(6, 3, (const int64_t[]){2, 3, 6});
 }
 
+/* 4 x 2 of 8 ranks: rows of 2, columns of 4, and all. */
+static void test_one_degree(void **state)
+{
+    int64_t head_ranks = 2;
+    (void)state;
+    memset(found, 0, sizeof found);
+    run_ranks_well(8, measure, &head_ranks);
+    assert_int_equal(found[0].link_count, 3);
+    const DsvLinkCost *rows = dsvi_costs_link(&found[0], 2), *columns = dsvi_costs_link(&found[0], 4);
+    const DsvLinkCost *all = dsvi_costs_link(&found[0], 8);
+    assert_true(rows && columns && all);
+    check_curve(&rows->head_exchange);
+    check_curve(&columns->sequence_exchange);
+    check_curve(&columns->sequence_swap);
+    check_curve(&all->head_exchange);
+    assert_true(rows->sequence_exchange.count == 0 && columns->head_exchange.count == 0);
+}
+
 static void test_alone(void **state)
 {
     (void)state;
@@ -64,6 +82,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_one_degree),
     };
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -411,7 +411,7 @@ static DsvStatus measure_rooms(DsvComm *comm, void *argument)
     DsvContextGroup *group = NULL;
     DsvStatus status;
     size_t any, bytes[3] = {0}, most = 0;
-    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, 0, &group), done);
     DSVI_TRY_GOTO(status, measure_room(backend, group, 0, &any), done);
     for (int i = 0; i < 3; i++) {
         DSVI_TRY_GOTO(status, measure_room(backend, group, 1 << i, &bytes[i]), done);
@@ -450,7 +450,7 @@ static DsvStatus make_refused(DsvComm *comm, void *argument)
     DsvContextShape of = {.tokens = 256, .heads = 2, .unit = 32, .blocks = 1};
     DsvStatus status;
     rig_set(&settings, refused->setting);
-    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, 0, &group), done);
     DSVI_TRY_GOTO(status, dsvi_context_create(group, &of, &context), done);
     shape.context = context;
     status = dsvi_sparse_create(backend, &settings, &shape, NULL, NULL, &sparse);
