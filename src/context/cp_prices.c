@@ -248,6 +248,8 @@ bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const
     const DsvLinkCost *all = dsvi_costs_link(costs, shape->ranks);
     if ((at->head_ranks > 1 && !is_known(heads, false)) || (at->sequence_ranks > 1 && !is_known(sequence, true)))
         return false;
+    if (block->density && at->sequence_ranks > DSV_RUN_PARTS_MOST)
+        return false;
     if (block->density &&
         (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !is_known(all, false))))
         return false;

@@ -3,6 +3,7 @@
 #include "sparse/context_run.h"
 
 #include "context/cp_plan.h"
+#include "dist/comm_local.h"
 #include "dist/local_ranks.h"
 #include "sparse/sparse_internal.h"
 
@@ -484,6 +485,40 @@ static void test_refusals(void **state)
     dsvi_cpu_close(&refused.backend);
 }
 
+/* With one degree for all, groups are made and nobody is asked: one rank will do. */
+static DsvStatus create_on_first_of(int64_t ranks)
+{
+    DsvComm *comm[80];
+    DsvBackend backend;
+    DsvContextGroup *group = NULL;
+    DsvContext *context = NULL;
+    DsvSparse *sparse = NULL;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 32, 80, DSV_F32);
+    DsvContextShape of = {.tokens = 32 * 80, .heads = 2, .unit = 32, .blocks = 1};
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    assert_ok(dsvi_comm_local_create(ranks, 60, comm));
+    assert_ok(dsvi_context_group_create(&backend, comm[0], 1, &group));
+    assert_ok(dsvi_context_create(group, &of, &context));
+    shape.context = context;
+    DsvStatus status = dsvi_sparse_create(&backend, &settings, &shape, NULL, NULL, &sparse);
+    dsvi_sparse_free(&sparse);
+    dsvi_context_free(&context);
+    dsvi_context_group_close(&group);
+    for (int64_t r = 0; r < ranks; r++)
+        dsvi_comm_close(&comm[r]);
+    dsvi_cpu_close(&backend);
+    return status;
+}
+
+static void test_more_ranks_than_lists_divide_into(void **state)
+{
+    (void)state;
+    assert_ok(create_on_first_of(64));
+    assert_fails(DSV_E_UNSUPPORTED, "65 ranks divide the tokens of a clip in every plan there may be, wanted "
+                 "at most 64", create_on_first_of(65));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +534,7 @@ int main(void)
         cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
         cmocka_unit_test(test_one_projection_for_all),
         cmocka_unit_test(test_room_of_the_largest_degree),
+        cmocka_unit_test(test_more_ranks_than_lists_divide_into),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
