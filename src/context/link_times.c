@@ -130,6 +130,22 @@ static DsvStatus time_all(Bench *b, DsvContextCosts *costs)
     return DSV_OK;
 }
 
+/* As much as every rank has left, and no more than b->room: to send, and to receive. */
+static DsvStatus take_room(Bench *b, void **memory)
+{
+    DsvStatus status = b->device->mem_alloc(b->device, 2 * b->room, memory);
+    while (status == DSV_E_NO_MEMORY && b->room > BYTES_LEAST) {
+        b->room = b->room / 2 / BYTES_LEAST * BYTES_LEAST;
+        status = b->device->mem_alloc(b->device, 2 * b->room, memory);
+    }
+    DSVI_TRY(status);
+    b->seconds[b->group->rank] = (double)b->room;
+    DSVI_TRY(dsvi_comm_share(b->group->host, b->seconds, sizeof *b->seconds));
+    for (int64_t r = 0; r < b->group->size; r++)
+        b->room = b->seconds[r] < (double)b->room ? (size_t)b->seconds[r] : b->room;
+    return DSV_OK;
+}
+
 DsvStatus dsvi_link_times(const DsvContextGroup *group, size_t bytes_most, DsvContextCosts *costs)
 {
     DsvStatus status;
@@ -148,7 +164,7 @@ DsvStatus dsvi_link_times(const DsvContextGroup *group, size_t bytes_most, DsvCo
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to time links");
         goto done;
     }
-    DSVI_TRY_GOTO(status, b.device->mem_alloc(b.device, 2 * b.room, &memory), done);
+    DSVI_TRY_GOTO(status, take_room(&b, &memory), done);
     DSVI_TRY_GOTO(status, b.device->zero(b.device->stream, memory, 2 * b.room), done);
     b.memory = memory;
     DSVI_TRY_GOTO(status, time_all(&b, costs), done);

@@ -71,6 +71,33 @@ static void test_one_degree(void **state)
     assert_true(rows->sequence_exchange.count == 0 && columns->head_exchange.count == 0);
 }
 
+static DsvStatus little(DsvDevice *device, size_t bytes, void **out)
+{
+    static _Atomic int calls;
+    *out = NULL;
+    if (bytes > 4 << 16 && calls++ % 2)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes", bytes);
+    *out = malloc(bytes);
+    (void)device;
+    return DSV_OK;
+}
+
+/* Every other rank finds no room for 12 times the least: all make do with what is left there. */
+static void test_little_memory(void **state)
+{
+    DsvStatus (*alloc)(DsvDevice *, size_t, void **) = backend.device->mem_alloc;
+    (void)state;
+    backend.device->mem_alloc = little;
+    memset(found, 0, sizeof found);
+    run_ranks_well(2, measure, NULL);
+    backend.device->mem_alloc = alloc;
+    for (int r = 0; r < 2; r++) {
+        const DsvPriceCurve *curve = &dsvi_costs_link(&found[r], 2)->head_exchange;
+        assert_int_equal(curve->count, 2);
+        assert_true(curve->x[1] == 3 << 16);
+    }
+}
+
 static void test_alone(void **state)
 {
     (void)state;
@@ -83,6 +110,7 @@ int main(void)
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_one_degree),
+        cmocka_unit_test(test_little_memory),
     };
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
