@@ -246,7 +246,8 @@ bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const
     const DsvLinkCost *heads = dsvi_costs_link(costs, at->head_ranks);
     const DsvLinkCost *sequence = dsvi_costs_link(costs, at->sequence_ranks);
     const DsvLinkCost *all = dsvi_costs_link(costs, shape->ranks);
-    if ((at->head_ranks > 1 && !is_known(heads, false)) || (at->sequence_ranks > 1 && !is_known(sequence, true)))
+    if ((at->head_ranks > 1 && !is_known(heads, false)) ||
+        (at->sequence_ranks > 1 && !is_known(sequence, true)))
         return false;
     if (block->density && at->sequence_ranks > DSV_RUN_PARTS_MOST)
         return false;

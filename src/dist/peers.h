@@ -21,7 +21,7 @@ void dsvi_peer_card(DsvPeerCard *card);
 /* How many ranks below this one are processes of the same machine: which of its GPUs is this rank's. */
 DsvStatus dsvi_peers_before(DsvComm *comm, int64_t *before);
 
-/* How many ranks are processes of this one's machine, itself included, and the sum of what each has to say. */
+/* How many ranks are processes of this one's machine, itself included, and the sum of what each tells. */
 DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t own, int64_t *ranks, uint64_t *sum);
 
 typedef struct DsvPeers DsvPeers;

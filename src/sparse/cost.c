@@ -240,7 +240,7 @@ static void price(const Figures *few, const Figures *f, DsvAttentionCost *out)
     }
 }
 
-/* `part` at its length; where the run has left no room for that, at `fitting`, which had room; 0: none has. */
+/* `part` at its length, or where the run has left no room for that at `fitting`, which had; 0: none has. */
 static DsvStatus measure_or_shorter(DsvBackend *backend, const DsvConfig *settings, DsvSparseShape *part,
                                     int64_t fitting, bool *longer, Figures *f)
 {

@@ -34,8 +34,8 @@ static DsvStatus check_ranks(const DsvContext *context)
         least = part.sequence_ranks < least ? part.sequence_ranks : least;
     if (least <= DSV_RUN_PARTS_MOST)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.enabled is true and %lld ranks divide the tokens of a clip in "
-                     "every plan there may be, wanted at most %d", (long long)least, DSV_RUN_PARTS_MOST);
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.enabled is true and %lld ranks divide the tokens of a clip "
+                     "in every plan there may be, wanted at most %d", (long long)least, DSV_RUN_PARTS_MOST);
 }
 
 static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)

@@ -240,7 +240,8 @@ static double priced_teaching(const ContextRun *run, const double *density)
     static const int32_t placement[] = {0, 1, 2, 3};
     static const int64_t bounds[][5] = {{0, 4}, {0, 2, 4}, {0}, {0, 1, 2, 3, 4}};
     static const int64_t tokens[] = {0, 32, 64, 96, 128};
-    const DsvContextPlan plan = {run->head_ranks, 4 / run->head_ranks, placement, bounds[run->head_ranks - 1]};
+    const DsvContextPlan plan = {run->head_ranks, 4 / run->head_ranks, placement,
+                                 bounds[run->head_ranks - 1]};
     const DsvCpBlock block = {.density = density};
     DsvCpShape shape = {
         .ranks = 4, .batch = 2, .tokens = 128, .heads = 4, .head_dim = 32, .bound = tokens, .element = 4,
