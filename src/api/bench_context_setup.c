@@ -56,7 +56,7 @@ static DsvStatus make_context(DsvContextBench *b)
         .unit = common_multiple(b->settings.sparse_group, b->settings.sparse_grain),
         .rows_most = (int64_t)(b->settings.cp_room * (double)rows / (double)ranks),
     };
-    DSVI_TRY(dsvi_context_group_create(&b->backend, b->comm, &b->group));
+    DSVI_TRY(dsvi_context_group_create(&b->backend, b->comm, 0, &b->group));
     return dsvi_context_create(b->group, &shape, &b->context);
 }
 

@@ -27,7 +27,7 @@ static void *time_links(void *argument)
 {
     Rank *rank = argument;
     DsvContextGroup *group;
-    rank->status = dsvi_context_group_create(rank->backend, rank->comm, &group);
+    rank->status = dsvi_context_group_create(rank->backend, rank->comm, 0, &group);
     if (rank->status == DSV_OK)
         rank->status = dsvi_link_times(group, BYTES_OF_THREADS_MOST, &rank->costs);
     dsvi_context_group_close(&group);
@@ -111,7 +111,7 @@ static DsvStatus measure_as_rank(DsvComm *comm, const DsvBackend *backend, DsvCo
 {
     DsvContextGroup *group;
     DSVI_TRY(dsvi_comm_broadcast(comm, 0, costs, sizeof *costs));
-    DSVI_TRY(dsvi_context_group_create(backend, comm, &group));
+    DSVI_TRY(dsvi_context_group_create(backend, comm, 0, &group));
     DsvStatus status = dsvi_link_times(group, BYTES_MOST, costs);
     dsvi_context_group_close(&group);
     return status;

@@ -32,6 +32,9 @@ static DsvStatus check_head_ranks(const DsvContext *c, int64_t head_ranks)
     if (head_ranks < 1 || c->group->size % head_ranks != 0)
         return DSVI_FAIL(DSV_E_USAGE, "%lld head-parallel ranks do not divide the %lld ranks that share a "
                          "clip", (long long)head_ranks, (long long)c->group->size);
+    if (!dsvi_context_factor(c->group, head_ranks))
+        return DSVI_FAIL(DSV_E_USAGE, "a plan has %lld head-parallel ranks, and the ranks have met for %lld",
+                         (long long)head_ranks, (long long)c->group->factor[0].head_ranks);
     if (head_ranks > c->shape.heads)
         return DSVI_FAIL(DSV_E_USAGE, "%lld heads are too few for %lld head-parallel ranks",
                          (long long)c->shape.heads, (long long)head_ranks);

@@ -40,8 +40,10 @@ extern "C" {
 typedef struct DsvContextGroup DsvContextGroup;
 
 /* `host`: the ranks of the context group, in the order of their stretches; NULL: a rank alone. All of them
- * call. `host` and the backend stay the caller's and must outlive the group. */
-DsvStatus dsvi_context_group_create(const DsvBackend *backend, DsvComm *host, DsvContextGroup **out);
+ * call. `host` and the backend stay the caller's and must outlive the group. head_ranks: of every plan there
+ * will be, a divisor of the ranks: no groups are made for others; 0: plans may differ in it. */
+DsvStatus dsvi_context_group_create(const DsvBackend *backend, DsvComm *host, int64_t head_ranks,
+                                    DsvContextGroup **out);
 void dsvi_context_group_close(DsvContextGroup **group);
 
 int64_t dsvi_context_group_size(const DsvContextGroup *group);

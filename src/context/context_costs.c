@@ -112,9 +112,9 @@ static DsvStatus read_link(const Place *at, DsvLinkCost *out)
     if (ranks < 2 || ranks > 1e6 || ranks != floor(ranks))
         return wrong(at, "ranks", "a whole number from 2 up");
     out->ranks = (int64_t)ranks;
-    DSVI_TRY(read_curve(at, "head_exchange_us", false, US, &out->head_exchange));
-    DSVI_TRY(read_curve(at, "sequence_exchange_us", false, US, &out->sequence_exchange));
-    return read_curve(at, "sequence_swap_us", false, US, &out->sequence_swap);
+    DSVI_TRY(read_curve(at, "head_exchange_us", true, US, &out->head_exchange));
+    DSVI_TRY(read_curve(at, "sequence_exchange_us", true, US, &out->sequence_exchange));
+    return read_curve(at, "sequence_swap_us", true, US, &out->sequence_swap);
 }
 
 static DsvStatus read_all(const Place *top, DsvContextCosts *out)

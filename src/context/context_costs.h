@@ -38,7 +38,7 @@ typedef struct DsvAttentionCost {
 } DsvAttentionCost;
 
 /* Seconds of a transfer in groups of `ranks`. A head group is ranks that follow one another in the context
- * group; those of a sequence group are as far apart as they can be. */
+ * group; those of a sequence group are as far apart as they can be. A curve without points: not known. */
 typedef struct DsvLinkCost {
     int64_t ranks;
     DsvPriceCurve head_exchange; /* s of an all-to-all, by bytes that the busiest rank sends or receives */

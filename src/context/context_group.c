@@ -43,16 +43,17 @@ static DsvStatus make_factor(DsvContextGroup *group, int64_t head_ranks)
                       &factor->sequence_device);
 }
 
-static DsvStatus make_factors(DsvContextGroup *group)
+static DsvStatus make_factors(DsvContextGroup *group, int64_t wanted)
 {
     DSVI_TRY(join(group, group->host, &group->device));
     for (int64_t head_ranks = 1; head_ranks <= group->size; head_ranks++)
-        if (group->size % head_ranks == 0)
+        if (group->size % head_ranks == 0 && (wanted == 0 || head_ranks == wanted))
             DSVI_TRY(make_factor(group, head_ranks));
     return DSV_OK;
 }
 
-DsvStatus dsvi_context_group_create(const DsvBackend *backend, DsvComm *host, DsvContextGroup **out)
+DsvStatus dsvi_context_group_create(const DsvBackend *backend, DsvComm *host, int64_t head_ranks,
+                                    DsvContextGroup **out)
 {
     DsvContextGroup *group = calloc(1, sizeof *group);
     int64_t size = dsvi_comm_size(host);
@@ -67,7 +68,7 @@ DsvStatus dsvi_context_group_create(const DsvBackend *backend, DsvComm *host, Ds
     group->host = size > 1 ? host : NULL;
     group->rank = dsvi_comm_rank(host);
     group->size = size;
-    DsvStatus status = make_factors(group);
+    DsvStatus status = make_factors(group, head_ranks);
     if (status != DSV_OK) {
         dsvi_context_group_close(&group);
         return status;

@@ -22,7 +22,7 @@ struct DsvContextGroup {
     Factor *factor; /* (factors) by rising head_ranks */
 };
 
-/* The factor of so many head ranks; NULL: they do not divide the ranks. */
+/* The factor of so many head ranks; NULL: they do not divide the ranks, or no plan will have as many. */
 const Factor *dsvi_context_factor(const DsvContextGroup *group, int64_t head_ranks);
 
 typedef struct Block {

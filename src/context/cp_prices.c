@@ -234,15 +234,25 @@ static void forbid(const DsvCpShape *shape, const DsvCpStretches *at, bool lists
     }
 }
 
+/* Whether links are known, of ranks that are far apart or of neighbours: a run times those it may use. */
+static bool is_known(const DsvLinkCost *link, bool apart)
+{
+    return link && (apart ? link->sequence_exchange : link->head_exchange).count > 0;
+}
+
 bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block,
                         const DsvCpStretches *at, DsvCpPrices *p)
 {
     const DsvLinkCost *heads = dsvi_costs_link(costs, at->head_ranks);
     const DsvLinkCost *sequence = dsvi_costs_link(costs, at->sequence_ranks);
     const DsvLinkCost *all = dsvi_costs_link(costs, shape->ranks);
-    if ((at->head_ranks > 1 && !heads) || (at->sequence_ranks > 1 && !sequence))
+    if ((at->head_ranks > 1 && !is_known(heads, false)) ||
+        (at->sequence_ranks > 1 && !is_known(sequence, true)))
         return false;
-    if (block->density && (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !all)))
+    if (block->density && at->sequence_ranks > DSV_RUN_PARTS_MOST)
+        return false;
+    if (block->density &&
+        (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !is_known(all, false))))
         return false;
     memset(p, 0, sizeof *p);
     price_exchange(costs, heads, shape, block, at, p);

@@ -33,7 +33,8 @@ typedef struct DsvCpPrices {
     DsvRankCost cost;                           /* made of the above */
 } DsvCpPrices;
 
-/* False where links of groups of so many ranks, or lists, have no known price. */
+/* False where links of groups of so many ranks, or lists, have no known price, or lists would have to be
+ * divided into more parts than ops serve. */
 bool dsvi_cp_prices(const DsvContextCosts *costs, const DsvCpShape *shape, const DsvCpBlock *block,
                     const DsvCpStretches *at, DsvCpPrices *prices);
 /* dsvi_cp_times of a plan of this degree. */

@@ -120,7 +120,7 @@ DsvStatus dsvi_features_exchange(const DsvContext *c, int64_t block, const DsvFe
 }
 
 /* Sent are all heads, once for each sequence rank; received are the own heads of all tokens. */
-size_t dsvi_features_exchange_bytes(const DsvContext *c, const DsvFeaturesExchange *args)
+size_t dsvi_features_exchange_bytes(const DsvContext *c, int64_t head_ranks, const DsvFeaturesExchange *args)
 {
     DsvContextMost most;
     int64_t end = dsvi_context_first(c) + dsvi_context_tokens(c), rows = 0;
@@ -128,7 +128,7 @@ size_t dsvi_features_exchange_bytes(const DsvContext *c, const DsvFeaturesExchan
     for (int64_t i = 0; dsvi_context_most(c, i, &most); i++) {
         int64_t all = most.sequence_ranks * c->shape.heads * own +
                       most.heads * rows_before(args, c->shape.tokens);
-        rows = all > rows ? all : rows;
+        rows = most.head_ranks == head_ranks ? all : rows;
     }
     return (size_t)(args->batch * rows * args->features) * sizeof(float);
 }

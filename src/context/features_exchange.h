@@ -24,8 +24,9 @@ typedef struct DsvFeaturesExchange {
     void *workspace;         /* at least dsvi_features_exchange_bytes */
 } DsvFeaturesExchange;
 
-/* Of `args` batch, features and tokens_each are read; serves any plan. */
-size_t dsvi_features_exchange_bytes(const DsvContext *context, const DsvFeaturesExchange *args);
+/* Of `args` batch, features and tokens_each are read; serves any plan of so many head ranks. */
+size_t dsvi_features_exchange_bytes(const DsvContext *context, int64_t head_ranks,
+                                    const DsvFeaturesExchange *args);
 
 /* All ranks of the head group, or of the context's group, call. */
 DsvStatus dsvi_features_exchange(const DsvContext *context, int64_t block, const DsvFeaturesExchange *args);

@@ -83,14 +83,24 @@ static DsvStatus time_sizes(const Bench *b, Transfer kind, DsvComm *comm, DsvPri
     return DSV_OK;
 }
 
-static DsvStatus time_degree(const Bench *b, int64_t ranks, DsvLinkCost *link)
+/* As far as there are groups of so many ranks: neighbours, and ranks that are far apart. */
+static DsvStatus time_degree(const Bench *b, int64_t ranks, DsvContextCosts *costs)
 {
-    const Factor *heads = dsvi_context_factor(b->group, ranks);
-    const Factor *sequence = dsvi_context_factor(b->group, b->group->size / ranks);
-    link->ranks = ranks;
-    DSVI_TRY(time_sizes(b, EXCHANGE, heads->head_device, &link->head_exchange));
-    DSVI_TRY(time_sizes(b, EXCHANGE, sequence->sequence_device, &link->sequence_exchange));
-    return time_sizes(b, SWAP, sequence->sequence_device, &link->sequence_swap);
+    const DsvContextGroup *group = b->group;
+    const Factor *heads = dsvi_context_factor(group, ranks);
+    const Factor *sequence = dsvi_context_factor(group, group->size / ranks);
+    DsvComm *all = ranks == group->size ? group->device : NULL;
+    DsvComm *near = heads ? heads->head_device : all, *apart = sequence ? sequence->sequence_device : all;
+    DsvLinkCost *link = &costs->link[costs->link_count];
+    if (!near && !apart)
+        return DSV_OK;
+    costs->link_count++;
+    *link = (DsvLinkCost){.ranks = ranks};
+    if (near)
+        DSVI_TRY(time_sizes(b, EXCHANGE, near, &link->head_exchange));
+    if (apart)
+        DSVI_TRY(time_sizes(b, EXCHANGE, apart, &link->sequence_exchange));
+    return apart ? time_sizes(b, SWAP, apart, &link->sequence_swap) : DSV_OK;
 }
 
 /* A copy reads and writes every byte. */
@@ -114,9 +124,25 @@ static DsvStatus time_all(Bench *b, DsvContextCosts *costs)
 {
     const DsvContextGroup *group = b->group;
     DSVI_TRY(time_copy(b, &costs->touch));
-    for (int64_t i = 0; i < group->factors && costs->link_count < DSV_DEGREES_MOST; i++)
-        if (group->factor[i].head_ranks > 1)
-            DSVI_TRY(time_degree(b, group->factor[i].head_ranks, &costs->link[costs->link_count++]));
+    for (int64_t ranks = 2; ranks <= group->size && costs->link_count < DSV_DEGREES_MOST; ranks++)
+        if (group->size % ranks == 0)
+            DSVI_TRY(time_degree(b, ranks, costs));
+    return DSV_OK;
+}
+
+/* As much as every rank has left, and no more than b->room: to send, and to receive. */
+static DsvStatus take_room(Bench *b, void **memory)
+{
+    DsvStatus status = b->device->mem_alloc(b->device, 2 * b->room, memory);
+    while (status == DSV_E_NO_MEMORY && b->room > BYTES_LEAST) {
+        b->room = b->room / 2 / BYTES_LEAST * BYTES_LEAST;
+        status = b->device->mem_alloc(b->device, 2 * b->room, memory);
+    }
+    DSVI_TRY(status);
+    b->seconds[b->group->rank] = (double)b->room;
+    DSVI_TRY(dsvi_comm_share(b->group->host, b->seconds, sizeof *b->seconds));
+    for (int64_t r = 0; r < b->group->size; r++)
+        b->room = b->seconds[r] < (double)b->room ? (size_t)b->seconds[r] : b->room;
     return DSV_OK;
 }
 
@@ -138,7 +164,7 @@ DsvStatus dsvi_link_times(const DsvContextGroup *group, size_t bytes_most, DsvCo
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to time links");
         goto done;
     }
-    DSVI_TRY_GOTO(status, b.device->mem_alloc(b.device, 2 * b.room, &memory), done);
+    DSVI_TRY_GOTO(status, take_room(&b, &memory), done);
     DSVI_TRY_GOTO(status, b.device->zero(b.device->stream, memory, 2 * b.room), done);
     b.memory = memory;
     DSVI_TRY_GOTO(status, time_all(&b, costs), done);

@@ -11,8 +11,9 @@ extern "C" {
 
 /* Fills costs->link, for every degree of the group's ranks: messages of several sizes up to bytes_most (that
  * a rank sends or receives in a call), in all groups of a kind at once as in a step; of each call the slowest
- * rank's time, of several calls the median. Fills costs->touch and beside too. All ranks of the group call,
- * and get the same numbers. Takes twice bytes_most of device memory, at least 128 KiB, and gives it back. */
+ * rank's time, of several calls the median. Degrees that the group is not made for stay unknown. Fills
+ * costs->touch and beside too. All ranks of the group call, and get the same numbers. Takes twice bytes_most
+ * of device memory, or as much as every rank has left, at least 128 KiB, and gives it back. */
 DsvStatus dsvi_link_times(const DsvContextGroup *group, size_t bytes_most, DsvContextCosts *costs);
 
 #ifdef __cplusplus

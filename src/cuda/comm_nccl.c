@@ -4,11 +4,14 @@
  * the machine.
  *
  * A kernel of NCCL waits for the other GPU for ever. So the host waits by asking, and listens meanwhile to
- * the group it has with the same ranks: when one of them has failed or ended, NCCL is told to give up. */
+ * the group it has with the same ranks: when one of them has failed or ended, NCCL is told to give up. Where
+ * NCCL makes the host wait, when ranks meet, a thread of its own does so. */
 #include "cuda/comm_nccl.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +62,15 @@ typedef struct Events {
     int64_t count;
 } Events;
 
+/* Ranks meeting: by a thread of its own until `over`. */
+typedef struct Meeting {
+    NcclId id;
+    NcclHandle handle;
+    unsigned char *memory; /* device memory: what is sent, and what comes of each rank */
+    int error;
+    atomic_bool over;
+} Meeting;
+
 typedef struct NcclComm {
     DsvComm comm;
     DsvComm *host;
@@ -70,6 +82,8 @@ typedef struct NcclComm {
     cudaEvent_t before;  /* what the device's stream had been given */
     Events marks;
     Events numbered;     /* of exchanges that were begun */
+    Meeting meeting;
+    bool left_waiting;   /* NCCL has not come back from it, and still reads what lies here */
 } NcclComm;
 
 static DsvStatus load(NcclApi *api)
@@ -108,7 +122,7 @@ static DsvStatus listen(NcclComm *n, double since)
     char sentence[128];
     int error = NCCL_SUCCESS;
     DSVI_TRY(dsvi_comm_listen(n->host));
-    int code = n->api.async_error(n->handle, &error);
+    int code = n->handle ? n->api.async_error(n->handle, &error) : NCCL_SUCCESS;
     if (code != NCCL_SUCCESS || (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS))
         return nccl_failed(n, code != NCCL_SUCCESS ? code : error, n->comm.call);
     if (dsvi_clock_seconds() - since <= n->comm.timeout_s)
@@ -146,8 +160,8 @@ static DsvStatus await(NcclComm *n)
     }
 }
 
-/* Enqueues the messages of one exchange. */
-static DsvStatus post(NcclComm *n, const DsvPiece *send, const DsvPiece *receive)
+/* Enqueues the messages of one exchange; what NCCL says to it. */
+static int post(const NcclComm *n, NcclHandle handle, const DsvPiece *send, const DsvPiece *receive)
 {
     const NcclApi *api = &n->api;
     int error = api->group_start();
@@ -155,14 +169,12 @@ static DsvStatus post(NcclComm *n, const DsvPiece *send, const DsvPiece *receive
         if (r == (int)n->comm.rank)
             continue;
         if (send[r].bytes > 0)
-            error = api->send(send[r].data, send[r].bytes, NCCL_BYTES, r, n->handle, n->stream.handle);
+            error = api->send(send[r].data, send[r].bytes, NCCL_BYTES, r, handle, n->stream.handle);
         if (receive[r].bytes > 0 && error == NCCL_SUCCESS)
-            error = api->receive(receive[r].data, receive[r].bytes, NCCL_BYTES, r, n->handle,
-                                 n->stream.handle);
+            error = api->receive(receive[r].data, receive[r].bytes, NCCL_BYTES, r, handle, n->stream.handle);
     }
     int ended = api->group_end();
-    error = error == NCCL_SUCCESS ? ended : error;
-    return error == NCCL_SUCCESS ? DSV_OK : nccl_failed(n, error, n->comm.call);
+    return error == NCCL_SUCCESS ? ended : error;
 }
 
 /* Puts event `i` behind what the stream has been given. */
@@ -227,7 +239,9 @@ static DsvStatus nccl_exchange(DsvComm *comm, const DsvPiece *send, const DsvPie
     if (!n->handle)
         return DSVI_FAIL(DSV_E_RANK, "NCCL has given up after a failure");
     DSVI_TRY(come_behind(n));
-    DSVI_TRY(post(n, send, receive));
+    int error = post(n, n->handle, send, receive);
+    if (error != NCCL_SUCCESS)
+        return nccl_failed(n, error, comm->call);
     return comm->begun ? DSV_OK : await(n);
 }
 
@@ -271,11 +285,21 @@ static void nccl_fail(DsvComm *comm, const char *sentence)
     host->transport->fail(host, sentence);
 }
 
+/* What is recorded of a failure stays: a group is closed on the way to telling it. */
+static bool is_broken(NcclComm *n)
+{
+    DsvStatusRecord before = *dsvi_status_record();
+    bool broken = n->comm.begun || dsvi_comm_listen(n->host) != DSV_OK;
+    *dsvi_status_record() = before;
+    return broken;
+}
+
+/* In good order ranks leave together: NCCL would wait for one that is gone. */
 static void nccl_close(DsvComm *comm)
 {
     NcclComm *n = (NcclComm *)comm;
     cudaSetDevice(n->gpu);
-    if (comm->begun)
+    if (is_broken(n))
         give_up(n);
     if (n->handle)
         n->api.destroy(n->handle);
@@ -294,30 +318,73 @@ static const DsvTransport NCCL = {
     .await = nccl_await, .number = nccl_number, .follow = nccl_follow,
 };
 
-/* Connections are made, and kernels loaded, when first wanted, and either may wait for all that the GPU does:
- * a kernel of another group among it, which waits for a rank that in its turn waits for this call. So what
- * calls from a second thread will want is wanted here, where nothing else goes on. */
-static DsvStatus warm_up(NcclComm *n, unsigned char *memory)
+/* The host waits here until all ranks have come. Connections are made, and kernels loaded, when first wanted,
+ * and either may wait for all that the GPU does: a kernel of another group among it, which waits for a rank
+ * that in its turn waits for this call. So what calls from a second thread will want is wanted here, where
+ * nothing else goes on. */
+static void *enter(void *argument)
 {
+    NcclComm *n = argument;
     DsvComm *comm = &n->comm;
-    float *numbers = (float *)memory;
-    comm->call = "meeting";
+    Meeting *m = &n->meeting;
     for (int64_t r = 0; r < comm->size; r++) {
-        comm->send[r] = (DsvPiece){memory, WARM_UP_BYTES};
-        comm->receive[r] = (DsvPiece){memory + (r + 1) * WARM_UP_BYTES, WARM_UP_BYTES};
+        comm->send[r] = (DsvPiece){m->memory, WARM_UP_BYTES};
+        comm->receive[r] = (DsvPiece){m->memory + (r + 1) * WARM_UP_BYTES, WARM_UP_BYTES};
     }
-    DSVI_TRY(nccl_exchange(comm, comm->send, comm->receive));
+    cudaSetDevice(n->gpu);
+    m->error = n->api.init(&m->handle, (int)comm->size, m->id, (int)comm->rank);
+    if (m->error == NCCL_SUCCESS)
+        m->error = post(n, m->handle, comm->send, comm->receive);
+    atomic_store(&m->over, true);
+    return NULL;
+}
+
+/* Until all ranks have come, or one is known not to: NCCL cannot be called back then, and what it reads is
+ * left to it. */
+static DsvStatus meet(NcclComm *n)
+{
+    pthread_t thread;
+    double start = dsvi_clock_seconds(), listened = start;
+    n->comm.call = "meeting";
+    if (pthread_create(&thread, NULL, enter, n) != 0)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "cannot start a thread to meet other ranks with NCCL");
+    while (!atomic_load(&n->meeting.over)) {
+        double now = dsvi_clock_seconds();
+        DsvStatus status = DSV_OK;
+        if (now - listened > LISTEN_EVERY_S) {
+            listened = now;
+            status = listen(n, start);
+        }
+        if (status != DSV_OK) {
+            n->left_waiting = true;
+            pthread_detach(thread);
+            return status;
+        }
+        usleep(PAUSE_US);
+    }
+    pthread_join(thread, NULL);
+    n->handle = n->meeting.handle;
+    return n->meeting.error == NCCL_SUCCESS ? await(n) : nccl_failed(n, n->meeting.error, "meeting");
+}
+
+/* The sums' kernels too. */
+static DsvStatus meet_and_add(NcclComm *n)
+{
+    float *numbers = (float *)n->meeting.memory;
+    DSVI_TRY(meet(n));
     DSVI_TRY(add(n, DSV_F32, 0, numbers, numbers + 4, 1));
     DSVI_TRY(add(n, DSV_F32, 0, numbers + 1, numbers + 4, 1)); /* not aligned */
     return await(n);
 }
 
-static DsvStatus warm_up_in_memory(NcclComm *n)
+static DsvStatus meet_in_memory(NcclComm *n)
 {
     void *memory = NULL;
     DSVI_CUDA_TRY(cudaMalloc(&memory, (size_t)(n->comm.size + 1) * WARM_UP_BYTES));
-    DsvStatus status = warm_up(n, memory);
-    cudaFree(memory);
+    n->meeting.memory = memory;
+    DsvStatus status = meet_and_add(n);
+    if (!n->left_waiting)
+        cudaFree(memory);
     return status;
 }
 
@@ -326,7 +393,6 @@ static DsvStatus warm_up_in_memory(NcclComm *n)
  * beside such a kernel would be sent after it. */
 static DsvStatus open_nccl(NcclComm *n)
 {
-    NcclId id = {{0}};
     int lowest, highest;
     DSVI_CUDA_TRY(cudaGetDevice(&n->gpu));
     n->stream = *n->backend->device->stream;
@@ -334,12 +400,11 @@ static DsvStatus open_nccl(NcclComm *n)
     DSVI_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     DSVI_CUDA_TRY(cudaStreamCreateWithPriority(&n->stream.handle, cudaStreamNonBlocking, highest));
     DSVI_CUDA_TRY(cudaEventCreateWithFlags(&n->before, cudaEventDisableTiming));
-    int error = n->comm.rank == 0 ? n->api.get_id(&id) : NCCL_SUCCESS;
+    int error = n->comm.rank == 0 ? n->api.get_id(&n->meeting.id) : NCCL_SUCCESS;
     if (error != NCCL_SUCCESS)
         return nccl_failed(n, error, "meeting");
-    DSVI_TRY(dsvi_comm_broadcast(n->host, 0, &id, sizeof id));
-    error = n->api.init(&n->handle, (int)n->comm.size, id, (int)n->comm.rank);
-    return error == NCCL_SUCCESS ? warm_up_in_memory(n) : nccl_failed(n, error, "meeting");
+    DSVI_TRY(dsvi_comm_broadcast(n->host, 0, &n->meeting.id, sizeof n->meeting.id));
+    return meet_in_memory(n);
 }
 
 DsvStatus dsvi_comm_nccl_join(const DsvBackend *backend, DsvComm *host, DsvComm **out)
@@ -355,7 +420,10 @@ DsvStatus dsvi_comm_nccl_join(const DsvBackend *backend, DsvComm *host, DsvComm 
     n->api = api;
     DsvStatus status = open_nccl(n);
     if (status != DSV_OK) {
-        nccl_close(comm);
+        if (!n->left_waiting) {
+            give_up(n);
+            nccl_close(comm);
+        }
         return status;
     }
     *out = comm;

@@ -240,6 +240,18 @@ static void price(const Figures *few, const Figures *f, DsvAttentionCost *out)
     }
 }
 
+/* `part` at its length, or where the run has left no room for that at `fitting`, which had; 0: none has. */
+static DsvStatus measure_or_shorter(DsvBackend *backend, const DsvConfig *settings, DsvSparseShape *part,
+                                    int64_t fitting, bool *longer, Figures *f)
+{
+    DsvStatus status = measure_shape(backend, settings, part, longer, f);
+    if (status != DSV_E_NO_MEMORY || fitting == 0)
+        return status;
+    part->tokens = fitting;
+    *longer = false;
+    return measure_shape(backend, settings, part, longer, f);
+}
+
 /* `few`: at the shortest length, dense alone. */
 static DsvStatus measure(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                          Figures *few, Figures *f)
@@ -252,7 +264,7 @@ static DsvStatus measure(DsvBackend *backend, const DsvConfig *settings, const D
     for (part.tokens = TOKENS_LEAST / 2; longer;) {
         part.tokens = 2 * part.tokens < shape->tokens ? 2 * part.tokens : shape->tokens;
         longer = part.tokens < shape->tokens;
-        DSVI_TRY(measure_shape(backend, settings, &part, &longer, f));
+        DSVI_TRY(measure_or_shorter(backend, settings, &part, f->tokens, &longer, f));
         if (few->tokens == 0)
             *few = *f;
     }

@@ -16,7 +16,7 @@ typedef struct DsvCostFound {
 } DsvCostFound;
 
 /* Times dense attention, and selection and attention over lists, on random tensors of this shape, at fewer
- * tokens where it would take long. Allocates and frees what it needs. */
+ * tokens where it would take long, or there is no memory for more. Allocates and frees what it needs. */
 DsvStatus dsvi_cost_measure(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
                             DsvCostFound *found);
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "context/context_most.h"
 #include "sparse/cost.h"
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
@@ -22,6 +23,19 @@ static void say(const DsvSparse *s, const char *line)
 {
     if (s->log && line[0])
         s->log(s->log_context, line);
+}
+
+/* Some plan at least must be one that lists can be attended to under. */
+static DsvStatus check_ranks(const DsvContext *context)
+{
+    DsvContextMost part;
+    int64_t least = INT64_MAX;
+    for (int64_t i = 0; dsvi_context_most(context, i, &part); i++)
+        least = part.sequence_ranks < least ? part.sequence_ranks : least;
+    if (least <= DSV_RUN_PARTS_MOST)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.enabled is true and %lld ranks divide the tokens of a clip "
+                     "in every plan there may be, wanted at most %d", (long long)least, DSV_RUN_PARTS_MOST);
 }
 
 static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
@@ -37,6 +51,8 @@ static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    if (settings->sparse_enabled && shape->context)
+        DSVI_TRY(check_ranks(shape->context));
     if (settings->sparse_time_choices && shape->context)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, wanted 1",
                          (long long)dsvi_context_ranks(shape->context));
@@ -402,6 +418,8 @@ static DsvStatus run(DsvSparse *s, int64_t block, const DsvSparseAttention *pass
 {
     DsvDevice *device = s->backend->device;
     double begin, end;
+    if (s->context)
+        dsvi_sparse_lay_room(s, block);
     if (!s->timing)
         return fn(s, block, pass);
     DSVI_TRY(device->clock(device->stream, &begin));

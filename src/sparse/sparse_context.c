@@ -7,14 +7,14 @@ DsvStatus dsvi_sparse_take_features(DsvSparse *s, int64_t block)
     const DsvFeatures *f = &s->selector->features;
     DsvFeaturesExchange proxies = {
         .batch = s->shape.batch, .features = f->features, .tokens_each = f->chunk, .own = f->proxies,
-        .heads = s->head_proxies, .workspace = s->features_room,
+        .heads = s->room.proxies, .workspace = s->room.features,
     };
     DsvFeaturesExchange candidates = {
         .batch = s->shape.batch, .features = f->features, .tokens_each = f->candidate_keys,
-        .all_tokens = true, .own = f->candidates, .heads = s->head_candidates, .workspace = s->features_room,
+        .all_tokens = true, .own = f->candidates, .heads = s->room.candidates, .workspace = s->room.features,
     };
-    s->proxies = s->context ? s->head_proxies : f->proxies;
-    s->candidates = s->context ? s->head_candidates : f->candidates;
+    s->proxies = s->context ? s->room.proxies : f->proxies;
+    s->candidates = s->context ? s->room.candidates : f->candidates;
     if (!s->context)
         return DSV_OK;
     DSVI_TRY(dsvi_features_exchange(s->context, block, &proxies));

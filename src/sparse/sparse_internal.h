@@ -72,11 +72,15 @@ typedef struct DsvSparseRecord {
 } DsvSparseRecord;
 
 /* Memory of attention on ranks that share the samples: lives inside one pass of one block, but for what
- * room_block and scored_block of DsvSparse tell. Heads forms as in context.h; NULL where no plan wants it. */
+ * room_block and scored_block of DsvSparse tell, and is laid out for the head ranks of its plan. Heads forms as
+ * in context.h; NULL where that plan wants none. */
 typedef struct DsvSparseRoom {
     void *q, *k, *v, *out;             /* heads forms */
     void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */
     void *moved;                       /* workspace of moves */
+    float *proxies;                    /* (B, N_own, proxies of T, R) */
+    float *candidates;                 /* (B, N_own, candidates of S, R) */
+    void *features;                    /* workspace of their exchange */
     void *far_out, *far_lse, *far_dq;  /* attention over fetched keys */
     int32_t *needs_before, *wants_before;
     int64_t *needs_first, *wants_first;
@@ -134,10 +138,7 @@ struct DsvSparse {
     double *seen;             /* of each block in this step, see sparse_share.c */
 
     /* device memory */
-    float *proxies, *candidates; /* of the view: the selector's, or the two below */
-    float *head_proxies;      /* (B, N_own, proxies of T, R) */
-    float *head_candidates;   /* (B, N_own, candidates of S, R) */
-    void *features_room;      /* workspace of their exchange */
+    float *proxies, *candidates; /* of the view: the selector's, or the room's */
     float *select_lse;        /* (B, N_own, proxies) */
     double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) each, one behind the other */
     int32_t *head;            /* (N) the view's heads */
@@ -186,6 +187,8 @@ void dsvi_sparse_point_lists(DsvSparse *sparse, int64_t block, int32_t *runs);
 DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
 void dsvi_sparse_size_lists(DsvSparse *sparse);
 void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
+/* With a context: the room laid out for a pass of the block. */
+void dsvi_sparse_lay_room(DsvSparse *sparse, int64_t block);
 
 /* sparse_offload.c: whether lists wait on the host for their backward pass; where they do not, calls do
  * nothing. clear_room: lists of the block will be made on the device, once others have left. send_away: they

@@ -369,13 +369,15 @@ static void carve_selection(DsvSparse *s, DsvArena *arena)
     s->listed = take(arena, DSV_MEM_SPARSE, results, sizeof(float));
 }
 
-static void carve_heads(DsvSparse *s, DsvArena *arena)
+static void lay_heads(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
 {
     DsvSparseRoom *room = &s->room;
     const DsvContextTensor tensor = {s->shape.batch, s->shape.head_dim, s->shape.act};
-    size_t bytes = dsvi_context_heads_room_bytes(s->context, &tensor);
+    size_t bytes = (size_t)(rows(s, part) * tensor.head_dim) * dsvi_dtype_size(tensor.dtype);
     void **const forward[] = {&room->q, &room->k, &room->v, &room->out};
     void **const backward[] = {&room->dout, &room->dq, &room->dk, &room->dv};
+    if (part->head_ranks == 1)
+        return;
     for (int i = 0; i < 4; i++)
         *forward[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bytes);
     for (int i = 0; i < 4; i++)
@@ -383,62 +385,78 @@ static void carve_heads(DsvSparse *s, DsvArena *arena)
     room->moved = dsvi_arena_take(arena, DSV_MEM_SCRATCH, dsvi_context_move_bytes(s->context, &tensor));
 }
 
-static void carve_features(DsvSparse *s, DsvArena *arena)
+static void lay_features(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
 {
+    DsvSparseRoom *room = &s->room;
     const DsvFeatures *f = &s->selector->features;
     DsvFeaturesExchange of_proxies = {.batch = s->shape.batch, .features = f->features,
                                       .tokens_each = f->chunk};
     DsvFeaturesExchange of_candidates = of_proxies;
     of_candidates.tokens_each = f->candidate_keys;
-    s->head_proxies = take(arena, DSV_MEM_SCRATCH, most_of(s, proxies) * f->features, sizeof(float));
-    s->head_candidates = take(arena, DSV_MEM_SCRATCH, most_of(s, candidates) * f->features, sizeof(float));
-    s->features_room = dsvi_arena_take(
-        arena, DSV_MEM_SCRATCH, larger(dsvi_features_exchange_bytes(s->context, &of_proxies),
-                                       dsvi_features_exchange_bytes(s->context, &of_candidates)));
+    room->proxies = take(arena, DSV_MEM_SCRATCH, proxies(s, part) * f->features, sizeof(float));
+    room->candidates = take(arena, DSV_MEM_SCRATCH, candidates(s, part) * f->features, sizeof(float));
+    room->features = dsvi_arena_take(
+        arena, DSV_MEM_SCRATCH,
+        larger(dsvi_features_exchange_bytes(s->context, part->head_ranks, &of_proxies),
+               dsvi_features_exchange_bytes(s->context, part->head_ranks, &of_candidates)));
 }
 
-static void carve_far(DsvSparse *s, DsvArena *arena)
+static void lay_far(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
 {
     DsvSparseRoom *room = &s->room;
     size_t act = dsvi_dtype_size(s->shape.act), acc = dsvi_dtype_size(s->acc);
-    int64_t dim = s->shape.head_dim, results = most_of(s, far_results);
+    int64_t dim = s->shape.head_dim, results = far_results(s, part);
     room->far_out = take(arena, DSV_MEM_SCRATCH, results * dim, act);
     room->far_lse = take(arena, DSV_MEM_SCRATCH, results, acc);
     room->far_dq = take(arena, DSV_MEM_SCRATCH, s->shape.backward ? results * dim : 0, act);
-    room->needs_before = take(arena, DSV_MEM_SCRATCH, most_of(s, needs), sizeof(int32_t));
-    room->wants_before = take(arena, DSV_MEM_SCRATCH, most_of(s, wants), sizeof(int32_t));
-    room->needs_first = take(arena, DSV_MEM_SCRATCH, most_of(s, firsts), sizeof(int64_t));
-    room->wants_first = take(arena, DSV_MEM_SCRATCH, most_of(s, firsts), sizeof(int64_t));
-    room->sent = take(arena, DSV_MEM_SCRATCH, 2 * most_of(s, sent_rows) * dim, act);
-    room->received = take(arena, DSV_MEM_SCRATCH, 2 * most_of(s, received_rows) * dim, act);
-    room->compact = take(arena, DSV_MEM_SCRATCH, most_of(s, compact_rows) * dim, act);
+    room->needs_before = take(arena, DSV_MEM_SCRATCH, needs(s, part), sizeof(int32_t));
+    room->wants_before = take(arena, DSV_MEM_SCRATCH, wants(s, part), sizeof(int32_t));
+    room->needs_first = take(arena, DSV_MEM_SCRATCH, firsts(s, part), sizeof(int64_t));
+    room->wants_first = take(arena, DSV_MEM_SCRATCH, firsts(s, part), sizeof(int64_t));
+    room->sent = take(arena, DSV_MEM_SCRATCH, 2 * sent_rows(s, part) * dim, act);
+    room->received = take(arena, DSV_MEM_SCRATCH, 2 * received_rows(s, part) * dim, act);
+    room->compact = take(arena, DSV_MEM_SCRATCH, compact_rows(s, part) * dim, act);
 }
 
-static void carve_room(DsvSparse *s, DsvArena *arena)
+static void lay_room(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
 {
+    s->room = (DsvSparseRoom){0};
     if (!s->selector)
         return;
-    carve_heads(s, arena);
-    carve_features(s, arena);
-    carve_far(s, arena);
+    lay_heads(s, part, arena);
+    lay_features(s, part, arena);
+    lay_far(s, part, arena);
 }
 
-/* One memory for either kind of attention: a block's pass is of one kind at a time. */
+/* Within a step a block's passes find the same pieces, for its plan stays. */
+void dsvi_sparse_lay_room(DsvSparse *s, int64_t block)
+{
+    DsvContextMost part;
+    DsvArena arena;
+    int64_t i = 0;
+    while (part_at(s, i, &part) && part.head_ranks != dsvi_context_plan(s->context, block)->head_ranks)
+        i++;
+    dsvi_arena_bind(&arena, s->shared, s->shared_bytes);
+    lay_room(s, &part, &arena);
+}
+
+/* One memory for either kind of attention, and for blocks of any plan: a pass is of one kind and one block at
+ * a time. */
 static void carve_shared(DsvSparse *s, DsvArena *arena)
 {
     const DsvContextAttention dense = {.batch = s->shape.batch, .head_dim = s->shape.head_dim,
                                        .act = s->shape.act, .acc = s->acc};
-    DsvArena room;
-    dsvi_arena_plan(&room);
-    carve_room(s, &room);
-    s->shared_bytes = larger(room.used, dsvi_context_attend_bytes(s->context, &dense, false));
+    DsvContextMost part;
+    s->shared_bytes = dsvi_context_attend_bytes(s->context, &dense, false);
     if (s->shape.backward)
         s->shared_bytes = larger(s->shared_bytes, dsvi_context_attend_bytes(s->context, &dense, true));
+    for (int64_t i = 0; part_at(s, i, &part); i++) {
+        DsvArena room;
+        dsvi_arena_plan(&room);
+        lay_room(s, &part, &room);
+        s->shared_bytes = larger(s->shared_bytes, room.used);
+    }
     s->shared = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->shared_bytes);
-    if (!s->shared)
-        return;
-    dsvi_arena_bind(&room, s->shared, s->shared_bytes);
-    carve_room(s, &room);
 }
 
 void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)

@@ -217,7 +217,9 @@ static DsvStatus meet(const DsvConfig *settings, DsvBackend *backend, DsvComm *c
 {
     *group = NULL;
     DSVI_TRY(dsvi_mesh_make(settings, comm, mesh));
-    DsvStatus status = mesh->context ? dsvi_context_group_create(backend, mesh->context, group) : DSV_OK;
+    DsvStatus status = DSV_OK;
+    if (mesh->context)
+        status = dsvi_context_group_create(backend, mesh->context, settings->cp_heads, group);
     if (status != DSV_OK)
         dsvi_mesh_free(mesh);
     return status;

@@ -53,7 +53,7 @@ static DsvStatus on_backend(DsvComm *comm, const Shared *shared, const ContextCa
     DsvContextShape shape = {.tokens = c->tokens, .heads = c->heads, .unit = c->unit, .blocks = 1,
                              .rows_most = c->uneven ? c->tokens * c->heads : 0};
     DsvStatus status;
-    DSVI_TRY_GOTO(status, dsvi_context_group_create(c->backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(c->backend, comm, 0, &group), done);
     DSVI_TRY_GOTO(status, dsvi_context_create(group, &shape, &context), done);
     status = c->uneven ? set_uneven_plan(context, c) : dsvi_context_set_even_plan(context, 0, c->head_ranks);
     if (status == DSV_OK)

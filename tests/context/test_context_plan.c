@@ -1,7 +1,7 @@
 /* Who has what under which plan, and plans and shapes that are refused. */
 #include "test.h"
 
-#include "context/context.h"
+#include "context/context_internal.h"
 #include "cpu/cpu.h"
 #include "dist/local_ranks.h"
 
@@ -19,7 +19,7 @@ typedef DsvStatus group_fn(DsvContextGroup *group);
 static DsvStatus with_group(DsvComm *comm, void *fn)
 {
     DsvContextGroup *group;
-    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, 0, &group));
     DsvStatus status = (*(group_fn **)fn)(group);
     dsvi_context_group_close(&group);
     return dsvi_comm_fail(comm, status);
@@ -104,6 +104,32 @@ static void alone(void **state)
     assert_ok(with_group(NULL, &fn));
 }
 
+/* No groups are made for plans that will not be. */
+static DsvStatus one_degree(DsvComm *comm, void *nothing)
+{
+    const DsvContextShape shape = {.tokens = 45, .heads = 5, .unit = 8, .blocks = 1};
+    DsvContextGroup *group;
+    DsvContext *c = NULL;
+    DsvStatus status;
+    (void)nothing;
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, 2, &group));
+    EXPECT(group->factors == 1);
+    DSVI_TRY_GOTO(status, dsvi_context_create(group, &shape, &c), done);
+    EXPECT(dsvi_context_part(c, 0).head_ranks == 2 && dsvi_context_part(c, 0).sequence_ranks == 2);
+    EXPECT(dsvi_context_set_even_plan(c, 0, 4) == DSV_E_USAGE &&
+           strstr(dsv_error_message(), "a plan has 4 head-parallel ranks, and the ranks have met for 2"));
+done:
+    dsvi_context_free(&c);
+    dsvi_context_group_close(&group);
+    return status;
+}
+
+static void groups_of_one_degree(void **state)
+{
+    (void)state;
+    run_ranks_well(4, one_degree, NULL);
+}
+
 static DsvStatus bad_shapes(DsvContextGroup *group)
 {
     DsvContext *c;
@@ -158,7 +184,7 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(parts_of_four), cmocka_unit_test(alone),
-                                       cmocka_unit_test(refused)};
+                                       cmocka_unit_test(refused), cmocka_unit_test(groups_of_one_degree)};
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     dsvi_cpu_close(&backend);

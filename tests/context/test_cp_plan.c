@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "base/rng.h"
-#include "context/cp_plan.h"
+#include "context/cp_prices.h"
 
 enum { HEADS = 6, RANKS_MOST = 6 };
 #define SLACK 1e-4 /* of placements, as cp_plan.c has it */
@@ -338,6 +338,32 @@ static void test_degrees_that_may_be(void **state)
                  dsvi_cp_choose(&costs, &shape, &lists, NULL, &room.choice));
 }
 
+/* Lists are divided into 64 parts at most: of 128 ranks at least two divide heads. */
+static void test_ranks_that_lists_divide_into(void **state)
+{
+    (void)state;
+    const double density[HEADS] = {0.1, 0.1, 0.1, 0.1, 0.1, 0.1};
+    const DsvCpBlock lists = {.density = density}, dense = {.density = NULL};
+    static const int64_t of_heads[2] = {1, 2};
+    int64_t bound[129];
+    DsvContextCosts costs;
+    DsvCpShape shape = four_ranks();
+    make_costs(&costs);
+    for (int64_t i = 0; i <= 128; i++)
+        bound[i] = 16 * i;
+    shape.ranks = 128, shape.bound = bound, shape.tokens = bound[128];
+    for (int64_t ranks = 64; ranks <= 128; ranks *= 2) {
+        costs.link[costs.link_count] = costs.link[0];
+        costs.link[costs.link_count++].ranks = ranks;
+    }
+    for (int i = 0; i < 2; i++) {
+        DsvCpPrices prices;
+        DsvCpStretches at = dsvi_cp_stretches(&shape, of_heads[i]);
+        assert_true(dsvi_cp_prices(&costs, &shape, &dense, &at, &prices));
+        assert_true(dsvi_cp_prices(&costs, &shape, &lists, &at, &prices) == (of_heads[i] == 2));
+    }
+}
+
 /* A plan stays while another is hardly better, and goes when burdens moved. */
 static void test_present_plan_stays(void **state)
 {
@@ -399,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_teaching),
         cmocka_unit_test(test_best_of_all),
         cmocka_unit_test(test_degrees_that_may_be),
+        cmocka_unit_test(test_ranks_that_lists_divide_into),
         cmocka_unit_test(test_present_plan_stays),
         cmocka_unit_test(test_heads_as_text),
     };

@@ -111,7 +111,7 @@ static DsvStatus on_rank(DsvComm *comm, void *unused)
     DsvContextGroup *group;
     DsvContext *context = NULL;
     (void)unused;
-    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, 0, &group));
     DsvStatus status = dsvi_context_create(group, &shape, &context);
     if (status == DSV_OK)
         status = plans(context, &heard[dsvi_comm_rank(comm)]);

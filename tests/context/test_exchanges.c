@@ -68,7 +68,7 @@ static DsvStatus check_features(DsvContext *context, const ContextCase *c, bool 
     DsvComm *comm = all_tokens ? dsvi_context_group_device(dsvi_context_group(context)) : part.head_device;
     uint64_t before = sent_of(comm);
     DsvStatus status = DSV_OK;
-    x.workspace = room((int64_t)dsvi_features_exchange_bytes(context, &x), 1);
+    x.workspace = room((int64_t)dsvi_features_exchange_bytes(context, part.head_ranks, &x), 1);
     for (int64_t n = 0; n < c->batch * c->heads; n++)
         for (int64_t row = 0; row < rows; row++)
             for (int64_t r = 0; r < FEATURES; r++)

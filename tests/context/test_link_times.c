@@ -10,11 +10,11 @@ enum { BYTES_MOST = 3 << 17 };
 static DsvBackend backend;
 static DsvContextCosts found[RANKS_MOST];
 
+/* `context`: the head ranks of all plans, or NULL. */
 static DsvStatus measure(DsvComm *comm, void *context)
 {
     DsvContextGroup *group;
-    (void)context;
-    DSVI_TRY(dsvi_context_group_create(&backend, comm, &group));
+    DSVI_TRY(dsvi_context_group_create(&backend, comm, context ? *(int64_t *)context : 0, &group));
     DsvStatus status = dsvi_link_times(group, BYTES_MOST, &found[dsvi_comm_rank(comm)]);
     dsvi_context_group_close(&group);
     return dsvi_comm_fail(comm, status);
@@ -53,6 +53,51 @@ static void test_ranks(void **state)
     test_measured(6, 3, (const int64_t[]){2, 3, 6});
 }
 
+/* 4 x 2 of 8 ranks: rows of 2, columns of 4, and all. */
+static void test_one_degree(void **state)
+{
+    int64_t head_ranks = 2;
+    (void)state;
+    memset(found, 0, sizeof found);
+    run_ranks_well(8, measure, &head_ranks);
+    assert_int_equal(found[0].link_count, 3);
+    const DsvLinkCost *rows = dsvi_costs_link(&found[0], 2), *columns = dsvi_costs_link(&found[0], 4);
+    const DsvLinkCost *all = dsvi_costs_link(&found[0], 8);
+    assert_true(rows && columns && all);
+    check_curve(&rows->head_exchange);
+    check_curve(&columns->sequence_exchange);
+    check_curve(&columns->sequence_swap);
+    check_curve(&all->head_exchange);
+    assert_true(rows->sequence_exchange.count == 0 && columns->head_exchange.count == 0);
+}
+
+static DsvStatus little(DsvDevice *device, size_t bytes, void **out)
+{
+    static _Atomic int calls;
+    *out = NULL;
+    if (bytes > 4 << 16 && calls++ % 2)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes", bytes);
+    *out = malloc(bytes);
+    (void)device;
+    return DSV_OK;
+}
+
+/* Every other rank finds no room for 12 times the least: all make do with what is left there. */
+static void test_little_memory(void **state)
+{
+    DsvStatus (*alloc)(DsvDevice *, size_t, void **) = backend.device->mem_alloc;
+    (void)state;
+    backend.device->mem_alloc = little;
+    memset(found, 0, sizeof found);
+    run_ranks_well(2, measure, NULL);
+    backend.device->mem_alloc = alloc;
+    for (int r = 0; r < 2; r++) {
+        const DsvPriceCurve *curve = &dsvi_costs_link(&found[r], 2)->head_exchange;
+        assert_int_equal(curve->count, 2);
+        assert_true(curve->x[1] == 3 << 16);
+    }
+}
+
 static void test_alone(void **state)
 {
     (void)state;
@@ -64,6 +109,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_one_degree),
+        cmocka_unit_test(test_little_memory),
     };
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -74,7 +74,7 @@ static DsvStatus meet(DsvComm *comm, void *nothing)
     DsvContextGroup *group = NULL;
     (void)nothing;
     DSVI_TRY(open_gpu(dsvi_comm_rank(comm), &backend));
-    DsvStatus status = dsvi_comm_fail(comm, dsvi_context_group_create(&backend, comm, &group));
+    DsvStatus status = dsvi_comm_fail(comm, dsvi_context_group_create(&backend, comm, 0, &group));
     dsvi_context_group_close(&group);
     backend.device->close(backend.device);
     return status;

@@ -54,7 +54,7 @@ static DsvStatus share(DsvComm *comm, void *context)
     DsvDitConfig config = dit_case_small_config();
     DsvContextShape wanted = dsvi_dit_context_shape(&config, &shape, &settings);
     DSVI_TRY(dsvi_cpu_open(shared->act == DSV_F64 ? "ref" : "auto", 1, &shared->backend[r]));
-    DSVI_TRY(dsvi_context_group_create(&shared->backend[r], comm, &shared->group[r]));
+    DSVI_TRY(dsvi_context_group_create(&shared->backend[r], comm, 0, &shared->group[r]));
     DSVI_TRY(dsvi_context_create(shared->group[r], &wanted, &shared->context[r]));
     shape.context = shared->context[r];
     fill_case(&shared->rank[r], &shape, &settings);

@@ -429,7 +429,7 @@ static DsvStatus share_out(const Shared *shared, DsvBackend *backend, DsvComm *c
                              .blocks = run->shape.blocks,
                              .rows_most = run->uneven ? run->shape.tokens * run->shape.heads : 0};
     DsvStatus status;
-    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, 0, &group), done);
     DSVI_TRY_GOTO(status, dsvi_context_create(group, &shape, &context), done);
     status = work(shared, backend, context, dsvi_comm_rank(comm) == shared->teller);
 done:

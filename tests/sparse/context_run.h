@@ -33,8 +33,8 @@ typedef struct BlockSeen {
     bool dense;            /* on some rank at least */
     int64_t *lengths;      /* (B N groups) */
     int32_t *runs;         /* (B N groups, full) */
-    uint64_t sent[RANKS_MOST];      /* by each rank that shares, in the forward pass, in its row and column: */
-    uint64_t sent_back[RANKS_MOST]; /* bytes; in the backward pass */
+    /* Bytes that each rank that shares has sent in its row and column: in the forward pass, and backward. */
+    uint64_t sent[RANKS_MOST], sent_back[RANKS_MOST];
     DsvSparseBlockReport report;
     double burden[16];
 } BlockSeen;

@@ -3,7 +3,9 @@
 #include "sparse/context_run.h"
 
 #include "context/cp_plan.h"
+#include "dist/comm_local.h"
 #include "dist/local_ranks.h"
+#include "sparse/sparse_internal.h"
 
 static ContextRun run_of(int64_t batch, int64_t heads, int64_t frames, int64_t height, int64_t width)
 {
@@ -238,7 +240,8 @@ static double priced_teaching(const ContextRun *run, const double *density)
     static const int32_t placement[] = {0, 1, 2, 3};
     static const int64_t bounds[][5] = {{0, 4}, {0, 2, 4}, {0}, {0, 1, 2, 3, 4}};
     static const int64_t tokens[] = {0, 32, 64, 96, 128};
-    const DsvContextPlan plan = {run->head_ranks, 4 / run->head_ranks, placement, bounds[run->head_ranks - 1]};
+    const DsvContextPlan plan = {run->head_ranks, 4 / run->head_ranks, placement,
+                                 bounds[run->head_ranks - 1]};
     const DsvCpBlock block = {.density = density};
     DsvCpShape shape = {
         .ranks = 4, .batch = 2, .tokens = 128, .heads = 4, .head_dim = 32, .bound = tokens, .element = 4,
@@ -383,6 +386,55 @@ static void test_offload(void **state)
     }
 }
 
+static DsvStatus measure_room(DsvBackend *backend, DsvContextGroup *group, int64_t head_ranks, size_t *bytes)
+{
+    DsvContext *context = NULL;
+    DsvSparse *sparse = NULL;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 4, 32, 2, 8, 8, DSV_F32);
+    DsvContextShape of = {.tokens = 128, .heads = 4, .unit = 32, .blocks = 1, .head_ranks = head_ranks};
+    DsvArena plan;
+    DsvStatus status;
+    DSVI_TRY_GOTO(status, dsvi_context_create(group, &of, &context), done);
+    shape.context = context;
+    DSVI_TRY_GOTO(status, dsvi_sparse_create(backend, &settings, &shape, NULL, NULL, &sparse), done);
+    dsvi_arena_plan(&plan);
+    dsvi_sparse_carve(sparse, &plan);
+    *bytes = sparse->shared_bytes;
+done:
+    dsvi_sparse_free(&sparse);
+    dsvi_context_free(&context);
+    return status;
+}
+
+static DsvStatus measure_rooms(DsvComm *comm, void *argument)
+{
+    DsvBackend *backend = argument;
+    DsvContextGroup *group = NULL;
+    DsvStatus status;
+    size_t any, bytes[3] = {0}, most = 0;
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, 0, &group), done);
+    DSVI_TRY_GOTO(status, measure_room(backend, group, 0, &any), done);
+    for (int i = 0; i < 3; i++) {
+        DSVI_TRY_GOTO(status, measure_room(backend, group, 1 << i, &bytes[i]), done);
+        most = bytes[i] > most ? bytes[i] : most;
+    }
+    EXPECT(any == most && bytes[0] != bytes[2]);
+done:
+    dsvi_context_group_close(&group);
+    return status;
+}
+
+/* Room for plans of any degree is that of the degree which wants most. */
+static void test_room_of_the_largest_degree(void **state)
+{
+    DsvBackend backend;
+    (void)state;
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    run_ranks_well(4, measure_rooms, &backend);
+    dsvi_cpu_close(&backend);
+}
+
 typedef struct Refused {
     DsvBackend backend;
     const char *setting;
@@ -400,7 +452,7 @@ static DsvStatus make_refused(DsvComm *comm, void *argument)
     DsvContextShape of = {.tokens = 256, .heads = 2, .unit = 32, .blocks = 1};
     DsvStatus status;
     rig_set(&settings, refused->setting);
-    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, &group), done);
+    DSVI_TRY_GOTO(status, dsvi_context_group_create(backend, comm, 0, &group), done);
     DSVI_TRY_GOTO(status, dsvi_context_create(group, &of, &context), done);
     shape.context = context;
     status = dsvi_sparse_create(backend, &settings, &shape, NULL, NULL, &sparse);
@@ -434,6 +486,40 @@ static void test_refusals(void **state)
     dsvi_cpu_close(&refused.backend);
 }
 
+/* With one degree for all, groups are made and nobody is asked: one rank will do. */
+static DsvStatus create_on_first_of(int64_t ranks)
+{
+    DsvComm *comm[80];
+    DsvBackend backend;
+    DsvContextGroup *group = NULL;
+    DsvContext *context = NULL;
+    DsvSparse *sparse = NULL;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 32, 80, DSV_F32);
+    DsvContextShape of = {.tokens = 32 * 80, .heads = 2, .unit = 32, .blocks = 1};
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    assert_ok(dsvi_comm_local_create(ranks, 60, comm));
+    assert_ok(dsvi_context_group_create(&backend, comm[0], 1, &group));
+    assert_ok(dsvi_context_create(group, &of, &context));
+    shape.context = context;
+    DsvStatus status = dsvi_sparse_create(&backend, &settings, &shape, NULL, NULL, &sparse);
+    dsvi_sparse_free(&sparse);
+    dsvi_context_free(&context);
+    dsvi_context_group_close(&group);
+    for (int64_t r = 0; r < ranks; r++)
+        dsvi_comm_close(&comm[r]);
+    dsvi_cpu_close(&backend);
+    return status;
+}
+
+static void test_more_ranks_than_lists_divide_into(void **state)
+{
+    (void)state;
+    assert_ok(create_on_first_of(64));
+    assert_fails(DSV_E_UNSUPPORTED, "65 ranks divide the tokens of a clip in every plan there may be, wanted "
+                 "at most 64", create_on_first_of(65));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -448,6 +534,8 @@ int main(void)
         cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
         cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
         cmocka_unit_test(test_one_projection_for_all),
+        cmocka_unit_test(test_room_of_the_largest_degree),
+        cmocka_unit_test(test_more_ranks_than_lists_divide_into),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
