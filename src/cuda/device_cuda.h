@@ -34,8 +34,9 @@ struct DsvStream {
     int64_t mark_count;
     DsvGemmCublaslt *gemm;
     DsvAttentionCudnn *attention;
-    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES]; /* names of the kernels that answered last */
-    char attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
+    /* Names of the kernels that answered last; of a dense call in pieces, those of its first piece. */
+    char attention_fwd[DSVI_CUDA_VARIANT_BYTES], attention_bwd[DSVI_CUDA_VARIANT_BYTES];
+    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES], attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
 };
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)
