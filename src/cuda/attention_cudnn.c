@@ -446,6 +446,9 @@ static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentio
         of[ONE] = &one;
         of[DELTA] = workspace + plan->delta_at;
         of[DQ_SUM] = plan->dq_sum_at > 0 ? workspace + plan->dq_sum_at : NULL;
+        if (of[DQ_SUM] && stream->capability != 90) /* Hopper's engine clears it itself */
+            DSVI_CUDA_TRY(cudaMemsetAsync(of[DQ_SUM], 0, plan->workspace_bytes - plan->dq_sum_at,
+                                          stream->handle));
     }
     if (plan->masked) {
         of[QUERIES] = plan->lengths_on_gpu;
