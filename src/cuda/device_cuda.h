@@ -18,8 +18,8 @@ enum { DSVI_CUDA_OLDEST = 80 };
 
 enum { DSVI_CUDA_VARIANT_BYTES = 96 };
 
-/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue: they return before the
- * device has done anything, and never wait for it. */
+/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue, but where a shape
+ * is new: then cuDNN's plan is made, half a second, and large products are timed, for which they wait. */
 struct DsvStream {
     cudaStream_t handle;
     int capability;         /* 90 on Hopper */
