@@ -221,12 +221,15 @@ DsvStatus study_meter_share90(StudyMeter *m, const StudyCase *of, StudyResult *r
 
 /* ---- lists ---- */
 
+/* Features as they come count as coarse where a run's would; those rounded to another format show what its
+ * rounding costs, and nothing else. */
 static DsvSelectArgs select_args(const StudyMeter *m, const StudyCase *of, const DsvFeatures *f)
 {
     return (DsvSelectArgs){
         .batch = 1, .heads = m->shape.heads, .queries = m->shape.tokens, .keys = m->shape.tokens,
         .group = of->group, .chunk = f->chunk, .candidate_keys = f->candidate_keys, .grain = of->grain,
-        .features = f->features, .scale = f->scale, .proxies = f->proxies, .candidates = f->candidates,
+        .features = f->features, .scale = f->scale, .coarse = f->coarse && of->format == STUDY_F32,
+        .proxies = f->proxies, .candidates = f->candidates,
         .lse = m->lse.memory, .bin_heads = m->shape.heads, .bin_count = m->bin_count.memory,
         .bin_mass = m->bin_mass.memory, .threshold = m->threshold.memory, .selected_mass = m->selected.memory,
         .workspace = m->workspace.memory, .workspace_bytes = m->workspace.bytes,

@@ -106,6 +106,23 @@ template <typename P> __device__ __forceinline__ Tile tile_at(const Problem &a, 
     return tile;
 }
 
+/* 16 bytes to shared memory in the background, past L1: there is always a row. */
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* A box of a tensor of three dimensions, as cuda/hopper.cuh has it of four. Its place in the swizzle comes
+ * from the address that it goes to, so that one line of an atom can be a box. */
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z,
+                                         uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
 /* How the gathering warpgroup stands before a matrix: 16 threads have a row of 256 bytes, so eight rows go at
  * a time, row `line` + 8 i in time i, and a thread's place in an atom never changes. */
 struct Gatherer {

@@ -87,7 +87,7 @@ inline bool make_map(MapEncoder encode, const AttentionProblem &a, const DsvHead
 inline bool make_maps(const AttentionProblem &a, BoxMaps *maps)
 {
     MapEncoder encode = find_encoder();
-    return a.keys > 0 && encode && make_map(encode, a, a.k, a.keys, &maps->k) &&
+    return encode && make_map(encode, a, a.k, a.keys, &maps->k) &&
            make_map(encode, a, a.v, a.keys, &maps->v);
 }
 

@@ -446,6 +446,9 @@ static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentio
         of[ONE] = &one;
         of[DELTA] = workspace + plan->delta_at;
         of[DQ_SUM] = plan->dq_sum_at > 0 ? workspace + plan->dq_sum_at : NULL;
+        if (of[DQ_SUM] && stream->capability != 90) /* Hopper's engine clears it itself */
+            DSVI_CUDA_TRY(cudaMemsetAsync(of[DQ_SUM], 0, plan->workspace_bytes - plan->dq_sum_at,
+                                          stream->handle));
     }
     if (plan->masked) {
         of[QUERIES] = plan->lengths_on_gpu;
@@ -468,10 +471,12 @@ static DsvStatus plan_status(const Plan *plan)
     return g->status == DSV_OK ? DSV_OK : DSVI_FAIL(g->status, "attention: %s", g->why);
 }
 
+/* Other kernels name themselves. */
 static DsvStatus attend(DsvStream *stream, const DsvAttentionArgs *args, bool backward,
                         dsvi_attention_fn *elsewhere)
 {
     Plan *plan;
+    char *variant = backward ? stream->attention_bwd : stream->attention_fwd;
     DSVI_TRY(dsvi_attention_check(args));
     if (!takes_shapes(args, backward) || !takes_addresses(args, backward))
         return elsewhere(stream, args);
@@ -482,6 +487,8 @@ static DsvStatus attend(DsvStream *stream, const DsvAttentionArgs *args, bool ba
     if (args->workspace_bytes < plan->workspace_bytes)
         return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          plan->workspace_bytes);
+    if (!variant[0])
+        snprintf(variant, sizeof stream->attention_fwd, "cudnn");
     return run_plan(stream, plan, args);
 }
 
@@ -551,6 +558,7 @@ static size_t attention_bwd_workspace(DsvStream *stream, const DsvAttentionArgs 
 /* In pieces where there is room for them: fewer heads may want more than many. */
 static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
+    stream->attention_fwd[0] = 0;
     if (!takes_addresses(args, false) || args->workspace_bytes < attention_fwd_workspace(stream, args))
         return attend_fwd(stream, args);
     return dsvi_attention_split_fwd(stream, args, split_of(stream, args), attend_fwd);
@@ -559,6 +567,7 @@ static DsvStatus attention_fwd(DsvStream *stream, const DsvAttentionArgs *args)
 static DsvStatus attention_bwd(DsvStream *stream, const DsvAttentionArgs *args)
 {
     DsvAttentionParts parts = parts_of(stream, args);
+    stream->attention_bwd[0] = 0;
     if (parts.parts == 0 || !takes_addresses(args, true) ||
         args->workspace_bytes < attention_bwd_workspace(stream, args))
         return attend_bwd(stream, args);
@@ -587,8 +596,12 @@ DsvStatus dsvi_cuda_fill_attention_cudnn(DsvStream *stream, DsvOps *ops)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for attention", sizeof *stream->attention);
     DSVI_CUDNN_TRY(cudnnCreate(&stream->attention->handle));
     DSVI_CUDNN_TRY(cudnnSetStream(stream->attention->handle, stream->handle));
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_fwd, attention_fwd, attention_fwd_workspace, "cudnn");
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_bwd, attention_bwd, attention_bwd_workspace, "cudnn");
+    snprintf(stream->attention_fwd, sizeof stream->attention_fwd, "cudnn");
+    snprintf(stream->attention_bwd, sizeof stream->attention_bwd, "cudnn");
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_fwd, attention_fwd, attention_fwd_workspace,
+                                stream->attention_fwd);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_bwd, attention_bwd, attention_bwd_workspace,
+                                stream->attention_bwd);
     return DSV_OK;
 }
 

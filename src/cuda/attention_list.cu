@@ -13,6 +13,7 @@ constexpr int THREADS = 256;
 constexpr int UNIT = 16;        /* columns of a row that keep an order of their own in the sums */
 constexpr int SLICES_MOST = 8;
 constexpr size_t SLICES_BYTES = (size_t)4 << 30;
+constexpr const char *REFUSED = "rows lie as the copy engine does not take them";
 constexpr int64_t KEYS_MOST = (int64_t)1 << 30; /* and rows of queries: their numbers are ints */
 
 /* UNIT columns of one row of dK or dV from its sums, slice by slice. */
@@ -194,21 +195,39 @@ static const char *hopper_leaves_backward(const DsvStream *stream, const Attenti
     return hopper_leaves(stream, p, act);
 }
 
-/* Whether the backward kernel for Hopper that goes by blocks of keys takes what hopper_leaves_backward has no
- * reason against. */
-static bool goes_by_blocks(const DsvStream *stream, const AttentionProblem &p)
+/* Why the backward kernel for Hopper that goes by blocks of keys does not take lists of such blocks, where
+ * hopper_leaves_backward has no reason either. */
+static const char *blocks_leave(const DsvStream *stream, const AttentionProblem &p)
 {
     const DsvHeads *gradients[] = {&p.dq, &p.dk, &p.dv};
     for (const DsvHeads *rows : gradients)
         if (!rows_aligned(rows, p.dim, sizeof(__nv_bfloat16), 16))
-            return false;
-    return p.offsets && attention_turns(stream, p);
+            return "gradients are not whole chunks of 16 bytes";
+    return attention_turned_leaves(stream, p);
 }
 
-/* What answered, where people look for it: in the table of ops. */
-template <size_t N> static void name_variant(char (&variant)[N], const char *why_portable)
+/* What answered, and why not what is faster, where people look for it: in the table of ops. Pieces of a dense
+ * call behind its first leave that one's name. */
+static void name_variant(DsvStream *stream, const DsvAttentionArgs *args, bool backward, const char *kernels,
+                         const char *why)
 {
-    snprintf(variant, N, why_portable ? "cuda, portable: %s" : "cuda, sm_90a", why_portable);
+    char *list = backward ? stream->attention_list_bwd : stream->attention_list_fwd;
+    char *dense = backward ? stream->attention_bwd : stream->attention_fwd;
+    if (args->lists || !dense[0])
+        snprintf(args->lists ? list : dense, DSVI_CUDA_VARIANT_BYTES, "cuda, %s%s%s", kernels,
+                 why ? ": " : "", why ? why : "");
+}
+
+/* Enqueues the pass by blocks of keys, or nothing, and makes *why the reason. */
+static DsvStatus backward_by_blocks(DsvStream *stream, const AttentionProblem &p, const char **why)
+{
+    bool served = false;
+    *why = blocks_leave(stream, p);
+    if (*why)
+        return DSV_OK;
+    DSVI_TRY(attention_backward_turned(stream, p, &served));
+    *why = served ? nullptr : REFUSED;
+    return DSV_OK;
 }
 
 /* dk, or dv, from the sums. */
@@ -237,17 +256,22 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsvStream *stream, const DsvAttentionArgs
     if (p.pairs == 0 || p.queries == 0)
         return DSV_OK;
     const char *why_portable = dsvi::hopper_leaves(stream, p, args->act);
-    dsvi::name_variant(stream->attention_list_fwd, why_portable);
-    return !why_portable           ? dsvi::attention_forward_sm90(stream, p)
-         : args->act == DSV_F32 ? dsvi::attention_forward_f32(stream, p)
-                                : dsvi::attention_forward_bf16(stream, p);
+    bool refused = false;
+    DSVI_TRY(!why_portable          ? dsvi::attention_forward_sm90(stream, p, &refused)
+             : args->act == DSV_F32 ? dsvi::attention_forward_f32(stream, p)
+                                    : dsvi::attention_forward_bf16(stream, p));
+    dsvi::name_variant(stream, args, false,
+                       why_portable ? "portable" : refused ? "sm_90a, row by row" : "sm_90a",
+                       refused ? dsvi::REFUSED : why_portable);
+    return DSV_OK;
 }
 
 size_t dsvi_cuda_attention_list_workspace(DsvStream *stream, const DsvAttentionArgs *args)
 {
     size_t sums = dsvi::sum_bytes(args) * (size_t)dsvi::sums_most(stream, args);
     AttentionProblem p = dsvi::problem_of(stream, args);
-    bool turns = stream->capability == 90 && args->lists && !p.alone && dsvi::attention_turns(stream, p);
+    bool turns = stream->capability == 90 && args->lists && !p.alone && dsvi::runs_are_blocks(p) &&
+                 !dsvi::attention_turned_leaves(stream, p);
     size_t turned = turns ? dsvi::attention_turned_bytes(p) : 0;
     return sums > turned ? sums : turned;
 }
@@ -263,25 +287,25 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsvStream *stream, const DsvAttentionArgs
     p.chunks = p.chunks && dsvi::rows_aligned(&p.dout, p.dim, size, 16) &&
                dsvi::rows_aligned(&p.out, p.dim, size, 16);
     p.couples = dsvi::rows_aligned(&p.dq, p.dim, size, 2 * size);
-    const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act);
-    if (!why_portable && dsvi::goes_by_blocks(stream, p)) {
-        bool served;
-        DSVI_TRY(dsvi::attention_backward_turned(stream, p, &served));
-        if (served) {
-            snprintf(stream->attention_list_bwd, sizeof stream->attention_list_bwd,
-                     "cuda, sm_90a: by blocks of keys");
-            return DSV_OK;
-        }
-    }
+    const char *why_portable = dsvi::hopper_leaves_backward(stream, p, args->act), *why_gathered = nullptr;
+    bool blocks = !why_portable && args->lists && dsvi::runs_are_blocks(p);
+    if (blocks)
+        DSVI_TRY(dsvi::backward_by_blocks(stream, p, &why_gathered));
+    if (p.pairs > 0 && p.queries > 0)
+        dsvi::name_variant(stream, args, true, why_portable   ? "portable"
+                                               : why_gathered ? "sm_90a, not by blocks of keys"
+                                               : blocks       ? "sm_90a, by blocks of keys"
+                                                              : "sm_90a",
+                           why_portable ? why_portable : why_gathered);
+    if (blocks && !why_gathered)
+        return DSV_OK;
     size_t sums = dsvi::sum_bytes(args) * (size_t)(p.pairs * p.slices);
     if (sums > 0)
         DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, sums, stream->handle));
-    if (p.pairs > 0 && p.queries > 0) {
-        dsvi::name_variant(stream->attention_list_bwd, why_portable);
+    if (p.pairs > 0 && p.queries > 0)
         DSVI_TRY(!why_portable          ? dsvi::attention_backward_sm90(stream, p)
                  : args->act == DSV_F32 ? dsvi::attention_backward_f32(stream, p)
                                         : dsvi::attention_backward_bf16(stream, p));
-    }
     if (p.pairs == 0 || p.keys == 0)
         return DSV_OK;
     DSVI_FOR_ACT("attention", args->act, {

@@ -40,8 +40,9 @@ struct AttentionProblem {
 DsvStatus attention_forward_f32(DsvStream *stream, const AttentionProblem &problem);
 DsvStatus attention_backward_f32(DsvStream *stream, const AttentionProblem &problem);
 DsvStatus attention_forward_bf16(DsvStream *stream, const AttentionProblem &problem);
-/* Where hopper_leaves has no reason against it. */
-DsvStatus attention_forward_sm90(DsvStream *stream, const AttentionProblem &problem);
+/* Where hopper_leaves has no reason against it. *refused: the copy engine does not take keys that lie so, and
+ * blocks of them came row by row. */
+DsvStatus attention_forward_sm90(DsvStream *stream, const AttentionProblem &problem, bool *refused);
 /* The backward passes write dq and add to sums, which hold zeros before. */
 DsvStatus attention_backward_bf16(DsvStream *stream, const AttentionProblem &problem);
 /* Adds in any order, to one slice. */

@@ -564,22 +564,26 @@ DsvStatus launch_by(DsvStream *stream, const AttentionProblem &problem, const Bo
     return DSV_OK;
 }
 
-template <typename P> DsvStatus launch(DsvStream *stream, const AttentionProblem &problem)
+template <typename P>
+DsvStatus launch(DsvStream *stream, const AttentionProblem &problem, bool *refused)
 {
     BoxMaps maps = {};
-    return lists_blocks(problem) && make_maps(problem, &maps)
-               ? launch_by<P, IN_BOXES>(stream, problem, maps)
-               : launch_by<P, ROW_BY_ROW>(stream, problem, maps);
+    bool blocks = lists_blocks(problem) && problem.keys > 0, boxes = blocks && make_maps(problem, &maps);
+    *refused = blocks && !boxes;
+    return boxes ? launch_by<P, IN_BOXES>(stream, problem, maps)
+                 : launch_by<P, ROW_BY_ROW>(stream, problem, maps);
 }
 
 } // namespace
 
-DsvStatus attention_forward_sm90(DsvStream *stream, const AttentionProblem &problem)
+DsvStatus attention_forward_sm90(DsvStream *stream, const AttentionProblem &problem, bool *refused)
 {
     bool narrow = problem.group <= Narrow<64>::QUERIES;
     if (problem.dim <= 64)
-        return narrow ? launch<Narrow<64>>(stream, problem) : launch<Wide<64>>(stream, problem);
-    return narrow ? launch<Narrow<128>>(stream, problem) : launch<Wide<128>>(stream, problem);
+        return narrow ? launch<Narrow<64>>(stream, problem, refused)
+                      : launch<Wide<64>>(stream, problem, refused);
+    return narrow ? launch<Narrow<128>>(stream, problem, refused)
+                  : launch<Wide<128>>(stream, problem, refused);
 }
 
 } // namespace dsvi

@@ -17,17 +17,13 @@
 #define DSVI_ATTENTION_TILE_CUH
 
 #include "cuda/attention_list.cuh"
+#include "cuda/tensor_core.cuh"
 
 namespace dsvi {
 
 /* What the smallest multiprocessor served gives to one block of threads, but for some words. */
 constexpr int SHARED_LEAST = 99 * 1024 - 512;
 constexpr float LOG2E = 1.44269504088896f;
-
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 
 /* Byte offset of chunk `chunk` of a row in a tile. */
 template <int COLUMNS> __device__ __forceinline__ int chunk_at(int row, int chunk)
@@ -207,13 +203,6 @@ __device__ __forceinline__ float exp_weight(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2E));
     return y;
-}
-
-/* Two bf16, the first one below. */
-__device__ __forceinline__ uint32_t pair_bits(float first, float second)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return *reinterpret_cast<uint32_t *>(&pair);
 }
 
 /* A row of products, factor * sum[0 .. N), as this lane holds it: the lower half of its rows or the upper. */

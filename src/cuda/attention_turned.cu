@@ -159,14 +159,17 @@ __global__ void __launch_bounds__(THREADS)
 
 } // namespace
 
-bool attention_turns(const DsvStream *stream, const AttentionProblem &a)
+const char *attention_turned_leaves(const DsvStream *stream, const AttentionProblem &a)
 {
-    int64_t blocks = ceil_div(a.keys, BLOCK_KEYS) * a.pairs;
-    int64_t tiles = ceil_div(a.queries, TILE_QUERIES) * a.pairs;
-    bool whole_blocks = a.grain % BLOCK_KEYS == 0 || a.grain == a.keys;
-    bool whole_tiles = a.group % TILE_QUERIES == 0 || a.groups == 1;
-    return whole_blocks && whole_tiles && a.groups <= GROUPS_MOST && a.dim > 64 && a.dim <= TILE_COLUMNS &&
-           blocks >= stream->multiprocessors && tiles > 0;
+    if (a.dim <= 64 || a.dim > TILE_COLUMNS)
+        return "head size not from 65 to 128";
+    if (a.group % TILE_QUERIES != 0 && a.groups != 1)
+        return "groups are not whole tiles of 64 queries";
+    if (a.groups > GROUPS_MOST)
+        return "more than 12288 groups";
+    if (ceil_div(a.keys, BLOCK_KEYS) * a.pairs < stream->multiprocessors)
+        return "fewer blocks than multiprocessors";
+    return a.queries > 0 ? nullptr : "no queries";
 }
 
 /* The next `bytes` of the workspace. */

@@ -33,9 +33,14 @@ struct Turned {
     int *counts, *order, *listed;
 };
 
-/* Whether shapes of lists are such that they may be turned about, and there are blocks of keys for all
- * multiprocessors. */
-bool attention_turns(const DsvStream *stream, const AttentionProblem &problem);
+/* Whether runs of lists are whole blocks of keys, as far as there are keys. */
+inline bool runs_are_blocks(const AttentionProblem &problem)
+{
+    return problem.grain % BLOCK_KEYS == 0 || problem.grain == problem.keys;
+}
+
+/* Why lists of such runs may not be turned about, by their shapes; NULL: they may. */
+const char *attention_turned_leaves(const DsvStream *stream, const AttentionProblem &problem);
 size_t attention_turned_bytes(const AttentionProblem &problem);
 Turned attention_turned_at(const AttentionProblem &problem);
 
@@ -46,8 +51,8 @@ DsvStatus attention_turn_lists(DsvStream *stream, const AttentionProblem &proble
 /* Enqueues dq, from its sums. */
 DsvStatus attention_finish_queries(DsvStream *stream, const AttentionProblem &problem, const Turned &turned);
 
-/* Where attention_turns: writes dq, dk and dv with problem.sums as its workspace. Enqueues nothing and makes
- * *served false where the copy engine does not take the tensors as they lie. */
+/* Where attention_turned_leaves has no reason against it: writes dq, dk and dv, its workspace problem.sums.
+ * Enqueues nothing and makes *served false where the copy engine does not take the tensors as they lie. */
 DsvStatus attention_backward_turned(DsvStream *stream, const AttentionProblem &problem, bool *served);
 
 } // namespace dsvi

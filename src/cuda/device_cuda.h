@@ -18,8 +18,8 @@ enum { DSVI_CUDA_OLDEST = 80 };
 
 enum { DSVI_CUDA_VARIANT_BYTES = 96 };
 
-/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue: they return before the
- * device has done anything, and never wait for it. */
+/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue, but where a shape
+ * is new: then cuDNN's plan is made, half a second, and large products are timed, for which they wait. */
 struct DsvStream {
     cudaStream_t handle;
     int capability;         /* 90 on Hopper */
@@ -34,8 +34,9 @@ struct DsvStream {
     int64_t mark_count;
     DsvGemmCublaslt *gemm;
     DsvAttentionCudnn *attention;
-    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES]; /* names of the kernels that answered last */
-    char attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
+    /* Names of the kernels that answered last; of a dense call in pieces, those of its first piece. */
+    char attention_fwd[DSVI_CUDA_VARIANT_BYTES], attention_bwd[DSVI_CUDA_VARIANT_BYTES];
+    char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES], attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
 };
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)

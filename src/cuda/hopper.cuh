@@ -12,17 +12,14 @@
 #define DSVI_HOPPER_CUH
 
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <stdint.h>
+
+#include "cuda/tensor_core.cuh"
 
 namespace dsvi::hopper {
 
-constexpr int WARPGROUP = 128, ATOM_BYTES = 1024, LINE_BYTES = 128;
+using dsvi::pair_bits, dsvi::shared_address;
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+constexpr int WARPGROUP = 128, ATOM_BYTES = 1024, LINE_BYTES = 128;
 
 /* PTX: mbarrier.init. */
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
@@ -86,13 +83,7 @@ __device__ __forceinline__ void named_arrive(int number, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* 16 bytes to shared memory in the background, past L1 (PTX: cp.async). */
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* The same, or 16 bytes of zeros: then nothing is read. */
+/* 16 bytes to shared memory in the background, past L1, or zeros: then nothing is read (PTX: cp.async). */
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from, bool there)
 {
     asm volatile("{\n.reg .pred absent;\nsetp.eq.u32 absent, %2, 0;\n"
@@ -117,19 +108,8 @@ __device__ __forceinline__ bool elected()
     return chosen != 0;
 }
 
-/* A box of a tensor of three dimensions to shared memory in the background, swizzled as the map says; its
- * bytes are counted at the barrier (PTX: cp.async.bulk.tensor). Its place in the swizzle comes from the
- * address that it goes to, so that one line of an atom can be a box. */
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z,
-                                         uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
-                 : "memory");
-}
-
-/* The same of a tensor of four dimensions. */
+/* A box of a tensor of four dimensions to shared memory in the background, swizzled as the map says; its
+ * bytes are counted at the barrier (PTX: cp.async.bulk.tensor). */
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z, int w,
                                          uint32_t barrier)
 {
@@ -423,13 +403,6 @@ __device__ __forceinline__ float power_of_two(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-/* Two bf16, the first one below. */
-__device__ __forceinline__ uint32_t pair_bits(float first, float second)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return *reinterpret_cast<uint32_t *>(&pair);
 }
 
 } // namespace dsvi::hopper

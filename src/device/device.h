@@ -37,7 +37,7 @@ struct DsvDevice {
     /* 64-byte aligned host memory from which copies run beside the caller's work. */
     DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
     void (*host_free)(DsvDevice *device, void *memory); /* takes NULL */
-    /* Bytes in use for this process, as far as the device can tell: the resident set, or device memory. */
+    /* Bytes in use: the process's resident set, or of a GPU's memory all that is, for other programs too. */
     size_t (*memory_used)(DsvDevice *device);
 
     /* In stream order. Host memory must stay untouched until the stream has been waited for. */

@@ -16,8 +16,8 @@ typedef struct DsvRunFacts {
     size_t host;                              /* on a GPU: bytes of batches and samples on the host */
     size_t host_lists;                        /* and of lists that wait there for their backward pass */
     size_t program;                           /* bytes of code and libraries, on the host */
-    size_t total;                             /* about what the device's memory in use should reach; on a CPU
-                                               * with code and libraries */
+    size_t total;                             /* bytes planned on the device, where its context, libraries and
+                                               * others take more; on the CPU with code and libraries */
 } DsvRunFacts;
 
 /* `prefetch` bytes of samples in flight and `program` bytes come on top of what the trainer has planned. */

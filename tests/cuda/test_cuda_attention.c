@@ -98,18 +98,32 @@ static const struct {
     {{1, 9, 2048, 2048, 128}, 128, 128, EVEN, 0.5, 1e4},
     {{1, 2, 6400, 65536, 128}, 128, 128, EVEN, 1, 1},
     {{1, 5, 3000, 5000, 128}, 64, 64, SINK, 0.2, 1}, /* blocks too small */
+    {{1, 1, 12288 * 64, 17000, 72}, 64, 128, EVEN, 0.01, 1}, /* as many groups as there is room for */
+    {{1, 1, 12288 * 64 + 1, 17000, 72}, 64, 128, EVEN, 0.01, 1},
 };
 
-/* Whether the backward pass goes by blocks of keys, with all of them. */
-static bool by_blocks(int number)
+/* Runs that are whole blocks of keys, of which the backward pass for Hopper can go from one to the next. */
+static bool lists_blocks(int number, const Size *size)
 {
-    const Size *size = &LISTS[number].size;
     int64_t grain = LISTS[number].grain < size->keys ? LISTS[number].grain : size->keys;
-    int64_t blocks = size->batch * size->heads * ((size->keys + 127) / 128);
-    bool whole_blocks = grain % 128 == 0 || grain == size->keys;
-    bool whole_tiles = LISTS[number].group % 64 == 0 || LISTS[number].group >= size->queries;
-    return whole_blocks && whole_tiles && size->dim > 64 &&
-           blocks >= gpu_backend.device->stream->multiprocessors;
+    return grain % 128 == 0 || grain == size->keys;
+}
+
+/* What answers for the backward pass on Hopper, in default mode. */
+static const char *backward_of(int number, const Size *size)
+{
+    int64_t group = LISTS[number].group, groups = (size->queries + group - 1) / group;
+    if (!lists_blocks(number, size))
+        return "cuda, sm_90a";
+    if (size->dim <= 64)
+        return "cuda, sm_90a, not by blocks of keys: head size not from 65 to 128";
+    if (group % 64 != 0 && group < size->queries)
+        return "cuda, sm_90a, not by blocks of keys: groups are not whole tiles of 64 queries";
+    if (groups > 12288)
+        return "cuda, sm_90a, not by blocks of keys: more than 12288 groups";
+    if (size->batch * size->heads * ((size->keys + 127) / 128) < gpu_backend.device->stream->multiprocessors)
+        return "cuda, sm_90a, not by blocks of keys: fewer blocks than multiprocessors";
+    return "cuda, sm_90a, by blocks of keys";
 }
 
 static int64_t least(int64_t a, int64_t b)
@@ -338,6 +352,9 @@ static void cudnn_serves(void **state)
             assert_ok(backward);
         assert_ok(gpu_backend.ops.attention_fwd.run(stream, &p.args));
         assert_ok(gpu_backend.ops.attention_bwd.run(stream, &p.args));
+        assert_string_equal(gpu_backend.ops.attention_fwd.variant, "cudnn");
+        if (backward == DSV_OK)
+            assert_string_equal(gpu_backend.ops.attention_bwd.variant, "cudnn");
         unsigned char *found = results(&p);
         assert_ok(dsvi_cuda_attention_list_fwd(stream, &p.args));
         assert_ok(dsvi_cuda_attention_list_bwd(stream, &p.args));
@@ -348,6 +365,29 @@ static void cudnn_serves(void **state)
         release(&p);
     }
     make_multiprocessors(multiprocessors);
+}
+
+/* What cuDNN is not asked for names what answers, and leaves the names of attention over lists alone. */
+static void dense_names_itself(void **state)
+{
+    static const Size few = {1, 1, 100, 40, 64};
+    const char *lists[] = {gpu_backend.ops.attention_list_fwd.variant,
+                           gpu_backend.ops.attention_list_bwd.variant};
+    char before[2][DSVI_CUDA_VARIANT_BYTES];
+    DsvStream *stream = gpu_backend.device->stream;
+    Problem p;
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        snprintf(before[i], sizeof before[i], "%s", lists[i]);
+    create(&p, &few);
+    assert_ok(gpu_backend.ops.attention_fwd.run(stream, &p.args));
+    assert_ok(gpu_backend.ops.attention_bwd.run(stream, &p.args));
+    assert_non_null(strstr(gpu_backend.ops.attention_fwd.variant, "cuda, "));
+    assert_non_null(strstr(gpu_backend.ops.attention_bwd.variant, "cuda, "));
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(lists[i], before[i]);
+    assert_ok(gpu_backend.device->sync(gpu_backend.device->stream));
+    release(&p);
 }
 
 /* From now on the GPU counts as the oldest that is served; gives what it is. */
@@ -361,7 +401,7 @@ static int make_portable(void)
 static void *attend_lists(const Problem *p)
 {
     DsvStream *stream = gpu_backend.device->stream;
-    fill_with_nan(p, OUTPUTS, TENSORS);
+    fill_with_nan(p, OUTPUTS, TENSORS + !test_small()); /* small, for tools that see who reads it unwritten */
     assert_ok(gpu_backend.ops.attention_list_fwd.run(stream, &p->args));
     assert_ok(gpu_backend.ops.attention_list_bwd.run(stream, &p->args));
     return results(p);
@@ -373,7 +413,7 @@ static int multiprocessors_for(int number)
     int all = gpu_backend.device->stream->multiprocessors;
     if (!test_small())
         return all;
-    if (by_blocks(number))
+    if (strstr(backward_of(number, &LISTS[number].size), "sm_90a, by blocks"))
         return SMALL_BLOCKS;
     return LISTS[number].grain % 128 == 0 ? all : FEW_MULTIPROCESSORS;
 }
@@ -387,19 +427,19 @@ static void hopper_serves_lists(void **state)
     for (int number = 0; number < (int)(sizeof LISTS / sizeof *LISTS); number++) {
         Problem p;
         Size size = size_of(number);
-        bool blocks = by_blocks(number);
         int multiprocessors = make_multiprocessors(multiprocessors_for(number));
         create_tensors(&p, &size, LISTS[number].logit, number % 2);
         create_lists(&p, number);
         create_workspace(&p, gpu_backend.ops.attention_list_bwd.workspace(stream, &p.args));
         unsigned char *found = attend_lists(&p), *again = test_small() ? NULL : attend_lists(&p);
         const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order"
-                               : blocks              ? "cuda, sm_90a: by blocks of keys"
-                                                     : "cuda, sm_90a";
+                                                     : backward_of(number, &size);
         assert_string_equal(gpu_backend.ops.attention_list_fwd.variant, "cuda, sm_90a");
         assert_string_equal(gpu_backend.ops.attention_list_bwd.variant, backward);
-        if (again)
+        if (again) {
             assert_memory_equal(found, again, p.bytes[OUTPUTS]); /* out waits for no other block's sums */
+            compare(&p, again, found);
+        }
         int capability = make_portable();
         unsigned char *wanted = attend_lists(&p);
         stream->capability = capability;
@@ -463,6 +503,7 @@ static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cudnn_serves),
+        cmocka_unit_test(dense_names_itself),
         cmocka_unit_test(hopper_serves_lists),
         cmocka_unit_test(the_same_bits_fifty_times),
         cmocka_unit_test(portable_dense),

@@ -5,6 +5,11 @@
 
 enum { GUARD = 64 };
 
+bool check_long(const DsvBackend *backend)
+{
+    return backend->device->kind == DSV_DEVICE_CUDA && !test_small();
+}
+
 void *check_upload(const DsvBackend *backend, const DsvStream *stream, const void *host, size_t bytes)
 {
     void *memory;

@@ -14,6 +14,9 @@ void check_list_exchange_cases(const DsvBackend *backend);
 void check_profile_cases(const DsvBackend *backend);
 void check_predictor_loss_cases(const DsvBackend *backend);
 
+/* Whether cases are wanted that are long for a CPU, and for tools that look on. */
+bool check_long(const DsvBackend *backend);
+
 /* Memory where an op runs: with a stream on the backend's device, without one (the truth) on the host, where
  * check_upload is `host` itself and the others have nothing to do. */
 void *check_upload(const DsvBackend *backend, const DsvStream *stream, const void *host, size_t bytes);
