@@ -12,7 +12,7 @@ typedef struct DsvGroupLimits {
 } DsvGroupLimits;
 
 /* The least of the groups that a process is in and of those around them. `groups` names them as
- * /proc/self/cgroup does; their files are below `mount`, as below /sys/fs/cgroup: there cpu.max and memory.max
+ * /proc/self/cgroup does; their files are below `mount`, as below /sys/fs/cgroup: cpu.max and memory.max
  * (version 2), or cpu/cpu.cfs_quota_us, cpu/cpu.cfs_period_us and memory/memory.limit_in_bytes (version 1).
  * What cannot be read limits nothing. */
 DsvGroupLimits dsvi_group_limits(const char *groups, const char *mount);

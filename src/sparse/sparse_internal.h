@@ -72,8 +72,8 @@ typedef struct DsvSparseRecord {
 } DsvSparseRecord;
 
 /* Memory of attention on ranks that share the samples: lives inside one pass of one block, but for what
- * room_block and scored_block of DsvSparse tell, and is laid out for the head ranks of its plan. Heads forms as
- * in context.h; NULL where that plan wants none. */
+ * room_block and scored_block of DsvSparse tell, and is laid out for the head ranks of its plan. Heads forms
+ * as in context.h; NULL where that plan wants none. */
 typedef struct DsvSparseRoom {
     void *q, *k, *v, *out;             /* heads forms */
     void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */

@@ -33,9 +33,9 @@ DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char
 /* Removes what killed saves have left unfinished and what later ones have replaced. */
 DsvStatus dsvi_checkpoint_tidy(const char *output_dir);
 
-/* The same, and removes the oldest checkpoints until `keep` are left up to step `newest`, which is one of them;
- * keep 0 removes none. Those of later steps stay and do not count: the run went back from there, and they are
- * not its past. One that cannot be removed does not keep the others from it. */
+/* The same, and removes the oldest checkpoints until `keep` are left up to step `newest`, one of them;
+ * keep 0 removes none. Those of later steps stay and do not count: the run went back from there, and they
+ * are not its past. One that cannot be removed does not keep the others from it. */
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
 /* The newest whole checkpoint of a run: the one `latest` names, or if that is damaged the newest before it,

@@ -25,7 +25,8 @@ static void the_least_of_nested_groups_counts(void **state)
     (void)state;
     put("mount/job/step", "memory.max", "max\n");
     put("mount/job/step", "cpu.max", "max 100000\n");
-    assert_true(limits_of("0::/job/step\n").bytes == INFINITY && limits_of("0::/job/step\n").cores == INFINITY);
+    assert_true(limits_of("0::/job/step\n").bytes == INFINITY);
+    assert_true(limits_of("0::/job/step\n").cores == INFINITY);
     put("mount/job", "memory.max", "4000\n");
     put("mount/job", "cpu.max", "250000 100000\n");
     assert_true(limits_of("0::/job/step\n").bytes == 4000 && limits_of("0::/job/step\n").cores == 2.5);
