@@ -11,10 +11,10 @@
 
 #include "base/host.h"
 #include "data/prefetch.h"
-#include "dist/peers.h"
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
 #include "train/model_path.h"
+#include "train/ranks_agree.h"
 #include "train/run_facts.h"
 #include "train/run_folder.h"
 #include "train/run_record.h"
@@ -134,44 +134,6 @@ static DsvStatus open_data(const Run *run, const char *path, DsvDataset **datase
     return DSV_OK;
 }
 
-/* What must be one and the same on all ranks. */
-static DsvStatus compare_ranks(const Run *run, const char *name, const char *value)
-{
-    char own[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
-    snprintf(own, sizeof own, "%s", value);
-    memcpy(of_first, own, sizeof own);
-    DSVI_TRY(dsvi_comm_broadcast(run->comm, 0, of_first, sizeof of_first));
-    if (strcmp(own, of_first) == 0)
-        return DSV_OK;
-    return DSVI_FAIL(DSV_E_USAGE, "%s is %s here and %s on rank 0", name, own, of_first);
-}
-
-static DsvStatus compare_integer(const Run *run, const char *name, int64_t value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%" PRId64, value);
-    return compare_ranks(run, name, text);
-}
-
-static DsvStatus compare_number(const Run *run, const char *name, double value)
-{
-    char text[DSV_CHOICE_MAX];
-    snprintf(text, sizeof text, "%.17g", value);
-    return compare_ranks(run, name, text);
-}
-
-/* Paths may differ from rank to rank; what lies there may not. */
-static DsvStatus compare_data(const Run *run, const char *key, const DsvDataset *dataset)
-{
-    DsvDatasetMark mark = dsvi_dataset_mark(dataset);
-    char name[64], hash[24];
-    snprintf(name, sizeof name, "%s: the number of clips", key);
-    DSVI_TRY(compare_integer(run, name, mark.count));
-    snprintf(name, sizeof name, "%s: the hash of the clips' names and lengths", key);
-    snprintf(hash, sizeof hash, "%016" PRIx64, mark.hash);
-    return compare_ranks(run, name, hash);
-}
-
 /* The held-out windows, of which latents stay in memory. */
 static DsvStatus open_held_out(const Run *run)
 {
@@ -180,7 +142,7 @@ static DsvStatus open_held_out(const Run *run)
     if (!held_out)
         return DSV_OK;
     DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
-    DsvStatus status = compare_data(run, "validation.data", dataset);
+    DsvStatus status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
     if (status == DSV_OK)
         status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
     dsvi_dataset_close(&dataset);
@@ -270,44 +232,6 @@ static DsvStatus open_folder(Run *run)
     return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
 }
 
-/* What a rank may decide for its own machine. Texts are paths, which are its own too. */
-static bool is_own(const char *key)
-{
-    static const char *const own[] = {
-        "threads", "isa", "rank_timeout", "data.workers", "data.prefetch", "data.cache_mb",
-        "checkpoints_total_limit",
-    };
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (strcmp(key, own[i]) == 0)
-            return true;
-    return false;
-}
-
-static DsvStatus compare_settings(const Run *run)
-{
-    const DsvConfig *settings = run->settings;
-#define COMPARE(how, key, value)      \
-    if (!is_own(key))                 \
-        DSVI_TRY(how(run, key, value));
-#define DSV_INT(key, field, initial, least, most, unit, help) COMPARE(compare_integer, key, settings->field)
-#define DSV_FLOAT(key, field, initial, least, most, unit, help) COMPARE(compare_number, key, settings->field)
-#define DSV_BOOL(key, field, initial, help) COMPARE(compare_ranks, key, settings->field ? "true" : "false")
-#define DSV_CHOICE(key, field, initial, choices, help) COMPARE(compare_ranks, key, settings->field)
-#include "dsv/options.def"
-#undef COMPARE
-    return compare_ranks(run, "validation.data", settings->validation_data[0] ? "given" : "not given");
-}
-
-/* Ranks that were started with different settings, or see different clips, would wait for each other for
- * ever or train on nonsense. */
-static DsvStatus check_ranks(const Run *run)
-{
-    DSVI_TRY(compare_data(run, "data.path", run->dataset));
-    DSVI_TRY(compare_settings(run));
-    DSVI_TRY(compare_integer(run, "the model's depth", run->config.num_layers));
-    return compare_integer(run, "the model's width", dsvi_dit_width(&run->config));
-}
-
 static DsvStatus start_prefetch(Run *run)
 {
     const DsvConfig *settings = run->settings;
@@ -358,7 +282,7 @@ static DsvStatus open_run(Run *run)
     DSVI_TRY(dsvi_codec_open(settings, &run->codec));
     DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
     DSVI_TRY(choose_config(run));
-    DSVI_TRY(check_ranks(run));
+    DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(settings, run->backend, run->comm, run->codec, &run->config,
                                  decision_line, run, &run->trainer));
