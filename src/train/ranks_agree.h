@@ -1,6 +1,6 @@
-/* What must be one and the same on all ranks of a run. Ranks that were started with different settings, or see
- * different clips, would wait for each other for ever or train on nonsense. Called by all ranks; DSV_E_USAGE on
- * those that differ from rank 0, with both values. */
+/* What must be one and the same on all ranks of a run. Ranks that were started with different settings, or
+ * see different clips, would wait for each other for ever or train on nonsense. Called by all ranks;
+ * DSV_E_USAGE on those that differ from rank 0, with both values. */
 #ifndef DSVI_RANKS_AGREE_H
 #define DSVI_RANKS_AGREE_H
 
