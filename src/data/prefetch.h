@@ -35,10 +35,10 @@ int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settin
 
 /* Starts `workers` threads that prepare the samples of `series` in order into a ring of `slots` latents of
  * `latent_elements` F32, allocated here and never again; threads beyond `slots` would never work, and are not
- * started. `encode` turns pixels (3, num_frames,
- * height, width) into a latent; it is not called for cached latents. The dataset must outlive it.
- * An item that turns out broken is replaced by the next usable one of the list, so that a sample still
- * depends on its number alone, and reported once through `warn`, from inside dsvi_prefetch_next. */
+ * started. `encode` turns pixels (3, num_frames, height, width) into a latent; it is not called for cached
+ * latents. The dataset must outlive it. An item that turns out broken is replaced by the next usable one of
+ * the list, so that a sample still depends on its number alone, and reported once through `warn`, from inside
+ * dsvi_prefetch_next. */
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
                               DsvSampleSeries series, int64_t workers, int64_t slots,
                               int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
