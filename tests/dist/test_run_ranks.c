@@ -356,7 +356,8 @@ static void check_costs(const char *folder, int64_t ranks)
     assert_ok(dsvi_path_join(path, folder, "context_costs.json"));
     assert_ok(dsvi_costs_read(path, &costs));
     assert_non_null(dsvi_costs_link(&costs, ranks));
-    assert_true(costs.attention.dense[0] > 0 && costs.attention.dense[1] > 0);
+    for (int pass = 0; pass < DSV_PASSES; pass++) /* of so few tokens a call may seem to be all there is */
+        assert_true(costs.attention.call[pass] + costs.attention.dense[pass] > 0);
 }
 
 static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
