@@ -275,7 +275,7 @@ static DsvStatus take_step(DsvTrainer *t, const DsvSampleSource *source, DsvStep
 {
     const DsvConfig *settings = t->settings;
     int64_t passes = settings->gradient_accumulation_steps;
-    if (!t->drawn)
+    if (!t->drawn) /* before anything of the step: without a sample all stays as it is, and can be saved */
         DSVI_TRY(draw_batch(t, source, false, &result->wait_s));
     result->begun = true;
     if (t->plans)
