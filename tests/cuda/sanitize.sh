@@ -33,7 +33,8 @@ if [ "$1" = --one ]; then
 fi
 
 # TOOL PROGRAM TEST MODE, the slowest first. Only what attends differs with the mode. Two tools are of no use
-# beside cuBLASLt: racecheck makes its kernels fail, and initcheck takes what they write for unwritten.
+# beside cuBLASLt: racecheck makes its kernels fail, and initcheck takes what they write for unwritten. Memory
+# that is refused, as a test of the device asks for, is an error to memcheck: that test is left out.
 list()
 {
     for tool in racecheck initcheck memcheck synccheck; do
@@ -62,7 +63,9 @@ list()
             echo "$tool dense test_gemm default"
             echo "$tool gemm test_* default" ;;
         esac
-        echo "$tool device * default"
+        for test in copies streams_that_follow doubles_are_added; do
+            echo "$tool device $test default"
+        done
     done
 }
 
