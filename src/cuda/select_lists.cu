@@ -204,7 +204,8 @@ __device__ void sum_offsets(int64_t lists, int64_t capacity, int64_t *offsets, i
     }
 }
 
-/* A block of threads a head, for the mass of its lists, and one more for the offsets. */
+/* A block of threads a head, for the mass of its lists, and one more for the offsets. What the host waits for
+ * goes straight to it: a copy would keep the stream for longer than all of this takes. */
 __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int heads, int64_t groups,
                                                               int64_t capacity, const double *mass,
                                                               int64_t *offsets, int64_t *needed,
@@ -407,14 +408,10 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
     totals_kernel<<<(unsigned)args->heads + 1, SCAN_THREADS, 0, stream->handle>>>(
-        args->batch, (int)args->heads, p.groups, lists->capacity, p.mass, lists->offsets, p.needed,
+        args->batch, (int)args->heads, p.groups, lists->capacity, p.mass, lists->offsets, args->needed,
         args->selected_mass);
     DSVI_CUDA_LAUNCHED("select offsets and mass");
-    if (p.lists > 0)
-        DSVI_TRY(emit(stream, p, lists));
-    DSVI_CUDA_TRY(cudaMemcpyAsync(args->needed, p.needed, sizeof *args->needed, cudaMemcpyDeviceToHost,
-                                  stream->handle));
-    return DSV_OK;
+    return p.lists > 0 ? emit(stream, p, lists) : DSV_OK;
 }
 
 } // namespace

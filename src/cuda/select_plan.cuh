@@ -53,7 +53,6 @@ struct SelectPlan {
     int *slice_count;         /* lists: (lists, slices) of the winners */
     SelectBest *slice_best;   /* lists: (lists, slices), of lists without winners */
     double *mass;             /* lists: (lists) of everything listed */
-    int64_t *needed;          /* lists: (1) runs that all lists need together */
     float *estimates; /* lists: of some rows of blocks of threads, where partials are too small for one */
     size_t bytes;
 };
@@ -167,7 +166,6 @@ inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
     select_take(base, used, p->lists * p->all.slices, &p->slice_count);
     select_take(base, used, p->lists * p->all.slices, &p->slice_best);
     select_take(base, used, p->lists, &p->mass);
-    select_take(base, used, 1, &p->needed);
     select_take(base, used, (size_t)row * sizeof(float) > DSVI_CUDA_PARTIALS ? row : 0, &p->estimates);
 }
 
