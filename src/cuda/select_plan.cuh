@@ -18,6 +18,8 @@ enum {
     SLICES_MOST = 256,      /* into which a pass cuts the runs */
     SLICE_COST = 4,         /* what a block of threads costs beyond its columns, in blocks of them */
     RANGE_SLICES = WARP,    /* a lane each, where they are put together */
+    RANGE_ROWS = 4,         /* that a thread asks for at once */
+    RANGE_BLOCKS = 4,       /* of threads that a multiprocessor holds then */
     LSE_TILES = 4,          /* of a warp: parts of sets */
     LSE_NEAR_TILES = 8,     /* where coarse features are one chunk */
     LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
@@ -236,34 +238,50 @@ inline SelectFeatures select_source(const DsvSelectArgs *args, const float *data
             aligned(data, args->features, 16), factor};
 }
 
+/* Features [first, first + 4) of a row, zeros beyond the last. */
+__device__ __forceinline__ void load_four(const SelectFeatures &f, int64_t row, int first, float (&x)[4])
+{
+    const float *from = f.data + row * f.features + first;
+    if (f.vectors) {
+        load(from, x);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = first + i < f.features ? from[i] : 0.f;
+}
+
 /* The largest |x| and the largest square of a row's length in a slice of RANGE_SLICES of the rows, to all
- * threads of the block; `shared`: one for each warp. Four threads take a row. */
+ * threads of the block; `shared`: one for each warp. Four threads take a row, and RANGE_ROWS of them at a
+ * time. */
 __device__ __forceinline__ float2 slice_range(const SelectFeatures &f, int64_t pair, int slice,
                                               float2 *shared)
 {
     float2 most = {};
     int64_t end = f.count * (slice + 1) / RANGE_SLICES;
     uint32_t four = 0xfu << (threadIdx.x % WARP & ~3u);
-#pragma unroll 4
+    constexpr int APART = PREPARE_THREADS / 4; /* rows of a thread */
     for (int64_t row = f.count * slice / RANGE_SLICES + threadIdx.x / 4; row < end;
-         row += PREPARE_THREADS / 4) {
-        const float *from = f.data + (pair * f.count + row) * f.features;
-        float square = 0.f;
+         row += RANGE_ROWS * APART) {
+        float square[RANGE_ROWS] = {};
         for (int first = threadIdx.x % 4 * 4; first < f.features; first += 16) {
-            float x[4] = {};
-            if (f.vectors)
-                load(from + first, x);
+            float x[RANGE_ROWS][4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (!f.vectors && first + i < f.features)
-                    x[i] = from[first + i];
-                most.x = fmaxf(most.x, fabsf(x[i]));
-                square = fmaf(x[i], x[i], square);
+            for (int r = 0; r < RANGE_ROWS; r++)
+                if (row + r * APART < end)
+                    load_four(f, pair * f.count + row + r * APART, first, x[r]);
+#pragma unroll
+            for (int n = 0; n < 4 * RANGE_ROWS; n++) {
+                most.x = fmaxf(most.x, fabsf(x[n / 4][n % 4]));
+                square[n / 4] = fmaf(x[n / 4][n % 4], x[n / 4][n % 4], square[n / 4]);
             }
         }
-        square += __shfl_xor_sync(four, square, 1);
-        square += __shfl_xor_sync(four, square, 2);
-        most.y = fmaxf(most.y, square);
+#pragma unroll
+        for (int r = 0; r < RANGE_ROWS; r++) {
+            square[r] += __shfl_xor_sync(four, square[r], 1);
+            square[r] += __shfl_xor_sync(four, square[r], 2);
+            most.y = fmaxf(most.y, square[r]);
+        }
     }
     most = make_float2(warp_max(most.x), warp_max(most.y));
     if (threadIdx.x % WARP == 0)
@@ -274,8 +292,9 @@ __device__ __forceinline__ float2 slice_range(const SelectFeatures &f, int64_t p
 }
 
 /* A block of threads a slice of a (batch, head). */
-__global__ __launch_bounds__(PREPARE_THREADS) void ranges_kernel(SelectFeatures proxies,
-                                                                 SelectFeatures candidates, float4 *ranges)
+__global__ __launch_bounds__(PREPARE_THREADS, RANGE_BLOCKS) void ranges_kernel(SelectFeatures proxies,
+                                                                               SelectFeatures candidates,
+                                                                               float4 *ranges)
 {
     __shared__ float2 shared[2][PREPARE_THREADS / WARP];
     int64_t pair = blockIdx.x / RANGE_SLICES;
