@@ -417,10 +417,6 @@ DsvStatus add_counted(DsvStream *stream, const DsvSelectArgs *args, const Select
 
 DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    size_t bytes = (size_t)args->bin_heads * 2 * DSV_SELECT_BINS * sizeof *p.bins;
-    DSVI_CUDA_TRY(cudaMemsetAsync(p.bins, 0, bytes, stream->handle));
-    if (args->bin_skip > 0)
-        DSVI_TRY(select_put_columns(stream, args, p, p.counted, args->bin_skip));
     DSVI_TRY(add_counted(stream, args, p));
     int64_t bins = args->bin_heads * DSV_SELECT_BINS;
     bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
@@ -440,7 +436,7 @@ DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
     }
     SelectPlan p = select_plan(stream, args, args->workspace);
     DSVI_TRY(select_enough(args, p));
-    DSVI_TRY(select_prepare(stream, args, p));
+    DSVI_TRY(select_prepare(stream, args, p, true));
     DSVI_TRY(find_lse(stream, args, p));
     return fill_bins(stream, args, p);
 }

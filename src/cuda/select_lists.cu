@@ -380,7 +380,7 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
 DsvStatus choose(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     if (!args->again) {
-        DSVI_TRY(select_prepare(stream, args, p));
+        DSVI_TRY(select_prepare(stream, args, p, false));
         DSVI_TRY(select_put_terms(stream, args, p, nullptr));
     }
     DSVI_TRY(mark(stream, args, p));
