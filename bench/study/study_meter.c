@@ -39,7 +39,7 @@ struct StudyMeter {
     StudyBuffer sample;               /* (samples) */
     StudyBuffer captured, share90, listed; /* (N, samples) */
     StudyBuffer lse, bin_count, bin_mass, threshold, topk, selected;
-    StudyBuffer offsets, runs, workspace;
+    StudyBuffer offsets, runs, needed, workspace;
     double *host_count, *host_mass;   /* (N, BINS) */
     float *host_threshold;            /* (N) */
     int32_t *host_topk;               /* (N) */
@@ -118,7 +118,7 @@ void study_meter_close(StudyMeter **meter)
     StudyBuffer *const buffers[] = {
         &m->tensor[QUERIES], &m->tensor[KEYS], &m->tensor[HIDDEN], &m->sample, &m->captured, &m->share90,
         &m->listed, &m->lse, &m->bin_count, &m->bin_mass, &m->threshold, &m->topk, &m->selected, &m->offsets,
-        &m->runs, &m->workspace,
+        &m->runs, &m->needed, &m->workspace,
     };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         m->backend->device->mem_free(m->backend->device, buffers[i]->memory);
@@ -302,12 +302,14 @@ static DsvStatus fill_lists(StudyMeter *m, DsvSelectArgs *args, DsvLists *lists)
 {
     DsvDevice *device = m->backend->device;
     int64_t needed = lists->capacity;
+    DSVI_TRY(study_buffer_want(device, &m->needed, sizeof needed));
+    args->needed = m->needed.memory;
     do {
         lists->capacity = needed;
         DSVI_TRY(study_buffer_want(device, &m->runs, (size_t)lists->capacity * sizeof(int32_t)));
         lists->runs = m->runs.memory;
-        args->needed = &needed;
         DSVI_TRY(m->backend->ops.select_lists.run(device->stream, args));
+        DSVI_TRY(device->download(device->stream, &needed, args->needed, sizeof needed));
         DSVI_TRY(device->sync(device->stream));
     } while (needed > lists->capacity);
     return DSV_OK;

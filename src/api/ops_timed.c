@@ -14,12 +14,13 @@ static DsvDevice *device;
 static unsigned char kind_of[CALLS_MOST]; /* call i lies between marks 2 i and 2 i + 1 */
 static int64_t calls;
 static bool pausing;
+static unsigned timed_kinds;             /* each a bit 1 << kind */
 
 /* What goes to another stream, such as sums of what ranks send each other, runs beside the device's own and
  * is none of its time; it may also be given by another thread, which must not touch what stands above. */
-static bool counts(const DsvStream *stream)
+static bool counts(const DsvStream *stream, DsvOpKind kind)
 {
-    return stream == device->stream && !pausing && calls < CALLS_MOST;
+    return stream == device->stream && !pausing && (timed_kinds >> kind & 1) && calls < CALLS_MOST;
 }
 
 static DsvStatus begin(DsvOpKind kind)
@@ -78,7 +79,7 @@ static DsvStatus end(void)
 #define TIMED(slot, args_type, kind)                                        \
     static DsvStatus timed_##slot(DsvStream *stream, const args_type *args) \
     {                                                                       \
-        if (!counts(stream))                                                \
+        if (!counts(stream, DSV_KIND_##kind))                               \
             return inner.slot.run(stream, args);                            \
         DSVI_TRY(begin(DSV_KIND_##kind));                                   \
         DSVI_TRY(inner.slot.run(stream, args));                             \
@@ -95,6 +96,7 @@ void dsvi_ops_time(DsvBackend *backend)
     device = backend->device;
     TIMED_OPS(WRAP)
     pausing = false;
+    dsvi_ops_time_kinds(DSVI_KINDS_ALL);
     dsvi_ops_time_reset();
 }
 #undef WRAP
@@ -109,16 +111,21 @@ void dsvi_ops_time_pause(bool paused)
     pausing = paused;
 }
 
+void dsvi_ops_time_kinds(unsigned kinds)
+{
+    timed_kinds = kinds;
+}
+
 static DsvStatus wait_begins(void *nothing)
 {
     (void)nothing;
-    return counts(device->stream) ? begin(DSV_KIND_WAIT) : DSV_OK;
+    return counts(device->stream, DSV_KIND_WAIT) ? begin(DSV_KIND_WAIT) : DSV_OK;
 }
 
 static DsvStatus wait_ends(void *nothing)
 {
     (void)nothing;
-    return counts(device->stream) ? end() : DSV_OK;
+    return counts(device->stream, DSV_KIND_WAIT) ? end() : DSV_OK;
 }
 
 void dsvi_ops_time_waits(bool timed)

@@ -22,11 +22,15 @@ typedef enum DsvOpKind {
     DSV_KIND_COUNT
 } DsvOpKind;
 
+#define DSVI_KINDS_ALL ((1u << DSV_KIND_COUNT) - 1)
+
 /* Wraps the table of `backend` in place and sets all sums to 0. One backend at a time. */
 void dsvi_ops_time(DsvBackend *backend);
 void dsvi_ops_time_reset(void);
 /* Paused, ops leave no marks, each of which takes the device some microseconds; it begins unpaused. */
 void dsvi_ops_time_pause(bool paused);
+/* Kinds that are timed, each a bit 1 << kind: ops of others leave no marks and sum to 0. All are at first. */
+void dsvi_ops_time_kinds(unsigned kinds);
 /* Whether waits of the calling thread for other ranks are a kind too: for how long they keep the device's
  * stream from going on. To be ended before the backend is closed. */
 void dsvi_ops_time_waits(bool timed);

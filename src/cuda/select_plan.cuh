@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
+#include "cuda/launch.cuh"
 #include "cuda/select_walk.cuh"
 #include "ops/select.h"
 
@@ -15,9 +16,13 @@ using namespace dsvi;
 
 enum {
     PREPARE_THREADS = 256,
+    SHARED_OF_ANY = 48 << 10, /* bytes of shared memory that a kernel may have without a word */
     SLICES_MOST = 256,      /* into which a pass cuts the runs */
     SLICE_COST = 4,         /* what a block of threads costs beyond its columns, in blocks of them */
     RANGE_SLICES = WARP,    /* a lane each, where they are put together */
+    RANGE_ROWS = 4,         /* that a thread asks for at once */
+    RANGE_BLOCKS = 4,       /* of threads that a multiprocessor holds then */
+    TILE_BLOCKS = 6,        /* likewise, of those that make tiles */
     LSE_TILES = 4,          /* of a warp: parts of sets */
     LSE_NEAR_TILES = 8,     /* where coarse features are one chunk */
     LISTS_EACH = WARPS * SET_GROUPS /* of a block of threads */
@@ -53,7 +58,6 @@ struct SelectPlan {
     int *slice_count;         /* lists: (lists, slices) of the winners */
     SelectBest *slice_best;   /* lists: (lists, slices), of lists without winners */
     double *mass;             /* lists: (lists) of everything listed */
-    int64_t *needed;          /* lists: (1) runs that all lists need together */
     float *estimates; /* lists: of some rows of blocks of threads, where partials are too small for one */
     size_t bytes;
 };
@@ -167,7 +171,6 @@ inline void select_plan_lists(void *base, size_t *used, SelectPlan *p)
     select_take(base, used, p->lists * p->all.slices, &p->slice_count);
     select_take(base, used, p->lists * p->all.slices, &p->slice_best);
     select_take(base, used, p->lists, &p->mass);
-    select_take(base, used, 1, &p->needed);
     select_take(base, used, (size_t)row * sizeof(float) > DSVI_CUDA_PARTIALS ? row : 0, &p->estimates);
 }
 
@@ -238,34 +241,50 @@ inline SelectFeatures select_source(const DsvSelectArgs *args, const float *data
             aligned(data, args->features, 16), factor};
 }
 
+/* Features [first, first + 4) of a row, zeros beyond the last. */
+__device__ __forceinline__ void load_four(const SelectFeatures &f, int64_t row, int first, float (&x)[4])
+{
+    const float *from = f.data + row * f.features + first;
+    if (f.vectors) {
+        load(from, x);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = first + i < f.features ? from[i] : 0.f;
+}
+
 /* The largest |x| and the largest square of a row's length in a slice of RANGE_SLICES of the rows, to all
- * threads of the block; `shared`: one for each warp. Four threads take a row. */
+ * threads of the block; `shared`: one for each warp. Four threads take a row, and RANGE_ROWS of them at a
+ * time. */
 __device__ __forceinline__ float2 slice_range(const SelectFeatures &f, int64_t pair, int slice,
                                               float2 *shared)
 {
     float2 most = {};
     int64_t end = f.count * (slice + 1) / RANGE_SLICES;
     uint32_t four = 0xfu << (threadIdx.x % WARP & ~3u);
-#pragma unroll 4
+    constexpr int APART = PREPARE_THREADS / 4; /* rows of a thread */
     for (int64_t row = f.count * slice / RANGE_SLICES + threadIdx.x / 4; row < end;
-         row += PREPARE_THREADS / 4) {
-        const float *from = f.data + (pair * f.count + row) * f.features;
-        float square = 0.f;
+         row += RANGE_ROWS * APART) {
+        float square[RANGE_ROWS] = {};
         for (int first = threadIdx.x % 4 * 4; first < f.features; first += 16) {
-            float x[4] = {};
-            if (f.vectors)
-                load(from + first, x);
+            float x[RANGE_ROWS][4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (!f.vectors && first + i < f.features)
-                    x[i] = from[first + i];
-                most.x = fmaxf(most.x, fabsf(x[i]));
-                square = fmaf(x[i], x[i], square);
+            for (int r = 0; r < RANGE_ROWS; r++)
+                if (row + r * APART < end)
+                    load_four(f, pair * f.count + row + r * APART, first, x[r]);
+#pragma unroll
+            for (int n = 0; n < 4 * RANGE_ROWS; n++) {
+                most.x = fmaxf(most.x, fabsf(x[n / 4][n % 4]));
+                square[n / 4] = fmaf(x[n / 4][n % 4], x[n / 4][n % 4], square[n / 4]);
             }
         }
-        square += __shfl_xor_sync(four, square, 1);
-        square += __shfl_xor_sync(four, square, 2);
-        most.y = fmaxf(most.y, square);
+#pragma unroll
+        for (int r = 0; r < RANGE_ROWS; r++) {
+            square[r] += __shfl_xor_sync(four, square[r], 1);
+            square[r] += __shfl_xor_sync(four, square[r], 2);
+            most.y = fmaxf(most.y, square[r]);
+        }
     }
     most = make_float2(warp_max(most.x), warp_max(most.y));
     if (threadIdx.x % WARP == 0)
@@ -276,10 +295,12 @@ __device__ __forceinline__ float2 slice_range(const SelectFeatures &f, int64_t p
 }
 
 /* A block of threads a slice of a (batch, head). */
-__global__ __launch_bounds__(PREPARE_THREADS) void ranges_kernel(SelectFeatures proxies,
-                                                                 SelectFeatures candidates, float4 *ranges)
+__global__ __launch_bounds__(PREPARE_THREADS, RANGE_BLOCKS) void ranges_kernel(SelectFeatures proxies,
+                                                                               SelectFeatures candidates,
+                                                                               float4 *ranges)
 {
     __shared__ float2 shared[2][PREPARE_THREADS / WARP];
+    await_before();
     int64_t pair = blockIdx.x / RANGE_SLICES;
     int slice = blockIdx.x % RANGE_SLICES;
     float2 rows = slice_range(proxies, pair, slice, shared[0]);
@@ -344,13 +365,11 @@ __device__ __forceinline__ uint2 make_halves(const SelectFeatures &f, int first,
     return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
 }
 
-/* A warp a chunk of (pairs, sets, parts, depths). */
-__global__ void rows_kernel(SelectRows r, SelectFeatures f, const float4 *ranges, uint32_t chunks,
-                            uint2 *rows)
+/* A warp's chunk of (pairs, sets, parts, depths). */
+__device__ __forceinline__ void put_rows(const SelectRows &r, const SelectFeatures &f, const float4 *ranges,
+                                         uint32_t chunk, uint2 *rows)
 {
-    uint32_t chunk = (blockIdx.x * PREPARE_THREADS + threadIdx.x) / WARP, depth = chunk % r.depths;
-    if (chunk >= chunks)
-        return;
+    uint32_t depth = chunk % r.depths;
     int lane = threadIdx.x % WARP, first = depth * DEPTH + lane % 4 * 4;
     uint32_t tile = chunk / r.depths, set = tile / r.parts, pair = set / r.sets;
     int64_t proxy = tile_proxy(r, set % r.sets, tile % r.parts, lane / 4);
@@ -389,6 +408,7 @@ __global__ void terms_kernel(SelectRows r, const float2 *sums, int slices, uint3
                              float *terms)
 {
     uint32_t n = blockIdx.x * PREPARE_THREADS + threadIdx.x;
+    await_before();
     if (n >= columns)
         return;
     uint32_t tile = n / SET_GROUPS, set = tile / r.parts, pair = set / r.sets;
@@ -412,14 +432,19 @@ __device__ __forceinline__ int64_t counted_run(uint32_t i, uint32_t skip, int64_
     return run < runs ? run : runs - 1;
 }
 
-/* A warp a chunk of (pairs, blocks, layers, depths). */
-__global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float4 *ranges, float factor,
-                               int64_t per_run, uint32_t skip, int64_t runs, uint32_t chunks,
-                               uint4 *columns)
+/* Candidates, and how they become runs. */
+struct SelectCandidates {
+    SelectFeatures features;
+    float factor;    /* of proxies */
+    int64_t per_run, runs;
+};
+
+/* A warp's chunk of (pairs, blocks, layers, depths); `skip`: of one run of each 1 + skip. */
+__device__ __forceinline__ void put_columns(const SelectTiles &t, const SelectCandidates &c, uint32_t skip,
+                                            uint32_t chunk)
 {
-    uint32_t chunk = (blockIdx.x * PREPARE_THREADS + threadIdx.x) / WARP, depth = chunk % t.depths;
-    if (chunk >= chunks)
-        return;
+    const SelectFeatures &f = c.features;
+    uint32_t depth = chunk % t.depths;
     uint32_t layer = chunk / t.depths % t.layers, rest = chunk / t.depths / t.layers, pair = rest / t.blocks;
     int block = (int)(rest % t.blocks), feature = depth * DEPTH + threadIdx.x % 4 * 4;
     float x[SLOTS][4] = {}; /* asked for before anything waits */
@@ -427,36 +452,55 @@ __global__ void columns_kernel(SelectTiles t, SelectFeatures f, const float4 *ra
 #pragma unroll
     for (int j = 0; j < SLOTS; j++) {
         int column = select_run(block, j);
-        int64_t row = (int64_t)pair * f.count + counted_run(column, skip, runs) * per_run + layer;
+        int64_t row = (int64_t)pair * f.count + counted_run(column, skip, c.runs) * c.per_run + layer;
         if (column < layer_runs(t, (int)layer))
             load_features(f, row, feature, x[j]);
     }
-    float shrink = power_of_two(-balance(ranges, pair, factor));
+    float shrink = power_of_two(-balance(t.ranges, pair, c.factor));
 #pragma unroll
     for (int j = 0; j < SLOTS; j++)
         slot[j] = make_halves(f, feature, x[j], shrink);
-    uint4 *out = columns + (int64_t)chunk * COLUMN_CHUNK + threadIdx.x % WARP;
+    uint4 *out = const_cast<uint4 *>(t.columns) + (int64_t)chunk * COLUMN_CHUNK + threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         out[i * WARP] = make_uint4(slot[2 * i].x, slot[2 * i + 1].x, slot[2 * i].y, slot[2 * i + 1].y);
 }
 
+/* What is made once ranges are known, in one launch: chunks of rows, then of all columns, then of the counted
+ * ones where those have their own. And bins are cleared. */
+struct SelectPreparation {
+    SelectRows rows;
+    SelectFeatures proxies;
+    SelectCandidates candidates;
+    SelectTiles all, counted;
+    uint32_t row_chunks, all_chunks, counted_chunks;
+    uint32_t skip;
+    unsigned long long *bins;
+    int bin_words;
+};
+
+/* A warp a chunk. */
+__global__ __launch_bounds__(PREPARE_THREADS, TILE_BLOCKS) void tiles_kernel(
+    const __grid_constant__ SelectPreparation s)
+{
+    uint32_t thread = blockIdx.x * PREPARE_THREADS + threadIdx.x, chunk = thread / WARP;
+    await_before();
+    for (uint32_t n = thread; n < (uint32_t)s.bin_words; n += gridDim.x * PREPARE_THREADS)
+        s.bins[n] = 0;
+    if (chunk < s.row_chunks) {
+        put_rows(s.rows, s.proxies, s.all.ranges, chunk, const_cast<uint2 *>(s.all.rows));
+        return;
+    }
+    chunk -= s.row_chunks;
+    bool all = chunk < s.all_chunks;
+    chunk -= all ? 0 : s.all_chunks;
+    if (all || chunk < s.counted_chunks)
+        put_columns(all ? s.all : s.counted, s.candidates, all ? 0 : s.skip, chunk);
+}
+
 inline unsigned prepare_blocks(int64_t threads)
 {
     return (unsigned)ceil_div(threads, PREPARE_THREADS);
-}
-
-/* The candidates of the runs of `t` into tiles; `skip`: of one run of each 1 + skip. */
-inline DsvStatus select_put_columns(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p,
-                                    const SelectTiles &t, int64_t skip)
-{
-    int64_t chunks = select_column_chunks(p, t);
-    SelectFeatures f = select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f);
-    columns_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
-        t, f, p.ranges, select_factor(args), args->grain / args->candidate_keys, (uint32_t)skip,
-        dsvi_select_runs(args), (uint32_t)chunks, const_cast<uint4 *>(t.columns));
-    DSVI_CUDA_LAUNCHED("select columns");
-    return DSV_OK;
 }
 
 inline DsvStatus select_enough(const DsvSelectArgs *args, const SelectPlan &p)
@@ -467,25 +511,45 @@ inline DsvStatus select_enough(const DsvSelectArgs *args, const SelectPlan &p)
     return DSV_OK;
 }
 
-/* The proxies and all candidates into tiles. */
-inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
+inline SelectPreparation select_preparation(const DsvSelectArgs *args, const SelectPlan &p, bool counts)
 {
-    int64_t chunks = p.pairs * p.rows.sets * p.rows.parts * p.rows.depths;
-    SelectFeatures f = select_source(args, args->proxies, p.rows.proxies, 1, select_factor(args));
-    SelectFeatures columns = select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f);
-    ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(f, columns,
-                                                                                              p.ranges);
-    DSVI_CUDA_LAUNCHED("select ranges");
-    rows_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, f, p.ranges, (uint32_t)chunks, const_cast<uint2 *>(p.all.rows));
-    DSVI_CUDA_LAUNCHED("select rows");
-    return select_put_columns(stream, args, p, p.all, 0);
+    SelectPreparation s = {};
+    s.rows = p.rows;
+    s.proxies = select_source(args, args->proxies, p.rows.proxies, 1, select_factor(args));
+    s.candidates = {select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f),
+                    select_factor(args), args->grain / args->candidate_keys, dsvi_select_runs(args)};
+    s.all = p.all;
+    s.row_chunks = (uint32_t)(p.pairs * p.rows.sets * p.rows.parts * p.rows.depths);
+    s.all_chunks = (uint32_t)select_column_chunks(p, p.all);
+    if (!counts)
+        return s;
+    s.counted = p.counted;
+    s.counted_chunks = args->bin_skip > 0 ? (uint32_t)select_column_chunks(p, p.counted) : 0;
+    s.skip = (uint32_t)args->bin_skip;
+    s.bins = p.bins;
+    s.bin_words = (int)args->bin_heads * 2 * DSV_SELECT_BINS;
+    return s;
 }
 
-/* Lets a kernel have so much shared memory. */
+/* The proxies and all candidates into tiles; `counts`: and what a histogram begins with. */
+inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p,
+                                bool counts)
+{
+    SelectPreparation s = select_preparation(args, p, counts);
+    int64_t chunks = (int64_t)s.row_chunks + s.all_chunks + s.counted_chunks;
+    launch_next(stream, ranges_kernel, p.pairs * RANGE_SLICES, PREPARE_THREADS, 0, s.proxies,
+                s.candidates.features, p.ranges);
+    DSVI_CUDA_LAUNCHED("select ranges");
+    launch_next(stream, tiles_kernel, prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, s);
+    DSVI_CUDA_LAUNCHED("select tiles");
+    return DSV_OK;
+}
+
+/* Lets a kernel have so much shared memory, where that is more than any may have. */
 template <typename Kernel> inline DsvStatus select_allow(Kernel *kernel, size_t bytes)
 {
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    if (bytes > SHARED_OF_ANY)
+        DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     return DSV_OK;
 }
 
@@ -494,9 +558,8 @@ inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, 
                                   const float2 *sums)
 {
     int64_t columns = p.pairs * p.rows.sets * p.rows.parts * SET_GROUPS;
-    terms_kernel<<<prepare_blocks(columns), PREPARE_THREADS, 0, stream->handle>>>(
-        p.rows, sums, p.lse.slices, (uint32_t)columns, args->lse,
-        reinterpret_cast<float *>(const_cast<float4 *>(p.all.terms)));
+    launch_next(stream, terms_kernel, prepare_blocks(columns), PREPARE_THREADS, 0, p.rows, sums, p.lse.slices,
+                (uint32_t)columns, args->lse, reinterpret_cast<float *>(const_cast<float4 *>(p.all.terms)));
     DSVI_CUDA_LAUNCHED("select terms");
     return DSV_OK;
 }

@@ -34,7 +34,7 @@ struct DsvDevice {
     DsvStatus (*mem_alloc)(DsvDevice *device, size_t bytes, void **out);
     void (*mem_free)(DsvDevice *device, void *memory); /* takes NULL */
 
-    /* 64-byte aligned host memory from which copies run beside the caller's work. */
+    /* 64-byte aligned host memory from which copies run beside the caller's work. Ops may write it, too. */
     DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
     void (*host_free)(DsvDevice *device, void *memory); /* takes NULL */
     /* Bytes in use: the process's resident set, or of a GPU's memory all that is, for other programs too. */

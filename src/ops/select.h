@@ -107,9 +107,9 @@ typedef struct DsvSelectArgs {
     uint64_t explore_seed, explore_step; /* draws: see dsvi_explore_limit */
     DsvSelectPart part;         /* exploration draws by the number that a list has in the whole */
     DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
-    double *selected_mass;      /* (N) device memory, overwritten: sum of e_gr over all listed runs */
-    int64_t *needed;            /* one int64, host memory, written in stream order: runs all lists need
-                                 * together */
+    double *selected_mass;      /* (N) overwritten: sum of e_gr over all listed runs. Device memory or, as
+                                 * `needed`, host memory of DsvDevice.host_alloc */
+    int64_t *needed;            /* (1) overwritten in stream order: runs all lists need together */
     bool again;                 /* the workspace is as select_histogram left it, of these very features */
 
     void *workspace;

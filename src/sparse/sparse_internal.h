@@ -126,7 +126,7 @@ struct DsvSparse {
     double *prescription;     /* (blocks, N) room for `prescribed` */
     int32_t *host_topk;       /* (N) of the view's heads */
     double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
-    double *host_selected;    /* (N) */
+    double *host_selected;    /* (N) estimated mass of the last lists of the view's heads */
     int64_t *host_needed;     /* (1) runs that the last lists need */
     int64_t *host_near;       /* (1) those of them that are over the own keys, where keys are divided */
     int64_t *host_first;      /* of all blocks */
@@ -148,7 +148,6 @@ struct DsvSparse {
                                * where lists are offloaded */
     int32_t *runs_aside;      /* (blocks, runs_most) those of dense blocks whose choices are timed; or NULL */
     int32_t *whole_runs;      /* (runs_most) a block's lists over all keys, where keys are divided */
-    double *selected_mass;    /* (N) */
     int32_t *sample;          /* (blocks, samples) */
     float *captured, *share90, *listed; /* (blocks, B, N_own, samples), the view's of all room for these */
     void *workspace;

@@ -362,7 +362,6 @@ static void carve_selection(DsvSparse *s, DsvArena *arena)
     s->head = take(arena, DSV_MEM_SCRATCH, s->context ? heads : 0, sizeof(int32_t));
     s->threshold = take(arena, DSV_MEM_SCRATCH, heads, sizeof(float));
     s->topk = take(arena, DSV_MEM_SCRATCH, heads, sizeof(int32_t));
-    s->selected_mass = take(arena, DSV_MEM_SCRATCH, heads, sizeof(double));
     s->sample = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->samples, sizeof(int32_t));
     s->captured = take(arena, DSV_MEM_SPARSE, results, sizeof(float));
     s->share90 = take(arena, DSV_MEM_SPARSE, results, sizeof(float));

@@ -40,7 +40,8 @@ static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
         .proxies = s->proxies, .candidates = s->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
-        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass, .selected_mass = s->selected_mass,
+        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
+        .selected_mass = s->host_selected, .needed = s->host_needed,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
 }
@@ -196,11 +197,8 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     if (args.explore != DSV_EXPLORE_NONE)
         DSVI_TRY(place_in_whole(s, &view, &args));
     args.lists = &b->lists;
-    args.needed = s->host_needed;
     args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));
-    DSVI_TRY(device->download(device->stream, s->host_selected, s->selected_mass,
-                              (size_t)view.heads * sizeof(double)));
     return device->flag(device->stream);
 }
 

@@ -1,6 +1,6 @@
 /* The op table that keeps time, on a device whose clock is a counter: ops of its own stream are summed by
- * kind, but for those of a pause, and waits for other ranks; ops that another thread gives to another stream
- * meanwhile leave no trace. */
+ * kind, but for those of a pause or of kinds not wanted, and waits for other ranks; ops that another thread
+ * gives to another stream meanwhile leave no trace. */
 #include "test.h"
 
 #include <pthread.h>
@@ -104,6 +104,28 @@ static DsvStatus no_work(void *context, int64_t item)
     return DSV_OK;
 }
 
+/* Ops of other kinds leave no marks, until all are timed again. */
+static void test_kinds(void **state)
+{
+    DsvBackend backend;
+    const DsvAddArgs add_args = {0};
+    const DsvGemmArgs gemm_args = {0};
+    double spent[DSV_KIND_COUNT];
+    (void)state;
+    open_backend(&backend);
+    long before = atomic_load(&now);
+    dsvi_ops_time_kinds(1u << DSV_KIND_GEMM);
+    assert_ok(backend.ops.add.run(device.stream, &add_args));
+    assert_int_equal(atomic_load(&now), before);
+    assert_ok(backend.ops.gemm.run(device.stream, &gemm_args));
+    dsvi_ops_time_kinds(DSVI_KINDS_ALL);
+    assert_ok(backend.ops.gemm.run(device.stream, &gemm_args));
+    assert_ok(backend.ops.add.run(device.stream, &add_args));
+    assert_ok(dsvi_ops_time_spent(spent));
+    for (int kind = 0; kind < DSV_KIND_COUNT; kind++)
+        assert_true(spent[kind] == (kind == DSV_KIND_GEMM ? 2 : kind == DSV_KIND_ELEMENTWISE ? 1 : 0));
+}
+
 /* A thread that waits for others is timed while it wants that. */
 static void test_waits(void **state)
 {
@@ -125,6 +147,8 @@ static void test_waits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams), cmocka_unit_test(test_waits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_streams), cmocka_unit_test(test_kinds), cmocka_unit_test(test_waits),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,7 +164,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
                                  (size_t)(lists_count + 1) * sizeof *r->offsets);
     lists.runs = check_upload(backend, stream, r->runs, (size_t)(capacity + 1) * sizeof *r->runs);
     args.lists = &lists;
-    args.needed = &r->needed;
+    args.needed = check_upload(backend, stream, &r->needed, sizeof r->needed);
     args.workspace_bytes = ops->select_histogram.workspace(stream, &args);
     args.workspace = check_workspace(backend, stream, args.workspace_bytes);
     if (!lse)
@@ -175,6 +175,7 @@ static void select_on(const DsvBackend *backend, const DsvOps *ops, const DsvSel
     check_download(backend, stream, r->lse, args.lse, proxies * f);
     check_download(backend, stream, r->bin_count, args.bin_count, bins);
     check_download(backend, stream, r->bin_mass, args.bin_mass, bins);
+    check_download(backend, stream, &r->needed, args.needed, sizeof r->needed);
     check_download(backend, stream, r->selected_mass, args.selected_mass, heads * sizeof(double));
     check_download(backend, stream, r->offsets, lists.offsets,
                    (size_t)(lists_count + 1) * sizeof *r->offsets);
