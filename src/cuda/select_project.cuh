@@ -11,6 +11,7 @@
 #define DSVI_SELECT_PROJECT_CUH
 
 #include "cuda/launch.cuh"
+#include "cuda/tensor_core.cuh"
 
 namespace {
 
@@ -69,15 +70,6 @@ __device__ __forceinline__ void make_fragments(const Project &p, int h, uint4 *f
         }
         fragments[n] = make_uint4(word[0], word[1], word[2], word[3]);
     }
-}
-
-__device__ __forceinline__ void multiply_rows(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                              uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* Sums of a warp's tile: of both products, those with a projection's first pieces and those with the others

@@ -1,4 +1,5 @@
-/* What kernels over tensor cores share, on every GPU: addresses in shared memory, couples of bf16. */
+/* What kernels over tensor cores share, on every GPU: addresses in shared memory, couples of bf16, and
+ * products. */
 #ifndef DSVI_TENSOR_CORE_CUH
 #define DSVI_TENSOR_CORE_CUH
 
@@ -17,6 +18,18 @@ __device__ __forceinline__ uint32_t pair_bits(float first, float second)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
     return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+/* sum += a b, 16 rows by 16 by 8 columns, of BF16. Lane 4 k + q has elements 2 q and the next (a0, b0),
+ * 2 q + 8 and the next (a2, b1) of row k of a and column k of b, a1 and a3 as a0 and a2 of row k + 8; of the
+ * sums it has columns 2 q and the next of row k, then of row k + 8. */
+__device__ __forceinline__ void multiply_rows(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 } // namespace dsvi
