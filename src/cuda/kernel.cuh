@@ -109,21 +109,6 @@ template <int N, typename T> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<Vector<N, T> *>(p) = vector;
 }
 
-/* The same to global memory, 8 or 16 bytes: where elements are stored one by one on another path, what store()
- * assigns comes out as N stores too. */
-template <int N, typename T> __device__ __forceinline__ void store_global(T *p, const float (&x)[N])
-{
-    Vector<N, T> vector;
-    static_assert(sizeof vector == 8 || sizeof vector == 16, "one access");
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        vector.element[i] = from_float<T>(x[i]);
-    if constexpr (sizeof vector == 16)
-        __stwb(reinterpret_cast<uint4 *>(p), *reinterpret_cast<const uint4 *>(&vector));
-    else
-        __stwb(reinterpret_cast<uint2 *>(p), *reinterpret_cast<const uint2 *>(&vector));
-}
-
 /* Elements in one access of 16 bytes, or N. */
 template <int N, typename T> constexpr int vector_piece = N * sizeof(T) <= 16 ? N : 16 / (int)sizeof(T);
 

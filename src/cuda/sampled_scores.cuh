@@ -226,7 +226,8 @@ __device__ __forceinline__ void put_scores(const TensorScores &s, float *scores,
         if (n >= s.samples || mine >= s.keys)
             continue;
         if (vector_out) {
-            store_global(row, x);
+            /* an assignment comes out as four stores */
+            __stwb(reinterpret_cast<float4 *>(row), make_float4(x[0], x[1], x[2], x[3]));
             continue;
         }
 #pragma unroll

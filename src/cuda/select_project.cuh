@@ -116,7 +116,7 @@ __device__ __forceinline__ void add_rows(const Project &p, const __nv_bfloat16 *
 __device__ __forceinline__ void put_row(const Project &p, float *y, int feature, const float (&x)[4])
 {
     if (p.vector_out && feature + 4 <= p.features) {
-        store_global(y + feature, x);
+        store(y + feature, x);
         return;
     }
 #pragma unroll
