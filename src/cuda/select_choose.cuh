@@ -109,7 +109,6 @@ template <int PARTS>
 __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void mark_kernel(
     const __grid_constant__ SelectTiles t, const __grid_constant__ MarkOut out)
 {
-    await_before();
     SelectPlace at = select_place(t, blockIdx.x);
     int64_t list = (int64_t)at.pair * out.groups + at.set * SET_GROUPS;
     float threshold = fmaxf(out.threshold[at.pair % out.heads], 0.f); /* less is no run's estimate */

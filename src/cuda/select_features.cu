@@ -353,7 +353,8 @@ bool projects(const DsvSelectFeaturesArgs *args)
 template <int CHUNKS, bool MEANS>
 DsvStatus launch_project(DsvStream *stream, const Project &p, int64_t batch)
 {
-    launch_next(stream, project_kernel<CHUNKS, MEANS>, batch * p.heads * p.slices, PROJECT_THREADS, 0, p);
+    int64_t blocks = batch * p.heads * p.slices;
+    project_kernel<CHUNKS, MEANS><<<(unsigned)blocks, PROJECT_THREADS, 0, stream->handle>>>(p);
     DSVI_CUDA_LAUNCHED("select_features, tensor cores");
     return DSV_OK;
 }

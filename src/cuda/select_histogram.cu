@@ -278,7 +278,6 @@ template <bool NEAR, bool LINES>
 __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void lse_kernel(
     const __grid_constant__ SelectTiles t, int tiles, float2 *sums)
 {
-    await_before();
     SelectPlace at = select_place(t, blockIdx.x);
     if (!NEAR) {
         sum_far<false, LINES>(t, at, at.set * LSE_TILES, tiles, sums);
@@ -336,7 +335,6 @@ template <int PARTS>
 __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
     const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
 {
-    await_before();
     SelectPlace at = select_place(t, blockIdx.x);
     uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
     HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR,
@@ -356,7 +354,6 @@ __global__ void bins_kernel(const unsigned long long *bins, int64_t all, double 
 {
     int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = n / DSV_SELECT_BINS;
     int bin = (int)(n % DSV_SELECT_BINS);
-    await_before();
     if (n >= all)
         return;
     const unsigned long long *mine = bins + head * 2 * DSV_SELECT_BINS + bin;
@@ -376,14 +373,14 @@ size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
 
 DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    int64_t blocks = select_row_blocks(p, p.lse) * p.lse.slices;
+    unsigned blocks = (unsigned)(select_row_blocks(p, p.lse) * p.lse.slices);
     size_t shared = 2 * (size_t)stage_size(p.lse) * sizeof(uint4);
     int tiles = p.rows.sets * p.rows.parts;
     auto kernel = p.lse_tiles == LSE_NEAR_TILES ? lse_kernel<true, true>
                   : p.lse.coarse                ? lse_kernel<false, true>
                                                 : lse_kernel<false, false>;
     DSVI_TRY(select_allow(kernel, shared));
-    launch_next(stream, kernel, blocks, SCORE_THREADS, shared, p.lse, tiles, p.sums);
+    kernel<<<blocks, SCORE_THREADS, shared, stream->handle>>>(p.lse, tiles, p.sums);
     DSVI_CUDA_LAUNCHED("select lse");
     return select_put_terms(stream, args, p, p.sums);
 }
@@ -396,8 +393,8 @@ DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const Select
     size_t shared = (size_t)select_shared(t) * sizeof(uint4) + 2 * DSV_SELECT_BINS * sizeof(uint32_t);
     t.slices = slices > t.slices ? (int)slices : t.slices;
     DSVI_TRY(select_allow(histogram_kernel<PARTS>, shared));
-    launch_next(stream, histogram_kernel<PARTS>, select_row_blocks(p, t) * t.slices, SCORE_THREADS, shared, t,
-                (int)p.groups, (int)args->bin_heads, p.bins);
+    histogram_kernel<PARTS><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared,
+                             stream->handle>>>(t, (int)p.groups, (int)args->bin_heads, p.bins);
     DSVI_CUDA_LAUNCHED("select histogram");
     return DSV_OK;
 }
@@ -422,8 +419,8 @@ DsvStatus fill_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPl
 {
     DSVI_TRY(add_counted(stream, args, p));
     int64_t bins = args->bin_heads * DSV_SELECT_BINS;
-    launch_next(stream, bins_kernel, prepare_blocks(bins), PREPARE_THREADS, 0, p.bins, bins, args->bin_count,
-                args->bin_mass);
+    bins_kernel<<<prepare_blocks(bins), PREPARE_THREADS, 0, stream->handle>>>(p.bins, bins, args->bin_count,
+                                                                              args->bin_mass);
     DSVI_CUDA_LAUNCHED("select bins");
     return DSV_OK;
 }

@@ -32,7 +32,6 @@ __global__ void winners_kernel(int64_t lists, int words, int slices, const doubl
 {
     int64_t list = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, count = 0;
     double sum = 0;
-    await_before();
     if (list >= lists)
         return;
     for (int slice = 0; slice < slices; slice++) {
@@ -155,7 +154,6 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void explore_kernel(Explore x, Scor
     __shared__ double sums[CHOOSE_WARPS];
     __shared__ int scratch[CHOOSE_WARPS];
     __shared__ uint32_t last;
-    await_before();
     int64_t list = blockIdx.x;
     int count = 0, all;
     double more = 0;
@@ -217,7 +215,6 @@ __global__ __launch_bounds__(SCAN_THREADS) void totals_kernel(int64_t batch, int
     __shared__ double sums[SCAN_THREADS / WARP];
     int h = blockIdx.x;
     double sum = 0;
-    await_before();
     if (h == heads) {
         sum_offsets(batch * heads * groups, capacity, offsets, needed, scratch);
         return;
@@ -251,7 +248,6 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void emit_kernel(const uint32_t *bi
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = warp % EACH;
     int64_t list = ((int64_t)blockIdx.x * CHOOSE_WARPS + warp) / EACH;
     int begin = (int)((int64_t)words * part / EACH), end = (int)((int64_t)words * (part + 1) / EACH);
-    await_before();
     if (list >= lists || offsets[list] == offsets[list + 1]) /* all warps of the list leave */
         return;
     int64_t at = offsets[list];
@@ -302,8 +298,8 @@ DsvStatus mark_by_threshold(DsvStream *stream, const DsvSelectArgs *args, const 
     MarkOut out = {args->threshold, p.bits, p.slice_mass, p.slice_count, p.slice_best, (int)p.groups,
                    (int)args->heads};
     DSVI_TRY(select_allow(mark_kernel<PARTS>, shared));
-    launch_next(stream, mark_kernel<PARTS>, select_row_blocks(p, p.all) * p.all.slices, SCORE_THREADS, shared,
-                p.all, out);
+    mark_kernel<PARTS><<<(unsigned)(select_row_blocks(p, p.all) * p.all.slices), SCORE_THREADS, shared,
+                        stream->handle>>>(p.all, out);
     DSVI_CUDA_LAUNCHED("select winners by threshold");
     return DSV_OK;
 }
@@ -357,9 +353,9 @@ DsvStatus mark(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p
 
 DsvStatus finish_winners(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
-    launch_next(stream, winners_kernel, prepare_blocks(p.lists), PREPARE_THREADS, 0, p.lists, p.all.blocks,
-                args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_count, p.slice_best, p.bits, p.mass,
-                args->lists->offsets + 1);
+    winners_kernel<<<prepare_blocks(p.lists), PREPARE_THREADS, 0, stream->handle>>>(
+        p.lists, p.all.blocks, args->topk ? 1 : p.all.slices, p.slice_mass, p.slice_count, p.slice_best,
+        p.bits, p.mass, args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select winners");
     return DSV_OK;
 }
@@ -375,8 +371,8 @@ DsvStatus explore(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan
                  p.groups};
     Scorer s = {p.rows, args->proxies, args->candidates, args->lse, dsvi_select_candidates(args),
                 args->grain / args->candidate_keys, select_factor(args)};
-    launch_next(stream, explore_kernel, p.lists, CHOOSE_THREADS, 0, x, s, p.all.runs, p.all.blocks, p.bits,
-                p.mass, args->lists->offsets + 1);
+    explore_kernel<<<(unsigned)p.lists, CHOOSE_THREADS, 0, stream->handle>>>(
+        x, s, p.all.runs, p.all.blocks, p.bits, p.mass, args->lists->offsets + 1);
     DSVI_CUDA_LAUNCHED("select exploration");
     return DSV_OK;
 }
@@ -397,8 +393,8 @@ DsvStatus emit(DsvStream *stream, const SelectPlan &p, const DsvLists *lists)
 {
     bool many = p.lists >= (int64_t)stream->multiprocessors * CHOOSE_WARPS;
     auto kernel = many ? emit_kernel<1> : emit_kernel<CHOOSE_WARPS>;
-    launch_next(stream, kernel, many ? ceil_div(p.lists, CHOOSE_WARPS) : p.lists, CHOOSE_THREADS, 0, p.bits,
-                p.all.blocks, p.lists, lists->offsets, lists->runs);
+    kernel<<<(unsigned)(many ? ceil_div(p.lists, CHOOSE_WARPS) : p.lists), CHOOSE_THREADS, 0,
+             stream->handle>>>(p.bits, p.all.blocks, p.lists, lists->offsets, lists->runs);
     DSVI_CUDA_LAUNCHED("select runs");
     return DSV_OK;
 }
@@ -411,8 +407,9 @@ DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     DSVI_TRY(select_enough(args, p));
     if (p.lists > 0)
         DSVI_TRY(choose(stream, args, p));
-    launch_next(stream, totals_kernel, args->heads + 1, SCAN_THREADS, 0, args->batch, (int)args->heads,
-                p.groups, lists->capacity, p.mass, lists->offsets, args->needed, args->selected_mass);
+    totals_kernel<<<(unsigned)args->heads + 1, SCAN_THREADS, 0, stream->handle>>>(
+        args->batch, (int)args->heads, p.groups, lists->capacity, p.mass, lists->offsets, args->needed,
+        args->selected_mass);
     DSVI_CUDA_LAUNCHED("select offsets and mass");
     return p.lists > 0 ? emit(stream, p, lists) : DSV_OK;
 }

@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-#include "cuda/launch.cuh"
 #include "cuda/select_walk.cuh"
 #include "ops/select.h"
 
@@ -300,7 +299,6 @@ __global__ __launch_bounds__(PREPARE_THREADS, RANGE_BLOCKS) void ranges_kernel(S
                                                                                float4 *ranges)
 {
     __shared__ float2 shared[2][PREPARE_THREADS / WARP];
-    await_before();
     int64_t pair = blockIdx.x / RANGE_SLICES;
     int slice = blockIdx.x % RANGE_SLICES;
     float2 rows = slice_range(proxies, pair, slice, shared[0]);
@@ -408,7 +406,6 @@ __global__ void terms_kernel(SelectRows r, const float2 *sums, int slices, uint3
                              float *terms)
 {
     uint32_t n = blockIdx.x * PREPARE_THREADS + threadIdx.x;
-    await_before();
     if (n >= columns)
         return;
     uint32_t tile = n / SET_GROUPS, set = tile / r.parts, pair = set / r.sets;
@@ -484,7 +481,6 @@ __global__ __launch_bounds__(PREPARE_THREADS, TILE_BLOCKS) void tiles_kernel(
     const __grid_constant__ SelectPreparation s)
 {
     uint32_t thread = blockIdx.x * PREPARE_THREADS + threadIdx.x, chunk = thread / WARP;
-    await_before();
     for (uint32_t n = thread; n < (uint32_t)s.bin_words; n += gridDim.x * PREPARE_THREADS)
         s.bins[n] = 0;
     if (chunk < s.row_chunks) {
@@ -537,10 +533,10 @@ inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, co
 {
     SelectPreparation s = select_preparation(args, p, counts);
     int64_t chunks = (int64_t)s.row_chunks + s.all_chunks + s.counted_chunks;
-    launch_next(stream, ranges_kernel, p.pairs * RANGE_SLICES, PREPARE_THREADS, 0, s.proxies,
-                s.candidates.features, p.ranges);
+    ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(
+        s.proxies, s.candidates.features, p.ranges);
     DSVI_CUDA_LAUNCHED("select ranges");
-    launch_next(stream, tiles_kernel, prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, s);
+    tiles_kernel<<<prepare_blocks(chunks * WARP), PREPARE_THREADS, 0, stream->handle>>>(s);
     DSVI_CUDA_LAUNCHED("select tiles");
     return DSV_OK;
 }
@@ -558,8 +554,9 @@ inline DsvStatus select_put_terms(DsvStream *stream, const DsvSelectArgs *args, 
                                   const float2 *sums)
 {
     int64_t columns = p.pairs * p.rows.sets * p.rows.parts * SET_GROUPS;
-    launch_next(stream, terms_kernel, prepare_blocks(columns), PREPARE_THREADS, 0, p.rows, sums, p.lse.slices,
-                (uint32_t)columns, args->lse, reinterpret_cast<float *>(const_cast<float4 *>(p.all.terms)));
+    terms_kernel<<<prepare_blocks(columns), PREPARE_THREADS, 0, stream->handle>>>(
+        p.rows, sums, p.lse.slices, (uint32_t)columns, args->lse,
+        reinterpret_cast<float *>(const_cast<float4 *>(p.all.terms)));
     DSVI_CUDA_LAUNCHED("select terms");
     return DSV_OK;
 }

@@ -10,7 +10,7 @@
 #ifndef DSVI_SELECT_PROJECT_CUH
 #define DSVI_SELECT_PROJECT_CUH
 
-#include "cuda/launch.cuh"
+#include "cuda/kernel.cuh"
 #include "cuda/tensor_core.cuh"
 
 namespace {
@@ -178,7 +178,6 @@ __global__ __launch_bounds__(PROJECT_THREADS, PROJECT_BLOCKS) void project_kerne
     int end = (int)((int64_t)p.units * (slice + 1) / p.slices), of_unit = p.tiles * PROJECT_ROWS;
     const __nv_bfloat16 *x = p.x + b * p.batch_stride + h * p.head_stride + q * 8;
     float *y = p.y + ((int64_t)b * p.heads + h) * (MEANS ? p.units : p.tokens) * p.features;
-    await_before();
     make_fragments<CHUNKS>(p, h, fragments);
     __syncthreads();
     for (; unit < end; unit += PROJECT_WARPS) {

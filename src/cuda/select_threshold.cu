@@ -8,7 +8,6 @@
 
 #include "cuda/block_sums.cuh"
 #include "cuda/cuda.h"
-#include "cuda/launch.cuh"
 
 namespace {
 
@@ -89,7 +88,6 @@ __device__ float threshold_for(const double *table, int64_t bin_heads, double sh
 __global__ __launch_bounds__(THREADS) void threshold_kernel(DsvSelectThresholdArgs args)
 {
     __shared__ Bins mass, count; /* one each: nobody waits for those who still read */
-    await_before();
     float for_mass = threshold_for<true>(args.bin_mass, args.bin_heads, args.mass_share, mass);
     float for_count = threshold_for<false>(args.bin_count, args.bin_heads, args.run_share, count);
     for (int64_t h = threadIdx.x; h < args.heads; h += THREADS)
@@ -98,7 +96,7 @@ __global__ __launch_bounds__(THREADS) void threshold_kernel(DsvSelectThresholdAr
 
 DsvStatus select_threshold(DsvStream *stream, const DsvSelectThresholdArgs *args)
 {
-    launch_next(stream, threshold_kernel, 1, THREADS, 0, *args);
+    threshold_kernel<<<1, THREADS, 0, stream->handle>>>(*args);
     DSVI_CUDA_LAUNCHED("select threshold");
     return DSV_OK;
 }
