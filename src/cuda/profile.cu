@@ -9,7 +9,8 @@
  *
  * What bounds it is reading the scores, three times where the p of the first bin fit into shared memory (bins
  * are 2 to 3 % wide: of 131,072 scores of deviation 1, some 1,200 at most), else four: 64 MiB a launch, 15 us
- * a time at 4.5 TB/s. Rows of scores so much alike that p fall into few bins wait for atomics instead. */
+ * a time at 4.5 TB/s, and adding p to bins. Measured on one H200: 93 us a launch (commit 3fe541a). Rows of
+ * scores so much alike that p fall into few bins wait for atomics instead. */
 #include <math.h>
 
 #include "cuda/block_sums.cuh"
