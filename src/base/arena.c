@@ -46,3 +46,21 @@ void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes)
     arena->by_class[mem_class] = add(arena->by_class[mem_class], padded);
     return piece;
 }
+
+DsvArenaOverlay dsvi_arena_overlay(const DsvArena *arena)
+{
+    return (DsvArenaOverlay){.begin = *arena, .end = *arena};
+}
+
+void dsvi_arena_instead(DsvArena *arena, DsvArenaOverlay *overlay)
+{
+    if (arena->used >= overlay->end.used)
+        overlay->end = *arena;
+    *arena = overlay->begin;
+}
+
+void dsvi_arena_overlay_end(DsvArena *arena, DsvArenaOverlay *overlay)
+{
+    dsvi_arena_instead(arena, overlay);
+    *arena = overlay->end;
+}

@@ -8,6 +8,15 @@
  *     +--------+-----------+-----------+-- ... --+
  *     | piece  | pad to 64 | piece     |         |   one allocation, one owner
  *     +--------+-----------+-----------+-- ... --+
+ *
+ * Pieces that never hold anything at the same time may lie over each other:
+ *
+ *     DsvArenaOverlay over = dsvi_arena_overlay(arena);
+ *     ... takes for one use ...
+ *     dsvi_arena_instead(arena, &over);
+ *     ... takes for another, which begin where those of the first did ...
+ *     dsvi_arena_overlay_end(arena, &over);
+ *     ... takes behind all of them ...
  */
 #ifndef DSVI_ARENA_H
 #define DSVI_ARENA_H
@@ -38,8 +47,14 @@ typedef struct DsvArena {
     unsigned char *base; /* NULL while planning */
     size_t used;         /* bytes taken so far, padding included; SIZE_MAX: more than can be counted */
     size_t size;         /* bytes of the bound memory; 0 while planning */
-    size_t by_class[DSV_MEM_CLASS_COUNT];
+    size_t by_class[DSV_MEM_CLASS_COUNT]; /* where pieces lie over each other: of the longest use, of
+                                           * equal ones the last */
 } DsvArena;
+
+typedef struct DsvArenaOverlay {
+    DsvArena begin; /* the arena as every use finds it */
+    DsvArena end;   /* as the longest use so far left it */
+} DsvArenaOverlay;
 
 /* An arena that only counts. */
 void dsvi_arena_plan(DsvArena *arena);
@@ -48,6 +63,13 @@ void dsvi_arena_bind(DsvArena *arena, void *base, size_t size);
 /* The next piece, 64-byte aligned; NULL while planning. Taking more than was bound is a bug and
  * asserts. `bytes` may be 0. */
 void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes);
+
+/* What is taken from here on is for one use, up to one of the two below. Overlays may be nested. */
+DsvArenaOverlay dsvi_arena_overlay(const DsvArena *arena);
+/* What is taken next lies over what has been taken since the overlay began. */
+void dsvi_arena_instead(DsvArena *arena, DsvArenaOverlay *overlay);
+/* What is taken next lies behind the longest use. */
+void dsvi_arena_overlay_end(DsvArena *arena, DsvArenaOverlay *overlay);
 
 #ifdef __cplusplus
 }

@@ -53,6 +53,46 @@ static void absurd_plans_do_not_wrap(void **state)
     assert_true(plan.used == SIZE_MAX && plan.by_class[DSV_MEM_SCRATCH] == SIZE_MAX);
 }
 
+/* Three uses of one place, the second of them of two nested ones, and pieces before and behind. */
+static void uses_lie_over_each_other(void **state)
+{
+    enum { BEFORE, FIRST, SECOND, SHORT, LONG, THIRD, BEHIND, PIECES };
+    _Alignas(64) static unsigned char memory[64 * 9];
+    static const size_t wanted[PIECES] = {0, 64, 64, 128, 128, 64, 64 * 6};
+    const unsigned char *piece[PIECES];
+    DsvArena plan, arena;
+    (void)state;
+    for (int bound = 0; bound < 2; bound++) {
+        if (bound)
+            dsvi_arena_bind(&arena, memory, plan.used);
+        else
+            dsvi_arena_plan(&arena);
+        piece[BEFORE] = dsvi_arena_take(&arena, DSV_MEM_DATA, 64);
+        DsvArenaOverlay over = dsvi_arena_overlay(&arena);
+        piece[FIRST] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 3 * 64);
+        dsvi_arena_instead(&arena, &over);
+        piece[SECOND] = dsvi_arena_take(&arena, DSV_MEM_SPARSE, 64);
+        DsvArenaOverlay nested = dsvi_arena_overlay(&arena);
+        piece[SHORT] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 64);
+        dsvi_arena_instead(&arena, &nested);
+        piece[LONG] = dsvi_arena_take(&arena, DSV_MEM_ACTIVATIONS, 4 * 64);
+        dsvi_arena_overlay_end(&arena, &nested);
+        dsvi_arena_instead(&arena, &over);
+        piece[THIRD] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 2 * 64);
+        dsvi_arena_overlay_end(&arena, &over);
+        piece[BEHIND] = dsvi_arena_take(&arena, DSV_MEM_DATA, 3 * 64);
+        plan = bound ? plan : arena;
+    }
+    assert_int_equal(arena.used, sizeof memory);
+    for (int i = 0; i < PIECES; i++)
+        assert_int_equal(piece[i] - memory, wanted[i]);
+    assert_int_equal(arena.by_class[DSV_MEM_DATA], 4 * 64);
+    assert_int_equal(arena.by_class[DSV_MEM_SPARSE], 64);
+    assert_int_equal(arena.by_class[DSV_MEM_ACTIVATIONS], 4 * 64);
+    assert_int_equal(arena.by_class[DSV_MEM_SCRATCH], 0); /* none of the longest use */
+    assert_memory_equal(arena.by_class, plan.by_class, sizeof plan.by_class);
+}
+
 static void every_class_has_a_name(void **state)
 {
     (void)state;
@@ -92,6 +132,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_equals_use),
+        cmocka_unit_test(uses_lie_over_each_other),
         cmocka_unit_test(absurd_plans_do_not_wrap),
         cmocka_unit_test(every_class_has_a_name),
         cmocka_unit_test(taking_more_than_bound_aborts),
