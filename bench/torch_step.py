@@ -156,12 +156,14 @@ def free_cached(device):
 
 
 def peak_memory(device):
-    """MiB that PyTorch's tensors took at most since the last call."""
+    """MiB that PyTorch's tensors took at most since the last call, that it held for them, and that are in use
+    of the device: to be compared with what dsv plans, and with what is in use while dsv alone is there."""
     if device != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated() / 2 ** 20
+        return {}
+    peak = {"tensors_mib": torch.cuda.max_memory_allocated(), "held_mib": torch.cuda.max_memory_reserved()}
+    free, whole = torch.cuda.mem_get_info()
     torch.cuda.reset_peak_memory_stats()
-    return peak
+    return {key: value / 2 ** 20 for key, value in (peak | {"memory_mib": whole - free}).items()}
 
 
 def make_runner(settings, device, mode):
@@ -184,16 +186,14 @@ def make_runner(settings, device, mode):
 
 # ---- the comparison ----
 
-def peak_words(figures):
-    return [f"{figures['memory_mib']:.0f} MiB"] if figures["memory_mib"] else []
-
-
 def try_modes(settings, device, modes, steps):
     figures = {}
     for mode in modes:
         figures[mode] = make_runner(settings, device, mode)(steps)
-        figures[mode]["memory_mib"] = peak_memory(device)
-        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *peak_words(figures[mode]), flush=True)
+        memory = peak_memory(device)
+        figures[mode] |= memory
+        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *(f"{key} {value:.0f}" for key, value in
+                                                                   memory.items()), flush=True)
         free_cached(device)
     return figures
 

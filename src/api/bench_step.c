@@ -167,6 +167,7 @@ static DsvStatus report(const DsvTrainer *t, Times *times, const char *json_path
         {"tokens", tokens},
         {"tokens_per_s", tokens / step},
         {"model_tflops", 1e-12 * flops / step / (double)dsvi_comm_size(t->comm)},
+        {"planned_mib", (double)t->arena.used / 1048576},
         {"memory_mib", (double)t->backend->device->memory_used(t->backend->device) / 1048576},
         {"gemm_share", times->spent[DSV_KIND_GEMM] / times->marked},
         {"attention_share",

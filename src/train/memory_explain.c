@@ -27,67 +27,45 @@ static void name_largest(const DsvArena *plan, char line[LINE])
     }
 }
 
-static bool divide_more(DsvConfig *settings, int64_t stage)
+/* ---- ways to take less ---- */
+
+static void offload_lists(const DsvTrainer *t, DsvConfig *settings)
 {
-    if (settings->zero_stage >= stage)
-        return false;
-    settings->zero_stage = stage;
-    return true;
+    settings->sparse_offload_lists |= settings->sparse_enabled && !settings->sparse_time_choices &&
+                                      t->backend->device->kind != DSV_DEVICE_CPU;
 }
 
-static bool keep_less(DsvConfig *settings, const char *keep)
+static void divide_more(const DsvTrainer *t, DsvConfig *settings, int64_t stage)
+{
+    if (t->mesh.shard_ranks > 1 && settings->zero_stage < stage)
+        settings->zero_stage = stage;
+}
+
+static void keep_less(DsvConfig *settings, const char *keep)
 {
     char *now = settings->gradient_checkpointing;
-    if (strcmp(now, keep) == 0 || strcmp(now, "true") == 0)
-        return false;
-    snprintf(now, sizeof settings->gradient_checkpointing, "%s", keep);
-    return true;
+    if (strcmp(now, "true") != 0)
+        snprintf(now, sizeof settings->gradient_checkpointing, "%s", keep);
 }
 
-static bool split_batch(DsvConfig *settings)
+static void split_batch(DsvConfig *settings)
 {
-    if (settings->train_batch_size == 1)
-        return false;
     settings->gradient_accumulation_steps *= settings->train_batch_size;
     settings->train_batch_size = 1;
-    return true;
-}
-
-/* Whether the host has room for so much more of each of its ranks. */
-static bool host_has(const DsvTrainer *t, size_t more)
-{
-    return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
-}
-
-/* Where lists may wait on the host, and that has room for them. */
-static bool offload_lists(const DsvTrainer *t, DsvConfig *settings)
-{
-    DsvArena with, host, without, host_without;
-    bool may = settings->sparse_enabled && !settings->sparse_offload_lists &&
-               !settings->sparse_time_choices && t->backend->device->kind != DSV_DEVICE_CPU &&
-               dsvi_trainer_plan(t, settings, &without, &host_without) == DSV_OK;
-    settings->sparse_offload_lists |= may;
-    if (!may || (dsvi_trainer_plan(t, settings, &with, &host) == DSV_OK && with.used < without.used &&
-                 host_has(t, host.used - host_without.used)))
-        return may;
-    settings->sparse_offload_lists = false;
-    return false;
 }
 
 enum { WAYS = 6 };
 
-/* Ways to take less, the ones that cost least time first. Each is tried on top of those before it. False
- * where it would change nothing. */
-static bool take_less(const DsvTrainer *t, DsvConfig *settings, int way)
+/* The ways that cost least time come first. */
+static void take_less(const DsvTrainer *t, DsvConfig *settings, int way)
 {
-    bool divided = t->mesh.shard_ranks > 1;
     switch (way) {
-    case 0: return offload_lists(t, settings);
-    case 1: return divided && divide_more(settings, 2);
-    case 2: return keep_less(settings, "selective");
-    case 3: return divided && divide_more(settings, 3);
-    case 4: return keep_less(settings, "true");
-    default: return split_batch(settings);
+    case 0: offload_lists(t, settings); break;
+    case 1: divide_more(t, settings, 2); break;
+    case 2: keep_less(settings, "selective"); break;
+    case 3: divide_more(t, settings, 3); break;
+    case 4: keep_less(settings, "true"); break;
+    default: split_batch(settings);
     }
 }
 
@@ -105,19 +83,32 @@ static void name_settings(const DsvConfig *settings, bool divided, char words[LI
              (long long)settings->gradient_accumulation_steps);
 }
 
-/* The first way that fits, in words; "" when none does. */
-static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
+/* Whether the host has room for so much more of each of its ranks. */
+static bool host_has(const DsvTrainer *t, size_t more)
 {
-    DsvConfig settings = *t->settings;
-    DsvArena plan, host;
-    for (int way = 0; way < WAYS; way++) {
-        if (!take_less(t, &settings, way))
-            continue;
-        name_settings(&settings, t->mesh.shard_ranks > 1, words);
-        if (dsvi_trainer_plan(t, &settings, &plan, &host) == DSV_OK && plan.used <= there_are)
-            return;
-    }
+    return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
+}
+
+/* Each way is tried on top of those before it that took less. The settings that fit, in words; "" when none
+ * do. */
+static void find_fit(const DsvTrainer *t, size_t wanted, size_t there_are, char words[LINE])
+{
+    DsvConfig best = *t->settings;
+    DsvArena now, plan, host_now, host;
     words[0] = 0;
+    if (dsvi_trainer_plan(t, &best, &now, &host_now) != DSV_OK)
+        return;
+    for (int way = 0; way < WAYS && wanted > there_are; way++) {
+        DsvConfig settings = best;
+        take_less(t, &settings, way);
+        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= wanted ||
+            (host.used > host_now.used && !host_has(t, host.used - host_now.used)))
+            continue;
+        best = settings;
+        wanted = plan.used;
+    }
+    if (wanted <= there_are)
+        name_settings(&best, t->mesh.shard_ranks > 1, words);
 }
 
 DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
@@ -127,7 +118,7 @@ DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
     size_t there_are = device->memory_bytes > used ? device->memory_bytes - used : 0;
     char largest[LINE], fit[LINE];
     name_largest(plan, largest);
-    find_fit(t, there_are, fit);
+    find_fit(t, plan->used, there_are, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY, "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
                      "the most goes to %s GiB; %s%s", gib(plan->used), gib(device->memory_bytes),
                      gib(there_are), largest, fit[0] ? "it would fit with "
