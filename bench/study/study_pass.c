@@ -64,6 +64,7 @@ static void carve(void *of, DsvArena *arena)
     p->text = dsvi_arena_take(arena, DSV_MEM_DATA, text);
     dsvi_sparse_carve(p->sparse, arena);
     dsvi_dit_carve(p->dit, arena);
+    dsvi_dit_carve_pass(p->dit, arena);
 }
 
 /* Text stays zero: models are trained on the unconditional row. */

@@ -132,6 +132,7 @@ static void carve(void *of, DsvArena *arena)
     b->listed = dsvi_arena_take(arena, DSV_MEM_DATA, samples);
     b->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, b->workspace_bytes);
     dsvi_sparse_carve(b->sparse, arena);
+    dsvi_sparse_carve_call(b->sparse, arena);
 }
 
 static DsvStatus allocate(Bench *b)

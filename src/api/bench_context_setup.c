@@ -92,6 +92,7 @@ static void carve(void *of, DsvArena *arena)
     p->dv = dsvi_arena_take(arena, DSV_MEM_DATA, bytes);
     p->lse = dsvi_arena_take(arena, DSV_MEM_DATA, dsvi_context_lse_bytes(b->context, 1, DSV_F32));
     dsvi_sparse_carve(b->sparse, arena);
+    dsvi_sparse_carve_call(b->sparse, arena);
 }
 
 static DsvStatus allocate(DsvContextBench *b)

@@ -96,6 +96,7 @@ static void carve(void *of, DsvArena *arena)
     if (p->sparse)
         dsvi_sparse_carve(p->sparse, arena);
     dsvi_dit_carve(p->dit, arena);
+    dsvi_dit_carve_pass(p->dit, arena);
 }
 
 static int64_t largest(int64_t a, int64_t b)

@@ -62,6 +62,7 @@ static void carve(void *of, DsvArena *arena)
         ? s->weights.master
         : dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * dsvi_dtype_size(act));
     dsvi_generator_carve(s->generator, arena);
+    dsvi_generator_carve_run(s->generator, arena);
 }
 
 static DsvStatus allocate(Sampling *s)

@@ -12,7 +12,7 @@ static DsvStatus make_empty(int64_t rank, int64_t size, int64_t buckets, DsvShar
     *out = (DsvShard){.rank = rank, .size = size, .buckets = buckets};
     out->begin = calloc((size_t)buckets + 1, sizeof *out->begin);
     out->bound = calloc((size_t)(buckets * (size + 1)), sizeof *out->bound);
-    out->packed = calloc((size_t)buckets, sizeof *out->packed);
+    out->packed = calloc((size_t)buckets + 1, sizeof *out->packed);
     if (out->begin && out->bound && out->packed)
         return DSV_OK;
     dsvi_shard_free(out);
@@ -25,6 +25,7 @@ static void pack_buckets(DsvShard *shard)
         shard->packed[b] = shard->own;
         shard->own += dsvi_shard_count(shard, b);
     }
+    shard->packed[shard->buckets] = shard->own;
 }
 
 DsvStatus dsvi_shard_make(const DsvComm *comm, const int64_t *begin, int64_t buckets, DsvShard *out)

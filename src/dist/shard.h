@@ -24,7 +24,7 @@ typedef struct DsvShard {
     int64_t buckets;
     int64_t *begin;  /* (buckets + 1) where each bucket begins in flat arrays, and where the last ends */
     int64_t *bound;  /* (buckets, size + 1) where each rank's stretch begins in its bucket */
-    int64_t *packed; /* (buckets) where the own stretch begins in packed arrays */
+    int64_t *packed; /* (buckets + 1) where own stretches begin in packed arrays, and end */
     int64_t own;     /* items of a packed array */
 } DsvShard;
 

@@ -259,6 +259,7 @@ DsvStatus dsvi_dit_forward_loss(DsvDit *dit, const void *latents, const void *ti
                                 const DsvDitLoss *loss)
 {
     DSVI_ASSERT(dit->shape.loss);
+    DSVI_TRY(dsvi_dit_target_rows(dit, loss->target));
     DSVI_TRY(forward_blocks(dit, latents, timestep, text));
     DSVI_TRY(dsvi_dit_head_loss(dit, loss));
     return leave(dit, DSV_PASS_FORWARD, dit->config.num_layers + 1);

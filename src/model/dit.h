@@ -39,8 +39,13 @@ typedef struct DsvDitShape {
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
-    bool loss;                     /* made for dsvi_dit_forward_loss: ranks that share samples then keep rows
-                                    * of their own tokens alone, and cannot find whole outputs */
+    int64_t ffn_rows;              /* B x S that the feed-forward layer has at once where its activations are
+                                    * not kept, about: each part's memory serves the next; 0: all */
+    bool loss;                     /* made for dsvi_dit_forward_loss: there is room for its inputs; ranks that
+                                    * share samples keep rows of their own tokens alone, and cannot find whole
+                                    * outputs */
+    const int64_t *grad_begin;     /* (stretches + 1) with backward: there is room for the weights' gradients,
+                                    * and a stretch's begin at so many elements; NULL: there is none */
     const DsvContext *context;     /* the ranks that share the samples, made for this many tokens and for the
                                     * model's heads and blocks; NULL: this rank has them alone */
 } DsvDitShape;
@@ -100,8 +105,21 @@ DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const
                           const DsvDitShape *shape, DsvSparse *sparse, DsvDit **out);
 void dsvi_dit_free(DsvDit **dit);
 
-/* Takes all the model needs beside its weights from the arena: run once to plan, once bound. */
+/* Takes what the model needs beside its weights from the arena: run once to plan, once bound. The first what
+ * lasts, the second what a pass uses, from its inputs to its gradients: between passes its memory is free for
+ * anything. That is also what calls of the sparse layer use; what lasts of this layer is the caller's to
+ * take. */
 void dsvi_dit_carve(DsvDit *dit, DsvArena *arena);
+void dsvi_dit_carve_pass(DsvDit *dit, DsvArena *arena);
+
+/* Room in the memory of a pass, NULL where the shape does not ask for it. */
+typedef struct DsvDitRoom {
+    void *latents, *target; /* as dsvi_dit_forward_loss takes them, and overwrites them here */
+    void *grad;             /* (grad_begin[stretches]) acc: of a stretch free for its gradients from when the
+                             * backward pass enters it until the next pass; before that it holds anything */
+} DsvDitRoom;
+
+DsvDitRoom dsvi_dit_room(const DsvDit *dit);
 
 /* After binding: uploads token order and RoPE tables. */
 DsvStatus dsvi_dit_setup(DsvDit *dit, const DsvDitWeights *weights);
@@ -117,7 +135,7 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
 
 /* The objective in place of the output, of which nothing leaves the model. */
 typedef struct DsvDitLoss {
-    const void *target;   /* as output: what it should be */
+    const void *target;   /* as output: what it should be; read before any block is */
     double grad_scale;    /* as in ops/flow.h, of the whole batch */
     void *loss;           /* (B) acc, device memory: mean of (output - target)^2 over the own tokens, which
                            * are dsvi_dit_share of the sample */

@@ -356,22 +356,140 @@ static DsvStatus cross_bwd(DsvDit *dit, int64_t block)
     return dsvi_dit_norm_bwd(dit, &norm, &sum_bwd);
 }
 
-/* ---- feed-forward ---- */
+/* ---- feed-forward ----
+ *
+ * Where its activations are not kept, a part of the rows goes all the way before the next begins, and the
+ * backward pass computes a part's again beside its gradients: they take the memory of a part. */
 
-static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
+bool dsvi_dit_keeps_all(const DsvDit *dit)
+{
+    return dit->shape.backward && dit->shape.keep == DSV_KEEP_ALL;
+}
+
+/* Whole samples, or tokens of one, for a gate is of a sample. */
+typedef struct Part {
+    int64_t sample, samples;
+    int64_t token, tokens;
+} Part;
+
+static Part largest_part(const DsvDit *dit)
+{
+    int64_t most = dit->shape.ffn_rows, tokens = dit->tokens;
+    if (most == 0 || dsvi_dit_keeps_all(dit) || dit->batch * tokens <= most)
+        return (Part){.samples = dit->batch, .tokens = tokens};
+    if (tokens <= most)
+        return (Part){.samples = most / tokens, .tokens = tokens};
+    int64_t parts = (tokens + most - 1) / most;
+    return (Part){.samples = 1, .tokens = (tokens + parts - 1) / parts};
+}
+
+int64_t dsvi_dit_ffn_rows(const DsvDit *dit)
+{
+    Part part = largest_part(dit);
+    return part.samples * part.tokens;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+typedef DsvStatus part_fn(DsvDit *dit, int64_t block, const Part *part);
+
+static DsvStatus for_each_part(DsvDit *dit, int64_t block, part_fn *fn)
+{
+    Part most = largest_part(dit), part = most;
+    for (part.sample = 0; part.sample < dit->batch; part.sample += most.samples)
+        for (part.token = 0; part.token < dit->tokens; part.token += most.tokens) {
+            part.samples = smaller(most.samples, dit->batch - part.sample);
+            part.tokens = smaller(most.tokens, dit->tokens - part.token);
+            DSVI_TRY(fn(dit, block, &part));
+        }
+    return DSV_OK;
+}
+
+static int64_t rows_of(const Part *part)
+{
+    return part->samples * part->tokens;
+}
+
+/* Where the part begins in (B, S, C). */
+static void *part_at(const DsvDit *dit, const Part *part, DsvDtype dtype, const void *stream)
+{
+    return dsvi_dit_at(stream, dtype, (part->sample * dit->tokens + part->token) * dit->width);
+}
+
+static DsvStatus part_hidden(DsvDit *dit, int64_t block, const Part *part)
+{
+    const DsvDitSaved *saved = &dit->saved[block];
+    return dsvi_dit_linear_gelu_fwd(dit, &params_of(dit, block)->ffn_in, rows_of(part),
+                                    part_at(dit, part, dit->act, dit->scratch.h), saved->ffn_hidden,
+                                    saved->ffn_act);
+}
+
+static DsvStatus part_out(DsvDit *dit, int64_t block, const Part *part)
+{
+    const DsvDitSaved *saved = &dit->saved[block];
+    return dsvi_dit_linear_fwd(dit, &params_of(dit, block)->ffn_out, rows_of(part), saved->ffn_act, dit->act,
+                               part_at(dit, part, dit->act, saved->y_ffn));
+}
+
+static DsvStatus part_fwd(DsvDit *dit, int64_t block, const Part *part)
+{
+    DSVI_TRY(part_hidden(dit, block, part));
+    return part_out(dit, block, part);
+}
+
+/* From the gradient of the residual stream to that of the part's output. */
+static DsvStatus part_sum_bwd(DsvDit *dit, int64_t block, const Part *part)
+{
+    DsvGateResidualArgs sum = sum_ffn_bwd(dit, block);
+    int64_t gate = part->sample * sum.gate_stride;
+    sum.batch = part->samples;
+    sum.tokens = part->tokens;
+    sum.y = part_at(dit, part, dit->act, sum.y);
+    sum.dout = part_at(dit, part, dit->acc, sum.dout);
+    sum.dy = part_at(dit, part, dit->act, sum.dy);
+    sum.gate = dsvi_dit_at(sum.gate, dit->acc, gate);
+    sum.dgate = dsvi_dit_at(sum.dgate, dit->acc, gate);
+    return dit->backend->ops.gate_residual_bwd.run(dit->stream, &sum);
+}
+
+/* The gradient of the output, in scratch.dy, becomes that of the input. */
+static DsvStatus part_bwd(DsvDit *dit, int64_t block, const Part *part)
 {
     const DsvDitBlockParams *p = params_of(dit, block);
     const DsvDitSaved *saved = &dit->saved[block];
-    const DsvDitScratch *s = &dit->scratch;
-    DsvDitNorm norm = norm_ffn(dit, block);
-    DsvGateResidualArgs sum = sum_cross(dit, block);
-    int64_t rows = dit->batch * dit->tokens;
-    DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, &sum));
-    DSVI_TRY(dsvi_dit_linear_gelu_fwd(dit, &p->ffn_in, rows, s->h, saved->ffn_hidden, saved->ffn_act));
-    return dsvi_dit_linear_fwd(dit, &p->ffn_out, rows, saved->ffn_act, dit->act, saved->y_ffn);
+    DsvDitLinear in = p->ffn_in, out = without_bias(&p->ffn_out);
+    void *h = part_at(dit, part, dit->act, dit->scratch.h);
+    void *dy = part_at(dit, part, dit->act, dit->scratch.dy);
+    in.begun = out.begun = part->sample + part->token > 0;
+    if (!dsvi_dit_keeps_all(dit))
+        DSVI_TRY(part_hidden(dit, block, part));
+    if (runs_again(dit, block)) {
+        DSVI_TRY(part_out(dit, block, part));
+        DSVI_TRY(part_sum_bwd(dit, block, part));
+    }
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &out, rows_of(part), saved->ffn_hidden, saved->ffn_act, dy,
+                                      dit->scratch.dffn));
+    return dsvi_dit_linear_bwd(dit, &in, rows_of(part), h, dit->scratch.dffn, dit->act, dy, false);
 }
 
-/* What the norm behind the block has summed. */
+/* The sum that makes x2, and the residual stream to scratch.h. */
+static DsvStatus ffn_norm(DsvDit *dit, int64_t block)
+{
+    DsvDitNorm norm = norm_ffn(dit, block);
+    DsvGateResidualArgs sum = sum_cross(dit, block);
+    return dsvi_dit_norm_fwd(dit, &norm, &sum);
+}
+
+static DsvStatus ffn_fwd(DsvDit *dit, int64_t block)
+{
+    DSVI_TRY(ffn_norm(dit, block));
+    return for_each_part(dit, block, part_fwd);
+}
+
+/* The gradient of ffn_out's bias, which the sum's backward pass has left. */
 static DsvStatus take_ffn_dbias(const DsvDit *dit, int64_t block)
 {
     DsvAddArgs add = {
@@ -383,44 +501,37 @@ static DsvStatus take_ffn_dbias(const DsvDit *dit, int64_t block)
 
 static DsvStatus ffn_bwd(DsvDit *dit, int64_t block)
 {
-    const DsvDitBlockParams *p = params_of(dit, block);
-    const DsvDitSaved *saved = &dit->saved[block];
-    const DsvDitScratch *s = &dit->scratch;
     DsvDitNorm norm = norm_ffn(dit, block);
-    DsvDitLinear ffn_out = without_bias(&p->ffn_out);
-    DsvGateResidualArgs sum = sum_cross_bwd(dit, block), own = sum_ffn_bwd(dit, block);
-    int64_t rows = dit->batch * dit->tokens;
-    if (runs_again(dit, block))
-        DSVI_TRY(dit->backend->ops.gate_residual_bwd.run(dit->stream, &own));
-    DSVI_TRY(take_ffn_dbias(dit, block));
-    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &ffn_out, rows, saved->ffn_hidden, saved->ffn_act, s->dy,
-                                      s->dffn));
+    DsvGateResidualArgs sum = sum_cross_bwd(dit, block);
     if (!runs_again(dit, block)) /* else scratch has it */
         DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
-    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->ffn_in, rows, s->h, s->dffn, dit->act, s->dy, false));
+    DSVI_TRY(for_each_part(dit, block, part_bwd));
+    DSVI_TRY(take_ffn_dbias(dit, block));
     return dsvi_dit_norm_bwd(dit, &norm, &sum);
 }
 
 /* ---- the block ---- */
 
-/* `recompute`: for the backward pass. */
-static DsvStatus sublayers_fwd(DsvDit *dit, int64_t block, bool recompute)
+DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
 {
-    DSVI_TRY(self_fwd(dit, block, recompute));
+    DSVI_TRY(modulate(dit, block));
+    DSVI_TRY(self_fwd(dit, block, false));
     DSVI_TRY(cross_fwd(dit, block));
     return ffn_fwd(dit, block);
 }
 
-DsvStatus dsvi_dit_block_fwd(DsvDit *dit, int64_t block)
+/* The forward pass again, up to where the feed-forward layer's parts begin. */
+static DsvStatus run_again(DsvDit *dit, int64_t block)
 {
-    DSVI_TRY(modulate(dit, block));
-    return sublayers_fwd(dit, block, false);
+    DSVI_TRY(self_fwd(dit, block, true));
+    DSVI_TRY(cross_fwd(dit, block));
+    return ffn_norm(dit, block);
 }
 
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block)
 {
     if (runs_again(dit, block))
-        DSVI_TRY(sublayers_fwd(dit, block, true));
+        DSVI_TRY(run_again(dit, block));
     DSVI_TRY(ffn_bwd(dit, block));
     DSVI_TRY(cross_bwd(dit, block));
     DSVI_TRY(self_bwd(dit, block));

@@ -211,11 +211,17 @@ DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output)
 }
 
 /* The target becomes rows, not the rows an output: each rank's are its own tokens', and nothing is sent. */
+DsvStatus dsvi_dit_target_rows(DsvDit *dit, const void *target)
+{
+    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, (void *)target, dit->acc,
+                                   dit->scratch.target_rows);
+    return dit->backend->ops.patch_gather.run(dit->stream, &args);
+}
+
 DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss)
 {
     const DsvDitScratch *s = &dit->scratch;
-    DsvPatchArgs target = patch_args(dit, dit->config.out_channels, true, (void *)loss->target, dit->acc,
-                                     s->target_rows);
+    int64_t n = dit->batch * dit->tokens * dit->patch_out;
     DsvMseArgs mse = {
         .batch = dit->batch, .n = dit->tokens * dit->patch_out, .acc = dit->acc,
         .grad_scale = loss->grad_scale * dsvi_dit_share(dit), .output = s->head_rows,
@@ -223,19 +229,9 @@ DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss)
     };
     DSVI_TRY(norm_and_modulate(dit));
     DSVI_TRY(head_rows(dit));
-    DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &target));
-    return dit->backend->ops.mse.run(dit->stream, &mse);
-}
-
-/* Gradients of the own tokens' rows, in act. */
-static DsvStatus find_dhead_rows(const DsvDit *dit, const void *doutput)
-{
-    const DsvDitScratch *s = &dit->scratch;
-    int64_t n = dit->batch * dit->tokens * dit->patch_out;
-    DsvPatchArgs args = patch_args(dit, dit->config.out_channels, true, (void *)doutput, dit->act,
-                                   s->dhead_rows);
-    return doutput ? dit->backend->ops.patch_gather.run(dit->stream, &args)
-                   : dsvi_dit_cast(dit, n, dit->acc, s->head_rows, dit->act, s->dhead_rows);
+    DSVI_TRY(dit->backend->ops.mse.run(dit->stream, &mse));
+    return dit->shape.backward ? dsvi_dit_cast(dit, n, dit->acc, s->head_rows, dit->act, s->dhead_rows)
+                               : DSV_OK;
 }
 
 DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
@@ -245,7 +241,10 @@ DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput)
     DsvDitNorm norm = head_norm(dit);
     DsvGateResidualArgs args;
     const DsvGateResidualArgs *sum = dsvi_dit_block_sum_bwd(dit, dit->config.num_layers - 1, &args);
-    DSVI_TRY(find_dhead_rows(dit, doutput));
+    DsvPatchArgs drows = patch_args(dit, dit->config.out_channels, true, (void *)doutput, dit->act,
+                                    s->dhead_rows);
+    if (doutput)
+        DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &drows));
     DSVI_TRY(dsvi_dit_zero(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head, dit->batch * dit->tokens, s->h, s->dhead_rows,

@@ -16,6 +16,7 @@ typedef struct DsvDitLinear {
     int64_t out, in;
     int64_t weight, bias; /* backward bias may be DSVI_DIT_NO_BIAS: who makes dy also sums it */
     DsvDtype dtype; /* of x and of the copy of W that multiplies it: act, or acc in the time embedder */
+    bool begun;     /* backward: another product has gone into the weight's gradient, so this one is added */
 } DsvDitLinear;
 
 typedef struct DsvDitAttentionParams {
@@ -47,8 +48,8 @@ typedef struct DsvDitSaved {
     void *cross_k, *cross_v;    /* (B, L, C) act: k before its norm */
     void *cross_attended;       /* (B, S, C) act */
     void *cross_lse;            /* (B, N, S) acc */
-    void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after the activation; the latter is in scratch
-                                 * unless all is kept */
+    void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after the activation; in scratch, and of a part
+                                 * of the rows, unless all is kept */
     void *y_self, *y_ffn;       /* (B, S, C) act: what these sub-layers add, before their gates */
     void *x2;                   /* (B, S, C) acc: residual stream after cross-attention */
 } DsvDitSaved;
@@ -66,24 +67,21 @@ typedef struct DsvDitEmbedded {
     void *head_modulation;         /* (B, 2, C) acc */
 } DsvDitEmbedded;
 
-/* Lives inside one sub-layer, unless a comment says otherwise. q, k, dq, dk, dv share their memory with
- * ffn_act and dffn: attention is done before the feed-forward layer begins, and the other way round
- * backward. */
+/* Lives inside one sub-layer, unless a comment says otherwise. What lies over what is said in dit_plan.c. */
 typedef struct DsvDitScratch {
     void *x1;                /* (B, S, C) acc: residual stream after self-attention of a block */
     void *modulation;        /* (num_layers, B, 6, C) acc: of all blocks, from forward to backward */
     void *h;                 /* (B, S, C) act: a norm's output, then what cross-attention adds; before it is
                               * computed again in the backward pass, the gradient of attention's output */
     void *q, *k;             /* (B, S, C) act: after norm and RoPE */
-    void *ffn_act;           /* (B, S, ffn) act: of DsvDitSaved, where a block's backward pass comes before
-                              * another block's forward pass */
+    void *ffn_hidden, *ffn_act; /* (ffn_rows, ffn) act: of DsvDitSaved */
     void *cross_k;           /* (B, L, C) act: after norm */
     void *mean, *rstd;       /* (B, max(S, L)) acc: of the norm just computed */
     void *rstd_k;            /* (B, max(S, L)) acc: of k's, while rstd holds q's */
     void *head_rows;         /* (B, all_tokens, out_channels * patch) acc; with shape.loss (B, S, ...), and
-                              * then the loss's gradient, until the head's backward pass */
-    void *target_rows;       /* the same of the target; with shape.loss */
-    void *attention;         /* workspace */
+                              * then the loss's gradient */
+    void *target_rows;       /* the same of the target, from the begin of the pass; with shape.loss */
+    void *attention;         /* workspace of attention that is not the sparse layer's */
     size_t attention_bytes;
     /* backward only */
     void *dx;                /* (B, S, C) acc: gradient of the residual stream, through the whole pass */
@@ -96,10 +94,10 @@ typedef struct DsvDitScratch {
     void *dtime_hidden;      /* (B, C) acc */
     void *dy;                /* (B, S, C) act: gradient of a sub-layer's output, then of its input */
     void *dq, *dk, *dv;      /* (B, S, C) act */
-    void *dffn;              /* (B, S, ffn) act */
+    void *dffn;              /* (ffn_rows, ffn) act */
     void *dcross_k, *dcross_v;       /* (B, L, C) act */
     void *dtext, *dtext_hidden;      /* (B, L, C) act */
-    void *dhead_rows;        /* (B, S, out_channels * patch) act */
+    void *dhead_rows;        /* (B, S, out_channels * patch) act: from the loss to the head's backward pass */
     void *dpatch_rows;       /* (B, S, in_channels * patch) acc */
 } DsvDitScratch;
 
@@ -129,6 +127,7 @@ struct DsvDit {
                                            * that shape.keep leaves out */
     DsvDitEmbedded embedded;
     DsvDitScratch scratch;
+    DsvDitRoom room;
 };
 
 /* ---- dit_parts.c ---- */
@@ -184,13 +183,15 @@ DsvStatus dsvi_dit_cross_attend(DsvDit *dit, const DsvSparseAttention *args, boo
 
 /* ---- dit_embed.c ---- */
 
+/* The target to target_rows. */
+DsvStatus dsvi_dit_target_rows(DsvDit *dit, const void *target);
 /* Latents to residual[0], timestep to time and modulation, text to context. */
 DsvStatus dsvi_dit_embed_fwd(DsvDit *dit, const void *latents, const void *timestep, const void *text);
 /* From dx, dembedding, dtime and dcontext. */
 DsvStatus dsvi_dit_embed_bwd(DsvDit *dit, void *dlatents, void *dtext);
 /* The last residual stream to the output. */
 DsvStatus dsvi_dit_head_fwd(DsvDit *dit, void *output);
-/* The last residual stream to the loss. */
+/* The last residual stream to the loss, and with backward to its gradient. */
 DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss);
 /* Adds to dx and dtime. `doutput` may be NULL: what the loss left. */
 DsvStatus dsvi_dit_head_bwd(DsvDit *dit, const void *doutput);
@@ -205,6 +206,10 @@ DsvGateResidualArgs dsvi_dit_block_sum(const DsvDit *dit, int64_t block);
 DsvStatus dsvi_dit_block_bwd(DsvDit *dit, int64_t block);
 const DsvGateResidualArgs *dsvi_dit_block_sum_bwd(const DsvDit *dit, int64_t block,
                                                   DsvGateResidualArgs *args);
+/* Whether each block has all its activations from forward to backward. */
+bool dsvi_dit_keeps_all(const DsvDit *dit);
+/* Rows that the feed-forward layer has at once, at most. */
+int64_t dsvi_dit_ffn_rows(const DsvDit *dit);
 
 #ifdef __cplusplus
 }

@@ -66,11 +66,11 @@ DsvStatus dsvi_dit_linear_gelu_fwd(const DsvDit *dit, const DsvDitLinear *linear
     return dit->backend->ops.gemm.run(dit->stream, &args);
 }
 
-/* Whether a weight's gradient is to be overwritten. It has one product in a backward pass. */
-static bool is_fresh(const DsvDit *dit, int64_t weight)
+/* Whether the gradient of a layer's weight is to be overwritten. */
+static bool is_fresh(const DsvDit *dit, const DsvDitLinear *linear)
 {
-    int64_t stretch = dsvi_param_stretch(dit->table, weight);
-    return dit->stretch[stretch].fresh && weight >= dit->table->gemm[stretch];
+    int64_t stretch = dsvi_param_stretch(dit->table, linear->weight);
+    return dit->stretch[stretch].fresh && linear->weight >= dit->table->gemm[stretch] && !linear->begun;
 }
 
 /* dW += dy^T x,  db += sum of the rows of dy */
@@ -82,7 +82,7 @@ static DsvStatus linear_param_grads(const DsvDit *dit, const DsvDitLinear *linea
         .a = dy, .lda = linear->out, .trans_a = true,
         .b = x, .ldb = linear->in,
         .c = dsvi_dit_grad(dit, linear->weight), .ldc = linear->in,
-        .accumulate = !is_fresh(dit, linear->weight),
+        .accumulate = !is_fresh(dit, linear),
         .bias_dtype = dit->acc,
         .a_sum = linear->bias == DSVI_DIT_NO_BIAS ? NULL : dsvi_dit_grad(dit, linear->bias),
     };

@@ -87,15 +87,20 @@ void dsvi_generator_free(DsvGenerator **generator)
 
 void dsvi_generator_carve(DsvGenerator *g, DsvArena *arena)
 {
+    if (g->sparse)
+        dsvi_sparse_carve(g->sparse, arena);
+    dsvi_dit_carve(g->dit, arena);
+}
+
+void dsvi_generator_carve_run(DsvGenerator *g, DsvArena *arena)
+{
     DsvSampleJob *job = &g->job;
     size_t latent = (size_t)g->elements * sizeof(float);
     job->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
     job->output = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
     job->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, BATCH * sizeof(float));
     job->text_rows = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)job->text_elements * sizeof(float));
-    if (g->sparse)
-        dsvi_sparse_carve(g->sparse, arena);
-    dsvi_dit_carve(g->dit, arena);
+    dsvi_dit_carve_pass(g->dit, arena);
 }
 
 DsvStatus dsvi_generator_setup(DsvGenerator *g, const DsvDitWeights *weights)

@@ -22,7 +22,9 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
                                 const DsvDitConfig *config, const DsvParamTable *table,
                                 const DsvContext *context, DsvGenerator **out);
 void dsvi_generator_free(DsvGenerator **generator);
+/* What lasts; what a run uses, and is free for anything between runs. */
 void dsvi_generator_carve(DsvGenerator *generator, DsvArena *arena);
+void dsvi_generator_carve_run(DsvGenerator *generator, DsvArena *arena);
 /* After binding. The weights may change from run to run; their compute copy is then the caller's to keep up
  * to date, with dsvi_generator_refresh or through another plan over the same weights. */
 DsvStatus dsvi_generator_setup(DsvGenerator *generator, const DsvDitWeights *weights);

@@ -51,6 +51,7 @@ static void carve(void *of, DsvArena *arena)
                                  (size_t)(probe->shape.batch * probe->shape.tokens * probe->shape.heads) *
                                      sizeof(double));
     dsvi_sparse_carve(probe->sparse, arena);
+    dsvi_sparse_carve_call(probe->sparse, arena);
 }
 
 static void point_pass(Probe *probe)

@@ -103,7 +103,9 @@ void dsvi_sparse_free(DsvSparse **sparse);
  * measured, learnt and decided is then that of all samples, and the same on all ranks; lists and thresholds
  * are each rank's own. */
 void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
+/* Device memory: what lasts; what a call uses, and is free for anything between calls. */
 void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
+void dsvi_sparse_carve_call(DsvSparse *sparse, DsvArena *arena);
 /* The device's own host memory, for lists that wait there for their backward pass: wanted by a layer with
  * sparse.offload_lists, a backward pass and several blocks, nothing for any other. The caller frees it after
  * the layer. */

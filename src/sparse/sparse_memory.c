@@ -465,8 +465,12 @@ void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
         dsvi_selector_carve(s->selector, arena);
         carve_selection(s, arena);
     }
-    s->workspace_bytes = workspace_of_all(s);
-    s->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->workspace_bytes);
     if (s->context)
         carve_shared(s, arena);
+}
+
+void dsvi_sparse_carve_call(DsvSparse *s, DsvArena *arena)
+{
+    s->workspace_bytes = workspace_of_all(s);
+    s->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->workspace_bytes);
 }

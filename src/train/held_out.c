@@ -20,7 +20,7 @@ struct DsvHeldOut {
     int64_t text_elements;     /* of one sample's conditioning */
 
     /* One batch, device memory. */
-    float *latents, *noise;          /* (B, elements) */
+    float *latents, *noise;          /* (B, elements): of the plan's room */
     float *sigma, *timestep, *loss;  /* (B) */
     float *text;                     /* (B, text_len, text_dim): zero, the unconditional row */
 
@@ -127,15 +127,20 @@ void dsvi_held_out_free(DsvHeldOut **held_out)
 
 void dsvi_held_out_carve(DsvHeldOut *h, DsvArena *arena)
 {
-    size_t batch = (size_t)h->batch, latents = batch * (size_t)h->elements * sizeof(float);
-    h->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
-    h->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
+    size_t batch = (size_t)h->batch;
     h->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     h->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     h->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     h->text = dsvi_arena_take(arena, DSV_MEM_DATA, batch * (size_t)h->text_elements * sizeof(float));
     dsvi_sparse_carve(h->sparse, arena);
     dsvi_dit_carve(h->dit, arena);
+}
+
+void dsvi_held_out_carve_run(DsvHeldOut *h, DsvArena *arena)
+{
+    dsvi_dit_carve_pass(h->dit, arena);
+    h->latents = dsvi_dit_room(h->dit).latents;
+    h->noise = dsvi_dit_room(h->dit).target;
 }
 
 void dsvi_held_out_carve_host(DsvHeldOut *h, DsvArena *arena)

@@ -39,8 +39,10 @@ DsvStatus dsvi_held_out_create(DsvBackend *backend, const DsvMesh *mesh, const D
                                DsvVideoShape latent, const DsvDitConfig *config, const DsvParamTable *table,
                                const DsvContext *context, DsvHeldOut **out);
 void dsvi_held_out_free(DsvHeldOut **held_out);
-/* Device memory, zero when bound; host memory, where the windows lie. */
+/* Device memory, zero when bound: what lasts; what a measurement uses, and is free for anything between two.
+ * Host memory, where the windows lie. */
 void dsvi_held_out_carve(DsvHeldOut *held_out, DsvArena *arena);
+void dsvi_held_out_carve_run(DsvHeldOut *held_out, DsvArena *arena);
 void dsvi_held_out_carve_host(DsvHeldOut *held_out, DsvArena *arena);
 /* After binding. The weights' compute copy is the caller's to keep up to date. */
 DsvStatus dsvi_held_out_setup(DsvHeldOut *held_out, const DsvDitWeights *weights);

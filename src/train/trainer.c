@@ -34,13 +34,17 @@ static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
                                                (long long)settings->cp_heads);
 }
 
+/* Where GEMMs are as fast as with more rows. */
+enum { FFN_ROWS = 32768 };
+
 static DsvDitShape shape_of(const DsvTrainer *t)
 {
     const DsvConfig *settings = t->settings;
     return (DsvDitShape){
         .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
         .width = t->latent.width, .text_len = t->config.text_len, .act = dsvi_dit_act(settings),
-        .backward = true, .keep = dsvi_dit_keep(settings), .loss = true, .context = t->context,
+        .backward = true, .keep = dsvi_dit_keep(settings), .ffn_rows = FFN_ROWS, .loss = true,
+        .grad_begin = dsvi_zero_grad_begin(&t->zero), .context = t->context,
     };
 }
 
@@ -60,13 +64,13 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
     const DsvDitConfig *config = &t->config;
+    DSVI_TRY(dsvi_param_table_make(config, &t->table));
+    DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, &t->table, &t->zero));
     DsvDitShape shape = shape_of(t);
     if (t->group)
         DSVI_TRY(make_context(t, &shape));
     shape.context = t->context;
     DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
-    DSVI_TRY(dsvi_param_table_make(config, &t->table));
-    DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, &t->table, &t->zero));
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
     if (settings->validation_steps > 0 || settings->validation_at_end)
@@ -78,15 +82,32 @@ static DsvStatus make_parts(DsvTrainer *t, DsvSparseLog *log, void *log_context)
     return DSV_OK;
 }
 
+/* What a training step, a sample and a measurement of the held-out loss use: each is over before another
+ * begins, but for the gradients, which last to the end of a step. */
+static void carve_passes(DsvTrainer *t, DsvArena *arena)
+{
+    DsvArenaOverlay over = dsvi_arena_overlay(arena);
+    dsvi_dit_carve_pass(t->dit, arena);
+    dsvi_arena_instead(arena, &over);
+    if (t->generator)
+        dsvi_generator_carve_run(t->generator, arena);
+    dsvi_arena_instead(arena, &over);
+    if (t->held_out)
+        dsvi_held_out_carve_run(t->held_out, arena);
+    dsvi_arena_overlay_end(arena, &over);
+    DsvDitRoom room = dsvi_dit_room(t->dit);
+    t->latents = room.latents;
+    t->noise = room.target;
+    if (t->zero.grad_elsewhere)
+        t->zero.grad.data = room.grad;
+}
+
 /* Every piece of device memory a run uses, in one order for plan and use. */
 static void carve(DsvTrainer *t, DsvArena *arena)
 {
     size_t batch = (size_t)t->settings->train_batch_size;
-    size_t latents = batch * (size_t)t->elements * sizeof(float);
 
     dsvi_zero_carve(&t->zero, t->settings, arena);
-    t->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
-    t->noise = dsvi_arena_take(arena, DSV_MEM_DATA, latents);
     t->sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->text = dsvi_arena_take(arena, DSV_MEM_DATA,
@@ -99,6 +120,7 @@ static void carve(DsvTrainer *t, DsvArena *arena)
         dsvi_generator_carve(t->generator, arena);
     if (t->held_out)
         dsvi_held_out_carve(t->held_out, arena);
+    carve_passes(t, arena);
 }
 
 static void carve_host(DsvTrainer *t, DsvArena *arena)

@@ -61,8 +61,8 @@ typedef struct DsvTrainer {
     DsvPeersHere here;             /* its sum: bytes of such allocations */
 
     /* One micro-batch, device memory. */
-    float *latents;                /* (B, elements): clean latents, then the noisy ones */
-    float *noise;                  /* (B, elements): noise, then the target */
+    float *latents;                /* (B, elements): clean, then noisy; up to the forward pass */
+    float *noise;                  /* (B, elements): noise, then the target; up to the forward pass */
     float *sigma, *timestep;       /* (B) */
     float *text;                   /* (B, text_len, text_dim) */
     float *loss;                   /* (B) */

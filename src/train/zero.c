@@ -31,6 +31,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsvBackend *backend, const D
         .backend = backend, .table = table, .mesh = mesh, .act = dsvi_dit_act(settings), .last_pass = true,
         .work_whole = !divided || settings->zero_stage < 3,
         .grad.flat = !divided || settings->zero_stage < 2,
+        .grad_elsewhere = settings->gradient_accumulation_steps == 1,
         .gathered = {{.bucket = -1}, {.bucket = -1}}, .summed = {{.bucket = -1}, {.bucket = -1}},
     };
     DSVI_TRY(dsvi_shard_make(mesh->shard, table->begin, table->stretches, &out->shard));
@@ -44,6 +45,13 @@ void dsvi_zero_free(DsvZero *z)
         dsvi_comm_close(&z->joined[i]);
     dsvi_shard_free(&z->work_shard);
     dsvi_shard_free(&z->shard);
+}
+
+const int64_t *dsvi_zero_grad_begin(const DsvZero *z)
+{
+    if (!z->grad_elsewhere)
+        return NULL;
+    return z->grad.flat ? z->shard.begin : z->shard.packed;
 }
 
 static void carve_buffers(DsvZeroBuffer buffer[2], DsvArena *arena, DsvMemClass mem_class, int64_t bytes)
@@ -114,7 +122,8 @@ void dsvi_zero_carve(DsvZero *z, const DsvConfig *settings, DsvArena *arena)
     z->master.data = z->act == DSV_F32 ? (float *)z->work : dsvi_arena_take(arena, DSV_MEM_WEIGHTS, packed);
     if (!z->work_whole)
         carve_buffers(z->gathered, arena, DSV_MEM_WEIGHTS, dsvi_shard_largest(&z->work_shard));
-    z->grad.data = dsvi_arena_take(arena, DSV_MEM_GRADIENTS, (size_t)grad);
+    if (!z->grad_elsewhere)
+        z->grad.data = dsvi_arena_take(arena, DSV_MEM_GRADIENTS, (size_t)grad);
     if (!z->grad.flat)
         carve_buffers(z->summed, arena, DSV_MEM_GRADIENTS, dsvi_shard_largest(&z->shard) * size);
     z->moment1.data = dsvi_arena_take(arena, DSV_MEM_OPTIMIZER, packed);
@@ -268,14 +277,15 @@ static DsvStatus get_weights(DsvZero *z, DsvDitPass pass, int64_t bucket)
     return next >= 0 && next < z->shard.buckets ? want_weights(z, next) : DSV_OK;
 }
 
-/* Adds the own stretch of a buffer's sum to that of the micro-batches before. */
+/* Adds the own stretch of a buffer's sum to that of the micro-batches before, if there may be any. */
 static DsvStatus take_sum(DsvZero *z, DsvZeroBuffer *buffer)
 {
     int64_t bucket = buffer->bucket;
     if (bucket < 0)
         return DSV_OK;
     DsvAddArgs args = {
-        .n = dsvi_shard_count(&z->shard, bucket), .a = 1, .b = 1, .x_dtype = DSV_F32, .y_dtype = DSV_F32,
+        .n = dsvi_shard_count(&z->shard, bucket), .a = 1, .b = z->grad_elsewhere ? 0 : 1,
+        .x_dtype = DSV_F32, .y_dtype = DSV_F32,
         .x = (float *)buffer->memory + dsvi_shard_first(&z->shard, bucket),
         .y = dsvi_shard_at(&z->shard, z->grad, bucket),
     };
@@ -294,12 +304,29 @@ static DsvStatus make_room(DsvZero *z, int64_t bucket)
                         (size_t)dsvi_shard_whole(&z->shard, bucket) * sizeof(float));
 }
 
-/* Clears what a step's first backward pass adds to of whole gradients: all but GEMM weights'. */
-static DsvStatus clear_added(DsvZero *z, int64_t bucket)
+/* Clears elements `from` to `to` of whole gradients. */
+static DsvStatus clear(DsvZero *z, int64_t from, int64_t to)
 {
     DsvDevice *device = z->backend->device;
-    int64_t elements = z->table->gemm[bucket] - z->table->begin[bucket];
-    return device->zero(device->stream, bucket_grad(z, bucket), (size_t)elements * sizeof(float));
+    size_t bytes = (size_t)(to - from) * sizeof(float);
+    return bytes > 0 ? device->zero(device->stream, z->grad.data + from, bytes) : DSV_OK;
+}
+
+/* Clears what a step's first backward pass does not write of a bucket's whole gradients: what it adds to,
+ * which is all but GEMM weights', and the padding behind these. */
+static DsvStatus clear_unwritten(DsvZero *z, int64_t bucket)
+{
+    const DsvParamTable *table = z->table;
+    int64_t written = table->gemm[bucket];
+    DSVI_TRY(clear(z, table->begin[bucket], written));
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsvParam *param = &table->params[i];
+        if (param->offset < written || param->offset >= table->begin[bucket + 1])
+            continue;
+        DSVI_TRY(clear(z, written, param->offset));
+        written = param->offset + param->count;
+    }
+    return clear(z, written, table->begin[bucket + 1]);
 }
 
 static DsvStatus enter(void *lender, DsvDitPass pass, int64_t bucket, DsvDitStretch *where)
@@ -307,7 +334,7 @@ static DsvStatus enter(void *lender, DsvDitPass pass, int64_t bucket, DsvDitStre
     DsvZero *z = lender;
     where->fresh = pass == DSV_PASS_BACKWARD && z->grad.flat && z->fresh;
     if (where->fresh)
-        DSVI_TRY(clear_added(z, bucket));
+        DSVI_TRY(clear_unwritten(z, bucket));
     if (!z->work_whole)
         DSVI_TRY(get_weights(z, pass, bucket));
     if (!z->grad.flat && pass == DSV_PASS_BACKWARD)
@@ -353,7 +380,7 @@ DsvStatus dsvi_zero_clear_gradients(DsvZero *z)
 {
     DsvDevice *device = z->backend->device;
     z->fresh = true;
-    if (z->grad.flat)
+    if (z->grad.flat || z->grad_elsewhere)
         return DSV_OK;
     return device->zero(device->stream, z->grad.data, (size_t)z->shard.own * sizeof(float));
 }

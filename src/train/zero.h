@@ -52,6 +52,7 @@ typedef struct DsvZero {
     bool work_whole;
     bool last_pass;                     /* the backward pass that goes on, or comes next, is a step's last */
     bool fresh;                         /* its first backward pass is to come, or is under way */
+    bool grad_elsewhere;                /* grad.data is the caller's */
 
     unsigned char *work;                /* whole, or own stretches */
     DsvZeroBuffer gathered[2];          /* bucket b in number b % 2 */
@@ -70,6 +71,11 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsvBackend *backend, const D
                          const DsvParamTable *table, DsvZero *out);
 void dsvi_zero_free(DsvZero *zero); /* takes one of zeros */
 
+/* Where a step has one backward pass grad.data is the caller's: in elements, where each bucket's gradients
+ * begin in it and where the last end. A bucket's may hold anything until the backward pass enters it. Else
+ * NULL, and they are planned here. */
+const int64_t *dsvi_zero_grad_begin(const DsvZero *zero);
+
 /* Device memory, zero when bound; host memory. */
 void dsvi_zero_carve(DsvZero *zero, const DsvConfig *settings, DsvArena *arena);
 void dsvi_zero_carve_host(DsvZero *zero, DsvArena *arena);
@@ -81,8 +87,9 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
  * time where stage 3 has the weights divided. */
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
-/* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward pass
- * instead, and the others cleared as it comes to them. The backward passes of a step add to them. */
+/* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward
+ * pass instead, and what lies beside them is cleared as it comes to them. The backward passes of a step add to
+ * them. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
 /* A backward pass follows. In a step's last one gradients go to be summed over the ranks as they are
  * finished; in those before it too where they are divided. */

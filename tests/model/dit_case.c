@@ -15,7 +15,7 @@ static void carve(DitCase *c, DsvArena *arena)
     int64_t flat = c->table.elements;
     c->weights.master = take(c, arena, acc, flat);
     c->weights.compute = c->shape.act == acc ? c->weights.master : take(c, arena, c->shape.act, flat);
-    c->weights.grad = c->shape.backward ? take(c, arena, acc, flat) : NULL;
+    c->weights.grad = c->shape.backward && !c->shape.grad_begin ? take(c, arena, acc, flat) : NULL;
     c->latents = take(c, arena, acc, c->in_elements);
     c->dlatents = take(c, arena, acc, c->in_elements);
     c->timestep = take(c, arena, acc, c->shape.batch);
@@ -28,6 +28,26 @@ static void carve(DitCase *c, DsvArena *arena)
     if (c->sparse)
         dsvi_sparse_carve(c->sparse, arena);
     dsvi_dit_carve(c->dit, arena);
+    dsvi_dit_carve_pass(c->dit, arena);
+    if (c->shape.grad_begin)
+        c->weights.grad = dsvi_dit_room(c->dit).grad;
+}
+
+/* As training lends them: what a pass adds to is cleared as it comes to it. */
+static DsvStatus lend(void *lender, DsvDitPass pass, int64_t stretch, DsvDitStretch *where)
+{
+    const DitCase *c = lender;
+    const DsvParamTable *table = &c->table;
+    size_t acc = dsvi_dtype_size(c->acc), begin = (size_t)table->begin[stretch] * acc;
+    size_t gemm = (size_t)table->gemm[stretch];
+    *where = (DsvDitStretch){
+        .acc = (char *)c->weights.master + begin,
+        .act = (char *)c->weights.compute + gemm * dsvi_dtype_size(c->shape.act),
+        .grad = (char *)c->weights.grad + begin, .fresh = pass == DSV_PASS_BACKWARD,
+    };
+    if (where->fresh)
+        memset(where->grad, 0, gemm * acc - begin);
+    return DSV_OK;
 }
 
 void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *shape, const char *isa,
@@ -58,6 +78,10 @@ void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *sh
     assert_int_equal(arena.used, arena.size);
     if (c->sparse)
         assert_ok(dsvi_sparse_setup(c->sparse));
+    if (c->shape.grad_begin) {
+        c->weights.enter = lend;
+        c->weights.lender = c;
+    }
     assert_ok(dsvi_dit_setup(c->dit, &c->weights));
 }
 

@@ -18,7 +18,7 @@ typedef struct DitCase {
     int64_t in_elements, out_elements, text_elements; /* of the batch */
 
     void *memory;
-    DsvDitWeights weights;
+    DsvDitWeights weights; /* with shape.grad_begin lent as fresh, gradients in the plan's room */
     /* acc */
     void *latents, *timestep, *text, *target, *output, *doutput, *loss, *dlatents, *dtext;
 } DitCase;

@@ -236,6 +236,64 @@ static void a_loss_needs_no_output(void **state)
     }
 }
 
+/* The gradients are written over what the pass is done with: nothing of them and nothing behind them may be
+ * spoilt. Models whose gradients are longer than their activations, and shorter. */
+static void gradients_find_room_among_activations(void **state)
+{
+    static const DsvDitKeep keeps[] = {DSV_KEEP_ALL, DSV_KEEP_ATTENTION, DSV_KEEP_INPUT};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        DitCase apart, among;
+        DsvDitShape shape = dit_case_small_shape(DSV_BF16);
+        shape.keep = keeps[i % 3];
+        shape.loss = true;
+        shape.width *= i < 3 ? 1 : 8;
+        open_shape(&apart, &shape, "auto", 2);
+        shape.grad_begin = apart.table.begin;
+        open_shape(&among, &shape, "auto", 2);
+        dit_case_loss_gradients(&apart);
+        dit_case_loss_gradients(&among);
+        assert_true(dit_case_loss(&apart) == dit_case_loss(&among));
+        for (int64_t p = 0; p < apart.table.count; p++)
+            assert_memory_equal(dit_case_grad(&apart, p), dit_case_grad(&among, p),
+                                (size_t)apart.table.params[p].count * sizeof(float));
+        assert_memory_equal(apart.dlatents, among.dlatents, (size_t)apart.in_elements * sizeof(float));
+        assert_memory_equal(apart.dtext, among.dtext, (size_t)apart.text_elements * sizeof(float));
+        dit_case_close(&apart);
+        dit_case_close(&among);
+    }
+}
+
+/* Parts of a sample and of several, the last one shorter. */
+static void feed_forward_parts_are_the_whole(void **state)
+{
+    static const struct {
+        DsvDitKeep keep;
+        int64_t rows;
+    } cases[] = {{DSV_KEEP_ALL, 7},       {DSV_KEEP_ATTENTION, 1},  {DSV_KEEP_ATTENTION, 29},
+                 {DSV_KEEP_INPUT, 7},     {DSV_KEEP_INPUT, 30},     {DSV_KEEP_INPUT, 61},
+                 {DSV_KEEP_INPUT, 1000}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DitCase whole, parts;
+        DsvDitShape shape = dit_case_small_shape(DSV_F64);
+        shape.batch = 3;
+        shape.keep = cases[i].keep;
+        open_shape(&whole, &shape, "ref", 1);
+        shape.ffn_rows = cases[i].rows;
+        open_shape(&parts, &shape, "ref", 1);
+        dit_case_gradients(&whole);
+        dit_case_gradients(&parts);
+        assert_memory_equal(whole.output, parts.output, (size_t)whole.out_elements * sizeof(double));
+        for (int64_t p = 0; p < whole.table.count; p++)
+            assert_error_below(relative_l2(DSV_F64, dit_case_grad(&parts, p), DSV_F64,
+                                           dit_case_grad(&whole, p), whole.table.params[p].count), 1e-12,
+                               "gradient of %s", whole.table.params[p].name);
+        dit_case_close(&whole);
+        dit_case_close(&parts);
+    }
+}
+
 /* ---- counts ---- */
 
 static DsvOps counted;
@@ -271,10 +329,11 @@ static void flops_are_those_of_the_calls(void **state)
 
 /* ---- memory ---- */
 
-static size_t activations(const DsvDitShape *shape)
+static DsvArena plan_of(const DsvDitShape *shape)
 {
     DsvBackend backend;
     DsvDitConfig config = dit_case_small_config();
+    config.ffn_dim = 1000;
     DsvParamTable table;
     DsvDit *dit;
     DsvArena plan;
@@ -283,12 +342,18 @@ static size_t activations(const DsvDitShape *shape)
     assert_ok(dsvi_dit_create(&backend, &config, &table, shape, NULL, &dit));
     dsvi_arena_plan(&plan);
     dsvi_dit_carve(dit, &plan);
+    dsvi_dit_carve_pass(dit, &plan);
     dsvi_dit_free(&dit);
     assert_null(dit);
     dsvi_dit_free(&dit);
     dsvi_param_table_free(&table);
     dsvi_cpu_close(&backend);
-    return plan.by_class[DSV_MEM_ACTIVATIONS];
+    return plan;
+}
+
+static size_t activations(const DsvDitShape *shape)
+{
+    return plan_of(shape).by_class[DSV_MEM_ACTIVATIONS];
 }
 
 static void checkpointing_saves_memory(void **state)
@@ -303,6 +368,38 @@ static void checkpointing_saves_memory(void **state)
     shape.backward = false;
     assert_true(recomputed < selected && selected < kept);
     assert_int_equal(activations(&shape), 0);
+}
+
+/* Those of the head, which come first, lie behind all activations. The others cost nothing where they are no
+ * longer than the activations that are done with, and else what they are longer. */
+static void gradients_cost_what_activations_leave(void **state)
+{
+    static const int64_t begin[][5] = {{0, 16, 32, 48, 64}, {0, 1 << 24, 1 << 25, 1 << 25, 1 << 25}};
+    DsvDitShape shape = dit_case_small_shape(DSV_F32);
+    (void)state;
+    DsvArena without = plan_of(&shape);
+    for (int i = 0; i < 2; i++) {
+        shape.grad_begin = begin[i];
+        DsvArena with = plan_of(&shape);
+        size_t bytes = (size_t)begin[i][4] * sizeof(float);
+        assert_int_equal(with.by_class[DSV_MEM_GRADIENTS], bytes);
+        size_t head = (size_t)(begin[i][4] - begin[i][3]) * sizeof(float);
+        assert_in_range(with.used - without.used, i == 0 ? head : bytes / 2, i == 0 ? head : bytes);
+    }
+}
+
+static void the_feed_forward_layer_takes_a_part(void **state)
+{
+    DsvDitShape shape = dit_case_small_shape(DSV_F32);
+    (void)state;
+    shape.keep = DSV_KEEP_INPUT;
+    size_t whole = plan_of(&shape).used;
+    shape.ffn_rows = 7;
+    assert_true(plan_of(&shape).used < whole);
+    shape.keep = DSV_KEEP_ALL;
+    size_t kept = plan_of(&shape).used;
+    shape.ffn_rows = 0;
+    assert_int_equal(plan_of(&shape).used, kept);
 }
 
 static void refuses_shapes(void **state)
@@ -342,8 +439,12 @@ int main(void)
         cmocka_unit_test(inference_is_the_same_forward_pass),
         cmocka_unit_test(gradients_add_up),
         cmocka_unit_test(a_loss_needs_no_output),
+        cmocka_unit_test(gradients_find_room_among_activations),
+        cmocka_unit_test(feed_forward_parts_are_the_whole),
         cmocka_unit_test(flops_are_those_of_the_calls),
         cmocka_unit_test(checkpointing_saves_memory),
+        cmocka_unit_test(gradients_cost_what_activations_leave),
+        cmocka_unit_test(the_feed_forward_layer_takes_a_part),
         cmocka_unit_test(refuses_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

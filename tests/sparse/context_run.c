@@ -334,6 +334,7 @@ static void carve_pass(Worker *w, size_t tensor, size_t lse, DsvArena *arena)
         pass->scale = 1 / sqrt((double)w->run->shape.head_dim);
     }
     dsvi_sparse_carve(w->sparse, arena);
+    dsvi_sparse_carve_call(w->sparse, arena);
 }
 
 static DsvStatus run_steps(const Shared *shared, DsvContext *context, Worker *w, bool tells)

@@ -53,6 +53,7 @@ static void carve(Rig *rig, DsvArena *arena)
         rig->block[i].lse = dsvi_arena_take(arena, DSV_MEM_DATA, rig->lse_bytes);
     }
     dsvi_sparse_carve(rig->sparse, arena);
+    dsvi_sparse_carve_call(rig->sparse, arena);
 }
 
 DsvStatus rig_host_memory(DsvSparse *sparse, DsvDevice *device, void **memory)

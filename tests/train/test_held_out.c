@@ -252,6 +252,8 @@ static void run_settings(DsvConfig *settings, const char *folder, const char *se
     set(settings, "validation.data", held_out_clips);
     set(settings, "validation.every", "3");
     set(settings, "validation.clips", "2");
+    set(settings, "validation_steps", "4");
+    set(settings, "num_inference_steps", "2");
 }
 
 static void same_file(const char *folder_a, const char *folder_b, const char *name)
@@ -294,7 +296,7 @@ static bool stop_after(void *context)
 }
 
 /* Stopped at any point, before a step or in the middle of a measurement, then resumed: the same lines, and
- * the model of a run that measured nothing. */
+ * the model of a run that measured and sampled nothing. */
 static void stop_and_resume(void **state)
 {
     DsvConfig settings;
@@ -304,6 +306,7 @@ static void stop_and_resume(void **state)
     lines_are_there(straight);
     run_settings(&settings, unmeasured, *state);
     set(&settings, "validation.data", "");
+    set(&settings, "validation_steps", "0");
     assert_ok(dsv_train(&settings, NULL, NULL));
     same_file(straight, unmeasured, "checkpoint-8/transformer/diffusion_pytorch_model.safetensors");
     same_file(straight, unmeasured, "checkpoint-8/sparse.safetensors");
