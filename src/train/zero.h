@@ -88,8 +88,8 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
 /* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward
- * pass instead, and what lies beside them is cleared as it comes to them. The backward passes of a step add to
- * them. */
+ * pass instead, and what lies beside them is cleared as it comes to them. The backward passes of a step add
+ * to them. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
 /* A backward pass follows. In a step's last one gradients go to be summed over the ranks as they are
  * finished; in those before it too where they are divided. */
