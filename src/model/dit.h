@@ -39,8 +39,8 @@ typedef struct DsvDitShape {
     DsvDtype act;
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
-    int64_t ffn_rows;              /* B x S that the feed-forward layer has at once where its activations are
-                                    * not kept, about: each part's memory serves the next; 0: all */
+    int64_t ffn_rows;              /* most rows of B x S that the feed-forward layer has at once where its
+                                    * activations are not kept: each part's memory serves the next; 0: all */
     bool loss;                     /* made for dsvi_dit_forward_loss: there is room for its inputs; ranks that
                                     * share samples keep rows of their own tokens alone, and cannot find whole
                                     * outputs */

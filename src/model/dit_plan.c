@@ -1,19 +1,21 @@
 /* Everything the transformer takes from memory, in one place. Run twice, on a planning and on a bound arena
  * (base/arena.h): nothing here may depend on which.
  *
- * In a pass that trains, memory lies over each other where it is never needed at the same time:
+ * In a pass that trains, what is never needed at the same time lies over each other:
  *
- *     time goes down | rows of both ends, and gradients       | blocks, and what a sub-layer uses
- *     ---------------+----------------------------------------+------------------------------------------
- *     inputs         |                                        | latents, target
- *     forward        | target_rows                            | q, k   or ffn_hidden, ffn_act   | of each
- *     loss           | target_rows, head_rows                 |                                 | block:
- *     head backward  | dhead_rows                   | dx, dy  |                                 | residual
- *     backward       | dq, dk, dv or dffn           | dx, dy  | q, k   or ffn_hidden, ffn_act   | and saved,
- *     its end        | dpatch_rows                  | dx, dy  |                                 | gradients
+ *     time goes down | both ends, gradients of rows  | sub-layers                 | blocks
+ *     ---------------+-------------------------------+----------------------------+-----------------
+ *     inputs         |                               |               latents, target
+ *     forward        | target_rows                   | q, k, workspace            | residual, saved
+ *                    |                               |   or ffn_hidden, ffn_act   |
+ *     loss           | target_rows, head_rows        |                            |
+ *     head backward  | dhead_rows            dx, dy  |                            |
+ *     backward       | dq, dk, dv or dffn    dx, dy  | q, k, workspace            | residual, saved,
+ *                    |                               |   or ffn_hidden, ffn_act   |   gradients
+ *     its end        | dpatch_rows           dx, dy  |                            | gradients
  *
  * The backward pass goes through the blocks from the last to the first. When it comes to the gradients of a
- * block, it has no more use for what was kept of the blocks behind, and so they find room there. */
+ * block's weights, it has no more use for what was kept of the blocks behind, and so they find room there. */
 #include "model/dit_internal.h"
 
 /* `n` elements of `dtype`. */
