@@ -5,7 +5,10 @@
 
 #include "base/status.h"
 
-enum { ALIGNMENT = 64 };
+/* Of the memory that is bound, and of pieces in it. A line of a GPU's caches has 128 bytes, and its memory is
+ * allocated at multiples of 256: a training step over lists took 3 % longer where most pieces began 64 bytes
+ * beside these. */
+enum { BASE_ALIGNMENT = 64, ALIGNMENT = 256 };
 
 const char *dsvi_mem_class_name(DsvMemClass mem_class)
 {
@@ -25,7 +28,7 @@ void dsvi_arena_plan(DsvArena *arena)
 
 void dsvi_arena_bind(DsvArena *arena, void *base, size_t size)
 {
-    DSVI_ASSERT(base && (uintptr_t)base % ALIGNMENT == 0);
+    DSVI_ASSERT(base && (uintptr_t)base % BASE_ALIGNMENT == 0);
     memset(arena, 0, sizeof *arena);
     arena->base = base;
     arena->size = size;

@@ -6,7 +6,7 @@
  * use; dsvi_arena_bind and the takes assert it.
  *
  *     +--------+-----------+-----------+-- ... --+
- *     | piece  | pad to 64 | piece     |         |   one allocation, one owner
+ *     | piece  | padding   | piece     |         |   one allocation, one owner
  *     +--------+-----------+-----------+-- ... --+
  *
  * Pieces that never hold anything at the same time may lie over each other:
@@ -60,8 +60,8 @@ typedef struct DsvArenaOverlay {
 void dsvi_arena_plan(DsvArena *arena);
 /* An arena over `size` bytes at `base` (64-byte aligned, owned by the caller). */
 void dsvi_arena_bind(DsvArena *arena, void *base, size_t size);
-/* The next piece, 64-byte aligned; NULL while planning. Taking more than was bound is a bug and
- * asserts. `bytes` may be 0. */
+/* The next piece, a multiple of 256 bytes from the base; NULL while planning. Taking more than was bound is a
+ * bug and asserts. `bytes` may be 0. */
 void *dsvi_arena_take(DsvArena *arena, DsvMemClass mem_class, size_t bytes);
 
 /* What is taken from here on is for one use, up to one of the two below. Overlays may be nested. */

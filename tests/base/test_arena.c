@@ -14,7 +14,7 @@ static void lay_out(DsvArena *arena)
     for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
         unsigned char *piece = dsvi_arena_take(arena, (DsvMemClass)(i % 2), bytes[i]);
         assert_int_equal(piece != NULL, arena->base != NULL);
-        assert_int_equal((uintptr_t)piece % 64, 0);
+        assert_int_equal(((uintptr_t)piece - (uintptr_t)arena->base) % 256, 0);
         for (size_t j = 0; piece && j < bytes[i]; j++) {
             assert_int_equal(piece[j], 0); /* no other piece has it */
             piece[j] = (unsigned char)(i + 1);
@@ -28,9 +28,9 @@ static void plan_equals_use(void **state)
     (void)state;
     dsvi_arena_plan(&plan);
     lay_out(&plan);
-    assert_int_equal(plan.used, 64 + 0 + 64 + 64 + 128 + 1024);
-    assert_int_equal(plan.by_class[0], 64 + 64 + 128);
-    assert_int_equal(plan.by_class[1], 0 + 64 + 1024);
+    assert_int_equal(plan.used, 256 + 0 + 256 + 256 + 256 + 1024);
+    assert_int_equal(plan.by_class[0], 256 + 256 + 256);
+    assert_int_equal(plan.by_class[1], 0 + 256 + 1024);
 
     void *memory = aligned_alloc(64, plan.used); /* no byte more: the sanitizer sees what goes beyond */
     assert_non_null(memory);
@@ -56,9 +56,10 @@ static void absurd_plans_do_not_wrap(void **state)
 /* Three uses of one place, the second of them of two nested ones, and pieces before and behind. */
 static void uses_lie_over_each_other(void **state)
 {
+    enum { U = 256 };
     enum { BEFORE, FIRST, SECOND, SHORT, LONG, THIRD, BEHIND, PIECES };
-    _Alignas(64) static unsigned char memory[64 * 9];
-    static const size_t wanted[PIECES] = {0, 64, 64, 128, 128, 64, 64 * 6};
+    _Alignas(64) static unsigned char memory[9 * U];
+    static const size_t wanted[PIECES] = {0, U, U, 2 * U, 2 * U, U, 6 * U};
     const unsigned char *piece[PIECES];
     DsvArena plan, arena;
     (void)state;
@@ -67,28 +68,28 @@ static void uses_lie_over_each_other(void **state)
             dsvi_arena_bind(&arena, memory, plan.used);
         else
             dsvi_arena_plan(&arena);
-        piece[BEFORE] = dsvi_arena_take(&arena, DSV_MEM_DATA, 64);
+        piece[BEFORE] = dsvi_arena_take(&arena, DSV_MEM_DATA, U);
         DsvArenaOverlay over = dsvi_arena_overlay(&arena);
-        piece[FIRST] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 3 * 64);
+        piece[FIRST] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 3 * U);
         dsvi_arena_instead(&arena, &over);
-        piece[SECOND] = dsvi_arena_take(&arena, DSV_MEM_SPARSE, 64);
+        piece[SECOND] = dsvi_arena_take(&arena, DSV_MEM_SPARSE, U);
         DsvArenaOverlay nested = dsvi_arena_overlay(&arena);
-        piece[SHORT] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 64);
+        piece[SHORT] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, U);
         dsvi_arena_instead(&arena, &nested);
-        piece[LONG] = dsvi_arena_take(&arena, DSV_MEM_ACTIVATIONS, 4 * 64);
+        piece[LONG] = dsvi_arena_take(&arena, DSV_MEM_ACTIVATIONS, 4 * U);
         dsvi_arena_overlay_end(&arena, &nested);
         dsvi_arena_instead(&arena, &over);
-        piece[THIRD] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 2 * 64);
+        piece[THIRD] = dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 2 * U);
         dsvi_arena_overlay_end(&arena, &over);
-        piece[BEHIND] = dsvi_arena_take(&arena, DSV_MEM_DATA, 3 * 64);
+        piece[BEHIND] = dsvi_arena_take(&arena, DSV_MEM_DATA, 3 * U);
         plan = bound ? plan : arena;
     }
     assert_int_equal(arena.used, sizeof memory);
     for (int i = 0; i < PIECES; i++)
         assert_int_equal(piece[i] - memory, wanted[i]);
-    assert_int_equal(arena.by_class[DSV_MEM_DATA], 4 * 64);
-    assert_int_equal(arena.by_class[DSV_MEM_SPARSE], 64);
-    assert_int_equal(arena.by_class[DSV_MEM_ACTIVATIONS], 4 * 64);
+    assert_int_equal(arena.by_class[DSV_MEM_DATA], 4 * U);
+    assert_int_equal(arena.by_class[DSV_MEM_SPARSE], U);
+    assert_int_equal(arena.by_class[DSV_MEM_ACTIVATIONS], 4 * U);
     assert_int_equal(arena.by_class[DSV_MEM_SCRATCH], 0); /* none of the longest use */
     assert_memory_equal(arena.by_class, plan.by_class, sizeof plan.by_class);
 }
@@ -108,7 +109,7 @@ static void every_class_has_a_name(void **state)
 /* In a child, whose abort is looked at. */
 static void taking_more_than_bound_aborts(void **state)
 {
-    _Alignas(64) static unsigned char memory[128];
+    _Alignas(64) static unsigned char memory[512];
     (void)state;
     pid_t child = fork();
     assert_true(child >= 0);
@@ -117,7 +118,7 @@ static void taking_more_than_bound_aborts(void **state)
         if (!freopen("/dev/null", "w", stderr))
             _exit(1);
         dsvi_arena_bind(&arena, memory, sizeof memory);
-        dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 128);
+        dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 512);
         dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 0);
         signal(SIGABRT, SIG_DFL);
         dsvi_arena_take(&arena, DSV_MEM_SCRATCH, 1);

@@ -144,23 +144,25 @@ static void replicas_add_their_sums(void **state)
 
 static size_t round_up(size_t bytes)
 {
-    return (bytes + 63) / 64 * 64;
+    return (bytes + 255) / 256 * 256;
 }
 
 /* The formulas of docs/distributed.md. */
 static void memory_is_what_is_said(const char *const *assignment, size_t act)
 {
     Rig one = train(assignment, 1, 1, 1);
-    size_t whole = (size_t)one.rank[0].work_bytes, gradients = (size_t)one.rank[0].elements * 4;
+    size_t whole = round_up((size_t)one.rank[0].work_bytes);
+    size_t gradients = round_up((size_t)one.rank[0].elements * 4);
     assert_int_equal(one.rank[0].plan.by_class[DSV_MEM_WEIGHTS], whole + (act == 4 ? 0 : gradients));
     for (int64_t stage = 1; stage <= 3; stage++) {
         Rig rig = train(assignment, 3, stage, 1);
         for (int r = 0; r < 3; r++) {
             const RigRank *rank = &rig.rank[r];
             const size_t *plan = rank->plan.by_class;
-            size_t own = (size_t)rank->own * 4, own_work = (size_t)rank->own_work;
-            size_t bucket = (size_t)rank->largest * 4, work_bucket = round_up((size_t)rank->largest_work);
-            size_t work = stage < 3 ? whole : round_up(own_work) + 2 * work_bucket;
+            size_t own = round_up((size_t)rank->own * 4), own_work = round_up((size_t)rank->own_work);
+            size_t bucket = round_up((size_t)rank->largest * 4);
+            size_t work_bucket = round_up((size_t)rank->largest_work);
+            size_t work = stage < 3 ? whole : own_work + 2 * work_bucket;
             size_t master = act == 4 ? 0 : own;
             assert_int_equal(plan[DSV_MEM_WEIGHTS], work + master);
             assert_int_equal(plan[DSV_MEM_GRADIENTS], stage < 2 ? gradients : own + 2 * bucket);

@@ -374,7 +374,7 @@ static void checkpointing_saves_memory(void **state)
  * longer than the activations that are done with, and else what they are longer. */
 static void gradients_cost_what_activations_leave(void **state)
 {
-    static const int64_t begin[][5] = {{0, 16, 32, 48, 64}, {0, 1 << 24, 1 << 25, 1 << 25, 1 << 25}};
+    static const int64_t begin[][5] = {{0, 64, 128, 192, 256}, {0, 1 << 24, 1 << 25, 1 << 25, 1 << 25}};
     DsvDitShape shape = dit_case_small_shape(DSV_F32);
     (void)state;
     DsvArena without = plan_of(&shape);

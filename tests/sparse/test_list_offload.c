@@ -229,7 +229,7 @@ static void test_memory(void **state)
         dsvi_arena_plan(&host);
         dsvi_sparse_carve_host(rig.sparse, &host);
         size_t runs = (size_t)rig.sparse->runs_capacity * sizeof(int32_t);
-        assert_int_equal(host.by_class[DSV_MEM_SPARSE], i == 0 ? (runs + 63) / 64 * 64 : 0);
+        assert_int_equal(host.by_class[DSV_MEM_SPARSE], i == 0 ? (runs + 255) / 256 * 256 : 0);
         if (i == 0)
             assert_true(2 * rig.sparse->runs_room <= rig.sparse->runs_capacity + 2 * BLOCKS);
         rig_close(&rig);
