@@ -27,6 +27,7 @@ CASTS = {"INT": int, "FLOAT": float, "BOOL": lambda value: str(value).lower() in
          "CHOICE": str}
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 MODES = ("f32", "f32 compiled blocks", "f32 compiled", "bf16", "bf16 compiled blocks", "bf16 compiled")
+MEMORY = {"tensors_mib": "tensors", "held_mib": "held for them", "memory_mib": "in use"}
 WARM_UP = 2  # as dsv bench step
 CUDA_ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
@@ -191,9 +192,9 @@ def try_modes(settings, device, modes, steps):
     for mode in modes:
         figures[mode] = make_runner(settings, device, mode)(steps)
         memory = peak_memory(device)
+        words = (f"{MEMORY[key]} {value:.0f} MiB" for key, value in memory.items())
+        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *words, flush=True)
         figures[mode] |= memory
-        print(f"{mode:<24}{figures[mode]['step_ms']:>10.1f} ms", *(f"{key} {value:.0f}" for key, value in
-                                                                   memory.items()), flush=True)
         free_cached(device)
     return figures
 

@@ -90,15 +90,17 @@ static bool host_has(const DsvTrainer *t, size_t more)
 }
 
 /* Each way is tried on top of those before it that took less. The settings that fit, in words; "" when none
- * do. */
-static void find_fit(const DsvTrainer *t, size_t wanted, size_t there_are, char words[LINE])
+ * do: not those of the run, which did not. */
+static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
 {
     DsvConfig best = *t->settings;
     DsvArena now, plan, host_now, host;
     words[0] = 0;
     if (dsvi_trainer_plan(t, &best, &now, &host_now) != DSV_OK)
         return;
-    for (int way = 0; way < WAYS && wanted > there_are; way++) {
+    size_t wanted = now.used;
+    bool fits = false;
+    for (int way = 0; way < WAYS && !fits; way++) {
         DsvConfig settings = best;
         take_less(t, &settings, way);
         if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= wanted ||
@@ -106,8 +108,9 @@ static void find_fit(const DsvTrainer *t, size_t wanted, size_t there_are, char 
             continue;
         best = settings;
         wanted = plan.used;
+        fits = wanted <= there_are;
     }
-    if (wanted <= there_are)
+    if (fits)
         name_settings(&best, t->mesh.shard_ranks > 1, words);
 }
 
@@ -118,7 +121,7 @@ DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
     size_t there_are = device->memory_bytes > used ? device->memory_bytes - used : 0;
     char largest[LINE], fit[LINE];
     name_largest(plan, largest);
-    find_fit(t, plan->used, there_are, fit);
+    find_fit(t, there_are, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY, "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
                      "the most goes to %s GiB; %s%s", gib(plan->used), gib(device->memory_bytes),
                      gib(there_are), largest, fit[0] ? "it would fit with "

@@ -70,6 +70,32 @@ static void says_what_fits(void **state)
     close_bench(&b);
 }
 
+static size_t too_long; /* for the device to grant at once */
+
+static DsvStatus grant_short(DsvDevice *device, size_t bytes, void **out)
+{
+    *out = NULL;
+    if (bytes < too_long)
+        return device->host_alloc(device, bytes, out);
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of device memory", bytes);
+}
+
+/* By the books there is room, and the device has it in pieces. */
+static void names_other_settings_than_failed(void **state)
+{
+    DsvTrainer *trainer;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    too_long = b.kept;
+    b.backend.device->memory_bytes = 2 * b.kept;
+    b.backend.device->mem_alloc = grant_short;
+    assert_fails(DSV_E_NO_MEMORY, "it would fit with gradient_checkpointing=selective",
+                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                                     &trainer));
+    close_bench(&b);
+}
+
 static void says_that_nothing_fits(void **state)
 {
     DsvTrainer *trainer;
@@ -153,7 +179,8 @@ static void tells_what_lists_take_of_the_host(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(says_what_fits), cmocka_unit_test(says_that_nothing_fits),
+        cmocka_unit_test(says_what_fits), cmocka_unit_test(names_other_settings_than_failed),
+        cmocka_unit_test(says_that_nothing_fits),
         cmocka_unit_test(says_that_lists_may_leave), cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
