@@ -89,8 +89,9 @@ static bool host_has(const DsvTrainer *t, size_t more)
     return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
 }
 
-/* Each way is tried on top of those before it that took less. The settings that fit, in words; "" when none
- * do: not those of the run, which did not. */
+/* Each way is tried on top of those before it that took less, and once more behind them all: gradients lie
+ * over activations, so that dividing them may take less only when there are fewer of these. The settings that
+ * fit, in words; "" when none do: not those of the run, which did not. */
 static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
 {
     DsvConfig best = *t->settings;
@@ -100,9 +101,9 @@ static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
         return;
     size_t wanted = now.used;
     bool fits = false;
-    for (int way = 0; way < WAYS && !fits; way++) {
+    for (int tried = 0; tried < 2 * WAYS && !fits; tried++) {
         DsvConfig settings = best;
-        take_less(t, &settings, way);
+        take_less(t, &settings, tried % WAYS);
         if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= wanted ||
             (host.used > host_now.used && !host_has(t, host.used - host_now.used)))
             continue;
