@@ -100,15 +100,15 @@ typedef struct DsvDitWeights {
 typedef struct DsvDit DsvDit;
 
 /* Describes the model; `sparse` may be NULL where there is no context: all attention dense. Table, config,
- * context and sparse stay the caller's and must outlive it. */
+ * sparse, and the shape's context and grad_begin stay the caller's and must outlive it. */
 DsvStatus dsvi_dit_create(DsvBackend *backend, const DsvDitConfig *config, const DsvParamTable *table,
                           const DsvDitShape *shape, DsvSparse *sparse, DsvDit **out);
 void dsvi_dit_free(DsvDit **dit);
 
 /* Takes what the model needs beside its weights from the arena: run once to plan, once bound. The first what
- * lasts, the second what a pass uses, from its inputs to its gradients: between passes its memory is free for
- * anything. That is also what calls of the sparse layer use; what lasts of this layer is the caller's to
- * take. */
+ * lasts, the second what a pass uses, from its inputs to its gradients: when nobody wants these any more its
+ * memory is free for anything. That is also what calls of the sparse layer use; what lasts of this layer is
+ * the caller's to take. */
 void dsvi_dit_carve(DsvDit *dit, DsvArena *arena);
 void dsvi_dit_carve_pass(DsvDit *dit, DsvArena *arena);
 

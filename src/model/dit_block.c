@@ -19,8 +19,8 @@ static const DsvDitBlockParams *params_of(const DsvDit *dit, int64_t block)
     return &dit->params.blocks[block];
 }
 
-/* Whether the block's forward pass runs again before its backward pass. What it left in memory that all
- * blocks use is still there where it was the last. */
+/* Whether the block's forward pass runs again before its backward pass. What it left in the activations that
+ * all blocks use is still there where it was the last, but for the feed-forward layer's. */
 static bool runs_again(const DsvDit *dit, int64_t block)
 {
     return dit->shape.keep != DSV_KEEP_ALL && block + 1 < dit->config.num_layers;

@@ -8,8 +8,8 @@
  *     inputs         |                               |               latents, target
  *     forward        | target_rows                   | q, k, workspace            | residual, saved
  *                    |                               |   or ffn_hidden, ffn_act   |
- *     loss           | target_rows, head_rows        |                            |
- *     head backward  | dhead_rows            dx, dy  |                            |
+ *     loss           | target_rows, head_rows        |                            | residual, saved
+ *     head backward  | dhead_rows            dx, dy  |                            | residual, saved
  *     backward       | dq, dk, dv or dffn    dx, dy  | q, k, workspace            | residual, saved,
  *                    |                               |   or ffn_hidden, ffn_act   |   gradients
  *     its end        | dpatch_rows           dx, dy  |                            | gradients

@@ -183,7 +183,7 @@ static DsvStatus allocate(DsvTrainer *t)
     if (status == DSV_E_NO_MEMORY)
         return dsvi_memory_explain(t, &plan);
     DSVI_TRY(status);
-    /* Padding between parameters must be zero and stay so; so must nothing be read uninitialised. */
+    /* Padding between parameters must be zero and stay so, and nothing may be read uninitialised. */
     DSVI_TRY(device->zero(device->stream, t->memory, plan.used));
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     carve(t, &t->arena);

@@ -87,9 +87,9 @@ DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
  * time where stage 3 has the weights divided. */
 DsvDitWeights dsvi_zero_weights(DsvZero *zero);
 
-/* Gradients begin at zero; where they are whole, those of GEMM weights are written by the first backward
- * pass instead, and what lies beside them is cleared as it comes to them. The backward passes of a step add
- * to them. */
+/* Gradients begin anew, and the backward passes of a step add to them. Zeros are written where they are added
+ * to first: not where the first backward pass writes them, as those of GEMM weights where they are whole, or
+ * its sum over the ranks where they are divided and the pass is the only one. */
 DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
 /* A backward pass follows. In a step's last one gradients go to be summed over the ranks as they are
  * finished; in those before it too where they are divided. */

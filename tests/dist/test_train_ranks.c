@@ -130,10 +130,11 @@ static void a_rank_without_data_ends_all(void **state)
 static void nan_names_its_rank(void **state)
 {
     static const RigFault faults[] = {RIG_NAN_SAMPLE, RIG_NAN_GRADIENT};
+    static const char *const *const assignments[] = {DENSE, DENSE_TWICE};
     (void)state;
     for (int i = 0; i < 2; i++) {
-        Rig rig = {.device = device, .assignment = DENSE, .ranks = 3, .steps = 6, .fault = faults[i],
-                   .fault_rank = 1, .fault_step = 3};
+        Rig rig = {.device = device, .assignment = assignments[i], .ranks = 3, .steps = 6,
+                   .fault = faults[i], .fault_rank = 1, .fault_step = 3};
         rig_train(&rig);
         rig_expect_diverged(&rig);
         rig_free(&rig);

@@ -30,11 +30,16 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
     return DSV_OK;
 }
 
-/* One step by its halves, as the gradient is spoilt between two of its lines. */
+/* One step by its halves, as the gradient is spoilt between two of its lines: a sum over micro-batches, with
+ * which nothing else shares memory. */
 static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
 {
+    size_t latents = (size_t)(t->settings->train_batch_size * t->elements) * sizeof(float);
+    assert_true(t->settings->gradient_accumulation_steps > 1);
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
+    memset(t->latents, 0, latents);
+    memset(t->noise, 0, latents);
     memset(t->zero.grad.data, dsvi_comm_rank(t->comm) == 1 ? 0xff : 0,
            (size_t)t->table.elements * sizeof(float));
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
