@@ -40,7 +40,8 @@ typedef struct DsvDitShape {
     bool backward;                 /* activations are kept and gradients computed */
     DsvDitKeep keep;
     int64_t ffn_rows;              /* most rows of B x S that the feed-forward layer has at once where its
-                                    * activations are not kept: each part's memory serves the next; 0: all */
+                                    * activations are not kept: each part's memory serves the next; 0: as
+                                    * many as products are at their fastest with */
     bool loss;                     /* made for dsvi_dit_forward_loss: there is room for its inputs; ranks that
                                     * share samples keep rows of their own tokens alone, and cannot find whole
                                     * outputs */

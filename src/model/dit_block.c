@@ -372,10 +372,13 @@ typedef struct Part {
     int64_t token, tokens;
 } Part;
 
+/* Rows with which a GPU's products are as fast as with more (docs/gpu.md). */
+enum { FFN_ROWS = 32768 };
+
 static Part largest_part(const DsvDit *dit)
 {
-    int64_t most = dit->shape.ffn_rows, tokens = dit->tokens;
-    if (most == 0 || dsvi_dit_keeps_all(dit) || dit->batch * tokens <= most)
+    int64_t most = dit->shape.ffn_rows > 0 ? dit->shape.ffn_rows : FFN_ROWS, tokens = dit->tokens;
+    if (dsvi_dit_keeps_all(dit) || dit->batch * tokens <= most)
         return (Part){.samples = dit->batch, .tokens = tokens};
     if (tokens <= most)
         return (Part){.samples = most / tokens, .tokens = tokens};

@@ -34,16 +34,13 @@ static DsvStatus make_context(DsvTrainer *t, const DsvDitShape *shape)
                                                (long long)settings->cp_heads);
 }
 
-/* Where GEMMs are as fast as with more rows. */
-enum { FFN_ROWS = 32768 };
-
 static DsvDitShape shape_of(const DsvTrainer *t)
 {
     const DsvConfig *settings = t->settings;
     return (DsvDitShape){
         .batch = settings->train_batch_size, .frames = t->latent.frames, .height = t->latent.height,
         .width = t->latent.width, .text_len = t->config.text_len, .act = dsvi_dit_act(settings),
-        .backward = true, .keep = dsvi_dit_keep(settings), .ffn_rows = FFN_ROWS, .loss = true,
+        .backward = true, .keep = dsvi_dit_keep(settings), .loss = true,
         .grad_begin = dsvi_zero_grad_begin(&t->zero), .context = t->context,
     };
 }

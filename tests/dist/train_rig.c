@@ -35,7 +35,8 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
 {
     size_t latents = (size_t)(t->settings->train_batch_size * t->elements) * sizeof(float);
-    assert_true(t->settings->gradient_accumulation_steps > 1);
+    if (t->settings->gradient_accumulation_steps == 1)
+        return DSVI_FAIL(DSV_E_USAGE, "a gradient that shares memory cannot be spoilt");
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
     memset(t->latents, 0, latents);
