@@ -21,20 +21,18 @@ enum {
     WORD = 64           /* runs whose choice is kept in one word */
 };
 
-/* The candidates of all runs, or of those that the histogram counts, in lanes. */
+/* The candidates of some runs of one (batch, head), in lanes. */
 typedef struct Columns {
-    bool counted;        /* the latter */
     int64_t runs, count; /* count: of candidates */
     int64_t width;       /* `count` rounded up to whole vectors */
-    float *transposed;   /* (pairs, blocks, features, BLOCK_COLUMNS) candidates */
+    float *transposed;   /* (blocks, features, BLOCK_COLUMNS) candidates */
 } Columns;
 
 typedef struct Select {
     const DsvSelectArgs *args;
     int64_t pairs, groups, proxies, runs;
     int64_t words;          /* of a group's bits */
-    Columns all, counted;
-    const Columns *filled;  /* those being transposed */
+    Columns all;            /* of every (batch, head), one after the other */
     double *slice_count;    /* (pairs, SLICES, BINS) */
     double *slice_mass;     /* (pairs, SLICES, BINS) */
     uint64_t *chosen;       /* (pairs * groups, words) */
@@ -48,6 +46,7 @@ typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
     float *estimate; /* (all.width) of candidates, then of runs */
+    float *counted;  /* the columns that a tile of groups counts, where it does not count all */
     uint64_t *draws; /* what exploration draws: a bit for each run, or for each block of keys */
 } Scratch;
 
@@ -58,6 +57,43 @@ static int64_t units_most(const DsvSelectArgs *args)
     return blocks > runs ? blocks : runs;
 }
 
+static Columns columns_of(const DsvSelectArgs *args, int64_t runs, int64_t last_run, float *transposed)
+{
+    int64_t per_run = args->grain / args->candidate_keys;
+    int64_t left = dsvi_select_candidates(args) - last_run * per_run;
+    Columns columns = {.runs = runs, .transposed = transposed};
+    columns.count = runs > 0 ? (runs - 1) * per_run + (left < per_run ? left : per_run) : 0;
+    columns.width = dsvi_round_up(columns.count, DSVI_LANES);
+    return columns;
+}
+
+static int64_t column_blocks(int64_t width)
+{
+    return (width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+}
+
+/* Of one block of columns. */
+static int64_t block_floats(const Select *s)
+{
+    return s->args->features * BLOCK_COLUMNS;
+}
+
+/* Of the columns that a tile of groups counts. */
+static int64_t counted_floats(const Select *s)
+{
+    int64_t per_run = s->args->grain / s->args->candidate_keys;
+    int64_t most = DSVI_COUNTED_RUNS * dsvi_select_strata(s->args) * per_run;
+    return s->args->bin_skip > 0 ? column_blocks(most) * block_floats(s) : 0;
+}
+
+/* All columns of a (batch, head). */
+static Columns columns_of_pair(const Select *s, int64_t pair)
+{
+    Columns columns = s->all;
+    columns.transposed += pair * column_blocks(s->all.width) * block_floats(s);
+    return columns;
+}
+
 /* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
 static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
 {
@@ -66,6 +102,7 @@ static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
     scratch->estimate = dsvi_take_floats(base, &used, s->all.width);
+    scratch->counted = dsvi_take_floats(base, &used, counted_floats(s));
     scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * draw_words);
     return used;
 }
@@ -77,33 +114,6 @@ static size_t take(size_t *used, size_t bytes)
     return at;
 }
 
-static Columns columns_of(const DsvSelectArgs *args, bool counted)
-{
-    int64_t per_run = args->grain / args->candidate_keys, candidates = dsvi_select_candidates(args);
-    int64_t runs = counted ? dsvi_select_counted_runs(args) : dsvi_select_runs(args);
-    int64_t left = candidates - (counted ? dsvi_select_counted(args, runs - 1) : runs - 1) * per_run;
-    Columns columns = {.counted = counted, .runs = runs,
-                       .count = (runs - 1) * per_run + (left < per_run ? left : per_run)};
-    columns.width = dsvi_round_up(columns.count, DSVI_LANES);
-    return columns;
-}
-
-static int64_t column_blocks(const Columns *columns)
-{
-    return (columns->width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-}
-
-/* Block `block` of a (batch, head). */
-static float *block_of(const Select *s, const Columns *columns, int64_t pair, int64_t block)
-{
-    return columns->transposed + (pair * column_blocks(columns) + block) * s->args->features * BLOCK_COLUMNS;
-}
-
-static size_t columns_bytes(const Select *s, const Columns *columns)
-{
-    return (size_t)(s->pairs * column_blocks(columns) * s->args->features * BLOCK_COLUMNS) * sizeof(float);
-}
-
 /* Lays the workspace out (base NULL: only counts) and gives its bytes. */
 static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
 {
@@ -111,22 +121,19 @@ static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
     Scratch scratch;
     *s = (Select){.args = args, .pairs = args->batch * args->heads, .groups = dsvi_select_groups(args),
                   .proxies = dsvi_select_proxies(args), .runs = dsvi_select_runs(args)};
-    s->all = columns_of(args, false);
-    s->counted = columns_of(args, true);
+    s->all = columns_of(args, s->runs, s->runs - 1, NULL);
     s->words = (s->runs + WORD - 1) / WORD;
     size_t bins = (size_t)s->pairs * SLICES * DSV_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
     s->worker_floats = lay_scratch(s, NULL, &scratch);
-    size_t all = take(&used, columns_bytes(s, &s->all)), counted = all;
-    if (args->bin_skip > 0)
-        counted = take(&used, columns_bytes(s, &s->counted));
+    int64_t column_floats = s->pairs * column_blocks(s->all.width) * block_floats(s);
+    size_t all = take(&used, (size_t)column_floats * sizeof(float));
     size_t workers = take(&used, s->worker_floats * (size_t)dsvi_threads_count() * sizeof(float));
     size_t mass = take(&used, lists * sizeof(double));
     size_t chosen = take(&used, lists * (size_t)s->words * sizeof(uint64_t));
     size_t histograms = take(&used, 2 * bins);
     if (base) {
         s->all.transposed = (float *)(base + all);
-        s->counted.transposed = (float *)(base + counted);
         s->workers = (float *)(base + workers);
         s->mass = (double *)(base + mass);
         s->chosen = (uint64_t *)(base + chosen);
@@ -150,34 +157,48 @@ static Scratch scratch_of(const Select *s, int worker)
     return scratch;
 }
 
-/* Transposes blocks of candidates; zeros beyond the last. */
+/* One column of a block: a candidate's features, or zeros where there is none (NULL). */
+static void transpose_column(const Select *s, const float *candidate, float *column)
+{
+    for (int64_t r = 0; r < s->args->features; r++)
+        column[r * BLOCK_COLUMNS] = !candidate         ? 0
+                                    : s->args->coarse ? dsvi_select_coarse(candidate[r], 1)
+                                                      : candidate[r];
+}
+
+static const float *candidate_of(const Select *s, int64_t pair, int64_t number)
+{
+    return s->args->candidates + (pair * dsvi_select_candidates(s->args) + number) * s->args->features;
+}
+
+/* Transposes blocks of all candidates. */
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    const Columns *columns = s->filled;
-    int64_t features = s->args->features, per_run = s->args->grain / s->args->candidate_keys;
+    int64_t blocks = column_blocks(s->all.width);
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / column_blocks(columns), block = n % column_blocks(columns);
-        const float *in = s->args->candidates + pair * dsvi_select_candidates(s->args) * features;
-        float *out = block_of(s, columns, pair, block);
         for (int64_t c = 0; c < BLOCK_COLUMNS; c++) {
-            int64_t column = block * BLOCK_COLUMNS + c, run = column / per_run;
-            if (columns->counted && column < columns->count)
-                run = dsvi_select_counted(s->args, run);
-            int64_t from = (run * per_run + column % per_run) * features;
-            for (int64_t r = 0; r < features; r++)
-                out[r * BLOCK_COLUMNS + c] = column >= columns->count ? 0
-                                             : s->args->coarse ? dsvi_select_coarse(in[from + r], 1)
-                                                               : in[from + r];
+            int64_t column = n % blocks * BLOCK_COLUMNS + c;
+            transpose_column(s, column < s->all.count ? candidate_of(s, n / blocks, column) : NULL,
+                             s->all.transposed + n * block_floats(s) + c);
         }
     }
 }
 
-static void transpose(Select *s, const Columns *columns)
+/* Transposes the candidates of the runs that groups with this rotation count. */
+static Columns transpose_counted(const Select *s, int64_t pair, uint32_t rotation, float *transposed)
 {
-    s->filled = columns;
-    dsvi_parallel_for(s->pairs * column_blocks(columns), 1, transpose_range, s);
+    const DsvSelectArgs *args = s->args;
+    int64_t per_run = args->grain / args->candidate_keys, runs = dsvi_select_counted_runs(args, rotation);
+    int64_t last = runs > 0 ? dsvi_select_counted(args, rotation, runs - 1) : 0;
+    Columns columns = columns_of(args, runs, last, transposed);
+    for (int64_t c = 0; c < column_blocks(columns.width) * BLOCK_COLUMNS; c++) {
+        int64_t first = c < columns.count ? dsvi_select_counted(args, rotation, c / per_run) * per_run : 0;
+        transpose_column(s, c < columns.count ? candidate_of(s, pair, first + c % per_run) : NULL,
+                         transposed + c / BLOCK_COLUMNS * block_floats(s) + c % BLOCK_COLUMNS);
+    }
+    return columns;
 }
 
 /* Copies proxies [first, first + count) of the pair, coarse ones as they count, zeros up to whole
@@ -194,14 +215,13 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
 
 /* scores[p, c] of `count` loaded proxies and columns [first, first + columns), in units of ln 2 where
  * features are coarse; beyond the last candidate they are -inf. Gives the columns, whole vectors. */
-static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t count,
-                     int64_t first)
+static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t count, int64_t first)
 {
     int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
     dsvi_tile_product(&(DsvTileProduct){
         .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
         .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
-        .b = block_of(s, of, pair, first / BLOCK_COLUMNS), .ldb = BLOCK_COLUMNS,
+        .b = of->transposed + first / BLOCK_COLUMNS * block_floats(s), .ldb = BLOCK_COLUMNS,
         .c = scratch->scores, .ldc = BLOCK_COLUMNS,
         .factor = s->args->coarse ? 1.0f : (float)s->args->scale});
     for (int64_t c = of->count - first; c < columns; c++)
@@ -254,6 +274,7 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
 {
     int64_t per_group = s->args->group / s->args->chunk;
     int64_t end = (g + 1) * per_group < s->proxies ? (g + 1) * per_group : s->proxies;
+    const Columns all = columns_of_pair(s, pair);
     for (int64_t first = g * per_group; first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         LaneSums lanes[BLOCK_PROXIES];
@@ -261,8 +282,8 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
         for (int64_t p = 0; p < count; p++)
             lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
         load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < s->all.width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, &s->all, scratch, pair, count, from);
+        for (int64_t from = 0; from < all.width; from += BLOCK_COLUMNS) {
+            int64_t columns = score(s, &all, scratch, count, from);
             for (int64_t p = 0; p < count; p++)
                 add_scores(s->args->coarse, &lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
         }
@@ -303,7 +324,7 @@ static void group_estimates(const Select *s, const Columns *of, const Scratch *s
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         load_proxies(s, pair, first, count, scratch->proxies);
         for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, of, scratch, pair, count, from);
+            int64_t columns = score(s, of, scratch, count, from);
             for (int64_t p = first; p < first + count; p++) {
                 left = args->queries - p * args->chunk;
                 float weight = (float)(left < args->chunk ? left : args->chunk) / (float)queries;
@@ -350,14 +371,19 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
     const Select *s = context;
     Scratch scratch = scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / SLICES, slice = n % SLICES;
+        int64_t pair = n / SLICES, slice = n % SLICES, tile = -1;
+        Columns counted = columns_of_pair(s, pair);
         double *count = s->slice_count + n * DSV_SELECT_BINS, *mass = s->slice_mass + n * DSV_SELECT_BINS;
         memset(count, 0, DSV_SELECT_BINS * sizeof *count);
         memset(mass, 0, DSV_SELECT_BINS * sizeof *mass);
         for (int64_t g = slice * s->groups / SLICES; g < (slice + 1) * s->groups / SLICES; g++) {
+            if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
+                counted = transpose_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
+                                            scratch.counted);
+            tile = g / DSVI_COUNTED_GROUPS;
             group_lse(s, &scratch, pair, g);
-            group_estimates(s, &s->counted, &scratch, pair, g);
-            add_to_bins(scratch.estimate, s->counted.runs, count, mass);
+            group_estimates(s, &counted, &scratch, pair, g);
+            add_to_bins(scratch.estimate, counted.runs, count, mass);
         }
     }
 }
@@ -389,7 +415,7 @@ static DsvStatus prepare(const DsvSelectArgs *args, Select *s)
     if (args->workspace_bytes < wanted)
         return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
                          wanted);
-    transpose(s, &s->all);
+    dsvi_parallel_for(s->pairs * column_blocks(s->all.width), 1, transpose_range, s);
     return DSV_OK;
 }
 
@@ -399,8 +425,6 @@ static DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
     (void)stream;
     DSVI_TRY(dsvi_select_check(args, false));
     DSVI_TRY(prepare(args, &s));
-    if (args->bin_skip > 0)
-        transpose(&s, &s.counted);
     dsvi_parallel_for(s.pairs * SLICES, 1, histogram_range, &s);
     dsvi_parallel_for(args->bin_heads, 1, reduce_range, &s);
     return DSV_OK;
@@ -516,7 +540,8 @@ static void choose_range(void *context, int64_t begin, int64_t end, int worker)
         int64_t pair = n / s->groups, count = 0;
         uint64_t *chosen = s->chosen + n * s->words;
         double mass = 0;
-        group_estimates(s, &s->all, &scratch, pair, n % s->groups);
+        const Columns all = columns_of_pair(s, pair);
+        group_estimates(s, &all, &scratch, pair, n % s->groups);
         mark_winners(s, pair % s->args->heads, scratch.estimate, chosen);
         explore(s, n, scratch.draws, chosen);
         for (int64_t w = 0; w < s->words; w++) {

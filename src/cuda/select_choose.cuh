@@ -116,7 +116,7 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void mark_kernel(
     MarkSink sink = {out.bits + (list + mine) * t.blocks + lane / 4, groups - mine, t.blocks, threshold, 1.f,
                      true, {0, 0}, {mine < groups ? 0.f : 1.f, mine + 1 < groups ? 0.f : 1.f}, {0, 0},
                      {{-1.f, 0}, {-1.f, 0}}};
-    walk_estimates<PARTS>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, AllRuns{}, shared_memory, sink);
 #pragma unroll
     for (int g = 0; g < PAIR; g++) {
         int of_set = lane * PAIR + g;
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void store_kernel(
     int64_t set = (int64_t)(blockIdx.x / t.slices) * WARPS + threadIdx.x / WARP;
     int row = t.blocks * COLUMNS;
     StoreSink sink = {estimates + (set * SET_GROUPS + threadIdx.x % 4 * PAIR) * row, row, 1.f};
-    walk_estimates<PARTS>(t, at, shared_memory, sink);
+    walk_estimates<PARTS>(t, at, AllRuns{}, shared_memory, sink);
 }
 
 /* A search for the k-th largest, `width` bits at a time: those above `shift + width` are known. */

@@ -122,7 +122,7 @@ template <bool ONE, bool LINES>
 __device__ __forceinline__ void sum_far(const SelectTiles &t, const SelectPlace &at, int begin, int tiles,
                                         float2 *sums)
 {
-    SelectFeed f = feed_begin(t, at, shared_memory);
+    SelectFeed f = feed_begin(t, at, AllRuns{}, shared_memory);
     LaneSums lane[LSE_TILES];
     const uint2 *rows = t.rows + (int64_t)at.pair * tiles * t.depths * WARP + threadIdx.x % WARP;
     int whole = select_whole(t);
@@ -247,7 +247,7 @@ __device__ __forceinline__ void add_lines(const uint4 *columns, int block, int r
 __device__ __forceinline__ void sum_near(const SelectTiles &t, const SelectPlace &at, int begin, int tiles,
                                          float2 *sums)
 {
-    SelectFeed f = feed_begin(t, at, shared_memory);
+    SelectFeed f = feed_begin(t, at, AllRuns{}, shared_memory);
     NearSums lane[LSE_NEAR_TILES / 2] = {};
     NearConstants constants = near_constants(t);
     int whole = select_whole(t);
@@ -330,18 +330,20 @@ __device__ __forceinline__ void end_stretch(const HistogramSink &, int)
 {
 }
 
-/* `bins`: (bin_heads, 2, BINS), added to. */
+/* `t`: blocks are of counted runs. `bins`: (bin_heads, 2, BINS), added to. */
 template <int PARTS>
 __global__ __launch_bounds__(SCORE_THREADS, SCORE_BLOCKS) void histogram_kernel(
-    const __grid_constant__ SelectTiles t, int groups, int bin_heads, unsigned long long *bins)
+    const __grid_constant__ SelectTiles t, const __grid_constant__ CountedRuns counted, int groups,
+    int bin_heads, unsigned long long *bins)
 {
     SelectPlace at = select_place(t, blockIdx.x);
-    uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory + select_shared(t));
+    uint32_t *count = reinterpret_cast<uint32_t *>(shared_memory);
     HistogramSink sink = {count, groups - at.set * SET_GROUPS - (int)threadIdx.x % 4 * PAIR,
                           DSV_SELECT_OCTAVES};
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
-        count[bin] = 0; /* seen by all after the walk's first barrier */
-    walk_estimates<PARTS>(t, at, shared_memory, sink);
+        count[bin] = 0;
+    __syncthreads();
+    walk_estimates<PARTS>(t, at, counted, nullptr, sink);
     __syncthreads();
     for (int bin = threadIdx.x; bin < 2 * DSV_SELECT_BINS; bin += SCORE_THREADS)
         if (count[bin] > 0)
@@ -385,16 +387,23 @@ DsvStatus find_lse(DsvStream *stream, const DsvSelectArgs *args, const SelectPla
     return select_put_terms(stream, args, p, p.sums);
 }
 
+CountedRuns select_counted_runs(const DsvSelectArgs *args, const SelectPlan &p)
+{
+    const DsvSelectPart &part = args->part;
+    return {dsvi_select_stride(args), args->bin_turn, p.all.blocks, (int)args->heads, (int)part.heads,
+            part.head, (int)(part.heads > 0 ? part.first_group / DSVI_COUNTED_GROUPS : 0)};
+}
+
 template <int PARTS>
 DsvStatus add_to_bins(DsvStream *stream, const DsvSelectArgs *args, const SelectPlan &p)
 {
     SelectTiles t = p.counted;
     int64_t slices = ceil_div(t.blocks, VALUES_MOST / (LISTS_EACH * COLUMNS)); /* whole stretches */
-    size_t shared = (size_t)select_shared(t) * sizeof(uint4) + 2 * DSV_SELECT_BINS * sizeof(uint32_t);
+    size_t shared = 2 * DSV_SELECT_BINS * sizeof(uint32_t);
     t.slices = slices > t.slices ? (int)slices : t.slices;
-    DSVI_TRY(select_allow(histogram_kernel<PARTS>, shared));
     histogram_kernel<PARTS><<<(unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared,
-                             stream->handle>>>(t, (int)p.groups, (int)args->bin_heads, p.bins);
+                             stream->handle>>>(t, select_counted_runs(args, p), (int)p.groups,
+                                               (int)args->bin_heads, p.bins);
     DSVI_CUDA_LAUNCHED("select histogram");
     return DSV_OK;
 }

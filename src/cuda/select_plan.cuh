@@ -45,7 +45,8 @@ struct SelectRows {
 struct SelectPlan {
     int64_t pairs, groups, lists;
     SelectRows rows;
-    SelectTiles all, counted; /* over all runs; over those that the histogram counts */
+    SelectTiles all;          /* over all runs */
+    SelectTiles counted;      /* likewise, but blocks and slices are of those that the histogram counts */
     SelectTiles lse;          /* over all runs, a set lse_tiles tiles */
     int lse_tiles;
     float4 *ranges; /* (pairs, RANGE_SLICES) largest feature of proxies and of candidates, largest square of
@@ -120,16 +121,21 @@ inline float select_factor(const DsvSelectArgs *args)
     return (float)(args->scale * DSVI_LOG2_E);
 }
 
-inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r, int64_t runs,
-                                int64_t last_run)
+/* Of columns, for so many runs: whole stretches. */
+inline int select_blocks(int64_t runs)
+{
+    return (int)ceil_div(runs, STRETCH * COLUMNS) * STRETCH;
+}
+
+inline SelectTiles select_tiles(const DsvSelectArgs *args, const SelectRows &r)
 {
     SelectTiles t = {};
-    int64_t layers = args->grain / args->candidate_keys;
-    int64_t left = dsvi_select_candidates(args) - last_run * layers;
+    int64_t layers = args->grain / args->candidate_keys, runs = dsvi_select_runs(args);
+    int64_t left = dsvi_select_candidates(args) - (runs - 1) * layers;
     t.runs = (int)runs;
     t.layers = (int)(layers < dsvi_select_candidates(args) ? layers : dsvi_select_candidates(args));
     t.last_layers = (int)(left < t.layers ? left : t.layers);
-    t.blocks = (int)ceil_div(runs, STRETCH * COLUMNS) * STRETCH;
+    t.blocks = select_blocks(runs);
     t.factor = select_factor(args);
     t.depths = r.depths;
     t.coarse = r.coarse;
@@ -148,15 +154,11 @@ inline int64_t select_column_chunks(const SelectPlan &p, const SelectTiles &t)
 inline void select_plan_histogram(const DsvStream *stream, const DsvSelectArgs *args, void *base,
                                   size_t *used, SelectPlan *p)
 {
-    uint4 *columns = nullptr;
     int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
     p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks);
     p->lse_tiles = p->lse.coarse && p->lse.depths == 1 ? LSE_NEAR_TILES : LSE_TILES;
     p->lse.sets = (int)(ceil_div(tiles, p->lse_tiles * WARPS) * WARPS);
     p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks);
-    if (args->bin_skip > 0)
-        select_take(base, used, select_column_chunks(*p, p->counted) * COLUMN_CHUNK, &columns);
-    p->counted.columns = args->bin_skip > 0 ? columns : p->all.columns;
     select_take(base, used, p->pairs * tiles * SET_GROUPS * p->lse.slices, &p->sums);
     select_take(base, used, args->bin_heads * 2 * DSV_SELECT_BINS, &p->bins);
 }
@@ -182,12 +184,11 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
     uint4 *columns;
     uint2 *rows;
     float4 *terms;
-    int64_t runs = dsvi_select_runs(args), counted = dsvi_select_counted_runs(args);
     p.pairs = args->batch * args->heads;
     p.groups = dsvi_select_groups(args);
     p.lists = p.pairs * p.groups;
     p.rows = select_rows(args);
-    p.all = select_tiles(args, p.rows, runs, runs - 1);
+    p.all = select_tiles(args, p.rows);
     p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all.blocks);
     int64_t tiles = p.pairs * p.rows.sets * p.rows.parts;
     select_take(base, &used, select_column_chunks(p, p.all) * COLUMN_CHUNK, &columns);
@@ -199,10 +200,8 @@ inline SelectPlan select_plan(const DsvStream *stream, const DsvSelectArgs *args
     p.all.terms = terms;
     p.all.ranges = p.ranges;
     p.lse = p.all;
-    p.counted = select_tiles(args, p.rows, counted, dsvi_select_counted(args, counted - 1));
-    p.counted.rows = rows;
-    p.counted.terms = terms;
-    p.counted.ranges = p.ranges;
+    p.counted = p.all;
+    p.counted.blocks = select_blocks(DSVI_COUNTED_RUNS * dsvi_select_strata(args));
     size_t histogram = used, lists = used;
     select_plan_histogram(stream, args, base, &histogram, &p);
     select_plan_lists(base, &lists, &p);
@@ -420,25 +419,15 @@ __global__ void terms_kernel(SelectRows r, const float2 *sums, int slices, uint3
     to[0] = to[PAIR] = term;
 }
 
-/* dsvi_select_counted; skip 0 counts every run. */
-__device__ __forceinline__ int64_t counted_run(uint32_t i, uint32_t skip, int64_t runs)
-{
-    if (skip == 0)
-        return i;
-    int64_t run = (int64_t)i * (1 + skip) + (i * 0x9E3779B1u >> 16) % (1 + skip);
-    return run < runs ? run : runs - 1;
-}
-
 /* Candidates, and how they become runs. */
 struct SelectCandidates {
     SelectFeatures features;
     float factor;    /* of proxies */
-    int64_t per_run, runs;
+    int64_t per_run;
 };
 
-/* A warp's chunk of (pairs, blocks, layers, depths); `skip`: of one run of each 1 + skip. */
-__device__ __forceinline__ void put_columns(const SelectTiles &t, const SelectCandidates &c, uint32_t skip,
-                                            uint32_t chunk)
+/* A warp's chunk of (pairs, blocks, layers, depths). */
+__device__ __forceinline__ void put_columns(const SelectTiles &t, const SelectCandidates &c, uint32_t chunk)
 {
     const SelectFeatures &f = c.features;
     uint32_t depth = chunk % t.depths;
@@ -449,7 +438,7 @@ __device__ __forceinline__ void put_columns(const SelectTiles &t, const SelectCa
 #pragma unroll
     for (int j = 0; j < SLOTS; j++) {
         int column = select_run(block, j);
-        int64_t row = (int64_t)pair * f.count + counted_run(column, skip, c.runs) * c.per_run + layer;
+        int64_t row = (int64_t)pair * f.count + column * c.per_run + layer;
         if (column < layer_runs(t, (int)layer))
             load_features(f, row, feature, x[j]);
     }
@@ -463,15 +452,13 @@ __device__ __forceinline__ void put_columns(const SelectTiles &t, const SelectCa
         out[i * WARP] = make_uint4(slot[2 * i].x, slot[2 * i + 1].x, slot[2 * i].y, slot[2 * i + 1].y);
 }
 
-/* What is made once ranges are known, in one launch: chunks of rows, then of all columns, then of the counted
- * ones where those have their own. And bins are cleared. */
+/* One launch, once ranges are known: makes chunks of rows, then of columns, and clears the bins. */
 struct SelectPreparation {
     SelectRows rows;
     SelectFeatures proxies;
     SelectCandidates candidates;
-    SelectTiles all, counted;
-    uint32_t row_chunks, all_chunks, counted_chunks;
-    uint32_t skip;
+    SelectTiles all;
+    uint32_t row_chunks, column_chunks;
     unsigned long long *bins;
     int bin_words;
 };
@@ -487,11 +474,8 @@ __global__ __launch_bounds__(PREPARE_THREADS, TILE_BLOCKS) void tiles_kernel(
         put_rows(s.rows, s.proxies, s.all.ranges, chunk, const_cast<uint2 *>(s.all.rows));
         return;
     }
-    chunk -= s.row_chunks;
-    bool all = chunk < s.all_chunks;
-    chunk -= all ? 0 : s.all_chunks;
-    if (all || chunk < s.counted_chunks)
-        put_columns(all ? s.all : s.counted, s.candidates, all ? 0 : s.skip, chunk);
+    if (chunk - s.row_chunks < s.column_chunks)
+        put_columns(s.all, s.candidates, chunk - s.row_chunks);
 }
 
 inline unsigned prepare_blocks(int64_t threads)
@@ -513,15 +497,12 @@ inline SelectPreparation select_preparation(const DsvSelectArgs *args, const Sel
     s.rows = p.rows;
     s.proxies = select_source(args, args->proxies, p.rows.proxies, 1, select_factor(args));
     s.candidates = {select_source(args, args->candidates, dsvi_select_candidates(args), 0, 1.f),
-                    select_factor(args), args->grain / args->candidate_keys, dsvi_select_runs(args)};
+                    select_factor(args), args->grain / args->candidate_keys};
     s.all = p.all;
     s.row_chunks = (uint32_t)(p.pairs * p.rows.sets * p.rows.parts * p.rows.depths);
-    s.all_chunks = (uint32_t)select_column_chunks(p, p.all);
+    s.column_chunks = (uint32_t)select_column_chunks(p, p.all);
     if (!counts)
         return s;
-    s.counted = p.counted;
-    s.counted_chunks = args->bin_skip > 0 ? (uint32_t)select_column_chunks(p, p.counted) : 0;
-    s.skip = (uint32_t)args->bin_skip;
     s.bins = p.bins;
     s.bin_words = (int)args->bin_heads * 2 * DSV_SELECT_BINS;
     return s;
@@ -532,7 +513,7 @@ inline DsvStatus select_prepare(DsvStream *stream, const DsvSelectArgs *args, co
                                 bool counts)
 {
     SelectPreparation s = select_preparation(args, p, counts);
-    int64_t chunks = (int64_t)s.row_chunks + s.all_chunks + s.counted_chunks;
+    int64_t chunks = (int64_t)s.row_chunks + s.column_chunks;
     ranges_kernel<<<(unsigned)(p.pairs * RANGE_SLICES), PREPARE_THREADS, 0, stream->handle>>>(
         s.proxies, s.candidates.features, p.ranges);
     DSVI_CUDA_LAUNCHED("select ranges");

@@ -29,7 +29,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_pipeline_primitives.h>
 
 #include "cuda/kernel.cuh"
 
@@ -117,64 +116,6 @@ __host__ __device__ __forceinline__ int select_shared(const SelectTiles &t)
     return 2 * stage_size(t);
 }
 
-__device__ __forceinline__ void copy_in(uint4 *shared, const void *global, int count)
-{
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += SCORE_THREADS)
-        __pipeline_memcpy_async(shared + i, static_cast<const uint4 *>(global) + i, sizeof(uint4));
-}
-
-/* Layers of the slice's blocks, one after the other; stages come one ahead of the arithmetic. */
-struct SelectFeed {
-    const uint4 *columns;   /* of the layer to ask for next */
-    int left;               /* layers to ask for */
-    const uint4 *now, *end; /* in shared memory, this lane's: the layer to take next, and behind the stage */
-    bool second;            /* whether those are in the second place */
-};
-
-__device__ __forceinline__ void feed_ask(const SelectTiles &t, uint4 *shared, SelectFeed &f, bool second)
-{
-    int size = (f.left < t.stage ? f.left : t.stage) * t.depths * COLUMN_CHUNK;
-    copy_in(shared + second * stage_size(t), f.columns, size);
-    f.columns += size;
-    f.left -= t.stage;
-    __pipeline_commit();
-}
-
-/* All threads of the block share pair and slice. */
-__device__ __forceinline__ SelectFeed feed_begin(const SelectTiles &t, const SelectPlace &at, uint4 *shared)
-{
-    int64_t layer = (int64_t)(at.pair * t.blocks + at.begin) * t.layers;
-    const uint4 *columns = t.columns + layer * t.depths * COLUMN_CHUNK;
-    SelectFeed f = {columns, (at.end - at.begin) * t.layers, nullptr, nullptr, true};
-    feed_ask(t, shared, f, false);
-    return f;
-}
-
-/* The barrier tells that a stage has arrived for all warps and that all have done with the one before, in
- * whose place the next one comes. */
-__device__ __forceinline__ void feed_turn(const SelectTiles &t, uint4 *shared, SelectFeed &f)
-{
-    __pipeline_wait_prior(0);
-    __syncthreads();
-    if (f.left > 0)
-        feed_ask(t, shared, f, f.second);
-    f.second = !f.second;
-    f.now = shared + f.second * stage_size(t) + threadIdx.x % WARP;
-    f.end = f.now + stage_size(t);
-}
-
-/* This lane's columns of the next layer, or layers of one stage, of `chunks` chunks. */
-__device__ __forceinline__ const uint4 *feed_next(const SelectTiles &t, uint4 *shared, int chunks,
-                                                  SelectFeed &f)
-{
-    if (f.now >= f.end) /* both are NULL at first */
-        feed_turn(t, shared, f);
-    const uint4 *columns = f.now;
-    f.now += chunks * COLUMN_CHUNK;
-    return columns;
-}
-
 /* ---- products ---- */
 
 /* Candidates of one chunk of a layer. */
@@ -185,6 +126,16 @@ struct SelectColumns {
 __device__ __forceinline__ SelectColumns load_columns(const uint4 *mine)
 {
     return {{mine[0], mine[WARP]}};
+}
+
+/* Where a lane's candidates of a layer are, of each product. */
+struct LayerColumns {
+    const uint4 *product[2];
+};
+
+__device__ __forceinline__ SelectColumns load_columns(const LayerColumns &layer, int depth)
+{
+    return {{layer.product[0][depth * COLUMN_CHUNK], layer.product[1][depth * COLUMN_CHUNK]}};
 }
 
 /* x = start + a b: 16 runs by 8 groups by DEPTH features. */
@@ -310,16 +261,6 @@ __device__ __forceinline__ int select_whole(const SelectTiles &t)
 __device__ __forceinline__ int layer_runs(const SelectTiles &t, int layer)
 {
     return layer < t.last_layers ? t.runs : t.runs - 1;
-}
-
-/* Columns from number `runs` on get `x`. */
-__device__ __forceinline__ void mask_columns(int block, int runs, float x, float (&e)[SLOTS][PAIR])
-{
-#pragma unroll
-    for (int j = 0; j < SLOTS; j++)
-#pragma unroll
-        for (int g = 0; g < PAIR; g++)
-            e[j][g] = select_run(block, j) < runs ? e[j][g] : x;
 }
 
 } // namespace dsvi

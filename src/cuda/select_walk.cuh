@@ -5,7 +5,7 @@
 #ifndef DSVI_SELECT_WALK_CUH
 #define DSVI_SELECT_WALK_CUH
 
-#include "cuda/select_score.cuh"
+#include "cuda/select_feed.cuh"
 
 namespace dsvi {
 
@@ -14,10 +14,11 @@ namespace dsvi {
 /* sum[j][g]: over the parts, the powers of slot j and group g in the layer whose columns these are. Rows and
  * terms are this lane's first ones. */
 template <bool LINES>
-__device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *columns, const uint2 *rows,
-                                           const float4 *terms, float (&sum)[SLOTS][PAIR])
+__device__ __forceinline__ void add_powers(const SelectTiles &t, const LayerColumns &columns,
+                                           const uint2 *rows, const float4 *terms,
+                                           float (&sum)[SLOTS][PAIR])
 {
-    SelectColumns a = load_columns(columns);
+    SelectColumns a = load_columns(columns, 0);
 #pragma unroll 2
     for (int part = 0; part < t.parts; part++) {
         float x[2][4], start[4];
@@ -25,7 +26,7 @@ __device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *co
         begin_products(x, a, *rows, start);
         rows += WARP;
         for (int depth = 1; depth < t.depths; depth++, rows += WARP)
-            add_products(x, load_columns(columns + depth * COLUMN_CHUNK), *rows);
+            add_products(x, load_columns(columns, depth), *rows);
 #pragma unroll
         for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -37,23 +38,23 @@ __device__ __forceinline__ void add_powers(const SelectTiles &t, const uint4 *co
 /* Calls take(sink, block, e) for each block of columns, e[j][g] the estimate of group g of this lane for the
  * run in slot j: zero where there is no such group, negative where there is no such run; and
  * end_stretch(sink, block) behind the last block of each stretch, which is block + STRETCH - 1. */
-template <bool LINES, typename Sink>
-__device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
-                                         Sink &sink)
+template <bool LINES, typename Source, typename Sink>
+__device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace &at, const Source &source,
+                                         uint4 *shared, Sink &sink)
 {
     int lane = threadIdx.x % WARP;
     int64_t first = ((int64_t)at.pair * t.sets + at.set) * t.parts;
     const uint2 *rows = t.rows + first * t.depths * WARP + lane;
     const float4 *terms = t.terms + first * TERMS + lane % 4;
-    SelectFeed f = feed_begin(t, at, shared);
-    int whole = select_whole(t);
+    auto f = feed_begin(t, at, source, shared);
+    int whole = feed_whole(t, f);
     for (int block = at.begin; block < at.end; block++) {
         float e[SLOTS][PAIR] = {};
         for (int layer = 0; layer < t.layers; layer++) {
             float sum[SLOTS][PAIR] = {};
-            add_powers<LINES>(t, feed_next(t, shared, t.depths, f), rows, terms, sum);
+            add_powers<LINES>(t, feed_layer(t, shared, t.depths, f), rows, terms, sum);
             if (block >= whole)
-                mask_columns(block, layer_runs(t, layer), 0.f, sum);
+                mask_columns(f, block, layer_runs(t, layer), 0.f, sum);
 #pragma unroll
             for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -61,7 +62,7 @@ __device__ __forceinline__ void walk_far(const SelectTiles &t, const SelectPlace
                     e[j][g] += sum[j][g];
         }
         if (block >= whole)
-            mask_columns(block, t.runs, -1.f, e);
+            mask_columns(f, block, t.runs, -1.f, e);
         take(sink, block, e);
         if (block % STRETCH == STRETCH - 1)
             end_stretch(sink, block - (STRETCH - 1));
@@ -174,10 +175,9 @@ __device__ __forceinline__ void tile_powers(const uint4 &columns, const NearRows
 
 /* e[j][g] += the powers of slot j and group g, times 2^lift. */
 template <int PARTS, NearRange RANGE>
-__device__ __forceinline__ void add_lines(const uint4 *columns, const NearRows<PARTS> &r,
+__device__ __forceinline__ void add_lines(const SelectColumns &a, const NearRows<PARTS> &r,
                                           float (&e)[SLOTS][PAIR])
 {
-    SelectColumns a = load_columns(columns);
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* slots 2 i and 2 i + 1 */
         float sum[4] = {e[2 * i][0], e[2 * i][1], e[2 * i + 1][0], e[2 * i + 1][1]};
@@ -195,16 +195,15 @@ __device__ __forceinline__ void add_lines(const uint4 *columns, const NearRows<P
 }
 
 /* The estimates of a block whose runs have several candidates. */
-template <int PARTS, NearRange RANGE>
+template <int PARTS, NearRange RANGE, typename Feed>
 __device__ __forceinline__ void add_layers(const SelectTiles &t, const NearRows<PARTS> &rows, int block,
-                                           int whole, uint4 *shared, SelectFeed &f, float (&e)[SLOTS][PAIR])
+                                           int whole, uint4 *shared, Feed &f, float (&e)[SLOTS][PAIR])
 {
     for (int layer = 0; layer < t.layers; layer++) {
-        const uint4 *columns = feed_next(t, shared, 1, f);
         float sum[SLOTS][PAIR] = {};
-        add_lines<PARTS, RANGE>(columns, rows, sum);
+        add_lines<PARTS, RANGE>(load_columns(feed_layer(t, shared, 1, f), 0), rows, sum);
         if (block >= whole && layer >= t.last_layers)
-            mask_columns(block, t.runs - 1, 0.f, sum);
+            mask_columns(f, block, t.runs - 1, 0.f, sum);
 #pragma unroll
         for (int j = 0; j < SLOTS; j++)
 #pragma unroll
@@ -214,25 +213,25 @@ __device__ __forceinline__ void add_layers(const SelectTiles &t, const NearRows<
 }
 
 /* As walk_far; estimates are times 2^lift. SINGLE: a run is one candidate, and stages are whole stretches. */
-template <int PARTS, bool SINGLE, NearRange RANGE, typename Sink>
+template <int PARTS, bool SINGLE, NearRange RANGE, typename Source, typename Sink>
 __device__ __forceinline__ void walk_near(const SelectTiles &t, const SelectPlace &at,
-                                          const NearRows<PARTS> &rows, uint4 *shared, Sink &sink)
+                                          const NearRows<PARTS> &rows, const Source &source, uint4 *shared,
+                                          Sink &sink)
 {
-    static_assert(STAGE_CHUNKS % STRETCH == 0, "a stretch lies in one stage");
     constexpr int AT_ONCE = PARTS < 8 ? 2 : 1; /* blocks for which there are registers */
-    SelectFeed f = feed_begin(t, at, shared);
-    int whole = select_whole(t);
+    auto f = feed_begin(t, at, source, shared);
+    int whole = feed_whole(t, f);
     for (int stretch = at.begin; stretch < at.end; stretch += STRETCH) {
-        const uint4 *columns = SINGLE ? feed_next(t, shared, STRETCH, f) : nullptr;
+        auto columns = feed_stretch<SINGLE>(t, shared, f);
 #pragma unroll AT_ONCE
         for (int block = stretch; block < stretch + STRETCH; block++) {
             float e[SLOTS][PAIR] = {};
             if (SINGLE)
-                add_lines<PARTS, RANGE>(columns + (block - stretch) * COLUMN_CHUNK, rows, e);
+                add_lines<PARTS, RANGE>(stretch_columns(t, f, columns, block), rows, e);
             else
                 add_layers<PARTS, RANGE>(t, rows, block, whole, shared, f, e);
             if (stretch >= whole)
-                mask_columns(block, t.runs, -1.f, e);
+                mask_columns(f, block, t.runs, -1.f, e);
             take(sink, block, e);
         }
         end_stretch(sink, stretch);
@@ -240,28 +239,28 @@ __device__ __forceinline__ void walk_near(const SelectTiles &t, const SelectPlac
 }
 
 /* Either. A sink is told by lift() by which power of two its estimates will be too large. */
-template <int PARTS, typename Sink>
-__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at, uint4 *shared,
-                                               Sink &sink)
+template <int PARTS, typename Source, typename Sink>
+__device__ __forceinline__ void walk_estimates(const SelectTiles &t, const SelectPlace &at,
+                                               const Source &source, uint4 *shared, Sink &sink)
 {
     if constexpr (PARTS > 0) {
         NearRows<PARTS> rows;
         near_begin<PARTS>(t, at, rows);
         lift(sink, rows.lift);
         if (rows.range == IN_NONE)
-            walk_near<PARTS, false, IN_NONE>(t, at, rows, shared, sink);
+            walk_near<PARTS, false, IN_NONE>(t, at, rows, source, shared, sink);
         else if (rows.range == IN_HALF && t.layers == 1)
-            walk_near<PARTS, true, IN_HALF>(t, at, rows, shared, sink);
+            walk_near<PARTS, true, IN_HALF>(t, at, rows, source, shared, sink);
         else if (rows.range == IN_HALF)
-            walk_near<PARTS, false, IN_HALF>(t, at, rows, shared, sink);
+            walk_near<PARTS, false, IN_HALF>(t, at, rows, source, shared, sink);
         else if (t.layers == 1)
-            walk_near<PARTS, true, IN_BF16>(t, at, rows, shared, sink);
+            walk_near<PARTS, true, IN_BF16>(t, at, rows, source, shared, sink);
         else
-            walk_near<PARTS, false, IN_BF16>(t, at, rows, shared, sink);
+            walk_near<PARTS, false, IN_BF16>(t, at, rows, source, shared, sink);
     } else if (t.coarse) {
-        walk_far<true>(t, at, shared, sink);
+        walk_far<true>(t, at, source, shared, sink);
     } else {
-        walk_far<false>(t, at, shared, sink);
+        walk_far<false>(t, at, source, shared, sink);
     }
 }
 

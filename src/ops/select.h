@@ -27,6 +27,7 @@
 
 #include "ops/attention.h"
 #include "ops/lists.h"
+#include "ops/select_counted.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -89,9 +90,11 @@ typedef struct DsvSelectArgs {
     const float *proxies;       /* (B, N, ceil(Sq / chunk), R) */
     const float *candidates;    /* (B, N, ceil(Sk / candidate_keys), R) */
     float *lse;                 /* (B, N, ceil(Sq / chunk)): written by histogram, read by lists */
+    DsvSelectPart part;         /* counted runs and exploration follow from a list's number in the whole */
 
     /* select_histogram only */
     int64_t bin_skip;           /* runs left out of the histogram for each one that is counted: see below */
+    uint32_t bin_turn;          /* another number for each step and block: moves the choice of counted runs */
     int64_t bin_heads;          /* N: a histogram for each head; 1: one of all heads together */
     double *bin_count;          /* (bin_heads, BINS) overwritten: counted runs in each bin, batch and groups
                                  * summed */
@@ -105,7 +108,6 @@ typedef struct DsvSelectArgs {
     DsvExplore explore;
     double explore_rate;
     uint64_t explore_seed, explore_step; /* draws: see dsvi_explore_limit */
-    DsvSelectPart part;         /* exploration draws by the number that a list has in the whole */
     DsvLists *lists;            /* offsets and runs are filled; its shape fields agree with those here */
     double *selected_mass;      /* (N) overwritten: sum of e_gr over all listed runs. Device memory or, as
                                  * `needed`, host memory of DsvDevice.host_alloc */
@@ -156,20 +158,18 @@ static inline double dsvi_select_power(double x)
  * the lists empty. So attention over them can be enqueued before the host knows whether they fit; where they
  * did not, its results mean nothing. */
 
-/* The histogram counts one run of each 1 + bin_skip, the last few included: run dsvi_select_counted(args, i),
- * 0 <= i < dsvi_select_counted_runs(args). Which one of them is scattered (Knuth's multiplicative hash), so
- * that no rhythm of the tokens, rows of a picture above all, can fall in with the choice. */
-static inline int64_t dsvi_select_counted_runs(const DsvSelectArgs *args)
+/* The histogram of a list counts one pair of runs in each stratum of 1 + bin_skip pairs (select_counted.h).
+ * A rank's tiles of groups begin at its first group. Where each rank's first group is a multiple of
+ * DSVI_COUNTED_GROUPS, ranks together count exactly what one rank counts for the whole. */
+static inline uint32_t dsvi_select_stride(const DsvSelectArgs *args)
 {
-    int64_t runs = (args->keys + args->grain - 1) / args->grain;
-    return (runs + args->bin_skip) / (1 + args->bin_skip);
+    return (uint32_t)(1 + args->bin_skip);
 }
 
-static inline int64_t dsvi_select_counted(const DsvSelectArgs *args, int64_t i)
+static inline int64_t dsvi_select_strata(const DsvSelectArgs *args)
 {
-    int64_t runs = (args->keys + args->grain - 1) / args->grain, stride = 1 + args->bin_skip;
-    int64_t run = i * stride + ((uint32_t)i * 0x9E3779B1u >> 16) % stride;
-    return run < runs ? run : runs - 1;
+    int64_t of_stratum = DSVI_COUNTED_RUNS * (1 + args->bin_skip);
+    return ((args->keys + args->grain - 1) / args->grain + of_stratum - 1) / of_stratum;
 }
 
 /* How exploration draws, the same on every backend. List n of the whole (lists.h) owns `units` things to be
@@ -241,6 +241,33 @@ static inline int64_t dsvi_select_number(const DsvSelectArgs *args, int64_t n)
         return n;
     return (pair / args->heads * part->heads + part->head[pair % args->heads]) * part->groups +
            part->first_group + n % groups;
+}
+
+/* Where list n of these counts runs: the rotation of dsvi_counted_pair. part.head must be host memory. */
+static inline uint32_t dsvi_select_rotation(const DsvSelectArgs *args, int64_t n)
+{
+    const DsvSelectPart *part = &args->part;
+    int64_t groups = dsvi_select_groups(args), pair = n / groups, tile = n % groups / DSVI_COUNTED_GROUPS;
+    if (part->heads > 0) {
+        pair = pair / args->heads * part->heads + part->head[pair % args->heads];
+        tile += part->first_group / DSVI_COUNTED_GROUPS;
+    }
+    return dsvi_counted_rotation(dsvi_select_stride(args), args->bin_turn, (uint32_t)pair, (uint32_t)tile);
+}
+
+/* How many runs a list with this rotation counts: run i of them, 0 <= i, is dsvi_select_counted(...). */
+static inline int64_t dsvi_select_counted_runs(const DsvSelectArgs *args, uint32_t rotation)
+{
+    int64_t strata = dsvi_select_strata(args), runs = dsvi_select_runs(args);
+    uint32_t last = dsvi_counted_pair((uint32_t)(strata - 1), dsvi_select_stride(args), rotation);
+    int64_t whole = DSVI_COUNTED_RUNS, left = runs - whole * last;
+    return whole * (strata - 1) + (left < 0 ? 0 : left < whole ? left : whole);
+}
+
+static inline int64_t dsvi_select_counted(const DsvSelectArgs *args, uint32_t rotation, int64_t i)
+{
+    uint32_t pair = dsvi_counted_pair((uint32_t)(i / DSVI_COUNTED_RUNS), dsvi_select_stride(args), rotation);
+    return DSVI_COUNTED_RUNS * (int64_t)pair + i % DSVI_COUNTED_RUNS;
 }
 
 /* Refuses what no variant serves; `lists`: as arguments of select_lists. */

@@ -121,9 +121,10 @@ DsvStatus dsvi_select_histogram_ref(DsvStream *stream, const DsvSelectArgs *args
         for (int64_t p = 0; p < dsvi_select_proxies(args); p++)
             args->lse[pair * dsvi_select_proxies(args) + p] = (float)log_sum_exp(args, pair, p);
         for (int64_t g = 0; g < dsvi_select_groups(args); g++) {
+            uint32_t rotation = dsvi_select_rotation(args, pair * dsvi_select_groups(args) + g);
             group_estimates(args, pair, g, estimate);
-            for (int64_t i = 0; i < dsvi_select_counted_runs(args); i++) {
-                int64_t r = dsvi_select_counted(args, i);
+            for (int64_t i = 0; i < dsvi_select_counted_runs(args, rotation); i++) {
+                int64_t r = dsvi_select_counted(args, rotation, i);
                 count[bin_of(estimate[r])] += 1;
                 mass[bin_of(estimate[r])] += estimate[r];
             }

@@ -1,11 +1,11 @@
 /* From features to lists: how estimates spread, the threshold that follows, the lists.
  *
- * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of
- * training; outside it too where x is 1, for then there is nothing else. Winners get what the target mass
- * takes, but no more than (1 - x) of the target density, and the budget is what they get divided by (1 - x).
- * The probability of a draw follows: x of the budget for
- * single runs and for blocks; for the neighbours, two a winner, x / (2 (1 - x)); divided by the share of
- * runs that are no winners, for a draw that hits a winner adds nothing. */
+ * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of training;
+ * outside training too where x is 1, for then there are no winners. Winners get what the target mass takes,
+ * but no more than (1 - x) of the target density. The budget is the density of winners divided by (1 - x).
+ * The probability of a draw follows: x of the budget for single runs and for blocks; x / (2 (1 - x)) for the
+ * neighbours, of which a winner has two; divided by the share of runs that are no winners, for a draw that
+ * hits a winner adds nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -24,15 +24,20 @@ static bool by_count(const DsvSparse *s)
     return strcmp(s->settings.sparse_rule, "topk") == 0;
 }
 
-/* The histogram need not see every run of every group to steer a threshold common to all heads. A count per
- * head needs none. */
+/* The histogram counts a sample of the runs of each group. A stride of at most the tiles of groups has
+ * every run counted by some tile of each head (ops/select_counted.h). A count per head needs no histogram. */
 static int64_t bin_skip(const DsvSparse *s)
 {
     int64_t runs = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
-    return by_count(s) ? runs : runs > COUNTED_RUNS ? runs / COUNTED_RUNS - 1 : 0;
+    int64_t groups = (s->shape.tokens + s->settings.sparse_group - 1) / s->settings.sparse_group;
+    int64_t tiles = (groups + DSVI_COUNTED_GROUPS - 1) / DSVI_COUNTED_GROUPS, stride = runs / COUNTED_RUNS;
+    if (by_count(s))
+        return runs;
+    stride = stride < tiles ? stride : tiles;
+    return stride > 1 ? stride - 1 : 0;
 }
 
-static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
+static DsvSelectArgs select_args(const DsvSparse *s, int64_t block, const DsvSparseView *view)
 {
     const DsvFeatures *f = &s->selector->features;
     return (DsvSelectArgs){
@@ -40,7 +45,8 @@ static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
         .proxies = s->proxies, .candidates = s->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
-        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
+        .bin_turn = (uint32_t)(s->step + block), .bin_heads = 1, .bin_count = s->bin_count,
+        .bin_mass = s->bin_mass,
         .selected_mass = s->host_selected, .needed = s->host_needed,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
@@ -49,7 +55,7 @@ static DsvSelectArgs select_args(const DsvSparse *s, const DsvSparseView *view)
 size_t dsvi_sparse_select_workspace(const DsvSparse *s, const DsvSparseView *view)
 {
     const DsvOps *ops = &s->backend->ops;
-    DsvSelectArgs args = select_args(s, view);
+    DsvSelectArgs args = select_args(s, 0, view);
     DsvLists lists = {.capacity = s->runs_most};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
@@ -120,8 +126,8 @@ static double aimed_mass(const DsvSparse *s, int64_t block)
     return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MOST), MISSED_MOST), (1 + may_miss) / 2);
 }
 
-/* Lowers the budget to the density of winners and explored runs together where winners hold `mass`. It takes
- * the histogram on the host, and waits for it. */
+/* Lowers the budget to the density of winners and explored runs together where winners hold `mass`. It
+ * takes the histogram on the host, and waits for it. */
 static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, double *budget)
 {
     DsvDevice *device = s->backend->device;
@@ -163,8 +169,8 @@ static DsvStatus plan_topk(DsvSparse *s, int64_t block, const DsvSparseView *vie
     return device->upload(device->stream, s->topk, s->host_topk, (size_t)view->heads * sizeof(int32_t));
 }
 
-/* Of all that share the samples, so that each finds the threshold of the whole: what travels are both arrays
- * of bins, once to be summed and once to be known. */
+/* Of all that share the samples, so that each finds the threshold of the whole: what travels are both
+ * arrays of bins, once to be summed and once to be known. */
 static DsvStatus add_histograms(const DsvSparse *s)
 {
     if (!s->context)
@@ -179,10 +185,11 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
     DsvDevice *device = s->backend->device;
     DsvSparseBlock *b = &s->block[block];
     DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvSelectArgs args = select_args(s, &view);
+    DsvSelectArgs args = select_args(s, block, &view);
     double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
 
     s->listed_block = -1;
+    DSVI_TRY(place_in_whole(s, &view, &args));
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
     if (by_count(s)) {
         DSVI_TRY(plan_topk(s, block, &view, winners, dsvi_select_runs(&args)));
@@ -194,8 +201,6 @@ DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
         args.threshold = s->threshold;
     }
     plan_exploration(s, block, budget, &args);
-    if (args.explore != DSV_EXPLORE_NONE)
-        DSVI_TRY(place_in_whole(s, &view, &args));
     args.lists = &b->lists;
     args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));

@@ -331,9 +331,10 @@ static void histogram_of(const DsvSelectArgs *args, const float *lse, SelectRun 
     for (int64_t i = 0; i < args->bin_heads * DSV_SELECT_BINS; i++)
         r->bin_count[i] = r->bin_mass[i] = 0;
     for (int64_t n = 0; n < args->batch * args->heads * groups; n++) {
+        uint32_t rotation = dsvi_select_rotation(args, n);
         estimates_of(args, lse, n, estimate);
-        for (int64_t i = 0; i < dsvi_select_counted_runs(args); i++) {
-            double e = estimate[dsvi_select_counted(args, i)];
+        for (int64_t i = 0; i < dsvi_select_counted_runs(args, rotation); i++) {
+            double e = estimate[dsvi_select_counted(args, rotation, i)];
             double bin = floor((log2(e) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE);
             int64_t at = n / groups % args->bin_heads * DSV_SELECT_BINS +
                          (int64_t)fmin(fmax(bin, 0), DSV_SELECT_BINS - 1);
@@ -548,8 +549,65 @@ void check_select_cases(const DsvBackend *backend, bool coarse)
     }
 }
 
+enum { TILES_BATCH = 2, TILES_HEADS = 3, TILES_GROUP = 4, TILES_GROUPS = 40, TILES_KEYS = 301, TILES_R = 16 };
+
+/* Adds to `count` the histogram of groups [first, first + groups) of the heads in `head`, made alone: a
+ * sample of one run of four. */
+static void add_counts(const DsvBackend *backend, const float *proxies, const float *candidates,
+                       int64_t first, int64_t groups, int64_t heads, const int32_t *head, double *count)
+{
+    float threshold[TILES_HEADS] = {1, 1, 1};
+    int64_t each = groups * TILES_R, of_head = TILES_KEYS * TILES_R;
+    float *part_proxies = room(TILES_BATCH * heads * each, sizeof(float));
+    float *part_candidates = room(TILES_BATCH * heads * of_head, sizeof(float));
+    SelectRun r;
+    for (int64_t n = 0; n < TILES_BATCH * heads; n++) {
+        int64_t from = n / heads * TILES_HEADS + head[n % heads];
+        memcpy(part_proxies + n * each, proxies + (from * TILES_GROUPS + first) * TILES_R,
+               (size_t)each * sizeof(float));
+        memcpy(part_candidates + n * of_head, candidates + from * of_head, (size_t)of_head * sizeof(float));
+    }
+    DsvSelectArgs args = {
+        .batch = TILES_BATCH, .heads = heads, .queries = groups * TILES_GROUP, .keys = TILES_KEYS,
+        .group = TILES_GROUP, .chunk = TILES_GROUP, .candidate_keys = 1, .grain = 1, .features = TILES_R,
+        .scale = 0.25, .bin_heads = 1, .bin_skip = 3, .bin_turn = 7, .proxies = part_proxies,
+        .candidates = part_candidates, .threshold = threshold,
+        .part = {TILES_HEADS, TILES_GROUPS, first, head},
+    };
+    select_on(backend, &backend->ops, &args, TILES_BATCH * heads * groups, NULL, &r);
+    for (int bin = 0; bin < DSV_SELECT_BINS; bin++)
+        count[bin] += r.bin_count[bin];
+    run_free(&r);
+    free(part_proxies);
+    free(part_candidates);
+}
+
+/* Ranks that have some heads and some whole tiles of groups count together what one rank counts. */
+static void check_part_counts(const DsvBackend *backend)
+{
+    static const int32_t all[TILES_HEADS] = {0, 1, 2}, two[2] = {2, 0}, one[1] = {1};
+    double whole[DSV_SELECT_BINS] = {0}, parts[DSV_SELECT_BINS] = {0}, other[DSV_SELECT_BINS] = {0};
+    double moved = 0;
+    float *proxies = normal(TILES_BATCH * TILES_HEADS * TILES_GROUPS * TILES_R, 1, 1);
+    float *candidates = normal(TILES_BATCH * TILES_HEADS * TILES_KEYS * TILES_R, 1, 2);
+    add_counts(backend, proxies, candidates, 0, TILES_GROUPS, 3, all, whole);
+    add_counts(backend, proxies, candidates, 0, 16, 2, two, parts);
+    add_counts(backend, proxies, candidates, 16, 24, 2, two, parts);
+    add_counts(backend, proxies, candidates, 0, TILES_GROUPS, 1, one, parts);
+    add_counts(backend, proxies, candidates, 0, 16, 3, all, other);
+    add_counts(backend, proxies, candidates, 24, 16, 3, all, other);
+    for (int bin = 0; bin < DSV_SELECT_BINS; bin++) {
+        assert_true(whole[bin] == parts[bin]);
+        moved += fabs(whole[bin] - other[bin]);
+    }
+    assert_true(moved > 1000);
+    free(proxies);
+    free(candidates);
+}
+
 void check_select_part_cases(const DsvBackend *backend)
 {
+    check_part_counts(backend);
     for (int explore = DSV_EXPLORE_NONE; explore <= DSV_EXPLORE_BLOCKS; explore++)
         check_part(backend, (DsvExplore)explore);
 }
