@@ -3,7 +3,6 @@
 #include "sparse/sparse_rig.h"
 
 #include "base/threads.h"
-#include "sparse/cost.h"
 #include "sparse/sparse_internal.h"
 
 /* The same tensors through both sides of dsvi_sparse_force. */
@@ -345,21 +344,6 @@ static void test_accumulation(void **state)
     assert_true(once.captured_mass == twice.captured_mass);
 }
 
-static void test_cost(void **state)
-{
-    static Rig rig;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 12, 12, DSV_F32);
-    (void)state;
-    settings.sparse_measure_cost = true;
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    print_message("%s", rig.log);
-    assert_non_null(strstr(rig.log, "it pays up to density"));
-    double most = dsvi_sparse_max_density(rig.sparse);
-    assert_true(most >= 0 && most <= settings.sparse_max_density);
-    rig_close(&rig);
-}
-
 /* Where the same bits are wanted no time decides anything. */
 static void test_no_cost_where_deterministic(void **state)
 {
@@ -373,51 +357,6 @@ static void test_no_cost_where_deterministic(void **state)
     assert_string_equal(rig.log, "");
     assert_true(dsvi_sparse_max_density(rig.sparse) == settings.sparse_max_density);
     rig_close(&rig);
-}
-
-static size_t largest, room_for; /* of pieces of device memory: asked for, and granted */
-
-static DsvStatus grant(DsvDevice *device, size_t bytes, void **out)
-{
-    *out = NULL;
-    largest = bytes > largest ? bytes : largest;
-    if (bytes > room_for)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes", bytes);
-    *out = aligned_alloc(64, (bytes + 64) / 64 * 64);
-    (void)device;
-    return DSV_OK;
-}
-
-/* Any length can be afforded. */
-static DsvStatus stand_still(DsvStream *stream, double *seconds)
-{
-    (void)stream;
-    *seconds = 0;
-    return DSV_OK;
-}
-
-/* Beside a run that fits there may be no room for the length itself: half of it stands for it. */
-static void test_cost_with_little_memory(void **state)
-{
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 1, 32, 1, 16, 32, DSV_F32);
-    DsvBackend backend;
-    DsvCostFound found;
-    (void)state;
-    assert_ok(dsvi_cpu_open("auto", 2, &backend));
-    backend.device->mem_alloc = grant;
-    backend.device->clock = stand_still;
-    room_for = SIZE_MAX;
-    assert_ok(dsvi_cost_measure(&backend, &settings, &shape, &found));
-    assert_non_null(strstr(found.line, "attention of 512 tokens"));
-    room_for = largest - 1;
-    assert_ok(dsvi_cost_measure(&backend, &settings, &shape, &found));
-    assert_non_null(strstr(found.line, "attention of 256 tokens"));
-    assert_true(found.attention.lists[0].count > 0);
-    room_for = 64;
-    assert_fails(DSV_E_NO_MEMORY, "measuring the cost of attention",
-                 dsvi_cost_measure(&backend, &settings, &shape, &found));
-    dsvi_cpu_close(&backend);
 }
 
 /* A line for each block in each measuring step, with both sides' times; all else is as without it. */
@@ -582,9 +521,7 @@ int main(void)
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_cost),
         cmocka_unit_test(test_no_cost_where_deterministic),
-        cmocka_unit_test(test_cost_with_little_memory),
         cmocka_unit_test(test_both_choices_timed),
         cmocka_unit_test(test_timed_choices_take_no_room),
         cmocka_unit_test(test_refusals),

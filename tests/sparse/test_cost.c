@@ -1,0 +1,401 @@
+/* What attention costs, measured on a simulated machine: attention takes no time but what the test says, and
+ * the clock shows the sum. So every figure that comes out is known beforehand. */
+#include "sparse/sparse_rig.h"
+
+#include "device/carve.h"
+#include "sparse/cost.h"
+#include "sparse/sparse_internal.h"
+
+enum { FORWARD, BACKWARD };
+
+/* The machine. Seconds of a call: `call`, and for each pair of a query and a key `dense`, or over lists
+ * `lists` at their density. `lanes` heads at a time cost as much as one. Selection adds `select` a pair. */
+static struct World {
+    double call[DSV_PASSES], dense[DSV_PASSES], select;
+    DsvPriceCurve lists[DSV_PASSES];
+    int64_t lanes;
+    int64_t period; /* calls of attention that other work slows down: all but each so manyth; 0: none */
+    double now;
+    int64_t calls; /* of attention */
+    dsvi_select_fn *histogram;
+    size_t room_max; /* the largest piece of device memory that can be had */
+    size_t largest;  /* that was asked for */
+} world;
+
+static DsvStatus read_clock(DsvStream *stream, double *seconds)
+{
+    (void)stream;
+    *seconds = world.now;
+    return DSV_OK;
+}
+
+static DsvStatus grant(DsvDevice *device, size_t bytes, void **out)
+{
+    (void)device;
+    *out = NULL;
+    world.largest = bytes > world.largest ? bytes : world.largest;
+    if (bytes > world.room_max)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes", bytes);
+    *out = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    return DSV_OK;
+}
+
+static void spend(const DsvAttentionArgs *args, int pass, double pair)
+{
+    int64_t heads = args->batch * args->heads;
+    heads = heads > world.lanes ? heads : world.lanes;
+    double seconds = world.call[pass] + pair * (double)(heads * args->queries * args->keys);
+    world.now += world.period > 0 && world.calls++ % world.period ? 2 * seconds : seconds;
+}
+
+static double density_of(const DsvLists *lists)
+{
+    int64_t count = dsvi_lists_count(lists);
+    return (double)lists->offsets[count] / (double)(count * dsvi_lists_full(lists));
+}
+
+static DsvStatus dense_forward(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    (void)stream;
+    spend(args, FORWARD, world.dense[FORWARD]);
+    return DSV_OK;
+}
+
+static DsvStatus dense_backward(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    (void)stream;
+    spend(args, BACKWARD, world.dense[BACKWARD]);
+    return DSV_OK;
+}
+
+static DsvStatus list_forward(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    (void)stream;
+    spend(args, FORWARD, dsvi_price_at(&world.lists[FORWARD], density_of(args->lists)));
+    return DSV_OK;
+}
+
+static DsvStatus list_backward(DsvStream *stream, const DsvAttentionArgs *args)
+{
+    (void)stream;
+    spend(args, BACKWARD, dsvi_price_at(&world.lists[BACKWARD], density_of(args->lists)));
+    return DSV_OK;
+}
+
+static DsvStatus select_histogram(DsvStream *stream, const DsvSelectArgs *args)
+{
+    world.now += world.select * (double)(args->batch * args->heads * args->queries * args->keys);
+    return world.histogram(stream, args);
+}
+
+/* A world of nanoseconds a pair where lists cost `slope` for density 1, forward and backward together. */
+static void make_world(double dense, double slope, double select)
+{
+    memset(&world, 0, sizeof world);
+    world.room_max = SIZE_MAX;
+    world.call[FORWARD] = 20e-6;
+    world.call[BACKWARD] = 50e-6;
+    for (int pass = 0; pass < DSV_PASSES; pass++) {
+        double part = (pass == FORWARD ? 0.3 : 0.7) * 1e-9;
+        world.dense[pass] = part * dense;
+        dsvi_price_add(&world.lists[pass], 0, 0);
+        dsvi_price_add(&world.lists[pass], 1, part * slope);
+    }
+    world.select = 1e-9 * select;
+}
+
+static void open_backend(DsvBackend *backend)
+{
+    assert_ok(dsvi_cpu_open("auto", 1, backend));
+    world.histogram = backend->ops.select_histogram.run;
+    backend->ops.select_histogram.run = select_histogram;
+    backend->ops.attention_fwd.run = dense_forward;
+    backend->ops.attention_bwd.run = dense_backward;
+    backend->ops.attention_list_fwd.run = list_forward;
+    backend->ops.attention_list_bwd.run = list_backward;
+    backend->device->clock = read_clock;
+    backend->device->mem_alloc = grant;
+}
+
+static DsvStatus measure(const DsvConfig *settings, const DsvSparseShape *shape, DsvCostFound *found)
+{
+    DsvBackend backend;
+    open_backend(&backend);
+    DsvStatus status = dsvi_cost_measure(&backend, settings, shape, found);
+    dsvi_cpu_close(&backend);
+    return status;
+}
+
+static DsvSparseShape shape_of(int64_t tokens, int64_t heads)
+{
+    return rig_shape(3, 1, heads, 32, 1, 1, tokens, DSV_F32);
+}
+
+static void assert_near(double found, double wanted, const char *what)
+{
+    assert_error_below(fabs(found - wanted), 1e-9 * fabs(wanted) + 1e-18, "%s: %.9g, wanted %.9g", what,
+                       found, wanted);
+}
+
+/* Each price is found again. The lists measured are about as dense as wanted. What other work on the machine
+ * adds to most calls does not count: short passes are repeated, and the best time is taken. */
+static void test_prices(void **state)
+{
+    static const double wanted_density[] = {0.05, 0.2, 0.5};
+    static const int64_t periods[] = {0, 7};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 2);
+    DsvCostFound found;
+    (void)state;
+    settings.sparse_target_mass = 0.1; /* the lists measured are not those of the settings */
+    for (int n = 0; n < 2; n++) {
+        make_world(10, 18, 1.5);
+        world.period = periods[n];
+        assert_ok(measure(&settings, &shape, &found));
+        assert_non_null(strstr(found.line, "attention of 256 tokens, 2 heads: dense 1.38 ms, over lists "));
+        for (int pass = 0; pass < DSV_PASSES; pass++) {
+            const DsvPriceCurve *lists = &found.attention.lists[pass];
+            assert_near(found.attention.call[pass], world.call[pass], "a call");
+            assert_near(found.attention.dense[pass], world.dense[pass], "a pair, dense");
+            assert_int_equal(lists->count, 3);
+            for (int i = 0; i < 3; i++) {
+                assert_error_below(fabs(lists->x[i] - wanted_density[i]), 0.02, "density of lists");
+                assert_near(lists->y[i], dsvi_price_at(&world.lists[pass], lists->x[i]), "a pair, lists");
+            }
+        }
+        assert_near(found.attention.select, world.select, "selection");
+    }
+}
+
+/* With a single length measured nothing tells a call's price from that of its pairs. */
+static void test_prices_of_one_length(void **state)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(128, 2);
+    DsvCostFound found;
+    (void)state;
+    make_world(10, 18, 1.5);
+    world.call[FORWARD] = world.call[BACKWARD] = 0;
+    assert_ok(measure(&settings, &shape, &found));
+    for (int pass = 0; pass < DSV_PASSES; pass++) {
+        assert_near(found.attention.call[pass], 0, "a call");
+        assert_near(found.attention.dense[pass], world.dense[pass], "a pair, dense");
+    }
+}
+
+/* Only dense attention is measured where there will be no lists. */
+static void test_dense_alone(void **state)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 2);
+    DsvCostFound found;
+    (void)state;
+    make_world(10, 18, 1.5);
+    settings.sparse_enabled = false;
+    assert_ok(measure(&settings, &shape, &found));
+    assert_true(found.break_even == 0);
+    assert_null(strstr(found.line, "lists"));
+    for (int pass = 0; pass < DSV_PASSES; pass++) {
+        assert_near(found.attention.dense[pass], world.dense[pass], "a pair, dense");
+        assert_int_equal(found.attention.lists[pass].count, 0);
+    }
+}
+
+/* Lists of density x cost select + slope x where dense attention costs 10: they pay up to
+ * (10 - select) / slope, which is rounded down to a twentieth. */
+static void test_break_even(void **state)
+{
+    static const struct {
+        double slope, select, wanted;
+    } cases[] = {
+        {70, 1, 0.10},   /* 0.129, between the first two densities */
+        {20, 2.5, 0.35}, /* 0.375, between the last two */
+        {10, 1.3, 0.85}, /* 0.87, beyond the last */
+        {24, 1, 0.35},   /* 0.375 again, of other parts */
+        {5, 1, 1},       /* 1.8: at every density */
+        {0, 9, 1},       /* lists always cost the same, and less */
+        {0, 11, 0},      /* the same, and more */
+        {300, 1, 0},     /* 0.03: the shortest lists cost more already */
+    };
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 2);
+    DsvCostFound found;
+    char words[64];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_world(10, cases[i].slope, cases[i].select);
+        assert_ok(measure(&settings, &shape, &found));
+        assert_error_below(fabs(found.break_even - cases[i].wanted), 1e-12, "break-even, case %d", (int)i);
+        snprintf(words, sizeof words, "it pays up to density %.2f", cases[i].wanted);
+        assert_non_null(strstr(found.line, words));
+    }
+}
+
+/* Lists of these prices a pair at three densities, straight lines between. */
+static void set_lists(const double density[3], const double price[3])
+{
+    for (int pass = 0; pass < DSV_PASSES; pass++) {
+        double part = (pass == FORWARD ? 0.3 : 0.7) * 1e-9;
+        world.lists[pass].count = 0;
+        for (int i = 0; i < 3; i++)
+            dsvi_price_add(&world.lists[pass], density[i], part * price[i]);
+    }
+}
+
+/* Lists cost 10 for each density up to 0.3, and 100 for each beyond. The line that decides goes through the
+ * prices of the two measured densities, about 0.05, 0.2 and 0.5, between which dense attention's is. */
+static void test_break_even_is_interpolated(void **state)
+{
+    static const double dense[] = {1.3, 9}, density[] = {0, 0.3, 1}, price[] = {0, 3, 73};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 2);
+    DsvCostFound found;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        make_world(dense[i], 0, 0);
+        set_lists(density, price);
+        assert_ok(measure(&settings, &shape, &found));
+        const double *x = found.attention.lists[FORWARD].x;
+        double at_1 = 10 * x[1], at_2 = 3 + 100 * (x[2] - 0.3);
+        double crossing = i == 0 ? 0.13 : x[1] + (9 - at_1) * (x[2] - x[1]) / (at_2 - at_1);
+        assert_true(i == 0 || (crossing > 0.26 && crossing < 0.34));
+        assert_error_below(fabs(found.break_even - floor(20 * crossing) / 20), 1e-12, "case %d", i);
+    }
+}
+
+/* Lists that cost more than dense attention at each measured density do not pay, though they cost less the
+ * denser they are. */
+static void test_no_break_even(void **state)
+{
+    static const double density[] = {0, 0.5, 1}, price[] = {16, 13, 10};
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 2);
+    DsvCostFound found;
+    (void)state;
+    make_world(10, 0, 0);
+    set_lists(density, price);
+    assert_ok(measure(&settings, &shape, &found));
+    assert_true(found.break_even == 0);
+}
+
+static void carve_layer(void *of, DsvArena *arena)
+{
+    dsvi_sparse_carve(of, arena);
+    dsvi_sparse_carve_call(of, arena);
+}
+
+/* The guard of a layer goes by what was measured, and no further than its settings allow. */
+static void test_bounds_the_guard(void **state)
+{
+    static const double max_density[] = {0.5, 0.2}, wanted[] = {0.35, 0.2};
+    DsvSparseShape shape = shape_of(256, 2);
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        DsvConfig settings = rig_settings();
+        DsvBackend backend;
+        DsvSparse *sparse;
+        settings.sparse_measure_cost = true;
+        settings.sparse_max_density = max_density[i];
+        make_world(10, 20, 2.5);
+        open_backend(&backend);
+        assert_ok(dsvi_sparse_create(&backend, &settings, &shape, NULL, NULL, &sparse));
+        void *memory = NULL, *host;
+        assert_ok(dsvi_device_carve(backend.device, carve_layer, sparse, &memory));
+        assert_ok(rig_host_memory(sparse, backend.device, &host));
+        assert_ok(dsvi_sparse_setup(sparse));
+        assert_error_below(fabs(dsvi_sparse_max_density(sparse) - wanted[i]), 1e-12, "density of case %d", i);
+        dsvi_sparse_free(&sparse);
+        backend.device->mem_free(backend.device, memory);
+        backend.device->host_free(backend.device, host);
+        dsvi_cpu_close(&backend);
+    }
+}
+
+/* The length is doubled as long as 48 dense passes of the next, which takes four times as long, stay below
+ * 1.5 s: those of the present one below 31 ms. */
+static void test_affordable_length(void **state)
+{
+    static const struct {
+        double dense; /* ns a pair: 2 x 128 x 128 of them are 32,768 */
+        const char *line;
+    } cases[] = {
+        {970, "attention of 128 tokens, 2 heads"}, /* 31.8 ms */
+        {940, "attention of 256 tokens, 2 heads"}, /* 30.8 ms, then 123 */
+        {230, "attention of 512 tokens, 2 heads"}, /* 7.5 ms, 30.1, 121 */
+        {40, "attention of 600 tokens, 2 heads"},  /* 28.8 ms: all tokens, but of all 12 heads 12 dense passes
+                                                    * would take 2.1 s */
+        {20, "attention of 600 tokens, 12 heads"},
+    };
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(600, 6);
+    DsvCostFound found;
+    (void)state;
+    shape.batch = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_world(cases[i].dense, 18, 1);
+        world.call[FORWARD] = world.call[BACKWARD] = 0;
+        assert_ok(measure(&settings, &shape, &found));
+        if (!strstr(found.line, cases[i].line))
+            fail_msg("case %d: '%s' lacks '%s'", (int)i, found.line, cases[i].line);
+    }
+}
+
+/* On a device that takes as long for two heads as for twelve, the two alone would have dense attention look
+ * six times as expensive a pair as it is. All heads are measured where that can be afforded, and where there
+ * is memory for them. */
+static void test_all_heads(void **state)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(256, 6), few = shape_of(256, 2);
+    DsvCostFound found;
+    (void)state;
+    shape.batch = 2;
+    make_world(1, 2, 0.02);
+    world.lanes = 12;
+    assert_ok(measure(&settings, &shape, &found));
+    assert_non_null(strstr(found.line, "attention of 256 tokens, 12 heads"));
+    assert_near(found.break_even, 0.45, "break-even"); /* 0.98 / 2 */
+    make_world(1, 2, 0.02);
+    assert_ok(measure(&settings, &few, &found));
+    size_t room_of_few = world.largest;
+    make_world(1, 2, 0.02);
+    world.room_max = room_of_few;
+    assert_ok(measure(&settings, &shape, &found));
+    assert_non_null(strstr(found.line, "attention of 256 tokens, 2 heads"));
+}
+
+/* Where the run has left no room for the length itself, half of the length stands for it. */
+static void test_little_memory(void **state)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = shape_of(512, 1);
+    DsvCostFound found;
+    (void)state;
+    make_world(0, 0, 0); /* any length can be afforded */
+    world.call[FORWARD] = world.call[BACKWARD] = 0;
+    assert_ok(measure(&settings, &shape, &found));
+    assert_non_null(strstr(found.line, "attention of 512 tokens"));
+    world.room_max = world.largest - 1;
+    assert_ok(measure(&settings, &shape, &found));
+    assert_non_null(strstr(found.line, "attention of 256 tokens"));
+    assert_true(found.attention.lists[FORWARD].count > 0);
+    world.room_max = 64;
+    assert_fails(DSV_E_NO_MEMORY, "measuring the cost of attention", measure(&settings, &shape, &found));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prices),
+        cmocka_unit_test(test_prices_of_one_length),
+        cmocka_unit_test(test_dense_alone),
+        cmocka_unit_test(test_break_even),
+        cmocka_unit_test(test_break_even_is_interpolated),
+        cmocka_unit_test(test_no_break_even),
+        cmocka_unit_test(test_bounds_the_guard),
+        cmocka_unit_test(test_affordable_length),
+        cmocka_unit_test(test_all_heads),
+        cmocka_unit_test(test_little_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
