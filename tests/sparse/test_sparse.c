@@ -223,6 +223,63 @@ static void test_guard_goes_by_running_means(void **state)
     rig_close(&rig);
 }
 
+/* Two blocks turn sparse, and there is room for the lists of one. The other turns dense, and stays dense: lists
+ * without room have no mass to measure, however little the guard asks. */
+static void test_guard_leaves_lists_without_room(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsvSparseBlockReport first, last;
+    (void)state;
+    rig_set(&settings, "sparse.profile_every=1");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.3");
+    rig_set(&settings, "sparse.max_density=0.35");
+    rig_set(&settings, "sparse.min_mass=0");
+    rig_set(&settings, "sparse.list_memory=0.1");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 11, 0);
+    rig_step(&rig, 1, true);
+    dsvi_sparse_block_report(rig.sparse, 1, &first);
+    assert_true(first.sparse && first.captured_mass < 0.9);
+    rig_step(&rig, 2, true);
+    assert_non_null(strstr(rig.log, "block 1 turns dense: its lists needed density 0.3"));
+    rig.log[0] = 0;
+    rig_step(&rig, 3, true);
+    assert_string_equal(rig.log, "");
+    dsvi_sparse_block_report(rig.sparse, 1, &last);
+    assert_true(!last.sparse && last.changes == 2 && last.captured_mass == first.captured_mass);
+    rig_close(&rig);
+}
+
+/* Lists that did not fit count with their whole density: the running mean comes down from there before the
+ * block turns sparse again. */
+static void test_density_comes_down_after_overflow(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    (void)state;
+    rig_set(&settings, "sparse.profile_every=1");
+    rig_set(&settings, "sparse.profile_ema=0.6");
+    rig_set(&settings, "sparse.max_density=0.5");
+    rig_set(&settings, "sparse.min_mass=0.5");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    for (int64_t step = 1; step <= 4; step++) {
+        bool wide = step == 2; /* then lists need all keys */
+        rig.log[0] = 0;
+        rig_fill(&rig, 11, wide ? -1 : 8);
+        rig_step(&rig, step, true);
+        if (step == 3) /* 0.6 of a density of 1, and 0.4 of 0.11 */
+            assert_string_equal(rig.log, "");
+        else
+            assert_non_null(strstr(rig.log, wide ? "turns dense: its lists needed density 1.00"
+                                                 : "turns sparse"));
+    }
+    rig_close(&rig);
+}
+
 /* What would turn sparse at once waits for the end of the warm-up. */
 static void test_warmup(void **state)
 {
@@ -518,6 +575,8 @@ int main(void)
         cmocka_unit_test(test_full_lists_are_dense),    cmocka_unit_test(test_few_keys_are_not_dense),
         cmocka_unit_test(test_recompute),               cmocka_unit_test(test_guard),
         cmocka_unit_test(test_guard_goes_by_running_means),
+        cmocka_unit_test(test_guard_leaves_lists_without_room),
+        cmocka_unit_test(test_density_comes_down_after_overflow),
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
