@@ -200,7 +200,7 @@ static const char *text_of(const cJSON *item)
     return cJSON_IsString(item) ? cJSON_GetStringValue(item) : "not a text";
 }
 
-/* Keys whose value changes the computation must be absent, or say what this engine does. */
+/* Refuses values that ask for a computation which this engine does not do. */
 static DsvStatus refuse_variants(const cJSON *object, const char *path)
 {
     static const char *const ABSENT[] = {"image_dim", "added_kv_proj_dim", "pos_embed_seq_len",
@@ -234,6 +234,19 @@ static DsvStatus refuse_variants(const cJSON *object, const char *path)
     return DSV_OK;
 }
 
+/* A Wan model with more input than output channels takes an image, encoded and masked, in the channels beyond
+ * the latent's. Wan2.2's image-to-video models show this in no other key. */
+static DsvStatus refuse_image_channels(const DsvDitConfig *config, bool original, const char *path)
+{
+    if (config->in_channels == config->out_channels)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "%s: %s is %lld and %s is %lld: image-conditioned models are not "
+                     "supported, only text-to-video models, which have as many input as output channels",
+                     path, original ? "in_dim" : "in_channels", (long long)config->in_channels,
+                     original ? "out_dim" : "out_channels", (long long)config->out_channels);
+}
+
 static DsvStatus read_fields(const cJSON *object, const char *path, DsvDitConfig *out)
 {
     bool original = cJSON_HasObjectItem(object, "num_heads") && cJSON_HasObjectItem(object, "dim");
@@ -253,6 +266,7 @@ static DsvStatus read_fields(const cJSON *object, const char *path, DsvDitConfig
                              (long long)width, (long long)heads);
         out->attention_head_dim = width / heads;
     }
+    DSVI_TRY(refuse_image_channels(out, original, path));
     DSVI_TRY(read_patch(object, path, out->patch));
     DSVI_TRY(read_eps(object, path, &out->eps));
     return dsvi_dit_config_check(out, path);

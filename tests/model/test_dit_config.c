@@ -87,7 +87,7 @@ static void survives_writing(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
         DsvDitConfig config = preset(NAMES[i]), back;
-        config.in_channels = 36;
+        config.in_channels = config.out_channels = 48;
         config.patch[0] = 2;
         config.eps = 1e-5;
         assert_ok(dsvi_dit_config_write(path, &config));
@@ -129,6 +129,26 @@ static void reads_diffusers_naming(void **state)
     assert_memory_equal(&config, &wanted, sizeof config);
 }
 
+/* Wan2.2-I2V-A14B as diffusers names its keys: only the number of channels tells that it takes an image. */
+static void refuses_image_channels(void **state)
+{
+    DsvDitConfig config;
+    (void)state;
+    assert_fails(DSV_E_UNSUPPORTED,
+                 "in_channels is 36 and out_channels is 16: image-conditioned models are "
+                 "not supported, only text-to-video models",
+                 read_text("{\"_class_name\": \"WanTransformer3DModel\", "
+                           "\"_diffusers_version\": \"0.35.0.dev0\", \"added_kv_proj_dim\": null, "
+                           "\"attention_head_dim\": 128, \"cross_attn_norm\": true, \"eps\": 1e-06, "
+                           "\"ffn_dim\": 13824, \"freq_dim\": 256, \"image_dim\": null, "
+                           "\"in_channels\": 36, \"num_attention_heads\": 40, \"num_layers\": 40, "
+                           "\"out_channels\": 16, \"patch_size\": [1, 2, 2], \"pos_embed_seq_len\": null, "
+                           "\"qk_norm\": \"rms_norm_across_heads\", \"rope_max_seq_len\": 1024, "
+                           "\"text_dim\": 4096}",
+                           &config));
+    assert_non_null(strstr(dsv_error_message(), path));
+}
+
 #define SMALL "\"num_attention_heads\": 2, \"attention_head_dim\": 32, \"num_layers\": 2, \"ffn_dim\": 8, " \
               "\"in_channels\": 4, \"out_channels\": 4"
 
@@ -151,6 +171,9 @@ static void refuses(void **state)
          "\"out_dim\": 4}"},
         {DSV_E_UNSUPPORTED, "image_dim", "{" SMALL ", \"image_dim\": 1280}"},
         {DSV_E_UNSUPPORTED, "added_kv_proj_dim", "{" SMALL ", \"added_kv_proj_dim\": 64}"},
+        {DSV_E_UNSUPPORTED, "in_dim is 36 and out_dim is 16: image-conditioned models are not supported",
+         "{\"dim\": 64, \"num_heads\": 2, \"num_layers\": 1, \"ffn_dim\": 8, \"in_dim\": 36, "
+         "\"out_dim\": 16}"},
         {DSV_E_UNSUPPORTED, "qk_norm", "{" SMALL ", \"qk_norm\": \"rms_norm\"}"},
         {DSV_E_UNSUPPORTED, "cross_attn_norm", "{" SMALL ", \"cross_attn_norm\": false}"},
         {DSV_E_UNSUPPORTED, "model_type is i2v", "{" SMALL ", \"model_type\": \"i2v\"}"},
@@ -180,6 +203,7 @@ int main(void)
         cmocka_unit_test(survives_writing),
         cmocka_unit_test(reads_original_naming),
         cmocka_unit_test(reads_diffusers_naming),
+        cmocka_unit_test(refuses_image_channels),
         cmocka_unit_test(refuses),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

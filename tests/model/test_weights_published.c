@@ -1,5 +1,6 @@
-/* The parameter table against the tensor lists of the published models: names of both kinds, shapes and
- * order. */
+/* The parameter table against lists of tensors: original and diffusers names, shapes and order. The lists
+ * were generated from the configurations of the published models by other code, not read from their weight
+ * files. */
 #include "test.h"
 
 #include "model/weights.h"
