@@ -446,7 +446,9 @@ static DsvStatus run_plan(DsvStream *stream, const Plan *plan, const DsvAttentio
         of[ONE] = &one;
         of[DELTA] = workspace + plan->delta_at;
         of[DQ_SUM] = plan->dq_sum_at > 0 ? workspace + plan->dq_sum_at : NULL;
-        if (of[DQ_SUM] && stream->capability != 90) /* Hopper's engine clears it itself */
+        /* cuDNN adds dq here. Version 9.19 clears the buffer itself on Hopper, but no contract promises it:
+         * without clearing, another version's dq would be wrong, and nothing would tell. */
+        if (of[DQ_SUM])
             DSVI_CUDA_TRY(cudaMemsetAsync(of[DQ_SUM], 0, plan->workspace_bytes - plan->dq_sum_at,
                                           stream->handle));
     }
