@@ -143,6 +143,17 @@ static void head_slider(FILE *to, const DsvReportData *data, int64_t frames)
             dsvi_report_cell(&data->blocks, data->frame[data->frames - 1], DSVI_BLOCK_STEP));
 }
 
+/* What the guard asks of every head (sparse/dispatch.c). */
+static void head_bound(FILE *to, const DsvConfig *config)
+{
+    double bound = fmin(config->sparse_min_head_mass, config->sparse_min_mass);
+    if (!config->sparse_enabled || bound <= 0)
+        return;
+    fputs("<p>A block runs sparse only while its lists hold at least ", to);
+    dsvi_put_short(to, bound, 2);
+    fputs(" of each head's attention.</p>\n", to);
+}
+
 DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
 {
     int64_t cells = data->block_count * data->heads, frames = data->frames;
@@ -156,6 +167,8 @@ DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
     }
     frames = frames < HEAD_FRAMES ? frames : HEAD_FRAMES;
     frames = frames < HEAD_CELLS / cells ? frames : HEAD_CELLS / cells;
+    if (data->has_config)
+        head_bound(to, &data->config);
     head_slider(to, data, frames);
     fputs("<div class=\"pair\">\n", to);
     DSVI_TRY(head_map(to, data, "Captured mass", DSVI_BLOCK_HEADS, frames));

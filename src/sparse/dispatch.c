@@ -1,12 +1,21 @@
 /* See dispatch.h. Comparisons are such that a NaN never makes a block sparse. */
 #include "sparse/dispatch.h"
 
+#include <math.h>
 #include <stdio.h>
 
-/* Both bounds met, each loosened by `slack`. */
+/* The least that every head must hold: never more than the mean over heads must, so that min_mass 0 asks for
+ * nothing. */
+static double head_floor(const DsvGuard *guard)
+{
+    return fmin(guard->min_head_mass, guard->min_mass);
+}
+
+/* All bounds met, each loosened by `slack`. */
 static bool good(const DsvGuard *guard, const DsvGuardView *view, double slack)
 {
-    return view->captured >= guard->min_mass - slack && view->density <= guard->max_density + slack;
+    return view->captured >= guard->min_mass - slack && view->density <= guard->max_density + slack &&
+           view->head_captured >= head_floor(guard) - slack;
 }
 
 bool dsvi_guard_decide(const DsvGuard *guard, const DsvGuardView *view, int64_t block, char *line,
@@ -22,8 +31,12 @@ bool dsvi_guard_decide(const DsvGuard *guard, const DsvGuardView *view, int64_t 
         return view->sparse;
     bool sparse = view->sparse ? good(guard, view, guard->hysteresis) : view->fit && good(guard, view, 0);
     if (sparse != view->sparse)
-        snprintf(line, line_bytes, "block %lld turns %s: its lists hold %.2f of the attention mass (at least "
-                 "%.2f wanted) at density %.2f (at most %.2f)", (long long)block, sparse ? "sparse" : "dense",
-                 view->captured, guard->min_mass, view->density, guard->max_density);
+        snprintf(line, line_bytes,
+                 "block %lld turns %s: its lists hold %.2f of the attention mass (at least "
+                 "%.2f wanted) at density %.2f (at most %.2f), and %.2f of that of head %lld, the worst (at "
+                 "least %.2f)",
+                 (long long)block, sparse ? "sparse" : "dense", view->captured, guard->min_mass,
+                 view->density, guard->max_density, view->head_captured, (long long)view->worst_head,
+                 head_floor(guard));
     return sparse;
 }

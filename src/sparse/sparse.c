@@ -440,18 +440,39 @@ DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAtten
     return run(s, block, pass, backward);
 }
 
-/* Moves the block where the guard wants it. */
+/* The head whose lists hold the smallest fraction of its attention. */
+static int64_t worst_head(const DsvSparse *s, int64_t block)
+{
+    const float *captured = s->record.head_captured + block * s->shape.heads;
+    int64_t worst = 0;
+    for (int64_t h = 0; h < s->shape.heads; h++)
+        if (captured[h] < captured[worst])
+            worst = h;
+    return worst;
+}
+
+/* Asks the guard which side the block is on from the next step, and logs a change. */
 static void dispatch(DsvSparse *s, int64_t block)
 {
     char line[256];
     const DsvSparseBlock *b = &s->block[block];
     DsvSparseRecord *r = &s->record;
+    int64_t worst = worst_head(s, block);
     const DsvGuard guard = {
-        s->settings.sparse_min_mass, dsvi_sparse_max_density(s), s->settings.sparse_hysteresis,
+        .min_mass = s->settings.sparse_min_mass,
+        .min_head_mass = s->settings.sparse_min_head_mass,
+        .max_density = dsvi_sparse_max_density(s),
+        .hysteresis = s->settings.sparse_hysteresis,
     };
     const DsvGuardView view = {
-        .sparse = r->sparse[block], .measured = b->measured, .overflowed = b->overflowed,
-        .fit = b->measured_fit, .captured = r->captured[block], .density = r->listed[block],
+        .sparse = r->sparse[block],
+        .measured = b->measured,
+        .overflowed = b->overflowed,
+        .fit = b->measured_fit,
+        .captured = r->captured[block],
+        .density = r->listed[block],
+        .worst_head = worst,
+        .head_captured = r->head_captured[block * s->shape.heads + worst],
         .needed = b->overflow_density,
         .capacity = capacity_density(b),
     };

@@ -10,11 +10,12 @@
  * it needs.
  *
  * The rule (the guard): every profile_every steps each block's lists are measured against exact
- * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass and its
- * lists are no denser than max_density (lowered at start-up to where sparse attention stops paying on this
- * machine); it goes back to dense when it misses either by more than the hysteresis. A dense block's
- * lists are made only on measuring steps. Before step warmup_steps nothing changes. Every change is one log
- * line with its reason.
+ * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass, that of its
+ * worst head at least min_head_mass (or min_mass, if less), and its lists are no denser than max_density
+ * (lowered at start-up to where sparse attention stops paying on this machine). The block returns to dense
+ * attention when it misses one of these bounds by more than the hysteresis. A dense block's lists are made
+ * only on measuring steps. Before step warmup_steps nothing changes. Every change is one log line with its
+ * reason.
  *
  * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls,
  * and what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that

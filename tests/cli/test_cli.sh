@@ -91,6 +91,7 @@ call 0 help bench step
 grep -q '^usage: dsv bench step' out || complain "not the page of bench step"
 call 0 help options
 grep -q '^  sparse.min_mass=0.3  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
+grep -q '^  sparse.min_head_mass=0.1  (number, 0 to 1)$' out || complain "lacks sparse.min_head_mass"
 [ "$(awk 'length > 80' out)" = "" ] || complain "has lines of more than 80 columns"
 for verb in encode forward inspect report plan help version; do
     call 0 help $verb

@@ -48,6 +48,7 @@ static void test_sections(void **unused)
     assert_holds(page, "Finished after 100 steps, which took 25 s.");
     assert_holds(page, "block 1 turns sparse: for &quot;good&quot; reasons");
     assert_holds(page, "captured mass wanted of a sparse block");
+    assert_holds(page, "only while its lists hold at least 0.20 of each head's attention");
     assert_holds(page, "Planned before the first step: 150 MiB.");
     assert_holds(page, "the run is by dsv 0.9.7");
     free(page);
@@ -210,7 +211,7 @@ static void test_settings(void **unused)
     char *page = fake_report(folder, NULL);
     char *settings = strdup(text_between(page, "<section id=\"settings\">", "</section>"));
     char *differing = strdup(text_between(settings, "<table>", "</table>"));
-    assert_int_equal(count_of(differing, "<tr>"), 4); /* the head and the three of config.yaml */
+    assert_int_equal(count_of(differing, "<tr>"), 5); /* the head and the four of config.yaml */
     assert_holds(differing, "<code>lr</code></td><td><code>0.003</code></td><td><code>");
     assert_holds(settings, "<code>sparse.group</code>");
     assert_lacks(differing, "<code>sparse.group</code>");

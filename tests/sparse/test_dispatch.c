@@ -3,24 +3,37 @@
 
 #include "sparse/dispatch.h"
 
-static const DsvGuard guard = {.min_mass = 0.85, .max_density = 0.5, .hysteresis = 0.02};
+static const DsvGuard guard = {.min_mass = 0.85,
+                               .min_head_mass = 0.1,
+                               .max_density = 0.5,
+                               .hysteresis = 0.02};
 
-static bool decide(DsvGuardView view, const char *words)
+static bool decide_by(const DsvGuard *by, DsvGuardView view, const char *words)
 {
     char line[256];
-    bool sparse = dsvi_guard_decide(&guard, &view, 3, line, sizeof line);
+    bool sparse = dsvi_guard_decide(by, &view, 3, line, sizeof line);
     assert_int_equal(line[0] != 0, sparse != view.sparse); /* a line for every change and none else */
     if (!strstr(line, words))
         fail_msg("'%s' lacks '%s'", line, words);
     return sparse;
 }
 
+/* Heads hold no less than the block. */
+static bool decide(DsvGuardView view, const char *words)
+{
+    view.head_captured = view.captured;
+    return decide_by(&guard, view, words);
+}
+
 static void test_turns_sparse(void **state)
 {
     (void)state;
     DsvGuardView view = {.measured = true, .fit = true, .captured = 0.91, .density = 0.22};
-    assert_true(decide(view, "block 3 turns sparse: its lists hold 0.91 of the attention mass (at least 0.85 "
-                       "wanted) at density 0.22 (at most 0.50)"));
+    assert_true(
+        decide(view,
+               "block 3 turns sparse: its lists hold 0.91 of the attention mass (at least 0.85 "
+               "wanted) at density 0.22 (at most 0.50), and 0.91 of that of head 0, the worst (at least "
+               "0.10)"));
     view.captured = 0.85, view.density = 0.5; /* bounds are included */
     assert_true(decide(view, "sparse"));
     view.captured = 0.8499;
@@ -75,6 +88,60 @@ static void test_overflow(void **state)
     assert_false(decide(view, "turns dense"));
 }
 
+/* The worst head has a bound of its own, with the same slack. */
+static void test_worst_head(void **state)
+{
+    (void)state;
+    DsvGuardView view = {.measured = true,
+                         .fit = true,
+                         .captured = 0.9,
+                         .density = 0.2,
+                         .worst_head = 7,
+                         .head_captured = 0.1};
+    assert_true(decide_by(&guard, view, "and 0.10 of that of head 7, the worst (at least 0.10)"));
+    view.head_captured = 0.0999;
+    assert_false(decide_by(&guard, view, ""));
+    view.head_captured = NAN;
+    assert_false(decide_by(&guard, view, ""));
+    view.sparse = true;
+    assert_false(decide_by(&guard, view, "turns dense"));
+    view.head_captured = 0.0801;
+    assert_true(decide_by(&guard, view, ""));
+    view.head_captured = 0.0799;
+    assert_false(
+        decide_by(&guard, view,
+                  "block 3 turns dense: its lists hold 0.90 of the attention mass (at least "
+                  "0.85 wanted) at density 0.20 (at most 0.50), and 0.08 of that of head 7, the worst"));
+}
+
+/* No head must hold more than the mean over heads must: without a bound on the mean there is none. */
+static void test_bound_of_heads_is_at_most_that_of_the_block(void **state)
+{
+    (void)state;
+    DsvGuard low = {.min_mass = 0.05, .min_head_mass = 0.1, .max_density = 0.5};
+    DsvGuardView view = {.measured = true,
+                         .fit = true,
+                         .captured = 0.9,
+                         .density = 0.2,
+                         .head_captured = 0.05};
+    assert_true(decide_by(&low, view, "the worst (at least 0.05)"));
+    view.head_captured = 0.0499;
+    assert_false(decide_by(&low, view, ""));
+    low.min_mass = 0;
+    view.head_captured = 0;
+    assert_true(decide_by(&low, view, "the worst (at least 0.00)"));
+}
+
+/* A dense block cannot have overflowed: what is left of an earlier step changes nothing. */
+static void test_overflow_of_a_dense_block(void **state)
+{
+    (void)state;
+    DsvGuardView view = {.overflowed = true, .needed = 0.71, .capacity = 0.65};
+    assert_false(decide(view, ""));
+    view.measured = view.fit = true, view.captured = 0.9, view.density = 0.2;
+    assert_true(decide(view, "turns sparse"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -82,6 +149,9 @@ int main(void)
         cmocka_unit_test(test_turns_dense_beyond_the_hysteresis),
         cmocka_unit_test(test_does_not_flap),
         cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_worst_head),
+        cmocka_unit_test(test_bound_of_heads_is_at_most_that_of_the_block),
+        cmocka_unit_test(test_overflow_of_a_dense_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

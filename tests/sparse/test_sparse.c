@@ -1,5 +1,5 @@
-/* The sparse layer as a model uses it: full lists are dense attention; recomputation, measurement, dispatch;
- * the number of threads changes nothing. */
+/* The sparse layer as a model uses it: full lists are dense attention; recomputation, timing, refusals; the
+ * number of threads changes nothing. */
 #include "sparse/sparse_rig.h"
 
 #include "base/threads.h"
@@ -109,195 +109,6 @@ static void test_recompute(void **state)
     assert_true(rig_same_state(&rig, &straight));
     rig_close(&rig);
     rig_close(&straight);
-}
-
-/* The guard through a life: dense and measured, sparse, overwhelmed, dense again. */
-static void test_guard(void **state)
-{
-    static Rig rig, dense;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
-    DsvSparseReport report;
-    DsvSparseBlockReport block;
-    (void)state;
-    rig_set(&settings, "sparse.profile_every=5");
-    rig_set(&settings, "sparse.profile_ema=0");
-    rig_set(&settings, "sparse.max_density=0.3");
-    rig_set(&settings, "sparse.refresh_every=2");
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    rig_set(&settings, "sparse.enabled=false");
-    rig_open(&dense, "auto", 2, &settings, &shape);
-
-    /* Step 1 measures: one key in eight holds nearly everything, so both blocks turn. */
-    rig_fill(&rig, 11, 8);
-    rig_fill(&dense, 11, 8);
-    rig_step(&rig, 1, true);
-    rig_step(&dense, 1, true);
-    assert_true(rig_same(&rig, &dense));
-    assert_true(dsvi_sparse_measured(rig.sparse) && !dsvi_sparse_measured(dense.sparse));
-    assert_non_null(strstr(rig.log, "block 0 turns sparse: its lists hold 0."));
-    assert_non_null(strstr(rig.log, "block 1 turns sparse"));
-    dsvi_sparse_report(rig.sparse, &report);
-    assert_int_equal(report.sparse_blocks, 2);
-    assert_true(report.density == 1); /* this step ran dense */
-    assert_true(report.captured_mass > 0.85 && report.captured_mass <= 1);
-    dsvi_sparse_block_report(rig.sparse, 1, &block);
-    assert_true(block.sparse && block.changes == 1);
-    assert_true(block.density > 0.1 && block.density < 0.2);
-    assert_true(block.share90 > 0.1 && block.share90 < 0.13); /* 90 % of one in eight */
-    for (int64_t h = 0; h < 2; h++)
-        assert_true(block.head_captured[h] > 0.8 && block.head_share90[h] > 0.1);
-    assert_true(isnan(report.predictor_loss));
-
-    /* Step 2 runs over lists, near what dense gives. */
-    rig_step(&rig, 2, true);
-    rig_step(&dense, 2, true);
-    assert_non_null(dsvi_sparse_lists(rig.sparse, 0));
-    assert_false(dsvi_sparse_measured(rig.sparse));
-    dsvi_sparse_report(rig.sparse, &report);
-    assert_true(report.density < 0.2);
-    assert_false(rig_same(&rig, &dense));
-    assert_true(rig_difference(&rig, &dense) < 0.5);
-
-    /* Step 3: attention is all equal, the lists want everything and do not fit. */
-    rig.log[0] = 0;
-    rig_fill(&rig, 12, -1);
-    rig_fill(&dense, 12, -1);
-    rig_step(&rig, 3, true);
-    rig_step(&dense, 3, true);
-    assert_true(rig_same(&rig, &dense));
-    assert_non_null(strstr(rig.log, "block 0 turns dense: its lists needed density 1.00"));
-    assert_null(dsvi_sparse_lists(rig.sparse, 0));
-    dsvi_sparse_report(rig.sparse, &report);
-    assert_int_equal(report.sparse_blocks, 0);
-    assert_true(isnan(report.captured_mass) && report.density == 1);
-
-    /* Step 4 does not measure, step 5 does; the lists do not fit, so nothing turns. */
-    rig.log[0] = 0;
-    rig_step(&rig, 4, true);
-    rig_step(&rig, 5, true);
-    assert_true(dsvi_sparse_measured(rig.sparse));
-    assert_string_equal(rig.log, "");
-    /* Step 10 measures what fits again. */
-    rig_fill(&rig, 13, 8);
-    for (int64_t step = 6; step <= 10; step++)
-        rig_step(&rig, step, true);
-    assert_non_null(strstr(rig.log, "block 0 turns sparse"));
-    dsvi_sparse_block_report(rig.sparse, 0, &block);
-    assert_int_equal(block.changes, 3);
-    rig_close(&rig);
-    rig_close(&dense);
-}
-
-/* A running mean, not one measurement, decides; and only beyond the slack. */
-static void test_guard_goes_by_running_means(void **state)
-{
-    static Rig rig;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
-    (void)state;
-    rig_set(&settings, "sparse.profile_every=1");
-    rig_set(&settings, "sparse.profile_ema=0.5");
-    rig_set(&settings, "sparse.target_mass=0");
-    rig_set(&settings, "sparse.target_density=0.16");
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    rig_fill(&rig, 11, 8);
-    rig_step(&rig, 1, true);
-    assert_non_null(strstr(rig.log, "turns sparse"));
-    rig.log[0] = 0;
-    rig_fill(&rig, 12, -1); /* 0.16 of the keys hold 0.16 of the mass */
-    int64_t turned = 0;
-    double expected = NAN;
-    DsvSparseBlockReport block;
-    dsvi_sparse_block_report(rig.sparse, 0, &block);
-    expected = block.captured_mass;
-    for (int64_t step = 2; step <= 4 && !turned; step++) {
-        rig_step(&rig, step, true);
-        DsvSparseBlockReport now;
-        dsvi_sparse_block_report(rig.sparse, 0, &now);
-        expected = 0.5 * expected + 0.5 * now.density; /* all keys are equal: mass is density */
-        assert_error_below(fabs(now.captured_mass - expected), 1e-5, "running mean");
-        turned = strstr(rig.log, "turns dense") ? step : 0;
-    }
-    assert_int_equal(turned, 2);
-    rig_close(&rig);
-}
-
-/* Two blocks turn sparse, and there is room for the lists of one. The other turns dense, and stays dense: lists
- * without room have no mass to measure, however little the guard asks. */
-static void test_guard_leaves_lists_without_room(void **state)
-{
-    static Rig rig;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSV_F32);
-    DsvSparseBlockReport first, last;
-    (void)state;
-    rig_set(&settings, "sparse.profile_every=1");
-    rig_set(&settings, "sparse.target_mass=0");
-    rig_set(&settings, "sparse.target_density=0.3");
-    rig_set(&settings, "sparse.max_density=0.35");
-    rig_set(&settings, "sparse.min_mass=0");
-    rig_set(&settings, "sparse.list_memory=0.1");
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    rig_fill(&rig, 11, 0);
-    rig_step(&rig, 1, true);
-    dsvi_sparse_block_report(rig.sparse, 1, &first);
-    assert_true(first.sparse && first.captured_mass < 0.9);
-    rig_step(&rig, 2, true);
-    assert_non_null(strstr(rig.log, "block 1 turns dense: its lists needed density 0.3"));
-    rig.log[0] = 0;
-    rig_step(&rig, 3, true);
-    assert_string_equal(rig.log, "");
-    dsvi_sparse_block_report(rig.sparse, 1, &last);
-    assert_true(!last.sparse && last.changes == 2 && last.captured_mass == first.captured_mass);
-    rig_close(&rig);
-}
-
-/* Lists that did not fit count with their whole density: the running mean comes down from there before the
- * block turns sparse again. */
-static void test_density_comes_down_after_overflow(void **state)
-{
-    static Rig rig;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
-    (void)state;
-    rig_set(&settings, "sparse.profile_every=1");
-    rig_set(&settings, "sparse.profile_ema=0.6");
-    rig_set(&settings, "sparse.max_density=0.5");
-    rig_set(&settings, "sparse.min_mass=0.5");
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    for (int64_t step = 1; step <= 4; step++) {
-        bool wide = step == 2; /* then lists need all keys */
-        rig.log[0] = 0;
-        rig_fill(&rig, 11, wide ? -1 : 8);
-        rig_step(&rig, step, true);
-        if (step == 3) /* 0.6 of a density of 1, and 0.4 of 0.11 */
-            assert_string_equal(rig.log, "");
-        else
-            assert_non_null(strstr(rig.log, wide ? "turns dense: its lists needed density 1.00"
-                                                 : "turns sparse"));
-    }
-    rig_close(&rig);
-}
-
-/* What would turn sparse at once waits for the end of the warm-up. */
-static void test_warmup(void **state)
-{
-    static Rig rig;
-    DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
-    (void)state;
-    rig_set(&settings, "sparse.profile_every=1");
-    rig_set(&settings, "sparse.warmup_steps=3");
-    rig_open(&rig, "auto", 2, &settings, &shape);
-    rig_fill(&rig, 11, 8);
-    for (int64_t step = 1; step <= 4; step++) {
-        rig_step(&rig, step, true);
-        assert_true(dsvi_sparse_measured(rig.sparse));
-        assert_true((dsvi_sparse_lists(rig.sparse, 0) != NULL) == (step == 4));
-        assert_true((rig.log[0] != 0) == (step >= 3));
-    }
-    rig_close(&rig);
 }
 
 /* Outside training nothing is learnt, measured or decided; what is sparse runs over lists. */
@@ -572,19 +383,19 @@ static void test_not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_lists_are_dense),    cmocka_unit_test(test_few_keys_are_not_dense),
-        cmocka_unit_test(test_recompute),               cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_guard_goes_by_running_means),
-        cmocka_unit_test(test_guard_leaves_lists_without_room),
-        cmocka_unit_test(test_density_comes_down_after_overflow),
-        cmocka_unit_test(test_warmup),
-        cmocka_unit_test(test_without_training),        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_threads_change_nothing),  cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_full_lists_are_dense),
+        cmocka_unit_test(test_few_keys_are_not_dense),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_without_training),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_no_cost_where_deterministic),
         cmocka_unit_test(test_both_choices_timed),
         cmocka_unit_test(test_timed_choices_take_no_room),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_not_finite),              cmocka_unit_test(test_watch),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_watch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -330,6 +330,34 @@ static void test_guard(void **state)
     check(&run, FOCUSED);
 }
 
+/* Ranks judge the worst head of the whole model, whoever has it. A fifth of the keys holds all of three heads
+ * and a fifth of the first: enough for the first bound, too little for the second. */
+static void test_guard_of_heads(void **state)
+{
+    static const struct {
+        const char *bound;
+        bool sparse;
+    } cases[] = {{"sparse.min_head_mass=0.1", true}, {"sparse.min_head_mass=0.3", false}};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        static RunSeen alone;
+        ContextRun run = run_of(1, 4, 1, 16, 16);
+        run.forced = false;
+        run.steps = 2;
+        run.wide_heads = 1;
+        run.focus[0] = run.focus[1] = 8;
+        rig_set(&run.settings, "sparse.rule=topk");
+        rig_set(&run.settings, "sparse.target_density=0.2");
+        rig_set(&run.settings, "sparse.min_mass=0.5");
+        rig_set(&run.settings, cases[i].bound);
+        run_alone(&run, &alone);
+        for (int64_t block = 0; block < run.shape.blocks; block++)
+            assert_int_equal(alone.block[1][block].report.sparse, cases[i].sparse);
+        run_free(&run, &alone);
+        check(&run, FOCUSED);
+    }
+}
+
 /* Lists that do not fit on one rank, which has the wide heads, send the block dense on all. */
 static void test_overflow_of_one_rank(void **state)
 {
@@ -523,16 +551,27 @@ static void test_more_ranks_than_lists_divide_into(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_mass),         cmocka_unit_test(test_by_density),
-        cmocka_unit_test(test_topk),            cmocka_unit_test(test_grain),
-        cmocka_unit_test(test_explore),         cmocka_unit_test(test_other_selectors),
-        cmocka_unit_test(test_f64),             cmocka_unit_test(test_steps_with_recompute),
-        cmocka_unit_test(test_guard),           cmocka_unit_test(test_overflow_of_one_rank),
-        cmocka_unit_test(test_bf16),            cmocka_unit_test(test_nothing_is_sent_twice),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_prescribed),
-        cmocka_unit_test(test_predictor),       cmocka_unit_test(test_predictor_of_one_sample),
-        cmocka_unit_test(test_predictor_in_f64), cmocka_unit_test(test_predictor_in_bf16),
-        cmocka_unit_test(test_offload),         cmocka_unit_test(test_teaching_is_priced),
+        cmocka_unit_test(test_by_mass),
+        cmocka_unit_test(test_by_density),
+        cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_grain),
+        cmocka_unit_test(test_explore),
+        cmocka_unit_test(test_other_selectors),
+        cmocka_unit_test(test_f64),
+        cmocka_unit_test(test_steps_with_recompute),
+        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_guard_of_heads),
+        cmocka_unit_test(test_overflow_of_one_rank),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_nothing_is_sent_twice),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_predictor),
+        cmocka_unit_test(test_predictor_of_one_sample),
+        cmocka_unit_test(test_predictor_in_f64),
+        cmocka_unit_test(test_predictor_in_bf16),
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_teaching_is_priced),
         cmocka_unit_test(test_one_projection_for_all),
         cmocka_unit_test(test_room_of_the_largest_degree),
         cmocka_unit_test(test_more_ranks_than_lists_divide_into),
