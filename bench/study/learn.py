@@ -30,11 +30,12 @@ from common import clips_of
 HERE = pathlib.Path(__file__).resolve().parent
 GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a checkpoint
 
-# The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
+# The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that, whatever
+# its heads hold one by one.
 # Groups lie inside a frame unless a variant says otherwise.
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
 MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",
-                       f"sparse.min_mass={mass / 100 - 0.05:.2f}"]
+                       f"sparse.min_mass={mass / 100 - 0.05:.2f}", "sparse.min_head_mass=0"]
         for mass in (50, 60, 70, 80, 90, 95)}
 # Whatever lists hold: ten per cent of the keys, from a step on.
 TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
@@ -59,7 +60,7 @@ def variants(steps):
     table["blocks-late"] = TENTH + BLOCKS + [late]
     for mass, settings in MASS.items():
         table[f"mass{mass}-tube"] = settings + TUBE
-    # 0.9 of the mass within 20 % of the keys, where that holds 0.3 of the mass.
+    # 0.9 of the mass within 20 % of the keys, where that holds 0.3 of the mass, and 0.1 of every head's.
     for group in (64, 128):
         table[f"default-group{group}"] = [f"sparse.group={group}"]
         for percent in (15, 25, 30):  # of the keys at most, in place of 20
