@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,7 +17,8 @@
 static DsvStatus io_failure(const char *path, const char *doing)
 {
     DsvStatus status = errno == ENOENT ? DSV_E_NOT_FOUND : DSV_E_IO;
-    return DSVI_FAIL(status, "%s: cannot %s: %s", path, doing, strerror(errno));
+    const char *reason = errno == ELOOP ? "it is a link" : strerror(errno);
+    return DSVI_FAIL(status, "%s: cannot %s: %s", path, doing, reason);
 }
 
 DsvStatus dsvi_path_join(char out[DSVI_PATH_MAX], const char *folder, const char *name)
@@ -38,6 +40,20 @@ bool dsvi_path_is_folder(const char *path)
 {
     struct stat found;
     return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+bool dsvi_path_same(const char *a, const char *b)
+{
+    struct stat of_a, of_b;
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+           of_a.st_ino == of_b.st_ino;
+}
+
+bool dsvi_path_is_open_as(const char *path, int descriptor)
+{
+    struct stat named, opened;
+    return stat(path, &named) == 0 && fstat(descriptor, &opened) == 0 && named.st_dev == opened.st_dev &&
+           named.st_ino == opened.st_ino;
 }
 
 DsvStatus dsvi_folder_make(const char *path)
@@ -180,19 +196,26 @@ static DsvStatus write_full(int file, const char *path, const void *data, size_t
     return DSV_OK;
 }
 
-DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count)
+/* Syncs and closes a file that was written with this status. */
+static DsvStatus finish_file(int file, const char *path, DsvStatus status)
 {
-    DsvStatus status = DSV_OK;
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0)
-        return io_failure(path, "write it");
-    for (size_t i = 0; i < count && status == DSV_OK; i++)
-        status = write_full(file, path, parts[i].data, parts[i].bytes);
     if (status == DSV_OK && fsync(file) != 0)
         status = io_failure(path, "sync it");
     if (close(file) != 0 && status == DSV_OK)
         status = io_failure(path, "close it");
     return status;
+}
+
+/* A link at `path` is not followed: it may lead to a file that is not ours. */
+DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count)
+{
+    DsvStatus status = DSV_OK;
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file < 0)
+        return io_failure(path, "write it");
+    for (size_t i = 0; i < count && status == DSV_OK; i++)
+        status = write_full(file, path, parts[i].data, parts[i].bytes);
+    return finish_file(file, path, status);
 }
 
 DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
@@ -230,16 +253,40 @@ DsvStatus dsvi_path_rename(const char *from, const char *to)
     return dsvi_folder_sync(folder);
 }
 
+static DsvStatus name_temporary(char temporary[DSVI_PATH_MAX], const char *path)
+{
+    if (snprintf(temporary, DSVI_PATH_MAX, "%s.tmp", path) >= DSVI_PATH_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
+    return DSV_OK;
+}
+
+/* Makes the temporary file anew. What a killed process left there is removed; if it is a link, the link alone,
+ * and never the file that it leads to. */
+static DsvStatus open_temporary(const char *temporary, int *file)
+{
+    unlink(temporary);
+    *file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return *file < 0 ? io_failure(temporary, "write it") : DSV_OK;
+}
+
+/* Gives the closed temporary file, written with this status, its name. After a failure nothing of it is left. */
+static DsvStatus place_temporary(const char *temporary, const char *path, DsvStatus status)
+{
+    if (status == DSV_OK)
+        status = dsvi_path_rename(temporary, path);
+    if (status != DSV_OK)
+        unlink(temporary);
+    return status;
+}
+
 DsvStatus dsvi_file_check_place(const char *path)
 {
     char temporary[DSVI_PATH_MAX];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
-        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
+    int file;
+    DSVI_TRY(name_temporary(temporary, path));
     if (dsvi_path_is_folder(path))
         return DSVI_FAIL(DSV_E_IO, "%s: cannot write it: a folder of that name is there", path);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0)
-        return io_failure(path, "write it");
+    DSVI_TRY(open_temporary(temporary, &file));
     close(file);
     unlink(temporary);
     return DSV_OK;
@@ -248,31 +295,70 @@ DsvStatus dsvi_file_check_place(const char *path)
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
 {
     char temporary[DSVI_PATH_MAX];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
-        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
-    DsvStatus status = dsvi_file_write(temporary, data, bytes);
-    if (status == DSV_OK)
-        status = dsvi_path_rename(temporary, path);
-    if (status != DSV_OK)
-        unlink(temporary);
+    int file;
+    DSVI_TRY(name_temporary(temporary, path));
+    DSVI_TRY(open_temporary(temporary, &file));
+    DsvStatus status = write_full(file, temporary, data, bytes);
+    return place_temporary(temporary, path, finish_file(file, temporary, status));
+}
+
+DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path)
+{
+    enum { PIECE = 1 << 30 };
+    char temporary[DSVI_PATH_MAX];
+    int file;
+    off_t at = (off_t)offset;
+    ssize_t sent = 1;
+    DsvStatus status = DSV_OK;
+    DSVI_TRY(name_temporary(temporary, path));
+    DSVI_TRY(open_temporary(temporary, &file));
+    while (sent > 0 && status == DSV_OK) {
+        sent = sendfile(file, source, &at, PIECE);
+        if (sent < 0 && errno == EINTR)
+            sent = 1;
+        else if (sent < 0)
+            status = io_failure(temporary, "write it");
+    }
+    return place_temporary(temporary, path, finish_file(file, temporary, status));
+}
+
+DsvStatus dsvi_file_sync(const char *path)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return io_failure(path, "open it");
+    DsvStatus status = fsync(file) == 0 ? DSV_OK : io_failure(path, "sync it");
+    close(file);
     return status;
 }
 
 /* flock() and not a lock of fcntl's: it conflicts between two opens of one process too, and is kept when some
  * other descriptor of the file is closed. Over NFS it is the server's. */
+static DsvStatus lock_descriptor(int file, const char *path)
+{
+    if (flock(file, LOCK_EX | LOCK_NB) == 0)
+        return DSV_OK;
+    if (errno == EWOULDBLOCK)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: locked by another process", path);
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: cannot lock it: %s", path, strerror(errno));
+}
+
+/* The process that held the lock may have removed the file between our open() and our flock(): a lock on a file
+ * without a name keeps nobody out, so the file is then made and locked again. */
 DsvStatus dsvi_file_lock(const char *path, int *lock)
 {
-    *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*lock < 0)
-        return io_failure(path, "open it");
-    if (flock(*lock, LOCK_EX | LOCK_NB) == 0)
-        return DSV_OK;
-    int reason = errno;
-    close(*lock);
-    *lock = -1;
-    if (reason == EWOULDBLOCK)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: locked by another process", path);
-    return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: cannot lock it: %s", path, strerror(reason));
+    for (;;) {
+        *lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (*lock < 0)
+            return io_failure(path, "open it");
+        DsvStatus status = lock_descriptor(*lock, path);
+        if (status == DSV_OK && dsvi_path_is_open_as(path, *lock))
+            return DSV_OK;
+        close(*lock);
+        *lock = -1;
+        if (status != DSV_OK)
+            return status;
+    }
 }
 
 DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum)

@@ -2,6 +2,8 @@
 #include "base/fs.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -192,9 +194,11 @@ static void replacing_is_all_or_nothing(void **state)
     free(text);
     assert_false(dsvi_path_exists(scratch_path("replaced.tmp")));
 
-    /* The device is full: the old file stays, and nothing beside it. */
-    assert_int_equal(symlink("/dev/full", scratch_path("replaced.tmp")), 0);
-    assert_fails(DSV_E_IO, "No space left on device", dsvi_file_replace(path, "newer", 5));
+    /* Nothing more can be written: the old file stays, and no temporary one. */
+    reluctance = 2;
+    DsvStatus status = dsvi_file_replace(path, "newer", 5);
+    reluctance = 0;
+    assert_fails(DSV_E_IO, "replaced.tmp: cannot write 5 bytes more: none were taken", status);
     assert_false(dsvi_path_exists(scratch_path("replaced.tmp")));
     assert_ok(dsvi_file_read(path, 100, &text, &bytes));
     assert_string_equal(text, "new");
@@ -204,6 +208,94 @@ static void replacing_is_all_or_nothing(void **state)
     assert_ok(dsvi_folder_make(scratch_path("taken/inside")));
     assert_fails(DSV_E_IO, "cannot rename it to", dsvi_file_replace(scratch_path("taken"), "x", 1));
     assert_false(dsvi_path_exists(scratch_path("taken.tmp")));
+}
+
+static void assert_file(const char *name, const char *wanted)
+{
+    char *text;
+    size_t bytes;
+    assert_ok(dsvi_file_read(scratch_path(name), 100, &text, &bytes));
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+/* Of links at a path or at its temporary name the files they lead to stay as they are. */
+static void links_are_not_written_through(void **state)
+{
+    int lock;
+    (void)state;
+    assert_ok(dsvi_file_write(scratch_path("victim"), "mine", 4));
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("linked")), 0);
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("linked.tmp")), 0);
+    assert_fails(DSV_E_IO, "linked: cannot write it: it is a link",
+                 dsvi_file_write(scratch_path("linked"), "x", 1));
+    assert_fails(DSV_E_IO, "linked: cannot open it: it is a link",
+                 dsvi_file_lock(scratch_path("linked"), &lock));
+    assert_ok(dsvi_file_replace(scratch_path("linked"), "theirs", 6));
+    assert_file("linked", "theirs");
+    assert_file("victim", "mine");
+    assert_int_equal(symlink(scratch_path("nowhere"), scratch_path("linked.tmp")), 0);
+    assert_ok(dsvi_file_check_place(scratch_path("linked")));
+    assert_false(dsvi_path_exists(scratch_path("nowhere")));
+}
+
+static void the_rest_of_an_open_file_is_copied(void **state)
+{
+    (void)state;
+    assert_ok(dsvi_file_write(scratch_path("source"), "first second", 12));
+    int source = open(scratch_path("source"), O_RDONLY);
+    assert_true(source >= 0);
+    assert_int_equal(unlink(scratch_path("source")), 0);
+    assert_ok(dsvi_file_copy_from(source, 6, scratch_path("rest")));
+    assert_file("rest", "second");
+    assert_ok(dsvi_file_copy_from(source, 12, scratch_path("rest")));
+    assert_file("rest", "");
+    assert_int_equal(close(source), 0);
+}
+
+static void a_path_is_told_from_what_it_was(void **state)
+{
+    char again[DSVI_PATH_MAX];
+    (void)state;
+    assert_ok(dsvi_file_write(scratch_path("watched"), "x", 1));
+    int file = open(scratch_path("watched"), O_RDONLY);
+    snprintf(again, sizeof again, "%s/./watched", scratch_folder);
+    assert_true(dsvi_path_is_open_as(scratch_path("watched"), file));
+    assert_true(dsvi_path_same(scratch_path("watched"), again));
+    assert_ok(dsvi_file_replace(scratch_path("watched"), "x", 1));
+    assert_false(dsvi_path_is_open_as(scratch_path("watched"), file));
+    assert_int_equal(unlink(scratch_path("watched")), 0);
+    assert_false(dsvi_path_is_open_as(scratch_path("watched"), file));
+    assert_false(dsvi_path_same(scratch_path("watched"), again));
+    assert_int_equal(close(file), 0);
+}
+
+/* What a process does to the lock's file while another waits between its open() and its flock(). */
+static const char *stolen;
+
+int flock(int file, int how)
+{
+    if (stolen)
+        unlink(stolen);
+    stolen = NULL;
+    return (int)syscall(SYS_flock, file, how);
+}
+
+/* A lock on a file without a name would keep nobody out. */
+static void a_lock_is_on_the_file_that_has_the_name(void **state)
+{
+    char path[DSVI_PATH_MAX];
+    int lock, second;
+    (void)state;
+    snprintf(path, sizeof path, "%s", scratch_path("lock"));
+    stolen = path;
+    assert_ok(dsvi_file_lock(path, &lock));
+    assert_true(dsvi_path_is_open_as(path, lock));
+    assert_fails(DSV_E_USAGE, "lock: locked by another process", dsvi_file_lock(path, &second));
+    assert_int_equal(second, -1);
+    assert_int_equal(close(lock), 0);
+    assert_ok(dsvi_file_lock(path, &lock));
+    assert_int_equal(close(lock), 0);
 }
 
 static void paths_are_renamed(void **state)
@@ -256,6 +348,10 @@ int main(void)
         cmocka_unit_test(writing_goes_on_until_all_is_written),
         cmocka_unit_test(failed_writes_say_why),
         cmocka_unit_test(replacing_is_all_or_nothing),
+        cmocka_unit_test(links_are_not_written_through),
+        cmocka_unit_test(the_rest_of_an_open_file_is_copied),
+        cmocka_unit_test(a_path_is_told_from_what_it_was),
+        cmocka_unit_test(a_lock_is_on_the_file_that_has_the_name),
         cmocka_unit_test(paths_are_renamed),
         cmocka_unit_test(checksums_are_xxh3),
     };
