@@ -280,6 +280,7 @@ DsvStatus dsv_forward(const char *model_path, const char *in_path, const char *o
     DsvSafetensors *in = NULL;
     DSVI_TRY_GOTO(status, dsvi_file_check_place(out_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &pass.model), done);
+    DSVI_TRY_GOTO(status, dsvi_model_verify(&pass.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(pass.model.config, &pass.config), done);
     DSVI_TRY_GOTO(status, dsvi_safetensors_open(in_path, &in), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &pass.backend), done);

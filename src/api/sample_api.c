@@ -109,6 +109,7 @@ DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *
     DsvEvents none = {0};
     DSVI_TRY_GOTO(status, dsvi_file_check_place(video_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &s.model), done);
+    DSVI_TRY_GOTO(status, dsvi_model_verify(&s.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(s.model.config, &s.config), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &s.backend), done);
     DSVI_TRY_GOTO(status, run(&s, text_path, video_path, events ? events : &none), done);

@@ -114,32 +114,85 @@ static DsvStatus verify_entry(const char *folder, const cJSON *entry)
     return DSV_OK;
 }
 
-DsvStatus dsvi_manifest_verify(const char *folder)
+static const char *path_of(const cJSON *entry)
 {
-    DsvStatus status;
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "path"));
+}
+
+/* Whether the entry is the file `part` or a file of that folder; NULL: every entry is. */
+static bool is_of_part(const cJSON *entry, const char *part)
+{
+    const char *path = path_of(entry);
+    size_t length = part ? strlen(part) : 0;
+    return !part || (path && strncmp(path, part, length) == 0 && (!path[length] || path[length] == '/'));
+}
+
+static DsvStatus want_listed(void *context, const char *name)
+{
+    const Walk *walk = context;
+    char relative[DSVI_PATH_MAX];
+    const cJSON *entry;
+    DSVI_TRY(dsvi_path_join(relative, walk->inside, name));
+    cJSON_ArrayForEach(entry, walk->files)
+        if (path_of(entry) && strcmp(path_of(entry), relative) == 0)
+            return DSV_OK;
+    return DSVI_FAIL(DSV_E_FORMAT, "%s/%s: not in the manifest", walk->root, relative);
+}
+
+/* A damaged manifest may have lost a file's name, so the files of a part must all be listed. */
+static DsvStatus verify_part(const char *folder, cJSON *files, const char *part)
+{
+    char path[DSVI_PATH_MAX];
+    const cJSON *entry;
+    Walk walk = {folder, part, files};
+    DSVI_TRY(dsvi_path_join(path, folder, part));
+    if (dsvi_path_is_folder(path))
+        return dsvi_folder_list(path, want_listed, &walk);
+    cJSON_ArrayForEach(entry, files)
+        if (is_of_part(entry, part))
+            return DSV_OK;
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: not in the manifest", path);
+}
+
+static DsvStatus verify_files(const char *folder, cJSON *files, const char *part)
+{
+    const cJSON *entry;
+    if (part)
+        DSVI_TRY(verify_part(folder, files, part));
+    cJSON_ArrayForEach(entry, files)
+        if (is_of_part(entry, part))
+            DSVI_TRY(verify_entry(folder, entry));
+    return DSV_OK;
+}
+
+static DsvStatus verify(const char *folder, const char *part)
+{
     char path[DSVI_PATH_MAX];
     char *text = NULL;
     size_t bytes;
-    cJSON *manifest = NULL;
-    const cJSON *entry;
-
     DSVI_TRY(dsvi_path_join(path, folder, DSVI_MANIFEST_NAME));
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: not a whole checkpoint, it has no %s", folder,
                          DSVI_MANIFEST_NAME);
     DSVI_TRY(dsvi_file_read(path, MANIFEST_BYTES_MOST, &text, &bytes));
-    manifest = cJSON_ParseWithLength(text, bytes);
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(manifest, "format");
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(manifest, "files");
-    if (!cJSON_IsNumber(format) || format->valuedouble != MANIFEST_FORMAT || !cJSON_IsArray(files)) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: not a manifest of format %d", path, MANIFEST_FORMAT);
-        goto done;
-    }
-    cJSON_ArrayForEach(entry, files)
-        DSVI_TRY_GOTO(status, verify_entry(folder, entry), done);
-    status = DSV_OK;
-done:
-    cJSON_Delete(manifest);
+    cJSON *manifest = cJSON_ParseWithLength(text, bytes);
     free(text);
+    const cJSON *format = cJSON_GetObjectItemCaseSensitive(manifest, "format");
+    cJSON *files = cJSON_GetObjectItemCaseSensitive(manifest, "files");
+    bool known = cJSON_IsNumber(format) && format->valuedouble == MANIFEST_FORMAT && cJSON_IsArray(files);
+    DsvStatus status = known ? verify_files(folder, files, part)
+                             : DSVI_FAIL(DSV_E_FORMAT, "%s: not a manifest of format %d", path,
+                                         MANIFEST_FORMAT);
+    cJSON_Delete(manifest);
     return status;
+}
+
+DsvStatus dsvi_manifest_verify(const char *folder)
+{
+    return verify(folder, NULL);
+}
+
+DsvStatus dsvi_manifest_verify_part(const char *folder, const char *part)
+{
+    return verify(folder, part);
 }

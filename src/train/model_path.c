@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "train/checkpoint.h"
+#include "train/manifest.h"
 
 /* out = folder/name if that exists, else "". */
 static DsvStatus find_beside(char out[DSVI_PATH_MAX], const char *folder, const char *name)
@@ -41,7 +42,8 @@ static DsvStatus find_checkpoint_of(const char *path, char holder[DSVI_PATH_MAX]
 
 /* The folder that holds the model `path` leads to, under `name`: itself, or a run's newest checkpoint, or the
  * checkpoint it is a part of, where `name` is changed if need be. */
-static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const char **name, bool *found)
+static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const char **name, bool *found,
+                             bool *verified)
 {
     char transformer[DSVI_PATH_MAX];
     DSVI_TRY(find_checkpoint_of(path, holder, name, found));
@@ -53,18 +55,26 @@ static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const
         *found = true;
         return DSV_OK;
     }
-    return dsvi_checkpoint_latest(path, NULL, NULL, holder, found);
+    DSVI_TRY(dsvi_checkpoint_latest(path, NULL, NULL, holder, found));
+    *verified = *found;
+    return DSV_OK;
 }
 
 static DsvStatus find_in_file(const char *path, DsvModelPath *out)
 {
-    char folder[DSVI_PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        *slash = 0;
-    snprintf(out->weights, sizeof out->weights, "%s", path);
-    return dsvi_path_join(out->config, slash ? folder : ".", "config.json");
+    char folder[DSVI_PATH_MAX], holder[DSVI_PATH_MAX];
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path, *name;
+    bool found = false;
+    snprintf(folder, sizeof folder, "%.*s", (int)(file - path), path);
+    if (!slash)
+        snprintf(folder, sizeof folder, ".");
+    DSVI_TRY(find_checkpoint_of(folder, holder, &name, &found));
+    if (found) {
+        snprintf(out->checkpoint, sizeof out->checkpoint, "%s", holder);
+        DSVI_TRY(dsvi_path_join(folder, holder, name));
+    }
+    DSVI_TRY(dsvi_path_join(out->weights, folder, file));
+    return dsvi_path_join(out->config, folder, "config.json");
 }
 
 DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
@@ -77,7 +87,7 @@ DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such model folder or file", path);
     if (!dsvi_path_is_folder(path))
         return find_in_file(path, out);
-    DSVI_TRY(find_holder(path, holder, &name, &found));
+    DSVI_TRY(find_holder(path, holder, &name, &found, &out->verified));
     if (found) {
         DSVI_TRY(dsvi_path_join(out->weights, holder, name));
         DSVI_TRY(find_beside(manifest, holder, "manifest.json"));
@@ -93,5 +103,23 @@ DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
     if (!dsvi_path_exists(out->config))
         return DSVI_FAIL(DSV_E_NOT_FOUND,
                          "%s: not a model: it has neither config.json, transformer/ nor a checkpoint", path);
+    return DSV_OK;
+}
+
+/* The part of `path`, which is in the checkpoint, below the checkpoint's folder. */
+static const char *part_of(const DsvModelPath *model, const char *path)
+{
+    const char *part = path + strlen(model->checkpoint);
+    return part + strspn(part, "/");
+}
+
+DsvStatus dsvi_model_verify(const DsvModelPath *model)
+{
+    const char *const used[] = {model->weights, model->config, model->sparse, model->settings};
+    if (!model->checkpoint[0] || model->verified)
+        return DSV_OK;
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (used[i][0])
+            DSVI_TRY(dsvi_manifest_verify_part(model->checkpoint, part_of(model, used[i])));
     return DSV_OK;
 }

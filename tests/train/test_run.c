@@ -5,6 +5,7 @@
 #include "run_rig.h"
 #include "train/checkpoint.h"
 #include "train/flow_draw.h"
+#include "train/manifest.h"
 
 static void same_seed_twice(void **state)
 {
@@ -229,6 +230,9 @@ static void an_average_is_a_model(void **state)
     assert_true(of_weights == same_weights && of_weights != of_average);
     assert_ok(dsvi_path_rename(weights, aside));
     assert_ok(dsvi_path_rename(model, weights));
+    snprintf(aside, sizeof aside, "%s/manifest.json", summary.checkpoint);
+    assert_int_equal(unlink(aside), 0);
+    assert_ok(dsvi_manifest_write(summary.checkpoint));
     sample_to(summary.checkpoint, folder, "swapped.mp4", &swapped);
     assert_true(swapped == of_average);
     assert_ok(dsvi_folder_remove(folder));
