@@ -11,6 +11,7 @@
 
 #include "train/checkpoint_find.h"
 #include "train/manifest.h"
+#include "train/stored_settings.h"
 
 enum { STATE_FORMAT = 1, STATE_BYTES_MOST = 1 << 20 };
 static const uint64_t SHARD_BYTES = 5000000000u; /* as diffusers shards published Wan models */
@@ -157,7 +158,7 @@ static DsvStatus write_all(DsvTrainer *t, const char *folder)
     DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
     DSVI_TRY(dsvi_sparse_save(t->sparse, path));
     DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
-    DSVI_TRY(dsv_config_save(t->settings, path));
+    DSVI_TRY(dsvi_settings_store(t->settings, path));
     DSVI_TRY(write_state(t, folder));
     return dsvi_manifest_write(folder);
 }

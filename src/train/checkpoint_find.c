@@ -1,4 +1,5 @@
-/* See checkpoint_find.h, and dsvi_checkpoint_latest, _tidy and _prune of checkpoint.h. */
+/* See checkpoint_find.h; and dsvi_checkpoint_latest, _tidy, _prune, _point, _step_in and _set_aside of
+ * checkpoint.h. */
 #include "train/checkpoint_find.h"
 
 #include <errno.h>
@@ -75,9 +76,10 @@ static DsvStatus step_path(char path[DSVI_PATH_MAX], const char *output_dir, int
     return dsvi_path_join(path, output_dir, name);
 }
 
-/* Puts `temporary` in the place of `path`. Exchanging keeps a whole checkpoint of that name there at every
- * moment. A file system that cannot (NFS, Lustre) has none between two renames: dsvi_checkpoint_tidy brings
- * the old one back if the second never came. */
+/* Puts `temporary` in the place of `path`, whose name `temporary` or .<name>.old then has: dsvi_checkpoint_tidy
+ * moves it into superseded/. Exchanging keeps a whole checkpoint at `path` at every moment. A file system that
+ * cannot exchange (NFS, Lustre) has none between two renames: dsvi_checkpoint_tidy brings the old one back if the
+ * second rename never came. */
 static DsvStatus exchange(const char *output_dir, const char *temporary, const char *path, const char *name)
 {
     char old_name[NAME_BYTES + 8], old[DSVI_PATH_MAX];
@@ -92,17 +94,23 @@ static DsvStatus exchange(const char *output_dir, const char *temporary, const c
     return dsvi_path_rename(temporary, path);
 }
 
-DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name)
+static DsvStatus point_latest(const char *output_dir, const char *name)
 {
-    char path[DSVI_PATH_MAX], latest[DSVI_PATH_MAX], line[LATEST_BYTES_MOST];
-    DSVI_TRY(dsvi_path_join(path, output_dir, name));
-    if (dsvi_path_exists(path)) /* a resumed run came to this step again */
-        DSVI_TRY(exchange(output_dir, temporary, path, name));
-    else
-        DSVI_TRY(dsvi_path_rename(temporary, path));
+    char latest[DSVI_PATH_MAX], line[LATEST_BYTES_MOST];
     int length = snprintf(line, sizeof line, "%s\n", name);
     DSVI_TRY(dsvi_path_join(latest, output_dir, "latest"));
     return dsvi_file_replace(latest, line, (size_t)length);
+}
+
+DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, output_dir, name));
+    if (dsvi_path_exists(path))
+        DSVI_TRY(exchange(output_dir, temporary, path, name));
+    else
+        DSVI_TRY(dsvi_path_rename(temporary, path));
+    return point_latest(output_dir, name);
 }
 
 /* Whether `name` is .checkpoint-<step><ending>; and that checkpoint's name. */
@@ -116,20 +124,32 @@ static bool is_left_by(const char *name, const char *ending, char checkpoint[NAM
     return step_of_name(checkpoint) >= 0;
 }
 
-static DsvStatus tidy_entry(void *output_dir, const char *name)
+static bool has_manifest(const char *folder)
 {
+    char path[DSVI_PATH_MAX];
+    return dsvi_path_join(path, folder, DSVI_MANIFEST_NAME) == DSV_OK && dsvi_path_exists(path);
+}
+
+/* A replaced checkpoint has a manifest, and the name of the one that took its place is taken. Where that name is
+ * free, .old is the checkpoint itself, and .tmp one that was never published. */
+static DsvStatus tidy_entry(void *context, const char *name)
+{
+    DsvSuperseded *superseded = context;
     char checkpoint[NAME_BYTES], left[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
-    bool replaced = is_left_by(name, ".old", checkpoint);
-    if (!replaced && !is_left_by(name, ".tmp", checkpoint))
+    bool old = is_left_by(name, ".old", checkpoint);
+    if (!old && !is_left_by(name, ".tmp", checkpoint))
         return DSV_OK;
-    DSVI_TRY(dsvi_path_join(left, output_dir, name));
-    DSVI_TRY(dsvi_path_join(path, output_dir, checkpoint));
-    return replaced && !dsvi_path_exists(path) ? dsvi_path_rename(left, path) : dsvi_folder_remove(left);
+    DSVI_TRY(dsvi_path_join(left, superseded->root, name));
+    DSVI_TRY(dsvi_path_join(path, superseded->root, checkpoint));
+    if (dsvi_path_exists(path) && has_manifest(left))
+        return dsvi_superseded_move(superseded, name, checkpoint);
+    return old && !dsvi_path_exists(path) ? dsvi_path_rename(left, path) : dsvi_folder_remove(left);
 }
 
 DsvStatus dsvi_checkpoint_tidy(const char *output_dir)
 {
-    return dsvi_folder_list(output_dir, tidy_entry, (void *)output_dir);
+    DsvSuperseded superseded = {.root = output_dir};
+    return dsvi_folder_list(output_dir, tidy_entry, &superseded);
 }
 
 static DsvStatus remove_step(const char *output_dir, int64_t step)
@@ -180,10 +200,42 @@ static int64_t pointed_step(const char *output_dir)
     return step;
 }
 
-bool dsvi_checkpoint_is_latest(const char *output_dir, const char *path)
+DsvStatus dsvi_checkpoint_point(const char *output_dir, int64_t step)
 {
-    char latest[DSVI_PATH_MAX];
-    return step_path(latest, output_dir, pointed_step(output_dir)) == DSV_OK && strcmp(latest, path) == 0;
+    char name[NAME_BYTES];
+    if (pointed_step(output_dir) == step)
+        return DSV_OK;
+    snprintf(name, sizeof name, "checkpoint-%" PRId64, step);
+    return point_latest(output_dir, name);
+}
+
+int64_t dsvi_checkpoint_step_in(const char *output_dir, const char *path)
+{
+    char parent[DSVI_PATH_MAX];
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    snprintf(parent, sizeof parent, "%.*s", (int)length, path);
+    char *slash = strrchr(parent, '/');
+    int64_t step = step_of_name(slash ? slash + 1 : parent);
+    if (!slash)
+        snprintf(parent, sizeof parent, ".");
+    else
+        slash[slash == parent] = 0; /* the root keeps its slash */
+    return dsvi_path_same(parent, output_dir) ? step : -1;
+}
+
+DsvStatus dsvi_checkpoint_set_aside(const char *output_dir, int64_t after, DsvSuperseded *superseded)
+{
+    Steps steps;
+    char name[NAME_BYTES];
+    DsvStatus status = list_steps(output_dir, &steps);
+    for (size_t i = 0; i < steps.count && steps.step[i] > after && status == DSV_OK; i++) {
+        snprintf(name, sizeof name, "checkpoint-%" PRId64, steps.step[i]);
+        status = dsvi_superseded_move(superseded, name, name);
+    }
+    free(steps.step);
+    return status;
 }
 
 static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyond, int64_t pointed)

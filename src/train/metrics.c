@@ -2,10 +2,12 @@
 #include "train/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
@@ -14,13 +16,15 @@
 
 struct DsvMetrics {
     char *path;
-    FILE *file;
+    FILE *file;        /* NULL: there is none yet */
+    off_t keep;        /* bytes of the lines that stay */
     int64_t last_step;
 };
 
 static DsvStatus io_error(const DsvMetrics *m, const char *what)
 {
-    return DSVI_FAIL(DSV_E_IO, "%s: cannot be %s: %s", m->path, what, strerror(errno));
+    const char *reason = errno == ELOOP ? "it is a link" : strerror(errno);
+    return DSVI_FAIL(DSV_E_IO, "%s: cannot be %s: %s", m->path, what, reason);
 }
 
 /* The step of a line; false when it is no object with one. */
@@ -28,49 +32,71 @@ static bool read_step(const char *line, int64_t *step)
 {
     cJSON *object = cJSON_Parse(line);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "step");
-    bool found = cJSON_IsNumber(item);
+    bool found = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= 0x1p53;
     if (found)
         *step = (int64_t)item->valuedouble;
     cJSON_Delete(object);
     return found;
 }
 
-/* *keep = bytes of the lines up to and with those of resume_step. */
-static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step, off_t *keep)
+/* Finds where the lines of steps up to resume_step end. A power failure may leave bytes there that are no lines:
+ * they are cut with the rest, as long as no such line comes after them. */
+static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step)
 {
     DsvStatus status = DSV_OK;
     char *line = NULL;
     size_t room = 0;
     int64_t step;
+    off_t end = 0;
     ssize_t length;
-    *keep = 0;
+    long unreadable = 0;
     for (long number = 1; (length = getline(&line, &room, m->file)) > 0; number++) {
+        end += length;
         if (line[length - 1] != '\n')
             break; /* torn */
         if (!read_step(line, &step)) {
-            status = DSVI_FAIL(DSV_E_FORMAT, "%s:%ld: no JSON object with a step", m->path, number);
-            break;
+            unreadable = unreadable ? unreadable : number;
+            continue;
         }
         if (step > resume_step)
             break;
-        *keep += length;
+        if (unreadable) {
+            status = DSVI_FAIL(DSV_E_FORMAT, "%s:%ld: no JSON object with a step", m->path, unreadable);
+            break;
+        }
+        m->keep = end;
         m->last_step = step;
     }
     free(line);
     return status == DSV_OK && ferror(m->file) ? io_error(m, "read") : status;
 }
 
-static DsvStatus open_file(DsvMetrics *m, int64_t resume_step)
+/* Opens the file with these flags in addition. A link is refused: it may lead to a file that is not the run's. */
+static DsvStatus open_file(DsvMetrics *m, int flags)
 {
-    off_t keep;
-    m->file = fopen(m->path, "a+");
-    if (!m->file)
+    struct stat about;
+    int file = open(m->path, O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666);
+    if (file < 0)
         return io_error(m, "written");
+    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) {
+        close(file);
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot be written: it is not a regular file", m->path);
+    }
+    m->file = fdopen(file, "a+");
+    if (m->file)
+        return DSV_OK;
+    close(file);
+    return io_error(m, "written");
+}
+
+static DsvStatus read_file(DsvMetrics *m, int64_t resume_step)
+{
+    struct stat about;
+    if (lstat(m->path, &about) != 0 && errno == ENOENT)
+        return DSV_OK;
+    DSVI_TRY(open_file(m, 0));
     rewind(m->file);
-    DSVI_TRY(measure_lines(m, resume_step, &keep));
-    if (ftruncate(fileno(m->file), keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0)
-        return io_error(m, "cut to what is resumed");
-    return DSV_OK;
+    return measure_lines(m, resume_step);
 }
 
 DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out)
@@ -84,12 +110,36 @@ DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", path);
         goto fail;
     }
-    DSVI_TRY_GOTO(status, open_file(m, resume_step), fail);
+    DSVI_TRY_GOTO(status, read_file(m, resume_step), fail);
     *out = m;
     return DSV_OK;
 fail:
     dsvi_metrics_close(&m);
     return status;
+}
+
+static const char *name_of(const DsvMetrics *m)
+{
+    const char *slash = strrchr(m->path, '/');
+    return slash ? slash + 1 : m->path;
+}
+
+/* The bytes that are cut must be on the disk at their new place before they go from here. */
+DsvStatus dsvi_metrics_begin(DsvMetrics *m, DsvSuperseded *superseded)
+{
+    char copy[DSVI_PATH_MAX];
+    struct stat about;
+    if (!m->file)
+        return open_file(m, O_CREAT | O_EXCL);
+    if (fstat(fileno(m->file), &about) != 0)
+        return io_error(m, "read");
+    if (about.st_size > m->keep) {
+        DSVI_TRY(dsvi_superseded_place(superseded, name_of(m), copy));
+        DSVI_TRY(dsvi_file_copy_from(fileno(m->file), (uint64_t)m->keep, copy));
+    }
+    if (ftruncate(fileno(m->file), m->keep) != 0 || fseeko(m->file, m->keep, SEEK_SET) != 0)
+        return io_error(m, "cut to what is resumed");
+    return DSV_OK;
 }
 
 void dsvi_metrics_close(DsvMetrics **metrics)
@@ -107,6 +157,25 @@ void dsvi_metrics_close(DsvMetrics **metrics)
 int64_t dsvi_metrics_last_step(const DsvMetrics *m)
 {
     return m->last_step;
+}
+
+DsvStatus dsvi_metrics_sync(DsvMetrics *m)
+{
+    return m->file && fsync(fileno(m->file)) != 0 ? io_error(m, "synced") : DSV_OK;
+}
+
+bool dsvi_metrics_in_place(const DsvMetrics *m)
+{
+    return !m->file || dsvi_path_is_open_as(m->path, fileno(m->file));
+}
+
+DsvStatus dsvi_metrics_restore(DsvMetrics *m, DsvSuperseded *superseded)
+{
+    if (dsvi_metrics_in_place(m))
+        return DSV_OK;
+    if (dsvi_path_exists(m->path))
+        DSVI_TRY(dsvi_superseded_move(superseded, name_of(m), name_of(m)));
+    return dsvi_file_copy_from(fileno(m->file), 0, m->path);
 }
 
 /* Every line begins with its step. */

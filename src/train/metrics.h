@@ -6,10 +6,12 @@
 #ifndef DSVI_METRICS_H
 #define DSVI_METRICS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "sparse/sparse.h"
 #include "train/held_out.h"
+#include "train/superseded.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,14 +20,28 @@ extern "C" {
 /* One file of such lines. */
 typedef struct DsvMetrics DsvMetrics;
 
-/* Opens for appending what comes after step `resume_step` (0: from the beginning). Lines of later steps,
- * left by an earlier attempt, are cut off, and so is a last line that was never finished. Any other line
- * that is no object with a step is DSV_E_FORMAT and named. */
+/* Reads the lines of steps up to `resume_step` and changes nothing; the file need not exist. What comes after
+ * those lines is what dsvi_metrics_begin will cut: lines of later steps, and what a crash left unreadable at the
+ * end. A line without a step that has a line of those steps after it is DSV_E_FORMAT and named. */
 DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out);
+
+/* Makes the file end with the last line of `resume_step`, ready for the lines of the steps after it. The rest is
+ * copied into `superseded` first. */
+DsvStatus dsvi_metrics_begin(DsvMetrics *metrics, DsvSuperseded *superseded);
+
 void dsvi_metrics_close(DsvMetrics **metrics);
 
 /* Step of the last line in the file; 0: there is none. */
 int64_t dsvi_metrics_last_step(const DsvMetrics *metrics);
+
+/* Returns when every line written so far is on the disk. */
+DsvStatus dsvi_metrics_sync(DsvMetrics *metrics);
+
+/* Whether the path still leads to the file that is being written: not once it was removed, moved or replaced.
+ * Then dsvi_metrics_restore puts a copy with every line written so far in its place; what was found at the path
+ * goes into `superseded`. */
+bool dsvi_metrics_in_place(const DsvMetrics *metrics);
+DsvStatus dsvi_metrics_restore(DsvMetrics *metrics, DsvSuperseded *superseded);
 
 typedef struct DsvMetricsStep {
     int64_t step;

@@ -109,11 +109,25 @@ static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
     return dsvi_prefetch_next(context, latent, &text, passed_over);
 }
 
+/* The shape that the model of model.path gave a run when it began: the checkpoint's, for that model may be gone.
+ * Only rank 0 is sure to see the checkpoint. */
+static DsvStatus read_resumed_config(Run *run)
+{
+    char path[DSVI_PATH_MAX];
+    if (is_first(run)) {
+        DSVI_TRY(dsvi_path_join(path, run->folder.checkpoint, "transformer/config.json"));
+        DSVI_TRY(dsvi_dit_config_read(path, &run->config));
+    }
+    return dsvi_comm_broadcast(run->comm, 0, &run->config, sizeof run->config);
+}
+
 /* The model's shape: that of the weights to start from, or the preset's with the codec's channels. */
 static DsvStatus choose_config(Run *run)
 {
     const DsvConfig *settings = run->settings;
     DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    if (settings->model_path[0] && run->folder.start != DSV_START_FRESH)
+        return read_resumed_config(run);
     if (settings->model_path[0]) {
         DSVI_TRY(dsvi_model_find(settings->model_path, &run->model));
         return dsvi_dit_config_read(run->model.config, &run->config);
@@ -158,8 +172,6 @@ static DsvStatus compare_with_checkpoint(Run *run)
     DsvCheckpointState state;
     char line[512];
     const DsvDatasetMark *now = &run->trainer->data, *then = &state.data;
-    if (!is_first(run))
-        return DSV_OK;
     DSVI_TRY(dsvi_checkpoint_state(run->folder.checkpoint, &state));
     if (then->count == 0 || (then->count == now->count && then->hash == now->hash))
         return DSV_OK;
@@ -170,26 +182,41 @@ static DsvStatus compare_with_checkpoint(Run *run)
     return DSV_OK;
 }
 
-/* A checkpoint that `latest` names need not be written again before the next step. */
+/* A checkpoint's name must not promise another step than it holds: the run's records go by the name. */
+static DsvStatus check_name(const Run *run)
+{
+    int64_t named = dsvi_checkpoint_step_in(run->folder.root, run->folder.checkpoint);
+    if (run->folder.start != DSV_START_RESUME || named == run->trainer->step)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: its state.json is of step %" PRId64, run->folder.checkpoint,
+                     run->trainer->step);
+}
+
+/* A checkpoint of the run's own folder need not be written again before the next step. */
 static DsvStatus load_checkpoint(Run *run)
 {
     const DsvRunFolder *folder = &run->folder;
     DSVI_TRY(dsvi_checkpoint_load(run->trainer, folder->checkpoint));
-    DSVI_TRY(compare_with_checkpoint(run));
     say(run, DSV_LOG_INFO, "resuming after step %" PRId64 " from %s", run->trainer->step, folder->checkpoint);
-    if (is_first(run) && dsvi_checkpoint_is_latest(folder->root, folder->checkpoint)) {
+    if (is_first(run)) {
+        DSVI_TRY(check_name(run));
+        DSVI_TRY(compare_with_checkpoint(run));
+    }
+    if (folder->start == DSV_START_RESUME) {
         run->saved_step = run->trainer->step;
         snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", folder->checkpoint);
     }
-    return dsvi_comm_broadcast(run->comm, 0, &run->saved_step, sizeof run->saved_step);
+    return DSV_OK;
 }
 
 /* Weights, moments and everything else, from a checkpoint, a model or the initial draw. */
 static DsvStatus load_state(Run *run)
 {
     DsvTrainer *t = run->trainer;
-    if (run->folder.resume)
+    if (run->folder.start != DSV_START_FRESH)
         return load_checkpoint(run);
+    if (run->settings->model_path[0] && is_first(run))
+        DSVI_TRY(dsvi_model_verify(&run->model));
     if (run->settings->model_path[0] && is_first(run))
         DSVI_TRY(dsvi_weights_read(run->model.weights, &t->table, t->host_flat));
     else if (is_first(run))
@@ -211,13 +238,39 @@ static DsvStatus tell_facts(const Run *run)
     return dsvi_run_facts_write(&facts, run->folder.facts);
 }
 
-/* A resumed run goes by what its first start has measured, which is on record. */
+/* Records end before the checkpoint when they were lost, by a power failure or by hand. */
+static void tell_gap(Run *run)
+{
+    char line[DSVI_PATH_MAX + 128];
+    int64_t last = dsvi_run_record_last_step(run->record), step = run->trainer->step;
+    if (run->folder.start != DSV_START_RESUME || last >= step)
+        return;
+    snprintf(line, sizeof line, "%s: steps %" PRId64 " to %" PRId64 ", which the checkpoint holds, are not on "
+             "record", run->folder.metrics, last + 1, step);
+    warn_line(run, line);
+}
+
 static DsvStatus open_record(Run *run)
 {
     if (!is_first(run))
         return DSV_OK;
     DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record));
-    for (int i = 0; i < run->costs && !run->folder.resume; i++)
+    tell_gap(run);
+    return DSV_OK;
+}
+
+/* From here on the folder is that of this start. A resumed run goes by what its first start has measured, which
+ * is on record. */
+static DsvStatus take_over_folder(Run *run)
+{
+    DsvSuperseded superseded = {.root = run->folder.root};
+    if (!is_first(run))
+        return DSV_OK;
+    DSVI_TRY(dsvi_run_folder_accept(&run->folder, run->settings, run->trainer->step, &superseded));
+    DSVI_TRY(dsvi_run_record_begin(run->record, &run->folder, &superseded));
+    if (superseded.folder[0])
+        say(run, DSV_LOG_INFO, "what this start replaces is kept in %s", superseded.folder);
+    for (int i = 0; i < run->costs && run->folder.start == DSV_START_FRESH; i++)
         dsvi_run_record_decision(run->record, run->cost[i]);
     return run->trainer->plans ? dsvi_costs_write(run->folder.costs,
                                                   dsvi_context_plans_costs(run->trainer->plans))
@@ -229,7 +282,7 @@ static DsvStatus open_folder(Run *run)
 {
     if (is_first(run))
         DSVI_TRY(dsvi_run_folder_open(run->settings, log_line, warn_line, run, &run->folder));
-    return dsvi_comm_broadcast(run->comm, 0, &run->folder.resume, sizeof run->folder.resume);
+    return dsvi_comm_broadcast(run->comm, 0, &run->folder.start, sizeof run->folder.start);
 }
 
 static DsvStatus start_prefetch(Run *run)
@@ -275,6 +328,53 @@ static void tell_ranks(const Run *run)
                        mesh_line, (void *)run);
 }
 
+/* Whatever was removed, moved or replaced in the folder while the run was at work is put there again. */
+static DsvStatus repair_folder(Run *run)
+{
+    DsvSuperseded superseded = {.root = run->folder.root};
+    if (!dsvi_run_folder_in_place(&run->folder)) {
+        run->summary->checkpoint[0] = 0;
+        DSVI_TRY(dsvi_run_folder_retake(&run->folder, run->settings, &superseded));
+    }
+    return dsvi_run_record_restore(run->record, &superseded);
+}
+
+/* Before a checkpoint is written: the records of its steps are on the disk, and the folder is still the run's.
+ * *repaired: the folder had to be put in order, and the run must end once the checkpoint is written, because
+ * somebody else is at work in the folder. */
+static DsvStatus secure_folder(Run *run, bool *repaired)
+{
+    *repaired = false;
+    if (!is_first(run))
+        return DSV_OK;
+    *repaired = !dsvi_run_folder_in_place(&run->folder) || !dsvi_run_record_in_place(run->record);
+    if (*repaired && repair_folder(run) != DSV_OK)
+        return dsvi_fail_within(DSV_E_IO, "output_dir=%s was removed or replaced while the run was at work, and "
+                                "step %" PRId64 " cannot be saved there", run->folder.root, run->trainer->step);
+    return dsvi_run_record_sync(run->record);
+}
+
+static DsvStatus save(Run *run)
+{
+    char path[DSVI_PATH_MAX];
+    bool repaired;
+    if (run->saved_step == run->trainer->step)
+        return DSV_OK;
+    DSVI_TRY(secure_folder(run, &repaired));
+    DSVI_TRY(dsvi_checkpoint_save(run->trainer, run->folder.root, path));
+    snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", path);
+    run->saved_step = run->trainer->step;
+    say(run, DSV_LOG_INFO, "saved %s", path);
+    if (repaired)
+        return DSVI_FAIL(DSV_E_IO, "output_dir=%s or its records were removed or replaced while the run was at "
+                         "work; the records are there again, and resume_from_checkpoint=latest goes on",
+                         run->folder.root);
+    if (is_first(run) && dsvi_checkpoint_prune(run->folder.root, run->settings->checkpoints_total_limit,
+                                               run->saved_step) != DSV_OK)
+        say(run, DSV_LOG_WARNING, "an old checkpoint is still there: %s", dsv_error_message());
+    return DSV_OK;
+}
+
 static DsvStatus open_run(Run *run)
 {
     const DsvConfig *settings = run->settings;
@@ -295,25 +395,14 @@ static DsvStatus open_run(Run *run)
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
     DSVI_TRY(open_record(run)); /* measures the machine: before decoding takes a part of it, on any rank */
+    DSVI_TRY(dsvi_comm_barrier(run->comm)); /* all ranks have accepted everything */
+    if (run->folder.start == DSV_START_BRANCH)
+        DSVI_TRY(save(run)); /* so that the run's own folder has what it began from */
+    DSVI_TRY(take_over_folder(run));
     DSVI_TRY(dsvi_comm_barrier(run->comm));
     DSVI_TRY(start_prefetch(run));
     run->summary->first_step = run->trainer->step;
     return tell_facts(run);
-}
-
-static DsvStatus save(Run *run)
-{
-    char path[DSVI_PATH_MAX];
-    if (run->saved_step == run->trainer->step)
-        return DSV_OK;
-    DSVI_TRY(dsvi_checkpoint_save(run->trainer, run->folder.root, path));
-    snprintf(run->summary->checkpoint, sizeof run->summary->checkpoint, "%s", path);
-    run->saved_step = run->trainer->step;
-    say(run, DSV_LOG_INFO, "saved %s", path);
-    if (is_first(run) && dsvi_checkpoint_prune(run->folder.root, run->settings->checkpoints_total_limit,
-                                               run->saved_step) != DSV_OK)
-        say(run, DSV_LOG_WARNING, "an old checkpoint is still there: %s", dsv_error_message());
-    return DSV_OK;
 }
 
 /* On all ranks as soon as one wants to. */
@@ -492,7 +581,7 @@ DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm
                          const DsvEvents *events, DsvTrainSummary *summary)
 {
     Run run = {.settings = settings, .backend = backend, .comm = comm, .events = events, .summary = summary,
-               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1, .folder.lock = -1};
+               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1, .folder = {.place = -1, .lock = -1}};
     memset(summary, 0, sizeof *summary);
     DsvStatus status = open_run(&run);
     if (status != DSV_OK) {

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,13 @@
 #include "train/metrics.h"
 #include "train/tensorboard.h"
 
+/* The files of JSON lines. */
+enum { STEPS, BLOCKS, DECISIONS, VALIDATION, FILES };
+
 struct DsvRunRecord {
     const DsvTrainer *trainer;
     const DsvEvents *events;
-    DsvMetrics *metrics, *blocks, *decisions, *validation;
+    DsvMetrics *file[FILES];
     DsvStatus decided; /* the first failure to write a decision */
     DsvTensorboard *tensorboard; /* NULL once it could not be written */
     int64_t tokens;         /* of a sample */
@@ -109,6 +113,10 @@ static void count_flops(DsvRunRecord *r)
 DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *trainer,
                                const DsvEvents *events, DsvRunRecord **out)
 {
+    const char *const path[FILES] = {
+        [STEPS] = folder->metrics, [BLOCKS] = folder->blocks, [DECISIONS] = folder->decisions,
+        [VALIDATION] = folder->validation,
+    };
     DsvStatus status;
     DsvRunRecord *r = calloc(1, sizeof *r);
     *out = NULL;
@@ -118,11 +126,8 @@ DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *tra
     r->events = events;
     count_flops(r);
     DSVI_TRY_GOTO(status, measure_peak(r), fail);
-    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->metrics, trainer->step, &r->metrics), fail);
-    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->blocks, trainer->step, &r->blocks), fail);
-    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->decisions, trainer->step, &r->decisions), fail);
-    DSVI_TRY_GOTO(status, dsvi_metrics_open(folder->validation, trainer->step, &r->validation), fail);
-    DSVI_TRY_GOTO(status, dsvi_tensorboard_open(folder->root, trainer->step, &r->tensorboard), fail);
+    for (int i = 0; i < FILES; i++)
+        DSVI_TRY_GOTO(status, dsvi_metrics_open(path[i], trainer->step, &r->file[i]), fail);
     *out = r;
     return DSV_OK;
 fail:
@@ -130,31 +135,75 @@ fail:
     return status;
 }
 
+DsvStatus dsvi_run_record_begin(DsvRunRecord *r, const DsvRunFolder *folder, DsvSuperseded *superseded)
+{
+    for (int i = 0; i < FILES; i++)
+        DSVI_TRY(dsvi_metrics_begin(r->file[i], superseded));
+    return dsvi_tensorboard_open(folder->root, r->trainer->step, &r->tensorboard);
+}
+
 void dsvi_run_record_close(DsvRunRecord **record)
 {
     DsvRunRecord *r = *record;
     if (!r)
         return;
-    dsvi_metrics_close(&r->metrics);
-    dsvi_metrics_close(&r->blocks);
-    dsvi_metrics_close(&r->decisions);
-    dsvi_metrics_close(&r->validation);
+    for (int i = 0; i < FILES; i++)
+        dsvi_metrics_close(&r->file[i]);
     dsvi_tensorboard_close(&r->tensorboard);
     free(r);
     *record = NULL;
 }
 
-/* A run does not end for its curves: they end where they cannot be written, for what comes behind a torn
- * record is not read. */
-static void write_curves(DsvRunRecord *r, int64_t step, const DsvScalar *scalars, size_t count)
+int64_t dsvi_run_record_last_step(const DsvRunRecord *r)
 {
-    char line[DSVI_MESSAGE_BYTES + 64];
-    if (!r->tensorboard || dsvi_tensorboard_step(r->tensorboard, step, scalars, count) == DSV_OK)
-        return;
-    snprintf(line, sizeof line, "TensorBoard's curves end before step %" PRId64 ": %s", step,
-             dsv_error_message());
+    return dsvi_metrics_last_step(r->file[STEPS]);
+}
+
+/* "... : <the failure>" as a warning. */
+DSVI_PRINTF(2, 3)
+static void warn(const DsvRunRecord *r, const char *format, ...)
+{
+    char line[DSVI_MESSAGE_BYTES + 128];
+    va_list args;
+    va_start(args, format);
+    int used = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    snprintf(line + used, sizeof line - (size_t)used, ": %s", dsv_error_message());
     if (r->events->log)
         r->events->log(r->events->context, DSV_LOG_WARNING, line);
+}
+
+DsvStatus dsvi_run_record_sync(DsvRunRecord *r)
+{
+    for (int i = 0; i < FILES; i++)
+        DSVI_TRY(dsvi_metrics_sync(r->file[i]));
+    if (r->tensorboard && dsvi_file_sync(dsvi_tensorboard_path(r->tensorboard)) != DSV_OK)
+        warn(r, "TensorBoard's curves of the last steps may be lost");
+    return DSV_OK;
+}
+
+bool dsvi_run_record_in_place(const DsvRunRecord *r)
+{
+    for (int i = 0; i < FILES; i++)
+        if (!dsvi_metrics_in_place(r->file[i]))
+            return false;
+    return true;
+}
+
+DsvStatus dsvi_run_record_restore(DsvRunRecord *r, DsvSuperseded *superseded)
+{
+    for (int i = 0; i < FILES; i++)
+        DSVI_TRY(dsvi_metrics_restore(r->file[i], superseded));
+    return DSV_OK;
+}
+
+/* A run does not end for its curves: the curves end where they cannot be written, because TensorBoard reads
+ * nothing after a torn record. */
+static void write_curves(DsvRunRecord *r, int64_t step, const DsvScalar *scalars, size_t count)
+{
+    if (!r->tensorboard || dsvi_tensorboard_step(r->tensorboard, step, scalars, count) == DSV_OK)
+        return;
+    warn(r, "TensorBoard's curves end before step %" PRId64, step);
     dsvi_tensorboard_close(&r->tensorboard);
 }
 
@@ -176,7 +225,7 @@ static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
     for (int64_t b = 0; b < t->config.num_layers; b++) {
         DsvSparseBlockReport report;
         dsvi_sparse_block_report(t->sparse, b, &report);
-        DSVI_TRY(dsvi_metrics_block(r->blocks, step, b, t->config.num_attention_heads, &report));
+        DSVI_TRY(dsvi_metrics_block(r->file[BLOCKS], step, b, t->config.num_attention_heads, &report));
     }
     return DSV_OK;
 }
@@ -200,12 +249,12 @@ static void show(DsvRunRecord *r, const DsvMetricsStep *m, double work, double s
 void dsvi_run_record_decision(DsvRunRecord *r, const char *reason)
 {
     if (r->decided == DSV_OK)
-        r->decided = dsvi_metrics_decision(r->decisions, r->trainer->step + 1, reason);
+        r->decided = dsvi_metrics_decision(r->file[DECISIONS], r->trainer->step + 1, reason);
 }
 
 bool dsvi_run_record_has_held_out(const DsvRunRecord *r, int64_t step)
 {
-    return dsvi_metrics_last_step(r->validation) == step;
+    return dsvi_metrics_last_step(r->file[VALIDATION]) == step;
 }
 
 DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldOutLoss *loss)
@@ -219,7 +268,7 @@ DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldO
         snprintf(tag[bin], sizeof tag[bin], "validation/loss_at_%.2f", loss->bin_sigma[bin]);
         scalars[MEANS + bin] = (DsvScalar){tag[bin], loss->bin_loss[bin]};
     }
-    DSVI_TRY(dsvi_metrics_held_out(r->validation, step, loss));
+    DSVI_TRY(dsvi_metrics_held_out(r->file[VALIDATION], step, loss));
     write_curves(r, step, scalars, sizeof scalars / sizeof *scalars);
     return DSV_OK;
 }
@@ -270,7 +319,7 @@ DsvStatus dsvi_run_record_step(DsvRunRecord *r, const DsvStepResult *result, dou
     }
     watch_wait(r, result, step_s);
     DSVI_TRY(r->decided);
-    DSVI_TRY(dsvi_metrics_step(r->metrics, &m));
+    DSVI_TRY(dsvi_metrics_step(r->file[STEPS], &m));
     write_scalars(r, &m);
     if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
         DSVI_TRY(write_blocks(r, m.step));

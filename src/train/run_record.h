@@ -12,11 +12,27 @@ extern "C" {
 
 typedef struct DsvRunRecord DsvRunRecord;
 
-/* Opens the files of the run for steps after trainer->step: later lines of an earlier attempt are dropped.
- * Measures what a large GEMM reaches, the peak that step speeds are shown against. */
+/* Reads the records that the run has of the steps up to trainer->step, and changes nothing. Measures what a large
+ * GEMM reaches, the peak that step speeds are shown against. */
 DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *trainer,
                                const DsvEvents *events, DsvRunRecord **out);
+
+/* Makes them end after trainer->step, ready for the steps that follow; lines of later steps are copied into
+ * `superseded` first. */
+DsvStatus dsvi_run_record_begin(DsvRunRecord *record, const DsvRunFolder *folder, DsvSuperseded *superseded);
 void dsvi_run_record_close(DsvRunRecord **record);
+
+/* The last step that metrics.jsonl tells of; 0: none. */
+int64_t dsvi_run_record_last_step(const DsvRunRecord *record);
+
+/* Returns when everything written so far is on the disk. TensorBoard's events that cannot be synced are a warning
+ * to events->log. */
+DsvStatus dsvi_run_record_sync(DsvRunRecord *record);
+
+/* Whether every file is still in its place; and what puts copies of those that are not there again
+ * (dsvi_metrics_restore). */
+bool dsvi_run_record_in_place(const DsvRunRecord *record);
+DsvStatus dsvi_run_record_restore(DsvRunRecord *record, DsvSuperseded *superseded);
 
 /* A decision of the sparse layer, taken in the step at work or, before the first, at start-up. A line that
  * cannot be written fails the next step's record. */

@@ -15,6 +15,7 @@ static const char *device = "cpu";
 /* Stops after so many questions: dsv_train asks once before each step. */
 typedef struct Stopper {
     int64_t steps;
+    const char *folder; /* of the run, for those who do something to it */
     char log[8192];
 } Stopper;
 

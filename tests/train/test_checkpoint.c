@@ -177,25 +177,44 @@ static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
     close_bench(&b);
 }
 
-/* A resumed run comes to a step again, of which there is the one checkpoint: it or the new one is there when
- * the next run has tidied up, and nothing else. Dies from the last calls of writing on. */
+/* How many checkpoints of step 8 are whole, in the folder's own place and in superseded/. */
+static int count_whole(const Bench *b)
+{
+    enum { NUMBERS = 100 }; /* more than are made; a death may leave one empty */
+    char path[DSVI_PATH_MAX];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/checkpoint-8", b->folder);
+    for (int n = 1; n < NUMBERS; n++) {
+        count += dsvi_path_exists(path) && dsvi_checkpoint_verify(path) == DSV_OK;
+        snprintf(path, sizeof path, "%s/superseded/%d/checkpoint-8", b->folder, n);
+    }
+    return count;
+}
+
+/* A checkpoint of a step is saved when there is one of that step already. At the next start both are there, or
+ * the old one alone. Dies from the last calls of writing on. */
 static void dying_while_a_checkpoint_is_replaced(void **state)
 {
-    enum { LAST = 16 };
+    enum { LAST = 24 };
     Bench b;
     no_exchange = *state != NULL;
     open_bench(&b);
     assert_ok(save_step(&b, 8));
     calls = 0;
     assert_ok(save_step(&b, 8));
-    long total = calls, at = total - LAST;
-    for (; dies_saving(&b, 8, at); at++) {
+    long total = calls;
+    int whole = 2, added = 0;
+    assert_int_equal(count_whole(&b), whole);
+    for (long at = total - LAST; dies_saving(&b, 8, at); at++) {
         assert_ok(dsvi_checkpoint_tidy(b.folder));
         assert_int_equal(newest(&b), 8);
-        assert_true(entries(&b) == 2 || entries(&b) == 3); /* latest.tmp, which the next save writes again */
+        int now = count_whole(&b);
+        assert_true(now == whole || now == whole + 1);
+        added += now - whole;
+        whole = now;
     }
-    assert_int_equal(at, total);
-    assert_int_equal(entries(&b), 2);
+    assert_true(added > 3 && added < LAST);
+    assert_int_equal(count_whole(&b), whole + 1);
     assert_int_equal(newest(&b), 8);
     no_exchange = false;
     close_bench(&b);
@@ -268,9 +287,11 @@ static void only_the_newest_are_kept(void **state)
         snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
         assert_int_equal(dsvi_path_exists(path), step >= 4);
     }
-    /* Saved again, as a resumed run does: exchanged, not lost. */
+    /* Saved again: the old one is kept. */
     assert_ok(save_step(&b, 4));
     assert_int_equal(newest(&b), 4);
+    snprintf(path, sizeof path, "%s/superseded/1/checkpoint-4", b.folder);
+    assert_ok(dsvi_checkpoint_verify(path));
     close_bench(&b);
 }
 
@@ -291,7 +312,6 @@ static void steps_beyond_the_newest_do_not_count(void **state)
     for (int64_t step = 4; step <= 12; step++) {
         snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
         assert_int_equal(dsvi_path_exists(path), step % 4 == 0 || step == 5);
-        assert_int_equal(dsvi_checkpoint_is_latest(b.folder, path), step == 5);
     }
     snprintf(path, sizeof path, "%s/checkpoint-5/manifest.json", b.folder);
     assert_int_equal(truncate(path, 10), 0);
@@ -302,6 +322,55 @@ static void steps_beyond_the_newest_do_not_count(void **state)
                  dsvi_checkpoint_latest(b.folder, NULL, NULL, path, &found));
     assert_non_null(strstr(dsv_error_message(), "2 more lie beyond step 5"));
     close_bench(&b);
+}
+
+/* Going back sets the abandoned steps aside, where nothing looks for them or counts them. */
+static void abandoned_steps_are_set_aside(void **state)
+{
+    Bench b;
+    char path[DSVI_PATH_MAX];
+    DsvSuperseded superseded;
+    (void)state;
+    open_bench(&b);
+    b.settings.checkpoints_total_limit = 3;
+    for (int64_t step = 4; step <= 12; step += 4)
+        assert_ok(save_step(&b, step));
+    superseded = (DsvSuperseded){.root = b.folder};
+    assert_ok(dsvi_checkpoint_point(b.folder, 4));
+    assert_ok(dsvi_checkpoint_set_aside(b.folder, 4, &superseded));
+    assert_int_equal(newest(&b), 4);
+    b.settings.checkpoints_total_limit = 1;
+    assert_ok(save_step(&b, 5));
+    for (int64_t step = 4; step <= 12; step += 4) {
+        snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
+        assert_false(dsvi_path_exists(path));
+        snprintf(path, sizeof path, "%s/superseded/1/checkpoint-%lld", b.folder, (long long)step);
+        assert_int_equal(dsvi_path_exists(path), step > 4);
+    }
+    assert_int_equal(newest(&b), 5);
+    close_bench(&b);
+}
+
+/* However its path is written; a checkpoint elsewhere is nobody's here. */
+static void a_folder_knows_its_checkpoints(void **state)
+{
+    char inside[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    const char *folder = tiny_folder(), *other = tiny_folder();
+    (void)state;
+    snprintf(inside, sizeof inside, "%s/superseded", folder);
+    assert_ok(dsvi_folder_make(inside));
+    snprintf(path, sizeof path, "%s/superseded/..//checkpoint-12/", folder);
+    assert_int_equal(dsvi_checkpoint_step_in(folder, path), 12);
+    snprintf(path, sizeof path, "%s/superseded/checkpoint-12", folder);
+    assert_int_equal(dsvi_checkpoint_step_in(folder, path), -1);
+    snprintf(path, sizeof path, "%s/checkpoint-12", other);
+    assert_int_equal(dsvi_checkpoint_step_in(folder, path), -1);
+    snprintf(path, sizeof path, "%s/best", folder);
+    assert_int_equal(dsvi_checkpoint_step_in(folder, path), -1);
+    assert_int_equal(dsvi_checkpoint_step_in(".", "checkpoint-3"), 3);
+    assert_int_equal(dsvi_checkpoint_step_in("/", "/checkpoint-3"), 3);
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(other));
 }
 
 /* Each differs in nothing that sizes of tensors show: one head of 64 for two of 32, and a codec that makes 96
@@ -340,6 +409,8 @@ int main(void)
         cmocka_unit_test(damage_is_found_and_passed_over),
         cmocka_unit_test(only_the_newest_are_kept),
         cmocka_unit_test(steps_beyond_the_newest_do_not_count),
+        cmocka_unit_test(abandoned_steps_are_set_aside),
+        cmocka_unit_test(a_folder_knows_its_checkpoints),
         cmocka_unit_test(another_seed_shape_or_codec_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

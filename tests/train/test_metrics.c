@@ -55,10 +55,19 @@ static DsvMetricsStep line_of(int64_t step)
     };
 }
 
-static void write_steps(int64_t resume_step, int64_t first, int64_t last)
+/* Ready for the lines after this step. */
+static DsvMetrics *open_after(int64_t resume_step)
 {
     DsvMetrics *metrics;
+    DsvSuperseded superseded = {.root = folder};
     assert_ok(dsvi_metrics_open(path, resume_step, &metrics));
+    assert_ok(dsvi_metrics_begin(metrics, &superseded));
+    return metrics;
+}
+
+static void write_steps(int64_t resume_step, int64_t first, int64_t last)
+{
+    DsvMetrics *metrics = open_after(resume_step);
     for (int64_t step = first; step <= last; step++) {
         DsvMetricsStep line = line_of(step);
         assert_ok(dsvi_metrics_step(metrics, &line));
@@ -110,9 +119,8 @@ static void test_block(void **unused)
         .sparse = true, .captured_mass = 0.75, .density = 0.125, .estimated_mass = 0.9, .share90 = 0.2,
         .head_captured = captured, .head_share90 = share,
     };
-    DsvMetrics *metrics;
     unlink(path);
-    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    DsvMetrics *metrics = open_after(0);
     assert_ok(dsvi_metrics_block(metrics, 20, 3, 2, &report));
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 20, \"block\": 3, \"sparse\": true, \"density\": 0.125, "
@@ -126,9 +134,8 @@ static void test_held_out(void **unused)
     DsvHeldOutLoss loss = {.loss = 0.5, .bin_sigma = {0.05, 0.15}, .bin_loss = {1.5, NAN}, .dense_loss = NAN};
     char *text;
     size_t bytes;
-    DsvMetrics *metrics;
     unlink(path);
-    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    DsvMetrics *metrics = open_after(0);
     assert_int_equal(dsvi_metrics_last_step(metrics), 0);
     assert_ok(dsvi_metrics_held_out(metrics, 20, &loss));
     assert_int_equal(dsvi_metrics_last_step(metrics), 20);
@@ -141,7 +148,7 @@ static void test_held_out(void **unused)
     assert_non_null(strstr(text, "}], \"dense_loss\": null}\n{\"step\": 40, "));
     assert_non_null(strstr(text, "}], \"dense_loss\": 0.25}\n"));
     free(text);
-    assert_ok(dsvi_metrics_open(path, 30, &metrics));
+    metrics = open_after(30);
     assert_int_equal(dsvi_metrics_last_step(metrics), 20);
     dsvi_metrics_close(&metrics);
 }
@@ -149,16 +156,15 @@ static void test_held_out(void **unused)
 static void test_decision(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
     unlink(path);
-    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    DsvMetrics *metrics = open_after(0);
     assert_ok(dsvi_metrics_decision(metrics, 20, "block 3 turns \"sparse\"\\:\n so"));
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 20, \"reason\": \"block 3 turns \\\"sparse\\\"\\\\:\\u000a so\"}\n");
 }
 
-/* Stopped while the line of step 8 was being written, the last checkpoint being that of step 4 or 7: the file
- * goes on as if straight through. */
+/* Stopped while the line of step 8 was being written, with a last checkpoint of step 4 or 7: the file goes on as
+ * if the run had never been stopped. */
 static void test_resume(void **unused)
 {
     (void)unused;
@@ -211,11 +217,110 @@ static void test_summary(void **unused)
 static void test_lines_of_one_step(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
     write_text("{\"step\": 10}\n{\"step\": 10}\n{\"step\": 20}\n{\"step\": 20}\n");
-    assert_ok(dsvi_metrics_open(path, 15, &metrics));
+    DsvMetrics *metrics = open_after(15);
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 10}\n{\"step\": 10}\n");
+}
+
+static void assert_kept(const char *name, const char *wanted)
+{
+    char kept[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    assert_ok(dsvi_path_join(kept, folder, name));
+    assert_ok(dsvi_file_read(kept, 1 << 20, &text, &bytes));
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+static void forget_superseded(void)
+{
+    char kept[DSVI_PATH_MAX];
+    assert_ok(dsvi_path_join(kept, folder, "superseded"));
+    assert_ok(dsvi_folder_remove(kept));
+}
+
+/* Every cut leaves what it cuts in a folder of its own, to the byte; where nothing is cut there is no folder. */
+static void test_cut_lines_are_kept(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    forget_superseded();
+    write_text("{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n{\"st");
+    assert_ok(dsvi_metrics_open(path, 1, &metrics));
+    dsvi_metrics_close(&metrics);
+    assert_text("{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n{\"st");
+    for (int64_t step = 2; step >= 0; step--) {
+        metrics = open_after(step);
+        dsvi_metrics_close(&metrics);
+    }
+    assert_text("");
+    assert_kept("superseded/1/metrics.jsonl", "{\"step\": 3}\n{\"st");
+    assert_kept("superseded/2/metrics.jsonl", "{\"step\": 2}\n");
+    assert_kept("superseded/3/metrics.jsonl", "{\"step\": 1}\n");
+    metrics = open_after(0);
+    dsvi_metrics_close(&metrics);
+    char next[DSVI_PATH_MAX];
+    assert_ok(dsvi_path_join(next, folder, "superseded/4"));
+    assert_false(dsvi_path_exists(next));
+}
+
+/* As a power failure may leave the end of a file: zeros and torn lines where lines after the checkpoint were. */
+static void test_unreadable_end(void **unused)
+{
+    (void)unused;
+    static const char left[] = "{\"step\": 1}\n{\"step\": 2}\n\0\0\0\n\": 3}\n{\"step\": 4}\n\0\0";
+    forget_superseded();
+    assert_ok(dsvi_file_write(path, left, sizeof left));
+    DsvMetrics *metrics = open_after(2);
+    assert_int_equal(dsvi_metrics_last_step(metrics), 2);
+    dsvi_metrics_close(&metrics);
+    assert_text("{\"step\": 1}\n{\"step\": 2}\n");
+}
+
+/* A link may lead to a file that is not the run's. */
+static void test_links_are_not_followed(void **unused)
+{
+    (void)unused;
+    DsvMetrics *metrics;
+    DsvSuperseded superseded = {.root = folder};
+    char other[DSVI_PATH_MAX];
+    assert_ok(dsvi_path_join(other, folder, "other"));
+    assert_ok(dsvi_file_write(other, "{\"step\": 9}\n", 12));
+    unlink(path);
+    assert_int_equal(symlink(other, path), 0);
+    assert_fails(DSV_E_IO, "metrics.jsonl: cannot be written: it is a link",
+                 dsvi_metrics_open(path, 0, &metrics));
+    unlink(path);
+    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    assert_int_equal(symlink(other, path), 0);
+    assert_fails(DSV_E_IO, "metrics.jsonl: cannot be written", dsvi_metrics_begin(metrics, &superseded));
+    dsvi_metrics_close(&metrics);
+    assert_kept("other", "{\"step\": 9}\n");
+    unlink(path);
+}
+
+/* A file that was removed or replaced while lines were written to it comes back with all of them. */
+static void test_a_lost_file_comes_back(void **unused)
+{
+    (void)unused;
+    DsvSuperseded superseded = {.root = folder};
+    forget_superseded();
+    write_text("{\"step\": 1}\n");
+    DsvMetrics *metrics = open_after(1);
+    assert_ok(dsvi_metrics_decision(metrics, 2, "so"));
+    assert_true(dsvi_metrics_in_place(metrics));
+    assert_ok(dsvi_metrics_restore(metrics, &superseded));
+    unlink(path);
+    assert_false(dsvi_metrics_in_place(metrics));
+    assert_ok(dsvi_metrics_restore(metrics, &superseded));
+    assert_text("{\"step\": 1}\n{\"step\": 2, \"reason\": \"so\"}\n");
+    assert_int_equal(superseded.folder[0], 0);
+    assert_ok(dsvi_file_replace(path, "another", 7));
+    assert_ok(dsvi_metrics_restore(metrics, &superseded));
+    assert_text("{\"step\": 1}\n{\"step\": 2, \"reason\": \"so\"}\n");
+    assert_kept("superseded/1/metrics.jsonl", "another");
+    dsvi_metrics_close(&metrics);
 }
 
 static void test_refusals(void **unused)
@@ -237,11 +342,10 @@ static void test_refusals(void **unused)
 static void test_full_disk(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
     DsvMetricsStep line = line_of(1);
     struct rlimit before, small;
     unlink(path);
-    assert_ok(dsvi_metrics_open(path, 0, &metrics));
+    DsvMetrics *metrics = open_after(0);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = before;
     small.rlim_cur = 100;
@@ -264,6 +368,10 @@ int main(void)
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_summary),
         cmocka_unit_test(test_lines_of_one_step),
+        cmocka_unit_test(test_cut_lines_are_kept),
+        cmocka_unit_test(test_unreadable_end),
+        cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_a_lost_file_comes_back),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_full_disk),
     };
