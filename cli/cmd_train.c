@@ -17,6 +17,7 @@ static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 static const char RESUME_KEY[] = "resume_from_checkpoint=";
+enum { NOTICE_ROOM = DSV_TEXT_MAX + 4096 };
 
 static const char text[] =
     "Trains a video diffusion transformer as the YAML file CONFIG says, or\n"
@@ -109,10 +110,25 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
     print_row("page", "dsv report %s", config->output_dir);
 }
 
-static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config)
+/* A file may say to resume from `latest`. A checkpoint's path in a file is ignored, and `notice` says so: older
+ * versions stored the path in a run's config.yaml, and every later start would go back to that checkpoint. */
+static void drop_stored_path(const char *path, DsvConfig *config, char notice[NOTICE_ROOM])
+{
+    char *stored = config->resume_from_checkpoint;
+    notice[0] = 0;
+    if (!stored[0] || strcmp(stored, "latest") == 0)
+        return;
+    snprintf(notice, NOTICE_ROOM, "%s: %s%s is ignored: a checkpoint's path is followed only as an argument of "
+             "the command", path, RESUME_KEY, stored);
+    stored[0] = 0;
+}
+
+static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config,
+                               char notice[NOTICE_ROOM])
 {
     dsv_config_defaults(config);
     DsvStatus status = dsv_config_load(config, path);
+    drop_stored_path(path, config, notice);
     return status == DSV_OK ? cli_args_settings(args, config) : status;
 }
 
@@ -133,13 +149,16 @@ static int interrupted_status(void)
     return 128 + (cli_interrupt_signal() ? cli_interrupt_signal() : SIGTERM);
 }
 
-static int train(const CliArgs *args, const DsvConfig *config, DsvRanks *ranks)
+/* `notice`: what there is to say of the settings, or "". */
+static int train(const CliArgs *args, const DsvConfig *config, const char *notice, DsvRanks *ranks)
 {
     DsvTrainSummary summary;
     CliTerminal terminal;
     bool speaks = !ranks || dsv_ranks_rank(ranks) == 0;
     cli_terminal_open(&terminal, speaks ? "this step and writing a checkpoint" : NULL);
     DsvEvents events = cli_terminal_events(&terminal);
+    if (speaks && notice[0] && !config->resume_from_checkpoint[0])
+        events.log(events.context, DSV_LOG_WARNING, notice);
     DsvStatus status = ranks ? dsv_train_ranks(ranks, config, &events, &summary)
                              : dsv_train(config, &events, &summary);
     cli_terminal_close(&terminal);
@@ -151,10 +170,11 @@ static int run(const CliArgs *args)
 {
     DsvConfig config;
     DsvRanks *ranks;
+    char notice[NOTICE_ROOM];
     const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
     if (!args->path[0] && access(path, F_OK) != 0)
         return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
-    DsvStatus status = read_settings(args, path, &config);
+    DsvStatus status = read_settings(args, path, &config, notice);
     if (status != DSV_OK)
         return cli_outcome(args, status);
     if (!config.data_path[0])
@@ -163,7 +183,7 @@ static int run(const CliArgs *args)
     int outcome = cli_launch_join(args, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    outcome = train(args, &config, ranks);
+    outcome = train(args, &config, notice, ranks);
     fflush(stdout); /* leaving may end in the starter ending this process */
     dsv_ranks_leave(&ranks);
     return outcome;

@@ -164,6 +164,20 @@ complains 1 "nowhere" inspect -- nowhere
 complains 1 "./a=b" inspect ./a=b
 complains 1 "nowhere" train run.yaml data.path=nowhere output_dir=run
 
+# a start that is refused leaves no folder; a checkpoint's path in a file is not followed, and it is said so
+[ ! -e run ] || complain "left the folder run"
+echo "resume_from_checkpoint: old/checkpoint-2" >stored.yaml
+call 1 train stored.yaml data.path=nowhere output_dir=run
+grep -q "^warning: stored.yaml: resume_from_checkpoint=old/checkpoint-2 is ignored: " err || complain "said: $(cat err)"
+grep -q "^dsv: nowhere: no such file or folder.$" err || complain "said: $(cat err)"
+[ ! -e run ] || complain "left the folder run"
+call 1 train stored.yaml data.path=nowhere output_dir=run resume_from_checkpoint=other
+grep -q "is ignored" err && complain "said: $(cat err)"
+grep -q "resume_from_checkpoint=other: no such folder" err || complain "said: $(cat err)"
+echo "resume_from_checkpoint: latest" >latest.yaml
+call 1 train latest.yaml data.path=nowhere output_dir=run
+grep -q "run holds no checkpoint: starting afresh" err || complain "said: $(cat err)"
+
 # figures of lists are those of the lists that were attended over
 small="--tokens 256 --heads 1 --head-dim 32 --group 32 --repeats 1"
 call 0 bench attention $small --density 0.25 sparse.offload_lists=true
