@@ -179,7 +179,7 @@ class Run:
         self.started, self.stopped, self.gpu = time.monotonic(), False, gpu
         settings = ["device=cuda"] if gpu else []
         if self.trunk and not (self.folder / "latest").exists():
-            settings += self.trunk.grow(self.folder)
+            self.trunk.grow(self.folder)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
         with open(self.folder / "log.txt", "a") as log:
             self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
@@ -222,11 +222,12 @@ class Trunk(Run):
         return self.checkpoint.exists()
 
     def grow(self, folder):
-        """What a run's folder would hold had it taken the trunk's steps; lines beyond them, dsv cuts off.
-        Returns the settings that make it go on."""
+        """Makes the folder what it would be had its run taken the trunk's steps. dsv cuts off lines of later
+        steps. `latest` comes last: without it the folder is made anew."""
         for path in self.folder.glob("*.jsonl"):
             shutil.copy(path, folder)
-        return [f"resume_from_checkpoint={self.checkpoint}"]
+        shutil.copytree(self.checkpoint, folder / self.checkpoint.name, dirs_exist_ok=True)
+        (folder / "latest").write_text(self.checkpoint.name + "\n")
 
 
 def command_of(args, seed, folder):
