@@ -2,6 +2,7 @@
  * ranks too; what ends them all. */
 #include "test.h"
 
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <cjson/cJSON.h>
@@ -37,6 +38,7 @@ typedef struct RanksRun {
     bool slow_disk;                /* and no rank may end before the checkpoint is there */
     const char *lost;              /* a file that goes away once all have opened their clips; or NULL */
     bool resume;
+    const char *from;              /* another run's folder, after whose step 4 this one begins; or NULL */
 
     DsvConfig settings[RANKS_MOST];
     DsvBackend backend[RANKS_MOST];
@@ -138,6 +140,9 @@ static void run_it(RanksRun *run)
             set(settings, run->odd_key, run->odd_value);
         if (run->resume)
             set(settings, "resume_from_checkpoint", "latest");
+        if (run->from)
+            snprintf(settings->resume_from_checkpoint, sizeof settings->resume_from_checkpoint,
+                     "%s/checkpoint-4", run->from);
         assert_ok(dsvi_cpu_open("auto", 1, &run->backend[r]));
         if (r == run->spoilt_rank)
             spoil(settings, &run->backend[r]);
@@ -481,6 +486,40 @@ static void resumed_on_another_number_of_ranks(void **state)
     assert_ok(dsvi_folder_remove(straight));
 }
 
+/* Rank 0 alone sees the checkpoint; the run's own folder has it before the first step. */
+static void a_branch_of_another_run(void **state)
+{
+    const char *trunk = run_straight(USUAL, 2), *folder = tiny_folder();
+    RanksRun run = new_run(folder, USUAL, 2);
+    (void)state;
+    run.from = trunk;
+    run_it(&run);
+    check_outcome(&run, DSV_OK);
+    assert_int_equal(run.summary[0].first_step, 4);
+    tiny_same_checkpoints(trunk, folder, 4);
+    tiny_same_checkpoints(trunk, folder, STEPS);
+    assert_ok(dsvi_folder_remove(trunk));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
+/* The folder that one rank alone may look at is lost to all. */
+static void a_lost_folder_ends_all(void **state)
+{
+    const char *folder = tiny_folder();
+    char lost[DSVI_PATH_MAX];
+    RanksRun run = new_run(folder, USUAL, 3);
+    (void)state;
+    assert_ok(dsvi_path_join(lost, folder, "lock"));
+    run.lost = lost;
+    run_it(&run);
+    for (int r = 0; r < 3; r++)
+        assert_non_null(strstr(run.outcome[r].sentence, "removed or replaced while the run was at work"));
+    assert_int_equal(run.outcome[0].status, DSV_E_IO);
+    assert_int_equal(run.outcome[2].status, DSV_E_RANK);
+    assert_true(is_saved(&run, 4));
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 static void what_ends_one_ends_all(void **state)
 {
     static const char *const odd[][3] = {
@@ -505,6 +544,8 @@ static void what_ends_one_ends_all(void **state)
             assert_int_equal(run.outcome[r].status, r == 2 ? DSV_E_USAGE : DSV_E_RANK);
             assert_non_null(strstr(run.outcome[r].sentence, odd[i][2]));
         }
+        assert_int_equal(rmdir(folder), 0); /* nothing of a run that one rank refused is in it */
+        assert_int_equal(mkdir(folder, 0777), 0);
     }
     run = new_run("/proc/dsv-cannot-be-here", USUAL, 2);
     run_it(&run);
@@ -574,6 +615,7 @@ static void a_clip_that_cannot_be_written(void **state)
     char path[DSVI_PATH_MAX];
     RanksRun run = new_run(folder, WITH_CLIPS, 3);
     (void)state;
+    run.resume = true; /* a fresh run would be refused: somebody's samples are there */
     assert_ok(dsvi_path_join(path, folder, "samples"));
     assert_ok(dsvi_folder_make(path));
     assert_ok(dsvi_path_join(path, folder, "samples/seed-8"));
@@ -625,6 +667,8 @@ int main(void)
         cmocka_unit_test(what_is_divided_does_not_matter),
         cmocka_unit_test(resumed_at_another_stage),
         cmocka_unit_test(stopped_while_sampling),
+        cmocka_unit_test(a_branch_of_another_run),
+        cmocka_unit_test(a_lost_folder_ends_all),
         cmocka_unit_test(what_ends_one_ends_all),
         cmocka_unit_test(a_failure_names_step_and_checkpoint),
         cmocka_unit_test(a_sample_that_diverges_ends_all),
