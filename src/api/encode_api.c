@@ -39,8 +39,7 @@ typedef struct Encoding {
 /* Windows that fit whole into a clip; a clip shorter than one window gives one, which repeats its end. */
 static int64_t windows_of(const DsvConfig *settings, const DsvClipInfo *info)
 {
-    int64_t frames = (int64_t)(info->seconds * settings->fps);
-    int64_t count = frames / settings->num_frames;
+    int64_t count = dsvi_clip_grid(info, settings->fps) / settings->num_frames;
     return count > 0 ? count : 1;
 }
 

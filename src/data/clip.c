@@ -18,7 +18,7 @@ enum {
     /* A frame counts as shown this much before its time: Matroska rounds the times of a frame and of the
      * clip's beginning to milliseconds, each by up to half of one, and we to microseconds. */
     EARLY_US = 1010,
-    /* A window may begin this much behind the last frame: containers are sloppy about where a clip ends. */
+    /* A window may begin this much after the last frame's end: containers are sloppy about where a clip ends. */
     LATE_US = 100000,
     COVER_MAX = 65536,    /* pixels a side */
     SECONDS_MAX = 1000000 /* that a clip may claim to last */
@@ -61,11 +61,30 @@ done:
     return status;
 }
 
+/* When frame `i` of a window that begins `first` frames into the clip is wanted. Times of frames are whole
+ * microseconds everywhere. */
+static int64_t frame_us(double first, int64_t i, double fps)
+{
+    return llrint((first + (double)i) / fps * 1e6);
+}
+
+/* A time that the clip's end reaches by no more than its rounding is not inside. Where frames are shorter than
+ * that rounding, half a frame decides. */
+static bool is_inside(int64_t i, double fps, int64_t end_us)
+{
+    double half = 0.5e6 / fps;
+    return frame_us(0, i, fps) + (half < EARLY_US ? llrint(half) : EARLY_US) < end_us;
+}
+
 int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps)
 {
-    /* Less a hair, so that 2 s at 16 frames/s are 32 however the 2 s were added up. */
-    double times = ceil(info->seconds * fps - 1e-3);
-    return times > 1 ? (int64_t)times : 1;
+    int64_t end_us = llround(info->seconds * 1e6);
+    int64_t times = llround(info->seconds * fps); /* one too many or too few, by rounding, at most */
+    while (times > 1 && !is_inside(times - 1, fps, end_us))
+        times--;
+    while (is_inside(times, fps, end_us))
+        times++;
+    return times > 1 ? times : 1;
 }
 
 DsvStatus dsvi_clip_cover(const char *path, int64_t shown_height, int64_t shown_width, int64_t height,
@@ -130,7 +149,7 @@ static int64_t wanted_us(const DsvClipWindow *w, int64_t i)
     double first = w->start * w->fps;
     if (fabs(first - rint(first)) < 1e-6)
         first = rint(first);
-    return llrint((first + (double)i) / w->fps * 1e6);
+    return frame_us(first, i, w->fps);
 }
 
 /* Delivers what is shown as the window's next frame; only then is it worth scaling. */

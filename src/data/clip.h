@@ -52,7 +52,8 @@ DsvStatus dsvi_clip_read_rgb(const char *path, const DsvClipWindow *window, int6
 void dsvi_clip_crop(const DsvClipWindow *window, const uint8_t *rgb, int64_t cover_height,
                     int64_t cover_width, int64_t i, float *pixels);
 
-/* How many of the times 0, 1 / fps, 2 / fps, ... lie inside the clip; at least 1. */
+/* How many of the times 0, 1 / fps, 2 / fps, ... are inside the clip; at least 1. A clip whose length is n / fps,
+ * up to what containers round by, has n of them. */
 int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps);
 
 #ifdef __cplusplus

@@ -76,6 +76,42 @@ static void a_clip_listed_twice_is_encoded_once(void **state)
     }
 }
 
+static void write_clip(const char *path, int64_t frames, double fps)
+{
+    enum { SIDE = 40 };
+    float *pixels = calloc((size_t)(3 * frames * SIDE * SIDE), sizeof *pixels);
+    assert_non_null(pixels);
+    assert_ok(dsvi_video_write(path, pixels, frames, SIDE, SIDE, fps));
+    free(pixels);
+}
+
+/* A clip's length is rounded to microseconds: 10 frames at 12 frames/s are 9.999996 of them. */
+static void every_whole_window_is_encoded(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t frames;
+        double fps;
+        int64_t windows; /* of 5 frames */
+    } CLIPS_OF[] = {{"a.mp4", 10, 12, 2}, {"b.mp4", 100, 30, 20}, {"c.mkv", 65, 30, 13}, {"d.mp4", 64, 30, 12},
+                    {"e.mp4", 4, 12, 1},  {"f.mkv", 25, 24, 5},   {"g.mkv", 24, 24, 4}};
+    (void)state;
+    for (size_t i = 0; i < sizeof CLIPS_OF / sizeof *CLIPS_OF; i++) {
+        char folder[64], clip[80];
+        DsvConfig settings;
+        snprintf(folder, sizeof folder, "whole-%d", (int)i);
+        snprintf(clip, sizeof clip, "%s/%s", folder, CLIPS_OF[i].name);
+        assert_ok(dsvi_folder_make(scratch_path(folder)));
+        write_clip(scratch_path(clip), CLIPS_OF[i].frames, CLIPS_OF[i].fps);
+        tiny_settings(&settings);
+        snprintf(settings.data_path, sizeof settings.data_path, "%s", scratch_path(folder));
+        settings.fps = CLIPS_OF[i].fps;
+        snprintf(clip, sizeof clip, "%s-latents", folder);
+        assert_ok(dsv_encode(scratch_path(clip), &settings, NULL));
+        assert_int_equal(count_of(scratch_path(clip)), CLIPS_OF[i].windows);
+    }
+}
+
 /* The text with every `what` in it taken out. */
 static void take_out(char *text, const char *what)
 {
@@ -116,6 +152,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_clip_listed_twice_is_encoded_once),
+        cmocka_unit_test(every_whole_window_is_encoded),
         cmocka_unit_test(paths_typed_otherwise_are_the_same_clips),
     };
     return cmocka_run_group_tests(tests, make_clips, scratch_remove);
