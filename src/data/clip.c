@@ -31,9 +31,10 @@ static DsvStatus measure(DsvClipStream *s, DsvClipInfo *info)
     int64_t told_frames = s->video->nb_frames;
     DSVI_TRY(dsvi_clip_stream_end(s, &end_us));
     info->seconds = (double)end_us * 1e-6;
-    if (info->seconds < told_seconds - 1 && info->seconds < 0.9 * told_seconds)
+    double stored_seconds = info->seconds + (double)dsvi_clip_stream_lead(s) * 1e-6;
+    if (stored_seconds < told_seconds - 1 && stored_seconds < 0.9 * told_seconds)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: truncated: its head promises %.1f s of video, %.1f s are there",
-                         s->path, told_seconds, info->seconds);
+                         s->path, told_seconds, stored_seconds);
     if (!(info->seconds <= SECONDS_MAX))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, wanted at most %d", s->path, info->seconds,
                          SECONDS_MAX);

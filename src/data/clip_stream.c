@@ -98,6 +98,10 @@ static DsvStatus open_decoder(DsvClipStream *s)
         s->decoder->max_pixels = PIXELS_MAX;
         /* The clips of a batch are decoded side by side; threads inside a clip would only add memory. */
         s->decoder->thread_count = 1;
+        /* H.264 pictures that refer to what came before the key frame that decoding began at: they are to be
+         * handed out, marked, and are dropped here. When the decoder drops one itself at the end of the data,
+         * FFmpeg takes that for the end and loses the good frames after it. */
+        s->decoder->flags |= AV_CODEC_FLAG_OUTPUT_CORRUPT;
         code = avcodec_open2(s->decoder, codec, NULL);
     }
     if (code < 0)
@@ -180,17 +184,65 @@ static void take_times(DsvClipStream *s)
     s->until_us = s->time_us + duration_us(s, s->frame->pkt_duration);
 }
 
-/* Something could not be decoded. Before the first frame that is a stream entered in its middle, within
- * reason; behind it, damage. */
-static DsvStatus damage(DsvClipStream *s, int code)
+static DsvStatus damaged(const DsvClipStream *s)
 {
-    if (code == AVERROR(ENOMEM))
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to decode it", s->path);
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged after %.2f s", s->path, (double)s->time_us * 1e-6);
+}
+
+/* The decoder has met an error in the picture of that time. After the first frame that is damage. Before, a
+ * stream was entered in its middle: pictures that refer to earlier ones are dropped, and which these were is
+ * known only once the first frame is (check_doubts). */
+static DsvStatus meet_error(DsvClipStream *s, int64_t ticks)
+{
     if (s->started)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged after %.2f s", s->path, (double)s->time_us * 1e-6);
+        return damaged(s);
+    if (ticks != AV_NOPTS_VALUE && ticks > s->doubted)
+        s->doubted = ticks;
+    return DSV_OK;
+}
+
+static DsvStatus refuse(DsvClipStream *s)
+{
     if (++s->refused > REFUSED_PACKETS_MAX)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: none of %d packets can be decoded", s->path, s->refused);
     return DSV_OK;
+}
+
+/* The decoder could not use the packet it got last. */
+static DsvStatus lose_packet(DsvClipStream *s, int code)
+{
+    if (code == AVERROR(ENOMEM))
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to decode it", s->path);
+    DSVI_TRY(meet_error(s, s->fed));
+    return refuse(s);
+}
+
+/* Of the first frame: a decoder that holds frames back may have met errors in pictures shown after it. */
+static DsvStatus check_doubts(const DsvClipStream *s)
+{
+    int64_t ticks = s->frame->best_effort_timestamp;
+    return ticks != AV_NOPTS_VALUE && s->doubted > ticks ? damaged(s) : DSV_OK;
+}
+
+/* H.265's decoder begins at any picture and makes up those that it refers to; others wait for a key frame. */
+static bool awaits_key(DsvClipStream *s)
+{
+    if (s->packet->flags & AV_PKT_FLAG_KEY)
+        s->keyed = true;
+    return !s->keyed && s->decoder->codec_id == AV_CODEC_ID_HEVC;
+}
+
+/* The packet to the decoder. */
+static DsvStatus send(DsvClipStream *s)
+{
+    int64_t errors = dsvi_ffmpeg_errors();
+    if (awaits_key(s))
+        return refuse(s);
+    s->fed = s->packet->pts;
+    int code = avcodec_send_packet(s->decoder, s->packet);
+    if (code < 0)
+        return lose_packet(s, code);
+    return dsvi_ffmpeg_errors() > errors ? meet_error(s, s->fed) : DSV_OK;
 }
 
 /* Hands the decoder the next packet, or word that there are no more. */
@@ -204,10 +256,9 @@ static DsvStatus feed(DsvClipStream *s)
         avcodec_send_packet(s->decoder, NULL);
         return DSV_OK;
     }
-    bool ours = s->packet->stream_index == s->video->index;
-    code = ours ? avcodec_send_packet(s->decoder, s->packet) : 0;
+    DsvStatus status = s->packet->stream_index == s->video->index ? send(s) : DSV_OK;
     av_packet_unref(s->packet);
-    return code < 0 ? damage(s, code) : DSV_OK;
+    return status;
 }
 
 DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
@@ -218,16 +269,23 @@ DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
         return DSV_OK;
     }
     for (;;) {
+        int64_t errors = dsvi_ffmpeg_errors();
         int code = avcodec_receive_frame(s->decoder, s->frame);
         *got = code == 0;
+        if (dsvi_ffmpeg_errors() > errors)
+            DSVI_TRY(meet_error(s, s->fed));
         if (code == AVERROR_EOF || (code == AVERROR(EAGAIN) && s->drained))
             return DSV_OK;
         if (code == AVERROR(EAGAIN)) {
             DSVI_TRY(feed(s));
-        } else if (code < 0 || s->frame->decode_error_flags || (s->frame->flags & AV_FRAME_FLAG_CORRUPT)) {
-            DSVI_TRY(damage(s, code));
+        } else if (code < 0) {
+            DSVI_TRY(lose_packet(s, code));
+        } else if (s->frame->decode_error_flags || (s->frame->flags & AV_FRAME_FLAG_CORRUPT)) {
+            DSVI_TRY(meet_error(s, s->frame->best_effort_timestamp));
         } else {
             take_times(s);
+            if (!s->started)
+                DSVI_TRY(check_doubts(s));
             s->started = true;
             return DSV_OK;
         }
@@ -244,6 +302,7 @@ static DsvStatus decode_first(DsvClipStream *s)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: no frame in it can be decoded", s->path);
     if (s->frame->best_effort_timestamp != AV_NOPTS_VALUE)
         s->origin = s->frame->best_effort_timestamp;
+    s->timed = s->frame->pts != AV_NOPTS_VALUE;
     s->until_us -= s->time_us;
     s->time_us = 0;
     s->first_waits = true;
@@ -255,6 +314,8 @@ DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *s)
     dsvi_ffmpeg_quiet();
     memset(s, 0, sizeof *s);
     s->path = path;
+    s->fed = AV_NOPTS_VALUE;
+    s->doubted = INT64_MIN;
     DSVI_TRY(check_file(path));
     DSVI_TRY(open_container(s));
     DSVI_TRY(find_video(s));
@@ -273,19 +334,35 @@ void dsvi_clip_stream_seek(DsvClipStream *s, int64_t time_us)
     /* Where it fails the position stays: at the beginning, where the caller would have to start then. */
     av_seek_frame(s->format, s->video->index, ticks, AVSEEK_FLAG_BACKWARD);
     avcodec_flush_buffers(s->decoder);
-    s->started = s->drained = s->first_waits = false;
+    s->started = s->drained = s->first_waits = s->keyed = false;
     s->refused = 0;
+    s->fed = AV_NOPTS_VALUE;
+    s->doubted = INT64_MIN;
 }
 
-/* Reads on to the end of the file; leaves *end_us alone when no packet has a time. */
+/* The time of the stream's first packet, in ticks. */
+static int64_t first_ticks(const DsvClipStream *s)
+{
+    return s->video->start_time != AV_NOPTS_VALUE ? s->video->start_time : 0;
+}
+
+int64_t dsvi_clip_stream_lead(const DsvClipStream *s)
+{
+    int64_t lead = s->timed ? to_us(s, s->origin - first_ticks(s)) : 0;
+    return lead > 0 ? lead : 0;
+}
+
+/* Reads on to the end of the file; leaves *end_us alone when no packet has a time. In avi, frames have no time
+ * of their own, and `origin` is late by the frames that the decoder holds back: there the first packet is the
+ * beginning. */
 static void read_to_end(DsvClipStream *s, int64_t *end_us)
 {
-    int64_t start = s->video->start_time != AV_NOPTS_VALUE ? s->video->start_time : 0;
+    int64_t from = s->timed ? s->origin : first_ticks(s);
     while (av_read_frame(s->format, s->packet) >= 0) {
         const AVPacket *p = s->packet;
         int64_t ticks = p->pts != AV_NOPTS_VALUE ? p->pts : p->dts;
         if (p->stream_index == s->video->index && ticks != AV_NOPTS_VALUE) {
-            int64_t end = to_us(s, ticks - start) + duration_us(s, p->duration);
+            int64_t end = to_us(s, ticks - from) + duration_us(s, p->duration);
             if (end > *end_us)
                 *end_us = end;
         }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "base/rng.h"
+#include "base/scratch.h"
 #include "data/clip.h"
 #include "sample/video_writer.h"
 #include "test.h"
@@ -77,6 +78,15 @@ static inline void make_ramp(const char *path, int64_t frames, int64_t height, i
     ramp_clip(pixels, frames, height, width);
     assert_ok(dsvi_video_write(path, pixels, frames, height, width, fps));
     free(pixels);
+}
+
+/* Runs the program ffmpeg in the scratch folder; `arguments` are words of a shell. */
+static inline void run_ffmpeg(const char *arguments)
+{
+    char command[2048];
+    snprintf(command, sizeof command, "cd %s && ffmpeg -nostdin -v error -y %s", scratch_folder, arguments);
+    if (system(command) != 0)
+        fail_msg("%s", command);
 }
 
 static inline void write_bytes(const char *path, const void *data, size_t bytes)

@@ -111,6 +111,74 @@ static void no_index_is_needed(void **state)
     free(pixels);
 }
 
+/* Whatever the rate, and whether the container counts in microseconds or rounds both ends to milliseconds. */
+static void a_clip_has_as_many_places_as_frames(void **state)
+{
+    (void)state;
+    static const double RATES[] = {1, 7.5, 12, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60, 120, 1000};
+    static const double SLACK[] = {0, 0.5e-6, -0.5e-6, 0.9e-3, -0.9e-3};
+    for (size_t r = 0; r < sizeof RATES / sizeof *RATES; r++) {
+        for (size_t s = 0; s < sizeof SLACK / sizeof *SLACK; s++) {
+            for (int64_t frames = 1; frames < 3000 && fabs(SLACK[s]) < 0.4 / RATES[r]; frames++) {
+                DsvClipInfo info = {.seconds = rint(((double)frames / RATES[r] + SLACK[s]) * 1e6) * 1e-6};
+                if (dsvi_clip_grid(&info, RATES[r]) != frames)
+                    fail_msg("%d frames at %g: %d", (int)frames, RATES[r], (int)dsvi_clip_grid(&info, RATES[r]));
+            }
+        }
+    }
+}
+
+/* Recordings that were cut anywhere begin with packets that cannot be decoded: time counts from the first frame
+ * that can, and so does length. */
+static void a_clip_begins_with_its_first_key_frame(void **state)
+{
+    (void)state;
+    enum { KEY = 25, SHOWN = FRAMES - KEY };
+    static const char *const CODECS[] = {"libx264 -sc_threshold 0 -g 25",
+                                         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
+                                         "libx265 -x265-params "
+                                         "log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
+                                         "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
+    static const char *const NAMES[] = {"late.ts", "late.mkv"};
+    float *pixels = video_alloc(5, SIDE, SIDE);
+    for (size_t k = 0; k < 2 * (sizeof CODECS / sizeof *CODECS); k++) {
+        char arguments[512];
+        DsvClipInfo info;
+        const char *name = NAMES[k % 2];
+        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s early.%s", CODECS[k / 2], name + 5);
+        run_ffmpeg(arguments);
+        snprintf(arguments, sizeof arguments, "-i early.%s -c copy -bsf:v 'noise=drop=lt(n\\,9)' %s", name + 5,
+                 name);
+        run_ffmpeg(arguments);
+        assert_ok(dsvi_clip_probe(scratch_path(name), &info));
+        assert_error_below(fabs(info.seconds - SHOWN / FPS), 0.0021, "%s: %s", CODECS[k / 2], name);
+        assert_int_equal(dsvi_clip_grid(&info, FPS), SHOWN);
+        for (int64_t first = 0; first + 5 <= SHOWN; first += 15) {
+            DsvClipWindow window = window_of((double)first / FPS, FPS, 5);
+            assert_ok(dsvi_clip_read(scratch_path(name), &window, pixels));
+            for (int64_t i = 0; i < 5; i++)
+                assert_int_equal(read_stamp(pixels, i, 5, SIDE, SIDE), KEY + first + i);
+        }
+    }
+    free(pixels);
+}
+
+/* Pictures that come before a key frame and refer to some before it are no damage where a window begins at that
+ * key frame. */
+static void open_groups_of_pictures_are_entered(void **state)
+{
+    (void)state;
+    static const char *const CODECS[] = {"libx264 -sc_threshold 0 -x264-params open-gop=1:keyint=12:bframes=3",
+                                         "libx265 -x265-params log-level=none:open-gop=1:keyint=12:bframes=4"};
+    for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
+        char arguments[512];
+        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s open.mkv", CODECS[c]);
+        run_ffmpeg(arguments);
+        for (int64_t first = 0; first < FRAMES; first++)
+            check_picks(scratch_path("open.mkv"), (double)first / FPS, FPS, 2);
+    }
+}
+
 static void a_window_past_the_end_repeats_the_last_frame(void **state)
 {
     (void)state;
@@ -317,6 +385,9 @@ int main(void)
         cmocka_unit_test(frames_are_picked_by_their_times),
         cmocka_unit_test(every_start_finds_its_frame),
         cmocka_unit_test(no_index_is_needed),
+        cmocka_unit_test(a_clip_has_as_many_places_as_frames),
+        cmocka_unit_test(a_clip_begins_with_its_first_key_frame),
+        cmocka_unit_test(open_groups_of_pictures_are_entered),
         cmocka_unit_test(a_window_past_the_end_repeats_the_last_frame),
         cmocka_unit_test(a_window_behind_the_end_fails),
         cmocka_unit_test(probing_tells_what_was_written),

@@ -127,6 +127,36 @@ static void damage_inside_spoils_its_windows_alone(void **state)
     free(pixels);
 }
 
+/* Pictures are lost between packets that are whole: the decoder makes up those that referred to them, and
+ * reports success. Windows before the gap are read, windows after it up to the next key frame are refused. */
+static void pictures_that_refer_to_lost_ones_are_refused(void **state)
+{
+    (void)state;
+    static const char *const CODECS[] = {
+        "libx264 -sc_threshold 0 -g 90",
+        "libx264 -sc_threshold 0 -g 90 -bf 0",
+        "libx264 -sc_threshold 0 -g 90 -flags +ilme+ildct",
+        "libx265 -x265-params log-level=none:scenecut=0:keyint=90",
+        "libx265 -x265-params log-level=none:scenecut=0:keyint=90:bframes=0",
+    };
+    float *pixels = video_alloc(WINDOW, SIDE, SIDE);
+    for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
+        char arguments[512];
+        DsvClipWindow window = FIRST;
+        snprintf(arguments, sizeof arguments, "-i good.mp4 -vf scale=80:80:flags=neighbor -c:v %s whole.mkv", CODECS[c]);
+        run_ffmpeg(arguments);
+        run_ffmpeg("-i whole.mkv -c copy -bsf:v 'noise=drop=between(n\\,20\\,24)' gap.mkv");
+        assert_ok(dsvi_clip_read(scratch_path("gap.mkv"), &window, pixels));
+        assert_int_equal(read_stamp(pixels, WINDOW - 1, WINDOW, SIDE, SIDE), WINDOW - 1);
+        window.start = 1.5;
+        assert_ok(dsvi_clip_read(scratch_path("whole.mkv"), &window, pixels));
+        DsvStatus status = dsvi_clip_read(scratch_path("gap.mkv"), &window, pixels);
+        if (status != DSV_E_FORMAT || !strstr(dsv_error_message(), "gap.mkv: damaged after"))
+            fail_msg("%s: %s: %s", CODECS[c], dsv_status_text(status), status ? dsv_error_message() : "");
+    }
+    free(pixels);
+}
+
 /* Files with bytes changed at random: any answer will do that is an answer, and the same one twice. */
 static void mutants_are_read_or_refused(void **state)
 {
@@ -170,6 +200,7 @@ int main(void)
         cmocka_unit_test(a_truncated_file_is_refused),
         cmocka_unit_test(a_truncated_mkv_is_as_long_as_it_is),
         cmocka_unit_test(damage_inside_spoils_its_windows_alone),
+        cmocka_unit_test(pictures_that_refer_to_lost_ones_are_refused),
         cmocka_unit_test(mutants_are_read_or_refused),
     };
     return cmocka_run_group_tests(tests, make_good, remove_good);
