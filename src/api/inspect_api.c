@@ -34,12 +34,20 @@ static void say(const Inspection *to, const char *format, ...)
     to->line(to->context, text);
 }
 
-static int64_t count_not_finite(const DsvStoredTensor *tensor)
+/* Adds to *bad the numbers of the tensor that are not finite. In pieces, from an unmapped file. */
+static DsvStatus count_not_finite(const DsvSafetensors *file, const DsvStoredTensor *tensor, int64_t *bad)
 {
-    int64_t bad = 0;
-    for (int64_t i = 0; dsvi_dtype_is_floating(tensor->dtype) && i < tensor->count; i++)
-        bad += !isfinite(dsvi_load(tensor->dtype, tensor->data, i));
-    return bad;
+    enum { PIECE = 1 << 16 };
+    _Alignas(8) unsigned char piece[PIECE];
+    if (!dsvi_dtype_is_floating(tensor->dtype))
+        return DSV_OK;
+    for (size_t from = 0; from < tensor->bytes; from += PIECE) {
+        size_t bytes = tensor->bytes - from < PIECE ? tensor->bytes - from : PIECE;
+        DSVI_TRY(dsvi_safetensors_read(file, tensor, from, piece, bytes));
+        for (size_t i = 0; i < bytes / dsvi_dtype_size(tensor->dtype); i++)
+            *bad += !isfinite(dsvi_load(tensor->dtype, piece, (int64_t)i));
+    }
+    return DSV_OK;
 }
 
 static void shape_text(const DsvStoredTensor *tensor, char *text, size_t room)
@@ -52,17 +60,19 @@ static void shape_text(const DsvStoredTensor *tensor, char *text, size_t room)
 
 static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
 {
+    DsvStatus status = DSV_OK;
     DsvSafetensors *file;
     char shape[256];
     int64_t elements = 0, bad = 0;
-    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    DSVI_TRY(dsvi_safetensors_open_unmapped(path, &file));
     size_t count = dsvi_safetensors_count(file);
     for (size_t i = 0; i < count; i++)
         elements += dsvi_safetensors_at(file, i)->count;
     say(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
     for (size_t i = 0; i < count; i++) {
         const DsvStoredTensor *tensor = dsvi_safetensors_at(file, i);
-        int64_t tensor_bad = count_not_finite(tensor);
+        int64_t tensor_bad = 0;
+        DSVI_TRY_GOTO(status, count_not_finite(file, tensor, &tensor_bad), done);
         bad += tensor_bad;
         if (i >= TENSORS_LISTED_MOST && tensor_bad == 0)
             continue;
@@ -72,11 +82,13 @@ static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
     }
     if (count > TENSORS_LISTED_MOST)
         say(to, "  and %zu more", count - TENSORS_LISTED_MOST);
-    dsvi_safetensors_close(&file);
     if (bad)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
-    say(to, "health: all numbers are finite");
-    return DSV_OK;
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
+    else
+        say(to, "health: all numbers are finite");
+done:
+    dsvi_safetensors_close(&file);
+    return status;
 }
 
 static DsvStatus inspect_clip(const Inspection *to, const char *path)

@@ -24,16 +24,24 @@ typedef struct DsvStoredTensor {
     int64_t shape[DSV_TENSOR_MAX_DIMS];
     int64_t count;    /* elements */
     size_t bytes;
-    const void *data; /* reader: inside the mapped file; writer: the caller's memory */
+    const void *data; /* reader: inside the mapped file, or NULL; writer: the caller's memory */
 } DsvStoredTensor;
 
 typedef struct DsvSafetensors DsvSafetensors;
 
-/* Maps the file read-only; it must not shrink before it is closed. Data are aligned as their dtype wants:
- * tensors that the file holds elsewhere are copied. DSV_E_NOT_FOUND, DSV_E_IO, DSV_E_FORMAT (also dtypes of
+/* Maps the file read-only. A page that cannot be read ends the process with SIGBUS, be it that the file has
+ * shrunk or that the disk fails. Data are aligned as their dtype requires: tensors that the file holds
+ * elsewhere are copied. DSV_E_NOT_FOUND, DSV_E_IO, DSV_E_FORMAT (also dtypes of
  * the format that DsvDtype has not). On success *out is the caller's, to be closed; else NULL. */
 DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out);
-void dsvi_safetensors_close(DsvSafetensors **file); /* takes NULL; nulls the pointer */
+/* The same without a map, for files that others may write to while they are read: `data` of the tensors is NULL,
+ * dsvi_safetensors_read fetches their bytes. */
+DsvStatus dsvi_safetensors_open_unmapped(const char *path, DsvSafetensors **out);
+/* `bytes` bytes of a tensor, from its byte `from` on, as the file has them now. The file was opened unmapped.
+ * DSV_E_IO; DSV_E_FORMAT: the file has become shorter. Several threads may call at once. */
+DsvStatus dsvi_safetensors_read(const DsvSafetensors *file, const DsvStoredTensor *tensor, size_t from,
+                                void *out, size_t bytes);
+void dsvi_safetensors_close(DsvSafetensors **file); /* takes a pointer to NULL too; nulls the pointer */
 
 const char *dsvi_safetensors_path(const DsvSafetensors *file);
 size_t dsvi_safetensors_count(const DsvSafetensors *file);

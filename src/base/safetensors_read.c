@@ -1,13 +1,14 @@
 /* Reading safetensors files that may be damaged or hostile. See safetensors.h.
  *
  * Nothing is believed before it was checked: sizes against the file, shapes against byte ranges, ranges
- * against each other. After a successful open every tensor's data lies inside the mapped file. */
+ * against each other. After a successful open every tensor's bytes are inside the file as it was then. */
 #include "base/safetensors.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,45 +22,70 @@
 
 /* The reference implementation's limit on the header, and ours on names and on JSON values: those take some
  * 80 bytes each when parsed, and a header of a hundred megabytes could hold fifty million. */
-enum { HEADER_BYTES_MOST = 100000000, NAME_BYTES_MOST = 1024, VALUES_MOST = 4000000 };
+enum { HEAD_BYTES = 8, HEADER_BYTES_MOST = 100000000, NAME_BYTES_MOST = 1024, VALUES_MOST = 4000000 };
+
+/* A tensor and where it begins in the file. */
+typedef struct Placed {
+    DsvStoredTensor tensor;
+    size_t offset;
+} Placed;
 
 struct DsvSafetensors {
     char *path;
-    unsigned char *map;
-    size_t map_bytes;
-    cJSON *header; /* owns the names and the metadata */
+    int file; /* -1: not open */
+    size_t file_bytes;
+    unsigned char *map; /* NULL: not mapped */
+    cJSON *header;      /* owns the names and the metadata */
     const cJSON *metadata;
-    DsvStoredTensor *tensors; /* in the order of their bytes */
+    Placed *placed; /* (count) in the order of their bytes */
     const DsvStoredTensor **by_name;
     void **aligned; /* copies of tensors the file holds unaligned, NULL for the others */
     size_t count;
 };
 
-static DsvStatus map_file(DsvSafetensors *f)
+static DsvStatus open_file(DsvSafetensors *f)
 {
     struct stat found;
-    int file = open(f->path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
+    f->file = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (f->file < 0)
         return DSVI_FAIL(errno == ENOENT ? DSV_E_NOT_FOUND : DSV_E_IO, "%s: cannot open it: %s", f->path,
                          strerror(errno));
-    DsvStatus status = DSV_OK;
-    if (fstat(file, &found) != 0)
-        status = DSVI_FAIL(DSV_E_IO, "%s: cannot look at it: %s", f->path, strerror(errno));
-    else if (!S_ISREG(found.st_mode))
-        status = DSVI_FAIL(DSV_E_IO, "%s: not a regular file", f->path);
-    else if (found.st_size < 8)
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %lld bytes, a safetensors file has at least 8", f->path,
-                           (long long)found.st_size);
-    if (status == DSV_OK) {
-        f->map_bytes = (size_t)found.st_size;
-        void *map = mmap(NULL, f->map_bytes, PROT_READ, MAP_PRIVATE, file, 0);
-        if (map == MAP_FAILED)
-            status = DSVI_FAIL(DSV_E_IO, "%s: cannot map it: %s", f->path, strerror(errno));
-        else
-            f->map = map;
+    if (fstat(f->file, &found) != 0)
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot look at it: %s", f->path, strerror(errno));
+    if (!S_ISREG(found.st_mode))
+        return DSVI_FAIL(DSV_E_IO, "%s: not a regular file", f->path);
+    if (found.st_size < HEAD_BYTES)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %lld bytes, a safetensors file has at least 8", f->path,
+                         (long long)found.st_size);
+    f->file_bytes = (size_t)found.st_size;
+    return DSV_OK;
+}
+
+static DsvStatus map_file(DsvSafetensors *f)
+{
+    void *map = mmap(NULL, f->file_bytes, PROT_READ, MAP_PRIVATE, f->file, 0);
+    if (map == MAP_FAILED)
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot map it: %s", f->path, strerror(errno));
+    f->map = map;
+    close(f->file);
+    f->file = -1;
+    return DSV_OK;
+}
+
+static DsvStatus read_bytes(const DsvSafetensors *f, size_t from, void *out, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(f->file, (char *)out + done, bytes - done, (off_t)(from + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return DSVI_FAIL(DSV_E_IO, "%s: cannot read it: %s", f->path, strerror(errno));
+        if (got == 0)
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: ends at byte %zu, had %zu bytes when it was opened", f->path,
+                             from + done, f->file_bytes);
+        done += (size_t)got;
     }
-    close(file);
-    return status;
+    return DSV_OK;
 }
 
 /* What cJSON lets pass, or cuts short, and a header has no use for. */
@@ -81,17 +107,25 @@ static DsvStatus check_text(const DsvSafetensors *f, const char *text, size_t by
     return DSV_OK;
 }
 
-static DsvStatus parse_header(DsvSafetensors *f, size_t *data_start)
+/* The length of the header, which the file begins with. */
+static DsvStatus read_length(const DsvSafetensors *f, size_t *length)
 {
-    const char *text = (const char *)f->map + 8, *end = NULL;
-    size_t most = f->map_bytes - 8 < HEADER_BYTES_MOST ? f->map_bytes - 8 : HEADER_BYTES_MOST;
+    size_t room = f->file_bytes - HEAD_BYTES, most = room < HEADER_BYTES_MOST ? room : HEADER_BYTES_MOST;
+    unsigned char head[HEAD_BYTES];
     uint64_t said = 0;
-    for (int i = 7; i >= 0; i--)
-        said = said << 8 | f->map[i];
+    DSVI_TRY(read_bytes(f, 0, head, HEAD_BYTES));
+    for (int i = HEAD_BYTES - 1; i >= 0; i--)
+        said = said << 8 | head[i];
     if (said > most)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: header of %" PRIu64 " bytes, wanted at most %zu", f->path, said,
                          most);
-    size_t bytes = (size_t)said;
+    *length = (size_t)said;
+    return DSV_OK;
+}
+
+static DsvStatus parse_header(DsvSafetensors *f, const char *text, size_t bytes)
+{
+    const char *end = NULL;
     DSVI_TRY(check_text(f, text, bytes));
     f->header = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
     if (!f->header)
@@ -102,8 +136,22 @@ static DsvStatus parse_header(DsvSafetensors *f, size_t *data_start)
     if (end != text + bytes)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: its header goes on behind its JSON, from byte %td on", f->path,
                          end - text);
-    *data_start = 8 + bytes;
     return DSV_OK;
+}
+
+static DsvStatus read_header(DsvSafetensors *f, size_t *data_start)
+{
+    size_t bytes = 0;
+    DSVI_TRY(read_length(f, &bytes));
+    char *text = malloc(bytes ? bytes : 1);
+    if (!text)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a header of %zu bytes", f->path, bytes);
+    DsvStatus status = read_bytes(f, HEAD_BYTES, text, bytes);
+    if (status == DSV_OK)
+        status = parse_header(f, text, bytes);
+    free(text);
+    *data_start = HEAD_BYTES + bytes;
+    return status;
 }
 
 static DsvStatus read_metadata(DsvSafetensors *f, const cJSON *item)
@@ -170,11 +218,11 @@ static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, DsvStor
     return DSV_OK;
 }
 
-/* Where the tensor's bytes lie; its dtype and shape are known. */
-static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start,
-                              DsvStoredTensor *t)
+/* Where the tensor's bytes are; its dtype and shape are known. */
+static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start, Placed *placed)
 {
-    const size_t data_bytes = f->map_bytes - data_start;
+    DsvStoredTensor *t = &placed->tensor;
+    const size_t data_bytes = f->file_bytes - data_start;
     const cJSON *first = cJSON_IsArray(offsets) ? offsets->child : NULL;
     const cJSON *second = first ? first->next : NULL;
     int64_t begin, end;
@@ -189,7 +237,8 @@ static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, siz
     if (t->bytes != (size_t)(end - begin))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has %" PRId64 " bytes, its shape and dtype want %zu",
                          f->path, t->name, end - begin, t->bytes);
-    t->data = f->map + data_start + begin;
+    placed->offset = data_start + (size_t)begin;
+    t->data = f->map ? f->map + placed->offset : NULL;
     return DSV_OK;
 }
 
@@ -205,9 +254,9 @@ static DsvStatus check_name(const DsvSafetensors *f, const char *name)
     return DSV_OK;
 }
 
-static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t data_start,
-                             DsvStoredTensor *t)
+static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t data_start, Placed *placed)
 {
+    DsvStoredTensor *t = &placed->tensor;
     static const char *const word[] = {"dtype", "shape", "data_offsets"};
     const cJSON *part[3] = {NULL};
     t->name = item->string;
@@ -227,18 +276,17 @@ static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t 
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has no %s", f->path, t->name, word[i]);
     DSVI_TRY(read_dtype(f, part[0], t));
     DSVI_TRY(read_shape(f, part[1], t));
-    return read_offsets(f, part[2], data_start, t);
+    return read_offsets(f, part[2], data_start, placed);
 }
 
 static int by_place(const void *a, const void *b)
 {
-    const DsvStoredTensor *x = a, *y = b;
-    const char *p = x->data, *q = y->data;
-    if (p != q)
-        return p < q ? -1 : 1;
-    if (x->bytes != y->bytes)
-        return x->bytes < y->bytes ? -1 : 1; /* empty tensors before what starts there */
-    return strcmp(x->name, y->name);
+    const Placed *x = a, *y = b;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    if (x->tensor.bytes != y->tensor.bytes)
+        return x->tensor.bytes < y->tensor.bytes ? -1 : 1; /* empty tensors before what starts there */
+    return strcmp(x->tensor.name, y->tensor.name);
 }
 
 static int by_name(const void *a, const void *b)
@@ -249,28 +297,28 @@ static int by_name(const void *a, const void *b)
 /* The tensors cover the data once, without gap or overlap. */
 static DsvStatus check_places(const DsvSafetensors *f, size_t data_start)
 {
-    const unsigned char *next = f->map + data_start, *end = f->map + f->map_bytes;
+    size_t next = data_start;
     for (size_t i = 0; i < f->count; i++) {
-        const DsvStoredTensor *t = &f->tensors[i];
-        ptrdiff_t gap = (const unsigned char *)t->data - next;
+        const DsvStoredTensor *t = &f->placed[i].tensor;
+        ptrdiff_t gap = (ptrdiff_t)f->placed[i].offset - (ptrdiff_t)next;
         if (gap > 0)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s follows after a gap of %td bytes, wanted none",
                              f->path, t->name, gap);
         if (gap < 0)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s overlaps %s by %td bytes", f->path, t->name,
-                             f->tensors[i - 1].name, -gap);
+                             f->placed[i - 1].tensor.name, -gap);
         next += t->bytes;
     }
-    if (next != end)
+    if (next != f->file_bytes)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: %zu bytes at its end belong to no tensor", f->path,
-                         (size_t)(end - next));
+                         f->file_bytes - next);
     return DSV_OK;
 }
 
 static DsvStatus index_names(DsvSafetensors *f)
 {
     for (size_t i = 0; i < f->count; i++)
-        f->by_name[i] = &f->tensors[i];
+        f->by_name[i] = &f->placed[i].tensor;
     if (f->count > 0)
         qsort(f->by_name, f->count, sizeof *f->by_name, by_name);
     for (size_t i = 1; i < f->count; i++)
@@ -284,7 +332,7 @@ static DsvStatus index_names(DsvSafetensors *f)
 static DsvStatus align(DsvSafetensors *f)
 {
     for (size_t i = 0; i < f->count; i++) {
-        DsvStoredTensor *t = &f->tensors[i];
+        DsvStoredTensor *t = &f->placed[i].tensor;
         if ((uintptr_t)t->data % dsvi_dtype_size(t->dtype) == 0)
             continue;
         f->aligned[i] = malloc(t->bytes ? t->bytes : 1);
@@ -299,42 +347,63 @@ static DsvStatus align(DsvSafetensors *f)
 static DsvStatus read_tensors(DsvSafetensors *f, size_t data_start)
 {
     size_t room = (size_t)cJSON_GetArraySize(f->header) + 1;
-    f->tensors = calloc(room, sizeof *f->tensors);
+    f->placed = calloc(room, sizeof *f->placed);
     f->by_name = calloc(room, sizeof *f->by_name);
     f->aligned = calloc(room, sizeof *f->aligned);
-    if (!f->tensors || !f->by_name || !f->aligned)
+    if (!f->placed || !f->by_name || !f->aligned)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of %zu tensors", f->path, room);
     for (const cJSON *item = f->header->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0)
             DSVI_TRY(read_metadata(f, item));
         else
-            DSVI_TRY(read_tensor(f, item, data_start, &f->tensors[f->count++]));
+            DSVI_TRY(read_tensor(f, item, data_start, &f->placed[f->count++]));
     }
     if (f->count > 0)
-        qsort(f->tensors, f->count, sizeof *f->tensors, by_place);
+        qsort(f->placed, f->count, sizeof *f->placed, by_place);
     DSVI_TRY(check_places(f, data_start));
     DSVI_TRY(index_names(f));
-    return align(f);
+    return f->map ? align(f) : DSV_OK;
 }
 
-DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out)
+static DsvStatus open_path(const char *path, bool mapped, DsvSafetensors **out)
 {
     DsvStatus status;
     size_t data_start = 0;
     DsvSafetensors *f = calloc(1, sizeof *f);
     *out = NULL;
+    if (f)
+        f->file = -1;
     if (!f || !(f->path = strdup(path))) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", path);
         goto fail;
     }
-    DSVI_TRY_GOTO(status, map_file(f), fail);
-    DSVI_TRY_GOTO(status, parse_header(f, &data_start), fail);
+    DSVI_TRY_GOTO(status, open_file(f), fail);
+    DSVI_TRY_GOTO(status, read_header(f, &data_start), fail);
+    if (mapped)
+        DSVI_TRY_GOTO(status, map_file(f), fail);
     DSVI_TRY_GOTO(status, read_tensors(f, data_start), fail);
     *out = f;
     return DSV_OK;
 fail:
     dsvi_safetensors_close(&f);
     return status;
+}
+
+DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out)
+{
+    return open_path(path, true, out);
+}
+
+DsvStatus dsvi_safetensors_open_unmapped(const char *path, DsvSafetensors **out)
+{
+    return open_path(path, false, out);
+}
+
+DsvStatus dsvi_safetensors_read(const DsvSafetensors *f, const DsvStoredTensor *t, size_t from, void *out,
+                                size_t bytes)
+{
+    DSVI_ASSERT(f->file >= 0 && from <= t->bytes && bytes <= t->bytes - from);
+    return read_bytes(f, ((const Placed *)t)->offset + from, out, bytes); /* its first member */
 }
 
 void dsvi_safetensors_close(DsvSafetensors **file)
@@ -346,10 +415,12 @@ void dsvi_safetensors_close(DsvSafetensors **file)
         free(f->aligned[i]);
     free(f->aligned);
     free(f->by_name);
-    free(f->tensors);
+    free(f->placed);
     cJSON_Delete(f->header);
     if (f->map)
-        munmap(f->map, f->map_bytes);
+        munmap(f->map, f->file_bytes);
+    if (f->file >= 0)
+        close(f->file);
     free(f->path);
     free(f);
     *file = NULL;
@@ -367,7 +438,7 @@ size_t dsvi_safetensors_count(const DsvSafetensors *file)
 
 const DsvStoredTensor *dsvi_safetensors_at(const DsvSafetensors *file, size_t index)
 {
-    return &file->tensors[index];
+    return &file->placed[index].tensor;
 }
 
 const DsvStoredTensor *dsvi_safetensors_find(const DsvSafetensors *file, const char *name)

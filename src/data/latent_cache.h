@@ -50,7 +50,8 @@ const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item); /
 /* Whether an item's file is as the index says; DSV_E_FORMAT names it. */
 DsvStatus dsvi_latent_cache_check(const DsvLatentCache *cache, int64_t item);
 
-/* One cached latent, checked against its hash and the wanted number of elements. */
+/* One cached latent, checked against its hash and the wanted number of elements. On failure `latent` may hold
+ * anything. */
 DsvStatus dsvi_latent_read(const char *file, int64_t elements, float *latent);
 
 void dsvi_latent_cache_close(DsvLatentCache **cache);

@@ -38,23 +38,18 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
     return status;
 }
 
-/* Opens a file and checks its tensor; on success both are the caller's until *file is closed. */
-static DsvStatus open_checked(const char *path, DsvSafetensors **file, const DsvStoredTensor **tensor,
-                              uint64_t *checksum)
+/* The latent's file, its tensor and the checksum it carries; on success all are the caller's until *file is
+ * closed. Not mapped: a file that is rewritten or cannot be read is an error of one window and must not end the
+ * process. */
+static DsvStatus open_latent(const char *path, DsvSafetensors **file, const DsvStoredTensor **tensor,
+                             const char **told)
 {
     DsvStatus status;
-    char hex[17];
-    DSVI_TRY(dsvi_safetensors_open(path, file));
+    DSVI_TRY(dsvi_safetensors_open_unmapped(path, file));
     DSVI_TRY_GOTO(status, dsvi_safetensors_want(*file, TENSOR, -1, NULL, tensor), fail);
-    const char *told = dsvi_safetensors_metadata(*file, CHECKSUM);
-    if ((*tensor)->dtype != DSV_F32 || !told) {
+    *told = dsvi_safetensors_metadata(*file, CHECKSUM);
+    if ((*tensor)->dtype != DSV_F32 || !*told) {
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: no file of a latent cache", path);
-        goto fail;
-    }
-    *checksum = XXH3_64bits((*tensor)->data, (*tensor)->bytes);
-    snprintf(hex, sizeof hex, "%016" PRIx64, *checksum);
-    if (strcmp(hex, told) != 0) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: damaged: checksum %s, wanted %.16s", path, hex, told);
         goto fail;
     }
     return DSV_OK;
@@ -63,27 +58,63 @@ fail:
     return status;
 }
 
+static DsvStatus compare(const char *path, uint64_t checksum, const char *told)
+{
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, checksum);
+    if (strcmp(hex, told) != 0)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged: checksum %s, wanted %.16s", path, hex, told);
+    return DSV_OK;
+}
+
+/* In pieces: a hostile file may claim to be larger than memory. */
+static DsvStatus checksum_of(const DsvSafetensors *file, const DsvStoredTensor *tensor, uint64_t *checksum)
+{
+    enum { PIECE = 1 << 16 };
+    unsigned char piece[PIECE];
+    DsvStatus status = DSV_OK;
+    XXH3_state_t *state = XXH3_createState();
+    if (!state)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a checksum", dsvi_safetensors_path(file));
+    XXH3_64bits_reset(state);
+    for (size_t from = 0; from < tensor->bytes && status == DSV_OK; from += PIECE) {
+        size_t bytes = tensor->bytes - from < PIECE ? tensor->bytes - from : PIECE;
+        status = dsvi_safetensors_read(file, tensor, from, piece, bytes);
+        if (status == DSV_OK)
+            XXH3_64bits_update(state, piece, bytes);
+    }
+    *checksum = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return status;
+}
+
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum)
 {
     DsvSafetensors *file;
     const DsvStoredTensor *tensor;
-    DSVI_TRY(open_checked(path, &file, &tensor, checksum));
+    const char *told;
+    DSVI_TRY(open_latent(path, &file, &tensor, &told));
+    DsvStatus status = checksum_of(file, tensor, checksum);
+    if (status == DSV_OK)
+        status = compare(path, *checksum, told);
     dsvi_safetensors_close(&file);
-    return DSV_OK;
+    return status;
 }
 
 DsvStatus dsvi_latent_read(const char *path, int64_t elements, float *latent)
 {
-    DsvStatus status = DSV_OK;
+    DsvStatus status;
     DsvSafetensors *file;
     const DsvStoredTensor *tensor;
-    uint64_t checksum;
-    DSVI_TRY(open_checked(path, &file, &tensor, &checksum));
-    if (tensor->count == elements)
-        memcpy(latent, tensor->data, tensor->bytes);
-    else
+    const char *told;
+    DSVI_TRY(open_latent(path, &file, &tensor, &told));
+    if (tensor->count != elements)
         status = DSVI_FAIL(DSV_E_SHAPE, "%s: %" PRId64 " numbers, wanted %" PRId64, path, tensor->count,
                            elements);
+    else
+        status = dsvi_safetensors_read(file, tensor, 0, latent, tensor->bytes);
+    if (status == DSV_OK)
+        status = compare(path, XXH3_64bits(latent, tensor->bytes), told);
     dsvi_safetensors_close(&file);
     return status;
 }

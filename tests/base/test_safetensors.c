@@ -51,6 +51,29 @@ static void unusual_files_are_read(void **state)
     dsvi_safetensors_close(&file);
 }
 
+/* What is read from an unmapped file is what the file has then, and its end is an error. */
+static void unmapped_files_are_read(void **state)
+{
+    DsvSafetensors *file;
+    uint64_t size;
+    char bytes[8];
+    (void)state;
+    const char *path = file_with("{" ENTRY("b", "U8", "5", 3, 8) "," ENTRY("a", "U8", "3", 0, 3) "}", 8);
+    assert_ok(dsvi_safetensors_open_unmapped(path, &file));
+    const DsvStoredTensor *b = dsvi_safetensors_find(file, "b");
+    assert_ok(dsvi_file_size(path, &size));
+    assert_string_equal(dsvi_safetensors_at(file, 0)->name, "a");
+    assert_null(b->data);
+    assert_ok(dsvi_safetensors_read(file, b, 1, bytes, 4));
+    assert_memory_equal(bytes, "\5\6\7\10", 4);
+    assert_ok(dsvi_safetensors_read(file, b, 5, bytes, 0));
+    assert_int_equal(truncate(path, (off_t)size - 3), 0);
+    assert_ok(dsvi_safetensors_read(file, b, 0, bytes, 2));
+    assert_fails(DSV_E_FORMAT, "case.safetensors: ends at byte", dsvi_safetensors_read(file, b, 0, bytes, 5));
+    dsvi_safetensors_close(&file);
+    assert_refused("cut", path, "the file has 5");
+}
+
 /* Numbers that begin where their kind cannot be read are handed out where it can. */
 static void unaligned_tensors_are_aligned(void **state)
 {
@@ -251,6 +274,7 @@ int main(void)
         cmocka_unit_test(what_is_written_is_read), cmocka_unit_test(the_written_bytes),
         cmocka_unit_test(failed_writes_say_why),   cmocka_unit_test(wanted_tensors),
         cmocka_unit_test(thousands_of_tensors),    cmocka_unit_test(golden_files_are_read),
+        cmocka_unit_test(unmapped_files_are_read),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -1,11 +1,14 @@
 /* The folder of encoded windows: going on, refusing other settings, noticing damage. */
 #include "data/latent_cache.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/scratch.h"
+#include "data/latent_file.h"
 
 enum { NUMBERS = 2 * 3 * 4 * 5 };
 static const int64_t SHAPE[4] = {2, 3, 4, 5};
@@ -202,6 +205,57 @@ static void damage_is_noticed(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
+typedef struct Rewriter {
+    const char *path, *data;
+    size_t bytes;
+    atomic_bool stop;
+} Rewriter;
+
+/* Shortens the file and writes it again in place, as cp does. */
+static void *rewrite(void *context)
+{
+    Rewriter *r = context;
+    int file = open(r->path, O_RDWR);
+    while (file >= 0 && !atomic_load(&r->stop)) {
+        if (ftruncate(file, 512) != 0 || pwrite(file, r->data, r->bytes, 0) != (ssize_t)r->bytes)
+            break;
+        usleep(100);
+    }
+    close(file);
+    return NULL;
+}
+
+/* A page that is gone from a mapped file would end the process. */
+static void a_file_that_is_rewritten_is_no_crash(void **state)
+{
+    (void)state;
+    enum { COUNT = 1 << 20, READS = 300 };
+    const int64_t shape[4] = {1, 1, 1 << 10, 1 << 10};
+    float *latent = calloc(COUNT, sizeof *latent);
+    char path[DSVI_PATH_MAX], *data;
+    uint64_t checksum;
+    Rewriter rewriter = {.path = path};
+    pthread_t thread;
+    int whole = 0;
+    snprintf(path, sizeof path, "%s", scratch_path("rewritten.safetensors"));
+    assert_ok(dsvi_latent_write(path, shape, latent, &checksum));
+    assert_ok(dsvi_file_read(path, (size_t)1 << 24, &data, &rewriter.bytes));
+    rewriter.data = data;
+    assert_int_equal(pthread_create(&thread, NULL, rewrite, &rewriter), 0);
+    for (int i = 0; i < READS; i++) {
+        DsvStatus status = i % 2 ? dsvi_latent_read(path, COUNT, latent) : dsvi_latent_verify(path, &checksum);
+        assert_true(status == DSV_OK || status == DSV_E_FORMAT);
+        assert_true(status == DSV_OK || strstr(dsv_error_message(), path));
+        whole += status == DSV_OK;
+    }
+    atomic_store(&rewriter.stop, true);
+    pthread_join(thread, NULL);
+    assert_ok(dsvi_latent_read(path, COUNT, latent));
+    assert_true(whole < READS);
+    free(latent);
+    free(data);
+}
+
 static void an_index_that_is_none_is_refused(void **state)
 {
     (void)state;
@@ -381,6 +435,7 @@ int main(void)
         cmocka_unit_test(an_interrupted_encoding_goes_on),
         cmocka_unit_test(other_settings_are_refused_by_name),
         cmocka_unit_test(damage_is_noticed),
+        cmocka_unit_test(a_file_that_is_rewritten_is_no_crash),
         cmocka_unit_test(an_index_that_is_none_is_refused),
         cmocka_unit_test(a_folder_that_cannot_be_written_fails_at_once),
         cmocka_unit_test(windows_of_a_changed_file_are_dropped),
