@@ -42,3 +42,10 @@ bool dsvi_number_read(const char *text, double *value)
     *value = strtod_l(text, &end, plain);
     return end != text && !*end && isfinite(*value);
 }
+
+bool dsvi_number_whole(double value, int64_t *whole)
+{
+    bool is_whole = value >= 0 && value < 0x1p53 && value == floor(value);
+    *whole = is_whole ? (int64_t)value : 0;
+    return is_whole;
+}

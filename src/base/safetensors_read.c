@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +17,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "base/number_text.h"
 #include "base/utf8.h"
 
 /* The reference implementation's limit on the header, and ours on names and on JSON values: those take some
@@ -168,14 +168,9 @@ static DsvStatus read_metadata(DsvSafetensors *f, const cJSON *item)
     return DSV_OK;
 }
 
-/* A whole number below 2^53. So far the double that cJSON makes of it is exact. */
 static bool whole_number(const cJSON *item, int64_t *value)
 {
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < 0x1p53) ||
-        item->valuedouble != floor(item->valuedouble))
-        return false;
-    *value = (int64_t)item->valuedouble;
-    return true;
+    return cJSON_IsNumber(item) && dsvi_number_whole(item->valuedouble, value);
 }
 
 static DsvStatus read_dtype(const DsvSafetensors *f, const cJSON *dtype, DsvStoredTensor *t)

@@ -1,54 +1,34 @@
-/* See latent_cache.h. The index is
- *
- *     {"format": "dsv-latent-cache", "version": 1,
- *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
- *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ...,
- *                 "start": ..., "crop_x": ..., "crop_y": ...,
- *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
- *                 "text": the caption, if any}, ...]}
- *
- * A window's file is written before its entry, and the index in one rename, so that an interrupted encoding
- * loses at most the entries of windows whose files it then writes again. */
+/* See latent_cache.h. A window's file is written before its entry, and the index in one rename, so that an
+ * interrupted encoding loses at most the entries of windows whose files it then writes again. The file `lock` is
+ * held by the process that writes: the index is rewritten from what that process knows. */
 #include "data/latent_cache.h"
 
 #include <ctype.h>
 #include <inttypes.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cjson/cJSON.h>
 #include <xxhash.h>
 
 #include "base/fs.h"
-#include "base/number_text.h"
 #include "data/latent_file.h"
+#include "data/latent_index.h"
 
-static const char INDEX_NAME[] = "index.json", FORMAT[] = "dsv-latent-cache";
+static const char INDEX_NAME[] = "index.json", LOCK_NAME[] = "lock";
 
-enum {
-    VERSION = 1,
-    STEM_MAX = 40 /* characters of the source's name that its files' names begin with */
-};
+enum { STEM_MAX = 40 /* characters of the source's name that its files' names begin with */ };
 #define INDEX_BYTES_MAX ((size_t)1 << 31)
-#define HEAD_BYTES_MAX ((size_t)1 << 12) /* of it, what is no item */
 
-typedef struct Entry {
-    char *source, *text; /* text: NULL for none */
-    DsvFileStamp stamp;  /* of the source; one that is not known is NaN */
-    double start, crop_x, crop_y;
-    char *path;
-    uint64_t checksum;
-    int64_t shape[4];
-} Entry;
+typedef DsvLatentEntry Entry; /* `file` is the path */
 
 struct DsvLatentCache {
     char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX];
-    DsvConfig settings;   /* only what the index tells of them */
+    DsvConfig settings; /* only what the index tells of them */
     bool writes;
+    int writer_lock;      /* of the folder; -1: not held */
     pthread_mutex_t lock; /* over what follows */
     Entry **entries;
     int64_t count, room;
@@ -58,38 +38,10 @@ struct DsvLatentCache {
     bool changed;      /* since the index was written */
 };
 
-/* A setting that the index holds. */
-typedef struct Setting {
-    const char *key;
-    double value;
-} Setting;
-
-enum { SETTINGS = 6 };
-
-static void list_settings(const DsvConfig *c, Setting out[SETTINGS])
-{
-    const Setting settings[SETTINGS] = {
-        {"num_frames", (double)c->num_frames},
-        {"height", (double)c->height},
-        {"width", (double)c->width},
-        {"fps", c->fps},
-        {"codec.spatial_levels", (double)c->codec_spatial_levels},
-        {"codec.temporal_levels", (double)c->codec_temporal_levels},
-    };
-    memcpy(out, settings, sizeof settings);
-}
-
-static const char CODEC_NAME[] = "codec.name";
-
 static DsvStatus no_memory(const DsvLatentCache *cache)
 {
     return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of %" PRId64 " windows", cache->folder,
                      cache->count + 1);
-}
-
-static DsvStatus malformed(const DsvLatentCache *cache, const char *what)
-{
-    return DSVI_FAIL(DSV_E_FORMAT, "%s: no index of a latent cache: %s", cache->index, what);
 }
 
 /* The lock is no part of what a cache holds: looking something up takes it too. */
@@ -111,7 +63,7 @@ static void free_entry(Entry *entry)
         return;
     free(entry->source);
     free(entry->text);
-    free(entry->path);
+    free(entry->file);
     free(entry);
 }
 
@@ -163,22 +115,6 @@ static bool grow(DsvLatentCache *cache)
     return true;
 }
 
-/* In an index, at most: with every character that JSON may escape. */
-static size_t text_bytes(const char *text)
-{
-    size_t bytes = 0;
-    for (; text && *text; text++)
-        bytes += (unsigned char)*text < ' ' || *text == '"' || *text == '\\' ? 6 : 1;
-    return bytes;
-}
-
-static size_t entry_bytes(const Entry *e)
-{
-    enum { NAMES_AND_NUMBERS = 512 };
-    return NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(e->text) +
-           text_bytes(strrchr(e->path, '/') + 1);
-}
-
 /* Puts a copy of the entry, strings and all, in the place of one of the same window or behind the others. */
 static DsvStatus insert(DsvLatentCache *cache, const Entry *entry)
 {
@@ -188,16 +124,16 @@ static DsvStatus insert(DsvLatentCache *cache, const Entry *entry)
     *copy = *entry;
     copy->source = strdup(entry->source);
     copy->text = entry->text ? strdup(entry->text) : NULL;
-    copy->path = strdup(entry->path);
-    bool whole = copy->source && copy->path && (copy->text || !entry->text);
+    copy->file = strdup(entry->file);
+    bool whole = copy->source && copy->file && (copy->text || !entry->text);
     if (!whole || (cache->count == cache->room && !grow(cache))) {
         free_entry(copy);
         return no_memory(cache);
     }
     Entry **place = place_of(cache, copy->source, copy->start, copy->crop_x, copy->crop_y);
-    cache->text_bytes += entry_bytes(copy);
+    cache->text_bytes += dsvi_latent_index_entry_bytes(copy);
     if (*place) {
-        cache->text_bytes -= entry_bytes(*place);
+        cache->text_bytes -= dsvi_latent_index_entry_bytes(*place);
         Entry old = **place;
         **place = *copy;
         *copy = old;
@@ -215,62 +151,11 @@ static int by_source(const void *a, const void *b)
     if (order == 0)
         order = (x->start > y->start) - (x->start < y->start);
     if (order == 0)
-        order = strcmp(x->path, y->path);
+        order = strcmp(x->file, y->file);
     return order;
 }
 
 /* ---- The index ---- */
-
-static bool add_number(cJSON *object, const char *key, double value)
-{
-    char text[DSVI_NUMBER_ROOM]; /* cJSON's own printing may lose the last bit */
-    dsvi_number_text(value, text);
-    return cJSON_AddRawToObject(object, key, text) != NULL;
-}
-
-static bool add_entry(cJSON *items, const Entry *e)
-{
-    char hex[17];
-    cJSON *item = cJSON_CreateObject(), *shape = NULL;
-    if (!item || !cJSON_AddItemToArray(items, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
-    snprintf(hex, sizeof hex, "%016" PRIx64, e->checksum);
-    bool whole = cJSON_AddStringToObject(item, "source", e->source) &&
-                 add_number(item, "source_bytes", (double)e->stamp.bytes) &&
-                 add_number(item, "source_modified", e->stamp.modified) &&
-                 add_number(item, "start", e->start) &&
-                 add_number(item, "crop_x", e->crop_x) && add_number(item, "crop_y", e->crop_y) &&
-                 cJSON_AddStringToObject(item, "file", strrchr(e->path, '/') + 1) &&
-                 cJSON_AddStringToObject(item, "xxh3", hex) &&
-                 (shape = cJSON_AddArrayToObject(item, "shape"));
-    if (whole && e->text)
-        whole = cJSON_AddStringToObject(item, "text", e->text) != NULL;
-    for (int i = 0; whole && i < 4; i++)
-        whole = cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
-    return whole;
-}
-
-/* The index as text; free with cJSON_free. NULL: no memory. */
-static char *index_text(const DsvLatentCache *cache)
-{
-    Setting settings[SETTINGS];
-    cJSON *index = cJSON_CreateObject(), *told = NULL, *items = NULL;
-    bool whole = index && cJSON_AddStringToObject(index, "format", FORMAT) &&
-                 cJSON_AddNumberToObject(index, "version", VERSION) &&
-                 (told = cJSON_AddObjectToObject(index, "settings")) &&
-                 cJSON_AddStringToObject(told, CODEC_NAME, cache->settings.codec_name);
-    list_settings(&cache->settings, settings);
-    for (int i = 0; whole && i < SETTINGS; i++)
-        whole = add_number(told, settings[i].key, settings[i].value);
-    whole = whole && (items = cJSON_AddArrayToObject(index, "items"));
-    for (int64_t i = 0; whole && i < cache->count; i++)
-        whole = add_entry(items, cache->entries[i]);
-    char *text = whole ? cJSON_PrintUnformatted(index) : NULL;
-    cJSON_Delete(index);
-    return text;
-}
 
 DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache)
 {
@@ -280,112 +165,34 @@ DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache)
         /* Threads put windows in any order; the index must not show it. */
         if (cache->count > 0)
             qsort(cache->entries, (size_t)cache->count, sizeof *cache->entries, by_source);
-        char *text = index_text(cache);
+        char *text = dsvi_latent_index_text(&cache->settings, cache->entries, cache->count);
         status = text ? dsvi_file_replace(cache->index, text, strlen(text)) : no_memory(cache);
-        cJSON_free(text);
+        free(text);
         cache->changed = status != DSV_OK;
     }
     unlock(cache);
     return status;
 }
 
-static DsvStatus check_settings(const DsvLatentCache *cache, const cJSON *told, const DsvConfig *settings)
+/* An entry of the index file into the list. */
+static DsvStatus take_entry(void *context, const DsvLatentEntry *read)
 {
-    Setting wanted[SETTINGS];
-    const cJSON *codec = cJSON_GetObjectItemCaseSensitive(told, CODEC_NAME);
-    if (!cJSON_IsString(codec))
-        return malformed(cache, "no codec.name in its settings");
-    if (settings && strcmp(codec->valuestring, settings->codec_name) != 0)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: made with codec.name %s, wanted %s", cache->folder,
-                         codec->valuestring, settings->codec_name);
-    list_settings(settings ? settings : &cache->settings, wanted);
-    for (int i = 0; i < SETTINGS; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(told, wanted[i].key);
-        if (!cJSON_IsNumber(value))
-            return malformed(cache, "a setting is missing");
-        if (settings && !(value->valuedouble == wanted[i].value))
-            return DSVI_FAIL(DSV_E_USAGE, "%s: made with %s %g, wanted %g", cache->folder, wanted[i].key,
-                             value->valuedouble, wanted[i].value);
-    }
-    return DSV_OK;
-}
-
-static bool plain_name(const char *name)
-{
-    return name[0] && name[0] != '.' && !strchr(name, '/');
-}
-
-static bool read_number(const cJSON *item, const char *key, double *value)
-{
-    const cJSON *found = cJSON_GetObjectItemCaseSensitive(item, key);
-    *value = cJSON_IsNumber(found) ? found->valuedouble : 0;
-    return cJSON_IsNumber(found);
-}
-
-static DsvStatus read_entry(DsvLatentCache *cache, const cJSON *item)
-{
+    DsvLatentCache *cache = context;
     char path[DSVI_PATH_MAX];
-    char *source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "source"));
-    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "text"));
-    const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
-    const char *hex = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "xxh3"));
-    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
-    double bytes;
-    Entry entry = {.source = source, .text = text, .path = path};
-    bool whole = source && file && plain_name(file) && hex && strlen(hex) == 16 &&
-                 strspn(hex, "0123456789abcdef") == 16 && read_number(item, "start", &entry.start) &&
-                 read_number(item, "crop_x", &entry.crop_x) && read_number(item, "crop_y", &entry.crop_y) &&
-                 cJSON_GetArraySize(shape) == 4;
-    for (int i = 0; whole && i < 4; i++) {
-        double side = cJSON_GetNumberValue(cJSON_GetArrayItem(shape, i));
-        whole = side >= 1 && side < 1e12;
-        entry.shape[i] = whole ? (int64_t)side : 0;
-    }
-    if (!whole)
-        return malformed(cache, "an item of it is incomplete");
-    /* Indexes had no stamps at first. */
-    if (!read_number(item, "source_bytes", &bytes) ||
-        !read_number(item, "source_modified", &entry.stamp.modified))
-        entry.stamp.modified = NAN;
-    else
-        entry.stamp.bytes = (uint64_t)bytes;
-    DSVI_TRY(dsvi_path_join(path, cache->folder, file));
-    entry.checksum = strtoull(hex, NULL, 16);
+    Entry entry = *read;
+    DSVI_TRY(dsvi_path_join(path, cache->folder, read->file));
+    entry.file = path;
     /* Indexes had paths as they were typed at first. */
-    char *resolved = cache->writes ? realpath(source, NULL) : NULL;
-    entry.source = resolved ? resolved : source;
+    char *resolved = cache->writes ? realpath(read->source, NULL) : NULL;
+    entry.source = resolved ? resolved : read->source;
     DsvStatus status = insert(cache, &entry);
     free(resolved);
     return status;
 }
 
-static DsvStatus read_items(DsvLatentCache *cache, const cJSON *index, const DsvConfig *settings)
-{
-    const cJSON *version = cJSON_GetObjectItemCaseSensitive(index, "version");
-    const cJSON *items = cJSON_GetObjectItemCaseSensitive(index, "items");
-    const char *format = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(index, "format"));
-    if (!format || strcmp(format, FORMAT) != 0)
-        return malformed(cache, "not JSON, or of another format");
-    if (!cJSON_IsNumber(version) || version->valuedouble != VERSION)
-        return malformed(cache, "of another version of the format");
-    DSVI_TRY(check_settings(cache, cJSON_GetObjectItemCaseSensitive(index, "settings"), settings));
-    if (!cJSON_IsArray(items))
-        return malformed(cache, "no items in it");
-    for (const cJSON *item = items->child; item; item = item->next)
-        DSVI_TRY(read_entry(cache, item));
-    return DSV_OK;
-}
-
 static DsvStatus read_index(DsvLatentCache *cache, const DsvConfig *settings)
 {
-    char *text;
-    size_t bytes;
-    DSVI_TRY(dsvi_file_read(cache->index, INDEX_BYTES_MAX, &text, &bytes));
-    cJSON *index = cJSON_ParseWithLength(text, bytes);
-    free(text);
-    DsvStatus status = read_items(cache, index, settings);
-    cJSON_Delete(index);
-    return status;
+    return dsvi_latent_index_read(cache->index, INDEX_BYTES_MAX, settings, take_entry, cache);
 }
 
 /* ---- Opening and closing ---- */
@@ -402,7 +209,7 @@ bool dsvi_latent_cache_is(const char *folder)
     size_t bytes = fread(head, 1, sizeof head - 1, file);
     fclose(file);
     head[bytes] = 0;
-    return strstr(head, FORMAT) != NULL;
+    return strstr(head, dsvi_latent_index_format) != NULL;
 }
 
 static DsvStatus make_cache(const char *folder, DsvLatentCache **out)
@@ -418,8 +225,21 @@ static DsvStatus make_cache(const char *folder, DsvLatentCache **out)
     }
     snprintf(cache->folder, sizeof cache->folder, "%s", folder); /* fits, being shorter than cache->index */
     pthread_mutex_init(&cache->lock, NULL);
+    cache->writer_lock = -1;
     *out = cache;
     return DSV_OK;
+}
+
+/* Two writers would each rewrite the index without the other's windows. */
+static DsvStatus lock_folder(DsvLatentCache *cache)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, cache->folder, LOCK_NAME));
+    DsvStatus status = dsvi_file_lock(path, &cache->writer_lock);
+    if (status == DSV_E_USAGE)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: another process encodes into it and has %s locked", cache->folder,
+                         path);
+    return status == DSV_E_UNSUPPORTED ? DSV_OK : status; /* no locks here: as good as it gets */
 }
 
 DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings, DsvLatentCache **out)
@@ -428,6 +248,7 @@ DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings
     DSVI_TRY(dsvi_folder_make(folder));
     DSVI_TRY(make_cache(folder, out));
     (*out)->writes = true;
+    DSVI_TRY_GOTO(status, lock_folder(*out), fail);
     if (dsvi_path_exists((*out)->index))
         DSVI_TRY_GOTO(status, read_index(*out, settings), fail);
     (*out)->settings = *settings;
@@ -457,6 +278,8 @@ void dsvi_latent_cache_close(DsvLatentCache **cache)
     if (!c)
         return;
     dsvi_latent_cache_flush(c);
+    if (c->writer_lock >= 0)
+        close(c->writer_lock);
     for (int64_t i = 0; i < c->count; i++)
         free_entry(c->entries[i]);
     pthread_mutex_destroy(&c->lock);
@@ -475,7 +298,7 @@ int64_t dsvi_latent_cache_count(const DsvLatentCache *cache)
 
 const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item)
 {
-    return cache->entries[item]->path;
+    return cache->entries[item]->file;
 }
 
 const char *dsvi_latent_cache_source(const DsvLatentCache *cache, int64_t item)
@@ -500,7 +323,7 @@ static DsvStatus check_file(const char *path, uint64_t wanted)
 
 DsvStatus dsvi_latent_cache_check(const DsvLatentCache *cache, int64_t item)
 {
-    return check_file(cache->entries[item]->path, cache->entries[item]->checksum);
+    return check_file(cache->entries[item]->file, cache->entries[item]->checksum);
 }
 
 bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, const DsvClipWindow *window)
@@ -512,7 +335,7 @@ bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, cons
                              ? *place_of(cache, source, window->start, window->crop_x, window->crop_y)
                              : NULL;
     if (entry) {
-        snprintf(path, sizeof path, "%s", entry->path);
+        snprintf(path, sizeof path, "%s", entry->file);
         checksum = entry->checksum;
     }
     unlock(cache);
@@ -549,8 +372,8 @@ static void drop_entries(DsvLatentCache *cache, Checked *checked, int64_t count)
         Checked *changed = changed_source(e, checked, count);
         if (changed) {
             changed->dropped++;
-            cache->text_bytes -= entry_bytes(e);
-            unlink(e->path); /* what cannot be removed is not in the index, and in nobody's way */
+            cache->text_bytes -= dsvi_latent_index_entry_bytes(e);
+            unlink(e->file); /* what cannot be removed is not in the index, and in nobody's way */
             free_entry(e);
         } else {
             cache->entries[kept++] = e;
@@ -602,10 +425,10 @@ static void name_file(const char *source, const DsvClipWindow *w, char name[STEM
 static DsvStatus check_room(const DsvLatentCache *cache, const Entry *entry)
 {
     lock(cache);
-    size_t bytes = cache->text_bytes + entry_bytes(entry);
+    size_t bytes = cache->text_bytes + dsvi_latent_index_entry_bytes(entry);
     int64_t count = cache->count;
     unlock(cache);
-    if (bytes > INDEX_BYTES_MAX - HEAD_BYTES_MAX)
+    if (bytes > INDEX_BYTES_MAX - dsvi_latent_index_head_bytes())
         return DSVI_FAIL(DSV_E_USAGE, "%s: with %" PRId64 " windows its index is full: encode the other "
                          "clips into another folder", cache->folder, count);
     return DSV_OK;
@@ -618,7 +441,7 @@ DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *so
     Entry entry = {
         .source = (char *)source->path,
         .text = (char *)source->text,
-        .path = path, /* copied before they are kept */
+        .file = path, /* copied before they are kept */
         .stamp = source->stamp,
         .start = window->start,
         .crop_x = window->crop_x,

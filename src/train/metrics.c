@@ -32,9 +32,7 @@ static bool read_step(const char *line, int64_t *step)
 {
     cJSON *object = cJSON_Parse(line);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "step");
-    bool found = cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= 0x1p53;
-    if (found)
-        *step = (int64_t)item->valuedouble;
+    bool found = cJSON_IsNumber(item) && dsvi_number_whole(item->valuedouble, step);
     cJSON_Delete(object);
     return found;
 }

@@ -10,6 +10,8 @@
 
 #include <cjson/cJSON.h>
 
+#include "base/number_text.h"
+
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 static DsvStatus read_line(const char *path, long line, const char *text, int64_t *step, double *loss)
@@ -17,11 +19,10 @@ static DsvStatus read_line(const char *path, long line, const char *text, int64_
     cJSON *object = cJSON_Parse(text);
     const cJSON *step_item = cJSON_GetObjectItemCaseSensitive(object, "step");
     const cJSON *loss_item = cJSON_GetObjectItemCaseSensitive(object, "loss");
-    bool good = cJSON_IsNumber(step_item) && cJSON_IsNumber(loss_item);
-    if (good) {
-        *step = (int64_t)step_item->valuedouble;
+    bool good = cJSON_IsNumber(step_item) && dsvi_number_whole(step_item->valuedouble, step) &&
+                cJSON_IsNumber(loss_item);
+    if (good)
         *loss = loss_item->valuedouble;
-    }
     cJSON_Delete(object);
     return good ? DSV_OK : DSVI_FAIL(DSV_E_FORMAT, "%s:%ld: no object with step and loss", path, line);
 }

@@ -5,9 +5,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/scratch.h"
+#include "base/utf8.h"
 #include "data/latent_file.h"
 
 enum { NUMBERS = 2 * 3 * 4 * 5 };
@@ -109,11 +111,18 @@ static void an_interrupted_encoding_goes_on(void **state)
         assert_ok(put(cache, "c.mp4", "t", i));
     dsvi_latent_cache_close(&cache);
 
-    assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, &cache));
-    for (int i = WINDOWS - 1; i >= WINDOWS / 2; i--)
-        assert_ok(put(cache, "c.mp4", "t", i));
-    assert_ok(dsvi_latent_cache_flush(cache));
-    assert_ok(put(cache, "c.mp4", "t", 0)); /* its entry is lost with the process */
+    pid_t child = fork();
+    if (child == 0) {
+        bool good = dsvi_latent_cache_create(scratch_path("resumed"), &settings, &cache) == DSV_OK;
+        for (int i = WINDOWS - 1; good && i >= WINDOWS / 2; i--)
+            good = put(cache, "c.mp4", "t", i) == DSV_OK;
+        good = good && dsvi_latent_cache_flush(cache) == DSV_OK;
+        good = good && put(cache, "c.mp4", "t", 0) == DSV_OK; /* its entry is lost with the process */
+        _exit(good ? 0 : 1);
+    }
+    int ended = -1;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
     assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, &again));
     assert_int_equal(dsvi_latent_cache_count(again), WINDOWS / 2);
     assert_true(has(again, "c.mp4", WINDOWS / 2));
@@ -124,7 +133,6 @@ static void an_interrupted_encoding_goes_on(void **state)
     assert_int_equal(dsvi_latent_cache_count(again), WINDOWS);
     assert_ok(put(again, "c.mp4", "t", 5)); /* a second time replaces the first */
     assert_int_equal(dsvi_latent_cache_count(again), WINDOWS);
-    dsvi_latent_cache_close(&cache);
     dsvi_latent_cache_close(&again);
     assert_ok(dsvi_file_read(scratch_path("straight/index.json"), 1 << 20, &straight, &straight_bytes));
     assert_ok(dsvi_file_read(scratch_path("resumed/index.json"), 1 << 20, &resumed, &resumed_bytes));
@@ -132,6 +140,107 @@ static void an_interrupted_encoding_goes_on(void **state)
     assert_memory_equal(straight, resumed, straight_bytes);
     free(straight);
     free(resumed);
+}
+
+/* Each would write the index without the other's windows. */
+static void a_second_writer_is_refused(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache, *second;
+    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, &cache));
+    assert_fails(DSV_E_USAGE, "locked: another process encodes into it",
+                 dsvi_latent_cache_create(scratch_path("locked"), &settings, &second));
+    assert_null(second);
+    assert_ok(put(cache, "c.mp4", NULL, 0));
+    assert_ok(dsvi_latent_cache_flush(cache));
+    assert_ok(dsvi_latent_cache_open(scratch_path("locked"), &settings, &second)); /* readers may come */
+    assert_int_equal(dsvi_latent_cache_count(second), 1);
+    dsvi_latent_cache_close(&second);
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, &cache));
+    dsvi_latent_cache_close(&cache);
+}
+
+/* Whether the cache holds what change_of_the_index_is_noticed has put there. */
+static bool as_it_was(const char *folder)
+{
+    static const char *const SOURCES[] = {"clips/a.mp4", "clips/b.mp4"}, *const TEXTS[] = {"a dog", "a cat"};
+    DsvLatentCache *cache;
+    if (dsvi_latent_cache_open(folder, NULL, &cache) != DSV_OK)
+        return false;
+    bool same = dsvi_latent_cache_count(cache) == 2;
+    for (int i = 0; same && i < 2; i++)
+        same = strcmp(dsvi_latent_cache_source(cache, i), SOURCES[i]) == 0 && dsvi_latent_cache_text(cache, i) &&
+               strcmp(dsvi_latent_cache_text(cache, i), TEXTS[i]) == 0 &&
+               dsvi_latent_cache_check(cache, i) == DSV_OK;
+    dsvi_latent_cache_close(&cache);
+    return same;
+}
+
+/* Each bit that flips in the items is noticed or changes nothing; an index without a checksum is read. */
+static void a_change_of_the_index_is_noticed(void **state)
+{
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    snprintf(folder, sizeof folder, "%s", scratch_path("index"));
+    snprintf(index, sizeof index, "%s", scratch_path("index/index.json"));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_ok(put(cache, "clips/a.mp4", "a dog", 0));
+    assert_ok(put(cache, "clips/b.mp4", "a cat", 0));
+    dsvi_latent_cache_close(&cache);
+    assert_true(as_it_was(folder));
+    assert_ok(dsvi_file_read(index, 1 << 20, &text, &bytes));
+    for (size_t i = (size_t)(strstr(text, "\"items\"") - text); i < bytes; i++) {
+        text[i] ^= 2;
+        FILE *file = fopen(index, "wb"); /* not synced: there are hundreds */
+        assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+        assert_int_equal(fclose(file), 0);
+        DsvStatus status = dsvi_latent_cache_open(folder, NULL, &cache);
+        dsvi_latent_cache_close(&cache);
+        if (status == DSV_OK && !as_it_was(folder))
+            fail_msg("byte %d: %s", (int)i, text);
+        text[i] ^= 2;
+    }
+    char *tail = strrchr(text, ',');
+    assert_int_equal(strncmp(tail, ",\"xxh3\":\"", 9), 0);
+    strcpy(tail, "}");
+    assert_ok(dsvi_file_write(index, text, strlen(text)));
+    assert_true(as_it_was(folder));
+    text[strstr(text, "a.mp4") - text] = 'x';
+    assert_ok(dsvi_file_write(index, text, strlen(text)));
+    assert_ok(dsvi_latent_cache_open(folder, NULL, &cache));
+    dsvi_latent_cache_close(&cache);
+    free(text);
+}
+
+/* The index stays JSON, which is UTF-8, and the names stay what they were. */
+static void names_of_any_bytes_survive(void **state)
+{
+    (void)state;
+    static const char *const NAMES[] = {"100%25.mp4", "caf\xc3\xa9.mp4", "caf\xe9 100%41.mp4", "\xff\xfe\n.mkv"};
+    DsvConfig settings = make_settings();
+    DsvLatentCache *cache;
+    char *text;
+    size_t bytes;
+    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
+    for (int i = 0; i < 4; i++)
+        assert_ok(put(cache, NAMES[i], NAMES[i], 0));
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_file_read(scratch_path("bytes/index.json"), 1 << 20, &text, &bytes));
+    assert_true(dsvi_utf8_valid(text, bytes));
+    assert_non_null(strstr(text, "\"100%25.mp4\""));
+    free(text);
+    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
+    for (int i = 0; i < 4; i++) { /* they came in the order of their bytes */
+        assert_string_equal(dsvi_latent_cache_source(cache, i), NAMES[i]);
+        assert_string_equal(dsvi_latent_cache_text(cache, i), NAMES[i]);
+        assert_true(has(cache, NAMES[i], 0));
+    }
+    dsvi_latent_cache_close(&cache);
 }
 
 static void other_settings_are_refused_by_name(void **state)
@@ -286,6 +395,16 @@ static void an_index_that_is_none_is_refused(void **state)
          "[{\"source\":\"a\",\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\",\"xxh3\":"
          "\"0123456789abcdef\",\"shape\":[1,1,-1,1]}]}",
          "incomplete"},
+        {true,
+         "[{\"source\":\"a\",\"source_bytes\":-55736,\"source_modified\":1,\"start\":0,\"crop_x\":0,"
+         "\"crop_y\":0,\"file\":\"x\",\"xxh3\":\"0123456789abcdef\",\"shape\":[1,1,1,1]}]}",
+         "incomplete"},
+        {true,
+         "[{\"source\":\"a%4\",\"escaped\":true,\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\","
+         "\"xxh3\":\"0123456789abcdef\",\"shape\":[1,1,1,1]}]}",
+         "incomplete"},
+        {true, "[],\"xxh3\":7}", "its xxh3 is no checksum"},
+        {true, "[],\"xxh3\":\"0123456789abcdef\"}", "damaged, or edited"},
     };
     DsvConfig settings = make_settings();
     DsvLatentCache *cache;
@@ -433,6 +552,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_put_is_read_back),
         cmocka_unit_test(an_interrupted_encoding_goes_on),
+        cmocka_unit_test(a_second_writer_is_refused),
+        cmocka_unit_test(a_change_of_the_index_is_noticed),
+        cmocka_unit_test(names_of_any_bytes_survive),
         cmocka_unit_test(other_settings_are_refused_by_name),
         cmocka_unit_test(damage_is_noticed),
         cmocka_unit_test(a_file_that_is_rewritten_is_no_crash),

@@ -211,6 +211,9 @@ static void test_summary(void **unused)
     write_text("{\"step\": 1, \"loss\": 3}\n{\"step\": 2\n");
     assert_fails(DSV_E_FORMAT, "metrics.jsonl:2: no object with step and loss",
                  dsvi_metrics_summarise(path, &summary));
+    write_text("{\"step\": 9e33, \"loss\": 3}\n"); /* no integer of C */
+    assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no object with step and loss",
+                 dsvi_metrics_summarise(path, &summary));
 }
 
 /* Several lines of one step, as in blocks.jsonl, stay or go together. */
@@ -333,6 +336,9 @@ static void test_refusals(void **unused)
                  dsvi_metrics_open(path, 5, &metrics));
     assert_null(metrics);
     assert_text("{\"step\": 1}\nnonsense\n{\"step\": 2}\n");
+    write_text("{\"step\": -9e33}\n");
+    assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
+                 dsvi_metrics_open(path, 5, &metrics));
     assert_ok(dsvi_path_join(inside, path, "under-a-file"));
     assert_fails(DSV_E_IO, "cannot be written", dsvi_metrics_open(inside, 0, &metrics));
     dsvi_metrics_close(&metrics);
