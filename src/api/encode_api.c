@@ -1,6 +1,7 @@
-/* dsv_encode: every clip cut into windows one behind the other, each encoded once. */
+/* dsv_encode: every clip cut into windows one after the other, each encoded once. */
 #include "dsv/encode.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ typedef struct Window {
     const DsvLatentSource *source;
     DsvClipWindow window;
     DsvStatus status;
+    bool unreadable; /* the status is the source's own */
     char message[512];
 } Window;
 
@@ -32,6 +34,7 @@ typedef struct Encoding {
     size_t pixel_count, latent_count;
     Window *windows;
     int64_t count;
+    const DsvLatentSource *named; /* the clip that was left out last; its windows follow one another */
     Window *wave;   /* the windows being encoded now */
     float *buffers; /* one video and one latent for each worker */
 } Encoding;
@@ -66,12 +69,14 @@ static DsvStatus list_windows(Encoding *e)
     return DSV_OK;
 }
 
-static DsvStatus encode_window(const Encoding *e, const Window *w, float *pixels, float *latent)
+static DsvStatus encode_window(const Encoding *e, Window *w, float *pixels, float *latent)
 {
     const int64_t shape[4] = {e->latent.channels, e->latent.frames, e->latent.height, e->latent.width};
     if (dsvi_latent_cache_has(e->cache, w->source->path, &w->window))
         return DSV_OK;
-    DSVI_TRY(dsvi_clip_read(w->source->path, &w->window, pixels));
+    DsvStatus status = dsvi_clip_read(w->source->path, &w->window, pixels);
+    w->unreadable = dsvi_dataset_is_broken(status);
+    DSVI_TRY(status);
     DSVI_TRY(e->codec->encode(e->codec, e->video, pixels, latent));
     return dsvi_latent_cache_put(e->cache, w->source, &w->window, shape, latent);
 }
@@ -101,14 +106,17 @@ static void warn_left_out(const Encoding *e, const char *what)
     tell(e, DSV_LOG_WARNING, line);
 }
 
-/* A clip that breaks in the middle is left out and named; anything else ends the work. */
-static DsvStatus judge(const Encoding *e, const Window *w)
+/* A window that cannot be read is left out, and its clip named once; anything else, such as a full disk, ends the
+ * work. */
+static DsvStatus judge(Encoding *e, const Window *w)
 {
     if (w->status == DSV_OK)
         return DSV_OK;
-    if (w->status != DSV_E_FORMAT)
+    if (!w->unreadable)
         return dsvi_fail_adopt(w->status, w->message);
-    warn_left_out(e, w->message);
+    if (e->named != w->source)
+        warn_left_out(e, w->message);
+    e->named = w->source;
     return DSV_OK;
 }
 

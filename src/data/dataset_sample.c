@@ -8,8 +8,12 @@
 
 #include "base/rng.h"
 
-/* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. */
+/* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. From the last one down,
+ * the windows that are drawn again because the clips of a whole round could not be read. */
 enum { STREAM_WINDOW = 0, STREAM_FIRST_EPOCH = 1 };
+
+/* So many broken files in a row are no accident. */
+enum { TRIES_MAX = 16 };
 
 /* Draws of one sample in STREAM_WINDOW. */
 enum { DRAW_START, DRAW_CROP_X, DRAW_CROP_Y, DRAWS = 4 };
@@ -60,13 +64,14 @@ static int64_t slack_of(const DsvDatasetItem *clip, const DsvConfig *settings)
     return slack > 0 ? slack : 0;
 }
 
-DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
-                                    int64_t item)
+/* The window of sample `index` in `item` as it is drawn in this round over the items. */
+static DsvSampleRef draw_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index, int64_t item,
+                            int64_t round)
 {
     DsvSampleRef ref = {.item = item};
     if (dataset->latents)
         return ref;
-    DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_DATA, STREAM_WINDOW};
+    DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_DATA, STREAM_WINDOW - (uint32_t)round};
     uint64_t slack = (uint64_t)slack_of(&dataset->items[item], settings);
     uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, slack + 1) : 0;
     ref.window = window_at(settings, start);
@@ -77,11 +82,34 @@ DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *
     return ref;
 }
 
-DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index)
+DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
+                                    int64_t item)
+{
+    return draw_in(dataset, settings, index, item, 0);
+}
+
+DsvSampleRef dsvi_dataset_sample_again(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
+                                       int64_t attempt)
 {
     uint64_t n = (uint64_t)dataset->count;
-    uint64_t item = permuted((uint64_t)settings->seed, index / n, index % n, n);
-    return dsvi_dataset_sample_in(dataset, settings, index, (int64_t)item);
+    int64_t item = (int64_t)permuted((uint64_t)settings->seed, index / n, index % n, n);
+    return draw_in(dataset, settings, index, (item + attempt) % dataset->count, attempt / dataset->count);
+}
+
+DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index)
+{
+    return dsvi_dataset_sample_again(dataset, settings, index, 0);
+}
+
+bool dsvi_dataset_is_broken(DsvStatus status)
+{
+    return status == DSV_E_NOT_FOUND || status == DSV_E_FORMAT || status == DSV_E_SHAPE ||
+           status == DSV_E_IO || status == DSV_E_UNSUPPORTED;
+}
+
+int64_t dsvi_dataset_tries(const DsvDataset *dataset)
+{
+    return dataset->latents && dataset->count < TRIES_MAX ? dataset->count : TRIES_MAX;
 }
 
 /* Items that follow one another and come from one clip. */
@@ -97,18 +125,25 @@ static int64_t clip_end(const DsvDataset *dataset, int64_t begin)
 DsvSampleRef dsvi_dataset_spread(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
                                  int64_t count)
 {
+    return dsvi_dataset_spread_again(dataset, settings, k, count, 0);
+}
+
+DsvSampleRef dsvi_dataset_spread_again(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
+                                       int64_t count, int64_t attempt)
+{
     int64_t clips = 0, begin = 0;
     for (int64_t i = 0; i < dataset->count; i = clip_end(dataset, i))
         clips++;
     int64_t clip = k % clips, turn = k / clips, turns = (count - clip + clips - 1) / clips;
     for (int64_t i = 0; i < clip; i++)
         begin = clip_end(dataset, begin);
-    /* The middle of one of `turns` equal stretches of the clip. */
+    /* The middle of one of `turns` equal parts of the clip. */
     int64_t items = clip_end(dataset, begin) - begin;
-    DsvSampleRef ref = {.item = begin + (2 * turn + 1) * items / (2 * turns)};
+    DsvSampleRef ref = {.item = (begin + (2 * turn + 1) * items / (2 * turns) + attempt) % dataset->count};
     if (!dataset->latents) {
         int64_t places = slack_of(&dataset->items[ref.item], settings) + 1;
-        ref.window = window_at(settings, (uint64_t)((2 * turn + 1) * places / (2 * turns)));
+        int64_t place = (2 * turn + 1) * places / (2 * turns) + attempt * settings->num_frames;
+        ref.window = window_at(settings, (uint64_t)(place % places));
     }
     return ref;
 }

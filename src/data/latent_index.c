@@ -316,7 +316,8 @@ static DsvStatus check_checksum(const char *path, const cJSON *told, uint64_t ch
         return malformed(path, "its xxh3 is no checksum");
     if (checksum != wanted)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged, or edited: its items have the checksum %016" PRIx64
-                         ", its xxh3 says %016" PRIx64, path, checksum, wanted);
+                         ", its last xxh3 says %016" PRIx64 " (without that key it is taken as it is)", path,
+                         checksum, wanted);
     return DSV_OK;
 }
 

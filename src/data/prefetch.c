@@ -17,9 +17,6 @@
 #include "data/clip_cache.h"
 #include "data/latent_cache.h"
 
-/* So many broken items in a row are no accident: the disk is gone, or the folder. */
-enum { BROKEN_IN_A_ROW = 16 };
-
 /* An item that could not be used for a sample. */
 typedef struct Broken {
     int64_t item;
@@ -70,12 +67,6 @@ struct DsvPrefetch {
     unsigned char *warned; /* (dataset->count): the item has been reported; by dsvi_prefetch_next alone */
 };
 
-static bool is_broken(DsvStatus status)
-{
-    return status == DSV_E_NOT_FOUND || status == DSV_E_FORMAT || status == DSV_E_SHAPE ||
-           status == DSV_E_IO || status == DSV_E_UNSUPPORTED;
-}
-
 /* Notes the failure this thread has just met. */
 static DsvStatus note_broken(Slot *slot, int64_t item)
 {
@@ -104,24 +95,23 @@ static uint64_t number_of(const DsvSampleSeries *series, uint64_t index)
     return series->first + index / series->run * series->stride + index % series->run;
 }
 
-/* Sample `number` into its slot. In place of a broken item comes the next one of the list, and so on. */
+/* Sample `number` into its slot, or what takes its place where it cannot be read. */
 static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
 {
     const DsvPrefetch *p = worker->prefetch;
-    int64_t count = p->dataset->count, tries = count < BROKEN_IN_A_ROW ? count : BROKEN_IN_A_ROW;
-    DsvSampleRef ref = dsvi_dataset_sample(p->dataset, p->settings, number);
+    int64_t tries = dsvi_dataset_tries(p->dataset);
     for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
+        DsvSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->settings, number, slot->passed_over);
         DsvStatus status = read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
             slot->text = p->dataset->items[ref.item].text;
             return p->dataset->latents ? DSV_OK : p->encode(p->encode_context, worker->pixels, slot->latent);
         }
-        if (!is_broken(status))
+        if (!dsvi_dataset_is_broken(status))
             return status;
         DSVI_TRY(note_broken(slot, ref.item));
-        ref = dsvi_dataset_sample_in(p->dataset, p->settings, number, (ref.item + 1) % count);
     }
-    return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld clips in a row cannot be read, the last: %s", (long long)tries,
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld windows in a row cannot be read, the last: %s", (long long)tries,
                      slot->broken->line);
 }
 

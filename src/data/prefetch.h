@@ -36,8 +36,8 @@ int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settin
 /* Starts `workers` threads that prepare the samples of `series` in order into a ring of `slots` latents of
  * `latent_elements` F32, allocated here and never again; threads beyond `slots` would never work, and are not
  * started. `encode` turns pixels (3, num_frames, height, width) into a latent; it is not called for cached
- * latents. The dataset must outlive it. An item that turns out broken is replaced by the next usable one of
- * the list, so that a sample still depends on its number alone, and reported once through `warn`, from inside
+ * latents. The dataset must outlive it. A sample that cannot be read is replaced as dsvi_dataset_sample_again
+ * says, so that it still depends on its number alone; its item is reported once through `warn`, from inside
  * dsvi_prefetch_next. */
 DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
                               DsvSampleSeries series, int64_t workers, int64_t slots,
@@ -46,7 +46,7 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
                               DsvPrefetch **out);
 
 /* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards.
- * *passed_over: so many items proved broken before the one that it was made of; 0: it is the one drawn. A
+ * *passed_over: how many windows could not be read before the one that it was made of; 0: it is the one drawn. A
  * failure, a worker's included, is final: so is the next call's. */
 DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 

@@ -2,6 +2,7 @@
 #include "train/held_out.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "data/latent_cache.h"
@@ -163,32 +164,69 @@ size_t dsvi_held_out_bytes(const DsvHeldOut *h)
     return (size_t)(h->own * h->elements) * sizeof(float);
 }
 
-static DsvStatus read_window(const DsvHeldOut *h, const DsvDataset *dataset, const DsvSampleRef *ref,
-                             const DsvCodec *codec, float *pixels, float *latent)
+/* What windows are read from and with, and who hears of those that cannot be. */
+typedef struct Filling {
+    const DsvDataset *dataset;
+    const DsvConfig *settings;
+    const DsvCodec *codec;
+    float *pixels; /* (3, T, H, W) */
+    void (*warn)(void *context, const char *line);
+    void *warn_context;
+    unsigned char *warned; /* (dataset->count): the item has been named */
+} Filling;
+
+/* The window as the codec's input, or as a latent where the data set holds latents. */
+static DsvStatus read_window(const DsvHeldOut *h, const Filling *f, const DsvSampleRef *ref, float *latent)
 {
-    const char *path = dataset->items[ref->item].path;
-    if (dataset->latents)
+    const char *path = f->dataset->items[ref->item].path;
+    if (f->dataset->latents)
         return dsvi_latent_read(path, h->elements, latent);
-    DSVI_TRY(dsvi_clip_read(path, &ref->window, pixels));
-    return codec->encode(codec, h->video, pixels, latent);
+    return dsvi_clip_read(path, &ref->window, f->pixels);
+}
+
+static void warn_once(const Filling *f, int64_t item)
+{
+    if (f->warn && !f->warned[item])
+        f->warn(f->warn_context, dsv_error_message());
+    f->warned[item] = 1;
+}
+
+static DsvStatus fill_window(const DsvHeldOut *h, const Filling *f, int64_t k)
+{
+    float *latent = h->host_latents + h->place[k] * h->elements;
+    int64_t tries = dsvi_dataset_tries(f->dataset);
+    char last[512];
+    for (int64_t attempt = 0; attempt < tries; attempt++) {
+        DsvSampleRef ref = dsvi_dataset_spread_again(f->dataset, f->settings, k, h->clips, attempt);
+        DsvStatus status = read_window(h, f, &ref, latent);
+        if (status == DSV_OK)
+            return f->dataset->latents ? DSV_OK : f->codec->encode(f->codec, h->video, f->pixels, latent);
+        if (!dsvi_dataset_is_broken(status))
+            return status;
+        warn_once(f, ref.item);
+    }
+    snprintf(last, sizeof last, "%s", dsv_error_message());
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld held-out windows in a row cannot be read, the last: %s",
+                     (long long)tries, last);
 }
 
 DsvStatus dsvi_held_out_fill(DsvHeldOut *h, const DsvDataset *dataset, const DsvConfig *settings,
-                             const DsvCodec *codec)
+                             const DsvCodec *codec, void (*warn)(void *context, const char *line),
+                             void *warn_context)
 {
     DsvStatus status = DSV_OK;
-    int64_t pixel_count = 3 * h->video.frames * h->video.height * h->video.width;
-    float *pixels = malloc((size_t)pixel_count * sizeof *pixels);
-    if (!pixels)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a held-out window");
-    for (int64_t k = 0; k < h->clips; k++) {
-        DsvSampleRef ref = dsvi_dataset_spread(dataset, settings, k, h->clips);
-        float *latent = h->host_latents + h->place[k] * h->elements;
+    size_t pixels = (size_t)(3 * h->video.frames * h->video.height * h->video.width);
+    Filling f = {.dataset = dataset, .settings = settings, .codec = codec, .warn = warn,
+                 .warn_context = warn_context};
+    f.pixels = malloc(pixels * sizeof *f.pixels);
+    f.warned = calloc((size_t)dataset->count, 1);
+    if (!f.pixels || !f.warned)
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a held-out window");
+    for (int64_t k = 0; k < h->clips && status == DSV_OK; k++)
         if (h->place[k] >= 0)
-            DSVI_TRY_GOTO(status, read_window(h, dataset, &ref, codec, pixels, latent), done);
-    }
-done:
-    free(pixels);
+            status = fill_window(h, &f, k);
+    free(f.warned);
+    free(f.pixels);
     return status;
 }
 

@@ -158,7 +158,7 @@ static DsvStatus open_held_out(const Run *run)
     DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
     DsvStatus status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
     if (status == DSV_OK)
-        status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec);
+        status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec, warn_line, (void *)run);
     dsvi_dataset_close(&dataset);
     if (status == DSV_OK)
         say(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB of them on this rank",

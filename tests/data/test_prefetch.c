@@ -244,8 +244,10 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
             int64_t passed_over;
             DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
             bool broken = ref.item == 2;
-            if (broken)
-                ref = dsvi_dataset_sample_in(dataset, &settings, i, 3);
+            if (broken) {
+                ref = dsvi_dataset_sample_again(dataset, &settings, i, 1);
+                assert_int_equal(ref.item, 3);
+            }
             assert_ok(dsvi_clip_read(dataset->items[ref.item].path, &ref.window, wanted));
             assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
@@ -260,6 +262,48 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
     free(wanted);
 }
 
+/* One clip with a damaged spot: where a window meets it another is drawn, always the same one. */
+static void a_damaged_spot_of_the_only_clip_is_avoided(void **state)
+{
+    (void)state;
+    enum { LONG = 240 };
+    float *latent = video_alloc(FRAMES, SIDE, SIDE), *first = malloc(sizeof(float) * SAMPLES * ELEMENTS);
+    DsvDataset *one;
+    int64_t redrawn[SAMPLES];
+    make_stamped("libx264", scratch_path("long.mkv"), 0, LONG, 24);
+    run_ffmpeg("-i long.mkv -c:v libx264 -sc_threshold 0 -g 60 groups.mkv");
+    run_ffmpeg("-i groups.mkv -c copy -bsf:v 'noise=drop=between(n\\,63\\,110)' spot.mkv");
+    assert_ok(dsvi_dataset_open(scratch_path("spot.mkv"), &settings, &one));
+    for (int64_t workers = 1; workers <= 3; workers += 2) {
+        DsvConfig s = settings;
+        DsvPrefetch *prefetch;
+        Warnings warnings = {0};
+        int64_t avoided = 0;
+        s.data_cache_mb = workers == 1 ? 0 : 256;
+        assert_ok(dsvi_prefetch_start(one, &s, all_from(0), workers, 4, ELEMENTS, copy_pixels, NULL,
+                                      note_warning, &warnings, &prefetch));
+        for (uint64_t i = 0; i < SAMPLES; i++) {
+            const char *text;
+            int64_t passed_over;
+            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+            if (workers == 1) {
+                memcpy(first + i * ELEMENTS, latent, ELEMENTS * sizeof *latent);
+                redrawn[i] = passed_over;
+            }
+            assert_memory_equal(latent, first + i * ELEMENTS, ELEMENTS * sizeof *latent);
+            assert_int_equal(passed_over, redrawn[i]);
+            avoided += passed_over > 0;
+        }
+        assert_true(avoided > 0 && avoided < SAMPLES / 2);
+        assert_int_equal(warnings.count, 1);
+        assert_non_null(strstr(warnings.last, "spot.mkv: damaged after"));
+        dsvi_prefetch_stop(&prefetch);
+    }
+    dsvi_dataset_close(&one);
+    free(first);
+    free(latent);
+}
+
 static void no_item_left_is_a_failure_that_lasts(void **state)
 {
     (void)state;
@@ -272,7 +316,7 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 1, 2, ELEMENTS, copy_pixels, NULL,
                                   note_warning, &warnings, &prefetch));
     for (int i = 0; i < 2; i++)
-        assert_fails(DSV_E_NOT_FOUND, "5 clips in a row cannot be read, the last: ",
+        assert_fails(DSV_E_NOT_FOUND, "16 windows in a row cannot be read, the last: ",
                      dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     assert_int_equal(warnings.count, CLIPS);
     dsvi_prefetch_stop(&prefetch);
@@ -363,6 +407,7 @@ int main(void)
         cmocka_unit_test(ranks_share_the_samples),
         cmocka_unit_test(a_small_cache_keeps_the_shortest),
         cmocka_unit_test(a_broken_item_is_replaced_and_told_once),
+        cmocka_unit_test(a_damaged_spot_of_the_only_clip_is_avoided),
         cmocka_unit_test(no_item_left_is_a_failure_that_lasts),
         cmocka_unit_test(a_failing_codec_is_heard),
         cmocka_unit_test(stopping_does_not_wait_for_samples),

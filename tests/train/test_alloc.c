@@ -117,7 +117,7 @@ static void a_step_allocates_nothing(void **state)
     dsvi_weights_init(&trainer->table, 1, trainer->host_flat);
     assert_ok(dsvi_trainer_start(trainer));
     assert_ok(dsvi_dataset_open(clips, &settings, &dataset));
-    assert_ok(dsvi_held_out_fill(trainer->held_out, dataset, &settings, codec));
+    assert_ok(dsvi_held_out_fill(trainer->held_out, dataset, &settings, codec, NULL, NULL));
     DsvSampleSource source = {&trainer->elements, next_latent};
 
     /* Ten steps: dense ones, measuring ones, refreshed projections, blocks that turned sparse. */

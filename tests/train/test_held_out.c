@@ -46,7 +46,7 @@ static void open_rig(Rig *r, const char *const *assignment)
     dsvi_weights_init(&r->trainer->table, 1, r->trainer->host_flat);
     assert_ok(dsvi_trainer_start(r->trainer));
     assert_ok(dsvi_dataset_open(held_out_clips, &r->settings, &r->dataset));
-    assert_ok(dsvi_held_out_fill(r->trainer->held_out, r->dataset, &r->settings, r->codec));
+    assert_ok(dsvi_held_out_fill(r->trainer->held_out, r->dataset, &r->settings, r->codec, NULL, NULL));
 }
 
 static void close_rig(Rig *r)
@@ -329,6 +329,46 @@ static void stop_and_resume(void **state)
     assert_ok(dsvi_folder_remove(unmeasured));
 }
 
+typedef struct Named {
+    int count;
+    char last[512];
+} Named;
+
+static void note_name(void *context, const char *line)
+{
+    Named *named = context;
+    named->count++;
+    snprintf(named->last, sizeof named->last, "%s", line);
+}
+
+/* Windows of a clip that cannot be read are taken from the others, and the clip is named. */
+static void a_window_that_cannot_be_read_is_replaced(void **state)
+{
+    const char *const assignment[] = {"validation.clips=6", NULL};
+    char paths[2][DSVI_PATH_MAX], away[2][DSVI_PATH_MAX];
+    Rig r;
+    Named named = {0};
+    DsvHeldOutLoss loss;
+    (void)state;
+    open_rig(&r, assignment);
+    for (int i = 0; i < 2; i++) {
+        snprintf(paths[i], sizeof paths[i], "%s/waves-%d.mp4", held_out_clips, i);
+        snprintf(away[i], sizeof away[i], "%s/away-%d", held_out_clips, i);
+    }
+    assert_int_equal(rename(paths[0], away[0]), 0);
+    assert_ok(dsvi_held_out_fill(r.trainer->held_out, r.dataset, &r.settings, r.codec, note_name, &named));
+    assert_int_equal(named.count, 1);
+    assert_non_null(strstr(named.last, "waves-0.mp4: No such file"));
+    measure(&r, &loss);
+    assert_true(isfinite(loss.loss));
+    assert_int_equal(rename(paths[1], away[1]), 0);
+    assert_fails(DSV_E_NOT_FOUND, "16 held-out windows in a row cannot be read, the last: ",
+                 dsvi_held_out_fill(r.trainer->held_out, r.dataset, &r.settings, r.codec, NULL, NULL));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(rename(away[i], paths[i]), 0);
+    close_rig(&r);
+}
+
 static void bad_clips_are_named(void **state)
 {
     DsvConfig settings;
@@ -368,6 +408,7 @@ int main(void)
         cmocka_unit_test(dense_loss_is_that_of_full_lists),
         cmocka_unit_test_prestate(stop_and_resume, "projection"),
         cmocka_unit_test_prestate(stop_and_resume, "predictor"),
+        cmocka_unit_test(a_window_that_cannot_be_read_is_replaced),
         cmocka_unit_test(bad_clips_are_named),
     };
     return cmocka_run_group_tests(tests, make_clips, remove_clips);

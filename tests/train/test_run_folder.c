@@ -296,7 +296,7 @@ static void steps_done_are_saved_when_clips_go_away(void **state)
     set(&settings, "data.cache_mb", "0");
     set(&settings, "checkpointing_steps", "0");
     assert_fails(DSV_E_NOT_FOUND, "is whole: ", dsv_train(&settings, &events, &summary));
-    assert_non_null(strstr(dsv_error_message(), "3 clips in a row cannot be read"));
+    assert_non_null(strstr(dsv_error_message(), "16 windows in a row cannot be read"));
     step = atoll(strrchr(summary.checkpoint, '-') + 1);
     assert_true(step >= 3 && step < STEPS);
     run_settings(&settings, straight);
