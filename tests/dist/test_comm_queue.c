@@ -12,7 +12,8 @@ enum { ITEMS = 200, ROOM = 200 };
 typedef struct Log {
     pthread_t caller;
     int64_t item[ITEMS];
-    int64_t count, failing; /* the item that fails; -1: none */
+    _Atomic int64_t count; /* read while the worker notes items */
+    int64_t failing;       /* the item that fails; -1: none */
     bool by_caller;
 } Log;
 
