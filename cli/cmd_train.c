@@ -16,6 +16,8 @@ static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
 /* The steps whose mean losses a summary holds (dsv/train.h). */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
+static const char NO_CLIPS[] = "no clips to train on: data.path is empty";
+
 static const char RESUME_KEY[] = "resume_from_checkpoint=";
 enum { NOTICE_ROOM = DSV_TEXT_MAX + 4096 };
 
@@ -132,15 +134,14 @@ static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig 
     return status == DSV_OK ? cli_args_settings(args, config) : status;
 }
 
-/* What rank 0, or a process alone, has to say when all is done. */
-static int tell(const CliArgs *args, const DsvConfig *config, DsvStatus status,
-                const DsvTrainSummary *summary)
+/* What rank 0, or a process alone, prints when all is done. */
+static void print_end(const CliArgs *args, const DsvConfig *config, DsvStatus status,
+                      const DsvTrainSummary *summary)
 {
     if (status == DSV_OK || status == DSV_E_INTERRUPTED)
         print_summary(config, summary);
     if (status == DSV_E_INTERRUPTED)
         print_resume(args);
-    return status == DSV_E_INTERRUPTED ? CLI_DONE : cli_outcome(args, status);
 }
 
 /* Of an interruption the signal may have come to another rank: then it is as if it were SIGTERM. */
@@ -162,8 +163,9 @@ static int train(const CliArgs *args, const DsvConfig *config, const char *notic
     DsvStatus status = ranks ? dsv_train_ranks(ranks, config, &events, &summary)
                              : dsv_train(config, &events, &summary);
     cli_terminal_close(&terminal);
-    int outcome = speaks ? tell(args, config, status, &summary) : status == DSV_OK ? CLI_DONE : CLI_FAILED;
-    return status == DSV_E_INTERRUPTED ? interrupted_status() : outcome;
+    if (speaks)
+        print_end(args, config, status, &summary);
+    return status == DSV_E_INTERRUPTED ? interrupted_status() : cli_launch_outcome(args, ranks, status);
 }
 
 static int run(const CliArgs *args)
@@ -176,9 +178,9 @@ static int run(const CliArgs *args)
         return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
     DsvStatus status = read_settings(args, path, &config, notice);
     if (status != DSV_OK)
-        return cli_outcome(args, status);
+        return cli_launch_decline(args, cli_outcome(args, status), dsv_error_message());
     if (!config.data_path[0])
-        return cli_misused(args->verb, "no clips to train on: data.path is empty");
+        return cli_launch_decline(args, cli_misused(args->verb, "%s", NO_CLIPS), NO_CLIPS);
 
     int outcome = cli_launch_join(args, &config, &ranks);
     if (outcome != CLI_DONE)

@@ -8,12 +8,18 @@
  * the complaint is out. */
 int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ranks);
 
-/* The settings of a call of all ranks: defaults, the file that flag number `file` names, flag number `device`
- * (either -1: the verb has none), key=value arguments. Then joins as above. */
+/* The settings of a call of all ranks: defaults, the file that flag number `file` names, flag number
+ * `device` (either -1: the verb has none), key=value arguments. Then joins as above. */
 int cli_launch_settings(const CliArgs *args, int file, int device, DsvConfig *config, DsvRanks **ranks);
 
-/* Leaves the ranks again after a call of all of them, of which rank 0 tells how it ended. The outcome is this
- * process's. */
+/* In place of joining, after a complaint that keeps this process from it: the other ranks, if any, fail with
+ * `why`. Gives `outcome`. */
+int cli_launch_decline(const CliArgs *args, int outcome, const char *why);
+
+/* After a call of all ranks (`ranks` NULL: of this process alone): a failure is reported on stderr, by rank
+ * 0, or by every rank where rank 0 has ended or hangs. The outcome is this process's. */
+int cli_launch_outcome(const CliArgs *args, DsvRanks *ranks, DsvStatus status);
+/* The same, then leaves the ranks. */
 int cli_launch_leave(const CliArgs *args, DsvRanks **ranks, DsvStatus status);
 
 #endif

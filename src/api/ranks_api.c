@@ -35,20 +35,51 @@ static DsvStatus join_mpi(double timeout_s, DsvComm **out)
     return mpi->join(timeout_s, dsvi_status_record, out);
 }
 
-DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, DsvRanks **out)
+static DsvStatus check_place(const DsvRanksPlace *place)
+{
+    if (place->size < 1 || place->size > DSV_RANKS_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%lld ranks: wanted 1 to %d", (long long)place->size, DSV_RANKS_MAX);
+    if (place->rank < 0 || place->rank >= place->size)
+        return DSVI_FAIL(DSV_E_USAGE, "there is no rank %lld of %lld", (long long)place->rank,
+                         (long long)place->size);
+    if (place->port < 1 || place->port > 65535)
+        return DSVI_FAIL(DSV_E_USAGE, "rank 0 at port %d of %s: wanted a port from 1 to 65535", place->port,
+                         place->address);
+    return DSV_OK;
+}
+
+static void warn(void *context, const char *line)
+{
+    const DsvEvents *events = context;
+    if (events && events->log)
+        events->log(events->context, DSV_LOG_WARNING, line);
+}
+
+static DsviMeeting meeting_of(const DsvRanksPlace *place, double timeout_s, const DsvEvents *events)
+{
+    return (DsviMeeting){
+        .rank = place->rank, .size = place->size, .address = place->address, .port = place->port,
+        .word = place->job, .timeout_s = timeout_s, .say = warn, .context = (void *)events,
+    };
+}
+
+static DsvStatus join_tcp(const DsvRanksPlace *place, double timeout_s, const DsvEvents *events,
+                          DsvComm **out)
+{
+    DSVI_TRY(check_place(place));
+    DsviMeeting meeting = meeting_of(place, timeout_s, events);
+    return dsvi_comm_tcp_create(&meeting, out);
+}
+
+DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, const DsvEvents *events,
+                         DsvRanks **out)
 {
     double timeout_s = config->rank_timeout;
     DsvRanks *ranks = calloc(1, sizeof *ranks);
     *out = NULL;
     if (!ranks)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to join other ranks");
-    if (place && (place->size < 1 || place->rank < 0 || place->rank >= place->size)) {
-        free(ranks);
-        return DSVI_FAIL(DSV_E_USAGE, "there is no rank %lld of %lld", (long long)place->rank,
-                         (long long)place->size);
-    }
-    DsvStatus status = place ? dsvi_comm_tcp_create(place->rank, place->size, place->address, place->port,
-                                                    timeout_s, &ranks->comm)
+    DsvStatus status = place ? join_tcp(place, timeout_s, events, &ranks->comm)
                              : join_mpi(timeout_s, &ranks->comm);
     if (status != DSV_OK) {
         free(ranks);
@@ -56,6 +87,19 @@ DsvStatus dsv_ranks_join(const DsvConfig *config, const DsvRanksPlace *place, Ds
     }
     *out = ranks;
     return DSV_OK;
+}
+
+void dsv_ranks_decline(const DsvRanksPlace *place, const char *sentence)
+{
+    if (check_place(place) != DSV_OK)
+        return;
+    DsviMeeting meeting = meeting_of(place, 0, NULL);
+    dsvi_tcp_mesh_decline(&meeting, sentence);
+}
+
+bool dsv_ranks_told(DsvRanks *ranks)
+{
+    return dsvi_comm_told(ranks->comm);
 }
 
 int64_t dsv_ranks_rank(const DsvRanks *ranks)

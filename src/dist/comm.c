@@ -493,6 +493,11 @@ DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status)
     return status;
 }
 
+bool dsvi_comm_told(DsvComm *comm)
+{
+    return alone(comm) || !comm->transport->told || comm->transport->told(comm);
+}
+
 void dsvi_comm_close(DsvComm **comm)
 {
     if (*comm)

@@ -144,6 +144,11 @@ void dsvi_comm_watch(const DsvCommWatch *watch);
  * DSV_E_RANK already, and DSV_OK is no failure. Returns `status`. */
 DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status);
 
+/* After a failure of all ranks of a program, once on each and before the group is closed. Rank 0 calls it
+ * when it has reported the failure to the user. On another rank it waits until rank 0 has, and returns false
+ * where rank 0 has ended without a report or is silent for five seconds: then this rank is to report. */
+bool dsvi_comm_told(DsvComm *comm);
+
 void dsvi_comm_close(DsvComm **comm);
 
 #ifdef __cplusplus

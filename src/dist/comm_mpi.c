@@ -6,7 +6,7 @@
  * Groups may be used by several threads at once: each gives way to the others between its questions, and
  * never are two inside MPI.
  * After a failure messages may be under way that will never arrive, and MPI_Finalize might wait for them:
- * the processes then end without it, once rank 0 has had the time to say what happened. */
+ * the processes then end without it. */
 #include "dist/comm_mpi.h"
 
 #include <pthread.h>
@@ -26,7 +26,8 @@ enum { TAG_FAILURE = 1, TAG_FAREWELL = 2 };
 enum { MESSAGE_MOST = 1 << 30 };            /* lengths are int in MPI */
 enum { YIELDS = 2000, PAUSE_US = 20 };      /* of a wait: first yielding, then sleeping */
 #define LOOK_EVERY_S 0.02                   /* for failures and lost ranks */
-#define FAREWELL_S 5.0                      /* how long others wait for rank 0's last word */
+#define FAREWELL_S 5.0                      /* how long others wait for rank 0 to report a failure */
+#define LEAVE_S 0.1                         /* how long MPI is given to send the last messages */
 
 /* What all groups of this process share: there is one MPI in it. */
 static struct {
@@ -267,20 +268,45 @@ static void free_arrays(MpiComm *m)
     free(m->done);
 }
 
-/* The end of the whole: in order, or with rank 0's last word. */
+/* Whether rank 0's farewell has come. */
+static bool hears_farewell(void)
+{
+    int there = 0;
+    char nothing[1];
+    MPI_Iprobe(0, TAG_FAREWELL, world.control, &there, MPI_STATUS_IGNORE);
+    if (there)
+        MPI_Recv(nothing, sizeof nothing, MPI_CHAR, 0, TAG_FAREWELL, world.control, MPI_STATUS_IGNORE);
+    return there;
+}
+
+static bool mpi_told(DsvComm *comm)
+{
+    (void)comm;
+    if (world.rank == 0)
+        tell(TAG_FAREWELL, "");
+    double until = dsvi_clock_seconds() + (world.rank == 0 ? LEAVE_S : FAREWELL_S);
+    while (dsvi_clock_seconds() < until) {
+        bool gone = dsvi_peers_is_gone(world.peers, 0); /* first: what it sent before is there by now */
+        if (hears_farewell())
+            return true;
+        if (gone)
+            return false;
+        usleep(1000);
+    }
+    return world.rank == 0;
+}
+
+/* After a failure messages may be under way that never arrive, and MPI_Finalize might wait for them. */
 static void leave_world(void)
 {
+    double until = dsvi_clock_seconds() + LEAVE_S;
     dsvi_peers_close(&world.peers);
     if (!world.failed) {
         MPI_Finalize();
         return;
     }
-    if (world.rank == 0)
-        tell(TAG_FAREWELL, "");
-    double until = dsvi_clock_seconds() + (world.rank == 0 ? 0.1 : FAREWELL_S);
-    int heard = 0;
-    while (!heard && dsvi_clock_seconds() < until) { /* asking is what moves messages */
-        MPI_Iprobe(0, TAG_FAREWELL, world.control, &heard, MPI_STATUS_IGNORE);
+    while (dsvi_clock_seconds() < until) { /* asking is what moves messages */
+        (void)hears_farewell();
         usleep(1000);
     }
 }
@@ -300,7 +326,7 @@ static DsvStatus mpi_split(DsvComm *comm, const int64_t *member, int64_t count, 
 
 static const DsvTransport MPI = {
     .name = "MPI", .at_once = true, .exchange = mpi_exchange, .split = mpi_split,
-    .listen = mpi_listen, .fail = mpi_fail, .close = mpi_close,
+    .listen = mpi_listen, .fail = mpi_fail, .told = mpi_told, .close = mpi_close,
 };
 
 static DsvStatus make(int64_t rank, int64_t size, int tag, double timeout_s, MpiComm **out)

@@ -15,19 +15,13 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "dist/tcp_frame.h"
 #include "dist/tcp_mesh.h"
 #include "dist/transport.h"
 
-enum { FRAME_DATA = 0x64617461, FRAME_FAILURE = 0x6661696c };
 enum { LOOK_EVERY_MS = 20 };   /* for failures, on all connections */
 #define MEET_S 300.0           /* how long ranks wait for each other to be there at all, at most */
-#define FAREWELL_S 5.0         /* how long others wait for rank 0 to end first, after a failure */
-
-typedef struct Head {
-    uint32_t kind;
-    uint32_t group;
-    uint64_t bytes;
-} Head;
+#define FAREWELL_S 5.0         /* how long others wait for rank 0 to report a failure */
 
 /* What all groups of this process share. */
 typedef struct World {
@@ -42,7 +36,7 @@ typedef struct World {
 
 /* One frame under way. */
 typedef struct Frame {
-    Head head;
+    DsviFrameHead head;
     const DsvPiece *piece;
     size_t moved;       /* of head and piece together */
     bool wanted;
@@ -59,16 +53,12 @@ typedef struct TcpComm {
 
 /* ---- failure ---- */
 
+/* A rank that has no room for so small a frame is beyond help. */
 static void tell_failure(const World *w)
 {
-    Head head = {FRAME_FAILURE, 0, strlen(w->sentence)};
-    for (int64_t r = 0; r < w->size; r++) {
-        if (w->socket[r] < 0)
-            continue;
-        /* Small enough to find room at once; a rank that cannot take it is beyond help. */
-        if (send(w->socket[r], &head, sizeof head, MSG_NOSIGNAL) == sizeof head)
-            (void)!send(w->socket[r], w->sentence, head.bytes, MSG_NOSIGNAL);
-    }
+    for (int64_t r = 0; r < w->size; r++)
+        if (w->socket[r] >= 0)
+            (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_FAILURE, w->sentence, strlen(w->sentence));
 }
 
 static void set_failed(World *w, const char *sentence, bool tell_others)
@@ -81,30 +71,22 @@ static void set_failed(World *w, const char *sentence, bool tell_others)
         tell_failure(w);
 }
 
-/* The sentence behind a head that tells of a failure. */
+/* Receives the sentence that follows a head of DSVI_FRAME_FAILURE. */
 static void hear_failure(World *w, int64_t rank, size_t bytes)
 {
-    char sentence[DSVI_MESSAGE_BYTES] = "";
-    struct pollfd poller = {w->socket[rank], POLLIN, 0};
-    size_t got = 0;
-    while (got < bytes && got < sizeof sentence - 1 && poll(&poller, 1, 1000) > 0) {
-        ssize_t more = recv(w->socket[rank], sentence + got, sizeof sentence - 1 - got, 0);
-        if (more <= 0)
-            break;
-        got += (size_t)more;
-    }
+    char sentence[DSVI_MESSAGE_BYTES];
+    dsvi_frame_sentence(w->socket[rank], bytes, sentence);
     set_failed(w, sentence, false);
 }
 
-/* Whether the rank tells of a failure in place of data that nobody expects yet. */
+/* Whether the rank reports a failure in place of data that nobody expects yet. */
 static void look_at(World *w, int64_t rank)
 {
-    Head head;
-    if (w->socket[rank] < 0 ||
-        recv(w->socket[rank], &head, sizeof head, MSG_PEEK | MSG_DONTWAIT) != sizeof head ||
-        head.kind != FRAME_FAILURE)
+    DsviFrameHead head;
+    if (w->socket[rank] < 0 || dsvi_frame_peek(w->socket[rank], &head) != DSVI_SEEN_HEAD ||
+        head.kind != DSVI_FRAME_FAILURE)
         return;
-    (void)!recv(w->socket[rank], &head, sizeof head, 0);
+    dsvi_frame_take_head(w->socket[rank]);
     hear_failure(w, rank, head.bytes);
 }
 
@@ -199,7 +181,7 @@ static bool move_frame(int file, Frame *frame, bool sends)
 static DsvStatus check_head(const TcpComm *t, int64_t rank)
 {
     const Frame *in = &t->in[rank];
-    if (in->head.kind == FRAME_DATA && in->head.group == t->group && in->head.bytes == in->piece->bytes)
+    if (in->head.kind == DSVI_FRAME_DATA && in->head.group == t->group && in->head.bytes == in->piece->bytes)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_INTERNAL, "%s: rank %lld sends %llu bytes of group %u, rank %lld expects %zu "
                      "of %u", t->comm.call, (long long)rank, (unsigned long long)in->head.bytes,
@@ -217,7 +199,7 @@ static DsvStatus serve_in(TcpComm *t, int64_t rank)
     }
     if (had_head || in->moved < sizeof in->head)
         return DSV_OK;
-    if (in->head.kind == FRAME_FAILURE) {
+    if (in->head.kind == DSVI_FRAME_FAILURE) {
         hear_failure(t->world, t->world_rank[rank], in->head.bytes);
         return DSV_OK;
     }
@@ -252,7 +234,8 @@ static void begin(TcpComm *t, const DsvPiece *send, const DsvPiece *receive)
 {
     for (int64_t r = 0; r < t->comm.size; r++) {
         bool other = r != t->comm.rank;
-        t->out[r] = (Frame){{FRAME_DATA, t->group, send[r].bytes}, &send[r], 0, other && send[r].bytes > 0};
+        t->out[r] = (Frame){{DSVI_FRAME_DATA, t->group, send[r].bytes}, &send[r], 0,
+                            other && send[r].bytes > 0};
         t->in[r] = (Frame){{0, 0, 0}, &receive[r], 0, other && receive[r].bytes > 0};
     }
 }
@@ -315,15 +298,15 @@ static void free_world(World *w)
     free(w);
 }
 
-/* After a failure the others let rank 0 end first: it has something to say. */
-static void await_first(const World *w)
+static bool tcp_told(DsvComm *comm)
 {
-    char rest[256];
-    struct pollfd poller = {w->socket[0], POLLIN, 0};
-    double until = dsvi_clock_seconds() + FAREWELL_S;
-    while (w->rank != 0 && w->socket[0] >= 0 && dsvi_clock_seconds() < until)
-        if (poll(&poller, 1, LOOK_EVERY_MS) > 0 && recv(w->socket[0], rest, sizeof rest, 0) <= 0)
-            return;
+    const World *w = ((TcpComm *)comm)->world;
+    if (w->rank > 0)
+        return w->socket[0] >= 0 && dsvi_frame_await_farewell(w->socket[0], FAREWELL_S);
+    for (int64_t r = 1; r < w->size; r++)
+        if (w->socket[r] >= 0)
+            (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_FAREWELL, NULL, 0);
+    return true;
 }
 
 static void free_comm(TcpComm *t)
@@ -341,11 +324,8 @@ static void tcp_close(DsvComm *comm)
     World *w = t->world;
     bool last = t->group == 0;
     free_comm(t);
-    if (!last)
-        return;
-    if (w->failed)
-        await_first(w);
-    free_world(w);
+    if (last)
+        free_world(w);
 }
 
 static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
@@ -353,7 +333,7 @@ static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, 
 
 static const DsvTransport TCP = {
     .name = "TCP", .exchange = tcp_exchange, .split = tcp_split,
-    .listen = tcp_listen, .fail = tcp_fail, .close = tcp_close,
+    .listen = tcp_listen, .fail = tcp_fail, .told = tcp_told, .close = tcp_close,
 };
 
 static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, double timeout_s, TcpComm **out)
@@ -389,30 +369,39 @@ static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, 
     return DSV_OK;
 }
 
-DsvStatus dsvi_comm_tcp_create(int64_t rank, int64_t size, const char *address, int port, double timeout_s,
-                               DsvComm **out)
+/* A world whose connections are yet to be made. */
+static DsvStatus make_world(const DsviMeeting *meeting, World **out)
 {
-    TcpComm *t = NULL;
     World *w = calloc(1, sizeof *w);
-    *out = NULL;
+    *out = w;
     if (w)
-        w->socket = malloc((size_t)size * sizeof *w->socket);
+        w->socket = malloc((size_t)meeting->size * sizeof *w->socket);
     if (!w || !w->socket) {
         free(w);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld connections", (long long)size);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld connections", (long long)meeting->size);
     }
     pthread_mutex_init(&w->lock, NULL);
-    w->rank = rank;
-    DsvStatus status = dsvi_tcp_mesh(rank, size, address, port, timeout_s < MEET_S ? timeout_s : MEET_S,
-                                     w->socket);
-    w->size = status == DSV_OK ? size : 0;
+    w->rank = meeting->rank;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_comm_tcp_create(const DsviMeeting *meeting, DsvComm **out)
+{
+    TcpComm *t = NULL;
+    World *w;
+    DsviMeeting soon = *meeting;
+    *out = NULL;
+    soon.timeout_s = meeting->timeout_s < MEET_S ? meeting->timeout_s : MEET_S;
+    DSVI_TRY(make_world(meeting, &w));
+    DsvStatus status = dsvi_tcp_mesh(&soon, w->socket);
+    w->size = status == DSV_OK ? meeting->size : 0;
     if (status == DSV_OK)
-        status = make(w, rank, size, 0, timeout_s, &t);
+        status = make(w, meeting->rank, meeting->size, 0, meeting->timeout_s, &t);
     if (status != DSV_OK) {
         free_world(w);
         return status;
     }
-    for (int64_t r = 0; r < size; r++)
+    for (int64_t r = 0; r < meeting->size; r++)
         t->world_rank[r] = r;
     *out = &t->comm;
     return DSV_OK;

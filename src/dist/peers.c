@@ -95,6 +95,12 @@ int64_t dsvi_peers_ended(const DsvPeers *peers)
     return -1;
 }
 
+bool dsvi_peers_is_gone(const DsvPeers *peers, int64_t rank)
+{
+    struct pollfd watch = peers->watch[rank];
+    return watch.fd >= 0 && poll(&watch, 1, 0) > 0;
+}
+
 void dsvi_peers_close(DsvPeers **peers)
 {
     if (!*peers)

@@ -3,6 +3,7 @@
 #ifndef DSVI_PEERS_H
 #define DSVI_PEERS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "dist/comm.h"
@@ -32,6 +33,8 @@ typedef struct DsvPeers DsvPeers;
 DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, DsvPeers **out);
 /* One that has ended, or -1. */
 int64_t dsvi_peers_ended(const DsvPeers *peers);
+/* Whether rank `rank` is seen to have ended. */
+bool dsvi_peers_is_gone(const DsvPeers *peers, int64_t rank);
 void dsvi_peers_close(DsvPeers **peers);
 
 #ifdef __cplusplus

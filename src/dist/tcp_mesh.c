@@ -1,289 +1,537 @@
 /* See tcp_mesh.h.
  *
- *     rank r > 0                      rank 0
- *     listens at any port
- *     calls rank 0, Hello  -------->  waits until all have called
- *                          <--------  where each rank listens
- *     calls ranks 1 .. r - 1 with a Hello, is called by ranks r + 1 ...
- */
+ *     rank r > 0                                        rank 0
+ *                                                       listens at the address that all were told
+ *     calls rank 0 (dist/tcp_hello.h)       -------->   takes the call
+ *                                           <--------   TABLE, once all have called: where each listens
+ *     calls ranks 1 .. r - 1, is called by
+ *     ranks r + 1 ..., then READY           -------->
+ *                                           <--------   GO, once all are ready
+ *
+ * One loop per rank polls everything: callers, calls, and connections already made. Rank 0 watches all ranks
+ * that have called it, every other rank watches rank 0; so the end of any rank reaches all through rank 0. */
 #include "dist/tcp_mesh.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <inttypes.h>
 #include <poll.h>
-#include <stdbool.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/host.h"
+#include "dist/tcp_call.h"
+#include "dist/tcp_frame.h"
 
-static const uint32_t MAGIC = 0x31767364; /* "dsv1" */
-#define HELLO_S 5.0 /* a caller that says nothing for so long is none of ours */
-
-/* All ranks are of one byte order: they share one binary. */
-typedef struct Hello {
-    uint32_t magic;
-    uint16_t port; /* where the caller listens, network order */
-    uint16_t pad;
-    int64_t rank, size;
-} Hello;
-
-typedef struct Place {
-    struct sockaddr_storage where;
-    int64_t length;
-} Place;
+enum { TICK_MS = 50 };       /* the longest wait of one round */
+#define FIRST_SAID_S 8.0     /* when it is first said who is missing, */
+#define THEN_SAID_S 30.0     /* when next; then each time that the wait has doubled */
+#define LINGER_S 5.0         /* how long a failed rank waits for those that it has yet to tell */
 
 typedef struct Mesh {
+    const DsviMeeting *meeting;
     int64_t rank, size;
-    double until;    /* clock */
-    int *socket;     /* (size) */
-    int listener;
-    uint16_t port;   /* of the listener, network order */
-    Place *place;    /* (size) where each rank listens */
+    DsviJobKey key;
+    double begin;            /* clock */
+    double say_at;           /* seconds after it */
+    int *socket;             /* (size) -1: not yet connected */
+    DsviTcpPlace *place;     /* (size) where each rank listens */
+    bool *ready;             /* (size) has sent READY; known of all by rank 0, of itself by another rank */
+    bool *told;              /* (size) of this rank's failure */
+    DsviTcpPlaces first;     /* where rank 0 is */
+    DsviTcpCallers *callers;
+    DsviTcpCall *call;       /* (rank) to lower ranks */
+    int64_t calls;           /* of them begun */
+    bool has_table, has_go;  /* sent by rank 0, or had from it */
+    bool failed;             /* frames are not heard any more */
+    DsvStatus failure;       /* found while serving a caller */
+    struct pollfd *poller;   /* (DSVI_CALLER_POLLERS + 2 size) */
 } Mesh;
 
-static double left(const Mesh *m)
+/* ---- what is said meanwhile ---- */
+
+DSVI_PRINTF(2, 3)
+static void say(const Mesh *m, const char *format, ...)
 {
-    double seconds = m->until - dsvi_clock_seconds();
-    return seconds > 0 ? seconds : 0;
+    char line[1024];
+    va_list args;
+    if (!m->meeting->say)
+        return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    m->meeting->say(m->meeting->context, line);
 }
 
-static DsvStatus late(const Mesh *m, const char *what)
+static double waited(const Mesh *m)
 {
+    return dsvi_clock_seconds() - m->begin;
+}
+
+static bool is_missing(const Mesh *m, int64_t r)
+{
+    return r != m->rank && (m->rank == 0 && m->has_table ? !m->ready[r] : m->socket[r] < 0);
+}
+
+/* "rank 1", "ranks 1, 3 to 7": those from which something is awaited, as far as `text` has room. */
+static void name_missing(const Mesh *m, char *text, size_t room)
+{
+    size_t used = 0;
+    int64_t count = 0;
     for (int64_t r = 0; r < m->size; r++)
-        if (r != m->rank && m->socket[r] < 0)
-            return DSVI_FAIL(DSV_E_RANK, "rank %lld waited in vain for rank %lld to %s", (long long)m->rank,
-                             (long long)r, what);
-    return DSVI_FAIL(DSV_E_RANK, "rank %lld waited in vain for others to %s", (long long)m->rank, what);
+        count += is_missing(m, r);
+    used += (size_t)snprintf(text, room, count == 1 ? "rank" : "ranks");
+    for (int64_t r = 0, last; r < m->size && used + 64 < room; r = last + 1) {
+        last = r;
+        if (!is_missing(m, r))
+            continue;
+        while (last + 1 < m->size && is_missing(m, last + 1))
+            last++;
+        used += (size_t)snprintf(text + used, room - used, " %" PRId64, r);
+        if (last > r)
+            used += (size_t)snprintf(text + used, room - used, " to %" PRId64, last);
+        text[used++] = ',';
+    }
+    text[used - (text[used - 1] == ',')] = 0;
 }
 
-/* Until the socket has something to read, or may be written to. */
-static bool await(const Mesh *m, int file, short events)
+/* What this rank waits for, as the end of a sentence that begins with "rank 3". */
+static void describe_wait(const Mesh *m, char *text, size_t room)
 {
-    struct pollfd poller = {file, events, 0};
-    int found;
-    do
-        found = poll(&poller, 1, (int)(1e3 * left(m)) + 1);
-    while (found < 0 && errno == EINTR);
-    return found > 0;
+    char names[256], where[DSVI_PLACE_TEXT] = "";
+    name_missing(m, names, sizeof names);
+    if (m->callers->listeners > 0)
+        dsvi_place_text(&m->callers->at[0], where);
+    if (m->rank == 0 && !m->has_table) {
+        snprintf(text, room, "waits at %s for %s of %" PRId64 " to call", where, names, m->size);
+        return;
+    }
+    if (m->rank == 0) {
+        snprintf(text, room, "waits for %s to reach the others", names);
+        return;
+    }
+    for (int64_t to = 0; to < m->calls; to++) {
+        const DsviTcpCall *call = &m->call[to];
+        if (call->state == DSVI_CALL_DONE)
+            continue;
+        char there[DSVI_PLACE_TEXT];
+        snprintf(text, room, "calls rank %" PRId64 " at %s", to,
+                 call->trouble[0] ? call->trouble : dsvi_place_text(&call->places.place[0], there));
+        return;
+    }
+    if (m->has_table && m->calls == m->rank && strcmp(names, "ranks") != 0)
+        snprintf(text, room, "waits at %s for %s to call", where, names);
+    else
+        snprintf(text, room, "has met rank 0, which waits for others");
 }
 
-static DsvStatus transfer(const Mesh *m, int file, void *data, size_t bytes, bool sends)
+static void say_who_is_missing(Mesh *m)
+{
+    char wait[512];
+    if (waited(m) < m->say_at)
+        return;
+    describe_wait(m, wait, sizeof wait);
+    say(m, "for %.0f s rank %" PRId64 " %s", waited(m), m->rank, wait);
+    m->say_at = m->say_at < THEN_SAID_S ? THEN_SAID_S : 2 * m->say_at;
+}
+
+static DsvStatus too_late(const Mesh *m)
+{
+    char wait[512];
+    describe_wait(m, wait, sizeof wait);
+    return DSVI_FAIL(DSV_E_RANK, "rank %" PRId64 " gave up after %g s: it %s", m->rank,
+                     m->meeting->timeout_s, wait);
+}
+
+/* ---- callers ---- */
+
+static DsviVerdict called(void *context, const DsviHello *hello, int file, const DsviTcpPlace *from)
+{
+    Mesh *m = context;
+    if (hello->rank >= 0 && hello->rank < m->size)
+        m->told[hello->rank] |= hello->size != m->size;
+    if (hello->size != m->size) {
+        m->failure = DSVI_FAIL(DSV_E_USAGE, "rank %" PRId64 " was told of %" PRId64 " ranks, rank %" PRId64
+                               " of %" PRId64, hello->rank, hello->size, m->rank, m->size);
+        return DSVI_CALL_OTHER_SIZE;
+    }
+    if (hello->rank <= m->rank || hello->rank >= m->size || m->socket[hello->rank] >= 0) {
+        m->failure = DSVI_FAIL(DSV_E_USAGE, "two processes were told that they are rank %" PRId64,
+                               hello->rank);
+        return DSVI_CALL_TWICE;
+    }
+    m->socket[hello->rank] = file;
+    m->place[hello->rank] = *from;
+    m->place[hello->rank].port = (uint16_t)hello->port;
+    return DSVI_CALL_TAKEN;
+}
+
+static void say_dropped(void *context, const char *line)
+{
+    say(context, "%s", line);
+}
+
+static DsvStatus listen_as_first(Mesh *m)
+{
+    DsviTcpPlaces all;
+    if (!m->first.hides_address)
+        return dsvi_tcp_callers_listen(m->callers, &m->first);
+    say(m, "%s is a loopback address on this machine, so rank 0 listens at every address",
+        m->meeting->address);
+    dsvi_places_all(m->meeting->port, &all);
+    return dsvi_tcp_callers_listen(m->callers, &all);
+}
+
+/* A rank listens at the address from which it has reached rank 0. */
+static DsvStatus listen_as_other(Mesh *m, int file)
+{
+    DsviTcpPlaces own = {.place = {dsvi_place_own(file)}, .count = 1};
+    own.place[0].port = 0;
+    if (m->first.hides_address) /* rank 0's machine: ranks of other machines come by another address */
+        memset(own.place[0].address, 0, sizeof own.place[0].address);
+    return dsvi_tcp_callers_listen(m->callers, &own);
+}
+
+/* ---- frames ---- */
+
+/* A connection that has ended: the rank may have sent its reason before. */
+static DsvStatus lost(const Mesh *m, int64_t rank)
+{
+    DsviFrameHead head;
+    char sentence[DSVI_MESSAGE_BYTES];
+    if (dsvi_frame_peek(m->socket[rank], &head) != DSVI_SEEN_HEAD || head.kind != DSVI_FRAME_FAILURE)
+        return DSVI_FAIL(DSV_E_RANK, "rank %" PRId64 " has ended before all ranks had met", rank);
+    dsvi_frame_take_head(m->socket[rank]);
+    dsvi_frame_sentence(m->socket[rank], head.bytes, sentence);
+    return DSVI_FAIL(DSV_E_RANK, "%s", sentence);
+}
+
+/* All of a message that may be longer than a connection has room for, by waiting for the other side. */
+static DsvStatus transfer(const Mesh *m, int64_t rank, void *data, size_t bytes, bool sends)
 {
     char *at = data;
     while (bytes > 0) {
-        if (!await(m, file, sends ? POLLOUT : POLLIN))
-            return late(m, "answer");
-        ssize_t done = sends ? send(file, at, bytes, MSG_NOSIGNAL) : recv(file, at, bytes, 0);
-        if (done == 0 || (done < 0 && errno != EINTR && errno != EAGAIN))
-            return DSVI_FAIL(DSV_E_RANK, "rank %lld lost a connection while ranks were meeting: %s",
-                             (long long)m->rank, done == 0 ? "it was closed" : strerror(errno));
+        double left = m->begin + m->meeting->timeout_s - dsvi_clock_seconds();
+        struct pollfd poller = {m->socket[rank], sends ? POLLOUT : POLLIN, 0};
+        if (left < 0)
+            return DSVI_FAIL(DSV_E_RANK, "rank %" PRId64 " does not %s the table of ranks", rank,
+                             sends ? "take" : "send");
+        if (poll(&poller, 1, TICK_MS) <= 0)
+            continue;
+        ssize_t done = sends ? send(m->socket[rank], at, bytes, MSG_NOSIGNAL)
+                             : recv(m->socket[rank], at, bytes, 0);
+        if (done == 0 || (done < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK))
+            return lost(m, rank);
         at += done > 0 ? done : 0;
         bytes -= done > 0 ? (size_t)done : 0;
     }
     return DSV_OK;
 }
 
-static void set_up(int file)
+static size_t table_bytes(const Mesh *m)
 {
-    int yes = 1;
-    setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    setsockopt(file, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-    fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_NONBLOCK);
-    fcntl(file, F_SETFD, FD_CLOEXEC);
+    return (size_t)m->size * sizeof *m->place;
 }
 
-/* Listens at `port` (0: any) on all addresses of the machine. */
-static DsvStatus listen_at(Mesh *m, int port)
+static void call_others(Mesh *m)
 {
-    struct sockaddr_in6 own = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    socklen_t length = sizeof own;
-    int yes = 1, no = 0;
-    m->listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool six = m->listener >= 0;
-    if (!six) { /* a kernel without the newer protocol */
-        struct sockaddr_in *four = (struct sockaddr_in *)&own;
-        memset(&own, 0, sizeof own);
-        *four = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        length = sizeof *four;
-        m->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    }
-    setsockopt(m->listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (six)
-        setsockopt(m->listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    if (bind(m->listener, (struct sockaddr *)&own, length) != 0 || listen(m->listener, (int)m->size) != 0 ||
-        getsockname(m->listener, (struct sockaddr *)&own, &length) != 0)
-        return DSVI_FAIL(DSV_E_IO, "rank %lld cannot listen at port %d: %s", (long long)m->rank, port,
-                         strerror(errno));
-    m->port = six ? own.sin6_port : ((struct sockaddr_in *)&own)->sin_port;
-    return DSV_OK;
-}
-
-static DsvStatus check_hello(const Mesh *m, const Hello *hello)
-{
-    if (hello->size != m->size)
-        return DSVI_FAIL(DSV_E_USAGE, "rank %lld was told of %lld ranks, rank %lld of %lld",
-                         (long long)hello->rank, (long long)hello->size, (long long)m->rank,
-                         (long long)m->size);
-    if (hello->rank <= m->rank || hello->rank >= m->size || m->socket[hello->rank] >= 0)
-        return DSVI_FAIL(DSV_E_USAGE, "two processes say that they are rank %lld", (long long)hello->rank);
-    return DSV_OK;
-}
-
-static bool is_loopback(const Place *place)
-{
-    if (place->where.ss_family == AF_INET) {
-        const struct sockaddr_in *four = (const struct sockaddr_in *)&place->where;
-        return ntohl(four->sin_addr.s_addr) >> 24 == 127;
-    }
-    const struct in6_addr *six = &((const struct sockaddr_in6 *)&place->where)->sin6_addr;
-    return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
-}
-
-static uint16_t port_of(const Place *place)
-{
-    return place->where.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&place->where)->sin6_port
-                                              : ((const struct sockaddr_in *)&place->where)->sin_port;
-}
-
-/* The port of `place` becomes that where the rank listens. */
-static void set_port(Place *place, uint16_t port)
-{
-    if (place->where.ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)&place->where)->sin6_port = port;
-    else
-        ((struct sockaddr_in *)&place->where)->sin_port = port;
-}
-
-/* Whether the caller is a rank of dsv: anything may call a port. */
-static bool says_hello(const Mesh *m, int file, Hello *hello)
-{
-    Mesh briefly = *m;
-    briefly.until = dsvi_clock_seconds() + (left(m) < HELLO_S ? left(m) : HELLO_S);
-    return transfer(&briefly, file, hello, sizeof *hello, false) == DSV_OK && hello->magic == MAGIC;
-}
-
-/* The next call of a higher rank. */
-static DsvStatus take_call(Mesh *m)
-{
-    Hello hello = {0};
-    Place from = {.length = 0};
-    socklen_t length = sizeof from.where;
-    int file = -1;
-    do {
-        if (file >= 0)
-            close(file);
-        if (!await(m, m->listener, POLLIN))
-            return late(m, "call");
-        file = accept(m->listener, (struct sockaddr *)&from.where, &length);
-        if (file < 0)
-            return DSVI_FAIL(DSV_E_IO, "rank %lld cannot take a call: %s", (long long)m->rank,
-                             strerror(errno));
-        set_up(file);
-    } while (!says_hello(m, file, &hello));
-    DsvStatus status = check_hello(m, &hello);
-    if (status != DSV_OK) {
-        close(file);
-        return status;
-    }
-    from.length = length;
-    set_port(&from, hello.port);
-    m->socket[hello.rank] = file;
-    m->place[hello.rank] = from;
-    return DSV_OK;
-}
-
-/* Calls rank `to`, which may not listen yet. */
-static DsvStatus call(Mesh *m, int64_t to, const Place *place)
-{
-    Hello hello = {.magic = MAGIC, .port = m->port, .rank = m->rank, .size = m->size};
-    int error = 0;
-    do {
-        int file = socket(place->where.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const struct sockaddr *where = (const struct sockaddr *)&place->where;
-        if (file >= 0 && connect(file, where, (socklen_t)place->length) == 0) {
-            set_up(file);
-            m->socket[to] = file;
-            return transfer(m, file, &hello, sizeof hello, true);
+    for (int64_t to = 1; to < m->rank; to++) {
+        DsviTcpPlaces places = {.place = {m->place[to]}, .count = 1};
+        if (dsvi_place_is_loopback(&m->place[to])) { /* on rank 0's machine, it is found where rank 0 was */
+            places.place[0] = dsvi_place_peer(m->socket[0]);
+            places.place[0].port = m->place[to].port;
         }
-        error = errno;
-        if (file >= 0)
-            close(file);
-        usleep(50000);
-    } while (left(m) > 0);
-    return DSVI_FAIL(DSV_E_RANK, "rank %lld cannot reach rank %lld: %s", (long long)m->rank, (long long)to,
-                     strerror(error));
-}
-
-static DsvStatus find_first(const Mesh *m, const char *address, int port, Place *place)
-{
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    char service[16];
-    snprintf(service, sizeof service, "%d", port);
-    int error = getaddrinfo(address, service, &hints, &found);
-    if (error)
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "rank %lld knows no machine %s: %s", (long long)m->rank, address,
-                         gai_strerror(error));
-    memcpy(&place->where, found->ai_addr, found->ai_addrlen);
-    place->length = found->ai_addrlen;
-    freeaddrinfo(found);
-    return DSV_OK;
-}
-
-static DsvStatus meet_as_first(Mesh *m, int port)
-{
-    DSVI_TRY(listen_at(m, port));
-    for (int64_t calls = 1; calls < m->size; calls++)
-        DSVI_TRY(take_call(m));
-    for (int64_t r = 1; r < m->size; r++)
-        DSVI_TRY(transfer(m, m->socket[r], m->place, (size_t)m->size * sizeof *m->place, true));
-    return DSV_OK;
-}
-
-static DsvStatus meet_as_other(Mesh *m, const char *address, int port)
-{
-    Place first = {.length = 0};
-    DSVI_TRY(listen_at(m, 0));
-    DSVI_TRY(find_first(m, address, port, &first));
-    DSVI_TRY(call(m, 0, &first));
-    DSVI_TRY(transfer(m, m->socket[0], m->place, (size_t)m->size * sizeof *m->place, false));
-    for (int64_t r = 1; r < m->rank; r++) {
-        Place place = m->place[r];
-        if (is_loopback(&place)) { /* it shares rank 0's machine, and is found where that was */
-            place = first;
-            set_port(&place, port_of(&m->place[r]));
-        }
-        DSVI_TRY(call(m, r, &place));
+        dsvi_tcp_call_begin(&m->call[to], m->rank, to, &places);
     }
-    for (int64_t calls = m->rank + 1; calls < m->size; calls++)
-        DSVI_TRY(take_call(m));
+    m->calls = m->rank;
+}
+
+/* A frame of another rank, whose head has been received. */
+static DsvStatus obey(Mesh *m, int64_t rank, const DsviFrameHead *head)
+{
+    if (m->rank == 0 && head->kind == DSVI_FRAME_READY && head->bytes == 0) {
+        m->ready[rank] = true;
+        return DSV_OK;
+    }
+    if (rank == 0 && head->kind == DSVI_FRAME_TABLE && head->bytes == table_bytes(m) && !m->has_table) {
+        m->has_table = true;
+        DSVI_TRY(transfer(m, 0, m->place, table_bytes(m), false));
+        call_others(m);
+        return DSV_OK;
+    }
+    if (rank == 0 && head->kind == DSVI_FRAME_GO && head->bytes == 0) {
+        m->has_go = true;
+        return DSV_OK;
+    }
+    return DSVI_FAIL(DSV_E_INTERNAL, "rank %" PRId64 " sends a frame %08x of %" PRIu64 " bytes while ranks "
+                     "meet", rank, head->kind, head->bytes);
+}
+
+/* One frame of a rank that is watched, if there is one. */
+static DsvStatus hear(Mesh *m, int64_t rank)
+{
+    DsviFrameHead head;
+    switch (dsvi_frame_peek(m->socket[rank], &head)) {
+    case DSVI_SEEN_NOTHING: return DSV_OK;
+    case DSVI_SEEN_END: return lost(m, rank);
+    case DSVI_SEEN_HEAD: break;
+    }
+    if (head.kind == DSVI_FRAME_FAILURE)
+        return lost(m, rank);
+    dsvi_frame_take_head(m->socket[rank]);
+    return obey(m, rank, &head);
+}
+
+/* Sends a frame without bytes. That a rank has ended is noticed by watching it. */
+static void signal_rank(const Mesh *m, int64_t rank, uint32_t kind)
+{
+    (void)dsvi_frame_send(m->socket[rank], kind, NULL, 0);
+}
+
+/* ---- the loop ---- */
+
+static DsvStatus serve_call(Mesh *m, DsviTcpCall *call, bool ready)
+{
+    if (call->state == DSVI_CALL_DONE)
+        return DSV_OK;
+    DSVI_TRY(dsvi_tcp_call_go_on(call, &m->key, ready));
+    if (call->state == DSVI_CALL_CHALLENGED) {
+        if (m->callers->listeners == 0)
+            DSVI_TRY(listen_as_other(m, call->file));
+        dsvi_tcp_call_greet(call, &m->key, m->size, m->callers->at[0].port);
+    }
+    if (call->state == DSVI_CALL_DONE)
+        m->socket[call->to] = call->file;
     return DSV_OK;
 }
 
-DsvStatus dsvi_tcp_mesh(int64_t rank, int64_t size, const char *address, int port, double timeout_s,
-                        int *socket)
+/* The ranks whose frames this one hears: rank 0 all, the others rank 0, after a failure none. */
+static int64_t watched(const Mesh *m)
 {
-    Mesh m = {.rank = rank, .size = size, .until = dsvi_clock_seconds() + timeout_s, .socket = socket,
-              .listener = -1, .place = calloc((size_t)size, sizeof(Place))};
-    for (int64_t r = 0; r < size; r++)
+    return m->failed ? 0 : m->rank == 0 ? m->size : 1;
+}
+
+/* Waits for anything to happen, and serves what has. */
+static DsvStatus round_of(Mesh *m)
+{
+    int callers = dsvi_tcp_callers_pollers(m->callers, m->poller);
+    struct pollfd *of_calls = m->poller + callers, *of_ranks = of_calls + m->calls;
+    for (int64_t to = 0; to < m->calls; to++)
+        of_calls[to] = dsvi_tcp_call_poller(&m->call[to]);
+    for (int64_t r = 0; r < watched(m); r++)
+        of_ranks[r] = (struct pollfd){m->socket[r], POLLIN, 0};
+    int64_t calls = m->calls;
+    m->failure = DSV_OK;
+    poll(m->poller, (nfds_t)(of_ranks - m->poller + watched(m)), TICK_MS);
+    DSVI_TRY(dsvi_tcp_callers_serve(m->callers, m->poller));
+    DSVI_TRY(m->failure);
+    for (int64_t r = 0; r < watched(m); r++)
+        if (of_ranks[r].fd >= 0 && of_ranks[r].revents)
+            DSVI_TRY(hear(m, r));
+    for (int64_t to = 0; to < calls; to++)
+        DSVI_TRY(serve_call(m, &m->call[to], of_calls[to].revents != 0));
+    return DSV_OK;
+}
+
+static int64_t count_missing(const Mesh *m)
+{
+    int64_t missing = 0;
+    for (int64_t r = 0; r < m->size; r++)
+        missing += is_missing(m, r);
+    return missing;
+}
+
+/* What is due once nobody is missing. */
+static DsvStatus take_next_step(Mesh *m)
+{
+    if (m->rank == 0 && !m->has_table) {
+        DsviFrameHead head = {DSVI_FRAME_TABLE, 0, table_bytes(m)};
+        m->has_table = true;
+        for (int64_t r = 1; r < m->size; r++) {
+            DSVI_TRY(transfer(m, r, &head, sizeof head, true));
+            DSVI_TRY(transfer(m, r, m->place, table_bytes(m), true));
+        }
+    } else if (m->rank == 0) {
+        for (int64_t r = 1; r < m->size; r++)
+            signal_rank(m, r, DSVI_FRAME_GO);
+        m->has_go = true;
+    } else if (m->has_table && !m->ready[m->rank]) {
+        signal_rank(m, 0, DSVI_FRAME_READY);
+        m->ready[m->rank] = true;
+    }
+    return DSV_OK;
+}
+
+/* Rank 0 begins to listen, another rank to call it. */
+static DsvStatus begin(Mesh *m)
+{
+    DSVI_TRY(dsvi_places_find(m->meeting->address, m->meeting->port, &m->first));
+    if (m->rank == 0)
+        return listen_as_first(m);
+    dsvi_tcp_call_begin(&m->call[0], m->rank, 0, &m->first);
+    m->calls = 1;
+    return DSV_OK;
+}
+
+static DsvStatus meet(Mesh *m)
+{
+    DSVI_TRY(begin(m));
+    while (!m->has_go) {
+        if (count_missing(m) == 0)
+            DSVI_TRY(take_next_step(m));
+        if (m->has_go)
+            break;
+        if (waited(m) > m->meeting->timeout_s)
+            return too_late(m);
+        say_who_is_missing(m);
+        DSVI_TRY(round_of(m));
+    }
+    return DSV_OK;
+}
+
+/* ---- failure ---- */
+
+/* Whether this rank can tell rank r of a failure, and has not done so. */
+static bool is_untold(const Mesh *m, int64_t r)
+{
+    return r != m->rank && (m->rank == 0 || r == 0) && !m->told[r];
+}
+
+static int64_t count_untold(const Mesh *m)
+{
+    int64_t untold = 0;
+    for (int64_t r = 0; r < m->size; r++)
+        untold += is_untold(m, r);
+    return untold;
+}
+
+static void tell(Mesh *m, const char *sentence)
+{
+    for (int64_t r = 0; r < m->size; r++)
+        if (m->socket[r] >= 0 && is_untold(m, r)) {
+            (void)dsvi_frame_send(m->socket[r], DSVI_FRAME_FAILURE, sentence, strlen(sentence));
+            shutdown(m->socket[r], SHUT_WR);
+            m->told[r] = true;
+        }
+}
+
+/* Goes on taking calls, or calling rank 0, for a while, so that ranks that come late are told as well. */
+static void tell_all(Mesh *m, const char *sentence)
+{
+    double until = dsvi_clock_seconds() + LINGER_S;
+    m->failed = true;
+    tell(m, sentence);
+    while (count_untold(m) > 0 && dsvi_clock_seconds() < until) {
+        (void)round_of(m);
+        tell(m, sentence);
+    }
+}
+
+/* The others learn why. Ranks that have been waited for in vain are not waited for again. */
+static void fail(Mesh *m)
+{
+    DsvStatusRecord own = *dsvi_status_record();
+    bool late = waited(m) > m->meeting->timeout_s;
+    tell(m, own.message);
+    if (m->rank == 0 && !late && m->callers->listeners > 0 && count_untold(m) > 0) {
+        say(m, "%s; for %g s rank 0 tells this to ranks that are yet to call", own.message, LINGER_S);
+        tell_all(m, own.message);
+    }
+    *dsvi_status_record() = own;
+}
+
+/* ---- life ---- */
+
+/* A connection to every rank, callers, and what else a process has open. */
+static DsvStatus check_files(const DsviMeeting *meeting)
+{
+    enum { OTHERS = 64 };
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < (rlim_t)meeting->size + OTHERS)
+        return DSVI_FAIL(DSV_E_USAGE, "rank %" PRId64 " may open %llu files at once (ulimit -n), and %" PRId64
+                         " ranks need %" PRId64, meeting->rank, (unsigned long long)limit.rlim_cur,
+                         meeting->size, meeting->size + OTHERS);
+    return DSV_OK;
+}
+
+static DsvStatus open_mesh(Mesh *m, const DsviMeeting *meeting, int *socket)
+{
+    size_t size = (size_t)meeting->size;
+    *m = (Mesh){.meeting = meeting, .rank = meeting->rank, .size = meeting->size, .socket = socket,
+                .begin = dsvi_clock_seconds(), .say_at = FIRST_SAID_S};
+    m->place = calloc(size, sizeof *m->place);
+    m->ready = calloc(size, sizeof *m->ready);
+    m->told = calloc(size, sizeof *m->told);
+    m->callers = calloc(1, sizeof *m->callers);
+    m->call = calloc(size, sizeof *m->call);
+    m->poller = calloc(DSVI_CALLER_POLLERS + 2 * size, sizeof *m->poller);
+    for (size_t r = 0; r < size; r++)
         socket[r] = -1;
-    if (!m.place)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
-    DsvStatus status = rank == 0 ? meet_as_first(&m, port) : meet_as_other(&m, address, port);
-    if (m.listener >= 0)
-        close(m.listener);
-    free(m.place);
-    for (int64_t r = 0; r < size && status != DSV_OK; r++)
-        if (socket[r] >= 0) {
-            close(socket[r]);
-            socket[r] = -1;
+    if (!m->place || !m->ready || !m->told || !m->callers || !m->call || !m->poller)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %zu ranks", size);
+    m->callers->key = &m->key;
+    m->callers->rank = m->rank;
+    m->callers->size = m->size;
+    m->callers->say = say_dropped;
+    m->callers->called = called;
+    m->callers->context = m;
+    return dsvi_job_key(meeting->word, &m->key);
+}
+
+static void close_mesh(Mesh *m)
+{
+    for (int64_t to = 0; to < m->calls; to++)
+        dsvi_tcp_call_end(&m->call[to]);
+    if (m->callers)
+        dsvi_tcp_callers_close(m->callers);
+    free(m->place);
+    free(m->ready);
+    free(m->told);
+    free(m->callers);
+    free(m->call);
+    free(m->poller);
+}
+
+static void hang_up(const Mesh *m)
+{
+    for (int64_t r = 0; r < m->size; r++)
+        if (m->socket[r] >= 0) {
+            close(m->socket[r]);
+            m->socket[r] = -1;
         }
+}
+
+DsvStatus dsvi_tcp_mesh(const DsviMeeting *meeting, int *socket)
+{
+    Mesh m;
+    DSVI_TRY(check_files(meeting));
+    DsvStatus status = open_mesh(&m, meeting, socket);
+    if (status == DSV_OK) {
+        status = meet(&m);
+        if (status != DSV_OK)
+            fail(&m);
+    }
+    close_mesh(&m);
+    if (status != DSV_OK)
+        hang_up(&m);
     return status;
+}
+
+void dsvi_tcp_mesh_decline(const DsviMeeting *meeting, const char *sentence)
+{
+    DsvStatusRecord own = *dsvi_status_record();
+    Mesh m;
+    int *socket = calloc((size_t)meeting->size, sizeof *socket);
+    if (socket && open_mesh(&m, meeting, socket) == DSV_OK) {
+        if (begin(&m) == DSV_OK)
+            tell_all(&m, sentence);
+        close_mesh(&m);
+        hang_up(&m);
+    }
+    free(socket);
+    *dsvi_status_record() = own;
 }

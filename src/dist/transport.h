@@ -23,6 +23,8 @@ typedef struct DsvTransport {
     DsvStatus (*listen)(DsvComm *comm);
     /* The sentence reaches every rank of the program. */
     void (*fail)(DsvComm *comm, const char *sentence);
+    /* As dsvi_comm_told. NULL where ranks share a process, which reports for all. */
+    bool (*told)(DsvComm *comm);
     void (*close)(DsvComm *comm);
 
     /* NULL where the memory is the host's; elsewhere `scratch` is lent (dsvi_comm_lend). */

@@ -1,9 +1,10 @@
-/* One rank of a group started by mpirun, for test_mpi.sh: comm_under_mpi LIBRARY WHAT, where WHAT is
+/* One rank of a group started by mpirun, for test_processes.sh: comm_under_mpi LIBRARY WHAT, where WHAT is
  *     cases    every call against plain loops
  *     killed   rank 1 kills itself
+ *     first    rank 0 kills itself
  *     late     rank 1 does not come
  *     fails    rank 1 says that it fails
- * Rank 0 prints what it met. */
+ * Rank 0 prints the failure, and the others where it does not. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,6 +31,8 @@ static DsvStatus run(DsvComm *comm, const char *what)
     DSVI_TRY(dsvi_comm_barrier(comm));
     if (dsvi_comm_rank(comm) == 1 && strcmp(what, "killed") == 0)
         raise(SIGKILL);
+    if (dsvi_comm_rank(comm) == 0 && strcmp(what, "first") == 0)
+        raise(SIGKILL);
     if (dsvi_comm_rank(comm) == 1 && strcmp(what, "late") == 0)
         sleep(60);
     if (dsvi_comm_rank(comm) == 1 && strcmp(what, "fails") == 0)
@@ -49,10 +52,12 @@ int main(int argc, char **argv)
     DsvStatus status = mpi->join(strcmp(argv[2], "late") == 0 ? 1 : 60, dsvi_status_record, &comm);
     if (status == DSV_OK)
         status = dsvi_comm_fail(comm, run(comm, argv[2]));
-    if (status != DSV_OK && dsvi_comm_rank(comm) == 0) {
+    if (status != DSV_OK && (dsvi_comm_rank(comm) == 0 || !dsvi_comm_told(comm))) {
         printf("%s\n", dsv_error_message());
         fflush(stdout);
     }
+    if (status != DSV_OK && dsvi_comm_rank(comm) == 0)
+        dsvi_comm_told(comm);
     dsvi_comm_close(&comm);
     return status == DSV_OK ? 0 : 1;
 }

@@ -76,6 +76,10 @@ if [ "$way" = mpi ]; then
     ends 20 '^rank 1: the disk is full$' start 3 "$rank" "$library" fails
     ends 20 '^rank 1 has not come to barrier for 1 s$' start 3 "$rank" "$library" late
     ends 20 '^rank 1 has ended, and others wait for it in barrier$' start 3 "$rank" "$library" killed
+    echo "without rank 0 the others say why"
+    ! start 3 "$rank" "$library" first >"$work/said" 2>&1 || fail "it went on without rank 0" "$work/said"
+    grep -q '^rank 0 has ended, and others wait for it in barrier$' "$work/said" ||
+        fail "no cause" "$work/said"
 fi
 
 echo "two ranks train what one trains with a batch of two"
@@ -194,6 +198,42 @@ if [ "$way" = tcp ]; then
     ends 5 'RANK should be a number, and it is not set' env WORLD_SIZE=2 "${train[@]}"
     ends 5 'MASTER_ADDR should name' env WORLD_SIZE=2 RANK=0 MASTER_PORT=9 "${train[@]}"
     ends 5 'SLURM_STEP_NUM_TASKS is set, but not' env SLURM_STEP_NUM_TASKS=2 "${train[@]}"
+    told=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)
+    ends 5 'MASTER_PORT is 0, wanted 1 to 65535' "${told[@]}" MASTER_PORT=0 "${train[@]}"
+    ends 5 'MASTER_PORT is 99999, wanted 1 to 65535' "${told[@]}" MASTER_PORT=99999 "${train[@]}"
+    ends 5 'MASTER_PORT is 65535, wanted 1 to 65534' "${told[@]}" MASTER_PORT=65535 \
+        TORCHELASTIC_USE_AGENT_STORE=True "${train[@]}"
+    ends 5 '1000000000 ranks: wanted 1 to 16384' "${told[@]}" WORLD_SIZE=1000000000 "${train[@]}"
+    ends 5 'there is no rank 7 of 2' "${told[@]}" RANK=7 "${train[@]}"
+    ends 5 'cannot listen at 198.51.100.1:29500, which is no address of its machine' \
+        "${told[@]}" MASTER_ADDR=198.51.100.1 "${train[@]}"
+    ends 5 'DSV_JOB_KEY and the starter' "${told[@]}" DSV_JOB_KEY="$(printf '%0600d' 0)" "${train[@]}"
+    (
+        ulimit -n 64
+        ends 5 'rank 0 may open 64 files at once (ulimit -n), and 2 ranks need 66' "${told[@]}" "${train[@]}"
+    )
+
+    echo "a rank that cannot begin tells the others"
+    port=$((20000 + RANDOM % 12000))
+    for r in 0 1; do
+        RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 "${train[@]}" \
+            $([ $r = 0 ] || echo nosuch=1) "output_dir=$work/none" >"$work/said.$r" 2>&1 &
+    done
+    wait
+    grep -q '^dsv: rank 1: unknown key nosuch' "$work/said.0" || fail "rank 0 was not told" "$work/said.0"
+
+    echo "ranks with other job words do not meet"
+    port=$((20000 + RANDOM % 12000))
+    for r in 0 1; do
+        DSV_JOB_KEY=word$r RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            timeout 60 "${train[@]}" rank_timeout=3 "output_dir=$work/none" >"$work/said.$r" 2>&1 &
+    done
+    wait
+    grep -q 'rank 0 dropped a call from 127.0.0.1:.*another job word' "$work/said.0" ||
+        fail "rank 0 took another job" "$work/said.0"
+    grep -q '^dsv: rank 1 gave up after 3 s: .*another job word' "$work/said.1" ||
+        fail "rank 1 gave no cause" "$work/said.1"
+    ! grep -h word[01] "$work/said.0" "$work/said.1" || fail "the word was printed"
 fi
 
 long=("${train[@]}" max_train_steps=1000000 checkpointing_steps=5 "output_dir=$work/killed")
@@ -217,6 +257,12 @@ echo "a rank that is killed"
 killed 1 KILL
 grep -q "training stopped, .*checkpoint-[0-9]* is whole: step [0-9]*: rank 1 has ended" "$work/said" ||
     fail "nothing said of rank 1" "$work/said"
+
+echo "rank 0 is killed"
+killed 0 KILL
+[ "$way" = mpi ] || # mpirun ends the others, which may have no time to speak
+    grep -q "^dsv: rank 1: .*rank 0 has ended, and others wait for it in" "$work/said" ||
+    fail "rank 1 said nothing" "$work/said"
 
 echo "a rank that is asked to stop"
 killed 1 TERM

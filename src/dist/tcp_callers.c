@@ -1,0 +1,163 @@
+/* See tcp_callers.h. */
+#include "dist/tcp_callers.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/host.h"
+
+#define HELLO_S 5.0           /* a caller whose hello is not there by then is none of ours */
+enum { DROPS_SAID_EACH = 5 }; /* of more dropped callers only every power of two is logged */
+
+DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *c, const DsviTcpPlaces *places)
+{
+    char where[DSVI_PLACE_TEXT];
+    int error = 0, listeners = c->listeners;
+    for (int i = 0; i < places->count && c->listeners < DSVI_PLACES_MAX; i++) {
+        DsviTcpPlace place = places->place[i];
+        int file = dsvi_place_listen(&place);
+        if (file >= 0) {
+            c->at[c->listeners] = place;
+            c->listener[c->listeners++] = file;
+            continue;
+        }
+        error = errno;
+        if (error == EADDRINUSE)
+            break; /* by another program, which some of the ranks would find there */
+    }
+    if (c->listeners > listeners && error != EADDRINUSE)
+        return DSV_OK;
+    dsvi_place_text(&places->place[0], where);
+    if (error == EADDRNOTAVAIL)
+        return DSVI_FAIL(DSV_E_IO, "rank %lld cannot listen at %s, which is no address of its machine",
+                         (long long)c->rank, where);
+    return DSVI_FAIL(DSV_E_IO, "rank %lld cannot listen at %s: %s", (long long)c->rank, where,
+                     strerror(error));
+}
+
+void dsvi_tcp_callers_close(DsviTcpCallers *c)
+{
+    for (int i = 0; i < c->listeners; i++)
+        close(c->listener[i]);
+    for (int i = 0; i < c->count; i++)
+        close(c->caller[i].file);
+    c->listeners = c->count = 0;
+}
+
+int dsvi_tcp_callers_pollers(const DsviTcpCallers *c, struct pollfd *poller)
+{
+    for (int i = 0; i < c->listeners; i++)
+        *poller++ = (struct pollfd){c->listener[i], POLLIN, 0};
+    for (int i = 0; i < c->count; i++)
+        *poller++ = (struct pollfd){c->caller[i].file, POLLIN, 0};
+    return c->listeners + c->count;
+}
+
+static void forget(DsviTcpCallers *c, int i)
+{
+    c->count--;
+    memmove(&c->caller[i], &c->caller[i + 1], (size_t)(c->count - i) * sizeof c->caller[i]);
+}
+
+static void drop(DsviTcpCallers *c, int i, const char *why)
+{
+    char line[256], from[DSVI_PLACE_TEXT];
+    int64_t n = ++c->dropped;
+    if (n <= DROPS_SAID_EACH || (n & (n - 1)) == 0) {
+        snprintf(line, sizeof line, "rank %lld dropped a call from %s: %s (%lld so far)", (long long)c->rank,
+                 dsvi_place_text(&c->caller[i].from, from), why, (long long)n);
+        c->say(c->context, line);
+    }
+    close(c->caller[i].file);
+    forget(c, i);
+}
+
+static void answer(const DsviTcpCallers *c, const DsviCaller *caller, const DsviHello *hello,
+                   DsviVerdict verdict)
+{
+    DsviAnswer out;
+    dsvi_answer_make(c->key, &caller->challenge, hello, verdict, c->size, &out);
+    (void)!send(caller->file, &out, sizeof out, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void take_hello(DsviTcpCallers *c, int i)
+{
+    DsviCaller *caller = &c->caller[i];
+    DsviHello hello;
+    DsviMessageKind kind = dsvi_hello_read(c->key, &caller->challenge, caller->in, &hello);
+    if (kind == DSVI_MESSAGE_OTHER_JOB || (kind == DSVI_MESSAGE_GOOD && hello.to != c->rank)) {
+        answer(c, caller, &hello, DSVI_CALL_OTHER_JOB);
+        drop(c, i, "it is of another job, or has another job word");
+        return;
+    }
+    DsviVerdict verdict = c->called(c->context, &hello, caller->file, &caller->from);
+    answer(c, caller, &hello, verdict);
+    if (verdict != DSVI_CALL_TAKEN)
+        close(caller->file);
+    forget(c, i);
+}
+
+static void hear(DsviTcpCallers *c, int i)
+{
+    DsviCaller *caller = &c->caller[i];
+    ssize_t got = recv(caller->file, caller->in + caller->got, sizeof caller->in - caller->got, MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK))
+        return;
+    if (got <= 0) {
+        drop(c, i, got == 0 ? "it hung up before its hello" : strerror(errno));
+        return;
+    }
+    caller->got += (size_t)got;
+    if (!dsvi_message_begins(caller->in, caller->got))
+        drop(c, i, "what it says is no hello of dsv");
+    else if (caller->got == sizeof caller->in)
+        take_hello(c, i);
+}
+
+static void welcome(DsviTcpCallers *c, int file)
+{
+    if (c->count == DSVI_CALLERS_MAX)
+        drop(c, 0, "too many others call");
+    DsviCaller *caller = &c->caller[c->count++];
+    *caller = (DsviCaller){.file = file, .from = dsvi_place_peer(file),
+                           .until = dsvi_clock_seconds() + HELLO_S};
+    dsvi_place_set_up(file);
+    dsvi_challenge_make(&caller->challenge);
+    (void)!send(file, &caller->challenge, sizeof caller->challenge, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* Takes all calls that wait at a listener. A call that was given up meanwhile is no failure. */
+static DsvStatus take_calls(DsviTcpCallers *c, int listener)
+{
+    for (;;) {
+        int file = accept(listener, NULL, NULL);
+        if (file >= 0) {
+            welcome(c, file);
+            continue;
+        }
+        if (errno != EMFILE && errno != ENFILE)
+            return DSV_OK;
+        if (c->count == 0)
+            return DSVI_FAIL(DSV_E_IO, "rank %lld cannot take a call: %s", (long long)c->rank,
+                             strerror(errno));
+        drop(c, 0, "this process may open no more files");
+    }
+}
+
+DsvStatus dsvi_tcp_callers_serve(DsviTcpCallers *c, const struct pollfd *poller)
+{
+    double now = dsvi_clock_seconds();
+    for (int i = c->count - 1; i >= 0; i--) { /* one that is dropped moves those that come after it */
+        if (poller[c->listeners + i].revents)
+            hear(c, i);
+        else if (now > c->caller[i].until)
+            drop(c, i, "it has said nothing for 5 s");
+    }
+    for (int i = 0; i < c->listeners; i++)
+        if (poller[i].revents)
+            DSVI_TRY(take_calls(c, c->listener[i]));
+    return DSV_OK;
+}

@@ -1,0 +1,93 @@
+/* See tcp_hello.h. */
+#include "dist/tcp_hello.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include <sodium.h>
+
+/* The last character is the version of these messages. */
+static const char MAGIC[DSVI_MAGIC_BYTES + 1] = "dsv-job2";
+
+static_assert(crypto_auth_BYTES == DSVI_SEAL_BYTES, "a seal");
+static_assert(crypto_auth_KEYBYTES == sizeof(DsviJobKey), "a key");
+/* Messages are sealed and sent as bytes: no padding. */
+static_assert(sizeof(DsviChallenge) == 40 && sizeof(DsviHello) == 104 && sizeof(DsviAnswer) == 56, "layout");
+
+DsvStatus dsvi_job_key(const char *word, DsviJobKey *key)
+{
+    if (sodium_init() < 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "libsodium does not start: no source of random numbers here");
+    crypto_generichash(key->bytes, sizeof key->bytes, (const unsigned char *)word, strlen(word), NULL, 0);
+    return DSV_OK;
+}
+
+bool dsvi_message_begins(const void *data, size_t bytes)
+{
+    return memcmp(data, MAGIC, bytes < DSVI_MAGIC_BYTES ? bytes : DSVI_MAGIC_BYTES) == 0;
+}
+
+void dsvi_challenge_make(DsviChallenge *challenge)
+{
+    memcpy(challenge->magic, MAGIC, DSVI_MAGIC_BYTES);
+    randombytes_buf(challenge->nonce, sizeof challenge->nonce);
+}
+
+/* The seal of a hello, or (`answer` not NULL) of an answer. The kinds differ in length, so that a seal of one
+ * is none of the other. */
+static void seal(const DsviJobKey *key, const DsviChallenge *challenge, const DsviHello *hello,
+                 const DsviAnswer *answer, unsigned char out[DSVI_SEAL_BYTES])
+{
+    crypto_auth_hmacsha512256_state state;
+    crypto_auth_hmacsha512256_init(&state, key->bytes, sizeof key->bytes);
+    crypto_auth_hmacsha512256_update(&state, (const unsigned char *)challenge, sizeof *challenge);
+    crypto_auth_hmacsha512256_update(&state, (const unsigned char *)hello, offsetof(DsviHello, seal));
+    if (answer)
+        crypto_auth_hmacsha512256_update(&state, (const unsigned char *)answer, offsetof(DsviAnswer, seal));
+    crypto_auth_hmacsha512256_final(&state, out);
+}
+
+void dsvi_hello_make(const DsviJobKey *key, const DsviChallenge *challenge, DsviHello *hello)
+{
+    memcpy(hello->magic, MAGIC, DSVI_MAGIC_BYTES);
+    randombytes_buf(hello->nonce, sizeof hello->nonce);
+    seal(key, challenge, hello, NULL, hello->seal);
+}
+
+void dsvi_answer_make(const DsviJobKey *key, const DsviChallenge *challenge, const DsviHello *hello,
+                      DsviVerdict verdict, int64_t size, DsviAnswer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    memcpy(answer->magic, MAGIC, DSVI_MAGIC_BYTES);
+    answer->verdict = verdict;
+    if (verdict == DSVI_CALL_OTHER_JOB)
+        return;
+    answer->size = size;
+    seal(key, challenge, hello, answer, answer->seal);
+}
+
+static DsviMessageKind kind_of(const char magic[DSVI_MAGIC_BYTES], const unsigned char found[DSVI_SEAL_BYTES],
+                               const unsigned char wanted[DSVI_SEAL_BYTES])
+{
+    if (!dsvi_message_begins(magic, DSVI_MAGIC_BYTES))
+        return DSVI_MESSAGE_STRANGE;
+    return sodium_memcmp(found, wanted, DSVI_SEAL_BYTES) == 0 ? DSVI_MESSAGE_GOOD : DSVI_MESSAGE_OTHER_JOB;
+}
+
+DsviMessageKind dsvi_hello_read(const DsviJobKey *key, const DsviChallenge *challenge, const void *bytes,
+                                DsviHello *out)
+{
+    unsigned char wanted[DSVI_SEAL_BYTES];
+    memcpy(out, bytes, sizeof *out);
+    seal(key, challenge, out, NULL, wanted);
+    return kind_of(out->magic, out->seal, wanted);
+}
+
+DsviMessageKind dsvi_answer_read(const DsviJobKey *key, const DsviChallenge *challenge,
+                                 const DsviHello *hello, const void *bytes, DsviAnswer *out)
+{
+    unsigned char wanted[DSVI_SEAL_BYTES];
+    memcpy(out, bytes, sizeof *out);
+    seal(key, challenge, hello, out, wanted);
+    return kind_of(out->magic, out->seal, wanted);
+}

@@ -1,0 +1,455 @@
+/* How ranks meet over TCP while others call their ports, while ranks end or cannot begin, and where a port
+ * belongs to another job. Ranks are threads here, strangers are plain sockets. */
+#include "test.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "dist/tcp_frame.h"
+#include "dist/tcp_hello.h"
+#include "dist/tcp_mesh.h"
+
+enum { SIZE_MOST = 4 };
+
+static int next_port(void)
+{
+    static int used;
+    return 20000 + (getpid() * 41 + used++ * 7) % 12000; /* below those the system gives away */
+}
+
+typedef struct Rank {
+    pthread_t thread;
+    DsviMeeting meeting;
+    DsvStatus status;
+    char sentence[DSVI_MESSAGE_BYTES];
+    double seconds;     /* that the call took */
+    int socket[SIZE_MOST];
+    pthread_mutex_t lock; /* over `said` */
+    char said[8192];
+} Rank;
+
+static void hear(void *context, const char *line)
+{
+    Rank *rank = context;
+    pthread_mutex_lock(&rank->lock);
+    size_t used = strlen(rank->said);
+    snprintf(rank->said + used, sizeof rank->said - used, "%s\n", line);
+    pthread_mutex_unlock(&rank->lock);
+}
+
+static bool has_said(Rank *rank, const char *words)
+{
+    pthread_mutex_lock(&rank->lock);
+    bool said = strstr(rank->said, words) != NULL;
+    pthread_mutex_unlock(&rank->lock);
+    return said;
+}
+
+static void *work(void *argument)
+{
+    Rank *rank = argument;
+    double begin = dsvi_clock_seconds();
+    rank->status = dsvi_tcp_mesh(&rank->meeting, rank->socket);
+    rank->seconds = dsvi_clock_seconds() - begin;
+    snprintf(rank->sentence, sizeof rank->sentence, "%s", rank->status ? dsv_error_message() : "");
+    return NULL;
+}
+
+static void begin_for(Rank *rank, int64_t number, int64_t size, int port, const char *word, double timeout_s)
+{
+    memset(rank, 0, sizeof *rank);
+    pthread_mutex_init(&rank->lock, NULL);
+    rank->meeting = (DsviMeeting){.rank = number, .size = size, .address = "127.0.0.1", .port = port,
+                                  .word = word, .timeout_s = timeout_s, .say = hear, .context = rank};
+    assert_int_equal(pthread_create(&rank->thread, NULL, work, rank), 0);
+}
+
+static void begin(Rank *rank, int64_t number, int64_t size, int port, const char *word)
+{
+    begin_for(rank, number, size, port, word, 60);
+}
+
+static void end(Rank *rank)
+{
+    pthread_join(rank->thread, NULL);
+    pthread_mutex_destroy(&rank->lock);
+    for (int64_t r = 0; r < rank->meeting.size && rank->status == DSV_OK; r++)
+        if (rank->socket[r] >= 0)
+            close(rank->socket[r]);
+}
+
+static void end_well(Rank *rank)
+{
+    end(rank);
+    if (rank->status != DSV_OK)
+        fail_msg("rank %d: %s", (int)rank->meeting.rank, rank->sentence);
+}
+
+/* A connection to 127.0.0.`last`; -1: refused. */
+static int dial_at(int last, int port)
+{
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                .sin_addr = {htonl(0x7f000000u + (unsigned)last)}};
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(file, (struct sockaddr *)&where, sizeof where) == 0)
+        return file;
+    close(file);
+    return -1;
+}
+
+static int dial(int port)
+{
+    int file;
+    while ((file = dial_at(1, port)) < 0)
+        usleep(5000);
+    return file;
+}
+
+static bool receive_all(int file, void *data, size_t bytes)
+{
+    return recv(file, data, bytes, MSG_WAITALL) == (ssize_t)bytes;
+}
+
+/* Calls as a rank with `word` does; the answer is left to be received. */
+static int dial_as(int port, const char *word, int64_t rank, int64_t size, DsviHello *hello)
+{
+    DsviJobKey key;
+    DsviChallenge challenge;
+    int file = dial(port);
+    assert_ok(dsvi_job_key(word, &key));
+    assert_true(receive_all(file, &challenge, sizeof challenge));
+    *hello = (DsviHello){.rank = rank, .size = size, .to = 0, .port = 1};
+    dsvi_hello_make(&key, &challenge, hello);
+    assert_int_equal(send(file, hello, sizeof *hello, MSG_NOSIGNAL), sizeof *hello);
+    return file;
+}
+
+/* Whether the other side ends the connection, whatever it sends before. */
+static bool is_hung_up(int file)
+{
+    char rest[4096];
+    struct timeval limit = {20, 0};
+    ssize_t got;
+    setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    while ((got = recv(file, rest, sizeof rest, 0)) > 0)
+        continue;
+    return got == 0 || errno == ECONNRESET;
+}
+
+static void silent_callers_do_not_delay(void **state)
+{
+    enum { SILENT = 60 };
+    Rank rank[2];
+    int port = next_port(), silent[SILENT];
+    (void)state;
+    begin(&rank[0], 0, 2, port, "word");
+    for (int i = 0; i < SILENT; i++)
+        silent[i] = dial(port);
+    begin(&rank[1], 1, 2, port, "word");
+    end_well(&rank[0]);
+    end_well(&rank[1]);
+    assert_true(rank[1].seconds < 1);
+    for (int i = 0; i < SILENT; i++)
+        close(silent[i]);
+}
+
+/* More callers than are heard at once: a rank finds room nevertheless. */
+static void many_callers_do_not_keep_a_rank_out(void **state)
+{
+    enum { MANY = DSVI_CALLERS_MAX + 40 };
+    Rank rank[2];
+    int port = next_port(), silent[MANY];
+    (void)state;
+    begin(&rank[0], 0, 2, port, "word");
+    for (int i = 0; i < MANY; i++)
+        silent[i] = dial(port);
+    begin(&rank[1], 1, 2, port, "word");
+    end_well(&rank[0]);
+    end_well(&rank[1]);
+    assert_non_null(strstr(rank[0].said, "too many others call"));
+    for (int i = 0; i < MANY; i++)
+        close(silent[i]);
+}
+
+/* The hello of a version without proof: magic, port, rank, size. */
+static void say_without_proof(int file)
+{
+    unsigned char hello[24] = {0x64, 0x73, 0x76, 0x31, 0x0f, 0xa0};
+    hello[8] = 1;
+    hello[16] = 2;
+    (void)!send(file, hello, sizeof hello, MSG_NOSIGNAL);
+}
+
+static void strangers_are_dropped(void **state)
+{
+    Rank rank[2];
+    DsviHello hello;
+    DsviAnswer answer;
+    int port = next_port(), file;
+    (void)state;
+    begin(&rank[0], 0, 2, port, "word");
+
+    file = dial(port);
+    (void)!send(file, "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
+    assert_true(is_hung_up(file));
+    close(file);
+
+    file = dial(port);
+    say_without_proof(file);
+    assert_true(is_hung_up(file));
+    close(file);
+
+    file = dial(port); /* ends with a reset */
+    struct linger reset = {1, 0};
+    assert_int_equal(setsockopt(file, SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
+    close(file);
+
+    file = dial_as(port, "other word", 1, 2, &hello);
+    assert_true(receive_all(file, &answer, sizeof answer));
+    assert_int_equal(answer.verdict, DSVI_CALL_OTHER_JOB);
+    assert_true(is_hung_up(file));
+    close(file);
+
+    file = dial_as(port, "other word", 1, 99, &hello); /* of another number of ranks */
+    assert_true(is_hung_up(file));
+    close(file);
+
+    begin(&rank[1], 1, 2, port, "word");
+    end_well(&rank[0]);
+    end_well(&rank[1]);
+    assert_non_null(strstr(rank[0].said, "rank 0 dropped a call from 127.0.0.1:"));
+    assert_non_null(strstr(rank[0].said, "what it says is no hello of dsv (1 so far)"));
+    assert_non_null(strstr(rank[0].said, "it is of another job, or has another job word"));
+}
+
+/* A hello that was heard on the wire, sent again by somebody who does not know the word. */
+static void a_replayed_hello_is_dropped(void **state)
+{
+    Rank rank[3];
+    DsviHello hello;
+    DsviAnswer answer;
+    DsviChallenge challenge;
+    int port = next_port();
+    (void)state;
+    begin(&rank[0], 0, 3, port, "word");
+    int genuine = dial_as(port, "word", 1, 3, &hello);
+    assert_true(receive_all(genuine, &answer, sizeof answer));
+    assert_int_equal(answer.verdict, DSVI_CALL_TAKEN);
+    int replay = dial(port);
+    assert_true(receive_all(replay, &challenge, sizeof challenge));
+    hello.rank = 2; /* or as it is: both are of no use */
+    (void)!send(replay, &hello, sizeof hello, MSG_NOSIGNAL);
+    assert_true(receive_all(replay, &answer, sizeof answer));
+    assert_int_equal(answer.verdict, DSVI_CALL_OTHER_JOB);
+    close(replay);
+    close(genuine); /* as a rank that dies */
+    begin(&rank[2], 2, 3, port, "word");
+    for (int r = 2; r >= 0; r -= 2) {
+        end(&rank[r]);
+        assert_int_equal(rank[r].status, DSV_E_RANK);
+        assert_string_equal(rank[r].sentence, "rank 1 has ended before all ranks had met");
+    }
+}
+
+/* Local addresses of this process's listeners: whether all are 127.0.0.1. */
+static int listeners(bool *all_loopback)
+{
+    int count = 0;
+    *all_loopback = true;
+    for (int file = 3; file < 256; file++) {
+        struct sockaddr_storage where = {0};
+        socklen_t length = sizeof where, listens_length = sizeof(int);
+        int listens = 0;
+        if (getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_length) != 0 || !listens)
+            continue;
+        getsockname(file, (struct sockaddr *)&where, &length);
+        const struct sockaddr_in *four = (const struct sockaddr_in *)&where;
+        *all_loopback &= where.ss_family == AF_INET && four->sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+        count++;
+    }
+    return count;
+}
+
+static void ranks_listen_at_their_address_alone(void **state)
+{
+    Rank rank[3];
+    bool all_loopback;
+    int port = next_port();
+    (void)state;
+    begin(&rank[0], 0, 3, port, "word");
+    begin(&rank[1], 1, 3, port, "word");
+    while (listeners(&all_loopback) < 2) /* those of ranks 0 and 1 */
+        usleep(10000);
+    assert_true(all_loopback);
+    assert_int_equal(dial_at(2, port), -1); /* another address of this machine */
+    begin(&rank[2], 2, 3, port, "word");
+    for (int r = 0; r < 3; r++)
+        end_well(&rank[r]);
+    assert_int_equal(listeners(&all_loopback), 0);
+}
+
+/* Job A has rank 0 at the port, job B comes to the same port: B's rank 0 has no place, its rank 1 gets no
+ * answer, and A is not disturbed. */
+static void jobs_do_not_mix(void **state)
+{
+    Rank a[2], b[2];
+    int port = next_port();
+    (void)state;
+    begin(&a[0], 0, 2, port, "job a");
+    close(dial(port));
+    begin(&b[0], 0, 2, port, "job b");
+    end(&b[0]);
+    assert_int_equal(b[0].status, DSV_E_IO);
+    assert_non_null(strstr(b[0].sentence, "Address already in use"));
+    begin_for(&b[1], 1, 2, port, "job b", 2);
+    while (!has_said(&a[0], "it is of another job"))
+        usleep(10000);
+    begin(&a[1], 1, 2, port, "job a");
+    end_well(&a[0]);
+    end_well(&a[1]);
+    end(&b[1]);
+    assert_int_equal(b[1].status, DSV_E_RANK);
+    assert_non_null(strstr(b[1].sentence, "rank 1 gave up after 2 s: it calls rank 0 at 127.0.0.1:"));
+}
+
+/* Of three ranks one ends before the last has come: the last learns of it when it comes. */
+static void a_rank_that_ends_early_ends_all(void **state)
+{
+    Rank rank[3];
+    DsviHello hello;
+    DsviAnswer answer;
+    int port = next_port();
+    (void)state;
+    begin(&rank[0], 0, 3, port, "word");
+    int doomed = dial_as(port, "word", 1, 3, &hello);
+    assert_true(receive_all(doomed, &answer, sizeof answer));
+    close(doomed);
+    usleep(300000);
+    begin(&rank[2], 2, 3, port, "word");
+    end(&rank[2]);
+    end(&rank[0]);
+    for (int r = 0; r < 3; r += 2) {
+        assert_int_equal(rank[r].status, DSV_E_RANK);
+        assert_string_equal(rank[r].sentence, "rank 1 has ended before all ranks had met");
+        assert_true(rank[r].seconds < 4);
+    }
+}
+
+static void when_rank_0_ends_early_all_end(void **state)
+{
+    Rank rank[3];
+    int port = next_port(), listener = socket(AF_INET, SOCK_STREAM, 0), file[2];
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    DsviJobKey key;
+    (void)state;
+    assert_ok(dsvi_job_key("word", &key));
+    assert_int_equal(bind(listener, (struct sockaddr *)&where, sizeof where), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    for (int r = 1; r < 3; r++) { /* a rank 0 that takes calls, and then is killed */
+        DsviChallenge challenge;
+        DsviHello hello;
+        DsviAnswer answer;
+        begin(&rank[r], r, 4, port, "word");
+        file[r - 1] = accept(listener, NULL, NULL);
+        dsvi_challenge_make(&challenge);
+        (void)!send(file[r - 1], &challenge, sizeof challenge, MSG_NOSIGNAL);
+        assert_true(receive_all(file[r - 1], &hello, sizeof hello));
+        dsvi_answer_make(&key, &challenge, &hello, DSVI_CALL_TAKEN, 4, &answer);
+        (void)!send(file[r - 1], &answer, sizeof answer, MSG_NOSIGNAL);
+    }
+    usleep(200000);
+    close(listener);
+    close(file[0]);
+    close(file[1]);
+    for (int r = 1; r < 3; r++) {
+        end(&rank[r]);
+        assert_int_equal(rank[r].status, DSV_E_RANK);
+        assert_string_equal(rank[r].sentence, "rank 0 has ended before all ranks had met");
+        assert_true(rank[r].seconds < 4);
+    }
+}
+
+/* Either the first or another rank cannot begin, and comes first or last. */
+static void ranks_that_cannot_begin_tell_why(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++)
+        for (int late = 0; late < 2; late++) {
+            Rank other;
+            int port = next_port();
+            DsviMeeting meeting = {.rank = who, .size = 2, .address = "127.0.0.1", .port = port, .word = "w",
+                                   .timeout_s = 60};
+            begin(&other, 1 - who, 2, port, "w");
+            if (late)
+                usleep(200000);
+            dsvi_tcp_mesh_decline(&meeting, "no key nosuch");
+            end(&other);
+            assert_int_equal(other.status, DSV_E_RANK);
+            assert_string_equal(other.sentence, "no key nosuch");
+        }
+}
+
+static void ranks_of_other_sizes_or_twice_the_same_end(void **state)
+{
+    Rank rank[4];
+    int port = next_port();
+    (void)state;
+    begin(&rank[0], 0, 3, port, "word");
+    begin(&rank[1], 1, 3, port, "word");
+    usleep(300000);
+    begin(&rank[2], 1, 3, port, "word");
+    usleep(300000);
+    begin(&rank[3], 2, 3, port, "word");
+    for (int r = 3; r >= 0; r--) {
+        end(&rank[r]);
+        assert_non_null(strstr(rank[r].sentence, "two processes were told that they are rank 1"));
+    }
+    port = next_port();
+    begin(&rank[0], 0, 2, port, "word");
+    begin(&rank[1], 2, 4, port, "word");
+    for (int r = 1; r >= 0; r--) {
+        end(&rank[r]);
+        assert_int_equal(rank[r].status, DSV_E_USAGE);
+        assert_string_equal(rank[r].sentence, "rank 2 was told of 4 ranks, rank 0 of 2");
+    }
+}
+
+/* A rank that is missing is named within ten seconds, by rank 0 and by a rank that finds nobody. */
+static void missing_ranks_are_named(void **state)
+{
+    Rank first, alone;
+    int port = next_port(), nobodys = next_port();
+    (void)state;
+    begin_for(&first, 0, 4, port, "word", 9);
+    begin_for(&alone, 2, 4, nobodys, "word", 9);
+    end(&first);
+    end(&alone);
+    assert_non_null(strstr(first.said, "rank 0 waits at 127.0.0.1:"));
+    assert_non_null(strstr(first.said, "for ranks 1 to 3 of 4 to call"));
+    assert_non_null(strstr(alone.said, "rank 2 calls rank 0 at 127.0.0.1:"));
+    assert_non_null(strstr(alone.said, "Connection refused"));
+    assert_non_null(strstr(first.sentence, "rank 0 gave up after 9 s: it waits at "));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(silent_callers_do_not_delay),
+        cmocka_unit_test(many_callers_do_not_keep_a_rank_out),
+        cmocka_unit_test(strangers_are_dropped),
+        cmocka_unit_test(a_replayed_hello_is_dropped),
+        cmocka_unit_test(ranks_listen_at_their_address_alone),
+        cmocka_unit_test(jobs_do_not_mix),
+        cmocka_unit_test(a_rank_that_ends_early_ends_all),
+        cmocka_unit_test(when_rank_0_ends_early_all_end),
+        cmocka_unit_test(ranks_that_cannot_begin_tell_why),
+        cmocka_unit_test(ranks_of_other_sizes_or_twice_the_same_end),
+        cmocka_unit_test(missing_ranks_are_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
