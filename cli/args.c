@@ -8,6 +8,7 @@
 
 #include "interrupt.h"
 #include "terminal.h"
+#include "text.h"
 #include "verb.h"
 
 enum { COMPARED_MOST = 32 };
@@ -76,7 +77,8 @@ int cli_outcome(const CliArgs *args, DsvStatus status)
 void cli_print_line(void *context, const char *text)
 {
     (void)context;
-    puts(text);
+    cli_put_text(stdout, text);
+    putchar('\n');
 }
 
 static const char *flag_name(const void *context, int index)

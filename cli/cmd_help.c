@@ -5,6 +5,7 @@
 
 #include "cmd.h"
 #include "terminal.h"
+#include "text.h"
 
 enum { WIDEST = 100 };
 enum { MARKDOWN };
@@ -30,24 +31,11 @@ void cli_print_overview(FILE *to)
     fputs("\ndsv help VERB explains a verb, dsv help options all settings, dsv help KEY one.\n", to);
 }
 
-/* Words of `text` in lines of at most `width` columns, each behind `indent` blanks. */
+/* `text` as a paragraph whose lines all begin with `indent` blanks. */
 static void print_wrapped(const char *text, size_t indent, size_t width)
 {
-    size_t column = 0;
-    while (*text) {
-        size_t word = strcspn(text, " ");
-        if (column > 0 && column + 1 + word > width) {
-            putchar('\n');
-            column = 0;
-        }
-        if (column == 0)
-            column = (size_t)printf("%*s", (int)indent, "");
-        else
-            column += (size_t)printf(" ");
-        column += (size_t)printf("%.*s", (int)word, text);
-        text += word;
-        text += strspn(text, " ");
-    }
+    printf("%*s", (int)indent, "");
+    cli_put_wrapped(stdout, text, indent, indent, width);
     putchar('\n');
 }
 

@@ -1,33 +1,49 @@
-/* See interrupt.h. The handler does nothing but what a handler may. */
+/* See interrupt.h. The handler uses only what a signal handler may: atomics, clock_gettime, write, _exit. */
 #include "interrupt.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t received;
+/* `timeout`, mpirun and torchrun signal a process and then its process group: two signals within
+ * milliseconds, which are one request. A Ctrl-C this long after the request is a new one. */
+static const int64_t AGAIN_AFTER_NS = 1000000000;
+
+/* Two threads may run the handler at the same time. The thread that sets `requested_at` owns the request. */
+static _Atomic int64_t requested_at; /* CLOCK_MONOTONIC, ns; 0: no request yet */
+static atomic_int received;
 static char first_notice[160], second_notice[80];
 
 static void tell(const char *notice)
 {
-    int before = errno;
     ssize_t written = write(STDERR_FILENO, notice, strlen(notice));
-    (void)written; /* nobody is left to be told */
-    errno = before;
+    (void)written; /* stderr may be closed: the signal is obeyed all the same */
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
 static void on_signal(int number)
 {
-    if (received && number == SIGHUP)
-        return; /* a terminal that goes is told of more than once, by its shell and by the kernel */
-    if (received) {
+    int before = errno;
+    int64_t first = 0, now = now_ns();
+    if (atomic_compare_exchange_strong(&requested_at, &first, now)) {
+        received = number;
+        tell(first_notice);
+    } else if (number == SIGINT && now - first >= AGAIN_AFTER_NS) {
         tell(second_notice);
         _exit(128 + number);
     }
-    received = number;
-    tell(first_notice);
+    errno = before;
 }
 
 void cli_interrupt_watch(const char *what, bool on_progress_line)
@@ -35,17 +51,17 @@ void cli_interrupt_watch(const char *what, bool on_progress_line)
     const char *fresh_line = on_progress_line ? "\n" : "";
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, hangup;
     if (what) {
-        snprintf(first_notice, sizeof first_notice, "%sdsv: finishing %s; once more ends at once.\n",
-                 fresh_line, what);
+        snprintf(first_notice, sizeof first_notice,
+                 "%sdsv: finishing %s; Ctrl-C after one second ends at once.\n", fresh_line, what);
         snprintf(second_notice, sizeof second_notice, "%sdsv: ended at once.\n", fresh_line);
     }
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, NULL, &hangup);
-    if (hangup.sa_handler != SIG_IGN) /* as nohup leaves it */
+    if (hangup.sa_handler != SIG_IGN) /* nohup starts its program with SIGHUP ignored */
         sigaction(SIGHUP, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* whoever read along may go: the work is worth more than what is said of it */
+    signal(SIGPIPE, SIG_IGN); /* a reader of stdout or stderr that goes must not end the work */
 }
 
 int cli_interrupt_signal(void)

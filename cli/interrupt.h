@@ -1,16 +1,20 @@
-/* Ctrl-C, SIGTERM and a terminal that goes (SIGHUP, unless the program was started to ignore it): the first
- * asks the work to finish up, a second Ctrl-C or SIGTERM ends the program. */
+/* What signals do while a verb works.
+ *
+ * The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal closed; not where SIGHUP was ignored at the
+ * start, as nohup does) asks the work to finish and save. Every later SIGTERM and SIGHUP is ignored, because
+ * launchers signal a process and its group, and schedulers repeat themselves. A Ctrl-C more than a second
+ * after the first signal ends the program at once; SIGKILL always does. */
 #ifndef CLI_INTERRUPT_H
 #define CLI_INTERRUPT_H
 
 #include <stdbool.h>
 
-/* From now on they are caught, and a reader of stdout or stderr that goes ends nothing (SIGPIPE). `what` the
- * work is allowed to finish, "this step"; NULL: nothing is said, for another process speaks.
- * `on_progress_line`: the cursor stands behind a line that is redrawn in place. */
+/* Installs the handlers and ignores SIGPIPE. `what` is the work that is finished after a signal, "this step";
+ * NULL prints nothing, because another process prints. `on_progress_line`: the cursor is at the end of a line
+ * that is redrawn in place. */
 void cli_interrupt_watch(const char *what, bool on_progress_line);
 
-/* The signal that asked the work to stop, 0 while none has. */
+/* The signal that asked the work to stop; 0 while none has. */
 int cli_interrupt_signal(void);
 
 #endif

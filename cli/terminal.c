@@ -9,8 +9,9 @@
 #include <unistd.h>
 
 #include "interrupt.h"
+#include "text.h"
 
-enum { USUAL_COLUMNS = 80 };
+enum { USUAL_COLUMNS = 80, HANGING_INDENT = 2 };
 
 /* Seconds between plain lines, and between redraws in place. */
 static const double PLAIN_EVERY = 5, REDRAW_EVERY = 0.05;
@@ -48,25 +49,37 @@ size_t cli_columns(FILE *stream)
     return USUAL_COLUMNS;
 }
 
-/* A word at the start of a line, in a colour where that shows. */
-static void print_mark(const char *word, const char *colour)
+/* A word at the start of a line, in a colour where the terminal shows one. Returns its columns. */
+static size_t print_mark(const char *word, const char *colour)
 {
     bool coloured = shows_colour(stderr);
     fprintf(stderr, "%s%s:%s ", coloured ? colour : "", word, coloured ? USUAL_COLOUR : "");
+    return strlen(word) + 2;
+}
+
+/* The rest of a line on stderr that is filled up to `column`. Terminals get it broken at spaces; files and
+ * pipes get one line, for grep. The last column stays free: some terminals wrap once it is filled. */
+static void print_rest(const char *text, size_t column)
+{
+    if (obeys_controls(stderr))
+        cli_put_wrapped(stderr, text, column, HANGING_INDENT, cli_columns(stderr) - 1);
+    else
+        cli_put_text(stderr, text);
 }
 
 void cli_print_error(const char *format, ...)
 {
-    char sentence[4096];
+    char sentence[4096] = "";
     va_list list;
     va_start(list, format);
-    vsnprintf(sentence, sizeof sentence, format, list);
+    vsnprintf(sentence, sizeof sentence - 1, format, list);
     va_end(list);
-    print_mark("dsv", RED);
-    fprintf(stderr, "%s.\n", sentence);
+    strcat(sentence, ".");
+    print_rest(sentence, print_mark("dsv", RED));
+    fputc('\n', stderr);
 }
 
-/* The cursor stays behind the line, the last column is left free: some terminals wrap once it is filled. */
+/* The cursor stays at the end of the line. */
 static void draw(CliTerminal *t)
 {
     fprintf(stderr, CLEAR_LINE "%s", t->line);
@@ -77,15 +90,20 @@ static void on_log(void *context, DsvLogLevel level, const char *line)
     CliTerminal *t = context;
     if (t->live && t->line[0])
         fputs(CLEAR_LINE, stderr);
-    if (level == DSV_LOG_WARNING)
-        print_mark("warning", YELLOW);
-    fprintf(stderr, "%s\n", line);
+    print_rest(line, level == DSV_LOG_WARNING ? print_mark("warning", YELLOW) : 0);
+    fputc('\n', stderr);
     if (t->live && t->line[0])
         draw(t);
 }
 
+/* The line of the newest progress, as wide as the terminal is now; the last column stays free. */
+static void make_line(CliTerminal *t)
+{
+    cli_progress_line(&t->progress, t->live ? cli_columns(stderr) - 1 : CLI_LINE_BYTES, t->line);
+}
+
 /* Plain lines: the first, the last, one for each tenth of the work, and one every few seconds. Quick work
- * then fills a dozen lines and slow work is heard of often enough. */
+ * fills a dozen lines, slow work reports often enough. */
 static bool plain_line_due(CliTerminal *t, const DsvProgress *p, double time)
 {
     int64_t tenths = p->total > 0 ? p->done * 10 / p->total : 0;
@@ -99,7 +117,8 @@ static void on_progress(void *context, const DsvProgress *p)
 {
     CliTerminal *t = context;
     double time = now();
-    cli_progress_line(p, t->live ? cli_columns(stderr) - 1 : CLI_LINE_BYTES, t->line);
+    t->progress = *p;
+    make_line(t);
     if (t->live ? time - t->shown_at < REDRAW_EVERY : !plain_line_due(t, p, time))
         return;
     t->shown_at = time;
@@ -125,6 +144,8 @@ void cli_terminal_close(CliTerminal *t)
 {
     if (!t->live || !t->line[0])
         return;
+    t->progress.seconds_left = -1; /* the work has ended, finished or not */
+    make_line(t);
     draw(t);
     fputc('\n', stderr);
     t->line[0] = 0;

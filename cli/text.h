@@ -1,0 +1,17 @@
+/* Text for a person's screen: control bytes made visible, long lines broken at spaces. */
+#ifndef CLI_TEXT_H
+#define CLI_TEXT_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+/* Writes `text` to `to`. Control characters and bytes that are not UTF-8 are written as \x1b, so that a file
+ * name can neither move the cursor nor start a new line. */
+void cli_put_text(FILE *to, const char *text);
+
+/* The same, broken at spaces into lines of at most `width` columns; a longer word is not broken. The cursor
+ * is at `column`; every further line begins with `indent` blanks. A text that fits is written as it is. No
+ * newline at the end. */
+void cli_put_wrapped(FILE *to, const char *text, size_t column, size_t indent, size_t width);
+
+#endif
