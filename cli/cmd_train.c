@@ -80,24 +80,32 @@ static void print_row(const char *name, const char *format, ...)
     putchar('\n');
 }
 
-static int64_t at_most(int64_t value, int64_t most)
+/* The mean losses of the first and of the last steps; a run too short to have both has one mean. */
+static void print_losses(const DsvTrainSummary *summary)
 {
-    return value < most ? value : most;
+    int64_t steps = summary->last_step, last = steps < LAST_STEPS ? steps : LAST_STEPS;
+    if (steps == 1)
+        print_row("loss", "%.4f", summary->last_loss);
+    else if (steps <= FIRST_STEPS)
+        print_row("loss", "%.4f over all %" PRId64 " steps", summary->last_loss, steps);
+    else
+        print_row("loss", "%.4f over the last %" PRId64 " steps, %.4f over the first %d",
+                  summary->last_loss, last, summary->first_loss, FIRST_STEPS);
 }
 
 static void print_summary(const DsvConfig *config, const DsvTrainSummary *summary)
 {
     char time[CLI_DURATION_BYTES];
     cli_duration(summary->seconds, time);
-    if (summary->last_step > summary->first_step)
+    if (summary->last_step == summary->first_step + 1)
+        printf("%s: step %" PRId64 " in %s\n", config->output_dir, summary->last_step, time);
+    else if (summary->last_step > summary->first_step)
         printf("%s: steps %" PRId64 " to %" PRId64 " in %s\n", config->output_dir, summary->first_step + 1,
                summary->last_step, time);
     else
         printf("%s: nothing to do after step %" PRId64 "\n", config->output_dir, summary->last_step);
     if (!isnan(summary->last_loss))
-        print_row("loss", "%.4f over the last %" PRId64 " steps, %.4f over the first %" PRId64,
-                  summary->last_loss, at_most(summary->last_step, LAST_STEPS), summary->first_loss,
-                  at_most(summary->last_step, FIRST_STEPS));
+        print_losses(summary);
     if (summary->sparse_blocks > 0)
         print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", holding %.3f of the exact attention",
                   summary->sparse_blocks, summary->blocks, summary->captured_mass);

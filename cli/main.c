@@ -1,10 +1,9 @@
 /* dsv: the table of verbs. What a verb does is in cmd_<verb>.c. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cmd.h"
-#include "terminal.h"
+#include "process.h"
 #include "verb.h"
 
 static const CliVerb *const verbs[] = {
@@ -106,10 +105,6 @@ static int run(const char *program, int count, char **words)
 
 int main(int argc, char **argv)
 {
-    int status = run(argc > 0 ? argv[0] : "dsv", argc > 0 ? argc - 1 : 0, argv + 1);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        cli_print_error("standard output cannot be written: %s", strerror(errno));
-        return CLI_FAILED;
-    }
-    return status;
+    cli_process_prepare();
+    return cli_process_finish(run(argc > 0 ? argv[0] : "dsv", argc > 0 ? argc - 1 : 0, argv + 1));
 }

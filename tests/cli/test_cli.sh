@@ -187,7 +187,7 @@ grep -q '^density  *0\.2[0-9]*$' out || complain "wanted a density near 0.25, it
 mkdir begun
 echo '{"step": 1, "loss": 1.5}' >begun/metrics.jsonl
 call 0 report begun
-[ "$(cut -d, -f1 out)" = "begun/report.html: 1 steps" ] || complain "said '$(cat out)'"
+[ "$(cut -d, -f1 out)" = "begun/report.html: 1 step" ] || complain "said '$(cat out)'"
 tail -1 begun/report.html | grep -q '^</html>$' || complain "the page is not whole"
 call 0 report begun -o page.html
 cmp page.html begun/report.html || complain "-o changes the page"
