@@ -11,43 +11,6 @@
 #include "text.h"
 #include "verb.h"
 
-enum { COMPARED_MOST = 32 };
-
-/* Levenshtein's distance: letters put in, left out or changed. The library has its own for settings, but
- * keeps it to itself. */
-static int distance(const char *a, const char *b)
-{
-    int row[COMPARED_MOST + 1], width = (int)strnlen(b, COMPARED_MOST);
-    for (int j = 0; j <= width; j++)
-        row[j] = j;
-    for (int i = 1; i <= COMPARED_MOST && a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= width; j++) {
-            int changed = diagonal + (a[i - 1] != b[j - 1]);
-            int longer = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
-            diagonal = row[j];
-            row[j] = changed < longer ? changed : longer;
-        }
-    }
-    return row[width];
-}
-
-const char *cli_nearest(const char *word, const char *(*names)(const void *context, int index),
-                        const void *context)
-{
-    const char *name, *nearest = NULL;
-    int least = (int)strlen(word) / 2 + 1; /* half the letters wrong: not alike */
-    for (int i = 0; (name = names(context, i)); i++) {
-        int far = distance(word, name);
-        if (far < least) {
-            least = far;
-            nearest = name;
-        }
-    }
-    return nearest;
-}
-
 int cli_misused(const CliVerb *verb, const char *format, ...)
 {
     char sentence[1024];
@@ -81,11 +44,11 @@ void cli_print_line(void *context, const char *text)
     putchar('\n');
 }
 
-static const char *flag_name(const void *context, int index)
+static const char *flag_name(const void *context, size_t index)
 {
     static const char *const common[] = {"--verbose", "--help", NULL};
     const CliVerb *verb = context;
-    int own = 0;
+    size_t own = 0;
     while (verb->flags && verb->flags[own].name)
         own++;
     return index < own ? verb->flags[index].name : common[index - own];
@@ -113,10 +76,13 @@ static int unknown_flag(const CliVerb *verb, const char *word)
     snprintf(name, sizeof name, "%.*s", length, word);
     const DsvOptionInfo *option =
         verb->takes_settings && length > 2 ? setting_meant(word + 2, (size_t)length - 2) : NULL;
-    const char *nearest = cli_nearest(name, flag_name, verb);
+    const char *nearest = dsv_nearest(name, flag_name, verb);
+    const char *hint = verb->takes_settings ? dsv_option_hint(name) : NULL;
     if (option)
         return cli_misused(verb, "no flag %s; settings are written %s=%s", name, option->key,
                            word[length] ? word + length + 1 : "VALUE");
+    if (hint)
+        return cli_misused(verb, "no flag %s: %s", name, hint);
     if (nearest)
         return cli_misused(verb, "no flag %s, the nearest is %s", name, nearest);
     return cli_misused(verb, "no flag %s; dsv help %s lists those there are", name, verb->name);

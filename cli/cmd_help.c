@@ -163,18 +163,18 @@ static void print_options_as_page(void)
     }
 }
 
-static const char *topic_name(const void *context, int index)
+static const char *topic_name(const void *context, size_t index)
 {
     const CliVerb *verb = NULL;
-    int verbs = 0;
+    size_t verbs = 0;
     (void)context;
-    while (verbs <= index && (verb = cli_verb_at(verbs)))
+    while (verbs <= index && (verb = cli_verb_at((int)verbs)))
         verbs++;
     if (verb)
         return verb->name;
     if (index == verbs)
         return "options";
-    const DsvOptionInfo *option = dsv_option_info((size_t)(index - verbs - 1));
+    const DsvOptionInfo *option = dsv_option_info(index - verbs - 1);
     return option ? option->key : NULL;
 }
 
@@ -224,7 +224,7 @@ static int run_help(const CliArgs *args)
     }
     if (print_pages(topic) || print_setting(topic))
         return CLI_DONE;
-    const char *nearest = cli_nearest(topic, topic_name, NULL);
+    const char *nearest = dsv_nearest(topic, topic_name, NULL);
     if (nearest)
         return cli_misused(args->verb, "no verb or setting %s, the nearest is %s", topic, nearest);
     return cli_misused(args->verb, "no verb or setting %s", topic);

@@ -28,10 +28,10 @@ const CliVerb *cli_verb_at(int index)
     return index < VERB_COUNT ? verbs[index] : NULL;
 }
 
-static const char *verb_name(const void *context, int index)
+static const char *verb_name(const void *context, size_t index)
 {
     (void)context;
-    return index < VERB_COUNT ? verbs[index]->name : NULL;
+    return index < (size_t)VERB_COUNT ? verbs[index]->name : NULL;
 }
 
 /* The verb that the first words name, and how many they are: "bench step" is one of two. */
@@ -65,7 +65,7 @@ static int no_such_verb(const char *word)
     char rests[128];
     if (begins_verbs(word, rests, sizeof rests))
         return cli_misused(NULL, "%s: wanted %s behind it", word, rests);
-    const char *nearest = cli_nearest(word, verb_name, NULL);
+    const char *nearest = dsv_nearest(word, verb_name, NULL);
     if (nearest)
         return cli_misused(NULL, "no verb %s, the nearest is %s", word, nearest);
     return cli_misused(NULL, "no verb %s; dsv help lists those there are", word);

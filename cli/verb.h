@@ -56,10 +56,6 @@ DsvStatus cli_args_device(const CliArgs *args, int flag, DsvConfig *config);
 /* The key=value arguments, in order, over `config`. */
 DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config);
 
-/* The name most like `word` among names(0), names(1), ... up to NULL; NULL when none is alike at all. */
-const char *cli_nearest(const char *word, const char *(*names)(const void *context, int index),
-                        const void *context);
-
 /* "dsv: train: <sentence>." on stderr; gives CLI_MISUSED. */
 int cli_misused(const CliVerb *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -31,8 +31,8 @@ typedef struct DsvConfig {
 void dsv_config_defaults(DsvConfig *config);
 
 /* Settings named in the YAML file replace those in `config`. DSV_E_NOT_FOUND, DSV_E_FORMAT (not YAML),
- * DSV_E_USAGE (unknown key, with the nearest known one; wrong type; out of range; a key twice; YAML beyond
- * mappings and scalars). A failure leaves `config` as it was. */
+ * DSV_E_USAGE (unknown key, with the one that may be meant; wrong type; out of range; a key twice; YAML
+ * beyond mappings and scalars). A failure leaves `config` as it was. */
 DsvStatus dsv_config_load(DsvConfig *config, const char *path);
 
 /* One "key=value"; the value is all behind the first =, as it stands. Same errors. */
@@ -56,6 +56,16 @@ typedef struct DsvOptionInfo {
 size_t dsv_option_count(void);
 /* The options in table order; NULL past the end. */
 const DsvOptionInfo *dsv_option_info(size_t index);
+
+/* About an option name of another trainer (learning_rate, --network-dim), in any spelling: "dsv calls it lr",
+ * or why dsv has no such option. NULL: not known. The names that are known; NULL past the end. */
+const char *dsv_option_hint(const char *name);
+const char *dsv_option_hint_name(size_t index);
+
+/* The name most like `word` among name_at(context, 0), name_at(context, 1), ... up to NULL; NULL when `word`
+ * is a slip of none of them. */
+const char *dsv_nearest(const char *word, const char *(*name_at)(const void *context, size_t index),
+                        const void *context);
 
 #ifdef __cplusplus
 }

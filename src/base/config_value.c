@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/number_text.h"
+#include "base/option_hint.h"
 #include "base/utf8.h"
 
 static void wanted_text(const DsvOption *option, char *text, size_t room)
@@ -49,7 +50,9 @@ static DsvStatus refuse_text(const DsvOption *option, const char *value)
 
 DsvStatus dsvi_config_refuse_key(const char *key)
 {
-    return DSVI_FAIL(DSV_E_USAGE, "unknown key %.100s, the nearest is %s", key, dsvi_option_nearest(key));
+    char advice[DSVI_HINT_BYTES];
+    dsvi_option_advise(key, advice);
+    return DSVI_FAIL(DSV_E_USAGE, "unknown key %.100s%s", key, advice);
 }
 
 static DsvStatus set_int(const DsvOption *option, const char *value, int64_t *field)

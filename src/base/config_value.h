@@ -16,7 +16,7 @@ extern "C" {
 DsvStatus dsvi_config_set_value(DsvConfig *config, const DsvOption *option, const char *value);
 /* Fails in that way; `found` is a few words for what stands where the value should. */
 DsvStatus dsvi_config_refuse_value(const DsvOption *option, const char *found);
-/* Fails with DSV_E_USAGE: no setting has this key, and which key is nearest. */
+/* Fails with DSV_E_USAGE: no option has this key, and which one may be meant (option_hint.h). */
 DsvStatus dsvi_config_refuse_key(const char *key);
 
 /* As a YAML scalar that reads back as the same bits, whatever is in a text. */

@@ -42,8 +42,6 @@ const DsvOption *dsvi_options(void);
 const DsvOption *dsvi_option_find(const char *key);
 /* The first whose key begins with this group and a dot; NULL when there is no such group. */
 const DsvOption *dsvi_option_of_group(const char *group);
-/* The key most like this one: for the sentence about an unknown key. */
-const char *dsvi_option_nearest(const char *key);
 
 #ifdef __cplusplus
 }

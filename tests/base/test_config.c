@@ -133,6 +133,17 @@ static void assignments_that_are_refused(void **state)
         {"train.warmup_steps=5", "unknown key train.warmup_steps, the nearest is warmup_steps"},
         {"Sampler=euler", "unknown key Sampler, the nearest is sampler"},
         {"lr =1", "unknown key lr , the nearest is lr"},
+        {"sparse.wamup=1", "unknown key sparse.wamup; keys with that word: warmup_steps, "
+                           "sparse.warmup_steps"},
+        {"sparse.densty=1", "unknown key sparse.densty; keys with that word: sparse.target_density, "
+                            "sparse.max_density"},
+        {"heads=1", "unknown key heads; keys with that word: cp_heads, model.num_attention_heads"},
+        {"xyzzy=1", "unknown key xyzzy; dsv help options lists all keys"},
+        {"learning_rate=1", "unknown key learning_rate: dsv calls it lr"},
+        {"Batch-Size=1", "unknown key Batch-Size: dsv calls it train_batch_size"},
+        {"lora_rank=1", "unknown key lora_rank: LoRA is not in this version"},
+        {"adapter.rank=1", "unknown key adapter.rank: LoRA is not in this version"},
+        {"optimizer.betas=1", "unknown key optimizer.betas: dsv calls it adam_beta1 and adam_beta2"},
         {"num_frames=0", "num_frames is '0', wanted an integer from 1 to 100000 (frames)"},
         {"num_frames=100001", "num_frames is '100001', wanted an integer from 1 to 100000 (frames)"},
         {"num_frames=many", "num_frames is 'many', wanted an integer"},
@@ -269,7 +280,8 @@ static void yaml_that_is_refused(void **state)
         {"lr: 1\nnum_frame: 5\n", ".yaml:2: unknown key num_frame, the nearest is num_frames", DSV_E_USAGE},
         {"sparse:\n  group: 64\n  grop: 5\n", ".yaml:3: unknown key sparse.grop, the nearest is sparse.group",
          DSV_E_USAGE},
-        {"sparce:\n  group: 64\n", ".yaml:1: unknown key sparce, the nearest is", DSV_E_USAGE},
+        {"sparce:\n  group: 64\n", ".yaml:1: unknown key sparce, the nearest is the group sparse",
+         DSV_E_USAGE},
         {"sparce: {}\n", ".yaml:1: unknown key sparce", DSV_E_USAGE},
         {"'': 1\n", ".yaml:1: unknown key ", DSV_E_USAGE},
         {"? \n: 1\n", ".yaml:1: unknown key ", DSV_E_USAGE},
@@ -414,6 +426,46 @@ static void saved_settings_have_their_sections(void **state)
                  dsv_config_save(config, scratch_path("nowhere/settings.yaml")));
 }
 
+/* The hints on names of other trainers: each names options there are, and none hides an option of dsv's. */
+static void hints_are_sound(void **state)
+{
+    static const char CALLED[] = "dsv calls it ";
+    const char *name, *hint;
+    (void)state;
+    for (size_t i = 0; (name = dsv_option_hint_name(i)); i++) {
+        hint = dsv_option_hint(name);
+        assert_non_null(hint);
+        bool known = strncmp(hint, CALLED, sizeof CALLED - 1) != 0; /* it says why there is none */
+        for (size_t j = 0; j < dsv_option_count(); j++) {
+            const char *key = dsv_option_info(j)->key, *at = hint + sizeof CALLED - 1;
+            assert_string_not_equal(name, key);
+            known |= strncmp(at, key, strlen(key)) == 0 && strchr(", ", at[strlen(key)]);
+        }
+        if (!known)
+            fail_msg("%s: %s: there is no such key", name, hint);
+        for (size_t j = 0; j < i; j++)
+            assert_string_not_equal(name, dsv_option_hint_name(j));
+    }
+    assert_string_equal(dsv_option_hint("--network-dim"), dsv_option_hint("lora_rank"));
+    assert_null(dsv_option_hint("lr"));
+}
+
+static const char *one_of(const void *names, size_t index)
+{
+    return ((const char *const *)names)[index];
+}
+
+static void nearest_name_is_a_slip_or_none(void **state)
+{
+    static const char *const names[] = {"train", "sample", "forward", NULL};
+    (void)state;
+    assert_string_equal(dsv_nearest("trian", one_of, names), "train");
+    assert_string_equal(dsv_nearest("sampel", one_of, names), "sample");
+    assert_string_equal(dsv_nearest("foward", one_of, names), "forward");
+    assert_null(dsv_nearest("banana", one_of, names));
+    assert_null(dsv_nearest("", one_of, names));
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, make_config)
 
 int main(void)
@@ -432,6 +484,8 @@ int main(void)
         TEST(files_that_are_refused),
         TEST(saved_settings_load_to_the_same_bytes),
         TEST(saved_settings_have_their_sections),
+        TEST(hints_are_sound),
+        TEST(nearest_name_is_a_slip_or_none),
     };
     int failed = cmocka_run_group_tests(tests, scratch_make, scratch_remove);
     free(config);

@@ -111,6 +111,9 @@ refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --v
 refuses 2 "train: no flag -x; dsv help train lists those there are" train run.yaml -x
 refuses 2 "train: no flag --max-train-steps; settings are written max_train_steps=5" train --max-train-steps=5
 refuses 2 "train: no flag --lr; settings are written lr=VALUE" train --lr 1e-3
+refuses 2 "train: no flag --learning-rate: dsv calls it lr" train --learning-rate 1e-3
+refuses 2 "sample: no flag --prompt: this version has no text encoder: dsv sample takes text as --text FILE, \
+a safetensors file with encoder_hidden_states" sample model clip.mp4 --prompt "a cat"
 refuses 2 "train: b.yaml is one argument too many, wanted [CONFIG.yaml]" train run.yaml b.yaml
 refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
 refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
