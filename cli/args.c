@@ -191,8 +191,5 @@ DsvStatus cli_args_device(const CliArgs *args, int flag, DsvConfig *config)
 
 DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config)
 {
-    DsvStatus status = DSV_OK;
-    for (int i = 0; i < args->setting_count && status == DSV_OK; i++)
-        status = dsv_config_set(config, args->settings[i]);
-    return status;
+    return dsv_config_set_all(config, args->settings, (size_t)args->setting_count);
 }

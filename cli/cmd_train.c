@@ -21,6 +21,13 @@ static const char NO_CLIPS[] = "no clips to train on: data.path is empty";
 static const char RESUME_KEY[] = "resume_from_checkpoint=";
 enum { NOTICE_ROOM = DSV_TEXT_MAX + 4096 };
 
+enum { DRY_RUN };
+
+static const CliFlag flags[] = {
+    [DRY_RUN] = {"--dry-run", NULL, "check the settings, tell the memory plan, train nothing"},
+    {0},
+};
+
 static const char text[] =
     "Trains a video diffusion transformer as the YAML file CONFIG says, or\n"
     "configs/demo.yaml where none is named; key=value arguments come after it and\n"
@@ -32,11 +39,15 @@ static const char text[] =
     "on; the exit status is then 130, 143 or 129. Further signals change nothing, but\n"
     "Ctrl-C more than a second after the first ends the program at once.\n"
     "\n"
+    "--dry-run checks the settings and tells what memory a run on one rank would take\n"
+    "on the device, which must be there; data.path is not read.\n"
+    "\n"
     "Several processes train one model together when mpirun, srun or torchrun starts\n"
     "them: each works on a batch of its own (docs/distributed.md).\n"
     "\n"
     "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
     "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
+    "  dsv train configs/wan1.3b.yaml --dry-run\n"
     "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
 
 /* A word as a shell would have to be given it. */
@@ -187,6 +198,8 @@ static int run(const CliArgs *args)
     DsvStatus status = read_settings(args, path, &config, notice);
     if (status != DSV_OK)
         return cli_launch_decline(args, cli_outcome(args, status), dsv_error_message());
+    if (args->flag[DRY_RUN])
+        return cli_outcome(args, dsv_train_preview(&config, cli_print_line, NULL));
     if (!config.data_path[0])
         return cli_launch_decline(args, cli_misused(args->verb, "%s", NO_CLIPS), NO_CLIPS);
 
@@ -207,5 +220,6 @@ const CliVerb cli_verb_train = {
     .lists_settings = true,
     .summary = "trains a model on clips",
     .text = text,
+    .flags = flags,
     .run = run,
 };

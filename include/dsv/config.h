@@ -38,6 +38,11 @@ DsvStatus dsv_config_load(DsvConfig *config, const char *path);
 /* One "key=value"; the value is all behind the first =, as it stands. Same errors. */
 DsvStatus dsv_config_set(DsvConfig *config, const char *assignment);
 
+/* The "key=value" arguments of a command line, in order, over the settings of a file. Same errors; and
+ * DSV_E_USAGE where they change model.preset but leave sizes (model.num_layers, ...) that the file set for
+ * its own preset: the model would be neither. */
+DsvStatus dsv_config_set_all(DsvConfig *config, const char *const *assignments, size_t count);
+
 /* Writes all settings as YAML, so that dsv_config_load gives the same struct back. */
 DsvStatus dsv_config_save(const DsvConfig *config, const char *path);
 

@@ -25,6 +25,12 @@ typedef struct DsvTrainSummary {
  * filled on success and on interruption. */
 DsvStatus dsv_train(const DsvConfig *config, const DsvEvents *events, DsvTrainSummary *summary);
 
+/* Checks the settings against each other and tells, line by line, what a run on one rank would be and take:
+ * exactly the memory plan of dsv_train on config->device, which must be there. Reads no clip, writes no file.
+ * DSV_E_NO_MEMORY, with settings that would fit, where the device has too little memory free. */
+DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context, const char *text),
+                            void *context);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,8 +9,11 @@
 #include <string.h>
 
 #include "train/model_path.h"
+#include "train/pipeline_part.h"
 #include "base/safetensors.h"
 #include "data/clip.h"
+#include "data/dataset.h"
+#include "data/dataset_list.h"
 #include "data/latent_cache.h"
 #include "model/weights.h"
 #include "train/checkpoint.h"
@@ -155,8 +158,8 @@ static DsvStatus inspect_run(const Inspection *to, const char *path, const char 
     DsvMetricsSummary summary;
     DsvModelPath model;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
-    say(to, "%s: run, %" PRId64 " steps; loss %.4f over the first 10, %.4f over the last 20", path,
-        summary.last_step, summary.first_loss, summary.last_loss);
+    say(to, "%s: run, %" PRId64 " step%s; loss %.4f over the first 10, %.4f over the last 20", path,
+        summary.last_step, summary.last_step == 1 ? "" : "s", summary.first_loss, summary.last_loss);
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }
@@ -167,7 +170,7 @@ static DsvStatus inspect_cache(const Inspection *to, const char *path)
     DsvLatentCache *cache;
     DSVI_TRY(dsvi_latent_cache_open(path, NULL, &cache));
     int64_t count = dsvi_latent_cache_count(cache);
-    say(to, "%s: latent cache, %" PRId64 " windows", path, count);
+    say(to, "%s: latent cache, %" PRId64 " window%s", path, count, count == 1 ? "" : "s");
     for (int64_t i = 0; i < count && i < 3; i++)
         say(to, "  %s", dsvi_latent_cache_file(cache, i));
     if (count > 3)
@@ -180,16 +183,50 @@ static DsvStatus inspect_cache(const Inspection *to, const char *path)
     return status;
 }
 
+/* A folder of clips or a list of them. */
+static DsvStatus inspect_clips(const Inspection *to, const char *path)
+{
+    DsvDataset *dataset;
+    DsvConfig settings;
+    double seconds = 0;
+    int64_t captions = 0;
+    dsv_config_defaults(&settings);
+    DSVI_TRY(dsvi_dataset_open(path, &settings, &dataset));
+    for (int64_t i = 0; i < dataset->count; i++) {
+        seconds += dataset->items[i].info.seconds;
+        captions += dataset->items[i].text != NULL;
+    }
+    say(to, "%s: %" PRId64 " clip%s, %.1f s in all, %" PRId64 " with a caption: data for dsv train, encode",
+        path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
+    for (int64_t i = 0; i < dataset->left_out_count; i++)
+        say(to, "  left out: %s", dataset->left_out[i]);
+    dsvi_dataset_close(&dataset);
+    return DSV_OK;
+}
+
 static DsvStatus inspect_folder(const Inspection *to, const char *path)
 {
     char metrics[DSVI_PATH_MAX];
+    const char *part;
     DsvModelPath model;
     if (dsvi_latent_cache_is(path))
         return inspect_cache(to, path);
     DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
     if (dsvi_path_exists(metrics))
         return inspect_run(to, path, metrics);
-    DSVI_TRY(dsvi_model_find(path, &model));
+    if ((part = dsvi_pipeline_part(path))) {
+        say(to, "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
+        return DSV_OK;
+    }
+    if (dsvi_pipeline_is(path))
+        say(to, "%s: a published pipeline, of which this version of dsv uses transformer/ alone", path);
+    DsvStatus status = dsvi_model_find(path, &model);
+    if (status == DSV_E_NOT_FOUND && inspect_clips(to, path) == DSV_OK)
+        return DSV_OK;
+    if (status == DSV_E_NOT_FOUND)
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: neither a run, a checkpoint, a model, a latent cache nor a "
+                         "folder of clips", path);
+    DSVI_TRY(status);
     return model.checkpoint[0] ? inspect_checkpoint(to, &model) : inspect_model(to, &model);
 }
 
@@ -203,5 +240,8 @@ DsvStatus dsv_inspect(const char *path, void (*line)(void *context, const char *
         return inspect_folder(&to, path);
     if (dot && strcmp(dot, ".safetensors") == 0)
         return inspect_safetensors(&to, path);
+    if (dsvi_list_is(path))
+        return inspect_clips(&to, path);
+    DSVI_TRY(dsvi_model_refuse_pickle(path));
     return inspect_clip(&to, path);
 }

@@ -1,12 +1,14 @@
 /* dsv_sample and dsv_config_of_run: a clip from stored weights. See include/dsv/sample.h. */
 #include "dsv/sample.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/backend.h"
 #include "device/carve.h"
 #include "train/model_path.h"
+#include "train/notices.h"
 #include "base/safetensors.h"
 #include "sample/generator.h"
 
@@ -87,9 +89,38 @@ static DsvStatus load(Sampling *s)
     return sparse && s->model.sparse[0] ? dsvi_sparse_load(sparse, s->model.sparse) : DSV_OK;
 }
 
-static DsvStatus run(Sampling *s, const char *text_path, const char *video_path, const DsvEvents *events)
+/* Before anything large is loaded. */
+static DsvStatus check_latent(const Sampling *s, const char *model_path)
+{
+    const DsvConfig *settings = s->settings;
+    DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    DSVI_TRY(s->codec->latent_shape(s->codec, video, &latent));
+    DsvStatus status = dsvi_dit_check_latent(&s->config, s->codec, latent);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_within(status, "%s", model_path);
+}
+
+/* Warns of text and guidance that change nothing, or nothing that was learned. */
+static void warn_of_text(const Sampling *s, const char *text_path, const DsvEvents *events)
+{
+    char line[DSVI_PATH_MAX + 128];
+    const char *guidance = text_path ? NULL : dsvi_notice_of_guidance(s->settings);
+    if (!events->log)
+        return;
+    if (guidance)
+        events->log(events->context, DSV_LOG_WARNING, guidance);
+    if (!text_path || !s->model.checkpoint[0])
+        return;
+    snprintf(line, sizeof line, "--text: %s was trained without text, as all models of this version are: "
+             "what text changes in the sample was not learned", s->model.checkpoint);
+    events->log(events->context, DSV_LOG_WARNING, line);
+}
+
+static DsvStatus run(Sampling *s, const char *model_path, const char *text_path, const char *video_path,
+                     const DsvEvents *events)
 {
     DSVI_TRY(dsvi_codec_open(s->settings, &s->codec));
+    DSVI_TRY(check_latent(s, model_path));
+    warn_of_text(s, text_path, events);
     if (text_path)
         DSVI_TRY(read_text(s, text_path));
     DSVI_TRY(dsvi_param_table_make(&s->config, &s->table));
@@ -112,7 +143,7 @@ DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *
     DSVI_TRY_GOTO(status, dsvi_model_verify(&s.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(s.model.config, &s.config), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &s.backend), done);
-    DSVI_TRY_GOTO(status, run(&s, text_path, video_path, events ? events : &none), done);
+    DSVI_TRY_GOTO(status, run(&s, model_path, text_path, video_path, events ? events : &none), done);
 done:
     dsvi_generator_free(&s.generator);
     dsvi_param_table_free(&s.table);

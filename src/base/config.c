@@ -41,6 +41,47 @@ DsvStatus dsv_config_set(DsvConfig *config, const char *assignment)
     return option ? dsvi_config_set_value(config, option, equals + 1) : dsvi_config_refuse_key(key);
 }
 
+static bool is_assigned(const char *key, const char *const *assignments, size_t count)
+{
+    size_t length = strlen(key);
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(assignments[i], key, length) == 0 && assignments[i][length] == '=')
+            return true;
+    return false;
+}
+
+/* Sizes of the model that differ from the preset: they were chosen for the preset of `before`. */
+static DsvStatus refuse_mixed_preset(const DsvConfig *before, const DsvConfig *config,
+                                     const char *const *assignments, size_t count)
+{
+    static const char GROUP[] = "model.";
+    const DsvOption *options = dsvi_options();
+    char kept[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < DSVI_OPTION_COUNT && used < sizeof kept; i++) {
+        const DsvOption *option = &options[i];
+        int64_t value = 0;
+        if (option->kind != DSV_OPTION_INT || strncmp(option->info.key, GROUP, sizeof GROUP - 1) != 0)
+            continue;
+        memcpy(&value, (const char *)before + option->offset, sizeof value);
+        if (value != 0 && !is_assigned(option->info.key, assignments, count))
+            used += (size_t)snprintf(kept + used, sizeof kept - used, "%s%s=%lld", used ? ", " : "",
+                                     option->info.key, (long long)value);
+    }
+    if (!used || strcmp(before->model_preset, config->model_preset) == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "model.preset=%s: the file has %s for its preset, %s; give these keys too, "
+                     "0 for the new preset's own sizes", config->model_preset, kept, before->model_preset);
+}
+
+DsvStatus dsv_config_set_all(DsvConfig *config, const char *const *assignments, size_t count)
+{
+    const DsvConfig before = *config;
+    for (size_t i = 0; i < count; i++)
+        DSVI_TRY(dsv_config_set(config, assignments[i]));
+    return refuse_mixed_preset(&before, config, assignments, count);
+}
+
 static void print_config(FILE *to, const DsvConfig *config)
 {
     const DsvOption *options = dsvi_options();

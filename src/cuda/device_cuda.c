@@ -172,14 +172,22 @@ static void cuda_close(DsvDevice *device)
     free(device);
 }
 
-/* The GPU of this number among those that the process may see, and whether it will do. */
+/* Without a driver CUDA calls its driver "insufficient"; the version tells that there is none. */
+static const char *why_no_gpu(cudaError_t error)
+{
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        return "no NVIDIA driver found";
+    return error != cudaSuccess ? cudaGetErrorString(error) : "none is visible";
+}
+
+/* The GPU of this number among those that the process may see; fails where it is too old. */
 static DsvStatus find_gpu(int64_t wanted, int *number, struct cudaDeviceProp *gpu, int *capability)
 {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: no GPU can be used here: %s",
-                         error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: no GPU can be used here: %s", why_no_gpu(error));
     *number = (int)(wanted % count);
     DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, *number));
     *capability = 10 * gpu->major + gpu->minor;

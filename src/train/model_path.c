@@ -3,9 +3,11 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "train/checkpoint.h"
 #include "train/manifest.h"
+#include "train/pipeline_part.h"
 
 /* out = folder/name if that exists, else "". */
 static DsvStatus find_beside(char out[DSVI_PATH_MAX], const char *folder, const char *name)
@@ -60,11 +62,23 @@ static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const
     return DSV_OK;
 }
 
+DsvStatus dsvi_model_refuse_pickle(const char *path)
+{
+    static const char *const ENDINGS[] = {".pth", ".pt", ".ckpt", ".bin", ".pkl"};
+    const char *dot = strrchr(path, '.');
+    for (size_t i = 0; dot && i < sizeof ENDINGS / sizeof *ENDINGS; i++)
+        if (strcasecmp(dot, ENDINGS[i]) == 0)
+            return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: %s files are Python pickles, which can run any code "
+                             "when they are read: dsv reads weights from safetensors files only", path, dot);
+    return DSV_OK;
+}
+
 static DsvStatus find_in_file(const char *path, DsvModelPath *out)
 {
     char folder[DSVI_PATH_MAX], holder[DSVI_PATH_MAX];
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path, *name;
     bool found = false;
+    DSVI_TRY(dsvi_model_refuse_pickle(path));
     snprintf(folder, sizeof folder, "%.*s", (int)(file - path), path);
     if (!slash)
         snprintf(folder, sizeof folder, ".");
@@ -74,7 +88,12 @@ static DsvStatus find_in_file(const char *path, DsvModelPath *out)
         DSVI_TRY(dsvi_path_join(folder, holder, name));
     }
     DSVI_TRY(dsvi_path_join(out->weights, folder, file));
-    return dsvi_path_join(out->config, folder, "config.json");
+    DSVI_TRY(dsvi_path_join(out->config, folder, "config.json"));
+    if (dsvi_path_exists(out->config))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: the model's shape is missing: weights alone do not give it; put "
+                     "the config.json of the model's transformer folder beside the file, as %s", path,
+                     out->config);
 }
 
 DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
@@ -103,6 +122,10 @@ DsvStatus dsvi_model_find(const char *path, DsvModelPath *out)
     if (!dsvi_path_exists(out->config))
         return DSVI_FAIL(DSV_E_NOT_FOUND,
                          "%s: not a model: it has neither config.json, transformer/ nor a checkpoint", path);
+    const char *part = dsvi_pipeline_part(out->weights);
+    if (part)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
     return DSV_OK;
 }
 

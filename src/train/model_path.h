@@ -28,6 +28,8 @@ DsvStatus dsvi_model_find(const char *path, DsvModelPath *out);
  * DSV_E_FORMAT names the first file that is not. Other files of the checkpoint, such as the optimizer's, may be
  * gone. A model without a checkpoint has nothing to be held against. */
 DsvStatus dsvi_model_verify(const DsvModelPath *model);
+/* DSV_E_UNSUPPORTED where the path's ending is that of a pickle (.pth, .ckpt, ...). */
+DsvStatus dsvi_model_refuse_pickle(const char *path);
 
 #ifdef __cplusplus
 }

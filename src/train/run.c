@@ -14,6 +14,8 @@
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
 #include "train/model_path.h"
+#include "train/notices.h"
+#include "train/preview.h"
 #include "train/ranks_agree.h"
 #include "train/run_facts.h"
 #include "train/run_folder.h"
@@ -378,9 +380,11 @@ static DsvStatus save(Run *run)
 static DsvStatus open_run(Run *run)
 {
     const DsvConfig *settings = run->settings;
+    DSVI_TRY(dsvi_preview_check(settings, run->backend)); /* before clips are opened and a folder is made */
     DSVI_TRY(open_folder(run));
     DSVI_TRY(dsvi_codec_open(settings, &run->codec));
     DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
+    dsvi_notices(settings, is_first(run) ? run->dataset : NULL, log_line, warn_line, run);
     DSVI_TRY(choose_config(run));
     DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
     run->resident_before = dsvi_resident_bytes();

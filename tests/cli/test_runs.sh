@@ -86,5 +86,108 @@ wants 1 "$dsv" inspect "$name"
 says 'b\x1b[2J\x0aforged.mp4'
 rm "$name"
 
+# Text: what has no effect says so.
+cp clips/a.mp4 clips/b.mp4
+printf 'path,text\nclips/a.mp4,a cat\nclips/b.mp4,\n' >list.csv
+wants 0 "${train[@]}" data.path=list.csv output_dir=captioned
+says '1 of 2 clips have captions, which are kept but not used'
+[ "$(grep -c captions said)" = 1 ] || complain "captions told more than once"
+wants 0 "${train[@]}" output_dir=guided guidance_scale=7 validation_at_end=true
+says 'guidance_scale has no effect without text'
+wants 0 "${train[@]}" output_dir=plain
+silent 'captions'
+silent 'guidance_scale'
+wants 0 "$dsv" sample plain guided.mp4 guidance_scale=7
+says 'guidance_scale has no effect without text'
+wants 0 "$dsv" sample plain unguided.mp4
+silent 'guidance_scale'
+cmp -s guided.mp4 unguided.mp4 || complain "guidance changes a sample without text"
+python3 - <<'END'
+import json, struct
+header = json.dumps({"encoder_hidden_states": {"dtype": "F32", "shape": [4, 32], "data_offsets": [0, 512]}})
+rows = struct.pack("<128f", *[0.5] * 128)
+open("text.safetensors", "wb").write(struct.pack("<Q", len(header)) + header.encode() + rows)
+END
+wants 0 "$dsv" sample plain text.mp4 --text text.safetensors guidance_scale=2
+says 'was trained without text'
+silent 'guidance_scale has no effect'
+
+# A published Wan folder, as far as its files tell what it is.
+mkdir -p wan/transformer wan/vae wan/text_encoder wan/scheduler wan/tokenizer
+echo '{"_class_name": "WanPipeline"}' >wan/model_index.json
+cp plain/checkpoint-3/transformer/* wan/transformer
+sed -i 's/\("\(in\|out\)_channels":[^0-9]*\)[0-9]*/\116/' wan/transformer/config.json
+echo '{"_class_name": "AutoencoderKLWan", "z_dim": 16}' >wan/vae/config.json
+echo '{"architectures": ["UMT5EncoderModel"], "model_type": "umt5"}' >wan/text_encoder/config.json
+echo '{"_class_name": "UniPCMultistepScheduler"}' >wan/scheduler/scheduler_config.json
+echo '{"tokenizer_class": "T5Tokenizer"}' >wan/tokenizer/tokenizer_config.json
+wants 1 "$dsv" sample wan wan.mp4 num_frames=5 height=16 width=16
+says 'wan: the model needs the Wan VAE, which this version lacks'
+wants 1 "${train[@]}" model.path=wan output_dir=from_wan
+says 'model.path=wan: the model needs the Wan VAE, which this version lacks'
+[ ! -e from_wan ] || complain "a refused start leaves a folder"
+wants 0 "$dsv" inspect wan/vae
+says 'wan/vae: the VAE (AutoencoderKLWan) of a published pipeline, which this version of dsv cannot use'
+wants 0 "$dsv" inspect wan/text_encoder
+says 'the text encoder (UMT5EncoderModel)'
+wants 0 "$dsv" inspect wan/scheduler
+says 'the scheduler (UniPCMultistepScheduler)'
+wants 0 "$dsv" inspect wan/tokenizer
+says 'the tokenizer'
+wants 1 "$dsv" sample wan/text_encoder wan.mp4
+says 'the text encoder (UMT5EncoderModel)'
+wants 1 "$dsv" inspect wan # its weights are those of another shape
+says 'wan: a published pipeline, of which this version of dsv uses transformer/ alone'
+
+# Weights in a single file, and pickles.
+cp plain/checkpoint-3/transformer/*.safetensors single.safetensors
+wants 1 "$dsv" sample single.safetensors single.mp4
+says "single.safetensors: the model's shape is missing"
+says './config.json'
+wants 0 "$dsv" inspect single.safetensors
+touch Wan2.1_VAE.pth
+wants 1 "$dsv" sample Wan2.1_VAE.pth pickle.mp4
+says 'Wan2.1_VAE.pth: .pth files are Python pickles'
+wants 1 "$dsv" inspect Wan2.1_VAE.pth
+says 'Wan2.1_VAE.pth: .pth files are Python pickles'
+silent 'video'
+
+# Folders and lists of clips.
+wants 0 "$dsv" inspect clips
+says 'clips: 2 clips, 6.0 s in all, 0 with a caption'
+wants 0 "$dsv" inspect list.csv
+says 'list.csv: 2 clips, 6.0 s in all, 1 with a caption'
+mkdir nothing
+wants 1 "$dsv" inspect nothing
+says 'nothing: neither a run, a checkpoint, a model, a latent cache nor a folder of clips'
+
+# Settings are held against each other before a clip is opened or a folder made.
+wants 2 "${train[@]}" output_dir=early data.path=nowhere sparse.enabled=true sparse.group=16 sparse.chunk=5
+says 'sparse.chunk, 5, does not divide sparse.group, 16'
+wants 1 "${train[@]}" output_dir=early data.path=nowhere height=20
+says 'height'
+[ ! -e early ] || complain "a refused start leaves a folder"
+
+# --dry-run tells the memory that the run then plans, and touches nothing.
+wants 0 "${train[@]}" --dry-run output_dir=dry data.path=nowhere
+[ ! -e dry ] || complain "--dry-run makes a folder"
+says 'it fits: '
+planned=$(grep -o 'weights [^,]*, gradients [^,]*, optimizer [^,]*, activations [^,]*, scratch [^,]*' said)
+wants 0 "${train[@]}" output_dir=wet
+[ -n "$planned" ] && says "$planned"
+wants 1 "${train[@]}" --dry-run model.num_layers=1000 model.num_attention_heads=40 \
+    model.attention_head_dim=128 model.ffn_dim=13824
+says 'the run wants'
+
+# Sizes that change the preset are told; the command line cannot mix a file's sizes with another preset.
+wants 0 "${train[@]}" output_dir=sizes
+says 'model.preset=demo, changed by model.num_layers=1 model.num_attention_heads=1 model.attention_head_dim'
+wants 2 "${train[@]}" --dry-run model.preset=wan1.3b
+says 'model.preset=wan1.3b: the file has model.num_layers=1, model.num_attention_heads=1'
+wants 0 "${train[@]}" --dry-run model.preset=wan1.3b model.num_layers=1 model.num_attention_heads=1 \
+    model.attention_head_dim=32 model.ffn_dim=32
+says 'model.preset=wan1.3b, changed by model.num_layers=1'
+wants 0 "${train[@]}" --dry-run model.preset=demo
+
 [ "$failures" = 0 ] || { echo "$failures failures"; exit 1; }
 echo "runs and models are told as they should be"

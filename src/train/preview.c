@@ -1,0 +1,133 @@
+/* See preview.h. */
+#include "train/preview.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/host.h"
+#include "model/codec.h"
+#include "train/memory_explain.h"
+#include "train/model_path.h"
+#include "train/notices.h"
+#include "train/run_facts.h"
+
+enum { LINE_BYTES = 1024 };
+static const double GIB = 1073741824.0;
+
+static DsvConfig of_one_rank(const DsvConfig *settings)
+{
+    DsvConfig alone = *settings;
+    alone.cp_size = 1;
+    alone.cp_heads = alone.dp_size = alone.hsdp_shard_dim = 0;
+    return alone;
+}
+
+static DsvStatus choose_config(const DsvConfig *settings, const DsvCodec *codec, DsvPreview *out)
+{
+    DsvModelPath model;
+    DsvVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
+    if (!settings->model_path[0]) {
+        DSVI_TRY(dsvi_dit_config_make(settings, &out->config));
+        out->config.in_channels = out->config.out_channels = out->latent.channels;
+        return DSV_OK;
+    }
+    DSVI_TRY(dsvi_model_find(settings->model_path, &model));
+    DSVI_TRY(dsvi_dit_config_read(model.config, &out->config));
+    DsvStatus status = dsvi_dit_check_latent(&out->config, codec, out->latent);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_within(status, "model.path=%s", settings->model_path);
+}
+
+/* A trainer that is nothing but what a plan asks it for. `settings` are of one rank. */
+static DsvStatus plan(const DsvConfig *settings, DsvBackend *backend, const DsvCodec *codec,
+                      DsvTrainer *planned, DsvPreview *out)
+{
+    *planned = (DsvTrainer){.settings = settings, .backend = backend, .codec = codec};
+    DSVI_TRY(choose_config(settings, codec, out));
+    planned->config = out->config;
+    DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
+    DsvStatus status = dsvi_trainer_plan(planned, settings, &out->device, &out->host);
+    dsvi_mesh_free(&planned->mesh);
+    planned->arena = out->device;
+    planned->host_arena = out->host;
+    planned->here = (DsvPeersHere){.ranks = 1, .sum = out->host.used};
+    return status;
+}
+
+DsvStatus dsvi_preview_make(const DsvConfig *settings, DsvBackend *backend, DsvPreview *out)
+{
+    DsvCodec *codec;
+    DsvTrainer planned;
+    DsvConfig alone = of_one_rank(settings);
+    DSVI_TRY(dsvi_codec_open(&alone, &codec));
+    DsvStatus status = plan(&alone, backend, codec, &planned, out);
+    codec->close(codec);
+    return status;
+}
+
+DsvStatus dsvi_preview_check(const DsvConfig *settings, DsvBackend *backend)
+{
+    DsvPreview preview;
+    if (settings->resume_from_checkpoint[0] && settings->model_path[0])
+        return DSV_OK;
+    return dsvi_preview_make(settings, backend, &preview);
+}
+
+static void tell_model(const DsvTrainer *planned, const DsvPreview *preview, int64_t parameters,
+                       char text[LINE_BYTES])
+{
+    const DsvVideoShape *latent = &preview->latent;
+    snprintf(text, LINE_BYTES, "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64
+             " x %" PRId64 " x %" PRId64 " x %" PRId64 ", on %s", parameters, preview->config.num_layers,
+             latent->channels, latent->frames, latent->height, latent->width, planned->backend->device->name);
+}
+
+static DsvStatus count_parameters(const DsvDitConfig *config, int64_t *parameters)
+{
+    DsvParamTable table;
+    DSVI_TRY(dsvi_param_table_make(config, &table));
+    *parameters = table.parameters;
+    dsvi_param_table_free(&table);
+    return DSV_OK;
+}
+
+static DsvStatus tell(const DsvTrainer *planned, const DsvPreview *preview,
+                      void (*line)(void *context, const char *text), void *context)
+{
+    char text[LINE_BYTES];
+    int64_t parameters;
+    DsvRunFacts facts;
+    const DsvDevice *device = planned->backend->device;
+    DSVI_TRY(count_parameters(&preview->config, &parameters));
+    tell_model(planned, preview, parameters, text);
+    line(context, text);
+    dsvi_run_facts(planned, 0, (size_t)dsvi_resident_bytes(), 0, &facts);
+    dsvi_run_facts_memory(&facts, text, sizeof text);
+    line(context, text);
+    line(context, "decoded clips come on top, and on a GPU what its libraries take");
+    size_t used = device->memory_used(planned->backend->device);
+    size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    if (preview->device.used > free_bytes)
+        return dsvi_memory_explain(planned, &preview->device);
+    snprintf(text, sizeof text, "it fits: %.1f GiB of %.1f are free", (double)free_bytes / GIB,
+             (double)device->memory_bytes / GIB);
+    line(context, text);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_preview_tell(const DsvConfig *settings, DsvBackend *backend,
+                            void (*line)(void *context, const char *text), void *context)
+{
+    DsvStatus status;
+    DsvCodec *codec;
+    DsvPreview preview;
+    DsvTrainer planned;
+    DsvConfig alone = of_one_rank(settings);
+    DSVI_TRY(dsvi_codec_open(&alone, &codec));
+    DSVI_TRY_GOTO(status, plan(&alone, backend, codec, &planned, &preview), done);
+    dsvi_notices(settings, NULL, line, line, context);
+    DSVI_TRY_GOTO(status, tell(&planned, &preview, line, context), done);
+done:
+    codec->close(codec);
+    return status;
+}
