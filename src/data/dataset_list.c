@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -101,10 +102,14 @@ typedef struct Columns {
 static DsvStatus csv_header(List *list, Columns *columns)
 {
     int path_rank = NAMES, text_rank = NAMES;
+    char found[256] = "";
+    size_t used = 0;
     *columns = (Columns){0, -1, -1};
     for (bool last = false; !last; columns->count++) {
         char *name;
         DSVI_TRY(csv_field(list, &name, &last));
+        if (used < sizeof found)
+            used += (size_t)snprintf(found + used, sizeof found - used, "%s%.40s", used ? ", " : "", name);
         if (name_rank(name, PATH_NAMES) < path_rank) {
             path_rank = name_rank(name, PATH_NAMES);
             columns->path = columns->count;
@@ -115,8 +120,8 @@ static DsvStatus csv_header(List *list, Columns *columns)
         }
     }
     if (columns->path < 0)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:1: no column named path, video or file_name in the header row",
-                         list->path);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:1: no column named path, video or file_name in the header row, "
+                         "which has: %s", list->path, found[0] ? found : "nothing");
     return DSV_OK;
 }
 

@@ -77,11 +77,12 @@ DsvStatus dsvi_weights_read(const char *path, const DsvParamTable *table, float 
 DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, const float *flat,
                              DsvDtype dtype, uint64_t shard_bytes);
 
-/* A host array of F32 numbers in this layout, e.g. a moment of the optimizer, to and from one file whose
- * tensors are named by `prefix` and the parameter. */
-DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *prefix,
+/* A host array of F32 numbers in this layout, e.g. the optimizer's moment "exp_avg", to and from one file.
+ * Its tensors are named by the array and the parameter: exp_avg.blocks.0.ffn.net.2.weight. Files of version
+ * 0.1, which lack the first dot, are read too. */
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *array,
                           const float *flat);
-DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *prefix, float *flat);
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *array, float *flat);
 
 #ifdef __cplusplus
 }

@@ -134,7 +134,7 @@ DsvStatus dsvi_weights_write(const char *folder, const DsvParamTable *table, con
     return write_shard(path, table, 0, table->count, bytes, flat, dtype);
 }
 
-DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *prefix,
+DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const char *array,
                           const float *flat)
 {
     DsvStatus status;
@@ -147,7 +147,7 @@ DsvStatus dsvi_flat_write(const char *path, const DsvParamTable *table, const ch
     }
     for (size_t i = 0; i < count; i++) {
         const DsvParam *param = &table->params[i];
-        snprintf(names[i], NAME_BYTES, "%s%s", prefix, param->name);
+        snprintf(names[i], NAME_BYTES, "%s.%s", array, param->name);
         tensors[i] = describe(param, names[i], DSV_F32, flat + param->offset);
     }
     DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, count, NULL, 0), done);
@@ -157,15 +157,24 @@ done:
     return status;
 }
 
-static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *table, const char *prefix,
+/* What is between the array's and the parameter's name: a dot, but nothing in files of version 0.1. */
+static const char *find_separator(const DsvSafetensors *file, const DsvParamTable *table, const char *array)
+{
+    Name name;
+    snprintf(name, sizeof name, "%s%s", array, table->params[0].name);
+    return dsvi_safetensors_find(file, name) ? "" : ".";
+}
+
+static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *table, const char *array,
                             float *flat)
 {
     Name name;
+    const char *separator = find_separator(file, table, array);
     memset(flat, 0, (size_t)table->elements * sizeof *flat);
     for (int64_t i = 0; i < table->count; i++) {
         const DsvParam *param = &table->params[i];
         const DsvStoredTensor *tensor;
-        snprintf(name, sizeof name, "%s%s", prefix, param->name);
+        snprintf(name, sizeof name, "%s%s%s", array, separator, param->name);
         DSVI_TRY(dsvi_safetensors_want(file, name, param->ndim, param->shape, &tensor));
         if (tensor->dtype != DSV_F32)
             return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted F32", dsvi_safetensors_path(file),
@@ -175,13 +184,13 @@ static DsvStatus read_array(const DsvSafetensors *file, const DsvParamTable *tab
     return DSV_OK;
 }
 
-DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *prefix, float *flat)
+DsvStatus dsvi_flat_read(const char *path, const DsvParamTable *table, const char *array, float *flat)
 {
     DsvStatus status;
     DsvSafetensors *file;
     DSVI_TRY(dsvi_safetensors_open(path, &file));
     size_t found = dsvi_safetensors_count(file), wanted = (size_t)table->count;
-    DSVI_TRY_GOTO(status, read_array(file, table, prefix, flat), done);
+    DSVI_TRY_GOTO(status, read_array(file, table, array, flat), done);
     status = found == wanted ? DSV_OK
                              : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, wanted %zu", path, found, wanted);
 done:

@@ -150,7 +150,9 @@ static void csv_errors_name_the_line(void **state)
 {
     (void)state;
     check_list_fails("l.csv", "", ".csv:1: no column named path, video or file_name");
-    check_list_fails("l.csv", "a.mp4,a dog\n", ".csv:1: no column");
+    check_list_fails("l.csv", "a.mp4,a dog\n",
+                     ".csv:1: no column named path, video or file_name in the header row, which has: "
+                     "a.mp4, a dog");
     check_list_fails("l.csv", "path,text\na,b\na,b,c\n", ".csv:3: 3 fields, wanted 2");
     check_list_fails("l.csv", "path,text\na,\"b\nc\"\nd\n", ".csv:4: 1 fields, wanted 2");
     check_list_fails("l.csv", "path,text\na,b\nc,\"open\nand on\n",

@@ -411,14 +411,39 @@ static void refuses_a_hostile_index(void **state)
 static void keeps_any_array(void **state)
 {
     const Model *m = *state;
-    assert_ok(dsvi_flat_write(m->path, &m->table, "exp_avg.", m->flat));
-    assert_ok(dsvi_flat_read(m->path, &m->table, "exp_avg.", m->back));
+    assert_ok(dsvi_flat_write(m->path, &m->table, "exp_avg", m->flat));
+    assert_ok(dsvi_flat_read(m->path, &m->table, "exp_avg", m->back));
     assert_same(m);
+    DsvSafetensors *file;
+    assert_ok(dsvi_safetensors_open(m->path, &file));
+    assert_non_null(dsvi_safetensors_find(file, "exp_avg.patch_embedding.weight"));
+    dsvi_safetensors_close(&file);
     assert_fails(DSV_E_NOT_FOUND, "moment.patch_embedding.weight",
-                 dsvi_flat_read(m->path, &m->table, "moment.", m->back));
+                 dsvi_flat_read(m->path, &m->table, "moment", m->back));
     DsvParamTable fewer = m->table;
     fewer.count--;
-    assert_fails(DSV_E_SHAPE, "tensors, wanted", dsvi_flat_read(m->path, &fewer, "exp_avg.", m->back));
+    assert_fails(DSV_E_SHAPE, "tensors, wanted", dsvi_flat_read(m->path, &fewer, "exp_avg", m->back));
+}
+
+/* Checkpoints of version 0.1 hold exp_avgblocks.0...: names without a dot after the array's. */
+static void reads_arrays_of_version_0_1(void **state)
+{
+    enum { COUNT_MAX = 256 };
+    static char names[COUNT_MAX][160];
+    static DsvStoredTensor tensors[COUNT_MAX];
+    const Model *m = *state;
+    assert_true(m->table.count <= COUNT_MAX);
+    for (int64_t i = 0; i < m->table.count; i++) {
+        const DsvParam *param = &m->table.params[i];
+        snprintf(names[i], sizeof names[i], "exp_avg%s", param->name);
+        tensors[i] = (DsvStoredTensor){.name = names[i], .dtype = DSV_F32, .ndim = param->ndim,
+                                       .data = m->flat + param->offset, .count = param->count,
+                                       .bytes = (size_t)param->count * sizeof(float)};
+        memcpy(tensors[i].shape, param->shape, sizeof param->shape);
+    }
+    assert_ok(dsvi_safetensors_write(m->path, tensors, (size_t)m->table.count, NULL, 0));
+    assert_ok(dsvi_flat_read(m->path, &m->table, "exp_avg", m->back));
+    assert_same(m);
 }
 
 #define WITH_MODEL(test) cmocka_unit_test_setup_teardown(test, make_model, free_model)
@@ -440,6 +465,7 @@ int main(void)
         WITH_MODEL(counts_what_it_does_not_list),
         WITH_MODEL(finds_the_right_files),
         WITH_MODEL(refuses_a_hostile_index),
+        WITH_MODEL(reads_arrays_of_version_0_1),
         WITH_MODEL(keeps_any_array),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
