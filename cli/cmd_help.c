@@ -2,6 +2,7 @@
  * docs/configuration.md. What is said about settings comes from the library's one table. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cmd.h"
 #include "terminal.h"
@@ -111,20 +112,28 @@ static void print_option(const DsvOptionInfo *option)
     print_wrapped(option->help, 6, page_width());
 }
 
-static void print_options(void)
+/* The options of the section of this title, or NULL: of all. */
+static void print_sections(const char *title)
 {
     const DsvOptionInfo *option;
     const char *section = "";
-    puts("Settings and their defaults. A YAML file sets them nested or dotted, key=value\n"
-         "arguments come after it and win.");
     for (size_t i = 0; (option = dsv_option_info(i)); i++) {
+        if (title && strcmp(option->section, title) != 0)
+            continue;
         if (strcmp(option->section, section) != 0) {
-            printf("\n%s\n", option->section);
+            printf("%s%s\n", title ? "" : "\n", option->section);
             print_wrapped(option->section_text, 0, page_width());
         }
         section = option->section;
         print_option(option);
     }
+}
+
+static void print_options(void)
+{
+    puts("Settings and their defaults. A YAML file sets them nested or dotted, key=value\n"
+         "arguments come after it and win.");
+    print_sections(NULL);
 }
 
 /* A table's cell: bars would end it. */
@@ -206,6 +215,20 @@ static bool print_setting(const char *key)
     return false;
 }
 
+/* "sparse" is the section whose keys begin with sparse., "optimizer" the one with that title. */
+static bool print_section(const char *topic)
+{
+    const DsvOptionInfo *option;
+    size_t length = strlen(topic);
+    for (size_t i = 0; (option = dsv_option_info(i)); i++)
+        if ((strncmp(option->key, topic, length) == 0 && option->key[length] == '.') ||
+            strcasecmp(option->section, topic) == 0) {
+            print_sections(option->section);
+            return true;
+        }
+    return false;
+}
+
 static int run_help(const CliArgs *args)
 {
     char topic[128];
@@ -222,9 +245,11 @@ static int run_help(const CliArgs *args)
             print_options();
         return CLI_DONE;
     }
-    if (print_pages(topic) || print_setting(topic))
+    if (print_pages(topic) || print_setting(topic) || print_section(topic))
         return CLI_DONE;
-    const char *nearest = dsv_nearest(topic, topic_name, NULL);
+    const char *nearest = dsv_nearest(topic, topic_name, NULL), *hint = dsv_option_hint(topic);
+    if (hint)
+        return cli_misused(args->verb, "no verb or setting %s: %s", topic, hint);
     if (nearest)
         return cli_misused(args->verb, "no verb or setting %s, the nearest is %s", topic, nearest);
     return cli_misused(args->verb, "no verb or setting %s", topic);
@@ -232,10 +257,11 @@ static int run_help(const CliArgs *args)
 
 const CliVerb cli_verb_help = {
     .name = "help",
-    .arguments = "[VERB | KEY | options]",
+    .arguments = "[VERB | KEY | SECTION | options]",
     .paths_most = 2,
     .summary = "explains a verb, a setting, or all settings",
-    .text = "Explains a verb, the setting KEY, or with the word options all settings.\n",
+    .text = "Explains a verb, the setting KEY, the settings of a SECTION (sparse, optimizer), or\n"
+            "with the word options all settings.\n",
     .flags = help_flags,
     .run = run_help,
 };

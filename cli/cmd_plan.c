@@ -7,7 +7,7 @@
 enum { CONFIG, RANKS, TABLE, DENSITIES, SAVE, JSON };
 
 static const CliFlag flags[] = {
-    [CONFIG] = {"--config", "FILE", "settings to start from, as for dsv train"},
+    [CONFIG] = {"--config", "FILE", "the same as CONFIG"},
     [RANKS] = {"--ranks", "N", "that share a clip (default cp_size, or those that measure)"},
     [TABLE] = {"--table", "FILE", "what attention and links cost, as --save or a run writes it"},
     [DENSITIES] = {"--densities", "X|FILE", "of all lists, or for each block and head (default: dense)"},
@@ -29,14 +29,15 @@ static const char text[] =
     "FILE of densities is a JSON array: for each block a number, an array of one for\n"
     "each head, or null where the block attends densely.\n"
     "\n"
-    "  mpirun -n 4 dsv plan --config configs/wan1.3b.yaml --save costs.json\n"
-    "  dsv plan --config configs/wan1.3b.yaml --ranks 4 --table costs.json\n"
-    "  dsv plan --config configs/demo.yaml --ranks 2 --densities 0.1 --json plan.json\n";
+    "  mpirun -n 4 dsv plan configs/wan1.3b.yaml --save costs.json\n"
+    "  dsv plan configs/wan1.3b.yaml --ranks 4 --table costs.json\n"
+    "  dsv plan configs/demo.yaml --ranks 2 --densities 0.1 --json plan.json\n";
 
 static int run(const CliArgs *args)
 {
     DsvConfig config;
     DsvRanks *ranks;
+    CliArgs with_file = *args;
     DsvPlanQuestion question = {
         .table = args->flag[TABLE], .densities = args->flag[DENSITIES], .save = args->flag[SAVE],
     };
@@ -45,7 +46,12 @@ static int run(const CliArgs *args)
         return misused;
     if (args->flag[RANKS] && question.ranks < 2)
         return cli_misused(args->verb, "--ranks %s: wanted 2 or more", args->flag[RANKS]);
-    int outcome = cli_launch_settings(args, CONFIG, -1, &config, &ranks);
+    if (args->path[0] && args->flag[CONFIG])
+        return cli_misused(args->verb, "%s and --config %s: wanted one of them", args->path[0],
+                           args->flag[CONFIG]);
+    if (args->path[0])
+        with_file.flag[CONFIG] = args->path[0];
+    int outcome = cli_launch_settings(&with_file, CONFIG, -1, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
     DsvStatus status = dsv_plan(ranks, &question, &config, args->flag[JSON], cli_print_line, NULL);
@@ -54,7 +60,8 @@ static int run(const CliArgs *args)
 
 const CliVerb cli_verb_plan = {
     .name = "plan",
-    .arguments = "",
+    .arguments = "[CONFIG.yaml]",
+    .paths_most = 1,
     .takes_settings = true,
     .summary = "shows how ranks would share out a clip's attention",
     .text = text,

@@ -13,12 +13,8 @@ import json
 import pathlib
 import subprocess
 
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-
 from common import KEY, checkpoints, split_clips
+from plotting import np, plt
 
 HERE = pathlib.Path(__file__).resolve().parent
 SELECTORS = {

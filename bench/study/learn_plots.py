@@ -12,10 +12,7 @@ import csv
 import json
 import pathlib
 
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
+from plotting import np, plt
 
 HERE = pathlib.Path(__file__).resolve().parent
 TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)  # of the density

@@ -15,10 +15,7 @@ import fnmatch
 import json
 import pathlib
 
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
+from plotting import np, plt
 
 END = 0.1       # share of the steps that figures "at the end" are means of
 OVER = {"over_dense_percent": "loss", "upper_over_dense_percent": "upper_loss",

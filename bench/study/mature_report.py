@@ -9,12 +9,8 @@ import argparse
 import csv
 import pathlib
 
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-
 from common import KEY
+from plotting import np, plt
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES = ["density", "captured", "p10", "worst_block", "spread"]

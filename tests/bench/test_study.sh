@@ -24,6 +24,15 @@ printf 'seed: 5\n' >"$work/run.yaml"
 parts="order selector chunk rule grain"
 "$build/dsv_study" "$work/run/checkpoint-2" "$work/clips.csv" "$work/out" --parts "${parts// /,}" \
     --clips 1 --samples 4 threads=2 >"$work/said" 2>&1 || fail "nothing was measured"
+echo "a program that draws says which package is missing"
+mkdir "$work/modules"
+echo 'raise ImportError("none", name="matplotlib")' >"$work/modules/matplotlib.py"
+study=$(cd "$(dirname "$0")/../../bench/study" && pwd)
+for program in choices learn_plots learn_table mature_report; do
+    ! PYTHONPATH="$work/modules" python3 "$study/$program.py" --help >"$work/said" 2>&1 || fail "$program ran"
+    [ "$(wc -l <"$work/said")" = 1 ] && grep -q '^matplotlib is not installed' "$work/said" || fail "$program"
+done
+
 for part in $parts; do
     grep -q "^$part,.*,128," "$work/out.csv" || fail "no case of $part in groups of 128"
 done

@@ -93,6 +93,17 @@ call 0 help options
 grep -q '^  sparse.min_mass=0.3  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
 grep -q '^  sparse.min_head_mass=0.1  (number, 0 to 1)$' out || complain "lacks sparse.min_head_mass"
 [ "$(awk 'length > 80' out)" = "" ] || complain "has lines of more than 80 columns"
+call 0 help sparse
+[ "$(head -1 out)" = "Sparse attention" ] || complain "not the section"
+keys=$("$dsv" help options | grep -c '^  sparse\.')
+[ "$(grep -c '^  sparse\.' out)" = "$keys" ] || complain "not all of it"
+grep -q '^  lr=' out && complain "more than the section"
+call 0 help optimizer
+grep -q '^  lr=' out || complain "not the section of a title"
+refuses 2 "help: no verb or setting learning_rate: dsv calls it lr" help learning_rate
+refuses 2 "plan: run.yaml and --config run.yaml: wanted one of them" plan run.yaml --config run.yaml
+complains 2 "cp_size" plan run.yaml
+complains 1 "nowhere.yaml" plan nowhere.yaml
 for verb in encode forward inspect report plan help version; do
     call 0 help $verb
     grep -q "^usage: dsv $verb" out || complain "not the page of $verb"
