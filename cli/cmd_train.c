@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cmd.h"
+#include "config_file.h"
 #include "interrupt.h"
 #include "launch.h"
 #include "terminal.h"
@@ -31,7 +32,8 @@ static const CliFlag flags[] = {
 static const char text[] =
     "Trains a video diffusion transformer as the YAML file CONFIG says, or\n"
     "configs/demo.yaml where none is named; key=value arguments come after it and\n"
-    "win. Clips are read from data.path: a folder, a CSV or JSONL list, or a latent\n"
+    "win. A file that is not here is looked for among those installed with dsv.\n"
+    "Clips are read from data.path: a folder, a CSV or JSONL list, or a latent\n"
     "cache made by dsv encode. The run lives in the folder output_dir: config.yaml,\n"
     "metrics.jsonl, TensorBoard events, checkpoints, sampled clips.\n"
     "\n"
@@ -148,7 +150,7 @@ static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig 
                                char notice[NOTICE_ROOM])
 {
     dsv_config_defaults(config);
-    DsvStatus status = dsv_config_load(config, path);
+    DsvStatus status = cli_config_load(path, config);
     drop_stored_path(path, config, notice);
     return status == DSV_OK ? cli_args_settings(args, config) : status;
 }
@@ -193,7 +195,7 @@ static int run(const CliArgs *args)
     DsvRanks *ranks;
     char notice[NOTICE_ROOM];
     const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
-    if (!args->path[0] && access(path, F_OK) != 0)
+    if (!args->path[0] && access(cli_config_find(path), F_OK) != 0)
         return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
     DsvStatus status = read_settings(args, path, &config, notice);
     if (status != DSV_OK)

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config_file.h"
 #include "terminal.h"
 
 static bool has(const char *name)
@@ -164,7 +165,7 @@ int cli_launch_settings(const CliArgs *args, int file, int device, DsvConfig *co
     DsvStatus status = DSV_OK;
     dsv_config_defaults(config);
     if (file >= 0 && args->flag[file])
-        status = dsv_config_load(config, args->flag[file]);
+        status = cli_config_load(args->flag[file], config);
     if (status == DSV_OK && device >= 0)
         status = cli_args_device(args, device, config);
     if (status == DSV_OK)

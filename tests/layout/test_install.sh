@@ -12,7 +12,9 @@ cmake --install "$build" --prefix "$folder/first" >/dev/null
 mv "$folder/first" "$folder/moved"
 cd "$folder/moved"
 
-for path in bin/dsv include/dsv/dsv.h include/dsv/options.def lib/libdsv.so lib/pkgconfig/dsv.pc; do
+for path in bin/dsv include/dsv/dsv.h include/dsv/options.def lib/libdsv.so lib/pkgconfig/dsv.pc \
+    share/dsv/configs/demo.yaml share/dsv/configs/wan1.3b.yaml share/doc/dsv/LICENSE share/doc/dsv/README.md \
+    share/doc/dsv/docs/configuration.md; do
     [ -e "$path" ] || { echo "make install laid no $path; there are:"; find . ! -type d; exit 1; }
 done
 
@@ -44,4 +46,18 @@ case $said in
 *"$(pkg-config --modversion dsv)"*) ;;
 *) echo "bin/dsv --version said: $said"; exit 1 ;;
 esac
+# Without a file, and with one that is not here, it takes those installed with it, from any folder.
+mkdir "$folder/elsewhere"
+cd "$folder/elsewhere"
+dsv=$folder/moved/bin/dsv
+"$dsv" train --dry-run >said || { echo "no installed configuration found"; exit 1; }
+grep -q '^model.preset=demo, changed by' said || { echo "not configs/demo.yaml:"; cat said; exit 1; }
+"$dsv" train configs/dsv2.7b.yaml --dry-run device=cpu model.num_layers=1 >said 2>&1 || true
+grep -q '^model: .* 1 blocks' said || { echo "configs/dsv2.7b.yaml was not found:"; cat said; exit 1; }
+mkdir configs
+echo 'model.num_layers: 3' >configs/dsv2.7b.yaml
+"$dsv" train configs/dsv2.7b.yaml --dry-run >said
+grep -q '^model: .* 3 blocks' said || { echo "a file that is here does not come first:"; cat said; exit 1; }
+! "$dsv" train configs/none.yaml --dry-run 2>said || { echo "no file, no failure"; exit 1; }
+grep -q 'configs/none.yaml' said || { echo "no file is not named:"; cat said; exit 1; }
 echo "the installed tree serves"
