@@ -6,7 +6,7 @@
 #include "report/report_page.h"
 #include "report/report_text.h"
 
-/* As dsv_train tells them. */
+/* The same steps that dsv_train reports. */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 static double newest(const DsvReportData *data, DsvReportStep column)
@@ -47,7 +47,7 @@ static void put_progress(FILE *to, const DsvReportData *data)
         fputs(" of ", to);
         dsvi_put_count(to, (double)data->config.max_train_steps);
     }
-    fputs(over ? " steps, which took " : ", after ", to);
+    fputs(!over ? ", after " : step == 1 ? " step, which took " : " steps, which took ", to);
     dsvi_put_duration(to, seconds);
     fputs(".</p>\n", to);
 }
@@ -73,9 +73,8 @@ DsvStatus dsvi_report_sentence(FILE *to, const DsvReportData *data)
     fputs("<p>A video diffusion transformer", to);
     put_model(to, data);
     if (data->has_config) {
-        fputs(", trained ", to);
+        fputs(", trained on ", to);
         if (!isnan(data->clips)) {
-            fputs("on ", to);
             dsvi_put_count(to, data->clips);
             fputs(data->clips == 1 ? " clip, " : " clips, ", to);
         }
@@ -120,14 +119,26 @@ static void tile_end(FILE *to)
     fputs("</span></div>\n", to);
 }
 
+/* The steps that newest_mean covers. */
+static void put_last_steps(FILE *to, const DsvReportData *data)
+{
+    int64_t steps = data->steps.rows < LAST_STEPS ? data->steps.rows : LAST_STEPS;
+    if (steps == 1)
+        fputs("last step", to);
+    else if (steps > 1)
+        fprintf(to, "last %lld steps", (long long)steps);
+}
+
+/* Means of the first and the last steps; of a run too short for both, its first and its last step. */
 static void loss_tile(FILE *to, const DsvReportData *data)
 {
     const DsvReportTable *held = &data->validation;
-    tile_begin(to, "loss, last 20 steps");
-    dsvi_put_short(to, newest_mean(data, DSVI_LOSS), 4);
+    bool means = data->steps.rows >= FIRST_STEPS + LAST_STEPS;
+    tile_begin(to, means ? "loss, last 20 steps" : "loss, last step");
+    dsvi_put_short(to, means ? newest_mean(data, DSVI_LOSS) : newest(data, DSVI_LOSS), 4);
     tile_middle(to);
-    dsvi_put_short(to, dsvi_report_mean(&data->steps, DSVI_LOSS, 0, FIRST_STEPS), 4);
-    fputs(" over the first 10", to);
+    dsvi_put_short(to, dsvi_report_mean(&data->steps, DSVI_LOSS, 0, means ? FIRST_STEPS : 1), 4);
+    fputs(means ? " over the first 10" : " at the first", to);
     if (held->rows > 0) {
         fputs("; held out ", to);
         dsvi_put_short(to, dsvi_report_cell(held, held->rows - 1, DSVI_VALIDATION_LOSS), 4);
@@ -151,7 +162,8 @@ static void sparse_tiles(FILE *to, const DsvReportData *data)
     tile_begin(to, "density");
     dsvi_put_fixed(to, newest_mean(data, DSVI_DENSITY), 3);
     tile_middle(to);
-    fputs("of the keys, last 20 steps", to);
+    fputs("of the keys, ", to);
+    put_last_steps(to, data);
     tile_end(to);
     tile_begin(to, "captured mass");
     dsvi_put_fixed(to, newest(data, DSVI_CAPTURED_MASS), 3);
@@ -178,7 +190,8 @@ DsvStatus dsvi_report_tiles(FILE *to, const DsvReportData *data)
     dsvi_put_ms(to, newest_mean(data, DSVI_STEP_MS));
     tile_middle(to);
     dsvi_put_large(to, newest_mean(data, DSVI_TOKENS_PER_S));
-    fputs(" tokens/s, last 20 steps", to);
+    fputs(" tokens/s, ", to);
+    put_last_steps(to, data);
     tile_end(to);
     sparse_tiles(to, data);
     tile_begin(to, "peak memory");
@@ -204,22 +217,32 @@ static DsvStatus value_text(const DsvOption *option, const DsvConfig *config, ch
     return DSV_OK;
 }
 
+/* A setting's name, which may be broken after its underscores and dots. */
+static void put_key(FILE *to, const char *key)
+{
+    fputs("<code>", to);
+    for (const char *c = key; *c; c++)
+        fprintf(to, "%c%s", *c, *c == '_' || *c == '.' ? "<wbr>" : "");
+    fputs("</code>", to);
+}
+
 /* The settings of which `differing` says whether they are the defaults. */
 static DsvStatus settings_table(FILE *to, const DsvReportData *data, bool differing)
 {
     char value[8 * DSV_TEXT_MAX], initial[8 * DSV_TEXT_MAX];
     DsvConfig defaults;
     dsv_config_defaults(&defaults);
-    fprintf(to, "<table><tr><th>setting</th><th>value</th>%s</tr>\n", differing ? "<th>default</th>" : "");
+    fprintf(to, "<table><tr><th scope=\"col\">setting</th><th scope=\"col\">value</th>%s</tr>\n",
+            differing ? "<th scope=\"col\">default</th>" : "");
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
         const DsvOption *option = &dsvi_options()[i];
         DSVI_TRY(value_text(option, &data->config, value, sizeof value));
         DSVI_TRY(value_text(option, &defaults, initial, sizeof initial));
         if ((strcmp(value, initial) != 0) != differing)
             continue;
-        fputs("<tr><td><code>", to);
-        dsvi_put_text(to, option->info.key);
-        fputs("</code></td><td><code>", to);
+        fputs("<tr><td>", to);
+        put_key(to, option->info.key);
+        fputs("</td><td><code>", to);
         dsvi_put_text(to, value);
         if (differing) {
             fputs("</code></td><td><code>", to);
@@ -239,9 +262,9 @@ DsvStatus dsvi_report_settings(FILE *to, const DsvReportData *data)
         fputs(".</p>\n", to);
         return DSV_OK;
     }
-    fputs("<p>What differs from the defaults:</p>\n", to);
+    fputs("<p>Those that differ from their defaults:</p>\n", to);
     DSVI_TRY(settings_table(to, data, true));
-    fputs("<details><summary>All others, at their defaults</summary>\n", to);
+    fputs("<details><summary>All others</summary>\n", to);
     DSVI_TRY(settings_table(to, data, false));
     fputs("</details>\n", to);
     return DSV_OK;
@@ -251,12 +274,12 @@ DsvStatus dsvi_report_footer(FILE *to, const DsvReportData *data)
 {
     fputs("Written by dsv " DSV_VERSION, to);
     if (data->version[0]) {
-        fputs("; the run is by dsv ", to);
+        fputs(" about a run of dsv ", to);
         dsvi_put_text(to, data->version);
     }
     fputc('.', to);
     if (data->unfinished[0]) {
-        fputs(" The unfinished last line is left out of: ", to);
+        fputs(" Left out, because it is not finished: the last line of ", to);
         dsvi_put_text(to, data->unfinished);
         fputc('.', to);
     }

@@ -7,7 +7,7 @@
 #include "report/report_text.h"
 
 enum { TIME_PIECES = 200, PARTS = 5, OTHER = PARTS - 1, COLORS = 6 };
-static const double SLOW_PIECES = 0.02, MIB = 1048576, GIB = 1073741824;
+static const double SLOW_PIECES = 0.02, FLAT = 0.05, MIB = 1048576, GIB = 1073741824;
 
 static const char *const part_name[PARTS] = {"data wait", "forward", "backward", "optimizer", "other"};
 
@@ -26,67 +26,67 @@ static void mean_parts(const DsvReportData *data, int64_t first, int64_t last, d
     part[OTHER] = part[OTHER] > 0 ? part[OTHER] : 0;
 }
 
-/* Borders between the parts, each the sum of those below. */
-static void stack_parts(const DsvReportData *data, DsvCurve border[PARTS + 1])
+/* The upper border of each part when all are stacked in order. */
+static void stack_parts(const DsvReportData *data, DsvCurve border[PARTS])
 {
     int64_t rows = data->steps.rows, pieces = rows < TIME_PIECES ? rows : TIME_PIECES;
-    for (int p = 0; p <= PARTS; p++)
+    for (int p = 0; p < PARTS; p++)
         border[p].count = 0;
     for (int64_t i = 0; i < pieces; i++) {
         int64_t first = rows * i / pieces, last = rows * (i + 1) / pieces;
         double part[PARTS], sum = 0, x = dsvi_report_cell(&data->steps, (first + last - 1) / 2, DSVI_STEP);
         mean_parts(data, first, last, part);
-        dsvi_curve_add(&border[0], x, 0);
         for (int p = 0; p < PARTS; p++) {
             sum += part[p];
-            dsvi_curve_add(&border[p + 1], x, sum);
+            dsvi_curve_add(&border[p], x, sum);
         }
     }
 }
 
-static void time_table(FILE *to, const DsvReportData *data)
+/* The mean of a part over the run, and its share of the step: "80 ms (33 %)". */
+static void note_part(const double part[PARTS], int p, char *note, size_t room)
 {
-    double part[PARTS], sum = 0;
-    mean_parts(data, 0, data->steps.rows, part);
-    for (int p = 0; p < PARTS; p++)
-        sum += part[p];
-    fputs("<div class=\"key\">", to);
-    for (int p = 0; p < PARTS; p++) {
-        fprintf(to, "<span class=\"s%d\"><i></i>%s ", p, part_name[p]);
-        dsvi_put_ms(to, part[p]);
-        fputs(" (", to);
-        dsvi_put_fixed(to, sum > 0 ? 100 * part[p] / sum : 0, 0);
-        fputs(" %)</span>", to);
-    }
-    fputs("</div>\n", to);
+    double sum = 0;
+    FILE *to = fmemopen(note, room, "w");
+    for (int i = 0; i < PARTS; i++)
+        sum += part[i];
+    note[0] = 0;
+    if (!to)
+        return; /* the plot says it without */
+    dsvi_put_ms(to, part[p]);
+    fputs(" (", to);
+    dsvi_put_fixed(to, sum > 0 ? 100 * part[p] / sum : 0, 0);
+    fputs(" %)", to);
+    fclose(to);
+    note[room - 1] = 0;
 }
 
 DsvStatus dsvi_report_time(FILE *to, const DsvReportData *data)
 {
     const DsvReportTable *steps = &data->steps;
-    DsvCurve border[PARTS + 1];
-    double low = 0, high = NAN;
+    DsvCurve border[PARTS];
+    double low = 0, high = NAN, part[PARTS];
     if (isnan(dsvi_report_mean(steps, DSVI_FORWARD_MS, 0, steps->rows))) {
-        dsvi_report_note(to, steps->rows ? "This run does not tell the parts of a step's time."
-                                         : "No step is done yet.");
+        dsvi_report_note(to, steps->rows ? "This run did not record the parts of a step's time."
+                                         : DSVI_NO_STEPS);
         return DSV_OK;
     }
     DsvPlot plot = {
-        .x_name = "step", .width = DSVI_PLOT_WIDE, .height = 230, .stack = true,
-        .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
+        .title = "Parts of a step's time", .x_name = "step", .y_name = "ms", .height = 230, .stack = true,
+        .whole_x = true, .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
         .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
     };
     stack_parts(data, border);
-    dsvi_curve_range(&border[PARTS], SLOW_PIECES, &low, &high);
+    mean_parts(data, 0, steps->rows, part);
+    dsvi_curve_range(&border[PARTS - 1], SLOW_PIECES, &low, &high);
     dsvi_plot_span(&plot, low, high);
-    fputs("<p>Milliseconds of a step, and means over the run.</p>\n", to);
-    time_table(to, data);
-    dsvi_plot_begin(to, &plot);
-    for (int p = 0; p < PARTS; p++)
-        dsvi_plot_area(to, &plot, &border[p], &border[p + 1], p);
-    for (int p = 0; p < PARTS; p++)
-        dsvi_plot_curve(to, &plot, &border[p + 1], &(DsvPlotStyle){.name = part_name[p], .color = p});
-    dsvi_plot_end(to, &plot);
+    for (int p = 0; p < PARTS; p++) {
+        DsvPlotSeries series = {.curve = &border[p], .name = part_name[p], .color = p};
+        note_part(part, p, series.note, sizeof series.note);
+        dsvi_plot_add(&plot, &series);
+    }
+    fputs("<p>The parts of a step's time, one on top of the other, with their means over the run.</p>\n", to);
+    dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
@@ -94,7 +94,7 @@ static void planned_memory(FILE *to, const DsvReportData *data)
 {
     fputs("<p>Planned before the first step: ", to);
     dsvi_put_bytes(to, data->planned_bytes);
-    fputs(".</p>\n<div class=\"bar\">", to);
+    fputs(".</p>\n<div class=\"bar\" aria-hidden=\"true\">", to);
     for (int64_t i = 0; i < data->memory_classes; i++) {
         fprintf(to, "<i class=\"s%d\" style=\"flex:", (int)(i % COLORS));
         dsvi_put_fixed(to, data->memory[i].bytes / MIB, 3);
@@ -112,33 +112,57 @@ static void planned_memory(FILE *to, const DsvReportData *data)
     fputs("</div>\n", to);
 }
 
-DsvStatus dsvi_report_memory(FILE *to, const DsvReportData *data)
+/* Memory in use that never moves by more than a share FLAT is a figure, not a chart. */
+static void memory_figure(FILE *to, const DsvReportData *data, double low, double high)
+{
+    dsvi_report_figure(to);
+    dsvi_put_bytes(to, high);
+    fputs("</b> in use at most", to);
+    if (low < high) {
+        fputs(", never less than ", to);
+        dsvi_put_bytes(to, low);
+    }
+    if (data->planned_bytes > 0) {
+        fputs("; ", to);
+        dsvi_put_fixed(to, 100 * high / data->planned_bytes, 0);
+        fputs(" % of the plan", to);
+    }
+    fputs("</p>\n", to);
+}
+
+static void memory_plot(FILE *to, const DsvReportData *data, DsvCurve *used, double high)
 {
     const DsvReportTable *steps = &data->steps;
-    DsvCurve resident;
+    double unit = high > 4 * GIB ? GIB : MIB;
+    for (int i = 0; i < used->count; i++)
+        used->y[i] /= unit;
+    DsvPlot plot = {
+        .title = "Memory in use", .x_name = "step", .y_name = unit == GIB ? "GiB" : "MiB", .height = 160,
+        .whole_x = true, .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
+        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
+        .rule = data->planned_bytes / unit, .rule_name = data->planned_bytes > 0 ? "planned" : NULL,
+    };
+    dsvi_plot_span(&plot, 0, fmax(high / unit, plot.rule)); /* fmax passes over a NaN */
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = used, .name = "in use"});
+    fputs("<h3>In use</h3>\n", to);
+    dsvi_plot_put(to, &plot);
+}
+
+DsvStatus dsvi_report_memory(FILE *to, const DsvReportData *data)
+{
+    DsvCurve used;
     double low = NAN, high = NAN;
     if (data->memory_classes > 0)
         planned_memory(to, data);
     else
-        dsvi_report_note(to, "This run keeps no plan of its memory.");
-    dsvi_curve_raw(steps, DSVI_MEMORY_BYTES, &resident);
-    dsvi_curve_range(&resident, 0, &low, &high);
-    if (resident.count == 0 || !(high > 0))
+        dsvi_report_note(to, "This run did not record its plan of memory.");
+    dsvi_curve_raw(&data->steps, DSVI_MEMORY_BYTES, &used);
+    dsvi_curve_range(&used, 0, &low, &high);
+    if (used.count == 0 || !(high > 0))
         return DSV_OK;
-    double unit = high > 4 * GIB ? GIB : MIB, planned = data->planned_bytes / unit;
-    for (int i = 0; i < resident.count; i++)
-        resident.y[i] /= unit;
-    DsvPlot plot = {
-        .x_name = "step", .width = DSVI_PLOT_WIDE, .height = 140,
-        .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
-        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
-    };
-    dsvi_plot_span(&plot, 0, fmax(high / unit, planned)); /* fmax passes over a NaN */
-    fprintf(to, "<h3>Resident, %s</h3>\n", unit == GIB ? "GiB" : "MiB");
-    dsvi_plot_begin(to, &plot);
-    dsvi_plot_curve(to, &plot, &resident, &(DsvPlotStyle){.name = unit == GIB ? "GiB" : "MiB", .color = 0});
-    if (planned > 0)
-        dsvi_plot_rule(to, &plot, planned, "planned");
-    dsvi_plot_end(to, &plot);
+    if (high - low <= FLAT * high)
+        memory_figure(to, data, low, high);
+    else
+        memory_plot(to, data, &used, high);
     return DSV_OK;
 }

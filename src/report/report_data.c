@@ -126,7 +126,8 @@ static DsvStatus read_lines(DsvReportData *data, const char *name, bool needed,
     DSVI_TRY(dsvi_path_join(path, data->folder, name));
     DsvStatus status = dsvi_lines_open(path, &lines, &there);
     if (status == DSV_OK && needed && !there)
-        status = DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no %s there, so it is no run folder", data->folder, name);
+        status = DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no %s there, so this is not a run's folder", data->folder,
+                           name);
     while (status == DSV_OK && got) {
         status = dsvi_lines_next(&lines, &got);
         if (status == DSV_OK && got)

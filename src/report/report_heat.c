@@ -3,9 +3,13 @@
 
 #include <math.h>
 
+#include "report/report_axis.h"
+#include "report/report_table.h"
 #include "report/report_text.h"
 
-enum { LEFT = 52, RIGHT = 10, TOP = 4, BOTTOM = 22, LABEL_WIDTH = 70, ROW_LABELS_MOST = 16 };
+/* In CSS pixels: the height of all rows together and of one, the width of a column at most, and what
+ * page.html leaves at the sides of a drawing. */
+enum { HEIGHT = 240, ROW_LOW = 5, ROW_HIGH = 26, COLUMN_WIDE = 64, MARGIN = 62, X_TICKS = 10 };
 static const double SPAN_STEP = 0.05, THOUSANDTHS = 1000, VALUE_MOST = 1e9;
 
 /* Dark blue over green to yellow: even to the eye, told apart without red, readable on light and dark. */
@@ -53,6 +57,17 @@ void dsvi_heat_span(DsvHeat *heat)
         heat->high = heat->low + SPAN_STEP;
 }
 
+bool dsvi_heat_flat(const DsvHeat *heat, double *value)
+{
+    float low = NAN, high = NAN;
+    for (int64_t i = 0; i < heat->frames * heat->rows * heat->columns; i++) {
+        low = fminf(low, heat->value[i]);
+        high = fmaxf(high, heat->value[i]);
+    }
+    *value = low;
+    return low == high;
+}
+
 /* The colour of a value; -1: none. */
 static int level_of(const DsvHeat *heat, float value)
 {
@@ -61,16 +76,6 @@ static int level_of(const DsvHeat *heat, float value)
     if (isnan(value) || isnan(share))
         return -1;
     return (int)fmin(fmax(floor(share * DSVI_HEAT_LEVELS), 0), DSVI_HEAT_LEVELS - 1);
-}
-
-static double row_height(const DsvHeat *heat)
-{
-    return fmin(fmax(240.0 / (double)heat->rows, 5), 26);
-}
-
-static double column_width(const DsvHeat *heat)
-{
-    return (double)(heat->width - LEFT - RIGHT) / (double)heat->columns;
 }
 
 static const float *newest(const DsvHeat *heat)
@@ -89,40 +94,17 @@ static void put_class(FILE *to, int level)
 /* One element a cell, in the order of the values: what the slider recolours. */
 static void put_cells(FILE *to, const DsvHeat *heat)
 {
-    double width = column_width(heat), height = row_height(heat);
     for (int64_t i = 0; i < heat->rows * heat->columns; i++) {
         fputs("<rect ", to);
         put_class(to, level_of(heat, newest(heat)[i]));
-        fputs(" x=\"", to);
-        dsvi_put_fixed(to, LEFT + (double)(i % heat->columns) * width, 2);
-        fputs("\" y=\"", to);
-        dsvi_put_fixed(to, TOP + (double)(i / heat->columns) * height, 2);
-        fputs("\" width=\"", to);
-        dsvi_put_fixed(to, width, 2);
-        fputs("\" height=\"", to);
-        dsvi_put_fixed(to, height, 2);
-        fputs("\"/>", to);
+        fprintf(to, " x=\"%lld\" y=\"%lld\" width=\"1\" height=\"1\"/>", (long long)(i % heat->columns),
+                (long long)(i / heat->columns));
     }
 }
 
-/* Right, down, back to the left. */
-static void put_run(FILE *to, double left, double top, double right, double height)
+/* Cells of one row and colour side by side, each such span a rectangle in the path of the colour. */
+static void put_spans(FILE *to, const DsvHeat *heat, int level)
 {
-    const struct {
-        char letter;
-        double value;
-    } move[] = {{'M', left}, {' ', top}, {'H', right}, {'v', height}, {'H', left}};
-    for (size_t i = 0; i < sizeof move / sizeof *move; i++) {
-        fputc(move[i].letter, to);
-        dsvi_put_fixed(to, move[i].value, 1);
-    }
-    fputc('z', to);
-}
-
-/* Stretches of one row and colour, each a rectangle in the path of the colour. */
-static void put_runs(FILE *to, const DsvHeat *heat, int level)
-{
-    double width = column_width(heat), height = row_height(heat);
     bool opened = false;
     for (int64_t r = 0; r < heat->rows; r++)
         for (int64_t c = 0, end; c < heat->columns; c = end) {
@@ -138,48 +120,56 @@ static void put_runs(FILE *to, const DsvHeat *heat, int level)
                 fputs(" d=\"", to);
                 opened = true;
             }
-            put_run(to, LEFT + (double)c * width, TOP + (double)r * height, LEFT + (double)end * width,
-                    height);
+            fprintf(to, "M%lld %lldH%lldv1H%lldz", (long long)c, (long long)r, (long long)end, (long long)c);
         }
     if (opened)
         fputs("\"/>\n", to);
 }
 
-static void put_labels(FILE *to, const DsvHeat *heat)
+/* Rows by their number, tenths by their borders. */
+static void put_row_labels(FILE *to, const DsvHeat *heat)
 {
-    double height = row_height(heat), width = column_width(heat);
-    int64_t every = (heat->rows + ROW_LABELS_MOST - 1) / ROW_LABELS_MOST;
-    for (int64_t r = 0; r < heat->rows; r += every) {
-        fprintf(to, "<text class=\"y\" x=\"%d\" y=\"", LEFT - 6);
-        dsvi_put_fixed(to, TOP + ((double)r + 0.5) * height + 4, 1);
-        fputs("\">", to);
-        if (heat->tenths)
-            dsvi_put_fixed(to, (double)r / 10, 1);
-        else
-            dsvi_put_count(to, (double)r);
-        fputs("</text>", to);
+    DsvTicks ticks;
+    if (heat->tenths)
+        dsvi_ticks_even(&ticks, 0, 1, 5, false);
+    else
+        dsvi_ticks_index(&ticks, heat->rows, DSVI_TICKS_MAX);
+    for (int i = 0; i < ticks.count; i++) {
+        double share = heat->tenths ? ticks.value[i] : (ticks.value[i] + 0.5) / (double)heat->rows;
+        dsvi_label_y(to, share, &ticks, i);
     }
-    double at_most = (heat->width - LEFT - RIGHT) / (heat->label ? LABEL_WIDTH : 24.0);
-    every = (int64_t)ceil((double)heat->columns / at_most);
-    for (int64_t c = 0; c < heat->columns; c += every) {
-        fputs("<text class=\"x\" x=\"", to);
-        dsvi_put_fixed(to, LEFT + ((double)c + 0.5) * width, 1);
-        fputs("\" y=\"", to);
-        dsvi_put_fixed(to, TOP + (double)heat->rows * height + 15, 1);
-        fputs("\">", to);
-        dsvi_put_count(to, heat->label ? heat->label[c] : (double)c);
-        fputs("</text>", to);
+}
+
+/* Where on the map the column of this label would be; labels ascend. */
+static double place_label(const DsvHeat *heat, double value)
+{
+    int64_t c = 0;
+    while (c + 2 < heat->columns && heat->label[c + 1] <= value)
+        c++;
+    double step = heat->columns > 1 ? heat->label[c + 1] - heat->label[c] : 0;
+    return (double)c + (step > 0 ? (value - heat->label[c]) / step : 0);
+}
+
+static void put_column_labels(FILE *to, const DsvHeat *heat)
+{
+    DsvTicks ticks;
+    if (heat->label)
+        dsvi_ticks_even(&ticks, heat->label[0], heat->label[heat->columns - 1], X_TICKS, true);
+    else
+        dsvi_ticks_index(&ticks, heat->columns, DSVI_TICKS_MAX);
+    for (int i = 0; i < ticks.count; i++) {
+        double column = heat->label ? place_label(heat, ticks.value[i]) : ticks.value[i];
+        dsvi_label_x(to, (column + 0.5) / (double)heat->columns, &ticks, i);
     }
-    fputc('\n', to);
 }
 
 static void put_scale(FILE *to, const DsvHeat *heat)
 {
-    fputs("<div class=\"ramp\"><span>", to);
+    fputs("<figcaption class=\"ramp\"><span>", to);
     dsvi_put_fixed(to, heat->low, 2);
     fputs("</span><i></i><span>", to);
     dsvi_put_fixed(to, heat->high, 2);
-    fprintf(to, "</span><span>%s down, %s across</span></div>", heat->row_name, heat->column_name);
+    fputs("</span></figcaption>\n", to);
 }
 
 static void put_values(FILE *to, const DsvHeat *heat)
@@ -203,27 +193,54 @@ static void put_values(FILE *to, const DsvHeat *heat)
     fputs("]}</script>", to);
 }
 
-void dsvi_heat_put(FILE *to, const DsvHeat *heat)
+/* What a screen reader says in place of the map. */
+static void put_name(FILE *to, const DsvHeat *heat)
 {
-    double height = row_height(heat) * (double)heat->rows;
-    put_scale(to, heat);
-    fprintf(to, "<figure><svg viewBox=\"0 0 %d ", heat->width);
-    dsvi_put_fixed(to, TOP + height + BOTTOM, 0);
-    fprintf(to, "\" data-rows=\"%s\" data-columns=\"%s\"%s data-grid=\"%d %d %d ", heat->row_name,
-            heat->column_name, heat->tenths ? " data-tenths" : "", LEFT, TOP, heat->width - LEFT - RIGHT);
-    dsvi_put_fixed(to, height, 2);
-    fputs("\" data-range=\"", to);
+    double low = NAN, high = NAN;
+    for (int64_t i = 0; i < heat->rows * heat->columns; i++) {
+        low = fmin(low, newest(heat)[i]);
+        high = fmax(high, newest(heat)[i]);
+    }
+    dsvi_put_text(to, heat->title);
+    fprintf(to, ", by %s and %s: from ", heat->row_name, heat->column_name);
+    dsvi_put_short(to, low, 3);
+    fputs(" to ", to);
+    dsvi_put_short(to, high, 3);
+    fputc('.', to);
+}
+
+static void put_drawing(FILE *to, const DsvHeat *heat)
+{
+    fprintf(to, "<svg class=\"cells\" viewBox=\"0 0 %lld %lld\" preserveAspectRatio=\"none\" "
+            "data-rows=\"%s\" data-columns=\"%s\"%s data-range=\"", (long long)heat->columns,
+            (long long)heat->rows, heat->row_name, heat->column_name, heat->tenths ? " data-tenths" : "");
     dsvi_put_fixed(to, heat->low, 2);
     fputc(' ', to);
     dsvi_put_fixed(to, heat->high, 2);
-    fprintf(to, " %d\"><g class=\"cells\">\n", DSVI_HEAT_LEVELS);
+    fprintf(to, " %d\">\n", DSVI_HEAT_LEVELS);
     if (heat->frames > 1)
         put_cells(to, heat);
     for (int level = -1; level < DSVI_HEAT_LEVELS && heat->frames == 1; level++)
-        put_runs(to, heat, level);
-    fputs("</g>", to);
-    put_labels(to, heat);
+        put_spans(to, heat, level);
     fputs("</svg>", to);
+}
+
+void dsvi_heat_put(FILE *to, const DsvHeat *heat)
+{
+    double height = fmin(fmax((double)HEIGHT / (double)heat->rows, ROW_LOW), ROW_HIGH) * (double)heat->rows;
+    fputs("<figure>\n", to);
+    put_scale(to, heat);
+    fprintf(to, "<div class=\"chart\" style=\"max-width:%lldpx\" role=\"img\" aria-label=\"",
+            (long long)(MARGIN + COLUMN_WIDE * heat->columns));
+    put_name(to, heat);
+    fprintf(to, "\"><span class=\"axis\">%s</span><div class=\"drawing\" style=\"height:", heat->row_name);
+    dsvi_put_fixed(to, height, 0);
+    fputs("px\">", to);
+    put_row_labels(to, heat);
+    put_drawing(to, heat);
+    put_column_labels(to, heat);
+    fprintf(to, "</div><span class=\"axis across\">%s</span></div>\n", heat->column_name);
     put_values(to, heat);
+    dsvi_table_of_heat(to, heat);
     fputs("</figure>\n", to);
 }

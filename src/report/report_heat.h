@@ -1,4 +1,5 @@
-/* Heat maps, as SVG inside the page, with their values for the pointer. */
+/* Heat maps as figures of the page: an SVG drawing that takes the width it is given, axes whose labels are
+ * text of the page, a name for those who cannot see it, and its values for the pointer and as a table. */
 #ifndef DSVI_REPORT_HEAT_H
 #define DSVI_REPORT_HEAT_H
 
@@ -13,20 +14,22 @@ extern "C" {
 enum { DSVI_HEAT_LEVELS = 40 };
 
 typedef struct DsvHeat {
+    const char *title;       /* what the map shows, for its name and its table */
     const char *row_name, *column_name; /* "block", "step" */
-    int width;               /* units across */
     int64_t rows, columns, frames; /* frames: the same map at several times; the newest is drawn */
     const float *value;      /* (frames, rows, columns), NaN where there is none */
-    const double *label;     /* (columns) what columns are called; NULL: their number */
+    const double *label;     /* (columns) what columns are called, ascending; NULL: their number */
     bool tenths;             /* rows are tenths from 0 to 1, the lowest at the top */
     bool log;                /* colours go by the logarithm; of one frame alone */
     double low, high;        /* what the colours span */
 } DsvHeat;
 
-/* Colours from the least to the largest value; to full 0.05 but for `log`, which passes over what is not
- * positive. */
+/* Colours from the smallest to the largest value, rounded outwards to 0.05; with `log` not rounded, and over
+ * positive values only. */
 void dsvi_heat_span(DsvHeat *heat);
-/* The map with its scale of colours. Cells are single elements where there are several frames. */
+/* Whether all values of the map are the same number, *value: a line then says it better than a map. */
+bool dsvi_heat_flat(const DsvHeat *heat, double *value);
+/* The figure. Cells are single elements where there are several frames. */
 void dsvi_heat_put(FILE *to, const DsvHeat *heat);
 /* The style of all maps. */
 void dsvi_heat_palette(FILE *to);

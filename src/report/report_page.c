@@ -13,6 +13,11 @@ void dsvi_report_note(FILE *to, const char *sentence)
     fputs("</p>\n", to);
 }
 
+void dsvi_report_figure(FILE *to)
+{
+    fputs("<p class=\"figure\"><b>", to);
+}
+
 static DsvStatus palette(FILE *to, const DsvReportData *data)
 {
     (void)data;

@@ -40,6 +40,10 @@ DsvStatus dsvi_report_footer(FILE *to, const DsvReportData *data);
 
 /* In place of a figure: why there is none. */
 void dsvi_report_note(FILE *to, const char *sentence);
+#define DSVI_NO_STEPS "No step has finished yet."
+
+/* In place of a chart of one value: the beginning of a line with that value, which goes on "</b> ...</p>". */
+void dsvi_report_figure(FILE *to);
 
 #ifdef __cplusplus
 }

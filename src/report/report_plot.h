@@ -1,4 +1,5 @@
-/* Line plots and stacked areas, as SVG inside the page. */
+/* Line plots and stacked areas as figures of the page: an SVG drawing that takes the width it is given, axes
+ * whose labels are text of the page, a name for those who cannot see it, and a table of its values. */
 #ifndef DSVI_REPORT_PLOT_H
 #define DSVI_REPORT_PLOT_H
 
@@ -11,37 +12,42 @@
 extern "C" {
 #endif
 
-enum { DSVI_PLOT_WIDE = 1058, DSVI_PLOT_HALF = 514 }; /* units across, which are pixels on a wide screen */
+enum { DSVI_PLOT_SERIES_MAX = 6 };
+
+typedef struct DsvPlotSeries {
+    const DsvCurve *curve;
+    const char *name;
+    char note[64];          /* follows the name in the key; "" for none */
+    int color;              /* 0 to 5 */
+    bool faint, dots;       /* dots: every point is a measurement of its own */
+} DsvPlotSeries;
 
 typedef struct DsvPlot {
-    const char *x_name;     /* "step" */
-    int width, height;
+    const char *title;      /* what the plot shows, for its name and its table: "Loss" */
+    const char *x_name, *y_name; /* titles of the axes, with the unit: "step", "ms" */
+    int height;             /* of the drawing, in CSS pixels */
     double x0, x1, y0, y1;  /* what the axes span */
+    bool whole_x;           /* x are whole numbers */
     bool log;               /* the y axis */
-    bool stack;             /* curves are borders of stacked areas, lowest first */
+    bool stack;             /* each series is stacked on the one before */
+    const char *rule_name;  /* a dashed line across at `rule`; NULL: none */
+    double rule;
+    int count;              /* series */
+    DsvPlotSeries series[DSVI_PLOT_SERIES_MAX];
 } DsvPlot;
 
-/* How a curve is drawn and named; colour 0 to 5. */
-typedef struct DsvPlotStyle {
-    const char *name;       /* NULL: not named under the pointer */
-    int color;
-    bool faint, dots;
-} DsvPlotStyle;
-
-/* Makes [y0, y1] fit for an axis: of positive numbers that span decades logarithmic, else from zero where
+/* Makes [y0, y1] fit for an axis: logarithmic for positive numbers that span decades, else from zero where
  * zero is near, with a margin. NaN (no numbers): 0 to 1. */
 void dsvi_plot_span(DsvPlot *plot, double low, double high);
 
-void dsvi_plot_begin(FILE *to, const DsvPlot *plot);
-void dsvi_plot_curve(FILE *to, const DsvPlot *plot, const DsvCurve *curve, const DsvPlotStyle *style);
-/* The area between two curves over the same x. */
-void dsvi_plot_area(FILE *to, const DsvPlot *plot, const DsvCurve *below, const DsvCurve *above, int color);
-/* A dashed line across, with its name. */
-void dsvi_plot_rule(FILE *to, const DsvPlot *plot, double y, const char *name);
-void dsvi_plot_end(FILE *to, const DsvPlot *plot);
+/* Adds a series, whose curve must outlive the plot; one without points is left out. */
+void dsvi_plot_add(DsvPlot *plot, const DsvPlotSeries *series);
 
-/* One entry of the list of colours that goes above a plot. */
-void dsvi_plot_key(FILE *to, int color, const char *name);
+/* The value of point p of series i; of stacked series what the series adds. */
+double dsvi_plot_value(const DsvPlot *plot, int i, int p);
+
+/* The whole figure. */
+void dsvi_plot_put(FILE *to, const DsvPlot *plot);
 
 #ifdef __cplusplus
 }

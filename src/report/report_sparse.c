@@ -7,6 +7,7 @@
 #include "report/report_heat.h"
 #include "report/report_page.h"
 #include "report/report_plot.h"
+#include "report/report_table.h"
 #include "report/report_text.h"
 
 enum {
@@ -16,39 +17,35 @@ enum {
 };
 
 static const char NO_MEASUREMENTS[] =
-    "No measurements: sparse attention is off, or no step has measured yet.";
+    "No measurements: sparse attention is off, or no step has measured it yet.";
 
 DsvStatus dsvi_report_sparsity(FILE *to, const DsvReportData *data)
 {
     const DsvReportTable *steps = &data->steps;
     DsvCurve density, captured;
+    double low = NAN, high = NAN;
+    bool guarded = data->has_config && data->config.sparse_enabled;
     if (steps->rows == 0) {
-        dsvi_report_note(to, "No step is done yet.");
+        dsvi_report_note(to, DSVI_NO_STEPS);
+        return DSV_OK;
+    }
+    dsvi_curve_pieces(steps, DSVI_DENSITY, DSVI_CURVE_PIECES, &density);
+    dsvi_curve_pieces(steps, DSVI_CAPTURED_MASS, DSVI_CURVE_PIECES, &captured);
+    dsvi_curve_range(&density, 0, &low, &high);
+    if (low == 1 && captured.count == 0) {
+        dsvi_report_note(to, "All blocks used dense attention at every step.");
         return DSV_OK;
     }
     DsvPlot plot = {
-        .x_name = "step", .width = DSVI_PLOT_WIDE, .height = 220, .y0 = 0, .y1 = 1.03,
-        .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
-        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
+        .title = "Density and captured mass", .x_name = "step", .y_name = "share", .height = 220,
+        .whole_x = true, .y0 = 0, .y1 = 1.03, .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
+        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP), .rule = data->config.sparse_min_mass,
+        .rule_name = guarded ? "captured mass required of a sparse block" : NULL,
     };
-    dsvi_curve_pieces(steps, DSVI_DENSITY, DSVI_CURVE_PIECES, &density);
-    dsvi_curve_pieces(steps, DSVI_CAPTURED_MASS, DSVI_CURVE_PIECES, &captured);
-    fputs("<div class=\"key\">", to);
-    dsvi_plot_key(to, 0, "density, mean over blocks");
-    dsvi_plot_key(to, 2, "captured mass, mean over sparse blocks");
-    bool guarded = data->has_config && data->config.sparse_enabled;
-    if (guarded) {
-        fputs("<span>dashed: captured mass wanted of a sparse block, ", to);
-        dsvi_put_short(to, data->config.sparse_min_mass, 2);
-        fputs("</span>", to);
-    }
-    fputs("</div>\n", to);
-    dsvi_plot_begin(to, &plot);
-    if (guarded)
-        dsvi_plot_rule(to, &plot, data->config.sparse_min_mass, "");
-    dsvi_plot_curve(to, &plot, &density, &(DsvPlotStyle){.name = "density", .color = 0});
-    dsvi_plot_curve(to, &plot, &captured, &(DsvPlotStyle){.name = "captured mass", .color = 2});
-    dsvi_plot_end(to, &plot);
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &density, .name = "density, mean over blocks"});
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &captured, .color = 2,
+                                          .name = "captured mass, mean over sparse blocks"});
+    dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
@@ -68,6 +65,22 @@ static int64_t spread(const DsvReportData *data, int64_t i, int64_t n)
     return n > 1 ? (data->frames - 1) * i / (n - 1) : data->frames - 1;
 }
 
+/* The map under its title; where all its values are the same, that value. */
+static void put_map(FILE *to, DsvHeat *heat)
+{
+    double value;
+    fprintf(to, "<h3>%s</h3>\n", heat->title);
+    if (dsvi_heat_flat(heat, &value)) {
+        dsvi_report_figure(to);
+        dsvi_put_round(to, value, 3);
+        fprintf(to, "</b> in every %s, at every measurement</p>\n",
+                heat->label ? heat->row_name : heat->column_name);
+        return;
+    }
+    dsvi_heat_span(heat);
+    dsvi_heat_put(to, heat);
+}
+
 static DsvStatus block_map(FILE *to, const DsvReportData *data, const char *title, DsvReportBlock column)
 {
     double label[MAP_COLUMNS];
@@ -84,12 +97,10 @@ static DsvStatus block_map(FILE *to, const DsvReportData *data, const char *titl
             value[b * columns + c] = (float)block_value(data, dsvi_report_block_row(data, f, b), column);
     }
     DsvHeat heat = {
-        .row_name = "block", .column_name = "step", .width = DSVI_PLOT_WIDE, .rows = data->block_count,
+        .title = title, .row_name = "block", .column_name = "step", .rows = data->block_count,
         .columns = columns, .frames = 1, .value = value, .label = label,
     };
-    dsvi_heat_span(&heat);
-    fprintf(to, "<h3>%s</h3>\n", title);
-    dsvi_heat_put(to, &heat);
+    put_map(to, &heat);
     free(value);
     return DSV_OK;
 }
@@ -121,12 +132,11 @@ static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title
         value[i] = row < 0 ? NAN : (float)dsvi_report_cell(&data->blocks, row, first + i % heads);
     }
     DsvHeat heat = {
-        .row_name = "block", .column_name = "head", .width = DSVI_PLOT_HALF, .rows = rows, .columns = heads,
+        .title = title, .row_name = "block", .column_name = "head", .rows = rows, .columns = heads,
         .frames = frames, .value = value,
     };
-    dsvi_heat_span(&heat);
-    fprintf(to, "<div><h3>%s</h3>\n", title);
-    dsvi_heat_put(to, &heat);
+    fputs("<div>\n", to);
+    put_map(to, &heat);
     fputs("</div>\n", to);
     free(value);
     return DSV_OK;
@@ -134,7 +144,7 @@ static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title
 
 static void head_slider(FILE *to, const DsvReportData *data, int64_t frames)
 {
-    fputs("<div class=\"slider\" data-steps=\"", to);
+    fputs("<div class=\"slider\" hidden data-steps=\"", to);
     for (int64_t i = 0; i < frames; i++)
         fprintf(to, "%s%.0f", i ? " " : "",
                 dsvi_report_cell(&data->blocks, data->frame[spread(data, i, frames)], DSVI_BLOCK_STEP));
@@ -162,7 +172,7 @@ DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
         return DSV_OK;
     }
     if (cells > HEAD_CELLS_AT_ONCE) {
-        dsvi_report_note(to, "There are more heads than a page can show.");
+        dsvi_report_note(to, "This model has more heads than the page can show.");
         return DSV_OK;
     }
     frames = frames < HEAD_FRAMES ? frames : HEAD_FRAMES;
@@ -182,7 +192,7 @@ DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
 {
     int64_t shown = data->decisions < DSVI_DECISIONS_MOST ? data->decisions : DSVI_DECISIONS_MOST;
     if (shown == 0) {
-        dsvi_report_note(to, "No block has changed sides.");
+        dsvi_report_note(to, "No block has turned sparse or dense.");
         return DSV_OK;
     }
     fputs("<p>Which blocks turned sparse or dense, and why, newest first", to);
@@ -190,7 +200,9 @@ DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
         fprintf(to, ": the newest %lld of ", (long long)shown);
         dsvi_put_count(to, (double)data->decisions);
     }
-    fputs(".</p>\n<div class=\"scroll\"><table><tr><th>step</th><th>decision</th></tr>\n", to);
+    fputs(".</p>\n", to);
+    dsvi_scroll_begin(to, "Decisions");
+    fputs("<tr><th scope=\"col\">step</th><th scope=\"col\">decision</th></tr>\n", to);
     for (int64_t i = 0; i < shown; i++) {
         int64_t at = (data->decisions - 1 - i) % DSVI_DECISIONS_MOST;
         fputs("<tr><td class=\"n\">", to);
@@ -199,6 +211,6 @@ DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
         dsvi_put_text(to, data->decision[at].reason);
         fputs("</td></tr>\n", to);
     }
-    fputs("</table></div>\n", to);
+    dsvi_scroll_end(to);
     return DSV_OK;
 }

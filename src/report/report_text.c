@@ -50,6 +50,17 @@ void dsvi_put_short(FILE *to, double value, int digits)
     fprintf(to, "e%d", exponent);
 }
 
+void dsvi_put_round(FILE *to, double value, int digits)
+{
+    int enough = 1;
+    for (; enough < digits && value != 0 && isfinite(value); enough++) {
+        double unit = pow(10, floor(log10(fabs(value))) + 1 - enough);
+        if (fabs(round(value / unit) * unit - value) <= 1e-9 * fabs(value))
+            break;
+    }
+    dsvi_put_short(to, value, enough);
+}
+
 void dsvi_put_count(FILE *to, double value)
 {
     char text[32];
@@ -83,6 +94,10 @@ void dsvi_put_large(FILE *to, double value)
 void dsvi_put_bytes(FILE *to, double bytes)
 {
     double mib = bytes / 1048576;
+    if (!isfinite(bytes)) {
+        fputc('-', to);
+        return;
+    }
     dsvi_put_short(to, mib < 2048 ? mib : mib / 1024, 3);
     fputs(mib < 2048 ? " MiB" : " GiB", to);
 }
@@ -105,6 +120,10 @@ void dsvi_put_duration(FILE *to, double seconds)
 
 void dsvi_put_ms(FILE *to, double ms)
 {
+    if (!isfinite(ms)) {
+        fputc('-', to);
+        return;
+    }
     dsvi_put_short(to, ms < 10000 ? ms : ms / 1000, 3);
     fputs(ms < 10000 ? " ms" : " s", to);
 }

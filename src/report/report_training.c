@@ -15,11 +15,12 @@ enum {
 };
 static const double OUTLIERS = 0.01;
 
-static DsvPlot step_plot(const DsvReportData *data, int width, int height)
+/* A plot over the steps of the run. */
+static DsvPlot step_plot(const DsvReportData *data, const char *title, const char *y_name, int height)
 {
     const DsvReportTable *steps = &data->steps;
     return (DsvPlot){
-        .x_name = "step", .width = width, .height = height,
+        .title = title, .x_name = "step", .y_name = y_name, .height = height, .whole_x = true,
         .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
         .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
     };
@@ -51,29 +52,22 @@ DsvStatus dsvi_report_loss(FILE *to, const DsvReportData *data)
     Column loss;
     DsvCurve held, dense;
     if (data->steps.rows == 0) {
-        dsvi_report_note(to, "No step is done yet.");
+        dsvi_report_note(to, DSVI_NO_STEPS);
         return DSV_OK;
     }
-    DsvPlot plot = step_plot(data, DSVI_PLOT_WIDE, 280);
+    DsvPlot plot = step_plot(data, "Loss", "loss", 280);
     take_column(data, DSVI_LOSS, &loss);
     dsvi_curve_raw(&data->validation, DSVI_VALIDATION_LOSS, &held);
     dsvi_curve_raw(&data->validation, DSVI_VALIDATION_DENSE_LOSS, &dense);
     dsvi_curve_range(&held, 0, &loss.low, &loss.high);
     dsvi_curve_range(&dense, 0, &loss.low, &loss.high);
     dsvi_plot_span(&plot, loss.low, loss.high);
-    fputs("<div class=\"key\">", to);
-    dsvi_plot_key(to, 0, "training, each step and smoothed");
-    if (held.count > 0)
-        dsvi_plot_key(to, 1, "held out");
-    if (dense.count > 0)
-        dsvi_plot_key(to, 2, "held out, all blocks dense");
-    fputs("</div>\n", to);
-    dsvi_plot_begin(to, &plot);
-    dsvi_plot_curve(to, &plot, &loss.raw, &(DsvPlotStyle){.name = "loss", .color = 0, .faint = true});
-    dsvi_plot_curve(to, &plot, &loss.smooth, &(DsvPlotStyle){.name = "smoothed", .color = 0});
-    dsvi_plot_curve(to, &plot, &held, &(DsvPlotStyle){.name = "held out", .color = 1, .dots = true});
-    dsvi_plot_curve(to, &plot, &dense, &(DsvPlotStyle){.name = "held out, dense", .color = 2, .dots = true});
-    dsvi_plot_end(to, &plot);
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &loss.raw, .name = "training, each step", .faint = true});
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &loss.smooth, .name = "training, smoothed"});
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &held, .name = "held out", .color = 1, .dots = true});
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &dense, .name = "held out, all blocks dense", .color = 2,
+                                          .dots = true});
+    dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
@@ -89,28 +83,26 @@ static void noise_curve(const DsvReportData *data, int64_t first, int64_t last, 
 static void noise_plot(FILE *to, const DsvReportData *data)
 {
     static const char *const name[] = {"first tenth of the steps", "last tenth", "held out, newest"};
+    static const int color[] = {5, 0, 1};
     DsvCurve curve[3];
     double low = NAN, high = NAN;
     int64_t rows = data->steps.rows, part = (rows + NOISE_SHARE - 1) / NOISE_SHARE;
-    DsvPlot plot = {.x_name = "sigma", .width = DSVI_PLOT_HALF, .height = 250, .x0 = 0, .x1 = 1};
+    DsvPlot plot = {
+        .title = "Loss by noise level", .x_name = "sigma", .y_name = "loss", .height = 250, .x0 = 0, .x1 = 1,
+    };
     noise_curve(data, 0, part, &curve[0]);
     noise_curve(data, rows - part, rows, &curve[1]);
     curve[2].count = 0;
     for (int64_t i = 0; i < data->validation_bins; i++)
         dsvi_curve_add(&curve[2], data->bin_sigma[i], data->bin_loss[i]);
-    fputs("<div><div class=\"key\">", to);
     for (int i = 0; i < 3; i++) {
         dsvi_curve_range(&curve[i], 0, &low, &high);
-        if (curve[i].count > 0)
-            dsvi_plot_key(to, i == 0 ? 5 : i - 1, name[i]);
+        dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &curve[i], .name = name[i], .color = color[i],
+                                              .dots = true});
     }
-    fputs("</div>\n", to);
     dsvi_plot_span(&plot, low, high);
-    dsvi_plot_begin(to, &plot);
-    for (int i = 0; i < 3; i++)
-        dsvi_plot_curve(to, &plot, &curve[i],
-                        &(DsvPlotStyle){.name = name[i], .color = i == 0 ? 5 : i - 1, .dots = true});
-    dsvi_plot_end(to, &plot);
+    fputs("<div>\n<h3>At the start, at the end, held out</h3>\n", to);
+    dsvi_plot_put(to, &plot);
     fputs("</div>\n", to);
 }
 
@@ -121,8 +113,9 @@ static void noise_map(FILE *to, const DsvReportData *data)
     double label[NOISE_COLUMNS];
     int64_t rows = data->steps.rows, columns = rows < NOISE_COLUMNS ? rows : NOISE_COLUMNS;
     DsvHeat heat = {
-        .row_name = "sigma", .column_name = "step", .width = DSVI_PLOT_HALF, .rows = DSVI_REPORT_BINS,
-        .columns = columns, .frames = 1, .value = value, .label = label, .tenths = true, .log = true,
+        .title = "Training loss by noise level over time", .row_name = "sigma", .column_name = "step",
+        .rows = DSVI_REPORT_BINS, .columns = columns, .frames = 1, .value = value, .label = label,
+        .tenths = true, .log = true,
     };
     for (int64_t c = 0; c < columns; c++) {
         int64_t first = rows * c / columns, last = rows * (c + 1) / columns;
@@ -132,7 +125,7 @@ static void noise_map(FILE *to, const DsvReportData *data)
                 (float)dsvi_report_mean(&data->steps, DSVI_LOSS_BIN + bin, first, last);
     }
     dsvi_heat_span(&heat);
-    fputs("<div>", to);
+    fputs("<div>\n<h3>Training, over time</h3>\n", to);
     dsvi_heat_put(to, &heat);
     fputs("</div>\n", to);
 }
@@ -143,7 +136,7 @@ DsvStatus dsvi_report_noise(FILE *to, const DsvReportData *data)
     for (int64_t bin = 0; bin < DSVI_REPORT_BINS; bin++)
         training = training || !isnan(dsvi_report_mean(&data->steps, DSVI_LOSS_BIN + bin, 0, INT64_MAX));
     if (!training && data->validation_bins == 0) {
-        dsvi_report_note(to, "This run keeps no loss by noise level.");
+        dsvi_report_note(to, "This run did not record its loss by noise level.");
         return DSV_OK;
     }
     fputs("<div class=\"pair\">\n", to);
@@ -154,36 +147,42 @@ DsvStatus dsvi_report_noise(FILE *to, const DsvReportData *data)
     return DSV_OK;
 }
 
-/* A plot of half the width of one column. */
-static DsvStatus half_plot(FILE *to, const DsvReportData *data, DsvReportStep column, const char *name,
-                           bool noisy)
+DsvStatus dsvi_report_gradient(FILE *to, const DsvReportData *data)
 {
-    Column c;
+    Column norm;
     if (data->steps.rows == 0) {
-        dsvi_report_note(to, "No step is done yet.");
+        dsvi_report_note(to, DSVI_NO_STEPS);
         return DSV_OK;
     }
-    DsvPlot plot = step_plot(data, DSVI_PLOT_HALF, 200);
-    take_column(data, column, &c);
-    dsvi_plot_span(&plot, c.low, c.high);
-    if (!noisy && plot.log) { /* a schedule falls to almost nothing: that says little */
-        plot.log = false;
-        plot.y0 = 0;
-    }
-    dsvi_plot_begin(to, &plot);
-    dsvi_plot_curve(to, &plot, &c.raw, &(DsvPlotStyle){.name = name, .color = 0, .faint = noisy});
-    if (noisy)
-        dsvi_plot_curve(to, &plot, &c.smooth, &(DsvPlotStyle){.name = "smoothed", .color = 0});
-    dsvi_plot_end(to, &plot);
+    DsvPlot plot = step_plot(data, "Gradient norm", "gradient norm", 200);
+    take_column(data, DSVI_GRAD_NORM, &norm);
+    dsvi_plot_span(&plot, norm.low, norm.high);
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &norm.raw, .name = "each step", .faint = true});
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &norm.smooth, .name = "smoothed"});
+    dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_gradient(FILE *to, const DsvReportData *data)
-{
-    return half_plot(to, data, DSVI_GRAD_NORM, "gradient norm", true);
-}
-
+/* From zero, as a schedule falls to almost nothing, of which a logarithmic axis would make too much. */
 DsvStatus dsvi_report_rate(FILE *to, const DsvReportData *data)
 {
-    return half_plot(to, data, DSVI_LR, "learning rate", false);
+    DsvCurve rate;
+    double low = NAN, high = NAN;
+    dsvi_curve_raw(&data->steps, DSVI_LR, &rate);
+    dsvi_curve_range(&rate, 0, &low, &high);
+    if (rate.count == 0) {
+        dsvi_report_note(to, data->steps.rows ? "This run did not record its learning rate." : DSVI_NO_STEPS);
+        return DSV_OK;
+    }
+    if (low == high) {
+        dsvi_report_figure(to);
+        dsvi_put_round(to, high, 3);
+        fputs("</b> at every step</p>\n", to);
+        return DSV_OK;
+    }
+    DsvPlot plot = step_plot(data, "Learning rate", "learning rate", 200);
+    dsvi_plot_span(&plot, 0, high);
+    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &rate, .name = "learning rate"});
+    dsvi_plot_put(to, &plot);
+    return DSV_OK;
 }

@@ -41,6 +41,12 @@ static void test_numbers(void **unused)
     assert_put("9.99e-5", dsvi_put_short(to, 9.99e-5, 3));
     assert_put("1.0e300", dsvi_put_short(to, 1e300, 2));
     assert_put("-", dsvi_put_short(to, INFINITY, 2));
+    assert_put("0.0001", dsvi_put_round(to, 1e-4, 3));
+    assert_put("0.55", dsvi_put_round(to, 0.55, 3));
+    assert_put("44.7", dsvi_put_round(to, 44.7034, 3));
+    assert_put("1", dsvi_put_round(to, 1, 3));
+    assert_put("0", dsvi_put_round(to, 0, 3));
+    assert_put("-", dsvi_put_round(to, NAN, 3));
     assert_put("1", dsvi_put_count(to, 1));
     assert_put("123", dsvi_put_count(to, 123));
     assert_put("1,234", dsvi_put_count(to, 1234));
@@ -58,6 +64,8 @@ static void test_numbers(void **unused)
     assert_put("3 h 20 min", dsvi_put_duration(to, 12000));
     assert_put("0.250 ms", dsvi_put_ms(to, 0.25));
     assert_put("12.0 s", dsvi_put_ms(to, 12000));
+    assert_put("-", dsvi_put_bytes(to, NAN));
+    assert_put("-", dsvi_put_ms(to, NAN));
 }
 
 static void test_base64(void **unused)
