@@ -440,6 +440,7 @@ static DsvStatus validate(Run *run)
         return DSV_OK;
     snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
     say(run, DSV_LOG_INFO, "sampled %s", path);
+    dsvi_run_record_clip(run->record, run->trainer->step, path);
     return DSV_OK;
 }
 

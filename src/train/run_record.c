@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "data/clip_frames.h"
 #include "train/metrics.h"
 #include "train/tensorboard.h"
 
@@ -29,6 +30,8 @@ struct DsvRunRecord {
     bool warm;              /* the first step is done, whose samples have nothing to be decoded beside */
 };
 
+/* What TensorBoard gets of a clip: it keeps pictures in memory. */
+enum { CLIP_FRAMES_MAX = 32, CLIP_ROWS_MAX = 128 };
 /* The smallest square product that is timed, and how often. */
 enum { PEAK_SIDE = 1024, PEAK_SIDE_MOST = 8192, PEAK_TRIES = 4 };
 /* A product that takes less says more about its beginning and end than about the device. */
@@ -197,26 +200,66 @@ DsvStatus dsvi_run_record_restore(DsvRunRecord *r, DsvSuperseded *superseded)
     return DSV_OK;
 }
 
-/* A run does not end for its curves: the curves end where they cannot be written, because TensorBoard reads
- * nothing after a torn record. */
-static void write_curves(DsvRunRecord *r, int64_t step, const DsvScalar *scalars, size_t count)
+/* A run goes on without its curves. They end at the first record that cannot be written, because TensorBoard
+ * reads no file past a torn record. */
+static void settle_curves(DsvRunRecord *r, int64_t step, DsvStatus written)
 {
-    if (!r->tensorboard || dsvi_tensorboard_step(r->tensorboard, step, scalars, count) == DSV_OK)
+    if (written == DSV_OK)
         return;
     warn(r, "TensorBoard's curves end before step %" PRId64, step);
     dsvi_tensorboard_close(&r->tensorboard);
 }
 
+static void write_curves(DsvRunRecord *r, int64_t step, const DsvScalar *scalars, size_t count)
+{
+    if (r->tensorboard)
+        settle_curves(r, step, dsvi_tensorboard_step(r->tensorboard, step, scalars, count));
+}
+
+/* The mean loss at each noise level: tags "train/loss_at_0.05" to "train/loss_at_0.95". */
+static void write_noise(DsvRunRecord *r, int64_t step, const char *group, const double *sigma,
+                        const double *loss)
+{
+    char tag[DSV_SIGMA_BINS][DSV_TENSORBOARD_TAG_MOST];
+    DsvScalar scalars[DSV_SIGMA_BINS];
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+        snprintf(tag[bin], sizeof tag[bin], "%s/loss_at_%.2f", group, sigma[bin]);
+        scalars[bin] = (DsvScalar){tag[bin], loss[bin]};
+    }
+    write_curves(r, step, scalars, DSV_SIGMA_BINS);
+}
+
 static void write_scalars(DsvRunRecord *r, const DsvMetricsStep *m)
 {
+    double sigma[DSV_SIGMA_BINS], loss[DSV_SIGMA_BINS];
     const DsvScalar scalars[] = {
         {"train/loss", m->loss}, {"train/grad_norm", m->grad_norm}, {"train/lr", m->lr},
         {"speed/step_ms", m->step_ms}, {"speed/tokens_per_s", m->tokens_per_s},
-        {"speed/data_wait_ms", m->data_wait_ms}, {"sparse/density", m->density},
+        {"speed/data_wait_ms", m->data_wait_ms}, {"speed/forward_ms", m->forward_ms},
+        {"speed/backward_ms", m->backward_ms}, {"speed/optimizer_ms", m->optimizer_ms},
+        {"memory/used_MiB", (double)m->memory_bytes / 1048576.0}, {"sparse/density", m->density},
         {"sparse/blocks", (double)m->sparse_blocks}, {"sparse/captured_mass", m->captured_mass},
         {"sparse/predictor_loss", m->predictor_loss},
     };
     write_curves(r, m->step, scalars, sizeof scalars / sizeof *scalars);
+    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+        sigma[bin] = (bin + 0.5) / DSV_SIGMA_BINS;
+        loss[bin] = m->loss_bins[bin];
+    }
+    write_noise(r, m->step, "train", sigma, loss);
+}
+
+/* A block's density, which is 1 while the block is dense, and its captured mass. */
+static void write_block_curves(DsvRunRecord *r, int64_t step, int64_t block,
+                               const DsvSparseBlockReport *report)
+{
+    char density[DSV_TENSORBOARD_TAG_MOST], captured[DSV_TENSORBOARD_TAG_MOST];
+    snprintf(density, sizeof density, "density_by_block/block_%02" PRId64, block);
+    snprintf(captured, sizeof captured, "captured_mass_by_block/block_%02" PRId64, block);
+    const DsvScalar scalars[] = {
+        {density, report->sparse ? report->density : 1}, {captured, report->captured_mass},
+    };
+    write_curves(r, step, scalars, sizeof scalars / sizeof *scalars);
 }
 
 static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
@@ -226,6 +269,7 @@ static DsvStatus write_blocks(DsvRunRecord *r, int64_t step)
         DsvSparseBlockReport report;
         dsvi_sparse_block_report(t->sparse, b, &report);
         DSVI_TRY(dsvi_metrics_block(r->file[BLOCKS], step, b, t->config.num_attention_heads, &report));
+        write_block_curves(r, step, b, &report);
     }
     return DSV_OK;
 }
@@ -259,18 +303,38 @@ bool dsvi_run_record_has_held_out(const DsvRunRecord *r, int64_t step)
 
 DsvStatus dsvi_run_record_held_out(DsvRunRecord *r, int64_t step, const DsvHeldOutLoss *loss)
 {
-    enum { MEANS = 2 };
-    char tag[DSV_SIGMA_BINS][DSV_TENSORBOARD_TAG_MOST];
-    DsvScalar scalars[MEANS + DSV_SIGMA_BINS] = {
+    const DsvScalar scalars[] = {
         {"validation/loss", loss->loss}, {"validation/dense_loss", loss->dense_loss},
     };
-    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
-        snprintf(tag[bin], sizeof tag[bin], "validation/loss_at_%.2f", loss->bin_sigma[bin]);
-        scalars[MEANS + bin] = (DsvScalar){tag[bin], loss->bin_loss[bin]};
-    }
     DSVI_TRY(dsvi_metrics_held_out(r->file[VALIDATION], step, loss));
     write_curves(r, step, scalars, sizeof scalars / sizeof *scalars);
+    write_noise(r, step, "validation", loss->bin_sigma, loss->bin_loss);
     return DSV_OK;
+}
+
+static DsvStatus encode_clip(const char *path, DsvImage *image, uint8_t **png)
+{
+    DsvClipFrames frames;
+    DSVI_TRY(dsvi_clip_frames_read(path, CLIP_FRAMES_MAX, CLIP_ROWS_MAX, &frames));
+    DsvStatus status = dsvi_clip_frames_png(path, &frames, 0, frames.frames, png, &image->bytes);
+    image->png = *png;
+    image->height = frames.height;
+    image->width = frames.width;
+    dsvi_clip_frames_free(&frames);
+    return status;
+}
+
+void dsvi_run_record_clip(DsvRunRecord *r, int64_t step, const char *path)
+{
+    uint8_t *png = NULL;
+    DsvImage image = {.tag = "samples/clip"};
+    if (!r->tensorboard)
+        return;
+    if (encode_clip(path, &image, &png) == DSV_OK)
+        settle_curves(r, step, dsvi_tensorboard_image(r->tensorboard, step, &image));
+    else if (r->events->log)
+        r->events->log(r->events->context, DSV_LOG_WARNING, dsv_error_message());
+    free(png);
 }
 
 bool dsvi_wait_watch_step(DsvWaitWatch *w, double wait_s, double step_s)

@@ -43,6 +43,10 @@ void dsvi_run_record_decision(DsvRunRecord *record, const char *reason);
 DsvStatus dsvi_run_record_held_out(DsvRunRecord *record, int64_t step, const DsvHeldOutLoss *loss);
 bool dsvi_run_record_has_held_out(const DsvRunRecord *record, int64_t step);
 
+/* Gives TensorBoard the clip in the file `path`, sampled after `step` steps. A failure is logged as a
+ * warning. */
+void dsvi_run_record_clip(DsvRunRecord *record, int64_t step, const char *path);
+
 /* Steps in a row whose time went into waiting for data. */
 typedef struct DsvWaitWatch {
     double waited_s, taken_s;

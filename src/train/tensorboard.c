@@ -15,11 +15,13 @@
 /* Protocol buffer wire types. */
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
-/* Fields of Event, SessionLog, Summary and Summary.Value. */
+/* Fields of Event, SessionLog, Summary, Summary.Value and Summary.Image, and one of Image's colour spaces. */
 enum {
     EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7,
     SESSION_STATUS = 1, SESSION_START = 1,
-    SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2
+    SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, VALUE_IMAGE = 4,
+    IMAGE_HEIGHT = 1, IMAGE_WIDTH = 2, IMAGE_COLORSPACE = 3, IMAGE_ENCODED = 4,
+    RGB = 3
 };
 
 /* A tag with its two heads, a float with its head, and the head of both together. */
@@ -39,26 +41,29 @@ typedef struct Message {
 
 /* CRC-32C, four bits at a time: entry n is what four steps of the bitwise algorithm make of n, with the
  * (bit-reversed) polynomial 0x82f63b78. */
-uint32_t dsvi_crc32c(const void *data, size_t bytes)
+static uint32_t continue_crc(uint32_t crc, const void *data, size_t bytes)
 {
     static const uint32_t table[16] = {
         0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
         0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
     };
     const unsigned char *at = data;
-    uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < bytes; i++) {
         crc ^= at[i];
         crc = (crc >> 4) ^ table[crc & 15];
         crc = (crc >> 4) ^ table[crc & 15];
     }
-    return ~crc;
+    return crc;
+}
+
+uint32_t dsvi_crc32c(const void *data, size_t bytes)
+{
+    return ~continue_crc(0xffffffffu, data, bytes);
 }
 
 /* As records store it: a checksum of data that holds checksums is a poor one. */
-static uint32_t masked_crc(const void *data, size_t bytes)
+static uint32_t masked(uint32_t crc)
 {
-    uint32_t crc = dsvi_crc32c(data, bytes);
     return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
@@ -83,13 +88,26 @@ static void put_key(Message *m, int field, int wire)
     put_varint(m, (uint64_t)(field << 3 | wire));
 }
 
-static void put_bytes(Message *m, int field, const void *data, size_t bytes)
+/* A field of bytes, of which the last `later` follow the message (write_event). */
+static void put_bytes_before(Message *m, int field, const void *data, size_t bytes, size_t later)
 {
     put_key(m, field, BYTES);
-    put_varint(m, bytes);
+    put_varint(m, bytes + later);
     DSVI_ASSERT(m->used + bytes <= sizeof m->bytes);
-    memcpy(m->bytes + m->used, data, bytes);
+    if (bytes > 0)
+        memcpy(m->bytes + m->used, data, bytes);
     m->used += bytes;
+}
+
+static void put_bytes(Message *m, int field, const void *data, size_t bytes)
+{
+    put_bytes_before(m, field, data, bytes, 0);
+}
+
+static void put_number(Message *m, int field, int64_t value)
+{
+    put_key(m, field, VARINT);
+    put_varint(m, (uint64_t)value);
 }
 
 static void put_double(Message *m, int field, double value)
@@ -114,18 +132,20 @@ static void begin_event(Message *m, int64_t step)
     clock_gettime(CLOCK_REALTIME, &now);
     m->used = 0;
     put_double(m, EVENT_WALL_TIME, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
-    put_key(m, EVENT_STEP, VARINT);
-    put_varint(m, (uint64_t)step);
+    put_number(m, EVENT_STEP, step);
 }
 
-static DsvStatus write_event(DsvTensorboard *t, const Message *event)
+/* An event, and `more` bytes that end it: a picture, for which a message has no room. */
+static DsvStatus write_event(DsvTensorboard *t, const Message *event, const void *more, size_t more_bytes)
 {
     Message head = {.used = 0}, tail = {.used = 0};
-    put_fixed(&head, event->used, 8);
-    put_fixed(&head, masked_crc(head.bytes, 8), 4);
-    put_fixed(&tail, masked_crc(event->bytes, event->used), 4);
+    uint32_t crc = continue_crc(0xffffffffu, event->bytes, event->used);
+    put_fixed(&head, event->used + more_bytes, 8);
+    put_fixed(&head, masked(dsvi_crc32c(head.bytes, 8)), 4);
+    put_fixed(&tail, masked(~continue_crc(crc, more, more_bytes)), 4);
     fwrite(head.bytes, 1, head.used, t->file);
     fwrite(event->bytes, 1, event->used, t->file);
+    fwrite(more, 1, more_bytes, t->file);
     fwrite(tail.bytes, 1, tail.used, t->file);
     if (fflush(t->file) != 0 || ferror(t->file))
         return DSVI_FAIL(DSV_E_IO, "%s: cannot be written: %s", t->path, strerror(errno));
@@ -157,12 +177,11 @@ static DsvStatus write_start(DsvTensorboard *t, int64_t resume_step)
     Message event, session = {.used = 0};
     begin_event(&event, 0);
     put_bytes(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
-    DSVI_TRY(write_event(t, &event));
-    put_key(&session, SESSION_STATUS, VARINT);
-    put_varint(&session, SESSION_START);
+    DSVI_TRY(write_event(t, &event, "", 0));
+    put_number(&session, SESSION_STATUS, SESSION_START);
     begin_event(&event, resume_step + 1);
     put_bytes(&event, EVENT_SESSION_LOG, session.bytes, session.used);
-    return write_event(t, &event);
+    return write_event(t, &event, "", 0);
 }
 
 DsvStatus dsvi_tensorboard_open(const char *folder, int64_t resume_step, DsvTensorboard **out)
@@ -213,5 +232,21 @@ DsvStatus dsvi_tensorboard_step(DsvTensorboard *t, int64_t step, const DsvScalar
     }
     begin_event(&event, step);
     put_bytes(&event, EVENT_SUMMARY, summary.bytes, summary.used);
-    return write_event(t, &event);
+    return write_event(t, &event, "", 0);
+}
+
+DsvStatus dsvi_tensorboard_image(DsvTensorboard *t, int64_t step, const DsvImage *i)
+{
+    Message event, summary = {.used = 0}, value = {.used = 0}, image = {.used = 0};
+    DSVI_ASSERT(strlen(i->tag) <= DSV_TENSORBOARD_TAG_MOST);
+    put_number(&image, IMAGE_HEIGHT, i->height);
+    put_number(&image, IMAGE_WIDTH, i->width);
+    put_number(&image, IMAGE_COLORSPACE, RGB);
+    put_bytes_before(&image, IMAGE_ENCODED, NULL, 0, i->bytes);
+    put_bytes(&value, VALUE_TAG, i->tag, strlen(i->tag));
+    put_bytes_before(&value, VALUE_IMAGE, image.bytes, image.used, i->bytes);
+    put_bytes_before(&summary, SUMMARY_VALUE, value.bytes, value.used, i->bytes);
+    begin_event(&event, step);
+    put_bytes_before(&event, EVENT_SUMMARY, summary.bytes, summary.used, i->bytes);
+    return write_event(t, &event, i->png, i->bytes);
 }

@@ -1,4 +1,4 @@
-/* Scalars for TensorBoard: event files as it reads them, written without its libraries.
+/* Scalars and pictures for TensorBoard: event files as it reads them, written without its libraries.
  *
  * An event file is a row of records: length (8 bytes), masked CRC-32C of the length, data, masked CRC-32C
  * of the data; the data is a protocol buffer of type Event. */
@@ -31,6 +31,17 @@ void dsvi_tensorboard_close(DsvTensorboard **tensorboard);
 /* One record with all scalars of a step, handed to the system at once. Does not allocate. */
 DsvStatus dsvi_tensorboard_step(DsvTensorboard *tensorboard, int64_t step, const DsvScalar *scalars,
                                 size_t count);
+
+/* A picture, animated or not, which TensorBoard hands to the browser as it is. */
+typedef struct DsvImage {
+    const char *tag; /* at most DSV_TENSORBOARD_TAG_MOST bytes, "samples/clip" */
+    const void *png;
+    size_t bytes;
+    int64_t height, width;
+} DsvImage;
+
+/* One record with a picture, handed to the system at once. */
+DsvStatus dsvi_tensorboard_image(DsvTensorboard *tensorboard, int64_t step, const DsvImage *image);
 
 /* The file being written. */
 const char *dsvi_tensorboard_path(const DsvTensorboard *tensorboard);
