@@ -63,6 +63,18 @@ static void what_is_no_number(void **state)
     assert_true(dsvi_number_read("1e-999", &value) && value == 0);
 }
 
+static void whole_numbers(void **state)
+{
+    static const double refused[] = {-1, 0.5, 0x1p53, 9e33, INFINITY, -INFINITY, NAN};
+    int64_t whole = 7;
+    (void)state;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (dsvi_number_whole(refused[i], &whole) || whole != 0)
+            fail_msg("%g was taken as %lld", refused[i], (long long)whole);
+    assert_true(dsvi_number_whole(0, &whole) && whole == 0);
+    assert_true(dsvi_number_whole(0x1p53 - 1, &whole) && whole == (INT64_C(1) << 53) - 1);
+}
+
 /* Where the locale writes 0,5 settings are written and read with a point all the same. */
 static void numbers_do_not_mind_the_locale(void **state)
 {
@@ -144,6 +156,7 @@ int main(void)
         cmocka_unit_test(numbers_read_back_to_the_bit),
         cmocka_unit_test(numbers_are_written_short),
         cmocka_unit_test(what_is_no_number),
+        cmocka_unit_test(whole_numbers),
         cmocka_unit_test(numbers_do_not_mind_the_locale),
         cmocka_unit_test(every_character_is_decoded),
         cmocka_unit_test(what_is_no_utf8),

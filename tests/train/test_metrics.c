@@ -344,6 +344,27 @@ static void test_refusals(void **unused)
     dsvi_metrics_close(&metrics);
 }
 
+/* A step is a whole number from 0 to 2^53, and no other number is made one. */
+static void test_steps_out_of_range(void **unused)
+{
+    (void)unused;
+    static const char *const steps[] = {"9e33", "-1", "1.5", "1e400", "9007199254740994"};
+    DsvMetricsSummary summary;
+    DsvMetrics *metrics;
+    char text[64];
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        snprintf(text, sizeof text, "{\"step\": %s, \"loss\": 1}\n", steps[i]);
+        write_text(text);
+        assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no object with step and loss",
+                     dsvi_metrics_summarise(path, &summary));
+        assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
+                     dsvi_metrics_open(path, 5, &metrics));
+    }
+    write_text("{\"step\": 9007199254740992, \"loss\": 1}\n");
+    assert_ok(dsvi_metrics_summarise(path, &summary));
+    assert_true(summary.last_step == INT64_C(1) << 53);
+}
+
 /* A limit on the size of files stands for a full disk. */
 static void test_full_disk(void **unused)
 {
@@ -379,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_links_are_not_followed),
         cmocka_unit_test(test_a_lost_file_comes_back),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_steps_out_of_range),
         cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
