@@ -26,13 +26,19 @@ static double limit_of(double quota, double period)
     return quota > 0 && period > 0 ? quota / period : INFINITY; /* -1: none */
 }
 
+/* A limit below zero is none: no kernel writes one. */
+static double bytes_of(double limit)
+{
+    return limit >= 0 ? limit : INFINITY;
+}
+
 static void take_new(const char *folder, DsvGroupLimits *limits)
 {
     double number[2];
     if (read_numbers(folder, "cpu.max", number) == 2)
         limits->cores = fmin(limits->cores, limit_of(number[0], number[1]));
     if (read_numbers(folder, "memory.max", number) > 0)
-        limits->bytes = fmin(limits->bytes, number[0]);
+        limits->bytes = fmin(limits->bytes, bytes_of(number[0]));
 }
 
 static void take_old_cores(const char *folder, DsvGroupLimits *limits)
@@ -47,7 +53,7 @@ static void take_old_bytes(const char *folder, DsvGroupLimits *limits)
 {
     double number[2];
     if (read_numbers(folder, "memory.limit_in_bytes", number) > 0)
-        limits->bytes = fmin(limits->bytes, number[0]);
+        limits->bytes = fmin(limits->bytes, bytes_of(number[0]));
 }
 
 /* Of a group and of those around it: inside a container only the outermost may be there. */

@@ -36,6 +36,8 @@ static void the_least_of_nested_groups_counts(void **state)
     put("mount/job/step", "memory.max", "3000\n");
     put("mount/job/step", "cpu.max", "50000 100000\n");
     assert_true(limits_of("0::/job/step\n").bytes == 3000 && limits_of("0::/job/step\n").cores == 0.5);
+    put("mount/job/step", "memory.max", "-5\n"); /* no kernel writes that: it limits nothing */
+    assert_true(limits_of("0::/job/step\n").bytes == 4000);
     assert_true(limits_of("0::/job\n").bytes == 4000 && limits_of("0::/elsewhere\n").bytes == INFINITY);
     put("mount", "cpu.max", "10000 100000\n");
     assert_true(limits_of("0::/elsewhere\n").cores == 0.1 && limits_of("0::/\n").cores == 0.1);
