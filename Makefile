@@ -6,10 +6,11 @@ export CUDACXX ?= $(NVCC)
 PREFIX ?= /usr/local
 CLIPS  ?=
 RUN    ?= runs/study
+SECONDS ?= 120
 PYTHON ?= python3
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test test-gpu sanitize-gpu bench study docs install format clean help
+.PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study docs install format clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -28,6 +29,12 @@ test: build
 
 test-gpu: build
 	@ctest --preset $(PRESET) -L gpu
+
+fuzz:
+	@tools/deps.sh clang libclang-rt-14-dev libomp-dev
+	@cmake --preset fuzz --log-level=NOTICE
+	@cmake --build --preset fuzz
+	@tests/fuzz/run.sh build/fuzz/tests/fuzz $(SECONDS)
 
 sanitize-gpu: build
 	@tests/cuda/sanitize.sh $(BUILD)
@@ -57,6 +64,7 @@ help:
 	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
 	@echo 'make test              runs every test'
 	@echo 'make test-gpu          runs those that want a GPU'
+	@echo 'make fuzz [SECONDS=120] feeds every reader of files with mutated inputs (clang, libFuzzer)'
 	@echo 'make sanitize-gpu      runs the GPU kernels under compute-sanitizer'
 	@echo 'make bench             measures attention and a training step'
 	@echo 'make study CLIPS=DIR   measures the choices of sparse attention (bench/study/README.md)'

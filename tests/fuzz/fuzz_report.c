@@ -1,0 +1,42 @@
+/* The page that dsv_report makes of a run's folder, clips aside. Text of the run must not become markup: no
+ * input may bring a script of its own into the page. */
+#include "dsv/report.h"
+#include "report/report_page.h"
+#include "fuzz.h"
+
+/* In place of the clips' section, so that this program needs no FFmpeg: fuzz_clip.c is for clips. */
+DsvStatus dsvi_report_clips(FILE *to, const DsvReportData *data)
+{
+    (void)to, (void)data;
+    return DSV_OK;
+}
+
+static const char MARK[] = "<fuzz"; /* in a seed; the page may hold it escaped only */
+
+static bool page_holds(const char *text)
+{
+    FILE *page = fopen(FUZZ_ROOT "/report.html", "rb");
+    char *line = NULL;
+    size_t room = 0;
+    bool held = false;
+    fuzz_expect(page);
+    while (!held && getline(&line, &room, page) > 0)
+        held = strstr(line, text) != NULL;
+    free(line);
+    fclose(page);
+    return held;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const names[] = {"metrics.jsonl", "blocks.jsonl", "decisions.jsonl",
+                                        "validation.jsonl", "run.json", "config.yaml"};
+    DsvReportSummary summary;
+    fuzz_files_put_parts(names, 6, data, size);
+    if (dsv_report(FUZZ_ROOT, NULL, &summary) != DSV_OK)
+        return 0;
+    fuzz_accept();
+    fuzz_expect(summary.steps >= 0 && summary.bytes > 0);
+    fuzz_expect(!page_holds(MARK));
+    return 0;
+}

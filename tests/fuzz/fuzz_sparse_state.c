@@ -1,0 +1,81 @@
+/* The sparse layer's state in a checkpoint, with the projection and with the predictor. What was loaded must
+ * be written and loaded again. */
+#include "base/arena.h"
+#include "cpu/cpu.h"
+#include "cpu/gemm_onednn.h"
+#include "sparse/sparse.h"
+#include "fuzz.h"
+
+/* In place of oneDNN, which the reference ops do not call, so that this program does not need it. */
+DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out)
+{
+    (void)isa;
+    *out = NULL;
+    return DSV_OK;
+}
+
+void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm)
+{
+    (void)gemm;
+}
+
+void dsvi_gemm_onednn_fill(DsvGemmOnednn *gemm, DsvOps *ops)
+{
+    (void)gemm, (void)ops;
+}
+
+typedef struct Layer {
+    DsvSparse *sparse;
+    void *memory;
+} Layer;
+
+static DsvConfig settings;
+
+static void open_layer(DsvBackend *backend, const char *selector, Layer *layer)
+{
+    const DsvSparseShape shape = {.blocks = 2, .batch = 1, .tokens = 32, .heads = 1, .head_dim = 32,
+                                  .grid = {2, 4, 4}, .act = DSV_F32, .backward = true};
+    char assignment[64];
+    DsvArena arena;
+    snprintf(assignment, sizeof assignment, "sparse.selector=%s", selector);
+    dsv_config_defaults(&settings);
+    fuzz_expect(dsv_config_set(&settings, assignment) == DSV_OK);
+    fuzz_expect(dsv_config_set(&settings, "sparse.measure_cost=false") == DSV_OK);
+    fuzz_expect(dsv_config_set(&settings, "sparse.group=16") == DSV_OK);
+    fuzz_expect(dsv_config_set(&settings, "sparse.rank=4") == DSV_OK);
+    fuzz_expect(dsvi_sparse_create(backend, &settings, &shape, NULL, NULL, &layer->sparse) == DSV_OK);
+    dsvi_arena_plan(&arena);
+    dsvi_sparse_carve(layer->sparse, &arena);
+    dsvi_sparse_carve_call(layer->sparse, &arena);
+    size_t bytes = arena.used;
+    fuzz_expect(backend->device->mem_alloc(backend->device, bytes, &layer->memory) == DSV_OK);
+    dsvi_arena_bind(&arena, layer->memory, bytes);
+    dsvi_sparse_carve(layer->sparse, &arena);
+    dsvi_sparse_carve_call(layer->sparse, &arena);
+    fuzz_expect(dsvi_sparse_setup(layer->sparse) == DSV_OK);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const selectors[] = {"projection", "predictor"};
+    static DsvBackend backend;
+    static Layer layers[2];
+    DsvSparseReport report;
+    if (!backend.device) {
+        fuzz_expect(dsvi_cpu_open("ref", 1, &backend) == DSV_OK);
+        for (int i = 0; i < 2; i++)
+            open_layer(&backend, selectors[i], &layers[i]);
+    }
+    fuzz_files_clear();
+    fuzz_file_put("sparse.safetensors", data, size);
+    for (int i = 0; i < 2; i++) {
+        if (dsvi_sparse_load(layers[i].sparse, FUZZ_ROOT "/sparse.safetensors") != DSV_OK)
+            continue;
+        fuzz_accept();
+        dsvi_sparse_report(layers[i].sparse, &report);
+        fuzz_expect(report.sparse_blocks >= 0 && report.sparse_blocks <= report.blocks);
+        fuzz_expect(dsvi_sparse_save(layers[i].sparse, FUZZ_ROOT "/again.safetensors") == DSV_OK);
+        fuzz_expect(dsvi_sparse_load(layers[i].sparse, FUZZ_ROOT "/again.safetensors") == DSV_OK);
+    }
+    return 0;
+}

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""make_seeds.py [FOLDER]: writes the seeds that fuzzing starts from, FOLDER/<reader>/<name>; beside this file
+unless a folder is named.
+
+A name that begins with "good" is an input its reader must take, "bad" one that it must refuse (replay.c).
+An input for several files holds them one after the other, with @@@@ and a line end between two. What fuzzing
+has found is kept here too, so that it is tried for ever. Running this again gives the same bytes."""
+import json
+import pathlib
+import struct
+import sys
+
+BETWEEN = b"@@@@\n"
+ZERO_LATENT_XXH3 = "d0a66a65c7528968"  # XXH3 of sixteen zero bytes
+
+
+def parts(*files):
+    return BETWEEN.join(part if isinstance(part, bytes) else part.encode() for part in files)
+
+
+def safetensors(tensors, metadata=None, blanks=0):
+    """tensors: (name, dtype, shape, bytes)."""
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, raw in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode() + b" " * blanks
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def raw_header(text):
+    return struct.pack("<Q", len(text)) + text
+
+
+def safetensors_seeds():
+    yield "good_dtypes", safetensors(
+        [("a", "F32", [2, 2], b"\0\0\x80?" * 4), ("b", "BF16", [3], b"\x80?" * 3),
+         ("c", "I64", [1], b"\1" * 8), ("d", "U8", [0], b"")], {"format": "pt", "xxh3": "00"})
+    yield "good_unaligned", safetensors(
+        [("h", "F16", [5], b"\0" * 10), ("i", "I32", [1], b"\2" * 4), ("g", "F64", [], b"\0" * 8)], blanks=3)
+    yield "good_empty", safetensors([])
+    yield "bad_short", b"\2\0\0\0\0\0\0\0{"
+    yield "bad_claims_2_40", raw_header(
+        b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}')
+    yield "bad_header_size", b"\xff" * 8 + b"{}"
+    yield "bad_overlap", raw_header(b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+                                    b'"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}') + b"\0" * 6
+    yield "bad_depth", raw_header(b'{"a":' + b"[" * 2000)
+
+
+def config_seeds():
+    yield "good_lines", "num_frames: 5\nlr: 1.0e-3\nmixed_precision: bf16\ndata.path: \"a b\\u00e9\"\n"
+    yield "good_groups", ("model:\n  preset: demo\n  num_layers: 2\nsparse: {group: 16, chunk: 4}\n"
+                          "codec.spatial_levels: 1\noutput_dir: ~\n")
+    yield "good_empty", "# nothing\n"
+    yield "bad_arguments", "sparse.group=64\nlr=1e-3\ndata.path=a b\nseed=9007199254740992\n"
+    yield "bad_alias", "a: &x 1\nb: *x\n"
+    yield "bad_twice", "lr: 1\nlr: 2\n"
+    yield "bad_range", "lr: 1e400\nnum_frames: 99999999999999999999\n"
+    yield "bad_depth", "{" * 500
+    yield "bad_utf8", b"data.path: \xff\n"
+
+
+DIFFUSERS = {"_class_name": "WanTransformer3DModel", "num_layers": 2, "num_attention_heads": 2,
+             "attention_head_dim": 32, "ffn_dim": 64, "freq_dim": 256, "text_dim": 32, "in_channels": 3,
+             "out_channels": 3, "patch_size": [1, 2, 2], "eps": 1e-6, "rope_max_seq_len": 1024,
+             "qk_norm": "rms_norm_across_heads", "cross_attn_norm": True, "dsv_text_len": 4}
+
+
+def dit_config_seeds():
+    yield "good_diffusers", json.dumps(DIFFUSERS)
+    yield "good_original", ('{"model_type":"t2v","dim":1536,"num_heads":12,"ffn_dim":8960,"freq_dim":256,'
+                            '"in_dim":16,"out_dim":16,"num_layers":30,"text_len":512,"eps":1e-6,'
+                            '"window_size":[-1,-1]}')
+    yield "bad_image", json.dumps(DIFFUSERS | {"image_dim": 1280})
+    yield "bad_number", json.dumps(DIFFUSERS | {"ffn_dim": 1e300})
+    yield "bad_type", json.dumps(DIFFUSERS | {"patch_size": "122"})
+
+
+def csv_seeds():
+    yield "good_quotes", 'path,text\na.mp4,"x, ""y""\nz"\r\nb.mp4,\n'
+    yield "good_mark", "\ufeffvideo,caption,path\n1,2,3\n\"a\",\"b\",\"c\"\n"
+    yield "good_end", "file_name\na"
+    yield "bad_open", 'path\n"a'
+    yield "bad_columns", "path,text\na\n"
+    yield "bad_zero", b"path\na\0b\n"
+    yield "bad_no_path", "a,b\n1,2\n"
+
+
+def jsonl_seeds():
+    yield "good_keys", '{"path":"a.mp4","text":"x"}\n\n{"video":"b","caption":null}\n{"file_name":"\\u00e9"}'
+    yield "bad_type", '{"path":1}\n'
+    yield "bad_depth", "[" * 2000
+    yield "bad_trailing", '{"path":"a"} x\n'
+
+
+def cache_index(**changes):
+    item = {"source": "/fuzz/a.mp4", "source_bytes": 7, "source_modified": 1.5, "start": 0, "crop_x": 0.5,
+            "crop_y": 0.5, "file": "a.safetensors", "xxh3": ZERO_LATENT_XXH3, "shape": [1, 1, 2, 2]}
+    settings = {"codec.name": "haar", "num_frames": 17, "height": 128, "width": 128, "fps": 12,
+                "codec.spatial_levels": 2, "codec.temporal_levels": 2}
+    return json.dumps({"format": "dsv-latent-cache", "version": 1, "settings": settings,
+                       "items": [item | changes, item | {"start": 1, "text": "caption"}]})
+
+
+LATENT = safetensors([("latent", "F32", [1, 1, 2, 2], b"\0" * 16)],
+                     {"format": "pt", "xxh3": ZERO_LATENT_XXH3})
+
+
+def latent_cache_seeds():
+    yield "good_two", parts(cache_index(), LATENT)
+    yield "good_damaged_file", parts(cache_index(), LATENT[:-1] + b"\1")
+    yield "good_no_stamps", parts(cache_index(source_bytes=None), LATENT)
+    yield "bad_leads_out", parts(cache_index(file="../a"), LATENT)
+    yield "bad_shape", parts(cache_index(shape=[1, 1, 1e300, 2]), LATENT)
+    yield "bad_hex", parts(cache_index(xxh3="0"), LATENT)
+
+
+STATE = '{"format": 1, "step": 7, "sample": 14, "seed": 0, "clips": 2, "clips_hash": "00ff00ff00ff00ff"}\n'
+
+
+def checkpoint_seeds():
+    manifest = '{"files": [%s], "format": 1}'
+    yield "good_empty_list", parts(manifest % "", STATE, "checkpoint-7\n")
+    yield "good_old_state", parts(manifest % "", '{"format":1,"step":7,"sample":14,"seed":0}', "checkpoint-7")
+    entry = '{"path": "%s", "bytes": %s, "xxh3": "%016x"}'
+    yield "bad_checksum", parts(manifest % entry % ("state.json", len(STATE), 0), STATE, "checkpoint-7\n")
+    yield "bad_leads_out", parts(manifest % entry % ("../latest", 1, 0), STATE, "checkpoint-7\n")
+    yield "bad_step", parts(manifest % "", STATE.replace("7", "9e33"), "checkpoint-99999999999999999999\n")
+
+
+def sparse_state(selector, tensors):
+    traits = {"selector": selector, "rank": "4", "blocks": "2", "heads": "1", "head_dim": "32"}
+    sizes = {"F64": 8, "F32": 4, "I64": 8, "I32": 4}
+    filled = []
+    for name, dtype, shape in tensors:
+        count = 1
+        for length in shape:
+            count *= length
+        filled.append((name, dtype, shape, b"\0" * (count * sizes[dtype])))
+    return safetensors(filled, {"format": "pt"} | traits)
+
+
+RECORD = [("dispatch.changes", "I64", [2]), ("dispatch.break_even", "F64", [1]),
+          ("profile.captured", "F64", [2]), ("profile.listed", "F64", [2]),
+          ("profile.share90", "F64", [2]), ("lists.missed", "F64", [2]),
+          ("lists.density", "F64", [2]), ("lists.estimated_mass", "F64", [2]),
+          ("profile.head_captured", "F32", [2, 1]), ("profile.head_share90", "F32", [2, 1]),
+          ("profile.head_listed", "F32", [2, 1]), ("dispatch.sparse", "I32", [2])]
+PROJECTION = [("projection.query_second", "F64", [2, 1, 32, 32]),
+              ("projection.key_second", "F64", [2, 1, 32, 32]),
+              ("projection.key_mean", "F64", [2, 1, 32]), ("projection.gathered", "I64", [2]),
+              ("projection.query", "F32", [2, 1, 32, 4]), ("projection.key", "F32", [2, 1, 32, 4])]
+
+
+def sparse_state_seeds():
+    yield "good_projection", sparse_state("projection", PROJECTION + RECORD)
+    yield "good_none", sparse_state("none", [])
+    yield "bad_missing", sparse_state("projection", PROJECTION[1:] + RECORD)
+    yield "bad_predictor", sparse_state("predictor", RECORD)
+
+
+def metrics_seeds():
+    line = ('{"step": %d, "loss": 1.25, "grad_norm": null, "lr": 0.001, "loss_bins": [null, 1.5], '
+            '"step_ms": 2.5, "memory_bytes": 70000000}\n')
+    yield "good_lines", "".join(line % step for step in range(1, 7))
+    yield "good_torn", line % 1 + line % 2 + '{"st'
+    yield "good_empty", ""
+    yield "bad_line", "{}\n"
+    yield "bad_step_9e33", '{"step": 9e33, "loss": 1}\n'  # once converted to a whole number it does not fit
+    yield "bad_step_negative", '{"step": -1, "loss": 1}\n'
+    yield "bad_step_part", '{"step": 1.5, "loss": 1}\n'
+
+
+def report_seeds():
+    steps = "".join('{"step": %d, "loss": %.1f, "grad_norm": 1, "step_ms": 5, "density": 0.5, '
+                    '"memory_bytes": 1000000}\n' % (step, 9 - step) for step in range(1, 5))
+    block = ('{"step": %d, "block": %d, "sparse": true, "density": 0.25, "captured_mass": 0.5, '
+             '"share90": 0.1, "head_captured": [0.5, null], "head_share90": [0.1, 0.2]}\n')
+    blocks = "".join(block % (step, number) for step in (1, 3) for number in (0, 1))
+    validation = '{"step": 2, "loss": 1, "bins": [{"sigma": 0.1, "loss": 1}, {"sigma": 0.9, "loss": 2}]}\n'
+    facts = '{"dsv": "0.1.0", "device": "<fuzz>", "parameters": 1000, "memory_bytes": {"<fuzz>": 5, "b": 6}}'
+    yield "good_all", parts(steps, blocks, '{"step": 1, "reason": "<fuzz> & \\"x\\""}\n', validation, facts,
+                            "output_dir: \"<fuzz>\"\n")
+    yield "good_settings_unknown", parts(steps, "", "", "", "{}", "no_such_key: <fuzz>\n")
+    yield "good_no_steps", parts("", "", "", "", "{}", "")
+    yield "bad_order", parts(steps + steps, "", "", "", "{}", "")
+    yield "bad_block", parts(steps, block % (1, 5000), "", "", "{}", "")
+    yield "bad_facts", parts(steps, "", "", "", "[]", "")
+
+
+def weights_seeds():
+    index = '{"weight_map": {"x": "a.safetensors"}}'
+    own = [("patch_embedding.weight", "F32", [2, 2], b"\0\0\x80?" * 4),
+           ("blocks.0.attn1.to_qkv.weight", "BF16", [6, 2], b"\x80?" * 12),
+           ("blocks.0.norm2.weight", "F16", [2], b"\0<" * 2),
+           ("scale_shift_table", "F64", [1, 2], b"\0" * 16)]
+    yield "good_fused", parts(index, safetensors(own))
+    renamed = [("model.diffusion_model." + name, *rest) for name, *rest in own]
+    yield "good_prefixed", parts(index, safetensors(renamed))
+    yield "bad_missing", parts(index, safetensors(own[1:]))
+    yield "bad_shape", parts(index, safetensors(own[:3] + [("scale_shift_table", "F64", [2, 2], b"\0" * 32)]))
+    yield "bad_dtype", parts(index, safetensors(own[:3] + [("scale_shift_table", "I64", [1, 2], b"\0" * 16)]))
+    yield "bad_leads_out", parts('{"weight_map": {"x": "../a.safetensors"}}', safetensors(own))
+    yield "bad_moments", parts(index, safetensors([("exp_avg." + own[0][0], *own[0][1:])]))
+
+
+def link_costs_seeds():
+    costs = {"about": "a machine", "transfers_beside_kernels": True, "memory_ps": 0.25,
+             "attention": {"call_us": [20, 40], "dense_ps": [0.79, 2.36], "select_ps": 0.07,
+                           "lists_forward_ps": [[0.05, 0.05], [0.1, 0.1]], "lists_backward_ps": []},
+             "links": [{"ranks": 2, "head_exchange_us": [[0, 20], [3e8, 1020]],
+                        "sequence_exchange_us": [[0, 30]], "sequence_swap_us": []}]}
+    yield "good_one_link", json.dumps(costs)
+    yield "bad_falling", json.dumps(costs | {"links": [{"ranks": 2, "head_exchange_us": [[5, 1], [4, 1]]}]})
+    yield "bad_ranks", json.dumps(costs | {"links": [{"ranks": 1e300}]})
+    yield "bad_links", json.dumps(costs | {"links": [{}] * 40})
+
+
+def densities_seeds():
+    yield "good_mixed", "[0.5, [0.1, 1], null]"
+    yield "bad_number", "0.25"
+    yield "bad_size", "[0.5]"
+    yield "bad_value", "[0.5, [0.1, 2], 0]"
+    yield "bad_text", "[0.5,\n x"
+
+
+def text_seeds():
+    yield "good_short", "0.1"
+    yield "good_least", "-4.9406564584124654e-324"
+    yield "good_long", "1" * 100
+    yield "bad_two_four", "\u00e9\u20ac\U0001f600"
+    yield "bad_overlong", b"\xc0\x80"
+    yield "bad_surrogate", b"\xed\xa0\x80"
+    yield "bad_huge", "1e999"
+
+
+def inspect_seeds():
+    run = '{"step": 1, "loss": 1.5}\n'
+    yield "good_all", parts(LATENT, cache_index(), run, STATE, '{"files": [], "format": 1}')
+    yield "bad_not_finite", parts(safetensors([("a", "F32", [1], b"\0\0\x80\x7f")]), "{}", run, "{}", "{}")
+
+
+def control_group_seeds():
+    yield "good_second", parts("0::/a\n", "150000 100000\n", "1000000\n", "", "", "")
+    yield "good_first", parts("3:cpu,cpuacct:/a\n2:memory:/a\n", "", "", "50000\n", "100000\n", "4096\n")
+    yield "bad_unlimited", parts("0::/a\n", "max 100000\n", "max\n", "", "", "")
+    yield "bad_values", parts("0::/a\n", "-5 0\n", "99999999999999999999999\n", "", "", "")
+    yield "bad_negative", parts("0::/a\n3:memory:/a\n", "-4 0\n", "-5\n", "", "", "-6\n")
+
+
+READERS = {
+    "checkpoint": checkpoint_seeds, "config": config_seeds, "control_group": control_group_seeds,
+    "csv": csv_seeds, "densities": densities_seeds, "dit_config": dit_config_seeds, "inspect": inspect_seeds,
+    "jsonl": jsonl_seeds, "latent_cache": latent_cache_seeds, "link_costs": link_costs_seeds,
+    "metrics": metrics_seeds, "report": report_seeds, "safetensors": safetensors_seeds,
+    "sparse_state": sparse_state_seeds, "text": text_seeds, "weights": weights_seeds,
+}
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "seeds")
+    for reader, seeds in READERS.items():
+        (root / reader).mkdir(parents=True, exist_ok=True)
+        for name, data in seeds():
+            (root / reader / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+main()
