@@ -48,8 +48,9 @@ def main():
     training = Training(args.dsv)
     training.clear("whole")
     training.clear("killed")
-    status, said = training.run("whole", args.steps)
-    if status != 0:
+    whole = training.start("whole", args.steps)
+    said = whole.communicate()[1]
+    if whole.returncode != 0:
         sys.exit(f"the run to compare with: {said}")
 
     kills, found = 0, collections.Counter()

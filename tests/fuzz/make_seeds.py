@@ -79,6 +79,15 @@ def dit_config_seeds():
     yield "bad_type", json.dumps(DIFFUSERS | {"patch_size": "122"})
 
 
+def clip_seeds():
+    """Those of codecs are files of FFmpeg 5.1, which are kept as they are: good_h264.mp4 and good_vp8.mkv, of
+    `ffmpeg -f lavfi -i testsrc=size=16x16:rate=8:duration=0.5 -pix_fmt yuv420p`."""
+    frame = b"FRAME\n" + bytes(range(64)) + b"\x80" * 32
+    yield "bad_container", b"YUV4MPEG2 W8 H8 F8:1 Ip A1:1 C420jpeg\n" + frame * 3
+    yield "bad_text", "no clip\n"
+    yield "bad_boxes", struct.pack(">I4s4sI", 20, b"ftyp", b"isom", 512) + struct.pack(">I4s", 2**31, b"moov")
+
+
 def csv_seeds():
     yield "good_quotes", 'path,text\na.mp4,"x, ""y""\nz"\r\nb.mp4,\n'
     yield "good_mark", "\ufeffvideo,caption,path\n1,2,3\n\"a\",\"b\",\"c\"\n"
@@ -251,13 +260,8 @@ def control_group_seeds():
     yield "bad_negative", parts("0::/a\n3:memory:/a\n", "-4 0\n", "-5\n", "", "", "-6\n")
 
 
-READERS = {
-    "checkpoint": checkpoint_seeds, "config": config_seeds, "control_group": control_group_seeds,
-    "csv": csv_seeds, "densities": densities_seeds, "dit_config": dit_config_seeds, "inspect": inspect_seeds,
-    "jsonl": jsonl_seeds, "latent_cache": latent_cache_seeds, "link_costs": link_costs_seeds,
-    "metrics": metrics_seeds, "report": report_seeds, "safetensors": safetensors_seeds,
-    "sparse_state": sparse_state_seeds, "text": text_seeds, "weights": weights_seeds,
-}
+ENDING = "_seeds"  # <reader>_seeds above makes those of a reader
+READERS = {name.removesuffix(ENDING): make for name, make in list(globals().items()) if name.endswith(ENDING)}
 
 
 def main():
