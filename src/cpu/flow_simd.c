@@ -48,27 +48,60 @@ typedef struct Mse {
     double sum[PIECES];
 } Mse;
 
+/* Sum of the squares of n elements; doutput may be NULL, or output. */
+static double plain_squares(int64_t n, const float *output, const float *target, float factor, float *doutput)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        float difference = output[i] - target[i];
+        sum += (double)difference * difference;
+    }
+    if (doutput) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            doutput[i] = factor * (output[i] - target[i]);
+    }
+    return sum;
+}
+
+/* The same with a weight for each element. */
+static double weighted_squares(int64_t n, const float *weight, const float *output, const float *target,
+                               float factor, float *doutput)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        float difference = output[i] - target[i];
+        sum += (double)(weight[i] * difference) * difference;
+    }
+    if (doutput) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            doutput[i] = factor * (weight[i] * (output[i] - target[i]));
+    }
+    return sum;
+}
+
 static void mse_piece(void *context, int64_t begin, int64_t end, int worker)
 {
     Mse *mse = context;
     const DsvMseArgs *args = mse->args;
     const float *output = (const float *)args->output + mse->first;
     const float *target = (const float *)args->target + mse->first;
+    float *doutput = args->doutput ? (float *)args->doutput + mse->first : NULL;
     float factor = (float)(2 * args->grad_scale / ((double)args->batch * (double)args->n));
     double sum = 0;
     (void)worker;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < end; i++) {
-        float difference = output[i] - target[i];
-        sum += (double)difference * difference;
+    for (int64_t i = begin, count; i < end; i += count) {
+        int64_t phase = args->weight ? i % args->period : 0, whole = args->weight ? args->period : end - i;
+        count = whole - phase < end - i ? whole - phase : end - i;
+        float *gradient = doutput ? doutput + i : NULL;
+        sum += args->weight ? weighted_squares(count, (const float *)args->weight + phase, output + i, target + i, factor,
+                                               gradient)
+                            : plain_squares(count, output + i, target + i, factor, gradient);
     }
     mse->sum[begin / mse->piece] = sum;
-    if (args->doutput) {
-        float *doutput = (float *)args->doutput + mse->first;
-#pragma omp simd
-        for (int64_t i = begin; i < end; i++)
-            doutput[i] = factor * (output[i] - target[i]);
-    }
 }
 
 static DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)

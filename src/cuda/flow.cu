@@ -107,9 +107,11 @@ __device__ __forceinline__ double squares(const DsvMseArgs &args, float factor, 
     for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float difference = output[v][i] - target[v][i];
-            sum += (double)difference * difference;
-            output[v][i] = factor * difference;
+            float difference = output[v][i] - target[v][i], weighted = difference;
+            if (args.weight)
+                weighted *= ((const float *)args.weight)[(vector_start<N>(block, v) + i) % args.period];
+            sum += (double)weighted * difference;
+            output[v][i] = factor * weighted;
         }
         if (args.doutput)
             store_upto<N>((float *)args.doutput + start, vector_start<N>(block, v), args.n, output[v]);

@@ -23,6 +23,9 @@ struct DsvCodec {
     /* video: F32 in [-1, 1]; latent: F32, of about unit variance or less. */
     DsvStatus (*encode)(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent);
     DsvStatus (*decode)(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels);
+    /* error: (latent channels). The sum of squared errors in pixels that an error of one in one element of a
+     * channel makes. Latent frames after the first are meant: the first stands for fewer pictures. */
+    void (*pixel_errors)(const DsvCodec *codec, double *error);
     void (*close)(DsvCodec *codec);
 };
 

@@ -247,6 +247,26 @@ static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float 
     return DSV_OK;
 }
 
+/* The inverse adds coefficient i of an axis to this many samples: a difference of level k to 2^k, a mean to
+ * all of its block. */
+static double samples_along(int64_t i, int levels)
+{
+    return ldexp(1, i == 0 ? levels : level_of(i));
+}
+
+static void pixel_errors(const DsvCodec *codec, double *error)
+{
+    const Haar *haar = haar_of(codec);
+    int spatial = haar->spatial;
+    int64_t size = (int64_t)1 << (haar->temporal + 2 * spatial), mask = ((int64_t)1 << spatial) - 1;
+    for (int64_t i = 0; i < size; i++) {
+        double samples = samples_along(i >> 2 * spatial, haar->temporal) *
+                         samples_along(i >> spatial & mask, spatial) * samples_along(i & mask, spatial);
+        for (int colour = 0; colour < COLOURS; colour++)
+            error[i * COLOURS + colour] = samples * haar->scale[i] * haar->scale[i];
+    }
+}
+
 static void close_haar(DsvCodec *codec)
 {
     Haar *haar = (Haar *)codec;
@@ -276,7 +296,7 @@ DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsvCodec **out)
         free(scale);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a codec of %lld bands", (long long)size);
     }
-    haar->codec = (DsvCodec){"haar", latent_shape, encode, decode, close_haar};
+    haar->codec = (DsvCodec){"haar", latent_shape, encode, decode, pixel_errors, close_haar};
     haar->spatial = spatial;
     haar->temporal = temporal;
     haar->scale = scale;

@@ -138,6 +138,8 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
 typedef struct DsvDitLoss {
     const void *target;   /* as output: what it should be; read before any block is */
     double grad_scale;    /* as in ops/flow.h, of the whole batch */
+    const void *channel_weight; /* (out_channels) acc, device memory: factor of each latent channel's squared
+                                 * error; NULL: all are 1 */
     void *loss;           /* (B) acc, device memory: mean of (output - target)^2 over the own tokens, which
                            * are dsvi_dit_share of the sample */
 } DsvDitLoss;

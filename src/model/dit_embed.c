@@ -225,6 +225,7 @@ DsvStatus dsvi_dit_head_loss(DsvDit *dit, const DsvDitLoss *loss)
     DsvMseArgs mse = {
         .batch = dit->batch, .n = dit->tokens * dit->patch_out, .acc = dit->acc,
         .grad_scale = loss->grad_scale * dsvi_dit_share(dit), .output = s->head_rows,
+        .period = dit->config.out_channels, .weight = loss->channel_weight, /* channels come last in a row */
         .target = s->target_rows, .loss = loss->loss, .doutput = dit->shape.backward ? s->head_rows : NULL,
     };
     DSVI_TRY(norm_and_modulate(dit));

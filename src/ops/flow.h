@@ -3,9 +3,10 @@
  * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; variants may differ in
  *            the last place.
  * flow_mix:  x_t = (1 - sigma) x0 + sigma noise, target = noise - x0; one sigma per sample.
- * mse:       loss[b] = mean over the sample of (output - target)^2;
- *            doutput = 2 grad_scale / (batch * n) * (output - target), so that with grad_scale 1 it is the
- *            gradient of the mean of loss[] over the batch.
+ * mse:       loss[b] = mean over the sample of w_i (output_i - target_i)^2;
+ *            doutput_i = 2 grad_scale / (batch * n) * w_i (output_i - target_i), so that with grad_scale 1 it
+ *            is the gradient of the mean of loss[] over the batch. w_i = weight[i % period], or 1 without
+ *            weights.
  * time_embed: row[b] = [cos(t_b w_j) | sin(t_b w_j)], w_j = 10000^(-j / (dim / 2)), cosines first;
  *            angles in double, for t reaches 1000. */
 #ifndef DSVI_FLOW_H
@@ -41,7 +42,9 @@ typedef DsvStatus dsvi_flow_mix_fn(DsvStream *stream, const DsvFlowMixArgs *args
 typedef struct DsvMseArgs {
     int64_t batch, n;
     double grad_scale;
+    int64_t period;              /* of the weights; divides n */
     DsvDtype acc;
+    const void *weight;          /* (period) acc, or NULL: all are 1 */
     const void *output, *target; /* (B, n) acc */
     void *loss;                  /* (B) acc */
     void *doutput;               /* (B, n) acc, or NULL: loss alone; may be output */

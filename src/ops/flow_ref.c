@@ -31,9 +31,11 @@ DsvStatus dsvi_mse_ref(DsvStream *stream, const DsvMseArgs *args)
         double sum = 0;
         for (int64_t i = b * args->n; i < (b + 1) * args->n; i++) {
             double difference = dsvi_load(args->acc, args->output, i) - dsvi_load(args->acc, args->target, i);
-            sum += difference * difference;
+            double weighted = args->weight ? dsvi_load(args->acc, args->weight, i % args->period) * difference
+                                           : difference;
+            sum += weighted * difference;
             if (args->doutput)
-                dsvi_store(args->acc, args->doutput, i, factor * difference);
+                dsvi_store(args->acc, args->doutput, i, factor * weighted);
         }
         dsvi_store(args->acc, args->loss, b, args->n > 0 ? sum / (double)args->n : 0);
     }

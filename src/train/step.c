@@ -219,7 +219,8 @@ static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
 /* Forward pass and loss; the host has waited for both. */
 static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
 {
-    const DsvDitLoss loss = {.target = t->noise, .grad_scale = pass_weight(t), .loss = t->loss};
+    const DsvDitLoss loss = {.target = t->noise, .grad_scale = pass_weight(t),
+                             .channel_weight = t->channel_weight, .loss = t->loss};
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(mix_noise(t));

@@ -1,6 +1,7 @@
 /* Making what a run holds: plan, allocate, carve, set up. See trainer.h. */
 #include "train/trainer.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "dist/peers.h"
@@ -99,6 +100,16 @@ static void carve_passes(DsvTrainer *t, DsvArena *arena)
         t->zero.grad.data = room.grad;
 }
 
+static size_t channel_weight_bytes(const DsvTrainer *t)
+{
+    return (size_t)t->latent.channels * sizeof(float);
+}
+
+static bool weighs_channels(const DsvTrainer *t)
+{
+    return t->settings->loss_pixel_weight > 0;
+}
+
 /* Every piece of device memory a run uses, in one order for plan and use. */
 static void carve(DsvTrainer *t, DsvArena *arena)
 {
@@ -110,6 +121,8 @@ static void carve(DsvTrainer *t, DsvArena *arena)
     t->text = dsvi_arena_take(arena, DSV_MEM_DATA,
                               batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
     t->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    if (weighs_channels(t))
+        t->channel_weight = dsvi_arena_take(arena, DSV_MEM_DATA, channel_weight_bytes(t));
 
     dsvi_sparse_carve(t->sparse, arena);
     dsvi_dit_carve(t->dit, arena);
@@ -128,6 +141,8 @@ static void carve_host(DsvTrainer *t, DsvArena *arena)
     t->host_sigma = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch * sizeof(float));
+    if (weighs_channels(t))
+        t->host_channel_weight = dsvi_arena_take(arena, DSV_MEM_DATA, channel_weight_bytes(t));
     t->host_flat = dsvi_arena_take(arena, DSV_MEM_DATA,
                                    (size_t)dsvi_zero_host_elements(&t->zero) * sizeof(float));
     dsvi_zero_carve_host(&t->zero, arena);
@@ -185,6 +200,26 @@ static DsvStatus allocate(DsvTrainer *t)
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     carve(t, &t->arena);
     return allocate_host(t, &host_plan);
+}
+
+/* The weights of the loss: their mean over the channels is 1. */
+static DsvStatus set_channel_weight(DsvTrainer *t)
+{
+    DsvDevice *device = t->backend->device;
+    int64_t channels = t->latent.channels;
+    double sum = 0;
+    if (!weighs_channels(t))
+        return DSV_OK;
+    double *weight = calloc((size_t)channels, sizeof *weight);
+    if (!weight)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the weights of %lld channels", (long long)channels);
+    t->codec->pixel_errors(t->codec, weight);
+    for (int64_t c = 0; c < channels; c++)
+        sum += weight[c] = pow(weight[c], t->settings->loss_pixel_weight);
+    for (int64_t c = 0; c < channels; c++)
+        t->host_channel_weight[c] = (float)(weight[c] * (double)channels / sum);
+    free(weight);
+    return device->upload(device->stream, t->channel_weight, t->host_channel_weight, channel_weight_bytes(t));
 }
 
 /* Everything but memory on the device. Other ranks have no part in it. */
@@ -264,6 +299,7 @@ DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, Ds
     DSVI_TRY_GOTO(status, join_devices(t), fail);
     dsvi_sparse_share(t->sparse, t->comm, t->device_comm);
     DSVI_TRY_GOTO(status, allocate(t), fail);
+    DSVI_TRY_GOTO(status, set_channel_weight(t), fail);
     DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DsvDitWeights weights = dsvi_zero_weights(&t->zero);

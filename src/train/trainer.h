@@ -66,10 +66,12 @@ typedef struct DsvTrainer {
     float *sigma, *timestep;       /* (B) */
     float *text;                   /* (B, text_len, text_dim) */
     float *loss;                   /* (B) */
+    float *channel_weight;         /* (latent channels) of the loss; NULL where all count alike */
 
     /* The same on the host, before upload and after download. */
     float *host_latents;           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
+    float *host_channel_weight;    /* (latent channels) or NULL */
     float *host_flat;              /* (table.elements) of rank 0: one flat array on its way to or from a file;
                                     * scratch of the others */
     DsvStepShare *share;           /* (ranks) of the step at work */

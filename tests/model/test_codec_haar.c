@@ -153,6 +153,33 @@ static void still_video_has_means_alone(void **state)
     codec->close(codec);
 }
 
+/* What pixel_errors promises, channel by channel: decode an error of one at one place of the last latent frame. */
+static void pixel_errors_are_what_decoding_makes_of_an_error(void **state)
+{
+    enum { SPATIAL = 2, TEMPORAL = 2 };
+    DsvCodec *codec = open_levels(SPATIAL, TEMPORAL);
+    DsvVideoShape video = {3, 9, 8, 8}, shape;
+    (void)state;
+    assert_ok(codec->latent_shape(codec, video, &shape));
+    double *error = filled(2 * shape.channels);
+    float *latent = filled(elements(shape)), *pixels = filled(elements(video));
+    int64_t place = shape.frames * shape.height * shape.width;
+    codec->pixel_errors(codec, error);
+    for (int64_t c = 0; c < shape.channels; c++) {
+        double sum = 0;
+        memset(latent, 0, (size_t)elements(shape) * sizeof *latent);
+        latent[c * place + place - 1] = 1;
+        assert_ok(codec->decode(codec, video, latent, pixels));
+        for (int64_t i = 0; i < elements(video); i++)
+            sum += (double)pixels[i] * pixels[i];
+        assert_error_below(fabs(error[c] / sum - 1), 1e-6, "channel %lld", (long long)c);
+    }
+    free(error);
+    free(latent);
+    free(pixels);
+    codec->close(codec);
+}
+
 /* Latent frame f knows the frames it stands for and no others. */
 static void latent_frames_are_local(void **state)
 {
@@ -215,6 +242,7 @@ int main(void)
         cmocka_unit_test(inverse_is_exact),
         cmocka_unit_test(bands_are_haar),
         cmocka_unit_test(still_video_has_means_alone),
+        cmocka_unit_test(pixel_errors_are_what_decoding_makes_of_an_error),
         cmocka_unit_test(latent_frames_are_local),
         cmocka_unit_test(refuses_sizes),
     };

@@ -5,11 +5,13 @@
 typedef struct FlowShape {
     int64_t batch, n;
     bool in_place, with_gradient;
+    int64_t period; /* of the weights of the squared error; 0: none */
 } FlowShape;
 
 static const FlowShape SHAPES[] = {
-    {1, 1, false, true},   {2, 17, true, true},  {3, 65, false, false},
-    {2, 5000, true, true}, {0, 4, false, true},
+    {1, 1, false, true, 0},   {2, 17, true, true, 0},   {3, 65, false, false, 0}, {2, 5000, true, true, 0},
+    {0, 4, false, true, 0},   {1, 5, false, true, 1},   {3, 65, true, true, 13},  {2, 17, false, false, 17},
+    {2, 9600, true, true, 96}, {1, 70000, false, true, 7},
 };
 
 static DsvStatus run_mix(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
@@ -26,7 +28,8 @@ static DsvStatus run_mse(const CheckCase *c, const DsvOps *ops, DsvStream *strea
     const FlowShape *shape = c->parameters;
     DsvMseArgs args = {.batch = shape->batch, .n = shape->n, .grad_scale = 0.37, .acc = c->acc,
                        .output = c->buffer[0].data, .target = c->buffer[1].data, .loss = c->buffer[2].data,
-                       .doutput = shape->with_gradient ? c->buffer[3].data : NULL};
+                       .period = shape->period, .weight = shape->period > 0 ? c->buffer[3].data : NULL,
+                       .doutput = shape->with_gradient ? c->buffer[shape->period > 0 ? 4 : 3].data : NULL};
     return ops->mse.run(stream, &args);
 }
 
@@ -41,8 +44,8 @@ static DsvStatus run_time_embed(const CheckCase *c, const DsvOps *ops, DsvStream
 static CheckCase flow_case(const char *op, const FlowShape *shape, check_run_fn *run)
 {
     CheckCase c = {.op = op, .parameters = shape, .run = run, .ulps = 4, .f32_only = true};
-    snprintf(c.shape, sizeof c.shape, "batch %lld n %lld%s", (long long)shape->batch, (long long)shape->n,
-             shape->in_place ? " in place" : "");
+    snprintf(c.shape, sizeof c.shape, "batch %lld n %lld period %lld%s", (long long)shape->batch,
+             (long long)shape->n, (long long)shape->period, shape->in_place ? " in place" : "");
     return c;
 }
 
@@ -96,11 +99,13 @@ void check_flow_cases(const DsvBackend *backend)
         check_buffer(&mse, "output", CHECK_ACC, CHECK_IN, n);
         check_buffer(&mse, "target", CHECK_ACC, CHECK_IN, n);
         check_buffer(&mse, "loss", CHECK_ACC, CHECK_OUT, shape->batch);
+        if (shape->period > 0)
+            check_buffer(&mse, "weight", CHECK_ACC, CHECK_IN, shape->period);
         if (shape->with_gradient)
             check_buffer(&mse, "doutput", CHECK_ACC, CHECK_OUT, n)->alias = shape->in_place ? 1 : 0;
         assert_case(&mse, backend);
 
-        FlowShape even = {shape->batch, (shape->n + 1) / 2 * 2, false, false};
+        FlowShape even = {.batch = shape->batch, .n = (shape->n + 1) / 2 * 2};
         CheckCase embed = flow_case("time_embed", &even, run_time_embed);
         CheckBuffer *t = check_buffer(&embed, "t", CHECK_ACC, CHECK_IN, shape->batch);
         t->steady = true;

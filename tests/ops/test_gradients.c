@@ -348,7 +348,8 @@ static double mse_loss(void *context)
 
 static void test_mse(void **state)
 {
-    enum { B = 2, LENGTH = 9 };
+    enum { B = 2, LENGTH = 9, PERIOD = 3 };
+    static const double weight[PERIOD] = {0.25, 1, 3.5};
     double loss[B];
     (void)state;
     double *output = random_row(1, B * LENGTH, 1, 0), *target = random_row(2, B * LENGTH, 1, 0);
@@ -357,6 +358,10 @@ static void test_mse(void **state)
                        .target = target, .loss = loss, .doutput = doutput};
     assert_ok(dsvi_mse_ref(NULL, &args));
     assert_gradient("doutput", mse_loss, &args, output, B * LENGTH, doutput, 0);
+    args.period = PERIOD;
+    args.weight = weight;
+    assert_ok(dsvi_mse_ref(NULL, &args));
+    assert_gradient("doutput, weighted", mse_loss, &args, output, B * LENGTH, doutput, 0);
     free(output);
     free(target);
     free(doutput);

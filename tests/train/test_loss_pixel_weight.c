@@ -1,0 +1,102 @@
+/* loss_pixel_weight: each latent channel counts in the loss as the codec's pixel errors say. */
+#include "test.h"
+
+#include "cpu/cpu.h"
+#include "train/step.h"
+
+enum { CHANNELS = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6 };
+
+static double channel_error[CHANNELS]; /* what the codec answers */
+
+static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+{
+    (void)codec;
+    (void)video;
+    *latent = (DsvVideoShape){CHANNELS, FRAMES, HEIGHT, WIDTH};
+    return DSV_OK;
+}
+
+static void fixed_pixel_errors(const DsvCodec *codec, double *error)
+{
+    (void)codec;
+    memcpy(error, channel_error, sizeof channel_error);
+}
+
+static const DsvCodec FIXED = {
+    .name = "fixed", .latent_shape = fixed_latent_shape, .pixel_errors = fixed_pixel_errors,
+};
+
+static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
+{
+    int *sample = context;
+    (void)passed_over;
+    ++*sample;
+    for (int i = 0; i < CHANNELS * FRAMES * HEIGHT * WIDTH; i++)
+        latent[i] = (float)sin(0.37 * i + *sample);
+    return DSV_OK;
+}
+
+/* The loss and gradient norm of the first step, which all calls take with the same weights, clips and noise. */
+static DsvStepResult first_step(const char *pixel_weight, double first, double second)
+{
+    static const char *const SMALL[] = {
+        "model.num_layers=1", "model.num_attention_heads=2", "model.attention_head_dim=32", "model.ffn_dim=64",
+        "mixed_precision=no", "train_batch_size=2", "sparse.enabled=false", "validation_at_end=false",
+    };
+    DsvConfig settings;
+    DsvDitConfig config;
+    DsvBackend backend;
+    DsvTrainer *trainer;
+    DsvStepResult result;
+    int sample = 0;
+    DsvSampleSource source = {&sample, next_latent};
+    channel_error[0] = first;
+    channel_error[1] = second;
+    dsv_config_defaults(&settings);
+    for (size_t i = 0; i < sizeof SMALL / sizeof *SMALL; i++)
+        assert_ok(dsv_config_set(&settings, SMALL[i]));
+    assert_ok(dsv_config_set(&settings, pixel_weight));
+    assert_ok(dsvi_dit_config_make(&settings, &config));
+    config.in_channels = config.out_channels = CHANNELS;
+    assert_ok(dsvi_cpu_open("auto", 1, &backend));
+    assert_ok(dsvi_trainer_create(&settings, &backend, NULL, &FIXED, &config, NULL, NULL, &trainer));
+    for (int64_t i = 0; i < trainer->table.elements; i++)
+        trainer->host_flat[i] = (float)(0.02 * sin(1.7 * (double)i));
+    assert_ok(dsvi_trainer_start(trainer));
+    assert_ok(dsvi_train_step(trainer, &source, &result));
+    dsvi_trainer_free(&trainer);
+    dsvi_cpu_close(&backend);
+    return result;
+}
+
+/* An error in pixels of (2, 0) leaves the first channel alone, with twice its weight: weights have mean 1. So
+ * the losses of both channels alone have the unweighted loss as their mean. They are means of F32 squares. */
+static void weighted_losses_add_up(void **state)
+{
+    (void)state;
+    DsvStepResult all = first_step("loss_pixel_weight=0", 2, 0), same = first_step("loss_pixel_weight=1", 3, 3);
+    DsvStepResult first = first_step("loss_pixel_weight=1", 2, 0), second = first_step("loss_pixel_weight=1", 0, 5);
+    assert_error_below(fabs((first.loss + second.loss) / 2 - all.loss) / all.loss, 1e-6, "channels alone");
+    assert_true(fabs(first.loss - second.loss) > 1e-3 * all.loss);
+    assert_true(fabs(first.grad_norm - second.grad_norm) > 1e-3 * all.grad_norm);
+    assert_error_below(fabs(same.loss - all.loss) / all.loss, 1e-6, "equal errors");
+}
+
+/* Errors of 4 and 1 to the power 1/2: weights of 4/3 and 2/3. */
+static void a_weight_between_is_a_power(void **state)
+{
+    (void)state;
+    DsvStepResult first = first_step("loss_pixel_weight=1", 1, 0), second = first_step("loss_pixel_weight=1", 0, 1);
+    DsvStepResult root = first_step("loss_pixel_weight=0.5", 4, 1);
+    double expected = first.loss / 2 * 4 / 3 + second.loss / 2 * 2 / 3;
+    assert_error_below(fabs(root.loss - expected) / expected, 1e-6, "power 1/2");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weighted_losses_add_up),
+        cmocka_unit_test(a_weight_between_is_a_power),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
