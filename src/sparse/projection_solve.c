@@ -3,7 +3,10 @@
  *     E (q^T (I - M) (k - E k))^2 = | L^T (I - M) C^1/2 |_F^2,
  * least, by Eckart and Young, where L^T M C^1/2 is the truncated singular value decomposition of L^T C^1/2:
  * M = L^-T W W^T L^T with W the r leading eigenvectors of L^T C L. So P = L^-T W and K = L W. Any root of
- * Q would do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait. */
+ * Q would do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait.
+ *
+ * Scores of the mean query are exact where its row of M is that of the identity: where L^-1 E q is among the
+ * columns of W. So that direction is made the leading one, whatever its eigenvalue. */
 #include "sparse/projection_solve.h"
 
 #include <math.h>
@@ -100,6 +103,36 @@ static void between_roots(int64_t dim, const Workspace *w)
                 w->matrix[i * dim + j] += w->root[d * dim + i] * w->product[d * dim + j];
 }
 
+/* Makes u = L^-1 query_mean an eigenvector of w->matrix, with an eigenvalue above all others, and keeps the
+ * matrix on what is orthogonal to u. A mean of zero changes nothing. */
+static void lead_with_mean(int64_t dim, const double *query_mean, const Workspace *w)
+{
+    double *u = w->eigenvalue, *row = w->leading, square = 0, own = 0, trace = 0; /* not in use yet */
+    for (int64_t i = 0; i < dim; i++) {
+        double sum = query_mean[i];
+        for (int64_t d = 0; d < i; d++)
+            sum -= w->root[i * dim + d] * u[d];
+        u[i] = sum / w->root[i * dim + i];
+        square += u[i] * u[i];
+        trace += w->matrix[i * dim + i];
+    }
+    if (!(square > 0))
+        return;
+    for (int64_t i = 0; i < dim; i++) {
+        u[i] /= sqrt(square);
+        row[i] = 0;
+    }
+    for (int64_t i = 0; i < dim; i++)
+        for (int64_t j = 0; j < dim; j++)
+            row[j] += u[i] * w->matrix[i * dim + j];
+    for (int64_t i = 0; i < dim; i++)
+        own += row[i] * u[i];
+    double most = 2 * trace + 1;
+    for (int64_t i = 0; i < dim; i++)
+        for (int64_t j = 0; j < dim; j++)
+            w->matrix[i * dim + j] += (own + most) * u[i] * u[j] - u[i] * row[j] - row[i] * u[j];
+}
+
 /* w->leading: the `rank` leading eigenvectors of w->matrix, the last one first. */
 static DsvStatus find_leading(int64_t dim, int64_t rank, const Workspace *w)
 {
@@ -133,19 +166,20 @@ static void project(int64_t dim, int64_t rank, int64_t r, const double *root, do
     }
 }
 
-DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const double *query_second,
-                                const double *key_second, const double *key_mean, float *query_projection,
-                                float *key_projection, void *workspace)
+DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const DsvProjectionMoments *moments,
+                                float *query_projection, float *key_projection, void *workspace)
 {
     Workspace w = lay_out(dim, workspace);
+    const double *key_second = moments->key_second, *key_mean = moments->key_mean;
     DSVI_ASSERT(rank >= 1 && rank <= dim);
-    if (!is_finite(dim, query_second) || !is_finite(dim, key_second))
+    if (!is_finite(dim, moments->query_second) || !is_finite(dim, key_second))
         return DSVI_FAIL(DSV_E_DIVERGED, "projection: queries or keys are not finite");
-    find_root(dim, query_second, w.root);
+    find_root(dim, moments->query_second, w.root);
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
             w.product[i * dim + j] = key_second[i * dim + j] - key_mean[i] * key_mean[j];
     between_roots(dim, &w);
+    lead_with_mean(dim, moments->query_mean, &w);
     DSVI_TRY(find_leading(dim, rank, &w));
     for (int64_t r = 0; r < rank; r++)
         project(dim, rank, r, w.root, w.leading + (rank - 1 - r) * dim, query_projection, key_projection);

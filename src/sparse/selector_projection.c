@@ -3,12 +3,13 @@
  * every key is a candidate. Nothing is learnt by descent, and it works from the first step on.
  *
  * The projection follows from moments of q and k. They are gathered from the first pass of a block and then
- * from one pass every refresh_every steps, each time from at most about ROWS rows a head, and kept as running
- * means: the newest sample counts DECAY less than one. Half is a short memory on purpose: early in training q
- * and k drift quickly, while a single sample already determines the moments well (a projection borrowed
- * from another clip and noise level captured as much). Moments live on the host in F64. Several ranks sum
- * what each has gathered from its samples, or its tokens of them, and have one projection, which the first
- * of them finds.
+ * from one pass every refresh_every steps, each time from about ROWS rows a head, and kept as running means,
+ * in which all that was gathered before a sample has the weight DECAY. Half is a short memory on purpose:
+ * early in training q and k drift quickly, while a single sample already determines the moments well (a
+ * projection borrowed from another clip and noise level captured as much). A sample misses rare keys, and
+ * moments give a rare key little weight even if most queries attend to it. So the mean query's scores are
+ * always exact (projection_solve.h). Moments are stored on the host in F64. Several ranks sum what each rank
+ * has gathered from its samples, or its tokens of them, and have one projection, which the first rank finds.
  *
  * A head's projection costs some milliseconds: the device shall not wait for them. A block's first serves at
  * once; later ones are made beside the rest of the step and serve from the next step on. */
@@ -43,6 +44,7 @@ typedef struct Projection {
 
     /* Running means, host memory; saved. */
     double *query_second;            /* (blocks, N, D, D) */
+    double *query_mean;              /* (blocks, N, D); zeros in a state of version 0.1 */
     double *key_second;              /* (blocks, N, D, D) */
     double *key_mean;                /* (blocks, N, D) */
     int64_t *gathered;               /* (blocks) samples in them */
@@ -56,8 +58,8 @@ static void release(DsvSelector *s)
     dsvi_beside_free(&p->solvers);
     void *const memory[] = {
         p->query.host_second, p->query.host_first, p->key.host_second, p->key.host_first, p->host_query,
-        p->host_key, p->status, p->workspace, p->pending, p->query_second, p->key_second, p->key_mean,
-        p->gathered, p->usable, p->gathered_step,
+        p->host_key, p->status, p->workspace, p->pending, p->query_second, p->query_mean, p->key_second,
+        p->key_mean, p->gathered, p->usable, p->gathered_step,
     };
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         free(memory[i]);
@@ -78,6 +80,7 @@ static bool allocate(Projection *p, const DsvSparseShape *shape)
     p->workspace = calloc((size_t)p->solver_count, dsvi_projection_workspace(p->dim));
     p->pending = calloc(blocks, sizeof(bool));
     p->query_second = calloc(blocks * heads * dim * dim, sizeof(double));
+    p->query_mean = calloc(blocks * heads * dim, sizeof(double));
     p->key_second = calloc(blocks * heads * dim * dim, sizeof(double));
     p->key_mean = calloc(blocks * heads * dim, sizeof(double));
     p->gathered = calloc(blocks, sizeof(int64_t));
@@ -85,7 +88,7 @@ static bool allocate(Projection *p, const DsvSparseShape *shape)
     p->gathered_step = calloc(blocks, sizeof(int64_t));
     return p->query.host_second && p->query.host_first && p->key.host_second && p->key.host_first &&
            p->host_query && p->host_key && p->status && p->workspace && p->pending && p->query_second &&
-           p->key_second && p->key_mean && p->gathered && p->usable && p->gathered_step;
+           p->query_mean && p->key_second && p->key_mean && p->gathered && p->usable && p->gathered_step;
 }
 
 /* dsvi_beside_fn */
@@ -93,10 +96,13 @@ static void solve_head(void *context, int64_t item, int worker)
 {
     Projection *p = context;
     int64_t dim = p->dim, matrix = dim * p->rank;
-    p->status[item] = dsvi_projection_solve(
-        dim, p->rank, p->query_second + item * dim * dim, p->key_second + item * dim * dim,
-        p->key_mean + item * dim, p->host_query + item * matrix, p->host_key + item * matrix,
-        p->workspace + (size_t)worker * dsvi_projection_workspace(dim));
+    const DsvProjectionMoments moments = {
+        p->query_second + item * dim * dim, p->query_mean + item * dim, p->key_second + item * dim * dim,
+        p->key_mean + item * dim,
+    };
+    p->status[item] = dsvi_projection_solve(dim, p->rank, &moments, p->host_query + item * matrix,
+                                            p->host_key + item * matrix,
+                                            p->workspace + (size_t)worker * dsvi_projection_workspace(dim));
 }
 
 static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
@@ -207,22 +213,41 @@ static void fold_heads(void *context, int64_t begin, int64_t end, int worker)
     (void)worker;
     fold(p->query_second + first * square, p->query.host_second + begin * square, count * square, f->weight,
          f->rows);
+    fold(p->query_mean + first * p->dim, p->query.host_first + begin * p->dim, count * p->dim, f->weight,
+         f->rows);
     fold(p->key_second + first * square, p->key.host_second + begin * square, count * square, f->weight,
          f->rows);
     fold(p->key_mean + first * p->dim, p->key.host_first + begin * p->dim, count * p->dim, f->weight,
          f->rows);
 }
 
-/* The running means of `block` with the moments of this pass in them. */
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* The distance between gathered tokens of `batch` samples, for about ROWS rows. It has no divisor in common
+ * with the number of tokens, and so none with a side of their grid: in any order of the tokens, gathered
+ * tokens come from all frames, rows and columns alike. */
+static int64_t stride_of(int64_t tokens, int64_t batch)
+{
+    int64_t stride = (batch * tokens + ROWS - 1) / ROWS;
+    if (stride >= tokens)
+        return tokens;
+    while (common_divisor(tokens, stride) != 1)
+        stride++;
+    return stride;
+}
+
+/* The running means of `block` with the moments of this pass in them. Each sample begins one token after the
+ * sample before, so that the samples of as many refreshes as the stride are of all tokens. */
 static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAttention *args)
 {
     const DsvSparseShape *shape = &p->base.shape;
     DsvDevice *device = p->base.backend->device;
     int64_t batch = shape->batch * dsvi_comm_size(p->base.comm) / p->base.context_ranks;
-    int64_t all = batch * shape->tokens, stride = all > ROWS ? all / ROWS : 1;
-    if (stride > shape->tokens)
-        stride = shape->tokens;
-    int64_t offset = p->base.step % stride, before = p->base.first - offset;
+    int64_t stride = stride_of(shape->tokens, batch);
+    int64_t offset = p->gathered[block] % stride, before = p->base.first - offset;
     int64_t own_offset = before <= 0 ? -before : (stride - before % stride) % stride;
     double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
     DSVI_TRY(gather(p, args->q, stride, own_offset, &p->query));
@@ -354,6 +379,8 @@ static void state(DsvSelector *s, DsvStateList *list)
     };
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         dsvi_state_add(list, items[i]);
+    dsvi_state_add_new(list, (DsvStateItem){"projection.query_mean", DSV_F64, 3, {blocks, heads, dim}, false,
+                                            p->query_mean});
 }
 
 static DsvStatus restored(DsvSelector *s)

@@ -20,7 +20,15 @@ static size_t item_bytes(const DsvStateItem *item)
 void dsvi_state_add(DsvStateList *list, DsvStateItem item)
 {
     DSVI_ASSERT(list->count < DSV_STATE_ITEMS_MAX);
+    list->new_item[list->count] = false;
     list->item[list->count++] = item;
+}
+
+void dsvi_state_add_new(DsvStateList *list, DsvStateItem item)
+{
+    DSVI_ASSERT(!item.on_device);
+    dsvi_state_add(list, item);
+    list->new_item[list->count - 1] = true;
 }
 
 /* Bytes of the items that lie on the device. */
@@ -84,11 +92,16 @@ static DsvStatus find(const DsvSafetensors *file, const DsvStateItem *item, cons
 DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file)
 {
     const DsvStoredTensor *tensor[DSV_STATE_ITEMS_MAX];
-    for (int i = 0; i < list->count; i++)
-        DSVI_TRY(find(file, &list->item[i], &tensor[i]));
+    for (int i = 0; i < list->count; i++) {
+        tensor[i] = NULL;
+        if (!list->new_item[i] || dsvi_safetensors_find(file, list->item[i].name))
+            DSVI_TRY(find(file, &list->item[i], &tensor[i]));
+    }
     for (int i = 0; i < list->count; i++) {
         const DsvStateItem *item = &list->item[i];
-        if (item->on_device)
+        if (!tensor[i])
+            memset(item->memory, 0, item_bytes(item));
+        else if (item->on_device)
             DSVI_TRY(device->upload(device->stream, item->memory, tensor[i]->data, tensor[i]->bytes));
         else
             memcpy(item->memory, tensor[i]->data, tensor[i]->bytes);

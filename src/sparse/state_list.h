@@ -24,14 +24,18 @@ enum { DSV_STATE_ITEMS_MAX = 24 };
 
 typedef struct DsvStateList {
     DsvStateItem item[DSV_STATE_ITEMS_MAX];
+    bool new_item[DSV_STATE_ITEMS_MAX]; /* files of earlier versions lack it */
     int count;
 } DsvStateList;
 
 void dsvi_state_add(DsvStateList *list, DsvStateItem item);
+/* An item of host memory that files of earlier versions lack: from such a file it is read as zeros. */
+void dsvi_state_add_new(DsvStateList *list, DsvStateItem item);
 
 DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const char *path,
                            const char *const (*metadata)[2], size_t metadata_count);
-/* Every item must be in the file, with its dtype and shape. Nothing is written to before all were found. */
+/* Every item but a new one must be in the file, with its dtype and shape. Nothing is written to before all
+ * were found. */
 DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file);
 /* What rank 0 has in its items, to all ranks. */
 DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList *list);

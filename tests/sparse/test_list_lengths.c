@@ -270,6 +270,55 @@ static void test_exploration(void **state)
     }
 }
 
+/* The runs of a block's lists, of which there are `*count`, to be freed. */
+static int32_t *copy_runs(const Rig *rig, int64_t block, int64_t *count)
+{
+    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, block);
+    assert_non_null(lists);
+    *count = lists->offsets[dsvi_lists_count(lists)];
+    int32_t *runs = malloc((size_t)(*count + 1) * sizeof *runs);
+    assert_non_null(runs);
+    memcpy(runs, lists->runs, (size_t)*count * sizeof *runs);
+    return runs;
+}
+
+/* Blocks that attend alike explore other keys in the same step, and no block repeats in one step what another
+ * block explored in another step. */
+static void test_blocks_explore_apart(void **state)
+{
+    enum { BLOCKS = 2, STEPS = 2, ALL = BLOCKS * STEPS };
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(BLOCKS, 1, 2, 32, 4, 16, 16, DSV_F32);
+    int32_t *runs[ALL];
+    int64_t count[ALL];
+    (void)state;
+    rig_set(&settings, "sparse.explore_kind=random");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.2");
+    rig_set(&settings, "sparse.explore=0.3");
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_set(&settings, "sparse.refresh_every=1000");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    memcpy(rig.block[1].q, rig.block[0].q, rig.tensor_bytes);
+    memcpy(rig.block[1].k, rig.block[0].k, rig.tensor_bytes);
+    dsvi_sparse_force(rig.sparse, true);
+    for (int64_t step = 0; step < STEPS; step++) {
+        rig_step(&rig, step + 1, true);
+        for (int64_t block = 0; block < BLOCKS; block++)
+            runs[step * BLOCKS + block] = copy_runs(&rig, block, &count[step * BLOCKS + block]);
+    }
+    for (int i = 0; i < ALL; i++)
+        for (int j = 0; j < i; j++)
+            assert_true(count[i] != count[j] ||
+                        memcmp(runs[i], runs[j], (size_t)count[i] * sizeof **runs) != 0);
+    for (int i = 0; i < ALL; i++)
+        free(runs[i]);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +329,7 @@ int main(void)
         cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),
         cmocka_unit_test(test_exploration),
+        cmocka_unit_test(test_blocks_explore_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,7 @@ enum { DIM = 12, ROWS = 60 };
 
 typedef struct Case {
     double q[ROWS][DIM], k[ROWS][DIM];
-    double query_second[DIM * DIM], key_second[DIM * DIM], key_mean[DIM];
+    double query_second[DIM * DIM], query_mean[DIM], key_second[DIM * DIM], key_mean[DIM];
 } Case;
 
 /* Uneven, correlated rows; the keys far from zero mean. `flat` rows have only so many dimensions. */
@@ -68,12 +68,17 @@ static double score_error(const Case *c, int rank, const float *query, const flo
     return error / all;
 }
 
+static DsvProjectionMoments moments_of(const Case *c)
+{
+    return (DsvProjectionMoments){c->query_second, c->query_mean, c->key_second, c->key_mean};
+}
+
 static void solve(const Case *c, int rank, float *query, float *key)
 {
+    DsvProjectionMoments moments = moments_of(c);
     void *workspace = malloc(dsvi_projection_workspace(DIM));
     assert_non_null(workspace);
-    assert_ok(dsvi_projection_solve(DIM, rank, c->query_second, c->key_second, c->key_mean, query, key,
-                                    workspace));
+    assert_ok(dsvi_projection_solve(DIM, rank, &moments, query, key, workspace));
     free(workspace);
 }
 
@@ -153,6 +158,45 @@ static void test_against_power_iteration(void **state)
     assert_error_below(fabs(fabs(dot) / sqrt(norm) - 1), 1e-6, "direction of the keys");
 }
 
+/* The mean query's score of any key is exact at every rank, full rank is as exact as without the condition,
+ * and the condition costs at most one rank. */
+static void test_mean_query_is_exact(void **state)
+{
+    static Case c, plain;
+    float query[DIM * DIM], key[DIM * DIM], other_query[DIM * DIM], other_key[DIM * DIM];
+    (void)state;
+    for (int rank = 1; rank <= DIM; rank++) {
+        make(&c, (uint64_t)rank, DIM);
+        plain = c;
+        for (int s = 0; s < ROWS; s++)
+            for (int d = 0; d < DIM; d++)
+                c.query_mean[d] += c.q[s][d] / ROWS;
+        solve(&c, rank, query, key);
+        DsvRng rng = {3, DSV_RNG_TEST, (uint32_t)rank};
+        double exact = 0, estimate = 0, k[DIM];
+        for (int d = 0; d < DIM; d++) {
+            k[d] = 100 * dsvi_rng_normal(rng, (uint64_t)d);
+            exact += c.query_mean[d] * k[d];
+        }
+        for (int r = 0; r < rank; r++) {
+            double a = 0, b = 0;
+            for (int d = 0; d < DIM; d++) {
+                a += c.query_mean[d] * query[d * rank + r];
+                b += k[d] * key[d * rank + r];
+            }
+            estimate += a * b;
+        }
+        assert_error_below(fabs(exact - estimate), 1e-3 * fabs(exact) + 1e-2, "rank %d", rank);
+        if (rank == DIM)
+            assert_error_below(score_error(&c, DIM, query, key), 1e-8, "full rank");
+        if (rank == 1)
+            continue;
+        solve(&plain, rank - 1, other_query, other_key);
+        assert_true(score_error(&c, rank, query, key) <=
+                    score_error(&c, rank - 1, other_query, other_key) + 1e-8);
+    }
+}
+
 static void test_degenerate(void **state)
 {
     static Case c;
@@ -166,8 +210,9 @@ static void test_degenerate(void **state)
     void *workspace = malloc(dsvi_projection_workspace(DIM));
     c.query_second[5] = NAN;
     assert_fails(DSV_E_DIVERGED, "not finite",
-                 dsvi_projection_solve(DIM, 2, c.query_second, c.key_second, c.key_mean, query, key,
-                                       workspace));
+                 dsvi_projection_solve(DIM, 2, &(DsvProjectionMoments){c.query_second, c.query_mean,
+                                                                       c.key_second, c.key_mean},
+                                       query, key, workspace));
     free(workspace);
 }
 
@@ -177,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_full_rank_is_exact),
         cmocka_unit_test(test_least_error),
         cmocka_unit_test(test_against_power_iteration),
+        cmocka_unit_test(test_mean_query_is_exact),
         cmocka_unit_test(test_degenerate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -74,6 +74,57 @@ static void test_resume(void **state)
     }
 }
 
+/* Rewrites the state file without the tensor `name`. */
+static void drop_tensor(const char *name)
+{
+    enum { TENSORS_MOST = 64, TRAITS = 5 };
+    static const char *const traits[TRAITS] = {"selector", "rank", "blocks", "heads", "head_dim"};
+    char other[sizeof path + 8];
+    const char *metadata[TRAITS][2];
+    DsvStoredTensor kept[TENSORS_MOST];
+    DsvSafetensors *file;
+    size_t count = 0;
+    snprintf(other, sizeof other, "%s.less", path);
+    assert_ok(dsvi_safetensors_open(path, &file));
+    assert_non_null(dsvi_safetensors_find(file, name));
+    assert_true(dsvi_safetensors_count(file) <= TENSORS_MOST);
+    for (size_t i = 0; i < dsvi_safetensors_count(file); i++)
+        if (strcmp(dsvi_safetensors_at(file, i)->name, name) != 0)
+            kept[count++] = *dsvi_safetensors_at(file, i);
+    for (size_t i = 0; i < TRAITS; i++) {
+        metadata[i][0] = traits[i];
+        metadata[i][1] = dsvi_safetensors_metadata(file, traits[i]);
+    }
+    assert_ok(dsvi_safetensors_write(other, kept, count, (const char *const (*)[2])metadata, TRAITS));
+    dsvi_safetensors_close(&file);
+    assert_int_equal(rename(other, path), 0);
+}
+
+/* A state of version 0.1 has no mean of the queries: it loads, and the next sample brings the mean. Any other
+ * tensor must be there. */
+static void test_state_of_version_0_1(void **state)
+{
+    static Rig saved, loaded;
+    DsvConfig settings = settings_for("projection");
+    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSV_F32);
+    (void)state;
+    rig_open(&saved, "auto", 2, &settings, &shape);
+    rig_open(&loaded, "auto", 2, &settings, &shape);
+    rig_fill(&saved, 1, 8);
+    rig_step(&saved, 1, true);
+    assert_ok(dsvi_sparse_save(saved.sparse, path));
+    drop_tensor("projection.query_mean");
+    assert_ok(dsvi_sparse_load(loaded.sparse, path));
+    for (int64_t step = 2; step <= 4; step++) {
+        rig_fill(&loaded, (uint64_t)step, 8);
+        rig_step(&loaded, step, true);
+    }
+    drop_tensor("projection.key_mean");
+    assert_fails(DSV_E_NOT_FOUND, "projection.key_mean", dsvi_sparse_load(loaded.sparse, path));
+    rig_close(&saved);
+    rig_close(&loaded);
+}
+
 /* Plans it anew: its device memory is lost to it. */
 static size_t selector_bytes(const Rig *rig)
 {
@@ -254,7 +305,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume),          cmocka_unit_test(test_copy_to_another_shape),
         cmocka_unit_test(test_break_even_is_kept), cmocka_unit_test(test_what_does_not_fit),
-        cmocka_unit_test(test_dump_lists),
+        cmocka_unit_test(test_dump_lists),      cmocka_unit_test(test_state_of_version_0_1),
     };
     snprintf(path, sizeof path, "/tmp/dsv-sparse-state-%d.safetensors", (int)getpid());
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,236 @@
+/* What the projection learns from: which tokens, how long it remembers them, and keys that it never saw. */
+#include "sparse/sparse_rig.h"
+
+#include "base/rng.h"
+#include "sparse/sparse_internal.h"
+
+/* ---- which tokens ---- */
+
+enum { CALLS_MOST = 256 };
+
+/* Every call of select_covariance: for queries, then for keys. */
+static struct { int64_t offset, stride, tokens; } calls[CALLS_MOST];
+static int call_count;
+static dsvi_select_covariance_fn *real_covariance;
+
+static DsvStatus noted_covariance(DsvStream *stream, const DsvSelectCovarianceArgs *args)
+{
+    assert_true(call_count < CALLS_MOST);
+    calls[call_count].offset = args->offset;
+    calls[call_count].stride = args->stride;
+    calls[call_count++].tokens = args->tokens;
+    return real_covariance(stream, args);
+}
+
+/* Opens a rig with one block and one small head whose projection takes a sample in every step. */
+static void open_sampling(Rig *rig, int64_t frames, int64_t height, int64_t width, const char *order)
+{
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 1, 32, frames, height, width, DSV_F32);
+    shape.backward = false;
+    rig_set(&settings, "sparse.refresh_every=50");
+    rig_set(&settings, order);
+    rig_open(rig, "auto", 1, &settings, &shape);
+    real_covariance = rig->backend.ops.select_covariance.run;
+    rig->backend.ops.select_covariance.run = noted_covariance;
+    call_count = 0;
+}
+
+/* One pass of the block is seen by the projection alone. */
+static void look(Rig *rig, int64_t step)
+{
+    DsvSelector *selector = rig->sparse->selector;
+    DsvSparseAttention pass = rig_pass(rig, 0);
+    double loss;
+    int32_t sparse = 0;
+    assert_ok(dsvi_selector_step_begin(selector, step, true));
+    assert_ok(dsvi_selector_look(selector, 0, &pass, NULL, false));
+    assert_ok(dsvi_selector_step_end(selector, &sparse, &loss));
+}
+
+/* Of `side` places each has its share of the sampled tokens, within a quarter. `place` is of each token. */
+static void assert_even(const bool *sampled, const int32_t *order, int64_t tokens, int64_t inner,
+                        int64_t side)
+{
+    int64_t count[64] = {0}, all = 0;
+    assert_true(side <= 64);
+    for (int64_t s = 0; s < tokens; s++) {
+        count[order[s] / inner % side] += sampled[s];
+        all += sampled[s];
+    }
+    for (int64_t i = 0; i < side; i++)
+        assert_error_below(fabs((double)(count[i] * side) / (double)all - 1), 0.25, "place %d of %d", (int)i,
+                           (int)side);
+}
+
+/* Each sample is of all frames, rows and columns alike; refreshes are of whole multiples of 50 steps, and
+ * as many of them as the stride see every token once. */
+static void test_sampled_tokens(void **state)
+{
+    static const int64_t grids[][3] = {{32, 16, 16}, {16, 32, 32}, {21, 30, 52}, {32, 32, 32}};
+    static const char *const orders[] = {"sparse.order=tube", "sparse.order=raster"};
+    static Rig rig;
+    (void)state;
+    for (int n = 0; n < 8; n++) {
+        const int64_t *grid = grids[n / 2];
+        open_sampling(&rig, grid[0], grid[1], grid[2], orders[n % 2]);
+        const int32_t *order = dsvi_sparse_order(rig.sparse);
+        int64_t tokens = rig.shape.tokens, stride = 1;
+        bool *sampled = calloc((size_t)tokens, 1), *ever = calloc((size_t)tokens, 1);
+        rig_fill(&rig, 3, 0);
+        for (int64_t i = 0; i < stride; i++) {
+            look(&rig, 50 * (i + 1));
+            assert_int_equal(call_count, 2 * (i + 1));
+            assert_int_equal(calls[2 * i].offset, calls[2 * i + 1].offset);
+            stride = calls[2 * i].stride;
+            memset(sampled, 0, (size_t)tokens);
+            for (int64_t s = calls[2 * i].offset; s < tokens; s += stride) {
+                assert_false(ever[s]);
+                sampled[s] = ever[s] = true;
+            }
+            assert_even(sampled, order, tokens, grid[1] * grid[2], grid[0]);
+            assert_even(sampled, order, tokens, grid[2], grid[1]);
+            assert_even(sampled, order, tokens, 1, grid[2]);
+        }
+        for (int64_t s = 0; s < tokens; s++)
+            assert_true(ever[s]);
+        assert_true(tokens / stride > 2000 && tokens / stride <= 4096);
+        free(sampled);
+        free(ever);
+        rig_close(&rig);
+    }
+}
+
+/* ---- how long it remembers ---- */
+
+static double trace_of_keys(const Rig *rig)
+{
+    DsvStateList list = {.count = 0};
+    double trace = 0;
+    int found = 0;
+    dsvi_selector_state(rig->sparse->selector, &list);
+    for (int i = 0; i < list.count; i++) {
+        if (strcmp(list.item[i].name, "projection.key_second") != 0)
+            continue;
+        for (int64_t d = 0; d < rig->shape.head_dim; d++)
+            trace += ((const double *)list.item[i].memory)[d * rig->shape.head_dim + d];
+        found++;
+    }
+    assert_int_equal(found, 1);
+    return trace;
+}
+
+/* The newest of all samples counts as much as all samples before it. */
+static void test_memory(void **state)
+{
+    static Rig rig;
+    double first, second;
+    (void)state;
+    open_sampling(&rig, 4, 8, 8, "sparse.order=tube");
+    rig_fill(&rig, 3, 0);
+    look(&rig, 50);
+    first = trace_of_keys(&rig);
+    for (int64_t i = 0; i < rig.shape.tokens * rig.shape.head_dim; i++)
+        ((float *)rig.block[0].k)[i] *= 3;
+    look(&rig, 100);
+    second = trace_of_keys(&rig);
+    assert_error_below(fabs(second / first - 5), 1e-5, "0.5 + 0.5 * 9");
+    rig_close(&rig);
+}
+
+/* ---- a key that it never saw ---- */
+
+enum { SINK = 4097, CAPTURED_QUERIES = 64 };
+
+/* Queries and keys vary along a dozen directions. Along one more direction all queries are alike, and one
+ * key, not longer than others, is far from all others: it gets half of every query's attention. */
+static void fill_with_sink(Rig *rig, int64_t sink)
+{
+    float *q = rig->block[0].q, *k = rig->block[0].k;
+    DsvRng rng = {8, DSV_RNG_TEST, 0};
+    int64_t dim = rig->shape.head_dim;
+    memset(q, 0, rig->tensor_bytes);
+    memset(k, 0, rig->tensor_bytes);
+    memset(rig->block[0].v, 0, rig->tensor_bytes);
+    for (int64_t s = 0; s < rig->shape.tokens; s++) {
+        for (int64_t d = 0; d < 12; d++) {
+            double size = 3.5 * exp(-0.25 * (double)d);
+            q[s * dim + d] = (float)(size * dsvi_rng_normal(rng, (uint64_t)(2 * (s * 12 + d))));
+            k[s * dim + d] = (float)(size * dsvi_rng_normal(rng, (uint64_t)(2 * (s * 12 + d) + 1)));
+        }
+        q[s * dim + 12] = 8;
+    }
+    memset(k + sink * dim, 0, (size_t)dim * sizeof *k);
+    k[sink * dim + 12] = 10.85f;
+}
+
+/* Exact attention that lists hold, mean of queries from the whole clip. */
+static double captured(const Rig *rig, double scale)
+{
+    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    const float *q = rig->block[0].q, *k = rig->block[0].k;
+    int64_t tokens = rig->shape.tokens, dim = rig->shape.head_dim;
+    double *weight = malloc((size_t)tokens * sizeof *weight), sum = 0;
+    assert_non_null(lists);
+    for (int64_t i = 0; i < CAPTURED_QUERIES; i++) {
+        int64_t query = i * tokens / CAPTURED_QUERIES + 7;
+        DsvList list = dsvi_list_of(lists, tokens, 0, 0, query);
+        double all = 0, held = 0;
+        for (int64_t s = 0; s < tokens; s++) {
+            double score = 0;
+            for (int64_t d = 0; d < dim; d++)
+                score += (double)q[query * dim + d] * k[s * dim + d];
+            all += weight[s] = exp(scale * score);
+        }
+        for (int64_t n = 0; n < dsvi_list_length(&list); n++)
+            held += weight[dsvi_list_key(&list, n)];
+        sum += held / all / CAPTURED_QUERIES;
+    }
+    free(weight);
+    return sum;
+}
+
+/* A sink between the sampled tokens: lists hold it, and what the selector believes of them is right. */
+static void test_unseen_sink(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, 1, 64, 8, 32, 32, DSV_F32);
+    DsvSparseBlockReport report;
+    (void)state;
+    shape.backward = false;
+    rig_set(&settings, "sparse.rank=8");
+    rig_set(&settings, "sparse.group=16");
+    rig_set(&settings, "sparse.chunk=1");
+    rig_set(&settings, "sparse.target_mass=0.8");
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    real_covariance = rig.backend.ops.select_covariance.run;
+    rig.backend.ops.select_covariance.run = noted_covariance;
+    call_count = 0;
+    fill_with_sink(&rig, SINK);
+    dsvi_sparse_force(rig.sparse, true);
+    DsvSparseAttention pass = rig_pass(&rig, 0);
+    assert_ok(dsvi_sparse_step_begin(rig.sparse, 1, true));
+    assert_ok(dsvi_sparse_forward(rig.sparse, 0, &pass));
+    assert_ok(dsvi_sparse_step_end(rig.sparse));
+    assert_true(call_count == 2 && (SINK - calls[1].offset) % calls[1].stride != 0);
+    dsvi_sparse_block_report(rig.sparse, 0, &report);
+    double held = captured(&rig, pass.scale);
+    print_message("believed %.3f, captured %.3f at density %.3f\n", report.estimated_mass, held,
+                  report.density);
+    assert_true(report.density < 0.5);
+    assert_error_below(fabs(report.estimated_mass - held), 0.08, "captured against believed mass");
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sampled_tokens),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_unseen_sink),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
