@@ -11,6 +11,7 @@
 
 #include "sparse/sparse_internal.h"
 
+#define LEAST_SHARE 0.02 /* of the keys that a head asks for by count, however narrow its attention */
 #define MISSED_MOST 8.0 /* times what was believed: beyond that lists would only grow */
 
 /* Far apart: seeds that people choose are small. */
@@ -100,19 +101,40 @@ static void plan_exploration(const DsvSparse *s, int64_t block, double budget, D
     args->explore_rate = draws < others ? draws / others : 1;
 }
 
-/* The density that lists of a head may have. */
-static double head_density(const DsvSparse *s, int64_t block, int64_t head)
+/* The density that a head asks for. By count that is one less its sparsity, as in the DSV paper: the share of
+ * the keys that held 90 % of a query's mass when the head was measured. */
+static double wanted_density(const DsvSparse *s, int64_t block, int64_t head)
 {
-    return s->prescribed ? s->prescribed[block * s->shape.heads + head] : s->settings.sparse_target_density;
+    int64_t n = block * s->shape.heads + head;
+    if (s->prescribed)
+        return s->prescribed[n];
+    if (!by_count(s) || isnan(s->record.head_share90[n]))
+        return s->settings.sparse_target_density;
+    return fmax((double)s->record.head_share90[n], LEAST_SHARE);
 }
 
-/* The mean over all heads, those of other ranks included. */
-static double block_density(const DsvSparse *s, int64_t block)
+/* Of all heads, those of other ranks included. */
+static double mean_wanted(const DsvSparse *s, int64_t block)
 {
     double sum = 0;
-    for (int64_t h = 0; h < s->shape.heads && s->prescribed; h++)
-        sum += head_density(s, block, h);
-    return s->prescribed ? sum / (double)s->shape.heads : s->settings.sparse_target_density;
+    for (int64_t h = 0; h < s->shape.heads; h++)
+        sum += wanted_density(s, block, h);
+    return sum / (double)s->shape.heads;
+}
+
+/* The mean over all heads of the density that lists may have. */
+static double block_density(const DsvSparse *s, int64_t block)
+{
+    double wanted = mean_wanted(s, block);
+    return s->prescribed ? wanted : fmin(wanted, s->settings.sparse_target_density);
+}
+
+/* The density that lists of a head may have. Where the heads of a block ask for more than the block may have,
+ * each gets the same part of what it asks for. */
+static double head_density(const DsvSparse *s, int64_t block, int64_t head)
+{
+    double wanted = wanted_density(s, block, head);
+    return s->prescribed ? wanted : wanted * (block_density(s, block) / mean_wanted(s, block));
 }
 
 /* Share of the estimated mass at which lists hold sparse.target_mass of the exact one. A selector sees
@@ -156,7 +178,7 @@ static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, dou
     return mass > 0 && winners < 1 ? budget_of_mass(s, winners, args.mass_share, budget) : DSV_OK;
 }
 
-/* The same count for all heads, as in the paper, unless densities are prescribed. */
+/* A count for each head of the view. */
 static DsvStatus plan_topk(DsvSparse *s, int64_t block, const DsvSparseView *view, double winners,
                            int64_t runs)
 {

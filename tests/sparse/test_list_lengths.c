@@ -270,6 +270,62 @@ static void test_exploration(void **state)
     }
 }
 
+/* Mean length of a head's lists, as a share of the keys. */
+static double head_density(const Rig *rig, int64_t head)
+{
+    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    assert_non_null(lists);
+    int64_t runs = lists->offsets[(head + 1) * lists->groups] - lists->offsets[head * lists->groups];
+    return (double)runs / (double)(lists->groups * dsvi_lists_full(lists));
+}
+
+/* By count each head has the keys that its measured sparsity leaves, but no less than 2 % of them. The target
+ * density bounds the mean of the heads, and serves all of them before the first measurement. */
+static void test_counts_follow_sparsity(void **state)
+{
+    enum { HEADS = 3, DIM = 32 };
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsvSparseShape shape = rig_shape(1, 1, HEADS, DIM, 4, 16, 16, DSV_F32);
+    DsvSparseBlockReport report;
+    (void)state;
+    rig_set(&settings, "sparse.rule=topk");
+    rig_set(&settings, "sparse.max_density=1");
+    rig_set(&settings, "sparse.list_memory=1");
+    rig_set(&settings, "sparse.profile_every=2");
+    rig_set(&settings, "sparse.profile_samples=1024");
+    for (int bound = 0; bound < 2; bound++) {
+        rig_set(&settings, bound ? "sparse.target_density=0.2" : "sparse.target_density=0.6");
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        rig_fill(&rig, 3, 4); /* head 0: a key of 4. Head 1: every key. Head 2: one key alone */
+        for (int64_t s = 0; s < shape.tokens; s++) {
+            float *q = (float *)rig.block[0].q + s * HEADS * DIM;
+            float *k = (float *)rig.block[0].k + s * HEADS * DIM;
+            memset(q + DIM, 0, DIM * sizeof *q);
+            for (int64_t d = 0; d < DIM; d++) {
+                q[2 * DIM + d] = 4;
+                k[2 * DIM + d] = s == 77 ? 4 : 0;
+            }
+        }
+        dsvi_sparse_force(rig.sparse, true);
+        rig_step(&rig, 1, true);
+        for (int64_t h = 0; h < HEADS; h++)
+            assert_error_below(fabs(head_density(&rig, h) - settings.sparse_target_density), 1e-3,
+                               "not measured yet");
+        rig_step(&rig, 2, true); /* measured */
+        rig_step(&rig, 3, true);
+        dsvi_sparse_block_report(rig.sparse, 0, &report);
+        double wanted[HEADS] = {report.head_share90[0], report.head_share90[1], 0.02};
+        double mean = (wanted[0] + wanted[1] + wanted[2]) / HEADS;
+        assert_true(wanted[0] < 0.3 && wanted[1] > 0.8 && report.head_share90[2] < 0.01);
+        for (int64_t h = 0; h < HEADS; h++)
+            assert_error_below(fabs(head_density(&rig, h) - wanted[h] * fmin(1, (bound ? 0.2 : 0.6) / mean)),
+                               1e-3, "head %d", (int)h);
+        assert_true(report.density <= settings.sparse_target_density + 1e-3);
+        rig_close(&rig);
+    }
+}
+
 /* The runs of a block's lists, of which there are `*count`, to be freed. */
 static int32_t *copy_runs(const Rig *rig, int64_t block, int64_t *count)
 {
@@ -329,7 +385,7 @@ int main(void)
         cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),
         cmocka_unit_test(test_exploration),
-        cmocka_unit_test(test_blocks_explore_apart),
+        cmocka_unit_test(test_blocks_explore_apart), cmocka_unit_test(test_counts_follow_sparsity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
