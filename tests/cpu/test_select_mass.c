@@ -1,4 +1,5 @@
-/* The mass of lists whose threshold follows from a sample of the runs: the reference, and the best CPU variant. */
+/* The mass of lists whose threshold follows from a sample of the runs: by the reference, and by the best CPU
+ * variant. */
 #include "cpu/cpu.h"
 #include "ops/select_mass_cases.h"
 #include "test.h"

@@ -56,6 +56,26 @@ static void test_by_mass(void **state)
     check_settings(2, 5, (const char *const[]){"sparse.target_mass=0.9", NULL}, 0);
 }
 
+/* Long enough that the histogram counts a sample of the runs: ranks count together what one rank counts, for
+ * the groups of each rank begin at a multiple of eight. */
+static void test_by_density_of_a_sample(void **state)
+{
+    static RunSeen alone, shared;
+    ContextRun run = run_of(1, 3, 8, 32, 32);
+    (void)state;
+    rig_set(&run.settings, "sparse.target_mass=0");
+    rig_set(&run.settings, "sparse.target_density=0.02");
+    run_alone(&run, &alone);
+    run.ranks = 4;
+    run.uneven = true;
+    for (run.head_ranks = 1; run.head_ranks <= 2; run.head_ranks++) {
+        run_shared(&run, 1, &shared);
+        assert_same_run(&run, &alone, &shared, (RunSlack){0, 1e-5, 1e-5});
+        run_free(&run, &shared);
+    }
+    run_free(&run, &alone);
+}
+
 static void test_by_density(void **state)
 {
     (void)state;
@@ -137,8 +157,8 @@ static void test_predictor_of_one_sample(void **state)
     check(&run, 1e-5);
 }
 
-/* From the second step on lists are made with what has been learnt. In the block that is to run dense nothing
- * is made or measured, and it learns as well. */
+/* From the second step on lists are made with what has been learnt. In the block that is to run dense
+ * nothing is made or measured, and it learns as well. */
 static void test_predictor_in_f64(void **state)
 {
     static const double density[] = {0.3, 0.3, 0.3, NAN, NAN, NAN};
@@ -553,6 +573,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_mass),
         cmocka_unit_test(test_by_density),
+        cmocka_unit_test(test_by_density_of_a_sample),
         cmocka_unit_test(test_topk),
         cmocka_unit_test(test_grain),
         cmocka_unit_test(test_explore),
