@@ -270,6 +270,60 @@ static void test_exploration(void **state)
     }
 }
 
+enum { SAMPLES_MOST = 4 };
+
+/* What each call of select_histogram was asked for. */
+static struct { int64_t skip; uint32_t turn; } samples[SAMPLES_MOST];
+static int sample_count;
+static dsvi_select_fn *real_histogram;
+
+static DsvStatus noted_histogram(DsvStream *stream, const DsvSelectArgs *args)
+{
+    assert_true(sample_count < SAMPLES_MOST);
+    samples[sample_count].skip = args->bin_skip;
+    samples[sample_count++].turn = args->bin_turn;
+    return real_histogram(stream, args);
+}
+
+/* The histogram counts about 4,096 runs of a list, but no fewer than have all runs counted by some tile of
+ * groups: one of 2 runs for 16 tiles, every run for one tile. Blocks and steps count other runs. */
+static void test_sample_of_runs(void **state)
+{
+    static const struct { const char *group; int64_t skip; } cases[] = {
+        {"sparse.group=64", 1}, {"sparse.group=1024", 0},
+    };
+    static Rig rig;
+    DsvSparseShape shape = rig_shape(2, 1, 1, 32, 8, 32, 32, DSV_F32);
+    (void)state;
+    shape.backward = false;
+    for (int n = 0; n < 2; n++) {
+        DsvConfig settings = rig_settings();
+        rig_set(&settings, cases[n].group);
+        rig_set(&settings, "sparse.target_mass=0");
+        rig_set(&settings, "sparse.target_density=0.02");
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        real_histogram = rig.backend.ops.select_histogram.run;
+        rig.backend.ops.select_histogram.run = noted_histogram;
+        sample_count = 0;
+        rig_fill(&rig, 3, 0);
+        dsvi_sparse_force(rig.sparse, true);
+        for (int64_t step = 1; step <= 2; step++) {
+            assert_ok(dsvi_sparse_step_begin(rig.sparse, step, false));
+            for (int64_t block = 0; block < 2; block++) {
+                DsvSparseAttention pass = rig_pass(&rig, block);
+                assert_ok(dsvi_sparse_forward(rig.sparse, block, &pass));
+            }
+            assert_ok(dsvi_sparse_step_end(rig.sparse));
+        }
+        assert_int_equal(sample_count, SAMPLES_MOST);
+        for (int i = 0; i < SAMPLES_MOST; i++)
+            assert_int_equal(samples[i].skip, cases[n].skip);
+        assert_true(samples[0].turn % 2 != samples[1].turn % 2); /* blocks of a step */
+        assert_true(samples[0].turn % 2 != samples[2].turn % 2); /* steps of a block */
+        rig_close(&rig);
+    }
+}
+
 /* Mean length of a head's lists, as a share of the keys. */
 static double head_density(const Rig *rig, int64_t head)
 {
@@ -385,6 +439,7 @@ int main(void)
         cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),
         cmocka_unit_test(test_exploration),
+        cmocka_unit_test(test_sample_of_runs),
         cmocka_unit_test(test_blocks_explore_apart), cmocka_unit_test(test_counts_follow_sparsity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
