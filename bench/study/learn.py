@@ -30,8 +30,8 @@ from common import clips_of
 HERE = pathlib.Path(__file__).resolve().parent
 GRACE_S = 120  # to finish a step, or a batch of the held-out loss, and write a checkpoint
 
-# The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that, whatever
-# its heads hold one by one.
+# The guard's way: lists that hold a share of the mass; a block runs sparse while they hold nearly that.
+# Single heads have no bound.
 # Groups lie inside a frame unless a variant says otherwise.
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
 MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",

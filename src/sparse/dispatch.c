@@ -33,10 +33,10 @@ bool dsvi_guard_decide(const DsvGuard *guard, const DsvGuardView *view, int64_t 
     if (sparse != view->sparse)
         snprintf(line, line_bytes,
                  "block %lld turns %s: its lists hold %.2f of the attention mass (at least "
-                 "%.2f wanted) at density %.2f (at most %.2f), and %.2f of that of head %lld, the worst (at "
-                 "least %.2f)",
+                 "%.2f wanted) at density %.2f (at most %.2f); head %lld, the worst, holds %.2f (at least "
+                 "%.2f wanted)",
                  (long long)block, sparse ? "sparse" : "dense", view->captured, guard->min_mass,
-                 view->density, guard->max_density, view->head_captured, (long long)view->worst_head,
+                 view->density, guard->max_density, (long long)view->worst_head, view->head_captured,
                  head_floor(guard));
     return sparse;
 }

@@ -1,5 +1,5 @@
-/* What attention costs, measured on a simulated machine: attention takes no time but what the test says, and
- * the clock shows the sum. So every figure that comes out is known beforehand. */
+/* The measured cost of attention, on a simulated machine: the test sets what every call takes, and a
+ * simulated clock adds it up. So the test knows each figure that must come out. */
 #include "sparse/sparse_rig.h"
 
 #include "device/carve.h"
@@ -8,18 +8,20 @@
 
 enum { FORWARD, BACKWARD };
 
-/* The machine. Seconds of a call: `call`, and for each pair of a query and a key `dense`, or over lists
- * `lists` at their density. `lanes` heads at a time cost as much as one. Selection adds `select` a pair. */
+/* The machine. An attention call takes `call` seconds, and for each pair of a query and a key `dense`
+ * seconds, or over lists `lists` at their density. Up to `lanes` heads take as long as one. Selection takes
+ * `select` seconds a pair. */
 static struct World {
     double call[DSV_PASSES], dense[DSV_PASSES], select;
     DsvPriceCurve lists[DSV_PASSES];
     int64_t lanes;
-    int64_t period; /* calls of attention that other work slows down: all but each so manyth; 0: none */
+    int64_t period; /* one attention call in `period` runs undisturbed, the others take twice as long; 0: all
+                     * run undisturbed */
     double now;
     int64_t calls; /* of attention */
     dsvi_select_fn *histogram;
-    size_t room_max; /* the largest piece of device memory that can be had */
-    size_t largest;  /* that was asked for */
+    size_t room_max; /* larger pieces of device memory are refused */
+    size_t largest;  /* piece of device memory that was asked for */
 } world;
 
 static DsvStatus read_clock(DsvStream *stream, double *seconds)
@@ -88,7 +90,7 @@ static DsvStatus select_histogram(DsvStream *stream, const DsvSelectArgs *args)
     return world.histogram(stream, args);
 }
 
-/* A world of nanoseconds a pair where lists cost `slope` for density 1, forward and backward together. */
+/* Prices in nanoseconds a pair, forward and backward together: `slope` is the price of lists of density 1. */
 static void make_world(double dense, double slope, double select)
 {
     memset(&world, 0, sizeof world);
@@ -137,8 +139,8 @@ static void assert_near(double found, double wanted, const char *what)
                        found, wanted);
 }
 
-/* Each price is found again. The lists measured are about as dense as wanted. What other work on the machine
- * adds to most calls does not count: short passes are repeated, and the best time is taken. */
+/* The measured prices are those that were set. The measured lists are about as dense as intended. Short
+ * passes are repeated and the best time counts, so that other work on the machine changes nothing. */
 static void test_prices(void **state)
 {
     static const double wanted_density[] = {0.05, 0.2, 0.5};
@@ -147,7 +149,7 @@ static void test_prices(void **state)
     DsvSparseShape shape = shape_of(256, 2);
     DsvCostFound found;
     (void)state;
-    settings.sparse_target_mass = 0.1; /* the lists measured are not those of the settings */
+    settings.sparse_target_mass = 0.1; /* must not shorten the measured lists */
     for (int n = 0; n < 2; n++) {
         make_world(10, 18, 1.5);
         world.period = periods[n];
@@ -167,7 +169,7 @@ static void test_prices(void **state)
     }
 }
 
-/* With a single length measured nothing tells a call's price from that of its pairs. */
+/* One length alone cannot separate the price of a call from that of its pairs: all counts as pairs. */
 static void test_prices_of_one_length(void **state)
 {
     DsvConfig settings = rig_settings();
@@ -183,7 +185,7 @@ static void test_prices_of_one_length(void **state)
     }
 }
 
-/* Only dense attention is measured where there will be no lists. */
+/* Without sparse.enabled only dense attention is measured. */
 static void test_dense_alone(void **state)
 {
     DsvConfig settings = rig_settings();
@@ -201,8 +203,8 @@ static void test_dense_alone(void **state)
     }
 }
 
-/* Lists of density x cost select + slope x where dense attention costs 10: they pay up to
- * (10 - select) / slope, which is rounded down to a twentieth. */
+/* Dense attention costs 10 and lists of density x cost select + slope x: lists pay up to (10 - select) /
+ * slope, rounded down to a twentieth. */
 static void test_break_even(void **state)
 {
     static const struct {
@@ -211,10 +213,10 @@ static void test_break_even(void **state)
         {70, 1, 0.10},   /* 0.129, between the first two densities */
         {20, 2.5, 0.35}, /* 0.375, between the last two */
         {10, 1.3, 0.85}, /* 0.87, beyond the last */
-        {24, 1, 0.35},   /* 0.375 again, of other parts */
+        {24, 1, 0.35},   /* 0.375 again, by other prices */
         {5, 1, 1},       /* 1.8: at every density */
-        {0, 9, 1},       /* lists always cost the same, and less */
-        {0, 11, 0},      /* the same, and more */
+        {0, 9, 1},       /* any list costs 9 */
+        {0, 11, 0},      /* any list costs 11 */
         {300, 1, 0},     /* 0.03: the shortest lists cost more already */
     };
     DsvConfig settings = rig_settings();
@@ -231,7 +233,7 @@ static void test_break_even(void **state)
     }
 }
 
-/* Lists of these prices a pair at three densities, straight lines between. */
+/* Sets the price of lists at three densities, with straight lines in between. */
 static void set_lists(const double density[3], const double price[3])
 {
     for (int pass = 0; pass < DSV_PASSES; pass++) {
@@ -242,8 +244,8 @@ static void set_lists(const double density[3], const double price[3])
     }
 }
 
-/* Lists cost 10 for each density up to 0.3, and 100 for each beyond. The line that decides goes through the
- * prices of the two measured densities, about 0.05, 0.2 and 0.5, between which dense attention's is. */
+/* The price of lists rises by 10 for a density of 1 up to 0.3, and by 100 beyond. Break-even is interpolated
+ * between the two measured densities (about 0.05, 0.2 and 0.5) whose prices enclose dense attention's. */
 static void test_break_even_is_interpolated(void **state)
 {
     static const double dense[] = {1.3, 9}, density[] = {0, 0.3, 1}, price[] = {0, 3, 73};
@@ -263,8 +265,8 @@ static void test_break_even_is_interpolated(void **state)
     }
 }
 
-/* Lists that cost more than dense attention at each measured density do not pay, though they cost less the
- * denser they are. */
+/* Lists that cost more than dense attention at every measured density do not pay, even if denser lists cost
+ * less. */
 static void test_no_break_even(void **state)
 {
     static const double density[] = {0, 0.5, 1}, price[] = {16, 13, 10};
@@ -284,7 +286,7 @@ static void carve_layer(void *of, DsvArena *arena)
     dsvi_sparse_carve_call(of, arena);
 }
 
-/* The guard of a layer goes by what was measured, and no further than its settings allow. */
+/* A layer's density bound is the measured break-even, or sparse.max_density where that is lower. */
 static void test_bounds_the_guard(void **state)
 {
     static const double max_density[] = {0.5, 0.2}, wanted[] = {0.35, 0.2};
@@ -311,8 +313,8 @@ static void test_bounds_the_guard(void **state)
     }
 }
 
-/* The length is doubled as long as 48 dense passes of the next, which takes four times as long, stay below
- * 1.5 s: those of the present one below 31 ms. */
+/* The length doubles while 12 dense passes of the next length would take less than 1.5 s. One pass of the
+ * next length takes four times as long, so the present one must take less than 31 ms. */
 static void test_affordable_length(void **state)
 {
     static const struct {
@@ -340,9 +342,8 @@ static void test_affordable_length(void **state)
     }
 }
 
-/* On a device that takes as long for two heads as for twelve, the two alone would have dense attention look
- * six times as expensive a pair as it is. All heads are measured where that can be afforded, and where there
- * is memory for them. */
+/* This device takes as long for two heads as for twelve: measured with two alone, a pair would seem six times
+ * as expensive as it is. So all heads are measured where time and memory allow. */
 static void test_all_heads(void **state)
 {
     DsvConfig settings = rig_settings();
@@ -364,7 +365,7 @@ static void test_all_heads(void **state)
     assert_non_null(strstr(found.line, "attention of 256 tokens, 2 heads"));
 }
 
-/* Where the run has left no room for the length itself, half of the length stands for it. */
+/* Where device memory is too small for the whole length, half of the length is measured. */
 static void test_little_memory(void **state)
 {
     DsvConfig settings = rig_settings();

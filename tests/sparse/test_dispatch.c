@@ -32,8 +32,8 @@ static void test_turns_sparse(void **state)
     assert_true(
         decide(view,
                "block 3 turns sparse: its lists hold 0.91 of the attention mass (at least 0.85 "
-               "wanted) at density 0.22 (at most 0.50), and 0.91 of that of head 0, the worst (at least "
-               "0.10)"));
+               "wanted) at density 0.22 (at most 0.50); head 0, the worst, holds 0.91 (at least "
+               "0.10 wanted)"));
     view.captured = 0.85, view.density = 0.5; /* bounds are included */
     assert_true(decide(view, "sparse"));
     view.captured = 0.8499;
@@ -98,7 +98,7 @@ static void test_worst_head(void **state)
                          .density = 0.2,
                          .worst_head = 7,
                          .head_captured = 0.1};
-    assert_true(decide_by(&guard, view, "and 0.10 of that of head 7, the worst (at least 0.10)"));
+    assert_true(decide_by(&guard, view, "head 7, the worst, holds 0.10 (at least 0.10 wanted)"));
     view.head_captured = 0.0999;
     assert_false(decide_by(&guard, view, ""));
     view.head_captured = NAN;
@@ -111,7 +111,7 @@ static void test_worst_head(void **state)
     assert_false(
         decide_by(&guard, view,
                   "block 3 turns dense: its lists hold 0.90 of the attention mass (at least "
-                  "0.85 wanted) at density 0.20 (at most 0.50), and 0.08 of that of head 7, the worst"));
+                  "0.85 wanted) at density 0.20 (at most 0.50); head 7, the worst, holds 0.08 (at least"));
 }
 
 /* No head must hold more than the mean over heads must: without a bound on the mean there is none. */
@@ -124,12 +124,12 @@ static void test_bound_of_heads_is_at_most_that_of_the_block(void **state)
                          .captured = 0.9,
                          .density = 0.2,
                          .head_captured = 0.05};
-    assert_true(decide_by(&low, view, "the worst (at least 0.05)"));
+    assert_true(decide_by(&low, view, "the worst, holds 0.05 (at least 0.05 wanted)"));
     view.head_captured = 0.0499;
     assert_false(decide_by(&low, view, ""));
     low.min_mass = 0;
     view.head_captured = 0;
-    assert_true(decide_by(&low, view, "the worst (at least 0.00)"));
+    assert_true(decide_by(&low, view, "the worst, holds 0.00 (at least 0.00 wanted)"));
 }
 
 /* A dense block cannot have overflowed: what is left of an earlier step changes nothing. */

@@ -116,8 +116,8 @@ static void test_guard_goes_by_running_means(void **state)
     rig_close(&rig);
 }
 
-/* Two blocks turn sparse, and there is room for the lists of one. The other turns dense, and stays dense:
- * lists without room have no mass to measure, however little the guard asks. */
+/* Two blocks turn sparse, but there is room for the lists of one. The other turns dense and stays dense, even
+ * with min_mass 0: lists that do not fit have no mass to measure. */
 static void test_guard_leaves_lists_without_room(void **state)
 {
     static Rig rig;
@@ -146,8 +146,8 @@ static void test_guard_leaves_lists_without_room(void **state)
     rig_close(&rig);
 }
 
-/* Lists that did not fit count with their whole density: the running mean comes down from there before the
- * block turns sparse again. */
+/* After an overflow the running mean of the density starts from the density that did not fit, and must fall
+ * below the bound before the block turns sparse again. */
 static void test_density_comes_down_after_overflow(void **state)
 {
     static Rig rig;
@@ -193,8 +193,8 @@ static void test_warmup(void **state)
     rig_close(&rig);
 }
 
-/* What the selector believes does not count: a projection to four dimensions cannot tell 32 clusters apart,
- * so its lists hold less than it estimates. */
+/* The guard ignores the selector's estimate. A projection to four dimensions cannot separate 32 clusters, so
+ * its lists hold less than estimated. */
 static void test_estimates_decide_nothing(void **state)
 {
     static Rig rig;
@@ -242,7 +242,7 @@ static void test_hysteresis(void **state)
     }
 }
 
-/* Where the sides are given, nothing is decided, though measurements are taken. */
+/* dsvi_sparse_force and dsvi_sparse_prescribe overrule the guard: it measures, but decides nothing. */
 static void test_given_sides_stay(void **state)
 {
     static Rig rig;
@@ -269,7 +269,7 @@ static void test_given_sides_stay(void **state)
     }
 }
 
-/* Queries of one head become zero: it attends to all keys alike. */
+/* Sets the queries of one head to zero: it attends to all keys alike. */
 static void blur_head(Rig *rig, int64_t block, int64_t head)
 {
     int64_t heads = rig->shape.heads, dim = rig->shape.head_dim;
@@ -278,7 +278,8 @@ static void blur_head(Rig *rig, int64_t block, int64_t head)
         memset(q + (row * heads + head) * dim, 0, (size_t)dim * sizeof *q);
 }
 
-/* Lists of a fifth of the keys hold all of two heads, and a fifth of the third: a mean of 0.73. */
+/* Lists of a fifth of the keys hold all attention of two heads and a fifth of the blurred one's: 0.73 on
+ * average. */
 static DsvConfig settings_of_heads(const char *floor)
 {
     DsvConfig settings = rig_settings();
@@ -291,7 +292,7 @@ static DsvConfig settings_of_heads(const char *floor)
     return settings;
 }
 
-/* One head below its bound keeps a block dense, and brings it back, whatever the mean over heads is. */
+/* One head below its bound keeps a block dense, or turns it dense, though the mean over heads is high. */
 static void test_worst_head(void **state)
 {
     static Rig rig;
@@ -320,8 +321,8 @@ static void test_worst_head(void **state)
             assert_int_equal(block.sparse, cases[i].turns);
         }
         if (cases[i].turns) {
-            assert_non_null(strstr(rig.log, "and 0.20 of that of head 0, the worst (at least 0."));
-            assert_non_null(strstr(rig.log, "and 0.20 of that of head 2, the worst (at least 0."));
+            assert_non_null(strstr(rig.log, "head 0, the worst, holds 0.20 (at least 0."));
+            assert_non_null(strstr(rig.log, "head 2, the worst, holds 0.20 (at least 0."));
         }
         rig_close(&rig);
     }
@@ -336,8 +337,8 @@ static void test_worst_head(void **state)
     }
     assert_string_equal(
         rig.log, "block 1 turns dense: its lists hold 0.73 of the attention mass (at least 0.50 "
-                 "wanted) at density 0.20 (at most 0.50), and 0.20 of that of head 1, the worst (at least "
-                 "0.30)\n");
+                 "wanted) at density 0.20 (at most 0.50); head 1, the worst, holds 0.20 (at least "
+                 "0.30 wanted)\n");
     rig_close(&rig);
 }
 

@@ -1,5 +1,5 @@
-/* What the layer measures of its lists: which queries it draws, and the running means of what they show,
- * against plain loops over queries and keys. */
+/* How the layer measures its lists: which queries it draws, and the running means over these, against plain
+ * loops over queries and keys. */
 #include "sparse/sparse_rig.h"
 
 #include "sparse/sparse_internal.h"
@@ -8,8 +8,7 @@
 
 enum { TOKENS = 96, QUERIES = 8, EACH = TOKENS / QUERIES, BLOCKS = 4, STEPS = 3000 };
 
-/* Of counts that should all be the same: the sum of squared deviations over the expected count, less its
- * mean, in standard deviations. */
+/* The chi-square statistic of counts that should be equal, as standard deviations above its mean. */
 static double chi_square(const int64_t *count, int64_t cells, int64_t draws)
 {
     double expected = (double)draws / (double)cells, sum = 0, degrees = (double)(cells - 1);
@@ -18,8 +17,8 @@ static double chi_square(const int64_t *count, int64_t cells, int64_t draws)
     return (sum - degrees) / sqrt(2 * degrees);
 }
 
-/* Every query is drawn as often as every other. Draws are functions of their numbers: six standard deviations
- * are no risk. */
+/* Every query is drawn equally often. The draws are the same in every run of the test, so it cannot fail by
+ * chance. */
 static void test_draws_are_uniform(void **state)
 {
     int64_t count[TOKENS] = {0};
@@ -52,7 +51,7 @@ static int place_in_range(Draw draw)
     return query[draw.range] % EACH;
 }
 
-/* Draws that differ in one of their numbers are independent: pairs of places are uniform. */
+/* Draws that differ in one argument are independent: all pairs of their places are equally frequent. */
 static void test_draws_are_independent(void **state)
 {
     static const char *const difference[] = {"seed", "step", "block", "use", "range"};
@@ -73,8 +72,7 @@ static void test_draws_are_independent(void **state)
     }
 }
 
-/* No two of all draws of a step use the same random number: of ranges of 2^20 queries none is drawn at the
- * place where another is. */
+/* No two draws of a step use the same random number: in ranges of 2^20 queries all places differ. */
 static void test_draws_share_no_numbers(void **state)
 {
     enum { EACH_LONG = 1 << 20, DRAWS = BLOCKS * DSV_DRAW_COUNT * QUERIES };
@@ -94,7 +92,7 @@ static void test_draws_share_no_numbers(void **state)
             assert_int_not_equal(place[i], place[j]);
 }
 
-/* Ranges of unequal lengths cover all tokens, each query but once; as many queries as tokens are all. */
+/* Ranges of unequal lengths cover all tokens without overlap; as many queries as tokens are all tokens. */
 static void test_draws_of_ragged_ranges(void **state)
 {
     int64_t count[11] = {0};
@@ -115,7 +113,7 @@ static void test_draws_of_ragged_ranges(void **state)
         assert_int_equal(query[i], i);
 }
 
-/* Each measurement of each block takes queries of its own, drawn by the run's seed. */
+/* Every measurement of every block draws new queries from the run's seed. */
 static void test_layer_draws_anew(void **state)
 {
     static Rig rig;
@@ -177,7 +175,7 @@ static Measured of_query(const DsvSparseAttention *pass, const DsvLists *lists, 
     return m;
 }
 
-/* The mean over the queries that the step's draw names. */
+/* The mean over batch and drawn queries. */
 static Measured of_head(Rig *rig, int64_t step, int64_t block, int64_t h)
 {
     DsvSparseAttention pass = rig_pass(rig, block);
@@ -245,7 +243,7 @@ static void expect_step(Rig *rig, int step, int64_t block, Expected *e)
     e->missed = blended(step, e->missed, (1 - mean.captured) / believed);
 }
 
-/* Shares of the keys may be off by a key of some queries, where rounding moves it across the border. */
+/* share90 counts keys: rounding may move the border of some queries by one key. */
 static void compare_step(const DsvSparseRecord *r, int64_t block, const Expected *e)
 {
     for (int64_t h = 0; h < HEADS; h++) {
@@ -291,7 +289,7 @@ static void test_measurements(void **state)
     rig_close(&rig);
 }
 
-/* Lists of all keys hold everything, as was believed: there is no ratio of what was missed. */
+/* Lists of all keys are believed to miss nothing: there is nothing to divide by, `missed` stays unknown. */
 static void test_nothing_missed(void **state)
 {
     static Rig rig;
