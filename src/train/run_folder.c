@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "train/checkpoint.h"
+#include "train/sampled_clips.h"
 #include "train/stored_settings.h"
 
 /* A sign that a folder holds a run. */
@@ -220,6 +221,7 @@ DsvStatus dsvi_run_folder_accept(DsvRunFolder *folder, const DsvConfig *settings
         DSVI_TRY(dsvi_checkpoint_point(folder->root, step));
     DSVI_TRY(dsvi_checkpoint_set_aside(folder->root, step, superseded));
     DSVI_TRY(dsvi_folder_make(folder->samples));
+    DSVI_TRY(dsvi_sampled_clips_set_aside(folder->samples, step, superseded));
     return store_settings(folder, settings, superseded);
 }
 

@@ -49,9 +49,9 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, Dsv
                                void *log_context, DsvRunFolder *folder);
 
 /* Once the settings, the data and the checkpoint have been found to fit: makes the folder that of a run which has
- * done `step` steps. `latest` names its checkpoint; those of later steps, and a config.yaml that says something
- * else than `settings`, go into `superseded`; config.yaml holds `settings`. Killed at any point, the same start
- * can be made again. */
+ * done `step` steps. `latest` names its checkpoint; checkpoints and sampled clips of later steps, and a config.yaml
+ * that says something else than `settings`, go into `superseded`; config.yaml holds `settings`. Killed at any
+ * point, the same start can be made again. */
 DsvStatus dsvi_run_folder_accept(DsvRunFolder *folder, const DsvConfig *settings, int64_t step,
                                  DsvSuperseded *superseded);
 

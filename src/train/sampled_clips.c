@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The file of a group's clip; makes the folder it lies in. */
 static DsvStatus name_clip(const DsvTrainer *t, const char *folder, int64_t group, char path[DSVI_PATH_MAX])
@@ -68,4 +69,33 @@ DsvStatus dsvi_sample_clips(DsvTrainer *t, const char *folder, const DsvEvents *
     DsvStatus status = write_clips(t, folder, events, bound, path);
     free(bound);
     return status;
+}
+
+/* A folder of clips: samples/, or one of its seed-<n>/. */
+typedef struct ClipFolder {
+    const char *path, *name; /* name: below the run's folder */
+    int64_t after;
+    DsvSuperseded *superseded;
+} ClipFolder;
+
+static DsvStatus set_aside_clip(void *context, const char *name)
+{
+    const ClipFolder *in = context;
+    char path[DSVI_PATH_MAX], below[DSVI_PATH_MAX];
+    int64_t step;
+    int end = 0;
+    DSVI_TRY(dsvi_path_join(path, in->path, name));
+    DSVI_TRY(dsvi_path_join(below, in->name, name));
+    if (sscanf(name, "step-%" SCNd64 ".mp4%n", &step, &end) == 1 && end > 0 && !name[end])
+        return step > in->after ? dsvi_superseded_move(in->superseded, below, below) : DSV_OK;
+    if (strncmp(name, "seed-", 5) != 0 || !dsvi_path_is_folder(path))
+        return DSV_OK;
+    ClipFolder inner = {path, below, in->after, in->superseded};
+    return dsvi_folder_list(path, set_aside_clip, &inner);
+}
+
+DsvStatus dsvi_sampled_clips_set_aside(const char *folder, int64_t after, DsvSuperseded *superseded)
+{
+    ClipFolder samples = {folder, "samples", after, superseded};
+    return dsvi_folder_list(folder, set_aside_clip, &samples);
 }

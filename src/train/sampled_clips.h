@@ -4,6 +4,7 @@
 
 #include "base/fs.h"
 #include "dsv/events.h"
+#include "train/superseded.h"
 #include "train/trainer.h"
 
 #ifdef __cplusplus
@@ -17,6 +18,9 @@ extern "C" {
  * empty for group 0's. events->stop is asked by all ranks at once, and has to answer all alike. */
 DsvStatus dsvi_sample_clips(DsvTrainer *trainer, const char *folder, const DsvEvents *events,
                             char path[DSVI_PATH_MAX]);
+
+/* Moves the clips of steps above `after` from the run's folder samples/ into `superseded`. */
+DsvStatus dsvi_sampled_clips_set_aside(const char *folder, int64_t after, DsvSuperseded *superseded);
 
 #ifdef __cplusplus
 }

@@ -37,9 +37,11 @@ DsvStatus dsvi_superseded_place(DsvSuperseded *s, const char *name, char path[DS
 
 DsvStatus dsvi_superseded_move(DsvSuperseded *s, const char *from, const char *name)
 {
-    char path[DSVI_PATH_MAX], place[DSVI_PATH_MAX];
+    char path[DSVI_PATH_MAX], place[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(path, s->root, from));
     DSVI_TRY(dsvi_superseded_place(s, name, place));
+    snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(place, '/') - place), place);
+    DSVI_TRY(dsvi_folder_make(parent));
     DSVI_TRY(dsvi_path_rename(path, place));
     return dsvi_folder_sync(s->root);
 }

@@ -163,15 +163,20 @@ static int64_t last_step(const char *folder)
 }
 
 /* A start from an earlier checkpoint that is stopped before its first step: the abandoned steps are kept, records,
- * checkpoints and settings, and the next start goes on from where this one began. */
+ * checkpoints, clips and settings, and the next start goes on from where this one began. */
 static void going_back_keeps_what_was_there(void **state)
 {
+    static const char *const clip[] = {"samples/step-000004.mp4", "samples/step-000005.mp4",
+                                       "samples/seed-9/step-000010.mp4"};
     DsvConfig settings;
     DsvTrainSummary summary;
     Stopper stopper = {.steps = 0};
     DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
     const char *straight = new_run(), *folder = new_run();
     (void)state;
+    assert_ok(dsvi_folder_make(in(folder, "samples/seed-9")));
+    for (size_t i = 0; i < sizeof clip / sizeof *clip; i++)
+        assert_ok(dsvi_file_write(in(folder, clip[i]), "x", 1));
     resume_settings(&settings, folder, in(folder, "checkpoint-4"));
     set(&settings, "lr", "0.1");
     assert_fails(DSV_E_INTERRUPTED, "stopped after step 4", dsv_train(&settings, &events, &summary));
@@ -182,6 +187,10 @@ static void going_back_keeps_what_was_there(void **state)
     assert_ok(dsvi_checkpoint_verify(in(folder, "superseded/1/checkpoint-8")));
     assert_ok(dsvi_checkpoint_verify(in(folder, "superseded/1/checkpoint-10")));
     assert_false(dsvi_path_exists(in(folder, "checkpoint-8")) || dsvi_path_exists(in(folder, "checkpoint-10")));
+    for (size_t i = 0; i < sizeof clip / sizeof *clip; i++) {
+        assert_int_equal(dsvi_path_exists(in(folder, clip[i])), i == 0);
+        assert_int_equal(dsvi_path_exists(in(in(folder, "superseded/1"), clip[i])), i > 0);
+    }
     assert_resumes_nowhere(in(folder, "config.yaml"));
     dsv_config_defaults(&settings);
     assert_ok(dsv_config_load(&settings, in(folder, "superseded/1/config.yaml")));
