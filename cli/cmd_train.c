@@ -133,16 +133,17 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
     print_row("page", "dsv report %s", config->output_dir);
 }
 
-/* A file may say to resume from `latest`. A checkpoint's path in a file is ignored, and `notice` says so: older
- * versions stored the path in a run's config.yaml, and every later start would go back to that checkpoint. */
+/* A file may say to resume from `latest`. A checkpoint's path in a file is ignored, and `notice` says so:
+ * older versions stored the path in a run's config.yaml, and every later start would go back to that
+ * checkpoint. */
 static void drop_stored_path(const char *path, DsvConfig *config, char notice[NOTICE_ROOM])
 {
     char *stored = config->resume_from_checkpoint;
     notice[0] = 0;
     if (!stored[0] || strcmp(stored, "latest") == 0)
         return;
-    snprintf(notice, NOTICE_ROOM, "%s: %s%s is ignored: a checkpoint's path is followed only as an argument of "
-             "the command", path, RESUME_KEY, stored);
+    snprintf(notice, NOTICE_ROOM, "%s: %s%s is ignored: a checkpoint's path is followed only as an argument "
+             "of the command", path, RESUME_KEY, stored);
     stored[0] = 0;
 }
 

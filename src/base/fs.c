@@ -260,8 +260,8 @@ static DsvStatus name_temporary(char temporary[DSVI_PATH_MAX], const char *path)
     return DSV_OK;
 }
 
-/* Makes the temporary file anew. What a killed process left there is removed; if it is a link, the link alone,
- * and never the file that it leads to. */
+/* Makes the temporary file anew. What a killed process left there is removed; if it is a link, the link
+ * alone, and never the file that it leads to. */
 static DsvStatus open_temporary(const char *temporary, int *file)
 {
     unlink(temporary);
@@ -269,7 +269,8 @@ static DsvStatus open_temporary(const char *temporary, int *file)
     return *file < 0 ? io_failure(temporary, "write it") : DSV_OK;
 }
 
-/* Gives the closed temporary file, written with this status, its name. After a failure nothing of it is left. */
+/* Gives the closed temporary file, written with this status, its name. After a failure nothing of it is
+ * left. */
 static DsvStatus place_temporary(const char *temporary, const char *path, DsvStatus status)
 {
     if (status == DSV_OK)
@@ -343,8 +344,8 @@ static DsvStatus lock_descriptor(int file, const char *path)
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: cannot lock it: %s", path, strerror(errno));
 }
 
-/* The process that held the lock may have removed the file between our open() and our flock(): a lock on a file
- * without a name keeps nobody out, so the file is then made and locked again. */
+/* The process that held the lock may have removed the file between our open() and our flock(): a lock on a
+ * file without a name keeps nobody out, so the file is then made and locked again. */
 DsvStatus dsvi_file_lock(const char *path, int *lock)
 {
     for (;;) {

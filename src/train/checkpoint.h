@@ -15,7 +15,7 @@
  *
  * Random states need no file: all numbers are functions of seed, purpose and position (base/rng.h). A
  * checkpoint is written under a temporary name, synced and renamed; whatever happens on the way, the
- * checkpoints before it stay whole. Readers trust only what the manifest lists, once its checksums are right. */
+ * checkpoints before it stay whole. Readers trust only what the manifest lists, once checksums agree. */
 #ifndef DSVI_CHECKPOINT_H
 #define DSVI_CHECKPOINT_H
 
@@ -31,11 +31,12 @@ extern "C" {
  * failure nothing of it is left. */
 DsvStatus dsvi_checkpoint_save(DsvTrainer *trainer, const char *output_dir, char path[DSVI_PATH_MAX]);
 
-/* Removes what killed saves have left unfinished, and moves what later ones have replaced into superseded/. */
+/* Removes what killed saves have left unfinished, and moves what later ones have replaced into
+ * superseded/. */
 DsvStatus dsvi_checkpoint_tidy(const char *output_dir);
 
-/* The same, and removes the oldest checkpoints until `keep` are left up to step `newest`, one of them;
- * keep 0 removes none. Checkpoints of later steps, and those in superseded/, stay and do not count: the run went
+/* The same, and removes the oldest checkpoints until `keep` are left up to step `newest`, one of them; keep 0
+ * removes none. Checkpoints of later steps, and those in superseded/, stay and do not count: the run went
  * back from there, and they are not its past. One that cannot be removed does not keep the others from it. */
 DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t newest);
 
@@ -48,8 +49,8 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsvSparseLog *log, void
 /* Makes `latest` name checkpoint-<step>, if it does not yet. */
 DsvStatus dsvi_checkpoint_point(const char *output_dir, int64_t step);
 
-/* The step in the name of the checkpoint at `path` if that is output_dir/checkpoint-<step>, however the path is
- * written; else -1. */
+/* The step in the name of the checkpoint at `path` if that is output_dir/checkpoint-<step>, however the path
+ * is written; else -1. */
 int64_t dsvi_checkpoint_step_in(const char *output_dir, const char *path);
 
 /* Moves the checkpoints of steps above `after` into `superseded`. */

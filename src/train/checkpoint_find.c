@@ -76,10 +76,10 @@ static DsvStatus step_path(char path[DSVI_PATH_MAX], const char *output_dir, int
     return dsvi_path_join(path, output_dir, name);
 }
 
-/* Puts `temporary` in the place of `path`, whose name `temporary` or .<name>.old then has: dsvi_checkpoint_tidy
- * moves it into superseded/. Exchanging keeps a whole checkpoint at `path` at every moment. A file system that
- * cannot exchange (NFS, Lustre) has none between two renames: dsvi_checkpoint_tidy brings the old one back if the
- * second rename never came. */
+/* Puts `temporary` in the place of `path`, whose name `temporary` or .<name>.old then has:
+ * dsvi_checkpoint_tidy moves it into superseded/. Exchanging keeps a whole checkpoint at `path` at every
+ * moment. A file system that cannot exchange (NFS, Lustre) has none between two renames: dsvi_checkpoint_tidy
+ * brings the old one back if the second rename never came. */
 static DsvStatus exchange(const char *output_dir, const char *temporary, const char *path, const char *name)
 {
     char old_name[NAME_BYTES + 8], old[DSVI_PATH_MAX];
@@ -130,8 +130,8 @@ static bool has_manifest(const char *folder)
     return dsvi_path_join(path, folder, DSVI_MANIFEST_NAME) == DSV_OK && dsvi_path_exists(path);
 }
 
-/* A replaced checkpoint has a manifest, and the name of the one that took its place is taken. Where that name is
- * free, .old is the checkpoint itself, and .tmp one that was never published. */
+/* A replaced checkpoint has a manifest, and the name of the one that took its place is taken. Where that name
+ * is free, .old is the checkpoint itself, and .tmp one that was never published. */
 static DsvStatus tidy_entry(void *context, const char *name)
 {
     DsvSuperseded *superseded = context;

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Gives the finished folder `temporary` its name inside output_dir, in one rename, and points `latest` at it. An
- * older checkpoint of that name is left to dsvi_checkpoint_tidy, which moves it into superseded/. */
+/* Gives the finished folder `temporary` its name inside output_dir, in one rename, and points `latest` at it.
+ * An older checkpoint of that name is left to dsvi_checkpoint_tidy, which moves it into superseded/. */
 DsvStatus dsvi_checkpoint_publish(const char *output_dir, const char *temporary, const char *name);
 
 /* Removes a folder that was not finished, keeping the error message there was. */

@@ -15,8 +15,8 @@ DsvStatus dsvi_manifest_write(const char *folder);
 
 /* DSV_E_FORMAT when the manifest is missing or malformed, or a file it lists is missing or differs. */
 DsvStatus dsvi_manifest_verify(const char *folder);
-/* The same for the file `part`, or the files of the folder `part`, alone: others may be gone. A file of it that
- * the manifest does not list is DSV_E_FORMAT too. */
+/* The same for the file `part`, or the files of the folder `part`, alone: others may be gone. A file of it
+ * that the manifest does not list is DSV_E_FORMAT too. */
 DsvStatus dsvi_manifest_verify_part(const char *folder, const char *part);
 
 #ifdef __cplusplus

@@ -37,8 +37,8 @@ static bool read_step(const char *line, int64_t *step)
     return found;
 }
 
-/* Finds where the lines of steps up to resume_step end. A power failure may leave bytes there that are no lines:
- * they are cut with the rest, as long as no such line comes after them. */
+/* Finds where the lines of steps up to resume_step end. A power failure may leave bytes there that are no
+ * lines: they are cut with the rest, as long as no such line comes after them. */
 static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step)
 {
     DsvStatus status = DSV_OK;
@@ -69,7 +69,8 @@ static DsvStatus measure_lines(DsvMetrics *m, int64_t resume_step)
     return status == DSV_OK && ferror(m->file) ? io_error(m, "read") : status;
 }
 
-/* Opens the file with these flags in addition. A link is refused: it may lead to a file that is not the run's. */
+/* Opens the file with these flags in addition. A link is refused: it may lead to a file that is not the
+ * run's. */
 static DsvStatus open_file(DsvMetrics *m, int flags)
 {
     struct stat about;

@@ -21,12 +21,12 @@ extern "C" {
 typedef struct DsvMetrics DsvMetrics;
 
 /* Reads the lines of steps up to `resume_step` and changes nothing; the file need not exist. What comes after
- * those lines is what dsvi_metrics_begin will cut: lines of later steps, and what a crash left unreadable at the
- * end. A line without a step that has a line of those steps after it is DSV_E_FORMAT and named. */
+ * those lines is what dsvi_metrics_begin will cut: lines of later steps, and what a crash left unreadable at
+ * the end. A line without a step that has a line of those steps after it is DSV_E_FORMAT and named. */
 DsvStatus dsvi_metrics_open(const char *path, int64_t resume_step, DsvMetrics **out);
 
-/* Makes the file end with the last line of `resume_step`, ready for the lines of the steps after it. The rest is
- * copied into `superseded` first. */
+/* Makes the file end with the last line of `resume_step`, ready for the lines of the steps after it. The rest
+ * is copied into `superseded` first. */
 DsvStatus dsvi_metrics_begin(DsvMetrics *metrics, DsvSuperseded *superseded);
 
 void dsvi_metrics_close(DsvMetrics **metrics);
@@ -38,8 +38,8 @@ int64_t dsvi_metrics_last_step(const DsvMetrics *metrics);
 DsvStatus dsvi_metrics_sync(DsvMetrics *metrics);
 
 /* Whether the path still leads to the file that is being written: not once it was removed, moved or replaced.
- * Then dsvi_metrics_restore puts a copy with every line written so far in its place; what was found at the path
- * goes into `superseded`. */
+ * Then dsvi_metrics_restore puts a copy with every line written so far in its place; what was found at the
+ * path goes into `superseded`. */
 bool dsvi_metrics_in_place(const DsvMetrics *metrics);
 DsvStatus dsvi_metrics_restore(DsvMetrics *metrics, DsvSuperseded *superseded);
 

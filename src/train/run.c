@@ -111,8 +111,8 @@ static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
     return dsvi_prefetch_next(context, latent, &text, passed_over);
 }
 
-/* The shape that the model of model.path gave a run when it began: the checkpoint's, for that model may be gone.
- * Only rank 0 is sure to see the checkpoint. */
+/* The shape that the model of model.path gave a run when it began: the checkpoint's, for that model may be
+ * gone. Only rank 0 is sure to see the checkpoint. */
 static DsvStatus read_resumed_config(Run *run)
 {
     char path[DSVI_PATH_MAX];
@@ -247,8 +247,8 @@ static void tell_gap(Run *run)
     int64_t last = dsvi_run_record_last_step(run->record), step = run->trainer->step;
     if (run->folder.start != DSV_START_RESUME || last >= step)
         return;
-    snprintf(line, sizeof line, "%s: steps %" PRId64 " to %" PRId64 ", which the checkpoint holds, are not on "
-             "record", run->folder.metrics, last + 1, step);
+    snprintf(line, sizeof line, "%s: steps %" PRId64 " to %" PRId64 ", which the checkpoint holds, are not "
+             "on record", run->folder.metrics, last + 1, step);
     warn_line(run, line);
 }
 
@@ -261,8 +261,8 @@ static DsvStatus open_record(Run *run)
     return DSV_OK;
 }
 
-/* From here on the folder is that of this start. A resumed run goes by what its first start has measured, which
- * is on record. */
+/* From here on the folder is that of this start. A resumed run goes by what its first start has measured,
+ * which is on record. */
 static DsvStatus take_over_folder(Run *run)
 {
     DsvSuperseded superseded = {.root = run->folder.root};
@@ -341,9 +341,9 @@ static DsvStatus repair_folder(Run *run)
     return dsvi_run_record_restore(run->record, &superseded);
 }
 
-/* Before a checkpoint is written: the records of its steps are on the disk, and the folder is still the run's.
- * *repaired: the folder had to be put in order, and the run must end once the checkpoint is written, because
- * somebody else is at work in the folder. */
+/* Before a checkpoint is written: the records of its steps are on the disk, and the folder is still the
+ * run's. *repaired: the folder had to be put in order, and the run must end once the checkpoint is written,
+ * because somebody else is at work in the folder. */
 static DsvStatus secure_folder(Run *run, bool *repaired)
 {
     *repaired = false;
@@ -351,8 +351,9 @@ static DsvStatus secure_folder(Run *run, bool *repaired)
         return DSV_OK;
     *repaired = !dsvi_run_folder_in_place(&run->folder) || !dsvi_run_record_in_place(run->record);
     if (*repaired && repair_folder(run) != DSV_OK)
-        return dsvi_fail_within(DSV_E_IO, "output_dir=%s was removed or replaced while the run was at work, and "
-                                "step %" PRId64 " cannot be saved there", run->folder.root, run->trainer->step);
+        return dsvi_fail_within(DSV_E_IO, "output_dir=%s was removed or replaced while the run was at work, "
+                                "and step %" PRId64 " cannot be saved there", run->folder.root,
+                                run->trainer->step);
     return dsvi_run_record_sync(run->record);
 }
 
@@ -368,8 +369,8 @@ static DsvStatus save(Run *run)
     run->saved_step = run->trainer->step;
     say(run, DSV_LOG_INFO, "saved %s", path);
     if (repaired)
-        return DSVI_FAIL(DSV_E_IO, "output_dir=%s or its records were removed or replaced while the run was at "
-                         "work; the records are there again, and resume_from_checkpoint=latest goes on",
+        return DSVI_FAIL(DSV_E_IO, "output_dir=%s or its records were removed or replaced while the run was "
+                         "at work; the records are there again, and resume_from_checkpoint=latest goes on",
                          run->folder.root);
     if (is_first(run) && dsvi_checkpoint_prune(run->folder.root, run->settings->checkpoints_total_limit,
                                                run->saved_step) != DSV_OK)
@@ -586,7 +587,8 @@ DsvStatus dsvi_train_run(const DsvConfig *settings, DsvBackend *backend, DsvComm
                          const DsvEvents *events, DsvTrainSummary *summary)
 {
     Run run = {.settings = settings, .backend = backend, .comm = comm, .events = events, .summary = summary,
-               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1, .folder = {.place = -1, .lock = -1}};
+               .start = dsvi_clock_seconds(), .saved_step = -1, .sampled_step = -1,
+               .folder = {.place = -1, .lock = -1}};
     memset(summary, 0, sizeof *summary);
     DsvStatus status = open_run(&run);
     if (status != DSV_OK) {

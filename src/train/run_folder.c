@@ -32,7 +32,8 @@ static bool is_empty_folder(const char *root, const char *name)
            dsvi_folder_list(path, count_entry, &count) == DSV_OK && count == 0;
 }
 
-/* Whether only a run leaves something of this name. config.yaml may be a user's own, lock a refused start's. */
+/* Whether only a run leaves something of this name. config.yaml may be a user's own, lock a refused
+ * start's. */
 static bool is_of_a_run(const char *name)
 {
     static const char *const file[] = {"metrics.jsonl", "blocks.jsonl", "decisions.jsonl", "validation.jsonl",
@@ -77,8 +78,8 @@ static DsvStatus find_latest(DsvRunFolder *folder, DsvSparseLog *log, void *log_
     return DSV_OK;
 }
 
-/* A checkpoint that the folder holds is the run's own, whoever put it there. The records of a run say nothing of
- * the steps that led to any other. */
+/* A checkpoint that the folder holds is the run's own, whoever put it there. The records of a run say nothing
+ * of the steps that led to any other. */
 static DsvStatus find_named(const char *wanted, const Sign *sign, DsvRunFolder *folder)
 {
     bool own = dsvi_checkpoint_step_in(folder->root, wanted) >= 0;
@@ -87,8 +88,8 @@ static DsvStatus find_named(const char *wanted, const Sign *sign, DsvRunFolder *
                          "resume_from_checkpoint=%s: no such folder, wanted latest or a checkpoint", wanted);
     if (!own && sign->name[0])
         return DSVI_FAIL(DSV_E_USAGE, "resume_from_checkpoint=%s is not a checkpoint of the run that "
-                         "output_dir=%s already holds (%s): wanted latest, %s/checkpoint-STEP or another output_dir",
-                         wanted, folder->root, sign->name, folder->root);
+                         "output_dir=%s already holds (%s): wanted latest, %s/checkpoint-STEP or another "
+                         "output_dir", wanted, folder->root, sign->name, folder->root);
     folder->start = own ? DSV_START_RESUME : DSV_START_BRANCH;
     snprintf(folder->checkpoint, sizeof folder->checkpoint, "%s", wanted);
     return DSV_OK;
@@ -107,8 +108,8 @@ static DsvStatus find_start(const DsvConfig *settings, DsvSparseLog *log, void *
         return find_named(wanted, &sign, folder);
     if (sign.name[0])
         return DSVI_FAIL(DSV_E_USAGE,
-                         "output_dir=%s already holds a run (%s): resume_from_checkpoint=latest goes on with it, "
-                         "another output_dir starts a new one", folder->root, sign.name);
+                         "output_dir=%s already holds a run (%s): resume_from_checkpoint=latest goes on with "
+                         "it, another output_dir starts a new one", folder->root, sign.name);
     return DSV_OK;
 }
 
@@ -189,8 +190,9 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, Dsv
     return find_start(settings, log, log_context, folder);
 }
 
-/* Replaces config.yaml; one that differs is moved aside when the new one is there to take its place. */
-static DsvStatus store_settings(const DsvRunFolder *folder, const DsvConfig *settings, DsvSuperseded *superseded)
+/* Replaces config.yaml; one that differs is copied into `superseded` first. */
+static DsvStatus store_settings(const DsvRunFolder *folder, const DsvConfig *settings,
+                                DsvSuperseded *superseded)
 {
     char path[DSVI_PATH_MAX], fresh[DSVI_PATH_MAX], aside[DSVI_PATH_MAX];
     uint64_t before, after;
@@ -212,7 +214,8 @@ static DsvStatus store_settings(const DsvRunFolder *folder, const DsvConfig *set
     return status == DSV_OK ? dsvi_path_rename(fresh, path) : status;
 }
 
-/* `latest` comes first: from there on a start that is cut short is made again by resume_from_checkpoint=latest. */
+/* `latest` comes first: from there on a start that is cut short is made again by
+ * resume_from_checkpoint=latest. */
 DsvStatus dsvi_run_folder_accept(DsvRunFolder *folder, const DsvConfig *settings, int64_t step,
                                  DsvSuperseded *superseded)
 {
@@ -244,7 +247,8 @@ DsvStatus dsvi_run_folder_retake(DsvRunFolder *folder, const DsvConfig *settings
     if (!same)
         DSVI_TRY(find_sign(folder->root, &sign));
     if (sign.name[0])
-        return DSVI_FAIL(DSV_E_USAGE, "output_dir=%s: another run is there now (%s)", folder->root, sign.name);
+        return DSVI_FAIL(DSV_E_USAGE, "output_dir=%s: another run is there now (%s)", folder->root,
+                         sign.name);
     DSVI_TRY(dsvi_folder_make(folder->samples));
     return store_settings(folder, settings, superseded);
 }

@@ -37,21 +37,22 @@ typedef struct DsvRunFolder {
     char checkpoint[DSVI_PATH_MAX];   /* to go on from; "": start is DSV_START_FRESH */
 } DsvRunFolder;
 
-/* Makes settings->output_dir if need be, locks it, which shows that it can be written, and decides whether and
- * from where the run goes on. Nothing of a run that the folder holds is changed before dsvi_run_folder_accept; a
- * folder closed without it is left as it was found, and one that was made is removed.
+/* Makes settings->output_dir if need be, locks it, which shows that it can be written, and decides whether
+ * and from where the run goes on. Nothing of a run that the folder holds is changed before
+ * dsvi_run_folder_accept; a folder closed without it is left as it was found, and one that was made is
+ * removed.
  *
- * DSV_E_USAGE: the folder holds a run and the settings do not say to resume, or name a checkpoint that is not one
- * of the folder's own; or another process is at work in it. The folder stays locked until it is closed, which is
- * the caller's to do after a failure too. Where the file system has no locks, or what a killed run has left cannot
- * be removed, `warn` hears of it. */
+ * DSV_E_USAGE: the folder holds a run and the settings do not say to resume, or name a checkpoint that is not
+ * one of the folder's own; or another process is at work in it. The folder stays locked until it is closed,
+ * which is the caller's to do after a failure too. Where the file system has no locks, or what a killed run
+ * has left cannot be removed, `warn` hears of it. */
 DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsvSparseLog *log, DsvSparseLog *warn,
                                void *log_context, DsvRunFolder *folder);
 
-/* Once the settings, the data and the checkpoint have been found to fit: makes the folder that of a run which has
- * done `step` steps. `latest` names its checkpoint; checkpoints and sampled clips of later steps, and a config.yaml
- * that says something else than `settings`, go into `superseded`; config.yaml holds `settings`. Killed at any
- * point, the same start can be made again. */
+/* Once the settings, the data and the checkpoint have been found to fit: makes the folder that of a run which
+ * has done `step` steps. `latest` names its checkpoint; checkpoints and sampled clips of later steps, and a
+ * config.yaml that says something else than `settings`, go into `superseded`; config.yaml holds `settings`.
+ * Killed at any point, the same start can be made again. */
 DsvStatus dsvi_run_folder_accept(DsvRunFolder *folder, const DsvConfig *settings, int64_t step,
                                  DsvSuperseded *superseded);
 

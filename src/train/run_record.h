@@ -12,8 +12,8 @@ extern "C" {
 
 typedef struct DsvRunRecord DsvRunRecord;
 
-/* Reads the records that the run has of the steps up to trainer->step, and changes nothing. Measures what a large
- * GEMM reaches, the peak that step speeds are shown against. */
+/* Reads the records that the run has of the steps up to trainer->step, and changes nothing. Measures what a
+ * large GEMM reaches, the peak that step speeds are shown against. */
 DsvStatus dsvi_run_record_open(const DsvRunFolder *folder, const DsvTrainer *trainer,
                                const DsvEvents *events, DsvRunRecord **out);
 
@@ -25,8 +25,8 @@ void dsvi_run_record_close(DsvRunRecord **record);
 /* The last step that metrics.jsonl tells of; 0: none. */
 int64_t dsvi_run_record_last_step(const DsvRunRecord *record);
 
-/* Returns when everything written so far is on the disk. TensorBoard's events that cannot be synced are a warning
- * to events->log. */
+/* Returns when everything written so far is on the disk. TensorBoard's events that cannot be synced are a
+ * warning to events->log. */
 DsvStatus dsvi_run_record_sync(DsvRunRecord *record);
 
 /* Whether every file is still in its place; and what puts copies of those that are not there again

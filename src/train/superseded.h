@@ -1,6 +1,7 @@
-/* What a start replaces in a run's folder is kept in superseded/<n>, n from 1: checkpoints, recorded lines and
- * sampled clips of steps that the run goes back from, and settings that others take the place of. Each start that
- * replaces anything makes one such folder; nothing in them is ever read, changed or removed again. */
+/* What a start replaces in a run's folder is kept in superseded/<n>, n from 1: checkpoints, recorded lines
+ * and sampled clips of steps that the run goes back from, and settings that others take the place of. Each
+ * start that replaces anything makes one such folder; nothing in them is ever read, changed or removed
+ * again. */
 #ifndef DSVI_SUPERSEDED_H
 #define DSVI_SUPERSEDED_H
 

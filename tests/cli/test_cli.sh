@@ -182,7 +182,8 @@ complains 1 "nowhere" train run.yaml data.path=nowhere output_dir=run
 [ ! -e run ] || complain "left the folder run"
 echo "resume_from_checkpoint: old/checkpoint-2" >stored.yaml
 call 1 train stored.yaml data.path=nowhere output_dir=run
-grep -q "^warning: stored.yaml: resume_from_checkpoint=old/checkpoint-2 is ignored: " err || complain "said: $(cat err)"
+grep -q "^warning: stored.yaml: resume_from_checkpoint=old/checkpoint-2 is ignored: " err ||
+    complain "said: $(cat err)"
 grep -q "^dsv: nowhere: no such file or folder.$" err || complain "said: $(cat err)"
 [ ! -e run ] || complain "left the folder run"
 call 1 train stored.yaml data.path=nowhere output_dir=run resume_from_checkpoint=other

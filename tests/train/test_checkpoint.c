@@ -191,8 +191,8 @@ static int count_whole(const Bench *b)
     return count;
 }
 
-/* A checkpoint of a step is saved when there is one of that step already. At the next start both are there, or
- * the old one alone. Dies from the last calls of writing on. */
+/* A checkpoint of a step is saved when there is one of that step already. At the next start both are there,
+ * or the old one alone. Dies from the last calls of writing on. */
 static void dying_while_a_checkpoint_is_replaced(void **state)
 {
     enum { LAST = 24 };

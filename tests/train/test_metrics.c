@@ -163,8 +163,8 @@ static void test_decision(void **unused)
     assert_text("{\"step\": 20, \"reason\": \"block 3 turns \\\"sparse\\\"\\\\:\\u000a so\"}\n");
 }
 
-/* Stopped while the line of step 8 was being written, with a last checkpoint of step 4 or 7: the file goes on as
- * if the run had never been stopped. */
+/* Stopped while the line of step 8 was being written, with a last checkpoint of step 4 or 7: the file goes on
+ * as if the run had never been stopped. */
 static void test_resume(void **unused)
 {
     (void)unused;
@@ -243,7 +243,8 @@ static void forget_superseded(void)
     assert_ok(dsvi_folder_remove(kept));
 }
 
-/* Every cut leaves what it cuts in a folder of its own, to the byte; where nothing is cut there is no folder. */
+/* Every cut leaves what it cuts in a folder of its own, to the byte; where nothing is cut there is no
+ * folder. */
 static void test_cut_lines_are_kept(void **unused)
 {
     (void)unused;
@@ -268,7 +269,8 @@ static void test_cut_lines_are_kept(void **unused)
     assert_false(dsvi_path_exists(next));
 }
 
-/* As a power failure may leave the end of a file: zeros and torn lines where lines after the checkpoint were. */
+/* As a power failure may leave the end of a file: zeros and torn lines where lines after the checkpoint
+ * were. */
 static void test_unreadable_end(void **unused)
 {
     (void)unused;
