@@ -353,7 +353,8 @@ class History:
 
     def lose_the_end_of_records(self, folder):
         """As a power failure: what came after the newest checkpoint is cut, torn or zeros."""
-        latest = folder.look().latest() or 0
+        picture = folder.look()
+        latest = picture.latest() or max(picture.own, default=0)
         for name in RECORDS:
             path = folder.root / name
             if not path.exists():

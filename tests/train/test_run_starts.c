@@ -1,6 +1,9 @@
 /* Starts in a folder that holds a run: what each may change there, what it must keep, and what it refuses. */
 #include "test.h"
 
+#include <fcntl.h>
+#include <sys/syscall.h>
+
 #include "run_rig.h"
 #include "train/checkpoint.h"
 #include "train/metrics_read.h"
@@ -285,6 +288,51 @@ static void lost_records_are_named(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* Which records were synced since the last checkpoint, and how many checkpoints came before they all were. */
+static const char *const RECORD[] = {"/metrics.jsonl", "/blocks.jsonl", "/decisions.jsonl",
+                                     "/validation.jsonl", "/events.out.tfevents."};
+enum { RECORDS = sizeof RECORD / sizeof *RECORD };
+static bool synced[RECORDS];
+static int published, too_early;
+
+int fsync(int file)
+{
+    char link[64], path[DSVI_PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length > 0 ? length : 0] = 0;
+    for (int i = 0; i < RECORDS; i++)
+        synced[i] = synced[i] || strstr(path, RECORD[i]);
+    return (int)syscall(SYS_fsync, file);
+}
+
+int rename(const char *from, const char *to)
+{
+    if (strncmp(strrchr(to, '/'), "/checkpoint-", 12) == 0) {
+        bool early = false;
+        for (int i = 0; i < RECORDS; i++)
+            early = early || !synced[i];
+        too_early += early;
+        published++;
+        memset(synced, 0, sizeof synced);
+    }
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+static void records_are_on_the_disk_before_their_checkpoint(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary summary;
+    const char *folder = tiny_folder();
+    (void)state;
+    published = too_early = 0;
+    memset(synced, 0, sizeof synced);
+    train_straight(&settings, folder, &summary);
+    assert_int_equal(published, 3);
+    assert_int_equal(too_early, 0);
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 /* Does something to the folder of a run after so many steps. */
 typedef struct Vandal {
     int64_t steps;
@@ -436,6 +484,7 @@ int main(void)
         cmocka_unit_test(any_trace_of_a_run_keeps_a_new_one_out),
         cmocka_unit_test(a_model_that_is_gone_is_not_missed),
         cmocka_unit_test(lost_records_are_named),
+        cmocka_unit_test(records_are_on_the_disk_before_their_checkpoint),
         cmocka_unit_test(a_disturbed_folder_ends_a_run_that_loses_nothing),
         cmocka_unit_test(a_run_in_the_place_of_another_is_let_alone),
         cmocka_unit_test(a_damaged_checkpoint_is_no_model),
