@@ -253,20 +253,15 @@ DsvStatus dsvi_path_rename(const char *from, const char *to)
     return dsvi_folder_sync(folder);
 }
 
-static DsvStatus name_temporary(char temporary[DSVI_PATH_MAX], const char *path)
+/* Makes the temporary file of `path` anew. What a killed process left there is removed; if it is a link, the
+ * link alone, and never the file that it leads to. */
+static DsvStatus open_temporary(const char *path, char temporary[DSVI_PATH_MAX], int *file)
 {
     if (snprintf(temporary, DSVI_PATH_MAX, "%s.tmp", path) >= DSVI_PATH_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 5);
-    return DSV_OK;
-}
-
-/* Makes the temporary file anew. What a killed process left there is removed; if it is a link, the link
- * alone, and never the file that it leads to. */
-static DsvStatus open_temporary(const char *temporary, int *file)
-{
     unlink(temporary);
     *file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    return *file < 0 ? io_failure(temporary, "write it") : DSV_OK;
+    return *file < 0 ? io_failure(path, "write it") : DSV_OK;
 }
 
 /* Gives the closed temporary file, written with this status, its name. After a failure nothing of it is
@@ -283,11 +278,10 @@ static DsvStatus place_temporary(const char *temporary, const char *path, DsvSta
 DsvStatus dsvi_file_check_place(const char *path)
 {
     char temporary[DSVI_PATH_MAX];
-    int file;
-    DSVI_TRY(name_temporary(temporary, path));
+    int file = -1;
     if (dsvi_path_is_folder(path))
         return DSVI_FAIL(DSV_E_IO, "%s: cannot write it: a folder of that name is there", path);
-    DSVI_TRY(open_temporary(temporary, &file));
+    DSVI_TRY(open_temporary(path, temporary, &file));
     close(file);
     unlink(temporary);
     return DSV_OK;
@@ -296,9 +290,8 @@ DsvStatus dsvi_file_check_place(const char *path)
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
 {
     char temporary[DSVI_PATH_MAX];
-    int file;
-    DSVI_TRY(name_temporary(temporary, path));
-    DSVI_TRY(open_temporary(temporary, &file));
+    int file = -1;
+    DSVI_TRY(open_temporary(path, temporary, &file));
     DsvStatus status = write_full(file, temporary, data, bytes);
     return place_temporary(temporary, path, finish_file(file, temporary, status));
 }
@@ -307,12 +300,11 @@ DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path)
 {
     enum { PIECE = 1 << 30 };
     char temporary[DSVI_PATH_MAX];
-    int file;
+    int file = -1;
     off_t at = (off_t)offset;
     ssize_t sent = 1;
     DsvStatus status = DSV_OK;
-    DSVI_TRY(name_temporary(temporary, path));
-    DSVI_TRY(open_temporary(temporary, &file));
+    DSVI_TRY(open_temporary(path, temporary, &file));
     while (sent > 0 && status == DSV_OK) {
         sent = sendfile(file, source, &at, PIECE);
         if (sent < 0 && errno == EINTR)
