@@ -266,7 +266,7 @@ class History:
             found = self.lineage.get(picture.identity[picture.own[step]])
             if found is not None:
                 return step, found
-        return 0, ()
+        return (-1, None) if picture.own else (0, ())  # all are damaged, or there is none
 
     def start_fresh(self, folder):
         if folder.look().holds_run():
