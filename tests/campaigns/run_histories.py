@@ -179,17 +179,19 @@ class History:
         if f"resuming after step {start} " not in done.stdout:
             want(done.returncode == DIED or start == 0, f"the run goes on after step {start}")
         self.nothing_lost(before, after, limit)
-        self.note_checkpoints(after, start, lineage, rate)
+        self.note_checkpoints(after, start, lineage, rate, limit)
         self.consistent(folder)
         if done.returncode == 0:
             self.finished(after, max(most, start), rate)
 
-    def note_checkpoints(self, picture, start, lineage, rate):
+    def note_checkpoints(self, picture, start, lineage, rate, limit):
         """Checkpoints that are there for the first time."""
         for path, found in picture.identity.items():
             if found in self.lineage or found in self.damaged:
                 continue
             step = step_of(path)
+            if limit and step < start:
+                continue  # the start died while it removed this one, which is beyond the limit
             want(step >= start, "a new checkpoint is of a step that the start came to")
             self.lineage[found] = lineage + (rate,) * (step - start)
             same = self.facts.setdefault(("weights", self.lineage[found]), weights(path))
@@ -238,7 +240,10 @@ class History:
         if latest is None or latest not in picture.own:
             want(latest is None, "latest names a checkpoint that is there")
             return
-        lineage = self.lineage[picture.identity[picture.own[latest]]]
+        newest = picture.identity[picture.own[latest]]
+        if newest in self.damaged:
+            return
+        lineage = self.lineage[newest]
         want(len(lineage) == latest, "the model knows how the newest checkpoint came to be")
         rows = [json.loads(line) for line in picture.lines["metrics.jsonl"]]
         rows = [row for row in rows if row["step"] <= latest]
