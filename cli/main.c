@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cmd.h"
+#include "own_stack.h"
 #include "process.h"
 #include "verb.h"
 
@@ -103,8 +104,13 @@ static int run(const char *program, int count, char **words)
     return verb->run(&args);
 }
 
-int main(int argc, char **argv)
+static int dsv(int argc, char **argv)
 {
     cli_process_prepare();
     return cli_process_finish(run(argc > 0 ? argv[0] : "dsv", argc > 0 ? argc - 1 : 0, argv + 1));
+}
+
+int main(int argc, char **argv)
+{
+    return cli_on_own_stack(dsv, argc, argv);
 }

@@ -7,6 +7,7 @@
 
 #include "api/backend.h"
 #include "api/plan_parts.h"
+#include "base/thread_start.h"
 #include "context/link_times.h"
 #include "dist/comm_local.h"
 #include "sparse/cost.h"
@@ -42,7 +43,7 @@ static DsvStatus run_ranks(Rank *rank, int64_t ranks)
 {
     DsvStatus status = DSV_OK;
     int64_t started = 0;
-    while (started < ranks && pthread_create(&rank[started].thread, NULL, time_links, &rank[started]) == 0)
+    while (started < ranks && dsvi_thread_start(&rank[started].thread, time_links, &rank[started]) == 0)
         started++;
     for (int64_t r = started; r < ranks; r++) {
         DSVI_FAIL(DSV_E_NO_MEMORY, "no thread for rank %lld of %lld", (long long)r, (long long)ranks);

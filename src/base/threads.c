@@ -13,6 +13,7 @@
 #include <omp.h>
 
 #include "base/host.h"
+#include "base/thread_start.h"
 
 enum { THREADS_MOST = 1024, LOOKS_BEFORE_SLEEP = 2000 };
 
@@ -160,7 +161,7 @@ static void start_workers(int count)
     unsigned seen = atomic_load(&pool.number);
     while (pool.started < count) {
         start[pool.started] = (Start){.worker = pool.started + 1, .seen = seen};
-        if (pthread_create(&pool.thread[pool.started], NULL, work, &start[pool.started]) != 0)
+        if (dsvi_thread_start(&pool.thread[pool.started], work, &start[pool.started]) != 0)
             return;
         pool.started++;
     }

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "base/thread_start.h"
 #include "cuda/device_cuda.h"
 #include "dist/transport.h"
 
@@ -346,7 +347,7 @@ static DsvStatus meet(NcclComm *n)
     pthread_t thread;
     double start = dsvi_clock_seconds(), listened = start;
     n->comm.call = "meeting";
-    if (pthread_create(&thread, NULL, enter, n) != 0)
+    if (dsvi_thread_start(&thread, enter, n) != 0)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "cannot start a thread to meet other ranks with NCCL");
     while (!atomic_load(&n->meeting.over)) {
         double now = dsvi_clock_seconds();

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread_start.h"
 #include "data/clip_cache.h"
 #include "data/latent_cache.h"
 
@@ -281,7 +282,7 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
     pthread_cond_init(&p->ready, NULL);
     DSVI_TRY_GOTO(status, allocate(p), fail);
     for (; p->started < p->worker_count; p->started++) {
-        int error = pthread_create(&p->workers[p->started].thread, NULL, work, &p->workers[p->started]);
+        int error = dsvi_thread_start(&p->workers[p->started].thread, work, &p->workers[p->started]);
         if (error) {
             status = DSVI_FAIL(DSV_E_NO_MEMORY, "cannot start decoding thread %lld of %lld: %s",
                                (long long)p->started + 1, (long long)p->worker_count, strerror(error));

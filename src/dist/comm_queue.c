@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread_start.h"
 #include "dist/transport.h"
 
 typedef struct Piece {
@@ -78,7 +79,7 @@ DsvStatus dsvi_comm_queue_create(int64_t room, bool beside, DsvCommQueue **out)
     q->beside = beside;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->news, NULL);
-    int error = beside ? pthread_create(&q->thread, NULL, work, q) : 0;
+    int error = beside ? dsvi_thread_start(&q->thread, work, q) : 0;
     if (error) {
         pthread_mutex_destroy(&q->lock);
         pthread_cond_destroy(&q->news);

@@ -185,11 +185,11 @@ static int64_t pixels_at(const Blocks *b, int64_t i)
     return b->pixel + (i >> spatial) * b->frame + (i & (((int64_t)1 << spatial) - 1)) * b->row;
 }
 
-static void encode_blocks(const Blocks *b, const float *pixels, float *latent)
+/* values (size, beside): room for a call. */
+static void encode_blocks(const Blocks *b, const float *pixels, float *values, float *latent)
 {
     const Haar *haar = b->haar;
     int64_t side = (int64_t)1 << haar->spatial, all = (side * side) << haar->temporal, n = b->beside;
-    float values[VALUES_MAX]; /* (size, beside) */
     for (int64_t i = 0; i < b->size; i++) {
         const float *from = pixels + pixels_at(b, i / side) + i % side;
         for (int64_t j = 0; j < n; j++)
@@ -203,11 +203,10 @@ static void encode_blocks(const Blocks *b, const float *pixels, float *latent)
         memset(latent + b->latent + i * b->coefficient, 0, (size_t)n * sizeof *latent);
 }
 
-static void decode_blocks(const Blocks *b, const float *latent, float *pixels)
+static void decode_blocks(const Blocks *b, const float *latent, float *values, float *pixels)
 {
     const Haar *haar = b->haar;
     int64_t side = (int64_t)1 << haar->spatial, n = b->beside;
-    float values[VALUES_MAX];
     for (int64_t i = 0; i < b->size; i++)
         for (int64_t j = 0; j < n; j++)
             values[i * n + j] = latent[b->latent + i * b->coefficient + j] * haar->scale[i];
@@ -219,31 +218,47 @@ static void decode_blocks(const Blocks *b, const float *latent, float *pixels)
     }
 }
 
+/* Room for the blocks that are worked on together; not on the stack: the largest take 256 KiB. */
+static DsvStatus make_values(const Haar *haar, float **values)
+{
+    int64_t size = (int64_t)1 << (haar->temporal + 2 * haar->spatial);
+    int64_t count = size * BESIDE_MAX < VALUES_MAX ? size * BESIDE_MAX : VALUES_MAX;
+    *values = malloc((size_t)count * sizeof **values);
+    return *values ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers of codec haar",
+                                        (long long)count);
+}
+
 static DsvStatus encode(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent)
 {
     DsvVideoShape shape;
+    float *values;
     DSVI_TRY(latent_shape(codec, video, &shape));
+    DSVI_TRY(make_values(haar_of(codec), &values));
     for (int64_t row = 0; row < COLOURS * shape.frames * shape.height; row++) {
         Blocks blocks;
         for (int64_t x = 0; x < shape.width; x += blocks.beside) {
             blocks = blocks_at(haar_of(codec), video, shape, row, x);
-            encode_blocks(&blocks, pixels, latent);
+            encode_blocks(&blocks, pixels, values, latent);
         }
     }
+    free(values);
     return DSV_OK;
 }
 
 static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels)
 {
     DsvVideoShape shape;
+    float *values;
     DSVI_TRY(latent_shape(codec, video, &shape));
+    DSVI_TRY(make_values(haar_of(codec), &values));
     for (int64_t row = 0; row < COLOURS * shape.frames * shape.height; row++) {
         Blocks blocks;
         for (int64_t x = 0; x < shape.width; x += blocks.beside) {
             blocks = blocks_at(haar_of(codec), video, shape, row, x);
-            decode_blocks(&blocks, latent, pixels);
+            decode_blocks(&blocks, latent, values, pixels);
         }
     }
+    free(values);
     return DSV_OK;
 }
 

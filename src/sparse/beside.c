@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread_start.h"
+
 typedef struct Worker {
     DsvBeside *beside;
     pthread_t thread;
@@ -64,7 +66,7 @@ DsvStatus dsvi_beside_create(int threads, int64_t room, dsvi_beside_fn *fn, void
     while (b->started < threads && error == 0) {
         Worker *worker = &b->worker[b->started];
         *worker = (Worker){.beside = b, .number = b->started};
-        error = pthread_create(&worker->thread, NULL, work, worker);
+        error = dsvi_thread_start(&worker->thread, work, worker);
         b->started += error == 0;
     }
     if (b->started == 0) {

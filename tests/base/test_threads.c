@@ -1,4 +1,5 @@
 /* The pool: every item once, fixed borders, the same results on any number of threads. */
+#include "base/thread_start.h"
 #include "base/threads.h"
 
 #include <omp.h>
@@ -187,6 +188,45 @@ static void threads_share_the_pool(void **state)
         assert_int_equal(count[i / INNER][i % INNER], 200);
 }
 
+/* More than a thread gets below under `ulimit -s 64`. */
+static void use_stack(void *context, int64_t begin, int64_t end, int worker)
+{
+    volatile char room[1 << 20];
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        for (size_t byte = 0; byte < sizeof room; byte += 512)
+            room[byte] = (char)i;
+        ((char *)context)[i] = room[512];
+    }
+    usleep(1000);
+}
+
+static void *use_stack_alone(void *context)
+{
+    use_stack(context, 0, 1, 0);
+    return NULL;
+}
+
+static void threads_have_a_stack_of_their_own(void **state)
+{
+    char used[64];
+    pthread_attr_t attributes, before;
+    pthread_t thread;
+    (void)state;
+    assert_int_equal(pthread_getattr_default_np(&before), 0);
+    assert_int_equal(pthread_attr_init(&attributes), 0);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, 64 << 10), 0);
+    assert_int_equal(pthread_setattr_default_np(&attributes), 0);
+    dsvi_threads_set(3);
+    dsvi_parallel_for(64, 1, use_stack, used);
+    assert_int_equal(used[63], 63);
+    assert_int_equal(dsvi_thread_start(&thread, use_stack_alone, used), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_setattr_default_np(&before), 0);
+    pthread_attr_destroy(&attributes);
+    pthread_attr_destroy(&before);
+}
+
 static void zero_means_every_core(void **state)
 {
     (void)state;
@@ -203,6 +243,7 @@ int main(void)
         cmocka_unit_test(a_worker_is_alone),
         cmocka_unit_test(loops_nest),
         cmocka_unit_test(threads_share_the_pool),
+        cmocka_unit_test(threads_have_a_stack_of_their_own),
         cmocka_unit_test(zero_means_every_core),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

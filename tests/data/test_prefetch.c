@@ -2,6 +2,8 @@
  * with and without clips kept in memory. */
 #include "data/prefetch.h"
 
+#include <pthread.h>
+
 #include "base/scratch.h"
 #include "clip_maker.h"
 #include "data/clip_cache.h"
@@ -324,6 +326,37 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     free(latent);
 }
 
+static DsvStatus use_stack(void *context, const float *pixels, float *latent)
+{
+    volatile char room[1 << 20];
+    for (size_t byte = 0; byte < sizeof room; byte += 512)
+        room[byte] = 1;
+    return room[512] ? copy_pixels(context, pixels, latent) : DSV_E_INTERNAL;
+}
+
+/* As under `ulimit -s 64`. */
+static void workers_have_a_stack_of_their_own(void **state)
+{
+    (void)state;
+    float *latent = video_alloc(FRAMES, SIDE, SIDE);
+    const char *text;
+    int64_t passed_over;
+    DsvPrefetch *prefetch;
+    pthread_attr_t attributes, before;
+    assert_int_equal(pthread_getattr_default_np(&before), 0);
+    assert_int_equal(pthread_attr_init(&attributes), 0);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, 64 << 10), 0);
+    assert_int_equal(pthread_setattr_default_np(&attributes), 0);
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, 2, ELEMENTS, use_stack, NULL, NULL, NULL,
+                                  &prefetch));
+    assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+    dsvi_prefetch_stop(&prefetch);
+    assert_int_equal(pthread_setattr_default_np(&before), 0);
+    pthread_attr_destroy(&attributes);
+    pthread_attr_destroy(&before);
+    free(latent);
+}
+
 static DsvStatus refuse(void *context, const float *pixels, float *latent)
 {
     (void)context, (void)pixels, (void)latent;
@@ -410,6 +443,7 @@ int main(void)
         cmocka_unit_test(a_damaged_spot_of_the_only_clip_is_avoided),
         cmocka_unit_test(no_item_left_is_a_failure_that_lasts),
         cmocka_unit_test(a_failing_codec_is_heard),
+        cmocka_unit_test(workers_have_a_stack_of_their_own),
         cmocka_unit_test(stopping_does_not_wait_for_samples),
         cmocka_unit_test(cached_latents_come_the_same_way),
     };
