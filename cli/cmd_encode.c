@@ -1,32 +1,35 @@
 /* dsv encode: clips to cached latents. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd.h"
 #include "terminal.h"
 
 enum { CONFIG };
 
+static const char DEFAULT_CONFIG[] = "configs/demo.yaml"; /* that of dsv train, which is to read the latents */
+
 static const CliFlag flags[] = {
-    [CONFIG] = {"--config", "FILE", "settings to start from, as for dsv train"},
+    [CONFIG] = {"--config", "FILE", "settings to start from: the file given to dsv train"},
     {0},
 };
 
 static const char text[] =
     "Decodes and encodes every clip of DATA, a folder or a CSV or JSONL list, once,\n"
-    "into latents of the size, frame count, rate and codec that the settings name.\n"
+    "into latents of the size, frame count, rate and codec that the settings name:\n"
+    "those of --config, or of configs/demo.yaml where none is named, like dsv train.\n"
     "dsv train then reads them with data.path=OUT. What OUT already holds is kept:\n"
-    "a call that was stopped goes on where it was.\n"
+    "a call that was stopped goes on where it was. OUT is a folder of its own, and\n"
+    "one process at a time encodes into it.\n"
     "\n"
     "  dsv encode clips latents --config configs/demo.yaml num_frames=33\n";
 
-static DsvStatus read_settings(const CliArgs *args, DsvConfig *config)
+static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config)
 {
     char data[DSV_TEXT_MAX + 16];
-    DsvStatus status = DSV_OK;
     dsv_config_defaults(config);
-    if (args->flag[CONFIG])
-        status = dsv_config_load(config, args->flag[CONFIG]);
+    DsvStatus status = dsv_config_load(config, path);
     if (status == DSV_OK)
         status = cli_args_settings(args, config);
     snprintf(data, sizeof data, "data.path=%s", args->path[0]);
@@ -37,7 +40,10 @@ static int run(const CliArgs *args)
 {
     DsvConfig config;
     CliTerminal terminal;
-    DsvStatus status = read_settings(args, &config);
+    const char *path = args->flag[CONFIG] ? args->flag[CONFIG] : DEFAULT_CONFIG;
+    if (!args->flag[CONFIG] && access(path, F_OK) != 0)
+        return cli_misused(args->verb, "no --config named, and there is no %s here", path);
+    DsvStatus status = read_settings(args, path, &config);
     if (status != DSV_OK)
         return cli_outcome(args, status);
 

@@ -198,6 +198,28 @@ static DsvStatus allocate(Encoding *e)
     return DSV_OK;
 }
 
+/* A folder with an index is read as one of latents: the clips in it would not be read any more. */
+static DsvStatus check_folder(const Encoding *e, const char *out_dir)
+{
+    DsvStatus status = DSV_OK;
+    char *out = realpath(out_dir, NULL), *data = realpath(e->settings->data_path, NULL);
+    if (!out) /* it is not there yet */
+        goto done;
+    if (data && strcmp(out, data) == 0)
+        status = DSVI_FAIL(DSV_E_USAGE, "%s holds the clips: latents need a folder of their own", out_dir);
+    for (int64_t i = 0; i < e->dataset->count && status == DSV_OK; i++) {
+        const char *clip = e->dataset->items[i].path, *slash = strrchr(clip, '/');
+        size_t length = (size_t)(slash - clip);
+        if (strlen(out) == length && strncmp(out, clip, length) == 0)
+            status = DSVI_FAIL(DSV_E_USAGE, "%s holds a clip, %s: latents need a folder of their own", out_dir,
+                               slash + 1);
+    }
+done:
+    free(out);
+    free(data);
+    return status;
+}
+
 static DsvStatus prepare(Encoding *e, const char *out_dir)
 {
     const DsvConfig *settings = e->settings;
@@ -211,6 +233,7 @@ static DsvStatus prepare(Encoding *e, const char *out_dir)
     if (e->dataset->latents)
         return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, wanted clips", settings->data_path);
     DSVI_TRY(dsvi_dataset_unify(e->dataset));
+    DSVI_TRY(check_folder(e, out_dir));
     DSVI_TRY(stamp_sources(e));
     DSVI_TRY(list_windows(e));
     DSVI_TRY(allocate(e));

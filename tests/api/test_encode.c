@@ -76,6 +76,26 @@ static void a_clip_listed_twice_is_encoded_once(void **state)
     }
 }
 
+static void latents_are_not_put_among_clips(void **state)
+{
+    static const char LIST[] = "path\nclips/waves-1.mp4\n";
+    DsvConfig settings;
+    char folder[DSVI_PATH_MAX], list[DSVI_PATH_MAX];
+    (void)state;
+    tiny_settings(&settings);
+    snprintf(folder, sizeof folder, "%s", scratch_path("clips/../clips"));
+    snprintf(settings.data_path, sizeof settings.data_path, "%s", scratch_path("clips"));
+    assert_fails(DSV_E_USAGE, "clips holds the clips: latents need a folder of their own",
+                 dsv_encode(folder, &settings, NULL));
+    snprintf(list, sizeof list, "%s", scratch_path("one.csv"));
+    assert_ok(dsvi_file_write(list, LIST, sizeof LIST - 1));
+    snprintf(settings.data_path, sizeof settings.data_path, "%s", list);
+    assert_fails(DSV_E_USAGE, "holds a clip, waves-1.mp4: latents", dsv_encode(folder, &settings, NULL));
+    assert_false(dsvi_latent_cache_is(folder));
+    assert_ok(dsv_encode(scratch_path("clips/latents"), &settings, NULL));
+    assert_ok(dsvi_folder_remove(scratch_path("clips/latents")));
+}
+
 static void take_clip(void *context, const DsvProgress *progress)
 {
     (void)context;
@@ -180,6 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_clip_listed_twice_is_encoded_once),
         cmocka_unit_test(every_whole_window_is_encoded),
+        cmocka_unit_test(latents_are_not_put_among_clips),
         cmocka_unit_test(a_clip_that_goes_away_is_left_out),
         cmocka_unit_test(paths_typed_otherwise_are_the_same_clips),
     };

@@ -137,6 +137,13 @@ refuses 2 "sample: wanted MODEL OUT.mp4" sample model
 refuses 2 "sample: clip.avi: clips are written as .mp4" sample model clip.avi
 refuses 2 "sample: --text wants FILE behind it" sample model clip.mp4 --text
 refuses 2 "encode: wanted DATA OUT" encode
+refuses 2 "encode: no --config named, and there is no configs/demo.yaml here" encode clips latents
+mkdir configs clips
+echo "num_frames: 9" >configs/demo.yaml
+complains 1 "clips: no usable clip in it" encode clips latents
+echo "num_frame: 9" >configs/demo.yaml
+complains 2 "num_frame" encode clips latents
+rm -r configs clips
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: wanted PATH" inspect
 refuses 2 "report: wanted RUN_DIR" report
