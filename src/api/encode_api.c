@@ -250,6 +250,8 @@ DsvStatus dsv_encode(const char *out_dir, const DsvConfig *settings, const DsvEv
     DSVI_TRY_GOTO(status, prepare(&e, out_dir), done);
     for (int64_t i = 0; i < e.dataset->left_out_count; i++)
         warn_left_out(&e, e.dataset->left_out[i]);
+    for (int64_t i = 0; i < e.dataset->remark_count; i++)
+        tell(&e, DSV_LOG_WARNING, e.dataset->remarks[i]);
     DSVI_TRY_GOTO(status, encode_all(&e), done);
 done:
     dsvi_latent_cache_close(&e.cache);

@@ -45,6 +45,26 @@ static DsvStatus measure(DsvClipStream *s, DsvClipInfo *info)
     return DSV_OK;
 }
 
+bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, size_t room)
+{
+    static const struct {
+        unsigned oddity;
+        const char *words;
+    } WORDS[] = {
+        {DSVI_CLIP_INTERLACED, "interlaced, and both fields are taken as one picture: moving edges are combs"},
+        {DSVI_CLIP_HDR, "in the transfer curve of PQ or HLG, which is not converted: it looks flat and grey"},
+        {DSVI_CLIP_WIDE, "in colours wider than BT.709's, which are not converted: they look pale"},
+        {DSVI_CLIP_ALPHA, "with transparency, which is dropped"},
+    };
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
+        if (info->oddities & WORDS[i].oddity && used < room)
+            used += used == 0 ? (size_t)snprintf(text, room, "%s: %s", path, WORDS[i].words)
+                              : (size_t)snprintf(text + used, room - used, "; %s", WORDS[i].words);
+    return used > 0;
+}
+
 DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
 {
     DsvStatus status;
@@ -56,6 +76,7 @@ DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
     snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream.decoder->codec_id));
     const char *names = stream.format->iformat->name; /* "mov,mp4,m4a,...": the first will do */
     snprintf(info->container, sizeof info->container, "%.*s", (int)strcspn(names, ","), names);
+    DSVI_TRY_GOTO(status, dsvi_clip_colours(stream.frame, path, &info->oddities), done);
     DSVI_TRY_GOTO(status, measure(&stream, info), done);
 done:
     dsvi_clip_stream_close(&stream);

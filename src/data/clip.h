@@ -6,6 +6,8 @@
 #ifndef DSVI_CLIP_H
 #define DSVI_CLIP_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -19,10 +21,24 @@ typedef struct DsvClipInfo {
     double fps, seconds;
     int64_t frames; /* estimated where the container does not say */
     char codec[32], container[32];
+    unsigned oddities; /* what of the picture is not converted: a sum of DsvClipOddity */
 } DsvClipInfo;
 
-/* Opens, finds the first video stream and decodes its first frame, so that a file that passes can be
- * decoded. DSV_E_NOT_FOUND, DSV_E_FORMAT (not a video, broken, truncated). */
+/* How frames may be stored that are then read as if they were not. */
+typedef enum DsvClipOddity {
+    DSVI_CLIP_INTERLACED = 1, /* two fields of different times in a frame */
+    DSVI_CLIP_HDR = 2,        /* the transfer curve of PQ or HLG */
+    DSVI_CLIP_WIDE = 4,       /* the primaries of BT.2020, DCI-P3 or others wider than BT.709's */
+    DSVI_CLIP_ALPHA = 8
+} DsvClipOddity;
+
+/* "path: interlaced: ...": what is not converted and how its pictures look then. Returns false, and an empty text,
+ * for a clip without oddities. */
+bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, size_t room);
+
+/* Opens, finds the first video stream, decodes its first frame and looks up its end. DSV_E_NOT_FOUND,
+ * DSV_E_FORMAT (not a video, broken at its head, truncated), DSV_E_UNSUPPORTED (no decoder; colours stored in a way
+ * that is not converted at all). */
 DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info);
 
 typedef struct DsvClipWindow {

@@ -6,14 +6,18 @@
 #include <string.h>
 
 #include <libavutil/frame.h>
+#include <libavutil/pixdesc.h>
 #include <libavutil/pixfmt.h>
 #include <libswscale/swscale.h>
+
+#include "data/clip.h"
 
 enum {
     /* Bicubic, which swscale widens when it shrinks, so that it averages; chroma at full width; and only
      * the code whose result does not depend on the processor. */
     SCALE_FLAGS = SWS_BICUBIC | SWS_FULL_CHR_H_INT | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT,
-    HD_ROWS = 720,
+    HD_COLUMNS = 1280,
+    SD_ROWS_MAX = 576,
     ROW_ALIGN = 64 /* swscale stores whole vectors and may pass the end of a row */
 };
 
@@ -59,14 +63,66 @@ static int plain_format(int format, int *full_range)
     return format;
 }
 
+/* The matrix of a frame that says nothing of it: as mpv and libplacebo guess. FFmpeg's own tools take BT.601. */
+static int guess_matrix(const AVFrame *frame)
+{
+    bool hd = frame->width >= HD_COLUMNS || frame->height > SD_ROWS_MAX;
+    return hd ? AVCOL_SPC_BT709 : AVCOL_SPC_SMPTE170M;
+}
+
+static bool is_rgb(const AVPixFmtDescriptor *format)
+{
+    return format && format->flags & (AV_PIX_FMT_FLAG_RGB | AV_PIX_FMT_FLAG_PAL);
+}
+
+/* Matrices that swscale has coefficients for; with others it takes BT.601's without a word. */
+static bool has_matrix(const AVFrame *frame)
+{
+    switch (frame->colorspace) {
+    case AVCOL_SPC_BT709:
+    case AVCOL_SPC_UNSPECIFIED:
+    case AVCOL_SPC_RESERVED:
+    case AVCOL_SPC_FCC:
+    case AVCOL_SPC_BT470BG:
+    case AVCOL_SPC_SMPTE170M:
+    case AVCOL_SPC_SMPTE240M:
+    case AVCOL_SPC_BT2020_NCL:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool is_wide(enum AVColorPrimaries primaries)
+{
+    return primaries == AVCOL_PRI_BT2020 || primaries == AVCOL_PRI_SMPTE431 || primaries == AVCOL_PRI_SMPTE432 ||
+           primaries == AVCOL_PRI_SMPTE428;
+}
+
+DsvStatus dsvi_clip_colours(const AVFrame *frame, const char *path, unsigned *oddities)
+{
+    const AVPixFmtDescriptor *format = av_pix_fmt_desc_get(frame->format);
+    const char *name = av_color_space_name(frame->colorspace);
+    if (!is_rgb(format) && !has_matrix(frame) && frame->colorspace != AVCOL_SPC_RGB)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: colours stored as %s, which cannot be converted to RGB", path,
+                         name ? name : "an unknown matrix says");
+    *oddities = (frame->interlaced_frame ? DSVI_CLIP_INTERLACED : 0) |
+                (frame->color_trc == AVCOL_TRC_SMPTE2084 || frame->color_trc == AVCOL_TRC_ARIB_STD_B67
+                     ? DSVI_CLIP_HDR
+                     : 0) |
+                (is_wide(frame->color_primaries) ? DSVI_CLIP_WIDE : 0) |
+                (format && format->flags & AV_PIX_FMT_FLAG_ALPHA ? DSVI_CLIP_ALPHA : 0);
+    return DSV_OK;
+}
+
 /* Makes sws for frames like this one, unless it is; size and format may change inside a stream. */
 static DsvStatus prepare(DsvClipScaler *s, const AVFrame *frame, const char *path)
 {
     int full_range = frame->color_range == AVCOL_RANGE_JPEG;
     int format = plain_format(frame->format, &full_range);
     int colours = frame->colorspace;
-    if (colours == AVCOL_SPC_UNSPECIFIED) /* as players guess */
-        colours = frame->height >= HD_ROWS ? AVCOL_SPC_BT709 : AVCOL_SPC_SMPTE170M;
+    if (colours == AVCOL_SPC_UNSPECIFIED || colours == AVCOL_SPC_RESERVED || colours == AVCOL_SPC_RGB)
+        colours = guess_matrix(frame);
     const int source[5] = {frame->width, frame->height, format, colours, full_range};
     if (s->sws && memcmp(source, s->source, sizeof source) == 0)
         return DSV_OK;

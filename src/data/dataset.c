@@ -13,6 +13,7 @@
 
 #include "base/fs.h"
 #include "base/threads.h"
+#include "base/utf8.h"
 #include "data/dataset_list.h"
 #include "data/latent_cache.h"
 
@@ -27,6 +28,8 @@ typedef struct Scan {
     bool inside;        /* in a subfolder */
     int64_t room;       /* of dataset->items */
     char **reasons;     /* (count): why an item cannot be used, or NULL */
+    char **notes;       /* (count): what is remarkable about an item, or NULL */
+    int64_t remark_room;
 } Scan;
 
 static DsvStatus no_memory(void)
@@ -34,10 +37,42 @@ static DsvStatus no_memory(void)
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the list of clips");
 }
 
+/* Takes `line`, which may be NULL: no memory. */
+static DsvStatus add_remark(Scan *scan, char *line)
+{
+    DsvDataset *d = scan->dataset;
+    if (line && d->remark_count == scan->remark_room) {
+        int64_t room = scan->remark_room ? 2 * scan->remark_room : 16;
+        char **remarks = realloc(d->remarks, (size_t)room * sizeof *remarks);
+        if (!remarks) {
+            free(line);
+            return no_memory();
+        }
+        d->remarks = remarks;
+        scan->remark_room = room;
+    }
+    if (!line)
+        return no_memory();
+    d->remarks[d->remark_count++] = line;
+    return DSV_OK;
+}
+
+/* A caption that is no text is left out, for what is to read captions takes UTF-8. */
+static DsvStatus check_caption(Scan *scan, const char *path, const char **text)
+{
+    char line[DSVI_PATH_MAX + 64];
+    if (!*text || dsvi_utf8_valid(*text, strlen(*text)))
+        return DSV_OK;
+    *text = NULL;
+    snprintf(line, sizeof line, "%s: its caption is not UTF-8 and is left out", path);
+    return add_remark(scan, strdup(line));
+}
+
 /* Takes copies. */
 static DsvStatus add_item(Scan *scan, const char *path, const char *text)
 {
     DsvDataset *d = scan->dataset;
+    DSVI_TRY(check_caption(scan, path, &text));
     if (d->count == scan->room) {
         int64_t room = scan->room ? 2 * scan->room : 64;
         DsvDatasetItem *items = realloc(d->items, (size_t)room * sizeof *items);
@@ -89,11 +124,18 @@ static DsvStatus read_caption(const char *clip, char **text)
     return DSV_OK;
 }
 
+/* A caption that cannot be read costs the clip nothing but its caption. */
 static DsvStatus add_clip(Scan *scan, const char *path)
 {
-    char *text = NULL;
-    DSVI_TRY(read_caption(path, &text));
-    DsvStatus status = add_item(scan, path, text);
+    char *text = NULL, line[DSVI_PATH_MAX + 256];
+    DsvStatus status = read_caption(path, &text);
+    if (status == DSV_E_NO_MEMORY)
+        return status;
+    if (status != DSV_OK) {
+        snprintf(line, sizeof line, "a caption is left out: %s", dsv_error_message());
+        DSVI_TRY(add_remark(scan, strdup(line)));
+    }
+    status = add_item(scan, path, text);
     free(text);
     return status;
 }
@@ -180,14 +222,18 @@ static DsvStatus scan_path(Scan *scan, const char *path)
     return DSVI_FAIL(DSV_E_USAGE, "%s: neither a folder, nor a .csv or .jsonl list, nor a clip", path);
 }
 
-static DsvStatus check_item(const Scan *scan, DsvDatasetItem *item)
+/* *note: what is remarkable about it, or NULL. */
+static DsvStatus check_item(const Scan *scan, DsvDatasetItem *item, char **note)
 {
+    char text[DSVI_PATH_MAX + 512];
     int64_t cover[2];
     if (scan->dataset->latents) {
         uint64_t bytes;
         return dsvi_file_size(item->path, &bytes);
     }
     DSVI_TRY(dsvi_clip_probe(item->path, &item->info));
+    if (dsvi_clip_remark(item->path, &item->info, text, sizeof text))
+        *note = strdup(text);
     return dsvi_clip_cover(item->path, item->info.height, item->info.width, scan->settings->height,
                            scan->settings->width, &cover[0], &cover[1]);
 }
@@ -197,7 +243,7 @@ static void check_range(void *context, int64_t begin, int64_t end, int worker)
     Scan *scan = context;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        if (check_item(scan, &scan->dataset->items[i]) != DSV_OK)
+        if (check_item(scan, &scan->dataset->items[i], &scan->notes[i]) != DSV_OK)
             scan->reasons[i] = strdup(dsv_error_message());
 }
 
@@ -229,11 +275,20 @@ static DsvStatus check_items(Scan *scan)
     DsvDataset *d = scan->dataset;
     scan->reasons = calloc((size_t)d->count + 1, sizeof *scan->reasons);
     d->left_out = calloc((size_t)d->count + 1, sizeof *d->left_out);
-    if (!scan->reasons || !d->left_out)
+    scan->notes = calloc((size_t)d->count + 1, sizeof *scan->notes);
+    if (!scan->reasons || !d->left_out || !scan->notes)
         return no_memory();
-    dsvi_parallel_for(d->count, 1, check_range, scan);
+    int64_t listed = d->count;
+    DsvStatus status = DSV_OK;
+    dsvi_parallel_for(listed, 1, check_range, scan);
+    for (int64_t i = 0; i < listed; i++) {
+        if (scan->notes[i] && !scan->reasons[i] && status == DSV_OK)
+            status = add_remark(scan, scan->notes[i]);
+        else
+            free(scan->notes[i]);
+    }
     leave_out(d, scan->reasons);
-    return DSV_OK;
+    return status;
 }
 
 static DsvStatus nothing_usable(const char *path, const DsvDataset *d)
@@ -261,10 +316,12 @@ DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvData
         goto fail;
     }
     free(scan.reasons);
+    free(scan.notes);
     *out = scan.dataset;
     return DSV_OK;
 fail:
     free(scan.reasons);
+    free(scan.notes);
     dsvi_dataset_close(&scan.dataset);
     return status;
 }
@@ -278,8 +335,11 @@ void dsvi_dataset_close(DsvDataset **dataset)
         free_item(&d->items[i]);
     for (int64_t i = 0; i < d->left_out_count; i++)
         free(d->left_out[i]);
+    for (int64_t i = 0; i < d->remark_count; i++)
+        free(d->remarks[i]);
     free(d->items);
     free(d->left_out);
+    free(d->remarks);
     free(d);
     *dataset = NULL;
 }

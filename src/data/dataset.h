@@ -28,6 +28,8 @@ typedef struct DsvDataset {
     int64_t count;
     char **left_out; /* "path: reason" of files that cannot be used */
     int64_t left_out_count;
+    char **remarks; /* what the user should know of items that are used, or of their captions */
+    int64_t remark_count;
     bool latents; /* items are windows of a latent cache, not clips */
 } DsvDataset;
 

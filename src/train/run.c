@@ -145,6 +145,8 @@ static DsvStatus open_data(const Run *run, const char *path, DsvDataset **datase
     DSVI_TRY(dsvi_dataset_open(path, run->settings, dataset));
     for (int64_t i = 0; i < (*dataset)->left_out_count && is_first(run); i++)
         say(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i]);
+    for (int64_t i = 0; i < (*dataset)->remark_count && is_first(run); i++)
+        say(run, DSV_LOG_WARNING, "%s", (*dataset)->remarks[i]);
     say(run, DSV_LOG_INFO, "%s: %" PRId64 " %s%s", path, (*dataset)->count,
         (*dataset)->latents ? "cached window" : "clip", (*dataset)->count == 1 ? "" : "s");
     return DSV_OK;

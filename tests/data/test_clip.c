@@ -365,6 +365,36 @@ static void the_same_window_gives_the_same_bytes(void **state)
     }
 }
 
+/* Frames that do not say how their colours are stored: BT.709 from 1280 columns or above 576 rows on. */
+static void colours_that_are_not_told_go_by_the_size(void **state)
+{
+    (void)state;
+    static const struct {
+        int width, height;
+        bool hd;
+    } SIZES[] = {{1280, 536, true}, {1278, 576, false}, {720, 578, true}, {1280, 704, true}, {720, 480, false}};
+    float *found = video_alloc(1, SIDE, SIDE), *bt709 = video_alloc(1, SIDE, SIDE),
+          *bt601 = video_alloc(1, SIDE, SIDE);
+    size_t bytes = sizeof(float) * 3 * SIDE * SIDE;
+    DsvClipWindow w = window_of(0, 10, 1);
+    for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "-f lavfi -i testsrc2=s=%dx%d:r=10:d=0.2 -pix_fmt yuv420p -c:v libx264 "
+                 "untold.mkv", SIZES[i].width, SIZES[i].height);
+        run_ffmpeg(arguments);
+        run_ffmpeg("-i untold.mkv -c copy -bsf:v h264_metadata=matrix_coefficients=1 bt709.mkv");
+        run_ffmpeg("-i untold.mkv -c copy -bsf:v h264_metadata=matrix_coefficients=6 bt601.mkv");
+        assert_ok(dsvi_clip_read(scratch_path("untold.mkv"), &w, found));
+        assert_ok(dsvi_clip_read(scratch_path("bt709.mkv"), &w, bt709));
+        assert_ok(dsvi_clip_read(scratch_path("bt601.mkv"), &w, bt601));
+        assert_memory_not_equal(bt709, bt601, bytes);
+        assert_memory_equal(found, SIZES[i].hd ? bt709 : bt601, bytes);
+    }
+    free(found);
+    free(bt709);
+    free(bt601);
+}
+
 static void a_size_other_than_promised_is_refused(void **state)
 {
     (void)state;
@@ -395,6 +425,7 @@ int main(void)
         cmocka_unit_test(turned_pictures_are_put_upright),
         cmocka_unit_test(pixels_that_are_not_square_are_stretched),
         cmocka_unit_test(the_same_window_gives_the_same_bytes),
+        cmocka_unit_test(colours_that_are_not_told_go_by_the_size),
         cmocka_unit_test(a_size_other_than_promised_is_refused),
     };
     return cmocka_run_group_tests(tests, make_clips, scratch_remove);

@@ -80,6 +80,84 @@ static void a_folder_gives_its_clips_and_captions(void **state)
     dsvi_dataset_close(&d);
 }
 
+/* The clip is used all the same. */
+static void captions_that_are_no_text_are_left_out(void **state)
+{
+    (void)state;
+    enum { LONG = (1 << 20) + 1 };
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    char *text = malloc(LONG);
+    memset(text, 'x', LONG);
+    assert_ok(dsvi_folder_make(scratch_path("captions")));
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "captions/%d.mp4", i);
+        copy_file(scratch_path("one.mp4"), scratch_path(name));
+    }
+    write_bytes(scratch_path("captions/0.txt"), text, LONG);
+    write_text(scratch_path("captions/1.txt"), "un caf\xe9");
+    write_text(scratch_path("captions/2.txt"), "un caf\xc3\xa9");
+    assert_ok(dsvi_dataset_open(scratch_path("captions"), &settings, &d));
+    assert_int_equal(d->count, 3);
+    assert_int_equal(d->left_out_count, 0);
+    assert_null(d->items[0].text);
+    assert_null(d->items[1].text);
+    assert_string_equal(d->items[2].text, "un caf\xc3\xa9");
+    assert_int_equal(d->remark_count, 2);
+    assert_non_null(strstr(d->remarks[0], "a caption is left out: "));
+    assert_non_null(strstr(d->remarks[0], "0.txt"));
+    assert_non_null(strstr(d->remarks[1], "1.mp4: its caption is not UTF-8"));
+    dsvi_dataset_close(&d);
+    write_text(scratch_path("list.csv"), "path,text\none.mp4,caf\xe9\n");
+    assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &settings, &d));
+    assert_null(d->items[0].text);
+    assert_int_equal(d->remark_count, 1);
+    dsvi_dataset_close(&d);
+    free(text);
+}
+
+/* What is not converted is told of once, by the clip's name; what cannot be converted is left out. */
+static void odd_pictures_are_remarked_upon(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *arguments, *words; /* words: NULL for none */
+    } KINDS[] = {
+        {"a.mp4", "-c:v libx264", NULL},
+        {"b.mp4", "-c:v libx264 -flags +ilme+ildct -x264-params tff=1", "interlaced"},
+        {"c.mp4", "-c:v libx264 -color_trc smpte2084 -color_primaries bt709", "PQ or HLG"},
+        {"d.mp4", "-c:v libx264 -color_trc arib-std-b67 -color_primaries bt709", "PQ or HLG"},
+        {"e.mp4", "-c:v libx264 -color_trc bt709 -color_primaries bt2020", "wider than BT.709's"},
+        {"f.mov", "-c:v qtrle -pix_fmt argb", "transparency"},
+        {"g.mp4", "-c:v libx264 -colorspace bt2020nc", NULL},
+        {"h.mp4", "-c:v libx264 -colorspace ycgco", "left out"},
+    };
+    enum { COUNT = sizeof KINDS / sizeof *KINDS };
+    DsvConfig settings = settings_of(32);
+    DsvDataset *d;
+    assert_ok(dsvi_folder_make(scratch_path("odd")));
+    for (int i = 0; i < COUNT; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "-i one.mp4 %s odd/%s", KINDS[i].arguments, KINDS[i].name);
+        run_ffmpeg(arguments);
+    }
+    assert_ok(dsvi_dataset_open(scratch_path("odd"), &settings, &d));
+    assert_int_equal(d->count, COUNT - 1);
+    assert_int_equal(d->left_out_count, 1);
+    assert_non_null(strstr(d->left_out[0], "h.mp4: colours stored as ycgco"));
+    int64_t told = 0;
+    for (int i = 0; i < COUNT - 1; i++) {
+        if (!KINDS[i].words)
+            continue;
+        assert_true(told < d->remark_count);
+        assert_non_null(strstr(d->remarks[told], KINDS[i].name));
+        assert_non_null(strstr(d->remarks[told++], KINDS[i].words));
+    }
+    assert_int_equal(told, d->remark_count);
+    dsvi_dataset_close(&d);
+}
+
 static void nothing_usable_is_said_with_a_reason(void **state)
 {
     (void)state;
@@ -272,6 +350,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_gives_its_clips_and_captions),
+        cmocka_unit_test(captions_that_are_no_text_are_left_out),
+        cmocka_unit_test(odd_pictures_are_remarked_upon),
         cmocka_unit_test(nothing_usable_is_said_with_a_reason),
         cmocka_unit_test(csv_is_read_as_rfc_4180_has_it),
         cmocka_unit_test(csv_errors_name_the_line),
