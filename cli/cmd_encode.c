@@ -8,7 +8,8 @@
 
 enum { CONFIG };
 
-static const char DEFAULT_CONFIG[] = "configs/demo.yaml"; /* that of dsv train, which is to read the latents */
+/* That of dsv train, which is to read the latents. */
+static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
 
 static const CliFlag flags[] = {
     [CONFIG] = {"--config", "FILE", "settings to start from: the file given to dsv train"},

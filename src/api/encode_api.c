@@ -106,8 +106,8 @@ static void warn_left_out(const Encoding *e, const char *what)
     tell(e, DSV_LOG_WARNING, line);
 }
 
-/* A window that cannot be read is left out, and its clip named once; anything else, such as a full disk, ends the
- * work. */
+/* A window that cannot be read is left out, and its clip named once; anything else, such as a full disk,
+ * ends the work. */
 static DsvStatus judge(Encoding *e, const Window *w)
 {
     if (w->status == DSV_OK)
@@ -211,8 +211,8 @@ static DsvStatus check_folder(const Encoding *e, const char *out_dir)
         const char *clip = e->dataset->items[i].path, *slash = strrchr(clip, '/');
         size_t length = (size_t)(slash - clip);
         if (strlen(out) == length && strncmp(out, clip, length) == 0)
-            status = DSVI_FAIL(DSV_E_USAGE, "%s holds a clip, %s: latents need a folder of their own", out_dir,
-                               slash + 1);
+            status = DSVI_FAIL(DSV_E_USAGE, "%s holds a clip, %s: latents need a folder of their own",
+                               out_dir, slash + 1);
     }
 done:
     free(out);

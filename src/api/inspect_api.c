@@ -97,10 +97,13 @@ done:
 static DsvStatus inspect_clip(const Inspection *to, const char *path)
 {
     DsvClipInfo info;
+    char remark[1024];
     DSVI_TRY(dsvi_clip_probe(path, &info));
     say(to,
         "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
         path, info.codec, info.container, info.width, info.height, info.seconds, info.fps, info.frames);
+    if (dsvi_clip_remark(path, &info, remark, sizeof remark))
+        say(to, "%s", remark);
     return DSV_OK;
 }
 

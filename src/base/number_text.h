@@ -19,8 +19,8 @@ void dsvi_number_text(double value, char text[DSVI_NUMBER_ROOM]);
  * digits, inf and nan make it none, and so does a value beyond every double. */
 bool dsvi_number_read(const char *text, double *value);
 
-/* `value` as a whole number from 0 to 2^53 - 1, up to where every whole number is a double: for sizes and counts
- * that JSON holds. False, also for NaN: it is none, and *whole is 0. */
+/* `value` as a whole number from 0 to 2^53 - 1, up to where every whole number is a double: for sizes and
+ * counts that JSON holds. False, also for NaN: it is none, and *whole is 0. */
 bool dsvi_number_whole(double value, int64_t *whole);
 
 #ifdef __cplusplus

@@ -34,8 +34,8 @@ typedef struct DsvSafetensors DsvSafetensors;
  * elsewhere are copied. DSV_E_NOT_FOUND, DSV_E_IO, DSV_E_FORMAT (also dtypes of
  * the format that DsvDtype has not). On success *out is the caller's, to be closed; else NULL. */
 DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out);
-/* The same without a map, for files that others may write to while they are read: `data` of the tensors is NULL,
- * dsvi_safetensors_read fetches their bytes. */
+/* The same without a map, for files that others may write to while they are read: `data` of the tensors is
+ * NULL, dsvi_safetensors_read fetches their bytes. */
 DsvStatus dsvi_safetensors_open_unmapped(const char *path, DsvSafetensors **out);
 /* `bytes` bytes of a tensor, from its byte `from` on, as the file has them now. The file was opened unmapped.
  * DSV_E_IO; DSV_E_FORMAT: the file has become shorter. Several threads may call at once. */

@@ -214,7 +214,8 @@ static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, DsvStor
 }
 
 /* Where the tensor's bytes are; its dtype and shape are known. */
-static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start, Placed *placed)
+static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start,
+                              Placed *placed)
 {
     DsvStoredTensor *t = &placed->tensor;
     const size_t data_bytes = f->file_bytes - data_start;

@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* pthread_create with a stack of dsv's own size, whatever the shell's limit (ulimit -s) would make it: decoders,
- * codecs and libraries called from a thread need some hundred kilobytes. Returns 0 or an error number. */
+/* pthread_create with a stack of dsv's own size, whatever the shell's limit (ulimit -s) would make it:
+ * decoders, codecs and libraries called from a thread need some hundred kilobytes. Returns 0 or an error
+ * number. */
 int dsvi_thread_start(pthread_t *thread, void *(*function)(void *context), void *context);
 
 #ifdef __cplusplus

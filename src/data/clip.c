@@ -18,7 +18,8 @@ enum {
     /* A frame counts as shown this much before its time: Matroska rounds the times of a frame and of the
      * clip's beginning to milliseconds, each by up to half of one, and we to microseconds. */
     EARLY_US = 1010,
-    /* A window may begin this much after the last frame's end: containers are sloppy about where a clip ends. */
+    /* A window may begin this much after the last frame's end: containers are sloppy about where a clip
+     * ends. */
     LATE_US = 100000,
     COVER_MAX = 65536,    /* pixels a side */
     SECONDS_MAX = 1000000 /* that a clip may claim to last */
@@ -51,7 +52,8 @@ bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, siz
         unsigned oddity;
         const char *words;
     } WORDS[] = {
-        {DSVI_CLIP_INTERLACED, "interlaced, and both fields are taken as one picture: moving edges are combs"},
+        {DSVI_CLIP_INTERLACED,
+         "interlaced, and both fields are taken as one picture: moving edges are combs"},
         {DSVI_CLIP_HDR, "in the transfer curve of PQ or HLG, which is not converted: it looks flat and grey"},
         {DSVI_CLIP_WIDE, "in colours wider than BT.709's, which are not converted: they look pale"},
         {DSVI_CLIP_ALPHA, "with transparency, which is dropped"},
@@ -90,8 +92,8 @@ static int64_t frame_us(double first, int64_t i, double fps)
     return llrint((first + (double)i) / fps * 1e6);
 }
 
-/* A time that the clip's end reaches by no more than its rounding is not inside. Where frames are shorter than
- * that rounding, half a frame decides. */
+/* A time that the clip's end reaches by no more than its rounding is not inside. Where frames are shorter
+ * than that rounding, half a frame decides. */
 static bool is_inside(int64_t i, double fps, int64_t end_us)
 {
     double half = 0.5e6 / fps;

@@ -32,13 +32,13 @@ typedef enum DsvClipOddity {
     DSVI_CLIP_ALPHA = 8
 } DsvClipOddity;
 
-/* "path: interlaced: ...": what is not converted and how its pictures look then. Returns false, and an empty text,
- * for a clip without oddities. */
+/* "path: interlaced: ...": what is not converted and how its pictures look then. Returns false, and an
+ * empty text, for a clip without oddities. */
 bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, size_t room);
 
 /* Opens, finds the first video stream, decodes its first frame and looks up its end. DSV_E_NOT_FOUND,
- * DSV_E_FORMAT (not a video, broken at its head, truncated), DSV_E_UNSUPPORTED (no decoder; colours stored in a way
- * that is not converted at all). */
+ * DSV_E_FORMAT (not a video, broken at its head, truncated), DSV_E_UNSUPPORTED (no decoder; colours stored
+ * in a way that is not converted at all). */
 DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info);
 
 typedef struct DsvClipWindow {
@@ -68,8 +68,8 @@ DsvStatus dsvi_clip_read_rgb(const char *path, const DsvClipWindow *window, int6
 void dsvi_clip_crop(const DsvClipWindow *window, const uint8_t *rgb, int64_t cover_height,
                     int64_t cover_width, int64_t i, float *pixels);
 
-/* How many of the times 0, 1 / fps, 2 / fps, ... are inside the clip; at least 1. A clip whose length is n / fps,
- * up to what containers round by, has n of them. */
+/* How many of the times 0, 1 / fps, 2 / fps, ... are inside the clip; at least 1. A clip whose length is n
+ * / fps, up to what containers round by, has n of them. */
 int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps);
 
 #ifdef __cplusplus

@@ -63,7 +63,8 @@ static int plain_format(int format, int *full_range)
     return format;
 }
 
-/* The matrix of a frame that says nothing of it: as mpv and libplacebo guess. FFmpeg's own tools take BT.601. */
+/* The matrix of a frame that says nothing of it: as mpv and libplacebo guess. FFmpeg's own tools take
+ * BT.601. */
 static int guess_matrix(const AVFrame *frame)
 {
     bool hd = frame->width >= HD_COLUMNS || frame->height > SD_ROWS_MAX;
@@ -86,17 +87,15 @@ static bool has_matrix(const AVFrame *frame)
     case AVCOL_SPC_BT470BG:
     case AVCOL_SPC_SMPTE170M:
     case AVCOL_SPC_SMPTE240M:
-    case AVCOL_SPC_BT2020_NCL:
-        return true;
-    default:
-        return false;
+    case AVCOL_SPC_BT2020_NCL: return true;
+    default: return false;
     }
 }
 
 static bool is_wide(enum AVColorPrimaries primaries)
 {
-    return primaries == AVCOL_PRI_BT2020 || primaries == AVCOL_PRI_SMPTE431 || primaries == AVCOL_PRI_SMPTE432 ||
-           primaries == AVCOL_PRI_SMPTE428;
+    return primaries == AVCOL_PRI_BT2020 || primaries == AVCOL_PRI_SMPTE431 ||
+           primaries == AVCOL_PRI_SMPTE432 || primaries == AVCOL_PRI_SMPTE428;
 }
 
 DsvStatus dsvi_clip_colours(const AVFrame *frame, const char *path, unsigned *oddities)
@@ -104,8 +103,8 @@ DsvStatus dsvi_clip_colours(const AVFrame *frame, const char *path, unsigned *od
     const AVPixFmtDescriptor *format = av_pix_fmt_desc_get(frame->format);
     const char *name = av_color_space_name(frame->colorspace);
     if (!is_rgb(format) && !has_matrix(frame) && frame->colorspace != AVCOL_SPC_RGB)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: colours stored as %s, which cannot be converted to RGB", path,
-                         name ? name : "an unknown matrix says");
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: colours stored as %s, which cannot be converted to RGB",
+                         path, name ? name : "an unknown matrix");
     *oddities = (frame->interlaced_frame ? DSVI_CLIP_INTERLACED : 0) |
                 (frame->color_trc == AVCOL_TRC_SMPTE2084 || frame->color_trc == AVCOL_TRC_ARIB_STD_B67
                      ? DSVI_CLIP_HDR

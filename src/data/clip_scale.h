@@ -31,8 +31,8 @@ DsvStatus dsvi_clip_scale(DsvClipScaler *scaler, const struct AVFrame *frame, co
 
 void dsvi_clip_scaler_close(DsvClipScaler *scaler);
 
-/* Whether colours of such frames can be converted: a matrix that libswscale lacks (YCgCo, ICtCp, constant luminance)
- * is DSV_E_UNSUPPORTED. *oddities: what is not converted, as in DsvClipInfo. */
+/* Whether colours of such frames can be converted: a matrix that libswscale lacks (YCgCo, ICtCp, constant
+ * luminance) is DSV_E_UNSUPPORTED. *oddities: what is not converted, as in DsvClipInfo. */
 DsvStatus dsvi_clip_colours(const struct AVFrame *frame, const char *path, unsigned *oddities);
 
 #ifdef __cplusplus

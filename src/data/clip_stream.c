@@ -352,9 +352,9 @@ int64_t dsvi_clip_stream_lead(const DsvClipStream *s)
     return lead > 0 ? lead : 0;
 }
 
-/* Reads on to the end of the file; leaves *end_us alone when no packet has a time. In avi, frames have no time
- * of their own, and `origin` is late by the frames that the decoder holds back: there the first packet is the
- * beginning. */
+/* Reads on to the end of the file; leaves *end_us alone when no packet has a time. In avi, frames have no
+ * time of their own, and `origin` is late by the frames that the decoder holds back: there the first packet
+ * is the beginning. */
 static void read_to_end(DsvClipStream *s, int64_t *end_us)
 {
     int64_t from = s->timed ? s->origin : first_ticks(s);

@@ -37,7 +37,7 @@ typedef struct DsvClipStream {
     bool timed;            /* the first frame has a time of its own, so that `origin` is exact */
     int refused;           /* packets the decoder could not use before the first frame */
     int64_t fed;           /* time of the packet the decoder got last, in ticks; AV_NOPTS_VALUE: unknown */
-    int64_t doubted;       /* the latest packet with an error before the first frame, in ticks; INT64_MIN: none */
+    int64_t doubted; /* the latest packet with an error before the first frame, in ticks; INT64_MIN: none */
 } DsvClipStream;
 
 /* Opens the file at its beginning and decodes the first frame. A zeroed stream may be closed, as may one
@@ -45,8 +45,8 @@ typedef struct DsvClipStream {
 DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *stream);
 
 /* Decodes the next frame into stream->frame; *got is false at the end of the data. Damage after the first
- * frame is DSV_E_FORMAT: better no frame than one that a decoder has made up. What the decoder does not notice
- * itself passes: MPEG-2, MPEG-4 and VP8 have no means to see that a picture is missing. */
+ * frame is DSV_E_FORMAT: better no frame than one that a decoder has made up. What the decoder does not
+ * notice itself passes: MPEG-2, MPEG-4 and VP8 have no means to see that a picture is missing. */
 DsvStatus dsvi_clip_stream_next(DsvClipStream *stream, bool *got);
 
 /* Goes to a key frame at or before the time. It is a hint: the position may stay as it was, or the next frame

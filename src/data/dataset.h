@@ -69,16 +69,17 @@ DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *
 DsvSampleRef dsvi_dataset_spread(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
                                  int64_t count);
 
-/* Whether a failure to read a sample is its file's own, so that another sample may take its place; it is final
- * otherwise (no memory, say). */
+/* Whether a failure to read a sample is its file's own, so that another sample may take its place; it is
+ * final otherwise (no memory, say). */
 bool dsvi_dataset_is_broken(DsvStatus status);
 
-/* How many samples are tried in place of one that cannot be read, that one included: so many broken files in a row
- * are no accident, the disk is gone, or the folder. Each cached window is tried once. */
+/* How many samples are tried in place of one that cannot be read, that one included: so many broken files
+ * in a row are no accident, the disk is gone, or the folder. Each cached window is tried once. */
 int64_t dsvi_dataset_tries(const DsvDataset *dataset);
 
-/* What takes the place of sample `index` when it and those before it could not be read, 1 <= attempt: the next
- * item of the list, with another window once all items have been tried. A function of its arguments alone. */
+/* What takes the place of sample `index` when it and those before it could not be read, 1 <= attempt: the
+ * next item of the list, with another window once all items have been tried. A function of its arguments
+ * alone. */
 DsvSampleRef dsvi_dataset_sample_again(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
                                        int64_t attempt);
 

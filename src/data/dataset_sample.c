@@ -8,8 +8,8 @@
 
 #include "base/rng.h"
 
-/* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. From the last one down,
- * the windows that are drawn again because the clips of a whole round could not be read. */
+/* Streams of DSV_RNG_DATA: windows in the first, one permutation in each of the others. From the last one
+ * down, the windows that are drawn again because the clips of a whole round could not be read. */
 enum { STREAM_WINDOW = 0, STREAM_FIRST_EPOCH = 1 };
 
 /* So many broken files in a row are no accident. */
@@ -65,8 +65,8 @@ static int64_t slack_of(const DsvDatasetItem *clip, const DsvConfig *settings)
 }
 
 /* The window of sample `index` in `item` as it is drawn in this round over the items. */
-static DsvSampleRef draw_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index, int64_t item,
-                            int64_t round)
+static DsvSampleRef draw_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
+                            int64_t item, int64_t round)
 {
     DsvSampleRef ref = {.item = item};
     if (dataset->latents)

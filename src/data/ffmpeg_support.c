@@ -16,10 +16,10 @@ static bool begins(const char *text, const char *with)
     return strncmp(text, with, strlen(with)) == 0;
 }
 
-/* Whether a message says that a picture is wrong. H.264's decoder reports lost pictures, which it replaces by
- * copies of the one before, at level debug. At level error it also reports what spoils no picture: notes that a
- * camera stored next to the pictures (SEI) and that are cut short, and the release of a reference picture that
- * is not there (mmco), as happens where decoding began at a later key frame. */
+/* Whether a message says that a picture is wrong. H.264's decoder reports lost pictures, which it replaces
+ * by copies of the one before, at level debug. At level error it also reports what spoils no picture: notes
+ * that a camera stored next to the pictures (SEI) and that are cut short, and the release of a reference
+ * picture that is not there (mmco), as happens where decoding began at a later key frame. */
 static bool is_damage(int level, const char *format)
 {
     enum { LEVEL_BITS = 0xff }; /* the bits above hold a colour */

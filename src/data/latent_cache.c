@@ -1,6 +1,6 @@
 /* See latent_cache.h. A window's file is written before its entry, and the index in one rename, so that an
- * interrupted encoding loses at most the entries of windows whose files it then writes again. The file `lock` is
- * held by the process that writes: the index is rewritten from what that process knows. */
+ * interrupted encoding loses at most the entries of windows whose files it then writes again. The file
+ * `lock` is held by the process that writes: the index is rewritten from what that process knows. */
 #include "data/latent_cache.h"
 
 #include <ctype.h>

@@ -39,8 +39,8 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
 }
 
 /* The latent's file, its tensor and the checksum it carries; on success all are the caller's until *file is
- * closed. Not mapped: a file that is rewritten or cannot be read is an error of one window and must not end the
- * process. */
+ * closed. Not mapped: a file that is rewritten or cannot be read is an error of one window and must not end
+ * the process. */
 static DsvStatus open_latent(const char *path, DsvSafetensors **file, const DsvStoredTensor **tensor,
                              const char **told)
 {

@@ -8,9 +8,10 @@
  *                 "text": the caption, if any, "escaped": true, if so}, ...],
  *      "xxh3": 16 hex digits}
  *
- * JSON is UTF-8 and names of files are any bytes: in an item that is `escaped`, source and text have their bytes
- * above 0x7f, and "%", as %XX. The checksum at the end is of what the items say, so that an index that was only
- * formatted anew still has it. Indexes of version 0.1 have no checksum, and the first had no stamps. */
+ * JSON is UTF-8 and names of files are any bytes: in an item that is `escaped`, source and text have their
+ * bytes above 0x7f, and "%", as %XX. The checksum at the end is of what the items say, so that an index
+ * that was only formatted anew still has it. Indexes of version 0.1 have no checksum, and the first had no
+ * stamps. */
 #include "data/latent_index.h"
 
 #include <inttypes.h>
@@ -315,9 +316,10 @@ static DsvStatus check_checksum(const char *path, const cJSON *told, uint64_t ch
     if (!read_hex(told, &wanted))
         return malformed(path, "its xxh3 is no checksum");
     if (checksum != wanted)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged, or edited: its items have the checksum %016" PRIx64
-                         ", its last xxh3 says %016" PRIx64 " (without that key it is taken as it is)", path,
-                         checksum, wanted);
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s: damaged, or edited: its items have the checksum %016" PRIx64
+                         ", its last xxh3 says %016" PRIx64 " (without that key it is taken as it is)",
+                         path, checksum, wanted);
     return DSV_OK;
 }
 

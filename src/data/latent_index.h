@@ -32,9 +32,9 @@ size_t dsvi_latent_index_entry_bytes(const DsvLatentEntry *entry);
 /* The index as text, to be given to free(). NULL: no memory. */
 char *dsvi_latent_index_text(const DsvConfig *settings, DsvLatentEntry *const *entries, int64_t count);
 
-/* Hands each entry of the index file to `add`, which copies what it keeps; `file` is a plain name then. Settings
- * other than those wanted (NULL: any will do) are DSV_E_USAGE and named, a malformed index or one that does not
- * have its checksum DSV_E_FORMAT. */
+/* Hands each entry of the index file to `add`, which copies what it keeps; `file` is a plain name then.
+ * Settings other than those wanted (NULL: any will do) are DSV_E_USAGE and named, a malformed index or one
+ * that does not have its checksum DSV_E_FORMAT. */
 DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *settings,
                                  DsvStatus (*add)(void *context, const DsvLatentEntry *entry), void *context);
 

@@ -46,8 +46,8 @@ DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settin
                               DsvPrefetch **out);
 
 /* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards.
- * *passed_over: how many windows could not be read before the one that it was made of; 0: it is the one drawn. A
- * failure, a worker's included, is final: so is the next call's. */
+ * *passed_over: how many windows could not be read before the one that it was made of; 0: it is the one
+ * drawn. A failure, a worker's included, is final: so is the next call's. */
 DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 
 /* Bytes held by the ring, the frames being decoded and the clips kept (once all of them are). */

@@ -224,8 +224,8 @@ static DsvStatus make_values(const Haar *haar, float **values)
     int64_t size = (int64_t)1 << (haar->temporal + 2 * haar->spatial);
     int64_t count = size * BESIDE_MAX < VALUES_MAX ? size * BESIDE_MAX : VALUES_MAX;
     *values = malloc((size_t)count * sizeof **values);
-    return *values ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers of codec haar",
-                                        (long long)count);
+    return *values ? DSV_OK
+                   : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers of codec haar", (long long)count);
 }
 
 static DsvStatus encode(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent)

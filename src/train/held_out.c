@@ -216,7 +216,10 @@ DsvStatus dsvi_held_out_fill(DsvHeldOut *h, const DsvDataset *dataset, const Dsv
 {
     DsvStatus status = DSV_OK;
     size_t pixels = (size_t)(3 * h->video.frames * h->video.height * h->video.width);
-    Filling f = {.dataset = dataset, .settings = settings, .codec = codec, .warn = warn,
+    Filling f = {.dataset = dataset,
+                 .settings = settings,
+                 .codec = codec,
+                 .warn = warn,
                  .warn_context = warn_context};
     f.pixels = malloc(pixels * sizeof *f.pixels);
     f.warned = calloc((size_t)dataset->count, 1);

@@ -47,8 +47,9 @@ void dsvi_held_out_carve_host(DsvHeldOut *held_out, DsvArena *arena);
 /* After binding. The weights' compute copy is the caller's to keep up to date. */
 DsvStatus dsvi_held_out_setup(DsvHeldOut *held_out, const DsvDitWeights *weights);
 
-/* Reads and encodes the windows that this rank measures anything of. A window that cannot be read is replaced as
- * dsvi_dataset_spread_again says, and its item named through `warn` (may be NULL), each once. */
+/* Reads and encodes the windows that this rank measures anything of. A window that cannot be read is
+ * replaced as dsvi_dataset_spread_again says, and its item named through `warn` (may be NULL), each once.
+ * */
 DsvStatus dsvi_held_out_fill(DsvHeldOut *held_out, const DsvDataset *dataset, const DsvConfig *settings,
                              const DsvCodec *codec, void (*warn)(void *context, const char *line),
                              void *warn_context);

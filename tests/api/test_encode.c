@@ -139,8 +139,9 @@ static void every_whole_window_is_encoded(void **state)
         int64_t frames;
         double fps;
         int64_t windows; /* of 5 frames */
-    } CLIPS_OF[] = {{"a.mp4", 10, 12, 2}, {"b.mp4", 100, 30, 20}, {"c.mkv", 65, 30, 13}, {"d.mp4", 64, 30, 12},
-                    {"e.mp4", 4, 12, 1},  {"f.mkv", 25, 24, 5},   {"g.mkv", 24, 24, 4}};
+    } CLIPS_OF[] = {{"a.mp4", 10, 12, 2},  {"b.mp4", 100, 30, 20}, {"c.mkv", 65, 30, 13},
+                    {"d.mp4", 64, 30, 12}, {"e.mp4", 4, 12, 1},    {"f.mkv", 25, 24, 5},
+                    {"g.mkv", 24, 24, 4}};
     (void)state;
     for (size_t i = 0; i < sizeof CLIPS_OF / sizeof *CLIPS_OF; i++) {
         char folder[64], clip[80];

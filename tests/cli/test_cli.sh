@@ -113,7 +113,8 @@ tells "$("$dsv" version)" -V
 
 # a stack of 64 KiB
 called="bench attention under ulimit -s 64"
-(ulimit -s 64 && "$dsv" bench attention --tokens 512 --heads 2 --head-dim 128 --density 0.2 --repeats 1 threads=2) \
+(ulimit -s 64 &&
+    "$dsv" bench attention --tokens 512 --heads 2 --head-dim 128 --density 0.2 --repeats 1 threads=2) \
     >out 2>err || complain "exit status $?; it said: $(cat err)"
 
 # misuse

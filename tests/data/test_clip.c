@@ -122,33 +122,36 @@ static void a_clip_has_as_many_places_as_frames(void **state)
             for (int64_t frames = 1; frames < 3000 && fabs(SLACK[s]) < 0.4 / RATES[r]; frames++) {
                 DsvClipInfo info = {.seconds = rint(((double)frames / RATES[r] + SLACK[s]) * 1e6) * 1e-6};
                 if (dsvi_clip_grid(&info, RATES[r]) != frames)
-                    fail_msg("%d frames at %g: %d", (int)frames, RATES[r], (int)dsvi_clip_grid(&info, RATES[r]));
+                    fail_msg("%d frames at %g: %d", (int)frames, RATES[r],
+                             (int)dsvi_clip_grid(&info, RATES[r]));
             }
         }
     }
 }
 
-/* Recordings that were cut anywhere begin with packets that cannot be decoded: time counts from the first frame
- * that can, and so does length. */
+/* Recordings that were cut anywhere begin with packets that cannot be decoded: time counts from the first
+ * frame that can, and so does length. */
 static void a_clip_begins_with_its_first_key_frame(void **state)
 {
     (void)state;
     enum { KEY = 25, SHOWN = FRAMES - KEY };
-    static const char *const CODECS[] = {"libx264 -sc_threshold 0 -g 25",
-                                         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
-                                         "libx265 -x265-params "
-                                         "log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
-                                         "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
+    static const char *const CODECS[] =
+        {"libx264 -sc_threshold 0 -g 25",
+         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
+         "libx265 -x265-params "
+         "log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
+         "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
     static const char *const NAMES[] = {"late.ts", "late.mkv"};
     float *pixels = video_alloc(5, SIDE, SIDE);
     for (size_t k = 0; k < 2 * (sizeof CODECS / sizeof *CODECS); k++) {
         char arguments[512];
         DsvClipInfo info;
         const char *name = NAMES[k % 2];
-        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s early.%s", CODECS[k / 2], name + 5);
+        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s early.%s",
+                 CODECS[k / 2], name + 5);
         run_ffmpeg(arguments);
-        snprintf(arguments, sizeof arguments, "-i early.%s -c copy -bsf:v 'noise=drop=lt(n\\,9)' %s", name + 5,
-                 name);
+        snprintf(arguments, sizeof arguments, "-i early.%s -c copy -bsf:v 'noise=drop=lt(n\\,9)' %s",
+                 name + 5, name);
         run_ffmpeg(arguments);
         assert_ok(dsvi_clip_probe(scratch_path(name), &info));
         assert_error_below(fabs(info.seconds - SHOWN / FPS), 0.0021, "%s: %s", CODECS[k / 2], name);
@@ -163,16 +166,18 @@ static void a_clip_begins_with_its_first_key_frame(void **state)
     free(pixels);
 }
 
-/* Pictures that come before a key frame and refer to some before it are no damage where a window begins at that
- * key frame. */
+/* Pictures that come before a key frame and refer to some before it are no damage where a window begins at
+ * that key frame. */
 static void open_groups_of_pictures_are_entered(void **state)
 {
     (void)state;
-    static const char *const CODECS[] = {"libx264 -sc_threshold 0 -x264-params open-gop=1:keyint=12:bframes=3",
-                                         "libx265 -x265-params log-level=none:open-gop=1:keyint=12:bframes=4"};
+    static const char *const CODECS[] =
+        {"libx264 -sc_threshold 0 -x264-params open-gop=1:keyint=12:bframes=3",
+         "libx265 -x265-params log-level=none:open-gop=1:keyint=12:bframes=4"};
     for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
         char arguments[512];
-        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s open.mkv", CODECS[c]);
+        snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s open.mkv",
+                 CODECS[c]);
         run_ffmpeg(arguments);
         for (int64_t first = 0; first < FRAMES; first++)
             check_picks(scratch_path("open.mkv"), (double)first / FPS, FPS, 2);
@@ -372,15 +377,21 @@ static void colours_that_are_not_told_go_by_the_size(void **state)
     static const struct {
         int width, height;
         bool hd;
-    } SIZES[] = {{1280, 536, true}, {1278, 576, false}, {720, 578, true}, {1280, 704, true}, {720, 480, false}};
+    } SIZES[] = {{1280, 536, true},
+                 {1278, 576, false},
+                 {720, 578, true},
+                 {1280, 704, true},
+                 {720, 480, false}};
     float *found = video_alloc(1, SIDE, SIDE), *bt709 = video_alloc(1, SIDE, SIDE),
           *bt601 = video_alloc(1, SIDE, SIDE);
     size_t bytes = sizeof(float) * 3 * SIDE * SIDE;
     DsvClipWindow w = window_of(0, 10, 1);
     for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
         char arguments[256];
-        snprintf(arguments, sizeof arguments, "-f lavfi -i testsrc2=s=%dx%d:r=10:d=0.2 -pix_fmt yuv420p -c:v libx264 "
-                 "untold.mkv", SIZES[i].width, SIZES[i].height);
+        snprintf(arguments, sizeof arguments,
+                 "-f lavfi -i testsrc2=s=%dx%d:r=10:d=0.2 -pix_fmt yuv420p -c:v libx264 "
+                 "untold.mkv",
+                 SIZES[i].width, SIZES[i].height);
         run_ffmpeg(arguments);
         run_ffmpeg("-i untold.mkv -c copy -bsf:v h264_metadata=matrix_coefficients=1 bt709.mkv");
         run_ffmpeg("-i untold.mkv -c copy -bsf:v h264_metadata=matrix_coefficients=6 bt601.mkv");

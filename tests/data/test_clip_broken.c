@@ -143,7 +143,8 @@ static void pictures_that_refer_to_lost_ones_are_refused(void **state)
     for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
         char arguments[512];
         DsvClipWindow window = FIRST;
-        snprintf(arguments, sizeof arguments, "-i good.mp4 -vf scale=80:80:flags=neighbor -c:v %s whole.mkv", CODECS[c]);
+        snprintf(arguments, sizeof arguments, "-i good.mp4 -vf scale=80:80:flags=neighbor -c:v %s whole.mkv",
+                 CODECS[c]);
         run_ffmpeg(arguments);
         run_ffmpeg("-i whole.mkv -c copy -bsf:v 'noise=drop=between(n\\,20\\,24)' gap.mkv");
         assert_ok(dsvi_clip_read(scratch_path("gap.mkv"), &window, pixels));

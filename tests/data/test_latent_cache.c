@@ -171,8 +171,8 @@ static bool as_it_was(const char *folder)
         return false;
     bool same = dsvi_latent_cache_count(cache) == 2;
     for (int i = 0; same && i < 2; i++)
-        same = strcmp(dsvi_latent_cache_source(cache, i), SOURCES[i]) == 0 && dsvi_latent_cache_text(cache, i) &&
-               strcmp(dsvi_latent_cache_text(cache, i), TEXTS[i]) == 0 &&
+        same = strcmp(dsvi_latent_cache_source(cache, i), SOURCES[i]) == 0 &&
+               dsvi_latent_cache_text(cache, i) && strcmp(dsvi_latent_cache_text(cache, i), TEXTS[i]) == 0 &&
                dsvi_latent_cache_check(cache, i) == DSV_OK;
     dsvi_latent_cache_close(&cache);
     return same;
@@ -221,7 +221,8 @@ static void a_change_of_the_index_is_noticed(void **state)
 static void names_of_any_bytes_survive(void **state)
 {
     (void)state;
-    static const char *const NAMES[] = {"100%25.mp4", "caf\xc3\xa9.mp4", "caf\xe9 100%41.mp4", "\xff\xfe\n.mkv"};
+    static const char *const NAMES[] = {"100%25.mp4", "caf\xc3\xa9.mp4", "caf\xe9 100%41.mp4",
+                                        "\xff\xfe\n.mkv"};
     DsvConfig settings = make_settings();
     DsvLatentCache *cache;
     char *text;
@@ -352,7 +353,8 @@ static void a_file_that_is_rewritten_is_no_crash(void **state)
     rewriter.data = data;
     assert_int_equal(pthread_create(&thread, NULL, rewrite, &rewriter), 0);
     for (int i = 0; i < READS; i++) {
-        DsvStatus status = i % 2 ? dsvi_latent_read(path, COUNT, latent) : dsvi_latent_verify(path, &checksum);
+        DsvStatus status = i % 2 ? dsvi_latent_read(path, COUNT, latent)
+                                 : dsvi_latent_verify(path, &checksum);
         assert_true(status == DSV_OK || status == DSV_E_FORMAT);
         assert_true(status == DSV_OK || strstr(dsv_error_message(), path));
         whole += status == DSV_OK;

@@ -347,8 +347,8 @@ static void workers_have_a_stack_of_their_own(void **state)
     assert_int_equal(pthread_attr_init(&attributes), 0);
     assert_int_equal(pthread_attr_setstacksize(&attributes, 64 << 10), 0);
     assert_int_equal(pthread_setattr_default_np(&attributes), 0);
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, 2, ELEMENTS, use_stack, NULL, NULL, NULL,
-                                  &prefetch));
+    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, 2, ELEMENTS, use_stack, NULL, NULL,
+                                  NULL, &prefetch));
     assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(pthread_setattr_default_np(&before), 0);
