@@ -415,7 +415,7 @@ static void name_file(const char *source, const DsvClipWindow *w, char name[STEM
     if (length > STEM_MAX)
         length = STEM_MAX;
     for (size_t i = 0; i < length; i++)
-        name[i] = isalnum((unsigned char)base[i]) ? base[i] : '_';
+        name[i] = isalnum((unsigned char)base[i]) && (unsigned char)base[i] < 0x80 ? base[i] : '_';
     XXH128_hash_t hash = key_hash(source, w->start, w->crop_x, w->crop_y);
     snprintf(name + length, 48, "-%016" PRIx64 "%016" PRIx64 ".safetensors", (uint64_t)hash.high64,
              (uint64_t)hash.low64);
