@@ -22,13 +22,15 @@
 enum { LOOK_EVERY_MS = 20 };   /* for failures, on all connections */
 #define MEET_S 300.0           /* how long ranks wait for each other to be there at all, at most */
 #define FAREWELL_S 5.0         /* how long others wait for rank 0 to report a failure */
+#define FINISH_S 1.0           /* how long a failed rank goes on sending a frame that it has begun */
 
 /* What all groups of this process share. */
 typedef struct World {
     int64_t rank, size;
     pthread_mutex_t lock; /* over the connections and what follows */
-    int *socket;        /* (size); -1: the own one, and those that have ended */
-    bool failed;
+    int *socket;        /* (size); -1: this rank's, and those that have ended */
+    bool *within;       /* (size) a frame has been sent in part */
+    bool failed, tells; /* tells: the failure is this rank's to report to the others */
     char sentence[DSVI_MESSAGE_BYTES];
     int64_t last_number;
     double looked;      /* clock, when all connections were last looked at */
@@ -54,11 +56,10 @@ typedef struct TcpComm {
 /* ---- failure ---- */
 
 /* A rank that has no room for so small a frame is beyond help. */
-static void tell_failure(const World *w)
+static void tell_failure(const World *w, int64_t rank)
 {
-    for (int64_t r = 0; r < w->size; r++)
-        if (w->socket[r] >= 0)
-            (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_FAILURE, w->sentence, strlen(w->sentence));
+    if (w->socket[rank] >= 0 && !w->within[rank])
+        (void)dsvi_frame_send(w->socket[rank], DSVI_FRAME_FAILURE, w->sentence, strlen(w->sentence));
 }
 
 static void set_failed(World *w, const char *sentence, bool tell_others)
@@ -66,9 +67,10 @@ static void set_failed(World *w, const char *sentence, bool tell_others)
     if (w->failed)
         return;
     w->failed = true;
+    w->tells = tell_others;
     snprintf(w->sentence, sizeof w->sentence, "%s", sentence);
-    if (tell_others)
-        tell_failure(w);
+    for (int64_t r = 0; r < w->size && tell_others; r++)
+        tell_failure(w, r);
 }
 
 /* Receives the sentence that follows a head of DSVI_FRAME_FAILURE. */
@@ -212,9 +214,12 @@ static DsvStatus serve_in(TcpComm *t, int64_t rank)
 /* A rank that does not take what is sent may have told why. */
 static void serve_out(TcpComm *t, int64_t rank)
 {
-    if (move_frame(t->world->socket[t->world_rank[rank]], &t->out[rank], true))
+    int64_t r = t->world_rank[rank];
+    bool goes_on = move_frame(t->world->socket[r], &t->out[rank], true);
+    t->world->within[r] = goes_on && t->out[rank].moved > 0 && unfinished(&t->out[rank]);
+    if (goes_on)
         return;
-    look_at(t->world, t->world_rank[rank]);
+    look_at(t->world, r);
     rank_ended(t, rank);
 }
 
@@ -251,6 +256,30 @@ static void too_late(TcpComm *t)
     set_failed(t->world, sentence, true);
 }
 
+/* After a failure another thread may have found: frames that were sent in part are completed, because the
+ * other side takes for data what follows; then it is told. */
+static void finish_frames(TcpComm *t)
+{
+    World *w = t->world;
+    double until = dsvi_clock_seconds() + FINISH_S;
+    for (int moving = 1; moving > 0 && dsvi_clock_seconds() < until;) {
+        moving = 0;
+        for (int64_t r = 0; r < t->comm.size; r++) {
+            bool within = w->socket[t->world_rank[r]] >= 0 && w->within[t->world_rank[r]];
+            t->poller[r] = (struct pollfd){within ? w->socket[t->world_rank[r]] : -1, POLLOUT, 0};
+            moving += within;
+        }
+        if (moving == 0 || poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS) <= 0)
+            continue;
+        for (int64_t r = 0; r < t->comm.size; r++)
+            if (t->poller[r].fd >= 0 && t->poller[r].revents) {
+                w->within[t->world_rank[r]] =
+                    !move_frame(t->poller[r].fd, &t->out[r], true) || unfinished(&t->out[r]);
+                tell_failure(w, t->world_rank[r]);
+            }
+    }
+}
+
 /* With the lock, but for the time it waits. */
 static DsvStatus move_all(TcpComm *t)
 {
@@ -273,6 +302,8 @@ static DsvStatus move_all(TcpComm *t)
         }
         look_around(w);
     }
+    if (w->failed && w->tells)
+        finish_frames(t);
     return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 
@@ -295,6 +326,7 @@ static void free_world(World *w)
         if (w->socket[r] >= 0)
             close(w->socket[r]);
     free(w->socket);
+    free(w->within);
     free(w);
 }
 
@@ -374,9 +406,13 @@ static DsvStatus make_world(const DsviMeeting *meeting, World **out)
 {
     World *w = calloc(1, sizeof *w);
     *out = w;
-    if (w)
+    if (w) {
         w->socket = malloc((size_t)meeting->size * sizeof *w->socket);
-    if (!w || !w->socket) {
+        w->within = calloc((size_t)meeting->size, sizeof *w->within);
+    }
+    if (!w || !w->socket || !w->within) {
+        if (w)
+            free(w->socket);
         free(w);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld connections", (long long)meeting->size);
     }

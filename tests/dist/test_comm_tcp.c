@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -121,7 +122,7 @@ static DsvStatus second_is_late(DsvComm *comm, void *context)
     (void)context;
     DSVI_TRY(dsvi_comm_barrier(comm));
     if (dsvi_comm_rank(comm) == 1) {
-        usleep(1500000);
+        usleep(4000000);
         return DSV_OK;
     }
     return dsvi_comm_barrier(comm);
@@ -142,6 +143,48 @@ static DsvStatus fails_elsewhere(DsvComm *comm, void *context)
     return status;
 }
 
+static void *fail_soon(void *comm)
+{
+    usleep(100000);
+    (void)dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_IO, "the disk is full"));
+    return NULL;
+}
+
+/* Rank 1 fails in one thread while another is within a message that rank 0 is slow to take. */
+static DsvStatus fails_within_a_message(DsvComm *comm, void *context)
+{
+    enum { BYTES = 32 << 20 };
+    pthread_t thread;
+    char *data = calloc(1, BYTES);
+    int64_t rank = dsvi_comm_rank(comm);
+    DsvPiece send[2] = {{0}}, receive[2] = {{0}};
+    (void)context;
+    send[0] = (DsvPiece){data, rank == 1 ? BYTES : 0};
+    receive[1] = (DsvPiece){data, rank == 0 ? BYTES : 0};
+    DsvStatus status = dsvi_comm_barrier(comm);
+    if (rank == 1)
+        pthread_create(&thread, NULL, fail_soon, comm);
+    else
+        usleep(300000);
+    if (status == DSV_OK)
+        status = dsvi_comm_exchange(comm, send, receive);
+    while (status == DSV_OK)
+        status = dsvi_comm_barrier(comm);
+    if (rank == 1)
+        pthread_join(thread, NULL);
+    free(data);
+    return status;
+}
+
+static void a_failure_within_a_message_is_understood(void **state)
+{
+    RankOutcome outcome[RANKS_MOST];
+    (void)state;
+    run(2, 60, fails_within_a_message, outcome);
+    for (int r = 0; r < 2; r++)
+        assert_string_equal(outcome[r].sentence, "rank 1: the disk is full");
+}
+
 static void what_ends_one_ends_all(void **state)
 {
     static const struct {
@@ -151,7 +194,7 @@ static void what_ends_one_ends_all(void **state)
     } endings[] = {
         {second_fails, 60, "rank 1: the disk is full"},
         {second_ends, 60, "rank 1 has ended, and others wait for it in barrier"},
-        {second_is_late, 0.5, "rank 1 has not come to barrier for 0.5 s"},
+        {second_is_late, 2, "rank 1 has not come to barrier for 2 s"},
         {fails_elsewhere, 60, "rank 1: the disk is full"},
     };
     RankOutcome outcome[RANKS_MOST];
@@ -238,6 +281,7 @@ int main(void)
         cmocka_unit_test(calls),
         cmocka_unit_test(large_messages),
         cmocka_unit_test(what_ends_one_ends_all),
+        cmocka_unit_test(a_failure_within_a_message_is_understood),
         cmocka_unit_test(lengths_that_differ_are_told),
         cmocka_unit_test(ranks_must_have_been_told_the_same),
         cmocka_unit_test(strangers_are_not_listened_to),
