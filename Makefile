@@ -73,4 +73,4 @@ help:
 	@echo 'make deps              installs the Debian packages that are missing'
 	@echo 'make format            lays out the lines changed since the last commit (clang-format)'
 	@echo 'make clean             removes build/'
-	@echo 'PRESET=cpu|debug|asan|clang|cuda with any of them; $(PRESET) unless said: cuda where nvcc is'
+	@echo 'PRESET=cpu|debug|asan|tsan|clang|cuda with any of them; $(PRESET) unless said: cuda where nvcc is'

@@ -21,7 +21,7 @@
 
 /* Under sanitizers, which take five to ten times as long, what runs the same code again with other numbers is
  * left out. */
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { TEST_SANITIZED = 1 };
 #else
 enum { TEST_SANITIZED = 0 };

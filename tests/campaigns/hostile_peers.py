@@ -31,6 +31,8 @@ BENCH = ["bench", "context", "--heads", "4", "--head-dim", "32", "--group", "16"
 ONCE = BENCH + ["--tokens", "256", "--repeats", "1"]
 LONG = BENCH + ["--tokens", "16384", "--repeats", "64"]  # many seconds, nearly all of them in exchanges
 
+END_S = 60  # ranks that notice nothing wait for 300 s and more; an idle machine takes 10 s
+
 
 class Broken(Exception):
     """What should hold does not."""
@@ -206,7 +208,7 @@ def strangers(dsv, kind, draw):
     try:
         time.sleep(draw.uniform(0.3, 0.6))
         ranks += [Rank(dsv, r, size, port) for r in range(1, size)]
-        all_end_well(ranks, 20)
+        all_end_well(ranks, END_S)
     finally:
         for rank in ranks:
             rank.kill()
@@ -255,7 +257,7 @@ def replayed(dsv, draw):
     relay.start()
     ranks = [Rank(dsv, 0, 2, port), Rank(dsv, 1, 2, relay.port)]
     try:
-        all_end_well(ranks, 20)
+        all_end_well(ranks, END_S)
         if len(relay.hello) < HELLO:
             raise Broken("the relay heard no hello")
         port = free_port(draw)
@@ -274,7 +276,7 @@ def replayed(dsv, draw):
         if len(answer) > ANSWER or any(answer[16:]):
             raise Broken(f"a replayed hello was answered {answer.hex()}")
         ranks.append(Rank(dsv, 1, 2, port))
-        all_end_well(ranks, 20)
+        all_end_well(ranks, END_S)
     finally:
         for rank in ranks:
             rank.kill()
@@ -291,7 +293,7 @@ def mixed(dsv, draw):
         for job, r in order:
             ranks[job, r] = Rank(dsv, r, 2, port, key="job " + job, settings=["rank_timeout=5"])
             time.sleep(draw.uniform(0, 0.4))
-        until = time.monotonic() + 30
+        until = time.monotonic() + END_S
         status = {which: rank.end(until - time.monotonic()) for which, rank in ranks.items()}
         for (job, r), found in status.items():
             if found is None or found < 0:
@@ -320,10 +322,10 @@ def lost(dsv, draw, how, met, stderr=True):
             raise Broken(f"the job ended too early: {ranks[0].said()[-300:]}")
         victim.process.send_signal(how)
         if stderr:
-            survivors_end(ranks, victim, 20)
+            survivors_end(ranks, victim, END_S)
         else:
             for rank in ranks:
-                if rank is not victim and (rank.end(20) or 0) <= 0:
+                if rank is not victim and (rank.end(END_S) or 0) <= 0:
                     raise Broken(f"rank {rank.number} without stderr ended with {rank.process.returncode}")
     finally:
         for rank in ranks:
@@ -341,7 +343,7 @@ def set_up_wrongly(dsv, draw):
             ranks.append(Rank(dsv, r, size, port, settings=["nosuch=1"] if r == wrong else []))
             time.sleep(draw.uniform(0, 0.3))
         victim = next(rank for rank in ranks if rank.number == wrong)
-        survivors_end(ranks, victim, 20)
+        survivors_end(ranks, victim, END_S)
         for rank in ranks:
             if rank.number == 0 and "nosuch" not in rank.said():
                 raise Broken(f"rank 0 does not know what was wrong: {rank.said()[-300:]}")
@@ -356,7 +358,7 @@ def other_size(dsv, draw):
     ranks = [Rank(dsv, 0, 2, port), Rank(dsv, 1, 3, port)]
     try:
         for rank in ranks:
-            if rank.end(20) in (None, 0) or not rank.cause():
+            if rank.end(END_S) in (None, 0) or not rank.cause():
                 raise Broken(f"rank {rank.number} ended with {rank.process.returncode}: {rank.said()[-300:]}")
     finally:
         for rank in ranks:
