@@ -8,7 +8,6 @@
 
 #include "interrupt.h"
 #include "terminal.h"
-#include "text.h"
 #include "verb.h"
 
 int cli_misused(const CliVerb *verb, const char *format, ...)
@@ -40,8 +39,7 @@ int cli_outcome(const CliArgs *args, DsvStatus status)
 void cli_print_line(void *context, const char *text)
 {
     (void)context;
-    cli_put_text(stdout, text);
-    putchar('\n');
+    cli_print_result("%s", text);
 }
 
 static const char *flag_name(const void *context, size_t index)

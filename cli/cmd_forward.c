@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "cmd.h"
+#include "terminal.h"
 
 enum { GRAD };
 
@@ -41,7 +42,7 @@ static int run(const CliArgs *args)
     if (status == DSV_OK)
         status = dsv_forward(args->path[0], args->path[1], args->path[2], args->flag[GRAD] != NULL, &config);
     if (status == DSV_OK)
-        printf("%s: written\n", args->path[2]);
+        cli_print_result("%s: written", args->path[2]);
     return cli_outcome(args, status);
 }
 

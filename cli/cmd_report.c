@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cmd.h"
+#include "terminal.h"
 
 enum { OUTPUT };
 
@@ -24,8 +25,8 @@ static int run(const CliArgs *args)
     DsvReportSummary summary;
     DsvStatus status = dsv_report(args->path[0], args->flag[OUTPUT], &summary);
     if (status == DSV_OK)
-        printf("%s: %" PRId64 " step%s, %" PRId64 " kB\n", summary.path, summary.steps,
-               summary.steps == 1 ? "" : "s", (summary.bytes + 999) / 1000);
+        cli_print_result("%s: %" PRId64 " step%s, %" PRId64 " kB", summary.path, summary.steps,
+                         summary.steps == 1 ? "" : "s", (summary.bytes + 999) / 1000);
     return cli_outcome(args, status);
 }
 

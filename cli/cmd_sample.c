@@ -50,8 +50,9 @@ static int run(const CliArgs *args)
     cli_terminal_close(&terminal);
 
     if (status == DSV_OK)
-        printf("%s: %" PRId64 " frames, %" PRId64 " x %" PRId64 ", %g frames/s\n", video, config.num_frames,
-               config.width, config.height, config.fps);
+        cli_print_result("%s: %" PRId64 " frame%s, %" PRId64 " x %" PRId64 ", %g frames/s", video,
+                         config.num_frames, config.num_frames == 1 ? "" : "s", config.width, config.height,
+                         config.fps);
     return cli_outcome(args, status);
 }
 

@@ -85,12 +85,12 @@ static void print_resume(const CliArgs *args)
 __attribute__((format(printf, 2, 3)))
 static void print_row(const char *name, const char *format, ...)
 {
+    char value[2 * DSV_TEXT_MAX];
     va_list list;
-    printf("  %-14s ", name);
     va_start(list, format);
-    vprintf(format, list);
+    vsnprintf(value, sizeof value, format, list);
     va_end(list);
-    putchar('\n');
+    cli_print_result("  %-14s %s", name, value);
 }
 
 /* The mean losses of the first and of the last steps; a run too short to have both has one mean. */
@@ -111,12 +111,12 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
     char time[CLI_DURATION_BYTES];
     cli_duration(summary->seconds, time);
     if (summary->last_step == summary->first_step + 1)
-        printf("%s: step %" PRId64 " in %s\n", config->output_dir, summary->last_step, time);
+        cli_print_result("%s: step %" PRId64 " in %s", config->output_dir, summary->last_step, time);
     else if (summary->last_step > summary->first_step)
-        printf("%s: steps %" PRId64 " to %" PRId64 " in %s\n", config->output_dir, summary->first_step + 1,
-               summary->last_step, time);
+        cli_print_result("%s: steps %" PRId64 " to %" PRId64 " in %s", config->output_dir,
+                         summary->first_step + 1, summary->last_step, time);
     else
-        printf("%s: nothing to do after step %" PRId64 "\n", config->output_dir, summary->last_step);
+        cli_print_result("%s: nothing to do after step %" PRId64, config->output_dir, summary->last_step);
     if (!isnan(summary->last_loss))
         print_losses(summary);
     if (summary->sparse_blocks > 0)

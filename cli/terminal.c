@@ -79,6 +79,17 @@ void cli_print_error(const char *format, ...)
     fputc('\n', stderr);
 }
 
+void cli_print_result(const char *format, ...)
+{
+    char line[4096] = "";
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line, sizeof line, format, list);
+    va_end(list);
+    cli_put_text(stdout, line);
+    putchar('\n');
+}
+
 /* The cursor stays at the end of the line. */
 static void draw(CliTerminal *t)
 {

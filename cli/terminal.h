@@ -30,6 +30,9 @@ DsvEvents cli_terminal_events(CliTerminal *terminal);
 /* "dsv: <sentence>." on stderr. */
 void cli_print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* A line of results on stdout; control bytes of names in it are made visible (text.h). */
+void cli_print_result(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* Columns of a stream's terminal, 80 where it is none. */
 size_t cli_columns(FILE *stream);
 

@@ -20,6 +20,8 @@
 #include "train/metrics_read.h"
 
 enum { TENSORS_LISTED_MOST = 40 };
+/* The steps whose mean losses a DsvMetricsSummary holds. */
+enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 typedef struct Inspection {
     void (*line)(void *context, const char *text);
@@ -161,8 +163,13 @@ static DsvStatus inspect_run(const Inspection *to, const char *path, const char 
     DsvMetricsSummary summary;
     DsvModelPath model;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
-    say(to, "%s: run, %" PRId64 " step%s; loss %.4f over the first 10, %.4f over the last 20", path,
-        summary.last_step, summary.last_step == 1 ? "" : "s", summary.first_loss, summary.last_loss);
+    if (summary.last_step <= FIRST_STEPS)
+        say(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
+            summary.last_step == 1 ? "" : "s", summary.last_loss);
+    else
+        say(to, "%s: run, %" PRId64 " steps; loss %.4f over the first %d, %.4f over the last %" PRId64, path,
+            summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
+            summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }

@@ -72,6 +72,8 @@ says 'File too large'
 wants 0 "${train[@]}" output_dir=short
 says 'over all 3 steps'
 silent 'over the first'
+wants 0 "$dsv" inspect short
+says 'short: run, 3 steps; mean loss '
 wants 0 "${train[@]}" output_dir=shorter max_train_steps=1
 says 'shorter: step 1 in '
 says 'clips: 1 clip'
