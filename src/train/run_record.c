@@ -27,7 +27,7 @@ struct DsvRunRecord {
     double flops_gemm, flops_attention; /* a rank's part of a step with dense attention, both passes */
     double smooth_step_s;   /* for the estimate of the time left */
     DsvWaitWatch wait;
-    bool warm;              /* the first step is done, whose samples have nothing to be decoded beside */
+    bool warm;              /* the first step is done: no step before it hides the decoding of its samples */
 };
 
 /* What TensorBoard gets of a clip: it keeps pictures in memory. */
