@@ -67,7 +67,8 @@ static inline uint64_t read_varint(const unsigned char **at, const unsigned char
 
 static inline Field read_field(const unsigned char **at, const unsigned char *end)
 {
-    Field field = {0};
+    Field field;
+    memset(&field, 0, sizeof field);
     uint64_t key = read_varint(at, end);
     field.number = (int)(key >> 3);
     field.wire = (int)(key & 7);
