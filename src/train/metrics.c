@@ -27,7 +27,7 @@ static DsvStatus io_error(const DsvMetrics *m, const char *what)
     return DSVI_FAIL(DSV_E_IO, "%s: cannot be %s: %s", m->path, what, reason);
 }
 
-/* The step of a line; false when the line is no object with a step. */
+/* The step of a line; false when it is no object with one. */
 static bool read_step(const char *line, int64_t *step)
 {
     cJSON *object = cJSON_Parse(line);

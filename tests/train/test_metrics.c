@@ -346,11 +346,11 @@ static void test_refusals(void **unused)
     dsvi_metrics_close(&metrics);
 }
 
-/* A step is a whole number from 0 to 2^53, and no other number is made one. */
+/* A step is a whole number from 0 to 2^53 - 1, and no other number is made one. */
 static void test_steps_out_of_range(void **unused)
 {
     (void)unused;
-    static const char *const steps[] = {"9e33", "-1", "1.5", "1e400", "9007199254740994"};
+    static const char *const steps[] = {"9e33", "-1", "1.5", "1e400", "9007199254740992"};
     DsvMetricsSummary summary;
     DsvMetrics *metrics;
     char text[64];
@@ -362,9 +362,9 @@ static void test_steps_out_of_range(void **unused)
         assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
                      dsvi_metrics_open(path, 5, &metrics));
     }
-    write_text("{\"step\": 9007199254740992, \"loss\": 1}\n");
+    write_text("{\"step\": 9007199254740991, \"loss\": 1}\n");
     assert_ok(dsvi_metrics_summarise(path, &summary));
-    assert_true(summary.last_step == INT64_C(1) << 53);
+    assert_true(summary.last_step == (INT64_C(1) << 53) - 1);
 }
 
 /* A limit on the size of files stands for a full disk. */
