@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,6 +48,7 @@ WRAPPED(int, close, int file);
 WRAPPED(ssize_t, read, int file, void *data, size_t bytes);
 WRAPPED(ssize_t, pread, int file, void *data, size_t bytes, off_t at);
 WRAPPED(ssize_t, write, int file, const void *data, size_t bytes);
+WRAPPED(ssize_t, sendfile, int to, int from, off_t *at, size_t bytes);
 WRAPPED(int, fstat, int file, struct stat *out);
 WRAPPED(int, stat, const char *path, struct stat *out);
 WRAPPED(int, lstat, const char *path, struct stat *out);
@@ -60,6 +62,7 @@ WRAPPED(int, rename, const char *from, const char *to);
 WRAPPED(int, scandir, const char *path, struct dirent ***out, EntryFilter *filter, EntryOrder *order);
 WRAPPED(char *, realpath, const char *path, char *out);
 WRAPPED(FILE *, fopen, const char *path, const char *mode);
+WRAPPED(FILE *, fdopen, int file, const char *mode);
 WRAPPED(int, fileno, FILE *stream);
 WRAPPED(void *, mmap, void *place, size_t bytes, int access, int flags, int file, off_t from);
 WRAPPED(int, munmap, void *place, size_t bytes);
@@ -217,6 +220,10 @@ static Opened *open_name(const char *name, int flags)
         errno = file ? ENOTDIR : ENOENT;
         return NULL;
     }
+    if (file && flags & O_CREAT && flags & O_EXCL) {
+        errno = EEXIST;
+        return NULL;
+    }
     if (!file && !(flags & O_CREAT)) {
         errno = ENOENT;
         return NULL;
@@ -317,6 +324,20 @@ ssize_t __wrap_write(int file, const void *data, size_t bytes)
 {
     Opened *at = opened_of(file);
     return at ? put(at, data, bytes) : __real_write(file, data, bytes);
+}
+
+ssize_t __wrap_sendfile(int to, int from, off_t *at, size_t bytes)
+{
+    Opened *target = opened_of(to);
+    const Opened *source = opened_of(from);
+    if (!target || !source || !at)
+        return __real_sendfile(to, from, at, bytes);
+    size_t rest = (size_t)*at < source->file->bytes ? source->file->bytes - (size_t)*at : 0;
+    bytes = bytes < rest ? bytes : rest;
+    if (bytes > 0 && put(target, source->file->data + *at, bytes) < 0)
+        return -1;
+    *at += (off_t)bytes;
+    return (ssize_t)bytes;
 }
 
 int __wrap_fstat(int file, struct stat *out)
@@ -509,6 +530,19 @@ static int stream_close(void *cookie)
     return 0;
 }
 
+static FILE *stream_of(Opened *at, const char *mode)
+{
+    const cookie_io_functions_t calls = {stream_read, stream_write, stream_seek, stream_close};
+    at->stream = fopencookie(at, mode, calls);
+    return at->stream;
+}
+
+FILE *__wrap_fdopen(int file, const char *mode)
+{
+    Opened *at = opened_of(file);
+    return at ? stream_of(at, mode) : __real_fdopen(file, mode);
+}
+
 FILE *__wrap_fopen(const char *path, const char *mode)
 {
     const char *name = name_of(path);
@@ -517,10 +551,7 @@ FILE *__wrap_fopen(const char *path, const char *mode)
     int flags = mode[0] == 'r' ? O_RDONLY : mode[0] == 'w' ? O_WRONLY | O_CREAT | O_TRUNC :
                                                              O_RDWR | O_CREAT | O_APPEND;
     Opened *at = open_name(name, flags);
-    const cookie_io_functions_t calls = {stream_read, stream_write, stream_seek, stream_close};
-    if (at)
-        at->stream = fopencookie(at, mode, calls);
-    return at ? at->stream : NULL;
+    return at ? stream_of(at, mode) : NULL;
 }
 
 int __wrap_fileno(FILE *stream)
