@@ -3,12 +3,12 @@
 #define DSVI_LIST_ROWS_H
 
 #include "data/dataset_list.h"
-#include "fuzz.h"
+#include "fuzz/fuzz.h"
 
 /* Reads both texts to their ends. A path is never empty; a caption is NULL or not empty. */
 static inline DsvStatus take_row(void *context, const char *path, const char *text)
 {
-    size_t *bytes = context;
+    size_t *bytes = (size_t *)context;
     fuzz_expect(path && path[0] && (!text || text[0]));
     *bytes += strlen(path) + (text ? strlen(text) : 0);
     return DSV_OK;
