@@ -236,6 +236,26 @@ def densities_seeds():
     yield "bad_text", "[0.5,\n x"
 
 
+def tcp_seeds():
+    """The first byte: 0 to a listener, 1 to a caller, 2 frames, 3 an end; 0x80 more: with the job's seal."""
+    def frame(kind, data=b""):
+        return struct.pack("<4sIQ", kind, 0, len(data)) + data
+    numbers = struct.pack("<4q", 2, 3, 1, 4000)
+    yield "good_hello", b"\x80" + numbers
+    yield "good_hello_other_size", b"\x80" + struct.pack("<4q", 2, 10**9, 1, -1)
+    yield "bad_hello_other_rank", b"\x80" + struct.pack("<4q", -5, 3, 7, 1 << 40)
+    yield "bad_hello_forged", b"\0dsv-job2" + numbers + bytes(64)
+    yield "bad_hello_http", b"\0GET / HTTP/1.0\r\n\r\n"
+    yield "bad_hello_half", b"\0dsv-job2" + numbers
+    yield "good_answer", b"\x81" + struct.pack("<4q", 0, 3, 0, 0)
+    yield "bad_answer_twice", b"\x81" + struct.pack("<4q", 3, 3, 0, 0)
+    yield "bad_answer_forged", b"\1dsv-job2" + bytes(32) + b"dsv-job2" + bytes(48)
+    yield "good_failure", b"\2" + frame(b"liaf", b"rank 1 has failed")
+    yield "good_failure_claims_2_63", b"\2" + struct.pack("<4sIQ", b"liaf", 0, 2**63) + b"a"
+    yield "good_farewell", b"\3" + frame(b"atad", b"x") + frame(b"!eyb")
+    yield "bad_frames", b"\2" + frame(b"atad", bytes(20)) + frame(b"ogog") + b"x"
+
+
 def text_seeds():
     yield "good_short", "0.1"
     yield "good_least", "-4.9406564584124654e-324"
