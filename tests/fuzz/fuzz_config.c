@@ -1,16 +1,20 @@
 /* Settings from YAML, and from key=value arguments. Settings that were accepted must come back equal, byte
  * for byte, from a file that dsv_config_save wrote. */
+#include "base/option_hint.h"
 #include "dsv/config.h"
 #include "fuzz.h"
 
-const char *__real_dsvi_option_nearest(const char *key);
-const char *__wrap_dsvi_option_nearest(const char *key);
+void __real_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES]);
+void __wrap_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES]);
 
-/* The search for the known key nearest to a wrong one takes a hundred times as long as all else: it runs for
- * one length of key in sixteen. */
-const char *__wrap_dsvi_option_nearest(const char *key)
+/* The search for what a wrong key may have meant takes a hundred times as long as all else: it runs for one
+ * length of key in sixteen. */
+void __wrap_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES])
 {
-    return strlen(key) % 16 == 3 ? __real_dsvi_option_nearest(key) : "(not looked for)";
+    if (strlen(key) % 16 == 3)
+        __real_dsvi_option_advise(key, text);
+    else
+        text[0] = 0;
 }
 
 static void round_trip(const DsvConfig *config)

@@ -3,8 +3,10 @@
 #include "data/clip.h"
 #include "fuzz.h"
 
-/* In place of the decoder, so that this program needs no FFmpeg: fuzz_clip.c is for clips. */
-DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
+DsvStatus __wrap_dsvi_clip_probe(const char *path, DsvClipInfo *info);
+
+/* The linker puts this function in place of the decoder's: fuzz_clip.c is for clips. */
+DsvStatus __wrap_dsvi_clip_probe(const char *path, DsvClipInfo *info)
 {
     (void)info;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: no clips here", path);

@@ -11,6 +11,7 @@ static const char PATH[] = FUZZ_ROOT "/metrics.jsonl";
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     enum { RESUME_STEP = 5 };
+    DsvSuperseded superseded = {.root = FUZZ_ROOT};
     const DsvMetricsStep line = {.step = RESUME_STEP + 1, .loss = 0.5, .grad_norm = NAN};
     DsvMetricsSummary summary;
     DsvMetrics *metrics;
@@ -24,6 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (whole)
         fuzz_accept();
     fuzz_expect(dsvi_metrics_last_step(metrics) <= RESUME_STEP);
+    fuzz_expect(dsvi_metrics_begin(metrics, &superseded) == DSV_OK);
     fuzz_expect(dsvi_metrics_step(metrics, &line) == DSV_OK);
     dsvi_metrics_close(&metrics);
     if (whole) {
