@@ -338,7 +338,7 @@ static void test_refusals(void **unused)
                  dsvi_metrics_open(path, 5, &metrics));
     assert_null(metrics);
     assert_text("{\"step\": 1}\nnonsense\n{\"step\": 2}\n");
-    write_text("{\"step\": -9e33}\n");
+    write_text("{\"step\": -9e33}\n{\"step\": 2}\n");
     assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
                  dsvi_metrics_open(path, 5, &metrics));
     assert_ok(dsvi_path_join(inside, path, "under-a-file"));
@@ -359,6 +359,8 @@ static void test_steps_out_of_range(void **unused)
         write_text(text);
         assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no object with step and loss",
                      dsvi_metrics_summarise(path, &summary));
+        snprintf(text, sizeof text, "{\"step\": %s, \"loss\": 1}\n{\"step\": 2}\n", steps[i]);
+        write_text(text); /* with a good line after it: a bad last line is one that a crash has cut short */
         assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
                      dsvi_metrics_open(path, 5, &metrics));
     }
