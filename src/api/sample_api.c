@@ -118,11 +118,11 @@ static void warn_of_text(const Sampling *s, const char *text_path, const DsvEven
 static DsvStatus run(Sampling *s, const char *model_path, const char *text_path, const char *video_path,
                      const DsvEvents *events)
 {
+    if (text_path)
+        DSVI_TRY(read_text(s, text_path));
     DSVI_TRY(dsvi_codec_open(s->settings, &s->codec));
     DSVI_TRY(check_latent(s, model_path));
     warn_of_text(s, text_path, events);
-    if (text_path)
-        DSVI_TRY(read_text(s, text_path));
     DSVI_TRY(dsvi_param_table_make(&s->config, &s->table));
     DSVI_TRY(dsvi_generator_create(&s->backend, s->settings, s->codec, &s->config, &s->table,
                                    NULL, &s->generator));
