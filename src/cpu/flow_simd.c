@@ -97,8 +97,8 @@ static void mse_piece(void *context, int64_t begin, int64_t end, int worker)
         int64_t phase = args->weight ? i % args->period : 0, whole = args->weight ? args->period : end - i;
         count = whole - phase < end - i ? whole - phase : end - i;
         float *gradient = doutput ? doutput + i : NULL;
-        sum += args->weight ? weighted_squares(count, (const float *)args->weight + phase, output + i, target + i, factor,
-                                               gradient)
+        sum += args->weight ? weighted_squares(count, (const float *)args->weight + phase, output + i,
+                                               target + i, factor, gradient)
                             : plain_squares(count, output + i, target + i, factor, gradient);
     }
     mse->sum[begin / mse->piece] = sum;

@@ -153,7 +153,7 @@ static void still_video_has_means_alone(void **state)
     codec->close(codec);
 }
 
-/* What pixel_errors promises, channel by channel: decode an error of one at one place of the last latent frame. */
+/* For each channel: the codec decodes an error of one at one place of the last latent frame. */
 static void pixel_errors_are_what_decoding_makes_of_an_error(void **state)
 {
     enum { SPATIAL = 2, TEMPORAL = 2 };

@@ -36,12 +36,13 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
     return DSV_OK;
 }
 
-/* The loss and gradient norm of the first step, which all calls take with the same weights, clips and noise. */
+/* The first step, which all calls take with the same weights, latents and noise. */
 static DsvStepResult first_step(const char *pixel_weight, double first, double second)
 {
     static const char *const SMALL[] = {
-        "model.num_layers=1", "model.num_attention_heads=2", "model.attention_head_dim=32", "model.ffn_dim=64",
-        "mixed_precision=no", "train_batch_size=2", "sparse.enabled=false", "validation_at_end=false",
+        "model.num_layers=1", "model.num_attention_heads=2", "model.attention_head_dim=32",
+        "model.ffn_dim=64", "mixed_precision=no", "train_batch_size=2", "sparse.enabled=false",
+        "validation_at_end=false",
     };
     DsvConfig settings;
     DsvDitConfig config;
@@ -74,8 +75,10 @@ static DsvStepResult first_step(const char *pixel_weight, double first, double s
 static void weighted_losses_add_up(void **state)
 {
     (void)state;
-    DsvStepResult all = first_step("loss_pixel_weight=0", 2, 0), same = first_step("loss_pixel_weight=1", 3, 3);
-    DsvStepResult first = first_step("loss_pixel_weight=1", 2, 0), second = first_step("loss_pixel_weight=1", 0, 5);
+    DsvStepResult all = first_step("loss_pixel_weight=0", 2, 0);
+    DsvStepResult same = first_step("loss_pixel_weight=1", 3, 3);
+    DsvStepResult first = first_step("loss_pixel_weight=1", 2, 0);
+    DsvStepResult second = first_step("loss_pixel_weight=1", 0, 5);
     assert_error_below(fabs((first.loss + second.loss) / 2 - all.loss) / all.loss, 1e-6, "channels alone");
     assert_true(fabs(first.loss - second.loss) > 1e-3 * all.loss);
     assert_true(fabs(first.grad_norm - second.grad_norm) > 1e-3 * all.grad_norm);
@@ -86,7 +89,8 @@ static void weighted_losses_add_up(void **state)
 static void a_weight_between_is_a_power(void **state)
 {
     (void)state;
-    DsvStepResult first = first_step("loss_pixel_weight=1", 1, 0), second = first_step("loss_pixel_weight=1", 0, 1);
+    DsvStepResult first = first_step("loss_pixel_weight=1", 1, 0);
+    DsvStepResult second = first_step("loss_pixel_weight=1", 0, 1);
     DsvStepResult root = first_step("loss_pixel_weight=0.5", 4, 1);
     double expected = first.loss / 2 * 4 / 3 + second.loss / 2 * 2 / 3;
     assert_error_below(fabs(root.loss - expected) / expected, 1e-6, "power 1/2");
