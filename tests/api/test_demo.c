@@ -1,0 +1,173 @@
+/* The demo shows what was in its clips: configs/demo.yaml is trained on the clips of tools/demo_clips.sh, and
+ * each sample is compared with every window that training can have drawn. It takes some minutes. */
+#include "test.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "data/clip.h"
+#include "dsv/dsv.h"
+
+/* What a picture that a person can name comes to. A run ends at about 24 dB and 0.78. */
+static const double PSNR_LEAST = 22, SSIM_LEAST = 0.7;
+
+enum { SEEDS = 4, WINDOWS_MAX = 256, SSIM_SIDE = 7 };
+
+typedef struct Windows {
+    int64_t frames, side;          /* of each: (3, frames, side, side), F32 in [-1, 1] */
+    int count;
+    float *pixels[WINDOWS_MAX];
+    char name[WINDOWS_MAX][64];
+} Windows;
+
+static size_t elements(const Windows *w)
+{
+    return (size_t)(3 * w->frames * w->side * w->side);
+}
+
+static float *read_window(const Windows *w, const char *path, double start, double fps)
+{
+    const DsvClipWindow window = {
+        .start = start, .fps = fps, .frames = w->frames, .height = w->side, .width = w->side,
+        .crop_x = 0.5, .crop_y = 0.5,
+    };
+    float *pixels = malloc(elements(w) * sizeof *pixels);
+    assert_non_null(pixels);
+    assert_ok(dsvi_clip_read(path, &window, pixels));
+    return pixels;
+}
+
+/* Every window of every clip in `folder` whose frames are all inside the clip, as training draws them. */
+static void read_windows(Windows *w, const DsvConfig *config, const char *folder)
+{
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        char path[DSVI_PATH_MAX];
+        DsvClipInfo info;
+        if (!strstr(entry->d_name, ".mp4"))
+            continue;
+        assert_ok(dsvi_path_join(path, folder, entry->d_name));
+        assert_ok(dsvi_clip_probe(path, &info));
+        for (int64_t first = 0; first + w->frames <= dsvi_clip_grid(&info, config->fps); first++) {
+            assert_true(w->count < WINDOWS_MAX);
+            snprintf(w->name[w->count], sizeof w->name[0], "%.40s, frame %d", entry->d_name, (int)first);
+            w->pixels[w->count++] = read_window(w, path, (double)first / config->fps, config->fps);
+        }
+    }
+    closedir(dir);
+    assert_true(w->count > 1);
+}
+
+static double psnr(const float *a, const float *b, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return 10 * log10(4 * (double)n / sum); /* the range of the values is 2 */
+}
+
+/* Of one square of two pictures (Wang et al. 2004, with a uniform window and unbiased variances). */
+static double square_ssim(const float *a, const float *b, int64_t row)
+{
+    const double n = SSIM_SIDE * SSIM_SIDE, c1 = 0.02 * 0.02, c2 = 0.06 * 0.06; /* (K times the range 2)^2 */
+    double sum_a = 0, sum_b = 0, square_a = 0, square_b = 0, product = 0;
+    for (int64_t y = 0; y < SSIM_SIDE; y++) {
+        for (int64_t x = 0; x < SSIM_SIDE; x++) {
+            double p = a[y * row + x], q = b[y * row + x];
+            sum_a += p;
+            sum_b += q;
+            square_a += p * p;
+            square_b += q * q;
+            product += p * q;
+        }
+    }
+    double mean_a = sum_a / n, mean_b = sum_b / n;
+    double variance_a = (square_a - n * mean_a * mean_a) / (n - 1);
+    double variance_b = (square_b - n * mean_b * mean_b) / (n - 1);
+    double covariance = (product - n * mean_a * mean_b) / (n - 1);
+    return (2 * mean_a * mean_b + c1) * (2 * covariance + c2) /
+           ((mean_a * mean_a + mean_b * mean_b + c1) * (variance_a + variance_b + c2));
+}
+
+/* Mean over all squares of all frames and colours. */
+static double ssim(const Windows *w, const float *a, const float *b)
+{
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t picture = 0; picture < 3 * w->frames; picture++) {
+        for (int64_t y = 0; y + SSIM_SIDE <= w->side; y++) {
+            for (int64_t x = 0; x + SSIM_SIDE <= w->side; x++, count++) {
+                int64_t at = (picture * w->side + y) * w->side + x;
+                sum += square_ssim(a + at, b + at, w->side);
+            }
+        }
+    }
+    return sum / (double)count;
+}
+
+static void check_sample(const Windows *w, const DsvConfig *config, const char *folder, int seed)
+{
+    char path[DSVI_PATH_MAX], name[32];
+    DsvConfig own = *config;
+    double best = -1;
+    int nearest = 0;
+    own.seed = seed;
+    snprintf(name, sizeof name, "seed-%d.mp4", seed);
+    assert_ok(dsvi_path_join(path, folder, name));
+    assert_ok(dsv_sample(config->output_dir, NULL, path, &own, NULL));
+    float *sample = read_window(w, path, 0, config->fps);
+    for (int i = 0; i < w->count; i++) {
+        double near = psnr(sample, w->pixels[i], elements(w));
+        if (near > best) {
+            best = near;
+            nearest = i;
+        }
+    }
+    double likeness = ssim(w, sample, w->pixels[nearest]);
+    print_message("seed %d: %.1f dB and SSIM %.2f to %s\n", seed, best, likeness, w->name[nearest]);
+    if (!(best >= PSNR_LEAST && likeness >= SSIM_LEAST))
+        fail_msg("seed %d: wanted %g dB and SSIM %g", seed, PSNR_LEAST, SSIM_LEAST);
+    free(sample);
+}
+
+static void samples_show_the_clips(void **state)
+{
+    char folder[] = "/tmp/dsv-demo-XXXXXX", clips[DSVI_PATH_MAX], command[3 * DSVI_PATH_MAX];
+    DsvConfig config;
+    DsvTrainSummary summary;
+    Windows windows = {0};
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    assert_ok(dsvi_path_join(clips, folder, "clips"));
+    snprintf(command, sizeof command, "%s/tools/demo_clips.sh %s", DSV_SOURCE_DIR, clips);
+    assert_int_equal(system(command), 0);
+
+    dsv_config_defaults(&config);
+    assert_ok(dsv_config_load(&config, DSV_SOURCE_DIR "/configs/demo.yaml"));
+    snprintf(config.data_path, sizeof config.data_path, "%s", clips);
+    snprintf(config.output_dir, sizeof config.output_dir, "%s/run", folder);
+    assert_ok(dsv_train(&config, NULL, &summary));
+    print_message("trained in %.0f s\n", summary.seconds);
+    assert_int_equal(summary.sparse_blocks, summary.blocks);
+
+    windows.frames = config.num_frames;
+    windows.side = config.height;
+    read_windows(&windows, &config, clips);
+    for (int seed = 1; seed <= SEEDS; seed++)
+        check_sample(&windows, &config, folder, seed);
+    for (int i = 0; i < windows.count; i++)
+        free(windows.pixels[i]);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(samples_show_the_clips),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
