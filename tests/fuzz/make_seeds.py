@@ -125,6 +125,8 @@ def latent_cache_seeds():
     yield "bad_leads_out", parts(cache_index(file="../a"), LATENT)
     yield "bad_shape", parts(cache_index(shape=[1, 1, 1e300, 2]), LATENT)
     yield "bad_hex", parts(cache_index(xxh3="0"), LATENT)
+    yield "bad_source_bytes", parts(cache_index(source_bytes=-7), LATENT)
+    yield "bad_source_bytes_huge", parts(cache_index(source_bytes=7.77778e120), LATENT)
 
 
 STATE = '{"format": 1, "step": 7, "sample": 14, "seed": 0, "clips": 2, "clips_hash": "00ff00ff00ff00ff"}\n'
