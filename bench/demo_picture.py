@@ -2,7 +2,8 @@
 """demo_picture.py RUN OUT.png: the curves of a demo run, the clips it sampled while it learned, and the nearest
 training clip.
 
-Needs matplotlib and the program ffmpeg."""
+Needs matplotlib, with the Pillow that comes with it, and the program ffmpeg."""
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from PIL import Image
 
 COLUMNS = 9
 
@@ -62,29 +64,34 @@ def main(run, out):
     rows = [(f"step {int(name[5:-4])}", frames(os.path.join(run, "samples", name), side)) for name in samples]
     rows.append(("nearest training clip", nearest(rows[-1][1], config["data.path"], rate)))
 
-    figure = plt.figure(figsize=(8.8, 2.4 + 0.95 * len(rows)), dpi=100)
-    grid = figure.add_gridspec(1 + len(rows), 3, height_ratios=[2.2] + [1] * len(rows), hspace=0.35)
+    figure = plt.figure(figsize=(8.8, 2.2 + 0.85 * len(rows)), dpi=100)
+    curves, strips = figure.add_gridspec(2, 1, height_ratios=[2.2, len(rows)], hspace=0.3)
+    grid = curves.subgridspec(1, 3, wspace=0.25)
+    strips = strips.subgridspec(len(rows), 1, hspace=0.05)
     x = [step["step"] for step in steps]
     loss = np.array([step["loss"] for step in steps])
     width = 25
-    axes = figure.add_subplot(grid[0, 0], title="loss", xlabel="step", ylim=(0, None))
+    axes = figure.add_subplot(grid[0, 0], title="loss")
     axes.plot(x, loss, color="0.75", linewidth=0.5)
     axes.plot(x[width - 1:], np.convolve(loss, np.ones(width) / width, "valid"), color="tab:blue")
-    axes = figure.add_subplot(grid[0, 1], title="keys attended / all keys", xlabel="step", ylim=(0, 1.05))
+    axes.set_ylim(0)
+    axes = figure.add_subplot(grid[0, 1], title="keys attended / all keys", ylim=(0, 1.05))
     axes.plot(x, [step["density"] for step in steps], color="tab:blue")
-    axes = figure.add_subplot(grid[0, 2], title="attention that lists hold", xlabel="step", ylim=(0, 1.05))
+    axes = figure.add_subplot(grid[0, 2], title="attention that lists hold", ylim=(0, 1.05))
     for block in sorted({b["block"] for b in blocks}):
         own = [b for b in blocks if b["block"] == block and b["captured_mass"] is not None]
         axes.plot([b["step"] for b in own], [b["captured_mass"] for b in own], label=f"block {block}")
     axes.axhline(float(config["sparse.min_mass"]), color="0.4", linestyle=":", linewidth=1)
     axes.legend(fontsize=7, loc="lower right")
     for row, (title, clip) in enumerate(rows):
-        axes = figure.add_subplot(grid[1 + row, :])
+        axes = figure.add_subplot(strips[row])
         axes.imshow(np.concatenate(list(clip[:COLUMNS]), axis=1), interpolation="nearest", aspect="equal")
         axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
         axes.set_xticks([])
         axes.set_yticks([])
-    figure.savefig(out, bbox_inches="tight")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, bbox_inches="tight")
+    Image.open(drawn).convert("RGB").quantize(256).save(out, optimize=True)
 
 
 if __name__ == "__main__":
