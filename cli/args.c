@@ -99,7 +99,7 @@ static int read_flag(int count, char **words, int *at, CliArgs *args)
         if (!flag->value && equals)
             return cli_misused(verb, "%s takes no value", flag->name);
         if (flag->value && !equals && *at + 1 >= count)
-            return cli_misused(verb, "%s wants %s behind it", flag->name, flag->value);
+            return cli_misused(verb, "%s wants %s after it", flag->name, flag->value);
         if (!flag->value)
             args->flag[i] = "";
         else

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "cmd.h"
+#include "config_file.h"
 #include "terminal.h"
 
 enum { CONFIG };
@@ -30,7 +31,7 @@ static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig 
 {
     char data[DSV_TEXT_MAX + 16];
     dsv_config_defaults(config);
-    DsvStatus status = dsv_config_load(config, path);
+    DsvStatus status = cli_config_load(path, config);
     if (status == DSV_OK)
         status = cli_args_settings(args, config);
     snprintf(data, sizeof data, "data.path=%s", args->path[0]);
@@ -42,7 +43,7 @@ static int run(const CliArgs *args)
     DsvConfig config;
     CliTerminal terminal;
     const char *path = args->flag[CONFIG] ? args->flag[CONFIG] : DEFAULT_CONFIG;
-    if (!args->flag[CONFIG] && access(path, F_OK) != 0)
+    if (!args->flag[CONFIG] && access(cli_config_find(path), F_OK) != 0)
         return cli_misused(args->verb, "no --config named, and there is no %s here", path);
     DsvStatus status = read_settings(args, path, &config);
     if (status != DSV_OK)

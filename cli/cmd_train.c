@@ -197,7 +197,8 @@ static int run(const CliArgs *args)
     char notice[NOTICE_ROOM];
     const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
     if (!args->path[0] && access(cli_config_find(path), F_OK) != 0)
-        return cli_misused(args->verb, "no CONFIG named, and there is no %s here", path);
+        return cli_launch_decline(args, cli_misused(args->verb, "no CONFIG named, and there is no %s here",
+                                                    path), "no CONFIG named");
     DsvStatus status = read_settings(args, path, &config, notice);
     if (status != DSV_OK)
         return cli_launch_decline(args, cli_outcome(args, status), dsv_error_message());

@@ -65,7 +65,7 @@ static int no_such_verb(const char *word)
 {
     char rests[128];
     if (begins_verbs(word, rests, sizeof rests))
-        return cli_misused(NULL, "%s: wanted %s behind it", word, rests);
+        return cli_misused(NULL, "%s: wanted %s after it", word, rests);
     const char *nearest = dsv_nearest(word, verb_name, NULL);
     if (nearest)
         return cli_misused(NULL, "no verb %s, the nearest is %s", word, nearest);

@@ -70,8 +70,9 @@ static DsvStatus refuse_mixed_preset(const DsvConfig *before, const DsvConfig *c
     }
     if (!used || strcmp(before->model_preset, config->model_preset) == 0)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_USAGE, "model.preset=%s: the file has %s for its preset, %s; give these keys too, "
-                     "0 for the new preset's own sizes", config->model_preset, kept, before->model_preset);
+    return DSVI_FAIL(DSV_E_USAGE, "model.preset=%s: the file changes %s, which was meant for its preset %s: "
+                     "set these keys too; 0 takes the size of the new preset", config->model_preset, kept,
+                     before->model_preset);
 }
 
 DsvStatus dsv_config_set_all(DsvConfig *config, const char *const *assignments, size_t count)

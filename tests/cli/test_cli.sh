@@ -122,8 +122,8 @@ call 2
 [ "$(cat err)" = "$("$dsv" help)" ] || complain "wanted the overview on stderr"
 refuses 2 "no verb trian, the nearest is train" trian run.yaml
 refuses 2 "no verb banana; dsv help lists those there are" banana
-refuses 2 "bench: wanted attention or context or step behind it" bench
-refuses 2 "bench: wanted attention or context or step behind it" bench memory
+refuses 2 "bench: wanted attention or context or step after it" bench
+refuses 2 "bench: wanted attention or context or step after it" bench memory
 refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --verbos
 refuses 2 "train: no flag -x; dsv help train lists those there are" train run.yaml -x
 refuses 2 "train: no flag --max-train-steps; settings are written max_train_steps=5" train --max-train-steps=5
@@ -136,7 +136,7 @@ refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
 refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
 refuses 2 "sample: wanted MODEL OUT.mp4" sample model
 refuses 2 "sample: clip.avi: clips are written as .mp4" sample model clip.avi
-refuses 2 "sample: --text wants FILE behind it" sample model clip.mp4 --text
+refuses 2 "sample: --text wants FILE after it" sample model clip.mp4 --text
 refuses 2 "encode: wanted DATA OUT" encode
 refuses 2 "encode: no --config named, and there is no configs/demo.yaml here" encode clips latents
 mkdir configs clips
@@ -148,7 +148,7 @@ rm -r configs clips
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: wanted PATH" inspect
 refuses 2 "report: wanted RUN_DIR" report
-refuses 2 "report: -o wants FILE behind it" report run -o
+refuses 2 "report: -o wants FILE after it" report run -o
 refuses 2 "plan: --ranks 1: wanted 2 or more" plan --ranks 1
 refuses 2 "plan: --ranks two: wanted an integer" plan --ranks two
 refuses 2 "version: x is one argument too many, wanted none" version x

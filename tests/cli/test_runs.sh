@@ -185,7 +185,7 @@ says 'the run wants'
 wants 0 "${train[@]}" output_dir=sizes
 says 'model.preset=demo, changed by model.num_layers=1 model.num_attention_heads=1 model.attention_head_dim'
 wants 2 "${train[@]}" --dry-run model.preset=wan1.3b
-says 'model.preset=wan1.3b: the file has model.num_layers=1, model.num_attention_heads=1'
+says 'model.preset=wan1.3b: the file changes model.num_layers=1, model.num_attention_heads=1'
 wants 0 "${train[@]}" --dry-run model.preset=wan1.3b model.num_layers=1 model.num_attention_heads=1 \
     model.attention_head_dim=32 model.ffn_dim=32
 says 'model.preset=wan1.3b, changed by model.num_layers=1'
