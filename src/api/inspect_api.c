@@ -210,6 +210,8 @@ static DsvStatus inspect_clips(const Inspection *to, const char *path)
         path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
     for (int64_t i = 0; i < dataset->left_out_count; i++)
         say(to, "  left out: %s", dataset->left_out[i]);
+    for (int64_t i = 0; i < dataset->remark_count; i++)
+        say(to, "  %s", dataset->remarks[i]);
     dsvi_dataset_close(&dataset);
     return DSV_OK;
 }

@@ -28,8 +28,8 @@ static int64_t step_of_name(const char *name)
     if (strncmp(name, prefix, sizeof prefix - 1) != 0)
         return -1;
     const char *digits = name + sizeof prefix - 1;
-    if (digits[0] < '0' || digits[0] > '9')
-        return -1;
+    if (digits[0] < '0' || digits[0] > '9' || (digits[0] == '0' && digits[1]))
+        return -1; /* 0010 is no name that dsv writes, and would be looked for as 10 */
     errno = 0;
     long long step = strtoll(digits, &end, 10);
     return *end || errno ? -1 : step;
@@ -241,6 +241,10 @@ DsvStatus dsvi_checkpoint_set_aside(const char *output_dir, int64_t after, DsvSu
 static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyond, int64_t pointed)
 {
     char more[128] = "";
+    if (damaged == 0)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: latest names step %" PRId64 ", and neither its checkpoint nor an "
+                         "earlier one is there; to go on from a later one, name its folder: "
+                         "resume_from_checkpoint=%s/checkpoint-...", output_dir, pointed, output_dir);
     if (beyond > 0)
         snprintf(more, sizeof more, "; %zu more lie beyond step %" PRId64 ", to which the run went back",
                  beyond, pointed);

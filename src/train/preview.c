@@ -104,12 +104,14 @@ static DsvStatus tell(const DsvTrainer *planned, const DsvPreview *preview,
     dsvi_run_facts(planned, 0, (size_t)dsvi_resident_bytes(), 0, &facts);
     dsvi_run_facts_memory(&facts, text, sizeof text);
     line(context, text);
-    line(context, "decoded clips come on top, and on a GPU what its libraries take");
+    line(context, "not counted above: decoded clips and, on a GPU, memory of its libraries");
     size_t used = device->memory_used(planned->backend->device);
-    size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
-    if (preview->device.used > free_bytes)
+    size_t room = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    /* On a CPU what is the host's comes out of the same memory. */
+    size_t needed = preview->device.used + (device->kind == DSV_DEVICE_CPU ? preview->host.used : 0);
+    if (needed > room)
         return dsvi_memory_explain(planned, &preview->device);
-    snprintf(text, sizeof text, "it fits: %.1f GiB of %.1f are free", (double)free_bytes / GIB,
+    snprintf(text, sizeof text, "it fits: %.1f of %.1f GiB", (double)needed / GIB,
              (double)device->memory_bytes / GIB);
     line(context, text);
     return DSV_OK;

@@ -180,7 +180,7 @@ static DsvStatus compare_with_checkpoint(Run *run)
     if (then->count == 0 || (then->count == now->count && then->hash == now->hash))
         return DSV_OK;
     snprintf(line, sizeof line, "data.path=%.256s: %" PRId64 " clips that are not the %" PRId64 " of the "
-             "checkpoint: from here on samples are others than if the run had not been stopped",
+             "checkpoint: the run goes on, but with other samples than an uninterrupted run",
              run->settings->data_path, now->count, then->count);
     warn_line(run, line);
     return DSV_OK;
