@@ -24,7 +24,8 @@ struct DsvCodec {
     DsvStatus (*encode)(const DsvCodec *codec, DsvVideoShape video, const float *pixels, float *latent);
     DsvStatus (*decode)(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels);
     /* error: (latent channels). The sum of squared errors in pixels that an error of one in one element of a
-     * channel makes. Latent frames after the first are meant: the first stands for fewer pictures. */
+     * channel makes. Valid for latent frames after the first; the first covers fewer pictures, and its errors
+     * are smaller. */
     void (*pixel_errors)(const DsvCodec *codec, double *error);
     void (*close)(DsvCodec *codec);
 };

@@ -61,6 +61,8 @@ bool dsvi_heat_flat(const DsvHeat *heat, double *value)
 {
     float low = NAN, high = NAN;
     for (int64_t i = 0; i < heat->frames * heat->rows * heat->columns; i++) {
+        if (isnan(heat->value[i])) /* a cell that was not measured */
+            return false;
         low = fminf(low, heat->value[i]);
         high = fmaxf(high, heat->value[i]);
     }

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
-/* The least that every head must hold: never more than the mean over heads must, so that min_mass 0 asks for
- * nothing. */
+/* The bound for the worst head. It is capped at min_mass, the bound for the mean over heads, so that
+ * min_mass=0 switches both off. */
 static double head_floor(const DsvGuard *guard)
 {
     return fmin(guard->min_head_mass, guard->min_mass);

@@ -226,9 +226,9 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return b == 0 ? a : common_divisor(b, a % b);
 }
 
-/* The distance between gathered tokens of `batch` samples, for about ROWS rows. It has no divisor in common
- * with the number of tokens, and so none with a side of their grid: in any order of the tokens, gathered
- * tokens come from all frames, rows and columns alike. */
+/* The distance between gathered tokens of `batch` samples, for at most ROWS rows: the least such distance
+ * that has no divisor in common with the number of tokens, and so none with a side of their grid. In any
+ * order of the tokens, gathered tokens then come from all frames, rows and columns alike. */
 static int64_t stride_of(int64_t tokens, int64_t batch)
 {
     int64_t stride = (batch * tokens + ROWS - 1) / ROWS;

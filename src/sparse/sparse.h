@@ -20,10 +20,12 @@
  * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls,
  * and what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that
  * the projection is made of are exact), measurements and decisions, and but for the order of sums what a
- * predictor learns. A block whose lists do not fit on one of them runs dense on all. Plans of the context may
- * be changed between steps (dsvi_context_set_plan); memory is planned for the most heads and tokens that a
- * plan may give this rank (DsvContextShape.rows_most), and for every key of other ranks: fetched rows always
- * fit. */
+ * predictor learns. One exception: from 8,192 runs on, ranks that divide the tokens elsewhere than at
+ * multiples of eight groups sample other runs for the threshold than one rank does; the threshold is common
+ * to all ranks, but may differ slightly from that of one rank, and so may the lists. A block whose lists do
+ * not fit on one of them runs dense on all. Plans of the context may be changed between steps
+ * (dsvi_context_set_plan); memory is planned for the most heads and tokens that a plan may give this rank
+ * (DsvContextShape.rows_most), and for every key of other ranks: fetched rows always fit. */
 #ifndef DSVI_SPARSE_H
 #define DSVI_SPARSE_H
 

@@ -25,8 +25,9 @@ static bool by_count(const DsvSparse *s)
     return strcmp(s->settings.sparse_rule, "topk") == 0;
 }
 
-/* The histogram counts a sample of the runs of each group. A stride of at most the tiles of groups has
- * every run counted by some tile of each head (ops/select_counted.h). A count per head needs no histogram. */
+/* The histogram counts a sample of the runs of each group, one of each `stride` (ops/select_counted.h). If
+ * the stride is no larger than the number of tiles, every run is counted by at least one tile of each head.
+ * A count per head needs no histogram. */
 static int64_t bin_skip(const DsvSparse *s)
 {
     int64_t runs = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
@@ -46,8 +47,9 @@ static DsvSelectArgs select_args(const DsvSparse *s, int64_t block, const DsvSpa
         .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
         .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
         .proxies = s->proxies, .candidates = s->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
-        .bin_turn = (uint32_t)(s->step + block), .bin_heads = 1, .bin_count = s->bin_count,
-        .bin_mass = s->bin_mass,
+        /* mixed: dense blocks select every profile_every steps only, which the stride may divide */
+        .bin_turn = dsvi_counted_mix((uint32_t)(s->step * s->shape.blocks + block)),
+        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
         .selected_mass = s->host_selected, .needed = s->host_needed,
         .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
     };
@@ -101,8 +103,8 @@ static void plan_exploration(const DsvSparse *s, int64_t block, double budget, D
     args->explore_rate = draws < others ? draws / others : 1;
 }
 
-/* The density that a head asks for. By count that is one less its sparsity, as in the DSV paper: the share of
- * the keys that held 90 % of a query's mass when the head was measured. */
+/* The density that a head asks for. Under sparse.rule=topk this is 1 - sparsity of the DSV paper: the share
+ * of the keys that held 90 % of a query's mass when the head was last measured. */
 static double wanted_density(const DsvSparse *s, int64_t block, int64_t head)
 {
     int64_t n = block * s->shape.heads + head;
