@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""demo_picture.py RUN OUT.png: the curves of a demo run, the clips it sampled while it learned, and the nearest
-training clip.
+"""demo_picture.py RUN OUT.png: the curves of a demo run, the clips it sampled while it learned, and the
+nearest training clip.
 
 Needs matplotlib, with the Pillow that comes with it, and the program ffmpeg."""
 import io

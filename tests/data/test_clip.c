@@ -138,8 +138,7 @@ static void a_clip_begins_with_its_first_key_frame(void **state)
     static const char *const CODECS[] =
         {"libx264 -sc_threshold 0 -g 25",
          "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
-         "libx265 -x265-params "
-         "log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
+         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
          "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
     static const char *const NAMES[] = {"late.ts", "late.mkv"};
     float *pixels = video_alloc(5, SIDE, SIDE);
