@@ -92,6 +92,14 @@ static void look_at(World *w, int64_t rank)
     hear_failure(w, rank, head.bytes);
 }
 
+static void hang_up(World *w, int64_t rank)
+{
+    if (w->socket[rank] >= 0)
+        close(w->socket[rank]);
+    w->socket[rank] = -1;
+    w->within[rank] = false;
+}
+
 /* It may have ended because of a third one, which then has told why. */
 static void rank_ended(const TcpComm *t, int64_t rank)
 {
@@ -102,8 +110,7 @@ static void rank_ended(const TcpComm *t, int64_t rank)
         look_at(w, other);
     snprintf(sentence, sizeof sentence, "rank %lld has ended, and others wait for it in %s", (long long)r,
              t->comm.call);
-    close(w->socket[r]);
-    w->socket[r] = -1;
+    hang_up(w, r);
     set_failed(w, sentence, true);
 }
 
@@ -256,8 +263,8 @@ static void too_late(TcpComm *t)
     set_failed(t->world, sentence, true);
 }
 
-/* After a failure another thread may have found: frames that were sent in part are completed, because the
- * other side takes for data what follows; then it is told. */
+/* Called after a failure, which another thread may have found. A frame sent in part is completed first,
+ * because the receiver would read anything else as its payload; then the receiver is told of the failure. */
 static void finish_frames(TcpComm *t)
 {
     World *w = t->world;
@@ -271,21 +278,27 @@ static void finish_frames(TcpComm *t)
         }
         if (moving == 0 || poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS) <= 0)
             continue;
-        for (int64_t r = 0; r < t->comm.size; r++)
-            if (t->poller[r].fd >= 0 && t->poller[r].revents) {
-                w->within[t->world_rank[r]] =
-                    !move_frame(t->poller[r].fd, &t->out[r], true) || unfinished(&t->out[r]);
-                tell_failure(w, t->world_rank[r]);
-            }
+        for (int64_t r = 0; r < t->comm.size; r++) {
+            if (t->poller[r].fd < 0 || !t->poller[r].revents)
+                continue;
+            if (move_frame(t->poller[r].fd, &t->out[r], true))
+                w->within[t->world_rank[r]] = unfinished(&t->out[r]);
+            else
+                hang_up(w, t->world_rank[r]);
+            tell_failure(w, t->world_rank[r]);
+        }
     }
+    w->tells = false;
 }
 
-/* With the lock, but for the time it waits. */
+/* Holds the lock except while it polls. */
 static DsvStatus move_all(TcpComm *t)
 {
     World *w = t->world;
+    DsvStatus status = DSV_OK;
     double heard = dsvi_clock_seconds();
     look_around(w);
+    bool failed_before = w->failed; /* then no frame of this exchange has been begun */
     while (!w->failed && set_pollers(t) > 0) {
         pthread_mutex_unlock(&w->lock);
         int found = poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS);
@@ -296,14 +309,18 @@ static DsvStatus move_all(TcpComm *t)
             too_late(t);
         for (int64_t r = 0; r < t->comm.size && found > 0 && !w->failed; r++) {
             if (t->poller[r].fd >= 0 && t->poller[r].revents && unfinished(&t->in[r]))
-                DSVI_TRY(serve_in(t, r));
+                status = serve_in(t, r);
+            if (status != DSV_OK)
+                set_failed(w, dsv_error_message(), true);
             if (t->poller[r].fd >= 0 && t->poller[r].revents && !w->failed && unfinished(&t->out[r]))
                 serve_out(t, r);
         }
         look_around(w);
     }
-    if (w->failed && w->tells)
+    if (w->failed && w->tells && !failed_before)
         finish_frames(t);
+    if (status != DSV_OK)
+        return DSVI_FAIL(status, "%s", w->sentence);
     return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 

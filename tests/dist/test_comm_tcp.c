@@ -3,12 +3,15 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "comm_cases.h"
 #include "dist/comm_tcp.h"
+#include "dist/tcp_frame.h"
 #include "local_ranks.h"
 
 /* A port for each group: one that was used may rest for a while. */
@@ -185,6 +188,137 @@ static void a_failure_within_a_message_is_understood(void **state)
         assert_string_equal(outcome[r].sentence, "rank 1: the disk is full");
 }
 
+enum { LONG_MESSAGE = 32 << 20 }; /* more than a connection holds */
+
+/* Rank 0 of a group, in an exchange with a rank 1 that is a plain connection. */
+typedef struct Lone {
+    int port;
+    int64_t receives;     /* bytes that rank 0 expects meanwhile */
+    bool fails, again;    /* in another thread meanwhile; a second exchange follows */
+    DsvStatus status;
+    double cpu_s;         /* that the exchange took */
+    char sentence[DSVI_MESSAGE_BYTES];
+} Lone;
+
+static double cpu_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void *be_rank_0(void *context)
+{
+    Lone *lone = context;
+    DsvComm *comm;
+    pthread_t thread;
+    char *data = calloc(1, LONG_MESSAGE), *ones = malloc(4096), in[64];
+    DsvPiece send[2] = {{0}, {data, LONG_MESSAGE}}, receive[2] = {{0}, {in, (size_t)lone->receives}};
+    DsvPiece more[2] = {{0}, {ones, 4096}}, nothing[2] = {{0}};
+    memset(ones, 1, 4096);
+    lone->status = create(0, 2, "127.0.0.1", lone->port, 60, &comm);
+    if (lone->status == DSV_OK) {
+        if (lone->fails)
+            pthread_create(&thread, NULL, fail_soon, comm);
+        double begin = cpu_seconds();
+        lone->status = dsvi_comm_exchange(comm, send, receive);
+        lone->cpu_s = cpu_seconds() - begin;
+        snprintf(lone->sentence, sizeof lone->sentence, "%s", dsv_error_message());
+        (void)dsvi_comm_fail(comm, lone->status);
+        if (lone->again)
+            (void)dsvi_comm_exchange(comm, more, nothing);
+        if (lone->fails)
+            pthread_join(thread, NULL);
+        dsvi_comm_close(&comm);
+    }
+    free(data);
+    free(ones);
+    return NULL;
+}
+
+/* Returns rank 1's connection. */
+static int begin_lone(Lone *lone, pthread_t *thread)
+{
+    int socket[2];
+    lone->port = next_port();
+    DsviMeeting meeting = told(1, 2, "127.0.0.1", lone->port, 60);
+    assert_int_equal(pthread_create(thread, NULL, be_rank_0, lone), 0);
+    assert_ok(dsvi_tcp_mesh(&meeting, socket));
+    return socket[0];
+}
+
+/* Receives as many bytes as come before the connection ends, `room` at most. */
+static size_t receive_until_end(int file, unsigned char *data, size_t room)
+{
+    size_t got = 0;
+    struct pollfd poller = {file, POLLIN, 0};
+    while (got < room && poll(&poller, 1, 20000) > 0) {
+        ssize_t more = recv(file, data + got, room - got, 0);
+        if (more <= 0)
+            break;
+        got += (size_t)more;
+    }
+    return got;
+}
+
+/* Rank 1 sends what rank 0 does not expect, while rank 0 is within a message to it: rank 0 completes the
+ * message, and then tells. */
+static void a_wrong_frame_within_a_message_is_answered(void **state)
+{
+    Lone lone = {.receives = 8};
+    pthread_t thread;
+    DsviFrameHead wrong = {DSVI_FRAME_DATA, 0, 9}, head;
+    size_t room = LONG_MESSAGE + 4096, message = sizeof head + LONG_MESSAGE;
+    unsigned char *data = malloc(room);
+    (void)state;
+    int file = begin_lone(&lone, &thread);
+    usleep(100000);
+    assert_int_equal(send(file, &wrong, sizeof wrong, MSG_NOSIGNAL), sizeof wrong);
+    usleep(200000);
+    size_t got = receive_until_end(file, data, room);
+    pthread_join(thread, NULL);
+    assert_int_equal(lone.status, DSV_E_INTERNAL);
+    assert_non_null(strstr(lone.sentence, "rank 1 sends 9 bytes"));
+    assert_true(got > message + sizeof head);
+    memcpy(&head, data + message, sizeof head);
+    assert_int_equal(head.kind, DSVI_FRAME_FAILURE);
+    close(file);
+    free(data);
+}
+
+/* Rank 1 ends while rank 0 completes a message to it after a failure: rank 0 does not wait in a busy loop. */
+static void a_rank_that_ends_within_the_last_message_costs_nothing(void **state)
+{
+    Lone lone = {.fails = true};
+    pthread_t thread;
+    (void)state;
+    int file = begin_lone(&lone, &thread);
+    usleep(250000);
+    close(file);
+    pthread_join(thread, NULL);
+    assert_int_equal(lone.status, DSV_E_RANK);
+    assert_true(lone.cpu_s < 0.35);
+}
+
+/* A message that could not be completed in time is not continued with the bytes of a later one. */
+static void a_later_message_is_not_part_of_an_earlier_one(void **state)
+{
+    Lone lone = {.fails = true, .again = true};
+    pthread_t thread;
+    size_t room = LONG_MESSAGE + 4096, ones = 0;
+    unsigned char *data = malloc(room);
+    (void)state;
+    int file = begin_lone(&lone, &thread);
+    usleep(1500000); /* longer than rank 0 waits for the end of its message */
+    size_t got = receive_until_end(file, data, room);
+    pthread_join(thread, NULL);
+    for (size_t i = sizeof(DsviFrameHead); i < got; i++)
+        ones += data[i] != 0;
+    assert_int_equal(ones, 0);
+    close(file);
+    free(data);
+}
+
 static void what_ends_one_ends_all(void **state)
 {
     static const struct {
@@ -282,6 +416,9 @@ int main(void)
         cmocka_unit_test(large_messages),
         cmocka_unit_test(what_ends_one_ends_all),
         cmocka_unit_test(a_failure_within_a_message_is_understood),
+        cmocka_unit_test(a_wrong_frame_within_a_message_is_answered),
+        cmocka_unit_test(a_rank_that_ends_within_the_last_message_costs_nothing),
+        cmocka_unit_test(a_later_message_is_not_part_of_an_earlier_one),
         cmocka_unit_test(lengths_that_differ_are_told),
         cmocka_unit_test(ranks_must_have_been_told_the_same),
         cmocka_unit_test(strangers_are_not_listened_to),
