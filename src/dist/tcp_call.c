@@ -33,34 +33,38 @@ struct pollfd dsvi_tcp_call_poller(const DsviTcpCall *call)
     return (struct pollfd){waits ? call->file : -1, events, 0};
 }
 
-/* This attempt came to nothing; the next address is tried soon. */
-static DsvStatus call_again(DsviTcpCall *call, const char *trouble)
+/* This attempt has failed; the next address is tried soon. `stranger`: something that is not rank `to` has
+ * answered. */
+static DsvStatus try_next(DsviTcpCall *call, const char *trouble, bool stranger)
 {
-    double now = dsvi_clock_seconds();
+    double now = dsvi_clock_seconds(), *since = &call->strange_since[call->next];
     char where[DSVI_PLACE_TEXT];
     snprintf(call->trouble, sizeof call->trouble, "%s: %s",
              dsvi_place_text(&call->places.place[call->next], where), trouble);
+    *since = !stranger ? 0 : *since > 0 ? *since : now;
+    bool too_long = stranger && now - *since > STRANGER_S;
     call->next = (call->next + 1) % call->places.count;
     dsvi_tcp_call_end(call);
     call->state = DSVI_CALL_IDLE;
     call->retry_at = now + RETRY_S;
-    if (call->strange_since > 0 && now - call->strange_since > STRANGER_S)
+    if (too_long)
         return DSVI_FAIL(DSV_E_RANK, "rank %lld did not find rank %lld for %g s: %s", (long long)call->from,
                          (long long)call->to, STRANGER_S, call->trouble);
     return DSV_OK;
 }
 
-/* The same, where somebody answered that is not the rank. */
+static DsvStatus call_again(DsviTcpCall *call, const char *trouble)
+{
+    return try_next(call, trouble, false);
+}
+
 static DsvStatus met_stranger(DsviTcpCall *call, const char *trouble)
 {
-    if (call->strange_since == 0)
-        call->strange_since = dsvi_clock_seconds();
-    return call_again(call, trouble);
+    return try_next(call, trouble, true);
 }
 
 static DsvStatus refused(DsviTcpCall *call, int error)
 {
-    call->strange_since = 0; /* nobody is there any more */
     return call_again(call, strerror(error));
 }
 

@@ -30,7 +30,9 @@ typedef struct DsviTcpCall {
     DsviCallState state;
     int file;
     double retry_at, until; /* clock: of the next attempt; of this one's end */
-    double strange_since;   /* clock: since when something else than rank `to` answers; 0: nothing does */
+    /* Per place, clock: since when every attempt has met something else than rank `to`; 0: the last attempt
+     * did not. */
+    double strange_since[DSVI_PLACES_MAX];
     char trouble[256];      /* why the last attempt failed; "" before the first failure */
     unsigned char in[sizeof(DsviAnswer)];
     size_t got;
@@ -45,8 +47,8 @@ void dsvi_tcp_call_end(DsviTcpCall *call);
 struct pollfd dsvi_tcp_call_poller(const DsviTcpCall *call);
 
 /* Goes on as far as it can; `ready`: its poller has found something. Fails where calling again is no use:
- * both ranks were told different things, or something else has answered in place of rank `to` for half a
- * minute. */
+ * both ranks were told different things, or at one place something else has answered instead of rank `to`
+ * for half a minute. */
 DsvStatus dsvi_tcp_call_go_on(DsviTcpCall *call, const DsviJobKey *key, bool ready);
 
 /* In DSVI_CALL_CHALLENGED: sends the hello of a rank that listens at `port`. */

@@ -10,6 +10,7 @@
 #include "base/host.h"
 
 #define HELLO_S 5.0           /* a caller whose hello is not there by then is none of ours */
+#define FRESH_S 1.0           /* so long a caller keeps its place, however many others wait for one */
 enum { DROPS_SAID_EACH = 5 }; /* of more dropped callers only every power of two is logged */
 
 DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *c, const DsviTcpPlaces *places)
@@ -47,10 +48,17 @@ void dsvi_tcp_callers_close(DsviTcpCallers *c)
     c->listeners = c->count = 0;
 }
 
+/* Whether another call can be accepted. The first caller is the oldest one. */
+static bool has_room(const DsviTcpCallers *c)
+{
+    return c->count < DSVI_CALLERS_MAX || dsvi_clock_seconds() - c->caller[0].came > FRESH_S;
+}
+
 int dsvi_tcp_callers_pollers(const DsviTcpCallers *c, struct pollfd *poller)
 {
+    bool accepts = has_room(c);
     for (int i = 0; i < c->listeners; i++)
-        *poller++ = (struct pollfd){c->listener[i], POLLIN, 0};
+        *poller++ = (struct pollfd){accepts ? c->listener[i] : -1, POLLIN, 0};
     for (int i = 0; i < c->count; i++)
         *poller++ = (struct pollfd){c->caller[i].file, POLLIN, 0};
     return c->listeners + c->count;
@@ -122,17 +130,18 @@ static void welcome(DsviTcpCallers *c, int file)
     if (c->count == DSVI_CALLERS_MAX)
         drop(c, 0, "too many others call");
     DsviCaller *caller = &c->caller[c->count++];
-    *caller = (DsviCaller){.file = file, .from = dsvi_place_peer(file),
-                           .until = dsvi_clock_seconds() + HELLO_S};
+    double now = dsvi_clock_seconds();
+    *caller = (DsviCaller){.file = file, .from = dsvi_place_peer(file), .came = now, .until = now + HELLO_S};
     dsvi_place_set_up(file);
     dsvi_challenge_make(&caller->challenge);
     (void)!send(file, &caller->challenge, sizeof caller->challenge, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Takes all calls that wait at a listener. A call that was given up meanwhile is no failure. */
+/* Accepts the calls that wait at a listener while there is room for callers. A call that was given up
+ * meanwhile is no failure. */
 static DsvStatus take_calls(DsviTcpCallers *c, int listener)
 {
-    for (;;) {
+    while (has_room(c)) {
         int file = accept(listener, NULL, NULL);
         if (file >= 0) {
             welcome(c, file);
@@ -145,6 +154,7 @@ static DsvStatus take_calls(DsviTcpCallers *c, int listener)
                              strerror(errno));
         drop(c, 0, "this process may open no more files");
     }
+    return DSV_OK;
 }
 
 DsvStatus dsvi_tcp_callers_serve(DsviTcpCallers *c, const struct pollfd *poller)

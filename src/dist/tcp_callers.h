@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 enum {
-    DSVI_CALLERS_MAX = 256, /* heard at once; one more takes the place of the one that came first */
+    DSVI_CALLERS_MAX = 256, /* heard at once; further callers wait in the listener's queue */
     DSVI_CALLER_POLLERS = DSVI_CALLERS_MAX + DSVI_PLACES_MAX,
 };
 
@@ -29,6 +29,7 @@ typedef DsviVerdict DsviTcpCalled(void *context, const DsviHello *hello, int fil
 typedef struct DsviCaller {
     int file;
     DsviTcpPlace from;
+    double came;  /* clock: when it was accepted */
     double until; /* clock: its hello must be there by then */
     DsviChallenge challenge;
     unsigned char in[sizeof(DsviHello)];
@@ -53,7 +54,8 @@ typedef struct DsviTcpCallers {
 DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *callers, const DsviTcpPlaces *places);
 void dsvi_tcp_callers_close(DsviTcpCallers *callers);
 
-/* Fills what is to be polled; returns how many. */
+/* Fills what is to be polled; returns how many. A listener whose calls cannot be accepted now is not polled
+ * (-1): all places hold callers that have had no time yet to send a hello. */
 int dsvi_tcp_callers_pollers(const DsviTcpCallers *callers, struct pollfd *poller);
 /* Serves what the pollers found: as many, in the same order, with nothing else done in between. */
 DsvStatus dsvi_tcp_callers_serve(DsviTcpCallers *callers, const struct pollfd *poller);

@@ -237,12 +237,16 @@ static size_t table_bytes(const Mesh *m)
     return (size_t)m->size * sizeof *m->place;
 }
 
+/* A loopback address in the table means that the rank listens on rank 0's machine. From another machine it is
+ * called at the address at which this rank has reached rank 0. */
 static void call_others(Mesh *m)
 {
+    DsviTcpPlace first = dsvi_place_peer(m->socket[0]);
+    bool elsewhere = !dsvi_place_is_loopback(&first);
     for (int64_t to = 1; to < m->rank; to++) {
         DsviTcpPlaces places = {.place = {m->place[to]}, .count = 1};
-        if (dsvi_place_is_loopback(&m->place[to])) { /* on rank 0's machine, it is found where rank 0 was */
-            places.place[0] = dsvi_place_peer(m->socket[0]);
+        if (elsewhere && dsvi_place_is_loopback(&m->place[to])) {
+            places.place[0] = first;
             places.place[0].port = m->place[to].port;
         }
         dsvi_tcp_call_begin(&m->call[to], m->rank, to, &places);
@@ -271,12 +275,13 @@ static DsvStatus obey(Mesh *m, int64_t rank, const DsviFrameHead *head)
                      "meet", rank, head->kind, head->bytes);
 }
 
-/* One frame of a rank that is watched, if there is one. */
-static DsvStatus hear(Mesh *m, int64_t rank)
+/* Takes one frame of a watched rank, if one has come. `ended`: the poll saw that the rank sends no more, so
+ * that a part of a head will not be completed. */
+static DsvStatus hear(Mesh *m, int64_t rank, bool ended)
 {
     DsviFrameHead head;
     switch (dsvi_frame_peek(m->socket[rank], &head)) {
-    case DSVI_SEEN_NOTHING: return DSV_OK;
+    case DSVI_SEEN_NOTHING: return ended ? lost(m, rank) : DSV_OK;
     case DSVI_SEEN_END: return lost(m, rank);
     case DSVI_SEEN_HEAD: break;
     }
@@ -323,7 +328,7 @@ static DsvStatus round_of(Mesh *m)
     for (int64_t to = 0; to < m->calls; to++)
         of_calls[to] = dsvi_tcp_call_poller(&m->call[to]);
     for (int64_t r = 0; r < watched(m); r++)
-        of_ranks[r] = (struct pollfd){m->socket[r], POLLIN, 0};
+        of_ranks[r] = (struct pollfd){m->socket[r], POLLIN | POLLRDHUP, 0};
     int64_t calls = m->calls;
     m->failure = DSV_OK;
     poll(m->poller, (nfds_t)(of_ranks - m->poller + watched(m)), TICK_MS);
@@ -331,7 +336,7 @@ static DsvStatus round_of(Mesh *m)
     DSVI_TRY(m->failure);
     for (int64_t r = 0; r < watched(m); r++)
         if (of_ranks[r].fd >= 0 && of_ranks[r].revents)
-            DSVI_TRY(hear(m, r));
+            DSVI_TRY(hear(m, r, (of_ranks[r].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0));
     for (int64_t to = 0; to < calls; to++)
         DSVI_TRY(serve_call(m, &m->call[to], of_calls[to].revents != 0));
     return DSV_OK;

@@ -53,6 +53,15 @@ bool dsvi_place_is_loopback(const DsviTcpPlace *place)
     return place->address[0] == 127;
 }
 
+void dsvi_places_add(DsviTcpPlaces *places, const DsviTcpPlace *place)
+{
+    for (int i = 0; i < places->count; i++)
+        if (memcmp(&places->place[i], place, sizeof *place) == 0)
+            return;
+    if (places->count < DSVI_PLACES_MAX)
+        places->place[places->count++] = *place;
+}
+
 DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -62,13 +71,14 @@ DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places)
     int error = getaddrinfo(address, NULL, &hints, &found);
     if (error)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "no machine %s is known here: %s", address, gai_strerror(error));
-    for (const struct addrinfo *at = found; at && places->count < DSVI_PLACES_MAX; at = at->ai_next) {
+    for (const struct addrinfo *at = found; at; at = at->ai_next) {
         struct sockaddr_storage where = {0};
         if (at->ai_family != AF_INET && at->ai_family != AF_INET6)
             continue;
         memcpy(&where, at->ai_addr, at->ai_addrlen);
-        places->place[places->count] = from_system(&where);
-        places->place[places->count++].port = (uint16_t)port;
+        DsviTcpPlace place = from_system(&where);
+        place.port = (uint16_t)port;
+        dsvi_places_add(places, &place); /* the system may name an address twice */
     }
     freeaddrinfo(found);
     if (places->count == 0)

@@ -25,10 +25,13 @@ typedef struct DsviTcpPlace {
 typedef struct DsviTcpPlaces {
     DsviTcpPlace place[DSVI_PLACES_MAX];
     int count;
-    /* The name of another machine than localhost stands for a loopback address here, as on Debian, whose
-     * /etc/hosts has the machine's own name at 127.0.1.1. Other machines see another address. */
+    /* A host name other than localhost resolves to a loopback address on this machine (Debian maps the
+     * machine's own name to 127.0.1.1). Other machines resolve it to another address. */
     bool hides_address;
 } DsviTcpPlaces;
+
+/* Adds a place, unless `places` holds an equal one already or is full. */
+void dsvi_places_add(DsviTcpPlaces *places, const DsviTcpPlace *place);
 
 /* DSV_E_NOT_FOUND where no machine has that name. */
 DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places);

@@ -4,11 +4,15 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/host.h"
+#include "dist/tcp_call.h"
+#include "dist/tcp_callers.h"
 #include "dist/tcp_frame.h"
 #include "dist/tcp_hello.h"
 #include "dist/tcp_mesh.h"
@@ -59,13 +63,19 @@ static void *work(void *argument)
     return NULL;
 }
 
-static void begin_for(Rank *rank, int64_t number, int64_t size, int port, const char *word, double timeout_s)
+static void begin_at(Rank *rank, int64_t number, int64_t size, const char *address, int port,
+                     const char *word, double timeout_s)
 {
     memset(rank, 0, sizeof *rank);
     pthread_mutex_init(&rank->lock, NULL);
-    rank->meeting = (DsviMeeting){.rank = number, .size = size, .address = "127.0.0.1", .port = port,
+    rank->meeting = (DsviMeeting){.rank = number, .size = size, .address = address, .port = port,
                                   .word = word, .timeout_s = timeout_s, .say = hear, .context = rank};
     assert_int_equal(pthread_create(&rank->thread, NULL, work, rank), 0);
+}
+
+static void begin_for(Rank *rank, int64_t number, int64_t size, int port, const char *word, double timeout_s)
+{
+    begin_at(rank, number, size, "127.0.0.1", port, word, timeout_s);
 }
 
 static void begin(Rank *rank, int64_t number, int64_t size, int port, const char *word)
@@ -173,6 +183,143 @@ static void many_callers_do_not_keep_a_rank_out(void **state)
     assert_non_null(strstr(rank[0].said, "too many others call"));
     for (int i = 0; i < MANY; i++)
         close(silent[i]);
+}
+
+static DsviVerdict count_call(void *context, const DsviHello *hello, int file, const DsviTcpPlace *from)
+{
+    (void)hello;
+    (void)from;
+    ++*(int *)context;
+    close(file);
+    return DSVI_CALL_TAKEN;
+}
+
+static void say_nothing(void *context, const char *line)
+{
+    (void)context;
+    (void)line;
+}
+
+static void serve_callers(DsviTcpCallers *callers)
+{
+    struct pollfd poller[DSVI_CALLER_POLLERS];
+    int count = dsvi_tcp_callers_pollers(callers, poller);
+    poll(poller, (nfds_t)count, 50);
+    assert_ok(dsvi_tcp_callers_serve(callers, poller));
+}
+
+/* Answers the challenge of rank 0, if it has come. True: the hello has been sent. */
+static bool answer_challenge(int file, const DsviJobKey *key, int64_t rank, int64_t size)
+{
+    DsviChallenge challenge;
+    DsviHello hello = {.rank = rank, .size = size, .to = 0, .port = 1};
+    if (recv(file, &challenge, sizeof challenge, MSG_DONTWAIT) != (ssize_t)sizeof challenge)
+        return false;
+    dsvi_hello_make(key, &challenge, &hello);
+    return send(file, &hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello;
+}
+
+/* More ranks than are heard at once call at one moment: none is dropped before its hello could be read, and
+ * the listener is not polled while its calls cannot be accepted. */
+static void many_ranks_that_call_at_once_are_all_heard(void **state)
+{
+    enum { MANY = DSVI_CALLERS_MAX + 60 };
+    static DsviTcpCallers callers;
+    struct pollfd poller[DSVI_CALLER_POLLERS];
+    int port = next_port(), file[MANY];
+    bool answered[MANY] = {false};
+    int arrivals = 0;
+    DsviTcpPlaces places;
+    DsviJobKey key;
+    (void)state;
+    assert_ok(dsvi_job_key("word", &key));
+    assert_ok(dsvi_places_find("127.0.0.1", port, &places));
+    callers = (DsviTcpCallers){.key = &key, .rank = 0, .size = MANY + 1, .say = say_nothing,
+                               .called = count_call, .context = &arrivals};
+    assert_ok(dsvi_tcp_callers_listen(&callers, &places));
+    for (int i = 0; i < MANY; i++)
+        file[i] = dial(port);
+    serve_callers(&callers);
+    assert_int_equal(callers.count, DSVI_CALLERS_MAX);
+    dsvi_tcp_callers_pollers(&callers, poller);
+    assert_int_equal(poller[0].fd, -1);
+    double until = dsvi_clock_seconds() + 20;
+    while (arrivals < MANY && dsvi_clock_seconds() < until) {
+        for (int i = 0; i < MANY; i++)
+            answered[i] = answered[i] || answer_challenge(file[i], &key, i + 1, MANY + 1);
+        serve_callers(&callers);
+    }
+    assert_int_equal(arrivals, MANY);
+    assert_int_equal(callers.dropped, 0);
+    for (int i = 0; i < MANY; i++)
+        close(file[i]);
+    dsvi_tcp_callers_close(&callers);
+}
+
+/* A name has two addresses: nobody listens at the first, a program that is no rank at the second. */
+static void a_stranger_at_the_second_address_ends_the_call(void **state)
+{
+    int refusing = next_port(), strange = next_port(), listener = socket(AF_INET, SOCK_STREAM, 0), file;
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)strange),
+                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    DsviTcpPlaces places, second;
+    DsviTcpCall call;
+    DsviJobKey key;
+    double begin_s = dsvi_clock_seconds();
+    DsvStatus status = DSV_OK;
+    (void)state;
+    assert_ok(dsvi_job_key("word", &key));
+    assert_int_equal(bind(listener, (struct sockaddr *)&where, sizeof where), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    fcntl(listener, F_SETFL, O_NONBLOCK);
+    assert_ok(dsvi_places_find("127.0.0.1", refusing, &places));
+    assert_ok(dsvi_places_find("127.0.0.1", strange, &second));
+    dsvi_places_add(&places, &second.place[0]);
+    assert_int_equal(places.count, 2);
+    dsvi_tcp_call_begin(&call, 1, 0, &places);
+    while (status == DSV_OK && dsvi_clock_seconds() - begin_s < 5) {
+        struct pollfd poller = dsvi_tcp_call_poller(&call);
+        bool ready = poll(&poller, 1, 10) > 0;
+        status = dsvi_tcp_call_go_on(&call, &key, ready);
+        if ((file = accept(listener, NULL, NULL)) >= 0)
+            close(file);
+        if (call.state == DSVI_CALL_CONNECTING && call.next == 0 && call.strange_since[1] > 0)
+            call.strange_since[1] -= 31; /* as if half a minute had passed */
+    }
+    assert_int_equal(status, DSV_E_RANK);
+    assert_non_null(strstr(dsv_error_message(), "rank 1 did not find rank 0 for 30 s"));
+    dsvi_tcp_call_end(&call);
+    close(listener);
+}
+
+/* The system may name one address twice, which can be listened at only once. */
+static void equal_places_are_one(void **state)
+{
+    DsviTcpPlaces places, other;
+    (void)state;
+    assert_ok(dsvi_places_find("127.0.0.1", 20000, &places));
+    assert_int_equal(places.count, 1);
+    dsvi_places_add(&places, &(DsviTcpPlace){.family = places.place[0].family, .port = 20000,
+                                             .address = {127, 0, 0, 1}});
+    assert_int_equal(places.count, 1);
+    assert_ok(dsvi_places_find("127.0.0.2", 20000, &other));
+    for (int i = 0; i < 2 * DSVI_PLACES_MAX; i++) {
+        other.place[0].port++;
+        dsvi_places_add(&places, &other.place[0]);
+    }
+    assert_int_equal(places.count, DSVI_PLACES_MAX);
+}
+
+/* Debian maps a machine's own name to 127.0.1.1, from which the system calls as 127.0.0.1. */
+static void ranks_meet_at_another_loopback_address(void **state)
+{
+    Rank rank[3];
+    int port = next_port();
+    (void)state;
+    for (int r = 0; r < 3; r++)
+        begin_at(&rank[r], r, 3, "127.0.1.1", port, "word", 10);
+    for (int r = 0; r < 3; r++)
+        end_well(&rank[r]);
 }
 
 /* The hello of a version without proof: magic, port, rank, size. */
@@ -316,20 +463,25 @@ static void jobs_do_not_mix(void **state)
     assert_non_null(strstr(b[1].sentence, "rank 1 gave up after 2 s: it calls rank 0 at 127.0.0.1:"));
 }
 
-/* Of three ranks one ends before the last has come: the last learns of it when it comes. */
-static void a_rank_that_ends_early_ends_all(void **state)
+/* Of three ranks one ends before the last has come, after `bytes` bytes of a frame's head. The last learns of
+ * that when it comes. */
+static void check_early_end(size_t bytes)
 {
     Rank rank[3];
+    DsviFrameHead head = {DSVI_FRAME_READY, 0, 0};
     DsviHello hello;
     DsviAnswer answer;
     int port = next_port();
-    (void)state;
-    begin(&rank[0], 0, 3, port, "word");
+    begin_for(&rank[0], 0, 3, port, "word", 10);
     int doomed = dial_as(port, "word", 1, 3, &hello);
     assert_true(receive_all(doomed, &answer, sizeof answer));
+    assert_int_equal(send(doomed, &head, bytes, MSG_NOSIGNAL), bytes);
     close(doomed);
-    usleep(300000);
-    begin(&rank[2], 2, 3, port, "word");
+    double until = dsvi_clock_seconds() + 4;
+    while (!has_said(&rank[0], "rank 1 has ended before all ranks had met") && dsvi_clock_seconds() < until)
+        usleep(10000);
+    assert_true(dsvi_clock_seconds() < until);
+    begin_for(&rank[2], 2, 3, port, "word", 10);
     end(&rank[2]);
     end(&rank[0]);
     for (int r = 0; r < 3; r += 2) {
@@ -337,6 +489,13 @@ static void a_rank_that_ends_early_ends_all(void **state)
         assert_string_equal(rank[r].sentence, "rank 1 has ended before all ranks had met");
         assert_true(rank[r].seconds < 4);
     }
+}
+
+static void a_rank_that_ends_early_ends_all(void **state)
+{
+    (void)state;
+    check_early_end(0);
+    check_early_end(5);
 }
 
 static void when_rank_0_ends_early_all_end(void **state)
@@ -441,6 +600,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_callers_do_not_delay),
         cmocka_unit_test(many_callers_do_not_keep_a_rank_out),
+        cmocka_unit_test(many_ranks_that_call_at_once_are_all_heard),
+        cmocka_unit_test(a_stranger_at_the_second_address_ends_the_call),
+        cmocka_unit_test(equal_places_are_one),
+        cmocka_unit_test(ranks_meet_at_another_loopback_address),
         cmocka_unit_test(strangers_are_dropped),
         cmocka_unit_test(a_replayed_hello_is_dropped),
         cmocka_unit_test(ranks_listen_at_their_address_alone),
