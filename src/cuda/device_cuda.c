@@ -181,7 +181,8 @@ static const char *why_no_gpu(cudaError_t error)
     return error != cudaSuccess ? cudaGetErrorString(error) : "none is visible";
 }
 
-/* The GPU of this number among those that the process may see; fails where it is too old. */
+/* The visible GPU for rank `wanted` of this machine: *number is `wanted` modulo the number of visible GPUs.
+ * Fails if that GPU is older than dsv supports. */
 static DsvStatus find_gpu(int64_t wanted, int *number, struct cudaDeviceProp *gpu, int *capability)
 {
     int count = 0;

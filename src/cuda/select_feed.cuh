@@ -1,11 +1,12 @@
-/* Where walks over runs (select_walk.cuh) have their columns from: all runs in order, or the runs that the
- * histogram counts. A feed has
- *     feed_begin       called before the first block of a slice
- *     feed_whole       number of blocks, from the first, of stretches where every run has all its candidates
- *     feed_run         which run is in slot j of this lane, in a block
- *     feed_layer       the next layer of the slice's blocks, one after the other
- *     feed_stretch     the next stretch, where a run is one candidate of one chunk, for
- *     stretch_columns  its blocks, each in turn */
+/* Feeds: where a walk over runs (select_walk.cuh) reads the features of its candidate keys, its columns. One
+ * feed gives all runs in order, the other gives only the runs that the histogram counts. A stretch is STRETCH
+ * consecutive blocks of columns. The functions of a feed:
+ *     feed_begin       is called before the first block of a slice
+ *     feed_whole       returns how many blocks, from the first, hold complete runs only; whole stretches
+ *     feed_run         returns which run is in slot j of this lane in a block
+ *     feed_layer       returns the next layer of the slice's blocks
+ *     feed_stretch     returns the next stretch; only where a run is one candidate and features are one chunk
+ *     stretch_columns  returns the columns of that stretch's next block */
 #ifndef DSVI_SELECT_FEED_CUH
 #define DSVI_SELECT_FEED_CUH
 
@@ -31,8 +32,8 @@ __device__ __forceinline__ void copy_in(uint4 *shared, const void *global, int c
 struct SelectFeed {
     const uint4 *columns;   /* of the layer to ask for next */
     int left;               /* layers to ask for */
-    const uint4 *now, *end; /* in shared memory, this lane's: the layer to take next, and behind the stage */
-    bool second;            /* whether those are in the second place */
+    const uint4 *now, *end; /* in shared memory: this lane's next layer to read, and the end of the stage */
+    bool second;            /* whether `now` and `end` are in the second of two buffers */
 };
 
 __device__ __forceinline__ void feed_ask(const SelectTiles &t, uint4 *shared, SelectFeed &f, bool second)
@@ -55,8 +56,8 @@ __device__ __forceinline__ SelectFeed feed_begin(const SelectTiles &t, const Sel
     return f;
 }
 
-/* The barrier tells that a stage has arrived for all warps and that all have done with the one before, in
- * whose place the next one comes. */
+/* After the barrier the current stage has arrived for all warps, and all warps have read the previous stage,
+ * whose buffer the next stage overwrites. */
 __device__ __forceinline__ void feed_turn(const SelectTiles &t, uint4 *shared, SelectFeed &f)
 {
     __pipeline_wait_prior(0);
@@ -111,8 +112,9 @@ __device__ __forceinline__ SelectColumns stretch_columns(const SelectTiles &, co
 
 /* ---- counted runs, others for each warp: straight from the cache ---- */
 
-/* Columns are those of all runs. Blocks and stretches are of counted pairs: product i of lanes 4 k + q has
- * the pair of stratum block * PAIRS + i * PAIRS / 2 + k, so that slots 2 i and 2 i + 1 are its two runs. */
+/* The columns of all runs are in memory; blocks and stretches number the counted pairs of runs among them.
+ * In product i, lanes 4 k to 4 k + 3 hold the pair of stratum block * PAIRS + i * PAIRS / 2 + k: its two runs
+ * are in slots 2 i and 2 i + 1. */
 struct CountedRuns {
     uint32_t stride, turn;
     int blocks;          /* of columns of all runs */
@@ -128,7 +130,7 @@ struct CountedFeed {
     const uint4 *columns; /* of the (batch, head), from this lane's features on */
     uint32_t stride, rotation, last_pair;
     int block, layer;     /* to take next */
-    SelectColumns ahead;  /* of a stretch: the block to take next */
+    SelectColumns ahead;  /* columns of the next block, loaded one block early */
 };
 
 /* The rotation of a warp's set of groups: dsvi_select_rotation. */

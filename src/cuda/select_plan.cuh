@@ -46,7 +46,7 @@ struct SelectPlan {
     int64_t pairs, groups, lists;
     SelectRows rows;
     SelectTiles all;          /* over all runs */
-    SelectTiles counted;      /* likewise, but blocks and slices are of those that the histogram counts */
+    SelectTiles counted;      /* the same columns; blocks and slices number the runs the histogram counts */
     SelectTiles lse;          /* over all runs, a set lse_tiles tiles */
     int lse_tiles;
     float4 *ranges; /* (pairs, RANGE_SLICES) largest feature of proxies and of candidates, largest square of
@@ -121,7 +121,7 @@ inline float select_factor(const DsvSelectArgs *args)
     return (float)(args->scale * DSVI_LOG2_E);
 }
 
-/* Of columns, for so many runs: whole stretches. */
+/* Blocks of columns for this many runs, rounded up to whole stretches (STRETCH blocks). */
 inline int select_blocks(int64_t runs)
 {
     return (int)ceil_div(runs, STRETCH * COLUMNS) * STRETCH;
