@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do two runs learn alike? Their training losses, held against what a second seed does to them.
+"""Compares the training losses of two runs with the difference that a second seed makes.
 
     compare_curves.py RUN REFERENCE OTHER_SEED [OTHER_SEED...]
 
@@ -7,7 +7,7 @@ RUN and REFERENCE are run folders of the same seed, on two devices or in two pre
 other seeds. For every pair it prints the relative difference of the losses, step by step and as running means
 over 20 steps. A second seed sees other samples and noise, so that its steps differ by much more than rounding
 can do; the running means are the fairer bound. Fails unless RUN is nearer to REFERENCE than every other seed
-in each of the figures. Needs Python alone."""
+in each of the figures. Needs only Python."""
 import json
 import pathlib
 import sys
@@ -31,7 +31,7 @@ def differences(a, b):
 
 
 def compare(run, reference):
-    """The four figures of a pair, printed."""
+    """Prints the four figures of a pair of runs."""
     a, b = losses(run), losses(reference)
     if len(a) != len(b) or len(a) < WINDOW:
         sys.exit(f"compare_curves.py: {run} has {len(a)} steps, {reference} {len(b)}; wanted as many, "

@@ -19,7 +19,7 @@ COLUMNS = 9
 
 
 def frames(path, side, rate=None):
-    """The frames of a clip, (n, side, side, 3), at `rate` frames a second or its own."""
+    """The frames of a clip, (n, side, side, 3), at `rate` frames per second, or at the clip's rate."""
     filters = ([f"fps={rate}"] if rate else []) + [f"scale={side}:{side}:flags=area"]
     raw = subprocess.run(["ffmpeg", "-nostdin", "-v", "error", "-i", path, "-vf", ",".join(filters),
                           "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], check=True, capture_output=True).stdout

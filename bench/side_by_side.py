@@ -1,23 +1,26 @@
-"""What the comparisons with PyTorch share: clocks, dsv run in turns with it, medians and tables."""
+"""Code shared by the comparisons with PyTorch: clocks, running dsv in turns with PyTorch, medians, tables."""
 import json
 import os
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
 import torch
 
+from record import append_line
+
 
 def setting(words, key, default):
-    """The last key=value of dsv's settings wins, as it does in dsv."""
+    """Value of an option: the last key=value counts, as in dsv."""
     found = [word.partition("=")[2] for word in words if word.partition("=")[0] == key]
     return found[-1] if found else default
 
 
 def use_threads(wanted):
-    """As dsv: 0 is one thread a core. Returns the number, to be told to dsv."""
+    """Sets PyTorch's threads as dsv does: 0 is one per core. Returns the number, to pass to dsv."""
     threads = int(wanted) or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     return threads
@@ -39,7 +42,7 @@ def run_dsv(program, verb, words):
 
 
 def medians(runs):
-    """Of each figure over several runs; what is no number is taken from the first."""
+    """Median of each figure over several runs; values that are not numbers come from the first run."""
     def median(key):
         values = [run[key] for run in runs]
         return statistics.median(values) if isinstance(values[0], (int, float)) else values[0]
@@ -47,7 +50,7 @@ def medians(runs):
 
 
 def print_table(title, columns, rows):
-    """rows: (name, *numbers); None leaves a gap."""
+    """Prints rows (name, *numbers); None is an empty cell."""
     print(f"\n{title}")
     widest = max(len(row[0]) for row in rows)
     print(" " * widest + "".join(f"{column:>11}" for column in columns))
@@ -59,3 +62,19 @@ def print_table(title, columns, rows):
 def write_json(path, figures):
     if path:
         pathlib.Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def add_record_flags(parser):
+    parser.add_argument("--append", metavar="FILE", type=pathlib.Path,
+                        help="add the figures to this file of results/, as one line")
+    parser.add_argument("--table", metavar="NAME", help="table of the line, as in results/tables.json")
+
+
+def record(args, device, figures):
+    """Appends one line for this run if --append is given. Figures of single turns are left out."""
+    if not args.append:
+        return
+    if not args.table:
+        raise SystemExit("--append needs --table NAME")
+    flat = {key: value for key, value in figures.items() if not isinstance(value, (dict, list))}
+    append_line(args.append, args.table, ["python3", *sys.argv], device, flat)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times PyTorch's scaled_dot_product_attention, forward and backward, and dsv's attention beside it.
+"""Times PyTorch's scaled_dot_product_attention, forward and backward, and dsv's attention.
 
     torch_attention.py --tokens 8192 --heads 4 --head-dim 64 --dtype bf16 [--dsv PROGRAM] [threads=2]
     torch_attention.py --device cuda --tokens 32768 --heads 16 --head-dim 128 --flex 128 --dsv PROGRAM
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from side_by_side import clock, medians, print_table, run_dsv, setting, use_threads, write_json
+from side_by_side import (add_record_flags, clock, medians, print_table, record, run_dsv, setting,
+                          use_threads, write_json)
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 BACKENDS = {
@@ -79,7 +80,7 @@ def find_fastest(args):
 
 
 def make_blocks(args, figures):
-    """FlexAttention beside what dsv has just measured."""
+    """Measures FlexAttention at the density or mass that dsv has just measured."""
     from torch_blocks import Blocks, block_mass, choose_at_random, choose_by_mass, heads_of_file
     if args.heads_from:
         tensors = heads_of_file(args.heads_from, args.heads, args.tokens, args.flex)
@@ -108,14 +109,15 @@ def take_shape_of(args, path):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=BACKENDS, default="cpu")
-    parser.add_argument("--tokens", type=int, help="8192, or those of the file")
-    parser.add_argument("--heads", type=int, help="4, or those of the file")
+    parser.add_argument("--tokens", type=int, help="default: 8192, or as in FILE")
+    parser.add_argument("--heads", type=int, help="default: 4, or as in FILE")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts")
-    parser.add_argument("--heads-from", metavar="FILE", help="take the shape, and dsv's q, k, v, from there")
+    parser.add_argument("--repeats", type=int, default=5, help="number of turns, whose median is used")
+    parser.add_argument("--heads-from", metavar="FILE", help="read the shape, and q, k, v for dsv, from FILE")
     parser.add_argument("--flex", type=int, metavar="N", help="FlexAttention over blocks of N x N too (CUDA)")
     parser.add_argument("--json", metavar="FILE")
+    add_record_flags(parser)
     parser.add_argument("--dsv", metavar="PROGRAM", help="run `PROGRAM bench attention` in turns")
     args, rest = parser.parse_known_args()
     if rest and not args.dsv and any(not word.startswith("threads=") for word in rest):
@@ -130,7 +132,7 @@ def parse():
     return args, rest
 
 
-# What of a run's figures make a row of the table: selection, forward, backward.
+# The figures of a run that make a row of the table: selection, forward, backward.
 PARTS = {
     "torch": (None, "torch_fwd_ms", "torch_bwd_ms"),
     "dense": (None, "dense_fwd_ms", "dense_bwd_ms"),
@@ -144,7 +146,7 @@ def together(run, side):
 
 
 def report(args, name, turns):
-    """One row for PyTorch, two for dsv; returns what goes to the JSON file."""
+    """Prints one row for PyTorch and two for dsv; returns the content of the JSON file."""
     figures = medians(turns)
     names = {"torch": name}
     if args.dsv:
@@ -182,6 +184,7 @@ def main():
                 "threads": args.threads, "turns": turns,
                 "torch_tried": {" ".join(choice): times for choice, times in tried.items()}}
     write_json(args.json, figures)
+    record(args, args.device, figures)
 
 
 main()

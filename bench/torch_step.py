@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the training step of `dsv bench step` in PyTorch: same settings, model, batch and optimizer.
+"""Times the training step of `dsv bench step` in PyTorch: same options, model, batch and optimizer.
 
     torch_step.py --config configs/demo.yaml [--dsv PROGRAM] [--json FILE] [key=value]...
     torch_step.py --check FOLDER        compares model and optimizer with golden tensors
@@ -20,7 +20,8 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_wan
-from side_by_side import clock, medians, print_table, run_dsv, use_threads, write_json
+from side_by_side import (add_record_flags, clock, medians, print_table, record, run_dsv, use_threads,
+                          write_json)
 
 OPTIONS = pathlib.Path(__file__).resolve().parents[1] / "include" / "dsv" / "options.def"
 CASTS = {"INT": int, "FLOAT": float, "BOOL": lambda value: str(value).lower() in ("1", "true"), "TEXT": str,
@@ -32,7 +33,7 @@ WARM_UP = 2  # as dsv bench step
 CUDA_ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
-# ---- settings ----
+# ---- options ----
 
 def default_settings():
     """key: (kind, value) of every row of dsv's option table."""
@@ -60,7 +61,7 @@ def read_settings(config, words):
 
 
 def latent_shape(settings):
-    """Channels, frames, height, width: the haar codec's."""
+    """(channels, frames, height, width) of the haar codec's latents."""
     space, time = 2 ** settings["codec.spatial_levels"], 2 ** settings["codec.temporal_levels"]
     return (3 * space * space * time, 1 + (settings["num_frames"] - 1) // time, settings["height"] // space,
             settings["width"] // space)
@@ -248,7 +249,14 @@ def report(args, settings, figures):
                 ["step", "forward", "backward", "optimizer", "at least"], rows)
 
 
-# ---- the proof that it is the same model ----
+def line_of(figures):
+    """For a line of results: dsv's figures under their names, PyTorch's under torch_..."""
+    torch_figures = {f"torch_{key}": value for key, value in figures["torch"].items()}
+    named = {"torch": f"{figures['torch_version']}, {figures['mode']}"}
+    return figures.get("dsv", {}) | torch_figures | named | {"threads": figures["threads"]}
+
+
+# ---- check that both models are the same ----
 
 def relative_l2(found, wanted):
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
@@ -329,13 +337,14 @@ def check(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="key=value")
-    parser.add_argument("--config", metavar="FILE", help="settings to start from, as for dsv bench step")
+    parser.add_argument("--config", metavar="FILE", help="configuration to start from, as for dsv bench step")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=MODES,
                         help=f"those to time, out of {','.join(MODES)}")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7, help="measured in each turn, after one to warm up")
     parser.add_argument("--json", metavar="FILE")
+    add_record_flags(parser)
     parser.add_argument("--dsv", metavar="PROGRAM", help="run `PROGRAM bench step` in turns with PyTorch")
     parser.add_argument("--check", metavar="FOLDER", type=pathlib.Path)
     args = parser.parse_intermixed_args()
@@ -350,6 +359,7 @@ def main():
         with sdpa_kernel(CUDA_ATTENTION, set_priority=True):
             figures = compare(args, settings)
     write_json(args.json, figures)
+    record(args, args.device, line_of(figures))
 
 
 main()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-# Those of src/model/dit_config.c.
+# Fields that describe the model's shape, as in src/model/dit/dit_config.c.
 FIELDS = ("num_layers", "num_attention_heads", "attention_head_dim", "ffn_dim", "freq_dim", "text_dim",
           "text_len")
 PRESETS = {
@@ -56,7 +56,7 @@ def end_shapes(config):
 
 
 def first_value(name, shape, device):
-    """Of the usual size; dsv's own first values differ, which no time depends on."""
+    """Random initial weights of the usual size. dsv's differ, but times do not depend on them."""
     if "norm" in name and name.endswith("weight"):
         return torch.ones(shape, device=device)
     if name.endswith("bias"):
@@ -143,7 +143,7 @@ def patch_rows(config, x):
 
 
 def unpatched(config, rows, grid):
-    """The inverse, for rows whose channel is innermost."""
+    """The inverse of patching, for rows whose innermost dimension is the channel."""
     pt, ph, pw = config["patch_size"]
     x = rows.reshape(rows.shape[0], *grid, pt, ph, pw, config["out_channels"])
     return x.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6).flatten(4, 5).flatten(2, 3)
@@ -161,7 +161,7 @@ def time_embedding(ends, config, timestep):
 
 
 def velocity(ends, blocks, config, x, timestep, text, rope, run_block=block_forward, recompute=False):
-    """What the transformer says of noisy latents x (B, C, F, H, W)."""
+    """The transformer's output for noisy latents x (B, C, F, H, W)."""
     grid = [size // patch for size, patch in zip(x.shape[2:], config["patch_size"])]
     hidden = F.linear(patch_rows(config, x), ends["patch_embedding.weight"].flatten(1),
                       ends["patch_embedding.bias"]).float()

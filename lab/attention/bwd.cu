@@ -1,14 +1,14 @@
-/* Measures the variants of the backward kernel (../README.md): checks each against a plain kernel, then times
- * it.
+/* Measures the variants of the backward kernel that ../README.md describes: checks each against a plain
+ * kernel, then times it.
  *
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -I../../src -o bwd bwd.cu
  *     ./bwd                  all variants: checks, then 32768 tokens and 16 heads
- *     ./bwd bulk             those with "bulk" in their names
+ *     ./bwd bulk             only variants with "bulk" in their names
  *     ./bwd bulk 0 0         checks only
  *     ./bwd bulk 65536 8     these tokens and heads
  *
- * D = 128, batch 1. Lists are random keys, ascending. The forward pass is that of fwd_kernel.cuh. A variant
- * that waits for ever ends with "unspecified launch failure" (cuda/hopper.cuh) under its name. */
+ * D = 128, batch 1. Lists are random keys, ascending. fwd_kernel.cuh computes the forward pass. A variant
+ * that deadlocks ends with "unspecified launch failure" (cuda/common/hopper.cuh) below its name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +66,7 @@ static const Variant NARROW[] = {
     variant<NarrowBulkWhole, SUMS_ONLY>("bulk 512 x 1, sums only"),
 };
 
-/* dk, or dv, of its sums: a thread makes 16 columns of a row. */
+/* Converts the F32 sums of dk or dv to gradients. Each thread converts 16 columns of one row. */
 __global__ void finish(const float *sums, Rows rows, int tokens, float factor, int64_t units)
 {
     int64_t unit = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = unit / (DIM / 16);
@@ -87,7 +87,7 @@ __global__ void finish(const float *sums, Rows rows, int tokens, float factor, i
     to[1] = make_uint4(x[4], x[5], x[6], x[7]);
 }
 
-/* Row `sample` of `samples` that are checked, the first and the last among them. */
+/* Row number of checked row `sample` of `samples`. The first and the last row are among the checked rows. */
 __device__ static int sampled_row(int rows, int sample, int samples)
 {
     return (int)((int64_t)sample * (rows - 1) / (samples - 1));
@@ -106,7 +106,7 @@ __device__ static const __nv_bfloat16 *row_of(const Rows &rows, int head, int ro
     return rows.data + (int64_t)row * rows.token + head * rows.head;
 }
 
-/* p and ds of a pair. */
+/* p and ds of one pair of query and key. */
 __device__ static float2 pair_of(const BackwardProblem &a, int head, int query, int key)
 {
     const Problem &f = a.forward;
@@ -116,8 +116,8 @@ __device__ static float2 pair_of(const BackwardProblem &a, int head, int query, 
     return make_float2(p, p * (dot(dout, row_of(f.v, head, key)) - dot(dout, row_of(f.out, head, query))));
 }
 
-/* One block of DIM threads for each (sample, head): dq of a query. */
-__global__ void find_dq(BackwardProblem a, int samples, float *truth)
+/* Reference dq of one sampled query. One block of DIM threads per (sample, head). */
+__global__ void find_dq(BackwardProblem a, int samples, float *reference)
 {
     __shared__ float ds[DIM];
     const Problem &f = a.forward;
@@ -133,7 +133,7 @@ __global__ void find_dq(BackwardProblem a, int samples, float *truth)
         for (int i = 0; i < min(DIM, n - first); i++)
             sum += (double)ds[i] * __bfloat162float(row_of(f.k, head, keys[first + i])[d]);
     }
-    truth[(int64_t)blockIdx.x * DIM + d] = (float)(sum * f.scale);
+    reference[(int64_t)blockIdx.x * DIM + d] = (float)(sum * f.scale);
 }
 
 __device__ static bool listed(const Problem &f, int list, int key)
@@ -149,7 +149,8 @@ __device__ static bool listed(const Problem &f, int list, int key)
     return low < f.offsets[list + 1] && f.lists[low] == key;
 }
 
-/* The same: dk and dv of a key, from the groups that list it. */
+/* Reference dk and dv of one sampled key, from the groups that list the key. Launched like the kernel above.
+ */
 __global__ void find_dk_dv(BackwardProblem a, int samples, float *dk, float *dv)
 {
     __shared__ float2 pairs[DIM];
@@ -175,14 +176,14 @@ __global__ void find_dk_dv(BackwardProblem a, int samples, float *dk, float *dv)
     dv[(int64_t)blockIdx.x * DIM + d] = (float)sums[1];
 }
 
-/* A problem with its device memory and the truth about its samples. */
+/* A problem with its device memory and the reference gradients of sampled rows. */
 struct Case {
     BackwardProblem problem;
     Rows dk, dv;
     int samples;
-    int64_t bytes, sum_bytes, pairs; /* of a gradient, of all sums; of (query, key) */
+    int64_t bytes, sum_bytes, pairs; /* of one gradient, of all sums; number of (query, key) pairs */
     std::vector<int> counts;
-    float *truth[3], *sampled; /* (heads, samples, DIM): dq, dk, dv; device memory */
+    float *reference[3], *sampled; /* (heads, samples, DIM): dq, dk, dv; device memory */
     Owner owner;
 };
 
@@ -196,20 +197,21 @@ static void run_forward(const Problem &a)
     TRY(cudaDeviceSynchronize());
 }
 
-static void make_truth(Case *c)
+static void make_reference(Case *c)
 {
     const Problem &f = c->problem.forward;
     int blocks = c->samples * f.heads;
-    for (float *&truth : c->truth)
-        truth = c->owner.allocate<float>((int64_t)blocks * DIM);
+    for (float *&reference : c->reference)
+        reference = c->owner.allocate<float>((int64_t)blocks * DIM);
     c->sampled = c->owner.allocate<float>((int64_t)blocks * DIM);
-    find_dq<<<blocks, DIM>>>(c->problem, c->samples, c->truth[0]);
-    find_dk_dv<<<blocks, DIM>>>(c->problem, c->samples, c->truth[1], c->truth[2]);
+    find_dq<<<blocks, DIM>>>(c->problem, c->samples, c->reference[0]);
+    find_dk_dv<<<blocks, DIM>>>(c->problem, c->samples, c->reference[1], c->reference[2]);
     TRY(cudaGetLastError());
     TRY(cudaDeviceSynchronize());
 }
 
-/* q, k, v as one projection gives them, (S, 3, N, D), or each alone, (S, N, D). `size`: of q. */
+/* q, k, v in one array (S, 3, N, D), as a joint projection writes them, or in three arrays (S, N, D). `size`
+ * is the number of elements of q. */
 static void make_case(Case *c, int tokens, int heads, int group, bool fused, float size)
 {
     BackwardProblem *a = &c->problem;
@@ -236,15 +238,15 @@ static void make_case(Case *c, int tokens, int heads, int group, bool fused, flo
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1, size);
     fill_normal<<<4096, 256>>>(a->dout.data, all, 2, 1);
     run_forward(*f);
-    make_truth(c);
+    make_reference(c);
 }
 
-/* Milliseconds of the kernel, and of all: sums to zero, kernel, gradients from sums. */
+/* Milliseconds of the kernel alone, and of everything: clearing the sums, kernel, conversion of the sums. */
 struct Times {
     float kernel, all;
 };
 
-/* Outputs are NaN before. */
+/* Outputs are filled with NaN first, so that an element that is not written fails the check. */
 static Times run_once(const Case &c, const Variant &v, const cudaEvent_t (&events)[4])
 {
     BackwardProblem a = c.problem;
@@ -272,26 +274,26 @@ static Times run_once(const Case &c, const Variant &v, const cudaEvent_t (&event
     return times;
 }
 
-/* Sampled rows of a gradient as floats. */
+/* Copies the sampled rows of a gradient as floats. */
 __global__ void take_samples(Rows rows, int tokens, int samples, float *to)
 {
     int sample = blockIdx.x % samples, head = blockIdx.x / samples;
-    to[(int64_t)blockIdx.x * DIM + threadIdx.x] =
-        __bfloat162float(row_of(rows, head, sampled_row(tokens, sample, samples))[threadIdx.x]);
+    to[(int64_t)blockIdx.x * DIM + threadIdx.x] = __bfloat162float(
+        row_of(rows, head, sampled_row(tokens, sample, samples))[threadIdx.x]);
 }
 
 struct Error {
-    double whole, worst; /* |x - truth| / |truth|; of one element, / (|truth| + its root mean square) */
+    double whole, worst; /* |x - ref| / |ref| over all; largest |x - ref| / (|ref| + RMS of ref) */
 };
 
-/* NaN among the elements makes both NaN. */
-static Error error_of(const Case &c, const Rows &rows, const float *truth)
+/* Both errors are NaN if any element is NaN. */
+static Error error_of(const Case &c, const Rows &rows, const float *reference)
 {
     int blocks = c.samples * c.problem.forward.heads;
     std::vector<float> x((size_t)blocks * DIM), y(x.size());
     take_samples<<<blocks, DIM>>>(rows, c.problem.keys, c.samples, c.sampled);
     TRY(cudaMemcpy(x.data(), c.sampled, x.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    TRY(cudaMemcpy(y.data(), truth, y.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    TRY(cudaMemcpy(y.data(), reference, y.size() * sizeof(float), cudaMemcpyDeviceToHost));
     double off = 0, size = 0, worst = 0;
     for (size_t i = 0; i < x.size(); i++) {
         off += (double)(x[i] - y[i]) * (x[i] - y[i]);
@@ -308,17 +310,20 @@ static bool compare(const Case &c)
     const Rows *rows[3] = {&c.problem.dq, &c.dk, &c.dv};
     bool right = true;
     for (int i = 0; i < 3; i++) {
-        Error error = error_of(c, *rows[i], c.truth[i]);
+        Error error = error_of(c, *rows[i], c.reference[i]);
         bool near = error.whole <= 6e-3 && error.worst <= 0.25;
-        printf("  %s %.1e %.1e%s", i == 0 ? "dq" : i == 1 ? "dk" : "dv", error.whole, error.worst,
-               near ? "" : " WRONG");
+        printf("  %s %.1e %.1e%s",
+               i == 0   ? "dq"
+               : i == 1 ? "dk"
+                        : "dv",
+               error.whole, error.worst, near ? "" : " WRONG");
         right &= near;
     }
     printf(right ? "  ok\n" : "\n");
     return right;
 }
 
-/* One line of the table; true if the variant is right. */
+/* Prints one line of the table. Returns true if the variant's results are right. */
 static bool run_variant(const Case &c, const Variant &v, int runs)
 {
     cudaEvent_t events[4];
@@ -353,7 +358,7 @@ static bool run_variant(const Case &c, const Variant &v, int runs)
     return compare(c);
 }
 
-/* Those whose names have `part` in them; `pieces`: also those that do only part of the work. */
+/* Runs the variants whose names contain `part`; with `pieces` also variants that do only part of the work. */
 template <int N>
 static bool run_variants(const Case &c, const Variant (&variants)[N], const char *part, int runs, bool pieces)
 {
@@ -364,7 +369,7 @@ static bool run_variants(const Case &c, const Variant (&variants)[N], const char
     return right;
 }
 
-/* Everything that can go wrong in small: all rows, short groups, lists of any length and none at all. */
+/* Checks all rows of small problems: incomplete groups, lists of any length, empty lists. */
 static bool check(const char *part, int tokens, int group)
 {
     static const int SPECIAL[] = {0, 1, 63, 64, 65, 1000, 127, 128, 129, 191, 192, 193, 384, 385, 0, 511};

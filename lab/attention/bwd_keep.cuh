@@ -1,5 +1,5 @@
-/* The frame of the Hopper backward kernel (bwd_kernel.cuh), and the warpgroup that keeps house in it: it
- * gathers rows and makes dQ. */
+/* The shared layout of the Hopper backward kernel (bwd_kernel.cuh), and its producer warpgroup, which
+ * gathers rows and computes dQ. */
 #ifndef LAB_BWD_KEEP_CUH
 #define LAB_BWD_KEEP_CUH
 
@@ -7,29 +7,29 @@
 #include "fwd_gather.cuh"
 
 struct BackwardProblem {
-    Problem forward; /* q, k, v, out, lse and the lists */
+    Problem forward; /* q, k, v, out, lse and lists */
     Rows dout, dq;
-    float *sums; /* (2, heads, keys, DIM): dK / scale, dV; columns in the order of attention_list.cuh */
+    float *sums; /* (2, heads, keys, DIM): dK / scale, dV; columns as in attention_list.cuh */
     int keys;    /* rows of k and v */
-    bool turned; /* tiles begin at different places of their lists: see chunk_at */
+    bool turned; /* tiles begin at different places of their lists; see chunk_at */
 };
 
-/* How dK and dV go from registers to their sums: red.v4 out of the registers, or through shared memory and by
- * the copy engine, COLUMNS of a row at a time. */
+/* How dK and dV are added to their sums: with red.v4 from registers, or through shared memory with bulk
+ * additions by TMA, COLUMNS of a row at a time. */
 enum Adding { BY_LANES, IN_BULK };
 
-/* What a kernel does of the work: to see what bounds it. */
+/* Which part of the work a kernel does. Partial kernels show what bounds the whole kernel. */
 enum Work { EVERYTHING, PRODUCTS_ONLY, SUMS_ONLY };
 
 template <int QUERIES_, int STAGES_, Adding ADDING_, int COLUMNS_, int BUFFERS_> struct BackwardPlan {
     static constexpr int QUERIES = QUERIES_, KEYS = 64, STAGES = STAGES_, BLOCKS = QUERIES / 64;
     static constexpr Adding ADDING = ADDING_;
-    static constexpr int COLUMNS = COLUMNS_, BUFFERS = BUFFERS_; /* of a warp's sums on their way */
+    static constexpr int COLUMNS = COLUMNS_, BUFFERS = BUFFERS_; /* of a warp's buffers for bulk additions */
     static constexpr int WARPGROUPS = 2, MULTIPLYING = WARPGROUP * WARPGROUPS;
     static constexpr int THREADS = WARPGROUP + MULTIPLYING, WARPS = MULTIPLYING / WARP;
     static constexpr int QUERY_BYTES = QUERIES * DIM * 2, KEY_BYTES = KEYS * DIM * 2;
     static constexpr int STAGE_BYTES = 2 * KEY_BYTES, DS_BYTES = KEYS * QUERIES * 2;
-    /* 16 rows; the odd ones stand behind the even ones, 64 bytes further on: see stage_row. */
+    /* 16 rows; odd rows follow the even rows after a gap of 64 bytes; see stage_row. */
     static constexpr int ROW_BYTES = COLUMNS * 4, BUFFER_BYTES = 16 * ROW_BYTES + 64;
     static constexpr int DOUT_AT = QUERY_BYTES, STAGES_AT = 2 * QUERY_BYTES;
     static constexpr int DS_AT = STAGES_AT + STAGES * STAGE_BYTES;
@@ -56,18 +56,20 @@ template <typename P> __device__ __forceinline__ int chunks_of(const Tile &tile)
     return (tile.keys + P::KEYS - 1) / P::KEYS;
 }
 
-/* Which chunk of its list tile `number` takes n-th. Tiles that run side by side all begin at the first, so
- * that they pass over the keys together; turned, each begins elsewhere. */
+/* The chunk of its list that tile `number` processes as its n-th. Concurrent tiles all begin at the first
+ * chunk, so that they read the same keys at about the same time. With `turned` each tile begins at a
+ * different chunk. */
 __device__ __forceinline__ int chunk_at(const BackwardProblem &a, int number, int n, int chunks)
 {
     return a.turned ? (n + number * 7) % chunks : n;
 }
 
-/* What the stages get, in order: for each tile that has keys the rows of O, then its keys, KEYS at a time. */
+/* The order in which stages are filled: for each tile with a non-empty list the rows of O, then its keys,
+ * KEYS at a time. */
 struct Cursor {
-    int number, chunk; /* of the tile; -1: O is next */
+    int number, chunk; /* the next chunk of the tile; -1: the rows of O are next */
     Tile tile;
-    int key;   /* this lane's, of the chunk */
+    int key; /* the chunk's key that this lane has fetched */
     Ring ring;
 };
 
@@ -83,8 +85,8 @@ template <typename P> __device__ __forceinline__ void seek_tile(const BackwardPr
     }
 }
 
-/* Fills the next stage, which must be free, and moves on. The last key of a list stands in for those that are
- * missing behind it. Numbers of keys are fetched one chunk ahead. */
+/* Fills the next stage, which must be free, and advances. An incomplete chunk is padded with the last key of
+ * the list. Key numbers are fetched one chunk ahead. */
 template <typename P>
 __device__ __forceinline__ void gather_next(const BackwardProblem &a, Gatherer g, Cursor *c, uint32_t base)
 {
@@ -116,8 +118,8 @@ __device__ __forceinline__ void gather_next(const BackwardProblem &a, Gatherer g
     c->key = c->tile.list[min(first + g.listed, c->tile.keys - 1)];
 }
 
-/* Q and dO of a tile that has keys, when the tile before has done with them: `parity` is that of their being
- * empty. Returns how many chunks the tile has. */
+/* Loads Q and dO of the next tile with a non-empty list, once the consumers have released the buffers:
+ * `parity` is the phase of the barrier for empty queries. Returns the number of chunks of the tile. */
 template <typename P>
 __device__ __forceinline__ int copy_tile(const BackwardProblem &a, Gatherer g, int number, uint32_t base,
                                          uint32_t parity)
@@ -133,7 +135,7 @@ __device__ __forceinline__ int copy_tile(const BackwardProblem &a, Gatherer g, i
     return chunks_of<P>(tile);
 }
 
-/* dQ += dS K of a chunk. Lines of both are keys. */
+/* dQ += dS K for one chunk. Both factors have one line per key in shared memory. */
 template <typename P>
 __device__ __forceinline__ void multiply_dq(float (&dq)[P::BLOCKS][64], uint32_t ds, uint32_t keys)
 {
@@ -147,8 +149,8 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[P::BLOCKS][64], uint32_t
     for (int key = 0; key < P::KEYS; key += 16)
 #pragma unroll
         for (int block = 0; block < P::BLOCKS; block++)
-            multiply_add_turned(dq[block], left + (block * HALF + key * LINE_BYTES) / 16,
-                                right + key * LINE_BYTES / 16);
+            multiply_add_transposed(dq[block], left + (block * HALF + key * LINE_BYTES) / 16,
+                                    right + key * LINE_BYTES / 16);
     products_commit();
     products_wait<0>();
 #pragma unroll
@@ -156,7 +158,7 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[P::BLOCKS][64], uint32_t
         hold(dq[block]);
 }
 
-/* A tile's dq from its products, which become zeros. */
+/* Writes a tile's dq from its accumulators and clears the accumulators. */
 template <typename P>
 __device__ __forceinline__ void store_dq(const BackwardProblem &a, int number, float (&dq)[P::BLOCKS][64])
 {
@@ -171,17 +173,17 @@ __device__ __forceinline__ void store_dq(const BackwardProblem &a, int number, f
         for (int j = 0; j < DIM / 8; j++) {
             float *pair = &x[4 * j + n % 2 * 2];
             if (row < tile.rows)
-                *reinterpret_cast<uint32_t *>(to + (int64_t)row * a.dq.token + 8 * j) =
-                    pair_bits(pair[0] * a.forward.scale, pair[1] * a.forward.scale);
+                *reinterpret_cast<uint32_t *>(to + (int64_t)row * a.dq.token + 8 * j) = pair_bits(
+                    pair[0] * a.forward.scale, pair[1] * a.forward.scale);
             pair[0] = pair[1] = 0;
         }
     }
 }
 
-/* The housekeeping warpgroup. A stage is free when dQ of its chunk is made: by then the other two have made
- * the chunk's scores. What it gathers is always STAGES ahead of what it multiplies. dq is written while the
- * others make the last sums of the tile; after that they have no more use for its Q and dO. */
-template <typename P> __device__ __forceinline__ void keep_house(const BackwardProblem &a, uint32_t base)
+/* The producer warpgroup. A stage is free once dQ of its chunk is computed, because the consumers have then
+ * computed the chunk's scores. The producer gathers STAGES chunks ahead of its own products. It writes dq
+ * while the consumers finish the last dK and dV of the tile; after that nobody needs the tile's Q and dO. */
+template <typename P> __device__ __forceinline__ void produce(const BackwardProblem &a, uint32_t base)
 {
     BackwardBarriers<P> barriers = {base + P::BARRIERS_AT};
     Gatherer g = gatherer<P>();

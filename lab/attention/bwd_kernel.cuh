@@ -1,24 +1,25 @@
 /* Attention backward over lists for Hopper, D = 128, bf16.
  *
- * A block of threads stays on its multiprocessor and goes from tile to tile: QUERIES of one group, whose Q
- * and dO lie in shared memory, and the list of keys, 64 at a time (a chunk). Three warpgroups:
+ * A persistent block of threads processes one tile after another. A tile is QUERIES queries of one group,
+ * whose Q and dO are in shared memory, with the list of keys, 64 at a time (a chunk). Three warpgroups:
  *     0       gathers rows of K and V into a ring of stages; dQ += dS K, in 128 registers (bwd_keep.cuh)
- *     1, 2    take every other chunk: S^T = K Q^T and dP^T = V dO^T, then P^T and dS^T in registers, which
- *             are left factors of dV = P^T dO and dK = dS^T Q as they stand; dS also goes to shared memory,
- *             for dQ
- * so that a chunk is one warpgroup's from end to end, and the two that multiply meet only at the tensor
+ *     1, 2    process alternate chunks: S^T = K Q^T and dP^T = V dO^T, then P^T and dS^T in registers, in
+ *             the layout that the left factors of dV = P^T dO and dK = dS^T Q need. dS is also stored to
+ *             shared memory, for dQ
+ * One warpgroup processes a chunk from beginning to end, so warpgroups 1 and 2 share nothing but the tensor
  * cores.
  *
  * A chunk's dK and dV are added to the sums in memory, half the columns at a time: two sets of 32 registers,
- * of which one is on its way out while the other is multiplied. The sums decide the time: for each key 1 KiB
- * goes to the L2 cache, twice what its K and V are.
+ * one being added while products fill the other. These additions bound the time: each key sends 1 KiB to the
+ * L2 cache, twice the size of its K and V.
  *
- *     shared memory   Q, dO; STAGES x (K, V); dS of either warpgroup, lines of keys; sums on their way, of
- *                     each warp alone; lse and delta of the queries; barriers
- *     delta           the diagonal of O dO^T, made by products as dP is: where one key has all the weight, p
- *                     is 1 and dp - delta is 0 to the bit. O comes through a stage, ahead of the keys.
+ *     shared memory   Q, dO; STAGES x (K, V); dS of either warpgroup, one line per key; buffers of
+ *                     each warp for bulk additions; lse and delta of the queries; barriers
+ *     delta           the diagonal of O dO^T, computed by the same products as dP. If one key has all the
+ *                     weight, p is 1 and dp - delta is exactly 0. O is loaded into a stage before the keys.
  *
- * Of cp.async and proxies see fwd_kernel.cuh. dS is written by ordinary stores, fenced by who wrote it. */
+ * fwd_kernel.cuh explains the memory order of cp.async and the async proxy. dS is written with ordinary
+ * stores, which the writing threads fence. */
 #ifndef LAB_BWD_KERNEL_CUH
 #define LAB_BWD_KERNEL_CUH
 
@@ -26,15 +27,15 @@
 
 #include "bwd_keep.cuh"
 
-/* One of the warpgroups that multiply: what it knows of its block of threads. */
-template <typename P> struct Sharer {
+/* State of a consumer warpgroup (1 or 2). */
+template <typename P> struct Consumer {
     uint32_t base;
     BackwardBarriers<P> barriers;
-    int number;       /* of the warpgroup, 0 or 1 */
+    int number;       /* of the consumer, 0 or 1 */
     int warp, lane;   /* in the warpgroup */
-    bool issues;      /* bulk additions, for its warp */
-    uint32_t buffers; /* of its warp */
-    int buffer;       /* that is next */
+    bool issues;      /* this lane issues its warp's bulk additions */
+    uint32_t buffers; /* shared memory of this warp's buffers */
+    int buffer;       /* the buffer to use next */
 
     __device__ uint32_t stage_at(int stage) const { return base + P::STAGES_AT + stage * P::STAGE_BYTES; }
     __device__ void tell(uint32_t barrier) const
@@ -44,9 +45,9 @@ template <typename P> struct Sharer {
     }
 };
 
-/* d = A B^T, over D, begun. In each half of their columns A has 64 lines and B's matrix LINES. */
-template <int LINES, int N>
-__device__ __forceinline__ void begin_rows(float (&d)[N], uint32_t a, uint32_t b)
+/* Issues d = A B^T, summed over D, without waiting. A has 64 lines and B has LINES, each stored as two
+ * matrices of half the columns. */
+template <int LINES, int N> __device__ __forceinline__ void begin_rows(float (&d)[N], uint32_t a, uint32_t b)
 {
     uint64_t left = matrix_at(a, ATOM_BYTES, ATOM_BYTES), right = matrix_at(b, ATOM_BYTES, ATOM_BYTES);
 #pragma unroll
@@ -57,7 +58,7 @@ __device__ __forceinline__ void begin_rows(float (&d)[N], uint32_t a, uint32_t b
     products_commit();
 }
 
-/* d = A B for half the columns of B: a chunk's dV or dK, begun. */
+/* Issues d = A B for half the columns of B, a chunk's dV or dK, without waiting. */
 template <typename P>
 __device__ __forceinline__ void begin_sums(float (&d)[32], const uint32_t (&a)[P::QUERIES / 4], uint32_t rows,
                                            int half)
@@ -70,9 +71,10 @@ __device__ __forceinline__ void begin_sums(float (&d)[32], const uint32_t (&a)[P
     products_commit();
 }
 
-/* lse and delta of the tile's queries; beyond the last one lse is infinite and p zero. */
+/* Loads lse and computes delta of the tile's queries. Rows after the last query get an infinite lse, so that
+ * p is zero. */
 template <typename P>
-__device__ __forceinline__ void prepare_queries(const BackwardProblem &a, const Sharer<P> &m,
+__device__ __forceinline__ void prepare_queries(const BackwardProblem &a, const Consumer<P> &m,
                                                 const Tile &tile, int stage)
 {
     int first = 64 * m.number, lane = anew(m.lane), base = anew(m.base), row = 16 * m.warp + lane / 4;
@@ -103,9 +105,10 @@ __device__ __forceinline__ void prepare_queries(const BackwardProblem &a, const 
     m.tell(m.barriers.delta_made());
 }
 
-/* Scores become weights. They are rounded as in the forward pass. */
+/* Replaces scores by weights p, rounded as in the forward pass. */
 template <typename P>
-__device__ __forceinline__ void weigh(float (&s)[P::QUERIES / 2], const Sharer<P> &m, float scale, int count)
+__device__ __forceinline__ void weigh(float (&s)[P::QUERIES / 2], const Consumer<P> &m, float scale,
+                                      int count)
 {
     uint32_t from = m.base + P::LSE_AT + m.lane % 4 * 8;
 #pragma unroll
@@ -123,11 +126,11 @@ __device__ __forceinline__ void weigh(float (&s)[P::QUERIES / 2], const Sharer<P
         s[i] = row + i / 2 % 2 * 8 < count ? s[i] : 0;
 }
 
-/* dp becomes ds; both are packed. */
+/* Replaces dp by ds, and packs p and ds to bf16. */
 template <typename P>
 __device__ __forceinline__ void differentiate(uint32_t (&p)[P::QUERIES / 4], uint32_t (&ds)[P::QUERIES / 4],
                                               const float (&weight)[P::QUERIES / 2],
-                                              const float (&dp)[P::QUERIES / 2], const Sharer<P> &m)
+                                              const float (&dp)[P::QUERIES / 2], const Consumer<P> &m)
 {
     uint32_t from = m.base + P::DELTA_AT + m.lane % 4 * 8;
 #pragma unroll
@@ -143,9 +146,9 @@ __device__ __forceinline__ void differentiate(uint32_t (&p)[P::QUERIES / 4], uin
     hold(ds);
 }
 
-/* dS to shared memory: lines are keys, of 64 queries each. */
+/* Stores dS to shared memory, one line of 64 queries per key. */
 template <typename P>
-__device__ __forceinline__ void store_ds(const Sharer<P> &m, const uint32_t (&ds)[P::QUERIES / 4])
+__device__ __forceinline__ void store_ds(const Consumer<P> &m, const uint32_t (&ds)[P::QUERIES / 4])
 {
     int key = 16 * m.warp + m.lane / 8 % 2 * 8 + m.lane % 8;
     uint32_t line = m.base + P::DS_AT + m.number * P::DS_BYTES + key * LINE_BYTES;
@@ -156,17 +159,17 @@ __device__ __forceinline__ void store_ds(const Sharer<P> &m, const uint32_t (&ds
     }
 }
 
-/* Where row r of 16 stands in a buffer: of lanes that store together each then has other banks. */
+/* Offset of row r of 16 in a buffer. Lanes that store at the same time use different banks. */
 template <typename P> __device__ __forceinline__ uint32_t stage_row(int r)
 {
     return r / 2 * P::ROW_BYTES + r % 2 * (8 * P::ROW_BYTES + 64);
 }
 
 /* Adds half the columns of dK or dV of a warp's 16 keys to their sums. Lanes r and r + 16 have the number of
- * key r; the first `count` are there. */
+ * key r. Only the first `count` keys are added. */
 template <typename P>
-__device__ __forceinline__ void add_by_lanes(const Sharer<P> &m, const float (&x)[32], float *sums, int half,
-                                             int number, int count)
+__device__ __forceinline__ void add_by_lanes(const Consumer<P> &m, const float (&x)[32], float *sums,
+                                             int half, int number, int count)
 {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -180,9 +183,10 @@ __device__ __forceinline__ void add_by_lanes(const Sharer<P> &m, const float (&x
     }
 }
 
-/* The same by the copy engine; with COLUMNS = 128 both halves go together after the second. */
+/* Like add_by_lanes, with bulk additions by TMA. With COLUMNS = 128 both halves are added after the second.
+ */
 template <typename P>
-__device__ __forceinline__ void add_in_bulk(Sharer<P> &m, const float (&x)[32], float *sums, int half,
+__device__ __forceinline__ void add_in_bulk(Consumer<P> &m, const float (&x)[32], float *sums, int half,
                                             int number, int count)
 {
     constexpr bool WHOLE = P::COLUMNS == DIM;
@@ -215,13 +219,13 @@ __device__ __forceinline__ void add_in_bulk(Sharer<P> &m, const float (&x)[32], 
     m.buffer = m.buffer + 1 == P::BUFFERS ? 0 : m.buffer + 1;
 }
 
-/* A chunk's place in the sums. */
+/* The rows of the sums to which a chunk is added. */
 struct Sums {
     float *dk;         /* of the head */
     int number, count; /* as in add_by_lanes */
 };
 
-/* Products that nobody looks at are not made: ptxas drops them. */
+/* Uses the results in kernels that do not add them; ptxas would otherwise remove the products. */
 __device__ __forceinline__ void look_at(const float (&x)[32], float *sums)
 {
     float sum = 0;
@@ -233,7 +237,7 @@ __device__ __forceinline__ void look_at(const float (&x)[32], float *sums)
 }
 
 template <typename P, Work WORK>
-__device__ __forceinline__ void add(const BackwardProblem &a, Sharer<P> &m, const float (&x)[32],
+__device__ __forceinline__ void add(const BackwardProblem &a, Consumer<P> &m, const float (&x)[32],
                                     const Sums &to, bool dv, int half)
 {
     float *sums = to.dk + (dv ? (int64_t)a.forward.heads * a.keys * DIM : 0);
@@ -247,9 +251,9 @@ __device__ __forceinline__ void add(const BackwardProblem &a, Sharer<P> &m, cons
         add_in_bulk(m, x, sums, half, to.number, to.count);
 }
 
-/* dV and dK of a chunk, added to their sums. */
+/* Computes dV and dK of a chunk and adds them to the sums. */
 template <typename P, Work WORK>
-__device__ __forceinline__ void make_sums(const BackwardProblem &a, Sharer<P> &m,
+__device__ __forceinline__ void make_sums(const BackwardProblem &a, Consumer<P> &m,
                                           const uint32_t (&p)[P::QUERIES / 4],
                                           const uint32_t (&ds)[P::QUERIES / 4], const Sums &to, bool last)
 {
@@ -279,9 +283,9 @@ __device__ __forceinline__ void make_sums(const BackwardProblem &a, Sharer<P> &m
     add<P, WORK>(a, m, y, to, false, 1);
 }
 
-/* One chunk, from its rows in a stage to its share of the sums; `written`: dS so far. */
+/* Processes one chunk, from its rows in a stage to the additions. `written` counts the dS stored so far. */
 template <typename P, Work WORK>
-__device__ __forceinline__ void take_chunk(const BackwardProblem &a, Sharer<P> &m, Ring ring, int count,
+__device__ __forceinline__ void take_chunk(const BackwardProblem &a, Consumer<P> &m, Ring ring, int count,
                                            const Sums &to, uint32_t written, bool last)
 {
     float s[P::QUERIES / 2], dp[P::QUERIES / 2];
@@ -310,9 +314,9 @@ __device__ __forceinline__ void take_chunk(const BackwardProblem &a, Sharer<P> &
     make_sums<P, WORK>(a, m, p, ds, to, last);
 }
 
-/* SUMS_ONLY: adds zeros. */
+/* SUMS_ONLY: adds zeros and computes nothing. */
 template <typename P>
-__device__ __forceinline__ void add_zeros(const BackwardProblem &a, Sharer<P> &m, const Sums &to)
+__device__ __forceinline__ void add_zeros(const BackwardProblem &a, Consumer<P> &m, const Sums &to)
 {
     float x[32] = {};
 #pragma unroll 1
@@ -320,22 +324,22 @@ __device__ __forceinline__ void add_zeros(const BackwardProblem &a, Sharer<P> &m
         add<P, SUMS_ONLY>(a, m, x, to, n < 2, n % 2);
 }
 
-/* Where item number n is that came through the stages. */
+/* Ring position of the n-th item that went through the stages. */
 template <typename P> __device__ __forceinline__ Ring ring_at(uint32_t n)
 {
     return {(int)(n % P::STAGES), n / P::STAGES & 1};
 }
 
-/* Chunks are dealt out by turns across all tiles: `turn` is how many there were, `items` with the tiles'
- * O. */
+/* The two consumers alternate chunks across all tiles. `turn` counts the chunks so far, `items` the chunks
+ * and the rows of O. */
 template <typename P, Work WORK>
 __device__ __forceinline__ void share_work(const BackwardProblem &a, uint32_t base, int number)
 {
     const Problem &f = a.forward;
     int warp = threadIdx.x % WARPGROUP / WARP;
     uint32_t buffers = base + P::BUFFERS_AT + (number * 4 + warp) * P::BUFFERS * P::BUFFER_BYTES;
-    Sharer<P> m = {base, {base + P::BARRIERS_AT}, number, warp, (int)threadIdx.x % WARP, elected(), buffers,
-                   0};
+    Consumer<P> m = {base, {base + P::BARRIERS_AT}, number, warp, (int)threadIdx.x % WARP, elected(), buffers,
+                     0};
     uint32_t items = 0, turn = 0;
     for (int tile_number = blockIdx.x; tile_number < tiles_of<P>(f); tile_number += gridDim.x) {
         Tile tile = tile_at<P>(f, tile_number);
@@ -393,7 +397,7 @@ __global__ void __launch_bounds__(P::THREADS, 1) backward(const __grid_constant_
     if (warpgroup > 0)
         share_work<P, WORK>(a, base, warpgroup - 1);
     else if (WORK != SUMS_ONLY)
-        keep_house<P>(a, base);
+        produce<P>(a, base);
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* What the programs of this directory make their problems of: memory, random rows and random lists. */
+/* Device memory, random rows and random lists, with which the programs of this folder build their problems.
+ */
 #ifndef LAB_CASE_CUH
 #define LAB_CASE_CUH
 
@@ -20,7 +21,7 @@ static void try_cuda(cudaError_t error, const char *what)
     exit(1);
 }
 
-/* Device memory that goes with its owner. */
+/* Device memory that its destructor frees. */
 struct Owner {
     std::vector<void *> owned;
 
@@ -45,7 +46,7 @@ static int multiprocessors()
     return count;
 }
 
-/* A uniform number of (0, 1) for each (seed, i). */
+/* A uniform random number in (0, 1), determined by (seed, i). */
 static __device__ float uniform(uint64_t seed, uint64_t i)
 {
     uint64_t x = i * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
@@ -64,7 +65,8 @@ static __global__ void fill_normal(__nv_bfloat16 *x, int64_t n, uint64_t seed, f
     }
 }
 
-/* Key i of a list of n is somewhere in part i of n of the tokens: ascending, and no key twice. */
+/* Draws key i of n at random from the i-th of n equal parts of the tokens, so that keys ascend without
+ * repeats. */
 static __global__ void fill_lists(int32_t *lists, const int64_t *offsets, int tokens)
 {
     int64_t first = offsets[blockIdx.x], n = offsets[blockIdx.x + 1] - first;
@@ -75,8 +77,8 @@ static __global__ void fill_lists(int32_t *lists, const int64_t *offsets, int to
     }
 }
 
-/* Random lists of `counts` keys, of each head and group. Returns how many pairs of query and key they
- * hold. */
+/* Makes random lists; `counts` has the number of keys for each head and group. Returns the number of (query,
+ * key) pairs. */
 static int64_t make_lists(Owner *owner, Problem *a, const std::vector<int> &counts)
 {
     int lists = (int)counts.size();

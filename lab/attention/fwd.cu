@@ -1,14 +1,15 @@
-/* Measures the rungs of the forward ladder (../README.md): checks each against a plain kernel, then times it.
+/* Measures the variants of the forward kernel that ../README.md describes: checks each against a plain
+ * kernel, then times it.
  *
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -lineinfo -I../../src -o fwd fwd.cu
  *     ./fwd                  all variants: checks, then 32768 tokens and 16 heads
- *     ./fwd v2               those with "v2" in their names
+ *     ./fwd v2               only variants with "v2" in their names
  *     ./fwd v2 0 0           checks only
  *     ./fwd v2 65536 8       these tokens and heads
  *     ./fwd v2 32768 16 1    lists of 0.2 to 1.8 times the usual length
  *
- * D = 128, batch 1. Lists are random keys, ascending. A variant that waits for ever ends with "unspecified
- * launch failure" (cuda/hopper.cuh) under its name. */
+ * D = 128, batch 1. Lists are random keys, ascending. A variant that deadlocks ends with "unspecified launch
+ * failure" (cuda/common/hopper.cuh) below its name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +27,10 @@ struct Variant {
     Part part;
 };
 
-template <typename P, Carrier CARRIER, Order ORDER, Part PART = ALL>
-static Variant variant(const char *name)
+template <typename P, Carrier CARRIER, Order ORDER, Part PART = ALL> static Variant variant(const char *name)
 {
-    return {name, forward<P, CARRIER, ORDER, PART>, P::QUERIES, P::KEYS, P::THREADS,
-            P::RESIDENT, P::SHARED, PART};
+    return {name, forward<P, CARRIER, ORDER, PART>, P::QUERIES, P::KEYS, P::THREADS, P::RESIDENT, P::SHARED,
+            PART};
 }
 
 using Wide = Plan<2, 128, 3>;
@@ -65,13 +65,14 @@ static const Variant NARROW[] = {
     variant<Narrow, CHUNKS, AHEAD, MULTIPLY_ONLY>("v2 multiply only"),
 };
 
-/* Row `sample` of `samples` that are checked, the first and the last among them. */
+/* Row number of checked row `sample` of `samples`. The first and the last row are among the checked rows. */
 __device__ int sampled_row(const Problem &a, int sample, int samples)
 {
     return (int)((int64_t)sample * (a.queries - 1) / (samples - 1));
 }
 
-/* One block of DIM threads for each (sample, head): scores, then softmax, then sums, in F32 and double. */
+/* Reference output of one sampled query: scores, softmax, sums, in F32 and double. One block of DIM threads
+ * per (sample, head). */
 __global__ void reference(Problem a, int samples, float *scores, int pitch, float *out, float *lse)
 {
     __shared__ float q[DIM];
@@ -109,51 +110,53 @@ __global__ void reference(Problem a, int samples, float *scores, int pitch, floa
         lse[blockIdx.x] = n > 0 ? (float)(largest + log(total)) : -INFINITY;
 }
 
-/* Adds up errors[0] |out - truth|^2, [1] |truth|^2, [2] the largest error of lse: NaN stays NaN. */
+/* Adds |out - ref|^2 to errors[0] and |ref|^2 to errors[1]; errors[2] is the largest error of lse. NaN stays
+ * NaN. */
 __global__ void compare(Problem a, int samples, const float *out, const float *lse, double *errors)
 {
     int sample = blockIdx.x % samples, head = blockIdx.x / samples, d = threadIdx.x;
     int row = sampled_row(a, sample, samples);
-    double truth = out[(int64_t)blockIdx.x * DIM + d];
-    double error = __bfloat162float(a.out.data[(int64_t)row * a.out.token + head * a.out.head + d]) - truth;
+    double reference = out[(int64_t)blockIdx.x * DIM + d];
+    double error = __bfloat162float(a.out.data[(int64_t)row * a.out.token + head * a.out.head + d]) -
+                   reference;
     atomicAdd(errors, error * error);
-    atomicAdd(errors + 1, truth * truth);
+    atomicAdd(errors + 1, reference * reference);
     if (d > 0)
         return;
     float got = a.lse[(int64_t)head * a.queries + row], want = lse[blockIdx.x];
     double off = got == want ? 0 : fabs((double)got - want);
-    /* Doubles that are not negative are ordered as integers, NaN above them all. */
+    /* Non-negative doubles compare like integers of the same bits, and NaN is above all of them. */
     atomicMax(reinterpret_cast<unsigned long long *>(errors + 2),
               (unsigned long long)__double_as_longlong(off) & 0x7fffffffffffffffull);
 }
 
-/* A problem with its device memory and the truth about its samples. */
+/* A problem with its device memory and the reference output of sampled rows. */
 struct Case {
     Problem problem;
     int samples;
-    int64_t out_bytes, lse_bytes, pairs; /* of (query, key) */
+    int64_t out_bytes, lse_bytes, pairs; /* number of (query, key) pairs */
     std::vector<int> counts;
-    float *truth_out, *truth_lse;
+    float *reference_out, *reference_lse;
     double *errors;
     Owner owner;
 };
 
-static void make_truth(Case *c)
+static void make_reference(Case *c)
 {
     Problem *a = &c->problem;
     int blocks = c->samples * a->heads, pitch = *std::max_element(c->counts.begin(), c->counts.end());
     float *scores = c->owner.allocate<float>((int64_t)blocks * pitch);
-    c->truth_out = c->owner.allocate<float>((int64_t)blocks * DIM);
-    c->truth_lse = c->owner.allocate<float>(blocks);
+    c->reference_out = c->owner.allocate<float>((int64_t)blocks * DIM);
+    c->reference_lse = c->owner.allocate<float>(blocks);
     c->errors = c->owner.allocate<double>(3);
-    reference<<<blocks, DIM>>>(*a, c->samples, scores, pitch, c->truth_out, c->truth_lse);
+    reference<<<blocks, DIM>>>(*a, c->samples, scores, pitch, c->reference_out, c->reference_lse);
     TRY(cudaGetLastError());
     TRY(cudaDeviceSynchronize());
 }
 
 using MapMaker = decltype(&cuTensorMapEncodeTiled);
 
-/* The driver's function, without linking to the driver. */
+/* Gets the driver's function at run time, so that the program does not link to the driver. */
 static MapMaker map_maker()
 {
     void *entry = nullptr;
@@ -167,7 +170,7 @@ static MapMaker map_maker()
     return (MapMaker)entry;
 }
 
-/* Boxes of 64 columns of one head, `tokens` of them. */
+/* Describes boxes of 64 columns of one head and `tokens` tokens to TMA. */
 static CUtensorMap map_of(const Rows &rows, int heads, int queries, int tokens)
 {
     CUtensorMap map;
@@ -184,7 +187,8 @@ static CUtensorMap map_of(const Rows &rows, int heads, int queries, int tokens)
     return map;
 }
 
-/* q, k, v as one projection gives them, (S, 3, N, D), or each alone, (S, N, D). `size`: of q. */
+/* q, k, v in one array (S, 3, N, D), as a joint projection writes them, or in three arrays (S, N, D). `size`
+ * is the number of elements of q. */
 static void make_case(Case *c, int tokens, int heads, int group, bool fused, float size)
 {
     Problem *a = &c->problem;
@@ -208,10 +212,11 @@ static void make_case(Case *c, int tokens, int heads, int group, bool fused, flo
     c->lse_bytes = (int64_t)heads * tokens * 4;
     fill_normal<<<4096, 256>>>(qkv, 3 * all, 1, size);
     c->pairs = make_lists(&c->owner, a, c->counts);
-    make_truth(c);
+    make_reference(c);
 }
 
-/* Outputs are NaN before. Returns milliseconds. */
+/* Fills the outputs with NaN, so that unwritten elements fail the check, and runs the kernel. Returns its
+ * milliseconds. */
 static float run_once(const Case &c, const Variant &v, cudaEvent_t before, cudaEvent_t after)
 {
     const Problem &a = c.problem;
@@ -229,7 +234,7 @@ static float run_once(const Case &c, const Variant &v, cudaEvent_t before, cudaE
     return time;
 }
 
-/* One line of the table; true if the variant is right. */
+/* Prints one line of the table. Returns true if the variant's results are right. */
 static bool run_variant(const Case &c, const Variant &v, int runs)
 {
     cudaEvent_t before, after;
@@ -248,7 +253,8 @@ static bool run_variant(const Case &c, const Variant &v, int runs)
     TRY(cudaEventDestroy(before));
     TRY(cudaEventDestroy(after));
     TRY(cudaMemset(c.errors, 0, sizeof errors));
-    compare<<<c.samples * c.problem.heads, DIM>>>(c.problem, c.samples, c.truth_out, c.truth_lse, c.errors);
+    compare<<<c.samples * c.problem.heads, DIM>>>(c.problem, c.samples, c.reference_out, c.reference_lse,
+                                                  c.errors);
     TRY(cudaMemcpy(errors, c.errors, sizeof errors, cudaMemcpyDeviceToHost));
     std::sort(times.begin(), times.end());
     double ms = times[times.size() / 2], bytes = 0, error = sqrt(errors[0] / errors[1]);
@@ -265,7 +271,7 @@ static bool run_variant(const Case &c, const Variant &v, int runs)
     return right;
 }
 
-/* Those whose names have `part` in them; `pieces`: also those that do only part of the work. */
+/* Runs the variants whose names contain `part`; with `pieces` also variants that do only part of the work. */
 template <int N>
 static bool run_variants(const Case &c, const Variant (&variants)[N], const char *part, int runs, bool pieces)
 {
@@ -276,7 +282,7 @@ static bool run_variants(const Case &c, const Variant (&variants)[N], const char
     return right;
 }
 
-/* Everything that can go wrong in small: all rows, short groups, lists of any length and none at all. */
+/* Checks all rows of small problems: incomplete groups, lists of any length, empty lists. */
 static bool check(const char *part, int tokens, int group)
 {
     static const int SPECIAL[] = {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 384, 385, 0, 511};

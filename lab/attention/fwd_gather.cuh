@@ -1,14 +1,14 @@
-/* The frame of the Hopper forward kernel (fwd_kernel.cuh) and its gathering half: what is where in shared
- * memory, which barriers there are, how rows come. */
+/* The shared layout and barriers of the Hopper forward kernel (fwd_kernel.cuh), and its producer warpgroup,
+ * which gathers rows of K and V. */
 #ifndef LAB_FWD_GATHER_CUH
 #define LAB_FWD_GATHER_CUH
 
-#include "cuda/hopper.cuh"
+#include "cuda/common/hopper.cuh"
 
 using namespace dsvi::hopper;
 
 constexpr int DIM = 128, WARP = 32;
-constexpr int HALF_COLUMNS = 64; /* of a line */
+constexpr int HALF_COLUMNS = 64; /* of one line of a matrix in shared memory */
 
 /* Element (s, n, d) is at data[s * token + n * head + d]. */
 struct Rows {
@@ -19,18 +19,18 @@ struct Rows {
 struct Problem {
     CUtensorMap q_map, k_map, v_map; /* (D, heads, tokens), boxes of 64 x 1 x 64 (q) and 64 x 1 x 1 */
     Rows q, k, v, out;
-    float *lse; /* (heads, queries) */
+    float *lse;             /* (heads, queries) */
     const int64_t *offsets; /* (heads * groups + 1) */
     const int32_t *lists;
     int heads, queries, group, groups;
     float scale;
 };
 
-/* What brings rows to shared memory: cp.async, 16 bytes for each thread, or the copy engine (TMA), 128 bytes
- * for each instruction of one thread of a warp. */
+/* How rows are copied to shared memory: by cp.async, 16 bytes per thread, or by TMA, 128 bytes per
+ * instruction of one thread of a warp. */
 enum Carrier { CHUNKS, BOXES };
 
-/* What a kernel does of the work: to see what bounds it. */
+/* Which part of the work a kernel does. Partial kernels show what bounds the whole kernel. */
 enum Part { ALL, GATHER_ONLY, MULTIPLY_ONLY };
 
 template <int WARPGROUPS_, int KEYS_, int STAGES_> struct Plan {
@@ -41,7 +41,7 @@ template <int WARPGROUPS_, int KEYS_, int STAGES_> struct Plan {
     static constexpr int KEYS_AT = QUERY_BYTES, VALUES_AT = KEYS_AT + STAGES * KEY_BYTES;
     static constexpr int BARRIERS_AT = VALUES_AT + STAGES * KEY_BYTES;
     static constexpr int SHARED = BARRIERS_AT + (4 * STAGES + 2) * 8;
-    /* Of a thread; RESIDENT blocks share 65536. */
+    /* Registers per thread; the RESIDENT blocks of a multiprocessor share 65536. */
     static constexpr int GATHER_REGISTERS = 56, MULTIPLY_REGISTERS = WARPGROUPS == 2 ? 224 : 192;
     static_assert(RESIDENT * (SHARED + 1024) <= 228 * 1024, "shared memory of a multiprocessor");
     static_assert(RESIDENT * WARPGROUP * (GATHER_REGISTERS + WARPGROUPS * MULTIPLY_REGISTERS) <= 65536,
@@ -49,7 +49,7 @@ template <int WARPGROUPS_, int KEYS_, int STAGES_> struct Plan {
     static_assert(QUERY_BYTES % ATOM_BYTES == 0 && KEY_BYTES % ATOM_BYTES == 0, "matrices are atoms");
 };
 
-/* The barriers of a block of threads. */
+/* Shared memory addresses of the barriers of a block of threads. */
 template <typename P> struct Barriers {
     uint32_t at;
     __device__ uint32_t keys_full(int stage) const { return at + 8 * stage; }
@@ -60,7 +60,7 @@ template <typename P> struct Barriers {
     __device__ uint32_t queries_empty() const { return at + 8 * (4 * P::STAGES + 1); }
 };
 
-/* Where the ring stands: `parity` is of the round, the phase of the full barriers in it. */
+/* Position in the ring of stages. `parity` is the phase of the full barriers in this round. */
 struct Ring {
     int stage;
     uint32_t parity;
@@ -74,7 +74,7 @@ template <typename P> __device__ __forceinline__ void advance(Ring *ring)
     }
 }
 
-/* Of a warp's lane 0: the compiler then knows that a warp agrees on it. */
+/* Returns lane 0's value, which the compiler then knows to be uniform in the warp. */
 __device__ __forceinline__ int agreed(int x)
 {
     return __shfl_sync(0xffffffffu, x, 0);
@@ -92,7 +92,8 @@ template <typename P> __device__ __forceinline__ int tiles_of(const Problem &a)
     return a.heads * a.groups * ((a.group + P::QUERIES - 1) / P::QUERIES);
 }
 
-/* Tile `number`: neighbours are of one head, whose K and V stay in the L2 cache. */
+/* Tile `number`. Tiles of neighbouring numbers are of the same head, so that its K and V stay in the L2
+ * cache. */
 template <typename P> __device__ __forceinline__ Tile tile_at(const Problem &a, int number)
 {
     int of_group = (a.group + P::QUERIES - 1) / P::QUERIES, list = number / of_group;
@@ -106,14 +107,14 @@ template <typename P> __device__ __forceinline__ Tile tile_at(const Problem &a, 
     return tile;
 }
 
-/* 16 bytes to shared memory in the background, past L1: there is always a row. */
+/* Copies 16 bytes to shared memory asynchronously, bypassing L1. The source must be a valid row. */
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* A box of a tensor of three dimensions, as cuda/hopper.cuh has it of four. Its place in the swizzle comes
- * from the address that it goes to, so that one line of an atom can be a box. */
+/* Copies a box of a tensor of three dimensions; cuda/common/hopper.cuh has the same for four. The swizzle
+ * follows from the destination address, so a box may be a single line of a swizzle atom. */
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z,
                                          uint32_t barrier)
 {
@@ -123,11 +124,12 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
-/* How the gathering warpgroup stands before a matrix: 16 threads have a row of 256 bytes, so eight rows go at
- * a time, row `line` + 8 i in time i, and a thread's place in an atom never changes. */
+/* A thread's part in gathering a matrix. 16 threads copy a row of 256 bytes, so the warpgroup copies eight
+ * rows in each round: in round i this thread copies row `line` + 8 i. Its position inside a swizzle atom
+ * never changes. */
 struct Gatherer {
     int line, chunk;
-    int listed; /* the row whose number this lane fetches for its warp: see gather */
+    int listed; /* the row whose key number this lane fetches for its warp; see gather */
 };
 
 template <typename P> __device__ __forceinline__ Gatherer gatherer()
@@ -136,19 +138,19 @@ template <typename P> __device__ __forceinline__ Gatherer gatherer()
     return {thread / 16, thread % 16, min(8 * (lane % 16) + thread / WARP * 2 + lane / 16, P::KEYS - 1)};
 }
 
-/* Byte offset, in a matrix of ROWS rows, of this thread's chunk of its first row. */
+/* Byte offset of this thread's 16 bytes of its first row, in a matrix of ROWS rows. */
 template <int ROWS> __device__ __forceinline__ uint32_t place_of(Gatherer g)
 {
     return g.chunk / 8 * (ROWS * LINE_BYTES) + g.line * LINE_BYTES + (g.chunk % 8 ^ g.line) * 16;
 }
 
-/* This thread's chunk of row 0. */
+/* Address of this thread's 16 bytes of row 0. */
 __device__ __forceinline__ const char *chunk_of(Gatherer g, const Rows &rows, int head)
 {
     return reinterpret_cast<const char *>(rows.data + (int64_t)head * rows.head + g.chunk * 8);
 }
 
-/* ROWS rows to shared memory. In each half of a warp lane i has the number of the row for time i. */
+/* Copies ROWS rows to shared memory. In each half of a warp, lane i has the number of the row for round i. */
 template <int ROWS>
 __device__ __forceinline__ void gather(Gatherer g, const Rows &rows, int head, int number, uint32_t to)
 {
@@ -160,7 +162,8 @@ __device__ __forceinline__ void gather(Gatherer g, const Rows &rows, int head, i
         copy_chunk(to + i * ATOM_BYTES, from + (int64_t)__shfl_sync(0xffffffffu, number, i, 16) * pitch);
 }
 
-/* Where a tile has fewer queries than ROWS its last one stands in: they are not stored. */
+/* Copies a tile's queries. A tile of fewer than ROWS queries is padded with its last one; results of the
+ * padding are not stored. */
 template <int ROWS>
 __device__ __forceinline__ void copy_queries(Gatherer g, const Rows &rows, const Tile &tile, uint32_t to)
 {
@@ -172,7 +175,8 @@ __device__ __forceinline__ void copy_queries(Gatherer g, const Rows &rows, const
         copy_chunk(to + i * ATOM_BYTES, from + min(8 * i + g.line, tile.rows - 1) * pitch);
 }
 
-/* The same as gather, and in the same places, line by line: arrives at the barrier first. */
+/* Copies the same rows to the same addresses as gather, by TMA and line by line. Arrives at the barrier
+ * first. */
 template <int ROWS>
 __device__ __forceinline__ void gather_boxes(const CUtensorMap *map, int head, int number, uint32_t to,
                                              uint32_t barrier)
@@ -192,7 +196,8 @@ __device__ __forceinline__ void gather_boxes(const CUtensorMap *map, int head, i
     }
 }
 
-/* A tile's queries, whole: rows of the next group come along, rows past the last token are zeros. */
+/* Copies all rows of a tile of queries by TMA. Rows after the group are of the next group, or zeros after
+ * the last token. */
 template <int ROWS>
 __device__ __forceinline__ void copy_query_boxes(const CUtensorMap *map, const Tile &tile, uint32_t to,
                                                  uint32_t barrier)
@@ -209,7 +214,7 @@ __device__ __forceinline__ void copy_query_boxes(const CUtensorMap *map, const T
                      tile.first + row, barrier);
 }
 
-/* Brings the rows of a step, or says that it did; then arrives at the barrier. */
+/* Copies the rows of a step if `copying`; arrives at the barrier in any case. */
 template <int ROWS, Carrier CARRIER>
 __device__ __forceinline__ void bring(bool copying, Gatherer g, const Rows &rows, const CUtensorMap *map,
                                       int head, int number, uint32_t to, uint32_t barrier)
@@ -237,9 +242,9 @@ __device__ __forceinline__ void bring_queries(Gatherer g, const Problem &a, cons
     }
 }
 
-/* The gathering warpgroup. Numbers of keys are fetched a step ahead. In the short first step the last of its
- * keys stands in for what is missing: its scores are masked, and nothing that is not listed can bring a NaN.
- * MULTIPLY_ONLY: the first stages are filled, then only said to be. */
+/* The producer warpgroup. Key numbers are fetched one step ahead. The incomplete first step is padded with
+ * its last key, whose extra scores are masked. Rows that are not listed are never read, so they cannot
+ * introduce a NaN. MULTIPLY_ONLY: stages are filled in the first round only. */
 template <typename P, Carrier CARRIER, Part PART>
 __device__ __forceinline__ void gather_all(const Problem &a, uint32_t base)
 {

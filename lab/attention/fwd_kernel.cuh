@@ -1,24 +1,25 @@
-/* Attention forward over lists for Hopper, D = 128, bf16: gathering and multiplying in different warpgroups.
+/* Attention forward over lists for Hopper, D = 128, bf16, with a producer warpgroup and consumer warpgroups.
  *
- * A block of threads stays on its multiprocessor and goes from tile to tile of queries, 64 WARPGROUPS of one
- * group of one (batch, head). Its first warpgroup gathers: rows of K and V of the listed keys, KEYS at a
- * time, go into a ring of STAGES stages. Each of the others multiplies for 64 queries: S = Q K^T from shared
- * memory, softmax in registers, O += P V with P in the registers where S was.
+ * A persistent block of threads processes one tile of queries after another: 64 WARPGROUPS queries of one
+ * group of one (batch, head). Its first warpgroup is the producer, which gathers the rows of K and V of the
+ * listed keys, KEYS at a time, into a ring of STAGES stages. Each consumer warpgroup computes 64 queries: S
+ * = Q K^T from shared memory, softmax in registers, O += P V with P in the registers of S.
  *
- *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (cuda/hopper.cuh),
+ *     shared memory   Q, STAGES x K, STAGES x V, each as two matrices of 64 columns (cuda/common/hopper.cuh),
  *                     barriers
  *     barriers        keys full, keys empty, values full, values empty for each stage; queries full and empty
  *     Plan<2, 128, 3> 128 queries, 128 keys: 224 KiB, one block of threads on a multiprocessor
- *     Plan<1, 64, 3>  64 queries, 64 keys: 112 KiB, two of them
+ *     Plan<1, 64, 3>  64 queries, 64 keys: 112 KiB, two blocks on a multiprocessor
  *
- * The short step of a list is its first one: no later step needs a mask.
+ * If the list is not a multiple of KEYS, the first step is the incomplete one, so that no later step needs a
+ * mask.
  *
- * cp.async writes shared memory as ordinary stores do; wgmma reads it by the async proxy. The threads that
- * multiply wait for the barrier at which the copies arrived, which puts the writes before what follows, and
- * then fence the proxies: write, barrier, fence, read is an order through both (PTX: Memory Consistency
- * Model, proxy-preserved base causality order). A fence on the side of the copies would need their completion
- * there, which is what cp.async with a barrier avoids waiting for. The other way about, wgmma.wait_group says
- * that the reads are done, and the barrier passes that on. */
+ * cp.async writes shared memory through the generic proxy; wgmma reads it through the async proxy. Consumers
+ * wait at the barrier at which the copies arrive, and then issue a proxy fence. The sequence write, barrier,
+ * fence, read is ordered across both proxies (PTX: Memory Consistency Model, proxy-preserved base causality
+ * order). A fence in the producer would have to wait for its copies to complete, which cp.async with a
+ * barrier avoids. In the other direction, wgmma.wait_group returns when the reads are done, and the consumer
+ * then arrives at the empty barrier. */
 #ifndef LAB_FWD_KERNEL_CUH
 #define LAB_FWD_KERNEL_CUH
 
@@ -26,15 +27,16 @@
 
 #include "fwd_gather.cuh"
 
-/* How products and softmax follow one another: the rungs of the ladder. */
+/* How products and softmax are scheduled; the variants of lab/README.md. */
 enum Order { IN_TURN, AHEAD, BY_TURNS, BY_TURNS_SKIPPING };
 
-/* The softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16; `total` is over this lane's columns. */
+/* Softmax state of rows lane / 4 and lane / 4 + 8 of a warp's 16 rows. `total` sums this lane's columns
+ * only. */
 struct Softmax {
     float largest[2], total[2];
 };
 
-/* Scores from column `count` on do not count. */
+/* Masks the scores of columns `count` and later. */
 template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
 {
     int column = threadIdx.x % 4 * 2;
@@ -43,9 +45,10 @@ template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
         s[i] = i / 4 * 8 + column + i % 2 < count ? s[i] : -INFINITY;
 }
 
-/* Takes scores in: s becomes p, `shrink` what the sums so far are to be multiplied by. `scale` has log2 e in
- * it. Two chains for each row, so that additions need not wait for one another. What is subtracted is the
- * rounded product, the same in every step: a largest score that stays shrinks by 1 to the bit. */
+/* Updates the softmax with new scores: replaces s by p, and sets `shrink` to the factor for the sums so far.
+ * `scale` includes log2 e. Each row is summed in two chains, to shorten the dependency of the additions. The
+ * subtracted value is the rounded product, the same in every step, so the factor is exactly 1 while the
+ * largest score stays. */
 template <int N>
 __device__ __forceinline__ void soften(float (&s)[N], Softmax *softmax, float (&shrink)[2], float scale)
 {
@@ -89,7 +92,7 @@ template <int N> __device__ __forceinline__ void pack(uint32_t (&p)[N / 2], cons
     hold(p);
 }
 
-/* s = Q K^T of a warpgroup's 64 queries and a stage's keys, begun. */
+/* Issues s = Q K^T for a warpgroup's 64 queries and a stage's keys, without waiting. */
 template <typename P>
 __device__ __forceinline__ void begin_scores(float (&s)[P::KEYS / 2], uint32_t queries, uint32_t keys)
 {
@@ -102,7 +105,7 @@ __device__ __forceinline__ void begin_scores(float (&s)[P::KEYS / 2], uint32_t q
     products_commit();
 }
 
-/* out += P V of a stage's keys, begun. */
+/* Issues out += P V for a stage's keys, without waiting. */
 template <typename P>
 __device__ __forceinline__ void begin_sums(float (&out)[DIM / 2], const uint32_t (&p)[P::KEYS / 4],
                                            uint32_t values)
@@ -114,7 +117,8 @@ __device__ __forceinline__ void begin_sums(float (&out)[DIM / 2], const uint32_t
     products_commit();
 }
 
-/* Writes a warpgroup's rows, `first_row` on, of the tile; an empty list gives zeros and -inf. */
+/* Writes a warpgroup's output rows of the tile, from `first_row`. An empty list gives zeros and an lse of
+ * -inf. */
 __device__ __forceinline__ void store_tile(const Problem &a, const Tile &tile, const float (&out)[DIM / 2],
                                            const Softmax &softmax, float scale, int first_row)
 {
@@ -128,29 +132,27 @@ __device__ __forceinline__ void store_tile(const Problem &a, const Tile &tile, c
         if (row >= tile.rows)
             continue;
         float factor = tile.keys > 0 ? 1 / total : 0;
-        __nv_bfloat16 *to = a.out.data + (int64_t)(tile.first + row) * a.out.token +
-                            tile.head * a.out.head;
+        __nv_bfloat16 *to = a.out.data + (int64_t)(tile.first + row) * a.out.token + tile.head * a.out.head;
 #pragma unroll
         for (int j = 0; j < DIM / 8; j++)
-            *reinterpret_cast<uint32_t *>(to + 8 * j + lane % 4 * 2) =
-                pair_bits(out[4 * j + 2 * half] * factor, out[4 * j + 2 * half + 1] * factor);
+            *reinterpret_cast<uint32_t *>(to + 8 * j + lane % 4 * 2) = pair_bits(
+                out[4 * j + 2 * half] * factor, out[4 * j + 2 * half + 1] * factor);
         if (lane % 4 == 0)
             a.lse[(int64_t)tile.head * a.queries + tile.first + row] =
-                tile.keys > 0
-                    ? (__fmul_rn(softmax.largest[half], scale) + log2f(total)) * 0.693147180559945f
-                    : -INFINITY;
+                tile.keys > 0 ? (__fmul_rn(softmax.largest[half], scale) + log2f(total)) * 0.693147180559945f
+                              : -INFINITY;
     }
 }
 
-/* A warpgroup that multiplies: what it knows of its block of threads. */
+/* State of a consumer warpgroup. */
 template <typename P, Carrier CARRIER> struct Multiplier {
-    uint32_t base, queries; /* its 64 rows of Q */
+    uint32_t base, queries; /* `queries`: its 64 rows of Q in shared memory */
     Barriers<P> barriers;
-    int number; /* of the warpgroup: 0 multiplies first */
-    bool speaks; /* for its warp, at barriers */
+    int number;  /* of the consumer; number 0 has the first turn */
+    bool speaks; /* this lane arrives at barriers for its warp */
     float scale;
 
-    /* Boxes come by the proxy that wgmma reads by. */
+    /* TMA writes through the proxy by which wgmma reads, so only cp.async needs the fence. */
     __device__ void fence() const
     {
         if (CARRIER == CHUNKS)
@@ -158,15 +160,15 @@ template <typename P, Carrier CARRIER> struct Multiplier {
     }
     __device__ uint32_t keys_at(int stage) const { return base + P::KEYS_AT + stage * P::KEY_BYTES; }
     __device__ uint32_t values_at(int stage) const { return base + P::VALUES_AT + stage * P::KEY_BYTES; }
-    __device__ void leave(uint32_t barrier) const
+    __device__ void release(uint32_t barrier) const
     {
         if (speaks)
             barrier_arrive(barrier);
     }
 };
 
-/* IN_TURN: a step's products wait for its softmax and the softmax for its products; the other warpgroup
- * fills the gaps as it happens. */
+/* IN_TURN: products and softmax of a step wait for one another. They overlap only by chance with the other
+ * consumer warpgroup. */
 template <typename P, Carrier CARRIER>
 __device__ __forceinline__ void attend_in_turn(const Multiplier<P, CARRIER> &m, float (&out)[DIM / 2],
                                                Softmax *softmax, int steps, int count, Ring *ring)
@@ -181,9 +183,9 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P, CARRIER> &m, 
         begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
         products_wait<0>();
         hold(s);
-        m.leave(m.barriers.keys_empty(ring->stage));
+        m.release(m.barriers.keys_empty(ring->stage));
         if (step == steps - 1)
-            m.leave(m.barriers.queries_empty());
+            m.release(m.barriers.queries_empty());
         if (step == 0)
             mask(s, count);
         soften(s, softmax, shrink, m.scale);
@@ -196,11 +198,11 @@ __device__ __forceinline__ void attend_in_turn(const Multiplier<P, CARRIER> &m, 
         begin_sums<P>(out, p, m.values_at(ring->stage));
         products_wait<0>();
         hold(out);
-        m.leave(m.barriers.values_empty(ring->stage));
+        m.release(m.barriers.values_empty(ring->stage));
     }
 }
 
-/* Until the values of the step at `ring` are there, and the keys of the next if there are more. */
+/* Waits for the values of the step at `ring`, and for the keys of the next step if there is one. */
 template <typename P, Carrier CARRIER>
 __device__ __forceinline__ void await_next(const Multiplier<P, CARRIER> &m, Ring ring, bool more)
 {
@@ -210,14 +212,13 @@ __device__ __forceinline__ void await_next(const Multiplier<P, CARRIER> &m, Ring
         barrier_wait(m.barriers.keys_full(ring.stage), ring.parity);
 }
 
-/* AHEAD: the products P V of a step run while the softmax of the next is made (Shah et al. 2024). BY_TURNS:
- * besides, the two warpgroups give their products to the tensor cores by turns, so that one multiplies while
- * the other is in its softmax; both have the same steps. SKIPPING: besides, sums that keep their scale, as
- * most do once the largest score has been met, are not multiplied by 1.
+/* AHEAD: the products P V of a step overlap with the softmax of the next step (Shah et al. 2024). BY_TURNS:
+ * also, the two consumers issue products in turns, so that one multiplies while the other computes its
+ * softmax; both have the same number of steps. SKIPPING: also, sums whose scale does not change are not
+ * multiplied by 1, which is most of them once the largest score was seen.
  *
- * The barriers of the next step are waited for between softmax and products_wait<0> because ptxas, left
- * alone, moves most of the softmax down past that wait, where nothing runs beside it; past a branch it does
- * not. */
+ * The wait for the barriers of the next step is between softmax and products_wait<0>. Without this branch
+ * ptxas moves most of the softmax after products_wait<0>, where no products overlap with it. */
 template <Order ORDER, typename P, Carrier CARRIER>
 __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, float (&out)[DIM / 2],
                                              Softmax *softmax, int steps, int count, Ring *ring)
@@ -233,9 +234,9 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
     begin_scores<P>(s, m.queries, m.keys_at(ring->stage));
     products_wait<0>();
     hold(s);
-    m.leave(m.barriers.keys_empty(ring->stage));
+    m.release(m.barriers.keys_empty(ring->stage));
     if (steps == 1)
-        m.leave(m.barriers.queries_empty());
+        m.release(m.barriers.queries_empty());
     mask(s, count);
     soften(s, softmax, shrink, m.scale);
     pack(p, s);
@@ -255,15 +256,15 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
             named_arrive(others, P::MULTIPLYING);
         products_wait<1>();
         hold(s);
-        m.leave(m.barriers.keys_empty(ring->stage));
+        m.release(m.barriers.keys_empty(ring->stage));
         if (step == steps - 1)
-            m.leave(m.barriers.queries_empty());
+            m.release(m.barriers.queries_empty());
         soften(s, softmax, shrink, m.scale);
         hold(s);
         await_next(m, *ring, step + 1 < steps);
         products_wait<0>();
         hold(out);
-        m.leave(m.barriers.values_empty(last.stage));
+        m.release(m.barriers.values_empty(last.stage));
         if (ORDER != BY_TURNS_SKIPPING || __any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))
             shrink_sums(out, shrink);
         pack(p, s);
@@ -274,29 +275,28 @@ __device__ __forceinline__ void attend_ahead(const Multiplier<P, CARRIER> &m, fl
     begin_sums<P>(out, p, m.values_at(ring->stage));
     products_wait<0>();
     hold(out);
-    m.leave(m.barriers.values_empty(ring->stage));
+    m.release(m.barriers.values_empty(ring->stage));
     advance<P>(ring);
 }
 
-/* GATHER_ONLY: takes what is gathered and does nothing with it. */
+/* GATHER_ONLY: releases gathered stages without using them. */
 template <typename P, Carrier CARRIER>
 __device__ __forceinline__ void take_only(const Multiplier<P, CARRIER> &m, int steps, Ring *ring)
 {
     for (int step = 0; step < steps; step++, advance<P>(ring)) {
         barrier_wait(m.barriers.keys_full(ring->stage), ring->parity);
-        m.leave(m.barriers.keys_empty(ring->stage));
+        m.release(m.barriers.keys_empty(ring->stage));
         barrier_wait(m.barriers.values_full(ring->stage), ring->parity);
-        m.leave(m.barriers.values_empty(ring->stage));
+        m.release(m.barriers.values_empty(ring->stage));
     }
-    m.leave(m.barriers.queries_empty());
+    m.release(m.barriers.queries_empty());
 }
-
 
 template <typename P, Carrier CARRIER, Order ORDER, Part PART>
 __device__ __forceinline__ void multiply_all(const Problem &a, uint32_t base, int number)
 {
-    Multiplier<P, CARRIER> m = {base, base + number * 64 * LINE_BYTES, {base + P::BARRIERS_AT}, number,
-                                threadIdx.x % WARP == 0, a.scale * 1.44269504088896f};
+    Multiplier<P, CARRIER> m = {base,   base + number * 64 * LINE_BYTES, {base + P::BARRIERS_AT},
+                                number, threadIdx.x % WARP == 0,         a.scale * 1.44269504088896f};
     Ring ring = {0, 0};
     uint32_t visits = 0;
     int tiles = tiles_of<P>(a);

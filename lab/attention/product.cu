@@ -1,18 +1,18 @@
-/* Times the product's kernels over lists, those for Hopper and the portable ones, on random lists: single
- * keys, runs and blocks, groups of 128 and 64, even lists and uneven ones.
+/* Times dsv's kernels over lists, the Hopper and the portable ones, on random lists: of single keys and of
+ * spans, groups of 128 and 64, lists of equal and unequal lengths.
  *
- *     cd lab/attention; S=../../src/cuda
+ *     cd lab/attention; S=../../src/cuda/attention
  *     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -D_GNU_SOURCE \
  *         -I../../include -I../../src -o product product.cu $S/attention_list_fwd_sm90.cu \
  *         $S/attention_list_fwd.cu $S/attention_list_bwd_sm90.cu $S/attention_list_bwd.cu \
- *         $S/attention_turned_sm90.cu $S/attention_turned.cu
- *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` others
- *     ./product 32768 16 back   backward, without zeroing the sums and rounding them
- *     ./product 32768 16 back uneven   only shapes whose lists are not even
- *     ./product 32768 16 turned   backward by blocks of keys, all of it, beside the kernel that gathers,
- *                                 without its sums' zeroing and rounding
+ *         $S/attention_inverted_sm90.cu $S/attention_inverted.cu
+ *     ./product                 forward, 32768 tokens, 16 heads; `./product 65536 8` sets both
+ *     ./product 32768 16 back   backward, without clearing and rounding the sums
+ *     ./product 32768 16 back uneven   only shapes with lists of unequal length
+ *     ./product 32768 16 turned   backward over inverted lists, the whole pass, compared with the kernel
+ *                                 that gathers, without clearing and rounding its sums
  *
- * Exit status 1: the two kernels disagree, or two runs of the same (forward). */
+ * The exit status is 1 if the two kernels disagree, or if two forward runs of one kernel differ. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/attention_turned.cuh"
+#include "cuda/attention/attention_inverted.cuh"
 
 using dsvi::AttentionProblem;
 
@@ -35,7 +35,7 @@ static void try_cuda(cudaError_t error, const char *what)
     exit(1);
 }
 
-/* What the kernels' sources want of the library. */
+/* Stand-ins for functions of libdsv that the kernels' sources call. */
 DsvStatus dsvi_cuda_fail_at(const char *, int, cudaError_t error, const char *what)
 {
     try_cuda(error, what);
@@ -45,11 +45,11 @@ DsvStatus dsvi_cuda_fail_at(const char *, int, cudaError_t error, const char *wh
 void dsvi_trail_add(const char *, int) {}
 
 enum Lists {
-    EVEN,   /* all as long, run i of n somewhere in part i of n of all */
-    SKEWED, /* the same, heads of density 2 % to 18 % */
-    UNEVEN, /* the same, each list with 0.5 to 1.5 of the density */
-    LOOSE,  /* as uneven, but each run is listed or not by itself */
-    NEAR,   /* as loose, but half of a list within a 16th of all runs from its queries */
+    EVEN,   /* equal lengths; span i of n is in the i-th of n parts of the keys */
+    SKEWED, /* as EVEN, heads of density 2 % to 18 % */
+    UNEVEN, /* as EVEN, each list with 0.5 to 1.5 times the density */
+    LOOSE,  /* as UNEVEN, but each span is listed independently of others */
+    NEAR,   /* as LOOSE, but half of a list is within a 16th of all spans from its queries */
 };
 
 static const char *const LISTS[] = {"", "skewed", "uneven", "loose", "near"};
@@ -61,24 +61,24 @@ struct Shape {
 };
 
 static const Shape SHAPES[] = {
-    {128, 128, 1, 0.1, EVEN},    {128, 128, 1, 0.05, EVEN},   {128, 64, 1, 0.1, EVEN},
-    {128, 64, 1, 0.05, EVEN},    {128, 128, 16, 0.1, EVEN},   {128, 128, 64, 0.1, EVEN},
-    {128, 128, 128, 0.1, EVEN},  {128, 64, 64, 0.1, EVEN},    {128, 256, 1, 0.1, EVEN},
-    {128, 100, 1, 0.1, EVEN},    {128, 128, 1, 1, EVEN},      {64, 128, 1, 0.1, EVEN},
-    {64, 64, 1, 0.1, EVEN},      {96, 128, 1, 0.1, EVEN},     {128, 128, 1, 0.1, SKEWED},
-    {128, 128, 1, 0.1, UNEVEN},  {128, 128, 1, 0.1, LOOSE},   {128, 128, 1, 0.1, NEAR},
-    {128, 128, 1, 0.05, NEAR},   {128, 64, 1, 0.1, NEAR},     {128, 128, 64, 0.1, NEAR},
+    {128, 128, 1, 0.1, EVEN},   {128, 128, 1, 0.05, EVEN}, {128, 64, 1, 0.1, EVEN},
+    {128, 64, 1, 0.05, EVEN},   {128, 128, 16, 0.1, EVEN}, {128, 128, 64, 0.1, EVEN},
+    {128, 128, 128, 0.1, EVEN}, {128, 64, 64, 0.1, EVEN},  {128, 256, 1, 0.1, EVEN},
+    {128, 100, 1, 0.1, EVEN},   {128, 128, 1, 1, EVEN},    {64, 128, 1, 0.1, EVEN},
+    {64, 64, 1, 0.1, EVEN},     {96, 128, 1, 0.1, EVEN},   {128, 128, 1, 0.1, SKEWED},
+    {128, 128, 1, 0.1, UNEVEN}, {128, 128, 1, 0.1, LOOSE}, {128, 128, 1, 0.1, NEAR},
+    {128, 128, 1, 0.05, NEAR},  {128, 64, 1, 0.1, NEAR},   {128, 128, 64, 0.1, NEAR},
     {64, 128, 1, 0.1, NEAR},
 };
 
-/* Those that the kernel by blocks of keys takes. */
+/* Shapes that the kernel over inverted lists supports. */
 static const Shape TURNED_SHAPES[] = {
     {128, 128, 128, 0.1, EVEN},  {128, 128, 128, 0.05, EVEN}, {128, 64, 128, 0.1, EVEN},
     {128, 128, 128, 0.1, LOOSE}, {128, 128, 128, 0.1, NEAR},  {128, 128, 128, 0.1, SKEWED},
     {128, 128, 128, 1, EVEN},
 };
 
-static DsvStatus forward_sm90(DsvStream *stream, const dsvi::AttentionProblem &a)
+static DsvStatus forward_sm90(DsviStream *stream, const dsvi::AttentionProblem &a)
 {
     bool refused;
     return dsvi::attention_forward_sm90(stream, a, &refused);
@@ -105,14 +105,14 @@ template <typename T> static T *allocate(int64_t n)
 
 static uint64_t state;
 
-/* Uniform in [0, 1). */
+/* A uniform random number in [0, 1). */
 static double chance()
 {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
     return (double)(state >> 32) / 4294967296.;
 }
 
-/* Appends a list of density `density` of `full` runs, whose queries are at `middle` of all. */
+/* Appends a list with `density` times `full` spans. Its queries are at the position `middle`. */
 static void add_list(std::vector<int32_t> *runs, Lists lists, int64_t full, double density, double middle)
 {
     int64_t n = lists < LOOSE ? (int64_t)((double)full * density + 0.5) : 0;
@@ -128,7 +128,7 @@ static void add_list(std::vector<int32_t> *runs, Lists lists, int64_t full, doub
     }
 }
 
-/* Returns the pairs of (query, key). */
+/* Returns the number of (query, key) pairs. */
 static double make_lists(AttentionProblem *a, const Shape &shape)
 {
     int64_t full = (a->keys + shape.grain - 1) / shape.grain;
@@ -153,21 +153,21 @@ static double make_lists(AttentionProblem *a, const Shape &shape)
     TRY(cudaMemcpy(there, offsets.data(), offsets.size() * sizeof(int64_t), cudaMemcpyHostToDevice));
     TRY(cudaMemcpy(runs_there, runs.data(), runs.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     a->offsets = there;
-    a->runs = runs_there;
+    a->spans = runs_there;
     return pairs;
 }
 
-using Kernels = DsvStatus(DsvStream *, const AttentionProblem &);
+using Kernels = DsvStatus(DsviStream *, const AttentionProblem &);
 
-/* What a pass writes: NaN before each run, or zeros in sums. */
+/* Memory that a pass writes. It is filled with the byte `before` before each run: NaN, or zeros for sums. */
 struct Written {
     void *memory;
     size_t bytes;
     int before;
 };
 
-/* Milliseconds, the median of `runs`. */
-static float time_of(DsvStream *stream, const AttentionProblem &a, Kernels *kernels,
+/* Median milliseconds of `runs` runs. */
+static float time_of(DsviStream *stream, const AttentionProblem &a, Kernels *kernels,
                      const std::vector<Written> &written, int runs)
 {
     cudaEvent_t before, after;
@@ -239,7 +239,7 @@ static void print_times(float hopper, float portable, double flops)
            portable, flops / portable * 1e-9);
 }
 
-static bool run_forward(DsvStream *stream, const AttentionProblem &a, double pairs)
+static bool run_forward(DsviStream *stream, const AttentionProblem &a, double pairs)
 {
     size_t out_bytes = (size_t)a.queries * a.pairs * a.dim * 2;
     std::vector<Written> written = {{a.out.data, out_bytes, 0xff},
@@ -266,7 +266,7 @@ __device__ double wide(__nv_bfloat16 x)
     return __bfloat162float(x);
 }
 
-/* sums += (x - y)^2, y^2. */
+/* Adds (x - y)^2 to sums[0] and y^2 to sums[1]. */
 template <typename T> __global__ void find_distance(const T *x, const T *y, int64_t n, double *sums)
 {
     int64_t stride = (int64_t)gridDim.x * blockDim.x;
@@ -291,7 +291,7 @@ template <typename T> static bool close(const char *name, const T *x, const T *y
     return good;
 }
 
-static bool run_backward(DsvStream *stream, AttentionProblem a, double pairs)
+static bool run_backward(DsviStream *stream, AttentionProblem a, double pairs)
 {
     int64_t all = (int64_t)a.queries * a.pairs * a.dim, sums = (int64_t)a.pairs * a.keys * a.pitch;
     __nv_bfloat16 *dout = allocate<__nv_bfloat16>(all), *dq = allocate<__nv_bfloat16>(2 * all);
@@ -303,9 +303,10 @@ static bool run_backward(DsvStream *stream, AttentionProblem a, double pairs)
     for (int portable = 0; portable < 2; portable++) {
         a.dq = dsvi_heads(dq + portable * all, a.queries, a.heads, a.dim);
         a.sums = both + portable * 2 * sums;
-        times[portable] = time_of(
-            stream, a, portable ? dsvi::attention_backward_bf16 : dsvi::attention_backward_sm90,
-            {{a.dq.data, (size_t)all * 2, 0xff}, {a.sums, (size_t)sums * 8, 0}}, portable ? 1 : 7);
+        times[portable] = time_of(stream, a,
+                                  portable ? dsvi::attention_backward_bf16 : dsvi::attention_backward_sm90,
+                                  {{a.dq.data, (size_t)all * 2, 0xff}, {a.sums, (size_t)sums * 8, 0}},
+                                  portable ? 1 : 7);
     }
     print_times(times[0], times[1], 10 * a.dim * pairs);
     printf("   apart:");
@@ -318,7 +319,7 @@ static bool run_backward(DsvStream *stream, AttentionProblem a, double pairs)
     return good;
 }
 
-/* dk or dv of sums in order (attention_list.cuh). One thread for each element. */
+/* Converts sums, whose columns are ordered as in attention_list.cuh, to dk or dv. One thread per element. */
 __global__ void round_sums(const float *sums, __nv_bfloat16 *to, int heads, int keys, int dim, float factor)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / dim;
@@ -329,17 +330,17 @@ __global__ void round_sums(const float *sums, __nv_bfloat16 *to, int heads, int 
     to[(row % keys * heads + row / keys) * dim + column] = __float2bfloat16(factor * sums[row * dim + place]);
 }
 
-static DsvStatus backward_turned(DsvStream *stream, const AttentionProblem &a)
+static DsvStatus backward_turned(DsviStream *stream, const AttentionProblem &a)
 {
     bool served = false;
-    DsvStatus status = dsvi::attention_backward_turned(stream, a, &served);
+    DsvStatus status = dsvi::attention_backward_inverted(stream, a, &served);
     return served ? status : DSV_E_UNSUPPORTED;
 }
 
-static bool run_turned(DsvStream *stream, AttentionProblem a, double pairs)
+static bool run_turned(DsviStream *stream, AttentionProblem a, double pairs)
 {
     int64_t all = (int64_t)a.queries * a.pairs * a.dim, sums = (int64_t)a.pairs * a.keys * a.pitch;
-    size_t bytes = dsvi::attention_turned_bytes(a);
+    size_t bytes = dsvi::attention_inverted_bytes(a);
     bytes = std::max(bytes, (size_t)sums * 8);
     __nv_bfloat16 *dout = allocate<__nv_bfloat16>(all), *gradients = allocate<__nv_bfloat16>(6 * all);
     a.sums = reinterpret_cast<float *>(allocate<char>((int64_t)bytes));
@@ -361,8 +362,10 @@ static bool run_turned(DsvStream *stream, AttentionProblem a, double pairs)
            flops / turned * 1e-9, gathered, flops / gathered * 1e-9);
     bool good = true;
     for (int i = 0; i < 3; i++)
-        good &= close(i == 0 ? "dq" : i == 1 ? "dk" : "dv", gradients + i * all, gradients + (3 + i) * all,
-                      all);
+        good &= close(i == 0   ? "dq"
+                      : i == 1 ? "dk"
+                               : "dv",
+                      gradients + i * all, gradients + (3 + i) * all, all);
     printf("\n");
     for (const void *p : {(const void *)dout, (const void *)gradients, (const void *)a.sums})
         TRY(cudaFree((void *)p));
@@ -371,7 +374,7 @@ static bool run_turned(DsvStream *stream, AttentionProblem a, double pairs)
 
 enum Pass { FORWARD, BACKWARD, TURNED };
 
-static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int heads, Pass pass)
+static bool run_shape(DsviStream *stream, const Shape &shape, int tokens, int heads, Pass pass)
 {
     int64_t all = (int64_t)tokens * heads * shape.dim;
     __nv_bfloat16 *qkv = allocate<__nv_bfloat16>(3 * all), *out = allocate<__nv_bfloat16>(all);
@@ -398,7 +401,7 @@ static bool run_shape(DsvStream *stream, const Shape &shape, int tokens, int hea
                 : pass == BACKWARD ? run_backward(stream, a, pairs)
                                    : run_turned(stream, a, pairs);
     for (const void *p : {(const void *)qkv, (const void *)out, (const void *)a.lse, (const void *)a.offsets,
-                          (const void *)a.runs})
+                          (const void *)a.spans})
         TRY(cudaFree((void *)p));
     return good;
 }
@@ -407,7 +410,7 @@ int main(int argc, char **argv)
 {
     int tokens = argc > 1 ? atoi(argv[1]) : 32768, heads = argc > 2 ? atoi(argv[2]) : 16;
     cudaDeviceProp device;
-    DsvStream stream = {};
+    DsviStream stream = {};
     bool good = true;
     TRY(cudaGetDeviceProperties(&device, 0));
     stream.capability = 90;

@@ -1,9 +1,10 @@
-/* Cycles that a lane's score takes in loops like those of selection's passes, on registers alone: what bounds
- * them (lab/README.md). Numbers mean nothing; a product is 16 rows by 8 columns by 16 elements, in halves. */
+/* Measures cycles per score of a lane in loops like the selection kernels' loops, on registers alone;
+ * lab/README.md uses the results. The values computed are meaningless. One product is a half-precision mma
+ * of 16 rows, 8 columns and 16 elements. */
 #include <stdint.h>
 #include <stdio.h>
 
-#include "cuda/select_score.cuh"
+#include "cuda/select/select_score.cuh"
 
 using namespace dsvi;
 
@@ -22,7 +23,7 @@ __device__ __forceinline__ void multiply_halves(uint32_t (&x)[2], const uint4 &a
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(start));
 }
 
-/* The sums of two halves and two others. */
+/* Adds two pairs of halves. */
 __device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b)
 {
     __half2 sum = __hadd2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
@@ -34,7 +35,7 @@ struct Sums {
     uint32_t two[TILES];
 };
 
-/* Tiles n and n + 1 with both left sides. */
+/* Multiplies tiles n and n + 1 by both left factors. */
 template <Loop LOOP>
 __device__ __forceinline__ void take_floats(const Operands &o, int n, const float (&start)[4], uint2 ones,
                                             Sums &s)
@@ -59,13 +60,15 @@ __device__ __forceinline__ void take_floats(const Operands &o, int n, const floa
             s.two[n + i / 2] = add_bf16(s.two[n + i / 2], add_bf16(p[i][0], p[i][1]));
     }
     if (LOOP == CUT_ONE_ADDED)
-        add_powers_up<false>(s.four, {add_bf16(p[0][0], p[0][1]), add_bf16(p[1][0], p[1][1]),
-                                      add_bf16(p[2][0], p[2][1]), add_bf16(p[3][0], p[3][1])}, ones);
+        add_powers_up<false>(s.four,
+                             {add_bf16(p[0][0], p[0][1]), add_bf16(p[1][0], p[1][1]),
+                              add_bf16(p[2][0], p[2][1]), add_bf16(p[3][0], p[3][1])},
+                             ones);
     for (int i = 0; LOOP == CUT_BY_MMA && i < 4; i += 2)
         add_powers_up<false>(s.four, {p[i][0], p[i][1], p[i + 1][0], p[i + 1][1]}, ones);
 }
 
-/* Tile n with both left sides. */
+/* Multiplies tile n by both left factors. */
 template <Loop LOOP>
 __device__ __forceinline__ void take_halves(const Operands &o, int n, uint32_t start, Sums &s)
 {

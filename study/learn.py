@@ -1,0 +1,382 @@
+#!/usr/bin/env python3
+"""Trains one model under many rules of sparsity, with the same seed, data and steps, to compare losses.
+
+    learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn [--steps N] [--jobs J --threads T] [--gpus 0,1]
+    learn.py --list
+
+Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py makes a table and curves of all
+runs. A third of the clips is held out; the loss on these clips is compared. The same command continues a
+stopped study: finished runs are skipped, others resume from their newest checkpoint. With --time-limit the
+program stops by itself; runs write a checkpoint, and no run starts that could not finish in time. Small
+models leave a GPU idle between kernels, so several jobs can share a GPU. key=value arguments go to every run.
+Needs only Python and dsv.
+
+With --trunk STEP the first STEP steps are trained once per seed, with dense attention. All variants continue
+from its weights, optimizer moments and samples, so that they start when attention is already concentrated on
+few keys. Only variants whose names end in -scratch train all steps themselves."""
+import argparse
+import csv
+import fnmatch
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+from common import clips_of
+
+HERE = pathlib.Path(__file__).resolve().parent
+GRACE_S = 120  # time to finish a step, or a batch of the held-out loss, and to write a checkpoint
+
+# Lists have a target of captured mass. The guard keeps a block sparse while the lists capture at least the
+# target minus 0.05; it sets no bound for single heads. With the order hilbert (FRAME) the tokens of a group
+# are in one frame; variants that name no order use it, except default-*.
+FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
+MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",
+                       f"sparse.min_mass={mass / 100 - 0.05:.2f}", "sparse.min_head_mass=0"]
+        for mass in (50, 60, 70, 80, 90, 95)}
+# Lists of ten per cent of the keys from a given step on, without a bound on captured mass.
+TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
+                 "sparse.max_density=1"]
+BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
+
+
+def variants(steps):
+    """{name: options}, in the order in which variants are run."""
+    early, late, end = (f"sparse.warmup_steps={int(steps * part)}" for part in (0.1, 0.5, 0.8))
+    table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like other variants, but never sparse
+    table["dense-again"] = table["dense"]  # on a GPU two equal runs differ, as the order of sums varies
+    for mass, settings in MASS.items():
+        table[f"mass{mass}"] = settings
+    table["tenth-early"] = TENTH + [early]
+    table["tenth-late"] = TENTH + [late]
+    table["twentieth-early"] = TENTH + ["sparse.target_density=0.05", early]
+    for name, density in (("tenth", 0.1), ("fifth", 0.2)):  # of the keys, if the lists capture 0.8
+        table[f"{name}-guarded80"] = FRAME + ["sparse.target_mass=0", f"sparse.target_density={density}",
+                                      "sparse.min_mass=0.8"]
+    table["blocks-early"] = TENTH + BLOCKS + [early]
+    table["blocks-late"] = TENTH + BLOCKS + [late]
+    for mass, settings in MASS.items():
+        table[f"mass{mass}-tube"] = settings + TUBE
+    # The defaults: 0.9 of the mass within at most 20 % of the keys; a block is sparse if its lists capture at
+    # least 0.3 of its mass, and 0.1 of every head's.
+    for group in (64, 128):
+        table[f"default-group{group}"] = [f"sparse.group={group}"]
+        for percent in (15, 25, 30):  # largest density, in place of 20 %
+            table[f"default-group{group}-density{percent}"] = [f"sparse.group={group}",
+                                                               f"sparse.target_density={percent / 100}"]
+    table["default-group128-unguarded"] = ["sparse.group=128", "sparse.min_mass=0"]
+    tenth_tube = TENTH + TUBE + [early]
+    table["tenth-early-tube"] = tenth_tube
+    table["tenth-late-tube"] = TENTH + TUBE + [late]
+    table["fifth-early-tube"] = tenth_tube + ["sparse.target_density=0.2"]
+    table["twentieth-early-tube"] = tenth_tube + ["sparse.target_density=0.05"]
+    # Compares groups inside one frame with other groups: smaller ones, and ones that span frames.
+    table["tenth-early-group16"] = TENTH + ["sparse.group=16", early]
+    for order in ("cube", "hilbert3d"):
+        table[f"tenth-early-{order}"] = TENTH + [f"sparse.order={order}", early]
+    for group in (128, 32):
+        table[f"tenth-early-tube-group{group}"] = tenth_tube + [f"sparse.group={group}"]
+    table["mass80-tube-group128"] = table["mass80-tube"] + ["sparse.group=128"]
+    table["tenth-early-tube-topk"] = tenth_tube + ["sparse.rule=topk"]
+    table["window-early-tube"] = tenth_tube + ["sparse.selector=window", "sparse.rule=topk"]
+    for chunk in (4, 8):
+        table[f"tenth-early-tube-chunk{chunk}"] = tenth_tube + [f"sparse.chunk={chunk}"]
+    table["mass80-tube-scratch"] = table["mass80-tube"]
+    table["tenth-early-tube-scratch"] = tenth_tube
+    table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
+    table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
+                                     "sparse.explore=1", early]
+    for kind in ("random", "neighbours", "blocks"):
+        for percent in (1, 2, 5):
+            table[f"mass90-{kind}{percent}"] = MASS[90] + [f"sparse.explore_kind={kind}",
+                                                           f"sparse.explore={percent / 100}"]
+    for kind in ("random", "blocks"):
+        table[f"tenth-early-{kind}20"] = TENTH + [f"sparse.explore_kind={kind}", "sparse.explore=0.2", early]
+    # The two stages of the DSV paper: the predictor first learns during dense attention, then selects.
+    table["predictor-mass90"] = MASS[90] + ["sparse.selector=predictor"]
+    table["predictor-tenth-late"] = TENTH + ["sparse.selector=predictor", "sparse.rule=topk", late]
+    table["tenth-end-tube"] = TENTH + TUBE + [end]
+    table["predictor-tenth-end-tube"] = TENTH + TUBE + ["sparse.selector=predictor", "sparse.rule=topk", end]
+    for kind, percent in (("random", 5), ("blocks", 20), ("neighbours", 5)):
+        table[f"tenth-early-tube-{kind}{percent}"] = tenth_tube + [f"sparse.explore_kind={kind}",
+                                                                   f"sparse.explore={percent / 100}"]
+    return table
+
+
+# ---- clips ----
+
+def split_clips(clips, held_out):
+    """(clips to train on, held-out clips), as absolute paths sorted by name."""
+    paths = clips_of(clips)
+    if held_out:
+        unknown = set(held_out) - {path.name for path in paths}
+        if unknown:
+            sys.exit(f"learn.py: {clips} has no {', '.join(sorted(unknown))}")
+        held = [path for path in paths if path.name in held_out]
+    else:
+        held = paths[1::3]
+    rest = [path for path in paths if path not in held]
+    if not held or not rest:
+        sys.exit(f"learn.py: {clips} has {len(paths)} clips, too few to hold out every third")
+    return rest, held
+
+
+def write_list(path, clips):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["path"])
+        writer.writerows([clip] for clip in clips)
+
+
+def prepare(args):
+    """Writes study.json and the lists of clips to OUT. Exits if OUT belongs to a study with other options."""
+    train, held = split_clips(args.clips, args.held_out)
+    study = {"steps": args.steps, "trunk": args.trunk, "settings": args.settings,
+             "config": args.config.read_text(),
+             "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
+    path = args.out / "study.json"
+    if path.exists():
+        old = json.loads(path.read_text())
+        differs = [key for key, value in study.items() if old.get(key, 0) != value]
+        if differs:
+            sys.exit(f"learn.py: {args.out} is a study of other {', '.join(differs)}: name another --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    # Jobs that share a GPU slow each other down, so their times are not used.
+    times = not args.gpus or args.jobs <= len(args.gpus)
+    path.write_text(json.dumps({**study, "times": times}, indent=1) + "\n")
+    write_list(args.out / "train.csv", train)
+    write_list(args.out / "held-out.csv", held)
+
+
+# ---- runs ----
+
+class Run:
+    def __init__(self, args, name, seed):
+        self.folder = args.out / name / f"seed-{seed}"
+        self.title = f"{name} seed {seed}"
+        self.trunk = Trunk(args, seed) if args.trunk and not name.endswith("-scratch") else None
+        self.steps = args.steps - (args.trunk if self.trunk else 0)
+        self.process = self.gpu = None
+        self.command = command_of(args, seed, self.folder) + variants(args.steps)[name] + args.settings
+
+    def ready(self):
+        return not self.trunk or self.trunk.checkpoint.exists()
+
+    def finished(self, steps):
+        """True if the run wrote the held-out loss of its last step, which is its last output."""
+        path = self.folder / "validation.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return bool(lines) and json.loads(lines[-1])["step"] == steps
+
+    def result(self):
+        last = json.loads((self.folder / "validation.jsonl").read_text().splitlines()[-1])
+        return f"held-out loss {last['loss']:.5f} after {last['step']} steps"
+
+    def start(self, gpu):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.started, self.stopped, self.gpu = time.monotonic(), False, gpu
+        settings = ["device=cuda"] if gpu else []
+        if self.trunk and not (self.folder / "latest").exists():
+            self.trunk.grow(self.folder)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
+        with open(self.folder / "log.txt", "a") as log:
+            self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
+                                            stderr=subprocess.STDOUT)
+
+    def enough(self):
+        """True if the run can be stopped before its last step."""
+        return False
+
+    def stop(self):
+        """Sends SIGTERM once, which makes dsv write a checkpoint. A second signal would end dsv at once."""
+        if not self.stopped:
+            self.process.send_signal(signal.SIGTERM)
+        self.stopped = True
+
+    def last_words(self):
+        lines = (self.folder / "log.txt").read_text().splitlines()
+        return lines[-1] if lines else "the log is empty"
+
+
+class Trunk(Run):
+    """The steps that all runs of a seed share. They run without a selector, so that any variant can
+    continue."""
+
+    def __init__(self, args, seed):
+        self.folder = args.out / "trunk" / f"seed-{seed}"
+        self.title = f"trunk seed {seed}"
+        self.checkpoint = self.folder / f"checkpoint-{args.trunk}"
+        self.trunk = self.process = self.gpu = None
+        self.steps = args.trunk
+        self.command = command_of(args, seed, self.folder) + args.settings + [
+            "sparse.enabled=false", f"checkpointing_steps={args.trunk}", "checkpoints_total_limit=0"]
+
+    def finished(self, _steps):
+        return self.checkpoint.exists()
+
+    def result(self):
+        return f"{self.checkpoint.name} is written"
+
+    def enough(self):
+        return self.checkpoint.exists()
+
+    def grow(self, folder):
+        """Fills the folder of a run as if the run had trained the trunk's steps itself. dsv drops lines of
+        later steps when it resumes. `latest` is written last; without it the next call fills the folder
+        again."""
+        for path in self.folder.glob("*.jsonl"):
+            shutil.copy(path, folder)
+        shutil.copytree(self.checkpoint, folder / self.checkpoint.name, dirs_exist_ok=True)
+        (folder / "latest").write_text(self.checkpoint.name + "\n")
+
+
+def command_of(args, seed, folder):
+    return [args.dsv, "train", args.config, f"data.path={args.out / 'train.csv'}", f"seed={seed}",
+            f"validation.data={args.out / 'held-out.csv'}", f"output_dir={folder}",
+            f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest"]
+
+
+def announce(run, steps, left):
+    """Prints the result of a run whose process has ended. Returns True if the run failed."""
+    seconds = time.monotonic() - run.started
+    where = f" on GPU {run.gpu}" if run.gpu else ""
+    if run.finished(steps):
+        print(f"{run.title}: {run.result()}, {seconds:.0f} s{where}; {left} runs left", flush=True)
+        return False
+    if run.process.returncode in (130, 143):
+        print(f"{run.title}: stopped, will resume next time", flush=True)
+        return False
+    print(f"{run.title}: failed with exit status {run.process.returncode}: {run.last_words()}", flush=True)
+    return True
+
+
+def stop_all(running):
+    for run in running:
+        run.stop()
+    deadline = time.monotonic() + GRACE_S
+    for run in running:
+        try:
+            run.process.wait(max(deadline - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()
+
+
+def least_used(gpus, running):
+    """The GPU for one more run, or None without GPUs."""
+    return min(gpus, key=lambda gpu: sum(run.gpu == gpu for run in running), default=None)
+
+
+def next_run(args, waiting, pace):
+    """The first run that can start now and would finish before the deadline, or None. The estimate is 0.8
+    times the median pace of finished runs."""
+    left = args.deadline - time.monotonic()
+    seconds_a_step = 0.8 * statistics.median(pace) if pace else 0
+    return next((run for run in waiting if run.ready() and seconds_a_step * run.steps < left), None)
+
+
+def train(args, runs):
+    """Keeps args.jobs runs going until all have finished or time is up. Returns how many failed."""
+    waiting, running, pace, failed = list(runs), [], [], 0
+    try:
+        while time.monotonic() < args.deadline:
+            while len(running) < args.jobs and (run := next_run(args, waiting, pace)):
+                waiting.remove(run)
+                run.start(least_used(args.gpus, running))
+                running.append(run)
+            if not running:
+                break
+            time.sleep(0.2)
+            for run in running:
+                if run.enough():
+                    run.stop()
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                failed += announce(run, args.steps, len(waiting) + len(running))
+                pace += [(time.monotonic() - run.started) / run.steps] if run.finished(args.steps) else []
+    finally:
+        stop_all(running)
+    for run in running:
+        failed += announce(run, args.steps, len(waiting))
+    if waiting or running:
+        print(f"{len(waiting) + len(running)} runs are unfinished; the same command continues them")
+    return failed
+
+
+def choose(args):
+    """Runs in order: trunks, runs without a trunk, other runs seed by seed, then the runs of --once."""
+    table = variants(args.steps)
+    patterns = (args.variants or []) + args.once
+    unknown = [pattern for pattern in patterns if not fnmatch.filter(table, pattern)]
+    if unknown:
+        sys.exit(f"learn.py: no variant is called {', '.join(unknown)}; see --list")
+
+    def named(patterns):
+        return [name for name in table if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+    once = named(args.once)
+    often = [name for name in named(args.variants or ["*"]) if name not in once]
+    runs = [Run(args, name, seed) for seed in args.seeds for name in often] + \
+           [Run(args, name, args.seeds[0]) for name in once]
+    trunks = [Trunk(args, seed) for seed in args.seeds] if args.trunk else []
+    return trunks + sorted(runs, key=lambda run: run.trunk is not None)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    path = pathlib.Path
+
+    def words(text):
+        return text.split(",")
+
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="options of every run")
+    parser.add_argument("--dsv", type=path, help="path of the program dsv")
+    parser.add_argument("--clips", type=path, help="folder of clips")
+    parser.add_argument("--out", type=path, help="folder for the runs")
+    parser.add_argument("--config", type=path, default=HERE / "learn.yaml",
+                        help="configuration of model and data")
+    parser.add_argument("--held-out", type=words, metavar="NAME,...",
+                        help="names of held-out clips; default: every third clip")
+    parser.add_argument("--variants", type=words, metavar="NAME,...",
+                        help="may contain * and ?; default: all")
+    parser.add_argument("--once", type=words, default=[], metavar="NAME,...",
+                        help="variants to run with the first seed only; they come last")
+    parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=2000, help="steps of every run")
+    parser.add_argument("--trunk", type=int, default=0, metavar="STEP",
+                        help="number of steps that all runs of a seed share")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=0, help="threads of each run; 0: one per core")
+    parser.add_argument("--gpus", type=words, default=[], metavar="N,...", help="GPUs to use")
+    parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")
+    parser.add_argument("--list", action="store_true", help="print the variants and their options")
+    args = parser.parse_intermixed_args()
+    if not args.list and not (args.dsv and args.clips and args.out):
+        parser.error("--dsv, --clips and --out are required")
+    return args
+
+
+def main():
+    args = parse()
+    if args.list:
+        for name, settings in variants(args.steps).items():
+            print(f"{name:22} {' '.join(settings)}")
+        return 0
+    args.deadline = time.monotonic() + args.time_limit
+    args.out = args.out.resolve()
+    # SIGTERM ends the program like Ctrl-C: runs write their checkpoints.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prepare(args)
+    runs = choose(args)
+    left = [run for run in runs if not run.finished(args.steps)]
+    print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
+    return 1 if train(args, left) else 0
+
+
+sys.exit(main())
