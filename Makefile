@@ -1,5 +1,5 @@
-# Verbs over CMake. `make` builds; `make help` lists the verbs.
-# With nvcc the CUDA backend is built too; it needs no GPU to be built.
+# Shortcuts for CMake commands. `make` builds; `make help` lists the targets.
+# The CUDA backend is built if nvcc is installed; no GPU is needed to build.
 NVCC   := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 PRESET ?= $(if $(NVCC),cuda,cpu)
 export CUDACXX ?= $(NVCC)
@@ -10,7 +10,8 @@ SECONDS ?= 120
 PYTHON ?= python3
 BUILD  := build/$(PRESET)
 
-.PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study docs install format clean help
+.PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study study-programs docs api-docs install \
+	format tidy clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -43,34 +44,57 @@ bench: build
 	@$(BUILD)/dsv bench attention
 	@$(BUILD)/dsv bench step --config configs/demo.yaml
 
-study: build
-	@$(PYTHON) bench/study/choices.py --build $(BUILD) --clips "$(CLIPS)" --run "$(RUN)" $(STUDY)
+# Compiles the programs of study/ and, with CUDA, of lab/. Later builds of PRESET compile these programs too.
+study-programs: deps
+	@cmake --preset $(PRESET) --log-level=NOTICE -DDSV_STUDY=ON
+	@cmake --build $(BUILD)
+
+study: study-programs
+	@$(PYTHON) study/choices.py --build $(BUILD) --clips "$(CLIPS)" --run "$(RUN)" $(STUDY)
 
 docs: build
 	@$(BUILD)/dsv help options --markdown >docs/configuration.md
+
+# docs/Doxyfile reads the version from the environment.
+api-docs:
+	@tools/deps.sh doxygen
+	@mkdir -p build
+	@DSV_VERSION=$$(sed -n 's/^project(dsv VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt) doxygen docs/Doxyfile
+	@echo 'build/api-docs/html/index.html'
 
 install: build
 	@cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 format:
 	@tools/deps.sh clang-format
-	@git clang-format --force --extensions c,h,cu,cuh
+	@tools/check_format . --write
+
+# clang-tidy takes the compiler flags from the configured preset clang; nothing has to be built.
+tidy: deps
+	@tools/deps.sh clang clang-tidy libomp-dev
+	@cmake --preset clang --log-level=NOTICE
+	@run-clang-tidy-14 -quiet -p build/clang '^$(CURDIR)/(src|cli|study)/.*\.c$$' >build/clang/tidy.log 2>&1 || \
+		{ grep -E -A3 ' (error|warning): ' build/clang/tidy.log; exit 1; }
+	@echo 'clang-tidy found no errors or warnings'
 
 clean:
 	@rm -rf build
 
 help:
 	@echo 'make                   builds the program, $(BUILD)/dsv'
-	@echo 'make demo [CLIPS=DIR]  trains a small model on real clips, or on yours'
+	@echo 'make demo [CLIPS=DIR]  trains a small model on downloaded clips, or on your folder DIR'
 	@echo 'make test              runs every test'
-	@echo 'make test-gpu          runs those that want a GPU'
-	@echo 'make fuzz [SECONDS=120] feeds every reader of files with mutated inputs (clang, libFuzzer)'
+	@echo 'make test-gpu          runs the tests that need a GPU'
+	@echo 'make fuzz [SECONDS=120] fuzzes every reader of files and network data (clang, libFuzzer)'
 	@echo 'make sanitize-gpu      runs the GPU kernels under compute-sanitizer'
 	@echo 'make bench             measures attention and a training step'
-	@echo 'make study CLIPS=DIR   measures the choices of sparse attention (bench/study/README.md)'
+	@echo 'make study CLIPS=DIR   measures the options of sparse attention (study/README.md)'
+	@echo 'make study-programs    compiles the programs of study/ and, with CUDA, of lab/'
 	@echo 'make docs              writes docs/configuration.md from the option table'
+	@echo 'make api-docs          writes the reference of the public headers to build/api-docs (Doxygen)'
 	@echo 'make install [PREFIX=/usr/local]'
 	@echo 'make deps              installs the Debian packages that are missing'
-	@echo 'make format            lays out the lines changed since the last commit (clang-format)'
+	@echo 'make format            formats every C and CUDA file (clang-format 14, .clang-format)'
+	@echo 'make tidy              runs clang-tidy over the C sources (.clang-tidy)'
 	@echo 'make clean             removes build/'
-	@echo 'PRESET=cpu|debug|asan|tsan|clang|cuda with any of them; $(PRESET) unless said: cuda where nvcc is'
+	@echo 'All targets accept PRESET=cpu|debug|asan|tsan|clang|cuda; default: cuda if nvcc is found, else cpu'

@@ -1,4 +1,4 @@
-/* Reading a command line, and complaining about one. */
+/* Parses the arguments of a verb, and reports errors to the user. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ int cli_outcome(const CliArgs *args, DsvStatus status)
         return CLI_DONE;
     cli_print_error("%s", dsv_error_message()[0] ? dsv_error_message() : dsv_status_text(status));
     if (args->verbose) {
-        fprintf(stderr, "  %s, passed at\n", dsv_status_text(status));
+        fprintf(stderr, "  %s, passed through\n", dsv_status_text(status));
         for (const char *at = dsv_error_trail(); *at; at += strcspn(at, "\n"), at += *at == '\n')
             fprintf(stderr, "    %.*s\n", (int)strcspn(at, "\n"), at);
     }
@@ -42,24 +42,26 @@ void cli_print_line(void *context, const char *text)
     cli_print_result("%s", text);
 }
 
+/* Lists all flags of the verb `context` for dsv_nearest. */
 static const char *flag_name(const void *context, size_t index)
 {
     static const char *const common[] = {"--verbose", "--help", NULL};
     const CliVerb *verb = context;
-    size_t own = 0;
-    while (verb->flags && verb->flags[own].name)
-        own++;
-    return index < own ? verb->flags[index].name : common[index - own];
+    size_t count = 0;
+    while (verb->flags && verb->flags[count].name)
+        count++;
+    return index < count ? verb->flags[index].name : common[index - count];
 }
 
-/* --max-train-steps and --max_train_steps both mean the setting max_train_steps. */
-static const DsvOptionInfo *setting_meant(const char *word, size_t length)
+/* Finds the option that the user meant by an unknown flag, such as max_train_steps for max-train-steps.
+   Returns NULL if there is none. */
+static const DsvOptionInfo *option_meant(const char *word, size_t length)
 {
     const DsvOptionInfo *option;
     for (size_t i = 0; (option = dsv_option_info(i)); i++) {
         size_t same = 0;
-        while (same < length && (option->key[same] == word[same] ||
-                                 (option->key[same] == '_' && word[same] == '-')))
+        while (same < length &&
+               (option->key[same] == word[same] || (option->key[same] == '_' && word[same] == '-')))
             same++;
         if (same == length && !option->key[same])
             return option;
@@ -72,21 +74,22 @@ static int unknown_flag(const CliVerb *verb, const char *word)
     int length = (int)strcspn(word, "=");
     char name[64];
     snprintf(name, sizeof name, "%.*s", length, word);
-    const DsvOptionInfo *option =
-        verb->takes_settings && length > 2 ? setting_meant(word + 2, (size_t)length - 2) : NULL;
+    const DsvOptionInfo *option = verb->takes_options && length > 2
+                                      ? option_meant(word + 2, (size_t)length - 2)
+                                      : NULL;
     const char *nearest = dsv_nearest(name, flag_name, verb);
-    const char *hint = verb->takes_settings ? dsv_option_hint(name) : NULL;
+    const char *hint = verb->takes_options ? dsv_option_hint(name) : NULL;
     if (option)
-        return cli_misused(verb, "no flag %s; settings are written %s=%s", name, option->key,
+        return cli_misused(verb, "no flag %s; options are written %s=%s", name, option->key,
                            word[length] ? word + length + 1 : "VALUE");
     if (hint)
         return cli_misused(verb, "no flag %s: %s", name, hint);
     if (nearest)
         return cli_misused(verb, "no flag %s, the nearest is %s", name, nearest);
-    return cli_misused(verb, "no flag %s; dsv help %s lists those there are", name, verb->name);
+    return cli_misused(verb, "no flag %s; dsv help %s lists all flags", name, verb->name);
 }
 
-/* The flag at words[*at], and the word behind it if it wants one. */
+/* Reads the flag words[*at], and its value from the next word if the flag takes one and has no "=". */
 static int read_flag(int count, char **words, int *at, CliArgs *args)
 {
     const CliVerb *verb = args->verb;
@@ -99,7 +102,7 @@ static int read_flag(int count, char **words, int *at, CliArgs *args)
         if (!flag->value && equals)
             return cli_misused(verb, "%s takes no value", flag->name);
         if (flag->value && !equals && *at + 1 >= count)
-            return cli_misused(verb, "%s wants %s after it", flag->name, flag->value);
+            return cli_misused(verb, "%s needs %s after it", flag->name, flag->value);
         if (!flag->value)
             args->flag[i] = "";
         else
@@ -109,8 +112,8 @@ static int read_flag(int count, char **words, int *at, CliArgs *args)
     return unknown_flag(verb, word);
 }
 
-/* key=value, the key such as a setting might have: ./a=b.mp4 is a path. */
-static bool is_setting(const char *word)
+/* Returns whether a word is key=value with a key that an option could have: "./a=b.mp4" is a path. */
+static bool is_option_argument(const char *word)
 {
     size_t key = strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-");
     return key > 0 && word[key] == '=';
@@ -119,8 +122,8 @@ static bool is_setting(const char *word)
 static int read_path(const char *word, int *paths, CliArgs *args)
 {
     const CliVerb *verb = args->verb;
-    if (*paths >= verb->paths_most)
-        return cli_misused(verb, "%s is one argument too many, wanted %s", word,
+    if (*paths >= verb->paths_max)
+        return cli_misused(verb, "%s is one argument too many, expected %s", word,
                            verb->arguments[0] ? verb->arguments : "none");
     args->path[(*paths)++] = word;
     return CLI_DONE;
@@ -130,7 +133,7 @@ int cli_args_read(const char *program, const CliVerb *verb, int count, char **wo
 {
     bool flags_over = false;
     int paths = 0, status = CLI_DONE;
-    *args = (CliArgs){.program = program, .verb = verb, .settings = (const char **)words};
+    *args = (CliArgs){.program = program, .verb = verb, .options = (const char **)words};
     for (int at = 0; at < count && status == CLI_DONE; at++) {
         const char *word = words[at];
         if (!flags_over && strcmp(word, "--") == 0)
@@ -141,13 +144,13 @@ int cli_args_read(const char *program, const CliVerb *verb, int count, char **wo
             args->verbose = true;
         else if (!flags_over && word[0] == '-' && word[1])
             status = read_flag(count, words, &at, args);
-        else if (!flags_over && verb->takes_settings && is_setting(word))
-            args->settings[args->setting_count++] = word; /* never ahead of `at` */
+        else if (!flags_over && verb->takes_options && is_option_argument(word))
+            args->options[args->option_count++] = word; /* overwrites only words that have been read */
         else
             status = read_path(word, &paths, args);
     }
-    if (status == CLI_DONE && !args->help && paths < verb->paths_least)
-        return cli_misused(verb, "wanted %s", verb->arguments);
+    if (status == CLI_DONE && !args->help && paths < verb->paths_min)
+        return cli_misused(verb, "expected %s", verb->arguments);
     return status;
 }
 
@@ -159,7 +162,7 @@ int cli_args_number(const CliArgs *args, int flag, double *value)
         return CLI_DONE;
     double number = strtod(text, &end);
     if (!text[0] || *end || !isfinite(number))
-        return cli_misused(args->verb, "%s %s: wanted a number", args->verb->flags[flag].name, text);
+        return cli_misused(args->verb, "%s %s: expected a number", args->verb->flags[flag].name, text);
     *value = number;
     return CLI_DONE;
 }
@@ -173,7 +176,7 @@ int cli_args_integer(const CliArgs *args, int flag, int64_t *value)
     errno = 0;
     long long number = strtoll(text, &end, 10);
     if (!text[0] || *end || errno)
-        return cli_misused(args->verb, "%s %s: wanted an integer", args->verb->flags[flag].name, text);
+        return cli_misused(args->verb, "%s %s: expected an integer", args->verb->flags[flag].name, text);
     *value = number;
     return CLI_DONE;
 }
@@ -187,7 +190,7 @@ DsvStatus cli_args_device(const CliArgs *args, int flag, DsvConfig *config)
     return dsv_config_set(config, device);
 }
 
-DsvStatus cli_args_settings(const CliArgs *args, DsvConfig *config)
+DsvStatus cli_args_options(const CliArgs *args, DsvConfig *config)
 {
-    return dsv_config_set_all(config, args->settings, (size_t)args->setting_count);
+    return dsv_config_set_all(config, args->options, (size_t)args->option_count);
 }

@@ -1,4 +1,4 @@
-/* Reads the flags that say of which heads and lists. */
+/* See bench_lists.h. */
 #include "bench_lists.h"
 
 int cli_bench_lists(const CliArgs *args, DsvBenchLists *lists)
@@ -7,9 +7,9 @@ int cli_bench_lists(const CliArgs *args, DsvBenchLists *lists)
         int flag;
         int64_t *value;
     } integers[] = {
-        {CLI_LISTS_TOKENS, &lists->tokens}, {CLI_LISTS_HEADS, &lists->heads},
+        {CLI_LISTS_TOKENS, &lists->tokens},     {CLI_LISTS_HEADS, &lists->heads},
         {CLI_LISTS_HEAD_DIM, &lists->head_dim}, {CLI_LISTS_GRAIN, &lists->grain},
-        {CLI_LISTS_GROUP, &lists->group}, {CLI_LISTS_REPEATS, &lists->repeats},
+        {CLI_LISTS_GROUP, &lists->group},       {CLI_LISTS_REPEATS, &lists->repeats},
     };
     int status = CLI_DONE;
     for (size_t i = 0; i < sizeof integers / sizeof *integers && status == CLI_DONE; i++)

@@ -1,4 +1,4 @@
-/* dsv forward: one pass over tensors from a file. */
+/* dsv forward: one forward pass, and on request one backward pass, on tensors from a file. */
 #include <stdio.h>
 
 #include "cmd.h"
@@ -7,24 +7,25 @@
 enum { GRAD };
 
 static const CliFlag flags[] = {
-    [GRAD] = {"--grad", NULL, "run the backward pass too; IN then holds target"},
+    [GRAD] = {"--grad", NULL, "also run the backward pass; IN must contain target"},
     {0},
 };
 
 static const char text[] =
-    "Runs MODEL once on hidden_states (B, C, F, H, W), timestep (B) and\n"
-    "encoder_hidden_states (B, L, text_dim) of the safetensors file IN and writes\n"
-    "output to the safetensors file OUT. With --grad, IN also holds target, shaped as\n"
-    "hidden_states, and OUT also loss, the mean squared error, and its gradients:\n"
-    "grad_hidden_states, grad_encoder_hidden_states and grad.NAME for every weight.\n"
+    "Runs MODEL once on the tensors hidden_states (B, C, F, H, W), timestep (B) and\n"
+    "encoder_hidden_states (B, L, text_dim) of the safetensors file IN, and writes\n"
+    "the tensor output to the safetensors file OUT. With --grad, IN must also contain\n"
+    "target, of the shape of hidden_states, and OUT also contains loss, the mean\n"
+    "squared error, and its gradients: grad_hidden_states,\n"
+    "grad_encoder_hidden_states and grad.NAME for every weight.\n"
     "\n"
-    "Attention is dense and everything F32 unless sparse.enabled=true or\n"
-    "mixed_precision=bf16 is given: the way to compare with another implementation.\n"
-    "Other settings are those of the run that MODEL belongs to.\n"
+    "Attention is dense and all computation is in F32, as needed for comparison with\n"
+    "other implementations, unless sparse.enabled=true or mixed_precision=bf16 is\n"
+    "given. Other options have the values of the run to which MODEL belongs.\n"
     "\n"
     "  dsv forward runs/mine in.safetensors out.safetensors --grad\n";
 
-static DsvStatus read_settings(const CliArgs *args, DsvConfig *config)
+static DsvStatus forward_read_config(const CliArgs *args, DsvConfig *config)
 {
     static const char *const exact[] = {"sparse.enabled=false", "mixed_precision=no"};
     bool of_run;
@@ -32,13 +33,13 @@ static DsvStatus read_settings(const CliArgs *args, DsvConfig *config)
     DsvStatus status = dsv_config_of_run(args->path[0], config, &of_run);
     for (size_t i = 0; i < sizeof exact / sizeof *exact && status == DSV_OK; i++)
         status = dsv_config_set(config, exact[i]);
-    return status == DSV_OK ? cli_args_settings(args, config) : status;
+    return status == DSV_OK ? cli_args_options(args, config) : status;
 }
 
-static int run(const CliArgs *args)
+static int run_forward(const CliArgs *args)
 {
     DsvConfig config;
-    DsvStatus status = read_settings(args, &config);
+    DsvStatus status = forward_read_config(args, &config);
     if (status == DSV_OK)
         status = dsv_forward(args->path[0], args->path[1], args->path[2], args->flag[GRAD] != NULL, &config);
     if (status == DSV_OK)
@@ -49,11 +50,11 @@ static int run(const CliArgs *args)
 const CliVerb cli_verb_forward = {
     .name = "forward",
     .arguments = "MODEL IN OUT",
-    .paths_least = 3,
-    .paths_most = 3,
-    .takes_settings = true,
-    .summary = "runs a model once on tensors from a file, gradients on demand",
+    .paths_min = 3,
+    .paths_max = 3,
+    .takes_options = true,
+    .summary = "run a model once on tensors from a file, optionally with gradients",
     .text = text,
     .flags = flags,
-    .run = run,
+    .run = run_forward,
 };

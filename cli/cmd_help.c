@@ -1,38 +1,42 @@
-/* dsv help and dsv version: the overview, a verb's page, a setting, all settings as text or as the page
- * docs/configuration.md. What is said about settings comes from the library's one table. */
+/* dsv help and dsv version. Prints the overview, the page of a verb, an option, all options as text or as the
+ * page docs/configuration.md, or the manual page. Texts about options come from include/dsv/options.def. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "cmd.h"
+#include "man_page.h"
 #include "terminal.h"
 #include "text.h"
 
 enum { WIDEST = 100 };
-enum { MARKDOWN };
+enum { MARKDOWN, MAN };
 
 static const CliFlag help_flags[] = {
-    [MARKDOWN] = {"--markdown", NULL, "with options: as a page for docs/"},
+    [MARKDOWN] = {"--markdown", NULL, "with the word options: print them as docs/configuration.md"},
+    [MAN] = {"--man", NULL, "print the manual page dsv(1), for groff"},
     {0},
 };
 
 static const CliFlag common_flags[] = {
-    {"-v, --verbose", NULL, "after an error, where in the source it passed"},
-    {"-h, --help", NULL, "this page"},
+    {"-v, --verbose", NULL, "after an error, print the source lines it passed through"},
+    {"-h, --help", NULL, "print this page"},
     {0},
 };
 
 void cli_print_overview(FILE *to)
 {
     const CliVerb *verb;
-    fprintf(to, "dsv %s: trains and samples video diffusion transformers with sparse attention.\n\n"
-                "usage: dsv VERB [arguments] [key=value ...]\n\n", dsv_version());
+    fprintf(to,
+            "dsv %s: train and sample video diffusion transformers with sparse attention.\n\n"
+            "usage: dsv VERB [arguments] [key=value ...]\n\n",
+            dsv_version());
     for (int i = 0; (verb = cli_verb_at(i)); i++)
         fprintf(to, "  %-16s %s\n", verb->name, verb->summary);
-    fputs("\ndsv help VERB explains a verb, dsv help options all settings, dsv help KEY one.\n", to);
+    fputs("\ndsv help VERB explains a verb, dsv help options all options, dsv help KEY one.\n", to);
 }
 
-/* `text` as a paragraph whose lines all begin with `indent` blanks. */
+/* Prints `text` as a paragraph whose lines begin with `indent` blanks. */
 static void print_wrapped(const char *text, size_t indent, size_t width)
 {
     printf("%*s", (int)indent, "");
@@ -56,13 +60,13 @@ static void print_flags(const CliFlag *flags)
     }
 }
 
-/* The keys alone, by section. */
+/* Prints the keys of all options, by section. */
 static void print_keys(void)
 {
     const DsvOptionInfo *option;
     const char *section = "";
     size_t column = 0, width = page_width();
-    puts("\nSettings, key=value (dsv help KEY explains one, dsv help options all):");
+    puts("\nOptions, key=value (dsv help KEY explains one, dsv help options all):");
     for (size_t i = 0; (option = dsv_option_info(i)); i++) {
         bool fresh = strcmp(option->section, section) != 0;
         if (fresh)
@@ -82,16 +86,16 @@ static void print_keys(void)
 void cli_print_page(const CliVerb *verb)
 {
     printf("usage: dsv %s%s%s%s%s\n\n%s\n", verb->name, verb->arguments[0] ? " " : "", verb->arguments,
-           verb->flags ? " [flags]" : "", verb->takes_settings ? " [key=value ...]" : "", verb->text);
+           verb->flags ? " [flags]" : "", verb->takes_options ? " [key=value ...]" : "", verb->text);
     print_flags(verb->flags);
     print_flags(common_flags);
-    if (verb->lists_settings)
+    if (verb->lists_options)
         print_keys();
-    else if (verb->takes_settings)
-        puts("\ndsv help options explains the settings, key=value.");
+    else if (verb->takes_options)
+        puts("\ndsv help options explains the options, key=value.");
 }
 
-/* "integer, 0 to 10 steps"; "no, bf16" */
+/* Writes which values an option accepts, for example "integer, 0 to 10 steps" or "no, bf16". */
 static void values_text(const DsvOptionInfo *option, char *out, size_t room)
 {
     size_t used = 0;
@@ -112,7 +116,7 @@ static void print_option(const DsvOptionInfo *option)
     print_wrapped(option->help, 6, page_width());
 }
 
-/* The options of the section of this title, or NULL: of all. */
+/* Prints the options of the section with this title; if `title` is NULL, the options of all sections. */
 static void print_sections(const char *title)
 {
     const DsvOptionInfo *option;
@@ -131,12 +135,12 @@ static void print_sections(const char *title)
 
 static void print_options(void)
 {
-    puts("Settings and their defaults. A YAML file sets them nested or dotted, key=value\n"
-         "arguments come after it and win.");
+    puts("Options and their defaults. In a YAML file keys are nested or dotted. key=value\n"
+         "arguments override the file.");
     print_sections(NULL);
 }
 
-/* A table's cell: bars would end it. */
+/* Prints the text of a Markdown table cell, with escaped bars, which would end the cell. */
 static void print_cell(const char *text)
 {
     for (; *text; text++) {
@@ -152,14 +156,14 @@ static void print_options_as_page(void)
     const char *section = "";
     char values[256];
     puts("# Configuration\n\n"
-         "Written by `make docs` from [options.def](../include/dsv/options.def), the one table of\n"
-         "settings.\n\n"
-         "A setting is given in the YAML file, nested (`sparse:` and below it `group: 64`) or dotted\n"
-         "(`sparse.group: 64`), or as an argument `sparse.group=64`, which comes after the file and\n"
-         "wins. `dsv help KEY` explains one of them in the terminal.");
+         "`make docs` generates this page from [options.def](../include/dsv/options.def), the table of all\n"
+         "options.\n\n"
+         "Set an option in the YAML file, nested (`sparse:` with `group: 64` below it) or dotted\n"
+         "(`sparse.group: 64`), or as a command-line argument `sparse.group=64`. Arguments override the\n"
+         "file. `dsv help KEY` explains one option in the terminal, `dsv help options` all of them.");
     for (size_t i = 0; (option = dsv_option_info(i)); i++) {
         if (strcmp(option->section, section) != 0)
-            printf("\n## %s\n\n%s\n\n| setting | default | values | meaning |\n|---|---|---|---|\n",
+            printf("\n## %s\n\n%s\n\n| option | default | values | meaning |\n|---|---|---|---|\n",
                    option->section, option->section_text);
         section = option->section;
         values_text(option, values, sizeof values);
@@ -187,7 +191,8 @@ static const char *topic_name(const void *context, size_t index)
     return option ? option->key : NULL;
 }
 
-/* Pages of the verb, or of all verbs that begin with the word: "bench". */
+/* Prints the page of a verb, or of all verbs that begin with a word ("bench"). Returns false if there is no
+   such page. */
 static bool print_pages(const char *topic)
 {
     const CliVerb *verb;
@@ -204,7 +209,7 @@ static bool print_pages(const char *topic)
     return found;
 }
 
-static bool print_setting(const char *key)
+static bool print_named_option(const char *key)
 {
     const DsvOptionInfo *option;
     for (size_t i = 0; (option = dsv_option_info(i)); i++)
@@ -215,7 +220,8 @@ static bool print_setting(const char *key)
     return false;
 }
 
-/* "sparse" is the section whose keys begin with sparse., "optimizer" the one with that title. */
+/* Prints a section, found by the first part of its keys ("sparse" for sparse.group) or by its title
+ * ("optimizer"). */
 static bool print_section(const char *topic)
 {
     const DsvOptionInfo *option;
@@ -232,6 +238,12 @@ static bool print_section(const char *topic)
 static int run_help(const CliArgs *args)
 {
     char topic[128];
+    if (args->flag[MAN] && args->path[0])
+        return cli_misused(args->verb, "--man is one page about everything, expected nothing else with it");
+    if (args->flag[MAN]) {
+        cli_print_man_page();
+        return CLI_DONE;
+    }
     if (!args->path[0]) {
         cli_print_overview(stdout);
         return CLI_DONE;
@@ -245,23 +257,23 @@ static int run_help(const CliArgs *args)
             print_options();
         return CLI_DONE;
     }
-    if (print_pages(topic) || print_setting(topic) || print_section(topic))
+    if (print_pages(topic) || print_named_option(topic) || print_section(topic))
         return CLI_DONE;
     const char *nearest = dsv_nearest(topic, topic_name, NULL), *hint = dsv_option_hint(topic);
     if (hint)
-        return cli_misused(args->verb, "no verb or setting %s: %s", topic, hint);
+        return cli_misused(args->verb, "no verb or option %s: %s", topic, hint);
     if (nearest)
-        return cli_misused(args->verb, "no verb or setting %s, the nearest is %s", topic, nearest);
-    return cli_misused(args->verb, "no verb or setting %s", topic);
+        return cli_misused(args->verb, "no verb or option %s, the nearest is %s", topic, nearest);
+    return cli_misused(args->verb, "no verb or option %s", topic);
 }
 
 const CliVerb cli_verb_help = {
     .name = "help",
     .arguments = "[VERB | KEY | SECTION | options]",
-    .paths_most = 2,
-    .summary = "explains a verb, a setting, or all settings",
-    .text = "Explains a verb, the setting KEY, the settings of a SECTION (sparse, optimizer), or\n"
-            "with the word options all settings.\n",
+    .paths_max = 2,
+    .summary = "explain a verb, an option, or all options",
+    .text = "Explains a verb, the option KEY, the options of a SECTION (sparse, optimizer),\n"
+            "or, with the word options, all options.\n",
     .flags = help_flags,
     .run = run_help,
 };
@@ -276,7 +288,7 @@ static int run_version(const CliArgs *args)
 const CliVerb cli_verb_version = {
     .name = "version",
     .arguments = "",
-    .summary = "tells the version",
-    .text = "Tells the version of the program.\n",
+    .summary = "print the version",
+    .text = "Prints the version of the program.\n",
     .run = run_version,
 };

@@ -1,4 +1,4 @@
-/* dsv report: a run as one page. */
+/* dsv report: writes an HTML page about a run. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -8,19 +8,19 @@
 enum { OUTPUT };
 
 static const CliFlag flags[] = {
-    [OUTPUT] = {"-o", "FILE", "where the page goes (default RUN_DIR/report.html)"},
+    [OUTPUT] = {"-o", "FILE", "file name of the page (default RUN_DIR/report.html)"},
     {0},
 };
 
 static const char text[] =
-    "Writes one HTML page about the run in RUN_DIR, over or still going on: loss,\n"
-    "loss by noise level, gradient norm, density and captured mass of blocks and\n"
-    "heads, decisions and their reasons, where a step's time goes, memory, sampled\n"
-    "clips, settings. The page holds all it shows and needs no network.\n"
+    "Writes one HTML page about the run in RUN_DIR, finished or active: loss, loss by\n"
+    "noise level, gradient norm, density and captured mass of blocks and heads,\n"
+    "decisions of the guard and their reasons, parts of a step's time, memory,\n"
+    "sampled clips, configuration. The page needs no other file and no network.\n"
     "\n"
     "  dsv report runs/mine -o mine.html\n";
 
-static int run(const CliArgs *args)
+static int run_report(const CliArgs *args)
 {
     DsvReportSummary summary;
     DsvStatus status = dsv_report(args->path[0], args->flag[OUTPUT], &summary);
@@ -33,10 +33,10 @@ static int run(const CliArgs *args)
 const CliVerb cli_verb_report = {
     .name = "report",
     .arguments = "RUN_DIR",
-    .paths_least = 1,
-    .paths_most = 1,
-    .summary = "writes a page about a run, to look at in a browser",
+    .paths_min = 1,
+    .paths_max = 1,
+    .summary = "write an HTML page about a run",
     .text = text,
     .flags = flags,
-    .run = run,
+    .run = run_report,
 };

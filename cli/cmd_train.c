@@ -1,4 +1,4 @@
-/* dsv train: a run from its settings to its summary. */
+/* dsv train: trains a model and prints a summary of the run. */
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -14,7 +14,8 @@
 #include "terminal.h"
 
 static const char DEFAULT_CONFIG[] = "configs/demo.yaml";
-/* The steps whose mean losses a summary holds (dsv/train.h). */
+/* Number of first and of last steps over which the summary averages the loss (DsvTrainSummary in
+   dsv/train.h). */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 static const char NO_CLIPS[] = "no clips to train on: data.path is empty";
@@ -25,34 +26,34 @@ enum { NOTICE_ROOM = DSV_TEXT_MAX + 4096 };
 enum { DRY_RUN };
 
 static const CliFlag flags[] = {
-    [DRY_RUN] = {"--dry-run", NULL, "check the settings, tell the memory plan, train nothing"},
+    [DRY_RUN] = {"--dry-run", NULL, "check the configuration and print the memory plan only"},
     {0},
 };
 
-static const char text[] =
-    "Trains a video diffusion transformer as the YAML file CONFIG says, or\n"
-    "configs/demo.yaml where none is named; key=value arguments come after it and\n"
-    "win. A file that is not here is looked for among those installed with dsv.\n"
-    "Clips are read from data.path: a folder, a CSV or JSONL list, or a latent\n"
-    "cache made by dsv encode. The run lives in the folder output_dir: config.yaml,\n"
-    "metrics.jsonl, TensorBoard events, checkpoints, sampled clips.\n"
-    "\n"
-    "Ctrl-C, SIGTERM and SIGHUP finish the step, write a checkpoint and say how to go\n"
-    "on; the exit status is then 130, 143 or 129. Further signals change nothing, but\n"
-    "Ctrl-C more than a second after the first ends the program at once.\n"
-    "\n"
-    "--dry-run checks the settings and tells what memory a run on one rank would take\n"
-    "on the device, which must be there; data.path is not read.\n"
-    "\n"
-    "Several processes train one model together when mpirun, srun or torchrun starts\n"
-    "them: each works on a batch of its own (docs/distributed.md).\n"
-    "\n"
-    "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
-    "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
-    "  dsv train configs/wan1.3b.yaml --dry-run\n"
-    "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
+static const char text[] = "Trains a video diffusion transformer with the options in the YAML file CONFIG\n"
+                           "(default configs/demo.yaml); key=value arguments override the file. If the file\n"
+                           "does not exist here, the file of this name that is installed with dsv is used.\n"
+                           "Clips are read from data.path: a folder, a CSV or JSONL list, or a latent cache\n"
+                           "written by dsv encode. Written to the folder output_dir: config.yaml,\n"
+                           "metrics.jsonl, TensorBoard events, checkpoints and sampled clips.\n"
+                           "\n"
+                           "After Ctrl-C, SIGTERM or SIGHUP the current step is finished, a checkpoint is\n"
+                           "written, and the command for resuming is printed; the exit status is then 130,\n"
+                           "143 or 129. Further signals are ignored, except that Ctrl-C more than a second\n"
+                           "after the first signal ends the program at once.\n"
+                           "\n"
+                           "--dry-run checks the configuration and prints the memory that a run on one rank\n"
+                           "would take on the device, which must exist; data.path is not read.\n"
+                           "\n"
+                           "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
+                           "(docs/distributed.md).\n"
+                           "\n"
+                           "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
+                           "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
+                           "  dsv train configs/wan1.3b.yaml --dry-run\n"
+                           "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
 
-/* A word as a shell would have to be given it. */
+/* Prints a word with the quotes that a shell needs. */
 static void print_word(const char *word)
 {
     const char *harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.,:/=+@%";
@@ -70,20 +71,19 @@ static void print_word(const char *word)
     putchar('\'');
 }
 
-/* The same call again, but for where it goes on. */
+/* Prints the command that resumes the run: this command with resume_from_checkpoint=latest. */
 static void print_resume(const CliArgs *args)
 {
-    printf("to go on:\n  %s train", args->program);
+    printf("to resume:\n  %s train", args->program);
     if (args->path[0])
         print_word(args->path[0]);
-    for (int i = 0; i < args->setting_count; i++)
-        if (strncmp(args->settings[i], RESUME_KEY, sizeof RESUME_KEY - 1) != 0)
-            print_word(args->settings[i]);
+    for (int i = 0; i < args->option_count; i++)
+        if (strncmp(args->options[i], RESUME_KEY, sizeof RESUME_KEY - 1) != 0)
+            print_word(args->options[i]);
     printf(" %slatest\n", RESUME_KEY);
 }
 
-__attribute__((format(printf, 2, 3)))
-static void print_row(const char *name, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void print_row(const char *name, const char *format, ...)
 {
     char value[2 * DSV_TEXT_MAX];
     va_list list;
@@ -93,7 +93,7 @@ static void print_row(const char *name, const char *format, ...)
     cli_print_result("  %-14s %s", name, value);
 }
 
-/* The mean losses of the first and of the last steps; a run too short to have both has one mean. */
+/* Prints the mean losses of the first and of the last steps, or one mean for a short run. */
 static void print_losses(const DsvTrainSummary *summary)
 {
     int64_t steps = summary->last_step, last = steps < LAST_STEPS ? steps : LAST_STEPS;
@@ -102,8 +102,8 @@ static void print_losses(const DsvTrainSummary *summary)
     else if (steps <= FIRST_STEPS)
         print_row("loss", "%.4f over all %" PRId64 " steps", summary->last_loss, steps);
     else
-        print_row("loss", "%.4f over the last %" PRId64 " steps, %.4f over the first %d",
-                  summary->last_loss, last, summary->first_loss, FIRST_STEPS);
+        print_row("loss", "%.4f over the last %" PRId64 " steps, %.4f over the first %d", summary->last_loss,
+                  last, summary->first_loss, FIRST_STEPS);
 }
 
 static void print_summary(const DsvConfig *config, const DsvTrainSummary *summary)
@@ -133,30 +133,32 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
     print_row("page", "dsv report %s", config->output_dir);
 }
 
-/* A file may say to resume from `latest`. A checkpoint's path in a file is ignored, and `notice` says so:
- * older versions stored the path in a run's config.yaml, and every later start would go back to that
- * checkpoint. */
+/* Ignores the path of a checkpoint in a configuration file, and writes a warning about it to `notice`;
+ * `latest` is accepted. Older versions stored this path in a run's config.yaml, so that every later start
+ * would go back to the same checkpoint. */
 static void drop_stored_path(const char *path, DsvConfig *config, char notice[NOTICE_ROOM])
 {
     char *stored = config->resume_from_checkpoint;
     notice[0] = 0;
     if (!stored[0] || strcmp(stored, "latest") == 0)
         return;
-    snprintf(notice, NOTICE_ROOM, "%s: %s%s is ignored: a checkpoint's path is followed only as an argument "
-             "of the command", path, RESUME_KEY, stored);
+    snprintf(notice, NOTICE_ROOM,
+             "%s: %s%s is ignored: a checkpoint's path is followed only as an argument "
+             "of the command",
+             path, RESUME_KEY, stored);
     stored[0] = 0;
 }
 
-static DsvStatus read_settings(const CliArgs *args, const char *path, DsvConfig *config,
-                               char notice[NOTICE_ROOM])
+static DsvStatus cmd_train_read_settings(const CliArgs *args, const char *path, DsvConfig *config,
+                                         char notice[NOTICE_ROOM])
 {
     dsv_config_defaults(config);
     DsvStatus status = cli_config_load(path, config);
     drop_stored_path(path, config, notice);
-    return status == DSV_OK ? cli_args_settings(args, config) : status;
+    return status == DSV_OK ? cli_args_options(args, config) : status;
 }
 
-/* What rank 0, or a process alone, prints when all is done. */
+/* Prints the summary of the run. Called by rank 0 only. */
 static void print_end(const CliArgs *args, const DsvConfig *config, DsvStatus status,
                       const DsvTrainSummary *summary)
 {
@@ -166,40 +168,26 @@ static void print_end(const CliArgs *args, const DsvConfig *config, DsvStatus st
         print_resume(args);
 }
 
-/* Of an interruption the signal may have come to another rank: then it is as if it were SIGTERM. */
+/* Returns the exit status of an interrupted run. If another rank received the signal, this rank treats it as
+   SIGTERM. */
 static int interrupted_status(void)
 {
     return 128 + (cli_interrupt_signal() ? cli_interrupt_signal() : SIGTERM);
 }
 
-/* `notice`: what there is to say of the settings, or "". */
-static int train(const CliArgs *args, const DsvConfig *config, const char *notice, DsvRanks *ranks)
-{
-    DsvTrainSummary summary;
-    CliTerminal terminal;
-    bool speaks = !ranks || dsv_ranks_rank(ranks) == 0;
-    cli_terminal_open(&terminal, speaks ? "this step and writing a checkpoint" : NULL);
-    DsvEvents events = cli_terminal_events(&terminal);
-    if (speaks && notice[0] && !config->resume_from_checkpoint[0])
-        events.log(events.context, DSV_LOG_WARNING, notice);
-    DsvStatus status = ranks ? dsv_train_ranks(ranks, config, &events, &summary)
-                             : dsv_train(config, &events, &summary);
-    cli_terminal_close(&terminal);
-    if (speaks)
-        print_end(args, config, status, &summary);
-    return status == DSV_E_INTERRUPTED ? interrupted_status() : cli_launch_outcome(args, ranks, status);
-}
-
-static int run(const CliArgs *args)
+static int cmd_train(const CliArgs *args)
 {
     DsvConfig config;
     DsvRanks *ranks;
-    char notice[NOTICE_ROOM];
+    DsvTrainSummary summary;
+    CliTerminal terminal;
+    char notice[NOTICE_ROOM]; /* a warning about the configuration file, or "" */
     const char *path = args->path[0] ? args->path[0] : DEFAULT_CONFIG;
     if (!args->path[0] && access(cli_config_find(path), F_OK) != 0)
-        return cli_launch_decline(args, cli_misused(args->verb, "no CONFIG named, and there is no %s here",
-                                                    path), "no CONFIG named");
-    DsvStatus status = read_settings(args, path, &config, notice);
+        return cli_launch_decline(args,
+                                  cli_misused(args->verb, "no CONFIG named, and there is no %s here", path),
+                                  "no CONFIG named");
+    DsvStatus status = cmd_train_read_settings(args, path, &config, notice);
     if (status != DSV_OK)
         return cli_launch_decline(args, cli_outcome(args, status), dsv_error_message());
     if (args->flag[DRY_RUN])
@@ -210,8 +198,17 @@ static int run(const CliArgs *args)
     int outcome = cli_launch_join(args, &config, &ranks);
     if (outcome != CLI_DONE)
         return outcome;
-    outcome = train(args, &config, notice, ranks);
-    fflush(stdout); /* leaving may end in the starter ending this process */
+    bool first = !ranks || dsv_ranks_rank(ranks) == 0;
+    cli_terminal_open(&terminal, first ? "this step and writing a checkpoint" : NULL);
+    DsvEvents events = cli_terminal_events(&terminal);
+    if (first && notice[0] && !config.resume_from_checkpoint[0])
+        events.log(events.context, DSV_LOG_WARNING, notice);
+    status = dsv_train_ranks(ranks, &config, &events, &summary);
+    cli_terminal_close(&terminal);
+    if (first)
+        print_end(args, &config, status, &summary);
+    outcome = status == DSV_E_INTERRUPTED ? interrupted_status() : cli_launch_outcome(args, ranks, status);
+    fflush(stdout); /* a launcher may kill this process after it has left the other ranks */
     dsv_ranks_leave(&ranks);
     return outcome;
 }
@@ -219,11 +216,11 @@ static int run(const CliArgs *args)
 const CliVerb cli_verb_train = {
     .name = "train",
     .arguments = "[CONFIG.yaml]",
-    .paths_most = 1,
-    .takes_settings = true,
-    .lists_settings = true,
-    .summary = "trains a model on clips",
+    .paths_max = 1,
+    .takes_options = true,
+    .lists_options = true,
+    .summary = "train a model on clips",
     .text = text,
     .flags = flags,
-    .run = run,
+    .run = cmd_train,
 };

@@ -1,4 +1,5 @@
-/* See config_file.h. CMake gives DSV_DATA_FROM_BIN, the way from the installed program to its data. */
+/* See config_file.h. CMake defines DSV_DATA_FROM_BIN, the path from the program's folder to its data
+ * folder. */
 #include "config_file.h"
 
 #include <limits.h>
@@ -6,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The folder of the running program, without the last slash. False: the system does not say. */
+/* Writes the folder of the running program, without a slash at the end. Returns false if the system does not
+   report the folder. */
 static bool program_folder(char folder[PATH_MAX])
 {
     ssize_t length = readlink("/proc/self/exe", folder, PATH_MAX - 1);

@@ -1,4 +1,5 @@
-/* See interrupt.h. The handler uses only what a signal handler may: atomics, clock_gettime, write, _exit. */
+/* See interrupt.h. The handler calls only async-signal-safe functions: clock_gettime, write, _exit; its state
+ * is atomic. */
 #include "interrupt.h"
 
 #include <errno.h>
@@ -10,8 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* `timeout`, mpirun and torchrun signal a process and then its process group: two signals within
- * milliseconds, which are one request. A Ctrl-C this long after the request is a new one. */
+/* `timeout`, mpirun and torchrun send a signal to a process and then to its process group: two signals within
+ * milliseconds are one request to stop. Only a Ctrl-C that comes at least so many nanoseconds after the first
+ * signal is a second request to stop. */
 static const int64_t AGAIN_AFTER_NS = 1000000000;
 
 /* Two threads may run the handler at the same time. The thread that sets `requested_at` owns the request. */
@@ -19,10 +21,10 @@ static _Atomic int64_t requested_at; /* CLOCK_MONOTONIC, ns; 0: no request yet *
 static atomic_int received;
 static char first_notice[160], second_notice[80];
 
-static void tell(const char *notice)
+static void write_notice(const char *notice)
 {
     ssize_t written = write(STDERR_FILENO, notice, strlen(notice));
-    (void)written; /* stderr may be closed: the signal is obeyed all the same */
+    (void)written; /* the signal takes effect even if stderr is closed */
 }
 
 static int64_t now_ns(void)
@@ -38,9 +40,9 @@ static void on_signal(int number)
     int64_t first = 0, now = now_ns();
     if (atomic_compare_exchange_strong(&requested_at, &first, now)) {
         received = number;
-        tell(first_notice);
+        write_notice(first_notice);
     } else if (number == SIGINT && now - first >= AGAIN_AFTER_NS) {
-        tell(second_notice);
+        write_notice(second_notice);
         _exit(128 + number);
     }
     errno = before;
@@ -61,7 +63,7 @@ void cli_interrupt_watch(const char *what, bool on_progress_line)
     sigaction(SIGHUP, NULL, &hangup);
     if (hangup.sa_handler != SIG_IGN) /* nohup starts its program with SIGHUP ignored */
         sigaction(SIGHUP, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a reader of stdout or stderr that goes must not end the work */
+    signal(SIGPIPE, SIG_IGN); /* the work must continue if the reader of stdout or stderr ends */
 }
 
 int cli_interrupt_signal(void)

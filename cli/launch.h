@@ -1,25 +1,28 @@
-/* How this process was started: alone, or as one of several ranks. */
+/* Joins and leaves the other ranks, if a launcher (mpirun, srun, torchrun) has started several. */
 #ifndef CLI_LAUNCH_H
 #define CLI_LAUNCH_H
 
 #include "verb.h"
 
-/* Joins the ranks where there are any; *ranks is NULL where this process is alone. On anything but CLI_DONE
- * the complaint is out. */
+/* Joins the other ranks; *ranks becomes NULL if there is only this process. Returns CLI_DONE, or another exit
+ * status after it has printed the error. */
 int cli_launch_join(const CliArgs *args, const DsvConfig *config, DsvRanks **ranks);
 
-/* The settings of a call of all ranks: defaults, the file that flag number `file` names, flag number
- * `device` (either -1: the verb has none), key=value arguments. Then joins as above. */
-int cli_launch_settings(const CliArgs *args, int file, int device, DsvConfig *config, DsvRanks **ranks);
+/* Makes the configuration and joins the other ranks. The configuration is made of the defaults, the file
+ * named by flag number `file`, the device named by flag number `device` (-1: the verb has no such flag), and
+ * the key=value arguments. Returns CLI_DONE, or
+ * another exit status after it has printed the error. */
+int cli_launch_config(const CliArgs *args, int file, int device, DsvConfig *config, DsvRanks **ranks);
 
-/* In place of joining, after a complaint that keeps this process from it: the other ranks, if any, fail with
- * `why`. Gives `outcome`. */
+/* Called instead of cli_launch_join, after an error has been printed: makes cli_launch_join fail on the other
+   ranks, with the message `why`. Returns `outcome`. */
 int cli_launch_decline(const CliArgs *args, int outcome, const char *why);
 
-/* After a call of all ranks (`ranks` NULL: of this process alone): a failure is reported on stderr, by rank
- * 0, or by every rank where rank 0 has ended or hangs. The outcome is this process's. */
+/* Called after work of all ranks (`ranks` NULL: of one process) that ended with `status`. Prints the message
+ * of a failure to stderr: on rank 0 only, or on the other ranks if rank 0 has ended or does not react.
+ * Returns this process's exit status. */
 int cli_launch_outcome(const CliArgs *args, DsvRanks *ranks, DsvStatus status);
-/* The same, then leaves the ranks. */
+/* As cli_launch_outcome, then leaves the ranks. */
 int cli_launch_leave(const CliArgs *args, DsvRanks **ranks, DsvStatus status);
 
 #endif

@@ -1,26 +1,19 @@
-/* dsv: the table of verbs. What a verb does is in cmd_<verb>.c. */
+/* The program dsv: finds the verb that the command line names. The verbs are in cmd_<verb>.c. */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cmd.h"
-#include "own_stack.h"
 #include "process.h"
 #include "verb.h"
 
 static const CliVerb *const verbs[] = {
-    &cli_verb_train,
-    &cli_verb_sample,
-    &cli_verb_encode,
-    &cli_verb_forward,
-    &cli_verb_inspect,
-    &cli_verb_report,
-    &cli_verb_plan,
-    &cli_verb_bench_attention,
-    &cli_verb_bench_context,
-    &cli_verb_bench_step,
-    &cli_verb_help,
-    &cli_verb_version,
+    &cli_verb_train,         &cli_verb_sample,     &cli_verb_encode, &cli_verb_forward,
+    &cli_verb_inspect,       &cli_verb_report,     &cli_verb_plan,   &cli_verb_bench_attention,
+    &cli_verb_bench_context, &cli_verb_bench_step, &cli_verb_help,   &cli_verb_version,
 };
+
+#define STACK_BYTES ((size_t)8 << 20)
 
 enum { VERB_COUNT = sizeof verbs / sizeof *verbs };
 
@@ -35,7 +28,8 @@ static const char *verb_name(const void *context, size_t index)
     return index < (size_t)VERB_COUNT ? verbs[index]->name : NULL;
 }
 
-/* The verb that the first words name, and how many they are: "bench step" is one of two. */
+/* Returns the verb that the first words name, and in *used the number of its words ("bench step" has two).
+ * NULL: there is no such verb. */
 static const CliVerb *find_verb(int count, char **words, int *used)
 {
     char pair[64];
@@ -49,7 +43,8 @@ static const CliVerb *find_verb(int count, char **words, int *used)
     return NULL;
 }
 
-/* "bench" alone, or with a word that is none of its. */
+/* Returns whether a word is the first word of verbs with two words, such as "bench". Writes their second
+ * words to `rests`: "attention or context or step". */
 static bool begins_verbs(const char *word, char *rests, size_t room)
 {
     size_t length = strlen(word), used = 0;
@@ -65,14 +60,14 @@ static int no_such_verb(const char *word)
 {
     char rests[128];
     if (begins_verbs(word, rests, sizeof rests))
-        return cli_misused(NULL, "%s: wanted %s after it", word, rests);
+        return cli_misused(NULL, "%s needs %s after it", word, rests);
     const char *nearest = dsv_nearest(word, verb_name, NULL);
     if (nearest)
         return cli_misused(NULL, "no verb %s, the nearest is %s", word, nearest);
-    return cli_misused(NULL, "no verb %s; dsv help lists those there are", word);
+    return cli_misused(NULL, "no verb %s; dsv help lists all verbs", word);
 }
 
-/* --help and --version are verbs in disguise. */
+/* Replaces --help and --version as first word by the verbs help and version. */
 static void undisguise(char **words)
 {
     static char help[] = "help", version[] = "version";
@@ -82,35 +77,67 @@ static void undisguise(char **words)
         words[0] = version;
 }
 
-static int run(const char *program, int count, char **words)
+/* Reads the command line of `program` and finds the verb. Returns CLI_DONE, with *verb NULL if nothing is
+   left to do (help was printed), or the exit status of a wrong command line. */
+static int read_command(const char *program, int count, char **words, const CliVerb **verb, CliArgs *args)
 {
-    CliArgs args;
     int used;
+    *verb = NULL;
     if (count == 0) {
         cli_print_overview(stderr);
         return CLI_MISUSED;
     }
     undisguise(words);
-    const CliVerb *verb = find_verb(count, words, &used);
-    if (!verb)
+    const CliVerb *found = find_verb(count, words, &used);
+    if (!found)
         return no_such_verb(words[0]);
-    int status = cli_args_read(program, verb, count - used, words + used, &args);
-    if (status != CLI_DONE)
-        return status;
-    if (args.help) {
-        cli_print_page(verb);
-        return CLI_DONE;
-    }
-    return verb->run(&args);
+    int status = cli_args_read(program, found, count - used, words + used, args);
+    if (status == CLI_DONE && args->help)
+        cli_print_page(found);
+    else if (status == CLI_DONE)
+        *verb = found;
+    return status;
 }
 
-static int dsv(int argc, char **argv)
+typedef struct CommandLine {
+    int argc;
+    char **argv;
+    int status; /* exit status of the program, once command_main has returned */
+} CommandLine;
+
+/* The whole program; runs on a thread of its own, which main starts. */
+static void *command_main(void *command_line)
 {
+    CommandLine *c = command_line;
+    CliArgs args;
+    const CliVerb *verb;
     cli_process_prepare();
-    return cli_process_finish(run(argc > 0 ? argv[0] : "dsv", argc > 0 ? argc - 1 : 0, argv + 1));
+    c->status = read_command(c->argc > 0 ? c->argv[0] : "dsv", c->argc > 0 ? c->argc - 1 : 0, c->argv + 1,
+                             &verb, &args);
+    if (verb)
+        c->status = verb->run(&args);
+    c->status = cli_process_finish(c->status);
+    return NULL;
 }
 
+/* Runs the program on a thread with a stack of 8 MiB: the first thread's stack is as small as `ulimit -s`
+ * says, and the library computes on the thread that calls it, where kernels need some hundred kilobytes. If
+ * no such thread can be started, the program runs on the first. */
 int main(int argc, char **argv)
 {
-    return cli_on_own_stack(dsv, argc, argv);
+    CommandLine command_line = {.argc = argc, .argv = argv};
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int error = pthread_attr_init(&attributes);
+    if (!error) {
+        error = pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        if (!error)
+            error = pthread_create(&thread, &attributes, command_main, &command_line);
+        pthread_attr_destroy(&attributes);
+    }
+    if (error)
+        command_main(&command_line);
+    else
+        pthread_join(thread, NULL);
+    return command_line.status;
 }

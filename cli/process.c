@@ -16,9 +16,9 @@
 void cli_process_prepare(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        /* open takes the lowest free number, which is `fd` */
+        /* open() returns the lowest free descriptor, which is `fd` */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
-            _exit(CLI_FAILED); /* going on could write messages into a file of the work */
+            _exit(CLI_FAILED); /* otherwise messages could be written into a file that the program opens */
     signal(SIGXFSZ, SIG_IGN);
 }
 

@@ -1,14 +1,15 @@
-/* What the program does to its own process before and after a verb. */
+/* Prepares the process before a verb, and finishes its output afterwards. */
 #ifndef CLI_PROCESS_H
 #define CLI_PROCESS_H
 
-/* First of all: opens /dev/null as each of stdin, stdout and stderr that is closed, so that no file of the
- * work gets such a number and what is printed there; and has a write beyond the limit of file sizes fail with
- * an error instead of a signal. */
+/* Called first in main. Opens /dev/null in place of stdin, stdout and stderr if they are closed: otherwise a
+ * file that the program opens could get one of these descriptors, and messages would be written into it.
+ * Ignores SIGXFSZ, so that writing beyond the limit of file sizes is an error and does not kill the
+ * process. */
 void cli_process_prepare(void);
 
-/* Last of all: writes out stdout. Returns `status`, or CLI_FAILED where results could not be written. A
- * reader that has gone (`dsv ... | head -1`) is no failure: the work is done and saved. */
+/* Called last in main: flushes stdout. Returns `status`, or CLI_FAILED if results could not be written. It is
+ * no failure if the reader has ended (`dsv ... | head -1`). */
 int cli_process_finish(int status);
 
 #endif

@@ -1,4 +1,4 @@
-/* See progress_line.h. Pure: no clock, no terminal, so that it can be tested. */
+/* See progress_line.h. Uses neither clock nor terminal, so that tests can check the text. */
 #include "progress_line.h"
 
 #include <inttypes.h>
@@ -7,20 +7,20 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PIECES_MOST = 12, PIECE_BYTES = 64, GAP = 2 };
+enum { PIECES_MAX = 12, PIECE_BYTES = 64, GAP = 2 };
 
 typedef struct Piece {
     char text[PIECE_BYTES];
-    int weight; /* the lightest is left out first; 0: gone */
+    int weight; /* how important the piece is: the least important are left out first; 0: already left out */
 } Piece;
 
 typedef struct Pieces {
-    Piece piece[PIECES_MOST];
+    Piece piece[PIECES_MAX];
     int count;
 } Pieces;
 
-__attribute__((format(printf, 3, 4)))
-static void add(Pieces *pieces, int weight, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void add_line_piece(Pieces *pieces, int weight,
+                                                                 const char *format, ...)
 {
     Piece *piece = &pieces->piece[pieces->count++];
     va_list list;
@@ -46,37 +46,37 @@ void cli_duration(double seconds, char text[CLI_DURATION_BYTES])
 static void add_loss(Pieces *pieces, double loss)
 {
     bool plain = fabs(loss) < 1000 && (fabs(loss) >= 0.001 || loss == 0);
-    add(pieces, 90, plain ? "loss %.4f" : "loss %.2e", loss);
+    add_line_piece(pieces, 90, plain ? "loss %.4f" : "loss %.2e", loss);
 }
 
 static void add_step_time(Pieces *pieces, double ms)
 {
     if (ms < 99.95)
-        add(pieces, 60, "%4.1f ms", ms);
+        add_line_piece(pieces, 60, "%4.1f ms", ms);
     else if (ms < 9999.5)
-        add(pieces, 60, "%4.0f ms", ms);
+        add_line_piece(pieces, 60, "%4.0f ms", ms);
     else
-        add(pieces, 60, "%5.1f s", 1e-3 * ms);
+        add_line_piece(pieces, 60, "%5.1f s", 1e-3 * ms);
 }
 
 static void add_rate(Pieces *pieces, double tokens_per_s)
 {
     if (tokens_per_s < 9999.5)
-        add(pieces, 40, "%5.0f tok/s", tokens_per_s);
+        add_line_piece(pieces, 40, "%5.0f tok/s", tokens_per_s);
     else if (tokens_per_s < 999950)
-        add(pieces, 40, "%.1fk tok/s", 1e-3 * tokens_per_s);
+        add_line_piece(pieces, 40, "%.1fk tok/s", 1e-3 * tokens_per_s);
     else
-        add(pieces, 40, "%.2fM tok/s", 1e-6 * tokens_per_s);
+        add_line_piece(pieces, 40, "%.2fM tok/s", 1e-6 * tokens_per_s);
 }
 
 static void add_sparsity(Pieces *pieces, const DsvProgress *p)
 {
-    add(pieces, 70, "sparse %" PRId64 "/%" PRId64, p->sparse_blocks, p->blocks);
-    add(pieces, 50, "density %.2f", p->density);
+    add_line_piece(pieces, 70, "sparse %" PRId64 "/%" PRId64, p->sparse_blocks, p->blocks);
+    add_line_piece(pieces, 50, "density %.2f", p->density);
     if (isnan(p->captured_mass))
-        add(pieces, 65, "mass   --");
+        add_line_piece(pieces, 65, "mass   --");
     else
-        add(pieces, 65, "mass %.2f", p->captured_mass);
+        add_line_piece(pieces, 65, "mass %.2f", p->captured_mass);
 }
 
 static void add_memory(Pieces *pieces, uint64_t bytes)
@@ -84,35 +84,35 @@ static void add_memory(Pieces *pieces, uint64_t bytes)
     const double mib = 1048576.0;
     double size = (double)bytes / mib;
     if (size < 9999.5)
-        add(pieces, 30, "%4.0f MiB", size);
+        add_line_piece(pieces, 30, "%4.0f MiB", size);
     else
-        add(pieces, 30, "%.1f GiB", size / 1024);
+        add_line_piece(pieces, 30, "%.1f GiB", size / 1024);
 }
 
-/* What the numbers say, in the order in which it is shown. */
-static void collect(const DsvProgress *p, Pieces *pieces)
+/* Collects the pieces of text of the progress line in the order in which they are shown. */
+static void collect_pieces(const DsvProgress *p, Pieces *pieces)
 {
     char total[24], left[CLI_DURATION_BYTES];
     int digits = snprintf(total, sizeof total, "%" PRId64, p->total);
-    add(pieces, 100, "%s %*" PRId64 "/%s", p->unit, digits, p->done, total);
+    add_line_piece(pieces, 100, "%s %*" PRId64 "/%s", p->unit, digits, p->done, total);
     if (p->step_ms > 0) {
         add_loss(pieces, p->loss);
         add_step_time(pieces, p->step_ms);
         add_rate(pieces, p->tokens_per_s);
     }
     if (p->peak_share > 0)
-        add(pieces, 20, "%2.0f%% of peak", 100 * p->peak_share);
+        add_line_piece(pieces, 20, "%2.0f%% of peak", 100 * p->peak_share);
     if (p->blocks > 0)
         add_sparsity(pieces, p);
     if (p->memory_bytes > 0)
         add_memory(pieces, p->memory_bytes);
     if (p->done < p->total && p->seconds_left >= 0) {
         cli_duration(p->seconds_left, left);
-        add(pieces, 80, "%s left", left);
+        add_line_piece(pieces, 80, "%s left", left);
     }
 }
 
-static size_t columns(const Pieces *pieces)
+static size_t line_columns(const Pieces *pieces)
 {
     size_t sum = 0;
     for (int i = 0; i < pieces->count; i++)
@@ -135,9 +135,9 @@ static void drop_lightest(Pieces *pieces)
 void cli_progress_line(const DsvProgress *progress, size_t width, char line[CLI_LINE_BYTES])
 {
     Pieces pieces = {.count = 0};
-    size_t used = 0, most = width < CLI_LINE_BYTES ? width : CLI_LINE_BYTES - 1;
-    collect(progress, &pieces);
-    while (columns(&pieces) > most)
+    size_t used = 0, limit = width < CLI_LINE_BYTES ? width : CLI_LINE_BYTES - 1;
+    collect_pieces(progress, &pieces);
+    while (line_columns(&pieces) > limit)
         drop_lightest(&pieces);
     line[0] = 0;
     for (int i = 0; i < pieces.count; i++)

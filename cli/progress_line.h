@@ -1,4 +1,4 @@
-/* A DsvProgress as one line of text. */
+/* Formats a DsvProgress as one line of text. */
 #ifndef CLI_PROGRESS_LINE_H
 #define CLI_PROGRESS_LINE_H
 
@@ -8,11 +8,11 @@
 
 enum { CLI_LINE_BYTES = 256, CLI_DURATION_BYTES = 32 };
 
-/* At most `width` columns: what matters least is left out until the rest fits. Columns keep their places from
- * line to line as far as their numbers allow. */
+/* Writes at most `width` columns: the least important numbers are left out until the rest fits. Numbers have
+ * fixed widths if they can, so that they stay at the same columns from line to line. */
 void cli_progress_line(const DsvProgress *progress, size_t width, char line[CLI_LINE_BYTES]);
 
-/* "0:07", "12:34", "1:02:03", "4d 03h". */
+/* Writes a duration: "0:07", "12:34", "1:02:03", "4d 03h". */
 void cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
 
 #endif

@@ -11,18 +11,18 @@
 #include "interrupt.h"
 #include "text.h"
 
-enum { USUAL_COLUMNS = 80, HANGING_INDENT = 2 };
+enum { DEFAULT_COLUMNS = 80, HANGING_INDENT = 2 };
 
-/* Seconds between plain lines, and between redraws in place. */
+/* Seconds between progress lines in a file or pipe, and between redraws on a terminal. */
 static const double PLAIN_EVERY = 5, REDRAW_EVERY = 0.05;
 
-/* Terminal control: back to the line's start and clear it; colours. */
+/* Terminal control: move to the start of the line and clear it; colours. */
 #define CLEAR_LINE "\r\033[K"
 #define RED "\033[31m"
 #define YELLOW "\033[33m"
-#define USUAL_COLOUR "\033[0m"
+#define DEFAULT_COLOUR "\033[0m"
 
-static double now(void)
+static double clock_now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -46,19 +46,20 @@ size_t cli_columns(FILE *stream)
     struct winsize size;
     if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
         return size.ws_col;
-    return USUAL_COLUMNS;
+    return DEFAULT_COLUMNS;
 }
 
-/* A word at the start of a line, in a colour where the terminal shows one. Returns its columns. */
+/* Prints "word: " to stderr, coloured if the terminal shows colours. Returns its columns. */
 static size_t print_mark(const char *word, const char *colour)
 {
     bool coloured = shows_colour(stderr);
-    fprintf(stderr, "%s%s:%s ", coloured ? colour : "", word, coloured ? USUAL_COLOUR : "");
+    fprintf(stderr, "%s%s:%s ", coloured ? colour : "", word, coloured ? DEFAULT_COLOUR : "");
     return strlen(word) + 2;
 }
 
-/* The rest of a line on stderr that is filled up to `column`. Terminals get it broken at spaces; files and
- * pipes get one line, for grep. The last column stays free: some terminals wrap once it is filled. */
+/* Prints the rest of a line on stderr, of which `column` columns are printed. On a terminal long text is
+ * broken at spaces; in files and pipes it stays one line, for grep. The last column stays free, because some
+ * terminals wrap as soon as it is filled. */
 static void print_rest(const char *text, size_t column)
 {
     if (obeys_controls(stderr))
@@ -90,7 +91,7 @@ void cli_print_result(const char *format, ...)
     putchar('\n');
 }
 
-/* The cursor stays at the end of the line. */
+/* Redraws the progress line. The cursor stays at its end. */
 static void draw(CliTerminal *t)
 {
     fprintf(stderr, CLEAR_LINE "%s", t->line);
@@ -107,14 +108,14 @@ static void on_log(void *context, DsvLogLevel level, const char *line)
         draw(t);
 }
 
-/* The line of the newest progress, as wide as the terminal is now; the last column stays free. */
+/* Formats the newest progress for the current width of the terminal; the last column stays free. */
 static void make_line(CliTerminal *t)
 {
     cli_progress_line(&t->progress, t->live ? cli_columns(stderr) - 1 : CLI_LINE_BYTES, t->line);
 }
 
-/* Plain lines: the first, the last, one for each tenth of the work, and one every few seconds. Quick work
- * fills a dozen lines, slow work reports often enough. */
+/* Returns whether a file or pipe gets a progress line now: for the first and the last progress, after each
+ * tenth of the work, and every few seconds. */
 static bool plain_line_due(CliTerminal *t, const DsvProgress *p, double time)
 {
     int64_t tenths = p->total > 0 ? p->done * 10 / p->total : 0;
@@ -127,7 +128,7 @@ static bool plain_line_due(CliTerminal *t, const DsvProgress *p, double time)
 static void on_progress(void *context, const DsvProgress *p)
 {
     CliTerminal *t = context;
-    double time = now();
+    double time = clock_now();
     t->progress = *p;
     make_line(t);
     if (t->live ? time - t->shown_at < REDRAW_EVERY : !plain_line_due(t, p, time))
@@ -155,7 +156,7 @@ void cli_terminal_close(CliTerminal *t)
 {
     if (!t->live || !t->line[0])
         return;
-    t->progress.seconds_left = -1; /* the work has ended, finished or not */
+    t->progress.seconds_left = -1; /* no estimate: the work has ended, finished or not */
     make_line(t);
     draw(t);
     fputc('\n', stderr);

@@ -4,9 +4,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Bytes of the UTF-8 character at `at` if a screen may get them unchanged; 0: a control character or not
- * UTF-8. Overlong forms are not told apart: no terminal acts on them. */
-static size_t harmless_bytes(const unsigned char *at)
+/* Returns the length of the UTF-8 character at `at` if it can be printed unchanged; 0 for control characters
+ * and bytes that are not UTF-8. Overlong forms are not detected, because no terminal acts on them. */
+static size_t printable_bytes(const unsigned char *at)
 {
     if (at[0] < 0x80)
         return at[0] >= ' ' && at[0] != 0x7f;
@@ -18,13 +18,13 @@ static size_t harmless_bytes(const unsigned char *at)
     return second_control_set ? 0 : length;
 }
 
-/* Writes the first `bytes` of the text, or with `to` NULL nothing; returns the columns. */
+/* Writes the first `bytes` bytes of the text to `to`, unless `to` is NULL. Returns their columns. */
 static size_t put_bytes(FILE *to, const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     size_t columns = 0;
     while (at < end) {
-        size_t length = harmless_bytes(at);
+        size_t length = printable_bytes(at);
         if (to && length > 0)
             fwrite(at, 1, length, to);
         else if (to)
@@ -40,7 +40,7 @@ void cli_put_text(FILE *to, const char *text)
     put_bytes(to, text, strlen(text));
 }
 
-/* Bytes of `text` up to the last space at which at most `room` columns are filled; at least one word. */
+/* Returns the bytes of as many words of `text` as fit into `room` columns, at least of one word. */
 static size_t line_bytes(const char *text, size_t room)
 {
     size_t taken = 0, end = 0;

@@ -1,4 +1,4 @@
-/* Text for a person's screen: control bytes made visible, long lines broken at spaces. */
+/* Prints text safely: escapes control characters, and breaks long lines at spaces. */
 #ifndef CLI_TEXT_H
 #define CLI_TEXT_H
 
@@ -9,9 +9,8 @@
  * name can neither move the cursor nor start a new line. */
 void cli_put_text(FILE *to, const char *text);
 
-/* The same, broken at spaces into lines of at most `width` columns; a longer word is not broken. The cursor
- * is at `column`; every further line begins with `indent` blanks. A text that fits is written as it is. No
- * newline at the end. */
+/* As cli_put_text, broken at spaces into lines of at most `width` columns; longer words are not broken. The
+ * cursor is at `column`; further lines begin with `indent` blanks. Writes no newline at the end. */
 void cli_put_wrapped(FILE *to, const char *text, size_t column, size_t indent, size_t width);
 
 #endif

@@ -1,4 +1,5 @@
-/* What every test file starts from: cmocka, comparisons that NaN cannot pass, and the golden files. */
+/* Included by every C test: cmocka, comparisons that fail on NaN, and paths of test files outside the
+ * repository. */
 #ifndef DSVI_TEST_H
 #define DSVI_TEST_H
 
@@ -17,38 +18,40 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-#define SKIPPED 77 /* exit status by which ctest shows a test as skipped */
+#define SKIPPED 77 /* exit status that makes ctest report a test as skipped */
 
-/* Under sanitizers, which take five to ten times as long, what runs the same code again with other numbers is
- * left out. */
+/* 1 in builds with a sanitizer, which run five to ten times slower. Such builds skip cases that only repeat
+ * the same code with other numbers. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { TEST_SANITIZED = 1 };
 #else
 enum { TEST_SANITIZED = 0 };
 #endif
 
-/* Fails with the library's sentence. */
-#define assert_ok(call)                                                                       \
-    do {                                                                                      \
-        DsvStatus assert_ok_status = (call);                                                  \
-        if (assert_ok_status != DSV_OK)                                                       \
-            fail_msg("%s: %s: %s\n%s", #call, dsv_status_text(assert_ok_status),              \
-                     dsv_error_message(), dsv_error_trail());                                 \
+/* Fails the test unless `call` returns DSV_OK; prints the library's error message. */
+#define assert_ok(call)                                                                               \
+    do {                                                                                              \
+        DsvStatus assert_ok_status = (call);                                                          \
+        if (assert_ok_status != DSV_OK)                                                               \
+            fail_msg("%s: %s: %s\n%s", #call, dsv_status_text(assert_ok_status), dsv_error_message(), \
+                     dsv_error_trail());                                                              \
     } while (0)
 
-/* The call fails with this status and its sentence contains `words`. */
+/* Fails the test unless `call` returns `status` and the library's error message contains `words`. */
 #define assert_fails(status, words, call)                                                     \
     do {                                                                                      \
         DsvStatus assert_fails_status = (call);                                               \
         if (assert_fails_status != (status))                                                  \
-            fail_msg("%s: %s (%s), wanted %s", #call, dsv_status_text(assert_fails_status),   \
+            fail_msg("%s: %s (%s), expected %s", #call, dsv_status_text(assert_fails_status), \
                      dsv_error_message(), dsv_status_text(status));                           \
         if (!strstr(dsv_error_message(), (words)))                                            \
             fail_msg("%s: message lacks '%s': %s", #call, (words), dsv_error_message());      \
     } while (0)
 
-/* |a - b| / |b| over n elements of any floating dtypes; infinite when anything is NaN. -inf equals -inf. */
-static inline double relative_l2(DsvDtype a_dtype, const void *a, DsvDtype b_dtype, const void *b, int64_t n)
+/* Returns |a - b| / |b| (L2 norms) over n elements of any floating-point dtypes; |a - b| if b is all zero;
+ * infinity if any element is NaN. Infinities of the same sign count as equal. */
+static inline double relative_l2(DsviDtype a_dtype, const void *a, DsviDtype b_dtype, const void *b,
+                                 int64_t n)
 {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -64,23 +67,25 @@ static inline double relative_l2(DsvDtype a_dtype, const void *a, DsvDtype b_dty
 }
 
 /* Fails unless error <= bound; written so that NaN fails. */
-#define assert_error_below(error, bound, ...)                                 \
-    do {                                                                      \
-        double assert_error = (error);                                        \
-        if (!(assert_error <= (bound))) {                                     \
-            print_error(__VA_ARGS__);                                         \
+#define assert_error_below(error, bound, ...)                                      \
+    do {                                                                           \
+        double assert_error = (error);                                             \
+        if (!(assert_error <= (bound))) {                                          \
+            print_error(__VA_ARGS__);                                              \
             fail_msg(": error %.3g, allowed %.3g", assert_error, (double)(bound)); \
-        }                                                                     \
+        }                                                                          \
     } while (0)
 
-/* Whether repetition is left out: the same kernels in the same cases, but fewer times, over other numbers no
- * more, and with shorter sequences. For tools under which all takes a hundred times as long. */
+/* True when the environment variable DSV_TEST_SMALL is set. Tests then run the same kernels in the same
+ * cases, but without repetitions, with one kind of input values and with shorter sequences. Meant for tools
+ * such as compute-sanitizer, which slow a test down a hundred times. */
 static inline bool test_small(void)
 {
     return getenv("DSV_TEST_SMALL") != NULL;
 }
 
-/* Path of a golden file; its folder is set by CMake (DSV_SHARED_DIR). */
+/* Returns the path of a test file that is too large for the repository, such as a real clip. CMake sets the
+ * folder (DSV_SHARED_DIR). The four most recently returned paths stay valid. */
 static inline const char *shared_path(const char *relative)
 {
     static char path[4][1024];
@@ -90,7 +95,8 @@ static inline const char *shared_path(const char *relative)
     return out;
 }
 
-/* For tests made of nothing but golden files: leaves the program, loudly, where they are absent. */
+/* Exits with status SKIPPED and a message if the file `relative` of the folder DSV_SHARED_DIR is absent. For
+ * test programs that need this file for all of their tests. */
 static inline void skip_without_shared(const char *relative)
 {
     FILE *file = fopen(shared_path(relative), "rb");
@@ -98,7 +104,7 @@ static inline void skip_without_shared(const char *relative)
         fclose(file);
         return;
     }
-    printf("SKIPPED: golden files are not there: %s\n", shared_path(relative));
+    printf("SKIPPED: %s is absent\n", shared_path(relative));
     exit(SKIPPED);
 }
 

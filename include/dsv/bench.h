@@ -1,5 +1,6 @@
-/* Measuring. All calls write their figures as one JSON object to `json_path` (NULL: nowhere) and hand
- * a readable table to `line`. Times are medians over repetitions after a warm-up. */
+/** @file
+ * Benchmarks. Each call reports its figures as a table, line by line, and writes them as one JSON object.
+ * Times are in milliseconds and medians over repetitions after a warm-up. */
 #ifndef DSV_BENCH_H
 #define DSV_BENCH_H
 
@@ -11,71 +12,128 @@
 extern "C" {
 #endif
 
+/** Receives one line of a report, without a newline. The text is valid during the callback only. */
 typedef void DsvLine(void *context, const char *text);
 
-/* Heads and their lists, of benchmarks of attention. */
+/** The heads and key lists (which keys a query attends to) of a benchmark of attention. The strings must stay
+ * valid during the call. */
 typedef struct DsvBenchLists {
-    int64_t tokens, heads, head_dim; /* 0: 8192, 4, 64, or those of heads_from */
-    int64_t group, grain, repeats;
-    double density;           /* of the lists; one threshold serves all heads */
-    const char *dtype;        /* "bf16" or "f32" */
-    const char *selector;     /* "projection" or "pooled" */
-    const char *heads_from;   /* safetensors with q, k, v (heads, tokens, head_dim), or NULL: random. Of more
-                               * heads the first come again; more tokens, a multiple, are the clip again */
+    int64_t tokens;    /**< tokens of the sequence; 0: 8192, or as in the file `heads_from` */
+    int64_t heads;     /**< attention heads; 0: 4, or as in the file `heads_from` */
+    int64_t head_dim;  /**< elements of a head; 0: 64, or as in the file `heads_from` */
+    int64_t group;     /**< consecutive queries that share a key list */
+    int64_t grain;     /**< consecutive keys that one entry of a key list stands for */
+    int64_t repeats;   /**< how often each part of the benchmark is timed */
+    double density;    /**< mean fraction of all keys that a key list holds; one threshold serves all heads */
+    const char *dtype; /**< dtype of queries, keys and values: "bf16" or "f32" */
+    const char *selector; /**< what chooses the keys of a list: "projection" or "pooled" */
+    /** Safetensors file with the tensors q, k and v, each (heads, tokens, head_dim); NULL: random tensors. If
+     * `heads` is larger than in the file, the file's heads are repeated; if `tokens` is a multiple of the
+     * file's tokens, they are repeated too. */
+    const char *heads_from;
 } DsvBenchLists;
 
+/** What dsv_bench_attention() measures. */
 typedef struct DsvBenchAttention {
-    DsvBenchLists lists;
-    double target_mass;       /* > 0: the lists hold this share of the estimated mass instead of a density */
+    DsvBenchLists lists; /**< heads and lists */
+    /** If above 0: each key list holds as many keys as have this fraction of the estimated attention
+     * (softmax) weights, and lists.density is ignored. */
+    double target_mass;
 } DsvBenchAttention;
 
+/** Sets the default heads and lists.
+ * @param bench overwritten */
 void dsv_bench_attention_defaults(DsvBenchAttention *bench);
 
-/* dense_fwd_ms, dense_bwd_ms, select_ms, select_plain_ms, sparse_fwd_ms, sparse_bwd_ms, density,
- * captured_mass, variant, threads and the settings. select_ms is the mean over a training run's steps,
- * what measures lists and renews projections included; select_plain_ms is that of steps which only make
- * lists. config gives device, isa and threads. */
-DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *config,
-                              const char *json_path, DsvLine *line, void *context);
+/** Times dense attention, the selection of key lists, and attention over these lists, forward and backward,
+ * on one device.
+ *
+ * Figures: dense_fwd_ms, dense_bwd_ms, select_ms, select_plain_ms, sparse_fwd_ms, sparse_bwd_ms, density,
+ * captured_mass, the variants of the kernels, threads and the settings. captured_mass is the fraction of the
+ * exact attention weights that falls on listed keys. select_ms is the time of selection, as the mean over the
+ * steps of a training run, including the steps that measure the lists or update the selector's projections;
+ * select_plain_ms is the time of selection in a step that only makes lists.
+ *
+ * @param bench     what is measured
+ * @param config    device, isa and threads
+ * @param json_path the figures as one JSON object; NULL: nowhere
+ * @param line      receives the table; may be NULL
+ * @param context   handed to `line`
+ * @return DSV_E_USAGE for an impossible number; DSV_E_NOT_FOUND, DSV_E_FORMAT and DSV_E_SHAPE for
+ *     `heads_from`; DSV_E_NO_MEMORY; DSV_E_DEVICE; DSV_E_IO */
+DsvStatus dsv_bench_attention(const DsvBenchAttention *bench, const DsvConfig *config, const char *json_path,
+                              DsvLine *line, void *context);
 
+/** What dsv_bench_context() measures. */
 typedef struct DsvBenchContext {
-    DsvBenchLists lists;
-    const char *head_sparsity; /* instead of a density, or NULL: the share of keys that no list of a head has,
-                                * for one head after the other: a list as "0.82*4,0.9..0.98*12", where .. goes
-                                * evenly from one to the other, or a JSON file with an array of numbers */
-    bool transfers_only;      /* what travels between ranks that divide tokens, and no attention */
+    DsvBenchLists lists; /**< heads and lists */
+    /** Replaces lists.density: for one head after the other, the fraction of keys that no list of the head
+     * holds. A list such as "0.82*4,0.9..0.98*12", where .. interpolates evenly, or a JSON file with an
+     * array of numbers; NULL: lists.density holds. */
+    const char *head_sparsity;
+    bool transfers_only; /**< measures only the exchanges between ranks that divide tokens, not
+                            attention */
 } DsvBenchContext;
 
+/** Sets the default heads and lists.
+ * @param bench overwritten */
 void dsv_bench_context_defaults(DsvBenchContext *bench);
 
-/* Attention over lists of ranks that share a clip, all of `ranks`, by every choice side by side:
- *     naive_heads  heads divided in order, in equal numbers
- *     naive_keys   tokens divided; all keys and values gathered, once for the forward and the backward pass
- *     heads        heads divided by how dense their lists are
- *     keys         tokens divided; keys that lists name fetched, as often as a run does
- *     planned      as a run would plan it, from costs that are measured here
- * Of each, of the slowest rank: the forward and the backward pass over lists that are there, attention in
- * them, what transfers add where attention does not hide them, and making the lists; _off tells how far
- * results are from those of naive_keys. _uneven is the share of attention of the busiest rank
- * over an even share, where heads are divided. named_share is the share of the others' keys that some list of
- * a rank names; gather, all_home and mark, fetch, home what travels where tokens are divided, without
- * attention: all keys and their gradients, and those that lists name, both forward and back once.
- * All ranks call; rank 0 tells. config gives device, isa, threads and cp_room. */
+/** Times attention over lists on ranks that share a clip (context parallelism), by each way of dividing it:
+ *
+ * | name | ranks divide | and exchange |
+ * |---|---|---|
+ * | `naive_heads` | heads, in order and in equal numbers | tokens for heads |
+ * | `naive_keys` | tokens | all keys and values, gathered once for both passes |
+ * | `heads` | heads, by how dense their lists are | tokens for heads |
+ * | `keys` | tokens | listed keys, as often as a run fetches them |
+ * | `planned` | as a run would plan it from costs measured | as planned |
+ *
+ * For each way it reports times of the slowest rank: of the forward and the backward pass with key lists that
+ * are already made, of the attention inside these passes, of the exchanges that do not overlap with
+ * attention, and of the selection of lists. Figures that end in `_off` are the deviation of the way's results
+ * from those of `naive_keys`. Figures that end in `_uneven`, for ways that divide heads, are the attention
+ * work of the busiest rank divided by the mean over ranks. named_share is the fraction of the other ranks'
+ * keys that occurs in at least one key list of a rank. The figures gather, all_home, mark, fetch and home are
+ * times of exchanges alone, for ranks that divide tokens: gather sends all keys and all_home returns all
+ * their gradients; mark and fetch request and send the listed keys, and home returns the gradients of the
+ * listed keys.
+ *
+ * @param ranks     all of them call; rank 0 reports and writes
+ * @param bench     what is measured
+ * @param config    device, isa, threads and cp_room
+ * @param json_path the figures as one JSON object; NULL: nowhere
+ * @param line      receives the table; may be NULL
+ * @param context   handed to `line`
+ * @return as dsv_bench_attention(); DSV_E_RANK */
 DsvStatus dsv_bench_context(DsvRanks *ranks, const DsvBenchContext *bench, const DsvConfig *config,
                             const char *json_path, DsvLine *line, void *context);
 
+/** What dsv_bench_step() measures. */
 typedef struct DsvBenchStep {
-    const char *densities; /* instead of what the guard and targets would say, or NULL: of all lists; or a
-                            * JSON file: an array with a density for each block, or an array of those of its
-                            * heads, or null where it attends densely. Where heads of a block differ all lists
-                            * of a head have one number of keys; else one threshold serves all heads */
-    int64_t repeats;       /* steps measured, after two to warm up; 0: 3 to 7, as many as 15 s allow */
+    /** Densities of the key lists (fractions of all keys). They replace the densities that the guard and the
+     * target options of sparse attention choose: a number for all lists, or a JSON file with an array
+     * that holds, for each block, a density, an array with one density for each head, or null for a block
+     * that attends densely. If heads of a block differ, all lists of a head have the same number of keys;
+     * otherwise one threshold serves all heads. NULL: the guard decides, as in training. */
+    const char *densities;
+    int64_t repeats; /**< steps that are measured, after two to warm up; 0: 3 to 7, as many as take 15 s */
 } DsvBenchStep;
 
-/* One training step of the model config describes, on random latents: step_ms, forward_ms, backward_ms,
- * optimizer_ms, tokens, model_tflops of one device, and the share of the time in each kind of op; exposed_ms
- * and exposed_share: of it what several ranks exchange and nothing is computed beside. All of `ranks` (NULL:
- * this process alone) call; rank 0 tells: all tokens that a step trains on, its own times. */
+/** Times one training step of the model that `config` describes, on random latents.
+ *
+ * Figures: step_ms, forward_ms, backward_ms, optimizer_ms, tokens (of all ranks), model_tflops (TFLOP/s of
+ * one device), the fraction of the time in each kind of op, and exposed_ms and exposed_share: the part of
+ * a step in which ranks exchange data and compute nothing. Times are those of rank 0.
+ *
+ * @param ranks     all of them call; rank 0 reports and writes. NULL: this process alone.
+ * @param bench     what is measured
+ * @param config    the model, the clip and the device
+ * @param json_path the figures as one JSON object; NULL: nowhere
+ * @param line      receives the table; may be NULL
+ * @param context   handed to `line`
+ * @return DSV_E_USAGE, also if the memory reserved for key lists was too small; DSV_E_NO_MEMORY; DSV_E_RANK;
+ *     DSV_E_DEVICE; DSV_E_IO */
 DsvStatus dsv_bench_step(DsvRanks *ranks, const DsvBenchStep *bench, const DsvConfig *config,
                          const char *json_path, DsvLine *line, void *context);
 

@@ -1,10 +1,31 @@
-/* libdsv: trains and samples video diffusion transformers with dynamic sparse attention.
+/** @file
+ * All public headers of libdsv, which trains and samples video diffusion transformers with dynamic sparse
+ * attention. */
+
+/** @mainpage libdsv
  *
- * A tour: fill a DsvConfig (config.h), then call a verb: dsv_train (or, as one of
- * many processes, dsv_train_ranks: ranks.h), dsv_sample, dsv_encode, dsv_forward,
- * dsv_inspect, dsv_report, dsv_plan, dsv_bench_*. Each returns a DsvStatus (status.h) and talks back
- * through DsvEvents (events.h). The library never prints, exits or reads the environment. The program `dsv`
- * is nothing but these calls. */
+ * Fill a DsvConfig (config.h), then call one function:
+ *
+ * | function | header | what it does |
+ * |---|---|---|
+ * | dsv_train(), dsv_train_preview() | train.h | trains a model; shows what a run needs |
+ * | dsv_train_ranks() | ranks.h | trains on several processes |
+ * | dsv_sample() | sample.h | samples a clip |
+ * | dsv_encode() | encode.h | encodes clips to latents once |
+ * | dsv_forward() | forward.h | one pass over tensors from a file |
+ * | dsv_inspect() | inspect.h | describes a file or folder |
+ * | dsv_report() | report.h | writes a run as one HTML page |
+ * | dsv_plan() | plan.h | plans context parallelism |
+ * | dsv_bench_attention(), dsv_bench_context(), dsv_bench_step() | bench.h | measure |
+ *
+ * Each returns a DsvStatus (status.h) and reports progress through DsvEvents (events.h). The library does
+ * not print, exit or read the environment. The program `dsv` is built on these calls alone.
+ *
+ * Letters in shapes: B batch, C channels, F frames, H rows, W columns, L text rows, S tokens, N heads, D
+ * elements of a head. Tensors are contiguous, the last dimension fastest.
+ *
+ * Strings are UTF-8 paths or texts that end with a zero byte. The library copies what it keeps: every
+ * argument may be freed when the call returns. */
 #ifndef DSV_DSV_H
 #define DSV_DSV_H
 
@@ -25,7 +46,8 @@
 extern "C" {
 #endif
 
-/* "0.1.0" */
+/** Returns the version of the library that is running.
+ * @return static: "0.2.0" */
 const char *dsv_version(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
-/* How ranks that share a clip would share out its self-attention, and what that would take: context
- * parallelism before there is a run. */
+/** @file
+ * Planning context parallelism before there is a run: how ranks that share a clip would divide its
+ * self-attention, and what that would cost. */
 #ifndef DSV_PLAN_H
 #define DSV_PLAN_H
 
@@ -10,23 +11,35 @@
 extern "C" {
 #endif
 
+/** What dsv_plan() is asked. Zero-initialise it for the defaults. */
 typedef struct DsvPlanQuestion {
-    int64_t ranks;         /* that share a clip; 0: cp_size */
-    const char *table;     /* what attention and links cost, as `save` or a run writes it; NULL: measured */
-    const char *densities; /* a density, of all lists; or a JSON file: an array with a density for each block,
-                            * or an array of those of its heads, or null where it attends densely. NULL: all
-                            * blocks attend densely */
-    const char *save;      /* the table is written there; or NULL */
+    int64_t ranks; /**< ranks that share a clip; 0: as many as the option cp_size */
+    /** JSON file with measured costs of attention and of transfers between ranks, as `save` or a run writes
+     * it; NULL: the costs are measured. */
+    const char *table;
+    /** Density of the key lists, that is the fraction of all keys in a list: a number for all lists, or a
+     * JSON file with an array that holds, for each block, a density, an array with one density for each head,
+     * or null for a block that attends densely. NULL: all blocks attend densely. */
+    const char *densities;
+    const char *save; /**< the table of costs is written there; NULL: nowhere */
 } DsvPlanQuestion;
 
-/* Tells `line`, as a table, who would have which tokens, and for each block of the model that config
- * describes the degrees, the placement of heads, the time of a training step's attention that is to be
- * expected, and the same for choices made without looking: all ranks divide the heads in order; all divide
- * the tokens, sending the keys that lists name, or all keys. As one JSON object to json_path (NULL: nowhere).
+/** Plans how ranks share a clip, and reports the plan as a table: the tokens of each rank, and for each block
+ * of the model the degrees (ranks that divide heads x ranks that divide tokens), the heads of each rank and
+ * the expected time of a training step's attention. For comparison it reports the time of three fixed
+ * choices: all ranks divide the heads in order; all ranks divide the tokens and exchange only the keys in key
+ * lists; all ranks divide the tokens and exchange all keys.
  *
- * Without a table `ranks` measure attention and the links between them (ranks.h), and are then those that
- * share the clip: all of them call, and rank 0 speaks and writes. NULL: this process measures on the CPU,
- * with threads for ranks. */
+ * Without a table of costs, attention and the links between ranks are measured.
+ *
+ * @param ranks     the ranks that share the clip, whose links are measured; all of them call, rank 0
+ *     reports and writes. NULL: this process measures on the CPU, with threads in place of ranks.
+ * @param question  what is to be planned
+ * @param config    the model, the length of the clip and the sparse options
+ * @param json_path the plan as one JSON object; NULL: nowhere
+ * @param line      receives the table line by line; may be NULL
+ * @param context   handed to `line`
+ * @return DSV_E_USAGE; DSV_E_NOT_FOUND and DSV_E_FORMAT for the files of `question`; DSV_E_RANK; DSV_E_IO */
 DsvStatus dsv_plan(DsvRanks *ranks, const DsvPlanQuestion *question, const DsvConfig *config,
                    const char *json_path, DsvLine *line, void *context);
 

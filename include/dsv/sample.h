@@ -1,4 +1,5 @@
-/* Sampling a clip from a trained model. */
+/** @file
+ * Sampling a clip from a trained model. */
 #ifndef DSV_SAMPLE_H
 #define DSV_SAMPLE_H
 
@@ -10,17 +11,27 @@
 extern "C" {
 #endif
 
-/* model_path: a run folder (its latest checkpoint), a checkpoint, a pipeline folder with transformer/, or
- * a transformer folder; transformer_ema of a checkpoint is the moving average of its weights. Size, frames,
- * sampler, guidance, steps and seed come from `config`; where the model lies in a run folder, start from that
- * run's configuration (dsv_config_of_run).
- * text_path: safetensors with encoder_hidden_states (text_len, text_dim), or NULL: unconditional.
- * Writes video_path (.mp4) under a temporary name and renames it. */
+/** Samples one clip and writes it as a video file.
+ *
+ * @param model_path a run folder (its newest checkpoint), a checkpoint, a pipeline folder with
+ *     transformer/, or a transformer folder. transformer_ema in a checkpoint is the moving average of its
+ *     weights.
+ * @param text_path  a safetensors file with `encoder_hidden_states` (text_len, text_dim) in a floating
+ *     dtype; NULL: the model is sampled unconditionally
+ * @param video_path an .mp4 file, written under a temporary name and renamed
+ * @param config     width, height, num_frames, fps, sampler, guidance, steps, seed and device. For a model
+ *     in a run folder, start from the run's own options: dsv_config_of_run().
+ * @param events     may be NULL; `progress` counts sampling steps
+ * @return DSV_E_NOT_FOUND; DSV_E_FORMAT for a damaged checkpoint; DSV_E_SHAPE if the model does not fit
+ *     the clip or the codec; DSV_E_NO_MEMORY; DSV_E_INTERRUPTED; DSV_E_IO */
 DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *video_path,
                      const DsvConfig *config, const DsvEvents *events);
 
-/* Loads the effective configuration stored with the run or checkpoint at `path`, if there is one, over
- * `config`; *found tells. */
+/** Loads the options that a run or checkpoint was trained with over `config`.
+ * @param path   a model path as for dsv_sample()
+ * @param config changed if options are found
+ * @param found  set to whether `path` has options stored with it
+ * @return as dsv_config_load(); DSV_E_NOT_FOUND if there is no model at `path` */
 DsvStatus dsv_config_of_run(const char *path, DsvConfig *config, bool *found);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* `dsv forward`: one pass over tensors from a file. See include/dsv/forward.h. */
+/* dsv_forward (include/dsv/forward.h): a forward pass, and optionally a backward pass, on tensors from a
+ * file. */
 #include "dsv/forward.h"
 
 #include <stdio.h>
@@ -6,54 +7,56 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/backend.h"
+#include "base/config_abi.h"
+#include "backend/backend.h"
 #include "device/carve.h"
-#include "train/model_path.h"
+#include "run/model_path.h"
 #include "base/safetensors.h"
-#include "model/dit.h"
+#include "model/dit/dit.h"
 
-/* Names of the tensors read and written. */
+/* Names of the input tensors. */
 static const char LATENTS[] = "hidden_states", TIMESTEP[] = "timestep", TEXT[] = "encoder_hidden_states",
                   TARGET[] = "target";
 
 typedef struct Pass {
     const DsvConfig *settings;
     bool grad;
-    DsvBackend backend;
-    DsvModelPath model;
-    DsvDitConfig config;
-    DsvParamTable table;
-    DsvDitShape shape;
-    int64_t latent_elements, text_elements; /* of the whole batch */
-    DsvSparse *sparse;
-    DsvDit *dit;
+    DsviBackend backend;
+    DsviModelPath model;
+    DsviDitConfig config;
+    DsviParamTable table;
+    DsviDitShape shape;
+    int64_t latent_elements, text_elements; /* elements of the whole batch */
+    DsviSparse *sparse;
+    DsviDit *dit;
 
     void *memory;
-    DsvDitWeights weights;
-    float *latents, *timestep, *text, *target, *output, *loss, *dlatents, *dtext; /* device */
+    DsviDitWeights weights;
+    float *latents, *timestep, *text, *target, *output, *loss, *dlatents, *dtext; /* device memory */
 
-    float *host; /* staging: the flat parameters, or any one tensor */
+    float *host; /* staging buffer for the flat parameters or any one tensor */
     int64_t host_elements;
 } Pass;
 
-/* Reads the shapes of the batch; they decide the plan. */
-static DsvStatus read_shapes(Pass *p, const DsvSafetensors *in)
+/* Checks the shapes of the input tensors and takes the batch's shape from them. */
+static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
 {
-    const DsvStoredTensor *latents, *other;
+    const DsviStoredTensor *latents, *other;
     int64_t channels = p->config.in_channels;
-    DSVI_TRY(dsvi_safetensors_want_floating(in, LATENTS, 5, (int64_t[]){-1, channels, -1, -1, -1}, &latents));
+    DSVI_TRY(
+        dsvi_safetensors_require_floating(in, LATENTS, 5, (int64_t[]){-1, channels, -1, -1, -1}, &latents));
     p->shape.batch = latents->shape[0];
     p->shape.frames = latents->shape[2];
     p->shape.height = latents->shape[3];
     p->shape.width = latents->shape[4];
-    DSVI_TRY(dsvi_safetensors_want_floating(in, TIMESTEP, 1, (int64_t[]){p->shape.batch}, &other));
-    DSVI_TRY(dsvi_safetensors_want_floating(in, TEXT, 3, (int64_t[]){p->shape.batch, -1, p->config.text_dim},
-                                   &other));
+    DSVI_TRY(dsvi_safetensors_require_floating(in, TIMESTEP, 1, (int64_t[]){p->shape.batch}, &other));
+    DSVI_TRY(dsvi_safetensors_require_floating(in, TEXT, 3,
+                                               (int64_t[]){p->shape.batch, -1, p->config.text_dim}, &other));
     p->shape.text_len = other->shape[1];
     p->text_elements = other->count;
     p->latent_elements = latents->count;
     if (p->grad)
-        DSVI_TRY(dsvi_safetensors_want_floating(in, TARGET, 5, latents->shape, &other));
+        DSVI_TRY(dsvi_safetensors_require_floating(in, TARGET, 5, latents->shape, &other));
     if (p->grad && p->config.out_channels != channels)
         return DSVI_FAIL(DSV_E_SHAPE,
                          "%s: gradients need as many output channels (%lld) as input ones (%lld)",
@@ -64,52 +67,53 @@ static DsvStatus read_shapes(Pass *p, const DsvSafetensors *in)
     return DSV_OK;
 }
 
-static DsvStatus make_sparse(Pass *p)
+static DsvStatus forward_make_sparse(Pass *p)
 {
     DsvConfig settings = *p->settings;
-    DsvSparseShape shape = dsvi_dit_sparse_shape(&p->config, &p->shape);
-    settings.sparse_measure_cost = false; /* lists are wanted whether they pay or not */
+    DsviSparseShape shape = dsvi_dit_sparse_shape(&p->config, &p->shape);
+    settings.sparse_measure_cost = false; /* use lists even if dense attention is faster */
     settings.sparse_max_density = settings.sparse_list_memory = 1;
-    settings.sparse_offload_lists = false; /* they are read when the pass is over */
+    settings.sparse_offload_lists = false; /* lists must be on the device during the pass */
     return dsvi_sparse_create(&p->backend, &settings, &shape, NULL, NULL, &p->sparse);
 }
 
-static void carve(void *of, DsvArena *arena)
+static void forward_carve(void *context, DsviArena *arena)
 {
-    Pass *p = of;
+    Pass *p = context;
     size_t flat = (size_t)p->table.elements, latent = (size_t)p->latent_elements * sizeof(float);
     size_t text = (size_t)p->text_elements * sizeof(float), batch = (size_t)p->shape.batch * sizeof(float);
-    p->weights.master = dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * sizeof(float));
-    p->weights.compute = p->shape.act == DSV_F32
-        ? p->weights.master
-        : dsvi_arena_take(arena, DSV_MEM_WEIGHTS, flat * dsvi_dtype_size(p->shape.act));
-    p->weights.grad = p->grad ? dsvi_arena_take(arena, DSV_MEM_GRADIENTS, flat * sizeof(float)) : NULL;
-    p->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
-    p->output = dsvi_arena_take(arena, DSV_MEM_DATA, latent / (size_t)p->config.in_channels *
-                                                         (size_t)p->config.out_channels);
-    p->target = dsvi_arena_take(arena, DSV_MEM_DATA, p->grad ? latent : 0);
-    p->dlatents = dsvi_arena_take(arena, DSV_MEM_DATA, p->grad ? latent : 0);
-    p->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
-    p->loss = dsvi_arena_take(arena, DSV_MEM_DATA, batch);
-    p->text = dsvi_arena_take(arena, DSV_MEM_DATA, text);
-    p->dtext = dsvi_arena_take(arena, DSV_MEM_DATA, p->grad ? text : 0);
+    p->weights.master = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, flat * sizeof(float));
+    p->weights.compute = p->shape.act == DSVI_F32
+                             ? p->weights.master
+                             : dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, flat * dsvi_dtype_size(p->shape.act));
+    p->weights.grad = p->grad ? dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, flat * sizeof(float)) : NULL;
+    p->latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
+    p->output = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                latent / (size_t)p->config.in_channels * (size_t)p->config.out_channels);
+    p->target = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? latent : 0);
+    p->dlatents = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? latent : 0);
+    p->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
+    p->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
+    p->text = dsvi_arena_take(arena, DSVI_MEM_DATA, text);
+    p->dtext = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? text : 0);
     if (p->sparse)
         dsvi_sparse_carve(p->sparse, arena);
     dsvi_dit_carve(p->dit, arena);
     dsvi_dit_carve_pass(p->dit, arena);
 }
 
-static int64_t largest(int64_t a, int64_t b)
+static int64_t larger_of(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-static DsvStatus allocate(Pass *p)
+static DsvStatus forward_allocate(Pass *p)
 {
-    DSVI_TRY(dsvi_device_carve(p->backend.device, carve, p, &p->memory));
-    p->host_elements = largest(p->table.elements, largest(p->latent_elements * p->config.out_channels /
-                                                          p->config.in_channels, p->text_elements));
-    p->host_elements = largest(p->host_elements, p->latent_elements);
+    DSVI_TRY(dsvi_device_alloc_layout(p->backend.device, forward_carve, p, &p->memory));
+    p->host_elements = larger_of(
+        p->table.elements,
+        larger_of(p->latent_elements * p->config.out_channels / p->config.in_channels, p->text_elements));
+    p->host_elements = larger_of(p->host_elements, p->latent_elements);
     p->host = calloc((size_t)p->host_elements, sizeof(float));
     if (!p->host)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers on the host",
@@ -119,7 +123,7 @@ static DsvStatus allocate(Pass *p)
 
 static DsvStatus load_weights(Pass *p)
 {
-    DsvDevice *device = p->backend.device;
+    DsviDevice *device = p->backend.device;
     DSVI_TRY(dsvi_weights_read(p->model.weights, &p->table, p->host));
     DSVI_TRY(device->upload(device->stream, p->weights.master, p->host,
                             (size_t)p->table.elements * sizeof(float)));
@@ -134,17 +138,17 @@ static DsvStatus load_weights(Pass *p)
     return dsvi_dit_refresh_compute(p->dit);
 }
 
-/* A stored tensor, of any floating dtype by read_shapes, to the device as F32. */
-static DsvStatus upload_tensor(Pass *p, const DsvSafetensors *in, const char *name, float *device_memory)
+/* Converts a stored tensor to F32 and uploads it. read_shapes has checked that its dtype is floating. */
+static DsvStatus upload_tensor(Pass *p, const DsviSafetensors *in, const char *name, float *device_memory)
 {
-    DsvDevice *device = p->backend.device;
-    const DsvStoredTensor *tensor = dsvi_safetensors_find(in, name);
-    dsvi_convert(DSV_F32, p->host, tensor->dtype, tensor->data, tensor->count);
+    DsviDevice *device = p->backend.device;
+    const DsviStoredTensor *tensor = dsvi_safetensors_find(in, name);
+    dsvi_convert(DSVI_F32, p->host, tensor->dtype, tensor->data, tensor->count);
     DSVI_TRY(device->upload(device->stream, device_memory, p->host, (size_t)tensor->count * sizeof(float)));
     return device->sync(device->stream);
 }
 
-static DsvStatus upload_inputs(Pass *p, const DsvSafetensors *in)
+static DsvStatus upload_inputs(Pass *p, const DsviSafetensors *in)
 {
     DSVI_TRY(upload_tensor(p, in, LATENTS, p->latents));
     DSVI_TRY(upload_tensor(p, in, TIMESTEP, p->timestep));
@@ -152,34 +156,41 @@ static DsvStatus upload_inputs(Pass *p, const DsvSafetensors *in)
     return p->grad ? upload_tensor(p, in, TARGET, p->target) : DSV_OK;
 }
 
-/* The gradient of the loss takes the target's place: the output is still to be written. */
+/* Computes the loss and runs the backward pass. The gradient of the output overwrites the target, because the
+ * output itself is written to the file later. */
 static DsvStatus run_backward(Pass *p)
 {
-    DsvMseArgs args = {
-        .batch = p->shape.batch, .n = p->latent_elements / p->shape.batch, .grad_scale = 1, .acc = DSV_F32,
-        .output = p->output, .target = p->target, .loss = p->loss, .doutput = p->target,
+    DsviMseArgs args = {
+        .batch = p->shape.batch,
+        .n = p->latent_elements / p->shape.batch,
+        .grad_scale = 1,
+        .acc = DSVI_F32,
+        .output = p->output,
+        .target = p->target,
+        .loss = p->loss,
+        .doutput = p->target,
     };
     DSVI_TRY(p->backend.ops.mse.run(p->backend.device->stream, &args));
     return dsvi_dit_backward(p->dit, p->target, p->dlatents, p->dtext);
 }
 
-/* Copies of everything to be written, one block of host memory behind the list. */
+/* The tensors to be written, copied to one block of host memory. */
 typedef struct Results {
-    DsvStoredTensor *tensors;
-    char (*names)[128];
-    float *data;
-    size_t count, room;
-    int64_t used;
+    DsviStoredTensor *tensors; /* (capacity) */
+    char (*names)[128];        /* (capacity) */
+    float *data;               /* contents of all tensors */
+    size_t count, capacity;
+    int64_t used; /* elements of `data` in use */
 } Results;
 
 static DsvStatus add_result(Pass *p, Results *r, const char *prefix, const char *name, int ndim,
                             const int64_t *shape, const float *device_memory)
 {
-    DsvDevice *device = p->backend.device;
-    DSVI_ASSERT(r->count < r->room);
-    DsvStoredTensor *tensor = &r->tensors[r->count];
+    DsviDevice *device = p->backend.device;
+    DSVI_ASSERT(r->count < r->capacity);
+    DsviStoredTensor *tensor = &r->tensors[r->count];
     snprintf(r->names[r->count], sizeof r->names[0], "%s%s", prefix, name);
-    *tensor = (DsvStoredTensor){.name = r->names[r->count], .dtype = DSV_F32, .ndim = ndim, .count = 1};
+    *tensor = (DsviStoredTensor){.name = r->names[r->count], .dtype = DSVI_F32, .ndim = ndim, .count = 1};
     for (int i = 0; i < ndim; i++) {
         tensor->shape[i] = shape[i];
         tensor->count *= shape[i];
@@ -192,9 +203,9 @@ static DsvStatus add_result(Pass *p, Results *r, const char *prefix, const char 
     return DSV_OK;
 }
 
-static DsvStatus collect(Pass *p, Results *r)
+static DsvStatus forward_collect(Pass *p, Results *r)
 {
-    const DsvDitShape *s = &p->shape;
+    const DsviDitShape *s = &p->shape;
     int64_t in_shape[5] = {s->batch, p->config.in_channels, s->frames, s->height, s->width};
     int64_t out_shape[5] = {s->batch, p->config.out_channels, s->frames, s->height, s->width};
     int64_t text_shape[3] = {s->batch, s->text_len, p->config.text_dim};
@@ -205,19 +216,19 @@ static DsvStatus collect(Pass *p, Results *r)
     DSVI_TRY(add_result(p, r, "", "grad_hidden_states", 5, in_shape, p->dlatents));
     DSVI_TRY(add_result(p, r, "", "grad_encoder_hidden_states", 3, text_shape, p->dtext));
     for (int64_t i = 0; i < p->table.count; i++) {
-        const DsvParam *param = &p->table.params[i];
+        const DsviParam *param = &p->table.params[i];
         DSVI_TRY(add_result(p, r, "grad.", param->name, param->ndim, param->shape,
                             (const float *)p->weights.grad + param->offset));
     }
     return DSV_OK;
 }
 
-/* The loss of the batch is one number: the mean over its samples. */
+/* Replaces tensor 1 of the results, which holds the loss of each sample, by the mean loss. */
 static void average_loss(const Pass *p, Results *r)
 {
     if (!p->grad)
         return;
-    DsvStoredTensor *tensor = &r->tensors[1];
+    DsviStoredTensor *tensor = &r->tensors[1];
     float *loss = (float *)tensor->data;
     double sum = 0;
     for (int64_t b = 0; b < p->shape.batch; b++)
@@ -231,16 +242,16 @@ static DsvStatus write_results(Pass *p, const char *out_path)
 {
     DsvStatus status;
     char temporary[DSVI_PATH_MAX];
-    Results r = {.room = (size_t)p->table.count + 4};
+    Results r = {.capacity = (size_t)p->table.count + 4};
     int64_t elements = 4 * p->host_elements + p->table.parameters + p->shape.batch;
-    r.tensors = calloc(r.room, sizeof *r.tensors);
-    r.names = calloc(r.room, sizeof *r.names);
+    r.tensors = calloc(r.capacity, sizeof *r.tensors);
+    r.names = calloc(r.capacity, sizeof *r.names);
     r.data = malloc((size_t)elements * sizeof(float));
     if (!r.tensors || !r.names || !r.data) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers of results", (long long)elements);
         goto done;
     }
-    DSVI_TRY_GOTO(status, collect(p, &r), done);
+    DSVI_TRY_GOTO(status, forward_collect(p, &r), done);
     DSVI_TRY_GOTO(status, p->backend.device->sync(p->backend.device->stream), done);
     average_loss(p, &r);
     snprintf(temporary, sizeof temporary, "%s.tmp", out_path);
@@ -256,17 +267,17 @@ done:
     return status;
 }
 
-static DsvStatus run_pass(Pass *p, const DsvSafetensors *in, const char *out_path)
+static DsvStatus run_pass(Pass *p, const DsviSafetensors *in, const char *out_path)
 {
     DSVI_TRY(read_shapes(p, in));
     DSVI_TRY(dsvi_param_table_make(&p->config, &p->table));
     if (p->settings->sparse_enabled)
-        DSVI_TRY(make_sparse(p));
+        DSVI_TRY(forward_make_sparse(p));
     DSVI_TRY(dsvi_dit_create(&p->backend, &p->config, &p->table, &p->shape, p->sparse, &p->dit));
-    DSVI_TRY(allocate(p));
+    DSVI_TRY(forward_allocate(p));
     DSVI_TRY(load_weights(p));
     DSVI_TRY(upload_inputs(p, in));
-    DSVI_TRY(dsvi_dit_forward(p->dit, p->latents, p->timestep, p->text, p->output));
+    DSVI_TRY(dsvi_dit_forward(p->dit, p->latents, p->timestep, p->text, p->output, NULL));
     if (p->grad)
         DSVI_TRY(run_backward(p));
     return write_results(p, out_path);
@@ -275,10 +286,11 @@ static DsvStatus run_pass(Pass *p, const DsvSafetensors *in, const char *out_pat
 DsvStatus dsv_forward(const char *model_path, const char *in_path, const char *out_path, bool grad,
                       const DsvConfig *settings)
 {
+    DSVI_TRY(dsvi_config_check_abi(settings));
     DsvStatus status;
     Pass pass = {.settings = settings, .grad = grad};
-    DsvSafetensors *in = NULL;
-    DSVI_TRY_GOTO(status, dsvi_file_check_place(out_path), done);
+    DsviSafetensors *in = NULL;
+    DSVI_TRY_GOTO(status, dsvi_file_check_writable(out_path), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &pass.model), done);
     DSVI_TRY_GOTO(status, dsvi_model_verify(&pass.model), done);
     DSVI_TRY_GOTO(status, dsvi_dit_config_read(pass.model.config, &pass.config), done);

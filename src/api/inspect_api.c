@@ -1,4 +1,4 @@
-/* dsv_inspect: what a path is, in a few lines. See include/dsv/inspect.h. */
+/* dsv_inspect (include/dsv/inspect.h): describes what a path contains in a few lines, and checks it. */
 #include "dsv/inspect.h"
 
 #include <inttypes.h>
@@ -8,19 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/model_path.h"
-#include "train/pipeline_part.h"
+#include "run/model_path.h"
+#include "run/pipeline_part.h"
 #include "base/safetensors.h"
 #include "data/clip.h"
 #include "data/dataset.h"
 #include "data/dataset_list.h"
 #include "data/latent_cache.h"
-#include "model/weights.h"
-#include "train/checkpoint.h"
-#include "train/metrics_read.h"
+#include "model/weights/weights.h"
+#include "run/checkpoint.h"
+#include "run/metrics_read.h"
 
-enum { TENSORS_LISTED_MOST = 40 };
-/* The steps whose mean losses a DsvMetricsSummary holds. */
+enum { TENSORS_LISTED_MAX = 40 };
+/* Numbers of steps over which DsviMetricsSummary (run/metrics_read.h) averages. */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
 typedef struct Inspection {
@@ -29,7 +29,7 @@ typedef struct Inspection {
 } Inspection;
 
 DSVI_PRINTF(2, 3)
-static void say(const Inspection *to, const char *format, ...)
+static void inspect_print(const Inspection *to, const char *format, ...)
 {
     char text[1024];
     va_list args;
@@ -39,8 +39,9 @@ static void say(const Inspection *to, const char *format, ...)
     to->line(to->context, text);
 }
 
-/* Adds to *bad the numbers of the tensor that are not finite. In pieces, from an unmapped file. */
-static DsvStatus count_not_finite(const DsvSafetensors *file, const DsvStoredTensor *tensor, int64_t *bad)
+/* Adds to *bad how many numbers of the tensor are not finite. Reads the file in pieces, because it is not
+ * mapped. */
+static DsvStatus count_not_finite(const DsviSafetensors *file, const DsviStoredTensor *tensor, int64_t *bad)
 {
     enum { PIECE = 1 << 16 };
     _Alignas(8) unsigned char piece[PIECE];
@@ -55,42 +56,43 @@ static DsvStatus count_not_finite(const DsvSafetensors *file, const DsvStoredTen
     return DSV_OK;
 }
 
-static void shape_text(const DsvStoredTensor *tensor, char *text, size_t room)
+static void inspect_shape_text(const DsviStoredTensor *tensor, char *text, size_t text_bytes)
 {
     size_t used = 0;
     text[0] = 0;
-    for (int i = 0; i < tensor->ndim && used < room; i++)
-        used += (size_t)snprintf(text + used, room - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+    for (int i = 0; i < tensor->ndim && used < text_bytes; i++)
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%" PRId64, i ? ", " : "",
+                                 tensor->shape[i]);
 }
 
 static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
 {
     DsvStatus status = DSV_OK;
-    DsvSafetensors *file;
+    DsviSafetensors *file;
     char shape[256];
     int64_t elements = 0, bad = 0;
     DSVI_TRY(dsvi_safetensors_open_unmapped(path, &file));
     size_t count = dsvi_safetensors_count(file);
     for (size_t i = 0; i < count; i++)
         elements += dsvi_safetensors_at(file, i)->count;
-    say(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
+    inspect_print(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
     for (size_t i = 0; i < count; i++) {
-        const DsvStoredTensor *tensor = dsvi_safetensors_at(file, i);
+        const DsviStoredTensor *tensor = dsvi_safetensors_at(file, i);
         int64_t tensor_bad = 0;
         DSVI_TRY_GOTO(status, count_not_finite(file, tensor, &tensor_bad), done);
         bad += tensor_bad;
-        if (i >= TENSORS_LISTED_MOST && tensor_bad == 0)
+        if (i >= TENSORS_LISTED_MAX && tensor_bad == 0)
             continue;
-        shape_text(tensor, shape, sizeof shape);
-        say(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
-            tensor_bad ? "  NOT FINITE" : "");
+        inspect_shape_text(tensor, shape, sizeof shape);
+        inspect_print(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
+                      tensor_bad ? "  NOT FINITE" : "");
     }
-    if (count > TENSORS_LISTED_MOST)
-        say(to, "  and %zu more", count - TENSORS_LISTED_MOST);
+    if (count > TENSORS_LISTED_MAX)
+        inspect_print(to, "  and %zu more", count - TENSORS_LISTED_MAX);
     if (bad)
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
     else
-        say(to, "health: all numbers are finite");
+        inspect_print(to, "health: all numbers are finite");
 done:
     dsvi_safetensors_close(&file);
     return status;
@@ -98,19 +100,21 @@ done:
 
 static DsvStatus inspect_clip(const Inspection *to, const char *path)
 {
-    DsvClipInfo info;
+    DsviClipInfo info;
     char remark[1024];
     DSVI_TRY(dsvi_clip_probe(path, &info));
-    say(to,
-        "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
-        path, info.codec, info.container, info.width, info.height, info.seconds, info.fps, info.frames);
-    if (dsvi_clip_remark(path, &info, remark, sizeof remark))
-        say(to, "%s", remark);
+    inspect_print(to,
+                  "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64
+                  " frames)",
+                  path, info.codec, info.container, info.width, info.height, info.seconds, info.fps,
+                  info.frames);
+    if (dsvi_clip_oddities_text(path, &info, remark, sizeof remark))
+        inspect_print(to, "%s", remark);
     return DSV_OK;
 }
 
-/* Weights are read in full, so that a missing or misshapen tensor or a number that is not finite shows. */
-static DsvStatus check_weights(const Inspection *to, const char *weights, const DsvParamTable *table)
+/* Reads all weights, to find missing tensors, wrong shapes and numbers that are not finite. */
+static DsvStatus check_weights(const Inspection *to, const char *weights, const DsviParamTable *table)
 {
     DsvStatus status;
     int64_t bad = 0;
@@ -124,52 +128,55 @@ static DsvStatus check_weights(const Inspection *to, const char *weights, const 
     if (bad)
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " weights are not finite", weights, bad);
     else
-        say(to, "health: all %" PRId64 " tensors there, all numbers finite", table->count);
+        inspect_print(to, "health: all %" PRId64 " tensors there, all numbers finite", table->count);
 done:
     free(flat);
     return status;
 }
 
-static DsvStatus inspect_model(const Inspection *to, const DsvModelPath *model)
+static DsvStatus inspect_model(const Inspection *to, const DsviModelPath *model)
 {
-    DsvDitConfig config;
-    DsvParamTable table;
+    DsviDitConfig config;
+    DsviParamTable table;
     DSVI_TRY(dsvi_dit_config_read(model->config, &config));
     DSVI_TRY(dsvi_param_table_make(&config, &table));
-    say(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", model->weights, table.parameters);
-    say(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
-        config.num_layers, config.num_attention_heads, config.attention_head_dim, config.ffn_dim);
-    say(to, "  latent channels %" PRId64 " in, %" PRId64 " out, patch %" PRId64 " x %" PRId64 " x %" PRId64
-        ", text rows of %" PRId64, config.in_channels, config.out_channels, config.patch[0],
-        config.patch[1], config.patch[2], config.text_dim);
+    inspect_print(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", model->weights, table.parameters);
+    inspect_print(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
+                  config.num_layers, config.num_attention_heads, config.attention_head_dim, config.ffn_dim);
+    inspect_print(to,
+                  "  latent channels %" PRId64 " in, %" PRId64 " out, patch %" PRId64 " x %" PRId64
+                  " x %" PRId64 ", text rows of %" PRId64,
+                  config.in_channels, config.out_channels, config.patch[0], config.patch[1], config.patch[2],
+                  config.text_dim);
     DsvStatus status = check_weights(to, model->weights, &table);
     dsvi_param_table_free(&table);
     return status;
 }
 
-static DsvStatus inspect_checkpoint(const Inspection *to, const DsvModelPath *model)
+static DsvStatus inspect_checkpoint(const Inspection *to, const DsviModelPath *model)
 {
-    DsvCheckpointState state;
+    DsviCheckpointState state;
     DSVI_TRY(dsvi_checkpoint_state(model->checkpoint, &state));
-    say(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
-        model->checkpoint, state.step, state.sample, state.seed);
+    inspect_print(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
+                  model->checkpoint, state.step, state.sample, state.seed);
     DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
-    say(to, "health: every file is as the manifest says");
+    inspect_print(to, "health: every file is as the manifest says");
     return inspect_model(to, model);
 }
 
 static DsvStatus inspect_run(const Inspection *to, const char *path, const char *metrics)
 {
-    DsvMetricsSummary summary;
-    DsvModelPath model;
+    DsviMetricsSummary summary;
+    DsviModelPath model;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
     if (summary.last_step <= FIRST_STEPS)
-        say(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
-            summary.last_step == 1 ? "" : "s", summary.last_loss);
+        inspect_print(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
+                      summary.last_step == 1 ? "" : "s", summary.last_loss);
     else
-        say(to, "%s: run, %" PRId64 " steps; loss %.4f over the first %d, %.4f over the last %" PRId64, path,
-            summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
-            summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
+        inspect_print(to,
+                      "%s: run, %" PRId64 " steps; loss %.4f over the first %d, %.4f over the last %" PRId64,
+                      path, summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
+                      summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }
@@ -177,26 +184,26 @@ static DsvStatus inspect_run(const Inspection *to, const char *path, const char 
 static DsvStatus inspect_cache(const Inspection *to, const char *path)
 {
     DsvStatus status = DSV_OK;
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     DSVI_TRY(dsvi_latent_cache_open(path, NULL, &cache));
     int64_t count = dsvi_latent_cache_count(cache);
-    say(to, "%s: latent cache, %" PRId64 " window%s", path, count, count == 1 ? "" : "s");
+    inspect_print(to, "%s: latent cache, %" PRId64 " window%s", path, count, count == 1 ? "" : "s");
     for (int64_t i = 0; i < count && i < 3; i++)
-        say(to, "  %s", dsvi_latent_cache_file(cache, i));
+        inspect_print(to, "  %s", dsvi_latent_cache_file(cache, i));
     if (count > 3)
-        say(to, "  and %" PRId64 " more", count - 3);
+        inspect_print(to, "  and %" PRId64 " more", count - 3);
     for (int64_t i = 0; i < count && status == DSV_OK; i++)
         status = dsvi_latent_cache_check(cache, i);
     if (status == DSV_OK)
-        say(to, "health: every window is as the index says");
+        inspect_print(to, "health: every window is as the index says");
     dsvi_latent_cache_close(&cache);
     return status;
 }
 
-/* A folder of clips or a list of them. */
+/* Describes a folder of clips or a file that lists clips. */
 static DsvStatus inspect_clips(const Inspection *to, const char *path)
 {
-    DsvDataset *dataset;
+    DsviDataset *dataset;
     DsvConfig settings;
     double seconds = 0;
     int64_t captions = 0;
@@ -206,12 +213,14 @@ static DsvStatus inspect_clips(const Inspection *to, const char *path)
         seconds += dataset->items[i].info.seconds;
         captions += dataset->items[i].text != NULL;
     }
-    say(to, "%s: %" PRId64 " clip%s, %.1f s in all, %" PRId64 " with a caption: data for dsv train, encode",
-        path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
+    inspect_print(to,
+                  "%s: %" PRId64 " clip%s, %.1f s in all, %" PRId64
+                  " with a caption: data for dsv train, encode",
+                  path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
     for (int64_t i = 0; i < dataset->left_out_count; i++)
-        say(to, "  left out: %s", dataset->left_out[i]);
+        inspect_print(to, "  left out: %s", dataset->left_out[i]);
     for (int64_t i = 0; i < dataset->remark_count; i++)
-        say(to, "  %s", dataset->remarks[i]);
+        inspect_print(to, "  %s", dataset->remarks[i]);
     dsvi_dataset_close(&dataset);
     return DSV_OK;
 }
@@ -220,24 +229,27 @@ static DsvStatus inspect_folder(const Inspection *to, const char *path)
 {
     char metrics[DSVI_PATH_MAX];
     const char *part;
-    DsvModelPath model;
+    DsviModelPath model;
     if (dsvi_latent_cache_is(path))
         return inspect_cache(to, path);
     DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
     if (dsvi_path_exists(metrics))
         return inspect_run(to, path, metrics);
     if ((part = dsvi_pipeline_part(path))) {
-        say(to, "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
+        inspect_print(to, "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
         return DSV_OK;
     }
     if (dsvi_pipeline_is(path))
-        say(to, "%s: a published pipeline, of which this version of dsv uses transformer/ alone", path);
+        inspect_print(to, "%s: a published pipeline, of which this version of dsv uses transformer/ alone",
+                      path);
     DsvStatus status = dsvi_model_find(path, &model);
     if (status == DSV_E_NOT_FOUND && inspect_clips(to, path) == DSV_OK)
         return DSV_OK;
     if (status == DSV_E_NOT_FOUND)
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: neither a run, a checkpoint, a model, a latent cache nor a "
-                         "folder of clips", path);
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: neither a run, a checkpoint, a model, a latent cache nor a "
+                         "folder of clips",
+                         path);
     DSVI_TRY(status);
     return model.checkpoint[0] ? inspect_checkpoint(to, &model) : inspect_model(to, &model);
 }

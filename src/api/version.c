@@ -1,4 +1,4 @@
-/* dsv_version. */
+/* dsv_version (include/dsv/dsv.h). */
 #include "dsv/dsv.h"
 
 const char *dsv_version(void)

@@ -8,7 +8,8 @@
 
 enum { LINE_BYTES = 4096, PATH_BYTES = LINE_BYTES + 512 };
 
-/* The numbers at the start of a file: how many of at most two there are. "max" is none. */
+/* Reads up to two numbers from the start of a file and returns how many there are. The word "max" (no limit)
+   does not count as a number. */
 static int read_numbers(const char *folder, const char *name, double number[2])
 {
     char path[PATH_BYTES + 64];
@@ -23,25 +24,25 @@ static int read_numbers(const char *folder, const char *name, double number[2])
 
 static double limit_of(double quota, double period)
 {
-    return quota > 0 && period > 0 ? quota / period : INFINITY; /* -1: none */
+    return quota > 0 && period > 0 ? quota / period : INFINITY; /* a quota of -1 means no limit */
 }
 
-/* A limit below zero is none: no kernel writes one. */
-static double bytes_of(double limit)
+/* Ignores a negative limit, which no kernel writes. */
+static double valid_byte_limit(double limit)
 {
     return limit >= 0 ? limit : INFINITY;
 }
 
-static void take_new(const char *folder, DsvGroupLimits *limits)
+static void apply_v2(const char *folder, DsviGroupLimits *limits)
 {
     double number[2];
     if (read_numbers(folder, "cpu.max", number) == 2)
         limits->cores = fmin(limits->cores, limit_of(number[0], number[1]));
     if (read_numbers(folder, "memory.max", number) > 0)
-        limits->bytes = fmin(limits->bytes, bytes_of(number[0]));
+        limits->bytes = fmin(limits->bytes, valid_byte_limit(number[0]));
 }
 
-static void take_old_cores(const char *folder, DsvGroupLimits *limits)
+static void apply_v1_cores(const char *folder, DsviGroupLimits *limits)
 {
     double quota[2], period[2];
     if (read_numbers(folder, "cpu.cfs_quota_us", quota) > 0 &&
@@ -49,29 +50,30 @@ static void take_old_cores(const char *folder, DsvGroupLimits *limits)
         limits->cores = fmin(limits->cores, limit_of(quota[0], period[0]));
 }
 
-static void take_old_bytes(const char *folder, DsvGroupLimits *limits)
+static void apply_v1_bytes(const char *folder, DsviGroupLimits *limits)
 {
     double number[2];
     if (read_numbers(folder, "memory.limit_in_bytes", number) > 0)
-        limits->bytes = fmin(limits->bytes, bytes_of(number[0]));
+        limits->bytes = fmin(limits->bytes, valid_byte_limit(number[0]));
 }
 
-/* Of a group and of those around it: inside a container only the outermost may be there. */
-static void take_groups(void (*take)(const char *folder, DsvGroupLimits *limits), const char *mount,
-                        const char *below, const char *group, DsvGroupLimits *limits)
+/* Applies the limits of a group and of all its parents. Inside a container only the root group may have a
+ * folder. */
+static void apply_with_parents(void (*apply)(const char *folder, DsviGroupLimits *limits), const char *mount,
+                               const char *below, const char *group, DsviGroupLimits *limits)
 {
     char folder[PATH_BYTES];
     int length = snprintf(folder, sizeof folder, "%s%s%s", mount, below, group);
-    size_t least = strlen(mount) + strlen(below);
+    size_t root = strlen(mount) + strlen(below);
     if (length < 0 || (size_t)length >= sizeof folder)
         return;
-    for (char *end = folder + length; end; end = strrchr(folder + least, '/')) {
+    for (char *end = folder + length; end; end = strrchr(folder + root, '/')) {
         *end = 0;
-        take(folder, limits);
+        apply(folder, limits);
     }
 }
 
-/* Whether a list divided by commas has this entry. */
+/* Returns whether a list that is separated by commas has this entry. */
 static bool has_entry(const char *list, const char *entry)
 {
     size_t length = strlen(entry);
@@ -83,8 +85,8 @@ static bool has_entry(const char *list, const char *entry)
     return false;
 }
 
-/* A line of version 2 is "0::GROUP", one of version 1 "NUMBER:CONTROLLERS:GROUP". */
-static void take_line(char *line, const char *mount, DsvGroupLimits *limits)
+/* Parses a line of /proc/self/cgroup: "0::GROUP" in version 2, "NUMBER:CONTROLLERS:GROUP" in version 1. */
+static void apply_line(char *line, const char *mount, DsviGroupLimits *limits)
 {
     line[strcspn(line, "\n")] = 0;
     char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
@@ -93,20 +95,20 @@ static void take_line(char *line, const char *mount, DsvGroupLimits *limits)
     *controllers++ = 0;
     *group++ = 0;
     if (*controllers == 0)
-        take_groups(take_new, mount, "", group, limits);
+        apply_with_parents(apply_v2, mount, "", group, limits);
     if (has_entry(controllers, "cpu"))
-        take_groups(take_old_cores, mount, "/cpu", group, limits);
+        apply_with_parents(apply_v1_cores, mount, "/cpu", group, limits);
     if (has_entry(controllers, "memory"))
-        take_groups(take_old_bytes, mount, "/memory", group, limits);
+        apply_with_parents(apply_v1_bytes, mount, "/memory", group, limits);
 }
 
-DsvGroupLimits dsvi_group_limits(const char *groups, const char *mount)
+DsviGroupLimits dsvi_group_limits(const char *groups, const char *mount)
 {
     char line[LINE_BYTES];
-    DsvGroupLimits limits = {INFINITY, INFINITY};
+    DsviGroupLimits limits = {INFINITY, INFINITY};
     FILE *file = fopen(groups, "r");
     while (file && fgets(line, sizeof line, file))
-        take_line(line, mount, &limits);
+        apply_line(line, mount, &limits);
     if (file)
         fclose(file);
     return limits;

@@ -1,4 +1,5 @@
-/* What Linux's control groups leave a process of its machine: containers, Slurm and Kubernetes set them. */
+/* Limits of CPU time and memory that Linux control groups (cgroups) set for a process. Containers, Slurm and
+ * Kubernetes use them. */
 #ifndef DSVI_CONTROL_GROUP_H
 #define DSVI_CONTROL_GROUP_H
 
@@ -6,16 +7,16 @@
 extern "C" {
 #endif
 
-typedef struct DsvGroupLimits {
-    double cores; /* the time of so many; INFINITY: of all */
-    double bytes; /* of memory; INFINITY: all */
-} DsvGroupLimits;
+typedef struct DsviGroupLimits {
+    double cores; /* limit of CPU time, in cores; INFINITY: not limited */
+    double bytes; /* limit of memory in bytes; INFINITY: not limited */
+} DsviGroupLimits;
 
-/* The least of the groups that a process is in and of those around them. `groups` names them as
- * /proc/self/cgroup does; their files are below `mount`, as below /sys/fs/cgroup: cpu.max and memory.max
- * (version 2), or cpu/cpu.cfs_quota_us, cpu/cpu.cfs_period_us and memory/memory.limit_in_bytes (version 1).
- * What cannot be read limits nothing. */
-DsvGroupLimits dsvi_group_limits(const char *groups, const char *mount);
+/* Returns the lowest limits among the control groups of a process and their parent groups. `groups` is a file
+ * in the format of /proc/self/cgroup, `mount` a folder like /sys/fs/cgroup. The limits are read from cpu.max
+ * and memory.max (cgroup version 2), or from cpu/cpu.cfs_quota_us, cpu/cpu.cfs_period_us and
+ * memory/memory.limit_in_bytes (version 1). A file that cannot be read sets no limit. */
+DsviGroupLimits dsvi_group_limits(const char *groups, const char *mount);
 
 #ifdef __cplusplus
 }

@@ -11,33 +11,33 @@
 extern "C" {
 #endif
 
-/* The names are those of the safetensors format. */
-typedef enum DsvDtype {
-    DSV_F32,
-    DSV_BF16,
-    DSV_F16,
-    DSV_F64,
-    DSV_I32,
-    DSV_I64,
-    DSV_U8,
-    DSV_DTYPE_COUNT
-} DsvDtype;
+/* Number formats of tensor elements, named as in the safetensors format. */
+typedef enum DsviDtype {
+    DSVI_F32,
+    DSVI_BF16,
+    DSVI_F16,
+    DSVI_F64,
+    DSVI_I32,
+    DSVI_I64,
+    DSVI_U8,
+    DSVI_DTYPE_COUNT
+} DsviDtype;
 
-size_t dsvi_dtype_size(DsvDtype dtype);      /* bytes of one element */
-const char *dsvi_dtype_name(DsvDtype dtype); /* "F32", "BF16", ... */
-static inline bool dsvi_dtype_is_floating(DsvDtype dtype)
+size_t dsvi_dtype_size(DsviDtype dtype);      /* bytes of one element */
+const char *dsvi_dtype_name(DsviDtype dtype); /* "F32", "BF16", ... */
+static inline bool dsvi_dtype_is_floating(DsviDtype dtype)
 {
-    return dtype == DSV_F32 || dtype == DSV_BF16 || dtype == DSV_F16 || dtype == DSV_F64;
+    return dtype == DSVI_F32 || dtype == DSVI_BF16 || dtype == DSVI_F16 || dtype == DSVI_F64;
 }
 
-/* Element `i` of an array of floating dtype (F32, BF16, F16, F64), widened to double. */
-double dsvi_load(DsvDtype dtype, const void *array, int64_t i);
-/* Rounds to nearest even and stores. */
-void dsvi_store(DsvDtype dtype, void *array, int64_t i, double value);
+/* Returns element `i` of an array of a floating dtype (F32, BF16, F16, F64), widened to double. */
+double dsvi_load(DsviDtype dtype, const void *array, int64_t i);
+/* Stores `value` as element `i` of an array of a floating dtype, rounded to nearest even. */
+void dsvi_store(DsviDtype dtype, void *array, int64_t i, double value);
 
-/* dst[0..n) = src[0..n), any two floating dtypes, or any dtype to itself; the arrays may be the same only if
- * the dtypes are. */
-void dsvi_convert(DsvDtype dst_dtype, void *dst, DsvDtype src_dtype, const void *src, int64_t n);
+/* dst[i] = src[i] for 0 <= i < n. Both dtypes are floating, or they are equal. The arrays may overlap only if
+ * the dtypes are equal. */
+void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const void *src, int64_t n);
 
 static inline float dsvi_bf16_to_f32(uint16_t h)
 {
@@ -47,7 +47,7 @@ static inline float dsvi_bf16_to_f32(uint16_t h)
     return f;
 }
 
-/* Round to nearest even; NaN stays a quiet NaN. */
+/* Rounds to nearest even. Returns a quiet NaN for every NaN. */
 static inline uint16_t dsvi_f32_to_bf16(float f)
 {
     uint32_t bits;

@@ -1,4 +1,4 @@
-/* See fs.h. POSIX calls, each failure turned into a sentence with the path in it. */
+/* See fs.h. Wraps POSIX calls; the message of every failure contains the path. */
 #include "base/fs.h"
 
 #include <dirent.h>
@@ -73,12 +73,13 @@ DsvStatus dsvi_folder_make(const char *path)
             *slash++ = '/';
     }
     if (!dsvi_path_is_folder(path))
-        return DSVI_FAIL(DSV_E_IO, "%s: cannot make the folder: a file of that name is there", path);
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot make the folder: a file of this name exists", path);
     return DSV_OK;
 }
 
-/* alphasort would follow the locale. */
-static int by_name(const struct dirent **a, const struct dirent **b)
+/* Order of folder entries for scandir(): that of strcmp, because the order of alphasort depends on the
+   locale. */
+static int by_entry_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -87,7 +88,7 @@ DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, cons
 {
     struct dirent **entries;
     DsvStatus status = DSV_OK;
-    int count = scandir(path, &entries, NULL, by_name);
+    int count = scandir(path, &entries, NULL, by_entry_name);
     if (count < 0)
         return io_failure(path, "list the folder");
     for (int i = 0; i < count; i++) {
@@ -111,18 +112,18 @@ DsvStatus dsvi_folder_remove(const char *path)
 {
     struct stat found;
     if (lstat(path, &found) != 0)
-        return errno == ENOENT ? DSV_OK : io_failure(path, "look at it");
+        return errno == ENOENT ? DSV_OK : io_failure(path, "read its attributes");
     if (!S_ISDIR(found.st_mode))
         return unlink(path) == 0 ? DSV_OK : io_failure(path, "remove it");
     DSVI_TRY(dsvi_folder_list(path, remove_entry, (void *)path));
     return rmdir(path) == 0 ? DSV_OK : io_failure(path, "remove the folder");
 }
 
-DsvStatus dsvi_file_stamp(const char *path, DsvFileStamp *stamp)
+DsvStatus dsvi_file_stamp(const char *path, DsviFileStamp *stamp)
 {
     struct stat found;
     if (stat(path, &found) != 0)
-        return io_failure(path, "look at it");
+        return io_failure(path, "read its attributes");
     if (!S_ISREG(found.st_mode))
         return DSVI_FAIL(DSV_E_IO, "%s: not a regular file", path);
     stamp->bytes = (uint64_t)found.st_size;
@@ -132,13 +133,13 @@ DsvStatus dsvi_file_stamp(const char *path, DsvFileStamp *stamp)
 
 DsvStatus dsvi_file_size(const char *path, uint64_t *bytes)
 {
-    DsvFileStamp stamp;
+    DsviFileStamp stamp;
     DSVI_TRY(dsvi_file_stamp(path, &stamp));
     *bytes = stamp.bytes;
     return DSV_OK;
 }
 
-/* Reads up to `room` bytes; fewer only at the end of the file. */
+/* Reads `room` bytes, or fewer if the file ends before. */
 static DsvStatus read_full(int file, const char *path, void *data, size_t room, size_t *got)
 {
     *got = 0;
@@ -163,7 +164,7 @@ DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *byt
     int file = -1;
     DSVI_TRY(dsvi_file_size(path, &size));
     if (size > limit)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %llu bytes, wanted at most %zu", path, (unsigned long long)size,
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %llu bytes, expected at most %zu", path, (unsigned long long)size,
                          limit);
     data = malloc((size_t)size + 1);
     if (!data)
@@ -196,7 +197,7 @@ static DsvStatus write_full(int file, const char *path, const void *data, size_t
     return DSV_OK;
 }
 
-/* Syncs and closes a file that was written with this status. */
+/* Syncs the file if writing it succeeded (`status`), and closes it in any case. Returns the first failure. */
 static DsvStatus finish_file(int file, const char *path, DsvStatus status)
 {
     if (status == DSV_OK && fsync(file) != 0)
@@ -206,8 +207,8 @@ static DsvStatus finish_file(int file, const char *path, DsvStatus status)
     return status;
 }
 
-/* A link at `path` is not followed: it may lead to a file that is not ours. */
-DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count)
+/* If `path` is a symbolic link, the write fails, because the target of the link may be somebody else's. */
+DsvStatus dsvi_file_write_parts(const char *path, const DsviFilePart *parts, size_t count)
 {
     DsvStatus status = DSV_OK;
     int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -220,7 +221,7 @@ DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size
 
 DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
 {
-    return dsvi_file_write_parts(path, &(DsvFilePart){data, bytes}, 1);
+    return dsvi_file_write_parts(path, &(DsviFilePart){data, bytes}, 1);
 }
 
 DsvStatus dsvi_folder_sync(const char *path)
@@ -233,7 +234,7 @@ DsvStatus dsvi_folder_sync(const char *path)
     return status;
 }
 
-/* The folder a path lies in. */
+/* Writes the folder that contains `path` to `out`. */
 static void parent_of(const char *path, char out[DSVI_PATH_MAX])
 {
     snprintf(out, DSVI_PATH_MAX, "%s", path);
@@ -253,8 +254,8 @@ DsvStatus dsvi_path_rename(const char *from, const char *to)
     return dsvi_folder_sync(folder);
 }
 
-/* Makes the temporary file of `path` anew. What a killed process left there is removed; if it is a link, the
- * link alone, and never the file that it leads to. */
+/* Creates path.tmp. A file that a killed process left there is removed; a symbolic link is removed without
+ * touching its target. */
 static DsvStatus open_temporary(const char *path, char temporary[DSVI_PATH_MAX], int *file)
 {
     if (snprintf(temporary, DSVI_PATH_MAX, "%s.tmp", path) >= DSVI_PATH_MAX)
@@ -264,8 +265,7 @@ static DsvStatus open_temporary(const char *path, char temporary[DSVI_PATH_MAX],
     return *file < 0 ? io_failure(path, "write it") : DSV_OK;
 }
 
-/* Gives the closed temporary file, written with this status, its name. After a failure nothing of it is
- * left. */
+/* Renames the closed temporary file to `path` if writing it succeeded (`status`); removes it otherwise. */
 static DsvStatus place_temporary(const char *temporary, const char *path, DsvStatus status)
 {
     if (status == DSV_OK)
@@ -275,12 +275,12 @@ static DsvStatus place_temporary(const char *temporary, const char *path, DsvSta
     return status;
 }
 
-DsvStatus dsvi_file_check_place(const char *path)
+DsvStatus dsvi_file_check_writable(const char *path)
 {
     char temporary[DSVI_PATH_MAX];
     int file = -1;
     if (dsvi_path_is_folder(path))
-        return DSVI_FAIL(DSV_E_IO, "%s: cannot write it: a folder of that name is there", path);
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot write it: a folder of this name exists", path);
     DSVI_TRY(open_temporary(path, temporary, &file));
     close(file);
     unlink(temporary);
@@ -325,8 +325,8 @@ DsvStatus dsvi_file_sync(const char *path)
     return status;
 }
 
-/* flock() and not a lock of fcntl's: it conflicts between two opens of one process too, and is kept when some
- * other descriptor of the file is closed. Over NFS it is the server's. */
+/* Uses flock() because fcntl() locks do not conflict within one process and are lost when any descriptor of
+ * the file is closed. On NFS, Linux turns flock() into a lock at the server. */
 static DsvStatus lock_descriptor(int file, const char *path)
 {
     if (flock(file, LOCK_EX | LOCK_NB) == 0)
@@ -336,8 +336,8 @@ static DsvStatus lock_descriptor(int file, const char *path)
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: cannot lock it: %s", path, strerror(errno));
 }
 
-/* The process that held the lock may have removed the file between our open() and our flock(): a lock on a
- * file without a name keeps nobody out, so the file is then made and locked again. */
+/* The process that held the lock may remove the file between open() and flock(). A lock on a removed file
+ * excludes nobody, so that the file is then created and locked again. */
 DsvStatus dsvi_file_lock(const char *path, int *lock)
 {
     for (;;) {

@@ -1,4 +1,4 @@
-/* Files and folders, with errors that name the path. */
+/* Files and folders. Error messages name the path. */
 #ifndef DSVI_FS_H
 #define DSVI_FS_H
 
@@ -12,61 +12,63 @@
 extern "C" {
 #endif
 
-#define DSVI_PATH_MAX 4096
+#define DSVI_PATH_MAX 4096 /* bytes of a path, the final zero included */
 
-/* "a" and "b" to "a/b". DSV_E_USAGE when it does not fit. */
+/* Joins "a" and "b" to "a/b". DSV_E_USAGE if the result is longer than DSVI_PATH_MAX. */
 DsvStatus dsvi_path_join(char out[DSVI_PATH_MAX], const char *folder, const char *name);
 
 bool dsvi_path_exists(const char *path);
 bool dsvi_path_is_folder(const char *path);
-/* Whether both paths lead to the same file or folder. */
+/* Returns whether both paths name the same file or folder. */
 bool dsvi_path_same(const char *a, const char *b);
-/* Whether `path` leads to the file or folder that `descriptor` has open: not once it was removed, moved or
- * replaced. */
+/* Returns whether `path` names the file or folder that `descriptor` has open. False after it was removed,
+ * moved or replaced. */
 bool dsvi_path_is_open_as(const char *path, int descriptor);
-DsvStatus dsvi_folder_make(const char *path);        /* and its parents; fine if it is there */
-/* With all in it, but nothing that its links lead to; fine if it is not there. */
+/* Creates a folder and its parents. Success if the folder exists already. */
+DsvStatus dsvi_folder_make(const char *path);
+/* Removes a folder with its contents, or a file. Symbolic links are removed, not followed. Success if nothing
+ * exists at `path`. */
 DsvStatus dsvi_folder_remove(const char *path);
-/* Calls fn(context, name) for each entry but . and .., in strcmp order. */
-DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name),
-                           void *context);
+/* Calls fn(context, name) for each entry except . and .., in the order of strcmp, until a call fails. */
+DsvStatus dsvi_folder_list(const char *path, DsvStatus (*fn)(void *context, const char *name), void *context);
 
-/* The whole file, zero-terminated behind its *bytes; free() it. Refuses files above `limit` bytes. */
+/* Reads a whole file into *out, which has *bytes bytes and then a zero; the caller frees it with free().
+ * DSV_E_FORMAT if the file has more than `limit` bytes. */
 DsvStatus dsvi_file_read(const char *path, size_t limit, char **out, size_t *bytes);
-/* Writes the whole file and syncs it, in place. A link at `path` is an error. */
+/* Writes a whole file in place and syncs it. Fails if `path` is a symbolic link. */
 DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes);
-/* The same from pieces that follow one another. */
-typedef struct DsvFilePart {
+/* As dsvi_file_write, from `count` parts that are written one after the other. */
+typedef struct DsviFilePart {
     const void *data;
     size_t bytes;
-} DsvFilePart;
-DsvStatus dsvi_file_write_parts(const char *path, const DsvFilePart *parts, size_t count);
-/* Writes path.tmp, syncs, renames over path, syncs the folder: readers see the old or the new file. A link at
- * path.tmp or `path` is removed; the file that it leads to stays as it is. */
+} DsviFilePart;
+DsvStatus dsvi_file_write_parts(const char *path, const DsviFilePart *parts, size_t count);
+/* Replaces a file atomically: writes path.tmp, syncs it, renames it to `path` and syncs the folder. Readers
+ * see the old or the new file. A symbolic link at path.tmp or `path` is replaced; its target is not
+ * touched. */
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
-/* The same with the bytes that the open file `source` has from `offset` to its end. */
+/* As dsvi_file_replace, with the bytes from `offset` to the end of the open file `source`. */
 DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path);
-/* Returns when all bytes written to the file so far, by whatever descriptor, are on the disk. */
+/* Returns when all bytes that were written to the file, through any descriptor, are on the disk. */
 DsvStatus dsvi_file_sync(const char *path);
-/* Whether a file can be put at `path` by way of path.tmp, found out by making that and removing it: for those
- * whose work would be lost if it were only found out afterwards. */
-DsvStatus dsvi_file_check_place(const char *path);
-/* rename() within a file system, then syncs the folder. */
+/* Checks that dsvi_file_replace could write `path`, by creating path.tmp and removing it again. Callers use
+ * it before long work whose result would be lost otherwise. */
+DsvStatus dsvi_file_check_writable(const char *path);
+/* Renames a file or folder within one file system, then syncs the folder that contains `to`. */
 DsvStatus dsvi_path_rename(const char *from, const char *to);
 DsvStatus dsvi_folder_sync(const char *path);
-/* Makes the file if need be and keeps it locked until `*lock` is closed or the process ends; *lock is -1 on
- * failure. DSV_E_USAGE when another process, or another call of this one, has it locked; DSV_E_UNSUPPORTED
- * where the file system has no locks. */
+/* Creates the file if it does not exist, and locks it until *lock is closed or the process ends. DSV_E_USAGE
+ * if it is locked already, by another process or by this one; DSV_E_UNSUPPORTED if the file system has no
+ * locks. *lock is -1 after a failure. */
 DsvStatus dsvi_file_lock(const char *path, int *lock);
-/* Bytes of a file. */
 DsvStatus dsvi_file_size(const char *path, uint64_t *bytes);
-/* What tells a file that was written to from what it was. */
-typedef struct DsvFileStamp {
+/* Size and time of a file. If either differs from an earlier stamp, the file was changed. */
+typedef struct DsviFileStamp {
     uint64_t bytes;
     double modified; /* seconds since 1970 */
-} DsvFileStamp;
-DsvStatus dsvi_file_stamp(const char *path, DsvFileStamp *stamp);
-/* XXH3 64-bit checksum of a file's bytes. */
+} DsviFileStamp;
+DsvStatus dsvi_file_stamp(const char *path, DsviFileStamp *stamp);
+/* Computes the XXH3 64-bit checksum of a file. */
 DsvStatus dsvi_file_checksum(const char *path, uint64_t *checksum);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* See host.h. Linux's /proc for what is resident now, sysconf and control groups for what there is. */
+/* See host.h. Linux's /proc reports resident memory; sysconf, the affinity mask and control groups report how
+ * much memory and how many cores exist. */
 #include "base/host.h"
 
 #include <fcntl.h>
@@ -35,7 +36,7 @@ uint64_t dsvi_resident_bytes(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static DsvGroupLimits own_limits(void)
+static DsviGroupLimits limits_of_this_process(void)
 {
     return dsvi_group_limits("/proc/self/cgroup", "/sys/fs/cgroup");
 }
@@ -43,16 +44,16 @@ static DsvGroupLimits own_limits(void)
 int dsvi_usable_cores(void)
 {
     cpu_set_t set;
-    /* A machine of more cores than the set has room for says so by failing. */
+    /* sched_getaffinity fails on a machine with more cores than cpu_set_t can hold. */
     long count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
                                                              : sysconf(_SC_NPROCESSORS_ONLN);
-    double least = fmin((double)count, ceil(own_limits().cores));
-    return least < 1 ? 1 : (int)least;
+    double usable = fmin((double)count, ceil(limits_of_this_process().cores));
+    return usable < 1 ? 1 : (int)usable;
 }
 
 uint64_t dsvi_memory_bytes(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
     double bytes = pages > 0 && size > 0 ? (double)pages * (double)size : 0;
-    return (uint64_t)fmin(bytes, own_limits().bytes);
+    return (uint64_t)fmin(bytes, limits_of_this_process().bytes);
 }

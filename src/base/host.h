@@ -1,4 +1,4 @@
-/* The machine we run on, as far as a run reports it. */
+/* Clock, cores and memory of this machine. */
 #ifndef DSVI_HOST_H
 #define DSVI_HOST_H
 
@@ -8,18 +8,19 @@
 extern "C" {
 #endif
 
-/* Seconds on a clock that only grows. */
+/* Returns the time in seconds of a monotonic clock. */
 double dsvi_clock_seconds(void);
 
-/* Bytes of this process in memory now; 0 where the system does not tell. Does not allocate. */
+/* Returns the bytes of this process that are in physical memory now; 0 if the system does not report them.
+ * Does not allocate. */
 uint64_t dsvi_resident_bytes(void);
 
-/* Cores that this process may use, at least 1: those it may run on, or fewer where control groups leave it
- * less of their time (base/control_group.h). */
+/* Returns the number of cores that this process may use, at least 1: the cores of its affinity mask, or fewer
+ * if a control group limits its CPU time (base/control_group.h). */
 int dsvi_usable_cores(void);
 
-/* Bytes of memory that there are in all: the machine's, or what control groups leave of it; 0 where the
- * system does not tell. */
+/* Returns the bytes of memory of this machine, or the limit of the process's control groups if it is lower;
+ * 0 if the system does not report them. */
 uint64_t dsvi_memory_bytes(void);
 
 #ifdef __cplusplus

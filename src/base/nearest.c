@@ -8,14 +8,14 @@
 
 enum { COMPARED_MAX = 64 };
 
-static size_t least_of(size_t a, size_t b)
+static size_t smaller_distance(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
 
-/* Optimal string alignment: Levenshtein's distance, and two neighbours that are swapped count once. Three
- * rows of its table are enough. */
-size_t dsvi_name_distance(const char *a, const char *b)
+/* Computes Levenshtein's table of edit distances by dynamic programming, where a swap of two neighbouring
+   letters counts as one edit. Only the last three rows of the table are needed. */
+size_t dsvi_edit_distance(const char *a, const char *b)
 {
     size_t row[3][COMPARED_MAX + 1];
     size_t width = strnlen(b, COMPARED_MAX), height = strnlen(a, COMPARED_MAX);
@@ -26,15 +26,15 @@ size_t dsvi_name_distance(const char *a, const char *b)
         now[0] = i;
         for (size_t j = 1; j <= width; j++) {
             now[j] = above[j - 1] + (a[i - 1] != b[j - 1]);
-            now[j] = least_of(now[j], least_of(above[j], now[j - 1]) + 1);
+            now[j] = smaller_distance(now[j], smaller_distance(above[j], now[j - 1]) + 1);
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                now[j] = least_of(now[j], two_above[j - 2] + 1);
+                now[j] = smaller_distance(now[j], two_above[j - 2] + 1);
         }
     }
     return row[height % 3][width];
 }
 
-bool dsvi_is_slip(size_t distance, const char *word)
+bool dsvi_is_typo(size_t distance, const char *word)
 {
     return distance <= (strlen(word) + 1) / 3;
 }
@@ -43,11 +43,11 @@ const char *dsv_nearest(const char *word, const char *(*name_at)(const void *con
                         const void *context)
 {
     const char *name, *nearest = NULL;
-    size_t least = SIZE_MAX;
+    size_t smallest = SIZE_MAX;
     for (size_t i = 0; (name = name_at(context, i)); i++) {
-        size_t distance = dsvi_name_distance(word, name);
-        if (distance < least && dsvi_is_slip(distance, word)) {
-            least = distance;
+        size_t distance = dsvi_edit_distance(word, name);
+        if (distance < smallest && dsvi_is_typo(distance, word)) {
+            smallest = distance;
             nearest = name;
         }
     }

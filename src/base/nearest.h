@@ -1,4 +1,4 @@
-/* How alike two names are: for the sentence about a name that does not exist. */
+/* Similarity of two names, for suggestions in messages about unknown names. */
 #ifndef DSVI_NEAREST_H
 #define DSVI_NEAREST_H
 
@@ -9,12 +9,14 @@
 extern "C" {
 #endif
 
-/* How many single letters must be put in, left out, changed or swapped with their neighbour to turn `a` into
- * `b`. Of longer names the first 64 bytes count. */
-size_t dsvi_name_distance(const char *a, const char *b);
+/* Returns the edit distance (optimal string alignment): how many single letters must be inserted, deleted,
+ * replaced or swapped with their neighbour to turn `a` into `b`. Only the first 64 bytes of each name
+ * count. */
+size_t dsvi_edit_distance(const char *a, const char *b);
 
-/* Whether so many changes may be a slip of the finger in `word`: at most one for every three letters. */
-bool dsvi_is_slip(size_t distance, const char *word);
+/* Returns whether a word that differs from `word` by `distance` edits may be a typing error: at most one edit
+ * for every three letters. */
+bool dsvi_is_typo(size_t distance, const char *word);
 
 #ifdef __cplusplus
 }

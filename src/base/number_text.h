@@ -1,4 +1,5 @@
-/* A double as text that reads back as the same double, and back. Neither minds the process's locale. */
+/* Converts doubles to the shortest text that gives the same double again, and text to doubles. The locale of
+ * the process has no effect. */
 #ifndef DSVI_NUMBER_TEXT_H
 #define DSVI_NUMBER_TEXT_H
 
@@ -9,19 +10,20 @@
 extern "C" {
 #endif
 
-#define DSVI_NUMBER_ROOM 32
+#define DSVI_NUMBER_BYTES 32 /* bytes of a buffer for any number */
 
-/* The fewest digits that tell it from its neighbours, with a decimal point whatever the locale. A value that
- * is not finite has no such text and gives "null", as JSON wants it. */
-void dsvi_number_text(double value, char text[DSVI_NUMBER_ROOM]);
+/* Writes `value` with as few digits as distinguish it from other doubles, and with a decimal point. A value
+ * that is not finite becomes "null", because JSON has no text for it. */
+void dsvi_number_text(double value, char text[DSVI_NUMBER_BYTES]);
 
-/* The finite decimal number that is all of `text`, rounded to nearest; false: it is none. Blanks, hexadecimal
- * digits, inf and nan make it none, and so does a value beyond every double. */
+/* Parses `text` as a decimal number, rounded to the nearest double. Returns false if any part of the text
+ * does not belong to one finite number: blanks, hexadecimal digits, inf, nan, a value above the largest
+ * double. */
 bool dsvi_number_read(const char *text, double *value);
 
-/* `value` as a whole number from 0 to 2^53 - 1, up to where every whole number is a double: for sizes and
- * counts that JSON holds. False, also for NaN: it is none, and *whole is 0. */
-bool dsvi_number_whole(double value, int64_t *whole);
+/* Converts a size or count from JSON. Returns whether `value` is a whole number from 0 to 2^53 - 1;
+ * otherwise, also for NaN, *whole is 0. */
+bool dsvi_number_to_whole(double value, int64_t *whole);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* See option_hint.h. The table holds option names of diffusers' scripts, musubi-tuner, diffusion-pipe,
+/* See option_hint.h. HINTS lists options of the training scripts of diffusers, musubi-tuner, diffusion-pipe,
  * finetrainers, DiffSynth-Studio, FastVideo and the Wan repository. */
 #include "base/option_hint.h"
 
@@ -24,14 +24,14 @@ typedef struct Hint {
 #define NO_TEXT "this version has no text encoder: dsv sample takes text as --text FILE, a safetensors " \
                 "file with encoder_hidden_states"
 #define NO_CAPTIONS "captions are not trained on in this version"
-#define NO_VAE "the Wan VAE is not in this version: codec.name says what latents are"
+#define NO_VAE "the Wan VAE is not in this version: codec.name names the codec"
 #define NO_BUCKETS "this version trains on one clip size: num_frames, height and width"
 #define NO_FP8 "fp8 is not in this version: mixed_precision is no or bf16"
 #define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing and " \
                 "sparse.offload_lists save memory"
 #define ONLY_ADAMW "AdamW is the only optimizer of this version"
 #define NO_IMAGE "image-to-video is not in this version"
-#define BY_LAUNCHER "mpirun, srun or torchrun says how many processes there are (docs/distributed.md)"
+#define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
 #define ALWAYS_LOGGED "every run writes metrics.jsonl and TensorBoard events into output_dir"
 /* clang-format on */
 
@@ -113,8 +113,8 @@ static const Hint HINTS[] = {
     {"frame_buckets", NO_BUCKETS},
     {"num_ar_buckets", NO_BUCKETS},
     {"video_resolution_buckets", NO_BUCKETS},
-    {"num_repeats", "a run goes on for max_train_steps, through the clips as often as that takes"},
-    {"dataset_repeat", "a run goes on for max_train_steps, through the clips as often as that takes"},
+    {"num_repeats", "dsv repeats the clips until max_train_steps steps are done"},
+    {"dataset_repeat", "dsv repeats the clips until max_train_steps steps are done"},
     {"model", CALLED("model.path, or model.preset for a new model")},
     {"model_path", CALLED("model.path")},
     {"model_paths", CALLED("model.path")},
@@ -220,17 +220,17 @@ static const Hint HINTS[] = {
     {"num_processes", BY_LAUNCHER},
     {"vsa_sparsity", CALLED("sparse.target_density, which is 1 - sparsity")},
     {"sparsity", CALLED("sparse.target_density, which is 1 - sparsity")},
-    {"flash_attn", "dsv has its own attention: sparse.enabled says whether blocks may leave dense attention"},
-    {"attn_mode", "dsv has its own attention: sparse.enabled says whether blocks may leave dense attention"},
-    {"sdpa", "dsv has its own attention: sparse.enabled says whether blocks may leave dense attention"},
+    {"flash_attn", "dsv has its own attention: with sparse.enabled=true blocks may use sparse attention"},
+    {"attn_mode", "dsv has its own attention: with sparse.enabled=true blocks may use sparse attention"},
+    {"sdpa", "dsv has its own attention: with sparse.enabled=true blocks may use sparse attention"},
 };
 
-/* As the keys are spelled: small letters, underscores, nothing before the first letter or after the last. */
-static void normalise(const char *key, char text[DSVI_KEY_ROOM])
+/* Spells a name as keys are spelled: small letters, underscores, no leading dashes, no blanks at the ends. */
+static void normalise(const char *key, char text[DSVI_KEY_BYTES])
 {
     size_t length = 0;
     key += strspn(key, "- ");
-    for (; *key && length + 1 < DSVI_KEY_ROOM; key++)
+    for (; *key && length + 1 < DSVI_KEY_BYTES; key++)
         text[length++] = (char)(*key == '-' ? '_' : tolower((unsigned char)*key));
     while (length > 0 && text[length - 1] == ' ')
         length--;
@@ -253,7 +253,7 @@ static const char *find_hint(const char *name)
 
 const char *dsv_option_hint(const char *name)
 {
-    char key[DSVI_KEY_ROOM];
+    char key[DSVI_KEY_BYTES];
     normalise(name, key);
     return find_hint(key);
 }
@@ -263,51 +263,52 @@ const char *dsv_option_hint_name(size_t index)
     return index < sizeof HINTS / sizeof *HINTS ? HINTS[index].name : NULL;
 }
 
-/* The key that `key` may be a slip of and how far it is; NULL: none is. A group that is wrong or missing
- * counts as one letter, so that target_mass and train.target_mass find sparse.target_mass. */
+/* Returns the most similar key, if it is similar enough for a typing error, and their distance; otherwise
+ * NULL. A wrong or missing group counts as one letter: target_mass and train.target_mass find
+ * sparse.target_mass. */
 static const char *mistyped(const char *key, size_t *distance)
 {
-    const DsvOption *options = dsvi_options();
+    const DsviOption *options = dsvi_options();
     const char *nearest = NULL, *last = last_part(key);
     *distance = SIZE_MAX;
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
         const char *known = options[i].info.key;
-        size_t whole = dsvi_name_distance(key, known), end = dsvi_name_distance(last, last_part(known));
-        size_t least = dsvi_is_slip(end, last) ? end + 1 : SIZE_MAX;
-        if (dsvi_is_slip(whole, last) && whole < least)
-            least = whole;
-        if (least < *distance) {
-            *distance = least;
+        size_t whole = dsvi_edit_distance(key, known), end = dsvi_edit_distance(last, last_part(known));
+        size_t smaller = dsvi_is_typo(end, last) ? end + 1 : SIZE_MAX;
+        if (dsvi_is_typo(whole, last) && whole < smaller)
+            smaller = whole;
+        if (smaller < *distance) {
+            *distance = smaller;
             nearest = known;
         }
     }
     return nearest;
 }
 
-/* The group that `key` may be a slip of, into `group`. */
-static bool mistyped_group(const char *key, char group[DSVI_KEY_ROOM])
+/* Writes the first group that is similar enough to `key` to `group`; returns false if there is none. */
+static bool mistyped_group(const char *key, char group[DSVI_KEY_BYTES])
 {
-    const DsvOption *options = dsvi_options();
+    const DsviOption *options = dsvi_options();
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
         const char *known = options[i].info.key, *dot = strchr(known, '.');
         if (!dot)
             continue;
-        snprintf(group, DSVI_KEY_ROOM, "%.*s", (int)(dot - known), known);
-        if (dsvi_is_slip(dsvi_name_distance(key, group), key))
+        snprintf(group, DSVI_KEY_BYTES, "%.*s", (int)(dot - known), known);
+        if (dsvi_is_typo(dsvi_edit_distance(key, group), key))
             return true;
     }
     return false;
 }
 
-/* Whether one of the words of `known` is `word` or, unless `exact`, one that `word` may be a slip of. */
+/* Returns whether `word` equals a word of the key `known` or, unless `exact`, is similar to one. */
 static bool has_word(const char *known, const char *word, bool exact)
 {
-    char part[DSVI_KEY_ROOM];
+    char part[DSVI_KEY_BYTES];
     while (*known) {
         size_t length = strcspn(known, "._");
         snprintf(part, sizeof part, "%.*s", (int)length, known);
-        size_t distance = dsvi_name_distance(word, part);
-        if (distance == 0 || (!exact && dsvi_is_slip(distance, word)))
+        size_t distance = dsvi_edit_distance(word, part);
+        if (distance == 0 || (!exact && dsvi_is_typo(distance, word)))
             return true;
         known += length + (known[length] != 0);
     }
@@ -322,11 +323,12 @@ static const char *last_word(const char *key)
     return key + at;
 }
 
-/* "; keys with that word: a, b": keys whose words include the last word of `key`. False: there are none. */
+/* Writes "; keys with that word: a, b" with the option keys, at most five, that contain the last word of the
+ * unknown `key`. Returns false if there are none, or if the word is shorter than three letters. */
 static bool list_same_word(const char *key, bool exact, char text[DSVI_HINT_BYTES])
 {
     enum { NAMED_MAX = 5, SHORT = 3 };
-    const DsvOption *options = dsvi_options();
+    const DsviOption *options = dsvi_options();
     const char *word = last_word(key);
     size_t used = 0;
     int named = 0;
@@ -339,22 +341,22 @@ static bool list_same_word(const char *key, bool exact, char text[DSVI_HINT_BYTE
     return named > 0;
 }
 
-/* A hint on the whole key, or on its last part after a group that is none of dsv's: adapter.rank. */
+/* Finds the hint for a whole key, or for its last part if its group is unknown to dsv: "adapter.rank". */
 static const char *find_foreign(const char *key)
 {
-    char group[DSVI_KEY_ROOM];
+    char group[DSVI_KEY_BYTES];
     const char *hint = find_hint(key), *last = last_part(key);
     if (hint || last == key)
         return hint;
     snprintf(group, sizeof group, "%.*s", (int)(last - key - 1), key);
-    return dsvi_option_of_group(group) ? NULL : find_hint(last);
+    return dsvi_option_first_of_group(group) ? NULL : find_hint(last);
 }
 
-/* The surest first: another trainer's name, a slip of one letter, the same word in other keys, a larger
- * slip. */
-void dsvi_option_advise(const char *given, char text[DSVI_HINT_BYTES])
+/* Tries the most certain kind of advice first: another trainer's name, a key that differs in one letter, keys
+ * with the same word, less similar keys. */
+void dsvi_option_advice(const char *given, char text[DSVI_HINT_BYTES])
 {
-    char key[DSVI_KEY_ROOM], group[DSVI_KEY_ROOM];
+    char key[DSVI_KEY_BYTES], group[DSVI_KEY_BYTES];
     size_t distance;
     normalise(given, key);
     const char *hint = find_foreign(key), *slip = mistyped(key, &distance);

@@ -1,4 +1,4 @@
-/* What to say about a key that no option has. */
+/* Advice for a key that no option has. */
 #ifndef DSVI_OPTION_HINT_H
 #define DSVI_OPTION_HINT_H
 
@@ -10,10 +10,10 @@ extern "C" {
 
 enum { DSVI_HINT_BYTES = 512 };
 
-/* The rest of the sentence "unknown key KEY...", into `text`: what dsv calls an option of another trainer or
- * why there is none (dsv_option_hint), the key that was mistyped, keys that contain its last word, or where
- * all keys are listed. */
-void dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES]);
+/* Writes the rest of the message "unknown key KEY..." to `text`: dsv's name for an option of another trainer
+ * or the reason why dsv has none (dsv_option_hint), the most similar key, keys that contain the last word of
+ * KEY, or the command that lists all keys. */
+void dsvi_option_advice(const char *key, char text[DSVI_HINT_BYTES]);
 
 #ifdef __cplusplus
 }

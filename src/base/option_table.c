@@ -4,43 +4,43 @@
 #include <pthread.h>
 #include <string.h>
 
-static DsvOption option[DSVI_OPTION_COUNT]; /* made on first use */
-static pthread_once_t made = PTHREAD_ONCE_INIT;
+static DsviOption option[DSVI_OPTION_COUNT]; /* filled on first use */
+static pthread_once_t filled = PTHREAD_ONCE_INIT;
 
-static void make(void)
+static void fill_option_table(void)
 {
     const char *section = "", *text = "";
-    DsvOption *row = option;
-/* Fields in the order of DsvOptionInfo, then those of DsvOption. */
+    DsviOption *row = option;
+/* The values are in the order of DsvOptionInfo's fields, then of DsviOption's. */
 /* clang-format off */
 #define DSV_SECTION(title, words) section = title; text = words;
-#define DSV_INT(key, field, initial, least, most, unit, help)                                       \
-    *row++ = (DsvOption){                                                                           \
-        {section, text, key, "integer", #initial, #least " to " #most, unit, help},                 \
-        DSV_OPTION_INT, offsetof(DsvConfig, field), least, most};
-#define DSV_FLOAT(key, field, initial, least, most, unit, help)                                     \
-    *row++ = (DsvOption){                                                                           \
-        {section, text, key, "number", #initial, #least " to " #most, unit, help},                  \
-        DSV_OPTION_FLOAT, offsetof(DsvConfig, field), least, most};
+#define DSV_INT(key, field, initial, min, max, unit, help)                                       \
+    *row++ = (DsviOption){                                                                           \
+        {section, text, key, "integer", #initial, #min " to " #max, unit, help},                 \
+        DSVI_OPTION_INT, offsetof(DsvConfig, field), min, max};
+#define DSV_FLOAT(key, field, initial, min, max, unit, help)                                     \
+    *row++ = (DsviOption){                                                                           \
+        {section, text, key, "number", #initial, #min " to " #max, unit, help},                  \
+        DSVI_OPTION_FLOAT, offsetof(DsvConfig, field), min, max};
 #define DSV_BOOL(key, field, initial, help)                                                         \
-    *row++ = (DsvOption){                                                                           \
+    *row++ = (DsviOption){                                                                           \
         {section, text, key, "true or false", (initial) ? "true" : "false", "", "", help},          \
-        DSV_OPTION_BOOL, offsetof(DsvConfig, field), 0, 0};
+        DSVI_OPTION_BOOL, offsetof(DsvConfig, field), 0, 0};
 #define DSV_TEXT(key, field, initial, help)                                                         \
-    *row++ = (DsvOption){                                                                           \
+    *row++ = (DsviOption){                                                                           \
         {section, text, key, "text", initial, "", "", help},                                        \
-        DSV_OPTION_TEXT, offsetof(DsvConfig, field), 0, 0};
+        DSVI_OPTION_TEXT, offsetof(DsvConfig, field), 0, 0};
 #define DSV_CHOICE(key, field, initial, choices, help)                                              \
-    *row++ = (DsvOption){                                                                           \
+    *row++ = (DsviOption){                                                                           \
         {section, text, key, choices, initial, "", "", help},                                       \
-        DSV_OPTION_CHOICE, offsetof(DsvConfig, field), 0, 0};
+        DSVI_OPTION_CHOICE, offsetof(DsvConfig, field), 0, 0};
 /* clang-format on */
 #include "dsv/options.def"
 }
 
-const DsvOption *dsvi_options(void)
+const DsviOption *dsvi_options(void)
 {
-    pthread_once(&made, make);
+    pthread_once(&filled, fill_option_table);
     return option;
 }
 
@@ -54,18 +54,18 @@ const DsvOptionInfo *dsv_option_info(size_t index)
     return index < DSVI_OPTION_COUNT ? &dsvi_options()[index].info : NULL;
 }
 
-const DsvOption *dsvi_option_find(const char *key)
+const DsviOption *dsvi_option_find(const char *key)
 {
-    const DsvOption *options = dsvi_options();
+    const DsviOption *options = dsvi_options();
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++)
         if (strcmp(options[i].info.key, key) == 0)
             return &options[i];
     return NULL;
 }
 
-const DsvOption *dsvi_option_of_group(const char *group)
+const DsviOption *dsvi_option_first_of_group(const char *group)
 {
-    const DsvOption *options = dsvi_options();
+    const DsviOption *options = dsvi_options();
     size_t length = strlen(group);
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++)
         if (strncmp(options[i].info.key, group, length) == 0 && options[i].info.key[length] == '.')

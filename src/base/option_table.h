@@ -1,4 +1,4 @@
-/* The rows of include/dsv/options.def as data. */
+/* The table of all options: the rows of include/dsv/options.def as an array. */
 #ifndef DSVI_OPTION_TABLE_H
 #define DSVI_OPTION_TABLE_H
 
@@ -8,24 +8,24 @@
 extern "C" {
 #endif
 
-typedef enum DsvOptionKind {
-    DSV_OPTION_INT,
-    DSV_OPTION_FLOAT,
-    DSV_OPTION_BOOL,
-    DSV_OPTION_TEXT,
-    DSV_OPTION_CHOICE
-} DsvOptionKind;
+typedef enum DsviOptionKind {
+    DSVI_OPTION_INT,
+    DSVI_OPTION_FLOAT,
+    DSVI_OPTION_BOOL,
+    DSVI_OPTION_TEXT,
+    DSVI_OPTION_CHOICE
+} DsviOptionKind;
 
-typedef struct DsvOption {
-    DsvOptionInfo info; /* a choice's are its type */
-    DsvOptionKind kind;
-    size_t offset;      /* of the field in DsvConfig */
-    double least, most; /* INT and FLOAT; exact, as no bound is above 2^53 */
-} DsvOption;
+typedef struct DsviOption {
+    DsvOptionInfo info; /* info.type of a CHOICE lists its choices: "a|b|c" */
+    DsviOptionKind kind;
+    size_t offset;   /* of the option's field in DsvConfig, in bytes */
+    double min, max; /* bounds of INT and FLOAT; no bound is above 2^53, so that INT bounds are exact */
+} DsviOption;
 
 enum {
-#define DSV_INT(key, field, initial, least, most, unit, help) DSVI_OPTION_##field,
-#define DSV_FLOAT(key, field, initial, least, most, unit, help) DSVI_OPTION_##field,
+#define DSV_INT(key, field, initial, min, max, unit, help) DSVI_OPTION_##field,
+#define DSV_FLOAT(key, field, initial, min, max, unit, help) DSVI_OPTION_##field,
 #define DSV_BOOL(key, field, initial, help) DSVI_OPTION_##field,
 #define DSV_TEXT(key, field, initial, help) DSVI_OPTION_##field,
 #define DSV_CHOICE(key, field, initial, choices, help) DSVI_OPTION_##field,
@@ -33,15 +33,15 @@ enum {
     DSVI_OPTION_COUNT
 };
 
-#define DSVI_KEY_ROOM 128 /* more than any key and its final zero take */
+#define DSVI_KEY_BYTES 128 /* bytes of a buffer that is larger than any key with its final zero */
 
-/* All DSVI_OPTION_COUNT options in table order. */
-const DsvOption *dsvi_options(void);
+/* Returns all DSVI_OPTION_COUNT options in the order of options.def. */
+const DsviOption *dsvi_options(void);
 
-/* By key; NULL when there is none. */
-const DsvOption *dsvi_option_find(const char *key);
-/* The first whose key begins with this group and a dot; NULL when there is no such group. */
-const DsvOption *dsvi_option_of_group(const char *group);
+/* Returns the option with this key, or NULL. */
+const DsviOption *dsvi_option_find(const char *key);
+/* Returns the first option whose key begins with `group` and a dot; NULL if there is no such group. */
+const DsviOption *dsvi_option_first_of_group(const char *group);
 
 #ifdef __cplusplus
 }

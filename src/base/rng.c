@@ -6,9 +6,9 @@
 
 #include "base/threads.h"
 
-enum { FILL_PIECE = 8192 }; /* numbers a thread draws at a time */
+enum { FILL_PIECE = 8192 }; /* numbers that a thread draws at a time */
 
-void dsvi_rng_words(DsvRng rng, uint64_t index, uint32_t out[4])
+void dsvi_rng_words(DsviRng rng, uint64_t index, uint32_t out[4])
 {
     uint32_t key0 = (uint32_t)rng.seed, key1 = (uint32_t)(rng.seed >> 32);
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = rng.purpose, c3 = rng.stream;
@@ -33,14 +33,14 @@ static double unit_from(uint32_t high, uint32_t low)
     return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
 }
 
-double dsvi_rng_uniform(DsvRng rng, uint64_t index)
+double dsvi_rng_uniform(DsviRng rng, uint64_t index)
 {
     uint32_t words[4];
     dsvi_rng_words(rng, index, words);
     return unit_from(words[0], words[1]);
 }
 
-uint64_t dsvi_rng_below(DsvRng rng, uint64_t index, uint64_t n)
+uint64_t dsvi_rng_below(DsviRng rng, uint64_t index, uint64_t n)
 {
     uint32_t words[4];
     dsvi_rng_words(rng, index, words);
@@ -48,8 +48,8 @@ uint64_t dsvi_rng_below(DsvRng rng, uint64_t index, uint64_t n)
     return (uint64_t)(((unsigned __int128)word * n) >> 64);
 }
 
-/* Two normals from the block of four words that serves indices 2 block and 2 block + 1. */
-static void normal_pair(DsvRng rng, uint64_t block, double pair[2])
+/* Computes the normal numbers with indices 2 * block and 2 * block + 1 from one set of four words. */
+static void normal_pair(DsviRng rng, uint64_t block, double pair[2])
 {
     uint32_t words[4];
     dsvi_rng_words(rng, block, words);
@@ -59,7 +59,7 @@ static void normal_pair(DsvRng rng, uint64_t block, double pair[2])
     pair[1] = radius * sin(angle);
 }
 
-double dsvi_rng_normal(DsvRng rng, uint64_t index)
+double dsvi_rng_normal(DsviRng rng, uint64_t index)
 {
     double pair[2];
     normal_pair(rng, index / 2, pair);
@@ -67,7 +67,7 @@ double dsvi_rng_normal(DsvRng rng, uint64_t index)
 }
 
 typedef struct NormalFill {
-    DsvRng rng;
+    DsviRng rng;
     uint64_t first_index;
     float *dst;
 } NormalFill;
@@ -85,7 +85,7 @@ static void fill_normal(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
-void dsvi_rng_fill_normal(DsvRng rng, uint64_t first_index, float *dst, int64_t n)
+void dsvi_rng_fill_normal(DsviRng rng, uint64_t first_index, float *dst, int64_t n)
 {
     NormalFill f = {rng, first_index, dst};
     dsvi_parallel_for(n, FILL_PIECE, fill_normal, &f);

@@ -1,7 +1,7 @@
 /* Counter-based random numbers: Philox 4x32-10 (Salmon et al., SC'11).
  *
- * There is no generator state. A number is a function of (seed, purpose, index), so a run that stops
- * and resumes, or is spread over ranks, draws the same numbers without saving anything but the step. */
+ * The generator has no state. A number is a function of (seed, purpose, stream, index). A run that resumes,
+ * or that is divided among ranks, therefore draws the same numbers, and a checkpoint stores only the step. */
 #ifndef DSVI_RNG_H
 #define DSVI_RNG_H
 
@@ -11,37 +11,38 @@
 extern "C" {
 #endif
 
-/* Separate streams: two purposes never share a number. The values are part of what makes an old
- * checkpoint resume bit-exactly: add at the end, never renumber. */
-typedef enum DsvRngPurpose {
-    DSV_RNG_INIT,     /* initial weights */
-    DSV_RNG_NOISE,    /* diffusion noise */
-    DSV_RNG_TIMESTEP, /* flow-matching times */
-    DSV_RNG_DATA,     /* which clip, where in it, which crop */
-    DSV_RNG_TEXT,     /* dropping of text conditioning */
-    DSV_RNG_EXPLORE,  /* exploration keys of sparse lists */
-    DSV_RNG_PROFILE,  /* which queries are profiled */
-    DSV_RNG_TEST,
-    DSV_RNG_SAMPLE,   /* the noise that sampling starts from */
-    DSV_RNG_HELD_OUT  /* diffusion noise of held-out windows */
-} DsvRngPurpose;
+/* What a random number is drawn for. Different purposes have independent numbers. Old checkpoints resume
+ * bit-exactly only if these values stay: add new ones at the end, never renumber. */
+typedef enum DsviRngPurpose {
+    DSVI_RNG_INIT,     /* initial weights */
+    DSVI_RNG_NOISE,    /* diffusion noise */
+    DSVI_RNG_TIMESTEP, /* flow-matching times */
+    DSVI_RNG_DATA,     /* choice of clip, window and crop */
+    DSVI_RNG_TEXT,     /* dropping of text conditioning */
+    DSVI_RNG_EXPLORE,  /* spans of keys that exploration adds to key lists at random */
+    DSVI_RNG_PROFILE,  /* choice of the queries whose exact attention is measured */
+    DSVI_RNG_TEST,     /* data of tests and benchmarks */
+    DSVI_RNG_SAMPLE,   /* noise from which sampling starts */
+    DSVI_RNG_HELD_OUT  /* diffusion noise of held-out windows */
+} DsviRngPurpose;
 
-typedef struct DsvRng {
+typedef struct DsviRng {
     uint64_t seed;
-    uint32_t purpose; /* DsvRngPurpose */
-    uint32_t stream;  /* free: a step, a tensor number, ... */
-} DsvRng;
+    uint32_t purpose; /* DsviRngPurpose */
+    uint32_t stream;  /* chosen by the caller: a step, the number of a tensor, ... */
+} DsviRng;
 
-/* Four 32-bit words for `index`. */
-void dsvi_rng_words(DsvRng rng, uint64_t index, uint32_t out[4]);
-/* Uniform in [0, 1), 53 bits. */
-double dsvi_rng_uniform(DsvRng rng, uint64_t index);
-/* Uniform integer in [0, n), n >= 1. */
-uint64_t dsvi_rng_below(DsvRng rng, uint64_t index, uint64_t n);
-/* Standard normal, Box-Muller in double. */
-double dsvi_rng_normal(DsvRng rng, uint64_t index);
-/* dst[i] = normal number (first_index + i), i in [0, n): the same values however the range is split. */
-void dsvi_rng_fill_normal(DsvRng rng, uint64_t first_index, float *dst, int64_t n);
+/* Writes the four random 32-bit words with number `index`. */
+void dsvi_rng_words(DsviRng rng, uint64_t index, uint32_t out[4]);
+/* Returns a uniform number in [0, 1) with 53 random bits. */
+double dsvi_rng_uniform(DsviRng rng, uint64_t index);
+/* Returns a uniform integer in [0, n), n >= 1. */
+uint64_t dsvi_rng_below(DsviRng rng, uint64_t index, uint64_t n);
+/* Returns a standard normal number, by Box-Muller in double precision. */
+double dsvi_rng_normal(DsviRng rng, uint64_t index);
+/* dst[i] = dsvi_rng_normal(rng, first_index + i) as F32, 0 <= i < n. Multithreaded; the values do not depend
+ * on how a range is split into calls. */
+void dsvi_rng_fill_normal(DsviRng rng, uint64_t first_index, float *dst, int64_t n);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
-/* Reading safetensors files that may be damaged or hostile. See safetensors.h.
+/* Reads safetensors files that may be damaged or hostile. See safetensors.h.
  *
- * Nothing is believed before it was checked: sizes against the file, shapes against byte ranges, ranges
- * against each other. After a successful open every tensor's bytes are inside the file as it was then. */
+ * Every value is checked before it is used: sizes against the file, shapes against byte ranges, ranges
+ * against each other. After a successful open the bytes of every tensor are inside the file as it was at that
+ * time. */
 #include "base/safetensors.h"
 
 #include <errno.h>
@@ -20,30 +21,30 @@
 #include "base/number_text.h"
 #include "base/utf8.h"
 
-/* The reference implementation's limit on the header, and ours on names and on JSON values: those take some
- * 80 bytes each when parsed, and a header of a hundred megabytes could hold fifty million. */
-enum { HEAD_BYTES = 8, HEADER_BYTES_MOST = 100000000, NAME_BYTES_MOST = 1024, VALUES_MOST = 4000000 };
+/* HEADER_BYTES_MAX is the limit of the format's reference implementation. VALUES_MAX limits memory: cJSON
+ * takes some 80 bytes for a value, and a header of a hundred megabytes could hold fifty million values. */
+enum { HEAD_BYTES = 8, HEADER_BYTES_MAX = 100000000, NAME_BYTES_MAX = 1024, VALUES_MAX = 4000000 };
 
-/* A tensor and where it begins in the file. */
+/* A tensor and the byte of the file at which its data begin. */
 typedef struct Placed {
-    DsvStoredTensor tensor;
+    DsviStoredTensor tensor;
     size_t offset;
 } Placed;
 
-struct DsvSafetensors {
+struct DsviSafetensors {
     char *path;
-    int file; /* -1: not open */
+    int file; /* descriptor; -1: closed, because the file is mapped */
     size_t file_bytes;
     unsigned char *map; /* NULL: not mapped */
     cJSON *header;      /* owns the names and the metadata */
     const cJSON *metadata;
-    Placed *placed; /* (count) in the order of their bytes */
-    const DsvStoredTensor **by_name;
-    void **aligned; /* copies of tensors the file holds unaligned, NULL for the others */
+    Placed *placed;                   /* (count) in the order of their bytes */
+    const DsviStoredTensor **by_name; /* (count) in the order of their names */
+    void **aligned; /* (count) copies of tensors that are not aligned in the file; NULL for the others */
     size_t count;
 };
 
-static DsvStatus open_file(DsvSafetensors *f)
+static DsvStatus open_regular_file(DsviSafetensors *f)
 {
     struct stat found;
     f->file = open(f->path, O_RDONLY | O_CLOEXEC);
@@ -51,7 +52,7 @@ static DsvStatus open_file(DsvSafetensors *f)
         return DSVI_FAIL(errno == ENOENT ? DSV_E_NOT_FOUND : DSV_E_IO, "%s: cannot open it: %s", f->path,
                          strerror(errno));
     if (fstat(f->file, &found) != 0)
-        return DSVI_FAIL(DSV_E_IO, "%s: cannot look at it: %s", f->path, strerror(errno));
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot read its attributes: %s", f->path, strerror(errno));
     if (!S_ISREG(found.st_mode))
         return DSVI_FAIL(DSV_E_IO, "%s: not a regular file", f->path);
     if (found.st_size < HEAD_BYTES)
@@ -61,7 +62,7 @@ static DsvStatus open_file(DsvSafetensors *f)
     return DSV_OK;
 }
 
-static DsvStatus map_file(DsvSafetensors *f)
+static DsvStatus map_file(DsviSafetensors *f)
 {
     void *map = mmap(NULL, f->file_bytes, PROT_READ, MAP_PRIVATE, f->file, 0);
     if (map == MAP_FAILED)
@@ -72,7 +73,7 @@ static DsvStatus map_file(DsvSafetensors *f)
     return DSV_OK;
 }
 
-static DsvStatus read_bytes(const DsvSafetensors *f, size_t from, void *out, size_t bytes)
+static DsvStatus read_bytes(const DsviSafetensors *f, size_t from, void *out, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
         ssize_t got = pread(f->file, (char *)out + done, bytes - done, (off_t)(from + done));
@@ -88,8 +89,8 @@ static DsvStatus read_bytes(const DsvSafetensors *f, size_t from, void *out, siz
     return DSV_OK;
 }
 
-/* What cJSON lets pass, or cuts short, and a header has no use for. */
-static DsvStatus check_text(const DsvSafetensors *f, const char *text, size_t bytes)
+/* Refuses what cJSON would accept or truncate: text that is not UTF-8, zero bytes, too many values. */
+static DsvStatus check_text(const DsviSafetensors *f, const char *text, size_t bytes)
 {
     static const char escaped_zero[] = "\\u0000";
     size_t values = 1;
@@ -101,29 +102,29 @@ static DsvStatus check_text(const DsvSafetensors *f, const char *text, size_t by
         return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has a zero byte in it", f->path);
     for (size_t i = 0; i < bytes; i++)
         values += text[i] == ',';
-    if (values > VALUES_MOST)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has %zu values, wanted at most %d", f->path, values,
-                         VALUES_MOST);
+    if (values > VALUES_MAX)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has %zu values, expected at most %d", f->path, values,
+                         VALUES_MAX);
     return DSV_OK;
 }
 
-/* The length of the header, which the file begins with. */
-static DsvStatus read_length(const DsvSafetensors *f, size_t *length)
+/* Reads the length of the header from the first 8 bytes of the file. */
+static DsvStatus read_length(const DsviSafetensors *f, size_t *length)
 {
-    size_t room = f->file_bytes - HEAD_BYTES, most = room < HEADER_BYTES_MOST ? room : HEADER_BYTES_MOST;
+    size_t room = f->file_bytes - HEAD_BYTES, limit = room < HEADER_BYTES_MAX ? room : HEADER_BYTES_MAX;
     unsigned char head[HEAD_BYTES];
-    uint64_t said = 0;
+    uint64_t stored = 0;
     DSVI_TRY(read_bytes(f, 0, head, HEAD_BYTES));
     for (int i = HEAD_BYTES - 1; i >= 0; i--)
-        said = said << 8 | head[i];
-    if (said > most)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: header of %" PRIu64 " bytes, wanted at most %zu", f->path, said,
-                         most);
-    *length = (size_t)said;
+        stored = stored << 8 | head[i];
+    if (stored > limit)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: header of %" PRIu64 " bytes, expected at most %zu", f->path,
+                         stored, limit);
+    *length = (size_t)stored;
     return DSV_OK;
 }
 
-static DsvStatus parse_header(DsvSafetensors *f, const char *text, size_t bytes)
+static DsvStatus parse_header(DsviSafetensors *f, const char *text, size_t bytes)
 {
     const char *end = NULL;
     DSVI_TRY(check_text(f, text, bytes));
@@ -134,12 +135,12 @@ static DsvStatus parse_header(DsvSafetensors *f, const char *text, size_t bytes)
     while (end < text + bytes && *end == ' ')
         end++;
     if (end != text + bytes)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header goes on behind its JSON, from byte %td on", f->path,
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: its header has text after its JSON, from byte %td on", f->path,
                          end - text);
     return DSV_OK;
 }
 
-static DsvStatus read_header(DsvSafetensors *f, size_t *data_start)
+static DsvStatus read_header(DsviSafetensors *f, size_t *data_start)
 {
     size_t bytes = 0;
     DSVI_TRY(read_length(f, &bytes));
@@ -154,10 +155,10 @@ static DsvStatus read_header(DsvSafetensors *f, size_t *data_start)
     return status;
 }
 
-static DsvStatus read_metadata(DsvSafetensors *f, const cJSON *item)
+static DsvStatus parse_metadata(DsviSafetensors *f, const cJSON *item)
 {
     if (f->metadata)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ stands twice in its header", f->path);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ is twice in its header", f->path);
     if (!cJSON_IsObject(item))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: __metadata__ is not an object", f->path);
     for (const cJSON *entry = item->child; entry; entry = entry->next)
@@ -170,41 +171,43 @@ static DsvStatus read_metadata(DsvSafetensors *f, const cJSON *item)
 
 static bool whole_number(const cJSON *item, int64_t *value)
 {
-    return cJSON_IsNumber(item) && dsvi_number_whole(item->valuedouble, value);
+    return cJSON_IsNumber(item) && dsvi_number_to_whole(item->valuedouble, value);
 }
 
-static DsvStatus read_dtype(const DsvSafetensors *f, const cJSON *dtype, DsvStoredTensor *t)
+static DsvStatus parse_dtype(const DsviSafetensors *f, const cJSON *dtype, DsviStoredTensor *t)
 {
     if (!cJSON_IsString(dtype))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its dtype is not text", f->path, t->name);
-    for (int d = 0; d < DSV_DTYPE_COUNT; d++)
-        if (strcmp(dtype->valuestring, dsvi_dtype_name((DsvDtype)d)) == 0) {
-            t->dtype = (DsvDtype)d;
+    for (int d = 0; d < DSVI_DTYPE_COUNT; d++)
+        if (strcmp(dtype->valuestring, dsvi_dtype_name((DsviDtype)d)) == 0) {
+            t->dtype = (DsviDtype)d;
             return DSV_OK;
         }
     return DSVI_FAIL(DSV_E_FORMAT,
-                     "%s: tensor %s has dtype %.32s, wanted F32, BF16, F16, F64, I32, I64 or U8", f->path,
+                     "%s: tensor %s has dtype %.32s, expected F32, BF16, F16, F64, I32, I64 or U8", f->path,
                      t->name, dtype->valuestring);
 }
 
-static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, DsvStoredTensor *t)
+static DsvStatus parse_shape(const DsviSafetensors *f, const cJSON *shape, DsviStoredTensor *t)
 {
-    /* More elements than any file can hold; also keeps the product, and its bytes, from wrapping. */
-    const int64_t too_many = INT64_C(1) << 53;
-    int64_t product = 1; /* of the lengths that are not zero, so that their order does not matter */
+    /* No file has as many elements as `limit`; below it neither the product of the lengths nor the product in
+       bytes overflows. */
+    const int64_t limit = INT64_C(1) << 53;
+    int64_t product = 1; /* product of the lengths above 0, so that the check does not depend on where a
+                            length of 0 stands */
     if (!cJSON_IsArray(shape))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its shape is not a list", f->path, t->name);
     t->count = 1;
     for (const cJSON *length = shape->child; length; length = length->next) {
-        if (t->ndim == DSV_TENSOR_MAX_DIMS)
+        if (t->ndim == DSVI_TENSOR_MAX_DIMS)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has more than %d dimensions", f->path, t->name,
-                             DSV_TENSOR_MAX_DIMS);
+                             DSVI_TENSOR_MAX_DIMS);
         int64_t *n = &t->shape[t->ndim++];
         if (!whole_number(length, n))
             return DSVI_FAIL(DSV_E_FORMAT,
                              "%s: tensor %s: length %d of its shape is not a whole number below 2^53",
                              f->path, t->name, t->ndim);
-        if (*n > 0 && product > too_many / *n)
+        if (*n > 0 && product > limit / *n)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its shape has more than 2^53 elements", f->path,
                              t->name);
         product *= *n > 0 ? *n : 1;
@@ -213,11 +216,11 @@ static DsvStatus read_shape(const DsvSafetensors *f, const cJSON *shape, DsvStor
     return DSV_OK;
 }
 
-/* Where the tensor's bytes are; its dtype and shape are known. */
-static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, size_t data_start,
-                              Placed *placed)
+/* Reads which bytes of the file belong to the tensor, whose dtype and shape are set. */
+static DsvStatus parse_offsets(const DsviSafetensors *f, const cJSON *offsets, size_t data_start,
+                               Placed *placed)
 {
-    DsvStoredTensor *t = &placed->tensor;
+    DsviStoredTensor *t = &placed->tensor;
     const size_t data_bytes = f->file_bytes - data_start;
     const cJSON *first = cJSON_IsArray(offsets) ? offsets->child : NULL;
     const cJSON *second = first ? first->next : NULL;
@@ -226,37 +229,36 @@ static DsvStatus read_offsets(const DsvSafetensors *f, const cJSON *offsets, siz
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its data_offsets are not two whole numbers below 2^53",
                          f->path, t->name);
     if (begin > end || (uint64_t)end > data_bytes)
-        return DSVI_FAIL(DSV_E_FORMAT,
-                         "%s: tensor %s lies at bytes %" PRId64 " to %" PRId64 ", the file has %zu", f->path,
-                         t->name, begin, end, data_bytes);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has bytes %" PRId64 " to %" PRId64 ", the file has %zu",
+                         f->path, t->name, begin, end, data_bytes);
     t->bytes = (size_t)t->count * dsvi_dtype_size(t->dtype);
     if (t->bytes != (size_t)(end - begin))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has %" PRId64 " bytes, its shape and dtype want %zu",
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has %" PRId64 " bytes, its shape and dtype need %zu",
                          f->path, t->name, end - begin, t->bytes);
     placed->offset = data_start + (size_t)begin;
     t->data = f->map ? f->map + placed->offset : NULL;
     return DSV_OK;
 }
 
-static DsvStatus check_name(const DsvSafetensors *f, const char *name)
+static DsvStatus check_tensor_name(const DsviSafetensors *f, const char *name)
 {
-    if (strlen(name) > NAME_BYTES_MOST)
+    if (strlen(name) > NAME_BYTES_MAX)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor name %.64s... is longer than %d bytes", f->path, name,
-                         NAME_BYTES_MOST);
+                         NAME_BYTES_MAX);
     for (const char *c = name; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f) /* it would garble whatever shows it */
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: a tensor's name has the control character %d in it", f->path,
-                             *c);
+        if ((unsigned char)*c < ' ' || *c == 0x7f) /* a control character, which would garble a terminal */
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: the name of a tensor contains the control character %d",
+                             f->path, *c);
     return DSV_OK;
 }
 
-static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t data_start, Placed *placed)
+static DsvStatus parse_tensor(const DsviSafetensors *f, const cJSON *item, size_t data_start, Placed *placed)
 {
-    DsvStoredTensor *t = &placed->tensor;
+    DsviStoredTensor *t = &placed->tensor;
     static const char *const word[] = {"dtype", "shape", "data_offsets"};
     const cJSON *part[3] = {NULL};
     t->name = item->string;
-    DSVI_TRY(check_name(f, t->name));
+    DSVI_TRY(check_tensor_name(f, t->name));
     if (!cJSON_IsObject(item))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s: its entry is not an object", f->path, t->name);
     for (const cJSON *member = item->child; member; member = member->next)
@@ -270,35 +272,35 @@ static DsvStatus read_tensor(const DsvSafetensors *f, const cJSON *item, size_t 
     for (int i = 0; i < 3; i++)
         if (!part[i])
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s has no %s", f->path, t->name, word[i]);
-    DSVI_TRY(read_dtype(f, part[0], t));
-    DSVI_TRY(read_shape(f, part[1], t));
-    return read_offsets(f, part[2], data_start, placed);
+    DSVI_TRY(parse_dtype(f, part[0], t));
+    DSVI_TRY(parse_shape(f, part[1], t));
+    return parse_offsets(f, part[2], data_start, placed);
 }
 
-static int by_place(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const Placed *x = a, *y = b;
     if (x->offset != y->offset)
         return x->offset < y->offset ? -1 : 1;
     if (x->tensor.bytes != y->tensor.bytes)
-        return x->tensor.bytes < y->tensor.bytes ? -1 : 1; /* empty tensors before what starts there */
+        return x->tensor.bytes < y->tensor.bytes ? -1 : 1; /* an empty tensor before a tensor with bytes */
     return strcmp(x->tensor.name, y->tensor.name);
 }
 
-static int by_name(const void *a, const void *b)
+static int by_tensor_name(const void *a, const void *b)
 {
-    return strcmp((*(const DsvStoredTensor *const *)a)->name, (*(const DsvStoredTensor *const *)b)->name);
+    return strcmp((*(const DsviStoredTensor *const *)a)->name, (*(const DsviStoredTensor *const *)b)->name);
 }
 
-/* The tensors cover the data once, without gap or overlap. */
-static DsvStatus check_places(const DsvSafetensors *f, size_t data_start)
+/* Fails unless every byte of the data belongs to exactly one tensor. */
+static DsvStatus check_coverage(const DsviSafetensors *f, size_t data_start)
 {
     size_t next = data_start;
     for (size_t i = 0; i < f->count; i++) {
-        const DsvStoredTensor *t = &f->placed[i].tensor;
+        const DsviStoredTensor *t = &f->placed[i].tensor;
         ptrdiff_t gap = (ptrdiff_t)f->placed[i].offset - (ptrdiff_t)next;
         if (gap > 0)
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s follows after a gap of %td bytes, wanted none",
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s follows after a gap of %td bytes, expected none",
                              f->path, t->name, gap);
         if (gap < 0)
             return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s overlaps %s by %td bytes", f->path, t->name,
@@ -311,24 +313,24 @@ static DsvStatus check_places(const DsvSafetensors *f, size_t data_start)
     return DSV_OK;
 }
 
-static DsvStatus index_names(DsvSafetensors *f)
+static DsvStatus index_names(DsviSafetensors *f)
 {
     for (size_t i = 0; i < f->count; i++)
         f->by_name[i] = &f->placed[i].tensor;
     if (f->count > 0)
-        qsort(f->by_name, f->count, sizeof *f->by_name, by_name);
+        qsort(f->by_name, f->count, sizeof *f->by_name, by_tensor_name);
     for (size_t i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
-            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s stands twice in its header", f->path,
+            return DSVI_FAIL(DSV_E_FORMAT, "%s: tensor %s is twice in its header", f->path,
                              f->by_name[i]->name);
     return DSV_OK;
 }
 
-/* The format lets a tensor begin at any byte; those that begin where their numbers cannot are copied. */
-static DsvStatus align(DsvSafetensors *f)
+/* The format lets a tensor begin at any byte. A tensor that is not aligned for its dtype is copied. */
+static DsvStatus align_tensors(DsviSafetensors *f)
 {
     for (size_t i = 0; i < f->count; i++) {
-        DsvStoredTensor *t = &f->placed[i].tensor;
+        DsviStoredTensor *t = &f->placed[i].tensor;
         if ((uintptr_t)t->data % dsvi_dtype_size(t->dtype) == 0)
             continue;
         f->aligned[i] = malloc(t->bytes ? t->bytes : 1);
@@ -340,7 +342,7 @@ static DsvStatus align(DsvSafetensors *f)
     return DSV_OK;
 }
 
-static DsvStatus read_tensors(DsvSafetensors *f, size_t data_start)
+static DsvStatus parse_tensors(DsviSafetensors *f, size_t data_start)
 {
     size_t room = (size_t)cJSON_GetArraySize(f->header) + 1;
     f->placed = calloc(room, sizeof *f->placed);
@@ -350,22 +352,22 @@ static DsvStatus read_tensors(DsvSafetensors *f, size_t data_start)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of %zu tensors", f->path, room);
     for (const cJSON *item = f->header->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0)
-            DSVI_TRY(read_metadata(f, item));
+            DSVI_TRY(parse_metadata(f, item));
         else
-            DSVI_TRY(read_tensor(f, item, data_start, &f->placed[f->count++]));
+            DSVI_TRY(parse_tensor(f, item, data_start, &f->placed[f->count++]));
     }
     if (f->count > 0)
-        qsort(f->placed, f->count, sizeof *f->placed, by_place);
-    DSVI_TRY(check_places(f, data_start));
+        qsort(f->placed, f->count, sizeof *f->placed, by_offset);
+    DSVI_TRY(check_coverage(f, data_start));
     DSVI_TRY(index_names(f));
-    return f->map ? align(f) : DSV_OK;
+    return f->map ? align_tensors(f) : DSV_OK;
 }
 
-static DsvStatus open_path(const char *path, bool mapped, DsvSafetensors **out)
+static DsvStatus open_safetensors(const char *path, bool mapped, DsviSafetensors **out)
 {
     DsvStatus status;
     size_t data_start = 0;
-    DsvSafetensors *f = calloc(1, sizeof *f);
+    DsviSafetensors *f = calloc(1, sizeof *f);
     *out = NULL;
     if (f)
         f->file = -1;
@@ -373,11 +375,11 @@ static DsvStatus open_path(const char *path, bool mapped, DsvSafetensors **out)
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", path);
         goto fail;
     }
-    DSVI_TRY_GOTO(status, open_file(f), fail);
+    DSVI_TRY_GOTO(status, open_regular_file(f), fail);
     DSVI_TRY_GOTO(status, read_header(f, &data_start), fail);
     if (mapped)
         DSVI_TRY_GOTO(status, map_file(f), fail);
-    DSVI_TRY_GOTO(status, read_tensors(f, data_start), fail);
+    DSVI_TRY_GOTO(status, parse_tensors(f, data_start), fail);
     *out = f;
     return DSV_OK;
 fail:
@@ -385,26 +387,27 @@ fail:
     return status;
 }
 
-DsvStatus dsvi_safetensors_open(const char *path, DsvSafetensors **out)
+DsvStatus dsvi_safetensors_open(const char *path, DsviSafetensors **out)
 {
-    return open_path(path, true, out);
+    return open_safetensors(path, true, out);
 }
 
-DsvStatus dsvi_safetensors_open_unmapped(const char *path, DsvSafetensors **out)
+DsvStatus dsvi_safetensors_open_unmapped(const char *path, DsviSafetensors **out)
 {
-    return open_path(path, false, out);
+    return open_safetensors(path, false, out);
 }
 
-DsvStatus dsvi_safetensors_read(const DsvSafetensors *f, const DsvStoredTensor *t, size_t from, void *out,
+DsvStatus dsvi_safetensors_read(const DsviSafetensors *f, const DsviStoredTensor *t, size_t from, void *out,
                                 size_t bytes)
 {
     DSVI_ASSERT(f->file >= 0 && from <= t->bytes && bytes <= t->bytes - from);
-    return read_bytes(f, ((const Placed *)t)->offset + from, out, bytes); /* its first member */
+    /* Tensors of an open file are members (`tensor`, the first one) of a Placed. */
+    return read_bytes(f, ((const Placed *)t)->offset + from, out, bytes);
 }
 
-void dsvi_safetensors_close(DsvSafetensors **file)
+void dsvi_safetensors_close(DsviSafetensors **file)
 {
-    DsvSafetensors *f = *file;
+    DsviSafetensors *f = *file;
     if (!f)
         return;
     for (size_t i = 0; f->aligned && i < f->count; i++)
@@ -422,33 +425,34 @@ void dsvi_safetensors_close(DsvSafetensors **file)
     *file = NULL;
 }
 
-const char *dsvi_safetensors_path(const DsvSafetensors *file)
+const char *dsvi_safetensors_path(const DsviSafetensors *file)
 {
     return file->path;
 }
 
-size_t dsvi_safetensors_count(const DsvSafetensors *file)
+size_t dsvi_safetensors_count(const DsviSafetensors *file)
 {
     return file->count;
 }
 
-const DsvStoredTensor *dsvi_safetensors_at(const DsvSafetensors *file, size_t index)
+const DsviStoredTensor *dsvi_safetensors_at(const DsviSafetensors *file, size_t index)
 {
     return &file->placed[index].tensor;
 }
 
-const DsvStoredTensor *dsvi_safetensors_find(const DsvSafetensors *file, const char *name)
+const DsviStoredTensor *dsvi_safetensors_find(const DsviSafetensors *file, const char *name)
 {
-    DsvStoredTensor wanted = {.name = name};
-    const DsvStoredTensor *key = &wanted;
+    DsviStoredTensor named = {.name = name};
+    const DsviStoredTensor *key = &named;
     if (file->count == 0)
         return NULL;
-    const DsvStoredTensor *const *found = bsearch(&key, file->by_name, file->count, sizeof key, by_name);
+    const DsviStoredTensor *const *found = bsearch(&key, file->by_name, file->count, sizeof key,
+                                                   by_tensor_name);
     return found ? *found : NULL;
 }
 
-/* "(2, any, 64)" */
-static void shape_text(int ndim, const int64_t *shape, char *text, size_t room)
+/* Writes a required shape as text, such as "(2, any, 64)". */
+static void stored_shape_text(int ndim, const int64_t *shape, char *text, size_t room)
 {
     size_t used = (size_t)snprintf(text, room, "(");
     for (int i = 0; i < ndim && used < room; i++) {
@@ -460,11 +464,11 @@ static void shape_text(int ndim, const int64_t *shape, char *text, size_t room)
         snprintf(text + used, room - used, ")");
 }
 
-DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, int ndim, const int64_t *shape,
-                                const DsvStoredTensor **out)
+DsvStatus dsvi_safetensors_require(const DsviSafetensors *file, const char *name, int ndim,
+                                   const int64_t *shape, const DsviStoredTensor **out)
 {
-    char found_text[160], wanted_text[160];
-    const DsvStoredTensor *t = dsvi_safetensors_find(file, name);
+    char found[160], required[160];
+    const DsviStoredTensor *t = dsvi_safetensors_find(file, name);
     *out = NULL;
     if (!t)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no tensor %s in it", file->path, name);
@@ -472,28 +476,27 @@ DsvStatus dsvi_safetensors_want(const DsvSafetensors *file, const char *name, in
     for (int i = 0; fits && i < ndim; i++)
         fits = shape[i] < 0 || t->shape[i] == shape[i];
     if (!fits) {
-        shape_text(t->ndim, t->shape, found_text, sizeof found_text);
-        shape_text(ndim, shape, wanted_text, sizeof wanted_text);
-        return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted %s", file->path, name, found_text,
-                         wanted_text);
+        stored_shape_text(t->ndim, t->shape, found, sizeof found);
+        stored_shape_text(ndim, shape, required, sizeof required);
+        return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, expected %s", file->path, name, found, required);
     }
     *out = t;
     return DSV_OK;
 }
 
-DsvStatus dsvi_safetensors_want_floating(const DsvSafetensors *file, const char *name, int ndim,
-                                         const int64_t *shape, const DsvStoredTensor **out)
+DsvStatus dsvi_safetensors_require_floating(const DsviSafetensors *file, const char *name, int ndim,
+                                            const int64_t *shape, const DsviStoredTensor **out)
 {
-    DSVI_TRY(dsvi_safetensors_want(file, name, ndim, shape, out));
-    DsvDtype dtype = (*out)->dtype;
+    DSVI_TRY(dsvi_safetensors_require(file, name, ndim, shape, out));
+    DsviDtype dtype = (*out)->dtype;
     if (dsvi_dtype_is_floating(dtype))
         return DSV_OK;
     *out = NULL;
-    return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, wanted a floating dtype", file->path, name,
+    return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, expected a floating dtype", file->path, name,
                      dsvi_dtype_name(dtype));
 }
 
-const char *dsvi_safetensors_metadata(const DsvSafetensors *file, const char *key)
+const char *dsvi_safetensors_metadata(const DsviSafetensors *file, const char *key)
 {
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(file->metadata, key));
 }

@@ -1,4 +1,4 @@
-/* Writing safetensors files. See safetensors.h. */
+/* Writes safetensors files. See safetensors.h. */
 #include "base/safetensors.h"
 
 #include <stdbool.h>
@@ -9,7 +9,7 @@
 
 #include "base/fs.h"
 
-static bool bytes_fit_shape(const DsvStoredTensor *t)
+static bool bytes_fit_shape(const DsviStoredTensor *t)
 {
     size_t bytes = dsvi_dtype_size(t->dtype);
     for (int i = 0; i < t->ndim; i++)
@@ -17,10 +17,11 @@ static bool bytes_fit_shape(const DsvStoredTensor *t)
     return bytes == t->bytes;
 }
 
-/* Puts one tensor's entry into the header; *offset moves on behind it. */
-static bool add_tensor(cJSON *header, const DsvStoredTensor *t, size_t *offset)
+/* Adds one tensor's entry to the header, and the tensor's bytes to *offset. Returns false if memory is
+   lacking. */
+static bool add_tensor(cJSON *header, const DsviStoredTensor *t, size_t *offset)
 {
-    DSVI_ASSERT(t->ndim >= 0 && t->ndim <= DSV_TENSOR_MAX_DIMS && bytes_fit_shape(t));
+    DSVI_ASSERT(t->ndim >= 0 && t->ndim <= DSVI_TENSOR_MAX_DIMS && bytes_fit_shape(t));
     cJSON *entry = cJSON_AddObjectToObject(header, t->name);
     cJSON *shape = NULL, *offsets = NULL;
     bool whole = entry && cJSON_AddStringToObject(entry, "dtype", dsvi_dtype_name(t->dtype)) &&
@@ -34,8 +35,9 @@ static bool add_tensor(cJSON *header, const DsvStoredTensor *t, size_t *offset)
     return whole;
 }
 
-/* The header as text, padded with blanks so that the data begin at a multiple of 8; free it. */
-static char *make_header(const DsvStoredTensor *tensors, size_t count, const char *const (*metadata)[2],
+/* Returns the header as text, padded with blanks so that the data begin at a multiple of 8 bytes; NULL if
+ * memory is lacking. The caller frees it. */
+static char *make_header(const DsviStoredTensor *tensors, size_t count, const char *const (*metadata)[2],
                          size_t metadata_count)
 {
     size_t offset = 0;
@@ -62,12 +64,12 @@ static char *make_header(const DsvStoredTensor *tensors, size_t count, const cha
     return padded;
 }
 
-DsvStatus dsvi_safetensors_write(const char *path, const DsvStoredTensor *tensors, size_t count,
+DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count)
 {
     unsigned char size[8];
     char *header = make_header(tensors, count, metadata, metadata_count);
-    DsvFilePart *parts = calloc(count + 2, sizeof *parts);
+    DsviFilePart *parts = calloc(count + 2, sizeof *parts);
     DsvStatus status;
     if (!header || !parts) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its header", path);
@@ -75,10 +77,10 @@ DsvStatus dsvi_safetensors_write(const char *path, const DsvStoredTensor *tensor
     }
     for (int i = 0; i < 8; i++)
         size[i] = (unsigned char)((uint64_t)strlen(header) >> (8 * i));
-    parts[0] = (DsvFilePart){size, sizeof size};
-    parts[1] = (DsvFilePart){header, strlen(header)};
+    parts[0] = (DsviFilePart){size, sizeof size};
+    parts[1] = (DsviFilePart){header, strlen(header)};
     for (size_t i = 0; i < count; i++)
-        parts[2 + i] = (DsvFilePart){tensors[i].data, tensors[i].bytes};
+        parts[2 + i] = (DsviFilePart){tensors[i].data, tensors[i].bytes};
     DSVI_TRY_GOTO(status, dsvi_file_write_parts(path, parts, count + 2), done);
 done:
     free(parts);

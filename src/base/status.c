@@ -6,20 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static DsvStatusRecord *own_record(void)
+static DsviStatusRecord *local_status_record(void)
 {
-    static _Thread_local DsvStatusRecord record;
+    static _Thread_local DsviStatusRecord record;
     return &record;
 }
 
-static DsvStatusRecordOfThread *record_of_thread = own_record;
+static DsviStatusRecordOfThread *record_of_thread = local_status_record;
 
-DsvStatusRecord *dsvi_status_record(void)
+DsviStatusRecord *dsvi_status_record(void)
 {
     return record_of_thread();
 }
 
-void dsvi_status_share(DsvStatusRecordOfThread *shared)
+void dsvi_status_use_records_of(DsviStatusRecordOfThread *shared)
 {
     record_of_thread = shared;
 }
@@ -54,8 +54,9 @@ void dsvi_trail_add(const char *file, int line)
 
 DsvStatus dsvi_fail_at(const char *file, int line, DsvStatus status, const char *format, ...)
 {
-    DsvStatusRecord *record = dsvi_status_record();
-    char whole[DSVI_MESSAGE_BYTES]; /* the arguments may be parts of the sentence before */
+    DsviStatusRecord *record = dsvi_status_record();
+    char whole[DSVI_MESSAGE_BYTES]; /* the new message is not written directly to record->message, because the
+                                       arguments may point into it */
     va_list args;
     va_start(args, format);
     vsnprintf(whole, sizeof whole, format, args);
@@ -66,7 +67,7 @@ DsvStatus dsvi_fail_at(const char *file, int line, DsvStatus status, const char 
     return status;
 }
 
-DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...)
+DsvStatus dsvi_fail_prefix(DsvStatus status, const char *format, ...)
 {
     char *message = dsvi_status_record()->message;
     char prefixed[DSVI_MESSAGE_BYTES];
@@ -83,7 +84,7 @@ DsvStatus dsvi_fail_within(DsvStatus status, const char *format, ...)
 
 DsvStatus dsvi_fail_adopt(DsvStatus status, const char *text)
 {
-    DsvStatusRecord *record = dsvi_status_record();
+    DsviStatusRecord *record = dsvi_status_record();
     if (text != record->message)
         snprintf(record->message, sizeof record->message, "%s", text);
     record->trail[0] = 0;

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-/* Address space, of which only pages in use take memory; what Linux gives by default. */
+/* Linux's default. This is address space; only pages that are used take memory. */
 #define STACK_BYTES ((size_t)8 << 20)
 
 int dsvi_thread_start(pthread_t *thread, void *(*function)(void *context), void *context)

@@ -1,9 +1,8 @@
-/* The pool of compute threads: POSIX threads that look for work for a moment and then sleep.
+/* The pool of compute threads: POSIX threads that spin for a moment when they have no work, and then sleep.
  *
- * Not OpenMP's own pool: its threads spin for milliseconds after each loop, and on a machine whose cores are
- * also decoding clips, or shared with other programs, they then spin against the work itself. Libraries that
- * bring OpenMP along (oneDNN) are only called from inside a loop here, one thread each, so that this pool is
- * the only one. */
+ * OpenMP's pool is not used because its threads spin for milliseconds after each loop: they would take CPU
+ * time from threads that decode clips, and from other programs. Libraries that use OpenMP (oneDNN) are called
+ * only from inside a loop of this pool, with one thread each, so that no second pool exists. */
 #include "base/threads.h"
 
 #include <pthread.h>
@@ -15,7 +14,7 @@
 #include "base/host.h"
 #include "base/thread_start.h"
 
-enum { THREADS_MOST = 1024, LOOKS_BEFORE_SLEEP = 2000 };
+enum { THREADS_MAX = 1024, SPINS_BEFORE_SLEEP = 2000 };
 
 typedef struct Loop {
     dsvi_range_fn *fn;
@@ -24,35 +23,36 @@ typedef struct Loop {
 } Loop;
 
 static struct {
-    pthread_mutex_t busy;  /* held from the beginning to the end of a shared loop */
-    pthread_mutex_t sleep; /* guards the two conditions */
+    pthread_mutex_t busy;  /* held during a parallel loop, and while the pool is changed */
+    pthread_mutex_t sleep; /* guards the two condition variables */
     pthread_cond_t work, done;
-    pthread_t thread[THREADS_MOST];
-    int started; /* threads beside the caller */
+    pthread_t thread[THREADS_MAX];
+    int started; /* running threads, without the thread that calls dsvi_parallel_for */
     Loop loop;
     _Atomic int64_t next_piece;
-    atomic_int unfinished; /* workers that still have to leave the current loop */
-    atomic_uint number;    /* of the current loop: changes when there is work */
+    atomic_int unfinished; /* threads that have not finished the current loop */
+    atomic_uint number;    /* number of the current loop; a new number wakes the threads */
     atomic_bool stop;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .sleep = PTHREAD_MUTEX_INITIALIZER,
           .work = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-static atomic_int wanted; /* 0: neither set nor asked for yet */
+static atomic_int requested; /* number of threads, the caller included; 0: not decided yet */
 
 static int usable_cores(void)
 {
     int count = dsvi_usable_cores();
-    return count < THREADS_MOST ? count : THREADS_MOST;
+    return count < THREADS_MAX ? count : THREADS_MAX;
 }
 
 int dsvi_threads_count(void)
 {
-    int count = atomic_load(&wanted);
-    if (count == 0) { /* once for all: worker numbers must stay below it */
+    int count = atomic_load(&requested);
+    if (count == 0) { /* the first answer stays valid, because callers allocate arrays of this size, indexed
+                         by worker */
         count = usable_cores();
-        atomic_store(&wanted, count);
+        atomic_store(&requested, count);
     }
     return count;
 }
@@ -64,7 +64,7 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Takes pieces of the current loop until there are none. */
+/* Processes pieces of the current loop until none are left. */
 static void run_pieces(int worker)
 {
     const Loop *loop = &pool.loop;
@@ -77,10 +77,10 @@ static void run_pieces(int worker)
     }
 }
 
-/* Waits for a loop other than `seen`; returns its number. */
-static unsigned await_work(unsigned seen)
+/* Waits until the current loop has another number than `seen`; returns the new number. */
+static unsigned await_loop(unsigned seen)
 {
-    for (int look = 0; look < LOOKS_BEFORE_SLEEP; look++) {
+    for (int spin = 0; spin < SPINS_BEFORE_SLEEP; spin++) {
         if (atomic_load(&pool.number) != seen)
             return atomic_load(&pool.number);
         pause_briefly();
@@ -94,7 +94,7 @@ static unsigned await_work(unsigned seen)
 
 static void await_workers(void)
 {
-    for (int look = 0; look < LOOKS_BEFORE_SLEEP; look++) {
+    for (int spin = 0; spin < SPINS_BEFORE_SLEEP; spin++) {
         if (atomic_load(&pool.unfinished) == 0)
             return;
         pause_briefly();
@@ -105,8 +105,8 @@ static void await_workers(void)
     pthread_mutex_unlock(&pool.sleep);
 }
 
-/* Starts a loop, or the end of all loops, for the sleeping and the looking alike. */
-static void announce(void)
+/* Wakes all threads, sleeping and spinning, for a new loop or for shutdown (pool.stop). */
+static void wake_workers(void)
 {
     atomic_store(&pool.unfinished, pool.started);
     atomic_fetch_add(&pool.number, 1);
@@ -120,16 +120,16 @@ typedef struct Start {
     unsigned seen;
 } Start;
 
-static Start start[THREADS_MOST];
+static Start start[THREADS_MAX];
 
-static void *work(void *argument)
+static void *pool_thread(void *argument)
 {
     const Start *mine = argument;
     int worker = mine->worker;
     unsigned seen = mine->seen;
-    omp_set_num_threads(1); /* of this thread alone */
+    omp_set_num_threads(1); /* applies to the calling thread only */
     for (;;) {
-        seen = await_work(seen);
+        seen = await_loop(seen);
         bool stop = atomic_load(&pool.stop);
         if (!stop)
             run_pieces(worker);
@@ -148,20 +148,21 @@ static void stop_workers(void)
     if (pool.started == 0)
         return;
     atomic_store(&pool.stop, true);
-    announce();
+    wake_workers();
     for (int i = 0; i < pool.started; i++)
         pthread_join(pool.thread[i], NULL);
     atomic_store(&pool.stop, false);
     pool.started = 0;
 }
 
-/* A thread the system refuses is a thread less: slower, not wrong. */
+/* Starts the pool's threads. If the system refuses a thread, the pool works with fewer threads: slower, but
+   correct. */
 static void start_workers(int count)
 {
     unsigned seen = atomic_load(&pool.number);
     while (pool.started < count) {
         start[pool.started] = (Start){.worker = pool.started + 1, .seen = seen};
-        if (dsvi_thread_start(&pool.thread[pool.started], work, &start[pool.started]) != 0)
+        if (dsvi_thread_start(&pool.thread[pool.started], pool_thread, &start[pool.started]) != 0)
             return;
         pool.started++;
     }
@@ -172,11 +173,12 @@ void dsvi_threads_set(int count)
     int usable = count > 0 ? count : usable_cores();
     pthread_mutex_lock(&pool.busy);
     stop_workers();
-    atomic_store(&wanted, usable < THREADS_MOST ? usable : THREADS_MOST);
+    atomic_store(&requested, usable < THREADS_MAX ? usable : THREADS_MAX);
     pthread_mutex_unlock(&pool.busy);
 }
 
-/* All pieces on this thread, in order. What a library called from fn makes of idle threads must not show. */
+/* Processes all pieces on the calling thread, in order. OpenMP in libraries is limited to one thread here
+ * too, so that their results do not depend on whether a loop runs in parallel. */
 static void run_alone(const Loop *loop)
 {
     int outside = omp_get_max_threads();
@@ -188,14 +190,14 @@ static void run_alone(const Loop *loop)
     omp_set_num_threads(outside);
 }
 
-static void run_shared(const Loop *loop)
+static void run_parallel(const Loop *loop)
 {
     int outside = omp_get_max_threads();
     start_workers(dsvi_threads_count() - 1);
     pool.loop = *loop;
     atomic_store(&pool.next_piece, 0);
     omp_set_num_threads(1);
-    announce();
+    wake_workers();
     run_pieces(0);
     await_workers();
     omp_set_num_threads(outside);
@@ -208,11 +210,11 @@ void dsvi_parallel_for(int64_t n, int64_t grain, dsvi_range_fn *fn, void *contex
     if (grain < 1)
         grain = 1;
     Loop loop = {fn, context, n, grain, n / grain + (n % grain != 0)};
-    /* A loop inside a loop, or beside one of another thread, finds the pool busy and does its own work. */
+    /* A nested loop, or a second loop of another thread, finds the pool busy and runs on its caller. */
     if (loop.pieces == 1 || dsvi_threads_count() == 1 || pthread_mutex_trylock(&pool.busy) != 0) {
         run_alone(&loop);
         return;
     }
-    run_shared(&loop);
+    run_parallel(&loop);
     pthread_mutex_unlock(&pool.busy);
 }

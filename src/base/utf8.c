@@ -3,8 +3,8 @@
 
 size_t dsvi_utf8_decode(const char *text, size_t room, uint32_t *code)
 {
-    /* By number of bytes: the least code that needs so many. */
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    /* smallest[n] is the smallest code whose UTF-8 form has n bytes. */
+    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *byte = (const unsigned char *)text;
     if (room == 0)
         return 0;
@@ -21,7 +21,7 @@ size_t dsvi_utf8_decode(const char *text, size_t room, uint32_t *code)
             return 0;
         sum = sum << 6 | (byte[i] & 0x3fu);
     }
-    if (sum < least[bytes] || sum > 0x10ffff || (sum >= 0xd800 && sum < 0xe000))
+    if (sum < smallest[bytes] || sum > 0x10ffff || (sum >= 0xd800 && sum < 0xe000))
         return 0;
     *code = sum;
     return bytes;

@@ -1,4 +1,4 @@
-/* UTF-8 (RFC 3629): what text from files and users has to be. */
+/* Decodes and validates UTF-8 (RFC 3629), the encoding of all text from files and users. */
 #ifndef DSVI_UTF8_H
 #define DSVI_UTF8_H
 
@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* The character that `text` begins with, into *code; returns its bytes, at most `room`, or 0 where they are
- * no character (overlong, a surrogate, above U+10FFFF, cut short; or room is 0). */
+/* Decodes the first character of the `room` bytes at `text` to *code. Returns the character's bytes, or 0 if
+ * the bytes are no character: an overlong form, a surrogate, above U+10FFFF, truncated, or room is 0. */
 size_t dsvi_utf8_decode(const char *text, size_t room, uint32_t *code);
 
 bool dsvi_utf8_valid(const char *text, size_t bytes);

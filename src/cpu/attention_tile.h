@@ -1,14 +1,16 @@
 /* Tiles of attention on the CPU, shared by the forward and backward passes.
  *
- * Dense attention is the case of one group that holds all queries, with a list of all keys. A tile is up to
- * 128 queries of one group of one (batch, head); the keys of its list pass it 64 at a time, gathered into
- * packed rows. All that belongs to queries stands transposed, queries across (lanes), as in
+ * Dense attention is treated as one group that holds all queries, with a list of all keys. A tile is up to
+ * 128 queries of one group of one (batch, head). The keys of the group's list are processed 64 at a time:
+ * their rows are gathered into packed rows. All arrays of queries are stored transposed, with the queries in
+ * vector lanes:
  *     S^T = K Q^T      (64, tile)      K as gathered, its words broadcast; Q^T packed once per tile
  *     O^T += V^T P^T   (D, tile)
- * so that a query's softmax runs down a lane, and P^T and dS^T serve as factors as they come out.
+ * The softmax of a query is then computed within one lane, and P^T and dS^T are operands of the next product
+ * without another transposition.
  *
- * Operands are words (tile_words.h). Rows packed along D are row_words apart, rows of D words (packed across,
- * or F32) row_width, rows of queries tile_width. */
+ * Operands consist of 32-bit words (tile_words.h). Distances between rows: row_words for rows packed along D,
+ * row_width for rows of D words (packed across, or F32), tile_width for rows of queries. */
 #ifndef DSVI_ATTENTION_TILE_H
 #define DSVI_ATTENTION_TILE_H
 
@@ -21,34 +23,36 @@ extern "C" {
 
 enum { DSVI_TILE_QUERIES = 128, DSVI_TILE_KEYS = 64 };
 
-/* How the queries of one (batch, head) are cut: groups, and tiles in them, numbered through. */
-typedef struct DsvAttentionTiles {
-    int64_t group;      /* queries that share a list */
-    int64_t tile;       /* queries of a tile, but for the last of a group */
-    int64_t per_group;  /* tiles */
-    int64_t count;      /* tiles of a (batch, head); the last ones of the last group may be empty */
-    bool pairs;         /* operands are pairs of bf16 */
-    int64_t dim_words;  /* of a row along D: k of products over D */
-    int64_t tile_width; /* `tile` rounded up to whole vectors (pairs: to pairs of them) */
+/* How the queries of one (batch, head) are divided: into groups, and each group into tiles. Tiles are
+ * numbered through all groups. */
+typedef struct DsviAttentionTiles {
+    int64_t group;      /* number of queries that share a list */
+    int64_t tile;       /* number of queries of a tile; the last tile of a group may have fewer */
+    int64_t per_group;  /* tiles of a group */
+    int64_t count;      /* tiles of a (batch, head); the last tiles of the last group may be empty */
+    bool pairs;         /* operands consist of words with two BF16 each (otherwise one F32) */
+    int64_t dim_words;  /* words of a row packed along D; this is k of products over D */
+    int64_t tile_width; /* `tile` rounded up to whole vectors (if words are BF16 pairs, to two vectors) */
     int64_t row_width;  /* D rounded up to whole vectors */
     int64_t row_words;  /* dim_words rounded up to whole vectors */
-} DsvAttentionTiles;
+} DsviAttentionTiles;
 
-/* Lanes that so many queries take. */
-static inline int64_t dsvi_tile_width(const DsvAttentionTiles *t, int64_t queries)
+/* Number of lanes that `queries` queries occupy: rounded up to the vector length or, if words are BF16
+ * pairs, to twice the vector length. */
+static inline int64_t dsvi_tile_width(const DsviAttentionTiles *t, int64_t queries)
 {
     return dsvi_round_up(queries, t->pairs ? 2 * DSVI_LANES : DSVI_LANES);
 }
 
-static inline DsvAttentionTiles dsvi_attention_tiles(const DsvAttentionArgs *args)
+static inline DsviAttentionTiles dsvi_attention_tiles(const DsviAttentionArgs *args)
 {
-    DsvAttentionTiles t;
+    DsviAttentionTiles t;
     int64_t groups = args->lists ? args->lists->groups : 1;
     t.group = args->lists ? args->lists->group : args->queries;
     t.tile = t.group < DSVI_TILE_QUERIES ? t.group : (int64_t)DSVI_TILE_QUERIES;
     t.per_group = t.tile > 0 ? (t.group + t.tile - 1) / t.tile : 0;
     t.count = groups * t.per_group;
-    t.pairs = DSVI_HAS_PAIRS && args->act == DSV_BF16;
+    t.pairs = DSVI_HAS_PAIRS && args->act == DSVI_BF16;
     t.dim_words = dsvi_words(t.pairs, args->head_dim);
     t.tile_width = dsvi_tile_width(&t, t.tile);
     t.row_width = dsvi_round_up(args->head_dim, DSVI_LANES);
@@ -56,8 +60,8 @@ static inline DsvAttentionTiles dsvi_attention_tiles(const DsvAttentionArgs *arg
     return t;
 }
 
-/* First query of tile `n` and how many there are: 0 for an empty one. */
-static inline int64_t dsvi_tile_queries(const DsvAttentionTiles *t, int64_t queries, int64_t n,
+/* Stores the first query of tile `n` in *first and returns the number of its queries, 0 for an empty tile. */
+static inline int64_t dsvi_tile_queries(const DsviAttentionTiles *t, int64_t queries, int64_t n,
                                         int64_t *first)
 {
     int64_t group_begin = n / t->per_group * t->group;
@@ -68,29 +72,30 @@ static inline int64_t dsvi_tile_queries(const DsvAttentionTiles *t, int64_t quer
     return group_end - *first < t->tile ? group_end - *first : t->tile;
 }
 
-/* Keys numbered [begin, end) of a list, at most DSVI_TILE_KEYS. */
-static inline void dsvi_tile_keys(const DsvList *list, int64_t begin, int64_t end, int32_t *keys)
+/* Stores the keys with positions [begin, end) in the list, at most DSVI_TILE_KEYS, in keys[0 .. end -
+ * begin). */
+static inline void dsvi_tile_keys(const DsviList *list, int64_t begin, int64_t end, int32_t *keys)
 {
     if (list->grain == 1) {
         for (int64_t i = begin; i < end; i++)
-            *keys++ = list->runs[i];
+            *keys++ = list->spans[i];
         return;
     }
-    int64_t run = begin / list->grain, in_run = begin % list->grain;
+    int64_t span = begin / list->grain, in_span = begin % list->grain;
     for (int64_t i = begin; i < end; i++) {
-        *keys++ = (int32_t)(list->runs[run] * list->grain + in_run);
-        if (++in_run == list->grain) {
-            in_run = 0;
-            run++;
+        *keys++ = (int32_t)(list->spans[span] * list->grain + in_span);
+        if (++in_span == list->grain) {
+            in_span = 0;
+            span++;
         }
     }
 }
 
-/* One row of D elements as `width` floats, zeros behind. */
-static inline void dsvi_row_load(DsvDtype act, const void *data, int64_t at, int64_t dim, int64_t width,
+/* Loads a row of `dim` elements as floats, and fills it with zeros up to `width` floats. */
+static inline void dsvi_row_load(DsviDtype act, const void *data, int64_t at, int64_t dim, int64_t width,
                                  float *out)
 {
-    if (act == DSV_F32) {
+    if (act == DSVI_F32) {
         memcpy(out, (const float *)data + at, (size_t)dim * sizeof *out);
     } else {
         const uint16_t *row = (const uint16_t *)data + at;
@@ -101,9 +106,10 @@ static inline void dsvi_row_load(DsvDtype act, const void *data, int64_t at, int
         out[d] = 0;
 }
 
-/* The same as words along D, row_words of them. */
-static inline void dsvi_row_words(const DsvAttentionTiles *t, const DsvAttentionArgs *args, const void *data,
-                                  int64_t at, float *out)
+/* Loads a row of D elements as row_words 32-bit words (packed along D, see tile_words.h), filled up with
+ * zeros. */
+static inline void dsvi_row_words(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
+                                  const void *data, int64_t at, float *out)
 {
     if (!t->pairs) {
         dsvi_row_load(args->act, data, at, args->head_dim, t->row_words, out);
@@ -111,20 +117,20 @@ static inline void dsvi_row_words(const DsvAttentionTiles *t, const DsvAttention
     }
     const uint16_t *row = (const uint16_t *)data + at;
     uint16_t *halves = (uint16_t *)out;
-    if (args->head_dim == 2 * t->row_words) { /* whole vectors: spares two calls */
+    if (args->head_dim == 2 * t->row_words) { /* whole vectors need neither a call of memcpy nor of memset */
         for (int64_t d = 0; d < args->head_dim; d += 2 * DSVI_LANES)
-            memcpy(halves + d, row + d, sizeof(DsvVec));
+            memcpy(halves + d, row + d, sizeof(DsviVec));
         return;
     }
     memcpy(halves, row, (size_t)args->head_dim * sizeof *halves);
     memset(halves + args->head_dim, 0, (size_t)(2 * t->row_words - args->head_dim) * sizeof *halves);
 }
 
-/* One row of D elements, times `factor`. */
-static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t dim, const float *in,
+/* Stores a row of `dim` elements, multiplied by `factor`. */
+static inline void dsvi_row_store(DsviDtype act, void *data, int64_t at, int64_t dim, const float *in,
                                   float factor)
 {
-    if (act == DSV_F32) {
+    if (act == DSVI_F32) {
         float *row = (float *)data + at;
         for (int64_t d = 0; d < dim; d++)
             row[d] = in[d] * factor;
@@ -135,27 +141,28 @@ static inline void dsvi_row_store(DsvDtype act, void *data, int64_t at, int64_t 
     }
 }
 
-/* Zero rows behind `count` packed rows, `width` wide, up to what products may read. */
+/* Clears the rows that follow `count` packed rows of `width` words, because a tile product reads whole
+ * units of rows (dsvi_rows_unit). */
 static inline void dsvi_rows_finish(bool pairs, int64_t count, int64_t width, float *rows)
 {
     int64_t padded = dsvi_round_up(count, dsvi_rows_unit(pairs));
     memset(rows + count * width, 0, (size_t)((padded - count) * width) * sizeof *rows);
 }
 
-/* The rows `keys` of (b, h) one behind the other, along D. */
-static inline void dsvi_rows_gather(const DsvAttentionTiles *t, const DsvAttentionArgs *args,
-                                    const DsvHeads *rows, int64_t b, int64_t h, const int32_t *keys,
-                                    int64_t count, float *out)
+/* Gathers the rows `keys` of pair = b * heads + h into `out` (count, row_words), packed along D. */
+static inline void dsvi_rows_gather(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
+                                    const DsviHeads *rows, int64_t pair, const int32_t *keys, int64_t count,
+                                    float *out)
 {
+    int64_t b = pair / args->heads, h = pair % args->heads;
     for (int64_t j = 0; j < count; j++)
         dsvi_row_words(t, args, rows->data, dsvi_heads_at(rows, b, keys[j], h), out + j * t->row_words);
     dsvi_rows_finish(t->pairs, count, t->row_words, out);
 }
 
-/* Asks for the rows of K and V of keys [begin, end) of a list, which may lie anywhere, before they are
- * wanted. */
-static inline void dsvi_keys_prefetch(const DsvAttentionArgs *args, int64_t b, int64_t h, const DsvList *list,
-                                      int64_t begin, int64_t end)
+/* Prefetches into cache the rows of K and V of list positions [begin, end), which are scattered in memory. */
+static inline void dsvi_keys_prefetch(const DsviAttentionArgs *args, int64_t b, int64_t h,
+                                      const DsviList *list, int64_t begin, int64_t end)
 {
     enum { LINE = 64 };
     int32_t keys[DSVI_TILE_KEYS];
@@ -171,8 +178,9 @@ static inline void dsvi_keys_prefetch(const DsvAttentionArgs *args, int64_t b, i
     }
 }
 
-/* The `count` rows packed along D, finished, as words across: in `out` (row_width wide), or as they are. */
-static inline const float *dsvi_rows_across(const DsvAttentionTiles *t, const float *rows, int64_t count,
+/* Returns `count` rows as words packed across rows, row_width words apart. `rows` are packed along D and were
+ * completed by dsvi_rows_finish. With pairs the result is written to `out`; otherwise it is `rows` itself. */
+static inline const float *dsvi_rows_across(const DsviAttentionTiles *t, const float *rows, int64_t count,
                                             float *out)
 {
     if (!t->pairs)
@@ -184,20 +192,23 @@ static inline const float *dsvi_rows_across(const DsvAttentionTiles *t, const fl
     return out;
 }
 
-/* Refuses what these variants do not serve. */
-static inline DsvStatus dsvi_attention_check_simd(const DsvAttentionArgs *args, size_t workspace)
+/* Fails if the SIMD variants of attention do not support the arguments, or if fewer than `workspace` bytes
+ * are given. */
+static inline DsvStatus dsvi_attention_check_simd(const DsviAttentionArgs *args, size_t workspace)
 {
     DSVI_TRY(dsvi_attention_check(args));
-    if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "attention: this variant takes F32 and BF16 with F32 sums, "
-                         "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
-    const DsvLists *lists = args->lists;
+    if ((args->act != DSVI_F32 && args->act != DSVI_BF16) || args->acc != DSVI_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "attention: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s",
+                         dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    const DsviLists *lists = args->lists;
     if (lists && lists->offsets[dsvi_lists_count(lists)] > lists->capacity)
-        return DSVI_FAIL(DSV_E_SHAPE, "attention: lists want %lld runs, their memory holds %lld",
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: lists have %lld spans, but their memory holds %lld",
                          (long long)lists->offsets[dsvi_lists_count(lists)], (long long)lists->capacity);
     if (args->workspace_bytes < workspace)
-        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
-                         workspace);
+        return DSVI_FAIL(DSV_E_SHAPE, "attention: workspace has %zu bytes, expected %zu",
+                         args->workspace_bytes, workspace);
     return DSV_OK;
 }
 

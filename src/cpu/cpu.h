@@ -1,4 +1,4 @@
-/* The CPU backend: a device and an op table filled upward from the scalar truth. */
+/* The CPU backend: a device, and a table of operations with the best variant for the instruction set. */
 #ifndef DSVI_CPU_H
 #define DSVI_CPU_H
 
@@ -8,24 +8,26 @@
 extern "C" {
 #endif
 
-/* From the least to the best; each includes those before it. */
-typedef enum DsvIsa {
-    DSV_ISA_REF,    /* the scalar truth, in double */
-    DSV_ISA_BASE,   /* what the compiler makes of plain C for any CPU of this architecture */
-    DSV_ISA_AVX2,   /* x86-64-v3 */
-    DSV_ISA_AVX512, /* x86-64-v4 */
-    DSV_ISA_AVX512_BF16, /* products of bf16 pairs */
-    DSV_ISA_AMX     /* tiles */
-} DsvIsa;
+/* Instruction sets in ascending order. Each level includes all levels before it. */
+typedef enum DsviIsa {
+    DSVI_ISA_REF,         /* reference implementations only, in double */
+    DSVI_ISA_BASE,        /* plain C compiled for any CPU of the architecture */
+    DSVI_ISA_AVX2,        /* x86-64-v3 */
+    DSVI_ISA_AVX512,      /* x86-64-v4 */
+    DSVI_ISA_AVX512_BF16, /* AVX512-BF16: products of BF16 pairs */
+    DSVI_ISA_AMX          /* AMX matrix tiles */
+} DsviIsa;
 
-/* The best this machine offers: CPUID, operating system support, and for AMX the kernel's permission. */
-DsvIsa dsvi_isa_best(void);
-const char *dsvi_isa_name(DsvIsa isa);
+/* Returns the highest instruction set level that CPUID, the operating system and, for AMX, the Linux kernel's
+ * permission allow. */
+DsviIsa dsvi_isa_best(void);
+const char *dsvi_isa_name(DsviIsa isa);
 
-/* `isa` as in options.def: "auto" is the best; one the machine lacks is DSV_E_UNSUPPORTED. `threads` 0: one
- * per usable core. */
-DsvStatus dsvi_cpu_open(const char *isa, int threads, DsvBackend *backend);
-void dsvi_cpu_close(DsvBackend *backend);
+/* Opens the CPU backend. `isa` is a value of option `isa` (include/dsv/options.def): "auto" selects the best
+ * level; a level that the machine lacks fails with DSV_E_UNSUPPORTED. `threads` 0 starts one thread per
+ * usable core. */
+DsvStatus dsvi_cpu_open(const char *isa, int threads, DsviBackend *backend);
+void dsvi_cpu_close(DsviBackend *backend);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-/* Which variant answers for which op on the CPU: the truth first, then level by level over it. */
+/* Fills the CPU's table of operations: first the reference implementations, then the variants of each
+ * instruction set level, in ascending order. */
 #include <string.h>
 
 #include "base/threads.h"
@@ -7,13 +8,13 @@
 #include "cpu/gemm_onednn.h"
 #include "cpu/simd_fill.h"
 
-static DsvStatus isa_of(const char *name, DsvIsa *isa)
+static DsvStatus isa_of(const char *name, DsviIsa *isa)
 {
-    DsvIsa best = dsvi_isa_best();
+    DsviIsa best = dsvi_isa_best();
     *isa = best;
     if (strcmp(name, "auto") == 0)
         return DSV_OK;
-    for (*isa = DSV_ISA_REF; *isa < DSV_ISA_AMX && strcmp(name, dsvi_isa_name(*isa)) != 0;)
+    for (*isa = DSVI_ISA_REF; *isa < DSVI_ISA_AMX && strcmp(name, dsvi_isa_name(*isa)) != 0;)
         ++*isa;
     if (strcmp(name, dsvi_isa_name(*isa)) != 0)
         return DSVI_FAIL(DSV_E_USAGE, "isa: no instruction set is called '%s'", name);
@@ -23,44 +24,45 @@ static DsvStatus isa_of(const char *name, DsvIsa *isa)
     return DSV_OK;
 }
 
-/* What is compiled per level: each level's over those below it. */
+/* Replaces entries of the table by the SIMD variants (simd_fill.h), for each instruction set level up to
+ * `isa` in ascending order, so that the variant of the highest level remains. */
 #define FILL(name, level) dsvi_fill_##name##_##level(ops);
-static void fill_levels(DsvIsa isa, DsvOps *ops)
+static void fill_levels(DsviIsa isa, DsviOps *ops)
 {
-    if (isa >= DSV_ISA_BASE) {
+    if (isa >= DSVI_ISA_BASE) {
         DSVI_SIMD_FILLS(FILL, base)
     }
 #if defined(__x86_64__)
-    if (isa >= DSV_ISA_AVX2) {
+    if (isa >= DSVI_ISA_AVX2) {
         DSVI_SIMD_FILLS(FILL, avx2)
     }
-    if (isa >= DSV_ISA_AVX512) {
+    if (isa >= DSVI_ISA_AVX512) {
         DSVI_SIMD_FILLS(FILL, avx512)
     }
-    if (isa >= DSV_ISA_AVX512_BF16) {
+    if (isa >= DSVI_ISA_AVX512_BF16) {
         DSVI_SIMD_PAIR_FILLS(FILL, avx512_bf16)
     }
-    if (isa >= DSV_ISA_AMX) {
+    if (isa >= DSVI_ISA_AMX) {
         DSVI_SIMD_PAIR_FILLS(FILL, amx)
     }
 #endif
 }
 
-DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsvBackend *backend)
+DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsviBackend *backend)
 {
-    DsvIsa isa;
+    DsviIsa isa;
     memset(backend, 0, sizeof *backend);
     DSVI_TRY(isa_of(isa_name, &isa));
     dsvi_threads_set(threads);
     DSVI_TRY(dsvi_device_cpu_create(isa, &backend->device));
     dsvi_ops_fill_ref(&backend->ops);
     fill_levels(isa, &backend->ops);
-    if (isa >= DSV_ISA_BASE)
+    if (isa >= DSVI_ISA_BASE)
         dsvi_gemm_onednn_fill(backend->device->stream->gemm, &backend->ops);
     return DSV_OK;
 }
 
-void dsvi_cpu_close(DsvBackend *backend)
+void dsvi_cpu_close(DsviBackend *backend)
 {
     if (backend && backend->device)
         backend->device->close(backend->device);

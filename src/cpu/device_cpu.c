@@ -13,8 +13,8 @@
 enum { ALIGNMENT = 64, NAME_BYTES = 128 };
 
 typedef struct CpuDevice {
-    DsvDevice device; /* first: a DsvDevice is cast back to its CpuDevice */
-    DsvStream stream;
+    DsviDevice device; /* must be the first member: cpu_close frees the CpuDevice through this pointer */
+    DsviStream stream;
     char name[NAME_BYTES];
 } CpuDevice;
 
@@ -24,8 +24,9 @@ static size_t free_bytes(void)
     return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
 }
 
-/* More than the machine has is refused here: Linux would grant it and kill us once it is touched. */
-static DsvStatus cpu_alloc(DsvDevice *device, size_t bytes, void **out)
+/* Requests for more memory than the machine has fail here: Linux would grant them and kill the process
+ * when it touches the pages. */
+static DsvStatus cpu_alloc(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     if (bytes <= device->memory_bytes)
@@ -37,19 +38,19 @@ static DsvStatus cpu_alloc(DsvDevice *device, size_t bytes, void **out)
     return DSV_OK;
 }
 
-static void cpu_free(DsvDevice *device, void *memory)
+static void cpu_free(DsviDevice *device, void *memory)
 {
     (void)device;
     free(memory);
 }
 
-static size_t cpu_used(DsvDevice *device)
+static size_t cpu_used(DsviDevice *device)
 {
     (void)device;
     return (size_t)dsvi_resident_bytes();
 }
 
-static DsvStatus cpu_copy(DsvStream *stream, void *dst, const void *src, size_t bytes)
+static DsvStatus cpu_copy(DsviStream *stream, void *dst, const void *src, size_t bytes)
 {
     (void)stream;
     if (bytes > 0)
@@ -57,7 +58,7 @@ static DsvStatus cpu_copy(DsvStream *stream, void *dst, const void *src, size_t 
     return DSV_OK;
 }
 
-static DsvStatus cpu_zero(DsvStream *stream, void *dst, size_t bytes)
+static DsvStatus cpu_clear(DsviStream *stream, void *dst, size_t bytes)
 {
     (void)stream;
     if (bytes > 0)
@@ -65,27 +66,27 @@ static DsvStatus cpu_zero(DsvStream *stream, void *dst, size_t bytes)
     return DSV_OK;
 }
 
-static DsvStatus cpu_sync(DsvStream *stream)
+static DsvStatus cpu_sync(DsviStream *stream)
 {
     (void)stream;
     return DSV_OK;
 }
 
-static DsvStatus cpu_follow(DsvStream *stream, DsvStream *leader)
+static DsvStatus cpu_follow(DsviStream *stream, DsviStream *leader)
 {
     (void)stream;
     (void)leader;
     return DSV_OK;
 }
 
-static DsvStatus cpu_clock(DsvStream *stream, double *seconds)
+static DsvStatus cpu_clock(DsviStream *stream, double *seconds)
 {
     (void)stream;
     *seconds = dsvi_clock_seconds();
     return DSV_OK;
 }
 
-static DsvStatus cpu_mark(DsvStream *stream, int64_t mark)
+static DsvStatus cpu_mark(DsviStream *stream, int64_t mark)
 {
     if (mark >= stream->mark_count) {
         int64_t count = 2 * mark + 16;
@@ -99,20 +100,20 @@ static DsvStatus cpu_mark(DsvStream *stream, int64_t mark)
     return DSV_OK;
 }
 
-static DsvStatus cpu_between(DsvStream *stream, int64_t first, int64_t last, double *seconds)
+static DsvStatus cpu_between(DsviStream *stream, int64_t first, int64_t last, double *seconds)
 {
     *seconds = stream->marks[last] - stream->marks[first];
     return DSV_OK;
 }
 
-static void cpu_close(DsvDevice *device)
+static void cpu_close(DsviDevice *device)
 {
     dsvi_gemm_onednn_free(&device->stream->gemm);
     free(device->stream->marks);
     free(device);
 }
 
-DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
+DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out)
 {
     char brand[DSVI_CPU_BRAND_BYTES];
     DsvStatus status;
@@ -124,8 +125,8 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
     int threads = dsvi_threads_count();
     snprintf(cpu->name, sizeof cpu->name, "%s, %s, %d thread%s", brand, dsvi_isa_name(isa), threads,
              threads == 1 ? "" : "s");
-    cpu->device = (DsvDevice){
-        .kind = DSV_DEVICE_CPU,
+    cpu->device = (DsviDevice){
+        .kind = DSVI_DEVICE_CPU,
         .name = cpu->name,
         .memory_bytes = (size_t)dsvi_memory_bytes(),
         .host_bytes = (size_t)dsvi_memory_bytes(),
@@ -140,7 +141,7 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .upload = cpu_copy,
         .download = cpu_copy,
         .copy = cpu_copy,
-        .zero = cpu_zero,
+        .clear = cpu_clear,
         .sync = cpu_sync,
         .flag = cpu_sync,
         .await = cpu_sync,
@@ -150,7 +151,7 @@ DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out)
         .between = cpu_between,
         .close = cpu_close,
     };
-    if (isa > DSV_ISA_REF)
+    if (isa > DSVI_ISA_REF)
         DSVI_TRY_GOTO(status, dsvi_gemm_onednn_create(isa, &cpu->stream.gemm), fail);
     *out = &cpu->device;
     return DSV_OK;

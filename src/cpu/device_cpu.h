@@ -1,4 +1,4 @@
-/* The CPU device: host memory, and a stream that has done everything by the time it returns. */
+/* The CPU device: host memory, and a synchronous stream whose calls return when the work is done. */
 #ifndef DSVI_DEVICE_CPU_H
 #define DSVI_DEVICE_CPU_H
 
@@ -9,21 +9,22 @@
 extern "C" {
 #endif
 
-typedef struct DsvGemmOnednn DsvGemmOnednn; /* gemm_onednn.h */
+typedef struct DsviGemmOnednn DsviGemmOnednn; /* defined in gemm_onednn.c */
 
-/* What an op of the CPU backend may find behind its stream argument. */
-struct DsvStream {
-    DsvGemmOnednn *gemm; /* NULL when the table holds the scalar truth alone */
-    double *marks;       /* (mark_count) seconds */
+/* The stream of the CPU device. Ops of the CPU backend may use its fields. */
+struct DsviStream {
+    DsviGemmOnednn *gemm; /* NULL if the table has only reference implementations */
+    double *marks;        /* (mark_count) time of each timing mark, in seconds */
     int64_t mark_count;
 };
 
-/* The maker's name of the CPU, zero-terminated. */
+/* Stores the CPU's brand string, zero-terminated. */
 #define DSVI_CPU_BRAND_BYTES 49
 void dsvi_cpu_brand(char brand[DSVI_CPU_BRAND_BYTES]);
 
-/* `isa` bounds what matrix products use; with DSV_ISA_REF there is no stream->gemm. */
-DsvStatus dsvi_device_cpu_create(DsvIsa isa, DsvDevice **out);
+/* Creates the CPU device. `isa` limits the instructions that matrix products use; with DSVI_ISA_REF,
+ * stream->gemm is NULL. */
+DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out);
 
 #ifdef __cplusplus
 }

@@ -1,54 +1,57 @@
-/* The objective of flow matching. */
+/* SIMD variants of the flow-matching objective. */
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
-/* Philox and the logarithm take the time: the threads are all there is to gain. */
-static DsvStatus noise(DsvStream *stream, const DsvNoiseArgs *args)
+/* Draws normal random numbers. Nearly all time goes to Philox and the logarithm in dsvi_rng_fill_normal,
+ * so this variant uses no SIMD and only divides the numbers among threads. */
+static DsvStatus cpu_flow_noise(DsviStream *stream, const DsviNoiseArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("noise", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("noise", args->acc, args->acc));
     dsvi_rng_fill_normal(args->rng, args->first, args->out, args->n);
     return DSV_OK;
 }
 
 static void mix_piece(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvFlowMixArgs *args = context;
+    const DsviFlowMixArgs *args = context;
     const float *x0 = args->x0, *noise = args->noise;
     float *x_t = args->x_t, *target = args->target;
     (void)worker;
-    while (begin < end) { /* a piece may reach into the next samples */
-        int64_t sample = begin / args->n, sample_end = dsvi_least(end, (sample + 1) * args->n);
+    while (begin < end) { /* a piece may contain parts of several samples */
+        int64_t sample = begin / args->n, sample_end = dsvi_min(end, (sample + 1) * args->n);
         float sigma = ((const float *)args->sigma)[sample];
 #pragma omp simd
         for (int64_t i = begin; i < sample_end; i++) {
-            float clean = x0[i], dirt = noise[i];
-            x_t[i] = (1 - sigma) * clean + sigma * dirt;
-            target[i] = dirt - clean;
+            float x0_i = x0[i], noise_i = noise[i];
+            x_t[i] = (1 - sigma) * x0_i + sigma * noise_i;
+            target[i] = noise_i - x0_i;
         }
         begin = sample_end;
     }
 }
 
-static DsvStatus flow_mix(DsvStream *stream, const DsvFlowMixArgs *args)
+static DsvStatus cpu_flow_mix(DsviStream *stream, const DsviFlowMixArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("flow_mix", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("flow_mix", args->acc, args->acc));
     dsvi_parallel_for(args->batch * args->n, DSVI_PIECE, mix_piece, (void *)args);
     return DSV_OK;
 }
 
-/* A sample is cut into so many pieces, whatever its size; their sums are added in order. */
+/* Every sample is divided into this many pieces, whose sums are added in order. The result does not depend on
+ * the number of threads. */
 enum { PIECES = 64 };
 
 typedef struct Mse {
-    const DsvMseArgs *args;
-    int64_t first; /* of the sample */
-    int64_t piece; /* elements */
+    const DsviMseArgs *args;
+    int64_t first; /* first element of the sample */
+    int64_t piece; /* elements of a piece */
     double sum[PIECES];
 } Mse;
 
-/* Sum of the squares of n elements; doutput may be NULL, or output. */
+/* Returns the sum of squared differences of n elements, and writes their gradient. `doutput` may be NULL or
+ * `output`. */
 static double plain_squares(int64_t n, const float *output, const float *target, float factor, float *doutput)
 {
     double sum = 0;
@@ -65,7 +68,8 @@ static double plain_squares(int64_t n, const float *output, const float *target,
     return sum;
 }
 
-/* The same with a weight for each element. */
+/* Returns the sum of squared differences of n elements, each multiplied by its weight, and writes the
+ * gradient of the sum. `doutput` may be NULL or `output`. */
 static double weighted_squares(int64_t n, const float *weight, const float *output, const float *target,
                                float factor, float *doutput)
 {
@@ -86,7 +90,7 @@ static double weighted_squares(int64_t n, const float *weight, const float *outp
 static void mse_piece(void *context, int64_t begin, int64_t end, int worker)
 {
     Mse *mse = context;
-    const DsvMseArgs *args = mse->args;
+    const DsviMseArgs *args = mse->args;
     const float *output = (const float *)args->output + mse->first;
     const float *target = (const float *)args->target + mse->first;
     float *doutput = args->doutput ? (float *)args->doutput + mse->first : NULL;
@@ -104,10 +108,10 @@ static void mse_piece(void *context, int64_t begin, int64_t end, int worker)
     mse->sum[begin / mse->piece] = sum;
 }
 
-static DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
+static DsvStatus cpu_flow_mse(DsviStream *stream, const DsviMseArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("mse", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("mse", args->acc, args->acc));
     for (int64_t b = 0; b < args->batch; b++) {
         Mse job = {.args = args, .first = b * args->n, .piece = dsvi_pieces(args->n, PIECES)};
         double sum = 0;
@@ -119,9 +123,9 @@ static DsvStatus mse(DsvStream *stream, const DsvMseArgs *args)
     return DSV_OK;
 }
 
-void DSVI_SIMD(fill_flow)(DsvOps *ops)
+void DSVI_SIMD(fill_flow)(DsviOps *ops)
 {
-    DSVI_OPS_SET(ops, noise, noise, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, flow_mix, flow_mix, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, mse, mse, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, noise, cpu_flow_noise, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, flow_mix, cpu_flow_mix, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, mse, cpu_flow_mse, DSVI_SIMD_NAME);
 }

@@ -1,4 +1,4 @@
-/* Matrix products on the CPU, by oneDNN. */
+/* The gemm operation on the CPU, computed by oneDNN. */
 #ifndef DSVI_GEMM_ONEDNN_H
 #define DSVI_GEMM_ONEDNN_H
 
@@ -9,12 +9,14 @@
 extern "C" {
 #endif
 
-/* Plans, packed weights and scratch of one backend; the stream's gemm. */
-DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out);
-void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm);
+/* State of the gemm of one backend: oneDNN primitives, packed weights and scratch memory. It is owned by the
+ * device and reached through DsviStream.gemm. */
+DsvStatus dsvi_gemm_onednn_create(DsviIsa isa, DsviGemmOnednn **out);
+void dsvi_gemm_onednn_free(DsviGemmOnednn **gemm);
 
-/* Enters the op. What it does after a product, it does by the ops that the table has by then. */
-void dsvi_gemm_onednn_fill(DsvGemmOnednn *gemm, DsvOps *ops);
+/* Sets ops->gemm. GELU and column sums after a product are computed by the entries that `ops` has at the time
+ * of this call. */
+void dsvi_gemm_onednn_fill(DsviGemmOnednn *gemm, DsviOps *ops);
 
 #ifdef __cplusplus
 }

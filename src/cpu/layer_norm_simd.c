@@ -1,18 +1,18 @@
-/* Layer norm, row by row; the gradients of scale and shift column by column, in a second pass. The formulas
- * are those of norm_ref.c. */
+/* SIMD variants of layer_norm, row by row. The gradients of scale and shift are computed column by column in
+ * a second pass. Formulas: ops/norm_ref.c. */
 #include <math.h>
 
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
-/* Scale and shift of a row. */
-static int64_t modulation_of(const DsvLayerNormArgs *args, int64_t row)
+/* Returns the offset of a row's values in the arrays scale and shift. */
+static int64_t layer_norm_modulation_of(const DsviLayerNormArgs *args, int64_t row)
 {
     return row / args->tokens * args->sample_stride;
 }
 
-/* A row of x, where it is a sum. */
-DSVI_SPECIALISED void sum_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+/* Computes a row of x as a gated residual sum. */
+DSVI_SPECIALISED void layer_norm_sum_row(DsviDtype act, const DsviGateResidualArgs *args, int64_t row)
 {
     int64_t channels = args->channels, of_sample = row / args->tokens * args->gate_stride;
     const float *x = (const float *)args->x + row * channels;
@@ -24,16 +24,16 @@ DSVI_SPECIALISED void sum_row(DsvDtype act, const DsvGateResidualArgs *args, int
         out[c] = x[c] + (gate ? gate[c] : 1) * dsvi_get(act, y, c);
 }
 
-DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvLayerNormArgs *args, int64_t row)
+DSVI_SPECIALISED void layer_norm_forward_row(DsviDtype act, const DsviLayerNormArgs *args, int64_t row)
 {
     int64_t channels = args->channels;
     const float *x = (const float *)args->x + row * channels;
-    const float *scale = (const float *)args->scale + modulation_of(args, row);
-    const float *shift = (const float *)args->shift + modulation_of(args, row);
+    const float *scale = (const float *)args->scale + layer_norm_modulation_of(args, row);
+    const float *shift = (const float *)args->shift + layer_norm_modulation_of(args, row);
     void *y = dsvi_at(act, args->y, row * channels);
     float sum = 0, square = 0, one_plus = (float)args->one_plus;
     if (args->sum)
-        sum_row(act, args->sum, row);
+        layer_norm_sum_row(act, args->sum, row);
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < channels; c++)
         sum += x[c];
@@ -49,32 +49,32 @@ DSVI_SPECIALISED void forward_row(DsvDtype act, const DsvLayerNormArgs *args, in
     ((float *)args->rstd)[row] = rstd;
 }
 
-static void forward_rows(void *context, int64_t begin, int64_t end, int worker)
+static void layer_norm_forward_rows(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvLayerNormArgs *args = context;
+    const DsviLayerNormArgs *args = context;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        if (args->act == DSV_BF16)
-            forward_row(DSV_BF16, args, row);
+        if (args->act == DSVI_BF16)
+            layer_norm_forward_row(DSVI_BF16, args, row);
         else
-            forward_row(DSV_F32, args, row);
+            layer_norm_forward_row(DSVI_F32, args, row);
     }
 }
 
-static DsvStatus layer_norm_fwd(DsvStream *stream, const DsvLayerNormArgs *args)
+static DsvStatus cpu_layer_norm_fwd(DsviStream *stream, const DsviLayerNormArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), forward_rows,
-                      (void *)args);
+    DSVI_TRY(dsvi_simd_check("layer_norm", args->act, args->acc));
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels),
+                      layer_norm_forward_rows, (void *)args);
     return DSV_OK;
 }
 
-DSVI_SPECIALISED void backward_row(DsvDtype act, const DsvLayerNormArgs *args, int64_t row)
+DSVI_SPECIALISED void layer_norm_backward_row(DsviDtype act, const DsviLayerNormArgs *args, int64_t row)
 {
     int64_t channels = args->channels;
     const float *x = (const float *)args->x + row * channels;
-    const float *scale = (const float *)args->scale + modulation_of(args, row);
+    const float *scale = (const float *)args->scale + layer_norm_modulation_of(args, row);
     const void *dy = dsvi_at(act, args->dy, row * channels);
     float *dx = (float *)args->dx + row * channels;
     float mean = ((const float *)args->mean)[row], rstd = ((const float *)args->rstd)[row];
@@ -94,26 +94,28 @@ DSVI_SPECIALISED void backward_row(DsvDtype act, const DsvLayerNormArgs *args, i
     }
 }
 
-static void backward_rows(void *context, int64_t begin, int64_t end, int worker)
+static void layer_norm_backward_rows(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvLayerNormArgs *args = context;
+    const DsviLayerNormArgs *args = context;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        if (args->act == DSV_BF16)
-            backward_row(DSV_BF16, args, row);
+        if (args->act == DSVI_BF16)
+            layer_norm_backward_row(DSVI_BF16, args, row);
         else
-            backward_row(DSV_F32, args, row);
+            layer_norm_backward_row(DSVI_F32, args, row);
     }
 }
 
-/* `rows` rows from `first_row` on share scale and shift. */
-DSVI_SPECIALISED void modulation_columns(DsvDtype act, const DsvLayerNormArgs *args, int64_t first_row,
-                                         int64_t rows, int64_t first, int64_t columns)
+/* Adds the gradients of scale and shift of `columns` columns, summed over `rows` rows starting at
+ * `first_row`, which share the scale and shift. */
+DSVI_SPECIALISED void layer_norm_modulation_columns(DsviDtype act, const DsviLayerNormArgs *args,
+                                                    int64_t first_row, int64_t rows, int64_t first,
+                                                    int64_t columns)
 {
     float scale_total[DSVI_COLUMNS] = {0}, shift_total[DSVI_COLUMNS] = {0};
     for (int64_t begin = 0; begin < rows; begin += DSVI_ROWS) {
         float scale_part[DSVI_COLUMNS] = {0}, shift_part[DSVI_COLUMNS] = {0};
-        for (int64_t row = first_row + begin; row < first_row + dsvi_least(begin + DSVI_ROWS, rows); row++) {
+        for (int64_t row = first_row + begin; row < first_row + dsvi_min(begin + DSVI_ROWS, rows); row++) {
             const float *x = (const float *)args->x + row * args->channels + first;
             const void *dy = dsvi_at(act, args->dy, row * args->channels + first);
             float mean = ((const float *)args->mean)[row], rstd = ((const float *)args->rstd)[row];
@@ -128,43 +130,45 @@ DSVI_SPECIALISED void modulation_columns(DsvDtype act, const DsvLayerNormArgs *a
             shift_total[c] += shift_part[c];
         }
     }
-    int64_t at = modulation_of(args, first_row) + first;
+    int64_t at = layer_norm_modulation_of(args, first_row) + first;
     for (int64_t c = 0; c < columns; c++) {
         ((float *)args->dscale)[at + c] += scale_total[c];
         ((float *)args->dshift)[at + c] += shift_total[c];
     }
 }
 
-/* Pieces: the column blocks of each set of rows that share scale and shift, a sample or all. */
-static void modulation_pieces(void *context, int64_t begin, int64_t end, int worker)
+/* A piece is a block of columns of one set of rows that share scale and shift: the rows of a sample, or all
+ * rows. */
+static void layer_norm_modulation_pieces(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvLayerNormArgs *args = context;
+    const DsviLayerNormArgs *args = context;
     int64_t rows = args->sample_stride ? args->tokens : args->batch * args->tokens;
     int64_t blocks = dsvi_pieces(args->channels, DSVI_COLUMNS);
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_least(DSVI_COLUMNS, args->channels - first);
-        if (args->act == DSV_BF16)
-            modulation_columns(DSV_BF16, args, i / blocks * rows, rows, first, columns);
+        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_min(DSVI_COLUMNS, args->channels - first);
+        if (args->act == DSVI_BF16)
+            layer_norm_modulation_columns(DSVI_BF16, args, i / blocks * rows, rows, first, columns);
         else
-            modulation_columns(DSV_F32, args, i / blocks * rows, rows, first, columns);
+            layer_norm_modulation_columns(DSVI_F32, args, i / blocks * rows, rows, first, columns);
     }
 }
 
-static DsvStatus layer_norm_bwd(DsvStream *stream, const DsvLayerNormArgs *args)
+static DsvStatus cpu_layer_norm_bwd(DsviStream *stream, const DsviLayerNormArgs *args)
 {
     int64_t sets = args->sample_stride ? args->batch : 1;
-    DSVI_TRY(dsvi_simd_takes("layer_norm", args->act, args->acc));
+    DSVI_TRY(dsvi_simd_check("layer_norm", args->act, args->acc));
     if (args->batch * args->tokens == 0)
         return DSV_OK;
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), backward_rows,
+    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels),
+                      layer_norm_backward_rows, (void *)args);
+    dsvi_parallel_for(sets * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, layer_norm_modulation_pieces,
                       (void *)args);
-    dsvi_parallel_for(sets * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, modulation_pieces, (void *)args);
     return args->then ? DSVI_SIMD(gate_residual_bwd)(stream, args->then) : DSV_OK;
 }
 
-void DSVI_SIMD(fill_layer_norm)(DsvOps *ops)
+void DSVI_SIMD(fill_layer_norm)(DsviOps *ops)
 {
-    DSVI_OPS_SET(ops, layer_norm_fwd, layer_norm_fwd, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, layer_norm_bwd, layer_norm_bwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, layer_norm_fwd, cpu_layer_norm_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, layer_norm_bwd, cpu_layer_norm_bwd, DSVI_SIMD_NAME);
 }

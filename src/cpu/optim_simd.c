@@ -1,16 +1,17 @@
-/* Gradient norm; AdamW with moving average and copy. */
+/* SIMD variants of sum_squares and adamw (ops/optim.h). */
 #include <math.h>
 #include <string.h>
 
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
-/* The array is cut into so many pieces, whatever its size; their sums are added in order. */
+/* The array is divided into this many pieces, whose sums are added in order. The result does not depend on
+ * the number of threads. */
 enum { PIECES = 256 };
 
 typedef struct Squares {
     const float *x;
-    int64_t piece; /* elements */
+    int64_t piece; /* elements of a piece */
     double sum[PIECES];
 } Squares;
 
@@ -26,11 +27,11 @@ static void squares_piece(void *context, int64_t begin, int64_t end, int worker)
     squares->sum[begin / squares->piece] = sum;
 }
 
-static DsvStatus sum_squares(DsvStream *stream, const DsvSumSquaresArgs *args)
+static DsvStatus cpu_sum_squares(DsviStream *stream, const DsviSumSquaresArgs *args)
 {
     Squares squares = {.x = args->x, .piece = dsvi_pieces(args->n, PIECES)};
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("sum_squares", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("sum_squares", args->acc, args->acc));
     dsvi_parallel_for(args->n, squares.piece, squares_piece, &squares);
     *args->out = 0;
     for (int i = 0; i < PIECES; i++)
@@ -39,13 +40,14 @@ static DsvStatus sum_squares(DsvStream *stream, const DsvSumSquaresArgs *args)
 }
 
 typedef struct Adamw {
-    const DsvAdamwArgs *args;
-    float rate;      /* lr / (1 - b1^t) */
-    float root;      /* 1 / sqrt(1 - b2^t) */
+    const DsviAdamwArgs *args;
+    float rate; /* lr / (1 - b1^t) */
+    float root; /* 1 / sqrt(1 - b2^t) */
 } Adamw;
 
-/* What follows from the new weights, while they are in cache. */
-static void derive_piece(const DsvAdamwArgs *args, int64_t begin, int64_t end)
+/* Updates the moving average of the weights, and the copy of the weights in the compute dtype, from the new
+ * weights [begin, end), which are still in the cache. */
+static void derive_piece(const DsviAdamwArgs *args, int64_t begin, int64_t end)
 {
     const float *weight = args->weight;
     float *ema = args->ema, rest = (float)(1 - args->ema_decay);
@@ -54,10 +56,10 @@ static void derive_piece(const DsvAdamwArgs *args, int64_t begin, int64_t end)
         for (int64_t i = begin; i < end; i++)
             ema[i] += rest * (weight[i] - ema[i]);
     }
-    if (args->copy && args->copy_dtype == DSV_BF16) {
+    if (args->copy && args->copy_dtype == DSVI_BF16) {
 #pragma omp simd
         for (int64_t i = begin; i < end; i++)
-            dsvi_put(DSV_BF16, args->copy, i, weight[i]);
+            dsvi_put(DSVI_BF16, args->copy, i, weight[i]);
     } else if (args->copy) {
         memcpy((float *)args->copy + begin, weight + begin, (size_t)(end - begin) * sizeof(float));
     }
@@ -66,7 +68,7 @@ static void derive_piece(const DsvAdamwArgs *args, int64_t begin, int64_t end)
 static void adamw_piece(void *context, int64_t begin, int64_t end, int worker)
 {
     const Adamw *adamw = context;
-    const DsvAdamwArgs *args = adamw->args;
+    const DsviAdamwArgs *args = adamw->args;
     const float *grad = args->grad;
     float *weight = args->weight, *m = args->m, *v = args->v;
     float beta1 = (float)args->beta1, rest1 = (float)(1 - args->beta1);
@@ -85,7 +87,7 @@ static void adamw_piece(void *context, int64_t begin, int64_t end, int worker)
     derive_piece(args, begin, end);
 }
 
-static DsvStatus adamw(DsvStream *stream, const DsvAdamwArgs *args)
+static DsvStatus cpu_adamw(DsviStream *stream, const DsviAdamwArgs *args)
 {
     Adamw job = {
         .args = args,
@@ -93,13 +95,13 @@ static DsvStatus adamw(DsvStream *stream, const DsvAdamwArgs *args)
         .root = (float)(1 / sqrt(1 - pow(args->beta2, (double)args->step))),
     };
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("adamw", args->copy ? args->copy_dtype : args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("adamw", args->copy ? args->copy_dtype : args->acc, args->acc));
     dsvi_parallel_for(args->n, DSVI_PIECE, adamw_piece, &job);
     return DSV_OK;
 }
 
-void DSVI_SIMD(fill_optim)(DsvOps *ops)
+void DSVI_SIMD(fill_optim)(DsviOps *ops)
 {
-    DSVI_OPS_SET(ops, sum_squares, sum_squares, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, adamw, adamw, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, sum_squares, cpu_sum_squares, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, adamw, cpu_adamw, DSVI_SIMD_NAME);
 }

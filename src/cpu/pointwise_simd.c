@@ -1,10 +1,10 @@
-/* Gated residuals, sums and casts. */
+/* SIMD variants of gate_residual, add and add_rows (ops/pointwise.h). */
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
 /* ---- gate_residual ---- */
 
-DSVI_SPECIALISED void gate_forward_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+DSVI_SPECIALISED void gate_forward_row(DsviDtype act, const DsviGateResidualArgs *args, int64_t row)
 {
     int64_t channels = args->channels;
     const float *x = (const float *)args->x + row * channels;
@@ -24,26 +24,26 @@ DSVI_SPECIALISED void gate_forward_row(DsvDtype act, const DsvGateResidualArgs *
 
 static void gate_forward_rows(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvGateResidualArgs *args = context;
+    const DsviGateResidualArgs *args = context;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        if (args->act == DSV_BF16)
-            gate_forward_row(DSV_BF16, args, row);
+        if (args->act == DSVI_BF16)
+            gate_forward_row(DSVI_BF16, args, row);
         else
-            gate_forward_row(DSV_F32, args, row);
+            gate_forward_row(DSVI_F32, args, row);
     }
 }
 
-static DsvStatus gate_residual_fwd(DsvStream *stream, const DsvGateResidualArgs *args)
+static DsvStatus cpu_gate_residual_fwd(DsviStream *stream, const DsviGateResidualArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("gate_residual", args->act, args->acc));
+    DSVI_TRY(dsvi_simd_check("gate_residual", args->act, args->acc));
     dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_forward_rows,
                       (void *)args);
     return DSV_OK;
 }
 
-DSVI_SPECIALISED void gate_backward_row(DsvDtype act, const DsvGateResidualArgs *args, int64_t row)
+DSVI_SPECIALISED void gate_backward_row(DsviDtype act, const DsviGateResidualArgs *args, int64_t row)
 {
     int64_t channels = args->channels;
     const float *dout = (const float *)args->dout + row * channels;
@@ -62,24 +62,25 @@ DSVI_SPECIALISED void gate_backward_row(DsvDtype act, const DsvGateResidualArgs 
 
 static void gate_backward_rows(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvGateResidualArgs *args = context;
+    const DsviGateResidualArgs *args = context;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        if (args->act == DSV_BF16)
-            gate_backward_row(DSV_BF16, args, row);
+        if (args->act == DSVI_BF16)
+            gate_backward_row(DSVI_BF16, args, row);
         else
-            gate_backward_row(DSV_F32, args, row);
+            gate_backward_row(DSVI_F32, args, row);
     }
 }
 
-/* dgate of a sample's columns: the sum over its tokens of dout y. */
-DSVI_SPECIALISED void gate_columns(DsvDtype act, const DsvGateResidualArgs *args, int64_t sample,
+/* Adds the sum over the tokens of a sample of dout * y to dgate, for `columns` columns starting at
+ * `first`. */
+DSVI_SPECIALISED void gate_columns(DsviDtype act, const DsviGateResidualArgs *args, int64_t sample,
                                    int64_t first, int64_t columns)
 {
     float total[DSVI_COLUMNS] = {0};
     for (int64_t begin = 0; begin < args->tokens; begin += DSVI_ROWS) {
         float part[DSVI_COLUMNS] = {0};
-        for (int64_t s = begin; s < dsvi_least(begin + DSVI_ROWS, args->tokens); s++) {
+        for (int64_t s = begin; s < dsvi_min(begin + DSVI_ROWS, args->tokens); s++) {
             int64_t at = (sample * args->tokens + s) * args->channels + first;
             const float *dout = (const float *)args->dout + at;
             const void *y = dsvi_at(act, args->y, at);
@@ -96,34 +97,39 @@ DSVI_SPECIALISED void gate_columns(DsvDtype act, const DsvGateResidualArgs *args
 
 static void gate_pieces(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvGateResidualArgs *args = context;
+    const DsviGateResidualArgs *args = context;
     int64_t blocks = dsvi_pieces(args->channels, DSVI_COLUMNS);
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_least(DSVI_COLUMNS, args->channels - first);
-        if (args->act == DSV_BF16)
-            gate_columns(DSV_BF16, args, i / blocks, first, columns);
+        int64_t first = i % blocks * DSVI_COLUMNS, columns = dsvi_min(DSVI_COLUMNS, args->channels - first);
+        if (args->act == DSVI_BF16)
+            gate_columns(DSVI_BF16, args, i / blocks, first, columns);
         else
-            gate_columns(DSV_F32, args, i / blocks, first, columns);
+            gate_columns(DSVI_F32, args, i / blocks, first, columns);
     }
 }
 
-DsvStatus DSVI_SIMD(gate_residual_bwd)(DsvStream *stream, const DsvGateResidualArgs *args)
+DsvStatus DSVI_SIMD(gate_residual_bwd)(DsviStream *stream, const DsviGateResidualArgs *args)
 {
-    DSVI_TRY(dsvi_simd_takes("gate_residual", args->act, args->acc));
+    DSVI_TRY(dsvi_simd_check("gate_residual", args->act, args->acc));
     dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_backward_rows,
                       (void *)args);
     if (args->gate)
         dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces,
                           (void *)args);
-    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = args->channels, .x_dtype = args->act,
-                         .x = args->dy, .ldx = args->channels, .y_dtype = args->acc, .y = args->dy_sum};
+    DsviColSumArgs sum = {.m = args->batch * args->tokens,
+                          .n = args->channels,
+                          .x_dtype = args->act,
+                          .x = args->dy,
+                          .ldx = args->channels,
+                          .y_dtype = args->acc,
+                          .y = args->dy_sum};
     return args->dy_sum ? DSVI_SIMD(col_sum)(stream, &sum) : DSV_OK;
 }
 
 /* ---- add ---- */
 
-DSVI_SPECIALISED void add_range(DsvDtype x_dtype, DsvDtype y_dtype, const DsvAddArgs *args, int64_t begin,
+DSVI_SPECIALISED void add_range(DsviDtype x_dtype, DsviDtype y_dtype, const DsviAddArgs *args, int64_t begin,
                                 int64_t end)
 {
     const void *x = args->x;
@@ -142,23 +148,23 @@ DSVI_SPECIALISED void add_range(DsvDtype x_dtype, DsvDtype y_dtype, const DsvAdd
 
 static void add_piece(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvAddArgs *args = context;
+    const DsviAddArgs *args = context;
     (void)worker;
-    if (args->x_dtype == DSV_BF16 && args->y_dtype == DSV_BF16)
-        add_range(DSV_BF16, DSV_BF16, args, begin, end);
-    else if (args->x_dtype == DSV_BF16)
-        add_range(DSV_BF16, DSV_F32, args, begin, end);
-    else if (args->y_dtype == DSV_BF16)
-        add_range(DSV_F32, DSV_BF16, args, begin, end);
+    if (args->x_dtype == DSVI_BF16 && args->y_dtype == DSVI_BF16)
+        add_range(DSVI_BF16, DSVI_BF16, args, begin, end);
+    else if (args->x_dtype == DSVI_BF16)
+        add_range(DSVI_BF16, DSVI_F32, args, begin, end);
+    else if (args->y_dtype == DSVI_BF16)
+        add_range(DSVI_F32, DSVI_BF16, args, begin, end);
     else
-        add_range(DSV_F32, DSV_F32, args, begin, end);
+        add_range(DSVI_F32, DSVI_F32, args, begin, end);
 }
 
-static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus cpu_add(DsviStream *stream, const DsviAddArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("add", args->x_dtype, DSV_F32));
-    DSVI_TRY(dsvi_simd_takes("add", args->y_dtype, DSV_F32));
+    DSVI_TRY(dsvi_simd_check("add", args->x_dtype, DSVI_F32));
+    DSVI_TRY(dsvi_simd_check("add", args->y_dtype, DSVI_F32));
     dsvi_parallel_for(args->n, DSVI_PIECE, add_piece, (void *)args);
     return DSV_OK;
 }
@@ -167,7 +173,7 @@ static DsvStatus add(DsvStream *stream, const DsvAddArgs *args)
 
 static void add_rows_forward(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsvAddRowsArgs *args = context;
+    const DsviAddRowsArgs *args = context;
     const float *table = args->table;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
@@ -181,20 +187,20 @@ static void add_rows_forward(void *context, int64_t begin, int64_t end, int work
     }
 }
 
-static DsvStatus add_rows_fwd(DsvStream *stream, const DsvAddRowsArgs *args)
+static DsvStatus cpu_add_rows_fwd(DsviStream *stream, const DsviAddRowsArgs *args)
 {
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("add_rows", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("add_rows", args->acc, args->acc));
     dsvi_parallel_for(args->rows, dsvi_rows_per_piece(args->cols), add_rows_forward, (void *)args);
     return DSV_OK;
 }
 
-/* There is a row per sample: too few for pieces. */
-static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
+/* Backward pass of add_rows. It runs on one thread because it has little work: one row per sample. */
+static DsvStatus cpu_add_rows_bwd(DsviStream *stream, const DsviAddRowsArgs *args)
 {
     float *dtable = args->dtable;
     (void)stream;
-    DSVI_TRY(dsvi_simd_takes("add_rows", args->acc, args->acc));
+    DSVI_TRY(dsvi_simd_check("add_rows", args->acc, args->acc));
     for (int64_t row = 0; row < args->rows; row++) {
         const float *dout = (const float *)args->dout + row * args->cols;
         float *dx = (float *)args->dx + row * args->x_cols;
@@ -209,11 +215,11 @@ static DsvStatus add_rows_bwd(DsvStream *stream, const DsvAddRowsArgs *args)
     return DSV_OK;
 }
 
-void DSVI_SIMD(fill_pointwise)(DsvOps *ops)
+void DSVI_SIMD(fill_pointwise)(DsviOps *ops)
 {
-    DSVI_OPS_SET(ops, gate_residual_fwd, gate_residual_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, gate_residual_fwd, cpu_gate_residual_fwd, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, gate_residual_bwd, DSVI_SIMD(gate_residual_bwd), DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, add, add, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, DSVI_SIMD_NAME);
-    DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add, cpu_add, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add_rows_fwd, cpu_add_rows_fwd, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, add_rows_bwd, cpu_add_rows_bwd, DSVI_SIMD_NAME);
 }

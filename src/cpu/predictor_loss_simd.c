@@ -1,30 +1,34 @@
-/* The predictor's loss and gradient (ops/predictor_loss.h; its truth tells the formulas): sixteen sampled
- * queries at a time, a lane each; a (batch, head) is one piece of work, for all its samples add to dkl. */
+/* SIMD variant of the predictor's loss and gradient (ops/predictor_loss.h; formulas in
+ * predictor_loss_ref.c). Sixteen sampled queries are processed at a time, one per lane. A (batch, head)
+ * is one piece of work, because all its sampled queries add to the same dkl, the gradient of the keys'
+ * features. */
 #include <math.h>
 
 #include "cpu/sampled_rows.h"
 #include "cpu/simd_fill.h"
 
 typedef struct Predictor {
-    const DsvPredictorLossArgs *args;
+    const DsviPredictorLossArgs *args;
     int64_t pieces;
     int64_t width, rank_width; /* head_dim and rank, rounded up to whole vectors */
-    int64_t padded_keys;       /* rounded up to a tile */
-    size_t floats;             /* scratch of a piece of work */
-    double *losses;            /* (pieces) sums over samples */
+    int64_t padded_keys;       /* keys rounded up to a multiple of DSVI_TILE_KEYS */
+    size_t floats;             /* floats of scratch for one piece of work */
+    double *losses;            /* (pieces) loss of each piece, summed over samples */
 } Predictor;
 
 /* Scratch of one piece of work. */
 typedef struct Scratch {
-    float *u, *t;   /* (padded_keys, 16) predicted and true scores, then unit rows; u then its gradient */
+    float *u, *t;    /* (padded_keys, 16) predicted (u) and true (t) scores of sixteen queries, then the
+                      * same scaled to norm 1; finally u holds the gradient of the predicted scores */
     float *kl, *dkl; /* (padded_keys, rank_width) */
-    float *qt;      /* (width or rank_width, 16) */
-    float *rows;    /* (KEYS, width) */
+    float *qt;       /* (width or rank_width, 16) */
+    float *rows;     /* (KEYS, width) */
     float *ql, *dql; /* (16, rank_width) */
 } Scratch;
 
-/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
-static size_t lay_scratch(const Predictor *w, float *base, Scratch *s)
+/* Sets the pointers of `s` to consecutive buffers starting at `base`, and returns the number of floats that
+ * they hold together. If `base` is NULL, only computes this number. */
+static size_t predictor_loss_scratch_layout(const Predictor *w, float *base, Scratch *s)
 {
     size_t used = 0;
     int64_t widest = w->width > w->rank_width ? w->width : w->rank_width;
@@ -39,14 +43,15 @@ static size_t lay_scratch(const Predictor *w, float *base, Scratch *s)
     return used;
 }
 
-static Predictor plan(const DsvPredictorLossArgs *args)
+static Predictor predictor_loss_setup(const DsviPredictorLossArgs *args)
 {
     Scratch s;
-    Predictor w = {.args = args, .pieces = args->batch * args->heads,
+    Predictor w = {.args = args,
+                   .pieces = args->batch * args->heads,
                    .width = dsvi_round_up(args->head_dim, DSVI_LANES),
                    .rank_width = dsvi_round_up(args->rank, DSVI_LANES),
                    .padded_keys = dsvi_round_up(args->keys, DSVI_TILE_KEYS)};
-    w.floats = lay_scratch(&w, NULL, &s);
+    w.floats = predictor_loss_scratch_layout(&w, NULL, &s);
     return w;
 }
 
@@ -55,39 +60,55 @@ static size_t scratch_bytes(const Predictor *w)
     return w->floats * sizeof(float) * (size_t)dsvi_scratch_count(w->pieces);
 }
 
-static size_t workspace(DsvStream *stream, const DsvPredictorLossArgs *args)
+static size_t predictor_loss_workspace(DsviStream *stream, const DsviPredictorLossArgs *args)
 {
     (void)stream;
-    Predictor w = plan(args);
+    Predictor w = predictor_loss_setup(args);
     return scratch_bytes(&w) + (size_t)w.pieces * sizeof(double);
 }
 
-/* Fills t and u with the scores of sixteen samples; kl is packed already. */
-static void score(const Predictor *w, const Scratch *s, int64_t b, int64_t h, const int32_t *sample,
-                  int64_t count)
+/* Computes the true scores t and the predicted scores u of up to sixteen sampled queries. s->kl must hold
+ * the keys' features. */
+static void predictor_loss_score(const Predictor *w, const Scratch *s, int64_t b, int64_t h,
+                                 const int32_t *sample, int64_t count)
 {
-    const DsvPredictorLossArgs *args = w->args;
-    dsvi_samples_load(args->act, &args->q, b, h, sample, count, args->head_dim, w->width, s->rows, s->qt);
+    const DsviPredictorLossArgs *args = w->args;
+    DsviSampledHead q = {args->act, &args->q, b, h, args->head_dim, w->width};
+    DsviSampledHead k = {args->act, &args->k, b, h, args->head_dim, w->width};
+    DsviSampledHead ql = {args->acc, &args->ql, b, h, args->rank, w->rank_width};
+    dsvi_samples_load(&q, sample, count, s->rows, s->qt);
     for (int64_t from = 0; from < args->keys; from += DSVI_TILE_KEYS) {
         int64_t left = args->keys - from, keys = left < DSVI_TILE_KEYS ? left : (int64_t)DSVI_TILE_KEYS;
-        dsvi_samples_score(args->act, &args->k, b, h, from, keys, args->head_dim, w->width, s->qt,
-                           1 / sqrt((double)args->head_dim), s->rows, s->t + from * DSVI_SAMPLES);
+        dsvi_samples_score(&k, &(DsviSampleScores){.first = from,
+                                                   .count = keys,
+                                                   .transposed = s->qt,
+                                                   .factor = 1 / sqrt((double)args->head_dim),
+                                                   .keys = s->rows,
+                                                   .scores = s->t + from * DSVI_SAMPLES});
     }
-    dsvi_samples_load(args->acc, &args->ql, b, h, sample, count, args->rank, w->rank_width, s->ql, s->qt);
-    dsvi_tile_product(&(DsvTileProduct){
-        .m = w->padded_keys, .n = DSVI_SAMPLES, .k = args->rank,
-        .a = s->kl, .a_row = w->rank_width, .a_col = 1, .b = s->qt, .ldb = DSVI_SAMPLES,
-        .c = s->u, .ldc = DSVI_SAMPLES, .factor = (float)(1 / sqrt((double)args->rank))});
+    dsvi_samples_load(&ql, sample, count, s->ql, s->qt);
+    dsvi_tile_product(&(DsviTileProduct){.m = w->padded_keys,
+                                         .n = DSVI_SAMPLES,
+                                         .k = args->rank,
+                                         .a = s->kl,
+                                         .a_row = w->rank_width,
+                                         .a_col = 1,
+                                         .b = s->qt,
+                                         .ldb = DSVI_SAMPLES,
+                                         .c = s->u,
+                                         .ldc = DSVI_SAMPLES,
+                                         .factor = (float)(1 / sqrt((double)args->rank))});
 }
 
-/* Sum down each lane of a[j] b[j] (b NULL: of a[j]); tile by tile, which rounds less. */
-static DsvVec lane_sum(const float *a, const float *b, int64_t keys)
+/* Returns, in each lane, the sum over keys of a[j] b[j], or of a[j] if b is NULL. Summing tile by tile
+ * reduces rounding errors. */
+static DsviVec lane_sum(const float *a, const float *b, int64_t keys)
 {
-    DsvVec sum = dsvi_vec_all(0);
+    DsviVec sum = dsvi_vec_all(0);
     for (int64_t from = 0; from < keys; from += DSVI_TILE_KEYS) {
-        DsvVec part = dsvi_vec_all(0);
+        DsviVec part = dsvi_vec_all(0);
         for (int64_t j = from; j < keys && j < from + DSVI_TILE_KEYS; j++) {
-            DsvVec x = dsvi_vec_load(a + j * DSVI_SAMPLES);
+            DsviVec x = dsvi_vec_load(a + j * DSVI_SAMPLES);
             part += b ? x * dsvi_vec_load(b + j * DSVI_SAMPLES) : x;
         }
         sum += part;
@@ -95,18 +116,18 @@ static DsvVec lane_sum(const float *a, const float *b, int64_t keys)
     return sum;
 }
 
-/* Centres the lanes' rows where asked and makes them unit rows, zero where the norm is too small. Gives the
- * norms, zero there too. */
-static DsvVec make_unit(float *rows, int64_t keys, bool centred)
+/* For each lane: subtracts the mean of its row if `centred`, then scales the row to norm 1. A row whose norm
+ * is too small (ops/predictor_loss.h) becomes 0. Returns the norms before scaling, or 0 for such rows. */
+static DsviVec cpu_predictor_loss_make_unit(float *rows, int64_t keys, bool centred)
 {
-    DsvVec mean = centred ? lane_sum(rows, NULL, keys) / (float)keys : dsvi_vec_all(0), norm, inverse;
+    DsviVec mean = centred ? lane_sum(rows, NULL, keys) / (float)keys : dsvi_vec_all(0), norm, inverse;
     for (int64_t j = 0; centred && j < keys; j++)
         dsvi_vec_store(rows + j * DSVI_SAMPLES, dsvi_vec_load(rows + j * DSVI_SAMPLES) - mean);
-    DsvVec squares = lane_sum(rows, rows, keys);
+    DsviVec squares = lane_sum(rows, rows, keys);
     for (int i = 0; i < DSVI_LANES; i++) {
         double root = sqrt((double)squares[i]);
-        double least = DSV_PREDICTOR_LEAST_SHARE * fabs((double)mean[i]) * sqrt((double)keys);
-        bool nothing = root < fmax(least, DSV_PREDICTOR_LEAST_NORM);
+        double least = DSVI_PREDICTOR_MIN_FRACTION * fabs((double)mean[i]) * sqrt((double)keys);
+        bool nothing = root < fmax(least, DSVI_PREDICTOR_MIN_NORM);
         norm[i] = nothing ? 0 : (float)root;
         inverse[i] = nothing ? 0 : (float)(1 / root);
     }
@@ -115,14 +136,17 @@ static DsvVec make_unit(float *rows, int64_t keys, bool centred)
     return norm;
 }
 
-/* The losses of a vector of lanes from `lane` on; u becomes the gradient by ql . kl. */
-static void differentiate(const DsvPredictorLossArgs *args, const Scratch *s, int64_t lane, double *losses)
+/* Computes the losses of a vector of lanes starting at `lane`. Replaces u by the gradient with respect to
+ * the predicted scores ql . kl. */
+static void predictor_loss_gradient(const DsviPredictorLossArgs *args, const Scratch *s, int64_t lane,
+                                    double *losses)
 {
     double rows = (double)(args->batch * args->heads * args->samples), root = sqrt((double)args->rank);
     double norm_weight = args->norm_weight / (double)args->keys;
     float *u = s->u + lane, *t = s->t + lane;
-    DsvVec t_norm = make_unit(t, args->keys, args->centred), u_norm = make_unit(u, args->keys, args->centred);
-    DsvVec cosine = lane_sum(u, t, args->keys), slope;
+    DsviVec t_norm = cpu_predictor_loss_make_unit(t, args->keys, args->centred),
+            u_norm = cpu_predictor_loss_make_unit(u, args->keys, args->centred);
+    DsviVec cosine = lane_sum(u, t, args->keys), slope;
     for (int i = 0; i < DSVI_LANES; i++) {
         bool both = t_norm[i] != 0 && u_norm[i] != 0;
         slope[i] = both ? (float)(-(args->cos_weight + 2 * norm_weight) / (u_norm[i] * root * rows)) : 0;
@@ -133,22 +157,39 @@ static void differentiate(const DsvPredictorLossArgs *args, const Scratch *s, in
         dsvi_vec_store(u + at, slope * (dsvi_vec_load(t + at) - cosine * dsvi_vec_load(u + at)));
 }
 
-/* Sixteen samples: adds to dql of these queries and to the packed dkl; gives the sum of their losses. */
+/* Processes up to sixteen sampled queries: adds to dql, the gradient of these queries' features, and to
+ * dkl, that of all keys' features. Returns the sum of their losses. */
 static double sample_block(const Predictor *w, const Scratch *s, int64_t b, int64_t h, const int32_t *sample,
                            int64_t count)
 {
-    const DsvPredictorLossArgs *args = w->args;
+    const DsviPredictorLossArgs *args = w->args;
     double losses[DSVI_SAMPLES], sum = 0;
-    score(w, s, b, h, sample, count);
+    predictor_loss_score(w, s, b, h, sample, count);
     for (int64_t lane = 0; lane < DSVI_SAMPLES; lane += DSVI_LANES)
-        differentiate(args, s, lane, losses);
-    dsvi_tile_product(&(DsvTileProduct){
-        .m = DSVI_SAMPLES, .n = w->rank_width, .k = args->keys, .a = s->u, .a_row = 1, .a_col = DSVI_SAMPLES,
-        .b = s->kl, .ldb = w->rank_width, .c = s->dql, .ldc = w->rank_width, .factor = 1});
-    dsvi_tile_product(&(DsvTileProduct){
-        .m = dsvi_round_up(args->keys, DSVI_TILE_ROWS), .n = w->rank_width, .k = DSVI_SAMPLES,
-        .a = s->u, .a_row = DSVI_SAMPLES, .a_col = 1, .b = s->ql, .ldb = w->rank_width,
-        .c = s->dkl, .ldc = w->rank_width, .factor = 1, .add = true});
+        predictor_loss_gradient(args, s, lane, losses);
+    dsvi_tile_product(&(DsviTileProduct){.m = DSVI_SAMPLES,
+                                         .n = w->rank_width,
+                                         .k = args->keys,
+                                         .a = s->u,
+                                         .a_row = 1,
+                                         .a_col = DSVI_SAMPLES,
+                                         .b = s->kl,
+                                         .ldb = w->rank_width,
+                                         .c = s->dql,
+                                         .ldc = w->rank_width,
+                                         .factor = 1});
+    dsvi_tile_product(&(DsviTileProduct){.m = dsvi_round_up(args->keys, DSVI_TILE_ROWS),
+                                         .n = w->rank_width,
+                                         .k = DSVI_SAMPLES,
+                                         .a = s->u,
+                                         .a_row = DSVI_SAMPLES,
+                                         .a_col = 1,
+                                         .b = s->ql,
+                                         .ldb = w->rank_width,
+                                         .c = s->dkl,
+                                         .ldc = w->rank_width,
+                                         .factor = 1,
+                                         .add = true});
     for (int64_t i = 0; i < count; i++) {
         float *dql = (float *)args->dql.data + dsvi_heads_at(&args->dql, b, sample[i], h);
         for (int64_t r = 0; r < args->rank; r++)
@@ -158,10 +199,10 @@ static double sample_block(const Predictor *w, const Scratch *s, int64_t b, int6
     return sum;
 }
 
-/* All samples of one (batch, head). */
+/* Processes all samples of one (batch, head). Returns the sum of their losses. */
 static double pair_loss(const Predictor *w, const Scratch *s, int64_t b, int64_t h)
 {
-    const DsvPredictorLossArgs *args = w->args;
+    const DsviPredictorLossArgs *args = w->args;
     double sum = 0;
     memset(s->kl, 0, (size_t)(w->padded_keys * w->rank_width) * sizeof(float));
     memset(s->dkl, 0, (size_t)(w->padded_keys * w->rank_width) * sizeof(float));
@@ -187,20 +228,22 @@ static void pair_range(void *context, int64_t begin, int64_t end, int worker)
     for (int64_t n = begin; n < end; n++) {
         Scratch s;
         size_t before = w->floats * (size_t)dsvi_scratch_number(w->pieces, n, worker);
-        lay_scratch(w, (float *)w->args->workspace + before, &s);
+        predictor_loss_scratch_layout(w, (float *)w->args->workspace + before, &s);
         w->losses[n] = pair_loss(w, &s, n / w->args->heads, n % w->args->heads);
     }
 }
 
-static DsvStatus predictor_loss(DsvStream *stream, const DsvPredictorLossArgs *args)
+static DsvStatus cpu_predictor_loss(DsviStream *stream, const DsviPredictorLossArgs *args)
 {
-    if ((args->act != DSV_F32 && args->act != DSV_BF16) || args->acc != DSV_F32)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "predictor_loss: this variant takes F32 and BF16 with F32 sums, "
-                         "not %s with %s", dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
-    if (args->workspace_bytes < workspace(stream, args))
-        return DSVI_FAIL(DSV_E_SHAPE, "predictor_loss: workspace has %zu bytes, wanted %zu",
-                         args->workspace_bytes, workspace(stream, args));
-    Predictor w = plan(args);
+    if ((args->act != DSVI_F32 && args->act != DSVI_BF16) || args->acc != DSVI_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "predictor_loss: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s",
+                         dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    if (args->workspace_bytes < predictor_loss_workspace(stream, args))
+        return DSVI_FAIL(DSV_E_SHAPE, "predictor_loss: workspace has %zu bytes, expected %zu",
+                         args->workspace_bytes, predictor_loss_workspace(stream, args));
+    Predictor w = predictor_loss_setup(args);
     double loss = 0;
     w.losses = (double *)((char *)args->workspace + scratch_bytes(&w));
     dsvi_parallel_for(w.pieces, 1, pair_range, &w);
@@ -210,7 +253,8 @@ static DsvStatus predictor_loss(DsvStream *stream, const DsvPredictorLossArgs *a
     return DSV_OK;
 }
 
-void DSVI_SIMD(fill_predictor_loss)(DsvOps *ops)
+void DSVI_SIMD(fill_predictor_loss)(DsviOps *ops)
 {
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, predictor_loss, workspace, DSVI_SIMD_NAME);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, cpu_predictor_loss, predictor_loss_workspace,
+                                DSVI_SIMD_NAME);
 }

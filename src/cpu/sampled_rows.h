@@ -1,7 +1,9 @@
-/* Scores of sampled queries against all keys, for the ops that look at whole rows (profile, predictor_loss).
+/* Scores of sampled queries against all keys, for ops that need complete rows of scores (profile,
+ * predictor_loss).
  *
- * Sixteen sampled queries stand side by side in lanes; a block of scores is (keys, 16), keys down, so that
- * what is done per query runs down a lane. Keys pass in tiles of packed rows. */
+ * Sixteen sampled queries are processed together, one per vector lane. A block of scores is (keys, 16), so
+ * that a reduction over the keys of a query stays within one lane. Keys are loaded in tiles of packed
+ * rows. */
 #ifndef DSVI_SAMPLED_ROWS_H
 #define DSVI_SAMPLED_ROWS_H
 
@@ -15,34 +17,62 @@ extern "C" {
 
 enum { DSVI_SAMPLES = 16 };
 
-/* Queries sample[0 .. count) of (b, h), transposed to (width, 16); zeros beyond. `rows` has room for
- * (16, width). */
-static inline void dsvi_samples_load(DsvDtype dtype, const DsvHeads *q, int64_t b, int64_t h,
-                                     const int32_t *sample, int64_t count, int64_t dim, int64_t width,
+/* Rows of one head of q or k, from which samples are loaded. */
+typedef struct DsviSampledHead {
+    DsviDtype dtype;
+    const DsviHeads *rows; /* (B, S, N, dim) dtype */
+    int64_t b, h;
+    int64_t dim;   /* elements of a row */
+    int64_t width; /* dim rounded up to whole vectors */
+} DsviSampledHead;
+
+/* Loads queries sample[0 .. count) and stores them transposed in `transposed` (width, 16); lanes after
+ * `count` are 0. `rows` is scratch of (16, width). */
+static inline void dsvi_samples_load(const DsviSampledHead *q, const int32_t *sample, int64_t count,
                                      float *rows, float *transposed)
 {
     for (int64_t i = 0; i < count; i++)
-        dsvi_row_load(dtype, q->data, dsvi_heads_at(q, b, sample[i], h), dim, width, rows + i * width);
-    dsvi_rows_transpose(rows, width, width, count, transposed, DSVI_SAMPLES);
+        dsvi_row_load(q->dtype, q->rows->data, dsvi_heads_at(q->rows, q->b, sample[i], q->h), q->dim,
+                      q->width, rows + i * q->width);
+    dsvi_rows_transpose(rows, q->width, q->width, count, transposed, DSVI_SAMPLES);
 }
 
-/* scores[j, i] = factor k_j . q_i for the `count` keys from `first` on, whose rows go to `keys` (count,
- * width). Both have room for whole DSVI_TILE_ROWS. */
-static inline void dsvi_samples_score(DsvDtype dtype, const DsvHeads *k, int64_t b, int64_t h,
-                                      int64_t first, int64_t count, int64_t dim, int64_t width,
-                                      const float *transposed, double factor, float *keys, float *scores)
+/* Arguments of dsvi_samples_score. `keys` and `scores` need room for `count` rows, rounded up to a multiple
+ * of DSVI_TILE_ROWS. */
+typedef struct DsviSampleScores {
+    int64_t first, count;    /* range of keys */
+    const float *transposed; /* (width, 16) queries from dsvi_samples_load */
+    double factor;           /* multiplies every score */
+    float *keys;             /* (count, width) scratch: the rows of the keys */
+    float *scores;           /* (count, 16) overwritten */
+} DsviSampleScores;
+
+/* Computes scores[j, i] = factor k_j . q_i, where j = 0 is key `first`. */
+static inline void dsvi_samples_score(const DsviSampledHead *k, const DsviSampleScores *args)
 {
-    DsvTileProduct product = {
-        .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = DSVI_SAMPLES, .k = dim,
-        .a = keys, .a_row = width, .a_col = 1, .b = transposed, .ldb = DSVI_SAMPLES,
-        .c = scores, .ldc = DSVI_SAMPLES, .factor = (float)factor, .add = false, .pairs = false};
+    int64_t count = args->count, width = k->width;
+    DsviTileProduct product = {.m = dsvi_round_up(count, DSVI_TILE_ROWS),
+                               .n = DSVI_SAMPLES,
+                               .k = k->dim,
+                               .a = args->keys,
+                               .a_row = width,
+                               .a_col = 1,
+                               .b = args->transposed,
+                               .ldb = DSVI_SAMPLES,
+                               .c = args->scores,
+                               .ldc = DSVI_SAMPLES,
+                               .factor = (float)args->factor,
+                               .add = false,
+                               .pairs = false};
     for (int64_t j = 0; j < count; j++)
-        dsvi_row_load(dtype, k->data, dsvi_heads_at(k, b, first + j, h), dim, width, keys + j * width);
-    memset(keys + count * width, 0, (size_t)((product.m - count) * width) * sizeof *keys);
+        dsvi_row_load(k->dtype, k->rows->data, dsvi_heads_at(k->rows, k->b, args->first + j, k->h), k->dim,
+                      width, args->keys + j * width);
+    memset(args->keys + count * width, 0, (size_t)((product.m - count) * width) * sizeof *args->keys);
     dsvi_tile_product(&product);
 }
 
-/* Scratch is kept per piece of work where pieces are fewer than workers. */
+/* Number of scratch buffers for a parallel loop over `pieces`: one per piece, or one per worker if there are
+ * more pieces than workers. */
 static inline int64_t dsvi_scratch_count(int64_t pieces)
 {
     return pieces < dsvi_threads_count() ? pieces : (int64_t)dsvi_threads_count();

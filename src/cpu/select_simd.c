@@ -1,11 +1,13 @@
-/* From proxies and candidates to histograms and lists (ops/select.h).
+/* SIMD variants of select_histogram and select_lists (ops/select.h): they compute histograms of estimates and
+ * key lists from the features of queries (proxies) and of keys (candidates).
  *
- * Candidates are transposed once, block by block, (features, candidates), so that they stand in lanes and a
- * group's proxies are rows of a tile product. A piece of work holds one row of estimates, never the scores as
- * a whole.
+ * Candidates are first transposed in blocks of (features, candidates). Candidates are then in vector lanes,
+ * and the proxies of a group are the rows of a tile product. Only one row of estimates exists per worker,
+ * never the whole matrix of scores.
  *
- * Lists are made in three steps: each group's chosen runs as bits, with their count and mass; the offsets,
- * in order; the bits written out as run numbers. */
+ * Lists are made in three steps: first the spans of each group are chosen and marked as bits, and their
+ * number and mass computed; then the offsets of the lists are computed in order; then the bits are written as
+ * span numbers. */
 #include <math.h>
 
 #include "base/rng.h"
@@ -15,28 +17,28 @@
 #include "cpu/tile_product.h"
 
 enum {
-    BLOCK_PROXIES = 32, /* rows of a product */
-    BLOCK_COLUMNS = 256, /* candidates of a product */
-    SLICES = 16,        /* into which the groups of a (batch, head) are cut for the histograms */
-    WORD = 64           /* runs whose choice is kept in one word */
+    BLOCK_PROXIES = 32,  /* proxies in one product */
+    BLOCK_COLUMNS = 256, /* candidates in one product */
+    SLICES = 16,         /* parts into which the groups of a (batch, head) are divided for the histograms */
+    WORD = 64            /* spans whose bits are stored in one word */
 };
 
-/* The candidates of some runs of one (batch, head), in lanes. */
+/* The transposed candidates of some spans of one (batch, head). */
 typedef struct Columns {
-    int64_t runs, count; /* count: of candidates */
-    int64_t width;       /* `count` rounded up to whole vectors */
-    float *transposed;   /* (blocks, features, BLOCK_COLUMNS) candidates */
+    int64_t spans, count; /* count: number of candidates */
+    int64_t width;        /* `count` rounded up to whole vectors */
+    float *transposed;    /* (blocks, features, BLOCK_COLUMNS) candidates */
 } Columns;
 
 typedef struct Select {
-    const DsvSelectArgs *args;
-    int64_t pairs, groups, proxies, runs;
-    int64_t words;          /* of a group's bits */
-    Columns all;            /* of every (batch, head), one after the other */
-    double *slice_count;    /* (pairs, SLICES, BINS) */
-    double *slice_mass;     /* (pairs, SLICES, BINS) */
-    uint64_t *chosen;       /* (pairs * groups, words) */
-    double *mass;           /* (pairs * groups) */
+    const DsviSelectArgs *args;
+    int64_t pairs, groups, proxies, spans;
+    int64_t words;       /* number of 64-bit words that hold one bit for each span, for one group */
+    Columns all;         /* candidates of every (batch, head), one after another */
+    double *slice_count; /* (pairs, SLICES, BINS) */
+    double *slice_mass;  /* (pairs, SLICES, BINS) */
+    uint64_t *chosen;    /* (pairs * groups, words) bits of the chosen spans */
+    double *mass;        /* (pairs * groups) estimated mass of each list */
     float *workers;
     size_t worker_floats;
 } Select;
@@ -45,24 +47,28 @@ typedef struct Select {
 typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
-    float *estimate; /* (all.width) of candidates, then of runs */
-    float *counted;  /* the columns that a tile of groups counts, where it does not count all */
-    uint64_t *draws; /* what exploration draws: a bit for each run, or for each block of keys */
+    float *estimate; /* (all.width) estimates of candidates, then of spans */
+    float *counted;  /* transposed candidates of the spans that a tile of groups counts in the histogram;
+                      * unused if all spans are counted */
+    uint64_t *draws; /* random bits of exploration: one for each span, or for each block of keys */
 } Scratch;
 
-/* Things that exploration may draw for a list: where runs are long, blocks of keys are more than they. */
-static int64_t units_most(const DsvSelectArgs *args)
+/* Returns the largest number of units among which exploration draws for a list. A unit is a span or a block
+ * of 64 keys. With a large grain there are more blocks than spans. */
+static int64_t units_max(const DsviSelectArgs *args)
 {
-    int64_t blocks = (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK, runs = dsvi_select_runs(args);
-    return blocks > runs ? blocks : runs;
+    int64_t blocks = (args->keys + DSVI_EXPLORE_BLOCK - 1) / DSVI_EXPLORE_BLOCK,
+            spans = dsvi_select_spans(args);
+    return blocks > spans ? blocks : spans;
 }
 
-static Columns columns_of(const DsvSelectArgs *args, int64_t runs, int64_t last_run, float *transposed)
+static Columns select_columns_of(const DsviSelectArgs *args, int64_t spans, int64_t last_span,
+                                 float *transposed)
 {
-    int64_t per_run = args->grain / args->candidate_keys;
-    int64_t left = dsvi_select_candidates(args) - last_run * per_run;
-    Columns columns = {.runs = runs, .transposed = transposed};
-    columns.count = runs > 0 ? (runs - 1) * per_run + (left < per_run ? left : per_run) : 0;
+    int64_t per_span = args->grain / args->candidate_keys;
+    int64_t left = dsvi_select_candidates(args) - last_span * per_span;
+    Columns columns = {.spans = spans, .transposed = transposed};
+    columns.count = spans > 0 ? (spans - 1) * per_span + (left < per_span ? left : per_span) : 0;
     columns.width = dsvi_round_up(columns.count, DSVI_LANES);
     return columns;
 }
@@ -72,21 +78,22 @@ static int64_t column_blocks(int64_t width)
     return (width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
 }
 
-/* Of one block of columns. */
+/* Number of floats of one block of columns. */
 static int64_t block_floats(const Select *s)
 {
     return s->args->features * BLOCK_COLUMNS;
 }
 
-/* Of the columns that a tile of groups counts. */
+/* Number of floats of the transposed candidates of those spans that a tile of groups counts in the
+ * histogram; 0 if all spans are counted. */
 static int64_t counted_floats(const Select *s)
 {
-    int64_t per_run = s->args->grain / s->args->candidate_keys;
-    int64_t most = DSVI_COUNTED_RUNS * dsvi_select_strata(s->args) * per_run;
-    return s->args->bin_skip > 0 ? column_blocks(most) * block_floats(s) : 0;
+    int64_t per_span = s->args->grain / s->args->candidate_keys;
+    int64_t columns = DSVI_COUNTED_SPANS * dsvi_select_strata(s->args) * per_span;
+    return s->args->bin_skip > 0 ? column_blocks(columns) * block_floats(s) : 0;
 }
 
-/* All columns of a (batch, head). */
+/* Returns the columns of all candidates of a (batch, head). */
 static Columns columns_of_pair(const Select *s, int64_t pair)
 {
     Columns columns = s->all;
@@ -94,11 +101,12 @@ static Columns columns_of_pair(const Select *s, int64_t pair)
     return columns;
 }
 
-/* Lays the pieces out from `base` on (NULL: only counts) and gives their floats. */
-static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
+/* Sets the pointers of `scratch` to consecutive buffers starting at `base`, and returns the number of floats
+ * that they hold together. If `base` is NULL, only computes this number. */
+static size_t select_scratch_layout(const Select *s, float *base, Scratch *scratch)
 {
     size_t used = 0;
-    int64_t draw_words = (units_most(s->args) + WORD - 1) / WORD;
+    int64_t draw_words = (units_max(s->args) + WORD - 1) / WORD;
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
     scratch->estimate = dsvi_take_floats(base, &used, s->all.width);
@@ -107,31 +115,35 @@ static size_t lay_scratch(const Select *s, float *base, Scratch *scratch)
     return used;
 }
 
-static size_t take(size_t *used, size_t bytes)
+static size_t select_take(size_t *used, size_t bytes)
 {
     size_t at = *used;
     *used += (bytes + 63) / 64 * 64;
     return at;
 }
 
-/* Lays the workspace out (base NULL: only counts) and gives its bytes. */
-static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
+/* Initialises `s`, with buffers in the workspace `base`. Returns the bytes of workspace. If `base` is NULL,
+ * only computes this number. */
+static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
 {
     size_t used = 0;
     Scratch scratch;
-    *s = (Select){.args = args, .pairs = args->batch * args->heads, .groups = dsvi_select_groups(args),
-                  .proxies = dsvi_select_proxies(args), .runs = dsvi_select_runs(args)};
-    s->all = columns_of(args, s->runs, s->runs - 1, NULL);
-    s->words = (s->runs + WORD - 1) / WORD;
-    size_t bins = (size_t)s->pairs * SLICES * DSV_SELECT_BINS * sizeof(double);
+    *s = (Select){.args = args,
+                  .pairs = args->batch * args->heads,
+                  .groups = dsvi_select_groups(args),
+                  .proxies = dsvi_select_proxies(args),
+                  .spans = dsvi_select_spans(args)};
+    s->all = select_columns_of(args, s->spans, s->spans - 1, NULL);
+    s->words = (s->spans + WORD - 1) / WORD;
+    size_t bins = (size_t)s->pairs * SLICES * DSVI_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
-    s->worker_floats = lay_scratch(s, NULL, &scratch);
+    s->worker_floats = select_scratch_layout(s, NULL, &scratch);
     int64_t column_floats = s->pairs * column_blocks(s->all.width) * block_floats(s);
-    size_t all = take(&used, (size_t)column_floats * sizeof(float));
-    size_t workers = take(&used, s->worker_floats * (size_t)dsvi_threads_count() * sizeof(float));
-    size_t mass = take(&used, lists * sizeof(double));
-    size_t chosen = take(&used, lists * (size_t)s->words * sizeof(uint64_t));
-    size_t histograms = take(&used, 2 * bins);
+    size_t all = select_take(&used, (size_t)column_floats * sizeof(float));
+    size_t workers = select_take(&used, s->worker_floats * (size_t)dsvi_threads_count() * sizeof(float));
+    size_t mass = select_take(&used, lists * sizeof(double));
+    size_t chosen = select_take(&used, lists * (size_t)s->words * sizeof(uint64_t));
+    size_t histograms = select_take(&used, 2 * bins);
     if (base) {
         s->all.transposed = (float *)(base + all);
         s->workers = (float *)(base + workers);
@@ -143,25 +155,25 @@ static size_t plan(const DsvSelectArgs *args, char *base, Select *s)
     return used;
 }
 
-static size_t workspace(DsvStream *stream, const DsvSelectArgs *args)
+static size_t select_workspace(DsviStream *stream, const DsviSelectArgs *args)
 {
     (void)stream;
     Select s;
-    return plan(args, NULL, &s);
+    return select_layout(args, NULL, &s);
 }
 
-static Scratch scratch_of(const Select *s, int worker)
+static Scratch select_scratch_of(const Select *s, int worker)
 {
     Scratch scratch;
-    lay_scratch(s, s->workers + (size_t)worker * s->worker_floats, &scratch);
+    select_scratch_layout(s, s->workers + (size_t)worker * s->worker_floats, &scratch);
     return scratch;
 }
 
-/* One column of a block: a candidate's features, or zeros where there is none (NULL). */
+/* Writes one column of a block: the features of a candidate, or zeros if `candidate` is NULL. */
 static void transpose_column(const Select *s, const float *candidate, float *column)
 {
     for (int64_t r = 0; r < s->args->features; r++)
-        column[r * BLOCK_COLUMNS] = !candidate         ? 0
+        column[r * BLOCK_COLUMNS] = !candidate        ? 0
                                     : s->args->coarse ? dsvi_select_coarse(candidate[r], 1)
                                                       : candidate[r];
 }
@@ -171,7 +183,7 @@ static const float *candidate_of(const Select *s, int64_t pair, int64_t number)
     return s->args->candidates + (pair * dsvi_select_candidates(s->args) + number) * s->args->features;
 }
 
-/* Transposes blocks of all candidates. */
+/* Transposes blocks [begin, end) of all candidates; blocks are numbered through all (batch, head). */
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
@@ -186,23 +198,25 @@ static void transpose_range(void *context, int64_t begin, int64_t end, int worke
     }
 }
 
-/* Transposes the candidates of the runs that groups with this rotation count. */
+/* Transposes the candidates of the spans that groups with this `rotation` count in the histogram. The
+ * rotation decides which part of all spans these are (dsvi_select_counted_span). */
 static Columns transpose_counted(const Select *s, int64_t pair, uint32_t rotation, float *transposed)
 {
-    const DsvSelectArgs *args = s->args;
-    int64_t per_run = args->grain / args->candidate_keys, runs = dsvi_select_counted_runs(args, rotation);
-    int64_t last = runs > 0 ? dsvi_select_counted(args, rotation, runs - 1) : 0;
-    Columns columns = columns_of(args, runs, last, transposed);
+    const DsviSelectArgs *args = s->args;
+    int64_t per_span = args->grain / args->candidate_keys, spans = dsvi_select_counted_spans(args, rotation);
+    int64_t last = spans > 0 ? dsvi_select_counted_span(args, rotation, spans - 1) : 0;
+    Columns columns = select_columns_of(args, spans, last, transposed);
     for (int64_t c = 0; c < column_blocks(columns.width) * BLOCK_COLUMNS; c++) {
-        int64_t first = c < columns.count ? dsvi_select_counted(args, rotation, c / per_run) * per_run : 0;
-        transpose_column(s, c < columns.count ? candidate_of(s, pair, first + c % per_run) : NULL,
+        int64_t first = c < columns.count ? dsvi_select_counted_span(args, rotation, c / per_span) * per_span
+                                          : 0;
+        transpose_column(s, c < columns.count ? candidate_of(s, pair, first + c % per_span) : NULL,
                          transposed + c / BLOCK_COLUMNS * block_floats(s) + c % BLOCK_COLUMNS);
     }
     return columns;
 }
 
-/* Copies proxies [first, first + count) of the pair, coarse ones as they count, zeros up to whole
- * DSVI_TILE_ROWS. */
+/* Copies proxies [first, first + count) of (batch, head) number `pair`, rounded if features are coarse
+ * (dsvi_select_coarse). Adds rows of zeros up to a multiple of DSVI_TILE_ROWS. */
 static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t count, float *out)
 {
     int64_t features = s->args->features, rows = dsvi_round_up(count, DSVI_TILE_ROWS);
@@ -213,63 +227,71 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
     memset(out + count * features, 0, (size_t)((rows - count) * features) * sizeof *out);
 }
 
-/* scores[p, c] of `count` loaded proxies and columns [first, first + columns), in units of ln 2 where
- * features are coarse; beyond the last candidate they are -inf. Gives the columns, whole vectors. */
-static int64_t score(const Select *s, const Columns *of, const Scratch *scratch, int64_t count, int64_t first)
+/* Computes the scores of `count` loaded proxies and columns [first, first + columns), in units of ln 2 if
+ * features are coarse. Scores after the last candidate are -inf. Returns the number of columns, a multiple of
+ * the vector length. */
+static int64_t cpu_select_score(const Select *s, const Columns *of, const Scratch *scratch, int64_t count,
+                                int64_t first)
 {
     int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
-    dsvi_tile_product(&(DsvTileProduct){
-        .m = dsvi_round_up(count, DSVI_TILE_ROWS), .n = columns, .k = s->args->features,
-        .a = scratch->proxies, .a_row = s->args->features, .a_col = 1,
-        .b = of->transposed + first / BLOCK_COLUMNS * block_floats(s), .ldb = BLOCK_COLUMNS,
-        .c = scratch->scores, .ldc = BLOCK_COLUMNS,
-        .factor = s->args->coarse ? 1.0f : (float)s->args->scale});
+    dsvi_tile_product(&(DsviTileProduct){.m = dsvi_round_up(count, DSVI_TILE_ROWS),
+                                         .n = columns,
+                                         .k = s->args->features,
+                                         .a = scratch->proxies,
+                                         .a_row = s->args->features,
+                                         .a_col = 1,
+                                         .b = of->transposed + first / BLOCK_COLUMNS * block_floats(s),
+                                         .ldb = BLOCK_COLUMNS,
+                                         .c = scratch->scores,
+                                         .ldc = BLOCK_COLUMNS,
+                                         .factor = s->args->coarse ? 1.0f : (float)s->args->scale});
     for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)
             scratch->scores[p * BLOCK_COLUMNS + c] = -INFINITY;
     return columns;
 }
 
-/* dsvi_select_power(x): x + 127 with its fraction where a float has exponent and mantissa. From 128 on it is
- * infinite. */
-static DsvVec line_power(DsvVec x)
+/* Returns dsvi_select_power(x), an approximation of 2^x, in each lane: x + 127, written into the exponent
+ * and mantissa bits of a float, is the result. From x = 128 on the result is infinite. */
+static DsviVec line_power(DsviVec x)
 {
-    DsvVec shifted = dsvi_vec_min(dsvi_vec_max(x + 127.0f, dsvi_vec_all(0)), dsvi_vec_all(255));
-    return dsvi_vec_from_bits(__builtin_convertvector(shifted * 0x1p23f, DsvVecInt));
+    DsviVec shifted = dsvi_vec_min(dsvi_vec_max(x + 127.0f, dsvi_vec_all(0)), dsvi_vec_all(255));
+    return dsvi_vec_from_bits(__builtin_convertvector(shifted * 0x1p23f, DsviVecInt));
 }
 
-/* Of a score less its reference. */
-static DsvVec power(bool coarse, DsvVec x)
+/* Returns exp(x), or the coarse power of two, of a score minus a reference value. */
+static DsviVec cpu_select_power(bool coarse, DsviVec x)
 {
     return coarse ? line_power(x) : dsvi_vec_exp_weight(x);
 }
 
-/* The running log-sum-exp of one proxy, each lane its own. References are whole where features are coarse. */
+/* The running log-sum-exp of one proxy, separate in each lane. With coarse features `largest` is an
+ * integer, so that a sum of powers of two is rescaled exactly when `largest` changes. */
 typedef struct LaneSums {
-    DsvVec largest, sum;
+    DsviVec largest, sum;
 } LaneSums;
 
 static void add_scores(bool coarse, LaneSums *lanes, const float *scores, int64_t columns)
 {
-    DsvVec before = lanes->largest, now = before, sum = dsvi_vec_all(0);
+    DsviVec before = lanes->largest, now = before, sum = dsvi_vec_all(0);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
         now = dsvi_vec_max(now, dsvi_vec_load(scores + c));
     for (int lane = 0; coarse && lane < (int)DSVI_LANES; lane++)
         now[lane] = ceilf(now[lane]);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
-        sum += power(coarse, dsvi_vec_load(scores + c) - now);
-    lanes->sum = lanes->sum * power(coarse, before - now) + sum;
+        sum += cpu_select_power(coarse, dsvi_vec_load(scores + c) - now);
+    lanes->sum = lanes->sum * cpu_select_power(coarse, before - now) + sum;
     lanes->largest = now;
 }
 
 static float log_sum(bool coarse, const LaneSums *lanes)
 {
     float largest = dsvi_vec_largest(lanes->largest);
-    float sum = dsvi_vec_sum(lanes->sum * power(coarse, lanes->largest - dsvi_vec_all(largest)));
+    float sum = dsvi_vec_sum(lanes->sum * cpu_select_power(coarse, lanes->largest - dsvi_vec_all(largest)));
     return (float)((coarse ? largest / DSVI_LOG2_E : largest) + log(sum));
 }
 
-/* The lse of the proxies of group g. */
+/* Computes the log-sum-exp of the scores of each proxy of group g, over all candidates. */
 static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int64_t g)
 {
     int64_t per_group = s->args->group / s->args->chunk;
@@ -278,12 +300,13 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
     for (int64_t first = g * per_group; first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         LaneSums lanes[BLOCK_PROXIES];
-        /* not -inf: a lane may meet nothing but padding, and -inf - -inf is NaN */
+        /* The maximum starts at -3e38 and not at -inf, because a lane may contain only padding, and -inf
+         * - -inf is NaN. */
         for (int64_t p = 0; p < count; p++)
             lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
         load_proxies(s, pair, first, count, scratch->proxies);
         for (int64_t from = 0; from < all.width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, &all, scratch, count, from);
+            int64_t columns = cpu_select_score(s, &all, scratch, count, from);
             for (int64_t p = 0; p < count; p++)
                 add_scores(s->args->coarse, &lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
         }
@@ -292,30 +315,31 @@ static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int
     }
 }
 
-/* estimate[0..columns) += weight exp(score - lse) */
+/* Computes estimate[0..columns) += weight exp(score - lse). */
 static void add_estimates(float *estimate, const float *scores, int64_t columns, float lse, float weight)
 {
     for (int64_t c = 0; c < columns; c += DSVI_LANES) {
-        DsvVec a = dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - dsvi_vec_all(lse));
+        DsviVec a = dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - dsvi_vec_all(lse));
         dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a * weight);
     }
 }
 
-/* estimate[0..columns) += power(score + term) */
+/* Computes estimate[0..columns) += power(score + term). */
 static void add_coarse_estimates(float *estimate, const float *scores, int64_t columns, float term)
 {
     for (int64_t c = 0; c < columns; c += DSVI_LANES) {
-        DsvVec a = line_power(dsvi_vec_load(scores + c) + dsvi_vec_all(term));
+        DsviVec a = line_power(dsvi_vec_load(scores + c) + dsvi_vec_all(term));
         dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a);
     }
 }
 
-/* e_gr of group g and the runs of these columns, in scratch->estimate. */
-static void group_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair,
-                            int64_t g)
+/* Computes the estimates e_gr (ops/select.h) of group g and of each span r of the columns `of`, in
+ * scratch->estimate. */
+static void cpu_select_group_estimates(const Select *s, const Columns *of, const Scratch *scratch,
+                                       int64_t pair, int64_t g)
 {
-    const DsvSelectArgs *args = s->args;
-    int64_t per_group = args->group / args->chunk, per_run = args->grain / args->candidate_keys;
+    const DsviSelectArgs *args = s->args;
+    int64_t per_group = args->group / args->chunk, per_span = args->grain / args->candidate_keys;
     int64_t end = (g + 1) * per_group < s->proxies ? (g + 1) * per_group : s->proxies;
     int64_t left = args->queries - g * args->group, queries = left < args->group ? left : args->group;
     float *estimate = scratch->estimate;
@@ -324,7 +348,7 @@ static void group_estimates(const Select *s, const Columns *of, const Scratch *s
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         load_proxies(s, pair, first, count, scratch->proxies);
         for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
-            int64_t columns = score(s, of, scratch, count, from);
+            int64_t columns = cpu_select_score(s, of, scratch, count, from);
             for (int64_t p = first; p < first + count; p++) {
                 left = args->queries - p * args->chunk;
                 float weight = (float)(left < args->chunk ? left : args->chunk) / (float)queries;
@@ -338,24 +362,25 @@ static void group_estimates(const Select *s, const Columns *of, const Scratch *s
             }
         }
     }
-    for (int64_t r = 0; per_run > 1 && r < of->runs; r++) {
+    for (int64_t r = 0; per_span > 1 && r < of->spans; r++) {
         float sum = 0;
-        for (int64_t c = r * per_run; c < (r + 1) * per_run && c < of->count; c++)
+        for (int64_t c = r * per_span; c < (r + 1) * per_span && c < of->count; c++)
             sum += estimate[c];
         estimate[r] = sum;
     }
 }
 
-static void add_to_bins(const float *estimate, int64_t runs, double *count, double *mass)
+static void add_to_histogram(const float *estimate, int64_t spans, double *count, double *mass)
 {
-    const DsvVec last = dsvi_vec_all(DSV_SELECT_BINS - 1), zero = dsvi_vec_all(0);
-    for (int64_t r = 0; r < runs; r += DSVI_LANES) {
+    const DsviVec last = dsvi_vec_all(DSVI_SELECT_BINS - 1), zero = dsvi_vec_all(0);
+    for (int64_t r = 0; r < spans; r += DSVI_LANES) {
         float e[DSVI_LANES];
         int32_t bin[DSVI_LANES];
-        int64_t lanes = runs - r < DSVI_LANES ? runs - r : (int64_t)DSVI_LANES;
-        DsvVec x = (dsvi_vec_log2(dsvi_vec_load(estimate + r)) + DSV_SELECT_OCTAVES) * DSV_SELECT_PER_OCTAVE;
-        /* NaN goes to bin 0 */
-        DsvVecInt number = __builtin_convertvector(dsvi_vec_min(dsvi_vec_max(x, zero), last), DsvVecInt);
+        int64_t lanes = spans - r < DSVI_LANES ? spans - r : (int64_t)DSVI_LANES;
+        DsviVec x = (dsvi_vec_log2(dsvi_vec_load(estimate + r)) + DSVI_SELECT_OCTAVES) *
+                    DSVI_SELECT_PER_OCTAVE;
+        /* An estimate that is NaN goes to bin 0, because max returns `zero` for NaN. */
+        DsviVecInt number = __builtin_convertvector(dsvi_vec_min(dsvi_vec_max(x, zero), last), DsviVecInt);
         memcpy(bin, &number, sizeof bin);
         memcpy(e, estimate + r, sizeof e);
         for (int64_t i = 0; i < lanes; i++) {
@@ -365,107 +390,109 @@ static void add_to_bins(const float *estimate, int64_t runs, double *count, doub
     }
 }
 
-/* One slice of the groups of a (batch, head). */
+/* Fills the partial histograms of slices [begin, end). Slice n is a part of the groups of (batch, head) n
+ * / SLICES. */
 static void histogram_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    Scratch scratch = scratch_of(s, worker);
+    Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / SLICES, slice = n % SLICES, tile = -1;
         Columns counted = columns_of_pair(s, pair);
-        double *count = s->slice_count + n * DSV_SELECT_BINS, *mass = s->slice_mass + n * DSV_SELECT_BINS;
-        memset(count, 0, DSV_SELECT_BINS * sizeof *count);
-        memset(mass, 0, DSV_SELECT_BINS * sizeof *mass);
+        double *count = s->slice_count + n * DSVI_SELECT_BINS, *mass = s->slice_mass + n * DSVI_SELECT_BINS;
+        memset(count, 0, DSVI_SELECT_BINS * sizeof *count);
+        memset(mass, 0, DSVI_SELECT_BINS * sizeof *mass);
         for (int64_t g = slice * s->groups / SLICES; g < (slice + 1) * s->groups / SLICES; g++) {
             if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
                 counted = transpose_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
                                             scratch.counted);
             tile = g / DSVI_COUNTED_GROUPS;
             group_lse(s, &scratch, pair, g);
-            group_estimates(s, &counted, &scratch, pair, g);
-            add_to_bins(scratch.estimate, counted.runs, count, mass);
+            cpu_select_group_estimates(s, &counted, &scratch, pair, g);
+            add_to_histogram(scratch.estimate, counted.spans, count, mass);
         }
     }
 }
 
-/* Adds the slices of all that share a histogram, in order. */
+/* Sums, always in the same order, the slices of all (batch, head) that share histogram h. */
 static void reduce_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
     (void)worker;
     for (int64_t h = begin; h < end; h++) {
-        double *count = s->args->bin_count + h * DSV_SELECT_BINS;
-        double *mass = s->args->bin_mass + h * DSV_SELECT_BINS;
-        memset(count, 0, DSV_SELECT_BINS * sizeof *count);
-        memset(mass, 0, DSV_SELECT_BINS * sizeof *mass);
+        double *count = s->args->bin_count + h * DSVI_SELECT_BINS;
+        double *mass = s->args->bin_mass + h * DSVI_SELECT_BINS;
+        memset(count, 0, DSVI_SELECT_BINS * sizeof *count);
+        memset(mass, 0, DSVI_SELECT_BINS * sizeof *mass);
         for (int64_t n = h * SLICES; n < s->pairs * SLICES; n++) {
             if (n / SLICES % s->args->bin_heads != h)
                 continue;
-            for (int64_t bin = 0; bin < DSV_SELECT_BINS; bin++) {
-                count[bin] += s->slice_count[n * DSV_SELECT_BINS + bin];
-                mass[bin] += s->slice_mass[n * DSV_SELECT_BINS + bin];
+            for (int64_t bin = 0; bin < DSVI_SELECT_BINS; bin++) {
+                count[bin] += s->slice_count[n * DSVI_SELECT_BINS + bin];
+                mass[bin] += s->slice_mass[n * DSVI_SELECT_BINS + bin];
             }
         }
     }
 }
 
-static DsvStatus prepare(const DsvSelectArgs *args, Select *s)
+static DsvStatus cpu_select_prepare(const DsviSelectArgs *args, Select *s)
 {
-    size_t wanted = plan(args, args->workspace, s);
-    if (args->workspace_bytes < wanted)
-        return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, wanted %zu", args->workspace_bytes,
-                         wanted);
+    size_t needed = select_layout(args, args->workspace, s);
+    if (args->workspace_bytes < needed)
+        return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, expected %zu", args->workspace_bytes,
+                         needed);
     dsvi_parallel_for(s->pairs * column_blocks(s->all.width), 1, transpose_range, s);
     return DSV_OK;
 }
 
-static DsvStatus histogram(DsvStream *stream, const DsvSelectArgs *args)
+static DsvStatus cpu_select_histogram(DsviStream *stream, const DsviSelectArgs *args)
 {
     Select s;
     (void)stream;
     DSVI_TRY(dsvi_select_check(args, false));
-    DSVI_TRY(prepare(args, &s));
+    DSVI_TRY(cpu_select_prepare(args, &s));
     dsvi_parallel_for(s.pairs * SLICES, 1, histogram_range, &s);
     dsvi_parallel_for(args->bin_heads, 1, reduce_range, &s);
     return DSV_OK;
 }
 
-/* The bits of a non-negative float order as it does. */
-static float float_of(int32_t bits)
+/* Returns the float with these bits. The bits of non-negative floats order like the floats. */
+static float float_of_bits(int32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static int64_t count_from(const float *estimate, int64_t runs, float cut)
+static int64_t count_from(const float *estimate, int64_t spans, float cut)
 {
     int32_t count = 0;
-    for (int64_t r = 0; r < runs; r++)
+    for (int64_t r = 0; r < spans; r++)
         count += estimate[r] >= cut;
     return count;
 }
 
-/* The k-th largest estimate, 1 <= k <= runs, by halving the interval of floats it lies in. */
-static float kth_largest(const float *estimate, int64_t runs, int64_t k)
+/* Returns the k-th largest estimate, 1 <= k <= spans, by bisection over the bits of floats. */
+static float kth_largest(const float *estimate, int64_t spans, int64_t k)
 {
-    int32_t low = 0, high = 0x7F800000; /* at least k are >= low, fewer are >= high */
+    int32_t low = 0, high = 0x7F800000; /* at least k estimates are >= low, fewer than k are >= high */
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
-        if (count_from(estimate, runs, float_of(middle)) >= k)
+        if (count_from(estimate, spans, float_of_bits(middle)) >= k)
             low = middle;
         else
             high = middle;
     }
-    return float_of(low);
+    return float_of_bits(low);
 }
 
-/* Sets the bits of the runs whose estimate reaches `cut`; of those equal to it only the first `equal`. */
-static void mark(const float *estimate, int64_t runs, float cut, int64_t equal, uint64_t *chosen)
+/* Sets the bits of the spans whose estimate is above `cut`, and of the first `equal` spans whose estimate
+ * equals `cut`. */
+static void select_mark(const float *estimate, int64_t spans, float cut, int64_t equal, uint64_t *chosen)
 {
-    for (int64_t first = 0; first < runs; first += WORD) {
+    for (int64_t first = 0; first < spans; first += WORD) {
         uint64_t word = 0, ties = 0;
-        int64_t count = runs - first < WORD ? runs - first : (int64_t)WORD;
+        int64_t count = spans - first < WORD ? spans - first : (int64_t)WORD;
         for (int64_t i = 0; i < count; i++) {
             word |= (uint64_t)(estimate[first + i] > cut) << i;
             ties |= (uint64_t)(estimate[first + i] == cut) << i;
@@ -476,74 +503,77 @@ static void mark(const float *estimate, int64_t runs, float cut, int64_t equal, 
     }
 }
 
-static void mark_winners(const Select *s, int64_t h, const float *estimate, uint64_t *chosen)
+static void cpu_select_mark_winners(const Select *s, int64_t h, const float *estimate, uint64_t *chosen)
 {
     int64_t best = 0, k;
     float cut = s->args->topk ? 0 : s->args->threshold[h];
-    for (int64_t r = 1; r < s->runs; r++)
+    for (int64_t r = 1; r < s->spans; r++)
         best = estimate[r] > estimate[best] ? r : best;
     if (s->args->topk) {
-        k = s->args->topk[h] < 1 ? 1 : s->args->topk[h] > s->runs ? s->runs : s->args->topk[h];
-        cut = kth_largest(estimate, s->runs, k);
-        mark(estimate, s->runs, cut, k - count_from(estimate, s->runs, nextafterf(cut, INFINITY)), chosen);
+        k = s->args->topk[h] < 1 ? 1 : s->args->topk[h] > s->spans ? s->spans : s->args->topk[h];
+        cut = kth_largest(estimate, s->spans, k);
+        select_mark(estimate, s->spans, cut, k - count_from(estimate, s->spans, nextafterf(cut, INFINITY)),
+                    chosen);
     } else {
-        mark(estimate, s->runs, cut, s->runs, chosen);
+        select_mark(estimate, s->spans, cut, s->spans, chosen);
     }
     chosen[best / WORD] |= (uint64_t)1 << best % WORD;
 }
 
-/* draws[i / 64] bit i % 64: whether unit i of list n of the whole is explored (ops/select.h). */
-static void draw_units(const DsvSelectArgs *args, int64_t n, int64_t units, uint64_t *draws)
+/* Sets bit i % 64 of draws[i / 64] if unit i (a span or a block of keys) is explored. `n` is the number
+ * of the list among the lists of all ranks; ops/select.h (at dsvi_explore_limit) defines the random
+ * numbers. */
+static void draw_units(const DsviSelectArgs *args, int64_t n, int64_t units, uint64_t *draws)
 {
-    DsvRng rng = {args->explore_seed, DSV_RNG_EXPLORE, (uint32_t)args->explore_step};
+    DsviRng rng = {args->explore_seed, DSVI_RNG_EXPLORE, (uint32_t)args->explore_step};
     uint64_t limit = dsvi_explore_limit(args->explore_rate);
-    int64_t fours = (units + 3) / 4;
+    int64_t quads = (units + 3) / 4;
     memset(draws, 0, (size_t)((units + WORD - 1) / WORD) * sizeof *draws);
-    for (int64_t u = 0; u < fours; u++) {
+    for (int64_t u = 0; u < quads; u++) {
         uint32_t words[4];
-        dsvi_rng_words(rng, (uint64_t)(n * fours + u), words);
+        dsvi_rng_words(rng, (uint64_t)(n * quads + u), words);
         for (int64_t i = 0; i < 4 && 4 * u + i < units; i++)
             draws[4 * u / WORD] |= (uint64_t)(words[i] < limit) << (4 * u + i) % WORD;
     }
 }
 
-static void explore(const Select *s, int64_t n, uint64_t *draws, uint64_t *chosen)
+static void cpu_explore(const Select *s, int64_t n, uint64_t *draws, uint64_t *chosen)
 {
-    const DsvSelectArgs *args = s->args;
+    const DsviSelectArgs *args = s->args;
     int64_t number = dsvi_select_number(args, n);
-    if (args->explore == DSV_EXPLORE_NONE)
+    if (args->explore == DSVI_EXPLORE_NONE)
         return;
-    if (args->explore == DSV_EXPLORE_BLOCKS) {
-        draw_units(args, number, (args->keys + DSV_EXPLORE_BLOCK - 1) / DSV_EXPLORE_BLOCK, draws);
-        for (int64_t r = 0; r < s->runs; r++) {
-            int64_t block = r * args->grain / DSV_EXPLORE_BLOCK;
+    if (args->explore == DSVI_EXPLORE_BLOCKS) {
+        draw_units(args, number, (args->keys + DSVI_EXPLORE_BLOCK - 1) / DSVI_EXPLORE_BLOCK, draws);
+        for (int64_t r = 0; r < s->spans; r++) {
+            int64_t block = r * args->grain / DSVI_EXPLORE_BLOCK;
             chosen[r / WORD] |= (draws[block / WORD] >> block % WORD & 1) << r % WORD;
         }
         return;
     }
-    draw_units(args, number, s->runs, draws);
-    uint64_t before = 0; /* the winners of the word before */
+    draw_units(args, number, s->spans, draws);
+    uint64_t before = 0; /* bits of the spans in the previous word that were chosen before exploration */
     for (int64_t w = 0; w < s->words; w++) {
         uint64_t here = chosen[w], after = w + 1 < s->words ? chosen[w + 1] : 0;
-        uint64_t beside = here << 1 | before >> (WORD - 1) | here >> 1 | after << (WORD - 1);
-        chosen[w] |= args->explore == DSV_EXPLORE_NEIGHBOURS ? draws[w] & beside : draws[w];
+        uint64_t adjacent = here << 1 | before >> (WORD - 1) | here >> 1 | after << (WORD - 1);
+        chosen[w] |= args->explore == DSVI_EXPLORE_NEIGHBOURS ? draws[w] & adjacent : draws[w];
         before = here;
     }
 }
 
-/* Chooses the runs of list n; offsets[n + 1] becomes their number. */
+/* Chooses the spans of lists [begin, end), and sets offsets[n + 1] to the number of spans of list n. */
 static void choose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    Scratch scratch = scratch_of(s, worker);
+    Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / s->groups, count = 0;
         uint64_t *chosen = s->chosen + n * s->words;
         double mass = 0;
         const Columns all = columns_of_pair(s, pair);
-        group_estimates(s, &all, &scratch, pair, n % s->groups);
-        mark_winners(s, pair % s->args->heads, scratch.estimate, chosen);
-        explore(s, n, scratch.draws, chosen);
+        cpu_select_group_estimates(s, &all, &scratch, pair, n % s->groups);
+        cpu_select_mark_winners(s, pair % s->args->heads, scratch.estimate, chosen);
+        cpu_explore(s, n, scratch.draws, chosen);
         for (int64_t w = 0; w < s->words; w++) {
             count += __builtin_popcountll(chosen[w]);
             for (uint64_t left = chosen[w]; left; left &= left - 1)
@@ -557,22 +587,22 @@ static void choose_range(void *context, int64_t begin, int64_t end, int worker)
 static void write_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    const DsvLists *lists = s->args->lists;
+    const DsviLists *lists = s->args->lists;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t at = lists->offsets[n];
         for (int64_t w = 0; w < s->words; w++)
             for (uint64_t left = s->chosen[n * s->words + w]; left; left &= left - 1)
-                lists->runs[at++] = (int32_t)(w * WORD + __builtin_ctzll(left));
+                lists->spans[at++] = (int32_t)(w * WORD + __builtin_ctzll(left));
     }
 }
 
-static DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
+static DsvStatus cpu_select_lists(DsviStream *stream, const DsviSelectArgs *args)
 {
     Select s;
     (void)stream;
     DSVI_TRY(dsvi_select_check(args, true));
-    DSVI_TRY(prepare(args, &s));
+    DSVI_TRY(cpu_select_prepare(args, &s));
     int64_t count = dsvi_lists_count(args->lists);
     dsvi_parallel_for(count, 1, choose_range, &s);
     for (int64_t h = 0; h < args->heads; h++)
@@ -590,8 +620,9 @@ static DsvStatus select_lists(DsvStream *stream, const DsvSelectArgs *args)
     return DSV_OK;
 }
 
-void DSVI_SIMD(fill_select)(DsvOps *ops)
+void DSVI_SIMD(fill_select)(DsviOps *ops)
 {
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, select_histogram, histogram, workspace, DSVI_SIMD_NAME);
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, select_lists, workspace, DSVI_SIMD_NAME);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, select_histogram, cpu_select_histogram, select_workspace,
+                                DSVI_SIMD_NAME);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, cpu_select_lists, select_workspace, DSVI_SIMD_NAME);
 }

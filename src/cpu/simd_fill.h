@@ -1,4 +1,5 @@
-/* What the sources compiled per level (simd.h) offer: each puts its variants into an op table. */
+/* Declares the functions of the sources that are compiled per level (simd.h). Each function puts its variants
+ * into a table of operations. */
 #ifndef DSVI_SIMD_FILL_H
 #define DSVI_SIMD_FILL_H
 
@@ -8,7 +9,7 @@
 extern "C" {
 #endif
 
-/* X(name, level) for each <name>_simd.c. */
+/* Expands to X(name, level) for each <name>_simd.c. */
 #define DSVI_SIMD_FILLS(X, level) \
     X(activation, level)          \
     X(attention_bwd, level)       \
@@ -27,12 +28,12 @@ extern "C" {
     X(select, level)              \
     X(select_features, level)
 
-/* Those that gain from products of bf16 pairs. */
+/* The sources that are also compiled for the levels with products of BF16 pairs. */
 #define DSVI_SIMD_PAIR_FILLS(X, level) \
     X(attention_bwd, level)            \
     X(attention_fwd, level)
 
-#define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsvOps *ops);
+#define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsviOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)
 #if defined(__x86_64__)
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx2)

@@ -1,5 +1,5 @@
-/* Tile products of bf16 pairs by the matrix unit of Intel processors (AMX): 16 x 16 results, 16 words of k at
- * a time. Empty for sources that are not compiled for AMX. */
+/* Tile products of BF16 pairs by the matrix unit of Intel processors (AMX): 16 x 16 results, 16 words of k at
+ * a time. Empty in sources that are not compiled for AMX. */
 #ifndef DSVI_TILE_AMX_H
 #define DSVI_TILE_AMX_H
 
@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-enum { DSVI_AMX_SIDE = 16, DSVI_AMX_K_MOST = 64, DSVI_AMX_M_MOST = DSV_HEAD_DIM_MAX };
+enum { DSVI_AMX_SIDE = 16, DSVI_AMX_K_MAX = 64, DSVI_AMX_M_MAX = DSVI_HEAD_DIM_MAX };
 
-/* The shape of all eight tile registers: 16 rows of 64 bytes. A thread says so before it uses them; libraries
- * it calls in between may say something else. */
+/* Configures all eight tile registers as 16 rows of 64 bytes. A thread calls this before it uses tiles, and
+ * again after calls to libraries, which may change the configuration. */
 static inline void dsvi_amx_begin(void)
 {
     _Alignas(64) uint8_t config[64] = {1};
@@ -25,17 +25,19 @@ static inline void dsvi_amx_begin(void)
     _tile_loadconfig(config);
 }
 
-/* Strides in bytes, as the instructions want them. */
-typedef struct DsvAmxOperands {
+/* Operands of one block of a matrix product. a_row, b_row and c_row are strides in bytes, as the tile
+ * instructions take them. */
+typedef struct DsviAmxOperands {
     const float *a, *b;
     float *c;
     int64_t k;
     size_t a_row, b_row, c_row;
     bool add;
-} DsvAmxOperands;
+} DsviAmxOperands;
 
-/* Up to 32 x 32 of C: tiles 0 1 over 2 3, A in 4 and 5, B in 6 and 7. */
-static inline __attribute__((always_inline)) void dsvi_amx_block(const DsvAmxOperands *o, bool two_rows,
+/* Computes up to 32 x 32 elements of C, in tiles 0 1 (upper half) and 2 3 (lower half). Tiles 4 and 5 hold A,
+ * 6 and 7 hold B. */
+static inline __attribute__((always_inline)) void dsvi_amx_block(const DsviAmxOperands *o, bool two_rows,
                                                                  bool two_columns)
 {
     enum { SIDE = DSVI_AMX_SIDE };
@@ -79,17 +81,29 @@ static inline __attribute__((always_inline)) void dsvi_amx_block(const DsvAmxOpe
         _tile_stored(3, lower_c + SIDE, o->c_row);
 }
 
-/* C = A B, or added to C, for whole tiles; A row-major. Strides in words. */
-static inline void dsvi_amx_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                                    const float *b, int64_t ldb, float *c, int64_t ldc, bool add)
+/* A product of matrices that consist of complete tiles, all row-major: A (m, k), B (k, n), C (m, n). */
+typedef struct DsviAmxProduct {
+    int64_t m, n, k; /* k in words */
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc; /* words from one row to the next */
+    bool add;              /* C += A B instead of C = A B */
+} DsviAmxProduct;
+
+static inline void dsvi_amx_product(const DsviAmxProduct *t)
 {
     enum { SIDE = DSVI_AMX_SIDE };
-    for (int64_t j = 0; j < n; j += 2 * SIDE) {
-        for (int64_t i = 0; i < m; i += 2 * SIDE) {
-            DsvAmxOperands o = {.a = a + i * lda, .b = b + j, .c = c + i * ldc + j, .k = k,
-                                .a_row = (size_t)lda * sizeof *a, .b_row = (size_t)ldb * sizeof *b,
-                                .c_row = (size_t)ldc * sizeof *c, .add = add};
-            bool two_rows = m - i > SIDE, two_columns = n - j > SIDE;
+    for (int64_t j = 0; j < t->n; j += 2 * SIDE) {
+        for (int64_t i = 0; i < t->m; i += 2 * SIDE) {
+            DsviAmxOperands o = {.a = t->a + i * t->lda,
+                                 .b = t->b + j,
+                                 .c = t->c + i * t->ldc + j,
+                                 .k = t->k,
+                                 .a_row = (size_t)t->lda * sizeof *t->a,
+                                 .b_row = (size_t)t->ldb * sizeof *t->b,
+                                 .c_row = (size_t)t->ldc * sizeof *t->c,
+                                 .add = t->add};
+            bool two_rows = t->m - i > SIDE, two_columns = t->n - j > SIDE;
             if (two_rows && two_columns)
                 dsvi_amx_block(&o, true, true);
             else

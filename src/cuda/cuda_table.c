@@ -1,12 +1,13 @@
-/* Which kernel answers for which op on a GPU. */
+/* Opens the CUDA backend: the device, and the table that says which kernel implements which op on a GPU. */
 #include <string.h>
 
-#include "cuda/comm_nccl.h"
-#include "cuda/cuda.h"
+#include "cuda/comm/comm_nccl.h"
+#include "cuda/common/cuda.h"
 #include "cuda/device_cuda.h"
 
-/* Every op has a CUDA variant: the truth runs on the host and cannot stand in. */
-static DsvStatus fill(DsvStream *stream, DsvOps *ops)
+/* Fills the whole op table. Every op must have a CUDA variant, because the reference implementations run on
+ * the host and cannot read device memory. */
+static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
 {
     dsvi_cuda_fill_attention_merge(ops);
     dsvi_cuda_fill_col_sum(ops);
@@ -30,12 +31,12 @@ static DsvStatus fill(DsvStream *stream, DsvOps *ops)
     return dsvi_cuda_fill_gemm(stream, ops);
 }
 
-DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsvBackend *backend)
+DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsviBackend *backend)
 {
     memset(backend, 0, sizeof *backend);
     DSVI_TRY(dsvi_device_cuda_create(gpu, deterministic, &backend->device));
     backend->join = dsvi_comm_nccl_join;
-    DsvStatus status = fill(backend->device->stream, &backend->ops);
+    DsvStatus status = cuda_table_fill(backend->device->stream, &backend->ops);
     if (status == DSV_OK)
         return DSV_OK;
     backend->device->close(backend->device);

@@ -1,18 +1,18 @@
-/* The CUDA device of device/device.h. */
+/* Implements the functions of DsviDevice (device/device.h) with the CUDA runtime. */
 #include "cuda/device_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/host.h"
-#include "cuda/attention_cudnn.h"
-#include "cuda/gemm_cublaslt.h"
+#include "cuda/attention/attention_cudnn.h"
+#include "cuda/gemm/gemm_cublaslt.h"
 
 enum { NAME_BYTES = 320 };
 
 typedef struct CudaDevice {
-    DsvDevice device; /* first: a DsvDevice is cast back to its CudaDevice */
-    DsvStream stream, copies;
+    DsviDevice device; /* must be first: free() gets a DsviDevice * that points to the whole CudaDevice */
+    DsviStream stream, copies;
     char name[NAME_BYTES];
 } CudaDevice;
 
@@ -22,7 +22,7 @@ DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const
     return dsvi_fail_at(file, line, status, "CUDA: %s (%s)", cudaGetErrorString(error), what);
 }
 
-static DsvStatus cuda_alloc(DsvDevice *device, size_t bytes, void **out)
+static DsvStatus cuda_alloc(DsviDevice *device, size_t bytes, void **out)
 {
     size_t free_bytes = 0, all = 0;
     *out = NULL;
@@ -31,20 +31,21 @@ static DsvStatus cuda_alloc(DsvDevice *device, size_t bytes, void **out)
         return DSV_OK;
     if (error != cudaErrorMemoryAllocation)
         return dsvi_cuda_fail_at(__FILE__, __LINE__, error, "cudaMalloc");
-    cudaGetLastError(); /* it is told here, not at the next launch */
+    cudaGetLastError(); /* clears CUDA's error, which the next launch would report again */
     cudaMemGetInfo(&free_bytes, &all);
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of device memory: the GPU has %zu, of which %zu are free",
                      bytes, device->memory_bytes, free_bytes);
 }
 
-static void cuda_free(DsvDevice *device, void *memory)
+static void cuda_free(DsviDevice *device, void *memory)
 {
     (void)device;
     cudaFree(memory);
 }
 
-/* More than the machine has is refused here: Linux might kill us while it is locked. */
-static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
+/* Allocates page-locked host memory. Refuses more bytes than the machine has, because Linux might kill the
+ * process while it locks the pages. */
+static DsvStatus cuda_host_alloc(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     if (device->host_bytes > 0 && bytes > device->host_bytes)
@@ -58,68 +59,69 @@ static DsvStatus cuda_host_alloc(DsvDevice *device, size_t bytes, void **out)
                      cudaGetErrorString(error));
 }
 
-static void cuda_host_free(DsvDevice *device, void *memory)
+static void cuda_host_free(DsviDevice *device, void *memory)
 {
     (void)device;
     cudaFreeHost(memory);
 }
 
-static size_t cuda_used(DsvDevice *device)
+static size_t cuda_used(DsviDevice *device)
 {
     size_t free_bytes = 0, all = 0;
     (void)device;
     return cudaMemGetInfo(&free_bytes, &all) == cudaSuccess ? all - free_bytes : 0;
 }
 
-static DsvStatus cuda_copy(DsvStream *stream, void *dst, const void *src, size_t bytes)
+static DsvStatus cuda_copy(DsviStream *stream, void *dst, const void *src, size_t bytes)
 {
     if (bytes > 0)
         DSVI_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream->handle));
     return DSV_OK;
 }
 
-static DsvStatus cuda_zero(DsvStream *stream, void *dst, size_t bytes)
+static DsvStatus cuda_clear(DsviStream *stream, void *dst, size_t bytes)
 {
     if (bytes > 0)
         DSVI_CUDA_TRY(cudaMemsetAsync(dst, 0, bytes, stream->handle));
     return DSV_OK;
 }
 
-static DsvStatus cuda_sync(DsvStream *stream)
+static DsvStatus cuda_sync(DsviStream *stream)
 {
     DSVI_CUDA_TRY(cudaStreamSynchronize(stream->handle));
     return DSV_OK;
 }
 
-static DsvStatus cuda_flag(DsvStream *stream)
+static DsvStatus cuda_flag(DsviStream *stream)
 {
     DSVI_CUDA_TRY(cudaEventRecord(stream->flag, stream->handle));
     return DSV_OK;
 }
 
-static DsvStatus cuda_await(DsvStream *stream)
+static DsvStatus cuda_await(DsviStream *stream)
 {
     DSVI_CUDA_TRY(cudaEventSynchronize(stream->flag));
     return DSV_OK;
 }
 
-static DsvStatus cuda_follow(DsvStream *stream, DsvStream *leader)
+static DsvStatus cuda_follow(DsviStream *stream, DsviStream *leader)
 {
-    DSVI_CUDA_TRY(cudaEventRecord(leader->given, leader->handle));
-    DSVI_CUDA_TRY(cudaStreamWaitEvent(stream->handle, leader->given, 0));
+    DSVI_CUDA_TRY(cudaEventRecord(leader->followed, leader->handle));
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(stream->handle, leader->followed, 0));
     return DSV_OK;
 }
 
-static DsvStatus cuda_clock(DsvStream *stream, double *seconds)
+static DsvStatus cuda_clock(DsviStream *stream, double *seconds)
 {
     DSVI_TRY(cuda_sync(stream));
     *seconds = dsvi_clock_seconds();
     return DSV_OK;
 }
 
-static DsvStatus grow_marks(DsvStream *stream, int64_t wanted)
+/* Creates CUDA events until stream->marks[mark] exists. */
+static DsvStatus grow_marks(DsviStream *stream, int64_t mark)
 {
-    int64_t count = 2 * wanted + 16;
+    int64_t count = 2 * mark + 16;
     cudaEvent_t *marks = realloc(stream->marks, (size_t)count * sizeof *marks);
     if (!marks)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld marks", (long long)count);
@@ -131,7 +133,7 @@ static DsvStatus grow_marks(DsvStream *stream, int64_t wanted)
     return DSV_OK;
 }
 
-static DsvStatus cuda_mark(DsvStream *stream, int64_t mark)
+static DsvStatus cuda_mark(DsviStream *stream, int64_t mark)
 {
     if (mark >= stream->mark_count)
         DSVI_TRY(grow_marks(stream, mark));
@@ -139,7 +141,7 @@ static DsvStatus cuda_mark(DsvStream *stream, int64_t mark)
     return DSV_OK;
 }
 
-static DsvStatus cuda_between(DsvStream *stream, int64_t first, int64_t last, double *seconds)
+static DsvStatus cuda_between(DsviStream *stream, int64_t first, int64_t last, double *seconds)
 {
     float milliseconds;
     DSVI_CUDA_TRY(cudaEventSynchronize(stream->marks[last]));
@@ -148,19 +150,19 @@ static DsvStatus cuda_between(DsvStream *stream, int64_t first, int64_t last, do
     return DSV_OK;
 }
 
-static void close_stream(DsvStream *stream)
+static void close_stream(DsviStream *stream)
 {
     if (stream->flag)
         cudaEventDestroy(stream->flag);
-    if (stream->given)
-        cudaEventDestroy(stream->given);
+    if (stream->followed)
+        cudaEventDestroy(stream->followed);
     if (stream->handle)
         cudaStreamDestroy(stream->handle);
 }
 
-static void cuda_close(DsvDevice *device)
+static void cuda_close(DsviDevice *device)
 {
-    DsvStream *stream = device->stream;
+    DsviStream *stream = device->stream;
     for (int64_t i = 0; i < stream->mark_count; i++)
         cudaEventDestroy(stream->marks[i]);
     free(stream->marks);
@@ -172,7 +174,8 @@ static void cuda_close(DsvDevice *device)
     free(device);
 }
 
-/* Without a driver CUDA calls its driver "insufficient"; the version tells that there is none. */
+/* Returns a text for an error message that says why no GPU is usable. If no driver is installed, the CUDA
+ * runtime reports an "insufficient" driver, but its version number 0 shows that there is none. */
 static const char *why_no_gpu(cudaError_t error)
 {
     int driver = 0;
@@ -181,36 +184,38 @@ static const char *why_no_gpu(cudaError_t error)
     return error != cudaSuccess ? cudaGetErrorString(error) : "none is visible";
 }
 
-/* The visible GPU for rank `wanted` of this machine: *number is `wanted` modulo the number of visible GPUs.
- * Fails if that GPU is older than dsv supports. */
-static DsvStatus find_gpu(int64_t wanted, int *number, struct cudaDeviceProp *gpu, int *capability)
+/* Finds GPU number `gpu_number` modulo the number of visible GPUs; *number is set to this number. Fails if no
+ * GPU is visible or if the GPU is older than dsv supports. */
+static DsvStatus find_gpu(int64_t gpu_number, int *number, struct cudaDeviceProp *gpu, int *capability)
 {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: no GPU can be used here: %s", why_no_gpu(error));
-    *number = (int)(wanted % count);
+    *number = (int)(gpu_number % count);
     DSVI_CUDA_TRY(cudaGetDeviceProperties(gpu, *number));
     *capability = 10 * gpu->major + gpu->minor;
-    if (*capability < DSVI_CUDA_OLDEST)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s has compute capability %d.%d, wanted at least "
-                         "%d.%d", gpu->name, gpu->major, gpu->minor, DSVI_CUDA_OLDEST / 10,
-                         DSVI_CUDA_OLDEST % 10);
+    if (*capability < DSVI_CUDA_MIN_CAPABILITY)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "device=cuda: %s has compute capability %d.%d, expected at least "
+                         "%d.%d",
+                         gpu->name, gpu->major, gpu->minor, DSVI_CUDA_MIN_CAPABILITY / 10,
+                         DSVI_CUDA_MIN_CAPABILITY % 10);
     return DSV_OK;
 }
 
-static DsvStatus open_stream(DsvStream *stream)
+static DsvStatus open_stream(DsviStream *stream)
 {
     DSVI_CUDA_TRY(cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking));
     DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->flag, cudaEventDisableTiming));
-    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->given, cudaEventDisableTiming));
+    DSVI_CUDA_TRY(cudaEventCreateWithFlags(&stream->followed, cudaEventDisableTiming));
     return DSV_OK;
 }
 
 static DsvStatus open_streams(int number, const struct cudaDeviceProp *gpu, int capability,
-                              bool deterministic, DsvDevice *device)
+                              bool deterministic, DsviDevice *device)
 {
-    DsvStream *stream = device->stream;
+    DsviStream *stream = device->stream;
     stream->capability = capability;
     stream->multiprocessors = gpu->multiProcessorCount;
     stream->shared_bytes = gpu->sharedMemPerBlockOptin;
@@ -222,19 +227,19 @@ static DsvStatus open_streams(int number, const struct cudaDeviceProp *gpu, int 
     return DSV_OK;
 }
 
-DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice **out)
+DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDevice **out)
 {
     struct cudaDeviceProp gpu;
     int capability = 0, number = 0;
     *out = NULL;
-    DSVI_TRY(find_gpu(wanted, &number, &gpu, &capability));
+    DSVI_TRY(find_gpu(gpu_number, &number, &gpu, &capability));
     CudaDevice *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CUDA device", sizeof *cuda);
     snprintf(cuda->name, sizeof cuda->name, "%s, %d multiprocessors%s", gpu.name, gpu.multiProcessorCount,
              deterministic ? ", deterministic" : "");
-    cuda->device = (DsvDevice){
-        .kind = DSV_DEVICE_CUDA,
+    cuda->device = (DsviDevice){
+        .kind = DSVI_DEVICE_CUDA,
         .name = cuda->name,
         .memory_bytes = gpu.totalGlobalMem,
         .host_bytes = (size_t)dsvi_memory_bytes(),
@@ -249,7 +254,7 @@ DsvStatus dsvi_device_cuda_create(int64_t wanted, bool deterministic, DsvDevice 
         .upload = cuda_copy,
         .download = cuda_copy,
         .copy = cuda_copy,
-        .zero = cuda_zero,
+        .clear = cuda_clear,
         .sync = cuda_sync,
         .flag = cuda_flag,
         .await = cuda_await,

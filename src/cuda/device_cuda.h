@@ -1,4 +1,4 @@
-/* The CUDA device: device memory, page-locked host memory, one ordered stream of kernels. */
+/* The CUDA device: device memory, page-locked host memory, one compute stream and one stream for copies. */
 #ifndef DSVI_DEVICE_CUDA_H
 #define DSVI_DEVICE_CUDA_H
 
@@ -10,44 +10,51 @@
 extern "C" {
 #endif
 
-typedef struct DsvGemmCublaslt DsvGemmCublaslt;   /* gemm_cublaslt.h */
-typedef struct DsvAttentionCudnn DsvAttentionCudnn; /* attention_cudnn.h */
+typedef struct DsviGemmCublaslt DsviGemmCublaslt;     /* gemm_cublaslt.h */
+typedef struct DsviAttentionCudnn DsviAttentionCudnn; /* attention_cudnn.h */
 
-/* The oldest GPU served: compute capability 8.0, written 80. */
-enum { DSVI_CUDA_OLDEST = 80 };
+/* The smallest compute capability that dsv supports, times 10: 80 is 8.0 (Ampere). */
+enum { DSVI_CUDA_MIN_CAPABILITY = 80 };
 
+/* Size of the text that names the kernels of an op's last call. */
 enum { DSVI_CUDA_VARIANT_BYTES = 96 };
 
-/* What an op of the CUDA backend finds behind its stream argument. Ops only enqueue, but where a shape
- * is new: then cuDNN's plan is made, half a second, and large products are timed, for which they wait. */
-struct DsvStream {
+/* The stream argument of every op of the CUDA backend. An op only enqueues work and returns, except on the
+ * first call with a new shape: cuDNN then builds an execution plan (half a second), and gemm times several
+ * cuBLASLt algorithms for a large product and waits for them. */
+struct DsviStream {
     cudaStream_t handle;
-    int capability;         /* 90 on Hopper */
-    int multiprocessors;
-    size_t shared_bytes;    /* that a block of threads may use at most */
-    bool deterministic;     /* the same calls must give the same bits */
-    void *partials;         /* DSVI_CUDA_PARTIALS bytes of device memory for sums made in two stages: an op's
-                             * own from its first kernel to its last, holding nothing for the next op */
-    cudaEvent_t flag;
-    cudaEvent_t given;      /* put where another stream begins to follow */
-    cudaEvent_t *marks;     /* (mark_count) made when first put */
+    int capability;       /* compute capability times 10: 90 on Hopper */
+    int multiprocessors;  /* of the GPU */
+    size_t shared_bytes;  /* largest shared memory of a thread block */
+    bool deterministic;   /* the same calls must give the same bits */
+    void *partials;       /* DSVI_CUDA_PARTIALS bytes of device scratch, mostly for the partial sums of
+                           * two-stage sums. An op may use all of it from its first kernel to its last; it
+                           * keeps no content from one op to the next */
+    cudaEvent_t flag;     /* DsviDevice.flag and await */
+    cudaEvent_t followed; /* recorded when another stream starts to follow this one (DsviDevice.follow) */
+    cudaEvent_t *marks;   /* (mark_count) timed events of DsviDevice.mark, created at first use */
     int64_t mark_count;
-    DsvGemmCublaslt *gemm;
-    DsvAttentionCudnn *attention;
-    /* Names of the kernels that answered last; of a dense call in pieces, those of its first piece. */
+    DsviGemmCublaslt *gemm;        /* owned; NULL until gemm is set up */
+    DsviAttentionCudnn *attention; /* owned; NULL until attention is set up */
+    /* Names of the kernels that ran the last call of each op; for a dense call that was split into pieces,
+     * the kernels of the first piece. */
     char attention_fwd[DSVI_CUDA_VARIANT_BYTES], attention_bwd[DSVI_CUDA_VARIANT_BYTES];
     char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES], attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
 };
 
 #define DSVI_CUDA_PARTIALS ((size_t)32 << 20)
 
-/* Of the GPUs that the process sees, number `gpu`, beginning again behind the last. It becomes the calling
- * thread's GPU. DSV_E_UNSUPPORTED where there is no driver, no GPU or one that is too old. */
-DsvStatus dsvi_device_cuda_create(int64_t gpu, bool deterministic, DsvDevice **out);
+/* Opens GPU number `gpu_number` modulo the number of GPUs that the process sees, and makes it the current
+ * GPU of the calling thread. *out is closed with (*out)->close. Returns DSV_E_UNSUPPORTED if there is no
+ * driver or no GPU, or if the GPU is too old. */
+DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDevice **out);
 
-/* A failure of the CUDA runtime as a sentence: DSV_E_NO_MEMORY where memory ran out, else DSV_E_DEVICE. */
+/* Records a failed call of the CUDA runtime as an error message that names `what`. Returns DSV_E_NO_MEMORY if
+ * memory ran out, DSV_E_DEVICE otherwise. */
 DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const char *what);
 
+/* Evaluates a call that returns cudaError_t, and returns from the calling function if the call failed. */
 #define DSVI_CUDA_TRY(call)                                                       \
     do {                                                                          \
         cudaError_t dsvi_cuda_error = (call);                                     \

@@ -1,4 +1,5 @@
-/* See clip.h. clip_stream.c decodes, clip_scale.c converts; here frames are picked and cropped. */
+/* Implements clip.h: selects the frames of a window and crops them. clip_stream.c decodes frames, and
+ * clip_scale.c scales them and converts their colours. */
 #include "data/clip.h"
 
 #include <math.h>
@@ -15,38 +16,39 @@
 #include "data/clip_stream.h"
 
 enum {
-    /* A frame counts as shown this much before its time: Matroska rounds the times of a frame and of the
-     * clip's beginning to milliseconds, each by up to half of one, and we to microseconds. */
+    /* A frame counts as shown this many microseconds before its time. Matroska rounds the times of a
+     * frame and of the clip's beginning to milliseconds, each by up to half a millisecond, and this code
+     * rounds to microseconds. */
     EARLY_US = 1010,
-    /* A window may begin this much after the last frame's end: containers are sloppy about where a clip
-     * ends. */
+    /* A window may begin this many microseconds after the end of the last frame, because containers state
+     * the end of a clip inaccurately. */
     LATE_US = 100000,
-    COVER_MAX = 65536,    /* pixels a side */
-    SECONDS_MAX = 1000000 /* that a clip may claim to last */
+    COVER_MAX = 65536,    /* largest size of a scaled frame, in pixels per side */
+    SECONDS_MAX = 1000000 /* longest length that a clip may claim */
 };
 
-static DsvStatus measure(DsvClipStream *s, DsvClipInfo *info)
+static DsvStatus clip_measure(DsviClipStream *s, DsviClipInfo *info)
 {
-    int64_t end_us, told = s->video->duration;
-    double told_seconds = told != AV_NOPTS_VALUE ? (double)told * av_q2d(s->video->time_base) : 0;
-    int64_t told_frames = s->video->nb_frames;
+    int64_t end_us, declared = s->video->duration;
+    double declared_seconds = declared != AV_NOPTS_VALUE ? (double)declared * av_q2d(s->video->time_base) : 0;
+    int64_t declared_frames = s->video->nb_frames;
     DSVI_TRY(dsvi_clip_stream_end(s, &end_us));
     info->seconds = (double)end_us * 1e-6;
     double stored_seconds = info->seconds + (double)dsvi_clip_stream_lead(s) * 1e-6;
-    if (stored_seconds < told_seconds - 1 && stored_seconds < 0.9 * told_seconds)
+    if (stored_seconds < declared_seconds - 1 && stored_seconds < 0.9 * declared_seconds)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: truncated: its head promises %.1f s of video, %.1f s are there",
-                         s->path, told_seconds, stored_seconds);
+                         s->path, declared_seconds, stored_seconds);
     if (!(info->seconds <= SECONDS_MAX))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, wanted at most %d", s->path, info->seconds,
-                         SECONDS_MAX);
-    info->frames = told_frames > 0 ? told_frames : llround(info->seconds * s->fps);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: claims to last %.0f s, expected at most %d", s->path,
+                         info->seconds, SECONDS_MAX);
+    info->frames = declared_frames > 0 ? declared_frames : llround(info->seconds * s->fps);
     if (info->frames < 1)
         info->frames = 1;
     info->fps = s->fps > 0 || info->seconds <= 0 ? s->fps : (double)info->frames / info->seconds;
     return DSV_OK;
 }
 
-bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, size_t room)
+bool dsvi_clip_oddities_text(const char *path, const DsviClipInfo *info, char *text, size_t room)
 {
     static const struct {
         unsigned oddity;
@@ -67,43 +69,44 @@ bool dsvi_clip_remark(const char *path, const DsvClipInfo *info, char *text, siz
     return used > 0;
 }
 
-DsvStatus dsvi_clip_probe(const char *path, DsvClipInfo *info)
+DsvStatus dsvi_clip_probe(const char *path, DsviClipInfo *info)
 {
     DsvStatus status;
-    DsvClipStream stream = {0};
+    DsviClipStream stream = {0};
     memset(info, 0, sizeof *info);
     DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, &stream), done);
     info->width = stream.width;
     info->height = stream.height;
     snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream.decoder->codec_id));
-    const char *names = stream.format->iformat->name; /* "mov,mp4,m4a,...": the first will do */
+    const char *names = stream.format->iformat->name; /* "mov,mp4,m4a,...": the first name is used */
     snprintf(info->container, sizeof info->container, "%.*s", (int)strcspn(names, ","), names);
     DSVI_TRY_GOTO(status, dsvi_clip_colours(stream.frame, path, &info->oddities), done);
-    DSVI_TRY_GOTO(status, measure(&stream, info), done);
+    DSVI_TRY_GOTO(status, clip_measure(&stream, info), done);
 done:
     dsvi_clip_stream_close(&stream);
     return status;
 }
 
-/* When frame `i` of a window that begins `first` frames into the clip is wanted. Times of frames are whole
- * microseconds everywhere. */
+/* Returns the time of frame `i` of a window that begins `first` frames into the clip. All frame times are
+ * integers of microseconds. */
 static int64_t frame_us(double first, int64_t i, double fps)
 {
     return llrint((first + (double)i) / fps * 1e6);
 }
 
-/* A time that the clip's end reaches by no more than its rounding is not inside. Where frames are shorter
- * than that rounding, half a frame decides. */
+/* Returns whether the time i / fps, in seconds, is before the end of the clip. A time that precedes the
+ * clip's end by no more than the rounding of containers is outside. If half a frame is shorter than this
+ * rounding, half a frame is used instead. */
 static bool is_inside(int64_t i, double fps, int64_t end_us)
 {
     double half = 0.5e6 / fps;
     return frame_us(0, i, fps) + (half < EARLY_US ? llrint(half) : EARLY_US) < end_us;
 }
 
-int64_t dsvi_clip_grid(const DsvClipInfo *info, double fps)
+int64_t dsvi_clip_frame_times(const DsviClipInfo *info, double fps)
 {
     int64_t end_us = llround(info->seconds * 1e6);
-    int64_t times = llround(info->seconds * fps); /* one too many or too few, by rounding, at most */
+    int64_t times = llround(info->seconds * fps); /* number of frame times, wrong by one at most */
     while (times > 1 && !is_inside(times - 1, fps, end_us))
         times--;
     while (is_inside(times, fps, end_us))
@@ -131,7 +134,7 @@ static int64_t crop_offset(double where, int64_t slack)
     return offset < 0 ? 0 : offset > slack ? slack : offset;
 }
 
-void dsvi_clip_crop(const DsvClipWindow *w, const uint8_t *rgb, int64_t cover_height, int64_t cover_width,
+void dsvi_clip_crop(const DsviClipWindow *w, const uint8_t *rgb, int64_t cover_height, int64_t cover_width,
                     int64_t i, float *pixels)
 {
     int64_t top = crop_offset(w->crop_y, cover_height - w->height);
@@ -150,25 +153,26 @@ void dsvi_clip_crop(const DsvClipWindow *w, const uint8_t *rgb, int64_t cover_he
     }
 }
 
-/* Frame i of a window, rgb (cover height, cover width, 3), valid during the call. */
+/* Receives frame i of a window as rgb (cover height, cover width, 3), valid during the call. */
 typedef void frame_sink(void *context, int64_t i, const uint8_t *rgb);
 
 typedef struct Walk {
-    const DsvClipWindow *window;
-    DsvClipStream stream;
-    DsvClipScaler scaler;
-    AVFrame *shown; /* the newest frame whose time has come */
-    bool scaled;    /* rgb holds it */
+    const DsviClipWindow *window;
+    DsviClipStream stream;
+    DsviClipScaler scaler;
+    AVFrame *shown; /* the newest frame that is not later than the next frame time */
+    bool scaled;    /* `rgb` contains the scaled frame `shown` */
     uint8_t *rgb;   /* (cover height, cover width, 3) */
-    int64_t next;   /* of the window's frames, the first not delivered */
+    int64_t next;   /* the window's next frame to deliver */
     int64_t covered;
     frame_sink *sink;
     void *context;
 } Walk;
 
-/* When frame i of a window is wanted. A window that starts on the grid of its rate, as far as a double can
- * tell, gets the same times as one that starts at 0 and reaches there. */
-static int64_t wanted_us(const DsvClipWindow *w, int64_t i)
+/* Returns the time of frame i of a window. If the window starts at a multiple of 1 / fps (up to the
+ * precision of a double), the times are exactly those that a window starting at 0 has for the same
+ * frames. */
+static int64_t target_us(const DsviClipWindow *w, int64_t i)
 {
     double first = w->start * w->fps;
     if (fabs(first - rint(first)) < 1e-6)
@@ -176,7 +180,7 @@ static int64_t wanted_us(const DsvClipWindow *w, int64_t i)
     return frame_us(first, i, w->fps);
 }
 
-/* Delivers what is shown as the window's next frame; only then is it worth scaling. */
+/* Delivers `shown` as the window's next frame. Frames are scaled only when they are delivered. */
 static DsvStatus deliver(Walk *walk)
 {
     if (!walk->scaled)
@@ -186,12 +190,13 @@ static DsvStatus deliver(Walk *walk)
     return DSV_OK;
 }
 
-/* Decodes on from where the stream stands until the window is full. *placed is false, and nothing has been
- * delivered, when no frame came or, for a stream entered by seeking, the first one came too late. */
-static DsvStatus fill_window(Walk *walk, bool sought, bool *placed)
+/* Decodes frames from the current position of the stream until all frames of the window are delivered.
+ * *placed is false, and nothing was delivered, if no frame was found or if, after a seek, the first frame is
+ * too late. */
+static DsvStatus clip_fill_window(Walk *walk, bool sought, bool *placed)
 {
-    DsvClipStream *s = &walk->stream;
-    const DsvClipWindow *w = walk->window;
+    DsviClipStream *s = &walk->stream;
+    const DsviClipWindow *w = walk->window;
     int64_t until_us = 0;
     *placed = false;
     while (walk->next < w->frames) {
@@ -199,9 +204,9 @@ static DsvStatus fill_window(Walk *walk, bool sought, bool *placed)
         DSVI_TRY(dsvi_clip_stream_next(s, &got));
         if (!got)
             break;
-        if (sought && !*placed && s->time_us > wanted_us(w, 0) + EARLY_US)
+        if (sought && !*placed && s->time_us > target_us(w, 0) + EARLY_US)
             return DSV_OK;
-        while (*placed && walk->next < w->frames && s->time_us > wanted_us(w, walk->next) + EARLY_US)
+        while (*placed && walk->next < w->frames && s->time_us > target_us(w, walk->next) + EARLY_US)
             DSVI_TRY(deliver(walk));
         av_frame_unref(walk->shown);
         av_frame_move_ref(walk->shown, s->frame);
@@ -211,24 +216,24 @@ static DsvStatus fill_window(Walk *walk, bool sought, bool *placed)
     }
     walk->covered = walk->next;
     while (*placed && walk->next < w->frames) {
-        walk->covered += wanted_us(w, walk->next) <= until_us + LATE_US;
+        walk->covered += target_us(w, walk->next) <= until_us + LATE_US;
         DSVI_TRY(deliver(walk));
     }
     return DSV_OK;
 }
 
-/* Enters the stream at a key frame before the window, further back when that proves to be too late, and in
- * the end at the beginning, where the first frame stands for anything before it. */
+/* Seeks to a key frame before the window. If that key frame proves to be after the window's start, seeks
+ * further back, and finally starts at the beginning, where the first frame stands for all earlier times. */
 static DsvStatus walk_window(Walk *walk)
 {
     static const int64_t BACK_US[] = {0, 2000000};
-    DsvClipStream *s = &walk->stream;
-    int64_t start_us = wanted_us(walk->window, 0);
+    DsviClipStream *s = &walk->stream;
+    int64_t start_us = target_us(walk->window, 0);
     bool placed = false, sought = false;
     for (size_t i = 0; !placed && i < sizeof BACK_US / sizeof BACK_US[0] && start_us > BACK_US[i]; i++) {
         sought = true;
         dsvi_clip_stream_seek(s, start_us - BACK_US[i]);
-        DSVI_TRY(fill_window(walk, true, &placed));
+        DSVI_TRY(clip_fill_window(walk, true, &placed));
     }
     if (placed)
         return DSV_OK;
@@ -237,12 +242,12 @@ static DsvStatus walk_window(Walk *walk)
         dsvi_clip_stream_close(s);
         DSVI_TRY(dsvi_clip_stream_open(path, s));
     }
-    DSVI_TRY(fill_window(walk, false, &placed));
-    DSVI_ASSERT(placed); /* a stream that opens has a first frame */
+    DSVI_TRY(clip_fill_window(walk, false, &placed));
+    DSVI_ASSERT(placed); /* every stream that opens has a first frame */
     return DSV_OK;
 }
 
-static DsvStatus check_window(const char *path, const DsvClipWindow *w)
+static DsvStatus check_window(const char *path, const DsviClipWindow *w)
 {
     bool good = w->start >= 0 && w->start <= SECONDS_MAX && w->fps > 0 && w->fps <= 1e6 && w->frames >= 1 &&
                 w->height >= 1 && w->height <= COVER_MAX && w->width >= 1 && w->width <= COVER_MAX;
@@ -253,14 +258,15 @@ static DsvStatus check_window(const char *path, const DsvClipWindow *w)
     return DSV_OK;
 }
 
-/* Delivers all frames of the window to `sink`. cover: the size scaled to, {height, width}; {0, 0} on entry:
- * to be found, else to be met. */
-static DsvStatus walk_clip(const char *path, const DsvClipWindow *window, int64_t cover[2], frame_sink *sink,
+/* Delivers all frames of the window to `sink`. cover is the {height, width} to which frames are scaled.
+ * If cover is {0, 0} on entry, the size is computed and stored there; otherwise it must equal the
+ * computed size. */
+static DsvStatus walk_clip(const char *path, const DsviClipWindow *window, int64_t cover[2], frame_sink *sink,
                            void *context, int64_t *covered)
 {
     DsvStatus status;
     Walk walk = {.window = window, .sink = sink, .context = context};
-    DsvClipStream *s = &walk.stream;
+    DsviClipStream *s = &walk.stream;
     int64_t height, width;
     DSVI_TRY_GOTO(status, check_window(path, window), done);
     DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, s), done);
@@ -293,7 +299,7 @@ done:
 }
 
 typedef struct CropSink {
-    const DsvClipWindow *window;
+    const DsviClipWindow *window;
     int64_t cover[2];
     float *pixels;
 } CropSink;
@@ -304,7 +310,7 @@ static void crop_frame(void *context, int64_t i, const uint8_t *rgb)
     dsvi_clip_crop(to->window, rgb, to->cover[0], to->cover[1], i, to->pixels);
 }
 
-DsvStatus dsvi_clip_read(const char *path, const DsvClipWindow *window, float *pixels)
+DsvStatus dsvi_clip_read(const char *path, const DsviClipWindow *window, float *pixels)
 {
     CropSink to = {.window = window, .pixels = pixels};
     int64_t covered;
@@ -316,7 +322,7 @@ DsvStatus dsvi_clip_read(const char *path, const DsvClipWindow *window, float *p
 }
 
 typedef struct KeepSink {
-    size_t bytes; /* of a frame */
+    size_t bytes; /* bytes of a frame */
     uint8_t *rgb;
 } KeepSink;
 
@@ -326,7 +332,7 @@ static void keep_frame(void *context, int64_t i, const uint8_t *rgb)
     memcpy(to->rgb + (size_t)i * to->bytes, rgb, to->bytes);
 }
 
-DsvStatus dsvi_clip_read_rgb(const char *path, const DsvClipWindow *window, int64_t cover_height,
+DsvStatus dsvi_clip_read_rgb(const char *path, const DsviClipWindow *window, int64_t cover_height,
                              int64_t cover_width, uint8_t *rgb, int64_t *covered)
 {
     KeepSink to = {(size_t)(3 * cover_height * cover_width), rgb};

@@ -1,16 +1,18 @@
-/* See clip_cache.h. */
+/* Implements clip_cache.h: keeps decoded clips in memory. */
 #include "data/clip_cache.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 
-/* A longer clip is never kept: its first window would wait for all of it to be decoded. */
+/* Longer clips are never kept, because their first window would have to wait until the whole clip is
+ * decoded. */
 #define KEPT_SECONDS_MAX 120.0
 
 typedef enum KeptState {
-    KEPT_NOT,   /* decoded anew for each window: no room, too long, or damaged somewhere */
-    KEPT_EMPTY, /* has its room, not decoded yet */
+    KEPT_NOT,   /* not kept: each window is decoded again, because the clip does not fit, is too long or is
+                 * damaged */
+    KEPT_EMPTY, /* has memory, but is not decoded yet */
     KEPT_FILLING,
     KEPT_FULL
 } KeptState;
@@ -18,14 +20,14 @@ typedef enum KeptState {
 typedef struct KeptClip {
     KeptState state;
     int64_t frames, height, width;
-    uint8_t *rgb; /* (frames, height, width, 3), inside the cache's memory */
+    uint8_t *rgb; /* (frames, height, width, 3), part of the cache's memory */
 } KeptClip;
 
-struct DsvClipCache {
-    const DsvDataset *dataset;
-    const DsvConfig *settings;
-    pthread_mutex_t lock;   /* over the states */
-    pthread_cond_t changed; /* a clip is no longer FILLING */
+struct DsviClipCache {
+    const DsviDataset *dataset;
+    const DsvConfig *config;
+    pthread_mutex_t lock;   /* protects the states */
+    pthread_cond_t changed; /* signalled when a clip is no longer FILLING */
     KeptClip *clips;        /* (dataset->count) */
     uint8_t *memory;
     size_t bytes;
@@ -36,20 +38,21 @@ static size_t clip_bytes(const KeptClip *clip)
     return (size_t)(3 * clip->frames * clip->height * clip->width);
 }
 
-/* What each clip would take; 0 frames: it is not to be kept. */
-static void size_up(DsvClipCache *cache)
+/* Computes how many frames of which size each clip has if it is kept. 0 frames mean that the clip is not
+ * kept. */
+static void compute_clip_sizes(DsviClipCache *cache)
 {
-    const DsvConfig *settings = cache->settings;
+    const DsvConfig *config = cache->config;
     for (int64_t i = 0; i < cache->dataset->count; i++) {
-        const DsvDatasetItem *item = &cache->dataset->items[i];
+        const DsviDatasetItem *item = &cache->dataset->items[i];
         KeptClip *clip = &cache->clips[i];
         if (item->info.seconds > KEPT_SECONDS_MAX ||
-            dsvi_clip_cover(item->path, item->info.height, item->info.width, settings->height,
-                            settings->width, &clip->height, &clip->width) != DSV_OK)
+            dsvi_clip_cover(item->path, item->info.height, item->info.width, config->height, config->width,
+                            &clip->height, &clip->width) != DSV_OK)
             continue;
-        clip->frames = dsvi_clip_grid(&item->info, settings->fps);
-        if (clip->frames < settings->num_frames)
-            clip->frames = settings->num_frames; /* the last frame repeated, as dsvi_clip_read does */
+        clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
+        if (clip->frames < config->num_frames)
+            clip->frames = config->num_frames; /* the last frame is repeated, as by dsvi_clip_read */
     }
 }
 
@@ -62,10 +65,10 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Gives room to the shortest clips: most of them fit that way, and they are decoded soonest. */
-static DsvStatus share_out(DsvClipCache *cache)
+/* Assigns memory to the shortest clips, because this keeps the most clips and they are decoded fastest. */
+static DsvStatus assign_clip_memory(DsviClipCache *cache)
 {
-    size_t limit = (size_t)cache->settings->data_cache_mb << 20;
+    size_t limit = (size_t)cache->config->data_cache_mb << 20;
     int64_t count = cache->dataset->count;
     KeptClip **order = malloc((size_t)count * sizeof *order);
     if (!order)
@@ -97,15 +100,15 @@ static DsvStatus share_out(DsvClipCache *cache)
     return DSV_OK;
 }
 
-DsvStatus dsvi_clip_cache_create(const DsvDataset *dataset, const DsvConfig *settings, DsvClipCache **out)
+DsvStatus dsvi_clip_cache_create(const DsviDataset *dataset, const DsvConfig *config, DsviClipCache **out)
 {
     DsvStatus status;
-    DsvClipCache *cache = calloc(1, sizeof *cache);
+    DsviClipCache *cache = calloc(1, sizeof *cache);
     *out = NULL;
     if (!cache)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a cache of clips");
     cache->dataset = dataset;
-    cache->settings = settings;
+    cache->config = config;
     pthread_mutex_init(&cache->lock, NULL);
     pthread_cond_init(&cache->changed, NULL);
     cache->clips = calloc((size_t)dataset->count, sizeof *cache->clips);
@@ -113,8 +116,8 @@ DsvStatus dsvi_clip_cache_create(const DsvDataset *dataset, const DsvConfig *set
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a cache of %lld clips", (long long)dataset->count);
         goto fail;
     }
-    size_up(cache);
-    DSVI_TRY_GOTO(status, share_out(cache), fail);
+    compute_clip_sizes(cache);
+    DSVI_TRY_GOTO(status, assign_clip_memory(cache), fail);
     *out = cache;
     return DSV_OK;
 fail:
@@ -122,9 +125,9 @@ fail:
     return status;
 }
 
-void dsvi_clip_cache_free(DsvClipCache **cache)
+void dsvi_clip_cache_free(DsviClipCache **cache)
 {
-    DsvClipCache *c = *cache;
+    DsviClipCache *c = *cache;
     if (!c)
         return;
     pthread_cond_destroy(&c->changed);
@@ -135,31 +138,31 @@ void dsvi_clip_cache_free(DsvClipCache **cache)
     *cache = NULL;
 }
 
-size_t dsvi_clip_cache_bytes(const DsvClipCache *cache)
+size_t dsvi_clip_cache_bytes(const DsviClipCache *cache)
 {
     return cache->bytes;
 }
 
-/* Decodes the whole clip. One that ends or breaks before its last window could start is not kept, so that its
- * windows fail, or not, just as without a cache. */
-static KeptState fill(const DsvClipCache *cache, int64_t item, const KeptClip *clip)
+/* Decodes the whole clip. A clip that ends or is damaged before its last window could start is not kept, so
+ * that its windows succeed or fail exactly as without a cache. */
+static KeptState clip_cache_fill(const DsviClipCache *cache, int64_t item, const KeptClip *clip)
 {
-    const DsvConfig *settings = cache->settings;
-    DsvClipWindow whole = {
+    const DsvConfig *config = cache->config;
+    DsviClipWindow whole = {
         .start = 0,
-        .fps = settings->fps,
+        .fps = config->fps,
         .frames = clip->frames,
-        .height = settings->height,
-        .width = settings->width,
+        .height = config->height,
+        .width = config->width,
     };
     int64_t covered;
     DsvStatus status = dsvi_clip_read_rgb(cache->dataset->items[item].path, &whole, clip->height, clip->width,
                                           clip->rgb, &covered);
-    return status == DSV_OK && covered > clip->frames - settings->num_frames ? KEPT_FULL : KEPT_NOT;
+    return status == DSV_OK && covered > clip->frames - config->num_frames ? KEPT_FULL : KEPT_NOT;
 }
 
-/* KEPT_NOT or KEPT_FULL, after decoding the clip or waiting for the thread that does. */
-static KeptState settle(DsvClipCache *cache, int64_t item)
+/* Returns KEPT_NOT or KEPT_FULL, after decoding the clip or waiting for the thread that decodes it. */
+static KeptState clip_cache_settle(DsviClipCache *cache, int64_t item)
 {
     KeptClip *clip = &cache->clips[item];
     pthread_mutex_lock(&cache->lock);
@@ -168,7 +171,7 @@ static KeptState settle(DsvClipCache *cache, int64_t item)
     if (clip->state == KEPT_EMPTY) {
         clip->state = KEPT_FILLING;
         pthread_mutex_unlock(&cache->lock);
-        KeptState state = fill(cache, item, clip);
+        KeptState state = clip_cache_fill(cache, item, clip);
         pthread_mutex_lock(&cache->lock);
         clip->state = state;
         pthread_cond_broadcast(&cache->changed);
@@ -178,11 +181,11 @@ static KeptState settle(DsvClipCache *cache, int64_t item)
     return state;
 }
 
-DsvStatus dsvi_clip_cache_read(DsvClipCache *cache, const DsvSampleRef *sample, float *pixels)
+DsvStatus dsvi_clip_cache_read(DsviClipCache *cache, const DsviSampleRef *sample, float *pixels)
 {
-    const DsvClipWindow *window = &sample->window;
+    const DsviClipWindow *window = &sample->window;
     const KeptClip *clip = &cache->clips[sample->item];
-    if (settle(cache, sample->item) == KEPT_NOT)
+    if (clip_cache_settle(cache, sample->item) == KEPT_NOT)
         return dsvi_clip_read(cache->dataset->items[sample->item].path, window, pixels);
     int64_t first = llrint(window->start * window->fps);
     DSVI_ASSERT(first >= 0 && first + window->frames <= clip->frames);

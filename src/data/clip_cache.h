@@ -1,8 +1,8 @@
-/* Decoded clips kept in memory, so that later windows of the same clip need no decoding.
+/* Keeps decoded clips in memory, so that later windows of the same clip need no decoding.
  *
- * A clip is kept as the 8-bit frames of its grid (clip.h), scaled but not cropped. Which clips are kept is a
- * function of the data set and the settings alone: the shortest first, as many as data.cache_mb holds. Each
- * is decoded whole when a window of it is first asked for. */
+ * A clip is kept as 8-bit frames at its frame times (dsvi_clip_frame_times), scaled but not cropped. The data
+ * set and the configuration alone determine which clips are kept: the shortest first, as many as fit in
+ * data.cache_mb. A clip is decoded completely when one of its windows is first requested. */
 #ifndef DSVI_CLIP_CACHE_H
 #define DSVI_CLIP_CACHE_H
 
@@ -14,16 +14,16 @@
 extern "C" {
 #endif
 
-typedef struct DsvClipCache DsvClipCache;
+typedef struct DsviClipCache DsviClipCache;
 
-/* Allocates all the memory it will ever hold. The data set must outlive it. */
-DsvStatus dsvi_clip_cache_create(const DsvDataset *dataset, const DsvConfig *settings, DsvClipCache **out);
+/* Allocates all memory of the cache. The dataset and the configuration must outlive the cache. */
+DsvStatus dsvi_clip_cache_create(const DsviDataset *dataset, const DsvConfig *config, DsviClipCache **out);
 
-/* As dsvi_clip_read of the sample's item and window, with the same bytes; several threads may call. */
-DsvStatus dsvi_clip_cache_read(DsvClipCache *cache, const DsvSampleRef *sample, float *pixels);
+/* Reads the sample's window, with the same result as dsvi_clip_read. Several threads may call at once. */
+DsvStatus dsvi_clip_cache_read(DsviClipCache *cache, const DsviSampleRef *sample, float *pixels);
 
-size_t dsvi_clip_cache_bytes(const DsvClipCache *cache);
-void dsvi_clip_cache_free(DsvClipCache **cache);
+size_t dsvi_clip_cache_bytes(const DsviClipCache *cache);
+void dsvi_clip_cache_free(DsviClipCache **cache);
 
 #ifdef __cplusplus
 }

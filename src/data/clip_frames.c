@@ -1,4 +1,4 @@
-/* See clip_frames.h. */
+/* Implements clip_frames.h: reads small pictures of a clip and encodes them as PNG. */
 #include "data/clip_frames.h"
 
 #include <math.h>
@@ -11,23 +11,26 @@
 #include "data/clip.h"
 #include "data/ffmpeg_support.h"
 
-enum { TICKS_MAX = 10000 }; /* an animated PNG counts in 16 bits */
+enum { TICKS_MAX = 10000 }; /* an animated PNG stores frame times in 16 bits */
 
-DsvStatus dsvi_clip_frames_read(const char *path, int64_t frames_max, int64_t rows_max, DsvClipFrames *f)
+DsvStatus dsvi_clip_frames_read(const char *path, int64_t frames_max, int64_t rows_max, DsviClipFrames *f)
 {
-    DsvClipInfo info;
+    DsviClipInfo info;
     int64_t covered;
-    *f = (DsvClipFrames){0};
+    *f = (DsviClipFrames){0};
     DSVI_TRY(dsvi_clip_probe(path, &info));
     int64_t height = info.height < rows_max ? info.height : rows_max;
     int64_t width = height * info.width / info.height;
     f->frames = info.frames < 1 ? 1 : info.frames < frames_max ? info.frames : frames_max;
     f->fps = info.seconds > 0 ? (double)f->frames / info.seconds : 1;
-    DsvClipWindow window = {
-        .fps = f->fps, .frames = f->frames, .height = height, .width = width > 0 ? width : 1,
+    DsviClipWindow window = {
+        .fps = f->fps,
+        .frames = f->frames,
+        .height = height,
+        .width = width > 0 ? width : 1,
     };
-    DSVI_TRY(dsvi_clip_cover(path, info.height, info.width, window.height, window.width, &f->height,
-                             &f->width));
+    DSVI_TRY(
+        dsvi_clip_cover(path, info.height, info.width, window.height, window.width, &f->height, &f->width));
     f->rgb = malloc((size_t)(f->frames * f->height * f->width * 3));
     if (!f->rgb)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its frames", path);
@@ -37,10 +40,10 @@ DsvStatus dsvi_clip_frames_read(const char *path, int64_t frames_max, int64_t ro
     return status;
 }
 
-void dsvi_clip_frames_free(DsvClipFrames *f)
+void dsvi_clip_frames_free(DsviClipFrames *f)
 {
     free(f->rgb);
-    *f = (DsvClipFrames){0};
+    *f = (DsviClipFrames){0};
 }
 
 typedef struct Writer {
@@ -50,8 +53,8 @@ typedef struct Writer {
     AVPacket *packet;
 } Writer;
 
-/* FFmpeg's codes, negative for failures. The file goes to memory. */
-static int open_writer(Writer *w, const AVCodec *codec, const DsvClipFrames *f)
+/* Opens an encoder that writes to memory. Returns an FFmpeg code, negative on failure. */
+static int open_writer(Writer *w, const AVCodec *codec, const DsviClipFrames *f)
 {
     AVDictionary *options = NULL;
     int code = avformat_alloc_output_context2(&w->format, NULL, "apng", NULL);
@@ -74,15 +77,15 @@ static int open_writer(Writer *w, const AVCodec *codec, const DsvClipFrames *f)
         code = av_frame_get_buffer(w->frame, 0);
     if (code >= 0)
         code = avio_open_dyn_buf(&w->format->pb);
-    av_dict_set(&options, "plays", "0", 0); /* without end */
+    av_dict_set(&options, "plays", "0", 0); /* repeat endlessly */
     if (code >= 0)
         code = avformat_write_header(w->format, &options);
     av_dict_free(&options);
     return code;
 }
 
-/* Sends a frame, or NULL at the end, and writes what comes out. */
-static int encode(Writer *w, const AVFrame *frame)
+/* Encodes a frame, or NULL at the end, and writes the resulting packets. */
+static int clip_frames_encode(Writer *w, const AVFrame *frame)
 {
     int code = avcodec_send_frame(w->encoder, frame);
     while (code >= 0) {
@@ -98,7 +101,7 @@ static int encode(Writer *w, const AVFrame *frame)
     return code;
 }
 
-static int write_frames(Writer *w, const DsvClipFrames *f, int64_t first, int64_t count)
+static int clip_write_frames(Writer *w, const DsviClipFrames *f, int64_t first, int64_t count)
 {
     int code = 0;
     size_t row = (size_t)f->width * 3;
@@ -109,16 +112,16 @@ static int write_frames(Writer *w, const DsvClipFrames *f, int64_t first, int64_
                    f->rgb + (size_t)((first + i) * f->height + y) * row, row);
         w->frame->pts = i;
         if (code >= 0)
-            code = encode(w, w->frame);
+            code = clip_frames_encode(w, w->frame);
     }
     if (code >= 0)
-        code = encode(w, NULL);
+        code = clip_frames_encode(w, NULL);
     return code < 0 ? code : av_write_trailer(w->format);
 }
 
-/* Hands over the file, or drops it. Closing pads the buffer from where the writer was last, which is inside
- * the file: so the file is copied first. */
-static DsvStatus close_writer(Writer *w, const char *name, int code, uint8_t **png, size_t *bytes)
+/* Stores the finished PNG file in *png, or discards it if `code` is a failure. The file is copied before
+ * closing, because closing writes padding at the writer's last position, which is inside the file. */
+static DsvStatus clip_frames_close_writer(Writer *w, const char *name, int code, uint8_t **png, size_t *bytes)
 {
     uint8_t *file = NULL;
     AVIOContext *memory = w->format ? w->format->pb : NULL;
@@ -140,11 +143,11 @@ static DsvStatus close_writer(Writer *w, const char *name, int code, uint8_t **p
     return *png ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a picture of its frames", name);
 }
 
-DsvStatus dsvi_clip_frames_png(const char *name, const DsvClipFrames *f, int64_t first, int64_t count,
+DsvStatus dsvi_clip_frames_png(const char *name, const DsviClipFrames *f, int64_t first, int64_t count,
                                uint8_t **png, size_t *bytes)
 {
     Writer writer = {0};
-    dsvi_ffmpeg_quiet();
+    dsvi_ffmpeg_capture_log();
     const AVCodec *codec = avcodec_find_encoder(AV_CODEC_ID_APNG);
     DSVI_ASSERT(first >= 0 && count >= 1 && first + count <= f->frames);
     *png = NULL;
@@ -153,6 +156,6 @@ DsvStatus dsvi_clip_frames_png(const char *name, const DsvClipFrames *f, int64_t
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: FFmpeg has no encoder for PNG here", name);
     int code = open_writer(&writer, codec, f);
     if (code >= 0)
-        code = write_frames(&writer, f, first, count);
-    return close_writer(&writer, name, code, png, bytes);
+        code = clip_write_frames(&writer, f, first, count);
+    return clip_frames_close_writer(&writer, name, code, png, bytes);
 }

@@ -1,4 +1,4 @@
-/* A clip's frames in small, for people to look at: in the report and in TensorBoard. */
+/* Small pictures of a clip's frames, for the report and TensorBoard. */
 #ifndef DSVI_CLIP_FRAMES_H
 #define DSVI_CLIP_FRAMES_H
 
@@ -11,24 +11,24 @@
 extern "C" {
 #endif
 
-typedef struct DsvClipFrames {
+typedef struct DsviClipFrames {
     int64_t frames, height, width;
-    double fps;   /* at which these frames take as long as the clip */
+    double fps;   /* frame rate at which these frames last as long as the clip */
     uint8_t *rgb; /* (frames, height, width, 3) */
-} DsvClipFrames;
+} DsviClipFrames;
 
-/* At most `frames_max` frames spread evenly over the clip, scaled down to about `rows_max` rows where the
- * clip has more. Fails as dsvi_clip_probe does. On success the caller frees `frames` with
+/* Reads at most `frames_max` frames, spread evenly over the clip, and scales them down to about `rows_max`
+ * rows if they have more. Fails like dsvi_clip_probe. On success the caller must free `frames` with
  * dsvi_clip_frames_free. */
 DsvStatus dsvi_clip_frames_read(const char *path, int64_t frames_max, int64_t rows_max,
-                                DsvClipFrames *frames);
-/* A zeroed one may be freed. */
-void dsvi_clip_frames_free(DsvClipFrames *frames);
+                                DsviClipFrames *frames);
+/* Frees the frames. Accepts a zero-initialised struct. */
+void dsvi_clip_frames_free(DsviClipFrames *frames);
 
-/* `count` frames from `first` on as a PNG file in memory, which the caller frees. Several make an animated
- * PNG that repeats without end; programs that know only PNG show its first frame. `name` is for the error:
- * DSV_E_UNSUPPORTED where FFmpeg lacks the encoder. */
-DsvStatus dsvi_clip_frames_png(const char *name, const DsvClipFrames *frames, int64_t first, int64_t count,
+/* Encodes `count` frames, starting at `first`, as a PNG file in memory, which the caller frees. Several
+ * frames make an animated PNG that repeats endlessly; programs that only know PNG show its first frame.
+ * `name` appears in error messages. Fails with DSV_E_UNSUPPORTED if FFmpeg lacks the encoder. */
+DsvStatus dsvi_clip_frames_png(const char *name, const DsviClipFrames *frames, int64_t first, int64_t count,
                                uint8_t **png, size_t *bytes);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* See clip_scale.h. Scaling and colour conversion by libswscale; turning here. */
+/* Implements clip_scale.h: converts decoded frames to upright RGB. libswscale scales and converts colours;
+ * this file rotates the result. */
 #include "data/clip_scale.h"
 
 #include <stdbool.h>
@@ -13,16 +14,16 @@
 #include "data/clip.h"
 
 enum {
-    /* Bicubic, which swscale widens when it shrinks, so that it averages; chroma at full width; and only
-     * the code whose result does not depend on the processor. */
+    /* Options of swscale: a bicubic filter, which swscale widens when it shrinks a picture, so that
+     * pixels are averaged; chroma at full width; only code whose result does not depend on the processor. */
     SCALE_FLAGS = SWS_BICUBIC | SWS_FULL_CHR_H_INT | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT,
     HD_COLUMNS = 1280,
     SD_ROWS_MAX = 576,
-    ROW_ALIGN = 64 /* swscale stores whole vectors and may pass the end of a row */
+    ROW_ALIGN = 64 /* swscale stores whole vectors and may write past the end of a row */
 };
 
-DsvStatus dsvi_clip_scaler_open(const DsvClipStream *stream, int64_t height, int64_t width,
-                                DsvClipScaler *scaler)
+DsvStatus dsvi_clip_scaler_open(const DsviClipStream *stream, int64_t height, int64_t width,
+                                DsviClipScaler *scaler)
 {
     memset(scaler, 0, sizeof *scaler);
     memcpy(scaler->turn, stream->turn, sizeof scaler->turn);
@@ -39,15 +40,16 @@ DsvStatus dsvi_clip_scaler_open(const DsvClipStream *stream, int64_t height, int
     return DSV_OK;
 }
 
-void dsvi_clip_scaler_close(DsvClipScaler *scaler)
+void dsvi_clip_scaler_close(DsviClipScaler *scaler)
 {
     sws_freeContext(scaler->sws);
     free(scaler->flat);
     memset(scaler, 0, sizeof *scaler);
 }
 
-/* The formats with a J say "full range" by their name; swscale wants to be told instead. */
-static int plain_format(int format, int *full_range)
+/* Returns the plain format of a "J" format, whose name implies full range; swscale needs the range as a
+ * parameter. */
+static int clip_scale_plain_format(int format, int *full_range)
 {
     static const int PAIRS[][2] = {
         {AV_PIX_FMT_YUVJ420P, AV_PIX_FMT_YUV420P}, {AV_PIX_FMT_YUVJ422P, AV_PIX_FMT_YUV422P},
@@ -63,8 +65,8 @@ static int plain_format(int format, int *full_range)
     return format;
 }
 
-/* The matrix of a frame that says nothing of it: as mpv and libplacebo guess. FFmpeg's own tools take
- * BT.601. */
+/* Returns the colour matrix to assume if a frame does not state one: the guess of mpv and libplacebo.
+ * FFmpeg's tools assume BT.601. */
 static int guess_matrix(const AVFrame *frame)
 {
     bool hd = frame->width >= HD_COLUMNS || frame->height > SD_ROWS_MAX;
@@ -76,8 +78,9 @@ static bool is_rgb(const AVPixFmtDescriptor *format)
     return format && format->flags & (AV_PIX_FMT_FLAG_RGB | AV_PIX_FMT_FLAG_PAL);
 }
 
-/* Matrices that swscale has coefficients for; with others it takes BT.601's without a word. */
-static bool has_matrix(const AVFrame *frame)
+/* Returns whether swscale has coefficients for the frame's matrix. For other matrices it silently uses
+ * BT.601's. */
+static bool clip_scale_has_matrix(const AVFrame *frame)
 {
     switch (frame->colorspace) {
     case AVCOL_SPC_BT709:
@@ -102,7 +105,7 @@ DsvStatus dsvi_clip_colours(const AVFrame *frame, const char *path, unsigned *od
 {
     const AVPixFmtDescriptor *format = av_pix_fmt_desc_get(frame->format);
     const char *name = av_color_space_name(frame->colorspace);
-    if (!is_rgb(format) && !has_matrix(frame) && frame->colorspace != AVCOL_SPC_RGB)
+    if (!is_rgb(format) && !clip_scale_has_matrix(frame) && frame->colorspace != AVCOL_SPC_RGB)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: colours stored as %s, which cannot be converted to RGB",
                          path, name ? name : "an unknown matrix");
     *oddities = (frame->interlaced_frame ? DSVI_CLIP_INTERLACED : 0) |
@@ -114,11 +117,12 @@ DsvStatus dsvi_clip_colours(const AVFrame *frame, const char *path, unsigned *od
     return DSV_OK;
 }
 
-/* Makes sws for frames like this one, unless it is; size and format may change inside a stream. */
-static DsvStatus prepare(DsvClipScaler *s, const AVFrame *frame, const char *path)
+/* Creates the swscale context s->sws for frames with the size, format and colours of this one, unless it
+ * exists. Size and format may change inside a stream. */
+static DsvStatus clip_scale_prepare(DsviClipScaler *s, const AVFrame *frame, const char *path)
 {
     int full_range = frame->color_range == AVCOL_RANGE_JPEG;
-    int format = plain_format(frame->format, &full_range);
+    int format = clip_scale_plain_format(frame->format, &full_range);
     int colours = frame->colorspace;
     if (colours == AVCOL_SPC_UNSPECIFIED || colours == AVCOL_SPC_RESERVED || colours == AVCOL_SPC_RGB)
         colours = guess_matrix(frame);
@@ -131,23 +135,23 @@ static DsvStatus prepare(DsvClipScaler *s, const AVFrame *frame, const char *pat
     if (!s->sws)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: frames of %d x %d cannot be scaled to %lld x %lld", path,
                          frame->width, frame->height, (long long)s->flat_width, (long long)s->flat_height);
-    /* Refused for sources that are RGB already, which need none of it. */
+    /* swscale rejects this call for RGB sources, which do not need it. */
     const int *coefficients = sws_getCoefficients(colours);
     sws_setColorspaceDetails(s->sws, coefficients, full_range, coefficients, 1, 0, 1 << 16, 1 << 16);
     memcpy(s->source, source, sizeof source);
     return DSV_OK;
 }
 
-/* flat -> rgb as it is; most clips are upright. */
-static void copy_rows(const DsvClipScaler *s, uint8_t *rgb)
+/* Copies the scaled frame s->flat to `rgb` without rotation. */
+static void clip_scale_copy_rows(const DsviClipScaler *s, uint8_t *rgb)
 {
     size_t row = (size_t)(3 * s->width);
     for (int64_t y = 0; y < s->height; y++)
         memcpy(rgb + (size_t)y * row, s->flat + y * s->stride, row);
 }
 
-/* flat -> rgb by the quarter turns and mirror images of `turn`. */
-static void turn_pixels(const DsvClipScaler *s, uint8_t *rgb)
+/* Copies the scaled frame s->flat to `rgb` with the rotation and mirroring that s->turn describes. */
+static void rotate_pixels(const DsviClipScaler *s, uint8_t *rgb)
 {
     const int *t = s->turn;
     int64_t left = t[0] < 0 || t[2] < 0 ? s->width - 1 : 0, top = t[1] < 0 || t[3] < 0 ? s->height - 1 : 0;
@@ -160,9 +164,9 @@ static void turn_pixels(const DsvClipScaler *s, uint8_t *rgb)
     }
 }
 
-DsvStatus dsvi_clip_scale(DsvClipScaler *s, const AVFrame *frame, const char *path, uint8_t *rgb)
+DsvStatus dsvi_clip_scale(DsviClipScaler *s, const AVFrame *frame, const char *path, uint8_t *rgb)
 {
-    DSVI_TRY(prepare(s, frame, path));
+    DSVI_TRY(clip_scale_prepare(s, frame, path));
     uint8_t *planes[4] = {s->flat, NULL, NULL, NULL};
     int strides[4] = {(int)s->stride, 0, 0, 0};
     if (sws_scale(s->sws, (const uint8_t *const *)frame->data, frame->linesize, 0, frame->height, planes,
@@ -170,8 +174,8 @@ DsvStatus dsvi_clip_scale(DsvClipScaler *s, const AVFrame *frame, const char *pa
         return DSVI_FAIL(DSV_E_FORMAT, "%s: a frame of %d x %d cannot be converted to RGB", path,
                          frame->width, frame->height);
     if (s->turn[0] == 1 && s->turn[3] == 1)
-        copy_rows(s, rgb);
+        clip_scale_copy_rows(s, rgb);
     else
-        turn_pixels(s, rgb);
+        rotate_pixels(s, rgb);
     return DSV_OK;
 }

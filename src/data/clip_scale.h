@@ -1,4 +1,4 @@
-/* Decoded frames to upright RGB of one size. */
+/* Converts decoded frames to upright RGB frames of one size. */
 #ifndef DSVI_CLIP_SCALE_H
 #define DSVI_CLIP_SCALE_H
 
@@ -12,27 +12,31 @@ extern "C" {
 
 struct SwsContext;
 
-typedef struct DsvClipScaler {
-    int64_t height, width;           /* of the result */
-    int turn[4];                     /* as in DsvClipStream */
-    int64_t flat_height, flat_width; /* of the scaled frame before it is turned */
+typedef struct DsviClipScaler {
+    int64_t height, width;           /* size of the result */
+    int turn[4];                     /* orientation, as in DsviClipStream */
+    int64_t flat_height, flat_width; /* size of the scaled frame before rotation */
     int64_t stride;                  /* bytes of a row of `flat` */
     uint8_t *flat;
     struct SwsContext *sws;
-    int source[5]; /* width, height, format, colour space, range that sws was made for */
-} DsvClipScaler;
+    int source[5]; /* properties of the frames that sws was created for: width, height, format, colour space,
+                    * range */
+} DsviClipScaler;
 
-/* For frames of `stream`. A zeroed scaler may be closed. */
-DsvStatus dsvi_clip_scaler_open(const DsvClipStream *stream, int64_t height, int64_t width,
-                                DsvClipScaler *scaler);
+/* Creates a scaler for frames of `stream`. A zero-initialised scaler may be closed. */
+DsvStatus dsvi_clip_scaler_open(const DsviClipStream *stream, int64_t height, int64_t width,
+                                DsviClipScaler *scaler);
 
-/* rgb (height, width, 3): the frame, full-range RGB. The same frame gives the same bytes on any processor. */
-DsvStatus dsvi_clip_scale(DsvClipScaler *scaler, const struct AVFrame *frame, const char *path, uint8_t *rgb);
+/* Converts a frame to rgb (height, width, 3), full-range RGB. The same frame gives the same bytes on any
+ * processor. */
+DsvStatus dsvi_clip_scale(DsviClipScaler *scaler, const struct AVFrame *frame, const char *path,
+                          uint8_t *rgb);
 
-void dsvi_clip_scaler_close(DsvClipScaler *scaler);
+void dsvi_clip_scaler_close(DsviClipScaler *scaler);
 
-/* Whether colours of such frames can be converted: a matrix that libswscale lacks (YCgCo, ICtCp, constant
- * luminance) is DSV_E_UNSUPPORTED. *oddities: what is not converted, as in DsvClipInfo. */
+/* Fails with DSV_E_UNSUPPORTED if the colours of frames like this one cannot be converted, because
+ * libswscale lacks their matrix (YCgCo, ICtCp, constant luminance). Stores in *oddities what is not
+ * converted, as in DsviClipInfo. */
 DsvStatus dsvi_clip_colours(const struct AVFrame *frame, const char *path, unsigned *oddities);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* See clip_stream.h. FFmpeg 5.1's demuxers and decoders, held to local files in real video containers. */
+/* Implements clip_stream.h: decodes a video stream frame by frame. Uses the demuxers and decoders of
+ * FFmpeg 5.1, restricted to local files in video containers. */
 #include "data/clip_stream.h"
 
 #include <errno.h>
@@ -15,35 +16,36 @@
 #include "data/ffmpeg_support.h"
 
 enum {
-    SIDE_MAX = 16384,         /* pixels */
-    PIXELS_MAX = 8192 * 8192, /* of a frame: 8K video has half as many */
-    FPS_MAX = 1000,           /* beyond, it is the tick of a clock and no frame rate */
-    REFUSED_PACKETS_MAX = 256 /* before the first frame: a stream cut anywhere decodes sooner than that */
+    SIDE_MAX = 16384,         /* pixels per side of a frame */
+    PIXELS_MAX = 8192 * 8192, /* pixels of a frame; 8K video has half as many */
+    FPS_MAX = 1000,           /* a higher rate is the tick of a clock, not a frame rate */
+    REFUSED_PACKETS_MAX = 256 /* maximum number of packets before the first frame that the decoder may
+                               * refuse; a stream cut between key frames can be decoded after fewer */
 };
 
-/* Demuxers that may be chosen. FFmpeg's others take pictures and texts for video, or, being playlists, open
- * files and addresses that a hostile file names. */
+/* Demuxers that may be used. FFmpeg's other demuxers accept pictures and texts as video, or are playlists,
+ * which open files and addresses that a hostile file names. */
 static const char CONTAINERS[] = "mov,mp4,matroska,webm,avi,mpeg,mpegts,flv,ogg,asf";
 
-static DsvStatus check_file(const char *path)
+static DsvStatus clip_stream_check_file(const char *path)
 {
     struct stat found;
     if (stat(path, &found) != 0)
         return DSVI_FAIL(errno == ENOENT || errno == ENOTDIR ? DSV_E_NOT_FOUND : DSV_E_IO, "%s: %s", path,
                          strerror(errno));
     if (!S_ISREG(found.st_mode))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s, wanted a video file", path,
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s, expected a video file", path,
                          S_ISDIR(found.st_mode) ? "a folder" : "not a regular file");
     if (found.st_size == 0)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: the file is empty", path);
     return DSV_OK;
 }
 
-static DsvStatus open_container(DsvClipStream *s)
+static DsvStatus open_container(DsviClipStream *s)
 {
     char url[DSVI_PATH_MAX + 8];
     AVDictionary *options = NULL;
-    /* Without the prefix a path with a colon in it could mean another protocol. */
+    /* Without the prefix "file:", FFmpeg could take the part of a path before a colon as another protocol. */
     if (snprintf(url, sizeof url, "file:%s", s->path) >= (int)sizeof url)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", s->path, DSVI_PATH_MAX - 1);
     if (av_dict_set(&options, "format_whitelist", CONTAINERS, 0) < 0 ||
@@ -62,9 +64,9 @@ static DsvStatus open_container(DsvClipStream *s)
     return DSV_OK;
 }
 
-/* The first video stream, not FFmpeg's "best": which one that is would depend on a score. Cover pictures of
- * music files are no video. */
-static DsvStatus find_video(DsvClipStream *s)
+/* Selects the first video stream. FFmpeg's "best" stream would depend on a score. Cover pictures of music
+ * files do not count as video. */
+static DsvStatus find_video(DsviClipStream *s)
 {
     for (unsigned i = 0; i < s->format->nb_streams; i++) {
         AVStream *stream = s->format->streams[i];
@@ -80,7 +82,7 @@ static DsvStatus find_video(DsvClipStream *s)
     return DSV_OK;
 }
 
-static DsvStatus open_decoder(DsvClipStream *s)
+static DsvStatus open_decoder(DsviClipStream *s)
 {
     const AVCodecParameters *parameters = s->video->codecpar;
     const AVCodec *codec = avcodec_find_decoder(parameters->codec_id);
@@ -96,11 +98,11 @@ static DsvStatus open_decoder(DsvClipStream *s)
     if (code >= 0) {
         s->decoder->pkt_timebase = s->video->time_base;
         s->decoder->max_pixels = PIXELS_MAX;
-        /* The clips of a batch are decoded side by side; threads inside a clip would only add memory. */
+        /* The clips of a batch are decoded in parallel; threads inside a clip would only add memory. */
         s->decoder->thread_count = 1;
-        /* H.264 pictures that refer to what came before the key frame that decoding began at: they are to be
-         * handed out, marked, and are dropped here. When the decoder drops one itself at the end of the data,
-         * FFmpeg takes that for the end and loses the good frames after it. */
+        /* H.264 pictures may refer to pictures before the key frame at which decoding began. With this flag
+         * the decoder returns such pictures with a mark, and this file drops them. If the decoder dropped one
+         * itself at the end of the data, FFmpeg would stop there and lose the good frames after it. */
         s->decoder->flags |= AV_CODEC_FLAG_OUTPUT_CORRUPT;
         code = avcodec_open2(s->decoder, codec, NULL);
     }
@@ -109,9 +111,9 @@ static DsvStatus open_decoder(DsvClipStream *s)
     return DSV_OK;
 }
 
-/* How the picture is to be turned. A matrix that is no quarter turn or mirror image is left aside: cameras
- * write none, and its frames can be shown as they are. */
-static void read_turn(DsvClipStream *s)
+/* Reads the orientation of the picture. A matrix that is neither a quarter rotation nor a mirror image is
+ * ignored: cameras do not write such matrices, and the frames can be shown without it. */
+static void read_orientation(DsviClipStream *s)
 {
     static const int UPRIGHT[4] = {1, 0, 0, 1};
     memcpy(s->turn, UPRIGHT, sizeof s->turn);
@@ -129,17 +131,17 @@ static void read_turn(DsvClipStream *s)
         memcpy(s->turn, turn, sizeof s->turn);
 }
 
-static DsvStatus read_geometry(DsvClipStream *s)
+static DsvStatus read_geometry(DsviClipStream *s)
 {
     int64_t width = s->video->codecpar->width, height = s->video->codecpar->height;
     if (width < 1 || height < 1 || width > SIDE_MAX || height > SIDE_MAX || width * height > PIXELS_MAX)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld pixels, wanted 1 to %d a side, %d in all",
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: frames of %lld x %lld pixels, expected 1 to %d a side, %d in all",
                          s->path, (long long)width, (long long)height, SIDE_MAX, PIXELS_MAX);
     AVRational aspect = av_guess_sample_aspect_ratio(s->format, s->video, NULL);
     double ratio = aspect.num > 0 && aspect.den > 0 ? av_q2d(aspect) : 1;
     if (ratio < 1.0 / 16 || ratio > 16)
-        ratio = 1; /* nobody films with such pixels: a damaged field */
-    read_turn(s);
+        ratio = 1; /* no camera has such pixels: the field is damaged */
+    read_orientation(s);
     int64_t shown = llround((double)width * ratio);
     if (shown < 1)
         shown = 1;
@@ -151,7 +153,7 @@ static DsvStatus read_geometry(DsvClipStream *s)
     return DSV_OK;
 }
 
-void dsvi_clip_stream_close(DsvClipStream *s)
+void dsvi_clip_stream_close(DsviClipStream *s)
 {
     av_frame_free(&s->frame);
     av_packet_free(&s->packet);
@@ -160,21 +162,23 @@ void dsvi_clip_stream_close(DsvClipStream *s)
     s->video = NULL;
 }
 
-static int64_t to_us(const DsvClipStream *s, int64_t ticks)
+static int64_t to_us(const DsviClipStream *s, int64_t ticks)
 {
     return av_rescale_q(ticks, s->video->time_base, AV_TIME_BASE_Q);
 }
 
-/* Ticks, or one frame where the container leaves the duration out. */
-static int64_t duration_us(const DsvClipStream *s, int64_t ticks)
+/* Converts ticks to microseconds; returns the length of one frame if the container does not state a
+ * duration. */
+static int64_t duration_us(const DsviClipStream *s, int64_t ticks)
 {
     if (ticks > 0)
         return to_us(s, ticks);
     return s->fps > 0 ? llround(1e6 / s->fps) : 0;
 }
 
-/* A frame without a time follows the one before it. */
-static void take_times(DsvClipStream *s)
+/* Sets time_us and until_us of the new frame. A frame without a timestamp starts when the previous frame
+ * ends. */
+static void set_frame_times(DsviClipStream *s)
 {
     int64_t ticks = s->frame->best_effort_timestamp;
     if (ticks != AV_NOPTS_VALUE)
@@ -184,15 +188,16 @@ static void take_times(DsvClipStream *s)
     s->until_us = s->time_us + duration_us(s, s->frame->pkt_duration);
 }
 
-static DsvStatus damaged(const DsvClipStream *s)
+static DsvStatus damaged(const DsviClipStream *s)
 {
     return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged after %.2f s", s->path, (double)s->time_us * 1e-6);
 }
 
-/* The decoder has met an error in the picture of that time. After the first frame that is damage. Before, a
- * stream was entered in its middle: pictures that refer to earlier ones are dropped, and which these were is
- * known only once the first frame is (check_doubts). */
-static DsvStatus meet_error(DsvClipStream *s, int64_t ticks)
+/* Handles an error of the decoder in the picture at time `ticks`. After the first frame such an error
+ * means that the file is damaged. Before the first frame, the stream was entered in its middle: pictures
+ * that refer to earlier pictures are dropped. Which pictures these are is known only when the first frame
+ * is known (check_doubts). */
+static DsvStatus note_decoder_error(DsviClipStream *s, int64_t ticks)
 {
     if (s->started)
         return damaged(s);
@@ -201,67 +206,69 @@ static DsvStatus meet_error(DsvClipStream *s, int64_t ticks)
     return DSV_OK;
 }
 
-static DsvStatus refuse(DsvClipStream *s)
+static DsvStatus clip_stream_refuse(DsviClipStream *s)
 {
     if (++s->refused > REFUSED_PACKETS_MAX)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: none of %d packets can be decoded", s->path, s->refused);
     return DSV_OK;
 }
 
-/* The decoder could not use the packet it got last. */
-static DsvStatus lose_packet(DsvClipStream *s, int code)
+/* Handles a packet that the decoder could not use. */
+static DsvStatus handle_lost_packet(DsviClipStream *s, int code)
 {
     if (code == AVERROR(ENOMEM))
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to decode it", s->path);
-    DSVI_TRY(meet_error(s, s->fed));
-    return refuse(s);
+    DSVI_TRY(note_decoder_error(s, s->fed));
+    return clip_stream_refuse(s);
 }
 
-/* Of the first frame: a decoder that holds frames back may have met errors in pictures shown after it. */
-static DsvStatus check_doubts(const DsvClipStream *s)
+/* Called when the first frame is known. Fails if the decoder has reported an error in a later picture: a
+ * decoder that delays frames may meet such an error before it returns the first frame. */
+static DsvStatus check_doubts(const DsviClipStream *s)
 {
     int64_t ticks = s->frame->best_effort_timestamp;
     return ticks != AV_NOPTS_VALUE && s->doubted > ticks ? damaged(s) : DSV_OK;
 }
 
-/* H.265's decoder begins at any picture and makes up those that it refers to; others wait for a key frame. */
-static bool awaits_key(DsvClipStream *s)
+/* Returns whether packets must be dropped until a key frame. FFmpeg's H.265 decoder starts at any picture and
+ * invents the pictures that it refers to; other decoders wait for a key frame themselves. */
+static bool awaits_key(DsviClipStream *s)
 {
     if (s->packet->flags & AV_PKT_FLAG_KEY)
         s->keyed = true;
     return !s->keyed && s->decoder->codec_id == AV_CODEC_ID_HEVC;
 }
 
-/* The packet to the decoder. */
-static DsvStatus send(DsvClipStream *s)
+/* Sends the packet to the decoder. */
+static DsvStatus clip_stream_send(DsviClipStream *s)
 {
     int64_t errors = dsvi_ffmpeg_errors();
     if (awaits_key(s))
-        return refuse(s);
+        return clip_stream_refuse(s);
     s->fed = s->packet->pts;
     int code = avcodec_send_packet(s->decoder, s->packet);
     if (code < 0)
-        return lose_packet(s, code);
-    return dsvi_ffmpeg_errors() > errors ? meet_error(s, s->fed) : DSV_OK;
+        return handle_lost_packet(s, code);
+    return dsvi_ffmpeg_errors() > errors ? note_decoder_error(s, s->fed) : DSV_OK;
 }
 
-/* Hands the decoder the next packet, or word that there are no more. */
-static DsvStatus feed(DsvClipStream *s)
+/* Reads the next packet and sends it to the decoder, or notifies the decoder of the end. */
+static DsvStatus clip_stream_feed(DsviClipStream *s)
 {
     int code = av_read_frame(s->format, s->packet);
     if (code == AVERROR(EIO))
         return dsvi_ffmpeg_fail(DSV_E_IO, s->path, "cannot be read", code);
-    if (code < 0) { /* the end, or data nothing more can be found in: what follows is lost either way */
+    if (code < 0) { /* end of the file, or unreadable data: in both cases no packets follow */
         s->drained = true;
         avcodec_send_packet(s->decoder, NULL);
         return DSV_OK;
     }
-    DsvStatus status = s->packet->stream_index == s->video->index ? send(s) : DSV_OK;
+    DsvStatus status = s->packet->stream_index == s->video->index ? clip_stream_send(s) : DSV_OK;
     av_packet_unref(s->packet);
     return status;
 }
 
-DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
+DsvStatus dsvi_clip_stream_next(DsviClipStream *s, bool *got)
 {
     if (s->first_waits) {
         s->first_waits = false;
@@ -273,17 +280,17 @@ DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
         int code = avcodec_receive_frame(s->decoder, s->frame);
         *got = code == 0;
         if (dsvi_ffmpeg_errors() > errors)
-            DSVI_TRY(meet_error(s, s->fed));
+            DSVI_TRY(note_decoder_error(s, s->fed));
         if (code == AVERROR_EOF || (code == AVERROR(EAGAIN) && s->drained))
             return DSV_OK;
         if (code == AVERROR(EAGAIN)) {
-            DSVI_TRY(feed(s));
+            DSVI_TRY(clip_stream_feed(s));
         } else if (code < 0) {
-            DSVI_TRY(lose_packet(s, code));
+            DSVI_TRY(handle_lost_packet(s, code));
         } else if (s->frame->decode_error_flags || (s->frame->flags & AV_FRAME_FLAG_CORRUPT)) {
-            DSVI_TRY(meet_error(s, s->frame->best_effort_timestamp));
+            DSVI_TRY(note_decoder_error(s, s->frame->best_effort_timestamp));
         } else {
-            take_times(s);
+            set_frame_times(s);
             if (!s->started)
                 DSVI_TRY(check_doubts(s));
             s->started = true;
@@ -292,9 +299,9 @@ DsvStatus dsvi_clip_stream_next(DsvClipStream *s, bool *got)
     }
 }
 
-/* Times count from the first frame. Its own time is known only once it is decoded: in an avi it depends on
- * how many frames the decoder holds back. */
-static DsvStatus decode_first(DsvClipStream *s)
+/* Decodes the first frame and makes it time 0. Its timestamp is known only after decoding: in AVI it depends
+ * on how many frames the decoder delays. */
+static DsvStatus decode_first(DsviClipStream *s)
 {
     bool got;
     DSVI_TRY(dsvi_clip_stream_next(s, &got));
@@ -309,14 +316,14 @@ static DsvStatus decode_first(DsvClipStream *s)
     return DSV_OK;
 }
 
-DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *s)
+DsvStatus dsvi_clip_stream_open(const char *path, DsviClipStream *s)
 {
-    dsvi_ffmpeg_quiet();
+    dsvi_ffmpeg_capture_log();
     memset(s, 0, sizeof *s);
     s->path = path;
     s->fed = AV_NOPTS_VALUE;
     s->doubted = INT64_MIN;
-    DSVI_TRY(check_file(path));
+    DSVI_TRY(clip_stream_check_file(path));
     DSVI_TRY(open_container(s));
     DSVI_TRY(find_video(s));
     DSVI_TRY(read_geometry(s));
@@ -324,14 +331,15 @@ DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *s)
     return decode_first(s);
 }
 
-void dsvi_clip_stream_seek(DsvClipStream *s, int64_t time_us)
+void dsvi_clip_stream_seek(DsviClipStream *s, int64_t time_us)
 {
-    /* Broadcast formats have no index and give few frames a time; behind a seek the others' are guessed, and
-     * half a frame off as often as not. Those clips are read from the beginning. */
+    /* Broadcast formats have no index, and few of their frames have timestamps. After a seek the other
+     * timestamps are guesses, often wrong by half a frame. Such clips are read from the beginning. */
     if (s->format->iformat->flags & AVFMT_TS_DISCONT)
         return;
     int64_t ticks = av_rescale_q(time_us, AV_TIME_BASE_Q, s->video->time_base) + s->origin;
-    /* Where it fails the position stays: at the beginning, where the caller would have to start then. */
+    /* If the seek fails, the position stays at the beginning, from where the caller would have to read
+     * anyway. */
     av_seek_frame(s->format, s->video->index, ticks, AVSEEK_FLAG_BACKWARD);
     avcodec_flush_buffers(s->decoder);
     s->started = s->drained = s->first_waits = s->keyed = false;
@@ -340,22 +348,22 @@ void dsvi_clip_stream_seek(DsvClipStream *s, int64_t time_us)
     s->doubted = INT64_MIN;
 }
 
-/* The time of the stream's first packet, in ticks. */
-static int64_t first_ticks(const DsvClipStream *s)
+/* Returns the time of the stream's first packet, in ticks. */
+static int64_t first_ticks(const DsviClipStream *s)
 {
     return s->video->start_time != AV_NOPTS_VALUE ? s->video->start_time : 0;
 }
 
-int64_t dsvi_clip_stream_lead(const DsvClipStream *s)
+int64_t dsvi_clip_stream_lead(const DsviClipStream *s)
 {
     int64_t lead = s->timed ? to_us(s, s->origin - first_ticks(s)) : 0;
     return lead > 0 ? lead : 0;
 }
 
-/* Reads on to the end of the file; leaves *end_us alone when no packet has a time. In avi, frames have no
- * time of their own, and `origin` is late by the frames that the decoder holds back: there the first packet
- * is the beginning. */
-static void read_to_end(DsvClipStream *s, int64_t *end_us)
+/* Reads all packets to the end of the file and stores in *end_us when the last one ends. *end_us is
+ * unchanged if no packet has a timestamp. In AVI, frames have no timestamps, and `origin` is late by the
+ * frames that the decoder delays; there the first packet is the beginning. */
+static void read_to_end(DsviClipStream *s, int64_t *end_us)
 {
     int64_t from = s->timed ? s->origin : first_ticks(s);
     while (av_read_frame(s->format, s->packet) >= 0) {
@@ -370,15 +378,15 @@ static void read_to_end(DsvClipStream *s, int64_t *end_us)
     }
 }
 
-DsvStatus dsvi_clip_stream_end(DsvClipStream *s, int64_t *end_us)
+DsvStatus dsvi_clip_stream_end(DsviClipStream *s, int64_t *end_us)
 {
     *end_us = 0;
-    int64_t told = s->format->duration;
-    if (told != AV_NOPTS_VALUE && told > 0) {
-        dsvi_clip_stream_seek(s, told);
+    int64_t declared = s->format->duration;
+    if (declared != AV_NOPTS_VALUE && declared > 0) {
+        dsvi_clip_stream_seek(s, declared);
         read_to_end(s, end_us);
     }
-    if (*end_us <= 0) { /* no duration, or an index that led nowhere */
+    if (*end_us <= 0) { /* the container states no duration, or its index led to no packet */
         const char *path = s->path;
         dsvi_clip_stream_close(s);
         DSVI_TRY(dsvi_clip_stream_open(path, s));

@@ -1,4 +1,4 @@
-/* The frames of a file's first video stream, one after the other, with their times. */
+/* Decodes the frames of a file's first video stream one after another, with their times. */
 #ifndef DSVI_CLIP_STREAM_H
 #define DSVI_CLIP_STREAM_H
 
@@ -17,51 +17,53 @@ struct AVFrame;
 struct AVPacket;
 struct AVStream;
 
-typedef struct DsvClipStream {
+typedef struct DsviClipStream {
     const char *path;
     struct AVFormatContext *format;
     struct AVCodecContext *decoder;
     struct AVStream *video;
     struct AVPacket *packet;
     struct AVFrame *frame; /* the newest decoded frame */
-    int64_t time_us;       /* when it is first shown, from the first frame of the clip */
-    int64_t until_us;      /* when the container has it end */
-    double fps;            /* nominal; 0: unknown */
-    int64_t width, height; /* as displayed: rotation and pixel aspect applied */
-    int turn[4];           /* row-wise: a frame's (x, y) is shown at (x t0 + y t2, x t1 + y t3) */
+    int64_t time_us;       /* when `frame` is first shown, in microseconds after the clip's first frame */
+    int64_t until_us;      /* when `frame` ends according to the container */
+    double fps;            /* nominal frame rate; 0: unknown */
+    int64_t width, height; /* size as displayed, after rotation and with square pixels */
+    int turn[4];           /* orientation: pixel (x, y) of a frame is shown at (x t0 + y t2, x t1 + y t3) */
     int64_t origin;        /* time of the first frame, in ticks of the container */
-    bool first_waits;      /* `frame` is the first of the clip and has not been handed out */
+    bool first_waits;      /* `frame` is the clip's first frame and was not returned yet */
     bool started;          /* a frame has been decoded since the opening or the last seek */
-    bool drained;          /* the decoder has been told that no packets follow */
-    bool keyed;            /* a key frame's packet has come since the opening or the last seek */
-    bool timed;            /* the first frame has a time of its own, so that `origin` is exact */
-    int refused;           /* packets the decoder could not use before the first frame */
-    int64_t fed;           /* time of the packet the decoder got last, in ticks; AV_NOPTS_VALUE: unknown */
-    int64_t doubted; /* the latest packet with an error before the first frame, in ticks; INT64_MIN: none */
-} DsvClipStream;
+    bool drained;          /* the decoder was notified that no packets follow */
+    bool keyed;            /* a packet of a key frame was read since the opening or the last seek */
+    bool timed;            /* the first frame has a timestamp, so that `origin` is exact */
+    int refused;           /* number of packets before the first frame that the decoder could not use */
+    int64_t fed;           /* time of the packet that was last sent to the decoder, in ticks; AV_NOPTS_VALUE:
+                            * unknown */
+    int64_t doubted; /* latest time of a packet with an error before the first frame, in ticks; INT64_MIN:
+                      * none */
+} DsviClipStream;
 
-/* Opens the file at its beginning and decodes the first frame. A zeroed stream may be closed, as may one
+/* Opens the file and decodes the first frame. A zero-initialised stream may be closed, and so may a stream
  * whose opening failed. `path` must outlive the stream. */
-DsvStatus dsvi_clip_stream_open(const char *path, DsvClipStream *stream);
+DsvStatus dsvi_clip_stream_open(const char *path, DsviClipStream *stream);
 
-/* Decodes the next frame into stream->frame; *got is false at the end of the data. Damage after the first
- * frame is DSV_E_FORMAT: better no frame than one that a decoder has made up. What the decoder does not
- * notice itself passes: MPEG-2, MPEG-4 and VP8 have no means to see that a picture is missing. */
-DsvStatus dsvi_clip_stream_next(DsvClipStream *stream, bool *got);
+/* Decodes the next frame into stream->frame; *got is false at the end of the data. Fails with DSV_E_FORMAT on
+ * damage after the first frame: a missing frame is better than one that the decoder invents. Damage that the
+ * decoder does not detect is not reported: MPEG-2, MPEG-4 and VP8 cannot detect a missing picture. */
+DsvStatus dsvi_clip_stream_next(DsviClipStream *stream, bool *got);
 
-/* Goes to a key frame at or before the time. It is a hint: the position may stay as it was, or the next frame
- * lie behind the time, where the container has no index or a poor one. */
-void dsvi_clip_stream_seek(DsvClipStream *stream, int64_t time_us);
+/* Seeks to a key frame at or before the time. The seek is only a hint: if the container has no index or a
+ * poor one, the position may not change, or the next frame may be later than the time. */
+void dsvi_clip_stream_seek(DsviClipStream *stream, int64_t time_us);
 
-/* When the last frame ends, counted from the first frame like time_us, from the packets near the end of the
- * file, without decoding. */
-DsvStatus dsvi_clip_stream_end(DsvClipStream *stream, int64_t *end_us);
+/* Determines when the last frame ends, in microseconds after the first frame, from the packets near the end
+ * of the file, without decoding. */
+DsvStatus dsvi_clip_stream_end(DsviClipStream *stream, int64_t *end_us);
 
-/* How much of the file's video comes before the first frame that can be decoded: a recording that was cut
- * between two key frames begins with packets that cannot. */
-int64_t dsvi_clip_stream_lead(const DsvClipStream *stream);
+/* Returns the microseconds of video before the first frame that can be decoded. A recording that was cut
+ * between two key frames begins with packets that cannot be decoded. */
+int64_t dsvi_clip_stream_lead(const DsviClipStream *stream);
 
-void dsvi_clip_stream_close(DsvClipStream *stream);
+void dsvi_clip_stream_close(DsviClipStream *stream);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-/* See dataset.h. Finding the items; what the i-th sample is stands in dataset_sample.c. */
+/* Implements dataset.h. This file finds the items (clips or cached latents) of a data set;
+ * dataset_sample.c defines the i-th sample. */
 #include "data/dataset.h"
 
 #include <ctype.h>
@@ -22,42 +23,42 @@
 static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"};
 
 typedef struct Scan {
-    DsvDataset *dataset;
-    const DsvConfig *settings;
-    const char *folder; /* that names are relative to */
-    bool inside;        /* in a subfolder */
-    int64_t room;       /* of dataset->items */
-    char **reasons;     /* (count): why an item cannot be used, or NULL */
-    char **notes;       /* (count): what is remarkable about an item, or NULL */
+    DsviDataset *dataset;
+    const DsvConfig *config;
+    const char *folder; /* the folder to which names are relative */
+    bool inside;    /* `folder` is a subfolder of the data folder, so that its own subfolders are not read */
+    int64_t room;   /* capacity of dataset->items */
+    char **reasons; /* (count): why an item cannot be used, or NULL */
+    char **notes;   /* (count): a line for the user about an item, or NULL */
     int64_t remark_room;
 } Scan;
 
-static DsvStatus no_memory(void)
+static DsvStatus dataset_no_memory(void)
 {
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the list of clips");
 }
 
-/* Takes `line`, which may be NULL: no memory. */
+/* Appends `line` to the remarks and takes ownership of it. NULL means that memory was lacking. */
 static DsvStatus add_remark(Scan *scan, char *line)
 {
-    DsvDataset *d = scan->dataset;
+    DsviDataset *d = scan->dataset;
     if (line && d->remark_count == scan->remark_room) {
         int64_t room = scan->remark_room ? 2 * scan->remark_room : 16;
         char **remarks = realloc(d->remarks, (size_t)room * sizeof *remarks);
         if (!remarks) {
             free(line);
-            return no_memory();
+            return dataset_no_memory();
         }
         d->remarks = remarks;
         scan->remark_room = room;
     }
     if (!line)
-        return no_memory();
+        return dataset_no_memory();
     d->remarks[d->remark_count++] = line;
     return DSV_OK;
 }
 
-/* A caption that is no text is left out, for what is to read captions takes UTF-8. */
+/* Sets *text to NULL, with a remark, if the caption is not valid UTF-8, which text encoders require. */
 static DsvStatus check_caption(Scan *scan, const char *path, const char **text)
 {
     char line[DSVI_PATH_MAX + 64];
@@ -68,28 +69,28 @@ static DsvStatus check_caption(Scan *scan, const char *path, const char **text)
     return add_remark(scan, strdup(line));
 }
 
-/* Takes copies. */
+/* Appends an item with copies of the strings. */
 static DsvStatus add_item(Scan *scan, const char *path, const char *text)
 {
-    DsvDataset *d = scan->dataset;
+    DsviDataset *d = scan->dataset;
     DSVI_TRY(check_caption(scan, path, &text));
     if (d->count == scan->room) {
         int64_t room = scan->room ? 2 * scan->room : 64;
-        DsvDatasetItem *items = realloc(d->items, (size_t)room * sizeof *items);
+        DsviDatasetItem *items = realloc(d->items, (size_t)room * sizeof *items);
         if (!items)
-            return no_memory();
+            return dataset_no_memory();
         d->items = items;
         scan->room = room;
     }
-    DsvDatasetItem *item = &d->items[d->count];
+    DsviDatasetItem *item = &d->items[d->count];
     memset(item, 0, sizeof *item);
     item->path = strdup(path);
     item->text = text ? strdup(text) : NULL;
     d->count++;
-    return item->path && (item->text || !text) ? DSV_OK : no_memory();
+    return item->path && (item->text || !text) ? DSV_OK : dataset_no_memory();
 }
 
-/* Where the ending of a clip's name begins, or NULL when it is not that of a clip. */
+/* Returns the start of the file name extension, or NULL if it is not an extension of clips. */
 static const char *clip_ending(const char *name)
 {
     const char *dot = strrchr(name, '.');
@@ -99,7 +100,8 @@ static const char *clip_ending(const char *name)
     return NULL;
 }
 
-/* The text in stem.txt beside the clip, without the blanks around it; *text stays NULL if there is none. */
+/* Reads the caption from stem.txt in the clip's folder, without surrounding blanks. *text stays NULL if there
+ * is none. */
 static DsvStatus read_caption(const char *clip, char **text)
 {
     char path[DSVI_PATH_MAX];
@@ -124,7 +126,7 @@ static DsvStatus read_caption(const char *clip, char **text)
     return DSV_OK;
 }
 
-/* A caption that cannot be read costs the clip nothing but its caption. */
+/* Adds a clip with its caption. If the caption cannot be read, the clip is added without a caption. */
 static DsvStatus add_clip(Scan *scan, const char *path)
 {
     char *text = NULL, line[DSVI_PATH_MAX + 256];
@@ -180,19 +182,19 @@ static DsvStatus scan_list(Scan *scan, const char *path)
     return dsvi_list_read(path, add_listed, scan);
 }
 
-/* Of the newest item. */
+/* Sets the source of the newest item: the clip from which a cached window was taken. */
 static DsvStatus set_source(Scan *scan, const char *source)
 {
-    DsvDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
+    DsviDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
     item->source = strdup(source);
-    return item->source ? DSV_OK : no_memory();
+    return item->source ? DSV_OK : dataset_no_memory();
 }
 
 static DsvStatus scan_latents(Scan *scan, const char *path)
 {
     DsvStatus status = DSV_OK;
-    DsvLatentCache *cache;
-    DSVI_TRY(dsvi_latent_cache_open(path, scan->settings, &cache));
+    DsviLatentCache *cache;
+    DSVI_TRY(dsvi_latent_cache_open(path, scan->config, &cache));
     scan->dataset->latents = true;
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
         status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_text(cache, i));
@@ -206,7 +208,7 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
 static DsvStatus scan_path(Scan *scan, const char *path)
 {
     if (!path[0])
-        return DSVI_FAIL(DSV_E_USAGE, "data.path is empty, wanted a folder of clips, a list or a cache");
+        return DSVI_FAIL(DSV_E_USAGE, "data.path is empty, expected a folder of clips, a list or a cache");
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);
     if (dsvi_path_is_folder(path)) {
@@ -222,8 +224,9 @@ static DsvStatus scan_path(Scan *scan, const char *path)
     return DSVI_FAIL(DSV_E_USAGE, "%s: neither a folder, nor a .csv or .jsonl list, nor a clip", path);
 }
 
-/* *note: what is remarkable about it, or NULL. */
-static DsvStatus check_item(const Scan *scan, DsvDatasetItem *item, char **note)
+/* Probes an item and fails if it cannot be used. Sets *note to a line for the user, if there is something to
+ * report. */
+static DsvStatus check_item(const Scan *scan, DsviDatasetItem *item, char **note)
 {
     char text[DSVI_PATH_MAX + 512];
     int64_t cover[2];
@@ -232,10 +235,10 @@ static DsvStatus check_item(const Scan *scan, DsvDatasetItem *item, char **note)
         return dsvi_file_size(item->path, &bytes);
     }
     DSVI_TRY(dsvi_clip_probe(item->path, &item->info));
-    if (dsvi_clip_remark(item->path, &item->info, text, sizeof text))
+    if (dsvi_clip_oddities_text(item->path, &item->info, text, sizeof text))
         *note = strdup(text);
-    return dsvi_clip_cover(item->path, item->info.height, item->info.width, scan->settings->height,
-                           scan->settings->width, &cover[0], &cover[1]);
+    return dsvi_clip_cover(item->path, item->info.height, item->info.width, scan->config->height,
+                           scan->config->width, &cover[0], &cover[1]);
 }
 
 static void check_range(void *context, int64_t begin, int64_t end, int worker)
@@ -247,15 +250,16 @@ static void check_range(void *context, int64_t begin, int64_t end, int worker)
             scan->reasons[i] = strdup(dsv_error_message());
 }
 
-static void free_item(DsvDatasetItem *item)
+static void free_item(DsviDatasetItem *item)
 {
     free(item->path);
     free(item->text);
     free(item->source);
 }
 
-/* Moves the items that have a reason to left_out, where there is room for all. */
-static void leave_out(DsvDataset *d, char **reasons)
+/* Moves the items that cannot be used, those with a reason in `reasons`, to d->left_out, which must have
+ * room for all of them. */
+static void leave_out(DsviDataset *d, char **reasons)
 {
     int64_t usable = 0;
     for (int64_t i = 0; i < d->count; i++) {
@@ -269,15 +273,15 @@ static void leave_out(DsvDataset *d, char **reasons)
     d->count = usable;
 }
 
-/* Looks into every item and moves those that cannot be used to left_out. */
+/* Probes all items in parallel, and moves those that cannot be used to left_out. */
 static DsvStatus check_items(Scan *scan)
 {
-    DsvDataset *d = scan->dataset;
+    DsviDataset *d = scan->dataset;
     scan->reasons = calloc((size_t)d->count + 1, sizeof *scan->reasons);
     d->left_out = calloc((size_t)d->count + 1, sizeof *d->left_out);
     scan->notes = calloc((size_t)d->count + 1, sizeof *scan->notes);
     if (!scan->reasons || !d->left_out || !scan->notes)
-        return no_memory();
+        return dataset_no_memory();
     int64_t listed = d->count;
     DsvStatus status = DSV_OK;
     dsvi_parallel_for(listed, 1, check_range, scan);
@@ -291,7 +295,7 @@ static DsvStatus check_items(Scan *scan)
     return status;
 }
 
-static DsvStatus nothing_usable(const char *path, const DsvDataset *d)
+static DsvStatus nothing_usable(const char *path, const DsviDataset *d)
 {
     if (d->left_out_count == 0)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it: %s", path,
@@ -301,14 +305,14 @@ static DsvStatus nothing_usable(const char *path, const DsvDataset *d)
                      (long long)d->left_out_count, d->left_out[0]);
 }
 
-DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out)
+DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out)
 {
     DsvStatus status;
-    Scan scan = {.settings = settings};
+    Scan scan = {.config = config};
     *out = NULL;
     scan.dataset = calloc(1, sizeof *scan.dataset);
     if (!scan.dataset)
-        return no_memory();
+        return dataset_no_memory();
     DSVI_TRY_GOTO(status, scan_path(&scan, path), fail);
     DSVI_TRY_GOTO(status, check_items(&scan), fail);
     if (scan.dataset->count == 0) {
@@ -326,9 +330,9 @@ fail:
     return status;
 }
 
-void dsvi_dataset_close(DsvDataset **dataset)
+void dsvi_dataset_close(DsviDataset **dataset)
 {
-    DsvDataset *d = *dataset;
+    DsviDataset *d = *dataset;
     if (!d)
         return;
     for (int64_t i = 0; i < d->count; i++)
@@ -344,18 +348,18 @@ void dsvi_dataset_close(DsvDataset **dataset)
     *dataset = NULL;
 }
 
-/* By path, and by their places where the path is one. */
-static int by_path(const void *a, const void *b)
+/* Orders items by path; items with equal paths keep their order. */
+static int dataset_by_path(const void *a, const void *b)
 {
-    const DsvDatasetItem *x = *(DsvDatasetItem *const *)a, *y = *(DsvDatasetItem *const *)b;
+    const DsviDatasetItem *x = *(DsviDatasetItem *const *)a, *y = *(DsviDatasetItem *const *)b;
     int order = strcmp(x->path, y->path);
     return order ? order : (x > y) - (x < y);
 }
 
-static DsvStatus resolve_paths(DsvDataset *d)
+static DsvStatus resolve_paths(DsviDataset *d)
 {
     for (int64_t i = 0; i < d->count; i++) {
-        DsvDatasetItem *item = &d->items[i];
+        DsviDatasetItem *item = &d->items[i];
         char *path = realpath(item->path, NULL);
         if (!path)
             return DSVI_FAIL(DSV_E_IO, "%s: %s", item->path, strerror(errno));
@@ -365,19 +369,19 @@ static DsvStatus resolve_paths(DsvDataset *d)
     return DSV_OK;
 }
 
-DsvStatus dsvi_dataset_unify(DsvDataset *d)
+DsvStatus dsvi_dataset_deduplicate(DsviDataset *d)
 {
     DsvStatus status = DSV_OK;
-    DsvDatasetItem **order = calloc((size_t)d->count, sizeof *order);
+    DsviDatasetItem **order = calloc((size_t)d->count, sizeof *order);
     char **reasons = calloc((size_t)d->count, sizeof *reasons);
     if (!order || !reasons) {
-        status = no_memory();
+        status = dataset_no_memory();
         goto done;
     }
     DSVI_TRY_GOTO(status, resolve_paths(d), done);
     for (int64_t i = 0; i < d->count; i++)
         order[i] = &d->items[i];
-    qsort(order, (size_t)d->count, sizeof *order, by_path);
+    qsort(order, (size_t)d->count, sizeof *order, dataset_by_path);
     for (int64_t i = 1; i < d->count; i++) {
         char reason[DSVI_PATH_MAX + 64];
         if (strcmp(order[i]->path, order[i - 1]->path) != 0)
@@ -386,7 +390,7 @@ DsvStatus dsvi_dataset_unify(DsvDataset *d)
                  order[i]->path);
         reasons[order[i] - d->items] = strdup(reason);
         if (!reasons[order[i] - d->items])
-            status = no_memory();
+            status = dataset_no_memory();
     }
     leave_out(d, reasons);
 done:
@@ -395,16 +399,16 @@ done:
     return status;
 }
 
-DsvDatasetMark dsvi_dataset_mark(const DsvDataset *d)
+DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *d)
 {
     uint64_t hash = 0;
     for (int64_t i = 0; i < d->count; i++) {
-        const DsvDatasetItem *item = &d->items[i];
+        const DsviDatasetItem *item = &d->items[i];
         const char *path = item->source ? item->source : item->path, *slash = strrchr(path, '/');
         const char *name = slash ? slash + 1 : path;
         const int64_t size[3] = {item->info.width, item->info.height, llround(1e3 * item->info.seconds)};
         hash = XXH3_64bits_withSeed(name, strlen(name), hash);
         hash = XXH3_64bits_withSeed(size, sizeof size, hash);
     }
-    return (DsvDatasetMark){d->count, hash};
+    return (DsviDatasetFingerprint){d->count, hash};
 }

@@ -1,7 +1,7 @@
-/* The list of clips (or cached latents) a run trains on, and what the i-th sample is.
+/* The list of clips or cached latents that a run trains on, and the definition of its i-th sample.
  *
- * A sample is a function of (seed, i): which item, where in it, which crop. The position in the data is
- * therefore one number, and a resumed run goes on with the very next sample. Each epoch is a new
+ * A sample is a function of (seed, i): the item, the window in the clip, and the crop. The position in the
+ * data is therefore a single number, and a resumed run continues with the next sample. Each epoch is a new
  * permutation of the items. */
 #ifndef DSVI_DATASET_H
 #define DSVI_DATASET_H
@@ -16,76 +16,79 @@
 extern "C" {
 #endif
 
-typedef struct DsvDatasetItem {
+typedef struct DsviDatasetItem {
     char *path;
-    char *text;       /* caption, or NULL */
-    char *source;     /* the clip that a cached window was cut from; NULL: path is the clip */
-    DsvClipInfo info; /* clips only */
-} DsvDatasetItem;
+    char *text;        /* caption, or NULL */
+    char *source;      /* the clip from which a cached window was taken; NULL: path is the clip */
+    DsviClipInfo info; /* clips only */
+} DsviDatasetItem;
 
-typedef struct DsvDataset {
-    DsvDatasetItem *items;
+typedef struct DsviDataset {
+    DsviDatasetItem *items;
     int64_t count;
-    char **left_out; /* "path: reason" of files that cannot be used */
+    char **left_out; /* "path: reason" of each file that cannot be used */
     int64_t left_out_count;
-    char **remarks; /* what the user should know of items that are used, or of their captions */
+    char **remarks; /* lines for the user about items that are used, or about their captions */
     int64_t remark_count;
-    bool latents; /* items are windows of a latent cache, not clips */
-} DsvDataset;
+    bool latents; /* the items of the data set are windows of a latent cache, not clips */
+} DsviDataset;
 
-/* path: a folder of clips (itself and its direct subfolders; stem.txt beside a clip is its caption), one
- * clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths relative to the list), or a
- * latent cache. Every clip is probed. No usable item is DSV_E_NOT_FOUND and says how many were tried and
- * what ailed the first. */
-DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *settings, DsvDataset **out);
-void dsvi_dataset_close(DsvDataset **dataset);
+/* Opens the data at `path`: a folder of clips (including its direct subfolders; the caption of clip stem.mp4
+ * is stem.txt), a single clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths
+ * relative to the list), or a latent cache. Every clip is probed. Fails with DSV_E_NOT_FOUND if no item is
+ * usable; the message states how many were tried and the error of the first. */
+DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out);
+void dsvi_dataset_close(DsviDataset **dataset);
 
-/* Turns the clips' paths into absolute ones without links, and moves those that are there already to
- * left_out. Not for a latent cache. */
-DsvStatus dsvi_dataset_unify(DsvDataset *dataset);
+/* Replaces the paths of the clips by absolute paths without symbolic links, and moves duplicates to left_out.
+ * Not for latent caches. */
+DsvStatus dsvi_dataset_deduplicate(DsviDataset *dataset);
 
-/* What tells this list from another, with which samples would be others. The hash is of the items' order,
- * base names (of a cached window: its source's), sizes and lengths; not of where they lie, which may differ
- * from machine to machine. */
-typedef struct DsvDatasetMark {
-    int64_t count; /* of items; 0: not known */
+/* Fingerprint of the list of items: lists with different samples have different fingerprints. The hash covers
+ * the order of the items, base names (of a cached window: of its source), sizes and lengths. It does not
+ * cover folders, which may differ from machine to machine. */
+typedef struct DsviDatasetFingerprint {
+    int64_t count; /* number of items; 0: unknown */
     uint64_t hash;
-} DsvDatasetMark;
-DsvDatasetMark dsvi_dataset_mark(const DsvDataset *dataset);
+} DsviDatasetFingerprint;
+DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *dataset);
 
-typedef struct DsvSampleRef {
+typedef struct DsviSampleRef {
     int64_t item;
-    DsvClipWindow window; /* clips only */
-} DsvSampleRef;
+    DsviClipWindow window; /* clips only */
+} DsviSampleRef;
 
-DsvSampleRef dsvi_dataset_sample(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index);
+DsviSampleRef dsvi_dataset_sample(const DsviDataset *dataset, const DsvConfig *config, uint64_t index);
 
-/* What sample `index` would be if the draw had fallen on `item`. */
-DsvSampleRef dsvi_dataset_sample_in(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
-                                    int64_t item);
+/* Returns the sample with the window and crop that sample `index` would have if its item were `item`. */
+DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
+                                     int64_t item);
 
-/* The k-th of `count` samples, 0 <= k < count, that are spread evenly over the clips and, within each, over
- * its length, cropped in the middle: what a loss is measured on. They depend on no seed. */
-DsvSampleRef dsvi_dataset_spread(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
-                                 int64_t count);
+/* Returns the k-th of `count` fixed samples, 0 <= k < count, on which the held-out loss is measured. The
+ * samples are spread evenly over the clips and over the length of each clip, cropped in the middle. They
+ * do not depend on the seed. */
+DsviSampleRef dsvi_dataset_spread(const DsviDataset *dataset, const DsvConfig *config, int64_t k,
+                                  int64_t count);
 
-/* Whether a failure to read a sample is its file's own, so that another sample may take its place; it is
- * final otherwise (no memory, say). */
+/* Returns whether a failure to read a sample is due to its file, so that another sample may replace it. Other
+ * failures, such as lack of memory, are final. */
 bool dsvi_dataset_is_broken(DsvStatus status);
 
-/* How many samples are tried in place of one that cannot be read, that one included: so many broken files
- * in a row are no accident, the disk is gone, or the folder. Each cached window is tried once. */
-int64_t dsvi_dataset_tries(const DsvDataset *dataset);
+/* Returns how many windows are tried for one sample before the run fails, including the sample's own. So many
+ * unreadable files in a row mean that the disk or the folder is gone. Each cached window is tried at most
+ * once. */
+int64_t dsvi_dataset_tries(const DsviDataset *dataset);
 
-/* What takes the place of sample `index` when it and those before it could not be read, 1 <= attempt: the
- * next item of the list, with another window once all items have been tried. A function of its arguments
- * alone. */
-DsvSampleRef dsvi_dataset_sample_again(const DsvDataset *dataset, const DsvConfig *settings, uint64_t index,
-                                       int64_t attempt);
+/* Returns the replacement of sample `index` after the sample and attempt - 1 replacements could not be read,
+ * 1 <= attempt: the next item of the list, with a different window once all items were tried. attempt 0 is
+ * the sample itself. */
+DsviSampleRef dsvi_dataset_sample_again(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
+                                        int64_t attempt);
 
-/* The same for the k-th sample of dsvi_dataset_spread: the next item, `attempt` windows further on. */
-DsvSampleRef dsvi_dataset_spread_again(const DsvDataset *dataset, const DsvConfig *settings, int64_t k,
-                                       int64_t count, int64_t attempt);
+/* Returns the replacement of the k-th sample of dsvi_dataset_spread: the next item, `attempt` windows
+ * later. */
+DsviSampleRef dsvi_dataset_spread_again(const DsviDataset *dataset, const DsvConfig *config, int64_t k,
+                                        int64_t count, int64_t attempt);
 
 #ifdef __cplusplus
 }

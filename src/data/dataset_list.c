@@ -1,5 +1,5 @@
-/* See dataset_list.h. CSV is that of RFC 4180: quoted fields may hold commas, line ends and doubled quotes.
- * Both readers cut the file up in place. */
+/* Implements dataset_list.h: reads lists of clips. CSV follows RFC 4180: quoted fields may contain
+ * commas, line ends and doubled quotes. Both readers split the file in place. */
 #include "data/dataset_list.h"
 
 #include <inttypes.h>
@@ -21,13 +21,13 @@ static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
 
 typedef struct List {
     const char *path;
-    char *at, *end; /* what is still to be read; *end is 0 */
-    int64_t line;   /* of `at`, from 1 */
+    char *at, *end; /* the part of the file that is not read yet; *end is 0 */
+    int64_t line;   /* number of the line that contains `at`, from 1 */
     dsvi_list_row_fn *row;
     void *context;
 } List;
 
-static bool ends_with(const char *path, const char *ending)
+static bool dataset_list_ends_with(const char *path, const char *ending)
 {
     size_t length = strlen(path), tail = strlen(ending);
     return length > tail && strcasecmp(path + length - tail, ending) == 0;
@@ -35,10 +35,11 @@ static bool ends_with(const char *path, const char *ending)
 
 bool dsvi_list_is(const char *path)
 {
-    return ends_with(path, ".csv") || ends_with(path, ".jsonl");
+    return dataset_list_ends_with(path, ".csv") || dataset_list_ends_with(path, ".jsonl");
 }
 
-/* A field in quotes, `at` on the first of them; what follows the last must end the field. */
+/* Reads a quoted field; `at` points to its opening quote. The closing quote must be followed by the end of
+ * the field. */
 static DsvStatus csv_quoted(List *list, char **field)
 {
     int64_t opened = list->line;
@@ -49,7 +50,7 @@ static DsvStatus csv_quoted(List *list, char **field)
         if (c == '"' && *list->at != '"') {
             closed = true;
         } else {
-            list->at += c == '"'; /* two quotes stand for one */
+            list->at += c == '"'; /* two quotes in a quoted field mean one quote */
             list->line += c == '\n';
             *out++ = c;
         }
@@ -60,16 +61,16 @@ static DsvStatus csv_quoted(List *list, char **field)
     list->at += list->at[0] == '\r' && list->at[1] == '\n';
     if (list->at < list->end && *list->at != ',' && *list->at != '\n')
         return DSVI_FAIL(DSV_E_FORMAT,
-                         "%s:%" PRId64 ": text follows a closing quote, wanted a comma or the line's end",
+                         "%s:%" PRId64 ": text follows a closing quote, expected a comma or the line's end",
                          list->path, list->line);
     *out = 0;
     return DSV_OK;
 }
 
-/* The next field, zero-terminated; *last tells that it ends its row. */
+/* Reads the next field and terminates it with 0. *last is true if the field ends its row. */
 static DsvStatus csv_field(List *list, char **field, bool *last)
 {
-    char *close = NULL; /* where the field's text ends, when it is not quoted */
+    char *close = NULL; /* end of the text of an unquoted field */
     if (*list->at == '"') {
         DSVI_TRY(csv_quoted(list, field));
     } else {
@@ -96,7 +97,7 @@ static int name_rank(const char *name, const char *const names[NAMES])
 }
 
 typedef struct Columns {
-    int64_t count, path, text; /* text -1: none */
+    int64_t count, path, text; /* indices of columns; text is -1 if there is no caption */
 } Columns;
 
 static DsvStatus csv_header(List *list, Columns *columns)
@@ -120,8 +121,10 @@ static DsvStatus csv_header(List *list, Columns *columns)
         }
     }
     if (columns->path < 0)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s:1: no column named path, video or file_name in the header row, "
-                         "which has: %s", list->path, found[0] ? found : "nothing");
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s:1: no column named path, video or file_name in the header row, "
+                         "which has: %s",
+                         list->path, found[0] ? found : "nothing");
     return DSV_OK;
 }
 
@@ -137,10 +140,10 @@ static DsvStatus csv_row(List *list, const Columns *columns)
             text = field;
     }
     if (count == 1 && !*field)
-        return DSV_OK; /* an empty line */
+        return DSV_OK; /* an empty line is skipped */
     if (count != columns->count)
         return DSVI_FAIL(DSV_E_FORMAT,
-                         "%s:%" PRId64 ": %" PRId64 " fields, wanted %" PRId64 " as in the header row",
+                         "%s:%" PRId64 ": %" PRId64 " fields, expected %" PRId64 " as in the header row",
                          list->path, line, count, columns->count);
     if (!path || !*path)
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path in this row", list->path, line);
@@ -156,7 +159,7 @@ static DsvStatus read_csv(List *list)
     return DSV_OK;
 }
 
-/* The string under the first of `names` that is there; null counts as not there. */
+/* Returns in *text the string of the first of `names` that exists in the object; null counts as missing. */
 static DsvStatus json_text(const List *list, const cJSON *object, const char *const names[NAMES],
                            const char **text)
 {
@@ -213,12 +216,12 @@ DsvStatus dsvi_list_read(const char *path, dsvi_list_row_fn *row, void *context)
     DSVI_TRY(dsvi_file_read(path, LIST_BYTES_MAX, &data, &bytes));
     List list = {.path = path, .at = data, .end = data + bytes, .line = 1, .row = row, .context = context};
     if (memchr(data, 0, bytes)) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: holds a zero byte, wanted text", path);
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: holds a zero byte, expected text", path);
         goto done;
     }
     if (strncmp(data, BYTE_ORDER_MARK, 3) == 0)
         list.at += 3;
-    status = ends_with(path, ".csv") ? read_csv(&list) : read_jsonl(&list);
+    status = dataset_list_ends_with(path, ".csv") ? read_csv(&list) : read_jsonl(&list);
     if (status != DSV_OK)
         dsvi_trail_add(__FILE__, __LINE__);
 done:

@@ -1,4 +1,4 @@
-/* Lists of clips: CSV with a header row, and JSON Lines. */
+/* Reads lists of clips: CSV with a header row, and JSON Lines. */
 #ifndef DSVI_DATASET_LIST_H
 #define DSVI_DATASET_LIST_H
 
@@ -10,15 +10,15 @@
 extern "C" {
 #endif
 
-/* One row; text is NULL where the list has none. */
+/* Receives one row; text is NULL if the row has no caption. */
 typedef DsvStatus dsvi_list_row_fn(void *context, const char *path, const char *text);
 
-/* Whether the name ends like that of a list. */
+/* Returns whether the name ends in .csv or .jsonl. */
 bool dsvi_list_is(const char *path);
 
-/* Calls row(context, path, text) for each row, in order; paths are as they stand there. The column or key of
- * the path is the first of path, video, file_name that is there; of the text, text, caption, prompt.
- * DSV_E_FORMAT names file and line. */
+/* Calls row(context, path, text) for each row, in order; paths are passed as written. The path is the first
+ * existing column or key of path, video, file_name; the caption of text, caption, prompt. Fails with
+ * DSV_E_FORMAT, with file and line in the message. */
 DsvStatus dsvi_list_read(const char *list, dsvi_list_row_fn *row, void *context);
 
 #ifdef __cplusplus

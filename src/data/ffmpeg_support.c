@@ -1,4 +1,4 @@
-/* See ffmpeg_support.h. */
+/* Implements ffmpeg_support.h: captures FFmpeg's log and converts its errors. */
 #include "data/ffmpeg_support.h"
 
 #include <errno.h>
@@ -9,46 +9,46 @@
 #include <libavutil/error.h>
 #include <libavutil/log.h>
 
-static _Thread_local int64_t errors;
+static _Thread_local int64_t ffmpeg_errors;
 
-static bool begins(const char *text, const char *with)
+static bool begins_with(const char *text, const char *start)
 {
-    return strncmp(text, with, strlen(with)) == 0;
+    return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* Whether a message says that a picture is wrong. H.264's decoder reports lost pictures, which it replaces
- * by copies of the one before, at level debug. At level error it also reports what spoils no picture: notes
- * that a camera stored next to the pictures (SEI) and that are cut short, and the release of a reference
- * picture that is not there (mmco), as happens where decoding began at a later key frame. */
+/* Returns whether a log message reports a damaged picture. The H.264 decoder reports lost pictures, which it
+ * replaces by copies of the previous picture, at level debug. At level error it also reports harmless events:
+ * truncated camera metadata (SEI), and the release of a reference picture that does not exist (mmco), as
+ * happens if decoding began at a later key frame. */
 static bool is_damage(int level, const char *format)
 {
-    enum { LEVEL_BITS = 0xff }; /* the bits above hold a colour */
-    if (begins(format, "Frame num gap"))
+    enum { LEVEL_BITS = 0xff }; /* the higher bits of FFmpeg's log level are a colour */
+    if (begins_with(format, "Frame num gap"))
         return true;
-    return level >= 0 && (level & LEVEL_BITS) <= AV_LOG_ERROR && !begins(format, "SEI ") &&
-           !begins(format, "mmco: ");
+    return level >= 0 && (level & LEVEL_BITS) <= AV_LOG_ERROR && !begins_with(format, "SEI ") &&
+           !begins_with(format, "mmco: ");
 }
 
-static void count(void *object, int level, const char *format, va_list args)
+static void ffmpeg_count_errors(void *object, int level, const char *format, va_list args)
 {
     (void)object, (void)args;
-    errors += is_damage(level, format);
+    ffmpeg_errors += is_damage(level, format);
 }
 
-static void take_log(void)
+static void ffmpeg_redirect_log(void)
 {
-    av_log_set_callback(count);
+    av_log_set_callback(ffmpeg_count_errors);
 }
 
 int64_t dsvi_ffmpeg_errors(void)
 {
-    return errors;
+    return ffmpeg_errors;
 }
 
-void dsvi_ffmpeg_quiet(void)
+void dsvi_ffmpeg_capture_log(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, take_log);
+    pthread_once(&once, ffmpeg_redirect_log);
 }
 
 DsvStatus dsvi_ffmpeg_fail(DsvStatus status, const char *path, const char *what, int code)

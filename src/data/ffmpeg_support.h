@@ -1,4 +1,4 @@
-/* What every user of FFmpeg's libraries in dsv needs. */
+/* Logging and errors of FFmpeg's libraries. */
 #ifndef DSVI_FFMPEG_SUPPORT_H
 #define DSVI_FFMPEG_SUPPORT_H
 
@@ -10,18 +10,18 @@
 extern "C" {
 #endif
 
-/* Takes over FFmpeg's log, once for the process: FFmpeg reports broken files to standard error by itself, and
- * nothing in a library may print. Call it before any other call of FFmpeg. */
-void dsvi_ffmpeg_quiet(void);
+/* Redirects FFmpeg's log, once per process, because FFmpeg prints errors of broken files to standard error
+ * and this library must not print. Must be called before any other FFmpeg function. */
+void dsvi_ffmpeg_capture_log(void);
 
-/* How many log messages of the calling thread, from its start on, said that a picture is wrong: FFmpeg's
- * decoders replace what is missing (a lost reference picture, a damaged block) by something made up, return
- * success and set no flag on the frame; the log alone tells. A decoder with thread_count 1 logs on the thread
- * that calls it, so the difference over a call belongs to the decoder called. */
+/* Returns how many log messages of the calling thread since its start reported a damaged picture. FFmpeg's
+ * decoders replace missing data (a lost reference picture, a damaged block) by invented data, return success
+ * and set no flag on the frame; only the log reports it. A decoder with thread_count 1 logs on the calling
+ * thread, so the difference across a call belongs to the decoder that was called. */
 int64_t dsvi_ffmpeg_errors(void);
 
-/* Records "path: what: FFmpeg's text for code"; out of memory and failing reads and writes keep their
- * status, anything else gets `status`. */
+/* Fails with the message "path: what: FFmpeg's text for code". Out of memory and I/O errors get their own
+ * status, any other code gets `status`. */
 DsvStatus dsvi_ffmpeg_fail(DsvStatus status, const char *path, const char *what, int code);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* A folder of encoded windows: index.json (settings, items, hashes) and one safetensors file each. */
+/* A latent cache: a folder of encoded windows of clips, with index.json (options, items, hashes) and one
+ * safetensors file for each window. */
 #ifndef DSVI_LATENT_CACHE_H
 #define DSVI_LATENT_CACHE_H
 
@@ -13,48 +14,52 @@
 extern "C" {
 #endif
 
-typedef struct DsvLatentCache DsvLatentCache;
+typedef struct DsviLatentCache DsviLatentCache;
 
-/* True when the folder holds a latent cache's index. */
+/* Returns whether the folder contains the index of a latent cache. */
 bool dsvi_latent_cache_is(const char *folder);
 
-/* Opens for writing: makes the folder, reads what is there. A cache made under other settings (size,
- * frames, rate, codec) is DSV_E_USAGE and names the setting. */
-DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
-/* What a window is cut from. */
-typedef struct DsvLatentSource {
+/* Opens a cache for writing: creates the folder and reads an existing index. Fails with DSV_E_USAGE, naming
+ * the option, if the cache was made with other options (size, frames, rate, codec). */
+DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *config, DsviLatentCache **out);
+/* The clip from which a window is taken. */
+typedef struct DsviLatentSource {
     const char *path, *text; /* text: the caption, or NULL */
-    DsvFileStamp stamp;      /* of the file when it was decoded */
-} DsvLatentSource;
+    DsviFileStamp stamp;     /* size and time of last change of the clip's file when the clip was decoded */
+} DsviLatentSource;
 
-/* Drops the windows of those sources whose files were others, by their stamps, when they were cut; `tell`
- * hears of each such source once. */
-DsvStatus dsvi_latent_cache_drop_changed(DsvLatentCache *cache, const DsvLatentSource *sources, int64_t count,
+/* Removes the windows of all sources whose files have changed (by their stamps) since the windows were
+ * encoded. Calls `report` once for each such source. */
+DsvStatus dsvi_latent_cache_drop_changed(DsviLatentCache *cache, const DsviLatentSource *sources,
+                                         int64_t count,
                                          void (*tell)(void *context, const char *path, int64_t windows),
                                          void *context);
-/* Whether (source file, window) is there with the right hash. */
-bool dsvi_latent_cache_has(const DsvLatentCache *cache, const char *source, const DsvClipWindow *window);
-/* Writes one item; several threads may call at once. */
-DsvStatus dsvi_latent_cache_put(DsvLatentCache *cache, const DsvLatentSource *source,
-                                const DsvClipWindow *window, const int64_t shape[4], const float *latent);
-/* Writes the index (atomically). Called now and then, and by close. */
-DsvStatus dsvi_latent_cache_flush(DsvLatentCache *cache);
+/* Returns whether the window of the source is in the cache and its file has the recorded hash. */
+bool dsvi_latent_cache_has(const DsviLatentCache *cache, const char *source, const DsviClipWindow *window);
+/* Writes one window; several threads may call at once. */
+DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *source,
+                                const DsviClipWindow *window, const int64_t shape[4], const float *latent);
+/* Writes the index atomically. A process that writes windows calls this function from time to time; closing
+   the cache calls it too. */
+DsvStatus dsvi_latent_cache_flush(DsviLatentCache *cache);
 
-/* Opens for reading; settings are checked as above, unless NULL. */
-DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *settings, DsvLatentCache **out);
-int64_t dsvi_latent_cache_count(const DsvLatentCache *cache);
-const char *dsvi_latent_cache_file(const DsvLatentCache *cache, int64_t item);
-const char *dsvi_latent_cache_source(const DsvLatentCache *cache, int64_t item);
-const char *dsvi_latent_cache_text(const DsvLatentCache *cache, int64_t item); /* NULL: none */
+/* Opens a cache for reading. `config` is checked as in dsvi_latent_cache_create, unless NULL. */
+DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *config, DsviLatentCache **out);
+int64_t dsvi_latent_cache_count(const DsviLatentCache *cache);
+const char *dsvi_latent_cache_file(const DsviLatentCache *cache, int64_t item);
+const char *dsvi_latent_cache_source(const DsviLatentCache *cache, int64_t item);
+const char *dsvi_latent_cache_text(const DsviLatentCache *cache, int64_t item); /* NULL if there is no
+                                                                                 * caption */
 
-/* Whether an item's file is as the index says; DSV_E_FORMAT names it. */
-DsvStatus dsvi_latent_cache_check(const DsvLatentCache *cache, int64_t item);
+/* Fails with DSV_E_FORMAT, naming the file, if an item's file does not have the hash recorded in the
+ * index. */
+DsvStatus dsvi_latent_cache_check(const DsviLatentCache *cache, int64_t item);
 
-/* One cached latent, checked against its hash and the wanted number of elements. On failure `latent` may hold
- * anything. */
+/* Reads one cached latent. Fails if the file's hash or its number of elements is wrong; `latent` may then
+ * contain anything. */
 DsvStatus dsvi_latent_read(const char *file, int64_t elements, float *latent);
 
-void dsvi_latent_cache_close(DsvLatentCache **cache);
+void dsvi_latent_cache_close(DsviLatentCache **cache);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* See latent_file.h, and latent_cache.h for dsvi_latent_read. */
+/* Implements latent_file.h, the file of one encoded window, and dsvi_latent_read of latent_cache.h. */
 #include "data/latent_file.h"
 
 #include <inttypes.h>
@@ -18,7 +18,7 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
 {
     char temporary[DSVI_PATH_MAX], hex[17];
     const char *const metadata[1][2] = {{CHECKSUM, hex}};
-    DsvStoredTensor tensor = {.name = TENSOR, .dtype = DSV_F32, .ndim = 4, .count = 1, .data = latent};
+    DsviStoredTensor tensor = {.name = TENSOR, .dtype = DSVI_F32, .ndim = 4, .count = 1, .data = latent};
     for (int i = 0; i < 4; i++) {
         tensor.shape[i] = shape[i];
         tensor.count *= shape[i];
@@ -38,17 +38,17 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
     return status;
 }
 
-/* The latent's file, its tensor and the checksum it carries; on success all are the caller's until *file is
- * closed. Not mapped: a file that is rewritten or cannot be read is an error of one window and must not end
+/* Opens a latent's file. *tensor and *stored (the checksum in the file) are valid until *file is closed. The
+ * file is not memory-mapped: a file that is rewritten or cannot be read must fail for one window, not kill
  * the process. */
-static DsvStatus open_latent(const char *path, DsvSafetensors **file, const DsvStoredTensor **tensor,
-                             const char **told)
+static DsvStatus open_latent(const char *path, DsviSafetensors **file, const DsviStoredTensor **tensor,
+                             const char **stored)
 {
     DsvStatus status;
     DSVI_TRY(dsvi_safetensors_open_unmapped(path, file));
-    DSVI_TRY_GOTO(status, dsvi_safetensors_want(*file, TENSOR, -1, NULL, tensor), fail);
-    *told = dsvi_safetensors_metadata(*file, CHECKSUM);
-    if ((*tensor)->dtype != DSV_F32 || !*told) {
+    DSVI_TRY_GOTO(status, dsvi_safetensors_require(*file, TENSOR, -1, NULL, tensor), fail);
+    *stored = dsvi_safetensors_metadata(*file, CHECKSUM);
+    if ((*tensor)->dtype != DSVI_F32 || !*stored) {
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: no file of a latent cache", path);
         goto fail;
     }
@@ -58,17 +58,17 @@ fail:
     return status;
 }
 
-static DsvStatus compare(const char *path, uint64_t checksum, const char *told)
+static DsvStatus latent_file_compare(const char *path, uint64_t checksum, const char *stored)
 {
     char hex[17];
     snprintf(hex, sizeof hex, "%016" PRIx64, checksum);
-    if (strcmp(hex, told) != 0)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged: checksum %s, wanted %.16s", path, hex, told);
+    if (strcmp(hex, stored) != 0)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: damaged: checksum %s, expected %.16s", path, hex, stored);
     return DSV_OK;
 }
 
-/* In pieces: a hostile file may claim to be larger than memory. */
-static DsvStatus checksum_of(const DsvSafetensors *file, const DsvStoredTensor *tensor, uint64_t *checksum)
+/* Computes the checksum piece by piece, because a hostile file may claim to be larger than memory. */
+static DsvStatus checksum_of(const DsviSafetensors *file, const DsviStoredTensor *tensor, uint64_t *checksum)
 {
     enum { PIECE = 1 << 16 };
     unsigned char piece[PIECE];
@@ -90,13 +90,13 @@ static DsvStatus checksum_of(const DsvSafetensors *file, const DsvStoredTensor *
 
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum)
 {
-    DsvSafetensors *file;
-    const DsvStoredTensor *tensor;
-    const char *told;
-    DSVI_TRY(open_latent(path, &file, &tensor, &told));
+    DsviSafetensors *file;
+    const DsviStoredTensor *tensor;
+    const char *stored;
+    DSVI_TRY(open_latent(path, &file, &tensor, &stored));
     DsvStatus status = checksum_of(file, tensor, checksum);
     if (status == DSV_OK)
-        status = compare(path, *checksum, told);
+        status = latent_file_compare(path, *checksum, stored);
     dsvi_safetensors_close(&file);
     return status;
 }
@@ -104,17 +104,17 @@ DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum)
 DsvStatus dsvi_latent_read(const char *path, int64_t elements, float *latent)
 {
     DsvStatus status;
-    DsvSafetensors *file;
-    const DsvStoredTensor *tensor;
-    const char *told;
-    DSVI_TRY(open_latent(path, &file, &tensor, &told));
+    DsviSafetensors *file;
+    const DsviStoredTensor *tensor;
+    const char *stored;
+    DSVI_TRY(open_latent(path, &file, &tensor, &stored));
     if (tensor->count != elements)
-        status = DSVI_FAIL(DSV_E_SHAPE, "%s: %" PRId64 " numbers, wanted %" PRId64, path, tensor->count,
+        status = DSVI_FAIL(DSV_E_SHAPE, "%s: %" PRId64 " numbers, expected %" PRId64, path, tensor->count,
                            elements);
     else
         status = dsvi_safetensors_read(file, tensor, 0, latent, tensor->bytes);
     if (status == DSV_OK)
-        status = compare(path, XXH3_64bits(latent, tensor->bytes), told);
+        status = latent_file_compare(path, XXH3_64bits(latent, tensor->bytes), stored);
     dsvi_safetensors_close(&file);
     return status;
 }

@@ -1,4 +1,4 @@
-/* One encoded window in a safetensors file that carries the checksum of its numbers. */
+/* One encoded window in a safetensors file with a checksum of its numbers. */
 #ifndef DSVI_LATENT_FILE_H
 #define DSVI_LATENT_FILE_H
 
@@ -10,11 +10,13 @@
 extern "C" {
 #endif
 
-/* Writes latent (shape), F32, under a temporary name and renames it. *checksum: XXH3 of its bytes. */
+/* Writes latent (shape), F32, under a temporary name and renames the file. Stores in *checksum the XXH3 of
+ * its bytes. */
 DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent,
                             uint64_t *checksum);
 
-/* DSV_E_FORMAT unless the numbers have the checksum that the file carries, which is handed out. */
+/* Fails with DSV_E_FORMAT unless the numbers match the checksum in the file; stores the checksum in
+ * *checksum. */
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum);
 
 #ifdef __cplusplus

@@ -1,17 +1,17 @@
-/* See latent_index.h. The index is
+/* Implements latent_index.h: the index of a latent cache as JSON. The index is
  *
  *     {"format": "dsv-latent-cache", "version": 1,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
  *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ...,
  *                 "start": ..., "crop_x": ..., "crop_y": ...,
  *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
- *                 "text": the caption, if any, "escaped": true, if so}, ...],
+ *                 "text": the caption, if any, "escaped": true, if they are}, ...],
  *      "xxh3": 16 hex digits}
  *
- * JSON is UTF-8 and names of files are any bytes: in an item that is `escaped`, source and text have their
- * bytes above 0x7f, and "%", as %XX. The checksum at the end is of what the items say, so that an index
- * that was only formatted anew still has it. Indexes of version 0.1 have no checksum, and the first had no
- * stamps. */
+ * JSON is UTF-8, but file names may contain any bytes: in an item that is `escaped`, bytes above 0x7f and "%"
+ * in source and text are written as %XX. The checksum at the end covers the values of the items, so that
+ * reformatting the file does not invalidate it. Indexes of version 0.1 have no checksum, and the oldest lack
+ * source_bytes and source_modified. */
 #include "data/latent_index.h"
 
 #include <inttypes.h>
@@ -31,21 +31,21 @@ const char dsvi_latent_index_format[] = "dsv-latent-cache";
 
 enum {
     VERSION = 1,
-    HEX_DIGITS = 16, /* of a checksum */
-    SETTINGS = 6
+    HEX_DIGITS = 16, /* digits of a checksum */
+    OPTIONS = 6
 };
 
 static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3";
 
-/* A setting that the index holds. */
-typedef struct Setting {
+/* An option that the index records. */
+typedef struct Option {
     const char *key;
     double value;
-} Setting;
+} Option;
 
-static void list_settings(const DsvConfig *c, Setting out[SETTINGS])
+static void list_options(const DsvConfig *c, Option out[OPTIONS])
 {
-    const Setting settings[SETTINGS] = {
+    const Option options[OPTIONS] = {
         {"num_frames", (double)c->num_frames},
         {"height", (double)c->height},
         {"width", (double)c->width},
@@ -53,12 +53,12 @@ static void list_settings(const DsvConfig *c, Setting out[SETTINGS])
         {"codec.spatial_levels", (double)c->codec_spatial_levels},
         {"codec.temporal_levels", (double)c->codec_temporal_levels},
     };
-    memcpy(out, settings, sizeof settings);
+    memcpy(out, options, sizeof options);
 }
 
 /* ---- Checksum ---- */
 
-static const char *name_of(const DsvLatentEntry *e)
+static const char *latent_index_name_of(const DsviLatentEntry *e)
 {
     const char *slash = strrchr(e->file, '/');
     return slash ? slash + 1 : e->file;
@@ -69,15 +69,16 @@ static uint64_t hash_text(const char *text, uint64_t seed)
     return text ? XXH3_64bits_withSeed(text, strlen(text) + 1, seed) : XXH3_64bits_withSeed("", 0, seed);
 }
 
-/* The checksum of the entries so far, and this one. */
-static uint64_t hash_entry(const DsvLatentEntry *e, uint64_t seed)
+/* Returns the checksum of all entries up to and including this one; `seed` is the checksum of the previous
+ * entries. */
+static uint64_t hash_entry(const DsviLatentEntry *e, uint64_t seed)
 {
     const bool stamped = !isnan(e->stamp.modified);
     const double numbers[5] = {stamped ? (double)e->stamp.bytes : -1, stamped ? e->stamp.modified : -1,
                                e->start, e->crop_x, e->crop_y};
     seed = hash_text(e->source, seed);
     seed = hash_text(e->text, seed);
-    seed = hash_text(name_of(e), seed);
+    seed = hash_text(latent_index_name_of(e), seed);
     seed = XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
     seed = XXH3_64bits_withSeed(e->shape, sizeof e->shape, seed);
     return XXH3_64bits_withSeed(&e->checksum, sizeof e->checksum, seed);
@@ -106,7 +107,7 @@ static bool needs_escape(const char *text)
     return text && !dsvi_utf8_valid(text, strlen(text));
 }
 
-/* Adds the text, escaped if so wanted. */
+/* Adds the text to `item` under `key`; if `escaped`, with bytes above 0x7f and "%" written as %XX. */
 static bool add_text(cJSON *item, const char *key, const char *text, bool escaped)
 {
     if (!escaped)
@@ -126,7 +127,7 @@ static bool add_text(cJSON *item, const char *key, const char *text, bool escape
     return added;
 }
 
-/* The bytes that an escaped text stands for, in its place. */
+/* Decodes an escaped text in place. Returns false if it is malformed. */
 static bool unescape(char *text)
 {
     char *out = text;
@@ -143,7 +144,7 @@ static bool unescape(char *text)
     return true;
 }
 
-/* In an index, at most: with every character that JSON, or an escape, may lengthen. */
+/* Returns an upper bound of the bytes of a text in an index, with all escapes of JSON and of add_text. */
 static size_t text_bytes(const char *text)
 {
     size_t bytes = 0;
@@ -159,20 +160,21 @@ size_t dsvi_latent_index_head_bytes(void)
     return (size_t)1 << 12;
 }
 
-size_t dsvi_latent_index_entry_bytes(const DsvLatentEntry *e)
+size_t dsvi_latent_index_entry_bytes(const DsviLatentEntry *e)
 {
     enum { NAMES_AND_NUMBERS = 512 };
-    return NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(e->text) + text_bytes(name_of(e));
+    return NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(e->text) +
+           text_bytes(latent_index_name_of(e));
 }
 
-static bool add_number(cJSON *object, const char *key, double value)
+static bool latent_index_add_number(cJSON *object, const char *key, double value)
 {
-    char text[DSVI_NUMBER_ROOM]; /* cJSON's own printing may lose the last bit */
+    char text[DSVI_NUMBER_BYTES]; /* cJSON's own number formatting may lose the last bit */
     dsvi_number_text(value, text);
     return cJSON_AddRawToObject(object, key, text) != NULL;
 }
 
-static bool add_entry(cJSON *items, const DsvLatentEntry *e)
+static bool add_entry(cJSON *items, const DsviLatentEntry *e)
 {
     bool escaped = needs_escape(e->source) || needs_escape(e->text);
     cJSON *item = cJSON_CreateObject(), *shape = NULL;
@@ -181,10 +183,12 @@ static bool add_entry(cJSON *items, const DsvLatentEntry *e)
         return false;
     }
     bool whole = add_text(item, "source", e->source, escaped) &&
-                 add_number(item, "source_bytes", (double)e->stamp.bytes) &&
-                 add_number(item, "source_modified", e->stamp.modified) &&
-                 add_number(item, "start", e->start) && add_number(item, "crop_x", e->crop_x) &&
-                 add_number(item, "crop_y", e->crop_y) && cJSON_AddStringToObject(item, "file", name_of(e)) &&
+                 latent_index_add_number(item, "source_bytes", (double)e->stamp.bytes) &&
+                 latent_index_add_number(item, "source_modified", e->stamp.modified) &&
+                 latent_index_add_number(item, "start", e->start) &&
+                 latent_index_add_number(item, "crop_x", e->crop_x) &&
+                 latent_index_add_number(item, "crop_y", e->crop_y) &&
+                 cJSON_AddStringToObject(item, "file", latent_index_name_of(e)) &&
                  add_hex(item, e->checksum) && (shape = cJSON_AddArrayToObject(item, "shape"));
     if (whole && e->text)
         whole = add_text(item, "text", e->text, escaped);
@@ -195,18 +199,18 @@ static bool add_entry(cJSON *items, const DsvLatentEntry *e)
     return whole;
 }
 
-char *dsvi_latent_index_text(const DsvConfig *config, DsvLatentEntry *const *entries, int64_t count)
+char *dsvi_latent_index_text(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count)
 {
-    Setting settings[SETTINGS];
+    Option options[OPTIONS];
     uint64_t checksum = 0;
-    cJSON *index = cJSON_CreateObject(), *told = NULL, *items = NULL;
+    cJSON *index = cJSON_CreateObject(), *stored = NULL, *items = NULL;
     bool whole = index && cJSON_AddStringToObject(index, "format", dsvi_latent_index_format) &&
                  cJSON_AddNumberToObject(index, "version", VERSION) &&
-                 (told = cJSON_AddObjectToObject(index, "settings")) &&
-                 cJSON_AddStringToObject(told, CODEC_NAME, config->codec_name);
-    list_settings(config, settings);
-    for (int i = 0; whole && i < SETTINGS; i++)
-        whole = add_number(told, settings[i].key, settings[i].value);
+                 (stored = cJSON_AddObjectToObject(index, "settings")) &&
+                 cJSON_AddStringToObject(stored, CODEC_NAME, config->codec_name);
+    list_options(config, options);
+    for (int i = 0; whole && i < OPTIONS; i++)
+        whole = latent_index_add_number(stored, options[i].key, options[i].value);
     whole = whole && (items = cJSON_AddArrayToObject(index, "items"));
     for (int64_t i = 0; whole && i < count; i++) {
         whole = add_entry(items, entries[i]);
@@ -220,30 +224,30 @@ char *dsvi_latent_index_text(const DsvConfig *config, DsvLatentEntry *const *ent
 
 /* ---- Reading ---- */
 
-static DsvStatus malformed(const char *path, const char *what)
+static DsvStatus latent_index_malformed(const char *path, const char *what)
 {
     return DSVI_FAIL(DSV_E_FORMAT, "%s: no index of a latent cache: %s", path, what);
 }
 
-static DsvStatus check_settings(const char *path, const cJSON *told, const DsvConfig *wanted)
+static DsvStatus check_options(const char *path, const cJSON *stored, const DsvConfig *expected)
 {
     static const DsvConfig ANY;
-    Setting settings[SETTINGS];
-    const cJSON *codec = cJSON_GetObjectItemCaseSensitive(told, CODEC_NAME);
+    Option options[OPTIONS];
+    const cJSON *codec = cJSON_GetObjectItemCaseSensitive(stored, CODEC_NAME);
     int folder = (int)(strrchr(path, '/') - path);
     if (!cJSON_IsString(codec))
-        return malformed(path, "no codec.name in its settings");
-    if (wanted && strcmp(codec->valuestring, wanted->codec_name) != 0)
-        return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with codec.name %s, wanted %s", folder, path,
-                         codec->valuestring, wanted->codec_name);
-    list_settings(wanted ? wanted : &ANY, settings);
-    for (int i = 0; i < SETTINGS; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(told, settings[i].key);
+        return latent_index_malformed(path, "no codec.name in its settings");
+    if (expected && strcmp(codec->valuestring, expected->codec_name) != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with codec.name %s, expected %s", folder, path,
+                         codec->valuestring, expected->codec_name);
+    list_options(expected ? expected : &ANY, options);
+    for (int i = 0; i < OPTIONS; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(stored, options[i].key);
         if (!cJSON_IsNumber(value))
-            return malformed(path, "a setting is missing");
-        if (wanted && !(value->valuedouble == settings[i].value))
-            return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with %s %g, wanted %g", folder, path, settings[i].key,
-                             value->valuedouble, settings[i].value);
+            return latent_index_malformed(path, "a setting is missing");
+        if (expected && !(value->valuedouble == options[i].value))
+            return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with %s %g, expected %g", folder, path, options[i].key,
+                             value->valuedouble, options[i].value);
     }
     return DSV_OK;
 }
@@ -260,34 +264,34 @@ static bool read_number(const cJSON *item, const char *key, double *value)
     return cJSON_IsNumber(found);
 }
 
-static bool read_whole(const cJSON *item, int64_t *value)
+static bool latent_index_read_whole(const cJSON *item, int64_t *value)
 {
-    return cJSON_IsNumber(item) && dsvi_number_whole(item->valuedouble, value);
+    return cJSON_IsNumber(item) && dsvi_number_to_whole(item->valuedouble, value);
 }
 
-static bool read_shape(const cJSON *shape, int64_t out[4])
+static bool latent_index_read_shape(const cJSON *shape, int64_t out[4])
 {
     bool whole = cJSON_GetArraySize(shape) == 4;
     for (int i = 0; whole && i < 4; i++)
-        whole = read_whole(cJSON_GetArrayItem(shape, i), &out[i]) && out[i] >= 1;
+        whole = latent_index_read_whole(cJSON_GetArrayItem(shape, i), &out[i]) && out[i] >= 1;
     return whole;
 }
 
-/* Both numbers, or none: the source's size and time of change are not known then. */
-static bool read_stamp(const cJSON *item, DsvFileStamp *stamp)
+/* Reads the source's size and time of change. If one of the numbers is missing, both are unknown. */
+static bool read_stamp(const cJSON *item, DsviFileStamp *stamp)
 {
     const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(item, "source_bytes");
     int64_t size = 0;
-    *stamp = (DsvFileStamp){0, NAN};
+    *stamp = (DsviFileStamp){0, NAN};
     double modified;
     if (!read_number(item, "source_modified", &modified) || !cJSON_IsNumber(bytes))
         return true;
-    bool good = read_whole(bytes, &size);
-    *stamp = (DsvFileStamp){(uint64_t)size, modified};
+    bool good = latent_index_read_whole(bytes, &size);
+    *stamp = (DsviFileStamp){(uint64_t)size, modified};
     return good;
 }
 
-static bool read_texts(const cJSON *item, DsvLatentEntry *e)
+static bool read_texts(const cJSON *item, DsviLatentEntry *e)
 {
     e->source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "source"));
     e->text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "text"));
@@ -299,63 +303,63 @@ static bool read_texts(const cJSON *item, DsvLatentEntry *e)
     return unescape(e->source) && (!e->text || unescape(e->text));
 }
 
-/* The entry's strings are those of `item`. */
-static bool read_entry(const cJSON *item, DsvLatentEntry *e)
+/* Reads an entry. Its strings are owned by `item`. */
+static bool read_entry(const cJSON *item, DsviLatentEntry *e)
 {
     return read_texts(item, e) && read_hex(cJSON_GetObjectItemCaseSensitive(item, CHECKSUM), &e->checksum) &&
            read_number(item, "start", &e->start) && read_number(item, "crop_x", &e->crop_x) &&
            read_number(item, "crop_y", &e->crop_y) && read_stamp(item, &e->stamp) &&
-           read_shape(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape);
+           latent_index_read_shape(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape);
 }
 
-static DsvStatus check_checksum(const char *path, const cJSON *told, uint64_t checksum)
+static DsvStatus check_checksum(const char *path, const cJSON *stored, uint64_t checksum)
 {
-    uint64_t wanted;
-    if (!told) /* of version 0.1 */
+    uint64_t expected;
+    if (!stored) /* indexes of version 0.1 have no checksum */
         return DSV_OK;
-    if (!read_hex(told, &wanted))
-        return malformed(path, "its xxh3 is no checksum");
-    if (checksum != wanted)
+    if (!read_hex(stored, &expected))
+        return latent_index_malformed(path, "its xxh3 is no checksum");
+    if (checksum != expected)
         return DSVI_FAIL(DSV_E_FORMAT,
                          "%s: damaged, or edited: its items have the checksum %016" PRIx64
                          ", its last xxh3 says %016" PRIx64 " (without that key it is taken as it is)",
-                         path, checksum, wanted);
+                         path, checksum, expected);
     return DSV_OK;
 }
 
-static DsvStatus read_items(const char *path, const cJSON *index, const DsvConfig *settings,
-                            DsvStatus (*add)(void *context, const DsvLatentEntry *entry), void *context)
+static DsvStatus read_items(const char *path, const cJSON *index, const DsvConfig *config,
+                            DsvStatus (*add)(void *context, const DsviLatentEntry *entry), void *context)
 {
     const cJSON *version = cJSON_GetObjectItemCaseSensitive(index, "version");
     const cJSON *items = cJSON_GetObjectItemCaseSensitive(index, "items");
     const char *format = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(index, "format"));
     uint64_t checksum = 0;
     if (!format || strcmp(format, dsvi_latent_index_format) != 0)
-        return malformed(path, "not JSON, or of another format");
+        return latent_index_malformed(path, "not JSON, or of another format");
     if (!cJSON_IsNumber(version) || version->valuedouble != VERSION)
-        return malformed(path, "of another version of the format");
-    DSVI_TRY(check_settings(path, cJSON_GetObjectItemCaseSensitive(index, "settings"), settings));
+        return latent_index_malformed(path, "of another version of the format");
+    DSVI_TRY(check_options(path, cJSON_GetObjectItemCaseSensitive(index, "settings"), config));
     if (!cJSON_IsArray(items))
-        return malformed(path, "no items in it");
+        return latent_index_malformed(path, "no items in it");
     for (const cJSON *item = items->child; item; item = item->next) {
-        DsvLatentEntry entry;
+        DsviLatentEntry entry;
         if (!read_entry(item, &entry))
-            return malformed(path, "an item of it is incomplete");
+            return latent_index_malformed(path, "an item of it is incomplete");
         checksum = hash_entry(&entry, checksum);
         DSVI_TRY(add(context, &entry));
     }
     return check_checksum(path, cJSON_GetObjectItemCaseSensitive(index, CHECKSUM), checksum);
 }
 
-DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *settings,
-                                 DsvStatus (*add)(void *context, const DsvLatentEntry *entry), void *context)
+DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *config,
+                                 DsvStatus (*add)(void *context, const DsviLatentEntry *entry), void *context)
 {
     char *text;
     size_t bytes;
     DSVI_TRY(dsvi_file_read(path, bytes_max, &text, &bytes));
     cJSON *index = cJSON_ParseWithLength(text, bytes);
     free(text);
-    DsvStatus status = read_items(path, index, settings, add, context);
+    DsvStatus status = read_items(path, index, config, add, context);
     cJSON_Delete(index);
     return status;
 }

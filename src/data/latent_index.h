@@ -1,4 +1,4 @@
-/* The index of a latent cache as text: what latent_cache.c keeps in memory, to JSON and back. */
+/* Converts the index of a latent cache (latent_cache.c) to JSON and back. */
 #ifndef DSVI_LATENT_INDEX_H
 #define DSVI_LATENT_INDEX_H
 
@@ -13,30 +13,32 @@
 extern "C" {
 #endif
 
-typedef struct DsvLatentEntry {
-    char *source, *text; /* text: the caption, NULL for none; any bytes but 0 */
-    DsvFileStamp stamp;  /* of the source; {0, NAN}: not known */
+typedef struct DsviLatentEntry {
+    char *source, *text; /* text: the caption or NULL; any bytes except 0 */
+    DsviFileStamp stamp; /* stamp of the source; {0, NAN}: unknown */
     double start, crop_x, crop_y;
-    char *file; /* the window's file: its name, or a path that ends in it */
+    char *file; /* the window's file: a file name or a path */
     uint64_t checksum;
     int64_t shape[4];
-} DsvLatentEntry;
+} DsviLatentEntry;
 
-/* What an index begins with, of whatever version. */
+/* The value of "format" at the start of every version of an index. */
 extern const char dsvi_latent_index_format[];
 
-/* Bytes that an index of no entries, and each entry, have at most. */
+/* Upper bounds of the bytes of an index without entries, and of one entry. */
 size_t dsvi_latent_index_head_bytes(void);
-size_t dsvi_latent_index_entry_bytes(const DsvLatentEntry *entry);
+size_t dsvi_latent_index_entry_bytes(const DsviLatentEntry *entry);
 
-/* The index as text, to be given to free(). NULL: no memory. */
-char *dsvi_latent_index_text(const DsvConfig *settings, DsvLatentEntry *const *entries, int64_t count);
+/* Returns the index as text, which the caller frees, or NULL if memory is lacking. */
+char *dsvi_latent_index_text(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count);
 
-/* Hands each entry of the index file to `add`, which copies what it keeps; `file` is a plain name then.
- * Settings other than those wanted (NULL: any will do) are DSV_E_USAGE and named, a malformed index or one
- * that does not have its checksum DSV_E_FORMAT. */
-DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *settings,
-                                 DsvStatus (*add)(void *context, const DsvLatentEntry *entry), void *context);
+/* Calls `add` for each entry of the index file. `add` must copy what it keeps; entry->file is a plain file
+ * name. Fails with DSV_E_USAGE, naming the option, if the index was made with options other than `config`
+ * (NULL: any options are accepted), and with DSV_E_FORMAT if the index is malformed or its checksum is
+ * wrong. */
+DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *config,
+                                 DsvStatus (*add)(void *context, const DsviLatentEntry *entry),
+                                 void *context);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,12 @@
-/* See prefetch.h.
+/* Implements prefetch.h: a ring of slots, each of which holds one sample.
  *
  *        claimed                                 delivered
  *           |                                        |
  *     ... | 14 | 13 | 12 | 11 | 10 |  9 |  8 | 7 | 6 | ...      samples, newest left
  *           ^  in work ^   done   ^  in work  ^ done
  *
- * The n-th sample lives in slot n mod slots. Workers claim numbers in order while fewer than `slots` lie
- * between the two marks; dsvi_prefetch_next takes them in order, however their work ends. */
+ * The n-th sample uses slot n mod slots. Workers claim numbers in order while claimed - delivered is below
+ * `slots`. dsvi_prefetch_next takes samples in order, whatever the order in which workers finish. */
 #include "data/prefetch.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include "data/clip_cache.h"
 #include "data/latent_cache.h"
 
-/* An item that could not be used for a sample. */
+/* An item that could not be read for a sample. */
 typedef struct Broken {
     int64_t item;
     char *line;
@@ -28,33 +28,33 @@ typedef struct Broken {
 typedef struct Slot {
     bool done;
     DsvStatus status;
-    char *message;       /* of status, when it is not DSV_OK */
-    Broken *broken;      /* met on the way to this sample, newest first */
-    int64_t passed_over; /* how many those were */
+    char *message;       /* error message, if status is not DSV_OK */
+    Broken *broken;      /* unreadable items before this sample was found, newest first */
+    int64_t passed_over; /* number of unreadable windows */
     const char *text;
     float *latent; /* (latent_elements) */
 } Slot;
 
 typedef struct Worker {
-    struct DsvPrefetch *prefetch;
+    struct DsviPrefetch *prefetch;
     pthread_t thread;
     float *pixels; /* (3, num_frames, height, width); NULL for cached latents */
 } Worker;
 
-struct DsvPrefetch {
-    const DsvDataset *dataset;
-    const DsvConfig *settings;
-    DsvSampleSeries series;
+struct DsviPrefetch {
+    const DsviDataset *dataset;
+    const DsvConfig *config;
+    DsviSampleSeries series;
     int64_t latent_elements;
     dsvi_encode_fn *encode;
     void *encode_context;
     void (*warn)(void *context, const char *line);
     void *warn_context;
-    DsvClipCache *cache; /* NULL for cached latents */
+    DsviClipCache *cache; /* NULL for cached latents */
 
-    pthread_mutex_t lock; /* over what follows, but for the contents of claimed slots */
-    pthread_cond_t room;  /* a slot was taken, or it is time to stop */
-    pthread_cond_t ready; /* a slot is done */
+    pthread_mutex_t lock; /* protects the fields below, except the contents of claimed slots */
+    pthread_cond_t room;  /* signalled when a slot became free or `stop` was set */
+    pthread_cond_t ready; /* signalled when the sample of a slot is ready */
     bool stop;
     uint64_t claimed, delivered;
     int64_t slot_count;
@@ -65,10 +65,10 @@ struct DsvPrefetch {
     Worker *workers;
     float *pixels; /* (worker_count, 3, num_frames, height, width) */
     size_t bytes;
-    unsigned char *warned; /* (dataset->count): the item has been reported; by dsvi_prefetch_next alone */
+    unsigned char *warned; /* (dataset->count): the item was reported; used only by dsvi_prefetch_next */
 };
 
-/* Notes the failure this thread has just met. */
+/* Adds the last error of this thread to the slot's broken items. */
 static DsvStatus note_broken(Slot *slot, int64_t item)
 {
     Broken *broken = malloc(sizeof *broken);
@@ -83,27 +83,27 @@ static DsvStatus note_broken(Slot *slot, int64_t item)
     return DSV_OK;
 }
 
-static DsvStatus read_item(const Worker *worker, const DsvSampleRef *ref, float *latent)
+static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *ref, float *latent)
 {
-    const DsvPrefetch *p = worker->prefetch;
+    const DsviPrefetch *p = worker->prefetch;
     if (p->dataset->latents)
         return dsvi_latent_read(p->dataset->items[ref->item].path, p->latent_elements, latent);
     return dsvi_clip_cache_read(p->cache, ref, worker->pixels);
 }
 
-static uint64_t number_of(const DsvSampleSeries *series, uint64_t index)
+static uint64_t prefetch_sample_number(const DsviSampleSeries *series, uint64_t index)
 {
     return series->first + index / series->run * series->stride + index % series->run;
 }
 
-/* Sample `number` into its slot, or what takes its place where it cannot be read. */
-static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
+/* Prepares sample `number`, or its replacement if the sample cannot be read, in its slot. */
+static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, Slot *slot)
 {
-    const DsvPrefetch *p = worker->prefetch;
+    const DsviPrefetch *p = worker->prefetch;
     int64_t tries = dsvi_dataset_tries(p->dataset);
     for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
-        DsvSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->settings, number, slot->passed_over);
-        DsvStatus status = read_item(worker, &ref, slot->latent);
+        DsviSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->config, number, slot->passed_over);
+        DsvStatus status = prefetch_read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
             slot->text = p->dataset->items[ref.item].text;
             return p->dataset->latents ? DSV_OK : p->encode(p->encode_context, worker->pixels, slot->latent);
@@ -116,10 +116,10 @@ static DsvStatus prepare(const Worker *worker, uint64_t number, Slot *slot)
                      slot->broken->line);
 }
 
-static void *work(void *context)
+static void *prefetch_work(void *context)
 {
     const Worker *worker = context;
-    DsvPrefetch *p = worker->prefetch;
+    DsviPrefetch *p = worker->prefetch;
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
         if (p->claimed - p->delivered >= (uint64_t)p->slot_count) {
@@ -129,7 +129,7 @@ static void *work(void *context)
         uint64_t index = p->claimed++;
         Slot *slot = &p->slots[index % (uint64_t)p->slot_count];
         pthread_mutex_unlock(&p->lock);
-        DsvStatus status = prepare(worker, number_of(&p->series, index), slot);
+        DsvStatus status = prefetch_prepare(worker, prefetch_sample_number(&p->series, index), slot);
         if (status != DSV_OK)
             slot->message = strdup(dsv_error_message());
         pthread_mutex_lock(&p->lock);
@@ -141,8 +141,8 @@ static void *work(void *context)
     return NULL;
 }
 
-/* Reports, oldest first, the broken items of a slot that have not been reported, and forgets them. */
-static void report_broken(DsvPrefetch *p, Broken **list)
+/* Reports the broken items of a slot that were not reported yet, oldest first, and frees the list. */
+static void report_broken(DsviPrefetch *p, Broken **list)
 {
     Broken *broken = *list;
     if (!broken)
@@ -156,7 +156,7 @@ static void report_broken(DsvPrefetch *p, Broken **list)
     *list = NULL;
 }
 
-DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, int64_t *passed_over)
+DsvStatus dsvi_prefetch_next(DsviPrefetch *p, float *latent, const char **text, int64_t *passed_over)
 {
     pthread_mutex_lock(&p->lock);
     Slot *slot = &p->slots[p->delivered % (uint64_t)p->slot_count];
@@ -165,7 +165,7 @@ DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, i
     pthread_mutex_unlock(&p->lock);
 
     report_broken(p, &slot->broken);
-    if (slot->status != DSV_OK) /* it stays there: no later sample can come before it */
+    if (slot->status != DSV_OK) /* `done` stays set, so that every later call returns this failure too */
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
     memcpy(latent, slot->latent, (size_t)p->latent_elements * sizeof *latent);
     *text = slot->text;
@@ -179,17 +179,18 @@ DsvStatus dsvi_prefetch_next(DsvPrefetch *p, float *latent, const char **text, i
     return DSV_OK;
 }
 
-size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch)
+size_t dsvi_prefetch_bytes(const DsviPrefetch *prefetch)
 {
     return prefetch->bytes;
 }
 
-/* About ten frames were seen to be held by the decoding of one H.264 clip of 1280 x 720: those that others
- * refer to, those waiting for their turn, and the packets and tables around them. */
+/* A decoder held about ten frames in a measurement with an H.264 clip of 1280 x 720: reference frames, frames
+ * that wait for output, and the packets and tables around them. */
 enum { DECODER_FRAMES = 10 };
 
-/* What a decoder takes for the largest clip, for the preview of memory; 4:2:0 chroma, 8 bits. */
-static size_t decoder_bytes(const DsvDataset *dataset)
+/* Returns the estimated bytes of a decoder for the largest clip, for the memory plan; 4:2:0 chroma, 8
+ * bits. */
+static size_t decoder_bytes(const DsviDataset *dataset)
 {
     int64_t largest = 0;
     for (int64_t i = 0; i < dataset->count; i++) {
@@ -200,36 +201,36 @@ static size_t decoder_bytes(const DsvDataset *dataset)
     return (size_t)(DECODER_FRAMES * largest * 3 / 2);
 }
 
-static int64_t smaller(int64_t a, int64_t b)
+static int64_t prefetch_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Numbers that a worker holds: the frames of a sample. */
-static size_t worker_pixels(const DsvDataset *dataset, const DsvConfig *settings)
+/* Returns the number of floats that a worker needs for the frames of a sample. */
+static size_t worker_pixels(const DsviDataset *dataset, const DsvConfig *config)
 {
-    return dataset->latents ? 0 : (size_t)(3 * settings->num_frames * settings->height * settings->width);
+    return dataset->latents ? 0 : (size_t)(3 * config->num_frames * config->height * config->width);
 }
 
-int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settings, int64_t slots,
-                              int64_t latent_elements, const DsvPrefetchShare *share)
+int64_t dsvi_prefetch_workers(const DsviDataset *dataset, const DsvConfig *config, int64_t slots,
+                              int64_t latent_elements, const DsviPrefetchResources *share)
 {
-    enum { WORKERS_MOST = 8 };
-    size_t pixels = worker_pixels(dataset, settings), ring = (size_t)(slots * latent_elements);
-    int64_t spare = share->computes ? 1 : smaller(share->cores / share->ranks - 1, WORKERS_MOST);
-    int64_t workers = smaller(settings->data_workers > 0 ? settings->data_workers : spare, slots);
-    uint64_t most = share->memory / 2 / sizeof(float) / (uint64_t)share->ranks;
-    if (settings->data_workers > 0)
+    enum { WORKERS_MAX = 8 };
+    size_t pixels = worker_pixels(dataset, config), ring = (size_t)(slots * latent_elements);
+    int64_t spare = share->computes ? 1 : prefetch_min(share->cores / share->ranks - 1, WORKERS_MAX);
+    int64_t workers = prefetch_min(config->data_workers > 0 ? config->data_workers : spare, slots);
+    uint64_t limit = share->memory / 2 / sizeof(float) / (uint64_t)share->ranks;
+    if (config->data_workers > 0)
         return workers;
-    while (workers > 1 && share->memory > 0 && ring + (size_t)workers * pixels > most)
+    while (workers > 1 && share->memory > 0 && ring + (size_t)workers * pixels > limit)
         workers--;
     return workers > 1 ? workers : 1;
 }
 
-static DsvStatus allocate(DsvPrefetch *p)
+static DsvStatus prefetch_allocate(DsviPrefetch *p)
 {
-    const DsvConfig *settings = p->settings;
-    size_t frames = worker_pixels(p->dataset, settings);
+    const DsvConfig *config = p->config;
+    size_t frames = worker_pixels(p->dataset, config);
     size_t slots = (size_t)p->slot_count, workers = (size_t)p->worker_count;
     size_t latent = (size_t)p->latent_elements, pixels = workers * frames;
     p->slots = calloc(slots, sizeof *p->slots);
@@ -248,41 +249,37 @@ static DsvStatus allocate(DsvPrefetch *p)
     }
     p->bytes = (slots * latent + pixels) * sizeof(float);
     if (!p->dataset->latents) {
-        DSVI_TRY(dsvi_clip_cache_create(p->dataset, settings, &p->cache));
+        DSVI_TRY(dsvi_clip_cache_create(p->dataset, config, &p->cache));
         p->bytes += dsvi_clip_cache_bytes(p->cache) + workers * decoder_bytes(p->dataset);
     }
     return DSV_OK;
 }
 
-DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
-                              DsvSampleSeries series, int64_t workers, int64_t slots,
-                              int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
-                              void (*warn)(void *context, const char *line), void *warn_context,
-                              DsvPrefetch **out)
+DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out)
 {
     DsvStatus status;
-    DsvPrefetch *p = calloc(1, sizeof *p);
+    DsviPrefetch *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to prepare samples ahead");
-    *p = (DsvPrefetch){
-        .dataset = dataset,
-        .settings = settings,
-        .series = series,
-        .latent_elements = latent_elements,
-        .encode = encode,
-        .encode_context = encode_context,
-        .warn = warn,
-        .warn_context = warn_context,
-        .slot_count = slots,
-        .worker_count = smaller(workers, slots),
+    *p = (DsviPrefetch){
+        .dataset = args->dataset,
+        .config = args->config,
+        .series = args->series,
+        .latent_elements = args->latent_elements,
+        .encode = args->encode,
+        .encode_context = args->encode_context,
+        .warn = args->warn,
+        .warn_context = args->warn_context,
+        .slot_count = args->slots,
+        .worker_count = prefetch_min(args->workers, args->slots),
     };
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->room, NULL);
     pthread_cond_init(&p->ready, NULL);
-    DSVI_TRY_GOTO(status, allocate(p), fail);
+    DSVI_TRY_GOTO(status, prefetch_allocate(p), fail);
     for (; p->started < p->worker_count; p->started++) {
-        int error = dsvi_thread_start(&p->workers[p->started].thread, work, &p->workers[p->started]);
+        int error = dsvi_thread_start(&p->workers[p->started].thread, prefetch_work, &p->workers[p->started]);
         if (error) {
             status = DSVI_FAIL(DSV_E_NO_MEMORY, "cannot start decoding thread %lld of %lld: %s",
                                (long long)p->started + 1, (long long)p->worker_count, strerror(error));
@@ -307,9 +304,9 @@ static void free_slot(Slot *slot)
     free(slot->message);
 }
 
-void dsvi_prefetch_stop(DsvPrefetch **prefetch)
+void dsvi_prefetch_stop(DsviPrefetch **prefetch)
 {
-    DsvPrefetch *p = *prefetch;
+    DsviPrefetch *p = *prefetch;
     if (!p)
         return;
     pthread_mutex_lock(&p->lock);

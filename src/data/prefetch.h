@@ -1,4 +1,5 @@
-/* Samples ready ahead of the step: worker threads decode and encode, the step takes them in order. */
+/* Prepares samples ahead of the training step: worker threads decode clips and encode them to latents, and
+   the training step takes samples in order. */
 #ifndef DSVI_PREFETCH_H
 #define DSVI_PREFETCH_H
 
@@ -8,52 +9,61 @@
 extern "C" {
 #endif
 
-/* Makes a latent of the pixels of one sample; called from worker threads, several at once. */
+/* Encodes the pixels of one sample to a latent; called from several worker threads at once. */
 typedef DsvStatus dsvi_encode_fn(void *context, const float *pixels, float *latent);
 
-typedef struct DsvPrefetch DsvPrefetch;
+typedef struct DsviPrefetch DsviPrefetch;
 
-/* Numbers of samples: `run` of them from `first` on, as many from `first` + `stride` on, and so forth. A rank
- * alone has them all: run equals stride. */
-typedef struct DsvSampleSeries {
+/* The numbers of the samples that a rank reads: `run` consecutive numbers from `first`, then `run` numbers
+ * from `first` + `stride`, and so on. A single rank reads all samples: run equals stride. */
+typedef struct DsviSampleSeries {
     uint64_t first, run, stride;
-} DsvSampleSeries;
+} DsviSampleSeries;
 
-/* What data.workers=0 goes by. */
-typedef struct DsvPrefetchShare {
-    bool computes;   /* the cores have the steps to compute */
-    int64_t cores;   /* usable by this process */
-    int64_t ranks;   /* on this machine */
-    uint64_t memory; /* bytes of the machine; 0: not known */
-} DsvPrefetchShare;
+/* The resources from which data.workers=0 derives the number of workers. */
+typedef struct DsviPrefetchResources {
+    bool computes;   /* training steps are computed on the CPU cores */
+    int64_t cores;   /* cores usable by this process */
+    int64_t ranks;   /* ranks on this machine */
+    uint64_t memory; /* bytes of memory of the machine; 0: unknown */
+} DsviPrefetchResources;
 
-/* How many threads prepare samples: data.workers, or where that is 0 one beside steps on the CPU, else one
- * less than this rank's share of the cores, at most 8, fewer where what they and the ring hold would pass
- * half of the memory on all ranks of the machine; never more than slots. */
-int64_t dsvi_prefetch_workers(const DsvDataset *dataset, const DsvConfig *settings, int64_t slots,
-                              int64_t latent_elements, const DsvPrefetchShare *share);
+/* Returns the number of worker threads, at most `slots`: data.workers if it is > 0. Otherwise 1 if steps are
+ * computed on the CPU, else one less than this rank's share of the cores, at most 8; fewer if the workers and
+ * ring buffers of all ranks would take more than half of the machine's memory. */
+int64_t dsvi_prefetch_workers(const DsviDataset *dataset, const DsvConfig *config, int64_t slots,
+                              int64_t latent_elements, const DsviPrefetchResources *share);
 
-/* Starts `workers` threads that prepare the samples of `series` in order into a ring of `slots` latents of
- * `latent_elements` F32, allocated here and never again; threads beyond `slots` would never work, and are not
- * started. `encode` turns pixels (3, num_frames, height, width) into a latent; it is not called for cached
- * latents. The dataset must outlive it. A sample that cannot be read is replaced as dsvi_dataset_sample_again
- * says, so that it still depends on its number alone; its item is reported once through `warn`, from inside
- * dsvi_prefetch_next. */
-DsvStatus dsvi_prefetch_start(const DsvDataset *dataset, const DsvConfig *settings,
-                              DsvSampleSeries series, int64_t workers, int64_t slots,
-                              int64_t latent_elements, dsvi_encode_fn *encode, void *encode_context,
-                              void (*warn)(void *context, const char *line), void *warn_context,
-                              DsvPrefetch **out);
+/* Arguments of dsvi_prefetch_start. */
+typedef struct DsviPrefetchArgs {
+    const DsviDataset *dataset; /* must outlive the prefetch */
+    const DsvConfig *config;    /* must outlive the prefetch */
+    DsviSampleSeries series;
+    int64_t workers;         /* threads; at most `slots` are started, because more would have nothing to do */
+    int64_t slots;           /* number of latents in the ring buffer */
+    int64_t latent_elements; /* floats of a latent */
+    /* Encodes pixels (3, num_frames, height, width); not called for cached latents. */
+    dsvi_encode_fn *encode;
+    void *encode_context;
+    /* Receives one line for each item that cannot be read, called from inside dsvi_prefetch_next; or NULL. */
+    void (*warn)(void *context, const char *line);
+    void *warn_context;
+} DsviPrefetchArgs;
 
-/* Waits for the next sample and copies its latent; *text (owned by the dataset) may be NULL afterwards.
- * *passed_over: how many windows could not be read before the one that it was made of; 0: it is the one
- * drawn. A failure, a worker's included, is final: so is the next call's. */
-DsvStatus dsvi_prefetch_next(DsvPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
+/* Starts the worker threads. They prepare the samples of args->series in order, in a ring of latents. All
+ * memory is allocated here. A sample that cannot be read is replaced as dsvi_dataset_sample_again defines, so
+ * that the result still depends only on its number. */
+DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out);
 
-/* Bytes held by the ring, the frames being decoded and the clips kept (once all of them are). */
-size_t dsvi_prefetch_bytes(const DsvPrefetch *prefetch);
+/* Waits for the next sample and copies its latent. *text, owned by the dataset, is the caption or NULL.
+ * *passed_over is the number of windows that could not be read before the one that was used; 0 means the
+ * drawn window. A failure, also in a worker, is final: all later calls fail too. */
+DsvStatus dsvi_prefetch_next(DsviPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
 
-void dsvi_prefetch_stop(DsvPrefetch **prefetch);
+/* Returns the bytes of the ring, of the frames being decoded, and of the cache of clips once it is full. */
+size_t dsvi_prefetch_bytes(const DsviPrefetch *prefetch);
+
+void dsvi_prefetch_stop(DsviPrefetch **prefetch);
 
 #ifdef __cplusplus
 }

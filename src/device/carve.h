@@ -1,4 +1,4 @@
-/* Device memory that a layout function plans and then shares out (base/arena.h). */
+/* Allocates device memory for a layout function, which takes buffers from an arena (base/arena.h). */
 #ifndef DSVI_CARVE_H
 #define DSVI_CARVE_H
 
@@ -9,11 +9,12 @@
 extern "C" {
 #endif
 
-typedef void dsvi_carve_fn(void *of, DsvArena *arena);
+typedef void dsvi_layout_fn(void *object, DsviArena *arena);
 
-/* One allocation for all that `carve` takes, zeroed, in *memory, which is the caller's to free, also after a
- * failure: it is to be NULL before. */
-DsvStatus dsvi_device_carve(DsvDevice *device, dsvi_carve_fn *carve, void *of, void **memory);
+/* Allocates one block for all buffers that `layout` takes, clears it, and runs `layout` again to set the
+ * pointers in `object`. The block is stored in *memory, which must be NULL before. The caller frees it with
+ * device->mem_free, also after a failure. */
+DsvStatus dsvi_device_alloc_layout(DsviDevice *device, dsvi_layout_fn *layout, void *object, void **memory);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
-/* What a device must offer beside its ops: memory, copies, an ordered stream of work, clocks.
+/* The interface of a device, apart from its operations: memory, copies, ordered streams of work, clocks.
  *
- * An implementation fills DsvDevice; host code calls through it and never asks which one it is.
- * On the CPU device a stream does everything at once, on the caller's thread. */
+ * A backend fills in DsviDevice; host code calls through it and does not depend on the kind of device. On the
+ * CPU device every call on a stream is synchronous and runs on the caller's thread. */
 #ifndef DSVI_DEVICE_H
 #define DSVI_DEVICE_H
 
@@ -15,58 +15,65 @@
 extern "C" {
 #endif
 
-typedef struct DsvDevice DsvDevice;
-typedef struct DsvStream DsvStream; /* defined by each device; belongs to one device */
+typedef struct DsviDevice DsviDevice;
+typedef struct DsviStream DsviStream; /* each backend defines its own; a stream belongs to one device */
 
-typedef enum DsvDeviceKind { DSV_DEVICE_CPU, DSV_DEVICE_CUDA } DsvDeviceKind;
+typedef enum DsviDeviceKind { DSVI_DEVICE_CPU, DSVI_DEVICE_CUDA } DsviDeviceKind;
 
-struct DsvDevice {
-    DsvDeviceKind kind;
-    const char *name;        /* e.g. "AMD EPYC, avx512, 2 threads" */
-    size_t memory_bytes;     /* what it has in all */
-    size_t host_bytes;       /* what the host has in all, for every process on it; 0: not known */
-    DsvStream *stream;       /* the compute stream: one is enough for what we do */
-    DsvStream *copies;       /* for copies beside what that does: upload, download, sync and follow take it.
-                              * Where a stream does everything at once it is the compute stream itself */
-    bool deterministic;      /* the same calls give the same bits */
+struct DsviDevice {
+    DsviDeviceKind kind;
+    const char *name;    /* e.g. "AMD EPYC, avx512, 2 threads" */
+    size_t memory_bytes; /* total device memory */
+    size_t host_bytes;   /* total memory of the host, shared by all its processes; 0: unknown */
+    DsviStream *stream;  /* the compute stream, on which all operations run */
+    DsviStream *copies;  /* A second stream for copies that run concurrently with the compute stream.
+                          * Only upload, download, sync and follow accept it. On a device with
+                          * synchronous streams it is the compute stream itself. */
+    bool deterministic;  /* equal calls give bitwise equal results */
 
-    /* 64-byte aligned device memory. DSV_E_NO_MEMORY names the bytes asked for and those free. */
-    DsvStatus (*mem_alloc)(DsvDevice *device, size_t bytes, void **out);
-    void (*mem_free)(DsvDevice *device, void *memory); /* takes NULL */
+    /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested and the
+     * free bytes. */
+    DsvStatus (*mem_alloc)(DsviDevice *device, size_t bytes, void **out);
+    void (*mem_free)(DsviDevice *device, void *memory); /* takes NULL */
 
-    /* 64-byte aligned host memory from which copies run beside the caller's work. Ops may write it, too. */
-    DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
-    void (*host_free)(DsvDevice *device, void *memory); /* takes NULL */
-    /* Bytes in use: the process's resident set, or of a GPU's memory all that is, for other programs too. */
-    size_t (*memory_used)(DsvDevice *device);
+    /* Allocates 64-byte aligned host memory that copies can access asynchronously (pinned memory on a GPU).
+     * Ops may also write to it. */
+    DsvStatus (*host_alloc)(DsviDevice *device, size_t bytes, void **out);
+    void (*host_free)(DsviDevice *device, void *memory); /* takes NULL */
+    /* Returns the bytes in use: on the CPU the resident set of this process, on a GPU the used memory of the
+     * whole device, other programs included. */
+    size_t (*memory_used)(DsviDevice *device);
 
-    /* In stream order. Host memory must stay untouched until the stream has been waited for. */
-    DsvStatus (*upload)(DsvStream *stream, void *device_dst, const void *host_src, size_t bytes);
-    DsvStatus (*download)(DsvStream *stream, void *host_dst, const void *device_src, size_t bytes);
-    DsvStatus (*copy)(DsvStream *stream, void *dst, const void *src, size_t bytes);
-    DsvStatus (*zero)(DsvStream *stream, void *dst, size_t bytes);
+    /* The copies below run in stream order. The caller must not touch the host memory before it has waited
+     * for the stream. */
+    DsvStatus (*upload)(DsviStream *stream, void *device_dst, const void *host_src, size_t bytes);
+    DsvStatus (*download)(DsviStream *stream, void *host_dst, const void *device_src, size_t bytes);
+    DsvStatus (*copy)(DsviStream *stream, void *dst, const void *src, size_t bytes);
+    DsvStatus (*clear)(DsviStream *stream, void *dst, size_t bytes);
 
-    /* Waits until all work given to the stream so far is done; reports its first failure. */
-    DsvStatus (*sync)(DsvStream *stream);
+    /* Waits until all work enqueued on the stream so far is done. Returns its first failure. */
+    DsvStatus (*sync)(DsviStream *stream);
 
-    /* Puts the flag behind all work so far: there is one, which moves. */
-    DsvStatus (*flag)(DsvStream *stream);
-    /* Waits until all work before the flag is done, and for nothing behind it. */
-    DsvStatus (*await)(DsvStream *stream);
+    /* Records the stream's flag after all work enqueued so far. A stream has one flag; recording it again
+     * moves it. */
+    DsvStatus (*flag)(DsviStream *stream);
+    /* Waits until the work enqueued before the flag is done. Does not wait for later work. */
+    DsvStatus (*await)(DsviStream *stream);
 
-    /* What `stream` is given from here on begins once all that `leader` has been given so far is done: the
-     * host waits for neither. */
-    DsvStatus (*follow)(DsvStream *stream, DsvStream *leader);
+    /* Makes work enqueued on `stream` from now on wait until all work enqueued on `leader` so far is done.
+     * The host does not wait. */
+    DsvStatus (*follow)(DsviStream *stream, DsviStream *leader);
 
-    /* Seconds on a clock that only grows, as seen after all work so far (this waits). */
-    DsvStatus (*clock)(DsvStream *stream, double *seconds);
+    /* Returns the seconds of a monotonic clock, after waiting for all work enqueued so far. */
+    DsvStatus (*clock)(DsviStream *stream, double *seconds);
 
-    /* Puts mark number `mark`, from 0, behind all work so far; one that was put before is moved. */
-    DsvStatus (*mark)(DsvStream *stream, int64_t mark);
-    /* Seconds from one mark to another put behind it; waits for that. */
-    DsvStatus (*between)(DsvStream *stream, int64_t first, int64_t last, double *seconds);
+    /* Records timing mark number `mark` (>= 0) after all work enqueued so far. Recording a mark again moves
+     * it. */
+    DsvStatus (*mark)(DsviStream *stream, int64_t mark);
+    /* Returns the seconds from mark `first` to mark `last`, which was recorded later. Waits for `last`. */
+    DsvStatus (*between)(DsviStream *stream, int64_t first, int64_t last, double *seconds);
 
-    void (*close)(DsvDevice *device); /* frees everything, the struct included */
+    void (*close)(DsviDevice *device); /* frees all resources, including the struct */
 };
 
 #ifdef __cplusplus

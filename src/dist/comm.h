@@ -1,25 +1,24 @@
-/* Ranks that work on one task, each with memory of its own, and what they send each other.
+/* Communication between ranks: collectives and messages, as in MPI.
  *
- * A DsvComm is one rank's end of a group of ranks; the other ranks are threads of this process
- * (comm_local.h) or processes started by MPI (comm_mpi.c) or connected by TCP (comm_tcp.h). NULL is a group
- * of one rank: every call below takes it, and then there is nothing to send.
+ * A DsviComm is one rank's handle of a group of ranks (a communicator). The other ranks are threads of this
+ * process (comm_local.h), processes started by MPI (comm_mpi.c) or processes connected by TCP (comm_tcp.h).
+ * NULL is a valid handle of a group of one rank: every call accepts it.
  *
- * All ranks of a group make the same calls in the same order, one thread at a time; whether calls of several
- * groups may be under way at once, each by a thread of its own, dsvi_comm_at_once tells.
+ * All ranks of a group make the same calls in the same order. One thread at a time uses a handle;
+ * dsvi_comm_is_concurrent returns whether several threads may use different groups at the same time.
  *
- * A call returns when the memory it was given holds the result and may be used again. Memory is the host's,
- * or a device's where the group was made for that (DsvBackend.join): then a call comes behind all that the
- * device's stream has been given, and barrier and split are the host's group's. It is the caller's own and
- * may lie anywhere; pieces that are sent and pieces that are received must not overlap. dsvi_comm_behind and
- * dsvi_comm_begin change when device calls begin and return.
+ * Host and device groups. A group works on host memory, or on the memory of a device if DsviBackend.join made
+ * it. A call of a device group starts after all work that was in the device's stream when the call was made;
+ * dsvi_comm_start_after changes this. dsvi_comm_barrier and dsvi_comm_split need a host group. A call returns
+ * when its result is in memory and all its buffers may be reused; dsvi_comm_begin_async changes this. The
+ * caller owns all buffers; sent and received buffers must not overlap.
  *
- * Sums are formed element by element in the order of the ranks, each on one rank or on all alike: every rank
- * gets the same bits, and the same bits every time. They differ from those of another number of ranks by
- * rounding, and not at all where the sums are exact.
+ * Sums are formed element by element in the order of the ranks. All ranks get the same bits, in every run.
+ * Another number of ranks gives other rounding.
  *
- * A call fails with DSV_E_RANK when another rank has said that it failed (dsvi_comm_fail), or when one has
- * not come to the call within the group's timeout: the sentence names the rank, but for NCCL, which does not
- * know it. The group is then of no more use. */
+ * A call fails with DSV_E_RANK if another rank has reported a failure (dsvi_comm_fail), or if a rank does not
+ * make the call within the group's timeout. The message names the rank, except with NCCL, which does not know
+ * it. After DSV_E_RANK the group can only be closed. */
 #ifndef DSVI_COMM_H
 #define DSVI_COMM_H
 
@@ -34,122 +33,139 @@
 extern "C" {
 #endif
 
-typedef struct DsvComm DsvComm;
+typedef struct DsviComm DsviComm;
 
-int64_t dsvi_comm_rank(const DsvComm *comm);
-int64_t dsvi_comm_size(const DsvComm *comm);
+int64_t dsvi_comm_rank(const DsviComm *comm);
+int64_t dsvi_comm_size(const DsviComm *comm);
 
-/* A group for device memory wants room there before it can sum: what each rank sends towards a sum, `chunk`
- * bytes of it at a time, a multiple of 4096, on which results do not depend. The room stays the caller's;
- * groups that are never used at once may have one together. */
-bool dsvi_comm_wants_room(const DsvComm *comm);
-static inline size_t dsvi_comm_room_bytes(int64_t ranks, size_t chunk)
+/* Workspace for sums. A sum receives `chunk` bytes from each rank at a time, adds them, and continues with
+ * the next chunk. Host groups allocate this workspace themselves; a device group needs device memory for it
+ * from its caller before the first dsvi_comm_reduce_scatter or dsvi_comm_all_reduce. */
+
+/* Returns whether the group needs dsvi_comm_set_workspace before it can sum: true for device groups. */
+bool dsvi_comm_needs_workspace(const DsviComm *comm);
+/* Bytes of workspace that a group of `ranks` ranks needs for chunks of `chunk` bytes. */
+static inline size_t dsvi_comm_workspace_bytes(int64_t ranks, size_t chunk)
 {
     return (size_t)ranks * chunk;
 }
-/* Of as many bytes; a group that wants none leaves it alone. */
-void dsvi_comm_lend(DsvComm *comm, void *room, size_t chunk);
+/* Sets the workspace of a device group: dsvi_comm_workspace_bytes(size, chunk) bytes at `workspace`. `chunk`
+ * is a multiple of 4096; results do not depend on it. The caller keeps ownership; groups that never work at
+ * the same time may share one workspace. Ignored for host groups. */
+void dsvi_comm_set_workspace(DsviComm *comm, void *workspace, size_t chunk);
 
-/* What this rank has sent to others. */
-typedef struct DsvCommSent {
+/* Traffic that this rank has sent to other ranks of the group. */
+typedef struct DsviCommSent {
     uint64_t bytes;
-    uint64_t messages; /* a piece of nothing is none */
-} DsvCommSent;
-DsvCommSent dsvi_comm_sent(const DsvComm *comm);
+    uint64_t messages; /* number of messages, without empty messages */
+} DsviCommSent;
+DsviCommSent dsvi_comm_sent(const DsviComm *comm);
 
-typedef struct DsvPiece {
+/* A buffer that is sent or received. */
+typedef struct DsviPiece {
     void *data;
     size_t bytes;
-} DsvPiece;
+} DsviPiece;
 
-/* send[r] goes to rank r, receive[r] is filled by it; (size) pieces each, of any length. What a rank sends
- * and what the other expects must be of one length. */
-DsvStatus dsvi_comm_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
+/* All-to-all with any lengths (MPI_Alltoallv): send[r] goes to rank r, receive[r] comes from rank r. Both
+ * arrays have one piece for each rank, this rank included. A rank must send as many bytes as the other rank
+ * expects. */
+DsvStatus dsvi_comm_exchange(DsviComm *comm, const DsviPiece *send, const DsviPiece *receive);
 
-/* Sends to one rank while another's message comes in: a step round a ring. */
-DsvStatus dsvi_comm_swap(DsvComm *comm, int64_t to, DsvPiece send, int64_t from, DsvPiece receive);
+/* Sends to one rank while receiving from another (MPI_Sendrecv), such as one step around a ring. */
+DsvStatus dsvi_comm_send_receive(DsviComm *comm, int64_t to, DsviPiece send, int64_t from, DsviPiece receive);
 
-/* The calls with `bound` work on one array of which rank r has the items bound[r] <= i < bound[r + 1]
- * (bound: size + 1 numbers that do not fall; a rank may have nothing). */
+/* In the calls with `bound`, `data` is an array that is divided among the ranks: the local items of rank r
+ * are bound[r] <= i < bound[r + 1]. `bound` has size + 1 numbers in ascending order; a rank may have no
+ * items. */
 
-/* bound[r] = the r-th of `size` stretches of [0, n), as even as multiples of `unit` allow. */
-void dsvi_comm_bounds(int64_t n, int64_t unit, int64_t size, int64_t *bound);
+/* Divides n items among `size` ranks, as evenly as multiples of `unit` allow, and writes size + 1 bounds. */
+void dsvi_comm_even_bounds(int64_t n, int64_t unit, int64_t size, int64_t *bound);
 
-/* Every rank's own items to all: (size - 1) times the own part is sent. */
-DsvStatus dsvi_comm_all_gather(DsvComm *comm, void *data, size_t item_bytes, const int64_t *bound);
-/* The same where the own items lie at `own`, not in `data` yet. */
-DsvStatus dsvi_comm_all_gather_from(DsvComm *comm, const void *own, void *data, size_t item_bytes,
+/* Sends every rank's local items to all ranks. Each rank sends (size - 1) times its local items. */
+DsvStatus dsvi_comm_all_gather(DsviComm *comm, void *data, size_t item_bytes, const int64_t *bound);
+/* As dsvi_comm_all_gather, but takes the local items from `local`; they are copied into `data` too. */
+DsvStatus dsvi_comm_all_gather_from(DsviComm *comm, const void *local, void *data, size_t item_bytes,
                                     const int64_t *bound);
-/* Every rank's own items to `root`; elsewhere `data` stays as it is. */
-DsvStatus dsvi_comm_gather(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
-/* To every rank its own items from `root`; elsewhere the others' stay as they are. */
-DsvStatus dsvi_comm_scatter(DsvComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
+/* As dsvi_comm_all_gather with one item per rank: data (size), of which item `rank` is local. */
+DsvStatus dsvi_comm_all_gather_one(DsviComm *comm, void *data, size_t item_bytes);
+/* Sends every rank's local items to rank `root`. On other ranks `data` does not change. */
+DsvStatus dsvi_comm_gather(DsviComm *comm, int64_t root, void *data, size_t item_bytes, const int64_t *bound);
+/* Sends the items of rank `root` to the ranks to which they are local. On other ranks only the local items of
+ * `data` change. */
+DsvStatus dsvi_comm_scatter(DsviComm *comm, int64_t root, void *data, size_t item_bytes,
+                            const int64_t *bound);
 
-/* The same where every rank has one item, number `rank` of data (size). */
-DsvStatus dsvi_comm_share(DsvComm *comm, void *data, size_t item_bytes);
+/* Replaces the local items by their sums over all ranks; the other items do not change. F32 or F64. Each rank
+ * sends all items that are not local once. */
+DsvStatus dsvi_comm_reduce_scatter(DsviComm *comm, DsviDtype dtype, void *data, const int64_t *bound);
+/* Replaces data (n) by its sum over all ranks. F32 or F64. */
+DsvStatus dsvi_comm_all_reduce(DsviComm *comm, DsviDtype dtype, void *data, int64_t n);
 
-/* The own items become the sums over all ranks, the others stay as they are: all but the own part is sent
- * once. F32 or F64. */
-DsvStatus dsvi_comm_reduce_scatter(DsvComm *comm, DsvDtype dtype, void *data, const int64_t *bound);
-/* data (n) becomes the sum over all ranks. F32 or F64. */
-DsvStatus dsvi_comm_all_reduce(DsvComm *comm, DsvDtype dtype, void *data, int64_t n);
+/* Copies `data` of rank `root` to all ranks. */
+DsvStatus dsvi_comm_broadcast(DsviComm *comm, int64_t root, void *data, size_t bytes);
 
-/* `data` of rank `root` to all. */
-DsvStatus dsvi_comm_broadcast(DsvComm *comm, int64_t root, void *data, size_t bytes);
+/* Waits until all ranks of the group have called dsvi_comm_barrier. */
+DsvStatus dsvi_comm_barrier(DsviComm *comm);
 
-/* Returns when all ranks have come to it. */
-DsvStatus dsvi_comm_barrier(DsvComm *comm);
+/* Makes new groups (MPI_Comm_split): the ranks that pass the same colour form one group, in the order of
+ * their ranks in `comm`. Close the new group before `comm`. */
+DsvStatus dsvi_comm_split(DsviComm *comm, int64_t colour, DsviComm **out);
 
-/* Ranks that give the same colour form a group of their own, in the order they have in this one. The new
- * group is closed before this one. */
-DsvStatus dsvi_comm_split(DsvComm *comm, int64_t colour, DsvComm **out);
+/* Returns whether several threads may at the same time use different groups that have ranks in common. If
+ * not, all calls of such groups must be made in one order that is the same on all ranks. */
+bool dsvi_comm_is_concurrent(const DsviComm *comm);
 
-/* Whether groups with ranks in common may be used by several threads at once. Where not, all their calls have
- * to come in one order, which is the same on all ranks. */
-bool dsvi_comm_at_once(const DsvComm *comm);
+/* Marks let a call of a device group start before the device's stream is idle. A mark is a point in the
+ * device's stream, like a CUDA event. dsvi_comm_record_mark records mark number `mark` (0, 1, ...; numbers
+ * may be reused) after all work that is in the stream now. After dsvi_comm_start_after(comm, mark), the
+ * group's calls wait only for the work before this mark, even if more work is enqueued when they are made;
+ * after dsvi_comm_start_after(comm, -1) they wait for all work in the stream again. Both functions do nothing
+ * for a host group.
+ *
+ * dsvi_comm_record_mark may be called by another thread than the group's calls. The exception is a number
+ * above all earlier ones: then no call of the group may be running. */
+DsvStatus dsvi_comm_record_mark(DsviComm *comm, int64_t mark);
+void dsvi_comm_start_after(DsviComm *comm, int64_t mark);
 
-/* Of a group for device memory: puts mark number `mark` behind what the device's stream has been given so
- * far, and lets calls from now on begin once that much is done, though the stream has been given more; -1:
- * behind everything, as usual. Host memory has nothing to wait for. The first may come from another thread,
- * larger marks than any before only between calls. */
-DsvStatus dsvi_comm_mark(DsvComm *comm, int64_t mark);
-void dsvi_comm_behind(DsvComm *comm, int64_t mark);
+/* Asynchronous transfers of a device group. Between dsvi_comm_begin_async and dsvi_comm_wait_async, exchange
+ * and swap return as soon as they are enqueued, ordered after the work that is then in the device's stream;
+ * dsvi_comm_wait_async waits for all of them. Until then the caller must not touch their buffers, or make
+ * other calls of the group. Enqueue transfers before the kernels that they should overlap with: a kernel that
+ * fills the device leaves no free multiprocessor for a transfer that is enqueued later. A host group
+ * completes every transfer at once. */
+void dsvi_comm_begin_async(DsviComm *comm);
+DsvStatus dsvi_comm_wait_async(DsviComm *comm);
+/* Between dsvi_comm_begin_async and dsvi_comm_wait_async: orders all later work of the device's stream after
+ * the first `count` exchanges and swaps since dsvi_comm_begin_async. The host does not wait. */
+DsvStatus dsvi_comm_stream_wait(DsviComm *comm, int64_t count);
 
-/* Of a group for device memory: exchange and swap return from here on as soon as they are on their way,
- * behind what the device's stream has been given by then, until dsvi_comm_await has waited for all of them;
- * so long their memory is theirs. No other call of the group comes between. A kernel that fills the device
- * leaves no room for a transfer that is given to it later: this is how transfers go beside such kernels. Host
- * memory is exchanged at once. */
-void dsvi_comm_begin(DsvComm *comm);
-DsvStatus dsvi_comm_await(DsvComm *comm);
-/* Between the two: what the device's stream is given from here on comes behind the first `count` exchanges
- * and swaps since dsvi_comm_begin, for which the host does not wait. */
-DsvStatus dsvi_comm_follow(DsvComm *comm, int64_t count);
+/* Returns DSV_E_RANK if another rank is known to have failed or ended. For code that waits for something
+ * other than a call of the group. */
+DsvStatus dsvi_comm_check_failure(DsviComm *comm);
 
-/* DSV_E_RANK once another rank is known to have failed or ended: for whoever waits for something else than a
- * call to return. */
-DsvStatus dsvi_comm_listen(DsvComm *comm);
-
-/* For benchmarks: called before and behind whatever the calling thread does to wait for other ranks, in every
- * group, queues of calls (comm_queue.h) included. NULL: nobody is told any more. */
-typedef struct DsvCommWatch {
-    DsvStatus (*waits)(void *context);
-    DsvStatus (*goes_on)(void *context);
+/* Hooks for benchmarks: called before and after the calling thread waits for other ranks, in any group and in
+ * queues of calls (comm_queue.h). NULL removes them. They apply to the calling thread only. */
+typedef struct DsviCommWaitHooks {
+    DsvStatus (*before_wait)(void *context);
+    DsvStatus (*after_wait)(void *context);
     void *context;
-} DsvCommWatch;
-void dsvi_comm_watch(const DsvCommWatch *watch);
+} DsviCommWaitHooks;
+void dsvi_comm_set_wait_hooks(const DsviCommWaitHooks *watch);
 
-/* This rank ends here, with `status` and the sentence this thread has recorded for it, before which the rank
- * is put: every call of the other ranks, in whatever group, fails with that sentence. They know of
- * DSV_E_RANK already, and DSV_OK is no failure. Returns `status`. */
-DsvStatus dsvi_comm_fail(DsvComm *comm, DsvStatus status);
+/* Reports to all other ranks that this rank ends with `status`: their calls, in all groups, then fail with
+ * DSV_E_RANK and this thread's recorded message, prefixed with "rank R: ". Nothing is sent if `status` is
+ * DSV_OK, or if it is DSV_E_RANK, because the other ranks already know the failure that caused DSV_E_RANK.
+ * Returns `status`. */
+DsvStatus dsvi_comm_fail(DsviComm *comm, DsvStatus status);
 
-/* After a failure of all ranks of a program, once on each and before the group is closed. Rank 0 calls it
- * when it has reported the failure to the user. On another rank it waits until rank 0 has, and returns false
- * where rank 0 has ended without a report or is silent for five seconds: then this rank is to report. */
-bool dsvi_comm_told(DsvComm *comm);
+/* Decides which rank reports a failure to the user. After a failure of all ranks, each rank calls this
+ * function once, before it closes the group. Rank 0 first reports the failure, then calls. On other ranks the
+ * function waits until rank 0 has reported; it returns false if rank 0 ended without a report or is silent
+ * for five seconds, and the calling rank must then report its own message. */
+bool dsvi_comm_await_report(DsviComm *comm);
 
-void dsvi_comm_close(DsvComm **comm);
+void dsvi_comm_close(DsviComm **comm); /* *comm may be NULL and becomes NULL */
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
-/* See comm_local.h. A rank shows the others what it has to send and waits until all have done so; then each
- * copies what is meant for it out of the others' memory, and all wait again, so that none changes what
- * another is still reading.
+/* See comm_local.h. An exchange has two barriers. Each rank publishes the addresses of its pieces and waits
+ * until all ranks have done so. Then each rank copies its pieces from the memory of the others, and all wait
+ * again, so that no rank changes memory that another still reads.
  *
- * A failure wakes those who wait for the first time. It does not touch the second wait: all who showed their
- * pieces come there, and memory that is being read must stay. */
+ * A failure ends the first wait but not the second: every rank that passed the first barrier arrives at the
+ * second, and memory that is being read must stay valid until then. */
 #include "dist/comm_local.h"
 
 #include <errno.h>
@@ -17,29 +17,30 @@
 
 /* All ranks of the program. */
 typedef struct World {
-    pthread_mutex_t lock; /* over everything shared */
+    pthread_mutex_t lock; /* guards World, and all its groups */
     pthread_cond_t news;
-    int64_t ranks;        /* that have not been closed */
+    int64_t ranks; /* handles that are not closed */
     bool failed;
     char sentence[DSVI_MESSAGE_BYTES];
 } World;
 
-typedef struct Meeting {
+typedef struct Barrier {
     int64_t arrived;
-    uint64_t number; /* of the next one: changes when all have arrived */
-} Meeting;
+    uint64_t number; /* number of the barrier's current use, which grows when all ranks have arrived */
+} Barrier;
 
 typedef struct Group {
     World *world;
-    int64_t size, open;          /* ends not closed */
-    Meeting shown, taken;
-    const DsvPiece **send;       /* (size) what each rank shows; NULL: it has not come */
+    int64_t size, open;     /* open: handles that are not closed */
+    Barrier shown, taken;   /* barriers before and after the ranks copy pieces */
+    const DsviPiece **send; /* (size) the pieces that each rank sends; NULL: the rank has not arrived */
 } Group;
 
 typedef struct LocalComm {
-    DsvComm comm;
+    DsviComm comm;
     Group *group;
-    int64_t last_number;         /* of the world's ends alone */
+    int64_t last_number; /* highest group number so far, to which last_number of the first group's handles
+                            points */
 } LocalComm;
 
 static void group_free(Group *group)
@@ -75,8 +76,8 @@ static struct timespec deadline_in(double seconds)
     return time;
 }
 
-/* With the lock. The first failure is the one that counts. */
-static void set_failed(World *world, const char *sentence)
+/* Records a failure and keeps the message of the first one. Called while holding the lock world->lock. */
+static void local_set_failed(World *world, const char *sentence)
 {
     if (!world->failed)
         snprintf(world->sentence, sizeof world->sentence, "%s", sentence);
@@ -84,8 +85,9 @@ static void set_failed(World *world, const char *sentence)
     pthread_cond_broadcast(&world->news);
 }
 
-/* Some rank has not come in time: the first that shows nothing. */
-static void find_lost(const LocalComm *local)
+/* Records the failure of a barrier at which a rank has not arrived in time; the message names the first rank
+   that published nothing. */
+static void fail_missing_rank(const LocalComm *local)
 {
     char sentence[128];
     const Group *group = local->group;
@@ -94,11 +96,11 @@ static void find_lost(const LocalComm *local)
         lost++;
     snprintf(sentence, sizeof sentence, "rank %lld has not come to %s for %g s", (long long)lost,
              local->comm.call, local->comm.timeout_s);
-    set_failed(group->world, sentence);
+    local_set_failed(group->world, sentence);
 }
 
-/* Shows `send` and waits, with the lock, until all have shown theirs. */
-static DsvStatus show(LocalComm *local, const DsvPiece *send)
+/* First barrier: publishes `send` and waits until all ranks have published theirs. Called with the lock. */
+static DsvStatus local_publish(LocalComm *local, const DsviPiece *send)
 {
     Group *group = local->group;
     World *world = group->world;
@@ -117,14 +119,14 @@ static DsvStatus show(LocalComm *local, const DsvPiece *send)
     if (number != group->shown.number)
         return DSV_OK;
     if (!world->failed)
-        find_lost(local);
+        fail_missing_rank(local);
     group->shown.arrived--;
     group->send[local->comm.rank] = NULL;
     return DSVI_FAIL(DSV_E_RANK, "%s", world->sentence);
 }
 
-/* Waits, with the lock, until all have taken what they wanted. */
-static void leave(LocalComm *local)
+/* Second barrier: waits until all ranks have copied their pieces. Called with the lock. */
+static void local_finish(LocalComm *local)
 {
     Group *group = local->group;
     uint64_t number = group->taken.number;
@@ -138,47 +140,47 @@ static void leave(LocalComm *local)
     group->send[local->comm.rank] = NULL;
 }
 
-static DsvStatus take(const LocalComm *local, const DsvPiece *receive)
+static DsvStatus local_copy_pieces(const LocalComm *local, const DsviPiece *receive)
 {
-    int64_t own = local->comm.rank;
+    int64_t rank = local->comm.rank;
     for (int64_t r = 0; r < local->comm.size; r++) {
-        const DsvPiece *sent = &local->group->send[r][own];
-        if (r == own)
+        const DsviPiece *sent = &local->group->send[r][rank];
+        if (r == rank)
             continue;
         if (sent->bytes != receive[r].bytes)
             return DSVI_FAIL(DSV_E_INTERNAL, "%s: rank %lld sends %zu bytes, rank %lld expects %zu",
-                             local->comm.call, (long long)r, sent->bytes, (long long)own, receive[r].bytes);
+                             local->comm.call, (long long)r, sent->bytes, (long long)rank, receive[r].bytes);
         if (sent->bytes > 0)
             memcpy(receive[r].data, sent->data, sent->bytes);
     }
     return DSV_OK;
 }
 
-static DsvStatus local_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+static DsvStatus local_exchange(DsviComm *comm, const DsviPiece *send, const DsviPiece *receive)
 {
     LocalComm *local = (LocalComm *)comm;
     World *world = local->group->world;
     pthread_mutex_lock(&world->lock);
-    DsvStatus status = show(local, send);
+    DsvStatus status = local_publish(local, send);
     pthread_mutex_unlock(&world->lock);
     DSVI_TRY(status);
-    status = take(local, receive);
+    status = local_copy_pieces(local, receive);
     pthread_mutex_lock(&world->lock);
-    leave(local);
+    local_finish(local);
     pthread_mutex_unlock(&world->lock);
     return status;
 }
 
-static void local_fail(DsvComm *comm, const char *sentence)
+static void local_fail(DsviComm *comm, const char *sentence)
 {
     LocalComm *local = (LocalComm *)comm;
     World *world = local->group->world;
     pthread_mutex_lock(&world->lock);
-    set_failed(world, sentence);
+    local_set_failed(world, sentence);
     pthread_mutex_unlock(&world->lock);
 }
 
-static DsvStatus local_listen(DsvComm *comm)
+static DsvStatus local_listen(DsviComm *comm)
 {
     World *world = ((LocalComm *)comm)->group->world;
     pthread_mutex_lock(&world->lock);
@@ -194,7 +196,7 @@ static void world_free(World *world)
     free(world);
 }
 
-static void local_close(DsvComm *comm)
+static void local_close(DsviComm *comm)
 {
     LocalComm *local = (LocalComm *)comm;
     Group *group = local->group;
@@ -206,20 +208,25 @@ static void local_close(DsvComm *comm)
         group_free(group);
     if (last)
         world_free(world);
-    dsvi_comm_release(comm);
+    dsvi_comm_free(comm);
 }
 
-static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
-                             int64_t number, DsvComm **out);
+static DsvStatus local_split(DsviComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                             int64_t number, DsviComm **out);
 
-static const DsvTransport LOCAL = {
-    .name = "threads", .at_once = true, .exchange = local_exchange,
-    .split = local_split, .listen = local_listen, .fail = local_fail, .close = local_close,
+static const DsviTransport LOCAL = {
+    .name = "threads",
+    .at_once = true,
+    .exchange = local_exchange,
+    .split = local_split,
+    .listen = local_listen,
+    .fail = local_fail,
+    .close = local_close,
 };
 
-/* The first member makes the group and the others are told where it lies. */
-static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
-                             int64_t number, DsvComm **out)
+/* The first member allocates the group and sends its address to the others. */
+static DsvStatus local_split(DsviComm *comm, const int64_t *member, int64_t count, int64_t rank,
+                             int64_t number, DsviComm **out)
 {
     LocalComm *local = (LocalComm *)comm;
     World *world = local->group->world;
@@ -234,11 +241,11 @@ static DsvStatus local_split(DsvComm *comm, const int64_t *member, int64_t count
         return status;
     }
     made[comm->rank] = group;
-    status = dsvi_comm_share(comm, made, sizeof *made);
+    status = dsvi_comm_all_gather_one(comm, made, sizeof *made);
     group = made[member[0]];
     free(made);
     DSVI_TRY(status);
-    DSVI_TRY(dsvi_comm_make(&LOCAL, sizeof *local, rank, count, comm->timeout_s, comm->last_number, out));
+    DSVI_TRY(dsvi_comm_alloc(&LOCAL, sizeof *local, rank, count, comm->timeout_s, comm->last_number, out));
     ((LocalComm *)*out)->group = group;
     pthread_mutex_lock(&world->lock);
     world->ranks++;
@@ -261,10 +268,11 @@ static DsvStatus world_make(World **out)
     return DSV_OK;
 }
 
-DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsvComm **comm)
+DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsviComm **comm)
 {
     World *world;
     Group *group;
+    DSVI_ASSERT(size > 0);
     DSVI_TRY(world_make(&world));
     DsvStatus status = group_make(world, size, &group);
     if (status != DSV_OK) {
@@ -273,7 +281,7 @@ DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsvComm **comm)
     }
     for (int64_t r = 0; r < size; r++) {
         LocalComm *local;
-        status = dsvi_comm_make(&LOCAL, sizeof *local, r, size, timeout_s, NULL, &comm[r]);
+        status = dsvi_comm_alloc(&LOCAL, sizeof *local, r, size, timeout_s, NULL, &comm[r]);
         if (status != DSV_OK)
             break;
         world->ranks++;
@@ -284,7 +292,7 @@ DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsvComm **comm)
     if (status == DSV_OK)
         return DSV_OK;
     for (int64_t r = 0; r < world->ranks; r++)
-        dsvi_comm_release(comm[r]);
+        dsvi_comm_free(comm[r]);
     group_free(group);
     world_free(world);
     return status;

@@ -1,4 +1,4 @@
-/* Ranks that are threads of this process: how every parallel path is tested on any machine. */
+/* Ranks that are threads of this process. Tests use them to run parallel code on any machine. */
 #ifndef DSVI_COMM_LOCAL_H
 #define DSVI_COMM_LOCAL_H
 
@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/* A group of `size` ranks; comm[r] is for the thread that is rank r, which closes it. A rank that does not
- * come to a call within timeout_s seconds is taken for lost. */
-DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsvComm **comm);
+/* Makes a group of `size` ranks. comm (size): comm[r] is the handle of the thread that is rank r; this thread
+ * closes it. A call fails if a rank does not make it within timeout_s seconds. */
+DsvStatus dsvi_comm_local_create(int64_t size, double timeout_s, DsviComm **comm);
 
 #ifdef __cplusplus
 }

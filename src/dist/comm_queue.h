@@ -1,8 +1,8 @@
-/* Calls of a group of ranks that are made beside the work of the thread which asks for them: a thread of its
- * own makes them one after the other, in the order in which they were put.
+/* A queue of communication calls that a background thread makes, one after the other, in the order in which
+ * they were put.
  *
- * While anything is under way, the groups that the calls use are the queue's. As with the calls themselves,
- * all ranks of a group put the same in the same order. */
+ * While calls are queued or running, the caller must not use their groups. As with direct calls, all ranks of
+ * a group must put the same calls in the same order. */
 #ifndef DSVI_COMM_QUEUE_H
 #define DSVI_COMM_QUEUE_H
 
@@ -12,25 +12,26 @@
 extern "C" {
 #endif
 
-typedef struct DsvCommQueue DsvCommQueue;
+typedef struct DsviCommQueue DsviCommQueue;
 
-/* What the thread is to do, with an argument of the caller's choice. */
-typedef DsvStatus DsvCommWork(void *context, int64_t item);
+/* One task for the queue: makes calls of a group. `item` is chosen by the caller. */
+typedef DsvStatus DsviCommTask(void *context, int64_t item);
 
-/* With room for so many pieces of work that have been put and are not done. beside == false: there is no
- * thread, and what is put is done at once; for groups that must not be used while the caller uses others
- * (dsvi_comm_at_once). */
-DsvStatus dsvi_comm_queue_create(int64_t room, bool beside, DsvCommQueue **out);
-void dsvi_comm_queue_free(DsvCommQueue **queue); /* takes NULL in it; not while anything is under way */
+/* `capacity`: tasks that may be queued or running at the same time. With background == false the queue has no
+ * thread, and dsvi_comm_queue_put runs the task itself: for groups that must not be used while the caller
+ * uses others (dsvi_comm_is_concurrent). */
+DsvStatus dsvi_comm_queue_create(int64_t capacity, bool background, DsviCommQueue **out);
+/* *queue may be NULL and becomes NULL. All tasks must be done. */
+void dsvi_comm_queue_free(DsviCommQueue **queue);
 
-/* Returns, without waiting for it, with the number by which to wait for it; numbers grow, from 1. */
-int64_t dsvi_comm_queue_put(DsvCommQueue *queue, DsvCommWork *work, void *context, int64_t item);
+/* Queues a task. Returns its number, 1, 2, ..., for dsvi_comm_queue_wait. */
+int64_t dsvi_comm_queue_put(DsviCommQueue *queue, DsviCommTask *work, void *context, int64_t item);
 
-/* Waits until piece `number` and all before it are done. Fails as the first that has failed since the queue
- * was last finished; once one has, those behind it are dropped, for the group is of no more use. */
-DsvStatus dsvi_comm_queue_wait(DsvCommQueue *queue, int64_t number);
-/* The same for all that was put. */
-DsvStatus dsvi_comm_queue_finish(DsvCommQueue *queue);
+/* Waits until task `number` and all earlier tasks are done. Returns the first failure since the last
+ * dsvi_comm_queue_finish; tasks after a failed task are dropped, because its group is unusable. */
+DsvStatus dsvi_comm_queue_wait(DsviCommQueue *queue, int64_t number);
+/* Waits for all tasks, returns the first failure, and resets it. */
+DsvStatus dsvi_comm_queue_finish(DsviCommQueue *queue);
 
 #ifdef __cplusplus
 }

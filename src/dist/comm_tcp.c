@@ -1,8 +1,8 @@
-/* See comm_tcp.h. A connection carries frames, each a head and its bytes. In an exchange all that go out and
- * all that come in move as the connections allow; now and then every connection is looked at, for a rank
- * that tells of its failure there. A connection that ends while something is awaited on it is a rank that
- * died. All groups use the same connections, so one thread at a time makes calls; others may listen, whenever
- * that one waits. */
+/* See comm_tcp.h. A connection carries frames (tcp_frame.h), each with a head and a payload. An exchange
+ * sends and receives on all connections at the same time with poll(). Every 20 ms all connections are checked
+ * for a frame that reports a failure. If a connection ends while data is expected on it, its rank counts as
+ * ended. All groups use the same connections: one thread at a time makes calls, and other threads may only
+ * call dsvi_comm_check_failure, which takes its turn while the first thread polls. */
 #include "dist/comm_tcp.h"
 
 #include <errno.h>
@@ -19,80 +19,83 @@
 #include "dist/tcp_mesh.h"
 #include "dist/transport.h"
 
-enum { LOOK_EVERY_MS = 20 };   /* for failures, on all connections */
-#define MEET_S 300.0           /* how long ranks wait for each other to be there at all, at most */
-#define FAREWELL_S 5.0         /* how long others wait for rank 0 to report a failure */
-#define FINISH_S 1.0           /* how long a failed rank goes on sending a frame that it has begun */
+enum { CHECK_EVERY_MS = 20 }; /* milliseconds between checks of all connections for failures */
+#define MEET_S 300.0          /* seconds within which all ranks must connect, at most */
+#define REPORT_S 5.0          /* seconds that other ranks wait for rank 0 to report a failure */
+#define FINISH_S 1.0          /* seconds that a failed rank tries to complete frames that are sent in part */
 
-/* What all groups of this process share. */
+/* Connections of this process, shared by all groups. */
 typedef struct World {
     int64_t rank, size;
-    pthread_mutex_t lock; /* over the connections and what follows */
-    int *socket;        /* (size); -1: this rank's, and those that have ended */
-    bool *within;       /* (size) a frame has been sent in part */
-    bool failed, tells; /* tells: the failure is this rank's to report to the others */
+    pthread_mutex_t lock; /* guards the connections and the fields below */
+    int *socket;          /* (size); -1: this rank's own entry, and connections that have ended */
+    bool *within;         /* (size) whether a frame to this rank is sent in part */
+    bool failed;
+    bool notify; /* this rank found the failure and sends it to the others */
     char sentence[DSVI_MESSAGE_BYTES];
-    int64_t last_number;
-    double looked;      /* clock, when all connections were last looked at */
+    int64_t last_number; /* see DsviComm */
+    double checked;      /* clock of the last check of all connections */
 } World;
 
-/* One frame under way. */
+/* A frame that is being sent or received. */
 typedef struct Frame {
     DsviFrameHead head;
-    const DsvPiece *piece;
-    size_t moved;       /* of head and piece together */
-    bool wanted;
+    const DsviPiece *piece;
+    size_t moved; /* bytes of head and piece that are sent or received */
+    bool needed;  /* false: nothing is exchanged with this rank */
 } Frame;
 
 typedef struct TcpComm {
-    DsvComm comm;
+    DsviComm comm;
     World *world;
     uint32_t group;
-    int64_t *world_rank;     /* (size) */
-    Frame *out, *in;         /* (size) */
-    struct pollfd *poller;   /* (size) */
+    int64_t *world_rank;   /* (size) rank of each member in World */
+    Frame *out, *in;       /* (size) frames to and from each member */
+    struct pollfd *poller; /* (size) */
 } TcpComm;
 
 /* ---- failure ---- */
 
-/* A rank that has no room for so small a frame is beyond help. */
-static void tell_failure(const World *w, int64_t rank)
+/* Sends the failure to one rank, unless a frame to it is incomplete. Ignores an error: a rank whose
+ * connection has no space for this short frame cannot be reached. */
+static void send_failure(const World *w, int64_t rank)
 {
     if (w->socket[rank] >= 0 && !w->within[rank])
         (void)dsvi_frame_send(w->socket[rank], DSVI_FRAME_FAILURE, w->sentence, strlen(w->sentence));
 }
 
-static void set_failed(World *w, const char *sentence, bool tell_others)
+static void tcp_set_failed(World *w, const char *sentence, bool notify_others)
 {
     if (w->failed)
         return;
     w->failed = true;
-    w->tells = tell_others;
+    w->notify = notify_others;
     snprintf(w->sentence, sizeof w->sentence, "%s", sentence);
-    for (int64_t r = 0; r < w->size && tell_others; r++)
-        tell_failure(w, r);
+    for (int64_t r = 0; r < w->size && notify_others; r++)
+        send_failure(w, r);
 }
 
-/* Receives the sentence that follows a head of DSVI_FRAME_FAILURE. */
-static void hear_failure(World *w, int64_t rank, size_t bytes)
+/* Receives the payload of a DSVI_FRAME_FAILURE whose head has been received. */
+static void receive_failure(World *w, int64_t rank, size_t bytes)
 {
     char sentence[DSVI_MESSAGE_BYTES];
-    dsvi_frame_sentence(w->socket[rank], bytes, sentence);
-    set_failed(w, sentence, false);
+    dsvi_frame_receive_message(w->socket[rank], bytes, sentence);
+    tcp_set_failed(w, sentence, false);
 }
 
-/* Whether the rank reports a failure in place of data that nobody expects yet. */
-static void look_at(World *w, int64_t rank)
+/* Receives a failure frame if the rank has sent one; leaves a data frame on the connection, because a later
+   exchange expects it. */
+static void check_rank(World *w, int64_t rank)
 {
     DsviFrameHead head;
     if (w->socket[rank] < 0 || dsvi_frame_peek(w->socket[rank], &head) != DSVI_SEEN_HEAD ||
         head.kind != DSVI_FRAME_FAILURE)
         return;
-    dsvi_frame_take_head(w->socket[rank]);
-    hear_failure(w, rank, head.bytes);
+    dsvi_frame_receive_head(w->socket[rank]);
+    receive_failure(w, rank, head.bytes);
 }
 
-static void hang_up(World *w, int64_t rank)
+static void close_connection(World *w, int64_t rank)
 {
     if (w->socket[rank] >= 0)
         close(w->socket[rank]);
@@ -100,38 +103,39 @@ static void hang_up(World *w, int64_t rank)
     w->within[rank] = false;
 }
 
-/* It may have ended because of a third one, which then has told why. */
+/* Records that a rank's connection has ended. If the rank ended because of another rank's failure, the
+ * failure frame of that rank has arrived, and its message is kept. */
 static void rank_ended(const TcpComm *t, int64_t rank)
 {
     char sentence[128];
     World *w = t->world;
     int64_t r = t->world_rank[rank];
     for (int64_t other = 0; other < w->size && !w->failed; other++)
-        look_at(w, other);
+        check_rank(w, other);
     snprintf(sentence, sizeof sentence, "rank %lld has ended, and others wait for it in %s", (long long)r,
              t->comm.call);
-    hang_up(w, r);
-    set_failed(w, sentence, true);
+    close_connection(w, r);
+    tcp_set_failed(w, sentence, true);
 }
 
-static void look_around(World *w)
+static void check_all_ranks(World *w)
 {
     double now = dsvi_clock_seconds();
-    if (now - w->looked < 1e-3 * LOOK_EVERY_MS)
+    if (now - w->checked < 1e-3 * CHECK_EVERY_MS)
         return;
-    w->looked = now;
+    w->checked = now;
     for (int64_t r = 0; r < w->size && !w->failed; r++)
-        look_at(w, r);
+        check_rank(w, r);
 }
 
-/* As above, and a connection that has ended is a failure. */
-static DsvStatus tcp_listen(DsvComm *comm)
+/* Checks for failure frames and for connections of this group that have ended. */
+static DsvStatus tcp_listen(DsviComm *comm)
 {
     TcpComm *t = (TcpComm *)comm;
     World *w = t->world;
     char byte;
     pthread_mutex_lock(&w->lock);
-    look_around(w);
+    check_all_ranks(w);
     for (int64_t r = 0; r < comm->size && !w->failed; r++) {
         int file = w->socket[t->world_rank[r]];
         if (file >= 0 && recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
@@ -142,11 +146,11 @@ static DsvStatus tcp_listen(DsvComm *comm)
     return failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 
-static void tcp_fail(DsvComm *comm, const char *sentence)
+static void tcp_fail(DsviComm *comm, const char *sentence)
 {
     World *w = ((TcpComm *)comm)->world;
     pthread_mutex_lock(&w->lock);
-    set_failed(w, sentence, true);
+    tcp_set_failed(w, sentence, true);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -154,24 +158,24 @@ static void tcp_fail(DsvComm *comm, const char *sentence)
 
 static bool unfinished(const Frame *frame)
 {
-    return frame->wanted && frame->moved < sizeof frame->head + frame->piece->bytes;
+    return frame->needed && frame->moved < sizeof frame->head + frame->piece->bytes;
 }
 
-/* The next stretch of a frame: of its head, then of its piece. */
-static DsvPiece stretch_of(Frame *frame)
+/* Returns the rest of the frame's head, or of its piece once the head is complete. */
+static DsviPiece rest_of(Frame *frame)
 {
     size_t head = sizeof frame->head;
     if (frame->moved < head)
-        return (DsvPiece){(char *)&frame->head + frame->moved, head - frame->moved};
-    return (DsvPiece){(char *)frame->piece->data + (frame->moved - head),
-                      frame->piece->bytes - (frame->moved - head)};
+        return (DsviPiece){(char *)&frame->head + frame->moved, head - frame->moved};
+    return (DsviPiece){(char *)frame->piece->data + (frame->moved - head),
+                       frame->piece->bytes - (frame->moved - head)};
 }
 
-/* Moves what can be moved now. False: the connection has ended. */
+/* Sends or receives as much as possible without waiting. Returns false if the connection has ended. */
 static bool move_frame(int file, Frame *frame, bool sends)
 {
     while (unfinished(frame)) {
-        DsvPiece next = stretch_of(frame);
+        DsviPiece next = rest_of(frame);
         ssize_t moved = sends ? send(file, next.data, next.bytes, MSG_NOSIGNAL)
                               : recv(file, next.data, next.bytes, 0);
         if (moved < 0 && errno == EINTR)
@@ -182,7 +186,7 @@ static bool move_frame(int file, Frame *frame, bool sends)
             return false;
         frame->moved += (size_t)moved;
         if (!sends && frame->moved == sizeof frame->head)
-            return true; /* the head is looked at before anything is written to the piece */
+            return true; /* the caller checks the head before anything is written to the piece */
     }
     return true;
 }
@@ -192,12 +196,14 @@ static DsvStatus check_head(const TcpComm *t, int64_t rank)
     const Frame *in = &t->in[rank];
     if (in->head.kind == DSVI_FRAME_DATA && in->head.group == t->group && in->head.bytes == in->piece->bytes)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_INTERNAL, "%s: rank %lld sends %llu bytes of group %u, rank %lld expects %zu "
-                     "of %u", t->comm.call, (long long)rank, (unsigned long long)in->head.bytes,
-                     in->head.group, (long long)t->comm.rank, in->piece->bytes, t->group);
+    return DSVI_FAIL(DSV_E_INTERNAL,
+                     "%s: rank %lld sends %llu bytes of group %u, rank %lld expects %zu "
+                     "of %u",
+                     t->comm.call, (long long)rank, (unsigned long long)in->head.bytes, in->head.group,
+                     (long long)t->comm.rank, in->piece->bytes, t->group);
 }
 
-static DsvStatus serve_in(TcpComm *t, int64_t rank)
+static DsvStatus receive_more(TcpComm *t, int64_t rank)
 {
     Frame *in = &t->in[rank];
     int file = t->world->socket[t->world_rank[rank]];
@@ -209,7 +215,7 @@ static DsvStatus serve_in(TcpComm *t, int64_t rank)
     if (had_head || in->moved < sizeof in->head)
         return DSV_OK;
     if (in->head.kind == DSVI_FRAME_FAILURE) {
-        hear_failure(t->world, t->world_rank[rank], in->head.bytes);
+        receive_failure(t->world, t->world_rank[rank], in->head.bytes);
         return DSV_OK;
     }
     DSVI_TRY(check_head(t, rank));
@@ -218,19 +224,18 @@ static DsvStatus serve_in(TcpComm *t, int64_t rank)
     return DSV_OK;
 }
 
-/* A rank that does not take what is sent may have told why. */
-static void serve_out(TcpComm *t, int64_t rank)
+static void send_more(TcpComm *t, int64_t rank)
 {
     int64_t r = t->world_rank[rank];
-    bool goes_on = move_frame(t->world->socket[r], &t->out[rank], true);
-    t->world->within[r] = goes_on && t->out[rank].moved > 0 && unfinished(&t->out[rank]);
-    if (goes_on)
+    bool connected = move_frame(t->world->socket[r], &t->out[rank], true);
+    t->world->within[r] = connected && t->out[rank].moved > 0 && unfinished(&t->out[rank]);
+    if (connected)
         return;
-    look_at(t->world, r);
+    check_rank(t->world, r); /* the rank may have sent its reason before it ended */
     rank_ended(t, rank);
 }
 
-/* Polls the connections on which something is to move; the number of them. */
+/* Prepares poll() for the connections with unfinished frames; returns how many there are. */
 static int set_pollers(TcpComm *t)
 {
     int moving = 0;
@@ -242,17 +247,17 @@ static int set_pollers(TcpComm *t)
     return moving;
 }
 
-static void begin(TcpComm *t, const DsvPiece *send, const DsvPiece *receive)
+static void begin_frames(TcpComm *t, const DsviPiece *send, const DsviPiece *receive)
 {
     for (int64_t r = 0; r < t->comm.size; r++) {
         bool other = r != t->comm.rank;
-        t->out[r] = (Frame){{DSVI_FRAME_DATA, t->group, send[r].bytes}, &send[r], 0,
-                            other && send[r].bytes > 0};
+        t->out[r] = (Frame){
+            {DSVI_FRAME_DATA, t->group, send[r].bytes}, &send[r], 0, other && send[r].bytes > 0};
         t->in[r] = (Frame){{0, 0, 0}, &receive[r], 0, other && receive[r].bytes > 0};
     }
 }
 
-static void too_late(TcpComm *t)
+static void tcp_timed_out(TcpComm *t)
 {
     char sentence[128];
     int64_t missing = 0;
@@ -260,11 +265,11 @@ static void too_late(TcpComm *t)
         missing++;
     snprintf(sentence, sizeof sentence, "rank %lld has not come to %s for %g s",
              (long long)t->world_rank[missing], t->comm.call, t->comm.timeout_s);
-    set_failed(t->world, sentence, true);
+    tcp_set_failed(t->world, sentence, true);
 }
 
-/* Called after a failure, which another thread may have found. A frame sent in part is completed first,
- * because the receiver would read anything else as its payload; then the receiver is told of the failure. */
+/* Called after a failure, which another thread may have detected. Completes frames that are sent in part,
+ * because a receiver would take anything else for their payload; then sends them the failure. */
 static void finish_frames(TcpComm *t)
 {
     World *w = t->world;
@@ -276,7 +281,7 @@ static void finish_frames(TcpComm *t)
             t->poller[r] = (struct pollfd){within ? w->socket[t->world_rank[r]] : -1, POLLOUT, 0};
             moving += within;
         }
-        if (moving == 0 || poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS) <= 0)
+        if (moving == 0 || poll(t->poller, (nfds_t)t->comm.size, CHECK_EVERY_MS) <= 0)
             continue;
         for (int64_t r = 0; r < t->comm.size; r++) {
             if (t->poller[r].fd < 0 || !t->poller[r].revents)
@@ -284,59 +289,60 @@ static void finish_frames(TcpComm *t)
             if (move_frame(t->poller[r].fd, &t->out[r], true))
                 w->within[t->world_rank[r]] = unfinished(&t->out[r]);
             else
-                hang_up(w, t->world_rank[r]);
-            tell_failure(w, t->world_rank[r]);
+                close_connection(w, t->world_rank[r]);
+            send_failure(w, t->world_rank[r]);
         }
     }
-    w->tells = false;
+    w->notify = false;
 }
 
-/* Holds the lock except while it polls. */
-static DsvStatus move_all(TcpComm *t)
+/* Sends and receives all frames of one exchange. Called while holding the lock, which is released during
+   poll(). */
+static DsvStatus tcp_exchange_frames(TcpComm *t)
 {
     World *w = t->world;
     DsvStatus status = DSV_OK;
-    double heard = dsvi_clock_seconds();
-    look_around(w);
-    bool failed_before = w->failed; /* then no frame of this exchange has been begun */
+    double progress = dsvi_clock_seconds(); /* clock of the last event on a connection */
+    check_all_ranks(w);
+    bool failed_before = w->failed; /* after an earlier failure no frame of this exchange is sent in part */
     while (!w->failed && set_pollers(t) > 0) {
         pthread_mutex_unlock(&w->lock);
-        int found = poll(t->poller, (nfds_t)t->comm.size, LOOK_EVERY_MS);
+        int found = poll(t->poller, (nfds_t)t->comm.size, CHECK_EVERY_MS);
         pthread_mutex_lock(&w->lock);
         if (found > 0)
-            heard = dsvi_clock_seconds();
-        else if (dsvi_clock_seconds() - heard > t->comm.timeout_s)
-            too_late(t);
+            progress = dsvi_clock_seconds();
+        else if (dsvi_clock_seconds() - progress > t->comm.timeout_s)
+            tcp_timed_out(t);
         for (int64_t r = 0; r < t->comm.size && found > 0 && !w->failed; r++) {
             if (t->poller[r].fd >= 0 && t->poller[r].revents && unfinished(&t->in[r]))
-                status = serve_in(t, r);
+                status = receive_more(t, r);
             if (status != DSV_OK)
-                set_failed(w, dsv_error_message(), true);
+                tcp_set_failed(w, dsv_error_message(), true);
             if (t->poller[r].fd >= 0 && t->poller[r].revents && !w->failed && unfinished(&t->out[r]))
-                serve_out(t, r);
+                send_more(t, r);
         }
-        look_around(w);
+        check_all_ranks(w);
     }
-    if (w->failed && w->tells && !failed_before)
+    if (w->failed && w->notify && !failed_before)
         finish_frames(t);
     if (status != DSV_OK)
         return DSVI_FAIL(status, "%s", w->sentence);
     return w->failed ? DSVI_FAIL(DSV_E_RANK, "%s", w->sentence) : DSV_OK;
 }
 
-static DsvStatus tcp_exchange(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive)
+static DsvStatus tcp_exchange(DsviComm *comm, const DsviPiece *send, const DsviPiece *receive)
 {
     TcpComm *t = (TcpComm *)comm;
-    begin(t, send, receive);
+    begin_frames(t, send, receive);
     pthread_mutex_lock(&t->world->lock);
-    DsvStatus status = move_all(t);
+    DsvStatus status = tcp_exchange_frames(t);
     pthread_mutex_unlock(&t->world->lock);
     return status;
 }
 
-/* ---- groups and life ---- */
+/* ---- groups, joining, leaving ---- */
 
-static void free_world(World *w)
+static void free_tcp_world(World *w)
 {
     pthread_mutex_destroy(&w->lock);
     for (int64_t r = 0; r < w->size && w->socket; r++)
@@ -347,50 +353,56 @@ static void free_world(World *w)
     free(w);
 }
 
-static bool tcp_told(DsvComm *comm)
+static bool tcp_told(DsviComm *comm)
 {
     const World *w = ((TcpComm *)comm)->world;
     if (w->rank > 0)
-        return w->socket[0] >= 0 && dsvi_frame_await_farewell(w->socket[0], FAREWELL_S);
+        return w->socket[0] >= 0 && dsvi_frame_await_goodbye(w->socket[0], REPORT_S);
     for (int64_t r = 1; r < w->size; r++)
         if (w->socket[r] >= 0)
-            (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_FAREWELL, NULL, 0);
+            (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_GOODBYE, NULL, 0);
     return true;
 }
 
-static void free_comm(TcpComm *t)
+static void free_tcp_comm(TcpComm *t)
 {
     free(t->world_rank);
     free(t->out);
     free(t->in);
     free(t->poller);
-    dsvi_comm_release(&t->comm);
+    dsvi_comm_free(&t->comm);
 }
 
-static void tcp_close(DsvComm *comm)
+static void tcp_close(DsviComm *comm)
 {
     TcpComm *t = (TcpComm *)comm;
     World *w = t->world;
     bool last = t->group == 0;
-    free_comm(t);
+    free_tcp_comm(t);
     if (last)
-        free_world(w);
+        free_tcp_world(w);
 }
 
-static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
-                           int64_t number, DsvComm **out);
+static DsvStatus tcp_split(DsviComm *comm, const int64_t *member, int64_t count, int64_t rank, int64_t number,
+                           DsviComm **out);
 
-static const DsvTransport TCP = {
-    .name = "TCP", .exchange = tcp_exchange, .split = tcp_split,
-    .listen = tcp_listen, .fail = tcp_fail, .told = tcp_told, .close = tcp_close,
+static const DsviTransport TCP = {
+    .name = "TCP",
+    .exchange = tcp_exchange,
+    .split = tcp_split,
+    .listen = tcp_listen,
+    .fail = tcp_fail,
+    .told = tcp_told,
+    .close = tcp_close,
 };
 
-static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, double timeout_s, TcpComm **out)
+static DsvStatus tcp_comm_make(World *w, int64_t rank, int64_t size, uint32_t group, double timeout_s,
+                               TcpComm **out)
 {
-    DsvComm *comm;
+    DsviComm *comm;
     size_t n = (size_t)size;
     *out = NULL;
-    DSVI_TRY(dsvi_comm_make(&TCP, sizeof **out, rank, size, timeout_s, &w->last_number, &comm));
+    DSVI_TRY(dsvi_comm_alloc(&TCP, sizeof **out, rank, size, timeout_s, &w->last_number, &comm));
     TcpComm *t = (TcpComm *)comm;
     t->world = w;
     t->group = group;
@@ -399,27 +411,27 @@ static DsvStatus make(World *w, int64_t rank, int64_t size, uint32_t group, doub
     t->in = calloc(n, sizeof *t->in);
     t->poller = calloc(n, sizeof *t->poller);
     if (!t->world_rank || !t->out || !t->in || !t->poller) {
-        free_comm(t);
+        free_tcp_comm(t);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the connections of %lld ranks", (long long)size);
     }
     *out = t;
     return DSV_OK;
 }
 
-static DsvStatus tcp_split(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank,
-                           int64_t number, DsvComm **out)
+static DsvStatus tcp_split(DsviComm *comm, const int64_t *member, int64_t count, int64_t rank, int64_t number,
+                           DsviComm **out)
 {
     const TcpComm *parent = (const TcpComm *)comm;
     TcpComm *t;
-    DSVI_TRY(make(parent->world, rank, count, (uint32_t)number, comm->timeout_s, &t));
+    DSVI_TRY(tcp_comm_make(parent->world, rank, count, (uint32_t)number, comm->timeout_s, &t));
     for (int64_t r = 0; r < count; r++)
         t->world_rank[r] = parent->world_rank[member[r]];
     *out = &t->comm;
     return DSV_OK;
 }
 
-/* A world whose connections are yet to be made. */
-static DsvStatus make_world(const DsviMeeting *meeting, World **out)
+/* Allocates a World without connections. */
+static DsvStatus make_tcp_world(const DsviMeeting *meeting, World **out)
 {
     World *w = calloc(1, sizeof *w);
     *out = w;
@@ -438,20 +450,20 @@ static DsvStatus make_world(const DsviMeeting *meeting, World **out)
     return DSV_OK;
 }
 
-DsvStatus dsvi_comm_tcp_create(const DsviMeeting *meeting, DsvComm **out)
+DsvStatus dsvi_comm_tcp_create(const DsviMeeting *meeting, DsviComm **out)
 {
     TcpComm *t = NULL;
     World *w;
-    DsviMeeting soon = *meeting;
+    DsviMeeting limited = *meeting;
     *out = NULL;
-    soon.timeout_s = meeting->timeout_s < MEET_S ? meeting->timeout_s : MEET_S;
-    DSVI_TRY(make_world(meeting, &w));
-    DsvStatus status = dsvi_tcp_mesh(&soon, w->socket);
+    limited.timeout_s = meeting->timeout_s < MEET_S ? meeting->timeout_s : MEET_S;
+    DSVI_TRY(make_tcp_world(meeting, &w));
+    DsvStatus status = dsvi_tcp_mesh_connect(&limited, w->socket);
     w->size = status == DSV_OK ? meeting->size : 0;
     if (status == DSV_OK)
-        status = make(w, meeting->rank, meeting->size, 0, meeting->timeout_s, &t);
+        status = tcp_comm_make(w, meeting->rank, meeting->size, 0, meeting->timeout_s, &t);
     if (status != DSV_OK) {
-        free_world(w);
+        free_tcp_world(w);
         return status;
     }
     for (int64_t r = 0; r < meeting->size; r++)

@@ -1,5 +1,5 @@
-/* Ranks that are processes connected by TCP. They need to be told where rank 0 is and the job's word, so any
- * starter of processes will do (torchrun, srun, a shell). */
+/* Ranks that are processes connected by TCP. Each process must be given its rank, the address of rank 0 and
+ * the job key, so that any launcher works (torchrun, srun, a shell). */
 #ifndef DSVI_COMM_TCP_H
 #define DSVI_COMM_TCP_H
 
@@ -10,9 +10,10 @@
 extern "C" {
 #endif
 
-/* Ranks meet as dsvi_tcp_mesh says, within meeting->timeout_s, but at most five minutes; then they wait for
- * each other in calls for meeting->timeout_s. */
-DsvStatus dsvi_comm_tcp_create(const DsviMeeting *meeting, DsvComm **out);
+/* Connects all ranks of a job (dsvi_tcp_mesh_connect) and makes their group. Connecting fails after
+ * meeting->timeout_s seconds, at most five minutes; meeting->timeout_s is also the timeout of the group's
+ * calls. */
+DsvStatus dsvi_comm_tcp_create(const DsviMeeting *meeting, DsviComm **out);
 
 #ifdef __cplusplus
 }

@@ -9,40 +9,42 @@
 static DsvStatus not_divisor(const char *key, int64_t value, int64_t ranks)
 {
     if (ranks == 1)
-        return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 ", and one rank is alone: wanted 1", key, value);
-    return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 ", wanted a divisor of the number of ranks, %" PRId64, key,
-                     value, ranks);
+        return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 ", and one rank is alone: expected 1", key, value);
+    return DSVI_FAIL(DSV_E_USAGE, "%s is %" PRId64 ", expected a divisor of the number of ranks, %" PRId64,
+                     key, value, ranks);
 }
 
-/* The sizes of both layouts; a setting of 0 is what the others leave. */
-static DsvStatus lay_out(const DsvConfig *settings, int64_t ranks, DsvMesh *mesh)
+/* Computes the sizes of both divisions. An option of 0 follows from the others and the number of ranks. */
+static DsvStatus compute_mesh_sizes(const DsvConfig *config, int64_t ranks, DsviMesh *mesh)
 {
-    int64_t context = settings->cp_size, data = settings->dp_size, shard = settings->hsdp_shard_dim;
+    int64_t cp = config->cp_size, data = config->dp_size, shard = config->hsdp_shard_dim;
     if (data > 0 && ranks % data)
         return not_divisor("dp_size", data, ranks);
-    if (context == 0)
-        context = data > 0 ? ranks / data : 1;
-    if (ranks % context)
-        return not_divisor("cp_size", context, ranks);
-    if (data > 0 && data * context != ranks)
-        return DSVI_FAIL(DSV_E_USAGE, "dp_size is %" PRId64 ", wanted %" PRId64 ": %" PRId64
-                         " ranks with cp_size %" PRId64, data, ranks / context, ranks, context);
+    if (cp == 0)
+        cp = data > 0 ? ranks / data : 1;
+    if (ranks % cp)
+        return not_divisor("cp_size", cp, ranks);
+    if (data > 0 && data * cp != ranks)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "dp_size is %" PRId64 ", expected %" PRId64 ": %" PRId64
+                         " ranks with cp_size %" PRId64,
+                         data, ranks / cp, ranks, cp);
     if (shard == 0)
         shard = ranks;
     if (ranks % shard)
         return not_divisor("hsdp_shard_dim", shard, ranks);
-    if (settings->cp_heads > 0 && context % settings->cp_heads)
-        return DSVI_FAIL(DSV_E_USAGE, "cp_heads is %" PRId64 ", wanted a divisor of cp_size, %" PRId64,
-                         settings->cp_heads, context);
-    mesh->context_ranks = context;
-    mesh->data_ranks = ranks / context;
+    if (config->cp_heads > 0 && cp % config->cp_heads)
+        return DSVI_FAIL(DSV_E_USAGE, "cp_heads is %" PRId64 ", expected a divisor of cp_size, %" PRId64,
+                         config->cp_heads, cp);
+    mesh->cp_ranks = cp;
+    mesh->data_ranks = ranks / cp;
     mesh->shard_ranks = shard;
     mesh->replica_ranks = ranks / shard;
     return DSV_OK;
 }
 
-/* The group of the ranks with this colour, of which there are `ranks`. */
-static DsvStatus make_group(const DsvMesh *mesh, int64_t ranks, int64_t colour, DsvComm **out)
+/* Makes the group of the ranks that pass the same colour; each such group has `ranks` ranks. */
+static DsvStatus make_mesh_group(const DsviMesh *mesh, int64_t ranks, int64_t colour, DsviComm **out)
 {
     *out = NULL;
     if (ranks == dsvi_comm_size(mesh->all))
@@ -52,44 +54,46 @@ static DsvStatus make_group(const DsvMesh *mesh, int64_t ranks, int64_t colour, 
     return DSV_OK;
 }
 
-DsvStatus dsvi_mesh_make(const DsvConfig *settings, DsvComm *all, DsvMesh *out)
+DsvStatus dsvi_mesh_make(const DsvConfig *config, DsviComm *all, DsviMesh *out)
 {
     DsvStatus status;
-    DsvMesh *mesh = out;
+    DsviMesh *mesh = out;
     int64_t rank = dsvi_comm_rank(all);
     memset(mesh, 0, sizeof *mesh);
-    DSVI_TRY(lay_out(settings, dsvi_comm_size(all), mesh));
+    DSVI_TRY(compute_mesh_sizes(config, dsvi_comm_size(all), mesh));
     mesh->all = all;
-    mesh->data_rank = rank / mesh->context_ranks;
-    mesh->context_rank = rank % mesh->context_ranks;
+    mesh->data_rank = rank / mesh->cp_ranks;
+    mesh->cp_rank = rank % mesh->cp_ranks;
     mesh->replica_rank = rank / mesh->shard_ranks;
     mesh->shard_rank = rank % mesh->shard_ranks;
-    if (mesh->context_ranks > 1)
-        DSVI_TRY_GOTO(status, dsvi_comm_split(all, mesh->data_rank, &mesh->context), fail);
-    DSVI_TRY_GOTO(status, make_group(mesh, mesh->shard_ranks, mesh->replica_rank, &mesh->shard), fail);
-    DSVI_TRY_GOTO(status, make_group(mesh, mesh->replica_ranks, mesh->shard_rank, &mesh->replica), fail);
+    if (mesh->cp_ranks > 1)
+        DSVI_TRY_GOTO(status, dsvi_comm_split(all, mesh->data_rank, &mesh->cp), fail);
+    DSVI_TRY_GOTO(status, make_mesh_group(mesh, mesh->shard_ranks, mesh->replica_rank, &mesh->shard), fail);
+    DSVI_TRY_GOTO(status, make_mesh_group(mesh, mesh->replica_ranks, mesh->shard_rank, &mesh->replica), fail);
     return DSV_OK;
 fail:
     dsvi_mesh_free(mesh);
     return status;
 }
 
-void dsvi_mesh_free(DsvMesh *mesh)
+void dsvi_mesh_free(DsviMesh *mesh)
 {
     if (mesh->replica != mesh->all)
         dsvi_comm_close(&mesh->replica);
     if (mesh->shard != mesh->all)
         dsvi_comm_close(&mesh->shard);
-    dsvi_comm_close(&mesh->context);
+    dsvi_comm_close(&mesh->cp);
     memset(mesh, 0, sizeof *mesh);
 }
 
-/* ---- the picture ---- */
+/* ---- description ---- */
 
-enum { LINE = 160, NAMED = 8 }; /* rows and ranks of a row that are shown; of more, the last and the first */
+/* LINE: bytes of a line of the description. NAMED: how many rows are shown, and how many ranks in a row; if
+   there are more, the first ones and the last are shown. */
+enum { LINE = 160, NAMED = 8 };
 
 DSVI_PRINTF(2, 3)
-static void append(char text[LINE], const char *format, ...)
+static void append_text(char text[LINE], const char *format, ...)
 {
     size_t used = strlen(text);
     va_list args;
@@ -98,60 +102,61 @@ static void append(char text[LINE], const char *format, ...)
     va_end(args);
 }
 
-/* Whether number i of n is shown, as such or as the one that stands for those left out. */
-static bool shown(int64_t i, int64_t n, bool *stands)
+/* Returns whether entry i of n is shown. *is_dots: it is shown as "...", for the entries that are left
+ * out. */
+static bool is_shown(int64_t i, int64_t n, bool *is_dots)
 {
-    *stands = n > NAMED && i == NAMED - 2;
+    *is_dots = n > NAMED && i == NAMED - 2;
     return n <= NAMED || i < NAMED - 1 || i == n - 1;
 }
 
-/* The ranks whose place in their group is `place`. */
+/* Appends the ranks whose index in their group is `place`. */
 static void name_ranks(char text[LINE], int64_t place, int64_t group_ranks, int64_t groups)
 {
-    bool stands;
+    bool is_dots;
     for (int64_t g = 0; g < groups; g++) {
-        if (!shown(g, groups, &stands))
+        if (!is_shown(g, groups, &is_dots))
             continue;
-        if (stands)
-            append(text, "  ...");
+        if (is_dots)
+            append_text(text, "  ...");
         else
-            append(text, " %4" PRId64, g * group_ranks + place);
+            append_text(text, " %4" PRId64, g * group_ranks + place);
     }
 }
 
-static void draw_context(const DsvMesh *mesh, const int64_t *token_bound, DsvMeshLine *line, void *context)
+static void draw_context(const DsviMesh *mesh, const int64_t *token_bound, DsviMeshLine *line, void *context)
 {
-    bool stands;
-    for (int64_t place = 0; place < mesh->context_ranks; place++) {
+    bool is_dots;
+    for (int64_t place = 0; place < mesh->cp_ranks; place++) {
         char text[LINE] = "";
-        if (!shown(place, mesh->context_ranks, &stands))
+        if (!is_shown(place, mesh->cp_ranks, &is_dots))
             continue;
-        if (stands)
-            append(text, "    ...");
+        if (is_dots)
+            append_text(text, "    ...");
         else
-            append(text, "    tokens %7" PRId64 " to %7" PRId64 " of each clip: rank", token_bound[place],
-                   token_bound[place + 1] - 1);
-        if (!stands)
-            name_ranks(text, place, mesh->context_ranks, mesh->data_ranks);
+            append_text(text, "    tokens %7" PRId64 " to %7" PRId64 " of each clip: rank",
+                        token_bound[place], token_bound[place + 1] - 1);
+        if (!is_dots)
+            name_ranks(text, place, mesh->cp_ranks, mesh->data_ranks);
         line(context, text);
     }
 }
 
-void dsvi_mesh_draw(const DsvMesh *mesh, const int64_t *token_bound, DsvMeshLine *line, void *context)
+void dsvi_mesh_describe(const DsviMesh *mesh, const int64_t *token_bound, DsviMeshLine *line, void *context)
 {
-    bool stands;
-    if (mesh->context_ranks > 1)
+    bool is_dots;
+    if (mesh->cp_ranks > 1)
         draw_context(mesh, token_bound, line, context);
     for (int64_t part = 0; part < mesh->shard_ranks && mesh->replica_ranks > 1; part++) {
         char text[LINE] = "";
-        if (!shown(part, mesh->shard_ranks, &stands))
+        if (!is_shown(part, mesh->shard_ranks, &is_dots))
             continue;
-        if (stands)
-            append(text, "    ...");
+        if (is_dots)
+            append_text(text, "    ...");
         else
-            append(text, "    part %3" PRId64 " of %3" PRId64 " of the state: rank", part + 1,
-                   mesh->shard_ranks);
-        if (!stands)
+            append_text(text, "    part %3" PRId64 " of %3" PRId64 " of the state: rank", part + 1,
+                        mesh->shard_ranks);
+        if (!is_dots)
             name_ranks(text, part, mesh->shard_ranks, mesh->replica_ranks);
         line(context, text);
     }

@@ -1,17 +1,19 @@
-/* Who works on what, and who keeps what, among the ranks that train together.
+/* Division of the ranks into groups: which rank works on which clips and tokens, and which rank keeps which
+ * part of the model's state.
  *
- * By their work ranks are data x context: cp_size consecutive ranks are a context group, which has the same
- * clips, noise and times, and each of its ranks a stretch of their tokens; every group has clips of its own.
- * By what they keep they are replica x shard: hsdp_shard_dim consecutive ranks are a shard group, whose ranks
- * divide what the model's state is; groups are replicas of each other. The two know nothing of one another:
- * a shard group may be a part of a context group, or several of them. cp_size=2 hsdp_shard_dim=4, 8 ranks:
+ * For work the mesh is data parallelism x context parallelism. cp_size consecutive ranks are a
+ * context-parallel group: they have the same clips, noise and noise levels, and each has a range of the
+ * tokens. Other groups have other clips. For state the mesh is replica x shard. hsdp_shard_dim consecutive
+ * ranks are a shard group: they divide weights, gradients and optimizer state; each shard group has a full
+ * copy. The two divisions are independent: a shard group may be a part of a context-parallel group, or
+ * contain several. Example with 8 ranks, cp_size=2 and hsdp_shard_dim=4:
  *
  *     rank            0   1   2   3   4   5   6   7
  *     clips           a   a   b   b   c   c   d   d
  *     their tokens    0   1   0   1   0   1   0   1
  *     part of state   0   1   2   3   0   1   2   3
  *
- * Consecutive ranks are those of one machine, as far as they go: what talks most lies closest. */
+ * Consecutive ranks usually run on one machine, so that the ranks of a group have fast links. */
 #ifndef DSVI_MESH_H
 #define DSVI_MESH_H
 
@@ -22,31 +24,31 @@
 extern "C" {
 #endif
 
-typedef struct DsvMesh {
-    int64_t data_ranks, data_rank;       /* context groups, and this rank's */
-    int64_t context_ranks, context_rank; /* ranks of a context group, and this one's place there */
-    int64_t shard_ranks, shard_rank;
-    int64_t replica_ranks, replica_rank; /* shard groups, and this rank's */
+typedef struct DsviMesh {
+    int64_t data_ranks, data_rank;       /* number of context-parallel groups; which one this rank is in */
+    int64_t cp_ranks, cp_rank;           /* ranks of a context-parallel group, and this rank's index in it */
+    int64_t shard_ranks, shard_rank;     /* ranks of a shard group, and this rank's index in it */
+    int64_t replica_ranks, replica_rank; /* number of shard groups; which one this rank is in */
 
-    /* Groups for host memory, each in the order of the ranks; NULL where a rank is alone. */
-    DsvComm *all;     /* the caller's */
-    DsvComm *context; /* a group of its own: its calls and those of `all` may come from two threads */
-    DsvComm *shard;   /* those that divide the state with this rank; `all` itself where that is everyone */
-    DsvComm *replica; /* those that keep the same part as this rank; `all` itself likewise */
-} DsvMesh;
+    /* Groups for host memory, each in the order of the ranks. NULL: a group of one rank. */
+    DsviComm *all;     /* all ranks; owned by the caller */
+    DsviComm *cp;      /* context-parallel group; never `all`, because two threads may use the two */
+    DsviComm *shard;   /* shard group of this rank; `all` itself if it has all ranks */
+    DsviComm *replica; /* ranks that keep the same shard as this rank; `all` itself if all ranks keep it */
+} DsviMesh;
 
-/* From cp_size, dp_size and hsdp_shard_dim; all ranks of `all` (NULL: one alone) call. DSV_E_USAGE names the
- * setting that does not suit the number of ranks. The mesh is freed before `all` is closed. */
-DsvStatus dsvi_mesh_make(const DsvConfig *settings, DsvComm *all, DsvMesh *out);
-void dsvi_mesh_free(DsvMesh *mesh); /* takes one of zeros */
+/* Makes the mesh from cp_size, dp_size and hsdp_shard_dim. All ranks of `all` call (NULL: one rank).
+ * DSV_E_USAGE names the option that does not fit the number of ranks. Free the mesh before closing `all`. */
+DsvStatus dsvi_mesh_make(const DsvConfig *config, DsviComm *all, DsviMesh *out);
+void dsvi_mesh_free(DsviMesh *mesh); /* accepts a zeroed mesh */
 
-/* One line, without newline. */
-typedef void DsvMeshLine(void *context, const char *line);
+/* Receives one line of text without newline. */
+typedef void DsviMeshLine(void *context, const char *line);
 
-/* Who does what, as a picture of a few lines: a row for each place in a context group, with the ranks there,
- * and one for each part of the state; nothing of what all ranks do alike. token_bound: (context_ranks + 1),
- * where each stretch of tokens begins. */
-void dsvi_mesh_draw(const DsvMesh *mesh, const int64_t *token_bound, DsvMeshLine *line, void *context);
+/* Describes the mesh in a few lines: one line for each range of tokens, with the ranks that have this range,
+ * and one for each shard of the state, with its ranks. Divisions that are the same on all ranks are left out.
+ * token_bound (cp_ranks + 1): first token of each range, then the end. */
+void dsvi_mesh_describe(const DsviMesh *mesh, const int64_t *token_bound, DsviMeshLine *line, void *context);
 
 #ifdef __cplusplus
 }

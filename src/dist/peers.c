@@ -1,5 +1,6 @@
-/* See peers.h. A process is held by a descriptor (pidfd_open), which becomes readable when it ends. Process
- * numbers mean something only inside one namespace of one running kernel: the card names both. */
+/* See peers.h. A process is watched through a descriptor (pidfd_open) that becomes readable when the process
+ * ends. A process number is valid only in one PID namespace of one running kernel; the card's `machine` names
+ * both. */
 #include "dist/peers.h"
 
 #include <poll.h>
@@ -10,18 +11,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-struct DsvPeers {
+struct DsviPeers {
     int64_t count;
-    struct pollfd *watch; /* (count); fd -1: not seen */
+    struct pollfd *watch; /* (count); fd -1: not watched */
 };
 
-/* By its number: glibc has had a function for it only since 2.36. */
+/* Makes the system call directly: glibc has pidfd_open only since 2.36. */
 static int open_process(int64_t process)
 {
     return (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
 }
 
-void dsvi_peer_card(DsvPeerCard *card)
+void dsvi_peer_card_fill(DsviPeerCard *card)
 {
     char boot[48] = "", space[40] = "";
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -38,36 +39,36 @@ void dsvi_peer_card(DsvPeerCard *card)
         snprintf(card->machine, sizeof card->machine, "%s %s", boot, space);
 }
 
-/* What a rank tells the others. */
-typedef struct Told {
-    DsvPeerCard card;
-    uint64_t number;
-} Told;
+/* What each rank sends to the others to count the ranks of each machine. */
+typedef struct PeerFacts {
+    DsviPeerCard card;
+    uint64_t value;
+} PeerFacts;
 
-DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t tells, DsvPeersHere *here)
+DsvStatus dsvi_peers_on_machine(DsviComm *comm, uint64_t value, DsviPeersOnMachine *here)
 {
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    Told *told = calloc((size_t)size, sizeof *told);
+    PeerFacts *facts = calloc((size_t)size, sizeof *facts);
     memset(here, 0, sizeof *here);
-    if (!told)
+    if (!facts)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to meet %lld ranks", (long long)size);
-    dsvi_peer_card(&told[rank].card);
-    told[rank].number = tells;
-    DsvStatus status = dsvi_comm_share(comm, told, sizeof *told);
+    dsvi_peer_card_fill(&facts[rank].card);
+    facts[rank].value = value;
+    DsvStatus status = dsvi_comm_all_gather_one(comm, facts, sizeof *facts);
     for (int64_t r = 0; r < size && status == DSV_OK; r++) {
-        if (strcmp(told[r].card.machine, told[rank].card.machine) != 0)
+        if (strcmp(facts[r].card.machine, facts[rank].card.machine) != 0)
             continue;
         here->ranks++;
         here->before += r < rank;
-        here->sum += told[r].number;
+        here->sum += facts[r].value;
     }
-    free(told);
+    free(facts);
     return status;
 }
 
-DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, DsvPeers **out)
+DsvStatus dsvi_peers_watch(const DsviPeerCard *card, int64_t count, int64_t rank, DsviPeers **out)
 {
-    DsvPeers *peers = calloc(1, sizeof *peers);
+    DsviPeers *peers = calloc(1, sizeof *peers);
     *out = peers;
     if (peers)
         peers->watch = calloc((size_t)count, sizeof *peers->watch);
@@ -78,14 +79,14 @@ DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, 
     }
     peers->count = count;
     for (int64_t r = 0; r < count; r++) {
-        bool here = r != own && card[own].machine[0] && strcmp(card[r].machine, card[own].machine) == 0;
-        /* A kernel that knows no such descriptors leaves it at -1. */
+        bool here = r != rank && card[rank].machine[0] && strcmp(card[r].machine, card[rank].machine) == 0;
+        /* On a kernel without pidfd_open the descriptor is -1 and the process is not watched. */
         peers->watch[r] = (struct pollfd){here ? open_process(card[r].process) : -1, POLLIN, 0};
     }
     return DSV_OK;
 }
 
-int64_t dsvi_peers_ended(const DsvPeers *peers)
+int64_t dsvi_peers_ended(const DsviPeers *peers)
 {
     if (poll(peers->watch, (nfds_t)peers->count, 0) <= 0)
         return -1;
@@ -95,13 +96,13 @@ int64_t dsvi_peers_ended(const DsvPeers *peers)
     return -1;
 }
 
-bool dsvi_peers_is_gone(const DsvPeers *peers, int64_t rank)
+bool dsvi_peers_has_ended(const DsviPeers *peers, int64_t rank)
 {
     struct pollfd watch = peers->watch[rank];
     return watch.fd >= 0 && poll(&watch, 1, 0) > 0;
 }
 
-void dsvi_peers_close(DsvPeers **peers)
+void dsvi_peers_close(DsviPeers **peers)
 {
     if (!*peers)
         return;

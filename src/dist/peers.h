@@ -1,5 +1,5 @@
-/* Which ranks are processes of this machine, and whether they still live: a rank that was killed is then
- * known at once, and not when a timeout runs out. Ranks on other machines are not seen. */
+/* Detects ranks that are processes of the same machine, and whether they still run. The end of such a rank is
+ * noticed at once instead of after a timeout. Ranks on other machines are not detected. */
 #ifndef DSVI_PEERS_H
 #define DSVI_PEERS_H
 
@@ -12,30 +12,32 @@
 extern "C" {
 #endif
 
-/* What a process tells the others of itself. */
-typedef struct DsvPeerCard {
-    char machine[96]; /* the same for processes that can see each other */
-    int64_t process;
-} DsvPeerCard;
-void dsvi_peer_card(DsvPeerCard *card);
+/* Identifies a process to the other ranks. */
+typedef struct DsviPeerCard {
+    char machine[96]; /* equal for processes that can see each other's process numbers; "": unknown */
+    int64_t process;  /* process number */
+} DsviPeerCard;
+/* Fills the card of this process. */
+void dsvi_peer_card_fill(DsviPeerCard *card);
 
-/* A rank among the processes of its machine. */
-typedef struct DsvPeersHere {
-    int64_t ranks;  /* that are, itself included */
-    int64_t before; /* of them with lower numbers: which of the machine's GPUs is this rank's */
-    uint64_t sum;   /* of what each of them tells */
-} DsvPeersHere;
-/* Called by all ranks. */
-DsvStatus dsvi_peers_here(DsvComm *comm, uint64_t tells, DsvPeersHere *here);
+/* The ranks that run on this rank's machine. */
+typedef struct DsviPeersOnMachine {
+    int64_t ranks;  /* how many, this rank included */
+    int64_t before; /* how many have lower ranks; used as the index of this rank's GPU */
+    uint64_t sum;   /* sum of their `value` */
+} DsviPeersOnMachine;
+/* Counts the ranks of this machine and sums their `value`. Called by all ranks of the group. */
+DsvStatus dsvi_peers_on_machine(DsviComm *comm, uint64_t value, DsviPeersOnMachine *here);
 
-typedef struct DsvPeers DsvPeers;
-/* Watches those of the `count` processes that this one can see, itself excepted. */
-DsvStatus dsvi_peers_watch(const DsvPeerCard *card, int64_t count, int64_t own, DsvPeers **out);
-/* One that has ended, or -1. */
-int64_t dsvi_peers_ended(const DsvPeers *peers);
-/* Whether rank `rank` is seen to have ended. */
-bool dsvi_peers_is_gone(const DsvPeers *peers, int64_t rank);
-void dsvi_peers_close(DsvPeers **peers);
+typedef struct DsviPeers DsviPeers;
+/* Begins to watch the processes of card (count) that run on this machine, except card[rank], which is this
+ * process. */
+DsvStatus dsvi_peers_watch(const DsviPeerCard *card, int64_t count, int64_t rank, DsviPeers **out);
+/* Returns the index of a watched process that has ended, or -1. */
+int64_t dsvi_peers_ended(const DsviPeers *peers);
+/* Returns whether process `rank` is watched and has ended. */
+bool dsvi_peers_has_ended(const DsviPeers *peers, int64_t rank);
+void dsvi_peers_close(DsviPeers **peers);
 
 #ifdef __cplusplus
 }

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A cache line of floats: no two ranks' stretches share one, and every parameter begins on one. */
+/* Shards begin at multiples of a cache line: UNIT floats, LINE_BYTES bytes. */
 enum { UNIT = 16, LINE_BYTES = 64 };
 
-static DsvStatus make_empty(int64_t rank, int64_t size, int64_t buckets, DsvShard *out)
+static DsvStatus alloc_shard(int64_t rank, int64_t size, int64_t buckets, DsviShard *out)
 {
-    *out = (DsvShard){.rank = rank, .size = size, .buckets = buckets};
+    *out = (DsviShard){.rank = rank, .size = size, .buckets = buckets};
     out->begin = calloc((size_t)buckets + 1, sizeof *out->begin);
     out->bound = calloc((size_t)(buckets * (size + 1)), sizeof *out->bound);
     out->packed = calloc((size_t)buckets + 1, sizeof *out->packed);
@@ -19,7 +19,7 @@ static DsvStatus make_empty(int64_t rank, int64_t size, int64_t buckets, DsvShar
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to divide %lld buckets", (long long)buckets);
 }
 
-static void pack_buckets(DsvShard *shard)
+static void pack_buckets(DsviShard *shard)
 {
     for (int64_t b = 0; b < shard->buckets; b++) {
         shard->packed[b] = shard->own;
@@ -28,32 +28,32 @@ static void pack_buckets(DsvShard *shard)
     shard->packed[shard->buckets] = shard->own;
 }
 
-DsvStatus dsvi_shard_make(const DsvComm *comm, const int64_t *begin, int64_t buckets, DsvShard *out)
+DsvStatus dsvi_shard_make(const DsviComm *comm, const int64_t *begin, int64_t buckets, DsviShard *out)
 {
     int64_t size = dsvi_comm_size(comm);
-    DSVI_TRY(make_empty(dsvi_comm_rank(comm), size, buckets, out));
+    DSVI_TRY(alloc_shard(dsvi_comm_rank(comm), size, buckets, out));
     memcpy(out->begin, begin, ((size_t)buckets + 1) * sizeof *begin);
     for (int64_t b = 0; b < buckets; b++)
-        dsvi_comm_bounds(begin[b + 1] - begin[b], UNIT, size, out->bound + b * (size + 1));
+        dsvi_comm_even_bounds(begin[b + 1] - begin[b], UNIT, size, out->bound + b * (size + 1));
     pack_buckets(out);
     return DSV_OK;
 }
 
-DsvStatus dsvi_shard_map(const DsvShard *shard, DsvShardPlace *place, const void *context, DsvShard *out)
+DsvStatus dsvi_shard_map(const DsviShard *shard, DsviShardOffset *place, const void *context, DsviShard *out)
 {
     int64_t ends = shard->size + 1;
-    DSVI_TRY(make_empty(shard->rank, shard->size, shard->buckets, out));
+    DSVI_TRY(alloc_shard(shard->rank, shard->size, shard->buckets, out));
     for (int64_t i = 0; i < shard->buckets * ends; i++)
         out->bound[i] = place(context, i / ends, shard->bound[i]);
     for (int64_t b = 0; b < shard->buckets; b++) {
-        int64_t end = out->begin[b] + dsvi_shard_whole(out, b);
+        int64_t end = out->begin[b] + dsvi_shard_bucket_size(out, b);
         out->begin[b + 1] = (end + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     }
     pack_buckets(out);
     return DSV_OK;
 }
 
-void dsvi_shard_free(DsvShard *shard)
+void dsvi_shard_free(DsviShard *shard)
 {
     free(shard->begin);
     free(shard->bound);
@@ -61,41 +61,41 @@ void dsvi_shard_free(DsvShard *shard)
     memset(shard, 0, sizeof *shard);
 }
 
-const int64_t *dsvi_shard_bound(const DsvShard *shard, int64_t bucket)
+const int64_t *dsvi_shard_bound(const DsviShard *shard, int64_t bucket)
 {
     return shard->bound + bucket * (shard->size + 1);
 }
 
-int64_t dsvi_shard_first(const DsvShard *shard, int64_t bucket)
+int64_t dsvi_shard_first(const DsviShard *shard, int64_t bucket)
 {
     return dsvi_shard_bound(shard, bucket)[shard->rank];
 }
 
-int64_t dsvi_shard_count(const DsvShard *shard, int64_t bucket)
+int64_t dsvi_shard_count(const DsviShard *shard, int64_t bucket)
 {
     const int64_t *bound = dsvi_shard_bound(shard, bucket);
     return bound[shard->rank + 1] - bound[shard->rank];
 }
 
-int64_t dsvi_shard_whole(const DsvShard *shard, int64_t bucket)
+int64_t dsvi_shard_bucket_size(const DsviShard *shard, int64_t bucket)
 {
     return dsvi_shard_bound(shard, bucket)[shard->size];
 }
 
-int64_t dsvi_shard_largest(const DsvShard *shard)
+int64_t dsvi_shard_largest_bucket(const DsviShard *shard)
 {
     int64_t largest = 0;
     for (int64_t b = 0; b < shard->buckets; b++)
-        largest = dsvi_shard_whole(shard, b) > largest ? dsvi_shard_whole(shard, b) : largest;
+        largest = dsvi_shard_bucket_size(shard, b) > largest ? dsvi_shard_bucket_size(shard, b) : largest;
     return largest;
 }
 
-int64_t dsvi_shard_place(const DsvShard *shard, int64_t bucket, bool flat)
+int64_t dsvi_shard_offset(const DsviShard *shard, int64_t bucket, bool flat)
 {
     return flat ? shard->begin[bucket] + dsvi_shard_first(shard, bucket) : shard->packed[bucket];
 }
 
-float *dsvi_shard_at(const DsvShard *shard, DsvShardArray array, int64_t bucket)
+float *dsvi_shard_local(const DsviShard *shard, DsviShardArray array, int64_t bucket)
 {
-    return array.data + dsvi_shard_place(shard, bucket, array.flat);
+    return array.data + dsvi_shard_offset(shard, bucket, array.flat);
 }

@@ -9,9 +9,9 @@
 
 #include "base/host.h"
 
-#define RETRY_S 0.05   /* between attempts */
-#define CALL_S 5.0     /* a listener that has not sent its challenge by then is called again */
-#define STRANGER_S 30.0 /* another job or program may hold the port for so long */
+#define RETRY_S 0.05    /* seconds between attempts to connect */
+#define CALL_S 5.0      /* seconds to the end of an attempt if the challenge does not arrive */
+#define STRANGER_S 30.0 /* a call fails if something other than a rank of this job answers for this long */
 
 void dsvi_tcp_call_begin(DsviTcpCall *call, int64_t from, int64_t to, const DsviTcpPlaces *places)
 {
@@ -27,15 +27,15 @@ void dsvi_tcp_call_end(DsviTcpCall *call)
 
 struct pollfd dsvi_tcp_call_poller(const DsviTcpCall *call)
 {
-    bool waits = call->state == DSVI_CALL_CONNECTING || call->state == DSVI_CALL_LISTENING ||
-                 call->state == DSVI_CALL_GREETED;
+    bool polled = call->state == DSVI_CALL_CONNECTING || call->state == DSVI_CALL_LISTENING ||
+                  call->state == DSVI_CALL_GREETED;
     short events = call->state == DSVI_CALL_CONNECTING ? POLLOUT : POLLIN;
-    return (struct pollfd){waits ? call->file : -1, events, 0};
+    return (struct pollfd){polled ? call->file : -1, events, 0};
 }
 
-/* This attempt has failed; the next address is tried soon. `stranger`: something that is not rank `to` has
- * answered. */
-static DsvStatus try_next(DsviTcpCall *call, const char *trouble, bool stranger)
+/* Ends the current attempt, and schedules the next one with the next address. `stranger`: something that is
+ * not rank `to` has answered. */
+static DsvStatus end_attempt(DsviTcpCall *call, const char *trouble, bool stranger)
 {
     double now = dsvi_clock_seconds(), *since = &call->strange_since[call->next];
     char where[DSVI_PLACE_TEXT];
@@ -53,49 +53,46 @@ static DsvStatus try_next(DsviTcpCall *call, const char *trouble, bool stranger)
     return DSV_OK;
 }
 
-static DsvStatus call_again(DsviTcpCall *call, const char *trouble)
-{
-    return try_next(call, trouble, false);
-}
-
 static DsvStatus met_stranger(DsviTcpCall *call, const char *trouble)
 {
-    return try_next(call, trouble, true);
+    return end_attempt(call, trouble, true);
 }
 
-static DsvStatus refused(DsviTcpCall *call, int error)
+static DsvStatus connect_failed(DsviTcpCall *call, int error)
 {
-    return call_again(call, strerror(error));
+    return end_attempt(call, strerror(error), false);
 }
 
 static DsvStatus connect_now(DsviTcpCall *call)
 {
     call->file = dsvi_place_connect(&call->places.place[call->next]);
     if (call->file < 0)
-        return refused(call, errno);
+        return connect_failed(call, errno);
     call->state = DSVI_CALL_CONNECTING;
     call->until = dsvi_clock_seconds() + CALL_S;
     call->got = 0;
     return DSV_OK;
 }
 
-static DsvStatus connected(DsviTcpCall *call)
+static DsvStatus finish_connecting(DsviTcpCall *call)
 {
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(call->file, SOL_SOCKET, SO_ERROR, &error, &length);
     if (error)
-        return refused(call, error);
-    /* A port that nobody listens at may be given to this very socket, which then is connected with itself. */
-    DsviTcpPlace own = dsvi_place_own(call->file), peer = dsvi_place_peer(call->file);
+        return connect_failed(call, error);
+    /* If nobody listens at the port, the system may choose this port for the connecting socket, which TCP
+     * then connects with itself. */
+    DsviTcpPlace own = dsvi_place_local(call->file), peer = dsvi_place_peer(call->file);
     if (memcmp(&own, &peer, sizeof own) == 0)
-        return refused(call, ECONNREFUSED);
-    dsvi_place_set_up(call->file);
+        return connect_failed(call, ECONNREFUSED);
+    dsvi_place_set_options(call->file);
     call->state = DSVI_CALL_LISTENING;
     return DSV_OK;
 }
 
-/* Receives some of `bytes` bytes. True: all are there, or the connection has ended (*ended). */
+/* Receives what has arrived of `bytes` bytes. Returns true if all have arrived, or if the connection has
+ * ended, which sets *ended. */
 static bool receive(DsviTcpCall *call, size_t bytes, bool *ended)
 {
     ssize_t got = recv(call->file, call->in + call->got, bytes - call->got, MSG_DONTWAIT);
@@ -104,7 +101,7 @@ static bool receive(DsviTcpCall *call, size_t bytes, bool *ended)
     return *ended || call->got == bytes;
 }
 
-static const char STRANGE[] = "something that is no rank of dsv answers";
+static const char STRANGE[] = "something that is not a rank of dsv answers";
 
 static DsvStatus take_challenge(DsviTcpCall *call)
 {
@@ -112,7 +109,7 @@ static DsvStatus take_challenge(DsviTcpCall *call)
     if (!dsvi_message_begins(call->in, call->got))
         return met_stranger(call, STRANGE);
     if (ended)
-        return met_stranger(call, "the connection was closed before a word");
+        return met_stranger(call, "the connection was closed before the challenge");
     if (!all)
         return DSV_OK;
     memcpy(&call->challenge, call->in, sizeof call->challenge);
@@ -121,15 +118,14 @@ static DsvStatus take_challenge(DsviTcpCall *call)
     return DSV_OK;
 }
 
-static DsvStatus obey(DsviTcpCall *call, const DsviAnswer *answer)
+static DsvStatus handle_verdict(DsviTcpCall *call, const DsviAnswer *answer)
 {
     if (answer->verdict == DSVI_CALL_OTHER_SIZE)
-        return DSVI_FAIL(DSV_E_USAGE, "rank %lld was told of %lld ranks, rank %lld of %lld",
+        return DSVI_FAIL(DSV_E_USAGE, "rank %lld was started with %lld ranks, rank %lld with %lld",
                          (long long)call->from, (long long)call->hello.size, (long long)call->to,
                          (long long)answer->size);
     if (answer->verdict == DSVI_CALL_TWICE)
-        return DSVI_FAIL(DSV_E_USAGE, "two processes were told that they are rank %lld",
-                         (long long)call->from);
+        return DSVI_FAIL(DSV_E_USAGE, "two processes were started as rank %lld", (long long)call->from);
     call->state = DSVI_CALL_DONE;
     return DSV_OK;
 }
@@ -139,38 +135,39 @@ static DsvStatus take_answer(DsviTcpCall *call, const DsviJobKey *key)
     DsviAnswer answer;
     bool ended, all = receive(call, sizeof answer, &ended);
     if (ended)
-        return call_again(call, "the connection was closed before an answer");
+        return end_attempt(call, "the connection was closed before an answer", false);
     if (!all)
         return DSV_OK;
     switch (dsvi_answer_read(key, &call->challenge, &call->hello, call->in, &answer)) {
-    case DSVI_MESSAGE_GOOD: return obey(call, &answer);
+    case DSVI_MESSAGE_GOOD: return handle_verdict(call, &answer);
     case DSVI_MESSAGE_OTHER_JOB:
-        return met_stranger(call, "another job answers, or one with another job word");
+        return met_stranger(call, "another job answers, or this job with another job key");
     case DSVI_MESSAGE_STRANGE: break;
     }
     return met_stranger(call, STRANGE);
 }
 
-DsvStatus dsvi_tcp_call_go_on(DsviTcpCall *call, const DsviJobKey *key, bool ready)
+DsvStatus dsvi_tcp_call_advance(DsviTcpCall *call, const DsviJobKey *key, bool ready)
 {
     double now = dsvi_clock_seconds();
     if (call->state == DSVI_CALL_IDLE && now >= call->retry_at)
         return connect_now(call);
     if (ready && call->state == DSVI_CALL_CONNECTING)
-        return connected(call);
+        return finish_connecting(call);
     if (ready && call->state == DSVI_CALL_LISTENING)
         return take_challenge(call);
     if (ready && call->state == DSVI_CALL_GREETED)
         return take_answer(call, key);
     if (call->state == DSVI_CALL_CONNECTING && now > call->until)
-        return refused(call, ETIMEDOUT);
+        return connect_failed(call, ETIMEDOUT);
     if (call->state == DSVI_CALL_LISTENING && now > call->until)
-        return met_stranger(call, "the call is taken, but nothing is said");
+        return met_stranger(call, "the connection is accepted, but nothing is sent");
     return DSV_OK;
 }
 
-/* A hello fits into an empty connection. One that has ended is noticed when the answer does not come. */
-void dsvi_tcp_call_greet(DsviTcpCall *call, const DsviJobKey *key, int64_t size, int port)
+/* The empty send buffer has space for a hello. An error of send() is ignored: take_answer notices a
+ * connection that has ended. */
+void dsvi_tcp_call_send_hello(DsviTcpCall *call, const DsviJobKey *key, int64_t size, int port)
 {
     call->hello = (DsviHello){.rank = call->from, .size = size, .to = call->to, .port = port};
     dsvi_hello_make(key, &call->challenge, &call->hello);

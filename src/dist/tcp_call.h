@@ -1,5 +1,5 @@
-/* One call from this rank to another, repeated until that rank takes it. Nothing here waits: the caller polls
- * (dist/tcp_mesh.c), and many calls go on at a time. */
+/* A call: this rank connects to another rank and performs the handshake of tcp_hello.h, repeatedly until the
+ * other rank accepts. No function here waits: dist/tcp_mesh.c polls many calls at the same time. */
 #ifndef DSVI_TCP_CALL_H
 #define DSVI_TCP_CALL_H
 
@@ -15,44 +15,48 @@ extern "C" {
 #endif
 
 typedef enum DsviCallState {
-    DSVI_CALL_IDLE,       /* until the next attempt */
+    DSVI_CALL_IDLE, /* pauses before the next attempt */
     DSVI_CALL_CONNECTING,
-    DSVI_CALL_LISTENING,  /* for the challenge */
-    DSVI_CALL_CHALLENGED, /* the hello is to be sent: dsvi_tcp_call_greet */
+    DSVI_CALL_LISTENING,  /* connected, waits for the challenge */
+    DSVI_CALL_CHALLENGED, /* the owner must send the hello with dsvi_tcp_call_send_hello */
     DSVI_CALL_GREETED,    /* waits for the answer */
-    DSVI_CALL_DONE,       /* `file` is the connection, which now is the owner's */
+    DSVI_CALL_DONE,       /* accepted: `file` is the connection and belongs to the owner of the call */
 } DsviCallState;
 
 typedef struct DsviTcpCall {
-    int64_t from, to;       /* ranks */
-    DsviTcpPlaces places;   /* tried in turn */
-    int next;               /* of the places */
+    int64_t from, to;     /* this rank and the rank that it calls */
+    DsviTcpPlaces places; /* addresses of rank `to`, tried in turn */
+    int next;             /* index of the address that is tried next */
     DsviCallState state;
-    int file;
-    double retry_at, until; /* clock: of the next attempt; of this one's end */
-    /* Per place, clock: since when every attempt has met something else than rank `to`; 0: the last attempt
-     * did not. */
+    int file;        /* socket; -1: none */
+    double retry_at; /* time (dsvi_clock_seconds) of the next attempt */
+    double until;    /* time at which the current attempt ends as failed */
+    /* For each address: the time since which every attempt reached something other than rank `to`; 0: at the
+       last attempt nothing answered. */
     double strange_since[DSVI_PLACES_MAX];
-    char trouble[256];      /* why the last attempt failed; "" before the first failure */
+    char trouble[256]; /* why the last attempt failed; "" before the first failure */
     unsigned char in[sizeof(DsviAnswer)];
     size_t got;
     DsviChallenge challenge;
     DsviHello hello;
 } DsviTcpCall;
 
+/* Initialises a call. The first dsvi_tcp_call_advance connects. */
 void dsvi_tcp_call_begin(DsviTcpCall *call, int64_t from, int64_t to, const DsviTcpPlaces *places);
+/* Closes the socket, unless the call is done. */
 void dsvi_tcp_call_end(DsviTcpCall *call);
 
-/* What the call waits for; a descriptor of -1: for time to pass. */
+/* Returns what poll() should wait for. Descriptor -1: the call waits only for its next attempt. */
 struct pollfd dsvi_tcp_call_poller(const DsviTcpCall *call);
 
-/* Goes on as far as it can; `ready`: its poller has found something. Fails where calling again is no use:
- * both ranks were told different things, or at one place something else has answered instead of rank `to`
- * for half a minute. */
-DsvStatus dsvi_tcp_call_go_on(DsviTcpCall *call, const DsviJobKey *key, bool ready);
+/* Performs the next step of the call if it is possible without waiting. `ready`: poll() reported an event for
+ * the call's socket. Fails if further attempts are useless: the two ranks were started with different numbers
+ * of ranks or with the same rank, or at one address something other than rank `to` has answered for 30
+ * seconds. */
+DsvStatus dsvi_tcp_call_advance(DsviTcpCall *call, const DsviJobKey *key, bool ready);
 
-/* In DSVI_CALL_CHALLENGED: sends the hello of a rank that listens at `port`. */
-void dsvi_tcp_call_greet(DsviTcpCall *call, const DsviJobKey *key, int64_t size, int port);
+/* In state DSVI_CALL_CHALLENGED: sends the hello. `port` is the port at which this rank listens. */
+void dsvi_tcp_call_send_hello(DsviTcpCall *call, const DsviJobKey *key, int64_t size, int port);
 
 #ifdef __cplusplus
 }

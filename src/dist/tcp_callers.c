@@ -9,9 +9,10 @@
 
 #include "base/host.h"
 
-#define HELLO_S 5.0           /* a caller whose hello is not there by then is none of ours */
-#define FRESH_S 1.0           /* so long a caller keeps its place, however many others wait for one */
-enum { DROPS_SAID_EACH = 5 }; /* of more dropped callers only every power of two is logged */
+#define HELLO_S 5.0 /* seconds after which a caller is dropped if its hello has not arrived */
+#define FRESH_S 1.0 /* a caller younger than so many seconds is not dropped in favour of others */
+/* So many dropped callers are logged each; after them only callers number 8, 16, 32, ... are. */
+enum { DROPS_LOGGED_EACH = 5 };
 
 DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *c, const DsviTcpPlaces *places)
 {
@@ -27,7 +28,7 @@ DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *c, const DsviTcpPlaces *places
         }
         error = errno;
         if (error == EADDRINUSE)
-            break; /* by another program, which some of the ranks would find there */
+            break; /* another program listens at this address, and some ranks would reach it */
     }
     if (c->listeners > listeners && error != EADDRINUSE)
         return DSV_OK;
@@ -48,7 +49,7 @@ void dsvi_tcp_callers_close(DsviTcpCallers *c)
     c->listeners = c->count = 0;
 }
 
-/* Whether another call can be accepted. The first caller is the oldest one. */
+/* Returns whether another caller can be accepted. caller[0] is the oldest. */
 static bool has_room(const DsviTcpCallers *c)
 {
     return c->count < DSVI_CALLERS_MAX || dsvi_clock_seconds() - c->caller[0].came > FRESH_S;
@@ -64,27 +65,27 @@ int dsvi_tcp_callers_pollers(const DsviTcpCallers *c, struct pollfd *poller)
     return c->listeners + c->count;
 }
 
-static void forget(DsviTcpCallers *c, int i)
+static void remove_caller(DsviTcpCallers *c, int i)
 {
     c->count--;
     memmove(&c->caller[i], &c->caller[i + 1], (size_t)(c->count - i) * sizeof c->caller[i]);
 }
 
-static void drop(DsviTcpCallers *c, int i, const char *why)
+static void drop_caller(DsviTcpCallers *c, int i, const char *why)
 {
     char line[256], from[DSVI_PLACE_TEXT];
     int64_t n = ++c->dropped;
-    if (n <= DROPS_SAID_EACH || (n & (n - 1)) == 0) {
+    if (n <= DROPS_LOGGED_EACH || (n & (n - 1)) == 0) {
         snprintf(line, sizeof line, "rank %lld dropped a call from %s: %s (%lld so far)", (long long)c->rank,
                  dsvi_place_text(&c->caller[i].from, from), why, (long long)n);
-        c->say(c->context, line);
+        c->log(c->context, line);
     }
     close(c->caller[i].file);
-    forget(c, i);
+    remove_caller(c, i);
 }
 
-static void answer(const DsviTcpCallers *c, const DsviCaller *caller, const DsviHello *hello,
-                   DsviVerdict verdict)
+static void send_verdict(const DsviTcpCallers *c, const DsviCaller *caller, const DsviHello *hello,
+                         DsviVerdict verdict)
 {
     DsviAnswer out;
     dsvi_answer_make(c->key, &caller->challenge, hello, verdict, c->size, &out);
@@ -97,62 +98,62 @@ static void take_hello(DsviTcpCallers *c, int i)
     DsviHello hello;
     DsviMessageKind kind = dsvi_hello_read(c->key, &caller->challenge, caller->in, &hello);
     if (kind == DSVI_MESSAGE_OTHER_JOB || (kind == DSVI_MESSAGE_GOOD && hello.to != c->rank)) {
-        answer(c, caller, &hello, DSVI_CALL_OTHER_JOB);
-        drop(c, i, "it is of another job, or has another job word");
+        send_verdict(c, caller, &hello, DSVI_CALL_OTHER_JOB);
+        drop_caller(c, i, "it belongs to another job, or has another job key");
         return;
     }
     DsviVerdict verdict = c->called(c->context, &hello, caller->file, &caller->from);
-    answer(c, caller, &hello, verdict);
+    send_verdict(c, caller, &hello, verdict);
     if (verdict != DSVI_CALL_TAKEN)
         close(caller->file);
-    forget(c, i);
+    remove_caller(c, i);
 }
 
-static void hear(DsviTcpCallers *c, int i)
+static void receive_hello(DsviTcpCallers *c, int i)
 {
     DsviCaller *caller = &c->caller[i];
     ssize_t got = recv(caller->file, caller->in + caller->got, sizeof caller->in - caller->got, MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK))
         return;
     if (got <= 0) {
-        drop(c, i, got == 0 ? "it hung up before its hello" : strerror(errno));
+        drop_caller(c, i, got == 0 ? "it closed the connection before its hello" : strerror(errno));
         return;
     }
     caller->got += (size_t)got;
     if (!dsvi_message_begins(caller->in, caller->got))
-        drop(c, i, "what it says is no hello of dsv");
+        drop_caller(c, i, "what it sent is no hello of dsv");
     else if (caller->got == sizeof caller->in)
         take_hello(c, i);
 }
 
-static void welcome(DsviTcpCallers *c, int file)
+static void challenge_caller(DsviTcpCallers *c, int file)
 {
     if (c->count == DSVI_CALLERS_MAX)
-        drop(c, 0, "too many others call");
+        drop_caller(c, 0, "too many others call");
     DsviCaller *caller = &c->caller[c->count++];
     double now = dsvi_clock_seconds();
     *caller = (DsviCaller){.file = file, .from = dsvi_place_peer(file), .came = now, .until = now + HELLO_S};
-    dsvi_place_set_up(file);
+    dsvi_place_set_options(file);
     dsvi_challenge_make(&caller->challenge);
     (void)!send(file, &caller->challenge, sizeof caller->challenge, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Accepts the calls that wait at a listener while there is room for callers. A call that was given up
- * meanwhile is no failure. */
+/* Accepts the connections that wait at a listener, as long as further callers can be accepted. A connection
+ * that was closed while it waited is not an error. */
 static DsvStatus take_calls(DsviTcpCallers *c, int listener)
 {
     while (has_room(c)) {
         int file = accept(listener, NULL, NULL);
         if (file >= 0) {
-            welcome(c, file);
+            challenge_caller(c, file);
             continue;
         }
         if (errno != EMFILE && errno != ENFILE)
             return DSV_OK;
         if (c->count == 0)
-            return DSVI_FAIL(DSV_E_IO, "rank %lld cannot take a call: %s", (long long)c->rank,
+            return DSVI_FAIL(DSV_E_IO, "rank %lld cannot accept a connection: %s", (long long)c->rank,
                              strerror(errno));
-        drop(c, 0, "this process may open no more files");
+        drop_caller(c, 0, "this process may open no more files");
     }
     return DSV_OK;
 }
@@ -160,11 +161,11 @@ static DsvStatus take_calls(DsviTcpCallers *c, int listener)
 DsvStatus dsvi_tcp_callers_serve(DsviTcpCallers *c, const struct pollfd *poller)
 {
     double now = dsvi_clock_seconds();
-    for (int i = c->count - 1; i >= 0; i--) { /* one that is dropped moves those that come after it */
+    for (int i = c->count - 1; i >= 0; i--) { /* downwards: dropping a caller moves the callers after it */
         if (poller[c->listeners + i].revents)
-            hear(c, i);
+            receive_hello(c, i);
         else if (now > c->caller[i].until)
-            drop(c, i, "it has said nothing for 5 s");
+            drop_caller(c, i, "it has sent no hello for 5 s");
     }
     for (int i = 0; i < c->listeners; i++)
         if (poller[i].revents)

@@ -1,6 +1,6 @@
-/* The listening side of a rank: takes calls, hears all callers at once, and hands on those that prove to be
- * ranks of this job. Anybody may call a port: a caller that says something else, or nothing, is dropped with
- * a line of the log and ends nothing. */
+/* The listening side of a rank: accepts connections, performs the handshake (tcp_hello.h) with all callers at
+ * the same time, and passes on the callers that prove to be ranks of this job. Anybody can connect to a port:
+ * a caller that sends something else, or nothing, is dropped and logged, without other effects. */
 #ifndef DSVI_TCP_CALLERS_H
 #define DSVI_TCP_CALLERS_H
 
@@ -15,22 +15,22 @@ extern "C" {
 #endif
 
 enum {
-    DSVI_CALLERS_MAX = 256, /* heard at once; further callers wait in the listener's queue */
+    DSVI_CALLERS_MAX = 256, /* handshakes at the same time; further callers wait in the listener's backlog */
     DSVI_CALLER_POLLERS = DSVI_CALLERS_MAX + DSVI_PLACES_MAX,
 };
 
-/* One line without a newline. */
-typedef void DsviTcpSay(void *context, const char *line);
+/* Logs one line without newline. */
+typedef void DsviTcpLog(void *context, const char *line);
 
-/* A caller has sent a hello with the seal of this job. The verdict is sent to it; with DSVI_CALL_TAKEN the
- * connection becomes the callee's. */
+/* Called for each caller whose hello has the seal of this job. Returns the verdict, which is sent to the
+ * caller. With DSVI_CALL_TAKEN the function takes ownership of the connection `file`. */
 typedef DsviVerdict DsviTcpCalled(void *context, const DsviHello *hello, int file, const DsviTcpPlace *from);
 
 typedef struct DsviCaller {
     int file;
     DsviTcpPlace from;
-    double came;  /* clock: when it was accepted */
-    double until; /* clock: its hello must be there by then */
+    double came;  /* time (dsvi_clock_seconds) when the connection was accepted */
+    double until; /* time by which the caller's hello must have arrived */
     DsviChallenge challenge;
     unsigned char in[sizeof(DsviHello)];
     size_t got;
@@ -39,25 +39,27 @@ typedef struct DsviCaller {
 typedef struct DsviTcpCallers {
     const DsviJobKey *key;
     int64_t rank, size;
-    DsviTcpSay *say;
+    DsviTcpLog *log;
     DsviTcpCalled *called;
     void *context;
     int listener[DSVI_PLACES_MAX];
-    DsviTcpPlace at[DSVI_PLACES_MAX]; /* where they listen */
+    DsviTcpPlace at[DSVI_PLACES_MAX]; /* addresses of the listeners */
     int listeners;
-    DsviCaller caller[DSVI_CALLERS_MAX]; /* in the order in which they came */
+    DsviCaller caller[DSVI_CALLERS_MAX]; /* in the order in which they were accepted */
     int count;
-    int64_t dropped; /* callers so far */
+    int64_t dropped; /* number of callers that were dropped so far */
 } DsviTcpCallers;
 
-/* Listens at all of `places` that are this machine's. DSV_E_IO: at none of them, or a port is taken. */
+/* Listens at all of `places` that are addresses of this machine. DSV_E_IO if none is, or if another program
+ * uses the port. */
 DsvStatus dsvi_tcp_callers_listen(DsviTcpCallers *callers, const DsviTcpPlaces *places);
 void dsvi_tcp_callers_close(DsviTcpCallers *callers);
 
-/* Fills what is to be polled; returns how many. A listener whose calls cannot be accepted now is not polled
- * (-1): all places hold callers that have had no time yet to send a hello. */
+/* Fills the entries for poll() and returns how many they are. Listeners get descriptor -1 while no further
+ * caller can be accepted, because all DSVI_CALLERS_MAX callers are younger than a second. */
 int dsvi_tcp_callers_pollers(const DsviTcpCallers *callers, struct pollfd *poller);
-/* Serves what the pollers found: as many, in the same order, with nothing else done in between. */
+/* Handles the events that poll() reported in the entries of dsvi_tcp_callers_pollers; no other function of
+ * `callers` may be called in between. */
 DsvStatus dsvi_tcp_callers_serve(DsviTcpCallers *callers, const struct pollfd *poller);
 
 #ifdef __cplusplus

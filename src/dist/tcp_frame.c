@@ -18,7 +18,7 @@ DsviFrameSeen dsvi_frame_peek(int file, DsviFrameHead *head)
     return ended ? DSVI_SEEN_END : DSVI_SEEN_NOTHING;
 }
 
-void dsvi_frame_take_head(int file)
+void dsvi_frame_receive_head(int file)
 {
     DsviFrameHead head;
     (void)!recv(file, &head, sizeof head, MSG_DONTWAIT);
@@ -32,13 +32,13 @@ bool dsvi_frame_send(int file, uint32_t kind, const void *data, size_t bytes)
     return sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)(sizeof head + bytes);
 }
 
-void dsvi_frame_sentence(int file, size_t bytes, char sentence[DSVI_MESSAGE_BYTES])
+void dsvi_frame_receive_message(int file, size_t bytes, char sentence[DSVI_MESSAGE_BYTES])
 {
     struct pollfd poller = {file, POLLIN, 0};
     size_t got = 0, room = DSVI_MESSAGE_BYTES - 1;
     while (got < bytes && got < room && poll(&poller, 1, 1000) > 0) {
-        size_t wanted = bytes - got < room - got ? bytes - got : room - got;
-        ssize_t more = recv(file, sentence + got, wanted, 0);
+        size_t limit = bytes < room ? bytes : room;
+        ssize_t more = recv(file, sentence + got, limit - got, 0);
         if (more <= 0)
             break;
         got += (size_t)more;
@@ -46,11 +46,12 @@ void dsvi_frame_sentence(int file, size_t bytes, char sentence[DSVI_MESSAGE_BYTE
     sentence[got] = 0;
 }
 
-bool dsvi_frame_await_farewell(int file, double seconds)
+bool dsvi_frame_await_goodbye(int file, double seconds)
 {
     char data[65536 + sizeof(DsviFrameHead)];
     DsviFrameHead last;
-    size_t kept = 0; /* bytes of the end of the stream so far, at the start of `data` */
+    size_t kept = 0; /* data[0] to data[kept - 1] are the last bytes of the stream so far, at most as many as
+                        a frame head has */
     double until = dsvi_clock_seconds() + seconds, left;
     while ((left = until - dsvi_clock_seconds()) > 0) {
         struct pollfd poller = {file, POLLIN, 0};
@@ -67,7 +68,7 @@ bool dsvi_frame_await_farewell(int file, double seconds)
         if (kept < sizeof last)
             continue;
         memcpy(&last, data, sizeof last);
-        if (last.kind == DSVI_FRAME_FAREWELL && last.group == 0 && last.bytes == 0)
+        if (last.kind == DSVI_FRAME_GOODBYE && last.group == 0 && last.bytes == 0)
             return true;
     }
     return false;

@@ -6,19 +6,19 @@
 
 #include <sodium.h>
 
-/* The last character is the version of these messages. */
+/* The last character is the version of the handshake. */
 static const char MAGIC[DSVI_MAGIC_BYTES + 1] = "dsv-job2";
 
 static_assert(crypto_auth_BYTES == DSVI_SEAL_BYTES, "a seal");
 static_assert(crypto_auth_KEYBYTES == sizeof(DsviJobKey), "a key");
-/* Messages are sealed and sent as bytes: no padding. */
+/* The structs must have no padding, because they are sealed and sent as bytes. */
 static_assert(sizeof(DsviChallenge) == 40 && sizeof(DsviHello) == 104 && sizeof(DsviAnswer) == 56, "layout");
 
-DsvStatus dsvi_job_key(const char *word, DsviJobKey *key)
+DsvStatus dsvi_job_key_derive(const char *text, DsviJobKey *key)
 {
     if (sodium_init() < 0)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "libsodium does not start: no source of random numbers here");
-    crypto_generichash(key->bytes, sizeof key->bytes, (const unsigned char *)word, strlen(word), NULL, 0);
+    crypto_generichash(key->bytes, sizeof key->bytes, (const unsigned char *)text, strlen(text), NULL, 0);
     return DSV_OK;
 }
 
@@ -33,8 +33,8 @@ void dsvi_challenge_make(DsviChallenge *challenge)
     randombytes_buf(challenge->nonce, sizeof challenge->nonce);
 }
 
-/* The seal of a hello, or (`answer` not NULL) of an answer. The kinds differ in length, so that a seal of one
- * is none of the other. */
+/* Computes the seal of a hello, or of an answer if `answer` is not NULL. The two cannot be confused, because
+ * the sealed bytes differ in length. */
 static void seal(const DsviJobKey *key, const DsviChallenge *challenge, const DsviHello *hello,
                  const DsviAnswer *answer, unsigned char out[DSVI_SEAL_BYTES])
 {
@@ -67,27 +67,27 @@ void dsvi_answer_make(const DsviJobKey *key, const DsviChallenge *challenge, con
 }
 
 static DsviMessageKind kind_of(const char magic[DSVI_MAGIC_BYTES], const unsigned char found[DSVI_SEAL_BYTES],
-                               const unsigned char wanted[DSVI_SEAL_BYTES])
+                               const unsigned char expected[DSVI_SEAL_BYTES])
 {
     if (!dsvi_message_begins(magic, DSVI_MAGIC_BYTES))
         return DSVI_MESSAGE_STRANGE;
-    return sodium_memcmp(found, wanted, DSVI_SEAL_BYTES) == 0 ? DSVI_MESSAGE_GOOD : DSVI_MESSAGE_OTHER_JOB;
+    return sodium_memcmp(found, expected, DSVI_SEAL_BYTES) == 0 ? DSVI_MESSAGE_GOOD : DSVI_MESSAGE_OTHER_JOB;
 }
 
 DsviMessageKind dsvi_hello_read(const DsviJobKey *key, const DsviChallenge *challenge, const void *bytes,
                                 DsviHello *out)
 {
-    unsigned char wanted[DSVI_SEAL_BYTES];
+    unsigned char expected[DSVI_SEAL_BYTES];
     memcpy(out, bytes, sizeof *out);
-    seal(key, challenge, out, NULL, wanted);
-    return kind_of(out->magic, out->seal, wanted);
+    seal(key, challenge, out, NULL, expected);
+    return kind_of(out->magic, out->seal, expected);
 }
 
 DsviMessageKind dsvi_answer_read(const DsviJobKey *key, const DsviChallenge *challenge,
                                  const DsviHello *hello, const void *bytes, DsviAnswer *out)
 {
-    unsigned char wanted[DSVI_SEAL_BYTES];
+    unsigned char expected[DSVI_SEAL_BYTES];
     memcpy(out, bytes, sizeof *out);
-    seal(key, challenge, hello, out, wanted);
-    return kind_of(out->magic, out->seal, wanted);
+    seal(key, challenge, hello, out, expected);
+    return kind_of(out->magic, out->seal, expected);
 }

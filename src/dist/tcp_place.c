@@ -62,7 +62,7 @@ void dsvi_places_add(DsviTcpPlaces *places, const DsviTcpPlace *place)
         places->place[places->count++] = *place;
 }
 
-DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places)
+DsvStatus dsvi_places_resolve(const char *address, int port, DsviTcpPlaces *places)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
@@ -70,7 +70,7 @@ DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places)
     memset(places, 0, sizeof *places);
     int error = getaddrinfo(address, NULL, &hints, &found);
     if (error)
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "no machine %s is known here: %s", address, gai_strerror(error));
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "cannot resolve host name %s: %s", address, gai_strerror(error));
     for (const struct addrinfo *at = found; at; at = at->ai_next) {
         struct sockaddr_storage where = {0};
         if (at->ai_family != AF_INET && at->ai_family != AF_INET6)
@@ -78,11 +78,11 @@ DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places)
         memcpy(&where, at->ai_addr, at->ai_addrlen);
         DsviTcpPlace place = from_system(&where);
         place.port = (uint16_t)port;
-        dsvi_places_add(places, &place); /* the system may name an address twice */
+        dsvi_places_add(places, &place); /* getaddrinfo may return an address twice */
     }
     freeaddrinfo(found);
     if (places->count == 0)
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s has no address of the Internet's protocols", address);
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s has neither an IPv4 nor an IPv6 address", address);
     bool names_loopback = strcmp(address, "localhost") == 0 || inet_pton(AF_INET, address, literal) == 1 ||
                           inet_pton(AF_INET6, address, literal) == 1;
     places->hides_address = !names_loopback && dsvi_place_is_loopback(&places->place[0]);
@@ -104,7 +104,7 @@ const char *dsvi_place_text(const DsviTcpPlace *place, char text[DSVI_PLACE_TEXT
     return text;
 }
 
-DsviTcpPlace dsvi_place_own(int file)
+DsviTcpPlace dsvi_place_local(int file)
 {
     struct sockaddr_storage where = {0};
     socklen_t length = sizeof where;
@@ -120,8 +120,8 @@ DsviTcpPlace dsvi_place_peer(int file)
     return from_system(&where);
 }
 
-/* Closes a socket of which a call failed, and keeps the reason. */
-static int failed(int file)
+/* Closes a socket after a failed call and keeps errno. Returns -1. */
+static int close_failed_socket(int file)
 {
     int error = errno;
     close(file);
@@ -137,11 +137,11 @@ int dsvi_place_listen(DsviTcpPlace *place)
     if (file < 0)
         return -1;
     setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (place->family == AF_INET6) /* the addresses of the other protocol have a listener of their own */
+    if (place->family == AF_INET6) /* accept IPv6 only, because IPv4 has a separate listener */
         setsockopt(file, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
     if (bind(file, (struct sockaddr *)&where, length) != 0 || listen(file, SOMAXCONN) != 0)
-        return failed(file);
-    *place = dsvi_place_own(file);
+        return close_failed_socket(file);
+    *place = dsvi_place_local(file);
     return file;
 }
 
@@ -151,11 +151,11 @@ int dsvi_place_connect(const DsviTcpPlace *place)
     socklen_t length = to_system(place, &where);
     int file = socket(place->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (file >= 0 && connect(file, (struct sockaddr *)&where, length) != 0 && errno != EINPROGRESS)
-        return failed(file);
+        return close_failed_socket(file);
     return file;
 }
 
-void dsvi_place_set_up(int file)
+void dsvi_place_set_options(int file)
 {
     int yes = 1;
     setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);

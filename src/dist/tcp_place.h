@@ -1,4 +1,4 @@
-/* Addresses and ports at which ranks listen. */
+/* Places: socket addresses (IP address and port) at which ranks listen. */
 #ifndef DSVI_TCP_PLACE_H
 #define DSVI_TCP_PLACE_H
 
@@ -13,7 +13,7 @@ extern "C" {
 
 enum { DSVI_PLACES_MAX = 4, DSVI_PLACE_TEXT = 80 };
 
-/* Plain bytes: ranks send it to each other. All zero: none. */
+/* A socket address in a form that ranks send to each other. All zero: no address. */
 typedef struct DsviTcpPlace {
     uint16_t family; /* AF_INET or AF_INET6 */
     uint16_t port;   /* host order */
@@ -21,7 +21,7 @@ typedef struct DsviTcpPlace {
     unsigned char address[16];
 } DsviTcpPlace;
 
-/* What a name stands for, in the order in which the system prefers its addresses. */
+/* The addresses of a host name, in the order in which the system prefers them. */
 typedef struct DsviTcpPlaces {
     DsviTcpPlace place[DSVI_PLACES_MAX];
     int count;
@@ -30,34 +30,34 @@ typedef struct DsviTcpPlaces {
     bool hides_address;
 } DsviTcpPlaces;
 
-/* Adds a place, unless `places` holds an equal one already or is full. */
+/* Adds a place, unless `places` has an equal one or is full. */
 void dsvi_places_add(DsviTcpPlaces *places, const DsviTcpPlace *place);
 
-/* DSV_E_NOT_FOUND where no machine has that name. */
-DsvStatus dsvi_places_find(const char *address, int port, DsviTcpPlaces *places);
+/* Resolves a host name or IP address. DSV_E_NOT_FOUND if it has no IP address. */
+DsvStatus dsvi_places_resolve(const char *address, int port, DsviTcpPlaces *places);
 
-/* Every address of the machine, at `port`. */
+/* Sets the places that stand for all addresses of this machine, IPv4 and IPv6, at `port`. */
 void dsvi_places_all(int port, DsviTcpPlaces *places);
 
 bool dsvi_place_is_loopback(const DsviTcpPlace *place);
 
-/* "127.0.0.1:29500", "[::1]:29500". */
+/* Writes "127.0.0.1:29500" or "[::1]:29500"; returns `text`. */
 const char *dsvi_place_text(const DsviTcpPlace *place, char text[DSVI_PLACE_TEXT]);
 
-/* The two ends of a connection. */
-DsviTcpPlace dsvi_place_own(int file);
+/* Return the local and the remote address of a connection. */
+DsviTcpPlace dsvi_place_local(int file);
 DsviTcpPlace dsvi_place_peer(int file);
 
-/* A listener at `place`, which becomes the place where it does listen (port 0: one that the system chooses).
- * -1: errno tells why not. */
+/* Opens a listening socket at `place` and returns its descriptor. With port 0 the system chooses a port,
+ * which is written to *place. Returns -1 with errno after a failure. */
 int dsvi_place_listen(DsviTcpPlace *place);
 
-/* Begins to connect to `place` without waiting. -1: errno tells why not. */
+/* Starts to connect to `place` without waiting and returns the descriptor; -1 with errno after a failure. */
 int dsvi_place_connect(const DsviTcpPlace *place);
 
-/* What every connection between ranks is set to: it does not block, sends small frames at once, notices a
- * machine that is gone, and is closed by exec. */
-void dsvi_place_set_up(int file);
+/* Sets the options of a connection between ranks: non-blocking, TCP_NODELAY, keep-alive (detects machines
+ * that are down) and close-on-exec. */
+void dsvi_place_set_options(int file);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* What carries the bytes of a DsvComm: the one thing a new kind of ranks has to implement. All that comm.h
- * promises beyond moving pieces, sums above all, is written once over it, in comm.c. */
+/* A transport moves the bytes of a DsviComm: threads, TCP, MPI or NCCL. A new transport implements
+ * DsviTransport; comm.c implements the rest of comm.h, sums included, with the functions of DsviTransport. */
 #ifndef DSVI_TRANSPORT_H
 #define DSVI_TRANSPORT_H
 
@@ -9,62 +9,71 @@
 extern "C" {
 #endif
 
-/* `receive` has one piece a rank, like `send`; the own ones are none of the transport's business. */
-typedef struct DsvTransport {
-    const char *name;
-    bool at_once; /* as dsvi_comm_at_once */
-    DsvStatus (*exchange)(DsvComm *comm, const DsvPiece *send, const DsvPiece *receive);
-    /* A group of the ranks member[0..count), of which this one is member[rank]; all ranks of `comm` call.
-     * `number` is one that no two groups share which have a rank in common. NULL: cannot be split. */
-    DsvStatus (*split)(DsvComm *comm, const int64_t *member, int64_t count, int64_t rank, int64_t number,
-                       DsvComm **out);
-    /* As dsvi_comm_listen, also while another thread is in a call. NULL where the transport relies on another
-     * group for that. */
-    DsvStatus (*listen)(DsvComm *comm);
-    /* The sentence reaches every rank of the program. */
-    void (*fail)(DsvComm *comm, const char *sentence);
-    /* As dsvi_comm_told. NULL where ranks share a process, which reports for all. */
-    bool (*told)(DsvComm *comm);
-    void (*close)(DsvComm *comm);
+typedef struct DsviTransport {
+    const char *name; /* for messages: "TCP" */
+    bool at_once;     /* result of dsvi_comm_is_concurrent */
+    /* Sends send[r] to rank r and fills receive[r] from rank r, for every rank r except this one; comm.c has
+     * copied the local piece already. A device transport returns at once if
+     * comm->begun is set. */
+    DsvStatus (*exchange)(DsviComm *comm, const DsviPiece *send, const DsviPiece *receive);
+    /* Makes a group of the ranks member[0] to member[count - 1]; this rank is member[rank]. All ranks of
+     * `comm` call. No two groups with a rank in common have the same `number`. NULL: groups cannot be
+     * split. */
+    DsvStatus (*split)(DsviComm *comm, const int64_t *member, int64_t count, int64_t rank, int64_t number,
+                       DsviComm **out);
+    /* Implements dsvi_comm_check_failure; may be called while another thread is in a call of the group. NULL:
+     * the transport cannot receive failure messages; the ranks' host group receives them. */
+    DsvStatus (*listen)(DsviComm *comm);
+    /* Sends the message `sentence` of a failure to all ranks of the program. */
+    void (*fail)(DsviComm *comm, const char *sentence);
+    /* Implements dsvi_comm_await_report. NULL: all ranks are threads of one process, which reports once. */
+    bool (*told)(DsviComm *comm);
+    void (*close)(DsviComm *comm);
 
-    /* NULL where the memory is the host's; elsewhere `scratch` is lent (dsvi_comm_lend). */
-    /* out (n) = part[0] + part[1] + ..., of which an exchange that was begun may be bringing some; returns
-     * when that is done. The parts may be written to, and `out` is one of them. */
-    DsvStatus (*sum)(DsvComm *comm, DsvDtype dtype, const DsvPiece *part, void *out, int64_t n);
-    DsvStatus (*copy)(DsvComm *comm, void *to, const void *from, size_t bytes);
-    DsvStatus (*mark)(DsvComm *comm, int64_t mark);
-    /* Until exchanges that have returned early, for the group was begun, are done. */
-    DsvStatus (*await)(DsvComm *comm);
-    /* Puts number `number` behind the exchanges so far; the device's stream goes on behind it. */
-    DsvStatus (*number)(DsvComm *comm, int64_t number);
-    DsvStatus (*follow)(DsvComm *comm, int64_t number);
-} DsvTransport;
+    /* The functions below are NULL in transports for host memory. In transports for device memory
+     * comm->scratch is the workspace that was set with dsvi_comm_set_workspace. */
 
-/* The head of every transport's own struct, which begins with it. */
-struct DsvComm {
-    const DsvTransport *transport;
+    /* out (n) = part[0] + part[1] + ... in this order, part[r] from rank r; returns when the sum is done. An
+     * exchange may still be filling the parts: the sum waits for it. `out` is one of the parts; all parts may
+     * be overwritten. */
+    DsvStatus (*sum)(DsviComm *comm, DsviDtype dtype, const DsviPiece *part, void *out, int64_t n);
+    DsvStatus (*copy)(DsviComm *comm, void *to, const void *from, size_t bytes);
+    DsvStatus (*mark)(DsviComm *comm, int64_t mark); /* implements dsvi_comm_record_mark */
+    /* Waits for the exchanges that returned at once because comm->begun was set. */
+    DsvStatus (*await)(DsviComm *comm);
+    /* Records event `number` after the exchanges enqueued so far. */
+    DsvStatus (*number)(DsviComm *comm, int64_t number);
+    /* Makes the device's stream wait for event `number`. */
+    DsvStatus (*follow)(DsviComm *comm, int64_t number);
+} DsviTransport;
+
+/* First member of every transport's own struct. */
+struct DsviComm {
+    const DsviTransport *transport;
     int64_t rank, size;
     double timeout_s;
-    const char *call;         /* what is being done, for sentences: "all_reduce" */
-    int64_t behind;           /* the mark that calls wait for; -1: for everything */
-    bool begun;               /* exchanges are not waited for: dsvi_comm_begin */
-    int64_t begun_count;      /* of them since then */
-    int64_t *last_number;     /* of a group, of those made by this rank; all its groups share it */
-    DsvCommSent sent;
-    DsvPiece *send, *receive; /* (size) each */
-    int64_t *bound;           /* (size + 1) */
-    unsigned char *scratch;   /* (size, chunk) what others send towards a sum; NULL: none has been lent */
-    size_t chunk;             /* bytes that a sum takes from each rank at once */
+    const char *call; /* name of the current call, for messages: "all_reduce" */
+    int64_t behind;   /* calls wait for this mark (dsvi_comm_start_after); -1: for all work in the stream */
+    bool begun;       /* exchanges return before they are done (dsvi_comm_begin_async) */
+    int64_t begun_count;  /* exchanges and swaps since dsvi_comm_begin_async */
+    int64_t *last_number; /* highest group number so far on this rank; shared by its groups */
+    DsviCommSent sent;
+    DsviPiece *send, *receive; /* (size) each: arguments of exchanges that comm.c makes */
+    int64_t *bound;            /* (size + 1) bounds that comm.c computes */
+    unsigned char *scratch;    /* (size, chunk) workspace of sums; NULL: not set yet */
+    size_t chunk;              /* bytes that a sum receives from each rank at a time */
 };
 
-/* For transports: a zeroed comm of `bytes`, the head filled in. */
-DsvStatus dsvi_comm_make(const DsvTransport *transport, size_t bytes, int64_t rank, int64_t size,
-                         double timeout_s, int64_t *last_number, DsvComm **out);
-void dsvi_comm_release(DsvComm *comm);
+/* For transports: allocates a struct of `bytes` bytes that begins with a DsviComm, initialises the DsviComm
+ * and clears the rest. */
+DsvStatus dsvi_comm_alloc(const DsviTransport *transport, size_t bytes, int64_t rank, int64_t size,
+                          double timeout_s, int64_t *last_number, DsviComm **out);
+void dsvi_comm_free(DsviComm *comm);
 
-/* Tells whoever watches the calling thread (dsvi_comm_watch). One wait is not put inside another. */
-DsvStatus dsvi_comm_waits(void);
-DsvStatus dsvi_comm_goes_on(void);
+/* Call the calling thread's hooks (dsvi_comm_set_wait_hooks) before and after a wait for other ranks. Waits
+ * must not be nested. */
+DsvStatus dsvi_comm_wait_begins(void);
+DsvStatus dsvi_comm_wait_ends(void);
 
 #ifdef __cplusplus
 }

@@ -1,11 +1,13 @@
-/* attention_merge: two results of attention of the same queries over different keys become one.
+/* attention_merge: combines two attention results of the same queries over disjoint sets of keys.
  *
  *     lse = log(exp(from_lse) + exp(part_lse))
  *     to  = exp(from_lse - lse) from + exp(part_lse - lse) part
- * for each row (b, s, h); formed from the larger of the two, so that nothing overflows. An lse of -inf says
- * that there was no key: that result is not used, whatever it is; where both are so, `to` is 0 and lse -inf.
- * Results of many stretches of keys are merged one by one: between the first and the last merge the joint
- * result is kept in acc. Arithmetic is in F32 or wider. */
+ *
+ * for each row (b, s, h). The larger lse is subtracted from both exponents, so that nothing overflows. An lse
+ * of -inf means that the result had no key; its row is then not read and may contain anything. If from_lse
+ * and part_lse are both -inf, `to` is 0 and lse is -inf. Results over more than two sets of keys are merged
+ * one after another; between the first and the last merge the combined result is kept in `acc`, the
+ * accumulation dtype. Arithmetic is in F32 or wider. */
 #ifndef DSVI_ATTENTION_MERGE_H
 #define DSVI_ATTENTION_MERGE_H
 
@@ -15,17 +17,20 @@
 extern "C" {
 #endif
 
-typedef struct DsvAttentionMergeArgs {
+typedef struct DsviAttentionMergeArgs {
     int64_t batch, heads, queries, head_dim; /* B, N, S, D */
-    DsvDtype act, acc;
-    DsvDtype from_dtype, to_dtype;           /* act or acc */
-    DsvHeads from;                           /* (B, S, N, D) */
-    DsvHeads part;                           /* (B, S, N, D) act */
-    DsvHeads to;                             /* (B, S, N, D); may be `from`, where dtypes and strides agree */
-    void *lse;                               /* (B, N, S) acc: from_lse, overwritten with the joint one */
-    const void *part_lse;                    /* (B, N, S) acc */
-} DsvAttentionMergeArgs;
-typedef DsvStatus dsvi_attention_merge_fn(DsvStream *stream, const DsvAttentionMergeArgs *args);
+    DsviDtype act, acc;                      /* activation dtype, accumulation dtype */
+    /* each of these dtypes is `act` (activations) or `acc` (accumulation) */
+    DsviDtype from_dtype, to_dtype;
+    DsviHeads from; /* (B, S, N, D) */
+    DsviHeads part; /* (B, S, N, D) act */
+    DsviHeads to;   /* (B, S, N, D) of to_dtype; may be `from` if dtypes and strides
+                     * agree */
+    void *lse; /* (B, N, S) acc: log-sum-exp of scores; holds from_lse on entry, and is overwritten with the
+                * combined lse */
+    const void *part_lse; /* (B, N, S) acc */
+} DsviAttentionMergeArgs;
+typedef DsvStatus dsvi_attention_merge_fn(DsviStream *stream, const DsviAttentionMergeArgs *args);
 
 dsvi_attention_merge_fn dsvi_attention_merge_ref;
 

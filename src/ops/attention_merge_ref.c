@@ -1,14 +1,14 @@
-/* The scalar truth of attention_merge. See attention_merge.h. */
+/* Reference implementation of attention_merge. See attention_merge.h. */
 #include "ops/attention_merge.h"
 
 #include <math.h>
 
-static double weighed(double weight, DsvDtype dtype, const DsvHeads *rows, int64_t at)
+static double weighed(double weight, DsviDtype dtype, const DsviHeads *rows, int64_t at)
 {
     return weight > 0 ? weight * dsvi_load(dtype, rows->data, at) : 0;
 }
 
-static void merge_row(const DsvAttentionMergeArgs *args, int64_t b, int64_t s, int64_t h)
+static void merge_row(const DsviAttentionMergeArgs *args, int64_t b, int64_t s, int64_t h)
 {
     int64_t at = (b * args->heads + h) * args->queries + s;
     double from_lse = dsvi_load(args->acc, args->lse, at);
@@ -28,7 +28,7 @@ static void merge_row(const DsvAttentionMergeArgs *args, int64_t b, int64_t s, i
     dsvi_store(args->acc, args->lse, at, lse);
 }
 
-DsvStatus dsvi_attention_merge_ref(DsvStream *stream, const DsvAttentionMergeArgs *args)
+DsvStatus dsvi_attention_merge_ref(DsviStream *stream, const DsviAttentionMergeArgs *args)
 {
     (void)stream;
     for (int64_t b = 0; b < args->batch; b++)

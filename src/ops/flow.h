@@ -1,14 +1,17 @@
-/* The objective of flow matching and the time embedding, as Wan 2.1 has them.
+/* The flow-matching objective and the time embedding of Wan 2.1.
  *
- * noise:     out[i] = normal number first + i of `rng` (base/rng.h), rounded to acc; variants may differ in
- *            the last place.
- * flow_mix:  x_t = (1 - sigma) x0 + sigma noise, target = noise - x0; one sigma per sample.
- * mse:       loss[b] = mean over the sample of w_i (output_i - target_i)^2;
- *            doutput_i = 2 grad_scale / (batch * n) * w_i (output_i - target_i), so that with grad_scale 1 it
- *            is the gradient of the mean of loss[] over the batch. w_i = weight[i % period], or 1 without
- *            weights.
- * time_embed: row[b] = [cos(t_b w_j) | sin(t_b w_j)], w_j = 10000^(-j / (dim / 2)), cosines first;
- *            angles in double, for t reaches 1000. */
+ * noise:     out[i] = standard normal number first + i of `rng` (base/rng.h), rounded to acc. Variants may
+ *            differ in the last bit.
+ *
+ * flow_mix:  x_t = (1 - sigma) x0 + sigma noise, target = noise - x0; one sigma for each sample.
+ *
+ * mse:       loss[b] = mean over the elements i of sample b of w_i (output_i - target_i)^2;
+ *            doutput_i = 2 grad_scale / (batch * n) * w_i (output_i - target_i). With grad_scale 1, doutput
+ *            is the gradient of the mean of loss[] over the batch. w_i = weight[i % period], or 1 if `weight`
+ *            is NULL.
+ *
+ * time_embed: row[b] = [cos(t_b w_j) | sin(t_b w_j)], w_j = 10000^(-j / (dim / 2)), cosines first. Angles are
+ *            computed in double because t reaches 1000. */
 #ifndef DSVI_FLOW_H
 #define DSVI_FLOW_H
 
@@ -20,44 +23,44 @@
 extern "C" {
 #endif
 
-typedef struct DsvNoiseArgs {
+typedef struct DsviNoiseArgs {
     int64_t n;
-    DsvRng rng;
+    DsviRng rng;
     uint64_t first;
-    DsvDtype acc;
-    void *out;           /* (n) acc */
-} DsvNoiseArgs;
-typedef DsvStatus dsvi_noise_fn(DsvStream *stream, const DsvNoiseArgs *args);
+    DsviDtype acc; /* accumulation dtype */
+    void *out;     /* (n) acc */
+} DsviNoiseArgs;
+typedef DsvStatus dsvi_noise_fn(DsviStream *stream, const DsviNoiseArgs *args);
 
-typedef struct DsvFlowMixArgs {
-    int64_t batch, n;    /* n: elements of one sample */
-    DsvDtype acc;
-    const void *x0;      /* (B, n) acc */
-    const void *noise;   /* (B, n) acc */
-    const void *sigma;   /* (B) acc, device memory */
-    void *x_t, *target;  /* (B, n) acc; x_t may be x0, target may be noise */
-} DsvFlowMixArgs;
-typedef DsvStatus dsvi_flow_mix_fn(DsvStream *stream, const DsvFlowMixArgs *args);
+typedef struct DsviFlowMixArgs {
+    int64_t batch, n;   /* n: elements of one sample */
+    DsviDtype acc;      /* accumulation dtype */
+    const void *x0;     /* (B, n) acc */
+    const void *noise;  /* (B, n) acc */
+    const void *sigma;  /* (B) acc, device memory */
+    void *x_t, *target; /* (B, n) acc; x_t may be x0, target may be noise */
+} DsviFlowMixArgs;
+typedef DsvStatus dsvi_flow_mix_fn(DsviStream *stream, const DsviFlowMixArgs *args);
 
-typedef struct DsvMseArgs {
+typedef struct DsviMseArgs {
     int64_t batch, n;
     double grad_scale;
-    int64_t period;              /* of the weights; divides n */
-    DsvDtype acc;
-    const void *weight;          /* (period) acc, or NULL: all are 1 */
+    int64_t period;              /* length of `weight`; divides n */
+    DsviDtype acc;               /* accumulation dtype */
+    const void *weight;          /* (period) acc, or NULL: every w_i is 1 */
     const void *output, *target; /* (B, n) acc */
     void *loss;                  /* (B) acc */
-    void *doutput;               /* (B, n) acc, or NULL: loss alone; may be output */
-} DsvMseArgs;
-typedef DsvStatus dsvi_mse_fn(DsvStream *stream, const DsvMseArgs *args);
+    void *doutput;               /* (B, n) acc, or NULL: only the loss is computed; may be `output` */
+} DsviMseArgs;
+typedef DsvStatus dsvi_mse_fn(DsviStream *stream, const DsviMseArgs *args);
 
-typedef struct DsvTimeEmbedArgs {
+typedef struct DsviTimeEmbedArgs {
     int64_t batch, dim; /* dim is even */
-    DsvDtype acc;
+    DsviDtype acc;      /* accumulation dtype */
     const void *t;      /* (B) acc, device memory */
     void *row;          /* (B, dim) acc */
-} DsvTimeEmbedArgs;
-typedef DsvStatus dsvi_time_embed_fn(DsvStream *stream, const DsvTimeEmbedArgs *args);
+} DsviTimeEmbedArgs;
+typedef DsvStatus dsvi_time_embed_fn(DsviStream *stream, const DsviTimeEmbedArgs *args);
 
 dsvi_noise_fn dsvi_noise_ref;
 dsvi_flow_mix_fn dsvi_flow_mix_ref;

@@ -1,9 +1,9 @@
-/* The scalar truth of the flow-matching objective and the time embedding. See flow.h. */
+/* Reference implementation of the flow-matching objective and the time embedding. See flow.h. */
 #include "ops/flow.h"
 
 #include <math.h>
 
-DsvStatus dsvi_noise_ref(DsvStream *stream, const DsvNoiseArgs *args)
+DsvStatus dsvi_noise_ref(DsviStream *stream, const DsviNoiseArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->n; i++)
@@ -11,7 +11,7 @@ DsvStatus dsvi_noise_ref(DsvStream *stream, const DsvNoiseArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_flow_mix_ref(DsvStream *stream, const DsvFlowMixArgs *args)
+DsvStatus dsvi_flow_mix_ref(DsviStream *stream, const DsviFlowMixArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->batch * args->n; i++) {
@@ -23,7 +23,7 @@ DsvStatus dsvi_flow_mix_ref(DsvStream *stream, const DsvFlowMixArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_mse_ref(DsvStream *stream, const DsvMseArgs *args)
+DsvStatus dsvi_mse_ref(DsviStream *stream, const DsviMseArgs *args)
 {
     double factor = 2 * args->grad_scale / ((double)args->batch * (double)args->n);
     (void)stream;
@@ -42,7 +42,7 @@ DsvStatus dsvi_mse_ref(DsvStream *stream, const DsvMseArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_time_embed_ref(DsvStream *stream, const DsvTimeEmbedArgs *args)
+DsvStatus dsvi_time_embed_ref(DsviStream *stream, const DsviTimeEmbedArgs *args)
 {
     int64_t half = args->dim / 2;
     (void)stream;

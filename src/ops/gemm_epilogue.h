@@ -1,5 +1,6 @@
-/* What gemm does besides its product, by ops of their own: for variants, or shapes, whose product does not do
- * it. Such a variant runs its product of dsvi_gemm_bare(args), then dsvi_gemm_epilogue with the same args. */
+/* The GELU and bias-gradient parts of gemm as separate ops, for variants (or shapes) whose matrix product
+ * cannot fuse them. Such a variant computes the product of dsvi_gemm_bare(args), then calls
+ * dsvi_gemm_epilogue with the original args. */
 #ifndef DSVI_GEMM_EPILOGUE_H
 #define DSVI_GEMM_EPILOGUE_H
 
@@ -9,18 +10,20 @@
 extern "C" {
 #endif
 
-/* An op knows no table: a variant keeps these of its own. */
-typedef struct DsvGemmEpilogueOps {
+/* The ops that the epilogue calls. A gemm variant has no access to the table of operations, so it keeps this
+ * copy of the three entries. */
+typedef struct DsviGemmEpilogueOps {
     dsvi_activation_fn *activation_fwd, *activation_bwd;
     dsvi_col_sum_fn *col_sum;
-} DsvGemmEpilogueOps;
+} DsviGemmEpilogueOps;
 
-DsvGemmEpilogueOps dsvi_gemm_epilogue_ops(const DsvOps *ops);
+DsviGemmEpilogueOps dsvi_gemm_epilogue_ops(const DsviOps *ops);
 
-/* The product alone: Z goes where the epilogue looks for it. */
-DsvGemmArgs dsvi_gemm_bare(const DsvGemmArgs *args);
+/* Returns the arguments of the plain matrix product, without GELU and bias gradient. Its result Z is written
+ * where dsvi_gemm_epilogue reads it: to gelu_input if given, else to C. */
+DsviGemmArgs dsvi_gemm_bare(const DsviGemmArgs *args);
 
-DsvStatus dsvi_gemm_epilogue(const DsvGemmEpilogueOps *ops, DsvStream *stream, const DsvGemmArgs *args);
+DsvStatus dsvi_gemm_epilogue(const DsviGemmEpilogueOps *ops, DsviStream *stream, const DsviGemmArgs *args);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
-/* The scalar truth of matrix products: sums in double, one rounding on store. See gemm.h. */
+/* Reference implementation of matrix products: sums in double, one rounding on store. See gemm.h. */
 #include "ops/gemm.h"
 
 #include "ops/pointwise.h"
 
-static double product(const DsvGemmArgs *args, int64_t row, int64_t col)
+static double gemm_product(const DsviGemmArgs *args, int64_t row, int64_t col)
 {
     int64_t a_start = args->trans_a ? row : row * args->lda, a_step = args->trans_a ? args->lda : 1;
     int64_t b_start = args->trans_b ? col * args->ldb : col, b_step = args->trans_b ? 1 : args->ldb;
@@ -14,28 +14,29 @@ static double product(const DsvGemmArgs *args, int64_t row, int64_t col)
     return sum;
 }
 
-static void *element(DsvDtype dtype, const void *array, int64_t i)
+static void *gemm_element(DsviDtype dtype, const void *array, int64_t i)
 {
     return (unsigned char *)array + i * (int64_t)dsvi_dtype_size(dtype);
 }
 
-/* From Z, which lies in gelu_input or in C. */
-static DsvStatus take_gelu(DsvStream *stream, const DsvGemmArgs *args, int64_t row)
+/* Applies the GELU, or multiplies by its derivative, in one row of C. The row of Z, the matrix product before
+ * the GELU, is already stored: in gelu_input if given, else in C. */
+static DsvStatus gemm_apply_gelu(DsviStream *stream, const DsviGemmArgs *args, int64_t row)
 {
     int64_t at = row * args->ldc;
-    void *c = element(args->c_dtype, args->c, at);
-    DsvActivationArgs gelu = {.activation = DSV_GELU_TANH, .n = args->n, .dtype = args->c_dtype};
+    void *c = gemm_element(args->c_dtype, args->c, at);
+    DsviActivationArgs gelu = {.activation = DSVI_GELU_TANH, .n = args->n, .dtype = args->c_dtype};
     if (args->gelu_input) {
-        gelu.x = element(args->c_dtype, args->gelu_input, at);
+        gelu.x = gemm_element(args->c_dtype, args->gelu_input, at);
         gelu.y = c;
         return dsvi_activation_fwd_ref(stream, &gelu);
     }
-    gelu.x = element(args->c_dtype, args->gelu_backward, at);
+    gelu.x = gemm_element(args->c_dtype, args->gelu_backward, at);
     gelu.dy = gelu.dx = c;
     return dsvi_activation_bwd_ref(stream, &gelu);
 }
 
-static void add_a_sum(const DsvGemmArgs *args, int64_t row)
+static void gemm_add_a_sum(const DsviGemmArgs *args, int64_t row)
 {
     double sum = dsvi_load(args->bias_dtype, args->a_sum, row);
     for (int64_t i = 0; i < args->k; i++)
@@ -43,13 +44,13 @@ static void add_a_sum(const DsvGemmArgs *args, int64_t row)
     dsvi_store(args->bias_dtype, args->a_sum, row, sum);
 }
 
-DsvStatus dsvi_gemm_ref(DsvStream *stream, const DsvGemmArgs *args)
+DsvStatus dsvi_gemm_ref(DsviStream *stream, const DsviGemmArgs *args)
 {
     void *z = args->gelu_input ? args->gelu_input : args->c;
     for (int64_t row = 0; row < args->m; row++) {
         for (int64_t col = 0; col < args->n; col++) {
             int64_t at = row * args->ldc + col;
-            double sum = product(args, row, col);
+            double sum = gemm_product(args, row, col);
             if (args->bias)
                 sum += dsvi_load(args->bias_dtype, args->bias, col);
             if (args->accumulate)
@@ -57,14 +58,14 @@ DsvStatus dsvi_gemm_ref(DsvStream *stream, const DsvGemmArgs *args)
             dsvi_store(args->c_dtype, z, at, sum);
         }
         if (args->gelu_input || args->gelu_backward)
-            DSVI_TRY(take_gelu(stream, args, row));
+            DSVI_TRY(gemm_apply_gelu(stream, args, row));
         if (args->a_sum)
-            add_a_sum(args, row);
+            gemm_add_a_sum(args, row);
     }
     return DSV_OK;
 }
 
-DsvStatus dsvi_col_sum_ref(DsvStream *stream, const DsvColSumArgs *args)
+DsvStatus dsvi_col_sum_ref(DsviStream *stream, const DsviColSumArgs *args)
 {
     (void)stream;
     for (int64_t col = 0; col < args->n; col++) {

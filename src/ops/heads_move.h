@@ -1,9 +1,10 @@
-/* heads_move: rows of some heads from one tensor to another, as they are.
+/* heads_move: copies the rows of some heads from one tensor to another, bit by bit.
  *
  *     row (b, s, to_head[i]) of `to` = row (b, s, from_head[i]) of `from`,    0 <= i < heads
- * Rows are of D elements of any dtype (attention.h: DsvHeads). This packs the heads that go to another rank,
- * and puts those that come from one where they belong. Other rows of `to` stay as they are; the tensors must
- * not overlap, and no head of `to` comes twice. */
+ *
+ * A row has D elements of any dtype (attention.h: DsviHeads). heads_move packs the heads that are sent to
+ * another rank, and unpacks the heads that are received. Other rows of `to` are unchanged. The tensors must
+ * not overlap, and to_head must not name a head twice. */
 #ifndef DSVI_HEADS_MOVE_H
 #define DSVI_HEADS_MOVE_H
 
@@ -13,17 +14,18 @@
 extern "C" {
 #endif
 
-typedef struct DsvHeadsMoveArgs {
-    int64_t batch, tokens, heads, head_dim; /* B, S, heads that move, D */
-    DsvDtype dtype;
-    /* (heads) host memory, read before the call returns; NULL: 0, 1, 2 ... */
+typedef struct DsviHeadsMoveArgs {
+    int64_t batch, tokens, heads, head_dim; /* B, S, number of heads to copy, D */
+    DsviDtype dtype;
+    /* (heads) numbers of the heads to copy, in host memory, read before the call returns; NULL stands for 0,
+     * 1, 2 ... */
     const int32_t *from_head, *to_head;
-    DsvHeads from, to;
-} DsvHeadsMoveArgs;
-typedef DsvStatus dsvi_heads_move_fn(DsvStream *stream, const DsvHeadsMoveArgs *args);
+    DsviHeads from, to;
+} DsviHeadsMoveArgs;
+typedef DsvStatus dsvi_heads_move_fn(DsviStream *stream, const DsviHeadsMoveArgs *args);
 
-/* Number i of a list of heads, which may be NULL. */
-static inline int64_t dsvi_head_of(const int32_t *heads, int64_t i)
+/* Returns entry i of the array from_head or to_head of DsviHeadsMoveArgs. NULL stands for 0, 1, 2 ... */
+static inline int64_t dsvi_head_index(const int32_t *heads, int64_t i)
 {
     return heads ? heads[i] : i;
 }

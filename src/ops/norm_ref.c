@@ -1,9 +1,9 @@
-/* The scalar truth of the normalisations. See norm.h.
+/* Reference implementation of the normalisations. See norm.h.
  *
  * With z = (x - mean) rstd and g = dL/dz, the gradient of both norms has the form
  *     dx = rstd (g - [mean of g] - z (mean of g z)),
- * the term in brackets only where the mean is subtracted. Sums over tokens are kept in double and added
- * to their gradient once. */
+ * where the term in brackets is present only if the mean is subtracted. Sums over tokens are kept in double
+ * and added to their gradient once. */
 #include "ops/norm.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 #include "ops/gemm.h"
 
-DsvStatus dsvi_layer_norm_fwd_ref(DsvStream *stream, const DsvLayerNormArgs *args)
+DsvStatus dsvi_layer_norm_fwd_ref(DsviStream *stream, const DsviLayerNormArgs *args)
 {
     int64_t channels = args->channels;
     if (args->sum)
@@ -40,23 +40,24 @@ DsvStatus dsvi_layer_norm_fwd_ref(DsvStream *stream, const DsvLayerNormArgs *arg
     return DSV_OK;
 }
 
-/* z = (x - mean) rstd of channel c in row `row`. */
-static double layer_norm_z(const DsvLayerNormArgs *args, int64_t row, int64_t c)
+/* Returns the normalised value z = (x - mean) * rstd of channel c of a row. */
+static double layer_norm_z(const DsviLayerNormArgs *args, int64_t row, int64_t c)
 {
     double x = dsvi_load(args->acc, args->x, row * args->channels + c);
     return (x - dsvi_load(args->acc, args->mean, row)) * dsvi_load(args->acc, args->rstd, row);
 }
 
-/* dL/dz of channel c in row `row`. */
-static double layer_norm_dz(const DsvLayerNormArgs *args, int64_t row, int64_t c)
+/* Returns the gradient of the loss with respect to the normalised value z of channel c of a row. */
+static double layer_norm_dz(const DsviLayerNormArgs *args, int64_t row, int64_t c)
 {
     int64_t modulation = row / args->tokens * args->sample_stride;
     return dsvi_load(args->act, args->dy, row * args->channels + c) *
            (args->one_plus + dsvi_load(args->acc, args->scale, modulation + c));
 }
 
-/* Adds the gradients of scale and shift over `rows` rows from `first_row` on, all of which share them. */
-static void layer_norm_modulation_grad(const DsvLayerNormArgs *args, int64_t first_row, int64_t rows,
+/* Adds the gradients of scale and shift, summed over `rows` rows starting at `first_row`. All these rows
+ * share the scale and shift at offset `modulation`. */
+static void layer_norm_modulation_grad(const DsviLayerNormArgs *args, int64_t first_row, int64_t rows,
                                        int64_t modulation)
 {
     for (int64_t c = 0; c < args->channels; c++) {
@@ -72,7 +73,7 @@ static void layer_norm_modulation_grad(const DsvLayerNormArgs *args, int64_t fir
     }
 }
 
-DsvStatus dsvi_layer_norm_bwd_ref(DsvStream *stream, const DsvLayerNormArgs *args)
+DsvStatus dsvi_layer_norm_bwd_ref(DsviStream *stream, const DsviLayerNormArgs *args)
 {
     int64_t channels = args->channels;
     for (int64_t row = 0; row < args->batch * args->tokens; row++) {
@@ -98,27 +99,29 @@ DsvStatus dsvi_layer_norm_bwd_ref(DsvStream *stream, const DsvLayerNormArgs *arg
     return args->then ? dsvi_gate_residual_bwd_ref(stream, args->then) : DSV_OK;
 }
 
-/* Turns the pair (a, b), channels c and c + 1 of a token, by its angle; direction -1 turns back. */
-static void rotate(const DsvRmsNormRopeArgs *args, int64_t token, int64_t c, double direction,
-                   double *a, double *b)
+/* Rotates the pair (a, b), channels c and c + 1 of a token, by the angle of the RoPE tables. With direction
+ * -1 it rotates back. */
+static void rotate(const DsviRmsNormRopeArgs *args, int64_t token, int64_t c, double direction, double *a,
+                   double *b)
 {
     if (!args->cos)
         return;
     int64_t at = token * (args->head_dim / 2) + c % args->head_dim / 2;
     double cosine = dsvi_load(args->acc, args->cos, at);
     double sine = direction * dsvi_load(args->acc, args->sin, at);
-    double turned = *a * cosine - *b * sine;
+    double rotated = *a * cosine - *b * sine;
     *b = *a * sine + *b * cosine;
-    *a = turned;
+    *a = rotated;
 }
 
-/* x rstd weight of channel c. */
-static double rms_norm_u(const DsvRmsNormRopeArgs *args, int64_t start, int64_t c, double rstd)
+/* Returns u = x * rstd * weight, the RMS norm before the rotation, of channel c of the row whose first
+ * element is `start`. */
+static double rms_norm_u(const DsviRmsNormRopeArgs *args, int64_t start, int64_t c, double rstd)
 {
     return dsvi_load(args->act, args->x, start + c) * rstd * dsvi_load(args->acc, args->weight, c);
 }
 
-DsvStatus dsvi_rms_norm_rope_fwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs *args)
+DsvStatus dsvi_rms_norm_rope_fwd_ref(DsviStream *stream, const DsviRmsNormRopeArgs *args)
 {
     int64_t channels = args->heads * args->head_dim;
     (void)stream;
@@ -143,8 +146,9 @@ DsvStatus dsvi_rms_norm_rope_fwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs
     return DSV_OK;
 }
 
-/* dL/du of channels c and c + 1 (the second 0 past the end): dy turned back. */
-static void rms_norm_du(const DsvRmsNormRopeArgs *args, int64_t row, int64_t c, double du[2])
+/* Computes the gradient of the loss with respect to u, the RMS norm before the rotation, for channels c and c
+ * + 1: dy rotated back. du[1] is 0 if channel c + 1 does not exist. */
+static void rms_norm_du(const DsviRmsNormRopeArgs *args, int64_t row, int64_t c, double du[2])
 {
     int64_t channels = args->heads * args->head_dim, at = row * channels + c;
     du[0] = dsvi_load(args->act, args->dy, at);
@@ -152,7 +156,7 @@ static void rms_norm_du(const DsvRmsNormRopeArgs *args, int64_t row, int64_t c, 
     rotate(args, row % args->tokens, c, -1, &du[0], &du[1]);
 }
 
-static void rms_norm_dweight(const DsvRmsNormRopeArgs *args)
+static void rms_norm_dweight(const DsviRmsNormRopeArgs *args)
 {
     int64_t channels = args->heads * args->head_dim;
     for (int64_t c = 0; c < channels; c++) {
@@ -167,10 +171,10 @@ static void rms_norm_dweight(const DsvRmsNormRopeArgs *args)
     }
 }
 
-DsvStatus dsvi_rms_norm_rope_bwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs *args)
+DsvStatus dsvi_rms_norm_rope_bwd_ref(DsviStream *stream, const DsviRmsNormRopeArgs *args)
 {
     int64_t channels = args->heads * args->head_dim;
-    rms_norm_dweight(args); /* before dx, which may overwrite dy */
+    rms_norm_dweight(args); /* must run before dx is written, because dx may overwrite dy */
     for (int64_t row = 0; row < args->batch * args->tokens; row++) {
         double mean_gz = 0, rstd = dsvi_load(args->acc, args->rstd, row), du[2];
         for (int64_t c = 0; c < channels; c++) {
@@ -188,7 +192,12 @@ DsvStatus dsvi_rms_norm_rope_bwd_ref(DsvStream *stream, const DsvRmsNormRopeArgs
             dsvi_store(args->act, args->dx, row * channels + c, rstd * (g - z * mean_gz));
         }
     }
-    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = channels, .x_dtype = args->act, .x = args->dx,
-                         .ldx = channels, .y_dtype = args->acc, .y = args->dx_sum};
+    DsviColSumArgs sum = {.m = args->batch * args->tokens,
+                          .n = channels,
+                          .x_dtype = args->act,
+                          .x = args->dx,
+                          .ldx = channels,
+                          .y_dtype = args->acc,
+                          .y = args->dx_sum};
     return args->dx_sum ? dsvi_col_sum_ref(stream, &sum) : DSV_OK;
 }

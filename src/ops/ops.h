@@ -1,9 +1,10 @@
-/* The table of operations a backend offers, and the backend itself: a device plus its table.
+/* The table of operations of a backend, and the backend: a device with its table.
  *
- * A table is filled from the scalar truth upward: first every slot with its _ref, then each slot again
- * with the best variant the machine has. Host code calls backend->ops.gemm.run(stream, &args) and
- * never knows which variant answers; `variant` is for people and for tests.
- * A variant that does not serve a request (an F64 tensor, say) answers DSV_E_UNSUPPORTED and names it. */
+ * A table is filled in layers: first every slot gets its reference implementation (_ref), then faster
+ * variants replace it where the machine supports them. Host code calls backend->ops.gemm.run(stream, &args)
+ * and does not depend on the variant; the name in `variant` is for reports and tests. A variant that does not
+ * support some arguments (for example an F64 tensor) returns DSV_E_UNSUPPORTED with a message that names
+ * them. */
 #ifndef DSVI_OPS_H
 #define DSVI_OPS_H
 
@@ -25,23 +26,23 @@
 extern "C" {
 #endif
 
-#define DSVI_OP_SLOT(fn_type)      \
-    struct {                       \
-        fn_type *run;              \
-        const char *variant;       \
+#define DSVI_OP_SLOT(fn_type) \
+    struct {                  \
+        fn_type *run;         \
+        const char *variant;  \
     }
-#define DSVI_OP_SLOT_WITH_WORKSPACE(fn_type, workspace_fn_type) \
-    struct {                                                    \
-        fn_type *run;                                           \
-        workspace_fn_type *workspace; /* NULL: needs none */    \
-        const char *variant;                                    \
+#define DSVI_OP_SLOT_WITH_WORKSPACE(fn_type, workspace_fn_type)               \
+    struct {                                                                  \
+        fn_type *run;                                                         \
+        workspace_fn_type *workspace; /* NULL if the op needs no workspace */ \
+        const char *variant;                                                  \
     }
 
-/* Scratch bytes that the op in `slot` wants for these arguments. */
+/* Bytes of workspace that the op in `slot` needs for these arguments. */
 #define DSVI_OP_WORKSPACE(slot, stream, args) \
     ((slot).workspace ? (slot).workspace((stream), (args)) : (size_t)0)
 
-typedef struct DsvOps {
+typedef struct DsviOps {
     DSVI_OP_SLOT(dsvi_gemm_fn) gemm;
     DSVI_OP_SLOT(dsvi_col_sum_fn) col_sum;
 
@@ -59,7 +60,7 @@ typedef struct DsvOps {
     DSVI_OP_SLOT(dsvi_mse_fn) mse;
     DSVI_OP_SLOT(dsvi_time_embed_fn) time_embed;
 
-    /* one pair of slots each for dense attention and attention over lists */
+    /* dense attention and attention over lists have separate slots */
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_fn, dsvi_attention_workspace_fn)
     attention_fwd, attention_bwd, attention_list_fwd, attention_list_bwd;
     DSVI_OP_SLOT(dsvi_attention_merge_fn) attention_merge;
@@ -71,7 +72,7 @@ typedef struct DsvOps {
     select_histogram, select_lists;
     DSVI_OP_SLOT(dsvi_select_threshold_fn) select_threshold;
     DSVI_OP_SLOT(dsvi_list_divide_fn) lists_divide, lists_emit;
-    DSVI_OP_SLOT(dsvi_runs_count_fn) runs_count;
+    DSVI_OP_SLOT(dsvi_spans_count_fn) spans_count;
     DSVI_OP_SLOT(dsvi_rows_fn) rows_take, rows_put, rows_add;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)
@@ -79,26 +80,25 @@ typedef struct DsvOps {
 
     DSVI_OP_SLOT(dsvi_sum_squares_fn) sum_squares;
     DSVI_OP_SLOT(dsvi_adamw_fn) adamw;
-} DsvOps;
+} DsviOps;
 
-#define DSVI_OPS_SET(ops, slot, function, name) \
-    ((ops)->slot.run = (function), (ops)->slot.variant = (name))
+#define DSVI_OPS_SET(ops, slot, function, name) ((ops)->slot.run = (function), (ops)->slot.variant = (name))
 #define DSVI_OPS_SET_WITH_WORKSPACE(ops, slot, function, workspace_function, name) \
-    ((ops)->slot.run = (function), (ops)->slot.workspace = (workspace_function),   \
-     (ops)->slot.variant = (name))
+    ((ops)->slot.run = (function), (ops)->slot.workspace = (workspace_function), (ops)->slot.variant = (name))
 
-/* Fills every slot with the scalar truth. */
-void dsvi_ops_fill_ref(DsvOps *ops);
+/* Fills every slot with its reference implementation. */
+void dsvi_ops_fill_ref(DsviOps *ops);
 
-typedef struct DsvComm DsvComm;       /* dist/comm.h */
-typedef struct DsvBackend DsvBackend;
+typedef struct DsviComm DsviComm; /* defined in dist/comm.h */
+typedef struct DsviBackend DsviBackend;
 
-struct DsvBackend {
-    DsvDevice *device;
-    DsvOps ops;
-    /* A group of the ranks of `host`, for memory of this device; closed before the backend and the host's.
-     * All ranks call. NULL where the device's memory is the host's: `host` itself serves. */
-    DsvStatus (*join)(const DsvBackend *backend, DsvComm *host, DsvComm **out);
+struct DsviBackend {
+    DsviDevice *device;
+    DsviOps ops;
+    /* Creates in *out a communicator of the same ranks as `host`, for memory of this device. All ranks of
+     * `host` must call. The result must be closed before the backend and before `host`. The pointer `join` is
+     * NULL on a device that shares the host's memory: there `host` itself is used. */
+    DsvStatus (*join)(const DsviBackend *backend, DsviComm *host, DsviComm **out);
 };
 
 #ifdef __cplusplus

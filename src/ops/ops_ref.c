@@ -1,11 +1,11 @@
-/* Fills an op table with the scalar truth. */
+/* Fills a table of operations with the reference implementations. */
 #include "ops/ops.h"
 
 #include <string.h>
 
 static const char REF[] = "ref";
 
-void dsvi_ops_fill_ref(DsvOps *ops)
+void dsvi_ops_fill_ref(DsviOps *ops)
 {
     memset(ops, 0, sizeof *ops);
     DSVI_OPS_SET(ops, gemm, dsvi_gemm_ref, REF);
@@ -41,7 +41,7 @@ void dsvi_ops_fill_ref(DsvOps *ops)
     DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, dsvi_select_lists_ref, dsvi_select_workspace_ref, REF);
     DSVI_OPS_SET(ops, lists_divide, dsvi_lists_divide_ref, REF);
     DSVI_OPS_SET(ops, lists_emit, dsvi_lists_emit_ref, REF);
-    DSVI_OPS_SET(ops, runs_count, dsvi_runs_count_ref, REF);
+    DSVI_OPS_SET(ops, spans_count, dsvi_spans_count_ref, REF);
     DSVI_OPS_SET(ops, rows_take, dsvi_rows_take_ref, REF);
     DSVI_OPS_SET(ops, rows_put, dsvi_rows_put_ref, REF);
     DSVI_OPS_SET(ops, rows_add, dsvi_rows_add_ref, REF);

@@ -1,9 +1,9 @@
-/* The scalar truth of the ops over all parameters. See optim.h. */
+/* Reference implementation of the ops over all parameters. See optim.h. */
 #include "ops/optim.h"
 
 #include <math.h>
 
-DsvStatus dsvi_sum_squares_ref(DsvStream *stream, const DsvSumSquaresArgs *args)
+DsvStatus dsvi_sum_squares_ref(DsviStream *stream, const DsviSumSquaresArgs *args)
 {
     double sum = 0;
     (void)stream;
@@ -15,7 +15,7 @@ DsvStatus dsvi_sum_squares_ref(DsvStream *stream, const DsvSumSquaresArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_adamw_ref(DsvStream *stream, const DsvAdamwArgs *args)
+DsvStatus dsvi_adamw_ref(DsviStream *stream, const DsviAdamwArgs *args)
 {
     double correction1 = 1 - pow(args->beta1, (double)args->step);
     double correction2 = 1 - pow(args->beta2, (double)args->step);
@@ -29,7 +29,8 @@ DsvStatus dsvi_adamw_ref(DsvStream *stream, const DsvAdamwArgs *args)
         dsvi_store(args->acc, args->m, i, m);
         dsvi_store(args->acc, args->v, i, v);
         dsvi_store(args->acc, args->weight, i, w);
-        w = dsvi_load(args->acc, args->weight, i); /* as it is stored */
+        /* The moving average and the copy are computed from the weight as stored, after rounding. */
+        w = dsvi_load(args->acc, args->weight, i);
         if (args->ema) {
             double ema = dsvi_load(args->acc, args->ema, i);
             dsvi_store(args->acc, args->ema, i, ema + (1 - args->ema_decay) * (w - ema));

@@ -1,20 +1,20 @@
-/* The scalar truth of moving between a latent video and rows of tokens. See patch.h. */
+/* Reference implementation of the copies between a latent video and rows of tokens. See patch.h. */
 #include "ops/patch.h"
 
-/* Calls for every element of the rows: its place there and its place in the latent. */
-typedef void place_fn(const DsvPatchArgs *args, int64_t row_at, int64_t latent_at);
+/* Copies one element: element row_at of the rows and element latent_at of the latent. */
+typedef void copy_element_fn(const DsviPatchArgs *args, int64_t row_at, int64_t latent_at);
 
-static void copy_to_rows(const DsvPatchArgs *args, int64_t row_at, int64_t latent_at)
+static void copy_to_rows(const DsviPatchArgs *args, int64_t row_at, int64_t latent_at)
 {
     dsvi_store(args->row_dtype, args->rows, row_at, dsvi_load(args->latent_dtype, args->latent, latent_at));
 }
 
-static void copy_to_latent(const DsvPatchArgs *args, int64_t row_at, int64_t latent_at)
+static void copy_to_latent(const DsviPatchArgs *args, int64_t row_at, int64_t latent_at)
 {
     dsvi_store(args->latent_dtype, args->latent, latent_at, dsvi_load(args->row_dtype, args->rows, row_at));
 }
 
-static void walk(const DsvPatchArgs *args, place_fn *place)
+static void patch_walk(const DsviPatchArgs *args, copy_element_fn *copy)
 {
     int64_t pt = args->patch[0], ph = args->patch[1], pw = args->patch[2];
     int64_t rows = args->height / ph, cols = args->width / pw, tokens = args->tokens;
@@ -27,20 +27,20 @@ static void walk(const DsvPatchArgs *args, place_fn *place)
         int64_t f = position / (rows * cols) * pt + offset / (ph * pw);
         int64_t h = position / cols % rows * ph + offset / pw % ph;
         int64_t w = position % cols * pw + offset % pw;
-        place(args, i, (((b * args->channels + c) * args->frames + f) * args->height + h) * args->width + w);
+        copy(args, i, (((b * args->channels + c) * args->frames + f) * args->height + h) * args->width + w);
     }
 }
 
-DsvStatus dsvi_patch_gather_ref(DsvStream *stream, const DsvPatchArgs *args)
+DsvStatus dsvi_patch_gather_ref(DsviStream *stream, const DsviPatchArgs *args)
 {
     (void)stream;
-    walk(args, copy_to_rows);
+    patch_walk(args, copy_to_rows);
     return DSV_OK;
 }
 
-DsvStatus dsvi_patch_scatter_ref(DsvStream *stream, const DsvPatchArgs *args)
+DsvStatus dsvi_patch_scatter_ref(DsviStream *stream, const DsviPatchArgs *args)
 {
     (void)stream;
-    walk(args, copy_to_latent);
+    patch_walk(args, copy_to_latent);
     return DSV_OK;
 }

@@ -1,12 +1,12 @@
-/* The scalar truth of the elementwise ops. See pointwise.h. */
+/* Reference implementation of the elementwise ops. See pointwise.h. */
 #include "ops/pointwise.h"
 
 #include <math.h>
 
 #include "ops/gemm.h"
 
-/* gelu_tanh(x) = x/2 (1 + tanh(u)) = x s(2u) with the logistic function s: the form without tanh keeps
- * its precision where tanh(u) is near -1. */
+/* gelu_tanh(x) = x/2 (1 + tanh(u)) = x s(2u) with the logistic function s. This form without tanh is precise
+ * even if tanh(u) is near -1. */
 static double logistic(double x)
 {
     return 1 / (1 + exp(-x));
@@ -15,29 +15,30 @@ static double logistic(double x)
 static const double GELU_SLOPE = 1.5957691216057307117597842397375; /* 2 sqrt(2 / pi) */
 static const double GELU_CUBIC = 0.044715;
 
-static double activation(DsvActivation kind, double x)
+static double activation_value(DsviActivation kind, double x)
 {
-    if (kind == DSV_SILU)
+    if (kind == DSVI_SILU)
         return x * logistic(x);
     return x * logistic(GELU_SLOPE * (x + GELU_CUBIC * x * x * x));
 }
 
-static double activation_slope(DsvActivation kind, double x)
+static double activation_slope(DsviActivation kind, double x)
 {
-    double inner = kind == DSV_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
-    double inner_slope = kind == DSV_SILU ? 1 : GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x);
+    double inner = kind == DSVI_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
+    double inner_slope = kind == DSVI_SILU ? 1 : GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x);
     return logistic(inner) * (1 + x * inner_slope * logistic(-inner));
 }
 
-DsvStatus dsvi_activation_fwd_ref(DsvStream *stream, const DsvActivationArgs *args)
+DsvStatus dsvi_activation_fwd_ref(DsviStream *stream, const DsviActivationArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->n; i++)
-        dsvi_store(args->dtype, args->y, i, activation(args->activation, dsvi_load(args->dtype, args->x, i)));
+        dsvi_store(args->dtype, args->y, i,
+                   activation_value(args->activation, dsvi_load(args->dtype, args->x, i)));
     return DSV_OK;
 }
 
-DsvStatus dsvi_activation_bwd_ref(DsvStream *stream, const DsvActivationArgs *args)
+DsvStatus dsvi_activation_bwd_ref(DsviStream *stream, const DsviActivationArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->n; i++) {
@@ -47,12 +48,12 @@ DsvStatus dsvi_activation_bwd_ref(DsvStream *stream, const DsvActivationArgs *ar
     return DSV_OK;
 }
 
-static double gate_of(const DsvGateResidualArgs *args, int64_t b, int64_t c)
+static double gate_of(const DsviGateResidualArgs *args, int64_t b, int64_t c)
 {
     return args->gate ? dsvi_load(args->acc, args->gate, b * args->gate_stride + c) : 1;
 }
 
-DsvStatus dsvi_gate_residual_fwd_ref(DsvStream *stream, const DsvGateResidualArgs *args)
+DsvStatus dsvi_gate_residual_fwd_ref(DsviStream *stream, const DsviGateResidualArgs *args)
 {
     int64_t sample = args->tokens * args->channels;
     (void)stream;
@@ -64,7 +65,7 @@ DsvStatus dsvi_gate_residual_fwd_ref(DsvStream *stream, const DsvGateResidualArg
     return DSV_OK;
 }
 
-DsvStatus dsvi_gate_residual_bwd_ref(DsvStream *stream, const DsvGateResidualArgs *args)
+DsvStatus dsvi_gate_residual_bwd_ref(DsviStream *stream, const DsviGateResidualArgs *args)
 {
     int64_t sample = args->tokens * args->channels;
     for (int64_t i = 0; i < args->batch * sample; i++) {
@@ -79,12 +80,17 @@ DsvStatus dsvi_gate_residual_bwd_ref(DsvStream *stream, const DsvGateResidualArg
                    dsvi_load(args->act, args->y, b * sample + s * args->channels + c);
         dsvi_store(args->acc, args->dgate, at, sum);
     }
-    DsvColSumArgs sum = {.m = args->batch * args->tokens, .n = args->channels, .x_dtype = args->act,
-                         .x = args->dy, .ldx = args->channels, .y_dtype = args->acc, .y = args->dy_sum};
+    DsviColSumArgs sum = {.m = args->batch * args->tokens,
+                          .n = args->channels,
+                          .x_dtype = args->act,
+                          .x = args->dy,
+                          .ldx = args->channels,
+                          .y_dtype = args->acc,
+                          .y = args->dy_sum};
     return args->dy_sum ? dsvi_col_sum_ref(stream, &sum) : DSV_OK;
 }
 
-DsvStatus dsvi_add_ref(DsvStream *stream, const DsvAddArgs *args)
+DsvStatus dsvi_add_ref(DsviStream *stream, const DsviAddArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->n; i++) {
@@ -96,7 +102,7 @@ DsvStatus dsvi_add_ref(DsvStream *stream, const DsvAddArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_add_rows_fwd_ref(DsvStream *stream, const DsvAddRowsArgs *args)
+DsvStatus dsvi_add_rows_fwd_ref(DsviStream *stream, const DsviAddRowsArgs *args)
 {
     (void)stream;
     for (int64_t i = 0; i < args->rows * args->cols; i++) {
@@ -108,7 +114,7 @@ DsvStatus dsvi_add_rows_fwd_ref(DsvStream *stream, const DsvAddRowsArgs *args)
     return DSV_OK;
 }
 
-DsvStatus dsvi_add_rows_bwd_ref(DsvStream *stream, const DsvAddRowsArgs *args)
+DsvStatus dsvi_add_rows_bwd_ref(DsviStream *stream, const DsviAddRowsArgs *args)
 {
     (void)stream;
     for (int64_t col = 0; col < args->cols; col++) {

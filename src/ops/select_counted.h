@@ -1,18 +1,18 @@
-/* Which runs select_histogram counts, for C and for CUDA (ops/select.h).
+/* Defines which spans select_histogram counts (ops/select.h); included by C and CUDA.
  *
- * Runs are counted in pairs of neighbours: pair p is runs 2 p and 2 p + 1. Each `stride` consecutive pairs
- * are a stratum, of which a list counts one pair. Groups are counted in tiles of DSVI_COUNTED_GROUPS,
- * which count the same pairs. Which pair of a stratum a tile counts is scattered over the strata, so that
- * no rhythm of the tokens can coincide with the choice, and moves on by one pair from each tile to the
- * next. So any `stride` consecutive tiles count every run exactly once: a key that all groups attend to
- * has its right weight, and any other key has its right weight on average. Heads, steps and blocks of the
- * model begin elsewhere. */
+ * The histogram counts a sample of all spans. Spans form pairs of neighbours: pair p is spans 2 p and 2 p +
+ * 1. `stride` consecutive pairs form a stratum, and a list counts one pair of each stratum. Groups form tiles
+ * of DSVI_COUNTED_GROUPS; the groups of a tile count the same pairs. A hash of the stratum's number scatters
+ * the position of the counted pair, so that the choice cannot coincide with a period in the tokens. From each
+ * tile to the next the position advances by one pair. Any `stride` consecutive tiles therefore count every
+ * span exactly once: a key to which all groups attend has exactly its weight, and any other key has its
+ * weight on average. Different heads, steps and transformer blocks start at different positions. */
 #ifndef DSVI_SELECT_COUNTED_H
 #define DSVI_SELECT_COUNTED_H
 
 #include <stdint.h>
 
-/* What nvcc compiles for the device as well. */
+/* constexpr functions can also be called in CUDA device code. */
 #ifdef __cplusplus
 #define DSVI_COUNTED_INLINE static constexpr
 #else
@@ -20,11 +20,11 @@
 #endif
 
 enum {
-    DSVI_COUNTED_RUNS = 2,  /* of a pair */
-    DSVI_COUNTED_GROUPS = 8 /* of a tile */
+    DSVI_COUNTED_SPANS = 2, /* spans of a pair */
+    DSVI_COUNTED_GROUPS = 8 /* groups of a tile */
 };
 
-/* MurmurHash3's finaliser: every bit of x moves every bit of the result. */
+/* Hashes x with the finaliser of MurmurHash3: every bit of x affects every bit of the result. */
 DSVI_COUNTED_INLINE uint32_t dsvi_counted_mix(uint32_t x)
 {
     x = (x ^ x >> 16) * 0x85EBCA6Bu;
@@ -32,15 +32,17 @@ DSVI_COUNTED_INLINE uint32_t dsvi_counted_mix(uint32_t x)
     return x ^ x >> 16;
 }
 
-/* Where in its strata a tile of groups counts. `pair` is batch * heads + head and `tile` the first group /
- * DSVI_COUNTED_GROUPS, both of the whole that ranks share; `turn` is another number for each step. */
+/* Returns by how many pairs the counted positions of a tile of groups are shifted. `pair` is batch * heads +
+ * head, and `tile` is the first group / DSVI_COUNTED_GROUPS; both are numbered over all ranks that share a
+ * clip. `turn` differs from step to step and from block to block. */
 DSVI_COUNTED_INLINE uint32_t dsvi_counted_rotation(uint32_t stride, uint32_t turn, uint32_t pair,
                                                    uint32_t tile)
 {
     return (uint32_t)(((uint64_t)dsvi_counted_mix(pair) + turn + tile) % stride);
 }
 
-/* The pair of runs that is counted in a stratum. In the last stratum there may be no such pair. */
+/* Returns the pair of spans that is counted in a stratum. In the last stratum, which may be short, the
+ * returned pair may not exist. */
 DSVI_COUNTED_INLINE uint32_t dsvi_counted_pair(uint32_t stratum, uint32_t stride, uint32_t rotation)
 {
     uint32_t place = (uint32_t)((uint64_t)dsvi_counted_mix(stratum) * stride >> 32) + rotation;

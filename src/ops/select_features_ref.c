@@ -1,7 +1,10 @@
-/* The scalar truth of what selectors are fed with: second moments, and means of rows, projected. */
+/* Reference implementation of the inputs of selectors: second moments, and projected means of rows. See
+ * select.h. */
 #include "ops/select.h"
 
-static double covariance_sum(const DsvSelectCovarianceArgs *args, int64_t h, int64_t i, int64_t j)
+/* Returns the sum of x_i x_j over every stride-th token of head h, x being the token's row of q or k; if j <
+ * 0, the sum of x_i. */
+static double covariance_sum(const DsviSelectCovarianceArgs *args, int64_t h, int64_t i, int64_t j)
 {
     double sum = 0;
     for (int64_t b = 0; b < args->batch; b++) {
@@ -14,7 +17,7 @@ static double covariance_sum(const DsvSelectCovarianceArgs *args, int64_t h, int
     return sum;
 }
 
-DsvStatus dsvi_select_covariance_ref(DsvStream *stream, const DsvSelectCovarianceArgs *args)
+DsvStatus dsvi_select_covariance_ref(DsviStream *stream, const DsviSelectCovarianceArgs *args)
 {
     (void)stream;
     int64_t dim = args->head_dim;
@@ -30,8 +33,9 @@ DsvStatus dsvi_select_covariance_ref(DsvStream *stream, const DsvSelectCovarianc
     return DSV_OK;
 }
 
-/* Element d of the mean of the rows of chunk c. */
-static double chunk_mean(const DsvSelectFeaturesArgs *args, int64_t b, int64_t h, int64_t c, int64_t d)
+/* Returns element d of the mean of `chunk` consecutive rows of x, those of chunk number c. */
+static double ops_select_features_chunk_mean(const DsviSelectFeaturesArgs *args, int64_t b, int64_t h,
+                                             int64_t c, int64_t d)
 {
     int64_t begin = c * args->chunk;
     int64_t end = begin + args->chunk < args->tokens ? begin + args->chunk : args->tokens;
@@ -41,21 +45,22 @@ static double chunk_mean(const DsvSelectFeaturesArgs *args, int64_t b, int64_t h
     return sum / (double)(end - begin);
 }
 
-static void features_chunk(const DsvSelectFeaturesArgs *args, int64_t b, int64_t h, int64_t c, float *y)
+static void features_chunk(const DsviSelectFeaturesArgs *args, int64_t b, int64_t h, int64_t c, float *y)
 {
     for (int64_t r = 0; r < args->features; r++) {
         double sum = 0;
         if (!args->projection) {
-            y[r] = (float)chunk_mean(args, b, h, c, r);
+            y[r] = (float)ops_select_features_chunk_mean(args, b, h, c, r);
             continue;
         }
         for (int64_t d = 0; d < args->dim; d++)
-            sum += chunk_mean(args, b, h, c, d) * args->projection[(h * args->dim + d) * args->features + r];
+            sum += ops_select_features_chunk_mean(args, b, h, c, d) *
+                   args->projection[(h * args->dim + d) * args->features + r];
         y[r] = (float)sum;
     }
 }
 
-DsvStatus dsvi_select_features_ref(DsvStream *stream, const DsvSelectFeaturesArgs *args)
+DsvStatus dsvi_select_features_ref(DsviStream *stream, const DsviSelectFeaturesArgs *args)
 {
     (void)stream;
     int64_t chunks = (args->tokens + args->chunk - 1) / args->chunk;

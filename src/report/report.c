@@ -1,4 +1,5 @@
-/* dsv_report: reads a run's folder (report_data.c), makes the page (report_page.c), writes it whole. */
+/* dsv_report: reads a run folder (report_data.c), makes the page in memory (report_page.c), and writes the
+ * file. */
 #include "dsv/report.h"
 
 #include <stdio.h>
@@ -7,7 +8,7 @@
 
 #include "report/report_page.h"
 
-static DsvStatus make_page(const DsvReportData *data, const char *path, char **text, size_t *bytes)
+static DsvStatus make_page(const DsviReportData *data, const char *path, char **text, size_t *bytes)
 {
     FILE *to = open_memstream(text, bytes);
     if (!to)
@@ -22,7 +23,7 @@ static DsvStatus make_page(const DsvReportData *data, const char *path, char **t
 DsvStatus dsv_report(const char *run_folder, const char *html_path, DsvReportSummary *summary)
 {
     DsvStatus status;
-    DsvReportData *data = NULL;
+    DsviReportData *data = NULL;
     char path[DSVI_PATH_MAX], *text = NULL;
     size_t bytes = 0;
     if (!dsvi_path_is_folder(run_folder))

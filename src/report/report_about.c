@@ -1,4 +1,4 @@
-/* The page's words and figures on the run as a whole: its name, what it is, headline figures, settings. */
+/* Sections of the page about the run as a whole: its name, a summary, headline figures, the configuration. */
 #include <math.h>
 #include <string.h>
 
@@ -6,20 +6,20 @@
 #include "report/report_page.h"
 #include "report/report_text.h"
 
-/* The same steps that dsv_train reports. */
+/* Numbers of first and last steps over which losses are averaged, as in DsvTrainSummary (dsv/train.h). */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
-static double newest(const DsvReportData *data, DsvReportStep column)
+static double newest_value(const DsviReportData *data, DsviReportStep column)
 {
     return data->steps.rows > 0 ? dsvi_report_cell(&data->steps, data->steps.rows - 1, column) : NAN;
 }
 
-static double newest_mean(const DsvReportData *data, DsvReportStep column)
+static double newest_mean(const DsviReportData *data, DsviReportStep column)
 {
     return dsvi_report_mean(&data->steps, column, data->steps.rows - LAST_STEPS, data->steps.rows);
 }
 
-DsvStatus dsvi_report_name(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_name(FILE *to, const DsviReportData *data)
 {
     char name[DSVI_PATH_MAX];
     snprintf(name, sizeof name, "%s", data->folder);
@@ -30,9 +30,9 @@ DsvStatus dsvi_report_name(FILE *to, const DsvReportData *data)
     return DSV_OK;
 }
 
-static void put_progress(FILE *to, const DsvReportData *data)
+static void put_progress(FILE *to, const DsviReportData *data)
 {
-    double step = newest(data, DSVI_STEP), seconds = 0;
+    double step = newest_value(data, DSVI_STEP), seconds = 0;
     for (int64_t r = 0; r < data->steps.rows; r++)
         seconds += fmax(dsvi_report_cell(&data->steps, r, DSVI_STEP_MS), 0) / 1000;
     fputs("<p>", to);
@@ -52,7 +52,7 @@ static void put_progress(FILE *to, const DsvReportData *data)
     fputs(".</p>\n", to);
 }
 
-static void put_model(FILE *to, const DsvReportData *data)
+static void put_model(FILE *to, const DsviReportData *data)
 {
     if (isnan(data->parameters))
         return;
@@ -67,7 +67,7 @@ static void put_model(FILE *to, const DsvReportData *data)
     fputc(')', to);
 }
 
-DsvStatus dsvi_report_sentence(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_sentence(FILE *to, const DsviReportData *data)
 {
     const DsvConfig *config = &data->config;
     fputs("<p>A video diffusion transformer", to);
@@ -119,8 +119,8 @@ static void tile_end(FILE *to)
     fputs("</span></div>\n", to);
 }
 
-/* The steps that newest_mean covers. */
-static void put_last_steps(FILE *to, const DsvReportData *data)
+/* Writes which steps newest_mean covers: "last 20 steps". */
+static void put_last_steps(FILE *to, const DsviReportData *data)
 {
     int64_t steps = data->steps.rows < LAST_STEPS ? data->steps.rows : LAST_STEPS;
     if (steps == 1)
@@ -129,13 +129,14 @@ static void put_last_steps(FILE *to, const DsvReportData *data)
         fprintf(to, "last %lld steps", (long long)steps);
 }
 
-/* Means of the first and the last steps; of a run too short for both, its first and its last step. */
-static void loss_tile(FILE *to, const DsvReportData *data)
+/* Shows the mean losses of the first and the last steps, or the losses of the first and the last step if the
+ * run is short. */
+static void loss_tile(FILE *to, const DsviReportData *data)
 {
-    const DsvReportTable *held = &data->validation;
+    const DsviReportTable *held = &data->validation;
     bool means = data->steps.rows >= FIRST_STEPS + LAST_STEPS;
     tile_begin(to, means ? "loss, last 20 steps" : "loss, last step");
-    dsvi_put_short(to, means ? newest_mean(data, DSVI_LOSS) : newest(data, DSVI_LOSS), 4);
+    dsvi_put_short(to, means ? newest_mean(data, DSVI_LOSS) : newest_value(data, DSVI_LOSS), 4);
     tile_middle(to);
     dsvi_put_short(to, dsvi_report_mean(&data->steps, DSVI_LOSS, 0, means ? FIRST_STEPS : 1), 4);
     fputs(means ? " over the first 10" : " at the first", to);
@@ -146,13 +147,13 @@ static void loss_tile(FILE *to, const DsvReportData *data)
     tile_end(to);
 }
 
-static void sparse_tiles(FILE *to, const DsvReportData *data)
+static void sparse_tiles(FILE *to, const DsviReportData *data)
 {
     double blocks = data->model_blocks;
     if (isnan(blocks) && data->block_count > 0)
         blocks = (double)data->block_count;
     tile_begin(to, "sparse blocks");
-    dsvi_put_count(to, newest(data, DSVI_SPARSE_BLOCKS));
+    dsvi_put_count(to, newest_value(data, DSVI_SPARSE_BLOCKS));
     tile_middle(to);
     if (!isnan(blocks)) {
         fputs("of ", to);
@@ -166,19 +167,19 @@ static void sparse_tiles(FILE *to, const DsvReportData *data)
     put_last_steps(to, data);
     tile_end(to);
     tile_begin(to, "captured mass");
-    dsvi_put_fixed(to, newest(data, DSVI_CAPTURED_MASS), 3);
+    dsvi_put_fixed(to, newest_value(data, DSVI_CAPTURED_MASS), 3);
     tile_middle(to);
     fputs("of the exact attention", to);
     tile_end(to);
 }
 
-DsvStatus dsvi_report_tiles(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_tiles(FILE *to, const DsviReportData *data)
 {
-    double most = NAN;
+    double peak = NAN;
     for (int64_t r = 0; r < data->steps.rows; r++)
-        most = fmax(most, dsvi_report_cell(&data->steps, r, DSVI_MEMORY_BYTES));
+        peak = fmax(peak, dsvi_report_cell(&data->steps, r, DSVI_MEMORY_BYTES));
     tile_begin(to, "steps");
-    dsvi_put_count(to, newest(data, DSVI_STEP));
+    dsvi_put_count(to, newest_value(data, DSVI_STEP));
     tile_middle(to);
     if (data->has_config) {
         fputs("of ", to);
@@ -195,7 +196,7 @@ DsvStatus dsvi_report_tiles(FILE *to, const DsvReportData *data)
     tile_end(to);
     sparse_tiles(to, data);
     tile_begin(to, "peak memory");
-    dsvi_put_bytes(to, most);
+    dsvi_put_bytes(to, peak);
     tile_middle(to);
     if (data->planned_bytes > 0) {
         fputs("planned ", to);
@@ -205,20 +206,20 @@ DsvStatus dsvi_report_tiles(FILE *to, const DsvReportData *data)
     return DSV_OK;
 }
 
-/* A setting's value as the configuration file has it. */
-static DsvStatus value_text(const DsvOption *option, const DsvConfig *config, char *text, size_t room)
+/* Writes the value of an option to `text`, as in the configuration file. */
+static DsvStatus value_text(const DsviOption *option, const DsvConfig *config, char *text, size_t room)
 {
     FILE *to = fmemopen(text, room, "w");
     if (!to)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the setting %s", option->info.key);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the option %s", option->info.key);
     dsvi_config_print_value(to, option, config);
     fclose(to);
     text[room - 1] = 0;
     return DSV_OK;
 }
 
-/* A setting's name, which may be broken after its underscores and dots. */
-static void put_key(FILE *to, const char *key)
+/* Writes the key of an option. Browsers may break the line after its underscores and dots. */
+static void put_option_key(FILE *to, const char *key)
 {
     fputs("<code>", to);
     for (const char *c = key; *c; c++)
@@ -226,22 +227,22 @@ static void put_key(FILE *to, const char *key)
     fputs("</code>", to);
 }
 
-/* The settings of which `differing` says whether they are the defaults. */
-static DsvStatus settings_table(FILE *to, const DsvReportData *data, bool differing)
+/* Writes a table of the options that differ from their defaults, or (differing == false) of all others. */
+static DsvStatus options_table(FILE *to, const DsviReportData *data, bool differing)
 {
     char value[8 * DSV_TEXT_MAX], initial[8 * DSV_TEXT_MAX];
     DsvConfig defaults;
     dsv_config_defaults(&defaults);
-    fprintf(to, "<table><tr><th scope=\"col\">setting</th><th scope=\"col\">value</th>%s</tr>\n",
+    fprintf(to, "<table><tr><th scope=\"col\">option</th><th scope=\"col\">value</th>%s</tr>\n",
             differing ? "<th scope=\"col\">default</th>" : "");
     for (size_t i = 0; i < DSVI_OPTION_COUNT; i++) {
-        const DsvOption *option = &dsvi_options()[i];
+        const DsviOption *option = &dsvi_options()[i];
         DSVI_TRY(value_text(option, &data->config, value, sizeof value));
         DSVI_TRY(value_text(option, &defaults, initial, sizeof initial));
         if ((strcmp(value, initial) != 0) != differing)
             continue;
         fputs("<tr><td>", to);
-        put_key(to, option->info.key);
+        put_option_key(to, option->info.key);
         fputs("</td><td><code>", to);
         dsvi_put_text(to, value);
         if (differing) {
@@ -254,23 +255,23 @@ static DsvStatus settings_table(FILE *to, const DsvReportData *data, bool differ
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_settings(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_config(FILE *to, const DsviReportData *data)
 {
     if (!data->has_config) {
-        fputs("<p class=\"note\">The settings cannot be read: ", to);
+        fputs("<p class=\"note\">The configuration cannot be read: ", to);
         dsvi_put_text(to, data->config_problem);
         fputs(".</p>\n", to);
         return DSV_OK;
     }
-    fputs("<p>Those that differ from their defaults:</p>\n", to);
-    DSVI_TRY(settings_table(to, data, true));
-    fputs("<details><summary>All others</summary>\n", to);
-    DSVI_TRY(settings_table(to, data, false));
+    fputs("<p>Options that differ from their defaults:</p>\n", to);
+    DSVI_TRY(options_table(to, data, true));
+    fputs("<details><summary>All other options</summary>\n", to);
+    DSVI_TRY(options_table(to, data, false));
     fputs("</details>\n", to);
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_footer(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_footer(FILE *to, const DsviReportData *data)
 {
     fputs("Written by dsv " DSV_VERSION, to);
     if (data->version[0]) {
@@ -279,7 +280,7 @@ DsvStatus dsvi_report_footer(FILE *to, const DsvReportData *data)
     }
     fputc('.', to);
     if (data->unfinished[0]) {
-        fputs(" Left out, because it is not finished: the last line of ", to);
+        fputs(" Left out because it is incomplete: the last line of ", to);
         dsvi_put_text(to, data->unfinished);
         fputc('.', to);
     }

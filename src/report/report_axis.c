@@ -5,17 +5,18 @@
 
 #include "report/report_text.h"
 
-/* Pixels: of a digit, between two labels, and of the narrowest chart that shows each class of labels. */
+/* In CSS pixels: width of a digit, space between two labels, and width of the narrowest chart that shows
+ * labels of class t0, t1 and t2. */
 enum { DIGIT = 7, GAP = 12, TIERS = 3 };
-static const int tier_room[TIERS] = {240, 360, 640};
+static const int tier_width[TIERS] = {240, 360, 640};
 
-void dsvi_ticks_even(DsvTicks *ticks, double low, double high, int most, bool whole)
+void dsvi_ticks_even(DsviTicks *ticks, double low, double high, int limit, bool whole)
 {
     static const double factor[] = {1, 2, 5, 10};
-    double span = high - low, power = pow(10, floor(log10(span / most))), step = 10 * power;
+    double span = high - low, power = pow(10, floor(log10(span / limit))), step = 10 * power;
     ticks->count = 0;
     for (int i = 3; i >= 0; i--)
-        if (span / (factor[i] * power) <= most)
+        if (span / (factor[i] * power) <= limit)
             step = factor[i] * power;
     if (!(span > 0) || (whole && step < 1))
         step = 1;
@@ -26,7 +27,7 @@ void dsvi_ticks_even(DsvTicks *ticks, double low, double high, int most, bool wh
     }
 }
 
-void dsvi_ticks_log(DsvTicks *ticks, double low, double high)
+void dsvi_ticks_log(DsviTicks *ticks, double low, double high)
 {
     static const double factor[] = {1, 2, 5};
     double decades = log10(high / low);
@@ -42,9 +43,9 @@ void dsvi_ticks_log(DsvTicks *ticks, double low, double high)
         }
 }
 
-void dsvi_ticks_index(DsvTicks *ticks, int64_t count, int most)
+void dsvi_ticks_index(DsviTicks *ticks, int64_t count, int limit)
 {
-    int64_t every = (count + most - 1) / most;
+    int64_t every = (count + limit - 1) / limit;
     ticks->count = 0;
     for (int64_t i = 0; i < count; i += every) {
         ticks->value[ticks->count] = (double)i;
@@ -52,7 +53,7 @@ void dsvi_ticks_index(DsvTicks *ticks, int64_t count, int most)
     }
 }
 
-static void put_number(FILE *to, double value, double step)
+static void put_tick_number(FILE *to, double value, double step)
 {
     if (fabs(value) >= 10000 && step >= 100 && fmod(fabs(value), 100) == 0) {
         bool millions = fabs(value) >= 1e6;
@@ -68,17 +69,17 @@ static void put_number(FILE *to, double value, double step)
         dsvi_put_fixed(to, value, decimals > 5 ? 0 : decimals);
 }
 
-void dsvi_label_y(FILE *to, double share, const DsvTicks *ticks, int i)
+void dsvi_label_y(FILE *to, double fraction, const DsviTicks *ticks, int i)
 {
     fputs("<span class=\"y\" style=\"top:", to);
-    dsvi_put_fixed(to, 100 * share, 2);
+    dsvi_put_fixed(to, 100 * fraction, 2);
     fputs("%\">", to);
-    put_number(to, ticks->value[i], ticks->step[i]);
+    put_tick_number(to, ticks->value[i], ticks->step[i]);
     fputs("</span>", to);
 }
 
-/* About the characters of the longest label. */
-static int characters(const DsvTicks *ticks)
+/* Estimates the number of characters of the longest label. */
+static int label_characters(const DsviTicks *ticks)
 {
     double largest = ticks->value[ticks->count - 1], step = ticks->step[ticks->count - 1];
     if (step < 1)
@@ -86,16 +87,16 @@ static int characters(const DsvTicks *ticks)
     return largest >= 10 ? (int)fmin(floor(log10(largest)) + 1, 6) : 1;
 }
 
-/* The narrowest class of charts with room for label i, when every 2nd, 4th ... label is left out as far as
- * room demands; TIERS: none. */
-static int tier_of(const DsvTicks *ticks, int i)
+/* Returns the class (0 to 2) of the narrowest charts that show label i; TIERS if no chart does. A chart
+ * without space for all labels shows every 2nd, 4th, 8th ... label. */
+static int tier_of(const DsviTicks *ticks, int i)
 {
-    int shown = TIERS, every = 1, pixels = characters(ticks) * DIGIT + GAP;
+    int shown = TIERS, every = 1, pixels = label_characters(ticks) * DIGIT + GAP;
     if (ticks->count == 1)
         return 0;
     double number = round(ticks->value[i] / (ticks->value[1] - ticks->value[0]));
     for (int tier = TIERS - 1; tier >= 0; tier--) {
-        while (ticks->count * pixels > tier_room[tier] * every)
+        while (ticks->count * pixels > tier_width[tier] * every)
             every *= 2;
         if (fmod(number, every) != 0)
             break;
@@ -104,14 +105,14 @@ static int tier_of(const DsvTicks *ticks, int i)
     return shown;
 }
 
-void dsvi_label_x(FILE *to, double share, const DsvTicks *ticks, int i)
+void dsvi_label_x(FILE *to, double fraction, const DsviTicks *ticks, int i)
 {
     int tier = tier_of(ticks, i);
     if (tier == TIERS)
         return;
     fprintf(to, "<span class=\"x t%d\" style=\"left:", tier);
-    dsvi_put_fixed(to, 100 * share, 2);
+    dsvi_put_fixed(to, 100 * fraction, 2);
     fputs("%\">", to);
-    put_number(to, ticks->value[i], ticks->step[i]);
+    put_tick_number(to, ticks->value[i], ticks->step[i]);
     fputs("</span>", to);
 }

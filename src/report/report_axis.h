@@ -1,5 +1,6 @@
-/* Axes of charts: where ticks go, and their labels. Labels are text of the page, placed by shares of the
- * chart's width and height, so that they keep their size whatever the width of the screen. */
+/* Axes of charts: positions of ticks, and their labels. Labels are HTML text that is positioned by fractions
+ * of the chart's width and height; only the SVG drawing is stretched, so that labels keep their size on every
+ * screen. */
 #ifndef DSVI_REPORT_AXIS_H
 #define DSVI_REPORT_AXIS_H
 
@@ -13,26 +14,28 @@ extern "C" {
 
 enum { DSVI_TICKS_MAX = 16 };
 
-typedef struct DsvTicks {
+typedef struct DsviTicks {
     int count;
     double value[DSVI_TICKS_MAX];
-    double step[DSVI_TICKS_MAX]; /* the distance that a label's digits have to tell, at each tick */
-} DsvTicks;
+    double step[DSVI_TICKS_MAX]; /* distance between neighbouring ticks, which sets the decimals of a label */
+} DsviTicks;
 
-/* Multiples of 1, 2 or 5 times a power of ten from `low` to `high`, about `most` of them, 10 or fewer. With
- * `whole` whole numbers only. */
-void dsvi_ticks_even(DsvTicks *ticks, double low, double high, int most, bool whole);
-/* 1, 2 and 5 times powers of ten; over many decades the powers only. 0 < low < high. */
-void dsvi_ticks_log(DsvTicks *ticks, double low, double high);
-/* At most `most` of the numbers 0 to count - 1. */
-void dsvi_ticks_index(DsvTicks *ticks, int64_t count, int most);
+/* Places ticks at multiples of 1, 2 or 5 times a power of ten between `low` and `high`: at most about `limit`
+ * of them, where limit <= 10. whole: only at whole numbers. */
+void dsvi_ticks_even(DsviTicks *ticks, double low, double high, int limit, bool whole);
+/* Places ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, or only at powers of ten if the axis
+ * spans many. 0 < low < high. */
+void dsvi_ticks_log(DsviTicks *ticks, double low, double high);
+/* Places at most `limit` ticks at equal distances on the numbers 0 to count - 1. */
+void dsvi_ticks_index(DsviTicks *ticks, int64_t count, int limit);
 
-/* A label of the vertical axis; `share` of the height from the top. */
-void dsvi_label_y(FILE *to, double share, const DsvTicks *ticks, int i);
+/* Writes label i of the vertical axis; `fraction` of the height is above it. */
+void dsvi_label_y(FILE *to, double fraction, const DsviTicks *ticks, int i);
 
-/* Label i of the horizontal axis; `share` of the width from the left. Its class tells from which width of the
- * chart on the page shows it: t0 always, t1 and t2 on wider ones (page.html). */
-void dsvi_label_x(FILE *to, double share, const DsvTicks *ticks, int i);
+/* Writes label i of the horizontal axis; `fraction` of the width is to its left. The label's CSS class
+ * (page.html) is t0 if every chart has space for it, t1 or t2 if only wider charts have. A label without
+ * space is left out. */
+void dsvi_label_x(FILE *to, double fraction, const DsviTicks *ticks, int i);
 
 #ifdef __cplusplus
 }

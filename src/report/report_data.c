@@ -10,9 +10,9 @@
 
 #include "report/report_lines.h"
 
-enum { BLOCKS_MOST = 1024, HEADS_MOST = 1024, FACTS_BYTES_MOST = 1 << 20 };
+enum { BLOCKS_MAX = 1024, HEADS_MAX = 1024, FACTS_BYTES_MAX = 1 << 20 };
 
-static DsvStatus add_row(DsvReportTable *table, double **row)
+static DsvStatus add_table_row(DsviReportTable *table, double **row)
 {
     if (table->rows == table->room) {
         int64_t room = table->room ? 2 * table->room : 256;
@@ -26,55 +26,63 @@ static DsvStatus add_row(DsvReportTable *table, double **row)
     return DSV_OK;
 }
 
-static DsvStatus take_step(DsvReportData *data, const DsvReportLines *lines)
+static DsvStatus take_step_line(DsviReportData *data, const DsviReportLines *lines)
 {
     static const char *const name[DSVI_LOSS_BIN] = {
-        [DSVI_STEP] = "step", [DSVI_LOSS] = "loss", [DSVI_GRAD_NORM] = "grad_norm", [DSVI_LR] = "lr",
-        [DSVI_STEP_MS] = "step_ms", [DSVI_TOKENS_PER_S] = "tokens_per_s",
-        [DSVI_DATA_WAIT_MS] = "data_wait_ms", [DSVI_FORWARD_MS] = "forward_ms",
-        [DSVI_BACKWARD_MS] = "backward_ms", [DSVI_OPTIMIZER_MS] = "optimizer_ms",
-        [DSVI_DENSITY] = "density", [DSVI_SPARSE_BLOCKS] = "sparse_blocks",
-        [DSVI_CAPTURED_MASS] = "captured_mass", [DSVI_MEMORY_BYTES] = "memory_bytes",
+        [DSVI_STEP] = "step",
+        [DSVI_LOSS] = "loss",
+        [DSVI_GRAD_NORM] = "grad_norm",
+        [DSVI_LR] = "lr",
+        [DSVI_STEP_MS] = "step_ms",
+        [DSVI_TOKENS_PER_S] = "tokens_per_s",
+        [DSVI_DATA_WAIT_MS] = "data_wait_ms",
+        [DSVI_FORWARD_MS] = "forward_ms",
+        [DSVI_BACKWARD_MS] = "backward_ms",
+        [DSVI_OPTIMIZER_MS] = "optimizer_ms",
+        [DSVI_DENSITY] = "density",
+        [DSVI_SPARSE_BLOCKS] = "sparse_blocks",
+        [DSVI_CAPTURED_MASS] = "captured_mass",
+        [DSVI_MEMORY_BYTES] = "memory_bytes",
     };
-    DsvReportTable *steps = &data->steps;
+    DsviReportTable *steps = &data->steps;
     double *row = NULL;
     if (steps->rows > 0 && dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP) == lines->step)
         return dsvi_lines_refuse(lines, "step %.0f a second time", lines->step);
-    DSVI_TRY(add_row(steps, &row));
+    DSVI_TRY(add_table_row(steps, &row));
     for (int c = 0; c < DSVI_LOSS_BIN; c++)
         DSVI_TRY(dsvi_lines_number(lines, lines->object, name[c], &row[c]));
     return dsvi_lines_numbers(lines, "loss_bins", DSVI_REPORT_BINS, row + DSVI_LOSS_BIN);
 }
 
-/* The first line tells how many heads there are. */
-static DsvStatus count_heads(DsvReportData *data, const DsvReportLines *lines)
+/* Takes the number of heads from the first line of blocks.jsonl. */
+static DsvStatus count_heads(DsviReportData *data, const DsviReportLines *lines)
 {
     const cJSON *heads;
     DSVI_TRY(dsvi_lines_array(lines, "head_captured", &heads));
     data->heads = heads ? cJSON_GetArraySize(heads) : 0;
-    if (data->heads > HEADS_MOST)
-        return dsvi_lines_refuse(lines, "%lld heads, wanted at most %d", (long long)data->heads, HEADS_MOST);
+    if (data->heads > HEADS_MAX)
+        return dsvi_lines_refuse(lines, "%lld heads, expected at most %d", (long long)data->heads, HEADS_MAX);
     data->blocks.columns = DSVI_BLOCK_HEADS + 2 * data->heads;
     return DSV_OK;
 }
 
-static DsvStatus take_block(DsvReportData *data, const DsvReportLines *lines)
+static DsvStatus take_block_line(DsviReportData *data, const DsviReportLines *lines)
 {
-    DsvReportTable *blocks = &data->blocks;
+    DsviReportTable *blocks = &data->blocks;
     const cJSON *sparse = cJSON_GetObjectItemCaseSensitive(lines->object, "sparse");
     int64_t block;
     double *row = NULL;
     if (blocks->rows == 0)
         DSVI_TRY(count_heads(data, lines));
-    DSVI_TRY(dsvi_lines_index(lines, "block", BLOCKS_MOST - 1, &block));
+    DSVI_TRY(dsvi_lines_index(lines, "block", BLOCKS_MAX - 1, &block));
     if (!cJSON_IsBool(sparse))
         return dsvi_lines_refuse(lines, "sparse is neither true nor false");
     if (blocks->rows > 0 && dsvi_report_cell(blocks, blocks->rows - 1, DSVI_BLOCK_STEP) == lines->step &&
         dsvi_report_cell(blocks, blocks->rows - 1, DSVI_BLOCK) >= (double)block)
         return dsvi_lines_refuse(lines, "block %lld of step %.0f is out of order", (long long)block,
                                  lines->step);
-    DSVI_TRY(add_row(blocks, &row));
-    row[DSVI_BLOCK_STEP] = lines->step;
+    DSVI_TRY(add_table_row(blocks, &row)); /* count_heads has set how many columns a row has */
+    row[DSVI_BLOCK_STEP] = lines->step;    /* NOLINT(clang-analyzer-unix.Malloc) */
     row[DSVI_BLOCK] = (double)block;
     row[DSVI_BLOCK_SPARSE] = cJSON_IsTrue(sparse);
     data->block_count = block + 1 > data->block_count ? block + 1 : data->block_count;
@@ -85,10 +93,10 @@ static DsvStatus take_block(DsvReportData *data, const DsvReportLines *lines)
     return dsvi_lines_numbers(lines, "head_share90", data->heads, row + DSVI_BLOCK_HEADS + data->heads);
 }
 
-static DsvStatus take_decision(DsvReportData *data, const DsvReportLines *lines)
+static DsvStatus take_decision_line(DsviReportData *data, const DsviReportLines *lines)
 {
     const cJSON *reason = cJSON_GetObjectItemCaseSensitive(lines->object, "reason");
-    int64_t i = data->decisions++ % DSVI_DECISIONS_MOST;
+    int64_t i = data->decisions++ % DSVI_DECISIONS_MAX;
     if (!cJSON_IsString(reason))
         return dsvi_lines_refuse(lines, "reason is not a text");
     free(data->decision[i].reason);
@@ -97,11 +105,11 @@ static DsvStatus take_decision(DsvReportData *data, const DsvReportLines *lines)
     return data->decision[i].reason ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a decision");
 }
 
-static DsvStatus take_validation(DsvReportData *data, const DsvReportLines *lines)
+static DsvStatus take_validation_line(DsviReportData *data, const DsviReportLines *lines)
 {
     const cJSON *bins, *bin;
     double *row = NULL;
-    DSVI_TRY(add_row(&data->validation, &row));
+    DSVI_TRY(add_table_row(&data->validation, &row));
     row[DSVI_VALIDATION_STEP] = lines->step;
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "loss", &row[DSVI_VALIDATION_LOSS]));
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "dense_loss", &row[DSVI_VALIDATION_DENSE_LOSS]));
@@ -109,19 +117,19 @@ static DsvStatus take_validation(DsvReportData *data, const DsvReportLines *line
     data->validation_bins = 0;
     cJSON_ArrayForEach(bin, bins) {
         int64_t i = data->validation_bins++;
-        if (i == DSVI_VALIDATION_BINS_MOST)
-            return dsvi_lines_refuse(lines, "more than %d bins", DSVI_VALIDATION_BINS_MOST);
+        if (i == DSVI_VALIDATION_BINS_MAX)
+            return dsvi_lines_refuse(lines, "more than %d bins", DSVI_VALIDATION_BINS_MAX);
         DSVI_TRY(dsvi_lines_number(lines, bin, "sigma", &data->bin_sigma[i]));
         DSVI_TRY(dsvi_lines_number(lines, bin, "loss", &data->bin_loss[i]));
     }
     return DSV_OK;
 }
 
-static DsvStatus read_lines(DsvReportData *data, const char *name, bool needed,
-                            DsvStatus (*take)(DsvReportData *data, const DsvReportLines *lines))
+static DsvStatus read_lines(DsviReportData *data, const char *name, bool needed,
+                            DsvStatus (*take)(DsviReportData *data, const DsviReportLines *lines))
 {
     char path[DSVI_PATH_MAX];
-    DsvReportLines lines;
+    DsviReportLines lines;
     bool there, got = true;
     DSVI_TRY(dsvi_path_join(path, data->folder, name));
     DsvStatus status = dsvi_lines_open(path, &lines, &there);
@@ -141,48 +149,52 @@ static DsvStatus read_lines(DsvReportData *data, const char *name, bool needed,
     return status;
 }
 
-static DsvStatus find_frames(DsvReportData *data)
+static DsvStatus find_frames(DsviReportData *data)
 {
-    const DsvReportTable *blocks = &data->blocks;
+    const DsviReportTable *blocks = &data->blocks;
     data->frame = calloc((size_t)blocks->rows + 1, sizeof *data->frame);
     if (!data->frame)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld measurements", (long long)blocks->rows);
     for (int64_t r = 0; r < blocks->rows; r++)
-        if (r == 0 || dsvi_report_cell(blocks, r, DSVI_BLOCK_STEP) !=
-                          dsvi_report_cell(blocks, r - 1, DSVI_BLOCK_STEP))
+        if (r == 0 ||
+            dsvi_report_cell(blocks, r, DSVI_BLOCK_STEP) != dsvi_report_cell(blocks, r - 1, DSVI_BLOCK_STEP))
             data->frame[data->frames++] = r;
     data->frame[data->frames] = blocks->rows;
     return DSV_OK;
 }
 
-static void copy_text(const cJSON *object, const char *name, char *out, size_t room)
+static void copy_json_text(const cJSON *object, const char *name, char *out, size_t room)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     snprintf(out, room, "%s", cJSON_IsString(item) ? item->valuestring : "");
 }
 
-static double number_of(const cJSON *item)
+static double json_number(const cJSON *item)
 {
     return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? item->valuedouble : NAN;
 }
 
-static void take_facts(DsvReportData *data, const cJSON *object)
+static void take_facts(DsviReportData *data, const cJSON *object)
 {
     const struct {
         const char *name;
         double *value;
     } number[] = {
-        {"parameters", &data->parameters}, {"blocks", &data->model_blocks}, {"heads", &data->model_heads},
-        {"head_dim", &data->head_dim}, {"tokens", &data->tokens}, {"clips", &data->clips},
+        {"parameters", &data->parameters},
+        {"blocks", &data->model_blocks},
+        {"heads", &data->model_heads},
+        {"head_dim", &data->head_dim},
+        {"tokens", &data->tokens},
+        {"clips", &data->clips},
         {"memory_planned_bytes", &data->planned_bytes},
     };
     const cJSON *memory = cJSON_GetObjectItemCaseSensitive(object, "memory_bytes"), *item;
     for (size_t i = 0; i < sizeof number / sizeof *number; i++)
-        *number[i].value = number_of(cJSON_GetObjectItemCaseSensitive(object, number[i].name));
-    copy_text(object, "device", data->device, sizeof data->device);
-    copy_text(object, "dsv", data->version, sizeof data->version);
+        *number[i].value = json_number(cJSON_GetObjectItemCaseSensitive(object, number[i].name));
+    copy_json_text(object, "device", data->device, sizeof data->device);
+    copy_json_text(object, "dsv", data->version, sizeof data->version);
     cJSON_ArrayForEach(item, memory) {
-        if (data->memory_classes == DSVI_MEMORY_MOST || !item->string || !(number_of(item) > 0))
+        if (data->memory_classes == DSVI_MEMORY_MAX || !item->string || !(json_number(item) > 0))
             continue;
         int64_t i = data->memory_classes++;
         snprintf(data->memory[i].name, sizeof data->memory[i].name, "%s", item->string);
@@ -190,8 +202,8 @@ static void take_facts(DsvReportData *data, const cJSON *object)
     }
 }
 
-/* A run from before there was such a file has none. */
-static DsvStatus read_facts(DsvReportData *data)
+/* Reads run.json, which runs of older versions lack. */
+static DsvStatus read_facts(DsviReportData *data)
 {
     char path[DSVI_PATH_MAX], *text;
     size_t bytes;
@@ -199,7 +211,7 @@ static DsvStatus read_facts(DsvReportData *data)
     take_facts(data, NULL);
     if (!dsvi_path_exists(path))
         return DSV_OK;
-    DSVI_TRY(dsvi_file_read(path, FACTS_BYTES_MOST, &text, &bytes));
+    DSVI_TRY(dsvi_file_read(path, FACTS_BYTES_MAX, &text, &bytes));
     cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
     DsvStatus status = cJSON_IsObject(object) ? DSV_OK
                                               : DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
@@ -210,8 +222,9 @@ static DsvStatus read_facts(DsvReportData *data)
     return status;
 }
 
-/* Settings of another version may have other keys: the page then says so and shows the rest. */
-static DsvStatus read_config(DsvReportData *data)
+/* Reads config.yaml. Another version of dsv may have written unknown keys: the page then shows the error in
+ * place of the configuration. */
+static DsvStatus read_config(DsviReportData *data)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(path, data->folder, "config.yaml"));
@@ -222,10 +235,10 @@ static DsvStatus read_config(DsvReportData *data)
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_read(const char *folder, DsvReportData **out)
+DsvStatus dsvi_report_read(const char *folder, DsviReportData **out)
 {
     DsvStatus status;
-    DsvReportData *data = calloc(1, sizeof *data);
+    DsviReportData *data = calloc(1, sizeof *data);
     *out = NULL;
     if (!data)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its metrics", folder);
@@ -233,10 +246,10 @@ DsvStatus dsvi_report_read(const char *folder, DsvReportData **out)
     data->steps.columns = DSVI_STEP_COLUMNS;
     data->blocks.columns = DSVI_BLOCK_HEADS;
     data->validation.columns = DSVI_VALIDATION_COLUMNS;
-    DSVI_TRY_GOTO(status, read_lines(data, "metrics.jsonl", true, take_step), fail);
-    DSVI_TRY_GOTO(status, read_lines(data, "blocks.jsonl", false, take_block), fail);
-    DSVI_TRY_GOTO(status, read_lines(data, "decisions.jsonl", false, take_decision), fail);
-    DSVI_TRY_GOTO(status, read_lines(data, "validation.jsonl", false, take_validation), fail);
+    DSVI_TRY_GOTO(status, read_lines(data, "metrics.jsonl", true, take_step_line), fail);
+    DSVI_TRY_GOTO(status, read_lines(data, "blocks.jsonl", false, take_block_line), fail);
+    DSVI_TRY_GOTO(status, read_lines(data, "decisions.jsonl", false, take_decision_line), fail);
+    DSVI_TRY_GOTO(status, read_lines(data, "validation.jsonl", false, take_validation_line), fail);
     DSVI_TRY_GOTO(status, find_frames(data), fail);
     DSVI_TRY_GOTO(status, read_facts(data), fail);
     DSVI_TRY_GOTO(status, read_config(data), fail);
@@ -247,12 +260,12 @@ fail:
     return status;
 }
 
-void dsvi_report_data_free(DsvReportData **data)
+void dsvi_report_data_free(DsviReportData **data)
 {
-    DsvReportData *d = *data;
+    DsviReportData *d = *data;
     if (!d)
         return;
-    for (int i = 0; i < DSVI_DECISIONS_MOST; i++)
+    for (int i = 0; i < DSVI_DECISIONS_MAX; i++)
         free(d->decision[i].reason);
     free(d->steps.cell);
     free(d->blocks.cell);
@@ -262,7 +275,7 @@ void dsvi_report_data_free(DsvReportData **data)
     *data = NULL;
 }
 
-int64_t dsvi_report_block_row(const DsvReportData *data, int64_t f, int64_t block)
+int64_t dsvi_report_block_row(const DsviReportData *data, int64_t f, int64_t block)
 {
     for (int64_t r = data->frame[f]; r < data->frame[f + 1]; r++)
         if (dsvi_report_cell(&data->blocks, r, DSVI_BLOCK) == (double)block)
@@ -270,7 +283,7 @@ int64_t dsvi_report_block_row(const DsvReportData *data, int64_t f, int64_t bloc
     return -1;
 }
 
-double dsvi_report_mean(const DsvReportTable *table, int64_t column, int64_t first, int64_t last)
+double dsvi_report_mean(const DsviReportTable *table, int64_t column, int64_t first, int64_t last)
 {
     double sum = 0;
     int64_t count = 0;

@@ -1,5 +1,5 @@
-/* Heat maps as figures of the page: an SVG drawing that takes the width it is given, axes whose labels are
- * text of the page, a name for those who cannot see it, and its values for the pointer and as a table. */
+/* Heat maps: an SVG drawing that fills the available width, axes with HTML labels, a description for screen
+ * readers, and the values as JSON for the page's script and as a table. */
 #ifndef DSVI_REPORT_HEAT_H
 #define DSVI_REPORT_HEAT_H
 
@@ -13,25 +13,26 @@ extern "C" {
 
 enum { DSVI_HEAT_LEVELS = 40 };
 
-typedef struct DsvHeat {
-    const char *title;       /* what the map shows, for its name and its table */
+typedef struct DsviHeat {
+    const char *title;                  /* for the description and the table */
     const char *row_name, *column_name; /* "block", "step" */
-    int64_t rows, columns, frames; /* frames: the same map at several times; the newest is drawn */
-    const float *value;      /* (frames, rows, columns), NaN where there is none */
-    const double *label;     /* (columns) what columns are called, ascending; NULL: their number */
-    bool tenths;             /* rows are tenths from 0 to 1, the lowest at the top */
-    bool log;                /* colours go by the logarithm; of one frame alone */
-    double low, high;        /* what the colours span */
-} DsvHeat;
+    int64_t rows, columns, frames;      /* frames: the same map at several times; the newest is drawn */
+    const float *value;                 /* (frames, rows, columns); NaN: not measured */
+    const double *label;                /* (columns) labels of the columns, ascending; NULL: their indices */
+    bool tenths;                        /* the rows are the intervals 0 to 0.1, ..., 0.9 to 1, from the top */
+    bool log;                           /* logarithmic colour scale; only with one frame */
+    double low, high;                   /* range of the colour scale */
+} DsviHeat;
 
-/* Colours from the smallest to the largest value, rounded outwards to 0.05; with `log` not rounded, and over
- * positive values only. */
-void dsvi_heat_span(DsvHeat *heat);
-/* Whether all values of the map are the same number, *value: a line then says it better than a map. */
-bool dsvi_heat_flat(const DsvHeat *heat, double *value);
-/* The figure. Cells are single elements where there are several frames. */
-void dsvi_heat_put(FILE *to, const DsvHeat *heat);
-/* The style of all maps. */
+/* Sets the range of the colour scale to the range of the values, rounded outwards to multiples of 0.05. With
+ * `log` only positive values count, and the range is not rounded. */
+void dsvi_heat_span(DsviHeat *heat);
+/* Returns whether all values of the map are equal; *value is the value. A line of text then replaces the
+ * map. */
+bool dsvi_heat_flat(const DsviHeat *heat, double *value);
+/* Writes the figure. With several frames every cell is an SVG element, which the page's slider recolours. */
+void dsvi_heat_put(FILE *to, const DsviHeat *heat);
+/* Writes the CSS rules for the colours of all maps. */
 void dsvi_heat_palette(FILE *to);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* See report_lines.h. Files may be cut short or hostile: every line is bounded and every number checked. */
+/* See report_lines.h. Files may be truncated or hostile: the length of every line and every number is
+ * checked. */
 #include "report/report_lines.h"
 
 #include <errno.h>
@@ -8,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE_MOST = 1 << 20 };
-static const double STEP_MOST = 9007199254740992.0; /* whole numbers are exact up to 2^53 */
+enum { LINE_BYTES_MAX = 1 << 20 };
+static const double STEP_MAX = 9007199254740992.0; /* whole numbers are exact up to 2^53 */
 
-DsvStatus dsvi_lines_refuse(const DsvReportLines *lines, const char *format, ...)
+DsvStatus dsvi_lines_refuse(const DsviReportLines *lines, const char *format, ...)
 {
     char sentence[512];
     va_list args;
@@ -21,19 +22,19 @@ DsvStatus dsvi_lines_refuse(const DsvReportLines *lines, const char *format, ...
     return DSVI_FAIL(DSV_E_FORMAT, "%s:%ld: %s", lines->path, lines->number, sentence);
 }
 
-DsvStatus dsvi_lines_open(const char *path, DsvReportLines *lines, bool *there)
+DsvStatus dsvi_lines_open(const char *path, DsviReportLines *lines, bool *exists)
 {
     memset(lines, 0, sizeof *lines);
     lines->path = path;
     lines->file = fopen(path, "rb");
-    *there = lines->file != NULL;
+    *exists = lines->file != NULL;
     if (!lines->file && errno != ENOENT)
         return DSVI_FAIL(DSV_E_IO, "%s: cannot be read: %s", path, strerror(errno));
-    lines->text = malloc(LINE_MOST + 1);
+    lines->text = malloc(LINE_BYTES_MAX + 1);
     return lines->text ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its lines", path);
 }
 
-void dsvi_lines_close(DsvReportLines *lines)
+void dsvi_lines_close(DsviReportLines *lines)
 {
     if (lines->file)
         fclose(lines->file);
@@ -42,18 +43,18 @@ void dsvi_lines_close(DsvReportLines *lines)
     memset(lines, 0, sizeof *lines);
 }
 
-/* The next line without its newline; *got is false behind the last whole one. */
-static DsvStatus read_text(DsvReportLines *lines, bool *got)
+/* Reads the next line, without its newline, into lines->text. *got is false after the last complete line. */
+static DsvStatus read_line_text(DsviReportLines *lines, bool *got)
 {
     size_t used = 0;
     int c = EOF;
     *got = false;
     lines->number++;
     while ((c = getc_unlocked(lines->file)) != EOF && c != '\n') {
-        if (used == LINE_MOST)
-            return dsvi_lines_refuse(lines, "longer than the %d bytes a line may have", LINE_MOST);
+        if (used == LINE_BYTES_MAX)
+            return dsvi_lines_refuse(lines, "longer than the %d bytes a line may have", LINE_BYTES_MAX);
         if (c == 0)
-            return dsvi_lines_refuse(lines, "a zero byte, wanted text");
+            return dsvi_lines_refuse(lines, "a zero byte, expected text");
         lines->text[used++] = (char)c;
     }
     lines->text[used] = 0;
@@ -64,18 +65,18 @@ static DsvStatus read_text(DsvReportLines *lines, bool *got)
     return DSV_OK;
 }
 
-static bool is_whole(double value, double most)
+static bool is_whole(double value, double limit)
 {
-    return value >= 0 && value <= most && value == floor(value);
+    return value >= 0 && value <= limit && value == floor(value);
 }
 
-DsvStatus dsvi_lines_next(DsvReportLines *lines, bool *got)
+DsvStatus dsvi_lines_next(DsviReportLines *lines, bool *got)
 {
     double step, before = lines->step;
     *got = false;
     if (!lines->file)
         return DSV_OK;
-    DSVI_TRY(read_text(lines, got));
+    DSVI_TRY(read_line_text(lines, got));
     if (!*got)
         return DSV_OK;
     cJSON_Delete(lines->object);
@@ -83,15 +84,15 @@ DsvStatus dsvi_lines_next(DsvReportLines *lines, bool *got)
     if (!cJSON_IsObject(lines->object))
         return dsvi_lines_refuse(lines, "not a JSON object");
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "step", &step));
-    if (!is_whole(step, STEP_MOST))
-        return dsvi_lines_refuse(lines, "no step, wanted a whole number");
+    if (!is_whole(step, STEP_MAX))
+        return dsvi_lines_refuse(lines, "no step, expected a whole number");
     if (step < before)
         return dsvi_lines_refuse(lines, "step %.0f comes after step %.0f", step, before);
     lines->step = step;
     return DSV_OK;
 }
 
-DsvStatus dsvi_lines_number(const DsvReportLines *lines, const cJSON *object, const char *name,
+DsvStatus dsvi_lines_number(const DsviReportLines *lines, const cJSON *object, const char *name,
                             double *value)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
@@ -104,17 +105,17 @@ DsvStatus dsvi_lines_number(const DsvReportLines *lines, const cJSON *object, co
     return DSV_OK;
 }
 
-DsvStatus dsvi_lines_index(const DsvReportLines *lines, const char *name, int64_t most, int64_t *value)
+DsvStatus dsvi_lines_index(const DsviReportLines *lines, const char *name, int64_t limit, int64_t *value)
 {
     double number;
     DSVI_TRY(dsvi_lines_number(lines, lines->object, name, &number));
-    if (!is_whole(number, (double)most))
-        return dsvi_lines_refuse(lines, "%s is not a whole number from 0 to %lld", name, (long long)most);
+    if (!is_whole(number, (double)limit))
+        return dsvi_lines_refuse(lines, "%s is not a whole number from 0 to %lld", name, (long long)limit);
     *value = (int64_t)number;
     return DSV_OK;
 }
 
-DsvStatus dsvi_lines_array(const DsvReportLines *lines, const char *name, const cJSON **array)
+DsvStatus dsvi_lines_array(const DsviReportLines *lines, const char *name, const cJSON **array)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(lines->object, name);
     *array = NULL;
@@ -126,13 +127,13 @@ DsvStatus dsvi_lines_array(const DsvReportLines *lines, const char *name, const 
     return DSV_OK;
 }
 
-DsvStatus dsvi_lines_numbers(const DsvReportLines *lines, const char *name, int64_t count, double *values)
+DsvStatus dsvi_lines_numbers(const DsviReportLines *lines, const char *name, int64_t count, double *values)
 {
     const cJSON *array, *item;
     int64_t i = 0;
     DSVI_TRY(dsvi_lines_array(lines, name, &array));
     if (array && cJSON_GetArraySize(array) != count)
-        return dsvi_lines_refuse(lines, "%s has %d numbers, wanted %lld", name, cJSON_GetArraySize(array),
+        return dsvi_lines_refuse(lines, "%s has %d numbers, expected %lld", name, cJSON_GetArraySize(array),
                                  (long long)count);
     for (; !array && i < count; i++)
         values[i] = NAN;

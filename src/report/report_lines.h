@@ -1,4 +1,4 @@
-/* A file of JSON lines, one object after the other, with failures that name file and line. */
+/* Reads a file with one JSON object per line. Error messages name the file and the line. */
 #ifndef DSVI_REPORT_LINES_H
 #define DSVI_REPORT_LINES_H
 
@@ -14,36 +14,39 @@
 extern "C" {
 #endif
 
-typedef struct DsvReportLines {
+typedef struct DsviReportLines {
     const char *path;
     FILE *file;
-    char *text;      /* the newest line */
-    long number;     /* its number, from 1 */
-    cJSON *object;   /* what it says */
-    double step;     /* its step: a whole number, not below that of the line before */
-    bool unfinished; /* the file ends within a line, as one that is being written may */
-} DsvReportLines;
+    char *text;      /* the current line */
+    long number;     /* number of the current line, from 1 */
+    cJSON *object;   /* the current line, parsed */
+    double step;     /* "step" of the current line: a whole number; never decreases */
+    bool unfinished; /* the last line has no newline, because it is still being written */
+} DsviReportLines;
 
-/* *there is false, and the lines are none, where there is no such file. `path` must outlive the lines. */
-DsvStatus dsvi_lines_open(const char *path, DsvReportLines *lines, bool *there);
-/* A zeroed one may be closed. */
-void dsvi_lines_close(DsvReportLines *lines);
+/* Opens a file. If it does not exist, *exists is false, and dsvi_lines_next finds no lines. `path` must
+ * outlive `lines`. */
+DsvStatus dsvi_lines_open(const char *path, DsviReportLines *lines, bool *exists);
+/* Closes the file. Accepts a zeroed struct. */
+void dsvi_lines_close(DsviReportLines *lines);
 
-/* Reads the next object with a step; *got is false at the end. An unfinished last line is no line. */
-DsvStatus dsvi_lines_next(DsvReportLines *lines, bool *got);
+/* Reads the next line, an object with a step; *got is false at the end. A last line without newline is
+ * ignored. */
+DsvStatus dsvi_lines_next(DsviReportLines *lines, bool *got);
 
-/* The number of this name in an object of the line; NaN where it is null or absent. Anything else fails. */
-DsvStatus dsvi_lines_number(const DsvReportLines *lines, const cJSON *object, const char *name,
+/* Reads the number with this name from an object of the line; NaN if it is null or absent. Fails if it is no
+ * number. */
+DsvStatus dsvi_lines_number(const DsviReportLines *lines, const cJSON *object, const char *name,
                             double *value);
-/* A whole number from 0 to `most`, which must be there. */
-DsvStatus dsvi_lines_index(const DsvReportLines *lines, const char *name, int64_t most, int64_t *value);
-/* The array of this name, or NULL where it is null or absent. */
-DsvStatus dsvi_lines_array(const DsvReportLines *lines, const char *name, const cJSON **array);
-/* Numbers or nulls of the array of this name; NaN for all of them where it is absent. */
-DsvStatus dsvi_lines_numbers(const DsvReportLines *lines, const char *name, int64_t count, double *values);
+/* Reads a whole number from 0 to `limit`. Fails if it is absent. */
+DsvStatus dsvi_lines_index(const DsviReportLines *lines, const char *name, int64_t limit, int64_t *value);
+/* Finds the array with this name; *array is NULL if it is null or absent. */
+DsvStatus dsvi_lines_array(const DsviReportLines *lines, const char *name, const cJSON **array);
+/* Reads an array of `count` numbers or nulls (NaN). All values are NaN if the array is absent. */
+DsvStatus dsvi_lines_numbers(const DsviReportLines *lines, const char *name, int64_t count, double *values);
 
-/* Fails with DSV_E_FORMAT: "path:line: " and the sentence. */
-DsvStatus dsvi_lines_refuse(const DsvReportLines *lines, const char *format, ...) DSVI_PRINTF(2, 3);
+/* Fails with DSV_E_FORMAT and the message "path:line: sentence". */
+DsvStatus dsvi_lines_refuse(const DsviReportLines *lines, const char *format, ...) DSVI_PRINTF(2, 3);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* Line plots and stacked areas as figures of the page: an SVG drawing that takes the width it is given, axes
- * whose labels are text of the page, a name for those who cannot see it, and a table of its values. */
+/* Line plots and stacked areas: an SVG drawing that fills the available width, axes with HTML labels, a
+ * description for screen readers, and a table of the values. */
 #ifndef DSVI_REPORT_PLOT_H
 #define DSVI_REPORT_PLOT_H
 
@@ -14,40 +14,43 @@ extern "C" {
 
 enum { DSVI_PLOT_SERIES_MAX = 6 };
 
-typedef struct DsvPlotSeries {
-    const DsvCurve *curve;
+typedef struct DsviPlotSeries {
+    const DsviCurve *curve;
     const char *name;
-    char note[64];          /* follows the name in the key; "" for none */
-    int color;              /* 0 to 5 */
-    bool faint, dots;       /* dots: every point is a measurement of its own */
-} DsvPlotSeries;
+    char note[64]; /* shown after the name in the key; may be "" */
+    int color;     /* 0 to 5: CSS class s0 to s5 */
+    bool faint;    /* thin and pale */
+    bool dots;     /* each point is a separate measurement and is shown as a dot */
+} DsviPlotSeries;
 
-typedef struct DsvPlot {
-    const char *title;      /* what the plot shows, for its name and its table: "Loss" */
+typedef struct DsviPlot {
+    const char *title;           /* for the description and the table: "Loss" */
     const char *x_name, *y_name; /* titles of the axes, with the unit: "step", "ms" */
-    int height;             /* of the drawing, in CSS pixels */
-    double x0, x1, y0, y1;  /* what the axes span */
-    bool whole_x;           /* x are whole numbers */
-    bool log;               /* the y axis */
-    bool stack;             /* each series is stacked on the one before */
-    const char *rule_name;  /* a dashed line across at `rule`; NULL: none */
+    int height;                  /* height of the drawing in CSS pixels */
+    double x0, x1, y0, y1;       /* ranges of the axes */
+    bool whole_x;                /* all x are whole numbers */
+    bool log;                    /* the y axis is logarithmic */
+    bool stack;                  /* the curves are the upper borders of stacked areas */
+    const char *rule_name;       /* name of a dashed horizontal line at y = `rule`; NULL: no line */
     double rule;
-    int count;              /* series */
-    DsvPlotSeries series[DSVI_PLOT_SERIES_MAX];
-} DsvPlot;
+    int count; /* number of series */
+    DsviPlotSeries series[DSVI_PLOT_SERIES_MAX];
+} DsviPlot;
 
-/* Makes [y0, y1] fit for an axis: logarithmic for positive numbers that span decades, else from zero where
- * zero is near, with a margin. NaN (no numbers): 0 to 1. */
-void dsvi_plot_span(DsvPlot *plot, double low, double high);
+/* Sets the y axis for values from `low` to `high`, with a margin: logarithmic if the values are positive and
+ * the largest is more than 30 times the smallest; otherwise linear, from 0 if the values are not far above 0.
+ * If a bound is NaN (no values), the axis is 0 to 1. */
+void dsvi_plot_span(DsviPlot *plot, double low, double high);
 
-/* Adds a series, whose curve must outlive the plot; one without points is left out. */
-void dsvi_plot_add(DsvPlot *plot, const DsvPlotSeries *series);
+/* Adds a series; its curve must outlive the plot. A series without points is left out. */
+void dsvi_plot_add(DsviPlot *plot, const DsviPlotSeries *series);
 
-/* The value of point p of series i; of stacked series what the series adds. */
-double dsvi_plot_value(const DsvPlot *plot, int i, int p);
+/* Returns the value of point p of series i; in a stacked plot the height of the series' area at this
+ * point. */
+double dsvi_plot_value(const DsviPlot *plot, int i, int p);
 
-/* The whole figure. */
-void dsvi_plot_put(FILE *to, const DsvPlot *plot);
+/* Writes the figure. */
+void dsvi_plot_put(FILE *to, const DsviPlot *plot);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
-/* The page's sections on sparse attention: density and captured mass over time, by block, by head, and the
- * decisions that were taken. */
+/* Sections of the page about sparse attention: density (fraction of keys that are listed) and captured mass
+   (fraction of the exact attention weights on listed keys) over time, by block and by head, and the decisions
+   of the guard, which switches blocks between dense and sparse. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,18 +12,20 @@
 #include "report/report_text.h"
 
 enum {
-    MAP_COLUMNS = 160, MAP_CELLS = 24000, /* at most, of a map over time */
-    HEAD_FRAMES = 60, HEAD_CELLS = 48000, /* of the maps with a slider, all their times together */
-    HEAD_CELLS_AT_ONCE = 4096
+    MAP_COLUMNS = 160,
+    MAP_CELLS = 24000, /* limits of a map of blocks over time */
+    HEAD_FRAMES = 60,
+    HEAD_CELLS = 48000,       /* limits of a map of heads with a slider, over all frames */
+    HEAD_CELLS_AT_ONCE = 4096 /* limit of the cells of a map of heads at one step */
 };
 
 static const char NO_MEASUREMENTS[] =
     "No measurements: sparse attention is off, or no step has measured it yet.";
 
-DsvStatus dsvi_report_sparsity(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_sparsity(FILE *to, const DsviReportData *data)
 {
-    const DsvReportTable *steps = &data->steps;
-    DsvCurve density, captured;
+    const DsviReportTable *steps = &data->steps;
+    DsviCurve density, captured;
     double low = NAN, high = NAN;
     bool guarded = data->has_config && data->config.sparse_enabled;
     if (steps->rows == 0) {
@@ -36,21 +39,30 @@ DsvStatus dsvi_report_sparsity(FILE *to, const DsvReportData *data)
         dsvi_report_note(to, "All blocks used dense attention at every step.");
         return DSV_OK;
     }
-    DsvPlot plot = {
-        .title = "Density and captured mass", .x_name = "step", .y_name = "share", .height = 220,
-        .whole_x = true, .y0 = 0, .y1 = 1.03, .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
-        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP), .rule = data->config.sparse_min_mass,
+    DsviPlot plot = {
+        .title = "Density and captured mass",
+        .x_name = "step",
+        .y_name = "fraction",
+        .height = 220,
+        .whole_x = true,
+        .y0 = 0,
+        .y1 = 1.03,
+        .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
+        .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
+        .rule = data->config.sparse_min_mass,
         .rule_name = guarded ? "captured mass required of a sparse block" : NULL,
     };
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &density, .name = "density, mean over blocks"});
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &captured, .color = 2,
-                                          .name = "captured mass, mean over sparse blocks"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &density, .name = "density, mean over blocks"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &captured,
+                                           .color = 2,
+                                           .name = "captured mass, mean over sparse blocks"});
     dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
-/* What a block's queries attend to: all keys on the dense side, whatever its lists would hold. */
-static double block_value(const DsvReportData *data, int64_t row, DsvReportBlock column)
+/* Returns a value of a measured block. The density of a dense block is 1, whatever density its lists would
+ * have. */
+static double block_value(const DsviReportData *data, int64_t row, DsviReportBlock column)
 {
     if (row < 0)
         return NAN;
@@ -59,14 +71,15 @@ static double block_value(const DsvReportData *data, int64_t row, DsvReportBlock
     return dsvi_report_cell(&data->blocks, row, column);
 }
 
-/* Frame i of n that are spread over all, the newest among them. */
-static int64_t spread(const DsvReportData *data, int64_t i, int64_t n)
+/* Returns the frame for place i of n places that are spread evenly over all frames; the last is the
+ * newest. */
+static int64_t spread_frame(const DsviReportData *data, int64_t i, int64_t n)
 {
     return n > 1 ? (data->frames - 1) * i / (n - 1) : data->frames - 1;
 }
 
-/* The map under its title; where all its values are the same, that value. */
-static void put_map(FILE *to, DsvHeat *heat)
+/* Writes a map with its title; if all its values are equal, the value instead. */
+static void put_map(FILE *to, DsviHeat *heat)
 {
     double value;
     fprintf(to, "<h3>%s</h3>\n", heat->title);
@@ -81,45 +94,51 @@ static void put_map(FILE *to, DsvHeat *heat)
     dsvi_heat_put(to, heat);
 }
 
-static DsvStatus block_map(FILE *to, const DsvReportData *data, const char *title, DsvReportBlock column)
+static DsvStatus block_map(FILE *to, const DsviReportData *data, const char *title, DsviReportBlock column)
 {
     double label[MAP_COLUMNS];
-    int64_t most = MAP_CELLS / data->block_count, columns = data->frames;
+    int64_t limit = MAP_CELLS / data->block_count, columns = data->frames;
     columns = columns < MAP_COLUMNS ? columns : MAP_COLUMNS;
-    columns = columns < most ? columns : most;
+    columns = columns < limit ? columns : limit;
     float *value = malloc((size_t)(columns * data->block_count) * sizeof *value);
     if (!value)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a map of %lld blocks", (long long)data->block_count);
     for (int64_t c = 0; c < columns; c++) {
-        int64_t f = spread(data, c, columns);
+        int64_t f = spread_frame(data, c, columns);
         label[c] = dsvi_report_cell(&data->blocks, data->frame[f], DSVI_BLOCK_STEP);
         for (int64_t b = 0; b < data->block_count; b++)
             value[b * columns + c] = (float)block_value(data, dsvi_report_block_row(data, f, b), column);
     }
-    DsvHeat heat = {
-        .title = title, .row_name = "block", .column_name = "step", .rows = data->block_count,
-        .columns = columns, .frames = 1, .value = value, .label = label,
+    DsviHeat heat = {
+        .title = title,
+        .row_name = "block",
+        .column_name = "step",
+        .rows = data->block_count,
+        .columns = columns,
+        .frames = 1,
+        .value = value,
+        .label = label,
     };
     put_map(to, &heat);
     free(value);
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_blocks(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_blocks(FILE *to, const DsviReportData *data)
 {
     if (data->frames == 0) {
         dsvi_report_note(to, NO_MEASUREMENTS);
         return DSV_OK;
     }
     fputs("<p>One column for each measurement, or for as many as fit.</p>\n", to);
-    DSVI_TRY(block_map(to, data, "Density: keys attended to", DSVI_BLOCK_DENSITY));
-    DSVI_TRY(block_map(to, data, "Captured mass: what the lists hold, or would hold", DSVI_BLOCK_CAPTURED));
-    return block_map(to, data, "Sparsity: share of the keys that holds 90 % of a query's attention",
+    DSVI_TRY(block_map(to, data, "Density: fraction of the keys that queries attend to", DSVI_BLOCK_DENSITY));
+    DSVI_TRY(block_map(to, data, "Captured mass of the lists, also in dense blocks", DSVI_BLOCK_CAPTURED));
+    return block_map(to, data, "share90: fraction of the keys that holds 90 % of a query's attention",
                      DSVI_BLOCK_SHARE90);
 }
 
-/* Block by head at `frames` times. `first` is the column of head 0. */
-static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title, int64_t first,
+/* Writes a map of blocks and heads with `frames` frames. `first` is the column of head 0 in data->blocks. */
+static DsvStatus head_map(FILE *to, const DsviReportData *data, const char *title, int64_t first,
                           int64_t frames)
 {
     int64_t rows = data->block_count, heads = data->heads;
@@ -127,13 +146,18 @@ static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title
     if (!value)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a map of %lld heads", (long long)(rows * heads));
     for (int64_t i = 0; i < frames * rows * heads; i++) {
-        int64_t f = spread(data, i / (rows * heads), frames);
+        int64_t f = spread_frame(data, i / (rows * heads), frames);
         int64_t row = dsvi_report_block_row(data, f, i / heads % rows);
         value[i] = row < 0 ? NAN : (float)dsvi_report_cell(&data->blocks, row, first + i % heads);
     }
-    DsvHeat heat = {
-        .title = title, .row_name = "block", .column_name = "head", .rows = rows, .columns = heads,
-        .frames = frames, .value = value,
+    DsviHeat heat = {
+        .title = title,
+        .row_name = "block",
+        .column_name = "head",
+        .rows = rows,
+        .columns = heads,
+        .frames = frames,
+        .value = value,
     };
     fputs("<div>\n", to);
     put_map(to, &heat);
@@ -142,29 +166,32 @@ static DsvStatus head_map(FILE *to, const DsvReportData *data, const char *title
     return DSV_OK;
 }
 
-static void head_slider(FILE *to, const DsvReportData *data, int64_t frames)
+static void head_slider(FILE *to, const DsviReportData *data, int64_t frames)
 {
     fputs("<div class=\"slider\" hidden data-steps=\"", to);
     for (int64_t i = 0; i < frames; i++)
         fprintf(to, "%s%.0f", i ? " " : "",
-                dsvi_report_cell(&data->blocks, data->frame[spread(data, i, frames)], DSVI_BLOCK_STEP));
-    fprintf(to, "\"><label for=\"when\">step</label><input id=\"when\" type=\"range\" min=\"0\" max=\"%lld\" "
-            "value=\"%lld\"><output>%.0f</output></div>\n", (long long)frames - 1, (long long)frames - 1,
+                dsvi_report_cell(&data->blocks, data->frame[spread_frame(data, i, frames)], DSVI_BLOCK_STEP));
+    fprintf(to,
+            "\"><label for=\"when\">step</label><input id=\"when\" type=\"range\" min=\"0\" max=\"%lld\" "
+            "value=\"%lld\"><output>%.0f</output></div>\n",
+            (long long)frames - 1, (long long)frames - 1,
             dsvi_report_cell(&data->blocks, data->frame[data->frames - 1], DSVI_BLOCK_STEP));
 }
 
-/* What the guard asks of every head (sparse/dispatch.c). */
+/* Writes the captured mass (fraction of the exact attention weights on listed keys) that the guard
+   (sparse/guard.c) requires of every head. */
 static void head_bound(FILE *to, const DsvConfig *config)
 {
     double bound = fmin(config->sparse_min_head_mass, config->sparse_min_mass);
     if (!config->sparse_enabled || bound <= 0)
         return;
-    fputs("<p>A block runs sparse only while its lists hold at least ", to);
+    fputs("<p>A block is sparse only while its lists hold at least ", to);
     dsvi_put_short(to, bound, 2);
     fputs(" of each head's attention.</p>\n", to);
 }
 
-DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_heads(FILE *to, const DsviReportData *data)
 {
     int64_t cells = data->block_count * data->heads, frames = data->frames;
     if (data->frames == 0 || cells == 0) {
@@ -182,15 +209,15 @@ DsvStatus dsvi_report_heads(FILE *to, const DsvReportData *data)
     head_slider(to, data, frames);
     fputs("<div class=\"pair\">\n", to);
     DSVI_TRY(head_map(to, data, "Captured mass", DSVI_BLOCK_HEADS, frames));
-    DSVI_TRY(head_map(to, data, "Share of the keys that holds 90 % of the attention",
+    DSVI_TRY(head_map(to, data, "share90: fraction of the keys that holds 90 % of the attention",
                       DSVI_BLOCK_HEADS + data->heads, frames));
     fputs("</div>\n", to);
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_decisions(FILE *to, const DsviReportData *data)
 {
-    int64_t shown = data->decisions < DSVI_DECISIONS_MOST ? data->decisions : DSVI_DECISIONS_MOST;
+    int64_t shown = data->decisions < DSVI_DECISIONS_MAX ? data->decisions : DSVI_DECISIONS_MAX;
     if (shown == 0) {
         dsvi_report_note(to, "No block has turned sparse or dense.");
         return DSV_OK;
@@ -204,7 +231,7 @@ DsvStatus dsvi_report_decisions(FILE *to, const DsvReportData *data)
     dsvi_scroll_begin(to, "Decisions");
     fputs("<tr><th scope=\"col\">step</th><th scope=\"col\">decision</th></tr>\n", to);
     for (int64_t i = 0; i < shown; i++) {
-        int64_t at = (data->decisions - 1 - i) % DSVI_DECISIONS_MOST;
+        int64_t at = (data->decisions - 1 - i) % DSVI_DECISIONS_MAX;
         fputs("<tr><td class=\"n\">", to);
         dsvi_put_count(to, data->decision[at].step);
         fputs("</td><td>", to);

@@ -7,7 +7,8 @@
 #include "report/report_text.h"
 
 enum {
-    LINE_ROWS = 12, DOT_ROWS = 24, /* points of a line, and of a series of measurements */
+    LINE_ROWS = 12,
+    DOT_ROWS = 24, /* largest number of points shown of a line, and of a series of separate measurements */
     ROWS_MAX = LINE_ROWS + DSVI_PLOT_SERIES_MAX * DOT_ROWS,
     MAP_COLUMNS = 8,
     DIGITS = 4
@@ -25,7 +26,7 @@ void dsvi_scroll_end(FILE *to)
     fputs("</table></div>\n", to);
 }
 
-/* `title` tells one table of the page from the others where they are read aloud. */
+/* Begins a folded table. Screen readers read `title`, to distinguish the tables of the page. */
 static void fold_begin(FILE *to, const char *title)
 {
     fputs("<details><summary>Values<span class=\"aloud\"> of: ", to);
@@ -40,28 +41,29 @@ static void fold_end(FILE *to)
     fputs("</details>\n", to);
 }
 
-static int ascending(const void *a, const void *b)
+static int compare_x(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* Adds the x of at most `most` points of a curve, the first and the last among them. */
-static int add_points(const DsvCurve *curve, int most, double *x, int count)
+/* Adds the x of at most `limit` points of a curve, including the first and the last. Returns the new
+ * count. */
+static int add_points(const DsviCurve *curve, int limit, double *x, int count)
 {
-    int points = curve->count < most ? curve->count : most;
+    int points = curve->count < limit ? curve->count : limit;
     for (int i = 0; i < points; i++)
         x[count++] = curve->x[points > 1 ? (curve->count - 1) * i / (points - 1) : 0];
     return count;
 }
 
-/* The x of the table's rows, ascending. */
-static int choose_rows(const DsvPlot *plot, double x[ROWS_MAX])
+/* Chooses the x of the table's rows, ascending; returns their number. */
+static int choose_rows(const DsviPlot *plot, double x[ROWS_MAX])
 {
-    const DsvCurve *longest = NULL;
+    const DsviCurve *longest = NULL;
     int count = 0, kept = 0;
     for (int i = 0; i < plot->count; i++) {
-        const DsvPlotSeries *series = &plot->series[i];
+        const DsviPlotSeries *series = &plot->series[i];
         if (series->dots)
             count = add_points(series->curve, DOT_ROWS, x, count);
         else if (!longest || series->curve->count > longest->count)
@@ -69,18 +71,19 @@ static int choose_rows(const DsvPlot *plot, double x[ROWS_MAX])
     }
     if (longest)
         count = add_points(longest, LINE_ROWS, x, count);
-    qsort(x, (size_t)count, sizeof *x, ascending);
+    qsort(x, (size_t)count, sizeof *x, compare_x);
     for (int i = 0; i < count; i++)
         if (kept == 0 || x[i] != x[kept - 1])
             x[kept++] = x[i];
     return kept;
 }
 
-/* The point of a series that stands for x: of measurements one at x itself, of a line the nearest between
- * its ends; -1: none. */
-static int point_at(const DsvPlotSeries *series, double x)
+/* Returns the index of the point that the table shows for a series at x. For a series of separate
+   measurements this is the measurement at x; for a line, the nearest point if x is between the line's ends.
+   Returns -1 if there is none. */
+static int point_at(const DsviPlotSeries *series, double x)
 {
-    const DsvCurve *curve = series->curve;
+    const DsviCurve *curve = series->curve;
     int best = 0;
     for (int p = 1; p < curve->count; p++)
         if (fabs(curve->x[p] - x) < fabs(curve->x[best] - x))
@@ -104,7 +107,7 @@ static void put_column_name(FILE *to, const char *name)
     fputs("</th>", to);
 }
 
-void dsvi_table_of_plot(FILE *to, const DsvPlot *plot)
+void dsvi_table_of_plot(FILE *to, const DsviPlot *plot)
 {
     double x[ROWS_MAX];
     int rows = choose_rows(plot, x);
@@ -130,13 +133,13 @@ void dsvi_table_of_plot(FILE *to, const DsvPlot *plot)
     fold_end(to);
 }
 
-/* Column i of the n that are shown. */
-static int64_t shown_column(const DsvHeat *heat, int64_t i, int64_t n)
+/* Returns the column of the map for column i of the n columns of the table. */
+static int64_t shown_column(const DsviHeat *heat, int64_t i, int64_t n)
 {
     return n > 1 ? (heat->columns - 1) * i / (n - 1) : heat->columns - 1;
 }
 
-void dsvi_table_of_heat(FILE *to, const DsvHeat *heat)
+void dsvi_table_of_heat(FILE *to, const DsviHeat *heat)
 {
     const float *value = heat->value + (heat->frames - 1) * heat->rows * heat->columns;
     bool some = heat->frames == 1 && heat->columns > MAP_COLUMNS;

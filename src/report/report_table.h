@@ -1,4 +1,4 @@
-/* Tables of what the charts show, folded under them: for the keyboard, for screen readers, for copying. */
+/* Tables of the values in a chart, folded below it, for keyboards, for screen readers and for copying. */
 #ifndef DSVI_REPORT_TABLE_H
 #define DSVI_REPORT_TABLE_H
 
@@ -11,14 +11,13 @@
 extern "C" {
 #endif
 
-/* Some points of every series: about evenly spread ones of lines, more of them of measurements. */
-void dsvi_table_of_plot(FILE *to, const DsvPlot *plot);
+/* Writes some points of every series: up to 12 of a line, up to 24 of a series of separate measurements. */
+void dsvi_table_of_plot(FILE *to, const DsviPlot *plot);
 
-/* The newest values of a map; of many columns some. */
-void dsvi_table_of_heat(FILE *to, const DsvHeat *heat);
+/* Writes the newest values of a map; if it has many columns and one frame, only some columns. */
+void dsvi_table_of_heat(FILE *to, const DsviHeat *heat);
 
-/* The beginning and the end of a table's frame, which scrolls where it is too large; `name` says what it
- * holds. */
+/* Begin and end a table in a box with scroll bars; `name` describes the table for screen readers. */
 void dsvi_scroll_begin(FILE *to, const char *name);
 void dsvi_scroll_end(FILE *to);
 

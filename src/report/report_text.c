@@ -12,10 +12,14 @@ void dsvi_put_text(FILE *to, const char *text)
     while (room > 0) {
         uint32_t code = 0;
         size_t bytes = dsvi_utf8_decode(text, room, &code);
-        const char *name = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" :
-                           code == '"' ? "&quot;" : code == '\'' ? "&#39;" : NULL;
+        const char *name = code == '&'    ? "&amp;"
+                           : code == '<'  ? "&lt;"
+                           : code == '>'  ? "&gt;"
+                           : code == '"'  ? "&quot;"
+                           : code == '\'' ? "&#39;"
+                                          : NULL;
         if (bytes == 0 || (code < 0x20 && code != '\n') || (code >= 0x7f && code < 0xa0))
-            name = "\xef\xbf\xbd"; /* U+FFFD */
+            name = "\xef\xbf\xbd"; /* U+FFFD, the replacement character */
         bytes = bytes > 0 ? bytes : 1;
         if (name)
             fputs(name, to);

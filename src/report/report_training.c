@@ -1,4 +1,4 @@
-/* The page's sections on learning: loss, loss by noise level, gradient norm, learning rate. */
+/* Sections of the page about training: loss, loss by noise level, gradient norm, learning rate. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,70 +9,78 @@
 #include "report/report_text.h"
 
 enum {
-    SMOOTHED_PARTS = 40,   /* a smoothed curve is a mean over so large a part of the run, */
-    SMOOTHED_LEAST = 5,    /* and over so many steps at least */
-    NOISE_COLUMNS = 60, NOISE_SHARE = 10 /* the beginning and the end of a run: a tenth of it */
+    /* A smoothed curve averages 1 / SMOOTHED_PARTS of the steps, and at least SMOOTHED_MIN steps. */
+    SMOOTHED_PARTS = 40,
+    SMOOTHED_MIN = 5,
+    NOISE_COLUMNS = 60, /* largest number of columns of the map of loss by noise level */
+    NOISE_PARTS = 10    /* "first tenth" and "last tenth" of the steps */
 };
-static const double OUTLIERS = 0.01;
+static const double OUTLIERS = 0.01; /* fraction of a curve's points that may lie above the axis, and below
+                                        it, because they are spikes */
 
-/* A plot over the steps of the run. */
-static DsvPlot step_plot(const DsvReportData *data, const char *title, const char *y_name, int height)
+/* Returns an empty plot whose x axis is the steps of the run. */
+static DsviPlot step_plot(const DsviReportData *data, const char *title, const char *y_name, int height)
 {
-    const DsvReportTable *steps = &data->steps;
-    return (DsvPlot){
-        .title = title, .x_name = "step", .y_name = y_name, .height = height, .whole_x = true,
+    const DsviReportTable *steps = &data->steps;
+    return (DsviPlot){
+        .title = title,
+        .x_name = "step",
+        .y_name = y_name,
+        .height = height,
+        .whole_x = true,
         .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
         .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
     };
 }
 
-static int64_t smoothed(const DsvReportData *data)
+static int64_t smoothing_window(const DsviReportData *data)
 {
     int64_t window = data->steps.rows / SMOOTHED_PARTS;
-    return window > SMOOTHED_LEAST ? window : SMOOTHED_LEAST;
+    return window > SMOOTHED_MIN ? window : SMOOTHED_MIN;
 }
 
-/* Curves of a column: every step faint, and smoothed. */
+/* Curves of a column of the steps. */
 typedef struct Column {
-    DsvCurve raw, smooth;
-    double low, high; /* of both, but for a few spikes */
+    DsviCurve raw, smooth;
+    double low, high; /* range of the y values of both curves, without a few spikes */
 } Column;
 
-static void take_column(const DsvReportData *data, DsvReportStep column, Column *c)
+static void take_column(const DsviReportData *data, DsviReportStep column, Column *c)
 {
     c->low = c->high = NAN;
     dsvi_curve_raw(&data->steps, column, &c->raw);
-    dsvi_curve_smooth(&data->steps, column, smoothed(data), &c->smooth);
+    dsvi_curve_smooth(&data->steps, column, smoothing_window(data), &c->smooth);
     dsvi_curve_range(&c->raw, OUTLIERS, &c->low, &c->high);
     dsvi_curve_range(&c->smooth, 0, &c->low, &c->high);
 }
 
-DsvStatus dsvi_report_loss(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_loss(FILE *to, const DsviReportData *data)
 {
     Column loss;
-    DsvCurve held, dense;
+    DsviCurve held, dense;
     if (data->steps.rows == 0) {
         dsvi_report_note(to, DSVI_NO_STEPS);
         return DSV_OK;
     }
-    DsvPlot plot = step_plot(data, "Loss", "loss", 280);
+    DsviPlot plot = step_plot(data, "Loss", "loss", 280);
     take_column(data, DSVI_LOSS, &loss);
     dsvi_curve_raw(&data->validation, DSVI_VALIDATION_LOSS, &held);
     dsvi_curve_raw(&data->validation, DSVI_VALIDATION_DENSE_LOSS, &dense);
     dsvi_curve_range(&held, 0, &loss.low, &loss.high);
     dsvi_curve_range(&dense, 0, &loss.low, &loss.high);
     dsvi_plot_span(&plot, loss.low, loss.high);
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &loss.raw, .name = "training, each step", .faint = true});
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &loss.smooth, .name = "training, smoothed"});
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &held, .name = "held out", .color = 1, .dots = true});
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &dense, .name = "held out, all blocks dense", .color = 2,
-                                          .dots = true});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &loss.raw, .name = "training, each step", .faint = true});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &loss.smooth, .name = "training, smoothed"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &held, .name = "held out", .color = 1, .dots = true});
+    dsvi_plot_add(
+        &plot,
+        &(DsviPlotSeries){.curve = &dense, .name = "held out, all blocks dense", .color = 2, .dots = true});
     dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
-/* Mean loss of every noise level over some of the steps. */
-static void noise_curve(const DsvReportData *data, int64_t first, int64_t last, DsvCurve *curve)
+/* Computes the mean loss of every noise level over the rows first to last - 1. */
+static void noise_curve(const DsviReportData *data, int64_t first, int64_t last, DsviCurve *curve)
 {
     curve->count = 0;
     for (int64_t bin = 0; bin < DSVI_REPORT_BINS; bin++)
@@ -80,15 +88,20 @@ static void noise_curve(const DsvReportData *data, int64_t first, int64_t last, 
                        dsvi_report_mean(&data->steps, DSVI_LOSS_BIN + bin, first, last));
 }
 
-static void noise_plot(FILE *to, const DsvReportData *data)
+static void noise_plot(FILE *to, const DsviReportData *data)
 {
     static const char *const name[] = {"first tenth of the steps", "last tenth", "held out, newest"};
     static const int color[] = {5, 0, 1};
-    DsvCurve curve[3];
+    DsviCurve curve[3];
     double low = NAN, high = NAN;
-    int64_t rows = data->steps.rows, part = (rows + NOISE_SHARE - 1) / NOISE_SHARE;
-    DsvPlot plot = {
-        .title = "Loss by noise level", .x_name = "sigma", .y_name = "loss", .height = 250, .x0 = 0, .x1 = 1,
+    int64_t rows = data->steps.rows, part = (rows + NOISE_PARTS - 1) / NOISE_PARTS;
+    DsviPlot plot = {
+        .title = "Loss by noise level",
+        .x_name = "sigma",
+        .y_name = "loss",
+        .height = 250,
+        .x0 = 0,
+        .x1 = 1,
     };
     noise_curve(data, 0, part, &curve[0]);
     noise_curve(data, rows - part, rows, &curve[1]);
@@ -97,8 +110,8 @@ static void noise_plot(FILE *to, const DsvReportData *data)
         dsvi_curve_add(&curve[2], data->bin_sigma[i], data->bin_loss[i]);
     for (int i = 0; i < 3; i++) {
         dsvi_curve_range(&curve[i], 0, &low, &high);
-        dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &curve[i], .name = name[i], .color = color[i],
-                                              .dots = true});
+        dsvi_plot_add(
+            &plot, &(DsviPlotSeries){.curve = &curve[i], .name = name[i], .color = color[i], .dots = true});
     }
     dsvi_plot_span(&plot, low, high);
     fputs("<div>\n<h3>At the start, at the end, held out</h3>\n", to);
@@ -106,23 +119,30 @@ static void noise_plot(FILE *to, const DsvReportData *data)
     fputs("</div>\n", to);
 }
 
-/* Training loss, noise level by time. */
-static void noise_map(FILE *to, const DsvReportData *data)
+/* Writes the map of training loss by noise level and step. */
+static void noise_map(FILE *to, const DsviReportData *data)
 {
     float value[DSVI_REPORT_BINS * NOISE_COLUMNS];
     double label[NOISE_COLUMNS];
     int64_t rows = data->steps.rows, columns = rows < NOISE_COLUMNS ? rows : NOISE_COLUMNS;
-    DsvHeat heat = {
-        .title = "Training loss by noise level over time", .row_name = "sigma", .column_name = "step",
-        .rows = DSVI_REPORT_BINS, .columns = columns, .frames = 1, .value = value, .label = label,
-        .tenths = true, .log = true,
+    DsviHeat heat = {
+        .title = "Training loss by noise level over time",
+        .row_name = "sigma",
+        .column_name = "step",
+        .rows = DSVI_REPORT_BINS,
+        .columns = columns,
+        .frames = 1,
+        .value = value,
+        .label = label,
+        .tenths = true,
+        .log = true,
     };
     for (int64_t c = 0; c < columns; c++) {
         int64_t first = rows * c / columns, last = rows * (c + 1) / columns;
         label[c] = dsvi_report_cell(&data->steps, first, DSVI_STEP);
         for (int64_t bin = 0; bin < DSVI_REPORT_BINS; bin++)
-            value[bin * columns + c] =
-                (float)dsvi_report_mean(&data->steps, DSVI_LOSS_BIN + bin, first, last);
+            value[bin * columns + c] = (float)dsvi_report_mean(&data->steps, DSVI_LOSS_BIN + bin, first,
+                                                               last);
     }
     dsvi_heat_span(&heat);
     fputs("<div>\n<h3>Training, over time</h3>\n", to);
@@ -130,7 +150,7 @@ static void noise_map(FILE *to, const DsvReportData *data)
     fputs("</div>\n", to);
 }
 
-DsvStatus dsvi_report_noise(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_noise(FILE *to, const DsviReportData *data)
 {
     bool training = false;
     for (int64_t bin = 0; bin < DSVI_REPORT_BINS; bin++)
@@ -147,26 +167,26 @@ DsvStatus dsvi_report_noise(FILE *to, const DsvReportData *data)
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_gradient(FILE *to, const DsvReportData *data)
+DsvStatus dsvi_report_gradient(FILE *to, const DsviReportData *data)
 {
     Column norm;
     if (data->steps.rows == 0) {
         dsvi_report_note(to, DSVI_NO_STEPS);
         return DSV_OK;
     }
-    DsvPlot plot = step_plot(data, "Gradient norm", "gradient norm", 200);
+    DsviPlot plot = step_plot(data, "Gradient norm", "gradient norm", 200);
     take_column(data, DSVI_GRAD_NORM, &norm);
     dsvi_plot_span(&plot, norm.low, norm.high);
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &norm.raw, .name = "each step", .faint = true});
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &norm.smooth, .name = "smoothed"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &norm.raw, .name = "each step", .faint = true});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &norm.smooth, .name = "smoothed"});
     dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
 
-/* From zero, as a schedule falls to almost nothing, of which a logarithmic axis would make too much. */
-DsvStatus dsvi_report_rate(FILE *to, const DsvReportData *data)
+/* The axis begins at zero: the schedule ends near zero, and a logarithmic axis would show mostly its end. */
+DsvStatus dsvi_report_rate(FILE *to, const DsviReportData *data)
 {
-    DsvCurve rate;
+    DsviCurve rate;
     double low = NAN, high = NAN;
     dsvi_curve_raw(&data->steps, DSVI_LR, &rate);
     dsvi_curve_range(&rate, 0, &low, &high);
@@ -180,9 +200,9 @@ DsvStatus dsvi_report_rate(FILE *to, const DsvReportData *data)
         fputs("</b> at every step</p>\n", to);
         return DSV_OK;
     }
-    DsvPlot plot = step_plot(data, "Learning rate", "learning rate", 200);
+    DsviPlot plot = step_plot(data, "Learning rate", "learning rate", 200);
     dsvi_plot_span(&plot, 0, high);
-    dsvi_plot_add(&plot, &(DsvPlotSeries){.curve = &rate, .name = "learning rate"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &rate, .name = "learning rate"});
     dsvi_plot_put(to, &plot);
     return DSV_OK;
 }

@@ -1,4 +1,4 @@
-/* See generator.h. */
+/* The generator: a transformer, its sparse layer and the sampling loop for one clip (generator.h). */
 #include "sample/generator.h"
 
 #include <stdlib.h>
@@ -6,34 +6,35 @@
 #include "sample/sample_loop.h"
 #include "sample/video_writer.h"
 
-struct DsvGenerator {
-    DsvConfig settings;     /* a copy: what sampling must not do, such as timing attention, is switched off */
-    DsvBackend *backend;
-    DsvSparse *sparse;
-    DsvDit *dit;
-    DsvSampleJob job;
-    int64_t elements;       /* of the latent */
+struct DsviGenerator {
+    DsvConfig settings; /* a copy, in which the start-up measurement of attention is off */
+    DsviBackend *backend;
+    DsviSparse *sparse;
+    DsviDit *dit;
+    DsviSampleJob job;
+    int64_t elements; /* number of elements of the latent */
 };
 
-/* A guided step evaluates the model with and without text: the plan is for one clip at a time. */
+/* The model is evaluated for one clip at a time: a guided step runs it twice, with and without text. */
 enum { BATCH = 1 };
 
-DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, const DsvCodec *codec,
-                                const DsvDitConfig *config, const DsvParamTable *table,
-                                const DsvContext *context, DsvGenerator **out)
+DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings, const DsviCodec *codec,
+                                const DsviDitConfig *config, const DsviParamTable *table, const DsviCp *cp,
+                                DsviGenerator **out)
 {
     DsvStatus status;
-    DsvGenerator *g = calloc(1, sizeof *g);
+    DsviGenerator *g = calloc(1, sizeof *g);
     *out = NULL;
     if (!g)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a sampling plan");
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a generator");
     g->settings = *settings;
-    g->settings.sparse_measure_cost = false; /* where sparse stops paying comes with the loaded state */
+    g->settings.sparse_measure_cost = false; /* measuring attention again is not needed: the loaded sparse
+                                              * state contains the break-even density */
     g->backend = backend;
-    DsvSampleJob *job = &g->job;
+    DsviSampleJob *job = &g->job;
     job->backend = backend;
     job->codec = codec;
-    job->video = (DsvVideoShape){3, settings->num_frames, settings->height, settings->width};
+    job->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, job->latent), fail);
     g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
@@ -43,16 +44,19 @@ DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, 
     job->flow_shift = settings->flow_shift;
     job->guidance_scale = settings->guidance_scale;
 
-    DsvDitShape shape = {
-        .batch = BATCH, .frames = job->latent.frames, .height = job->latent.height,
-        .width = job->latent.width, .text_len = config->text_len, .act = dsvi_dit_act(settings),
-        .context = context,
+    DsviDitShape shape = {
+        .batch = BATCH,
+        .frames = job->latent.frames,
+        .height = job->latent.height,
+        .width = job->latent.width,
+        .text_len = config->text_len,
+        .act = dsvi_dit_act(settings),
+        .cp = cp,
     };
-    DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
-    if (settings->sparse_enabled || context)
+    DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
+    if (settings->sparse_enabled || cp)
         DSVI_TRY_GOTO(status,
-                      dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse),
-                      fail);
+                      dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;
@@ -72,9 +76,9 @@ fail:
     return status;
 }
 
-void dsvi_generator_free(DsvGenerator **generator)
+void dsvi_generator_free(DsviGenerator **generator)
 {
-    DsvGenerator *g = *generator;
+    DsviGenerator *g = *generator;
     if (!g)
         return;
     dsvi_dit_free(&g->dit);
@@ -85,58 +89,58 @@ void dsvi_generator_free(DsvGenerator **generator)
     *generator = NULL;
 }
 
-void dsvi_generator_carve(DsvGenerator *g, DsvArena *arena)
+void dsvi_generator_carve(DsviGenerator *g, DsviArena *arena)
 {
     if (g->sparse)
         dsvi_sparse_carve(g->sparse, arena);
     dsvi_dit_carve(g->dit, arena);
 }
 
-void dsvi_generator_carve_run(DsvGenerator *g, DsvArena *arena)
+void dsvi_generator_carve_run(DsviGenerator *g, DsviArena *arena)
 {
-    DsvSampleJob *job = &g->job;
+    DsviSampleJob *job = &g->job;
     size_t latent = (size_t)g->elements * sizeof(float);
-    job->latents = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
-    job->output = dsvi_arena_take(arena, DSV_MEM_DATA, latent);
-    job->timestep = dsvi_arena_take(arena, DSV_MEM_DATA, BATCH * sizeof(float));
-    job->text_rows = dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)job->text_elements * sizeof(float));
+    job->latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
+    job->output = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
+    job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, BATCH * sizeof(float));
+    job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)job->text_elements * sizeof(float));
     dsvi_dit_carve_pass(g->dit, arena);
 }
 
-DsvStatus dsvi_generator_setup(DsvGenerator *g, const DsvDitWeights *weights)
+DsvStatus dsvi_generator_setup(DsviGenerator *g, const DsviDitWeights *weights)
 {
     if (g->sparse)
         DSVI_TRY(dsvi_sparse_setup(g->sparse));
     return dsvi_dit_setup(g->dit, weights);
 }
 
-DsvStatus dsvi_generator_refresh(DsvGenerator *g)
+DsvStatus dsvi_generator_refresh(DsviGenerator *g)
 {
     return dsvi_dit_refresh_compute(g->dit);
 }
 
-DsvSparse *dsvi_generator_sparse(DsvGenerator *g)
+DsviSparse *dsvi_generator_sparse(DsviGenerator *g)
 {
     return g->settings.sparse_enabled ? g->sparse : NULL;
 }
 
-DsvStatus dsvi_generator_run(DsvGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
+DsvStatus dsvi_generator_run(DsviGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
 {
     g->job.seed = seed;
     g->job.text = text;
     return dsvi_sample_run(&g->job, events);
 }
 
-float *dsvi_generator_pixels(DsvGenerator *g, int64_t *count)
+float *dsvi_generator_pixels(DsviGenerator *g, int64_t *count)
 {
-    DsvVideoShape video = g->job.video;
+    DsviVideoShape video = g->job.video;
     *count = video.channels * video.frames * video.height * video.width;
     return g->job.pixels;
 }
 
-DsvStatus dsvi_generator_write(const DsvGenerator *g, const char *video_path)
+DsvStatus dsvi_generator_write(const DsviGenerator *g, const char *video_path)
 {
-    DsvVideoShape video = g->job.video;
+    DsviVideoShape video = g->job.video;
     return dsvi_video_write(video_path, g->job.pixels, video.frames, video.height, video.width,
                             g->settings.fps);
 }

@@ -1,45 +1,51 @@
-/* A model set up for sampling: used by `dsv sample` on stored weights and by training on its own.
+/* A model prepared for sampling: `dsv sample` uses it with stored weights, and training with the weights in
+ * training.
  *
- * It owns a plan of the transformer for one clip, its sparse layer and the buffers of the sampling loop,
- * carved from the caller's arena; weights and codec are the caller's. */
+ * A generator owns a transformer for one clip and its sparse layer. Device memory comes from the caller's
+ * arenas; weights and codec are the caller's. */
 #ifndef DSVI_GENERATOR_H
 #define DSVI_GENERATOR_H
 
 #include "base/arena.h"
 #include "dsv/events.h"
-#include "model/codec.h"
-#include "model/dit.h"
+#include "model/codec/codec.h"
+#include "model/dit/dit.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct DsvGenerator DsvGenerator;
+typedef struct DsviGenerator DsviGenerator;
 
-/* Size, steps, sampler, guidance and dtype are those of `settings`; codec, config, table and context are
- * kept. `context`: the ranks that sample a clip together and all run the generator; NULL: this one alone. */
-DsvStatus dsvi_generator_create(DsvBackend *backend, const DsvConfig *settings, const DsvCodec *codec,
-                                const DsvDitConfig *config, const DsvParamTable *table,
-                                const DsvContext *context, DsvGenerator **out);
-void dsvi_generator_free(DsvGenerator **generator);
-/* What lasts; what a run uses, and is free for anything between runs. */
-void dsvi_generator_carve(DsvGenerator *generator, DsvArena *arena);
-void dsvi_generator_carve_run(DsvGenerator *generator, DsvArena *arena);
-/* After binding. The weights may change from run to run; their compute copy is then the caller's to keep up
- * to date, with dsvi_generator_refresh or through another plan over the same weights. */
-DsvStatus dsvi_generator_setup(DsvGenerator *generator, const DsvDitWeights *weights);
-DsvStatus dsvi_generator_refresh(DsvGenerator *generator);
+/* Creates a generator. `settings` gives size, steps, sampler, guidance and dtype, and is copied. `codec`,
+ * `table` and `cp` must outlive the generator. `cp`: ranks that sample a clip together, and all call
+ * dsvi_generator_run; NULL: this rank alone. */
+DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings, const DsviCodec *codec,
+                                const DsviDitConfig *config, const DsviParamTable *table, const DsviCp *cp,
+                                DsviGenerator **out);
+void dsvi_generator_free(DsviGenerator **generator);
+/* Take device memory from an arena; to be called twice: while the arena only counts bytes, and when it is
+ * bound to memory. dsvi_generator_carve takes what must persist; dsvi_generator_carve_run takes what a run
+ * uses: this memory is free for other uses between runs. */
+void dsvi_generator_carve(DsviGenerator *generator, DsviArena *arena);
+void dsvi_generator_carve_run(DsviGenerator *generator, DsviArena *arena);
+/* To be called once after the generator's arenas are bound to memory. The weights may change between runs;
+ * the caller must then update the copy of the weights in the compute dtype, with dsvi_generator_refresh or
+ * through another model with the same weights. */
+DsvStatus dsvi_generator_setup(DsviGenerator *generator, const DsviDitWeights *weights);
+DsvStatus dsvi_generator_refresh(DsviGenerator *generator);
 
-/* Its sparse layer, to be loaded or copied into; NULL when there is nothing to load. */
-DsvSparse *dsvi_generator_sparse(DsvGenerator *generator);
+/* Returns the sparse layer, so that its state can be loaded or copied; NULL if sparse.enabled is false. */
+DsviSparse *dsvi_generator_sparse(DsviGenerator *generator);
 
-/* Samples one clip. text: host (text_len, text_dim) F32, or NULL: unconditional. */
-DsvStatus dsvi_generator_run(DsvGenerator *generator, uint64_t seed, const float *text,
+/* Samples one clip. text: host array (text_len, text_dim) F32, or NULL for an unconditional sample. */
+DsvStatus dsvi_generator_run(DsviGenerator *generator, uint64_t seed, const float *text,
                              const DsvEvents *events);
-/* The clip that was sampled last, (3, T, H, W): `count` numbers of host memory. It may be replaced. */
-float *dsvi_generator_pixels(DsvGenerator *generator, int64_t *count);
-/* What lies there to an .mp4 file. */
-DsvStatus dsvi_generator_write(const DsvGenerator *generator, const char *video_path);
+/* Returns the clip sampled last, a host array (3, T, H, W) F32 of `count` elements. The caller may change
+ * it. */
+float *dsvi_generator_pixels(DsviGenerator *generator, int64_t *count);
+/* Writes the clip sampled last to a video file (video_writer.h). */
+DsvStatus dsvi_generator_write(const DsviGenerator *generator, const char *video_path);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-/* Solvers by name, and what they share: a schedule, room for their history, steps in order. */
+/* Creates samplers by name, and implements what all samplers share: memory for the noise levels and for
+ * arrays kept between steps, and checks of each step. */
 #include "sample/sampler.h"
 
 #include <math.h>
@@ -7,9 +8,9 @@
 
 #include "sample/sampler_type.h"
 
-static const DsvSamplerType *const types[] = {&dsvi_sampler_euler, &dsvi_sampler_unipc};
+static const DsviSamplerType *const types[] = {&dsvi_sampler_euler, &dsvi_sampler_unipc};
 
-static const DsvSamplerType *find_type(const char *name)
+static const DsviSamplerType *find_type(const char *name)
 {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i]->name, name) == 0)
@@ -18,15 +19,15 @@ static const DsvSamplerType *find_type(const char *name)
 }
 
 DsvStatus dsvi_sampler_create(const char *name, int64_t steps, double flow_shift, int64_t elements,
-                              DsvSampler **out)
+                              DsviSampler **out)
 {
-    const DsvSamplerType *type = find_type(name);
+    const DsviSamplerType *type = find_type(name);
     *out = NULL;
     if (!type)
-        return DSVI_FAIL(DSV_E_USAGE, "sampler=%s: no such sampler, wanted euler or unipc", name);
+        return DSVI_FAIL(DSV_E_USAGE, "sampler=%s: no such sampler, expected euler or unipc", name);
     if (steps < 1)
-        return DSVI_FAIL(DSV_E_USAGE, "num_inference_steps=%lld: wanted at least 1", (long long)steps);
-    DsvSampler *s = calloc(1, sizeof *s);
+        return DSVI_FAIL(DSV_E_USAGE, "num_inference_steps=%lld: expected at least 1", (long long)steps);
+    DsviSampler *s = calloc(1, sizeof *s);
     if (!s)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a sampler");
     s->type = type;
@@ -44,9 +45,9 @@ DsvStatus dsvi_sampler_create(const char *name, int64_t steps, double flow_shift
     return DSV_OK;
 }
 
-void dsvi_sampler_free(DsvSampler **sampler)
+void dsvi_sampler_free(DsviSampler **sampler)
 {
-    DsvSampler *s = *sampler;
+    DsviSampler *s = *sampler;
     if (!s)
         return;
     free(s->sigma);
@@ -56,19 +57,19 @@ void dsvi_sampler_free(DsvSampler **sampler)
     *sampler = NULL;
 }
 
-double dsvi_sampler_timestep(const DsvSampler *s, int64_t i)
+double dsvi_sampler_timestep(const DsviSampler *s, int64_t i)
 {
     DSVI_ASSERT(i >= 0 && i < s->steps);
     return s->timestep[i];
 }
 
-double dsvi_sampler_sigma(const DsvSampler *s, int64_t i)
+double dsvi_sampler_sigma(const DsviSampler *s, int64_t i)
 {
     DSVI_ASSERT(i >= 0 && i <= s->steps);
     return s->sigma[i];
 }
 
-DsvStatus dsvi_sampler_step(DsvSampler *s, int64_t i, const float *velocity, float *state)
+DsvStatus dsvi_sampler_step(DsviSampler *s, int64_t i, const float *velocity, float *state)
 {
     DSVI_ASSERT(i == s->next && i < s->steps);
     for (int64_t e = 0; e < s->elements; e++)
@@ -80,7 +81,7 @@ DsvStatus dsvi_sampler_step(DsvSampler *s, int64_t i, const float *velocity, flo
     return DSV_OK;
 }
 
-double dsvi_sampler_spread(double first, double last, int64_t i, int64_t n)
+double dsvi_sampler_linspace(double first, double last, int64_t i, int64_t n)
 {
     return n > 1 ? (double)i * ((last - first) / (double)(n - 1)) + first : first;
 }

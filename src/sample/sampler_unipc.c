@@ -1,11 +1,11 @@
 /* UniPC of order 2, variant bh2 (W. Zhao et al., "UniPC: A Unified Predictor-Corrector Framework for Fast
  * Sampling of Diffusion Models", NeurIPS 2023), on flow sigmas, as diffusers' UniPCMultistepScheduler.
  *
- * With alpha = 1 - sigma and lambda = ln(alpha / sigma), going from point s to n = s + 1 means
+ * With alpha = 1 - sigma and lambda = ln(alpha / sigma), a step from point s to n = s + 1 is
  *     h = lambda_n - lambda_s,  phi = exp(-h) - 1,  r = (lambda_{s-1} - lambda_s) / h
  *     x_n = sigma_n / sigma_s x_s - alpha_n phi (X_s + rho1 (X_{s-1} - X_s) / r + rho2 (X_n - X_s))
- * where X are estimates of the clean latent. The predictor has rho2 = 0; the corrector goes the same way
- * once more when X_n is known, from the same x_s, and what it gives is where the next predictor starts. */
+ * where X are estimates of the clean latent. The predictor has rho2 = 0. Once X_n is known, the corrector
+ * repeats the step from the same x_s; the next predictor starts from the corrected x_n. */
 #include "sample/sampler_type.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 
 enum { TRAIN_STEPS = 1000 };
 
-/* What is kept between steps. */
+/* Arrays that are kept between steps; s is the point at which the present step begins. */
 enum {
     ANCHOR, /* x_s, corrected */
     NOW,    /* X_s */
@@ -21,30 +21,30 @@ enum {
     HISTORIES
 };
 
-/* x_n as a sum of the anchor and the estimates. */
+/* Coefficients of x_n, the latent after a step, as a weighted sum of x_s (anchor), X_s (now), X_{s-1}
+ * (before) and X_n (next). */
 typedef struct Weights {
     double anchor, now, before, next;
 } Weights;
 
-static void schedule(DsvSampler *s, double flow_shift)
+static void sampler_unipc_schedule(DsviSampler *s, double flow_shift)
 {
     for (int64_t i = 0; i < s->steps; i++) {
-        double sigma = dsvi_sampler_shifted(dsvi_sampler_spread(1.0, 1.0 / TRAIN_STEPS, i, s->steps + 1),
+        double sigma = dsvi_sampler_shifted(dsvi_sampler_linspace(1.0, 1.0 / TRAIN_STEPS, i, s->steps + 1),
                                             flow_shift);
         if (i == 0 && fabs(sigma - 1) < 1e-6)
-            sigma -= 1e-6; /* lambda would be infinite */
+            sigma -= 1e-6; /* with sigma = 1 lambda would be infinite */
         s->sigma[i] = (float)sigma;
         s->timestep[i] = trunc(sigma * TRAIN_STEPS);
     }
 }
 
-static double lambda_of(const DsvSampler *s, int64_t i)
+static double lambda_of(const DsviSampler *s, int64_t i)
 {
     return log(1 - s->sigma[i]) - log(s->sigma[i]);
 }
 
-/* The solutions of the order conditions for the corrector. Order 2: rho1 + rho2 = b1 and
- * r rho1 + rho2 = b2. */
+/* Solves the corrector's order conditions; for order 2 they are rho1 + rho2 = b1 and r rho1 + rho2 = b2. */
 static void corrector_rho(int order, double h, double phi, double r, double *rho1, double *rho2)
 {
     double k1 = phi / -h - 1, k2 = k1 / -h - 0.5;
@@ -53,12 +53,13 @@ static void corrector_rho(int order, double h, double phi, double r, double *rho
     *rho2 = order == 2 ? b1 - *rho1 : 0.5;
 }
 
-static Weights weights_of(const DsvSampler *s, int64_t from, bool correct)
+/* Returns the coefficients of the predictor, or corrector, for the step from point `from`. */
+static Weights weights_of(const DsviSampler *s, int64_t from, bool correct)
 {
     double sigma_n = s->sigma[from + 1];
-    if (sigma_n == 0) /* the last step: h is infinite, of either order 1 alone has a limit */
+    if (sigma_n == 0) /* last step: h is infinite, and only order 1 has a limit */
         return (Weights){.now = 1};
-    int order = from == 0 ? 1 : 2; /* the first step has no history */
+    int order = from == 0 ? 1 : 2; /* the first step has no estimate of a step before */
     double h = lambda_of(s, from + 1) - lambda_of(s, from), phi = expm1(-h);
     double r = order == 2 ? (lambda_of(s, from - 1) - lambda_of(s, from)) / h : 1;
     double rho1 = order == 2 ? 0.5 : 0, rho2 = 0;
@@ -67,11 +68,13 @@ static Weights weights_of(const DsvSampler *s, int64_t from, bool correct)
     double scale = -(1 - sigma_n) * phi;
     return (Weights){
         .anchor = sigma_n / s->sigma[from],
-        .now = scale * (1 - rho1 / r - rho2), .before = scale * rho1 / r, .next = scale * rho2,
+        .now = scale * (1 - rho1 / r - rho2),
+        .before = scale * rho1 / r,
+        .next = scale * rho2,
     };
 }
 
-static void step(DsvSampler *s, int64_t i, const float *velocity, float *state)
+static void sampler_unipc_step(DsviSampler *s, int64_t i, const float *velocity, float *state)
 {
     float *anchor = s->history + ANCHOR * s->elements;
     float *now = s->history + NOW * s->elements;
@@ -91,6 +94,9 @@ static void step(DsvSampler *s, int64_t i, const float *velocity, float *state)
     }
 }
 
-const DsvSamplerType dsvi_sampler_unipc = {
-    .name = "unipc", .histories = HISTORIES, .schedule = schedule, .step = step,
+const DsviSamplerType dsvi_sampler_unipc = {
+    .name = "unipc",
+    .histories = HISTORIES,
+    .schedule = sampler_unipc_schedule,
+    .step = sampler_unipc_step,
 };

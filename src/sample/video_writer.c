@@ -1,4 +1,4 @@
-/* See video_writer.h. */
+/* Writes frames to a video file: conversion to YUV 4:2:0, encoding, muxing (video_writer.h). */
 #include "sample/video_writer.h"
 
 #include <math.h>
@@ -19,16 +19,16 @@
 
 enum {
     SIDE_MAX = 16384,
-    TICKS_MAX = 65535, /* of MPEG-4's clock in a second */
-    MPEG4_QUALITY = 3, /* quantiser, of 1 to 31 */
-    STRIDE_SLACK = 64  /* swscale reads whole vectors */
+    TICKS_MAX = 65535, /* largest frame rate of MPEG-4: ticks of its clock per second */
+    MPEG4_QUALITY = 3, /* quantiser, 1 (best) to 31 */
+    STRIDE_SLACK = 64  /* bytes added to rows: swscale reads whole vectors */
 };
-static const char X264_QUALITY[] = "17"; /* constant rate factor: looks like the original */
+static const char X264_QUALITY[] = "17"; /* constant rate factor: differences are not visible */
 
 typedef struct Video {
     const float *pixels; /* (3, frames, height, width) */
     int64_t frames, height, width;
-    int64_t even_height, even_width; /* as encoded */
+    int64_t even_height, even_width; /* encoded size: rounded up to even numbers */
 } Video;
 
 typedef struct Writer {
@@ -44,17 +44,15 @@ typedef struct Writer {
     int64_t stride; /* bytes */
 } Writer;
 
-static DsvStatus cannot(const Writer *w, int code)
+static DsvStatus video_writer_fail(const Writer *w, int code)
 {
     return dsvi_ffmpeg_fail(DSV_E_IO, w->path, "cannot write the video", code);
 }
 
 static const char *container_of(const char *path)
 {
-    static const char *const BY_ENDING[][2] = {{".mkv", "matroska"},
-                                               {".mov", "mov"},
-                                               {".avi", "avi"},
-                                               {".mpg", "mpeg"}};
+    static const char *const BY_ENDING[][2] = {
+        {".mkv", "matroska"}, {".mov", "mov"}, {".avi", "avi"}, {".mpg", "mpeg"}};
     const char *dot = strrchr(path, '.');
     for (size_t i = 0; dot && i < sizeof BY_ENDING / sizeof BY_ENDING[0]; i++)
         if (strcasecmp(dot, BY_ENDING[i][0]) == 0)
@@ -69,7 +67,7 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: FFmpeg has no encoder %s here", w->path, name);
     AVCodecContext *e = w->encoder = avcodec_alloc_context3(codec);
     if (!e)
-        return cannot(w, AVERROR(ENOMEM));
+        return video_writer_fail(w, AVERROR(ENOMEM));
     e->width = (int)video->even_width;
     e->height = (int)video->even_height;
     e->pix_fmt = AV_PIX_FMT_YUV420P;
@@ -89,7 +87,7 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
     } else {
         e->flags |= AV_CODEC_FLAG_QSCALE;
         e->global_quality = FF_QP2LAMBDA * MPEG4_QUALITY;
-        e->max_b_frames = 2; /* libx264 has such a default itself */
+        e->max_b_frames = 2; /* as many B-frames as libx264 uses by default */
     }
     int code = avcodec_open2(e, codec, NULL);
     if (code < 0)
@@ -97,16 +95,16 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
     return DSV_OK;
 }
 
-static DsvStatus open_file(Writer *w, const char *encoder, const Video *video, double fps)
+static DsvStatus video_writer_open_file(Writer *w, const char *encoder, const Video *video, double fps)
 {
     int code = avformat_alloc_output_context2(&w->format, NULL, container_of(w->path), w->url);
     if (code < 0)
-        return cannot(w, code);
+        return video_writer_fail(w, code);
     w->format->flags |= AVFMT_FLAG_BITEXACT;
     w->stream = avformat_new_stream(w->format, NULL);
     w->packet = av_packet_alloc();
     if (!w->stream || !w->packet)
-        return cannot(w, AVERROR(ENOMEM));
+        return video_writer_fail(w, AVERROR(ENOMEM));
     DSVI_TRY(open_encoder(w, encoder, video, fps));
     w->stream->time_base = w->encoder->time_base;
     w->stream->avg_frame_rate = w->encoder->framerate;
@@ -114,13 +112,14 @@ static DsvStatus open_file(Writer *w, const char *encoder, const Video *video, d
     if (code >= 0)
         code = avio_open(&w->format->pb, w->url, AVIO_FLAG_WRITE);
     if (code >= 0) {
-        /* The index goes before the frames, so that players can start at once; mkv and avi ignore it. */
+        /* Puts the index before the frames, so that players can start at once. mkv and avi ignore the
+         * option. */
         AVDictionary *options = NULL;
         av_dict_set(&options, "movflags", "+faststart", 0);
         code = avformat_write_header(w->format, &options);
         av_dict_free(&options);
     }
-    return code < 0 ? cannot(w, code) : DSV_OK;
+    return code < 0 ? video_writer_fail(w, code) : DSV_OK;
 }
 
 static DsvStatus prepare_frames(Writer *w, const Video *video)
@@ -129,7 +128,7 @@ static DsvStatus prepare_frames(Writer *w, const Video *video)
     w->rgb = calloc((size_t)video->even_height, (size_t)w->stride);
     w->frame = av_frame_alloc();
     if (!w->rgb || !w->frame)
-        return cannot(w, AVERROR(ENOMEM));
+        return video_writer_fail(w, AVERROR(ENOMEM));
     w->frame->format = AV_PIX_FMT_YUV420P;
     w->frame->width = (int)video->even_width;
     w->frame->height = (int)video->even_height;
@@ -137,13 +136,13 @@ static DsvStatus prepare_frames(Writer *w, const Video *video)
     w->frame->colorspace = AVCOL_SPC_BT709;
     int code = av_frame_get_buffer(w->frame, 0);
     if (code < 0)
-        return cannot(w, code);
+        return video_writer_fail(w, code);
     w->sws = sws_getContext(w->frame->width, w->frame->height, AV_PIX_FMT_RGB24, w->frame->width,
                             w->frame->height, AV_PIX_FMT_YUV420P,
                             SWS_BICUBIC | SWS_FULL_CHR_H_INP | SWS_ACCURATE_RND | SWS_BITEXACT, NULL, NULL,
                             NULL);
     if (!w->sws)
-        return cannot(w, AVERROR(EINVAL));
+        return video_writer_fail(w, AVERROR(EINVAL));
     const int *bt709 = sws_getCoefficients(SWS_CS_ITU709);
     sws_setColorspaceDetails(w->sws, bt709, 1, bt709, 0, 0, 1 << 16, 1 << 16);
     return DSV_OK;
@@ -152,12 +151,12 @@ static DsvStatus prepare_frames(Writer *w, const Video *video)
 static uint8_t to_byte(float value)
 {
     float scaled = (value + 1) * 127.5f;
-    if (!(scaled > 0)) /* not a number, too */
+    if (!(scaled > 0)) /* this condition is also true if `scaled` is NaN */
         return 0;
     return scaled < 255 ? (uint8_t)(scaled + 0.5f) : 255;
 }
 
-/* Frame i as RGB, padded. */
+/* Converts frame i to RGB bytes, and pads it to even height and width. */
 static void fill_rgb(const Writer *w, const Video *video, int64_t i)
 {
     for (int64_t y = 0; y < video->even_height; y++) {
@@ -172,8 +171,8 @@ static void fill_rgb(const Writer *w, const Video *video, int64_t i)
     }
 }
 
-/* Sends a frame, or NULL at the end, and writes what comes out. */
-static DsvStatus encode(Writer *w, const AVFrame *frame)
+/* Sends a frame to the encoder, or NULL at the end, and writes all packets that it returns. */
+static DsvStatus video_writer_encode(Writer *w, const AVFrame *frame)
 {
     int code = avcodec_send_frame(w->encoder, frame);
     while (code >= 0) {
@@ -181,36 +180,36 @@ static DsvStatus encode(Writer *w, const AVFrame *frame)
         if (code == AVERROR(EAGAIN) || code == AVERROR_EOF)
             return DSV_OK;
         if (code >= 0) {
-            w->packet->duration = 1; /* the encoder leaves it out */
+            w->packet->duration = 1; /* the encoder does not set the duration */
             av_packet_rescale_ts(w->packet, w->encoder->time_base, w->stream->time_base);
             code = av_interleaved_write_frame(w->format, w->packet);
         }
     }
-    return cannot(w, code);
+    return video_writer_fail(w, code);
 }
 
-static DsvStatus write_frames(Writer *w, const Video *video)
+static DsvStatus video_writer_write_frames(Writer *w, const Video *video)
 {
     for (int64_t i = 0; i < video->frames; i++) {
         int code = av_frame_make_writable(w->frame);
         if (code < 0)
-            return cannot(w, code);
+            return video_writer_fail(w, code);
         fill_rgb(w, video, i);
         const uint8_t *planes[4] = {w->rgb, NULL, NULL, NULL};
         int strides[4] = {(int)w->stride, 0, 0, 0};
         sws_scale(w->sws, planes, strides, 0, w->frame->height, w->frame->data, w->frame->linesize);
         w->frame->pts = i;
-        DSVI_TRY(encode(w, w->frame));
+        DSVI_TRY(video_writer_encode(w, w->frame));
     }
-    DSVI_TRY(encode(w, NULL));
+    DSVI_TRY(video_writer_encode(w, NULL));
     int code = av_write_trailer(w->format);
-    int closing = avio_closep(&w->format->pb); /* a full disk may show only now */
+    int closing = avio_closep(&w->format->pb); /* a full disk may be reported only here */
     if (code >= 0)
         code = closing;
-    return code < 0 ? cannot(w, code) : DSV_OK;
+    return code < 0 ? video_writer_fail(w, code) : DSV_OK;
 }
 
-static void close_writer(Writer *w)
+static void video_close_writer(Writer *w)
 {
     if (w->format)
         avio_closep(&w->format->pb);
@@ -235,13 +234,13 @@ DsvStatus dsvi_video_write_as(const char *encoder, const char *path, const float
     if (snprintf(writer.url, sizeof writer.url, "file:%s.tmp", path) >= DSVI_PATH_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 10);
     const char *temporary = strchr(writer.url, ':') + 1;
-    dsvi_ffmpeg_quiet();
-    DSVI_TRY_GOTO(status, open_file(&writer, encoder, &video, fps), done);
+    dsvi_ffmpeg_capture_log();
+    DSVI_TRY_GOTO(status, video_writer_open_file(&writer, encoder, &video, fps), done);
     DSVI_TRY_GOTO(status, prepare_frames(&writer, &video), done);
-    DSVI_TRY_GOTO(status, write_frames(&writer, &video), done);
+    DSVI_TRY_GOTO(status, video_writer_write_frames(&writer, &video), done);
     DSVI_TRY_GOTO(status, dsvi_path_rename(temporary, path), done);
 done:
-    close_writer(&writer);
+    video_close_writer(&writer);
     if (status != DSV_OK)
         unlink(temporary);
     return status;
@@ -250,7 +249,7 @@ done:
 DsvStatus dsvi_video_write(const char *path, const float *pixels, int64_t frames, int64_t height,
                            int64_t width, double fps)
 {
-    dsvi_ffmpeg_quiet();
+    dsvi_ffmpeg_capture_log();
     const char *encoder = avcodec_find_encoder_by_name("libx264") ? "libx264" : "mpeg4";
     return dsvi_video_write_as(encoder, path, pixels, frames, height, width, fps);
 }

@@ -1,4 +1,4 @@
-/* Frames to a video file with FFmpeg's libraries. */
+/* Writes frames to a video file with FFmpeg's libraries. */
 #ifndef DSVI_VIDEO_WRITER_H
 #define DSVI_VIDEO_WRITER_H
 
@@ -10,14 +10,16 @@
 extern "C" {
 #endif
 
-/* pixels (3, frames, height, width), F32, RGB in [-1, 1], clamped. The name's ending chooses mkv, mov, avi or
- * mpg; all others are mp4. H.264 where this FFmpeg has an encoder for it, else MPEG-4, a key frame each
- * second. Odd sizes are padded by repeating the last row or column. Written under a temporary name beside
- * `path` and renamed. The same frames give the same bytes. */
+/* Writes pixels (3, frames, height, width), F32 RGB, clamped to [-1, 1]. The ending of `path` selects the
+ * container mkv, mov, avi or mpg; all other names are mp4. The codec is H.264 if this FFmpeg has libx264,
+ * otherwise MPEG-4, with one key frame per second. Odd sizes are padded by repeating the last row or column.
+ * The file is written under a temporary name in the same folder and then renamed. The same frames give the
+ * same bytes. */
 DsvStatus dsvi_video_write(const char *path, const float *pixels, int64_t frames, int64_t height,
                            int64_t width, double fps);
 
-/* As above with the encoder of that name in FFmpeg, such as "libx264", "mpeg4" or "mpeg2video". */
+/* Writes a video file as dsvi_video_write does, but with the FFmpeg encoder named `encoder`, such as
+ * "libx264", "mpeg4" or "mpeg2video". */
 DsvStatus dsvi_video_write_as(const char *encoder, const char *path, const float *pixels, int64_t frames,
                               int64_t height, int64_t width, double fps);
 

@@ -1,28 +1,26 @@
-/* Token orders. One recursive curve serves two and three dimensions.
+/* Token orders. One recursive space-filling curve serves two- and three-dimensional token grids.
  *
  * curve() visits every cell of a box a x b x c once, from one corner to the next corner along side a, each
- * step to a neighbour. Such a walk alternates between the colours of a chessboard, so it can exist only
- * when a is even, or when all three sides are odd; and then it does: the box falls into boxes of the same
- * kind, each ending beside the start of the next.
+ * step to a neighbour. Such a walk alternates between the colours of a chessboard, so it exists only if a is
+ * even, or if all three sides are odd. In these cases it always exists: the box is divided into boxes of the
+ * same kind, each of which ends next to the start of the following one.
  *
- *     long a       two boxes, one after the other along a; the first takes an even part
- *     else         up on the left, across the top, down on the right: b is the longer of the other
- *                  sides, its even part h belongs to the legs (whose own direction it is), and the top
- *                  keeps the direction a
+ *     a is long    two boxes, one after the other along a; the length of the first is even
+ *     otherwise    up on the left, across the top, down on the right. b is the longer of the other two
+ *                  sides. The legs have an even height h and walk along b, the top walks along a
  *
  *         +-----------------+
- *         |  top  (a, b-h)  |     c goes along whole: it is cut once it has become the longer side
+ *         |  top  (a, b-h)  |     c is not divided here, but later, once it is the longer side
  *         +--------+--------+
  *         | up     | down   |
  *         | h even |        |
  *         S--------+--------E
  *
- * For squares of 2^n this is Hilbert's curve. Every grid has a side that may be `a`, so no jump is ever
- * forced: an even side if there is one, any side if all are odd. */
+ * For squares of 2^n this is Hilbert's curve. Every grid has a side that can be `a`: an even side if there
+ * is one, any side if all are odd. So every grid has a curve without jumps. */
 #include "sparse/order.h"
 
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct Side {
@@ -34,7 +32,7 @@ typedef struct Side {
 typedef struct Walk {
     const int64_t *grid;
     int32_t *order;
-    int64_t count; /* cells visited */
+    int64_t count; /* cells visited so far */
 } Walk;
 
 typedef struct Cell {
@@ -59,19 +57,20 @@ static Side reversed(Side side)
     return side;
 }
 
-static void visit(Walk *walk, Cell cell)
+static void order_visit(Walk *walk, Cell cell)
 {
     const int64_t *grid = walk->grid;
     walk->order[walk->count++] = (int32_t)((cell.at[0] * grid[1] + cell.at[1]) * grid[2] + cell.at[2]);
 }
 
-/* The even number nearest to half of n: for n >= 3 it is at least 2 and leaves something. */
+/* Returns the even number nearest to half of n: for n >= 3 at least 2 and less than n. */
 static int64_t even_half(int64_t n)
 {
     return (n + 2) / 4 * 2;
 }
 
-/* From `start` (a corner of the box, sides leading away from it) to the corner at the end of a. */
+/* Walks through all cells of the box with the sides a, b and c, from its corner `start`, at which the
+ * three sides begin, to the corner at the other end of side a. */
 static void curve(Walk *walk, Cell start, Side a, Side b, Side c)
 {
     if (b.length < c.length) {
@@ -81,7 +80,7 @@ static void curve(Walk *walk, Cell start, Side a, Side b, Side c)
     }
     if (b.length == 1) {
         for (int64_t i = 0; i < a.length; i++)
-            visit(walk, moved(start, a, i));
+            order_visit(walk, moved(start, a, i));
         return;
     }
     if (2 * a.length > 3 * b.length) {
@@ -90,7 +89,8 @@ static void curve(Walk *walk, Cell start, Side a, Side b, Side c)
         curve(walk, moved(start, a, first), part(a, a.length - first), b, c);
         return;
     }
-    /* When b is 2, so is a: the legs alone fill the box. */
+    /* If side b has 2 cells, side a has 2 too, and the two legs of the curve (up, down) fill the box
+     * without a top between them. */
     int64_t height = b.length == 2 ? 2 : even_half(b.length);
     int64_t left = a.length / 2;
     Side up = part(b, height);
@@ -101,7 +101,8 @@ static void curve(Walk *walk, Cell start, Side a, Side b, Side c)
     curve(walk, moved(corner, b, height - 1), reversed(up), reversed(part(a, a.length - left)), c);
 }
 
-/* The curve through `box` cells from `start`, along its longest even side, or its longest if all are odd. */
+/* Walks the curve through `box` cells from `start`, along its longest even side, or along its longest side
+ * if all sides are odd. */
 static void walk_box(Walk *walk, Cell start, const int64_t box[3])
 {
     int main_axis = 0;
@@ -118,7 +119,7 @@ static void walk_box(Walk *walk, Cell start, const int64_t box[3])
     curve(walk, start, side[0], side[1], side[2]);
 }
 
-static void reverse(int32_t *order, int64_t count)
+static void reverse_order(int32_t *order, int64_t count)
 {
     for (int64_t i = 0, j = count - 1; i < j; i++, j--) {
         int32_t other = order[i];
@@ -127,7 +128,7 @@ static void reverse(int32_t *order, int64_t count)
     }
 }
 
-/* Every other frame runs backwards, so that a group across two frames lies around one place of both. */
+/* Reverses every other frame, so that a group across two frames contains the same region of both. */
 static void walk_frames(Walk *walk)
 {
     const int64_t frame[3] = {1, walk->grid[1], walk->grid[2]};
@@ -135,12 +136,12 @@ static void walk_frames(Walk *walk)
     for (int64_t f = 0; f < walk->grid[0]; f++) {
         walk_box(walk, (Cell){{f, 0, 0}}, frame);
         if (f % 2 == 1)
-            reverse(walk->order + f * cells, cells);
+            reverse_order(walk->order + f * cells, cells);
     }
 }
 
-/* The curve of one frame, each place of it widened to a column of frames. Columns are written from the last
- * on, so that none covers a place of the curve that is still to be read. */
+/* Walks the curve of one frame and expands each position into all frames. The expansion is done in place from
+ * the last position to the first, so that no position is overwritten before it is read. */
 static void walk_tubes(Walk *walk)
 {
     const int64_t *grid = walk->grid, frame[3] = {1, grid[1], grid[2]};
@@ -159,7 +160,7 @@ static void walk_raster(Walk *walk, Cell start, const int64_t box[3])
     for (int64_t f = 0; f < box[0]; f++)
         for (int64_t row = 0; row < box[1]; row++)
             for (int64_t column = 0; column < box[2]; column++)
-                visit(walk, (Cell){{start.at[0] + f, start.at[1] + row, start.at[2] + column}});
+                order_visit(walk, (Cell){{start.at[0] + f, start.at[1] + row, start.at[2] + column}});
 }
 
 static void walk_cubes(Walk *walk)
@@ -186,8 +187,10 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
     Walk walk = {grid, order, 0};
     const Cell origin = {{0, 0, 0}};
     if (grid[0] < 1 || grid[1] < 1 || grid[2] < 1)
-        return DSVI_FAIL(DSV_E_SHAPE, "token order: the grid is %lld x %lld x %lld, wanted at least 1 each "
-                         "way", (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "token order: the grid is %lld x %lld x %lld, expected at least 1 each "
+                         "way",
+                         (long long)grid[0], (long long)grid[1], (long long)grid[2]);
     if (grid[1] > INT32_MAX / grid[2] || grid[0] > INT32_MAX / (grid[1] * grid[2]))
         return DSVI_FAIL(DSV_E_SHAPE, "token order: a grid of %lld x %lld x %lld has more than %d tokens",
                          (long long)grid[0], (long long)grid[1], (long long)grid[2], INT32_MAX);
@@ -206,17 +209,4 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
                          name);
     DSVI_ASSERT(walk.count == grid[0] * grid[1] * grid[2]);
     return DSV_OK;
-}
-
-int64_t dsvi_order_jumps(const int64_t grid[3], const int32_t *order)
-{
-    int64_t tokens = grid[0] * grid[1] * grid[2], frame = grid[1] * grid[2], jumps = 0;
-    for (int64_t s = 1; s < tokens; s++) {
-        if (order[s] / frame != order[s - 1] / frame)
-            continue;
-        int64_t from = order[s - 1] % frame, to = order[s] % frame;
-        int64_t rows = to / grid[2] - from / grid[2], columns = to % grid[2] - from % grid[2];
-        jumps += llabs(rows) + llabs(columns) != 1;
-    }
-    return jumps;
 }

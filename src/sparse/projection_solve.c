@@ -1,12 +1,14 @@
-/* The closed form. With Q = E q q^T = L L^T and C = cov k = E k k^T - (E k) (E k)^T, the mean squared
- * error of scores taken through a matrix M of rank r instead of the identity is
- *     E (q^T (I - M) (k - E k))^2 = | L^T (I - M) C^1/2 |_F^2,
- * least, by Eckart and Young, where L^T M C^1/2 is the truncated singular value decomposition of L^T C^1/2:
- * M = L^-T W W^T L^T with W the r leading eigenvectors of L^T C L. So P = L^-T W and K = L W. Any root of
- * Q would do; Cholesky's is the cheapest. A head of 128 costs some milliseconds, in which a GPU may wait.
+/* The closed form of the projections that preserve scores best. Let Q = E q q^T = L L^T and C = cov k = E k
+ * k^T - (E k) (E k)^T. If scores are computed as q^T M k with a matrix M of rank r instead of the identity,
+ * their mean squared error is
+ *     E (q^T (I - M) (k - E k))^2 = | L^T (I - M) C^1/2 |_F^2.
+ * By Eckart and Young it is smallest if L^T M C^1/2 is the truncated singular value decomposition of L^T
+ * C^1/2. The best matrix is M = L^-T W W^T L^T, where W has the r leading eigenvectors of L^T C L as columns,
+ * so the projections are P = L^-T W for queries and K = L W for keys. Any square root of Q would do;
+ * Cholesky's is the cheapest. A head of size 128 takes some milliseconds.
  *
- * Scores of the mean query are exact where its row of M is that of the identity: where L^-1 E q is among the
- * columns of W. So that direction is made the leading one, whatever its eigenvalue. */
+ * Scores of the mean query are exact if (E q)^T M = (E q)^T, that is, if L^-1 E q is in the span of W.
+ * This direction is therefore made the leading one, whatever its eigenvalue. */
 #include "sparse/projection_solve.h"
 
 #include <math.h>
@@ -15,21 +17,22 @@
 
 #include <lapacke.h>
 
-/* Q gets this share of its trace in every direction: the moments are sums in F32, and a direction that no
- * query takes needs no exact scale. */
-#define LEAST_SHARE 1e-6
+/* This fraction of Q's trace is added to its diagonal, so that Q has a Cholesky factor despite F32 sums. A
+ * direction without queries needs no exact scale. */
+#define DIAGONAL_FRACTION 1e-6
 
 typedef struct Workspace {
     double *root;       /* (D, D) L */
     double *product;    /* (D, D) C, then C L */
     double *matrix;     /* (D, D) L^T C L */
-    double *leading;    /* (D, D) eigenvectors, one a row, of which r are wanted */
+    double *leading;    /* (D, D) eigenvectors, one in each row; the first r rows are used */
     double *eigenvalue; /* (D) */
     double *lapack;
     lapack_int *lapack_integers;
 } Workspace;
 
-/* What LAPACK's dsyevr asks for: doubles; integers, of which 2 D tell where vectors are not zero. */
+/* Workspace that LAPACK's dsyevr requires for matrices of size D: 26 D doubles and 10 D integers. It also
+ * returns 2 D integers, the ranges in which eigenvectors are not zero. */
 static size_t lapack_doubles(int64_t dim)
 {
     return (size_t)(26 * dim);
@@ -47,7 +50,7 @@ size_t dsvi_projection_workspace(int64_t dim)
     return (bytes + 63) / 64 * 64;
 }
 
-static Workspace lay_out(int64_t dim, void *memory)
+static Workspace projection_solve_lay_out(int64_t dim, void *memory)
 {
     Workspace w;
     w.root = memory;
@@ -68,27 +71,29 @@ static bool is_finite(int64_t dim, const double *matrix)
     return isfinite(sum);
 }
 
-/* root (dim, dim) lower triangle, zeros above: L of `moments` and what every direction gets. Without
- * queries L is the identity. */
+/* Fills root (dim, dim) with L, the Cholesky factor of `moments` (the mean of q q^T) with a slightly
+ * increased diagonal. Elements of L above the diagonal are set to zero. If `moments` is zero, L is the
+ * identity. */
 static void find_root(int64_t dim, const double *moments, double *root)
 {
     double trace = 0;
     for (int64_t i = 0; i < dim; i++)
         trace += moments[i * dim + i];
-    double least = trace > 0 ? LEAST_SHARE * trace : 1;
+    double diagonal = trace > 0 ? DIAGONAL_FRACTION * trace : 1;
     memset(root, 0, (size_t)(dim * dim) * sizeof *root);
     for (int64_t i = 0; i < dim; i++) {
         for (int64_t j = 0; j <= i; j++) {
-            double sum = moments[i * dim + j] + (i == j ? least : 0);
+            double sum = moments[i * dim + j] + (i == j ? diagonal : 0);
             for (int64_t d = 0; d < j; d++)
                 sum -= root[i * dim + d] * root[j * dim + d];
-            root[i * dim + j] = i == j ? sqrt(fmax(sum, least)) : sum / root[j * dim + j];
+            root[i * dim + j] = i == j ? sqrt(fmax(sum, diagonal)) : sum / root[j * dim + j];
         }
     }
 }
 
-/* matrix = L^T C L, with C in `product` on entry. Rows are added to rows, side by side. */
-static void between_roots(int64_t dim, const Workspace *w)
+/* Computes matrix = L^T C L from the Cholesky factor L of the queries' second moments and the covariance C
+ * of the keys, which is in `product` on entry. Inner loops run along rows, so they vectorise. */
+static void multiply_by_roots(int64_t dim, const Workspace *w)
 {
     memset(w->matrix, 0, (size_t)(dim * dim) * sizeof *w->matrix);
     for (int64_t i = 0; i < dim; i++)
@@ -103,11 +108,12 @@ static void between_roots(int64_t dim, const Workspace *w)
                 w->matrix[i * dim + j] += w->root[d * dim + i] * w->product[d * dim + j];
 }
 
-/* Makes u = L^-1 query_mean an eigenvector of w->matrix, with an eigenvalue above all others, and keeps the
- * matrix on what is orthogonal to u. A mean of zero changes nothing. */
+/* Makes u = L^-1 query_mean an eigenvector of w->matrix, with an eigenvalue above all others. The matrix is
+ * unchanged on the subspace orthogonal to u. A mean of zero changes nothing. */
 static void lead_with_mean(int64_t dim, const double *query_mean, const Workspace *w)
 {
-    double *u = w->eigenvalue, *row = w->leading, square = 0, own = 0, trace = 0; /* not in use yet */
+    /* these two arrays are free for u until find_leading fills them */
+    double *u = w->eigenvalue, *row = w->leading, square = 0, along = 0, trace = 0;
     for (int64_t i = 0; i < dim; i++) {
         double sum = query_mean[i];
         for (int64_t d = 0; d < i; d++)
@@ -126,14 +132,14 @@ static void lead_with_mean(int64_t dim, const double *query_mean, const Workspac
         for (int64_t j = 0; j < dim; j++)
             row[j] += u[i] * w->matrix[i * dim + j];
     for (int64_t i = 0; i < dim; i++)
-        own += row[i] * u[i];
-    double most = 2 * trace + 1;
+        along += row[i] * u[i];
+    double largest = 2 * trace + 1;
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
-            w->matrix[i * dim + j] += (own + most) * u[i] * u[j] - u[i] * row[j] - row[i] * u[j];
+            w->matrix[i * dim + j] += (along + largest) * u[i] * u[j] - u[i] * row[j] - row[i] * u[j];
 }
 
-/* w->leading: the `rank` leading eigenvectors of w->matrix, the last one first. */
+/* Fills w->leading with the `rank` leading eigenvectors of w->matrix, in ascending order of eigenvalues. */
 static DsvStatus find_leading(int64_t dim, int64_t rank, const Workspace *w)
 {
     lapack_int n = (lapack_int)dim, found = 0, *ends = w->lapack_integers + lapack_integers(dim);
@@ -142,15 +148,17 @@ static DsvStatus find_leading(int64_t dim, int64_t rank, const Workspace *w)
                                           w->leading, n, ends, w->lapack, (lapack_int)lapack_doubles(dim),
                                           w->lapack_integers, (lapack_int)lapack_integers(dim));
     if (info != 0 || found != (lapack_int)rank)
-        return DSVI_FAIL(DSV_E_DIVERGED, "projection: LAPACK dsyevr found %d of %lld eigenvectors of the "
-                         "covariances of queries and keys, head size %lld: info %d", (int)found,
-                         (long long)rank, (long long)dim, (int)info);
+        return DSVI_FAIL(DSV_E_DIVERGED,
+                         "projection: LAPACK dsyevr found %d of %lld eigenvectors of the "
+                         "covariances of queries and keys, head size %lld: info %d",
+                         (int)found, (long long)rank, (long long)dim, (int)info);
     return DSV_OK;
 }
 
-/* Column r of P and of K from w = W_r, which is lost: K is L w; P solves L^T p = w, from the last row up. */
-static void project(int64_t dim, int64_t rank, int64_t r, const double *root, double *w,
-                    float *query_projection, float *key_projection)
+/* Computes column r of the query projection P and of the key projection K from eigenvector w = W_r. The
+ * column of K is L w. The column p of P solves L^T p = w by back substitution. Overwrites w. */
+static void projection_solve_project(int64_t dim, int64_t rank, int64_t r, const double *root, double *w,
+                                     float *query_projection, float *key_projection)
 {
     for (int64_t d = 0; d < dim; d++) {
         double key = 0;
@@ -166,10 +174,10 @@ static void project(int64_t dim, int64_t rank, int64_t r, const double *root, do
     }
 }
 
-DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const DsvProjectionMoments *moments,
+DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const DsviProjectionMoments *moments,
                                 float *query_projection, float *key_projection, void *workspace)
 {
-    Workspace w = lay_out(dim, workspace);
+    Workspace w = projection_solve_lay_out(dim, workspace);
     const double *key_second = moments->key_second, *key_mean = moments->key_mean;
     DSVI_ASSERT(rank >= 1 && rank <= dim);
     if (!is_finite(dim, moments->query_second) || !is_finite(dim, key_second))
@@ -178,10 +186,11 @@ DsvStatus dsvi_projection_solve(int64_t dim, int64_t rank, const DsvProjectionMo
     for (int64_t i = 0; i < dim; i++)
         for (int64_t j = 0; j < dim; j++)
             w.product[i * dim + j] = key_second[i * dim + j] - key_mean[i] * key_mean[j];
-    between_roots(dim, &w);
+    multiply_by_roots(dim, &w);
     lead_with_mean(dim, moments->query_mean, &w);
     DSVI_TRY(find_leading(dim, rank, &w));
     for (int64_t r = 0; r < rank; r++)
-        project(dim, rank, r, w.root, w.leading + (rank - 1 - r) * dim, query_projection, key_projection);
+        projection_solve_project(dim, rank, r, w.root, w.leading + (rank - 1 - r) * dim, query_projection,
+                                 key_projection);
     return DSV_OK;
 }

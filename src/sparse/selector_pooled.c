@@ -1,11 +1,13 @@
-/* The rival: block-sparse methods score the mean query of a group against the mean key of a run. */
+/* The pooled selector, as in block-sparse methods: it scores the mean query of a group against the mean
+ * key of a span. This selector exists for comparison with the other selectors. */
 #include <stdlib.h>
 
 #include "sparse/selector.h"
 
-static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
+static DsvStatus selector_pooled_create(const DsvConfig *settings, const DsviSparseShape *shape,
+                                        DsviSelector **out)
 {
-    DsvSelector *s = calloc(1, sizeof *s);
+    DsviSelector *s = calloc(1, sizeof *s);
     if (!s)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the pooled selector");
     s->features.chunk = settings->sparse_group;
@@ -16,15 +18,16 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     return DSV_OK;
 }
 
-static void release(DsvSelector *s)
+static void selector_pooled_release(DsviSelector *s)
 {
     free(s);
 }
 
-static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
+static DsvStatus selector_pooled_observe(DsviSelector *s, int64_t block, const DsviAttentionCall *args,
+                                         bool estimate)
 {
-    const DsvSparseShape *shape = &s->shape;
-    DsvFeatures *f = &s->features;
+    const DsviSparseShape *shape = &s->shape;
+    DsviFeatures *f = &s->features;
     (void)block;
     if (!estimate)
         return DSV_OK;
@@ -37,6 +40,9 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
                                   shape->head_dim, f->candidate_keys, NULL, f->candidates);
 }
 
-const DsvSelectorType dsvi_selector_pooled = {
-    .name = "pooled", .create = create, .free = release, .look = look,
+const DsviSelectorType dsvi_selector_pooled = {
+    .name = "pooled",
+    .create = selector_pooled_create,
+    .free = selector_pooled_release,
+    .observe = selector_pooled_observe,
 };

@@ -1,72 +1,77 @@
-/* Selection from the real queries and keys (after norm and RoPE), projected per head to `rank` dimensions in
- * the way that keeps scores best (projection_solve.h). A proxy is the mean of `chunk` projected queries,
- * every key is a candidate. Nothing is learnt by descent, and it works from the first step on.
+/* The projection selector. It projects queries and keys of each head, after norm and RoPE, to `rank`
+ * dimensions so that scores are preserved best (projection_solve.h). A proxy (which stands for several
+ * queries) is the mean of `chunk` projected queries; every key is a candidate. The selector needs no gradient
+ * descent and works from the first step on.
  *
- * The projection follows from moments of q and k. They are gathered from the first pass of a block and then
- * from one pass every refresh_every steps, each time from about ROWS rows a head, and kept as running means,
- * in which all that was gathered before a sample has the weight DECAY. Half is a short memory on purpose:
- * early in training q and k drift quickly, while a single sample already determines the moments well (a
- * projection borrowed from another clip and noise level captured as much). A sample misses rare keys, and
- * moments give a rare key little weight even if most queries attend to it. So the mean query's scores are
- * always exact (projection_solve.h). Moments are stored on the host in F64. Several ranks sum what each rank
- * has gathered from its samples, or its tokens of them, and have one projection, which the first rank finds.
+ * The projection is computed from moments of q and k: second moments and means. The moments are gathered from
+ * a block's first forward pass, and from one pass every refresh_every steps, each time from about ROWS rows
+ * of a head. The moments are kept as a running mean over these passes, in which all earlier passes together
+ * have the weight DECAY. DECAY is small on purpose: q and k change quickly early in training, and a single
+ * pass determines the moments well (a projection computed from another clip and noise level gave key lists
+ * that held as much of the exact attention). The gathered rows may miss rare keys, and moments give a rare
+ * key little weight even if most queries attend to it. For this reason scores of the mean query are always
+ * exact (projection_solve.h). Moments are stored in host memory in F64. The moments are summed over the
+ * samples or tokens of all ranks. All ranks use one projection, computed by rank 0.
  *
- * A head's projection costs some milliseconds: the device shall not wait for them. A block's first serves at
- * once; later ones are made beside the rest of the step and serve from the next step on. */
+ * Computing the projection of a head takes some milliseconds, for which the device should not wait. Only
+ * the first projection of a block is waited for. Later ones are computed in the background during the rest
+ * of the step, and are used from the next step on. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/threads.h"
-#include "sparse/beside.h"
+#include "base/work_queue.h"
 #include "sparse/projection_solve.h"
 #include "sparse/selector.h"
 
-#define DECAY 0.5 /* weight of what was gathered before */
-enum { ROWS = 4096 };
+#define DECAY 0.5     /* weight of the old running means of the moments when a new pass is added */
+enum { ROWS = 4096 }; /* limit of rows (tokens) of q or k per head from which one pass gathers moments */
 
-/* Where the moments of one kind of rows (queries or keys) are summed: device memory, then host. */
+/* Buffers in which moments of queries, or of keys, are summed. */
 typedef struct Sums {
     float *second, *first;           /* (N, D, D), (N, D) device memory */
-    float *host_second, *host_first; /* the same, host memory */
+    float *host_second, *host_first; /* copies of second and first in host memory */
 } Sums;
 
 typedef struct Projection {
-    DsvSelector base;
-    int64_t dim, rank;               /* D, R */
+    DsviSelector base;
+    int64_t dim, rank; /* D, R */
     Sums query, key;
     float *query_matrix, *key_matrix; /* (blocks, N, D, R) device memory */
-    float *host_query, *host_key;    /* (blocks, N, D, R) on their way to the device */
-    DsvStatus *status;               /* (blocks, N) of solving */
+    float *host_query, *host_key;     /* (blocks, N, D, R) results of the solvers, before the upload */
+    DsvStatus *status;                /* (blocks, N) status that solve_head stored for each head */
     int solver_count;
-    DsvBeside *solvers;              /* from setup on; item block N + h: head h of a block */
-    unsigned char *workspace;        /* of solving, one for each of them */
-    bool *pending;                   /* (blocks) being solved */
+    DsviWorkQueue *solvers;   /* background threads, from setup on; item `block * N + h` is head h */
+    unsigned char *workspace; /* dsvi_projection_workspace bytes for each solver */
+    bool *pending;            /* (blocks) true while solvers compute the block's projection */
 
-    /* Running means, host memory; saved. */
-    double *query_second;            /* (blocks, N, D, D) */
-    double *query_mean;              /* (blocks, N, D); zeros in a state of version 0.1 */
-    double *key_second;              /* (blocks, N, D, D) */
-    double *key_mean;                /* (blocks, N, D) */
-    int64_t *gathered;               /* (blocks) samples in them */
-    bool *usable;                    /* (blocks) there is a projection */
-    int64_t *gathered_step;          /* (blocks) of the last sample */
+    /* Running means over the passes that gathered moments: means of q q^T, q, k k^T and k. In host memory;
+     * checkpoints contain them. */
+    double *query_second;   /* (blocks, N, D, D) */
+    double *query_mean;     /* (blocks, N, D); zeros after loading a file of version 0.1 */
+    double *key_second;     /* (blocks, N, D, D) */
+    double *key_mean;       /* (blocks, N, D) */
+    int64_t *gathered;      /* (blocks) passes in the running means */
+    bool *usable;           /* (blocks) a projection of the block is on the device */
+    int64_t *gathered_step; /* (blocks) step of the last pass in the running means */
 } Projection;
 
-static void release(DsvSelector *s)
+static void selector_projection_release(DsviSelector *s)
 {
     Projection *p = (Projection *)s;
-    dsvi_beside_free(&p->solvers);
+    dsvi_work_queue_free(&p->solvers);
     void *const memory[] = {
-        p->query.host_second, p->query.host_first, p->key.host_second, p->key.host_first, p->host_query,
-        p->host_key, p->status, p->workspace, p->pending, p->query_second, p->query_mean, p->key_second,
-        p->key_mean, p->gathered, p->usable, p->gathered_step,
+        p->query.host_second, p->query.host_first, p->key.host_second, p->key.host_first,
+        p->host_query,        p->host_key,         p->status,          p->workspace,
+        p->pending,           p->query_second,     p->query_mean,      p->key_second,
+        p->key_mean,          p->gathered,         p->usable,          p->gathered_step,
     };
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         free(memory[i]);
     free(p);
 }
 
-static bool allocate(Projection *p, const DsvSparseShape *shape)
+static bool selector_projection_allocate(Projection *p, const DsviSparseShape *shape)
 {
     size_t blocks = (size_t)shape->blocks, heads = (size_t)shape->heads, dim = (size_t)p->dim;
     size_t rank = (size_t)p->rank;
@@ -91,13 +96,15 @@ static bool allocate(Projection *p, const DsvSparseShape *shape)
            p->query_mean && p->key_second && p->key_mean && p->gathered && p->usable && p->gathered_step;
 }
 
-/* dsvi_beside_fn */
+/* Computes the projection of one head in a background thread (dsvi_work_queue_fn). */
 static void solve_head(void *context, int64_t item, int worker)
 {
     Projection *p = context;
     int64_t dim = p->dim, matrix = dim * p->rank;
-    const DsvProjectionMoments moments = {
-        p->query_second + item * dim * dim, p->query_mean + item * dim, p->key_second + item * dim * dim,
+    const DsviProjectionMoments moments = {
+        p->query_second + item * dim * dim,
+        p->query_mean + item * dim,
+        p->key_second + item * dim * dim,
         p->key_mean + item * dim,
     };
     p->status[item] = dsvi_projection_solve(dim, p->rank, &moments, p->host_query + item * matrix,
@@ -105,7 +112,8 @@ static void solve_head(void *context, int64_t item, int worker)
                                             p->workspace + (size_t)worker * dsvi_projection_workspace(dim));
 }
 
-static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
+static DsvStatus selector_projection_create(const DsvConfig *settings, const DsviSparseShape *shape,
+                                            DsviSelector **out)
 {
     if (settings->sparse_rank > shape->head_dim)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.rank is %lld, above the head size of %lld",
@@ -120,21 +128,24 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     p->base.features.features = p->rank;
     p->base.features.coarse = true;
     p->solver_count = shape->heads < dsvi_threads_count() ? (int)shape->heads : dsvi_threads_count();
-    if (!allocate(p, shape)) {
-        release(&p->base);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the moments of %lld blocks x %lld heads of size "
-                         "%lld", (long long)shape->blocks, (long long)shape->heads,
-                         (long long)shape->head_dim);
+    if (!selector_projection_allocate(p, shape)) {
+        selector_projection_release(&p->base);
+        return DSVI_FAIL(DSV_E_NO_MEMORY,
+                         "no memory for the moments of %lld blocks x %lld heads of size "
+                         "%lld",
+                         (long long)shape->blocks, (long long)shape->heads, (long long)shape->head_dim);
     }
     *out = &p->base;
     return DSV_OK;
 }
 
-/* Threads are for selectors that will run, not for those that a memory plan is made with. */
-static DsvStatus setup(DsvSelector *s)
+/* Starts the solver threads. They are not started in `create`, because sparse layers are also created only
+ * to plan memory. */
+static DsvStatus selector_projection_setup(DsviSelector *s)
 {
     Projection *p = (Projection *)s;
-    return dsvi_beside_create(p->solver_count, s->shape.blocks * s->shape.heads, solve_head, p, &p->solvers);
+    return dsvi_work_queue_create(p->solver_count, s->shape.blocks * s->shape.heads, solve_head, p,
+                                  &p->solvers);
 }
 
 static size_t matrix_bytes(const Projection *p)
@@ -152,59 +163,69 @@ static size_t first_bytes(const Projection *p)
     return (size_t)(p->base.shape.heads * p->dim) * sizeof(float);
 }
 
-static void carve(DsvSelector *s, DsvArena *arena)
+static void selector_projection_carve(DsviSelector *s, DsviArena *arena)
 {
     Projection *p = (Projection *)s;
     size_t blocks = (size_t)s->shape.blocks;
-    p->query_matrix = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * matrix_bytes(p));
-    p->key_matrix = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * matrix_bytes(p));
+    p->query_matrix = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * matrix_bytes(p));
+    p->key_matrix = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * matrix_bytes(p));
     Sums *const sums[2] = {&p->query, &p->key};
     for (int i = 0; i < 2; i++) {
-        sums[i]->second = dsvi_arena_take(arena, DSV_MEM_SCRATCH, second_bytes(p));
-        sums[i]->first = dsvi_arena_take(arena, DSV_MEM_SCRATCH, first_bytes(p));
+        sums[i]->second = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, second_bytes(p));
+        sums[i]->first = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, first_bytes(p));
     }
 }
 
-/* Sums the moments of every stride-th own row of x, and brings them to the host (after a sync). */
-static DsvStatus gather(const Projection *p, const void *x, int64_t stride, int64_t offset, const Sums *sums)
+/* Sums the moments of every stride-th row of x (queries or keys of this rank's tokens) from row `offset`
+ * on, and begins to download the sums: host_second and host_first are valid after a sync. */
+static DsvStatus selector_projection_gather(const Projection *p, const void *x, int64_t stride,
+                                            int64_t offset, const Sums *sums)
 {
-    const DsvSparseShape *shape = &p->base.shape;
-    DsvDevice *device = p->base.backend->device;
-    DsvSelectCovarianceArgs args = {
-        .batch = shape->batch, .heads = shape->heads, .tokens = p->base.tokens, .head_dim = p->dim,
-        .offset = offset, .stride = stride, .act = shape->act,
-        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim), .second = sums->second,
+    const DsviSparseShape *shape = &p->base.shape;
+    DsviDevice *device = p->base.backend->device;
+    DsviSelectCovarianceArgs args = {
+        .batch = shape->batch,
+        .heads = shape->heads,
+        .tokens = p->base.tokens,
+        .head_dim = p->dim,
+        .offset = offset,
+        .stride = stride,
+        .act = shape->act,
+        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim),
+        .second = sums->second,
         .first = sums->first,
     };
-    DSVI_TRY(device->zero(device->stream, sums->second, second_bytes(p)));
-    DSVI_TRY(device->zero(device->stream, sums->first, first_bytes(p)));
+    DSVI_TRY(device->clear(device->stream, sums->second, second_bytes(p)));
+    DSVI_TRY(device->clear(device->stream, sums->first, first_bytes(p)));
     DSVI_TRY(p->base.backend->ops.select_covariance.run(device->stream, &args));
     DSVI_TRY(device->download(device->stream, sums->host_second, sums->second, second_bytes(p)));
     return device->download(device->stream, sums->host_first, sums->first, first_bytes(p));
 }
 
-/* The sums of all ranks. */
-static DsvStatus add_ranks(const Projection *p, const Sums *sums)
+/* Sums the gathered moments of q or k over all ranks. */
+static DsvStatus selector_projection_add_ranks(const Projection *p, const Sums *sums)
 {
     int64_t vector = p->base.shape.heads * p->dim;
-    DSVI_TRY(dsvi_comm_all_reduce(p->base.comm, DSV_F32, sums->host_second, vector * p->dim));
-    return dsvi_comm_all_reduce(p->base.comm, DSV_F32, sums->host_first, vector);
+    DSVI_TRY(dsvi_comm_all_reduce(p->base.comm, DSVI_F32, sums->host_second, vector * p->dim));
+    return dsvi_comm_all_reduce(p->base.comm, DSVI_F32, sums->host_first, vector);
 }
 
-/* running = (1 - weight) running + weight sum / rows */
+/* Updates n running means with sums over `rows` rows: running = (1 - weight) running + weight sum / rows. */
 static void fold(double *running, const float *sum, int64_t n, double weight, double rows)
 {
-    double share = weight / rows;
+    double factor = weight / rows;
     for (int64_t i = 0; i < n; i++)
-        running[i] = (1 - weight) * running[i] + share * (double)sum[i];
+        running[i] = (1 - weight) * running[i] + factor * (double)sum[i];
 }
 
+/* Arguments of fold_heads. */
 typedef struct Fold {
     Projection *p;
     int64_t block;
     double weight, rows;
 } Fold;
 
+/* Updates the running means of the moments of heads begin to end - 1; called by dsvi_parallel_for. */
 static void fold_heads(void *context, int64_t begin, int64_t end, int worker)
 {
     const Fold *f = context;
@@ -226,9 +247,10 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return b == 0 ? a : common_divisor(b, a % b);
 }
 
-/* The distance between gathered tokens of `batch` samples, for at most ROWS rows: the least such distance
- * that has no divisor in common with the number of tokens, and so none with a side of their grid. In any
- * order of the tokens, gathered tokens then come from all frames, rows and columns alike. */
+/* Returns the distance in tokens between the rows from which moments are gathered, for a batch of `batch`
+ * clips: the smallest distance that gathers at most ROWS rows and has no common divisor with the number of
+ * tokens, hence none with a side of the token grid. Gathered tokens then come equally from all frames,
+ * rows and columns, whatever the token order. */
 static int64_t stride_of(int64_t tokens, int64_t batch)
 {
     int64_t stride = (batch * tokens + ROWS - 1) / ROWS;
@@ -239,36 +261,38 @@ static int64_t stride_of(int64_t tokens, int64_t batch)
     return stride;
 }
 
-/* The running means of `block` with the moments of this pass in them. Each sample begins one token after the
- * sample before, so that the samples of as many refreshes as the stride are of all tokens. */
-static DsvStatus update_moments(Projection *p, int64_t block, const DsvSparseAttention *args)
+/* Adds the means and second moments of q and k, taken at every stride-th token of this pass, to the running
+ * means of the block. The first token moves on by one from update to update, so `stride` updates together
+ * cover all tokens. */
+static DsvStatus update_moments(Projection *p, int64_t block, const DsviAttentionCall *args)
 {
-    const DsvSparseShape *shape = &p->base.shape;
-    DsvDevice *device = p->base.backend->device;
-    int64_t batch = shape->batch * dsvi_comm_size(p->base.comm) / p->base.context_ranks;
+    const DsviSparseShape *shape = &p->base.shape;
+    DsviDevice *device = p->base.backend->device;
+    int64_t batch = shape->batch * dsvi_comm_size(p->base.comm) / p->base.cp_ranks;
     int64_t stride = stride_of(shape->tokens, batch);
     int64_t offset = p->gathered[block] % stride, before = p->base.first - offset;
     int64_t own_offset = before <= 0 ? -before : (stride - before % stride) % stride;
     double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
-    DSVI_TRY(gather(p, args->q, stride, own_offset, &p->query));
-    DSVI_TRY(gather(p, args->k, stride, own_offset, &p->key));
+    DSVI_TRY(selector_projection_gather(p, args->q, stride, own_offset, &p->query));
+    DSVI_TRY(selector_projection_gather(p, args->k, stride, own_offset, &p->key));
     DSVI_TRY(device->sync(device->stream));
-    DSVI_TRY(add_ranks(p, &p->query));
-    DSVI_TRY(add_ranks(p, &p->key));
+    DSVI_TRY(selector_projection_add_ranks(p, &p->query));
+    DSVI_TRY(selector_projection_add_ranks(p, &p->key));
 
     Fold gathered = {p, block, p->gathered[block] == 0 ? 1 : 1 - DECAY, rows};
     dsvi_parallel_for(shape->heads, 1, fold_heads, &gathered);
     return DSV_OK;
 }
 
-/* One rank for all: where directions count alike another machine's LAPACK may find others, and one rank's
- * queries meet another's keys. */
-static bool solves(const Projection *p)
+/* Returns whether this rank computes projections: rank 0 computes those of all ranks. If eigenvalues are
+ * equal, LAPACK on another machine may find other eigenvectors, and queries of one rank would not match
+ * keys of another. */
+static bool solves_projections(const Projection *p)
 {
     return dsvi_comm_rank(p->base.comm) == 0;
 }
 
-/* Fails on all ranks alike. */
+/* Fails on all ranks if rank 0 could not compute the projection of one of the block's heads. */
 static DsvStatus check_solved(Projection *p, int64_t block)
 {
     int64_t heads = p->base.shape.heads, first = block * heads;
@@ -276,81 +300,85 @@ static DsvStatus check_solved(Projection *p, int64_t block)
     for (int64_t item = first; item < first + heads; item++) {
         if (p->status[item] == DSV_OK)
             continue;
-        if (solves(p)) /* another thread has the sentence: what failed there fails here as well */
+        if (solves_projections(p)) /* the error message is stored in the background thread: solve again in
+                                    * this thread, to get the message here */
             solve_head(p, item, 0);
         else
             p->status[item] = DSVI_FAIL(p->status[item], "projection: rank 0 found none");
-        return dsvi_fail_within(p->status[item], "block %lld, head %lld", (long long)block,
+        return dsvi_fail_prefix(p->status[item], "block %lld, head %lld", (long long)block,
                                 (long long)(item - first));
     }
     return DSV_OK;
 }
 
-/* One of a block's two matrices from the rank that has solved for it, to the device. */
-static DsvStatus spread_matrix(const Projection *p, float *host, float *matrix)
+/* Broadcasts one of a block's two projection matrices from rank 0, and uploads it to the device. */
+static DsvStatus broadcast_matrix(const Projection *p, float *host, float *matrix)
 {
-    DsvDevice *device = p->base.backend->device;
+    DsviDevice *device = p->base.backend->device;
     DSVI_TRY(dsvi_comm_broadcast(p->base.comm, 0, host, matrix_bytes(p)));
     return device->upload(device->stream, matrix, host, matrix_bytes(p));
 }
 
-/* The projection of `block`, solved by now. */
-static DsvStatus spread_matrices(Projection *p, int64_t block)
+/* Broadcasts and uploads the block's projection, which rank 0 has computed. */
+static DsvStatus broadcast_projection(Projection *p, int64_t block)
 {
     int64_t at = block * p->base.shape.heads * p->dim * p->rank;
     DSVI_TRY(check_solved(p, block));
-    DSVI_TRY(spread_matrix(p, p->host_query + at, p->query_matrix + at));
-    return spread_matrix(p, p->host_key + at, p->key_matrix + at);
+    DSVI_TRY(broadcast_matrix(p, p->host_query + at, p->query_matrix + at));
+    return broadcast_matrix(p, p->host_key + at, p->key_matrix + at);
 }
 
-/* Waits for what is being solved. */
-static DsvStatus finish(Projection *p)
+/* Waits for all projections that background threads are computing, and makes them usable. */
+static DsvStatus selector_projection_finish(Projection *p)
 {
-    dsvi_beside_wait(p->solvers);
+    dsvi_work_queue_wait(p->solvers);
     for (int64_t block = 0; block < p->base.shape.blocks; block++) {
         if (!p->pending[block])
             continue;
         p->pending[block] = false;
-        DSVI_TRY(spread_matrices(p, block));
+        DSVI_TRY(broadcast_projection(p, block));
         p->usable[block] = true;
     }
     return DSV_OK;
 }
 
-/* Without training the moments do not count: the next pass of training replaces them. */
-static DsvStatus refresh_if_due(Projection *p, int64_t block, const DsvSparseAttention *args)
+/* If the block's projection is due for an update, gathers moments of q and k and starts to compute the
+ * projection. Outside training a block without a projection gets one, but the moments gathered for it do
+ * not count: the next training pass replaces them. */
+static DsvStatus refresh_if_due(Projection *p, int64_t block, const DsviAttentionCall *args)
 {
     bool new_step = p->gathered_step[block] != p->base.step;
     bool due = p->base.train && (p->gathered[block] == 0 ||
                                  (new_step && p->base.step % p->base.settings->sparse_refresh_every == 0));
     if (!due && p->usable[block])
         return DSV_OK;
-    if (p->pending[block]) /* of a step that came to no end */
-        DSVI_TRY(finish(p));
+    if (p->pending[block]) /* a projection is still pending from a step that failed before its end */
+        DSVI_TRY(selector_projection_finish(p));
     DSVI_TRY(update_moments(p, block, args));
     p->pending[block] = true;
-    if (solves(p))
-        dsvi_beside_add(p->solvers, block * p->base.shape.heads, p->base.shape.heads);
+    if (solves_projections(p))
+        dsvi_work_queue_add(p->solvers, block * p->base.shape.heads, p->base.shape.heads);
     if (p->base.train) {
         p->gathered[block]++;
         p->gathered_step[block] = p->base.step;
     }
-    return p->usable[block] ? DSV_OK : finish(p);
+    return p->usable[block] ? DSV_OK : selector_projection_finish(p);
 }
 
-static DsvStatus step_end(DsvSelector *s, const int32_t *sparse, double *loss)
+static DsvStatus selector_projection_step_end(DsviSelector *s, const int32_t *sparse, double *loss)
 {
     (void)sparse;
     (void)loss;
-    return finish((Projection *)s);
+    return selector_projection_finish((Projection *)s);
 }
 
-static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
+static DsvStatus selector_projection_observe(DsviSelector *s, int64_t block, const DsviAttentionCall *args,
+                                             bool estimate)
 {
     Projection *p = (Projection *)s;
-    const DsvSparseShape *shape = &s->shape;
+    const DsviSparseShape *shape = &s->shape;
     int64_t matrix = shape->heads * p->dim * p->rank;
-    DsvFeatures *f = &s->features;
+    DsviFeatures *f = &s->features;
     if (!estimate && !s->train)
         return DSV_OK;
     DSVI_TRY(refresh_if_due(p, block, args));
@@ -359,31 +387,33 @@ static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *a
     f->scale = args->scale;
     DSVI_TRY(dsvi_selector_features(s, shape->act, dsvi_heads(args->q, s->tokens, shape->heads, p->dim),
                                     p->dim, f->chunk, p->query_matrix + block * matrix, f->proxies));
-    return dsvi_selector_features(s, shape->act, dsvi_heads(args->k, s->tokens, shape->heads, p->dim),
-                                  p->dim, f->candidate_keys, p->key_matrix + block * matrix, f->candidates);
+    return dsvi_selector_features(s, shape->act, dsvi_heads(args->k, s->tokens, shape->heads, p->dim), p->dim,
+                                  f->candidate_keys, p->key_matrix + block * matrix, f->candidates);
 }
 
-static void state(DsvSelector *s, DsvStateList *list)
+static void selector_projection_state(DsviSelector *s, DsviStateList *list)
 {
     Projection *p = (Projection *)s;
     int64_t blocks = s->shape.blocks, heads = s->shape.heads, dim = p->dim, rank = p->rank;
-    if (p->solvers) /* a step that came to no end left them reading what may now be overwritten */
-        dsvi_beside_wait(p->solvers);
-    const DsvStateItem items[] = {
-        {"projection.query_second", DSV_F64, 4, {blocks, heads, dim, dim}, false, p->query_second},
-        {"projection.key_second", DSV_F64, 4, {blocks, heads, dim, dim}, false, p->key_second},
-        {"projection.key_mean", DSV_F64, 3, {blocks, heads, dim}, false, p->key_mean},
-        {"projection.gathered", DSV_I64, 1, {blocks}, false, p->gathered},
-        {"projection.query", DSV_F32, 4, {blocks, heads, dim, rank}, true, p->query_matrix},
-        {"projection.key", DSV_F32, 4, {blocks, heads, dim, rank}, true, p->key_matrix},
+    if (p->solvers) /* after a failed step the solver threads may still read the moments that are overwritten
+                     * next */
+        dsvi_work_queue_wait(p->solvers);
+    const DsviStateItem items[] = {
+        {"projection.query_second", DSVI_F64, 4, {blocks, heads, dim, dim}, false, p->query_second},
+        {"projection.key_second", DSVI_F64, 4, {blocks, heads, dim, dim}, false, p->key_second},
+        {"projection.key_mean", DSVI_F64, 3, {blocks, heads, dim}, false, p->key_mean},
+        {"projection.gathered", DSVI_I64, 1, {blocks}, false, p->gathered},
+        {"projection.query", DSVI_F32, 4, {blocks, heads, dim, rank}, true, p->query_matrix},
+        {"projection.key", DSVI_F32, 4, {blocks, heads, dim, rank}, true, p->key_matrix},
     };
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         dsvi_state_add(list, items[i]);
-    dsvi_state_add_new(list, (DsvStateItem){"projection.query_mean", DSV_F64, 3, {blocks, heads, dim}, false,
-                                            p->query_mean});
+    dsvi_state_add_new(
+        list,
+        (DsviStateItem){"projection.query_mean", DSVI_F64, 3, {blocks, heads, dim}, false, p->query_mean});
 }
 
-static DsvStatus restored(DsvSelector *s)
+static DsvStatus selector_projection_restored(DsviSelector *s)
 {
     Projection *p = (Projection *)s;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
@@ -394,7 +424,14 @@ static DsvStatus restored(DsvSelector *s)
     return DSV_OK;
 }
 
-const DsvSelectorType dsvi_selector_projection = {
-    .name = "projection", .create = create, .free = release, .carve = carve, .setup = setup,
-    .look = look, .step_end = step_end, .state = state, .restored = restored,
+const DsviSelectorType dsvi_selector_projection = {
+    .name = "projection",
+    .create = selector_projection_create,
+    .free = selector_projection_release,
+    .carve = selector_projection_carve,
+    .setup = selector_projection_setup,
+    .observe = selector_projection_observe,
+    .step_end = selector_projection_step_end,
+    .state = selector_projection_state,
+    .restored = selector_projection_restored,
 };

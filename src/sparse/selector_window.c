@@ -1,10 +1,13 @@
-/* A yardstick: the fixed 3-D window. Each group attends to the keys nearest to it in space and time, whatever
- * they hold. One frame counts as one patch of distance. Made for sparse.rule=topk.
+/* The window selector, for comparison: a fixed 3-D window. Each group attends to the keys that are nearest in
+ * space and time, whatever q and k are. A distance of one frame counts like a distance of one patch inside a
+ * frame. This selector is made for sparse.rule=topk.
  *
- * A proxy stands at m, the mean position of its chunk, a candidate at its own position p, and
- *     (2 m, -1) . (p, |p|^2) = |m|^2 - |m - p|^2,
- * of which the softmax loses |m|^2: the score is minus the squared distance. Positions count from the middle
- * of the grid, where their squares, and with them the rounding, are smallest. */
+ * The position m of a proxy is the mean position of the queries that it stands for; p is the position of a
+ * candidate key. With the features (2 m, -1) and (p, |p|^2) the score is
+ *     (2 m, -1) . (p, |p|^2) = |m|^2 - |m - p|^2.
+ * Softmax ignores |m|^2, which is the same for all candidates, so scores are negative squared distances.
+ * Positions are measured from the centre of the grid, where their squares and rounding errors are
+ * smallest. */
 #include <stdlib.h>
 
 #include "sparse/order.h"
@@ -12,14 +15,16 @@
 
 enum { FEATURES = 4 };
 
-/* Score between the ends of the grid's diagonal: the window is as sharp as estimates, exponentials of the
- * scores in F32, can be without vanishing at the far end. */
+/* Difference of the scores of two keys at opposite corners of the token grid. Estimates of attention are
+ * exponentials of scores in F32: with a larger difference the estimates of distant keys would underflow to
+ * 0. */
 #define RANGE 60.0
 
-static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, DsvSelector **out)
+static DsvStatus selector_window_create(const DsvConfig *settings, const DsviSparseShape *shape,
+                                        DsviSelector **out)
 {
     double diagonal = 0;
-    DsvSelector *s = calloc(1, sizeof *s);
+    DsviSelector *s = calloc(1, sizeof *s);
     if (!s)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the window selector");
     for (int i = 0; i < 3; i++)
@@ -27,19 +32,19 @@ static DsvStatus create(const DsvConfig *settings, const DsvSparseShape *shape, 
     s->features.chunk = settings->sparse_chunk;
     s->features.candidate_keys = 1;
     s->features.features = FEATURES;
-    s->features.coarse = false; /* squares of positions want every bit */
+    s->features.coarse = false; /* squares of positions need full precision */
     s->features.scale = diagonal > 0 ? RANGE / diagonal : RANGE;
     *out = s;
     return DSV_OK;
 }
 
-static void release(DsvSelector *s)
+static void selector_window_release(DsviSelector *s)
 {
     free(s);
 }
 
-/* (frame, row, column) of a token, from the middle of the grid. */
-static void locate(const int64_t grid[3], int64_t raster, double at[3])
+/* Computes the (frame, row, column) of a token relative to the centre of the grid. */
+static void token_position(const int64_t grid[3], int64_t raster, double at[3])
 {
     for (int i = 2; i >= 0; i--) {
         at[i] = (double)(raster % grid[i]) - (double)(grid[i] - 1) / 2;
@@ -47,12 +52,13 @@ static void locate(const int64_t grid[3], int64_t raster, double at[3])
     }
 }
 
-/* `order` begins with the own tokens, as below. */
-static void put_candidates(const DsvSelector *s, const int32_t *order, float *out)
+/* Fills out (tokens, FEATURES) with the features of this rank's keys. `order` begins with this rank's
+ * tokens. */
+static void fill_candidates(const DsviSelector *s, const int32_t *order, float *out)
 {
     for (int64_t token = 0; token < s->tokens; token++) {
         double at[3], square = 0;
-        locate(s->shape.grid, order[token], at);
+        token_position(s->shape.grid, order[token], at);
         for (int i = 0; i < 3; i++) {
             out[token * FEATURES + i] = (float)at[i];
             square += at[i] * at[i];
@@ -61,14 +67,16 @@ static void put_candidates(const DsvSelector *s, const int32_t *order, float *ou
     }
 }
 
-static void put_proxies(const DsvSelector *s, const int32_t *order, int64_t chunk, float *out)
+/* Fills out (ceil(tokens / chunk), FEATURES) with the features of this rank's chunks of queries. `order`
+ * begins with this rank's tokens. */
+static void fill_proxies(const DsviSelector *s, const int32_t *order, int64_t chunk, float *out)
 {
     for (int64_t first = 0; first < s->tokens; first += chunk) {
         int64_t end = first + chunk < s->tokens ? first + chunk : s->tokens;
         double at[3], sum[3] = {0};
         float *row = out + first / chunk * FEATURES;
         for (int64_t token = first; token < end; token++) {
-            locate(s->shape.grid, order[token], at);
+            token_position(s->shape.grid, order[token], at);
             for (int i = 0; i < 3; i++)
                 sum[i] += at[i];
         }
@@ -78,21 +86,22 @@ static void put_proxies(const DsvSelector *s, const int32_t *order, int64_t chun
     }
 }
 
-/* The same rows for every (batch, head). */
-static DsvStatus upload(const DsvSelector *s, const float *rows, int64_t count, float *features)
+/* Uploads `count` rows of features, the same for each pair of sample and head. */
+static DsvStatus upload_features(const DsviSelector *s, const float *rows, int64_t count, float *features)
 {
-    DsvDevice *device = s->backend->device;
+    DsviDevice *device = s->backend->device;
     for (int64_t pair = 0; pair < s->shape.batch * s->shape.heads; pair++)
         DSVI_TRY(device->upload(device->stream, features + pair * count * FEATURES, rows,
                                 (size_t)(count * FEATURES) * sizeof *rows));
     return device->sync(device->stream);
 }
 
-/* Nothing changes afterwards. */
-static DsvStatus setup(DsvSelector *s)
+/* Uploads the features of queries and keys once, at setup: they are positions and do not depend on q and
+ * k. */
+static DsvStatus selector_window_setup(DsviSelector *s)
 {
     DsvStatus status;
-    const DsvFeatures *f = &s->features;
+    const DsviFeatures *f = &s->features;
     int64_t tokens = s->tokens;
     int32_t *order = malloc((size_t)s->shape.tokens * sizeof *order);
     float *rows = malloc((size_t)(tokens * FEATURES) * sizeof *rows);
@@ -101,22 +110,27 @@ static DsvStatus setup(DsvSelector *s)
         goto done;
     }
     DSVI_TRY_GOTO(status, dsvi_order_make(s->settings->sparse_order, s->shape.grid, order), done);
-    put_candidates(s, order + s->first, rows);
-    DSVI_TRY_GOTO(status, upload(s, rows, tokens, f->candidates), done);
-    put_proxies(s, order + s->first, f->chunk, rows);
-    DSVI_TRY_GOTO(status, upload(s, rows, (tokens + f->chunk - 1) / f->chunk, f->proxies), done);
+    fill_candidates(s, order + s->first, rows);
+    DSVI_TRY_GOTO(status, upload_features(s, rows, tokens, f->candidates), done);
+    fill_proxies(s, order + s->first, f->chunk, rows);
+    DSVI_TRY_GOTO(status, upload_features(s, rows, (tokens + f->chunk - 1) / f->chunk, f->proxies), done);
 done:
     free(order);
     free(rows);
     return status;
 }
 
-static DsvStatus look(DsvSelector *s, int64_t block, const DsvSparseAttention *args, bool estimate)
+static DsvStatus selector_window_observe(DsviSelector *s, int64_t block, const DsviAttentionCall *args,
+                                         bool estimate)
 {
     (void)s, (void)block, (void)args, (void)estimate;
     return DSV_OK;
 }
 
-const DsvSelectorType dsvi_selector_window = {
-    .name = "window", .create = create, .free = release, .setup = setup, .look = look,
+const DsviSelectorType dsvi_selector_window = {
+    .name = "window",
+    .create = selector_window_create,
+    .free = selector_window_release,
+    .setup = selector_window_setup,
+    .observe = selector_window_observe,
 };

@@ -1,12 +1,14 @@
-/* The calls of sparse.h, in the order of a step. A forward pass of a block reads:
+/* The functions of sparse.h, in the order of a step. A forward pass of a block consists of:
  *
- *     prepare   the selector looks (and learns), lists are made if the block runs sparse or is measured,
- *               measured if this step measures
- *     attend    over the lists, or densely
- *     settle    of lists: whether they fit. The device attends already while the host finds out; where they
- *               did not, it attended over nothing, and does so again, densely
+ *     prepare   The selector observes q and k, and learns from them. Lists are made if the block is sparse or
+ *               is measured in this step. If the block is measured, its lists are compared with exact
+ *               attention.
+ *     attend    Attention over the lists, or dense attention.
+ *     settle    The host waits until it knows whether the lists fit their memory; meanwhile the device is
+ *               already computing attention. Lists that do not fit are empty, so attention is then computed
+ *               again, densely.
  *
- * and step_end takes the measurements in and moves blocks from one side to the other. */
+ * dsvi_sparse_step_end updates the running means of the measurements and lets the guard decide. */
 #include "sparse/sparse.h"
 
 #include <math.h>
@@ -14,61 +16,69 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/context_most.h"
+#include "cp/cp_limits.h"
 #include "sparse/cost.h"
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
 
-static void say(const DsvSparse *s, const char *line)
+static void sparse_log_line(const DsviSparse *s, const char *line)
 {
     if (s->log && line[0])
         s->log(s->log_context, line);
 }
 
-/* Some plan at least must be one that lists can be attended to under. */
-static DsvStatus check_ranks(const DsvContext *context)
+/* Fails if every parallel plan divides the tokens among more ranks than attention over lists supports. */
+static DsvStatus check_ranks(const DsviCp *cp)
 {
-    DsvContextMost part;
-    int64_t least = INT64_MAX;
-    for (int64_t i = 0; dsvi_context_most(context, i, &part); i++)
-        least = part.sequence_ranks < least ? part.sequence_ranks : least;
-    if (least <= DSV_RUN_PARTS_MOST)
+    DsviCpLimits part;
+    int64_t fewest = INT64_MAX;
+    for (int64_t i = 0; dsvi_cp_limits(cp, i, &part); i++)
+        fewest = part.sequence_ranks < fewest ? part.sequence_ranks : fewest;
+    if (fewest <= DSVI_SPAN_PARTS_MAX)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_UNSUPPORTED, "sparse.enabled is true and %lld ranks divide the tokens of a clip "
-                     "in every plan there may be, wanted at most %d", (long long)least, DSV_RUN_PARTS_MOST);
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "sparse.enabled is true and %lld ranks divide the tokens of a clip "
+                     "in every plan there may be, expected at most %d",
+                     (long long)fewest, DSVI_SPAN_PARTS_MAX);
 }
 
-static DsvStatus check(const DsvConfig *settings, const DsvSparseShape *shape)
+static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *shape)
 {
     int64_t tokens = shape->grid[0] * shape->grid[1] * shape->grid[2];
     if (shape->tokens != tokens || tokens < 1)
-        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: %lld tokens do not make a grid of %lld x %lld x "
-                         "%lld", (long long)shape->tokens, (long long)shape->grid[0],
-                         (long long)shape->grid[1], (long long)shape->grid[2]);
-    if (shape->head_dim < 32 || shape->head_dim > DSV_HEAD_DIM_MAX || shape->head_dim % 2)
-        return DSVI_FAIL(DSV_E_SHAPE, "sparse attention: head size is %lld, wanted an even number from 32 "
-                         "to %d", (long long)shape->head_dim, DSV_HEAD_DIM_MAX);
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "sparse attention: %lld tokens do not make a grid of %lld x %lld x "
+                         "%lld",
+                         (long long)shape->tokens, (long long)shape->grid[0], (long long)shape->grid[1],
+                         (long long)shape->grid[2]);
+    if (shape->head_dim < 32 || shape->head_dim > DSVI_HEAD_DIM_MAX || shape->head_dim % 2)
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "sparse attention: head size is %lld, expected an even number from 32 "
+                         "to %d",
+                         (long long)shape->head_dim, DSVI_HEAD_DIM_MAX);
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
-    if (settings->sparse_enabled && shape->context)
-        DSVI_TRY(check_ranks(shape->context));
-    if (settings->sparse_time_choices && shape->context)
-        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, wanted 1",
-                         (long long)dsvi_context_ranks(shape->context));
+    if (settings->sparse_enabled && shape->cp)
+        DSVI_TRY(check_ranks(shape->cp));
+    if (settings->sparse_time_choices && shape->cp)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, expected 1",
+                         (long long)dsvi_cp_ranks(shape->cp));
     if (settings->sparse_time_choices && settings->sparse_offload_lists)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and so is sparse.offload_lists: choices "
-                         "are timed over lists that stay on the device");
+                                      "are timed over lists that stay on the device");
     bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
     if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
-        return DSVI_FAIL(DSV_E_USAGE, "sparse.target_density is 0 and %s: nothing says how many keys lists "
-                         "may have", topk ? "sparse.rule is topk" : "so is sparse.target_mass");
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "sparse.target_density is 0 and %s: nothing says how many keys lists "
+                         "may have",
+                         topk ? "sparse.rule is topk" : "so is sparse.target_mass");
     return DSV_OK;
 }
 
-void dsvi_sparse_restart(DsvSparse *s)
+void dsvi_sparse_restart(DsviSparse *s)
 {
-    DsvSparseRecord *r = &s->record;
+    DsviSparseRecord *r = &s->record;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         r->sparse[block] = 0;
         r->changes[block] = 0;
@@ -81,38 +91,38 @@ void dsvi_sparse_restart(DsvSparse *s)
     r->break_even[0] = 1;
 }
 
-DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
-                             DsvSparseLog *log, void *log_context, DsvSparse **out)
+DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
+                             DsviSparseLog *log, void *log_context, DsviSparse **out)
 {
     DsvStatus status;
-    DsvSparse *s = calloc(1, sizeof *s);
+    DsviSparse *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for sparse attention");
     s->backend = backend;
     s->settings = *settings;
     s->shape = *shape;
-    s->acc = shape->act == DSV_F64 ? DSV_F64 : DSV_F32;
+    s->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
     s->log = log;
     s->log_context = log_context;
-    if (shape->context && dsvi_context_ranks(shape->context) > 1)
-        s->context = shape->context;
-    s->shape.context = s->context;
+    if (shape->cp && dsvi_cp_ranks(shape->cp) > 1)
+        s->cp = shape->cp;
+    s->shape.cp = s->cp;
     s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
-                                                                   : shape->tokens;
+                                                                  : shape->tokens;
     s->listed_block = s->room_block = s->scored_block = -1;
-    s->lying[0] = s->lying[1] = s->coming = -1;
+    s->resident[0] = s->resident[1] = s->arriving = -1;
     s->predictor_loss = NAN;
-    DSVI_TRY_GOTO(status, check(settings, shape), fail);
+    DSVI_TRY_GOTO(status, sparse_check(settings, shape), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
     DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
     if (settings->sparse_enabled)
         DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
     dsvi_sparse_restart(s);
     dsvi_sparse_size_lists(s);
-    if (s->context) /* those that share samples decide together, whoever else trains */
-        dsvi_sparse_share(s, dsvi_context_group_host(dsvi_context_group(s->context)),
-                          dsvi_context_group_device(dsvi_context_group(s->context)));
+    if (s->cp) /* context-parallel ranks decide together; dsvi_sparse_set_comm may add other ranks later */
+        dsvi_sparse_set_comm(s, dsvi_cp_group_host(dsvi_cp_group(s->cp)),
+                             dsvi_cp_group_device(dsvi_cp_group(s->cp)));
     *out = s;
     return DSV_OK;
 fail:
@@ -120,12 +130,13 @@ fail:
     return status;
 }
 
-void dsvi_sparse_free(DsvSparse **sparse)
+void dsvi_sparse_free(DsviSparse **sparse)
 {
-    DsvSparse *s = *sparse;
+    DsviSparse *s = *sparse;
     if (!s)
         return;
-    if (s->host_runs) /* which is the caller's, as is the room on the device */
+    if (s->host_spans) /* the caller may free host_spans next: pending copies must not use this memory any
+                        * more */
         s->backend->device->sync(s->backend->device->copies);
     dsvi_selector_free(&s->selector);
     if (s->host_memory)
@@ -134,95 +145,108 @@ void dsvi_sparse_free(DsvSparse **sparse)
     *sparse = NULL;
 }
 
-DsvSparseView dsvi_sparse_view(const DsvSparse *s, int64_t block)
+DsviSparseView dsvi_sparse_view(const DsviSparse *s, int64_t block)
 {
     return dsvi_sparse_view_of(&s->shape, block);
 }
 
-DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *s, const DsvSparseView *view, int64_t keys,
-                                            const DsvSparseAttention *pass)
+DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSparseView *view, int64_t keys,
+                                             const DsviAttentionCall *pass)
 {
     int64_t queries = view->queries, heads = view->heads, dim = s->shape.head_dim;
-    return (DsvAttentionArgs){
-        .batch = s->shape.batch, .heads = heads, .queries = queries, .keys = keys, .head_dim = dim,
-        .scale = pass->scale, .act = s->shape.act, .acc = s->acc,
-        .q = dsvi_heads(pass->q, queries, heads, dim), .k = dsvi_heads(pass->k, keys, heads, dim),
-        .v = dsvi_heads(pass->v, keys, heads, dim), .out = dsvi_heads(pass->out, queries, heads, dim),
+    return (DsviAttentionArgs){
+        .batch = s->shape.batch,
+        .heads = heads,
+        .queries = queries,
+        .keys = keys,
+        .head_dim = dim,
+        .scale = pass->scale,
+        .act = s->shape.act,
+        .acc = s->acc,
+        .q = dsvi_heads(pass->q, queries, heads, dim),
+        .k = dsvi_heads(pass->k, keys, heads, dim),
+        .v = dsvi_heads(pass->v, keys, heads, dim),
+        .out = dsvi_heads(pass->out, queries, heads, dim),
         .lse = pass->lse,
-        .dout = dsvi_heads(pass->dout, queries, heads, dim), .dq = dsvi_heads(pass->dq, queries, heads, dim),
-        .dk = dsvi_heads(pass->dk, keys, heads, dim), .dv = dsvi_heads(pass->dv, keys, heads, dim),
-        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+        .dout = dsvi_heads(pass->dout, queries, heads, dim),
+        .dq = dsvi_heads(pass->dq, queries, heads, dim),
+        .dk = dsvi_heads(pass->dk, keys, heads, dim),
+        .dv = dsvi_heads(pass->dv, keys, heads, dim),
+        .workspace = s->workspace,
+        .workspace_bytes = s->workspace_bytes,
     };
 }
 
-double dsvi_sparse_max_density(const DsvSparse *s)
+double dsvi_sparse_max_density(const DsviSparse *s)
 {
     return fmin(s->settings.sparse_max_density, s->record.break_even[0]);
 }
 
-DsvStatus dsvi_sparse_setup(DsvSparse *s)
+DsvStatus dsvi_sparse_setup(DsviSparse *s)
 {
-    DsvCostFound found;
+    DsviCostFound found;
     if (!s->selector)
         return DSV_OK;
     DSVI_TRY(dsvi_selector_setup(s->selector));
-    if (!s->settings.sparse_measure_cost || s->settings.deterministic) /* times waver */
+    if (!s->settings.sparse_measure_cost || s->settings.deterministic) /* timings vary from run to run */
         return DSV_OK;
     DSVI_TRY(dsvi_cost_measure(s->backend, &s->settings, &s->shape, &found));
     DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, &found, sizeof found));
     s->record.break_even[0] = found.break_even;
     s->cost = found.attention;
-    s->knows_cost = true;
-    say(s, found.line);
+    s->has_cost = true;
+    sparse_log_line(s, found.line);
     return DSV_OK;
 }
 
-const int32_t *dsvi_sparse_order(const DsvSparse *s)
+const int32_t *dsvi_sparse_order(const DsviSparse *s)
 {
     return s->order;
 }
 
-bool dsvi_sparse_wanted(const DsvSparse *s, int64_t block)
+bool dsvi_sparse_uses_lists(const DsviSparse *s, int64_t block)
 {
     if (s->prescribed)
         return !isnan(s->prescribed[block * s->shape.heads]);
     return s->forced || s->record.sparse[block];
 }
 
-/* Whether a step of measurements takes the block's: not where it is prescribed to run dense. */
-static bool may_measure(const DsvSparse *s, int64_t block)
+/* Returns whether measuring steps measure the block: false if dsvi_sparse_prescribe has made the block
+ * dense. */
+static bool is_measurable(const DsviSparse *s, int64_t block)
 {
-    return !s->prescribed || dsvi_sparse_wanted(s, block);
+    return !s->prescribed || dsvi_sparse_uses_lists(s, block);
 }
 
-/* Measurements are taken every so many steps, and as long as a block has none. */
-static bool measures(const DsvSparse *s)
+/* Returns whether this step takes measurements: every sparse.profile_every steps, and while some measurable
+ * block has no measurement yet. */
+static bool is_measuring_step(const DsviSparse *s)
 {
     if (!s->selector || !s->train)
         return false;
     for (int64_t block = 0; block < s->shape.blocks; block++)
-        if (may_measure(s, block) && isnan(s->record.share90[block]))
+        if (is_measurable(s, block) && isnan(s->record.share90[block]))
             return true;
     return s->step % s->settings.sparse_profile_every == 0;
 }
 
-void dsvi_sparse_watch(DsvSparse *s, DsvSparseWatch *watch, void *watch_context)
+void dsvi_sparse_watch(DsviSparse *s, DsviSparseWatch *watch, void *watch_context)
 {
     s->watch = watch;
     s->watch_context = watch_context;
 }
 
-DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
+DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
 {
     s->step = step;
     s->train = train;
-    s->measuring = measures(s);
+    s->measuring = is_measuring_step(s);
     s->predictor_loss = NAN;
     s->timing = s->times_next && train && !s->measuring;
     s->times_next = s->times_next && !s->timing;
     s->room_block = s->scored_block = -1;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
-        DsvSparseBlock *b = &s->block[block];
+        DsviSparseBlock *b = &s->block[block];
         b->measured = b->overflowed = false;
         b->seconds = 0;
         b->passes = 0;
@@ -234,64 +258,71 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *s, int64_t step, bool train)
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
 }
 
-static double capacity_density(const DsvSparseBlock *b)
+static double capacity_density(const DsviSparseBlock *b)
 {
     return (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists));
 }
 
-/* The block should run over its lists, and they do not fit: it runs dense. */
-static void overflow(DsvSparse *s, int64_t block)
+/* Reports that the block attends densely because its lists do not fit: at the end of a training step through
+ * the guard, otherwise at once. */
+static void overflow(DsviSparse *s, int64_t block)
 {
     char line[160];
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     b->overflow_density = s->record.density[block];
     if (s->train && !s->forced && !s->prescribed) {
-        b->overflowed = true; /* step_end tells */
+        b->overflowed = true; /* dsvi_sparse_step_end logs that the lists did not fit */
         return;
     }
-    snprintf(line, sizeof line, "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
-             "is room for", (long long)block, b->overflow_density, capacity_density(b));
-    say(s, line);
+    snprintf(line, sizeof line,
+             "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
+             "is room for",
+             (long long)block, b->overflow_density, capacity_density(b));
+    sparse_log_line(s, line);
 }
 
-void dsvi_sparse_point_lists(DsvSparse *s, int64_t block, int32_t *runs)
+void dsvi_sparse_point_lists(DsviSparse *s, int64_t block, int32_t *spans)
 {
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     bool divided = dsvi_sparse_view(s, block).divided;
-    b->runs = runs;
+    b->spans = spans;
     if (!divided) {
-        b->lists.runs = runs;
+        b->lists.spans = spans;
         return;
     }
-    b->near.runs = runs;
-    b->far.runs = runs + b->near.capacity;
+    b->near.spans = spans;
+    b->far.spans = spans + b->near.capacity;
 }
 
-/* Shapes the block's lists, and points them behind those which blocks before it keep on the device. */
-static void place_lists(DsvSparse *s, int64_t block)
+/* Prepares memory for the lists that the block is about to make. They are stored after the lists that
+ * earlier blocks keep for their backward pass; with sparse.offload_lists the block's lists are always
+ * stored at the front of `spans`. */
+static void place_lists(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    b->at = block > 0 && s->shape.backward ? b[-1].at + b[-1].kept : 0;
+    DsviSparseBlock *b = &s->block[block];
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    b->first_span = block > 0 && s->shape.backward ? b[-1].first_span + b[-1].kept : 0;
     b->kept = 0;
     dsvi_sparse_shape_lists(s, &view, &b->lists);
-    b->runs = dsvi_sparse_offloads(s) ? s->runs : s->runs + b->at;
-    b->lists.runs = view.divided ? s->whole_runs : b->runs;
-    if (dsvi_sparse_compares(s) && !dsvi_sparse_wanted(s, block))
-        b->lists.runs = s->runs_aside + block * s->runs_most;
-    b->lists.capacity = s->runs_capacity - b->at < s->runs_most ? s->runs_capacity - b->at : s->runs_most;
+    b->spans = dsvi_sparse_offloads(s) ? s->spans : s->spans + b->first_span;
+    b->lists.spans = view.divided ? s->whole_spans : b->spans;
+    if (dsvi_sparse_compares(s) && !dsvi_sparse_uses_lists(s, block))
+        b->lists.spans = s->compare_spans + block * s->spans_max;
+    int64_t left = s->spans_capacity - b->first_span;
+    b->lists.capacity = left < s->spans_max ? left : s->spans_max;
 }
 
-/* Decides how this pass of the block should attend, and makes what it takes. */
-static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+/* Decides whether this forward pass attends over lists or densely (over_lists). Makes the block's lists
+ * and measures them, if needed. */
+static DsvStatus sparse_prepare(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    DsvDevice *device = s->backend->device;
-    DsvSparseBlock *b = &s->block[block];
-    bool wanted = dsvi_sparse_wanted(s, block);
-    bool measure = s->measuring && !b->measured && may_measure(s, block);
+    DsviDevice *device = s->backend->device;
+    DsviSparseBlock *b = &s->block[block];
+    bool wanted = dsvi_sparse_uses_lists(s, block);
+    bool measure = s->measuring && !b->measured && is_measurable(s, block);
     bool compare = measure && dsvi_sparse_compares(s);
     double begin = 0, selected = 0;
-    DsvSparseScored scored = {0};
+    DsviSparseScored scored = {0};
     b->over_lists = false;
     if (!s->selector)
         return DSV_OK;
@@ -299,149 +330,144 @@ static DsvStatus prepare(DsvSparse *s, int64_t block, const DsvSparseAttention *
     if (compare)
         DSVI_TRY(device->clock(device->stream, &begin));
     if (measure || dsvi_selector_learns(s->selector))
-        DSVI_TRY(dsvi_sparse_take_scored(s, block, pass, &scored));
-    DSVI_TRY(dsvi_selector_look(s->selector, block, pass, &scored, wanted || measure));
+        DSVI_TRY(dsvi_sparse_exchange_scored(s, block, pass, &scored));
+    DSVI_TRY(dsvi_selector_observe(s->selector, block, pass, &scored, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
-    DSVI_TRY(dsvi_sparse_take_features(s, block));
-    DSVI_TRY(dsvi_sparse_clear_room(s, block));
+    DSVI_TRY(dsvi_sparse_exchange_features(s, block));
+    DSVI_TRY(dsvi_sparse_reserve_lists(s, block));
     DSVI_TRY(dsvi_sparse_make_lists(s, block));
     b->over_lists = wanted;
     if (!measure)
         return DSV_OK;
     if (compare)
         DSVI_TRY(device->clock(device->stream, &selected));
-    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    DSVI_TRY(dsvi_sparse_await_lists(s, block));
     DSVI_TRY(dsvi_sparse_profile_pass(s, block, pass->scale, &scored));
     return compare ? dsvi_sparse_time_forward(s, block, pass, selected - begin) : DSV_OK;
 }
 
-DsvStatus dsvi_sparse_attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_attend(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvStream *stream = s->backend->device->stream;
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    if (s->cp)
+        return dsvi_sparse_cp_attend(s, block, pass);
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_fwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_fwd.run(stream, &args);
 }
 
-static DsvStatus attend(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+/* Called after attention over lists whose lengths the host did not know: reads the lengths. Lists that fit
+ * their memory are kept for the backward pass; if they do not fit, the block attends again, densely. */
+static DsvStatus sparse_settle(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    return s->context ? dsvi_sparse_context_attend(s, block, pass) : dsvi_sparse_attend(s, block, pass);
-}
-
-static DsvStatus settle(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
-    DsvSparseBlock *b = &s->block[block];
-    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    DsviSparseBlock *b = &s->block[block];
+    DSVI_TRY(dsvi_sparse_await_lists(s, block));
     b->over_lists = b->fit;
     if (b->fit) {
-        b->kept = s->listed_runs;
-        return dsvi_sparse_send_away(s, block);
+        b->kept = s->listed_spans;
+        return dsvi_sparse_offload_lists(s, block);
     }
     overflow(s, block);
-    return attend(s, block, pass);
+    return dsvi_sparse_attend(s, block, pass);
 }
 
-/* The halves of the lists are made only now: they leave behind that. */
-static DsvStatus keep_divided(DsvSparse *s, int64_t block)
+/* With keys sharded over ranks the lists decide which keys a rank must fetch, so the host reads their lengths
+ * before attention, not after it as sparse_settle does. */
+static DsvStatus attend_divided(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    DsvDevice *device = s->backend->device;
-    DSVI_TRY(dsvi_sparse_keep_divided(s, block));
-    DSVI_TRY(device->follow(device->copies, device->stream));
-    return dsvi_sparse_send_away(s, block);
-}
-
-/* Where keys are divided, what has to be fetched depends on the lists: they are settled first. */
-static DsvStatus attend_divided(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
-    DsvSparseBlock *b = &s->block[block];
-    DSVI_TRY(dsvi_sparse_divide(s, block));
-    DSVI_TRY(dsvi_sparse_take_lists(s, block));
+    DsviDevice *device = s->backend->device;
+    DsviSparseBlock *b = &s->block[block];
+    DSVI_TRY(dsvi_sparse_divide_lists(s, block));
+    DSVI_TRY(dsvi_sparse_await_lists(s, block));
     b->over_lists = b->fit;
-    if (b->fit)
-        DSVI_TRY(keep_divided(s, block));
-    else
+    if (b->fit) {
+        DSVI_TRY(dsvi_sparse_keep_divided_lists(s, block)); /* builds the near and far lists */
+        /* the copy of the lists to the host waits until the lists are written */
+        DSVI_TRY(device->follow(device->copies, device->stream));
+        DSVI_TRY(dsvi_sparse_offload_lists(s, block));
+    } else {
         overflow(s, block);
-    return attend(s, block, pass);
+    }
+    return dsvi_sparse_attend(s, block, pass);
 }
 
-static DsvStatus forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+/* pass_begin and pass_end enclose each forward and each backward pass of a block. On steps that are timed,
+ * pass_end adds the device's time since pass_begin to DsviSparseBlock.seconds. */
+static DsvStatus pass_begin(DsviSparse *s, int64_t block, double *begin)
 {
+    if (s->cp)
+        dsvi_sparse_layout_cp_buffers(s, block);
+    return s->timing ? s->backend->device->clock(s->backend->device->stream, begin) : DSV_OK;
+}
+
+static DsvStatus pass_end(DsviSparse *s, int64_t block, double begin)
+{
+    double end;
+    if (!s->timing)
+        return DSV_OK;
+    DSVI_TRY(s->backend->device->clock(s->backend->device->stream, &end));
+    s->block[block].seconds += end - begin;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_forward(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
+{
+    DsviSparseBlock *b = &s->block[block];
+    double begin = 0;
+    DSVI_TRY(pass_begin(s, block, &begin));
     if (pass->recompute) {
-        DSVI_TRY(dsvi_sparse_bring_back(s, block));
-        return attend(s, block, pass);
+        DSVI_TRY(dsvi_sparse_restore_lists(s, block));
+        DSVI_TRY(dsvi_sparse_attend(s, block, pass));
+        return pass_end(s, block, begin);
     }
     if (s->watch)
         DSVI_TRY(s->watch(s->watch_context, block, pass));
-    DSVI_TRY(prepare(s, block, pass));
-    if (s->block[block].over_lists && dsvi_sparse_view(s, block).divided)
-        return attend_divided(s, block, pass);
-    DSVI_TRY(attend(s, block, pass));
-    return s->block[block].over_lists ? settle(s, block, pass) : DSV_OK;
+    DSVI_TRY(sparse_prepare(s, block, pass));
+    if (b->over_lists && dsvi_sparse_view(s, block).divided) {
+        DSVI_TRY(attend_divided(s, block, pass));
+    } else {
+        DSVI_TRY(dsvi_sparse_attend(s, block, pass));
+        if (b->over_lists)
+            DSVI_TRY(sparse_settle(s, block, pass));
+    }
+    return pass_end(s, block, begin);
 }
 
-DsvStatus dsvi_sparse_attend_back(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_attend_bwd(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvStream *stream = s->backend->device->stream;
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    if (s->cp)
+        return dsvi_sparse_cp_backward(s, block, pass);
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
     if (!s->block[block].over_lists)
         return ops->attention_bwd.run(stream, &args);
     args.lists = &s->block[block].lists;
     return ops->attention_list_bwd.run(stream, &args);
 }
 
-static DsvStatus attend_back(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
+DsvStatus dsvi_sparse_backward(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
-    if (s->context)
-        return dsvi_sparse_context_backward(s, block, pass);
+    double begin = 0;
+    DSVI_TRY(pass_begin(s, block, &begin));
+    DSVI_TRY(dsvi_sparse_restore_lists(s, block));
     if (dsvi_sparse_compares(s))
         DSVI_TRY(dsvi_sparse_time_backward(s, block, pass));
-    return dsvi_sparse_attend_back(s, block, pass);
-}
-
-static DsvStatus backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
-    DSVI_TRY(dsvi_sparse_bring_back(s, block));
-    DSVI_TRY(attend_back(s, block, pass));
-    return dsvi_sparse_use_up(s, block);
-}
-
-/* Runs a pass, timed where the step is. */
-static DsvStatus run(DsvSparse *s, int64_t block, const DsvSparseAttention *pass,
-                     DsvStatus (*fn)(DsvSparse *, int64_t, const DsvSparseAttention *))
-{
-    DsvDevice *device = s->backend->device;
-    double begin, end;
-    if (s->context)
-        dsvi_sparse_lay_room(s, block);
-    if (!s->timing)
-        return fn(s, block, pass);
-    DSVI_TRY(device->clock(device->stream, &begin));
-    DSVI_TRY(fn(s, block, pass));
-    DSVI_TRY(device->clock(device->stream, &end));
-    s->block[block].seconds += end - begin;
-    s->block[block].passes += fn == backward;
+    DSVI_TRY(dsvi_sparse_attend_bwd(s, block, pass));
+    DSVI_TRY(dsvi_sparse_discard_lists(s, block));
+    DSVI_TRY(pass_end(s, block, begin));
+    s->block[block].passes += s->timing;
     return DSV_OK;
 }
 
-DsvStatus dsvi_sparse_forward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
-    return run(s, block, pass, forward);
-}
-
-DsvStatus dsvi_sparse_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *pass)
-{
-    return run(s, block, pass, backward);
-}
-
-/* The head whose lists hold the smallest fraction of its attention. */
-static int64_t worst_head(const DsvSparse *s, int64_t block)
+/* Returns the head whose lists hold the smallest fraction of its attention. */
+static int64_t worst_head(const DsviSparse *s, int64_t block)
 {
     const float *captured = s->record.head_captured + block * s->shape.heads;
     int64_t worst = 0;
@@ -451,20 +477,20 @@ static int64_t worst_head(const DsvSparse *s, int64_t block)
     return worst;
 }
 
-/* Asks the guard which side the block is on from the next step, and logs a change. */
-static void dispatch(DsvSparse *s, int64_t block)
+/* Asks the guard whether the block is sparse or dense from the next step on, and logs a change. */
+static void dispatch(DsviSparse *s, int64_t block)
 {
     char line[256];
-    const DsvSparseBlock *b = &s->block[block];
-    DsvSparseRecord *r = &s->record;
+    const DsviSparseBlock *b = &s->block[block];
+    DsviSparseRecord *r = &s->record;
     int64_t worst = worst_head(s, block);
-    const DsvGuard guard = {
+    const DsviGuard guard = {
         .min_mass = s->settings.sparse_min_mass,
         .min_head_mass = s->settings.sparse_min_head_mass,
         .max_density = dsvi_sparse_max_density(s),
         .hysteresis = s->settings.sparse_hysteresis,
     };
-    const DsvGuardView view = {
+    const DsviGuardView view = {
         .sparse = r->sparse[block],
         .measured = b->measured,
         .overflowed = b->overflowed,
@@ -477,68 +503,69 @@ static void dispatch(DsvSparse *s, int64_t block)
         .capacity = capacity_density(b),
     };
     bool sparse = dsvi_guard_decide(&guard, &view, block, line, sizeof line);
-    if (b->overflowed)
-        r->listed[block] = fmax(r->listed[block], b->overflow_density); /* it must come down from there */
+    if (b->overflowed) /* count the density of the lists that did not fit: the block becomes sparse again only
+                        * after the running mean of densities has fallen below max_density */
+        r->listed[block] = fmax(r->listed[block], b->overflow_density);
     if (sparse == view.sparse)
         return;
     r->sparse[block] = sparse;
     r->changes[block]++;
-    say(s, line);
+    sparse_log_line(s, line);
 }
 
-static void tell_times(const DsvSparse *s)
+static void log_times(const DsviSparse *s)
 {
     char line[256];
     for (int64_t block = 0; block < s->shape.blocks; block++) {
-        dsvi_sparse_tell_times(s, block, line, sizeof line);
-        say(s, line);
+        dsvi_sparse_format_times(s, block, line, sizeof line);
+        sparse_log_line(s, line);
     }
 }
 
-DsvStatus dsvi_sparse_step_end(DsvSparse *s)
+DsvStatus dsvi_sparse_step_end(DsviSparse *s)
 {
     s->measured = s->measuring;
     if (!s->selector || !s->train)
         return DSV_OK;
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_read(s));
-    DSVI_TRY(dsvi_sparse_agree(s));
+    DSVI_TRY(dsvi_sparse_average_seen(s));
     if (s->measuring)
         dsvi_sparse_profile_end(s);
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
-    tell_times(s);
+    log_times(s);
     bool decides = !s->forced && !s->prescribed && s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);
     return DSV_OK;
 }
 
-void dsvi_sparse_force(DsvSparse *s, bool sparse_everywhere)
+void dsvi_sparse_force(DsviSparse *s, bool sparse_everywhere)
 {
     DSVI_ASSERT(s->selector || !sparse_everywhere);
     s->forced = sparse_everywhere;
 }
 
-void dsvi_sparse_prescribe(DsvSparse *s, const double *density)
+void dsvi_sparse_prescribe(DsviSparse *s, const double *density)
 {
     DSVI_ASSERT(s->selector);
     memcpy(s->prescription, density, (size_t)(s->shape.blocks * s->shape.heads) * sizeof *density);
     s->prescribed = s->prescription;
 }
 
-bool dsvi_sparse_measured(const DsvSparse *s)
+bool dsvi_sparse_measured(const DsviSparse *s)
 {
     return s->measured;
 }
 
-void dsvi_sparse_report(const DsvSparse *s, DsvSparseReport *report)
+void dsvi_sparse_report(const DsviSparse *s, DsviSparseReport *report)
 {
     double captured = 0;
-    *report = (DsvSparseReport){.blocks = s->shape.blocks, .predictor_loss = s->predictor_loss};
+    *report = (DsviSparseReport){.blocks = s->shape.blocks, .predictor_loss = s->predictor_loss};
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         double density = s->block[block].over_lists ? s->record.density[block] : 1;
         report->density += density / (double)s->shape.blocks;
-        if (!dsvi_sparse_wanted(s, block))
+        if (!dsvi_sparse_uses_lists(s, block))
             continue;
         report->sparse_blocks++;
         captured += s->record.captured[block];
@@ -546,53 +573,56 @@ void dsvi_sparse_report(const DsvSparse *s, DsvSparseReport *report)
     report->captured_mass = report->sparse_blocks > 0 ? captured / (double)report->sparse_blocks : NAN;
 }
 
-void dsvi_sparse_block_report(const DsvSparse *s, int64_t block, DsvSparseBlockReport *report)
+void dsvi_sparse_block_report(const DsviSparse *s, int64_t block, DsviSparseBlockReport *report)
 {
-    const DsvSparseRecord *r = &s->record;
-    *report = (DsvSparseBlockReport){
-        .sparse = dsvi_sparse_wanted(s, block), .over_lists = s->block[block].over_lists,
+    const DsviSparseRecord *r = &s->record;
+    *report = (DsviSparseBlockReport){
+        .sparse = dsvi_sparse_uses_lists(s, block),
+        .over_lists = s->block[block].over_lists,
         .captured_mass = r->captured[block],
-        .density = r->density[block], .estimated_mass = r->estimated_mass[block],
+        .density = r->density[block],
+        .estimated_mass = r->estimated_mass[block],
         .share90 = r->share90[block],
         .head_captured = r->head_captured + block * s->shape.heads,
-        .head_share90 = r->head_share90 + block * s->shape.heads, .changes = r->changes[block],
+        .head_share90 = r->head_share90 + block * s->shape.heads,
+        .changes = r->changes[block],
     };
 }
 
-void dsvi_sparse_burden(const DsvSparse *s, int64_t block, double *density)
+void dsvi_sparse_head_densities(const DsviSparse *s, int64_t block, double *density)
 {
     const float *listed = s->record.head_listed + block * s->shape.heads;
     const double *prescribed = s->prescribed ? s->prescribed + block * s->shape.heads : NULL;
-    bool dense = !dsvi_sparse_wanted(s, block);
+    bool dense = !dsvi_sparse_uses_lists(s, block);
     for (int64_t h = 0; h < s->shape.heads; h++)
         density[h] = dense ? 1 : !isnan(listed[h]) ? listed[h] : prescribed ? prescribed[h] : 1;
 }
 
-double dsvi_sparse_far_share(const DsvSparse *s, int64_t block)
+double dsvi_sparse_far_fraction(const DsviSparse *s, int64_t block)
 {
     return s->block[block].far_share;
 }
 
-void dsvi_sparse_time_next(DsvSparse *s)
+void dsvi_sparse_time_next(DsviSparse *s)
 {
     s->times_next = true;
 }
 
-double dsvi_sparse_seconds(const DsvSparse *s, int64_t block)
+double dsvi_sparse_seconds(const DsviSparse *s, int64_t block)
 {
-    const DsvSparseBlock *b = &s->block[block];
+    const DsviSparseBlock *b = &s->block[block];
     return b->passes > 0 ? b->seconds / (double)b->passes : NAN;
 }
 
-const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *s)
+const DsviAttentionCost *dsvi_sparse_attention_cost(const DsviSparse *s)
 {
-    return s->knows_cost ? &s->cost : NULL;
+    return s->has_cost ? &s->cost : NULL;
 }
 
-const DsvLists *dsvi_sparse_lists(const DsvSparse *s, int64_t block)
+const DsviLists *dsvi_sparse_lists(const DsviSparse *s, int64_t block)
 {
-    const DsvSparseBlock *b = &s->block[block];
-    bool made_anew = !s->shape.backward || dsvi_sparse_view(s, block).divided;
-    bool overwritten = (made_anew && s->listed_block != block) || !dsvi_sparse_lies(s, block);
+    const DsviSparseBlock *b = &s->block[block];
+    bool only_last = !s->shape.backward || dsvi_sparse_view(s, block).divided;
+    bool overwritten = (only_last && s->listed_block != block) || !dsvi_sparse_lists_on_device(s, block);
     return b->over_lists && !overwritten ? &b->lists : NULL;
 }

@@ -1,31 +1,36 @@
-/* Dynamic sparse self-attention for all blocks of a model: select, attend, measure, decide.
+/* Dynamic sparse self-attention for all blocks of a model: makes key lists, attends over them, measures them,
+ * and decides which blocks use them.
  *
- * One DsvSparse serves one model. For each block it keeps: the selector's state (projection or
- * predictor), the lists of the last forward pass, a profile (exact captured mass and sparsity on sampled
- * queries), and whether the block runs dense or over lists. The model calls dsvi_sparse_forward and
- * _backward in place of attention; the training loop calls dsvi_sparse_step_begin and _end.
+ * One DsviSparse serves one model. For each block it keeps the selector's state (projection or predictor),
+ * the lists of the last forward pass, a profile (exact captured mass and sparsity of sampled queries), and
+ * whether the block attends densely or over lists. The model calls dsvi_sparse_forward and
+ * dsvi_sparse_backward where it would otherwise call attention. The training loop calls
+ * dsvi_sparse_step_begin and dsvi_sparse_step_end.
  *
- * Lists hold target_mass of the attention, but no more than target_density of the keys: wide attention is cut
- * short, which costs training little while min_mass is held (docs/study.md), and narrow attention takes what
- * it needs.
+ * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys.
+ * Lists of wide attention are therefore cut short, which costs training little while captured mass stays
+ * above min_mass (docs/study.md). Lists of narrow attention have as many keys as they need.
  *
- * The rule (the guard): every profile_every steps each block's lists are measured against exact
- * attention. A block runs sparse when the captured mass (a running mean) is at least min_mass, that of its
- * worst head at least min_head_mass (or min_mass, if less), and its lists are no denser than max_density
- * (lowered at start-up to where sparse attention stops paying on this machine). The block returns to dense
- * attention when it misses one of these bounds by more than the hysteresis. A dense block's lists are made
- * only on measuring steps. Before step warmup_steps nothing changes. Every change is one log line with its
- * reason.
+ * The guard is the rule that decides. Every profile_every steps each block's lists are measured against exact
+ * attention. A block becomes sparse when all of these hold:
+ *   - the running mean of its captured mass is at least min_mass;
+ *   - the captured mass of its worst head is at least min_head_mass, or min_mass if that is less;
+ *   - its lists are no denser than max_density. Start-up lowers max_density to the density at which sparse
+ *     attention stops being faster on this machine.
+ * A sparse block becomes dense again when it misses one of these bounds by more than the hysteresis. While a
+ * block is dense, its lists are made on measuring steps only. No block changes before step warmup_steps.
+ * Every change is logged as one line with its reason.
  *
- * With a context its ranks share the samples: each calls with its tokens of them, all make the same calls,
- * and what they do together is what one rank does alone: thresholds, lists (bit by bit, where the sums that
- * the projection is made of are exact), measurements and decisions, and but for the order of sums what a
- * predictor learns. One exception: from 8,192 runs on, ranks that divide the tokens elsewhere than at
- * multiples of eight groups sample other runs for the threshold than one rank does; the threshold is common
- * to all ranks, but may differ slightly from that of one rank, and so may the lists. A block whose lists do
- * not fit on one of them runs dense on all. Plans of the context may be changed between steps
- * (dsvi_context_set_plan); memory is planned for the most heads and tokens that a plan may give this rank
- * (DsvContextShape.rows_most), and for every key of other ranks: fetched rows always fit. */
+ * Context parallelism: with `cp` set, several ranks work on the same samples. Each rank passes its own shard
+ * of the tokens, and all ranks make the same calls. Together they compute what one rank would compute alone:
+ * thresholds, lists (bit for bit, if the sums behind the projection are exact), measurements and decisions.
+ * What a predictor learns differs only through the order of summation. One exception: with 8,192 spans or
+ * more, ranks whose shards do not begin at multiples of eight groups sample other spans for the threshold
+ * than one rank does. The threshold is then still the same on all ranks, but it and the lists may differ
+ * slightly from those of one rank. A block whose lists do not fit on one of the ranks attends densely on all
+ * of them. Parallel plans may be changed between steps (dsvi_cp_set_plan). Memory is planned for the largest
+ * number of heads and tokens that a plan may give this rank (DsviCpClip.rows_max), and for all keys of other
+ * ranks, so fetched keys and values always fit. */
 #ifndef DSVI_SPARSE_H
 #define DSVI_SPARSE_H
 
@@ -33,8 +38,8 @@
 
 #include "base/arena.h"
 #include "base/safetensors.h"
-#include "context/context.h"
-#include "context/context_costs.h"
+#include "cp/cp.h"
+#include "cp/cp_costs.h"
 #include "dist/comm.h"
 #include "dsv/config.h"
 #include "ops/ops.h"
@@ -43,142 +48,163 @@
 extern "C" {
 #endif
 
-typedef struct DsvSparse DsvSparse;
+typedef struct DsviSparse DsviSparse;
 
-typedef struct DsvSparseShape {
-    int64_t blocks;               /* of the model */
-    int64_t batch, tokens, heads, head_dim; /* B, S, N, D */
-    int64_t grid[3];              /* tokens = frames * rows * columns, in patches */
-    DsvDtype act;
-    bool backward;                /* lists are kept per block until its backward pass: forward passes go
-                                   * from block 0 up, backward passes down */
-    const DsvContext *context;    /* the ranks that share the samples, each with a stretch of the S tokens;
-                                   * NULL: this rank has them alone */
-} DsvSparseShape;
+typedef struct DsviSparseShape {
+    int64_t blocks;                         /* blocks of the model */
+    int64_t batch, tokens, heads, head_dim; /* B, S, N, D; S counts the tokens of all ranks */
+    int64_t grid[3];                        /* frames, rows, columns, in patches; their product is S */
+    DsviDtype act;                          /* type of q, k, v and of attention's output */
+    bool backward;    /* true: each block's lists are kept until its backward pass. Forward passes must then
+                       * go from block 0 upwards, and backward passes downwards */
+    const DsviCp *cp; /* the ranks that work on the same samples, each with a shard of the S tokens. NULL:
+                       * this rank has all tokens */
+} DsviSparseShape;
 
-/* What a block hands over. All (B, S, N, D) act contiguous in token order, device memory; with a context
- * S are the rank's own tokens. */
-typedef struct DsvSparseAttention {
-    double scale;
-    const void *q, *k, *v;        /* after norm and RoPE */
-    const void *hidden;           /* (B, S, C) act: what fed the q and k projections */
-    void *out;                    /* (B, S, N, D) act */
-    void *lse;                    /* (B, N, S) acc; with a context (B, N_own, T): dsvi_context_lse_bytes */
-    bool recompute;               /* the forward pass again, for gradient checkpointing: same lists, no
-                                   * measuring, no predictor learning */
-    /* backward only */
+/* The tensors of one attention call. All are contiguous device memory in token order, (B, S, N, D) act unless
+ * noted. With context parallelism S counts this rank's tokens only. */
+typedef struct DsviAttentionCall {
+    double scale;          /* factor by which q k^T is multiplied before the softmax */
+    const void *q, *k, *v; /* q and k after norm and RoPE */
+    const void *hidden;    /* (B, S, C) act: the input of the q and k projections. Only the predictor reads
+                            * it */
+    void *out;             /* (B, S, N, D) act: written by the forward pass, read by the backward pass */
+    void *lse;             /* (B, N, S) acc: log-sum-exp of each query. With context parallelism (B, N_local,
+                            * T), of dsvi_cp_lse_bytes */
+    bool recompute;        /* true: gradient checkpointing repeats the forward pass. It uses the same lists,
+                            * measures nothing, and teaches no predictor */
+    /* Read and written by the backward pass only; dq, dk and dv are overwritten. */
     const void *dout;
     void *dq, *dk, *dv;
-} DsvSparseAttention;
+} DsviAttentionCall;
 
-/* What happened, for metrics and the progress line. */
-typedef struct DsvSparseReport {
+/* State of all blocks together, for metrics and the progress line. */
+typedef struct DsviSparseReport {
     int64_t blocks, sparse_blocks;
-    double density;               /* mean over blocks; a dense block counts 1 */
-    double captured_mass;         /* exact, mean over sparse blocks; NaN while there are none */
-    double predictor_loss;        /* mean over blocks; NaN without a predictor */
-} DsvSparseReport;
+    double density; /* density of the key lists in the last pass, mean over blocks; a block that attended
+                     * densely counts as 1 */
+    double captured_mass;  /* fraction of exact attention that the key lists hold: running mean over measuring
+                            * steps, then mean over sparse blocks; NaN without sparse blocks */
+    double predictor_loss; /* mean over blocks in the last step; NaN without a predictor */
+} DsviSparseReport;
 
-typedef struct DsvSparseBlockReport {
-    bool sparse;
-    bool over_lists;          /* its last pass attended over its lists: they found room */
-    double captured_mass;         /* running mean of the exact measurement; NaN before the first */
-    double density;               /* of its last lists, 1 before the first */
-    double estimated_mass;        /* what the selector thought its last lists hold */
-    double share90;               /* running mean over heads: keys for 90 % of a query's mass */
-    const float *head_captured;   /* (N) running means */
-    const float *head_share90;    /* (N) */
-    int64_t changes;              /* times it changed sides */
-} DsvSparseBlockReport;
+/* State of one block. Pointers remain valid as long as the DsviSparse. */
+typedef struct DsviSparseBlockReport {
+    bool sparse;           /* the guard's decision */
+    bool over_lists;       /* the last pass attended over lists: false too if they did not fit */
+    double captured_mass;  /* running mean over measuring steps of the exact captured mass; NaN before the
+                            * first measurement */
+    double density;        /* density of the lists made last; 1 before the first lists are made */
+    double estimated_mass; /* fraction of attention that the last lists hold by the selector's
+                            * estimate */
+    double share90;        /* smallest fraction of keys that holds 90 % of a query's attention: mean
+                            * over heads, then running mean over measuring steps */
+    const float *head_captured; /* (N) captured_mass of each head */
+    const float *head_share90;  /* (N) share90 of each head */
+    int64_t changes;            /* how often the guard changed its decision */
+} DsviSparseBlockReport;
 
-/* One line about a decision, without newline. */
-typedef void DsvSparseLog(void *context, const char *line);
+/* Receives one line about a decision, without a newline. `context` is the log_context of
+ * dsvi_sparse_create. */
+typedef void DsviSparseLog(void *context, const char *line);
 
-/* Sees a block's forward pass before it attends. */
-typedef DsvStatus DsvSparseWatch(void *context, int64_t block, const DsvSparseAttention *args);
+/* Called with a block's tensors before its forward pass attends. A failure ends the forward pass. */
+typedef DsvStatus DsviSparseWatch(void *context, int64_t block, const DsviAttentionCall *args);
 
-/* Settings are the sparse.* ones. `log` may be NULL. */
-DsvStatus dsvi_sparse_create(DsvBackend *backend, const DsvConfig *settings, const DsvSparseShape *shape,
-                             DsvSparseLog *log, void *log_context, DsvSparse **out);
-void dsvi_sparse_free(DsvSparse **sparse);
-/* Before setup: the ranks of `comm`, with `device_comm` for device memory, train the same model on samples
- * of their own, and call setup, step_begin, forward of each block, step_end and spread together. What is
- * measured, learnt and decided is then that of all samples, and the same on all ranks; lists and thresholds
- * are each rank's own. */
-void dsvi_sparse_share(DsvSparse *sparse, DsvComm *comm, DsvComm *device_comm);
-/* Device memory: what lasts; what a call uses, and is free for anything between calls. */
-void dsvi_sparse_carve(DsvSparse *sparse, DsvArena *arena);
-void dsvi_sparse_carve_call(DsvSparse *sparse, DsvArena *arena);
-/* The device's own host memory, for lists that wait there for their backward pass: wanted by a layer with
- * sparse.offload_lists, a backward pass and several blocks, nothing for any other. The caller frees it after
- * the layer. */
-void dsvi_sparse_carve_host(DsvSparse *sparse, DsvArena *arena);
-/* After binding: initial state, and the cost measurement when settings ask for it. */
-DsvStatus dsvi_sparse_setup(DsvSparse *sparse);
+/* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
+ * shape->cp must outlive the layer. */
+DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
+                             DsviSparseLog *log, void *log_context, DsviSparse **out);
+void dsvi_sparse_free(DsviSparse **sparse);
+/* Sets the ranks that train the same model on different samples: `comm` moves host memory, `device_comm`
+ * device memory. To be called before setup. From then on all of them must call setup, step_begin, forward of
+ * each block, step_end and dsvi_sparse_broadcast together. Measurements, learning and decisions are then
+ * averaged over all samples and equal on all ranks. Lists and thresholds remain separate for each rank. */
+void dsvi_sparse_set_comm(DsviSparse *sparse, DsviComm *comm, DsviComm *device_comm);
+/* Take device memory from the arena; to be called twice: while the arena only counts bytes, and when it is
+ * bound to memory (base/arena.h). dsvi_sparse_carve takes what must persist between calls.
+ * dsvi_sparse_carve_call takes what is used inside a call only: the caller may use that memory for other
+ * things between calls. */
+void dsvi_sparse_carve(DsviSparse *sparse, DsviArena *arena);
+void dsvi_sparse_carve_call(DsviSparse *sparse, DsviArena *arena);
+/* Takes host memory for the key lists that are kept there from forward to backward pass. Takes nothing
+ * unless sparse.offload_lists is true, shape.backward is set and the model has several blocks. The arena
+ * must be bound to memory of DsviDevice.host_alloc, which the caller frees after dsvi_sparse_free. */
+void dsvi_sparse_carve_host(DsviSparse *sparse, DsviArena *arena);
+/* To be called once after the arenas are bound: sets the initial state of the selector and, with
+ * sparse.measure_cost, measures what attention costs on this machine. */
+DsvStatus dsvi_sparse_setup(DsviSparse *sparse);
 
-/* The token order: host array (S), order[s] = raster position of token s. */
-const int32_t *dsvi_sparse_order(const DsvSparse *sparse);
+/* The token order, a host array (S): order[s] is the raster position of token s. Valid until free. */
+const int32_t *dsvi_sparse_order(const DsviSparse *sparse);
 
-/* Steps count from 1. `train`: predictors learn and profiles are taken; otherwise the lists alone are made
- * and the dispatch state stays as it is (sampling, validation). */
-DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train);
-DsvStatus dsvi_sparse_forward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
-/* q, k, v and out are those of the block's last forward pass; ranks that share the samples may have kept what
- * that sent of them, where no other pass came between. */
-DsvStatus dsvi_sparse_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *args);
-/* Updates predictors and takes decisions. */
-DsvStatus dsvi_sparse_step_end(DsvSparse *sparse);
+/* Begins step number `step`, counted from 1. `train` true: predictors learn and profiles are taken. False,
+ * for sampling and validation: lists are made, and the guard's decisions stay as they are. */
+DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train);
+/* Attention of one block, dense or over lists as the guard has decided. Writes args->out and args->lse. */
+DsvStatus dsvi_sparse_forward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *args);
+/* Gradients of one block's attention. q, k, v and out must be unchanged since the block's last forward
+ * pass: context-parallel ranks reuse the tensors that they exchanged in that forward pass if no other pass
+ * came between. */
+DsvStatus dsvi_sparse_backward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *args);
+/* Ends a step: updates selectors and, in a training step, lets the guard decide about each block. */
+DsvStatus dsvi_sparse_step_end(DsviSparse *sparse);
 
-/* Shows every forward pass of every block to `watch` from now on: for studies of real attention. */
-void dsvi_sparse_watch(DsvSparse *sparse, DsvSparseWatch *watch, void *watch_context);
+/* Calls `watch` before each forward pass of each block from now on, recomputations excepted. Programs that
+ * study real attention use this. */
+void dsvi_sparse_watch(DsviSparse *sparse, DsviSparseWatch *watch, void *watch_context);
 
-/* Forgets measurements and decisions: all blocks dense, as before the first step. */
-void dsvi_sparse_restart(DsvSparse *sparse);
+/* Forgets measurements and decisions: all blocks are dense again, as before the first step. */
+void dsvi_sparse_restart(DsviSparse *sparse);
 
-/* All blocks over lists from now on, guard aside: for dsv forward, tests and benchmarks. */
-void dsvi_sparse_force(DsvSparse *sparse, bool sparse_everywhere);
+/* Makes all blocks attend over lists, whatever the guard decided; false restores the guard's decisions. For
+ * dsv forward, tests and benchmarks. */
+void dsvi_sparse_force(DsviSparse *sparse, bool sparse_everywhere);
 
-/* How dense lists are from now on, guard and targets aside, for benchmarks of a sparsity that is known
- * beforehand: density (blocks, N) of each head's lists; a block whose numbers are NAN runs dense. With
- * sparse.rule=topk every list of a head has that share of the runs; by threshold the lists of a block have
- * the mean of its heads, as the threshold has it. Copied. There must be a selector. */
-void dsvi_sparse_prescribe(DsvSparse *sparse, const double *density);
+/* Sets the density of lists from now on, in place of guard and targets; for benchmarks at a known sparsity.
+ * density (blocks, N) is copied: one value for each head, or NAN for all heads of a block that attends
+ * densely. With sparse.rule=topk every list of a head has its density. With the threshold rule the lists of a
+ * block have the mean density of its heads, as nearly as the threshold can be placed. sparse.enabled must be
+ * true. */
+void dsvi_sparse_prescribe(DsviSparse *sparse, const double *density);
 
-/* Whether the step that ended last took exact measurements. */
-bool dsvi_sparse_measured(const DsvSparse *sparse);
-void dsvi_sparse_report(const DsvSparse *sparse, DsvSparseReport *report);
-void dsvi_sparse_block_report(const DsvSparse *sparse, int64_t block, DsvSparseBlockReport *report);
-/* What the heads of a block cost, as plans of a context go by: density (N) of each head's lists, running
- * means of measured ones; 1 where the block runs dense or nothing has been measured. All ranks have the same.
- */
-void dsvi_sparse_burden(const DsvSparse *sparse, int64_t block, double *density);
-/* The share of other ranks' keys that the last lists of a block name, of this rank; NAN where it has all keys
- * of its heads, or ran dense. */
-double dsvi_sparse_far_share(const DsvSparse *sparse, int64_t block);
-/* The next step times attention of every block, with selection and all that ranks send for it, unless it
- * takes measurements: the device is waited for around each. */
-void dsvi_sparse_time_next(DsvSparse *sparse);
-/* Seconds of a block's forward and backward pass in the step that ended last; NAN where it was not timed. */
-double dsvi_sparse_seconds(const DsvSparse *sparse, int64_t block);
-/* What attention costs, as setup has measured it: the same on all ranks; NULL where it has not. */
-const DsvAttentionCost *dsvi_sparse_attention_cost(const DsvSparse *sparse);
-/* The lists of a block's last forward pass (device memory), or NULL when it ran dense. With a context those
- * of the own heads and queries, over all keys; where these lie on several ranks, of the block listed last
- * alone. NULL too while they are on the host. */
-const DsvLists *dsvi_sparse_lists(const DsvSparse *sparse, int64_t block);
+/* Returns whether the step that ended last took exact measurements. */
+bool dsvi_sparse_measured(const DsviSparse *sparse);
+void dsvi_sparse_report(const DsviSparse *sparse, DsviSparseReport *report);
+void dsvi_sparse_block_report(const DsviSparse *sparse, int64_t block, DsviSparseBlockReport *report);
+/* Fills density (N) with the expected density of each head's lists, from which parallel plans estimate the
+ * cost of heads: the running mean of measured lists; before a measurement the prescribed density, or 1. It is
+ * 1 for a dense block. Equal on all ranks. */
+void dsvi_sparse_head_densities(const DsviSparse *sparse, int64_t block, double *density);
+/* Returns the fraction of other ranks' keys that this rank's last lists of the block name. NAN if this rank
+ * has all keys of its heads, or the block attended densely. */
+double dsvi_sparse_far_fraction(const DsviSparse *sparse, int64_t block);
+/* Requests timing of the next training step that takes no measurements: attention of every block, including
+ * selection and communication. The host waits for the device before and after each pass of that step. */
+void dsvi_sparse_time_next(DsviSparse *sparse);
+/* Returns the seconds that forward and backward pass of a block took together, per backward pass, in the step
+ * that ended last. NAN if that step was not timed. */
+double dsvi_sparse_seconds(const DsviSparse *sparse, int64_t block);
+/* Returns the cost of attention that setup has measured, equal on all ranks, or NULL if it measured
+ * nothing. */
+const DsviAttentionCost *dsvi_sparse_attention_cost(const DsviSparse *sparse);
+/* Returns the lists of the block's last forward pass (device memory), or NULL if the block attended densely,
+ * or if the lists were overwritten or moved to the host since. With context parallelism they are the lists of
+ * this rank's heads and queries, over all keys. If keys are divided among ranks, or without a backward pass,
+ * only the lists made last are available. */
+const DsviLists *dsvi_sparse_lists(const DsviSparse *sparse, int64_t block);
 
-/* Selector, profile and dispatch state to one safetensors file and back, bit-exactly. A file of another
- * selector, rank or model shape is an error. */
-DsvStatus dsvi_sparse_save(DsvSparse *sparse, const char *path);
-DsvStatus dsvi_sparse_load(DsvSparse *sparse, const char *path);
-/* What rank 0 has loaded, to all ranks. */
-DsvStatus dsvi_sparse_spread(DsvSparse *sparse);
-/* The state that save would write, from one to another of the same model whose batch or tokens may differ:
- * validation samples with what training has learned. A `to` without a backward pass has no part for what only
- * learning wants. */
-DsvStatus dsvi_sparse_copy(DsvSparse *to, const DsvSparse *from);
-/* Writes the lists of a block as offsets, runs and their shape. */
-DsvStatus dsvi_sparse_dump_lists(DsvSparse *sparse, int64_t block, const char *path);
+/* dsvi_sparse_save writes the state of selector, profile and guard to one safetensors file; dsvi_sparse_load
+ * reads it back, bit for bit. A file of another selector, rank (sparse.rank) or model shape is DSV_E_SHAPE.
+ * A file written without sparse attention is accepted and changes nothing. */
+DsvStatus dsvi_sparse_save(DsviSparse *sparse, const char *path);
+DsvStatus dsvi_sparse_load(DsviSparse *sparse, const char *path);
+/* Broadcasts the state of rank 0, loaded from a file, to all ranks of dsvi_sparse_set_comm. */
+DsvStatus dsvi_sparse_broadcast(DsviSparse *sparse);
+/* Copies the state that save would write to a layer of the same model, whose batch or tokens may differ.
+ * With this copy validation samples use what training has learned. A `to` made without a backward pass has
+ * no memory for state that only learning needs, and does not receive it. */
+DsvStatus dsvi_sparse_copy(DsviSparse *to, const DsviSparse *from);
 
 #ifdef __cplusplus
 }

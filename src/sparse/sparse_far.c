@@ -1,54 +1,67 @@
-/* Attention over lists whose keys lie on several ranks: each list becomes a near one, over the own keys, and
- * a far one, over keys that are fetched; queries attend to both, one after the other, and results are merged
- * by their log-sum-exp. While rows travel the device attends to the near ones.
+/* Attention over lists when several ranks own the keys. Each list is divided into a near list, of keys that
+ * this rank owns, and a far list, of keys that it fetches from other ranks. Queries attend over both, and the
+ * two results are merged by their log-sum-exp. The device attends over near lists while keys and values are
+ * being fetched.
  *
- * Backward, the merged lse makes both halves' probabilities those of the whole; gradients of fetched rows go
- * home, dq is the sum of both halves'. Rows are fetched again unless the forward pass came just before:
- * nothing of them is kept for longer. */
+ * In the backward pass the merged log-sum-exp is used for both parts of a list, so that their
+ * probabilities are those of the whole list. Gradients of fetched keys and values are sent to their
+ * owners, and dq is the sum of both parts. Keys and values are fetched again unless the forward pass came
+ * directly before, because fetched keys and values are kept no longer than that. */
 #include "sparse/sparse_internal.h"
 
-/* Tells the exchange what this block's is about. */
-static DsvStatus begin(DsvSparse *s, int64_t block)
+/* Prepares DsviSparse.exchange, the exchange of keys and values between ranks, for the block: ranks,
+ * shapes and memory. */
+static DsvStatus sparse_far_begin(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
-    DsvContextPart part = dsvi_context_part(s->context, block);
-    const DsvSparseRoom *room = &s->room;
-    const DsvRowsShape shape = {s->shape.tokens, s->shape.batch, s->settings.sparse_grain, s->shape.head_dim,
-                                s->shape.act};
-    const DsvRowsMemory memory = {
-        .needs_marks = b->needs_marks, .wants_marks = b->wants_marks, .needs_before = room->needs_before,
-        .wants_before = room->wants_before, .needs_first = room->needs_first,
-        .wants_first = room->wants_first, .host_first = b->host_first, .sent = room->sent,
+    DsviSparseBlock *b = &s->block[block];
+    DsviCpPart part = dsvi_cp_part(s->cp, block);
+    const DsviSparseCpBuffers *room = &s->room;
+    const DsviRowsShape shape = {s->shape.tokens, s->shape.batch, s->settings.sparse_grain, s->shape.head_dim,
+                                 s->shape.act};
+    const DsviRowsMemory memory = {
+        .needs_marks = b->needs_marks,
+        .served_marks = b->served_marks,
+        .needs_before = room->needs_before,
+        .served_before = room->served_before,
+        .needs_first = room->needs_first,
+        .served_first = room->served_first,
+        .host_first = b->host_first,
+        .sent = room->sent,
         .received = room->received,
     };
     return dsvi_rows_begin(s->backend, &part, &shape, &memory, &s->exchange);
 }
 
-/* For a pass after the one that made the lists. */
-static DsvStatus begin_again(DsvSparse *s, int64_t block)
+/* Prepares the exchange of keys for a pass that reuses lists of an earlier pass. The marks of requested
+ * spans and their counts in host memory still exist from that earlier pass. */
+static DsvStatus begin_later_pass(DsviSparse *s, int64_t block)
 {
-    DSVI_TRY(begin(s, block));
+    DSVI_TRY(sparse_far_begin(s, block));
     dsvi_rows_measure(&s->exchange);
     return dsvi_rows_count(&s->exchange);
 }
 
-static DsvListDivideArgs divide_args(DsvSparse *s, int64_t block)
+static DsviListDivideArgs divide_args(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
-    return (DsvListDivideArgs){
-        .lists = &b->lists, .runs = &s->exchange.needs, .self = s->exchange.part.sequence_index,
-        .near = &b->near, .far = &b->far, .width = s->exchange.width,
+    DsviSparseBlock *b = &s->block[block];
+    return (DsviListDivideArgs){
+        .lists = &b->lists,
+        .spans = &s->exchange.needs,
+        .self = s->exchange.part.sequence_index,
+        .near = &b->near,
+        .far = &b->far,
+        .width = s->exchange.width,
     };
 }
 
-DsvStatus dsvi_sparse_divide(DsvSparse *s, int64_t block)
+DsvStatus dsvi_sparse_divide_lists(DsviSparse *s, int64_t block)
 {
-    DsvDevice *device = s->backend->device;
-    DsvSparseBlock *b = &s->block[block];
-    DSVI_TRY(begin(s, block));
-    dsvi_lists_shape_half(&b->lists, &b->near);
-    dsvi_lists_shape_half(&b->lists, &b->far);
-    DsvListDivideArgs args = divide_args(s, block);
+    DsviDevice *device = s->backend->device;
+    DsviSparseBlock *b = &s->block[block];
+    DSVI_TRY(sparse_far_begin(s, block));
+    dsvi_lists_copy_shape(&b->lists, &b->near);
+    dsvi_lists_copy_shape(&b->lists, &b->far);
+    DsviListDivideArgs args = divide_args(s, block);
     DSVI_TRY(s->backend->ops.lists_divide.run(device->stream, &args));
     DSVI_TRY(dsvi_rows_marks(&s->exchange));
     DSVI_TRY(device->download(device->stream, s->host_near, b->near.offsets + dsvi_lists_count(&b->near),
@@ -56,122 +69,138 @@ DsvStatus dsvi_sparse_divide(DsvSparse *s, int64_t block)
     return device->sync(device->stream);
 }
 
-static double far_share(const DsvSparse *s)
+/* Returns the fraction of the spans of keys owned by other ranks that this rank's lists name. */
+static double far_fraction(const DsviSparse *s)
 {
-    const DsvRowsExchange *x = &s->exchange;
-    int64_t i = x->part.sequence_index, own = x->needs_bound[i + 1] - x->needs_bound[i];
-    int64_t others = dsvi_runs_pairs(&x->needs) * (x->needs_bound[x->part.sequence_ranks] - own);
+    const DsviRowsExchange *x = &s->exchange;
+    int64_t i = x->part.sequence_index, local = x->needs_bound[i + 1] - x->needs_bound[i];
+    int64_t others = dsvi_spans_pairs(&x->needs) * (x->needs_bound[x->part.sequence_ranks] - local);
     return (double)dsvi_rows_needed(x) / (double)others;
 }
 
-DsvStatus dsvi_sparse_keep_divided(DsvSparse *s, int64_t block)
+DsvStatus dsvi_sparse_keep_divided_lists(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     dsvi_rows_measure(&s->exchange);
-    b->far_share = far_share(s);
-    b->kept = s->listed_runs;
+    b->far_share = far_fraction(s);
+    b->kept = s->listed_spans;
     b->near.keys = s->exchange.part.tokens;
     b->far.keys = s->exchange.far_keys;
     b->near.capacity = *s->host_near;
     b->far.capacity = b->kept - b->near.capacity;
-    dsvi_sparse_point_lists(s, block, b->runs);
-    DsvListDivideArgs args = divide_args(s, block);
+    dsvi_sparse_point_lists(s, block, b->spans);
+    DsviListDivideArgs args = divide_args(s, block);
     return s->backend->ops.lists_emit.run(s->backend->device->stream, &args);
 }
 
-/* Element `i` of an array of act. */
-static void *act_at(const DsvSparse *s, void *array, int64_t i)
+/* Returns the address of element `i` of an array in the activation dtype. */
+static void *far_act_at(const DsviSparse *s, void *array, int64_t i)
 {
     return (char *)array + (size_t)i * dsvi_dtype_size(s->shape.act);
 }
 
-/* Elements of a tensor of fetched keys. */
-static int64_t far_elements(const DsvSparse *s)
+/* Returns the number of elements of the tensor of fetched keys, (B, far_keys, N_local, D). */
+static int64_t far_elements(const DsviSparse *s)
 {
     return s->shape.batch * s->exchange.far_keys * s->exchange.part.heads * s->shape.head_dim;
 }
 
-/* The half of `pass` over fetched keys: its results and gradients lie in the room. */
-static DsvSparseAttention far_half(const DsvSparse *s, const DsvSparseAttention *pass)
+/* Returns the arguments of attention over fetched keys only. Its keys, values and gradients are buffers of
+ * DsviSparse.room. */
+static DsviAttentionCall far_call(const DsviSparse *s, const DsviAttentionCall *pass)
 {
-    DsvSparseAttention far = *pass;
+    DsviAttentionCall far = *pass;
     far.k = s->room.compact;
-    far.v = act_at(s, s->room.compact, far_elements(s));
+    far.v = far_act_at(s, s->room.compact, far_elements(s));
     far.dq = s->room.far_dq;
     far.dk = s->room.received;
-    far.dv = act_at(s, s->room.received, far_elements(s));
+    far.dv = far_act_at(s, s->room.received, far_elements(s));
     return far;
 }
 
-static DsvStatus run_half(const DsvSparse *s, int64_t block, const DsvLists *lists,
-                          const DsvSparseAttention *pass, dsvi_attention_fn *op)
+static DsvStatus run_part(const DsviSparse *s, int64_t block, const DsviLists *lists,
+                          const DsviAttentionCall *pass, dsvi_attention_fn *op)
 {
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, &view, lists->keys, pass);
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, lists->keys, pass);
     args.lists = lists;
     return op(s->backend->device->stream, &args);
 }
 
-static DsvStatus merge(const DsvSparse *s, int64_t block, const DsvSparseAttention *near,
-                       const DsvSparseAttention *far)
+static DsvStatus sparse_far_merge(const DsviSparse *s, int64_t block, const DsviAttentionCall *near,
+                                  const DsviAttentionCall *far)
 {
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvHeads out = dsvi_heads(near->out, view.queries, view.heads, s->shape.head_dim);
-    DsvAttentionMergeArgs args = {
-        .batch = s->shape.batch, .heads = view.heads, .queries = view.queries, .head_dim = s->shape.head_dim,
-        .act = s->shape.act, .acc = s->acc, .from_dtype = s->shape.act, .to_dtype = s->shape.act,
-        .from = out, .to = out, .part = dsvi_heads(far->out, view.queries, view.heads, s->shape.head_dim),
-        .lse = near->lse, .part_lse = far->lse,
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviHeads out = dsvi_heads(near->out, view.queries, view.heads, s->shape.head_dim);
+    DsviAttentionMergeArgs args = {
+        .batch = s->shape.batch,
+        .heads = view.heads,
+        .queries = view.queries,
+        .head_dim = s->shape.head_dim,
+        .act = s->shape.act,
+        .acc = s->acc,
+        .from_dtype = s->shape.act,
+        .to_dtype = s->shape.act,
+        .from = out,
+        .to = out,
+        .part = dsvi_heads(far->out, view.queries, view.heads, s->shape.head_dim),
+        .lse = near->lse,
+        .part_lse = far->lse,
     };
     return s->backend->ops.attention_merge.run(s->backend->device->stream, &args);
 }
 
-DsvStatus dsvi_sparse_far_attend(DsvSparse *s, int64_t block, const DsvSparseAttention *heads)
+DsvStatus dsvi_sparse_far_attend(DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     dsvi_attention_fn *op = s->backend->ops.attention_list_fwd.run;
     if (heads->recompute)
-        DSVI_TRY(begin_again(s, block));
-    DsvSparseAttention far = far_half(s, heads);
+        DSVI_TRY(begin_later_pass(s, block));
+    DsviAttentionCall far = far_call(s, heads);
     far.out = s->room.far_out;
     far.lse = s->room.far_lse;
     DSVI_TRY(dsvi_rows_fetch_begin(&s->exchange, heads->k, heads->v));
-    DSVI_TRY(run_half(s, block, &b->near, heads, op));
+    DSVI_TRY(run_part(s, block, &b->near, heads, op));
     DSVI_TRY(dsvi_rows_fetch_end(&s->exchange, (void *)far.k, (void *)far.v));
     if (s->exchange.width == 0)
         return DSV_OK;
-    DSVI_TRY(run_half(s, block, &b->far, &far, op));
-    return merge(s, block, heads, &far);
+    DSVI_TRY(run_part(s, block, &b->far, &far, op));
+    return sparse_far_merge(s, block, heads, &far);
 }
 
-/* dq of both halves. */
-static DsvStatus add_dq(const DsvSparse *s, int64_t block, const DsvSparseAttention *near,
-                        const DsvSparseAttention *far)
+/* Adds the dq that fetched keys contribute to the dq that this rank's keys contribute. */
+static DsvStatus sparse_far_add_dq(const DsviSparse *s, int64_t block, const DsviAttentionCall *near,
+                                   const DsviAttentionCall *far)
 {
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvAddArgs args = {
-        .n = s->shape.batch * view.queries * view.heads * s->shape.head_dim, .a = 1, .b = 1,
-        .x_dtype = s->shape.act, .y_dtype = s->shape.act, .x = far->dq, .y = near->dq,
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviAddArgs args = {
+        .n = s->shape.batch * view.queries * view.heads * s->shape.head_dim,
+        .a = 1,
+        .b = 1,
+        .x_dtype = s->shape.act,
+        .y_dtype = s->shape.act,
+        .x = far->dq,
+        .y = near->dq,
     };
     return s->backend->ops.add.run(s->backend->device->stream, &args);
 }
 
-DsvStatus dsvi_sparse_far_backward(DsvSparse *s, int64_t block, const DsvSparseAttention *heads, bool fetched)
+DsvStatus dsvi_sparse_far_backward(DsviSparse *s, int64_t block, const DsviAttentionCall *heads, bool fetched)
 {
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     dsvi_attention_fn *op = s->backend->ops.attention_list_bwd.run;
     if (!fetched)
-        DSVI_TRY(begin_again(s, block));
-    DsvSparseAttention far = far_half(s, heads);
+        DSVI_TRY(begin_later_pass(s, block));
+    DsviAttentionCall far = far_call(s, heads);
     if (!fetched)
         DSVI_TRY(dsvi_rows_fetch_begin(&s->exchange, heads->k, heads->v));
-    DSVI_TRY(run_half(s, block, &b->near, heads, op));
+    DSVI_TRY(run_part(s, block, &b->near, heads, op));
     if (!fetched)
         DSVI_TRY(dsvi_rows_fetch_end(&s->exchange, (void *)far.k, (void *)far.v));
     if (s->exchange.width > 0)
-        DSVI_TRY(run_half(s, block, &b->far, &far, op));
-    DSVI_TRY(dsvi_rows_home_begin(&s->exchange, far.dk, far.dv, s->room.compact));
+        DSVI_TRY(run_part(s, block, &b->far, &far, op));
+    DSVI_TRY(dsvi_rows_return_begin(&s->exchange, far.dk, far.dv, s->room.compact));
     if (s->exchange.width > 0)
-        DSVI_TRY(add_dq(s, block, heads, &far));
-    return dsvi_rows_home_end(&s->exchange, heads->dk, heads->dv);
+        DSVI_TRY(sparse_far_add_dq(s, block, heads, &far));
+    return dsvi_rows_return_end(&s->exchange, heads->dk, heads->dv);
 }

@@ -1,20 +1,24 @@
-/* What the files of the sparse layer share: DsvSparse itself, and the parts of a pass.
+/* Shared by the files of the sparse layer: DsviSparse itself, and the functions that one pass consists of.
  *
- * sparse.c        the calls of sparse.h, in the order of a step
- * sparse_memory.c what all of it takes
- * sparse_offload.c lists on the host between a block's forward pass and its backward pass
- * sparse_select.c from a selector's features to a block's lists
- * sparse_profile.c exact measurements on sampled queries
- * sparse_share.c  what several ranks have seen, put together
- * sparse_state.c  saving, loading, copying
- * sparse_context.c a block's attention on ranks that share the samples: heads for tokens, and back
- * sparse_far.c    lists whose keys lie on several ranks */
+ *     sparse.c          the functions of sparse.h, in the order of a step
+ *     sparse_memory.c   memory on host and device
+ *     sparse_offload.c  lists that wait in host memory for their backward pass
+ *     sparse_select.c   makes a block's lists from a selector's features
+ *     sparse_profile.c  exact measurements on sampled queries
+ *     sparse_share.c    averages over ranks what each rank has observed in a step
+ *     sparse_state.c    saving, loading and copying state
+ *     sparse_times.c    times dense and sparse attention of the same tensors (sparse.time_choices)
+ *     sparse_cp.c       context parallelism: a block's attention on ranks that divide the tokens
+ *     sparse_far.c      context parallelism: lists whose keys several ranks own
+ *
+ * Words: T, N_local and the *view* are the queries and heads for which this rank computes attention of a
+ * block (DsviSparseView). Keys are *divided* if several ranks own the keys of these heads (view.divided). */
 #ifndef DSVI_SPARSE_INTERNAL_H
 #define DSVI_SPARSE_INTERNAL_H
 
-#include "context/features_exchange.h"
-#include "context/rows_exchange.h"
-#include "sparse/dispatch.h"
+#include "cp/features_exchange.h"
+#include "cp/rows_exchange.h"
+#include "sparse/guard.h"
 #include "sparse/selector.h"
 #include "sparse/sparse.h"
 
@@ -22,248 +26,341 @@
 extern "C" {
 #endif
 
-/* Seconds of a block's attention, both ways, in a step that times them. */
-typedef struct DsvSparseTimes {
-    bool forward, backward;        /* what has been timed */
-    double select;                 /* making its lists */
-    double seconds[DSV_PASSES][2]; /* dense, over lists */
-} DsvSparseTimes;
+/* Seconds that one block's attention took when computed both densely and over lists (sparse_times.c). */
+typedef struct DsviSparseTimes {
+    bool forward, backward;         /* true for each pass that has been timed in this step */
+    double select;                  /* seconds to make the lists */
+    double seconds[DSVI_PASSES][2]; /* [forward, backward][0: dense, 1: over lists] */
+} DsviSparseTimes;
 
-/* One block in the current step. */
-typedef struct DsvSparseBlock {
-    DsvLists lists;           /* of the view's heads and queries, over all keys; runs and capacity: the piece
-                               * of all memory for runs that it could have; runs are made in whole_runs where
-                               * keys are divided */
-    int32_t *runs;            /* device memory: those that are kept begin here */
-    int64_t at;               /* where they begin in the memory of all */
-    int64_t kept;             /* runs of it that the backward pass will want */
-    int64_t sample_count;     /* queries measured by this rank */
-    DsvLists near, far;       /* where keys are divided: lists over the own keys, and over fetched ones */
-    uint32_t *needs_marks, *wants_marks; /* rows_exchange.h */
-    int64_t *host_first;      /* host memory, likewise */
-    bool over_lists;          /* the last forward pass attended over them, so the backward pass does */
-    bool fit;                 /* the last lists made are whole */
-    bool measured;            /* in this step */
-    bool overflowed;          /* in this step: should have attended over lists, and they did not fit */
-    bool measured_fit;        /* the lists that were measured are whole */
-    double measured_density, measured_mass; /* theirs; the mass as the selector estimated it */
-    double overflow_density;
-    double far_share;         /* of the last lists; NAN: keys are not divided */
-    double seconds;           /* spent on it in this step, where that is timed */
-    int64_t passes;           /* backward, likewise */
-    DsvSparseTimes times;
-} DsvSparseBlock;
+/* State of one block in the current step: its lists, measurements and times. */
+typedef struct DsviSparseBlock {
+    /* Lists. */
+    DsviLists lists; /* key lists of the heads and queries whose attention this rank computes, over all keys.
+                      * lists.capacity: number of spans for which there is memory. Spans are stored in
+                      * DsviSparse.spans, or in whole_spans if several ranks own the keys of a head */
+    DsviLists near, far; /* only if several ranks own the keys of a head: the part of `lists` whose keys this
+                          * rank owns (near), and the part whose keys are fetched from other ranks (far) */
+    int32_t *spans;      /* device memory: where spans that wait for the backward pass are stored */
+    int64_t first_span;  /* index of the block's first span among the spans of all blocks */
+    int64_t kept;        /* spans that wait for the backward pass; 0 if the block attended densely */
+    bool fit;            /* the lists made last fit their capacity, on all context-parallel ranks */
+    bool over_lists;     /* the last forward pass attended over lists; the backward pass must do the same */
 
-/* What outlives a step, block by block, in host memory; saved. Running means are NaN before the first. */
-typedef struct DsvSparseRecord {
-    int32_t *sparse;          /* (blocks) 1: it runs over lists */
-    int64_t *changes;         /* (blocks) */
-    double *captured;         /* (blocks) running mean of the exact mass */
-    double *listed;           /* (blocks) running mean of the density of measured lists */
-    double *share90;          /* (blocks) running mean */
-    float *head_captured;     /* (blocks, N) running means */
-    float *head_share90;      /* (blocks, N) */
-    float *head_listed;       /* (blocks, N) running means of the density of measured lists */
-    double *density;          /* (blocks) of the last lists */
-    double *estimated_mass;   /* (blocks) of the last lists */
-    double *missed;           /* (blocks) running mean of the mass that lists missed, over what the selector
-                               * believed they would */
-    double *break_even;       /* (1) density up to which sparse attention pays */
-} DsvSparseRecord;
+    /* Only if several ranks own the keys of a head: one bit for each span and pair of sample and head
+     * (cp/rows_exchange.h). */
+    uint32_t *needs_marks;  /* device memory: spans of other ranks that this rank's lists name */
+    uint32_t *served_marks; /* device memory: spans of this rank that other ranks' lists name */
+    int64_t *host_first;    /* host memory: counts of marked spans (DsviRowsMemory.host_first) */
+    double far_share; /* fraction of other ranks' keys that the last lists name; NAN if this rank owns all
+                       * keys of its heads */
 
-/* Memory of attention on ranks that share the samples: lives inside one pass of one block, but for what
- * room_block and scored_block of DsvSparse tell, and is laid out for the head ranks of its plan. Heads forms
- * as in context.h; NULL where that plan wants none. */
-typedef struct DsvSparseRoom {
-    void *q, *k, *v, *out;             /* heads forms */
-    void *dout, *dq, *dk, *dv;         /* heads forms, of the backward pass */
-    void *moved;                       /* workspace of moves */
-    float *proxies;                    /* (B, N_own, proxies of T, R) */
-    float *candidates;                 /* (B, N_own, candidates of S, R) */
-    void *features;                    /* workspace of their exchange */
-    void *far_out, *far_lse, *far_dq;  /* attention over fetched keys */
-    int32_t *needs_before, *wants_before;
-    int64_t *needs_first, *wants_first;
-    void *sent, *received, *compact;   /* messages; fetched k and v. In the backward pass gradients of these
-                                        * take the place of `received`, and go home from `compact` */
-} DsvSparseRoom;
+    /* Measurements of this step. */
+    bool measured;           /* the block's lists were measured */
+    bool measured_fit;       /* the measured lists fit their capacity */
+    int64_t sample_count;    /* number of sampled queries that this rank measures */
+    double measured_density; /* density of the measured lists */
+    double measured_mass; /* fraction of attention that the measured lists hold by the selector's estimate */
+    bool overflowed;      /* the block should have attended over lists, but they did not fit */
+    double overflow_density; /* density of the lists that did not fit */
 
-/* Memory that blocks share, and whose it is from one call to the next. Each number is a block, or -1: none,
- * as at the start.
+    /* Timing. */
+    double seconds; /* spent on the block in a step that dsvi_sparse_time_next has requested */
+    int64_t passes; /* number of backward passes that `seconds` contains */
+    DsviSparseTimes times;
+} DsviSparseBlock;
+
+/* State that persists from step to step and is saved. Host arrays. A running mean is NaN before its first
+ * value. */
+typedef struct DsviSparseRecord {
+    int32_t *sparse;      /* (blocks) the guard's decision: 1 if the block attends over lists, 0 if densely */
+    int64_t *changes;     /* (blocks) how often the guard's decision about the block changed */
+    double *captured;     /* (blocks) running mean over measuring steps of the exact captured mass */
+    double *listed;       /* (blocks) running mean of the density of measured lists */
+    double *share90;      /* (blocks) running mean of share90, the fraction of keys that holds 90 % of a
+                           * query's attention */
+    float *head_captured; /* (blocks, N) running mean of each head's captured mass */
+    float *head_share90;  /* (blocks, N) running mean of each head's share90 */
+    float *head_listed;   /* (blocks, N) running mean of the density of each head's measured lists */
+    double *density;      /* (blocks) density of the last lists */
+    double *estimated_mass; /* (blocks) attention that the last lists hold by the selector's estimate */
+    double *missed;         /* (blocks) running mean of (1 - captured mass) / (1 - estimated mass): how much
+                             * more the lists miss than the selector estimates */
+    double *break_even;     /* (1) density up to which sparse attention is faster than dense attention */
+} DsviSparseRecord;
+
+/* Context parallelism: device buffers of one pass of one block. They are carved from DsviSparse.shared for
+ * the number of head ranks in the block's plan; a buffer that the plan does not need is NULL. Their contents
+ * are valid within one pass, except as DsviSparse.room_block and scored_block promise. "Heads form" means (B,
+ * T, N_local, D): all tokens of the head group, some heads (cp.h). */
+typedef struct DsviSparseCpBuffers {
+    void *q, *k, *v, *out;     /* these tensors in heads form */
+    void *dout, *dq, *dk, *dv; /* tensors of the backward pass in heads form */
+    void *moved;               /* workspace of the exchange between token form and heads form */
+    float *proxies;            /* (B, N_local, proxies of T, R) */
+    float *candidates;         /* (B, N_local, candidates of S, R) */
+    void *features;            /* workspace of the exchange of proxies and candidates */
+
+    /* Used if several ranks own the keys of a head: attention over fetched keys, and the exchange of keys
+     * and values (cp/rows_exchange.h). */
+    void *far_out, *far_lse, *far_dq; /* results over fetched keys, (B, T, N_local, D) and (B, N_local, T) */
+    int32_t *needs_before, *served_before; /* DsviRowsMemory */
+    int64_t *needs_first, *served_first;   /* DsviRowsMemory */
+    void *sent;                            /* messages to other ranks */
+    void *received; /* messages from other ranks; in the backward pass dk and dv of fetched keys */
+    void *compact;  /* fetched k and v, or all keys while they are measured; in the backward pass
+                     * then the messages that return dk and dv to the owners of the keys */
+} DsviSparseCpBuffers;
+
+/* All blocks share some buffers. The following fields of DsviSparse name the block whose data a buffer holds
+ * from one call to the next; -1, also the initial value, means none.
  *
- *                promises of the block                  set by                    cleared by
- *   scored_block its q and k are in `room`, in heads    take_scored               step_begin; attention of
- *                form: attention does not send them                               any block
- *   room_block   its q, k, v, out and fetched rows      context_attend over       step_begin; take_scored,
- *                are there: its backward pass sends     lists                     attention and backward
- *                dout alone                                                       pass of any block
- *   listed_block its lists were made last, listed_runs  take_lists                make_lists of any block
- *                of them; whether they fit is known
- * and where lists are offloaded
- *   lying[0, 1]  its lists lie at the front of `runs`,  clear_room, bring_back;   whose lists come there
- *                or at its end, or are on their way     of the one wanted next    next; its use_up
- *                                                       bring_back, use_up
- *   coming       they are on their way, and the stream  bring_back, use_up        its bring_back, which has
- *                has not been told to wait                                        the stream wait; clear_room
- */
-struct DsvSparse {
-    DsvBackend *backend;
+ *   scored_block  The block's q and k are in `room` in heads form, so that its attention need not exchange
+ *                 them. Set by dsvi_sparse_exchange_scored. Reset when a step begins, and by attention of any
+ *                 block.
+ *   room_block    The block's q, k, v, out and fetched keys are in `room`, so that its backward pass needs to
+ *                 exchange only dout. Set by dsvi_sparse_cp_attend over lists. Reset when a step begins, and
+ *                 by dsvi_sparse_exchange_scored, attention and backward pass of any block.
+ *   listed_block  The block's lists were made last, they have listed_spans spans, and its `fit` is valid. Set
+ *                 by dsvi_sparse_await_lists. Reset by dsvi_sparse_make_lists of any block.
+ *
+ * With sparse.offload_lists:
+ *
+ *   resident[0]   The block's lists are at the front of `spans`, or are being copied there.
+ *   resident[1]   The block's lists are at the end of `spans`, or are being copied there.
+ *                 dsvi_sparse_reserve_lists sets resident[0] to its block and resets resident[1].
+ *                 dsvi_sparse_restore_lists and dsvi_sparse_discard_lists set one of the two when they begin
+ *                 to copy lists there that the backward pass needs next.
+ *                 dsvi_sparse_discard_lists resets the one that names its own block.
+ *   arriving      The block's lists are being copied to the device, and the compute stream does not wait for
+ *                 the copy yet. Set with `resident` when a copy begins. Reset by dsvi_sparse_restore_lists of
+ *                 the block, which makes the stream wait, and by dsvi_sparse_reserve_lists. */
+struct DsviSparse {
+    /* Arguments with which the layer was created, and what follows from them. */
+    DsviBackend *backend;
     DsvConfig settings;
-    DsvSparseShape shape;
-    DsvDtype acc;
-    DsvSparseLog *log;
+    DsviSparseShape shape;
+    DsviDtype acc;          /* F64 if act is F64, otherwise F32 */
+    DsviSelector *selector; /* NULL: sparse.enabled is false, all blocks are dense, and no lists exist */
+    DsviSparseLog *log;     /* or NULL */
     void *log_context;
-    DsvSparseWatch *watch;    /* or NULL */
+    DsviSparseWatch *watch; /* or NULL */
     void *watch_context;
-    const DsvContext *context; /* NULL: this rank has its samples alone */
-    DsvComm *comm;            /* NULL: one rank alone */
-    DsvSelector *selector;    /* NULL: settings keep all blocks dense, and there are no lists */
-    void *host_memory;        /* the device's own, of all that follows up to `device memory` */
+    int32_t *order;       /* (S) host: token order */
+    double *prescription; /* (blocks, N) host: storage that `prescribed` points to */
 
-    int32_t *order;           /* (S) */
-    DsvSparseBlock *block;    /* (blocks) */
-    DsvSparseRecord record;
-    double *prescription;     /* (blocks, N) room for `prescribed` */
-    int32_t *host_topk;       /* (N) of the view's heads */
-    double *host_count, *host_mass; /* (DSV_SELECT_BINS) of all heads together */
-    double *host_selected;    /* (N) estimated mass of the last lists of the view's heads */
-    int64_t *host_needed;     /* (1) runs that the last lists need */
-    int64_t *host_near;       /* (1) those of them that are over the own keys, where keys are divided */
-    int64_t *host_first;      /* of all blocks */
-    int32_t *host_sample;     /* (blocks, samples) of all queries; the view's come first, counted from its own
-                               * first */
-    float *host_captured;     /* (blocks, B, N, samples) */
-    float *host_share90;      /* (blocks, B, N, samples) */
-    float *host_listed;       /* (blocks, B, N, samples) */
-    double *seen;             /* of each block in this step, see sparse_share.c */
+    /* Ranks. */
+    const DsviCp *cp; /* context parallelism: ranks that divide the tokens of a sample; NULL: none */
+    DsviComm *comm;   /* all ranks that decide together; NULL: this rank alone */
 
-    /* device memory */
-    float *proxies, *candidates; /* of the view: the selector's, or the room's */
-    float *select_lse;        /* (B, N_own, proxies) */
-    double *bin_count, *bin_mass; /* (DSV_SELECT_BINS) each, one behind the other */
-    int32_t *head;            /* (N) the view's heads */
-    float *threshold;         /* (N) */
-    int32_t *topk;            /* (N) */
-    int32_t *runs;            /* (runs_room) the lists of all blocks, behind one another; of those that pass
-                               * where lists are offloaded */
-    int32_t *runs_aside;      /* (blocks, runs_most) those of dense blocks whose choices are timed; or NULL */
-    int32_t *whole_runs;      /* (runs_most) a block's lists over all keys, where keys are divided */
-    int32_t *sample;          /* (blocks, samples) */
-    float *captured, *share90, *listed; /* (blocks, B, N_own, samples), the view's of all room for these */
-    void *workspace;
-    size_t workspace_bytes;
-    DsvRowsExchange exchange; /* of the block under way, where keys are divided */
-    DsvSparseRoom room;       /* in `shared`, as the workspace of dense attention is */
-    int64_t room_block, scored_block; /* whose tensors lie in the room: see above */
-    void *shared;
-    size_t shared_bytes;
-
-    int64_t runs_capacity;    /* of all blocks' lists */
-    int64_t runs_room;        /* of lists on the device: likewise, or less where they are offloaded */
-    int64_t runs_most;        /* that one block may have */
-    int32_t *host_runs;       /* the caller's host memory, where lists are offloaded those of all blocks but
-                               * the last, behind one another; or NULL */
-    int64_t lying[2], coming; /* then, whose lists are on the device: see above */
-    int64_t samples;          /* queries measured, per head */
+    /* Progress of training. */
     int64_t step;
-    bool train, forced;
-    double *prescribed;       /* (blocks, N) density of lists, NAN: dense; NULL: none */
-    bool measuring;           /* this step takes measurements */
-    bool measured;            /* the step that ended last did */
-    bool times_next, timing;  /* the next step is to be timed; this one is */
-    DsvAttentionCost cost;
-    bool knows_cost;
-    int64_t listed_block;     /* whose lists the host knows about: see above */
-    int64_t listed_runs;      /* how many they are */
-    double predictor_loss;
+    bool train;              /* this is a training step (argument of dsvi_sparse_step_begin) */
+    bool forced;             /* dsvi_sparse_force */
+    double *prescribed;      /* (blocks, N) density of lists, NAN: dense; NULL unless prescribed */
+    bool measuring;          /* this step takes measurements */
+    bool measured;           /* the step that ended last took measurements */
+    bool times_next;         /* a step is to be timed (dsvi_sparse_time_next) */
+    bool timing;             /* this step is timed */
+    double predictor_loss;   /* of the last step; NaN without a predictor */
+    DsviSparseBlock *block;  /* (blocks) state of the current step */
+    DsviSparseRecord record; /* state that persists and is saved */
+    DsviAttentionCost cost;  /* measured at start-up; valid if has_cost */
+    bool has_cost;
+
+    /* Lists of all blocks: device memory, except host_spans. Sizes from dsvi_sparse_size_lists. */
+    int32_t *spans;         /* (spans_room) lists that wait for their backward pass, one block after another;
+                             * with offload_lists, those on the device at the moment */
+    int32_t *host_spans;    /* the caller's host memory: with offload_lists, the lists of all blocks except
+                             * the last, one after another; otherwise NULL */
+    int32_t *compare_spans; /* (blocks, spans_max) lists of dense blocks, made only to be timed; or NULL */
+    /* (spans_max) used if several ranks own the keys of a head: a block's lists, before each list is split
+     * into keys that this rank owns (near) and keys to fetch (far) */
+    int32_t *whole_spans;
+    int64_t spans_capacity; /* limit of the spans in the lists of all blocks together */
+    int64_t spans_room;     /* spans that fit on the device: spans_capacity, or less with offload_lists */
+    int64_t spans_max;      /* limit of the spans in the lists of one block */
+    int64_t resident[2], arriving;      /* see the comment above DsviSparse */
+    int64_t listed_block, listed_spans; /* see the comment above DsviSparse */
+
+    /* Making lists: device memory, then host memory. */
+    float *proxies;    /* (B, N_local, proxies, R): features of queries: the selector's array, or with context
+                        * parallelism the array in `room` */
+    float *candidates; /* (B, N_local, candidates, R): features of keys, in the selector's array or `room` */
+    float *select_lse; /* (B, N_local, proxies) log-sum-exp of each proxy's scores */
+    double *bin_count; /* (DSVI_SELECT_BINS) histogram; bin_mass follows in the same memory */
+    double *bin_mass;  /* (DSVI_SELECT_BINS) */
+    int32_t *head; /* (N) numbers of the heads whose attention this rank computes; context parallelism only */
+    float *threshold;      /* (N) */
+    int32_t *topk;         /* (N) */
+    int32_t *host_topk;    /* (N) for the view's heads */
+    double *host_count;    /* (DSVI_SELECT_BINS) histogram of all heads together */
+    double *host_mass;     /* (DSVI_SELECT_BINS) */
+    double *host_selected; /* (N) sum of the attention estimates over the last lists of each head that this
+                            * rank computes */
+    int64_t *host_needed;  /* (1) spans that the last lists need, even if they do not fit */
+    int64_t *host_near;    /* (1) if several ranks own the keys of a head: number of spans in the last lists
+                            * whose keys this rank owns */
+    int64_t *host_first;   /* if several ranks own the keys of a head: memory of DsviSparseBlock.host_first of
+                            * all blocks */
+
+    /* Measurements (sparse_profile.c). */
+    int64_t samples;                    /* sampled queries of each head, over all ranks */
+    int32_t *sample;                    /* (blocks, samples) device copy of host_sample */
+    float *captured, *share90, *listed; /* device results of ops/profile.h: each block has room for
+                                         * (B, N, samples) and writes (B, N_local, samples of its view) */
+    int32_t *host_sample; /* (blocks, samples) sampled queries; those whose attention this rank computes come
+                           * first, as numbers relative to the first query that this rank has */
+    /* (blocks, B, N, samples) host copies of the measured arrays `captured`, `share90` and `listed`, for
+     * all blocks */
+    float *host_captured, *host_share90, *host_listed;
+    double *seen; /* measurements of this step that are averaged over ranks; layout in sparse_share.c */
+
+    /* Memory. */
+    void *host_memory; /* one allocation of DsviDevice.host_alloc that holds `order`, `block`, `record`,
+                        * `prescription`, `seen` and all arrays named host_*, except host_spans */
+    void *workspace;   /* workspace of the backend's ops */
+    size_t workspace_bytes;
+    void *shared; /* context parallelism: `room`, or the workspace of dense attention */
+    size_t shared_bytes;
+    DsviSparseCpBuffers room;         /* buffers inside `shared`, as laid out for the current block */
+    int64_t room_block, scored_block; /* see the comment above DsviSparse */
+    DsviRowsExchange exchange; /* if several ranks own the keys of a head: exchange of keys and values of the
+                                * current block */
 };
 
-DsvSparseView dsvi_sparse_view(const DsvSparse *sparse, int64_t block);
-/* The block's lists, of lengths that are known where its keys are divided, are those that begin here. */
-void dsvi_sparse_point_lists(DsvSparse *sparse, int64_t block, int32_t *runs);
+DsviSparseView dsvi_sparse_view(const DsviSparse *sparse, int64_t block);
+/* Makes the block's lists use the device memory `spans`: `lists`, or `near` and `far` if several ranks own
+ * the keys of a head (the capacities of near and far must then be set). */
+void dsvi_sparse_point_lists(DsviSparse *sparse, int64_t block, int32_t *spans);
 
-/* sparse_memory.c: host memory; how many runs there is room for; lists over all keys in a view's shape. */
-DsvStatus dsvi_sparse_allocate_host(DsvSparse *sparse);
-void dsvi_sparse_size_lists(DsvSparse *sparse);
-void dsvi_sparse_shape_lists(const DsvSparse *sparse, const DsvSparseView *view, DsvLists *lists);
-/* With a context: the room laid out for a pass of the block. */
-void dsvi_sparse_lay_room(DsvSparse *sparse, int64_t block);
+/* ---- sparse_memory.c ---- */
 
-/* sparse_offload.c: whether lists wait on the host for their backward pass; where they do not, calls do
- * nothing. clear_room: lists of the block will be made on the device, once others have left. send_away: they
- * have been made, and their length is known. bring_back: what the device is given from here on finds the
- * block's lists, and those wanted next are on their way. use_up: nothing more wants the block's. */
-bool dsvi_sparse_offloads(const DsvSparse *sparse);
-bool dsvi_sparse_lies(const DsvSparse *sparse, int64_t block); /* the block's lists are on the device */
-DsvStatus dsvi_sparse_clear_room(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_send_away(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_bring_back(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_use_up(DsvSparse *sparse, int64_t block);
+/* Allocates all host memory of the layer, filled with zeros. */
+DsvStatus dsvi_sparse_allocate_host(DsviSparse *sparse);
+/* Computes spans_capacity, spans_room and spans_max from the options. */
+void dsvi_sparse_size_lists(DsviSparse *sparse);
+/* Sets the shape fields of `lists` for the queries and heads in `view`, over all keys. */
+void dsvi_sparse_shape_lists(const DsviSparse *sparse, const DsviSparseView *view, DsviLists *lists);
+/* Context parallelism: carves `room` from `shared` as the block's plan requires. Called before each pass. */
+void dsvi_sparse_layout_cp_buffers(DsviSparse *sparse, int64_t block);
 
-/* Whether the block is to run over lists, if these fit. */
-bool dsvi_sparse_wanted(const DsvSparse *sparse, int64_t block);
-/* Density up to which blocks may run sparse. */
-double dsvi_sparse_max_density(const DsvSparse *sparse);
-/* Shapes of attention of the view over `keys` keys, and the tensors of `pass`, in heads form. */
-DsvAttentionArgs dsvi_sparse_attention_args(const DsvSparse *sparse, const DsvSparseView *view, int64_t keys,
-                                            const DsvSparseAttention *pass);
+/* ---- sparse_offload.c: without sparse.offload_lists these functions do nothing and return DSV_OK ---- */
 
-/* sparse_select.c: workspace; a block's lists, from the features its selector holds. make_lists only tells
- * the device to; attention over them may follow at once, for lists that do not fit are empty. take_lists
- * waits for the lists made last, though for nothing behind them, and sets `fit`, the record's density and
- * estimated_mass. */
-size_t dsvi_sparse_select_workspace(const DsvSparse *sparse, const DsvSparseView *view);
-DsvStatus dsvi_sparse_make_lists(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_take_lists(DsvSparse *sparse, int64_t block);
+/* Returns whether lists wait in host memory for their backward pass. */
+bool dsvi_sparse_offloads(const DsviSparse *sparse);
+/* Returns whether the block's lists are on the device; always true without offloading. */
+bool dsvi_sparse_lists_on_device(const DsviSparse *sparse, int64_t block);
+/* To be called before lists of the block are made at the front of `spans`: the compute stream then waits
+ * until earlier lists have been copied to the host. */
+DsvStatus dsvi_sparse_reserve_lists(DsviSparse *sparse, int64_t block);
+/* To be called when the block's lists are made and their length is known: begins to copy them to the host.
+ * Lists of the last block stay on the device. */
+DsvStatus dsvi_sparse_offload_lists(DsviSparse *sparse, int64_t block);
+/* To be called before the block's lists are used again. Work given to the compute stream afterwards finds
+ * them on the device. Also begins to copy the lists of the block needed next, if there is room for both. */
+DsvStatus dsvi_sparse_restore_lists(DsviSparse *sparse, int64_t block);
+/* To be called when nothing more will read the block's lists: their memory becomes free. */
+DsvStatus dsvi_sparse_discard_lists(DsviSparse *sparse, int64_t block);
 
-/* sparse_profile.c: draws the step's queries; measures a block's lists as they are; reads the results, to
- * `seen`; takes them in. */
-size_t dsvi_sparse_profile_workspace(const DsvSparse *sparse, const DsvSparseView *view);
-DsvStatus dsvi_sparse_profile_begin(DsvSparse *sparse);
-DsvStatus dsvi_sparse_profile_pass(DsvSparse *sparse, int64_t block, double scale,
-                                   const DsvSparseScored *scored);
-DsvStatus dsvi_sparse_profile_read(DsvSparse *sparse);
-void dsvi_sparse_profile_end(DsvSparse *sparse);
+/* ---- sparse.c ---- */
 
-/* Attention of a block as its over_lists says, without a context: over the lists that are there. */
-DsvStatus dsvi_sparse_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
-DsvStatus dsvi_sparse_attend_back(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+/* Returns whether the block is to attend over lists, if they fit: by prescription, force, or the guard. */
+bool dsvi_sparse_uses_lists(const DsviSparse *sparse, int64_t block);
+/* Returns the density up to which a block may be sparse: sparse.max_density or break-even, whichever is
+ * less. */
+double dsvi_sparse_max_density(const DsviSparse *sparse);
+/* Returns arguments of an attention op for the queries and heads of `view` and `keys` keys. Tensors of `pass`
+ * must be in heads form. */
+DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *sparse, const DsviSparseView *view,
+                                             int64_t keys, const DsviAttentionCall *pass);
+/* Attention of a block, forward and backward: over its current lists if its over_lists is set, otherwise
+ * dense; with context parallelism together with the other ranks (sparse_cp.c). */
+DsvStatus dsvi_sparse_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
+DsvStatus dsvi_sparse_attend_bwd(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
 
-/* sparse_times.c: whether this step times both choices; both timed, forward when the block's lists are made
- * (which took `select` seconds) and taken, backward before the pass that counts; a line on it, empty where
- * they were not timed. */
-bool dsvi_sparse_compares(const DsvSparse *sparse);
-DsvStatus dsvi_sparse_time_forward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass,
+/* ---- sparse_select.c ---- */
+
+/* Returns the bytes of workspace for making the key lists of the queries and heads in `view`. */
+size_t dsvi_sparse_select_workspace(const DsviSparse *sparse, const DsviSparseView *view);
+/* Makes a block's lists from the features that its selector holds. The device may still be working when this
+ * returns. Attention over the lists may be enqueued at once: lists that do not fit are empty. */
+DsvStatus dsvi_sparse_make_lists(DsviSparse *sparse, int64_t block);
+/* Waits until the lists made last are complete, but for no work enqueued after them. Sets the block's `fit`,
+ * listed_block and listed_spans, and the record's density and estimated_mass. */
+DsvStatus dsvi_sparse_await_lists(DsviSparse *sparse, int64_t block);
+
+/* ---- sparse_profile.c ---- */
+
+/* Returns the bytes of workspace for measuring the key lists of the queries and heads in `view`. */
+size_t dsvi_sparse_profile_workspace(const DsviSparse *sparse, const DsviSparseView *view);
+/* Draws at random the queries on which a measuring step compares lists with exact attention. */
+DsvStatus dsvi_sparse_profile_begin(DsviSparse *sparse);
+/* Enqueues the measurement of a block's current lists. */
+DsvStatus dsvi_sparse_profile_pass(DsviSparse *sparse, int64_t block, double scale,
+                                   const DsviSparseScored *scored);
+/* Waits until the device has measured the lists of all blocks. Writes for each block the means over sampled
+ * queries of captured mass, share90 and density of each head to DsviSparse.seen. */
+DsvStatus dsvi_sparse_profile_read(DsviSparse *sparse);
+/* Updates the running means in DsviSparse.record with this step's measurements in DsviSparse.seen. */
+void dsvi_sparse_profile_end(DsviSparse *sparse);
+
+/* ---- sparse_times.c ---- */
+
+/* Returns whether this step times each block both densely and over lists (sparse.time_choices). */
+bool dsvi_sparse_compares(const DsviSparse *sparse);
+/* Times the block's forward attention both densely and over lists, once its lists are complete. `select` is
+ * the seconds that making the lists took. */
+DsvStatus dsvi_sparse_time_forward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass,
                                    double select);
-DsvStatus dsvi_sparse_time_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
-void dsvi_sparse_tell_times(const DsvSparse *sparse, int64_t block, char *line, size_t line_bytes);
+/* Times the block's backward attention both densely and over lists. Overwrites dq, dk and dv: to be called
+ * before the backward pass proper. */
+DsvStatus dsvi_sparse_time_backward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
+/* Writes a line about a block's times; an empty line if it was not timed. */
+void dsvi_sparse_format_times(const DsviSparse *sparse, int64_t block, char *line, size_t line_bytes);
 
-/* sparse_context.c: features to where heads are; what exact scores of the view are made of, which without a
- * context is the pass's own, and with one lies in the room until the block is attended to; with a context, a
- * block attended to (over its lists where over_lists says so), and backward. Tokens form in and out. */
-DsvStatus dsvi_sparse_take_features(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_take_scored(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass,
-                                  DsvSparseScored *scored);
-DsvStatus dsvi_sparse_context_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
-DsvStatus dsvi_sparse_context_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *pass);
+/* ---- sparse_cp.c: with context parallelism tensors go in and out in token form ---- */
 
-/* sparse_far.c, where keys are divided: the lists made last into near and far ones, as far as marks go, to
- * others and from them, waiting; then, once lists are known to fit, to where the block keeps them; attention
- * over these and its backward pass, of tensors in heads form. */
-DsvStatus dsvi_sparse_divide(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_keep_divided(DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_far_attend(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads);
-/* `fetched`: the room holds the rows. */
-DsvStatus dsvi_sparse_far_backward(DsvSparse *sparse, int64_t block, const DsvSparseAttention *heads,
+/* Sets `proxies` and `candidates`: the selector's arrays, or with context parallelism those of all ranks,
+ * exchanged so that this rank has its own heads. */
+DsvStatus dsvi_sparse_exchange_features(DsviSparse *sparse, int64_t block);
+/* Sets `scored` to the q and k that exact scores need: the q and k of `pass`, or with context parallelism
+ * exchanged copies in `room`, valid until the block's attention. */
+DsvStatus dsvi_sparse_exchange_scored(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass,
+                                      DsviSparseScored *scored);
+/* Attention of a block on context-parallel ranks, forward and backward: over lists if the block's over_lists
+ * is set, otherwise dense. All ranks of the group call. */
+DsvStatus dsvi_sparse_cp_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
+DsvStatus dsvi_sparse_cp_backward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
+
+/* ---- sparse_far.c: for blocks whose keys are divided; all ranks of the sequence group call ---- */
+
+/* Divides the lists made last into near lists (keys that this rank owns) and far lists (keys of other
+ * ranks) as far as needed to mark the listed spans of other ranks, and exchanges these marks. Waits for
+ * the device. */
+DsvStatus dsvi_sparse_divide_lists(DsviSparse *sparse, int64_t block);
+/* Writes the block's near lists (keys that this rank owns) and far lists (keys of other ranks) to the
+ * memory where they stay until the backward pass. To be called when the lists are known to fit. */
+DsvStatus dsvi_sparse_keep_divided_lists(DsviSparse *sparse, int64_t block);
+/* Computes attention over near lists (keys that this rank owns) and far lists (keys of other ranks).
+ * Tensors of `heads` are in heads form. */
+DsvStatus dsvi_sparse_far_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *heads);
+/* Computes gradients of attention over near lists (keys that this rank owns) and far lists (keys of other
+ * ranks). `fetched` true: DsviSparse.room still holds the keys and values that the forward pass fetched. */
+DsvStatus dsvi_sparse_far_backward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *heads,
                                    bool fetched);
 
-/* sparse_share.c: numbers in `seen`; the heads' means (N) of a measured block; after the call what this rank
- * has seen in the step is the mean of what all have. */
-size_t dsvi_sparse_seen_count(const DsvSparse *sparse);
-double *dsvi_sparse_seen_captured(const DsvSparse *sparse, int64_t block);
-double *dsvi_sparse_seen_share90(const DsvSparse *sparse, int64_t block);
-double *dsvi_sparse_seen_listed(const DsvSparse *sparse, int64_t block);
-DsvStatus dsvi_sparse_agree(DsvSparse *sparse);
+/* ---- sparse_share.c ---- */
+
+/* Returns the number of values in DsviSparse.seen, the measurements that are averaged over ranks. */
+size_t dsvi_sparse_seen_count(const DsviSparse *sparse);
+/* Return the address in DsviSparse.seen of the means over samples (N) of a measured block: captured mass,
+ * share90 and density of each head. */
+double *dsvi_sparse_seen_captured(const DsviSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_share90(const DsviSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_listed(const DsviSparse *sparse, int64_t block);
+/* Replaces what this rank has observed in the step by the mean over all ranks. All ranks call. */
+DsvStatus dsvi_sparse_average_seen(DsviSparse *sparse);
 
 #ifdef __cplusplus
 }

@@ -1,476 +1,509 @@
-/* Memory of the sparse layer, on the host and on the device, planned for the largest part that any plan may
- * give this rank. */
+/* Memory of the sparse layer on host and device, planned for the largest share of heads and tokens that any
+ * parallel plan may give this rank. */
 #include <string.h>
 
-#include "context/context_most.h"
+#include "cp/cp_limits.h"
 #include "sparse/sparse_internal.h"
 
-/* Lists vary from pass to pass (with the noise level, above all) around the mean that max_density bounds:
- * memory is planned for this many times the bound. */
+/* max_density bounds the mean density of lists. Single lists differ from pass to pass, mainly with the
+ * noise level, so a block has memory for lists of CAPACITY_SLACK times max_density. */
 #define CAPACITY_SLACK 1.25
 
-/* ---- the most of everything ---- */
+/* ---- largest counts over all parallel plans ----
+ *
+ * Each count_fn returns how many elements of one kind a rank needs under one kind of plan; max_count takes
+ * the maximum over all kinds of plans. "Pair" means a pair of sample and head. */
 
-/* The largest parts of a block, one after the other. */
-static bool part_at(const DsvSparse *s, int64_t i, DsvContextMost *part)
+/* Sets `part` to this rank's largest part under kind of plan number `i`. Returns false if there is no plan
+ * number i. */
+static bool largest_part(const DsviSparse *s, int64_t i, DsviCpLimits *part)
 {
-    if (s->context)
-        return dsvi_context_most(s->context, i, part);
-    *part = (DsvContextMost){1, 1, 0, s->shape.tokens, s->shape.heads};
+    if (s->cp)
+        return dsvi_cp_limits(s->cp, i, part);
+    *part = (DsviCpLimits){1, 1, 0, s->shape.tokens, s->shape.heads};
     return i == 0;
 }
 
-typedef int64_t count_fn(const DsvSparse *s, const DsvContextMost *part);
+typedef int64_t count_fn(const DsviSparse *s, const DsviCpLimits *part);
 
-static int64_t most_of(const DsvSparse *s, count_fn *count)
+static int64_t max_count(const DsviSparse *s, count_fn *count)
 {
-    DsvContextMost part;
-    int64_t most = 0;
-    for (int64_t i = 0; part_at(s, i, &part); i++) {
+    DsviCpLimits part;
+    int64_t max = 0;
+    for (int64_t i = 0; largest_part(s, i, &part); i++) {
         int64_t n = count(s, &part);
-        most = n > most ? n : most;
+        max = n > max ? n : max;
     }
-    return most;
+    return max;
 }
 
-static int64_t pieces_of(int64_t n, int64_t each)
+static int64_t sparse_ceil_div(int64_t n, int64_t each)
 {
     return (n + each - 1) / each;
 }
 
-static int64_t pairs(const DsvSparse *s, const DsvContextMost *part)
+static int64_t pair_count(const DsviSparse *s, const DsviCpLimits *part)
 {
     return s->shape.batch * part->heads;
 }
 
-static int64_t rows(const DsvSparse *s, const DsvContextMost *part)
+static int64_t row_count(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pairs(s, part) * part->tokens;
+    return pair_count(s, part) * part->tokens;
 }
 
-static int64_t lists(const DsvSparse *s, const DsvContextMost *part)
+static int64_t lists(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pairs(s, part) * pieces_of(part->tokens, s->settings.sparse_group);
+    return pair_count(s, part) * sparse_ceil_div(part->tokens, s->settings.sparse_group);
 }
 
-static int64_t proxies(const DsvSparse *s, const DsvContextMost *part)
+static int64_t proxies(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pairs(s, part) * pieces_of(part->tokens, s->selector->features.chunk);
+    return pair_count(s, part) * sparse_ceil_div(part->tokens, s->selector->features.chunk);
 }
 
-static int64_t candidates(const DsvSparse *s, const DsvContextMost *part)
+static int64_t candidates(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pairs(s, part) * pieces_of(s->shape.tokens, s->selector->features.candidate_keys);
+    return pair_count(s, part) * sparse_ceil_div(s->shape.tokens, s->selector->features.candidate_keys);
 }
 
-/* What follows is for keys divided among ranks: nothing for one. */
+/* The functions needs_words to compact_rows below return 0 unless several ranks own the keys of a head
+ * (sequence_ranks above 1). */
 
-static int64_t full_runs(const DsvSparse *s)
+static int64_t full_spans(const DsviSparse *s)
 {
-    return pieces_of(s->shape.tokens, s->settings.sparse_grain);
+    return sparse_ceil_div(s->shape.tokens, s->settings.sparse_grain);
 }
 
-static int64_t own_runs(const DsvSparse *s, const DsvContextMost *part)
+static int64_t local_spans(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pieces_of(part->tokens, s->settings.sparse_grain);
+    return sparse_ceil_div(part->tokens, s->settings.sparse_grain);
 }
 
-/* Words of marks. */
-static int64_t needs(const DsvSparse *s, const DsvContextMost *part)
-{
-    return part->sequence_ranks > 1
-               ? dsvi_rows_needs_words(pairs(s, part), part->sequence_ranks, full_runs(s)) : 0;
-}
-
-static int64_t wants(const DsvSparse *s, const DsvContextMost *part)
+/* needs_words and wants_words: number of 32-bit words for one bit per span, to mark spans that this rank
+ * needs from other ranks, and spans that other ranks need from this rank (cp/rows_exchange.h). */
+static int64_t needs_words(const DsviSparse *s, const DsviCpLimits *part)
 {
     return part->sequence_ranks > 1
-               ? dsvi_rows_wants_words(pairs(s, part), part->sequence_ranks, own_runs(s, part)) : 0;
+               ? dsvi_rows_needs_words(pair_count(s, part), part->sequence_ranks, full_spans(s))
+               : 0;
 }
 
-static int64_t firsts(const DsvSparse *s, const DsvContextMost *part)
+static int64_t wants_words(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1 ? part->sequence_ranks * (pairs(s, part) + 1) : 0;
+    return part->sequence_ranks > 1
+               ? dsvi_rows_served_words(pair_count(s, part), part->sequence_ranks, local_spans(s, part))
+               : 0;
 }
 
-static int64_t far_lists(const DsvSparse *s, const DsvContextMost *part)
+static int64_t first_counts(const DsviSparse *s, const DsviCpLimits *part)
+{
+    return part->sequence_ranks > 1 ? part->sequence_ranks * (pair_count(s, part) + 1) : 0;
+}
+
+static int64_t far_lists(const DsviSparse *s, const DsviCpLimits *part)
 {
     return part->sequence_ranks > 1 ? lists(s, part) + 1 : 0;
 }
 
-static int64_t far_results(const DsvSparse *s, const DsvContextMost *part)
+static int64_t far_results(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1 ? rows(s, part) : 0;
+    return part->sequence_ranks > 1 ? row_count(s, part) : 0;
 }
 
-/* Rows of k, and as many of v. */
-static int64_t sent_rows(const DsvSparse *s, const DsvContextMost *part)
+/* sent_rows and received_rows: limits of rows of k that this rank sends to and receives from other ranks; as
+ * many rows of v are exchanged too. */
+static int64_t sent_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return (part->sequence_ranks - 1) * pairs(s, part) * own_runs(s, part) * s->settings.sparse_grain;
+    return (part->sequence_ranks - 1) * pair_count(s, part) * local_spans(s, part) * s->settings.sparse_grain;
 }
 
-static int64_t received_rows(const DsvSparse *s, const DsvContextMost *part)
+static int64_t received_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
     return part->sequence_ranks == 1
                ? 0
-               : pairs(s, part) * (full_runs(s) - own_runs(s, part)) * s->settings.sparse_grain;
+               : pair_count(s, part) * (full_spans(s) - local_spans(s, part)) * s->settings.sparse_grain;
 }
 
-/* For fetched k and v, and for all keys where they are measured. */
-static int64_t compact_rows(const DsvSparse *s, const DsvContextMost *part)
+/* Rows of the buffer that holds fetched k and v, or of all keys, while lists are compared with exact
+ * attention. */
+static int64_t compact_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
-    int64_t fetched = 2 * received_rows(s, part), all = pairs(s, part) * s->shape.tokens;
+    int64_t fetched = 2 * received_rows(s, part), all = pair_count(s, part) * s->shape.tokens;
     return part->sequence_ranks == 1 ? 0 : fetched > all ? fetched : all;
 }
 
 /* ---- lists ---- */
 
-/* Runs of `count` lists of this density. */
-static int64_t runs_of(const DsvSparse *s, int64_t count, double density)
+/* Returns the number of spans that `count` lists of this density have together. */
+static int64_t spans_of(const DsviSparse *s, int64_t count, double density)
 {
-    int64_t all = count * full_runs(s);
-    int64_t wanted = (int64_t)(density * (double)all) + count; /* no list is empty */
-    return wanted < all ? wanted : all;
+    int64_t all = count * full_spans(s);
+    int64_t spans = (int64_t)(density * (double)all) + count; /* each list has at least one span */
+    return spans < all ? spans : all;
 }
 
-/* How many runs there is memory for. Lists are made block after block and used up in the opposite order: they
- * lie in one piece of memory, behind one another, so that blocks of few keys leave room to those of many.
- * The densest that a block may have find room alone; so does one head that attends everything, for a plan may
- * leave a rank with little more. Where lists are offloaded that is the host's memory, and the device has room
- * for two blocks of middling lists, and for the densest. */
-void dsvi_sparse_size_lists(DsvSparse *s)
+/* Lists are made block after block and used in the opposite order. They are stored one after another in
+ * one buffer, so that blocks with short lists leave more room for blocks with long ones. The buffer holds
+ * at least the densest lists that one block may have, and, with context parallelism, one head that attends
+ * to all keys, because a plan may give a rank little more than one head. With sparse.offload_lists this
+ * size applies to host memory; the device then has room for two blocks of density sparse.list_memory, and
+ * at least for the densest block. */
+void dsvi_sparse_size_lists(DsviSparse *s)
 {
-    int64_t count = most_of(s, lists), blocks = s->shape.backward ? s->shape.blocks : 1;
-    int64_t one = runs_of(s, count, CAPACITY_SLACK * (s->settings.sparse_max_density +
-                                                      s->settings.sparse_hysteresis));
-    int64_t head = s->shape.batch * pieces_of(s->shape.tokens, s->settings.sparse_group) * full_runs(s);
-    if (s->context && one < head)
+    int64_t count = max_count(s, lists), blocks = s->shape.backward ? s->shape.blocks : 1;
+    int64_t one = spans_of(s, count,
+                           CAPACITY_SLACK * (s->settings.sparse_max_density + s->settings.sparse_hysteresis));
+    int64_t head = s->shape.batch * sparse_ceil_div(s->shape.tokens, s->settings.sparse_group) *
+                   full_spans(s);
+    if (s->cp && one < head)
         one = head;
-    int64_t all = s->shape.blocks * runs_of(s, count, s->settings.sparse_list_memory);
-    s->runs_most = one;
-    s->runs_capacity = all < one ? one : all < blocks * one ? all : blocks * one;
-    int64_t room = 2 * runs_of(s, count, s->settings.sparse_list_memory);
+    int64_t all = s->shape.blocks * spans_of(s, count, s->settings.sparse_list_memory);
+    s->spans_max = one;
+    s->spans_capacity = all < one ? one : all < blocks * one ? all : blocks * one;
+    int64_t room = 2 * spans_of(s, count, s->settings.sparse_list_memory);
     room = room < one ? one : room;
-    s->runs_room = dsvi_sparse_offloads(s) && room < s->runs_capacity ? room : s->runs_capacity;
+    s->spans_room = dsvi_sparse_offloads(s) && room < s->spans_capacity ? room : s->spans_capacity;
 }
 
-/* Room on the host for the lists of all blocks that have to leave the device. */
-static int64_t host_runs(const DsvSparse *s)
+/* Returns the number of spans in the host buffer, which holds the lists of all blocks except the last; 0
+ * without sparse.offload_lists. */
+static int64_t host_spans(const DsviSparse *s)
 {
-    int64_t most = (s->shape.blocks - 1) * s->runs_most;
-    return !s->selector || !dsvi_sparse_offloads(s) ? 0 : most < s->runs_capacity ? most : s->runs_capacity;
+    int64_t max = (s->shape.blocks - 1) * s->spans_max;
+    return !s->selector || !dsvi_sparse_offloads(s) ? 0 : max < s->spans_capacity ? max : s->spans_capacity;
 }
 
-void dsvi_sparse_carve_host(DsvSparse *s, DsvArena *arena)
+void dsvi_sparse_carve_host(DsviSparse *s, DsviArena *arena)
 {
-    if (host_runs(s) > 0)
-        s->host_runs = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)host_runs(s) * sizeof *s->host_runs);
+    if (host_spans(s) > 0)
+        s->host_spans = dsvi_arena_take(arena, DSVI_MEM_SPARSE,
+                                        (size_t)host_spans(s) * sizeof *s->host_spans);
 }
 
-void dsvi_sparse_shape_lists(const DsvSparse *s, const DsvSparseView *view, DsvLists *of)
+void dsvi_sparse_shape_lists(const DsviSparse *s, const DsviSparseView *view, DsviLists *of)
 {
     of->batch = s->shape.batch;
     of->heads = view->heads;
     of->queries = view->queries;
     of->keys = s->shape.tokens;
     of->group = s->settings.sparse_group;
-    of->groups = pieces_of(view->queries, of->group);
+    of->groups = sparse_ceil_div(view->queries, of->group);
     of->grain = s->settings.sparse_grain;
 }
 
-/* ---- the host's ---- */
+/* ---- host memory ---- */
 
-static size_t results_count(const DsvSparse *s)
+static size_t results_count(const DsviSparse *s)
 {
     return (size_t)(s->shape.blocks * s->shape.batch * s->shape.heads * s->samples);
 }
 
-static void carve_records(DsvSparse *s, DsvArena *arena)
+static void carve_records(DsviSparse *s, DsviArena *arena)
 {
     size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
-    DsvSparseRecord *r = &s->record;
-    double **const running[] = {&r->captured, &r->listed, &r->share90, &r->density, &r->estimated_mass,
-                                &r->missed};
+    DsviSparseRecord *r = &s->record;
+    double **const running[] = {&r->captured, &r->listed,         &r->share90,
+                                &r->density,  &r->estimated_mass, &r->missed};
     float **const of_heads[] = {&r->head_captured, &r->head_share90, &r->head_listed};
-    r->sparse = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int32_t));
-    r->changes = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(int64_t));
+    r->sparse = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int32_t));
+    r->changes = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int64_t));
     for (size_t i = 0; i < sizeof running / sizeof *running; i++)
-        *running[i] = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(double));
+        *running[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(double));
     for (size_t i = 0; i < sizeof of_heads / sizeof *of_heads; i++)
-        *of_heads[i] = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(float));
-    r->break_even = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(double));
+        *of_heads[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * heads * sizeof(float));
+    r->break_even = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(double));
 }
 
-/* Everything on the host: planned and carved like device memory. */
-static void carve_host(DsvSparse *s, DsvArena *arena)
+/* Takes all host arrays of the layer from one arena. Called twice: to count the bytes, then with the arena
+ * bound to memory. */
+static void carve_host_arrays(DsviSparse *s, DsviArena *arena)
 {
     size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
-    size_t bins = DSV_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
-    s->order = dsvi_arena_take(arena, DSV_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
-    s->block = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * sizeof(DsvSparseBlock));
+    size_t bins = DSVI_SELECT_BINS * sizeof(double), results = results_count(s) * sizeof(float);
+    s->order = dsvi_arena_take(arena, DSVI_MEM_SPARSE, (size_t)s->shape.tokens * sizeof(int32_t));
+    s->block = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(DsviSparseBlock));
     carve_records(s, arena);
-    s->prescription = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * heads * sizeof(double));
-    s->host_topk = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(int32_t));
-    s->host_count = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
-    s->host_mass = dsvi_arena_take(arena, DSV_MEM_SPARSE, bins);
-    s->host_selected = dsvi_arena_take(arena, DSV_MEM_SPARSE, heads * sizeof(double));
-    s->host_needed = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(int64_t));
-    s->host_near = dsvi_arena_take(arena, DSV_MEM_SPARSE, sizeof(int64_t));
-    s->host_sample = dsvi_arena_take(arena, DSV_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
-    s->host_captured = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-    s->host_share90 = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-    s->host_listed = dsvi_arena_take(arena, DSV_MEM_SPARSE, results);
-    s->seen = dsvi_arena_take(arena, DSV_MEM_SPARSE, dsvi_sparse_seen_count(s) * sizeof(double));
-    s->host_first = dsvi_arena_take(arena, DSV_MEM_SPARSE,
-                                    2 * blocks * (size_t)most_of(s, firsts) * sizeof(int64_t));
+    s->prescription = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * heads * sizeof(double));
+    s->host_topk = dsvi_arena_take(arena, DSVI_MEM_SPARSE, heads * sizeof(int32_t));
+    s->host_count = dsvi_arena_take(arena, DSVI_MEM_SPARSE, bins);
+    s->host_mass = dsvi_arena_take(arena, DSVI_MEM_SPARSE, bins);
+    s->host_selected = dsvi_arena_take(arena, DSVI_MEM_SPARSE, heads * sizeof(double));
+    s->host_needed = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(int64_t));
+    s->host_near = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(int64_t));
+    s->host_sample = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * (size_t)s->samples * sizeof(int32_t));
+    s->host_captured = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
+    s->host_share90 = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
+    s->host_listed = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
+    s->seen = dsvi_arena_take(arena, DSVI_MEM_SPARSE, dsvi_sparse_seen_count(s) * sizeof(double));
+    s->host_first = dsvi_arena_take(arena, DSVI_MEM_SPARSE,
+                                    2 * blocks * (size_t)max_count(s, first_counts) * sizeof(int64_t));
 }
 
-DsvStatus dsvi_sparse_allocate_host(DsvSparse *s)
+DsvStatus dsvi_sparse_allocate_host(DsviSparse *s)
 {
-    DsvArena plan;
+    DsviArena plan;
     dsvi_arena_plan(&plan);
-    carve_host(s, &plan);
+    carve_host_arrays(s, &plan);
     size_t bytes = plan.used;
     DSVI_TRY(s->backend->device->host_alloc(s->backend->device, bytes, &s->host_memory));
     memset(s->host_memory, 0, bytes);
     dsvi_arena_bind(&plan, s->host_memory, bytes);
-    carve_host(s, &plan);
+    carve_host_arrays(s, &plan);
     for (int64_t block = 0; block < s->shape.blocks; block++)
-        s->block[block].host_first = s->host_first + block * 2 * most_of(s, firsts);
+        s->block[block].host_first = s->host_first + block * 2 * max_count(s, first_counts);
     return DSV_OK;
 }
 
-/* ---- the device's ---- */
+/* ---- device memory ---- */
 
-static size_t larger(size_t a, size_t b)
+static size_t sparse_max_size(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
 
-/* What attention over lists of these keys may need. */
-static size_t list_workspace(const DsvSparse *s, const DsvSparseView *view, int64_t keys)
+/* Returns the bytes of workspace for attention over lists, with the queries and heads in `view` and `keys`
+ * keys. */
+static size_t list_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t keys)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvStream *stream = s->backend->device->stream;
-    const DsvSparseAttention nothing = {0};
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, view, keys, &nothing);
-    DsvLists of = {.capacity = s->runs_most};
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    const DsviAttentionCall nothing = {0};
+    DsviAttentionArgs args = dsvi_sparse_attention_args(s, view, keys, &nothing);
+    DsviLists of = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &of);
     of.keys = keys;
     args.lists = &of;
-    size_t most = DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args);
-    return s->shape.backward ? larger(most, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args)) : most;
+    size_t forward = DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args);
+    if (!s->shape.backward)
+        return forward;
+    return sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args));
 }
 
-static size_t dense_workspace(const DsvSparse *s, const DsvSparseView *view)
+static size_t dense_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvStream *stream = s->backend->device->stream;
-    const DsvSparseAttention nothing = {0};
-    DsvAttentionArgs args = dsvi_sparse_attention_args(s, view, s->shape.tokens, &nothing);
-    size_t most = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
-    return s->shape.backward ? larger(most, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args)) : most;
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    const DsviAttentionCall nothing = {0};
+    DsviAttentionArgs args = dsvi_sparse_attention_args(s, view, s->shape.tokens, &nothing);
+    size_t forward = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
+    if (!s->shape.backward)
+        return forward;
+    return sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
 }
 
-/* Over the own keys, and over fetched ones, as many as there may be: fewer may want more. */
-static size_t divided_workspace(const DsvSparse *s, const DsvSparseView *view)
+/* Returns the bytes of workspace for attention over near lists (keys that this rank owns), and over far
+ * lists (keys of other ranks) with any number of fetched keys: an op may need more workspace for fewer
+ * keys. */
+static size_t divided_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
-    int64_t grain = s->settings.sparse_grain, far_runs = full_runs(s) - pieces_of(view->queries, grain);
+    int64_t grain = s->settings.sparse_grain;
+    int64_t far_spans = full_spans(s) - sparse_ceil_div(view->queries, grain);
     bool ends_far = view->first + view->queries < s->shape.tokens;
-    size_t most = list_workspace(s, view, view->queries);
-    for (int64_t i = 1; i <= DSV_ROWS_WIDTHS; i++) {
-        int64_t width = dsvi_rows_width(far_runs, i);
-        most = larger(most, list_workspace(s, view, dsvi_rows_keys(width, grain, s->shape.tokens, ends_far)));
+    size_t max = list_workspace(s, view, view->queries);
+    for (int64_t i = 1; i <= DSVI_ROWS_WIDTHS; i++) {
+        int64_t width = dsvi_rows_width(far_spans, i);
+        int64_t keys = dsvi_rows_keys(width, grain, s->shape.tokens, ends_far);
+        max = sparse_max_size(max, list_workspace(s, view, keys));
     }
-    return most;
+    return max;
 }
 
-/* What any op this layer calls may need for a view; dense attention of ranks that share samples sees to
- * itself. */
-static size_t view_workspace(const DsvSparse *s, const DsvSparseView *view)
+/* Returns the bytes of workspace that any op of the sparse layer may need for the queries and heads in
+ * `view`. With context parallelism dense attention has its own workspace (carve_shared). */
+static size_t view_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
-    size_t most = s->context ? 0 : dense_workspace(s, view);
+    size_t max = s->cp ? 0 : dense_workspace(s, view);
     if (!s->selector)
-        return most;
-    most = larger(most, dsvi_sparse_select_workspace(s, view));
-    most = larger(most, dsvi_sparse_profile_workspace(s, view));
-    return larger(most, view->divided ? divided_workspace(s, view)
-                                      : list_workspace(s, view, s->shape.tokens));
+        return max;
+    max = sparse_max_size(max, dsvi_sparse_select_workspace(s, view));
+    max = sparse_max_size(max, dsvi_sparse_profile_workspace(s, view));
+    return sparse_max_size(max, view->divided ? divided_workspace(s, view)
+                                              : list_workspace(s, view, s->shape.tokens));
 }
 
-/* Fewer heads may want more: ops share their work out otherwise. */
-static size_t workspace_of_all(const DsvSparse *s)
+/* Returns the largest view_workspace over all kinds of parallel plans and all numbers of heads: an op may
+ * divide its work differently and need more workspace for fewer heads. */
+static size_t max_workspace(const DsviSparse *s)
 {
-    DsvContextMost part;
-    size_t most = 0;
-    for (int64_t i = 0; part_at(s, i, &part); i++)
-        for (int64_t heads = s->context ? 1 : part.heads; heads <= part.heads; heads++) {
-            const DsvSparseView view = {part.first, part.tokens, heads, NULL, part.sequence_ranks > 1};
-            most = larger(most, view_workspace(s, &view));
+    DsviCpLimits part;
+    size_t max = 0;
+    for (int64_t i = 0; largest_part(s, i, &part); i++)
+        for (int64_t heads = s->cp ? 1 : part.heads; heads <= part.heads; heads++) {
+            const DsviSparseView view = {part.first, part.tokens, heads, NULL, part.sequence_ranks > 1};
+            max = sparse_max_size(max, view_workspace(s, &view));
         }
-    return most;
+    return max;
 }
 
-static void *take(DsvArena *arena, DsvMemClass class, int64_t count, size_t size)
+static void *sparse_take_array(DsviArena *arena, DsviMemClass class, int64_t count, size_t size)
 {
     return dsvi_arena_take(arena, class, (size_t)count * size);
 }
 
-static void carve_lists(DsvSparse *s, DsvArena *arena)
+static void carve_lists(DsviSparse *s, DsviArena *arena)
 {
     int64_t blocks = s->shape.backward ? s->shape.blocks : 1;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
-        DsvSparseBlock *b = &s->block[block];
-        b->lists.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, lists) + 1, sizeof(int64_t));
-        b->near.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, far_lists), sizeof(int64_t));
-        b->far.offsets = take(arena, DSV_MEM_SPARSE, most_of(s, far_lists), sizeof(int64_t));
+        DsviSparseBlock *b = &s->block[block];
+        b->lists.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, lists) + 1,
+                                             sizeof(int64_t));
+        b->near.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
+        b->far.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
     }
-    s->runs = take(arena, DSV_MEM_SPARSE, s->runs_room, sizeof(int32_t));
+    s->spans = sparse_take_array(arena, DSVI_MEM_SPARSE, s->spans_room, sizeof(int32_t));
     if (s->settings.sparse_time_choices && s->shape.backward)
-        s->runs_aside = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->runs_most, sizeof(int32_t));
-    s->whole_runs = take(arena, DSV_MEM_SCRATCH, most_of(s, needs) > 0 ? s->runs_most : 0, sizeof(int32_t));
-    uint32_t *needs_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, needs), sizeof *needs_marks);
-    uint32_t *wants_marks = take(arena, DSV_MEM_SPARSE, blocks * most_of(s, wants), sizeof *wants_marks);
+        s->compare_spans = sparse_take_array(arena, DSVI_MEM_SPARSE, s->shape.blocks * s->spans_max,
+                                             sizeof(int32_t));
+    s->whole_spans = sparse_take_array(arena, DSVI_MEM_SCRATCH,
+                                       max_count(s, needs_words) > 0 ? s->spans_max : 0, sizeof(int32_t));
+    uint32_t *needs_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, needs_words),
+                                              sizeof *needs_marks);
+    uint32_t *served_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, wants_words),
+                                               sizeof *served_marks);
     for (int64_t block = 0; block < s->shape.blocks && needs_marks; block++) {
-        s->block[block].needs_marks = needs_marks + block % blocks * most_of(s, needs);
-        s->block[block].wants_marks = wants_marks + block % blocks * most_of(s, wants);
+        s->block[block].needs_marks = needs_marks + block % blocks * max_count(s, needs_words);
+        s->block[block].served_marks = served_marks + block % blocks * max_count(s, wants_words);
     }
 }
 
-/* For sums of histograms over the ranks that share the samples. Of the layers of one group all come to share
- * the room that was lent last; they live and end together. */
-static void lend_room(const DsvSparse *s, DsvArena *arena)
+/* Provides the buffer with which context-parallel ranks sum their histograms (dsvi_comm_set_workspace). The
+ * group has one such buffer: if several sparse layers use it, all of them use the buffer given last, so they
+ * must be freed together. */
+static void carve_histogram_sum(const DsviSparse *s, DsviArena *arena)
 {
-    size_t bins = 2 * DSV_SELECT_BINS * sizeof(double);
-    if (!s->context || !dsvi_comm_wants_room(dsvi_context_group_device(dsvi_context_group(s->context))))
+    size_t bins = 2 * DSVI_SELECT_BINS * sizeof(double);
+    if (!s->cp || !dsvi_comm_needs_workspace(dsvi_cp_group_device(dsvi_cp_group(s->cp))))
         return;
-    DsvComm *comm = dsvi_context_group_device(dsvi_context_group(s->context));
-    void *room = dsvi_arena_take(arena, DSV_MEM_SCRATCH,
-                                 dsvi_comm_room_bytes(dsvi_comm_size(comm), bins));
+    DsviComm *comm = dsvi_cp_group_device(dsvi_cp_group(s->cp));
+    void *room = dsvi_arena_take(arena, DSVI_MEM_SCRATCH,
+                                 dsvi_comm_workspace_bytes(dsvi_comm_size(comm), bins));
     if (room)
-        dsvi_comm_lend(comm, room, bins);
+        dsvi_comm_set_workspace(comm, room, bins);
 }
 
-/* Features and what lists are chosen by. */
-static void carve_selection(DsvSparse *s, DsvArena *arena)
+/* Takes the buffers for making lists and for measuring them from the arena. */
+static void carve_selection(DsviSparse *s, DsviArena *arena)
 {
     int64_t heads = s->shape.heads, results = (int64_t)results_count(s);
-    s->select_lse = take(arena, DSV_MEM_SCRATCH, most_of(s, proxies), sizeof(float));
-    s->bin_count = take(arena, DSV_MEM_SCRATCH, 2 * DSV_SELECT_BINS, sizeof(double));
-    s->bin_mass = s->bin_count ? s->bin_count + DSV_SELECT_BINS : NULL;
-    lend_room(s, arena);
-    s->head = take(arena, DSV_MEM_SCRATCH, s->context ? heads : 0, sizeof(int32_t));
-    s->threshold = take(arena, DSV_MEM_SCRATCH, heads, sizeof(float));
-    s->topk = take(arena, DSV_MEM_SCRATCH, heads, sizeof(int32_t));
-    s->sample = take(arena, DSV_MEM_SPARSE, s->shape.blocks * s->samples, sizeof(int32_t));
-    s->captured = take(arena, DSV_MEM_SPARSE, results, sizeof(float));
-    s->share90 = take(arena, DSV_MEM_SPARSE, results, sizeof(float));
-    s->listed = take(arena, DSV_MEM_SPARSE, results, sizeof(float));
+    s->select_lse = sparse_take_array(arena, DSVI_MEM_SCRATCH, max_count(s, proxies), sizeof(float));
+    s->bin_count = sparse_take_array(arena, DSVI_MEM_SCRATCH, 2 * DSVI_SELECT_BINS, sizeof(double));
+    s->bin_mass = s->bin_count ? s->bin_count + DSVI_SELECT_BINS : NULL;
+    carve_histogram_sum(s, arena);
+    s->head = sparse_take_array(arena, DSVI_MEM_SCRATCH, s->cp ? heads : 0, sizeof(int32_t));
+    s->threshold = sparse_take_array(arena, DSVI_MEM_SCRATCH, heads, sizeof(float));
+    s->topk = sparse_take_array(arena, DSVI_MEM_SCRATCH, heads, sizeof(int32_t));
+    s->sample = sparse_take_array(arena, DSVI_MEM_SPARSE, s->shape.blocks * s->samples, sizeof(int32_t));
+    s->captured = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
+    s->share90 = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
+    s->listed = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
 }
 
-static void lay_heads(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
+static void layout_heads(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)
 {
-    DsvSparseRoom *room = &s->room;
-    const DsvContextTensor tensor = {s->shape.batch, s->shape.head_dim, s->shape.act};
-    size_t bytes = (size_t)(rows(s, part) * tensor.head_dim) * dsvi_dtype_size(tensor.dtype);
+    DsviSparseCpBuffers *room = &s->room;
+    const DsviCpTensor tensor = {s->shape.batch, s->shape.head_dim, s->shape.act};
+    size_t bytes = (size_t)(row_count(s, part) * tensor.head_dim) * dsvi_dtype_size(tensor.dtype);
     void **const forward[] = {&room->q, &room->k, &room->v, &room->out};
     void **const backward[] = {&room->dout, &room->dq, &room->dk, &room->dv};
     if (part->head_ranks == 1)
         return;
     for (int i = 0; i < 4; i++)
-        *forward[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, bytes);
+        *forward[i] = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, bytes);
     for (int i = 0; i < 4; i++)
-        *backward[i] = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->shape.backward ? bytes : 0);
-    room->moved = dsvi_arena_take(arena, DSV_MEM_SCRATCH, dsvi_context_move_bytes(s->context, &tensor));
+        *backward[i] = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->shape.backward ? bytes : 0);
+    room->moved = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, dsvi_cp_move_bytes(s->cp, &tensor));
 }
 
-static void lay_features(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
+static void layout_features(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)
 {
-    DsvSparseRoom *room = &s->room;
-    const DsvFeatures *f = &s->selector->features;
-    DsvFeaturesExchange of_proxies = {.batch = s->shape.batch, .features = f->features,
-                                      .tokens_each = f->chunk};
-    DsvFeaturesExchange of_candidates = of_proxies;
+    DsviSparseCpBuffers *room = &s->room;
+    const DsviFeatures *f = &s->selector->features;
+    DsviFeaturesExchange of_proxies = {
+        .batch = s->shape.batch, .features = f->features, .tokens_each = f->chunk};
+    DsviFeaturesExchange of_candidates = of_proxies;
     of_candidates.tokens_each = f->candidate_keys;
-    room->proxies = take(arena, DSV_MEM_SCRATCH, proxies(s, part) * f->features, sizeof(float));
-    room->candidates = take(arena, DSV_MEM_SCRATCH, candidates(s, part) * f->features, sizeof(float));
+    room->proxies = sparse_take_array(arena, DSVI_MEM_SCRATCH, proxies(s, part) * f->features, sizeof(float));
+    room->candidates = sparse_take_array(arena, DSVI_MEM_SCRATCH, candidates(s, part) * f->features,
+                                         sizeof(float));
     room->features = dsvi_arena_take(
-        arena, DSV_MEM_SCRATCH,
-        larger(dsvi_features_exchange_bytes(s->context, part->head_ranks, &of_proxies),
-               dsvi_features_exchange_bytes(s->context, part->head_ranks, &of_candidates)));
+        arena, DSVI_MEM_SCRATCH,
+        sparse_max_size(dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_proxies),
+                        dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_candidates)));
 }
 
-static void lay_far(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
+static void layout_far(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)
 {
-    DsvSparseRoom *room = &s->room;
+    DsviSparseCpBuffers *room = &s->room;
     size_t act = dsvi_dtype_size(s->shape.act), acc = dsvi_dtype_size(s->acc);
     int64_t dim = s->shape.head_dim, results = far_results(s, part);
-    room->far_out = take(arena, DSV_MEM_SCRATCH, results * dim, act);
-    room->far_lse = take(arena, DSV_MEM_SCRATCH, results, acc);
-    room->far_dq = take(arena, DSV_MEM_SCRATCH, s->shape.backward ? results * dim : 0, act);
-    room->needs_before = take(arena, DSV_MEM_SCRATCH, needs(s, part), sizeof(int32_t));
-    room->wants_before = take(arena, DSV_MEM_SCRATCH, wants(s, part), sizeof(int32_t));
-    room->needs_first = take(arena, DSV_MEM_SCRATCH, firsts(s, part), sizeof(int64_t));
-    room->wants_first = take(arena, DSV_MEM_SCRATCH, firsts(s, part), sizeof(int64_t));
-    room->sent = take(arena, DSV_MEM_SCRATCH, 2 * sent_rows(s, part) * dim, act);
-    room->received = take(arena, DSV_MEM_SCRATCH, 2 * received_rows(s, part) * dim, act);
-    room->compact = take(arena, DSV_MEM_SCRATCH, compact_rows(s, part) * dim, act);
+    room->far_out = sparse_take_array(arena, DSVI_MEM_SCRATCH, results * dim, act);
+    room->far_lse = sparse_take_array(arena, DSVI_MEM_SCRATCH, results, acc);
+    room->far_dq = sparse_take_array(arena, DSVI_MEM_SCRATCH, s->shape.backward ? results * dim : 0, act);
+    room->needs_before = sparse_take_array(arena, DSVI_MEM_SCRATCH, needs_words(s, part), sizeof(int32_t));
+    room->served_before = sparse_take_array(arena, DSVI_MEM_SCRATCH, wants_words(s, part), sizeof(int32_t));
+    room->needs_first = sparse_take_array(arena, DSVI_MEM_SCRATCH, first_counts(s, part), sizeof(int64_t));
+    room->served_first = sparse_take_array(arena, DSVI_MEM_SCRATCH, first_counts(s, part), sizeof(int64_t));
+    room->sent = sparse_take_array(arena, DSVI_MEM_SCRATCH, 2 * sent_rows(s, part) * dim, act);
+    room->received = sparse_take_array(arena, DSVI_MEM_SCRATCH, 2 * received_rows(s, part) * dim, act);
+    room->compact = sparse_take_array(arena, DSVI_MEM_SCRATCH, compact_rows(s, part) * dim, act);
 }
 
-static void lay_room(DsvSparse *s, const DsvContextMost *part, DsvArena *arena)
+static void layout_room_for(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)
 {
-    s->room = (DsvSparseRoom){0};
+    s->room = (DsviSparseCpBuffers){0};
     if (!s->selector)
         return;
-    lay_heads(s, part, arena);
-    lay_features(s, part, arena);
-    lay_far(s, part, arena);
+    layout_heads(s, part, arena);
+    layout_features(s, part, arena);
+    layout_far(s, part, arena);
 }
 
-/* Within a step a block's passes find the same pieces, for its plan stays. */
-void dsvi_sparse_lay_room(DsvSparse *s, int64_t block)
+/* All passes of a block within a step get the same buffers, because the block's parallel plan does not
+ * change within a step. */
+void dsvi_sparse_layout_cp_buffers(DsviSparse *s, int64_t block)
 {
-    DsvContextMost part;
-    DsvArena arena;
+    DsviCpLimits part;
+    DsviArena arena;
     int64_t i = 0;
-    while (part_at(s, i, &part) && part.head_ranks != dsvi_context_plan(s->context, block)->head_ranks)
+    while (largest_part(s, i, &part) && part.head_ranks != dsvi_cp_plan(s->cp, block)->head_ranks)
         i++;
     dsvi_arena_bind(&arena, s->shared, s->shared_bytes);
-    lay_room(s, &part, &arena);
+    layout_room_for(s, &part, &arena);
 }
 
-/* One memory for either kind of attention, and for blocks of any plan: a pass is of one kind and one block at
- * a time. */
-static void carve_shared(DsvSparse *s, DsvArena *arena)
+/* Dense attention and attention over lists use the same memory, as do blocks with different plans: a pass
+ * attends either densely or over lists, for one block. */
+static void carve_shared(DsviSparse *s, DsviArena *arena)
 {
-    const DsvContextAttention dense = {.batch = s->shape.batch, .head_dim = s->shape.head_dim,
-                                       .act = s->shape.act, .acc = s->acc};
-    DsvContextMost part;
-    s->shared_bytes = dsvi_context_attend_bytes(s->context, &dense, false);
+    const DsviCpAttention dense = {
+        .batch = s->shape.batch, .head_dim = s->shape.head_dim, .act = s->shape.act, .acc = s->acc};
+    DsviCpLimits part;
+    s->shared_bytes = dsvi_cp_attend_bytes(s->cp, &dense, false);
     if (s->shape.backward)
-        s->shared_bytes = larger(s->shared_bytes, dsvi_context_attend_bytes(s->context, &dense, true));
-    for (int64_t i = 0; part_at(s, i, &part); i++) {
-        DsvArena room;
+        s->shared_bytes = sparse_max_size(s->shared_bytes, dsvi_cp_attend_bytes(s->cp, &dense, true));
+    for (int64_t i = 0; largest_part(s, i, &part); i++) {
+        DsviArena room;
         dsvi_arena_plan(&room);
-        lay_room(s, &part, &room);
-        s->shared_bytes = larger(s->shared_bytes, room.used);
+        layout_room_for(s, &part, &room);
+        s->shared_bytes = sparse_max_size(s->shared_bytes, room.used);
     }
-    s->shared = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->shared_bytes);
+    s->shared = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->shared_bytes);
 }
 
-void dsvi_sparse_carve(DsvSparse *s, DsvArena *arena)
+void dsvi_sparse_carve(DsviSparse *s, DsviArena *arena)
 {
     if (s->selector) {
         carve_lists(s, arena);
         dsvi_selector_carve(s->selector, arena);
         carve_selection(s, arena);
     }
-    if (s->context)
+    if (s->cp)
         carve_shared(s, arena);
 }
 
-void dsvi_sparse_carve_call(DsvSparse *s, DsvArena *arena)
+void dsvi_sparse_carve_call(DsviSparse *s, DsviArena *arena)
 {
-    s->workspace_bytes = workspace_of_all(s);
-    s->workspace = dsvi_arena_take(arena, DSV_MEM_SCRATCH, s->workspace_bytes);
+    s->workspace_bytes = max_workspace(s);
+    s->workspace = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->workspace_bytes);
 }

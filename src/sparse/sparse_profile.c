@@ -1,67 +1,77 @@
-/* What the lists really hold: exact attention of sampled queries, block by block, kept as running means. */
+/* Measures what fraction of attention the key lists really hold, by exact attention of sampled queries of
+ * each block, and updates running means of this fraction over measuring steps. */
 #include <math.h>
 
 #include "sparse/sparse_internal.h"
 
-#define SHARE_OF_MASS 0.9
-#define LEAST_MISSED 1e-4 /* of which a ratio is worth something */
+#define SHARE_OF_MASS 0.9 /* share90: fraction of keys that holds this fraction of a query's attention */
+#define MISSED_MIN 1e-4   /* smallest (1 - estimated mass) that is reliable enough to divide by */
 
-static int64_t results_of_block(const DsvSparse *s)
+static int64_t results_of_block(const DsviSparse *s)
 {
     return s->shape.batch * s->shape.heads * s->samples;
 }
 
-static DsvProfileArgs profile_args(const DsvSparse *s, const DsvSparseView *view, int64_t block, double scale,
-                                   const DsvSparseScored *scored)
+static DsviProfileArgs sparse_profile_args(const DsviSparse *s, const DsviSparseView *view, int64_t block,
+                                           double scale, const DsviSparseScored *scored)
 {
-    const DsvSparseShape *shape = &s->shape;
-    return (DsvProfileArgs){
-        .batch = shape->batch, .heads = view->heads, .queries = view->queries, .keys = shape->tokens,
-        .head_dim = shape->head_dim, .scale = scale, .mass = SHARE_OF_MASS, .act = shape->act,
+    const DsviSparseShape *shape = &s->shape;
+    return (DsviProfileArgs){
+        .batch = shape->batch,
+        .heads = view->heads,
+        .queries = view->queries,
+        .keys = shape->tokens,
+        .head_dim = shape->head_dim,
+        .scale = scale,
+        .mass = SHARE_OF_MASS,
+        .act = shape->act,
         .q = dsvi_heads(scored->q, view->queries, view->heads, shape->head_dim),
         .k = dsvi_heads(scored->k, shape->tokens, view->heads, shape->head_dim),
-        .samples = s->samples, .sample = s->sample + block * s->samples,
+        .samples = s->samples,
+        .sample = s->sample + block * s->samples,
         .captured = s->captured + block * results_of_block(s),
         .share90 = s->share90 + block * results_of_block(s),
         .listed = s->listed + block * results_of_block(s),
-        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+        .workspace = s->workspace,
+        .workspace_bytes = s->workspace_bytes,
     };
 }
 
-size_t dsvi_sparse_profile_workspace(const DsvSparse *s, const DsvSparseView *view)
+size_t dsvi_sparse_profile_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
-    const DsvSparseScored nothing = {0};
-    DsvProfileArgs args = profile_args(s, view, 0, 1, &nothing);
-    DsvLists lists = {.capacity = s->runs_most};
+    const DsviSparseScored nothing = {0};
+    DsviProfileArgs args = sparse_profile_args(s, view, 0, 1, &nothing);
+    DsviLists lists = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
     return DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
 }
 
-/* Queries are drawn from all; a rank keeps those of its view. */
-static void draw_samples(DsvSparse *s, int64_t block)
+/* Draws from all tokens the queries on which the block's lists are compared with exact attention, and
+ * keeps the queries whose attention this rank computes. */
+static void draw_samples(DsviSparse *s, int64_t block)
 {
-    DsvSparseView view = dsvi_sparse_view(s, block);
+    DsviSparseView view = dsvi_sparse_view(s, block);
     int32_t *sample = s->host_sample + block * s->samples;
-    dsvi_draw_queries((uint64_t)s->settings.seed, s->step, block, DSV_DRAW_PROFILE, s->shape.tokens,
+    dsvi_draw_queries((uint64_t)s->settings.seed, s->step, block, DSVI_DRAW_PROFILE, s->shape.tokens,
                       s->samples, sample);
     s->block[block].sample_count = dsvi_keep_queries(&view, s->samples, sample);
 }
 
-DsvStatus dsvi_sparse_profile_begin(DsvSparse *s)
+DsvStatus dsvi_sparse_profile_begin(DsviSparse *s)
 {
-    DsvDevice *device = s->backend->device;
+    DsviDevice *device = s->backend->device;
     for (int64_t block = 0; block < s->shape.blocks; block++)
         draw_samples(s, block);
     return device->upload(device->stream, s->sample, s->host_sample,
                           (size_t)(s->shape.blocks * s->samples) * sizeof(int32_t));
 }
 
-DsvStatus dsvi_sparse_profile_pass(DsvSparse *s, int64_t block, double scale, const DsvSparseScored *scored)
+DsvStatus dsvi_sparse_profile_pass(DsviSparse *s, int64_t block, double scale, const DsviSparseScored *scored)
 {
-    DsvSparseBlock *b = &s->block[block];
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvProfileArgs args = profile_args(s, &view, block, scale, scored);
+    DsviSparseBlock *b = &s->block[block];
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviProfileArgs args = sparse_profile_args(s, &view, block, scale, scored);
     args.lists = b->fit ? &b->lists : NULL;
     args.samples = b->sample_count;
     b->measured = true;
@@ -76,12 +86,13 @@ static double blend(double old, double sample, double weight_of_old)
     return isnan(old) ? sample : weight_of_old * old + (1 - weight_of_old) * sample;
 }
 
-/* Into `means` (N) what this rank has of one quantity of a block, (B, N_own, samples), as its part in the
- * sums of all that share the samples; the mean over ranks makes means of these. */
-static void head_means(const DsvSparse *s, int64_t block, const float *results, double *means)
+/* Writes to `means` (N) this rank's part of one measured quantity of a block, from `results` (B, N_local,
+ * samples). The part is scaled so that the later mean over ranks (sparse_share.c) is the mean over all
+ * samples, also if context-parallel ranks measured different heads or queries. */
+static void head_means(const DsviSparse *s, int64_t block, const float *results, double *means)
 {
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    int64_t count = s->block[block].sample_count, ranks = s->context ? dsvi_context_ranks(s->context) : 1;
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    int64_t count = s->block[block].sample_count, ranks = s->cp ? dsvi_cp_ranks(s->cp) : 1;
     for (int64_t h = 0; h < s->shape.heads; h++)
         means[h] = 0;
     for (int64_t h = 0; h < view.heads; h++) {
@@ -93,35 +104,37 @@ static void head_means(const DsvSparse *s, int64_t block, const float *results, 
     }
 }
 
-static void take_in_heads(const DsvSparse *s, const double *sample, float *heads)
+static void update_head_means(const DsviSparse *s, const double *sample, float *heads)
 {
     for (int64_t h = 0; h < s->shape.heads; h++)
         heads[h] = (float)blend(heads[h], sample[h], s->settings.sparse_profile_ema);
 }
 
-/* One quantity of one block: the heads' running means, then the block's, from the mean of the heads. Returns
- * that mean. */
-static double take_in(const DsvSparse *s, const double *sample, float *heads, double *block)
+/* Updates the running means of one measured quantity of a block with a new measurement `sample` (N), one
+ * value per head: the running means `heads` of the heads, and *block from the mean of the heads. Returns
+ * the mean of the heads. */
+static double update_means(const DsviSparse *s, const double *sample, float *heads, double *block)
 {
     double weight = s->settings.sparse_profile_ema, mean = 0;
-    take_in_heads(s, sample, heads);
+    update_head_means(s, sample, heads);
     for (int64_t h = 0; h < s->shape.heads; h++)
         mean += sample[h] / (double)s->shape.heads;
     *block = blend(*block, mean, weight);
     return mean;
 }
 
-/* How far the selector was off, of lists that were measured. */
-static void take_in_missed(const DsvSparse *s, int64_t block, double captured)
+/* Updates the running mean of how much more of the attention the block's lists missed than the selector
+ * estimated. */
+static void update_missed(const DsviSparse *s, int64_t block, double captured)
 {
-    double *missed = &s->record.missed[block], believed = 1 - s->block[block].measured_mass;
-    if (believed > LEAST_MISSED)
-        *missed = blend(*missed, (1 - captured) / believed, s->settings.sparse_profile_ema);
+    double *missed = &s->record.missed[block], estimated = 1 - s->block[block].measured_mass;
+    if (estimated > MISSED_MIN)
+        *missed = blend(*missed, (1 - captured) / estimated, s->settings.sparse_profile_ema);
 }
 
-DsvStatus dsvi_sparse_profile_read(DsvSparse *s)
+DsvStatus dsvi_sparse_profile_read(DsviSparse *s)
 {
-    DsvDevice *device = s->backend->device;
+    DsviDevice *device = s->backend->device;
     int64_t results = results_of_block(s);
     size_t bytes = (size_t)(s->shape.blocks * results) * sizeof(float);
     DSVI_TRY(device->download(device->stream, s->host_captured, s->captured, bytes));
@@ -136,22 +149,22 @@ DsvStatus dsvi_sparse_profile_read(DsvSparse *s)
     return DSV_OK;
 }
 
-void dsvi_sparse_profile_end(DsvSparse *s)
+void dsvi_sparse_profile_end(DsviSparse *s)
 {
-    DsvSparseRecord *record = &s->record;
+    DsviSparseRecord *record = &s->record;
     int64_t heads = s->shape.heads;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
-        const DsvSparseBlock *b = &s->block[block];
+        const DsviSparseBlock *b = &s->block[block];
         if (!b->measured)
             continue;
-        take_in(s, dsvi_sparse_seen_share90(s, block), record->head_share90 + block * heads,
-                &record->share90[block]);
-        take_in_heads(s, dsvi_sparse_seen_listed(s, block), record->head_listed + block * heads);
+        update_means(s, dsvi_sparse_seen_share90(s, block), record->head_share90 + block * heads,
+                     &record->share90[block]);
+        update_head_means(s, dsvi_sparse_seen_listed(s, block), record->head_listed + block * heads);
         record->listed[block] = blend(record->listed[block], b->measured_density,
                                       s->settings.sparse_profile_ema);
-        if (b->measured_fit) /* what did not fit has no mass to tell */
-            take_in_missed(s, block, take_in(s, dsvi_sparse_seen_captured(s, block),
-                                             record->head_captured + block * heads,
-                                             &record->captured[block]));
+        if (b->measured_fit) /* lists that do not fit are empty: the attention that they hold means nothing */
+            update_missed(s, block,
+                          update_means(s, dsvi_sparse_seen_captured(s, block),
+                                       record->head_captured + block * heads, &record->captured[block]));
     }
 }

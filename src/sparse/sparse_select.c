@@ -1,65 +1,90 @@
-/* From features to lists: how estimates spread, the threshold that follows, the lists.
+/* Makes key lists from the selector's features: computes a histogram of the estimated attention, a threshold
+ * from the histogram, then the lists.
  *
- * Exploration gives a share x = sparse.explore of a block's budget to runs drawn anew each step of training;
- * outside training too where x is 1, for then there are no winners. Winners get what the target mass takes,
- * but no more than (1 - x) of the target density. The budget is the density of winners divided by (1 - x).
- * The probability of a draw follows: x of the budget for single runs and for blocks; x / (2 (1 - x)) for the
- * neighbours, of which a winner has two; divided by the share of runs that are no winners, for a draw that
- * hits a winner adds nothing. */
+ * A list consists of winners, whose estimates reach the threshold, and explored spans, drawn at random.
+ * With x = sparse.explore, the fraction x of a block's budget (the density of its lists) is explored.
+ * Spans are drawn anew in each training step; outside training only if x is 1, because then no winners
+ * exist. Winners have as many spans as the target mass needs, but at most (1 - x) of the target density.
+ * The budget is the density of winners divided by (1 - x). The probability with which a span is drawn
+ * follows from the budget: x times the budget for single spans and for blocks, and x / (2 (1 - x)) for
+ * neighbours, because a winner has two. A draw that hits a winner adds nothing, so the probability is
+ * divided by the fraction of spans that are no winners. */
 #include <math.h>
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
 
-#define LEAST_SHARE 0.02 /* of the keys that a head asks for by count, however narrow its attention */
-#define MISSED_MOST 8.0 /* times what was believed: beyond that lists would only grow */
+#define DENSITY_MIN 0.02 /* with sparse.rule=topk: smallest list density that any head may request */
+#define MISSED_MAX                                                                   \
+    8.0 /* bound of DsviSparseRecord.missed and 1 / missed: keeps lists from growing \
+         * endlessly */
 
-/* Far apart: seeds that people choose are small. */
+/* Distance between the exploration seeds of two ranks: a number larger than the seeds that users choose,
+ * so that no two ranks get the same seed. */
 static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
 
-enum { COUNTED_RUNS = 4096 }; /* in the histogram, at least, where there are as many */
+/* smallest number of spans per list that the histogram counts, if the list's keys have as many spans */
+enum { COUNTED_SPANS = 4096 };
 
-/* A count for each head, no threshold. */
-static bool by_count(const DsvSparse *s)
+/* Returns whether lists follow from a count for each head (sparse.rule=topk) instead of a threshold. */
+static bool uses_topk(const DsviSparse *s)
 {
     return strcmp(s->settings.sparse_rule, "topk") == 0;
 }
 
-/* The histogram counts a sample of the runs of each group, one of each `stride` (ops/select_counted.h). If
- * the stride is no larger than the number of tiles, every run is counted by at least one tile of each head.
- * A count per head needs no histogram. */
-static int64_t bin_skip(const DsvSparse *s)
+/* Returns bin_skip, the number of spans that the histogram skips for each span that it counts
+ * (ops/select_counted.h). The stride is limited to the number of tiles, so that each span is counted by at
+ * least one tile of each head. With sparse.rule=topk no histogram is needed, and nearly all spans are
+ * skipped. */
+static int64_t bin_skip(const DsviSparse *s)
 {
-    int64_t runs = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
+    int64_t spans = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
     int64_t groups = (s->shape.tokens + s->settings.sparse_group - 1) / s->settings.sparse_group;
-    int64_t tiles = (groups + DSVI_COUNTED_GROUPS - 1) / DSVI_COUNTED_GROUPS, stride = runs / COUNTED_RUNS;
-    if (by_count(s))
-        return runs;
+    int64_t tiles = (groups + DSVI_COUNTED_GROUPS - 1) / DSVI_COUNTED_GROUPS, stride = spans / COUNTED_SPANS;
+    if (uses_topk(s))
+        return spans;
     stride = stride < tiles ? stride : tiles;
     return stride > 1 ? stride - 1 : 0;
 }
 
-static DsvSelectArgs select_args(const DsvSparse *s, int64_t block, const DsvSparseView *view)
+static DsviSelectArgs select_args(const DsviSparse *s, int64_t block, const DsviSparseView *view)
 {
-    const DsvFeatures *f = &s->selector->features;
-    return (DsvSelectArgs){
-        .batch = s->shape.batch, .heads = view->heads, .queries = view->queries, .keys = s->shape.tokens,
-        .group = s->settings.sparse_group, .chunk = f->chunk, .candidate_keys = f->candidate_keys,
-        .grain = s->settings.sparse_grain, .features = f->features, .scale = f->scale, .coarse = f->coarse,
-        .proxies = s->proxies, .candidates = s->candidates, .lse = s->select_lse, .bin_skip = bin_skip(s),
-        /* mixed: dense blocks select every profile_every steps only, which the stride may divide */
+    const DsviFeatures *f = &s->selector->features;
+    return (DsviSelectArgs){
+        .batch = s->shape.batch,
+        .heads = view->heads,
+        .queries = view->queries,
+        .keys = s->shape.tokens,
+        .group = s->settings.sparse_group,
+        .chunk = f->chunk,
+        .candidate_keys = f->candidate_keys,
+        .grain = s->settings.sparse_grain,
+        .features = f->features,
+        .scale = f->scale,
+        .coarse = f->coarse,
+        .proxies = s->proxies,
+        .candidates = s->candidates,
+        .lse = s->select_lse,
+        .bin_skip = bin_skip(s),
+        /* The position of the spans that the histogram counts is a hash of step and block. Dense blocks
+         * make lists on every profile_every-th step only: with a position that advances by one each step
+         * they would count the same spans each time if the stride divided profile_every. */
         .bin_turn = dsvi_counted_mix((uint32_t)(s->step * s->shape.blocks + block)),
-        .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
-        .selected_mass = s->host_selected, .needed = s->host_needed,
-        .workspace = s->workspace, .workspace_bytes = s->workspace_bytes,
+        .bin_heads = 1,
+        .bin_count = s->bin_count,
+        .bin_mass = s->bin_mass,
+        .selected_mass = s->host_selected,
+        .needed = s->host_needed,
+        .workspace = s->workspace,
+        .workspace_bytes = s->workspace_bytes,
     };
 }
 
-size_t dsvi_sparse_select_workspace(const DsvSparse *s, const DsvSparseView *view)
+size_t dsvi_sparse_select_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvSelectArgs args = select_args(s, 0, view);
-    DsvLists lists = {.capacity = s->runs_most};
+    const DsviOps *ops = &s->backend->ops;
+    DsviSelectArgs args = select_args(s, 0, view);
+    DsviLists lists = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
     size_t histogram = DSVI_OP_WORKSPACE(ops->select_histogram, s->backend->device->stream, &args);
@@ -67,95 +92,104 @@ size_t dsvi_sparse_select_workspace(const DsvSparse *s, const DsvSparseView *vie
     return histogram > choice ? histogram : choice;
 }
 
-static DsvExplore explore_kind(const DsvSparse *s)
+static DsviExplore explore_kind(const DsviSparse *s)
 {
     const char *kind = s->settings.sparse_explore_kind;
     if ((!s->train && s->settings.sparse_explore < 1) || s->settings.sparse_explore <= 0)
-        return DSV_EXPLORE_NONE;
-    return strcmp(kind, "random") == 0       ? DSV_EXPLORE_RANDOM
-           : strcmp(kind, "neighbours") == 0 ? DSV_EXPLORE_NEIGHBOURS
-           : strcmp(kind, "blocks") == 0     ? DSV_EXPLORE_BLOCKS
-                                             : DSV_EXPLORE_NONE;
+        return DSVI_EXPLORE_NONE;
+    return strcmp(kind, "random") == 0       ? DSVI_EXPLORE_RANDOM
+           : strcmp(kind, "neighbours") == 0 ? DSVI_EXPLORE_NEIGHBOURS
+           : strcmp(kind, "blocks") == 0     ? DSVI_EXPLORE_BLOCKS
+                                             : DSVI_EXPLORE_NONE;
 }
 
-/* Which of the model's lists these are. */
-static DsvStatus place_in_whole(const DsvSparse *s, const DsvSparseView *view, DsvSelectArgs *args)
+/* With context parallelism, sets in `args` which of all queries and heads of the model are those for which
+ * this rank makes lists. */
+static DsvStatus set_part_of_whole(const DsviSparse *s, const DsviSparseView *view, DsviSelectArgs *args)
 {
-    DsvDevice *device = s->backend->device;
-    if (!s->context)
+    DsviDevice *device = s->backend->device;
+    if (!s->cp)
         return DSV_OK;
-    args->part = (DsvSelectPart){
-        .heads = s->shape.heads, .groups = (s->shape.tokens + args->group - 1) / args->group,
-        .first_group = view->first / args->group, .head = s->head,
+    args->part = (DsviSelectPart){
+        .heads = s->shape.heads,
+        .groups = (s->shape.tokens + args->group - 1) / args->group,
+        .first_group = view->first / args->group,
+        .head = s->head,
     };
     return device->upload(device->stream, s->head, view->head, (size_t)view->heads * sizeof *s->head);
 }
 
-static void plan_exploration(const DsvSparse *s, int64_t block, double budget, DsvSelectArgs *args)
+static void set_exploration(const DsviSparse *s, int64_t block, double budget, DsviSelectArgs *args)
 {
-    double share = s->settings.sparse_explore, others = 1 - (1 - share) * budget;
+    double explored = s->settings.sparse_explore, others = 1 - (1 - explored) * budget;
     args->explore = explore_kind(s);
-    /* Different samples explore different keys; ranks that share them are neighbours. */
-    int64_t rank = dsvi_comm_rank(s->comm) / (s->context ? dsvi_context_ranks(s->context) : 1);
+    /* Ranks with different samples explore different keys. Ranks of one context-parallel group have the
+     * same samples and consecutive rank numbers, and must use one seed. */
+    int64_t rank = dsvi_comm_rank(s->comm) / (s->cp ? dsvi_cp_ranks(s->cp) : 1);
     args->explore_seed = (uint64_t)s->settings.seed + (uint64_t)rank * RANK_SEEDS;
     args->explore_step = (uint64_t)(s->step * s->shape.blocks + block);
-    double draws = args->explore == DSV_EXPLORE_NEIGHBOURS ? share / (2 * (1 - share)) : share * budget;
+    double draws = args->explore == DSVI_EXPLORE_NEIGHBOURS ? explored / (2 * (1 - explored))
+                                                            : explored * budget;
     args->explore_rate = draws < others ? draws / others : 1;
 }
 
-/* The density that a head asks for. Under sparse.rule=topk this is 1 - sparsity of the DSV paper: the share
- * of the keys that held 90 % of a query's mass when the head was last measured. */
-static double wanted_density(const DsvSparse *s, int64_t block, int64_t head)
+/* Returns the density of key lists that a head requests. With sparse.rule=topk this density is 1 -
+ * sparsity in the words of the DSV paper: the running mean of the fraction of keys that holds 90 % of a
+ * query's mass. */
+static double requested_density(const DsviSparse *s, int64_t block, int64_t head)
 {
     int64_t n = block * s->shape.heads + head;
     if (s->prescribed)
         return s->prescribed[n];
-    if (!by_count(s) || isnan(s->record.head_share90[n]))
+    if (!uses_topk(s) || isnan(s->record.head_share90[n]))
         return s->settings.sparse_target_density;
-    return fmax((double)s->record.head_share90[n], LEAST_SHARE);
+    return fmax((double)s->record.head_share90[n], DENSITY_MIN);
 }
 
-/* Of all heads, those of other ranks included. */
-static double mean_wanted(const DsvSparse *s, int64_t block)
+/* Returns the mean of the list densities that all heads of the block request, including the heads of other
+ * ranks. */
+static double mean_requested(const DsviSparse *s, int64_t block)
 {
     double sum = 0;
     for (int64_t h = 0; h < s->shape.heads; h++)
-        sum += wanted_density(s, block, h);
+        sum += requested_density(s, block, h);
     return sum / (double)s->shape.heads;
 }
 
-/* The mean over all heads of the density that lists may have. */
-static double block_density(const DsvSparse *s, int64_t block)
+/* Returns the density that lists may have, as mean over all heads. */
+static double block_density(const DsviSparse *s, int64_t block)
 {
-    double wanted = mean_wanted(s, block);
-    return s->prescribed ? wanted : fmin(wanted, s->settings.sparse_target_density);
+    double requested = mean_requested(s, block);
+    return s->prescribed ? requested : fmin(requested, s->settings.sparse_target_density);
 }
 
-/* The density that lists of a head may have. Where the heads of a block ask for more than the block may have,
- * each gets the same part of what it asks for. */
-static double head_density(const DsvSparse *s, int64_t block, int64_t head)
+/* Returns the density that lists of one head may have. If the heads of a block together request a larger
+ * density than the block may have, each head gets the same fraction of the density that it requests. */
+static double head_density(const DsviSparse *s, int64_t block, int64_t head)
 {
-    double wanted = wanted_density(s, block, head);
-    return s->prescribed ? wanted : wanted * (block_density(s, block) / mean_wanted(s, block));
+    double requested = requested_density(s, block, head);
+    return s->prescribed ? requested : requested * (block_density(s, block) / mean_requested(s, block));
 }
 
-/* Share of the estimated mass at which lists hold sparse.target_mass of the exact one. A selector sees
- * attention blurred: of a block that looks at few keys, lists miss more than it believes, of a diffuse one
- * less. What they were found to miss tells by how much. */
-static double aimed_mass(const DsvSparse *s, int64_t block)
+/* Returns the fraction of estimated mass that lists should hold so that their exact mass is
+ * sparse.target_mass. A selector's estimates are smoother than attention. For a block that attends to few
+ * keys, lists therefore miss more than estimated; for diffuse attention lists miss less. The ratio of
+ * exact to estimated missed mass has been measured (DsviSparseRecord.missed). */
+static double aimed_mass(const DsviSparse *s, int64_t block)
 {
     double may_miss = 1 - s->settings.sparse_target_mass, missed = s->record.missed[block];
     if (isnan(missed) || may_miss <= 0)
         return s->settings.sparse_target_mass;
-    return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MOST), MISSED_MOST), (1 + may_miss) / 2);
+    return 1 - fmin(may_miss / fmin(fmax(missed, 1 / MISSED_MAX), MISSED_MAX), (1 + may_miss) / 2);
 }
 
-/* Lowers the budget to the density of winners and explored runs together where winners hold `mass`. It
- * takes the histogram on the host, and waits for it. */
-static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, double *budget)
+/* Lowers *budget to the density that winners and explored spans have together when the winners hold the
+ * fraction `mass`. `winners` is the winners' fraction of the budget. Waits for the device, to read the
+ * histogram. */
+static DsvStatus budget_of_mass(DsviSparse *s, double winners, double mass, double *budget)
 {
-    DsvDevice *device = s->backend->device;
-    size_t bytes = DSV_SELECT_BINS * sizeof(double);
+    DsviDevice *device = s->backend->device;
+    size_t bytes = DSVI_SELECT_BINS * sizeof(double);
     DSVI_TRY(device->download(device->stream, s->host_count, s->bin_count, bytes));
     DSVI_TRY(device->download(device->stream, s->host_mass, s->bin_mass, bytes));
     DSVI_TRY(device->sync(device->stream));
@@ -165,97 +199,105 @@ static DsvStatus budget_of_mass(DsvSparse *s, double winners, double mass, doubl
     return DSV_OK;
 }
 
-/* Thresholds of all heads on the device. `winners` is their share of the budget; *budget, where there is
- * something to explore, the density that they and explored runs may have together. */
-static DsvStatus plan_threshold(DsvSparse *s, int64_t block, double winners, double *budget)
+/* Computes the threshold of all heads on the device. `winners` is the winners' fraction of the budget. Sets
+ * *budget to the density that winners and explored spans may have together. */
+static DsvStatus compute_threshold(DsviSparse *s, int64_t block, double winners, double *budget)
 {
     double mass = s->prescribed ? 0 : s->settings.sparse_target_mass, density = block_density(s, block);
-    const DsvSelectThresholdArgs args = {
-        .heads = s->shape.heads, .bin_heads = 1, .bin_count = s->bin_count, .bin_mass = s->bin_mass,
-        .mass_share = mass > 0 ? aimed_mass(s, block) : 1, .run_share = density > 0 ? winners * density : 1,
+    const DsviSelectThresholdArgs args = {
+        .heads = s->shape.heads,
+        .bin_heads = 1,
+        .bin_count = s->bin_count,
+        .bin_mass = s->bin_mass,
+        .mass_fraction = mass > 0 ? aimed_mass(s, block) : 1,
+        .span_fraction = density > 0 ? winners * density : 1,
         .threshold = s->threshold,
     };
     DSVI_TRY(s->backend->ops.select_threshold.run(s->backend->device->stream, &args));
     *budget = density > 0 ? density : 1;
-    return mass > 0 && winners < 1 ? budget_of_mass(s, winners, args.mass_share, budget) : DSV_OK;
+    return mass > 0 && winners < 1 ? budget_of_mass(s, winners, args.mass_fraction, budget) : DSV_OK;
 }
 
-/* A count for each head of the view. */
-static DsvStatus plan_topk(DsvSparse *s, int64_t block, const DsvSparseView *view, double winners,
-                           int64_t runs)
+/* Uploads the number of winners (spans with the largest estimates) in each list, for each head that this
+ * rank computes. */
+static DsvStatus upload_topk(DsviSparse *s, int64_t block, const DsviSparseView *view, double winners,
+                             int64_t spans)
 {
-    DsvDevice *device = s->backend->device;
+    DsviDevice *device = s->backend->device;
     for (int64_t h = 0; h < view->heads; h++) {
         double density = head_density(s, block, view->head ? view->head[h] : h);
-        int64_t k = (int64_t)(winners * density * (double)runs + 0.5);
+        int64_t k = (int64_t)(winners * density * (double)spans + 0.5);
         s->host_topk[h] = (int32_t)(k < 1 ? 1 : k);
     }
     return device->upload(device->stream, s->topk, s->host_topk, (size_t)view->heads * sizeof(int32_t));
 }
 
-/* Of all that share the samples, so that each finds the threshold of the whole: what travels are both
- * arrays of bins, once to be summed and once to be known. */
-static DsvStatus add_histograms(const DsvSparse *s)
+/* Context parallelism: sums the histograms over the ranks of a sample, so that all ranks compute the
+ * threshold of the whole block. bin_count and bin_mass are contiguous, so one all-reduce sums both. */
+static DsvStatus add_histograms(const DsviSparse *s)
 {
-    if (!s->context)
+    if (!s->cp)
         return DSV_OK;
-    return dsvi_comm_all_reduce(dsvi_context_group_device(dsvi_context_group(s->context)), DSV_F64,
-                                s->bin_count, 2 * DSV_SELECT_BINS);
+    return dsvi_comm_all_reduce(dsvi_cp_group_device(dsvi_cp_group(s->cp)), DSVI_F64, s->bin_count,
+                                2 * DSVI_SELECT_BINS);
 }
 
-DsvStatus dsvi_sparse_make_lists(DsvSparse *s, int64_t block)
+DsvStatus dsvi_sparse_make_lists(DsviSparse *s, int64_t block)
 {
-    const DsvOps *ops = &s->backend->ops;
-    DsvDevice *device = s->backend->device;
-    DsvSparseBlock *b = &s->block[block];
-    DsvSparseView view = dsvi_sparse_view(s, block);
-    DsvSelectArgs args = select_args(s, block, &view);
-    double budget, winners = explore_kind(s) == DSV_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
+    const DsviOps *ops = &s->backend->ops;
+    DsviDevice *device = s->backend->device;
+    DsviSparseBlock *b = &s->block[block];
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    DsviSelectArgs args = select_args(s, block, &view);
+    double budget, winners = explore_kind(s) == DSVI_EXPLORE_NONE ? 1 : 1 - s->settings.sparse_explore;
 
     s->listed_block = -1;
-    DSVI_TRY(place_in_whole(s, &view, &args));
+    DSVI_TRY(set_part_of_whole(s, &view, &args));
     DSVI_TRY(ops->select_histogram.run(device->stream, &args));
-    if (by_count(s)) {
-        DSVI_TRY(plan_topk(s, block, &view, winners, dsvi_select_runs(&args)));
+    if (uses_topk(s)) {
+        DSVI_TRY(upload_topk(s, block, &view, winners, dsvi_select_spans(&args)));
         budget = block_density(s, block);
         args.topk = s->topk;
     } else {
         DSVI_TRY(add_histograms(s));
-        DSVI_TRY(plan_threshold(s, block, winners, &budget));
+        DSVI_TRY(compute_threshold(s, block, winners, &budget));
         args.threshold = s->threshold;
     }
-    plan_exploration(s, block, budget, &args);
+    set_exploration(s, block, budget, &args);
     args.lists = &b->lists;
     args.again = true;
     DSVI_TRY(ops->select_lists.run(device->stream, &args));
     return device->flag(device->stream);
 }
 
-/* Lists of all heads and queries, those of other ranks included. */
-static double lists_of_all(const DsvSparse *s)
+/* Returns the number of lists of a block, including those of other context-parallel ranks. */
+static double list_count_of_all_ranks(const DsviSparse *s)
 {
     int64_t group = s->settings.sparse_group;
     return (double)(s->shape.batch * s->shape.heads * ((s->shape.tokens + group - 1) / group));
 }
 
-DsvStatus dsvi_sparse_take_lists(DsvSparse *s, int64_t block)
+DsvStatus dsvi_sparse_await_lists(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
-    if (s->listed_block == block) /* taken before they were measured */
+    DsviSparseBlock *b = &s->block[block];
+    /* the host knows the lengths of these lists since the lists were measured */
+    if (s->listed_block == block)
         return DSV_OK;
     DSVI_TRY(s->backend->device->await(s->backend->device->stream));
     int64_t needed = *s->host_needed;
-    double lists = lists_of_all(s);
-    struct { double needed, mass, unfit; } seen = {(double)needed, 0, needed > b->lists.capacity};
+    double lists = list_count_of_all_ranks(s);
+    struct {
+        double needed, mass, unfit;
+    } seen = {(double)needed, 0, needed > b->lists.capacity};
     for (int64_t h = 0; h < b->lists.heads; h++)
         seen.mass += s->host_selected[h] / lists;
-    if (s->context)
-        DSVI_TRY(dsvi_comm_all_reduce(dsvi_context_group_host(dsvi_context_group(s->context)), DSV_F64, &seen,
+    if (s->cp)
+        DSVI_TRY(dsvi_comm_all_reduce(dsvi_cp_group_host(dsvi_cp_group(s->cp)), DSVI_F64, &seen,
                                       sizeof seen / sizeof(double)));
     s->record.density[block] = seen.needed / (lists * (double)dsvi_lists_full(&b->lists));
     s->record.estimated_mass[block] = seen.mass;
     s->listed_block = block;
-    s->listed_runs = needed;
+    s->listed_spans = needed;
     b->fit = seen.unfit == 0;
     return DSV_OK;
 }

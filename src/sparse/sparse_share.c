@@ -1,43 +1,57 @@
-/* What several ranks have seen of their own samples, made into what all of them go by. Ranks that share
- * samples count as one: they have the same numbers, or each its part of a sum. With it the profile, the
- * guard's decisions and the selectors' state are the same on every rank: they are functions of sums over
- * ranks, and of rank 0's measurement of what attention costs. Lists are each rank's own, of its samples. */
+/* Averages over ranks what each rank observed on its samples in a step. Measured running means, the guard's
+ * decisions and the selectors' state are then equal on all ranks, because they depend only on these averages
+ * and on rank 0's measurement of what attention costs. Context-parallel ranks of one sample observe either
+ * equal numbers or parts of a sum, so that the same average is right for them. Lists are not averaged: each
+ * rank makes the lists of its samples.
+ *
+ * Layout of DsviSparse.seen, for each block: SCALARS numbers, then three arrays (N) with each head's
+ * captured mass (fraction of attention that its lists hold), share90 (smallest fraction of keys that holds
+ * 90 % of a query's attention) and list density. */
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
 
-enum { DENSITY, ESTIMATED_MASS, OVERFLOWED, OVERFLOW_DENSITY, MEASURED_DENSITY, MEASURED_MASS, UNFIT,
-       SCALARS };
+enum {
+    DENSITY,
+    ESTIMATED_MASS,
+    OVERFLOWED,
+    OVERFLOW_DENSITY,
+    MEASURED_DENSITY,
+    MEASURED_MASS,
+    UNFIT,
+    SCALARS
+};
+/* number of arrays (N), one value per head, that each block has in DsviSparse.seen */
 enum { HEAD_MEANS = 3 };
 
-size_t dsvi_sparse_seen_count(const DsvSparse *s)
+size_t dsvi_sparse_seen_count(const DsviSparse *s)
 {
     return (size_t)(s->shape.blocks * (SCALARS + HEAD_MEANS * s->shape.heads));
 }
 
-static double *seen_of(const DsvSparse *s, int64_t block)
+static double *seen_of(const DsviSparse *s, int64_t block)
 {
     return s->seen + block * (SCALARS + HEAD_MEANS * s->shape.heads);
 }
 
-double *dsvi_sparse_seen_captured(const DsvSparse *s, int64_t block)
+double *dsvi_sparse_seen_captured(const DsviSparse *s, int64_t block)
 {
     return seen_of(s, block) + SCALARS;
 }
 
-double *dsvi_sparse_seen_share90(const DsvSparse *s, int64_t block)
+double *dsvi_sparse_seen_share90(const DsviSparse *s, int64_t block)
 {
     return seen_of(s, block) + SCALARS + s->shape.heads;
 }
 
-double *dsvi_sparse_seen_listed(const DsvSparse *s, int64_t block)
+double *dsvi_sparse_seen_listed(const DsviSparse *s, int64_t block)
 {
     return seen_of(s, block) + SCALARS + 2 * s->shape.heads;
 }
 
-static void put_in(const DsvSparse *s, int64_t block)
+static void pack_seen(const DsviSparse *s, int64_t block)
 {
-    const DsvSparseBlock *b = &s->block[block];
+    const DsviSparseBlock *b = &s->block[block];
     double *seen = seen_of(s, block);
     seen[DENSITY] = s->record.density[block];
     seen[ESTIMATED_MASS] = s->record.estimated_mass[block];
@@ -48,9 +62,9 @@ static void put_in(const DsvSparse *s, int64_t block)
     seen[UNFIT] = b->measured && !b->measured_fit;
 }
 
-static void take_out(DsvSparse *s, int64_t block)
+static void unpack_seen(DsviSparse *s, int64_t block)
 {
-    DsvSparseBlock *b = &s->block[block];
+    DsviSparseBlock *b = &s->block[block];
     double *seen = seen_of(s, block), ranks = (double)dsvi_comm_size(s->comm);
     s->record.density[block] = seen[DENSITY] / ranks;
     s->record.estimated_mass[block] = seen[ESTIMATED_MASS] / ranks;
@@ -64,19 +78,19 @@ static void take_out(DsvSparse *s, int64_t block)
         seen[i] /= ranks;
 }
 
-DsvStatus dsvi_sparse_agree(DsvSparse *s)
+DsvStatus dsvi_sparse_average_seen(DsviSparse *s)
 {
     if (dsvi_comm_size(s->comm) == 1)
         return DSV_OK;
     for (int64_t block = 0; block < s->shape.blocks; block++)
-        put_in(s, block);
-    DSVI_TRY(dsvi_comm_all_reduce(s->comm, DSV_F64, s->seen, (int64_t)dsvi_sparse_seen_count(s)));
+        pack_seen(s, block);
+    DSVI_TRY(dsvi_comm_all_reduce(s->comm, DSVI_F64, s->seen, (int64_t)dsvi_sparse_seen_count(s)));
     for (int64_t block = 0; block < s->shape.blocks; block++)
-        take_out(s, block);
+        unpack_seen(s, block);
     return DSV_OK;
 }
 
-void dsvi_sparse_share(DsvSparse *s, DsvComm *comm, DsvComm *device_comm)
+void dsvi_sparse_set_comm(DsviSparse *s, DsviComm *comm, DsviComm *device_comm)
 {
     s->comm = comm;
     if (!s->selector)

@@ -1,5 +1,6 @@
-/* What of the sparse layer outlives a run: a list of named arrays, wherever they lie, that can be written
- * to one safetensors file, read from it, or copied to another sparse layer of the same model. */
+/* The state of the sparse layer that checkpoints contain: a list of named arrays in host or device memory,
+ * which can be written to one safetensors file, read from it, broadcast, or copied to another sparse
+ * layer. */
 #ifndef DSVI_STATE_LIST_H
 #define DSVI_STATE_LIST_H
 
@@ -11,36 +12,42 @@
 extern "C" {
 #endif
 
-typedef struct DsvStateItem {
-    const char *name;
-    DsvDtype dtype;
+typedef struct DsviStateItem {
+    const char *name; /* name of the tensor in files; the string must outlive the list */
+    DsviDtype dtype;
     int ndim;
-    int64_t shape[4];
-    bool on_device;
-    void *memory;
-} DsvStateItem;
+    int64_t shape[4]; /* (ndim) */
+    bool on_device;   /* `memory` is device memory */
+    void *memory;     /* contiguous; belongs to the caller and must outlive the list */
+} DsviStateItem;
 
-enum { DSV_STATE_ITEMS_MAX = 24 };
+enum { DSVI_STATE_ITEMS_MAX = 24 };
 
-typedef struct DsvStateList {
-    DsvStateItem item[DSV_STATE_ITEMS_MAX];
-    bool new_item[DSV_STATE_ITEMS_MAX]; /* files of earlier versions lack it */
+typedef struct DsviStateList {
+    DsviStateItem item[DSVI_STATE_ITEMS_MAX];
+    bool new_item[DSVI_STATE_ITEMS_MAX]; /* true for an item that was added to the format: files of earlier
+                                          * versions of dsv lack it */
     int count;
-} DsvStateList;
+} DsviStateList;
 
-void dsvi_state_add(DsvStateList *list, DsvStateItem item);
-/* An item of host memory that files of earlier versions lack: from such a file it is read as zeros. */
-void dsvi_state_add_new(DsvStateList *list, DsvStateItem item);
+/* Appends an item to the list. Asserts that the list has fewer than DSVI_STATE_ITEMS_MAX items. */
+void dsvi_state_add(DsviStateList *list, DsviStateItem item);
+/* Appends an item of host memory that files of earlier versions lack. Reading a file that lacks the item
+ * sets the item to zero. */
+void dsvi_state_add_new(DsviStateList *list, DsviStateItem item);
 
-DsvStatus dsvi_state_write(DsvDevice *device, const DsvStateList *list, const char *path,
+/* Writes all items and the metadata, pairs of key and value, to one safetensors file. */
+DsvStatus dsvi_state_write(DsviDevice *device, const DsviStateList *list, const char *path,
                            const char *const (*metadata)[2], size_t metadata_count);
-/* Every item but a new one must be in the file, with its dtype and shape. Nothing is written to before all
- * were found. */
-DsvStatus dsvi_state_read(DsvDevice *device, const DsvStateList *list, const DsvSafetensors *file);
-/* What rank 0 has in its items, to all ranks. */
-DsvStatus dsvi_state_spread(DsvDevice *device, DsvComm *comm, const DsvStateList *list);
-/* to = from, which has all of its items and perhaps others. */
-DsvStatus dsvi_state_copy(DsvDevice *device, const DsvStateList *to, const DsvStateList *from);
+/* Reads all items of the list from `file`. Each item must be in the file with its dtype and shape, except
+ * that items appended with dsvi_state_add_new may be missing; otherwise the call fails and changes no
+ * item. */
+DsvStatus dsvi_state_read(DsviDevice *device, const DsviStateList *list, const DsviSafetensors *file);
+/* Broadcasts the items of rank 0 to all ranks of `comm`. All ranks call with equal lists. */
+DsvStatus dsvi_state_broadcast(DsviDevice *device, DsviComm *comm, const DsviStateList *list);
+/* Copies each item of `to` from the item of the same name in `from`; the list `from` may have more items
+ * than `to`. */
+DsvStatus dsvi_state_copy(DsviDevice *device, const DsviStateList *to, const DsviStateList *from);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* See flow_draw.h. */
+/* Implements flow_draw.h: draws noise levels and noise. */
 #include "train/flow_draw.h"
 
 #include <math.h>
@@ -9,10 +9,10 @@
 
 double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
 {
-    DsvRng rng = {(uint64_t)settings->seed, DSV_RNG_TIMESTEP, 0};
+    DsviRng rng = {(uint64_t)settings->seed, DSVI_RNG_TIMESTEP, 0};
     double sigma;
     if (strcmp(settings->weighting_scheme, "uniform") == 0) {
-        /* The middle of one of 2^53 cells: neither 0 nor 1. */
+        /* Adding half of 2^-53 keeps sigma strictly between 0 and 1. */
         sigma = dsvi_rng_uniform(rng, sample) + 0x1p-54;
     } else {
         double logit = settings->logit_mean + settings->logit_std * dsvi_rng_normal(rng, sample);
@@ -23,22 +23,23 @@ double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
 
 int dsvi_sigma_bin(double sigma)
 {
-    int bin = (int)(sigma * DSV_SIGMA_BINS);
-    return bin < DSV_SIGMA_BINS ? bin : DSV_SIGMA_BINS - 1; /* rounding may have made it 1 */
+    int bin = (int)(sigma * DSVI_SIGMA_BINS);
+    return bin < DSVI_SIGMA_BINS ? bin : DSVI_SIGMA_BINS - 1; /* sigma may have been rounded up to 1 */
 }
 
-/* The stream holds 32 bits of the number and the seed takes the rest, so that no two share numbers. */
-static DsvRng rng_of(const DsvConfig *settings, DsvRngPurpose purpose, uint64_t number)
+/* A stream number has 32 bits. The upper 32 bits of `number` are added to the seed, so that two numbers that
+ * differ only there have different streams. */
+static DsviRng flow_draw_rng(const DsvConfig *settings, DsviRngPurpose purpose, uint64_t number)
 {
-    return (DsvRng){(uint64_t)settings->seed + (number >> 32), purpose, (uint32_t)number};
+    return (DsviRng){(uint64_t)settings->seed + (number >> 32), purpose, (uint32_t)number};
 }
 
-DsvRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample)
+DsviRng dsvi_flow_noise(const DsvConfig *settings, uint64_t sample)
 {
-    return rng_of(settings, DSV_RNG_NOISE, sample);
+    return flow_draw_rng(settings, DSVI_RNG_NOISE, sample);
 }
 
-DsvRng dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window)
+DsviRng dsvi_flow_held_out_noise(const DsvConfig *settings, uint64_t window)
 {
-    return rng_of(settings, DSV_RNG_HELD_OUT, window);
+    return flow_draw_rng(settings, DSVI_RNG_HELD_OUT, window);
 }

@@ -1,4 +1,4 @@
-/* See memory_explain.h. */
+/* Implements memory_explain.h: error messages of runs that do not fit into memory. */
 #include "train/memory_explain.h"
 
 #include <stdio.h>
@@ -11,31 +11,31 @@ static double gib(size_t bytes)
     return (double)bytes / 1073741824.0;
 }
 
-/* The largest classes of the plan, in words. */
-static void name_largest(const DsvArena *plan, char line[LINE])
+/* Writes the largest classes of the memory plan and their GiB into `line`. */
+static void name_largest(const DsviArena *plan, char line[LINE])
 {
-    size_t left[DSV_MEM_CLASS_COUNT];
+    size_t left[DSVI_MEM_CLASS_COUNT];
     int used = 0;
     memcpy(left, plan->by_class, sizeof left);
     for (int i = 0; i < CLASSES_NAMED; i++) {
         int largest = 0;
-        for (int c = 1; c < DSV_MEM_CLASS_COUNT; c++)
+        for (int c = 1; c < DSVI_MEM_CLASS_COUNT; c++)
             largest = left[c] > left[largest] ? c : largest;
         used += snprintf(line + used, LINE - (size_t)used, "%s%s %.1f", i ? ", " : "",
-                         dsvi_mem_class_name((DsvMemClass)largest), gib(left[largest]));
+                         dsvi_mem_class_name((DsviMemClass)largest), gib(left[largest]));
         left[largest] = 0;
     }
 }
 
-/* ---- ways to take less ---- */
+/* ---- options that reduce memory ---- */
 
-static void offload_lists(const DsvTrainer *t, DsvConfig *settings)
+static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
 {
     settings->sparse_offload_lists |= settings->sparse_enabled && !settings->sparse_time_choices &&
-                                      t->backend->device->kind != DSV_DEVICE_CPU;
+                                      t->backend->device->kind != DSVI_DEVICE_CPU;
 }
 
-static void divide_more(const DsvTrainer *t, DsvConfig *settings, int64_t stage)
+static void divide_more(const DsviTrainer *t, DsvConfig *settings, int64_t stage)
 {
     if (t->mesh.shard_ranks > 1 && settings->zero_stage < stage)
         settings->zero_stage = stage;
@@ -56,8 +56,9 @@ static void split_batch(DsvConfig *settings)
 
 enum { WAYS = 6 };
 
-/* The ways that cost least time come first. */
-static void take_less(const DsvTrainer *t, DsvConfig *settings, int way)
+/* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
+ * lowest numbers. */
+static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
 {
     switch (way) {
     case 0: offload_lists(t, settings); break;
@@ -83,57 +84,63 @@ static void name_settings(const DsvConfig *settings, bool divided, char words[LI
              (long long)settings->gradient_accumulation_steps);
 }
 
-/* Whether the host has room for so much more of each of its ranks. */
-static bool host_has(const DsvTrainer *t, size_t more)
+/* Returns whether the host has memory for `more` additional bytes in each of its ranks. */
+static bool host_has_room(const DsviTrainer *t, size_t more)
 {
     return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
 }
 
-/* Each way is tried on top of those before it that took less, and once more behind them all: gradients lie
- * over activations, so that dividing them may take less only when there are fewer of these. The settings that
- * fit, in words; "" when none do: not those of the run, which did not. */
-static void find_fit(const DsvTrainer *t, size_t there_are, char words[LINE])
+/* Writes options with which the run would fit into `words`, or "" if none of the options tried is enough.
+ * Each way is added to the earlier ways that saved memory. All ways are tried twice: gradients and
+ * activations share memory, so dividing the gradients may save memory only after the activations have become
+ * smaller. */
+static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
 {
     DsvConfig best = *t->settings;
-    DsvArena now, plan, host_now, host;
+    DsviArena now, plan, host_now, host;
     words[0] = 0;
     if (dsvi_trainer_plan(t, &best, &now, &host_now) != DSV_OK)
         return;
-    size_t wanted = now.used;
+    size_t needed = now.used;
     bool fits = false;
     for (int tried = 0; tried < 2 * WAYS && !fits; tried++) {
         DsvConfig settings = best;
-        take_less(t, &settings, tried % WAYS);
-        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= wanted ||
-            (host.used > host_now.used && !host_has(t, host.used - host_now.used)))
+        apply_way(t, &settings, tried % WAYS);
+        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= needed ||
+            (host.used > host_now.used && !host_has_room(t, host.used - host_now.used)))
             continue;
         best = settings;
-        wanted = plan.used;
-        fits = wanted <= there_are;
+        needed = plan.used;
+        fits = needed <= free_bytes;
     }
     if (fits)
         name_settings(&best, t->mesh.shard_ranks > 1, words);
 }
 
-DsvStatus dsvi_memory_explain(const DsvTrainer *t, const DsvArena *plan)
+DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
 {
-    DsvDevice *device = t->backend->device;
+    DsviDevice *device = t->backend->device;
     size_t used = device->memory_used(device);
-    size_t there_are = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
     char largest[LINE], fit[LINE];
     name_largest(plan, largest);
-    find_fit(t, there_are, fit);
-    return DSVI_FAIL(DSV_E_NO_MEMORY, "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
-                     "the most goes to %s GiB; %s%s", gib(plan->used), gib(device->memory_bytes),
-                     gib(there_are), largest, fit[0] ? "it would fit with "
-                                                     : "no checkpointing makes it fit: a smaller clip or "
-                                                       "model would", fit);
+    find_fit(t, free_bytes, fit);
+    return DSVI_FAIL(DSV_E_NO_MEMORY,
+                     "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
+                     "the most goes to %s GiB; %s%s",
+                     gib(plan->used), gib(device->memory_bytes), gib(free_bytes), largest,
+                     fit[0] ? "it would fit with "
+                            : "no checkpointing makes it fit: a smaller clip or "
+                              "model would",
+                     fit);
 }
 
-DsvStatus dsvi_memory_explain_host(const DsvTrainer *t)
+DsvStatus dsvi_memory_explain_host(const DsviTrainer *t)
 {
     bool one = t->here.ranks == 1;
-    return DSVI_FAIL(DSV_E_NO_MEMORY, "%lld rank%s on this machine want%s %.1f GiB of its memory, and it has "
-                     "%.1f", (long long)t->here.ranks, one ? "" : "s", one ? "s" : "",
-                     gib(t->here.sum), gib(t->backend->device->host_bytes));
+    return DSVI_FAIL(DSV_E_NO_MEMORY,
+                     "%lld rank%s on this machine want%s %.1f GiB of its memory, and it has "
+                     "%.1f",
+                     (long long)t->here.ranks, one ? "" : "s", one ? "s" : "", gib(t->here.sum),
+                     gib(t->backend->device->host_bytes));
 }

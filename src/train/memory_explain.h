@@ -1,4 +1,4 @@
-/* What to say when a run does not fit into its device's memory. */
+/* Error messages for runs that do not fit into the memory of the device or of the host. */
 #ifndef DSVI_MEMORY_EXPLAIN_H
 #define DSVI_MEMORY_EXPLAIN_H
 
@@ -8,13 +8,15 @@
 extern "C" {
 #endif
 
-/* `plan` found no memory: DSV_E_NO_MEMORY with what was wanted, what there is, the largest classes, and
- * settings that would fit, as far as any would. */
-DsvStatus dsvi_memory_explain(const DsvTrainer *trainer, const DsvArena *plan);
+/* Called when the device could not allocate the bytes of `plan`. Returns DSV_E_NO_MEMORY with a message that
+ * gives the bytes needed, the bytes free, the largest classes of memory, and options with which the run would
+ * fit, if there are any. */
+DsvStatus dsvi_memory_explain(const DsviTrainer *trainer, const DsviArena *plan);
 
-/* The ranks on this machine want more of its memory than there is, together: each alone would be granted it,
- * and Linux would kill one of them once it is touched. */
-DsvStatus dsvi_memory_explain_host(const DsvTrainer *trainer);
+/* Called when the ranks on this machine together need more host memory than the machine has. Each rank's
+ * allocation alone would succeed, because Linux overcommits memory, and a rank would be killed later. Returns
+ * DSV_E_NO_MEMORY with a message. */
+DsvStatus dsvi_memory_explain_host(const DsviTrainer *trainer);
 
 #ifdef __cplusplus
 }

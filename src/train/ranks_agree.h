@@ -1,22 +1,24 @@
-/* What must be one and the same on all ranks of a run. Ranks that were started with different settings, or
- * see different clips, would wait for each other for ever or train on nonsense. Called by all ranks;
- * DSV_E_USAGE on those that differ from rank 0, with both values. */
+/* Checks that all ranks of a run have the same options, clips and model. Otherwise ranks would wait for each
+ * other forever or train on inconsistent data. All ranks must call each function. On a rank that differs from
+ * rank 0 the result is DSV_E_USAGE, with a message that gives both values. */
 #ifndef DSVI_RANKS_AGREE_H
 #define DSVI_RANKS_AGREE_H
 
 #include "data/dataset.h"
 #include "dist/comm.h"
-#include "model/dit_config.h"
+#include "model/dit/dit_config.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Settings but for paths and what a rank may decide for its own machine, the clips, and the model's shape. */
-DsvStatus dsvi_ranks_agree(DsvComm *comm, const DsvConfig *settings, const DsvDataset *dataset,
-                           const DsvDitConfig *config);
-/* Paths may differ from rank to rank; the clips that lie there, which `key` names, may not. */
-DsvStatus dsvi_ranks_agree_on_data(DsvComm *comm, const char *key, const DsvDataset *dataset);
+/* Compares the options, the clips of `dataset`, and the depth and width of the model. Paths are not compared,
+ * nor options that each rank may choose for its own machine, such as `threads`. */
+DsvStatus dsvi_ranks_agree(DsviComm *comm, const DsvConfig *settings, const DsviDataset *dataset,
+                           const DsviDitConfig *config);
+/* Compares the number of clips and the hash of their names and lengths. `key` is the option that names the
+ * data, for the message. The paths may differ between ranks. */
+DsvStatus dsvi_ranks_agree_on_data(DsviComm *comm, const char *key, const DsviDataset *dataset);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* See schedule.h. */
+/* Implements schedule.h: the learning rate of each step. */
 #include "train/schedule.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The learning rate over a run. */
+/* The learning rate of each step of a run. */
 #ifndef DSVI_SCHEDULE_H
 #define DSVI_SCHEDULE_H
 
@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* For step 1, 2, ... of max_train_steps: linear from 0 over warmup_steps (step warmup_steps has the full
- * lr), then constant, or half a cosine that would reach 0 at the step after the last. */
+/* Returns the learning rate of step `step`, counted from 1. It grows linearly from 0 and reaches `lr` at step
+ * warmup_steps. Then it stays constant, or (lr_scheduler=cosine) follows half a cosine that would reach 0 at
+ * step max_train_steps + 1. */
 double dsvi_learning_rate(const DsvConfig *settings, int64_t step);
 
 #ifdef __cplusplus

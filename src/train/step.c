@@ -1,8 +1,9 @@
-/* The main path: what one step of training is.
+/* The main path: one training step.
  *
- * Read dsvi_train_step first; the functions above it are its lines, in order. Called by run.c; what it
- * works on was laid out by trainer.c; where it goes deeper: model/dit.c (forward, backward), which goes on
- * to sparse/sparse.c for self-attention, and the op table (ops/ops.h). */
+ * Read dsvi_train_step at the end first; the functions above are called from there, in their order in the
+ * file. run/run.c calls dsvi_train_step, and trainer.c creates the trainer. Forward and backward passes are
+ * in model/dit/dit.c, which calls sparse/sparse.c for self-attention. Computing is done by the operations in
+ * ops/ops.h. */
 #include "train/step.h"
 
 #include <math.h>
@@ -11,35 +12,36 @@
 #include "base/host.h"
 #include "train/schedule.h"
 
-/* The main path with several ranks: each works on its own samples, or on its own tokens of samples that it
- * shares with others (context/context.h); gradients are summed while the backward pass goes on, each rank
- * updates its stretches of the weights, and the others get them, all by train/zero.h. Ranks that share
- * samples draw the same ones, with the same noise and times: all three follow from a sample's number. */
+/* With several ranks, each rank processes its own samples, or its own tokens of samples that it shares with
+ * other ranks (cp/cp.h). Gradients are summed over ranks during the backward pass; then each rank updates its
+ * shard of the weights and sends it to the others (train/zero.h). Ranks that share samples draw the same
+ * samples with the same noise and noise levels, because all three depend only on the sample's number. */
 
-#define NO_SAMPLE INT64_MAX /* as what a rank has passed over */
+#define NO_SAMPLE INT64_MAX /* value of passed_over on a rank that got no sample */
 
-/* Ranks that share a sample train on one and the same. A clip may be broken, or out of reach for a moment, on
- * some of them alone, and others then stand in its place there. *got is false where one has no sample. */
-static DsvStatus agree_on_sample(DsvTrainer *t, int64_t passed_over, float *latent, bool *got)
+/* Makes sure that ranks that share a sample use the same latent. A clip may be unreadable on some of
+ * these ranks, which then have read a later clip instead. All use the latent of the rank that skipped the
+ * fewest clips. *got is false if any of these ranks has no sample. */
+static DsvStatus agree_on_sample(DsviTrainer *t, int64_t passed_over, float *latent, bool *got)
 {
-    const DsvMesh *mesh = &t->mesh;
+    const DsviMesh *mesh = &t->mesh;
     int64_t *all = t->passed_over, best = 0;
     bool same = true;
-    all[mesh->context_rank] = passed_over;
-    DSVI_TRY(dsvi_comm_share(mesh->context, all, sizeof *all));
+    all[mesh->cp_rank] = passed_over;
+    DSVI_TRY(dsvi_comm_all_gather_one(mesh->cp, all, sizeof *all));
     *got = all[0] != NO_SAMPLE;
-    for (int64_t r = 1; r < mesh->context_ranks; r++) {
+    for (int64_t r = 1; r < mesh->cp_ranks; r++) {
         *got = *got && all[r] != NO_SAMPLE;
         same = same && all[r] == all[0];
         best = all[r] < all[best] ? r : best;
     }
-    return same || !*got
-               ? DSV_OK
-               : dsvi_comm_broadcast(mesh->context, best, latent, (size_t)t->elements * sizeof *latent);
+    return same || !*got ? DSV_OK
+                         : dsvi_comm_broadcast(mesh->cp, best, latent, (size_t)t->elements * sizeof *latent);
 }
 
-/* ahead: no failure to get a sample is one yet, so *got may be false; else it is true. */
-static DsvStatus draw_sample(DsvTrainer *t, const DsvSampleSource *source, bool ahead, float *latent,
+/* Draws one sample. If `ahead` (the sample is for the next pass), a failed source is not an error yet:
+ * the result is DSV_OK and *got is false. Otherwise *got is true unless the result is an error. */
+static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, bool ahead, float *latent,
                              bool *got, double *waited)
 {
     int64_t passed_over = 0;
@@ -51,10 +53,10 @@ static DsvStatus draw_sample(DsvTrainer *t, const DsvSampleSource *source, bool 
     return agree_on_sample(t, status == DSV_OK ? passed_over : NO_SAMPLE, latent, got);
 }
 
-/* A micro-batch on the host: latents from the data, and for each sample its own time. Where one is missing
- * that is drawn ahead, nothing is drawn: the step at work does not need it, and a source that failed fails
- * again when the next one does. */
-static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, bool ahead, double *waited)
+/* Draws a micro-batch into the host buffers: a latent and a noise level for each sample. If `ahead` (the
+ * batch is for the next pass) and a sample is missing, returns DSV_OK and leaves t->drawn false: the source
+ * fails again when the batch is needed. */
+static DsvStatus draw_batch(DsviTrainer *t, const DsviSampleSource *source, bool ahead, double *waited)
 {
     const DsvConfig *settings = t->settings;
     uint64_t first = dsvi_trainer_first_sample(t);
@@ -71,13 +73,15 @@ static DsvStatus draw_batch(DsvTrainer *t, const DsvSampleSource *source, bool a
     return DSV_OK;
 }
 
-/* Noise of its own for each sample of the micro-batch. */
-static DsvStatus draw_noise(DsvTrainer *t)
+/* Draws the noise of each sample of the micro-batch on the device. */
+static DsvStatus draw_noise(DsviTrainer *t)
 {
     uint64_t first = dsvi_trainer_first_sample(t);
     for (int64_t b = 0; b < t->settings->train_batch_size; b++) {
-        DsvNoiseArgs args = {
-            .n = t->elements, .rng = dsvi_flow_noise(t->settings, first + (uint64_t)b), .acc = DSV_F32,
+        DsviNoiseArgs args = {
+            .n = t->elements,
+            .rng = dsvi_flow_noise(t->settings, first + (uint64_t)b),
+            .acc = DSVI_F32,
             .out = t->noise + b * t->elements,
         };
         DSVI_TRY(t->backend->ops.noise.run(t->backend->device->stream, &args));
@@ -85,10 +89,10 @@ static DsvStatus draw_noise(DsvTrainer *t)
     return DSV_OK;
 }
 
-/* The next micro-batch to the device: the one drawn ahead, or else one drawn now. */
-static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double *waited)
+/* Uploads the next micro-batch. Draws it first, unless the previous pass has already drawn it. */
+static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, double *waited)
 {
-    DsvDevice *device = t->backend->device;
+    DsviDevice *device = t->backend->device;
     int64_t batch = t->settings->train_batch_size;
     size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
     if (!t->drawn)
@@ -102,33 +106,38 @@ static DsvStatus take_batch(DsvTrainer *t, const DsvSampleSource *source, double
     return DSV_OK;
 }
 
-/* latents and noise become what the model sees and what it should say. */
-static DsvStatus mix_noise(DsvTrainer *t)
+/* Replaces latents by the noisy model input, and noise by the target velocity. */
+static DsvStatus mix_noise(DsviTrainer *t)
 {
-    DsvFlowMixArgs args = {
-        .batch = t->settings->train_batch_size, .n = t->elements, .acc = DSV_F32,
-        .x0 = t->latents, .noise = t->noise, .sigma = t->sigma,
-        .x_t = t->latents, .target = t->noise,
+    DsviFlowMixArgs args = {
+        .batch = t->settings->train_batch_size,
+        .n = t->elements,
+        .acc = DSVI_F32,
+        .x0 = t->latents,
+        .noise = t->noise,
+        .sigma = t->sigma,
+        .x_t = t->latents,
+        .target = t->noise,
     };
     return t->backend->ops.flow_mix.run(t->backend->device->stream, &args);
 }
 
-/* What a micro-batch of one rank counts in a step. */
-static double pass_weight(const DsvTrainer *t)
+/* Returns the weight of one rank's micro-batch in the mean loss of the step. */
+static double pass_weight(const DsviTrainer *t)
 {
     return 1.0 / (double)(t->settings->gradient_accumulation_steps * t->mesh.data_ranks);
 }
 
-/* Mean squared error of the velocity, as far as it is the own tokens', to the result's losses. */
-static DsvStatus take_loss(DsvTrainer *t, DsvStepResult *result)
+/* Waits for the forward pass and adds its loss, of this rank's tokens only, to `result`. */
+static DsvStatus take_loss(DsviTrainer *t, DsviStepResult *result)
 {
-    DsvDevice *device = t->backend->device;
+    DsviDevice *device = t->backend->device;
     int64_t batch = t->settings->train_batch_size;
     DSVI_TRY(device->download(device->stream, t->host_loss, t->loss, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->sync(device->stream));
     for (int64_t b = 0; b < batch; b++) {
         int bin = dsvi_sigma_bin(t->host_sigma[b]);
-        double loss = dsvi_dit_share(t->dit) * (double)t->host_loss[b];
+        double loss = dsvi_dit_token_fraction(t->dit) * (double)t->host_loss[b];
         result->loss += loss * pass_weight(t) / (double)batch;
         result->bin_loss[bin] += loss;
         result->bin_samples[bin]++;
@@ -136,24 +145,26 @@ static DsvStatus take_loss(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-/* What all ranks' samples came to together. Ranks that share samples each have a part of their losses, and
- * the first of them counts them. */
-static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
+/* Sums loss and gradient norm over all ranks, in `result`. Each of the ranks that share samples contributes
+ * the loss of its tokens, but only the first of them counts the samples. */
+static DsvStatus gather_results(DsviTrainer *t, DsviStepResult *result)
 {
-    DsvStepShare *own = &t->share[dsvi_comm_rank(t->comm)], all = {0};
-    own->loss = result->loss;
-    memcpy(own->bin_loss, result->bin_loss, sizeof own->bin_loss);
-    memcpy(own->bin_samples, result->bin_samples, sizeof own->bin_samples);
-    DSVI_TRY(dsvi_zero_grad_square(&t->zero, &own->grad_square));
-    DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
+    DsviStepPart *local = &t->step_parts[dsvi_comm_rank(t->comm)], all = {0};
+    local->loss = result->loss;
+    memcpy(local->bin_loss, result->bin_loss, sizeof local->bin_loss);
+    memcpy(local->bin_samples, result->bin_samples, sizeof local->bin_samples);
+    DSVI_TRY(dsvi_zero_grad_square(&t->zero, &local->grad_square));
+    DSVI_TRY(dsvi_comm_all_gather_one(t->comm, t->step_parts, sizeof *t->step_parts));
     for (int64_t r = 0; r < dsvi_comm_size(t->comm); r++) {
-        const DsvStepShare *share = &t->share[r];
-        bool counts = r % t->mesh.context_ranks == 0;
-        all.grad_square += r < t->mesh.shard_ranks ? share->grad_square : 0; /* the others have the same */
-        all.loss += share->loss;
-        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
-            all.bin_loss[bin] += share->bin_loss[bin];
-            all.bin_samples[bin] += counts ? share->bin_samples[bin] : 0;
+        const DsviStepPart *part = &t->step_parts[r];
+        bool counts = r % t->mesh.cp_ranks == 0;
+        /* Only ranks of the first shard group count, because the other shard groups hold copies of the
+         * same gradients. */
+        all.grad_square += r < t->mesh.shard_ranks ? part->grad_square : 0;
+        all.loss += part->loss;
+        for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++) {
+            all.bin_loss[bin] += part->bin_loss[bin];
+            all.bin_samples[bin] += counts ? part->bin_samples[bin] : 0;
         }
     }
     result->loss = all.loss;
@@ -163,22 +174,23 @@ static DsvStatus gather_results(DsvTrainer *t, DsvStepResult *result)
     return DSV_OK;
 }
 
-/* The first rank whose loss or gradient is not finite, or -1 where that cannot be told. */
-static DsvStatus find_diverged(DsvTrainer *t, int64_t *rank)
+/* Sets *rank to the first rank whose loss or gradient is not finite before the sum over ranks; -1: none
+ * found. */
+static DsvStatus find_diverged(DsviTrainer *t, int64_t *rank)
 {
     bool spoilt;
-    int64_t own = dsvi_comm_rank(t->comm), size = dsvi_comm_size(t->comm);
-    DSVI_TRY(dsvi_zero_grad_spoilt(&t->zero, &spoilt));
-    t->share[own].grad_square = spoilt;
-    DSVI_TRY(dsvi_comm_share(t->comm, t->share, sizeof *t->share));
+    int64_t self = dsvi_comm_rank(t->comm), size = dsvi_comm_size(t->comm);
+    DSVI_TRY(dsvi_zero_grad_nonfinite(&t->zero, &spoilt));
+    t->step_parts[self].grad_square = spoilt;
+    DSVI_TRY(dsvi_comm_all_gather_one(t->comm, t->step_parts, sizeof *t->step_parts));
     *rank = 0;
-    while (*rank < size && isfinite(t->share[*rank].loss) && t->share[*rank].grad_square == 0)
+    while (*rank < size && isfinite(t->step_parts[*rank].loss) && t->step_parts[*rank].grad_square == 0)
         ++*rank;
     *rank = *rank < size ? *rank : -1;
     return DSV_OK;
 }
 
-static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
+static DsvStatus diverged(DsviTrainer *t, const DsviStepResult *result)
 {
     int64_t rank = -1;
     if (dsvi_comm_size(t->comm) > 1)
@@ -187,27 +199,30 @@ static DsvStatus diverged(DsvTrainer *t, const DsvStepResult *result)
     DsvStatus status = DSVI_FAIL(DSV_E_DIVERGED,
                                  "step %lld: loss %g and gradient norm %g are not both finite",
                                  (long long)result->step, result->loss, result->grad_norm);
-    return rank < 0 ? status : dsvi_fail_within(status, "rank %lld", (long long)rank);
+    return rank < 0 ? status : dsvi_fail_prefix(status, "rank %lld", (long long)rank);
 }
 
-/* Clips by the global norm and moves the weights and their moving average. */
-static DsvStatus update_weights(DsvTrainer *t, double norm, double lr)
+/* Clips gradients by the global norm and updates the weights and their moving average. */
+static DsvStatus update_weights(DsviTrainer *t, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
-    double most = settings->max_grad_norm;
-    DsvAdamwArgs how = {
-        .step = t->step + 1, .lr = lr,
-        .beta1 = settings->adam_beta1, .beta2 = settings->adam_beta2, .eps = settings->adam_epsilon,
+    double norm_max = settings->max_grad_norm;
+    DsviAdamwArgs options = {
+        .step = t->step + 1,
+        .lr = lr,
+        .beta1 = settings->adam_beta1,
+        .beta2 = settings->adam_beta2,
+        .eps = settings->adam_epsilon,
         .weight_decay = settings->weight_decay,
-        /* The 1e-6 is torch.nn.utils.clip_grad_norm_'s. */
-        .grad_scale = most > 0 && norm > most ? most / (norm + 1e-6) : 1.0,
+        /* 1e-6 is added to the norm as in torch.nn.utils.clip_grad_norm_. */
+        .grad_scale = norm_max > 0 && norm > norm_max ? norm_max / (norm + 1e-6) : 1.0,
         .ema_decay = settings->ema_decay,
     };
-    return dsvi_zero_update(&t->zero, &how);
+    return dsvi_zero_update(&t->zero, &options);
 }
 
-/* Adds the device's time since the last call to *phase. */
-static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
+/* Adds the device's time since *last, the clock at the previous call, to *phase. */
+static DsvStatus lap(DsviTrainer *t, double *last, double *phase)
 {
     double now;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &now));
@@ -216,40 +231,27 @@ static DsvStatus lap(DsvTrainer *t, double *last, double *phase)
     return DSV_OK;
 }
 
-/* Forward pass and loss; the host has waited for both. */
-static DsvStatus find_loss(DsvTrainer *t, DsvStepResult *result)
+DsvStatus dsvi_train_gradients(DsviTrainer *t, bool last_pass, const DsviSampleSource *next,
+                               DsviStepResult *result)
 {
-    const DsvDitLoss loss = {.target = t->noise, .grad_scale = pass_weight(t),
-                             .channel_weight = t->channel_weight, .loss = t->loss};
+    const DsviDitLoss loss = {.target = t->noise,
+                              .grad_scale = pass_weight(t),
+                              .channel_weight = t->channel_weight,
+                              .loss = t->loss};
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(mix_noise(t));
-    DSVI_TRY(dsvi_dit_forward_loss(t->dit, t->latents, t->timestep, t->text, &loss));
-    DSVI_TRY(take_loss(t, result));
-    return lap(t, &last, &result->forward_s);
-}
-
-/* The backward pass, during which gradients go to be summed over the ranks as they are finished. Where one
- * more micro-batch follows, the host draws it from `next` meanwhile. */
-static DsvStatus find_gradients(DsvTrainer *t, bool last_pass, const DsvSampleSource *next,
-                                DsvStepResult *result)
-{
-    double last;
-    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    dsvi_zero_begin_pass(&t->zero, last_pass);
+    DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, NULL, &loss));
+    DSVI_TRY(take_loss(t, result)); /* waits for the device */
+    DSVI_TRY(lap(t, &last, &result->forward_s));
+    dsvi_zero_begin_pass(&t->zero, last_pass); /* the last pass sums gradients over ranks while it runs */
     DSVI_TRY(dsvi_dit_backward(t->dit, NULL, NULL, NULL));
-    if (next)
+    if (next) /* the host draws the next micro-batch while the device computes this one */
         DSVI_TRY(draw_batch(t, next, true, &result->wait_s));
     return lap(t, &last, &result->backward_s);
 }
 
-DsvStatus dsvi_train_gradients(DsvTrainer *t, DsvStepResult *result)
-{
-    DSVI_TRY(find_loss(t, result));
-    return find_gradients(t, true, NULL, result);
-}
-
-DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
+DsvStatus dsvi_train_update(DsviTrainer *t, DsviStepResult *result)
 {
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
@@ -263,39 +265,32 @@ DsvStatus dsvi_train_update(DsvTrainer *t, DsvStepResult *result)
     return lap(t, &last, &result->optimizer_s);
 }
 
-/* Gradients begin at zero; the time counts as the optimizer's, as no phase else would hold it. */
-static DsvStatus clear_gradients(DsvTrainer *t, DsvStepResult *result)
-{
-    double last;
-    DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
-    DSVI_TRY(dsvi_zero_clear_gradients(&t->zero));
-    return lap(t, &last, &result->optimizer_s);
-}
-
-static DsvStatus take_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
+DsvStatus dsvi_train_step(DsviTrainer *t, const DsviSampleSource *source, DsviStepResult *result)
 {
     const DsvConfig *settings = t->settings;
+    DsviDevice *device = t->backend->device;
     int64_t passes = settings->gradient_accumulation_steps;
-    if (!t->drawn) /* before anything of the step: without a sample all stays as it is, and can be saved */
-        DSVI_TRY(draw_batch(t, source, false, &result->wait_s));
-    result->begun = true;
-    if (t->plans)
-        DSVI_TRY(dsvi_context_plans_step(t->plans));
-    DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
-    DSVI_TRY(clear_gradients(t, result));
-    for (int64_t i = 0; i < passes; i++) {
-        bool last_pass = i + 1 == passes, last = result->step >= settings->max_train_steps && last_pass;
-        DSVI_TRY(take_batch(t, source, &result->wait_s));
-        DSVI_TRY(find_loss(t, result));
-        DSVI_TRY(find_gradients(t, last_pass, last ? NULL : source, result));
-    }
-    return dsvi_train_update(t, result);
-}
-
-DsvStatus dsvi_train_step(DsvTrainer *t, const DsvSampleSource *source, DsvStepResult *result)
-{
+    double last;
+    DsvStatus status = DSV_OK;
     memset(result, 0, sizeof *result);
     result->step = t->step + 1;
-    result->lr = dsvi_learning_rate(t->settings, result->step);
-    return dsvi_zero_settle(&t->zero, take_step(t, source, result));
+    result->lr = dsvi_learning_rate(settings, result->step);
+    if (!t->drawn) /* the first batch is drawn before the step changes anything: if no sample can be read,
+                    * the state can still be saved */
+        DSVI_TRY_GOTO(status, draw_batch(t, source, false, &result->wait_s), settle);
+    result->begun = true;
+    if (t->plans)
+        DSVI_TRY_GOTO(status, dsvi_cp_plans_step(t->plans), settle);
+    DSVI_TRY_GOTO(status, dsvi_sparse_step_begin(t->sparse, result->step, true), settle);
+    DSVI_TRY_GOTO(status, device->clock(device->stream, &last), settle);
+    DSVI_TRY_GOTO(status, dsvi_zero_clear_gradients(&t->zero), settle);
+    DSVI_TRY_GOTO(status, lap(t, &last, &result->optimizer_s), settle);
+    for (int64_t i = 0; i < passes; i++) {
+        bool last_pass = i + 1 == passes, more = !last_pass || result->step < settings->max_train_steps;
+        DSVI_TRY_GOTO(status, take_batch(t, source, &result->wait_s), settle);
+        DSVI_TRY_GOTO(status, dsvi_train_gradients(t, last_pass, more ? source : NULL, result), settle);
+    }
+    DSVI_TRY_GOTO(status, dsvi_train_update(t, result), settle);
+settle:
+    return dsvi_zero_await_transfers(&t->zero, status);
 }

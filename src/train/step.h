@@ -1,4 +1,4 @@
-/* One step of training. */
+/* One training step. The implementation in step.c is the main path of the program. */
 #ifndef DSVI_STEP_H
 #define DSVI_STEP_H
 
@@ -9,37 +9,46 @@
 extern "C" {
 #endif
 
-typedef struct DsvStepResult {
+typedef struct DsviStepResult {
     int64_t step;
-    double loss;                  /* mean over the samples of the step, of all ranks */
-    double bin_loss[DSV_SIGMA_BINS];     /* summed over the samples whose sigma lies there */
-    int64_t bin_samples[DSV_SIGMA_BINS];
-    double grad_norm;             /* before clipping */
+    double loss;                      /* mean over the samples of the step on all ranks */
+    double bin_loss[DSVI_SIGMA_BINS]; /* sum of the losses of the samples whose noise level sigma is in the
+                                       * bin */
+    int64_t bin_samples[DSVI_SIGMA_BINS];
+    double grad_norm; /* L2 norm of all gradients before clipping */
     double lr;
-    double forward_s, backward_s, optimizer_s, wait_s; /* wait_s: for data */
-    bool begun; /* false: it failed for want of a sample, and all is as the step before has left it */
-} DsvStepResult;
+    double forward_s, backward_s, optimizer_s; /* seconds */
+    double wait_s;                             /* seconds in which the host waited for samples */
+    bool begun; /* false: no sample was available, so the step did not begin; the trainer is unchanged */
+} DsviStepResult;
 
 /* Where samples come from: the prefetch of a run, random latents of a benchmark, tensors of a test. */
-typedef struct DsvSampleSource {
+typedef struct DsviSampleSource {
     void *context;
-    /* The next latent (trainer->elements F32). *passed_over is 0 before the call; after it, how many clips
-     * proved broken before the one that it was made of. Ranks that share samples may differ in that: all then
-     * train on the latent of the rank that passed over fewest. A failure lasts: so does the next call. */
+    /* Writes the next latent (trainer->elements F32). The caller sets *passed_over to 0; the callback sets it
+     * to the number of broken clips that it skipped before it found a readable one. If ranks that share
+     * samples skip different numbers of clips, all use the latent of the rank that skipped fewest. After a
+     * failure all later calls must fail too. */
     DsvStatus (*next)(void *context, float *latent, int64_t *passed_over);
-} DsvSampleSource;
+} DsviSampleSource;
 
-/* Draws gradient_accumulation_steps micro-batches from `source`, and makes one update. With several ranks
- * each draws its own samples, `source` gives a rank those of its share, and all end with the same weights.
- * DSV_E_DIVERGED, on all ranks and with trainer->diverged set, when the loss or the gradient norm is not
- * finite: the weights are then still those of the step before. */
-DsvStatus dsvi_train_step(DsvTrainer *trainer, const DsvSampleSource *source, DsvStepResult *result);
+/* Draws gradient_accumulation_steps micro-batches from `source` and updates the weights once. With several
+ * ranks, the `source` of each rank must return the samples of this rank (dsvi_trainer_first_sample); all
+ * ranks end with the same weights. If the loss or the gradient norm is not finite, all ranks return
+ * DSV_E_DIVERGED, trainer->diverged is set, and the weights are unchanged. */
+DsvStatus dsvi_train_step(DsviTrainer *trainer, const DsviSampleSource *source, DsviStepResult *result);
 
-/* Its two halves. gradients: of the step's last micro-batch, which lies in trainer->latents (clean), noise,
- * sigma, timestep and text, added to those of the micro-batches before; result's loss and times grow. update:
- * the norm of what has gathered, clipping, AdamW at result->lr, moving average; the step is then done. */
-DsvStatus dsvi_train_gradients(DsvTrainer *trainer, DsvStepResult *result);
-DsvStatus dsvi_train_update(DsvTrainer *trainer, DsvStepResult *result);
+/* The gradients of one micro-batch, added to those of earlier ones: the forward pass to the loss and the
+ * backward pass. The caller has filled trainer->latents (clean), noise, sigma, timestep and text. Adds to the
+ * loss and the times in `result`.
+ * last_pass: no micro-batch of the step follows, so gradients are summed over the ranks during the pass.
+ * next: where the host draws the next micro-batch from while the device computes; NULL: none is needed. */
+DsvStatus dsvi_train_gradients(DsviTrainer *trainer, bool last_pass, const DsviSampleSource *next,
+                               DsviStepResult *result);
+/* The last part of a step, once all micro-batches have added their gradients: sums them over the ranks, clips
+ * by the global norm, updates the weights (AdamW at result->lr) and their moving average, and lets the guard
+ * of sparse attention decide. result->step and result->lr are set by the caller. */
+DsvStatus dsvi_train_update(DsviTrainer *trainer, DsviStepResult *result);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,8 @@
-/* Everything a training run holds, made once: the five structs a reader meets in step.c come together here.
+/* The state of a training run: model, weights, optimizer, sparse layer, groups of ranks and buffers.
  *
- * A DsvTrainer knows nothing of files: run.c feeds it, checkpoint.c stores it. All its device memory is one
- * allocation, planned by the same function that carves it; the preview printed before the first step is
- * that plan. */
+ * A DsviTrainer does not access files: run/run.c passes samples to it, and run/checkpoint.c saves and loads
+ * its state. All its device memory is one allocation. One function lays out this memory twice: first it only
+ * counts bytes, which gives the memory plan printed before the first step; then it assigns addresses. */
 #ifndef DSVI_TRAINER_H
 #define DSVI_TRAINER_H
 
@@ -10,12 +10,12 @@
 #include "dist/mesh.h"
 #include "dist/peers.h"
 #include "dsv/config.h"
-#include "model/codec.h"
-#include "model/dit.h"
+#include "model/codec/codec.h"
+#include "model/dit/dit.h"
 #include "ops/ops.h"
 #include "sample/generator.h"
 #include "sparse/sparse.h"
-#include "train/context_plans.h"
+#include "train/cp_plans.h"
 #include "train/held_out.h"
 #include "train/zero.h"
 
@@ -23,85 +23,102 @@
 extern "C" {
 #endif
 
-/* What the samples of one rank add to a step; of all ranks together once it is done. */
-typedef struct DsvStepShare {
-    double loss;                         /* parts of a mean over all samples of the step */
-    double bin_loss[DSV_SIGMA_BINS];     /* summed over the samples whose sigma lies there */
-    int64_t bin_samples[DSV_SIGMA_BINS];
-    double grad_square;                  /* of the own stretches of the summed gradient */
-} DsvStepShare;
+/* The contribution of one rank's samples to the loss and gradient norm of a step. */
+typedef struct DsviStepPart {
+    double loss;                      /* what this rank adds to the mean loss over all samples of the step */
+    double bin_loss[DSVI_SIGMA_BINS]; /* sum of the losses of the samples whose noise level sigma is in the
+                                       * bin */
+    int64_t bin_samples[DSVI_SIGMA_BINS];
+    double grad_square; /* sum of squares of this rank's shard of the gradient */
+} DsviStepPart;
 
-typedef struct DsvTrainer {
+typedef struct DsviTrainer {
     const DsvConfig *settings;
-    DsvBackend *backend;
-    DsvComm *comm;                 /* the ranks that train together; NULL: one alone */
-    DsvComm *device_comm;          /* the same for device memory: comm itself where that is the host's */
-    DsvMesh mesh;                  /* who of them does what */
-    DsvContextGroup *group;        /* those that share this one's clips; NULL: it has them alone */
-    bool owns_groups;              /* a trainer that is planned and no more has borrowed both */
-    const DsvCodec *codec;
-    DsvVideoShape video, latent;   /* of one clip: (3, T, H, W) and what the codec makes of it */
-    int64_t elements;              /* of one latent */
+    DsviBackend *backend;
+    DsviComm *comm;        /* all ranks of the run, for host memory; NULL: one rank */
+    DsviComm *device_comm; /* the same ranks for device memory; equal to `comm` on a CPU */
+    DsviMesh mesh;         /* how the ranks divide clips, tokens and state */
+    DsviCpGroup *group;    /* ranks that share this rank's clips; NULL: this rank has its own clips */
+    bool owns_groups;      /* false: mesh and group are another trainer's (dsvi_trainer_plan) */
+    const DsviCodec *codec;
+    DsviVideoShape video, latent; /* shapes of one window: of its pixels (3, T, H, W), and of its latent */
+    int64_t elements;             /* number of elements of one latent */
 
-    DsvDitConfig config;
-    DsvParamTable table;
-    DsvZero zero;                  /* weights, gradients, moments, moving average */
-    DsvContext *context;           /* how ranks share clips: in training, held-out loss and sampling alike;
-                                    * NULL: this rank has its clips alone */
-    DsvContextPlans *plans;        /* how attention is shared out in it; NULL: as at the start */
-    DsvSparse *sparse;
-    DsvDit *dit;
-    DsvGenerator *generator;       /* samples clips for validation with the weights of training; or NULL */
-    DsvHeldOut *held_out;          /* measures the held-out loss; NULL without validation.data */
+    DsviDitConfig config;
+    DsviParamTable table;
+    DsviZero zero;      /* weights, gradients, Adam moments, moving average */
+    DsviCp *cp;         /* context parallelism, used by training, held-out loss and sampling;
+                         * NULL: this rank has its own clips */
+    DsviCpPlans *plans; /* updates the parallel plans of `cp`; NULL: plans never change */
+    DsviSparse *sparse;
+    DsviDit *dit;
+    DsviGenerator *generator; /* samples validation clips with the weights in training; or NULL */
+    DsviHeldOut *held_out;    /* measures the held-out loss; NULL if validation.data is empty */
 
-    void *memory;                  /* the one device allocation */
-    DsvArena arena;                /* its plan */
-    void *host_memory;             /* the one host allocation, for what goes up and down: the device's own */
-    DsvArena host_arena;
-    DsvPeersHere here;             /* its sum: bytes of such allocations */
+    void *memory;            /* the one device allocation */
+    DsviArena arena;         /* layout of `memory` */
+    void *host_memory;       /* the one host allocation, made by the device (pinned on a GPU) */
+    DsviArena host_arena;    /* layout of `host_memory` */
+    DsviPeersOnMachine here; /* here.sum: bytes of host_memory of all ranks on this machine */
 
-    /* One micro-batch, device memory. */
-    float *latents;                /* (B, elements): clean, then noisy; up to the forward pass */
-    float *noise;                  /* (B, elements): noise, then the target; up to the forward pass */
-    float *sigma, *timestep;       /* (B) */
-    float *text;                   /* (B, text_len, text_dim) */
-    float *loss;                   /* (B) */
-    float *channel_weight;         /* (latent channels) of the loss; NULL where all count alike */
+    /* One micro-batch in device memory. latents and noise are valid until the forward pass has used them:
+     * they share memory with activations. */
+    float *latents;          /* (B, elements): latents: clean at first, then mixed with noise */
+    float *noise;            /* (B, elements): noise, then the target velocity */
+    float *sigma, *timestep; /* (B) */
+    float *text;             /* (B, text_len, text_dim) */
+    float *loss;             /* (B) */
+    float *channel_weight;   /* (latent channels) weights of the loss; NULL: all are 1 */
 
-    /* The same on the host, before upload and after download. */
-    float *host_latents;           /* (B, elements) */
+    /* Host buffers for uploads and downloads of the micro-batch. */
+    float *host_latents;                           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
-    float *host_channel_weight;    /* (latent channels) or NULL */
-    float *host_flat;              /* (table.elements) of rank 0: one flat array on its way to or from a file;
-                                    * scratch of the others */
-    DsvStepShare *share;           /* (ranks) of the step at work */
-    int64_t *passed_over;          /* (context_ranks) broken clips before the one of the sample being drawn */
+    float *host_channel_weight;                    /* (latent channels) or NULL */
+    float *host_flat;         /* rank 0: (table.elements) a flat array that is read from or written to a
+                               * file; other ranks: scratch for dsvi_zero_store and _fetch */
+    DsviStepPart *step_parts; /* (ranks) contributions of all ranks to the current step */
+    int64_t *passed_over;     /* (cp_ranks) number of broken clips that each rank of the cp group skipped
+                               * before it got the current sample */
 
-    int64_t step;                  /* steps done */
-    uint64_t sample;               /* samples trained on, by all ranks together: the position in the data */
-    DsvDatasetMark data;           /* in which data; a trainer alone has none */
-    bool drawn;                    /* the micro-batch after them lies in the host arrays */
-    bool diverged;                 /* the step at work, as all ranks have found together */
-} DsvTrainer;
+    int64_t step;                /* steps done */
+    uint64_t sample;             /* samples used so far by all ranks: the position in the data */
+    DsviDatasetFingerprint data; /* identifies the data set; set by run.c, zero otherwise */
+    bool drawn;                  /* the host buffers already hold the next micro-batch */
+    bool diverged;               /* the current step diverged, as found by all ranks together */
+} DsviTrainer;
 
-/* Plans, allocates and sets up everything; weights are not initialised yet. `log` hears the sparse layer's
- * decisions. `comm`: NULL, or the ranks that train together, all of which make the same calls from here on;
- * on each a batch of train_batch_size, the same on all of a context group. On failure *out is NULL. */
-DsvStatus dsvi_trainer_create(const DsvConfig *settings, DsvBackend *backend, DsvComm *comm,
-                              const DsvCodec *codec, const DsvDitConfig *config, DsvSparseLog *log,
-                              void *log_context, DsvTrainer **out);
-void dsvi_trainer_free(DsvTrainer **trainer);
+/* Arguments of dsvi_trainer_create. The caller keeps ownership of everything. All objects must outlive the
+ * trainer, except `config`, which is copied. */
+typedef struct DsviTrainerArgs {
+    const DsvConfig *settings;
+    DsviBackend *backend;
+    DsviComm *comm; /* all ranks of the run, for host memory; NULL: one rank */
+    const DsviCodec *codec;
+    const DsviDitConfig *config; /* shape of the model */
+    DsviSparseLog *log;          /* receives decisions of the sparse layer and parallel plans; or NULL */
+    void *log_context;           /* passed to `log` */
+} DsviTrainerArgs;
 
-/* What a trainer of the same model with other settings would take of the device and of the host. */
-DsvStatus dsvi_trainer_plan(const DsvTrainer *like, const DsvConfig *settings, DsvArena *plan,
-                            DsvArena *host_plan);
+/* Plans and allocates memory and sets up all parts; the weights are not initialised. With several ranks,
+ * all ranks must make this and all later calls in the same order. Each rank processes micro-batches of
+ * train_batch_size samples; ranks of one cp group (ranks that share clips) process the same samples. On
+ * failure *out is NULL. */
+DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out);
+void dsvi_trainer_free(DsviTrainer **trainer);
 
-/* The number of this rank's first sample in the next micro-batch, and samples in one of all ranks. */
-uint64_t dsvi_trainer_first_sample(const DsvTrainer *trainer);
-uint64_t dsvi_trainer_samples(const DsvTrainer *trainer);
+/* Returns the device and host memory that a trainer of the same model would need with `settings`. Allocates
+ * neither. `like` must have settings, backend, mesh, group, codec and config; the rest is not used. */
+DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, DsviArena *plan,
+                            DsviArena *host_plan);
 
-/* Starts from the weights in host_flat of rank 0: moments zero, moving average the weights themselves. */
-DsvStatus dsvi_trainer_start(DsvTrainer *trainer);
+/* Returns the number of this rank's first sample in the next micro-batch. */
+uint64_t dsvi_trainer_first_sample(const DsviTrainer *trainer);
+/* Returns the number of samples in one micro-batch of all ranks together. */
+uint64_t dsvi_trainer_samples(const DsviTrainer *trainer);
+
+/* Initialises the weights, and their moving average if there is one, from host_flat of rank 0. Clears the
+ * Adam moments. Called by all ranks. */
+DsvStatus dsvi_trainer_start(DsviTrainer *trainer);
 
 #ifdef __cplusplus
 }

@@ -1,22 +1,23 @@
-/* The state of a model in training, divided over the ranks of a shard group as zero_stage says (Rajbhandari
- * et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
+/* Weights, gradients and optimizer state of a model in training, divided over the ranks of a shard group as
+ * the option zero_stage says (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+ * Parameter Models"; PyTorch's FSDP is similar).
  *
  *                                         stage 1    stage 2              stage 3
- *     master weights, moments, average    own        own                  own                   F32
- *     gradients                           whole      own and two buckets  own and two buckets   F32
- *     weights to compute with             whole      whole                own and two buckets
+ *     master weights, moments, EMA        shard      shard                shard                 F32
+ *     gradients                           whole      shard + two buckets  shard + two buckets   F32
+ *     compute weights                     whole      whole                shard + two buckets
  *
- * "own" are a rank's stretches (dist/shard.h); a bucket is a stretch of the parameters (model/weights.h), and
- * the buffers for two of them are what a pass uses and what comes or goes meanwhile: while a block computes,
- * the weights of the next are gathered and the gradients of the one before are summed, on a thread of their
- * own (dist/comm_queue.h). A model computes with the compute dtype's copy of its GEMM weights and with F32
- * copies of the rest; in F32 they are the master weights themselves. A rank that is alone has everything
- * whole.
+ * "shard" is the part of each bucket that a rank keeps (dist/shard.h). A bucket is a contiguous range of the
+ * parameters, usually those of one block (model/weights/weights.h). Stages 2 and 3 have two bucket buffers,
+ * so that transfers overlap with computing: while one block computes, a background thread (dist/comm_queue.h)
+ * gathers the weights of the next block and sums the gradients of the previous one. Compute weights are the
+ * weights that passes read: GEMM weights in the compute dtype and the others in F32. If the compute dtype is
+ * F32, the compute weights are the master weights. A rank without other ranks keeps everything whole.
  *
- * Sums are formed in the order of the ranks at every stage: without gradient accumulation all stages give the
- * same bits. Stages 2 and 3 sum over the ranks after each micro-batch and stage 1 once a step, so that with
- * it they differ by rounding. Ranks that keep the same part, in different shard groups (hsdp_shard_dim), add
- * the sums of their groups. */
+ * Sums over ranks are formed in rank order at every stage. Without gradient accumulation all stages therefore
+ * give the same bits. With gradient accumulation they differ by rounding, because stages 2 and 3 sum over
+ * ranks after each micro-batch and stage 1 once per step. If there are several shard groups (hsdp_shard_dim),
+ * ranks of different groups that keep the same shard (replicas) then add the sums of their groups. */
 #ifndef DSVI_ZERO_H
 #define DSVI_ZERO_H
 
@@ -24,99 +25,113 @@
 #include "dist/comm_queue.h"
 #include "dist/mesh.h"
 #include "dist/shard.h"
-#include "model/dit.h"
+#include "model/dit/dit.h"
 #include "ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Room for one bucket. */
-typedef struct DsvZeroBuffer {
+/* A buffer that can hold any one bucket. */
+typedef struct DsviZeroBuffer {
     void *memory;
-    int64_t bucket; /* whose it is; -1: nobody's */
-    int64_t work;   /* number of what fills it, or empties it, in the queue */
-} DsvZeroBuffer;
+    int64_t bucket; /* the bucket in the buffer; -1: none */
+    int64_t queued; /* number in the queue of the transfer that fills the buffer or sums its contents */
+} DsviZeroBuffer;
 
-typedef struct DsvZero {
-    DsvBackend *backend;
-    const DsvParamTable *table;
-    const DsvMesh *mesh;
-    DsvDtype act;
-    DsvComm *shard_comm, *replica_comm; /* for device memory */
-    DsvComm *joined[2];                 /* those of them that were made for it, to be closed */
-    void *room;                         /* what sums over them want; behind it, those over all ranks */
-    DsvCommQueue *queue;                /* NULL: one rank alone */
-    DsvShard shard;                     /* in elements, F32 */
-    DsvShard work_shard;                /* in bytes, of the weights to compute with */
-    bool work_whole;
-    bool last_pass;                     /* the backward pass that goes on, or comes next, is a step's last */
-    bool fresh;                         /* its first backward pass is to come, or is under way */
-    bool grad_elsewhere;                /* grad.data is the caller's */
+typedef struct DsviZero {
+    DsviBackend *backend;
+    const DsviParamTable *table;
+    const DsviMesh *mesh;
+    DsviDtype act;
+    DsviComm *shard_comm, *replica_comm; /* groups for device memory */
+    DsviComm *joined[2];  /* those of shard_comm and replica_comm that dsvi_zero_open created and
+                             dsvi_zero_free closes */
+    void *workspace;      /* device memory for sums over ranks: a part that shard_comm and replica_comm share,
+                           * and after it a part for the group of all ranks */
+    DsviCommQueue *queue; /* runs transfers in the background; NULL: one rank */
+    DsviShard shard;      /* division of F32 arrays among the ranks, in elements */
+    DsviShard compute_shard; /* division of the compute weights among the ranks, in bytes */
+    bool compute_whole; /* every rank has the compute weights of all parameters (stages 1 and 2), not only its
+                           shard */
+    bool last_pass;     /* the current or next backward pass is the last of its training step */
+    bool fresh;         /* the first backward pass of a step has not ended yet */
+    bool grad_elsewhere; /* grad.data is memory of the caller (dsvi_zero_grad_begin) */
 
-    unsigned char *work;                /* whole, or own stretches */
-    DsvZeroBuffer gathered[2];          /* bucket b in number b % 2 */
-    DsvShardArray master;
-    DsvShardArray grad;                 /* flat: whole */
-    DsvZeroBuffer summed[2];
-    DsvShardArray moment1, moment2;
-    DsvShardArray ema;                  /* data NULL when ema_decay is 0 */
-    double *square;                     /* (buckets) of the own stretches of the sums; device memory */
-    double *made_square;                /* (buckets) of what this rank added to them; device memory */
-    double *host_square;                /* (buckets) */
-} DsvZero;
+    unsigned char *compute;     /* compute weights: whole, or this rank's shard */
+    DsviZeroBuffer gathered[2]; /* stage 3: compute weights; bucket b is in gathered[b % 2] */
+    DsviShardArray master;
+    DsviShardArray grad;      /* flat: whole; packed: this rank's shard */
+    DsviZeroBuffer summed[2]; /* stages 2 and 3: gradients; bucket b is in summed[b % 2] */
+    DsviShardArray moment1, moment2;
+    DsviShardArray ema;   /* moving average; data is NULL if ema_decay is 0 */
+    double *square;       /* (buckets) sums of squares of this rank's shard of the summed
+                           * gradients; device memory */
+    double *local_square; /* (buckets) sums of squares of this rank's gradients before the sum
+                           * over ranks; device memory */
+    double *host_square;  /* (buckets) host memory */
+} DsviZero;
 
-/* Divides what `table` describes; backend, mesh and table are kept. */
-DsvStatus dsvi_zero_make(const DsvConfig *settings, DsvBackend *backend, const DsvMesh *mesh,
-                         const DsvParamTable *table, DsvZero *out);
-void dsvi_zero_free(DsvZero *zero); /* takes one of zeros */
+/* Computes the division of the parameters in `table`. Keeps pointers to backend, mesh and table. */
+DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const DsviMesh *mesh,
+                         const DsviParamTable *table, DsviZero *out);
+void dsvi_zero_free(DsviZero *zero); /* accepts a zeroed struct */
 
-/* Where a step has one backward pass grad.data is the caller's: in elements, where each bucket's gradients
- * begin in it and where the last end. A bucket's may hold anything until the backward pass enters it. Else
- * NULL, and they are planned here. */
-const int64_t *dsvi_zero_grad_begin(const DsvZero *zero);
+/* With gradient_accumulation_steps=1 the caller provides the memory grad.data, so that it can share memory
+ * with activations. Returns (buckets + 1) elements: where each bucket's gradients begin in grad.data, and
+ * where the last end. The memory of a bucket may hold anything until the backward pass acquires the bucket.
+ * Otherwise returns NULL, and dsvi_zero_carve takes the memory. */
+const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
 
-/* Device memory, zero when bound; host memory. */
-void dsvi_zero_carve(DsvZero *zero, const DsvConfig *settings, DsvArena *arena);
-void dsvi_zero_carve_host(DsvZero *zero, DsvArena *arena);
+/* Takes the device memory of weights, gradients and optimizer state from the arena. The memory that the
+ * arena provides must be zero. */
+void dsvi_zero_carve(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
+/* Takes from `arena` the host memory for sums of squares of the gradients. */
+void dsvi_zero_carve_host(DsviZero *zero, DsviArena *arena);
 
-/* After binding. `device_all`: mesh->all for device memory. */
-DsvStatus dsvi_zero_open(DsvZero *zero, DsvComm *device_all);
+/* Creates the groups and the queue for transfers. Call after the arenas have memory. `device_all` is the
+ * group of all ranks for device memory. */
+DsvStatus dsvi_zero_open(DsviZero *zero, DsviComm *device_all);
 
-/* What models compute with, lent stretch by stretch: with several ranks all make the same passes at the same
- * time where stage 3 has the weights divided. */
-DsvDitWeights dsvi_zero_weights(DsvZero *zero);
+/* Returns callbacks with which a model acquires and releases compute weights bucket by bucket
+ * (model/dit/dit.h). At stage 3 all ranks must run the same passes in the same order. */
+DsviDitWeights dsvi_zero_weights(DsviZero *zero);
 
-/* Gradients begin anew, and the backward passes of a step add to them. Zeros are written where they are added
- * to first: not where the first backward pass writes them, as those of GEMM weights where they are whole, or
- * its sum over the ranks where they are divided and the pass is the only one. */
-DsvStatus dsvi_zero_clear_gradients(DsvZero *zero);
-/* A backward pass follows. In a step's last one gradients go to be summed over the ranks as they are
- * finished; in those before it too where they are divided. */
-void dsvi_zero_begin_pass(DsvZero *zero, bool last);
-/* Waits until they are summed over all ranks. */
-DsvStatus dsvi_zero_sum_gradients(DsvZero *zero);
-/* Of the own stretches of the sum. */
-DsvStatus dsvi_zero_grad_square(DsvZero *zero, double *square);
-/* Whether this rank's own samples gave a gradient that is not finite; in stages 2 and 3 those of the last
- * micro-batch. */
-DsvStatus dsvi_zero_grad_spoilt(DsvZero *zero, bool *spoilt);
+/* Starts the gradients of a step at zero; the backward passes of the step add to them. Memory is not cleared
+ * if the first backward pass overwrites it: the gradients of GEMM weights if gradients are whole, or the sum
+ * over ranks if gradients are divided and the step has one pass. */
+DsvStatus dsvi_zero_clear_gradients(DsviZero *zero);
+/* Call before each backward pass; `last`: it is the last of the step. During the last pass each bucket's
+ * gradients are summed over ranks as soon as they are complete. If gradients are divided (stages 2 and 3),
+ * this also happens during the earlier passes. */
+void dsvi_zero_begin_pass(DsviZero *zero, bool last);
+/* Waits until the gradients are summed over all ranks. */
+DsvStatus dsvi_zero_sum_gradients(DsviZero *zero);
+/* Computes the sum of squares of this rank's shard of the summed gradients. */
+DsvStatus dsvi_zero_grad_square(DsviZero *zero, double *square);
+/* *spoilt is true if the gradient of this rank's own samples, before the sum over ranks, has a value that is
+ * not finite. At stages 2 and 3 only the last micro-batch is considered. */
+DsvStatus dsvi_zero_grad_nonfinite(DsviZero *zero, bool *spoilt);
 
-/* Moves the weights, each rank its own stretches of them, and their average; `how`: an update but for its
- * arrays. */
-DsvStatus dsvi_zero_update(DsvZero *zero, const DsvAdamwArgs *how);
+/* Updates the weights with AdamW, and their moving average; each rank updates its shard. `options` has all
+ * fields but arrays and dtypes. At stages 1 and 2 it returns when this rank has all new compute weights. */
+DsvStatus dsvi_zero_update(DsviZero *zero, const DsviAdamwArgs *options);
 
-/* One of the arrays above in the layout of the table, `flat` of rank 0, to the ranks that keep it, and back.
- * Host memory; on the other ranks scratch, dsvi_zero_host_elements() of them. */
-DsvStatus dsvi_zero_store(DsvZero *zero, const float *flat, DsvShardArray array);
-DsvStatus dsvi_zero_fetch(DsvZero *zero, DsvShardArray array, float *flat);
-int64_t dsvi_zero_host_elements(const DsvZero *zero);
-/* After the master weights were stored. */
-DsvStatus dsvi_zero_refresh(DsvZero *zero);
+/* Copies `flat` of rank 0 (host memory, in the layout of the table) to `array` of all ranks, each its shard.
+ * `array` is master, moment1, moment2 or ema. On other ranks `flat` is scratch of dsvi_zero_host_elements()
+ * elements. Called by all ranks. */
+DsvStatus dsvi_zero_store(DsviZero *zero, const float *flat, DsviShardArray array);
+/* Copies `array` of all ranks to `flat` of rank 0; the opposite of dsvi_zero_store. */
+DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviShardArray array, float *flat);
+/* Returns the elements of `flat` that dsvi_zero_store and dsvi_zero_fetch need on this rank. */
+int64_t dsvi_zero_host_elements(const DsviZero *zero);
+/* Computes the compute weights from the master weights. Call after dsvi_zero_store of the master weights. */
+DsvStatus dsvi_zero_refresh(DsviZero *zero);
 
-/* With the failure of whatever used the weights, or DSV_OK: nothing of this rank is under way when it
- * returns. Returns `status`, and leaves its sentence. */
-DsvStatus dsvi_zero_settle(DsvZero *zero, DsvStatus status);
+/* Call with the status of anything that used the weights. After a failure, waits until no transfer of this
+ * rank is in progress, because transfers access memory that may be freed next. Returns `status` and keeps its
+ * error message. */
+DsvStatus dsvi_zero_await_transfers(DsviZero *zero, DsvStatus status);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,6 @@
-/* The demo shows what was in its clips: configs/demo.yaml is trained on the clips of tools/demo_clips.sh, and
- * each sample is compared with every window that training can have drawn. It takes some minutes. Without a
- * package registry there are no such clips, and the test is skipped: the script's artificial clips are of
- * fine patterns, which a small model learns more slowly. */
+/* Trains configs/demo.yaml on the clips of tools/demo_clips.sh, and compares each sample with every window
+ * that training can draw. It takes some minutes. Without a package registry the test is skipped, because the
+ * script's artificial clips have fine patterns, which a small model learns more slowly. */
 #include "test.h"
 
 #include <dirent.h>
@@ -12,13 +11,13 @@
 #include "data/clip.h"
 #include "dsv/dsv.h"
 
-/* What a picture that a person can name comes to. A run ends at about 24 dB and 0.78. */
+/* The smallest PSNR and SSIM at which a person recognises the picture. A run ends at about 26 dB and 0.8. */
 static const double PSNR_LEAST = 22, SSIM_LEAST = 0.7;
 
 enum { SEEDS = 4, WINDOWS_MAX = 256, SSIM_SIDE = 7 };
 
 typedef struct Windows {
-    int64_t frames, side;          /* of each: (3, frames, side, side), F32 in [-1, 1] */
+    int64_t frames, side; /* of each: (3, frames, side, side), F32 in [-1, 1] */
     int count;
     float *pixels[WINDOWS_MAX];
     char name[WINDOWS_MAX][64];
@@ -31,9 +30,14 @@ static size_t elements(const Windows *w)
 
 static float *read_window(const Windows *w, const char *path, double start, double fps)
 {
-    const DsvClipWindow window = {
-        .start = start, .fps = fps, .frames = w->frames, .height = w->side, .width = w->side,
-        .crop_x = 0.5, .crop_y = 0.5,
+    const DsviClipWindow window = {
+        .start = start,
+        .fps = fps,
+        .frames = w->frames,
+        .height = w->side,
+        .width = w->side,
+        .crop_x = 0.5,
+        .crop_y = 0.5,
     };
     float *pixels = malloc(elements(w) * sizeof *pixels);
     assert_non_null(pixels);
@@ -41,19 +45,19 @@ static float *read_window(const Windows *w, const char *path, double start, doub
     return pixels;
 }
 
-/* Every window of every clip in `folder` whose frames are all inside the clip, as training draws them. */
+/* Every complete window of every clip in `folder`, prepared as for training. */
 static void read_windows(Windows *w, const DsvConfig *config, const char *folder)
 {
     DIR *dir = opendir(folder);
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir));) {
         char path[DSVI_PATH_MAX];
-        DsvClipInfo info;
+        DsviClipInfo info;
         if (!strstr(entry->d_name, ".mp4"))
             continue;
         assert_ok(dsvi_path_join(path, folder, entry->d_name));
         assert_ok(dsvi_clip_probe(path, &info));
-        for (int64_t first = 0; first + w->frames <= dsvi_clip_grid(&info, config->fps); first++) {
+        for (int64_t first = 0; first + w->frames <= dsvi_clip_frame_times(&info, config->fps); first++) {
             assert_true(w->count < WINDOWS_MAX);
             snprintf(w->name[w->count], sizeof w->name[0], "%.40s, frame %d", entry->d_name, (int)first);
             w->pixels[w->count++] = read_window(w, path, (double)first / config->fps, config->fps);
@@ -71,7 +75,7 @@ static double psnr(const float *a, const float *b, size_t n)
     return 10 * log10(4 * (double)n / sum); /* the range of the values is 2 */
 }
 
-/* Of one square of two pictures (Wang et al. 2004, with a uniform window and unbiased variances). */
+/* SSIM of one square of two pictures (Wang et al. 2004, with a uniform window and unbiased variances). */
 static double square_ssim(const float *a, const float *b, int64_t row)
 {
     const double n = SSIM_SIDE * SSIM_SIDE, c1 = 0.02 * 0.02, c2 = 0.06 * 0.06; /* (K times the range 2)^2 */
@@ -94,7 +98,7 @@ static double square_ssim(const float *a, const float *b, int64_t row)
            ((mean_a * mean_a + mean_b * mean_b + c1) * (variance_a + variance_b + c2));
 }
 
-/* Mean over all squares of all frames and colours. */
+/* Mean SSIM over all squares of all frames and colours. */
 static double ssim(const Windows *w, const float *a, const float *b)
 {
     double sum = 0;
@@ -131,7 +135,7 @@ static void check_sample(const Windows *w, const DsvConfig *config, const char *
     double likeness = ssim(w, sample, w->pixels[nearest]);
     print_message("seed %d: %.1f dB and SSIM %.2f to %s\n", seed, best, likeness, w->name[nearest]);
     if (!(best >= PSNR_LEAST && likeness >= SSIM_LEAST))
-        fail_msg("seed %d: wanted %g dB and SSIM %g", seed, PSNR_LEAST, SSIM_LEAST);
+        fail_msg("seed %d: expected %g dB and SSIM %g", seed, PSNR_LEAST, SSIM_LEAST);
     free(sample);
 }
 
@@ -166,7 +170,7 @@ static void samples_show_the_clips(void **state)
     assert_ok(dsvi_path_join(clips, folder, "clips"));
     snprintf(command, sizeof command, "%s/tools/demo_clips.sh %s", DSV_SOURCE_DIR, clips);
     assert_int_equal(system(command), 0);
-    assert_ok(dsvi_path_join(credits, clips, "CREDITS.txt")); /* of real clips */
+    assert_ok(dsvi_path_join(credits, clips, "CREDITS.txt")); /* exists only with real clips */
     bool real = dsvi_path_exists(credits);
     if (real)
         train_and_check(folder, clips);

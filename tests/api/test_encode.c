@@ -1,4 +1,4 @@
-/* dsv_encode: what is listed twice, paths typed one way and another, a second call. */
+/* dsv_encode: clips listed twice, different spellings of paths, a second call. */
 #include "test.h"
 
 #include <unistd.h>
@@ -45,7 +45,7 @@ static void encode(const char *data, const char *out, int64_t threads, Heard *he
 
 static int64_t count_of(const char *folder)
 {
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     assert_ok(dsvi_latent_cache_open(folder, NULL, &cache));
     int64_t count = dsvi_latent_cache_count(cache);
     for (int64_t i = 0; i < count; i++)
@@ -54,7 +54,7 @@ static int64_t count_of(const char *folder)
     return count;
 }
 
-/* Under one name or another: the first place counts, and the others are told of. */
+/* A clip listed under several names is encoded at its first place; the others are reported. */
 static void a_clip_listed_twice_is_encoded_once(void **state)
 {
     static const char LIST[] = "path,text\nclips/waves-0.mp4,the first\nclips/waves-1.mp4,another\n"
@@ -63,7 +63,7 @@ static void a_clip_listed_twice_is_encoded_once(void **state)
     (void)state;
     assert_ok(dsvi_file_write(scratch_path("list.csv"), LIST, sizeof LIST - 1));
     for (int64_t threads = 1; threads <= 4; threads += 3) {
-        DsvLatentCache *cache;
+        DsviLatentCache *cache;
         char out[32];
         snprintf(out, sizeof out, "listed-%d", (int)threads);
         encode(scratch_path("list.csv"), scratch_path(out), threads, &heard);
@@ -103,7 +103,7 @@ static void take_clip(void *context, const DsvProgress *progress)
         rename(scratch_path("going/waves-2.mp4"), scratch_path("gone.mp4"));
 }
 
-/* A clip that cannot be read any more, be it gone or its disk failing, costs its own windows alone. */
+/* A clip that can no longer be read, because of removal or a disk error, costs only its own windows. */
 static void a_clip_that_goes_away_is_left_out(void **state)
 {
     Heard heard = {0};
@@ -131,14 +131,14 @@ static void write_clip(const char *path, int64_t frames, double fps)
     free(pixels);
 }
 
-/* A clip's length is rounded to microseconds: 10 frames at 12 frames/s are 9.999996 of them. */
+/* A clip's length is rounded to microseconds: 10 frames at 12 frames/s count as 9.999996 frames. */
 static void every_whole_window_is_encoded(void **state)
 {
     static const struct {
         const char *name;
         int64_t frames;
         double fps;
-        int64_t windows; /* of 5 frames */
+        int64_t windows; /* windows of 5 frames */
     } CLIPS_OF[] = {{"a.mp4", 10, 12, 2},  {"b.mp4", 100, 30, 20}, {"c.mkv", 65, 30, 13},
                     {"d.mp4", 64, 30, 12}, {"e.mp4", 4, 12, 1},    {"f.mkv", 25, 24, 5},
                     {"g.mkv", 24, 24, 4}};
@@ -159,15 +159,14 @@ static void every_whole_window_is_encoded(void **state)
     }
 }
 
-/* The text with every `what` in it taken out. */
+/* Removes every `what` from the text. */
 static void take_out(char *text, const char *what)
 {
     for (char *at = strstr(text, what); at; at = strstr(at, what))
         memmove(at, at + strlen(what), strlen(at + strlen(what)) + 1);
 }
 
-/* From here, from the root, by a link, and into a cache that has paths as they were typed: all the same
- * clips. */
+/* Relative paths, absolute paths, a link, and a cache with paths as typed all name the same clips. */
 static void paths_typed_otherwise_are_the_same_clips(void **state)
 {
     Heard heard;
@@ -184,7 +183,7 @@ static void paths_typed_otherwise_are_the_same_clips(void **state)
     assert_ok(dsvi_file_read("cache/index.json", 1 << 20, &index, &bytes));
     assert_non_null(strstr(index, prefix));
     take_out(index, prefix);
-    strcpy(strrchr(index, ','), "}"); /* nor had it a checksum */
+    strcpy(strrchr(index, ','), "}"); /* an older index has no checksum either */
     assert_ok(dsvi_file_write("cache/index.json", index, strlen(index)));
     free(index);
     const char *const typed[] = {scratch_path("clips"), "link", "./clips"};

@@ -1,4 +1,4 @@
-/* dsv_forward against PyTorch's results in double (fixtures/dit_a, dit_c): what `dsv forward` writes. */
+/* The output of dsv_forward compared with PyTorch's results in double (golden files dit_a, dit_c). */
 #include "test.h"
 
 #include <signal.h>
@@ -8,14 +8,12 @@
 #include "base/fs.h"
 #include "base/safetensors.h"
 #include "dsv/dsv.h"
+#include "golden/golden_files.h"
 
-typedef struct Case {
-    const char *model, *name;
-} Case;
+typedef GoldenDit Case;
 
-static const Case CASES[] = {
-    {"fixtures/dit_a", "b1_3x8x10"}, {"fixtures/dit_a", "b2_5x6x6"}, {"fixtures/dit_c", "b1_4x12x14"},
-};
+static Case cases[GOLDEN_CASES_MAX];
+static int case_count;
 
 static char folder[64];
 
@@ -23,7 +21,7 @@ static const char *case_path(const Case *c, const char *file)
 {
     char relative[256];
     snprintf(relative, sizeof relative, "%s/%s/%s", c->model, c->name, file);
-    return shared_path(relative);
+    return golden_path(relative);
 }
 
 static const char *device_setting = "device=cpu";
@@ -38,32 +36,32 @@ static void set_all(DsvConfig *settings, const char *const *assignment)
         assert_ok(dsv_config_set(settings, *assignment));
 }
 
-static DsvSafetensors *open_golden(const Case *c, const char *file)
+static DsviSafetensors *open_golden(const Case *c, const char *file)
 {
-    DsvSafetensors *out;
+    DsviSafetensors *out;
     assert_ok(dsvi_safetensors_open(case_path(c, file), &out));
     return out;
 }
 
-static double error_of(const DsvSafetensors *ours, const char *prefix, const DsvSafetensors *golden,
+static double error_of(const DsviSafetensors *ours, const char *prefix, const DsviSafetensors *golden,
                        const char *name)
 {
     char full[160];
-    const DsvStoredTensor *wanted = dsvi_safetensors_find(golden, name), *found;
+    const DsviStoredTensor *wanted = dsvi_safetensors_find(golden, name), *found;
     assert_non_null(wanted);
     snprintf(full, sizeof full, "%s%s", prefix, name);
-    assert_ok(dsvi_safetensors_want(ours, full, wanted->ndim, wanted->shape, &found));
-    assert_int_equal(found->dtype, DSV_F32);
+    assert_ok(dsvi_safetensors_require(ours, full, wanted->ndim, wanted->shape, &found));
+    assert_int_equal(found->dtype, DSVI_F32);
     return relative_l2(found->dtype, found->data, wanted->dtype, wanted->data, wanted->count);
 }
 
-/* Runs one case and returns the file of results, opened. */
-static DsvSafetensors *run(const Case *c, const DsvConfig *settings)
+/* Runs one case and opens its file of results. */
+static DsviSafetensors *run(const Case *c, const DsvConfig *settings)
 {
     char out[128];
-    DsvSafetensors *ours;
+    DsviSafetensors *ours;
     snprintf(out, sizeof out, "%s/out.safetensors", folder);
-    assert_ok(dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true, settings));
+    assert_ok(dsv_forward(golden_path(c->model), case_path(c, "inputs.safetensors"), out, true, settings));
     assert_ok(dsvi_safetensors_open(out, &ours));
     return ours;
 }
@@ -75,9 +73,9 @@ typedef struct Bounds {
 
 static void compare(const Case *c, const DsvConfig *settings, Bounds most)
 {
-    DsvSafetensors *ours = run(c, settings);
-    DsvSafetensors *exact = open_golden(c, "expected_f64.safetensors");
-    DsvSafetensors *grads = open_golden(c, "grads.safetensors");
+    DsviSafetensors *ours = run(c, settings);
+    DsviSafetensors *exact = open_golden(c, "expected_f64.safetensors");
+    DsviSafetensors *grads = open_golden(c, "grads.safetensors");
     assert_error_below(error_of(ours, "", exact, "output"), most.output, "%s output", c->name);
     assert_error_below(error_of(ours, "", exact, "loss"), most.loss, "%s loss", c->name);
     assert_error_below(error_of(ours, "", exact, "grad_hidden_states"), most.dlatents, "%s dlatents",
@@ -98,20 +96,21 @@ static void matches_pytorch(void **state)
 {
     DsvConfig settings;
     set_all(&settings, *state);
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++)
-        compare(&CASES[i], &settings, (Bounds){1e-5, 1e-5, 1e-4, 1e-4, 1e-4});
+    for (int i = 0; i < case_count; i++)
+        compare(&cases[i], &settings, (Bounds){1e-5, 1e-5, 1e-4, 1e-4, 1e-4});
 }
 
-/* As close as 1.5 times PyTorch's bf16 autocast (fixture.json) comes to its F32. */
+/* The error is at most 1.5 times the error of PyTorch's bf16 autocast against F32 (fixture.json). */
 static void bf16_is_close(void **state)
 {
-    static const double OUTPUT[] = {0.00601, 0.00662, 0.00548}, DLATENTS[] = {0.00839, 0.01013, 0.00713};
-    static const double WORST_GRAD[] = {0.01556, 0.02317, 0.03333};
     DsvConfig settings;
     set_all(&settings, *state);
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++)
-        compare(&CASES[i], &settings, (Bounds){1.5 * OUTPUT[i], 1e-3, 1.5 * DLATENTS[i], 1.5 * WORST_GRAD[i],
-                                               1.5 * WORST_GRAD[i]});
+    for (int i = 0; i < case_count; i++) {
+        const Case *c = &cases[i];
+        compare(c, &settings,
+                (Bounds){1.5 * c->bf16_output, 1e-3, 1.5 * c->bf16_dlatents, 1.5 * c->bf16_worst_grad,
+                         1.5 * c->bf16_worst_grad});
+    }
 }
 
 static const char *const DENSE[] = {NULL};
@@ -120,14 +119,14 @@ static const char *const SELECTIVE[] = {"gradient_checkpointing=selective", NULL
 static const char *const DETERMINISTIC[] = {"deterministic=true", NULL};
 static const char *const RECOMPUTED[] = {"gradient_checkpointing=true", NULL};
 static const char *const REFERENCE[] = {"isa=ref", NULL};
-/* Lists of every key must give what dense attention gives, through all of selection. */
+/* Lists of all keys give the result of dense attention, through all of selection. */
 static const char *const FULL_LISTS[] = {
-    "sparse.enabled=true", "sparse.target_mass=1", "sparse.target_density=0", "sparse.group=16",
-    "sparse.chunk=8", NULL,
+    "sparse.enabled=true", "sparse.target_mass=1", "sparse.target_density=0",
+    "sparse.group=16",     "sparse.chunk=8",       NULL,
 };
 static const char *const FULL_RUNS[] = {
-    "sparse.enabled=true", "sparse.rule=topk", "sparse.target_density=1", "sparse.group=32",
-    "sparse.grain=8", "sparse.selector=pooled", "gradient_checkpointing=selective", NULL,
+    "sparse.enabled=true", "sparse.rule=topk",       "sparse.target_density=1",          "sparse.group=32",
+    "sparse.grain=8",      "sparse.selector=pooled", "gradient_checkpointing=selective", NULL,
 };
 
 static void bad_files_are_named(void **state)
@@ -137,30 +136,27 @@ static void bad_files_are_named(void **state)
     set_all(&settings, DENSE);
     char out[128];
     snprintf(out, sizeof out, "%s/out.safetensors", folder);
-    assert_fails(DSV_E_NOT_FOUND, "no-such-model",
-                 dsv_forward("no-such-model", "x", out, false, &settings));
+    assert_fails(DSV_E_NOT_FOUND, "no-such-model", dsv_forward("no-such-model", "x", out, false, &settings));
     assert_fails(DSV_E_NOT_FOUND, "no-such-file",
-                 dsv_forward(shared_path("fixtures/dit_a"), "no-such-file", out, false, &settings));
+                 dsv_forward(golden_path("dit_a"), "no-such-file", out, false, &settings));
     assert_fails(DSV_E_NOT_FOUND, "hidden_states",
-                 dsv_forward(shared_path("fixtures/dit_a"),
-                             shared_path("fixtures/dit_a/diffusion_pytorch_model.safetensors"), out, false,
-                             &settings));
+                 dsv_forward(golden_path("dit_a"), golden_path("dit_a/diffusion_pytorch_model.safetensors"),
+                             out, false, &settings));
     assert_fails(DSV_E_SHAPE, "encoder_hidden_states",
-                 dsv_forward(shared_path("fixtures/dit_c"),
-                             shared_path("fixtures/dit_a/b1_3x8x10/inputs.safetensors"), out, false,
+                 dsv_forward(golden_path("dit_c"), case_path(&cases[0], "inputs.safetensors"), out, false,
                              &settings));
     assert_false(dsvi_path_exists(out));
-    /* where the result is to go comes first: nothing is computed for it to be lost */
+    /* the output path is checked first, so that no computation is lost */
     assert_fails(DSV_E_NOT_FOUND, "nowhere/out.safetensors: cannot write it",
                  dsv_forward("no-such-model", "x", "nowhere/out.safetensors", false, &settings));
-    assert_fails(DSV_E_IO, "a folder of that name is there",
+    assert_fails(DSV_E_IO, "a folder of this name exists",
                  dsv_forward("no-such-model", "x", folder, false, &settings));
 }
 
-/* A disk that is full halfway through the results: a file of them cannot grow past a limit. */
+/* The disk is full halfway through the results, simulated by a limit on the size of files. */
 static void a_full_disk_leaves_nothing_behind(void **state)
 {
-    const Case *c = &CASES[0];
+    const Case *c = &cases[0];
     const struct rlimit small = {4096, RLIM_INFINITY};
     struct rlimit before;
     DsvConfig settings;
@@ -172,7 +168,7 @@ static void a_full_disk_leaves_nothing_behind(void **state)
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    DsvStatus status = dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true,
+    DsvStatus status = dsv_forward(golden_path(c->model), case_path(c, "inputs.safetensors"), out, true,
                                    &settings);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     assert_int_equal(status, DSV_E_IO);
@@ -193,13 +189,13 @@ static int remove_folder(void **state)
     return dsvi_folder_remove(folder) == DSV_OK ? 0 : 1;
 }
 
-/* On a GPU, where there is one. */
+/* Runs on a GPU if there is one. */
 static int run_cuda(void)
 {
     DsvConfig settings;
     DsvStatus status;
     char out[128];
-    const Case *c = &CASES[0];
+    const Case *c = &cases[0];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(matches_pytorch, (void *)DENSE),
         cmocka_unit_test_prestate(matches_pytorch, (void *)RECOMPUTED),
@@ -210,10 +206,11 @@ static int run_cuda(void)
         cmocka_unit_test_prestate(bf16_is_close, (void *)BF16),
     };
     device_setting = "device=cuda";
+    case_count = golden_dit_cases(cases);
     set_all(&settings, DENSE);
     make_folder(NULL);
     snprintf(out, sizeof out, "%s/out.safetensors", folder);
-    status = dsv_forward(shared_path(c->model), case_path(c, "inputs.safetensors"), out, true, &settings);
+    status = dsv_forward(golden_path(c->model), case_path(c, "inputs.safetensors"), out, true, &settings);
     remove_folder(NULL);
     if (status == DSV_E_UNSUPPORTED) {
         fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
@@ -222,12 +219,8 @@ static int run_cuda(void)
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
 
-/* test_forward [cuda] */
-int main(int argc, char **argv)
+static int run_cpu(void)
 {
-    skip_without_shared("fixtures/dit_a/b1_3x8x10/inputs.safetensors");
-    if (argc == 2 && strcmp(argv[1], "cuda") == 0)
-        return run_cuda();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(a_full_disk_leaves_nothing_behind),
@@ -239,5 +232,12 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(matches_pytorch, (void *)FULL_RUNS),
         cmocka_unit_test_prestate(bf16_is_close, (void *)BF16),
     };
+    case_count = golden_dit_cases(cases);
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
+
+/* test_forward [cuda] */
+int main(int argc, char **argv)
+{
+    return golden_run("dit_a", argc == 2 && strcmp(argv[1], "cuda") == 0 ? run_cuda : run_cpu);
 }

@@ -1,7 +1,7 @@
-/* Sparsities of heads as text: what is understood, and what is refused. */
+/* Sparsities of heads as text: which texts are accepted and which are refused. */
 #include "test.h"
 
-#include "api/bench_context_parts.h"
+#include "bench/bench_cp_parts.h"
 #include "base/scratch.h"
 
 enum { HEADS = 4 };
@@ -41,8 +41,19 @@ static void test_lists(void **state)
 static void test_refused_lists(void **state)
 {
     static const char *const wrong[] = {
-        "0.9,0.9", "0.9*5", "0.9*2", "0.9*2,", "1", "-0.1", "0.9..1*4", "0.9*0,0.9*4", "0.9.", "0.9*-4",
-        "0.1,0.2,0.3,0.4,0.5", "", "e",
+        "0.9,0.9",
+        "0.9*5",
+        "0.9*2",
+        "0.9*2,",
+        "1",
+        "-0.1",
+        "0.9..1*4",
+        "0.9*0,0.9*4",
+        "0.9.",
+        "0.9*-4",
+        "0.1,0.2,0.3,0.4,0.5",
+        "",
+        "e",
     };
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
@@ -53,19 +64,22 @@ static void test_files(void **state)
 {
     (void)state;
     check(write_text("[0.1, 0.2, 0.3, 0.4]"), (const double[]){0.1, 0.2, 0.3, 0.4});
-    refuse(write_text("[0.1, 0.2, 0.3]"), DSV_E_FORMAT, "4 sparsities, one for each head, found an "
+    refuse(write_text("[0.1, 0.2, 0.3]"), DSV_E_FORMAT,
+           "4 sparsities, one for each head, found an "
            "array of 3");
     refuse(write_text("{}"), DSV_E_FORMAT, "found an object");
-    refuse(write_text("[0.1, 0.2, 0.3, 1]"), DSV_E_FORMAT, "head 3: wanted a sparsity from 0 to below 1, "
+    refuse(write_text("[0.1, 0.2, 0.3, 1]"), DSV_E_FORMAT,
+           "head 3: expected a sparsity from 0 to below 1, "
            "found 1");
-    refuse(write_text("[0.1, \"0.2\", 0.3, 0.4]"), DSV_E_FORMAT, "head 1: wanted a sparsity from 0 to below "
+    refuse(write_text("[0.1, \"0.2\", 0.3, 0.4]"), DSV_E_FORMAT,
+           "head 1: expected a sparsity from 0 to below "
            "1, found a string");
     refuse(write_text("[0.1, 0.2,\n 0.3; 0.4]"), DSV_E_FORMAT, "no JSON from line 2, column 5 on");
     refuse(write_text("[0.1, 0.2, 0.3, 0.4] 0.5"), DSV_E_FORMAT, "no JSON from line 1, column 22 on");
     refuse(write_text(""), DSV_E_FORMAT, "no JSON from line 1, column 1 on");
 }
 
-/* Words that strtod reads numbers from, and names that begin with one. */
+/* Words that strtod accepts as numbers, and names that begin with such a word. */
 static void test_names_of_files(void **state)
 {
     static const char *const name[] = {
@@ -79,7 +93,9 @@ static void test_names_of_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists), cmocka_unit_test(test_refused_lists), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_refused_lists),
+        cmocka_unit_test(test_files),
         cmocka_unit_test(test_names_of_files),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -1,4 +1,5 @@
-/* dsv_plan: the table and the JSON of an example whose plans are plain to see, and what is refused. */
+/* dsv_plan: the table and the JSON of an example whose best plans are obvious, and which inputs are refused.
+ */
 #include "test.h"
 
 #include <cjson/cJSON.h>
@@ -7,9 +8,10 @@
 #include "base/scratch.h"
 #include "dsv/dsv.h"
 
-enum { LINES_MOST = 32 };
+enum { LINES_MAX = 32 };
 
-/* Links cost nothing but for sending keys; attention 1 us a thousand pairs: heads are what matters. */
+/* Transfers are free except for sending keys; attention takes 1 us per thousand pairs: dividing by heads is
+ * best. */
 static const char COSTS[] =
     "{\"about\": \"example\", \"transfers_beside_kernels\": false, \"memory_ps\": 0,"
     " \"attention\": {\"call_us\": [0, 0], \"dense_ps\": [1000, 1000], \"select_ps\": 0,"
@@ -19,13 +21,13 @@ static const char COSTS[] =
 
 typedef struct Said {
     int count;
-    char line[LINES_MOST][256];
+    char line[LINES_MAX][256];
 } Said;
 
 static void listen(void *context, const char *text)
 {
     Said *said = context;
-    if (said->count < LINES_MOST)
+    if (said->count < LINES_MAX)
         snprintf(said->line[said->count], sizeof said->line[0], "%s", text);
     said->count++;
 }
@@ -41,8 +43,9 @@ static const char *write_text(const char *name, const char *text)
 static void set_up(DsvConfig *config)
 {
     static const char *const SETTINGS[] = {
-        "num_frames=9", "height=48", "width=48", "codec.spatial_levels=1", "model.num_layers=4",
-        "model.num_attention_heads=4", "sparse.group=16", "train_batch_size=1",
+        "num_frames=9",           "height=48",          "width=48",
+        "codec.spatial_levels=1", "model.num_layers=4", "model.num_attention_heads=4",
+        "sparse.group=16",        "train_batch_size=1",
     };
     dsv_config_defaults(config);
     for (size_t i = 0; i < sizeof SETTINGS / sizeof *SETTINGS; i++)
@@ -59,7 +62,7 @@ static const cJSON *at(const cJSON *object, const char *name)
 static void check_number(const cJSON *object, const char *name, double wanted)
 {
     assert_error_below(fabs(cJSON_GetNumberValue(at(object, name)) - wanted), 1e-9 * (1 + fabs(wanted)),
-                       "%s is %.12g, wanted %.12g", name, cJSON_GetNumberValue(at(object, name)), wanted);
+                       "%s is %.12g, expected %.12g", name, cJSON_GetNumberValue(at(object, name)), wanted);
 }
 
 static void check_json(const char *path)
@@ -69,7 +72,7 @@ static void check_json(const char *path)
     assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
     cJSON *plan = cJSON_ParseWithLength(text, bytes);
     const cJSON *blocks = at(plan, "blocks"), *skewed = cJSON_GetArrayItem(blocks, 2);
-    const double pair_ms = 1e-6 * 720 * 720 * 2; /* of a head's two passes at density 1 */
+    const double pair_ms = 1e-6 * 720 * 720 * 2; /* both passes of one head at density 1 */
     free(text);
     check_number(plan, "ranks", 2);
     assert_int_equal(cJSON_GetArraySize(at(plan, "token_bound")), 3);
@@ -84,7 +87,7 @@ static void check_json(const char *path)
     const cJSON *heads = at(skewed, "heads");
     assert_int_equal(cJSON_GetArraySize(heads), 2);
     assert_int_equal(cJSON_GetArraySize(cJSON_GetArrayItem(heads, 0)), 1);
-    assert_true(cJSON_GetNumberValue(at(at(skewed, "naive_ms"), "tokens")) > 100); /* a transfer at least */
+    assert_true(cJSON_GetNumberValue(at(at(skewed, "naive_ms"), "tokens")) > 100); /* at least one transfer */
     assert_int_equal(cJSON_GetArraySize(at(skewed, "candidates")), 2);
     cJSON_Delete(plan);
 }
@@ -96,7 +99,9 @@ static void test_example(void **state)
     Said said = {0};
     const char *json = scratch_path("plan.json"), *saved = scratch_path("saved.json");
     const DsvPlanQuestion question = {
-        .ranks = 2, .table = write_text("costs.json", COSTS), .save = saved,
+        .ranks = 2,
+        .table = write_text("costs.json", COSTS),
+        .save = saved,
         .densities = write_text("densities.json", "[null, null, [0.8, 0.4, 0.2, 0.2], 0.25]"),
     };
     set_up(&config);
@@ -115,7 +120,7 @@ static void test_example(void **state)
     check_json(json);
 }
 
-/* Measured: whatever this machine is, the plan is the fastest of what is compared. */
+/* With measured costs of this machine, the plan is the fastest of those compared. */
 static void test_measured_here(void **state)
 {
     (void)state;
@@ -155,22 +160,23 @@ static void test_refused(void **state)
     (void)state;
     write_text("costs.json", COSTS);
     refused(DSV_E_USAGE, "needs no plan: cp_size is 1", (DsvPlanQuestion){0}, NULL);
-    refused(DSV_E_USAGE, "720 tokens in stretches of 1024 are too few", (DsvPlanQuestion){.ranks = 2},
-            "sparse.group=1024");
+    refused(DSV_E_USAGE, "720 tokens in shards of a multiple of 1024 are too few",
+            (DsvPlanQuestion){.ranks = 2}, "sparse.group=1024");
     refused(DSV_E_USAGE, "7 is no density", (DsvPlanQuestion){.ranks = 2, .densities = "7"}, NULL);
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .densities = "nowhere"}, NULL);
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .table = "nowhere"}, NULL);
     refused(DSV_E_USAGE, "none has a known price", (DsvPlanQuestion){.ranks = 3}, "cp_heads=3");
-    refused(DSV_E_FORMAT, "wanted a JSON array of 4 blocks, found an array of 2",
+    refused(DSV_E_FORMAT, "expected a JSON array of 4 blocks, found an array of 2",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("few.json", "[1, 1]")}, NULL);
-    refused(DSV_E_FORMAT, "block 1, head 2: wanted a density above 0, at most 1, found 0",
+    refused(DSV_E_FORMAT, "block 1, head 2: expected a density above 0, at most 1, found 0",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("zero.json", "[1, [1, 1, 0, 1], 1, 1]")},
             NULL);
-    refused(DSV_E_FORMAT, "block 0 has 2 densities, wanted 4",
+    refused(DSV_E_FORMAT, "block 0 has 2 densities, expected 4",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("heads.json", "[[1, 1], 1, 1, 1]")}, NULL);
     refused(DSV_E_FORMAT, "or null, found a string",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("word.json", "[1, 1, 1, \"all\"]")}, NULL);
-    refused(DSV_E_FORMAT, "block 2: wanted a density above 0, at most 1, an array of them, or null, "
+    refused(DSV_E_FORMAT,
+            "block 2: expected a density above 0, at most 1, an array of them, or null, "
             "found 1.5",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("more.json", "[1, 1, 1.5, 1]")}, NULL);
     refused(DSV_E_FORMAT, "no JSON from line 1, column 8 on",

@@ -1,5 +1,5 @@
-/* A clip sampled from a checkpoint whose blocks attend over lists: the saved state of sparse attention
- * decides it, whether training or `dsv sample` samples. */
+/* Samples a clip from a checkpoint with sparse blocks: the clip depends on the saved state of sparse
+ * attention, both in training and in `dsv sample`. */
 #include "test.h"
 
 #include "train/run_rig.h"
@@ -16,7 +16,7 @@ static void train(DsvConfig *settings, const char *folder)
     assert_true(summary.sparse_blocks > 0);
 }
 
-/* The clip as a checksum of its file. */
+/* Samples a clip and returns the checksum of its file. */
 static uint64_t sample(const DsvConfig *settings, const char *folder)
 {
     char model[DSVI_PATH_MAX], video[DSVI_PATH_MAX];
@@ -39,17 +39,17 @@ static void sampling_uses_the_saved_lists(void **state)
     snprintf(path, sizeof path, "%s/samples/step-%06d.mp4", folder, STEPS);
     assert_ok(dsvi_file_checksum(path, &trained));
     uint64_t sampled = sample(&settings, folder);
-    assert_true(sampled == sample(&settings, folder)); /* files of one clip are the same */
+    assert_true(sampled == sample(&settings, folder)); /* equal clips give equal files */
     assert_true(sampled == trained);
     other = settings;
     set(&other, "seed", "8");
-    assert_true(sampled != sample(&other, folder)); /* clips can be told apart */
+    assert_true(sampled != sample(&other, folder)); /* different clips give different files */
     dense = settings;
     set(&dense, "sparse.enabled", "false");
     uint64_t without_lists = sample(&dense, folder);
     assert_true(sampled != without_lists);
 
-    /* Without the saved state every block attends densely. */
+    /* Without the saved state every block uses dense attention. */
     snprintf(path, sizeof path, "%s/checkpoint-%d/sparse.safetensors", folder, STEPS);
     assert_int_equal(unlink(path), 0);
     assert_true(sample(&settings, folder) == without_lists);

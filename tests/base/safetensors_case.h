@@ -1,16 +1,17 @@
-/* Safetensors files made of a header and data to order, and what every open one promises. */
+/* Writes safetensors files from a given header and data, and checks what every file that opens must fulfil.
+ */
 #ifndef DSVI_TEST_SAFETENSORS_CASE_H
 #define DSVI_TEST_SAFETENSORS_CASE_H
 
 #include "base/safetensors.h"
 #include "scratch.h"
 
-/* A file of this header, said to have `said` bytes, and `data_bytes` bytes of data: 1, 2, 3, ... Not synced,
- * as thousands of them are made. */
+/* Writes a file with this header, a header length field of `said` bytes, and `data_bytes` bytes of data: 1,
+ * 2, 3, ... Not synced, as thousands of such files are written. */
 static inline const char *file_of(uint64_t said, const char *header, size_t header_bytes, size_t data_bytes)
 {
     const char *path = scratch_path("case.safetensors");
-    unlink(path); /* file systems hasten to store what overwrites a file */
+    unlink(path); /* removed first: some file systems sync a file that is overwritten */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     for (int i = 0; i < 8; i++)
@@ -27,17 +28,17 @@ static inline const char *file_with(const char *header, size_t data_bytes)
     return file_of(strlen(header), header, strlen(header), data_bytes);
 }
 
-/* All that an open file promises: tensors found by name, bytes that fit shapes and fill the file, and every
- * byte there to be read. */
-static inline void check_promises(const DsvSafetensors *file, uint64_t file_bytes)
+/* Checks what must hold for an open file: tensors are found by name, bytes match shapes and fill the file,
+ * and every byte can be read. */
+static inline void check_promises(const DsviSafetensors *file, uint64_t file_bytes)
 {
     const volatile unsigned char *byte;
     unsigned sum = 0;
     uint64_t bytes = 0;
     for (size_t i = 0; i < dsvi_safetensors_count(file); i++) {
-        const DsvStoredTensor *t = dsvi_safetensors_at(file, i);
+        const DsviStoredTensor *t = dsvi_safetensors_at(file, i);
         int64_t count = 1;
-        assert_true(t->ndim >= 0 && t->ndim <= DSV_TENSOR_MAX_DIMS);
+        assert_true(t->ndim >= 0 && t->ndim <= DSVI_TENSOR_MAX_DIMS);
         for (int d = 0; d < t->ndim; d++) {
             assert_true(t->shape[d] >= 0);
             count *= t->shape[d];
@@ -56,10 +57,10 @@ static inline void check_promises(const DsvSafetensors *file, uint64_t file_byte
 
 static inline void assert_refused(const char *label, const char *path, const char *words)
 {
-    DsvSafetensors *file = (DsvSafetensors *)path; /* anything but NULL */
+    DsviSafetensors *file = (DsviSafetensors *)path; /* anything but NULL */
     DsvStatus status = dsvi_safetensors_open(path, &file);
     if (status != DSV_E_FORMAT || !strstr(dsv_error_message(), words))
-        fail_msg("%s: wanted '%s', got %s: %s", label, words, dsv_status_text(status), dsv_error_message());
+        fail_msg("%s: expected '%s', got %s: %s", label, words, dsv_status_text(status), dsv_error_message());
     assert_non_null(strstr(dsv_error_message(), path));
     assert_null(file);
 }

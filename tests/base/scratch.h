@@ -1,4 +1,4 @@
-/* A folder for the files that a test program makes: there while it runs, gone afterwards. */
+/* A temporary folder for files of a test program, removed when the program ends. */
 #ifndef DSVI_TEST_SCRATCH_H
 #define DSVI_TEST_SCRATCH_H
 
@@ -9,7 +9,7 @@
 
 static char scratch_folder[64];
 
-/* cmocka's group set-up and tear-down. */
+/* Set-up and tear-down functions for a group of cmocka tests. */
 static inline int scratch_make(void **state)
 {
     (void)state;
@@ -23,7 +23,7 @@ static inline int scratch_remove(void **state)
     return dsvi_folder_remove(scratch_folder) == DSV_OK ? 0 : 1;
 }
 
-/* Path of a file in it; the last four stay valid. */
+/* Path of a file in the folder. The last four returned paths stay valid. */
 static inline const char *scratch_path(const char *name)
 {
     static char path[4][DSVI_PATH_MAX];

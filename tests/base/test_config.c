@@ -1,15 +1,15 @@
-/* Settings: the table, YAML, assignments, and the sentence for each mistake. */
+/* Options: the table, YAML, assignments, and the message for each mistake. */
 #include "dsv/config.h"
 
 #include "scratch.h"
 
-static DsvConfig *config; /* at its defaults when a test begins */
+static DsvConfig *config; /* has the defaults when a test begins */
 
 static int make_config(void **state)
 {
     (void)state;
     if (!config)
-        config = malloc(sizeof *config); /* from the heap, for the sanitizer */
+        config = malloc(sizeof *config); /* on the heap, so that the sanitizer sees overruns */
     if (config)
         dsv_config_defaults(config);
     return config ? 0 : 1;
@@ -40,7 +40,7 @@ static void defaults_are_those_of_the_table(void **state)
 #include "dsv/options.def"
 }
 
-/* Each row: its own default is a value it takes, its bounds too; what is written about it is whole. */
+/* Each option accepts its default and its bounds, and its description is complete. */
 static void every_row_is_sound(void **state)
 {
     char assignment[DSV_TEXT_MAX + 128], before[128] = "";
@@ -74,7 +74,7 @@ static void every_row_is_sound(void **state)
                 assert_ok(dsv_config_set(config, assignment));
             }
         }
-        if (strcmp(before, info->section) != 0) /* a section is one run of rows */
+        if (strcmp(before, info->section) != 0) /* options of a section are adjacent */
             for (size_t j = 0; j < i; j++)
                 assert_string_not_equal(dsv_option_info(j)->section, info->section);
         snprintf(before, sizeof before, "%s", info->section);
@@ -123,9 +123,9 @@ static void assignments_that_are_refused(void **state)
     static const struct {
         const char *assignment, *words;
     } wrong[] = {
-        {"", "wanted key=value"},
-        {"lr", "lr: wanted key=value"},
-        {"=1", "=1: wanted key=value"},
+        {"", "expected key=value"},
+        {"lr", "lr: expected key=value"},
+        {"=1", "=1: expected key=value"},
         {"num_frame=5", "unknown key num_frame, the nearest is num_frames"},
         {"--lr=5", "unknown key --lr, the nearest is lr"},
         {"sparse.gruop=64", "unknown key sparse.gruop, the nearest is sparse.group"},
@@ -144,10 +144,10 @@ static void assignments_that_are_refused(void **state)
         {"lora_rank=1", "unknown key lora_rank: LoRA is not in this version"},
         {"adapter.rank=1", "unknown key adapter.rank: LoRA is not in this version"},
         {"optimizer.betas=1", "unknown key optimizer.betas: dsv calls it adam_beta1 and adam_beta2"},
-        {"num_frames=0", "num_frames is '0', wanted an integer from 1 to 100000 (frames)"},
-        {"num_frames=100001", "num_frames is '100001', wanted an integer from 1 to 100000 (frames)"},
-        {"num_frames=many", "num_frames is 'many', wanted an integer"},
-        {"num_frames=", "num_frames is empty, wanted an integer"},
+        {"num_frames=0", "num_frames is '0', expected an integer from 1 to 100000 (frames)"},
+        {"num_frames=100001", "num_frames is '100001', expected an integer from 1 to 100000 (frames)"},
+        {"num_frames=many", "num_frames is 'many', expected an integer"},
+        {"num_frames=", "num_frames is empty, expected an integer"},
         {"num_frames=5x", "num_frames is '5x'"},
         {"num_frames= 5", "num_frames is ' 5'"},
         {"num_frames=5 ", "num_frames is '5 '"},
@@ -158,26 +158,27 @@ static void assignments_that_are_refused(void **state)
         {"num_frames=-", "num_frames is '-'"},
         {"num_frames=-5", "num_frames is '-5'"},
         {"num_frames=99999999999999999999", "num_frames is '99999999999999999999'"},
-        {"seed=9007199254740993", "seed is '9007199254740993', wanted an integer from 0 to 9007199254740992"},
-        {"lr=-1e-4", "lr is '-1e-4', wanted a number from 0 to 10"},
-        {"lr=nan", "lr is 'nan', wanted a number from 0 to 10"},
+        {"seed=9007199254740993",
+         "seed is '9007199254740993', expected an integer from 0 to 9007199254740992"},
+        {"lr=-1e-4", "lr is '-1e-4', expected a number from 0 to 10"},
+        {"lr=nan", "lr is 'nan', expected a number from 0 to 10"},
         {"lr=inf", "lr is 'inf'"},
         {"lr=1e999", "lr is '1e999'"},
         {"lr=0x1p-3", "lr is '0x1p-3'"},
         {"lr=1e-4x", "lr is '1e-4x'"},
         {"lr=1,5", "lr is '1,5'"},
-        {"adam_epsilon=0", "adam_epsilon is '0', wanted a number from 1e-30 to 1"},
-        {"lr=", "lr is empty, wanted a number"},
-        {"fps=0", "fps is '0', wanted a number from 0.01 to 1000 (frames/s)"},
-        {"sparse.enabled=yes", "sparse.enabled is 'yes', wanted true or false"},
-        {"sparse.enabled=1", "sparse.enabled is '1', wanted true or false"},
-        {"sparse.enabled=True", "sparse.enabled is 'True', wanted true or false"},
-        {"sparse.enabled=", "sparse.enabled is empty, wanted true or false"},
-        {"device=gpu", "device is 'gpu', wanted one of cpu, cuda"},
-        {"device=cpu|cuda", "device is 'cpu|cuda', wanted one of cpu, cuda"},
-        {"device=cp", "device is 'cp', wanted one of cpu, cuda"},
-        {"device=", "device is empty, wanted one of cpu, cuda"},
-        {"output_dir=\xff", "output_dir is not UTF-8, wanted text, at most 1023 bytes of UTF-8"},
+        {"adam_epsilon=0", "adam_epsilon is '0', expected a number from 1e-30 to 1"},
+        {"lr=", "lr is empty, expected a number"},
+        {"fps=0", "fps is '0', expected a number from 0.01 to 1000 (frames/s)"},
+        {"sparse.enabled=yes", "sparse.enabled is 'yes', expected true or false"},
+        {"sparse.enabled=1", "sparse.enabled is '1', expected true or false"},
+        {"sparse.enabled=True", "sparse.enabled is 'True', expected true or false"},
+        {"sparse.enabled=", "sparse.enabled is empty, expected true or false"},
+        {"device=gpu", "device is 'gpu', expected one of cpu, cuda"},
+        {"device=cpu|cuda", "device is 'cpu|cuda', expected one of cpu, cuda"},
+        {"device=cp", "device is 'cp', expected one of cpu, cuda"},
+        {"device=", "device is empty, expected one of cpu, cuda"},
+        {"output_dir=\xff", "output_dir is not UTF-8, expected text, at most 1023 bytes of UTF-8"},
     };
     DsvConfig before = *config;
     (void)state;
@@ -195,15 +196,15 @@ static void long_texts_and_keys(void **state)
     assert_ok(dsv_config_set(config, assignment));
     assert_int_equal(strlen(config->output_dir), DSV_TEXT_MAX - 1);
     assignment[11 + DSV_TEXT_MAX - 1] = 'y';
-    assert_fails(DSV_E_USAGE, "output_dir is text of 1024 bytes, wanted text, at most 1023 bytes",
+    assert_fails(DSV_E_USAGE, "output_dir is text of 1024 bytes, expected text, at most 1023 bytes",
                  dsv_config_set(config, assignment));
     memset(assignment, 'k', sizeof assignment - 2);
-    assert_fails(DSV_E_USAGE, "wanted key=value", dsv_config_set(config, assignment));
+    assert_fails(DSV_E_USAGE, "expected key=value", dsv_config_set(config, assignment));
     assignment[sizeof assignment - 2] = '=';
     assert_fails(DSV_E_USAGE, "unknown key kkkk", dsv_config_set(config, assignment));
     memset(assignment, 'v', sizeof assignment - 1);
     memcpy(assignment, "lr=", 3);
-    assert_fails(DSV_E_USAGE, "v'..., wanted a number from 0 to 10", dsv_config_set(config, assignment));
+    assert_fails(DSV_E_USAGE, "v'..., expected a number from 0 to 10", dsv_config_set(config, assignment));
 }
 
 static void yaml_nested_and_dotted(void **state)
@@ -218,7 +219,7 @@ static void yaml_nested_and_dotted(void **state)
                                            "  selector: \"pooled\"\n"
                                            "sparse.rank: 8\n"
                                            "data: {path: 'it''s here', random_crop: false}\n"
-                                           "codec:\n" /* a group of which all is left out */
+                                           "codec:\n" /* a group without any option */
                                            "output_dir: 'tab\\'\n"
                                            "resume_from_checkpoint: null\n")));
     assert_int_equal(config->num_frames, 33);
@@ -231,7 +232,7 @@ static void yaml_nested_and_dotted(void **state)
     assert_false(config->data_random_crop);
     assert_string_equal(config->output_dir, "tab\\");
     assert_string_equal(config->resume_from_checkpoint, "");
-    assert_int_equal(config->height, 128); /* not named: as it was */
+    assert_int_equal(config->height, 128); /* not in the file: unchanged */
 }
 
 static void yaml_of_texts(void **state)
@@ -285,34 +286,34 @@ static void yaml_that_is_refused(void **state)
         {"sparce: {}\n", ".yaml:1: unknown key sparce", DSV_E_USAGE},
         {"'': 1\n", ".yaml:1: unknown key ", DSV_E_USAGE},
         {"? \n: 1\n", ".yaml:1: unknown key ", DSV_E_USAGE},
-        {"\n\nlr: many\n", ".yaml:3: lr is 'many', wanted a number from 0 to 10", DSV_E_USAGE},
-        {"lr:\n", ".yaml:1: lr is empty, wanted a number from 0 to 10", DSV_E_USAGE},
-        {"lr: [1, 2]\n", ".yaml:1: lr is a sequence, wanted a number from 0 to 10", DSV_E_USAGE},
+        {"\n\nlr: many\n", ".yaml:3: lr is 'many', expected a number from 0 to 10", DSV_E_USAGE},
+        {"lr:\n", ".yaml:1: lr is empty, expected a number from 0 to 10", DSV_E_USAGE},
+        {"lr: [1, 2]\n", ".yaml:1: lr is a sequence, expected a number from 0 to 10", DSV_E_USAGE},
         {"lr:\n  - 1\n", ".yaml:1: lr is a sequence", DSV_E_USAGE},
-        {"device: {name: cpu}\n", ".yaml:1: device is a mapping, wanted one of cpu, cuda", DSV_E_USAGE},
-        {"sparse: true\n", ".yaml:1: sparse is a group of settings, such as sparse.enabled", DSV_E_USAGE},
-        {"sparse: [a]\n", ".yaml:1: sparse is a group of settings", DSV_E_USAGE},
-        {"sparse.enabled: no\n", ".yaml:1: sparse.enabled is 'no', wanted true or false", DSV_E_USAGE},
-        {"height: 4\n", ".yaml:1: height is '4', wanted an integer from 8 to 16384 (pixels)", DSV_E_USAGE},
-        {"lr: 1\nfps: 3\nlr: 1\n", ".yaml:3: lr stands here a second time, first on line 1", DSV_E_USAGE},
-        {"sparse:\n  rank: 8\nsparse.rank: 8\n",
-         ".yaml:3: sparse.rank stands here a second time, first on line 2", DSV_E_USAGE},
+        {"device: {name: cpu}\n", ".yaml:1: device is a mapping, expected one of cpu, cuda", DSV_E_USAGE},
+        {"sparse: true\n", ".yaml:1: sparse is a group of options, such as sparse.enabled", DSV_E_USAGE},
+        {"sparse: [a]\n", ".yaml:1: sparse is a group of options", DSV_E_USAGE},
+        {"sparse.enabled: no\n", ".yaml:1: sparse.enabled is 'no', expected true or false", DSV_E_USAGE},
+        {"height: 4\n", ".yaml:1: height is '4', expected an integer from 8 to 16384 (pixels)", DSV_E_USAGE},
+        {"lr: 1\nfps: 3\nlr: 1\n", ".yaml:3: lr is set a second time, first on line 1", DSV_E_USAGE},
+        {"sparse:\n  rank: 8\nsparse.rank: 8\n", ".yaml:3: sparse.rank is set a second time, first on line 2",
+         DSV_E_USAGE},
         {"sparse:\n  rank: 8\nsparse:\n  group: 64\n",
-         ".yaml:3: sparse stands here a second time, first on line 1", DSV_E_USAGE},
-        {"- lr\n", ".yaml:1: wanted lines of key: value", DSV_E_USAGE},
-        {"lr\n", ".yaml:1: wanted lines of key: value", DSV_E_USAGE},
+         ".yaml:3: sparse is set a second time, first on line 1", DSV_E_USAGE},
+        {"- lr\n", ".yaml:1: expected lines of key: value", DSV_E_USAGE},
+        {"lr\n", ".yaml:1: expected lines of key: value", DSV_E_USAGE},
         {"? [a, b]\n: 1\n", ".yaml:1: a key must be a word", DSV_E_USAGE},
         {"{a: 1}: 2\n", ".yaml:1: a key must be a word", DSV_E_USAGE},
-        {"lr: 1\n---\nfps: 2\n", ".yaml:2: a second document has no place here", DSV_E_USAGE},
-        {"lr: &here 1\n", ".yaml:1: an anchor or a tag has no place", DSV_E_USAGE},
-        {"sparse: &here\n  rank: 8\n", ".yaml:1: an anchor or a tag has no place", DSV_E_USAGE},
-        {"&key lr: 1\n", ".yaml:1: an anchor or a tag has no place", DSV_E_USAGE},
-        {"lr: *here\n", ".yaml:1: an alias has no place", DSV_E_USAGE},
-        {"<<: *here\n", ".yaml:1: an alias has no place", DSV_E_USAGE},
-        {"lr: !!float 1\n", ".yaml:1: an anchor or a tag has no place", DSV_E_USAGE},
-        {"sparse: !group {rank: 8}\n", ".yaml:1: an anchor or a tag has no place", DSV_E_USAGE},
-        {"\"l\\0r\": 1\n", ".yaml:1: a zero byte has no place", DSV_E_USAGE},
-        {"output_dir: \"a\\0b\"\n", ".yaml:1: a zero byte has no place", DSV_E_USAGE},
+        {"lr: 1\n---\nfps: 2\n", ".yaml:2: a second YAML document is not supported", DSV_E_USAGE},
+        {"lr: &here 1\n", ".yaml:1: YAML anchors and tags are not supported", DSV_E_USAGE},
+        {"sparse: &here\n  rank: 8\n", ".yaml:1: YAML anchors and tags are not supported", DSV_E_USAGE},
+        {"&key lr: 1\n", ".yaml:1: YAML anchors and tags are not supported", DSV_E_USAGE},
+        {"lr: *here\n", ".yaml:1: YAML aliases are not supported", DSV_E_USAGE},
+        {"<<: *here\n", ".yaml:1: YAML aliases are not supported", DSV_E_USAGE},
+        {"lr: !!float 1\n", ".yaml:1: YAML anchors and tags are not supported", DSV_E_USAGE},
+        {"sparse: !group {rank: 8}\n", ".yaml:1: YAML anchors and tags are not supported", DSV_E_USAGE},
+        {"\"l\\0r\": 1\n", ".yaml:1: a zero byte in a value or key", DSV_E_USAGE},
+        {"output_dir: \"a\\0b\"\n", ".yaml:1: a zero byte in a value or key", DSV_E_USAGE},
         {"lr: 1\n}\n", ":2: not YAML: ", DSV_E_FORMAT},
         {"lr: 1\n\tfps: 2\n", ":2: not YAML: ", DSV_E_FORMAT},
         {"data:\n  path: a\n width: 8\n", ":3: not YAML: ", DSV_E_FORMAT},
@@ -328,7 +329,7 @@ static void yaml_that_is_refused(void **state)
         const char *path = yaml(wrong[i].yaml);
         assert_fails(wrong[i].status, wrong[i].words, dsv_config_load(config, path));
         assert_non_null(strstr(dsv_error_message(), path));
-        assert_memory_equal(config, &before, sizeof before); /* also of the good lines before */
+        assert_memory_equal(config, &before, sizeof before); /* nor by the lines before */
     }
 }
 
@@ -336,24 +337,24 @@ static void files_that_are_refused(void **state)
 {
     enum { LARGE = (1 << 20) + 1 };
     (void)state;
-    assert_fails(DSV_E_NOT_FOUND, "nowhere.yaml: cannot look at it: No such file",
+    assert_fails(DSV_E_NOT_FOUND, "nowhere.yaml: cannot read its attributes: No such file",
                  dsv_config_load(config, scratch_path("nowhere.yaml")));
     assert_fails(DSV_E_IO, "not a regular file", dsv_config_load(config, scratch_folder));
     char *text = malloc(LARGE);
     assert_non_null(text);
     memset(text, '#', LARGE);
-    assert_fails(DSV_E_FORMAT, "1048577 bytes, wanted at most 1048576",
+    assert_fails(DSV_E_FORMAT, "1048577 bytes, expected at most 1048576",
                  dsv_config_load(config, yaml_file(text, LARGE)));
     assert_ok(dsv_config_load(config, yaml_file(text, LARGE - 1)));
-    memset(text, '{', LARGE); /* nested as deeply as the file goes */
+    memset(text, '{', LARGE); /* nested as deeply as the file is long */
     assert_int_not_equal(dsv_config_load(config, yaml_file(text, LARGE - 1)), DSV_OK);
-    memset(text, 'k', LARGE); /* one key, and no more */
+    memset(text, 'k', LARGE); /* one key without a value */
     memcpy(text + 500, ": 1", 4);
     assert_fails(DSV_E_USAGE, "unknown key kkkk", dsv_config_load(config, yaml(text)));
     free(text);
 }
 
-/* Texts a YAML reader would change, or refuse, did they stand as they are. */
+/* Texts that a YAML reader would change or refuse if they were not quoted. */
 static void saved_settings_load_to_the_same_bytes(void **state)
 {
     static const char *const text[] = {
@@ -426,7 +427,8 @@ static void saved_settings_have_their_sections(void **state)
                  dsv_config_save(config, scratch_path("nowhere/settings.yaml")));
 }
 
-/* The hints on names of other trainers: each names options there are, and none hides an option of dsv's. */
+/* Hints for option names of other trainers: each hint names only existing options, and no hint is for an
+ * existing option of dsv. */
 static void hints_are_sound(void **state)
 {
     static const char CALLED[] = "dsv calls it ";
@@ -435,7 +437,7 @@ static void hints_are_sound(void **state)
     for (size_t i = 0; (name = dsv_option_hint_name(i)); i++) {
         hint = dsv_option_hint(name);
         assert_non_null(hint);
-        bool known = strncmp(hint, CALLED, sizeof CALLED - 1) != 0; /* it says why there is none */
+        bool known = strncmp(hint, CALLED, sizeof CALLED - 1) != 0; /* explains why dsv has none */
         for (size_t j = 0; j < dsv_option_count(); j++) {
             const char *key = dsv_option_info(j)->key, *at = hint + sizeof CALLED - 1;
             assert_string_not_equal(name, key);
@@ -468,9 +470,23 @@ static void nearest_name_is_a_slip_or_none(void **state)
 
 #define TEST(name) cmocka_unit_test_setup(name, make_config)
 
+/* A program compiled with another version's DsvConfig, or one that never called dsv_config_defaults. */
+static void another_size_is_refused(void **state)
+{
+    DsvConfig other = {0};
+    (void)state;
+    assert_fails(DSV_E_USAGE, "the DsvConfig passed has 0 bytes", dsv_config_set(&other, "seed=1"));
+    dsv_config_defaults_sized(&other, 64);
+    assert_int_equal(other.bytes, 64);
+    assert_int_equal(other.max_train_steps, 0); /* nothing after the size was written */
+    assert_fails(DSV_E_USAGE, "has 64 bytes", dsv_config_load(&other, "no-such-file"));
+    assert_fails(DSV_E_USAGE, "has 64 bytes", dsv_config_save(&other, "no-such-folder/file"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(another_size_is_refused),
         TEST(defaults_are_those_of_the_table),
         TEST(every_row_is_sound),
         TEST(info_says_what_the_table_says),

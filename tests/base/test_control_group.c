@@ -1,4 +1,4 @@
-/* What control groups leave a process, from files like Linux's. */
+/* The memory and processors that control groups allow a process, read from files like Linux's. */
 #include "base/control_group.h"
 
 #include <sched.h>
@@ -14,7 +14,7 @@ static void put(const char *folder, const char *name, const char *text)
     assert_ok(dsvi_file_write(path, text, strlen(text)));
 }
 
-static DsvGroupLimits limits_of(const char *groups)
+static DsviGroupLimits limits_of(const char *groups)
 {
     put("", "groups", groups);
     return dsvi_group_limits(scratch_path("groups"), scratch_path("mount"));
@@ -36,7 +36,7 @@ static void the_least_of_nested_groups_counts(void **state)
     put("mount/job/step", "memory.max", "3000\n");
     put("mount/job/step", "cpu.max", "50000 100000\n");
     assert_true(limits_of("0::/job/step\n").bytes == 3000 && limits_of("0::/job/step\n").cores == 0.5);
-    put("mount/job/step", "memory.max", "-5\n"); /* no kernel writes that: it limits nothing */
+    put("mount/job/step", "memory.max", "-5\n"); /* not written by any kernel: not a limit */
     assert_true(limits_of("0::/job/step\n").bytes == 4000);
     assert_true(limits_of("0::/job\n").bytes == 4000 && limits_of("0::/elsewhere\n").bytes == INFINITY);
     put("mount", "cpu.max", "10000 100000\n");
@@ -45,9 +45,9 @@ static void the_least_of_nested_groups_counts(void **state)
 
 static void version_1_and_containers(void **state)
 {
-    DsvGroupLimits limits;
+    DsviGroupLimits limits;
     (void)state;
-    put("mount/memory", "memory.limit_in_bytes", "7000\n"); /* all that is mounted inside a container */
+    put("mount/memory", "memory.limit_in_bytes", "7000\n"); /* the only mount inside a container */
     put("mount/cpu", "cpu.cfs_quota_us", "300000\n");
     put("mount/cpu", "cpu.cfs_period_us", "100000\n");
     limits = limits_of("9:name=systemd:/\n5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n");

@@ -1,11 +1,11 @@
-/* Number formats: every 16-bit pattern, and rounding at every border between two of them. */
+/* Number formats: every 16-bit pattern, and rounding at every midpoint between neighbours. */
 #include "base/dtype.h"
 
 #include <float.h>
 
 #include "test.h"
 
-/* What the bits of a 16-bit float mean, by the definition: sign, exponent, fraction. */
+/* Value of a 16-bit float by definition: sign, exponent, fraction. */
 static double meaning(uint16_t bits, int fraction_bits)
 {
     int exponent_bits = 15 - fraction_bits, bias = (1 << (exponent_bits - 1)) - 1;
@@ -21,12 +21,12 @@ static double meaning(uint16_t bits, int fraction_bits)
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-static int fraction_bits_of(DsvDtype dtype)
+static int fraction_bits_of(DsviDtype dtype)
 {
-    return dtype == DSV_BF16 ? 7 : 10;
+    return dtype == DSVI_BF16 ? 7 : 10;
 }
 
-static uint16_t stored(DsvDtype dtype, double value)
+static uint16_t stored(DsviDtype dtype, double value)
 {
     uint16_t bits = 0xdead;
     dsvi_store(dtype, &bits, 0, value);
@@ -36,27 +36,27 @@ static uint16_t stored(DsvDtype dtype, double value)
 static void names_and_sizes(void **state)
 {
     static const struct {
-        DsvDtype dtype;
+        DsviDtype dtype;
         const char *name;
         size_t size;
-    } want[DSV_DTYPE_COUNT] = {
-        {DSV_F32, "F32", 4}, {DSV_BF16, "BF16", 2}, {DSV_F16, "F16", 2}, {DSV_F64, "F64", 8},
-        {DSV_I32, "I32", 4}, {DSV_I64, "I64", 8},   {DSV_U8, "U8", 1},
+    } want[DSVI_DTYPE_COUNT] = {
+        {DSVI_F32, "F32", 4}, {DSVI_BF16, "BF16", 2}, {DSVI_F16, "F16", 2}, {DSVI_F64, "F64", 8},
+        {DSVI_I32, "I32", 4}, {DSVI_I64, "I64", 8},   {DSVI_U8, "U8", 1},
     };
     (void)state;
-    for (int i = 0; i < DSV_DTYPE_COUNT; i++) {
+    for (int i = 0; i < DSVI_DTYPE_COUNT; i++) {
         assert_string_equal(dsvi_dtype_name(want[i].dtype), want[i].name);
         assert_int_equal(dsvi_dtype_size(want[i].dtype), want[i].size);
     }
 }
 
-/* All 65,536 patterns of both formats: loaded exactly, and stored back to the same bits. A NaN stays one and
- * keeps its sign. */
+/* All 65,536 patterns of both formats are loaded exactly and stored back to the same bits. A NaN stays a NaN
+ * of the same sign. */
 static void every_pattern_survives(void **state)
 {
     (void)state;
     for (int which = 0; which < 2; which++) {
-        DsvDtype dtype = which ? DSV_BF16 : DSV_F16;
+        DsviDtype dtype = which ? DSVI_BF16 : DSVI_F16;
         for (uint32_t b = 0; b <= 0xffff; b++) {
             uint16_t bits = (uint16_t)b;
             double want = meaning(bits, fraction_bits_of(dtype)), got = dsvi_load(dtype, &bits, 0);
@@ -66,26 +66,26 @@ static void every_pattern_survives(void **state)
                 assert_true(isnan(meaning(back, fraction_bits_of(dtype))) && (back >> 15) == (bits >> 15));
                 continue;
             }
-            assert_memory_equal(&got, &want, sizeof got); /* zeros by their sign too */
+            assert_memory_equal(&got, &want, sizeof got); /* also checks the sign of zero */
             assert_int_equal(back, bits);
-            if (dtype == DSV_BF16)
+            if (dtype == DSVI_BF16)
                 assert_int_equal(dsvi_f32_to_bf16(dsvi_bf16_to_f32(bits)), bits);
         }
     }
 }
 
-/* Between each two neighbours the middle goes to the even one, and the next double on either side of the
- * middle to the nearer: one rounding, not one to F32 and another from there. */
+/* The midpoint of two neighbours rounds to the even one, and the next double on either side rounds to the
+ * nearer one. So doubles are rounded once, not first to F32. */
 static void rounds_once_to_nearest_even(void **state)
 {
     (void)state;
     for (int which = 0; which < 2; which++) {
-        DsvDtype dtype = which ? DSV_BF16 : DSV_F16;
+        DsviDtype dtype = which ? DSVI_BF16 : DSVI_F16;
         int fraction_bits = fraction_bits_of(dtype);
         uint16_t infinity = (uint16_t)(0x7fff >> fraction_bits << fraction_bits);
         for (uint16_t low = 0; low < infinity; low++) {
             uint16_t high = (uint16_t)(low + 1), even = low % 2 ? high : low;
-            /* The step to infinity is as long as the one before. */
+            /* The step to infinity has the size of the step before. */
             double bottom = meaning(low, fraction_bits);
             double top = high < infinity ? meaning(high, fraction_bits)
                                          : 2 * bottom - meaning((uint16_t)(low - 1), fraction_bits);
@@ -96,7 +96,7 @@ static void rounds_once_to_nearest_even(void **state)
             assert_int_equal(stored(dtype, -middle), even | 0x8000);
             assert_int_equal(stored(dtype, -nextafter(middle, 0)), low | 0x8000);
             assert_int_equal(stored(dtype, -nextafter(middle, INFINITY)), high | 0x8000);
-            if (dtype == DSV_BF16) /* the middle of two BF16 is an F32 */
+            if (dtype == DSVI_BF16) /* the midpoint of two BF16 numbers is an F32 number */
                 assert_int_equal(dsvi_f32_to_bf16((float)middle), even);
         }
         assert_int_equal(stored(dtype, DBL_MAX), infinity);
@@ -111,17 +111,18 @@ static void f32_and_f64_are_themselves(void **state)
     double doubles[2] = {0}, value = 0x1.123456789abcdp-7;
     float floats[2] = {0};
     (void)state;
-    dsvi_store(DSV_F64, doubles, 1, value);
-    dsvi_store(DSV_F32, floats, 1, value);
-    assert_true(doubles[0] == 0 && doubles[1] == value && dsvi_load(DSV_F64, doubles, 1) == value);
-    assert_true(floats[0] == 0 && floats[1] == (float)value && dsvi_load(DSV_F32, floats, 1) == (float)value);
+    dsvi_store(DSVI_F64, doubles, 1, value);
+    dsvi_store(DSVI_F32, floats, 1, value);
+    assert_true(doubles[0] == 0 && doubles[1] == value && dsvi_load(DSVI_F64, doubles, 1) == value);
+    assert_true(floats[0] == 0 && floats[1] == (float)value &&
+                dsvi_load(DSVI_F32, floats, 1) == (float)value);
 }
 
-/* Arrays are converted as their elements are, whatever the pair, and nothing beyond them is touched. */
+/* Arrays are converted like single elements for each pair of types, and nothing after them is written. */
 static void convert_is_store_of_load(void **state)
 {
     enum { N = 37 };
-    static const DsvDtype dtypes[] = {DSV_F32, DSV_BF16, DSV_F16, DSV_F64};
+    static const DsviDtype dtypes[] = {DSVI_F32, DSVI_BF16, DSVI_F16, DSVI_F64};
     (void)state;
     for (size_t from = 0; from < 4; from++)
         for (size_t to = 0; to < 4; to++) {
@@ -140,14 +141,14 @@ static void convert_is_store_of_load(void **state)
         }
 }
 
-/* Integers have no arithmetic here, but they can be copied, also onto themselves. */
+/* Integers are not converted to other types, but can be copied, also in place. */
 static void convert_copies_any_dtype(void **state)
 {
     int64_t src[] = {INT64_MIN, -1, INT64_MAX}, dst[3];
     (void)state;
-    dsvi_convert(DSV_I64, dst, DSV_I64, src, 3);
+    dsvi_convert(DSVI_I64, dst, DSVI_I64, src, 3);
     assert_memory_equal(dst, src, sizeof src);
-    dsvi_convert(DSV_I64, dst, DSV_I64, dst, 3);
+    dsvi_convert(DSVI_I64, dst, DSVI_I64, dst, 3);
     assert_memory_equal(dst, src, sizeof src);
 }
 

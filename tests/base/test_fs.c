@@ -1,4 +1,4 @@
-/* Files and folders, and the sentences of their failures. */
+/* Files and folders, and the messages of their failures. */
 #include "base/fs.h"
 
 #include <errno.h>
@@ -11,10 +11,10 @@
 
 #include "scratch.h"
 
-static int reluctance; /* of write() to take what it is given */
+static int reluctance; /* how write() fails or shortens its writes */
 
-/* In the place of the C library's: refuses every other call as if a signal had come, and takes a few bytes at
- * a time; or none at all. */
+/* Replaces the C library's write(): every other call fails as if interrupted by a signal, and others write a
+ * few bytes; or every call fails. */
 ssize_t write(int file, const void *data, size_t bytes)
 {
     static int call;
@@ -39,7 +39,7 @@ static void paths_are_joined(void **state)
     assert_string_equal(path, "a/b/c");
     memset(part, 'x', sizeof part);
     part[DSVI_PATH_MAX - 3] = 0;
-    assert_ok(dsvi_path_join(path, part, "b")); /* the longest there is */
+    assert_ok(dsvi_path_join(path, part, "b")); /* the longest path allowed */
     assert_int_equal(strlen(path), DSVI_PATH_MAX - 1);
     part[DSVI_PATH_MAX - 3] = 'x';
     part[DSVI_PATH_MAX - 2] = 0;
@@ -57,17 +57,17 @@ static void folders_are_made_with_their_parents(void **state)
     assert_ok(dsvi_folder_make(scratch_path("one/two/three/four/")));
     assert_ok(dsvi_file_write(file, "x", 1));
     assert_false(dsvi_path_is_folder(file));
-    assert_fails(DSV_E_IO, "a file of that name is there", dsvi_folder_make(file));
+    assert_fails(DSV_E_IO, "a file of this name exists", dsvi_folder_make(file));
     assert_fails(DSV_E_IO, "file/below: cannot make the folder: Not a directory",
                  dsvi_folder_make(scratch_path("file/below")));
     assert_fails(DSV_E_USAGE, "has no name", dsvi_folder_make(""));
-    if (geteuid() != 0) /* root may write anywhere */
+    if (geteuid() != 0) /* root is not restricted by permissions */
         assert_fails(DSV_E_IO, "/proc/dsv: cannot make the folder", dsvi_folder_make("/proc/dsv"));
 }
 
 typedef struct Names {
     char text[256];
-    int until; /* fails at the entry of this number */
+    int until; /* the callback fails at this entry */
 } Names;
 
 static DsvStatus note_name(void *context, const char *name)
@@ -132,11 +132,11 @@ static void files_come_back_as_written(void **state)
         assert_ok(dsvi_file_size(path, &size));
         assert_int_equal(size, length);
     }
-    assert_ok(dsvi_file_write(path, "short", 5)); /* nothing of the longer one is left */
+    assert_ok(dsvi_file_write(path, "short", 5)); /* nothing of the longer file remains */
     assert_ok(dsvi_file_read(path, 100, &text, &bytes));
     assert_string_equal(text, "short");
     free(text);
-    assert_fails(DSV_E_FORMAT, "data: 5 bytes, wanted at most 4", dsvi_file_read(path, 4, &text, &bytes));
+    assert_fails(DSV_E_FORMAT, "data: 5 bytes, expected at most 4", dsvi_file_read(path, 4, &text, &bytes));
     assert_fails(DSV_E_NOT_FOUND, "No such file", dsvi_file_read(scratch_path("nowhere"), 9, &text, &bytes));
     assert_fails(DSV_E_IO, "not a regular file", dsvi_file_read(scratch_folder, 9, &text, &bytes));
     assert_fails(DSV_E_NOT_FOUND, "No such file", dsvi_file_size(scratch_path("nowhere"), &size));
@@ -144,7 +144,7 @@ static void files_come_back_as_written(void **state)
 
 static void parts_follow_one_another(void **state)
 {
-    const DsvFilePart parts[] = {{"one", 3}, {NULL, 0}, {" two", 4}};
+    const DsviFilePart parts[] = {{"one", 3}, {NULL, 0}, {" two", 4}};
     char *text;
     size_t bytes;
     (void)state;
@@ -194,7 +194,7 @@ static void replacing_is_all_or_nothing(void **state)
     free(text);
     assert_false(dsvi_path_exists(scratch_path("replaced.tmp")));
 
-    /* Nothing more can be written: the old file stays, and no temporary one. */
+    /* The file cannot be written: the old file stays, and no temporary file remains. */
     reluctance = 2;
     DsvStatus status = dsvi_file_replace(path, "newer", 5);
     reluctance = 0;
@@ -204,7 +204,7 @@ static void replacing_is_all_or_nothing(void **state)
     assert_string_equal(text, "new");
     free(text);
 
-    /* A folder is in the way: the rename fails. */
+    /* A folder has the file's name, so the rename fails. */
     assert_ok(dsvi_folder_make(scratch_path("taken/inside")));
     assert_fails(DSV_E_IO, "cannot rename it to", dsvi_file_replace(scratch_path("taken"), "x", 1));
     assert_false(dsvi_path_exists(scratch_path("taken.tmp")));
@@ -219,7 +219,7 @@ static void assert_file(const char *name, const char *wanted)
     free(text);
 }
 
-/* Of links at a path or at its temporary name the files they lead to stay as they are. */
+/* If the path or its temporary name is a link, the file to which the link leads stays unchanged. */
 static void links_are_not_written_through(void **state)
 {
     int lock;
@@ -235,7 +235,7 @@ static void links_are_not_written_through(void **state)
     assert_file("linked", "theirs");
     assert_file("victim", "mine");
     assert_int_equal(symlink(scratch_path("nowhere"), scratch_path("linked.tmp")), 0);
-    assert_ok(dsvi_file_check_place(scratch_path("linked")));
+    assert_ok(dsvi_file_check_writable(scratch_path("linked")));
     assert_false(dsvi_path_exists(scratch_path("nowhere")));
 }
 
@@ -270,7 +270,7 @@ static void a_path_is_told_from_what_it_was(void **state)
     assert_int_equal(close(file), 0);
 }
 
-/* What a process does to the lock's file while another waits between its open() and its flock(). */
+/* Changes of the lock's file by a process while another is between its open() and its flock(). */
 static const char *stolen;
 
 int flock(int file, int how)
@@ -281,7 +281,7 @@ int flock(int file, int how)
     return (int)syscall(SYS_flock, file, how);
 }
 
-/* A lock on a file without a name would keep nobody out. */
+/* A lock on a file that was removed would exclude nobody. */
 static void a_lock_is_on_the_file_that_has_the_name(void **state)
 {
     char path[DSVI_PATH_MAX];
@@ -309,8 +309,8 @@ static void paths_are_renamed(void **state)
     assert_fails(DSV_E_NOT_FOUND, "cannot open the folder", dsvi_folder_sync(scratch_path("from")));
 }
 
-/* The checksum is of the whole file, whatever the size of the pieces it is read in: that of the same bytes in
- * memory. The one of nothing is published with XXH3. */
+/* The checksum of a file is the checksum of the same bytes in memory, whatever the size of the pieces that
+ * are read. The value for an empty file is published with XXH3. */
 static void checksums_are_xxh3(void **state)
 {
     enum { MOST = 3 << 16 };

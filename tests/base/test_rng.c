@@ -1,4 +1,4 @@
-/* Random numbers: published vectors of Philox, and what is built on them. */
+/* Random numbers: published test vectors of Philox, and distributions made from Philox. */
 #include "base/rng.h"
 
 #include "test.h"
@@ -20,39 +20,39 @@ static void words_are_philox(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         uint32_t words[4];
-        DsvRng rng = {.seed = (uint64_t)known[i].key[1] << 32 | known[i].key[0],
-                      .purpose = known[i].counter[2],
-                      .stream = known[i].counter[3]};
+        DsviRng rng = {.seed = (uint64_t)known[i].key[1] << 32 | known[i].key[0],
+                       .purpose = known[i].counter[2],
+                       .stream = known[i].counter[3]};
         dsvi_rng_words(rng, (uint64_t)known[i].counter[1] << 32 | known[i].counter[0], words);
         assert_memory_equal(words, known[i].words, sizeof words);
     }
 }
 
-/* The values decide what an old checkpoint resumes to. */
+/* These values must not change: a run that resumes from an older checkpoint depends on them. */
 static void purposes_keep_their_numbers(void **state)
 {
     (void)state;
-    assert_int_equal(DSV_RNG_INIT, 0);
-    assert_int_equal(DSV_RNG_NOISE, 1);
-    assert_int_equal(DSV_RNG_TIMESTEP, 2);
-    assert_int_equal(DSV_RNG_DATA, 3);
-    assert_int_equal(DSV_RNG_TEXT, 4);
-    assert_int_equal(DSV_RNG_EXPLORE, 5);
-    assert_int_equal(DSV_RNG_PROFILE, 6);
-    assert_int_equal(DSV_RNG_TEST, 7);
-    assert_int_equal(DSV_RNG_SAMPLE, 8);
+    assert_int_equal(DSVI_RNG_INIT, 0);
+    assert_int_equal(DSVI_RNG_NOISE, 1);
+    assert_int_equal(DSVI_RNG_TIMESTEP, 2);
+    assert_int_equal(DSVI_RNG_DATA, 3);
+    assert_int_equal(DSVI_RNG_TEXT, 4);
+    assert_int_equal(DSVI_RNG_EXPLORE, 5);
+    assert_int_equal(DSVI_RNG_PROFILE, 6);
+    assert_int_equal(DSVI_RNG_TEST, 7);
+    assert_int_equal(DSVI_RNG_SAMPLE, 8);
 }
 
-/* Any bit of what a number depends on changes about half of the 128 bits: never fewer than 30 of them, which
- * is six standard deviations below 64. */
+/* Changing any input bit of a number changes about half of its 128 bits: never fewer than 30, six standard
+ * deviations below 64. */
 static void every_input_matters(void **state)
 {
-    DsvRng rng = {.seed = 12345, .purpose = DSV_RNG_TEST, .stream = 3};
+    DsviRng rng = {.seed = 12345, .purpose = DSVI_RNG_TEST, .stream = 3};
     uint32_t base[4];
     (void)state;
     dsvi_rng_words(rng, 77, base);
     for (int bit = 0; bit < 192; bit++) {
-        DsvRng other = rng;
+        DsviRng other = rng;
         uint64_t index = 77;
         uint32_t words[4];
         int changed = 0;
@@ -71,12 +71,12 @@ static void every_input_matters(void **state)
     }
 }
 
-/* Mean of n uniforms within 5 standard deviations, 1 / sqrt(12 n), of a half; of their squares within 5 times
- * sqrt(4 / 45 n) of a third. */
+/* The mean of n uniforms is within 5 standard deviations, 1 / sqrt(12 n), of 1/2; the mean of squares within
+ * 5 times sqrt(4 / 45 n) of 1/3. */
 static void uniforms_fill_the_interval(void **state)
 {
     enum { N = 100000, CELLS = 10 };
-    DsvRng rng = {.seed = 1, .purpose = DSV_RNG_TEST};
+    DsviRng rng = {.seed = 1, .purpose = DSVI_RNG_TEST};
     double sum = 0, squares = 0;
     int cell[CELLS] = {0};
     (void)state;
@@ -96,7 +96,7 @@ static void uniforms_fill_the_interval(void **state)
 static void below_takes_every_value(void **state)
 {
     enum { N = 7, DRAWS = 70000 };
-    DsvRng rng = {.seed = 2, .purpose = DSV_RNG_TEST};
+    DsviRng rng = {.seed = 2, .purpose = DSVI_RNG_TEST};
     int seen[N] = {0};
     (void)state;
     for (uint64_t i = 0; i < DRAWS; i++) {
@@ -110,13 +110,13 @@ static void below_takes_every_value(void **state)
         assert_error_below(fabs(seen[i] - 1.0 * DRAWS / N), 5 * sqrt(DRAWS * 6.0 / 49), "value %d", i);
 }
 
-/* Moments of n normals within 5 standard deviations: variances of x, x^2, x^3 and x^4 are 1, 2, 15 and 96.
- * Each pair of neighbours, which share a block of words, is uncorrelated. */
+/* Moments of n normals are within 5 standard deviations; the variances of x, x^2, x^3 and x^4 are 1, 2, 15
+ * and 96. Neighbours, which share one Philox block, are uncorrelated. */
 static void normals_have_their_moments(void **state)
 {
     enum { N = 100000 };
     static const double want[] = {0, 1, 0, 3}, variance[] = {1, 2, 15, 96};
-    DsvRng rng = {.seed = 3, .purpose = DSV_RNG_TEST};
+    DsviRng rng = {.seed = 3, .purpose = DSVI_RNG_TEST};
     double sum[4] = {0}, product = 0;
     (void)state;
     for (uint64_t i = 0; i < N; i++) {
@@ -135,7 +135,7 @@ static void normals_have_their_moments(void **state)
 static void fill_is_the_same_however_split(void **state)
 {
     enum { N = 101 };
-    DsvRng rng = {.seed = 4, .purpose = DSV_RNG_TEST, .stream = 9};
+    DsviRng rng = {.seed = 4, .purpose = DSVI_RNG_TEST, .stream = 9};
     float whole[N], parts[N + 1];
     (void)state;
     for (uint64_t first = 0; first < 3; first++) {

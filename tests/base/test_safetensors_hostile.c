@@ -1,4 +1,4 @@
-/* No safetensors file, however hostile, does more than fail with its sentence. */
+/* A malformed safetensors file of any kind fails with its message and does nothing else. */
 #include "base/rng.h"
 #include "safetensors_case.h"
 
@@ -19,8 +19,8 @@ static const struct Hostile {
     {"no value", "{\"a\":}", 0, "is not JSON"},
     {"comma at the end", "{" ENTRY("a", "F32", "1", 0, 4) ",}", 4, "is not JSON"},
     {"comment", "{/**/}", 0, "is not JSON"},
-    {"garbage behind", "{} x", 0, "goes on behind its JSON, from byte 3"},
-    {"two objects", "{}{}", 0, "goes on behind its JSON, from byte 2"},
+    {"garbage behind", "{} x", 0, "has text after its JSON, from byte 3"},
+    {"two objects", "{}{}", 0, "has text after its JSON, from byte 2"},
     {"not UTF-8", "{\"\xff\":1}", 0, "is not UTF-8"},
     {"escaped zero", "{\"a\\u0000b\":1}", 0, "zero byte"},
     {"control character in a name", "{" ENTRY("a\\u001b[2J", "F32", "1", 0, 4) "}", 4,
@@ -29,7 +29,7 @@ static const struct Hostile {
     {"metadata a list", "{\"__metadata__\":[]}", 0, "__metadata__ is not an object"},
     {"metadata null", "{\"__metadata__\":null}", 0, "__metadata__ is not an object"},
     {"metadata of numbers", "{\"__metadata__\":{\"a\":1}}", 0, "__metadata__ entry a is not text"},
-    {"metadata twice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands twice"},
+    {"metadata twice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ is twice"},
 
     {"a tensor that is a number", "{\"a\":1}", 0, "tensor a: its entry is not an object"},
     {"a tensor that is a list", "{\"a\":[]}", 0, "tensor a: its entry is not an object"},
@@ -47,11 +47,11 @@ static const struct Hostile {
 
     {"dtype a number", "{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
      "its dtype is not text"},
-    {"unknown dtype", ONE("F33", "1", 0, 4), 4, "tensor a has dtype F33, wanted F32, BF16"},
-    {"empty dtype", ONE("", "1", 0, 4), 4, "tensor a has dtype , wanted"},
-    {"small dtype", ONE("f32", "1", 0, 4), 4, "tensor a has dtype f32, wanted"},
+    {"unknown dtype", ONE("F33", "1", 0, 4), 4, "tensor a has dtype F33, expected F32, BF16"},
+    {"empty dtype", ONE("", "1", 0, 4), 4, "tensor a has dtype , expected"},
+    {"small dtype", ONE("f32", "1", 0, 4), 4, "tensor a has dtype f32, expected"},
     {"dtype of the format that has no use here", ONE("BOOL", "1", 0, 1), 1,
-     "tensor a has dtype BOOL, wanted"},
+     "tensor a has dtype BOOL, expected"},
 
     {"shape a number", "{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4,
      "its shape is not a list"},
@@ -95,22 +95,22 @@ static const struct Hostile {
     {"half an offset", ONE("F32", "1", 0, 4.5), 4, "are not two whole numbers"},
     {"offset beyond 2^64", ONE("F32", "1", 18446744073709551616, 18446744073709551620), 4,
      "are not two whole numbers"},
-    {"backwards", ONE("F32", "1", 4, 0), 4, "tensor a lies at bytes 4 to 0"},
-    {"beyond the file", ONE("F32", "1", 4, 8), 4, "tensor a lies at bytes 4 to 8, the file has 4"},
+    {"backwards", ONE("F32", "1", 4, 0), 4, "tensor a has bytes 4 to 0"},
+    {"beyond the file", ONE("F32", "1", 4, 8), 4, "tensor a has bytes 4 to 8, the file has 4"},
     {"far beyond the file", ONE("F32", "1", 9007199254740987, 9007199254740991), 4, "the file has 4"},
-    {"into the header", ONE("U8", "60", 0, 60), 4, "tensor a lies at bytes 0 to 60, the file has 4"},
-    {"cut short", ONE("F32", "4", 0, 16), 15, "tensor a lies at bytes 0 to 16, the file has 15"},
+    {"into the header", ONE("U8", "60", 0, 60), 4, "tensor a has bytes 0 to 60, the file has 4"},
+    {"cut short", ONE("F32", "4", 0, 16), 15, "tensor a has bytes 0 to 16, the file has 15"},
     {"too few bytes for the shape", ONE("F32", "2", 0, 4), 4,
-     "tensor a has 4 bytes, its shape and dtype want 8"},
+     "tensor a has 4 bytes, its shape and dtype need 8"},
     {"too many bytes for the shape", ONE("F32", "1", 0, 8), 8,
-     "tensor a has 8 bytes, its shape and dtype want 4"},
-    {"bytes of another dtype", ONE("BF16", "2", 0, 8), 8, "tensor a has 8 bytes, its shape and dtype want 4"},
+     "tensor a has 8 bytes, its shape and dtype need 4"},
+    {"bytes of another dtype", ONE("BF16", "2", 0, 8), 8, "tensor a has 8 bytes, its shape and dtype need 4"},
     {"bytes for an empty shape", ONE("F32", "0", 0, 4), 4,
-     "tensor a has 4 bytes, its shape and dtype want 0"},
+     "tensor a has 4 bytes, its shape and dtype need 0"},
 
     {"data of nobody", "{}", 1, "1 bytes at its end belong to no tensor"},
     {"data behind", ONE("F32", "1", 0, 4), 5, "1 bytes at its end belong to no tensor"},
-    {"data before", ONE("F32", "1", 4, 8), 8, "tensor a follows after a gap of 4 bytes, wanted none"},
+    {"data before", ONE("F32", "1", 4, 8), 8, "tensor a follows after a gap of 4 bytes, expected none"},
     {"a gap", "{" ENTRY("a", "U8", "2", 0, 2) "," ENTRY("b", "U8", "2", 3, 5) "}", 5,
      "tensor b follows after a gap of 1 bytes"},
     {"an overlap", "{" ENTRY("a", "U8", "3", 0, 3) "," ENTRY("b", "U8", "2", 2, 4) "}", 4,
@@ -122,9 +122,9 @@ static const struct Hostile {
     {"an empty one inside another", "{" ENTRY("a", "U8", "4", 0, 4) "," ENTRY("b", "U8", "0", 1, 1) "}", 4,
      "tensor b overlaps a by 3 bytes"},
     {"a name twice", "{" ENTRY("a", "U8", "1", 0, 1) "," ENTRY("a", "U8", "1", 1, 2) "}", 2,
-     "tensor a stands twice"},
+     "tensor a is twice"},
     {"a name twice, escaped", "{" ENTRY("a", "U8", "1", 0, 1) "," ENTRY("\\u0061", "U8", "1", 1, 2) "}", 2,
-     "tensor a stands twice"},
+     "tensor a is twice"},
 };
 
 static void hostile_headers_are_refused(void **state)
@@ -148,27 +148,27 @@ static void hostile_sizes_are_refused(void **state)
     }
     assert_refused("no header", file_of(0, "", 0, 0), "does not begin with {");
     assert_refused("2^64 - 1", file_of(UINT64_MAX, ok, strlen(ok), 4),
-                   "header of 18446744073709551615 bytes, wanted at most");
+                   "header of 18446744073709551615 bytes, expected at most");
     assert_refused("2^63", file_of(UINT64_C(1) << 63, ok, strlen(ok), 4),
                    "header of 9223372036854775808 bytes");
     assert_refused("so that 8 more wrap", file_of(UINT64_MAX - 7, ok, strlen(ok), 4),
                    "header of 1844674407370955160");
-    assert_refused("one beyond the file", file_of(strlen(ok) + 5, ok, strlen(ok), 4), "wanted at most");
-    assert_refused("into the data", file_of(strlen(ok) + 4, ok, strlen(ok), 4), "goes on behind its JSON");
+    assert_refused("one beyond the file", file_of(strlen(ok) + 5, ok, strlen(ok), 4), "expected at most");
+    assert_refused("into the data", file_of(strlen(ok) + 4, ok, strlen(ok), 4), "has text after its JSON");
     assert_refused("a zero behind", file_of(sizeof ok, ok, sizeof ok, 4), "zero byte");
     assert_refused("less than it is", file_of(strlen(ok) - 1, ok, strlen(ok), 4), "is not JSON");
 }
 
-/* 100 MB are the most: a sparse file of more is refused by that figure. */
+/* Headers of more than 100 MB are refused with this number in the message; the file is sparse. */
 static void a_header_of_more_than_100_mb(void **state)
 {
     const char *path = file_of(100000001, "{", 1, 0);
     (void)state;
     assert_int_equal(truncate(path, 200000000), 0);
-    assert_refused("beyond the cap", path, "header of 100000001 bytes, wanted at most 100000000");
+    assert_refused("beyond the cap", path, "header of 100000001 bytes, expected at most 100000000");
 }
 
-/* A header is made of pieces: before, `count` times `piece`, after. */
+/* Writes a header: `before`, `count` times `piece`, `after`. */
 static const char *file_repeating(const char *before, const char *piece, size_t count, const char *after)
 {
     size_t length = strlen(piece), bytes = strlen(before) + count * length + strlen(after);
@@ -186,7 +186,7 @@ static const char *file_repeating(const char *before, const char *piece, size_t 
 static void hostile_repetition_is_refused(void **state)
 {
     static const char empty[] = "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
-    DsvSafetensors *file;
+    DsviSafetensors *file;
     (void)state;
     assert_refused("deep lists", file_repeating("{\"a\":", "[", 1000000, ""), "is not JSON");
     assert_refused("deep objects", file_repeating("", "{\"a\":", 300000, "1"), "is not JSON");
@@ -197,14 +197,14 @@ static void hostile_repetition_is_refused(void **state)
                                   "],\"data_offsets\":[0,1]}}"),
                    "more than 8 dimensions");
     assert_refused("more values than memory", file_repeating("{\"a\":[1", ",1", 4000000, "]}"),
-                   "its header has 4000001 values, wanted at most 4000000");
+                   "its header has 4000001 values, expected at most 4000000");
     assert_refused("a long name", file_repeating("{\"", "n", 1025, empty),
                    "nnn... is longer than 1024 bytes");
     assert_ok(dsvi_safetensors_open(file_repeating("{\"", "n", 1024, empty), &file));
     dsvi_safetensors_close(&file);
 }
 
-/* JSON that breaks off where the file, and its last page, ends: nothing behind may be read. */
+/* JSON that ends where the file and its last page end: no byte after the end may be read. */
 static void headers_that_end_with_the_page(void **state)
 {
     static const char *const tail[] = {"\"",   "\\",   "\\u",    "\\u00",  "\\ud834\\", "\":",
@@ -225,7 +225,7 @@ static void headers_that_end_with_the_page(void **state)
 
 static void what_is_no_file(void **state)
 {
-    DsvSafetensors *file;
+    DsviSafetensors *file;
     (void)state;
     assert_fails(DSV_E_NOT_FOUND, "nowhere: cannot open it: No such file",
                  dsvi_safetensors_open(scratch_path("nowhere"), &file));
@@ -235,24 +235,21 @@ static void what_is_no_file(void **state)
     dsvi_safetensors_close(&file);
 }
 
-/* A file that a few bytes changed, added, cut out or doubled either opens and keeps its promises, or fails.
+/* A file with a few bytes changed, added, removed or doubled either opens and fulfils all checks, or fails.
  */
 static void mutations_open_or_fail(void **state)
 {
-    static const char good[] =
-        "{\"__metadata__\":{\"format\":\"pt\"}," ENTRY("one", "F32", "2,3", 0,
-                                                       24) "," ENTRY("two.weight", "BF16", "4", 24,
-                                                                     32) "," ENTRY("e", "I64", "0,7", 32,
-                                                                                   32) "," ENTRY("three",
-                                                                                                 "U8", "8",
-                                                                                                 32, 40) "}";
+    static const char good[] = "{\"__metadata__\":{\"format\":\"pt\"}," ENTRY(
+        "one", "F32", "2,3", 0, 24) "," ENTRY("two.weight", "BF16", "4", 24,
+                                              32) "," ENTRY("e", "I64", "0,7", 32,
+                                                            32) "," ENTRY("three", "U8", "8", 32, 40) "}";
     static const char *const token[] = {"{",    "}",    "[",    "]",    ",",
                                         ":",    "\"",   "0",    "-1",   "9007199254740991",
                                         "1e9",  "1.5",  "null", "true", "\\u0000",
                                         "\\",   "\x80", "F64",  "I32",  "one",
                                         "shape"};
     enum { ROUNDS = 6000, DATA = 40, ROOM = 2 * sizeof good };
-    DsvRng rng = {.seed = 11, .purpose = DSV_RNG_TEST};
+    DsviRng rng = {.seed = 11, .purpose = DSVI_RNG_TEST};
     uint64_t draw = 0;
     int opened = 0;
     (void)state;
@@ -290,7 +287,7 @@ static void mutations_open_or_fail(void **state)
         if (dsvi_rng_below(rng, draw++, 20) == 0)
             said ^= UINT64_C(1) << dsvi_rng_below(rng, draw++, 64);
         const char *path = file_of(said, header, bytes, data_bytes);
-        DsvSafetensors *file = NULL;
+        DsviSafetensors *file = NULL;
         DsvStatus status = dsvi_safetensors_open(path, &file);
         assert_true(status == DSV_OK || (status == DSV_E_FORMAT && !file));
         if (status == DSV_OK) {
@@ -301,7 +298,7 @@ static void mutations_open_or_fail(void **state)
         }
         dsvi_safetensors_close(&file);
     }
-    /* Harmless changes (a letter of a name, an equal digit) are some, but not most. */
+    /* Some changes are harmless (a letter of a name, an equal digit), but not most. */
     assert_in_range(opened, ROUNDS / 100, ROUNDS / 2);
 }
 

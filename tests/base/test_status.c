@@ -1,4 +1,4 @@
-/* The sentence and the trail of a failure. */
+/* The message and the trail of a failure. */
 #include "base/status.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@ static DsvStatus forwards_by_goto(int number)
     DSVI_TRY_GOTO(status, forwards(number), done);
     status = DSV_E_INTERNAL;
 done:
-    return dsvi_fail_within(status, "file %s", "x");
+    return dsvi_fail_prefix(status, "file %s", "x");
 }
 
 static void a_failure_leaves_a_sentence_and_a_trail(void **state)
@@ -39,7 +39,7 @@ static void a_failure_leaves_a_sentence_and_a_trail(void **state)
     assert_int_equal(forwards_by_goto(3), DSV_E_SHAPE);
     assert_string_equal(dsv_error_message(), "file x: shape 3");
     assert_int_equal(lines_of_trail(), 3);
-    assert_int_equal(forwards(4), DSV_E_SHAPE); /* starts afresh */
+    assert_int_equal(forwards(4), DSV_E_SHAPE); /* starts a new trail */
     assert_string_equal(dsv_error_message(), "shape 4");
     assert_int_equal(lines_of_trail(), 2);
     assert_non_null(strstr(dsv_error_trail(), "test_status.c:"));
@@ -51,7 +51,7 @@ static void a_sentence_may_quote_the_one_before(void **state)
     fails(5);
     DSVI_FAIL(DSV_E_IO, "after (%s)", dsv_error_message());
     assert_string_equal(dsv_error_message(), "after (shape 5)");
-    dsvi_fail_within(DSV_E_IO, "[%s]", dsv_error_message());
+    dsvi_fail_prefix(DSV_E_IO, "[%s]", dsv_error_message());
     assert_string_equal(dsv_error_message(), "[after (shape 5)]: after (shape 5)");
 }
 
@@ -67,7 +67,7 @@ static void long_sentences_and_trails_are_cut(void **state)
     assert_in_range(strlen(dsv_error_trail()), 500, 5000);
     fails(1);
     for (int i = 0; i < 100; i++)
-        dsvi_fail_within(DSV_E_IO, "%.100s", words);
+        dsvi_fail_prefix(DSV_E_IO, "%.100s", words);
     assert_in_range(strlen(dsv_error_message()), 1000, 5000);
 }
 

@@ -9,7 +9,7 @@
 
 static void assert_reads_back(double value)
 {
-    char text[DSVI_NUMBER_ROOM];
+    char text[DSVI_NUMBER_BYTES];
     double back;
     dsvi_number_text(value, text);
     if (!dsvi_number_read(text, &back) || memcmp(&back, &value, sizeof value) != 0)
@@ -24,10 +24,10 @@ static void numbers_read_back_to_the_bit(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         assert_reads_back(chosen[i]);
-    for (uint64_t i = 0; i < 20000; i++) { /* any bits */
+    for (uint64_t i = 0; i < 20000; i++) { /* random bits */
         uint32_t words[4];
         double value;
-        dsvi_rng_words((DsvRng){.purpose = DSV_RNG_TEST}, i, words);
+        dsvi_rng_words((DsviRng){.purpose = DSVI_RNG_TEST}, i, words);
         memcpy(&value, words, sizeof value);
         if (isfinite(value))
             assert_reads_back(value);
@@ -41,7 +41,7 @@ static void numbers_are_written_short(void **state)
         const char *text;
     } want[] = {{0.1, "0.1"},    {1e-4, "0.0001"}, {3, "3"},
                 {1e-8, "1e-08"}, {NAN, "null"},    {-INFINITY, "null"}};
-    char text[DSVI_NUMBER_ROOM];
+    char text[DSVI_NUMBER_BYTES];
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         dsvi_number_text(want[i].value, text);
@@ -69,23 +69,23 @@ static void whole_numbers(void **state)
     int64_t whole = 7;
     (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
-        if (dsvi_number_whole(refused[i], &whole) || whole != 0)
+        if (dsvi_number_to_whole(refused[i], &whole) || whole != 0)
             fail_msg("%g was taken as %lld", refused[i], (long long)whole);
-    assert_true(dsvi_number_whole(0, &whole) && whole == 0);
-    assert_true(dsvi_number_whole(0x1p53 - 1, &whole) && whole == (INT64_C(1) << 53) - 1);
+    assert_true(dsvi_number_to_whole(0, &whole) && whole == 0);
+    assert_true(dsvi_number_to_whole(0x1p53 - 1, &whole) && whole == (INT64_C(1) << 53) - 1);
 }
 
-/* Where the locale writes 0,5 settings are written and read with a point all the same. */
+/* Options are written and read with a decimal point even if the locale uses a comma. */
 static void numbers_do_not_mind_the_locale(void **state)
 {
     static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "fr_FR.utf8"};
-    char text[DSVI_NUMBER_ROOM];
+    char text[DSVI_NUMBER_BYTES];
     double value;
     (void)state;
     const char *chosen = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !chosen; i++)
         chosen = setlocale(LC_NUMERIC, names[i]);
-    if (!chosen) /* the system has none of them */
+    if (!chosen) /* none of these locales is installed */
         skip();
     dsvi_number_text(0.5, text);
     assert_string_equal(text, "0.5");
@@ -94,7 +94,7 @@ static void numbers_do_not_mind_the_locale(void **state)
     setlocale(LC_NUMERIC, "C");
 }
 
-/* By the definition of RFC 3629, section 3. */
+/* UTF-8 by the definition of RFC 3629, section 3. */
 static size_t encode(uint32_t code, char text[4])
 {
     if (code < 0x80) {

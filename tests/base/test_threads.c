@@ -1,4 +1,5 @@
-/* The pool: every item once, fixed borders, the same results on any number of threads. */
+/* The thread pool: every item is processed once, pieces have fixed borders, and results do not depend on the
+ * number of threads. */
 #include "base/thread_start.h"
 #include "base/threads.h"
 
@@ -10,11 +11,11 @@
 #include "base/rng.h"
 #include "test.h"
 
-enum { ITEMS_MOST = 1000 };
+enum { ITEMS_MAX = 1000 };
 
 typedef struct Visits {
-    int count[ITEMS_MOST];
-    int64_t begin[ITEMS_MOST], end[ITEMS_MOST]; /* of the piece that had the item */
+    int count[ITEMS_MAX];
+    int64_t begin[ITEMS_MAX], end[ITEMS_MAX]; /* borders of the piece with the item */
     int workers[64];
 } Visits;
 
@@ -23,7 +24,7 @@ static void visit(void *context, int64_t begin, int64_t end, int worker)
     Visits *v = context;
     assert_true(begin < end && worker >= 0 && worker < dsvi_threads_count());
     for (int64_t i = begin; i < end; i++) {
-        v->count[i]++; /* two workers with the same item would be seen by the count or the sanitizer */
+        v->count[i]++; /* if two workers had the same item, the count or the sanitizer would show it */
         v->begin[i] = begin;
         v->end[i] = end;
     }
@@ -32,7 +33,7 @@ static void visit(void *context, int64_t begin, int64_t end, int worker)
 static void every_item_once_in_fixed_pieces(void **state)
 {
     static Visits v;
-    static const int64_t sizes[] = {0, 1, 2, 7, 64, 999, ITEMS_MOST}, grains[] = {1, 3, 64, 5000, INT64_MAX};
+    static const int64_t sizes[] = {0, 1, 2, 7, 64, 999, ITEMS_MAX}, grains[] = {1, 3, 64, 5000, INT64_MAX};
     (void)state;
     for (int threads = 1; threads <= 5; threads++) {
         dsvi_threads_set(threads);
@@ -48,7 +49,7 @@ static void every_item_once_in_fixed_pieces(void **state)
                     assert_int_equal(v.begin[i], begin);
                     assert_int_equal(v.end[i], end);
                 }
-                for (int64_t i = n; i < ITEMS_MOST; i++)
+                for (int64_t i = n; i < ITEMS_MAX; i++)
                     assert_int_equal(v.count[i], 0);
             }
     }
@@ -67,8 +68,8 @@ static void nothing_to_do_calls_nothing(void **state)
 }
 
 typedef struct Sums {
-    float value[ITEMS_MOST];
-    float partial[ITEMS_MOST];
+    float value[ITEMS_MAX];
+    float partial[ITEMS_MAX];
     int64_t grain;
 } Sums;
 
@@ -80,25 +81,25 @@ static void add_piece(void *context, int64_t begin, int64_t end, int worker)
     for (int64_t i = begin; i < end; i++) {
         sum += s->value[i];
         if (i % 16 == 0)
-            sched_yield(); /* other orders of the workers */
+            sched_yield(); /* makes workers run in other orders */
     }
     s->partial[begin / s->grain] = sum;
 }
 
-/* The sums are of numbers whose order of addition shows. */
+/* The sums are of numbers for which the order of addition changes the result. */
 static void sums_have_the_same_bits_on_any_number_of_threads(void **state)
 {
     static Sums s = {.grain = 17};
     float first = 0;
     (void)state;
-    dsvi_rng_fill_normal((DsvRng){.seed = 5, .purpose = DSV_RNG_TEST}, 0, s.value, ITEMS_MOST);
+    dsvi_rng_fill_normal((DsviRng){.seed = 5, .purpose = DSVI_RNG_TEST}, 0, s.value, ITEMS_MAX);
     for (int threads = 1; threads <= 6; threads++)
         for (int again = 0; again < 20; again++) {
             float sum = 0;
             dsvi_threads_set(threads);
             memset(s.partial, 0, sizeof s.partial);
-            dsvi_parallel_for(ITEMS_MOST, s.grain, add_piece, &s);
-            for (int64_t i = 0; i < ITEMS_MOST / s.grain + 1; i++)
+            dsvi_parallel_for(ITEMS_MAX, s.grain, add_piece, &s);
+            for (int64_t i = 0; i < ITEMS_MAX / s.grain + 1; i++)
                 sum += s.partial[i];
             if (threads == 1 && again == 0)
                 first = sum;
@@ -117,8 +118,8 @@ static void look_around(void *context, int64_t begin, int64_t end, int worker)
     alone[begin] = inside;
 }
 
-/* A library that brings OpenMP gets one thread when it is called from a piece, and outside as many as
- * before. */
+/* A library that uses OpenMP gets one thread when it is called from a piece, and as many as before outside.
+ */
 static void a_worker_is_alone(void **state)
 {
     (void)state;
@@ -168,7 +169,7 @@ static void *many_loops(void *context)
     for (int again = 0; again < 200; again++) {
         dsvi_parallel_for(INNER, 3, add_one, count);
         if (again % 50 == 0)
-            usleep(2000); /* the pool falls asleep and is woken */
+            usleep(2000); /* the workers go to sleep and are woken */
     }
     return NULL;
 }
@@ -188,7 +189,7 @@ static void threads_share_the_pool(void **state)
         assert_int_equal(count[i / INNER][i % INNER], 200);
 }
 
-/* More than a thread gets below under `ulimit -s 64`. */
+/* More stack than a thread has with `ulimit -s 64`. */
 static void use_stack(void *context, int64_t begin, int64_t end, int worker)
 {
     volatile char room[1 << 20];

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """bit_flips.py DSV [--checkpoint N] [--cache N] [--seed N]: flips one bit of a checkpoint, or of a latent
-cache, and goes on with it.
+cache, and continues with it.
 
-A training resumed after a flip in its newest checkpoint must end with the bits of one without (by going back
-one checkpoint, or because nothing reads what the bit changed), or say what is wrong. `dsv inspect` must find
-each flip in the latents of a cache, and a training that reads the file must name it. No flip may crash
-anything."""
+A training resumed after a flip in its newest checkpoint must end with the same bits as one without a flip
+(from an earlier checkpoint, or because nothing reads the changed bit), or report the damage. `dsv inspect`
+must find each flip in the latents of a cache, and a training that reads the file must name it. No flip may
+crash anything."""
 import argparse
 import collections
 import random

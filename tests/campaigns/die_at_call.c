@@ -1,5 +1,5 @@
-/* Preloaded into dsv: ends the process, as kill -9 would, in front of the call number DSV_DIE_AT that changes
- * files; every third such death comes half-way through a write(). */
+/* Preloaded into dsv: ends the process, as kill -9 does, before call number DSV_DIE_AT of the calls that
+ * change files. In a third of the cases the process dies in the middle of a write(). */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ static void count(void)
         raise(SIGKILL);
 }
 
-/* The C library's own. */
+/* The C library's function. */
 #define REAL(name) __typeof__(name) *real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
 ssize_t write(int file, const void *data, size_t bytes)

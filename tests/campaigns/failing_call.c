@@ -40,8 +40,8 @@ static int error_number(void)
     static const struct {
         const char *name;
         int number;
-    } known[] = {{"EIO", EIO},       {"ENOSPC", ENOSPC}, {"EDQUOT", EDQUOT}, {"EMFILE", EMFILE},
-                 {"EINTR", EINTR},   {"ENOSYS", ENOSYS}, {"EACCES", EACCES}, {"EROFS", EROFS}};
+    } known[] = {{"EIO", EIO},     {"ENOSPC", ENOSPC}, {"EDQUOT", EDQUOT}, {"EMFILE", EMFILE},
+                 {"EINTR", EINTR}, {"ENOSYS", ENOSYS}, {"EACCES", EACCES}, {"EROFS", EROFS}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(setting("DSV_FAIL_WITH"), known[i].name) == 0)
             return known[i].number;
@@ -54,7 +54,7 @@ static bool is_of_run(const char *path)
            (strlen(path) >= 4 && strcmp(path + strlen(path) - 4, "/run") == 0);
 }
 
-/* Counts a call; true, and errno set, when it is the one to fail. */
+/* Counts a call. Returns true and sets errno if this call must fail. */
 static bool fails(const char *call, const char *path)
 {
     if (strcmp(setting("DSV_FAIL_CALL"), call) != 0 || !is_of_run(path))
@@ -65,7 +65,7 @@ static bool fails(const char *call, const char *path)
     return true;
 }
 
-/* The same for an open file; pipes and the terminal have no path of a run. */
+/* The same for an open file; pipes and the terminal have no path in a run folder. */
 static bool fails_file(const char *call, int file)
 {
     char link[64], path[4096];

@@ -3,12 +3,12 @@
 127.0.0.1, and strangers at their ports, other jobs, ranks that are killed, stopped or set up wrongly.
 
 Each round runs every kind once, with times, ranks and bytes drawn from the seed. What must hold:
-  - strangers never take part: the ranks end with status 0, soon, and a stranger hears nothing but a challenge
+  - strangers never take part: the ranks soon end with status 0, and a stranger receives only a challenge
     and a refusal;
   - each rank works with its own job or ends with a cause;
-  - when a rank is lost, every other rank ends in time with a status that is not 0 (and is no signal), and
-    with a cause: rank 0 on stderr, and where rank 0 is lost every other rank on its own.
-Prints a line of counts per kind; the exit status is 1 if anything did not hold."""
+  - when a rank is lost, every other rank ends in time with a nonzero status (but no signal), and with
+    a cause: rank 0 prints it on stderr; if rank 0 is lost, every other rank prints its cause.
+Prints a line of counts per kind; the exit status is 1 if a rule was broken."""
 import argparse
 import collections
 import hashlib

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """kill_training.py DSV [--kills N] [--steps N] [--seed N]: kills a training with SIGKILL at random moments,
-resumes it each time, and compares what it ends with to a run that was never killed, bit for bit: losses,
-measurements, decisions, weights, their moving average, moments, sparse state. It writes a checkpoint every
-third step, so that many kills come while one is written."""
+resumes it each time, and compares the result bit for bit with a run that was never killed: losses,
+measurements, decisions, weights, their moving average, moments, sparse state. The training writes a
+checkpoint every third step, so that many kills happen while one is written."""
 import argparse
 import collections
 import random

@@ -3,13 +3,13 @@
 
 A history is a row of starts of `dsv train` in two folders: fresh ones, resumed ones (from the newest
 checkpoint, an earlier one, one of the other folder), starts that must be refused, starts that die at some
-call that changes files; and what people and power failures do to the folders in between. After each start the
-folder is held against a model:
+call that changes files; and changes to the folders in between, as by people and power failures. After each
+start the folder must obey these rules:
 
-- whatever was there is still there: every checkpoint, recorded line and config.yaml, in the folder or in
-  superseded/. Only checkpoints beyond checkpoints_total_limit may be gone;
+- nothing is lost: every checkpoint, recorded line and config.yaml, in the folder or in
+  superseded/. Only checkpoints beyond checkpoints_total_limit may be removed;
 - the records of a folder lead, without a gap or a step twice, to the checkpoint that `latest` names, by the
-  very starts that led to that checkpoint: each start has a learning rate of its own, which every line shows;
+  same starts that led to the checkpoint: each start has a different learning rate, which every line shows;
 - the same steps give the same losses and weights, however often a run was stopped on the way;
 - a start that is refused changes nothing, and leaves no folder where there was none.
 
@@ -249,8 +249,8 @@ class History:
         rows = [row for row in rows if row["step"] <= latest]
         steps = [row["step"] for row in rows]
         want(steps == sorted(set(steps)), f"no step is recorded twice: {steps}")
-        wanted = set(range(max(folder.gap, folder.base) + 1, latest + 1))
-        want(wanted <= set(steps), f"no step is missing: {steps}")
+        expected = set(range(max(folder.gap, folder.base) + 1, latest + 1))
+        want(expected <= set(steps), f"no step is missing: {steps}")
         for row in rows:
             step = row["step"]
             want(row["lr"] == lineage[step - 1], f"the line of step {step} is of the run's own past")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_cli.sh DSV [--rewrite]: what the program says and how it exits, where nothing has to be trained.
-# --rewrite takes what it says now as right for the pages beside this file.
+# test_cli.sh DSV [--rewrite]: checks output and exit status of dsv in cases that need no training.
+# --rewrite stores the present output in the .txt files next to this script as the expected output.
 set -u
 dsv=$1
 rewrite=${2:-}
@@ -19,22 +19,22 @@ complain()
 # call STATUS ARGUMENT...: runs dsv, keeps out, err and their names, checks the exit status.
 call()
 {
-    wanted=$1
+    expected=$1
     shift
     called=$*
     "$dsv" "$@" >out 2>err
     status=$?
-    [ "$status" = "$wanted" ] || complain "exit status $status, wanted $wanted; it said: $(cat out err)"
+    [ "$status" = "$expected" ] || complain "exit status $status, expected $expected; it said: $(cat out err)"
 }
 
-# refuses STATUS SENTENCE ARGUMENT...: says exactly this sentence on stderr and nothing on stdout.
+# refuses STATUS SENTENCE ARGUMENT...: expects exactly this sentence on stderr and nothing on stdout.
 refuses()
 {
     sentence=$2
     status=$1
     shift 2
     call "$status" "$@"
-    [ "$(cat err)" = "dsv: $sentence." ] || complain "said '$(cat err)', wanted 'dsv: $sentence.'"
+    [ "$(cat err)" = "dsv: $sentence." ] || complain "said '$(cat err)', expected 'dsv: $sentence.'"
     [ ! -s out ] || complain "said on stdout: $(cat out)"
 }
 
@@ -45,14 +45,14 @@ complains()
     status=$1
     shift 2
     call "$status" "$@"
-    [ "$(wc -l <err)" = 1 ] || complain "wanted one line on stderr, got: $(cat err)"
+    [ "$(wc -l <err)" = 1 ] || complain "expected one line on stderr, got: $(cat err)"
     case $(cat err) in
     "dsv: "*"$words"*.) ;;
-    *) complain "said '$(cat err)', wanted '$words' in it" ;;
+    *) complain "said '$(cat err)', expected '$words' in it" ;;
     esac
 }
 
-# shows PAGE ARGUMENT...: exactly this page on stdout, nothing on stderr.
+# shows PAGE ARGUMENT...: expects exactly this page on stdout and nothing on stderr.
 shows()
 {
     page=$here/$1
@@ -64,13 +64,13 @@ shows()
     diff -u "$page" said || complain "not the page $page"
 }
 
-# tells TEXT ARGUMENT...: exactly this on stdout.
+# tells TEXT ARGUMENT...: expects exactly this text on stdout.
 tells()
 {
     text=$1
     shift
     call 0 "$@"
-    [ "$(cat out)" = "$text" ] || complain "said '$(cat out)', wanted '$text'"
+    [ "$(cat out)" = "$text" ] || complain "said '$(cat out)', expected '$text'"
 }
 
 echo "max_train_steps: 1" >run.yaml
@@ -100,8 +100,8 @@ keys=$("$dsv" help options | grep -c '^  sparse\.')
 grep -q '^  lr=' out && complain "more than the section"
 call 0 help optimizer
 grep -q '^  lr=' out || complain "not the section of a title"
-refuses 2 "help: no verb or setting learning_rate: dsv calls it lr" help learning_rate
-refuses 2 "plan: run.yaml and --config run.yaml: wanted one of them" plan run.yaml --config run.yaml
+refuses 2 "help: no verb or option learning_rate: dsv calls it lr" help learning_rate
+refuses 2 "plan: run.yaml and --config run.yaml: expected one of them" plan run.yaml --config run.yaml
 complains 2 "cp_size" plan run.yaml
 complains 1 "nowhere.yaml" plan nowhere.yaml
 for verb in encode forward inspect report plan help version; do
@@ -111,6 +111,10 @@ done
 tells "$("$dsv" version)" --version
 tells "$("$dsv" version)" -V
 
+call 0 help --man
+grep -q '^\.TH DSV 1' out || complain "not the manual page"
+refuses 2 "help: --man is one page about everything, expected nothing else with it" help train --man
+
 # a stack of 64 KiB
 called="bench attention under ulimit -s 64"
 (ulimit -s 64 &&
@@ -119,26 +123,26 @@ called="bench attention under ulimit -s 64"
 
 # misuse
 call 2
-[ "$(cat err)" = "$("$dsv" help)" ] || complain "wanted the overview on stderr"
+[ "$(cat err)" = "$("$dsv" help)" ] || complain "expected the overview on stderr"
 refuses 2 "no verb trian, the nearest is train" trian run.yaml
-refuses 2 "no verb banana; dsv help lists those there are" banana
-refuses 2 "bench: wanted attention or context or step after it" bench
-refuses 2 "bench: wanted attention or context or step after it" bench memory
+refuses 2 "no verb banana; dsv help lists all verbs" banana
+refuses 2 "bench needs attention or context or step after it" bench
+refuses 2 "bench needs attention or context or step after it" bench memory
 refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --verbos
-refuses 2 "train: no flag -x; dsv help train lists those there are" train run.yaml -x
-refuses 2 "train: no flag --max-train-steps; settings are written max_train_steps=5" train --max-train-steps=5
-refuses 2 "train: no flag --lr; settings are written lr=VALUE" train --lr 1e-3
+refuses 2 "train: no flag -x; dsv help train lists all flags" train run.yaml -x
+refuses 2 "train: no flag --max-train-steps; options are written max_train_steps=5" train --max-train-steps=5
+refuses 2 "train: no flag --lr; options are written lr=VALUE" train --lr 1e-3
 refuses 2 "train: no flag --learning-rate: dsv calls it lr" train --learning-rate 1e-3
 refuses 2 "sample: no flag --prompt: this version has no text encoder: dsv sample takes text as --text FILE, \
 a safetensors file with encoder_hidden_states" sample model clip.mp4 --prompt "a cat"
-refuses 2 "train: b.yaml is one argument too many, wanted [CONFIG.yaml]" train run.yaml b.yaml
+refuses 2 "train: b.yaml is one argument too many, expected [CONFIG.yaml]" train run.yaml b.yaml
 refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
 refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
-refuses 2 "sample: wanted MODEL OUT.mp4" sample model
-refuses 2 "sample: clip.avi: clips are written as .mp4" sample model clip.avi
-refuses 2 "sample: --text wants FILE after it" sample model clip.mp4 --text
-refuses 2 "encode: wanted DATA OUT" encode
-refuses 2 "encode: no --config named, and there is no configs/demo.yaml here" encode clips latents
+refuses 2 "sample: expected MODEL OUT.mp4" sample model
+refuses 2 "sample: clip.avi: the name of the clip must end with .mp4" sample model clip.avi
+refuses 2 "sample: --text needs FILE after it" sample model clip.mp4 --text
+refuses 2 "encode: expected DATA OUT" encode
+refuses 2 "encode: no --config given, and there is no configs/demo.yaml here" encode clips latents
 mkdir configs clips
 echo "num_frames: 9" >configs/demo.yaml
 complains 1 "clips: no usable clip in it" encode clips latents
@@ -146,36 +150,36 @@ echo "num_frame: 9" >configs/demo.yaml
 complains 2 "num_frame" encode clips latents
 rm -r configs clips
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
-refuses 2 "inspect: wanted PATH" inspect
-refuses 2 "report: wanted RUN_DIR" report
-refuses 2 "report: -o wants FILE after it" report run -o
-refuses 2 "plan: --ranks 1: wanted 2 or more" plan --ranks 1
-refuses 2 "plan: --ranks two: wanted an integer" plan --ranks two
-refuses 2 "version: x is one argument too many, wanted none" version x
+refuses 2 "inspect: expected PATH" inspect
+refuses 2 "report: expected RUN_DIR" report
+refuses 2 "report: -o needs FILE after it" report run -o
+refuses 2 "plan: --ranks 1: expected 2 or more" plan --ranks 1
+refuses 2 "plan: --ranks two: expected an integer" plan --ranks two
+refuses 2 "version: x is one argument too many, expected none" version x
 refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
-refuses 2 "bench attention: --tokens 8k: wanted an integer" bench attention --tokens 8k
-refuses 2 "bench attention: --density nan: wanted a number" bench attention --density nan
-refuses 2 "bench context: --density and --head-sparsity: wanted one of them" \
+refuses 2 "bench attention: --tokens 8k: expected an integer" bench attention --tokens 8k
+refuses 2 "bench attention: --density nan: expected a number" bench attention --density nan
+refuses 2 "bench context: --density and --head-sparsity: expected one of them" \
     bench context --density 0.1 --head-sparsity 0.9
-refuses 2 "help: no verb or setting sparse.grup, the nearest is sparse.group" help sparse.grup
-refuses 2 "help: no verb or setting xyzzy" help xyzzy
+refuses 2 "help: no verb or option sparse.grup, the nearest is sparse.group" help sparse.grup
+refuses 2 "help: no verb or option xyzzy" help xyzzy
 
-# settings: what the library says reaches the user as one sentence
+# options: a message of the library is shown to the user as one sentence
 complains 2 "max_train_steps" train run.yaml max_train_step=5
 complains 2 "max_train_steps" train run.yaml max-train-steps=5
 complains 2 "lr" train run.yaml lr=fast
 complains 2 "sparse.min_mass" train run.yaml sparse.min_mass=2
 complains 2 "unipc" bench attention sampler=ddim
-refuses 2 "tokens -1, wanted none below 0" bench attention --tokens -1
-refuses 2 "heads -2, wanted none below 0" bench attention --heads -2
-refuses 2 "head size -3, wanted none below 0" bench attention --head-dim -3
-refuses 2 "repeats 0, wanted 1 to 64" bench attention --repeats 0
-refuses 2 "repeats 65, wanted 1 to 64" bench attention --repeats 65
-refuses 2 "density 2, wanted above 0, at most 1" bench attention --density 2
-refuses 2 "1 rank, wanted at least 2 that share a clip" bench context
+refuses 2 "tokens -1, expected none below 0" bench attention --tokens -1
+refuses 2 "heads -2, expected none below 0" bench attention --heads -2
+refuses 2 "head size -3, expected none below 0" bench attention --head-dim -3
+refuses 2 "repeats 0, expected 1 to 64" bench attention --repeats 0
+refuses 2 "repeats 65, expected 1 to 64" bench attention --repeats 65
+refuses 2 "density 2, expected above 0, at most 1" bench attention --density 2
+refuses 2 "1 rank, expected at least 2 that share a clip" bench context
 refuses 2 "attention over lists, and sparse.enabled is false" bench context sparse.enabled=false
 refuses 2 "attention over lists, and sparse.enabled is false" bench attention sparse.enabled=false
-refuses 2 "sparse.time_choices is true, wanted false: what it measures goes to a run's log" \
+refuses 2 "sparse.time_choices is true, expected false: what it measures goes to a run's log" \
     bench step sparse.time_choices=true
 complains 2 "max_train_steps" train unknown.yaml
 complains 1 "nowhere.yaml" train nowhere.yaml
@@ -209,7 +213,7 @@ grep -q "run holds no checkpoint: starting afresh" err || complain "said: $(cat 
 # figures of lists are those of the lists that were attended over
 small="--tokens 256 --heads 1 --head-dim 32 --group 32 --repeats 1"
 call 0 bench attention $small --density 0.25 sparse.offload_lists=true
-grep -q '^density  *0\.2[0-9]*$' out || complain "wanted a density near 0.25, it said: $(cat out)"
+grep -q '^density  *0\.2[0-9]*$' out || complain "expected a density near 0.25, it said: $(cat out)"
 
 # a page about a run that has just begun
 mkdir begun
@@ -222,7 +226,7 @@ cmp page.html begun/report.html || complain "-o changes the page"
 echo '{"step": 1' >>begun/metrics.jsonl
 complains 1 "begun/metrics.jsonl:2: not a JSON object" report begun
 
-# -v tells where an error passed
+# -v prints the functions that forwarded an error
 call 2 train run.yaml lr=fast -v
 grep -q 'config.*\.c:[0-9]' err || complain "-v shows no trail: $(cat err)"
 
@@ -231,7 +235,7 @@ if [ -w /dev/full ]; then
     called="help >/dev/full"
     "$dsv" help >/dev/full 2>err
     status=$?
-    [ "$status" = 1 ] || complain "exit status $status, wanted 1"
+    [ "$status" = 1 ] || complain "exit status $status, expected 1"
     grep -q 'standard output cannot be written' err || complain "said '$(cat err)'"
 fi
 

@@ -1,12 +1,22 @@
-/* The progress line: what it says, and what it leaves out where there is no room. */
+/* The progress line: its content, and what it omits if there is no room. */
 #include "test.h"
 
 #include "cli/progress_line.h"
 
 static const DsvProgress training = {
-    .unit = "step", .done = 120, .total = 3000, .seconds_left = 3723, .loss = 0.12345, .step_ms = 512.3,
-    .tokens_per_s = 2531, .peak_share = 0.414, .density = 0.314, .sparse_blocks = 4, .blocks = 6,
-    .captured_mass = 0.934, .memory_bytes = UINT64_C(412) << 20,
+    .unit = "step",
+    .done = 120,
+    .total = 3000,
+    .seconds_left = 3723,
+    .loss = 0.12345,
+    .step_ms = 512.3,
+    .tokens_per_s = 2531,
+    .peak_share = 0.414,
+    .density = 0.314,
+    .sparse_blocks = 4,
+    .blocks = 6,
+    .captured_mass = 0.934,
+    .memory_bytes = UINT64_C(412) << 20,
 };
 
 static void assert_line(DsvProgress progress, size_t width, const char *wanted)
@@ -27,14 +37,13 @@ static void test_everything(void **unused)
 static void test_narrow(void **unused)
 {
     (void)unused;
-    assert_line(training, 79,
-                "step  120/3000  loss 0.1235   512 ms  sparse 4/6  mass 0.93  1:02:03 left");
+    assert_line(training, 79, "step  120/3000  loss 0.1235   512 ms  sparse 4/6  mass 0.93  1:02:03 left");
     assert_line(training, 50, "step  120/3000  loss 0.1235  1:02:03 left");
     assert_line(training, 14, "step  120/3000");
     assert_line(training, 5, "");
 }
 
-/* Whatever the width, the line fits it; more room never shows less. */
+/* The line fits any width, and more width never shows less. */
 static void test_every_width(void **unused)
 {
     (void)unused;
@@ -51,18 +60,30 @@ static void test_every_width(void **unused)
 static void test_numbers(void **unused)
 {
     (void)unused;
-    DsvProgress p = {.unit = "step", .done = 5, .total = 5, .loss = 12345, .step_ms = 8.25,
-                     .tokens_per_s = 12345};
+    DsvProgress p = {
+        .unit = "step", .done = 5, .total = 5, .loss = 12345, .step_ms = 8.25, .tokens_per_s = 12345};
     assert_line(p, 100, "step 5/5  loss 1.23e+04   8.2 ms  12.3k tok/s");
-    p = (DsvProgress){.unit = "step", .done = 5, .total = 5, .loss = 1e-5, .step_ms = 61234,
-                      .tokens_per_s = 2.5e6, .memory_bytes = UINT64_C(20) << 30};
+    p = (DsvProgress){.unit = "step",
+                      .done = 5,
+                      .total = 5,
+                      .loss = 1e-5,
+                      .step_ms = 61234,
+                      .tokens_per_s = 2.5e6,
+                      .memory_bytes = UINT64_C(20) << 30};
     assert_line(p, 100, "step 5/5  loss 1.00e-05   61.2 s  2.50M tok/s  20.0 GiB");
-    p = (DsvProgress){.unit = "step", .done = 1, .total = 2, .loss = NAN, .step_ms = 100, .blocks = 2,
-                      .density = 1, .captured_mass = NAN, .seconds_left = NAN};
+    p = (DsvProgress){.unit = "step",
+                      .done = 1,
+                      .total = 2,
+                      .loss = NAN,
+                      .step_ms = 100,
+                      .blocks = 2,
+                      .density = 1,
+                      .captured_mass = NAN,
+                      .seconds_left = NAN};
     assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  sparse 0/2  density 1.00  mass   --");
 }
 
-/* Other work than training has a count and a time. */
+/* Work other than training shows a count and a time. */
 static void test_other_work(void **unused)
 {
     (void)unused;
@@ -77,8 +98,9 @@ static void test_duration(void **unused)
         double seconds;
         const char *text;
     } cases[] = {
-        {0, "0:00"}, {0.4, "0:00"}, {59.6, "1:00"}, {754, "12:34"}, {3600, "1:00:00"}, {172799, "47:59:59"},
-        {172800, "2d 00h"}, {356400, "4d 03h"}, {NAN, "0:00"}, {-5, "0:00"}, {1e300, "0:00"},
+        {0, "0:00"},       {0.4, "0:00"},        {59.6, "1:00"},     {754, "12:34"},
+        {3600, "1:00:00"}, {172799, "47:59:59"}, {172800, "2d 00h"}, {356400, "4d 03h"},
+        {NAN, "0:00"},     {-5, "0:00"},         {1e300, "0:00"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[CLI_DURATION_BYTES];
@@ -90,12 +112,9 @@ static void test_duration(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),
-        cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_every_width),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_other_work),
-        cmocka_unit_test(test_duration),
+        cmocka_unit_test(test_everything),  cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_every_width), cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_other_work),  cmocka_unit_test(test_duration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# test_runs.sh DSV: what the program does and says around small runs: its standard streams, its summary, text,
-# models it cannot use.
+# test_runs.sh DSV: tests small runs: standard streams, the summary, text conditioning, and models that dsv
+# cannot use.
 set -uo pipefail
 dsv=$1
 work=$(mktemp -d /tmp/dsv-test-XXXXXX)
@@ -15,23 +15,23 @@ complain()
     failures=$((failures + 1))
 }
 
-# wants STATUS COMMAND...: runs it, keeps what it says in `said`.
+# wants STATUS COMMAND...: runs the command, expects this exit status, and keeps the output in `said`.
 wants()
 {
-    local wanted=$1 status=0
+    local expected=$1 status=0
     shift
     "$@" >said 2>&1 || status=$?
-    [ "$status" = "$wanted" ] || complain "$*: exit status $status, wanted $wanted"
+    [ "$status" = "$expected" ] || complain "$*: exit status $status, expected $expected"
 }
 
-# says WORDS / silent WORDS: of the last command, on one line.
+# says WORDS / silent WORDS: expects that a line of the last output contains / no line contains the words.
 says()
 {
-    grep -qF -- "$1" said || complain "wanted: $1"
+    grep -qF -- "$1" said || complain "expected: $1"
 }
 silent()
 {
-    ! grep -qF -- "$1" said || complain "not wanted: $1"
+    ! grep -qF -- "$1" said || complain "not expected: $1"
 }
 
 mkdir clips
@@ -59,7 +59,7 @@ wants 0 "$dsv" report all_closed
 [ "$(wc -l <all_closed/metrics.jsonl)" = 3 ] || complain "metrics of a run with closed streams"
 grep -q 'parameters' all_closed/*.jsonl all_closed/lock && complain "log lines in the run's files"
 
-# A reader that goes does not make a whole run a failure.
+# If the reader of the output ends, the run still succeeds.
 wants 0 bash -c '"$@" output_dir=head | true; exit ${PIPESTATUS[0]}' sh "${train[@]}"
 [ "$(cat head/latest)" = checkpoint-3 ] || complain "a run whose reader has gone"
 [ ! -w /dev/full ] || wants 1 bash -c '"$@" output_dir=full >/dev/full' sh "${train[@]}"
@@ -79,7 +79,7 @@ says 'shorter: step 1 in '
 says 'clips: 1 clip'
 silent '1 clips'
 
-# Names of files cannot reach the terminal's controls.
+# Names of files cannot send control characters to the terminal.
 name=$(printf 'clips/b\033[2J\nforged.mp4')
 echo "no video" >"$name"
 wants 0 "${train[@]}" output_dir=names
@@ -88,7 +88,7 @@ wants 1 "$dsv" inspect "$name"
 says 'b\x1b[2J\x0aforged.mp4'
 rm "$name"
 
-# Text: what has no effect says so.
+# Text: dsv reports text that has no effect.
 cp clips/a.mp4 clips/b.mp4
 printf 'path,text\nclips/a.mp4,a cat\nclips/b.mp4,\n' >list.csv
 wants 0 "${train[@]}" data.path=list.csv output_dir=captioned
@@ -163,14 +163,14 @@ mkdir nothing
 wants 1 "$dsv" inspect nothing
 says 'nothing: neither a run, a checkpoint, a model, a latent cache nor a folder of clips'
 
-# Settings are held against each other before a clip is opened or a folder made.
+# Combinations of options are checked before a clip is opened or a folder is made.
 wants 2 "${train[@]}" output_dir=early data.path=nowhere sparse.enabled=true sparse.group=16 sparse.chunk=5
 says 'sparse.chunk, 5, does not divide sparse.group, 16'
 wants 1 "${train[@]}" output_dir=early data.path=nowhere height=20
 says 'height'
 [ ! -e early ] || complain "a refused start leaves a folder"
 
-# --dry-run tells the memory that the run then plans, and touches nothing.
+# --dry-run prints the memory that the run would plan, and changes no file.
 wants 0 "${train[@]}" --dry-run output_dir=dry data.path=nowhere
 [ ! -e dry ] || complain "--dry-run makes a folder"
 says 'it fits: '
@@ -181,11 +181,12 @@ wants 1 "${train[@]}" --dry-run model.num_layers=1000 model.num_attention_heads=
     model.attention_head_dim=128 model.ffn_dim=13824
 says 'the run wants'
 
-# Sizes that change the preset are told; the command line cannot mix a file's sizes with another preset.
+# Sizes that differ from the preset are reported; the command line cannot mix a file's sizes with another
+# preset.
 wants 0 "${train[@]}" output_dir=sizes
 says 'model.preset=demo, changed by model.num_layers=1 model.num_attention_heads=1 model.attention_head_dim'
 wants 2 "${train[@]}" --dry-run model.preset=wan1.3b
-says 'model.preset=wan1.3b: the file changes model.num_layers=1, model.num_attention_heads=1'
+says 'model.preset=wan1.3b: the file sets model.num_layers=1, model.num_attention_heads=1'
 wants 0 "${train[@]}" --dry-run model.preset=wan1.3b model.num_layers=1 model.num_attention_heads=1 \
     model.attention_head_dim=32 model.ffn_dim=32
 says 'model.preset=wan1.3b, changed by model.num_layers=1'

@@ -1,5 +1,5 @@
-/* What a person sees: plain lines in a file, a line redrawn in place on a (pseudo) terminal, colours only
- * where they are wanted, and what signals do. */
+/* Output for people: plain lines in a file, a line redrawn in place on a (pseudo) terminal, colours only if
+ * requested, and reactions to signals. */
 #include "test.h"
 
 #include <fcntl.h>
@@ -62,8 +62,14 @@ static void work(CliTerminal *t, int64_t from, int64_t to, int64_t total)
 {
     DsvEvents events = cli_terminal_events(t);
     for (int64_t i = from; i <= to; i++) {
-        DsvProgress p = {.unit = "step", .done = i, .total = total, .seconds_left = 1, .loss = 0.5,
-                         .step_ms = 7, .tokens_per_s = 100, .memory_bytes = 1 << 30};
+        DsvProgress p = {.unit = "step",
+                         .done = i,
+                         .total = total,
+                         .seconds_left = 1,
+                         .loss = 0.5,
+                         .step_ms = 7,
+                         .tokens_per_s = 100,
+                         .memory_bytes = 1 << 30};
         events.progress(events.context, &p);
     }
 }
@@ -180,7 +186,7 @@ static void test_signals(void **unused)
 {
     (void)unused;
     char text[256];
-    assert_int_equal(after_signals(SIGINT, 0, 0, text, sizeof text), 2); /* nobody asked to stop */
+    assert_int_equal(after_signals(SIGINT, 0, 0, text, sizeof text), 2); /* no orderly stop was requested */
     assert_int_equal(after_signals(SIGINT, 1, 0, text, sizeof text), 0);
     assert_string_equal(text, FINISHING);
     assert_int_equal(after_signals(SIGTERM, 1, 0, text, sizeof text), 0);
@@ -213,7 +219,8 @@ static void *raise_often(void *number)
     return NULL;
 }
 
-/* Signals sent to a process may reach two of its threads at the same time: one request, told once. */
+/* Signals sent to a process may reach two of its threads at the same time; they count as one request,
+ * reported once. */
 static void test_signals_of_threads(void **unused)
 {
     (void)unused;
@@ -255,10 +262,9 @@ static void test_control_bytes(void **unused)
     cli_terminal_close(&t);
     cli_print_error("%s: no such clip", "x\ry.mp4");
     end(&s);
-    assert_string_equal(s.text,
-                        "a\\x1b[2Jb\\x0ac\\x7fd\\x09clip \303\251\343\201\202.mp4\n"
-                        "warning: C1 \\xc2\\x9b and bytes \\x9b \\xc3 that are not UTF-8 \\xff\n"
-                        "dsv: x\\x0dy.mp4: no such clip.\n");
+    assert_string_equal(s.text, "a\\x1b[2Jb\\x0ac\\x7fd\\x09clip \303\251\343\201\202.mp4\n"
+                                "warning: C1 \\xc2\\x9b and bytes \\x9b \\xc3 that are not UTF-8 \\xff\n"
+                                "dsv: x\\x0dy.mp4: no such clip.\n");
 }
 
 /* A terminal of 60 columns would break these lines in the middle of a word. */
@@ -288,7 +294,7 @@ static void test_long_lines(void **unused)
                                 "  damaged\r\n");
 }
 
-/* After Ctrl-C no time is left to wait for. */
+/* After Ctrl-C the line shows no remaining time. */
 static void test_time_left_goes(void **unused)
 {
     (void)unused;
@@ -306,7 +312,7 @@ static void test_time_left_goes(void **unused)
     assert_string_equal(last, "Kstep    5/1000  loss 0.5000   7.0 ms    100 tok/s  1024 MiB\r\n");
 }
 
-/* `dsv train 2>&1 | tee log`, where Ctrl-C ends tee: the work goes on without a reader. */
+/* `dsv train 2>&1 | tee log`, where Ctrl-C ends tee: the run continues without a reader. */
 static void test_reader_gone(void **unused)
 {
     (void)unused;

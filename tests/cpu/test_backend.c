@@ -1,40 +1,42 @@
-/* The CPU backend: which instruction set it takes, which variants then answer, its memory, its refusals. */
+/* The CPU backend: which instruction set it chooses, which variants run then, its memory, refused
+ * requests. */
 #include "base/threads.h"
 #include "cpu/cpu.h"
 #include "test.h"
 
 static void test_names(void **state)
 {
-    DsvBackend backend;
+    DsviBackend backend;
     (void)state;
     assert_fails(DSV_E_USAGE, "'sse9'", dsvi_cpu_open("sse9", 0, &backend));
     assert_null(backend.device);
-    for (int isa = DSV_ISA_REF; isa <= DSV_ISA_AMX; isa++) {
+    for (int isa = DSVI_ISA_REF; isa <= DSVI_ISA_AMX; isa++) {
         if (isa > (int)dsvi_isa_best()) {
-            assert_fails(DSV_E_UNSUPPORTED, dsvi_isa_name((DsvIsa)isa),
-                         dsvi_cpu_open(dsvi_isa_name((DsvIsa)isa), 0, &backend));
+            assert_fails(DSV_E_UNSUPPORTED, dsvi_isa_name((DsviIsa)isa),
+                         dsvi_cpu_open(dsvi_isa_name((DsviIsa)isa), 0, &backend));
             continue;
         }
-        assert_ok(dsvi_cpu_open(dsvi_isa_name((DsvIsa)isa), 2, &backend));
-        assert_int_equal(backend.device->kind, DSV_DEVICE_CPU);
-        assert_non_null(strstr(backend.device->name, dsvi_isa_name((DsvIsa)isa)));
+        assert_ok(dsvi_cpu_open(dsvi_isa_name((DsviIsa)isa), 2, &backend));
+        assert_int_equal(backend.device->kind, DSVI_DEVICE_CPU);
+        assert_non_null(strstr(backend.device->name, dsvi_isa_name((DsviIsa)isa)));
         assert_non_null(strstr(backend.device->name, "2 threads"));
         dsvi_cpu_close(&backend);
         dsvi_cpu_close(&backend);
     }
 }
 
-/* Compiled for AVX-512 is the most there is for most ops: products of bf16 pairs and AMX serve attention. */
+/* For most operations AVX-512 is the highest instruction set with a variant; only attention has variants with
+ * BF16 products and AMX. */
 static void test_chosen_variants(void **state)
 {
     (void)state;
-    for (int isa = DSV_ISA_REF; isa <= (int)dsvi_isa_best(); isa++) {
-        DsvBackend backend;
-        const char *level = dsvi_isa_name((DsvIsa)(isa < DSV_ISA_AVX512 ? isa : DSV_ISA_AVX512));
-        assert_ok(dsvi_cpu_open(dsvi_isa_name((DsvIsa)isa), 1, &backend));
-        assert_string_equal(backend.ops.gemm.variant, isa == DSV_ISA_REF ? "ref" : "onednn");
-        assert_string_equal(backend.ops.attention_fwd.variant, dsvi_isa_name((DsvIsa)isa));
-        assert_string_equal(backend.ops.attention_list_bwd.variant, dsvi_isa_name((DsvIsa)isa));
+    for (int isa = DSVI_ISA_REF; isa <= (int)dsvi_isa_best(); isa++) {
+        DsviBackend backend;
+        const char *level = dsvi_isa_name((DsviIsa)(isa < DSVI_ISA_AVX512 ? isa : DSVI_ISA_AVX512));
+        assert_ok(dsvi_cpu_open(dsvi_isa_name((DsviIsa)isa), 1, &backend));
+        assert_string_equal(backend.ops.gemm.variant, isa == DSVI_ISA_REF ? "ref" : "onednn");
+        assert_string_equal(backend.ops.attention_fwd.variant, dsvi_isa_name((DsviIsa)isa));
+        assert_string_equal(backend.ops.attention_list_bwd.variant, dsvi_isa_name((DsviIsa)isa));
         assert_string_equal(backend.ops.col_sum.variant, level);
         assert_string_equal(backend.ops.layer_norm_bwd.variant, level);
         assert_string_equal(backend.ops.rms_norm_rope_bwd.variant, level);
@@ -50,20 +52,20 @@ static void test_chosen_variants(void **state)
 
 static void test_memory(void **state)
 {
-    DsvBackend backend;
+    DsviBackend backend;
     char from[100], back[100];
     void *memory, *none;
     double before, after;
     (void)state;
     assert_ok(dsvi_cpu_open("auto", 0, &backend));
-    DsvDevice *device = backend.device;
+    DsviDevice *device = backend.device;
     for (int i = 0; i < 100; i++)
         from[i] = (char)i;
     assert_ok(device->mem_alloc(device, sizeof from, &memory));
     assert_int_equal((uintptr_t)memory % 64, 0);
     assert_ok(device->clock(device->stream, &before));
     assert_ok(device->upload(device->stream, memory, from, sizeof from));
-    assert_ok(device->zero(device->stream, (char *)memory + 10, 5));
+    assert_ok(device->clear(device->stream, (char *)memory + 10, 5));
     assert_ok(device->copy(device->stream, (char *)memory + 50, memory, 20));
     assert_ok(device->download(device->stream, back, memory, sizeof back));
     assert_ok(device->sync(device->stream));
@@ -85,18 +87,29 @@ static void test_memory(void **state)
     dsvi_cpu_close(&backend);
 }
 
-/* Variants say what they do not serve; the truth serves it. */
+/* Variants return DSV_E_UNSUPPORTED for what they do not support; the reference implementation supports
+ * it. */
 static void test_refusals(void **state)
 {
-    DsvBackend backend;
+    DsviBackend backend;
     double x[4] = {1, 2, 3, 4}, y[4] = {0};
-    DsvAddArgs add = {.n = 4, .a = 1, .x_dtype = DSV_F64, .y_dtype = DSV_F64, .x = x, .y = y};
-    DsvGemmArgs gemm = {.m = 2, .n = 2, .k = 2, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x, .lda = 2,
-                        .b = x, .ldb = 2, .c = y, .ldc = 2};
+    DsviAddArgs add = {.n = 4, .a = 1, .x_dtype = DSVI_F64, .y_dtype = DSVI_F64, .x = x, .y = y};
+    DsviGemmArgs gemm = {.m = 2,
+                         .n = 2,
+                         .k = 2,
+                         .ab_dtype = DSVI_F64,
+                         .c_dtype = DSVI_F64,
+                         .a = x,
+                         .lda = 2,
+                         .b = x,
+                         .ldb = 2,
+                         .c = y,
+                         .ldc = 2};
     (void)state;
     assert_ok(dsvi_cpu_open("base", 1, &backend));
     assert_fails(DSV_E_UNSUPPORTED, "add: variant base", backend.ops.add.run(backend.device->stream, &add));
-    assert_fails(DSV_E_UNSUPPORTED, "gemm: onednn", backend.ops.gemm.run(backend.device->stream, &gemm));
+    assert_fails(DSV_E_UNSUPPORTED, "gemm: variant onednn",
+                 backend.ops.gemm.run(backend.device->stream, &gemm));
     dsvi_cpu_close(&backend);
     assert_ok(dsvi_cpu_open("ref", 1, &backend));
     assert_ok(backend.ops.add.run(backend.device->stream, &add));
@@ -106,26 +119,45 @@ static void test_refusals(void **state)
 
 enum { SIDE = 96, SHAPES = 500 };
 
-static void multiply(DsvBackend *backend, int64_t side, float *a, float *c)
+static void multiply(DsviBackend *backend, int64_t side, float *a, float *c)
 {
-    DsvGemmArgs args = {.m = side, .n = side, .k = side, .ab_dtype = DSV_F32, .c_dtype = DSV_F32, .a = a,
-                        .lda = SIDE, .b = a, .ldb = SIDE, .c = c, .ldc = SIDE};
+    DsviGemmArgs args = {.m = side,
+                         .n = side,
+                         .k = side,
+                         .ab_dtype = DSVI_F32,
+                         .c_dtype = DSVI_F32,
+                         .a = a,
+                         .lda = SIDE,
+                         .b = a,
+                         .ldb = SIDE,
+                         .c = c,
+                         .ldc = SIDE};
     assert_ok(backend->ops.gemm.run(backend->device->stream, &args));
 }
 
-/* More shapes than are kept, and more threads than at first: the same bits as before. */
-static void test_products_outlive_their_plans(void **state)
+/* A product gives the same bits after products of more other shapes than the backend caches, and with more
+ * threads. */
+static void test_products_do_not_depend_on_cache(void **state)
 {
     static float a[SIDE * SIDE], first[SIDE * SIDE], again[SIDE * SIDE];
-    DsvBackend backend;
+    DsviBackend backend;
     (void)state;
     for (int i = 0; i < SIDE * SIDE; i++)
         a[i] = (float)(i % 17) - 8.25f;
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     multiply(&backend, SIDE, a, first);
     for (int i = 0; i < SHAPES; i++) {
-        DsvGemmArgs args = {.m = 1, .n = 1 + i, .k = 1, .ab_dtype = DSV_F32, .c_dtype = DSV_F32, .a = a,
-                            .lda = 1, .b = a, .ldb = 1 + i, .c = again, .ldc = 1 + i};
+        DsviGemmArgs args = {.m = 1,
+                             .n = 1 + i,
+                             .k = 1,
+                             .ab_dtype = DSVI_F32,
+                             .c_dtype = DSVI_F32,
+                             .a = a,
+                             .lda = 1,
+                             .b = a,
+                             .ldb = 1 + i,
+                             .c = again,
+                             .ldc = 1 + i};
         assert_ok(backend.ops.gemm.run(backend.device->stream, &args));
     }
     dsvi_threads_set(3);
@@ -141,7 +173,7 @@ int main(void)
         cmocka_unit_test(test_chosen_variants),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_products_outlive_their_plans),
+        cmocka_unit_test(test_products_do_not_depend_on_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

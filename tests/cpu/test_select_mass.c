@@ -1,10 +1,10 @@
-/* The mass of lists whose threshold follows from a sample of the runs: by the reference, and by the best CPU
- * variant. */
+/* Mass of lists whose threshold follows from a sample of the spans (select_mass_cases.h), for the reference
+ * implementation and the best CPU variant. */
 #include "cpu/cpu.h"
 #include "ops/select_mass_cases.h"
 #include "test.h"
 
-static DsvBackend cpu;
+static DsviBackend cpu;
 
 static int open_cpu(void **state)
 {

@@ -1,5 +1,6 @@
-/* The elementary functions on vectors against the C library's, in double, over their whole range. As compiled
- * for the base level: the others are the same source, and go through the checker as part of the ops. */
+/* Compares the elementary functions on vectors with those of the C library in double, over their whole range.
+ * The functions are compiled for the base instruction set. The other instruction sets use the same source,
+ * which the checker tests as part of the operations. */
 #include <stddef.h>
 
 #include "cpu/simd_math.h"
@@ -7,7 +8,7 @@
 
 enum { STEPS = 200000 };
 
-typedef DsvVec vector_fn(DsvVec x);
+typedef DsviVec vector_fn(DsviVec x);
 typedef double scalar_fn(double x);
 
 static float first_lane(vector_fn *fn, float x)
@@ -19,20 +20,21 @@ static float first_lane(vector_fn *fn, float x)
     return lanes[0];
 }
 
-/* The largest relative error over [least, most], in units of 2^-24. */
-static double relative_error(vector_fn *fn, scalar_fn *truth, double least, double most)
+/* Returns the largest relative error over [least, most] in units of 2^-24. */
+static double relative_error(vector_fn *fn, scalar_fn *reference, double least, double most)
 {
     double largest = 0;
     for (int i = 0; i <= STEPS; i++) {
         float x = (float)(least + (most - least) * i / STEPS);
-        double wanted = truth(x), error = fabs((double)first_lane(fn, x) - wanted) / fabs(wanted) * 0x1p24;
+        double expected = reference(x),
+               error = fabs((double)first_lane(fn, x) - expected) / fabs(expected) * 0x1p24;
         if (!(error <= largest))
             largest = error;
     }
     return largest;
 }
 
-/* One unit in the last place is up to 2 units of 2^-24. */
+/* The bound is one unit in the last place, which is up to 2 units of 2^-24. */
 static void test_exp(void **state)
 {
     (void)state;
@@ -41,7 +43,7 @@ static void test_exp(void **state)
     assert_error_below(relative_error(dsvi_vec_exp2, exp2, -126, 127.4), 2.5, "exp2");
 }
 
-/* The bound that simd_math.h gives. */
+/* The bound is the one that simd_math.h states. */
 static void test_exp_weight(void **state)
 {
     double largest = 0;
@@ -66,7 +68,7 @@ static void test_exp_limits(void **state)
     assert_true(isnan(first_lane(dsvi_vec_exp, NAN)) && isnan(first_lane(dsvi_vec_exp2, NAN)));
 }
 
-/* Near 1 the logarithm is small, its relative error is that of its polynomial. */
+/* Near 1 the logarithm is small, so that its relative error is the error of the polynomial. */
 static void test_log2(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Every variant of every dense op, from the scalar truth to the best of this machine, against the checker. */
+/* Checks all CPU variants of the operations of dense_case_group.c, from the scalar reference implementation
+ * to the best instruction set of this machine. */
 #include "cpu/levels.h"
 #include "ops/case_groups.h"
 
@@ -9,5 +10,5 @@ static int run(void)
 
 int main(void)
 {
-    return run_levels(DSV_ISA_REF, run);
+    return run_levels(DSVI_ISA_REF, run);
 }

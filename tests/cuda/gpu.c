@@ -1,10 +1,10 @@
-/* See gpu.h. */
+/* Main program of the tests that need a GPU; see gpu.h. */
 #include "cuda/gpu.h"
 
-#include "cuda/cuda.h"
+#include "cuda/common/cuda.h"
 #include "test.h"
 
-DsvBackend gpu_backend;
+DsviBackend gpu_backend;
 
 int run_on_gpu(int (*run)(void), int argc, char **argv)
 {

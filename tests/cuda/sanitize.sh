@@ -1,14 +1,14 @@
 #!/bin/sh
-# sanitize.sh BUILD [SECONDS [JOBS]]: the GPU tests of dsv's own kernels under compute-sanitizer: races in
-# shared memory, reads of memory nobody wrote, memory accesses, barriers. Tests run with DSV_TEST_SMALL.
-# Kernels of cuBLASLt and cuDNN are not ours to check, and not watched: only ours have the name of a .cu file
-# or of our namespace in their own. All takes SECONDS at most (without, what it takes), JOBS at a time (5 a
-# GPU), in turns on all GPUs (those of CUDA_VISIBLE_DEVICES); a line for each as it ends. Exit status 1:
-# something was found, or an end not reached.
+# sanitize.sh BUILD [SECONDS [JOBS]]: runs the GPU tests of dsv's kernels under compute-sanitizer, which finds
+# races in shared memory, reads of uninitialised memory, invalid accesses and invalid barriers. Tests run with
+# DSV_TEST_SMALL. Kernels of cuBLASLt and cuDNN are not checked: only dsv's kernels have the name of a .cu
+# file or of dsv's namespace in their name. The script ends after at most SECONDS (default: no limit), runs
+# JOBS tests at a time (default: 5 per GPU), distributes them over all GPUs (CUDA_VISIBLE_DEVICES), and prints
+# a line when a test ends. Exit status 1: a tool found an error, or a test did not end.
 set -u
 
-# One test under one tool: sanitize.sh --one BUILD FOLDER TOOL PROGRAM TEST MODE. A file *.failed is left in
-# FOLDER where something was found or the end not reached. SLOT: its number among those at work.
+# One test under one tool: sanitize.sh --one BUILD FOLDER TOOL PROGRAM TEST MODE. Creates a file *.failed in
+# FOLDER if the tool found an error or the test did not end. SLOT: number of this job among the running jobs.
 if [ "$1" = --one ]; then
     name="$5 $6 $7, $4"
     log="$3/$5.$6.$7.$4"
@@ -32,9 +32,9 @@ if [ "$1" = --one ]; then
     exit 0
 fi
 
-# TOOL PROGRAM TEST MODE, the slowest first. Only what attends differs with the mode. Two tools are of no use
-# beside cuBLASLt: racecheck makes its kernels fail, and initcheck takes what they write for unwritten. Memory
-# that is refused, as a test of the device asks for, is an error to memcheck: that test is left out.
+# Prints lines TOOL PROGRAM TEST MODE, the slowest first. Only attention depends on the mode. Two tools do not
+# work with cuBLASLt: racecheck makes its kernels fail, and initcheck reports their results as uninitialised.
+# The test too_much_memory is left out, because memcheck reports its failing allocation as an error.
 list()
 {
     for tool in racecheck initcheck memcheck synccheck; do

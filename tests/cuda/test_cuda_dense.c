@@ -1,4 +1,4 @@
-/* The CUDA variants of every dense op against the checker. */
+/* Checks the CUDA variants of all operations except those of attention and selection (dense_case_group.c). */
 #include "cuda/gpu.h"
 #include "ops/case_groups.h"
 

@@ -1,16 +1,16 @@
-/* The CUDA device: memory, copies, refusals. */
+/* The CUDA device: memory, copies, order of streams, refused requests. */
 #include "cuda/gpu.h"
 #include "test.h"
 
 static void copies(void **state)
 {
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     enum { N = 1000 };
     void *memory, *other;
     float *host;
     double before, after;
     (void)state;
-    assert_int_equal(device->kind, DSV_DEVICE_CUDA);
+    assert_int_equal(device->kind, DSVI_DEVICE_CUDA);
     assert_ok(device->host_alloc(device, N * sizeof *host, (void **)&host));
     assert_ok(device->mem_alloc(device, N * sizeof *host, &memory));
     assert_ok(device->mem_alloc(device, N * sizeof *host, &other));
@@ -20,12 +20,12 @@ static void copies(void **state)
     assert_ok(device->clock(device->stream, &before));
     assert_ok(device->upload(device->stream, memory, host, N * sizeof *host));
     assert_ok(device->copy(device->stream, other, memory, N * sizeof *host));
-    assert_ok(device->zero(device->stream, other, 4 * sizeof *host));
+    assert_ok(device->clear(device->stream, other, 4 * sizeof *host));
     assert_ok(device->sync(device->stream));
     memset(host, 0xff, N * sizeof *host);
     assert_ok(device->download(device->stream, host, other, N * sizeof *host));
     assert_ok(device->flag(device->stream));
-    assert_ok(device->zero(device->stream, other, N * sizeof *host));
+    assert_ok(device->clear(device->stream, other, N * sizeof *host));
     assert_ok(device->await(device->stream));
     for (int i = 0; i < N; i++)
         assert_true(host[i] == (i < 4 ? 0 : (float)i));
@@ -39,11 +39,11 @@ static void copies(void **state)
     device->host_free(device, NULL);
 }
 
-/* Each stream begins behind what the other has been given: a long copy is whole when it is used, and what it
- * reads is not overwritten before. */
+/* device->follow makes a stream wait for the work of another. A long copy must be complete before its result
+ * is used, and its source must not be overwritten before the copy ends. */
 static void streams_that_follow(void **state)
 {
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     enum { N = 1 << 24, TURNS = 8 };
     unsigned char *host, *memory, *other;
     (void)state;
@@ -58,8 +58,8 @@ static void streams_that_follow(void **state)
         assert_ok(device->follow(device->copies, device->stream));
         assert_ok(device->download(device->copies, host + N, other, N));
         assert_ok(device->follow(device->stream, device->copies));
-        assert_ok(device->zero(device->stream, memory, N));
-        assert_ok(device->zero(device->stream, other, N));
+        assert_ok(device->clear(device->stream, memory, N));
+        assert_ok(device->clear(device->stream, other, N));
         assert_ok(device->sync(device->stream));
         for (int i = 0; i < N; i++)
             assert_true(host[N + i] == turn);
@@ -69,33 +69,33 @@ static void streams_that_follow(void **state)
     device->host_free(device, host);
 }
 
-/* An allocation too large is told, and nothing that follows suffers from it. */
+/* A too large allocation returns an error, and later calls work as before. */
 static void too_much_memory(void **state)
 {
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     void *memory;
     (void)state;
     assert_fails(DSV_E_NO_MEMORY, "no 1099511627776 bytes of device memory",
                  device->mem_alloc(device, (size_t)1 << 40, &memory));
     assert_null(memory);
     assert_ok(device->mem_alloc(device, 64, &memory));
-    assert_ok(device->zero(device->stream, memory, 64));
+    assert_ok(device->clear(device->stream, memory, 64));
     assert_ok(device->sync(device->stream));
     device->mem_free(device, memory);
 }
 
 static void f64_is_refused(void **state)
 {
-    DsvAddArgs args = {.n = 1, .a = 1, .x_dtype = DSV_F32, .y_dtype = DSV_F64};
+    DsviAddArgs args = {.n = 1, .a = 1, .x_dtype = DSVI_F32, .y_dtype = DSVI_F64};
     (void)state;
     assert_fails(DSV_E_UNSUPPORTED, "F64", gpu_backend.ops.add.run(gpu_backend.device->stream, &args));
 }
 
-/* What ranks have counted is added up in double. */
+/* The operation add supports F64, in which ranks add up their histograms. */
 static void doubles_are_added(void **state)
 {
     enum { COUNT = 1000 };
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     double x[COUNT], y[COUNT], sum[COUNT];
     void *memory;
     (void)state;
@@ -104,8 +104,13 @@ static void doubles_are_added(void **state)
         y[i] = 1e-3 * i;
     }
     assert_ok(device->mem_alloc(device, 2 * sizeof x, &memory));
-    DsvAddArgs args = {.n = COUNT, .a = 1, .b = 1, .x_dtype = DSV_F64, .y_dtype = DSV_F64, .x = memory,
-                       .y = (double *)memory + COUNT};
+    DsviAddArgs args = {.n = COUNT,
+                        .a = 1,
+                        .b = 1,
+                        .x_dtype = DSVI_F64,
+                        .y_dtype = DSVI_F64,
+                        .x = memory,
+                        .y = (double *)memory + COUNT};
     assert_ok(device->upload(device->stream, memory, x, sizeof x));
     assert_ok(device->upload(device->stream, args.y, y, sizeof y));
     assert_ok(gpu_backend.ops.add.run(device->stream, &args));
@@ -119,8 +124,10 @@ static void doubles_are_added(void **state)
 static int run(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(streams_that_follow),
-        cmocka_unit_test(too_much_memory), cmocka_unit_test(f64_is_refused),
+        cmocka_unit_test(copies),
+        cmocka_unit_test(streams_that_follow),
+        cmocka_unit_test(too_much_memory),
+        cmocka_unit_test(f64_is_refused),
         cmocka_unit_test(doubles_are_added),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,33 +1,34 @@
-/* That a product with an epilogue gives what the bare product and ops of their own give, at sizes where
- * cuBLASLt may do both at once: the checker has no truth for so large ones. */
+/* Matrix products with an epilogue at sizes at which cuBLASLt may fuse the epilogue, and for which the
+ * reference implementation is too slow. Results must agree with a product without epilogue followed by
+ * separate operations. */
 #include "base/rng.h"
-#include "cuda/gemm_cublaslt.h"
+#include "cuda/gemm/gemm_cublaslt.h"
 #include "cuda/gpu.h"
 #include "ops/gemm_epilogue.h"
 #include "test.h"
 
-enum { TOKENS = 4096, OUT = 512, IN = 256, OUTPUTS_MOST = 2 };
+enum { TOKENS = 4096, OUT = 512, IN = 256, OUTPUTS_MAX = 2 };
 
 typedef struct Output {
     const char *name;
-    DsvDtype dtype;
+    DsviDtype dtype;
     int64_t n;
     double relative, absolute; /* tolerance */
     void *data;
 } Output;
 
-static void *allocate(int64_t n, DsvDtype dtype)
+static void *allocate(int64_t n, DsviDtype dtype)
 {
     void *memory;
     assert_ok(gpu_backend.device->mem_alloc(gpu_backend.device, (size_t)n * dsvi_dtype_size(dtype), &memory));
     return memory;
 }
 
-/* Normal numbers times `scale` in device memory. */
-static void *draw(uint32_t number, int64_t n, float scale, DsvDtype dtype)
+/* Returns device memory with n normal numbers times `scale`. */
+static void *draw(uint32_t number, int64_t n, float scale, DsviDtype dtype)
 {
-    DsvDevice *device = gpu_backend.device;
-    DsvRng rng = {5, DSV_RNG_TEST, number};
+    DsviDevice *device = gpu_backend.device;
+    DsviRng rng = {5, DSVI_RNG_TEST, number};
     void *memory = allocate(n, dtype);
     float *numbers = malloc((size_t)n * sizeof *numbers);
     void *stored = malloc((size_t)n * sizeof *numbers);
@@ -35,7 +36,7 @@ static void *draw(uint32_t number, int64_t n, float scale, DsvDtype dtype)
     dsvi_rng_fill_normal(rng, 0, numbers, n);
     for (int64_t i = 0; i < n; i++)
         numbers[i] *= scale;
-    dsvi_convert(dtype, stored, DSV_F32, numbers, n);
+    dsvi_convert(dtype, stored, DSVI_F32, numbers, n);
     assert_ok(device->upload(device->stream, memory, stored, (size_t)n * dsvi_dtype_size(dtype)));
     assert_ok(device->sync(device->stream));
     free(stored);
@@ -43,21 +44,22 @@ static void *draw(uint32_t number, int64_t n, float scale, DsvDtype dtype)
     return memory;
 }
 
-static DsvStatus run_composed(const DsvGemmArgs *args)
+static DsvStatus run_composed(const DsviGemmArgs *args)
 {
-    DsvGemmEpilogueOps ops = dsvi_gemm_epilogue_ops(&gpu_backend.ops);
-    DsvGemmArgs bare = dsvi_gemm_bare(args);
+    DsviGemmEpilogueOps ops = dsvi_gemm_epilogue_ops(&gpu_backend.ops);
+    DsviGemmArgs bare = dsvi_gemm_bare(args);
     DSVI_TRY(gpu_backend.ops.gemm.run(gpu_backend.device->stream, &bare));
     return dsvi_gemm_epilogue(&ops, gpu_backend.device->stream, args);
 }
 
-/* Outputs start as zeros; result[i] is what output i holds afterwards. */
-static void call(const DsvGemmArgs *args, bool composed, const Output *output, int outputs, void **result)
+/* Clears the outputs, runs the product and copies output i to result[i]. With `composed` the epilogue is
+ * computed by separate operations. */
+static void call(const DsviGemmArgs *args, bool composed, const Output *output, int outputs, void **result)
 {
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     for (int i = 0; i < outputs; i++)
-        assert_ok(device->zero(device->stream, output[i].data,
-                               (size_t)output[i].n * dsvi_dtype_size(output[i].dtype)));
+        assert_ok(device->clear(device->stream, output[i].data,
+                                (size_t)output[i].n * dsvi_dtype_size(output[i].dtype)));
     assert_ok(composed ? run_composed(args) : gpu_backend.ops.gemm.run(device->stream, args));
     for (int i = 0; i < outputs; i++) {
         size_t bytes = (size_t)output[i].n * dsvi_dtype_size(output[i].dtype);
@@ -68,20 +70,21 @@ static void call(const DsvGemmArgs *args, bool composed, const Output *output, i
     assert_ok(device->sync(device->stream));
 }
 
-static void assert_near(const Output *output, const void *got, const void *wanted)
+static void assert_near(const Output *output, const void *got, const void *expected)
 {
     for (int64_t i = 0; i < output->n; i++) {
-        double want = dsvi_load(output->dtype, wanted, i);
+        double want = dsvi_load(output->dtype, expected, i);
         double difference = dsvi_load(output->dtype, got, i) - want;
         if (!(fabs(difference) <= output->absolute + output->relative * fabs(want)))
             fail_msg("%s[%lld] is %g off %g", output->name, (long long)i, difference, want);
     }
 }
 
-/* The same as composed, and the same bits again. */
-static void assert_as_composed(const DsvGemmArgs *args, const Output *output, int outputs)
+/* Fails unless the product with epilogue agrees with the composed one, and gives the same bits when
+ * repeated. */
+static void assert_as_composed(const DsviGemmArgs *args, const Output *output, int outputs)
 {
-    void *first[OUTPUTS_MOST], *again[OUTPUTS_MOST], *composed[OUTPUTS_MOST];
+    void *first[OUTPUTS_MAX], *again[OUTPUTS_MAX], *composed[OUTPUTS_MAX];
     call(args, false, output, outputs, first);
     call(args, false, output, outputs, again);
     call(args, true, output, outputs, composed);
@@ -95,23 +98,35 @@ static void assert_as_composed(const DsvGemmArgs *args, const Output *output, in
     }
 }
 
-/* An approximate tanh is off by some 2^-11, whatever the GELU or its slope is there. */
+/* Returns an output in BF16. Its tolerance has an absolute part, because the hardware's approximate tanh has
+ * an error of about 2^-11, however small the GELU or its derivative is. */
 static Output bf16_output(const char *name)
 {
-    return (Output){name, DSV_BF16, TOKENS * OUT, 0x1p-6, 0x1p-6, allocate(TOKENS * OUT, DSV_BF16)};
+    return (Output){name, DSVI_BF16, TOKENS * OUT, 0x1p-6, 0x1p-6, allocate(TOKENS * OUT, DSVI_BF16)};
 }
 
 static void test_gelu(void **state)
 {
     (void)state;
-    void *x = draw(1, TOKENS * IN, 1, DSV_BF16), *w = draw(2, OUT * IN, 0.0625f, DSV_BF16);
-    void *bias = draw(3, OUT, 1, DSV_F32);
+    void *x = draw(1, TOKENS * IN, 1, DSVI_BF16), *w = draw(2, OUT * IN, 0.0625f, DSVI_BF16);
+    void *bias = draw(3, OUT, 1, DSVI_F32);
     for (int biased = 0; biased < 2; biased++) {
         Output output[] = {bf16_output("gelu_input"), bf16_output("c")};
-        DsvGemmArgs args = {.m = TOKENS, .n = OUT, .k = IN, .ab_dtype = DSV_BF16, .c_dtype = DSV_BF16, .a = x,
-                            .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = output[1].data, .ldc = OUT,
-                            .bias_dtype = DSV_F32, .bias = biased ? bias : NULL,
-                            .gelu_input = output[0].data};
+        DsviGemmArgs args = {.m = TOKENS,
+                             .n = OUT,
+                             .k = IN,
+                             .ab_dtype = DSVI_BF16,
+                             .c_dtype = DSVI_BF16,
+                             .a = x,
+                             .lda = IN,
+                             .b = w,
+                             .ldb = IN,
+                             .trans_b = true,
+                             .c = output[1].data,
+                             .ldc = OUT,
+                             .bias_dtype = DSVI_F32,
+                             .bias = biased ? bias : NULL,
+                             .gelu_input = output[0].data};
         assert_as_composed(&args, output, 2);
     }
     void *const inputs[] = {x, w, bias};
@@ -122,35 +137,58 @@ static void test_gelu(void **state)
 static void test_gelu_backward(void **state)
 {
     (void)state;
-    void *dy = draw(1, TOKENS * IN, 1, DSV_BF16), *w = draw(2, IN * OUT, 0.0625f, DSV_BF16);
-    void *z = draw(3, TOKENS * OUT, 2, DSV_BF16);
+    void *dy = draw(1, TOKENS * IN, 1, DSVI_BF16), *w = draw(2, IN * OUT, 0.0625f, DSVI_BF16);
+    void *z = draw(3, TOKENS * OUT, 2, DSVI_BF16);
     Output output = bf16_output("c");
-    DsvGemmArgs args = {.m = TOKENS, .n = OUT, .k = IN, .ab_dtype = DSV_BF16, .c_dtype = DSV_BF16, .a = dy,
-                        .lda = IN, .b = w, .ldb = OUT, .c = output.data, .ldc = OUT, .gelu_backward = z};
+    DsviGemmArgs args = {.m = TOKENS,
+                         .n = OUT,
+                         .k = IN,
+                         .ab_dtype = DSVI_BF16,
+                         .c_dtype = DSVI_BF16,
+                         .a = dy,
+                         .lda = IN,
+                         .b = w,
+                         .ldb = OUT,
+                         .c = output.data,
+                         .ldc = OUT,
+                         .gelu_backward = z};
     assert_as_composed(&args, &output, 1);
     void *const inputs[] = {dy, w, z};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
         gpu_backend.device->mem_free(gpu_backend.device, inputs[i]);
 }
 
-/* Sums of 4096: what is off by 2^-8 of an element was rounded to BF16 on the way. */
+/* Sums of 4096 elements: an error of 2^-8 of an element would mean that elements were rounded to BF16
+ * first. */
 static void test_a_sum(void **state)
 {
     (void)state;
-    void *dy = draw(1, TOKENS * OUT, 1, DSV_BF16), *x = draw(2, TOKENS * IN, 1, DSV_BF16);
-    Output output[] = {{"c", DSV_F32, OUT * IN, 1e-5, 0x1p-8, allocate(OUT * IN, DSV_F32)},
-                       {"a_sum", DSV_F32, OUT, 1e-5, 0x1p-8, allocate(OUT, DSV_F32)}};
-    DsvGemmArgs args = {.m = OUT, .n = IN, .k = TOKENS, .ab_dtype = DSV_BF16, .c_dtype = DSV_F32, .a = dy,
-                        .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = output[0].data, .ldc = IN,
-                        .accumulate = true, .bias_dtype = DSV_F32, .a_sum = output[1].data};
+    void *dy = draw(1, TOKENS * OUT, 1, DSVI_BF16), *x = draw(2, TOKENS * IN, 1, DSVI_BF16);
+    Output output[] = {{"c", DSVI_F32, OUT * IN, 1e-5, 0x1p-8, allocate(OUT * IN, DSVI_F32)},
+                       {"a_sum", DSVI_F32, OUT, 1e-5, 0x1p-8, allocate(OUT, DSVI_F32)}};
+    DsviGemmArgs args = {.m = OUT,
+                         .n = IN,
+                         .k = TOKENS,
+                         .ab_dtype = DSVI_BF16,
+                         .c_dtype = DSVI_F32,
+                         .a = dy,
+                         .lda = OUT,
+                         .trans_a = true,
+                         .b = x,
+                         .ldb = IN,
+                         .c = output[0].data,
+                         .ldc = IN,
+                         .accumulate = true,
+                         .bias_dtype = DSVI_F32,
+                         .a_sum = output[1].data};
     assert_as_composed(&args, output, 2);
     gpu_backend.device->mem_free(gpu_backend.device, x);
     gpu_backend.device->mem_free(gpu_backend.device, dy);
 }
 
-static void *fetch(const void *memory, int64_t n, DsvDtype dtype)
+static void *fetch(const void *memory, int64_t n, DsviDtype dtype)
 {
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     void *host = malloc((size_t)n * dsvi_dtype_size(dtype));
     assert_non_null(host);
     assert_ok(device->download(device->stream, host, memory, (size_t)n * dsvi_dtype_size(dtype)));
@@ -158,12 +196,12 @@ static void *fetch(const void *memory, int64_t n, DsvDtype dtype)
     return host;
 }
 
-/* Against the truth in F32 on the host, from the same start of zeros. */
-static void assert_plain(const DsvGemmArgs *args, const Output *output)
+/* Compares the product with the reference implementation in F32 on the host; both start from zeros. */
+static void assert_plain(const DsviGemmArgs *args, const Output *output)
 {
-    DsvDevice *device = gpu_backend.device;
-    DsvOps ref;
-    DsvGemmArgs host = *args;
+    DsviDevice *device = gpu_backend.device;
+    DsviOps ref;
+    DsviGemmArgs host = *args;
     int64_t a_rows = args->trans_a ? args->k : args->m, b_rows = args->trans_b ? args->n : args->k;
     dsvi_ops_fill_ref(&ref);
     host.a = fetch(args->a, a_rows * args->lda, args->ab_dtype);
@@ -171,7 +209,7 @@ static void assert_plain(const DsvGemmArgs *args, const Output *output)
     host.c = calloc((size_t)output->n, sizeof(float));
     assert_non_null(host.c);
     assert_ok(ref.gemm.run(NULL, &host));
-    assert_ok(device->zero(device->stream, output->data, (size_t)output->n * sizeof(float)));
+    assert_ok(device->clear(device->stream, output->data, (size_t)output->n * sizeof(float)));
     assert_ok(dsvi_gemm_plain(device->stream, args));
     void *got = fetch(output->data, output->n, output->dtype);
     assert_near(output, got, host.c);
@@ -181,19 +219,29 @@ static void assert_plain(const DsvGemmArgs *args, const Output *output)
     free(got);
 }
 
-/* What does without cuBLASLt, for what that does not take: tiles cut on all sides, either factor turned. */
+/* The kernel for products that cuBLASLt does not support: incomplete tiles on all sides, either factor
+ * transposed. */
 static void plain_product(void **state)
 {
     enum { M = 37, N = 50, K = 41, PITCH = 53 };
     (void)state;
-    void *a = draw(1, M * PITCH, 1, DSV_BF16), *b = draw(2, N * PITCH, 1, DSV_BF16);
-    void *turned_a = draw(1, K * PITCH, 1, DSV_BF16), *turned_b = draw(2, K * PITCH, 1, DSV_BF16);
+    void *a = draw(1, M * PITCH, 1, DSVI_BF16), *b = draw(2, N * PITCH, 1, DSVI_BF16);
+    void *turned_a = draw(1, K * PITCH, 1, DSVI_BF16), *turned_b = draw(2, K * PITCH, 1, DSVI_BF16);
     for (int layout = 0; layout < 4; layout++) {
-        Output output = {"c", DSV_F32, M * PITCH, 1e-5, 1e-5, allocate(M * PITCH, DSV_F32)};
-        DsvGemmArgs args = {.m = M, .n = N, .k = K, .ab_dtype = DSV_BF16, .c_dtype = DSV_F32,
-                            .a = layout & 1 ? turned_a : a, .lda = PITCH, .trans_a = layout & 1,
-                            .b = layout & 2 ? b : turned_b, .ldb = PITCH, .trans_b = layout & 2,
-                            .c = output.data, .ldc = PITCH};
+        Output output = {"c", DSVI_F32, M * PITCH, 1e-5, 1e-5, allocate(M * PITCH, DSVI_F32)};
+        DsviGemmArgs args = {.m = M,
+                             .n = N,
+                             .k = K,
+                             .ab_dtype = DSVI_BF16,
+                             .c_dtype = DSVI_F32,
+                             .a = layout & 1 ? turned_a : a,
+                             .lda = PITCH,
+                             .trans_a = layout & 1,
+                             .b = layout & 2 ? b : turned_b,
+                             .ldb = PITCH,
+                             .trans_b = layout & 2,
+                             .c = output.data,
+                             .ldc = PITCH};
         assert_plain(&args, &output);
         gpu_backend.device->mem_free(gpu_backend.device, output.data);
     }

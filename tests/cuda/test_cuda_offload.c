@@ -1,5 +1,6 @@
-/* Steps of training with lists that stay on the GPU and lists that wait on the host: the same bits in every
- * mode of checkpointing. Lists are long enough to be on their way while the GPU attends. */
+/* Training steps with lists that stay on the GPU and with offloaded lists (sparse.offload_lists) give the
+ * same bits in every mode of gradient checkpointing. Lists are so long that their copies overlap with
+ * attention. */
 #include "base/rng.h"
 #include "cuda/gpu.h"
 #include "test.h"
@@ -7,31 +8,41 @@
 
 enum { STEPS = 3, BLOCKS = 5, HEADS = 4, CHANNELS = 16, FRAMES = 8, SIDE = 64 }; /* 8,192 tokens */
 
-static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+static DsvStatus fixed_latent_shape(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent)
 {
     (void)codec;
     (void)video;
-    *latent = (DsvVideoShape){CHANNELS, FRAMES, SIDE, SIDE};
+    *latent = (DsviVideoShape){CHANNELS, FRAMES, SIDE, SIDE};
     return DSV_OK;
 }
 
-static const DsvCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
+static const DsviCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
 
 static DsvStatus next_random(void *context, float *latent, int64_t *passed_over)
 {
     uint32_t *drawn = context;
     (void)passed_over;
-    dsvi_rng_fill_normal((DsvRng){7, DSV_RNG_TEST, (*drawn)++}, 0, latent, CHANNELS * FRAMES * SIDE * SIDE);
+    dsvi_rng_fill_normal((DsviRng){7, DSVI_RNG_TEST, (*drawn)++}, 0, latent, CHANNELS * FRAMES * SIDE * SIDE);
     return DSV_OK;
 }
 
 static DsvConfig settings_of(const char *keep, bool offload)
 {
     static const char *const assignment[] = {
-        "model.num_layers=5", "model.num_attention_heads=4", "model.attention_head_dim=64",
-        "model.ffn_dim=512", "train_batch_size=1", "gradient_accumulation_steps=2", "lr=1e-3",
-        "mixed_precision=bf16", "validation_at_end=false", "deterministic=true", "sparse.group=64",
-        "sparse.measure_cost=false", "sparse.max_density=0.25", "sparse.list_memory=0.3",
+        "model.num_layers=5",
+        "model.num_attention_heads=4",
+        "model.attention_head_dim=64",
+        "model.ffn_dim=512",
+        "train_batch_size=1",
+        "gradient_accumulation_steps=2",
+        "lr=1e-3",
+        "mixed_precision=bf16",
+        "validation_at_end=false",
+        "deterministic=true",
+        "sparse.group=64",
+        "sparse.measure_cost=false",
+        "sparse.max_density=0.25",
+        "sparse.list_memory=0.3",
         "sparse.profile_every=2",
     };
     DsvConfig settings;
@@ -49,33 +60,36 @@ typedef struct Trained {
     size_t bytes;
 } Trained;
 
-/* One block of the five runs dense; of two others that follow each other, lists do not find room together
- * where `crowded`. */
+/* Trains STEPS steps. One of the five blocks runs dense. With `crowded` the device has no memory for the
+ * lists of two consecutive blocks at once. */
 static void train(const char *keep, bool offload, bool crowded, Trained *out)
 {
     static const double share[2][BLOCKS] = {{0.2, 0.25, NAN, 0.1, 0.3}, {0.33, 0.33, 0.05, NAN, 0.32}};
     DsvConfig settings = settings_of(keep, offload);
-    DsvDevice *device = gpu_backend.device;
+    DsviDevice *device = gpu_backend.device;
     double density[BLOCKS * HEADS];
-    DsvTrainer *t;
-    DsvDitConfig config;
+    DsviTrainer *t;
+    DsviDitConfig config;
     uint32_t drawn = 0;
-    DsvSampleSource source = {&drawn, next_random};
+    DsviSampleSource source = {&drawn, next_random};
     assert_ok(dsvi_dit_config_make(&settings, &config));
     config.in_channels = config.out_channels = CHANNELS;
     for (int i = 0; i < BLOCKS * HEADS; i++)
         density[i] = share[crowded][i / HEADS];
-    assert_ok(dsvi_trainer_create(&settings, &gpu_backend, NULL, &FIXED, &config, NULL, NULL, &t));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &settings, .backend = &gpu_backend, .codec = &FIXED, .config = &config},
+        &t));
     dsvi_sparse_prescribe(t->sparse, density);
     dsvi_weights_init(&t->table, 7, t->host_flat);
     assert_ok(dsvi_trainer_start(t));
     for (int step = 0; step < STEPS; step++) {
-        DsvStepResult result;
+        DsviStepResult result;
         assert_ok(dsvi_train_step(t, &source, &result));
         out->loss[step] = result.loss;
     }
     for (int64_t i = 0; i < BLOCKS; i++) {
-        DsvSparseBlockReport report;
+        DsviSparseBlockReport report;
         dsvi_sparse_block_report(t->sparse, i, &report);
         assert_true(report.over_lists == !isnan(share[crowded][i]));
     }
@@ -106,7 +120,7 @@ static void kept_or_offloaded(void **state)
     }
 }
 
-/* By default sums have no fixed order: there is nothing to compare to the bit. */
+/* Runs only in deterministic mode, since bits cannot be compared if sums have no fixed order. */
 static int run(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded)};

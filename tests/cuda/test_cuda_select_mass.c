@@ -1,4 +1,5 @@
-/* The mass of lists whose threshold follows from a sample of the runs, by the CUDA kernels. */
+/* The CUDA kernels: mass of lists whose threshold follows from a sample of the spans
+ * (select_mass_cases.h). */
 #include "cuda/gpu.h"
 #include "ops/select_mass_cases.h"
 #include "test.h"

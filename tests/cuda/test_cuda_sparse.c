@@ -1,4 +1,5 @@
-/* The CUDA variants of attention and selection against the checker. */
+/* Checks the CUDA variants of attention and selection against the reference implementations
+ * (sparse_case_group.c). */
 #include "cuda/gpu.h"
 #include "ops/case_groups.h"
 

@@ -62,7 +62,7 @@ static inline float *video_alloc(int64_t frames, int64_t height, int64_t width)
     return pixels;
 }
 
-/* A clip of frames numbered from `first`, 40 x 40. */
+/* A clip of 40 x 40 pixels whose frames are numbered from `first`. */
 static inline void make_stamped(const char *encoder, const char *path, int64_t first, int64_t frames,
                                 double fps)
 {
@@ -80,7 +80,7 @@ static inline void make_ramp(const char *path, int64_t frames, int64_t height, i
     free(pixels);
 }
 
-/* Runs the program ffmpeg in the scratch folder; `arguments` are words of a shell. */
+/* Runs the program ffmpeg in the scratch folder. A shell splits `arguments`. */
 static inline void run_ffmpeg(const char *arguments)
 {
     char command[2048];
@@ -102,10 +102,10 @@ static inline void write_text(const char *path, const char *text)
     write_bytes(path, text, strlen(text));
 }
 
-/* Bytes that no format begins with. */
+/* Bytes with which no video format begins. */
 static inline void write_noise(const char *path, size_t bytes)
 {
-    DsvRng rng = {11, DSV_RNG_TEST, 0};
+    DsviRng rng = {11, DSVI_RNG_TEST, 0};
     unsigned char *data = (unsigned char *)malloc(bytes);
     assert_non_null(data);
     for (size_t i = 0; i < bytes; i++)

@@ -1,4 +1,4 @@
-/* Reading windows of clips: which frames, how scaled, how cropped, how turned. */
+/* Reading windows of clips: frame times, scaling, cropping, rotation. */
 #include "data/clip.h"
 
 #include "base/fs.h"
@@ -8,10 +8,10 @@
 enum { SIDE = 40, FRAMES = 75 };
 static const double FPS = 30;
 
-/* What of a colour ramp may be lost at a pixel: 8 bits and quantisation, of which 0.03 is seen at most where
- * chroma is smooth; and at the borders, where neither chroma of half the resolution nor the scaler has a
- * neighbour to lean on, what the ramp rises by in one and a half pixels of the source. On the mean over all
- * pixels little of that is left: less than a shift by half a pixel would make. */
+/* Tolerated error of a colour ramp at a pixel: 8 bits and quantisation, at most 0.03 where chroma is smooth.
+ * At the borders chroma of half the resolution and the scaler lack a neighbour, so the tolerance is the
+ * ramp's rise in 1.5 source pixels. The mean over all pixels is much smaller, less than a shift by half a
+ * pixel would cause. */
 static double ramp_tolerance(int64_t height, int64_t width)
 {
     return 0.03 + 1.5 * 1.6 / (double)(height < width ? height : width);
@@ -21,8 +21,9 @@ typedef struct Kind {
     const char *name, *encoder, *container, *codec;
 } Kind;
 
-/* All have frames stored out of their order. In avi those after a key frame may be shown before it, so that
- * seeking comes too late at first; the last has no index, and packets that share a time. */
+/* In all these formats frames are stored out of display order. In avi frames after a key frame may be shown
+ * before the key frame, so that the first seek ends too late; the last format has no index, and several
+ * packets have the same time. */
 
 static const Kind KINDS[] = {
     {"a.mp4", "libx264", "mov", "h264"},
@@ -42,15 +43,15 @@ static int make_clips(void **state)
     return 0;
 }
 
-static DsvClipWindow window_of(double start, double fps, int64_t frames)
+static DsviClipWindow window_of(double start, double fps, int64_t frames)
 {
-    return (DsvClipWindow){.start = start,
-                           .fps = fps,
-                           .frames = frames,
-                           .height = SIDE,
-                           .width = SIDE,
-                           .crop_x = 0.5,
-                           .crop_y = 0.5};
+    return (DsviClipWindow){.start = start,
+                            .fps = fps,
+                            .frames = frames,
+                            .height = SIDE,
+                            .width = SIDE,
+                            .crop_x = 0.5,
+                            .crop_y = 0.5};
 }
 
 /* The frame shown at the time, up to a millisecond early. */
@@ -62,13 +63,13 @@ static int64_t shown_at(double time)
 
 static void check_picks(const char *path, double start, double fps, int64_t frames)
 {
-    DsvClipWindow window = window_of(start, fps, frames);
+    DsviClipWindow window = window_of(start, fps, frames);
     float *pixels = video_alloc(frames, SIDE, SIDE);
     assert_ok(dsvi_clip_read(path, &window, pixels));
     for (int64_t i = 0; i < frames; i++) {
         int64_t got = read_stamp(pixels, i, frames, SIDE, SIDE), wanted = shown_at(start + (double)i / fps);
         if (got != wanted)
-            fail_msg("%s from %g s at %g: frame %d is %d, wanted %d", path, start, fps, (int)i, (int)got,
+            fail_msg("%s from %g s at %g: frame %d is %d, expected %d", path, start, fps, (int)i, (int)got,
                      (int)wanted);
     }
     free(pixels);
@@ -86,7 +87,7 @@ static void frames_are_picked_by_their_times(void **state)
     }
 }
 
-/* A key frame comes each second: windows start on them, before and after. */
+/* There is a key frame each second; windows start at, before and after key frames. */
 static void every_start_finds_its_frame(void **state)
 {
     (void)state;
@@ -95,7 +96,7 @@ static void every_start_finds_its_frame(void **state)
             check_picks(scratch_path(KINDS[k].name), (double)first / FPS, FPS, 2);
 }
 
-/* A program stream has no index and gives few frames a time. */
+/* A program stream has no index, and only few frames have a time. */
 static void no_index_is_needed(void **state)
 {
     (void)state;
@@ -104,14 +105,15 @@ static void no_index_is_needed(void **state)
     float *pixels = video_alloc(1, SIDE, SIDE);
     make_stamped("mpeg2video", path, 0, LONG, FPS);
     for (int64_t first = 0; first < LONG; first += 7) {
-        DsvClipWindow window = window_of((double)first / FPS, FPS, 1);
+        DsviClipWindow window = window_of((double)first / FPS, FPS, 1);
         assert_ok(dsvi_clip_read(path, &window, pixels));
         assert_int_equal(read_stamp(pixels, 0, 1, SIDE, SIDE), first);
     }
     free(pixels);
 }
 
-/* Whatever the rate, and whether the container counts in microseconds or rounds both ends to milliseconds. */
+/* Any frame rate, in containers that count microseconds and in containers that round both ends to
+ * milliseconds. */
 static void a_clip_has_as_many_places_as_frames(void **state)
 {
     (void)state;
@@ -120,31 +122,31 @@ static void a_clip_has_as_many_places_as_frames(void **state)
     for (size_t r = 0; r < sizeof RATES / sizeof *RATES; r++) {
         for (size_t s = 0; s < sizeof SLACK / sizeof *SLACK; s++) {
             for (int64_t frames = 1; frames < 3000 && fabs(SLACK[s]) < 0.4 / RATES[r]; frames++) {
-                DsvClipInfo info = {.seconds = rint(((double)frames / RATES[r] + SLACK[s]) * 1e6) * 1e-6};
-                if (dsvi_clip_grid(&info, RATES[r]) != frames)
+                DsviClipInfo info = {.seconds = rint(((double)frames / RATES[r] + SLACK[s]) * 1e6) * 1e-6};
+                if (dsvi_clip_frame_times(&info, RATES[r]) != frames)
                     fail_msg("%d frames at %g: %d", (int)frames, RATES[r],
-                             (int)dsvi_clip_grid(&info, RATES[r]));
+                             (int)dsvi_clip_frame_times(&info, RATES[r]));
             }
         }
     }
 }
 
-/* Recordings that were cut anywhere begin with packets that cannot be decoded: time counts from the first
- * frame that can, and so does length. */
+/* A recording that was cut may begin with packets that cannot be decoded. Times and length count from the
+ * first frame that can be decoded. */
 static void a_clip_begins_with_its_first_key_frame(void **state)
 {
     (void)state;
     enum { KEY = 25, SHOWN = FRAMES - KEY };
-    static const char *const CODECS[] =
-        {"libx264 -sc_threshold 0 -g 25",
-         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
-         "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
-         "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
+    static const char *const CODECS[] = {
+        "libx264 -sc_threshold 0 -g 25",
+        "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25",
+        "libx265 -x265-params log-level=none:scenecut=0:keyint=25:min-keyint=25:open-gop=0",
+        "mpeg2video -b:v 2M -sc_threshold 1000000000 -g 25 -bf 2 -flags +cgop"};
     static const char *const NAMES[] = {"late.ts", "late.mkv"};
     float *pixels = video_alloc(5, SIDE, SIDE);
     for (size_t k = 0; k < 2 * (sizeof CODECS / sizeof *CODECS); k++) {
         char arguments[512];
-        DsvClipInfo info;
+        DsviClipInfo info;
         const char *name = NAMES[k % 2];
         snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s early.%s",
                  CODECS[k / 2], name + 5);
@@ -154,9 +156,9 @@ static void a_clip_begins_with_its_first_key_frame(void **state)
         run_ffmpeg(arguments);
         assert_ok(dsvi_clip_probe(scratch_path(name), &info));
         assert_error_below(fabs(info.seconds - SHOWN / FPS), 0.0021, "%s: %s", CODECS[k / 2], name);
-        assert_int_equal(dsvi_clip_grid(&info, FPS), SHOWN);
+        assert_int_equal(dsvi_clip_frame_times(&info, FPS), SHOWN);
         for (int64_t first = 0; first + 5 <= SHOWN; first += 15) {
-            DsvClipWindow window = window_of((double)first / FPS, FPS, 5);
+            DsviClipWindow window = window_of((double)first / FPS, FPS, 5);
             assert_ok(dsvi_clip_read(scratch_path(name), &window, pixels));
             for (int64_t i = 0; i < 5; i++)
                 assert_int_equal(read_stamp(pixels, i, 5, SIDE, SIDE), KEY + first + i);
@@ -165,14 +167,14 @@ static void a_clip_begins_with_its_first_key_frame(void **state)
     free(pixels);
 }
 
-/* Pictures that come before a key frame and refer to some before it are no damage where a window begins at
- * that key frame. */
+/* Frames shown before a key frame may refer to earlier frames. They are no damage if a window begins at this
+ * key frame. */
 static void open_groups_of_pictures_are_entered(void **state)
 {
     (void)state;
-    static const char *const CODECS[] =
-        {"libx264 -sc_threshold 0 -x264-params open-gop=1:keyint=12:bframes=3",
-         "libx265 -x265-params log-level=none:open-gop=1:keyint=12:bframes=4"};
+    static const char *const CODECS[] = {
+        "libx264 -sc_threshold 0 -x264-params open-gop=1:keyint=12:bframes=3",
+        "libx265 -x265-params log-level=none:open-gop=1:keyint=12:bframes=4"};
     for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
         char arguments[512];
         snprintf(arguments, sizeof arguments, "-i b.mkv -vf scale=80:80:flags=neighbor -c:v %s open.mkv",
@@ -197,7 +199,7 @@ static void a_window_behind_the_end_fails(void **state)
     (void)state;
     float *pixels = video_alloc(2, SIDE, SIDE);
     for (int k = 0; k < KIND_COUNT; k++) {
-        DsvClipWindow window = window_of(4, 30, 2);
+        DsviClipWindow window = window_of(4, 30, 2);
         assert_fails(DSV_E_FORMAT, "end before 4.00 s",
                      dsvi_clip_read(scratch_path(KINDS[k].name), &window, pixels));
     }
@@ -208,7 +210,7 @@ static void probing_tells_what_was_written(void **state)
 {
     (void)state;
     for (int k = 0; k < KIND_COUNT; k++) {
-        DsvClipInfo info;
+        DsviClipInfo info;
         assert_ok(dsvi_clip_probe(scratch_path(KINDS[k].name), &info));
         assert_int_equal(info.width, SIDE);
         assert_int_equal(info.height, SIDE);
@@ -216,19 +218,19 @@ static void probing_tells_what_was_written(void **state)
         assert_string_equal(info.container, KINDS[k].container);
         assert_error_below(fabs(info.fps - FPS), 1e-6, "%s", KINDS[k].name);
         if (k == KIND_COUNT - 1)
-            continue; /* its last frames have no time of their own */
+            continue; /* its last frames have no time stamp */
         assert_int_equal(info.frames, FRAMES);
         /* Matroska's milliseconds round each end. */
         assert_error_below(fabs(info.seconds - FRAMES / FPS), 0.0011, "%s", KINDS[k].name);
-        assert_int_equal(dsvi_clip_grid(&info, 16), 40);
-        assert_int_equal(dsvi_clip_grid(&info, 30), FRAMES);
-        assert_int_equal(dsvi_clip_grid(&info, 0.1), 1);
+        assert_int_equal(dsvi_clip_frame_times(&info, 16), 40);
+        assert_int_equal(dsvi_clip_frame_times(&info, 30), FRAMES);
+        assert_int_equal(dsvi_clip_frame_times(&info, 0.1), 1);
     }
 }
 
-/* A ramp clip of one size read at another: each pixel is that of its place in the uncropped picture. turn: as
- * in clip_stream.h, what the picture has been turned by. */
-static void check_ramp(const char *path, const DsvClipWindow *w, double shown_height, double shown_width,
+/* Reads a ramp clip of one size at another size: each pixel has the value at its position in the uncropped
+ * frame. turn: the rotation of the frame, as in clip_stream.h. */
+static void check_ramp(const char *path, const DsviClipWindow *w, double shown_height, double shown_width,
                        const int turn[4], double tolerance)
 {
     float *pixels = video_alloc(w->frames, w->height, w->width);
@@ -271,16 +273,16 @@ static void pictures_are_scaled_to_cover_and_cropped(void **state)
         make_ramp(path, 5, height, width, 8);
         for (size_t t = 0; t < sizeof TO / sizeof *TO && height > 2; t++) {
             for (int crop = 0; crop <= 4; crop++) {
-                DsvClipWindow w = {.fps = 8,
-                                   .frames = 5,
-                                   .height = TO[t][0],
-                                   .width = TO[t][1],
-                                   .crop_x = crop / 4.0,
-                                   .crop_y = 1 - crop / 4.0};
+                DsviClipWindow w = {.fps = 8,
+                                    .frames = 5,
+                                    .height = TO[t][0],
+                                    .width = TO[t][1],
+                                    .crop_x = crop / 4.0,
+                                    .crop_y = 1 - crop / 4.0};
                 check_ramp(path, &w, (double)height, (double)width, UPRIGHT, ramp_tolerance(height, width));
             }
         }
-        DsvClipInfo info;
+        DsviClipInfo info;
         assert_ok(dsvi_clip_probe(path, &info));
         assert_int_equal(info.height, height);
         assert_int_equal(info.width, width);
@@ -312,8 +314,8 @@ static void turned_pictures_are_put_upright(void **state)
     for (size_t t = 0; t < sizeof TURNS / sizeof *TURNS; t++) {
         const int *m = TURNS[t];
         bool upright = m[0] != 0;
-        DsvClipInfo info;
-        DsvClipWindow w = {.fps = 8, .frames = 3, .height = 32, .width = 36, .crop_x = 0.25, .crop_y = 1};
+        DsviClipInfo info;
+        DsviClipWindow w = {.fps = 8, .frames = 3, .height = 32, .width = 36, .crop_x = 0.25, .crop_y = 1};
         make_ramp(path, 3, 48, 80, 8);
         patch_matrix(path, m[0] * 65536, m[1] * 65536, m[2] * 65536, m[3] * 65536);
         assert_ok(dsvi_clip_probe(path, &info));
@@ -327,8 +329,8 @@ static void pixels_that_are_not_square_are_stretched(void **state)
 {
     (void)state;
     const char *path = scratch_path("wide.mp4");
-    DsvClipInfo info;
-    DsvClipWindow w = {.fps = 8, .frames = 3, .height = 32, .width = 48, .crop_x = 0.5, .crop_y = 0.5};
+    DsviClipInfo info;
+    DsviClipWindow w = {.fps = 8, .frames = 3, .height = 32, .width = 48, .crop_x = 0.5, .crop_y = 0.5};
     make_ramp(path, 3, 48, 48, 8);
     patch_matrix(path, 2 * 65536, 0, 0, 65536);
     assert_ok(dsvi_clip_probe(path, &info));
@@ -345,14 +347,14 @@ static void the_same_window_gives_the_same_bytes(void **state)
     for (int k = 0; k < KIND_COUNT; k++) {
         const char *path = scratch_path(KINDS[k].name);
         int64_t height, width, covered;
-        DsvClipWindow whole = {.fps = 24, .frames = ALL, .height = HEIGHT, .width = WIDTH};
+        DsviClipWindow whole = {.fps = 24, .frames = ALL, .height = HEIGHT, .width = WIDTH};
         float *once = video_alloc(WANT, HEIGHT, WIDTH), *again = video_alloc(WANT, HEIGHT, WIDTH);
         assert_ok(dsvi_clip_cover(path, SIDE, SIDE, HEIGHT, WIDTH, &height, &width));
         uint8_t *rgb = malloc((size_t)(ALL * 3 * height * width));
         assert_ok(dsvi_clip_read_rgb(path, &whole, height, width, rgb, &covered));
         assert_int_equal(covered, ALL);
         for (int64_t first = 0; first + WANT <= ALL; first++) {
-            DsvClipWindow w = whole;
+            DsviClipWindow w = whole;
             w.start = (double)first / w.fps;
             w.frames = WANT;
             w.crop_x = 0.9;
@@ -369,22 +371,19 @@ static void the_same_window_gives_the_same_bytes(void **state)
     }
 }
 
-/* Frames that do not say how their colours are stored: BT.709 from 1280 columns or above 576 rows on. */
+/* Frames without a colour matrix: BT.709 from 1280 columns or above 576 rows. */
 static void colours_that_are_not_told_go_by_the_size(void **state)
 {
     (void)state;
     static const struct {
         int width, height;
         bool hd;
-    } SIZES[] = {{1280, 536, true},
-                 {1278, 576, false},
-                 {720, 578, true},
-                 {1280, 704, true},
-                 {720, 480, false}};
+    } SIZES[] = {
+        {1280, 536, true}, {1278, 576, false}, {720, 578, true}, {1280, 704, true}, {720, 480, false}};
     float *found = video_alloc(1, SIDE, SIDE), *bt709 = video_alloc(1, SIDE, SIDE),
           *bt601 = video_alloc(1, SIDE, SIDE);
     size_t bytes = sizeof(float) * 3 * SIDE * SIDE;
-    DsvClipWindow w = window_of(0, 10, 1);
+    DsviClipWindow w = window_of(0, 10, 1);
     for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
         char arguments[256];
         snprintf(arguments, sizeof arguments,
@@ -408,7 +407,7 @@ static void colours_that_are_not_told_go_by_the_size(void **state)
 static void a_size_other_than_promised_is_refused(void **state)
 {
     (void)state;
-    DsvClipWindow w = window_of(0, 30, 1);
+    DsviClipWindow w = window_of(0, 30, 1);
     uint8_t rgb[3 * SIDE * SIDE];
     int64_t covered, height, width;
     assert_fails(DSV_E_FORMAT, "changed since it was listed",

@@ -1,4 +1,5 @@
-/* Files that are no videos, or were: each is one sentence, never a crash and never a picture made up. */
+/* Files that are not videos, or are damaged: each gives one message, never a crash and never invented
+ * frames. */
 #include <sys/stat.h>
 
 #include "base/fs.h"
@@ -24,11 +25,11 @@ static int remove_good(void **state)
     return scratch_remove(state);
 }
 
-static const DsvClipWindow FIRST = {.start = 0, .fps = 30, .frames = WINDOW, .height = SIDE, .width = SIDE};
+static const DsviClipWindow FIRST = {.start = 0, .fps = 30, .frames = WINDOW, .height = SIDE, .width = SIDE};
 
 static void check_refused(const char *path, DsvStatus status, const char *words)
 {
-    DsvClipInfo info;
+    DsviClipInfo info;
     float pixels[3 * WINDOW * SIDE * SIDE];
     assert_fails(status, words, dsvi_clip_probe(path, &info));
     assert_non_null(strstr(dsv_error_message(), path));
@@ -40,13 +41,12 @@ static void what_is_no_video_file_is_refused(void **state)
 {
     (void)state;
     static const char PLAYLIST[] = "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\ngood.mp4\n#EXT-X-ENDLIST\n";
-    static const unsigned char PICTURE[] = {/* a whole PNG of one white pixel */
-                                            0x89, 'P', 'N', 'G',  '\r', '\n', 0x1a, '\n', 0,    0,    0, 13,
-                                            'I',  'H', 'D', 'R',  0,    0,    0,    1,    0,    0,    0, 1,
-                                            8,    0,   0,   0,    0,    0x3a, 0x7e, 0x9b, 0x55, 0,    0, 0,
-                                            10,   'I', 'D', 'A',  'T',  0x78, 0x9c, 0x63, 0xf8, 0x0f, 0, 1,
-                                            1,    1,   0,   0x1b, 0xb6, 0xee, 0x56, 0,    0,    0,    0, 'I',
-                                            'E',  'N', 'D', 0xae, 0x42, 0x60, 0x82};
+    static const unsigned char PICTURE[] = {
+        /* a whole PNG of one white pixel */
+        0x89, 'P',  'N',  'G',  '\r', '\n', 0x1a, '\n', 0,    0,    0,    13,   'I',  'H',  'D',  'R',  0,
+        0,    0,    1,    0,    0,    0,    1,    8,    0,    0,    0,    0,    0x3a, 0x7e, 0x9b, 0x55, 0,
+        0,    0,    10,   'I',  'D',  'A',  'T',  0x78, 0x9c, 0x63, 0xf8, 0x0f, 0,    1,    1,    1,    0,
+        0x1b, 0xb6, 0xee, 0x56, 0,    0,    0,    0,    'I',  'E',  'N',  'D',  0xae, 0x42, 0x60, 0x82};
     write_text(scratch_path("text.mp4"), "This is a letter and not a film.\n");
     check_refused(scratch_path("text.mp4"), DSV_E_FORMAT, "not a video file");
     write_text(scratch_path("list.mp4"), PLAYLIST);
@@ -63,15 +63,16 @@ static void what_is_no_video_file_is_refused(void **state)
     check_refused(scratch_folder, DSV_E_FORMAT, "a folder");
     assert_int_equal(mkfifo(scratch_path("pipe.mp4"), 0600), 0);
     check_refused(scratch_path("pipe.mp4"), DSV_E_FORMAT,
-                  "not a regular file"); /* and no waiting for a writer */
+                  "not a regular file"); /* and opening does not wait for a writer */
 }
 
-/* The index stands at the head, so a cut file opens and knows what it lacks; shorter ones do not open. */
+/* The index is at the head of the file, so a truncated file opens and its missing part is known; shorter
+ * files do not open. */
 static void a_truncated_file_is_refused(void **state)
 {
     (void)state;
     const char *path = scratch_path("cut.mp4");
-    DsvClipInfo info;
+    DsviClipInfo info;
     for (size_t tenths = 1; tenths <= 8; tenths++) {
         write_bytes(path, good, good_bytes * tenths / 10);
         DsvStatus status = dsvi_clip_probe(path, &info);
@@ -81,20 +82,20 @@ static void a_truncated_file_is_refused(void **state)
     assert_non_null(strstr(dsv_error_message(), "truncated: its head promises 3.0 s of video"));
 }
 
-/* Matroska is made to be cut: what is there counts. */
+/* A truncated Matroska file is valid: its remaining frames count. */
 static void a_truncated_mkv_is_as_long_as_it_is(void **state)
 {
     (void)state;
     char *data;
     size_t bytes;
-    DsvClipInfo info;
+    DsviClipInfo info;
     float *pixels = video_alloc(WINDOW, SIDE, SIDE);
     make_stamped("libx264", scratch_path("whole.mkv"), 0, FRAMES, 30);
     assert_ok(dsvi_file_read(scratch_path("whole.mkv"), (size_t)1 << 24, &data, &bytes));
     write_bytes(scratch_path("cut.mkv"), data, bytes * 7 / 10);
     assert_ok(dsvi_clip_probe(scratch_path("cut.mkv"), &info));
     assert_true(info.seconds > 1 && info.seconds < 2.9);
-    DsvClipWindow window = FIRST;
+    DsviClipWindow window = FIRST;
     assert_ok(dsvi_clip_read(scratch_path("cut.mkv"), &window, pixels));
     assert_int_equal(read_stamp(pixels, WINDOW - 1, WINDOW, SIDE, SIDE), WINDOW - 1);
     window.start = info.seconds + 0.2;
@@ -112,11 +113,11 @@ static void damage_inside_spoils_its_windows_alone(void **state)
     char *data = malloc(good_bytes);
     assert_non_null(data);
     memcpy(data, good, good_bytes);
-    DsvRng rng = {5, DSV_RNG_TEST, 0};
+    DsviRng rng = {5, DSVI_RNG_TEST, 0};
     for (size_t i = good_bytes * 8 / 10; i < good_bytes * 9 / 10; i++)
         data[i] = (char)dsvi_rng_below(rng, i, 256);
     write_bytes(path, data, good_bytes);
-    DsvClipWindow window = FIRST;
+    DsviClipWindow window = FIRST;
     assert_ok(dsvi_clip_read(path, &window, pixels));
     for (int64_t i = 0; i < WINDOW; i++)
         assert_int_equal(read_stamp(pixels, i, WINDOW, SIDE, SIDE), i);
@@ -127,8 +128,8 @@ static void damage_inside_spoils_its_windows_alone(void **state)
     free(pixels);
 }
 
-/* Pictures are lost between packets that are whole: the decoder makes up those that referred to them, and
- * reports success. Windows before the gap are read, windows after it up to the next key frame are refused. */
+/* Frames are lost between intact packets: the decoder invents the frames that referred to them and reports
+ * success. Windows before the gap are read, windows after the gap up to the next key frame are refused. */
 static void pictures_that_refer_to_lost_ones_are_refused(void **state)
 {
     (void)state;
@@ -142,7 +143,7 @@ static void pictures_that_refer_to_lost_ones_are_refused(void **state)
     float *pixels = video_alloc(WINDOW, SIDE, SIDE);
     for (size_t c = 0; c < sizeof CODECS / sizeof *CODECS; c++) {
         char arguments[512];
-        DsvClipWindow window = FIRST;
+        DsviClipWindow window = FIRST;
         snprintf(arguments, sizeof arguments, "-i good.mp4 -vf scale=80:80:flags=neighbor -c:v %s whole.mkv",
                  CODECS[c]);
         run_ffmpeg(arguments);
@@ -158,7 +159,7 @@ static void pictures_that_refer_to_lost_ones_are_refused(void **state)
     free(pixels);
 }
 
-/* Files with bytes changed at random: any answer will do that is an answer, and the same one twice. */
+/* Files with bytes changed at random: the result may be success or failure, but must be the same twice. */
 static void mutants_are_read_or_refused(void **state)
 {
     (void)state;
@@ -169,9 +170,9 @@ static void mutants_are_read_or_refused(void **state)
     assert_non_null(data);
     int refused = 0;
     for (uint32_t m = 0; m < MUTANTS; m++) {
-        DsvRng rng = {17, DSV_RNG_TEST, m};
-        DsvClipWindow window = FIRST;
-        DsvClipInfo info;
+        DsviRng rng = {17, DSVI_RNG_TEST, m};
+        DsviClipWindow window = FIRST;
+        DsviClipInfo info;
         memcpy(data, good, good_bytes);
         for (uint64_t n = 0; n < 1 + m % 20; n++) /* half of them in the head, where structure is */
             data[dsvi_rng_below(rng, 2 * n,

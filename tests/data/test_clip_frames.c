@@ -1,4 +1,4 @@
-/* Frames in small: how many there are and how large, and that the PNG files hold them. */
+/* Thumbnails of a clip: number and size of frames, and the content of the PNG files. */
 #include "test.h"
 
 #include <libavcodec/avcodec.h>
@@ -12,7 +12,7 @@ enum { FRAMES = 12, HEIGHT = 40, WIDTH = 60, FPS = 6 };
 static char folder[] = "/tmp/dsv-clip-frames-XXXXXX";
 static char path[DSVI_PATH_MAX];
 
-/* A clip that brightens from frame to frame. */
+/* A clip whose brightness increases from frame to frame. */
 static int make_clip(void **unused)
 {
     (void)unused;
@@ -33,7 +33,7 @@ static int remove_clip(void **unused)
 static void all_frames_of_a_small_clip(void **unused)
 {
     (void)unused;
-    DsvClipFrames frames;
+    DsviClipFrames frames;
     assert_ok(dsvi_clip_frames_read(path, 100, 100, &frames));
     assert_true(frames.frames == FRAMES && frames.height == HEIGHT && frames.width == WIDTH);
     assert_error_below(fabs(frames.fps - FPS), 1e-6, "frames a second");
@@ -43,11 +43,11 @@ static void all_frames_of_a_small_clip(void **unused)
     assert_null(frames.rgb);
 }
 
-/* Four of twelve at a third of the rate, so that they take as long, of half the size. */
+/* Four of twelve frames at a third of the rate and half of the size, so that the duration is the same. */
 static void some_frames_of_a_larger_one(void **unused)
 {
     (void)unused;
-    DsvClipFrames frames;
+    DsviClipFrames frames;
     assert_ok(dsvi_clip_frames_read(path, 4, 20, &frames));
     assert_true(frames.frames == 4 && frames.height == 20 && frames.width == 30);
     assert_error_below(fabs(frames.fps - 2), 1e-6, "frames a second");
@@ -89,7 +89,7 @@ static void assert_pixels(uint8_t *png, size_t bytes, const uint8_t *rgb)
 static void png_files_hold_the_frames(void **unused)
 {
     (void)unused;
-    DsvClipFrames frames;
+    DsviClipFrames frames;
     uint8_t *png;
     size_t bytes;
     assert_ok(dsvi_clip_frames_read(path, 100, 100, &frames));
@@ -103,7 +103,7 @@ static void png_files_hold_the_frames(void **unused)
     assert_int_equal(chunks_of(png, bytes, "fcTL"), FRAMES);
     const uint8_t *animation = memmem(png, bytes, "acTL", 4);
     assert_non_null(animation);
-    assert_memory_equal(animation + 4, "\0\0\0\x0c\0\0\0\0", 8); /* frames, and how often: for ever */
+    assert_memory_equal(animation + 4, "\0\0\0\x0c\0\0\0\0", 8); /* number of frames; endless */
     free(png);
     dsvi_clip_frames_free(&frames);
 }
@@ -111,7 +111,7 @@ static void png_files_hold_the_frames(void **unused)
 static void what_is_no_clip_is_named(void **unused)
 {
     (void)unused;
-    DsvClipFrames frames;
+    DsviClipFrames frames;
     assert_fails(DSV_E_NOT_FOUND, "nowhere.mp4", dsvi_clip_frames_read("nowhere.mp4", 8, 96, &frames));
     assert_null(frames.rgb);
     dsvi_clip_frames_free(&frames);

@@ -10,7 +10,7 @@ typedef struct RealClip {
     const char *codec;
 } RealClip;
 
-/* As counted by decoding with other software, and said in the README beside the clips. */
+/* Counted by decoding with other software, and stated in the README next to the clips. */
 static const RealClip CLIPS[] = {
     {"clips/dog_catch.mp4", 1280, 720, 289, 29.97, "h264"},
     {"clips/blocks_hands.mp4", 1280, 720, 292, 29.97, "h264"},
@@ -33,7 +33,7 @@ enum {
     CLIP_COUNT = sizeof CLIPS / sizeof *CLIPS,
     SIDE = 32,
     WINDOW = 5,
-    FRAMES_MOST = 100 /* of a clip decoded whole: 12.5 s */
+    FRAMES_MAX = 100 /* of a clip decoded whole: 12.5 s */
 };
 
 static void real_clips_are_what_their_list_says(void **state)
@@ -41,7 +41,7 @@ static void real_clips_are_what_their_list_says(void **state)
     (void)state;
     for (int i = 0; i < CLIP_COUNT; i++) {
         const RealClip *clip = &CLIPS[i];
-        DsvClipInfo info;
+        DsviClipInfo info;
         assert_ok(dsvi_clip_probe(shared_path(clip->file), &info));
         assert_int_equal(info.width, clip->width);
         assert_int_equal(info.height, clip->height);
@@ -60,12 +60,13 @@ static void seeking_changes_no_byte(void **state)
     size_t bytes = sizeof(float) * 3 * WINDOW * SIDE * SIDE;
     for (int i = 0; i < CLIP_COUNT; i++) {
         const char *path = shared_path(CLIPS[i].file);
-        DsvClipInfo info;
+        DsviClipInfo info;
         int64_t height, width, covered;
         assert_ok(dsvi_clip_probe(path, &info));
-        DsvClipWindow whole = {.fps = 8, .frames = dsvi_clip_grid(&info, 8), .height = SIDE, .width = SIDE};
-        if (whole.frames > FRAMES_MOST)
-            whole.frames = FRAMES_MOST;
+        DsviClipWindow whole = {
+            .fps = 8, .frames = dsvi_clip_frame_times(&info, 8), .height = SIDE, .width = SIDE};
+        if (whole.frames > FRAMES_MAX)
+            whole.frames = FRAMES_MAX;
         assert_ok(dsvi_clip_cover(path, info.height, info.width, SIDE, SIDE, &height, &width));
         uint8_t *rgb = malloc((size_t)(whole.frames * 3 * height * width));
         float *found = video_alloc(WINDOW, SIDE, SIDE), *wanted = video_alloc(WINDOW, SIDE, SIDE);
@@ -73,7 +74,7 @@ static void seeking_changes_no_byte(void **state)
         assert_ok(dsvi_clip_read_rgb(path, &whole, height, width, rgb, &covered));
         assert_int_equal(covered, whole.frames);
         for (int64_t part = 1; part <= 3; part++) {
-            DsvClipWindow w = whole;
+            DsviClipWindow w = whole;
             int64_t first = part * (whole.frames - WINDOW) / 3;
             w.frames = WINDOW;
             w.start = (double)first / w.fps;

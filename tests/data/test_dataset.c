@@ -1,4 +1,4 @@
-/* Folders, lists and caches as data sets: what is found, what is left out, what is refused. */
+/* Folders, lists and caches as data sets: which clips are used, skipped and refused. */
 #include "data/dataset.h"
 
 #include "base/scratch.h"
@@ -33,7 +33,7 @@ static void copy_file(const char *from, const char *to)
     free(data);
 }
 
-static void check_item(const DsvDataset *d, int64_t i, const char *path, const char *text)
+static void check_item(const DsviDataset *d, int64_t i, const char *path, const char *text)
 {
     assert_true(i < d->count);
     assert_string_equal(d->items[i].path, path);
@@ -47,7 +47,7 @@ static void a_folder_gives_its_clips_and_captions(void **state)
 {
     (void)state;
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     assert_ok(dsvi_folder_make(scratch_path("folder/inner/deeper")));
     copy_file(scratch_path("one.mp4"), scratch_path("folder/b.MP4"));
     copy_file(scratch_path("two.avi"), scratch_path("folder/a.avi"));
@@ -80,13 +80,13 @@ static void a_folder_gives_its_clips_and_captions(void **state)
     dsvi_dataset_close(&d);
 }
 
-/* The clip is used all the same. */
+/* The clip is used nevertheless. */
 static void captions_that_are_no_text_are_left_out(void **state)
 {
     (void)state;
     enum { LONG = (1 << 20) + 1 };
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     char *text = malloc(LONG);
     memset(text, 'x', LONG);
     assert_ok(dsvi_folder_make(scratch_path("captions")));
@@ -117,7 +117,8 @@ static void captions_that_are_no_text_are_left_out(void **state)
     free(text);
 }
 
-/* What is not converted is told of once, by the clip's name; what cannot be converted is left out. */
+/* A property that is not converted is reported once per clip, with the clip's name; a clip that cannot be
+ * converted is skipped. */
 static void odd_pictures_are_remarked_upon(void **state)
 {
     (void)state;
@@ -135,7 +136,7 @@ static void odd_pictures_are_remarked_upon(void **state)
     };
     enum { COUNT = sizeof KINDS / sizeof *KINDS };
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     assert_ok(dsvi_folder_make(scratch_path("odd")));
     for (int i = 0; i < COUNT; i++) {
         char arguments[256];
@@ -162,7 +163,7 @@ static void nothing_usable_is_said_with_a_reason(void **state)
 {
     (void)state;
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     assert_fails(DSV_E_NOT_FOUND, "no such file or folder",
                  dsvi_dataset_open(scratch_path("x"), &settings, &d));
     assert_fails(DSV_E_USAGE, "data.path is empty", dsvi_dataset_open("", &settings, &d));
@@ -183,7 +184,7 @@ static void nothing_usable_is_said_with_a_reason(void **state)
     dsvi_dataset_close(&d);
 }
 
-/* What a list gave, as "path|text" and a newline each. */
+/* Rows of a list, as "path|text" and a newline each. */
 static DsvStatus note_row(void *context, const char *path, const char *text)
 {
     char *rows = context;
@@ -231,8 +232,8 @@ static void csv_errors_name_the_line(void **state)
     check_list_fails("l.csv", "a.mp4,a dog\n",
                      ".csv:1: no column named path, video or file_name in the header row, which has: "
                      "a.mp4, a dog");
-    check_list_fails("l.csv", "path,text\na,b\na,b,c\n", ".csv:3: 3 fields, wanted 2");
-    check_list_fails("l.csv", "path,text\na,\"b\nc\"\nd\n", ".csv:4: 1 fields, wanted 2");
+    check_list_fails("l.csv", "path,text\na,b\na,b,c\n", ".csv:3: 3 fields, expected 2");
+    check_list_fails("l.csv", "path,text\na,\"b\nc\"\nd\n", ".csv:4: 1 fields, expected 2");
     check_list_fails("l.csv", "path,text\na,b\nc,\"open\nand on\n",
                      ".csv:3: a quote is opened and never closed");
     check_list_fails("l.csv", "path,text\na,\"open\"\"", ".csv:2: a quote is opened and never closed");
@@ -264,7 +265,7 @@ static void a_list_is_read_relative_to_itself(void **state)
 {
     (void)state;
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     char list[2 * DSVI_PATH_MAX];
     assert_ok(dsvi_folder_make(scratch_path("lists")));
     snprintf(list, sizeof list, "path,text\n../one.mp4,first\n%s,\nmissing.mp4,gone\n",
@@ -288,14 +289,16 @@ static void a_latent_cache_is_a_data_set(void **state)
 {
     (void)state;
     DsvConfig settings = settings_of(32);
-    DsvLatentCache *cache;
-    DsvDataset *d;
+    DsviLatentCache *cache;
+    DsviDataset *d;
     const int64_t shape[4] = {1, 1, 2, 2};
     const float latent[4] = {1, 2, 3, 4};
-    DsvClipWindow window = {.fps = settings.fps, .frames = 5, .height = 32, .width = 32};
+    DsviClipWindow window = {.fps = settings.fps, .frames = 5, .height = 32, .width = 32};
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
-    const DsvLatentSource sources[] = {
-        {.path = "b.mp4", .text = "second"}, {.path = "a.mp4"}, {.path = "c.mp4"},
+    const DsviLatentSource sources[] = {
+        {.path = "b.mp4", .text = "second"},
+        {.path = "a.mp4"},
+        {.path = "c.mp4"},
     };
     for (int i = 0; i < 3; i++)
         assert_ok(dsvi_latent_cache_put(cache, &sources[i], &window, shape, latent));
@@ -311,21 +314,21 @@ static void a_latent_cache_is_a_data_set(void **state)
     assert_true(dsvi_dataset_sample(d, &settings, 7).item < 2);
     dsvi_dataset_close(&d);
     settings.height = 64;
-    assert_fails(DSV_E_USAGE, "height 32, wanted 64",
+    assert_fails(DSV_E_USAGE, "height 32, expected 64",
                  dsvi_dataset_open(scratch_path("cache"), &settings, &d));
 }
 
 static uint64_t hash_of(const char *path)
 {
     DsvConfig settings = settings_of(32);
-    DsvDataset *d;
+    DsviDataset *d;
     assert_ok(dsvi_dataset_open(path, &settings, &d));
-    uint64_t hash = dsvi_dataset_mark(d).hash;
+    uint64_t hash = dsvi_dataset_fingerprint(d).hash;
     dsvi_dataset_close(&d);
     return hash;
 }
 
-/* The same clips anywhere; not with one renamed, another of the same name, or one less. */
+/* The same clips in another folder match; clips with one renamed, replaced or removed do not. */
 static void the_hash_tells_lists_apart(void **state)
 {
     (void)state;

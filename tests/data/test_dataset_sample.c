@@ -1,12 +1,12 @@
-/* Which item and which window the i-th sample is. */
+/* The clip and the window of the i-th sample. */
 #include "data/dataset.h"
 
 #include "test.h"
 
 /* Twelve clips of 1 s, 2 s, ... */
 enum { ITEMS = 12 };
-static DsvDatasetItem items[ITEMS];
-static DsvDataset clips = {.items = items, .count = ITEMS};
+static DsviDatasetItem items[ITEMS];
+static DsviDataset clips = {.items = items, .count = ITEMS};
 
 static DsvConfig make_settings(void)
 {
@@ -14,7 +14,7 @@ static DsvConfig make_settings(void)
     dsv_config_defaults(&settings);
     settings.seed = 3;
     for (int i = 0; i < ITEMS; i++)
-        items[i].info = (DsvClipInfo){.width = 64, .height = 64, .fps = 30, .seconds = i + 1};
+        items[i].info = (DsviClipInfo){.width = 64, .height = 64, .fps = 30, .seconds = i + 1};
     return settings;
 }
 
@@ -24,7 +24,7 @@ static void each_epoch_is_a_permutation(void **state)
     DsvConfig settings = make_settings();
     static const int64_t COUNTS[] = {1, 2, 3, 4, 5, 12, 64, 65, 1000};
     static int seen[1000];
-    DsvDataset latents = {.latents = true};
+    DsviDataset latents = {.latents = true};
     for (size_t c = 0; c < sizeof COUNTS / sizeof *COUNTS; c++) {
         latents.count = COUNTS[c];
         for (uint64_t epoch = 0; epoch < 20; epoch++) {
@@ -48,7 +48,7 @@ static void every_order_is_as_likely(void **state)
     static int at[ITEMS][ITEMS], orders[256];
     int found = 0;
     for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
-        DsvDataset few = {.latents = true, .count = FEW}, many = {.latents = true, .count = ITEMS};
+        DsviDataset few = {.latents = true, .count = FEW}, many = {.latents = true, .count = ITEMS};
         int order = 0;
         for (uint64_t i = 0; i < ITEMS; i++)
             at[i][dsvi_dataset_sample(&many, &settings, epoch * ITEMS + i).item]++;
@@ -76,8 +76,8 @@ static void windows_lie_on_the_grid_inside_the_clip(void **state)
     bool first[ITEMS] = {false}, last[ITEMS] = {false};
     double low = 1, high = 0;
     for (uint64_t i = 0; i < 20000; i++) {
-        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
-        const DsvClipWindow *w = &ref.window;
+        DsviSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        const DsviClipWindow *w = &ref.window;
         /* 17 frames at 16 frames/s: a clip of s seconds has 16 s times, the last window starts at 16 s - 17.
          */
         int64_t most = 16 * (ref.item + 1) - 17;
@@ -102,14 +102,14 @@ static void a_sample_depends_on_seed_and_number_alone(void **state)
     int equal_items = 0, equal_starts = 0;
     other.seed = 4;
     for (uint64_t i = 0; i < 1200; i++) {
-        DsvSampleRef a = dsvi_dataset_sample(&clips, &settings, i),
-                     b = dsvi_dataset_sample(&clips, &settings, i);
-        DsvSampleRef c = dsvi_dataset_sample(&clips, &other, i);
+        DsviSampleRef a = dsvi_dataset_sample(&clips, &settings, i),
+                      b = dsvi_dataset_sample(&clips, &settings, i);
+        DsviSampleRef c = dsvi_dataset_sample(&clips, &other, i);
         assert_memory_equal(&a, &b, sizeof a);
         equal_items += a.item == c.item;
         equal_starts += a.window.start == c.window.start;
     }
-    assert_true(equal_items < 200 && equal_starts < 300); /* by chance about 100, and a bit more */
+    assert_true(equal_items < 200 && equal_starts < 300); /* about 100 are equal by chance */
 }
 
 static void crops_are_central_when_asked(void **state)
@@ -118,7 +118,7 @@ static void crops_are_central_when_asked(void **state)
     DsvConfig settings = make_settings();
     settings.data_random_crop = false;
     for (uint64_t i = 0; i < 50; i++) {
-        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        DsviSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
         assert_true(ref.window.crop_x == 0.5 && ref.window.crop_y == 0.5);
     }
 }
@@ -128,17 +128,17 @@ static void a_sample_can_move_to_another_item(void **state)
     (void)state;
     DsvConfig settings = make_settings();
     for (uint64_t i = 0; i < 200; i++) {
-        DsvSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
-        DsvSampleRef same = dsvi_dataset_sample_in(&clips, &settings, i, ref.item);
-        DsvSampleRef shortest = dsvi_dataset_sample_in(&clips, &settings, i, 0);
+        DsviSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        DsviSampleRef same = dsvi_dataset_sample_in(&clips, &settings, i, ref.item);
+        DsviSampleRef shortest = dsvi_dataset_sample_in(&clips, &settings, i, 0);
         assert_memory_equal(&ref, &same, sizeof ref);
         assert_true(shortest.item == 0 && shortest.window.start == 0);
         assert_true(shortest.window.crop_x == ref.window.crop_x);
     }
 }
 
-/* 30 windows of twelve clips: three of each of the first six, two of the others, in the middles of equal
- * stretches. */
+/* 30 windows of twelve clips: three of each of the first six, two of others, in the middles of equal parts.
+ */
 static void windows_are_spread_evenly(void **state)
 {
     (void)state;
@@ -146,10 +146,10 @@ static void windows_are_spread_evenly(void **state)
     DsvConfig settings = make_settings();
     int windows[ITEMS] = {0};
     double last[ITEMS] = {0};
-    settings.seed = 4; /* nothing depends on it */
+    settings.seed = 4; /* the windows do not depend on the seed */
     for (int64_t k = 0; k < COUNT; k++) {
-        DsvSampleRef ref = dsvi_dataset_spread(&clips, &settings, k, COUNT);
-        double slack = (double)(dsvi_clip_grid(&clips.items[ref.item].info, settings.fps) -
+        DsviSampleRef ref = dsvi_dataset_spread(&clips, &settings, k, COUNT);
+        double slack = (double)(dsvi_clip_frame_times(&clips.items[ref.item].info, settings.fps) -
                                 settings.num_frames);
         double part = (2 * windows[ref.item] + 1) / (ref.item < 6 ? 6.0 : 4.0);
         double start = fmax(0, floor(part * (fmax(slack, 0) + 1)));
@@ -164,14 +164,14 @@ static void windows_are_spread_evenly(void **state)
         assert_int_equal(windows[i], i < 6 ? 3 : 2);
 }
 
-/* The same of cached windows: nine of one clip, one of another. */
+/* The same with cached windows: nine of one clip, one of another. */
 static void cached_windows_are_spread_over_their_clips(void **state)
 {
     (void)state;
     static const int64_t wanted[5] = {1, 9, 4, 9, 7};
-    static DsvDatasetItem cached[10];
+    static DsviDatasetItem cached[10];
     DsvConfig settings = make_settings();
-    DsvDataset latents = {.items = cached, .count = 10, .latents = true};
+    DsviDataset latents = {.items = cached, .count = 10, .latents = true};
     for (int i = 0; i < 10; i++)
         cached[i].source = i < 9 ? "long.mp4" : "short.mp4";
     for (int64_t k = 0; k < 5; k++)

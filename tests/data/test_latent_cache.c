@@ -1,4 +1,4 @@
-/* The folder of encoded windows: going on, refusing other settings, noticing damage. */
+/* The latent cache: resuming, refusing other options, detecting damage. */
 #include "data/latent_cache.h"
 
 #include <fcntl.h>
@@ -23,15 +23,15 @@ static DsvConfig make_settings(void)
     return settings;
 }
 
-static DsvClipWindow window_at(double start)
+static DsviClipWindow window_at(double start)
 {
-    return (DsvClipWindow){.start = start,
-                           .fps = 29.97,
-                           .frames = 17,
-                           .height = 128,
-                           .width = 128,
-                           .crop_x = 0.5,
-                           .crop_y = 0.5};
+    return (DsviClipWindow){.start = start,
+                            .fps = 29.97,
+                            .frames = 17,
+                            .height = 128,
+                            .width = 128,
+                            .crop_x = 0.5,
+                            .crop_y = 0.5};
 }
 
 static void fill(float latent[NUMBERS], double start)
@@ -40,18 +40,18 @@ static void fill(float latent[NUMBERS], double start)
         latent[i] = (float)(start * 1000 + i);
 }
 
-static DsvStatus put(DsvLatentCache *cache, const char *path, const char *text, double start)
+static DsvStatus put(DsviLatentCache *cache, const char *path, const char *text, double start)
 {
     float latent[NUMBERS];
-    DsvClipWindow window = window_at(start);
-    DsvLatentSource source = {.path = path, .text = text, .stamp = {1000, 1.7e9 + 0.1}};
+    DsviClipWindow window = window_at(start);
+    DsviLatentSource source = {.path = path, .text = text, .stamp = {1000, 1.7e9 + 0.1}};
     fill(latent, start);
     return dsvi_latent_cache_put(cache, &source, &window, SHAPE, latent);
 }
 
-static bool has(const DsvLatentCache *cache, const char *source, double start)
+static bool has(const DsviLatentCache *cache, const char *source, double start)
 {
-    DsvClipWindow window = window_at(start);
+    DsviClipWindow window = window_at(start);
     return dsvi_latent_cache_has(cache, source, &window);
 }
 
@@ -59,7 +59,7 @@ static void what_was_put_is_read_back(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     const char *folder = scratch_path("made/here");
     float latent[NUMBERS], wanted[NUMBERS];
     assert_false(dsvi_latent_cache_is(folder));
@@ -90,20 +90,20 @@ static void what_was_put_is_read_back(void **state)
     assert_null(dsvi_latent_cache_text(cache, 0));
     assert_string_equal(dsvi_latent_cache_text(cache, 2), "caption\nwith \"quotes\" and \xc3\xa9");
     assert_true(has(cache, "../../a.mp4", 1.0 / 3));
-    assert_fails(DSV_E_SHAPE, "120 numbers, wanted 119",
+    assert_fails(DSV_E_SHAPE, "120 numbers, expected 119",
                  dsvi_latent_read(dsvi_latent_cache_file(cache, 0), NUMBERS - 1, latent));
     dsvi_latent_cache_close(&cache);
     dsvi_latent_cache_close(&cache);
 }
 
-/* Ends without a close: what was flushed is there, the rest is done again, and the index comes out the same.
- */
+/* A cache that was not closed has the flushed windows; others are encoded again, and the index becomes the
+ * same. */
 static void an_interrupted_encoding_goes_on(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache, *again;
-    enum { WINDOWS = 80 }; /* past the first room of a list, 64 */
+    DsviLatentCache *cache, *again;
+    enum { WINDOWS = 80 }; /* more than a list's initial capacity, 64 */
     char *straight, *resumed;
     size_t straight_bytes, resumed_bytes;
     assert_ok(dsvi_latent_cache_create(scratch_path("straight"), &settings, &cache));
@@ -142,12 +142,12 @@ static void an_interrupted_encoding_goes_on(void **state)
     free(resumed);
 }
 
-/* Each would write the index without the other's windows. */
+/* A second writer is refused, since each would write the index without the other's windows. */
 static void a_second_writer_is_refused(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache, *second;
+    DsviLatentCache *cache, *second;
     assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, &cache));
     assert_fails(DSV_E_USAGE, "locked: another process encodes into it",
                  dsvi_latent_cache_create(scratch_path("locked"), &settings, &second));
@@ -162,11 +162,11 @@ static void a_second_writer_is_refused(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
-/* Whether the cache holds what change_of_the_index_is_noticed has put there. */
+/* Returns whether the cache has the windows that change_of_the_index_is_noticed wrote. */
 static bool as_it_was(const char *folder)
 {
     static const char *const SOURCES[] = {"clips/a.mp4", "clips/b.mp4"}, *const TEXTS[] = {"a dog", "a cat"};
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     if (dsvi_latent_cache_open(folder, NULL, &cache) != DSV_OK)
         return false;
     bool same = dsvi_latent_cache_count(cache) == 2;
@@ -178,12 +178,12 @@ static bool as_it_was(const char *folder)
     return same;
 }
 
-/* Each bit that flips in the items is noticed or changes nothing; an index without a checksum is read. */
+/* A flipped bit in the items is detected or changes nothing; an index without a checksum is read. */
 static void a_change_of_the_index_is_noticed(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX], *text;
     size_t bytes;
     snprintf(folder, sizeof folder, "%s", scratch_path("index"));
@@ -217,14 +217,14 @@ static void a_change_of_the_index_is_noticed(void **state)
     free(text);
 }
 
-/* The index stays JSON, which is UTF-8, and the names stay what they were. */
+/* The index stays valid JSON in UTF-8, and names are unchanged. */
 static void names_of_any_bytes_survive(void **state)
 {
     (void)state;
     static const char *const NAMES[] = {"100%25.mp4", "caf\xc3\xa9.mp4", "caf\xe9 100%41.mp4",
                                         "\xff\xfe\n.mkv"};
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     char *text;
     size_t bytes;
     assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
@@ -236,7 +236,7 @@ static void names_of_any_bytes_survive(void **state)
     assert_non_null(strstr(text, "\"100%25.mp4\""));
     free(text);
     assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
-    for (int i = 0; i < 4; i++) { /* they came in the order of their bytes */
+    for (int i = 0; i < 4; i++) { /* they are sorted by their bytes */
         assert_string_equal(dsvi_latent_cache_source(cache, i), NAMES[i]);
         assert_string_equal(dsvi_latent_cache_text(cache, i), NAMES[i]);
         assert_true(has(cache, NAMES[i], 0));
@@ -250,15 +250,15 @@ static void other_settings_are_refused_by_name(void **state)
     static const struct {
         const char *assignment, *words;
     } CHANGES[] = {
-        {"num_frames=9", "num_frames 17, wanted 9"},
-        {"height=64", "height 128, wanted 64"},
-        {"width=64", "width 128, wanted 64"},
-        {"fps=16", "fps 29.97, wanted 16"},
-        {"codec.spatial_levels=3", "codec.spatial_levels 2, wanted 3"},
-        {"codec.temporal_levels=0", "codec.temporal_levels 1, wanted 0"},
+        {"num_frames=9", "num_frames 17, expected 9"},
+        {"height=64", "height 128, expected 64"},
+        {"width=64", "width 128, expected 64"},
+        {"fps=16", "fps 29.97, expected 16"},
+        {"codec.spatial_levels=3", "codec.spatial_levels 2, expected 3"},
+        {"codec.temporal_levels=0", "codec.temporal_levels 1, expected 0"},
     };
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     const char *folder = scratch_path("settings");
     assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
     dsvi_latent_cache_close(&cache);
@@ -270,7 +270,7 @@ static void other_settings_are_refused_by_name(void **state)
         assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_open(folder, &other, &cache));
     }
     strcpy(settings.codec_name, "else");
-    assert_fails(DSV_E_USAGE, "codec.name haar, wanted else",
+    assert_fails(DSV_E_USAGE, "codec.name haar, expected else",
                  dsvi_latent_cache_open(folder, &settings, &cache));
     assert_ok(dsvi_latent_cache_open(folder, NULL, &cache));
     dsvi_latent_cache_close(&cache);
@@ -291,7 +291,7 @@ static void damage_is_noticed(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     float latent[NUMBERS];
     const char *folder = scratch_path("damage");
     assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
@@ -302,7 +302,7 @@ static void damage_is_noticed(void **state)
     assert_fails(DSV_E_FORMAT, "damaged: checksum", dsvi_latent_cache_check(cache, 0));
     assert_fails(DSV_E_FORMAT, "damaged: checksum",
                  dsvi_latent_read(dsvi_latent_cache_file(cache, 0), NUMBERS, latent));
-    /* A whole file of another window in its place. */
+    /* An intact file of another window has this window's name. */
     char *data;
     size_t bytes;
     assert_ok(dsvi_file_read(dsvi_latent_cache_file(cache, 2), 1 << 20, &data, &bytes));
@@ -321,7 +321,7 @@ typedef struct Rewriter {
     atomic_bool stop;
 } Rewriter;
 
-/* Shortens the file and writes it again in place, as cp does. */
+/* Truncates the file and writes it again in place, as cp does. */
 static void *rewrite(void *context)
 {
     Rewriter *r = context;
@@ -335,7 +335,7 @@ static void *rewrite(void *context)
     return NULL;
 }
 
-/* A page that is gone from a mapped file would end the process. */
+/* Access to a page that was truncated from a mapped file would end the process. */
 static void a_file_that_is_rewritten_is_no_crash(void **state)
 {
     (void)state;
@@ -409,7 +409,7 @@ static void an_index_that_is_none_is_refused(void **state)
         {true, "[],\"xxh3\":\"0123456789abcdef\"}", "damaged, or edited"},
     };
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     char folder[DSVI_PATH_MAX];
     snprintf(folder, sizeof folder, "%s", scratch_path("bad")); /* scratch_path remembers four */
     assert_ok(dsvi_folder_make(folder));
@@ -429,7 +429,7 @@ static void a_folder_that_cannot_be_written_fails_at_once(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     assert_ok(dsvi_file_write(scratch_path("file"), "x", 1));
     assert_fails(DSV_E_IO, "file", dsvi_latent_cache_create(scratch_path("file/cache"), &settings, &cache));
     assert_ok(dsvi_latent_cache_create(scratch_path("gone"), &settings, &cache));
@@ -445,22 +445,22 @@ static void hear(void *context, const char *path, int64_t windows)
     *(int64_t *)context += windows;
 }
 
-static int64_t drop_changed(DsvLatentCache *cache, const char *path, DsvFileStamp stamp)
+static int64_t drop_changed(DsviLatentCache *cache, const char *path, DsviFileStamp stamp)
 {
     int64_t dropped = 0;
-    const DsvLatentSource sources[2] = {{.path = path, .stamp = stamp}, {.path = "0.mp4"}};
+    const DsviLatentSource sources[2] = {{.path = path, .stamp = stamp}, {.path = "0.mp4"}};
     assert_ok(dsvi_latent_cache_drop_changed(cache, sources, 2, hear, &dropped));
     return dropped;
 }
 
-/* A file of another size or time of change leaves none of its windows; the stamp survives the index. */
+/* If a clip's size or modification time changed, none of its windows is used; the index keeps both values. */
 static void windows_of_a_changed_file_are_dropped(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     char file[DSVI_PATH_MAX];
-    const DsvFileStamp same = {1000, 1.7e9 + 0.1}, longer = {1001, 1.7e9 + 0.1}, later = {1000, 1.7e9 + 0.2};
+    const DsviFileStamp same = {1000, 1.7e9 + 0.1}, longer = {1001, 1.7e9 + 0.1}, later = {1000, 1.7e9 + 0.2};
     assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
     for (int i = 0; i < 100; i++)
         assert_ok(put(cache, i % 2 ? "a.mp4" : "b.mp4", NULL, i));
@@ -484,13 +484,13 @@ static void windows_of_a_changed_file_are_dropped(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
-/* An index is never written that would be too long to be read. */
+/* An index that would be too long to be read is not written. */
 static void a_full_index_takes_no_more(void **state)
 {
     (void)state;
     enum { ESCAPED = 6 };
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     size_t length = ((size_t)1 << 31) / ESCAPED;
     char *text = malloc(length + 1);
     assert_non_null(text);
@@ -509,7 +509,7 @@ static void a_full_index_takes_no_more(void **state)
 enum { THREADS = 4, EACH = 20 };
 
 typedef struct Putter {
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     int number, failures;
 } Putter;
 
@@ -529,7 +529,7 @@ static void threads_may_put_at_once(void **state)
 {
     (void)state;
     DsvConfig settings = make_settings();
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     pthread_t threads[THREADS];
     Putter putters[THREADS];
     assert_ok(dsvi_latent_cache_create(scratch_path("threads"), &settings, &cache));

@@ -1,5 +1,5 @@
-/* Samples come in order, and are the same bytes however many threads prepare them, from wherever one starts,
- * with and without clips kept in memory. */
+/* Samples arrive in order and with the same bytes for any number of threads and any first sample, with and
+ * without clips kept in memory. */
 #include "data/prefetch.h"
 
 #include <pthread.h>
@@ -12,8 +12,8 @@
 enum { CLIPS = 5, SIDE = 40, FRAMES = 4, ELEMENTS = 3 * FRAMES * SIDE * SIDE, SAMPLES = 23 };
 
 static DsvConfig settings;
-static DsvDataset *dataset;
-static float *straight; /* (SAMPLES, ELEMENTS), read one after the other */
+static DsviDataset *dataset;
+static float *straight; /* (SAMPLES, ELEMENTS), read one after another */
 
 static DsvStatus copy_pixels(void *context, const float *pixels, float *latent)
 {
@@ -44,7 +44,7 @@ static int make_data(void **state)
         return 1;
     straight = malloc(sizeof(float) * SAMPLES * ELEMENTS);
     for (int i = 0; i < SAMPLES; i++) {
-        DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, (uint64_t)i);
+        DsviSampleRef ref = dsvi_dataset_sample(dataset, &settings, (uint64_t)i);
         if (dsvi_clip_read(dataset->items[ref.item].path, &ref.window, straight + i * ELEMENTS) != DSV_OK)
             return 1;
     }
@@ -58,19 +58,25 @@ static int remove_data(void **state)
     return scratch_remove(state);
 }
 
-static DsvSampleSeries all_from(uint64_t first)
+static DsviSampleSeries all_from(uint64_t first)
 {
-    return (DsvSampleSeries){first, 1, 1};
+    return (DsviSampleSeries){first, 1, 1};
 }
 
 static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint64_t first)
 {
     DsvConfig s = settings;
-    DsvPrefetch *prefetch;
+    DsviPrefetch *prefetch;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     s.data_cache_mb = cache_mb;
-    assert_ok(dsvi_prefetch_start(dataset, &s, all_from(first), workers, slots, ELEMENTS, copy_pixels, NULL,
-                                  NULL, NULL, &prefetch));
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                      .config = &s,
+                                                      .series = all_from(first),
+                                                      .workers = workers,
+                                                      .slots = slots,
+                                                      .latent_elements = ELEMENTS,
+                                                      .encode = copy_pixels},
+                                  &prefetch));
     int64_t at_work = workers < slots ? workers : slots;
     assert_true(dsvi_prefetch_bytes(prefetch) >= (size_t)(slots + at_work) * ELEMENTS * sizeof(float));
     for (uint64_t i = first; i < SAMPLES; i++) {
@@ -102,9 +108,15 @@ static void samples_do_not_depend_on_threads_slots_or_memory(void **state)
 
 static size_t bytes_of(int64_t workers, int64_t slots)
 {
-    DsvPrefetch *prefetch;
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), workers, slots, ELEMENTS, copy_pixels,
-                                  NULL, NULL, NULL, &prefetch));
+    DsviPrefetch *prefetch;
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                      .config = &settings,
+                                                      .series = all_from(0),
+                                                      .workers = workers,
+                                                      .slots = slots,
+                                                      .latent_elements = ELEMENTS,
+                                                      .encode = copy_pixels},
+                                  &prefetch));
     size_t bytes = dsvi_prefetch_bytes(prefetch);
     dsvi_prefetch_stop(&prefetch);
     return bytes;
@@ -117,7 +129,7 @@ static void workers_without_a_slot_hold_nothing(void **state)
     assert_true(bytes_of(2, 7) > bytes_of(1, 7));
 }
 
-static int64_t workers_with(DsvPrefetchShare share, int64_t wanted, int64_t slots)
+static int64_t workers_with(DsviPrefetchResources share, int64_t wanted, int64_t slots)
 {
     DsvConfig s = settings;
     s.data_workers = wanted;
@@ -128,20 +140,21 @@ static void workers_are_as_many_as_a_machine_can_spare(void **state)
 {
     const uint64_t sample = ELEMENTS * sizeof(float);
     (void)state;
-    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 1}, 0, 32), 8);
-    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 1}, 0, 4), 4);
-    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 4}, 0, 32), 3);
-    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 16, .ranks = 16}, 0, 32), 1);
-    assert_int_equal(workers_with((DsvPrefetchShare){.cores = 2, .ranks = 4}, 0, 32), 1);
-    assert_int_equal(workers_with((DsvPrefetchShare){.computes = true, .cores = 16, .ranks = 1}, 0, 32), 1);
+    assert_int_equal(workers_with((DsviPrefetchResources){.cores = 16, .ranks = 1}, 0, 32), 8);
+    assert_int_equal(workers_with((DsviPrefetchResources){.cores = 16, .ranks = 1}, 0, 4), 4);
+    assert_int_equal(workers_with((DsviPrefetchResources){.cores = 16, .ranks = 4}, 0, 32), 3);
+    assert_int_equal(workers_with((DsviPrefetchResources){.cores = 16, .ranks = 16}, 0, 32), 1);
+    assert_int_equal(workers_with((DsviPrefetchResources){.cores = 2, .ranks = 4}, 0, 32), 1);
+    assert_int_equal(workers_with((DsviPrefetchResources){.computes = true, .cores = 16, .ranks = 1}, 0, 32),
+                     1);
     /* 6 samples ahead on each of 2 ranks, and 3 threads each, in half of the memory */
-    DsvPrefetchShare tight = {.cores = 16, .ranks = 2, .memory = 2 * 2 * (6 + 3) * sample};
+    DsviPrefetchResources tight = {.cores = 16, .ranks = 2, .memory = 2 * 2 * (6 + 3) * sample};
     assert_int_equal(workers_with(tight, 0, 6), 3);
     tight.memory -= 1;
     assert_int_equal(workers_with(tight, 0, 6), 2);
     tight.memory = 1;
     assert_int_equal(workers_with(tight, 0, 6), 1);
-    /* what is asked for is what there is */
+    /* the request equals the available number */
     assert_int_equal(workers_with(tight, 5, 6), 5);
     assert_int_equal(workers_with(tight, 7, 6), 6);
 }
@@ -153,7 +166,7 @@ static void one_can_begin_anywhere(void **state)
         check_samples(2, 256, 3, first);
 }
 
-/* Three ranks with two samples each a batch: together they see what one sees. */
+/* Three ranks with two samples each per batch together get the samples that one rank gets. */
 static void ranks_share_the_samples(void **state)
 {
     enum { RANKS = 3, RUN = 2, FIRST = 4 };
@@ -162,10 +175,16 @@ static void ranks_share_the_samples(void **state)
     int64_t passed_over;
     (void)state;
     for (uint64_t rank = 0; rank < RANKS; rank++) {
-        DsvPrefetch *prefetch;
-        DsvSampleSeries series = {FIRST + rank * RUN, RUN, RANKS * RUN};
-        assert_ok(dsvi_prefetch_start(dataset, &settings, series, 1, 4, ELEMENTS, copy_pixels, NULL, NULL,
-                                      NULL, &prefetch));
+        DsviPrefetch *prefetch;
+        DsviSampleSeries series = {FIRST + rank * RUN, RUN, RANKS * RUN};
+        assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                          .config = &settings,
+                                                          .series = series,
+                                                          .workers = 1,
+                                                          .slots = 4,
+                                                          .latent_elements = ELEMENTS,
+                                                          .encode = copy_pixels},
+                                      &prefetch));
         for (uint64_t i = FIRST; i < SAMPLES; i++) {
             if ((i - FIRST) / RUN % RANKS != rank)
                 continue;
@@ -181,7 +200,7 @@ static void the_stamps_are_those_of_the_draw(void **state)
 {
     (void)state;
     for (uint64_t i = 0; i < SAMPLES; i++) {
-        DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
+        DsviSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
         int64_t last = dataset->items[ref.item].info.frames - 1;
         for (int64_t f = 0; f < FRAMES; f++) {
             int64_t frame = llround(ref.window.start * 24) + 2 * f; /* 24 frames/s read at 12 */
@@ -191,11 +210,11 @@ static void the_stamps_are_those_of_the_draw(void **state)
     }
 }
 
-/* Room for the shortest clips alone: the cache stays within it and gives the same bytes. */
+/* The cache has room for the shortest clips only: it stays within its size and gives the same bytes. */
 static void a_small_cache_keeps_the_shortest(void **state)
 {
     (void)state;
-    DsvClipCache *cache;
+    DsviClipCache *cache;
     DsvConfig s = settings;
     float *pixels = video_alloc(FRAMES, SIDE, SIDE);
     /* 15, 20, 25, 30 and 4 frames of 4800 bytes at 12 frames/s */
@@ -228,8 +247,8 @@ static void note_warning(void *context, const char *line)
     snprintf(w->last, sizeof w->last, "%s", line);
 }
 
-/* A clip that goes away after the data set was opened: the next of the list stands in, always the same way.
- */
+/* A clip is removed after the data set was opened: the next clip of the list replaces it, always the same
+ * way. */
 static void a_broken_item_is_replaced_and_told_once(void **state)
 {
     (void)state;
@@ -237,14 +256,22 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
     assert_int_equal(rename(scratch_path("clips/2.avi"), scratch_path("away")), 0);
     for (int64_t workers = 1; workers <= 3; workers += 2) {
         DsvConfig s = settings;
-        DsvPrefetch *prefetch;
+        DsviPrefetch *prefetch;
         Warnings warnings = {0};
-            assert_ok(dsvi_prefetch_start(dataset, &s, all_from(0), workers, 4, ELEMENTS, copy_pixels, NULL,
-                                          note_warning, &warnings, &prefetch));
+        assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                          .config = &s,
+                                                          .series = all_from(0),
+                                                          .workers = workers,
+                                                          .slots = 4,
+                                                          .latent_elements = ELEMENTS,
+                                                          .encode = copy_pixels,
+                                                          .warn = note_warning,
+                                                          .warn_context = &warnings},
+                                      &prefetch));
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
             int64_t passed_over;
-            DsvSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
+            DsviSampleRef ref = dsvi_dataset_sample(dataset, &settings, i);
             bool broken = ref.item == 2;
             if (broken) {
                 ref = dsvi_dataset_sample_again(dataset, &settings, i, 1);
@@ -264,13 +291,14 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
     free(wanted);
 }
 
-/* One clip with a damaged spot: where a window meets it another is drawn, always the same one. */
+/* One clip is damaged at one place: a window that contains the place is replaced by another, always the same
+ * one. */
 static void a_damaged_spot_of_the_only_clip_is_avoided(void **state)
 {
     (void)state;
     enum { LONG = 240 };
     float *latent = video_alloc(FRAMES, SIDE, SIDE), *first = malloc(sizeof(float) * SAMPLES * ELEMENTS);
-    DsvDataset *one;
+    DsviDataset *one;
     int64_t redrawn[SAMPLES];
     make_stamped("libx264", scratch_path("long.mkv"), 0, LONG, 24);
     run_ffmpeg("-i long.mkv -c:v libx264 -sc_threshold 0 -g 60 groups.mkv");
@@ -278,12 +306,20 @@ static void a_damaged_spot_of_the_only_clip_is_avoided(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("spot.mkv"), &settings, &one));
     for (int64_t workers = 1; workers <= 3; workers += 2) {
         DsvConfig s = settings;
-        DsvPrefetch *prefetch;
+        DsviPrefetch *prefetch;
         Warnings warnings = {0};
         int64_t avoided = 0;
         s.data_cache_mb = workers == 1 ? 0 : 256;
-        assert_ok(dsvi_prefetch_start(one, &s, all_from(0), workers, 4, ELEMENTS, copy_pixels, NULL,
-                                      note_warning, &warnings, &prefetch));
+        assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = one,
+                                                          .config = &s,
+                                                          .series = all_from(0),
+                                                          .workers = workers,
+                                                          .slots = 4,
+                                                          .latent_elements = ELEMENTS,
+                                                          .encode = copy_pixels,
+                                                          .warn = note_warning,
+                                                          .warn_context = &warnings},
+                                      &prefetch));
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
             int64_t passed_over;
@@ -312,11 +348,19 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
     int64_t passed_over;
-    DsvPrefetch *prefetch;
+    DsviPrefetch *prefetch;
     Warnings warnings = {0};
     assert_int_equal(rename(scratch_path("clips"), scratch_path("moved")), 0);
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 1, 2, ELEMENTS, copy_pixels, NULL,
-                                  note_warning, &warnings, &prefetch));
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                      .config = &settings,
+                                                      .series = all_from(0),
+                                                      .workers = 1,
+                                                      .slots = 2,
+                                                      .latent_elements = ELEMENTS,
+                                                      .encode = copy_pixels,
+                                                      .warn = note_warning,
+                                                      .warn_context = &warnings},
+                                  &prefetch));
     for (int i = 0; i < 2; i++)
         assert_fails(DSV_E_NOT_FOUND, "16 windows in a row cannot be read, the last: ",
                      dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
@@ -334,21 +378,27 @@ static DsvStatus use_stack(void *context, const float *pixels, float *latent)
     return room[512] ? copy_pixels(context, pixels, latent) : DSV_E_INTERNAL;
 }
 
-/* As under `ulimit -s 64`. */
+/* As with `ulimit -s 64`. */
 static void workers_have_a_stack_of_their_own(void **state)
 {
     (void)state;
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
     int64_t passed_over;
-    DsvPrefetch *prefetch;
+    DsviPrefetch *prefetch;
     pthread_attr_t attributes, before;
     assert_int_equal(pthread_getattr_default_np(&before), 0);
     assert_int_equal(pthread_attr_init(&attributes), 0);
     assert_int_equal(pthread_attr_setstacksize(&attributes, 64 << 10), 0);
     assert_int_equal(pthread_setattr_default_np(&attributes), 0);
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 2, 2, ELEMENTS, use_stack, NULL, NULL,
-                                  NULL, &prefetch));
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                      .config = &settings,
+                                                      .series = all_from(0),
+                                                      .workers = 2,
+                                                      .slots = 2,
+                                                      .latent_elements = ELEMENTS,
+                                                      .encode = use_stack},
+                                  &prefetch));
     assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(pthread_setattr_default_np(&before), 0);
@@ -369,8 +419,14 @@ static void a_failing_codec_is_heard(void **state)
     float *latent = video_alloc(FRAMES, SIDE, SIDE);
     const char *text;
     int64_t passed_over;
-    DsvPrefetch *prefetch;
-    assert_ok(dsvi_prefetch_start(dataset, &settings, all_from(0), 1, 2, ELEMENTS, refuse, NULL, NULL, NULL,
+    DsviPrefetch *prefetch;
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                      .config = &settings,
+                                                      .series = all_from(0),
+                                                      .workers = 1,
+                                                      .slots = 2,
+                                                      .latent_elements = ELEMENTS,
+                                                      .encode = refuse},
                                   &prefetch));
     assert_fails(DSV_E_SHAPE, "the codec will not have it",
                  dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
@@ -382,9 +438,15 @@ static void stopping_does_not_wait_for_samples(void **state)
 {
     (void)state;
     for (int i = 0; i < 20; i++) {
-        DsvPrefetch *prefetch;
-        assert_ok(dsvi_prefetch_start(dataset, &settings, all_from((uint64_t)i), 1 + i % 4, 1 + i % 3,
-                                      ELEMENTS, copy_pixels, NULL, NULL, NULL, &prefetch));
+        DsviPrefetch *prefetch;
+        assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
+                                                          .config = &settings,
+                                                          .series = all_from((uint64_t)i),
+                                                          .workers = 1 + i % 4,
+                                                          .slots = 1 + i % 3,
+                                                          .latent_elements = ELEMENTS,
+                                                          .encode = copy_pixels},
+                                      &prefetch));
         dsvi_prefetch_stop(&prefetch);
     }
 }
@@ -395,27 +457,34 @@ static void cached_latents_come_the_same_way(void **state)
     enum { ITEMS = 6, NUMBERS = 12 };
     const int64_t shape[4] = {1, 3, 2, 2};
     float latent[NUMBERS];
-    DsvLatentCache *cache;
-    DsvDataset *cached;
-    DsvPrefetch *prefetch;
+    DsviLatentCache *cache;
+    DsviDataset *cached;
+    DsviPrefetch *prefetch;
     const char *text;
     int64_t passed_over;
     Warnings warnings = {0};
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
     for (int i = 0; i < ITEMS; i++) {
         char name[2] = {(char)('a' + i), 0};
-        DsvClipWindow window = {.fps = 12, .frames = FRAMES, .height = SIDE, .width = SIDE};
+        DsviClipWindow window = {.fps = 12, .frames = FRAMES, .height = SIDE, .width = SIDE};
         for (int k = 0; k < NUMBERS; k++)
             latent[k] = (float)(100 * i + k);
-        DsvLatentSource source = {.path = name, .text = name};
+        DsviLatentSource source = {.path = name, .text = name};
         assert_ok(dsvi_latent_cache_put(cache, &source, &window, shape, latent));
     }
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &cached));
     assert_int_equal(cached->count, ITEMS);
     write_text(cached->items[4].path, "spoilt");
-    assert_ok(dsvi_prefetch_start(cached, &settings, all_from(5), 1, 3, NUMBERS, NULL, NULL, note_warning,
-                                  &warnings, &prefetch));
+    assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = cached,
+                                                      .config = &settings,
+                                                      .series = all_from(5),
+                                                      .workers = 1,
+                                                      .slots = 3,
+                                                      .latent_elements = NUMBERS,
+                                                      .warn = note_warning,
+                                                      .warn_context = &warnings},
+                                  &prefetch));
     for (uint64_t i = 5; i < 30; i++) {
         int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
         item = item == 4 ? 5 : item;

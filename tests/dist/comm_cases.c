@@ -1,4 +1,5 @@
-/* See comm_cases.h. Numbers are functions of (rank, place), so that every rank knows what all others hold. */
+/* See comm_cases.h. Test values are functions of (rank, index), so that every rank knows the values of all
+ * others. */
 #include "comm_cases.h"
 
 #include <pthread.h>
@@ -12,17 +13,17 @@
 
 enum { RANKS = 16 };
 
-/* Lengths around the borders where comm.c changes its way: nothing, one, small sums, chunks. */
+/* Lengths at the limits where comm.c changes its algorithm: 0, 1, small sums, chunks. */
 static const int64_t length[] = {0, 1, 5, 511, 1024, 1025, 65536, 65537, 600001};
 enum { LENGTHS = sizeof length / sizeof *length };
 
 static double value_of(int64_t rank, int64_t i)
 {
-    DsvRng rng = {(uint64_t)rank, DSV_RNG_TEST, 0};
+    DsviRng rng = {(uint64_t)rank, DSVI_RNG_TEST, 0};
     return dsvi_rng_uniform(rng, (uint64_t)i) - 0.5;
 }
 
-/* Uneven on purpose; some ranks have nothing. */
+/* Ranges of different lengths; some ranks have no items. */
 static void ragged_bounds(int64_t n, int64_t size, int64_t *bound)
 {
     bound[0] = 0;
@@ -31,13 +32,13 @@ static void ragged_bounds(int64_t n, int64_t size, int64_t *bound)
     bound[size] = n;
 }
 
-static uint64_t sent_since(const DsvComm *comm, DsvCommSent before)
+static uint64_t sent_since(const DsviComm *comm, DsviCommSent before)
 {
     return dsvi_comm_sent(comm).bytes - before.bytes;
 }
 
-/* The sum in the order of the ranks, as promised. */
-static double sum_of(DsvDtype dtype, int64_t size, int64_t i)
+/* The expected sum, added in the order of the ranks as dist/comm.h requires. */
+static double sum_of(DsviDtype dtype, int64_t size, int64_t i)
 {
     double sum = value_of(0, i);
     float sum_f32 = (float)value_of(0, i);
@@ -45,10 +46,10 @@ static double sum_of(DsvDtype dtype, int64_t size, int64_t i)
         sum += value_of(r, i);
         sum_f32 += (float)value_of(r, i);
     }
-    return dtype == DSV_F64 ? sum : (double)sum_f32;
+    return dtype == DSVI_F64 ? sum : (double)sum_f32;
 }
 
-static void fill(DsvDtype dtype, void *data, int64_t rank, int64_t n)
+static void fill(DsviDtype dtype, void *data, int64_t rank, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         dsvi_store(dtype, data, i, value_of(rank, i));
@@ -59,17 +60,17 @@ static uint64_t all_reduce_bytes(int64_t size, int64_t rank, int64_t n, size_t i
     int64_t bound[RANKS + 1];
     if ((size_t)n * item <= 4096)
         return (uint64_t)(size - 1) * (uint64_t)n * item;
-    dsvi_comm_bounds(n, 16, size, bound);
+    dsvi_comm_even_bounds(n, 16, size, bound);
     int64_t own = bound[rank + 1] - bound[rank];
     return (uint64_t)(n - own + own * (size - 1)) * item;
 }
 
-static DsvStatus all_reduce_of(DsvComm *comm, DsvDtype dtype, int64_t n)
+static DsvStatus all_reduce_of(DsviComm *comm, DsviDtype dtype, int64_t n)
 {
     DsvStatus status = DSV_OK;
     size_t item = dsvi_dtype_size(dtype);
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviCommSent before = dsvi_comm_sent(comm);
     unsigned char *data = malloc((size_t)n * item + 1);
     data[(size_t)n * item] = 0xa5;
     fill(dtype, data, rank, n);
@@ -83,28 +84,28 @@ done:
     return status;
 }
 
-static DsvStatus all_reduce(DsvComm *comm, void *ignored)
+static DsvStatus all_reduce(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++) {
-        DSVI_TRY(all_reduce_of(comm, DSV_F32, length[i]));
-        DSVI_TRY(all_reduce_of(comm, DSV_F64, length[i]));
+        DSVI_TRY(all_reduce_of(comm, DSVI_F32, length[i]));
+        DSVI_TRY(all_reduce_of(comm, DSVI_F64, length[i]));
     }
     return DSV_OK;
 }
 
-static DsvStatus reduce_scatter_of(DsvComm *comm, int64_t n)
+static DsvStatus reduce_scatter_of(DsviComm *comm, int64_t n)
 {
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviCommSent before = dsvi_comm_sent(comm);
     float *data = malloc((size_t)n * sizeof *data + 1);
     ragged_bounds(n, size, bound);
-    fill(DSV_F32, data, rank, n);
-    WORKS(dsvi_comm_reduce_scatter(comm, DSV_F32, data, bound));
+    fill(DSVI_F32, data, rank, n);
+    WORKS(dsvi_comm_reduce_scatter(comm, DSVI_F32, data, bound));
     for (int64_t i = 0; i < n; i++) {
         bool own = bound[rank] <= i && i < bound[rank + 1];
-        EXPECT(data[i] == (own ? (float)sum_of(DSV_F32, size, i) : (float)value_of(rank, i)));
+        EXPECT(data[i] == (own ? (float)sum_of(DSVI_F32, size, i) : (float)value_of(rank, i)));
     }
     EXPECT(sent_since(comm, before) == (uint64_t)(n - bound[rank + 1] + bound[rank]) * sizeof *data);
 done:
@@ -112,7 +113,7 @@ done:
     return status;
 }
 
-static DsvStatus reduce_scatter(DsvComm *comm, void *ignored)
+static DsvStatus reduce_scatter(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++)
@@ -122,15 +123,15 @@ static DsvStatus reduce_scatter(DsvComm *comm, void *ignored)
 
 enum { TO_ALL = -1, TO_ALL_FROM_ELSEWHERE = -2 };
 
-/* Items of 12 bytes, to rank `root` or to all. */
-static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
+/* Gathers items of 12 bytes on rank `root`, or on all ranks if root is negative. */
+static DsvStatus gather_of(DsviComm *comm, int64_t root, int64_t n)
 {
     typedef struct Item {
         int32_t rank, place, rest;
     } Item;
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviCommSent before = dsvi_comm_sent(comm);
     Item *data = calloc((size_t)n + 1, sizeof *data), *elsewhere = calloc((size_t)n + 1, sizeof *data);
     ragged_bounds(n, size, bound);
     Item *own = root == TO_ALL_FROM_ELSEWHERE ? elsewhere : data + bound[rank];
@@ -149,15 +150,14 @@ static DsvStatus gather_of(DsvComm *comm, int64_t root, int64_t n)
         }
     EXPECT(data[n].rest == 0);
     int64_t to = root < 0 ? size - 1 : rank != root;
-    EXPECT(sent_since(comm, before) ==
-           (uint64_t)(to * (bound[rank + 1] - bound[rank])) * sizeof *data);
+    EXPECT(sent_since(comm, before) == (uint64_t)(to * (bound[rank + 1] - bound[rank])) * sizeof *data);
 done:
     free(elsewhere);
     free(data);
     return status;
 }
 
-static DsvStatus gather(DsvComm *comm, void *ignored)
+static DsvStatus gather(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++)
@@ -166,11 +166,11 @@ static DsvStatus gather(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
-static DsvStatus scatter_of(DsvComm *comm, int64_t root, int64_t n)
+static DsvStatus scatter_of(DsviComm *comm, int64_t root, int64_t n)
 {
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviCommSent before = dsvi_comm_sent(comm);
     int64_t *data = calloc((size_t)n + 1, sizeof *data);
     ragged_bounds(n, size, bound);
     for (int64_t i = 0; i < n && rank == root; i++)
@@ -187,7 +187,7 @@ done:
     return status;
 }
 
-static DsvStatus scatter(DsvComm *comm, void *ignored)
+static DsvStatus scatter(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++)
@@ -196,11 +196,11 @@ static DsvStatus scatter(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
-static DsvStatus broadcast_of(DsvComm *comm, int64_t root, int64_t n)
+static DsvStatus broadcast_of(DsviComm *comm, int64_t root, int64_t n)
 {
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm), bound[RANKS + 1];
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviCommSent before = dsvi_comm_sent(comm);
     unsigned char *data = malloc((size_t)n + 1);
     for (int64_t i = 0; i <= n; i++)
         data[i] = (unsigned char)(rank == root ? i * 7 % 251 : 0xee);
@@ -209,7 +209,7 @@ static DsvStatus broadcast_of(DsvComm *comm, int64_t root, int64_t n)
     for (int64_t i = 0; i < n; i++)
         EXPECT(data[i] == i * 7 % 251);
     EXPECT(data[n] == 0x3c);
-    dsvi_comm_bounds(n, 64, size, bound);
+    dsvi_comm_even_bounds(n, 64, size, bound);
     int64_t own = bound[rank + 1] - bound[rank];
     EXPECT(sent_since(comm, before) == (uint64_t)((rank == root ? n - own : 0) + own * (size - 1)));
 done:
@@ -217,7 +217,7 @@ done:
     return status;
 }
 
-static DsvStatus broadcast(DsvComm *comm, void *ignored)
+static DsvStatus broadcast(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < LENGTHS; i++)
@@ -226,18 +226,18 @@ static DsvStatus broadcast(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
-/* How many ints go from one rank to another: nothing for some pairs. */
+/* Number of ints that rank `from` sends to rank `to`; 0 for some pairs. */
 static int64_t traffic(int64_t from, int64_t to)
 {
     return (from * 5 + to * 3) % 7 * 1001;
 }
 
-static DsvStatus exchange(DsvComm *comm, void *ignored)
+static DsvStatus exchange(DsviComm *comm, void *ignored)
 {
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    DsvPiece send[RANKS] = {{0}}, receive[RANKS] = {{0}};
-    DsvCommSent before = dsvi_comm_sent(comm);
+    DsviPiece send[RANKS] = {{0}}, receive[RANKS] = {{0}};
+    DsviCommSent before = dsvi_comm_sent(comm);
     uint64_t bytes = 0, messages = 0;
     (void)ignored;
     for (int64_t r = 0; r < size; r++) {
@@ -264,8 +264,8 @@ done:
     return status;
 }
 
-/* Once round the ring: every rank ends with what it began with. */
-static DsvStatus swap(DsvComm *comm, void *ignored)
+/* Passes data once around the ring, so that every rank ends with its own data. */
+static DsvStatus swap(DsviComm *comm, void *ignored)
 {
     enum { N = 3001 };
     static const size_t BYTES = N * sizeof(float);
@@ -273,10 +273,10 @@ static DsvStatus swap(DsvComm *comm, void *ignored)
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
     float *now = malloc(BYTES), *next = malloc(BYTES);
     (void)ignored;
-    fill(DSV_F32, now, rank, N);
+    fill(DSVI_F32, now, rank, N);
     for (int64_t step = 1; step <= size; step++) {
-        WORKS(dsvi_comm_swap(comm, (rank + 1) % size, (DsvPiece){now, BYTES}, (rank + size - 1) % size,
-                             (DsvPiece){next, BYTES}));
+        WORKS(dsvi_comm_send_receive(comm, (rank + 1) % size, (DsviPiece){now, BYTES},
+                                     (rank + size - 1) % size, (DsviPiece){next, BYTES}));
         for (int64_t i = 0; i < N; i++)
             EXPECT(next[i] == (float)value_of((rank + size - step) % size, i));
         float *other = now;
@@ -289,12 +289,12 @@ done:
     return status;
 }
 
-/* Sums over sub-groups, and over sub-groups of those, while the large one is used in between. */
-static DsvStatus split(DsvComm *comm, void *ignored)
+/* Sums over subgroups and over their subgroups, with calls of the large group between them. */
+static DsvStatus split(DsviComm *comm, void *ignored)
 {
     DsvStatus status = DSV_OK;
     int64_t size = dsvi_comm_size(comm), rank = dsvi_comm_rank(comm);
-    DsvComm *half = NULL, *quarter = NULL;
+    DsviComm *half = NULL, *quarter = NULL;
     (void)ignored;
     for (int round = 0; round < 3; round++) {
         double number = (double)rank, expected = 0, all = (double)rank;
@@ -304,13 +304,13 @@ static DsvStatus split(DsvComm *comm, void *ignored)
             expected += (double)r;
         EXPECT(dsvi_comm_size(half) == members);
         EXPECT(dsvi_comm_rank(half) == rank / 2);
-        WORKS(dsvi_comm_all_reduce(half, DSV_F64, &number, 1));
+        WORKS(dsvi_comm_all_reduce(half, DSVI_F64, &number, 1));
         EXPECT(number == expected);
-        WORKS(dsvi_comm_all_reduce(comm, DSV_F64, &all, 1));
+        WORKS(dsvi_comm_all_reduce(comm, DSVI_F64, &all, 1));
         EXPECT(all == (double)(size * (size - 1) / 2));
         WORKS(dsvi_comm_split(half, dsvi_comm_rank(half) / 2, &quarter));
         number = 1;
-        WORKS(dsvi_comm_all_reduce(quarter, DSV_F64, &number, 1));
+        WORKS(dsvi_comm_all_reduce(quarter, DSVI_F64, &number, 1));
         EXPECT(number == (double)dsvi_comm_size(quarter));
         EXPECT(number <= 2);
         dsvi_comm_close(&quarter);
@@ -324,15 +324,15 @@ done:
 
 enum { ROUNDS = 40, SUMMED = 30011 };
 
-/* Sums over a group, again and again; each differs from the one before. */
-static DsvStatus sum_on(DsvComm *comm)
+/* Repeats sums over a group; each sum has other values. */
+static DsvStatus sum_on(DsviComm *comm)
 {
     DsvStatus status = DSV_OK;
     double *number = malloc(SUMMED * sizeof *number);
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < SUMMED; i++)
             number[i] = i + round;
-        WORKS(dsvi_comm_all_reduce(comm, DSV_F64, number, SUMMED));
+        WORKS(dsvi_comm_all_reduce(comm, DSVI_F64, number, SUMMED));
         for (int i = 0; i < SUMMED; i++)
             EXPECT(number[i] == (double)((i + round) * dsvi_comm_size(comm)));
     }
@@ -341,35 +341,35 @@ done:
     return status;
 }
 
-typedef struct Beside {
-    DsvComm *comm;
+typedef struct SecondThread {
+    DsviComm *comm;
     DsvStatus status;
-} Beside;
+} SecondThread;
 
-static void *sum_beside(void *context)
+static void *sum_in_thread(void *context)
 {
-    Beside *beside = context;
-    beside->status = sum_on(beside->comm);
+    SecondThread *other = context;
+    other->status = sum_on(other->comm);
     return NULL;
 }
 
-/* Two threads of each rank use two groups. */
-static DsvStatus groups_at_once(DsvComm *comm, void *ignored)
+/* Two threads of each rank use two groups concurrently. */
+static DsvStatus groups_at_once(DsviComm *comm, void *ignored)
 {
-    DsvComm *pair;
+    DsviComm *pair;
     pthread_t thread;
-    Beside beside = {.comm = comm};
+    SecondThread other = {.comm = comm};
     (void)ignored;
     DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) / 2, &pair));
-    bool second = dsvi_comm_at_once(comm) && pthread_create(&thread, NULL, sum_beside, &beside) == 0;
+    bool second = dsvi_comm_is_concurrent(comm) && pthread_create(&thread, NULL, sum_in_thread, &other) == 0;
     DsvStatus status = sum_on(pair);
     if (second)
         pthread_join(thread, NULL);
     dsvi_comm_close(&pair);
-    return status == DSV_OK ? beside.status : status;
+    return status == DSV_OK ? other.status : status;
 }
 
-static DsvStatus barrier(DsvComm *comm, void *ignored)
+static DsvStatus barrier(DsviComm *comm, void *ignored)
 {
     (void)ignored;
     for (int i = 0; i < 100; i++)
@@ -377,18 +377,25 @@ static DsvStatus barrier(DsvComm *comm, void *ignored)
     return DSV_OK;
 }
 
-DsvStatus comm_lengths_differ(DsvComm *comm, void *ignored)
+DsvStatus comm_lengths_differ(DsviComm *comm, void *ignored)
 {
     unsigned char data[8];
-    DsvPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
+    DsviPiece send[2] = {{data, 3}, {data, 3}}, receive[2] = {{data + 4, 3}, {data + 4, 3}};
     (void)ignored;
     receive[1 - dsvi_comm_rank(comm)].bytes = dsvi_comm_rank(comm) == 0 ? 4 : 3;
     return dsvi_comm_exchange(comm, send, receive);
 }
 
 const CommCase comm_cases[] = {
-    {"exchange", exchange}, {"swap", swap}, {"gather", gather}, {"scatter", scatter},
+    {"exchange", exchange},
+    {"swap", swap},
+    {"gather", gather},
+    {"scatter", scatter},
     {"broadcast", broadcast},
-    {"reduce_scatter", reduce_scatter}, {"all_reduce", all_reduce}, {"split", split},
-    {"groups_at_once", groups_at_once}, {"barrier", barrier}, {NULL, NULL},
+    {"reduce_scatter", reduce_scatter},
+    {"all_reduce", all_reduce},
+    {"split", split},
+    {"groups_at_once", groups_at_once},
+    {"barrier", barrier},
+    {NULL, NULL},
 };

@@ -1,5 +1,5 @@
-/* Every call of a comm held against plain loops, in ragged sizes, with the bytes it must have sent. The cases
- * run on ranks that are threads (test_comm.c) and on processes of MPI (comm_under_mpi.c). */
+/* Compares every call of DsviComm with plain loops, in uneven sizes, and checks the bytes sent. The cases run
+ * on ranks that are threads (test_comm.c, test_comm_tcp.c) and on MPI processes (comm_under_mpi.c). */
 #ifndef DSVI_TEST_COMM_CASES_H
 #define DSVI_TEST_COMM_CASES_H
 
@@ -7,13 +7,13 @@
 
 typedef struct CommCase {
     const char *name;
-    DsvStatus (*run)(DsvComm *comm, void *ignored);
+    DsvStatus (*run)(DsviComm *comm, void *ignored);
 } CommCase;
 
-/* Ends with one that has no name. */
+/* The last entry has name NULL. */
 extern const CommCase comm_cases[];
 
-/* Of two ranks the first wants a byte more than the second sends: no transport lets that pass. */
-DsvStatus comm_lengths_differ(DsvComm *comm, void *ignored);
+/* Rank 0 of two expects one byte more than rank 1 sends: every transport must report an error. */
+DsvStatus comm_lengths_differ(DsviComm *comm, void *ignored);
 
 #endif

@@ -1,10 +1,10 @@
 /* One rank of a group started by mpirun, for test_processes.sh: comm_under_mpi LIBRARY WHAT, where WHAT is
- *     cases    every call against plain loops
+ *     cases    compares every call with plain loops (comm_cases.h)
  *     killed   rank 1 kills itself
  *     first    rank 0 kills itself
- *     late     rank 1 does not come
- *     fails    rank 1 says that it fails
- * Rank 0 prints the failure, and the others where it does not. */
+ *     late     rank 1 does not make the call that rank 0 waits for
+ *     fails    rank 1 reports a failure (dsvi_comm_fail)
+ * Rank 0 prints the failure; other ranks print it if rank 0 does not. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "comm_cases.h"
 #include "dist/comm_mpi.h"
 
-static DsvStatus run_cases(DsvComm *comm)
+static DsvStatus run_cases(DsviComm *comm)
 {
     for (const CommCase *c = comm_cases; c->name; c++) {
         DSVI_TRY(c->run(comm, NULL));
@@ -24,7 +24,7 @@ static DsvStatus run_cases(DsvComm *comm)
     return DSV_OK;
 }
 
-static DsvStatus run(DsvComm *comm, const char *what)
+static DsvStatus run(DsviComm *comm, const char *what)
 {
     if (strcmp(what, "cases") == 0)
         return run_cases(comm);
@@ -42,9 +42,9 @@ static DsvStatus run(DsvComm *comm, const char *what)
 
 int main(int argc, char **argv)
 {
-    DsvComm *comm = NULL;
+    DsviComm *comm = NULL;
     void *library = argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) : NULL;
-    const DsvMpi *mpi = library ? dlsym(library, DSVI_MPI_SYMBOL) : NULL;
+    const DsviMpi *mpi = library ? dlsym(library, DSVI_MPI_SYMBOL) : NULL;
     if (!mpi) {
         fprintf(stderr, "usage: comm_under_mpi LIBRARY WHAT; %s\n", argc == 3 ? dlerror() : "");
         return 2;
@@ -52,12 +52,12 @@ int main(int argc, char **argv)
     DsvStatus status = mpi->join(strcmp(argv[2], "late") == 0 ? 1 : 60, dsvi_status_record, &comm);
     if (status == DSV_OK)
         status = dsvi_comm_fail(comm, run(comm, argv[2]));
-    if (status != DSV_OK && (dsvi_comm_rank(comm) == 0 || !dsvi_comm_told(comm))) {
+    if (status != DSV_OK && (dsvi_comm_rank(comm) == 0 || !dsvi_comm_await_report(comm))) {
         printf("%s\n", dsv_error_message());
         fflush(stdout);
     }
     if (status != DSV_OK && dsvi_comm_rank(comm) == 0)
-        dsvi_comm_told(comm);
+        dsvi_comm_await_report(comm);
     dsvi_comm_close(&comm);
     return status == DSV_OK ? 0 : 1;
 }

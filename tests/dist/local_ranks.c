@@ -8,7 +8,7 @@
 
 typedef struct Rank {
     pthread_t thread;
-    DsvComm *comm;
+    DsviComm *comm;
     rank_fn *fn;
     void *context;
     RankOutcome *outcome;
@@ -26,9 +26,9 @@ static void *work(void *argument)
 
 void run_ranks(int64_t size, double timeout_s, rank_fn *fn, void *context, RankOutcome *outcome)
 {
-    DsvComm *comm[RANKS_MOST];
-    Rank rank[RANKS_MOST];
-    assert_true(size <= RANKS_MOST);
+    DsviComm *comm[RANKS_MAX];
+    Rank rank[RANKS_MAX];
+    assert_true(size <= RANKS_MAX);
     assert_ok(dsvi_comm_local_create(size, timeout_s, comm));
     for (int64_t r = 0; r < size; r++) {
         rank[r] = (Rank){.comm = comm[r], .fn = fn, .context = context, .outcome = &outcome[r]};
@@ -40,7 +40,7 @@ void run_ranks(int64_t size, double timeout_s, rank_fn *fn, void *context, RankO
 
 void run_ranks_well(int64_t size, rank_fn *fn, void *context)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     run_ranks(size, 60, fn, context, outcome);
     for (int64_t r = 0; r < size; r++)
         if (outcome[r].status != DSV_OK)
@@ -50,7 +50,8 @@ void run_ranks_well(int64_t size, rank_fn *fn, void *context)
 bool gpus_were_joined(const RankOutcome outcome[2])
 {
     for (int r = 0; r < 2; r++)
-        if (outcome[r].status == DSV_E_UNSUPPORTED || strstr(outcome[r].sentence, "meeting: NCCL says")) {
+        if (outcome[r].status == DSV_E_UNSUPPORTED ||
+            strstr(outcome[r].sentence, "ncclCommInitRank: NCCL failed")) {
             fprintf(stderr, "SKIPPED: %s\n", outcome[r].sentence);
             return false;
         }

@@ -1,5 +1,5 @@
-/* Groups of ranks that are threads: every call against plain loops (comm_cases.c), the same bits every time,
- * failures that reach all ranks, ranks that do not come. */
+/* Groups of ranks that are threads: every call against plain loops (comm_cases.c), equal bits in every
+ * repetition, failures that reach all ranks, and ranks that miss a call. */
 #include "test.h"
 
 #include <unistd.h>
@@ -15,7 +15,7 @@ static void calls(void **state)
             run_ranks_well(size, c->run, NULL);
 }
 
-/* A group of nobody else. */
+/* A group of one rank. */
 static void alone(void **state)
 {
     (void)state;
@@ -25,11 +25,11 @@ static void alone(void **state)
 
 static void bounds_cover_everything(void **state)
 {
-    int64_t bound[RANKS_MOST + 1];
+    int64_t bound[RANKS_MAX + 1];
     (void)state;
-    for (int64_t size = 1; size <= RANKS_MOST; size++)
+    for (int64_t size = 1; size <= RANKS_MAX; size++)
         for (int64_t n = 0; n < 200; n++) {
-            dsvi_comm_bounds(n, 16, size, bound);
+            dsvi_comm_even_bounds(n, 16, size, bound);
             assert_int_equal(bound[0], 0);
             assert_int_equal(bound[size], n);
             for (int64_t r = 0; r < size; r++) {
@@ -40,19 +40,19 @@ static void bounds_cover_everything(void **state)
         }
 }
 
-static DsvStatus one_fails(DsvComm *comm, void *context)
+static DsvStatus one_fails(DsviComm *comm, void *context)
 {
     double number = 1;
-    DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
+    DSVI_TRY(dsvi_comm_all_reduce(comm, DSVI_F64, &number, 1));
     if (dsvi_comm_rank(comm) == *(int64_t *)context)
         return dsvi_comm_fail(comm, DSVI_FAIL(DSV_E_IO, "the disk is full"));
     for (;;)
-        DSVI_TRY(dsvi_comm_all_reduce(comm, DSV_F64, &number, 1));
+        DSVI_TRY(dsvi_comm_all_reduce(comm, DSVI_F64, &number, 1));
 }
 
 static void a_failure_reaches_all(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     for (int64_t failing = 0; failing < 3; failing++) {
         run_ranks(3, 60, one_fails, &failing, outcome);
@@ -65,9 +65,9 @@ static void a_failure_reaches_all(void **state)
     }
 }
 
-static DsvStatus fails_in_a_group(DsvComm *comm, void *context)
+static DsvStatus fails_in_a_group(DsviComm *comm, void *context)
 {
-    DsvComm *pair;
+    DsviComm *pair;
     double number = 1;
     (void)context;
     DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) / 2, &pair));
@@ -77,22 +77,22 @@ static DsvStatus fails_in_a_group(DsvComm *comm, void *context)
     }
     DsvStatus status = DSV_OK;
     while (status == DSV_OK)
-        status = dsvi_comm_all_reduce(pair, DSV_F64, &number, 1);
+        status = dsvi_comm_all_reduce(pair, DSVI_F64, &number, 1);
     dsvi_comm_close(&pair);
     return status;
 }
 
-/* Ranks 0 and 1 are a group that rank 3 has no part in; it hears of the failure all the same. */
+/* Rank 3 fails. Ranks 0 and 1 communicate in a group without rank 3, and learn of the failure too. */
 static void a_failure_leaves_its_group(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run_ranks(4, 60, fails_in_a_group, NULL, outcome);
     for (int r = 0; r < 4; r++)
         assert_string_equal(outcome[r].sentence, "rank 3: no memory");
 }
 
-static DsvStatus one_is_late(DsvComm *comm, void *context)
+static DsvStatus one_is_late(DsviComm *comm, void *context)
 {
     (void)context;
     if (dsvi_comm_rank(comm) == 1) {
@@ -104,7 +104,7 @@ static DsvStatus one_is_late(DsvComm *comm, void *context)
 
 static void a_rank_that_does_not_come_is_named(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run_ranks(3, 0.1, one_is_late, NULL, outcome);
     for (int r = 0; r < 3; r += 2) {
@@ -113,9 +113,9 @@ static void a_rank_that_does_not_come_is_named(void **state)
     }
 }
 
-static void lengths_that_differ_are_told(void **state)
+static void different_lengths_are_reported(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run_ranks(2, 60, comm_lengths_differ, NULL, outcome);
     assert_int_equal(outcome[0].status, DSV_E_INTERNAL);
@@ -132,7 +132,7 @@ int main(void)
         cmocka_unit_test(a_failure_reaches_all),
         cmocka_unit_test(a_failure_leaves_its_group),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
-        cmocka_unit_test(lengths_that_differ_are_told),
+        cmocka_unit_test(different_lengths_are_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Work beside the caller's, and where there is no thread for it: in order, waited for, dropped after a
- * failure. */
+/* The queue of calls (dist/comm_queue.h), with and without a worker thread: work is done in order, can be
+ * awaited, and is dropped after a failure. */
 #include "test.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@ enum { ITEMS = 200, ROOM = 200 };
 typedef struct Log {
     pthread_t caller;
     int64_t item[ITEMS];
-    _Atomic int64_t count; /* read while the worker notes items */
+    _Atomic int64_t count; /* read while the worker writes items */
     int64_t failing;       /* the item that fails; -1: none */
     bool by_caller;
 } Log;
@@ -29,12 +29,12 @@ static DsvStatus note(void *context, int64_t item)
     return DSV_OK;
 }
 
-static void in_order(bool beside)
+static void in_order(bool with_thread)
 {
-    DsvCommQueue *queue;
+    DsviCommQueue *queue;
     Log log = {.caller = pthread_self(), .failing = -1};
     int64_t middle = 0;
-    assert_ok(dsvi_comm_queue_create(ROOM, beside, &queue));
+    assert_ok(dsvi_comm_queue_create(ROOM, with_thread, &queue));
     for (int64_t i = 0; i < ITEMS; i++) {
         int64_t number = dsvi_comm_queue_put(queue, note, &log, i);
         middle = i == 60 ? number : middle;
@@ -46,7 +46,7 @@ static void in_order(bool beside)
     assert_int_equal(log.count, ITEMS);
     for (int64_t i = 0; i < ITEMS; i++)
         assert_int_equal(log.item[i], i);
-    assert_int_equal(log.by_caller, !beside);
+    assert_int_equal(log.by_caller, !with_thread);
     dsvi_comm_queue_free(&queue);
     assert_null(queue);
 }
@@ -58,15 +58,16 @@ static void work_is_done_in_order(void **state)
     in_order(false);
 }
 
-/* What was put before a failure is done, what was put behind it is not, until it has been told. */
-static void a_failure_drops_what_is_behind_it(void **state)
+/* Work before a failure is done. Work after it is dropped, until the failure has been returned to the
+ * caller. */
+static void a_failure_drops_later_work(void **state)
 {
     (void)state;
-    for (int beside = 0; beside < 2; beside++) {
-        DsvCommQueue *queue;
+    for (int with_thread = 0; with_thread < 2; with_thread++) {
+        DsviCommQueue *queue;
         Log log = {.failing = 5};
         int64_t number[10];
-        assert_ok(dsvi_comm_queue_create(ROOM, beside, &queue));
+        assert_ok(dsvi_comm_queue_create(ROOM, with_thread, &queue));
         for (int64_t i = 0; i < 10; i++)
             number[i] = dsvi_comm_queue_put(queue, note, &log, i);
         assert_fails(DSV_E_IO, "item 5 does not want", dsvi_comm_queue_wait(queue, number[8]));
@@ -77,14 +78,14 @@ static void a_failure_drops_what_is_behind_it(void **state)
         assert_int_equal(log.item[5], 11);
         dsvi_comm_queue_free(&queue);
     }
-    dsvi_comm_queue_free(&(DsvCommQueue *){NULL});
+    dsvi_comm_queue_free(&(DsviCommQueue *){NULL});
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_is_done_in_order),
-        cmocka_unit_test(a_failure_drops_what_is_behind_it),
+        cmocka_unit_test(a_failure_drops_later_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

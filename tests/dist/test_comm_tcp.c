@@ -1,5 +1,5 @@
-/* Groups of ranks that are connected by TCP, here threads on one machine: every call against plain loops, and
- * what ranks that fail, are late, end or were told something else do to the others. */
+/* Groups of ranks that are connected by TCP (threads of this process): every call against plain loops, and
+ * how the other ranks react to a rank that fails, is late, ends, or was started with other parameters. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -14,11 +14,11 @@
 #include "dist/tcp_frame.h"
 #include "local_ranks.h"
 
-/* A port for each group: one that was used may rest for a while. */
+/* Returns another port for each group, because the system may block a used port for some time. */
 static int next_port(void)
 {
     static int used;
-    return 20000 + (getpid() * 37 + used++ * 7) % 12000; /* below those the system gives away */
+    return 20000 + (getpid() * 37 + used++ * 7) % 12000; /* below the ports that the system assigns */
 }
 
 typedef struct TcpCase {
@@ -27,27 +27,31 @@ typedef struct TcpCase {
     double timeout_s;
 } TcpCase;
 
-/* What a rank was told, with the word of these tests. */
-static DsviMeeting told(int64_t rank, int64_t size, const char *address, int port, double timeout_s)
+/* The parameters of a rank, with the job key of these tests. */
+static DsviMeeting meeting_of(int64_t rank, int64_t size, const char *address, int port, double timeout_s)
 {
-    return (DsviMeeting){.rank = rank, .size = size, .address = address, .port = port, .word = "a word",
+    return (DsviMeeting){.rank = rank,
+                         .size = size,
+                         .address = address,
+                         .port = port,
+                         .job_key = "a word",
                          .timeout_s = timeout_s};
 }
 
 static DsvStatus create(int64_t rank, int64_t size, const char *address, int port, double timeout_s,
-                        DsvComm **comm)
+                        DsviComm **comm)
 {
-    DsviMeeting meeting = told(rank, size, address, port, timeout_s);
+    DsviMeeting meeting = meeting_of(rank, size, address, port, timeout_s);
     return dsvi_comm_tcp_create(&meeting, comm);
 }
 
-/* A rank of the group over TCP; the group of threads only tells it its number. */
-static DsvStatus over_tcp(DsvComm *thread, void *context)
+/* Connects a rank over TCP; the group of threads only gives its number. */
+static DsvStatus over_tcp(DsviComm *thread, void *context)
 {
     const TcpCase *c = context;
-    DsvComm *comm;
-    DSVI_TRY(create(dsvi_comm_rank(thread), dsvi_comm_size(thread), "localhost", c->port, c->timeout_s,
-                    &comm));
+    DsviComm *comm;
+    DSVI_TRY(
+        create(dsvi_comm_rank(thread), dsvi_comm_size(thread), "localhost", c->port, c->timeout_s, &comm));
     DsvStatus status = dsvi_comm_fail(comm, c->fn(comm, NULL));
     dsvi_comm_close(&comm);
     return status;
@@ -61,7 +65,7 @@ static void run(int64_t size, double timeout_s, rank_fn *fn, RankOutcome *outcom
 
 static void calls(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     for (int64_t size = 1; size <= 5; size++)
         for (const CommCase *c = comm_cases; c->name; c++) {
@@ -72,13 +76,13 @@ static void calls(void **state)
         }
 }
 
-/* More than any buffer on the way holds, both ways at once. */
-static DsvStatus much_at_once(DsvComm *comm, void *context)
+/* Sends more than all socket buffers hold, in both directions at once. */
+static DsvStatus much_at_once(DsviComm *comm, void *context)
 {
     enum { BYTES = 48 << 20 };
     int64_t rank = dsvi_comm_rank(comm);
     unsigned char *data = malloc(2 * (size_t)BYTES);
-    DsvPiece send[2] = {{data, BYTES}, {data, BYTES}}, receive[2] = {{data + BYTES, BYTES}, {data, BYTES}};
+    DsviPiece send[2] = {{data, BYTES}, {data, BYTES}}, receive[2] = {{data + BYTES, BYTES}, {data, BYTES}};
     (void)context;
     memset(data, (int)rank + 1, BYTES);
     receive[rank] = send[rank];
@@ -93,7 +97,7 @@ static DsvStatus much_at_once(DsvComm *comm, void *context)
 
 static void large_messages(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run(2, 60, much_at_once, outcome);
     for (int r = 0; r < 2; r++)
@@ -101,7 +105,7 @@ static void large_messages(void **state)
             fail_msg("rank %d: %s", r, outcome[r].sentence);
 }
 
-static DsvStatus second_fails(DsvComm *comm, void *context)
+static DsvStatus second_fails(DsviComm *comm, void *context)
 {
     DsvStatus status = dsvi_comm_barrier(comm);
     (void)context;
@@ -112,15 +116,15 @@ static DsvStatus second_fails(DsvComm *comm, void *context)
     return status;
 }
 
-/* Ends without a word, as one that is killed. */
-static DsvStatus second_ends(DsvComm *comm, void *context)
+/* Ends without a message, like a killed process. */
+static DsvStatus second_ends(DsviComm *comm, void *context)
 {
     (void)context;
     DSVI_TRY(dsvi_comm_barrier(comm));
     return dsvi_comm_rank(comm) == 1 ? DSV_OK : dsvi_comm_barrier(comm);
 }
 
-static DsvStatus second_is_late(DsvComm *comm, void *context)
+static DsvStatus second_is_late(DsviComm *comm, void *context)
 {
     (void)context;
     DSVI_TRY(dsvi_comm_barrier(comm));
@@ -131,10 +135,10 @@ static DsvStatus second_is_late(DsvComm *comm, void *context)
     return dsvi_comm_barrier(comm);
 }
 
-/* Ranks 0 and 2 are busy in a group of their own when rank 1 fails. */
-static DsvStatus fails_elsewhere(DsvComm *comm, void *context)
+/* Rank 1 fails while ranks 0 and 2 exchange data in a subgroup without it. */
+static DsvStatus fails_elsewhere(DsviComm *comm, void *context)
 {
-    DsvComm *group;
+    DsviComm *group;
     (void)context;
     DSVI_TRY(dsvi_comm_split(comm, dsvi_comm_rank(comm) == 1, &group));
     DsvStatus status = DSV_OK;
@@ -153,17 +157,17 @@ static void *fail_soon(void *comm)
     return NULL;
 }
 
-/* Rank 1 fails in one thread while another is within a message that rank 0 is slow to take. */
-static DsvStatus fails_within_a_message(DsvComm *comm, void *context)
+/* Rank 1 fails in one thread while another thread is sending a message that rank 0 receives slowly. */
+static DsvStatus fails_within_a_message(DsviComm *comm, void *context)
 {
     enum { BYTES = 32 << 20 };
     pthread_t thread;
     char *data = calloc(1, BYTES);
     int64_t rank = dsvi_comm_rank(comm);
-    DsvPiece send[2] = {{0}}, receive[2] = {{0}};
+    DsviPiece send[2] = {{0}}, receive[2] = {{0}};
     (void)context;
-    send[0] = (DsvPiece){data, rank == 1 ? BYTES : 0};
-    receive[1] = (DsvPiece){data, rank == 0 ? BYTES : 0};
+    send[0] = (DsviPiece){data, rank == 1 ? BYTES : 0};
+    receive[1] = (DsviPiece){data, rank == 0 ? BYTES : 0};
     DsvStatus status = dsvi_comm_barrier(comm);
     if (rank == 1)
         pthread_create(&thread, NULL, fail_soon, comm);
@@ -181,22 +185,22 @@ static DsvStatus fails_within_a_message(DsvComm *comm, void *context)
 
 static void a_failure_within_a_message_is_understood(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run(2, 60, fails_within_a_message, outcome);
     for (int r = 0; r < 2; r++)
         assert_string_equal(outcome[r].sentence, "rank 1: the disk is full");
 }
 
-enum { LONG_MESSAGE = 32 << 20 }; /* more than a connection holds */
+enum { LONG_MESSAGE = 32 << 20 }; /* more than the buffers of a connection hold */
 
-/* Rank 0 of a group, in an exchange with a rank 1 that is a plain connection. */
+/* Rank 0 of a group, in an exchange with a rank 1 that the test plays on a plain socket. */
 typedef struct Lone {
     int port;
-    int64_t receives;     /* bytes that rank 0 expects meanwhile */
-    bool fails, again;    /* in another thread meanwhile; a second exchange follows */
+    int64_t receives;  /* bytes that rank 0 expects from rank 1 in the exchange */
+    bool fails, again; /* another thread reports a failure; a second exchange follows */
     DsvStatus status;
-    double cpu_s;         /* that the exchange took */
+    double cpu_s; /* duration of the exchange */
     char sentence[DSVI_MESSAGE_BYTES];
 } Lone;
 
@@ -210,11 +214,11 @@ static double cpu_seconds(void)
 static void *be_rank_0(void *context)
 {
     Lone *lone = context;
-    DsvComm *comm;
+    DsviComm *comm;
     pthread_t thread;
     char *data = calloc(1, LONG_MESSAGE), *ones = malloc(4096), in[64];
-    DsvPiece send[2] = {{0}, {data, LONG_MESSAGE}}, receive[2] = {{0}, {in, (size_t)lone->receives}};
-    DsvPiece more[2] = {{0}, {ones, 4096}}, nothing[2] = {{0}};
+    DsviPiece send[2] = {{0}, {data, LONG_MESSAGE}}, receive[2] = {{0}, {in, (size_t)lone->receives}};
+    DsviPiece more[2] = {{0}, {ones, 4096}}, nothing[2] = {{0}};
     memset(ones, 1, 4096);
     lone->status = create(0, 2, "127.0.0.1", lone->port, 60, &comm);
     if (lone->status == DSV_OK) {
@@ -236,18 +240,18 @@ static void *be_rank_0(void *context)
     return NULL;
 }
 
-/* Returns rank 1's connection. */
+/* Starts rank 0 and returns the socket of rank 1. */
 static int begin_lone(Lone *lone, pthread_t *thread)
 {
     int socket[2];
     lone->port = next_port();
-    DsviMeeting meeting = told(1, 2, "127.0.0.1", lone->port, 60);
+    DsviMeeting meeting = meeting_of(1, 2, "127.0.0.1", lone->port, 60);
     assert_int_equal(pthread_create(thread, NULL, be_rank_0, lone), 0);
-    assert_ok(dsvi_tcp_mesh(&meeting, socket));
+    assert_ok(dsvi_tcp_mesh_connect(&meeting, socket));
     return socket[0];
 }
 
-/* Receives as many bytes as come before the connection ends, `room` at most. */
+/* Receives until the connection ends, at most `room` bytes. Returns their number. */
 static size_t receive_until_end(int file, unsigned char *data, size_t room)
 {
     size_t got = 0;
@@ -261,8 +265,8 @@ static size_t receive_until_end(int file, unsigned char *data, size_t room)
     return got;
 }
 
-/* Rank 1 sends what rank 0 does not expect, while rank 0 is within a message to it: rank 0 completes the
- * message, and then tells. */
+/* Rank 1 sends an unexpected frame while rank 0 is sending a message to it: rank 0 completes the message, and
+ * then reports the error. */
 static void a_wrong_frame_within_a_message_is_answered(void **state)
 {
     Lone lone = {.receives = 8};
@@ -286,8 +290,8 @@ static void a_wrong_frame_within_a_message_is_answered(void **state)
     free(data);
 }
 
-/* Rank 1 ends while rank 0 completes a message to it after a failure: rank 0 does not wait in a busy loop. */
-static void a_rank_that_ends_within_the_last_message_costs_nothing(void **state)
+/* Rank 1 ends while rank 0 completes a message to it after a failure: rank 0 must not wait in a busy loop. */
+static void a_rank_that_ends_within_the_last_message_causes_no_busy_wait(void **state)
 {
     Lone lone = {.fails = true};
     pthread_t thread;
@@ -300,7 +304,7 @@ static void a_rank_that_ends_within_the_last_message_costs_nothing(void **state)
     assert_true(lone.cpu_s < 0.35);
 }
 
-/* A message that could not be completed in time is not continued with the bytes of a later one. */
+/* A message that could not be completed in time is not continued with the bytes of a later message. */
 static void a_later_message_is_not_part_of_an_earlier_one(void **state)
 {
     Lone lone = {.fails = true, .again = true};
@@ -319,7 +323,7 @@ static void a_later_message_is_not_part_of_an_earlier_one(void **state)
     free(data);
 }
 
-static void what_ends_one_ends_all(void **state)
+static void a_failure_of_one_ends_all(void **state)
 {
     static const struct {
         rank_fn *fn;
@@ -331,7 +335,7 @@ static void what_ends_one_ends_all(void **state)
         {second_is_late, 2, "rank 1 has not come to barrier for 2 s"},
         {fails_elsewhere, 60, "rank 1: the disk is full"},
     };
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         run(3, endings[i].timeout_s, endings[i].fn, outcome);
@@ -342,52 +346,52 @@ static void what_ends_one_ends_all(void **state)
     }
 }
 
-static void lengths_that_differ_are_told(void **state)
+static void different_lengths_are_reported(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     (void)state;
     run(2, 60, comm_lengths_differ, outcome);
     assert_int_equal(outcome[0].status, DSV_E_INTERNAL);
     assert_non_null(strstr(outcome[0].sentence, "rank 1 sends 3 bytes"));
 }
 
-/* Every rank but the first believes in one rank more than there are; and one that calls nobody. */
-static DsvStatus told_wrongly(DsvComm *thread, void *context)
+/* All ranks except rank 0 are given a group size that is too large by one. */
+static DsvStatus with_wrong_size(DsviComm *thread, void *context)
 {
-    DsvComm *comm;
+    DsviComm *comm;
     int64_t rank = dsvi_comm_rank(thread);
     DsvStatus status = create(rank, rank == 0 ? 2 : 3, "localhost", *(int *)context, 3, &comm);
     dsvi_comm_close(&comm);
     return status;
 }
 
-static void ranks_must_have_been_told_the_same(void **state)
+static void ranks_need_equal_parameters(void **state)
 {
-    RankOutcome outcome[RANKS_MOST];
+    RankOutcome outcome[RANKS_MAX];
     int port = next_port();
-    DsvComm *comm;
+    DsviComm *comm;
     (void)state;
-    run_ranks(2, 60, told_wrongly, &port, outcome);
+    run_ranks(2, 60, with_wrong_size, &port, outcome);
     assert_int_equal(outcome[0].status, DSV_E_USAGE);
-    assert_string_equal(outcome[0].sentence, "rank 1 was told of 3 ranks, rank 0 of 2");
+    assert_string_equal(outcome[0].sentence, "rank 1 was started with 3 ranks, rank 0 with 2");
     assert_int_equal(outcome[1].status, DSV_E_USAGE);
-    assert_string_equal(outcome[1].sentence, "rank 1 was told of 3 ranks, rank 0 of 2");
+    assert_string_equal(outcome[1].sentence, "rank 1 was started with 3 ranks, rank 0 with 2");
     assert_fails(DSV_E_RANK, "rank 1 gave up after 0.2 s: it calls rank 0 at ",
                  create(1, 2, "localhost", next_port(), 0.2, &comm));
-    assert_fails(DSV_E_RANK, "of 2 to call",
-                 create(0, 2, "localhost", next_port(), 0.2, &comm));
-    assert_fails(DSV_E_NOT_FOUND, "no machine nowhere.invalid is known here",
+    assert_fails(DSV_E_RANK, "of 2 to call", create(0, 2, "localhost", next_port(), 0.2, &comm));
+    assert_fails(DSV_E_NOT_FOUND, "cannot resolve host name nowhere.invalid",
                  create(1, 2, "nowhere.invalid", next_port(), 0.2, &comm));
 }
 
-/* Calls and says something else; then the rank that is awaited comes. */
-static DsvStatus with_a_stranger(DsvComm *thread, void *context)
+/* A stranger connects and sends other bytes; then the expected rank connects. */
+static DsvStatus with_a_stranger(DsviComm *thread, void *context)
 {
-    DsvComm *comm;
+    DsviComm *comm;
     int64_t rank = dsvi_comm_rank(thread);
     if (rank == 1) {
         struct sockaddr_in place = {
-            .sin_family = AF_INET, .sin_port = htons((uint16_t) * (int *)context),
+            .sin_family = AF_INET,
+            .sin_port = htons((uint16_t) * (int *)context),
             .sin_addr = {htonl(INADDR_LOOPBACK)},
         };
         int stranger = socket(AF_INET, SOCK_STREAM, 0);
@@ -402,7 +406,7 @@ static DsvStatus with_a_stranger(DsvComm *thread, void *context)
     return status;
 }
 
-static void strangers_are_not_listened_to(void **state)
+static void strangers_are_ignored(void **state)
 {
     int port = next_port();
     (void)state;
@@ -414,14 +418,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls),
         cmocka_unit_test(large_messages),
-        cmocka_unit_test(what_ends_one_ends_all),
+        cmocka_unit_test(a_failure_of_one_ends_all),
         cmocka_unit_test(a_failure_within_a_message_is_understood),
         cmocka_unit_test(a_wrong_frame_within_a_message_is_answered),
-        cmocka_unit_test(a_rank_that_ends_within_the_last_message_costs_nothing),
+        cmocka_unit_test(a_rank_that_ends_within_the_last_message_causes_no_busy_wait),
         cmocka_unit_test(a_later_message_is_not_part_of_an_earlier_one),
-        cmocka_unit_test(lengths_that_differ_are_told),
-        cmocka_unit_test(ranks_must_have_been_told_the_same),
-        cmocka_unit_test(strangers_are_not_listened_to),
+        cmocka_unit_test(different_lengths_are_reported),
+        cmocka_unit_test(ranks_need_equal_parameters),
+        cmocka_unit_test(strangers_are_ignored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

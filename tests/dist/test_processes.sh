@@ -1,7 +1,7 @@
 #!/bin/bash
-# test_processes.sh BUILD mpi|tcp: ranks that are processes, started by mpirun or as torchrun starts them.
-# The program on two ranks against one, and what a rank that is killed or asked to stop does to the other;
-# with MPI also every call of a comm.
+# test_processes.sh BUILD mpi|tcp: ranks that are processes, started by mpirun or in the way of torchrun.
+# Compares the program on two ranks with one rank, and checks how a rank reacts when the other is killed or
+# asked to stop; with MPI also compares every call of DsviComm with plain loops.
 set -euo pipefail
 build=$1
 way=$2
@@ -17,12 +17,12 @@ fi
 work=$(mktemp -d /tmp/dsv-test-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 
-# Leaks that a sanitizer would tell of are Open MPI's. One machine is enough: no agent to reach others.
+# Leaks that a sanitizer would report are Open MPI's. All ranks run on this machine, so no ssh is needed.
 export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
-# Under a sanitizer it is not libdsv.so that loads libraries, and what lies beside it is not seen.
+# A sanitizer's runtime loads libraries in place of libdsv.so, and does not search the folder of libdsv.so.
 export LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# Containers often forbid what shared memory is copied with fastest.
+# Containers often forbid the system call with which Open MPI copies between processes (CMA).
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpi_start=(mpirun --oversubscribe --bind-to none --mca plm isolated)
 
@@ -33,7 +33,7 @@ fail()
     exit 1
 }
 
-# start N COMMAND...: on N ranks. The number of each process is left in $work/rank.R.
+# start N COMMAND...: runs the command on N ranks. Writes the process id of rank R to $work/rank.R.
 start()
 {
     local n=$1 noting='echo $$ >"$0.${OMPI_COMM_WORLD_RANK:-$RANK}"; exec "$@"'
@@ -55,14 +55,14 @@ start()
     return $outcome
 }
 
-# ends SECONDS SENTENCE COMMAND...: it fails in time, and says so once.
+# ends SECONDS SENTENCE COMMAND...: checks that the command fails in time and prints the sentence once.
 ends()
 {
     local seconds=$1 sentence=$2 begin=$SECONDS
     shift 2
     ! "$@" >"$work/said" 2>&1 || fail "$*: did not fail" "$work/said"
     [ $((SECONDS - begin)) -lt "$seconds" ] || fail "$*: took $((SECONDS - begin)) s" "$work/said"
-    [ "$(grep -c "$sentence" "$work/said")" = 1 ] || fail "$*: wanted once: $sentence" "$work/said"
+    [ "$(grep -c "$sentence" "$work/said")" = 1 ] || fail "$*: expected once: $sentence" "$work/said"
 }
 
 if [ "$way" = mpi ]; then
@@ -101,7 +101,7 @@ for stage in 1 2 3; do
     cmp "$work/two1/$weights" "$work/two$stage/$weights" || fail "stage $stage differs"
 done
 
-# equal RUN RUN: the same losses and gradients, but for rounding.
+# equal RUN RUN: checks that losses and gradients are equal except for rounding.
 equal()
 {
     python3 - "$work" "$@" <<'PYTHON' || fail "the losses of $1 and $2 differ"
@@ -149,7 +149,7 @@ import json, sys
 figures = json.load(open(sys.argv[1]))
 assert figures["sparse_blocks"] == 1 and abs(figures["density"] - 0.6) < 0.02
 PYTHON
-# More than the settings have room for: it is made.
+# Lists larger than sparse.list_memory and sparse.max_density allow: the benchmark must allocate more.
 echo '[[0.8, 0.7], [0.7, 0.8]]' >"$work/dense.json"
 for heads in 1 2; do
     start 2 "${bench[@]}" cp_size=2 cp_heads=$heads --densities "$work/dense.json" --repeats 1 \
@@ -161,7 +161,7 @@ figures = json.load(open(sys.argv[1]))
 assert figures["sparse_blocks"] == 2 and abs(figures["density"] - 0.75) < 0.05
 PYTHON
 done
-ends 20 'wanted a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --densities "$work/step.json"
+ends 20 'expected a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --densities "$work/step.json"
 
 echo "attention is timed by every way of sharing it out"
 for n in 2 4; do
@@ -183,7 +183,7 @@ done
 start 2 "$dsv" bench context --tokens 250 --heads 3 --head-dim 32 --group 16 --transfers-only --repeats 1 \
     threads=1 --json "$work/context.json" >"$work/said" 2>&1 || fail "transfers" "$work/said"
 ! grep -q naive_heads_ms "$work/context.json" || fail "more than transfers" "$work/context.json"
-ends 20 'wanted one of all heads, or of 4' start 2 "$dsv" bench context --head-sparsity 0.5,0.6
+ends 20 'expected one of all heads, or of 4' start 2 "$dsv" bench context --head-sparsity 0.5,0.6
 
 if [ "$way" = tcp ]; then
     echo "started as Slurm starts them"
@@ -199,15 +199,15 @@ if [ "$way" = tcp ]; then
     ends 5 'MASTER_ADDR should name' env WORLD_SIZE=2 RANK=0 MASTER_PORT=9 "${train[@]}"
     ends 5 'SLURM_STEP_NUM_TASKS is set, but not' env SLURM_STEP_NUM_TASKS=2 "${train[@]}"
     told=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)
-    ends 5 'MASTER_PORT is 0, wanted 1 to 65535' "${told[@]}" MASTER_PORT=0 "${train[@]}"
-    ends 5 'MASTER_PORT is 99999, wanted 1 to 65535' "${told[@]}" MASTER_PORT=99999 "${train[@]}"
-    ends 5 'MASTER_PORT is 65535, wanted 1 to 65534' "${told[@]}" MASTER_PORT=65535 \
+    ends 5 'MASTER_PORT is 0, expected 1 to 65535' "${told[@]}" MASTER_PORT=0 "${train[@]}"
+    ends 5 'MASTER_PORT is 99999, expected 1 to 65535' "${told[@]}" MASTER_PORT=99999 "${train[@]}"
+    ends 5 'MASTER_PORT is 65535, expected 1 to 65534' "${told[@]}" MASTER_PORT=65535 \
         TORCHELASTIC_USE_AGENT_STORE=True "${train[@]}"
-    ends 5 '1000000000 ranks: wanted 1 to 16384' "${told[@]}" WORLD_SIZE=1000000000 "${train[@]}"
+    ends 5 '1000000000 ranks: expected 1 to 16384' "${told[@]}" WORLD_SIZE=1000000000 "${train[@]}"
     ends 5 'there is no rank 7 of 2' "${told[@]}" RANK=7 "${train[@]}"
     ends 5 'cannot listen at 198.51.100.1:29500, which is no address of its machine' \
         "${told[@]}" MASTER_ADDR=198.51.100.1 "${train[@]}"
-    ends 5 'DSV_JOB_KEY and the starter' "${told[@]}" DSV_JOB_KEY="$(printf '%0600d' 0)" "${train[@]}"
+    ends 5 'DSV_JOB_KEY and the launcher' "${told[@]}" DSV_JOB_KEY="$(printf '%0600d' 0)" "${train[@]}"
     (
         ulimit -n 64
         ends 5 'rank 0 may open 64 files at once (ulimit -n), and 2 ranks need 66' "${told[@]}" "${train[@]}"
@@ -229,19 +229,19 @@ if [ "$way" = tcp ]; then
             timeout 60 "${train[@]}" rank_timeout=3 "output_dir=$work/none" >"$work/said.$r" 2>&1 &
     done
     wait
-    grep -q 'rank 0 dropped a call from 127.0.0.1:.*another job word' "$work/said.0" ||
+    grep -q 'rank 0 dropped a call from 127.0.0.1:.*another job key' "$work/said.0" ||
         fail "rank 0 took another job" "$work/said.0"
-    grep -q '^dsv: rank 1 gave up after 3 s: .*another job word' "$work/said.1" ||
+    grep -q '^dsv: rank 1 gave up after 3 s: .*another job key' "$work/said.1" ||
         fail "rank 1 gave no cause" "$work/said.1"
     ! grep -h word[01] "$work/said.0" "$work/said.1" || fail "the word was printed"
 fi
 
 long=("${train[@]}" max_train_steps=1000000 checkpointing_steps=5 "output_dir=$work/killed")
-# killed RANK SIGNAL: starts the long run, or goes on with it, and sends the signal once there is a
-# checkpoint.
+# killed RANK SIGNAL: starts or resumes the long run, and sends the signal to the rank after a checkpoint was
+# written.
 killed()
 {
-    : >"$work/said" # what the last run has saved is not meant
+    : >"$work/said" # the messages of the previous run do not count
     start 2 "${long[@]}" resume_from_checkpoint=latest >"$work/said" 2>&1 &
     local job=$!
     for _ in $(seq 600); do
@@ -260,13 +260,13 @@ grep -q "training stopped, .*checkpoint-[0-9]* is whole: step [0-9]*: rank 1 has
 
 echo "rank 0 is killed"
 killed 0 KILL
-[ "$way" = mpi ] || # mpirun ends the others, which may have no time to speak
+[ "$way" = mpi ] || # mpirun ends the other ranks, perhaps before they print
     grep -q "^dsv: rank 1: .*rank 0 has ended, and others wait for it in" "$work/said" ||
     fail "rank 1 said nothing" "$work/said"
 
 echo "a rank that is asked to stop"
 killed 1 TERM
-grep -q "to go on:" "$work/said" || fail "no orderly end" "$work/said"
+grep -q "to resume:" "$work/said" || fail "no orderly end" "$work/said"
 
 echo "one rank goes on where two have stopped"
 last=$(sed 's/[^0-9]//g' "$work/killed/latest")

@@ -1,5 +1,5 @@
-/* Whole runs on several ranks, which are threads: against one rank, stopped and resumed, on another number of
- * ranks too; what ends them all. */
+/* Complete runs on several ranks, which are threads: compared with one rank; stopped and resumed, also on
+ * another number of ranks; and failures that end all ranks. */
 #include "test.h"
 
 #include <sys/stat.h>
@@ -7,11 +7,11 @@
 
 #include <cjson/cJSON.h>
 
-#include "context/context_costs.h"
+#include "cp/cp_costs.h"
 #include "cpu/cpu.h"
 #include "local_ranks.h"
-#include "model/codec.h"
-#include "train/run.h"
+#include "model/codec/codec.h"
+#include "run/run.h"
 #include "train/tiny.h"
 
 enum { STEPS = 8, SAMPLES = 4 };
@@ -25,31 +25,31 @@ static void set(DsvConfig *settings, const char *key, const char *value)
     assert_ok(dsv_config_set(settings, assignment));
 }
 
-/* One run on some ranks; a batch is SAMPLES divided by the number of groups that share clips. */
+/* One run on several ranks. Each cp group has a batch of SAMPLES divided by the number of cp groups. */
 typedef struct RanksRun {
     const char *folder;
     const char *const *assignment;
     int64_t ranks;
-    int64_t stage;                 /* zero_stage; 0: as assigned */
-    int64_t stop_rank, stop_after; /* steps; 0: it is not stopped */
-    int64_t odd_rank;              /* with another setting than the others; -1: none */
+    int64_t stage;                 /* zero_stage; 0: the value in `assignment` */
+    int64_t stop_rank, stop_after; /* in steps; 0: the run is not stopped */
+    int64_t odd_rank;              /* has odd_key=odd_value, unlike the others; -1: none */
     const char *odd_key, *odd_value;
-    int64_t spoilt_rank;           /* whose model's output is not finite when it samples; -1: none */
-    bool slow_disk;                /* and no rank may end before the checkpoint is there */
-    const char *lost;              /* a file that goes away once all have opened their clips; or NULL */
+    int64_t spoilt_rank; /* its model's output is NaN when sampling; -1: none */
+    bool slow_disk;      /* slows writing; no rank may end before the checkpoint exists */
+    const char *lost;    /* file to delete after all ranks have opened their clips; or NULL */
     bool resume;
-    const char *from;              /* another run's folder, after whose step 4 this one begins; or NULL */
+    const char *from; /* folder of another run, from whose step 4 this run starts; or NULL */
 
-    DsvConfig settings[RANKS_MOST];
-    DsvBackend backend[RANKS_MOST];
-    DsvTrainSummary summary[RANKS_MOST];
-    RankOutcome outcome[RANKS_MOST];
+    DsvConfig settings[RANKS_MAX];
+    DsviBackend backend[RANKS_MAX];
+    DsvTrainSummary summary[RANKS_MAX];
+    RankOutcome outcome[RANKS_MAX];
 } RanksRun;
 
 typedef struct Listener {
-    int64_t questions; /* left until it wants to stop, from then on; negative: never */
+    int64_t questions; /* number of wants_stop calls until it returns true; negative: never */
     const char *lost;  /* as in RanksRun */
-    int lines;         /* of information */
+    int lines;         /* number of log lines */
 } Listener;
 
 static bool wants_stop(void *context)
@@ -76,11 +76,11 @@ int fsync(int file)
     return (int)syscall(SYS_fsync, file);
 }
 
-/* Of what a device sends to the host only a velocity has the size of a latent. */
-static DsvStatus (*download_as_it_is)(DsvStream *stream, void *host, const void *device, size_t bytes);
+/* Spoils velocities: of all downloads only a velocity has the size of a latent. */
+static DsvStatus (*download_as_it_is)(DsviStream *stream, void *host, const void *device, size_t bytes);
 static size_t latent_bytes;
 
-static DsvStatus download_spoilt(DsvStream *stream, void *host, const void *device, size_t bytes)
+static DsvStatus download_spoilt(DsviStream *stream, void *host, const void *device, size_t bytes)
 {
     DSVI_TRY(download_as_it_is(stream, host, device, bytes));
     if (bytes == latent_bytes)
@@ -88,10 +88,10 @@ static DsvStatus download_spoilt(DsvStream *stream, void *host, const void *devi
     return DSV_OK;
 }
 
-static void spoil(const DsvConfig *settings, DsvBackend *backend)
+static void spoil(const DsvConfig *settings, DsviBackend *backend)
 {
-    DsvCodec *codec;
-    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsviCodec *codec;
+    DsviVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
     assert_ok(dsvi_codec_open(settings, &codec));
     assert_ok(codec->latent_shape(codec, video, &latent));
     codec->close(codec);
@@ -107,7 +107,7 @@ static bool is_saved(const RanksRun *run, int64_t step)
     return dsvi_path_exists(path);
 }
 
-static DsvStatus train(DsvComm *comm, void *context)
+static DsvStatus train(DsviComm *comm, void *context)
 {
     RanksRun *run = context;
     int64_t rank = dsvi_comm_rank(comm);
@@ -163,11 +163,11 @@ static void check_outcome(const RanksRun *run, DsvStatus status)
 
 static RanksRun new_run(const char *folder, const char *const *assignment, int64_t ranks)
 {
-    return (RanksRun){.folder = folder, .assignment = assignment, .ranks = ranks, .odd_rank = -1,
-                      .spoilt_rank = -1};
+    return (RanksRun){
+        .folder = folder, .assignment = assignment, .ranks = ranks, .odd_rank = -1, .spoilt_rank = -1};
 }
 
-/* From the beginning to the end, in a folder of its own. */
+/* Runs all steps without a stop, in a new folder, which is returned. */
 static const char *run_stage(const char *const *assignment, int64_t ranks, int64_t stage)
 {
     const char *folder = tiny_folder();
@@ -184,7 +184,7 @@ static const char *run_straight(const char *const *assignment, int64_t ranks)
     return run_stage(assignment, ranks, 0);
 }
 
-/* The numbers of this name in a file of JSON lines; returns how many. */
+/* Reads the numbers with key `name` from a file of JSON lines. Returns how many there are. */
 static int read_numbers(const char *folder, const char *file, const char *name, double *number)
 {
     char path[DSVI_PATH_MAX], *text = NULL;
@@ -214,18 +214,21 @@ static void same_numbers(const char *a, const char *b, const char *file, const c
 }
 
 static char held_out_setting[DSVI_PATH_MAX + 32];
-static const char *const DENSE[] = {
-    "mixed_precision=no", "sparse.enabled=false", "validation.clips=3", "validation.every=4",
-    held_out_setting, NULL};
+static const char *const DENSE[] = {"mixed_precision=no", "sparse.enabled=false", "validation.clips=3",
+                                    "validation.every=4", held_out_setting,       NULL};
 static const char *const USUAL[] = {NULL};
-/* With a clip in the middle and one at the end, and held-out batches that do not come out even. */
-static const char *const VALIDATED[] = {
-    "validation.clips=3", "validation.every=4", "validation_steps=4", "validation_at_end=true",
-    "num_inference_steps=3", held_out_setting, NULL};
+/* Samples a clip in the middle and at the end; the held-out clips do not fill all batches. */
+static const char *const VALIDATED[] = {"validation.clips=3",
+                                        "validation.every=4",
+                                        "validation_steps=4",
+                                        "validation_at_end=true",
+                                        "num_inference_steps=3",
+                                        held_out_setting,
+                                        NULL};
 static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
 
-/* The same clips in the same order, the same noise, the same held-out loss, whoever works on them. */
-static void runs_equal_that_of_one_rank(void **state)
+/* Clips, their order, noise and held-out loss do not depend on the number of ranks. */
+static void runs_equal_one_rank(void **state)
 {
     const char *one = run_straight(DENSE, 1);
     (void)state;
@@ -239,7 +242,8 @@ static void runs_equal_that_of_one_rank(void **state)
     assert_ok(dsvi_folder_remove(one));
 }
 
-/* One rank's wish stops all; resumed they go on as if never stopped, to the bit. */
+/* A request to stop on one rank stops all ranks. The resumed run has the same bits as a run without a
+ * stop. */
 static void stopped_and_resumed(void **state)
 {
     static const char *const *const assignments[] = {USUAL, PREDICTOR};
@@ -262,7 +266,7 @@ static void stopped_and_resumed(void **state)
     }
 }
 
-/* A run in parts, each on another number of ranks; stage: of each part, or NULL. */
+/* A run in parts with different numbers of ranks. `stage`: zero_stage of each part, or NULL. */
 static const char *run_in_stages(const char *const *assignment, const int64_t *ranks, const int64_t *stage)
 {
     const char *folder = tiny_folder();
@@ -294,9 +298,8 @@ static void same_file(const char *folder_a, const char *folder_b, const char *na
         fail_msg("%s differs", name);
 }
 
-/* Checkpoints, held-out losses and sampled clips are those of stage 1 to the bit, wherever the weights
- * lie. */
-static void what_is_divided_does_not_matter(void **state)
+/* At zero_stage 2 and 3, checkpoints, held-out losses and sampled clips have the same bits as at stage 1. */
+static void results_do_not_depend_on_the_stage(void **state)
 {
     const char *first = run_stage(VALIDATED, 3, 1);
     (void)state;
@@ -311,7 +314,7 @@ static void what_is_divided_does_not_matter(void **state)
     assert_ok(dsvi_folder_remove(first));
 }
 
-/* A checkpoint of any number of ranks and any stage goes on on any other. */
+/* A checkpoint can be resumed with any other number of ranks and any other zero_stage. */
 static void resumed_at_another_stage(void **state)
 {
     static const int64_t ranks[] = {4, 3, 1, 0}, falling[] = {3, 2, 1}, rising[] = {1, 3, 3};
@@ -325,7 +328,7 @@ static void resumed_at_another_stage(void **state)
     assert_ok(dsvi_folder_remove(first));
 }
 
-/* The wish of one rank ends the sampling of a clip that all make. */
+/* A request to stop on one rank ends sampling of a clip on all ranks. */
 static void stopped_while_sampling(void **state)
 {
     const char *folder = tiny_folder();
@@ -340,32 +343,32 @@ static void stopped_while_sampling(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Ranks that share clips: 60 tokens in stretches of 16. */
+/* Ranks that share clips: 60 tokens in units of 16. */
 #define SHARED "height=40", "width=32", "sparse.enabled=false", "validation.clips=3", "validation.every=4"
 static const char *const ALONE[] = {SHARED, "mixed_precision=no", held_out_setting, NULL};
 static const char *const BY_TWO[] = {SHARED, "mixed_precision=no", "cp_size=2", held_out_setting, NULL};
-static const char *const BY_FOUR[] = {SHARED, "mixed_precision=no", "cp_size=4", "cp_heads=2",
-                                      held_out_setting, NULL};
-/* With all the usual settings, lists among them; but for bits to be the same times must not choose plans. */
+static const char *const BY_FOUR[] = {SHARED,       "mixed_precision=no", "cp_size=4",
+                                      "cp_heads=2", held_out_setting,     NULL};
+/* Default options, with lists. Measured times must not choose plans, so that bits can be compared. */
 #define SAMPLED_SETTINGS                                                                                   \
-    "height=40", "width=32", "cp_size=2", "cp_plan=false", "validation_steps=4", "validation_at_end=true",  \
-    "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting
+    "height=40", "width=32", "cp_size=2", "cp_plan=false", "validation_steps=4", "validation_at_end=true", \
+        "num_inference_steps=3", "validation.clips=3", "validation.every=4", held_out_setting
 static const char *const SAMPLED[] = {SAMPLED_SETTINGS, NULL};
 static const char *const SAMPLED_PREDICTOR[] = {SAMPLED_SETTINGS, "sparse.selector=predictor", NULL};
 
-/* What plans were made from, links of all the ranks of a clip among it. */
+/* Checks the file of costs from which plans were made; it must have the links of the whole cp group. */
 static void check_costs(const char *folder, int64_t ranks)
 {
-    DsvContextCosts costs;
+    DsviCpCosts costs;
     char path[DSVI_PATH_MAX];
     assert_ok(dsvi_path_join(path, folder, "context_costs.json"));
     assert_ok(dsvi_costs_read(path, &costs));
     assert_non_null(dsvi_costs_link(&costs, ranks));
-    for (int pass = 0; pass < DSV_PASSES; pass++) /* of so few tokens a call may seem to be all there is */
+    for (int pass = 0; pass < DSVI_PASSES; pass++) /* a short call may seem to have no time per pair */
         assert_true(costs.attention.call[pass] + costs.attention.dense[pass] > 0);
 }
 
-static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
+static void runs_on_shared_clips_equal_one_rank(void **state)
 {
     static const struct {
         const char *const *assignment;
@@ -384,7 +387,7 @@ static void runs_on_shared_clips_equal_that_of_one_rank(void **state)
     assert_ok(dsvi_folder_remove(one));
 }
 
-/* Stopped, to the bit; and every group of ranks has a clip of its own sampled. */
+/* A stopped and resumed run has the same bits, and every cp group samples another clip. */
 static void stop_and_resume_shared(const char *const *assignment)
 {
     const char *straight = run_straight(assignment, 4), *folder = tiny_folder();
@@ -417,7 +420,7 @@ static void shared_clips_stopped_and_resumed(void **state)
     stop_and_resume_shared(SAMPLED_PREDICTOR);
 }
 
-/* Whoever shared clips with whom, a checkpoint goes on on any other layout. */
+/* A checkpoint can be resumed with any other division into cp groups. */
 static void resumed_on_another_layout(void **state)
 {
     static const struct {
@@ -440,7 +443,8 @@ static void resumed_on_another_layout(void **state)
     assert_ok(dsvi_folder_remove(straight));
 }
 
-/* A clip that goes away on one rank alone, whichever: those it shares samples with still have them. */
+/* A clip file is deleted for one rank only. The ranks of its cp group still have the file, so the run
+ * continues. */
 static void a_clip_lost_to_one_rank_alone(void **state)
 {
     static const char *const shared[] = {"height=40", "width=32", "cp_size=2", "cp_plan=false", NULL};
@@ -473,8 +477,8 @@ static void resumed_on_another_number_of_ranks(void **state)
     const char *falling = run_in_parts(DENSE, fewer), *rising = run_in_parts(DENSE, more);
     same_numbers(straight, falling, "metrics.jsonl", "loss", STEPS);
     same_numbers(straight, rising, "metrics.jsonl", "loss", STEPS);
-    /* With three ranks a step trains on three clips, so this is another run; and all state of the sparse
-     * layer goes along. */
+    /* with three ranks a step trains on three clips, so the losses differ; all state of the sparse layer must
+     * be resumed */
     const char *mixed = run_in_parts(USUAL, odd);
     double loss[STEPS];
     assert_int_equal(read_numbers(mixed, "metrics.jsonl", "loss", loss), STEPS);
@@ -486,7 +490,8 @@ static void resumed_on_another_number_of_ranks(void **state)
     assert_ok(dsvi_folder_remove(straight));
 }
 
-/* Rank 0 alone sees the checkpoint; the run's own folder has it before the first step. */
+/* Only rank 0 reads the checkpoint of the other run. The new run's folder has a copy before the first
+ * step. */
 static void a_branch_of_another_run(void **state)
 {
     const char *trunk = run_straight(USUAL, 2), *folder = tiny_folder();
@@ -502,7 +507,7 @@ static void a_branch_of_another_run(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* The folder that one rank alone may look at is lost to all. */
+/* All ranks end when the run folder, which only rank 0 checks, is lost. */
 static void a_lost_folder_ends_all(void **state)
 {
     const char *folder = tiny_folder();
@@ -520,7 +525,7 @@ static void a_lost_folder_ends_all(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-static void what_ends_one_ends_all(void **state)
+static void a_failure_of_one_ends_all(void **state)
 {
     static const char *const odd[][3] = {
         {"seed", "8", "rank 2: seed is 8 here and 7 on rank 0"},
@@ -544,7 +549,7 @@ static void what_ends_one_ends_all(void **state)
             assert_int_equal(run.outcome[r].status, r == 2 ? DSV_E_USAGE : DSV_E_RANK);
             assert_non_null(strstr(run.outcome[r].sentence, odd[i][2]));
         }
-        assert_int_equal(rmdir(folder), 0); /* nothing of a run that one rank refused is in it */
+        assert_int_equal(rmdir(folder), 0); /* empty, because one rank refused the run */
         assert_int_equal(mkdir(folder, 0777), 0);
     }
     run = new_run("/proc/dsv-cannot-be-here", USUAL, 2);
@@ -557,11 +562,16 @@ static void what_ends_one_ends_all(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* A step that fails says which it was, and what is safe. */
+/* The message of a failed step names the step and the last complete checkpoint. */
 static void a_failure_names_step_and_checkpoint(void **state)
 {
-    static const char *const wild[] = {"lr=10", "warmup_steps=0", "max_grad_norm=0", "checkpointing_steps=1",
-                                       "weight_decay=10", "mixed_precision=no", NULL};
+    static const char *const wild[] = {"lr=10",
+                                       "warmup_steps=0",
+                                       "max_grad_norm=0",
+                                       "checkpointing_steps=1",
+                                       "weight_decay=10",
+                                       "mixed_precision=no",
+                                       NULL};
     const char *folder = tiny_folder();
     RanksRun run = new_run(folder, wild, 2);
     (void)state;
@@ -577,7 +587,7 @@ static void a_failure_names_step_and_checkpoint(void **state)
 
 static const char *const WITH_CLIPS[] = {"validation_steps=4", "num_inference_steps=3", NULL};
 
-/* What one rank alone finds in its own sample ends all, and says who found it and when. */
+/* A failure in the sample of one rank ends all ranks; the message names the rank and the step. */
 static void a_sample_that_diverges_ends_all(void **state)
 {
     const char *folder = tiny_folder();
@@ -594,7 +604,8 @@ static void a_sample_that_diverges_ends_all(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* A starter that sees a rank end may end the others: rank 0 must have written by then. */
+/* A launcher may end all ranks as soon as one ends, so no rank may end before rank 0 has written the
+ * checkpoint. */
 static void none_ends_before_the_checkpoint_is_there(void **state)
 {
     const char *folder = tiny_folder();
@@ -608,14 +619,14 @@ static void none_ends_before_the_checkpoint_is_there(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Rank 0 has nowhere to write the clip of the second: the others' come, and the run goes on. */
+/* Rank 0 cannot write the clip of rank 1: the other clips are written, and the run continues. */
 static void a_clip_that_cannot_be_written(void **state)
 {
     const char *folder = tiny_folder();
     char path[DSVI_PATH_MAX];
     RanksRun run = new_run(folder, WITH_CLIPS, 3);
     (void)state;
-    run.resume = true; /* a fresh run would be refused: somebody's samples are there */
+    run.resume = true; /* a new run would be refused, because the folder has samples */
     assert_ok(dsvi_path_join(path, folder, "samples"));
     assert_ok(dsvi_folder_make(path));
     assert_ok(dsvi_path_join(path, folder, "samples/seed-8"));
@@ -657,19 +668,19 @@ static int remove_clips(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(runs_equal_that_of_one_rank),
+        cmocka_unit_test(runs_equal_one_rank),
         cmocka_unit_test(stopped_and_resumed),
-        cmocka_unit_test(runs_on_shared_clips_equal_that_of_one_rank),
+        cmocka_unit_test(runs_on_shared_clips_equal_one_rank),
         cmocka_unit_test(shared_clips_stopped_and_resumed),
         cmocka_unit_test(resumed_on_another_layout),
         cmocka_unit_test(resumed_on_another_number_of_ranks),
         cmocka_unit_test(a_clip_lost_to_one_rank_alone),
-        cmocka_unit_test(what_is_divided_does_not_matter),
+        cmocka_unit_test(results_do_not_depend_on_the_stage),
         cmocka_unit_test(resumed_at_another_stage),
         cmocka_unit_test(stopped_while_sampling),
         cmocka_unit_test(a_branch_of_another_run),
         cmocka_unit_test(a_lost_folder_ends_all),
-        cmocka_unit_test(what_ends_one_ends_all),
+        cmocka_unit_test(a_failure_of_one_ends_all),
         cmocka_unit_test(a_failure_names_step_and_checkpoint),
         cmocka_unit_test(a_sample_that_diverges_ends_all),
         cmocka_unit_test(none_ends_before_the_checkpoint_is_there),

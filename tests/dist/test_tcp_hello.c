@@ -1,5 +1,5 @@
-/* The messages by which ranks prove that they belong to one job: what is changed, replayed or made with
- * another word is not taken. */
+/* The messages with which ranks prove that they belong to one job (dist/tcp_hello.h): a message that was
+ * changed, replayed, or made with another job key is rejected. */
 #include "test.h"
 
 #include "dist/tcp_hello.h"
@@ -7,7 +7,7 @@
 static DsviJobKey key_of(const char *word)
 {
     DsviJobKey key;
-    assert_ok(dsvi_job_key(word, &key));
+    assert_ok(dsvi_job_key_derive(word, &key));
     return key;
 }
 
@@ -18,7 +18,7 @@ static DsviHello hello_for(const DsviJobKey *key, const DsviChallenge *challenge
     return hello;
 }
 
-static void words_make_keys(void **state)
+static void job_words_make_keys(void **state)
 {
     DsviJobKey a = key_of("one"), b = key_of("one"), c = key_of("other"), none = key_of("");
     (void)state;
@@ -74,12 +74,12 @@ static void replayed_messages_are_not_taken(void **state)
     dsvi_challenge_make(&second);
     DsviHello hello = hello_for(&key, &first), again = hello_for(&key, &first);
     assert_int_equal(dsvi_hello_read(&key, &second, &hello, &read), DSVI_MESSAGE_OTHER_JOB);
-    /* The same caller, called to the same listener, expects another answer. */
+    /* An answer to another hello of the same caller is rejected. */
     dsvi_answer_make(&key, &first, &hello, DSVI_CALL_TAKEN, 3, &answer);
     assert_int_equal(dsvi_answer_read(&key, &first, &again, &answer, &answer_read), DSVI_MESSAGE_OTHER_JOB);
 }
 
-static void another_word_is_another_job(void **state)
+static void another_job_word_is_another_job(void **state)
 {
     DsviJobKey key = key_of("one"), other = key_of("other");
     DsviChallenge challenge;
@@ -90,7 +90,7 @@ static void another_word_is_another_job(void **state)
     dsvi_challenge_make(&challenge);
     DsviHello hello = hello_for(&other, &challenge);
     assert_int_equal(dsvi_hello_read(&key, &challenge, &hello, &read), DSVI_MESSAGE_OTHER_JOB);
-    /* The refusal gives a stranger nothing that depends on the key. */
+    /* The refusal contains nothing that depends on the key. */
     dsvi_answer_make(&key, &challenge, &hello, DSVI_CALL_OTHER_JOB, 3, &answer);
     assert_memory_equal(answer.seal, zeros, sizeof zeros);
     assert_int_equal(answer.size, 0);
@@ -98,7 +98,7 @@ static void another_word_is_another_job(void **state)
                      DSVI_MESSAGE_OTHER_JOB);
 }
 
-static void other_bytes_are_strange(void **state)
+static void other_bytes_are_no_message(void **state)
 {
     DsviJobKey key = key_of("one");
     DsviChallenge challenge;
@@ -116,12 +116,12 @@ static void other_bytes_are_strange(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(words_make_keys),
+        cmocka_unit_test(job_words_make_keys),
         cmocka_unit_test(hello_is_read_back),
         cmocka_unit_test(every_changed_byte_is_noticed),
         cmocka_unit_test(replayed_messages_are_not_taken),
-        cmocka_unit_test(another_word_is_another_job),
-        cmocka_unit_test(other_bytes_are_strange),
+        cmocka_unit_test(another_job_word_is_another_job),
+        cmocka_unit_test(other_bytes_are_no_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

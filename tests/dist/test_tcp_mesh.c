@@ -1,5 +1,5 @@
-/* How ranks meet over TCP while others call their ports, while ranks end or cannot begin, and where a port
- * belongs to another job. Ranks are threads here, strangers are plain sockets. */
+/* How ranks connect over TCP while other programs call their ports, while ranks end or cannot start, and if a
+ * port belongs to another job. Ranks are threads; strangers are plain sockets. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -17,12 +17,12 @@
 #include "dist/tcp_hello.h"
 #include "dist/tcp_mesh.h"
 
-enum { SIZE_MOST = 4 };
+enum { RANKS_MAX = 4 };
 
 static int next_port(void)
 {
     static int used;
-    return 20000 + (getpid() * 41 + used++ * 7) % 12000; /* below those the system gives away */
+    return 20000 + (getpid() * 41 + used++ * 7) % 12000; /* below the ports that the system assigns */
 }
 
 typedef struct Rank {
@@ -30,9 +30,9 @@ typedef struct Rank {
     DsviMeeting meeting;
     DsvStatus status;
     char sentence[DSVI_MESSAGE_BYTES];
-    double seconds;     /* that the call took */
-    int socket[SIZE_MOST];
-    pthread_mutex_t lock; /* over `said` */
+    double seconds; /* duration of the call */
+    int socket[RANKS_MAX];
+    pthread_mutex_t lock; /* protects `said` */
     char said[8192];
 } Rank;
 
@@ -57,7 +57,7 @@ static void *work(void *argument)
 {
     Rank *rank = argument;
     double begin = dsvi_clock_seconds();
-    rank->status = dsvi_tcp_mesh(&rank->meeting, rank->socket);
+    rank->status = dsvi_tcp_mesh_connect(&rank->meeting, rank->socket);
     rank->seconds = dsvi_clock_seconds() - begin;
     snprintf(rank->sentence, sizeof rank->sentence, "%s", rank->status ? dsv_error_message() : "");
     return NULL;
@@ -68,8 +68,14 @@ static void begin_at(Rank *rank, int64_t number, int64_t size, const char *addre
 {
     memset(rank, 0, sizeof *rank);
     pthread_mutex_init(&rank->lock, NULL);
-    rank->meeting = (DsviMeeting){.rank = number, .size = size, .address = address, .port = port,
-                                  .word = word, .timeout_s = timeout_s, .say = hear, .context = rank};
+    rank->meeting = (DsviMeeting){.rank = number,
+                                  .size = size,
+                                  .address = address,
+                                  .port = port,
+                                  .job_key = word,
+                                  .timeout_s = timeout_s,
+                                  .log = hear,
+                                  .context = rank};
     assert_int_equal(pthread_create(&rank->thread, NULL, work, rank), 0);
 }
 
@@ -99,10 +105,11 @@ static void end_well(Rank *rank)
         fail_msg("rank %d: %s", (int)rank->meeting.rank, rank->sentence);
 }
 
-/* A connection to 127.0.0.`last`; -1: refused. */
+/* Connects to 127.0.0.`last`. Returns the socket; -1 if refused. */
 static int dial_at(int last, int port)
 {
-    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+    struct sockaddr_in where = {.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)port),
                                 .sin_addr = {htonl(0x7f000000u + (unsigned)last)}};
     int file = socket(AF_INET, SOCK_STREAM, 0);
     if (connect(file, (struct sockaddr *)&where, sizeof where) == 0)
@@ -124,13 +131,13 @@ static bool receive_all(int file, void *data, size_t bytes)
     return recv(file, data, bytes, MSG_WAITALL) == (ssize_t)bytes;
 }
 
-/* Calls as a rank with `word` does; the answer is left to be received. */
+/* Connects and sends the hello of a rank with job word `word`. Does not receive the answer. */
 static int dial_as(int port, const char *word, int64_t rank, int64_t size, DsviHello *hello)
 {
     DsviJobKey key;
     DsviChallenge challenge;
     int file = dial(port);
-    assert_ok(dsvi_job_key(word, &key));
+    assert_ok(dsvi_job_key_derive(word, &key));
     assert_true(receive_all(file, &challenge, sizeof challenge));
     *hello = (DsviHello){.rank = rank, .size = size, .to = 0, .port = 1};
     dsvi_hello_make(&key, &challenge, hello);
@@ -138,7 +145,7 @@ static int dial_as(int port, const char *word, int64_t rank, int64_t size, DsviH
     return file;
 }
 
-/* Whether the other side ends the connection, whatever it sends before. */
+/* Receives until the connection ends. Returns whether the other side ended it. */
 static bool is_hung_up(int file)
 {
     char rest[4096];
@@ -167,7 +174,7 @@ static void silent_callers_do_not_delay(void **state)
         close(silent[i]);
 }
 
-/* More callers than are heard at once: a rank finds room nevertheless. */
+/* More strangers call than rank 0 handles at once; a rank can connect nevertheless. */
 static void many_callers_do_not_keep_a_rank_out(void **state)
 {
     enum { MANY = DSVI_CALLERS_MAX + 40 };
@@ -208,7 +215,7 @@ static void serve_callers(DsviTcpCallers *callers)
     assert_ok(dsvi_tcp_callers_serve(callers, poller));
 }
 
-/* Answers the challenge of rank 0, if it has come. True: the hello has been sent. */
+/* If the challenge of rank 0 has arrived, sends the hello. Returns whether the hello was sent. */
 static bool answer_challenge(int file, const DsviJobKey *key, int64_t rank, int64_t size)
 {
     DsviChallenge challenge;
@@ -219,8 +226,8 @@ static bool answer_challenge(int file, const DsviJobKey *key, int64_t rank, int6
     return send(file, &hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello;
 }
 
-/* More ranks than are heard at once call at one moment: none is dropped before its hello could be read, and
- * the listener is not polled while its calls cannot be accepted. */
+/* More ranks than rank 0 handles at once call at the same time: none is dropped before its hello could be
+ * read, and the listener is not polled while no call can be accepted. */
 static void many_ranks_that_call_at_once_are_all_heard(void **state)
 {
     enum { MANY = DSVI_CALLERS_MAX + 60 };
@@ -232,10 +239,14 @@ static void many_ranks_that_call_at_once_are_all_heard(void **state)
     DsviTcpPlaces places;
     DsviJobKey key;
     (void)state;
-    assert_ok(dsvi_job_key("word", &key));
-    assert_ok(dsvi_places_find("127.0.0.1", port, &places));
-    callers = (DsviTcpCallers){.key = &key, .rank = 0, .size = MANY + 1, .say = say_nothing,
-                               .called = count_call, .context = &arrivals};
+    assert_ok(dsvi_job_key_derive("word", &key));
+    assert_ok(dsvi_places_resolve("127.0.0.1", port, &places));
+    callers = (DsviTcpCallers){.key = &key,
+                               .rank = 0,
+                               .size = MANY + 1,
+                               .log = say_nothing,
+                               .called = count_call,
+                               .context = &arrivals};
     assert_ok(dsvi_tcp_callers_listen(&callers, &places));
     for (int i = 0; i < MANY; i++)
         file[i] = dial(port);
@@ -256,35 +267,36 @@ static void many_ranks_that_call_at_once_are_all_heard(void **state)
     dsvi_tcp_callers_close(&callers);
 }
 
-/* A name has two addresses: nobody listens at the first, a program that is no rank at the second. */
+/* A host name has two addresses: no program listens at the first, and a program that is no rank at the
+ * second. */
 static void a_stranger_at_the_second_address_ends_the_call(void **state)
 {
     int refusing = next_port(), strange = next_port(), listener = socket(AF_INET, SOCK_STREAM, 0), file;
-    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)strange),
-                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in where = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)strange), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     DsviTcpPlaces places, second;
     DsviTcpCall call;
     DsviJobKey key;
     double begin_s = dsvi_clock_seconds();
     DsvStatus status = DSV_OK;
     (void)state;
-    assert_ok(dsvi_job_key("word", &key));
+    assert_ok(dsvi_job_key_derive("word", &key));
     assert_int_equal(bind(listener, (struct sockaddr *)&where, sizeof where), 0);
     assert_int_equal(listen(listener, 8), 0);
     fcntl(listener, F_SETFL, O_NONBLOCK);
-    assert_ok(dsvi_places_find("127.0.0.1", refusing, &places));
-    assert_ok(dsvi_places_find("127.0.0.1", strange, &second));
+    assert_ok(dsvi_places_resolve("127.0.0.1", refusing, &places));
+    assert_ok(dsvi_places_resolve("127.0.0.1", strange, &second));
     dsvi_places_add(&places, &second.place[0]);
     assert_int_equal(places.count, 2);
     dsvi_tcp_call_begin(&call, 1, 0, &places);
     while (status == DSV_OK && dsvi_clock_seconds() - begin_s < 5) {
         struct pollfd poller = dsvi_tcp_call_poller(&call);
         bool ready = poll(&poller, 1, 10) > 0;
-        status = dsvi_tcp_call_go_on(&call, &key, ready);
+        status = dsvi_tcp_call_advance(&call, &key, ready);
         if ((file = accept(listener, NULL, NULL)) >= 0)
             close(file);
         if (call.state == DSVI_CALL_CONNECTING && call.next == 0 && call.strange_since[1] > 0)
-            call.strange_since[1] -= 31; /* as if half a minute had passed */
+            call.strange_since[1] -= 31; /* as after half a minute */
     }
     assert_int_equal(status, DSV_E_RANK);
     assert_non_null(strstr(dsv_error_message(), "rank 1 did not find rank 0 for 30 s"));
@@ -292,17 +304,17 @@ static void a_stranger_at_the_second_address_ends_the_call(void **state)
     close(listener);
 }
 
-/* The system may name one address twice, which can be listened at only once. */
-static void equal_places_are_one(void **state)
+/* The system may return one address twice, but it can be bound only once. */
+static void equal_addresses_are_one(void **state)
 {
     DsviTcpPlaces places, other;
     (void)state;
-    assert_ok(dsvi_places_find("127.0.0.1", 20000, &places));
+    assert_ok(dsvi_places_resolve("127.0.0.1", 20000, &places));
     assert_int_equal(places.count, 1);
-    dsvi_places_add(&places, &(DsviTcpPlace){.family = places.place[0].family, .port = 20000,
-                                             .address = {127, 0, 0, 1}});
+    dsvi_places_add(
+        &places, &(DsviTcpPlace){.family = places.place[0].family, .port = 20000, .address = {127, 0, 0, 1}});
     assert_int_equal(places.count, 1);
-    assert_ok(dsvi_places_find("127.0.0.2", 20000, &other));
+    assert_ok(dsvi_places_resolve("127.0.0.2", 20000, &other));
     for (int i = 0; i < 2 * DSVI_PLACES_MAX; i++) {
         other.place[0].port++;
         dsvi_places_add(&places, &other.place[0]);
@@ -310,7 +322,7 @@ static void equal_places_are_one(void **state)
     assert_int_equal(places.count, DSVI_PLACES_MAX);
 }
 
-/* Debian maps a machine's own name to 127.0.1.1, from which the system calls as 127.0.0.1. */
+/* Debian maps the host name to 127.0.1.1, but connections to this address come from 127.0.0.1. */
 static void ranks_meet_at_another_loopback_address(void **state)
 {
     Rank rank[3];
@@ -322,7 +334,7 @@ static void ranks_meet_at_another_loopback_address(void **state)
         end_well(&rank[r]);
 }
 
-/* The hello of a version without proof: magic, port, rank, size. */
+/* Sends the hello of an old version without proof of the job key: magic, port, rank, size. */
 static void say_without_proof(int file)
 {
     unsigned char hello[24] = {0x64, 0x73, 0x76, 0x31, 0x0f, 0xa0};
@@ -350,7 +362,7 @@ static void strangers_are_dropped(void **state)
     assert_true(is_hung_up(file));
     close(file);
 
-    file = dial(port); /* ends with a reset */
+    file = dial(port); /* closed with a reset */
     struct linger reset = {1, 0};
     assert_int_equal(setsockopt(file, SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
     close(file);
@@ -361,7 +373,7 @@ static void strangers_are_dropped(void **state)
     assert_true(is_hung_up(file));
     close(file);
 
-    file = dial_as(port, "other word", 1, 99, &hello); /* of another number of ranks */
+    file = dial_as(port, "other word", 1, 99, &hello); /* from a job with another number of ranks */
     assert_true(is_hung_up(file));
     close(file);
 
@@ -369,11 +381,11 @@ static void strangers_are_dropped(void **state)
     end_well(&rank[0]);
     end_well(&rank[1]);
     assert_non_null(strstr(rank[0].said, "rank 0 dropped a call from 127.0.0.1:"));
-    assert_non_null(strstr(rank[0].said, "what it says is no hello of dsv (1 so far)"));
-    assert_non_null(strstr(rank[0].said, "it is of another job, or has another job word"));
+    assert_non_null(strstr(rank[0].said, "what it sent is no hello of dsv (1 so far)"));
+    assert_non_null(strstr(rank[0].said, "it belongs to another job, or has another job key"));
 }
 
-/* A hello that was heard on the wire, sent again by somebody who does not know the word. */
+/* A recorded hello that a stranger without the job key sends again. */
 static void a_replayed_hello_is_dropped(void **state)
 {
     Rank rank[3];
@@ -388,12 +400,12 @@ static void a_replayed_hello_is_dropped(void **state)
     assert_int_equal(answer.verdict, DSVI_CALL_TAKEN);
     int replay = dial(port);
     assert_true(receive_all(replay, &challenge, sizeof challenge));
-    hello.rank = 2; /* or as it is: both are of no use */
+    hello.rank = 2; /* changed or not, the hello is rejected */
     (void)!send(replay, &hello, sizeof hello, MSG_NOSIGNAL);
     assert_true(receive_all(replay, &answer, sizeof answer));
     assert_int_equal(answer.verdict, DSVI_CALL_OTHER_JOB);
     close(replay);
-    close(genuine); /* as a rank that dies */
+    close(genuine); /* like a killed rank */
     begin(&rank[2], 2, 3, port, "word");
     for (int r = 2; r >= 0; r -= 2) {
         end(&rank[r]);
@@ -402,7 +414,7 @@ static void a_replayed_hello_is_dropped(void **state)
     }
 }
 
-/* Local addresses of this process's listeners: whether all are 127.0.0.1. */
+/* Returns the number of this process's listening sockets; *all_loopback: all are bound to 127.0.0.1. */
 static int listeners(bool *all_loopback)
 {
     int count = 0;
@@ -429,7 +441,7 @@ static void ranks_listen_at_their_address_alone(void **state)
     (void)state;
     begin(&rank[0], 0, 3, port, "word");
     begin(&rank[1], 1, 3, port, "word");
-    while (listeners(&all_loopback) < 2) /* those of ranks 0 and 1 */
+    while (listeners(&all_loopback) < 2) /* the listeners of ranks 0 and 1 */
         usleep(10000);
     assert_true(all_loopback);
     assert_int_equal(dial_at(2, port), -1); /* another address of this machine */
@@ -439,8 +451,8 @@ static void ranks_listen_at_their_address_alone(void **state)
     assert_int_equal(listeners(&all_loopback), 0);
 }
 
-/* Job A has rank 0 at the port, job B comes to the same port: B's rank 0 has no place, its rank 1 gets no
- * answer, and A is not disturbed. */
+/* Rank 0 of job A listens at the port that job B uses too: rank 0 of B cannot listen, rank 1 of B is refused,
+ * and job A is not disturbed. */
 static void jobs_do_not_mix(void **state)
 {
     Rank a[2], b[2];
@@ -453,7 +465,7 @@ static void jobs_do_not_mix(void **state)
     assert_int_equal(b[0].status, DSV_E_IO);
     assert_non_null(strstr(b[0].sentence, "Address already in use"));
     begin_for(&b[1], 1, 2, port, "job b", 2);
-    while (!has_said(&a[0], "it is of another job"))
+    while (!has_said(&a[0], "it belongs to another job"))
         usleep(10000);
     begin(&a[1], 1, 2, port, "job a");
     end_well(&a[0]);
@@ -463,8 +475,8 @@ static void jobs_do_not_mix(void **state)
     assert_non_null(strstr(b[1].sentence, "rank 1 gave up after 2 s: it calls rank 0 at 127.0.0.1:"));
 }
 
-/* Of three ranks one ends before the last has come, after `bytes` bytes of a frame's head. The last learns of
- * that when it comes. */
+/* Rank 1 of three ends before rank 2 has connected, after it has sent `bytes` bytes of a frame head. Rank 2
+ * gets the failure when it connects. */
 static void check_early_end(size_t bytes)
 {
     Rank rank[3];
@@ -502,14 +514,14 @@ static void when_rank_0_ends_early_all_end(void **state)
 {
     Rank rank[3];
     int port = next_port(), listener = socket(AF_INET, SOCK_STREAM, 0), file[2];
-    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
-                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in where = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     DsviJobKey key;
     (void)state;
-    assert_ok(dsvi_job_key("word", &key));
+    assert_ok(dsvi_job_key_derive("word", &key));
     assert_int_equal(bind(listener, (struct sockaddr *)&where, sizeof where), 0);
     assert_int_equal(listen(listener, 8), 0);
-    for (int r = 1; r < 3; r++) { /* a rank 0 that takes calls, and then is killed */
+    for (int r = 1; r < 3; r++) { /* plays a rank 0 that accepts calls and then is killed */
         DsviChallenge challenge;
         DsviHello hello;
         DsviAnswer answer;
@@ -533,15 +545,19 @@ static void when_rank_0_ends_early_all_end(void **state)
     }
 }
 
-/* Either the first or another rank cannot begin, and comes first or last. */
-static void ranks_that_cannot_begin_tell_why(void **state)
+/* Rank 0 or another rank cannot start, before or after the others have called. */
+static void ranks_that_cannot_start_report_why(void **state)
 {
     (void)state;
     for (int who = 0; who < 2; who++)
         for (int late = 0; late < 2; late++) {
             Rank other;
             int port = next_port();
-            DsviMeeting meeting = {.rank = who, .size = 2, .address = "127.0.0.1", .port = port, .word = "w",
+            DsviMeeting meeting = {.rank = who,
+                                   .size = 2,
+                                   .address = "127.0.0.1",
+                                   .port = port,
+                                   .job_key = "w",
                                    .timeout_s = 60};
             begin(&other, 1 - who, 2, port, "w");
             if (late)
@@ -553,7 +569,7 @@ static void ranks_that_cannot_begin_tell_why(void **state)
         }
 }
 
-static void ranks_of_other_sizes_or_twice_the_same_end(void **state)
+static void wrong_sizes_and_duplicate_ranks_end(void **state)
 {
     Rank rank[4];
     int port = next_port();
@@ -566,7 +582,7 @@ static void ranks_of_other_sizes_or_twice_the_same_end(void **state)
     begin(&rank[3], 2, 3, port, "word");
     for (int r = 3; r >= 0; r--) {
         end(&rank[r]);
-        assert_non_null(strstr(rank[r].sentence, "two processes were told that they are rank 1"));
+        assert_non_null(strstr(rank[r].sentence, "two processes were started as rank 1"));
     }
     port = next_port();
     begin(&rank[0], 0, 2, port, "word");
@@ -574,11 +590,11 @@ static void ranks_of_other_sizes_or_twice_the_same_end(void **state)
     for (int r = 1; r >= 0; r--) {
         end(&rank[r]);
         assert_int_equal(rank[r].status, DSV_E_USAGE);
-        assert_string_equal(rank[r].sentence, "rank 2 was told of 4 ranks, rank 0 of 2");
+        assert_string_equal(rank[r].sentence, "rank 2 was started with 4 ranks, rank 0 with 2");
     }
 }
 
-/* A rank that is missing is named within ten seconds, by rank 0 and by a rank that finds nobody. */
+/* Rank 0 names a missing rank within ten seconds, and so does a rank that cannot reach rank 0. */
 static void missing_ranks_are_named(void **state)
 {
     Rank first, alone;
@@ -602,7 +618,7 @@ int main(void)
         cmocka_unit_test(many_callers_do_not_keep_a_rank_out),
         cmocka_unit_test(many_ranks_that_call_at_once_are_all_heard),
         cmocka_unit_test(a_stranger_at_the_second_address_ends_the_call),
-        cmocka_unit_test(equal_places_are_one),
+        cmocka_unit_test(equal_addresses_are_one),
         cmocka_unit_test(ranks_meet_at_another_loopback_address),
         cmocka_unit_test(strangers_are_dropped),
         cmocka_unit_test(a_replayed_hello_is_dropped),
@@ -610,8 +626,8 @@ int main(void)
         cmocka_unit_test(jobs_do_not_mix),
         cmocka_unit_test(a_rank_that_ends_early_ends_all),
         cmocka_unit_test(when_rank_0_ends_early_all_end),
-        cmocka_unit_test(ranks_that_cannot_begin_tell_why),
-        cmocka_unit_test(ranks_of_other_sizes_or_twice_the_same_end),
+        cmocka_unit_test(ranks_that_cannot_start_report_why),
+        cmocka_unit_test(wrong_sizes_and_duplicate_ranks_end),
         cmocka_unit_test(missing_ranks_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

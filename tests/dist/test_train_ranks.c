@@ -1,24 +1,24 @@
-/* Steps on 2, 3 and 4 ranks against one rank whose batch is as large: losses, gradients and what follows
- * from them; all ranks alike to the bit; the bytes that were sent; failures and numbers that are not finite.
- * With the argument `cuda` the same on two GPUs, where there are two and NCCL. */
+/* Training steps on 2, 3 and 4 ranks against one rank with the same total batch: losses, gradients and
+ * weights; equal bits on all ranks; bytes sent; failures, and values that are not finite. With the argument
+ * `cuda` the same on two GPUs, if two GPUs and NCCL are available. */
 #include "test.h"
 
 #include "train_rig.h"
 
 static const char *device = "cpu";
-static int64_t ranks_most = 4;
-static double slack = 1; /* kernels of a GPU differ with the batch, in how they divide sums */
+static int64_t ranks_max = 4;
+static double slack = 1; /* GPU kernels order their sums differently for different batches */
 
 static const char *const DENSE[] = {"mixed_precision=no", "sparse.enabled=false", NULL};
-static const char *const DENSE_TWICE[] = {
-    "mixed_precision=no", "sparse.enabled=false", "gradient_accumulation_steps=2", NULL};
+static const char *const DENSE_TWICE[] = {"mixed_precision=no", "sparse.enabled=false",
+                                          "gradient_accumulation_steps=2", NULL};
 static const char *const DENSE_BF16[] = {"mixed_precision=bf16", "sparse.enabled=false", NULL};
-/* As many keys for every list, whoever shares the batch; none drawn anew. */
-static const char *const COUNTED[] = {
-    "mixed_precision=no", "sparse.rule=topk", "sparse.target_density=0.5", "sparse.explore_kind=none", NULL};
-static const char *const COUNTED_PREDICTOR[] = {
-    "mixed_precision=no", "sparse.rule=topk", "sparse.target_density=0.5", "sparse.explore_kind=none",
-    "sparse.selector=predictor", NULL};
+/* Lists of equal length, which do not depend on the division of the batch; no exploration. */
+static const char *const COUNTED[] = {"mixed_precision=no", "sparse.rule=topk", "sparse.target_density=0.5",
+                                      "sparse.explore_kind=none", NULL};
+static const char *const COUNTED_PREDICTOR[] = {"mixed_precision=no",        "sparse.rule=topk",
+                                                "sparse.target_density=0.5", "sparse.explore_kind=none",
+                                                "sparse.selector=predictor", NULL};
 static const char *const USUAL[] = {"mixed_precision=bf16", NULL};
 
 static void compare(const char *const *assignment, int64_t ranks, int steps, double bound)
@@ -36,28 +36,28 @@ static void compare(const char *const *assignment, int64_t ranks, int steps, dou
 static void ranks_equal_a_larger_batch(void **state)
 {
     (void)state;
-    for (int64_t ranks = 2; ranks <= ranks_most; ranks += 2) {
+    for (int64_t ranks = 2; ranks <= ranks_max; ranks += 2) {
         compare(DENSE, ranks, 6, 1e-5);
         compare(DENSE_TWICE, ranks, 3, 1e-5);
-        compare(DENSE_BF16, ranks, 2, 4e-3); /* a bf16 rounding: the order of sums decides some */
+        compare(DENSE_BF16, ranks, 2, 4e-3); /* rounding to bf16 depends on the order of sums */
     }
 }
 
-/* Lists follow from state that ranks have summed, each in its own order: at a border a key may change sides,
- * and what one key of many is worth is the bound. */
-static void ranks_share_what_selection_learns(void **state)
+/* Lists depend on state that is summed over ranks, in an order that depends on the number of ranks: a key
+ * close to the threshold may be listed or not, and the bound allows for the contribution of such keys. */
+static void ranks_sum_selector_state(void **state)
 {
     (void)state;
-    for (int64_t ranks = 2; ranks <= ranks_most; ranks += 2) {
+    for (int64_t ranks = 2; ranks <= ranks_max; ranks += 2) {
         compare(COUNTED, ranks, 6, 2e-3);
         compare(COUNTED_PREDICTOR, ranks, 6, 2e-3);
     }
 }
 
-/* With all its usual settings, exploration and thresholds of each rank's own among them. */
+/* With default options, among them exploration and separate thresholds for each rank. */
 static void decisions_are_the_same_on_all_ranks(void **state)
 {
-    Rig rig = {.device = device, .assignment = USUAL, .ranks = ranks_most, .steps = 10};
+    Rig rig = {.device = device, .assignment = USUAL, .ranks = ranks_max, .steps = 10};
     (void)state;
     rig_train(&rig);
     rig_same_on_all_ranks(&rig);
@@ -67,7 +67,7 @@ static void decisions_are_the_same_on_all_ranks(void **state)
 
 static void the_same_bits_every_time(void **state)
 {
-    int64_t ranks = ranks_most < 3 ? ranks_most : 3;
+    int64_t ranks = ranks_max < 3 ? ranks_max : 3;
     Rig first = {.device = device, .assignment = USUAL, .ranks = ranks, .steps = 5}, second = first;
     (void)state;
     rig_train(&first);
@@ -78,9 +78,9 @@ static void the_same_bits_every_time(void **state)
     rig_free(&second);
 }
 
-/* A dense step: the gradient but for the own part, the own part of the weights to each other rank, and what a
- * step came to. */
-static void a_step_sends_what_it_must(void **state)
+/* In a dense step a rank sends the gradients of the other ranks' shards, its shard of the weights to each
+ * other rank, and the result of the step. */
+static void a_step_sends_the_expected_bytes(void **state)
 {
     Rig rig = {.device = device, .assignment = DENSE, .ranks = 4, .steps = 3};
     (void)state;
@@ -89,7 +89,7 @@ static void a_step_sends_what_it_must(void **state)
         const RigRank *rank = &rig.rank[r];
         int64_t elements = rank->elements - rank->own + 3 * rank->own;
         uint64_t sent = rank->sent[2] - rank->sent[1];
-        assert_int_equal(sent, (uint64_t)elements * sizeof(float) + 3 * sizeof(DsvStepShare));
+        assert_int_equal(sent, (uint64_t)elements * sizeof(float) + 3 * sizeof(DsviStepPart));
     }
     rig_free(&rig);
 }
@@ -105,9 +105,9 @@ static void the_optimizer_is_divided(void **state)
     for (int r = 0; r < 4; r++) {
         const size_t *parts = four.rank[r].plan.by_class, *whole = one.rank[0].plan.by_class;
         own += four.rank[r].own;
-        assert_true(parts[DSV_MEM_OPTIMIZER] < whole[DSV_MEM_OPTIMIZER] / 4 + 4096);
-        assert_true(parts[DSV_MEM_EMA] < whole[DSV_MEM_EMA] / 4 + 4096);
-        assert_int_equal(parts[DSV_MEM_GRADIENTS], whole[DSV_MEM_GRADIENTS]);
+        assert_true(parts[DSVI_MEM_OPTIMIZER] < whole[DSVI_MEM_OPTIMIZER] / 4 + 4096);
+        assert_true(parts[DSVI_MEM_EMA] < whole[DSVI_MEM_EMA] / 4 + 4096);
+        assert_int_equal(parts[DSVI_MEM_GRADIENTS], whole[DSVI_MEM_GRADIENTS]);
     }
     assert_int_equal(own, one.rank[0].elements);
     rig_free(&one);
@@ -116,11 +116,16 @@ static void the_optimizer_is_divided(void **state)
 
 static void a_rank_without_data_ends_all(void **state)
 {
-    Rig rig = {.device = device, .assignment = USUAL, .ranks = ranks_most, .steps = 6,
-               .fault = RIG_NO_SAMPLE, .fault_rank = 1, .fault_step = 4};
+    Rig rig = {.device = device,
+               .assignment = USUAL,
+               .ranks = ranks_max,
+               .steps = 6,
+               .fault = RIG_NO_SAMPLE,
+               .fault_rank = 1,
+               .fault_step = 4};
     (void)state;
     rig_train(&rig);
-    for (int r = 0; r < ranks_most; r++) {
+    for (int r = 0; r < ranks_max; r++) {
         assert_int_equal(rig.outcome[r].status, r == 1 ? DSV_E_IO : DSV_E_RANK);
         assert_string_equal(rig.outcome[r].sentence, "rank 1: the disk is gone");
     }
@@ -133,20 +138,30 @@ static void nan_names_its_rank(void **state)
     static const char *const *const assignments[] = {DENSE, DENSE_TWICE};
     (void)state;
     for (int i = 0; i < 2; i++) {
-        Rig rig = {.device = device, .assignment = assignments[i], .ranks = 3, .steps = 6,
-                   .fault = faults[i], .fault_rank = 1, .fault_step = 3};
+        Rig rig = {.device = device,
+                   .assignment = assignments[i],
+                   .ranks = 3,
+                   .steps = 6,
+                   .fault = faults[i],
+                   .fault_rank = 1,
+                   .fault_step = 3};
         rig_train(&rig);
         rig_expect_diverged(&rig);
         rig_free(&rig);
     }
 }
 
-/* The first projections are made inside the first step, by one rank for all. */
+/* One rank computes the first projections for all ranks, inside the first step. */
 static void nan_in_the_first_projection_ends_all(void **state)
 {
     static const char *const SPARSE[] = {NULL};
-    Rig rig = {.device = device, .assignment = SPARSE, .ranks = 3, .steps = 1, .fault = RIG_NAN_SAMPLE,
-               .fault_rank = 1, .fault_step = 1};
+    Rig rig = {.device = device,
+               .assignment = SPARSE,
+               .ranks = 3,
+               .steps = 1,
+               .fault = RIG_NAN_SAMPLE,
+               .fault_rank = 1,
+               .fault_step = 1};
     (void)state;
     rig_train(&rig);
     for (int r = 0; r < 3; r++) {
@@ -159,14 +174,12 @@ static void nan_in_the_first_projection_ends_all(void **state)
 static int run_cuda(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_a_larger_batch),
-        cmocka_unit_test(ranks_share_what_selection_learns),
-        cmocka_unit_test(decisions_are_the_same_on_all_ranks),
-        cmocka_unit_test(the_same_bits_every_time),
+        cmocka_unit_test(ranks_equal_a_larger_batch),          cmocka_unit_test(ranks_sum_selector_state),
+        cmocka_unit_test(decisions_are_the_same_on_all_ranks), cmocka_unit_test(the_same_bits_every_time),
         cmocka_unit_test(a_rank_without_data_ends_all),
     };
     device = "cuda";
-    ranks_most = 2;
+    ranks_max = 2;
     slack = 30;
     return rig_two_gpus() ? cmocka_run_group_tests(tests, NULL, NULL) : SKIPPED;
 }
@@ -176,14 +189,10 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "cuda") == 0)
         return run_cuda();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_a_larger_batch),
-        cmocka_unit_test(ranks_share_what_selection_learns),
-        cmocka_unit_test(decisions_are_the_same_on_all_ranks),
-        cmocka_unit_test(the_same_bits_every_time),
-        cmocka_unit_test(a_step_sends_what_it_must),
-        cmocka_unit_test(the_optimizer_is_divided),
-        cmocka_unit_test(a_rank_without_data_ends_all),
-        cmocka_unit_test(nan_names_its_rank),
+        cmocka_unit_test(ranks_equal_a_larger_batch),           cmocka_unit_test(ranks_sum_selector_state),
+        cmocka_unit_test(decisions_are_the_same_on_all_ranks),  cmocka_unit_test(the_same_bits_every_time),
+        cmocka_unit_test(a_step_sends_the_expected_bytes),      cmocka_unit_test(the_optimizer_is_divided),
+        cmocka_unit_test(a_rank_without_data_ends_all),         cmocka_unit_test(nan_names_its_rank),
         cmocka_unit_test(nan_in_the_first_projection_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

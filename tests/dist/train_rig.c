@@ -1,21 +1,21 @@
 /* See train_rig.h. */
 #include "train_rig.h"
 
-#include "api/backend.h"
+#include "backend/backend.h"
 #include "train/tiny.h"
 
 typedef struct Source {
-    const DsvTrainer *trainer;
+    const DsviTrainer *trainer;
     const Rig *rig;
     uint64_t taken; /* by this rank */
 } Source;
 
-/* Waves whose lengths tell the sample's number. */
+/* Fills the latent with waves whose length depends on the number of the sample. */
 static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     Source *source = context;
     (void)passed_over;
-    const DsvTrainer *t = source->trainer;
+    const DsviTrainer *t = source->trainer;
     const Rig *rig = source->rig;
     uint64_t batch = (uint64_t)t->settings->train_batch_size, taken = source->taken++;
     uint64_t number = taken / batch * dsvi_trainer_samples(t) + (uint64_t)t->mesh.data_rank * batch +
@@ -30,9 +30,9 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
     return DSV_OK;
 }
 
-/* One step by its halves, as the gradient is spoilt between two of its lines: a sum over micro-batches, with
- * which nothing else shares memory. */
-static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
+/* One step, with NaN written to rank 1's gradient buffer before the micro-batches are added to it. The buffer
+ * must not alias other buffers, so it needs several micro-batches. */
+static DsvStatus spoilt_step(DsviTrainer *t, DsviStepResult *result)
 {
     size_t latents = (size_t)(t->settings->train_batch_size * t->elements) * sizeof(float);
     if (t->settings->gradient_accumulation_steps == 1)
@@ -44,11 +44,11 @@ static DsvStatus spoilt_step(DsvTrainer *t, DsvStepResult *result)
     memset(t->zero.grad.data, dsvi_comm_rank(t->comm) == 1 ? 0xff : 0,
            (size_t)t->table.elements * sizeof(float));
     DSVI_TRY(dsvi_sparse_step_begin(t->sparse, result->step, true));
-    DSVI_TRY(dsvi_train_gradients(t, result));
+    DSVI_TRY(dsvi_train_gradients(t, true, NULL, result));
     return dsvi_train_update(t, result);
 }
 
-static DsvStatus keep_whole(DsvTrainer *t, DsvShardArray array, float **out)
+static DsvStatus keep_whole(DsviTrainer *t, DsviShardArray array, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     DSVI_TRY(dsvi_zero_fetch(&t->zero, array, t->host_flat));
@@ -59,33 +59,33 @@ static DsvStatus keep_whole(DsvTrainer *t, DsvShardArray array, float **out)
     return DSV_OK;
 }
 
-/* What a pass would compute with. */
-static DsvStatus keep_work(DsvTrainer *t, RigRank *rank)
+/* Copies the weights with which a pass would compute. */
+static DsvStatus keep_work(DsviTrainer *t, RigRank *rank)
 {
-    DsvDevice *device = t->backend->device;
-    const DsvShard *shard = &t->zero.work_shard;
-    DsvDitWeights weights = dsvi_zero_weights(&t->zero);
+    DsviDevice *device = t->backend->device;
+    const DsviShard *shard = &t->zero.compute_shard;
+    DsviDitWeights weights = dsvi_zero_weights(&t->zero);
     rank->work_bytes = shard->begin[shard->buckets];
     rank->work = calloc((size_t)rank->work_bytes, 1);
     for (int64_t b = 0; b < shard->buckets; b++) {
-        DsvDitStretch stretch;
-        DSVI_TRY(weights.enter(weights.lender, DSV_PASS_FORWARD, b, &stretch));
-        DSVI_TRY(device->download(device->stream, rank->work + shard->begin[b], stretch.acc,
-                                  (size_t)dsvi_shard_whole(shard, b)));
+        DsviDitBucket where;
+        DSVI_TRY(weights.acquire(weights.owner, DSVI_PASS_FORWARD, b, &where));
+        DSVI_TRY(device->download(device->stream, rank->work + shard->begin[b], where.acc,
+                                  (size_t)dsvi_shard_bucket_size(shard, b)));
         DSVI_TRY(device->sync(device->stream));
-        DSVI_TRY(weights.leave(weights.lender, DSV_PASS_FORWARD, b));
+        DSVI_TRY(weights.release(weights.owner, DSVI_PASS_FORWARD, b));
     }
     return DSV_OK;
 }
 
-static DsvStatus keep(DsvTrainer *t, RigRank *rank)
+static DsvStatus keep(DsviTrainer *t, RigRank *rank)
 {
     rank->elements = t->table.elements;
     rank->own = t->zero.shard.own;
-    rank->largest = dsvi_shard_largest(&t->zero.shard);
-    const DsvShard *work = &t->zero.work_shard;
+    rank->largest = dsvi_shard_largest_bucket(&t->zero.shard);
+    const DsviShard *work = &t->zero.compute_shard;
     rank->own_work = work->own;
-    rank->largest_work = dsvi_shard_largest(work);
+    rank->largest_work = dsvi_shard_largest_bucket(work);
     rank->own_first_two = dsvi_shard_count(work, 0) + dsvi_shard_count(work, 1);
     rank->own_last_two = dsvi_shard_count(work, work->buckets - 1) +
                          dsvi_shard_count(work, work->buckets - 2);
@@ -93,7 +93,7 @@ static DsvStatus keep(DsvTrainer *t, RigRank *rank)
     rank->host_plan = t->host_arena;
     dsvi_sparse_report(t->sparse, &rank->report);
     for (int64_t b = 0; b < rank->report.blocks; b++) {
-        DsvSparseBlockReport block;
+        DsviSparseBlockReport block;
         dsvi_sparse_block_report(t->sparse, b, &block);
         rank->captured[b] = block.captured_mass;
         rank->density[b] = block.density;
@@ -106,10 +106,10 @@ static DsvStatus keep(DsvTrainer *t, RigRank *rank)
     return t->zero.ema.data ? keep_whole(t, t->zero.ema, &rank->ema) : DSV_OK;
 }
 
-static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
+static DsvStatus take_steps(Rig *rig, DsviTrainer *t, RigRank *rank)
 {
     Source source = {t, rig, 0};
-    DsvSampleSource samples = {&source, next_latent};
+    DsviSampleSource samples = {&source, next_latent};
     if (dsvi_comm_rank(t->comm) == 0)
         dsvi_weights_init(&t->table, 1, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));
@@ -129,22 +129,22 @@ static DsvStatus take_steps(Rig *rig, DsvTrainer *t, RigRank *rank)
 
 typedef struct Parts {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvCodec *codec;
-    DsvDitConfig config;
-    DsvTrainer *trainer;
+    DsviBackend backend;
+    DsviCodec *codec;
+    DsviDitConfig config;
+    DsviTrainer *trainer;
 } Parts;
 
-static size_t nothing_used(DsvDevice *device)
+static size_t nothing_used(DsviDevice *device)
 {
     (void)device;
     return 0;
 }
 
-/* With one compute thread a rank, ranks have no pool of threads to share. */
-static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
+/* With one compute thread per rank, the ranks need not share a thread pool. */
+static DsvStatus open_parts(const Rig *rig, Parts *p, DsviComm *comm)
 {
-    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsviVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
     DSVI_TRY(dsvi_backend_open_rank(&p->settings, comm, &p->backend));
     if (rig->memory_bytes > 0) {
         p->backend.device->memory_bytes = rig->memory_bytes;
@@ -158,20 +158,24 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsvComm *comm)
     p->config.in_channels = p->config.out_channels = latent.channels;
     int64_t groups = rig->ranks / p->settings.cp_size;
     p->settings.train_batch_size = (rig->samples ? rig->samples : RIG_SAMPLES) / groups;
-    return dsvi_trainer_create(&p->settings, &p->backend, comm, p->codec, &p->config, NULL, NULL,
+    return dsvi_trainer_create(&(DsviTrainerArgs){.settings = &p->settings,
+                                                  .backend = &p->backend,
+                                                  .comm = comm,
+                                                  .codec = p->codec,
+                                                  .config = &p->config},
                                &p->trainer);
 }
 
-static Parts parts[RANKS_MOST];
+static Parts parts[RANKS_MAX];
 
-static DsvStatus train(DsvComm *comm, void *context)
+static DsvStatus train(DsviComm *comm, void *context)
 {
     Rig *rig = context;
     Parts *p = &parts[dsvi_comm_rank(comm)];
     DsvStatus status = open_parts(rig, p, comm);
     if (status == DSV_OK)
         status = take_steps(rig, p->trainer, &rig->rank[dsvi_comm_rank(comm)]);
-    if (status != DSV_E_DIVERGED) /* that all ranks know */
+    if (status != DSV_E_DIVERGED) /* a failure that all ranks know */
         status = dsvi_comm_fail(comm, status);
     dsvi_trainer_free(&p->trainer);
     if (p->codec)
@@ -190,7 +194,7 @@ void rig_train(Rig *rig)
             assert_ok(dsv_config_set(&parts[r].settings, *a));
         parts[r].settings.zero_stage = rig->stage ? rig->stage : parts[r].settings.zero_stage;
         parts[r].settings.hsdp_shard_dim = rig->shard_ranks;
-        parts[r].settings.cp_size = rig->context_ranks ? rig->context_ranks : 1;
+        parts[r].settings.cp_size = rig->cp_ranks ? rig->cp_ranks : 1;
         parts[r].settings.cp_heads = rig->head_ranks;
         snprintf(parts[r].settings.device, sizeof parts[r].settings.device, "%s", rig->device);
         parts[r].settings.threads = 1;
@@ -236,22 +240,23 @@ void rig_close_to(const Rig *one, const Rig *many, double bound)
     const RigRank *a = &one->rank[0], *b = &many->rank[0];
     int ranks = (int)many->ranks;
     for (int step = 0; step < one->steps; step++) {
-        const DsvStepResult *x = &a->step[step], *y = &b->step[step];
+        const DsviStepResult *x = &a->step[step], *y = &b->step[step];
         assert_error_below(fabs(y->loss / x->loss - 1), bound, "loss of step %d, %d ranks", step + 1, ranks);
         assert_error_below(fabs(y->grad_norm / x->grad_norm - 1), bound, "norm of step %d, %d ranks",
                            step + 1, ranks);
-        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++)
             assert_int_equal(x->bin_samples[bin], y->bin_samples[bin]);
     }
     double x = a->report.predictor_loss, y = b->report.predictor_loss;
     if (!isnan(x) || !isnan(y))
         assert_error_below(fabs(y / x - 1), bound, "the predictor's loss, %d ranks", ranks);
-    assert_error_below(relative_l2(DSV_F32, b->weights, DSV_F32, a->weights, a->elements), bound, "weights");
-    assert_error_below(relative_l2(DSV_F32, b->ema, DSV_F32, a->ema, a->elements), bound, "moving average");
-    /* The first moment is a mean of gradients, the second of their squares. */
-    assert_error_below(relative_l2(DSV_F32, b->moment1, DSV_F32, a->moment1, a->elements), bound,
+    assert_error_below(relative_l2(DSVI_F32, b->weights, DSVI_F32, a->weights, a->elements), bound,
+                       "weights");
+    assert_error_below(relative_l2(DSVI_F32, b->ema, DSVI_F32, a->ema, a->elements), bound, "moving average");
+    /* The first moment averages gradients, the second moment averages their squares. */
+    assert_error_below(relative_l2(DSVI_F32, b->moment1, DSVI_F32, a->moment1, a->elements), bound,
                        "gradients");
-    assert_error_below(relative_l2(DSV_F32, b->moment2, DSV_F32, a->moment2, a->elements), 2 * bound,
+    assert_error_below(relative_l2(DSVI_F32, b->moment2, DSVI_F32, a->moment2, a->elements), 2 * bound,
                        "squares of gradients");
 }
 
@@ -270,7 +275,11 @@ void rig_expect_diverged(const Rig *rig)
 bool rig_two_gpus(void)
 {
     static const char *const dense[] = {"sparse.enabled=false", NULL};
-    Rig rig = {.device = "cuda", .assignment = dense, .ranks = 2, .steps = 1, .fault = RIG_NO_SAMPLE,
+    Rig rig = {.device = "cuda",
+               .assignment = dense,
+               .ranks = 2,
+               .steps = 1,
+               .fault = RIG_NO_SAMPLE,
                .fault_rank = -1};
     rig_train(&rig);
     rig_free(&rig);

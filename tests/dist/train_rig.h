@@ -1,70 +1,70 @@
-/* A small model on one or several ranks that are threads, each on the CPU or with a GPU of its own, fed with
- * latents that are functions of the sample's number: what n ranks see is what one rank sees whose batch is n
- * times as large. */
+/* Trains a small model on one or several ranks that are threads, each on the CPU or on its own GPU. Latents
+ * are functions of the sample's number: n ranks see the same samples as one rank whose batch is n times as
+ * large. */
 #ifndef DSVI_TEST_TRAIN_RIG_H
 #define DSVI_TEST_TRAIN_RIG_H
 
 #include "local_ranks.h"
 #include "train/step.h"
 
-enum { RIG_STEPS_MOST = 16, RIG_BLOCKS_MOST = 12, RIG_SAMPLES = 4 };
+enum { RIG_STEPS_MAX = 16, RIG_BLOCKS_MAX = 12, RIG_SAMPLES = 4 };
 
-/* What happened on one rank. */
+/* Results of one rank. */
 typedef struct RigRank {
-    DsvStepResult step[RIG_STEPS_MOST];
-    uint64_t sent[RIG_STEPS_MOST]; /* bytes, by the end of each step */
-    DsvArena plan, host_plan;
-    unsigned char *work;     /* (work_bytes) what a pass computes with after the last step */
+    DsviStepResult step[RIG_STEPS_MAX];
+    uint64_t sent[RIG_STEPS_MAX]; /* bytes sent until the end of each step */
+    DsviArena plan, host_plan;
+    unsigned char *work; /* (work_bytes) the weights for computing, after the last step */
     int64_t work_bytes;
-    float *weights, *moment1, *moment2, *ema; /* (elements) of all ranks together; of rank 0 */
-    int64_t elements, own, largest; /* of a packed array, of the largest bucket */
-    int64_t own_work, largest_work; /* the same in bytes of what passes compute with */
-    int64_t own_first_two, own_last_two; /* of the buckets that a pass begins and ends with */
-    DsvSparseReport report;
-    double captured[RIG_BLOCKS_MOST], density[RIG_BLOCKS_MOST]; /* of each block */
-    bool sparse[RIG_BLOCKS_MOST];
+    float *weights, *moment1, *moment2, *ema; /* (elements) gathered from all ranks; set on rank 0 only */
+    int64_t elements, own, largest; /* elements: of the array, of this rank's shard, of the largest bucket */
+    int64_t own_work, largest_work; /* the same for weights for computing, in bytes */
+    int64_t own_first_two, own_last_two; /* this rank's bytes of the first two and last two buckets */
+    DsviSparseReport report;
+    double captured[RIG_BLOCKS_MAX], density[RIG_BLOCKS_MAX]; /* of each block */
+    bool sparse[RIG_BLOCKS_MAX];
 } RigRank;
 
-/* What goes wrong on one rank, if anything does. */
+/* The fault that is injected on one rank. */
 typedef enum RigFault {
     RIG_SOUND,
-    RIG_NO_SAMPLE,      /* the source fails */
+    RIG_NO_SAMPLE, /* the source fails */
     RIG_NAN_SAMPLE,
-    RIG_NAN_GRADIENT    /* found nowhere in the loss */
+    RIG_NAN_GRADIENT /* the loss stays finite */
 } RigFault;
 
 typedef struct Rig {
     const char *device;            /* "cpu" or "cuda" */
-    const char *const *assignment; /* over tiny_settings; up to NULL */
+    const char *const *assignment; /* options that replace those of tiny_settings; ends with NULL */
     int64_t ranks;
-    int64_t samples;               /* in a micro-batch of all ranks together; 0: RIG_SAMPLES */
-    int64_t stage;                 /* zero_stage; 0: as assigned */
-    int64_t shard_ranks;           /* hsdp_shard_dim */
-    int64_t context_ranks;         /* cp_size; 0: 1 */
-    int64_t head_ranks;            /* cp_heads */
-    size_t memory_bytes;           /* that the device of each rank has; 0: as it is */
-    size_t host_bytes;             /* that the machine has, likewise */
-    bool free;                     /* not deterministic: times decide on plans */
-    DsvStatus (*between)(DsvTrainer *trainer, int step); /* before steps from 0 on; or NULL */
+    int64_t samples;     /* in a micro-batch, all ranks together; 0: RIG_SAMPLES */
+    int64_t stage;       /* zero_stage; 0: the value in `assignment` */
+    int64_t shard_ranks; /* hsdp_shard_dim */
+    int64_t cp_ranks;    /* cp_size; 0: 1 */
+    int64_t head_ranks;  /* cp_heads */
+    size_t memory_bytes; /* simulated device memory of each rank; 0: the real memory */
+    size_t host_bytes;   /* simulated host memory of the machine; 0: the real memory */
+    bool free;           /* not deterministic: measured times decide plans */
+    DsvStatus (*between)(DsviTrainer *trainer, int step); /* called before every step; or NULL */
     int steps;
     RigFault fault;
     int64_t fault_rank, fault_step;
-    RigRank rank[RANKS_MOST];
-    RankOutcome outcome[RANKS_MOST];
+    RigRank rank[RANKS_MAX];
+    RankOutcome outcome[RANKS_MAX];
 } Rig;
 
-/* Trains on rig->ranks ranks, each context group with its part of the samples as a batch. */
+/* Trains on rig->ranks ranks; each cp group has its part of the samples as its batch. */
 void rig_train(Rig *rig);
 void rig_free(Rig *rig);
-/* Every rank has ended for what rank fault_rank met at fault_step, which was not finite. */
+/* Checks that all ranks ended because of the value that was not finite on fault_rank at fault_step. */
 void rig_expect_diverged(const Rig *rig);
 
-/* All ranks have ended with the same weights, decisions and records. */
+/* Checks that all ranks have the same weights, decisions and records at the end. */
 void rig_same_on_all_ranks(const Rig *rig);
-/* Both have had the same samples, and end as closely alike as `bound` says, relative. */
+/* Checks that two trainings with the same samples end with a relative difference of at most `bound`. */
 void rig_close_to(const Rig *one, const Rig *many, double bound);
 
-/* Whether two GPUs can train together here; else says why not. */
+/* Returns whether two GPUs can train together on this machine; else prints the reason. */
 bool rig_two_gpus(void);
 
 #endif

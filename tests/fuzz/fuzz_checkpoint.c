@@ -1,6 +1,6 @@
-/* What finds and checks a checkpoint: manifest.json, state.json and `latest` of a run's folder. */
-#include "train/checkpoint.h"
-#include "train/manifest.h"
+/* Fuzzes the search and check of checkpoints: manifest.json, state.json and `latest` of a run folder. */
+#include "run/checkpoint.h"
+#include "run/manifest.h"
 #include "fuzz.h"
 
 static void quiet(void *context, const char *line)
@@ -12,7 +12,7 @@ static void quiet(void *context, const char *line)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {"checkpoint-7/manifest.json", "checkpoint-7/state.json", "latest"};
-    DsvCheckpointState state;
+    DsviCheckpointState state;
     char path[DSVI_PATH_MAX];
     bool found;
     fuzz_files_put_parts(names, 3, data, size);

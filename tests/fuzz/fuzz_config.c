@@ -1,18 +1,18 @@
-/* Settings from YAML, and from key=value arguments. Settings that were accepted must come back equal, byte
- * for byte, from a file that dsv_config_save wrote. */
+/* Fuzzes options from YAML and from key=value arguments. An accepted configuration must be equal, byte for
+ * byte, after dsv_config_save and reading. */
 #include "base/option_hint.h"
 #include "dsv/config.h"
 #include "fuzz.h"
 
-void __real_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES]);
-void __wrap_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES]);
+void __real_dsvi_option_advice(const char *key, char text[DSVI_HINT_BYTES]);
+void __wrap_dsvi_option_advice(const char *key, char text[DSVI_HINT_BYTES]);
 
-/* The search for what a wrong key may have meant takes a hundred times as long as all else: it runs for one
- * length of key in sixteen. */
-void __wrap_dsvi_option_advise(const char *key, char text[DSVI_HINT_BYTES])
+/* The search for similar option names takes a hundred times as long as all other work, so it runs for one
+ * key length in sixteen. */
+void __wrap_dsvi_option_advice(const char *key, char text[DSVI_HINT_BYTES])
 {
     if (strlen(key) % 16 == 3)
-        __real_dsvi_option_advise(key, text);
+        __real_dsvi_option_advice(key, text);
     else
         text[0] = 0;
 }
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_accept();
         changed = true;
     }
-    memcpy(text, data, length); /* each of its lines is an argument too */
+    memcpy(text, data, length); /* each line is also used as an argument */
     text[length] = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         changed |= dsv_config_set(&config, line) == DSV_OK;

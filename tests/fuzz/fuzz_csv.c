@@ -1,4 +1,4 @@
-/* Lists of clips as CSV. */
+/* Fuzzes lists of clips as CSV. */
 #include "list_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,5 +1,5 @@
-/* The densities of each block's heads, as JSON or as one number. */
-#include "api/densities.h"
+/* Fuzzes the densities of each block's heads, as JSON or as one number. */
+#include "plan/densities.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

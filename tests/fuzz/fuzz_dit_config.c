@@ -1,21 +1,22 @@
-/* A transformer's config.json. The parameters of an accepted shape must not overlap, and must add up. */
-#include "model/dit_config.h"
-#include "model/weights.h"
+/* Fuzzes a transformer's config.json. The parameters of an accepted shape must not overlap, and their sizes
+ * must sum to the total. */
+#include "model/dit/dit_config.h"
+#include "model/weights/weights.h"
 #include "fuzz.h"
 
 static int by_offset(const void *a, const void *b)
 {
-    const DsvParam *x = a, *y = b;
+    const DsviParam *x = a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-static void check_table(DsvParamTable *table)
+static void check_table(DsviParamTable *table)
 {
     __int128 sum = 0;
     int64_t end = 0;
     qsort(table->params, (size_t)table->count, sizeof *table->params, by_offset);
     for (int64_t i = 0; i < table->count; i++) {
-        const DsvParam *p = &table->params[i];
+        const DsviParam *p = &table->params[i];
         fuzz_expect(p->offset >= end && p->count > 0 && p->offset % 16 == 0);
         end = p->offset + p->count;
         sum += p->count;
@@ -25,8 +26,8 @@ static void check_table(DsvParamTable *table)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    DsvDitConfig config, again;
-    DsvParamTable table;
+    DsviDitConfig config, again;
+    DsviParamTable table;
     fuzz_files_clear();
     fuzz_file_put("config.json", data, size);
     if (dsvi_dit_config_read(FUZZ_ROOT "/config.json", &config) != DSV_OK)

@@ -1,12 +1,12 @@
-/* dsv_inspect over a safetensors file, a latent cache and a run's folder. */
+/* Fuzzes dsv_inspect on a safetensors file, a latent cache and a run folder. */
 #include "dsv/inspect.h"
 #include "data/clip.h"
 #include "fuzz.h"
 
-DsvStatus __wrap_dsvi_clip_probe(const char *path, DsvClipInfo *info);
+DsvStatus __wrap_dsvi_clip_probe(const char *path, DsviClipInfo *info);
 
-/* The linker puts this function in place of the decoder's: fuzz_clip.c is for clips. */
-DsvStatus __wrap_dsvi_clip_probe(const char *path, DsvClipInfo *info)
+/* The linker replaces dsvi_clip_probe by this function, since fuzz_clip.c fuzzes clips. */
+DsvStatus __wrap_dsvi_clip_probe(const char *path, DsviClipInfo *info)
 {
     (void)info;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: no clips here", path);

@@ -1,4 +1,4 @@
-/* Lists of clips as JSON lines. */
+/* Fuzzes lists of clips as JSON lines. */
 #include "list_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,12 +1,12 @@
-/* A folder of encoded windows: its index and one file of a window. What an opened cache lists is found in it
- * again, and an index that was written anew holds as many windows. */
+/* Fuzzes a latent cache: its index and the file of one window. Windows that an open cache lists are found in
+ * it, and a rewritten index has as many windows. */
 #include "data/latent_cache.h"
 #include "fuzz.h"
 
-static void use(DsvLatentCache *cache)
+static void use(DsviLatentCache *cache)
 {
     float latent[64];
-    const DsvClipWindow window = {.start = 0, .crop_x = 0.5, .crop_y = 0.5};
+    const DsviClipWindow window = {.start = 0, .crop_x = 0.5, .crop_y = 0.5};
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache); i++) {
         (void)dsvi_latent_cache_check(cache, i);
         (void)dsvi_latent_read(dsvi_latent_cache_file(cache, i), 4, latent);
@@ -18,7 +18,7 @@ static void use(DsvLatentCache *cache)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {"index.json", "a.safetensors"};
-    DsvLatentCache *cache;
+    DsviLatentCache *cache;
     DsvConfig settings;
     int64_t count = -1;
     fuzz_files_put_parts(names, 2, data, size);

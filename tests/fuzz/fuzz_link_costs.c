@@ -1,10 +1,10 @@
-/* The costs of attention and of transfers between ranks, as JSON. */
-#include "context/context_costs.h"
+/* Fuzzes the costs of attention and of transfers between ranks, as JSON. */
+#include "cp/cp_costs.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    DsvContextCosts costs, again;
+    DsviCpCosts costs, again;
     fuzz_files_clear();
     fuzz_file_put("costs.json", data, size);
     if (dsvi_costs_read(FUZZ_ROOT "/costs.json", &costs) != DSV_OK)

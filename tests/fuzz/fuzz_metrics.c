@@ -1,9 +1,9 @@
-/* metrics.jsonl: its summary, and opening it to go on after a step. Lines that were appended must be read
+/* Fuzzes metrics.jsonl: its summary, and opening it to continue after a step. Appended lines must be read
  * back. */
 #include <math.h>
 
-#include "train/metrics.h"
-#include "train/metrics_read.h"
+#include "run/metrics.h"
+#include "run/metrics_read.h"
 #include "fuzz.h"
 
 static const char PATH[] = FUZZ_ROOT "/metrics.jsonl";
@@ -11,10 +11,10 @@ static const char PATH[] = FUZZ_ROOT "/metrics.jsonl";
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     enum { RESUME_STEP = 5 };
-    DsvSuperseded superseded = {.root = FUZZ_ROOT};
-    const DsvMetricsStep line = {.step = RESUME_STEP + 1, .loss = 0.5, .grad_norm = NAN};
-    DsvMetricsSummary summary;
-    DsvMetrics *metrics;
+    DsviSuperseded superseded = {.root = FUZZ_ROOT};
+    const DsviMetricsStep line = {.step = RESUME_STEP + 1, .loss = 0.5, .grad_norm = NAN};
+    DsviMetricsSummary summary;
+    DsviMetrics *metrics;
     fuzz_files_clear();
     fuzz_file_put("metrics.jsonl", data, size);
     bool whole = dsvi_metrics_summarise(PATH, &summary) == DSV_OK;

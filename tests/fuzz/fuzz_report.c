@@ -1,17 +1,17 @@
-/* The page that dsv_report makes of a run's folder, clips aside. Text of the run must not become markup: no
- * input may bring a script of its own into the page. */
+/* Fuzzes the page that dsv_report makes of a run folder, except clips. Text of the run must not become
+ * markup: no input may add a script to the page. */
 #include "dsv/report.h"
 #include "report/report_page.h"
 #include "fuzz.h"
 
-/* In place of the clips' section, so that this program needs no FFmpeg: fuzz_clip.c is for clips. */
-DsvStatus dsvi_report_clips(FILE *to, const DsvReportData *data)
+/* Replaces the section of clips, so that this program needs no FFmpeg; fuzz_clip.c fuzzes clips. */
+DsvStatus dsvi_report_clips(FILE *to, const DsviReportData *data)
 {
     (void)to, (void)data;
     return DSV_OK;
 }
 
-static const char MARK[] = "<fuzz"; /* in a seed; the page may hold it escaped only */
+static const char MARK[] = "<fuzz"; /* part of a seed; the page may contain it only escaped */
 
 static bool page_holds(const char *text)
 {
@@ -29,8 +29,8 @@ static bool page_holds(const char *text)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const names[] = {"metrics.jsonl", "blocks.jsonl", "decisions.jsonl",
-                                        "validation.jsonl", "run.json", "config.yaml"};
+    static const char *const names[] = {"metrics.jsonl",    "blocks.jsonl", "decisions.jsonl",
+                                        "validation.jsonl", "run.json",     "config.yaml"};
     DsvReportSummary summary;
     fuzz_files_put_parts(names, 6, data, size);
     if (dsv_report(FUZZ_ROOT, NULL, &summary) != DSV_OK)

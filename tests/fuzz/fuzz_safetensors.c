@@ -1,11 +1,12 @@
-/* Safetensors files: every tensor of an accepted file must be inside it, aligned, and found by its name. */
+/* Fuzzes safetensors files: every tensor of an accepted file must be inside the file, aligned, and found by
+ * its name. */
 #include "base/safetensors.h"
 #include "fuzz.h"
 
-static void check_tensor(const DsvSafetensors *file, const DsvStoredTensor *tensor)
+static void check_tensor(const DsviSafetensors *file, const DsviStoredTensor *tensor)
 {
     const int64_t *shape = tensor->shape;
-    const DsvStoredTensor *found;
+    const DsviStoredTensor *found;
     const unsigned char *bytes = tensor->data;
     volatile unsigned char byte = 0;
     volatile double sum = 0;
@@ -17,14 +18,14 @@ static void check_tensor(const DsvSafetensors *file, const DsvStoredTensor *tens
     bool floating = dsvi_dtype_is_floating(tensor->dtype);
     for (int64_t i = 0; floating && i < tensor->count; i++)
         sum = sum + dsvi_load(tensor->dtype, tensor->data, i);
-    DsvStatus status = dsvi_safetensors_want_floating(file, tensor->name, tensor->ndim, shape, &found);
+    DsvStatus status = dsvi_safetensors_require_floating(file, tensor->name, tensor->ndim, shape, &found);
     fuzz_expect((status == DSV_OK) == floating);
-    fuzz_expect(dsvi_safetensors_want(file, tensor->name, tensor->ndim + 1, shape, &found) != DSV_OK);
+    fuzz_expect(dsvi_safetensors_require(file, tensor->name, tensor->ndim + 1, shape, &found) != DSV_OK);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    DsvSafetensors *file;
+    DsviSafetensors *file;
     fuzz_files_clear();
     fuzz_file_put("a.safetensors", data, size);
     if (dsvi_safetensors_open(FUZZ_ROOT "/a.safetensors", &file) != DSV_OK)

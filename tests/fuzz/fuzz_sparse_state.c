@@ -1,42 +1,48 @@
-/* The sparse layer's state in a checkpoint, with the projection and with the predictor. What was loaded must
- * be written and loaded again. */
+/* Fuzzes the sparse layer's state in a checkpoint, with the projection and with the predictor. A loaded
+ * state must be written and loaded again. */
 #include "base/arena.h"
 #include "cpu/cpu.h"
 #include "cpu/gemm_onednn.h"
 #include "sparse/sparse.h"
 #include "fuzz.h"
 
-/* In place of oneDNN, which the reference ops do not call, so that this program does not need it. */
-DsvStatus dsvi_gemm_onednn_create(DsvIsa isa, DsvGemmOnednn **out)
+/* Replaces oneDNN, which the reference operations do not call, so that this program does not link to it. */
+DsvStatus dsvi_gemm_onednn_create(DsviIsa isa, DsviGemmOnednn **out)
 {
     (void)isa;
     *out = NULL;
     return DSV_OK;
 }
 
-void dsvi_gemm_onednn_free(DsvGemmOnednn **gemm)
+void dsvi_gemm_onednn_free(DsviGemmOnednn **gemm)
 {
     (void)gemm;
 }
 
-void dsvi_gemm_onednn_fill(DsvGemmOnednn *gemm, DsvOps *ops)
+void dsvi_gemm_onednn_fill(DsviGemmOnednn *gemm, DsviOps *ops)
 {
     (void)gemm, (void)ops;
 }
 
 typedef struct Layer {
-    DsvSparse *sparse;
+    DsviSparse *sparse;
     void *memory;
 } Layer;
 
 static DsvConfig settings;
 
-static void open_layer(DsvBackend *backend, const char *selector, Layer *layer)
+static void open_layer(DsviBackend *backend, const char *selector, Layer *layer)
 {
-    const DsvSparseShape shape = {.blocks = 2, .batch = 1, .tokens = 32, .heads = 1, .head_dim = 32,
-                                  .grid = {2, 4, 4}, .act = DSV_F32, .backward = true};
+    const DsviSparseShape shape = {.blocks = 2,
+                                   .batch = 1,
+                                   .tokens = 32,
+                                   .heads = 1,
+                                   .head_dim = 32,
+                                   .grid = {2, 4, 4},
+                                   .act = DSVI_F32,
+                                   .backward = true};
     char assignment[64];
-    DsvArena arena;
+    DsviArena arena;
     snprintf(assignment, sizeof assignment, "sparse.selector=%s", selector);
     dsv_config_defaults(&settings);
     fuzz_expect(dsv_config_set(&settings, assignment) == DSV_OK);
@@ -58,9 +64,9 @@ static void open_layer(DsvBackend *backend, const char *selector, Layer *layer)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const selectors[] = {"projection", "predictor"};
-    static DsvBackend backend;
+    static DsviBackend backend;
     static Layer layers[2];
-    DsvSparseReport report;
+    DsviSparseReport report;
     if (!backend.device) {
         fuzz_expect(dsvi_cpu_open("ref", 1, &backend) == DSV_OK);
         for (int i = 0; i < 2; i++)

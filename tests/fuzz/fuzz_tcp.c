@@ -1,6 +1,6 @@
-/* What a stranger, or a rank gone wrong, may send to the port of a rank: the hello of a caller, the challenge
- * and the answer of a listener, frames, and what ends a failed job. The first byte of an input says which,
- * and whether the harness puts the job's seal on the numbers that follow, as a rank would. */
+/* Fuzzes data that a stranger or a faulty rank may send to a rank's port: a caller's hello, a listener's
+ * challenge and answer, frames, and the end of a failed job. The first byte of an input selects one of
+ * these, and whether the harness authenticates the following numbers with the job key, as a rank does. */
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ static void take_line(void *context, const char *line)
     fuzz_expect(strlen(line) < 1024);
 }
 
-/* Only a hello that has this job's seal comes here. */
+/* Called only for a hello authenticated with this job key. */
 static DsviVerdict take_call(void *context, const DsviHello *hello, int file, const DsviTcpPlace *from)
 {
     (void)from;
@@ -32,7 +32,7 @@ static DsviVerdict take_call(void *context, const DsviHello *hello, int file, co
     return DSVI_CALL_TAKEN;
 }
 
-/* Four numbers of the input. */
+/* Reads four numbers from the input. */
 static bool take_numbers(const uint8_t *data, size_t size, int64_t number[4])
 {
     if (size < 4 * sizeof *number)
@@ -52,8 +52,13 @@ static void hear_hello(int near, int far, bool sealed, const uint8_t *data, size
     struct pollfd poller = {near, POLLIN, POLLIN};
     int64_t number[4];
     DsviHello hello = {.rank = 0};
-    callers = (DsviTcpCallers){.key = &key, .rank = RANK, .size = SIZE, .say = take_line, .called = take_call,
-                               .context = &sealed, .count = 1};
+    callers = (DsviTcpCallers){.key = &key,
+                               .rank = RANK,
+                               .size = SIZE,
+                               .log = take_line,
+                               .called = take_call,
+                               .context = &sealed,
+                               .count = 1};
     callers.caller[0] = (DsviCaller){.file = near, .until = 1e300};
     dsvi_challenge_make(&callers.caller[0].challenge);
     sealed = sealed && take_numbers(data, size, number);
@@ -72,7 +77,11 @@ static void hear_hello(int near, int far, bool sealed, const uint8_t *data, size
 
 static void hear_answer(int near, int far, bool sealed, const uint8_t *data, size_t size)
 {
-    DsviTcpCall call = {.from = 2, .to = RANK, .state = DSVI_CALL_LISTENING, .file = near, .until = 1e300,
+    DsviTcpCall call = {.from = 2,
+                        .to = RANK,
+                        .state = DSVI_CALL_LISTENING,
+                        .file = near,
+                        .until = 1e300,
                         .places = {.count = 1}};
     int64_t number[4];
     DsviChallenge challenge;
@@ -81,15 +90,15 @@ static void hear_answer(int near, int far, bool sealed, const uint8_t *data, siz
     sealed = sealed && take_numbers(data, size, number);
     dsvi_challenge_make(&challenge);
     say(far, sealed ? (const void *)&challenge : data, sealed ? sizeof challenge : first);
-    (void)dsvi_tcp_call_go_on(&call, &key, true);
+    (void)dsvi_tcp_call_advance(&call, &key, true);
     if (call.state == DSVI_CALL_CHALLENGED) {
-        dsvi_tcp_call_greet(&call, &key, SIZE, 1);
+        dsvi_tcp_call_send_hello(&call, &key, SIZE, 1);
         DsviVerdict verdict = (DsviVerdict)(sealed ? number[0] & 7 : 0);
         dsvi_answer_make(&key, &call.challenge, &call.hello, verdict, sealed ? number[1] : 0, &answer);
         data += first;
         say(far, sealed ? (const void *)&answer : data, sealed ? sizeof answer : size - first);
         shutdown(far, SHUT_WR);
-        DsvStatus status = dsvi_tcp_call_go_on(&call, &key, true);
+        DsvStatus status = dsvi_tcp_call_advance(&call, &key, true);
         fuzz_expect(sealed || status == DSV_OK);
         if (call.state == DSVI_CALL_DONE)
             fuzz_accept();
@@ -107,10 +116,10 @@ static void hear_frames(int near, int far, const uint8_t *data, size_t size)
     say(far, data, size);
     shutdown(far, SHUT_WR);
     while (dsvi_frame_peek(near, &head) == DSVI_SEEN_HEAD) {
-        dsvi_frame_take_head(near);
+        dsvi_frame_receive_head(near);
         if (head.kind != DSVI_FRAME_FAILURE)
             continue;
-        dsvi_frame_sentence(near, head.bytes, sentence);
+        dsvi_frame_receive_message(near, head.bytes, sentence);
         fuzz_expect(strlen(sentence) < DSVI_MESSAGE_BYTES);
         fuzz_accept();
     }
@@ -121,7 +130,7 @@ static void hear_farewell(int near, int far, const uint8_t *data, size_t size)
 {
     say(far, data, size);
     shutdown(far, SHUT_WR);
-    if (dsvi_frame_await_farewell(near, 5))
+    if (dsvi_frame_await_goodbye(near, 5))
         fuzz_accept();
     close(near);
 }
@@ -132,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int pair[2];
     if (size == 0 || size > 1 << 14)
         return 0;
-    fuzz_expect(begun || dsvi_job_key("a word", &key) == DSV_OK);
+    fuzz_expect(begun || dsvi_job_key_derive("a word", &key) == DSV_OK);
     begun = true;
     fuzz_expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
     bool sealed = data[0] & 0x80;

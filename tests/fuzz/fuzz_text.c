@@ -1,4 +1,4 @@
-/* UTF-8 and numbers as text. A number that was read must survive being printed and read again. */
+/* Fuzzes UTF-8 and numbers as text. A number that was read must be equal after printing and reading. */
 #include "base/number_text.h"
 #include "base/utf8.h"
 #include "fuzz.h"
@@ -19,7 +19,7 @@ static void check_utf8(const char *text, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char text[128], printed[DSVI_NUMBER_ROOM];
+    char text[128], printed[DSVI_NUMBER_BYTES];
     double value, again;
     check_utf8((const char *)data, size);
     size_t length = size < sizeof text ? size : sizeof text - 1;

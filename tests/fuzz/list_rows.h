@@ -14,7 +14,7 @@ static inline DsvStatus take_row(void *context, const char *path, const char *te
     return DSV_OK;
 }
 
-/* Rows hold no more bytes than the file. */
+/* Rows together have no more bytes than the file. */
 static inline int read_rows(const char *name, const uint8_t *data, size_t size)
 {
     char path[64];

@@ -1,7 +1,6 @@
-/* Files below FUZZ_ROOT in memory. CMakeLists.txt links harnesses with --wrap=open and so on: a call of
- * open() comes to __wrap_open(), which is here; __real_open() is the C library's, for any other path.
- *
- * One thread at a time; a few files, found by a walk over all of them. */
+/* Keeps the files below FUZZ_ROOT in memory. CMakeLists.txt links harnesses with --wrap=open and so on: a
+ * call of open() reaches __wrap_open() in this file, and __real_open() is the C library's function, for
+ * other paths. For one thread at a time, and few files, which are searched linearly. */
 #include "fuzz.h"
 
 #include <dirent.h>
@@ -16,10 +15,10 @@
 enum { FILES_MAX = 16, OPENED_MAX = 16, NAME_ROOM = 128, FIRST_DESCRIPTOR = 1 << 20 };
 
 typedef struct MemoryFile {
-    char name[NAME_ROOM]; /* below FUZZ_ROOT; "": a free place */
+    char name[NAME_ROOM]; /* path below FUZZ_ROOT; "": unused entry */
     bool folder;
     const unsigned char *data;
-    unsigned char *own; /* what was written by the reader, or NULL while `data` is the input's */
+    unsigned char *own; /* content written by the reader, or NULL while `data` is the input's */
     size_t bytes;
 } MemoryFile;
 
@@ -35,8 +34,8 @@ static Opened opened[OPENED_MAX];
 static void *mapped[OPENED_MAX];
 static bool accepted;
 
-/* Both names that the linker makes of a call. */
-#define WRAPPED(result, name, ...)   \
+/* Declares both functions that the linker's --wrap makes of a call. */
+#define WRAPPED(result, name, ...)     \
     result __real_##name(__VA_ARGS__); \
     result __wrap_##name(__VA_ARGS__)
 
@@ -69,7 +68,7 @@ WRAPPED(int, munmap, void *place, size_t bytes);
 
 /* ---- Files ---- */
 
-/* The name below FUZZ_ROOT, "" for FUZZ_ROOT itself; NULL for any other path. */
+/* The path below FUZZ_ROOT, "" for FUZZ_ROOT itself; NULL for any other path. */
 static const char *name_of(const char *path)
 {
     const size_t root = strlen(FUZZ_ROOT);
@@ -89,7 +88,7 @@ static MemoryFile *find(const char *name)
     return NULL;
 }
 
-/* NULL, and errno, when there is no room for it. */
+/* Returns NULL and sets errno if there is no free entry. */
 static MemoryFile *make(const char *name)
 {
     if (strlen(name) >= NAME_ROOM || !name[0]) {
@@ -112,7 +111,7 @@ static void drop(MemoryFile *file)
     memset(file, 0, sizeof *file);
 }
 
-/* The root, what mkdir made, and every folder that a file's name implies. */
+/* True for the root, folders made by mkdir, and each parent folder of a file. */
 static bool is_folder(const char *name)
 {
     const MemoryFile *file = find(name);
@@ -125,7 +124,7 @@ static bool is_folder(const char *name)
     return false;
 }
 
-/* Gives the file `bytes` of memory of its own that keep what it held. */
+/* Gives the file separate memory of `bytes` bytes with its previous content. */
 static bool resize(MemoryFile *file, size_t bytes)
 {
     unsigned char *own = realloc(file->own, bytes + 1);
@@ -146,7 +145,7 @@ void fuzz_files_clear(void)
         if (opened[i].stream)
             fclose(opened[i].stream);
         memset(&opened[i], 0, sizeof opened[i]);
-        fuzz_expect(!mapped[i]); /* a reader unmaps what it has mapped */
+        fuzz_expect(!mapped[i]); /* a reader must unmap what it has mapped */
     }
     for (int i = 0; i < FILES_MAX; i++)
         if (files[i].name[0])
@@ -193,7 +192,7 @@ bool fuzz_accepted(void)
 
 /* ---- Descriptors ---- */
 
-/* What a descriptor of ours has opened; NULL for any other descriptor. */
+/* The entry of a descriptor opened here; NULL for any other descriptor. */
 static Opened *opened_of(int file)
 {
     int place = file - FIRST_DESCRIPTOR;
@@ -205,7 +204,7 @@ static int descriptor_of(const Opened *at)
     return FIRST_DESCRIPTOR + (int)(at - opened);
 }
 
-/* The folders' descriptors share one entry, which nothing reads. */
+/* Descriptors of folders share one entry, which is never read. */
 static MemoryFile folder_entry = {.name = ".", .folder = true};
 
 static Opened *open_name(const char *name, int flags)
@@ -362,7 +361,7 @@ int __wrap_ftruncate(int file, off_t bytes)
     return at ? (resize(at->file, (size_t)bytes) ? 0 : -1) : __real_ftruncate(file, bytes);
 }
 
-/* A mapping is a copy of exactly as many bytes. */
+/* A mapping is a copy of exactly the file's size. */
 void *__wrap_mmap(void *place, size_t bytes, int access, int flags, int file, off_t from)
 {
     const Opened *at = opened_of(file);
@@ -458,7 +457,7 @@ char *__wrap_realpath(const char *path, char *out)
     return name_of(path) ? strdup(path) : __real_realpath(path, out);
 }
 
-/* The part of a file's name that a listing of `folder` shows; false where the file is elsewhere. */
+/* The part of a file's name that a listing of `folder` shows; false if the file is in another folder. */
 static bool listed_name(const MemoryFile *file, const char *folder, char *out, size_t room)
 {
     const size_t length = strlen(folder);
@@ -548,8 +547,9 @@ FILE *__wrap_fopen(const char *path, const char *mode)
     const char *name = name_of(path);
     if (!name)
         return __real_fopen(path, mode);
-    int flags = mode[0] == 'r' ? O_RDONLY : mode[0] == 'w' ? O_WRONLY | O_CREAT | O_TRUNC :
-                                                             O_RDWR | O_CREAT | O_APPEND;
+    int flags = mode[0] == 'r'   ? O_RDONLY
+                : mode[0] == 'w' ? O_WRONLY | O_CREAT | O_TRUNC
+                                 : O_RDWR | O_CREAT | O_APPEND;
     Opened *at = open_name(name, flags);
     return at ? stream_of(at, mode) : NULL;
 }

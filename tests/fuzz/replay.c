@@ -1,5 +1,6 @@
-/* Runs a harness without libFuzzer: once for each file and each file of a folder named on the command line.
- * A seed whose name begins with "good" must be taken by the reader; one that begins with "bad" must not. */
+/* Runs a harness without libFuzzer, once for each file, and each file of a folder, named on the command
+ * line. The reader must accept a seed whose name begins with "good", and refuse a seed whose name begins
+ * with "bad". */
 #include "fuzz.h"
 
 #include <dirent.h>
@@ -20,7 +21,7 @@ static void run_file(const char *path)
         return;
     }
     size_t bytes = (size_t)found.st_size;
-    uint8_t *data = malloc(bytes ? bytes : 1); /* exact, so that a read beyond the end is seen */
+    uint8_t *data = malloc(bytes ? bytes : 1); /* exact size, so that a read past the end is detected */
     fuzz_expect(data && fread(data, 1, bytes, file) == bytes);
     fclose(file);
     (void)fuzz_accepted();
@@ -28,8 +29,8 @@ static void run_file(const char *path)
     bool accepted = fuzz_accepted();
     bool wrong = strncmp(name, accepted ? "bad" : "good", accepted ? 3 : 4) == 0;
     if (wrong)
-        fprintf(stderr, "%s: the reader %s it; its last sentence: %s\n", path,
-                accepted ? "took" : "refused", dsv_error_message());
+        fprintf(stderr, "%s: the reader %s it; its last sentence: %s\n", path, accepted ? "took" : "refused",
+                dsv_error_message());
     failures += wrong;
     runs++;
     free(data);

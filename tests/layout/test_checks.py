@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_checks.py TOOLS CC: plants each fault that the checks in TOOLS look for, and wants it found alone."""
+"""test_checks.py TOOLS CC: makes each fault that the checks in TOOLS detect, and expects only it reported."""
 import pathlib
 import subprocess
 import sys
@@ -74,6 +74,13 @@ class Style(Planted):
     def test_cuda_condition(self):
         self.complains("CUDA outside", "src/base/a.c", "/* a */\n#ifdef DSV_" "CUDA\n#endif\n")
 
+    def test_launch(self):
+        launch = "/* a */\n    kernel<" "<<1, 32>>>();\n"
+        self.write("src/cuda/common/kernel.cuh", launch)
+        self.write("lab/a.cu", launch)
+        self.assert_passes("check_style", self.root)
+        self.complains("a kernel launch outside src/cuda/common/kernel.cuh", "src/cuda/b.cu", launch)
+
     def test_same_name(self):
         self.write("src/ops/a.c", "/* a */\n")
         self.complains("has the name of", "src/cpu/a.c", "/* a */\n")
@@ -90,6 +97,39 @@ class Style(Planted):
         self.write("build/a.c", "\t")
         self.write("build-x/a.c", "\t")
         self.assert_passes("check_style", self.root)
+
+
+class Format(Planted):
+    """Each of a file that is laid out as the tree's .clang-format says, or of one that is not."""
+
+    def setUp(self):
+        super().setUp()
+        self.write(".clang-format", (TOOLS.parent / ".clang-format").read_text())
+        if self.run_check("check_format", self.root)[0] == 77:
+            self.skipTest("clang-format 14 is not installed")
+
+    def test_good(self):
+        self.write("src/a.c", "int f(void)\n{\n    return 1;\n}\n")
+        self.assert_passes("check_format", self.root)
+
+    def test_c(self):
+        self.write("src/a.c", "int f(void) { return 1; }\n")
+        self.assert_complains("src/a.c:1", "check_format", self.root)
+
+    def test_cuda(self):
+        self.write("src/good.c", "int a;\n")
+        self.write("src/a.cu", "int a;\nint  b;\n")
+        self.assert_complains("src/a.cu:2", "check_format", self.root)
+
+    def test_bad_rules(self):
+        self.write(".clang-format", "Nonsense: 1\n")
+        self.write("src/a.c", "int a;\n")
+        self.assert_complains("unknown key", "check_format", self.root)
+
+    def test_write(self):
+        path = self.write("src/a.c", "int  a;\n")
+        self.assert_passes("check_format", self.root, "--write")
+        self.assertEqual(path.read_text(), "int a;\n")
 
 
 class Headers(Planted):
@@ -151,6 +191,28 @@ class Layers(Planted):
 
     def test_good(self):
         self.assert_passes("check_layers", self.build())
+
+    def document(self, picture, uses):
+        self.write("docs/architecture.md", f"""```
+cli      the program
+{picture}
+```
+
+| `src/high` | {uses} | more |
+| `src/low` | | less |
+""")
+
+    def test_documented(self):
+        self.document("high     more\nlow      less", "low")
+        self.assert_passes("check_layers", self.build())
+
+    def test_wrong_table(self):
+        self.document("high     more\nlow      less", "")
+        self.complains("the table has high use [], and the build ['low']")
+
+    def test_wrong_picture(self):
+        self.document("low, high     all", "low")
+        self.complains("in the picture high does not stand above low")
 
     def test_upward_call(self):
         self.complains("low/low.c: uses dsv_high of layer high; low may use low",

@@ -1,17 +1,18 @@
-/* See dit_case.h. Device memory of the CPU backend is read and written in place. */
+/* A transformer on the CPU for tests; see dit_case.h. The code reads and writes the CPU backend's device
+ * memory directly. */
 #include "dit_case.h"
 
 #include "base/rng.h"
 
-static void *take(DitCase *c, DsvArena *arena, DsvDtype dtype, int64_t n)
+static void *take(DitCase *c, DsviArena *arena, DsviDtype dtype, int64_t n)
 {
     (void)c;
-    return dsvi_arena_take(arena, DSV_MEM_DATA, (size_t)n * dsvi_dtype_size(dtype));
+    return dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)n * dsvi_dtype_size(dtype));
 }
 
-static void carve(DitCase *c, DsvArena *arena)
+static void carve(DitCase *c, DsviArena *arena)
 {
-    DsvDtype acc = c->acc;
+    DsviDtype acc = c->acc;
     int64_t flat = c->table.elements;
     c->weights.master = take(c, arena, acc, flat);
     c->weights.compute = c->shape.act == acc ? c->weights.master : take(c, arena, c->shape.act, flat);
@@ -30,34 +31,36 @@ static void carve(DitCase *c, DsvArena *arena)
     dsvi_dit_carve(c->dit, arena);
     dsvi_dit_carve_pass(c->dit, arena);
     if (c->shape.grad_begin)
-        c->weights.grad = dsvi_dit_room(c->dit).grad;
+        c->weights.grad = dsvi_dit_buffers(c->dit).grad;
 }
 
-/* As training lends them: what a pass adds to is cleared as it comes to it. */
-static DsvStatus lend(void *lender, DsvDitPass pass, int64_t stretch, DsvDitStretch *where)
+/* Makes the weights of a block available as training does. In the backward pass it clears the gradients that
+ * the pass adds to, and marks the others as fresh: the pass overwrites them. */
+static DsvStatus acquire_weights(void *owner, DsviDitPass pass, int64_t bucket, DsviDitBucket *where)
 {
-    const DitCase *c = lender;
-    const DsvParamTable *table = &c->table;
-    size_t acc = dsvi_dtype_size(c->acc), begin = (size_t)table->begin[stretch] * acc;
-    size_t gemm = (size_t)table->gemm[stretch];
-    *where = (DsvDitStretch){
+    const DitCase *c = owner;
+    const DsviParamTable *table = &c->table;
+    size_t acc = dsvi_dtype_size(c->acc), begin = (size_t)table->begin[bucket] * acc;
+    size_t gemm = (size_t)table->gemm[bucket];
+    *where = (DsviDitBucket){
         .acc = (char *)c->weights.master + begin,
         .act = (char *)c->weights.compute + gemm * dsvi_dtype_size(c->shape.act),
-        .grad = (char *)c->weights.grad + begin, .fresh = pass == DSV_PASS_BACKWARD,
+        .grad = (char *)c->weights.grad + begin,
+        .fresh = pass == DSVI_PASS_BACKWARD,
     };
     if (where->fresh)
         memset(where->grad, 0, gemm * acc - begin);
     return DSV_OK;
 }
 
-void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *shape, const char *isa,
+void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
                    int threads, const DsvConfig *settings)
 {
-    DsvArena arena;
+    DsviArena arena;
     memset(c, 0, sizeof *c);
     c->config = *config;
     c->shape = *shape;
-    c->acc = shape->act == DSV_F64 ? DSV_F64 : DSV_F32;
+    c->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
     int64_t places = shape->batch * shape->frames * shape->height * shape->width;
     c->in_elements = places * config->in_channels;
     c->out_elements = places * config->out_channels;
@@ -65,7 +68,7 @@ void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *sh
     assert_ok(dsvi_cpu_open(isa, threads, &c->backend));
     assert_ok(dsvi_param_table_make(config, &c->table));
     if (settings) {
-        DsvSparseShape sparse_shape = dsvi_dit_sparse_shape(config, shape);
+        DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, shape);
         assert_ok(dsvi_sparse_create(&c->backend, settings, &sparse_shape, NULL, NULL, &c->sparse));
     }
     assert_ok(dsvi_dit_create(&c->backend, config, &c->table, shape, c->sparse, &c->dit));
@@ -79,8 +82,8 @@ void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *sh
     if (c->sparse)
         assert_ok(dsvi_sparse_setup(c->sparse));
     if (c->shape.grad_begin) {
-        c->weights.enter = lend;
-        c->weights.lender = c;
+        c->weights.acquire = acquire_weights;
+        c->weights.owner = c;
     }
     assert_ok(dsvi_dit_setup(c->dit, &c->weights));
 }
@@ -96,18 +99,18 @@ void dit_case_close(DitCase *c)
 
 void dit_case_set_weights(DitCase *c, const float *flat)
 {
-    dsvi_convert(c->acc, c->weights.master, DSV_F32, flat, c->table.elements);
+    dsvi_convert(c->acc, c->weights.master, DSVI_F32, flat, c->table.elements);
     assert_ok(dsvi_dit_refresh_compute(c->dit));
 }
 
-void dit_case_set(DitCase *c, void *array, const DsvSafetensors *file, const char *name)
+void dit_case_set(DitCase *c, void *array, const DsviSafetensors *file, const char *name)
 {
-    const DsvStoredTensor *tensor = dsvi_safetensors_find(file, name);
+    const DsviStoredTensor *tensor = dsvi_safetensors_find(file, name);
     assert_non_null(tensor);
     dsvi_convert(c->acc, array, tensor->dtype, tensor->data, tensor->count);
 }
 
-static void fill(const DitCase *c, void *array, int64_t n, DsvRng rng)
+static void fill(const DitCase *c, void *array, int64_t n, DsviRng rng)
 {
     for (int64_t i = 0; i < n; i++)
         dsvi_store(c->acc, array, i, (float)dsvi_rng_normal(rng, (uint64_t)i));
@@ -115,7 +118,7 @@ static void fill(const DitCase *c, void *array, int64_t n, DsvRng rng)
 
 void dit_case_randomise(DitCase *c, uint32_t stream)
 {
-    DsvRng rng = {11, DSV_RNG_TEST, 4 * stream};
+    DsviRng rng = {11, DSVI_RNG_TEST, 4 * stream};
     fill(c, c->latents, c->in_elements, rng);
     rng.stream++;
     fill(c, c->text, c->text_elements, rng);
@@ -128,18 +131,24 @@ void dit_case_randomise(DitCase *c, uint32_t stream)
 
 void dit_case_forward(DitCase *c)
 {
-    assert_ok(dsvi_dit_forward(c->dit, c->latents, c->timestep, c->text, c->output));
+    assert_ok(dsvi_dit_forward(c->dit, c->latents, c->timestep, c->text, c->output, NULL));
 }
 
 void dit_case_gradients(DitCase *c)
 {
-    DsvDevice *device = c->backend.device;
+    DsviDevice *device = c->backend.device;
     size_t flat = (size_t)c->table.elements * dsvi_dtype_size(c->acc);
-    DsvMseArgs mse = {
-        .batch = c->shape.batch, .n = c->out_elements / c->shape.batch, .grad_scale = 1, .acc = c->acc,
-        .output = c->output, .target = c->target, .loss = c->loss, .doutput = c->doutput,
+    DsviMseArgs mse = {
+        .batch = c->shape.batch,
+        .n = c->out_elements / c->shape.batch,
+        .grad_scale = 1,
+        .acc = c->acc,
+        .output = c->output,
+        .target = c->target,
+        .loss = c->loss,
+        .doutput = c->doutput,
     };
-    assert_ok(device->zero(device->stream, c->weights.grad, flat));
+    assert_ok(device->clear(device->stream, c->weights.grad, flat));
     dit_case_forward(c);
     assert_ok(c->backend.ops.mse.run(device->stream, &mse));
     assert_ok(dsvi_dit_backward(c->dit, c->doutput, c->dlatents, c->dtext));
@@ -147,11 +156,11 @@ void dit_case_gradients(DitCase *c)
 
 void dit_case_loss_gradients(DitCase *c)
 {
-    DsvDevice *device = c->backend.device;
+    DsviDevice *device = c->backend.device;
     size_t flat = (size_t)c->table.elements * dsvi_dtype_size(c->acc);
-    const DsvDitLoss loss = {.target = c->target, .grad_scale = 1, .loss = c->loss};
-    assert_ok(device->zero(device->stream, c->weights.grad, flat));
-    assert_ok(dsvi_dit_forward_loss(c->dit, c->latents, c->timestep, c->text, &loss));
+    const DsviDitLoss loss = {.target = c->target, .grad_scale = 1, .loss = c->loss};
+    assert_ok(device->clear(device->stream, c->weights.grad, flat));
+    assert_ok(dsvi_dit_forward(c->dit, c->latents, c->timestep, c->text, NULL, &loss));
     assert_ok(dsvi_dit_backward(c->dit, NULL, c->dlatents, c->dtext));
 }
 
@@ -165,8 +174,7 @@ double dit_case_loss(const DitCase *c)
 
 const void *dit_case_grad(const DitCase *c, int64_t param)
 {
-    return (const char *)c->weights.grad +
-           (size_t)c->table.params[param].offset * dsvi_dtype_size(c->acc);
+    return (const char *)c->weights.grad + (size_t)c->table.params[param].offset * dsvi_dtype_size(c->acc);
 }
 
 void dit_case_assert_equal(const DitCase *a, const DitCase *b, bool grad)
@@ -180,29 +188,38 @@ void dit_case_assert_equal(const DitCase *a, const DitCase *b, bool grad)
     assert_memory_equal(a->weights.grad, b->weights.grad, (size_t)a->table.elements * size);
 }
 
-DsvDitConfig dit_case_small_config(void)
+DsviDitConfig dit_case_small_config(void)
 {
-    return (DsvDitConfig){
-        .num_layers = 2, .num_attention_heads = 3, .attention_head_dim = 32, .ffn_dim = 70, .freq_dim = 18,
-        .text_dim = 11, .text_len = 5, .in_channels = 3, .out_channels = 5, .patch = {1, 2, 2},
-        .rope_max_seq_len = 64, .eps = 1e-6,
+    return (DsviDitConfig){
+        .num_layers = 2,
+        .num_attention_heads = 3,
+        .attention_head_dim = 32,
+        .ffn_dim = 70,
+        .freq_dim = 18,
+        .text_dim = 11,
+        .text_len = 5,
+        .in_channels = 3,
+        .out_channels = 5,
+        .patch = {1, 2, 2},
+        .rope_max_seq_len = 64,
+        .eps = 1e-6,
     };
 }
 
-DsvDitShape dit_case_small_shape(DsvDtype act)
+DsviDitShape dit_case_small_shape(DsviDtype act)
 {
-    return (DsvDitShape){.batch = 2, .frames = 2, .height = 6, .width = 10, .text_len = 5, .act = act,
-                         .backward = true};
+    return (DsviDitShape){
+        .batch = 2, .frames = 2, .height = 6, .width = 10, .text_len = 5, .act = act, .backward = true};
 }
 
-float *dit_case_random_weights(const DsvParamTable *table, double deviation)
+float *dit_case_random_weights(const DsviParamTable *table, double deviation)
 {
     float *flat = calloc((size_t)table->elements, sizeof *flat);
     assert_non_null(flat);
     for (int64_t i = 0; i < table->count; i++) {
-        const DsvParam *param = &table->params[i];
-        DsvRng rng = {13, DSV_RNG_TEST, 1000 + (uint32_t)i};
-        double base = param->init == DSV_INIT_ONE ? 1 : 0;
+        const DsviParam *param = &table->params[i];
+        DsviRng rng = {13, DSVI_RNG_TEST, 1000 + (uint32_t)i};
+        double base = param->init == DSVI_INIT_ONE ? 1 : 0;
         for (int64_t j = 0; j < param->count; j++)
             flat[param->offset + j] = (float)(base + deviation * dsvi_rng_normal(rng, (uint64_t)j));
     }

@@ -1,59 +1,62 @@
-/* A transformer on the CPU with everything it reads and writes, for tests. */
+/* A transformer on the CPU with all arrays that it reads and writes, for tests. */
 #ifndef DIT_CASE_H
 #define DIT_CASE_H
 
 #include "test.h"
 
 #include "cpu/cpu.h"
-#include "model/dit.h"
+#include "model/dit/dit.h"
 
 typedef struct DitCase {
-    DsvBackend backend;
-    DsvDitConfig config;
-    DsvDitShape shape;
-    DsvDtype acc;
-    DsvParamTable table;
-    DsvSparse *sparse; /* NULL: dense */
-    DsvDit *dit;
-    int64_t in_elements, out_elements, text_elements; /* of the batch */
+    DsviBackend backend;
+    DsviDitConfig config;
+    DsviDitShape shape;
+    DsviDtype acc;
+    DsviParamTable table;
+    DsviSparse *sparse; /* NULL: dense attention */
+    DsviDit *dit;
+    int64_t in_elements, out_elements, text_elements; /* elements of the arrays of the whole batch */
 
     void *memory;
-    DsvDitWeights weights; /* with shape.grad_begin lent as fresh, gradients in the plan's room */
-    /* acc */
+    DsviDitWeights weights; /* with shape.grad_begin the gradients are in memory that the model has planned */
+    /* arrays of dtype acc */
     void *latents, *timestep, *text, *target, *output, *doutput, *loss, *dlatents, *dtext;
 } DitCase;
 
-/* Makes the model of `config` and `shape` on the CPU at level `isa` with `threads` threads; with `settings`
- * (may be NULL) attention goes through the sparse layer. All memory but gradients starts as NaN. */
-void dit_case_open(DitCase *c, const DsvDitConfig *config, const DsvDitShape *shape, const char *isa,
+/* Creates the model of `config` and `shape` on the CPU with instruction set `isa` and `threads` threads. With
+ * `settings` (may be NULL) attention runs through the sparse layer. All memory except gradients starts as
+ * NaN. dit_case_close releases everything. */
+void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
                    int threads, const DsvConfig *settings);
 void dit_case_close(DitCase *c);
 
-/* The flat host array to the weights. */
+/* Copies the flat host array (table.elements) to the weights. */
 void dit_case_set_weights(DitCase *c, const float *flat);
-/* A stored tensor, all of it, to one of the acc arrays above. */
-void dit_case_set(DitCase *c, void *array, const DsvSafetensors *file, const char *name);
-/* Random normal latents, text and target from `stream`, and times between 0 and 1000. */
+/* Copies the whole stored tensor `name` to `array`, one of the acc arrays of `c`. */
+void dit_case_set(DitCase *c, void *array, const DsviSafetensors *file, const char *name);
+/* Fills latents, text and target with random normal numbers that follow from `stream`, and timesteps with
+ * uniform numbers between 0 and 1000. */
 void dit_case_randomise(DitCase *c, uint32_t stream);
 
-/* Forward. */
+/* Runs the forward pass from latents, timestep and text to output. */
 void dit_case_forward(DitCase *c);
-/* Forward, loss and backward into zeroed gradients: by way of the output, and without it. */
+/* Clear the gradients, then run forward pass, loss and backward pass. dit_case_gradients computes the loss
+ * from the output; dit_case_loss_gradients lets the model compute the loss without storing the output. */
 void dit_case_gradients(DitCase *c);
 void dit_case_loss_gradients(DitCase *c);
-/* Mean of loss over the batch. */
+/* Returns the mean loss of the batch. */
 double dit_case_loss(const DitCase *c);
-/* Gradient of a parameter, acc. */
+/* Returns the gradient of a parameter, in dtype acc; owned by the case. */
 const void *dit_case_grad(const DitCase *c, int64_t param);
 
-/* All results bit for bit equal: output, and with `grad` every gradient. */
+/* Fails the test unless the outputs and, with `grad`, all gradients have the same bits. */
 void dit_case_assert_equal(const DitCase *a, const DitCase *b, bool grad);
 
-/* Two blocks of three heads of 32, ragged everywhere. */
-DsvDitConfig dit_case_small_config(void);
-/* B = 2, 2 x 3 x 5 tokens, 5 text rows. */
-DsvDitShape dit_case_small_shape(DsvDtype act);
-/* Random weights with nothing zero or one about them; to be freed. */
-float *dit_case_random_weights(const DsvParamTable *table, double deviation);
+/* Two blocks with three heads of size 32; the other sizes are not multiples of tile or vector sizes. */
+DsviDitConfig dit_case_small_config(void);
+/* Two samples with 2 x 3 x 5 tokens and 5 text rows. */
+DsviDitShape dit_case_small_shape(DsviDtype act);
+/* Returns random weights, none exactly zero or one; the caller frees them with free(). */
+float *dit_case_random_weights(const DsviParamTable *table, double deviation);
 
 #endif

@@ -1,13 +1,14 @@
-/* The haar codec: exact inverse, the bands it promises, causality, and the sizes it refuses. */
+/* The haar codec: decoding inverts encoding, channels are Haar bands, latent frames are causal, and
+ * unsupported sizes are refused. */
 #include "test.h"
 
 #include "base/rng.h"
-#include "model/codec.h"
+#include "model/codec/codec.h"
 
-static DsvCodec *open_levels(int spatial, int temporal)
+static DsviCodec *open_levels(int spatial, int temporal)
 {
     DsvConfig settings;
-    DsvCodec *codec;
+    DsviCodec *codec;
     dsv_config_defaults(&settings);
     settings.codec_spatial_levels = spatial;
     settings.codec_temporal_levels = temporal;
@@ -15,15 +16,15 @@ static DsvCodec *open_levels(int spatial, int temporal)
     return codec;
 }
 
-static int64_t elements(DsvVideoShape shape)
+static int64_t elements(DsviVideoShape shape)
 {
     return shape.channels * shape.frames * shape.height * shape.width;
 }
 
-/* Random values in [-1, 1); n of them, to be freed. */
+/* Returns n random values in [-1, 1); the caller frees them. */
 static float *random_values(int64_t n, uint32_t stream)
 {
-    DsvRng rng = {7, DSV_RNG_TEST, stream};
+    DsviRng rng = {7, DSVI_RNG_TEST, stream};
     float *values = malloc((size_t)n * sizeof *values);
     assert_non_null(values);
     for (int64_t i = 0; i < n; i++)
@@ -36,17 +37,17 @@ static void *filled(int64_t n)
     float *values = malloc((size_t)n * sizeof *values);
     assert_non_null(values);
     for (int64_t i = 0; i < n; i++)
-        values[i] = NAN; /* what is not written is found */
+        values[i] = NAN; /* so that elements that are not written show */
     return values;
 }
 
-/* There and back. A pixel is a sum of at most 1 + 6 + 6 + 4 coefficients per axis product; each lifting step,
- * the scaling and its inverse round a value of at most 1 once: 2 (levels + 1) roundings of 6e-8, which add up
- * to less than 1e-6 for the levels tried here. */
+/* Encodes and decodes. A pixel is a sum of at most 1 + 6 + 6 + 4 coefficients per axis product. Each lifting
+ * step, the scaling and its inverse round a value of at most 1 once. This makes 2 (levels + 1) roundings of
+ * 6e-8, less than 1e-6 for the levels tried here. */
 static void check_inverse(int spatial, int temporal, int64_t frames, int64_t height, int64_t width)
 {
-    DsvCodec *codec = open_levels(spatial, temporal);
-    DsvVideoShape video = {3, frames, height, width}, shape;
+    DsviCodec *codec = open_levels(spatial, temporal);
+    DsviVideoShape video = {3, frames, height, width}, shape;
     assert_ok(codec->latent_shape(codec, video, &shape));
     assert_int_equal(shape.channels, 3 << (2 * spatial + temporal));
     assert_int_equal(shape.frames, 1 + (frames - 1) / (1 << temporal));
@@ -80,8 +81,8 @@ static void inverse_is_exact(void **state)
     check_inverse(2, 1, 17, 96, 96);
 }
 
-/* Coefficient i of an axis of 2^levels samples, from its definition: the mean, or half the difference of two
- * means over 2^(level - 1) samples. Returns the weight of sample x. */
+/* Returns the weight of sample x in coefficient i of an axis of 2^levels samples. By definition a coefficient
+ * is the mean of all samples, or half the difference of two means over 2^(level - 1) samples. */
 static double weight(int levels, int64_t i, int64_t x)
 {
     int64_t half = 1;
@@ -89,19 +90,20 @@ static double weight(int levels, int64_t i, int64_t x)
         return 1.0 / (double)((int64_t)1 << levels);
     while (!(i & half))
         half *= 2;
-    /* Clearing the lowest bit of i gives the first sample of the stretch. */
+    /* Clearing the lowest bit of i gives the first sample of the coefficient's range. */
     int64_t start = i & ~half;
     if (x < start || x >= start + 2 * half)
         return 0;
     return (x < start + half ? 0.5 : -0.5) / (double)half;
 }
 
-/* Every channel is proportional to its band, and bands that are alike have the same scale. */
+/* Each channel is proportional to its Haar band; corresponding bands of rows and columns have the same
+ * scale. */
 static void bands_are_haar(void **state)
 {
     enum { SPATIAL = 2, TEMPORAL = 2, SIDE = 4, FRAMES = 5, PLANE = SIDE * SIDE, BAND = SIDE * SIDE * 4 };
-    DsvCodec *codec = open_levels(SPATIAL, TEMPORAL);
-    DsvVideoShape video = {3, FRAMES, SIDE, SIDE};
+    DsviCodec *codec = open_levels(SPATIAL, TEMPORAL);
+    DsviVideoShape video = {3, FRAMES, SIDE, SIDE};
     float *pixels = random_values(elements(video), 2), latent[BAND * 3 * 2];
     double scale[BAND];
     (void)state;
@@ -122,7 +124,8 @@ static void bands_are_haar(void **state)
             assert_error_below(fabs(found - scale[band] * value), 1e-5 * scale[band], "band %d", band);
         }
     }
-    /* Along rows as along columns; coarser bands deviate more and are divided by more. */
+    /* Bands along rows have the scale of bands along columns. Coarser bands have larger deviations and are
+     * divided by larger numbers. */
     assert_error_below(fabs(scale[1] / scale[SIDE] - 1), 1e-5, "finest bands");
     assert_error_below(fabs(scale[2] / scale[2 * SIDE] - 1), 1e-5, "coarse bands");
     assert_true(scale[0] < 0.9 * scale[2] && scale[2] < 0.9 * scale[1]);
@@ -130,11 +133,12 @@ static void bands_are_haar(void **state)
     codec->close(codec);
 }
 
-/* A video that never changes: the means alone are not zero, and are the same in the first latent frame. */
-static void still_video_has_means_alone(void **state)
+/* In a video that never changes only the means are not zero, and they equal those of the first latent
+ * frame. */
+static void still_video_has_only_means(void **state)
 {
-    DsvCodec *codec = open_levels(1, 2);
-    DsvVideoShape video = {3, 9, 4, 6}, shape;
+    DsviCodec *codec = open_levels(1, 2);
+    DsviVideoShape video = {3, 9, 4, 6}, shape;
     (void)state;
     assert_ok(codec->latent_shape(codec, video, &shape));
     float *pixels = filled(elements(video)), *latent = filled(elements(shape));
@@ -153,12 +157,12 @@ static void still_video_has_means_alone(void **state)
     codec->close(codec);
 }
 
-/* For each channel: the codec decodes an error of one at one place of the last latent frame. */
+/* Decodes, for each channel, an error of one at one position of the last latent frame. */
 static void pixel_errors_are_what_decoding_makes_of_an_error(void **state)
 {
     enum { SPATIAL = 2, TEMPORAL = 2 };
-    DsvCodec *codec = open_levels(SPATIAL, TEMPORAL);
-    DsvVideoShape video = {3, 9, 8, 8}, shape;
+    DsviCodec *codec = open_levels(SPATIAL, TEMPORAL);
+    DsviVideoShape video = {3, 9, 8, 8}, shape;
     (void)state;
     assert_ok(codec->latent_shape(codec, video, &shape));
     double *error = filled(2 * shape.channels);
@@ -180,11 +184,11 @@ static void pixel_errors_are_what_decoding_makes_of_an_error(void **state)
     codec->close(codec);
 }
 
-/* Latent frame f knows the frames it stands for and no others. */
+/* Latent frame f depends only on the video frames that it represents. */
 static void latent_frames_are_local(void **state)
 {
-    DsvCodec *codec = open_levels(1, 1);
-    DsvVideoShape video = {3, 5, 2, 2}, shape;
+    DsviCodec *codec = open_levels(1, 1);
+    DsviVideoShape video = {3, 5, 2, 2}, shape;
     (void)state;
     assert_ok(codec->latent_shape(codec, video, &shape));
     float *pixels = random_values(elements(video), 3);
@@ -210,22 +214,24 @@ static void latent_frames_are_local(void **state)
 
 static void refuses_sizes(void **state)
 {
-    DsvCodec *codec = open_levels(2, 1);
-    DsvVideoShape shape;
+    DsviCodec *codec = open_levels(2, 1);
+    DsviVideoShape shape;
     DsvConfig settings;
     float nothing[1] = {0};
     (void)state;
-    assert_fails(DSV_E_SHAPE, "num_frames 16, wanted 15 or 17",
-                 codec->latent_shape(codec, (DsvVideoShape){3, 16, 8, 8}, &shape));
-    assert_fails(DSV_E_SHAPE, "num_frames 0, wanted 1",
-                 codec->latent_shape(codec, (DsvVideoShape){3, 0, 8, 8}, &shape));
-    assert_fails(DSV_E_SHAPE, "height 10, wanted 8 or 12",
-                 codec->latent_shape(codec, (DsvVideoShape){3, 17, 10, 8}, &shape));
-    assert_fails(DSV_E_SHAPE, "width 3, wanted 4",
-                 codec->latent_shape(codec, (DsvVideoShape){3, 17, 8, 3}, &shape));
-    assert_fails(DSV_E_SHAPE, "3 colours", codec->latent_shape(codec, (DsvVideoShape){4, 17, 8, 8}, &shape));
-    assert_fails(DSV_E_SHAPE, "width 6", codec->encode(codec, (DsvVideoShape){3, 1, 4, 6}, nothing, nothing));
-    assert_fails(DSV_E_SHAPE, "width 6", codec->decode(codec, (DsvVideoShape){3, 1, 4, 6}, nothing, nothing));
+    assert_fails(DSV_E_SHAPE, "num_frames 16, expected 15 or 17",
+                 codec->latent_shape(codec, (DsviVideoShape){3, 16, 8, 8}, &shape));
+    assert_fails(DSV_E_SHAPE, "num_frames 0, expected 1",
+                 codec->latent_shape(codec, (DsviVideoShape){3, 0, 8, 8}, &shape));
+    assert_fails(DSV_E_SHAPE, "height 10, expected 8 or 12",
+                 codec->latent_shape(codec, (DsviVideoShape){3, 17, 10, 8}, &shape));
+    assert_fails(DSV_E_SHAPE, "width 3, expected 4",
+                 codec->latent_shape(codec, (DsviVideoShape){3, 17, 8, 3}, &shape));
+    assert_fails(DSV_E_SHAPE, "3 colours", codec->latent_shape(codec, (DsviVideoShape){4, 17, 8, 8}, &shape));
+    assert_fails(DSV_E_SHAPE, "width 6",
+                 codec->encode(codec, (DsviVideoShape){3, 1, 4, 6}, nothing, nothing));
+    assert_fails(DSV_E_SHAPE, "width 6",
+                 codec->decode(codec, (DsviVideoShape){3, 1, 4, 6}, nothing, nothing));
     codec->close(codec);
     dsv_config_defaults(&settings);
     settings.codec_spatial_levels = 7;
@@ -241,7 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inverse_is_exact),
         cmocka_unit_test(bands_are_haar),
-        cmocka_unit_test(still_video_has_means_alone),
+        cmocka_unit_test(still_video_has_only_means),
         cmocka_unit_test(pixel_errors_are_what_decoding_makes_of_an_error),
         cmocka_unit_test(latent_frames_are_local),
         cmocka_unit_test(refuses_sizes),

@@ -1,12 +1,12 @@
-/* The transformer against itself: finite differences, batches, threads, repeated runs, and its promises about
- * memory and counts. */
+/* The transformer against itself: finite differences, batches, threads, repeated passes, and the memory and
+ * the operation counts that its header promises. */
 #include "dit_case.h"
 
 #include "base/rng.h"
 
-static void open_shape(DitCase *c, const DsvDitShape *shape, const char *isa, int threads)
+static void open_shape(DitCase *c, const DsviDitShape *shape, const char *isa, int threads)
 {
-    DsvDitConfig config = dit_case_small_config();
+    DsviDitConfig config = dit_case_small_config();
     dit_case_open(c, &config, shape, isa, threads, NULL);
     float *flat = dit_case_random_weights(&c->table, 0.1);
     dit_case_set_weights(c, flat);
@@ -14,18 +14,23 @@ static void open_shape(DitCase *c, const DsvDitShape *shape, const char *isa, in
     dit_case_randomise(c, 1);
 }
 
-static void open_small(DitCase *c, DsvDtype act, const char *isa, int threads)
+static void open_small(DitCase *c, DsviDtype act, const char *isa, int threads)
 {
-    DsvDitShape shape = dit_case_small_shape(act);
+    DsviDitShape shape = dit_case_small_shape(act);
     open_shape(c, &shape, isa, threads);
 }
 
-/* Loss after moving the n numbers of `x` by step * direction, which are put back. */
+/* Returns the loss with x[0..n) moved by step * direction; restores x. */
 static double loss_moved(DitCase *c, double *x, const double *direction, int64_t n, double step)
 {
-    DsvMseArgs mse = {
-        .batch = c->shape.batch, .n = c->out_elements / c->shape.batch, .grad_scale = 1, .acc = c->acc,
-        .output = c->output, .target = c->target, .loss = c->loss,
+    DsviMseArgs mse = {
+        .batch = c->shape.batch,
+        .n = c->out_elements / c->shape.batch,
+        .grad_scale = 1,
+        .acc = c->acc,
+        .output = c->output,
+        .target = c->target,
+        .loss = c->loss,
     };
     double *kept = malloc((size_t)n * sizeof *kept);
     assert_non_null(kept);
@@ -39,14 +44,14 @@ static double loss_moved(DitCase *c, double *x, const double *direction, int64_t
     return dit_case_loss(c);
 }
 
-/* The slope of the loss along a random direction, by central differences of fourth order: (8 (f(h) - f(-h)) -
- * (f(2h) - f(-2h))) / 12 h. At h = 1e-3 the rounding of a loss near 1 gives 1e-13 / h = 1e-10 and the
- * truncation h^4 times a fifth derivative. */
+/* Compares the gradient with the slope of the loss along a random direction, by central differences of fourth
+ * order: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h. With h = 1e-3 the rounding error of a loss near 1 is
+ * 1e-13 / h = 1e-10, and the truncation error is h^4 times a fifth derivative. */
 static void check_slope(DitCase *c, const char *name, double *x, const double *gradient, int64_t n,
                         uint32_t stream)
 {
     const double h = 1e-3;
-    DsvRng rng = {17, DSV_RNG_TEST, stream};
+    DsviRng rng = {17, DSVI_RNG_TEST, stream};
     double *direction = malloc((size_t)n * sizeof *direction), slope = 0, square = 0;
     assert_non_null(direction);
     for (int64_t i = 0; i < n; i++) {
@@ -62,10 +67,10 @@ static void check_slope(DitCase *c, const char *name, double *x, const double *g
     free(direction);
 }
 
-static void check_all_slopes(const DsvDitConfig *config)
+static void check_all_slopes(const DsviDitConfig *config)
 {
     DitCase c;
-    DsvDitShape shape = dit_case_small_shape(DSV_F64);
+    DsviDitShape shape = dit_case_small_shape(DSVI_F64);
     dit_case_open(&c, config, &shape, "ref", 1, NULL);
     float *flat = dit_case_random_weights(&c.table, 0.2);
     dit_case_set_weights(&c, flat);
@@ -74,7 +79,7 @@ static void check_all_slopes(const DsvDitConfig *config)
     check_slope(&c, "latents", c.latents, c.dlatents, c.in_elements, 1);
     check_slope(&c, "text", c.text, c.dtext, c.text_elements, 2);
     for (int64_t i = 0; i < c.table.count; i++) {
-        const DsvParam *param = &c.table.params[i];
+        const DsviParam *param = &c.table.params[i];
         check_slope(&c, param->name, (double *)c.weights.master + param->offset,
                     (const double *)dit_case_grad(&c, i), param->count, 3 + (uint32_t)i);
     }
@@ -84,17 +89,17 @@ static void check_all_slopes(const DsvDitConfig *config)
 
 static void gradients_are_finite_differences(void **state)
 {
-    DsvDitConfig config = dit_case_small_config();
+    DsviDitConfig config = dit_case_small_config();
     (void)state;
     config.num_layers = 1;
     check_all_slopes(&config);
-    config.num_attention_heads = 1; /* 17 pairs, 7 + 5 + 5 */
+    config.num_attention_heads = 1; /* 17 rotary pairs, 7 + 5 + 5 for the three axes */
     config.attention_head_dim = 34;
     config.patch[0] = 2;
     check_all_slopes(&config);
 }
 
-/* Copies sample b of `from`, of any batch, into the only sample of `to`. */
+/* Copies sample b of `from` to the only sample of `to`. */
 static void pick_sample(const DitCase *from, DitCase *to, int64_t b)
 {
     size_t size = dsvi_dtype_size(from->acc), batch = (size_t)from->shape.batch;
@@ -103,8 +108,10 @@ static void pick_sample(const DitCase *from, DitCase *to, int64_t b)
         void *to;
         int64_t n;
     } arrays[] = {
-        {from->latents, to->latents, from->in_elements}, {from->target, to->target, from->out_elements},
-        {from->text, to->text, from->text_elements},     {from->timestep, to->timestep, from->shape.batch},
+        {from->latents, to->latents, from->in_elements},
+        {from->target, to->target, from->out_elements},
+        {from->text, to->text, from->text_elements},
+        {from->timestep, to->timestep, from->shape.batch},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         size_t bytes = (size_t)arrays[i].n * size / batch;
@@ -112,11 +119,12 @@ static void pick_sample(const DitCase *from, DitCase *to, int64_t b)
     }
 }
 
-/* A batch is its samples side by side; its gradient is the mean of theirs. */
-static void check_batch(DsvDtype act, const char *isa, double bound)
+/* The output of a batch consists of the outputs of its samples; its gradient is the mean of their
+ * gradients. */
+static void check_batch(DsviDtype act, const char *isa, double bound)
 {
     DitCase both, one;
-    DsvDitShape shape = dit_case_small_shape(act);
+    DsviDitShape shape = dit_case_small_shape(act);
     open_small(&both, act, isa, 2);
     shape.batch = 1;
     dit_case_open(&one, &both.config, &shape, isa, 2, NULL);
@@ -135,9 +143,9 @@ static void check_batch(DsvDtype act, const char *isa, double bound)
             sum[i] += 0.5 * dsvi_load(one.acc, one.weights.grad, i);
     }
     for (int64_t i = 0; i < both.table.count; i++)
-        assert_error_below(relative_l2(DSV_F64, sum + both.table.params[i].offset, both.acc,
-                                       dit_case_grad(&both, i), both.table.params[i].count), bound,
-                           "gradient of %s", both.table.params[i].name);
+        assert_error_below(relative_l2(DSVI_F64, sum + both.table.params[i].offset, both.acc,
+                                       dit_case_grad(&both, i), both.table.params[i].count),
+                           bound, "gradient of %s", both.table.params[i].name);
     free(sum);
     dit_case_close(&both);
     dit_case_close(&one);
@@ -146,23 +154,23 @@ static void check_batch(DsvDtype act, const char *isa, double bound)
 static void a_batch_is_its_samples(void **state)
 {
     (void)state;
-    check_batch(DSV_F64, "ref", 1e-12);
-    check_batch(DSV_F32, "auto", 1e-5);
+    check_batch(DSVI_F64, "ref", 1e-12);
+    check_batch(DSVI_F32, "auto", 1e-5);
 }
 
 static void runs_and_threads_agree_to_the_bit(void **state)
 {
-    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    static const DsviDtype ACTS[] = {DSVI_F32, DSVI_BF16};
     (void)state;
-    for (int isa = DSV_ISA_BASE; isa <= (int)dsvi_isa_best(); isa++) {
+    for (int isa = DSVI_ISA_BASE; isa <= (int)dsvi_isa_best(); isa++) {
         for (int a = 0; a < 2; a++) {
             DitCase one, two;
-            open_small(&one, ACTS[a], dsvi_isa_name((DsvIsa)isa), 1);
+            open_small(&one, ACTS[a], dsvi_isa_name((DsviIsa)isa), 1);
             dit_case_gradients(&one);
-            open_small(&two, ACTS[a], dsvi_isa_name((DsvIsa)isa), 2);
+            open_small(&two, ACTS[a], dsvi_isa_name((DsviIsa)isa), 2);
             dit_case_gradients(&two);
             dit_case_assert_equal(&one, &two, true);
-            dit_case_gradients(&two); /* again, on what the first run left behind */
+            dit_case_gradients(&two); /* again, with memory that holds the results of the first time */
             dit_case_assert_equal(&one, &two, true);
             dit_case_close(&one);
             dit_case_close(&two);
@@ -172,13 +180,13 @@ static void runs_and_threads_agree_to_the_bit(void **state)
 
 static void inference_is_the_same_forward_pass(void **state)
 {
-    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    static const DsviDtype ACTS[] = {DSVI_F32, DSVI_BF16};
     (void)state;
     for (int a = 0; a < 2; a++) {
         DitCase trained, sampled;
         open_small(&trained, ACTS[a], "auto", 2);
         dit_case_gradients(&trained);
-        DsvDitShape shape = trained.shape;
+        DsviDitShape shape = trained.shape;
         shape.backward = false;
         dit_case_open(&sampled, &trained.config, &shape, "auto", 2, NULL);
         dit_case_set_weights(&sampled, trained.weights.master);
@@ -190,12 +198,12 @@ static void inference_is_the_same_forward_pass(void **state)
     }
 }
 
-/* Without wanting those of the inputs, and added to what was there. */
+/* A second backward pass, without gradients of the inputs, adds to the gradients of the first. */
 static void gradients_add_up(void **state)
 {
     DitCase c;
     (void)state;
-    open_small(&c, DSV_F32, "auto", 2);
+    open_small(&c, DSVI_F32, "auto", 2);
     dit_case_gradients(&c);
     size_t bytes = (size_t)c.table.elements * sizeof(float);
     float *once = malloc(bytes);
@@ -206,29 +214,30 @@ static void gradients_add_up(void **state)
     for (int64_t i = 0; i < c.table.elements; i++)
         once[i] *= 2;
     for (int64_t i = 0; i < c.table.count; i++)
-        assert_error_below(relative_l2(DSV_F32, dit_case_grad(&c, i), DSV_F32,
-                                       once + c.table.params[i].offset, c.table.params[i].count), 1e-6,
-                           "gradient of %s", c.table.params[i].name);
+        assert_error_below(relative_l2(DSVI_F32, dit_case_grad(&c, i), DSVI_F32,
+                                       once + c.table.params[i].offset, c.table.params[i].count),
+                           1e-6, "gradient of %s", c.table.params[i].name);
     free(once);
     dit_case_close(&c);
 }
 
-/* The same gradients to the bit; the loss is summed in another order. */
-static void a_loss_needs_no_output(void **state)
+/* The model can compute the loss without storing the output. Gradients have the same bits; the loss may
+ * differ by rounding, because it is summed in another order. */
+static void loss_without_output(void **state)
 {
-    static const DsvDtype acts[] = {DSV_F64, DSV_F32, DSV_BF16};
+    static const DsviDtype acts[] = {DSVI_F64, DSVI_F32, DSVI_BF16};
     (void)state;
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
         DitCase by_output, by_loss;
-        DsvDitShape shape = dit_case_small_shape(acts[i]);
-        const char *isa = acts[i] == DSV_F64 ? "ref" : "auto";
+        DsviDitShape shape = dit_case_small_shape(acts[i]);
+        const char *isa = acts[i] == DSVI_F64 ? "ref" : "auto";
         open_shape(&by_output, &shape, isa, 2);
         shape.loss = true;
         open_shape(&by_loss, &shape, isa, 2);
         dit_case_gradients(&by_output);
         dit_case_loss_gradients(&by_loss);
-        double wanted = dit_case_loss(&by_output);
-        assert_error_below(fabs(dit_case_loss(&by_loss) - wanted), 1e-6 * wanted, "loss");
+        double expected = dit_case_loss(&by_output);
+        assert_error_below(fabs(dit_case_loss(&by_loss) - expected), 1e-6 * expected, "loss");
         dit_case_forward(&by_loss);
         dit_case_assert_equal(&by_loss, &by_output, true);
         dit_case_close(&by_output);
@@ -236,19 +245,19 @@ static void a_loss_needs_no_output(void **state)
     }
 }
 
-/* The gradients are written over what the pass is done with: nothing of them and nothing behind them may be
- * spoilt. Models whose gradients are longer than their activations, and shorter. */
-static void gradients_find_room_among_activations(void **state)
+/* With shape.grad_begin, gradients overwrite activations that the backward pass no longer needs. Results must
+ * not change, for models whose gradients are longer and shorter than their activations. */
+static void gradients_reuse_activation_memory(void **state)
 {
-    static const DsvDitKeep keeps[] = {DSV_KEEP_ALL, DSV_KEEP_ATTENTION, DSV_KEEP_INPUT};
+    static const DsviDitKeep keeps[] = {DSVI_KEEP_ALL, DSVI_KEEP_ATTENTION, DSVI_KEEP_INPUT};
     (void)state;
     for (int i = 0; i < 6; i++) {
         DitCase apart, among;
-        DsvDitShape shape = dit_case_small_shape(DSV_BF16);
+        DsviDitShape shape = dit_case_small_shape(DSVI_BF16);
         shape.keep = keeps[i % 3];
         shape.loss = true;
         shape.width *= i < 3 ? 1 : 8;
-        shape.ffn_rows = i % 2 ? 0 : 7; /* then the first part writes a gradient, and others add to it */
+        shape.ffn_rows = i % 2 ? 0 : 7; /* 7: the first part writes a gradient, later parts add to it */
         open_shape(&apart, &shape, "auto", 2);
         shape.grad_begin = apart.table.begin;
         open_shape(&among, &shape, "auto", 2);
@@ -265,19 +274,20 @@ static void gradients_find_room_among_activations(void **state)
     }
 }
 
-/* Parts of a sample and of several, the last one shorter. */
+/* Computing the feed-forward layer in parts gives the same result. The parts are a part of a sample or span
+ * several samples, and the last part is shorter. */
 static void feed_forward_parts_are_the_whole(void **state)
 {
     static const struct {
-        DsvDitKeep keep;
+        DsviDitKeep keep;
         int64_t rows;
-    } cases[] = {{DSV_KEEP_ALL, 7},       {DSV_KEEP_ATTENTION, 1},  {DSV_KEEP_ATTENTION, 29},
-                 {DSV_KEEP_INPUT, 7},     {DSV_KEEP_INPUT, 30},     {DSV_KEEP_INPUT, 61},
-                 {DSV_KEEP_INPUT, 1000}};
+    } cases[] = {{DSVI_KEEP_ALL, 7},     {DSVI_KEEP_ATTENTION, 1}, {DSVI_KEEP_ATTENTION, 29},
+                 {DSVI_KEEP_INPUT, 7},   {DSVI_KEEP_INPUT, 30},    {DSVI_KEEP_INPUT, 61},
+                 {DSVI_KEEP_INPUT, 1000}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DitCase whole, parts;
-        DsvDitShape shape = dit_case_small_shape(DSV_F64);
+        DsviDitShape shape = dit_case_small_shape(DSVI_F64);
         shape.batch = 3;
         shape.keep = cases[i].keep;
         open_shape(&whole, &shape, "ref", 1);
@@ -287,9 +297,9 @@ static void feed_forward_parts_are_the_whole(void **state)
         dit_case_gradients(&parts);
         assert_memory_equal(whole.output, parts.output, (size_t)whole.out_elements * sizeof(double));
         for (int64_t p = 0; p < whole.table.count; p++)
-            assert_error_below(relative_l2(DSV_F64, dit_case_grad(&parts, p), DSV_F64,
-                                           dit_case_grad(&whole, p), whole.table.params[p].count), 1e-12,
-                               "gradient of %s", whole.table.params[p].name);
+            assert_error_below(relative_l2(DSVI_F64, dit_case_grad(&parts, p), DSVI_F64,
+                                           dit_case_grad(&whole, p), whole.table.params[p].count),
+                               1e-12, "gradient of %s", whole.table.params[p].name);
         dit_case_close(&whole);
         dit_case_close(&parts);
     }
@@ -297,16 +307,16 @@ static void feed_forward_parts_are_the_whole(void **state)
 
 /* ---- counts ---- */
 
-static DsvOps counted;
+static DsviOps counted;
 static double gemm_flops, attention_flops;
 
-static DsvStatus counting_gemm(DsvStream *stream, const DsvGemmArgs *args)
+static DsvStatus counting_gemm(DsviStream *stream, const DsviGemmArgs *args)
 {
     gemm_flops += 2 * (double)args->m * (double)args->n * (double)args->k;
     return counted.gemm.run(stream, args);
 }
 
-static DsvStatus counting_attention(DsvStream *stream, const DsvAttentionArgs *args)
+static DsvStatus counting_attention(DsviStream *stream, const DsviAttentionArgs *args)
 {
     attention_flops += 4 * (double)(args->batch * args->heads * args->head_dim) * (double)args->queries *
                        (double)args->keys;
@@ -317,7 +327,7 @@ static void flops_are_those_of_the_calls(void **state)
 {
     DitCase c;
     (void)state;
-    open_small(&c, DSV_F32, "auto", 2);
+    open_small(&c, DSVI_F32, "auto", 2);
     counted = c.backend.ops;
     c.backend.ops.gemm.run = counting_gemm;
     c.backend.ops.attention_fwd.run = counting_attention;
@@ -330,14 +340,14 @@ static void flops_are_those_of_the_calls(void **state)
 
 /* ---- memory ---- */
 
-static DsvArena plan_of(const DsvDitShape *shape)
+static DsviArena plan_of(const DsviDitShape *shape)
 {
-    DsvBackend backend;
-    DsvDitConfig config = dit_case_small_config();
+    DsviBackend backend;
+    DsviDitConfig config = dit_case_small_config();
     config.ffn_dim = 1000;
-    DsvParamTable table;
-    DsvDit *dit;
-    DsvArena plan;
+    DsviParamTable table;
+    DsviDit *dit;
+    DsviArena plan;
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     assert_ok(dsvi_param_table_make(&config, &table));
     assert_ok(dsvi_dit_create(&backend, &config, &table, shape, NULL, &dit));
@@ -352,52 +362,53 @@ static DsvArena plan_of(const DsvDitShape *shape)
     return plan;
 }
 
-static size_t activations(const DsvDitShape *shape)
+static size_t activations(const DsviDitShape *shape)
 {
-    return plan_of(shape).by_class[DSV_MEM_ACTIVATIONS];
+    return plan_of(shape).by_class[DSVI_MEM_ACTIVATIONS];
 }
 
 static void checkpointing_saves_memory(void **state)
 {
-    DsvDitShape shape = dit_case_small_shape(DSV_BF16);
+    DsviDitShape shape = dit_case_small_shape(DSVI_BF16);
     (void)state;
     size_t kept = activations(&shape);
-    shape.keep = DSV_KEEP_ATTENTION;
+    shape.keep = DSVI_KEEP_ATTENTION;
     size_t selected = activations(&shape);
-    shape.keep = DSV_KEEP_INPUT;
+    shape.keep = DSVI_KEEP_INPUT;
     size_t recomputed = activations(&shape);
     shape.backward = false;
     assert_true(recomputed < selected && selected < kept);
     assert_int_equal(activations(&shape), 0);
 }
 
-/* Those of the head, which come first, lie behind all activations. The others cost nothing where they are no
- * longer than the activations that are done with, and else what they are longer. */
-static void gradients_cost_what_activations_leave(void **state)
+/* Gradients of the model's head, which are computed first, take memory after all activations. Gradients of
+ * the blocks take no further memory if they fit into activations that are no longer needed; otherwise they
+ * take the difference. */
+static void gradients_add_little_planned_memory(void **state)
 {
     static const int64_t begin[][5] = {{0, 64, 128, 192, 256}, {0, 1 << 24, 1 << 25, 1 << 25, 1 << 25}};
-    DsvDitShape shape = dit_case_small_shape(DSV_F32);
+    DsviDitShape shape = dit_case_small_shape(DSVI_F32);
     (void)state;
-    DsvArena without = plan_of(&shape);
+    DsviArena without = plan_of(&shape);
     for (int i = 0; i < 2; i++) {
         shape.grad_begin = begin[i];
-        DsvArena with = plan_of(&shape);
+        DsviArena with = plan_of(&shape);
         size_t bytes = (size_t)begin[i][4] * sizeof(float);
-        assert_int_equal(with.by_class[DSV_MEM_GRADIENTS], bytes);
+        assert_int_equal(with.by_class[DSVI_MEM_GRADIENTS], bytes);
         size_t head = (size_t)(begin[i][4] - begin[i][3]) * sizeof(float);
         assert_in_range(with.used - without.used, i == 0 ? head : bytes / 2, i == 0 ? head : bytes);
     }
 }
 
-static void the_feed_forward_layer_takes_a_part(void **state)
+static void feed_forward_parts_need_less_memory(void **state)
 {
-    DsvDitShape shape = dit_case_small_shape(DSV_F32);
+    DsviDitShape shape = dit_case_small_shape(DSVI_F32);
     (void)state;
-    shape.keep = DSV_KEEP_INPUT;
+    shape.keep = DSVI_KEEP_INPUT;
     size_t whole = plan_of(&shape).used;
     shape.ffn_rows = 7;
     assert_true(plan_of(&shape).used < whole);
-    shape.keep = DSV_KEEP_ALL;
+    shape.keep = DSVI_KEEP_ALL;
     size_t kept = plan_of(&shape).used;
     shape.ffn_rows = 0;
     assert_int_equal(plan_of(&shape).used, kept);
@@ -406,7 +417,7 @@ static void the_feed_forward_layer_takes_a_part(void **state)
 static void refuses_shapes(void **state)
 {
     static const struct {
-        DsvDitShape shape;
+        DsviDitShape shape;
         const char *words;
     } CASES[] = {
         {{.batch = 0, .frames = 1, .height = 2, .width = 2, .text_len = 1}, "batch 0"},
@@ -415,10 +426,10 @@ static void refuses_shapes(void **state)
         {{.batch = 1, .frames = 0, .height = 2, .width = 2, .text_len = 1}, "frames of the latent is 0"},
         {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65"},
     };
-    DsvBackend backend;
-    DsvDitConfig config = dit_case_small_config();
-    DsvParamTable table;
-    DsvDit *dit;
+    DsviBackend backend;
+    DsviDitConfig config = dit_case_small_config();
+    DsviParamTable table;
+    DsviDit *dit;
     (void)state;
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     assert_ok(dsvi_param_table_make(&config, &table));
@@ -439,13 +450,13 @@ int main(void)
         cmocka_unit_test(runs_and_threads_agree_to_the_bit),
         cmocka_unit_test(inference_is_the_same_forward_pass),
         cmocka_unit_test(gradients_add_up),
-        cmocka_unit_test(a_loss_needs_no_output),
-        cmocka_unit_test(gradients_find_room_among_activations),
+        cmocka_unit_test(loss_without_output),
+        cmocka_unit_test(gradients_reuse_activation_memory),
         cmocka_unit_test(feed_forward_parts_are_the_whole),
         cmocka_unit_test(flops_are_those_of_the_calls),
         cmocka_unit_test(checkpointing_saves_memory),
-        cmocka_unit_test(gradients_cost_what_activations_leave),
-        cmocka_unit_test(the_feed_forward_layer_takes_a_part),
+        cmocka_unit_test(gradients_add_little_planned_memory),
+        cmocka_unit_test(feed_forward_parts_need_less_memory),
         cmocka_unit_test(refuses_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

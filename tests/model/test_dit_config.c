@@ -1,11 +1,12 @@
-/* Shapes of transformers: presets, config.json in both namings, and what is refused. */
+/* Configurations of transformers: presets, config.json with original and diffusers names, and what is
+ * refused. */
 #include "test.h"
 
 #include <unistd.h>
 
 #include "base/fs.h"
-#include "model/dit_config.h"
-#include "model/weights.h"
+#include "model/dit/dit_config.h"
+#include "model/weights/weights.h"
 
 static char folder[] = "/tmp/dsv-dit-config-XXXXXX";
 static char path[128];
@@ -25,19 +26,19 @@ static int remove_folder(void **state)
     return dsvi_folder_remove(folder) == DSV_OK ? 0 : -1;
 }
 
-static DsvDitConfig preset(const char *name)
+static DsviDitConfig preset(const char *name)
 {
     DsvConfig settings;
-    DsvDitConfig config;
+    DsviDitConfig config;
     dsv_config_defaults(&settings);
     snprintf(settings.model_preset, sizeof settings.model_preset, "%s", name);
     assert_ok(dsvi_dit_config_make(&settings, &config));
     return config;
 }
 
-static int64_t parameters(const DsvDitConfig *config)
+static int64_t parameters(const DsviDitConfig *config)
 {
-    DsvParamTable table;
+    DsviParamTable table;
     assert_ok(dsvi_param_table_make(config, &table));
     int64_t count = table.parameters;
     dsvi_param_table_free(&table);
@@ -47,7 +48,7 @@ static int64_t parameters(const DsvDitConfig *config)
 static void presets_have_published_sizes(void **state)
 {
     (void)state;
-    DsvDitConfig config = preset("wan1.3b");
+    DsviDitConfig config = preset("wan1.3b");
     assert_int_equal(parameters(&config), INT64_C(1418996800));
     config = preset("wan14b");
     assert_int_equal(parameters(&config), INT64_C(14288491584));
@@ -64,7 +65,7 @@ static void presets_have_published_sizes(void **state)
 static void settings_override_presets(void **state)
 {
     DsvConfig settings;
-    DsvDitConfig config;
+    DsviDitConfig config;
     (void)state;
     dsv_config_defaults(&settings);
     assert_ok(dsv_config_set(&settings, "model.preset=wan1.3b"));
@@ -77,7 +78,7 @@ static void settings_override_presets(void **state)
     settings.model_attention_head_dim = 33;
     assert_fails(DSV_E_USAGE, "attention_head_dim is 33", dsvi_dit_config_make(&settings, &config));
     settings.model_attention_head_dim = 16;
-    assert_fails(DSV_E_USAGE, "attention_head_dim is 16, wanted 32 to 256",
+    assert_fails(DSV_E_USAGE, "attention_head_dim is 16, expected 32 to 256",
                  dsvi_dit_config_make(&settings, &config));
 }
 
@@ -86,7 +87,7 @@ static void survives_writing(void **state)
     static const char *const NAMES[] = {"demo", "wan1.3b", "wan14b", "dsv0.8b", "dsv2.7b", "dsv30b"};
     (void)state;
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-        DsvDitConfig config = preset(NAMES[i]), back;
+        DsviDitConfig config = preset(NAMES[i]), back;
         config.in_channels = config.out_channels = 48;
         config.patch[0] = 2;
         config.eps = 1e-5;
@@ -96,8 +97,8 @@ static void survives_writing(void **state)
     }
 }
 
-/* Reads `text` as a config.json. */
-static DsvStatus read_text(const char *text, DsvDitConfig *config)
+/* Reads `text` as the contents of a config.json. */
+static DsvStatus read_text(const char *text, DsviDitConfig *config)
 {
     assert_ok(dsvi_file_write(path, text, strlen(text)));
     return dsvi_dit_config_read(path, config);
@@ -105,19 +106,20 @@ static DsvStatus read_text(const char *text, DsvDitConfig *config)
 
 static void reads_original_naming(void **state)
 {
-    DsvDitConfig config, wanted = preset("wan1.3b");
+    DsviDitConfig config, expected = preset("wan1.3b");
     (void)state;
     assert_ok(read_text("{\"_class_name\": \"WanModel\", \"model_type\": \"t2v\", \"dim\": 1536, "
                         "\"ffn_dim\": 8960, \"freq_dim\": 256, \"in_dim\": 16, \"out_dim\": 16, "
                         "\"num_heads\": 12, \"num_layers\": 30, \"text_len\": 512, \"eps\": 1e-06, "
-                        "\"window_size\": [-1, -1], \"qk_norm\": true}", &config));
-    assert_memory_equal(&config, &wanted, sizeof config);
+                        "\"window_size\": [-1, -1], \"qk_norm\": true}",
+                        &config));
+    assert_memory_equal(&config, &expected, sizeof config);
 }
 
-/* As diffusers writes it, text_len not being among its keys. */
+/* A config.json as diffusers writes it, without text_len. */
 static void reads_diffusers_naming(void **state)
 {
-    DsvDitConfig config, wanted = preset("wan1.3b");
+    DsviDitConfig config, expected = preset("wan1.3b");
     (void)state;
     assert_ok(read_text("{\"_class_name\": \"WanTransformer3DModel\", \"_diffusers_version\": \"0.33.0\", "
                         "\"added_kv_proj_dim\": null, \"attention_head_dim\": 128, "
@@ -125,14 +127,15 @@ static void reads_diffusers_naming(void **state)
                         "\"image_dim\": null, \"in_channels\": 16, \"num_attention_heads\": 12, "
                         "\"num_layers\": 30, \"out_channels\": 16, \"patch_size\": [1, 2, 2], "
                         "\"qk_norm\": \"rms_norm_across_heads\", \"rope_max_seq_len\": 1024, "
-                        "\"text_dim\": 4096}", &config));
-    assert_memory_equal(&config, &wanted, sizeof config);
+                        "\"text_dim\": 4096}",
+                        &config));
+    assert_memory_equal(&config, &expected, sizeof config);
 }
 
-/* Wan2.2-I2V-A14B as diffusers names its keys: only the number of channels tells that it takes an image. */
+/* Wan2.2-I2V-A14B with diffusers' names. Only the number of channels shows that the model takes an image. */
 static void refuses_image_channels(void **state)
 {
-    DsvDitConfig config;
+    DsviDitConfig config;
     (void)state;
     assert_fails(DSV_E_UNSUPPORTED,
                  "in_channels is 36 and out_channels is 16: image-conditioned models are "
@@ -149,8 +152,9 @@ static void refuses_image_channels(void **state)
     assert_non_null(strstr(dsv_error_message(), path));
 }
 
-#define SMALL "\"num_attention_heads\": 2, \"attention_head_dim\": 32, \"num_layers\": 2, \"ffn_dim\": 8, " \
-              "\"in_channels\": 4, \"out_channels\": 4"
+#define SMALL                                                                                     \
+    "\"num_attention_heads\": 2, \"attention_head_dim\": 32, \"num_layers\": 2, \"ffn_dim\": 8, " \
+    "\"in_channels\": 4, \"out_channels\": 4"
 
 static void refuses(void **state)
 {
@@ -185,9 +189,9 @@ static void refuses(void **state)
         {DSV_E_USAGE, "eps is 2", "{" SMALL ", \"eps\": 2}"},
         {DSV_E_USAGE, "freq_dim is 7", "{" SMALL ", \"freq_dim\": 7}"},
     };
-    DsvDitConfig config;
+    DsviDitConfig config;
     (void)state;
-    assert_ok(read_text("{" SMALL "}", &config)); /* what the others differ from */
+    assert_ok(read_text("{" SMALL "}", &config)); /* valid; each case adds one fault to it */
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         assert_fails(CASES[i].status, CASES[i].words, read_text(CASES[i].text, &config));
         assert_non_null(strstr(dsv_error_message(), path));

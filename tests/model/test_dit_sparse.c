@@ -1,5 +1,5 @@
-/* The transformer over the sparse layer: token orders change nothing, full lists are dense attention, and
- * real lists survive gradient checkpointing. */
+/* The transformer with the sparse layer: token orders do not change results, full lists equal dense
+ * attention, and lists of some keys work with gradient checkpointing. */
 #include "dit_case.h"
 
 static DsvConfig sparse_settings(const char *order, double target_mass)
@@ -16,12 +16,18 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
     return settings;
 }
 
-/* 3 x 4 x 5 tokens in two samples; `settings` NULL: dense attention in raster order. */
-static void open_case(DitCase *c, DsvDtype act, const DsvConfig *settings, DsvDitKeep keep)
+/* Opens a model with two samples of 3 x 4 x 5 tokens; `settings` NULL: dense attention in raster order. */
+static void open_case(DitCase *c, DsviDtype act, const DsvConfig *settings, DsviDitKeep keep)
 {
-    DsvDitConfig config = dit_case_small_config();
-    DsvDitShape shape = {.batch = 2, .frames = 3, .height = 8, .width = 10, .text_len = 5, .act = act,
-                         .backward = true, .keep = keep};
+    DsviDitConfig config = dit_case_small_config();
+    DsviDitShape shape = {.batch = 2,
+                          .frames = 3,
+                          .height = 8,
+                          .width = 10,
+                          .text_len = 5,
+                          .act = act,
+                          .backward = true,
+                          .keep = keep};
     dit_case_open(c, &config, &shape, "auto", 2, settings);
     float *flat = dit_case_random_weights(&c->table, 0.1);
     dit_case_set_weights(c, flat);
@@ -38,19 +44,23 @@ static void gradients_of_a_step(DitCase *c)
         assert_ok(dsvi_sparse_step_end(c->sparse));
 }
 
-/* F32 sums in another order: the bounds of the comparison with PyTorch. */
-static void compare(const DitCase *found, const DitCase *wanted, const char *what)
+/* Sums in F32 have another order, so the bounds are those of the comparison with PyTorch
+ * (test_dit_golden.c). */
+static void compare(const DitCase *found, const DitCase *expected, const char *what)
 {
-    assert_error_below(relative_l2(found->acc, found->output, wanted->acc, wanted->output,
-                                   wanted->out_elements), 1e-5, "%s: output", what);
-    assert_error_below(relative_l2(found->acc, found->dlatents, wanted->acc, wanted->dlatents,
-                                   wanted->in_elements), 1e-5, "%s: gradient of the latents", what);
-    assert_error_below(relative_l2(found->acc, found->dtext, wanted->acc, wanted->dtext,
-                                   wanted->text_elements), 1e-5, "%s: gradient of the text", what);
-    for (int64_t i = 0; i < wanted->table.count; i++)
-        assert_error_below(relative_l2(found->acc, dit_case_grad(found, i), wanted->acc,
-                                       dit_case_grad(wanted, i), wanted->table.params[i].count), 1e-4,
-                           "%s: gradient of %s", what, wanted->table.params[i].name);
+    assert_error_below(relative_l2(found->acc, found->output, expected->acc, expected->output,
+                                   expected->out_elements),
+                       1e-5, "%s: output", what);
+    assert_error_below(relative_l2(found->acc, found->dlatents, expected->acc, expected->dlatents,
+                                   expected->in_elements),
+                       1e-5, "%s: gradient of the latents", what);
+    assert_error_below(relative_l2(found->acc, found->dtext, expected->acc, expected->dtext,
+                                   expected->text_elements),
+                       1e-5, "%s: gradient of the text", what);
+    for (int64_t i = 0; i < expected->table.count; i++)
+        assert_error_below(relative_l2(found->acc, dit_case_grad(found, i), expected->acc,
+                                       dit_case_grad(expected, i), expected->table.params[i].count),
+                           1e-4, "%s: gradient of %s", what, expected->table.params[i].name);
 }
 
 static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
@@ -59,16 +69,16 @@ enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
 static void check_orders(bool full_lists)
 {
     DitCase dense, ordered;
-    open_case(&dense, DSV_F32, NULL, DSV_KEEP_ALL);
+    open_case(&dense, DSVI_F32, NULL, DSVI_KEEP_ALL);
     gradients_of_a_step(&dense);
     for (int i = 0; i < ORDER_COUNT; i++) {
         DsvConfig settings = sparse_settings(ORDERS[i], 1);
-        open_case(&ordered, DSV_F32, &settings, DSV_KEEP_ALL);
+        open_case(&ordered, DSVI_F32, &settings, DSVI_KEEP_ALL);
         if (full_lists)
             dsvi_sparse_force(ordered.sparse, true);
         gradients_of_a_step(&ordered);
         for (int64_t block = 0; block < 2; block++) {
-            const DsvLists *lists = dsvi_sparse_lists(ordered.sparse, block);
+            const DsviLists *lists = dsvi_sparse_lists(ordered.sparse, block);
             assert_int_equal(lists != NULL, full_lists);
             if (lists)
                 assert_int_equal(lists->offsets[dsvi_lists_count(lists)],
@@ -94,7 +104,7 @@ static void full_lists_are_dense(void **state)
 
 static void lists_survive_checkpointing(void **state)
 {
-    static const DsvDtype ACTS[] = {DSV_F32, DSV_BF16};
+    static const DsviDtype ACTS[] = {DSVI_F32, DSVI_BF16};
     static const char *const SELECTORS[] = {"projection", "predictor", "pooled"};
     (void)state;
     for (int s = 0; s < 3; s++) {
@@ -102,14 +112,13 @@ static void lists_survive_checkpointing(void **state)
             DitCase kept, recomputed;
             DsvConfig settings = sparse_settings("hilbert", 0.6);
             snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", SELECTORS[s]);
-            open_case(&kept, ACTS[a % 2], &settings, DSV_KEEP_ALL);
-            open_case(&recomputed, ACTS[a % 2], &settings,
-                      a < 2 ? DSV_KEEP_INPUT : DSV_KEEP_ATTENTION);
+            open_case(&kept, ACTS[a % 2], &settings, DSVI_KEEP_ALL);
+            open_case(&recomputed, ACTS[a % 2], &settings, a < 2 ? DSVI_KEEP_INPUT : DSVI_KEEP_ATTENTION);
             dsvi_sparse_force(kept.sparse, true);
             dsvi_sparse_force(recomputed.sparse, true);
             gradients_of_a_step(&kept);
             gradients_of_a_step(&recomputed);
-            const DsvLists *lists = dsvi_sparse_lists(kept.sparse, 0);
+            const DsviLists *lists = dsvi_sparse_lists(kept.sparse, 0);
             assert_non_null(lists);
             assert_true(lists->offsets[dsvi_lists_count(lists)] <
                         dsvi_lists_count(lists) * dsvi_lists_full(lists));

@@ -1,7 +1,7 @@
-/* Rotary tables: how pairs are dealt out to the axes, angles, and gathering through a token order. */
+/* Rotary tables: how pairs are divided among the axes, angles, and gathering by a token order. */
 #include "test.h"
 
-#include "model/rope.h"
+#include "model/dit/rope.h"
 
 static void pairs_of_the_published_head_size(void **state)
 {
@@ -19,7 +19,8 @@ static void pairs_of_the_published_head_size(void **state)
     }
 }
 
-/* The angle of Wan 2.1, written down anew: 128 dimensions, axes of 44, 42 and 42. */
+/* Returns the angle that Wan 2.1 defines: 128 dimensions, of which the axes have 44, 42 and 42. Written
+ * independently of src/. */
 static double angle_128(int64_t pair, const int64_t position[3])
 {
     if (pair < 22)
@@ -35,7 +36,7 @@ static void angles_are_those_of_wan(void **state)
     static const int64_t grid[3] = {FRAMES, ROWS, COLUMNS};
     static double cosines[TOKENS * HALF], sines[TOKENS * HALF];
     (void)state;
-    dsvi_rope_tables(grid, 128, TOKENS, NULL, DSV_F64, cosines, sines);
+    dsvi_rope_tables(grid, 128, TOKENS, NULL, DSVI_F64, cosines, sines);
     for (int64_t s = 0; s < TOKENS; s++) {
         const int64_t position[3] = {s / (ROWS * COLUMNS), s / COLUMNS % ROWS, s % COLUMNS};
         for (int64_t p = 0; p < HALF; p++) {
@@ -53,12 +54,12 @@ static void order_gathers_rows(void **state)
     static const int32_t order[TOKENS] = {7, 0, 11, 3, 5, 1, 2, 10, 4, 9, 6, 8};
     float plain[2][TOKENS * HALF], ordered[2][TOKENS * HALF];
     (void)state;
-    dsvi_rope_tables(grid, 2 * HALF, TOKENS, NULL, DSV_F32, plain[0], plain[1]);
-    dsvi_rope_tables(grid, 2 * HALF, TOKENS, order, DSV_F32, ordered[0], ordered[1]);
+    dsvi_rope_tables(grid, 2 * HALF, TOKENS, NULL, DSVI_F32, plain[0], plain[1]);
+    dsvi_rope_tables(grid, 2 * HALF, TOKENS, order, DSVI_F32, ordered[0], ordered[1]);
     for (int s = 0; s < TOKENS; s++)
         for (int t = 0; t < 2; t++)
             assert_memory_equal(ordered[t] + s * HALF, plain[t] + order[s] * HALF, HALF * sizeof(float));
-    dsvi_rope_tables(grid, 2 * HALF, 5, order + 4, DSV_F32, plain[0], plain[1]);
+    dsvi_rope_tables(grid, 2 * HALF, 5, order + 4, DSVI_F32, plain[0], plain[1]);
     for (int t = 0; t < 2; t++)
         assert_memory_equal(plain[t], ordered[t] + 4 * HALF, 5 * HALF * sizeof(float));
 }

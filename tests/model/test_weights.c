@@ -1,21 +1,23 @@
-/* Weights to and from files: every dialect that is read, every fault that is told, on a small model. */
+/* Reading and writing weights of a small model: all supported namings and dtypes, and an error for each kind
+ * of invalid file. */
 #include "test.h"
 
 #include "base/fs.h"
 #include "base/rng.h"
-#include "model/weights.h"
-#include "model/weights_files.h"
+#include "model/weights/weights.h"
+#include "model/weights/weights_files.h"
 
-enum { ALL = 1 << 24 }; /* bytes: more than the model has */
+enum { ALL = 1 << 24 }; /* more bytes than the model has, for a single file */
 
 static char folder[] = "/tmp/dsv-weights-XXXXXX";
 
-/* A small model, its weights, and the tensors a file of it would hold; tests bend those before writing. */
+/* A small model, its weights, and the tensors that its file would have. Tests change the tensors before they
+ * write the file. */
 typedef struct Model {
-    DsvDitConfig config;
-    DsvParamTable table;
+    DsviDitConfig config;
+    DsviParamTable table;
     float *flat, *back;
-    DsvStoredTensor *tensors; /* (table.count + 8) */
+    DsviStoredTensor *tensors; /* (table.count + 8) */
     char (*names)[160];
     size_t count;
     char path[256];
@@ -42,16 +44,19 @@ static int make_model(void **state)
     m->tensors = calloc(room, sizeof *m->tensors);
     m->names = calloc(room, sizeof *m->names);
     m->count = (size_t)m->table.count;
-    snprintf(m->path, sizeof m->path, "%s/%s", folder, DSV_WEIGHTS_SINGLE);
-    DsvRng rng = {5, DSV_RNG_TEST, 0};
+    snprintf(m->path, sizeof m->path, "%s/%s", folder, DSVI_WEIGHTS_SINGLE);
+    DsviRng rng = {5, DSVI_RNG_TEST, 0};
     for (int64_t i = 0; i < m->table.count; i++) {
-        const DsvParam *param = &m->table.params[i];
-        DsvStoredTensor *tensor = &m->tensors[i];
+        const DsviParam *param = &m->table.params[i];
+        DsviStoredTensor *tensor = &m->tensors[i];
         dsvi_rng_fill_normal(rng, (uint64_t)param->offset, m->flat + param->offset, param->count);
         snprintf(m->names[i], sizeof *m->names, "%s", param->name);
-        *tensor = (DsvStoredTensor){.name = m->names[i], .dtype = DSV_F32, .ndim = param->ndim,
-                                    .count = param->count, .bytes = (size_t)param->count * sizeof(float),
-                                    .data = m->flat + param->offset};
+        *tensor = (DsviStoredTensor){.name = m->names[i],
+                                     .dtype = DSVI_F32,
+                                     .ndim = param->ndim,
+                                     .count = param->count,
+                                     .bytes = (size_t)param->count * sizeof(float),
+                                     .data = m->flat + param->offset};
         memcpy(tensor->shape, param->shape, sizeof tensor->shape);
     }
     *state = m;
@@ -86,7 +91,7 @@ static void assert_same(const Model *m)
     assert_memory_equal(m->flat, m->back, (size_t)m->table.elements * sizeof(float));
 }
 
-static DsvStoredTensor *find(Model *m, const char *name)
+static DsviStoredTensor *find(Model *m, const char *name)
 {
     int64_t i = dsvi_param_find(&m->table, name);
     assert_true(i >= 0);
@@ -100,7 +105,7 @@ static void places_do_not_overlap(void **state)
     char *taken = calloc((size_t)m->table.elements, 1);
     assert_non_null(taken);
     for (int64_t i = 0; i < m->table.count; i++) {
-        const DsvParam *param = &m->table.params[i];
+        const DsviParam *param = &m->table.params[i];
         assert_int_equal(param->offset % 16, 0);
         assert_in_range(param->offset + param->count, 0, m->table.elements);
         for (int64_t j = 0; j < param->count; j++)
@@ -113,31 +118,32 @@ static void places_do_not_overlap(void **state)
     assert_int_equal(dsvi_param_find(&m->table, "blocks.2.norm2.weight"), -1);
 }
 
-/* Each parameter lies in the stretch of its block, GEMM weights behind the others. */
-static void stretches_hold_their_blocks(void **state)
+/* Each parameter is stored in the range of its block's bucket, GEMM weights after the other parameters. */
+static void buckets_hold_their_blocks(void **state)
 {
     const Model *m = *state;
-    const DsvParamTable *table = &m->table;
+    const DsviParamTable *table = &m->table;
     long long block;
     assert_int_equal(table->begin[0], 0);
-    assert_int_equal(table->begin[table->stretches], table->elements);
+    assert_int_equal(table->begin[table->buckets], table->elements);
     for (int64_t i = 0; i < table->count; i++) {
-        const DsvParam *param = &table->params[i];
-        int64_t stretch = dsvi_param_stretch(table, param->offset);
+        const DsviParam *param = &table->params[i];
+        int64_t bucket = dsvi_param_bucket(table, param->offset);
         bool behind = strncmp(param->name, "proj_out", 8) == 0 ||
                       strcmp(param->name, "scale_shift_table") == 0;
         bool inside = sscanf(param->name, "blocks.%lld.", &block) == 1;
-        assert_int_equal(stretch, inside ? block + 1 : behind ? table->stretches - 1 : 0);
-        assert_int_equal(dsvi_param_stretch(table, param->offset + param->count - 1), stretch);
-        assert_int_equal(param->in_compute_dtype, param->offset >= table->gemm[stretch]);
-        assert_in_range(param->offset, table->begin[stretch], table->begin[stretch + 1] - 1);
+        assert_int_equal(bucket, inside ? block + 1 : behind ? table->buckets - 1 : 0);
+        assert_int_equal(dsvi_param_bucket(table, param->offset + param->count - 1), bucket);
+        assert_int_equal(param->in_compute_dtype, param->offset >= table->gemm[bucket]);
+        assert_in_range(param->offset, table->begin[bucket], table->begin[bucket + 1] - 1);
     }
 }
 
-/* Mean and deviation of what a rule draws. Bounds: five standard errors of n independent draws. */
+/* Checks mean and deviation of initial weights. The bounds are five standard errors of n independent
+ * draws. */
 static void check_draw(const Model *m, const char *name, double deviation, double largest)
 {
-    const DsvParam *param = &m->table.params[dsvi_param_find(&m->table, name)];
+    const DsviParam *param = &m->table.params[dsvi_param_find(&m->table, name)];
     double n = (double)param->count, sum = 0, square = 0, most = 0;
     for (int64_t i = 0; i < param->count; i++) {
         double value = m->back[param->offset + i];
@@ -166,8 +172,8 @@ static void initialisation_follows_the_rules(void **state)
     check_draw(m, "blocks.0.scale_shift_table", 1 / sqrt(width), 6 / sqrt(width));
     check_draw(m, "scale_shift_table", 1 / sqrt(width), 6 / sqrt(width));
     for (int64_t i = 0; i < m->table.count; i++) {
-        const DsvParam *param = &m->table.params[i];
-        bool ones = param->init == DSV_INIT_ONE, zeros = param->init == DSV_INIT_ZERO;
+        const DsviParam *param = &m->table.params[i];
+        bool ones = param->init == DSVI_INIT_ONE, zeros = param->init == DSVI_INIT_ZERO;
         assert_int_equal(ones, strstr(param->name, "norm") && strstr(param->name, "weight"));
         assert_int_equal(zeros, strstr(param->name, "bias") || strcmp(param->name, "proj_out.weight") == 0);
         for (int64_t j = 0; j < param->count && (ones || zeros); j++)
@@ -185,7 +191,7 @@ static void initialisation_follows_the_rules(void **state)
 static void reads_what_it_writes(void **state)
 {
     const Model *m = *state;
-    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSV_F32, ALL));
+    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSVI_F32, ALL));
     assert_ok(read_back(m, folder));
     assert_same(m);
     assert_ok(read_back(m, m->path));
@@ -195,7 +201,7 @@ static void reads_what_it_writes(void **state)
 static void rounds_to_bf16(void **state)
 {
     const Model *m = *state;
-    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSV_BF16, ALL));
+    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSVI_BF16, ALL));
     assert_ok(read_back(m, folder));
     for (int64_t i = 0; i < m->table.elements; i++)
         assert_true(m->back[i] == dsvi_bf16_to_f32(dsvi_f32_to_bf16(m->flat[i])));
@@ -207,23 +213,23 @@ static void writes_shards(void **state)
     char path[512], *text;
     size_t bytes;
     const uint64_t limit = 60000;
-    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSV_F32, limit));
+    assert_ok(dsvi_weights_write(folder, &m->table, m->flat, DSVI_F32, limit));
     assert_false(dsvi_path_exists(m->path));
     assert_ok(read_back(m, folder));
     assert_same(m);
-    snprintf(path, sizeof path, "%s/%s", folder, DSV_WEIGHTS_INDEX);
+    snprintf(path, sizeof path, "%s/%s", folder, DSVI_WEIGHTS_INDEX);
     assert_ok(dsvi_file_read(path, ALL, &text, &bytes));
     char total[64];
     snprintf(total, sizeof total, "\"total_size\":\t%lld", (long long)m->table.parameters * 4);
     assert_non_null(strstr(text, total));
     assert_non_null(strstr(text, "diffusion_pytorch_model-00001-of-000"));
     free(text);
-    /* A shard that is gone is named. */
-    DsvWeightFiles files;
+    /* The error names a missing shard. */
+    DsviWeightFiles files;
     assert_ok(dsvi_weight_files_find(folder, &files));
     assert_true(files.count > 2);
     for (size_t i = 0; i < files.count; i++) {
-        DsvSafetensors *file;
+        DsviSafetensors *file;
         uint64_t stored = 0;
         assert_ok(dsvi_safetensors_open(files.paths[i], &file));
         for (size_t n = 0; n < dsvi_safetensors_count(file); n++)
@@ -257,10 +263,10 @@ static void reads_both_namings_and_prefixes(void **state)
     }
 }
 
-/* Values that F16 and BF16 both hold exactly: small whole numbers. */
+/* Uses small whole numbers, which F16 and BF16 both represent exactly. */
 static void reads_other_dtypes(void **state)
 {
-    static const DsvDtype DTYPES[] = {DSV_F16, DSV_BF16, DSV_F64};
+    static const DsviDtype DTYPES[] = {DSVI_F16, DSVI_BF16, DSVI_F64};
     Model *m = *state;
     char *copy = calloc((size_t)m->table.elements, sizeof(double));
     assert_non_null(copy);
@@ -268,7 +274,7 @@ static void reads_other_dtypes(void **state)
         m->flat[i] = m->flat[i] == 0 ? 0 : (float)(i % 200 - 100);
     for (size_t d = 0; d < sizeof DTYPES / sizeof *DTYPES; d++) {
         size_t size = dsvi_dtype_size(DTYPES[d]);
-        dsvi_convert(DTYPES[d], copy, DSV_F32, m->flat, m->table.elements);
+        dsvi_convert(DTYPES[d], copy, DSVI_F32, m->flat, m->table.elements);
         for (size_t i = 0; i < m->count; i++) {
             m->tensors[i].dtype = DTYPES[d];
             m->tensors[i].bytes = (size_t)m->tensors[i].count * size;
@@ -281,14 +287,15 @@ static void reads_other_dtypes(void **state)
     free(copy);
 }
 
-/* Replaces the tensors of `parts` by one that holds their rows, one behind the other. */
+/* Replaces the first tensor of `parts` by a tensor with the rows of all parts, and gives the other parts
+ * names that readers ignore. Returns the memory of the new tensor, which the caller frees. */
 static float *fuse(Model *m, const char *name, const char *const *parts, int count)
 {
-    DsvStoredTensor *first = find(m, parts[0]);
+    DsviStoredTensor *first = find(m, parts[0]);
     float *rows = malloc((size_t)count * first->bytes);
     assert_non_null(rows);
     for (int i = 0; i < count; i++) {
-        DsvStoredTensor *part = find(m, parts[i]);
+        DsviStoredTensor *part = find(m, parts[i]);
         memcpy(rows + i * part->count, part->data, part->bytes);
         if (i > 0)
             snprintf((char *)part->name, 160, "left.out.norm_added_q.%d.%s", i, name);
@@ -319,8 +326,8 @@ static void splits_fused_projections(void **state)
 static void takes_squeezed_shapes(void **state)
 {
     Model *m = *state;
-    DsvStoredTensor *table = find(m, "blocks.0.scale_shift_table");
-    DsvStoredTensor *patch = find(m, "patch_embedding.weight");
+    DsviStoredTensor *table = find(m, "blocks.0.scale_shift_table");
+    DsviStoredTensor *patch = find(m, "patch_embedding.weight");
     table->ndim = 2;
     table->shape[0] = 6;
     table->shape[1] = table->shape[2];
@@ -337,20 +344,22 @@ static void tells_every_fault(void **state)
     float number[6] = {0};
     int32_t whole[102] = {0};
     strcpy(m->names[0], "blocks.0.to_gate_compress.weight");
-    DsvStoredTensor *norm = find(m, "blocks.1.norm2.bias");
+    DsviStoredTensor *norm = find(m, "blocks.1.norm2.bias");
     norm->shape[0] = norm->count = 6;
     norm->bytes = sizeof number;
     norm->data = number;
-    DsvStoredTensor *key = find(m, "blocks.0.attn2.norm_k.weight");
-    key->dtype = DSV_I32;
+    DsviStoredTensor *key = find(m, "blocks.0.attn2.norm_k.weight");
+    key->dtype = DSVI_I32;
     key->data = whole;
     m->tensors[m->count] = *find(m, "proj_out.bias");
     m->tensors[m->count++].name = "head.head.bias";
     write_tensors(m);
-    static const char *const WORDS[] = {
-        "5 tensors", "unknown blocks.0.to_gate_compress.weight", "missing patch_embedding.weight",
-        "blocks.1.norm2.bias is (6), wanted (102)", "blocks.0.attn2.norm_k.weight is I32",
-        "proj_out.bias is there twice"};
+    static const char *const WORDS[] = {"5 tensors",
+                                        "unknown blocks.0.to_gate_compress.weight",
+                                        "missing patch_embedding.weight",
+                                        "blocks.1.norm2.bias is (6), expected (102)",
+                                        "blocks.0.attn2.norm_k.weight is I32",
+                                        "proj_out.bias is there twice"};
     for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
         assert_fails(DSV_E_SHAPE, WORDS[i], read_back(m, m->path));
     assert_int_equal(strncmp(dsv_error_message(), m->path, strlen(m->path)), 0);
@@ -393,18 +402,18 @@ static void finds_the_right_files(void **state)
 
 static void refuses_a_hostile_index(void **state)
 {
-    static const char *const FILES[] = {"\"../secret.safetensors\"", "\"/etc/passwd\"", "\"..\"", "\"\"", "7",
-                                        "\"a\\\\b\""};
+    static const char *const FILES[] = {
+        "\"../secret.safetensors\"", "\"/etc/passwd\"", "\"..\"", "\"\"", "7", "\"a\\\\b\""};
     const Model *m = *state;
     char text[256];
     for (size_t i = 0; i < sizeof FILES / sizeof *FILES; i++) {
         snprintf(text, sizeof text, "{\"weight_map\": {\"proj_out.bias\": %s}}", FILES[i]);
-        write_text(DSV_WEIGHTS_INDEX, text);
+        write_text(DSVI_WEIGHTS_INDEX, text);
         assert_fails(DSV_E_FORMAT, "the file of tensor proj_out.bias", read_back(m, folder));
     }
-    write_text(DSV_WEIGHTS_INDEX, "{\"weight_map\": []}");
+    write_text(DSVI_WEIGHTS_INDEX, "{\"weight_map\": []}");
     assert_fails(DSV_E_FORMAT, "no weight_map", read_back(m, folder));
-    write_text(DSV_WEIGHTS_INDEX, "not JSON");
+    write_text(DSVI_WEIGHTS_INDEX, "not JSON");
     assert_fails(DSV_E_FORMAT, "no weight_map", read_back(m, folder));
 }
 
@@ -414,31 +423,34 @@ static void keeps_any_array(void **state)
     assert_ok(dsvi_flat_write(m->path, &m->table, "exp_avg", m->flat));
     assert_ok(dsvi_flat_read(m->path, &m->table, "exp_avg", m->back));
     assert_same(m);
-    DsvSafetensors *file;
+    DsviSafetensors *file;
     assert_ok(dsvi_safetensors_open(m->path, &file));
     assert_non_null(dsvi_safetensors_find(file, "exp_avg.patch_embedding.weight"));
     dsvi_safetensors_close(&file);
     assert_fails(DSV_E_NOT_FOUND, "moment.patch_embedding.weight",
                  dsvi_flat_read(m->path, &m->table, "moment", m->back));
-    DsvParamTable fewer = m->table;
+    DsviParamTable fewer = m->table;
     fewer.count--;
-    assert_fails(DSV_E_SHAPE, "tensors, wanted", dsvi_flat_read(m->path, &fewer, "exp_avg", m->back));
+    assert_fails(DSV_E_SHAPE, "tensors, expected", dsvi_flat_read(m->path, &fewer, "exp_avg", m->back));
 }
 
-/* Checkpoints of version 0.1 hold exp_avgblocks.0...: names without a dot after the array's. */
+/* In checkpoints of version 0.1, names have no dot after the name of the array: exp_avgblocks.0... */
 static void reads_arrays_of_version_0_1(void **state)
 {
     enum { COUNT_MAX = 256 };
     static char names[COUNT_MAX][160];
-    static DsvStoredTensor tensors[COUNT_MAX];
+    static DsviStoredTensor tensors[COUNT_MAX];
     const Model *m = *state;
     assert_true(m->table.count <= COUNT_MAX);
     for (int64_t i = 0; i < m->table.count; i++) {
-        const DsvParam *param = &m->table.params[i];
+        const DsviParam *param = &m->table.params[i];
         snprintf(names[i], sizeof names[i], "exp_avg%s", param->name);
-        tensors[i] = (DsvStoredTensor){.name = names[i], .dtype = DSV_F32, .ndim = param->ndim,
-                                       .data = m->flat + param->offset, .count = param->count,
-                                       .bytes = (size_t)param->count * sizeof(float)};
+        tensors[i] = (DsviStoredTensor){.name = names[i],
+                                        .dtype = DSVI_F32,
+                                        .ndim = param->ndim,
+                                        .data = m->flat + param->offset,
+                                        .count = param->count,
+                                        .bytes = (size_t)param->count * sizeof(float)};
         memcpy(tensors[i].shape, param->shape, sizeof param->shape);
     }
     assert_ok(dsvi_safetensors_write(m->path, tensors, (size_t)m->table.count, NULL, 0));
@@ -452,7 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_MODEL(places_do_not_overlap),
-        WITH_MODEL(stretches_hold_their_blocks),
+        WITH_MODEL(buckets_hold_their_blocks),
         WITH_MODEL(initialisation_follows_the_rules),
         WITH_MODEL(reads_what_it_writes),
         WITH_MODEL(rounds_to_bf16),

@@ -1,12 +1,13 @@
-/* The parameter table against lists of tensors: original and diffusers names, shapes and order. The lists
- * were generated from the configurations of the published models by other code, not read from their weight
- * files. */
+/* The parameter table against lists of published tensors: original and diffusers names, shapes and order. The
+ * lists come from diffusers' model and name conversion (tests/golden/make_names.py), not from the weight
+ * files of the published models. */
 #include "test.h"
 
-#include "model/weights.h"
+#include "golden/golden_files.h"
+#include "model/weights/weights.h"
 
-/* "1536x16x1x2x2" as a param's shape says it. */
-static void shape_text(const DsvParam *param, char text[128])
+/* Writes the shape of a parameter as text, such as "1536x16x1x2x2". */
+static void shape_text(const DsviParam *param, char text[128])
 {
     size_t used = 0;
     text[0] = 0;
@@ -19,8 +20,8 @@ static void shape_text(const DsvParam *param, char text[128])
 static void compare(const char *preset, const char *list)
 {
     DsvConfig settings;
-    DsvDitConfig config;
-    DsvParamTable table;
+    DsviDitConfig config;
+    DsviParamTable table;
     char line[512], original[128], name[128], shape[128], found[128];
     long long count;
     int64_t lines = 0;
@@ -28,13 +29,13 @@ static void compare(const char *preset, const char *list)
     snprintf(settings.model_preset, sizeof settings.model_preset, "%s", preset);
     assert_ok(dsvi_dit_config_make(&settings, &config));
     assert_ok(dsvi_param_table_make(&config, &table));
-    FILE *file = fopen(shared_path(list), "r");
+    FILE *file = fopen(golden_path(list), "r");
     assert_non_null(file);
-    assert_non_null(fgets(line, sizeof line, file)); /* the heading */
+    assert_non_null(fgets(line, sizeof line, file)); /* skip the header line */
     for (; fgets(line, sizeof line, file); lines++) {
         assert_int_equal(sscanf(line, "%127s %127s %127s %lld", original, name, shape, &count), 4);
         assert_true(lines < table.count);
-        const DsvParam *param = &table.params[lines];
+        const DsviParam *param = &table.params[lines];
         assert_string_equal(param->original, original);
         assert_string_equal(param->name, name);
         shape_text(param, found);
@@ -49,18 +50,17 @@ static void compare(const char *preset, const char *list)
 static void table_is_that_of_1_3b(void **state)
 {
     (void)state;
-    compare("wan1.3b", "reference/wan21_t2v_1.3b_tensors.tsv");
+    compare("wan1.3b", "published/wan21_t2v_1.3b.txt");
 }
 
 static void table_is_that_of_14b(void **state)
 {
     (void)state;
-    compare("wan14b", "reference/wan21_t2v_14b_tensors.tsv");
+    compare("wan14b", "published/wan21_t2v_14b.txt");
 }
 
 int main(void)
 {
-    skip_without_shared("reference/wan21_t2v_1.3b_tensors.tsv");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_that_of_1_3b),
         cmocka_unit_test(table_is_that_of_14b),

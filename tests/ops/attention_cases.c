@@ -1,4 +1,5 @@
-/* Attention for the checker: forward, then backward from what forward left, dense and over lists. */
+/* Cases of attention for the checker (check.h), dense and over key lists: forward, then backward with the
+ * forward pass's out and lse. */
 #include "ops/random_lists.h"
 #include "ops/sparse_cases.h"
 #include "test.h"
@@ -8,22 +9,22 @@ typedef struct Shape {
     int64_t group, grain; /* group 0: dense */
     double density;       /* as in random_lists.h */
     int64_t gap;          /* elements between heads */
-    bool heads_first;     /* (B, N, S, D) rather than (B, S, N, D) */
+    bool heads_first;     /* tensors are (B, N, S, D) instead of (B, S, N, D) */
 } Shape;
 
 typedef struct Problem {
     Shape shape;
-    const DsvBackend *backend;
-    DsvLists lists; /* host memory */
+    const DsviBackend *backend;
+    DsviLists lists; /* host memory */
 } Problem;
 
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV };
 
-static DsvHeads heads_of(const CheckCase *c, int which, int64_t tokens)
+static DsviHeads heads_of(const CheckCase *c, int which, int64_t tokens)
 {
     const Shape *shape = &((const Problem *)c->parameters)->shape;
     int64_t pitch = shape->dim + shape->gap;
-    DsvHeads rows = {c->buffer[which].data, tokens * shape->heads * pitch, shape->heads * pitch, pitch};
+    DsviHeads rows = {c->buffer[which].data, tokens * shape->heads * pitch, shape->heads * pitch, pitch};
     if (shape->heads_first) {
         rows.token_stride = pitch;
         rows.head_stride = tokens * pitch;
@@ -31,8 +32,8 @@ static DsvHeads heads_of(const CheckCase *c, int which, int64_t tokens)
     return rows;
 }
 
-/* Calls forward or backward with the workspace it asks for. */
-static DsvStatus call(const Problem *p, DsvStream *stream, DsvAttentionArgs *args, dsvi_attention_fn *run,
+/* Runs the operation with a workspace of the size that it requests. */
+static DsvStatus call(const Problem *p, DsviStream *stream, DsviAttentionArgs *args, dsvi_attention_fn *run,
                       dsvi_attention_workspace_fn *ask)
 {
     args->workspace_bytes = ask ? ask(stream, args) : 0;
@@ -42,18 +43,28 @@ static DsvStatus call(const Problem *p, DsvStream *stream, DsvAttentionArgs *arg
     return status;
 }
 
-static DsvStatus run_attention(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_attention(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const Problem *p = c->parameters;
     const Shape *shape = &p->shape;
-    DsvLists lists = p->lists;
-    DsvAttentionArgs args = {
-        .batch = shape->batch, .heads = shape->heads, .queries = shape->queries, .keys = shape->keys,
-        .head_dim = shape->dim, .scale = 1 / sqrt((double)shape->dim), .act = c->act, .acc = c->acc,
-        .q = heads_of(c, Q, shape->queries), .k = heads_of(c, K, shape->keys),
-        .v = heads_of(c, V, shape->keys), .out = heads_of(c, OUT, shape->queries),
-        .lse = c->buffer[LSE].data, .dout = heads_of(c, DOUT, shape->queries),
-        .dq = heads_of(c, DQ, shape->queries), .dk = heads_of(c, DK, shape->keys),
+    DsviLists lists = p->lists;
+    DsviAttentionArgs args = {
+        .batch = shape->batch,
+        .heads = shape->heads,
+        .queries = shape->queries,
+        .keys = shape->keys,
+        .head_dim = shape->dim,
+        .scale = 1 / sqrt((double)shape->dim),
+        .act = c->act,
+        .acc = c->acc,
+        .q = heads_of(c, Q, shape->queries),
+        .k = heads_of(c, K, shape->keys),
+        .v = heads_of(c, V, shape->keys),
+        .out = heads_of(c, OUT, shape->queries),
+        .lse = c->buffer[LSE].data,
+        .dout = heads_of(c, DOUT, shape->queries),
+        .dq = heads_of(c, DQ, shape->queries),
+        .dk = heads_of(c, DK, shape->keys),
         .dv = heads_of(c, DV, shape->keys),
     };
     if (shape->group == 0) {
@@ -62,17 +73,18 @@ static DsvStatus run_attention(const CheckCase *c, const DsvOps *ops, DsvStream 
     }
     lists.offsets = check_upload(p->backend, stream, p->lists.offsets,
                                  (size_t)(dsvi_lists_count(&lists) + 1) * sizeof *lists.offsets);
-    lists.runs = check_upload(p->backend, stream, p->lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
+    lists.spans = check_upload(p->backend, stream, p->lists.spans,
+                               (size_t)lists.capacity * sizeof *lists.spans);
     args.lists = &lists;
     DsvStatus status = call(p, stream, &args, ops->attention_list_fwd.run, ops->attention_list_fwd.workspace);
     if (status == DSV_OK)
         status = call(p, stream, &args, ops->attention_list_bwd.run, ops->attention_list_bwd.workspace);
     check_release(p->backend, stream, lists.offsets);
-    check_release(p->backend, stream, lists.runs);
+    check_release(p->backend, stream, lists.spans);
     return status;
 }
 
-static void check_attention(const DsvBackend *backend, const Shape *shape)
+static void check_attention(const DsviBackend *backend, const Shape *shape)
 {
     Problem p = {.shape = *shape, .backend = backend};
     CheckCase c = {.op = "attention", .parameters = &p, .run = run_attention, .ulps = 8};
@@ -80,27 +92,31 @@ static void check_attention(const DsvBackend *backend, const Shape *shape)
     static const char *const name[] = {"q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"};
     snprintf(c.shape, sizeof c.shape, "b %lld h %lld q %lld k %lld d %lld group %lld grain %lld density %g",
              (long long)shape->batch, (long long)shape->heads, (long long)shape->queries,
-             (long long)shape->keys, (long long)shape->dim, (long long)shape->group,
-             (long long)shape->grain, shape->density);
+             (long long)shape->keys, (long long)shape->dim, (long long)shape->group, (long long)shape->grain,
+             shape->density);
     for (int i = Q; i <= DV; i++) {
         int64_t tokens = i == K || i == V || i == DK || i == DV ? shape->keys : shape->queries;
-        /* in and out: what stands between rows must stay */
+        /* CHECK_IN_OUT also for outputs, because elements between rows must not change */
         check_buffer(&c, name[i], i == LSE ? CHECK_ACC : CHECK_ACT, i <= DOUT ? CHECK_IN : CHECK_IN_OUT,
                      i == LSE ? rows * tokens : rows * tokens * pitch);
     }
     c.buffer[Q].scale = 2;
     if (shape->group > 0) {
-        p.lists = (DsvLists){.batch = shape->batch, .heads = shape->heads, .queries = shape->queries,
-                             .keys = shape->keys, .group = shape->group, .grain = shape->grain};
+        p.lists = (DsviLists){.batch = shape->batch,
+                              .heads = shape->heads,
+                              .queries = shape->queries,
+                              .keys = shape->keys,
+                              .group = shape->group,
+                              .grain = shape->grain};
         random_lists_create(&p.lists, shape->density, 1);
     }
     assert_case(&c, backend);
     random_lists_free(&p.lists);
 }
 
-/* Round the sizes at which an implementation may cut: lanes of 4 to 16, tiles of 64 keys and 128 queries,
- * blocks of some hundred keys; head sizes of whole vectors and others. */
-void check_attention_cases(const DsvBackend *backend, bool over_lists)
+/* Sizes below and above those at which implementations divide the work: vectors of 4 to 16 lanes, tiles of 64
+ * keys and 128 queries, blocks of some hundred keys. Head sizes that are multiples of vectors, and others. */
+void check_attention_cases(const DsviBackend *backend, bool over_lists)
 {
     static const Shape shapes[] = {
         /* dense */
@@ -113,7 +129,8 @@ void check_attention_cases(const DsvBackend *backend, bool over_lists)
         {1, 1, 7, 1000, 32, 0, 0, 0, 0, false},
         {1, 2, 3, 0, 32, 0, 0, 0, 0, false},
         {1, 2, 0, 3, 32, 0, 0, 0, 0, false},
-        /* over lists: full, empty, some empty, runs, a short last run, groups of more than one tile */
+        /* over lists: full, empty, some empty, spans of several keys, a short last span, groups of several
+         * tiles */
         {1, 2, 40, 50, 64, 16, 1, 1, 0, false},
         {1, 2, 20, 30, 32, 8, 1, 0, 0, false},
         {2, 2, 37, 53, 32, 8, 1, -0.5, 3, false},
@@ -122,7 +139,7 @@ void check_attention_cases(const DsvBackend *backend, bool over_lists)
         {1, 1, 133, 131, 50, 64, 64, 0.6, 0, false},
         {1, 1, 9, 1900, 32, 8, 1, 0.5, 0, false},
         {1, 1, 9, 1200, 32, 4, 128, 0.8, 0, false},
-        /* over lists, rows of whole chunks of 16 bytes: tiles of 64 and 128 of both */
+        /* over lists, rows that are multiples of 16 bytes: tiles of 64 and 128 queries and keys */
         {1, 2, 70, 193, 128, 32, 1, 0.5, 8, false},
         {1, 2, 150, 260, 128, 100, 3, 0.6, 0, true},
         {1, 1, 260, 300, 64, 256, 16, 0.5, 0, false},

@@ -1,4 +1,4 @@
-/* Memory, values and lists of a random attention problem. */
+/* Allocates and fills a random attention problem; see attention_problem.h. */
 #include "ops/attention_problem.h"
 
 #include "base/rng.h"
@@ -6,11 +6,11 @@
 #include "test.h"
 
 enum { Q, K, V, OUT, LSE, DOUT, DQ, DK, DV, TENSORS };
-enum { GAP = 6 }; /* elements between rows of a tensor and round it */
+enum { GAP = 6 }; /* elements between the rows of a tensor, before the first row and after the last */
 
-static DsvRng random_of(uint64_t seed, uint32_t stream)
+static DsviRng random_of(uint64_t seed, uint32_t stream)
 {
-    DsvRng rng = {seed, DSV_RNG_TEST, stream};
+    DsviRng rng = {seed, DSVI_RNG_TEST, stream};
     return rng;
 }
 
@@ -23,21 +23,22 @@ static void *take(AttentionProblem *c, int which, size_t bytes)
     return c->memory[which];
 }
 
-/* Rows of a tensor with a gap after each: heads lie D + GAP apart, and GAP elements stand in front. */
-static DsvHeads take_rows(AttentionProblem *c, int which, int64_t tokens)
+/* Allocates a tensor whose rows start D + GAP elements apart, with GAP elements before the first row. */
+static DsviHeads take_rows(AttentionProblem *c, int which, int64_t tokens)
 {
-    const DsvAttentionArgs *args = &c->args;
+    const DsviAttentionArgs *args = &c->args;
     size_t size = dsvi_dtype_size(args->act);
     int64_t pitch = args->head_dim + GAP;
-    DsvHeads rows = {NULL, tokens * args->heads * pitch, args->heads * pitch, pitch};
+    DsviHeads rows = {NULL, tokens * args->heads * pitch, args->heads * pitch, pitch};
     char *memory = take(c, which, (size_t)(args->batch * rows.batch_stride + GAP) * size);
     rows.data = memory + GAP * size;
     return rows;
 }
 
-static void fill_rows(AttentionProblem *c, const DsvHeads *rows, int64_t tokens, DsvRng rng, double deviation)
+static void fill_rows(AttentionProblem *c, const DsviHeads *rows, int64_t tokens, DsviRng rng,
+                      double deviation)
 {
-    const DsvAttentionArgs *args = &c->args;
+    const DsviAttentionArgs *args = &c->args;
     uint64_t index = 0;
     for (int64_t b = 0; b < args->batch; b++)
         for (int64_t s = 0; s < tokens; s++)
@@ -49,15 +50,19 @@ static void fill_rows(AttentionProblem *c, const DsvHeads *rows, int64_t tokens,
 
 static void create_lists(AttentionProblem *c, const AttentionShape *shape, uint64_t seed)
 {
-    c->own_lists = (DsvLists){.batch = shape->batch, .heads = shape->heads, .queries = shape->queries,
-                              .keys = shape->keys, .group = shape->group, .grain = shape->grain};
+    c->own_lists = (DsviLists){.batch = shape->batch,
+                               .heads = shape->heads,
+                               .queries = shape->queries,
+                               .keys = shape->keys,
+                               .group = shape->group,
+                               .grain = shape->grain};
     random_lists_create(&c->own_lists, shape->density, seed);
     c->args.lists = &c->own_lists;
 }
 
-static void create_memory(AttentionProblem *c, const AttentionShape *shape, DsvDtype act, DsvDtype acc)
+static void create_memory(AttentionProblem *c, const AttentionShape *shape, DsviDtype act, DsviDtype acc)
 {
-    DsvAttentionArgs *args = &c->args;
+    DsviAttentionArgs *args = &c->args;
     memset(c, 0, sizeof *c);
     args->batch = shape->batch;
     args->heads = shape->heads;
@@ -78,7 +83,7 @@ static void create_memory(AttentionProblem *c, const AttentionShape *shape, DsvD
     args->dv = take_rows(c, DV, args->keys);
 }
 
-void attention_problem_create(AttentionProblem *c, const AttentionShape *shape, DsvDtype act, DsvDtype acc,
+void attention_problem_create(AttentionProblem *c, const AttentionShape *shape, DsviDtype act, DsviDtype acc,
                               uint64_t seed)
 {
     create_memory(c, shape, act, acc);
@@ -114,16 +119,16 @@ void attention_problem_check_gaps(const AttentionProblem *c, const char *what)
     for (int i = Q; i < TENSORS; i++) {
         const unsigned char *memory = c->memory[i];
         if (!all_set(memory + c->bytes[i], 64))
-            fail_msg("%s: wrote behind %s", what, name[i]);
+            fail_msg("%s: wrote after the end of %s", what, name[i]);
         for (size_t at = 0; i != LSE && at < c->bytes[i]; at += pitch)
             if (!all_set(memory + at, gap))
                 fail_msg("%s: wrote between the rows of %s, byte %zu", what, name[i], at);
     }
 }
 
-double *attention_problem_rows(const AttentionProblem *c, const DsvHeads *rows, int64_t tokens)
+double *attention_problem_rows(const AttentionProblem *c, const DsviHeads *rows, int64_t tokens)
 {
-    const DsvAttentionArgs *args = &c->args;
+    const DsviAttentionArgs *args = &c->args;
     double *out = malloc((size_t)(args->batch * tokens * args->heads * args->head_dim) * sizeof *out);
     double *next = out;
     assert_non_null(out);

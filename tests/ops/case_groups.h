@@ -1,11 +1,13 @@
-/* The checker's cases as cmocka groups: every backend runs the same. */
+/* The cases of the checker (check.h) as cmocka groups. All backends run the same cases. */
 #ifndef DSVI_CASE_GROUPS_H
 #define DSVI_CASE_GROUPS_H
 
 #include "ops/ops.h"
 
-/* Number of failures. Dense ops without attention; attention and what sparse attention is made of. */
-int run_dense_cases(const DsvBackend *backend);
-int run_sparse_cases(const DsvBackend *backend);
+/* Both return the number of failed tests. run_dense_cases: all operations of dense_case_group.c, such as
+ * gemm and the norms, but no attention. run_sparse_cases: attention, and the other operations of sparse
+ * attention. */
+int run_dense_cases(const DsviBackend *backend);
+int run_sparse_cases(const DsviBackend *backend);
 
 #endif

@@ -1,21 +1,22 @@
-/* The cases of each family of ops, for the checker: every backend runs the same. Cmocka assertions. */
+/* The cases of each family of operations for the checker (check.h). All backends run the same cases. Each
+ * function fails the running cmocka test if a result is wrong. */
 #ifndef DSVI_CASES_H
 #define DSVI_CASES_H
 
 #include "ops/check.h"
 
-void check_gemm_cases(const DsvBackend *backend);
-void check_col_sum_cases(const DsvBackend *backend);
-void check_layer_norm_cases(const DsvBackend *backend);
-void check_rms_norm_rope_cases(const DsvBackend *backend);
-void check_activation_cases(const DsvBackend *backend);
-void check_gate_residual_cases(const DsvBackend *backend);
-void check_add_cases(const DsvBackend *backend);
-void check_add_rows_cases(const DsvBackend *backend);
-void check_attention_merge_cases(const DsvBackend *backend);
-void check_heads_move_cases(const DsvBackend *backend);
-void check_patch_cases(const DsvBackend *backend);
-void check_flow_cases(const DsvBackend *backend);
-void check_optim_cases(const DsvBackend *backend);
+void check_gemm_cases(const DsviBackend *backend);
+void check_col_sum_cases(const DsviBackend *backend);
+void check_layer_norm_cases(const DsviBackend *backend);
+void check_rms_norm_rope_cases(const DsviBackend *backend);
+void check_activation_cases(const DsviBackend *backend);
+void check_gate_residual_cases(const DsviBackend *backend);
+void check_add_cases(const DsviBackend *backend);
+void check_add_rows_cases(const DsviBackend *backend);
+void check_attention_merge_cases(const DsviBackend *backend);
+void check_heads_move_cases(const DsviBackend *backend);
+void check_patch_cases(const DsviBackend *backend);
+void check_flow_cases(const DsviBackend *backend);
+void check_optim_cases(const DsviBackend *backend);
 
 #endif

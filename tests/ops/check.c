@@ -1,4 +1,5 @@
-/* See check.h. */
+/* Implements the checker of check.h: fills buffers, runs reference, plain implementation and variant, and
+ * compares. */
 #include "ops/check.h"
 
 #include "base/rng.h"
@@ -10,38 +11,38 @@ static const unsigned char GUARD_BYTE = 0xff;
 static const double LEAST = 0x1p-120;
 static const char *const FILL_NAME[CHECK_FILLS] = {"normal", "large", "equal", "tiny", "sparse"};
 
-/* The host's picture of all buffers of one run, guards included. */
+/* Host copies of all buffers of one run, with the guard bytes around them. */
 typedef struct Image {
-    unsigned char *before[CHECK_BUFFERS_MOST], *after[CHECK_BUFFERS_MOST];
-    size_t bytes[CHECK_BUFFERS_MOST]; /* with guards; 0: an alias */
-    size_t start[CHECK_BUFFERS_MOST]; /* of element 0 */
+    unsigned char *before[CHECK_BUFFERS_MAX], *after[CHECK_BUFFERS_MAX];
+    size_t bytes[CHECK_BUFFERS_MAX]; /* including guards; 0 for an alias */
+    size_t start[CHECK_BUFFERS_MAX]; /* offset of element 0 in bytes */
 } Image;
 
 typedef struct Precision {
-    DsvDtype act, acc;
+    DsviDtype act, acc;
 } Precision;
 
 CheckBuffer *check_buffer(CheckCase *c, const char *name, CheckKind kind, CheckRole role, int64_t n)
 {
-    assert_true(c->buffers < CHECK_BUFFERS_MOST);
+    assert_true(c->buffers < CHECK_BUFFERS_MAX);
     CheckBuffer *buffer = &c->buffer[c->buffers++];
     *buffer = (CheckBuffer){.name = name, .kind = kind, .role = role, .n = n, .scale = 1};
     return buffer;
 }
 
-static DsvDtype dtype_of(const CheckBuffer *buffer, Precision precision)
+static DsviDtype dtype_of(const CheckBuffer *buffer, Precision precision)
 {
     switch (buffer->kind) {
     case CHECK_ACT: return precision.act;
     case CHECK_ACC: return precision.acc;
-    case CHECK_DOUBLE: return DSV_F64;
-    case CHECK_FLOAT: return DSV_F32;
+    case CHECK_DOUBLE: return DSVI_F64;
+    case CHECK_FLOAT: return DSVI_F32;
     case CHECK_I32: break;
     }
-    return DSV_I32;
+    return DSVI_I32;
 }
 
-static double fill_value(CheckFill fill, DsvRng rng, uint64_t i)
+static double fill_value(CheckFill fill, DsviRng rng, uint64_t i)
 {
     double normal = dsvi_rng_normal(rng, i);
     switch (fill) {
@@ -53,14 +54,14 @@ static double fill_value(CheckFill fill, DsvRng rng, uint64_t i)
     }
 }
 
-/* Inputs as they are stored in the tested precision, widened: every run starts from these. */
+/* Returns the inputs rounded to the tested precision, as doubles. All runs use these values. */
 static double *make_values(const CheckBuffer *buffer, int number, CheckFill fill, Precision precision)
 {
-    DsvRng rng = {7, DSV_RNG_TEST, (uint32_t)number};
-    DsvDtype dtype = dtype_of(buffer, precision);
+    DsviRng rng = {7, DSVI_RNG_TEST, (uint32_t)number};
+    DsviDtype dtype = dtype_of(buffer, precision);
     double *values = calloc((size_t)buffer->n + 1, sizeof *values);
     assert_non_null(values);
-    for (int64_t i = 0; i < buffer->n && dtype != DSV_I32; i++) {
+    for (int64_t i = 0; i < buffer->n && dtype != DSVI_I32; i++) {
         unsigned char stored[8];
         double value = fill_value(buffer->steady ? CHECK_NORMAL : fill, rng, (uint64_t)i);
         value = buffer->offset + buffer->scale * (buffer->positive ? fabs(value) : value);
@@ -74,7 +75,7 @@ static double *make_values(const CheckBuffer *buffer, int number, CheckFill fill
 
 static void image_free(Image *image)
 {
-    for (int i = 0; i < CHECK_BUFFERS_MOST; i++) {
+    for (int i = 0; i < CHECK_BUFFERS_MAX; i++) {
         free(image->before[i]);
         free(image->after[i]);
     }
@@ -87,7 +88,7 @@ static void image_make(Image *image, const CheckCase *c, double *const *values, 
     memset(image, 0, sizeof *image);
     for (int i = 0; i < c->buffers; i++) {
         const CheckBuffer *buffer = &c->buffer[i];
-        DsvDtype dtype = dtype_of(buffer, precision);
+        DsviDtype dtype = dtype_of(buffer, precision);
         size_t size = dsvi_dtype_size(dtype);
         if (buffer->alias)
             continue;
@@ -101,16 +102,16 @@ static void image_make(Image *image, const CheckCase *c, double *const *values, 
         if (buffer->kind == CHECK_I32)
             memcpy(first, buffer->indices, (size_t)buffer->n * size);
         else if (buffer->role != CHECK_OUT)
-            dsvi_convert(dtype, first, DSV_F64, values[i], buffer->n);
+            dsvi_convert(dtype, first, DSVI_F64, values[i], buffer->n);
     }
 }
 
-/* Runs the case on `ops` with buffers in device memory (or in `after`, without a device). */
-static DsvStatus execute(CheckCase *c, const DsvOps *ops, DsvDevice *device, Precision precision,
+/* Runs the case with the table `ops`. Buffers are in device memory, or in image->after if device is NULL. */
+static DsvStatus execute(CheckCase *c, const DsviOps *ops, DsviDevice *device, Precision precision,
                          Image *image)
 {
-    DsvStream *stream = device ? device->stream : NULL;
-    void *memory[CHECK_BUFFERS_MOST] = {NULL};
+    DsviStream *stream = device ? device->stream : NULL;
+    void *memory[CHECK_BUFFERS_MAX] = {NULL};
     DsvStatus status = DSV_OK;
     c->act = precision.act;
     c->acc = precision.acc;
@@ -142,7 +143,7 @@ done:
     return status;
 }
 
-/* The buffer's memory and role, an alias traced to what it stands for: written if any of its names is. */
+/* Returns whether the operation may write to the buffer, through its own entry or through an alias of it. */
 static bool is_written(const CheckCase *c, int number)
 {
     bool written = c->buffer[number].role != CHECK_IN;
@@ -170,9 +171,9 @@ static bool surroundings_intact(const CheckCase *c, const Image *image, char *wh
     return true;
 }
 
-static double unit_roundoff(DsvDtype dtype)
+static double unit_roundoff(DsviDtype dtype)
 {
-    return dtype == DSV_BF16 ? 0x1p-8 : dtype == DSV_F32 ? 0x1p-24 : 0x1p-53;
+    return dtype == DSVI_BF16 ? 0x1p-8 : dtype == DSVI_F32 ? 0x1p-24 : 0x1p-53;
 }
 
 static const void *element_zero(const CheckCase *c, const Image *image, int number)
@@ -181,30 +182,30 @@ static const void *element_zero(const CheckCase *c, const Image *image, int numb
     return image->after[real] + image->start[real];
 }
 
-static bool outputs_agree(const CheckCase *c, const Image *truth, const Image *plain, const Image *variant,
-                          Precision tested, char *why, size_t why_bytes)
+static bool outputs_agree(const CheckCase *c, const Image *reference, const Image *plain,
+                          const Image *variant, Precision tested, char *why, size_t why_bytes)
 {
-    Precision exact = {DSV_F64, DSV_F64};
+    Precision exact = {DSVI_F64, DSVI_F64};
     for (int b = 0; b < c->buffers; b++) {
         const CheckBuffer *buffer = &c->buffer[b];
-        DsvDtype exact_dtype = dtype_of(buffer, exact), dtype = dtype_of(buffer, tested);
+        DsviDtype exact_dtype = dtype_of(buffer, exact), dtype = dtype_of(buffer, tested);
         double plain_error = 0;
         if (buffer->role == CHECK_IN || buffer->kind == CHECK_I32)
             continue;
         for (int64_t i = 0; i < buffer->n; i++) {
-            double wanted = dsvi_load(exact_dtype, element_zero(c, truth, b), i);
-            double error = fabs(dsvi_load(dtype, element_zero(c, plain, b), i) - wanted);
+            double expected = dsvi_load(exact_dtype, element_zero(c, reference, b), i);
+            double error = fabs(dsvi_load(dtype, element_zero(c, plain, b), i) - expected);
             plain_error = error > plain_error ? error : plain_error;
         }
         for (int64_t i = 0; i < buffer->n; i++) {
-            double wanted = dsvi_load(exact_dtype, element_zero(c, truth, b), i);
+            double expected = dsvi_load(exact_dtype, element_zero(c, reference, b), i);
             double got = dsvi_load(dtype, element_zero(c, variant, b), i);
-            double allowed = 2 * plain_error + c->ulps * unit_roundoff(dtype) * fabs(wanted) + LEAST;
-            if (got == wanted || fabs(got - wanted) <= allowed) /* both may be infinite */
+            double allowed = 2 * plain_error + c->ulps * unit_roundoff(dtype) * fabs(expected) + LEAST;
+            if (got == expected || fabs(got - expected) <= allowed) /* == because both may be infinite */
                 continue;
             snprintf(why, why_bytes,
-                     "%s[%lld] is %.9g, truth %.9g, allowed error %.3g, of the plain one %.3g",
-                     buffer->name, (long long)i, got, wanted, allowed, plain_error);
+                     "%s[%lld] is %.9g, expected %.9g, allowed error %.3g, error of the plain one %.3g",
+                     buffer->name, (long long)i, got, expected, allowed, plain_error);
             return false;
         }
     }
@@ -212,12 +213,12 @@ static bool outputs_agree(const CheckCase *c, const Image *truth, const Image *p
 }
 
 typedef struct Yardstick {
-    Image truth, plain;
-    Precision precision; /* of plain, and of the variant */
+    Image reference, plain;
+    Precision precision; /* of the plain implementation and of the variant */
     double *const *values;
 } Yardstick;
 
-static bool run_variant(CheckCase *c, const DsvBackend *backend, const Yardstick *yardstick, int threads,
+static bool run_variant(CheckCase *c, const DsviBackend *backend, const Yardstick *yardstick, int threads,
                         Image *image, char *why, size_t why_bytes)
 {
     dsvi_threads_set(threads);
@@ -226,12 +227,13 @@ static bool run_variant(CheckCase *c, const DsvBackend *backend, const Yardstick
         return false;
     }
     return surroundings_intact(c, image, why, why_bytes) &&
-           outputs_agree(c, &yardstick->truth, &yardstick->plain, image, yardstick->precision, why,
+           outputs_agree(c, &yardstick->reference, &yardstick->plain, image, yardstick->precision, why,
                          why_bytes);
 }
 
-/* With one thread and with three, element 0 of each buffer `skew` elements behind an aligned address. */
-static bool check_skew(CheckCase *c, const DsvBackend *backend, const Yardstick *yardstick, size_t skew,
+/* Runs and checks the variant with one thread and with three threads. Element 0 of each buffer is `skew`
+ * elements after an aligned address. */
+static bool check_skew(CheckCase *c, const DsviBackend *backend, const Yardstick *yardstick, size_t skew,
                        char *why, size_t why_bytes)
 {
     Image one, three;
@@ -250,37 +252,37 @@ static bool check_skew(CheckCase *c, const DsvBackend *backend, const Yardstick 
     return good;
 }
 
-static bool check_fill(CheckCase *c, const DsvBackend *backend, CheckFill fill, Precision precision,
+static bool check_fill(CheckCase *c, const DsviBackend *backend, CheckFill fill, Precision precision,
                        char *why, size_t why_bytes)
 {
-    Precision exact = {DSV_F64, DSV_F64};
-    double *values[CHECK_BUFFERS_MOST] = {NULL};
+    Precision exact = {DSVI_F64, DSVI_F64};
+    double *values[CHECK_BUFFERS_MAX] = {NULL};
     Yardstick yardstick = {.precision = precision, .values = values};
-    DsvOps ref_ops, plain_ops;
+    DsviOps ref_ops, plain_ops;
     dsvi_ops_fill_ref(&ref_ops);
     check_plain_fill(&plain_ops);
     for (int i = 0; i < c->buffers; i++)
         values[i] = make_values(&c->buffer[i], i, fill, precision);
-    image_make(&yardstick.truth, c, values, exact, 0);
+    image_make(&yardstick.reference, c, values, exact, 0);
     image_make(&yardstick.plain, c, values, precision, 0);
-    assert_ok(execute(c, &ref_ops, NULL, exact, &yardstick.truth));
+    assert_ok(execute(c, &ref_ops, NULL, exact, &yardstick.reference));
     assert_ok(execute(c, &plain_ops, NULL, precision, &yardstick.plain));
     bool good = check_skew(c, backend, &yardstick, 0, why, why_bytes) &&
                 check_skew(c, backend, &yardstick, 1, why, why_bytes);
-    image_free(&yardstick.truth);
+    image_free(&yardstick.reference);
     image_free(&yardstick.plain);
     for (int i = 0; i < c->buffers; i++)
         free(values[i]);
     return good;
 }
 
-bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYTES])
+bool check_case(CheckCase *c, const DsviBackend *backend, char why[CHECK_TEXT_BYTES])
 {
     int fills = test_small() ? CHECK_NORMAL + 1 : TEST_SANITIZED ? CHECK_LARGE + 1 : CHECK_FILLS;
     for (int fill = 0; fill < fills; fill++) {
         for (int narrow = 0; narrow < (c->f32_only ? 1 : 2); narrow++) {
             char detail[CHECK_TEXT_BYTES / 2] = "";
-            Precision precision = {narrow ? DSV_BF16 : DSV_F32, DSV_F32};
+            Precision precision = {narrow ? DSVI_BF16 : DSVI_F32, DSVI_F32};
             if (check_fill(c, backend, (CheckFill)fill, precision, detail, sizeof detail))
                 continue;
             snprintf(why, CHECK_TEXT_BYTES, "%s (%s), %s, fill %s, on %s: %s", c->op, c->shape,
@@ -292,7 +294,7 @@ bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYT
     return true;
 }
 
-void assert_case(CheckCase *c, const DsvBackend *backend)
+void assert_case(CheckCase *c, const DsviBackend *backend)
 {
     char why[CHECK_TEXT_BYTES];
     if (!check_case(c, backend, why))
@@ -310,7 +312,7 @@ double check_gradient_error(check_loss_fn *loss, void *context, double *x, int64
         double below = loss(context);
         x[i] = centre;
         double difference = fabs((above - below) / (2 * step) - gradient[i]);
-        if (!(difference <= error)) /* NaN goes through */
+        if (!(difference <= error)) /* written so that NaN becomes the error */
             error = difference;
         largest = fabs(gradient[i]) > largest ? fabs(gradient[i]) : largest;
     }

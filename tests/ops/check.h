@@ -1,16 +1,20 @@
-/* The checker that every variant of every op has to pass, on any backend.
+/* The checker that every variant of every operation must pass, on any backend.
  *
- * A case names an op's buffers and how to call it. The checker fills the inputs in several ways, and runs
- *     the truth      the scalar reference on F64 tensors, from the same (already rounded) inputs
- *     a plain one    the same source with float for double, on tensors of the tested dtypes (plain.c)
- *     the variant    from aligned and from odd addresses, with one thread and with three
- * and wants of each output element of the variant
- *     |got - truth| <= 2 E + ulps u |truth| + least,   E = the plain one's largest error in that tensor,
- * u the unit roundoff of the tensor's dtype (2^-24, 2^-8): as good as straightforward code in the same
- * precision, but for `ulps` roundings more. `least` = 2^-120 is for what vector instructions may flush to
- * zero. Every comparison is such that NaN fails. Further: the same bits with one thread and with three, where
- * the device promises that; no byte round any buffer changed (all are 0xff: NaN to whoever reads there);
- * inputs untouched. With test_small only normal numbers and one thread. */
+ * A case names the buffers of an operation and how to call it. The checker fills the inputs in several ways
+ * (CheckFill) and runs
+ *     the reference  the scalar reference implementation on F64 tensors, with the already rounded inputs
+ *     the plain one  the same source with float instead of double, on tensors of the tested dtypes (plain.c)
+ *     the variant    with aligned and with odd addresses, with one thread and with three threads.
+ * Each output element of the variant must satisfy
+ *     |got - reference| <= 2 E + ulps u |reference| + least
+ * where E is the largest error of the plain implementation in this tensor, u is the unit roundoff of the
+ * tensor's dtype (2^-24, 2^-8), and least = 2^-120 allows for results that vector instructions flush to zero.
+ * So a variant may have twice the error of straightforward code in the same precision, plus `ulps` roundings.
+ * NaN fails every comparison. The checker also requires:
+ *     - the same bits with one and with three threads, if the device promises determinism;
+ *     - unchanged bytes before and after each buffer (all 0xff, which reads as NaN);
+ *     - unchanged inputs.
+ * With test_small() the checker tries CHECK_NORMAL and one thread only. */
 #ifndef DSVI_CHECK_H
 #define DSVI_CHECK_H
 
@@ -19,11 +23,11 @@
 
 #include "ops/ops.h"
 
-enum { CHECK_BUFFERS_MOST = 16, CHECK_TEXT_BYTES = 512 };
+enum { CHECK_BUFFERS_MAX = 16, CHECK_TEXT_BYTES = 512 };
 
 typedef enum CheckKind {
-    CHECK_ACT,    /* F32 or BF16; F64 for the truth */
-    CHECK_ACC,    /* F32; F64 for the truth */
+    CHECK_ACT,    /* F32 or BF16; F64 for the reference */
+    CHECK_ACC,    /* F32; F64 for the reference */
     CHECK_DOUBLE, /* F64 always */
     CHECK_FLOAT,  /* F32 always */
     CHECK_I32     /* filled from `indices` */
@@ -36,7 +40,7 @@ typedef enum CheckFill {
     CHECK_LARGE,  /* normal times 1000 */
     CHECK_EQUAL,  /* all 0.7 */
     CHECK_TINY,   /* normal times 2^-130: denormal in F32 and BF16 */
-    CHECK_SPARSE, /* two of three are zero */
+    CHECK_SPARSE, /* normal, but two of three elements are zero */
     CHECK_FILLS
 } CheckFill;
 
@@ -45,50 +49,53 @@ typedef struct CheckBuffer {
     CheckKind kind;
     CheckRole role;
     int64_t n;              /* elements */
-    bool steady;            /* filled as CHECK_NORMAL in every case */
-    double scale, offset;   /* elements are offset + scale * fill; 0 and 0 mean scale 1 */
-    bool positive;          /* |fill| instead */
-    int64_t infinite;       /* every so many elements one is -inf; 0: none */
-    const int32_t *indices; /* of CHECK_I32 */
-    int alias;              /* 1 + the number of an earlier buffer: this one is it */
+    bool steady;            /* always filled as CHECK_NORMAL, whatever the checker's fill */
+    double scale, offset;   /* elements are offset + scale * fill */
+    bool positive;          /* elements are offset + scale * |fill| */
+    int64_t infinite;       /* elements 0, infinite, 2 infinite, ... are -inf; 0: none is */
+    const int32_t *indices; /* (n) values of a CHECK_I32 buffer; owned by the caller */
+    int alias;              /* 1 + number of the earlier buffer whose memory this one uses; 0: its own */
     /* set by the checker for each run */
-    DsvDtype dtype;
+    DsviDtype dtype;
     void *data;
 } CheckBuffer;
 
 typedef struct CheckCase CheckCase;
-/* Builds the op's arguments from c->buffer[].data, c->act and c->acc, and calls it through `ops`. */
-typedef DsvStatus check_run_fn(const CheckCase *c, const DsvOps *ops, DsvStream *stream);
+/* Builds the operation's arguments from c->buffer[].data, c->act and c->acc, and calls the operation through
+ * `ops`. Returns the operation's status. */
+typedef DsvStatus check_run_fn(const CheckCase *c, const DsviOps *ops, DsviStream *stream);
 
 struct CheckCase {
     const char *op;
-    char shape[128];       /* in words, for the report */
-    const void *parameters; /* the test's own, for `run` */
+    char shape[128];        /* description of the case, printed on failure */
+    const void *parameters; /* passed through to `run`; owned by the test */
     check_run_fn *run;
     int buffers;
-    CheckBuffer buffer[CHECK_BUFFERS_MOST];
-    double ulps;
-    bool f32_only;         /* there is no CHECK_ACT, or it need not be tried as BF16 */
+    CheckBuffer buffer[CHECK_BUFFERS_MAX];
+    double ulps;   /* roundings by which a result may differ more than the plain implementation */
+    bool f32_only; /* not tried with BF16 as act: no buffer is CHECK_ACT, or BF16 adds nothing */
     /* set by the checker for each run */
-    DsvDtype act, acc;
+    DsviDtype act, acc;
 };
 
-/* Adds a buffer with scale 1 and returns it. */
+/* Adds a buffer of `n` elements with scale 1 to the case, and returns it. */
 CheckBuffer *check_buffer(CheckCase *c, const char *name, CheckKind kind, CheckRole role, int64_t n);
 
-/* Tries the case in all ways on `backend` (its device may be NULL: host memory). True when all is well;
- * else `why` says what was wrong where. */
-bool check_case(CheckCase *c, const DsvBackend *backend, char why[CHECK_TEXT_BYTES]);
+/* Checks the case with all fills, precisions, addresses and thread counts on `backend` (device NULL: in host
+ * memory). Returns true if all results are right; else `why` describes the first failure. */
+bool check_case(CheckCase *c, const DsviBackend *backend, char why[CHECK_TEXT_BYTES]);
 
-/* The same as a cmocka assertion. */
-void assert_case(CheckCase *c, const DsvBackend *backend);
+/* Fails the running cmocka test with this description if check_case() returns false. */
+void assert_case(CheckCase *c, const DsviBackend *backend);
 
-/* The table of the plain implementations; ops without one keep the truth's. plain_sparse.c adds its own. */
-void check_plain_fill(DsvOps *ops);
-void check_plain_fill_sparse(DsvOps *ops);
+/* check_plain_fill fills the table with plain single-precision implementations; operations without one get
+ * the reference implementation. It calls check_plain_fill_sparse, which sets the entries of
+ * plain_sparse.c. */
+void check_plain_fill(DsviOps *ops);
+void check_plain_fill_sparse(DsviOps *ops);
 
-/* The largest difference between `gradient` and the central differences of loss(context) by x[0..n), over
- * the largest |gradient|. */
+/* Returns the largest difference between `gradient` and the central differences of loss(context) with respect
+ * to x[0..n), divided by the largest |gradient|. The elements of x are restored. */
 typedef double check_loss_fn(void *context);
 double check_gradient_error(check_loss_fn *loss, void *context, double *x, int64_t n, const double *gradient);
 

@@ -1,9 +1,9 @@
-/* Every op but attention and what sparse attention is made of. */
+/* The checker's cases of all operations except attention and the other operations of sparse attention. */
 #include "ops/case_groups.h"
 #include "ops/cases.h"
 #include "test.h"
 
-static const DsvBackend *tested;
+static const DsviBackend *tested;
 
 #define CASES_TEST(name)                  \
     static void test_##name(void **state) \
@@ -26,15 +26,21 @@ CASES_TEST(patch)
 CASES_TEST(flow)
 CASES_TEST(optim)
 
-int run_dense_cases(const DsvBackend *backend)
+int run_dense_cases(const DsviBackend *backend)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm),          cmocka_unit_test(test_col_sum),
-        cmocka_unit_test(test_layer_norm),    cmocka_unit_test(test_rms_norm_rope),
-        cmocka_unit_test(test_activation),    cmocka_unit_test(test_gate_residual),
-        cmocka_unit_test(test_add),           cmocka_unit_test(test_add_rows),
-        cmocka_unit_test(test_patch),         cmocka_unit_test(test_flow),
-        cmocka_unit_test(test_optim),         cmocka_unit_test(test_heads_move),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_col_sum),
+        cmocka_unit_test(test_layer_norm),
+        cmocka_unit_test(test_rms_norm_rope),
+        cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_gate_residual),
+        cmocka_unit_test(test_add),
+        cmocka_unit_test(test_add_rows),
+        cmocka_unit_test(test_patch),
+        cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_optim),
+        cmocka_unit_test(test_heads_move),
         cmocka_unit_test(test_attention_merge),
     };
     tested = backend;

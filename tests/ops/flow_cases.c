@@ -1,43 +1,58 @@
-/* Cases of the flow-matching objective, the time embedding and patches. */
+/* Cases of the flow-matching objective, the time embedding and patches for the checker (check.h). */
 #include "ops/cases.h"
 #include "test.h"
 
 typedef struct FlowShape {
     int64_t batch, n;
     bool in_place, with_gradient;
-    int64_t period; /* of the weights of the squared error; 0: none */
+    int64_t period; /* after how many elements the weights of the squared error repeat; 0: no weights */
 } FlowShape;
 
 static const FlowShape SHAPES[] = {
-    {1, 1, false, true, 0},   {2, 17, true, true, 0},   {3, 65, false, false, 0}, {2, 5000, true, true, 0},
-    {0, 4, false, true, 0},   {1, 5, false, true, 1},   {3, 65, true, true, 13},  {2, 17, false, false, 17},
-    {2, 9600, true, true, 96}, {1, 70000, false, true, 7},
+    {1, 1, false, true, 0},     {2, 17, true, true, 0},    {3, 65, false, false, 0},
+    {2, 5000, true, true, 0},   {0, 4, false, true, 0},    {1, 5, false, true, 1},
+    {3, 65, true, true, 13},    {2, 17, false, false, 17}, {2, 9600, true, true, 96},
+    {1, 70000, false, true, 7},
 };
 
-static DsvStatus run_mix(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_mix(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const FlowShape *shape = c->parameters;
-    DsvFlowMixArgs args = {.batch = shape->batch, .n = shape->n, .acc = c->acc, .x0 = c->buffer[0].data,
-                           .noise = c->buffer[1].data, .sigma = c->buffer[2].data, .x_t = c->buffer[3].data,
-                           .target = c->buffer[4].data};
+    DsviFlowMixArgs args = {.batch = shape->batch,
+                            .n = shape->n,
+                            .acc = c->acc,
+                            .x0 = c->buffer[0].data,
+                            .noise = c->buffer[1].data,
+                            .sigma = c->buffer[2].data,
+                            .x_t = c->buffer[3].data,
+                            .target = c->buffer[4].data};
     return ops->flow_mix.run(stream, &args);
 }
 
-static DsvStatus run_mse(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_mse(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const FlowShape *shape = c->parameters;
-    DsvMseArgs args = {.batch = shape->batch, .n = shape->n, .grad_scale = 0.37, .acc = c->acc,
-                       .output = c->buffer[0].data, .target = c->buffer[1].data, .loss = c->buffer[2].data,
-                       .period = shape->period, .weight = shape->period > 0 ? c->buffer[3].data : NULL,
-                       .doutput = shape->with_gradient ? c->buffer[shape->period > 0 ? 4 : 3].data : NULL};
+    DsviMseArgs args = {.batch = shape->batch,
+                        .n = shape->n,
+                        .grad_scale = 0.37,
+                        .acc = c->acc,
+                        .output = c->buffer[0].data,
+                        .target = c->buffer[1].data,
+                        .loss = c->buffer[2].data,
+                        .period = shape->period,
+                        .weight = shape->period > 0 ? c->buffer[3].data : NULL,
+                        .doutput = shape->with_gradient ? c->buffer[shape->period > 0 ? 4 : 3].data : NULL};
     return ops->mse.run(stream, &args);
 }
 
-static DsvStatus run_time_embed(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_time_embed(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const FlowShape *shape = c->parameters;
-    DsvTimeEmbedArgs args = {.batch = shape->batch, .dim = shape->n, .acc = c->acc, .t = c->buffer[0].data,
-                             .row = c->buffer[1].data};
+    DsviTimeEmbedArgs args = {.batch = shape->batch,
+                              .dim = shape->n,
+                              .acc = c->acc,
+                              .t = c->buffer[0].data,
+                              .row = c->buffer[1].data};
     return ops->time_embed.run(stream, &args);
 }
 
@@ -54,23 +69,27 @@ typedef struct NoiseShape {
     uint64_t first;
 } NoiseShape;
 
-static DsvStatus run_noise(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_noise(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const NoiseShape *shape = c->parameters;
-    DsvNoiseArgs args = {.n = shape->n, .rng = {5, DSV_RNG_TEST, 9}, .first = shape->first, .acc = c->acc,
-                         .out = c->buffer[0].data};
+    DsviNoiseArgs args = {.n = shape->n,
+                          .rng = {5, DSVI_RNG_TEST, 9},
+                          .first = shape->first,
+                          .acc = c->acc,
+                          .out = c->buffer[0].data};
     return ops->noise.run(stream, &args);
 }
 
-/* From even and odd numbers of the stream on, and across its middle, where the high word begins to count. */
-static void check_noise(const DsvBackend *backend)
+/* Noise that starts at even and at odd positions of the random stream, and noise that crosses position 2^32,
+ * where the high word of the counter changes. */
+static void check_noise(const DsviBackend *backend)
 {
     static const NoiseShape shapes[] = {
         {0, 3}, {1, 0}, {1, 1}, {17, 7}, {10001, 0}, {2000, 4095}, {64, ((uint64_t)1 << 33) - 31},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        CheckCase c = {.op = "noise", .parameters = &shapes[i], .run = run_noise, .ulps = 2,
-                       .f32_only = true};
+        CheckCase c = {
+            .op = "noise", .parameters = &shapes[i], .run = run_noise, .ulps = 2, .f32_only = true};
         snprintf(c.shape, sizeof c.shape, "n %lld first %llu", (long long)shapes[i].n,
                  (unsigned long long)shapes[i].first);
         check_buffer(&c, "out", CHECK_ACC, CHECK_OUT, shapes[i].n);
@@ -78,7 +97,7 @@ static void check_noise(const DsvBackend *backend)
     }
 }
 
-void check_flow_cases(const DsvBackend *backend)
+void check_flow_cases(const DsviBackend *backend)
 {
     check_noise(backend);
     for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) {
@@ -120,7 +139,7 @@ typedef struct PatchShape {
     int64_t batch, channels, frames, height, width, patch[3];
     CheckKind latent, rows;
     bool channel_last, scatter;
-    int64_t first, left_out; /* tokens before those of the case, and behind them */
+    int64_t first, left_out; /* tokens before those of the case, and after them */
 } PatchShape;
 
 static int64_t patch_tokens(const PatchShape *shape)
@@ -129,23 +148,33 @@ static int64_t patch_tokens(const PatchShape *shape)
     return volume / (shape->patch[0] * shape->patch[1] * shape->patch[2]) - shape->first - shape->left_out;
 }
 
-static DsvStatus run_patch(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_patch(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const PatchShape *shape = c->parameters;
-    DsvPatchArgs args = {
-        .batch = shape->batch, .channels = shape->channels, .frames = shape->frames, .height = shape->height,
-        .width = shape->width, .patch = {shape->patch[0], shape->patch[1], shape->patch[2]},
-        .channel_last = shape->channel_last, .tokens = patch_tokens(shape), .order = c->buffer[0].data,
-        .latent_dtype = c->buffer[1].dtype, .row_dtype = c->buffer[2].dtype,
-        .latent = c->buffer[1].data, .rows = c->buffer[2].data,
+    DsviPatchArgs args = {
+        .batch = shape->batch,
+        .channels = shape->channels,
+        .frames = shape->frames,
+        .height = shape->height,
+        .width = shape->width,
+        .patch = {shape->patch[0], shape->patch[1], shape->patch[2]},
+        .channel_last = shape->channel_last,
+        .tokens = patch_tokens(shape),
+        .order = c->buffer[0].data,
+        .latent_dtype = c->buffer[1].dtype,
+        .row_dtype = c->buffer[2].dtype,
+        .latent = c->buffer[1].data,
+        .rows = c->buffer[2].data,
     };
     return shape->scatter ? ops->patch_scatter.run(stream, &args) : ops->patch_gather.run(stream, &args);
 }
 
-static void check_patch(const DsvBackend *backend, const PatchShape *shape)
+static void check_patch(const DsviBackend *backend, const PatchShape *shape)
 {
-    CheckCase c = {.op = shape->scatter ? "patch_scatter" : "patch_gather", .parameters = shape,
-                   .run = run_patch, .ulps = 0};
+    CheckCase c = {.op = shape->scatter ? "patch_scatter" : "patch_gather",
+                   .parameters = shape,
+                   .run = run_patch,
+                   .ulps = 0};
     int32_t order[1024];
     int64_t n = shape->batch * shape->channels * shape->frames * shape->height * shape->width;
     int64_t inside = shape->patch[0] * shape->patch[1] * shape->patch[2], tokens = patch_tokens(shape);
@@ -157,17 +186,17 @@ static void check_patch(const DsvBackend *backend, const PatchShape *shape)
              (long long)shape->patch[1], (long long)shape->patch[2],
              shape->channel_last ? " channel last" : "", (long long)tokens, (long long)shape->first);
     assert_true(tokens < 1024);
-    for (int64_t i = 0; i < tokens; i++) /* backwards: a permutation unlike the identity */
+    for (int64_t i = 0; i < tokens; i++) /* reversed, so that the permutation is not the identity */
         order[i] = (int32_t)(shape->left_out + tokens - 1 - i);
     check_buffer(&c, "order", CHECK_I32, CHECK_IN, tokens)->indices = order;
-    CheckRole written = all ? CHECK_OUT : CHECK_IN_OUT; /* the other tokens' patches stay as they are */
+    CheckRole written = all ? CHECK_OUT : CHECK_IN_OUT; /* patches of other tokens must not change */
     check_buffer(&c, "latent", shape->latent, shape->scatter ? written : CHECK_IN, n);
     check_buffer(&c, "rows", shape->rows, shape->scatter ? CHECK_IN : CHECK_OUT,
                  shape->batch * tokens * shape->channels * inside);
     assert_case(&c, backend);
 }
 
-void check_patch_cases(const DsvBackend *backend)
+void check_patch_cases(const DsviBackend *backend)
 {
     static const PatchShape shapes[] = {
         {1, 1, 1, 1, 1, {1, 1, 1}, CHECK_ACC, CHECK_ACT, false, false, 0, 0},

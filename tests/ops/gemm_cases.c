@@ -1,4 +1,4 @@
-/* Cases of matrix products and column sums. */
+/* Cases of matrix products and column sums for the checker (check.h). */
 #include "ops/cases.h"
 #include "test.h"
 
@@ -11,18 +11,25 @@ typedef struct GemmShape {
 
 enum { A, B, C, BIAS, GELU, A_SUM };
 
-static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_gemm(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const GemmShape *shape = c->parameters;
-    DsvGemmArgs args = {
-        .m = shape->m, .n = shape->n, .k = shape->k,
-        .ab_dtype = c->act, .c_dtype = c->buffer[C].dtype,
-        .a = c->buffer[A].data, .lda = (shape->trans_a ? shape->m : shape->k) + shape->gap,
+    DsviGemmArgs args = {
+        .m = shape->m,
+        .n = shape->n,
+        .k = shape->k,
+        .ab_dtype = c->act,
+        .c_dtype = c->buffer[C].dtype,
+        .a = c->buffer[A].data,
+        .lda = (shape->trans_a ? shape->m : shape->k) + shape->gap,
         .trans_a = shape->trans_a,
-        .b = c->buffer[B].data, .ldb = (shape->trans_b ? shape->k : shape->n) + shape->gap,
+        .b = c->buffer[B].data,
+        .ldb = (shape->trans_b ? shape->k : shape->n) + shape->gap,
         .trans_b = shape->trans_b,
-        .c = c->buffer[C].data, .ldc = shape->n + shape->gap,
-        .bias_dtype = c->acc, .bias = shape->bias ? c->buffer[BIAS].data : NULL,
+        .c = c->buffer[C].data,
+        .ldc = shape->n + shape->gap,
+        .bias_dtype = c->acc,
+        .bias = shape->bias ? c->buffer[BIAS].data : NULL,
         .accumulate = shape->accumulate,
         .gelu_input = shape->gelu_input ? c->buffer[GELU].data : NULL,
         .gelu_backward = shape->gelu_backward ? c->buffer[GELU].data : NULL,
@@ -31,7 +38,8 @@ static DsvStatus run_gemm(const CheckCase *c, const DsvOps *ops, DsvStream *stre
     return ops->gemm.run(stream, &args);
 }
 
-/* Elements of `rows` rows of `cols` (or the reverse), the last without a gap. */
+/* Returns the elements that a matrix of `rows` x `cols` (transposed: `cols` x `rows`) occupies, with a gap
+ * after each row but the last. */
 static int64_t extent(bool transposed, int64_t rows, int64_t cols, int64_t gap)
 {
     if (transposed)
@@ -39,7 +47,7 @@ static int64_t extent(bool transposed, int64_t rows, int64_t cols, int64_t gap)
     return rows > 0 ? rows * (cols + gap) - gap : 0;
 }
 
-static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
+static void check_gemm(const DsviBackend *backend, const GemmShape *shape)
 {
     CheckCase c = {.op = "gemm", .parameters = shape, .run = run_gemm, .ulps = 4};
     CheckKind c_kind = shape->c_is_acc ? CHECK_ACC : CHECK_ACT;
@@ -52,7 +60,7 @@ static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
              (long long)shape->gap);
     check_buffer(&c, "a", CHECK_ACT, CHECK_IN, extent(shape->trans_a, shape->m, shape->k, shape->gap));
     check_buffer(&c, "b", CHECK_ACT, CHECK_IN, extent(shape->trans_b, shape->k, shape->n, shape->gap));
-    /* in and out: what stands between the rows must stay */
+    /* CHECK_IN_OUT because elements between the rows must not change */
     check_buffer(&c, "c", c_kind, CHECK_IN_OUT, extent(false, shape->m, shape->n, shape->gap));
     check_buffer(&c, "bias", CHECK_ACC, CHECK_IN, shape->n);
     if (shape->gelu_input || shape->gelu_backward || shape->a_sum) {
@@ -62,14 +70,15 @@ static void check_gemm(const DsvBackend *backend, const GemmShape *shape)
     assert_case(&c, backend);
 }
 
-/* Below, at and above the sizes at which an implementation may cut: lanes, tiles of 8 to 128 rows, slabs of
- * 512 of K. Sizes of zero come last. */
+/* M, N and K below, at and above the sizes at which implementations divide the work: vectors, tiles of 8 to
+ * 128 rows, slabs of 512 along K. Sizes of zero come last. */
 static const int64_t SIZES[][3] = {
-    {1, 1, 1},   {3, 17, 5},    {17, 1, 63},  {1, 65, 17}, {33, 17, 65},
-    {65, 64, 1}, {130, 9, 129}, {70, 5, 515}, {0, 3, 3},   {3, 0, 3},    {5, 7, 0},
+    {1, 1, 1},     {3, 17, 5},   {17, 1, 63}, {1, 65, 17}, {33, 17, 65}, {65, 64, 1},
+    {130, 9, 129}, {70, 5, 515}, {0, 3, 3},   {3, 0, 3},   {5, 7, 0},
 };
 
-/* Dense; with gaps, adding; with gaps and bias; dense with bias; dense, adding. Results in acc and in act. */
+/* Matrices with and without gaps between rows; products that are added to C, that get a bias, or neither;
+ * results in acc and in act. */
 static const GemmShape VARIATIONS[] = {
     {.gap = 0},
     {.gap = 3, .c_is_acc = true, .accumulate = true},
@@ -79,7 +88,7 @@ static const GemmShape VARIATIONS[] = {
 };
 enum { VARIATION_COUNT = sizeof VARIATIONS / sizeof VARIATIONS[0] };
 
-/* As linear layers ask for them: forward, to the input's gradient, to those of weight and bias. */
+/* The products of a linear layer: forward, gradient of the input, gradients of weight and bias. */
 static const GemmShape EPILOGUES[] = {
     {.trans_b = true, .bias = true, .gelu_input = true},
     {.trans_b = true, .bias = true, .gelu_input = true, .gap = 3, .c_is_acc = true},
@@ -90,7 +99,7 @@ static const GemmShape EPILOGUES[] = {
     {.trans_a = true, .accumulate = true, .c_is_acc = true, .a_sum = true, .gap = 3},
 };
 
-static void check_epilogues(const DsvBackend *backend)
+static void check_epilogues(const DsviBackend *backend)
 {
     static const int64_t sizes[][3] = {
         {3, 17, 5}, {33, 17, 65}, {130, 9, 129}, {40, 5, 515}, {16, 32, 24}, {0, 3, 3}, {3, 0, 3}, {5, 7, 0},
@@ -106,9 +115,9 @@ static void check_epilogues(const DsvBackend *backend)
     }
 }
 
-/* All variations of the small sizes; of the others, whose truth takes long, two: which, changes with the
- * layout. */
-void check_gemm_cases(const DsvBackend *backend)
+/* Tries all variations of the small sizes, but only two of each large size, since the reference takes long.
+ * Which two depends on the layout. */
+void check_gemm_cases(const DsviBackend *backend)
 {
     for (int size = 0; size < (int)(sizeof SIZES / sizeof SIZES[0]); size++) {
         bool large = SIZES[size][0] * SIZES[size][1] * SIZES[size][2] > 10000;
@@ -131,17 +140,22 @@ typedef struct ColSumShape {
     int64_t m, n, gap;
 } ColSumShape;
 
-static DsvStatus run_col_sum(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_col_sum(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const ColSumShape *shape = c->parameters;
-    DsvColSumArgs args = {
-        .m = shape->m, .n = shape->n, .x_dtype = c->act, .x = c->buffer[0].data, .ldx = shape->n + shape->gap,
-        .y_dtype = c->acc, .y = c->buffer[1].data,
+    DsviColSumArgs args = {
+        .m = shape->m,
+        .n = shape->n,
+        .x_dtype = c->act,
+        .x = c->buffer[0].data,
+        .ldx = shape->n + shape->gap,
+        .y_dtype = c->acc,
+        .y = c->buffer[1].data,
     };
     return ops->col_sum.run(stream, &args);
 }
 
-void check_col_sum_cases(const DsvBackend *backend)
+void check_col_sum_cases(const DsviBackend *backend)
 {
     static const ColSumShape shapes[] = {
         {1, 1, 0}, {3, 17, 2}, {65, 63, 0}, {1000, 5, 1}, {2, 1030, 0}, {0, 9, 0}, {9, 0, 3},

@@ -1,7 +1,9 @@
-/* Straightforward implementations in single precision: the yardstick of the checker's tolerance.
+/* Straightforward implementations in single precision, from whose error the checker (check.h) computes its
+ * tolerance.
  *
- * They are the sources of the truth with float for double, so that every variable, every sum above all, is
- * rounded to single precision. The headers come first: their structs and prototypes keep their doubles. */
+ * These are the sources of the reference implementations with float instead of double, so that every variable
+ * and every sum is rounded to single precision. Headers are included before the macro that replaces double,
+ * so that their structs and prototypes keep double. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,7 +55,7 @@ static dsvi_sum_squares_fn sum_squares;
 
 static const char PLAIN[] = "plain F32";
 
-void check_plain_fill(DsvOps *ops)
+void check_plain_fill(DsviOps *ops)
 {
     dsvi_ops_fill_ref(ops);
     check_plain_fill_sparse(ops);
@@ -74,6 +76,6 @@ void check_plain_fill(DsvOps *ops)
     DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
     DSVI_OPS_SET(ops, mse, mse, PLAIN);
     DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
-    /* The contract wants angles and squares in double: no allowance for less. */
+    /* The contracts require angles and squares in double, so these two get no tolerance for float. */
     (void)time_embed, (void)sum_squares;
 }

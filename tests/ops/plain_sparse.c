@@ -1,4 +1,5 @@
-/* As plain.c, for attention and what sparse attention is made of. */
+/* Single-precision implementations as in plain.c, for attention and the other operations of sparse
+ * attention. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,9 +13,9 @@ static dsvi_select_covariance_fn select_covariance;
 static dsvi_select_features_fn select_features;
 static dsvi_predictor_loss_fn predictor_loss;
 static dsvi_predictor_loss_workspace_fn predictor_loss_workspace;
-static DsvStatus attention_check(const DsvAttentionArgs *args);
-static float heads_dot(DsvDtype dtype, const DsvHeads *q, int64_t i, const DsvHeads *k, int64_t j, int64_t b,
-                       int64_t h, int64_t dim);
+static DsvStatus attention_check(const DsviAttentionArgs *args);
+static float heads_dot(DsviDtype dtype, const DsviHeads *q, int64_t i, const DsviHeads *k, int64_t j,
+                       int64_t b, int64_t h, int64_t dim);
 
 #define double float
 #define dsvi_attention_check attention_check
@@ -34,7 +35,7 @@ static float heads_dot(DsvDtype dtype, const DsvHeads *q, int64_t i, const DsvHe
 
 static const char PLAIN[] = "plain F32";
 
-void check_plain_fill_sparse(DsvOps *ops)
+void check_plain_fill_sparse(DsviOps *ops)
 {
     DSVI_OPS_SET(ops, attention_fwd, attention_fwd, PLAIN);
     DSVI_OPS_SET(ops, attention_bwd, attention_bwd, PLAIN);

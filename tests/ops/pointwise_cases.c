@@ -1,22 +1,22 @@
-/* Cases of the elementwise ops. */
+/* Cases of the elementwise operations for the checker (check.h). */
 #include "ops/cases.h"
 #include "test.h"
 
-/* The last is for the borders of pieces of work, in a few variations only. */
+/* Numbers of elements. The last is long enough to be divided among threads; few variations use it. */
 static const int64_t LENGTHS[] = {0, 1, 3, 15, 17, 63, 65, 300, 17000};
 enum { LENGTH_COUNT = sizeof LENGTHS / sizeof LENGTHS[0] };
 
 typedef struct ActivationShape {
     int64_t n;
-    DsvActivation activation;
+    DsviActivation activation;
     bool in_place, backward;
 } ActivationShape;
 
-static DsvStatus run_activation(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_activation(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const ActivationShape *shape = c->parameters;
-    DsvActivationArgs args = {.activation = shape->activation, .n = shape->n, .dtype = c->act,
-                              .x = c->buffer[0].data};
+    DsviActivationArgs args = {
+        .activation = shape->activation, .n = shape->n, .dtype = c->act, .x = c->buffer[0].data};
     if (!shape->backward) {
         args.y = c->buffer[1].data;
         return ops->activation_fwd.run(stream, &args);
@@ -26,11 +26,13 @@ static DsvStatus run_activation(const CheckCase *c, const DsvOps *ops, DsvStream
     return ops->activation_bwd.run(stream, &args);
 }
 
-static void check_activation(const DsvBackend *backend, const ActivationShape *shape)
+static void check_activation(const DsviBackend *backend, const ActivationShape *shape)
 {
-    CheckCase c = {.op = shape->backward ? "activation_bwd" : "activation_fwd", .parameters = shape,
-                   .run = run_activation, .ulps = 8};
-    snprintf(c.shape, sizeof c.shape, "%s n %lld%s", shape->activation == DSV_SILU ? "silu" : "gelu",
+    CheckCase c = {.op = shape->backward ? "activation_bwd" : "activation_fwd",
+                   .parameters = shape,
+                   .run = run_activation,
+                   .ulps = 8};
+    snprintf(c.shape, sizeof c.shape, "%s n %lld%s", shape->activation == DSVI_SILU ? "silu" : "gelu",
              (long long)shape->n, shape->in_place ? " in place" : "");
     CheckBuffer *x = check_buffer(&c, "x", CHECK_ACT, CHECK_IN, shape->n);
     x->scale = 3;
@@ -43,29 +45,34 @@ static void check_activation(const DsvBackend *backend, const ActivationShape *s
     assert_case(&c, backend);
 }
 
-void check_activation_cases(const DsvBackend *backend)
+void check_activation_cases(const DsviBackend *backend)
 {
     for (int i = 0; i < LENGTH_COUNT; i++)
         for (int variation = 0; variation < 8; variation += i == LENGTH_COUNT - 1 ? 7 : 1)
-            check_activation(backend, &(ActivationShape){LENGTHS[i], variation & 1 ? DSV_SILU : DSV_GELU_TANH,
-                                                         variation & 2, variation & 4});
+            check_activation(backend,
+                             &(ActivationShape){LENGTHS[i], variation & 1 ? DSVI_SILU : DSVI_GELU_TANH,
+                                                variation & 2, variation & 4});
 }
 
 typedef struct GateShape {
     int64_t batch, tokens, channels, stride;
-    bool gated, in_place, backward; /* in place: forward */
-    bool summed;                    /* backward */
+    bool gated, in_place, backward; /* in_place only with forward */
+    bool summed;                    /* only with backward */
 } GateShape;
 
 enum { GATE, GATE_Y, GATE_X, GATE_OUT, GATE_DOUT = GATE_X, GATE_DY, GATE_DGATE, GATE_DY_SUM };
 
-static DsvStatus run_gate(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_gate(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const GateShape *shape = c->parameters;
     const CheckBuffer *buffer = c->buffer;
-    DsvGateResidualArgs args = {
-        .batch = shape->batch, .tokens = shape->tokens, .channels = shape->channels,
-        .gate_stride = shape->stride, .act = c->act, .acc = c->acc,
+    DsviGateResidualArgs args = {
+        .batch = shape->batch,
+        .tokens = shape->tokens,
+        .channels = shape->channels,
+        .gate_stride = shape->stride,
+        .act = c->act,
+        .acc = c->acc,
         .gate = shape->gated ? buffer[GATE].data : NULL,
         .y = shape->gated || !shape->backward ? buffer[GATE_Y].data : NULL,
     };
@@ -81,16 +88,20 @@ static DsvStatus run_gate(const CheckCase *c, const DsvOps *ops, DsvStream *stre
     return ops->gate_residual_bwd.run(stream, &args);
 }
 
-static void check_gate(const DsvBackend *backend, const GateShape *shape)
+static void check_gate(const DsviBackend *backend, const GateShape *shape)
 {
-    CheckCase c = {.op = shape->backward ? "gate_residual_bwd" : "gate_residual_fwd", .parameters = shape,
-                   .run = run_gate, .ulps = 4};
+    CheckCase c = {.op = shape->backward ? "gate_residual_bwd" : "gate_residual_fwd",
+                   .parameters = shape,
+                   .run = run_gate,
+                   .ulps = 4};
     int64_t n = shape->batch * shape->tokens * shape->channels;
     int64_t gates = shape->batch > 0 ? (shape->batch - 1) * shape->stride + shape->channels : 0;
     snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
              (long long)shape->stride, shape->gated ? "" : " no gate",
-             shape->backward ? (shape->summed ? " summed" : "") : shape->in_place ? " in place" : "");
+             shape->backward   ? (shape->summed ? " summed" : "")
+             : shape->in_place ? " in place"
+                               : "");
     check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
     check_buffer(&c, "y", CHECK_ACT, CHECK_IN, n);
     check_buffer(&c, shape->backward ? "dout" : "x", CHECK_ACC, CHECK_IN, n);
@@ -104,14 +115,14 @@ static void check_gate(const DsvBackend *backend, const GateShape *shape)
     assert_case(&c, backend);
 }
 
-void check_gate_residual_cases(const DsvBackend *backend)
+void check_gate_residual_cases(const DsviBackend *backend)
 {
     static const GateShape shapes[] = {
-        {1, 1, 1, 1, true, false, false, true},     {2, 3, 17, 17, true, true, false, false},
-        {3, 65, 63, 200, true, false, false, true}, {2, 5, 65, 65, false, true, false, true},
-        {1, 300, 33, 33, true, false, false, true}, {1, 0, 7, 7, true, false, false, true},
-        {0, 3, 7, 7, true, false, false, true},     {2, 70, 264, 300, true, true, false, true},
-        {1, 5, 132, 0, false, true, false, false},  {3, 70, 264, 0, false, true, false, true},
+        {1, 1, 1, 1, true, false, false, true},      {2, 3, 17, 17, true, true, false, false},
+        {3, 65, 63, 200, true, false, false, true},  {2, 5, 65, 65, false, true, false, true},
+        {1, 300, 33, 33, true, false, false, true},  {1, 0, 7, 7, true, false, false, true},
+        {0, 3, 7, 7, true, false, false, true},      {2, 70, 264, 300, true, true, false, true},
+        {1, 5, 132, 0, false, true, false, false},   {3, 70, 264, 0, false, true, false, true},
         {1, 80, 264, 300, true, true, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -129,31 +140,38 @@ typedef struct AddShape {
     bool in_place;
 } AddShape;
 
-static DsvStatus run_add(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_add(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const AddShape *shape = c->parameters;
-    DsvAddArgs args = {.n = shape->n, .a = shape->a, .b = shape->b, .x_dtype = c->buffer[0].dtype,
-                       .y_dtype = c->buffer[1].dtype, .x = c->buffer[0].data, .y = c->buffer[1].data};
+    DsviAddArgs args = {.n = shape->n,
+                        .a = shape->a,
+                        .b = shape->b,
+                        .x_dtype = c->buffer[0].dtype,
+                        .y_dtype = c->buffer[1].dtype,
+                        .x = c->buffer[0].data,
+                        .y = c->buffer[1].data};
     return ops->add.run(stream, &args);
 }
 
-void check_add_cases(const DsvBackend *backend)
+void check_add_cases(const DsviBackend *backend)
 {
     static const double factors[][2] = {{1, 0}, {1, 1}, {-0.3, 0}, {0.25, -1.5}};
     static const CheckKind kinds[][2] = {
-        {CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT},
+        {CHECK_ACC, CHECK_ACT},
+        {CHECK_ACT, CHECK_ACC},
+        {CHECK_ACT, CHECK_ACT},
     };
     for (int length = 0; length < LENGTH_COUNT; length++) {
         for (int i = 0; i < 4 * 3 * 2; i += length == LENGTH_COUNT - 1 || test_small() ? 5 : 1) {
-            AddShape shape = {LENGTHS[length], factors[i % 4][0], factors[i % 4][1], kinds[i / 4 % 3][0],
-                              kinds[i / 4 % 3][1], i / 12};
+            AddShape shape = {LENGTHS[length],     factors[i % 4][0],   factors[i % 4][1],
+                              kinds[i / 4 % 3][0], kinds[i / 4 % 3][1], i / 12};
             CheckCase c = {.op = "add", .parameters = &shape, .run = run_add, .ulps = 4};
             if (shape.in_place && shape.x != shape.y)
                 continue;
             snprintf(c.shape, sizeof c.shape, "n %lld a %g b %g kinds %d to %d%s", (long long)shape.n,
                      shape.a, shape.b, shape.x, shape.y, shape.in_place ? " in place" : "");
             check_buffer(&c, "x", shape.x, CHECK_IN, shape.n);
-            /* not read where b is 0: then it starts as NaN */
+            /* With b = 0 the operation must not read y, so CHECK_OUT fills y with NaN. */
             CheckBuffer *y = check_buffer(&c, "y", shape.y, shape.b != 0 ? CHECK_IN_OUT : CHECK_OUT, shape.n);
             y->alias = shape.in_place ? 1 : 0;
             assert_case(&c, backend);
@@ -166,11 +184,11 @@ typedef struct AddRowsShape {
     bool backward;
 } AddRowsShape;
 
-static DsvStatus run_add_rows(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_add_rows(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const AddRowsShape *shape = c->parameters;
     const CheckBuffer *buffer = c->buffer;
-    DsvAddRowsArgs args = {.rows = shape->rows, .cols = shape->cols, .x_cols = shape->x_cols, .acc = c->acc};
+    DsviAddRowsArgs args = {.rows = shape->rows, .cols = shape->cols, .x_cols = shape->x_cols, .acc = c->acc};
     if (!shape->backward) {
         args.x = buffer[0].data;
         args.table = buffer[1].data;
@@ -183,15 +201,18 @@ static DsvStatus run_add_rows(const CheckCase *c, const DsvOps *ops, DsvStream *
     return ops->add_rows_bwd.run(stream, &args);
 }
 
-void check_add_rows_cases(const DsvBackend *backend)
+void check_add_rows_cases(const DsviBackend *backend)
 {
-    static const AddRowsShape shapes[] = {{1, 1, 1, false}, {3, 34, 17, false}, {2, 390, 65, false},
-                                          {7, 63, 63, false}, {0, 4, 2, false}};
+    static const AddRowsShape shapes[] = {
+        {1, 1, 1, false}, {3, 34, 17, false}, {2, 390, 65, false}, {7, 63, 63, false}, {0, 4, 2, false}};
     for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
         AddRowsShape shape = shapes[i / 2];
         shape.backward = i % 2;
-        CheckCase c = {.op = shape.backward ? "add_rows_bwd" : "add_rows_fwd", .parameters = &shape,
-                       .run = run_add_rows, .ulps = 4, .f32_only = true};
+        CheckCase c = {.op = shape.backward ? "add_rows_bwd" : "add_rows_fwd",
+                       .parameters = &shape,
+                       .run = run_add_rows,
+                       .ulps = 4,
+                       .f32_only = true};
         CheckRole addend = shape.backward ? CHECK_IN_OUT : CHECK_IN;
         snprintf(c.shape, sizeof c.shape, "rows %lld cols %lld x_cols %lld", (long long)shape.rows,
                  (long long)shape.cols, (long long)shape.x_cols);

@@ -1,11 +1,11 @@
-/* Profile and predictor loss for the checker. */
+/* Cases of the profile and of the predictor loss, against the reference implementations. */
 #include "base/rng.h"
 #include "base/threads.h"
 #include "ops/random_lists.h"
 #include "ops/sparse_cases.h"
 #include "test.h"
 
-/* ---- profile: shares are counts of keys, which rounding may move by those next to the border ---- */
+/* ---- profile: share90 counts keys, so that rounding may move it by the keys near the border ---- */
 
 typedef struct ProfileShape {
     int64_t batch, heads, queries, keys, dim, samples;
@@ -17,23 +17,23 @@ typedef struct ProfileRun {
     float captured[256], share90[256], listed[256];
 } ProfileRun;
 
-static void *host_rows(DsvDtype dtype, int64_t count, double scale, uint32_t stream)
+static void *host_rows(DsviDtype dtype, int64_t count, double scale, uint32_t stream)
 {
     void *rows = malloc((size_t)count * dsvi_dtype_size(dtype) + 1);
-    DsvRng rng = {31, DSV_RNG_TEST, stream};
+    DsviRng rng = {31, DSVI_RNG_TEST, stream};
     assert_non_null(rows);
     for (int64_t i = 0; i < count; i++)
         dsvi_store(dtype, rows, i, scale * dsvi_rng_normal(rng, (uint64_t)i));
     return rows;
 }
 
-/* `args` has host memory; the results are in `r`. */
-static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvProfileArgs *host,
+/* Runs the profile with the table `ops` on copies of the host arrays in `host`; writes the results to `r`. */
+static void profile_on(const DsviBackend *backend, const DsviOps *ops, const DsviProfileArgs *host,
                        ProfileRun *r)
 {
-    DsvStream *stream = backend && backend->device ? backend->device->stream : NULL;
-    DsvProfileArgs args = *host;
-    DsvLists lists = {0};
+    DsviStream *stream = backend && backend->device ? backend->device->stream : NULL;
+    DsviProfileArgs args = *host;
+    DsviLists lists = {0};
     size_t size = dsvi_dtype_size(args.act), row = (size_t)(args.batch * args.heads * args.head_dim) * size;
     size_t out = (size_t)(args.batch * args.heads * args.samples) * sizeof(float);
     memset(r, 0xff, sizeof *r);
@@ -46,8 +46,9 @@ static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvPr
     if (host->lists) {
         lists = *host->lists;
         lists.offsets = check_upload(backend, stream, lists.offsets,
-                                  (size_t)(dsvi_lists_count(&lists) + 1) * sizeof *lists.offsets);
-        lists.runs = check_upload(backend, stream, lists.runs, (size_t)lists.capacity * sizeof *lists.runs);
+                                     (size_t)(dsvi_lists_count(&lists) + 1) * sizeof *lists.offsets);
+        lists.spans = check_upload(backend, stream, lists.spans,
+                                   (size_t)lists.capacity * sizeof *lists.spans);
         args.lists = &lists;
     }
     args.workspace_bytes = ops->profile.workspace(stream, &args);
@@ -61,22 +62,23 @@ static void profile_on(const DsvBackend *backend, const DsvOps *ops, const DsvPr
     check_release(backend, stream, args.k.data);
     check_release(backend, stream, args.sample);
     check_release(backend, stream, lists.offsets);
-    check_release(backend, stream, lists.runs);
+    check_release(backend, stream, lists.spans);
 }
 
-/* The truth for a little less mass, and for a little more: rounding moves it by some 1e-6 (and scores of size
- * `logit` that again times their size). */
+/* Results of the reference for slightly less and slightly more mass. Rounding moves the mass by about 1e-6
+ * times (1 + the size `logit` of the scores). */
 typedef struct Shifted {
     bool made;
     ProfileRun less, more;
 } Shifted;
 
-/* How far the share may be off: so many keys of the smallest p of the set, and one more. */
-static double share_slack(const ProfileShape *s, const DsvProfileArgs *args, Shifted *by, float truth_share,
-                          int64_t n)
+/* Returns the allowed error of share90: the change that a shift of the mass by the rounding error causes, and
+ * one key more. */
+static double share_slack(const ProfileShape *s, const DsviProfileArgs *args, Shifted *by,
+                          float reference_share, int64_t n)
 {
-    DsvOps ref;
-    DsvProfileArgs shifted = *args;
+    DsviOps ref;
+    DsviProfileArgs shifted = *args;
     double shift = 2e-6 * (1 + s->logit);
     dsvi_ops_fill_ref(&ref);
     if (!by->made) {
@@ -86,16 +88,16 @@ static double share_slack(const ProfileShape *s, const DsvProfileArgs *args, Shi
         profile_on(NULL, &ref, &shifted, &by->more);
         by->made = true;
     }
-    return fmax(fabs(by->more.share90[n] - truth_share), fabs(by->less.share90[n] - truth_share)) +
+    return fmax(fabs(by->more.share90[n] - reference_share), fabs(by->less.share90[n] - reference_share)) +
            1.01 / (double)s->keys;
 }
 
-static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvDtype act)
+static void check_profile(const DsviBackend *backend, const ProfileShape *s, DsviDtype act)
 {
     int32_t sample[64];
-    DsvOps ref;
-    DsvLists lists = {0};
-    ProfileRun truth, one, three;
+    DsviOps ref;
+    DsviLists lists = {0};
+    ProfileRun reference, one, three;
     Shifted shifted = {0};
     int64_t rows = s->batch * s->heads;
     void *q = host_rows(act, rows * s->queries * s->dim, s->logit, 1);
@@ -104,17 +106,30 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
     for (int64_t n = 0; n < s->samples; n++)
         sample[n] = (int32_t)(n * 7 % s->queries);
     if (s->group > 0) {
-        lists = (DsvLists){.batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys,
-                           .group = s->group, .grain = s->grain};
+        lists = (DsviLists){.batch = s->batch,
+                            .heads = s->heads,
+                            .queries = s->queries,
+                            .keys = s->keys,
+                            .group = s->group,
+                            .grain = s->grain};
         random_lists_create(&lists, s->density, 1);
     }
-    DsvProfileArgs args = {
-        .batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys, .head_dim = s->dim,
-        .scale = 1 / sqrt((double)s->dim), .mass = s->mass, .act = act,
-        .q = dsvi_heads(q, s->queries, s->heads, s->dim), .k = dsvi_heads(k, s->keys, s->heads, s->dim),
-        .lists = s->group > 0 ? &lists : NULL, .samples = s->samples, .sample = sample,
+    DsviProfileArgs args = {
+        .batch = s->batch,
+        .heads = s->heads,
+        .queries = s->queries,
+        .keys = s->keys,
+        .head_dim = s->dim,
+        .scale = 1 / sqrt((double)s->dim),
+        .mass = s->mass,
+        .act = act,
+        .q = dsvi_heads(q, s->queries, s->heads, s->dim),
+        .k = dsvi_heads(k, s->keys, s->heads, s->dim),
+        .lists = s->group > 0 ? &lists : NULL,
+        .samples = s->samples,
+        .sample = sample,
     };
-    profile_on(NULL, &ref, &args, &truth);
+    profile_on(NULL, &ref, &args, &reference);
     dsvi_threads_set(1);
     profile_on(backend, &backend->ops, &args, &one);
     dsvi_threads_set(3);
@@ -123,66 +138,77 @@ static void check_profile(const DsvBackend *backend, const ProfileShape *s, DsvD
         assert_memory_equal(&one, &three, sizeof one);
     }
     for (int64_t n = 0; n < rows * s->samples; n++) {
-        bool equal = truth.share90[n] == one.share90[n];
-        double slack = equal ? 0 : share_slack(s, &args, &shifted, truth.share90[n], n);
-        assert_error_below(fabs(one.captured[n] - truth.captured[n]), 2e-6 * (1 + s->logit), "captured %d",
-                           (int)n);
-        assert_error_below(fabs(one.listed[n] - truth.listed[n]), 1e-7, "listed %d", (int)n);
-        assert_error_below(fabs(one.share90[n] - truth.share90[n]), slack, "share90 %d", (int)n);
+        bool equal = reference.share90[n] == one.share90[n];
+        double slack = equal ? 0 : share_slack(s, &args, &shifted, reference.share90[n], n);
+        assert_error_below(fabs(one.captured[n] - reference.captured[n]), 2e-6 * (1 + s->logit),
+                           "captured %d", (int)n);
+        assert_error_below(fabs(one.listed[n] - reference.listed[n]), 1e-7, "listed %d", (int)n);
+        assert_error_below(fabs(one.share90[n] - reference.share90[n]), slack, "share90 %d", (int)n);
     }
     free(q);
     free(k);
     random_lists_free(&lists);
 }
 
-/* Long rows, of which not all find room at once. */
+/* Long rows: an implementation may not have memory for all of them at once. */
 enum { LONG_KEYS = 75600, MANY_HEADS = 40, MANY_SAMPLES = 64 };
 
-static size_t profile_workspace(const DsvBackend *backend, int64_t heads, int64_t samples)
+static size_t profile_workspace(const DsviBackend *backend, int64_t heads, int64_t samples)
 {
-    DsvProfileArgs args = {.batch = 1, .heads = heads, .queries = LONG_KEYS, .keys = LONG_KEYS,
-                           .head_dim = 128, .act = DSV_BF16, .samples = samples};
+    DsviProfileArgs args = {.batch = 1,
+                            .heads = heads,
+                            .queries = LONG_KEYS,
+                            .keys = LONG_KEYS,
+                            .head_dim = 128,
+                            .act = DSVI_BF16,
+                            .samples = samples};
     return backend->ops.profile.workspace(backend->device->stream, &args);
 }
 
-static size_t loss_workspace(const DsvBackend *backend, int64_t heads, int64_t samples)
+static size_t loss_workspace(const DsviBackend *backend, int64_t heads, int64_t samples)
 {
-    DsvPredictorLossArgs args = {.batch = 1, .heads = heads, .queries = LONG_KEYS, .keys = LONG_KEYS,
-                                 .head_dim = 128, .rank = 16, .act = DSV_BF16, .acc = DSV_F32,
-                                 .samples = samples};
+    DsviPredictorLossArgs args = {.batch = 1,
+                                  .heads = heads,
+                                  .queries = LONG_KEYS,
+                                  .keys = LONG_KEYS,
+                                  .head_dim = 128,
+                                  .rank = 16,
+                                  .act = DSVI_BF16,
+                                  .acc = DSVI_F32,
+                                  .samples = samples};
     return backend->ops.predictor_loss.workspace(backend->device->stream, &args);
 }
 
-static void check_workspaces(const DsvBackend *backend,
-                             size_t (*workspace)(const DsvBackend *, int64_t, int64_t))
+static void check_workspaces(const DsviBackend *backend,
+                             size_t (*workspace)(const DsviBackend *, int64_t, int64_t))
 {
-    size_t most = workspace(backend, MANY_HEADS, MANY_SAMPLES);
+    size_t largest = workspace(backend, MANY_HEADS, MANY_SAMPLES);
     for (int64_t heads = 1; heads <= MANY_HEADS; heads++)
         for (int64_t samples = 0; samples <= MANY_SAMPLES; samples++)
-            if (workspace(backend, heads, samples) > most)
-                fail_msg("%d heads and %d samples want more than all", (int)heads, (int)samples);
+            if (workspace(backend, heads, samples) > largest)
+                fail_msg("%d heads and %d samples need more workspace than all", (int)heads, (int)samples);
 }
 
-void check_profile_cases(const DsvBackend *backend)
+void check_profile_cases(const DsviBackend *backend)
 {
     static const ProfileShape shapes[] = {
-        {1, 1, 1, 1, 2, 1, 0, 0, 0, 1, 0.9},         {2, 3, 13, 29, 34, 5, 4, 1, 0.4, 2, 0.9},
+        {1, 1, 1, 1, 2, 1, 0, 0, 0, 1, 0.9},           {2, 3, 13, 29, 34, 5, 4, 1, 0.4, 2, 0.9},
         {1, 2, 200, 515, 64, 37, 128, 1, 0.1, 3, 0.9}, {1, 1, 40, 130, 128, 16, 16, 64, 0.5, 1, 0.5},
-        {1, 1, 20, 64, 32, 17, 8, 3, 0, 0, 0.9},     {1, 1, 9, 100, 256, 3, 4, 1, 1, 20, 0.999},
-        {1, 1, 9, 100, 32, 3, 0, 0, 0, 0, 1},        {1, 1, 9, 100, 32, 3, 0, 0, 0, 1, 0},
+        {1, 1, 20, 64, 32, 17, 8, 3, 0, 0, 0.9},       {1, 1, 9, 100, 256, 3, 4, 1, 1, 20, 0.999},
+        {1, 1, 9, 100, 32, 3, 0, 0, 0, 0, 1},          {1, 1, 9, 100, 32, 3, 0, 0, 0, 1, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        check_profile(backend, &shapes[i], DSV_F32);
-        check_profile(backend, &shapes[i], DSV_BF16);
+        check_profile(backend, &shapes[i], DSVI_F32);
+        check_profile(backend, &shapes[i], DSVI_BF16);
     }
     if (check_long(backend)) {
         static const ProfileShape in_parts = {1, 3, 20, 100000, 2, 64, 16, 64, 0.3, 1, 0.9};
-        check_profile(backend, &in_parts, DSV_BF16);
+        check_profile(backend, &in_parts, DSVI_BF16);
     }
     check_workspaces(backend, profile_workspace);
 }
 
-/* ---- predictor loss: element by element, by the checker ---- */
+/* ---- predictor loss: compared element by element by the checker (check.h) ---- */
 
 typedef struct LossShape {
     int64_t batch, heads, queries, keys, dim, rank, samples;
@@ -191,23 +217,34 @@ typedef struct LossShape {
 
 typedef struct LossProblem {
     LossShape shape;
-    const DsvBackend *backend;
+    const DsviBackend *backend;
 } LossProblem;
 
 enum { Q, K, QL, KL, SAMPLE, LOSS, DQL, DKL };
 
-static DsvStatus run_loss(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_loss(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
     const LossProblem *p = c->parameters;
     const LossShape *s = &p->shape;
-    DsvPredictorLossArgs args = {
-        .batch = s->batch, .heads = s->heads, .queries = s->queries, .keys = s->keys, .head_dim = s->dim,
-        .rank = s->rank, .cos_weight = 0.95, .norm_weight = 0.5, .centred = s->centred, .act = c->act,
-        .acc = c->acc, .q = dsvi_heads(c->buffer[Q].data, s->queries, s->heads, s->dim),
+    DsviPredictorLossArgs args = {
+        .batch = s->batch,
+        .heads = s->heads,
+        .queries = s->queries,
+        .keys = s->keys,
+        .head_dim = s->dim,
+        .rank = s->rank,
+        .cos_weight = 0.95,
+        .norm_weight = 0.5,
+        .centred = s->centred,
+        .act = c->act,
+        .acc = c->acc,
+        .q = dsvi_heads(c->buffer[Q].data, s->queries, s->heads, s->dim),
         .k = dsvi_heads(c->buffer[K].data, s->keys, s->heads, s->dim),
         .ql = dsvi_heads(c->buffer[QL].data, s->queries, s->heads, s->rank),
-        .kl = dsvi_heads(c->buffer[KL].data, s->keys, s->heads, s->rank), .samples = s->samples,
-        .sample = c->buffer[SAMPLE].data, .loss = c->buffer[LOSS].data,
+        .kl = dsvi_heads(c->buffer[KL].data, s->keys, s->heads, s->rank),
+        .samples = s->samples,
+        .sample = c->buffer[SAMPLE].data,
+        .loss = c->buffer[LOSS].data,
         .dql = dsvi_heads(c->buffer[DQL].data, s->queries, s->heads, s->rank),
         .dkl = dsvi_heads(c->buffer[DKL].data, s->keys, s->heads, s->rank),
     };
@@ -218,7 +255,7 @@ static DsvStatus run_loss(const CheckCase *c, const DsvOps *ops, DsvStream *stre
     return status;
 }
 
-static void check_loss(const DsvBackend *backend, const LossShape *s)
+static void check_loss(const DsviBackend *backend, const LossShape *s)
 {
     int32_t sample[64];
     LossProblem p = {*s, backend};
@@ -240,11 +277,12 @@ static void check_loss(const DsvBackend *backend, const LossShape *s)
     assert_case(&c, backend);
 }
 
-void check_predictor_loss_cases(const DsvBackend *backend)
+void check_predictor_loss_cases(const DsviBackend *backend)
 {
     static const LossShape shapes[] = {
-        {1, 1, 1, 3, 2, 1, 1, false},   {2, 3, 7, 37, 34, 5, 4, true},      {1, 2, 40, 130, 64, 16, 37, true},
-        {1, 1, 9, 64, 128, 16, 16, false}, {1, 1, 20, 100, 256, 34, 17, true}, {1, 1, 4, 8, 32, 16, 0, true},
+        {1, 1, 1, 3, 2, 1, 1, false},       {2, 3, 7, 37, 34, 5, 4, true},
+        {1, 2, 40, 130, 64, 16, 37, true},  {1, 1, 9, 64, 128, 16, 16, false},
+        {1, 1, 20, 100, 256, 34, 17, true}, {1, 1, 4, 8, 32, 16, 0, true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check_loss(backend, &shapes[i]);

@@ -1,13 +1,13 @@
-/* Lists for tests of what reads lists. */
+/* Random key lists, for tests of operations that read key lists. */
 #ifndef DSVI_TEST_RANDOM_LISTS_H
 #define DSVI_TEST_RANDOM_LISTS_H
 
 #include "ops/lists.h"
 
-/* Allocates and fills lists whose batch, heads, queries, keys, group and grain are set: each run is in each
- * list with probability |density|, so that 1 gives full lists and 0 empty ones; a negative density leaves
- * every other list empty. */
-void random_lists_create(DsvLists *lists, double density, uint64_t seed);
-void random_lists_free(DsvLists *lists);
+/* Allocates and fills the arrays of `lists`, whose batch, heads, queries, keys, group and grain the caller
+ * has set. Each span is in each list with probability |density|: 1 gives full lists, 0 empty lists. With a
+ * negative density every other list is empty. random_lists_free() releases the arrays. */
+void random_lists_create(DsviLists *lists, double density, uint64_t seed);
+void random_lists_free(DsviLists *lists);
 
 #endif

@@ -1,6 +1,6 @@
-/* Whether lists hold the mass that their threshold promised. The threshold follows from a sample of the
- * runs, and what lists then hold is summed over all runs. Each head has a threshold of its own here, so
- * that no head makes up for another. */
+/* Checks that lists hold the mass for which their threshold was computed. The threshold follows from a sample
+ * of the spans; the mass of the lists is summed over all listed spans. Each head has a separate threshold
+ * here, so that the error of one head cannot cancel that of another. */
 #include "base/rng.h"
 #include "base/safetensors.h"
 #include "ops/select_mass_cases.h"
@@ -11,9 +11,9 @@
 
 enum {
     GROUP = 64,
-    COUNTED = 4096, /* runs that the histogram counts of each list, about */
-    HEADS_MOST = 6,
-    BINS_MOST = HEADS_MOST * DSV_SELECT_BINS
+    COUNTED = 4096, /* approximate number of spans of each list that the histogram counts */
+    HEADS_MAX = 6,
+    BINS_MAX = HEADS_MAX * DSVI_SELECT_BINS
 };
 
 typedef struct MassCase {
@@ -23,8 +23,8 @@ typedef struct MassCase {
 } MassCase;
 
 typedef struct MassResult {
-    double bin_count[BINS_MOST], bin_mass[BINS_MOST], selected[HEADS_MOST];
-    float threshold[HEADS_MOST];
+    double bin_count[BINS_MAX], bin_mass[BINS_MAX], selected[HEADS_MAX];
+    float threshold[HEADS_MAX];
     int64_t needed;
 } MassResult;
 
@@ -35,29 +35,34 @@ static float *take(int64_t count)
     return memory;
 }
 
-/* Thresholds for TARGET of each head's mass. */
-static void find_thresholds(const DsvOps *ops, DsvStream *stream, const DsvSelectArgs *args)
+/* Computes for each head the threshold at which lists hold TARGET of the mass. */
+static void find_thresholds(const DsviOps *ops, DsviStream *stream, const DsviSelectArgs *args)
 {
     for (int64_t h = 0; h < args->heads; h++) {
-        DsvSelectThresholdArgs found = {
-            .heads = 1, .bin_heads = 1, .bin_count = args->bin_count + h * DSV_SELECT_BINS,
-            .bin_mass = args->bin_mass + h * DSV_SELECT_BINS, .mass_share = TARGET, .run_share = 1,
+        DsviSelectThresholdArgs found = {
+            .heads = 1,
+            .bin_heads = 1,
+            .bin_count = args->bin_count + h * DSVI_SELECT_BINS,
+            .bin_mass = args->bin_mass + h * DSVI_SELECT_BINS,
+            .mass_fraction = TARGET,
+            .span_fraction = 1,
             .threshold = (float *)args->threshold + h,
         };
         assert_ok(ops->select_threshold.run(stream, &found));
     }
 }
 
-/* Histogram, thresholds and lists on `ops`; `args` has the case's sizes and its features where ops run.
- * Lists get no room: their mass is all that is wanted. `backend` NULL: on the host. */
-static void select_mass(const DsvBackend *backend, const DsvOps *ops, DsvSelectArgs *args, MassResult *r)
+/* Computes histogram, thresholds and lists with the table `ops`. `args` has the sizes, and proxies and
+ * candidates in memory of the backend (`backend` NULL: host). The lists have capacity 0, since only their
+ * mass is needed. */
+static void select_mass(const DsviBackend *backend, const DsviOps *ops, DsviSelectArgs *args, MassResult *r)
 {
-    DsvStream *stream = backend ? backend->device->stream : NULL;
-    size_t bins = (size_t)args->heads * DSV_SELECT_BINS * sizeof(double);
-    DsvLists lists = {1, args->heads, args->queries, args->keys, GROUP, dsvi_select_groups(args), 1, 0, NULL,
-                      NULL};
+    DsviStream *stream = backend ? backend->device->stream : NULL;
+    size_t bins = (size_t)args->heads * DSVI_SELECT_BINS * sizeof(double);
+    DsviLists lists = {1, args->heads, args->queries, args->keys, GROUP, dsvi_select_groups(args),
+                       1, 0,           NULL,          NULL};
     int64_t numbers = args->heads * dsvi_select_proxies(args) + dsvi_lists_count(&lists) + 1;
-    float *host = take(2 * numbers); /* offsets are of twice the size */
+    float *host = take(2 * numbers); /* twice, because an offset is as large as two floats */
     void *lse = check_upload(backend, stream, host, (size_t)numbers * sizeof(float));
     args->lse = lse;
     args->bin_count = check_upload(backend, stream, r->bin_count, bins);
@@ -88,18 +93,29 @@ static void select_mass(const DsvBackend *backend, const DsvOps *ops, DsvSelectA
     free(offsets);
 }
 
-/* Every head's lists hold TARGET of the mass, within `tolerance`; the sample moves with `turn`. `backend`
- * NULL: the reference. */
-static void check_mass(const DsvBackend *backend, const MassCase *c, uint32_t turn, double tolerance)
+/* Fails unless the lists of every head hold TARGET of the mass, up to `tolerance`. `turn` decides which spans
+ * are sampled. `backend` NULL tests the reference implementation. */
+static void check_mass(const DsviBackend *backend, const MassCase *c, uint32_t turn, double tolerance)
 {
-    DsvStream *stream = backend ? backend->device->stream : NULL;
-    DsvOps ref;
+    DsviStream *stream = backend ? backend->device->stream : NULL;
+    DsviOps ref;
     MassResult *r = calloc(1, sizeof *r);
     int64_t proxies = c->tokens / c->chunk;
-    DsvSelectArgs args = {
-        .batch = 1, .heads = c->heads, .queries = c->tokens, .keys = c->tokens, .group = GROUP,
-        .chunk = c->chunk, .candidate_keys = 1, .grain = 1, .features = c->features, .scale = c->scale,
-        .coarse = true, .bin_heads = c->heads, .bin_turn = turn, .bin_skip = c->tokens / COUNTED - 1,
+    DsviSelectArgs args = {
+        .batch = 1,
+        .heads = c->heads,
+        .queries = c->tokens,
+        .keys = c->tokens,
+        .group = GROUP,
+        .chunk = c->chunk,
+        .candidate_keys = 1,
+        .grain = 1,
+        .features = c->features,
+        .scale = c->scale,
+        .coarse = true,
+        .bin_heads = c->heads,
+        .bin_turn = turn,
+        .bin_skip = c->tokens / COUNTED - 1,
     };
     assert_non_null(r);
     dsvi_ops_fill_ref(&ref);
@@ -121,16 +137,17 @@ static void check_mass(const DsvBackend *backend, const MassCase *c, uint32_t tu
 
 /* ---- keys that all queries attend to ---- */
 
-/* Feature 0 of every proxy is one, and of all candidates but the sinks zero; scores from the other
- * features are normal, of variance SPREAD. The sinks together get as much mass as all other keys. */
+/* Keys that all queries attend to are called sinks. Feature 0 is one for every proxy, and zero for every
+ * candidate that is not a sink. The other features give normal scores of variance SPREAD. The sinks of a head
+ * together get as much mass as all other keys. */
 #define SPREAD 1.5
 
-/* The places of the sinks: of each head another number of them. Heads 0 and 1 have neighbouring pairs of
- * runs, so that a choice that is the same for all groups counts one head's sink too much or the other's
- * not at all. */
+/* Returns the position of sink n of a head. Heads 0 and 1 have one sink each, in neighbouring pairs of spans:
+ * a sample that is the same for all groups would count the sink of one head too often, or the other's not at
+ * all. */
 static int64_t sink_place(int64_t head, int64_t n, int64_t tokens)
 {
-    DsvRng rng = {5, DSV_RNG_TEST, (uint32_t)head};
+    DsviRng rng = {5, DSVI_RNG_TEST, (uint32_t)head};
     if (head < 2)
         return tokens / 3 / 4 * 4 + 2 * head;
     return (int64_t)dsvi_rng_below(rng, (uint64_t)n, (uint64_t)tokens);
@@ -138,18 +155,20 @@ static int64_t sink_place(int64_t head, int64_t n, int64_t tokens)
 
 static MassCase sink_case(int64_t heads, int64_t tokens, int64_t features, int64_t chunk)
 {
-    static const int64_t sinks[HEADS_MOST] = {1, 1, 1, 2, 5, 10};
+    static const int64_t sinks[HEADS_MAX] = {1, 1, 1, 2, 5, 10};
     MassCase c = {heads, tokens, features, chunk, 1, NULL, NULL};
     int64_t rows = tokens / chunk;
     double deviation = pow(SPREAD / (double)(features - 1), 0.25), others = (double)tokens * exp(SPREAD / 2);
     c.proxies = take(heads * rows * features);
     c.candidates = take(heads * tokens * features);
     for (int64_t i = 0; i < heads * rows * features; i++)
-        c.proxies[i] = i % features ? (float)(deviation * dsvi_rng_normal((DsvRng){6, DSV_RNG_TEST, 0},
-                                                                          (uint64_t)i)) : 1;
+        c.proxies[i] = i % features
+                           ? (float)(deviation * dsvi_rng_normal((DsviRng){6, DSVI_RNG_TEST, 0}, (uint64_t)i))
+                           : 1;
     for (int64_t i = 0; i < heads * tokens * features; i++)
-        c.candidates[i] = i % features ? (float)(deviation * dsvi_rng_normal((DsvRng){6, DSV_RNG_TEST, 1},
-                                                                             (uint64_t)i)) : 0;
+        c.candidates[i] = i % features ? (float)(deviation *
+                                                 dsvi_rng_normal((DsviRng){6, DSVI_RNG_TEST, 1}, (uint64_t)i))
+                                       : 0;
     for (int64_t h = 0; h < heads; h++)
         for (int64_t n = 0; n < sinks[h]; n++) {
             float *sink = c.candidates + (h * tokens + sink_place(h, n, tokens)) * features;
@@ -165,7 +184,7 @@ static void case_free(MassCase *c)
     free(c->candidates);
 }
 
-void check_select_sink_cases(const DsvBackend *backend, int64_t heads, int64_t tokens, int64_t features,
+void check_select_sink_cases(const DsviBackend *backend, int64_t heads, int64_t tokens, int64_t features,
                              int64_t chunk)
 {
     MassCase c = sink_case(heads, tokens, features, chunk);
@@ -178,7 +197,8 @@ void check_select_sink_cases(const DsvBackend *backend, int64_t heads, int64_t t
 
 enum { TRAINED_HEADS = 3, TRAINED_TOKENS = 4096, TRAINED_DIM = 128 };
 
-/* Token i of the case is token i % TRAINED_TOKENS of the file; proxies are means of `chunk` queries. */
+/* Adds a head of the file as head `to` of the case: token i is token i % TRAINED_TOKENS of the file, proxies
+ * are means of `chunk` queries. */
 static void tile_head(MassCase *c, int64_t to, const float *q, const float *k)
 {
     for (int64_t s = 0; s < c->tokens; s++) {
@@ -190,23 +210,23 @@ static void tile_head(MassCase *c, int64_t to, const float *q, const float *k)
     }
 }
 
-static void load_rows(const DsvStoredTensor *tensor, int64_t head, float *rows)
+static void load_rows(const DsviStoredTensor *tensor, int64_t head, float *rows)
 {
     int64_t count = TRAINED_TOKENS * TRAINED_DIM;
     const char *from = (const char *)tensor->data + (size_t)(head * count) * dsvi_dtype_size(tensor->dtype);
-    dsvi_convert(DSV_F32, rows, tensor->dtype, from, count);
+    dsvi_convert(DSVI_F32, rows, tensor->dtype, from, count);
 }
 
-void check_select_trained_cases(const DsvBackend *backend, int64_t first_head, int64_t tokens, int64_t chunk)
+void check_select_trained_cases(const DsviBackend *backend, int64_t first_head, int64_t tokens, int64_t chunk)
 {
     const int64_t shape[3] = {TRAINED_HEADS, TRAINED_TOKENS, TRAINED_DIM};
     MassCase c = {TRAINED_HEADS - first_head, tokens, TRAINED_DIM, chunk, 1 / sqrt(TRAINED_DIM), NULL, NULL};
-    DsvSafetensors *file;
-    const DsvStoredTensor *q, *k;
+    DsviSafetensors *file;
+    const DsviStoredTensor *q, *k;
     float *queries = take(TRAINED_TOKENS * TRAINED_DIM), *keys = take(TRAINED_TOKENS * TRAINED_DIM);
     assert_ok(dsvi_safetensors_open(shared_path("fixtures/heads/heads.safetensors"), &file));
-    assert_ok(dsvi_safetensors_want(file, "q", 3, shape, &q));
-    assert_ok(dsvi_safetensors_want(file, "k", 3, shape, &k));
+    assert_ok(dsvi_safetensors_require(file, "q", 3, shape, &q));
+    assert_ok(dsvi_safetensors_require(file, "k", 3, shape, &k));
     c.proxies = take(c.heads * tokens / chunk * TRAINED_DIM);
     c.candidates = take(c.heads * tokens * TRAINED_DIM);
     for (int64_t h = 0; h < c.heads; h++) {

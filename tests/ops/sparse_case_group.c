@@ -1,9 +1,9 @@
-/* Attention, and what sparse attention is made of. */
+/* The checker's cases of attention and of the other operations of sparse attention. */
 #include "ops/case_groups.h"
 #include "ops/sparse_cases.h"
 #include "test.h"
 
-static const DsvBackend *tested;
+static const DsviBackend *tested;
 
 static void attention_dense(void **state)
 {
@@ -65,14 +65,14 @@ static void predictor_loss(void **state)
     check_predictor_loss_cases(tested);
 }
 
-int run_sparse_cases(const DsvBackend *backend)
+int run_sparse_cases(const DsviBackend *backend)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_dense),  cmocka_unit_test(attention_lists),
-        cmocka_unit_test(select_features),  cmocka_unit_test(select_threshold),
-        cmocka_unit_test(select_lists),     cmocka_unit_test(select_coarse),
-        cmocka_unit_test(select_part),      cmocka_unit_test(list_exchange),
-        cmocka_unit_test(profile),          cmocka_unit_test(predictor_loss),
+        cmocka_unit_test(attention_dense), cmocka_unit_test(attention_lists),
+        cmocka_unit_test(select_features), cmocka_unit_test(select_threshold),
+        cmocka_unit_test(select_lists),    cmocka_unit_test(select_coarse),
+        cmocka_unit_test(select_part),     cmocka_unit_test(list_exchange),
+        cmocka_unit_test(profile),         cmocka_unit_test(predictor_loss),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,16 +1,16 @@
-/* Memory of tests on the device that an op runs on. */
+/* Memory on the device that runs an operation under test; see sparse_cases.h. */
 #include "ops/sparse_cases.h"
 
 #include "test.h"
 
 enum { GUARD = 64 };
 
-bool check_long(const DsvBackend *backend)
+bool check_long(const DsviBackend *backend)
 {
-    return backend->device->kind == DSV_DEVICE_CUDA && !test_small();
+    return backend->device->kind == DSVI_DEVICE_CUDA && !test_small();
 }
 
-void *check_upload(const DsvBackend *backend, const DsvStream *stream, const void *host, size_t bytes)
+void *check_upload(const DsviBackend *backend, const DsviStream *stream, const void *host, size_t bytes)
 {
     void *memory;
     if (!stream)
@@ -20,13 +20,13 @@ void *check_upload(const DsvBackend *backend, const DsvStream *stream, const voi
     return memory;
 }
 
-void check_release(const DsvBackend *backend, const DsvStream *stream, const void *memory)
+void check_release(const DsviBackend *backend, const DsviStream *stream, const void *memory)
 {
     if (stream)
         backend->device->mem_free(backend->device, (void *)memory);
 }
 
-void check_download(const DsvBackend *backend, const DsvStream *stream, void *host, void *memory,
+void check_download(const DsviBackend *backend, const DsviStream *stream, void *host, void *memory,
                     size_t bytes)
 {
     if (!stream)
@@ -41,7 +41,7 @@ static size_t guarded_bytes(size_t bytes)
     return (bytes + GUARD - 1) / GUARD * GUARD + GUARD;
 }
 
-void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t bytes)
+void *check_workspace(const DsviBackend *backend, const DsviStream *stream, size_t bytes)
 {
     size_t all = guarded_bytes(bytes), first = test_small() ? all - GUARD : 0;
     unsigned char *host = malloc(all);
@@ -58,16 +58,16 @@ void *check_workspace(const DsvBackend *backend, const DsvStream *stream, size_t
     return memory;
 }
 
-void check_workspace_release(const DsvBackend *backend, const DsvStream *stream, void *workspace,
+void check_workspace_release(const DsviBackend *backend, const DsviStream *stream, void *workspace,
                              size_t bytes)
 {
-    unsigned char guard[GUARD], *behind = (unsigned char *)workspace + guarded_bytes(bytes) - GUARD;
+    unsigned char guard[GUARD], *after = (unsigned char *)workspace + guarded_bytes(bytes) - GUARD;
     if (stream) {
-        assert_ok(backend->device->download(backend->device->stream, guard, behind, GUARD));
+        assert_ok(backend->device->download(backend->device->stream, guard, after, GUARD));
         assert_ok(backend->device->sync(backend->device->stream));
         check_release(backend, stream, workspace);
     } else {
-        memcpy(guard, behind, GUARD);
+        memcpy(guard, after, GUARD);
         free(workspace);
     }
     for (size_t i = 0; i < GUARD; i++)

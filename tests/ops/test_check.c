@@ -1,14 +1,19 @@
-/* The checker itself: it passes what is right, and catches each kind of fault it is there for. */
+/* Tests the checker (check.h): it accepts right results, and finds each kind of error that it looks for. */
 #include "base/threads.h"
 #include "ops/check.h"
 #include "test.h"
 
 enum { LENGTH = 65 };
 
-static DsvStatus run_add(const CheckCase *c, const DsvOps *ops, DsvStream *stream)
+static DsvStatus run_add(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
 {
-    DsvAddArgs args = {.n = c->buffer[0].n, .a = 1.5, .b = -0.5, .x_dtype = c->act, .y_dtype = c->acc,
-                       .x = c->buffer[0].data, .y = c->buffer[1].data};
+    DsviAddArgs args = {.n = c->buffer[0].n,
+                        .a = 1.5,
+                        .b = -0.5,
+                        .x_dtype = c->act,
+                        .y_dtype = c->acc,
+                        .x = c->buffer[0].data,
+                        .y = c->buffer[1].data};
     return ops->add.run(stream, &args);
 }
 
@@ -20,52 +25,53 @@ static CheckCase make_case(void)
     return c;
 }
 
-/* A right result, spoilt: F32 results in y, as the checker never asks the variant for anything else. */
+/* Wrong variants of the operation add: each computes the right result and then spoils it. They write y as
+ * F32, since y is of kind CHECK_ACC. */
 
-static DsvStatus add_off_by_ulps(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_off_by_ulps(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     ((float *)args->y)[LENGTH / 2] *= 1 + 20 * 0x1p-23f;
     return DSV_OK;
 }
 
-static DsvStatus add_nan(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_nan(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     ((float *)args->y)[3] = NAN;
     return DSV_OK;
 }
 
-static DsvStatus add_one_too_few(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_one_too_few(DsviStream *stream, const DsviAddArgs *args)
 {
-    DsvAddArgs fewer = *args;
+    DsviAddArgs fewer = *args;
     fewer.n--;
     return dsvi_add_ref(stream, &fewer);
 }
 
-static DsvStatus add_past_end(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_past_end(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     ((float *)args->y)[args->n] = 0;
     return DSV_OK;
 }
 
-static DsvStatus add_before_start(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_before_start(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     ((unsigned char *)args->y)[-1] = 0;
     return DSV_OK;
 }
 
-static DsvStatus add_into_input(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_into_input(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     dsvi_store(args->x_dtype, (void *)args->x, 0, 123);
     return DSV_OK;
 }
 
-/* An error within the tolerance, but another one with each number of threads. */
-static DsvStatus add_by_threads(DsvStream *stream, const DsvAddArgs *args)
+/* The error is within the tolerance, but depends on the number of threads. */
+static DsvStatus add_by_threads(DsviStream *stream, const DsviAddArgs *args)
 {
     DSVI_TRY(dsvi_add_ref(stream, args));
     float *y = args->y;
@@ -73,7 +79,7 @@ static DsvStatus add_by_threads(DsvStream *stream, const DsvAddArgs *args)
     return DSV_OK;
 }
 
-static DsvStatus add_unable(DsvStream *stream, const DsvAddArgs *args)
+static DsvStatus add_unable(DsviStream *stream, const DsviAddArgs *args)
 {
     (void)stream, (void)args;
     return DSVI_FAIL(DSV_E_UNSUPPORTED, "cannot add");
@@ -81,7 +87,7 @@ static DsvStatus add_unable(DsvStream *stream, const DsvAddArgs *args)
 
 static void test_right_passes(void **state)
 {
-    DsvBackend backend = {0};
+    DsviBackend backend = {0};
     CheckCase c = make_case();
     (void)state;
     dsvi_ops_fill_ref(&backend.ops);
@@ -105,7 +111,7 @@ static void test_faults_are_caught(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
-        DsvBackend backend = {0};
+        DsviBackend backend = {0};
         CheckCase c = make_case();
         char why[CHECK_TEXT_BYTES] = "";
         dsvi_ops_fill_ref(&backend.ops);
@@ -116,7 +122,7 @@ static void test_faults_are_caught(void **state)
     }
 }
 
-/* The sum of the squares' gradient is 2 x: right, then one element wrong, then NaN. */
+/* Returns the sum of the squares of x, whose gradient is 2 x. */
 static double sum_of_squares(void *context)
 {
     const double *x = context;

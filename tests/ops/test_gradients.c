@@ -1,21 +1,23 @@
-/* Each backward op against central differences of its forward op, both the truth on F64 tensors.
+/* Compares each backward operation with central differences of its forward operation, with the reference
+ * implementations on F64 tensors.
  *
- * The loss is the sum of all outputs, each times a fixed random weight; those weights are the outputs'
- * gradient. Errors of central differences with a step h = 1e-5: h^2 f'''/6 and 2^-53 |loss| / h, both around
- * 1e-10 for values near 1, so that 1e-7 of the largest gradient leaves room and still tells a wrong term. */
+ * The loss is the sum of all outputs, each times a fixed random weight; these weights are the gradient of the
+ * outputs. Central differences with step h = 1e-5 have the errors h^2 f'''/6 and 2^-53 |loss| / h, both
+ * around 1e-10 for values near 1. A bound of 1e-7 of the largest gradient is above these errors, and small
+ * enough to find a wrong term. */
 #include "base/rng.h"
 #include "ops/check.h"
 #include "test.h"
 
-enum { MOST = 512 };
+enum { CASE_RANKS_MAX = 512 };
 static const double TOLERANCE = 1e-7;
 
 static double *random_row(uint32_t number, int64_t n, double scale, double offset)
 {
-    DsvRng rng = {11, DSV_RNG_TEST, number};
-    double *row = calloc(MOST, sizeof *row);
+    DsviRng rng = {11, DSVI_RNG_TEST, number};
+    double *row = calloc(CASE_RANKS_MAX, sizeof *row);
     assert_non_null(row);
-    assert_true(n <= MOST);
+    assert_true(n <= CASE_RANKS_MAX);
     for (int64_t i = 0; i < n; i++)
         row[i] = offset + scale * dsvi_rng_normal(rng, (uint64_t)i);
     return row;
@@ -29,7 +31,8 @@ static double dot(const double *a, const double *b, int64_t n)
     return sum;
 }
 
-/* gradient[] was `start` everywhere before the op added to it. */
+/* Compares a gradient with central differences of `loss`. Every element of gradient[] was `start` before the
+ * operation added to it. */
 static void assert_gradient(const char *what, check_loss_fn *loss, void *context, double *x, int64_t n,
                             double *gradient, double start)
 {
@@ -38,12 +41,11 @@ static void assert_gradient(const char *what, check_loss_fn *loss, void *context
     assert_error_below(check_gradient_error(loss, context, x, n, gradient), TOLERANCE, "%s", what);
 }
 
-
 /* ---- layer_norm ---- */
 
 static double layer_norm_loss(void *context)
 {
-    const DsvLayerNormArgs *args = context;
+    const DsviLayerNormArgs *args = context;
     assert_ok(dsvi_layer_norm_fwd_ref(NULL, args));
     return dot(args->y, args->dy, args->batch * args->tokens * args->channels);
 }
@@ -58,10 +60,25 @@ static void check_layer_norm_gradient(int64_t stride)
     double *rstd = random_row(7, B * S, 1, 0);
     double *dx = random_row(8, n, 0, 0.5), *dscale = random_row(9, modulation, 0, 0.5);
     double *dshift = random_row(10, modulation, 0, 0.5);
-    DsvLayerNormArgs args = {
-        .batch = B, .tokens = S, .channels = C, .eps = 1e-3, .one_plus = stride ? 1 : 0,
-        .sample_stride = stride, .act = DSV_F64, .acc = DSV_F64, .x = x, .scale = scale, .shift = shift,
-        .y = y, .mean = mean, .rstd = rstd, .dy = dy, .dx = dx, .dscale = dscale, .dshift = dshift,
+    DsviLayerNormArgs args = {
+        .batch = B,
+        .tokens = S,
+        .channels = C,
+        .eps = 1e-3,
+        .one_plus = stride ? 1 : 0,
+        .sample_stride = stride,
+        .act = DSVI_F64,
+        .acc = DSVI_F64,
+        .x = x,
+        .scale = scale,
+        .shift = shift,
+        .y = y,
+        .mean = mean,
+        .rstd = rstd,
+        .dy = dy,
+        .dx = dx,
+        .dscale = dscale,
+        .dshift = dshift,
     };
     layer_norm_loss(&args);
     assert_ok(dsvi_layer_norm_bwd_ref(NULL, &args));
@@ -78,14 +95,14 @@ static void test_layer_norm(void **state)
     (void)state;
     check_layer_norm_gradient(0);
     check_layer_norm_gradient(7);
-    check_layer_norm_gradient(11); /* between the samples' rows nothing has a gradient */
+    check_layer_norm_gradient(11); /* a larger stride: elements between the samples' rows get no gradient */
 }
 
 /* ---- rms_norm_rope ---- */
 
 static double rms_loss(void *context)
 {
-    const DsvRmsNormRopeArgs *args = context;
+    const DsviRmsNormRopeArgs *args = context;
     assert_ok(dsvi_rms_norm_rope_fwd_ref(NULL, args));
     return dot(args->y, args->dy, args->batch * args->tokens * args->heads * args->head_dim);
 }
@@ -99,10 +116,23 @@ static void check_rms_gradient(bool rotated)
     double *cosine = random_row(4, S * D / 2, 1, 0), *sine = random_row(5, S * D / 2, 1, 0);
     double *y = random_row(6, n, 1, 0), *rstd = random_row(7, B * S, 1, 0);
     double *dx = random_row(8, n, 0, 0), *dweight = random_row(9, N * D, 0, 0.5);
-    DsvRmsNormRopeArgs args = {
-        .batch = B, .tokens = S, .heads = N, .head_dim = D, .eps = 1e-3, .act = DSV_F64, .acc = DSV_F64,
-        .x = x, .weight = weight, .cos = rotated ? cosine : NULL, .sin = rotated ? sine : NULL, .y = y,
-        .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight,
+    DsviRmsNormRopeArgs args = {
+        .batch = B,
+        .tokens = S,
+        .heads = N,
+        .head_dim = D,
+        .eps = 1e-3,
+        .act = DSVI_F64,
+        .acc = DSVI_F64,
+        .x = x,
+        .weight = weight,
+        .cos = rotated ? cosine : NULL,
+        .sin = rotated ? sine : NULL,
+        .y = y,
+        .rstd = rstd,
+        .dy = dy,
+        .dx = dx,
+        .dweight = dweight,
     };
     rms_loss(&args);
     assert_ok(dsvi_rms_norm_rope_bwd_ref(NULL, &args));
@@ -123,8 +153,8 @@ static void test_rms_norm_rope(void **state)
 /* ---- pointwise ---- */
 
 typedef struct Activation {
-    DsvActivationArgs args;
-    double y[MOST];
+    DsviActivationArgs args;
+    double y[CASE_RANKS_MAX];
 } Activation;
 
 static double activation_loss(void *context)
@@ -138,12 +168,17 @@ static void test_activation(void **state)
 {
     enum { LENGTH = 33 };
     (void)state;
-    for (int kind = DSV_GELU_TANH; kind <= DSV_SILU; kind++) {
+    for (int kind = DSVI_GELU_TANH; kind <= DSVI_SILU; kind++) {
         Activation a;
         double *x = random_row(1, LENGTH, 2, 0), *dy = random_row(2, LENGTH, 1, 0);
         double *dx = random_row(3, LENGTH, 0, 0);
-        a.args = (DsvActivationArgs){.activation = (DsvActivation)kind, .n = LENGTH, .dtype = DSV_F64, .x = x,
-                                     .y = a.y, .dy = dy, .dx = dx};
+        a.args = (DsviActivationArgs){.activation = (DsviActivation)kind,
+                                      .n = LENGTH,
+                                      .dtype = DSVI_F64,
+                                      .x = x,
+                                      .y = a.y,
+                                      .dy = dy,
+                                      .dx = dx};
         assert_ok(dsvi_activation_bwd_ref(NULL, &a.args));
         assert_gradient("dx", activation_loss, &a, x, LENGTH, dx, 0);
         free(x);
@@ -154,7 +189,7 @@ static void test_activation(void **state)
 
 static double gate_loss(void *context)
 {
-    const DsvGateResidualArgs *args = context;
+    const DsviGateResidualArgs *args = context;
     assert_ok(dsvi_gate_residual_fwd_ref(NULL, args));
     return dot(args->out, args->dout, args->batch * args->tokens * args->channels);
 }
@@ -168,9 +203,19 @@ static void test_gate_residual(void **state)
         double *x = random_row(1, n, 1, 0), *y = random_row(2, n, 1, 0), *gate = random_row(3, GATES, 1, 0);
         double *out = random_row(4, n, 1, 0), *dout = random_row(5, n, 1, 0), *dy = random_row(6, n, 0, 0);
         double *dgate = random_row(7, GATES, 0, 0.5);
-        DsvGateResidualArgs args = {
-            .batch = B, .tokens = S, .channels = C, .gate_stride = STRIDE, .act = DSV_F64, .acc = DSV_F64,
-            .x = x, .y = y, .gate = gated ? gate : NULL, .out = out, .dout = dout, .dy = dy,
+        DsviGateResidualArgs args = {
+            .batch = B,
+            .tokens = S,
+            .channels = C,
+            .gate_stride = STRIDE,
+            .act = DSVI_F64,
+            .acc = DSVI_F64,
+            .x = x,
+            .y = y,
+            .gate = gated ? gate : NULL,
+            .out = out,
+            .dout = dout,
+            .dy = dy,
             .dgate = gated ? dgate : NULL,
         };
         assert_ok(dsvi_gate_residual_bwd_ref(NULL, &args));
@@ -186,7 +231,7 @@ static void test_gate_residual(void **state)
 
 static double add_rows_loss(void *context)
 {
-    const DsvAddRowsArgs *args = context;
+    const DsviAddRowsArgs *args = context;
     assert_ok(dsvi_add_rows_fwd_ref(NULL, args));
     return dot(args->out, args->dout, args->rows * args->cols);
 }
@@ -198,8 +243,16 @@ static void test_add_rows(void **state)
     double *x = random_row(1, ROWS * X_COLS, 1, 0), *table = random_row(2, COLS, 1, 0);
     double *out = random_row(3, ROWS * COLS, 1, 0), *dout = random_row(4, ROWS * COLS, 1, 0);
     double *dx = random_row(5, ROWS * X_COLS, 0, 0.5), *dtable = random_row(6, COLS, 0, 0.5);
-    DsvAddRowsArgs args = {.rows = ROWS, .cols = COLS, .x_cols = X_COLS, .acc = DSV_F64, .x = x,
-                           .table = table, .out = out, .dout = dout, .dx = dx, .dtable = dtable};
+    DsviAddRowsArgs args = {.rows = ROWS,
+                            .cols = COLS,
+                            .x_cols = X_COLS,
+                            .acc = DSVI_F64,
+                            .x = x,
+                            .table = table,
+                            .out = out,
+                            .dout = dout,
+                            .dx = dx,
+                            .dtable = dtable};
     assert_ok(dsvi_add_rows_bwd_ref(NULL, &args));
     assert_gradient("dx", add_rows_loss, &args, x, ROWS * X_COLS, dx, 0.5);
     assert_gradient("dtable", add_rows_loss, &args, table, COLS, dtable, 0.5);
@@ -210,9 +263,9 @@ static void test_add_rows(void **state)
 
 /* ---- products, patches, objective ---- */
 
-/* y = x W^T + b: the gradients as gemm.h spells them. */
+/* y = x W^T + b, with the gradients that src/ops/gemm.h defines. */
 typedef struct Linear {
-    DsvGemmArgs args;
+    DsviGemmArgs args;
     double *dy;
 } Linear;
 
@@ -232,17 +285,49 @@ static void test_linear(void **state)
     double *y = random_row(4, ROWS * OUT, 1, 0), *dy = random_row(5, ROWS * OUT, 1, 0);
     double *dx = random_row(6, ROWS * IN, 0, 0), *dw = random_row(7, OUT * IN, 0, 0.5);
     double *db = random_row(8, OUT, 0, 0.5), *db_again = random_row(9, OUT, 0, 0.5);
-    DsvGemmArgs forward = {.m = ROWS, .n = OUT, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x,
-                           .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = y, .ldc = OUT,
-                           .bias_dtype = DSV_F64, .bias = b};
+    DsviGemmArgs forward = {.m = ROWS,
+                            .n = OUT,
+                            .k = IN,
+                            .ab_dtype = DSVI_F64,
+                            .c_dtype = DSVI_F64,
+                            .a = x,
+                            .lda = IN,
+                            .b = w,
+                            .ldb = IN,
+                            .trans_b = true,
+                            .c = y,
+                            .ldc = OUT,
+                            .bias_dtype = DSVI_F64,
+                            .bias = b};
     Linear linear = {forward, dy};
-    DsvGemmArgs to_x = {.m = ROWS, .n = IN, .k = OUT, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
-                        .lda = OUT, .b = w, .ldb = IN, .c = dx, .ldc = IN};
-    DsvGemmArgs to_w = {.m = OUT, .n = IN, .k = ROWS, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
-                        .lda = OUT, .trans_a = true, .b = x, .ldb = IN, .c = dw, .ldc = IN,
-                        .accumulate = true, .bias_dtype = DSV_F64, .a_sum = db_again};
-    DsvColSumArgs to_b = {.m = ROWS, .n = OUT, .x_dtype = DSV_F64, .x = dy, .ldx = OUT, .y_dtype = DSV_F64,
-                          .y = db};
+    DsviGemmArgs to_x = {.m = ROWS,
+                         .n = IN,
+                         .k = OUT,
+                         .ab_dtype = DSVI_F64,
+                         .c_dtype = DSVI_F64,
+                         .a = dy,
+                         .lda = OUT,
+                         .b = w,
+                         .ldb = IN,
+                         .c = dx,
+                         .ldc = IN};
+    DsviGemmArgs to_w = {.m = OUT,
+                         .n = IN,
+                         .k = ROWS,
+                         .ab_dtype = DSVI_F64,
+                         .c_dtype = DSVI_F64,
+                         .a = dy,
+                         .lda = OUT,
+                         .trans_a = true,
+                         .b = x,
+                         .ldb = IN,
+                         .c = dw,
+                         .ldc = IN,
+                         .accumulate = true,
+                         .bias_dtype = DSVI_F64,
+                         .a_sum = db_again};
+    DsviColSumArgs to_b = {
+        .m = ROWS, .n = OUT, .x_dtype = DSVI_F64, .x = dy, .ldx = OUT, .y_dtype = DSVI_F64, .y = db};
     assert_ok(dsvi_gemm_ref(NULL, &to_x));
     assert_ok(dsvi_gemm_ref(NULL, &to_w));
     assert_ok(dsvi_col_sum_ref(NULL, &to_b));
@@ -257,7 +342,7 @@ static void test_linear(void **state)
 
 /* y = gelu(x W^T + b) V^T */
 typedef struct TwoLinear {
-    DsvGemmArgs first, second;
+    DsviGemmArgs first, second;
     double *dy;
 } TwoLinear;
 
@@ -278,15 +363,56 @@ static void test_linear_gelu(void **state)
     double *z = random_row(5, ROWS * MIDDLE, 1, 0), *h = random_row(6, ROWS * MIDDLE, 1, 0);
     double *y = random_row(7, ROWS * OUT, 1, 0), *dy = random_row(8, ROWS * OUT, 1, 0);
     double *dz = random_row(9, ROWS * MIDDLE, 1, 0), *dx = random_row(10, ROWS * IN, 1, 0);
-    DsvGemmArgs first = {.m = ROWS, .n = MIDDLE, .k = IN, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = x,
-                         .lda = IN, .b = w, .ldb = IN, .trans_b = true, .c = h, .ldc = MIDDLE,
-                         .bias_dtype = DSV_F64, .bias = b, .gelu_input = z};
-    DsvGemmArgs second = {.m = ROWS, .n = OUT, .k = MIDDLE, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = h,
-                          .lda = MIDDLE, .b = v, .ldb = MIDDLE, .trans_b = true, .c = y, .ldc = OUT};
-    DsvGemmArgs to_z = {.m = ROWS, .n = MIDDLE, .k = OUT, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dy,
-                        .lda = OUT, .b = v, .ldb = MIDDLE, .c = dz, .ldc = MIDDLE, .gelu_backward = z};
-    DsvGemmArgs to_x = {.m = ROWS, .n = IN, .k = MIDDLE, .ab_dtype = DSV_F64, .c_dtype = DSV_F64, .a = dz,
-                        .lda = MIDDLE, .b = w, .ldb = IN, .c = dx, .ldc = IN};
+    DsviGemmArgs first = {.m = ROWS,
+                          .n = MIDDLE,
+                          .k = IN,
+                          .ab_dtype = DSVI_F64,
+                          .c_dtype = DSVI_F64,
+                          .a = x,
+                          .lda = IN,
+                          .b = w,
+                          .ldb = IN,
+                          .trans_b = true,
+                          .c = h,
+                          .ldc = MIDDLE,
+                          .bias_dtype = DSVI_F64,
+                          .bias = b,
+                          .gelu_input = z};
+    DsviGemmArgs second = {.m = ROWS,
+                           .n = OUT,
+                           .k = MIDDLE,
+                           .ab_dtype = DSVI_F64,
+                           .c_dtype = DSVI_F64,
+                           .a = h,
+                           .lda = MIDDLE,
+                           .b = v,
+                           .ldb = MIDDLE,
+                           .trans_b = true,
+                           .c = y,
+                           .ldc = OUT};
+    DsviGemmArgs to_z = {.m = ROWS,
+                         .n = MIDDLE,
+                         .k = OUT,
+                         .ab_dtype = DSVI_F64,
+                         .c_dtype = DSVI_F64,
+                         .a = dy,
+                         .lda = OUT,
+                         .b = v,
+                         .ldb = MIDDLE,
+                         .c = dz,
+                         .ldc = MIDDLE,
+                         .gelu_backward = z};
+    DsviGemmArgs to_x = {.m = ROWS,
+                         .n = IN,
+                         .k = MIDDLE,
+                         .ab_dtype = DSVI_F64,
+                         .c_dtype = DSVI_F64,
+                         .a = dz,
+                         .lda = MIDDLE,
+                         .b = w,
+                         .ldb = IN,
+                         .c = dx,
+                         .ldc = IN};
     TwoLinear two = {first, second, dy};
     two_linear_loss(&two);
     assert_ok(dsvi_gemm_ref(NULL, &to_z));
@@ -298,7 +424,7 @@ static void test_linear_gelu(void **state)
 }
 
 typedef struct Patch {
-    DsvPatchArgs gather;
+    DsviPatchArgs gather;
     double *weights;
     int64_t n;
 } Patch;
@@ -318,11 +444,22 @@ static void test_patch(void **state)
     for (int last = 0; last < 2; last++) {
         double *latent = random_row(1, LENGTH, 1, 0), *rows = random_row(2, LENGTH, 0, 0);
         double *weights = random_row(3, LENGTH, 1, 0), *dlatent = random_row(4, LENGTH, 0, NAN);
-        Patch patch = {{.batch = B, .channels = C, .frames = F, .height = H, .width = W, .patch = {2, 2, 2},
-                        .channel_last = last, .tokens = sizeof order / sizeof *order, .order = order,
-                        .latent_dtype = DSV_F64, .row_dtype = DSV_F64, .latent = latent, .rows = rows},
-                       weights, LENGTH};
-        DsvPatchArgs scatter = patch.gather;
+        Patch patch = {{.batch = B,
+                        .channels = C,
+                        .frames = F,
+                        .height = H,
+                        .width = W,
+                        .patch = {2, 2, 2},
+                        .channel_last = last,
+                        .tokens = sizeof order / sizeof *order,
+                        .order = order,
+                        .latent_dtype = DSVI_F64,
+                        .row_dtype = DSVI_F64,
+                        .latent = latent,
+                        .rows = rows},
+                       weights,
+                       LENGTH};
+        DsviPatchArgs scatter = patch.gather;
         scatter.latent = dlatent;
         scatter.rows = weights;
         assert_ok(dsvi_patch_scatter_ref(NULL, &scatter));
@@ -336,8 +473,8 @@ static void test_patch(void **state)
 
 static double mse_loss(void *context)
 {
-    const DsvMseArgs *args = context;
-    DsvMseArgs alone = *args;
+    const DsviMseArgs *args = context;
+    DsviMseArgs alone = *args;
     double sum = 0;
     alone.doutput = NULL;
     assert_ok(dsvi_mse_ref(NULL, &alone));
@@ -354,8 +491,14 @@ static void test_mse(void **state)
     (void)state;
     double *output = random_row(1, B * LENGTH, 1, 0), *target = random_row(2, B * LENGTH, 1, 0);
     double *doutput = random_row(3, B * LENGTH, 0, 0);
-    DsvMseArgs args = {.batch = B, .n = LENGTH, .grad_scale = 1, .acc = DSV_F64, .output = output,
-                       .target = target, .loss = loss, .doutput = doutput};
+    DsviMseArgs args = {.batch = B,
+                        .n = LENGTH,
+                        .grad_scale = 1,
+                        .acc = DSVI_F64,
+                        .output = output,
+                        .target = target,
+                        .loss = loss,
+                        .doutput = doutput};
     assert_ok(dsvi_mse_ref(NULL, &args));
     assert_gradient("doutput", mse_loss, &args, output, B * LENGTH, doutput, 0);
     args.period = PERIOD;
@@ -370,11 +513,11 @@ static void test_mse(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layer_norm), cmocka_unit_test(test_rms_norm_rope),
-        cmocka_unit_test(test_activation), cmocka_unit_test(test_gate_residual),
-        cmocka_unit_test(test_add_rows),   cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_gelu),
-        cmocka_unit_test(test_patch),      cmocka_unit_test(test_mse),
+        cmocka_unit_test(test_layer_norm),  cmocka_unit_test(test_rms_norm_rope),
+        cmocka_unit_test(test_activation),  cmocka_unit_test(test_gate_residual),
+        cmocka_unit_test(test_add_rows),    cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_gelu), cmocka_unit_test(test_patch),
+        cmocka_unit_test(test_mse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

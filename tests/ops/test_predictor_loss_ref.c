@@ -1,5 +1,5 @@
-/* The truth of the predictor's loss: against the formula written anew, its gradient against finite
- * differences. */
+/* The reference implementation of the predictor's loss against an independent formula, and its gradient
+ * against finite differences. */
 #include "ops/predictor_loss.h"
 
 #include "base/rng.h"
@@ -11,16 +11,16 @@ typedef struct LossCase {
     double q[B * SQ * N * D], k[B * SK * N * D], ql[B * SQ * N * R], kl[B * SK * N * R];
     double dql[B * SQ * N * R], dkl[B * SK * N * R], loss;
     double workspace[SK * (2 + R)];
-    DsvPredictorLossArgs args;
+    DsviPredictorLossArgs args;
 } LossCase;
 
-static const int32_t SAMPLE[SAMPLES] = {5, 0, 3, 5}; /* one of them twice */
+static const int32_t SAMPLE[SAMPLES] = {5, 0, 3, 5}; /* sampled tokens, one of them twice */
 
 static void fill(double *out, int64_t count, uint32_t stream)
 {
-    DsvRng rng = {3, DSV_RNG_TEST, stream};
+    DsviRng rng = {3, DSVI_RNG_TEST, stream};
     for (int64_t i = 0; i < count; i++)
-        out[i] = dsvi_rng_normal(rng, (uint64_t)i) + 0.5; /* a mean, so that centring matters */
+        out[i] = dsvi_rng_normal(rng, (uint64_t)i) + 0.5; /* the mean is not zero, so that centring matters */
 }
 
 static void create(LossCase *c, bool centred)
@@ -31,14 +31,28 @@ static void create(LossCase *c, bool centred)
     fill(c->kl, B * SK * N * R, 4);
     memset(c->dql, 0xff, sizeof c->dql);
     memset(c->dkl, 0xff, sizeof c->dkl);
-    c->args = (DsvPredictorLossArgs){
-        .batch = B, .heads = N, .queries = SQ, .keys = SK, .head_dim = D, .rank = R,
-        .cos_weight = 0.95, .norm_weight = 0.5, .centred = centred, .act = DSV_F64, .acc = DSV_F64,
-        .q = dsvi_heads(c->q, SQ, N, D), .k = dsvi_heads(c->k, SK, N, D),
-        .ql = dsvi_heads(c->ql, SQ, N, R), .kl = dsvi_heads(c->kl, SK, N, R),
-        .samples = SAMPLES, .sample = SAMPLE, .loss = &c->loss,
-        .dql = dsvi_heads(c->dql, SQ, N, R), .dkl = dsvi_heads(c->dkl, SK, N, R),
-        .workspace = c->workspace, .workspace_bytes = sizeof c->workspace};
+    c->args = (DsviPredictorLossArgs){.batch = B,
+                                      .heads = N,
+                                      .queries = SQ,
+                                      .keys = SK,
+                                      .head_dim = D,
+                                      .rank = R,
+                                      .cos_weight = 0.95,
+                                      .norm_weight = 0.5,
+                                      .centred = centred,
+                                      .act = DSVI_F64,
+                                      .acc = DSVI_F64,
+                                      .q = dsvi_heads(c->q, SQ, N, D),
+                                      .k = dsvi_heads(c->k, SK, N, D),
+                                      .ql = dsvi_heads(c->ql, SQ, N, R),
+                                      .kl = dsvi_heads(c->kl, SK, N, R),
+                                      .samples = SAMPLES,
+                                      .sample = SAMPLE,
+                                      .loss = &c->loss,
+                                      .dql = dsvi_heads(c->dql, SQ, N, R),
+                                      .dkl = dsvi_heads(c->dkl, SK, N, R),
+                                      .workspace = c->workspace,
+                                      .workspace_bytes = sizeof c->workspace};
     assert_true(dsvi_predictor_loss_workspace_ref(NULL, &c->args) <= sizeof c->workspace);
 }
 
@@ -113,7 +127,7 @@ static void loss_and_gradient(void **state)
     }
 }
 
-/* Predicted scores that are the true ones, up to a factor, cost nothing. */
+/* The loss is zero if the predicted scores are proportional to the exact scores. */
 static void perfect_prediction(void **state)
 {
     (void)state;
@@ -133,7 +147,7 @@ static void perfect_prediction(void **state)
         assert_error_below(fabs(c.dql[i]), 1e-14, "dql");
 }
 
-/* Scores that are all equal, but for rounding, are nothing once they are centred. */
+/* Scores that are equal up to rounding count as zero after centring. */
 static void equal_rows(void **state)
 {
     (void)state;
@@ -147,7 +161,7 @@ static void equal_rows(void **state)
         assert_true(c.dql[i] == 0);
 }
 
-/* Rows of zeros: cosine 0 and no gradient; the norm term counts the other row alone. */
+/* A row of zeros has cosine 0 and no gradient; the norm term counts only the other row. */
 static void zero_rows(void **state)
 {
     (void)state;

@@ -1,13 +1,13 @@
-/* The truth of the selection ops against brute force written anew here, and what can be said of lists
- * without computing them: order, ties, budget, rate of exploration. */
+/* The reference implementations of selection against independent brute-force formulas, and properties that
+ * all lists must have: order, choice among equal estimates, budget, rate of exploration. */
 #include "ops/select.h"
 
 #include "base/rng.h"
 #include "test.h"
 
 typedef struct SelectCase {
-    DsvSelectArgs args;
-    DsvLists lists;
+    DsviSelectArgs args;
+    DsviLists lists;
     int64_t needed;
 } SelectCase;
 
@@ -22,13 +22,13 @@ static void *take(size_t bytes)
 static float *random_floats(int64_t count, uint32_t stream)
 {
     float *out = take((size_t)count * sizeof *out);
-    DsvRng rng = {11, DSV_RNG_TEST, stream};
+    DsviRng rng = {11, DSVI_RNG_TEST, stream};
     dsvi_rng_fill_normal(rng, 0, out, count);
     return out;
 }
 
-/* Takes the sizes from `args` and supplies memory and random features. */
-static void create(SelectCase *c, DsvSelectArgs args, int64_t capacity)
+/* Creates a case with the sizes in `args`, memory for results and random features. */
+static void create(SelectCase *c, DsviSelectArgs args, int64_t capacity)
 {
     int64_t pairs = args.batch * args.heads;
     c->args = args;
@@ -36,15 +36,17 @@ static void create(SelectCase *c, DsvSelectArgs args, int64_t capacity)
     c->args.proxies = random_floats(pairs * dsvi_select_proxies(&args) * args.features, 1);
     c->args.candidates = random_floats(pairs * dsvi_select_candidates(&args) * args.features, 2);
     c->args.lse = take((size_t)(pairs * dsvi_select_proxies(&args)) * sizeof(float));
-    c->args.bin_count = take((size_t)(args.heads * DSV_SELECT_BINS) * sizeof(double));
-    c->args.bin_mass = take((size_t)(args.heads * DSV_SELECT_BINS) * sizeof(double));
+    c->args.bin_count = take((size_t)(args.heads * DSVI_SELECT_BINS) * sizeof(double));
+    c->args.bin_mass = take((size_t)(args.heads * DSVI_SELECT_BINS) * sizeof(double));
     c->args.selected_mass = take((size_t)args.heads * sizeof(double));
     c->args.workspace_bytes = dsvi_select_workspace_ref(NULL, &args);
     c->args.workspace = take(c->args.workspace_bytes);
-    c->lists = (DsvLists){args.batch, args.heads, args.queries, args.keys, args.group,
-                          dsvi_select_groups(&args), args.grain, capacity, NULL, NULL};
+    c->lists = (DsviLists){args.batch, args.heads, args.queries,
+                           args.keys,  args.group, dsvi_select_groups(&args),
+                           args.grain, capacity,   NULL,
+                           NULL};
     c->lists.offsets = take((size_t)(dsvi_lists_count(&c->lists) + 1) * sizeof *c->lists.offsets);
-    c->lists.runs = take((size_t)(capacity + 1) * sizeof *c->lists.runs);
+    c->lists.spans = take((size_t)(capacity + 1) * sizeof *c->lists.spans);
     c->needed = -1;
     c->args.lists = &c->lists;
     c->args.needed = &c->needed;
@@ -52,33 +54,74 @@ static void create(SelectCase *c, DsvSelectArgs args, int64_t capacity)
 
 static void destroy(SelectCase *c)
 {
-    void *memory[] = {(void *)c->args.proxies, (void *)c->args.candidates, c->args.lse, c->args.bin_count,
-                      c->args.bin_mass, c->args.selected_mass, c->args.workspace, c->lists.offsets,
-                      c->lists.runs};
+    void *memory[] = {(void *)c->args.proxies, (void *)c->args.candidates, c->args.lse,
+                      c->args.bin_count,       c->args.bin_mass,           c->args.selected_mass,
+                      c->args.workspace,       c->lists.offsets,           c->lists.spans};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
         free(memory[i]);
 }
 
-static const DsvSelectArgs SHAPES[] = {
-    {.batch = 1, .heads = 1, .queries = 8, .keys = 10, .group = 4, .chunk = 2, .candidate_keys = 1,
-     .grain = 1, .features = 3, .scale = 0.7},
-    {.batch = 2, .heads = 3, .queries = 21, .keys = 37, .group = 8, .chunk = 4, .candidate_keys = 1,
-     .grain = 1, .features = 5, .scale = 0.5},
-    {.batch = 1, .heads = 2, .queries = 17, .keys = 37, .group = 8, .chunk = 8, .candidate_keys = 1,
-     .grain = 5, .features = 4, .scale = 0.5},
-    {.batch = 2, .heads = 2, .queries = 9, .keys = 50, .group = 4, .chunk = 1, .candidate_keys = 4,
-     .grain = 8, .features = 4, .scale = 0.5},
-    {.batch = 1, .heads = 1, .queries = 5, .keys = 3, .group = 16, .chunk = 16, .candidate_keys = 4,
-     .grain = 4, .features = 2, .scale = 1},
+static const DsviSelectArgs SHAPES[] = {
+    {.batch = 1,
+     .heads = 1,
+     .queries = 8,
+     .keys = 10,
+     .group = 4,
+     .chunk = 2,
+     .candidate_keys = 1,
+     .grain = 1,
+     .features = 3,
+     .scale = 0.7},
+    {.batch = 2,
+     .heads = 3,
+     .queries = 21,
+     .keys = 37,
+     .group = 8,
+     .chunk = 4,
+     .candidate_keys = 1,
+     .grain = 1,
+     .features = 5,
+     .scale = 0.5},
+    {.batch = 1,
+     .heads = 2,
+     .queries = 17,
+     .keys = 37,
+     .group = 8,
+     .chunk = 8,
+     .candidate_keys = 1,
+     .grain = 5,
+     .features = 4,
+     .scale = 0.5},
+    {.batch = 2,
+     .heads = 2,
+     .queries = 9,
+     .keys = 50,
+     .group = 4,
+     .chunk = 1,
+     .candidate_keys = 4,
+     .grain = 8,
+     .features = 4,
+     .scale = 0.5},
+    {.batch = 1,
+     .heads = 1,
+     .queries = 5,
+     .keys = 3,
+     .group = 16,
+     .chunk = 16,
+     .candidate_keys = 4,
+     .grain = 4,
+     .features = 2,
+     .scale = 1},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0] };
 
-/* Mean over a group's queries (each with its proxy's features) of the softmax over all candidates. */
+/* Returns the estimates: for each group the mean over its queries, each with the features of its proxy, of
+ * the softmax over all candidates. The caller frees them. */
 static double *brute_estimates(const SelectCase *c)
 {
-    const DsvSelectArgs *a = &c->args;
-    int64_t candidates = dsvi_select_candidates(a), runs = dsvi_lists_full(&c->lists);
-    double *estimate = calloc((size_t)(dsvi_lists_count(&c->lists) * runs), sizeof *estimate);
+    const DsviSelectArgs *a = &c->args;
+    int64_t candidates = dsvi_select_candidates(a), spans = dsvi_lists_full(&c->lists);
+    double *estimate = calloc((size_t)(dsvi_lists_count(&c->lists) * spans), sizeof *estimate);
     double *weight = malloc((size_t)candidates * sizeof *weight);
     for (int64_t pair = 0; pair < a->batch * a->heads; pair++) {
         for (int64_t i = 0; i < a->queries; i++) {
@@ -93,7 +136,7 @@ static double *brute_estimates(const SelectCase *c)
                 total += weight[n] = exp(a->scale * score);
             }
             for (int64_t n = 0; n < candidates; n++)
-                estimate[(pair * c->lists.groups + g) * runs + n * a->candidate_keys / a->grain] +=
+                estimate[(pair * c->lists.groups + g) * spans + n * a->candidate_keys / a->grain] +=
                     weight[n] / total / (double)in_group;
         }
     }
@@ -101,27 +144,28 @@ static double *brute_estimates(const SelectCase *c)
     return estimate;
 }
 
-/* The stored lse is rounded, which moves an estimate by some 1e-7: none lies so near to a bin's border. */
+/* Rounding the stored lse changes an estimate by about 1e-7; no estimate is so close to the border of a
+ * bin. */
 static void histogram_is_brute_force(void **state)
 {
     (void)state;
     for (int n = 0; n < SHAPE_COUNT; n++) {
         SelectCase c;
         create(&c, SHAPES[n], 1);
-        double *estimate = brute_estimates(&c), *count = calloc((size_t)c.args.heads, DSV_SELECT_BINS * 8);
-        double *mass = calloc((size_t)c.args.heads, DSV_SELECT_BINS * 8);
-        int64_t runs = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
-        for (int64_t i = 0; i < lists * runs; i++) {
-            int64_t h = i / runs / c.lists.groups % c.args.heads;
+        double *estimate = brute_estimates(&c), *count = calloc((size_t)c.args.heads, DSVI_SELECT_BINS * 8);
+        double *mass = calloc((size_t)c.args.heads, DSVI_SELECT_BINS * 8);
+        int64_t spans = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
+        for (int64_t i = 0; i < lists * spans; i++) {
+            int64_t h = i / spans / c.lists.groups % c.args.heads;
             int64_t bin = (int64_t)floor(64 * (log2(estimate[i]) + 32));
             bin = bin < 0 ? 0 : bin > 2047 ? 2047 : bin;
-            count[h * DSV_SELECT_BINS + bin] += 1;
-            mass[h * DSV_SELECT_BINS + bin] += estimate[i];
+            count[h * DSVI_SELECT_BINS + bin] += 1;
+            mass[h * DSVI_SELECT_BINS + bin] += estimate[i];
         }
         assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
         for (int64_t h = 0; h < c.args.heads; h++) {
             double total = 0;
-            for (int64_t bin = h * DSV_SELECT_BINS; bin < (h + 1) * DSV_SELECT_BINS; bin++) {
+            for (int64_t bin = h * DSVI_SELECT_BINS; bin < (h + 1) * DSVI_SELECT_BINS; bin++) {
                 assert_true(c.args.bin_count[bin] == count[bin]);
                 assert_error_below(fabs(c.args.bin_mass[bin] - mass[bin]), 1e-6 * (1 + mass[bin]), "bin");
                 total += c.args.bin_mass[bin];
@@ -135,8 +179,8 @@ static void histogram_is_brute_force(void **state)
     }
 }
 
-/* Attention that is not a number any more is some histogram and some lists: that training diverged is for
- * others to say. */
+/* With NaN inputs the operations still return some histogram and some lists. Other code reports that training
+ * has diverged. */
 static void not_a_number(void **state)
 {
     SelectCase c;
@@ -145,11 +189,11 @@ static void not_a_number(void **state)
     create(&c, SHAPES[1], 10000);
     ((float *)c.args.candidates)[0] = NAN;
     assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
-    double runs = 0;
-    for (int64_t i = 0; i < c.args.heads * DSV_SELECT_BINS; i++)
-        runs += c.args.bin_count[i];
-    assert_true(runs == (double)(dsvi_lists_count(&c.lists) * dsvi_lists_full(&c.lists)));
-    DsvSelectThresholdArgs found = {3, 3, c.args.bin_count, c.args.bin_mass, 0.9, 0.2, threshold};
+    double spans = 0;
+    for (int64_t i = 0; i < c.args.heads * DSVI_SELECT_BINS; i++)
+        spans += c.args.bin_count[i];
+    assert_true(spans == (double)(dsvi_lists_count(&c.lists) * dsvi_lists_full(&c.lists)));
+    DsviSelectThresholdArgs found = {3, 3, c.args.bin_count, c.args.bin_mass, 0.9, 0.2, threshold};
     assert_ok(dsvi_select_threshold_ref(NULL, &found));
     c.args.threshold = threshold;
     assert_ok(dsvi_select_lists_ref(NULL, &c.args));
@@ -160,12 +204,12 @@ static void not_a_number(void **state)
 static void one_histogram_of_all_heads(void **state)
 {
     SelectCase c;
-    double each[DSV_SELECT_BINS] = {0};
+    double each[DSVI_SELECT_BINS] = {0};
     (void)state;
     create(&c, SHAPES[1], 1);
     assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
-    for (int64_t i = 0; i < c.args.heads * DSV_SELECT_BINS; i++)
-        each[i % DSV_SELECT_BINS] += c.args.bin_count[i];
+    for (int64_t i = 0; i < c.args.heads * DSVI_SELECT_BINS; i++)
+        each[i % DSVI_SELECT_BINS] += c.args.bin_count[i];
     c.args.bin_heads = 1;
     assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
     assert_memory_equal(c.args.bin_count, each, sizeof each);
@@ -179,7 +223,7 @@ static void clear_offsets(SelectCase *c)
     memset(c->lists.offsets, 0xff, (size_t)(dsvi_lists_count(&c->lists) + 1) * sizeof *c->lists.offsets);
 }
 
-/* Runs select_lists and checks what holds for all lists. */
+/* Runs select_lists and checks the properties that all lists have. */
 static void select_lists(SelectCase *c)
 {
     clear_offsets(c);
@@ -189,25 +233,25 @@ static void select_lists(SelectCase *c)
     for (int64_t n = 0; n < dsvi_lists_count(&c->lists); n++) {
         assert_true(c->lists.offsets[n + 1] > c->lists.offsets[n]);
         for (int64_t at = c->lists.offsets[n]; at < c->lists.offsets[n + 1] && at < c->lists.capacity; at++) {
-            int32_t run = c->lists.runs[at];
+            int32_t run = c->lists.spans[at];
             assert_true(run >= 0 && run < dsvi_lists_full(&c->lists));
-            assert_true(at == c->lists.offsets[n] || run > c->lists.runs[at - 1]);
+            assert_true(at == c->lists.offsets[n] || run > c->lists.spans[at - 1]);
         }
     }
 }
 
-/* The lists hold exactly the runs that are marked; selected_mass is theirs. */
+/* Fails unless the lists hold exactly the marked spans and selected_mass is the sum of their estimates. */
 static void check_lists(const SelectCase *c, const double *estimate, const bool *marked)
 {
-    int64_t runs = dsvi_lists_full(&c->lists), at = 0;
+    int64_t spans = dsvi_lists_full(&c->lists), at = 0;
     double mass[8] = {0};
     for (int64_t n = 0; n < dsvi_lists_count(&c->lists); n++) {
-        for (int64_t r = 0; r < runs; r++) {
-            if (!marked[n * runs + r])
+        for (int64_t r = 0; r < spans; r++) {
+            if (!marked[n * spans + r])
                 continue;
             assert_true(at < c->needed);
-            assert_int_equal(c->lists.runs[at++], r);
-            mass[n / c->lists.groups % c->args.heads] += estimate[n * runs + r];
+            assert_int_equal(c->lists.spans[at++], r);
+            mass[n / c->lists.groups % c->args.heads] += estimate[n * spans + r];
         }
         assert_int_equal(c->lists.offsets[n + 1], at);
     }
@@ -218,19 +262,21 @@ static void check_lists(const SelectCase *c, const double *estimate, const bool 
 static void threshold_is_brute_force(void **state)
 {
     (void)state;
-    const double quantile[] = {0, 0.3, 0.8, 1.5}; /* of the mean estimate; beyond the last only the best */
+    /* Thresholds in units of the mean estimate; instead of the last, the threshold is 2, which no estimate
+     * reaches, so that only the largest estimate is selected. */
+    const double quantile[] = {0, 0.3, 0.8, 1.5};
     for (int n = 0; n < SHAPE_COUNT * 4; n++) {
         SelectCase c;
         create(&c, SHAPES[n / 4], 10000);
-        int64_t runs = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
+        int64_t spans = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
         float threshold[8];
-        bool *marked = calloc((size_t)(lists * runs), sizeof *marked);
+        bool *marked = calloc((size_t)(lists * spans), sizeof *marked);
         double *estimate = brute_estimates(&c);
         for (int64_t h = 0; h < c.args.heads; h++)
-            threshold[h] = n % 4 == 3 ? 2 : (float)(quantile[n % 4] * (1 + 0.1 * (double)h) / (double)runs);
+            threshold[h] = n % 4 == 3 ? 2 : (float)(quantile[n % 4] * (1 + 0.1 * (double)h) / (double)spans);
         for (int64_t list = 0; list < lists; list++) {
-            int64_t best = list * runs;
-            for (int64_t i = list * runs; i < (list + 1) * runs; i++) {
+            int64_t best = list * spans;
+            for (int64_t i = list * spans; i < (list + 1) * spans; i++) {
                 marked[i] = estimate[i] >= threshold[list / c.lists.groups % c.args.heads];
                 best = estimate[i] > estimate[best] ? i : best;
             }
@@ -261,21 +307,21 @@ static void topk_is_brute_force(void **state)
     for (int n = 0; n < SHAPE_COUNT * 4; n++) {
         SelectCase c;
         create(&c, SHAPES[n / 4], 10000);
-        int64_t runs = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
+        int64_t spans = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
         int32_t topk[8];
-        bool *marked = calloc((size_t)(lists * runs), sizeof *marked);
-        int64_t *order = malloc((size_t)runs * sizeof *order);
+        bool *marked = calloc((size_t)(lists * spans), sizeof *marked);
+        int64_t *order = malloc((size_t)spans * sizeof *order);
         double *estimate = brute_estimates(&c);
         for (int64_t h = 0; h < c.args.heads; h++)
             topk[h] = (int32_t)(n % 4 == 0 ? 0 : n % 4 == 3 ? 1000 : n % 4 * 2 + h);
         for (int64_t list = 0; list < lists; list++) {
             int64_t k = topk[list / c.lists.groups % c.args.heads];
-            sorted_estimates = estimate + list * runs;
-            for (int64_t r = 0; r < runs; r++)
+            sorted_estimates = estimate + list * spans;
+            for (int64_t r = 0; r < spans; r++)
                 order[r] = r;
-            qsort(order, (size_t)runs, sizeof *order, larger_first);
-            for (int64_t r = 0; r < runs; r++)
-                marked[list * runs + order[r]] = r == 0 || r < k;
+            qsort(order, (size_t)spans, sizeof *order, larger_first);
+            for (int64_t r = 0; r < spans; r++)
+                marked[list * spans + order[r]] = r == 0 || r < k;
         }
         c.args.topk = topk;
         assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
@@ -288,13 +334,21 @@ static void topk_is_brute_force(void **state)
     }
 }
 
-/* Features and lse of zero make every estimate exactly 1: a threshold of 1 takes all of them, one above it
- * the lowest run alone, top-k the k lowest. */
+/* With features and lse of zero every estimate is exactly 1. A threshold of 1 selects all spans, a larger
+ * threshold only the span with the lowest number, and top-k the k lowest numbers. */
 static void ties(void **state)
 {
     (void)state;
-    DsvSelectArgs shape = {.batch = 1, .heads = 2, .queries = 6, .keys = 16, .group = 4, .chunk = 4,
-                           .candidate_keys = 1, .grain = 1, .features = 2, .scale = 1};
+    DsviSelectArgs shape = {.batch = 1,
+                            .heads = 2,
+                            .queries = 6,
+                            .keys = 16,
+                            .group = 4,
+                            .chunk = 4,
+                            .candidate_keys = 1,
+                            .grain = 1,
+                            .features = 2,
+                            .scale = 1};
     SelectCase c;
     float threshold[2] = {1, 1.5f};
     int32_t topk[2] = {5, 16};
@@ -304,14 +358,14 @@ static void ties(void **state)
     c.args.threshold = threshold;
     select_lists(&c);
     assert_int_equal(c.needed, 2 * 16 + 2 * 1);
-    assert_int_equal(c.lists.runs[32], 0);
-    assert_int_equal(c.lists.runs[33], 0);
+    assert_int_equal(c.lists.spans[32], 0);
+    assert_int_equal(c.lists.spans[33], 0);
     c.args.threshold = NULL;
     c.args.topk = topk;
     select_lists(&c);
     assert_int_equal(c.needed, 2 * 5 + 2 * 16);
     for (int i = 0; i < 5; i++)
-        assert_int_equal(c.lists.runs[i], i);
+        assert_int_equal(c.lists.spans[i], i);
     destroy(&c);
 }
 
@@ -323,70 +377,80 @@ static void too_small_a_capacity(void **state)
     create(&c, SHAPES[1], 100);
     c.args.threshold = threshold;
     assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
-    c.lists.runs[100] = -7;
+    c.lists.spans[100] = -7;
     clear_offsets(&c);
     assert_ok(dsvi_select_lists_ref(NULL, &c.args));
     assert_int_equal(c.needed, 2 * 3 * 3 * 37);
     for (int64_t n = 0; n <= dsvi_lists_count(&c.lists); n++)
         assert_int_equal(c.lists.offsets[n], 0);
-    assert_int_equal(c.lists.runs[100], -7);
+    assert_int_equal(c.lists.spans[100], -7);
     destroy(&c);
 }
 
-/* Runs listed beyond the winners, in all; marks them. */
-static int64_t explore(SelectCase *c, DsvExplore kind, double rate, uint64_t step, bool *listed)
+/* Returns the number of explored spans, those in lists that the rule alone would not select, and marks
+ * them. */
+static int64_t explore(SelectCase *c, DsviExplore kind, double rate, uint64_t step, bool *listed)
 {
-    int64_t runs = dsvi_lists_full(&c->lists);
+    int64_t spans = dsvi_lists_full(&c->lists);
     c->args.explore = kind;
     c->args.explore_rate = rate;
     c->args.explore_seed = 5;
     c->args.explore_step = step;
     select_lists(c);
     assert_true(c->needed <= c->lists.capacity);
-    memset(listed, 0, (size_t)(dsvi_lists_count(&c->lists) * runs) * sizeof *listed);
+    memset(listed, 0, (size_t)(dsvi_lists_count(&c->lists) * spans) * sizeof *listed);
     for (int64_t n = 0; n < dsvi_lists_count(&c->lists); n++)
         for (int64_t at = c->lists.offsets[n]; at < c->lists.offsets[n + 1]; at++)
-            listed[n * runs + c->lists.runs[at]] = true;
+            listed[n * spans + c->lists.spans[at]] = true;
     return c->needed;
 }
 
 typedef struct ExploreRow {
-    DsvExplore kind;
+    DsviExplore kind;
     int64_t grain;
 } ExploreRow;
 
-/* Of the units that may be drawn a share `rate` is: within five standard deviations of the binomial. */
+/* Exploration draws the fraction `rate` of the units that may be drawn, within five standard deviations of
+ * the binomial distribution. */
 static void exploration(void **state)
 {
     (void)state;
-    static const ExploreRow rows[] = {{DSV_EXPLORE_RANDOM, 1}, {DSV_EXPLORE_RANDOM, 3},
-                                      {DSV_EXPLORE_NEIGHBOURS, 1}, {DSV_EXPLORE_NEIGHBOURS, 2},
-                                      {DSV_EXPLORE_BLOCKS, 1}, {DSV_EXPLORE_BLOCKS, 7},
-                                      {DSV_EXPLORE_BLOCKS, 128}};
+    static const ExploreRow rows[] = {{DSVI_EXPLORE_RANDOM, 1},     {DSVI_EXPLORE_RANDOM, 3},
+                                      {DSVI_EXPLORE_NEIGHBOURS, 1}, {DSVI_EXPLORE_NEIGHBOURS, 2},
+                                      {DSVI_EXPLORE_BLOCKS, 1},     {DSVI_EXPLORE_BLOCKS, 7},
+                                      {DSVI_EXPLORE_BLOCKS, 128}};
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
         const double rate = 0.3;
-        DsvSelectArgs shape = {.batch = 2, .heads = 2, .queries = 160, .keys = 1000, .group = 16, .chunk = 16,
-                               .candidate_keys = 1, .grain = rows[n].grain, .features = 2, .scale = 1};
+        DsviSelectArgs shape = {.batch = 2,
+                                .heads = 2,
+                                .queries = 160,
+                                .keys = 1000,
+                                .group = 16,
+                                .chunk = 16,
+                                .candidate_keys = 1,
+                                .grain = rows[n].grain,
+                                .features = 2,
+                                .scale = 1};
         SelectCase c;
         int32_t topk[2] = {2, 3};
         create(&c, shape, 2 * 2 * 10 * 1000);
-        int64_t runs = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
-        bool *winner = malloc((size_t)(lists * runs)), *first = malloc((size_t)(lists * runs));
-        bool *again = malloc((size_t)(lists * runs));
+        int64_t spans = dsvi_lists_full(&c.lists), lists = dsvi_lists_count(&c.lists);
+        bool *winner = malloc((size_t)(lists * spans)), *first = malloc((size_t)(lists * spans));
+        bool *again = malloc((size_t)(lists * spans));
         c.args.topk = topk;
         assert_ok(dsvi_select_histogram_ref(NULL, &c.args));
-        explore(&c, DSV_EXPLORE_NONE, rate, 1, winner);
+        explore(&c, DSVI_EXPLORE_NONE, rate, 1, winner);
         explore(&c, rows[n].kind, rate, 1, first);
         double able = 0, drawn = 0;
-        for (int64_t i = 0; i < lists * runs; i++) {
-            int64_t r = i % runs, block = r * rows[n].grain / 64;
-            bool beside = (r > 0 && winner[i - 1]) || (r + 1 < runs && winner[i + 1]);
-            bool may = !winner[i] && (rows[n].kind != DSV_EXPLORE_NEIGHBOURS || beside);
+        for (int64_t i = 0; i < lists * spans; i++) {
+            int64_t r = i % spans, block = r * rows[n].grain / 64;
+            bool beside = (r > 0 && winner[i - 1]) || (r + 1 < spans && winner[i + 1]);
+            bool may = !winner[i] && (rows[n].kind != DSVI_EXPLORE_NEIGHBOURS || beside);
             assert_true(first[i] || !winner[i]);
             assert_true(may || first[i] == winner[i]);
-            if (rows[n].kind == DSV_EXPLORE_BLOCKS) { /* all of a block or nothing: count its first run */
+            if (rows[n].kind == DSVI_EXPLORE_BLOCKS) { /* whole blocks are drawn: count first spans only */
                 int64_t same = i;
-                while (same % runs > 0 && (same % runs - 1) * rows[n].grain / 64 == block)
+                while (same % spans > 0 && (same % spans - 1) * rows[n].grain / 64 == block)
                     same--;
                 assert_true(winner[i] || winner[same] || first[i] == first[same]);
                 may = may && same == i;
@@ -397,13 +461,13 @@ static void exploration(void **state)
         assert_true(able >= 80);
         assert_error_below(fabs(drawn - rate * able), 5 * sqrt(able * rate * (1 - rate)), "row %zu: rate", n);
         explore(&c, rows[n].kind, rate, 1, again);
-        assert_memory_equal(first, again, (size_t)(lists * runs));
+        assert_memory_equal(first, again, (size_t)(lists * spans));
         explore(&c, rows[n].kind, rate, 2, again);
-        assert_memory_not_equal(first, again, (size_t)(lists * runs));
-        if (rows[n].kind != DSV_EXPLORE_NEIGHBOURS)
-            assert_int_equal(explore(&c, rows[n].kind, 1, 1, again), lists * runs);
+        assert_memory_not_equal(first, again, (size_t)(lists * spans));
+        if (rows[n].kind != DSVI_EXPLORE_NEIGHBOURS)
+            assert_int_equal(explore(&c, rows[n].kind, 1, 1, again), lists * spans);
         explore(&c, rows[n].kind, 0, 1, again);
-        assert_memory_equal(winner, again, (size_t)(lists * runs));
+        assert_memory_equal(winner, again, (size_t)(lists * spans));
         free(winner);
         free(first);
         free(again);
@@ -421,8 +485,8 @@ static void covariance_is_brute_force(void **state)
         second[i] = 1;
     for (int i = 0; i < N * D; i++)
         first[i] = 2;
-    DsvSelectCovarianceArgs args = {B, N, S, D, OFFSET, STRIDE, DSV_F32, dsvi_heads(x, S, N, D),
-                                    second, first};
+    DsviSelectCovarianceArgs args = {B,      N,    S, D, OFFSET, STRIDE, DSVI_F32, dsvi_heads(x, S, N, D),
+                                     second, first};
     assert_ok(dsvi_select_covariance_ref(NULL, &args));
     for (int n = 0; n < N * D * D; n++) {
         int h = n / D / D, i = n / D % D, j = n % D;
@@ -445,7 +509,7 @@ static void features_are_brute_force(void **state)
     (void)state;
     float *x = random_floats(B * S * N * D, 3), *p = random_floats(N * D * R, 4);
     float y[B * N * CHUNKS * R], mean[B * N * CHUNKS * D];
-    DsvSelectFeaturesArgs args = {B, N, S, D, CHUNK, R, DSV_F32, dsvi_heads(x, S, N, D), p, y};
+    DsviSelectFeaturesArgs args = {B, N, S, D, CHUNK, R, DSVI_F32, dsvi_heads(x, S, N, D), p, y};
     assert_ok(dsvi_select_features_ref(NULL, &args));
     args.projection = NULL;
     args.features = D;
@@ -476,30 +540,35 @@ static void refuses_bad_shapes(void **state)
     float threshold[1] = {0};
     int32_t topk[1] = {1};
     create(&c, SHAPES[0], 100);
-    assert_fails(DSV_E_USAGE, "either", dsvi_select_lists_ref(NULL, &c.args));
+    assert_fails(DSV_E_USAGE, "exactly one of", dsvi_select_lists_ref(NULL, &c.args));
     c.args.threshold = threshold;
     c.args.topk = topk;
-    assert_fails(DSV_E_USAGE, "either", dsvi_select_lists_ref(NULL, &c.args));
+    assert_fails(DSV_E_USAGE, "exactly one of", dsvi_select_lists_ref(NULL, &c.args));
     c.args.topk = NULL;
     c.lists.grain = 2;
     assert_fails(DSV_E_SHAPE, "lists to fill", dsvi_select_lists_ref(NULL, &c.args));
     c.args.chunk = 3;
-    assert_fails(DSV_E_SHAPE, "chunk 3", dsvi_select_histogram_ref(NULL, &c.args));
+    assert_fails(DSV_E_SHAPE, "chunk is 3", dsvi_select_histogram_ref(NULL, &c.args));
     c.args.chunk = 2;
     c.args.candidate_keys = 2;
-    assert_fails(DSV_E_SHAPE, "grain 1", dsvi_select_histogram_ref(NULL, &c.args));
+    assert_fails(DSV_E_SHAPE, "grain", dsvi_select_histogram_ref(NULL, &c.args));
     destroy(&c);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(histogram_is_brute_force), cmocka_unit_test(one_histogram_of_all_heads),
+        cmocka_unit_test(histogram_is_brute_force),
+        cmocka_unit_test(one_histogram_of_all_heads),
         cmocka_unit_test(not_a_number),
-        cmocka_unit_test(threshold_is_brute_force), cmocka_unit_test(topk_is_brute_force),
-        cmocka_unit_test(ties),                     cmocka_unit_test(too_small_a_capacity),
-        cmocka_unit_test(exploration),              cmocka_unit_test(covariance_is_brute_force),
-        cmocka_unit_test(features_are_brute_force), cmocka_unit_test(refuses_bad_shapes),
+        cmocka_unit_test(threshold_is_brute_force),
+        cmocka_unit_test(topk_is_brute_force),
+        cmocka_unit_test(ties),
+        cmocka_unit_test(too_small_a_capacity),
+        cmocka_unit_test(exploration),
+        cmocka_unit_test(covariance_is_brute_force),
+        cmocka_unit_test(features_are_brute_force),
+        cmocka_unit_test(refuses_bad_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

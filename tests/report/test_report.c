@@ -1,5 +1,4 @@
-/* dsv_report: what the page says of a run whose numbers are known, of one that lacks this or that, and of a
- * very long one. */
+/* dsv_report: the page of a run with known numbers, of runs with missing files, and of a very long run. */
 #include "test.h"
 
 #include <unistd.h>
@@ -10,8 +9,8 @@
 #include "sample/video_writer.h"
 
 static const char *const section[] = {
-    "loss", "noise", "optimizer", "sparsity", "blocks", "heads", "decisions", "time", "memory", "clips",
-    "settings",
+    "loss",      "noise", "optimizer", "sparsity", "blocks",   "heads",
+    "decisions", "time",  "memory",    "clips",    "settings",
 };
 
 static void assert_whole(const char *page)
@@ -55,7 +54,7 @@ static void test_sections(void **unused)
     fake_remove(folder);
 }
 
-/* Mean of the loss over steps first to last. */
+/* Mean loss of the steps first to last. */
 static double mean_loss(int64_t first, int64_t last)
 {
     double sum = 0;
@@ -97,9 +96,9 @@ static void read_four(const char *svg, const char *attribute, double out[4])
     assert_int_equal(sscanf(at, "%lf %lf %lf %lf", &out[0], &out[1], &out[2], &out[3]), 4);
 }
 
-/* The points of the loss curve, taken back through the axes, are the losses. A drawing is 1,000 x 1,000
- * units. Points have one decimal across, which tells steps apart, and two down: half a hundredth of a unit,
- * as a share of the height, is what rounding may move them. */
+/* The points of the loss curve, converted back with the axes, are the losses. A drawing has 1,000 x 1,000
+ * units. Points have one decimal horizontally, enough to distinguish steps, and two vertically, so rounding
+ * moves them by at most half a hundredth of a unit. */
 static void test_loss_curve(void **unused)
 {
     (void)unused;
@@ -130,7 +129,7 @@ static void test_loss_curve(void **unused)
     fake_remove(folder);
 }
 
-/* The maps' values are the measured ones, in thousandths, for every time the slider may show. */
+/* The values of the maps are the measured ones, in thousandths, for every position of the slider. */
 static void test_head_maps(void **unused)
 {
     (void)unused;
@@ -160,7 +159,8 @@ static void test_head_maps(void **unused)
     fake_remove(folder);
 }
 
-/* A dense block counts 1, whatever its lists would hold: blocks 1 and 2 turn sparse after step 50. */
+/* A dense block counts as density 1 even if lists were selected: blocks 1 and 2 become sparse after step 50.
+ */
 static void test_block_maps(void **unused)
 {
     (void)unused;
@@ -190,7 +190,7 @@ static void test_noise_levels(void **unused)
     cJSON *map = cJSON_Parse(text_between(noise, "<script type=\"application/json\">", "</script>"));
     assert_non_null(map);
     const cJSON *values = cJSON_GetArrayItem(cJSON_GetObjectItem(map, "frames"), 0);
-    /* Of 60 columns the first is step 1, whose loss in the last bin is none, the second steps 2 and 3. */
+    /* The first of 60 columns is step 1, which has no loss in the last bin; the second is steps 2 and 3. */
     assert_int_equal(cJSON_GetObjectItem(map, "columns")->valueint, 60);
     assert_int_equal(cJSON_GetArrayItem(values, 0)->valueint, 2000);
     assert_int_equal(cJSON_GetArrayItem(values, 9 * 60)->valueint, -1);
@@ -210,7 +210,7 @@ static void test_settings(void **unused)
     char *page = fake_report(folder, NULL);
     char *settings = strdup(text_between(page, "<section id=\"settings\">", "</section>"));
     char *differing = strdup(text_between(settings, "<table>", "</table>"));
-    assert_int_equal(count_of(differing, "<tr>"), 5); /* the head and the four of config.yaml */
+    assert_int_equal(count_of(differing, "<tr>"), 5); /* the head and four options of config.yaml */
     assert_holds(differing, "<code>lr</code></td><td><code>0.003</code></td><td><code>");
     assert_holds(settings, "<code>sparse.<wbr>group</code>");
     assert_lacks(differing, "<code>sparse.<wbr>group</code>");
@@ -220,7 +220,7 @@ static void test_settings(void **unused)
     fake_remove(folder);
 }
 
-/* Each file a run may lack, and one that is being written. */
+/* Each optional file of a run is missing once, and one file is incomplete. */
 static void test_missing_pieces(void **unused)
 {
     (void)unused;
@@ -245,14 +245,14 @@ static void test_missing_pieces(void **unused)
     char *page = fake_report(folder, NULL);
     assert_whole(page);
     assert_holds(page, "Not finished: at step 1 of 1,000");
-    assert_holds(page, "Left out, because it is not finished: the last line of metrics.jsonl.");
+    assert_holds(page, "Left out because it is incomplete: the last line of metrics.jsonl.");
     free(page);
     fake_file(folder, "metrics.jsonl", "");
     fake_file(folder, "config.yaml", "from_another_version: 1\n");
     page = fake_report(folder, NULL);
     assert_whole(page);
     assert_holds(page, "No step has finished yet.");
-    assert_holds(page, "The settings cannot be read: ");
+    assert_holds(page, "The configuration cannot be read: ");
     free(page);
     fake_remove(folder);
 }
@@ -264,7 +264,7 @@ static int digit(char c)
     return at ? (int)(at - all) : 0;
 }
 
-/* Of six clips the newest three and the first are shown, five frames of 40 x 24 each. */
+/* Of six clips the newest three and the first are shown, as five frames of 40 x 24. */
 static void test_clips(void **unused)
 {
     (void)unused;
@@ -296,7 +296,7 @@ static void test_clips(void **unused)
         for (int b = 0; b < 3; b++)
             picture[3 * i + b] = (unsigned char)(three >> (16 - 8 * b));
     }
-    /* PNG: its mark, the length of the header, IHDR, width, height (big-endian) */
+    /* PNG: signature, length of the header, IHDR, width, height (big-endian) */
     assert_memory_equal(picture, "\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", 16);
     assert_int_equal(picture[18] << 8 | picture[19], WIDTH);
     assert_int_equal(picture[22] << 8 | picture[23], HEIGHT);
@@ -305,7 +305,7 @@ static void test_clips(void **unused)
     fake_remove(folder);
 }
 
-/* 100,000 steps: the page stays small, and a single spike is still in the curve. */
+/* With 100,000 steps the page stays small, and a single spike remains in the curve. */
 static void test_long_run(void **unused)
 {
     (void)unused;
@@ -322,7 +322,8 @@ static void test_long_run(void **unused)
     char *svg = strdup(text_between(page, "<section id=\"loss\">", "</section>"));
     read_four(svg, "viewBox", box);
     read_four(svg, "data-scale", scale);
-    /* From 2 down to 0.0004: the axis is logarithmic. Two decimals of a unit tell its values to 5e-5. */
+    /* The loss falls from 2 to 0.0004, so the axis is logarithmic. Two decimals of a unit resolve values to
+     * 5e-5. */
     const char *at = text_between(svg, "data-name=\"training, each step\" points=\"", "\"");
     for (; sscanf(at, "%lf,%lf %n", &x, &y, &length) == 2; at += length, points++)
         if (fabs(x - box[2] / 2) < 1) { /* step 50,000 is in the middle */
@@ -360,16 +361,11 @@ static void test_where_it_goes(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sections),
-        cmocka_unit_test(test_headline),
-        cmocka_unit_test(test_loss_curve),
-        cmocka_unit_test(test_head_maps),
-        cmocka_unit_test(test_block_maps),
-        cmocka_unit_test(test_noise_levels),
-        cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_missing_pieces),
-        cmocka_unit_test(test_clips),
-        cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_sections),      cmocka_unit_test(test_headline),
+        cmocka_unit_test(test_loss_curve),    cmocka_unit_test(test_head_maps),
+        cmocka_unit_test(test_block_maps),    cmocka_unit_test(test_noise_levels),
+        cmocka_unit_test(test_settings),      cmocka_unit_test(test_missing_pieces),
+        cmocka_unit_test(test_clips),         cmocka_unit_test(test_long_run),
         cmocka_unit_test(test_where_it_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,11 @@
-/* Files that no run has written: texts that would be markup, lines that are cut, wrong or absurd. */
+/* Files that no run writes: texts that contain markup, lines that are truncated, wrong or absurd. */
 #include "test.h"
 
 #include "fake_run.h"
 
 #define EVIL "</td></code></h3></p><script>alert(1)</script><img src=x onerror='alert(1)'>\\u0007&\xff"
 
-/* Every text that comes from outside, made of markup: the page's own stays all there is. */
+/* Every text from outside is markup: only the page's own markup may be in effect. */
 static void test_markup(void **unused)
 {
     (void)unused;
@@ -62,7 +62,7 @@ static const Bad bad[] = {
     {"metrics.jsonl", "{\"step\": 20}", "step 20 a second time"},
     {"metrics.jsonl", "{\"step\": 21, \"loss\": \"<b>\"}", "loss is not a number"},
     {"metrics.jsonl", "{\"step\": 21, \"loss\": 1e999}", "loss is not a number"},
-    {"metrics.jsonl", "{\"step\": 21, \"loss_bins\": [1, 2]}", "loss_bins has 2 numbers, wanted 10"},
+    {"metrics.jsonl", "{\"step\": 21, \"loss_bins\": [1, 2]}", "loss_bins has 2 numbers, expected 10"},
     {"metrics.jsonl", "{\"step\": 21, \"loss_bins\": 7}", "loss_bins is not an array"},
     {"metrics.jsonl", "{\"step\": 21, \"loss_bins\": [1,2,3,4,5,6,7,8,9,\"x\"]}",
      "holds what is not a number"},
@@ -72,7 +72,7 @@ static const Bad bad[] = {
     {"blocks.jsonl", "{\"step\": 30, \"block\": 0}", "sparse is neither true nor false"},
     {"blocks.jsonl", "{\"step\": 20, \"block\": 2, \"sparse\": true}", "block 2 of step 20 is out of order"},
     {"blocks.jsonl", "{\"step\": 30, \"block\": 0, \"sparse\": true, \"head_captured\": [1]}",
-     "head_captured has 1 numbers, wanted 2"},
+     "head_captured has 1 numbers, expected 2"},
     {"decisions.jsonl", "{\"step\": 200}", "reason is not a text"},
     {"validation.jsonl", "{\"step\": 200, \"bins\": {}}", "bins is not an array"},
     {"validation.jsonl", "{\"step\": 200, \"bins\": [{\"sigma\": \"x\"}]}", "sigma is not a number"},
@@ -141,7 +141,8 @@ static void test_absurd(void **unused)
     fake_remove(folder);
 }
 
-/* Numbers as far apart as doubles go, many blocks, many heads, none: a page comes of it and stays small. */
+/* Numbers as far apart as doubles allow, many blocks, many heads, no heads: the page is written and stays
+ * small. */
 static void test_extremes(void **unused)
 {
     (void)unused;

@@ -1,4 +1,4 @@
-/* What a training run writes is what the report reads: nothing is missing on the page about a real run. */
+/* The report reads all records that a training run writes: on the page of a real run nothing is missing. */
 #include "test.h"
 
 #include "dsv/dsv.h"
@@ -12,7 +12,7 @@ static void set(DsvConfig *settings, const char *key, const char *value)
     assert_ok(dsv_config_set(settings, assignment));
 }
 
-/* That of the newest line of metrics.jsonl. */
+/* The value in the newest line of metrics.jsonl. */
 static double last_loss(const char *folder)
 {
     char path[DSVI_PATH_MAX], *text, *at, *newest = NULL;
@@ -46,10 +46,10 @@ static void test_page(void **unused)
     set(&settings, "validation.every", "2");
     set(&settings, "validation.clips", "2");
     assert_ok(dsv_train(&settings, NULL, &trained));
-    assert_true(trained.sparse_blocks > 0); /* else there are no decisions to tell of */
+    assert_true(trained.sparse_blocks > 0); /* otherwise there are no decisions to show */
     char *page = fake_report(folder, &reported);
     assert_int_equal(reported.steps, 6);
-    assert_lacks(page, "class=\"note\""); /* what stands in place of a figure */
+    assert_lacks(page, "class=\"note\""); /* the text shown if a figure is missing */
     assert_holds(page, "Finished after 6 steps");
     assert_holds(page, "parameters (2 blocks, 2 heads of 32), trained on 2 clips, 5 frames of 32 &times; 32");
     assert_holds(page, "turns sparse: its lists hold");

@@ -1,11 +1,11 @@
-/* Whether the page can be read: on a narrow screen, without seeing its drawings, without a mouse, without
- * motion. tests/report/browser.py looks at the same in a browser. */
+/* The page is readable on a narrow screen, with a screen reader, without a mouse, and without motion. The
+ * test reads the page's text; it starts no browser. */
 #include "test.h"
 
 #include "fake_run.h"
 #include "sample/video_writer.h"
 
-/* A run with every figure the page has, and a sampled clip. */
+/* Writes a run with every figure that the page can show, and a sampled clip. */
 static char *full_page(const char **folder)
 {
     enum { FRAMES = 5, SIDE = 32 };
@@ -21,8 +21,8 @@ static char *full_page(const char **folder)
     return fake_report(*folder, NULL);
 }
 
-/* metrics.jsonl of `steps` lines, which differ in step and, as the format says, in one number; and settings
- * of so many steps. */
+/* Writes metrics.jsonl of `steps` lines, which differ in step and in the number that the format inserts, and
+ * a configuration of as many steps. */
 static void write_metrics(const char *folder, int steps, const char *format, double first, double each)
 {
     char text[4096] = "";
@@ -36,7 +36,7 @@ static void write_metrics(const char *folder, int steps, const char *format, dou
     fake_file(folder, "config.yaml", text);
 }
 
-/* What a screen reader is told of a drawing: that it is one, and what it shows. */
+/* Each drawing has the role of an image and a description for screen readers. */
 static void every_drawing_has_a_role_and_a_name(void **unused)
 {
     (void)unused;
@@ -53,12 +53,12 @@ static void every_drawing_has_a_role_and_a_name(void **unused)
     }
     assert_holds(page, "aria-label=\"Loss by step, 1 to 100. training, each step: first 2.000, ");
     assert_holds(page, "aria-label=\"Captured mass, by block and head: from ");
-    assert_int_equal(count_of(page, "role=\"img\""), drawings + 1); /* and the clip's frames */
+    assert_int_equal(count_of(page, "role=\"img\""), drawings + 1); /* plus the clip's frames */
     free(page);
     fake_remove(folder);
 }
 
-/* Under every chart a table that the keyboard reaches; that of the loss begins and ends as the run does. */
+/* Each chart has a table that the keyboard reaches; the table of losses begins and ends with the run. */
 static void every_chart_has_its_values_as_a_table(void **unused)
 {
     (void)unused;
@@ -78,7 +78,7 @@ static void every_chart_has_its_values_as_a_table(void **unused)
     assert_holds(loss, "<th scope=\"row\">1</th><td class=\"n\">2.000</td>");
     snprintf(row, sizeof row, "<th scope=\"row\">100</th><td class=\"n\">%.4f</td>", fake_loss(100));
     assert_holds(loss, row);
-    assert_holds(loss, "<td class=\"n\">0.6250</td>"); /* held out, at its own step */
+    assert_holds(loss, "<td class=\"n\">0.6250</td>"); /* the held-out loss, at its step */
     free(loss);
     char *heads = strdup(text_between(page, "<section id=\"heads\">", "</section>"));
     snprintf(row, sizeof row, "<th scope=\"row\">2</th><td class=\"n\">%.4f</td><td class=\"n\">%.4f</td>",
@@ -89,8 +89,8 @@ static void every_chart_has_its_values_as_a_table(void **unused)
     fake_remove(folder);
 }
 
-/* Of each horizontal axis the narrowest screens show at least one label and no more than have room there;
- * drawings have no text of their own, which would shrink with them. */
+/* On the narrowest screens each horizontal axis shows at least one label, and no more labels than fit.
+ * Drawings contain no text, which would shrink with them. */
 static void labels_keep_their_size_at_every_width(void **unused)
 {
     (void)unused;
@@ -102,7 +102,7 @@ static void labels_keep_their_size_at_every_width(void **unused)
     for (const char *at = page; (at = strstr(at, "<div class=\"drawing\"")); at++) {
         char *drawing = strdup(text_between(at, "<div class=\"drawing\"", "</div>"));
         int narrow = count_of(drawing, "<span class=\"x t0\""), wide = count_of(drawing, "<span class=\"x ");
-        if (narrow < 1 || narrow > 10) /* of two digits as many fit into 240 pixels */
+        if (narrow < 1 || narrow > 10) /* this many labels of two digits fit into 240 pixels */
             fail_msg("%d labels on a narrow screen: %s", narrow, drawing);
         assert_true(wide >= narrow && wide <= 16);
         assert_true(count_of(drawing, "<span class=\"y\"") >= 2);
@@ -144,7 +144,7 @@ static void ticks_of_few_steps_are_whole_steps(void **unused)
     fake_remove(folder);
 }
 
-/* Memory that stands still and a constant learning rate are figures; where they move they are charts. */
+/* Constant memory and learning rate are shown as figures; if they vary, as charts. */
 static void what_does_not_change_is_a_figure(void **unused)
 {
     (void)unused;
@@ -167,7 +167,7 @@ static void what_does_not_change_is_a_figure(void **unused)
     fake_remove(folder);
 }
 
-/* One step is a point, and not a line of no length. */
+/* A run of one step is drawn as a point, not as a line without length. */
 static void a_run_of_one_step_shows_a_point(void **unused)
 {
     (void)unused;
@@ -182,7 +182,7 @@ static void a_run_of_one_step_shows_a_point(void **unused)
     fake_remove(folder);
 }
 
-/* Clips have controls, and nothing but the script starts them, which asks first. */
+/* Clips have controls, and only the script starts them, after it checks the user's preference for motion. */
 static void clips_respect_a_wish_for_less_motion(void **unused)
 {
     (void)unused;

@@ -1,18 +1,18 @@
-/* Text and numbers as the page has them. */
+/* Escaping of text and formatting of numbers for the page. */
 #include "test.h"
 
 #include "report/report_text.h"
 
-#define assert_put(wanted, call)                       \
-    do {                                               \
-        char *put = NULL;                              \
-        size_t put_bytes;                              \
-        FILE *to = open_memstream(&put, &put_bytes);   \
-        assert_non_null(to);                           \
-        call;                                          \
-        assert_int_equal(fclose(to), 0);               \
-        assert_string_equal(put, wanted);              \
-        free(put);                                     \
+#define assert_put(wanted, call)                     \
+    do {                                             \
+        char *put = NULL;                            \
+        size_t put_bytes;                            \
+        FILE *to = open_memstream(&put, &put_bytes); \
+        assert_non_null(to);                         \
+        call;                                        \
+        assert_int_equal(fclose(to), 0);             \
+        assert_string_equal(put, wanted);            \
+        free(put);                                   \
     } while (0)
 
 static void test_text(void **unused)
@@ -20,7 +20,7 @@ static void test_text(void **unused)
     (void)unused;
     assert_put("a &lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;", dsvi_put_text(to, "a <b> & \"c\" 'd'"));
     assert_put("\xc3\xa9\xe2\x82\xac", dsvi_put_text(to, "\xc3\xa9\xe2\x82\xac"));
-    /* cut short, overlong '<', a control character of each range */
+    /* truncated character, overlong '<', one control character of each range */
     assert_put("\xef\xbf\xbd.", dsvi_put_text(to, "\xc3."));
     assert_put("\xef\xbf\xbd\xef\xbf\xbd", dsvi_put_text(to, "\xc0\xbc"));
     assert_put("\xef\xbf\xbd\xef\xbf\xbd", dsvi_put_text(to, "\x1b\xc2\x85"));
@@ -73,7 +73,12 @@ static void test_base64(void **unused)
     (void)unused;
     /* RFC 4648, section 10 */
     static const char *const pair[][2] = {
-        {"", ""}, {"f", "Zg=="}, {"fo", "Zm8="}, {"foo", "Zm9v"}, {"foob", "Zm9vYg=="}, {"fooba", "Zm9vYmE="},
+        {"", ""},
+        {"f", "Zg=="},
+        {"fo", "Zm8="},
+        {"foo", "Zm9v"},
+        {"foob", "Zm9vYg=="},
+        {"fooba", "Zm9vYmE="},
         {"foobar", "Zm9vYmFy"},
     };
     for (size_t i = 0; i < sizeof pair / sizeof *pair; i++)

@@ -1,27 +1,28 @@
-/* The sampling loop over a model, a sparse layer and a codec made here, so that every call can be counted and
- * the exact result is known. */
+/* The sampling loop with a fake model, sparse layer and codec, which count calls and have a known exact
+ * result. */
 #include "test.h"
 
 #include "sample/sample_loop.h"
 
 enum { ELEMENTS = 2 * 1 * 2 * 3, TEXT = 4, STEPS = 5 };
 
-/* Stands in for the transformer: it knows one clean latent for each kind of text. */
-struct DsvDit {
+/* Replaces the transformer: it has one clean latent for each kind of text. */
+struct DsviDit {
     int passes, guided_passes;
-    float clean[2]; /* with null text, with text */
+    float clean[2]; /* without and with text */
     float poison;   /* added to the output */
     double timesteps[2 * STEPS];
 };
 
-struct DsvSparse {
+struct DsviSparse {
     int begun, ended, learning;
 };
 
-/* Sigma is t / 1000 for euler, so v = (x - clean) / sigma leads exactly to `clean`. */
-DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timestep, const void *text,
-                           void *output)
+/* Sigma is t / 1000 for euler, so v = (x - clean) / sigma leads to exactly `clean`. */
+DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timestep, const void *text,
+                           void *output, const DsviDitLoss *loss)
 {
+    (void)loss;
     const float *x = latents, *t = timestep, *rows = text;
     float *v = output;
     bool conditional = rows[0] != 0;
@@ -33,7 +34,7 @@ DsvStatus dsvi_dit_forward(DsvDit *dit, const void *latents, const void *timeste
     return DSV_OK;
 }
 
-DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train)
+DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train)
 {
     sparse->begun++;
     sparse->learning += train;
@@ -41,33 +42,33 @@ DsvStatus dsvi_sparse_step_begin(DsvSparse *sparse, int64_t step, bool train)
     return DSV_OK;
 }
 
-DsvStatus dsvi_sparse_step_end(DsvSparse *sparse)
+DsvStatus dsvi_sparse_step_end(DsviSparse *sparse)
 {
     sparse->ended++;
     return DSV_OK;
 }
 
-static DsvStatus move(DsvStream *stream, void *to, const void *from, size_t bytes)
+static DsvStatus move(DsviStream *stream, void *to, const void *from, size_t bytes)
 {
     (void)stream;
     memcpy(to, from, bytes);
     return DSV_OK;
 }
 
-static DsvStatus wait(DsvStream *stream)
+static DsvStatus wait(DsviStream *stream)
 {
     (void)stream;
     return DSV_OK;
 }
 
-static size_t used(DsvDevice *device)
+static size_t used(DsviDevice *device)
 {
     (void)device;
     return 42;
 }
 
-/* A codec that hands the latent on. */
-static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float *latent, float *pixels)
+/* A codec that returns the latent unchanged. */
+static DsvStatus decode(const DsviCodec *codec, DsviVideoShape video, const float *latent, float *pixels)
 {
     (void)codec;
     assert_int_equal(video.width, 3);
@@ -76,13 +77,13 @@ static DsvStatus decode(const DsvCodec *codec, DsvVideoShape video, const float 
 }
 
 typedef struct Scene {
-    DsvDevice device;
-    DsvBackend backend;
-    DsvDit dit;
-    DsvSparse sparse;
-    DsvCodec codec;
+    DsviDevice device;
+    DsviBackend backend;
+    DsviDit dit;
+    DsviSparse sparse;
+    DsviCodec codec;
     float latents[ELEMENTS], output[ELEMENTS], pixels[ELEMENTS], timestep, text_rows[TEXT];
-    DsvSampleJob job;
+    DsviSampleJob job;
     int64_t progressed, stop_after;
 } Scene;
 
@@ -93,14 +94,28 @@ static void set(Scene *s)
     *s = (Scene){
         .device = {.upload = move, .download = move, .sync = wait, .memory_used = used},
         .codec = {.decode = decode},
-        .dit = {.clean = {0.5f, 0.75f}}, .stop_after = STEPS,
+        .dit = {.clean = {0.5f, 0.75f}},
+        .stop_after = STEPS,
     };
     s->backend.device = &s->device;
-    s->job = (DsvSampleJob){
-        .backend = &s->backend, .dit = &s->dit, .sparse = &s->sparse, .codec = &s->codec,
-        .video = {3, 1, 2, 3}, .latent = {2, 1, 2, 3}, .text_elements = TEXT, .null_text = null_text,
-        .sampler = "euler", .steps = STEPS, .flow_shift = 3, .guidance_scale = 1, .seed = 7,
-        .latents = s->latents, .timestep = &s->timestep, .text_rows = s->text_rows, .output = s->output,
+    s->job = (DsviSampleJob){
+        .backend = &s->backend,
+        .dit = &s->dit,
+        .sparse = &s->sparse,
+        .codec = &s->codec,
+        .video = {3, 1, 2, 3},
+        .latent = {2, 1, 2, 3},
+        .text_elements = TEXT,
+        .null_text = null_text,
+        .sampler = "euler",
+        .steps = STEPS,
+        .flow_shift = 3,
+        .guidance_scale = 1,
+        .seed = 7,
+        .latents = s->latents,
+        .timestep = &s->timestep,
+        .text_rows = s->text_rows,
+        .output = s->output,
         .pixels = s->pixels,
     };
 }
@@ -127,7 +142,7 @@ static DsvStatus run(Scene *s)
     return dsvi_sample_run(&s->job, &events);
 }
 
-/* The last step takes the noise away up to rounding of values of about 1. */
+/* The last step removes the noise up to rounding of values of about 1. */
 static void assert_pixels(const Scene *s, double wanted)
 {
     for (int i = 0; i < ELEMENTS; i++)
@@ -180,7 +195,7 @@ static void test_guidance(void **unused)
     assert_int_equal(s.sparse.begun, STEPS);
 }
 
-/* A guidance scale without text has nothing to guide towards: one pass a step. */
+/* Without text the guidance scale has no effect: one pass per step. */
 static void test_guidance_without_text(void **unused)
 {
     (void)unused;
@@ -192,7 +207,7 @@ static void test_guidance_without_text(void **unused)
     assert_int_equal(s.dit.passes, STEPS);
 }
 
-/* The noise it starts from is the seed's alone: what the model sees first tells. */
+/* The initial noise depends only on the seed; the model's first input shows it. */
 static void first_latent(uint64_t seed, float *latent)
 {
     Scene s;
@@ -243,12 +258,9 @@ static void test_not_finite(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unconditional),
-        cmocka_unit_test(test_text_without_guidance),
-        cmocka_unit_test(test_guidance),
-        cmocka_unit_test(test_guidance_without_text),
-        cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_unconditional), cmocka_unit_test(test_text_without_guidance),
+        cmocka_unit_test(test_guidance),      cmocka_unit_test(test_guidance_without_text),
+        cmocka_unit_test(test_seed),          cmocka_unit_test(test_stop),
         cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,19 +1,19 @@
-/* Samplers on flows whose solution is known, and what they refuse. */
+/* Samplers on flows with known solutions, and the inputs that they refuse. */
 #include "test.h"
 
 #include "sample/sampler.h"
 
 static const char *const names[] = {"euler", "unipc"};
 
-/* A model that knows the one clean latent: v = (x - x0) / sigma. Every step of a sampler is then exact:
- * along a straight line for euler, with one and the same estimate for unipc. */
+/* A model that always predicts one clean latent: v = (x - x0) / sigma. Every step of a sampler is then
+ * exact: euler follows a straight line, and all estimates of unipc are equal. */
 static void test_perfect_model(void **unused)
 {
     (void)unused;
     const float clean[4] = {0.25f, -1.5f, 3.0f, 0.0f};
     for (int name = 0; name < 2; name++)
         for (int64_t steps = 1; steps <= 12; steps++) {
-            DsvSampler *sampler;
+            DsviSampler *sampler;
             float state[4] = {1.0f, -0.5f, 0.125f, 2.0f}, velocity[4];
             assert_ok(dsvi_sampler_create(names[name], steps, 3, 4, &sampler));
             for (int64_t i = 0; i < steps; i++) {
@@ -21,8 +21,8 @@ static void test_perfect_model(void **unused)
                     velocity[e] = (float)((state[e] - clean[e]) / dsvi_sampler_sigma(sampler, i));
                 assert_ok(dsvi_sampler_step(sampler, i, velocity, state));
             }
-            /* The last step takes what is left of the noise away: rounding of one F32 operation or two. */
-            assert_error_below(relative_l2(DSV_F32, state, DSV_F32, clean, 4), 2e-7, "%s in %d steps",
+            /* The last step removes the remaining noise, up to rounding of one or two F32 operations. */
+            assert_error_below(relative_l2(DSVI_F32, state, DSVI_F32, clean, 4), 2e-7, "%s in %d steps",
                                names[name], (int)steps);
             dsvi_sampler_free(&sampler);
         }
@@ -33,7 +33,7 @@ static void test_perfect_model(void **unused)
 static double gaussian_error(const char *name, int64_t steps)
 {
     const double spread = 0.3;
-    DsvSampler *sampler;
+    DsviSampler *sampler;
     float state = 1;
     assert_ok(dsvi_sampler_create(name, steps, 1, 1, &sampler));
     double first = dsvi_sampler_sigma(sampler, 0);
@@ -48,9 +48,9 @@ static double gaussian_error(const char *name, int64_t steps)
     return fabs(state - exact) / exact;
 }
 
-/* Order 1: twice the steps, half the error. Order 2: the error stays below a constant over steps^2 (its
- * sign changes on the way, so that ratios tell nothing). The constant holds from 5 steps on; a method of
- * order 1 that met it there would miss it 32 times at 160. */
+/* Order 1: twice the steps halve the error. Order 2: the error stays below a constant over steps^2. Its sign
+ * changes, so ratios are not meaningful. The constant holds from 5 steps on; a method of order 1 that met it
+ * there would exceed it 32 times at 160 steps. */
 static void test_order_of_convergence(void **unused)
 {
     (void)unused;
@@ -67,7 +67,7 @@ static void test_order_of_convergence(void **unused)
 static void test_refusals(void **unused)
 {
     (void)unused;
-    DsvSampler *sampler;
+    DsviSampler *sampler;
     float state[2] = {0, 0}, velocity[2] = {0, NAN};
     assert_fails(DSV_E_USAGE, "sampler=ddim", dsvi_sampler_create("ddim", 10, 3, 2, &sampler));
     assert_null(sampler);

@@ -1,18 +1,19 @@
-/* Samplers against diffusers' schedulers: schedules to the bit, walks step by step. */
+/* Samplers compared with diffusers' schedulers: schedules bit for bit, and states step by step. */
 #include "test.h"
 
 #include "base/safetensors.h"
+#include "golden/golden_files.h"
 #include "sample/sampler.h"
 
 static const char *const names[] = {"euler", "unipc"};
 static const int64_t steps_of[] = {10, 50};
 static const double shifts[] = {3, 5};
 
-/* Both sides keep sigmas and the timesteps of euler as F32: they must agree to the bit. */
-static void check_schedule(const DsvSampler *sampler, const DsvSafetensors *file, int64_t steps)
+/* Both implementations store sigmas and euler's timesteps as F32, so they must be equal to the bit. */
+static void check_schedule(const DsviSampler *sampler, const DsviSafetensors *file, int64_t steps)
 {
-    const DsvStoredTensor *sigmas = dsvi_safetensors_find(file, "sigmas");
-    const DsvStoredTensor *timesteps = dsvi_safetensors_find(file, "timesteps");
+    const DsviStoredTensor *sigmas = dsvi_safetensors_find(file, "sigmas");
+    const DsviStoredTensor *timesteps = dsvi_safetensors_find(file, "timesteps");
     assert_non_null(sigmas);
     assert_non_null(timesteps);
     assert_int_equal(sigmas->count, steps + 1);
@@ -22,21 +23,21 @@ static void check_schedule(const DsvSampler *sampler, const DsvSafetensors *file
             fail_msg("sigma %d is %.9g, diffusers has %.9g", (int)i, dsvi_sampler_sigma(sampler, i),
                      (double)((const float *)sigmas->data)[i]);
     for (int64_t i = 0; i < steps; i++) {
-        double wanted = timesteps->dtype == DSV_I64 ? (double)((const int64_t *)timesteps->data)[i]
-                                                    : (double)((const float *)timesteps->data)[i];
+        double wanted = timesteps->dtype == DSVI_I64 ? (double)((const int64_t *)timesteps->data)[i]
+                                                     : (double)((const float *)timesteps->data)[i];
         if (!(dsvi_sampler_timestep(sampler, i) == wanted))
             fail_msg("timestep %d is %.9g, diffusers has %.9g", (int)i, dsvi_sampler_timestep(sampler, i),
                      wanted);
     }
 }
 
-/* diffusers computes in F32, we in F64 over a state of F32: what differs is its rounding, 6e-8 for each of
- * about ten operations a step, carried along for up to 50 steps without growing (every weight is at most
- * about 1). If it all pointed one way that were 3e-5; it does not, and a third of it is allowed. */
-static void check_walk(DsvSampler *sampler, const DsvSafetensors *file, int64_t steps)
+/* diffusers computes in F32, dsv in F64 with a state in F32. The difference is diffusers' rounding: 6e-8 for
+ * about ten operations per step, over up to 50 steps, without growth (every weight is at most about 1). If
+ * all errors had one sign the sum would be 3e-5; a third of this is allowed. */
+static void check_walk(DsviSampler *sampler, const DsviSafetensors *file, int64_t steps)
 {
-    const DsvStoredTensor *outputs = dsvi_safetensors_find(file, "model_outputs");
-    const DsvStoredTensor *samples = dsvi_safetensors_find(file, "samples");
+    const DsviStoredTensor *outputs = dsvi_safetensors_find(file, "model_outputs");
+    const DsviStoredTensor *samples = dsvi_safetensors_find(file, "samples");
     assert_non_null(outputs);
     assert_non_null(samples);
     int64_t n = outputs->count / steps;
@@ -44,7 +45,7 @@ static void check_walk(DsvSampler *sampler, const DsvSafetensors *file, int64_t 
     memcpy(state, samples->data, (size_t)n * sizeof *state);
     for (int64_t i = 0; i < steps; i++) {
         assert_ok(dsvi_sampler_step(sampler, i, (const float *)outputs->data + i * n, state));
-        double error = relative_l2(DSV_F32, state, DSV_F32, (const float *)samples->data + (i + 1) * n, n);
+        double error = relative_l2(DSVI_F32, state, DSVI_F32, (const float *)samples->data + (i + 1) * n, n);
         assert_error_below(error, 1e-5, "after step %d of %d", (int)i + 1, (int)steps);
     }
     free(state);
@@ -58,11 +59,11 @@ static void test_against_diffusers(void **unused)
             for (int count = 0; count < 2; count++) {
                 char path[128];
                 int64_t steps = steps_of[count];
-                DsvSafetensors *file;
-                DsvSampler *sampler;
-                snprintf(path, sizeof path, "fixtures/schedulers/%s/%s_shift%d_steps%d.safetensors",
-                         names[name], names[name], (int)shifts[shift], (int)steps);
-                assert_ok(dsvi_safetensors_open(shared_path(path), &file));
+                DsviSafetensors *file;
+                DsviSampler *sampler;
+                snprintf(path, sizeof path, "schedulers/%s/%s_shift%d_steps%d.safetensors", names[name],
+                         names[name], (int)shifts[shift], (int)steps);
+                assert_ok(dsvi_safetensors_open(golden_path(path), &file));
                 int64_t elements = dsvi_safetensors_find(file, "start")->count;
                 assert_ok(dsvi_sampler_create(names[name], steps, shifts[shift], elements, &sampler));
                 check_schedule(sampler, file, steps);
@@ -72,9 +73,13 @@ static void test_against_diffusers(void **unused)
             }
 }
 
-int main(void)
+static int run(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_diffusers)};
-    skip_without_shared("fixtures/schedulers/fixture.json");
     return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(void)
+{
+    return golden_run("schedulers", run);
 }

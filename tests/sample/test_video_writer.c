@@ -8,7 +8,7 @@
 #include "base/scratch.h"
 #include "data/clip_maker.h"
 
-/* Every size comes back even, its content in place, and the padding a repetition of the last row or column.
+/* Every size is written as even, with the content in place, and padding that repeats the last row or column.
  */
 static void every_size_is_written(void **state)
 {
@@ -22,8 +22,8 @@ static void every_size_is_written(void **state)
             int64_t even_height = height + height % 2, even_width = width + width % 2;
             float *pixels = video_alloc(frames, height, width),
                   *back = video_alloc(frames, even_height, even_width);
-            DsvClipWindow w = {.fps = 16, .frames = frames, .height = even_height, .width = even_width};
-            DsvClipInfo info;
+            DsviClipWindow w = {.fps = 16, .frames = frames, .height = even_height, .width = even_width};
+            DsviClipInfo info;
             ramp_clip(pixels, frames, height, width);
             assert_ok(dsvi_video_write_as(encoder, scratch_path("v.mp4"), pixels, frames, height, width, 16));
             assert_ok(dsvi_clip_probe(scratch_path("v.mp4"), &info));
@@ -50,7 +50,8 @@ static void every_size_is_written(void **state)
     }
 }
 
-/* Flat colours, where compression loses nothing, come back within the steps of 8 bits in YUV and in RGB. */
+/* Uniform colours, which compression does not change, are read back within the steps of 8 bits in YUV and
+ * RGB. */
 static void colours_come_back(void **state)
 {
     (void)state;
@@ -61,14 +62,14 @@ static void colours_come_back(void **state)
     enum { SIDE = 32 };
     float *pixels = video_alloc(1, SIDE, SIDE), *back = video_alloc(1, SIDE, SIDE);
     for (size_t k = 0; k < sizeof COLOURS / sizeof *COLOURS; k++) {
-        DsvClipWindow w = {.fps = 16, .frames = 1, .height = SIDE, .width = SIDE};
+        DsviClipWindow w = {.fps = 16, .frames = 1, .height = SIDE, .width = SIDE};
         for (int64_t i = 0; i < 3 * SIDE * SIDE; i++)
             pixels[i] = COLOURS[k][i / (SIDE * SIDE)];
         assert_ok(dsvi_video_write(scratch_path("c.mp4"), pixels, 1, SIDE, SIDE, 16));
         assert_ok(dsvi_clip_read(scratch_path("c.mp4"), &w, back));
         for (int64_t i = 0; i < 3 * SIDE * SIDE; i++) {
             float wanted = pixels[i];
-            wanted = !(wanted > -1) ? -1 : wanted > 1 ? 1 : wanted; /* clamped; what is no number is black */
+            wanted = !(wanted > -1) ? -1 : wanted > 1 ? 1 : wanted; /* clamped; NaN is black */
             assert_error_below(fabs(back[i] - wanted), 3 / 127.5, "colour %d", (int)k);
         }
     }
@@ -80,19 +81,17 @@ static void rates_and_containers_are_as_asked(void **state)
 {
     (void)state;
     static const double RATES[] = {1, 8, 16, 23.976, 29.97, 60, 0.5};
-    static const char *const NAMES[][2] = {{"v.mp4", "mov"},
-                                           {"v.MKV", "matroska"},
-                                           {"v.mov", "mov"},
-                                           {"v", "mov"}};
+    static const char *const NAMES[][2] = {
+        {"v.mp4", "mov"}, {"v.MKV", "matroska"}, {"v.mov", "mov"}, {"v", "mov"}};
     for (size_t r = 0; r < sizeof RATES / sizeof *RATES; r++) {
-        DsvClipInfo info;
+        DsviClipInfo info;
         make_stamped("libx264", scratch_path("r.mp4"), 0, 20, RATES[r]);
         assert_ok(dsvi_clip_probe(scratch_path("r.mp4"), &info));
         assert_error_below(fabs(info.fps / RATES[r] - 1), 1e-4, "%g", RATES[r]);
         assert_error_below(fabs(info.seconds * RATES[r] / 20 - 1), 1e-3, "%g", RATES[r]);
     }
     for (size_t n = 0; n < sizeof NAMES / sizeof *NAMES; n++) {
-        DsvClipInfo info;
+        DsviClipInfo info;
         make_stamped("libx264", scratch_path(NAMES[n][0]), 0, 3, 16);
         assert_ok(dsvi_clip_probe(scratch_path(NAMES[n][0]), &info));
         assert_string_equal(info.container, NAMES[n][1]);
@@ -134,7 +133,7 @@ static void failures_are_one_sentence_and_leave_nothing(void **state)
     assert_fails(DSV_E_USAGE, "nan", dsvi_video_write(scratch_path("v.mp4"), pixels, 1, 64, 64, NAN));
     assert_fails(DSV_E_UNSUPPORTED, "no encoder",
                  dsvi_video_write_as("nonesuch", scratch_path("v.mp4"), pixels, 1, 64, 64, 16));
-    /* A full disk: no file may grow past a few bytes. What stood there before is left as it was. */
+    /* A full disk, simulated by a limit of a few bytes per file. The previous file is unchanged. */
     const char *path = scratch_path("full.mp4");
     char *data;
     size_t bytes;
@@ -153,7 +152,7 @@ static void failures_are_one_sentence_and_leave_nothing(void **state)
     assert_ok(dsvi_file_read(path, 100, &data, &bytes));
     assert_string_equal(data, "before");
     free(data);
-    /* A folder in the way of the final name. */
+    /* A folder has the final name. */
     assert_ok(dsvi_folder_make(scratch_path("taken.mp4")));
     assert_fails(DSV_E_IO, "taken.mp4", dsvi_video_write(scratch_path("taken.mp4"), pixels, 30, 64, 64, 16));
     check_clean(scratch_path("taken.mp4"));

@@ -1,4 +1,4 @@
-/* See sparse_rig.h. */
+/* A sparse layer with memory and inputs for every block; see sparse_rig.h. */
 #include "sparse/sparse_rig.h"
 
 #include <unistd.h>
@@ -20,12 +20,18 @@ DsvConfig rig_settings(void)
     return settings;
 }
 
-DsvSparseShape rig_shape(int64_t blocks, int64_t batch, int64_t heads, int64_t head_dim, int64_t frames,
-                         int64_t height, int64_t width, DsvDtype act)
+DsviSparseShape rig_shape(int64_t blocks, int64_t batch, int64_t heads, int64_t head_dim, int64_t frames,
+                          int64_t height, int64_t width, DsviDtype act)
 {
-    return (DsvSparseShape){
-        .blocks = blocks, .batch = batch, .tokens = frames * height * width, .heads = heads,
-        .head_dim = head_dim, .grid = {frames, height, width}, .act = act, .backward = true,
+    return (DsviSparseShape){
+        .blocks = blocks,
+        .batch = batch,
+        .tokens = frames * height * width,
+        .heads = heads,
+        .head_dim = head_dim,
+        .grid = {frames, height, width},
+        .act = act,
+        .backward = true,
     };
 }
 
@@ -41,24 +47,25 @@ static int64_t rows(const Rig *rig)
     return rig->shape.batch * rig->shape.tokens * rig->shape.heads;
 }
 
-static void carve(Rig *rig, DsvArena *arena)
+static void carve(Rig *rig, DsviArena *arena)
 {
     for (int64_t i = 0; i < rig->shape.blocks; i++) {
         void **const tensors[] = {
-            &rig->block[i].q, &rig->block[i].k, &rig->block[i].v, &rig->block[i].hidden, &rig->block[i].dout,
-            &rig->block[i].out, &rig->block[i].dq, &rig->block[i].dk, &rig->block[i].dv,
+            &rig->block[i].q,      &rig->block[i].k,    &rig->block[i].v,
+            &rig->block[i].hidden, &rig->block[i].dout, &rig->block[i].out,
+            &rig->block[i].dq,     &rig->block[i].dk,   &rig->block[i].dv,
         };
         for (size_t t = 0; t < sizeof tensors / sizeof *tensors; t++)
-            *tensors[t] = dsvi_arena_take(arena, DSV_MEM_DATA, rig->tensor_bytes);
-        rig->block[i].lse = dsvi_arena_take(arena, DSV_MEM_DATA, rig->lse_bytes);
+            *tensors[t] = dsvi_arena_take(arena, DSVI_MEM_DATA, rig->tensor_bytes);
+        rig->block[i].lse = dsvi_arena_take(arena, DSVI_MEM_DATA, rig->lse_bytes);
     }
     dsvi_sparse_carve(rig->sparse, arena);
     dsvi_sparse_carve_call(rig->sparse, arena);
 }
 
-DsvStatus rig_host_memory(DsvSparse *sparse, DsvDevice *device, void **memory)
+DsvStatus rig_host_memory(DsviSparse *sparse, DsviDevice *device, void **memory)
 {
-    DsvArena arena;
+    DsviArena arena;
     dsvi_arena_plan(&arena);
     dsvi_sparse_carve_host(sparse, &arena);
     size_t bytes = arena.used;
@@ -69,22 +76,22 @@ DsvStatus rig_host_memory(DsvSparse *sparse, DsvDevice *device, void **memory)
     return DSV_OK;
 }
 
-void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings, const DsvSparseShape *shape)
+void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings, const DsviSparseShape *shape)
 {
-    DsvArena arena;
+    DsviArena arena;
     memset(rig, 0, sizeof *rig);
     rig->settings = *settings;
     rig->shape = *shape;
     rig->tensor_bytes = (size_t)(rows(rig) * shape->head_dim) * dsvi_dtype_size(shape->act);
-    rig->lse_bytes = (size_t)rows(rig) * dsvi_dtype_size(shape->act == DSV_F64 ? DSV_F64 : DSV_F32);
+    rig->lse_bytes = (size_t)rows(rig) * dsvi_dtype_size(shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32);
     assert_ok(dsvi_cpu_open(isa, threads, &rig->backend));
-    DsvDevice *device = rig->backend.device;
+    DsviDevice *device = rig->backend.device;
     assert_ok(dsvi_sparse_create(&rig->backend, settings, shape, keep_log, rig, &rig->sparse));
     dsvi_arena_plan(&arena);
     carve(rig, &arena);
     size_t bytes = arena.used;
     assert_ok(device->mem_alloc(device, bytes, &rig->memory));
-    memset(rig->memory, 0xff, bytes); /* NaNs: nothing may be read that was not written */
+    memset(rig->memory, 0xff, bytes); /* NaN, so that reading what was never written shows */
     dsvi_arena_bind(&arena, rig->memory, bytes);
     carve(rig, &arena);
     assert_int_equal(arena.used, bytes);
@@ -95,7 +102,7 @@ void rig_open(Rig *rig, const char *isa, int threads, const DsvConfig *settings,
 void rig_close(Rig *rig)
 {
     dsvi_sparse_free(&rig->sparse);
-    dsvi_sparse_free(&rig->sparse); /* takes NULL */
+    dsvi_sparse_free(&rig->sparse); /* must accept NULL */
     if (rig->backend.device) {
         rig->backend.device->mem_free(rig->backend.device, rig->memory);
         rig->backend.device->host_free(rig->backend.device, rig->host_memory);
@@ -103,11 +110,12 @@ void rig_close(Rig *rig)
     dsvi_cpu_close(&rig->backend);
 }
 
-/* Row (b, s, h) of q or k on cluster `cluster`: a long common direction and a little noise. */
-static void fill_focused(const Rig *rig, void *tensor, DsvRng noise, int64_t focus, bool queries)
+/* Fills q or k with `focus` clusters of rows. The rows of a cluster have a long common direction and a little
+ * noise, so that queries of a cluster attend almost only to keys of the same cluster. */
+static void fill_focused(const Rig *rig, void *tensor, DsviRng noise, int64_t focus, bool queries)
 {
     int64_t dim = rig->shape.head_dim, heads = rig->shape.heads, tokens = rig->shape.tokens;
-    DsvRng direction = {noise.seed, DSV_RNG_TEST, 1000};
+    DsviRng direction = {noise.seed, DSVI_RNG_TEST, 1000};
     for (int64_t row = 0; row < rows(rig); row++) {
         int64_t s = row / heads % tokens;
         int64_t cluster = queries ? s / rig->settings.sparse_group % focus : s % focus;
@@ -119,7 +127,7 @@ static void fill_focused(const Rig *rig, void *tensor, DsvRng noise, int64_t foc
     }
 }
 
-static void fill_normal(const Rig *rig, void *tensor, DsvRng rng, double size)
+static void fill_normal(const Rig *rig, void *tensor, DsviRng rng, double size)
 {
     for (int64_t i = 0; i < rows(rig) * rig->shape.head_dim; i++)
         dsvi_store(rig->shape.act, tensor, i, size * dsvi_rng_normal(rng, (uint64_t)i));
@@ -131,8 +139,8 @@ void rig_fill(Rig *rig, uint64_t seed, int64_t focus)
         uint32_t stream = (uint32_t)(8 * i);
         void *const normal[] = {rig->block[i].v, rig->block[i].hidden, rig->block[i].dout};
         for (uint32_t t = 0; t < 3; t++)
-            fill_normal(rig, normal[t], (DsvRng){seed, DSV_RNG_TEST, stream + t}, 1);
-        DsvRng q = {seed, DSV_RNG_TEST, stream + 3}, k = {seed, DSV_RNG_TEST, stream + 4};
+            fill_normal(rig, normal[t], (DsviRng){seed, DSVI_RNG_TEST, stream + t}, 1);
+        DsviRng q = {seed, DSVI_RNG_TEST, stream + 3}, k = {seed, DSVI_RNG_TEST, stream + 4};
         if (focus > 0) {
             fill_focused(rig, rig->block[i].q, q, focus, true);
             fill_focused(rig, rig->block[i].k, k, focus, false);
@@ -148,24 +156,31 @@ void rig_set(DsvConfig *settings, const char *assignment)
     assert_ok(dsv_config_set(settings, assignment));
 }
 
-DsvSparseAttention rig_pass(Rig *rig, int64_t block)
+DsviAttentionCall rig_pass(Rig *rig, int64_t block)
 {
-    return (DsvSparseAttention){
-        .scale = 1 / sqrt((double)rig->shape.head_dim), .q = rig->block[block].q, .k = rig->block[block].k,
-        .v = rig->block[block].v, .hidden = rig->block[block].hidden, .out = rig->block[block].out,
-        .lse = rig->block[block].lse, .dout = rig->block[block].dout, .dq = rig->block[block].dq,
-        .dk = rig->block[block].dk, .dv = rig->block[block].dv,
+    return (DsviAttentionCall){
+        .scale = 1 / sqrt((double)rig->shape.head_dim),
+        .q = rig->block[block].q,
+        .k = rig->block[block].k,
+        .v = rig->block[block].v,
+        .hidden = rig->block[block].hidden,
+        .out = rig->block[block].out,
+        .lse = rig->block[block].lse,
+        .dout = rig->block[block].dout,
+        .dq = rig->block[block].dq,
+        .dk = rig->block[block].dk,
+        .dv = rig->block[block].dv,
     };
 }
 
 void rig_run(Rig *rig)
 {
     for (int64_t i = 0; i < rig->shape.blocks; i++) {
-        DsvSparseAttention pass = rig_pass(rig, i);
+        DsviAttentionCall pass = rig_pass(rig, i);
         assert_ok(dsvi_sparse_forward(rig->sparse, i, &pass));
     }
     for (int64_t i = rig->shape.blocks - 1; i >= 0; i--) {
-        DsvSparseAttention pass = rig_pass(rig, i);
+        DsviAttentionCall pass = rig_pass(rig, i);
         assert_ok(dsvi_sparse_backward(rig->sparse, i, &pass));
     }
 }
@@ -179,18 +194,21 @@ void rig_step(Rig *rig, int64_t step, bool train)
 
 double rig_difference(const Rig *a, const Rig *b)
 {
-    double most = 0;
-    DsvDtype act = a->shape.act, acc = act == DSV_F64 ? DSV_F64 : DSV_F32;
+    double largest = 0;
+    DsviDtype act = a->shape.act, acc = act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
     for (int64_t i = 0; i < a->shape.blocks; i++) {
         const void *const pairs[][2] = {
-            {a->block[i].out, b->block[i].out}, {a->block[i].dq, b->block[i].dq},
-            {a->block[i].dk, b->block[i].dk}, {a->block[i].dv, b->block[i].dv},
+            {a->block[i].out, b->block[i].out},
+            {a->block[i].dq, b->block[i].dq},
+            {a->block[i].dk, b->block[i].dk},
+            {a->block[i].dv, b->block[i].dv},
         };
         for (size_t t = 0; t < sizeof pairs / sizeof *pairs; t++)
-            most = fmax(most, relative_l2(act, pairs[t][0], act, pairs[t][1], rows(a) * a->shape.head_dim));
-        most = fmax(most, relative_l2(acc, a->block[i].lse, acc, b->block[i].lse, rows(a)));
+            largest = fmax(largest,
+                           relative_l2(act, pairs[t][0], act, pairs[t][1], rows(a) * a->shape.head_dim));
+        largest = fmax(largest, relative_l2(acc, a->block[i].lse, acc, b->block[i].lse, rows(a)));
     }
-    return most;
+    return largest;
 }
 
 bool rig_same(const Rig *a, const Rig *b)

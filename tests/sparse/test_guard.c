@@ -1,17 +1,17 @@
-/* The guard in a layer: which measurements decide the side of a block, and when. test_dispatch.c has the rule
- * by itself. */
+/* The guard in a sparse layer: which measurements decide whether a block is sparse or dense, and when.
+ * test_guard_rule.c tests the rule alone. */
 #include "sparse/sparse_rig.h"
 
 #include "sparse/sparse_internal.h"
 
-/* The guard through a life: dense and measured, sparse, overwhelmed, dense again. */
+/* A whole sequence: dense and measured, sparse, lists that do not fit, dense, sparse again. */
 static void test_guard(void **state)
 {
     static Rig rig, dense;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
-    DsvSparseReport report;
-    DsvSparseBlockReport block;
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSVI_F32);
+    DsviSparseReport report;
+    DsviSparseBlockReport block;
     (void)state;
     rig_set(&settings, "sparse.profile_every=5");
     rig_set(&settings, "sparse.profile_ema=0");
@@ -21,7 +21,7 @@ static void test_guard(void **state)
     rig_set(&settings, "sparse.enabled=false");
     rig_open(&dense, "auto", 2, &settings, &shape);
 
-    /* Step 1 measures: one key in eight holds nearly everything, so both blocks turn. */
+    /* Step 1 measures: one key in eight holds nearly all mass, so both blocks become sparse. */
     rig_fill(&rig, 11, 8);
     rig_fill(&dense, 11, 8);
     rig_step(&rig, 1, true);
@@ -37,12 +37,12 @@ static void test_guard(void **state)
     dsvi_sparse_block_report(rig.sparse, 1, &block);
     assert_true(block.sparse && block.changes == 1);
     assert_true(block.density > 0.1 && block.density < 0.2);
-    assert_true(block.share90 > 0.1 && block.share90 < 0.13); /* 90 % of one in eight */
+    assert_true(block.share90 > 0.1 && block.share90 < 0.13); /* 90 % of an eighth of the keys */
     for (int64_t h = 0; h < 2; h++)
         assert_true(block.head_captured[h] > 0.8 && block.head_share90[h] > 0.1);
     assert_true(isnan(report.predictor_loss));
 
-    /* Step 2 runs over lists, near what dense gives. */
+    /* Step 2 runs over lists; its results are close to dense attention. */
     rig_step(&rig, 2, true);
     rig_step(&dense, 2, true);
     assert_non_null(dsvi_sparse_lists(rig.sparse, 0));
@@ -52,7 +52,7 @@ static void test_guard(void **state)
     assert_false(rig_same(&rig, &dense));
     assert_true(rig_difference(&rig, &dense) < 0.5);
 
-    /* Step 3: attention is all equal, the lists want everything and do not fit. */
+    /* Step 3: all keys get equal attention, so lists need all keys and do not fit. */
     rig.log[0] = 0;
     rig_fill(&rig, 12, -1);
     rig_fill(&dense, 12, -1);
@@ -65,13 +65,13 @@ static void test_guard(void **state)
     assert_int_equal(report.sparse_blocks, 0);
     assert_true(isnan(report.captured_mass) && report.density == 1);
 
-    /* Step 4 does not measure, step 5 does; the lists do not fit, so nothing turns. */
+    /* Step 4 does not measure. Step 5 measures, but lists still do not fit, so all blocks stay dense. */
     rig.log[0] = 0;
     rig_step(&rig, 4, true);
     rig_step(&rig, 5, true);
     assert_true(dsvi_sparse_measured(rig.sparse));
     assert_string_equal(rig.log, "");
-    /* Step 10 measures what fits again. */
+    /* Step 10 measures lists that fit again. */
     rig_fill(&rig, 13, 8);
     for (int64_t step = 6; step <= 10; step++)
         rig_step(&rig, step, true);
@@ -82,12 +82,12 @@ static void test_guard(void **state)
     rig_close(&dense);
 }
 
-/* A running mean, not one measurement, decides; and only beyond the slack. */
+/* The guard decides from the running mean, not from one measurement, and only beyond the hysteresis. */
 static void test_guard_goes_by_running_means(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_every=1");
     rig_set(&settings, "sparse.profile_ema=0.5");
@@ -98,17 +98,17 @@ static void test_guard_goes_by_running_means(void **state)
     rig_step(&rig, 1, true);
     assert_non_null(strstr(rig.log, "turns sparse"));
     rig.log[0] = 0;
-    rig_fill(&rig, 12, -1); /* 0.16 of the keys hold 0.16 of the mass */
+    rig_fill(&rig, 12, -1); /* equal attention: 16 % of the keys hold 16 % of the mass */
     int64_t turned = 0;
     double expected = NAN;
-    DsvSparseBlockReport block;
+    DsviSparseBlockReport block;
     dsvi_sparse_block_report(rig.sparse, 0, &block);
     expected = block.captured_mass;
     for (int64_t step = 2; step <= 4 && !turned; step++) {
         rig_step(&rig, step, true);
-        DsvSparseBlockReport now;
+        DsviSparseBlockReport now;
         dsvi_sparse_block_report(rig.sparse, 0, &now);
-        expected = 0.5 * expected + 0.5 * now.density; /* all keys are equal: mass is density */
+        expected = 0.5 * expected + 0.5 * now.density; /* equal attention: captured mass is the density */
         assert_error_below(fabs(now.captured_mass - expected), 1e-5, "running mean");
         turned = strstr(rig.log, "turns dense") ? step : 0;
     }
@@ -116,14 +116,14 @@ static void test_guard_goes_by_running_means(void **state)
     rig_close(&rig);
 }
 
-/* Two blocks turn sparse, but there is room for the lists of one. The other turns dense and stays dense, even
- * with min_mass 0: lists that do not fit have no mass to measure. */
-static void test_guard_leaves_lists_without_room(void **state)
+/* Two blocks become sparse, but there is memory for the lists of one only. The other block becomes dense and
+ * stays dense even with min_mass 0, since lists that do not fit have no mass to measure. */
+static void test_block_without_list_memory_stays_dense(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSV_F32);
-    DsvSparseBlockReport first, last;
+    DsviSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSVI_F32);
+    DsviSparseBlockReport first, last;
     (void)state;
     rig_set(&settings, "sparse.profile_every=1");
     rig_set(&settings, "sparse.target_mass=0");
@@ -146,13 +146,13 @@ static void test_guard_leaves_lists_without_room(void **state)
     rig_close(&rig);
 }
 
-/* After an overflow the running mean of the density starts from the density that did not fit, and must fall
- * below the bound before the block turns sparse again. */
+/* After lists that did not fit, the running mean of the density starts from their density, and must fall
+ * below the bound before the block becomes sparse again. */
 static void test_density_comes_down_after_overflow(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_every=1");
     rig_set(&settings, "sparse.profile_ema=0.6");
@@ -160,11 +160,11 @@ static void test_density_comes_down_after_overflow(void **state)
     rig_set(&settings, "sparse.min_mass=0.5");
     rig_open(&rig, "auto", 2, &settings, &shape);
     for (int64_t step = 1; step <= 4; step++) {
-        bool wide = step == 2; /* then lists need all keys */
+        bool wide = step == 2; /* wide attention: lists need all keys */
         rig.log[0] = 0;
         rig_fill(&rig, 11, wide ? -1 : 8);
         rig_step(&rig, step, true);
-        if (step == 3) /* 0.6 of a density of 1, and 0.4 of 0.11 */
+        if (step == 3) /* the running mean of the density is 0.6 * 1 + 0.4 * 0.11 */
             assert_string_equal(rig.log, "");
         else
             assert_non_null(
@@ -173,12 +173,12 @@ static void test_density_comes_down_after_overflow(void **state)
     rig_close(&rig);
 }
 
-/* What would turn sparse at once waits for the end of the warm-up. */
+/* A block whose first measurement would make it sparse stays dense until the warm-up ends. */
 static void test_warmup(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_every=1");
     rig_set(&settings, "sparse.warmup_steps=3");
@@ -199,8 +199,8 @@ static void test_estimates_decide_nothing(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSV_F32);
-    DsvSparseBlockReport block;
+    DsviSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSVI_F32);
+    DsviSparseBlockReport block;
     (void)state;
     rig_set(&settings, "sparse.rank=4");
     rig_set(&settings, "sparse.target_mass=0.8");
@@ -220,11 +220,11 @@ static void test_hysteresis(void **state)
 {
     static Rig rig;
     static const char *const hysteresis[] = {"sparse.hysteresis=0", "sparse.hysteresis=0.3"};
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     for (int i = 0; i < 2; i++) {
         DsvConfig settings = rig_settings();
-        DsvSparseBlockReport block;
+        DsviSparseBlockReport block;
         rig_set(&settings, hysteresis[i]);
         rig_set(&settings, "sparse.profile_every=1");
         rig_set(&settings, "sparse.profile_ema=0.6");
@@ -233,32 +233,32 @@ static void test_hysteresis(void **state)
         rig_open(&rig, "auto", 2, &settings, &shape);
         rig_fill(&rig, 11, 8);
         rig_step(&rig, 1, true);
-        rig_fill(&rig, 12, -1); /* all keys alike: a short list holds little */
+        rig_fill(&rig, 12, -1); /* equal attention: a short list holds little mass */
         rig_step(&rig, 2, true);
         dsvi_sparse_block_report(rig.sparse, 0, &block);
-        assert_true(block.captured_mass > 0.6 && block.captured_mass < 0.65); /* 0.6 of 1 */
+        assert_true(block.captured_mass > 0.6 && block.captured_mass < 0.65); /* 0.6 * 1 plus a little */
         assert_int_equal(block.sparse, i == 1);
         rig_close(&rig);
     }
 }
 
-/* dsvi_sparse_force and dsvi_sparse_prescribe overrule the guard: it measures, but decides nothing. */
+/* After dsvi_sparse_force and dsvi_sparse_prescribe the guard measures, but decides nothing. */
 static void test_given_sides_stay(void **state)
 {
     static Rig rig;
     static const double density[] = {0.3, 0.3, NAN, NAN};
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_every=1");
     for (int prescribed = 0; prescribed < 2; prescribed++) {
-        DsvSparseBlockReport block;
+        DsviSparseBlockReport block;
         rig_open(&rig, "auto", 2, &settings, &shape);
         if (prescribed)
             dsvi_sparse_prescribe(rig.sparse, density);
         else
             dsvi_sparse_force(rig.sparse, true);
-        rig_fill(&rig, 11, 8); /* both blocks would turn sparse */
+        rig_fill(&rig, 11, 8); /* the guard would make both blocks sparse */
         rig_step(&rig, 1, true);
         for (int64_t n = 0; n < 2; n++) {
             dsvi_sparse_block_report(rig.sparse, n, &block);
@@ -269,7 +269,7 @@ static void test_given_sides_stay(void **state)
     }
 }
 
-/* Sets the queries of one head to zero: it attends to all keys alike. */
+/* Sets the queries of one head to zero, so that the head attends to all keys equally. */
 static void blur_head(Rig *rig, int64_t block, int64_t head)
 {
     int64_t heads = rig->shape.heads, dim = rig->shape.head_dim;
@@ -278,8 +278,8 @@ static void blur_head(Rig *rig, int64_t block, int64_t head)
         memset(q + (row * heads + head) * dim, 0, (size_t)dim * sizeof *q);
 }
 
-/* Lists of a fifth of the keys hold all attention of two heads and a fifth of the blurred one's: 0.73 on
- * average. */
+/* Returns a configuration with lists of a fifth of the keys. They hold all attention of two heads and a fifth
+ * of the attention of the head that blur_head changes: 0.73 on average. */
 static DsvConfig settings_of_heads(const char *floor)
 {
     DsvConfig settings = rig_settings();
@@ -292,7 +292,7 @@ static DsvConfig settings_of_heads(const char *floor)
     return settings;
 }
 
-/* One head below its bound keeps a block dense, or turns it dense, though the mean over heads is high. */
+/* One head below its bound keeps a block dense, or makes it dense, although the mean over heads is high. */
 static void test_worst_head(void **state)
 {
     static Rig rig;
@@ -305,8 +305,8 @@ static void test_worst_head(void **state)
         {"sparse.min_head_mass=0.19", true},
         {"sparse.min_head_mass=0.21", false},
     };
-    DsvSparseShape shape = rig_shape(2, 2, 3, 32, 1, 16, 16, DSV_F32);
-    DsvSparseBlockReport block;
+    DsviSparseShape shape = rig_shape(2, 2, 3, 32, 1, 16, 16, DSVI_F32);
+    DsviSparseBlockReport block;
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DsvConfig settings = settings_of_heads(cases[i].floor);
@@ -335,10 +335,10 @@ static void test_worst_head(void **state)
             blur_head(&rig, 1, 1);
         rig_step(&rig, step, true);
     }
-    assert_string_equal(
-        rig.log, "block 1 turns dense: its lists hold 0.64 of the attention mass (at least 0.50 "
-                 "wanted) at density 0.11 (at most 0.50); head 1, the worst, holds 0.11 (at least "
-                 "0.30 wanted)\n");
+    assert_string_equal(rig.log,
+                        "block 1 turns dense: its lists hold 0.64 of the attention mass (at least 0.50 "
+                        "required) at density 0.11 (at most 0.50); head 1, the worst, holds 0.11 (at least "
+                        "0.30 required)\n");
     rig_close(&rig);
 }
 
@@ -347,7 +347,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_guard),
         cmocka_unit_test(test_guard_goes_by_running_means),
-        cmocka_unit_test(test_guard_leaves_lists_without_room),
+        cmocka_unit_test(test_block_without_list_memory_stays_dense),
         cmocka_unit_test(test_density_comes_down_after_overflow),
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_estimates_decide_nothing),

@@ -1,7 +1,8 @@
-/* How much attention lists hold, on queries and keys of a trained model: what the selectors are for.
+/* How much attention the lists of each selector hold, with queries and keys of a trained model.
  *
- * Three heads of a trained model, each of another block, 16 x 16 x 16 tokens. Their exact attention is
- * computed once; captured mass is the mean over all queries of what their group's list holds. */
+ * Three heads of a trained model, each of another block, with 16 x 16 x 16 tokens. Their exact attention is
+ * computed once. Captured mass is the fraction of a query's attention on its group's list, averaged over all
+ * queries. */
 #include "sparse/sparse_rig.h"
 
 #include "base/safetensors.h"
@@ -9,23 +10,23 @@
 enum { HEADS = 3, TOKENS = 4096, DIM = 128 };
 
 typedef struct Golden {
-    DsvSafetensors *file;
-    const DsvStoredTensor *q, *k;
+    DsviSafetensors *file;
+    const DsviStoredTensor *q, *k;
     float *p[HEADS]; /* (TOKENS, TOKENS) exact attention, raster order */
 } Golden;
 
 static Golden golden;
 
-/* Rows of scaled scores become attention. */
-static void soften(float *p)
+/* Applies the softmax to each row of scaled scores. */
+static void softmax_rows(float *p)
 {
     for (int64_t i = 0; i < TOKENS; i++) {
-        float *row = p + i * TOKENS, most = -INFINITY;
+        float *row = p + i * TOKENS, largest = -INFINITY;
         double sum = 0;
         for (int64_t j = 0; j < TOKENS; j++)
-            most = row[j] > most ? row[j] : most;
+            largest = row[j] > largest ? row[j] : largest;
         for (int64_t j = 0; j < TOKENS; j++) {
-            row[j] = expf((row[j] - most) / sqrtf(DIM));
+            row[j] = expf((row[j] - largest) / sqrtf(DIM));
             sum += row[j];
         }
         for (int64_t j = 0; j < TOKENS; j++)
@@ -36,26 +37,37 @@ static void soften(float *p)
 static int load_golden(void **state)
 {
     const int64_t shape[3] = {HEADS, TOKENS, DIM};
-    DsvBackend backend;
+    DsviBackend backend;
     (void)state;
     skip_without_shared("fixtures/heads/heads.safetensors");
     assert_ok(dsvi_safetensors_open(shared_path("fixtures/heads/heads.safetensors"), &golden.file));
-    assert_ok(dsvi_safetensors_want(golden.file, "q", 3, shape, &golden.q));
-    assert_ok(dsvi_safetensors_want(golden.file, "k", 3, shape, &golden.k));
+    assert_ok(dsvi_safetensors_require(golden.file, "q", 3, shape, &golden.q));
+    assert_ok(dsvi_safetensors_require(golden.file, "k", 3, shape, &golden.k));
     assert_ok(dsvi_cpu_open("auto", 0, &backend));
     float *q = malloc(sizeof(float) * TOKENS * DIM), *k = malloc(sizeof(float) * TOKENS * DIM);
     for (int64_t h = 0; h < HEADS; h++) {
         size_t at = (size_t)(h * TOKENS * DIM) * dsvi_dtype_size(golden.q->dtype);
         golden.p[h] = malloc(sizeof(float) * TOKENS * TOKENS);
         assert_non_null(golden.p[h]);
-        dsvi_convert(DSV_F32, q, golden.q->dtype, (const char *)golden.q->data + at, TOKENS * DIM);
-        dsvi_convert(DSV_F32, k, golden.k->dtype, (const char *)golden.k->data + at, TOKENS * DIM);
-        DsvGemmArgs args = {
-            .m = TOKENS, .n = TOKENS, .k = DIM, .ab_dtype = DSV_F32, .c_dtype = DSV_F32, .a = q, .lda = DIM,
-            .b = k, .ldb = DIM, .trans_b = true, .c = golden.p[h], .ldc = TOKENS, .bias_dtype = DSV_F32,
+        dsvi_convert(DSVI_F32, q, golden.q->dtype, (const char *)golden.q->data + at, TOKENS * DIM);
+        dsvi_convert(DSVI_F32, k, golden.k->dtype, (const char *)golden.k->data + at, TOKENS * DIM);
+        DsviGemmArgs args = {
+            .m = TOKENS,
+            .n = TOKENS,
+            .k = DIM,
+            .ab_dtype = DSVI_F32,
+            .c_dtype = DSVI_F32,
+            .a = q,
+            .lda = DIM,
+            .b = k,
+            .ldb = DIM,
+            .trans_b = true,
+            .c = golden.p[h],
+            .ldc = TOKENS,
+            .bias_dtype = DSVI_F32,
         };
         assert_ok(backend.ops.gemm.run(backend.device->stream, &args));
-        soften(golden.p[h]);
+        softmax_rows(golden.p[h]);
     }
     free(q);
     free(k);
@@ -72,8 +84,8 @@ static int free_golden(void **state)
     return 0;
 }
 
-/* (HEADS, TOKENS, DIM) in raster order to (TOKENS, HEADS, DIM) in token order. */
-static void reorder(const Rig *rig, const DsvStoredTensor *from, void *to)
+/* Copies a tensor (HEADS, TOKENS, DIM) in raster order to (TOKENS, HEADS, DIM) in the layer's token order. */
+static void reorder(const Rig *rig, const DsviStoredTensor *from, void *to)
 {
     const int32_t *order = dsvi_sparse_order(rig->sparse);
     size_t row = DIM * dsvi_dtype_size(from->dtype);
@@ -89,16 +101,16 @@ typedef struct Result {
 
 static Result measure(const Rig *rig)
 {
-    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, 0);
     const int32_t *order = dsvi_sparse_order(rig->sparse);
     Result result = {0, 0, {0}, 0};
-    DsvSparseBlockReport report;
+    DsviSparseBlockReport report;
     int64_t pairs = 0;
     assert_non_null(lists);
     for (int64_t h = 0; h < HEADS; h++) {
         double sum = 0;
         for (int64_t s = 0; s < TOKENS; s++) {
-            DsvList list = dsvi_list_of(lists, TOKENS, 0, h, s);
+            DsviList list = dsvi_list_of(lists, TOKENS, 0, h, s);
             int64_t length = dsvi_list_length(&list);
             const float *row = golden.p[h] + (int64_t)order[s] * TOKENS;
             for (int64_t i = 0; i < length; i++)
@@ -119,7 +131,7 @@ typedef struct Setting {
     int64_t group, grain, rank;
 } Setting;
 
-/* Captured mass at each density, in a line. */
+/* Measures the captured mass at each density and prints the results in one line. */
 static void sweep(const Setting *setting, const double *densities, int count, Result *results)
 {
     static Rig rig;
@@ -135,13 +147,13 @@ static void sweep(const Setting *setting, const double *densities, int count, Re
                   (int)setting->group, (int)setting->grain, (int)setting->rank, setting->rule);
     for (int i = 0; i < count; i++) {
         settings.sparse_target_density = densities[i];
-        DsvSparseShape shape = rig_shape(1, 1, HEADS, DIM, 16, 16, 16, golden.q->dtype);
+        DsviSparseShape shape = rig_shape(1, 1, HEADS, DIM, 16, 16, 16, golden.q->dtype);
         shape.backward = false;
         rig_open(&rig, "auto", 0, &settings, &shape);
         reorder(&rig, golden.q, rig.block[0].q);
         reorder(&rig, golden.k, rig.block[0].k);
         memset(rig.block[0].v, 0, rig.tensor_bytes);
-        DsvSparseAttention pass = rig_pass(&rig, 0);
+        DsviAttentionCall pass = rig_pass(&rig, 0);
         dsvi_sparse_force(rig.sparse, true);
         assert_ok(dsvi_sparse_forward(rig.sparse, 0, &pass));
         results[i] = measure(&rig);
@@ -152,7 +164,8 @@ static void sweep(const Setting *setting, const double *densities, int count, Re
     print_message("\n");
 }
 
-/* The product's own setting. Bounds are asked for by the study; at 5 and 20 % they only bracket. */
+/* The default configuration of the projection selector. The bounds at 10 % are those that the study requires;
+ * the bounds at 5 and 20 % only bracket the results. */
 static void test_projection(void **state)
 {
     static const double densities[3] = {0.1, 0.05, 0.2};
@@ -168,7 +181,7 @@ static void test_projection(void **state)
         assert_true(fabs(count[i].density - densities[i]) < 1e-3);
         assert_true(fabs(threshold[i].density - densities[i]) < 1e-3);
         assert_true(threshold[i].captured > count[i].captured);
-        /* The estimate comes free; it may not be far off. */
+        /* The selector's estimate of the captured mass must be close to the captured mass. */
         assert_true(fabs(threshold[i].estimated - threshold[i].captured) < 0.1);
     }
     assert_true(count[1].captured < count[0].captured && count[0].captured < count[2].captured);
@@ -186,7 +199,7 @@ static void test_choices(void **state)
     assert_true(raster[0].captured >= 0.80);
     assert_true(low[0].captured >= 0.80);
     assert_true(high[0].captured >= 0.84);
-    assert_true(pooled[0].captured < 0.6); /* why lists hold single keys */
+    assert_true(pooled[0].captured < 0.6); /* spans of 64 keys hold much less than single keys */
 }
 
 int main(void)

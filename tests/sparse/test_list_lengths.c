@@ -1,9 +1,10 @@
-/* How long the lists of the sparse layer are: targets, what measurements correct, room, exploration. */
+/* The lengths of the sparse layer's lists: target mass and density, correction by measurements, list memory,
+ * exploration. */
 #include "sparse/sparse_rig.h"
 
 #include "sparse/sparse_internal.h"
 
-static double density_of(const DsvLists *lists)
+static double density_of(const DsviLists *lists)
 {
     int64_t count = dsvi_lists_count(lists);
     return (double)lists->offsets[count] / (double)(count * dsvi_lists_full(lists));
@@ -13,12 +14,12 @@ static void test_targets(void **state)
 {
     static Rig rig;
     static const char *const selectors[] = {"projection", "predictor", "pooled"};
-    DsvSparseShape shape = rig_shape(1, 2, 3, 32, 4, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 2, 3, 32, 4, 8, 8, DSVI_F32);
     (void)state;
     for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
         for (int rule = 0; rule < 3; rule++) {
             DsvConfig settings = rig_settings();
-            DsvSparseBlockReport report;
+            DsviSparseBlockReport report;
             snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", selectors[n]);
             rig_set(&settings, rule == 0 ? "sparse.rule=topk" : "sparse.rule=threshold");
             rig_set(&settings, rule == 2 ? "sparse.target_mass=0.7" : "sparse.target_mass=0");
@@ -29,13 +30,13 @@ static void test_targets(void **state)
             rig_fill(&rig, 3, 0);
             dsvi_sparse_force(rig.sparse, true);
             rig_run(&rig);
-            const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+            const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
             dsvi_sparse_block_report(rig.sparse, 0, &report);
             assert_non_null(lists);
             assert_error_below(fabs(density_of(lists) - report.density), 1e-12, "density");
             if (rule == 0)
                 assert_true(density_of(lists) == 0.125);
-            else if (rule == 1) /* never more, but for the best key of each list; rarely much less */
+            else if (rule == 1) /* at most the target and one key per list; rarely much less */
                 assert_true(density_of(lists) <= 0.125 + 1.0 / 256 && density_of(lists) > 0.1);
             else
                 assert_true(report.estimated_mass >= 0.7 - 1e-6 && report.estimated_mass < 0.8);
@@ -44,17 +45,17 @@ static void test_targets(void **state)
     }
 }
 
-/* Every list of a head has its count, a block without one runs dense and is not measured, and what the guard
- * would want is not asked. */
+/* With prescribed densities every list of a head has the prescribed number of keys. A block without
+ * prescribed densities runs dense and is not measured. The guard decides nothing. */
 static void test_prescribed(void **state)
 {
     static Rig rig;
     static const double density[] = {0.5, 0.25, 0.03125, NAN, NAN, NAN, 1, 1, 1};
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(3, 2, 3, 32, 4, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(3, 2, 3, 32, 4, 8, 8, DSVI_F32);
     double burden[3];
-    DsvSparseReport whole;
-    DsvSparseBlockReport report;
+    DsviSparseReport whole;
+    DsviSparseBlockReport report;
     (void)state;
     rig_set(&settings, "sparse.target_density=0.1");
     rig_set(&settings, "sparse.rule=topk");
@@ -68,7 +69,7 @@ static void test_prescribed(void **state)
         rig_step(&rig, step, true);
         assert_int_equal(dsvi_sparse_measured(rig.sparse), step == 1);
         assert_null(dsvi_sparse_lists(rig.sparse, 1));
-        const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+        const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
         assert_non_null(lists);
         for (int64_t n = 0; n < dsvi_lists_count(lists); n++) {
             double wanted = density[n / lists->groups % 3] * (double)dsvi_lists_full(lists);
@@ -79,21 +80,22 @@ static void test_prescribed(void **state)
     assert_int_equal(whole.sparse_blocks, 2);
     dsvi_sparse_block_report(rig.sparse, 1, &report);
     assert_true(!report.sparse && isnan(report.captured_mass) && isnan(rig.sparse->record.listed[1]));
-    dsvi_sparse_burden(rig.sparse, 0, burden);
+    dsvi_sparse_head_densities(rig.sparse, 0, burden);
     assert_memory_equal(burden, density, sizeof burden);
-    dsvi_sparse_burden(rig.sparse, 1, burden);
+    dsvi_sparse_head_densities(rig.sparse, 1, burden);
     assert_true(burden[0] == 1 && burden[2] == 1);
     rig_close(&rig);
 }
 
-/* By threshold a block's lists have the mean, whatever mass they are to hold otherwise. */
+/* With sparse.rule=threshold a block's lists have the mean of the prescribed densities, whatever the target
+ * mass is. */
 static void test_prescribed_by_threshold(void **state)
 {
     static Rig rig;
     static const double density[] = {0.3, 0.1, NAN, NAN, 0.0625, 0.0625};
     static const double wanted[] = {0.2, 1, 0.0625};
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(3, 1, 2, 32, 4, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(3, 1, 2, 32, 4, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.max_density=1");
     rig_set(&settings, "sparse.list_memory=1");
@@ -102,7 +104,7 @@ static void test_prescribed_by_threshold(void **state)
     dsvi_sparse_prescribe(rig.sparse, density);
     rig_step(&rig, 1, true);
     for (int block = 0; block < 3; block++) {
-        DsvSparseBlockReport report;
+        DsviSparseBlockReport report;
         dsvi_sparse_block_report(rig.sparse, block, &report);
         assert_int_equal(report.sparse, block != 1);
         assert_error_below(fabs(report.density - wanted[block]), 0.01, "density, block %d", block);
@@ -110,18 +112,18 @@ static void test_prescribed_by_threshold(void **state)
     rig_close(&rig);
 }
 
-/* Narrow attention, one key in eight, gets what its mass takes, wide attention what it may have. Explored
- * keys come out of the same budget. */
+/* Lists of narrow attention (one key in eight) are as long as the target mass requires; lists of wide
+ * attention are as long as the target density allows. Explored keys count as part of this budget. */
 static void test_mass_within_a_density(void **state)
 {
     static Rig rig;
     static const char *const kinds[] = {"none", "random"};
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSVI_F32);
     (void)state;
     for (int n = 0; n < 4; n++) {
         bool wide = n < 2, explores = n % 2;
         DsvConfig settings = rig_settings();
-        DsvSparseBlockReport report;
+        DsviSparseBlockReport report;
         snprintf(settings.sparse_explore_kind, sizeof settings.sparse_explore_kind, "%s", kinds[explores]);
         rig_set(&settings, "sparse.explore=0.3");
         rig_set(&settings, "sparse.target_mass=0.9");
@@ -134,20 +136,21 @@ static void test_mass_within_a_density(void **state)
         dsvi_sparse_block_report(rig.sparse, 0, &report);
         double expected = (wide ? 0.2 : 0.9 / 8) / (explores && !wide ? 0.7 : 1);
         assert_error_below(fabs(report.density - expected), 0.02, "density, case %d", n);
-        /* Estimates of coarse features sum to 1 but for a few per cent: ops/select.h. */
+        /* The sum of estimates from coarse features differs from 1 by a few per cent; see
+         * src/ops/select.h. */
         assert_true(wide ? report.estimated_mass < 0.5 : report.estimated_mass > 0.87);
         rig_close(&rig);
     }
 }
 
-/* A projection to four dimensions cannot tell 32 clusters apart: lists hold much less than is believed. After
- * some measurements they hold what was asked for. */
+/* A projection to four dimensions cannot separate 32 clusters, so lists hold much less mass than estimated.
+ * After some measurements the lists hold the target mass. */
 static void test_missed_mass(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSV_F32);
-    DsvSparseBlockReport report;
+    DsviSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSVI_F32);
+    DsviSparseBlockReport report;
     (void)state;
     rig_set(&settings, "sparse.rank=4");
     rig_set(&settings, "sparse.target_mass=0.8");
@@ -168,13 +171,13 @@ static void test_missed_mass(void **state)
     rig_close(&rig);
 }
 
-/* What is measured in one pass of a step is held against what was believed of that pass, not of a later
- * one. */
+/* With two passes in a step, the mass measured in one pass is compared with the estimate of the same pass,
+ * not with that of the later pass. */
 static void test_missed_mass_of_two_passes(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 64, 4, 16, 16, DSVI_F32);
     double missed[2];
     (void)state;
     rig_set(&settings, "sparse.rank=4");
@@ -198,13 +201,13 @@ static void test_missed_mass_of_two_passes(void **state)
     assert_true(missed[0] == missed[1]);
 }
 
-/* Lists of all blocks share what room there is: of three blocks that want 0.3 each, in room for 0.25 each,
- * the last one finds too little and runs dense. */
+/* The lists of all blocks share the list memory. Three blocks need a density of 0.3 each, in memory for 0.25
+ * each: too little is left for the last block, which runs dense. */
 static void test_list_memory(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(3, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(3, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.target_mass=0");
     rig_set(&settings, "sparse.target_density=0.3");
@@ -214,11 +217,11 @@ static void test_list_memory(void **state)
     rig_fill(&rig, 3, 0);
     dsvi_sparse_force(rig.sparse, true);
     rig_run(&rig);
-    const DsvLists *first = dsvi_sparse_lists(rig.sparse, 0), *second = dsvi_sparse_lists(rig.sparse, 1);
+    const DsviLists *first = dsvi_sparse_lists(rig.sparse, 0), *second = dsvi_sparse_lists(rig.sparse, 1);
     assert_non_null(first);
     assert_non_null(second);
     int64_t length = first->offsets[dsvi_lists_count(first)];
-    assert_ptr_equal(second->runs, first->runs + length);
+    assert_ptr_equal(second->spans, first->spans + length);
     assert_true(second->capacity >= second->offsets[dsvi_lists_count(second)]);
     assert_null(dsvi_sparse_lists(rig.sparse, 2));
     assert_non_null(strstr(rig.log, "block 2 ran dense: its lists needed density 0."));
@@ -226,12 +229,12 @@ static void test_list_memory(void **state)
     rig_close(&rig);
 }
 
-/* Lists of a step are drawn anew by the next one, and the budget holds. */
+/* Each step draws other keys for exploration, and lists keep to the target density. */
 static void test_exploration(void **state)
 {
     static const char *const kinds[] = {"random", "neighbours", "blocks"};
     static Rig rig;
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSVI_F32);
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
         DsvConfig settings = rig_settings();
@@ -247,53 +250,61 @@ static void test_exploration(void **state)
         dsvi_sparse_force(rig.sparse, true);
         int32_t *first = NULL;
         for (int64_t step = 1; step <= 3; step++) {
-            const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+            const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
             rig_step(&rig, step, step < 3); /* no exploration outside training */
             lists = dsvi_sparse_lists(rig.sparse, 0);
             density[step - 1] = density_of(lists);
-            int64_t runs = lists->offsets[dsvi_lists_count(lists)];
+            int64_t spans = lists->offsets[dsvi_lists_count(lists)];
             if (step == 1) {
-                first = malloc((size_t)runs * sizeof *first);
-                memcpy(first, lists->runs, (size_t)runs * sizeof *first);
+                first = malloc((size_t)spans * sizeof *first);
+                memcpy(first, lists->spans, (size_t)spans * sizeof *first);
             } else if (step == 2 && density[0] == density[1]) {
-                assert_true(memcmp(first, lists->runs, (size_t)runs * sizeof *first) != 0);
+                assert_true(memcmp(first, lists->spans, (size_t)spans * sizeof *first) != 0);
             }
         }
         free(first);
         print_message("explore %s: density %.3f, %.3f; %.3f without\n", kinds[kind], density[0], density[1],
                       density[2]);
-        /* 16 lists of 1024 runs: random draws waver by 1 % of the budget, blocks (256 draws of 6 %) by a
-         * quarter of their 6 %. */
+        /* 16 lists of 1024 spans: the number of random draws varies by 1 % of the budget; that of exploration
+         * blocks (256 draws with probability 6 %) by a quarter of these 6 %. */
         assert_true(fabs(density[0] - 0.2) < 0.03 && fabs(density[1] - 0.2) < 0.03);
         assert_true(density[2] <= 0.2 + 1.0 / 1024 && density[2] > 0.19);
         rig_close(&rig);
     }
 }
 
-enum { SAMPLES_MOST = 4 };
+enum { SAMPLES_MAX = 4 };
 
-/* What each call of select_histogram was asked for. */
-static struct { int64_t skip; uint32_t turn; } samples[SAMPLES_MOST];
+/* The sample parameters of each call of select_histogram. */
+static struct {
+    int64_t skip;
+    uint32_t turn;
+} samples[SAMPLES_MAX];
 static int sample_count;
 static dsvi_select_fn *real_histogram;
 
-static DsvStatus noted_histogram(DsvStream *stream, const DsvSelectArgs *args)
+static DsvStatus noted_histogram(DsviStream *stream, const DsviSelectArgs *args)
 {
-    assert_true(sample_count < SAMPLES_MOST);
+    assert_true(sample_count < SAMPLES_MAX);
     samples[sample_count].skip = args->bin_skip;
     samples[sample_count++].turn = args->bin_turn;
     return real_histogram(stream, args);
 }
 
-/* The histogram counts about 4,096 runs of a list, but no fewer than have all runs counted by some tile of
- * groups: one of 2 runs for 16 tiles, every run for one tile. Blocks and steps count other runs. */
-static void test_sample_of_runs(void **state)
+/* The histogram counts about 4,096 spans of each list, but enough that each span is counted by some tile of
+ * groups: one span of 2 with 16 tiles, every span with one tile. Other blocks and other steps count other
+ * spans. */
+static void test_sample_of_spans(void **state)
 {
-    static const struct { const char *group; int64_t skip; } cases[] = {
-        {"sparse.group=64", 1}, {"sparse.group=1024", 0},
+    static const struct {
+        const char *group;
+        int64_t skip;
+    } cases[] = {
+        {"sparse.group=64", 1},
+        {"sparse.group=1024", 0},
     };
     static Rig rig;
-    DsvSparseShape shape = rig_shape(2, 1, 1, 32, 8, 32, 32, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 1, 32, 8, 32, 32, DSVI_F32);
     (void)state;
     shape.backward = false;
     for (int n = 0; n < 2; n++) {
@@ -310,38 +321,39 @@ static void test_sample_of_runs(void **state)
         for (int64_t step = 1; step <= 2; step++) {
             assert_ok(dsvi_sparse_step_begin(rig.sparse, step, false));
             for (int64_t block = 0; block < 2; block++) {
-                DsvSparseAttention pass = rig_pass(&rig, block);
+                DsviAttentionCall pass = rig_pass(&rig, block);
                 assert_ok(dsvi_sparse_forward(rig.sparse, block, &pass));
             }
             assert_ok(dsvi_sparse_step_end(rig.sparse));
         }
-        assert_int_equal(sample_count, SAMPLES_MOST);
-        for (int i = 0; i < SAMPLES_MOST; i++)
+        assert_int_equal(sample_count, SAMPLES_MAX);
+        for (int i = 0; i < SAMPLES_MAX; i++)
             assert_int_equal(samples[i].skip, cases[n].skip);
-        assert_true(samples[0].turn % 2 != samples[1].turn % 2); /* blocks of a step */
-        assert_true(samples[0].turn % 2 != samples[2].turn % 2); /* steps of a block */
+        assert_true(samples[0].turn % 2 != samples[1].turn % 2); /* two blocks in one step */
+        assert_true(samples[0].turn % 2 != samples[2].turn % 2); /* one block in two steps */
         rig_close(&rig);
     }
 }
 
-/* Mean length of a head's lists, as a share of the keys. */
+/* Returns the mean length of a head's lists divided by the number of keys. */
 static double head_density(const Rig *rig, int64_t head)
 {
-    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, 0);
     assert_non_null(lists);
-    int64_t runs = lists->offsets[(head + 1) * lists->groups] - lists->offsets[head * lists->groups];
-    return (double)runs / (double)(lists->groups * dsvi_lists_full(lists));
+    int64_t spans = lists->offsets[(head + 1) * lists->groups] - lists->offsets[head * lists->groups];
+    return (double)spans / (double)(lists->groups * dsvi_lists_full(lists));
 }
 
-/* By count each head has the keys that its measured sparsity leaves, but no less than 2 % of them. The target
- * density bounds the mean of the heads, and serves all of them before the first measurement. */
+/* With top-k lists the density of each head is its measured share90, but at least 2 %. The densities are
+ * scaled down if their mean exceeds the target density. Before the first measurement all heads have the
+ * target density. */
 static void test_counts_follow_sparsity(void **state)
 {
     enum { HEADS = 3, DIM = 32 };
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, HEADS, DIM, 4, 16, 16, DSV_F32);
-    DsvSparseBlockReport report;
+    DsviSparseShape shape = rig_shape(1, 1, HEADS, DIM, 4, 16, 16, DSVI_F32);
+    DsviSparseBlockReport report;
     (void)state;
     rig_set(&settings, "sparse.rule=topk");
     rig_set(&settings, "sparse.max_density=1");
@@ -351,7 +363,7 @@ static void test_counts_follow_sparsity(void **state)
     for (int bound = 0; bound < 2; bound++) {
         rig_set(&settings, bound ? "sparse.target_density=0.2" : "sparse.target_density=0.6");
         rig_open(&rig, "auto", 2, &settings, &shape);
-        rig_fill(&rig, 3, 4); /* head 0: a key of 4. Head 1: every key. Head 2: one key alone */
+        rig_fill(&rig, 3, 4); /* head 0 attends to every fourth key, head 1 to all, head 2 to one key */
         for (int64_t s = 0; s < shape.tokens; s++) {
             float *q = (float *)rig.block[0].q + s * HEADS * DIM;
             float *k = (float *)rig.block[0].k + s * HEADS * DIM;
@@ -366,7 +378,7 @@ static void test_counts_follow_sparsity(void **state)
         for (int64_t h = 0; h < HEADS; h++)
             assert_error_below(fabs(head_density(&rig, h) - settings.sparse_target_density), 1e-3,
                                "not measured yet");
-        rig_step(&rig, 2, true); /* measured */
+        rig_step(&rig, 2, true); /* measures the heads' sparsity */
         rig_step(&rig, 3, true);
         dsvi_sparse_block_report(rig.sparse, 0, &report);
         double wanted[HEADS] = {report.head_share90[0], report.head_share90[1], 0.02};
@@ -380,27 +392,27 @@ static void test_counts_follow_sparsity(void **state)
     }
 }
 
-/* The runs of a block's lists, of which there are `*count`, to be freed. */
-static int32_t *copy_runs(const Rig *rig, int64_t block, int64_t *count)
+/* Returns a copy of the spans in a block's lists, *count of them; the caller frees the copy. */
+static int32_t *copy_spans(const Rig *rig, int64_t block, int64_t *count)
 {
-    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, block);
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, block);
     assert_non_null(lists);
     *count = lists->offsets[dsvi_lists_count(lists)];
-    int32_t *runs = malloc((size_t)(*count + 1) * sizeof *runs);
-    assert_non_null(runs);
-    memcpy(runs, lists->runs, (size_t)*count * sizeof *runs);
-    return runs;
+    int32_t *spans = malloc((size_t)(*count + 1) * sizeof *spans);
+    assert_non_null(spans);
+    memcpy(spans, lists->spans, (size_t)*count * sizeof *spans);
+    return spans;
 }
 
-/* Blocks that attend alike explore other keys in the same step, and no block repeats in one step what another
- * block explored in another step. */
+/* Blocks with equal attention explore different keys in the same step, and no block explores the same keys as
+ * another block in another step. */
 static void test_blocks_explore_apart(void **state)
 {
     enum { BLOCKS = 2, STEPS = 2, ALL = BLOCKS * STEPS };
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(BLOCKS, 1, 2, 32, 4, 16, 16, DSV_F32);
-    int32_t *runs[ALL];
+    DsviSparseShape shape = rig_shape(BLOCKS, 1, 2, 32, 4, 16, 16, DSVI_F32);
+    int32_t *spans[ALL];
     int64_t count[ALL];
     (void)state;
     rig_set(&settings, "sparse.explore_kind=random");
@@ -418,29 +430,31 @@ static void test_blocks_explore_apart(void **state)
     for (int64_t step = 0; step < STEPS; step++) {
         rig_step(&rig, step + 1, true);
         for (int64_t block = 0; block < BLOCKS; block++)
-            runs[step * BLOCKS + block] = copy_runs(&rig, block, &count[step * BLOCKS + block]);
+            spans[step * BLOCKS + block] = copy_spans(&rig, block, &count[step * BLOCKS + block]);
     }
     for (int i = 0; i < ALL; i++)
         for (int j = 0; j < i; j++)
             assert_true(count[i] != count[j] ||
-                        memcmp(runs[i], runs[j], (size_t)count[i] * sizeof **runs) != 0);
+                        memcmp(spans[i], spans[j], (size_t)count[i] * sizeof **spans) != 0);
     for (int i = 0; i < ALL; i++)
-        free(runs[i]);
+        free(spans[i]);
     rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_targets), cmocka_unit_test(test_prescribed),
+        cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_prescribed),
         cmocka_unit_test(test_prescribed_by_threshold),
         cmocka_unit_test(test_mass_within_a_density),
         cmocka_unit_test(test_missed_mass),
         cmocka_unit_test(test_missed_mass_of_two_passes),
         cmocka_unit_test(test_list_memory),
         cmocka_unit_test(test_exploration),
-        cmocka_unit_test(test_sample_of_runs),
-        cmocka_unit_test(test_blocks_explore_apart), cmocka_unit_test(test_counts_follow_sparsity),
+        cmocka_unit_test(test_sample_of_spans),
+        cmocka_unit_test(test_blocks_explore_apart),
+        cmocka_unit_test(test_counts_follow_sparsity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

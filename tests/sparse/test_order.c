@@ -1,5 +1,5 @@
-/* Token orders: every order is a bijection for every size, the curves never jump, and the squares of the
- * curve are what makes groups compact. */
+/* Token orders: each order is a bijection for every grid, the curves never jump, and consecutive tokens of a
+ * curve fill squares or boxes, which makes groups compact. */
 #include "test.h"
 
 #include "sparse/order.h"
@@ -33,7 +33,21 @@ static void check_bijection(const char *name, const int64_t grid[3])
     free(order);
 }
 
-/* Consecutive tokens of all three dimensions that are no neighbours. */
+/* Counts consecutive tokens of one frame that are not neighbours in the grid. */
+static int64_t count_jumps(const int64_t grid[3], const int32_t *order)
+{
+    int64_t tokens = grid[0] * grid[1] * grid[2], frame = grid[1] * grid[2], jumps = 0;
+    for (int64_t s = 1; s < tokens; s++) {
+        if (order[s] / frame != order[s - 1] / frame)
+            continue;
+        int64_t from = order[s - 1] % frame, to = order[s] % frame;
+        int64_t rows = to / grid[2] - from / grid[2], columns = to % grid[2] - from % grid[2];
+        jumps += llabs(rows) + llabs(columns) != 1;
+    }
+    return jumps;
+}
+
+/* Counts consecutive tokens that are not neighbours in the three dimensions of the grid. */
 static int64_t jumps_in_space(const char *name, const int64_t grid[3])
 {
     int64_t tokens = grid[0] * grid[1] * grid[2], frame = grid[1] * grid[2], jumps = 0;
@@ -41,7 +55,8 @@ static int64_t jumps_in_space(const char *name, const int64_t grid[3])
     for (int64_t s = 1; s < tokens; s++) {
         int64_t a = order[s - 1], b = order[s];
         jumps += llabs(a / frame - b / frame) + llabs(a % frame / grid[2] - b % frame / grid[2]) +
-                     llabs(a % grid[2] - b % grid[2]) != 1;
+                     llabs(a % grid[2] - b % grid[2]) !=
+                 1;
     }
     free(order);
     return jumps;
@@ -50,7 +65,7 @@ static int64_t jumps_in_space(const char *name, const int64_t grid[3])
 static int64_t jumps_in_frames(const char *name, const int64_t grid[3])
 {
     int32_t *order = make(name, grid);
-    int64_t jumps = dsvi_order_jumps(grid, order);
+    int64_t jumps = count_jumps(grid, order);
     free(order);
     return jumps;
 }
@@ -68,9 +83,9 @@ static void test_bijections(void **state)
     }
 }
 
-/* A walk from neighbour to neighbour alternates between the colours of a chessboard, so some corners cannot
- * be joined by one; but a curve free to choose its end is never forced to jump, and these never do: not
- * inside a frame, nor from one frame to the next, nor through space and time. */
+/* A curve that only moves between neighbours alternates between the colours of a chessboard, so some pairs of
+ * corners cannot be joined. But a curve that may end anywhere never has to jump. The curves here never jump:
+ * not inside a frame, not from one frame to the next, and not in the three dimensions of hilbert3d. */
 static void test_curves_never_jump(void **state)
 {
     int64_t frames = 0, time = 0, space = 0, steps = 0;
@@ -91,7 +106,7 @@ static void test_curves_never_jump(void **state)
     assert_int_equal(space, 0);
 }
 
-/* dsvi_order_jumps can count: raster order jumps at the end of every row but the frame's last. */
+/* count_jumps finds jumps: raster order jumps at the end of every row except the last row of a frame. */
 static void test_raster_jumps(void **state)
 {
     const int64_t grid[3] = {3, 5, 7};
@@ -99,7 +114,7 @@ static void test_raster_jumps(void **state)
     assert_int_equal(jumps_in_frames("raster", grid), 3 * 4);
 }
 
-/* Of one frame a tube is the curve itself, so that images are grouped as they would be without time. */
+/* With one frame, the order `tube` equals `hilbert`. */
 static void test_tubes_of_one_frame(void **state)
 {
     (void)state;
@@ -112,7 +127,7 @@ static void test_tubes_of_one_frame(void **state)
     }
 }
 
-/* Each place of the curve stays for all frames, which run forth and back in turns. */
+/* Order `tube` visits all frames at each place of the curve, alternately forwards and backwards in time. */
 static void test_tubes_reach_through_time(void **state)
 {
     const int64_t grid[3] = {3, 4, 4}, frame = grid[1] * grid[2];
@@ -126,7 +141,8 @@ static void test_tubes_reach_through_time(void **state)
     free(order);
 }
 
-/* On a power of two each quarter of the curve fills a quarter of the frame, and so on down. */
+/* If the frame's sides are a power of two, each quarter of the curve fills a quarter of the frame, and so on
+ * recursively. */
 static void test_squares_are_compact(void **state)
 {
     const int64_t grid[3] = {2, 16, 16};
@@ -142,7 +158,7 @@ static void test_squares_are_compact(void **state)
     free(order);
 }
 
-/* The 3-D curve's runs of 64 stay inside boxes not much larger than 4 x 4 x 4. */
+/* 64 consecutive tokens of the 3-D curve are inside a box that is not much larger than 4 x 4 x 4. */
 static void test_boxes_are_compact(void **state)
 {
     const int64_t grid[3] = {16, 16, 16};
@@ -150,16 +166,16 @@ static void test_boxes_are_compact(void **state)
     (void)state;
     int32_t *order = make("hilbert3d", grid);
     for (int64_t group = 0; group < 64; group++) {
-        int64_t least[3] = {16, 16, 16}, most[3] = {0, 0, 0};
+        int64_t least[3] = {16, 16, 16}, largest[3] = {0, 0, 0};
         for (int64_t s = 64 * group; s < 64 * (group + 1); s++) {
             const int64_t at[3] = {order[s] / 256, order[s] / 16 % 16, order[s] % 16};
             for (int i = 0; i < 3; i++) {
                 least[i] = at[i] < least[i] ? at[i] : least[i];
-                most[i] = at[i] > most[i] ? at[i] : most[i];
+                largest[i] = at[i] > largest[i] ? at[i] : largest[i];
             }
         }
         for (int i = 0; i < 3; i++)
-            sum += (double)(most[i] - least[i] + 1) / (3 * 64);
+            sum += (double)(largest[i] - least[i] + 1) / (3 * 64);
     }
     print_message("3-D curve, 64 of 16^3: mean edge of the bounding box %.2f\n", sum);
     assert_true(sum <= 5);
@@ -171,7 +187,7 @@ static void test_cubes(void **state)
     const int64_t grid[3] = {5, 6, 9};
     (void)state;
     int32_t *order = make("cube", grid);
-    /* The first cube is whole, the second follows along the row. */
+    /* The first cube is complete; the second cube follows along the row. */
     assert_int_equal(order[1], 1);
     assert_int_equal(order[4], 9);
     assert_int_equal(order[16], 54);

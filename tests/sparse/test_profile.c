@@ -1,5 +1,5 @@
-/* How the layer measures its lists: which queries it draws, and the running means over these, against plain
- * loops over queries and keys. */
+/* How the layer measures its lists: which queries it draws, and the running means of the measurements,
+ * compared with plain loops over queries and keys. */
 #include "sparse/sparse_rig.h"
 
 #include "sparse/sparse_internal.h"
@@ -8,7 +8,7 @@
 
 enum { TOKENS = 96, QUERIES = 8, EACH = TOKENS / QUERIES, BLOCKS = 4, STEPS = 3000 };
 
-/* The chi-square statistic of counts that should be equal, as standard deviations above its mean. */
+/* Returns the chi-square statistic of counts that should be equal, in standard deviations above its mean. */
 static double chi_square(const int64_t *count, int64_t cells, int64_t draws)
 {
     double expected = (double)draws / (double)cells, sum = 0, degrees = (double)(cells - 1);
@@ -26,9 +26,9 @@ static void test_draws_are_uniform(void **state)
     for (int64_t step = 1; step <= STEPS; step++)
         for (int64_t block = 0; block < BLOCKS; block++) {
             int32_t query[QUERIES];
-            dsvi_draw_queries(7, step, block, DSV_DRAW_PROFILE, TOKENS, QUERIES, query);
+            dsvi_draw_queries(7, step, block, DSVI_DRAW_PROFILE, TOKENS, QUERIES, query);
             for (int i = 0; i < QUERIES; i++) {
-                assert_int_equal(query[i] / EACH, i); /* one of each range */
+                assert_int_equal(query[i] / EACH, i); /* one query of each range */
                 count[query[i]]++;
             }
         }
@@ -36,11 +36,11 @@ static void test_draws_are_uniform(void **state)
         assert_error_below(chi_square(count + i * EACH, EACH, STEPS * BLOCKS), 6, "range %d", i);
 }
 
-/* What a draw is a function of. */
+/* The arguments from which a draw follows. */
 typedef struct Draw {
     uint64_t seed;
     int64_t step, block;
-    DsvDraw use;
+    DsviDraw use;
     int range;
 } Draw;
 
@@ -51,7 +51,7 @@ static int place_in_range(Draw draw)
     return query[draw.range] % EACH;
 }
 
-/* Draws that differ in one argument are independent: all pairs of their places are equally frequent. */
+/* Draws that differ in one argument are independent: all pairs of drawn positions are equally frequent. */
 static void test_draws_are_independent(void **state)
 {
     static const char *const difference[] = {"seed", "step", "block", "use", "range"};
@@ -60,11 +60,11 @@ static void test_draws_are_independent(void **state)
         int64_t count[EACH * EACH] = {0};
         for (int64_t step = 1; step <= STEPS; step++)
             for (int64_t block = 0; block < BLOCKS; block++) {
-                Draw one = {7, 2 * step, 2 * block, DSV_DRAW_PROFILE, 3}, other = one;
+                Draw one = {7, 2 * step, 2 * block, DSVI_DRAW_PROFILE, 3}, other = one;
                 other.seed += n == 0;
                 other.step += n == 1;
                 other.block += n == 2;
-                other.use = n == 3 ? DSV_DRAW_PREDICTOR : DSV_DRAW_PROFILE;
+                other.use = n == 3 ? DSVI_DRAW_PREDICTOR : DSVI_DRAW_PROFILE;
                 other.range += n == 4;
                 count[place_in_range(one) * EACH + place_in_range(other)]++;
             }
@@ -72,16 +72,16 @@ static void test_draws_are_independent(void **state)
     }
 }
 
-/* No two draws of a step use the same random number: in ranges of 2^20 queries all places differ. */
+/* No two draws of a step use the same random number: in ranges of 2^20 queries all drawn positions differ. */
 static void test_draws_share_no_numbers(void **state)
 {
-    enum { EACH_LONG = 1 << 20, DRAWS = BLOCKS * DSV_DRAW_COUNT * QUERIES };
+    enum { EACH_LONG = 1 << 20, DRAWS = BLOCKS * DSVI_DRAW_COUNT * QUERIES };
     int32_t place[DRAWS];
     int count = 0;
     (void)state;
     for (int64_t block = 0; block < BLOCKS; block++)
-        for (int use = 0; use < DSV_DRAW_COUNT; use++) {
-            dsvi_draw_queries(7, 1, block, (DsvDraw)use, (int64_t)QUERIES * EACH_LONG, QUERIES,
+        for (int use = 0; use < DSVI_DRAW_COUNT; use++) {
+            dsvi_draw_queries(7, 1, block, (DsviDraw)use, (int64_t)QUERIES * EACH_LONG, QUERIES,
                               place + count);
             for (int i = 0; i < QUERIES; i++)
                 place[count + i] %= EACH_LONG;
@@ -92,14 +92,15 @@ static void test_draws_share_no_numbers(void **state)
             assert_int_not_equal(place[i], place[j]);
 }
 
-/* Ranges of unequal lengths cover all tokens without overlap; as many queries as tokens are all tokens. */
+/* Ranges of unequal lengths cover all tokens without overlap. Drawing as many queries as there are tokens
+ * draws all tokens. */
 static void test_draws_of_ragged_ranges(void **state)
 {
     int64_t count[11] = {0};
     int32_t query[11];
     (void)state;
     for (int64_t step = 1; step <= 300; step++) {
-        dsvi_draw_queries(7, step, 0, DSV_DRAW_PROFILE, 11, 4, query);
+        dsvi_draw_queries(7, step, 0, DSVI_DRAW_PROFILE, 11, 4, query);
         for (int i = 0; i < 4; i++) {
             assert_true(i == 0 || query[i] > query[i - 1]);
             assert_true(query[i] >= 0 && query[i] < 11);
@@ -108,17 +109,17 @@ static void test_draws_of_ragged_ranges(void **state)
     }
     for (int i = 0; i < 11; i++)
         assert_true(count[i] > 50);
-    dsvi_draw_queries(7, 1, 0, DSV_DRAW_PROFILE, 11, 11, query);
+    dsvi_draw_queries(7, 1, 0, DSVI_DRAW_PROFILE, 11, 11, query);
     for (int i = 0; i < 11; i++)
         assert_int_equal(query[i], i);
 }
 
-/* Every measurement of every block draws new queries from the run's seed. */
+/* Each measurement of each block draws new queries, which follow from the seed of the configuration. */
 static void test_layer_draws_anew(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 1, 32, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 1, 32, 2, 8, 8, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_samples=4");
     rig_set(&settings, "sparse.profile_every=2");
@@ -128,7 +129,7 @@ static void test_layer_draws_anew(void **state)
         rig_step(&rig, step, true);
         for (int64_t block = 0; block < 2; block++) {
             int32_t wanted[4];
-            dsvi_draw_queries((uint64_t)settings.seed, step, block, DSV_DRAW_PROFILE, shape.tokens, 4,
+            dsvi_draw_queries((uint64_t)settings.seed, step, block, DSVI_DRAW_PROFILE, shape.tokens, 4,
                               wanted);
             assert_memory_equal(rig.sparse->host_sample + 4 * block, wanted, sizeof wanted);
         }
@@ -150,21 +151,22 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Exact attention of one query: what its list holds, and how many keys hold 0.9. */
-static Measured of_query(const DsvSparseAttention *pass, const DsvLists *lists, int64_t b, int64_t h,
+/* Computes from the exact attention of one query the captured mass of its list, the smallest fraction of keys
+ * that holds 0.9, and the listed fraction of keys. */
+static Measured of_query(const DsviAttentionCall *pass, const DsviLists *lists, int64_t b, int64_t h,
                          int64_t i)
 {
-    double p[HELD_TOKENS], sum = 0, held = 0, most = -INFINITY;
-    DsvHeads q = dsvi_heads(pass->q, HELD_TOKENS, HEADS, DIM),
-             k = dsvi_heads(pass->k, HELD_TOKENS, HEADS, DIM);
-    DsvList list = dsvi_list_of(lists, HELD_TOKENS, b, h, i);
+    double p[HELD_TOKENS], sum = 0, held = 0, largest = -INFINITY;
+    DsviHeads q = dsvi_heads(pass->q, HELD_TOKENS, HEADS, DIM),
+              k = dsvi_heads(pass->k, HELD_TOKENS, HEADS, DIM);
+    DsviList list = dsvi_list_of(lists, HELD_TOKENS, b, h, i);
     Measured m = {.listed = (double)dsvi_list_length(&list) / HELD_TOKENS};
     for (int64_t j = 0; j < HELD_TOKENS; j++) {
-        p[j] = pass->scale * dsvi_heads_dot(DSV_F32, &q, i, &k, j, b, h, DIM);
-        most = fmax(most, p[j]);
+        p[j] = pass->scale * dsvi_heads_dot(DSVI_F32, &q, i, &k, j, b, h, DIM);
+        largest = fmax(largest, p[j]);
     }
     for (int64_t j = 0; j < HELD_TOKENS; j++)
-        sum += p[j] = exp(p[j] - most);
+        sum += p[j] = exp(p[j] - largest);
     for (int64_t n = 0; n < dsvi_list_length(&list); n++)
         m.captured += p[dsvi_list_key(&list, n)] / sum;
     qsort(p, HELD_TOKENS, sizeof *p, descending);
@@ -175,16 +177,16 @@ static Measured of_query(const DsvSparseAttention *pass, const DsvLists *lists, 
     return m;
 }
 
-/* The mean over batch and drawn queries. */
+/* Returns the means of a head over batch and drawn queries. */
 static Measured of_head(Rig *rig, int64_t step, int64_t block, int64_t h)
 {
-    DsvSparseAttention pass = rig_pass(rig, block);
-    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, block);
+    DsviAttentionCall pass = rig_pass(rig, block);
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, block);
     int64_t samples = rig->settings.sparse_profile_samples;
     int32_t query[HELD_TOKENS];
     Measured mean = {0, 0, 0};
     assert_non_null(lists);
-    dsvi_draw_queries((uint64_t)rig->settings.seed, step, block, DSV_DRAW_PROFILE, HELD_TOKENS, samples,
+    dsvi_draw_queries((uint64_t)rig->settings.seed, step, block, DSVI_DRAW_PROFILE, HELD_TOKENS, samples,
                       query);
     for (int64_t n = 0; n < BATCH * samples; n++) {
         Measured m = of_query(&pass, lists, n / samples, h, query[n % samples]);
@@ -195,7 +197,7 @@ static Measured of_head(Rig *rig, int64_t step, int64_t block, int64_t h)
     return mean;
 }
 
-/* Queries of head h are 1 + h times as long: heads hold different shares. */
+/* Makes the queries of head h 1 + h times as long, so that the heads' lists hold different masses. */
 static void sharpen_heads(Rig *rig)
 {
     for (int64_t block = 0; block < rig->shape.blocks; block++) {
@@ -207,7 +209,8 @@ static void sharpen_heads(Rig *rig)
 
 enum { MEASURED_STEPS = 3, MEASURED_BLOCKS = 2 };
 
-/* The running mean after step `step`: the first measurement as it is, and a fourth of each of the next. */
+/* Returns the running mean after step `step`: the first measurement, then a fourth of each later measurement
+ * plus three fourths of the mean before. */
 static double blended(int step, double before, double now)
 {
     return step == 1 ? now : 0.75 * before + 0.25 * now;
@@ -222,7 +225,7 @@ static Measured all_blended(int step, Measured before, Measured now)
     };
 }
 
-/* What a block's running means should be. */
+/* The expected running means of a block and of its heads. */
 typedef struct Expected {
     Measured head[HEADS], block;
     double missed;
@@ -238,13 +241,14 @@ static void expect_step(Rig *rig, int step, int64_t block, Expected *e)
         mean.listed += now.listed / HEADS;
         e->head[h] = all_blended(step, e->head[h], now);
     }
-    double believed = 1 - rig->sparse->record.estimated_mass[block];
+    double estimated = 1 - rig->sparse->record.estimated_mass[block];
     e->block = all_blended(step, e->block, mean);
-    e->missed = blended(step, e->missed, (1 - mean.captured) / believed);
+    e->missed = blended(step, e->missed, (1 - mean.captured) / estimated);
 }
 
-/* share90 counts keys: rounding may move the border of some queries by one key. */
-static void compare_step(const DsvSparseRecord *r, int64_t block, const Expected *e)
+/* Compares a block's record with the expected means. share90 counts keys, so that rounding may change the
+ * count of some queries by one key. */
+static void compare_step(const DsviSparseRecord *r, int64_t block, const Expected *e)
 {
     for (int64_t h = 0; h < HEADS; h++) {
         int64_t at = block * HEADS + h;
@@ -258,13 +262,13 @@ static void compare_step(const DsvSparseRecord *r, int64_t block, const Expected
     assert_error_below(fabs(r->missed[block] - e->missed), 1e-5, "missed");
 }
 
-/* Running means of all heads and blocks are those of plain loops over the drawn queries. */
+/* The running means of all heads and blocks equal those of plain loops over the drawn queries. */
 static void test_measurements(void **state)
 {
     static Rig rig;
     static Expected expected[MEASURED_BLOCKS];
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(MEASURED_BLOCKS, BATCH, HEADS, DIM, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(MEASURED_BLOCKS, BATCH, HEADS, DIM, 2, 8, 8, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.profile_samples=48");
     rig_set(&settings, "sparse.profile_every=1");
@@ -282,21 +286,22 @@ static void test_measurements(void **state)
             expect_step(&rig, step, block, &expected[block]);
             compare_step(&rig.sparse->record, block, &expected[block]);
         }
-        /* Heads and blocks can be told apart. */
+        /* The test would notice if heads or blocks were mixed up. */
         assert_true(fabs(expected[0].head[0].captured - expected[0].head[2].captured) > 0.1);
         assert_true(fabs(expected[0].block.captured - expected[1].block.captured) > 1e-4);
     }
     rig_close(&rig);
 }
 
-/* Lists of all keys are believed to miss nothing: there is nothing to divide by, `missed` stays unknown. */
+/* Lists of all keys have an estimated missed mass of 0. The ratio `missed` would divide by this 0, so that it
+ * stays unknown. */
 static void test_nothing_missed(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 1, 32, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 1, 32, 2, 8, 8, DSVI_F32);
     (void)state;
-    rig_set(&settings, "sparse.selector=window"); /* whose estimates sum to 1 */
+    rig_set(&settings, "sparse.selector=window"); /* its estimates sum to exactly 1 */
     rig_set(&settings, "sparse.target_mass=0");
     rig_set(&settings, "sparse.target_density=1");
     rig_set(&settings, "sparse.max_density=1");

@@ -1,21 +1,24 @@
-/* What the projection learns from: which tokens, how long it remembers them, and keys that it never saw. */
+/* The samples of the projection selector: which tokens it samples, how long they count, and how lists treat
+ * keys that were never sampled. */
 #include "sparse/sparse_rig.h"
 
 #include "base/rng.h"
 #include "sparse/sparse_internal.h"
 
-/* ---- which tokens ---- */
+/* ---- which tokens are sampled ---- */
 
-enum { CALLS_MOST = 256 };
+enum { CALLS_MAX = 256 };
 
-/* Every call of select_covariance: for queries, then for keys. */
-static struct { int64_t offset, stride, tokens; } calls[CALLS_MOST];
+/* The arguments of each call of select_covariance, alternately for queries and for keys. */
+static struct {
+    int64_t offset, stride, tokens;
+} calls[CALLS_MAX];
 static int call_count;
 static dsvi_select_covariance_fn *real_covariance;
 
-static DsvStatus noted_covariance(DsvStream *stream, const DsvSelectCovarianceArgs *args)
+static DsvStatus noted_covariance(DsviStream *stream, const DsviSelectCovarianceArgs *args)
 {
-    assert_true(call_count < CALLS_MOST);
+    assert_true(call_count < CALLS_MAX);
     calls[call_count].offset = args->offset;
     calls[call_count].stride = args->stride;
     calls[call_count++].tokens = args->tokens;
@@ -26,7 +29,7 @@ static DsvStatus noted_covariance(DsvStream *stream, const DsvSelectCovarianceAr
 static void open_sampling(Rig *rig, int64_t frames, int64_t height, int64_t width, const char *order)
 {
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 1, 32, frames, height, width, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 1, 32, frames, height, width, DSVI_F32);
     shape.backward = false;
     rig_set(&settings, "sparse.refresh_every=50");
     rig_set(&settings, order);
@@ -36,19 +39,20 @@ static void open_sampling(Rig *rig, int64_t frames, int64_t height, int64_t widt
     call_count = 0;
 }
 
-/* One pass of the block is seen by the projection alone. */
-static void look(Rig *rig, int64_t step)
+/* Runs one step in which only the projection processes the block. */
+static void observe_step(Rig *rig, int64_t step)
 {
-    DsvSelector *selector = rig->sparse->selector;
-    DsvSparseAttention pass = rig_pass(rig, 0);
+    DsviSelector *selector = rig->sparse->selector;
+    DsviAttentionCall pass = rig_pass(rig, 0);
     double loss;
     int32_t sparse = 0;
     assert_ok(dsvi_selector_step_begin(selector, step, true));
-    assert_ok(dsvi_selector_look(selector, 0, &pass, NULL, false));
+    assert_ok(dsvi_selector_observe(selector, 0, &pass, NULL, false));
     assert_ok(dsvi_selector_step_end(selector, &sparse, &loss));
 }
 
-/* Of `side` places each has its share of the sampled tokens, within a quarter. `place` is of each token. */
+/* Fails unless each of the `side` positions along one side of the grid has its share of the sampled tokens,
+ * within a quarter of it. */
 static void assert_even(const bool *sampled, const int32_t *order, int64_t tokens, int64_t inner,
                         int64_t side)
 {
@@ -63,8 +67,8 @@ static void assert_even(const bool *sampled, const int32_t *order, int64_t token
                            (int)side);
 }
 
-/* Each sample is of all frames, rows and columns alike; refreshes are of whole multiples of 50 steps, and
- * as many of them as the stride see every token once. */
+/* Each sample takes equally many tokens from all frames, rows and columns. The projection is refreshed every
+ * 50 steps, and as many refreshes as the stride sample each token once. */
 static void test_sampled_tokens(void **state)
 {
     static const int64_t grids[][3] = {{32, 16, 16}, {16, 32, 32}, {21, 30, 52}, {32, 32, 32}};
@@ -79,7 +83,7 @@ static void test_sampled_tokens(void **state)
         bool *sampled = calloc((size_t)tokens, 1), *ever = calloc((size_t)tokens, 1);
         rig_fill(&rig, 3, 0);
         for (int64_t i = 0; i < stride; i++) {
-            look(&rig, 50 * (i + 1));
+            observe_step(&rig, 50 * (i + 1));
             assert_int_equal(call_count, 2 * (i + 1));
             assert_int_equal(calls[2 * i].offset, calls[2 * i + 1].offset);
             stride = calls[2 * i].stride;
@@ -101,11 +105,11 @@ static void test_sampled_tokens(void **state)
     }
 }
 
-/* ---- how long it remembers ---- */
+/* ---- how long a sample counts ---- */
 
 static double trace_of_keys(const Rig *rig)
 {
-    DsvStateList list = {.count = 0};
+    DsviStateList list = {.count = 0};
     double trace = 0;
     int found = 0;
     dsvi_selector_state(rig->sparse->selector, &list);
@@ -128,26 +132,27 @@ static void test_memory(void **state)
     (void)state;
     open_sampling(&rig, 4, 8, 8, "sparse.order=tube");
     rig_fill(&rig, 3, 0);
-    look(&rig, 50);
+    observe_step(&rig, 50);
     first = trace_of_keys(&rig);
     for (int64_t i = 0; i < rig.shape.tokens * rig.shape.head_dim; i++)
         ((float *)rig.block[0].k)[i] *= 3;
-    look(&rig, 100);
+    observe_step(&rig, 100);
     second = trace_of_keys(&rig);
     assert_error_below(fabs(second / first - 5), 1e-5, "0.5 + 0.5 * 9");
     rig_close(&rig);
 }
 
-/* ---- a key that it never saw ---- */
+/* ---- a key that was never sampled ---- */
 
 enum { SINK = 4097, CAPTURED_QUERIES = 64 };
 
-/* Queries and keys vary along a dozen directions. Along one more direction all queries are alike, and one
- * key, not longer than others, is far from all others: it gets half of every query's attention. */
+/* Fills in queries and keys that vary along a dozen directions. Along one further direction all queries are
+ * equal, and one key (the sink), not longer than the others, is far from all others. The sink gets half of
+ * each query's attention. */
 static void fill_with_sink(Rig *rig, int64_t sink)
 {
     float *q = rig->block[0].q, *k = rig->block[0].k;
-    DsvRng rng = {8, DSV_RNG_TEST, 0};
+    DsviRng rng = {8, DSVI_RNG_TEST, 0};
     int64_t dim = rig->shape.head_dim;
     memset(q, 0, rig->tensor_bytes);
     memset(k, 0, rig->tensor_bytes);
@@ -164,17 +169,17 @@ static void fill_with_sink(Rig *rig, int64_t sink)
     k[sink * dim + 12] = 10.85f;
 }
 
-/* Exact attention that lists hold, mean of queries from the whole clip. */
+/* Returns the fraction of exact attention that lists hold, averaged over queries from the whole clip. */
 static double captured(const Rig *rig, double scale)
 {
-    const DsvLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, 0);
     const float *q = rig->block[0].q, *k = rig->block[0].k;
     int64_t tokens = rig->shape.tokens, dim = rig->shape.head_dim;
     double *weight = malloc((size_t)tokens * sizeof *weight), sum = 0;
     assert_non_null(lists);
     for (int64_t i = 0; i < CAPTURED_QUERIES; i++) {
         int64_t query = i * tokens / CAPTURED_QUERIES + 7;
-        DsvList list = dsvi_list_of(lists, tokens, 0, 0, query);
+        DsviList list = dsvi_list_of(lists, tokens, 0, 0, query);
         double all = 0, held = 0;
         for (int64_t s = 0; s < tokens; s++) {
             double score = 0;
@@ -190,13 +195,14 @@ static double captured(const Rig *rig, double scale)
     return sum;
 }
 
-/* A sink between the sampled tokens: lists hold it, and what the selector believes of them is right. */
+/* The sink is not among the sampled tokens. Lists must still contain it, and the selector's estimate of the
+ * captured mass must be right. */
 static void test_unseen_sink(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 1, 64, 8, 32, 32, DSV_F32);
-    DsvSparseBlockReport report;
+    DsviSparseShape shape = rig_shape(1, 1, 1, 64, 8, 32, 32, DSVI_F32);
+    DsviSparseBlockReport report;
     (void)state;
     shape.backward = false;
     rig_set(&settings, "sparse.rank=8");
@@ -211,17 +217,17 @@ static void test_unseen_sink(void **state)
     call_count = 0;
     fill_with_sink(&rig, SINK);
     dsvi_sparse_force(rig.sparse, true);
-    DsvSparseAttention pass = rig_pass(&rig, 0);
+    DsviAttentionCall pass = rig_pass(&rig, 0);
     assert_ok(dsvi_sparse_step_begin(rig.sparse, 1, true));
     assert_ok(dsvi_sparse_forward(rig.sparse, 0, &pass));
     assert_ok(dsvi_sparse_step_end(rig.sparse));
     assert_true(call_count == 2 && (SINK - calls[1].offset) % calls[1].stride != 0);
     dsvi_sparse_block_report(rig.sparse, 0, &report);
     double held = captured(&rig, pass.scale);
-    print_message("believed %.3f, captured %.3f at density %.3f\n", report.estimated_mass, held,
+    print_message("estimated %.3f, captured %.3f at density %.3f\n", report.estimated_mass, held,
                   report.density);
     assert_true(report.density < 0.5);
-    assert_error_below(fabs(report.estimated_mass - held), 0.08, "captured against believed mass");
+    assert_error_below(fabs(report.estimated_mass - held), 0.08, "captured against estimated mass");
     rig_close(&rig);
 }
 

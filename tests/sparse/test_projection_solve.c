@@ -1,4 +1,4 @@
-/* The closed-form projection: exact at full rank, least error below it, whatever the covariances. */
+/* The closed-form projection: exact at full rank, and of least error at lower rank, for any covariances. */
 #include "test.h"
 
 #include "base/rng.h"
@@ -11,10 +11,11 @@ typedef struct Case {
     double query_second[DIM * DIM], query_mean[DIM], key_second[DIM * DIM], key_mean[DIM];
 } Case;
 
-/* Uneven, correlated rows; the keys far from zero mean. `flat` rows have only so many dimensions. */
+/* Makes rows of correlated queries and keys that vary in `flat` dimensions, with different variances. The
+ * mean of the keys is far from zero. */
 static void make(Case *c, uint64_t seed, int flat)
 {
-    DsvRng rng = {seed, DSV_RNG_TEST, 0};
+    DsviRng rng = {seed, DSVI_RNG_TEST, 0};
     uint64_t n = 0;
     memset(c, 0, sizeof *c);
     double mix[2][DIM][DIM];
@@ -43,8 +44,8 @@ static void make(Case *c, uint64_t seed, int flat)
     }
 }
 
-/* Mean squared error of all scores of q and k taken through M = P K^T, a constant per query free; relative
- * to the mean square of the true ones. */
+/* Returns the mean squared error of all scores that are computed through the projections, relative to the
+ * mean square of the exact scores. A constant for each query does not count as an error. */
 static double score_error(const Case *c, int rank, const float *query, const float *key)
 {
     double error = 0, all = 0;
@@ -68,14 +69,14 @@ static double score_error(const Case *c, int rank, const float *query, const flo
     return error / all;
 }
 
-static DsvProjectionMoments moments_of(const Case *c)
+static DsviProjectionMoments moments_of(const Case *c)
 {
-    return (DsvProjectionMoments){c->query_second, c->query_mean, c->key_second, c->key_mean};
+    return (DsviProjectionMoments){c->query_second, c->query_mean, c->key_second, c->key_mean};
 }
 
 static void solve(const Case *c, int rank, float *query, float *key)
 {
-    DsvProjectionMoments moments = moments_of(c);
+    DsviProjectionMoments moments = moments_of(c);
     void *workspace = malloc(dsvi_projection_workspace(DIM));
     assert_non_null(workspace);
     assert_ok(dsvi_projection_solve(DIM, rank, &moments, query, key, workspace));
@@ -90,13 +91,14 @@ static void test_full_rank_is_exact(void **state)
     for (int flat = 1; flat <= DIM; flat += 3) {
         make(&c, (uint64_t)flat, flat);
         solve(&c, DIM, query, key);
-        /* The matrices are rounded to F32: 2^-24 squared, times their condition (eigenvalues reach down to
-         * 1e-6 of the largest, so their roots span 1e3). */
+        /* The matrices are rounded to F32. The error is 2^-24 times their condition number, squared. The
+         * smallest eigenvalue is 1e-6 of the largest, so the condition number is about 1e3. */
         assert_error_below(score_error(&c, DIM, query, key), 1e-8, "flat %d", flat);
     }
 }
 
-/* Lower rank than the data has: errors fall with rank, and no matrix nearby does better. */
+/* With a rank below that of the data, the error falls with the rank, and no slightly changed matrix has a
+ * smaller error. */
 static void test_least_error(void **state)
 {
     static Case c;
@@ -110,7 +112,7 @@ static void test_least_error(void **state)
         assert_true(error < before);
         before = error;
         for (uint64_t trial = 0; trial < 40; trial++) {
-            DsvRng rng = {trial, DSV_RNG_TEST, (uint32_t)rank};
+            DsviRng rng = {trial, DSVI_RNG_TEST, (uint32_t)rank};
             for (int i = 0; i < DIM * rank; i++) {
                 double size = trial % 2 ? 1e-2 : 1e-1;
                 moved_query[i] = query[i] * (float)(1 + size * dsvi_rng_normal(rng, (uint64_t)(2 * i)));
@@ -121,8 +123,8 @@ static void test_least_error(void **state)
     }
 }
 
-/* Another way to the same place: at rank 1 the key direction K is Q^1/2 times the leading eigenvector of
- * Q^1/2 C Q^1/2, so it is the leading eigenvector of Q C, which power iteration finds. */
+/* At rank 1 the projection can be computed in a second way: the key direction K is Q^1/2 times the leading
+ * eigenvector of Q^1/2 C Q^1/2, so it is the leading eigenvector of Q C, which power iteration finds. */
 static void test_against_power_iteration(void **state)
 {
     static Case c;
@@ -158,8 +160,8 @@ static void test_against_power_iteration(void **state)
     assert_error_below(fabs(fabs(dot) / sqrt(norm) - 1), 1e-6, "direction of the keys");
 }
 
-/* The mean query's score of any key is exact at every rank, full rank is as exact as without the condition,
- * and the condition costs at most one rank. */
+/* The solver has the condition that scores of the mean query are exact. They are exact at every rank; full
+ * rank is as exact as without the condition; and the condition costs at most one rank. */
 static void test_mean_query_is_exact(void **state)
 {
     static Case c, plain;
@@ -172,7 +174,7 @@ static void test_mean_query_is_exact(void **state)
             for (int d = 0; d < DIM; d++)
                 c.query_mean[d] += c.q[s][d] / ROWS;
         solve(&c, rank, query, key);
-        DsvRng rng = {3, DSV_RNG_TEST, (uint32_t)rank};
+        DsviRng rng = {3, DSVI_RNG_TEST, (uint32_t)rank};
         double exact = 0, estimate = 0, k[DIM];
         for (int d = 0; d < DIM; d++) {
             k[d] = 100 * dsvi_rng_normal(rng, (uint64_t)d);
@@ -210,9 +212,9 @@ static void test_degenerate(void **state)
     void *workspace = malloc(dsvi_projection_workspace(DIM));
     c.query_second[5] = NAN;
     assert_fails(DSV_E_DIVERGED, "not finite",
-                 dsvi_projection_solve(DIM, 2, &(DsvProjectionMoments){c.query_second, c.query_mean,
-                                                                       c.key_second, c.key_mean},
-                                       query, key, workspace));
+                 dsvi_projection_solve(
+                     DIM, 2, &(DsviProjectionMoments){c.query_second, c.query_mean, c.key_second, c.key_mean},
+                     query, key, workspace));
     free(workspace);
 }
 

@@ -1,12 +1,13 @@
-/* The sparse layer as a model uses it: full lists are dense attention; recomputation, timing, refusals; the
- * number of threads changes nothing. */
+/* The sparse layer as a model uses it: full lists equal dense attention; recomputation, timing, refused
+ * configurations; results do not depend on the number of threads. */
 #include "sparse/sparse_rig.h"
 
 #include "base/threads.h"
 #include "sparse/sparse_internal.h"
 
-/* The same tensors through both sides of dsvi_sparse_force. */
-static double sparse_against_dense(const char *isa, const DsvConfig *settings, const DsvSparseShape *shape)
+/* Returns the difference between attention over lists and dense attention for the same tensors;
+ * dsvi_sparse_force switches between them. */
+static double sparse_against_dense(const char *isa, const DsvConfig *settings, const DsviSparseShape *shape)
 {
     static Rig sparse, dense;
     rig_open(&sparse, isa, 2, settings, shape);
@@ -17,7 +18,7 @@ static double sparse_against_dense(const char *isa, const DsvConfig *settings, c
     rig_run(&sparse);
     rig_run(&dense);
     for (int64_t i = 0; i < shape->blocks; i++) {
-        const DsvLists *lists = dsvi_sparse_lists(sparse.sparse, i);
+        const DsviLists *lists = dsvi_sparse_lists(sparse.sparse, i);
         assert_non_null(lists);
         assert_null(dsvi_sparse_lists(dense.sparse, i));
     }
@@ -31,17 +32,17 @@ static void test_full_lists_are_dense(void **state)
 {
     static const struct {
         int64_t batch, heads, dim, frames, height, width, group, chunk, grain;
-        DsvDtype act;
+        DsviDtype act;
         const char *isa;
-        double bound; /* two roundings of act apart, and F64 only sums in another order */
+        double bound; /* two roundings of act; in F64 only the order of sums differs */
     } cases[] = {
-        {1, 2, 32, 2, 5, 7, 32, 16, 1, DSV_F64, "ref", 1e-13},
-        {2, 3, 64, 1, 9, 11, 32, 16, 1, DSV_F32, "auto", 2e-6},
-        {1, 1, 128, 3, 8, 8, 64, 16, 4, DSV_F32, "auto", 2e-6},
-        {2, 2, 96, 1, 3, 3, 128, 16, 1, DSV_F32, "auto", 2e-6}, /* fewer tokens than one group */
-        {1, 2, 256, 1, 1, 1, 16, 16, 1, DSV_F32, "auto", 2e-6}, /* one token */
-        {1, 1, 34, 1, 7, 19, 16, 8, 3, DSV_F32, "auto", 2e-6},
-        {2, 2, 64, 2, 6, 5, 32, 16, 64, DSV_BF16, "auto", 1e-2},
+        {1, 2, 32, 2, 5, 7, 32, 16, 1, DSVI_F64, "ref", 1e-13},
+        {2, 3, 64, 1, 9, 11, 32, 16, 1, DSVI_F32, "auto", 2e-6},
+        {1, 1, 128, 3, 8, 8, 64, 16, 4, DSVI_F32, "auto", 2e-6},
+        {2, 2, 96, 1, 3, 3, 128, 16, 1, DSVI_F32, "auto", 2e-6}, /* fewer tokens than one group */
+        {1, 2, 256, 1, 1, 1, 16, 16, 1, DSVI_F32, "auto", 2e-6}, /* one token */
+        {1, 1, 34, 1, 7, 19, 16, 8, 3, DSVI_F32, "auto", 2e-6},
+        {2, 2, 64, 2, 6, 5, 32, 16, 64, DSVI_BF16, "auto", 1e-2},
     };
     static const char *const selectors[] = {"projection", "predictor", "pooled", "window"};
     (void)state;
@@ -54,33 +55,33 @@ static void test_full_lists_are_dense(void **state)
             settings.sparse_grain = cases[i].grain;
             settings.sparse_target_mass = 1;
             settings.sparse_max_density = settings.sparse_list_memory = 1;
-            DsvSparseShape shape = rig_shape(2, cases[i].batch, cases[i].heads, cases[i].dim, cases[i].frames,
-                                             cases[i].height, cases[i].width, cases[i].act);
+            DsviSparseShape shape = rig_shape(2, cases[i].batch, cases[i].heads, cases[i].dim,
+                                              cases[i].frames, cases[i].height, cases[i].width, cases[i].act);
             assert_error_below(sparse_against_dense(cases[i].isa, &settings, &shape), cases[i].bound,
                                "case %d, %s", (int)i, selectors[n]);
         }
     }
 }
 
-/* The comparison above can fail. */
+/* Shows that the comparison above can fail: lists of few keys differ from dense attention. */
 static void test_few_keys_are_not_dense(void **state)
 {
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSVI_F32);
     (void)state;
     rig_set(&settings, "sparse.target_mass=0");
     rig_set(&settings, "sparse.target_density=0.25");
     assert_true(sparse_against_dense("auto", &settings, &shape) > 0.05);
 }
 
-/* Gradient checkpointing: the forward pass again gives the same bits and makes no new lists. */
+/* Gradient checkpointing: repeating the forward pass gives the same bits and makes no new lists. */
 static void test_recompute(void **state)
 {
     static Rig rig, straight;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 2, 64, 2, 8, 8, DSVI_F32);
     (void)state;
-    rig_set(&settings, "sparse.selector=predictor"); /* which would learn */
+    rig_set(&settings, "sparse.selector=predictor"); /* repeating must not train the predictor */
     rig_set(&settings, "sparse.explore_kind=random");
     rig_open(&rig, "auto", 2, &settings, &shape);
     rig_open(&straight, "auto", 2, &settings, &shape);
@@ -90,11 +91,11 @@ static void test_recompute(void **state)
         rig_fill(r, 5, 8);
         assert_ok(dsvi_sparse_step_begin(r->sparse, 1, true));
         for (int64_t block = 0; block < 2; block++) {
-            DsvSparseAttention pass = rig_pass(r, block);
+            DsviAttentionCall pass = rig_pass(r, block);
             assert_ok(dsvi_sparse_forward(r->sparse, block, &pass));
         }
         for (int64_t block = 1; block >= 0; block--) {
-            DsvSparseAttention pass = rig_pass(r, block);
+            DsviAttentionCall pass = rig_pass(r, block);
             pass.recompute = true;
             if (r == &rig) {
                 memset(pass.out, 0xff, r->tensor_bytes);
@@ -111,12 +112,12 @@ static void test_recompute(void **state)
     rig_close(&straight);
 }
 
-/* Outside training nothing is learnt, measured or decided; what is sparse runs over lists. */
+/* Outside training the layer learns, measures and decides nothing; sparse blocks run over lists. */
 static void test_without_training(void **state)
 {
     static Rig rig, fresh;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     rig_open(&rig, "auto", 2, &settings, &shape);
     rig_open(&fresh, "auto", 2, &settings, &shape);
@@ -131,24 +132,24 @@ static void test_without_training(void **state)
     rig_fill(&rig, 12, 8);
     rig_step(&rig, 2, false);
     assert_non_null(dsvi_sparse_lists(rig.sparse, 0));
-    assert_true(rig_same_state(&rig, &fresh) == false); /* the last lists' density and estimate alone */
+    assert_true(rig_same_state(&rig, &fresh) == false); /* only the last lists' density and estimate differ */
     rig_close(&rig);
     rig_close(&fresh);
 }
 
-/* Without a backward pass the blocks share one piece of memory for lists. */
+/* Without backward pass all blocks use the same memory for their lists, one after the other. */
 static void test_forward_only(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(3, 1, 2, 64, 2, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(3, 1, 2, 64, 2, 8, 8, DSVI_F32);
     (void)state;
     shape.backward = false;
     rig_open(&rig, "auto", 1, &settings, &shape);
     rig_fill(&rig, 3, 8);
     dsvi_sparse_force(rig.sparse, true);
     for (int64_t i = 0; i < 3; i++) {
-        DsvSparseAttention pass = rig_pass(&rig, i);
+        DsviAttentionCall pass = rig_pass(&rig, i);
         assert_ok(dsvi_sparse_forward(rig.sparse, i, &pass));
         assert_non_null(dsvi_sparse_lists(rig.sparse, i));
     }
@@ -160,7 +161,7 @@ static void test_threads_change_nothing(void **state)
 {
     static Rig one, two;
     static const char *const selectors[] = {"projection", "predictor", "pooled"};
-    DsvSparseShape shape = rig_shape(2, 2, 3, 64, 3, 9, 8, DSV_BF16);
+    DsviSparseShape shape = rig_shape(2, 2, 3, 64, 3, 9, 8, DSVI_BF16);
     (void)state;
     for (size_t n = 0; n < sizeof selectors / sizeof *selectors; n++) {
         DsvConfig settings = rig_settings();
@@ -185,14 +186,14 @@ static void test_threads_change_nothing(void **state)
     }
 }
 
-/* Several passes in one step: all learn, the first is measured. */
+/* With several passes in one step, the selector learns from all passes; only the first pass is measured. */
 static void test_accumulation(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSV_F32);
-    DsvSparseBlockReport once, twice;
-    DsvSparseReport report;
+    DsviSparseShape shape = rig_shape(1, 1, 2, 64, 2, 8, 8, DSVI_F32);
+    DsviSparseBlockReport once, twice;
+    DsviSparseReport report;
     (void)state;
     rig_set(&settings, "sparse.selector=predictor");
     rig_set(&settings, "sparse.target_mass=0");
@@ -212,12 +213,12 @@ static void test_accumulation(void **state)
     assert_true(once.captured_mass == twice.captured_mass);
 }
 
-/* Where the same bits are wanted no time decides anything. */
-static void test_no_cost_where_deterministic(void **state)
+/* In deterministic mode no measured time decides anything. */
+static void test_no_measured_cost_in_deterministic_mode(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 12, 12, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 2, 12, 12, DSVI_F32);
     (void)state;
     settings.sparse_measure_cost = true;
     settings.deterministic = true;
@@ -227,12 +228,13 @@ static void test_no_cost_where_deterministic(void **state)
     rig_close(&rig);
 }
 
-/* A line for each block in each measuring step, with both sides' times; all else is as without it. */
+/* With sparse.time_choices the layer logs a line with the times of sparse and dense attention for each block
+ * in each measuring step; everything else is as without this option. */
 static void test_both_choices_timed(void **state)
 {
     static Rig rig, plain;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSVI_F32);
     double select, forward, backward, dense_forward, dense_backward;
     (void)state;
     rig_set(&settings, "sparse.profile_every=2");
@@ -240,7 +242,7 @@ static void test_both_choices_timed(void **state)
     rig_open(&plain, "auto", 2, &settings, &shape);
     rig_set(&settings, "sparse.time_choices=true");
     rig_open(&rig, "auto", 2, &settings, &shape);
-    for (int step = 1; step <= 3; step++) { /* dense, measured; over lists, measured; over lists */
+    for (int step = 1; step <= 3; step++) { /* 1: dense, measured; 2: over lists, measured; 3: over lists */
         rig.log[0] = plain.log[0] = 0;
         rig_fill(&plain, 11, 8);
         rig_fill(&rig, 11, 8);
@@ -263,16 +265,17 @@ static void test_both_choices_timed(void **state)
     rig_close(&plain);
 }
 
-/* Lists of blocks that stay dense are kept for their backward pass, and take no room from the others'. */
-static void test_timed_choices_take_no_room(void **state)
+/* Lists that are timed in blocks that stay dense are kept until their backward pass, but do not reduce the
+ * list memory of other blocks. */
+static void test_timed_lists_take_no_list_memory(void **state)
 {
     static const char *const tight[] = {
-        "sparse.target_mass=0", "sparse.target_density=0.32", "sparse.max_density=0.35", "sparse.min_mass=0",
-        "sparse.list_memory=0.01", "sparse.profile_every=1",
+        "sparse.target_mass=0", "sparse.target_density=0.32", "sparse.max_density=0.35",
+        "sparse.min_mass=0",    "sparse.list_memory=0.01",    "sparse.profile_every=1",
     };
     static Rig rig, plain;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 1, 16, 16, DSVI_F32);
     (void)state;
     for (size_t i = 0; i < sizeof tight / sizeof *tight; i++)
         rig_set(&settings, tight[i]);
@@ -290,10 +293,10 @@ static void test_timed_choices_take_no_room(void **state)
     rig_close(&plain);
 }
 
-static DsvStatus create(const char *assignment, const DsvSparseShape *shape)
+static DsvStatus create(const char *assignment, const DsviSparseShape *shape)
 {
-    DsvBackend backend;
-    DsvSparse *sparse;
+    DsviBackend backend;
+    DsviSparse *sparse;
     DsvConfig settings = rig_settings();
     rig_set(&settings, assignment);
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
@@ -306,7 +309,7 @@ static DsvStatus create(const char *assignment, const DsvSparseShape *shape)
 
 static void test_refusals(void **state)
 {
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSV_F32), wrong = shape;
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSVI_F32), wrong = shape;
     (void)state;
     assert_ok(create("sparse.rank=32", &shape));
     assert_fails(DSV_E_USAGE, "sparse.rank is 33, above the head size of 32",
@@ -325,12 +328,12 @@ static void test_refusals(void **state)
 }
 
 typedef struct Watched {
-    const void *q[RIG_BLOCKS_MOST];
+    const void *q[RIG_BLOCKS_MAX];
     int calls;
     DsvStatus answer;
 } Watched;
 
-static DsvStatus watch(void *context, int64_t block, const DsvSparseAttention *args)
+static DsvStatus watch(void *context, int64_t block, const DsviAttentionCall *args)
 {
     Watched *seen = context;
     seen->q[block] = args->q;
@@ -338,13 +341,14 @@ static DsvStatus watch(void *context, int64_t block, const DsvSparseAttention *a
     return seen->answer;
 }
 
-/* A watcher sees each block's forward pass once, recomputation aside, and its failure is the pass's. */
+/* The watch function is called once for each block's forward pass, not for a recomputation. If it fails, the
+ * pass fails. */
 static void test_watch(void **state)
 {
     static Rig rig;
     Watched seen = {.answer = DSV_OK};
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSVI_F32);
     (void)state;
     rig_open(&rig, "auto", 2, &settings, &shape);
     rig_fill(&rig, 3, 0);
@@ -353,7 +357,7 @@ static void test_watch(void **state)
     assert_int_equal(seen.calls, 2);
     for (int i = 0; i < 2; i++)
         assert_ptr_equal(seen.q[i], rig.block[i].q);
-    DsvSparseAttention pass = rig_pass(&rig, 0);
+    DsviAttentionCall pass = rig_pass(&rig, 0);
     pass.recompute = true;
     assert_ok(dsvi_sparse_forward(rig.sparse, 0, &pass));
     assert_int_equal(seen.calls, 2);
@@ -363,17 +367,17 @@ static void test_watch(void **state)
     rig_close(&rig);
 }
 
-/* Values that are not finite are an error that names the place, not a crash or silence. */
+/* Values that are not finite cause an error that names the place. */
 static void test_not_finite(void **state)
 {
     static Rig rig;
     DsvConfig settings = rig_settings();
-    DsvSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSV_F32);
+    DsviSparseShape shape = rig_shape(2, 1, 2, 64, 1, 8, 8, DSVI_F32);
     (void)state;
     rig_open(&rig, "auto", 2, &settings, &shape);
     rig_fill(&rig, 3, 0);
     ((float *)rig.block[1].k)[64 + 5] = INFINITY;
-    DsvSparseAttention pass = rig_pass(&rig, 1);
+    DsviAttentionCall pass = rig_pass(&rig, 1);
     dsvi_sparse_force(rig.sparse, true);
     assert_fails(DSV_E_DIVERGED, "block 1, head 1: projection: queries or keys are not finite",
                  dsvi_sparse_forward(rig.sparse, 1, &pass));
@@ -390,9 +394,9 @@ int main(void)
         cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_no_cost_where_deterministic),
+        cmocka_unit_test(test_no_measured_cost_in_deterministic_mode),
         cmocka_unit_test(test_both_choices_timed),
-        cmocka_unit_test(test_timed_choices_take_no_room),
+        cmocka_unit_test(test_timed_lists_take_no_list_memory),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_watch),

@@ -1,9 +1,10 @@
-/* The lists that chosen ones are measured against: fixed windows and random keys. */
+/* Lists with which selected lists are compared in experiments: fixed windows and random keys. */
 #include "sparse/sparse_rig.h"
 
 #include "sparse/order.h"
 
-/* Of a key from the middle of tokens first, first + 1, ..., times count^2 so that it is exact. */
+/* Returns the squared distance of a key from the centre of `count` tokens that start at `first`, multiplied
+ * by count^2 so that it is an exact integer. */
 static int64_t squared_distance(const int64_t grid[3], const int32_t *order, int64_t first, int64_t count,
                                 int64_t key)
 {
@@ -19,14 +20,14 @@ static int64_t squared_distance(const int64_t grid[3], const int32_t *order, int
     return square;
 }
 
-/* Whatever q and k, in every order of the tokens: no key that is left out is nearer to the middle of the
- * group than one that is listed. */
+/* For any q and k and in every token order, no unlisted key is nearer to the centre of the group than a
+ * listed key. */
 static void window_lists_the_nearest(void **state)
 {
     enum { GROUP = 16, KEYS = 27 };
     static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
     static Rig rig;
-    DsvSparseShape shape = rig_shape(1, 2, 2, 32, 5, 7, 9, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 2, 2, 32, 5, 7, 9, DSVI_F32);
     int32_t order[5 * 7 * 9];
     (void)state;
     for (uint64_t seed = 0; seed < sizeof orders / sizeof *orders; seed++) {
@@ -42,15 +43,15 @@ static void window_lists_the_nearest(void **state)
         dsvi_sparse_force(rig.sparse, true);
         rig_run(&rig);
         assert_ok(dsvi_order_make(orders[seed], shape.grid, order));
-        const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+        const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
         assert_non_null(lists);
         for (int64_t n = 0; n < dsvi_lists_count(lists); n++) {
-            DsvList list = dsvi_list_at(lists, n);
+            DsviList list = dsvi_list_at(lists, n);
             int64_t first = n % lists->groups * GROUP, farthest = 0;
             int64_t count = shape.tokens - first < GROUP ? shape.tokens - first : GROUP;
             assert_int_equal(list.count, KEYS);
             for (int64_t i = 0; i < KEYS; i++) {
-                int64_t d = squared_distance(shape.grid, order, first, count, list.runs[i]);
+                int64_t d = squared_distance(shape.grid, order, first, count, list.spans[i]);
                 farthest = d > farthest ? d : farthest;
             }
             for (int64_t key = 0; key < shape.tokens; key++)
@@ -61,27 +62,28 @@ static void window_lists_the_nearest(void **state)
     }
 }
 
-static double shared(const DsvLists *a, const int32_t *runs, const int64_t *offsets)
+static double shared(const DsviLists *a, const int32_t *spans, const int64_t *offsets)
 {
     int64_t same = 0, count = dsvi_lists_count(a);
     for (int64_t n = 0; n < count; n++) {
-        DsvList list = dsvi_list_at(a, n);
+        DsviList list = dsvi_list_at(a, n);
         for (int64_t i = offsets[n]; i < offsets[n + 1]; i++)
-            same += dsvi_list_contains(&list, runs[i]);
+            same += dsvi_list_contains(&list, spans[i]);
     }
     return (double)same / (double)offsets[count];
 }
 
-/* Exploration with the whole budget: lists of the density that was asked for, of which a step shares with the
- * one before no more than chance has it, in training and outside. 128 lists of 1024 keys: 13,000 draws, which
- * waver by 1 %. The one key beyond the draws that every list has is the window's nearest. */
-static void lists_can_be_random_altogether(void **state)
+/* Exploration that uses the whole budget gives random lists of the target density, in training and outside
+ * training. Lists of consecutive steps have no more keys in common than chance gives. The 128 lists of 1024
+ * keys have 13,000 draws, a number that varies by 1 %. Each list has one more key, the nearest key of the
+ * window. */
+static void whole_budget_can_be_random(void **state)
 {
-    enum { RUNS_MOST = 1 << 15 };
+    enum { RUNS_MAX = 1 << 15 };
     static Rig rig;
-    static int32_t runs[RUNS_MOST];
+    static int32_t spans[RUNS_MAX];
     static int64_t offsets[4096];
-    DsvSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSV_F32);
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 4, 16, 16, DSVI_F32);
     DsvConfig settings = rig_settings();
     (void)state;
     rig_set(&settings, "sparse.selector=window");
@@ -95,14 +97,15 @@ static void lists_can_be_random_altogether(void **state)
     dsvi_sparse_force(rig.sparse, true);
     for (int64_t step = 1; step <= 4; step++) {
         rig_step(&rig, step, step < 3);
-        const DsvLists *lists = dsvi_sparse_lists(rig.sparse, 0);
+        const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
         int64_t count = dsvi_lists_count(lists), all = lists->offsets[count];
-        assert_true(count < 4096 && all <= RUNS_MOST);
+        assert_true(count < 4096 && all <= RUNS_MAX);
         double density = (double)all / (double)(count * dsvi_lists_full(lists));
         assert_error_below(fabs(density - 0.1 - 1.0 / 1024), 0.005, "density of step %d", (int)step);
         if (step > 1)
-            assert_error_below(fabs(shared(lists, runs, offsets) - 0.11), 0.02, "shared, step %d", (int)step);
-        memcpy(runs, lists->runs, (size_t)all * sizeof *runs);
+            assert_error_below(fabs(shared(lists, spans, offsets) - 0.11), 0.02, "shared, step %d",
+                               (int)step);
+        memcpy(spans, lists->spans, (size_t)all * sizeof *spans);
         memcpy(offsets, lists->offsets, (size_t)(count + 1) * sizeof *offsets);
     }
     rig_close(&rig);
@@ -112,7 +115,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(window_lists_the_nearest),
-        cmocka_unit_test(lists_can_be_random_altogether),
+        cmocka_unit_test(whole_budget_can_be_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,12 @@
-/* A reader of TensorBoard's event files that shares no code with the writer. */
+/* A reader of TensorBoard's event files, independent of the writer's code. */
 #ifndef DSVI_TEST_EVENT_FILE_H
 #define DSVI_TEST_EVENT_FILE_H
 
 #include "base/fs.h"
 #include "test.h"
-#include "train/tensorboard.h"
+#include "run/tensorboard.h"
 
-/* The definition, bit by bit. */
+/* CRC-32C by its definition, bit by bit. */
 static inline uint32_t plain_crc(const unsigned char *data, size_t bytes)
 {
     uint32_t crc = ~UINT32_C(0);
@@ -31,15 +31,15 @@ static inline void assert_masked(const unsigned char *data, size_t bytes, const 
     assert_int_equal(plain_crc(data, bytes), (uint32_t)(unmasked << 15 | unmasked >> 17));
 }
 
-/* What one record holds. */
+/* The content of one record. */
 typedef struct Record {
     double wall_time;
     int64_t step;
     char version[32];
     int session_status, scalars;
-    char tag[DSV_TENSORBOARD_SCALARS_MOST][DSV_TENSORBOARD_TAG_MOST + 1];
-    float value[DSV_TENSORBOARD_SCALARS_MOST];
-    char image_tag[DSV_TENSORBOARD_TAG_MOST + 1]; /* "": no picture */
+    char tag[DSVI_TENSORBOARD_SCALARS_MAX][DSVI_TENSORBOARD_TAG_MAX + 1];
+    float value[DSVI_TENSORBOARD_SCALARS_MAX];
+    char image_tag[DSVI_TENSORBOARD_TAG_MAX + 1]; /* "" if the record has no image */
     int64_t image_height, image_width, image_colors;
     unsigned char image[1 << 16];
     size_t image_bytes;
@@ -111,8 +111,8 @@ static inline void read_image(Record *r, Field image)
 static inline void read_value(Record *r, Field value)
 {
     const unsigned char *at = value.data, *end = at + value.value;
-    char tag[DSV_TENSORBOARD_TAG_MOST + 1] = "";
-    assert_true(r->scalars < DSV_TENSORBOARD_SCALARS_MOST);
+    char tag[DSVI_TENSORBOARD_TAG_MAX + 1] = "";
+    assert_true(r->scalars < DSVI_TENSORBOARD_SCALARS_MAX);
     while (at < end) {
         Field field = read_field(&at, end);
         uint32_t bits = (uint32_t)field.value;

@@ -1,4 +1,4 @@
-/* Whole runs of a tiny model on artificial clips, and whether two of them are the same. */
+/* Whole runs of a tiny model on artificial clips, and comparison of two runs. */
 #ifndef DSVI_TEST_RUN_RIG_H
 #define DSVI_TEST_RUN_RIG_H
 
@@ -12,10 +12,10 @@ enum { STEPS = 10 };
 static char clips[DSVI_PATH_MAX];
 static const char *device = "cpu";
 
-/* Stops after so many questions: dsv_train asks once before each step. */
+/* Requests a stop after this many calls: dsv_train asks once before each step. */
 typedef struct Stopper {
     int64_t steps;
-    const char *folder; /* of the run, for those who do something to it */
+    const char *folder; /* folder of the run, for callbacks that change it */
     char log[8192];
 } Stopper;
 
@@ -49,9 +49,9 @@ static inline void run_settings(DsvConfig *settings, const char *folder)
     set(settings, "deterministic", "true");
 }
 
-/* Metrics that depend on nothing but the settings. */
-static const char *const FIXED_METRICS[] = {"step", "loss", "grad_norm", "lr", "loss_bins", "density",
-                                            "sparse_blocks", "captured_mass"};
+/* Compares the metrics that depend on the options only. */
+static const char *const FIXED_METRICS[] = {"step",      "loss",    "grad_norm",     "lr",
+                                            "loss_bins", "density", "sparse_blocks", "captured_mass"};
 
 static inline FILE *open_metrics(const char *folder)
 {
@@ -71,7 +71,7 @@ static inline cJSON *next_line(FILE *file)
     return object;
 }
 
-/* The same decisions after the same steps, and at least one of them. */
+/* Both runs have the same guard decisions after the same steps, and at least one. */
 static inline void same_decisions(const char *folder_a, const char *folder_b)
 {
     char path[DSVI_PATH_MAX];
@@ -111,7 +111,7 @@ static inline void same_metrics(const char *folder_a, const char *folder_b)
     fclose(b);
 }
 
-/* And removes both. */
+/* Compares two runs and removes their folders. */
 static inline void same_runs(const char *folder_a, const char *folder_b)
 {
     same_metrics(folder_a, folder_b);
@@ -128,7 +128,7 @@ static inline void train_straight(DsvConfig *settings, const char *folder, DsvTr
     assert_true(isfinite(summary->last_loss));
 }
 
-/* cmocka's group set-up and tear-down. */
+/* Set-up and tear-down functions for a group of cmocka tests. */
 static inline int make_clips(void **state)
 {
     (void)state;

@@ -1,9 +1,7 @@
-/* After a run has seen every kind of step once, neither a step nor a held-out loss allocates anything, in any
- * thread of the process.
- *
- * malloc and its relatives are defined here and so come before the C library's; the sanitizers bring their
- * own and this test is not built with them. One thing is not ours to change and is left out of the count:
- * oneDNN keeps the arguments of every execution in a small map of its own while it lasts. */
+/* After each kind of step has run once, steps and held-out losses allocate no memory in any thread of the
+ * process. malloc and its relatives are defined here and replace the C library's. Sanitizers replace them
+ * too, so this test is not built with sanitizers. Allocations by oneDNN are not counted: during each
+ * execution oneDNN keeps the arguments in a small map. */
 #include "test.h"
 
 #include <dlfcn.h>
@@ -78,7 +76,7 @@ int posix_memalign(void **out, size_t alignment, size_t bytes)
     return *out ? 0 : 12;
 }
 
-/* Waves that drift: something to attend to, unlike noise. */
+/* Clips of drifting waves, which attention can learn, unlike noise. */
 static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 {
     int64_t elements = *(int64_t *)context;
@@ -91,14 +89,14 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 static void a_step_allocates_nothing(void **state)
 {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvCodec *codec;
-    DsvTrainer *trainer;
-    DsvDitConfig config;
-    DsvStepResult result;
-    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
-    DsvDataset *dataset;
-    DsvHeldOutLoss held_out;
+    DsviBackend backend;
+    DsviCodec *codec;
+    DsviTrainer *trainer;
+    DsviDitConfig config;
+    DsviStepResult result;
+    DsviVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsviDataset *dataset;
+    DsviHeldOutLoss held_out;
     const DsvEvents nobody = {0};
     const char *const *assignment = *state;
     const char *clips = tiny_folder();
@@ -113,17 +111,19 @@ static void a_step_allocates_nothing(void **state)
     assert_ok(dsvi_dit_config_make(&settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 2, &backend));
-    assert_ok(dsvi_trainer_create(&settings, &backend, NULL, codec, &config, NULL, NULL, &trainer));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){.settings = &settings, .backend = &backend, .codec = codec, .config = &config},
+        &trainer));
     dsvi_weights_init(&trainer->table, 1, trainer->host_flat);
     assert_ok(dsvi_trainer_start(trainer));
     assert_ok(dsvi_dataset_open(clips, &settings, &dataset));
     assert_ok(dsvi_held_out_fill(trainer->held_out, dataset, &settings, codec, NULL, NULL));
-    DsvSampleSource source = {&trainer->elements, next_latent};
+    DsviSampleSource source = {&trainer->elements, next_latent};
 
-    /* Ten steps: dense ones, measuring ones, refreshed projections, blocks that turned sparse. */
+    /* Ten steps: dense steps, steps with a profile, refreshed projections, and blocks that became sparse. */
     for (int step = 0; step < 10; step++)
         assert_ok(dsvi_train_step(trainer, &source, &result));
-    DsvSparseReport report;
+    DsviSparseReport report;
     dsvi_sparse_report(trainer->sparse, &report);
     if (settings.sparse_enabled)
         assert_true(report.sparse_blocks > 0);
@@ -146,7 +146,7 @@ static void a_step_allocates_nothing(void **state)
     dsvi_cpu_close(&backend);
 }
 
-/* The counter itself must count. */
+/* The counter must count an allocation. */
 static void the_counter_counts(void **state)
 {
     (void)state;

@@ -1,7 +1,6 @@
-/* Checkpoints under fire: the process dies, or the disk fills, at every single call that changes the disk;
- * the checkpoint before must stay whole and the next run must find one.
- *
- * The calls are intercepted by defining them here: the program's own symbols come before the C library's. */
+/* Checkpoints with injected faults: the process dies, or the disk is full, at each single call that changes
+ * the disk. The previous checkpoint must stay intact and the next run must find a checkpoint. The calls are
+ * intercepted by functions defined here, since the program's symbols come before the C library's. */
 #include "test.h"
 
 #include <errno.h>
@@ -12,16 +11,16 @@
 
 #include "cpu/cpu.h"
 #include "tiny.h"
-#include "train/checkpoint.h"
+#include "run/checkpoint.h"
 
-/* Calls left until the fault; negative: none planned. */
+/* Calls until the fault; negative: no fault. */
 static long fuse = -1;
 static long calls;
 static enum { FAULT_DIE, FAULT_NO_SPACE } fault;
-static bool no_exchange; /* as on NFS */
+static bool no_exchange; /* renameat2 cannot exchange, as on NFS */
 enum { DIED = 9 };
 
-/* True when this call is the one to fail. */
+/* Returns true for the call that must fail. */
 static int struck(void)
 {
     calls++;
@@ -62,19 +61,19 @@ int mkdir(const char *path, mode_t mode)
     return struck() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
 }
 
-/* A trainer whose weights say which step they are from. */
+/* Makes a trainer whose weights identify the step. */
 typedef struct Bench {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvCodec *codec;
-    DsvTrainer *trainer;
+    DsviBackend backend;
+    DsviCodec *codec;
+    DsviTrainer *trainer;
     const char *folder;
 } Bench;
 
 static void open_bench(Bench *b)
 {
-    DsvDitConfig config;
-    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsviDitConfig config;
+    DsviVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
     tiny_settings(&b->settings);
     b->folder = tiny_folder();
     assert_ok(dsvi_codec_open(&b->settings, &b->codec));
@@ -82,8 +81,10 @@ static void open_bench(Bench *b)
     assert_ok(dsvi_dit_config_make(&b->settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
-    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, NULL, b->codec, &config, NULL, NULL,
-                                  &b->trainer));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = &config},
+        &b->trainer));
     dsvi_weights_init(&b->trainer->table, 1, b->trainer->host_flat);
     assert_ok(dsvi_trainer_start(b->trainer));
 }
@@ -96,7 +97,7 @@ static void close_bench(Bench *b)
     assert_ok(dsvi_folder_remove(b->folder));
 }
 
-/* Weight 0 of the model, by which a checkpoint is told apart. */
+/* Weight 0 of the model, which identifies the checkpoint. */
 static float *mark(Bench *b)
 {
     return b->trainer->zero.master.data;
@@ -111,7 +112,7 @@ static DsvStatus save_step(Bench *b, int64_t step)
     return dsvi_checkpoint_prune(b->folder, b->settings.checkpoints_total_limit, step);
 }
 
-/* The newest checkpoint is whole, loads, and is one of the two; returns its step. */
+/* Checks that the newest checkpoint is intact, loads, and is one of the two. Returns its step. */
 static int64_t newest(Bench *b)
 {
     char path[DSVI_PATH_MAX];
@@ -140,7 +141,7 @@ static int entries(const Bench *b)
     return count_entries;
 }
 
-/* Saves in a process that dies at call number `at`, from 0; whether it came that far. */
+/* Saves in a process that dies at call number `at`, from 0. Returns whether the process reached this call. */
 static bool dies_saving(Bench *b, int64_t step, long at)
 {
     int status;
@@ -171,16 +172,16 @@ static void dying_at_any_call_leaves_a_whole_checkpoint(void **state)
         step == 4 ? seen_old++ : seen_new++;
     }
     assert_int_equal(newest(&b), 8);
-    assert_true(seen_old > 20); /* the faults did hit the writing */
+    assert_true(seen_old > 20); /* faults did occur during writing */
     print_message("died at %lld calls before the rename and %lld after it\n", (long long)seen_old,
                   (long long)seen_new);
     close_bench(&b);
 }
 
-/* How many checkpoints of step 8 are whole, in the folder's own place and in superseded/. */
+/* Number of intact checkpoints of step 8, in the run folder and in superseded/. */
 static int count_whole(const Bench *b)
 {
-    enum { NUMBERS = 100 }; /* more than are made; a death may leave one empty */
+    enum { NUMBERS = 100 }; /* more than are made; a fault may leave an empty one */
     char path[DSVI_PATH_MAX];
     int count = 0;
     snprintf(path, sizeof path, "%s/checkpoint-8", b->folder);
@@ -191,8 +192,8 @@ static int count_whole(const Bench *b)
     return count;
 }
 
-/* A checkpoint of a step is saved when there is one of that step already. At the next start both are there,
- * or the old one alone. Dies from the last calls of writing on. */
+/* Saves a checkpoint of a step that has one already, and dies during the last calls. At the next start both
+ * exist, or only the old one. */
 static void dying_while_a_checkpoint_is_replaced(void **state)
 {
     enum { LAST = 24 };
@@ -240,9 +241,9 @@ static void a_full_disk_is_an_error_and_leaves_nothing_behind(void **state)
         assert_true(step == 8 || step == 12);
         char path[DSVI_PATH_MAX];
         snprintf(path, sizeof path, "%s/checkpoint-12", b.folder);
-        if (dsvi_path_exists(path)) { /* the fault came behind the rename: it is whole */
+        if (dsvi_path_exists(path)) { /* the fault was after the rename: the file is complete */
             assert_ok(dsvi_checkpoint_verify(path));
-        } else { /* latest, checkpoint-4, checkpoint-8 and nothing half-written */
+        } else { /* only latest, checkpoint-4 and checkpoint-8, nothing incomplete */
             assert_int_equal(entries(&b), 3);
         }
         assert_ok(dsvi_folder_remove(path));
@@ -287,7 +288,7 @@ static void only_the_newest_are_kept(void **state)
         snprintf(path, sizeof path, "%s/checkpoint-%lld", b.folder, (long long)step);
         assert_int_equal(dsvi_path_exists(path), step >= 4);
     }
-    /* Saved again: the old one is kept. */
+    /* Saved again: the old checkpoint is kept. */
     assert_ok(save_step(&b, 4));
     assert_int_equal(newest(&b), 4);
     snprintf(path, sizeof path, "%s/superseded/1/checkpoint-4", b.folder);
@@ -295,8 +296,8 @@ static void only_the_newest_are_kept(void **state)
     close_bench(&b);
 }
 
-/* A run that went back from step 12 to 4 keeps its own past; what lies beyond is neither its past nor what it
- * falls back on. */
+/* A run that was resumed from step 4 after step 12 keeps its own records. Later steps of the abandoned part
+ * are neither shown as its past nor used as a fallback. */
 static void steps_beyond_the_newest_do_not_count(void **state)
 {
     Bench b;
@@ -320,22 +321,22 @@ static void steps_beyond_the_newest_do_not_count(void **state)
     assert_int_equal(truncate(path, 10), 0);
     assert_fails(DSV_E_FORMAT, "none of its 2 checkpoints is whole",
                  dsvi_checkpoint_latest(b.folder, NULL, NULL, path, &found));
-    assert_non_null(strstr(dsv_error_message(), "2 more lie beyond step 5"));
+    assert_non_null(strstr(dsv_error_message(), "2 more are of steps after 5"));
     close_bench(&b);
 }
 
-/* Going back sets the abandoned steps aside, where nothing looks for them or counts them. */
+/* Resuming from an earlier step moves the abandoned steps to superseded/, where no search finds them. */
 static void abandoned_steps_are_set_aside(void **state)
 {
     Bench b;
     char path[DSVI_PATH_MAX];
-    DsvSuperseded superseded;
+    DsviSuperseded superseded;
     (void)state;
     open_bench(&b);
     b.settings.checkpoints_total_limit = 3;
     for (int64_t step = 4; step <= 12; step += 4)
         assert_ok(save_step(&b, step));
-    superseded = (DsvSuperseded){.root = b.folder};
+    superseded = (DsviSuperseded){.root = b.folder};
     assert_ok(dsvi_checkpoint_point(b.folder, 4));
     assert_ok(dsvi_checkpoint_set_aside(b.folder, 4, &superseded));
     assert_int_equal(newest(&b), 4);
@@ -351,7 +352,8 @@ static void abandoned_steps_are_set_aside(void **state)
     close_bench(&b);
 }
 
-/* However its path is written; a checkpoint elsewhere is nobody's here. */
+/* The checkpoint is recognised however its path is written; a checkpoint of another folder is not of this
+ * run. */
 static void a_folder_knows_its_checkpoints(void **state)
 {
     char inside[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
@@ -373,8 +375,8 @@ static void a_folder_knows_its_checkpoints(void **state)
     assert_ok(dsvi_folder_remove(other));
 }
 
-/* Each differs in nothing that sizes of tensors show: one head of 64 for two of 32, and a codec that makes 96
- * channels too. */
+/* These configurations differ, although all tensors have the same shapes: one head of 64 instead of two of
+ * 32, and another codec that also makes 96 channels. */
 static void another_seed_shape_or_codec_is_refused(void **state)
 {
     Bench b;

@@ -1,4 +1,4 @@
-/* The held-out loss: what it is, that it repeats to the bit, and that it leaves training alone. */
+/* The held-out loss: its definition, its bitwise repetition, and that measuring does not change training. */
 #include "test.h"
 
 #include "cpu/cpu.h"
@@ -19,17 +19,17 @@ static void set(DsvConfig *settings, const char *key, const char *value)
 
 typedef struct Rig {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvCodec *codec;
-    DsvTrainer *trainer;
-    DsvDataset *dataset; /* held out */
+    DsviBackend backend;
+    DsviCodec *codec;
+    DsviTrainer *trainer;
+    DsviDataset *dataset; /* the held-out clips */
 } Rig;
 
-/* Exact arithmetic of the tolerances below wants F32. */
+/* The tolerances below assume F32. */
 static void open_rig(Rig *r, const char *const *assignment)
 {
-    DsvVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
-    DsvDitConfig config;
+    DsviVideoShape video = {3, TINY_FRAMES, TINY_SIDE, TINY_SIDE}, latent;
+    DsviDitConfig config;
     tiny_settings(&r->settings);
     set(&r->settings, "mixed_precision", "no");
     set(&r->settings, "validation.data", held_out_clips);
@@ -41,8 +41,10 @@ static void open_rig(Rig *r, const char *const *assignment)
     assert_ok(dsvi_dit_config_make(&r->settings, &config));
     config.in_channels = config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 2, &r->backend));
-    assert_ok(dsvi_trainer_create(&r->settings, &r->backend, NULL, r->codec, &config, NULL, NULL,
-                                  &r->trainer));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &r->settings, .backend = &r->backend, .codec = r->codec, .config = &config},
+        &r->trainer));
     dsvi_weights_init(&r->trainer->table, 1, r->trainer->host_flat);
     assert_ok(dsvi_trainer_start(r->trainer));
     assert_ok(dsvi_dataset_open(held_out_clips, &r->settings, &r->dataset));
@@ -68,24 +70,25 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 
 static void take_steps(Rig *r, int steps)
 {
-    DsvSampleSource source = {&r->trainer->elements, next_latent};
-    DsvStepResult result;
+    DsviSampleSource source = {&r->trainer->elements, next_latent};
+    DsviStepResult result;
     for (int step = 0; step < steps; step++)
         assert_ok(dsvi_train_step(r->trainer, &source, &result));
 }
 
-static void measure(Rig *r, DsvHeldOutLoss *loss)
+static void measure(Rig *r, DsviHeldOutLoss *loss)
 {
     const DsvEvents nobody = {0};
     assert_ok(dsvi_held_out_measure(r->trainer->held_out, r->trainer->sparse, &nobody, loss));
 }
 
-/* ---- What it is ---- */
+/* ---- Definition ---- */
 
-/* Window k at one level through the plan of training, batch 1, mixed and averaged here in double. */
+/* Loss of window k at one noise level, computed with training's forward pass at batch 1; clip and noise are
+ * mixed in double here. */
 static double loss_by_hand(Rig *r, const float *latent, const float *noise, double sigma)
 {
-    DsvTrainer *t = r->trainer;
+    DsviTrainer *t = r->trainer;
     float *output = malloc((size_t)t->elements * sizeof *output);
     double sum = 0;
     assert_non_null(output);
@@ -93,7 +96,7 @@ static double loss_by_hand(Rig *r, const float *latent, const float *noise, doub
         t->latents[i] = (float)((1 - sigma) * latent[i] + sigma * noise[i]);
     t->timestep[0] = (float)(1000 * sigma);
     assert_ok(dsvi_sparse_step_begin(t->sparse, 1, false));
-    assert_ok(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, output));
+    assert_ok(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, output, NULL));
     for (int64_t i = 0; i < t->elements; i++) {
         double error = output[i] - ((double)noise[i] - latent[i]);
         sum += error * error;
@@ -102,17 +105,17 @@ static double loss_by_hand(Rig *r, const float *latent, const float *noise, doub
     return sum / (double)t->elements;
 }
 
-/* Over lists and densely. Mixing here is in double and there in F32: the bound leaves room for some roundings
- * of 6e-8 along the model. */
+/* Over lists and with dense attention. Clip and noise are mixed in double here and in F32 in the library:
+ * the bound allows some roundings of 6e-8 through the model. */
 static void it_is_the_mean_squared_error(void **state)
 {
     const char *const assignment[] = {"train_batch_size=1", *state, NULL};
     Rig r;
-    DsvHeldOutLoss loss;
-    DsvSparseReport report;
-    double by_hand[DSV_SIGMA_BINS] = {0}, mean = 0;
+    DsviHeldOutLoss loss;
+    DsviSparseReport report;
+    double by_hand[DSVI_SIGMA_BINS] = {0}, mean = 0;
     open_rig(&r, assignment);
-    take_steps(&r, 3); /* an untrained model says zero whatever it sees */
+    take_steps(&r, 3); /* an untrained model outputs zero for every input */
     measure(&r, &loss);
     dsvi_sparse_report(r.trainer->sparse, &report);
     assert_true(report.sparse_blocks == (r.settings.sparse_enabled ? 2 : 0));
@@ -120,18 +123,18 @@ static void it_is_the_mean_squared_error(void **state)
     float *latent = malloc(sizeof(float) * (size_t)r.trainer->elements);
     float *noise = malloc(sizeof(float) * (size_t)r.trainer->elements);
     for (int64_t k = 0; k < 3; k++) {
-        DsvSampleRef ref = dsvi_dataset_spread(r.dataset, &r.settings, k, 3);
+        DsviSampleRef ref = dsvi_dataset_spread(r.dataset, &r.settings, k, 3);
         assert_ok(dsvi_clip_read(r.dataset->items[ref.item].path, &ref.window, pixels));
         assert_ok(r.codec->encode(r.codec, r.trainer->video, pixels, latent));
         dsvi_rng_fill_normal(dsvi_flow_held_out_noise(&r.settings, (uint64_t)k), 0, noise,
                              r.trainer->elements);
-        for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+        for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++)
             by_hand[bin] += loss_by_hand(&r, latent, noise, 0.05 + 0.1 * bin) / 3;
     }
-    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++) {
+    for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++) {
         assert_error_below(fabs(loss.bin_sigma[bin] - (0.05 + 0.1 * bin)), 1e-12, "level %d", bin);
         assert_error_below(fabs(loss.bin_loss[bin] / by_hand[bin] - 1), 1e-5, "bin %d", bin);
-        mean += by_hand[bin] / DSV_SIGMA_BINS;
+        mean += by_hand[bin] / DSVI_SIGMA_BINS;
     }
     assert_error_below(fabs(loss.loss / mean - 1), 1e-5, "mean");
     assert_true(isnan(loss.dense_loss) == !r.settings.sparse_enabled);
@@ -141,22 +144,27 @@ static void it_is_the_mean_squared_error(void **state)
     close_rig(&r);
 }
 
-/* Neighbouring groups of ranks have no window in common but one at a border, and the last may begin again
- * with the first to fill a batch. */
+/* Neighbouring groups of ranks share at most one window at their border, and the last group may wrap to the
+ * first window to fill a batch. */
 static void ranks_keep_their_own_windows(void **state)
 {
     static const char *const assignment[] = {"validation.clips=8", "train_batch_size=1", NULL};
     Rig r;
     (void)state;
     open_rig(&r, assignment);
-    const DsvTrainer *t = r.trainer;
+    const DsviTrainer *t = r.trainer;
     for (int64_t ranks = 1; ranks <= 5; ranks++) {
         int64_t windows = 0, bytes = t->elements * (int64_t)sizeof(float);
         for (int64_t rank = 0; rank < ranks; rank++) {
-            DsvMesh mesh = {.data_ranks = ranks, .data_rank = rank, .context_ranks = 1};
-            DsvHeldOut *h;
-            assert_ok(dsvi_held_out_create(&r.backend, &mesh, &r.settings, t->latent, &t->config, &t->table,
-                                           NULL, &h));
+            DsviMesh mesh = {.data_ranks = ranks, .data_rank = rank, .cp_ranks = 1};
+            DsviHeldOut *h;
+            assert_ok(dsvi_held_out_create(&(DsviHeldOutArgs){.backend = &r.backend,
+                                                              .mesh = &mesh,
+                                                              .settings = &r.settings,
+                                                              .latent = t->latent,
+                                                              .config = &t->config,
+                                                              .table = &t->table},
+                                           &h));
             windows += (int64_t)dsvi_held_out_bytes(h) / bytes;
             dsvi_held_out_free(&h);
         }
@@ -165,9 +173,9 @@ static void ranks_keep_their_own_windows(void **state)
     close_rig(&r);
 }
 
-static DsvStatus (*host_alloc)(DsvDevice *device, size_t bytes, void **out);
+static DsvStatus (*host_alloc)(DsviDevice *device, size_t bytes, void **out);
 
-static DsvStatus little_host_memory(DsvDevice *device, size_t bytes, void **out)
+static DsvStatus little_host_memory(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     return bytes < 1 << 24 ? host_alloc(device, bytes, out)
@@ -178,26 +186,29 @@ static void too_many_windows_are_named(void **state)
 {
     static const char *const assignment[] = {"validation.clips=2048", NULL};
     Rig r;
-    DsvTrainer *t;
+    DsviTrainer *t;
     (void)state;
     open_rig(&r, &assignment[1]);
-    DsvDitConfig config = r.trainer->config;
+    DsviDitConfig config = r.trainer->config;
     assert_ok(dsv_config_set(&r.settings, assignment[0]));
     host_alloc = r.backend.device->host_alloc;
     r.backend.device->host_alloc = little_host_memory;
     assert_fails(DSV_E_NO_MEMORY, "validation.clips is 2048, and this rank's held-out windows take",
-                 dsvi_trainer_create(&r.settings, &r.backend, NULL, r.codec, &config, NULL, NULL, &t));
+                 dsvi_trainer_create(
+                     &(DsviTrainerArgs){
+                         .settings = &r.settings, .backend = &r.backend, .codec = r.codec, .config = &config},
+                     &t));
     r.backend.device->host_alloc = host_alloc;
     close_rig(&r);
 }
 
-/* Thirty pairs in batches of 7 leave a last one that is filled up: nothing may be counted twice. */
+/* Thirty pairs in batches of 7 leave a last batch that is padded: no pair may be counted twice. */
 static void batches_do_not_matter_to_dense_attention(void **state)
 {
     static const char *const one[] = {"train_batch_size=1", "sparse.enabled=false", NULL};
     static const char *const seven[] = {"train_batch_size=7", "sparse.enabled=false", NULL};
     Rig a, b;
-    DsvHeldOutLoss of_one, of_seven;
+    DsviHeldOutLoss of_one, of_seven;
     (void)state;
     open_rig(&a, one);
     open_rig(&b, seven);
@@ -206,28 +217,33 @@ static void batches_do_not_matter_to_dense_attention(void **state)
            (size_t)a.trainer->table.elements * sizeof(float));
     measure(&a, &of_one);
     measure(&b, &of_seven);
-    for (int bin = 0; bin < DSV_SIGMA_BINS; bin++)
+    for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++)
         assert_error_below(fabs(of_one.bin_loss[bin] / of_seven.bin_loss[bin] - 1), 1e-5, "bin %d", bin);
     close_rig(&a);
     close_rig(&b);
 }
 
-/* The dense figure is that of dense attention: full lists agree with it to rounding, short ones do not. */
+/* The figure dense_loss is of dense attention: full lists agree with it up to rounding, short lists do not.
+ */
 static void dense_loss_is_that_of_full_lists(void **state)
 {
     static const char *const full[] = {"sparse.target_mass=1", "sparse.min_mass=0", "sparse.max_density=1",
-                                       "sparse.list_memory=1", "lr=1e-2", NULL};
-    static const char *const few[] = {"sparse.target_mass=0", "sparse.target_density=0.05",
-                                      "sparse.min_mass=0", "sparse.max_density=1", "sparse.list_memory=1",
-                                      "lr=1e-2", NULL};
+                                       "sparse.list_memory=1", "lr=1e-2",           NULL};
+    static const char *const few[] = {"sparse.target_mass=0",
+                                      "sparse.target_density=0.05",
+                                      "sparse.min_mass=0",
+                                      "sparse.max_density=1",
+                                      "sparse.list_memory=1",
+                                      "lr=1e-2",
+                                      NULL};
     static const char *const *const lists[2] = {full, few};
     (void)state;
     for (int i = 0; i < 2; i++) {
         Rig r;
-        DsvHeldOutLoss loss;
-        DsvSparseReport report;
+        DsviHeldOutLoss loss;
+        DsviSparseReport report;
         open_rig(&r, lists[i]);
-        take_steps(&r, 10); /* at a high rate: attention then says something */
+        take_steps(&r, 10); /* at a high learning rate, so that attention affects the output */
         dsvi_sparse_report(r.trainer->sparse, &report);
         assert_int_equal(report.sparse_blocks, 2);
         measure(&r, &loss);
@@ -268,11 +284,11 @@ static void same_file(const char *folder_a, const char *folder_b, const char *na
         fail_msg("%s differs", name);
 }
 
-/* Steps 3, 6 and, as the last, 8; the figures of blocks that turned sparse among them. */
+/* Measurements at steps 3, 6 and the last, 8, also of blocks that became sparse. */
 static void lines_are_there(const char *folder)
 {
-    static const char *const begin[] = {"{\"step\": 3, \"loss\": ", "{\"step\": 6, \"loss\": ",
-                                        "{\"step\": 8, \"loss\": "};
+    static const char *const begin[] = {
+        "{\"step\": 3, \"loss\": ", "{\"step\": 6, \"loss\": ", "{\"step\": 8, \"loss\": "};
     char path[DSVI_PATH_MAX];
     char *text, *line;
     size_t bytes;
@@ -289,14 +305,14 @@ static void lines_are_there(const char *folder)
     free(text);
 }
 
-/* dsv_train asks before each step and the measurement before each batch. */
+/* dsv_train asks whether to stop before each step, and the measurement before each batch. */
 static bool stop_after(void *context)
 {
     return (*(int64_t *)context)-- <= 0;
 }
 
-/* Stopped at any point, before a step or in the middle of a measurement, then resumed: the same lines, and
- * the model of a run that measured and sampled nothing. */
+/* A run that is stopped at any point, before a step or during a measurement, and resumed, has the same
+ * records, and the model of a run that never measured or sampled. */
 static void stop_and_resume(void **state)
 {
     DsvConfig settings;
@@ -319,7 +335,7 @@ static void stop_and_resume(void **state)
         assert_true(status == DSV_E_INTERRUPTED || status == DSV_OK);
         set(&settings, "resume_from_checkpoint", "latest");
         assert_ok(dsv_train(&settings, NULL, NULL));
-        assert_ok(dsv_train(&settings, NULL, NULL)); /* nothing to do, and nothing measured again */
+        assert_ok(dsv_train(&settings, NULL, NULL)); /* no step left, and no measurement repeated */
         same_file(straight, folder, "validation.jsonl");
         same_file(straight, folder, "checkpoint-8/transformer/diffusion_pytorch_model.safetensors");
         same_file(straight, folder, "checkpoint-8/sparse.safetensors");
@@ -341,14 +357,14 @@ static void note_name(void *context, const char *line)
     snprintf(named->last, sizeof named->last, "%s", line);
 }
 
-/* Windows of a clip that cannot be read are taken from the others, and the clip is named. */
+/* Windows of a clip that cannot be read are taken from other clips, and the clip is named. */
 static void a_window_that_cannot_be_read_is_replaced(void **state)
 {
     const char *const assignment[] = {"validation.clips=6", NULL};
     char paths[2][DSVI_PATH_MAX], away[2][DSVI_PATH_MAX];
     Rig r;
     Named named = {0};
-    DsvHeldOutLoss loss;
+    DsviHeldOutLoss loss;
     (void)state;
     open_rig(&r, assignment);
     for (int i = 0; i < 2; i++) {

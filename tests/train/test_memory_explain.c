@@ -1,31 +1,32 @@
-/* What a run that does not fit is told: the sizes, the largest classes, and settings that would fit. */
+/* The message for a run that does not fit: sizes, the largest classes, and options that would fit. */
 #include "cpu/cpu.h"
 #include "tiny.h"
-#include "train/run_facts.h"
+#include "run/run_facts.h"
 #include "train/trainer.h"
 
 typedef struct Bench {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvCodec *codec;
-    DsvDitConfig config;
+    DsviBackend backend;
+    DsviCodec *codec;
+    DsviDitConfig config;
     int64_t in_channels;
-    size_t kept, recomputed; /* bytes that the run plans with all activations, and with the blocks' inputs */
+    size_t kept, recomputed; /* planned bytes: all activations, only inputs of blocks */
 } Bench;
 
-static size_t nothing_used(DsvDevice *device)
+static size_t nothing_used(DsviDevice *device)
 {
     (void)device;
     return 0;
 }
 
-/* Larger clips and more blocks than tiny, so that activations outweigh the gradients that lie over them. */
+/* Larger clips and more blocks than in tiny.h, so that activations outweigh the gradients that share their
+ * memory. */
 static void open_bench(Bench *b)
 {
     enum { FRAMES = 17, SIDE = 64 };
-    DsvVideoShape video = {3, FRAMES, SIDE, SIDE}, latent;
-    DsvTrainer *trainer;
-    DsvArena plan, host;
+    DsviVideoShape video = {3, FRAMES, SIDE, SIDE}, latent;
+    DsviTrainer *trainer;
+    DsviArena plan, host;
     memset(b, 0, sizeof *b);
     tiny_settings(&b->settings);
     b->settings.num_frames = FRAMES;
@@ -37,8 +38,10 @@ static void open_bench(Bench *b)
     b->in_channels = b->config.in_channels = b->config.out_channels = latent.channels;
     assert_ok(dsvi_cpu_open("auto", 1, &b->backend));
     b->backend.device->memory_used = nothing_used;
-    assert_ok(dsvi_trainer_create(&b->settings, &b->backend, NULL, b->codec, &b->config, NULL, NULL,
-                                  &trainer));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = &b->config},
+        &trainer));
     DsvConfig recomputing = b->settings;
     assert_ok(dsv_config_set(&recomputing, "gradient_checkpointing=true"));
     assert_ok(dsvi_trainer_plan(trainer, &recomputing, &plan, &host));
@@ -56,23 +59,26 @@ static void close_bench(Bench *b)
 static void says_what_fits(void **state)
 {
     static const char *const ONE_FITS = "it would fit with gradient_checkpointing=true train_batch_size=2 ";
-    DsvTrainer *trainer;
+    DsviTrainer *trainer;
     Bench b;
     (void)state;
     open_bench(&b);
     assert_true(b.recomputed < b.kept);
     b.backend.device->memory_bytes = b.recomputed;
     assert_fails(DSV_E_NO_MEMORY, ONE_FITS,
-                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
                                      &trainer));
     assert_null(trainer);
     assert_non_null(strstr(dsv_error_message(), "the most goes to "));
     close_bench(&b);
 }
 
-static size_t too_long; /* for the device to grant at once */
+static size_t too_long; /* allocations of this size fail on the device */
 
-static DsvStatus grant_short(DsvDevice *device, size_t bytes, void **out)
+static DsvStatus grant_short(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     if (bytes < too_long)
@@ -80,10 +86,10 @@ static DsvStatus grant_short(DsvDevice *device, size_t bytes, void **out)
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of device memory", bytes);
 }
 
-/* By the books there is room, and the device has it in pieces. */
+/* The device has enough free memory, but not in one piece. */
 static void names_other_settings_than_failed(void **state)
 {
-    DsvTrainer *trainer;
+    DsviTrainer *trainer;
     Bench b;
     (void)state;
     open_bench(&b);
@@ -91,57 +97,75 @@ static void names_other_settings_than_failed(void **state)
     b.backend.device->memory_bytes = 2 * b.kept;
     b.backend.device->mem_alloc = grant_short;
     assert_fails(DSV_E_NO_MEMORY, "it would fit with gradient_checkpointing=selective",
-                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
                                      &trainer));
     close_bench(&b);
 }
 
 static void says_that_nothing_fits(void **state)
 {
-    DsvTrainer *trainer;
+    DsviTrainer *trainer;
     Bench b;
     (void)state;
     open_bench(&b);
-    b.backend.device->memory_bytes = b.recomputed / 4; /* the host's books still find room there */
+    b.backend.device->memory_bytes = b.recomputed / 4; /* the host's free memory suffices */
     assert_fails(DSV_E_NO_MEMORY, "no checkpointing makes it fit",
-                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
                                      &trainer));
     close_bench(&b);
 }
 
-/* As of a GPU, whose memory is not the host's: lists that need not lie there are the first to go. */
+/* As on a GPU, whose memory is separate from the host's: the message first proposes to move lists to the
+ * host. */
 static void says_that_lists_may_leave(void **state)
 {
     static const char *const FITS = "would fit with sparse.offload_lists=true gradient_checkpointing=false";
-    DsvTrainer *trainer;
-    DsvArena plan, host;
+    DsviTrainer *trainer;
+    DsviArena plan, host;
     Bench b;
     (void)state;
     open_bench(&b);
     assert_ok(dsv_config_set(&b.settings, "sparse.list_memory=0.5"));
     assert_ok(dsvi_dit_config_make(&b.settings, &b.config));
     b.config.in_channels = b.config.out_channels = b.in_channels;
-    assert_ok(dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL, &trainer));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config},
+        &trainer));
     DsvConfig offloading = b.settings;
     assert_ok(dsv_config_set(&offloading, "sparse.offload_lists=true"));
     assert_ok(dsvi_trainer_plan(trainer, &offloading, &plan, &host));
     assert_true(plan.used < trainer->arena.used && host.used > trainer->host_arena.used);
     dsvi_trainer_free(&trainer);
-    b.backend.device->kind = DSV_DEVICE_CUDA;
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
     b.backend.device->memory_bytes = plan.used;
     b.backend.device->host_bytes = host.used;
-    assert_fails(DSV_E_NO_MEMORY, FITS, dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config,
-                                                            NULL, NULL, &trainer));
+    assert_fails(DSV_E_NO_MEMORY, FITS,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
+                                     &trainer));
     b.backend.device->host_bytes = host.used - 1;
-    assert_fails(DSV_E_NO_MEMORY, "it", dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec,
-                                                            &b.config, NULL, NULL, &trainer));
+    assert_fails(DSV_E_NO_MEMORY, "it",
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
+                                     &trainer));
     assert_null(strstr(dsv_error_message(), "offload_lists"));
     close_bench(&b);
 }
 
-static size_t too_much; /* for the host to lock */
+static size_t too_much; /* pinned allocations of this size fail on the host */
 
-static DsvStatus lock_little(DsvDevice *device, size_t bytes, void **out)
+static DsvStatus lock_little(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     if (bytes < too_much)
@@ -149,18 +173,21 @@ static DsvStatus lock_little(DsvDevice *device, size_t bytes, void **out)
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of page-locked host memory: out of memory", bytes);
 }
 
-/* Lists take the host's memory too: the preview tells it, and so does a failure. */
+/* Lists also take host memory: the memory plan shows it, and so does the message of a failure. */
 static void tells_what_lists_take_of_the_host(void **state)
 {
-    DsvTrainer *trainer;
-    DsvRunFacts facts;
+    DsviTrainer *trainer;
+    DsviRunFacts facts;
     char line[512], wanted[64];
     Bench b;
     (void)state;
     open_bench(&b);
     assert_ok(dsv_config_set(&b.settings, "sparse.offload_lists=true"));
-    b.backend.device->kind = DSV_DEVICE_CUDA;
-    assert_ok(dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL, &trainer));
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config},
+        &trainer));
     dsvi_run_facts(trainer, 0, 0, 1, &facts);
     dsvi_run_facts_memory(&facts, line, sizeof line);
     assert_true(facts.host_lists > 0);
@@ -171,7 +198,10 @@ static void tells_what_lists_take_of_the_host(void **state)
     dsvi_trainer_free(&trainer);
     b.backend.device->host_alloc = lock_little;
     assert_fails(DSV_E_NO_MEMORY, "sparse.offload_lists is true, and lists take ",
-                 dsvi_trainer_create(&b.settings, &b.backend, NULL, b.codec, &b.config, NULL, NULL,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                        .backend = &b.backend,
+                                                        .codec = b.codec,
+                                                        .config = &b.config},
                                      &trainer));
     close_bench(&b);
 }
@@ -179,9 +209,11 @@ static void tells_what_lists_take_of_the_host(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(says_what_fits), cmocka_unit_test(names_other_settings_than_failed),
+        cmocka_unit_test(says_what_fits),
+        cmocka_unit_test(names_other_settings_than_failed),
         cmocka_unit_test(says_that_nothing_fits),
-        cmocka_unit_test(says_that_lists_may_leave), cmocka_unit_test(tells_what_lists_take_of_the_host),
+        cmocka_unit_test(says_that_lists_may_leave),
+        cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* metrics.jsonl and blocks.jsonl: what lines hold, that numbers survive them, and what opening cuts off. */
+/* metrics.jsonl and blocks.jsonl: content of lines, precision of numbers, and what opening a file cuts off.
+ */
 #include "test.h"
 
 #include <signal.h>
@@ -8,8 +9,8 @@
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
-#include "train/metrics.h"
-#include "train/metrics_read.h"
+#include "run/metrics.h"
+#include "run/metrics_read.h"
 
 static char folder[] = "/tmp/dsv-metrics-XXXXXX";
 static char path[DSVI_PATH_MAX];
@@ -42,24 +43,35 @@ static void assert_text(const char *wanted)
     free(text);
 }
 
-/* Numbers without a short decimal, so that any digit lost shows. */
-static DsvMetricsStep line_of(int64_t step)
+/* Numbers without a short decimal, so that a lost digit shows. */
+static DsviMetricsStep line_of(int64_t step)
 {
     double odd = 1.0 / (double)(3 * step);
-    return (DsvMetricsStep){
-        .step = step, .loss = odd, .grad_norm = sqrt(odd), .lr = 1e-4, .step_ms = 12.5,
-        .tokens_per_s = 1e6 * odd, .data_wait_ms = 0, .forward_ms = 4, .backward_ms = 8,
-        .optimizer_ms = 0.5, .density = 0.1, .sparse_blocks = 2,
-        .captured_mass = NAN, .predictor_loss = 5e-324, .memory_bytes = UINT64_C(1) << 40,
+    return (DsviMetricsStep){
+        .step = step,
+        .loss = odd,
+        .grad_norm = sqrt(odd),
+        .lr = 1e-4,
+        .step_ms = 12.5,
+        .tokens_per_s = 1e6 * odd,
+        .data_wait_ms = 0,
+        .forward_ms = 4,
+        .backward_ms = 8,
+        .optimizer_ms = 0.5,
+        .density = 0.1,
+        .sparse_blocks = 2,
+        .captured_mass = NAN,
+        .predictor_loss = 5e-324,
+        .memory_bytes = UINT64_C(1) << 40,
         .loss_bins = {NAN, 0.5f, 0.1f},
     };
 }
 
-/* Ready for the lines after this step. */
-static DsvMetrics *open_after(int64_t resume_step)
+/* Opens the files for lines after this step. */
+static DsviMetrics *open_after(int64_t resume_step)
 {
-    DsvMetrics *metrics;
-    DsvSuperseded superseded = {.root = folder};
+    DsviMetrics *metrics;
+    DsviSuperseded superseded = {.root = folder};
     assert_ok(dsvi_metrics_open(path, resume_step, &metrics));
     assert_ok(dsvi_metrics_begin(metrics, &superseded));
     return metrics;
@@ -67,9 +79,9 @@ static DsvMetrics *open_after(int64_t resume_step)
 
 static void write_steps(int64_t resume_step, int64_t first, int64_t last)
 {
-    DsvMetrics *metrics = open_after(resume_step);
+    DsviMetrics *metrics = open_after(resume_step);
     for (int64_t step = first; step <= last; step++) {
-        DsvMetricsStep line = line_of(step);
+        DsviMetricsStep line = line_of(step);
         assert_ok(dsvi_metrics_step(metrics, &line));
     }
     dsvi_metrics_close(&metrics);
@@ -100,7 +112,7 @@ static void test_numbers_survive(void **unused)
     assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
     const char *at = text;
     for (int64_t step = 1; step <= 200; step++) {
-        DsvMetricsStep wanted = line_of(step);
+        DsviMetricsStep wanted = line_of(step);
         double loss = strtod(strstr(at, "\"loss\": ") + 8, &end);
         double norm = strtod(strstr(at, "\"grad_norm\": ") + 13, &end);
         assert_true(loss == wanted.loss);
@@ -115,12 +127,17 @@ static void test_block(void **unused)
 {
     (void)unused;
     const float captured[2] = {0.5f, NAN}, share[2] = {0.25f, 0.1f};
-    DsvSparseBlockReport report = {
-        .sparse = true, .captured_mass = 0.75, .density = 0.125, .estimated_mass = 0.9, .share90 = 0.2,
-        .head_captured = captured, .head_share90 = share,
+    DsviSparseBlockReport report = {
+        .sparse = true,
+        .captured_mass = 0.75,
+        .density = 0.125,
+        .estimated_mass = 0.9,
+        .share90 = 0.2,
+        .head_captured = captured,
+        .head_share90 = share,
     };
     unlink(path);
-    DsvMetrics *metrics = open_after(0);
+    DsviMetrics *metrics = open_after(0);
     assert_ok(dsvi_metrics_block(metrics, 20, 3, 2, &report));
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 20, \"block\": 3, \"sparse\": true, \"density\": 0.125, "
@@ -131,11 +148,12 @@ static void test_block(void **unused)
 static void test_held_out(void **unused)
 {
     (void)unused;
-    DsvHeldOutLoss loss = {.loss = 0.5, .bin_sigma = {0.05, 0.15}, .bin_loss = {1.5, NAN}, .dense_loss = NAN};
+    DsviHeldOutLoss loss = {
+        .loss = 0.5, .bin_sigma = {0.05, 0.15}, .bin_loss = {1.5, NAN}, .dense_loss = NAN};
     char *text;
     size_t bytes;
     unlink(path);
-    DsvMetrics *metrics = open_after(0);
+    DsviMetrics *metrics = open_after(0);
     assert_int_equal(dsvi_metrics_last_step(metrics), 0);
     assert_ok(dsvi_metrics_held_out(metrics, 20, &loss));
     assert_int_equal(dsvi_metrics_last_step(metrics), 20);
@@ -157,14 +175,14 @@ static void test_decision(void **unused)
 {
     (void)unused;
     unlink(path);
-    DsvMetrics *metrics = open_after(0);
+    DsviMetrics *metrics = open_after(0);
     assert_ok(dsvi_metrics_decision(metrics, 20, "block 3 turns \"sparse\"\\:\n so"));
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 20, \"reason\": \"block 3 turns \\\"sparse\\\"\\\\:\\u000a so\"}\n");
 }
 
-/* Stopped while the line of step 8 was being written, with a last checkpoint of step 4 or 7: the file goes on
- * as if the run had never been stopped. */
+/* A run that was stopped while it wrote the line of step 8, with a last checkpoint of step 4 or 7, continues
+ * the file as if it had never been stopped. */
 static void test_resume(void **unused)
 {
     (void)unused;
@@ -190,12 +208,12 @@ static void test_resume(void **unused)
     free(straight);
 }
 
-/* Stopped anywhere in a line, a file is read as far as it is whole. */
+/* A file with an incomplete last line is read up to this line. */
 static void test_summary(void **unused)
 {
     (void)unused;
     const char *const torn = "{\"step\": 4, \"loss\": 9}";
-    DsvMetricsSummary summary;
+    DsviMetricsSummary summary;
     for (size_t written = 0; written <= strlen(torn); written++) {
         char text[128];
         snprintf(text, sizeof text, "{\"step\": 1, \"loss\": 3}\n{\"step\": 2, \"loss\": 2}\n%.*s",
@@ -211,17 +229,17 @@ static void test_summary(void **unused)
     write_text("{\"step\": 1, \"loss\": 3}\n{\"step\": 2\n");
     assert_fails(DSV_E_FORMAT, "metrics.jsonl:2: no object with step and loss",
                  dsvi_metrics_summarise(path, &summary));
-    write_text("{\"step\": 9e33, \"loss\": 3}\n"); /* no integer of C */
+    write_text("{\"step\": 9e33, \"loss\": 3}\n"); /* larger than any C integer */
     assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no object with step and loss",
                  dsvi_metrics_summarise(path, &summary));
 }
 
-/* Several lines of one step, as in blocks.jsonl, stay or go together. */
+/* Several lines of one step, as in blocks.jsonl, are kept or removed together. */
 static void test_lines_of_one_step(void **unused)
 {
     (void)unused;
     write_text("{\"step\": 10}\n{\"step\": 10}\n{\"step\": 20}\n{\"step\": 20}\n");
-    DsvMetrics *metrics = open_after(15);
+    DsviMetrics *metrics = open_after(15);
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 10}\n{\"step\": 10}\n");
 }
@@ -243,12 +261,11 @@ static void forget_superseded(void)
     assert_ok(dsvi_folder_remove(kept));
 }
 
-/* Every cut leaves what it cuts in a folder of its own, to the byte; where nothing is cut there is no
- * folder. */
+/* Each cut stores the removed bytes in a separate folder; without a cut no folder is made. */
 static void test_cut_lines_are_kept(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
+    DsviMetrics *metrics;
     forget_superseded();
     write_text("{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n{\"st");
     assert_ok(dsvi_metrics_open(path, 1, &metrics));
@@ -269,26 +286,25 @@ static void test_cut_lines_are_kept(void **unused)
     assert_false(dsvi_path_exists(next));
 }
 
-/* As a power failure may leave the end of a file: zeros and torn lines where lines after the checkpoint
- * were. */
+/* As after a power failure: zeros and torn lines in place of the lines after the checkpoint. */
 static void test_unreadable_end(void **unused)
 {
     (void)unused;
     static const char left[] = "{\"step\": 1}\n{\"step\": 2}\n\0\0\0\n\": 3}\n{\"step\": 4}\n\0\0";
     forget_superseded();
     assert_ok(dsvi_file_write(path, left, sizeof left));
-    DsvMetrics *metrics = open_after(2);
+    DsviMetrics *metrics = open_after(2);
     assert_int_equal(dsvi_metrics_last_step(metrics), 2);
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 1}\n{\"step\": 2}\n");
 }
 
-/* A link may lead to a file that is not the run's. */
+/* A link may lead to a file of another owner, so links are refused. */
 static void test_links_are_not_followed(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
-    DsvSuperseded superseded = {.root = folder};
+    DsviMetrics *metrics;
+    DsviSuperseded superseded = {.root = folder};
     char other[DSVI_PATH_MAX];
     assert_ok(dsvi_path_join(other, folder, "other"));
     assert_ok(dsvi_file_write(other, "{\"step\": 9}\n", 12));
@@ -305,14 +321,14 @@ static void test_links_are_not_followed(void **unused)
     unlink(path);
 }
 
-/* A file that was removed or replaced while lines were written to it comes back with all of them. */
+/* A file that was removed or replaced during the run is restored with all lines. */
 static void test_a_lost_file_comes_back(void **unused)
 {
     (void)unused;
-    DsvSuperseded superseded = {.root = folder};
+    DsviSuperseded superseded = {.root = folder};
     forget_superseded();
     write_text("{\"step\": 1}\n");
-    DsvMetrics *metrics = open_after(1);
+    DsviMetrics *metrics = open_after(1);
     assert_ok(dsvi_metrics_decision(metrics, 2, "so"));
     assert_true(dsvi_metrics_in_place(metrics));
     assert_ok(dsvi_metrics_restore(metrics, &superseded));
@@ -331,7 +347,7 @@ static void test_a_lost_file_comes_back(void **unused)
 static void test_refusals(void **unused)
 {
     (void)unused;
-    DsvMetrics *metrics;
+    DsviMetrics *metrics;
     char inside[DSVI_PATH_MAX];
     write_text("{\"step\": 1}\nnonsense\n{\"step\": 2}\n");
     assert_fails(DSV_E_FORMAT, "metrics.jsonl:2: no JSON object with a step",
@@ -346,13 +362,13 @@ static void test_refusals(void **unused)
     dsvi_metrics_close(&metrics);
 }
 
-/* A step is a whole number from 0 to 2^53 - 1, and no other number is made one. */
+/* A step is an integer from 0 to 2^53 - 1; other numbers are refused and not rounded. */
 static void test_steps_out_of_range(void **unused)
 {
     (void)unused;
     static const char *const steps[] = {"9e33", "-1", "1.5", "1e400", "9007199254740992"};
-    DsvMetricsSummary summary;
-    DsvMetrics *metrics;
+    DsviMetricsSummary summary;
+    DsviMetrics *metrics;
     char text[64];
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         snprintf(text, sizeof text, "{\"step\": %s, \"loss\": 1}\n", steps[i]);
@@ -360,7 +376,7 @@ static void test_steps_out_of_range(void **unused)
         assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no object with step and loss",
                      dsvi_metrics_summarise(path, &summary));
         snprintf(text, sizeof text, "{\"step\": %s, \"loss\": 1}\n{\"step\": 2}\n", steps[i]);
-        write_text(text); /* with a good line after it: a bad last line is one that a crash has cut short */
+        write_text(text); /* a valid line follows: only an invalid last line is a crash's */
         assert_fails(DSV_E_FORMAT, "metrics.jsonl:1: no JSON object with a step",
                      dsvi_metrics_open(path, 5, &metrics));
     }
@@ -369,14 +385,14 @@ static void test_steps_out_of_range(void **unused)
     assert_true(summary.last_step == (INT64_C(1) << 53) - 1);
 }
 
-/* A limit on the size of files stands for a full disk. */
+/* A limit on the size of files simulates a full disk. */
 static void test_full_disk(void **unused)
 {
     (void)unused;
-    DsvMetricsStep line = line_of(1);
+    DsviMetricsStep line = line_of(1);
     struct rlimit before, small;
     unlink(path);
-    DsvMetrics *metrics = open_after(0);
+    DsviMetrics *metrics = open_after(0);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = before;
     small.rlim_cur = 100;

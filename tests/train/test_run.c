@@ -1,11 +1,11 @@
-/* Whole runs through the public call: same seed twice, stopped and resumed, one thread or two, refusals; and
- * with the argument `cuda` the same on a GPU, where one can be used. */
+/* Whole runs through dsv_train: same seed twice, stopped and resumed, one thread or two, refusals. With the
+ * argument `cuda`, the same on a GPU if one is available. */
 #include "test.h"
 
 #include "run_rig.h"
-#include "train/checkpoint.h"
+#include "run/checkpoint.h"
 #include "train/flow_draw.h"
-#include "train/manifest.h"
+#include "run/manifest.h"
 
 static void same_seed_twice(void **state)
 {
@@ -14,12 +14,12 @@ static void same_seed_twice(void **state)
     const char *a = tiny_folder(), *b = tiny_folder();
     (void)state;
     train_straight(&settings, a, &summary);
-    assert_true(summary.sparse_blocks > 0); /* else this shows nothing about sparse attention */
+    assert_true(summary.sparse_blocks > 0); /* otherwise the test does not cover sparse attention */
     train_straight(&settings, b, &summary);
     same_runs(a, b);
 }
 
-/* One clip a step: its loss stands in the bin of its sigma, and in no other. */
+/* With one clip per step its loss is in the bin of its sigma, and in no other bin. */
 static void a_loss_lies_in_its_bin(void **state)
 {
     DsvConfig settings;
@@ -33,8 +33,8 @@ static void a_loss_lies_in_its_bin(void **state)
     for (uint64_t sample = 0; sample < STEPS; sample++) {
         cJSON *line = next_line(file);
         const cJSON *bins = cJSON_GetObjectItem(line, "loss_bins");
-        assert_int_equal(cJSON_GetArraySize(bins), DSV_SIGMA_BINS);
-        for (int i = 0; i < DSV_SIGMA_BINS; i++) {
+        assert_int_equal(cJSON_GetArraySize(bins), DSVI_SIGMA_BINS);
+        for (int i = 0; i < DSVI_SIGMA_BINS; i++) {
             const cJSON *bin = cJSON_GetArrayItem(bins, i);
             if (i != dsvi_sigma_bin(dsvi_flow_sigma(&settings, sample)))
                 assert_true(cJSON_IsNull(bin));
@@ -67,7 +67,7 @@ static void one_thread_or_two(void **state)
         assert_ok(dsvi_folder_remove(folder[i]));
 }
 
-/* Stopped once after every possible number of steps, then resumed: as if never stopped. */
+/* A run stopped once after any number of steps and resumed equals a run that was never stopped. */
 static void stop_and_resume(void **state)
 {
     DsvConfig settings;
@@ -106,7 +106,7 @@ static void offload_settings(DsvConfig *settings, const char *folder, const char
     set(settings, "sparse.offload_lists", offload);
 }
 
-/* Lists that stay on the device, and lists that wait on the host, in a run that is resumed besides. */
+/* Lists kept on the device and lists offloaded to the host, in a run that is also resumed. */
 static void lists_kept_or_offloaded(void **state)
 {
     DsvConfig settings;
@@ -143,7 +143,8 @@ static void bad_inputs_are_named(void **state)
     assert_ok(dsvi_folder_remove(empty));
 }
 
-/* The clip a run samples when it ends is the clip that its stored model gives: same weights, same lists. */
+/* The clip that a run samples at its end equals the clip sampled from its stored model: same weights, same
+ * lists. */
 static void a_stored_model_samples_the_same(void **state)
 {
     DsvConfig settings, of_run;
@@ -158,6 +159,7 @@ static void a_stored_model_samples_the_same(void **state)
     set(&settings, "num_inference_steps", "3");
     assert_ok(dsv_train(&settings, NULL, &summary));
     assert_true(summary.sparse_blocks > 0);
+    dsv_config_defaults(&of_run);
     assert_ok(dsv_config_of_run(folder, &of_run, &found));
     snprintf(video, sizeof video, "%s/again.mp4", folder);
     assert_ok(dsv_sample(folder, NULL, video, &of_run, NULL));
@@ -167,7 +169,7 @@ static void a_stored_model_samples_the_same(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* A run can go on from a model another run left, and its clips can be sampled. */
+/* A run can start from the model of another run, and clips can be sampled from it. */
 static void a_run_is_a_model(void **state)
 {
     DsvConfig settings, of_run;
@@ -182,6 +184,7 @@ static void a_run_is_a_model(void **state)
     set(&settings, "model.path", path);
     set(&settings, "max_train_steps", "2");
     assert_ok(dsv_train(&settings, NULL, &summary));
+    dsv_config_defaults(&of_run);
     dsv_config_defaults(&of_run);
     assert_ok(dsv_config_of_run(first, &of_run, &found));
     assert_true(found && of_run.num_frames == TINY_FRAMES);
@@ -201,6 +204,7 @@ static void sample_to(const char *model, const char *folder, const char *name, u
     char video[DSVI_PATH_MAX];
     bool found = false;
     dsv_config_defaults(&of_run);
+    dsv_config_defaults(&of_run);
     assert_ok(dsv_config_of_run(model, &of_run, &found));
     assert_true(found && of_run.num_frames == TINY_FRAMES);
     set(&of_run, "num_inference_steps", "2");
@@ -209,8 +213,8 @@ static void sample_to(const char *model, const char *folder, const char *name, u
     assert_ok(dsvi_file_checksum(video, checksum));
 }
 
-/* transformer_ema of a checkpoint is sampled as the checkpoint itself is, settings, lists and all: as if its
- * weights were the checkpoint's. */
+/* Sampling from transformer_ema of a checkpoint uses the checkpoint's options and lists, with the averaged
+ * weights. */
 static void an_average_is_a_model(void **state)
 {
     DsvConfig settings;
@@ -238,7 +242,7 @@ static void an_average_is_a_model(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Losses of a run in F32, all blocks dense. */
+/* Losses of a run in F32 with all blocks dense. */
 static void losses_on(const char *name, double loss[STEPS])
 {
     DsvConfig settings;
@@ -259,7 +263,7 @@ static void losses_on(const char *name, double loss[STEPS])
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* The same host code over other kernels: rounding is all that differs, and grows with the steps. */
+/* The same run with other kernels: only rounding differs, and the difference grows with the steps. */
 static void devices_agree(void **state)
 {
     double cpu[STEPS], gpu[STEPS];

@@ -1,5 +1,5 @@
-/* What a run gives TensorBoard: parts of a step's time, memory, losses by noise level, what each block does,
- * and the sampled clip. */
+/* Values that a run writes for TensorBoard: times of parts of a step, memory, losses by noise level, figures
+ * of each block, and the sampled clip. */
 #include "test.h"
 
 #include "dsv/dsv.h"
@@ -25,7 +25,7 @@ static DsvStatus find_events(void *path, const char *name)
     return DSV_OK;
 }
 
-/* Two blocks, which measure at steps 1, 2 and 4, held-out loss at step 4, and a clip at the end. */
+/* Two blocks that profile at steps 1, 2 and 4, a held-out loss at step 4, and a sampled clip at the end. */
 static int train(void **unused)
 {
     (void)unused;
@@ -51,7 +51,7 @@ static int train(void **unused)
     return 0;
 }
 
-/* The value of a tag at a step; NaN: none. */
+/* The value of a tag at a step, or NaN if there is none. */
 static float value_of(const char *tag, int64_t step)
 {
     for (int r = 0; r < records; r++)
@@ -61,22 +61,25 @@ static float value_of(const char *tag, int64_t step)
     return NAN;
 }
 
+/* The wait for samples is left out of the sum: the part of it that falls into the backward pass, in which the
+ * next batch is drawn, is in backward_ms as well. */
 static void parts_of_a_step_and_memory(void **unused)
 {
     (void)unused;
     static const char *const part[] = {"speed/forward_ms", "speed/backward_ms", "speed/optimizer_ms"};
     for (int step = 1; step <= STEPS; step++) {
-        float whole = value_of("speed/step_ms", step), sum = value_of("speed/data_wait_ms", step);
+        float whole = value_of("speed/step_ms", step), wait = value_of("speed/data_wait_ms", step), sum = 0;
         for (int i = 0; i < 3; i++) {
             assert_true(value_of(part[i], step) > 0);
             sum += value_of(part[i], step);
         }
         assert_true(sum <= whole * 1.01f);
+        assert_true(wait >= 0 && wait <= whole * 1.01f);
         assert_true(value_of("memory/used_MiB", step) > 1 && value_of("memory/used_MiB", step) < 1e5f);
     }
 }
 
-/* A step has two samples: their noise levels have a loss each, whose mean is the step's. */
+/* A step has two samples, each with a loss in the bin of its noise level; their mean is the step's loss. */
 static void training_loss_by_noise_level(void **unused)
 {
     (void)unused;
@@ -108,10 +111,10 @@ static void density_and_captured_mass_by_block(void **unused)
         snprintf(captured, sizeof captured, "captured_mass_by_block/block_%02d", block);
         assert_true(value_of(density, STEPS) > 0 && value_of(density, STEPS) <= 1);
         assert_true(value_of(captured, STEPS) > 0 && value_of(captured, STEPS) <= 1);
-        assert_true(isnan(value_of(density, 3))); /* did not measure */
+        assert_true(isnan(value_of(density, 3))); /* no profile at this step */
         below += value_of(density, STEPS) < 1;
     }
-    assert_true(below > 0); /* a block is sparse by then, and its curve says so */
+    assert_true(below > 0); /* a block is sparse by then, which its curve shows */
 }
 
 static void the_sampled_clip(void **unused)

@@ -1,4 +1,4 @@
-/* The folder of a run: whose it is, what a resume finds there, and what becomes of it when things fail. */
+/* The run folder: its lock, what a resume finds, and what happens when writing fails. */
 #include "test.h"
 
 #include <errno.h>
@@ -8,8 +8,8 @@
 #include <sys/syscall.h>
 
 #include "run_rig.h"
-#include "train/checkpoint.h"
-#include "train/manifest.h"
+#include "run/checkpoint.h"
+#include "run/manifest.h"
 
 static ino_t file_number(const char *folder, const char *name)
 {
@@ -20,7 +20,7 @@ static ino_t file_number(const char *folder, const char *name)
     return about.st_ino;
 }
 
-/* A run that ends where it was resumed leaves the checkpoint it came from as it is. */
+/* A run that has no step left does not change the checkpoint from which it resumed. */
 static void nothing_done_nothing_written(void **state)
 {
     DsvConfig settings;
@@ -40,7 +40,7 @@ static void nothing_done_nothing_written(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* As states were before they told of clips. */
+/* As written by versions whose state did not record the clips. */
 static void forget_clips(const char *checkpoint)
 {
     char path[DSVI_PATH_MAX], *text;
@@ -57,7 +57,7 @@ static void forget_clips(const char *checkpoint)
     assert_ok(dsvi_manifest_write(checkpoint));
 }
 
-/* What a resume that stops at once says, and saves. */
+/* The log and the saved state of a resume that stops at once. */
 static void resume(DsvConfig *settings, const char *data, Stopper *said)
 {
     DsvTrainSummary summary;
@@ -67,7 +67,7 @@ static void resume(DsvConfig *settings, const char *data, Stopper *said)
     assert_fails(DSV_E_INTERRUPTED, "stopped after step 1", dsv_train(settings, &events, &summary));
 }
 
-/* A resume tells when the clips are not those of the checkpoint, where that is known. */
+/* A resume warns if the clips differ from the checkpoint's clips, when these are recorded. */
 static void a_resume_knows_its_clips(void **state)
 {
     DsvConfig settings;
@@ -85,7 +85,7 @@ static void a_resume_knows_its_clips(void **state)
     assert_null(strstr(said.log, "clips that are not"));
     resume(&settings, more, &said);
     assert_non_null(strstr(said.log, "4 clips that are not the 3 of the checkpoint"));
-    resume(&settings, clips, &said); /* that one did no step, and has written nothing */
+    resume(&settings, clips, &said); /* that run did no step and wrote no checkpoint */
     assert_null(strstr(said.log, "clips that are not"));
     forget_clips(summary.checkpoint);
     resume(&settings, more, &said);
@@ -111,7 +111,7 @@ static void resume_of_nothing_starts_afresh(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Of a file system that has no locks. */
+/* Simulates a file system without locks. */
 static bool no_locks;
 
 int flock(int file, int how)
@@ -120,7 +120,7 @@ int flock(int file, int how)
     return no_locks ? -1 : (int)syscall(SYS_flock, file, how);
 }
 
-/* A second run that begins while the first is between two steps. */
+/* A second run starts while the first is between two steps. */
 typedef struct Rival {
     DsvConfig settings;
     int64_t questions;
@@ -171,11 +171,11 @@ static void a_folder_without_locks_will_do(void **state)
     DsvStatus status = dsv_train(&settings, &events, &summary);
     no_locks = false;
     assert_fails(DSV_E_INTERRUPTED, "step 1", status);
-    assert_non_null(strstr(stopper.log, "/lock: cannot lock it: No locks available; that another run"));
+    assert_non_null(strstr(stopper.log, "/lock: cannot lock it: No locks available; another run in"));
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* A checkpoint's folder that cannot be removed, as with a file in it that NFS keeps for who has it open. */
+/* A checkpoint's folder that cannot be removed, for example because NFS keeps a file that is open. */
 static const char *kept_folder = "";
 
 int rmdir(const char *path)
@@ -202,7 +202,7 @@ static void make_in(const char *folder, const char *name)
     assert_ok(dsvi_folder_make(path));
 }
 
-/* Turns what the process writes to its TensorBoard events into a full disk. */
+/* Makes writes to the TensorBoard file fail as on a full disk. */
 static void fill_disk_of_curves(void)
 {
     char link[64], target[DSVI_PATH_MAX];
@@ -226,13 +226,13 @@ static bool fill_disk_later(void *context)
     Stopper *stopper = context;
     if (stopper->steps-- == 0) {
         fill_disk_of_curves();
-        make_in(stopper->folder, "samples/step-000005.mp4"); /* where a clip cannot be written then */
+        make_in(stopper->folder, "samples/step-000005.mp4"); /* blocks the clip */
     }
     return false;
 }
 
-/* What a run leaves beside its checkpoints and metrics does not end it when it cannot be written, nor do old
- * checkpoints that cannot be removed. */
+/* A failure to write files other than checkpoints and metrics, or to remove old checkpoints, does not end a
+ * run. */
 static void only_its_own_work_ends_a_run(void **state)
 {
     DsvConfig settings;
@@ -263,7 +263,7 @@ static void only_its_own_work_ends_a_run(void **state)
 }
 
 typedef struct Thief {
-    int64_t steps;      /* after which the clips are taken away */
+    int64_t steps; /* the clips are removed after this many steps */
     const char *clips, *away;
 } Thief;
 
@@ -275,8 +275,8 @@ static bool take_clips(void *context)
     return false;
 }
 
-/* Clips that go away end a run, with the samples that are ready; what it has done is saved, and is what a run
- * of as many steps does. */
+/* If clips disappear, the run ends after the prepared samples. Its work is saved, and equals a run of as
+ * many steps. */
 static void steps_done_are_saved_when_clips_go_away(void **state)
 {
     DsvConfig settings;

@@ -1,13 +1,13 @@
-/* When a run says that it waits for samples. */
+/* When a run reports that it waits for samples. */
 #include "test.h"
 
-#include "train/run_record.h"
+#include "run/run_record.h"
 
 static void a_long_wait_is_told_once(void **state)
 {
-    DsvWaitWatch watch = {0};
+    DsviWaitWatch watch = {0};
     (void)state;
-    for (int step = 0; step < 2 * DSVI_WAIT_STEPS; step++) /* a tenth is not more than a tenth */
+    for (int step = 0; step < 2 * DSVI_WAIT_STEPS; step++) /* exactly a tenth is allowed */
         assert_false(dsvi_wait_watch_step(&watch, 0.125 * (step % 2), 1.25));
     for (int step = 1; step < DSVI_WAIT_STEPS; step++)
         assert_false(dsvi_wait_watch_step(&watch, 0.25, 1));
@@ -16,10 +16,10 @@ static void a_long_wait_is_told_once(void **state)
         assert_false(dsvi_wait_watch_step(&watch, 0.5, 1));
 }
 
-/* One step that waits long is made good by others that do not. */
+/* One long wait is compensated by steps without waits. */
 static void what_counts_is_the_sum(void **state)
 {
-    DsvWaitWatch watch = {0};
+    DsviWaitWatch watch = {0};
     (void)state;
     assert_false(dsvi_wait_watch_step(&watch, 2, 3));
     for (int step = 1; step < 3 * DSVI_WAIT_STEPS; step++)

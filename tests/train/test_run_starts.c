@@ -1,12 +1,12 @@
-/* Starts in a folder that holds a run: what each may change there, what it must keep, and what it refuses. */
+/* Starts in a folder that contains a run: what each start may change, must keep, and refuses. */
 #include "test.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
 
 #include "run_rig.h"
-#include "train/checkpoint.h"
-#include "train/metrics_read.h"
+#include "run/checkpoint.h"
+#include "run/metrics_read.h"
 
 /* Names and checksums of all files below a folder. */
 typedef struct Digest {
@@ -72,7 +72,7 @@ static const char *new_run(void)
     return folder;
 }
 
-/* Each is refused for a reason of its own, some only once the checkpoint has been read. */
+/* Each start is refused for a different reason, some only after the checkpoint was read. */
 static void a_refused_start_changes_nothing(void **state)
 {
     static const struct {
@@ -107,7 +107,7 @@ static void a_refused_start_changes_nothing(void **state)
     assert_ok(dsvi_folder_remove(other));
 }
 
-/* Records that cannot be read are met last. */
+/* Unreadable records are detected last. */
 static void unreadable_records_are_met_before_anything_changes(void **state)
 {
     DsvConfig settings;
@@ -160,13 +160,13 @@ static bool names(const char *folder, const char *checkpoint)
 
 static int64_t last_step(const char *folder)
 {
-    DsvMetricsSummary metrics;
+    DsviMetricsSummary metrics;
     assert_ok(dsvi_metrics_summarise(in(folder, "metrics.jsonl"), &metrics));
     return metrics.last_step;
 }
 
-/* A start from an earlier checkpoint that is stopped before its first step: the abandoned steps are kept,
- * records, checkpoints, clips and settings, and the next start goes on from where this one began. */
+/* A start from an earlier checkpoint is stopped before its first step: records, checkpoints, clips and
+ * options of the abandoned steps are kept, and the next start continues from the same checkpoint. */
 static void going_back_keeps_what_was_there(void **state)
 {
     static const char *const clip[] = {"samples/step-000004.mp4", "samples/step-000005.mp4",
@@ -206,7 +206,8 @@ static void going_back_keeps_what_was_there(void **state)
     same_runs(straight, folder);
 }
 
-/* In a folder of its own a start from another run's checkpoint is a new run, which has what it began from. */
+/* In a separate folder, a start from another run's checkpoint is a new run that keeps a copy of what it
+ * started from. */
 static void a_branch_holds_what_it_began_from(void **state)
 {
     DsvConfig settings;
@@ -230,11 +231,12 @@ static void a_branch_holds_what_it_began_from(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Any one thing that a run leaves is enough to keep a new run out. */
+/* Any single file of a run is enough to refuse a new run in its folder. */
 static void any_trace_of_a_run_keeps_a_new_one_out(void **state)
 {
-    static const char *const trace[] = {"checkpoint-4", "metrics.jsonl", "blocks.jsonl", "decisions.jsonl",
-                                        "validation.jsonl", "run.json", "latest"};
+    static const char *const trace[] = {"checkpoint-4",    "metrics.jsonl",    "blocks.jsonl",
+                                        "decisions.jsonl", "validation.jsonl", "run.json",
+                                        "latest"};
     DsvConfig settings;
     DsvTrainSummary summary;
     const char *run = new_run();
@@ -251,7 +253,7 @@ static void any_trace_of_a_run_keeps_a_new_one_out(void **state)
     assert_ok(dsvi_folder_remove(run));
 }
 
-/* The model that a run began with is not needed again. */
+/* A resume does not need the model from which the run began. */
 static void a_model_that_is_gone_is_not_missed(void **state)
 {
     DsvConfig settings;
@@ -260,7 +262,7 @@ static void a_model_that_is_gone_is_not_missed(void **state)
     (void)state;
     run_settings(&settings, folder);
     set(&settings, "model.path", model);
-    set(&settings, "model.ffn_dim", "0"); /* the model's own shape is what counts */
+    set(&settings, "model.ffn_dim", "0"); /* the stored model's shape is used */
     set(&settings, "max_train_steps", "4");
     assert_ok(dsv_train(&settings, NULL, &summary));
     assert_ok(dsvi_folder_remove(model));
@@ -271,7 +273,7 @@ static void a_model_that_is_gone_is_not_missed(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Records that a power failure cut short before the checkpoint. */
+/* Records that a power failure truncated before the checkpoint's step. */
 static void lost_records_are_named(void **state)
 {
     DsvConfig settings;
@@ -288,7 +290,8 @@ static void lost_records_are_named(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Which records were synced since the last checkpoint, and how many checkpoints came before they all were. */
+/* Which records were synced since the last checkpoint, and how many checkpoints were written before all
+ * records were synced. */
 static const char *const RECORD[] = {"/metrics.jsonl", "/blocks.jsonl", "/decisions.jsonl",
                                      "/validation.jsonl", "/events.out.tfevents."};
 enum { RECORDS = sizeof RECORD / sizeof *RECORD };
@@ -333,7 +336,7 @@ static void records_are_on_the_disk_before_their_checkpoint(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* Does something to the folder of a run after so many steps. */
+/* Changes the run folder after this many steps. */
 typedef struct Vandal {
     int64_t steps;
     void (*act)(const char *folder);
@@ -368,7 +371,8 @@ static void remove_all(const char *folder)
     assert_ok(dsvi_folder_remove(folder));
 }
 
-/* The run saves, restores its records and ends; the next start completes it, as if nothing had happened. */
+/* The run saves, restores its records and ends. The next start completes the run as if nothing had happened.
+ */
 static void a_disturbed_folder_ends_a_run_that_loses_nothing(void **state)
 {
     static void (*const act[])(const char *) = {remove_metrics, replace_decisions, remove_lock, remove_all};
@@ -392,7 +396,7 @@ static void a_disturbed_folder_ends_a_run_that_loses_nothing(void **state)
     }
 }
 
-/* Another run in the place of this one, which ends without a trace there. */
+/* Another run has replaced this one, which ends without changing the other's files. */
 static const char *another_run;
 
 static void replace_all(const char *folder)
@@ -432,7 +436,7 @@ static void spoil(const char *file)
     assert_int_equal(fclose(at), 0);
 }
 
-/* A checkpoint of which one bit of `file` is wrong, by whatever path, is no model. */
+/* A checkpoint with one flipped bit in `file` is refused as a model, whatever path names it. */
 static void assert_no_model(const char *folder, const char *path, const char *file)
 {
     DsvConfig settings, of_run;
@@ -461,7 +465,7 @@ static void a_damaged_checkpoint_is_no_model(void **state)
     set(&settings, "num_inference_steps", "1");
     assert_ok(dsvi_folder_remove(in(folder, "checkpoint-4/optimizer")));
     spoil(in(folder, "checkpoint-4/transformer_ema/diffusion_pytorch_model.safetensors"));
-    assert_ok(dsv_sample(in(folder, "checkpoint-4"), NULL, video, &settings, NULL)); /* uses none of these */
+    assert_ok(dsv_sample(in(folder, "checkpoint-4"), NULL, video, &settings, NULL)); /* unused here */
     assert_int_equal(unlink(video), 0);
     assert_no_model(folder, "checkpoint-4/transformer_ema", "transformer_ema");
     spoil(in(folder, weights));

@@ -1,4 +1,4 @@
-/* The learning rate and the times that are drawn. */
+/* The learning rate, and the distribution of noise levels. */
 #include "test.h"
 
 #include "train/flow_draw.h"
@@ -28,14 +28,14 @@ static void cosine_falls_to_almost_nothing(void **state)
     settings.max_train_steps = 109;
     assert_ok(dsv_config_set(&settings, "lr_scheduler=cosine"));
     assert_true(dsvi_learning_rate(&settings, 10) == 1);
-    assert_true(fabs(dsvi_learning_rate(&settings, 60) - 0.5) < 1e-12); /* half of 100 steps on */
+    assert_true(fabs(dsvi_learning_rate(&settings, 60) - 0.5) < 1e-12); /* after half of 100 steps */
     for (int64_t step = 11; step <= 109; step++)
         assert_true(dsvi_learning_rate(&settings, step) < dsvi_learning_rate(&settings, step - 1));
     assert_true(dsvi_learning_rate(&settings, 109) > 0 && dsvi_learning_rate(&settings, 109) < 1e-3);
 }
 
-/* Mean and spread of the logit of sigma before the shift, from its definition; the bounds are five standard
- * errors of 20,000 draws. */
+/* Mean and standard deviation of the logit of sigma before the shift, from the definition. The bounds are
+ * five standard errors of 20,000 draws. */
 static void times_have_their_distribution(void **state)
 {
     enum { DRAWS = 20000 };
@@ -98,10 +98,8 @@ static void samples_have_noise_of_their_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(warm_up_then_constant),
-        cmocka_unit_test(cosine_falls_to_almost_nothing),
-        cmocka_unit_test(times_have_their_distribution),
-        cmocka_unit_test(sigma_has_its_bin),
+        cmocka_unit_test(warm_up_then_constant),           cmocka_unit_test(cosine_falls_to_almost_nothing),
+        cmocka_unit_test(times_have_their_distribution),   cmocka_unit_test(sigma_has_its_bin),
         cmocka_unit_test(samples_have_noise_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

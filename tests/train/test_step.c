@@ -1,34 +1,36 @@
-/* Six steps of AdamW on a small model, against PyTorch (fixtures/dit_a/train): losses, gradient norms, the
- * weights and both moments afterwards. */
+/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a/train): losses, gradient
+ * norms, and afterwards the weights and both moments. */
 #include "test.h"
 
 #include "base/safetensors.h"
 #include "cpu/cpu.h"
+#include "golden/golden_files.h"
 #include "train/step.h"
 
-enum { STEPS = 6, BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16, TEXT_LEN = 7 };
+enum { BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16, TEXT_LEN = 7 };
 
-/* The fixture starts from latents; this codec only states their shape. */
-static DsvStatus fixed_latent_shape(const DsvCodec *codec, DsvVideoShape video, DsvVideoShape *latent)
+/* The fixture has latents, not pixels; this codec only gives their shape. */
+static DsvStatus fixed_latent_shape(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent)
 {
     (void)codec;
     (void)video;
-    *latent = (DsvVideoShape){CHANNELS, FRAMES, HEIGHT, WIDTH};
+    *latent = (DsviVideoShape){CHANNELS, FRAMES, HEIGHT, WIDTH};
     return DSV_OK;
 }
 
-static const DsvCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
+static const DsviCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
 
 typedef struct Fixture {
     DsvConfig settings;
-    DsvBackend backend;
-    DsvTrainer *trainer;
-    DsvSafetensors *inputs, *expected, *weights, *moments;
+    DsviBackend backend;
+    DsviTrainer *trainer;
+    DsviSafetensors *inputs, *expected, *weights, *moments;
+    int steps; /* steps that PyTorch did */
 } Fixture;
 
 static void open_fixture(Fixture *f, const char *isa)
 {
-    DsvDitConfig config;
+    DsviDitConfig config;
     memset(f, 0, sizeof *f);
     dsv_config_defaults(&f->settings);
     assert_ok(dsv_config_set(&f->settings, "mixed_precision=no"));
@@ -36,19 +38,20 @@ static void open_fixture(Fixture *f, const char *isa)
     assert_ok(dsv_config_set(&f->settings, "lr=1e-3"));
     assert_ok(dsv_config_set(&f->settings, "sparse.enabled=false"));
     assert_ok(dsv_config_set(&f->settings, "validation_at_end=false"));
-    assert_ok(dsvi_dit_config_read(shared_path("fixtures/dit_a/config.json"), &config));
+    assert_ok(dsvi_dit_config_read(golden_path("dit_a/config.json"), &config));
     config.text_len = TEXT_LEN;
     assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
-    assert_ok(dsvi_trainer_create(&f->settings, &f->backend, NULL, &FIXED, &config, NULL, NULL, &f->trainer));
-    assert_ok(dsvi_weights_read(shared_path("fixtures/dit_a"), &f->trainer->table, f->trainer->host_flat));
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &f->settings, .backend = &f->backend, .codec = &FIXED, .config = &config},
+        &f->trainer));
+    assert_ok(dsvi_weights_read(golden_path("dit_a"), &f->trainer->table, f->trainer->host_flat));
     assert_ok(dsvi_trainer_start(f->trainer));
-    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/inputs.safetensors"), &f->inputs));
-    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/expected.safetensors"),
-                                    &f->expected));
-    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/weights_after.safetensors"),
-                                    &f->weights));
-    assert_ok(dsvi_safetensors_open(shared_path("fixtures/dit_a/train/adam_after.safetensors"),
-                                    &f->moments));
+    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/inputs.safetensors"), &f->inputs));
+    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/expected.safetensors"), &f->expected));
+    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/weights_after.safetensors"), &f->weights));
+    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/adam_after.safetensors"), &f->moments));
+    f->steps = (int)dsvi_safetensors_find(f->expected, "losses")->count;
 }
 
 static void close_fixture(Fixture *f)
@@ -61,32 +64,32 @@ static void close_fixture(Fixture *f)
     dsvi_cpu_close(&f->backend);
 }
 
-/* The part of a stacked input that belongs to one step, to the device. */
+/* Uploads the part of a stacked input that belongs to one step. */
 static void load_input(Fixture *f, const char *name, int step, void *device_memory)
 {
-    const DsvStoredTensor *tensor = dsvi_safetensors_find(f->inputs, name);
+    const DsviStoredTensor *tensor = dsvi_safetensors_find(f->inputs, name);
     assert_non_null(tensor);
-    size_t bytes = tensor->bytes / STEPS;
+    size_t bytes = tensor->bytes / (size_t)f->steps;
     assert_ok(f->backend.device->upload(f->backend.device->stream, device_memory,
                                         (const char *)tensor->data + (size_t)step * bytes, bytes));
 }
 
 static void run_steps(Fixture *f)
 {
-    DsvTrainer *t = f->trainer;
-    const DsvStoredTensor *losses = dsvi_safetensors_find(f->expected, "losses");
-    const DsvStoredTensor *norms = dsvi_safetensors_find(f->expected, "grad_norms");
-    for (int step = 0; step < STEPS; step++) {
-        DsvStepResult result = {.step = step + 1, .lr = f->settings.lr};
+    DsviTrainer *t = f->trainer;
+    const DsviStoredTensor *losses = dsvi_safetensors_find(f->expected, "losses");
+    const DsviStoredTensor *norms = dsvi_safetensors_find(f->expected, "grad_norms");
+    for (int step = 0; step < f->steps; step++) {
+        DsviStepResult result = {.step = step + 1, .lr = f->settings.lr};
         load_input(f, "latents_clean", step, t->latents);
         load_input(f, "noise", step, t->noise);
         load_input(f, "sigma", step, t->sigma);
-        load_input(f, "sigma", step, t->host_sigma); /* on a CPU, device memory: for the bins of the loss */
+        load_input(f, "sigma", step, t->host_sigma); /* for the bins of the loss */
         load_input(f, "timestep", step, t->timestep);
         load_input(f, "encoder_hidden_states", step, t->text);
         assert_ok(dsvi_sparse_step_begin(t->sparse, step + 1, true));
         assert_ok(dsvi_zero_clear_gradients(&t->zero));
-        assert_ok(dsvi_train_gradients(t, &result));
+        assert_ok(dsvi_train_gradients(t, true, NULL, &result));
         assert_ok(dsvi_train_update(t, &result));
         double loss = ((const double *)losses->data)[step], norm = ((const double *)norms->data)[step];
         assert_error_below(fabs(result.loss - loss) / loss, 1e-5, "loss of step %d", step + 1);
@@ -94,20 +97,21 @@ static void run_steps(Fixture *f)
     }
 }
 
-/* A flat array against stored tensors named prefix + parameter. AdamW divides by the root of the second
- * moment, so a rounding error in a tiny gradient can move a weight by up to lr: weights are compared to what
- * they moved in all, 6 lr. */
-static void compare_flat(const Fixture *f, const DsvSafetensors *file, const char *prefix,
-                         const float *flat, double bound)
+/* Compares a flat array with stored tensors named prefix + parameter. AdamW divides by the root of the
+ * second moment, so a rounding error in a tiny gradient can change a weight by up to lr. The tolerance of
+ * weights is therefore relative to their total movement, lr per step. */
+static void compare_flat(const Fixture *f, const DsviSafetensors *file, const char *prefix, const float *flat,
+                         double bound)
 {
     char name[160];
     for (int64_t i = 0; i < f->trainer->table.count; i++) {
-        const DsvParam *param = &f->trainer->table.params[i];
+        const DsviParam *param = &f->trainer->table.params[i];
         snprintf(name, sizeof name, "%s%s", prefix, param->name);
-        const DsvStoredTensor *tensor = dsvi_safetensors_find(file, name);
+        const DsviStoredTensor *tensor = dsvi_safetensors_find(file, name);
         assert_non_null(tensor);
-        assert_error_below(relative_l2(DSV_F32, flat + param->offset, tensor->dtype, tensor->data,
-                                       param->count), bound, "%s", name);
+        assert_error_below(relative_l2(DSVI_F32, flat + param->offset, tensor->dtype, tensor->data,
+                                       param->count),
+                           bound, "%s", name);
     }
 }
 
@@ -123,18 +127,18 @@ static void follows_pytorch(void **state)
     close_fixture(&f);
 }
 
-/* The loss of a step that went wrong must not reach the weights. */
+/* A non-finite loss must not change the weights. */
 static void divergence_leaves_the_weights(void **state)
 {
     Fixture f;
     (void)state;
     open_fixture(&f, "auto");
-    DsvTrainer *t = f.trainer;
+    DsviTrainer *t = f.trainer;
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     float *before = malloc(bytes);
     assert_non_null(before);
     memcpy(before, t->zero.master.data, bytes);
-    DsvStepResult result = {.step = 1, .lr = 1e-3, .loss = 1};
+    DsviStepResult result = {.step = 1, .lr = 1e-3, .loss = 1};
     t->zero.grad.data[3] = NAN;
     assert_fails(DSV_E_DIVERGED, "step 1", dsvi_train_update(t, &result));
     assert_memory_equal(before, t->zero.master.data, bytes);
@@ -143,7 +147,7 @@ static void divergence_leaves_the_weights(void **state)
     close_fixture(&f);
 }
 
-/* So many samples are left. */
+/* The data set fails after this many samples. */
 static DsvStatus next_of_few(void *context, float *latent, int64_t *passed_over)
 {
     int *left = context;
@@ -156,17 +160,17 @@ static DsvStatus next_of_few(void *context, float *latent, int64_t *passed_over)
     return DSV_OK;
 }
 
-/* Samples are drawn ahead; a step that has its own is done before the failure is one, and the failure leaves
- * all as the step has left it. */
+/* Samples are drawn ahead. A failure to get one is reported only by the step that needs the sample, and this
+ * step changes nothing. */
 static void no_step_is_lost_for_want_of_the_next(void **state)
 {
     (void)state;
     for (int odd = 0; odd < 2; odd++) {
         int left = 2 * BATCH + odd;
         Fixture f;
-        DsvStepResult result;
+        DsviStepResult result;
         open_fixture(&f, "auto");
-        DsvSampleSource source = {&left, next_of_few};
+        DsviSampleSource source = {&left, next_of_few};
         for (int step = 1; step <= 2; step++) {
             assert_ok(dsvi_train_step(f.trainer, &source, &result));
             assert_true(result.begun);
@@ -181,9 +185,8 @@ static void no_step_is_lost_for_want_of_the_next(void **state)
     }
 }
 
-int main(void)
+static int run(void)
 {
-    skip_without_shared("fixtures/dit_a/train/inputs.safetensors");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(follows_pytorch, "ref"),
         cmocka_unit_test_prestate(follows_pytorch, "auto"),
@@ -191,4 +194,9 @@ int main(void)
         cmocka_unit_test(no_step_is_lost_for_want_of_the_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(void)
+{
+    return golden_run("dit_a", run);
 }

@@ -1,5 +1,5 @@
-/* TensorBoard's event files: the checksum's known values, and whole files read back by a reader that shares
- * no code with the writer. */
+/* TensorBoard's event files: known values of the checksum, and whole files read back by an independent
+ * reader. */
 #include "test.h"
 
 #include "base/fs.h"
@@ -25,7 +25,7 @@ static void test_crc(void **unused)
     unsigned char data[300] = {0};
     assert_int_equal(dsvi_crc32c("123456789", 9), 0xe3069283); /* the check value of CRC catalogues */
     assert_int_equal(dsvi_crc32c("", 0), 0);
-    assert_int_equal(dsvi_crc32c(data, 32), 0x8a9136aa);       /* RFC 3720, appendix B.4 */
+    assert_int_equal(dsvi_crc32c(data, 32), 0x8a9136aa); /* RFC 3720, appendix B.4 */
     for (size_t i = 0; i < sizeof data; i++) {
         data[i] = (unsigned char)(i * 37 + 11);
         assert_int_equal(dsvi_crc32c(data, i), plain_crc(data, i));
@@ -35,16 +35,16 @@ static void test_crc(void **unused)
 static void test_file(void **unused)
 {
     (void)unused;
-    DsvTensorboard *tensorboard;
+    DsviTensorboard *tensorboard;
     char path[DSVI_PATH_MAX];
     static Record records[5];
-    const DsvScalar first[] = {{"train/loss", 0.75}, {"train/lr", 1e-4}};
-    const DsvScalar second[] = {{"train/loss", -2}, {"sparse/captured_mass", NAN}};
+    const DsviScalar first[] = {{"train/loss", 0.75}, {"train/lr", 1e-4}};
+    const DsviScalar second[] = {{"train/loss", -2}, {"sparse/captured_mass", NAN}};
     assert_ok(dsvi_tensorboard_open(folder, 0, &tensorboard));
     snprintf(path, sizeof path, "%s", dsvi_tensorboard_path(tensorboard));
     assert_ok(dsvi_tensorboard_step(tensorboard, 1, first, 2));
     assert_ok(dsvi_tensorboard_step(tensorboard, INT64_C(5000000000), second, 2));
-    assert_int_equal(read_file(path, records, 5), 4); /* flushed while still open */
+    assert_int_equal(read_file(path, records, 5), 4); /* readable while the writer is open */
     dsvi_tensorboard_close(&tensorboard);
     assert_null(tensorboard);
     assert_string_equal(records[0].version, "brain.Event:2");
@@ -57,17 +57,17 @@ static void test_file(void **unused)
     assert_string_equal(records[2].tag[1], "train/lr");
     assert_true(records[2].value[1] == 1e-4f);
     assert_int_equal(records[3].step, 5000000000);
-    assert_int_equal(records[3].scalars, 1); /* what is not finite is left out */
+    assert_int_equal(records[3].scalars, 1); /* non-finite values are left out */
     assert_true(records[3].value[0] == -2);
     for (int i = 0; i < 4; i++)
         assert_true(records[i].wall_time > 1.6e9 && records[i].wall_time < 1e11);
 }
 
-/* A resumed run writes a file of its own that sorts after the first and takes its later steps back. */
+/* A resumed run writes a new file that sorts after the first and marks later steps of the first as purged. */
 static void test_resume(void **unused)
 {
     (void)unused;
-    DsvTensorboard *first, *second;
+    DsviTensorboard *first, *second;
     static Record records[2];
     assert_ok(dsvi_tensorboard_open(folder, 0, &first));
     assert_ok(dsvi_tensorboard_open(folder, 40, &second));
@@ -79,19 +79,23 @@ static void test_resume(void **unused)
     dsvi_tensorboard_close(&second);
 }
 
-/* A picture of any bytes, larger than scalars are, comes back as it was; its record's checksums hold. */
+/* An image of any bytes is read back unchanged, and the checksums of its record are right. */
 static void test_image(void **unused)
 {
     (void)unused;
-    DsvTensorboard *tensorboard;
+    DsviTensorboard *tensorboard;
     static unsigned char png[20000];
     static Record records[4];
     for (size_t i = 0; i < sizeof png; i++)
         png[i] = (unsigned char)(i * i >> 3);
-    const DsvImage image = {
-        .tag = "samples/clip", .png = png, .bytes = sizeof png, .height = 48, .width = 300,
+    const DsviImage image = {
+        .tag = "samples/clip",
+        .png = png,
+        .bytes = sizeof png,
+        .height = 48,
+        .width = 300,
     };
-    const DsvScalar scalar = {"train/loss", 0.5};
+    const DsviScalar scalar = {"train/loss", 0.5};
     assert_ok(dsvi_tensorboard_open(folder, 0, &tensorboard));
     assert_ok(dsvi_tensorboard_image(tensorboard, 250, &image));
     assert_ok(dsvi_tensorboard_step(tensorboard, 251, &scalar, 1));
@@ -107,26 +111,26 @@ static void test_image(void **unused)
     assert_int_equal(records[3].scalars, 1);
 }
 
-/* As many and as long as the header promises. */
-static void test_most(void **unused)
+/* As many scalars and as long tags as the header allows. */
+static void test_max(void **unused)
 {
     (void)unused;
-    DsvTensorboard *tensorboard;
-    DsvScalar scalars[DSV_TENSORBOARD_SCALARS_MOST];
-    char tag[DSV_TENSORBOARD_TAG_MOST + 1];
+    DsviTensorboard *tensorboard;
+    DsviScalar scalars[DSVI_TENSORBOARD_SCALARS_MAX];
+    char tag[DSVI_TENSORBOARD_TAG_MAX + 1];
     memset(tag, 'x', sizeof tag - 1);
     tag[sizeof tag - 1] = 0;
-    for (int i = 0; i < DSV_TENSORBOARD_SCALARS_MOST; i++)
-        scalars[i] = (DsvScalar){tag, i};
+    for (int i = 0; i < DSVI_TENSORBOARD_SCALARS_MAX; i++)
+        scalars[i] = (DsviScalar){tag, i};
     assert_ok(dsvi_tensorboard_open(folder, 0, &tensorboard));
-    assert_ok(dsvi_tensorboard_step(tensorboard, INT64_MAX, scalars, DSV_TENSORBOARD_SCALARS_MOST));
+    assert_ok(dsvi_tensorboard_step(tensorboard, INT64_MAX, scalars, DSVI_TENSORBOARD_SCALARS_MAX));
     dsvi_tensorboard_close(&tensorboard);
 }
 
 static void test_refusal(void **unused)
 {
     (void)unused;
-    DsvTensorboard *tensorboard;
+    DsviTensorboard *tensorboard;
     char nowhere[DSVI_PATH_MAX];
     assert_ok(dsvi_path_join(nowhere, folder, "nowhere"));
     assert_fails(DSV_E_IO, "nowhere", dsvi_tensorboard_open(nowhere, 0, &tensorboard));
@@ -137,12 +141,8 @@ static void test_refusal(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_image),
-        cmocka_unit_test(test_most),
-        cmocka_unit_test(test_refusal),
+        cmocka_unit_test(test_crc),   cmocka_unit_test(test_file), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_image), cmocka_unit_test(test_max),  cmocka_unit_test(test_refusal),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

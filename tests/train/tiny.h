@@ -12,17 +12,39 @@
 
 enum { TINY_FRAMES = 5, TINY_SIDE = 32 };
 
-/* Two blocks of two heads, clips of 5 x 32 x 32; every block may turn sparse at once. */
+/* Two blocks of two heads, clips of 5 x 32 x 32. Every block may become sparse at once. */
 static inline void tiny_settings(DsvConfig *settings)
 {
     static const char *const assignment[] = {
-        "model.num_layers=2", "model.num_attention_heads=2", "model.attention_head_dim=32",
-        "model.ffn_dim=96", "num_frames=5", "height=32", "width=32", "fps=8", "train_batch_size=2",
-        "lr=1e-3", "warmup_steps=2", "mixed_precision=bf16", "data.workers=1", "data.prefetch=2",
-        "checkpointing_steps=4", "validation_at_end=false", "ema_decay=0.9", "seed=7",
-        "sparse.group=16", "sparse.chunk=8", "sparse.rank=8", "sparse.target_mass=0.8",
-        "sparse.target_density=0", "sparse.min_mass=0.5", "sparse.max_density=0.95", "sparse.list_memory=1",
-        "sparse.measure_cost=false", "sparse.profile_every=2", "sparse.refresh_every=3",
+        "model.num_layers=2",
+        "model.num_attention_heads=2",
+        "model.attention_head_dim=32",
+        "model.ffn_dim=96",
+        "num_frames=5",
+        "height=32",
+        "width=32",
+        "fps=8",
+        "train_batch_size=2",
+        "lr=1e-3",
+        "warmup_steps=2",
+        "mixed_precision=bf16",
+        "data.workers=1",
+        "data.prefetch=2",
+        "checkpointing_steps=4",
+        "validation_at_end=false",
+        "ema_decay=0.9",
+        "seed=7",
+        "sparse.group=16",
+        "sparse.chunk=8",
+        "sparse.rank=8",
+        "sparse.target_mass=0.8",
+        "sparse.target_density=0",
+        "sparse.min_mass=0.5",
+        "sparse.max_density=0.95",
+        "sparse.list_memory=1",
+        "sparse.measure_cost=false",
+        "sparse.profile_every=2",
+        "sparse.refresh_every=3",
         "sparse.explore_kind=random",
     };
     dsv_config_defaults(settings);
@@ -30,7 +52,7 @@ static inline void tiny_settings(DsvConfig *settings)
         assert_ok(dsv_config_set(settings, assignment[i]));
 }
 
-/* A new folder under the system's temporary one. */
+/* Makes a new folder in the system's temporary folder. */
 static inline const char *tiny_folder(void)
 {
     static char path[16][64];
@@ -41,7 +63,7 @@ static inline const char *tiny_folder(void)
     return out;
 }
 
-/* `count` clips of drifting waves in `folder`. */
+/* Writes `count` clips of drifting waves to `folder`. */
 static inline void tiny_clips(const char *folder, int count)
 {
     enum { FRAMES = 12, SIDE = 40, PLANE = FRAMES * SIDE * SIDE };
@@ -57,13 +79,17 @@ static inline void tiny_clips(const char *folder, int count)
     }
 }
 
-/* Every stored number of both folders' checkpoint of this step: weights, moments, average, sparse state. */
+/* Compares all stored numbers of both folders' checkpoints of this step: weights, moments, average, sparse
+ * state. */
 static inline void tiny_same_checkpoints(const char *folder_a, const char *folder_b, int step)
 {
     static const char *const file[] = {
-        "transformer/diffusion_pytorch_model.safetensors", "sparse.safetensors", "state.json",
+        "transformer/diffusion_pytorch_model.safetensors",
+        "sparse.safetensors",
+        "state.json",
         "transformer_ema/diffusion_pytorch_model.safetensors",
-        "optimizer/exp_avg.safetensors", "optimizer/exp_avg_sq.safetensors",
+        "optimizer/exp_avg.safetensors",
+        "optimizer/exp_avg_sq.safetensors",
     };
     for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
         char path[DSVI_PATH_MAX];

@@ -1,0 +1,88 @@
+/* Implements backend.h: opens the CPU or a GPU. The CPU backend is part of this library. The CUDA backend
+ * is a separate shared library, because it needs NVIDIA's libraries, which few machines have. */
+#include "backend/backend.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "base/threads.h"
+#include "cpu/cpu.h"
+#include "dist/peers.h"
+#include "ops/plugin.h"
+
+#define CUDA_LIBRARY "libdsv_cuda.so"
+
+/* Refuses a plugin whose structs differ from those of this program. Only `abi` and `bytes`, the first
+ * fields in every version of DsviPlugin, may be read before both are known to agree. */
+static DsvStatus check_plugin(const char *library, const DsviPlugin *plugin)
+{
+    if (plugin->abi != DSVI_PLUGIN_ABI)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "device=cuda: %s has plugin ABI %u, expected %u: install the "
+                         "library of this build of dsv",
+                         library, plugin->abi, DSVI_PLUGIN_ABI);
+    if (plugin->bytes != sizeof *plugin)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "device=cuda: %s has a DsviPlugin of %u bytes, expected %zu: "
+                         "install the library of this build of dsv",
+                         library, plugin->bytes, sizeof *plugin);
+    if (plugin->backend_bytes != sizeof(DsviBackend))
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "device=cuda: %s has a DsviBackend of %zu bytes, expected %zu: "
+                         "install the library of this build of dsv",
+                         library, plugin->backend_bytes, sizeof(DsviBackend));
+    return DSV_OK;
+}
+
+/* A loaded library is never unloaded: NVIDIA's libraries do not survive dlclose. */
+static DsvStatus load_plugin(const char *library, const DsviPlugin **plugin)
+{
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: the CUDA backend could not be loaded: %s",
+                         dlerror());
+    *plugin = dlsym(handle, DSVI_PLUGIN_SYMBOL);
+    if (!*plugin)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s is not a backend of dsv: it does not export %s",
+                         library, DSVI_PLUGIN_SYMBOL);
+    return check_plugin(library, *plugin);
+}
+
+/* Opens the backend that config->device names. `number` is the GPU's number on this machine; the CPU
+ * backend ignores it. */
+static DsvStatus open_number(const DsvConfig *config, int64_t number, DsviBackend *backend)
+{
+    const DsviPlugin *plugin = NULL;
+    memset(backend, 0, sizeof *backend);
+    if (strcmp(config->device, "cpu") == 0)
+        return dsvi_cpu_open(config->isa, (int)config->threads, backend);
+    dsvi_threads_set((int)config->threads);
+    DSVI_TRY(load_plugin(CUDA_LIBRARY, &plugin));
+    const DsviPluginOpenArgs args = {
+        .bytes = sizeof args,
+        .number = number,
+        .deterministic = config->deterministic,
+        .record = dsvi_status_record,
+    };
+    return plugin->open(&args, backend);
+}
+
+DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend)
+{
+    return open_number(config, 0, backend);
+}
+
+DsvStatus dsvi_backend_open_rank(const DsvConfig *config, DsviComm *comm, DsviBackend *backend)
+{
+    DsviPeersOnMachine here;
+    memset(backend, 0, sizeof *backend);
+    DSVI_TRY(dsvi_peers_on_machine(comm, 0, &here));
+    return open_number(config, here.before, backend);
+}
+
+void dsvi_backend_close(DsviBackend *backend)
+{
+    if (backend->device)
+        backend->device->close(backend->device);
+    memset(backend, 0, sizeof *backend);
+}

@@ -1,0 +1,120 @@
+/* Definitions that all kernels of attention over lists use: the problem, the tile of queries that a thread
+ * block processes, and the F32 sums to which the backward pass adds the gradients of keys and values.
+ *
+ * The queries of a group share one key list, so a tile contains queries of one group of one (batch, head).
+ * A group with more queries than a tile has several tiles, of which the last may be short. Dense attention is
+ * the case of one group that contains all queries and whose list contains all keys.
+ *
+ * dK and dV of a key are sums over all tiles that attend to the key. Kernels accumulate them in F32 in the
+ * workspace of the operation,
+ *     sums (slices, 2, pairs, keys, pitch)      [.., 0, ..] dK / scale, [.., 1, ..] dV
+ * with pitch = D rounded up to 16; a last kernel rounds them once to the type of dk and dv. Every 16 columns
+ * are stored in the order in which a lane holds them after a tensor-core product, so that a lane adds four
+ * neighbouring floats: element 4 t + 2 e + i is column 8 e + 2 t + i. Usually there is one slice, to which
+ * thread blocks add atomically. On a deterministic stream each slice has one thread block, which processes
+ * its tiles in order and is the only one to add to the slice. */
+#ifndef DSVI_ATTENTION_LIST_CUH
+#define DSVI_ATTENTION_LIST_CUH
+
+#include "cuda/common/kernel.cuh"
+#include "ops/attention.h"
+
+namespace dsvi {
+
+struct AttentionProblem {
+    int pairs, heads; /* pairs = batch x heads */
+    int queries, keys, dim;
+    float scale;
+    int group, groups, grain; /* as in DsviLists; group is at most queries, grain at most keys */
+    const int64_t *offsets;   /* as in DsviLists; NULL: every list contains all keys */
+    const int32_t *spans;     /* as in DsviLists */
+    DsviHeads q, k, v, out, dout, dq, dk, dv;
+    float *lse;   /* (B, N, Sq) log of the sum of exp(scores) of each query */
+    bool chunks;  /* rows of q, k and v (in a backward pass also of out and dout) consist of whole 16-byte
+                     chunks at multiples of 16 bytes */
+    bool couples; /* rows of out (forward) or dq (backward) begin at multiples of two elements, so that pairs
+                   * can be stored together */
+    float *sums;  /* (slices, 2, pairs, keys, pitch) */
+    int pitch, slices;
+    bool alone; /* each slice of `sums` has one thread block that adds to it, so additions need no atomics */
+};
+
+DsvStatus attention_forward_f32(DsviStream *stream, const AttentionProblem &problem);
+DsvStatus attention_backward_f32(DsviStream *stream, const AttentionProblem &problem);
+DsvStatus attention_forward_bf16(DsviStream *stream, const AttentionProblem &problem);
+/* Call only when hopper_declines of attention_list.cu returns NULL. Sets *refused where lists consist of
+ * blocks of keys, but TMA does not support the strides or address of k or v: rows are then copied one by
+ * one. */
+DsvStatus attention_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *refused);
+/* The backward passes write dq and add to `sums`, which the caller has set to zero. */
+DsvStatus attention_backward_bf16(DsviStream *stream, const AttentionProblem &problem);
+/* Call only when hopper_declines_backward of attention_list.cu returns NULL: the kernel adds to one slice, in
+ * no fixed order. */
+DsvStatus attention_backward_sm90(DsviStream *stream, const AttentionProblem &problem);
+
+/* Number of tiles of `width` queries of one (batch, head), including empty tiles of a short last group. */
+__host__ __device__ inline int tiles_of(const AttentionProblem &problem, int width)
+{
+    return problem.groups * ((problem.group + width - 1) / width);
+}
+
+struct Tile {
+    int pair, b, h;       /* pair = b * heads + h */
+    int first, rows;      /* queries [first, first + rows); an empty tile has rows = 0 */
+    const int32_t *spans; /* the key list; NULL: all keys */
+    int keys;             /* number of keys in the list */
+};
+
+/* Sets tile->spans and tile->keys to the key list of group `group` of queries of the tile's (batch, head). */
+__device__ __forceinline__ void find_list(const AttentionProblem &a, int group, Tile *tile)
+{
+    tile->spans = nullptr;
+    tile->keys = a.keys;
+    if (!a.offsets)
+        return;
+    const int64_t *offset = a.offsets + (int64_t)tile->pair * a.groups + group;
+    int64_t count = offset[1] - offset[0], beyond = 0;
+    tile->spans = a.spans + offset[0];
+    if (count > 0 && a.grain > 1)
+        beyond = ((int64_t)tile->spans[count - 1] + 1) * a.grain - a.keys;
+    tile->keys = (int)(count * a.grain - (beyond > 0 ? beyond : 0));
+}
+
+/* Tile number `number`, of `width` queries, of (batch, head) `pair`. */
+__device__ __forceinline__ Tile tile_at(const AttentionProblem &a, int pair, int number, int width)
+{
+    int tiles_per_group = tiles_of(a, width) / a.groups, group = number / tiles_per_group;
+    int64_t begin = (int64_t)group * a.group, first = begin + number % tiles_per_group * width;
+    int64_t end = begin + a.group < a.queries ? begin + a.group : a.queries;
+    Tile tile;
+    tile.pair = pair;
+    tile.b = pair / a.heads;
+    tile.h = pair % a.heads;
+    tile.first = (int)first;
+    tile.rows = first >= end ? 0 : end - first < width ? (int)(end - first) : width;
+    find_list(a, group, &tile);
+    return tile;
+}
+
+/* Index of the i-th key of the tile's list. */
+__device__ __forceinline__ int tile_key(const AttentionProblem &a, const Tile &tile, int i)
+{
+    return tile.spans ? tile.spans[i / a.grain] * a.grain + i % a.grain : i;
+}
+
+/* Address of the row of token 0, in a tensor (B, S, N, D), of the tile's (batch, head). */
+template <typename T> __device__ __forceinline__ T *rows_of(const DsviHeads &rows, const Tile &tile)
+{
+    return static_cast<T *>(rows.data) + tile.b * rows.batch_stride + tile.h * rows.head_stride;
+}
+
+/* Address of the F32 sums (keys, pitch) of dK, or of dV, of (batch, head) `pair` in slice (copy of the sums)
+ * `slice`. */
+__device__ __forceinline__ float *sums_of(const AttentionProblem &a, int slice, bool dv, int pair)
+{
+    return a.sums + (((int64_t)slice * 2 + dv) * a.pairs + pair) * a.keys * a.pitch;
+}
+
+} // namespace dsvi
+
+#endif

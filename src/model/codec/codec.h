@@ -1,0 +1,44 @@
+/* Codecs convert pixels to latents and back. All arrays are host memory. Several threads may call one codec
+ * object at the same time, except close. */
+#ifndef DSVI_CODEC_H
+#define DSVI_CODEC_H
+
+#include "base/status.h"
+#include "dsv/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Shape of a video or latent, an array (channels, frames, height, width). */
+typedef struct DsviVideoShape {
+    int64_t channels, frames, height, width;
+} DsviVideoShape;
+
+typedef struct DsviCodec DsviCodec;
+struct DsviCodec {
+    const char *name; /* value of the option codec.name */
+    /* Computes the shape of the latent of a (3, T, H, W) video. DSV_E_SHAPE if the codec does not support
+     * this size; the message names the nearest supported sizes. */
+    DsvStatus (*latent_shape)(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent);
+    /* Converts between pixels, F32 in [-1, 1] of shape `video`, and the latent, F32 with a variance of about
+     * 1 or less. */
+    DsvStatus (*encode)(const DsviCodec *codec, DsviVideoShape video, const float *pixels, float *latent);
+    DsvStatus (*decode)(const DsviCodec *codec, DsviVideoShape video, const float *latent, float *pixels);
+    /* Fills error (latent channels): the sum of squared errors over pixels that an error of 1 in one latent
+     * element of a channel causes. The values hold for all latent frames except the first, which is decoded
+     * to fewer pictures, so that an error causes a smaller sum. */
+    void (*pixel_errors)(const DsviCodec *codec, double *error);
+    void (*close)(DsviCodec *codec);
+};
+
+/* Opens the codec that the codec.* options name; to be closed with codec->close. */
+DsvStatus dsvi_codec_open(const DsvConfig *settings, DsviCodec **out);
+
+/* Opens the haar codec, with the levels that the codec.* options name. */
+DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsviCodec **out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,297 @@
+/* The functions of dit.h: creation, weights, forward and backward pass. Blocks are in dit_block.c, embeddings
+ * and head in dit_embed.c, memory in dit_plan.c. */
+#include "model/dit/dit_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/dit/rope.h"
+
+/* ---- parameters by name ---- */
+
+static const DsviParam *find_param(const DsviDit *dit, const char *prefix, const char *name)
+{
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    int64_t index = dsvi_param_find(dit->table, full);
+    DSVI_ASSERT(index >= 0);
+    return &dit->table->params[index];
+}
+
+static int64_t dit_place_of(const DsviDit *dit, const char *prefix, const char *name)
+{
+    return find_param(dit, prefix, name)->offset;
+}
+
+static DsviDitLinear linear_of(const DsviDit *dit, const char *prefix, const char *name)
+{
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const DsviParam *weight = find_param(dit, full, ".weight");
+    return (DsviDitLinear){
+        .out = weight->shape[0],
+        .in = weight->count / weight->shape[0],
+        .weight = weight->offset,
+        .bias = dit_place_of(dit, full, ".bias"),
+        .dtype = weight->in_compute_dtype ? dit->act : dit->acc,
+    };
+}
+
+static DsviDitAttentionParams attention_of(const DsviDit *dit, const char *prefix)
+{
+    return (DsviDitAttentionParams){
+        .q = linear_of(dit, prefix, "to_q"),
+        .k = linear_of(dit, prefix, "to_k"),
+        .v = linear_of(dit, prefix, "to_v"),
+        .o = linear_of(dit, prefix, "to_out.0"),
+        .norm_q = dit_place_of(dit, prefix, "norm_q.weight"),
+        .norm_k = dit_place_of(dit, prefix, "norm_k.weight"),
+    };
+}
+
+static DsviDitBlockParams block_of(const DsviDit *dit, int64_t block)
+{
+    char prefix[48], self[64], cross[64];
+    snprintf(prefix, sizeof prefix, "blocks.%lld.", (long long)block);
+    snprintf(self, sizeof self, "%sattn1.", prefix);
+    snprintf(cross, sizeof cross, "%sattn2.", prefix);
+    return (DsviDitBlockParams){
+        .self = attention_of(dit, self),
+        .cross = attention_of(dit, cross),
+        .ffn_in = linear_of(dit, prefix, "ffn.net.0.proj"),
+        .ffn_out = linear_of(dit, prefix, "ffn.net.2"),
+        .norm_weight = dit_place_of(dit, prefix, "norm2.weight"),
+        .norm_bias = dit_place_of(dit, prefix, "norm2.bias"),
+        .modulation = dit_place_of(dit, prefix, "scale_shift_table"),
+    };
+}
+
+static void find_params(DsviDit *dit)
+{
+    DsviDitParams *p = &dit->params;
+    p->patch = linear_of(dit, "", "patch_embedding");
+    p->text_in = linear_of(dit, "condition_embedder.", "text_embedder.linear_1");
+    p->text_out = linear_of(dit, "condition_embedder.", "text_embedder.linear_2");
+    p->time_in = linear_of(dit, "condition_embedder.", "time_embedder.linear_1");
+    p->time_out = linear_of(dit, "condition_embedder.", "time_embedder.linear_2");
+    p->time_projection = linear_of(dit, "condition_embedder.", "time_proj");
+    p->head = linear_of(dit, "", "proj_out");
+    p->head_modulation = dit_place_of(dit, "", "scale_shift_table");
+    for (int64_t i = 0; i < dit->config.num_layers; i++)
+        p->blocks[i] = block_of(dit, i);
+}
+
+/* ---- creation ---- */
+
+static DsvStatus check_shape(const DsviDitConfig *config, const DsviDitShape *shape)
+{
+    static const char *const AXIS[3] = {"frames", "height", "width"};
+    const int64_t size[3] = {shape->frames, shape->height, shape->width};
+    if (shape->batch < 1 || shape->text_len < 1)
+        return DSVI_FAIL(DSV_E_SHAPE, "batch %lld with %lld text rows: expected at least 1 of each",
+                         (long long)shape->batch, (long long)shape->text_len);
+    for (int i = 0; i < 3; i++) {
+        if (size[i] < 1 || size[i] % config->patch[i])
+            return DSVI_FAIL(DSV_E_SHAPE, "%s of the latent is %lld, expected a multiple of the patch's %lld",
+                             AXIS[i], (long long)size[i], (long long)config->patch[i]);
+        if (size[i] / config->patch[i] > config->rope_max_seq_len)
+            return DSVI_FAIL(DSV_E_SHAPE, "%s of the latent is %lld tokens, the model knows %lld positions",
+                             AXIS[i], (long long)(size[i] / config->patch[i]),
+                             (long long)config->rope_max_seq_len);
+    }
+    return DSV_OK;
+}
+
+static void set_sizes(DsviDit *dit)
+{
+    const DsviDitConfig *config = &dit->config;
+    const DsviDitShape *shape = &dit->shape;
+    int64_t patch = config->patch[0] * config->patch[1] * config->patch[2];
+    dit->act = shape->act;
+    dit->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
+    dit->grid[0] = shape->frames / config->patch[0];
+    dit->grid[1] = shape->height / config->patch[1];
+    dit->grid[2] = shape->width / config->patch[2];
+    dit->batch = shape->batch;
+    dit->all_tokens = dsvi_dit_tokens(config, shape);
+    dit->tokens = shape->cp ? dsvi_cp_tokens(shape->cp) : dit->all_tokens;
+    dit->first = shape->cp ? dsvi_cp_first(shape->cp) : 0;
+    dit->text_len = shape->text_len;
+    dit->width = dsvi_dit_width(config);
+    dit->heads = config->num_attention_heads;
+    dit->head_dim = config->attention_head_dim;
+    dit->ffn = config->ffn_dim;
+    dit->patch_in = config->in_channels * patch;
+    dit->patch_out = config->out_channels * patch;
+}
+
+DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, const DsviParamTable *table,
+                          const DsviDitShape *shape, DsviSparse *sparse, DsviDit **out)
+{
+    size_t layers = (size_t)config->num_layers;
+    *out = NULL;
+    DSVI_TRY(check_shape(config, shape));
+    DSVI_ASSERT(sparse || !shape->cp);
+    DsviDit *dit = calloc(1, sizeof *dit);
+    if (!dit)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model");
+    dit->backend = backend;
+    dit->stream = backend->device->stream;
+    dit->table = table;
+    dit->sparse = sparse;
+    dit->config = *config;
+    dit->shape = *shape;
+    set_sizes(dit);
+    dit->params.blocks = calloc(layers, sizeof *dit->params.blocks);
+    dit->residual = calloc(layers + 1, sizeof *dit->residual);
+    dit->saved = calloc(layers, sizeof *dit->saved);
+    dit->bucket = calloc((size_t)table->buckets, sizeof *dit->bucket);
+    if (!dit->params.blocks || !dit->residual || !dit->saved || !dit->bucket) {
+        dsvi_dit_free(&dit);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model of %zu blocks", layers);
+    }
+    find_params(dit);
+    *out = dit;
+    return DSV_OK;
+}
+
+void dsvi_dit_free(DsviDit **dit)
+{
+    if (!*dit)
+        return;
+    free((*dit)->params.blocks);
+    free((*dit)->residual);
+    free((*dit)->saved);
+    free((*dit)->bucket);
+    free(*dit);
+    *dit = NULL;
+}
+
+/* Fills host arrays with the order of all tokens and the RoPE tables of this rank's tokens. */
+static void fill_tables(const DsviDit *dit, int32_t *order, void *rope_cos, void *rope_sin)
+{
+    const int32_t *chosen = dit->sparse ? dsvi_sparse_order(dit->sparse) : NULL;
+    for (int64_t s = 0; s < dit->all_tokens; s++)
+        order[s] = chosen ? chosen[s] : (int32_t)s;
+    dsvi_rope_tables(dit->grid, dit->head_dim, dit->tokens, order + dit->first, dit->acc, rope_cos, rope_sin);
+}
+
+/* Sets the addresses of each bucket's parameters (DsviDit.bucket) if the weights are arrays with all
+ * parameters; otherwise buckets get their addresses when they are acquired. */
+static void set_buckets(DsviDit *dit)
+{
+    const DsviParamTable *table = dit->table;
+    const DsviDitWeights *weights = &dit->weights;
+    for (int64_t s = 0; s < table->buckets && !weights->acquire; s++)
+        dit->bucket[s] = (DsviDitBucket){
+            .acc = dsvi_dit_at(weights->master, dit->acc, table->begin[s]),
+            .act = dsvi_dit_at(weights->compute, dit->act, table->gemm[s]),
+            .grad = weights->grad ? dsvi_dit_at(weights->grad, dit->acc, table->begin[s]) : NULL,
+        };
+}
+
+DsvStatus dsvi_dit_setup(DsviDit *dit, const DsviDitWeights *weights)
+{
+    DsvStatus status;
+    DsviDevice *device = dit->backend->device;
+    size_t tokens = (size_t)dit->all_tokens;
+    size_t table_bytes = (size_t)dit->tokens * (size_t)(dit->head_dim / 2) * dsvi_dtype_size(dit->acc);
+    int32_t *order = malloc(tokens * sizeof *order);
+    char *tables = malloc(2 * table_bytes);
+    DSVI_ASSERT(weights->grad || weights->acquire || !dit->shape.backward);
+    dit->weights = *weights;
+    set_buckets(dit);
+    if (!order || !tables) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the tables of %zu tokens", tokens);
+        goto done;
+    }
+    fill_tables(dit, order, tables, tables + table_bytes);
+    DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->order, order, tokens * sizeof *order), done);
+    DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->rope_cos, tables, table_bytes), done);
+    DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->rope_sin, tables + table_bytes, table_bytes),
+                  done);
+    DSVI_TRY_GOTO(status, device->sync(dit->stream), done);
+done:
+    free(order);
+    free(tables);
+    return status;
+}
+
+/* Converts all parameters to the compute dtype in one call, even the few never read in this dtype. */
+DsvStatus dsvi_dit_refresh_compute(DsviDit *dit)
+{
+    if (dit->weights.compute == dit->weights.master)
+        return DSV_OK;
+    return dsvi_dit_cast(dit, dit->table->elements, dit->acc, dit->weights.master, dit->act,
+                         dit->weights.compute);
+}
+
+/* ---- the main path ---- */
+
+static DsvStatus dit_acquire(DsviDit *dit, DsviDitPass pass, int64_t bucket)
+{
+    const DsviDitWeights *weights = &dit->weights;
+    return weights->acquire ? weights->acquire(weights->owner, pass, bucket, &dit->bucket[bucket]) : DSV_OK;
+}
+
+static DsvStatus dit_release(const DsviDit *dit, DsviDitPass pass, int64_t bucket)
+{
+    const DsviDitWeights *weights = &dit->weights;
+    return weights->release ? weights->release(weights->owner, pass, bucket) : DSV_OK;
+}
+
+DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timestep, const void *text,
+                           void *output, const DsviDitLoss *loss)
+{
+    int64_t layers = dit->config.num_layers;
+    DSVI_ASSERT(loss ? dit->shape.loss && !output : output && (!dit->shape.loss || !dit->shape.cp));
+    if (loss)
+        DSVI_TRY(dsvi_dit_target_rows(dit, loss->target));
+    DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, 0));
+    DSVI_TRY(dsvi_dit_embed_fwd(dit, latents, timestep, text));
+    DSVI_TRY(dit_release(dit, DSVI_PASS_FORWARD, 0));
+    for (int64_t block = 0; block < layers; block++) {
+        DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, block + 1));
+        DSVI_TRY(dsvi_dit_block_fwd(dit, block));
+        DSVI_TRY(dit_release(dit, DSVI_PASS_FORWARD, block + 1));
+    }
+    DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, layers + 1));
+    DSVI_TRY(loss ? dsvi_dit_head_loss(dit, loss) : dsvi_dit_head_fwd(dit, output));
+    return dit_release(dit, DSVI_PASS_FORWARD, layers + 1);
+}
+
+double dsvi_dit_token_fraction(const DsviDit *dit)
+{
+    return (double)dit->tokens / (double)dit->all_tokens;
+}
+
+/* Sets to zero the gradients to which each block of the backward pass adds. */
+static DsvStatus zero_gradients(const DsviDit *dit)
+{
+    const DsviDitScratch *s = &dit->scratch;
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dx, dit->batch * dit->tokens * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dtext_states, dit->batch * dit->text_len * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dembedding, dit->batch * 6 * dit->width));
+    DSVI_TRY(
+        dsvi_dit_clear(dit, dit->acc, s->dmodulation, dit->config.num_layers * dit->batch * 6 * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dy_sum, dit->config.num_layers * dit->width));
+    return dsvi_dit_clear(dit, dit->acc, s->dtime, dit->batch * dit->width);
+}
+
+DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, void *dtext)
+{
+    int64_t layers = dit->config.num_layers;
+    DSVI_ASSERT(dit->shape.backward && (doutput || dit->shape.loss));
+    DSVI_TRY(zero_gradients(dit));
+    DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, layers + 1));
+    DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));
+    DSVI_TRY(dit_release(dit, DSVI_PASS_BACKWARD, layers + 1));
+    for (int64_t block = layers - 1; block >= 0; block--) {
+        DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, block + 1));
+        DSVI_TRY(dsvi_dit_block_bwd(dit, block));
+        DSVI_TRY(dit_release(dit, DSVI_PASS_BACKWARD, block + 1));
+    }
+    DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, 0));
+    DSVI_TRY(dsvi_dit_embed_bwd(dit, dlatents, dtext));
+    return dit_release(dit, DSVI_PASS_BACKWARD, 0);
+}

@@ -1,0 +1,199 @@
+/* Linear layers, norms and conversions, of which blocks and embeddings consist. Contracts are in
+ * dit_internal.h. */
+#include "model/dit/dit_internal.h"
+
+void *dsvi_dit_at(const void *base, DsviDtype dtype, int64_t place)
+{
+    return (char *)base + (size_t)place * dsvi_dtype_size(dtype);
+}
+
+const void *dsvi_dit_param(const DsviDit *dit, int64_t place)
+{
+    int64_t bucket = dsvi_param_bucket(dit->table, place);
+    return dsvi_dit_at(dit->bucket[bucket].acc, dit->acc, place - dit->table->begin[bucket]);
+}
+
+void *dsvi_dit_grad(const DsviDit *dit, int64_t place)
+{
+    int64_t bucket = dsvi_param_bucket(dit->table, place);
+    void *grad = dit->bucket[bucket].grad;
+    return grad ? dsvi_dit_at(grad, dit->acc, place - dit->table->begin[bucket]) : NULL;
+}
+
+DsvStatus dsvi_dit_clear(const DsviDit *dit, DsviDtype dtype, void *x, int64_t n)
+{
+    return dit->backend->device->clear(dit->stream, x, (size_t)n * dsvi_dtype_size(dtype));
+}
+
+DsvStatus dsvi_dit_cast(const DsviDit *dit, int64_t n, DsviDtype x_dtype, const void *x, DsviDtype y_dtype,
+                        void *y)
+{
+    DsviAddArgs args = {.n = n, .a = 1, .b = 0, .x_dtype = x_dtype, .y_dtype = y_dtype, .x = x, .y = y};
+    return dit->backend->ops.add.run(dit->stream, &args);
+}
+
+/* Returns the copy of a linear layer's weight by which the input is multiplied: in act for GEMM weights,
+ * otherwise in acc. */
+static const void *weight_of_product(const DsviDit *dit, const DsviDitLinear *linear)
+{
+    int64_t bucket = dsvi_param_bucket(dit->table, linear->weight), gemm = dit->table->gemm[bucket];
+    if (linear->weight < gemm)
+        return dsvi_dit_param(dit, linear->weight);
+    return dsvi_dit_at(dit->bucket[bucket].act, dit->act, linear->weight - gemm);
+}
+
+static DsviGemmArgs forward_args(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows, const void *x,
+                                 DsviDtype y_dtype, void *y)
+{
+    return (DsviGemmArgs){
+        .m = rows,
+        .n = linear->out,
+        .k = linear->in,
+        .ab_dtype = linear->dtype,
+        .c_dtype = y_dtype,
+        .a = x,
+        .lda = linear->in,
+        .b = weight_of_product(dit, linear),
+        .ldb = linear->in,
+        .trans_b = true,
+        .c = y,
+        .ldc = linear->out,
+        .bias_dtype = dit->acc,
+        .bias = dsvi_dit_param(dit, linear->bias),
+    };
+}
+
+DsvStatus dsvi_dit_linear_fwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows, const void *x,
+                              DsviDtype y_dtype, void *y)
+{
+    DsviGemmArgs args = forward_args(dit, linear, rows, x, y_dtype, y);
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+DsvStatus dsvi_dit_linear_gelu_fwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
+                                   const void *x, void *z, void *y)
+{
+    DsviGemmArgs args = forward_args(dit, linear, rows, x, linear->dtype, y);
+    args.gelu_input = z;
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+/* Returns whether the gradient of a layer's weight is to be overwritten instead of added to. */
+static bool is_fresh(const DsviDit *dit, const DsviDitLinear *linear)
+{
+    int64_t bucket = dsvi_param_bucket(dit->table, linear->weight);
+    return dit->bucket[bucket].fresh && linear->weight >= dit->table->gemm[bucket] && !linear->begun;
+}
+
+/* Computes dW += dy^T x (or dW = dy^T x if the stored gradient is to be overwritten) and db += sum of the
+ * rows of dy. */
+static DsvStatus linear_param_grads(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
+                                    const void *x, const void *dy)
+{
+    DsviGemmArgs args = {
+        .m = linear->out,
+        .n = linear->in,
+        .k = rows,
+        .ab_dtype = linear->dtype,
+        .c_dtype = dit->acc,
+        .a = dy,
+        .lda = linear->out,
+        .trans_a = true,
+        .b = x,
+        .ldb = linear->in,
+        .c = dsvi_dit_grad(dit, linear->weight),
+        .ldc = linear->in,
+        .accumulate = !is_fresh(dit, linear),
+        .bias_dtype = dit->acc,
+        .a_sum = linear->bias == DSVI_DIT_NO_BIAS ? NULL : dsvi_dit_grad(dit, linear->bias),
+    };
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+static DsviGemmArgs backward_args(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
+                                  const void *dy, DsviDtype dx_dtype, void *dx)
+{
+    return (DsviGemmArgs){
+        .m = rows,
+        .n = linear->in,
+        .k = linear->out,
+        .ab_dtype = linear->dtype,
+        .c_dtype = dx_dtype,
+        .a = dy,
+        .lda = linear->out,
+        .b = weight_of_product(dit, linear),
+        .ldb = linear->in,
+        .c = dx,
+        .ldc = linear->in,
+    };
+}
+
+DsvStatus dsvi_dit_linear_bwd(const DsviDit *dit, const DsviDitLinear *linear,
+                              const DsviDitLinearGrads *grads)
+{
+    DsviGemmArgs args = backward_args(dit, linear, grads->rows, grads->dy, grads->dx_dtype, grads->dx);
+    args.accumulate = grads->add_to_dx;
+    DSVI_TRY(linear_param_grads(dit, linear, grads->rows, grads->x, grads->dy));
+    return grads->dx ? dit->backend->ops.gemm.run(dit->stream, &args) : DSV_OK;
+}
+
+DsvStatus dsvi_dit_linear_gelu_bwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
+                                   const void *z, const void *x, const void *dy, void *dz)
+{
+    DsviGemmArgs args = backward_args(dit, linear, rows, dy, linear->dtype, dz);
+    args.gelu_backward = z;
+    DSVI_TRY(linear_param_grads(dit, linear, rows, x, dy));
+    return dit->backend->ops.gemm.run(dit->stream, &args);
+}
+
+DsviDitNorm dsvi_dit_modulated(const DsviDit *dit, const void *x, const void *modulation, void *dmodulation,
+                               int64_t rows, int64_t row)
+{
+    int64_t shift = row * dit->width, scale = shift + dit->width;
+    DsviDitNorm norm = {.x = x, .one_plus = 1, .sample_stride = rows * dit->width};
+    norm.shift = dsvi_dit_at(modulation, dit->acc, shift);
+    norm.scale = dsvi_dit_at(modulation, dit->acc, scale);
+    if (dmodulation) {
+        norm.dshift = dsvi_dit_at(dmodulation, dit->acc, shift);
+        norm.dscale = dsvi_dit_at(dmodulation, dit->acc, scale);
+    }
+    return norm;
+}
+
+static DsviLayerNormArgs layer_norm_args(const DsviDit *dit, const DsviDitNorm *norm)
+{
+    return (DsviLayerNormArgs){
+        .batch = dit->batch,
+        .tokens = dit->tokens,
+        .channels = dit->width,
+        .eps = dit->config.eps,
+        .one_plus = norm->one_plus,
+        .sample_stride = norm->sample_stride,
+        .act = dit->act,
+        .acc = dit->acc,
+        .x = norm->x,
+        .scale = norm->scale,
+        .shift = norm->shift,
+        .y = dit->scratch.h,
+        .mean = dit->scratch.mean,
+        .rstd = dit->scratch.rstd,
+        .dy = dit->scratch.dy,
+        .dx = dit->scratch.dx,
+        .dscale = norm->dscale,
+        .dshift = norm->dshift,
+    };
+}
+
+DsvStatus dsvi_dit_norm_fwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum)
+{
+    DsviLayerNormArgs args = layer_norm_args(dit, norm);
+    args.sum = sum;
+    return dit->backend->ops.layer_norm_fwd.run(dit->stream, &args);
+}
+
+DsvStatus dsvi_dit_norm_bwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum)
+{
+    DsviLayerNormArgs args = layer_norm_args(dit, norm);
+    args.then = sum;
+    return dit->backend->ops.layer_norm_bwd.run(dit->stream, &args);
+}

@@ -1,0 +1,113 @@
+/* Shapes that follow from a model's shape and options, in one place so that training, sampling and `dsv
+ * forward` use the same. */
+#include <string.h>
+
+#include "model/dit/dit.h"
+
+DsviDtype dsvi_dit_act(const DsvConfig *settings)
+{
+    return strcmp(settings->mixed_precision, "bf16") == 0 ? DSVI_BF16 : DSVI_F32;
+}
+
+DsviDitKeep dsvi_dit_keep(const DsvConfig *settings)
+{
+    const char *name = settings->gradient_checkpointing;
+    return strcmp(name, "true") == 0        ? DSVI_KEEP_INPUT
+           : strcmp(name, "selective") == 0 ? DSVI_KEEP_ATTENTION
+                                            : DSVI_KEEP_ALL;
+}
+
+DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent)
+{
+    enum { WAN_VAE_CHANNELS = 16 };
+    if (config->in_channels == latent.channels && config->out_channels == latent.channels)
+        return DSV_OK;
+    if (config->in_channels == WAN_VAE_CHANNELS && config->out_channels == WAN_VAE_CHANNELS)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "the model needs the Wan VAE, which this version lacks: it works "
+                         "on that VAE's 16 latent channels, and codec %s gives %lld; dsv forward runs it on "
+                         "latents from a file",
+                         codec->name, (long long)latent.channels);
+    return DSVI_FAIL(DSV_E_SHAPE, "the model takes %lld and gives %lld latent channels, codec %s has %lld",
+                     (long long)config->in_channels, (long long)config->out_channels, codec->name,
+                     (long long)latent.channels);
+}
+
+int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape)
+{
+    return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
+           (shape->width / config->patch[2]);
+}
+
+static int64_t dit_shape_common_multiple(int64_t a, int64_t b)
+{
+    int64_t multiple = a;
+    while (multiple % b)
+        multiple += a;
+    return multiple;
+}
+
+DsviCpClip dsvi_dit_cp_clip(const DsviDitConfig *config, const DsviDitShape *shape, const DsvConfig *settings)
+{
+    int64_t grain = settings->sparse_enabled ? settings->sparse_grain : 1;
+    return (DsviCpClip){
+        .tokens = dsvi_dit_tokens(config, shape),
+        .heads = config->num_attention_heads,
+        .unit = dit_shape_common_multiple(settings->sparse_group, grain),
+        .blocks = config->num_layers,
+        .head_ranks = settings->cp_heads,
+    };
+}
+
+/* Returns the bytes of features that selection exchanges for one key of one head. */
+static double dit_shape_feature_bytes(const DsviDitConfig *config, const DsvConfig *settings)
+{
+    bool pooled = strcmp(settings->sparse_selector, "pooled") == 0;
+    int64_t features = pooled ? config->attention_head_dim : settings->sparse_rank;
+    return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
+}
+
+/* Returns the bytes of predictor outputs of one token and head, Q_lr and K_lr, that context-parallel ranks
+ * exchange in training; 0 for selectors that do not learn from exact scores. */
+static double predictor_bytes(const DsviDitShape *shape, const DsvConfig *settings)
+{
+    bool taught = shape->backward && settings->sparse_enabled &&
+                  strcmp(settings->sparse_selector, "predictor") == 0;
+    return taught ? 2 * (double)settings->sparse_rank * sizeof(float) : 0;
+}
+
+DsviCpShape dsvi_dit_cp_shape(const DsviDitConfig *config, const DsviDitShape *shape,
+                              const DsvConfig *settings)
+{
+    return (DsviCpShape){
+        .batch = shape->batch,
+        .tokens = dsvi_dit_tokens(config, shape),
+        .heads = config->num_attention_heads,
+        .head_dim = config->attention_head_dim,
+        .element = (int64_t)dsvi_dtype_size(shape->act),
+        .feature = dit_shape_feature_bytes(config, settings),
+        .taught = predictor_bytes(shape, settings),
+        .group = settings->sparse_group,
+        .grain = settings->sparse_grain,
+        .backward = shape->backward,
+        .recompute = shape->backward && shape->keep == DSVI_KEEP_INPUT,
+        .head_ranks = settings->cp_heads,
+    };
+}
+
+DsviSparseShape dsvi_dit_sparse_shape(const DsviDitConfig *config, const DsviDitShape *shape)
+{
+    DsviSparseShape sparse = {
+        .blocks = config->num_layers,
+        .batch = shape->batch,
+        .heads = config->num_attention_heads,
+        .head_dim = config->attention_head_dim,
+        .grid = {shape->frames / config->patch[0], shape->height / config->patch[1],
+                 shape->width / config->patch[2]},
+        .act = shape->act,
+        .backward = shape->backward,
+        .cp = shape->cp,
+    };
+    sparse.tokens = dsvi_dit_tokens(config, shape);
+    return sparse;
+}

@@ -1,0 +1,94 @@
+/* The parameters of a transformer: their names, shapes, and places in one flat array.
+ *
+ * All parameters are stored in one array, in a fixed order. Gradients, AdamW moments and the moving average
+ * have the same layout. Names are those of diffusers; original Wan names are translated when weights are
+ * read.
+ *
+ * The array is divided into buckets, whose gradients a backward pass completes together: one for the
+ * parameters before the blocks, one for each block, one for those after the blocks. In a bucket the
+ * parameters that are used in F32 come first, then the GEMM weights, which are used in the compute dtype:
+ *
+ *     | text, time, patch embedding | block 0                      | block 1      | head          |
+ *     | F32         | GEMM weights  | F32 | GEMM weights           | F32 | GEMM   | F32 | GEMM    |
+ *     begin[0]      gemm[0]         begin[1] gemm[1]               begin[2]  ...                  begin[4]
+ * */
+#ifndef DSVI_WEIGHTS_H
+#define DSVI_WEIGHTS_H
+
+#include <stdbool.h>
+
+#include "base/dtype.h"
+#include "base/safetensors.h"
+#include "model/dit/dit_config.h"
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum DsviInit { /* Distributions of a parameter's initial values, as in the original Wan code. */
+                        DSVI_INIT_ZERO,
+                        DSVI_INIT_ONE,
+                        DSVI_INIT_XAVIER,    /* Xavier uniform, with fan-out shape[0] and fan-in the product
+                                              * of the other dimensions */
+                        DSVI_INIT_NORMAL_02, /* N(0, 0.02) */
+                        DSVI_INIT_TABLE      /* N(0, 1) / sqrt(C) */
+} DsviInit;
+
+typedef struct DsviParam {
+    char name[96];     /* diffusers' name */
+    char original[96]; /* name in the Wan repository */
+    int ndim;
+    int64_t shape[DSVI_TENSOR_MAX_DIMS];
+    int64_t count;  /* elements */
+    int64_t offset; /* place in the flat array: elements from its start, a multiple of 16 */
+    DsviInit init;
+    bool in_compute_dtype; /* a GEMM weight, of which a copy in the compute dtype exists; false in the time
+                            * embedder */
+} DsviParam;
+
+typedef struct DsviParamTable {
+    DsviParam *params;
+    int64_t count;
+    int64_t elements;   /* of the flat array, including padding, which is always zero */
+    int64_t parameters; /* number of all elements of parameters, without padding */
+    int64_t buckets;    /* blocks + 2 */
+    int64_t *begin;     /* (buckets + 1) place where each bucket begins; the last entry is `elements` */
+    int64_t *gemm;      /* (buckets) place where the GEMM weights of each bucket begin */
+} DsviParamTable;
+
+/* Makes the table of a model's parameters; to be freed with dsvi_param_table_free. */
+DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out);
+void dsvi_param_table_free(DsviParamTable *table);
+/* Returns the index of the parameter with this diffusers name, or -1. */
+int64_t dsvi_param_find(const DsviParamTable *table, const char *name);
+
+/* Returns the bucket that contains a place of the flat array. */
+int64_t dsvi_param_bucket(const DsviParamTable *table, int64_t place);
+
+/* Fills the host array `flat` (elements) F32 with initial values (DsviInit). The values depend only on
+ * seed and table. */
+void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat);
+
+/* Reads weights into the host array `flat`. `path` is a transformer folder (a single file, or shards with an
+ * index) or one safetensors file. Accepts both namings, known prefixes, fused to_qkv and to_kv, and F64, F32,
+ * BF16 or F16. DSV_E_SHAPE lists tensors that are missing, unknown, duplicate, or of another shape. Pickles
+ * are DSV_E_UNSUPPORTED. */
+DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat);
+
+/* Writes FOLDER/diffusion_pytorch_model.safetensors, or several files with an index if they would exceed
+ * shard_bytes. `dtype` is F32 or BF16; `flat` is a host array of F32. Makes the folder if needed. */
+DsvStatus dsvi_weights_write(const char *folder, const DsviParamTable *table, const float *flat,
+                             DsviDtype dtype, uint64_t shard_bytes);
+
+/* Write a host array of F32 in this layout, such as the optimizer's moment "exp_avg", to one file, and
+ * read such a file. Tensors have the name of the array and the parameter:
+ * exp_avg.blocks.0.ffn.net.2.weight. Files of version 0.1, which lack the first dot, can be read too. */
+DsvStatus dsvi_flat_write(const char *path, const DsviParamTable *table, const char *array,
+                          const float *flat);
+DsvStatus dsvi_flat_read(const char *path, const DsviParamTable *table, const char *array, float *flat);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,214 @@
+/* Reads a transformer's weights from safetensors files. Accepts diffusers' and original names, known
+ * prefixes, fused projections, and all floating dtypes.
+ *
+ * All tensors are checked before reading fails, so that one message lists all faults. Shapes are compared
+ * without dimensions of length 1, because some tools drop them from the modulation tables and the patch
+ * embedding. */
+#include "model/weights/weights.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/weights/weights_files.h"
+
+enum { FAULTS_LISTED = 8, FAULT_BYTES = 192, PARTS_MAX = 3, NAME_BYTES = 256, SHAPE_BYTES = 64 };
+
+/* State of reading weights: the array that is being filled, and the faults found so far. */
+typedef struct Loading {
+    const DsviParamTable *table;
+    float *flat;
+    bool *seen; /* (table->count) */
+    int64_t faults;
+    char text[FAULTS_LISTED * FAULT_BYTES];
+} Loading;
+
+DSVI_PRINTF(2, 3)
+static void add_fault(Loading *l, const char *format, ...)
+{
+    char fault[FAULT_BYTES - 2];
+    va_list args;
+    if (l->faults++ >= FAULTS_LISTED)
+        return;
+    va_start(args, format);
+    vsnprintf(fault, sizeof fault, format, args);
+    va_end(args);
+    size_t used = strlen(l->text);
+    snprintf(l->text + used, sizeof l->text - used, "%s%s", used ? "; " : "", fault);
+}
+
+/* Returns the tensor's name without the prefix that single-file checkpoints add. */
+static const char *strip_prefix(const char *name)
+{
+    static const char *const PREFIXES[] = {"model.diffusion_model.", "diffusion_model."};
+    for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
+        if (strncmp(name, PREFIXES[i], strlen(PREFIXES[i])) == 0)
+            return name + strlen(PREFIXES[i]);
+    return name;
+}
+
+static int64_t find_either(const DsviParamTable *table, const char *name)
+{
+    for (int64_t i = 0; i < table->count; i++)
+        if (strcmp(table->params[i].name, name) == 0 || strcmp(table->params[i].original, name) == 0)
+            return i;
+    return -1;
+}
+
+/* A fused projection: its rows are the rows of its parts, in this order. */
+typedef struct Fused {
+    const char *name;
+    int count;
+    const char *parts[PARTS_MAX];
+} Fused;
+
+static const Fused FUSED[] = {
+    {".to_qkv.", 3, {".to_q.", ".to_k.", ".to_v."}},
+    {".to_kv.", 2, {".to_k.", ".to_v."}},
+};
+
+/* Finds the parameters that a stored tensor contains. Returns the number of these parameters, 0 for an
+ * unknown name. */
+static int resolve(const DsviParamTable *table, const char *name, int64_t found[PARTS_MAX])
+{
+    char part[NAME_BYTES];
+    found[0] = find_either(table, name);
+    if (found[0] >= 0)
+        return 1;
+    for (size_t f = 0; f < sizeof FUSED / sizeof *FUSED; f++) {
+        const char *middle = strstr(name, FUSED[f].name);
+        int known = 0;
+        while (middle && known < FUSED[f].count) {
+            snprintf(part, sizeof part, "%.*s%s%s", (int)(middle - name), name, FUSED[f].parts[known],
+                     middle + strlen(FUSED[f].name));
+            found[known] = find_either(table, part);
+            if (found[known] < 0)
+                return 0;
+            known++;
+        }
+        if (known > 0)
+            return known;
+    }
+    return 0;
+}
+
+/* Copies `shape` without dimensions of length 1 to `out`. Returns the number of dimensions left. */
+static int squeeze(int ndim, const int64_t *shape, int64_t out[DSVI_TENSOR_MAX_DIMS])
+{
+    int count = 0;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] != 1)
+            out[count++] = shape[i];
+    return count;
+}
+
+static bool same_shape(int a_ndim, const int64_t *a_shape, int b_ndim, const int64_t *b_shape)
+{
+    int64_t a[DSVI_TENSOR_MAX_DIMS], b[DSVI_TENSOR_MAX_DIMS];
+    int count = squeeze(a_ndim, a_shape, a);
+    return count == squeeze(b_ndim, b_shape, b) && memcmp(a, b, (size_t)count * sizeof *a) == 0;
+}
+
+static const char *weights_read_shape_text(int ndim, const int64_t *shape, char text[SHAPE_BYTES])
+{
+    size_t used = 1;
+    snprintf(text, SHAPE_BYTES, "(");
+    for (int i = 0; i < ndim && used < SHAPE_BYTES; i++) {
+        snprintf(text + used, SHAPE_BYTES - used, i ? ", %lld" : "%lld", (long long)shape[i]);
+        used = strlen(text);
+    }
+    snprintf(text + used, SHAPE_BYTES - used, ")");
+    return text;
+}
+
+/* Returns whether the tensor can be divided into `count` parameters shaped like `part`; records a fault for
+ * the error message if not. */
+static bool fits(Loading *l, const DsviStoredTensor *stored, const DsviParam *part, int count)
+{
+    char found[SHAPE_BYTES], wanted[SHAPE_BYTES];
+    int64_t shape[DSVI_TENSOR_MAX_DIMS];
+    memcpy(shape, part->shape, sizeof shape);
+    shape[0] *= count;
+    if (!same_shape(stored->ndim, stored->shape, part->ndim, shape)) {
+        add_fault(l, "%s is %s, expected %s", stored->name,
+                  weights_read_shape_text(stored->ndim, stored->shape, found),
+                  weights_read_shape_text(part->ndim, shape, wanted));
+        return false;
+    }
+    switch (stored->dtype) {
+    case DSVI_F32:
+    case DSVI_BF16:
+    case DSVI_F16:
+    case DSVI_F64: return true;
+    default: break;
+    }
+    add_fault(l, "%s is %s, expected a floating dtype", stored->name, dsvi_dtype_name(stored->dtype));
+    return false;
+}
+
+static void read_weights_tensor(Loading *l, const DsviStoredTensor *stored)
+{
+    int64_t parts[PARTS_MAX];
+    const char *name = strip_prefix(stored->name);
+    if (strstr(name, ".norm_added_q.")) /* some converters write this tensor; no supported model uses it */
+        return;
+    int count = resolve(l->table, name, parts);
+    if (count == 0) {
+        add_fault(l, "unknown %s", stored->name);
+        return;
+    }
+    bool usable = fits(l, stored, &l->table->params[parts[0]], count);
+    const char *rows = stored->data;
+    for (int i = 0; i < count; i++) {
+        const DsviParam *param = &l->table->params[parts[i]];
+        if (l->seen[parts[i]])
+            add_fault(l, "%s is there twice", param->name);
+        l->seen[parts[i]] = true;
+        if (usable)
+            dsvi_convert(DSVI_F32, l->flat + param->offset, stored->dtype, rows, param->count);
+        rows += (size_t)param->count * dsvi_dtype_size(stored->dtype);
+    }
+}
+
+static DsvStatus read_weights_file(Loading *l, const char *path)
+{
+    DsviSafetensors *file;
+    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    for (size_t i = 0; i < dsvi_safetensors_count(file); i++)
+        read_weights_tensor(l, dsvi_safetensors_at(file, i));
+    dsvi_safetensors_close(&file);
+    return DSV_OK;
+}
+
+static DsvStatus report_faults(Loading *l, const char *path)
+{
+    for (int64_t i = 0; i < l->table->count; i++)
+        if (!l->seen[i])
+            add_fault(l, "missing %s", l->table->params[i].name);
+    if (l->faults == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_SHAPE, "%s: %lld tensor%s not fit the model: %s%s", path, (long long)l->faults,
+                     l->faults == 1 ? " does" : "s do", l->text, l->faults > FAULTS_LISTED ? "; ..." : "");
+}
+
+DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat)
+{
+    DsvStatus status;
+    DsviWeightFiles files;
+    Loading loading = {.table = table, .flat = flat};
+    DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
+    loading.seen = calloc((size_t)table->count, sizeof *loading.seen);
+    if (!loading.seen) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of its tensors", path);
+        goto done;
+    }
+    memset(flat, 0, (size_t)table->elements * sizeof *flat); /* padding must be zero */
+    for (size_t i = 0; i < files.count; i++)
+        DSVI_TRY_GOTO(status, read_weights_file(&loading, files.paths[i]), done);
+    DSVI_TRY_GOTO(status, report_faults(&loading, path), done);
+done:
+    free(loading.seen);
+    dsvi_weight_files_free(&files);
+    return status;
+}

@@ -1,0 +1,233 @@
+/* The table of a transformer's parameters: both names, shapes, places and initial values. Order, initial
+ * values and original names are those of the Wan 2.1 code, the other names those of diffusers'
+ * WanTransformer3DModel. */
+#include "model/weights/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/threads.h"
+
+enum { PLACE_MULTIPLE = 16 }; /* each parameter begins at a multiple of so many elements */
+enum {
+    PER_BLOCK = 27,
+    OUTSIDE = 15,
+    AFTER = 3
+};                           /* numbers of parameters: of each block (PER_BLOCK), outside blocks (OUTSIDE),
+                              * and of these after the last block */
+enum { INIT_PIECE = 65536 }; /* random values that a thread draws at a time */
+
+typedef struct Builder {
+    DsviParamTable *table;
+    char prefix[32]; /* "blocks.3." inside a block: the same in both namings */
+} Builder;
+
+/* Distribution of initial values, and dtype, of one kind of parameter. */
+typedef struct Kind {
+    DsviInit init;
+    bool in_compute_dtype;
+} Kind;
+
+static const Kind GEMM_WEIGHT = {DSVI_INIT_XAVIER, true};
+static const Kind TEXT_WEIGHT = {DSVI_INIT_NORMAL_02, true};
+static const Kind TIME_WEIGHT = {DSVI_INIT_NORMAL_02, false};
+static const Kind TIME_PROJECTION = {DSVI_INIT_XAVIER, false};
+static const Kind HEAD_WEIGHT = {DSVI_INIT_ZERO, true}; /* a new model predicts the velocity zero */
+static const Kind NORM_WEIGHT = {DSVI_INIT_ONE, false};
+static const Kind BIAS = {DSVI_INIT_ZERO, false};
+static const Kind MODULATION = {DSVI_INIT_TABLE, false};
+
+/* Appends a parameter to the table. `shape` ends with a zero or after five dimensions. */
+static void weights_table_add(Builder *b, const char *name, const char *original, const char *suffix,
+                              Kind kind, const int64_t shape[5])
+{
+    DsviParamTable *table = b->table;
+    DsviParam *param = &table->params[table->count++];
+    snprintf(param->name, sizeof param->name, "%s%s%s", b->prefix, name, suffix);
+    snprintf(param->original, sizeof param->original, "%s%s%s", b->prefix, original, suffix);
+    param->init = kind.init;
+    param->in_compute_dtype = kind.in_compute_dtype;
+    param->count = 1;
+    for (int i = 0; i < 5 && shape[i] > 0; i++) {
+        param->shape[param->ndim++] = shape[i];
+        param->count *= shape[i];
+    }
+    table->parameters += param->count;
+}
+
+static void add_linear(Builder *b, const char *name, const char *original, Kind kind, int64_t out, int64_t in)
+{
+    weights_table_add(b, name, original, ".weight", kind, (int64_t[5]){out, in});
+    weights_table_add(b, name, original, ".bias", BIAS, (int64_t[5]){out});
+}
+
+static void weights_table_add_attention(Builder *b, const char *name, const char *original, int64_t width)
+{
+    static const char *const PART[4][2] = {{"to_q", "q"}, {"to_k", "k"}, {"to_v", "v"}, {"to_out.0", "o"}};
+    static const char *const NORM[2] = {"norm_q", "norm_k"};
+    char full[48], full_original[48];
+    for (int i = 0; i < 4; i++) {
+        snprintf(full, sizeof full, "%s.%s", name, PART[i][0]);
+        snprintf(full_original, sizeof full_original, "%s.%s", original, PART[i][1]);
+        add_linear(b, full, full_original, GEMM_WEIGHT, width, width);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(full, sizeof full, "%s.%s", name, NORM[i]);
+        snprintf(full_original, sizeof full_original, "%s.%s", original, NORM[i]);
+        weights_table_add(b, full, full_original, ".weight", NORM_WEIGHT, (int64_t[5]){width});
+    }
+}
+
+static void weights_table_add_block(Builder *b, const DsviDitConfig *config, int64_t block)
+{
+    int64_t width = dsvi_dit_width(config), ffn = config->ffn_dim;
+    snprintf(b->prefix, sizeof b->prefix, "blocks.%lld.", (long long)block);
+    weights_table_add(b, "scale_shift_table", "modulation", "", MODULATION, (int64_t[5]){1, 6, width});
+    weights_table_add_attention(b, "attn1", "self_attn", width);
+    weights_table_add_attention(b, "attn2", "cross_attn", width);
+    /* The affine norm before cross-attention is norm2 in one naming and norm3 in the other. */
+    weights_table_add(b, "norm2", "norm3", ".weight", NORM_WEIGHT, (int64_t[5]){width});
+    weights_table_add(b, "norm2", "norm3", ".bias", BIAS, (int64_t[5]){width});
+    add_linear(b, "ffn.net.0.proj", "ffn.0", GEMM_WEIGHT, ffn, width);
+    add_linear(b, "ffn.net.2", "ffn.2", GEMM_WEIGHT, width, ffn);
+    b->prefix[0] = 0;
+}
+
+/* Returns the index of a bucket's first parameter in the table. */
+static int64_t first_param(const DsviParamTable *table, int64_t bucket)
+{
+    if (bucket == 0)
+        return 0;
+    return bucket == table->buckets ? table->count : OUTSIDE - AFTER + PER_BLOCK * (bucket - 1);
+}
+
+/* Assigns places in the flat array to the parameters of a bucket: to its GEMM weights, or to all others. */
+static void weights_table_place(DsviParamTable *table, int64_t bucket, bool gemm)
+{
+    for (int64_t i = first_param(table, bucket); i < first_param(table, bucket + 1); i++) {
+        DsviParam *param = &table->params[i];
+        if (param->in_compute_dtype != gemm)
+            continue;
+        param->offset = table->elements;
+        table->elements += (param->count + PLACE_MULTIPLE - 1) / PLACE_MULTIPLE * PLACE_MULTIPLE;
+    }
+}
+
+static void place_all(DsviParamTable *table)
+{
+    for (int64_t s = 0; s < table->buckets; s++) {
+        table->begin[s] = table->elements;
+        weights_table_place(table, s, false);
+        table->gemm[s] = table->elements;
+        weights_table_place(table, s, true);
+    }
+    table->begin[table->buckets] = table->elements;
+}
+
+DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out)
+{
+    int64_t width = dsvi_dit_width(config);
+    const int64_t *patch = config->patch;
+    Builder b = {.table = out};
+    memset(out, 0, sizeof *out);
+    out->buckets = config->num_layers + 2;
+    out->params = calloc((size_t)(OUTSIDE + PER_BLOCK * config->num_layers), sizeof *out->params);
+    out->begin = calloc((size_t)out->buckets + 1, sizeof *out->begin);
+    out->gemm = calloc((size_t)out->buckets, sizeof *out->gemm);
+    if (!out->params || !out->begin || !out->gemm) {
+        dsvi_param_table_free(out);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of a model's parameters");
+    }
+    weights_table_add(&b, "patch_embedding", "patch_embedding", ".weight", GEMM_WEIGHT,
+                      (int64_t[5]){width, config->in_channels, patch[0], patch[1], patch[2]});
+    weights_table_add(&b, "patch_embedding", "patch_embedding", ".bias", BIAS, (int64_t[5]){width});
+    add_linear(&b, "condition_embedder.text_embedder.linear_1", "text_embedding.0", TEXT_WEIGHT, width,
+               config->text_dim);
+    add_linear(&b, "condition_embedder.text_embedder.linear_2", "text_embedding.2", TEXT_WEIGHT, width,
+               width);
+    add_linear(&b, "condition_embedder.time_embedder.linear_1", "time_embedding.0", TIME_WEIGHT, width,
+               config->freq_dim);
+    add_linear(&b, "condition_embedder.time_embedder.linear_2", "time_embedding.2", TIME_WEIGHT, width,
+               width);
+    add_linear(&b, "condition_embedder.time_proj", "time_projection.1", TIME_PROJECTION, 6 * width, width);
+    for (int64_t i = 0; i < config->num_layers; i++)
+        weights_table_add_block(&b, config, i);
+    weights_table_add(&b, "scale_shift_table", "head.modulation", "", MODULATION, (int64_t[5]){1, 2, width});
+    add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT,
+               patch[0] * patch[1] * patch[2] * config->out_channels, width);
+    DSVI_ASSERT(out->count == OUTSIDE + PER_BLOCK * config->num_layers);
+    place_all(out);
+    return DSV_OK;
+}
+
+void dsvi_param_table_free(DsviParamTable *table)
+{
+    free(table->params);
+    free(table->begin);
+    free(table->gemm);
+    memset(table, 0, sizeof *table);
+}
+
+int64_t dsvi_param_find(const DsviParamTable *table, const char *name)
+{
+    for (int64_t i = 0; i < table->count; i++)
+        if (strcmp(table->params[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+int64_t dsvi_param_bucket(const DsviParamTable *table, int64_t place)
+{
+    int64_t low = 0, high = table->buckets;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (place < table->begin[middle])
+            high = middle;
+        else
+            low = middle;
+    }
+    return low;
+}
+
+/* Each parameter has its own random stream, so that its values do not depend on other parameters. Each value
+ * has its own index in the stream, so that threads can divide the work. */
+typedef struct ParamInit {
+    const DsviParam *param;
+    DsviRng rng;
+    float *values;
+} ParamInit;
+
+static void init_values(void *context, int64_t begin, int64_t end, int worker)
+{
+    const ParamInit *init = context;
+    const DsviParam *param = init->param;
+    double fan_out = (double)param->shape[0], fan_in = (double)param->count / fan_out;
+    double limit = sqrt(6 / (fan_in + fan_out));
+    double table_deviation = 1 / sqrt((double)param->shape[param->ndim - 1]);
+    DsviRng rng = init->rng;
+    float *values = init->values;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        uint64_t index = (uint64_t)i;
+        switch (param->init) {
+        case DSVI_INIT_ZERO: values[i] = 0; break;
+        case DSVI_INIT_ONE: values[i] = 1; break;
+        case DSVI_INIT_XAVIER: values[i] = (float)(limit * (2 * dsvi_rng_uniform(rng, index) - 1)); break;
+        case DSVI_INIT_NORMAL_02: values[i] = (float)(0.02 * dsvi_rng_normal(rng, index)); break;
+        case DSVI_INIT_TABLE: values[i] = (float)(table_deviation * dsvi_rng_normal(rng, index)); break;
+        }
+    }
+}
+
+void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat)
+{
+    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsviParam *param = &table->params[i];
+        ParamInit init = {param, {seed, DSVI_RNG_INIT, (uint32_t)i}, flat + param->offset};
+        dsvi_parallel_for(param->count, INIT_PIECE, init_values, &init);
+    }
+}

@@ -1,0 +1,300 @@
+/* Saving and loading checkpoints. checkpoint.h describes the format; checkpoint_find.c finds and removes old
+ * checkpoints. */
+#include "run/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "run/checkpoint_find.h"
+#include "run/manifest.h"
+#include "run/stored_settings.h"
+
+enum { STATE_FORMAT = 1, STATE_BYTES_MAX = 1 << 20 };
+static const uint64_t SHARD_BYTES = 5000000000u; /* size of weight files, as in published Wan models */
+
+static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
+
+/* Returns whether this rank reads and writes the files. */
+static bool is_file_rank(const DsviTrainer *t)
+{
+    return dsvi_comm_rank(t->comm) == 0;
+}
+
+/* Gathers a divided array of all ranks in host_flat of rank 0. Called by all ranks. */
+static DsvStatus checkpoint_fetch(DsviTrainer *t, DsviShardArray array)
+{
+    return dsvi_zero_fetch(&t->zero, array, t->host_flat);
+}
+
+/* Distributes host_flat of rank 0 to a divided array of all ranks. Called by all ranks. */
+static DsvStatus checkpoint_store(DsviTrainer *t, DsviShardArray array)
+{
+    return dsvi_zero_store(&t->zero, t->host_flat, array);
+}
+
+/* Writes the weights in host_flat and config.json to folder/name. */
+static DsvStatus write_model(DsviTrainer *t, const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, folder, name));
+    DSVI_TRY(dsvi_folder_make(path));
+    DSVI_TRY(dsvi_path_join(config, path, "config.json"));
+    DSVI_TRY(dsvi_dit_config_write(config, &t->config));
+    return dsvi_weights_write(path, &t->table, t->host_flat, DSVI_F32, SHARD_BYTES);
+}
+
+/* Reads the weights in folder/name into host_flat. */
+static DsvStatus read_model(DsviTrainer *t, const char *folder, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, folder, name));
+    memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
+    return dsvi_weights_read(path, &t->table, t->host_flat);
+}
+
+static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
+{
+    char file[64];
+    snprintf(file, sizeof file, "optimizer/%s.safetensors", name);
+    return dsvi_path_join(path, folder, file);
+}
+
+static DsvStatus write_moments(DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    const DsviShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
+    DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
+    DSVI_TRY(dsvi_folder_make(path));
+    for (int i = 0; i < 2; i++) {
+        DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
+        DSVI_TRY(checkpoint_fetch(t, moments[i]));
+        DSVI_TRY(dsvi_flat_write(path, &t->table, MOMENT_NAME[i], t->host_flat));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus read_moments(DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    const DsviShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
+    for (int i = 0; i < 2; i++) {
+        if (is_file_rank(t)) {
+            DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
+            DSVI_TRY(dsvi_flat_read(path, &t->table, MOMENT_NAME[i], t->host_flat));
+        }
+        DSVI_TRY(checkpoint_store(t, moments[i]));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus write_state(const DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX], text[256];
+    int length = snprintf(text, sizeof text,
+                          "{\"format\": %d, \"step\": %" PRId64 ", \"sample\": %" PRIu64
+                          ", \"seed\": %" PRId64 ", \"clips\": %" PRId64 ", \"clips_hash\": \"%016" PRIx64
+                          "\"}\n",
+                          STATE_FORMAT, t->step, t->sample, t->settings->seed, t->data.count, t->data.hash);
+    DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
+    return dsvi_file_write(path, text, (size_t)length);
+}
+
+static DsvStatus read_count(const cJSON *state, const char *name, const char *path, int64_t *count)
+{
+    const cJSON *number = cJSON_GetObjectItemCaseSensitive(state, name);
+    if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble <= 0x1p53))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d: no %s", path, STATE_FORMAT,
+                         name);
+    *count = (int64_t)number->valuedouble;
+    return DSV_OK;
+}
+
+static DsvStatus read_state(const cJSON *json, const char *path, DsviCheckpointState *state)
+{
+    int64_t format = 0, sample = 0;
+    const char *hash = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "clips_hash"));
+    *state = (DsviCheckpointState){0};
+    DSVI_TRY(read_count(json, "format", path, &format));
+    if (format != STATE_FORMAT)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: not a checkpoint state of format %d", path, STATE_FORMAT);
+    DSVI_TRY(read_count(json, "step", path, &state->step));
+    DSVI_TRY(read_count(json, "sample", path, &sample));
+    DSVI_TRY(read_count(json, "seed", path, &state->seed));
+    state->sample = (uint64_t)sample;
+    if (!hash) /* checkpoints of old versions do not identify the clips */
+        return DSV_OK;
+    DSVI_TRY(read_count(json, "clips", path, &state->data.count));
+    state->data.hash = strtoull(hash, NULL, 16);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_checkpoint_state(const char *folder, DsviCheckpointState *state)
+{
+    char path[DSVI_PATH_MAX];
+    char *text;
+    size_t bytes;
+    DSVI_TRY(dsvi_path_join(path, folder, "state.json"));
+    DSVI_TRY(dsvi_file_read(path, STATE_BYTES_MAX, &text, &bytes));
+    cJSON *json = cJSON_ParseWithLength(text, bytes);
+    free(text);
+    DsvStatus status = read_state(json, path, state);
+    cJSON_Delete(json);
+    return status;
+}
+
+/* Writes all files of a checkpoint into `folder`, on rank 0. */
+static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_folder_make(folder));
+    DSVI_TRY(checkpoint_fetch(t, t->zero.master));
+    DSVI_TRY(write_model(t, folder, "transformer"));
+    if (t->zero.ema.data) {
+        DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
+        DSVI_TRY(write_model(t, folder, "transformer_ema"));
+    }
+    DSVI_TRY(write_moments(t, folder));
+    DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
+    DSVI_TRY(dsvi_sparse_save(t->sparse, path));
+    DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
+    DSVI_TRY(dsvi_settings_store(t->settings, path));
+    DSVI_TRY(write_state(t, folder));
+    return dsvi_manifest_write(folder);
+}
+
+/* What the other ranks do while rank 0 runs checkpoint_write_files: the same calls of checkpoint_fetch in
+ * the same order. */
+static DsvStatus checkpoint_send(DsviTrainer *t)
+{
+    DSVI_TRY(checkpoint_fetch(t, t->zero.master));
+    if (t->zero.ema.data)
+        DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
+    DSVI_TRY(checkpoint_fetch(t, t->zero.moment1));
+    return checkpoint_fetch(t, t->zero.moment2);
+}
+
+DsvStatus dsvi_checkpoint_save(DsviTrainer *t, const char *output_dir, char path[DSVI_PATH_MAX])
+{
+    DsvStatus status;
+    path[0] = 0;
+    if (!is_file_rank(t))
+        return checkpoint_send(t);
+    char name[64], temporary_name[64], temporary[DSVI_PATH_MAX];
+    snprintf(name, sizeof name, "checkpoint-%" PRId64, t->step);
+    snprintf(temporary_name, sizeof temporary_name, ".checkpoint-%" PRId64 ".tmp", t->step);
+    DSVI_TRY(dsvi_path_join(path, output_dir, name));
+    DSVI_TRY(dsvi_path_join(temporary, output_dir, temporary_name));
+
+    DSVI_TRY(dsvi_folder_remove(temporary));
+    DSVI_TRY_GOTO(status, checkpoint_write_files(t, temporary), fail);
+    DSVI_TRY_GOTO(status, dsvi_checkpoint_publish(output_dir, temporary, name), fail);
+    return DSV_OK;
+fail:
+    /* Return the first failure. If the unfinished folder cannot be removed, for example because the disk is
+     * broken, readers ignore it. */
+    (void)dsvi_checkpoint_discard(temporary);
+    return status;
+}
+
+DsvStatus dsvi_checkpoint_verify(const char *path)
+{
+    return dsvi_manifest_verify(path);
+}
+
+static DsvStatus check_seed(const DsviTrainer *t, const char *folder, int64_t seed)
+{
+    if (seed == t->settings->seed)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s was trained with seed=%" PRId64 ", this run has seed=%" PRId64, folder,
+                     seed, t->settings->seed);
+}
+
+/* Checks that the checkpoint has the same model shape. Tensor sizes alone do not identify it: 6 heads of
+ * 64 and 12 heads of 32 have tensors of the same sizes. */
+static DsvStatus check_model(const DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DsviDitConfig found;
+    DSVI_TRY(dsvi_path_join(path, folder, "transformer/config.json"));
+    DSVI_TRY(dsvi_dit_config_read(path, &found));
+    return dsvi_dit_config_compare(&found, &t->config, path);
+}
+
+/* Checks that the checkpoint was made with the same codec. The number of latent channels alone does not
+ * identify it. */
+static DsvStatus check_codec(const DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    DsvConfig found;
+    const DsvConfig *ours = t->settings;
+    dsv_config_defaults(&found);
+    DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
+    DSVI_TRY(dsv_config_load(&found, path));
+    if (strcmp(found.codec_name, ours->codec_name) == 0 &&
+        found.codec_spatial_levels == ours->codec_spatial_levels &&
+        found.codec_temporal_levels == ours->codec_temporal_levels)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "%s was trained with codec %s of %" PRId64 " spatial and %" PRId64
+                     " temporal levels, this run has %s of %" PRId64 " and %" PRId64,
+                     folder, found.codec_name, found.codec_spatial_levels, found.codec_temporal_levels,
+                     ours->codec_name, ours->codec_spatial_levels, ours->codec_temporal_levels);
+}
+
+/* Rank 0 verifies the checkpoint and reads step and sample; all ranks get them. */
+static DsvStatus read_position(DsviTrainer *t, const char *folder)
+{
+    DsviCheckpointState state;
+    if (is_file_rank(t)) {
+        DSVI_TRY(dsvi_manifest_verify(folder));
+        DSVI_TRY(dsvi_checkpoint_state(folder, &state));
+        DSVI_TRY(check_seed(t, folder, state.seed));
+        DSVI_TRY(check_model(t, folder));
+        DSVI_TRY(check_codec(t, folder));
+        t->step = state.step;
+        t->sample = state.sample;
+    }
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &t->step, sizeof t->step));
+    return dsvi_comm_broadcast(t->comm, 0, &t->sample, sizeof t->sample);
+}
+
+/* Called when host_flat of rank 0 holds the loaded weights. If the checkpoint has no moving average, because
+ * ema_decay was 0 before, the moving average starts from these weights. */
+static DsvStatus read_ema(DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    if (!t->zero.ema.data)
+        return DSV_OK;
+    if (is_file_rank(t)) {
+        DSVI_TRY(dsvi_path_join(path, folder, "transformer_ema"));
+        if (dsvi_path_is_folder(path))
+            DSVI_TRY(read_model(t, folder, "transformer_ema"));
+    }
+    return checkpoint_store(t, t->zero.ema);
+}
+
+static DsvStatus read_sparse(DsviTrainer *t, const char *folder)
+{
+    char path[DSVI_PATH_MAX];
+    if (is_file_rank(t)) {
+        DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
+        DSVI_TRY(dsvi_sparse_load(t->sparse, path));
+    }
+    return dsvi_sparse_broadcast(t->sparse);
+}
+
+DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)
+{
+    DSVI_TRY(read_position(t, folder));
+    if (is_file_rank(t))
+        DSVI_TRY(read_model(t, folder, "transformer"));
+    DSVI_TRY(checkpoint_store(t, t->zero.master));
+    DSVI_TRY(dsvi_zero_refresh(&t->zero));
+    DSVI_TRY(read_ema(t, folder));
+    DSVI_TRY(read_moments(t, folder));
+    return read_sparse(t, folder);
+}

@@ -1,0 +1,153 @@
+/* Implements model_path.h: finds the files of a model. */
+#include "run/model_path.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "run/checkpoint.h"
+#include "run/manifest.h"
+#include "run/pipeline_part.h"
+
+/* Sets `out` to folder/name if this path exists, otherwise to "". */
+static DsvStatus join_if_exists(char out[DSVI_PATH_MAX], const char *folder, const char *name)
+{
+    DSVI_TRY(dsvi_path_join(out, folder, name));
+    if (!dsvi_path_exists(out))
+        out[0] = 0;
+    return DSV_OK;
+}
+
+/* Sets *found if `path` is transformer/ or transformer_ema/ of a checkpoint. Then `holder` is the checkpoint
+ * folder and *name the name of the model in it. */
+static DsvStatus find_checkpoint_of(const char *path, char holder[DSVI_PATH_MAX], const char **name,
+                                    bool *found)
+{
+    static const char *const NAMES[] = {"transformer", "transformer_ema"};
+    char manifest[DSVI_PATH_MAX];
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    snprintf(holder, DSVI_PATH_MAX, "%.*s", (int)length, path);
+    char *slash = strrchr(holder, '/'), *last = slash ? slash + 1 : holder;
+    int i = strcmp(last, NAMES[0]) == 0 ? 0 : strcmp(last, NAMES[1]) == 0 ? 1 : -1;
+    if (i < 0)
+        return DSV_OK;
+    if (slash && slash > holder)
+        *slash = 0;
+    else
+        snprintf(last, 2, "%s", slash ? "" : ".");
+    DSVI_TRY(join_if_exists(manifest, holder, "manifest.json"));
+    *found = manifest[0] != 0;
+    *name = *found ? NAMES[i] : *name;
+    return DSV_OK;
+}
+
+/* Finds the folder `holder` so that holder/name is the model: the checkpoint that `path` is a part of (this
+ * may change *name), `path` itself, or the newest checkpoint if `path` is a run folder. *verified is true if
+ * the checksums of the checkpoint were checked. */
+static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const char **name, bool *found,
+                             bool *verified)
+{
+    char transformer[DSVI_PATH_MAX];
+    DSVI_TRY(find_checkpoint_of(path, holder, name, found));
+    if (*found)
+        return DSV_OK;
+    DSVI_TRY(join_if_exists(transformer, path, *name));
+    if (transformer[0]) {
+        snprintf(holder, DSVI_PATH_MAX, "%s", path);
+        *found = true;
+        return DSV_OK;
+    }
+    DSVI_TRY(dsvi_checkpoint_latest(path, NULL, NULL, holder, found));
+    *verified = *found;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_model_refuse_pickle(const char *path)
+{
+    static const char *const ENDINGS[] = {".pth", ".pt", ".ckpt", ".bin", ".pkl"};
+    const char *dot = strrchr(path, '.');
+    for (size_t i = 0; dot && i < sizeof ENDINGS / sizeof *ENDINGS; i++)
+        if (strcasecmp(dot, ENDINGS[i]) == 0)
+            return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                             "%s: %s files are Python pickles, which can run any code "
+                             "when they are read: dsv reads weights from safetensors files only",
+                             path, dot);
+    return DSV_OK;
+}
+
+static DsvStatus find_model_of_file(const char *path, DsviModelPath *out)
+{
+    char folder[DSVI_PATH_MAX], holder[DSVI_PATH_MAX];
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path, *name;
+    bool found = false;
+    DSVI_TRY(dsvi_model_refuse_pickle(path));
+    snprintf(folder, sizeof folder, "%.*s", (int)(file - path), path);
+    if (!slash)
+        snprintf(folder, sizeof folder, ".");
+    DSVI_TRY(find_checkpoint_of(folder, holder, &name, &found));
+    if (found) {
+        snprintf(out->checkpoint, sizeof out->checkpoint, "%s", holder);
+        DSVI_TRY(dsvi_path_join(folder, holder, name));
+    }
+    DSVI_TRY(dsvi_path_join(out->weights, folder, file));
+    DSVI_TRY(dsvi_path_join(out->config, folder, "config.json"));
+    if (dsvi_path_exists(out->config))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_NOT_FOUND,
+                     "%s: the model's shape is missing: weights alone do not give it; put "
+                     "the config.json of the model's transformer folder beside the file, as %s",
+                     path, out->config);
+}
+
+DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
+{
+    char holder[DSVI_PATH_MAX], manifest[DSVI_PATH_MAX];
+    const char *name = "transformer";
+    bool found = false;
+    memset(out, 0, sizeof *out);
+    if (!dsvi_path_exists(path))
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such model folder or file", path);
+    if (!dsvi_path_is_folder(path))
+        return find_model_of_file(path, out);
+    DSVI_TRY(find_holder(path, holder, &name, &found, &out->verified));
+    if (found) {
+        DSVI_TRY(dsvi_path_join(out->weights, holder, name));
+        DSVI_TRY(join_if_exists(manifest, holder, "manifest.json"));
+        if (manifest[0]) {
+            snprintf(out->checkpoint, sizeof out->checkpoint, "%s", holder);
+            DSVI_TRY(join_if_exists(out->sparse, holder, "sparse.safetensors"));
+            DSVI_TRY(join_if_exists(out->settings, holder, "config.yaml"));
+        }
+    } else {
+        snprintf(out->weights, sizeof out->weights, "%s", path);
+    }
+    DSVI_TRY(dsvi_path_join(out->config, out->weights, "config.json"));
+    if (!dsvi_path_exists(out->config))
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: not a model: it has neither config.json, transformer/ nor a checkpoint", path);
+    const char *part = dsvi_pipeline_part(out->weights);
+    if (part)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
+    return DSV_OK;
+}
+
+/* Returns `path`, which is in model->checkpoint, relative to the checkpoint. */
+static const char *path_in_checkpoint(const DsviModelPath *model, const char *path)
+{
+    const char *part = path + strlen(model->checkpoint);
+    return part + strspn(part, "/");
+}
+
+DsvStatus dsvi_model_verify(const DsviModelPath *model)
+{
+    const char *const used[] = {model->weights, model->config, model->sparse, model->settings};
+    if (!model->checkpoint[0] || model->verified)
+        return DSV_OK;
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (used[i][0])
+            DSVI_TRY(dsvi_manifest_verify_part(model->checkpoint, path_in_checkpoint(model, used[i])));
+    return DSV_OK;
+}

@@ -1,0 +1,39 @@
+/* Finds the model that a path given by the user names. */
+#ifndef DSVI_MODEL_PATH_H
+#define DSVI_MODEL_PATH_H
+
+#include <stdbool.h>
+
+#include "base/fs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsviModelPath {
+    char weights[DSVI_PATH_MAX];    /* folder with weights, or safetensors file */
+    char config[DSVI_PATH_MAX];     /* config.json of the model */
+    char checkpoint[DSVI_PATH_MAX]; /* checkpoint to which the weights belong, or "" */
+    char sparse[DSVI_PATH_MAX];     /* sparse state of that checkpoint, or "" */
+    char settings[DSVI_PATH_MAX];   /* config.yaml of that checkpoint, or "" */
+    bool verified;                  /* all checksums of the checkpoint were already checked */
+} DsviModelPath;
+
+/* Finds the files of the model that `path` names. `path` may be: a run folder (its newest undamaged
+ * checkpoint is used), a checkpoint, a pipeline folder (with transformer/), a transformer folder, or a
+ * safetensors file with config.json in the same folder. transformer/ and transformer_ema/ of a
+ * checkpoint, and safetensors files in them, also set `checkpoint`; for such a file `sparse` and
+ * `settings` stay empty. Returns DSV_E_NOT_FOUND if there is no model. */
+DsvStatus dsvi_model_find(const char *path, DsviModelPath *out);
+
+/* Checks the files in `model` against the checkpoint's manifest. Returns DSV_E_FORMAT with the name of the
+ * first file that differs. Other files of the checkpoint, such as optimizer/, may be missing. Does nothing if
+ * the model does not belong to a checkpoint. */
+DsvStatus dsvi_model_verify(const DsviModelPath *model);
+/* Returns DSV_E_UNSUPPORTED if the file name ends like a Python pickle (.pth, .ckpt, ...). */
+DsvStatus dsvi_model_refuse_pickle(const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

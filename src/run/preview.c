@@ -1,0 +1,139 @@
+/* Implements preview.h: checks options and plans memory before a run. */
+#include "run/preview.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/host.h"
+#include "model/codec/codec.h"
+#include "train/memory_explain.h"
+#include "run/model_path.h"
+#include "run/notices.h"
+#include "run/run_facts.h"
+
+enum { LINE_BYTES = 1024 };
+static const double GIB = 1073741824.0;
+
+/* Returns the options with all options for several ranks reset to one rank. */
+static DsvConfig config_of_one_rank(const DsvConfig *settings)
+{
+    DsvConfig alone = *settings;
+    alone.cp_size = 1;
+    alone.cp_heads = alone.dp_size = alone.hsdp_shard_dim = 0;
+    return alone;
+}
+
+static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
+{
+    DsviModelPath model;
+    DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
+    if (!settings->model_path[0]) {
+        DSVI_TRY(dsvi_dit_config_make(settings, &out->config));
+        out->config.in_channels = out->config.out_channels = out->latent.channels;
+        return DSV_OK;
+    }
+    DSVI_TRY(dsvi_model_find(settings->model_path, &model));
+    DSVI_TRY(dsvi_dit_config_read(model.config, &out->config));
+    DsvStatus status = dsvi_dit_check_latent(&out->config, codec, out->latent);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
+}
+
+/* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
+ * dsvi_run_facts and dsvi_memory_explain read. `settings` are of one rank. */
+static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, const DsviCodec *codec,
+                              DsviTrainer *planned, DsviPreview *out)
+{
+    *planned = (DsviTrainer){.settings = settings, .backend = backend, .codec = codec};
+    DSVI_TRY(preview_choose_config(settings, codec, out));
+    planned->config = out->config;
+    DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
+    DsvStatus status = dsvi_trainer_plan(planned, settings, &out->device, &out->host);
+    dsvi_mesh_free(&planned->mesh);
+    planned->arena = out->device;
+    planned->host_arena = out->host;
+    planned->here = (DsviPeersOnMachine){.ranks = 1, .sum = out->host.used};
+    return status;
+}
+
+DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
+{
+    DsviCodec *codec;
+    DsviTrainer planned;
+    DsvConfig alone = config_of_one_rank(settings);
+    DSVI_TRY(dsvi_codec_open(&alone, &codec));
+    DsvStatus status = preview_plan(&alone, backend, codec, &planned, out);
+    codec->close(codec);
+    return status;
+}
+
+DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
+{
+    DsviPreview preview;
+    if (settings->resume_from_checkpoint[0] && settings->model_path[0])
+        return DSV_OK;
+    return dsvi_preview_make(settings, backend, &preview);
+}
+
+static void preview_model_text(const DsviTrainer *planned, const DsviPreview *preview, int64_t parameters,
+                               char text[LINE_BYTES])
+{
+    const DsviVideoShape *latent = &preview->latent;
+    snprintf(text, LINE_BYTES,
+             "model: %" PRId64 " parameters, %" PRId64 " blocks, latents %" PRId64 " x %" PRId64 " x %" PRId64
+             " x %" PRId64 ", on %s",
+             parameters, preview->config.num_layers, latent->channels, latent->frames, latent->height,
+             latent->width, planned->backend->device->name);
+}
+
+static DsvStatus count_parameters(const DsviDitConfig *config, int64_t *parameters)
+{
+    DsviParamTable table;
+    DSVI_TRY(dsvi_param_table_make(config, &table));
+    *parameters = table.parameters;
+    dsvi_param_table_free(&table);
+    return DSV_OK;
+}
+
+static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *preview,
+                                void (*line)(void *context, const char *text), void *context)
+{
+    char text[LINE_BYTES];
+    int64_t parameters;
+    DsviRunFacts facts;
+    const DsviDevice *device = planned->backend->device;
+    DSVI_TRY(count_parameters(&preview->config, &parameters));
+    preview_model_text(planned, preview, parameters, text);
+    line(context, text);
+    dsvi_run_facts(planned, 0, (size_t)dsvi_resident_bytes(), 0, &facts);
+    dsvi_run_facts_memory(&facts, text, sizeof text);
+    line(context, text);
+    line(context, "not counted above: decoded clips and, on a GPU, memory of its libraries");
+    size_t used = device->memory_used(planned->backend->device);
+    size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    /* On a CPU, device memory and host memory are the same memory. */
+    size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);
+    if (needed > available)
+        return dsvi_memory_explain(planned, &preview->device);
+    snprintf(text, sizeof text, "it fits: %.1f of %.1f GiB", (double)needed / GIB,
+             (double)device->memory_bytes / GIB);
+    line(context, text);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
+                              void (*line)(void *context, const char *text), void *context)
+{
+    DsvStatus status;
+    DsviCodec *codec;
+    DsviPreview preview;
+    DsviTrainer planned;
+    DsvConfig alone = config_of_one_rank(settings);
+    DSVI_TRY(dsvi_codec_open(&alone, &codec));
+    DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &planned, &preview), done);
+    dsvi_notices(settings, NULL, line, line, context);
+    DSVI_TRY_GOTO(status, preview_report(&planned, &preview, line, context), done);
+done:
+    codec->close(codec);
+    return status;
+}

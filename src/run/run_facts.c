@@ -1,0 +1,100 @@
+/* Implements run_facts.h: model size, device and memory plan, for run.json. */
+#include "run/run_facts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/fs.h"
+
+void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64_t clips, DsviRunFacts *facts)
+{
+    bool one_memory = t->backend->device->kind == DSVI_DEVICE_CPU;
+    size_t host = t->host_arena.used + prefetch, lists = t->host_arena.by_class[DSVI_MEM_SPARSE];
+    *facts = (DsviRunFacts){
+        .trainer = t,
+        .clips = clips,
+        .program = program,
+        .host = one_memory ? 0 : host - lists,
+        .host_lists = one_memory ? 0 : lists,
+        .total = t->arena.used + (one_memory ? host + program : 0),
+    };
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
+        facts->memory[c] = t->arena.by_class[c] + (one_memory ? t->host_arena.by_class[c] : 0);
+    facts->memory[DSVI_MEM_DATA] += one_memory ? prefetch : 0;
+}
+
+void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_bytes)
+{
+    const double mib = 1.0 / 1048576.0;
+    int used = snprintf(line, line_bytes, "memory: %.0f MiB in all:", (double)facts->total * mib);
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
+        if (facts->memory[c] > 0)
+            used += snprintf(line + used, line_bytes - (size_t)used, " %s %.1f,",
+                             dsvi_mem_class_name((DsviMemClass)c), (double)facts->memory[c] * mib);
+    if (facts->host > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " and on the host: batches %.1f,",
+                         (double)facts->host * mib);
+    if (facts->host_lists > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " lists %.1f,",
+                         (double)facts->host_lists * mib);
+    snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
+             (double)facts->program * mib);
+}
+
+static bool run_facts_add_number(cJSON *object, const char *name, double value)
+{
+    return cJSON_AddNumberToObject(object, name, value) != NULL;
+}
+
+static bool run_facts_add_memory(cJSON *object, const DsviRunFacts *facts)
+{
+    cJSON *memory = cJSON_AddObjectToObject(object, "memory_bytes");
+    bool whole = memory != NULL;
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT && whole; c++)
+        if (facts->memory[c] > 0)
+            whole = run_facts_add_number(memory, dsvi_mem_class_name((DsviMemClass)c),
+                                         (double)facts->memory[c]);
+    return whole && run_facts_add_number(memory, "program and libraries", (double)facts->program) &&
+           run_facts_add_number(object, "memory_planned_bytes", (double)facts->total) &&
+           run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists);
+}
+
+static bool add_model(cJSON *object, const DsviRunFacts *facts)
+{
+    const DsviTrainer *t = facts->trainer;
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {
+        {"parameters", t->table.parameters},
+        {"blocks", t->config.num_layers},
+        {"heads", t->config.num_attention_heads},
+        {"head_dim", t->config.attention_head_dim},
+        {"tokens", t->latent.frames / t->config.patch[0] * (t->latent.height / t->config.patch[1]) *
+                       (t->latent.width / t->config.patch[2])},
+        {"latent_channels", t->latent.channels},
+        {"latent_frames", t->latent.frames},
+        {"latent_height", t->latent.height},
+        {"latent_width", t->latent.width},
+        {"clips", facts->clips},
+    };
+    bool whole = cJSON_AddStringToObject(object, "dsv", DSV_VERSION) &&
+                 cJSON_AddStringToObject(object, "device", t->backend->device->name);
+    for (size_t i = 0; i < sizeof number / sizeof *number && whole; i++)
+        whole = run_facts_add_number(object, number[i].name, (double)number[i].value);
+    return whole;
+}
+
+DsvStatus dsvi_run_facts_write(const DsviRunFacts *facts, const char *path)
+{
+    cJSON *object = cJSON_CreateObject();
+    bool whole = object && add_model(object, facts) && run_facts_add_memory(object, facts);
+    char *text = whole ? cJSON_Print(object) : NULL;
+    DsvStatus status = text ? dsvi_file_replace(path, text, strlen(text))
+                            : DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for the facts of the run", path);
+    cJSON_free(text);
+    cJSON_Delete(object);
+    return status;
+}

@@ -1,0 +1,48 @@
+/* The guard: decides from measurements whether a block is sparse or dense. sparse.h states the rule. */
+#ifndef DSVI_GUARD_H
+#define DSVI_GUARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bounds that the measurements of a block must meet for the block to be sparse. */
+typedef struct DsviGuard {
+    double min_mass;      /* smallest captured mass (fraction of exact attention that the key lists hold) of a
+                           * sparse block, mean over heads */
+    double min_head_mass; /* smallest captured mass of the worst head of a sparse block; min_mass applies
+                           * instead if min_mass is less */
+    double max_density;   /* largest density of a sparse block's lists */
+    double hysteresis;    /* how far a sparse block must miss a bound before it becomes dense */
+} DsviGuard;
+
+/* What is known about a block at the end of a step. */
+typedef struct DsviGuardView {
+    bool sparse;     /* the guard's decision so far */
+    bool measured;   /* the block's lists were made and measured in this step */
+    bool overflowed; /* the block attended densely in this step because its lists did not fit into memory */
+    bool fit;        /* the measured lists fit into their memory */
+    double captured; /* running mean over measuring steps of the captured mass; NaN before the first
+                      * measurement */
+    double density;  /* running mean over measuring steps of the density of lists; NaN before the first
+                      * measurement */
+    int64_t worst_head;   /* the head whose lists hold the smallest fraction of its attention */
+    double head_captured; /* running mean over measuring steps of worst_head's captured mass; NaN before the
+                           * first measurement */
+    double needed;        /* if overflowed: density of the lists that did not fit */
+    double capacity;      /* largest density of lists that fit into their memory */
+} DsviGuardView;
+
+/* Returns whether the block is sparse from the next step on. Writes the reason for a change to `line`,
+ * without a newline; an empty line if nothing changes. */
+bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, char *line,
+                       size_t line_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,156 @@
+/* The guard's rule, case by case. */
+#include "test.h"
+
+#include "sparse/guard.h"
+
+static const DsviGuard guard = {
+    .min_mass = 0.85, .min_head_mass = 0.1, .max_density = 0.5, .hysteresis = 0.02};
+
+static bool decide_by(const DsviGuard *by, DsviGuardView view, const char *words)
+{
+    char line[256];
+    bool sparse = dsvi_guard_decide(by, &view, 3, line, sizeof line);
+    assert_int_equal(line[0] != 0, sparse != view.sparse); /* the rule logs a line for each change only */
+    if (!strstr(line, words))
+        fail_msg("'%s' lacks '%s'", line, words);
+    return sparse;
+}
+
+/* Decides for a block whose worst head captures as much mass as the block. */
+static bool decide(DsviGuardView view, const char *words)
+{
+    view.head_captured = view.captured;
+    return decide_by(&guard, view, words);
+}
+
+static void test_turns_sparse(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.measured = true, .fit = true, .captured = 0.91, .density = 0.22};
+    assert_true(decide(view,
+                       "block 3 turns sparse: its lists hold 0.91 of the attention mass (at least 0.85 "
+                       "required) at density 0.22 (at most 0.50); head 0, the worst, holds 0.91 (at least "
+                       "0.10 required)"));
+    view.captured = 0.85, view.density = 0.5; /* exactly at the bounds */
+    assert_true(decide(view, "sparse"));
+    view.captured = 0.8499;
+    assert_false(decide(view, ""));
+    view.captured = 0.95, view.density = 0.5001;
+    assert_false(decide(view, ""));
+    view.density = 0.2, view.fit = false;
+    assert_false(decide(view, ""));
+    view.fit = true, view.measured = false;
+    assert_false(decide(view, ""));
+    view.measured = true, view.captured = NAN;
+    assert_false(decide(view, ""));
+    view.captured = 0.95, view.density = NAN;
+    assert_false(decide(view, ""));
+}
+
+static void test_turns_dense_beyond_the_hysteresis(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.sparse = true, .measured = true, .fit = true, .captured = 0.84, .density = 0.2};
+    assert_true(decide(view, ""));
+    view.captured = 0.8299;
+    assert_false(decide(view, "block 3 turns dense: its lists hold 0.83"));
+    view.captured = 0.9, view.density = 0.5199;
+    assert_true(decide(view, ""));
+    view.density = 0.5201;
+    assert_false(decide(view, "turns dense"));
+    view.measured = false; /* without a new measurement nothing changes */
+    assert_true(decide(view, ""));
+    view.measured = true, view.density = 0.1, view.captured = NAN;
+    assert_false(decide(view, "turns dense"));
+}
+
+/* Between the bounds and the hysteresis a sparse block stays sparse and a dense block stays dense. */
+static void test_does_not_flap(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.measured = true, .fit = true, .captured = 0.84, .density = 0.51};
+    assert_false(decide(view, ""));
+    view.sparse = true;
+    assert_true(decide(view, ""));
+}
+
+static void test_overflow(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.sparse = true,
+                          .overflowed = true,
+                          .captured = 0.95,
+                          .density = 0.3,
+                          .needed = 0.71,
+                          .capacity = 0.65};
+    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.71 in this step, above the "
+                              "0.65"));
+    view.measured = view.fit = true;
+    assert_false(decide(view, "turns dense"));
+}
+
+/* The worst head has a separate bound, with the same hysteresis. */
+static void test_worst_head(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.measured = true,
+                          .fit = true,
+                          .captured = 0.9,
+                          .density = 0.2,
+                          .worst_head = 7,
+                          .head_captured = 0.1};
+    assert_true(decide_by(&guard, view, "head 7, the worst, holds 0.10 (at least 0.10 required)"));
+    view.head_captured = 0.0999;
+    assert_false(decide_by(&guard, view, ""));
+    view.head_captured = NAN;
+    assert_false(decide_by(&guard, view, ""));
+    view.sparse = true;
+    assert_false(decide_by(&guard, view, "turns dense"));
+    view.head_captured = 0.0801;
+    assert_true(decide_by(&guard, view, ""));
+    view.head_captured = 0.0799;
+    assert_false(
+        decide_by(&guard, view,
+                  "block 3 turns dense: its lists hold 0.90 of the attention mass (at least "
+                  "0.85 required) at density 0.20 (at most 0.50); head 7, the worst, holds 0.08 (at least"));
+}
+
+/* The bound for the worst head is at most the bound for the mean over heads; if the bound for the mean is 0,
+ * there is no bound for heads. */
+static void test_head_bound_is_at_most_block_bound(void **state)
+{
+    (void)state;
+    DsviGuard low = {.min_mass = 0.05, .min_head_mass = 0.1, .max_density = 0.5};
+    DsviGuardView view = {
+        .measured = true, .fit = true, .captured = 0.9, .density = 0.2, .head_captured = 0.05};
+    assert_true(decide_by(&low, view, "the worst, holds 0.05 (at least 0.05 required)"));
+    view.head_captured = 0.0499;
+    assert_false(decide_by(&low, view, ""));
+    low.min_mass = 0;
+    view.head_captured = 0;
+    assert_true(decide_by(&low, view, "the worst, holds 0.00 (at least 0.00 required)"));
+}
+
+/* The overflow flag of a dense block comes from an earlier step and changes nothing. */
+static void test_overflow_of_a_dense_block(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.overflowed = true, .needed = 0.71, .capacity = 0.65};
+    assert_false(decide(view, ""));
+    view.measured = view.fit = true, view.captured = 0.9, view.density = 0.2;
+    assert_true(decide(view, "turns sparse"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_turns_sparse),
+        cmocka_unit_test(test_turns_dense_beyond_the_hysteresis),
+        cmocka_unit_test(test_does_not_flap),
+        cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_worst_head),
+        cmocka_unit_test(test_head_bound_is_at_most_block_bound),
+        cmocka_unit_test(test_overflow_of_a_dense_block),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
