@@ -83,7 +83,7 @@ DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEve
  * leaves. Rank 0 calls dsv_ranks_told after it has reported the failure; on another rank the call waits until
  * rank 0 has reported.
  * @param ranks of this process
- * @return false if rank 0 ended without a report or has been silent for five seconds: this rank should
+ * @return false if rank 0 ended without a report or has been silent for thirty seconds: this rank should
  *     then report its own sentence */
 bool dsv_ranks_told(DsvRanks *ranks);
 

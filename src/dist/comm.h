@@ -162,7 +162,8 @@ DsvStatus dsvi_comm_fail(DsviComm *comm, DsvStatus status);
 /* Decides which rank reports a failure to the user. After a failure of all ranks, each rank calls this
  * function once, before it closes the group. Rank 0 first reports the failure, then calls. On other ranks the
  * function waits until rank 0 has reported; it returns false if rank 0 ended without a report or is silent
- * for five seconds, and the calling rank must then report its own message. */
+ * for DSVI_COMM_REPORT_S, and the calling rank must then report its own message. */
+#define DSVI_COMM_REPORT_S 30.0 /* in seconds; an overloaded machine can stop a rank for several seconds */
 bool dsvi_comm_await_report(DsviComm *comm);
 
 void dsvi_comm_close(DsviComm **comm); /* *comm may be NULL and becomes NULL */

@@ -28,7 +28,6 @@ enum { TAG_FAILURE = 1, TAG_GOODBYE = 2 }; /* tags of messages on the control co
 enum { MESSAGE_MAX = 1 << 30 };        /* largest message in bytes, because MPI's lengths are of type int */
 enum { YIELDS = 2000, PAUSE_US = 20 }; /* a wait yields so many times, then sleeps between polls */
 #define CHECK_EVERY_S 0.02             /* seconds between checks for failures and ended ranks */
-#define REPORT_S 5.0                   /* seconds that other ranks wait for rank 0 to report a failure */
 #define FLUSH_S 0.1                    /* seconds that MPI is polled to send the last messages */
 
 /* State of MPI in this process, shared by all groups. */
@@ -289,7 +288,7 @@ static bool mpi_told(DsviComm *comm)
     (void)comm;
     if (world.rank == 0)
         mpi_send_control(TAG_GOODBYE, "");
-    double until = dsvi_clock_seconds() + (world.rank == 0 ? FLUSH_S : REPORT_S);
+    double until = dsvi_clock_seconds() + (world.rank == 0 ? FLUSH_S : DSVI_COMM_REPORT_S);
     while (dsvi_clock_seconds() < until) {
         /* Checked before receiving: if rank 0 has ended, its messages have arrived by now. */
         bool gone = dsvi_peers_has_ended(world.peers, 0);

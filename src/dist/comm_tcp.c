@@ -21,7 +21,6 @@
 
 enum { CHECK_EVERY_MS = 20 }; /* milliseconds between checks of all connections for failures */
 #define MEET_S 300.0          /* seconds within which all ranks must connect, at most */
-#define REPORT_S 5.0          /* seconds that other ranks wait for rank 0 to report a failure */
 #define FINISH_S 1.0          /* seconds that a failed rank tries to complete frames that are sent in part */
 
 /* Connections of this process, shared by all groups. */
@@ -357,7 +356,7 @@ static bool tcp_told(DsviComm *comm)
 {
     const World *w = ((TcpComm *)comm)->world;
     if (w->rank > 0)
-        return w->socket[0] >= 0 && dsvi_frame_await_goodbye(w->socket[0], REPORT_S);
+        return w->socket[0] >= 0 && dsvi_frame_await_goodbye(w->socket[0], DSVI_COMM_REPORT_S);
     for (int64_t r = 1; r < w->size; r++)
         if (w->socket[r] >= 0)
             (void)dsvi_frame_send(w->socket[r], DSVI_FRAME_GOODBYE, NULL, 0);
