@@ -1,0 +1,215 @@
+/* dsv_inspect of published Wan models: what each part is, whether it is sound, and what dsv does with it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "api/inspect_parts.h"
+#include "backend/backend.h"
+#include "model/umt5/umt5.h"
+#include "model/vae/vae.h"
+#include "model/weights/weights_files.h"
+#include "sample/scheduler_config.h"
+#include "text/tokenizer.h"
+
+/* Counts over the safetensors files of a part. */
+typedef struct Census {
+    int64_t files, tensors, numbers, not_finite;
+    uint64_t bytes;
+    bool has[DSVI_DTYPE_COUNT];
+} Census;
+
+static DsvStatus count_file(Census *census, const char *path)
+{
+    DsvStatus status = DSV_OK;
+    DsviSafetensors *file;
+    DSVI_TRY(dsvi_safetensors_open_unmapped(path, &file));
+    for (size_t i = 0; i < dsvi_safetensors_count(file) && status == DSV_OK; i++) {
+        const DsviStoredTensor *tensor = dsvi_safetensors_at(file, i);
+        census->tensors++;
+        census->numbers += tensor->count;
+        census->bytes += tensor->bytes;
+        census->has[tensor->dtype] = true;
+        status = dsvi_inspect_not_finite(file, tensor, &census->not_finite);
+    }
+    census->files++;
+    dsvi_safetensors_close(&file);
+    return status;
+}
+
+/* Counts tensors, and fails if numbers are not finite. */
+static DsvStatus inspect_census(const DsviInspection *to, const char *path)
+{
+    DsvStatus status;
+    DsviWeightFiles files;
+    Census census = {0};
+    char dtypes[64] = "";
+    DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
+    for (size_t i = 0; i < files.count; i++)
+        DSVI_TRY_GOTO(status, count_file(&census, files.paths[i]), done);
+    for (int d = 0; d < DSVI_DTYPE_COUNT; d++)
+        if (census.has[d])
+            snprintf(dtypes + strlen(dtypes), sizeof dtypes - strlen(dtypes), "%s%s", dtypes[0] ? ", " : "",
+                     dsvi_dtype_name((DsviDtype)d));
+    dsvi_inspect_print(to, "  %" PRId64 " tensors of %s in %" PRId64 " file%s, %" PRId64 " numbers, %.2f GiB",
+                       census.tensors, dtypes, census.files, census.files == 1 ? "" : "s", census.numbers,
+                       (double)census.bytes / 1073741824.0);
+    if (census.not_finite)
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, census.not_finite);
+done:
+    dsvi_weight_files_free(&files);
+    return status;
+}
+
+static DsvStatus inspect_vae(const DsviInspection *to, DsviBackend *backend, const char *path)
+{
+    DsviVae *vae;
+    DsviVaeOptions options = {.act = DSVI_F32, .encode = true, .decode = true};
+    DSVI_TRY(dsvi_vae_open(backend, path, &options, &vae));
+    const DsviVaeConfig *config = dsvi_vae_config(vae);
+    int64_t temporal, spatial;
+    dsvi_vae_factors(config, &temporal, &spatial);
+    dsvi_inspect_print(to,
+                       "  %" PRId64 " latent channels, 1/%" PRId64 " of the frames and 1/%" PRId64
+                       " of height and width, base width %" PRId64 "; used to encode and decode",
+                       config->z_dim, temporal, spatial, config->base_dim);
+    dsvi_vae_close(&vae);
+    return inspect_census(to, path);
+}
+
+/* Opens the encoder with the least memory, which checks names and shapes of its tensors without loading them.
+ */
+static DsvStatus inspect_text_encoder(const DsviInspection *to, DsviBackend *backend, const char *path)
+{
+    enum { ROWS = 16, STREAMED_BYTES = INT32_MAX }; /* enough for two layers of the published encoder */
+    DsviUmt5 *encoder;
+    DsviUmt5Options options = {.act = DSVI_BF16, .rows = ROWS, .memory_bytes = STREAMED_BYTES};
+    char file[DSVI_PATH_MAX];
+    DsviUmt5Config sizes;
+    DSVI_TRY(dsvi_path_join(file, path, "config.json"));
+    if (dsvi_path_exists(file)) {
+        DSVI_TRY(dsvi_umt5_config_read(file, &sizes));
+        options.memory_bytes = dsvi_umt5_plan(&sizes, &options, true);
+    }
+    DSVI_TRY(dsvi_umt5_open(backend, path, &options, &encoder));
+    sizes = *dsvi_umt5_config(encoder);
+    dsvi_umt5_close(&encoder);
+    dsvi_inspect_print(to,
+                       "  UMT5, %" PRId64 " layers, %" PRId64 " heads x %" PRId64 ", rows of %" PRId64
+                       ", %" PRId64 " ids; used to encode prompts",
+                       sizes.num_layers, sizes.num_heads, sizes.d_kv, sizes.d_model, sizes.vocab_size);
+    return inspect_census(to, path);
+}
+
+static DsvStatus inspect_tokenizer(const DsviInspection *to, const char *path)
+{
+    static const char SAMPLE[] = "a cat";
+    int32_t ids[DSVI_TEXT_ROWS];
+    int64_t count, cut;
+    DsviTokenizer *tokenizer;
+    DSVI_TRY(dsvi_tokenizer_open(path, &tokenizer));
+    DsvStatus status = dsvi_tokenizer_encode(tokenizer, SAMPLE, DSVI_TEXT_ROWS, ids, &count, &cut);
+    dsvi_tokenizer_close(&tokenizer);
+    if (status == DSV_OK)
+        dsvi_inspect_print(to, "  gives '%s' %" PRId64 " ids; used to encode prompts", SAMPLE, count);
+    return status;
+}
+
+static DsvStatus inspect_scheduler(const DsviInspection *to, const char *path)
+{
+    DsviSchedulerConfig config;
+    DSVI_TRY(dsvi_scheduler_config_read(path, &config));
+    dsvi_inspect_print(to, "  sampler=%s flow_shift=%g; used to sample", config.sampler, config.flow_shift);
+    return DSV_OK;
+}
+
+static DsvStatus inspect_part(const DsviInspection *to, DsviBackend *backend, const DsviWanFolder *folder,
+                              DsviWanPart part)
+{
+    DsviDitConfig config;
+    const char *path = folder->part[part];
+    switch (part) {
+    case DSVI_WAN_TRANSFORMER:
+        DSVI_TRY(dsvi_wan_folder_config(folder, &config));
+        DSVI_TRY(dsvi_inspect_transformer(to, path, &config));
+        return inspect_census(to, path);
+    case DSVI_WAN_VAE: return inspect_vae(to, backend, path);
+    case DSVI_WAN_TEXT_ENCODER: return inspect_text_encoder(to, backend, path);
+    case DSVI_WAN_TOKENIZER: return inspect_tokenizer(to, path);
+    default: return inspect_scheduler(to, path);
+    }
+}
+
+/* Describes one part. Returns whether it is sound; a scheduler may be missing. */
+static bool part_is_sound(const DsviInspection *to, DsviBackend *backend, const DsviWanFolder *folder,
+                          DsviWanPart part)
+{
+    const char *name = dsvi_wan_part_name(part);
+    if (part == DSVI_WAN_SCHEDULER && !folder->part[part][0]) {
+        dsvi_inspect_print(to, "scheduler: none; sampler=unipc flow_shift=5 are used");
+        return true;
+    }
+    DsvStatus status = dsvi_wan_folder_require(folder, part);
+    if (status == DSV_OK) {
+        dsvi_inspect_print(to, "%s: %s", name, folder->part[part]);
+        status = inspect_part(to, backend, folder, part);
+    }
+    dsvi_inspect_print(to, "%s %s%s", name, status == DSV_OK ? "is sound" : "is NOT usable: ",
+                       status == DSV_OK ? "" : dsv_error_message());
+    return status == DSV_OK;
+}
+
+/* Opens a small backend, on which parts are opened to check their tensors. */
+static DsvStatus open_checking_backend(DsviBackend *backend)
+{
+    DsvConfig settings;
+    dsv_config_defaults(&settings);
+    return dsvi_backend_open(&settings, backend);
+}
+
+DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder)
+{
+    DsviBackend backend = {0};
+    int unsound = 0;
+    dsvi_inspect_print(to, "%s: a published Wan model, laid out as %s", folder->path,
+                       folder->layout ? folder->layout : "Wan repository");
+    DSVI_TRY(dsvi_wan_folder_check(folder));
+    DSVI_TRY(open_checking_backend(&backend));
+    for (int part = 0; part < DSVI_WAN_PARTS; part++)
+        unsound += !part_is_sound(to, &backend, folder, (DsviWanPart)part);
+    dsvi_backend_close(&backend);
+    if (unsound)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %d of its %d parts cannot be used", folder->path, unsound,
+                         DSVI_WAN_PARTS);
+    dsvi_inspect_print(to, "health: all parts are sound; dsv sample makes clips with this model");
+    return DSV_OK;
+}
+
+/* Returns the part that the folder's files are of. */
+static DsviWanPart part_of_folder(const char *path)
+{
+    char file[DSVI_PATH_MAX];
+    if (dsvi_path_join(file, path, "scheduler_config.json") == DSV_OK && dsvi_path_exists(file))
+        return DSVI_WAN_SCHEDULER;
+    if (dsvi_path_join(file, path, "tokenizer_config.json") == DSV_OK && dsvi_path_exists(file))
+        return DSVI_WAN_TOKENIZER;
+    return dsvi_umt5_is(path) ? DSVI_WAN_TEXT_ENCODER : DSVI_WAN_VAE;
+}
+
+DsvStatus dsvi_inspect_wan_part(const DsviInspection *to, const char *path)
+{
+    DsviWanFolder folder;
+    DsviBackend backend = {0};
+    DsviWanPart part = part_of_folder(path);
+    memset(&folder, 0, sizeof folder);
+    snprintf(folder.path, sizeof folder.path, "%s", path);
+    if (part == DSVI_WAN_SCHEDULER)
+        DSVI_TRY(dsvi_path_join(folder.part[part], path, "scheduler_config.json"));
+    else
+        snprintf(folder.part[part], sizeof folder.part[part], "%s", path);
+    DSVI_TRY(open_checking_backend(&backend));
+    DsvStatus status = inspect_part(to, &backend, &folder, part);
+    dsvi_backend_close(&backend);
+    if (status == DSV_OK)
+        dsvi_inspect_print(to, "health: this part is sound");
+    return status;
+}

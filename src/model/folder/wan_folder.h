@@ -1,0 +1,66 @@
+/* The parts of a published Wan model: transformer, VAE, text encoder, tokenizer and scheduler, found in the
+ * layouts in which such models are distributed.
+ *
+ *     diffusers          model_index.json; transformer/, vae/, text_encoder/, tokenizer/, scheduler/
+ *     Wan repository     config.json (WanModel), diffusion_pytorch_model*.safetensors, the VAE and the text
+ *                        encoder as files beside them, google/umt5-xxl/
+ *     ComfyUI            diffusion_models/, vae/ and text_encoders/ with one safetensors file per part; also
+ *                        the same files in one folder, and a file of diffusion_models/ itself
+ *
+ * In the last two layouts files are recognised by the tensors in them, not by their names. */
+#ifndef DSVI_WAN_FOLDER_H
+#define DSVI_WAN_FOLDER_H
+
+#include <stdbool.h>
+
+#include "base/fs.h"
+#include "model/dit/dit_config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum DsviWanPart {
+    DSVI_WAN_TRANSFORMER,
+    DSVI_WAN_VAE,
+    DSVI_WAN_TEXT_ENCODER,
+    DSVI_WAN_TOKENIZER,
+    DSVI_WAN_SCHEDULER,
+    DSVI_WAN_PARTS
+} DsviWanPart;
+
+typedef struct DsviWanFolder {
+    char path[DSVI_PATH_MAX];                 /* as the user named the model */
+    const char *layout;                       /* "diffusers", "Wan repository" or "ComfyUI"; static */
+    char part[DSVI_WAN_PARTS][DSVI_PATH_MAX]; /* folder or file of each part; "": not found */
+    char pickle[DSVI_WAN_PARTS]
+               [DSVI_PATH_MAX]; /* a pickle that seems to hold a part that was not found, or "" */
+    bool refused;               /* the model is of a variant that dsv does not support */
+    char refusal[512];          /* the sentence that says which one */
+} DsviWanFolder;
+
+/* Name of a part for messages: "transformer", "text encoder", ... */
+const char *dsvi_wan_part_name(DsviWanPart part);
+
+/* Finds the parts of the model that `path` names: a folder of one of the layouts, a transformer folder or a
+ * safetensors file of a transformer. The options model.vae, model.text_encoder and model.tokenizer of
+ * `settings` (NULL: none) replace what was found. *found is false, and *out undefined, for everything else:
+ * run folders, checkpoints, and transformers without any other part. Missing parts and unsupported variants
+ * are no failure here. DSV_E_USAGE if several files could be the same part; DSV_E_FORMAT for a damaged
+ * model_index.json. */
+DsvStatus dsvi_wan_folder_find(const char *path, const DsvConfig *settings, DsviWanFolder *out, bool *found);
+
+/* Fails with DSV_E_UNSUPPORTED if the variant is not supported. */
+DsvStatus dsvi_wan_folder_check(const DsviWanFolder *folder);
+/* Fails if a part was not found: DSV_E_UNSUPPORTED with a way to convert a pickle, otherwise DSV_E_NOT_FOUND
+ * with the option that names the part. Also fails with DSV_E_NOT_FOUND if a part that is a folder lacks its
+ * config.json in the layout of diffusers. */
+DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part);
+/* Reads the sizes of the transformer, which must have been found, from its config.json or, for a file without
+ * one, from its tensors. DSV_E_UNSUPPORTED if the variant is not supported. */
+DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

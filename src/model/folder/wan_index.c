@@ -1,0 +1,137 @@
+/* Reads what the JSON files of a published folder say about the kind of model (wan_parts.h). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "model/folder/wan_parts.h"
+
+enum { JSON_BYTES_MAX = 1 << 20, WHERE_BYTES = 256 };
+
+/* Values of _class_name in model_index.json that stand for an unsupported kind of model. */
+static const char *const PIPELINES[][2] = {
+    {"WanImageToVideoPipeline", "an image-to-video model (I2V or FLF2V)"},
+    {"WanVACEPipeline", "a VACE model (control video)"},
+    {"WanVideoToVideoPipeline", "a video-to-video pipeline"},
+    {"WanAnimatePipeline", "a Wan Animate model"},
+};
+
+/* Parts in model_index.json with the only class that dsv implements. The scheduler's class is checked with
+ * its own file, and tokenizers of all classes have the same files. */
+static const char *const CLASSES[][2] = {
+    {"transformer", "WanTransformer3DModel"},
+    {"vae", "AutoencoderKLWan"},
+    {"text_encoder", "UMT5EncoderModel"},
+};
+
+void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *variant)
+{
+    if (folder->refused)
+        return;
+    folder->refused = true;
+    snprintf(folder->refusal, sizeof folder->refusal,
+             "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1", where,
+             variant);
+}
+
+static DsvStatus wan_read_json(const char *path, cJSON **out)
+{
+    char *text;
+    size_t bytes;
+    DSVI_TRY(dsvi_file_read(path, JSON_BYTES_MAX, &text, &bytes));
+    *out = cJSON_ParseWithLength(text, bytes);
+    free(text);
+    if (cJSON_IsObject(*out))
+        return DSV_OK;
+    cJSON_Delete(*out);
+    *out = NULL;
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
+}
+
+/* Returns whether a key is there with a value other than null and false. */
+static bool wan_key_is_set(const cJSON *object, const char *key)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return item && !cJSON_IsNull(item) && !cJSON_IsFalse(item);
+}
+
+/* Returns the class of a part in model_index.json: the second of ["library", "class"]. NULL if there is none.
+ */
+static const char *wan_part_class(const cJSON *object, const char *part)
+{
+    return cJSON_GetStringValue(cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(object, part), 1));
+}
+
+static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
+{
+    char phrase[WHERE_BYTES];
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "_class_name"));
+    if (wan_key_is_set(object, "expand_timesteps"))
+        dsvi_wan_refuse(folder, "model_index.json: expand_timesteps is set", "the Wan 2.2 model TI2V-5B");
+    for (size_t i = 0; name && i < sizeof PIPELINES / sizeof *PIPELINES; i++)
+        if (strcmp(name, PIPELINES[i][0]) == 0)
+            dsvi_wan_refuse(folder, "model_index.json: _class_name", PIPELINES[i][1]);
+    if (wan_part_class(object, "transformer_2") || wan_key_is_set(object, "boundary_ratio"))
+        dsvi_wan_refuse(folder, "model_index.json: transformer_2 or boundary_ratio is set",
+                        "a model of two experts (Wan 2.2 A14B)");
+    if (wan_part_class(object, "image_encoder"))
+        dsvi_wan_refuse(folder, "model_index.json: image_encoder is set", "an image-to-video model (I2V)");
+    if (!name || strcmp(name, "WanPipeline") != 0) {
+        snprintf(phrase, sizeof phrase, "a pipeline of class %.64s", name ? name : "(none)");
+        dsvi_wan_refuse(folder, "model_index.json", phrase);
+    }
+    for (size_t i = 0; i < sizeof CLASSES / sizeof *CLASSES; i++) {
+        const char *found = wan_part_class(object, CLASSES[i][0]);
+        if (!found || strcmp(found, CLASSES[i][1]) == 0)
+            continue;
+        snprintf(phrase, sizeof phrase, "a pipeline whose %s is a %.64s instead of a %s", CLASSES[i][0],
+                 found, CLASSES[i][1]);
+        dsvi_wan_refuse(folder, "model_index.json", phrase);
+    }
+}
+
+DsvStatus dsvi_wan_index_read(DsviWanFolder *folder)
+{
+    char path[DSVI_PATH_MAX];
+    cJSON *object = NULL;
+    DSVI_TRY(dsvi_path_join(path, folder->path, "model_index.json"));
+    DSVI_TRY(wan_read_json(path, &object));
+    refuse_by_index(folder, object);
+    cJSON_Delete(object);
+    return DSV_OK;
+}
+
+/* Reads config.json of a part that is a folder. *out is NULL if the part has none. */
+static DsvStatus read_part_config(const DsviWanFolder *folder, DsviWanPart part, cJSON **out)
+{
+    char path[DSVI_PATH_MAX];
+    *out = NULL;
+    if (!folder->part[part][0] || !dsvi_path_is_folder(folder->part[part]))
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(path, folder->part[part], "config.json"));
+    return dsvi_path_exists(path) ? wan_read_json(path, out) : DSV_OK;
+}
+
+static double wan_number(const cJSON *object, const char *key)
+{
+    return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, key));
+}
+
+DsvStatus dsvi_wan_configs_check(DsviWanFolder *folder)
+{
+    enum { CHANNELS_5B = 48 };
+    cJSON *object;
+    DSVI_TRY(read_part_config(folder, DSVI_WAN_TRANSFORMER, &object));
+    if (wan_number(object, "in_channels") == CHANNELS_5B || wan_number(object, "in_dim") == CHANNELS_5B)
+        dsvi_wan_refuse(folder, "the transformer's config.json: 48 latent channels",
+                        "the Wan 2.2 model TI2V-5B");
+    cJSON_Delete(object);
+    DSVI_TRY(read_part_config(folder, DSVI_WAN_VAE, &object));
+    if (wan_number(object, "z_dim") == CHANNELS_5B ||
+        cJSON_IsTrue(cJSON_GetObjectItem(object, "is_residual")))
+        dsvi_wan_refuse(folder, "the VAE's config.json: 48 latent channels or is_residual",
+                        "the VAE of Wan 2.2");
+    cJSON_Delete(object);
+    return DSV_OK;
+}

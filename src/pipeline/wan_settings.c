@@ -1,0 +1,27 @@
+/* Implements wan_settings.h. */
+#include "pipeline/wan_settings.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "sample/scheduler_config.h"
+
+DsvStatus dsvi_wan_settings(const DsviWanFolder *folder, DsvConfig *settings)
+{
+    DsviSchedulerConfig scheduler = {"unipc", 5};
+    const char *path = folder->part[DSVI_WAN_SCHEDULER];
+    if (!folder->refused && strcmp(folder->layout, "diffusers") == 0)
+        DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_SCHEDULER));
+    if (path[0])
+        DSVI_TRY(dsvi_scheduler_config_read(path, &scheduler));
+    snprintf(settings->sampler, sizeof settings->sampler, "%s", scheduler.sampler);
+    settings->flow_shift = scheduler.flow_shift;
+    settings->height = 480;
+    settings->width = 832;
+    settings->num_frames = 81;
+    settings->fps = 16;
+    settings->num_inference_steps = 50;
+    settings->guidance_scale = 5;
+    settings->sparse_enabled = false;
+    return DSV_OK;
+}

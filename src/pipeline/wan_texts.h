@@ -1,0 +1,40 @@
+/* Texts to hidden states of the text encoder, which is loaded for the call and then freed. */
+#ifndef DSVI_WAN_TEXTS_H
+#define DSVI_WAN_TEXTS_H
+
+#include "dsv/events.h"
+#include "model/folder/wan_folder.h"
+#include "ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsviWanTexts {
+    int64_t count, dim; /* texts; width of a row */
+    int64_t *first;     /* (count + 1) text i has the rows first[i] to first[i + 1] - 1 */
+    int32_t *ids;       /* (rows) with the end token of each text last */
+    float *states;      /* (rows, dim) */
+} DsviWanTexts;
+
+/* Cleans, tokenizes and encodes `count` texts, at least 1, with the folder's tokenizer and text encoder.
+ * Texts of more than DSVI_TEXT_ROWS ids are cut, with a warning. The encoder gets the device memory that is
+ * free, and is freed before the function returns. Release *out with dsvi_wan_texts_free, also after a
+ * failure. */
+DsvStatus dsvi_wan_texts_encode(DsviBackend *backend, const DsvConfig *settings, const DsviWanFolder *folder,
+                                const char *const *texts, int64_t count, const DsvEvents *events,
+                                DsviWanTexts *out);
+/* Reads encoder_hidden_states and, if the file has it, negative_encoder_hidden_states, each (rows, dim) or
+ * (1, rows, dim), as texts 0 and 1 without ids. */
+DsvStatus dsvi_wan_texts_read(const char *path, int64_t dim, DsviWanTexts *out);
+void dsvi_wan_texts_free(DsviWanTexts *texts);
+
+/* Writes what the transformer gets for text i: its rows, then rows of zeros. rows: (text_len, dim).
+ * DSV_E_SHAPE if the text has more rows or another width. */
+DsvStatus dsvi_wan_texts_rows(const DsviWanTexts *texts, int64_t i, int64_t text_len, int64_t dim,
+                              float *rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
