@@ -1,0 +1,256 @@
+/* Implements encode_clips.h. */
+#include "encode/encode_clips.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "base/threads.h"
+
+static DsvStatus clips_no_memory(int64_t count)
+{
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %" PRId64 " clips", count);
+}
+
+DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, DsviEncodeClips *out)
+{
+    *out = (DsviEncodeClips){.dataset = dataset, .config = config, .count = dataset->count};
+    out->at = calloc((size_t)out->count, sizeof *out->at);
+    out->sources = calloc((size_t)out->count, sizeof *out->sources);
+    if (!out->at || !out->sources)
+        return clips_no_memory(out->count);
+    for (int64_t i = 0; i < out->count; i++) {
+        const DsviDatasetItem *item = &dataset->items[i];
+        DsviEncodeClip *clip = &out->at[i];
+        int64_t length = config->num_frames;
+        out->sources[i] = (DsviLatentSource){.path = item->path, .captions = &item->captions};
+        DSVI_TRY(dsvi_file_stamp(item->path, &out->sources[i].stamp));
+        clip->copy_of = -1;
+        clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
+        clip->windows = clip->frames > length ? clip->frames / length : 1;
+        clip->used = clip->frames > length ? clip->windows * length : clip->frames;
+    }
+    return DSV_OK;
+}
+
+void dsvi_encode_clips_free(DsviEncodeClips *clips)
+{
+    for (int64_t i = 0; clips->at && i < clips->count; i++)
+        free(clips->at[i].reason);
+    free(clips->at);
+    free(clips->sources);
+    free(clips->windows);
+    free(clips->clip_of);
+    *clips = (DsviEncodeClips){0};
+}
+
+/* ---- Contents ---- */
+
+static void hash_range(void *context, int64_t begin, int64_t end, int worker)
+{
+    DsviLatentSource *sources = context;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        if (!sources[i].content.hex[0])
+            (void)dsvi_file_hash_key(sources[i].path, &sources[i].content); /* unknown after a failure */
+}
+
+/* Hashes all clips in waves. Between waves progress is reported, and the caller can stop. */
+static DsvStatus hash_clips(DsviEncodeClips *clips, const DsvEvents *events)
+{
+    int64_t wave = 16 * (int64_t)dsvi_threads_count();
+    double start = dsvi_clock_seconds();
+    for (int64_t done = 0; done < clips->count;) {
+        int64_t n = clips->count - done < wave ? clips->count - done : wave;
+        dsvi_parallel_for(n, 1, hash_range, clips->sources + done);
+        done += n;
+        DsvProgress progress = {.unit = "clip", .done = done, .total = clips->count};
+        progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(clips->count - done);
+        if (clips->count > wave && events->progress)
+            events->progress(events->context, &progress);
+        if (done < clips->count && events->stop && events->stop(events->context))
+            return DSVI_FAIL(DSV_E_INTERRUPTED,
+                             "stopped while reading the clips, of which nothing was encoded; the same "
+                             "command begins again");
+    }
+    return DSV_OK;
+}
+
+static int clip_by_content(const void *a, const void *b)
+{
+    const DsviLatentSource *x = *(DsviLatentSource *const *)a, *y = *(DsviLatentSource *const *)b;
+    int order = strcmp(x->content.hex, y->content.hex);
+    return order ? order : (x > y) - (x < y);
+}
+
+static DsvStatus find_copies(DsviEncodeClips *clips)
+{
+    const DsviLatentSource *first = NULL, **order = calloc((size_t)clips->count + 1, sizeof *order);
+    if (!order)
+        return clips_no_memory(clips->count);
+    for (int64_t i = 0; i < clips->count; i++)
+        order[i] = &clips->sources[i];
+    qsort(order, (size_t)clips->count, sizeof *order, clip_by_content);
+    for (int64_t i = 0; i < clips->count; i++) {
+        if (first && dsvi_hash_key_same(&first->content, &order[i]->content))
+            clips->at[order[i] - clips->sources].copy_of = first - clips->sources;
+        else
+            first = order[i];
+    }
+    free(order);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_encode_clips_hash(DsviEncodeClips *clips, const DsviLatentCache *cache,
+                                 const DsvEvents *events)
+{
+    DSVI_TRY(dsvi_latent_cache_recall(cache, clips->sources, clips->count));
+    DSVI_TRY(hash_clips(clips, events));
+    return find_copies(clips);
+}
+
+/* ---- Windows ---- */
+
+DsvStatus dsvi_encode_clips_windows(DsviEncodeClips *clips)
+{
+    const DsvConfig *config = clips->config;
+    for (int64_t i = 0; i < clips->count; i++)
+        clips->window_count += clips->at[i].copy_of < 0 ? clips->at[i].windows : 0;
+    clips->windows = calloc((size_t)clips->window_count, sizeof *clips->windows);
+    clips->clip_of = calloc((size_t)clips->window_count, sizeof *clips->clip_of);
+    if (!clips->windows || !clips->clip_of)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %" PRId64 " windows", clips->window_count);
+    int64_t next = 0;
+    for (int64_t i = 0; i < clips->count; i++) {
+        for (int64_t w = 0; clips->at[i].copy_of < 0 && w < clips->at[i].windows; w++, next++) {
+            clips->clip_of[next] = i;
+            clips->windows[next].source = &clips->sources[i];
+            clips->windows[next].window = (DsviClipWindow){
+                .start = (double)(w * config->num_frames) / config->fps,
+                .fps = config->fps,
+                .frames = config->num_frames,
+                .height = config->height,
+                .width = config->width,
+                .crop_x = 0.5,
+                .crop_y = 0.5,
+            };
+        }
+    }
+    return DSV_OK;
+}
+
+void dsvi_encode_clips_outcome(DsviEncodeClips *clips, int64_t window, DsviWindowOutcome outcome,
+                               const char *message)
+{
+    DsviEncodeClip *clip = &clips->at[clips->clip_of[window]];
+    clip->encoded += outcome == DSVI_WINDOW_ENCODED;
+    clip->kept += outcome == DSVI_WINDOW_KEPT;
+    clip->unreadable += outcome == DSVI_WINDOW_UNREADABLE;
+    if (message && !clip->reason)
+        clip->reason = strdup(message);
+}
+
+/* ---- The list of clips ---- */
+
+/* Writes a field of a CSV file in quotes. */
+static void csv_text(FILE *to, const char *text)
+{
+    fputc('"', to);
+    for (; *text; text++) {
+        if (*text == '"')
+            fputc('"', to);
+        fputc(*text, to);
+    }
+    fputc('"', to);
+}
+
+/* Writes what a user should know about a clip, or nothing. */
+static void clip_note(const DsviEncodeClips *clips, int64_t i, char *text, size_t room)
+{
+    const DsviEncodeClip *clip = &clips->at[i];
+    int64_t rest = clip->frames - clip->used, missing = clips->config->num_frames - clip->frames;
+    text[0] = 0;
+    if (clip->copy_of >= 0)
+        snprintf(text, room, "has the contents of %s, whose windows are used",
+                 clips->sources[clip->copy_of].path);
+    else if (clip->reason)
+        snprintf(text, room, "%" PRId64 " unreadable windows: %s", clip->unreadable, clip->reason);
+    else if (missing > 0)
+        snprintf(text, room, "shorter than a window: the last frame is repeated %" PRId64 " times", missing);
+    else if (rest > 0)
+        snprintf(text, room, "the last %" PRId64 " frames fill no window", rest);
+}
+
+/* Returns the clip whose windows are those of clip `i`. */
+static const DsviEncodeClip *encoded_clip(const DsviEncodeClips *clips, int64_t i)
+{
+    const DsviEncodeClip *clip = &clips->at[i];
+    return clip->copy_of < 0 ? clip : &clips->at[clip->copy_of];
+}
+
+static int64_t clip_usable_windows(const DsviEncodeClips *clips, int64_t i)
+{
+    const DsviEncodeClip *clip = encoded_clip(clips, i);
+    return clip->encoded + clip->kept;
+}
+
+static void write_rows(const DsviEncodeClips *clips, FILE *to)
+{
+    const DsviDataset *d = clips->dataset;
+    char note[DSVI_PATH_MAX + DSVI_MESSAGE_BYTES];
+    fputs("clip,windows,frames,frames_used,captions,note\n", to);
+    for (int64_t i = 0; i < clips->count; i++) {
+        const DsviEncodeClip *clip = &clips->at[i];
+        int64_t windows = clip_usable_windows(clips, i);
+        csv_text(to, clips->sources[i].path);
+        clip_note(clips, i, note, sizeof note);
+        fprintf(to, ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",", windows, clip->frames,
+                clip->used - (clip->windows - windows) * (clip->used / clip->windows),
+                d->items[i].captions.count);
+        csv_text(to, note);
+        fputc('\n', to);
+    }
+    for (int64_t i = 0; i < d->left_out_count; i++) {
+        csv_text(to, d->left_out[i].path);
+        fputs(",0,0,0,0,", to);
+        csv_text(to, d->left_out[i].reason);
+        fputc('\n', to);
+    }
+}
+
+DsvStatus dsvi_encode_clips_write(const DsviEncodeClips *clips, const char *path)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    if (!to)
+        return clips_no_memory(clips->count);
+    write_rows(clips, to);
+    DsvStatus status = fclose(to) == 0 ? dsvi_file_replace(path, text, bytes) : clips_no_memory(clips->count);
+    free(text);
+    return status;
+}
+
+void dsvi_encode_clips_summary(const DsviEncodeClips *clips, char *text, size_t room)
+{
+    const DsviDataset *d = clips->dataset;
+    int64_t used = 0, captioned = 0, captions = 0, encoded = 0, kept = 0, unreadable = 0;
+    for (int64_t i = 0; i < clips->count; i++) {
+        bool usable = clip_usable_windows(clips, i) > 0;
+        int64_t own = d->items[i].captions.count;
+        used += usable;
+        captioned += usable && own > 0;
+        captions += usable ? own : 0;
+        encoded += clips->at[i].encoded;
+        kept += clips->at[i].kept;
+        unreadable += clips->at[i].unreadable;
+    }
+    snprintf(text, room,
+             "%" PRId64 " clips: %" PRId64 " used, %" PRId64 " left out; %" PRId64 " windows: %" PRId64
+             " encoded, %" PRId64 " kept, %" PRId64 " unreadable; %" PRId64 " captions for %" PRId64
+             " clips, %" PRId64 " clips without",
+             clips->count + d->left_out_count, used, clips->count - used + d->left_out_count,
+             clips->window_count, encoded, kept, unreadable, captions, captioned, used - captioned);
+}

@@ -1,0 +1,145 @@
+/* Implements encode_models.h. */
+#include "encode/encode_models.h"
+
+#include <string.h>
+
+#include "base/memory_limit.h"
+#include "model/dit/dit.h"
+#include "model/weights/weights_identity.h"
+#include "pipeline/wan_shape.h"
+
+enum { PUBLISHED_CHANNELS = 16, PUBLISHED_PATCH = 2 }; /* of a transformer that the folder does not have */
+
+static bool uses_vae(const DsvConfig *config)
+{
+    return strcmp(config->codec_name, "wan") == 0;
+}
+
+/* Checks the size of the windows against VAE and transformer, and computes the shape of the latents. */
+static DsvStatus models_shape(DsviEncodeModels *m)
+{
+    const DsvConfig *config = m->config;
+    DsviWanShape shape;
+    DsviDitConfig transformer = {.in_channels = PUBLISHED_CHANNELS,
+                                 .patch = {1, PUBLISHED_PATCH, PUBLISHED_PATCH}};
+    if (m->folder.part[DSVI_WAN_TRANSFORMER][0])
+        DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));
+    DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &shape));
+    m->video = (DsviVideoShape){3, config->num_frames, config->height, config->width};
+    return shape.codec.latent_shape(&shape.codec, m->video, &m->latent);
+}
+
+static DsvStatus models_find_vae(DsviEncodeModels *m)
+{
+    DSVI_TRY(dsvi_wan_folder_require(&m->folder, DSVI_WAN_VAE));
+    DSVI_TRY(models_shape(m));
+    m->identity.vae_type = dsvi_dit_act(m->config);
+    return dsvi_weights_identity(m->folder.part[DSVI_WAN_VAE], &m->identity.vae);
+}
+
+static DsvStatus models_find_text(DsviEncodeModels *m)
+{
+    DsviUmt5Config sizes;
+    DsviTextStore *text = &m->identity.text;
+    const char *path = m->folder.part[DSVI_WAN_TEXT_ENCODER];
+    DSVI_TRY(dsvi_wan_folder_require(&m->folder, DSVI_WAN_TOKENIZER));
+    DSVI_TRY(dsvi_wan_folder_require(&m->folder, DSVI_WAN_TEXT_ENCODER));
+    DSVI_TRY(dsvi_umt5_config_of(path, &sizes));
+    text->dim = sizes.d_model;
+    text->dtype = dsvi_dit_act(m->config);
+    DSVI_TRY(dsvi_weights_identity(path, &text->encoder));
+    return dsvi_tokenizer_open(m->folder.part[DSVI_WAN_TOKENIZER], &m->tokenizer);
+}
+
+DsvStatus dsvi_encode_models_open(const char *path, const DsvConfig *config, DsviBackend *backend,
+                                  DsviEncodeModels *out)
+{
+    bool found;
+    *out = (DsviEncodeModels){.backend = backend, .config = config};
+    DSVI_TRY(dsvi_wan_folder_find(path, config, &out->folder, &found));
+    if (!found)
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: no published model, expected a folder with VAE and text encoder", path);
+    DSVI_TRY(dsvi_wan_folder_check(&out->folder));
+    if (uses_vae(config))
+        DSVI_TRY(models_find_vae(out));
+    return models_find_text(out);
+}
+
+void dsvi_encode_models_close(DsviEncodeModels *models)
+{
+    dsvi_tokenizer_close(&models->tokenizer);
+    dsvi_umt5_close(&models->text_encoder);
+    if (models->codec)
+        models->codec->close(models->codec);
+    models->codec = NULL;
+    dsvi_vae_close(&models->vae);
+}
+
+/* Returns a limit for the VAE's device memory: what is free now, or less if memory_gib is less. */
+static uint64_t models_vae_memory(const DsviEncodeModels *m)
+{
+    DsviDevice *device = m->backend->device;
+    size_t used = device->memory_used(device);
+    uint64_t available = device->memory_bytes > used ? device->memory_bytes - used : 1;
+    uint64_t limit = dsvi_memory_limit(m->config);
+    return limit > 0 && limit < available ? limit : available;
+}
+
+/* ---- Text ---- */
+
+static DsvStatus models_ids(void *context, const char *text, int32_t *ids, int64_t *count, int64_t *cut)
+{
+    const DsviEncodeModels *m = context;
+    return dsvi_tokenizer_encode(m->tokenizer, text, DSVI_TEXT_ROWS, ids, count, cut);
+}
+
+DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models)
+{
+    return (DsviTextIds){.context = models, .limit = DSVI_TEXT_ROWS, .ids = models_ids};
+}
+
+static DsvStatus models_encode_text(void *context, int64_t count, const int64_t *lengths, const int32_t *ids,
+                                    float *hidden)
+{
+    const DsviEncodeModels *m = context;
+    return dsvi_umt5_encode(m->text_encoder, count, lengths, ids, hidden);
+}
+
+DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out)
+{
+    DsviUmt5Options options = {.act = models->identity.text.dtype,
+                               .rows = dsvi_umt5_rows(rows, DSVI_TEXT_ROWS),
+                               .memory_bytes = dsvi_memory_limit(models->config)};
+    *out = (DsviTextEncoder){.context = models, .rows = options.rows, .encode = models_encode_text};
+    return dsvi_umt5_open(models->backend, models->folder.part[DSVI_WAN_TEXT_ENCODER], &options,
+                          &models->text_encoder);
+}
+
+void dsvi_encode_models_free_text(DsviEncodeModels *models)
+{
+    dsvi_umt5_close(&models->text_encoder);
+}
+
+/* ---- VAE ---- */
+
+static DsvStatus models_encode_window(void *context, const float *pixels, float *latent)
+{
+    const DsviEncodeModels *m = context;
+    return m->codec->encode(m->codec, m->video, pixels, latent);
+}
+
+DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out)
+{
+    const DsviVideoShape *video = &models->video, *latent = &models->latent;
+    DsviVaeOptions options = {
+        .act = models->identity.vae_type, .encode = true, .memory_bytes = models_vae_memory(models)};
+    *out = (DsviWindowEncoder){
+        .context = models,
+        .encode = models_encode_window,
+        .pixels = video->channels * video->frames * video->height * video->width,
+        .shape = {latent->channels, latent->frames, latent->height, latent->width},
+    };
+    DSVI_TRY(dsvi_vae_open(models->backend, models->folder.part[DSVI_WAN_VAE], &options, &models->vae));
+    return dsvi_codec_wan_open(models->vae, &models->codec);
+}

@@ -1,0 +1,52 @@
+/* The models of a published folder with which dsv encode works: first tokenizer and text encoder, then the
+ * VAE. The device holds one of the two models at a time. */
+#ifndef DSVI_ENCODE_MODELS_H
+#define DSVI_ENCODE_MODELS_H
+
+#include "data/latent_index.h"
+#include "encode/encode_texts.h"
+#include "encode/encode_windows.h"
+#include "model/codec/codec.h"
+#include "model/folder/wan_folder.h"
+#include "model/umt5/umt5.h"
+#include "model/vae/vae.h"
+#include "text/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsviEncodeModels {
+    DsviBackend *backend;
+    const DsvConfig *config;
+    DsviWanFolder folder;
+    DsviLatentModel
+        identity; /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
+    DsviVideoShape video, latent;
+    DsviTokenizer *tokenizer;
+    DsviUmt5 *text_encoder; /* NULL: not loaded */
+    DsviVae *vae;           /* NULL: not loaded */
+    DsviCodec *codec;       /* of the VAE */
+} DsviEncodeModels;
+
+/* Finds the parts of the model at `path`, checks them and the size of the windows, and opens the tokenizer.
+ * Loads neither text encoder nor VAE. `backend` and `config` must outlive *out, which the caller closes, also
+ * after a failure. */
+DsvStatus dsvi_encode_models_open(const char *path, const DsvConfig *config, DsviBackend *backend,
+                                  DsviEncodeModels *out);
+void dsvi_encode_models_close(DsviEncodeModels *models);
+
+/* Returns what converts texts to ids, with the open tokenizer. */
+DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models);
+
+/* Loads the text encoder; `rows` is the number of ids of all texts together. */
+DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out);
+void dsvi_encode_models_free_text(DsviEncodeModels *models);
+
+/* Loads the VAE. The latents are the normalised means of its posterior. */
+DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
