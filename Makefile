@@ -5,6 +5,9 @@ PRESET ?= $(if $(NVCC),cuda,cpu)
 export CUDACXX ?= $(NVCC)
 PREFIX ?= /usr/local
 CLIPS  ?=
+MODEL  ?=
+PROMPT ?= A cat walks on the grass, realistic
+export PROMPT
 RUN    ?= runs/study
 SECONDS ?= 120
 PYTHON ?= python3
@@ -22,8 +25,13 @@ $(BUILD)/build.ninja: CMakePresets.json | deps
 deps:
 	@tools/deps.sh
 
+ifeq ($(MODEL),)
 demo: build
 	@tools/demo.sh $(BUILD)/dsv "$(CLIPS)"
+else
+demo: build
+	@tools/demo_published.sh $(BUILD)/dsv "$(MODEL)"
+endif
 
 test: build
 	@ctest --preset $(PRESET)
@@ -74,7 +82,7 @@ tidy: deps
 	@tools/deps.sh clang clang-tidy libomp-dev
 	@cmake --preset clang --log-level=NOTICE
 	@run-clang-tidy-14 -quiet -p build/clang '^$(CURDIR)/(src|cli|study)/.*\.c$$' >build/clang/tidy.log 2>&1 || \
-		{ grep -E -A3 ' (error|warning): ' build/clang/tidy.log; exit 1; }
+		{ grep -E -A3 '(error|warning): ' build/clang/tidy.log; exit 1; }
 	@echo 'clang-tidy found no errors or warnings'
 
 clean:
@@ -83,6 +91,7 @@ clean:
 help:
 	@echo 'make                   builds the program, $(BUILD)/dsv'
 	@echo 'make demo [CLIPS=DIR]  trains a small model on downloaded clips, or on your folder DIR'
+	@echo 'make demo MODEL=FOLDER PROMPT=TEXT  samples a published Wan model'
 	@echo 'make test              runs every test'
 	@echo 'make test-gpu          runs the tests that need a GPU'
 	@echo 'make fuzz [SECONDS=120] fuzzes every reader of files and network data (clang, libFuzzer)'

@@ -1,9 +1,10 @@
-/* dsv bench attention, dsv bench step: benchmarks of attention and of training steps. */
+/* dsv bench attention, dsv bench part, dsv bench step: benchmarks of attention, of parts of published models
+ * and of training steps. */
 #include "bench_lists.h"
 #include "cmd.h"
 #include "launch.h"
 
-/* Indices of the flags in the tables below: first the flags of both verbs, then those of dsv bench attention
+/* Indices of the flags in the tables below: first the flags of all verbs, then those of dsv bench attention
  * alone. */
 enum { JSON = CLI_LISTS_JSON, DEVICE = CLI_LISTS_DEVICE, SHARED_FLAGS };
 enum { TARGET_MASS = CLI_LISTS_FLAGS };
@@ -50,6 +51,61 @@ const CliVerb cli_verb_bench_attention = {
     .text = attention_text,
     .flags = attention_flags,
     .run = run_bench_attention,
+};
+
+enum { ROWS = SHARED_FLAGS, PROMPTS, PART_REPEATS };
+
+static const CliFlag part_flags[] = {
+    [JSON] = CLI_JSON_FLAG,
+    [DEVICE] = CLI_DEVICE_FLAG,
+    [ROWS] = {"--rows", "N", "text encoder: ids of a prompt (default 512)"},
+    [PROMPTS] = {"--prompts", "N", "text encoder: prompts encoded together (default 8)"},
+    [PART_REPEATS] = {"--repeats", "N", "measured passes, after 1 for warm-up (default 3)"},
+    {0},
+};
+
+static const char part_text[] =
+    "Measures one part of a published model on random inputs: how long a VAE takes to\n"
+    "encode and to decode a video of num_frames, height and width, or a text encoder\n"
+    "to encode prompts, and the device memory of each. Loading does not count. Without\n"
+    "options the video has 81 frames of 480 x 832.\n"
+    "\n"
+    "  dsv bench part Wan2.1-T2V-1.3B-Diffusers/vae --device cuda memory_gib=2\n"
+    "  dsv bench part Wan2.1-T2V-1.3B-Diffusers/text_encoder --rows 200\n";
+
+static int run_bench_part(const CliArgs *args)
+{
+    DsvConfig config;
+    DsvBenchPart bench = {.path = args->path[0], .rows = 512, .prompts = 8};
+    int misused = cli_args_integer(args, ROWS, &bench.rows);
+    if (misused == CLI_DONE)
+        misused = cli_args_integer(args, PROMPTS, &bench.prompts);
+    if (misused == CLI_DONE)
+        misused = cli_args_integer(args, PART_REPEATS, &bench.repeats);
+    if (misused != CLI_DONE)
+        return misused;
+    dsv_config_defaults(&config);
+    config.num_frames = 81;
+    config.height = 480;
+    config.width = 832;
+    DsvStatus status = cli_args_device(args, DEVICE, &config);
+    if (status == DSV_OK)
+        status = cli_args_options(args, &config);
+    if (status == DSV_OK)
+        status = dsv_bench_part(&bench, &config, args->flag[JSON], cli_print_line, NULL);
+    return cli_outcome(args, status);
+}
+
+const CliVerb cli_verb_bench_part = {
+    .name = "bench part",
+    .arguments = "PART",
+    .paths_min = 1,
+    .paths_max = 1,
+    .takes_options = true,
+    .summary = "measure the VAE or the text encoder of a published model",
+    .text = part_text,
+    .flags = part_flags,
+    .run = run_bench_part,
 };
 
 enum { CONFIG = SHARED_FLAGS, DENSITIES, STEP_REPEATS };

@@ -4,10 +4,11 @@
 #include "cmd.h"
 #include "terminal.h"
 
-enum { GRAD };
+enum { GRAD, LORA };
 
 static const CliFlag flags[] = {
     [GRAD] = {"--grad", NULL, "also run the backward pass; IN must contain target"},
+    [LORA] = {"--lora", "FILE", "a LoRA beside the transformer; --grad then gives its gradients"},
     {0},
 };
 
@@ -18,6 +19,14 @@ static const char text[] =
     "target, of the shape of hidden_states, and OUT also contains loss, the mean\n"
     "squared error, and its gradients: grad_hidden_states,\n"
     "grad_encoder_hidden_states and grad.NAME for every weight.\n"
+    "\n"
+    "If MODEL is a VAE, IN has video (B, 3, T, H, W), latents_random (B, z, T, H, W)\n"
+    "or both, and OUT gets moments, mode, latents_normalized and decoded of the video,\n"
+    "and decoded_random.\n"
+    "\n"
+    "If MODEL is a text encoder (UMT5: its folder, or a safetensors file), IN must\n"
+    "contain input_ids and attention_mask (B, L), I32 or I64, and OUT gets\n"
+    "last_hidden_state (B, L, d_model), with zero rows where the mask is 0.\n"
     "\n"
     "Attention is dense and all computation is in F32, as needed for comparison with\n"
     "other implementations, unless sparse.enabled=true or mixed_precision=bf16 is\n"
@@ -41,7 +50,8 @@ static int run_forward(const CliArgs *args)
     DsvConfig config;
     DsvStatus status = forward_read_config(args, &config);
     if (status == DSV_OK)
-        status = dsv_forward(args->path[0], args->path[1], args->path[2], args->flag[GRAD] != NULL, &config);
+        status = dsv_forward_lora(args->path[0], args->flag[LORA], args->path[1], args->path[2],
+                                  args->flag[GRAD] != NULL, &config);
     if (status == DSV_OK)
         cli_print_result("%s: written", args->path[2]);
     return cli_outcome(args, status);

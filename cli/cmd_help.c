@@ -12,6 +12,8 @@
 enum { WIDEST = 100 };
 enum { MARKDOWN, MAN };
 
+enum { FLAG_BYTES = 48, FLAG_COLUMNS = 18 };
+
 static const CliFlag help_flags[] = {
     [MARKDOWN] = {"--markdown", NULL, "with the word options: print them as docs/configuration.md"},
     [MAN] = {"--man", NULL, "print the manual page dsv(1), for groff"},
@@ -50,13 +52,31 @@ static size_t page_width(void)
     return columns < WIDEST ? columns : WIDEST;
 }
 
-static void print_flags(const CliFlag *flags)
+/* Writes a flag as in "--text FILE". */
+static int flag_text(const CliFlag *flag, char text[FLAG_BYTES])
 {
-    char left[32];
+    return snprintf(text, FLAG_BYTES, "%s%s%s", flag->name, flag->value ? " " : "",
+                    flag->value ? flag->value : "");
+}
+
+/* Returns the columns of the longest flag, at least FLAG_COLUMNS. */
+static int flag_columns(const CliFlag *flags)
+{
+    char text[FLAG_BYTES];
+    int columns = FLAG_COLUMNS;
     for (; flags && flags->name; flags++) {
-        snprintf(left, sizeof left, "%s%s%s", flags->name, flags->value ? " " : "",
-                 flags->value ? flags->value : "");
-        printf("  %-18s %s\n", left, flags->help);
+        int length = flag_text(flags, text);
+        columns = length > columns ? length : columns;
+    }
+    return columns;
+}
+
+static void print_flags(const CliFlag *flags, int columns)
+{
+    char text[FLAG_BYTES];
+    for (; flags && flags->name; flags++) {
+        flag_text(flags, text);
+        printf("  %-*s %s\n", columns, text, flags->help);
     }
 }
 
@@ -87,8 +107,8 @@ void cli_print_page(const CliVerb *verb)
 {
     printf("usage: dsv %s%s%s%s%s\n\n%s\n", verb->name, verb->arguments[0] ? " " : "", verb->arguments,
            verb->flags ? " [flags]" : "", verb->takes_options ? " [key=value ...]" : "", verb->text);
-    print_flags(verb->flags);
-    print_flags(common_flags);
+    print_flags(verb->flags, flag_columns(verb->flags));
+    print_flags(common_flags, flag_columns(verb->flags));
     if (verb->lists_options)
         print_keys();
     else if (verb->takes_options)

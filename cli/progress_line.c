@@ -95,10 +95,13 @@ static void collect_pieces(const DsvProgress *p, Pieces *pieces)
     char total[24], left[CLI_DURATION_BYTES];
     int digits = snprintf(total, sizeof total, "%" PRId64, p->total);
     add_line_piece(pieces, 100, "%s %*" PRId64 "/%s", p->unit, digits, p->done, total);
-    if (p->step_ms > 0) {
+    bool trains = p->tokens_per_s > 0 || p->loss != 0; /* encoding has a step time alone */
+    if (p->step_ms > 0 && trains) {
         add_loss(pieces, p->loss);
         add_step_time(pieces, p->step_ms);
         add_rate(pieces, p->tokens_per_s);
+    } else if (p->step_ms > 0) {
+        add_step_time(pieces, p->step_ms);
     }
     if (p->peak_share > 0)
         add_line_piece(pieces, 20, "%2.0f%% of peak", 100 * p->peak_share);

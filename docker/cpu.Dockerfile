@@ -20,7 +20,7 @@ FROM debian:12-slim
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends \
         libavcodec59 libavformat59 libavutil57 libcjson1 libdnnl2 libgomp1 liblapacke libsodium23 \
-        libswscale6 libxxhash0 libyaml-0-2 \
+        libswscale6 libutf8proc2 libxxhash0 libyaml-0-2 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home dsv \
     && mkdir /data && chown dsv /data

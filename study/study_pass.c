@@ -34,7 +34,7 @@ struct StudyPass {
 
 static DsvStatus describe(StudyPass *p)
 {
-    DSVI_TRY(dsvi_dit_config_read(p->model.config, &p->config));
+    DSVI_TRY(dsvi_model_config(&p->model, &p->config));
     DSVI_TRY(dsvi_codec_open(&p->settings, &p->codec));
     p->video = (DsviVideoShape){3, p->settings.num_frames, p->settings.height, p->settings.width};
     DSVI_TRY(p->codec->latent_shape(p->codec, p->video, &p->latent));

@@ -109,6 +109,31 @@ void dsv_bench_context_defaults(DsvBenchContext *bench);
 DsvStatus dsv_bench_context(DsvRanks *ranks, const DsvBenchContext *bench, const DsvConfig *config,
                             const char *json_path, DsvLine *line, void *context);
 
+/** What dsv_bench_part() measures. */
+typedef struct DsvBenchPart {
+    const char *path; /**< a VAE or a text encoder of a published model: its folder or its safetensors file */
+    int64_t rows;     /**< text encoder: ids of a prompt */
+    int64_t prompts;  /**< text encoder: prompts that are encoded together */
+    int64_t repeats;  /**< how often each pass is timed; 0: 3 times */
+} DsvBenchPart;
+
+/** Times one part of a published model alone, on random inputs, after one pass to warm up.
+ *
+ * Figures of a VAE, for a video of num_frames, height and width: encode_ms, decode_ms, and the device memory
+ * encode_mib and decode_mib, each with only that half loaded. Figures of a text encoder: text_ms of all
+ * prompts together, prompt_ms of each, and the device memory text_mib. Times include copies to and from the
+ * device; loading does not count.
+ *
+ * @param bench     what is measured
+ * @param config    size of the video, mixed_precision, memory_gib, device and threads
+ * @param json_path the figures as one JSON object; NULL: nowhere
+ * @param line      receives the table; may be NULL
+ * @param context   handed to `line`
+ * @return DSV_E_USAGE for an impossible number; DSV_E_NOT_FOUND, DSV_E_FORMAT, DSV_E_SHAPE and
+ *     DSV_E_UNSUPPORTED for the part; DSV_E_NO_MEMORY; DSV_E_DEVICE; DSV_E_IO */
+DsvStatus dsv_bench_part(const DsvBenchPart *bench, const DsvConfig *config, const char *json_path,
+                         DsvLine *line, void *context);
+
 /** What dsv_bench_step() measures. */
 typedef struct DsvBenchStep {
     /** Densities of the key lists (fractions of all keys). They replace the densities that the guard and the

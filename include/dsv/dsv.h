@@ -12,8 +12,11 @@
  * | dsv_train_ranks() | ranks.h | trains on several processes |
  * | dsv_sample() | sample.h | samples a clip |
  * | dsv_encode() | encode.h | encodes clips to latents once |
+ * | dsv_decode() | decode.h | decodes stored latents to a clip |
+ * | dsv_text() | text.h | encodes prompts with the text encoder of a published pipeline |
  * | dsv_forward() | forward.h | one pass over tensors from a file |
  * | dsv_inspect() | inspect.h | describes a file or folder |
+ * | dsv_lora_convert(), dsv_lora_merge() | lora.h | LoRA files: other names; adding one to a model |
  * | dsv_report() | report.h | writes a run as one HTML page |
  * | dsv_plan() | plan.h | plans context parallelism |
  * | dsv_bench_attention(), dsv_bench_context(), dsv_bench_step() | bench.h | measure |
@@ -31,15 +34,18 @@
 
 #include "dsv/bench.h"
 #include "dsv/config.h"
+#include "dsv/decode.h"
 #include "dsv/encode.h"
 #include "dsv/events.h"
 #include "dsv/forward.h"
 #include "dsv/inspect.h"
+#include "dsv/lora.h"
 #include "dsv/plan.h"
 #include "dsv/ranks.h"
 #include "dsv/report.h"
 #include "dsv/sample.h"
 #include "dsv/status.h"
+#include "dsv/text.h"
 #include "dsv/train.h"
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ typedef struct DsvProgress {
     double loss;         /**< training: loss of the last step, mean over the samples of all ranks */
     double grad_norm;    /**< training: L2 norm of all gradients before clipping */
     double lr;           /**< training: learning rate of the last step */
-    double step_ms;      /**< training: wall time of the last step, milliseconds */
+    double step_ms;      /**< training: wall time of the last step, milliseconds; encoding: mean of a piece */
     double tokens_per_s; /**< training: tokens of all ranks a second */
     double peak_share;   /**< training: model FLOP/s as a fraction of what a GEMM reached at start-up */
     double density; /**< training: fraction of keys that a query attends to, mean over blocks; 1 in a dense

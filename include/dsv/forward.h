@@ -10,7 +10,10 @@
 extern "C" {
 #endif
 
-/** Runs the transformer forward, and backward with `grad`, and writes the results.
+/** Runs a transformer or a text encoder. Which of them `model_path` names is recognised by its config.json,
+ * or by the tensors of a file.
+ *
+ * A transformer runs forward, and backward with `grad`, and writes the results.
  *
  * Read from `in_path`, in any floating dtype:
  *
@@ -25,17 +28,42 @@ extern "C" {
  * (output - target)^2 over all elements, `grad_hidden_states`, `grad_encoder_hidden_states`, and
  * `grad.NAME` for every weight NAME of the model.
  *
- * @param model_path a run folder (its newest checkpoint), a checkpoint, or a folder with a transformer
+ * For a text encoder (UMT5), `input_ids` and `attention_mask` (B, L), I32 or I64, are read, and
+ * `last_hidden_state` (B, L, d_model) is written, with zero rows where the mask is 0. The ones of a mask must
+ * follow one another. With `grad` the call fails.
+ *
+ * For a VAE, `video` (B, 3, T, H, W) in [-1, 1], `latents_random` (B, z, T', H', W'), or both are read.
+ * Written are `moments` (mean and log-variance of the posterior), `mode` (the mean), `latents_normalized` and
+ * `decoded` (the mean, decoded) of the video, and `decoded_random`. With `grad` the call fails.
+ *
+ * @param model_path a run folder (its newest checkpoint), a checkpoint, a folder with a transformer, text
+ *     encoder or VAE, or a safetensors file with a text encoder or VAE
  * @param in_path    a safetensors file
  * @param out_path   written under a temporary name and renamed
  * @param grad       whether gradients are computed too
- * @param config     device, isa, threads, mixed_precision, gradient_checkpointing and the sparse options.
+ * @param config     device, isa, threads, mixed_precision, memory_gib, gradient_checkpointing and the sparse
+ *     options.
  *     Attention is dense unless `sparse_enabled`; then every transformer block uses sparse attention (over
  *     key lists), even where the guard of training would choose dense attention.
  * @return DSV_E_NOT_FOUND for a missing file or tensor; DSV_E_SHAPE; DSV_E_FORMAT; DSV_E_NO_MEMORY;
  *     DSV_E_IO */
 DsvStatus dsv_forward(const char *model_path, const char *in_path, const char *out_path, bool grad,
                       const DsvConfig *config);
+
+/** dsv_forward() of a transformer with a LoRA beside its weights.
+ *
+ * With `grad` the gradients are those of the LoRA's matrices: `grad.NAME` for every matrix, where NAME is the
+ * name in the LoRA's file, and `loss`. No gradient of the model's own weights, of the latents or of the text
+ * is computed.
+ * @param model_path a transformer as for dsv_forward()
+ * @param lora_path  a LoRA in any form that dsv_lora_convert() reads; NULL: none, as dsv_forward()
+ * @param in_path    as dsv_forward()
+ * @param out_path   as dsv_forward()
+ * @param grad       whether gradients are computed too
+ * @param config     as dsv_forward()
+ * @return DSV_E_SHAPE, naming the key, if the LoRA does not fit the model; otherwise as dsv_forward() */
+DsvStatus dsv_forward_lora(const char *model_path, const char *lora_path, const char *in_path,
+                           const char *out_path, bool grad, const DsvConfig *config);
 
 #ifdef __cplusplus
 }

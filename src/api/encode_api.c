@@ -7,96 +7,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/config_abi.h"
 #include "base/host.h"
 #include "base/threads.h"
-#include "data/dataset.h"
-#include "data/latent_cache.h"
-#include "model/codec/codec.h"
+#include "encode/encode_clips.h"
+#include "encode/encode_models.h"
 
-#define FLUSH_SECONDS 10.0 /* minimum seconds between two writes of the index of the latent cache */
+static const char LIST_NAME[] = "clips.csv"; /* the list of clips in the folder of the cache */
 
-typedef struct Window {
-    const DsviLatentSource *source;
-    DsviClipWindow window;
-    DsvStatus status;
-    bool unreadable; /* `status` is a failure to read the clip, not for example to write the cache */
-    char message[512];
-} Window;
+enum { LINE_BYTES = 1024 };
 
 typedef struct Encoding {
+    const char *out_dir;
     const DsvConfig *settings;
     const DsvEvents *events;
     DsviDataset *dataset;
-    DsviLatentSource *sources; /* (dataset->count) */
-    DsviCodec *codec;
+    DsviEncodeClips clips;
     DsviLatentCache *cache;
-    DsviVideoShape video, latent;
-    size_t pixel_count, latent_count;
-    Window *windows;
-    int64_t count;
-    const DsviLatentSource *named; /* the last clip that was reported for a left-out window */
-    Window *wave;                  /* the windows that are encoded in parallel now */
-    float *buffers;                /* for each thread: pixels and latent of one window */
+    DsviCodec *codec; /* NULL: the VAE encodes */
+    DsviVideoShape video;
+    const char *model_path; /* NULL: no model */
+    DsviBackend backend;    /* these three with a model only */
+    DsviEncodeModels models;
+    DsviTexts texts;
+    DsviWindowEncoder encoder;
 } Encoding;
-
-/* Returns the number of complete windows in a clip. A clip shorter than one window gives one window, which
- * repeats its last frame. */
-static int64_t window_count(const DsvConfig *settings, const DsviClipInfo *info)
-{
-    int64_t count = dsvi_clip_frame_times(info, settings->fps) / settings->num_frames;
-    return count > 0 ? count : 1;
-}
-
-static DsvStatus list_windows(Encoding *e)
-{
-    for (int64_t i = 0; i < e->dataset->count; i++)
-        e->count += window_count(e->settings, &e->dataset->items[i].info);
-    e->windows = calloc((size_t)e->count, sizeof *e->windows);
-    if (!e->windows)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld windows", (long long)e->count);
-    Window *next = e->windows;
-    for (int64_t i = 0; i < e->dataset->count; i++) {
-        for (int64_t w = 0; w < window_count(e->settings, &e->dataset->items[i].info); w++) {
-            next->source = &e->sources[i];
-            next->window = (DsviClipWindow){
-                .start = (double)(w * e->settings->num_frames) / e->settings->fps,
-                .fps = e->settings->fps,
-                .frames = e->settings->num_frames,
-                .height = e->settings->height,
-                .width = e->settings->width,
-                .crop_x = 0.5,
-                .crop_y = 0.5,
-            };
-            next++;
-        }
-    }
-    return DSV_OK;
-}
-
-static DsvStatus encode_window(const Encoding *e, Window *w, float *pixels, float *latent)
-{
-    const int64_t shape[4] = {e->latent.channels, e->latent.frames, e->latent.height, e->latent.width};
-    if (dsvi_latent_cache_has(e->cache, w->source->path, &w->window))
-        return DSV_OK;
-    DsvStatus status = dsvi_clip_read(w->source->path, &w->window, pixels);
-    w->unreadable = dsvi_dataset_is_broken(status);
-    DSVI_TRY(status);
-    DSVI_TRY(e->codec->encode(e->codec, e->video, pixels, latent));
-    return dsvi_latent_cache_put(e->cache, w->source, &w->window, shape, latent);
-}
-
-static void encode_range(void *context, int64_t begin, int64_t end, int worker)
-{
-    const Encoding *e = context;
-    float *pixels = e->buffers + (size_t)worker * (e->pixel_count + e->latent_count);
-    for (int64_t i = begin; i < end; i++) {
-        Window *w = e->wave + i;
-        w->status = encode_window(e, w, pixels, pixels + e->pixel_count);
-        if (w->status != DSV_OK)
-            snprintf(w->message, sizeof w->message, "%s", dsv_error_message());
-    }
-}
 
 static void encode_log(const Encoding *e, DsvLogLevel level, const char *line)
 {
@@ -106,121 +42,114 @@ static void encode_log(const Encoding *e, DsvLogLevel level, const char *line)
 
 static void warn_left_out(const Encoding *e, const char *what)
 {
-    char line[768];
+    char line[LINE_BYTES];
     snprintf(line, sizeof line, "left out: %s", what);
     encode_log(e, DSV_LOG_WARNING, line);
 }
 
-/* Handles the result of a window. An unreadable window is left out, and its clip is reported once. Other
- * failures, for example a full disk, end the call. */
-static DsvStatus encode_handle_result(Encoding *e, const Window *w)
-{
-    if (w->status == DSV_OK)
-        return DSV_OK;
-    if (!w->unreadable)
-        return dsvi_fail_adopt(w->status, w->message);
-    if (e->named != w->source)
-        warn_left_out(e, w->message);
-    e->named = w->source;
-    return DSV_OK;
-}
+/* ---- The codec ---- */
 
-static bool encode_wants_stop(const DsvEvents *events)
-{
-    return events->stop && events->stop(events->context);
-}
-
-/* Encodes all windows in waves of a few per thread. After each wave progress is reported, and the caller can
- * stop. The index is written every FLUSH_SECONDS only, because each write rewrites all of it. */
-static DsvStatus encode_all(Encoding *e)
-{
-    double start = dsvi_clock_seconds(), flushed = start;
-    int64_t wave = 4 * (int64_t)dsvi_threads_count();
-    for (int64_t done = 0; done < e->count;) {
-        int64_t n = e->count - done < wave ? e->count - done : wave;
-        e->wave = e->windows + done;
-        dsvi_parallel_for(n, 1, encode_range, e);
-        for (int64_t i = 0; i < n; i++)
-            DSVI_TRY(encode_handle_result(e, &e->wave[i]));
-        done += n;
-        if (dsvi_clock_seconds() - flushed > FLUSH_SECONDS) {
-            DSVI_TRY(dsvi_latent_cache_flush(e->cache));
-            flushed = dsvi_clock_seconds();
-        }
-        DsvProgress progress = {.unit = "window", .done = done, .total = e->count};
-        progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(e->count - done);
-        if (e->events->progress)
-            e->events->progress(e->events->context, &progress);
-        if (done < e->count && encode_wants_stop(e->events))
-            return DSVI_FAIL(DSV_E_INTERRUPTED,
-                             "stopped after %lld of %lld windows; the same command goes on", (long long)done,
-                             (long long)e->count);
-    }
-    return dsvi_latent_cache_flush(e->cache);
-}
-
-/* Records size and modification time of every clip. They show later whether a clip has changed. */
-static DsvStatus stamp_sources(Encoding *e)
-{
-    e->sources = calloc((size_t)e->dataset->count, sizeof *e->sources);
-    if (!e->sources)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld clips", (long long)e->dataset->count);
-    for (int64_t i = 0; i < e->dataset->count; i++) {
-        const DsviDatasetItem *item = &e->dataset->items[i];
-        e->sources[i] = (DsviLatentSource){.path = item->path, .text = item->text};
-        DSVI_TRY(dsvi_file_stamp(item->path, &e->sources[i].stamp));
-    }
-    return DSV_OK;
-}
-
-static void log_changed(void *context, const char *path, int64_t windows)
+static DsvStatus encode_by_codec(void *context, const float *pixels, float *latent)
 {
     const Encoding *e = context;
-    char line[768];
-    snprintf(line, sizeof line, "%s has changed since it was encoded: its %lld old windows are dropped", path,
-             (long long)windows);
-    encode_log(e, DSV_LOG_INFO, line);
+    return e->codec->encode(e->codec, e->video, pixels, latent);
 }
 
-/* Allocates pixels and latent of one window for each thread. Reduces the number of threads if this would need
- * more than half of the machine's memory. */
-static DsvStatus encode_allocate(Encoding *e)
+static DsvStatus open_codec(Encoding *e)
 {
-    size_t window = (e->pixel_count + e->latent_count) * sizeof(float);
-    uint64_t fitting = dsvi_memory_bytes() / 2 / window;
-    int threads = dsvi_threads_count();
-    char line[256];
-    if (dsvi_memory_bytes() > 0 && fitting < (uint64_t)threads) {
-        dsvi_threads_set(fitting > 1 ? (int)fitting : 1);
-        snprintf(line, sizeof line, "%d threads instead of %d: each holds %.1f GiB of frames",
-                 dsvi_threads_count(), threads, (double)window / 1073741824.0);
-        encode_log(e, DSV_LOG_INFO, line);
-    }
-    e->buffers = malloc((size_t)dsvi_threads_count() * window);
-    if (!e->buffers)
-        return DSVI_FAIL(DSV_E_NO_MEMORY,
-                         "no memory for the frames of %d windows of %.1f GiB, one for each "
-                         "thread: lower threads",
-                         dsvi_threads_count(), (double)window / 1073741824.0);
+    const DsvConfig *settings = e->settings;
+    DsviVideoShape latent;
+    DSVI_TRY(dsvi_codec_open(settings, &e->codec));
+    e->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY(e->codec->latent_shape(e->codec, e->video, &latent));
+    e->encoder = (DsviWindowEncoder){
+        .context = e,
+        .encode = encode_by_codec,
+        .parallel = true,
+        .pixels = 3 * e->video.frames * e->video.height * e->video.width,
+        .shape = {latent.channels, latent.frames, latent.height, latent.width},
+    };
     return DSV_OK;
 }
+
+/* ---- The model ---- */
+
+static bool by_vae(const Encoding *e)
+{
+    return strcmp(e->settings->codec_name, "wan") == 0;
+}
+
+/* Opens the codec or finds the VAE, and finds the text encoder. Nothing large is loaded yet. */
+static DsvStatus open_models(Encoding *e)
+{
+    if (by_vae(e) && !e->model_path)
+        return DSVI_FAIL(DSV_E_USAGE, "codec.name is wan, which needs the VAE of a model: name its folder");
+    if (!by_vae(e))
+        DSVI_TRY(open_codec(e));
+    if (!e->model_path)
+        return DSV_OK;
+    DSVI_TRY(dsvi_backend_open(e->settings, &e->backend));
+    return dsvi_encode_models_open(e->model_path, e->settings, &e->backend, &e->models);
+}
+
+/* Computes the keys of all captions, and lists the distinct ones. */
+static DsvStatus collect_texts(Encoding *e)
+{
+    char line[DSVI_PATH_MAX + 128];
+    const DsviTextIds ids = dsvi_encode_models_ids(&e->models);
+    if (!e->model_path)
+        return DSV_OK;
+    DSVI_TRY(dsvi_texts_collect(e->dataset, &ids, &e->models.identity.text, &e->texts));
+    if (e->texts.cut > 0) {
+        snprintf(line, sizeof line,
+                 "%lld captions have more than %d ids and are cut, the first is that of %s",
+                 (long long)e->texts.cut, DSVI_TEXT_ROWS, e->dataset->items[e->texts.cut_item].path);
+        encode_log(e, DSV_LOG_WARNING, line);
+    }
+    return DSV_OK;
+}
+
+/* Encodes the texts that the cache does not have. The text encoder is not loaded if there are none. */
+static DsvStatus encode_texts(Encoding *e)
+{
+    const DsviTextStore *store = &dsvi_latent_cache_model(e->cache)->text;
+    DsviTextEncoder encoder;
+    char line[LINE_BYTES];
+    if (!e->model_path)
+        return DSV_OK;
+    int64_t distinct = e->texts.count, rows = 0;
+    dsvi_texts_drop_stored(&e->texts, store);
+    if (e->texts.count == 0)
+        return DSV_OK;
+    rows = dsvi_texts_rows(&e->texts);
+    DSVI_TRY(dsvi_encode_models_load_text(&e->models, rows, &encoder));
+    DsvStatus status = dsvi_texts_encode(&e->texts, store, &encoder, e->events);
+    dsvi_encode_models_free_text(&e->models);
+    DSVI_TRY(status);
+    snprintf(line, sizeof line, "%lld of %lld distinct texts encoded, the empty prompt among them, %lld rows",
+             (long long)e->texts.count, (long long)distinct, (long long)rows);
+    encode_log(e, DSV_LOG_INFO, line);
+    return DSV_OK;
+}
+
+/* ---- Clips ---- */
 
 /* Fails if the output folder contains clips. After encoding, the folder would be read as a latent cache, and
  * the clips in it would be ignored. */
-static DsvStatus check_folder(const Encoding *e, const char *out_dir)
+static DsvStatus check_folder(const Encoding *e)
 {
     DsvStatus status = DSV_OK;
-    char *out = realpath(out_dir, NULL), *data = realpath(e->settings->data_path, NULL);
+    char *out = realpath(e->out_dir, NULL), *data = realpath(e->settings->data_path, NULL);
     if (!out) /* the output folder does not exist yet */
         goto done;
     if (data && strcmp(out, data) == 0)
-        status = DSVI_FAIL(DSV_E_USAGE, "%s holds the clips: latents need a folder of their own", out_dir);
+        status = DSVI_FAIL(DSV_E_USAGE, "%s holds the clips: latents need a folder of their own", e->out_dir);
     for (int64_t i = 0; i < e->dataset->count && status == DSV_OK; i++) {
         const char *clip = e->dataset->items[i].path, *slash = strrchr(clip, '/');
         size_t length = (size_t)(slash - clip);
         if (strlen(out) == length && strncmp(out, clip, length) == 0)
             status = DSVI_FAIL(DSV_E_USAGE, "%s holds a clip, %s: latents need a folder of their own",
-                               out_dir, slash + 1);
+                               e->out_dir, slash + 1);
     }
 done:
     free(out);
@@ -228,46 +157,166 @@ done:
     return status;
 }
 
-static DsvStatus encode_prepare(Encoding *e, const char *out_dir)
+static DsvStatus open_clips(Encoding *e)
 {
-    const DsvConfig *settings = e->settings;
-    DSVI_TRY(dsvi_codec_open(settings, &e->codec));
-    e->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
-    DSVI_TRY(e->codec->latent_shape(e->codec, e->video, &e->latent));
-    e->pixel_count = (size_t)(3 * e->video.frames * e->video.height * e->video.width);
-    e->latent_count = (size_t)(e->latent.channels * e->latent.frames * e->latent.height * e->latent.width);
-    DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, &e->dataset));
+    const char *path = e->settings->data_path;
+    DSVI_TRY(dsvi_dataset_open(path, e->settings, &e->dataset));
     if (e->dataset->latents)
-        return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, expected clips", settings->data_path);
+        return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, expected clips", path);
     DSVI_TRY(dsvi_dataset_deduplicate(e->dataset));
-    DSVI_TRY(check_folder(e, out_dir));
-    DSVI_TRY(stamp_sources(e));
-    DSVI_TRY(list_windows(e));
-    DSVI_TRY(encode_allocate(e));
-    DSVI_TRY(dsvi_latent_cache_create(out_dir, settings, &e->cache));
-    return dsvi_latent_cache_drop_changed(e->cache, e->sources, e->dataset->count, log_changed, e);
+    DSVI_TRY(check_folder(e));
+    for (int64_t i = 0; i < e->dataset->left_out_count; i++)
+        warn_left_out(e, e->dataset->left_out[i].reason);
+    for (int64_t i = 0; i < e->dataset->remark_count; i++)
+        encode_log(e, DSV_LOG_WARNING, e->dataset->remarks[i]);
+    return dsvi_encode_clips_list(e->dataset, e->settings, &e->clips);
 }
 
-DsvStatus dsv_encode(const char *out_dir, const DsvConfig *settings, const DsvEvents *events)
+static void log_change(void *context, const char *path, DsviLatentChange change, int64_t windows)
 {
+    static const char *const WHAT[] = {
+        [DSVI_LATENT_DROPPED] = "%s has changed since it was encoded: its %lld old windows are dropped",
+        [DSVI_LATENT_MOVED] = "%s was encoded under another name: its %lld windows are kept",
+        [DSVI_LATENT_SHARED] = "%s is a copy of another clip, whose %lld windows are used for both",
+    };
+    char line[DSVI_PATH_MAX + 128];
+    snprintf(line, sizeof line, WHAT[change], path, (long long)windows);
+    encode_log(context, DSV_LOG_INFO, line);
+}
+
+/* Finds out what the cache already has of the clips. */
+static DsvStatus update_cache(Encoding *e)
+{
+    return dsvi_latent_cache_update(e->cache, e->clips.sources, e->clips.count, log_change, e);
+}
+
+/* ---- Windows ---- */
+
+/* Returns the number of threads that decode and write. If the VAE computes on the CPU, few threads decode,
+ * because the VAE uses all cores. */
+static int decoding_threads(const Encoding *e)
+{
+    bool computes = strcmp(e->settings->device, "cpu") == 0;
+    if (e->encoder.parallel)
+        return dsvi_threads_count();
+    if (e->settings->data_workers > 0)
+        return (int)e->settings->data_workers;
+    return computes || dsvi_threads_count() == 1 ? 1 : dsvi_threads_count() - 1;
+}
+
+/* Sets the number of decoding threads, and of windows whose pixels are in memory at once: fewer if they would
+ * take more than half of the machine's memory. */
+static void plan_threads(const Encoding *e, DsviEncodeWindowsArgs *args)
+{
+    enum { MORE = 2 }; /* windows that are decoded while the encoder works and all threads wait */
+    size_t window = (size_t)e->encoder.pixels * sizeof(float);
+    int64_t fitting = (int64_t)(dsvi_memory_bytes() / 2 / window);
+    int wanted = decoding_threads(e);
+    char line[LINE_BYTES];
+    args->threads = wanted;
+    args->ahead = e->encoder.parallel ? args->threads : args->threads + MORE;
+    if (dsvi_memory_bytes() == 0 || fitting >= args->ahead)
+        return;
+    args->ahead = fitting > 1 ? fitting : 1;
+    if (args->threads > args->ahead) {
+        args->threads = (int)args->ahead;
+        snprintf(line, sizeof line, "%d threads instead of %d: each holds %.1f GiB of frames", args->threads,
+                 wanted, (double)window / 1073741824.0);
+        encode_log(e, DSV_LOG_INFO, line);
+    }
+}
+
+/* Counts the outcome of a window. A clip with an unreadable window is reported once. */
+static void take_outcome(void *context, int64_t window, DsviWindowOutcome outcome, const char *message)
+{
+    Encoding *e = context;
+    const DsviEncodeClip *clip = &e->clips.at[e->clips.clip_of[window]];
+    if (outcome == DSVI_WINDOW_UNREADABLE && clip->unreadable == 0)
+        warn_left_out(e, message);
+    dsvi_encode_clips_outcome(&e->clips, window, outcome, message);
+}
+
+static DsvStatus encode_windows(Encoding *e)
+{
+    char line[LINE_BYTES];
+    DsviEncodeTimes times;
+    DsviEncodeWindowsArgs args = {
+        .cache = e->cache,
+        .encoder = &e->encoder,
+        .outcome = take_outcome,
+        .context = e,
+        .events = e->events,
+    };
+    DSVI_TRY(dsvi_encode_clips_windows(&e->clips));
+    args.windows = e->clips.windows;
+    args.count = e->clips.window_count;
+    plan_threads(e, &args);
+    DSVI_TRY(dsvi_encode_windows(&args, &times));
+    if (times.encoded > 0 && !e->encoder.parallel) {
+        snprintf(line, sizeof line,
+                 "%lld windows encoded in %.1f s, %.2f s each; the encoder worked %.0f %% of this time",
+                 (long long)times.encoded, times.seconds, times.seconds / (double)times.encoded,
+                 100 * times.busy / times.seconds);
+        encode_log(e, DSV_LOG_INFO, line);
+    }
+    return update_cache(e); /* copies of clips get the windows that were encoded now */
+}
+
+/* ---- The list of clips ---- */
+
+static DsvStatus write_list(const Encoding *e)
+{
+    const DsviCaptionFileCounts *files = &e->dataset->caption_files;
+    char path[DSVI_PATH_MAX], sums[512], line[DSVI_PATH_MAX + LINE_BYTES];
+    DSVI_TRY(dsvi_path_join(path, e->out_dir, LIST_NAME));
+    DSVI_TRY(dsvi_encode_clips_write(&e->clips, path));
+    dsvi_encode_clips_summary(&e->clips, sums, sizeof sums);
+    snprintf(line, sizeof line, "%s; listed in %s", sums, path);
+    encode_log(e, DSV_LOG_INFO, line);
+    if (files->found > 0) {
+        snprintf(line, sizeof line, "%lld caption files: %lld used, %lld unusable, %lld of no clip",
+                 (long long)files->found, (long long)files->used, (long long)files->unusable,
+                 (long long)files->alone);
+        encode_log(e, files->used == files->found ? DSV_LOG_INFO : DSV_LOG_WARNING, line);
+    }
+    return DSV_OK;
+}
+
+static DsvStatus encode_all(Encoding *e)
+{
+    DSVI_TRY(open_models(e));
+    DSVI_TRY(open_clips(e));
+    DSVI_TRY(collect_texts(e));
+    DSVI_TRY(dsvi_latent_cache_create(e->out_dir, e->settings, &e->models.identity, &e->cache));
+    DSVI_TRY(dsvi_encode_clips_hash(&e->clips, e->cache, e->events));
+    DSVI_TRY(update_cache(e));
+    DSVI_TRY(encode_texts(e));
+    if (by_vae(e))
+        DSVI_TRY(dsvi_encode_models_load_vae(&e->models, &e->encoder));
+    DSVI_TRY(encode_windows(e));
+    return write_list(e);
+}
+
+DsvStatus dsv_encode(const char *out_dir, const char *model_path, const DsvConfig *settings,
+                     const DsvEvents *events)
+{
+    static const DsvEvents NONE;
     DSVI_TRY(dsvi_config_check_abi(settings));
-    DsvStatus status;
-    DsvEvents none = {0};
-    Encoding e = {.settings = settings, .events = events ? events : &none};
+    Encoding e = {.out_dir = out_dir,
+                  .model_path = model_path,
+                  .settings = settings,
+                  .events = events ? events : &NONE};
     dsvi_threads_set((int)settings->threads);
-    DSVI_TRY_GOTO(status, encode_prepare(&e, out_dir), done);
-    for (int64_t i = 0; i < e.dataset->left_out_count; i++)
-        warn_left_out(&e, e.dataset->left_out[i]);
-    for (int64_t i = 0; i < e.dataset->remark_count; i++)
-        encode_log(&e, DSV_LOG_WARNING, e.dataset->remarks[i]);
-    DSVI_TRY_GOTO(status, encode_all(&e), done);
-done:
+    DsvStatus status = encode_all(&e);
+    if (status != DSV_OK)
+        dsvi_trail_add(__FILE__, __LINE__);
     dsvi_latent_cache_close(&e.cache);
+    dsvi_texts_free(&e.texts);
+    dsvi_encode_clips_free(&e.clips);
     dsvi_dataset_close(&e.dataset);
     if (e.codec)
         e.codec->close(e.codec);
-    free(e.sources);
-    free(e.windows);
-    free(e.buffers);
+    dsvi_encode_models_close(&e.models);
+    dsvi_backend_close(&e.backend);
     return status;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/inspect_parts.h"
 #include "run/model_path.h"
 #include "run/pipeline_part.h"
 #include "base/safetensors.h"
@@ -23,13 +24,7 @@ enum { TENSORS_LISTED_MAX = 40 };
 /* Numbers of steps over which DsviMetricsSummary (run/metrics_read.h) averages. */
 enum { FIRST_STEPS = 10, LAST_STEPS = 20 };
 
-typedef struct Inspection {
-    void (*line)(void *context, const char *text);
-    void *context;
-} Inspection;
-
-DSVI_PRINTF(2, 3)
-static void inspect_print(const Inspection *to, const char *format, ...)
+void dsvi_inspect_print(const DsviInspection *to, const char *format, ...)
 {
     char text[1024];
     va_list args;
@@ -39,9 +34,8 @@ static void inspect_print(const Inspection *to, const char *format, ...)
     to->line(to->context, text);
 }
 
-/* Adds to *bad how many numbers of the tensor are not finite. Reads the file in pieces, because it is not
- * mapped. */
-static DsvStatus count_not_finite(const DsviSafetensors *file, const DsviStoredTensor *tensor, int64_t *bad)
+/* Reads the file in pieces, because it is not mapped. */
+DsvStatus dsvi_inspect_not_finite(const DsviSafetensors *file, const DsviStoredTensor *tensor, int64_t *bad)
 {
     enum { PIECE = 1 << 16 };
     _Alignas(8) unsigned char piece[PIECE];
@@ -65,7 +59,7 @@ static void inspect_shape_text(const DsviStoredTensor *tensor, char *text, size_
                                  tensor->shape[i]);
 }
 
-static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
+static DsvStatus inspect_safetensors(const DsviInspection *to, const char *path)
 {
     DsvStatus status = DSV_OK;
     DsviSafetensors *file;
@@ -75,133 +69,188 @@ static DsvStatus inspect_safetensors(const Inspection *to, const char *path)
     size_t count = dsvi_safetensors_count(file);
     for (size_t i = 0; i < count; i++)
         elements += dsvi_safetensors_at(file, i)->count;
-    inspect_print(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
+    dsvi_inspect_print(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
     for (size_t i = 0; i < count; i++) {
         const DsviStoredTensor *tensor = dsvi_safetensors_at(file, i);
         int64_t tensor_bad = 0;
-        DSVI_TRY_GOTO(status, count_not_finite(file, tensor, &tensor_bad), done);
+        DSVI_TRY_GOTO(status, dsvi_inspect_not_finite(file, tensor, &tensor_bad), done);
         bad += tensor_bad;
         if (i >= TENSORS_LISTED_MAX && tensor_bad == 0)
             continue;
         inspect_shape_text(tensor, shape, sizeof shape);
-        inspect_print(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
-                      tensor_bad ? "  NOT FINITE" : "");
+        dsvi_inspect_print(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
+                           tensor_bad ? "  NOT FINITE" : "");
     }
     if (count > TENSORS_LISTED_MAX)
-        inspect_print(to, "  and %zu more", count - TENSORS_LISTED_MAX);
+        dsvi_inspect_print(to, "  and %zu more", count - TENSORS_LISTED_MAX);
     if (bad)
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
     else
-        inspect_print(to, "health: all numbers are finite");
+        dsvi_inspect_print(to, "health: all numbers are finite");
 done:
     dsvi_safetensors_close(&file);
     return status;
 }
 
-static DsvStatus inspect_clip(const Inspection *to, const char *path)
+static DsvStatus inspect_clip(const DsviInspection *to, const char *path)
 {
     DsviClipInfo info;
     char remark[1024];
     DSVI_TRY(dsvi_clip_probe(path, &info));
-    inspect_print(to,
-                  "%s: clip, %s in %s, %" PRId64 " x %" PRId64 ", %.2f s at %.3f frames/s (about %" PRId64
-                  " frames)",
-                  path, info.codec, info.container, info.width, info.height, info.seconds, info.fps,
-                  info.frames);
+    dsvi_inspect_print(to,
+                       "%s: clip, %s in %s, %" PRId64 " x %" PRId64
+                       ", %.2f s at %.3f frames/s (about %" PRId64 " frames)",
+                       path, info.codec, info.container, info.width, info.height, info.seconds, info.fps,
+                       info.frames);
     if (dsvi_clip_oddities_text(path, &info, remark, sizeof remark))
-        inspect_print(to, "%s", remark);
+        dsvi_inspect_print(to, "%s", remark);
     return DSV_OK;
 }
 
-/* Reads all weights, to find missing tensors, wrong shapes and numbers that are not finite. */
-static DsvStatus check_weights(const Inspection *to, const char *weights, const DsviParamTable *table)
+/* Finds missing tensors, wrong shapes and numbers that are not finite. */
+static DsvStatus check_weights(const DsviInspection *to, const char *path, const DsviParamTable *table)
 {
-    DsvStatus status;
+    enum { PIECE = 1 << 20 };
+    DsvStatus status = DSV_OK;
     int64_t bad = 0;
-    float *flat = calloc((size_t)table->elements, sizeof *flat);
-    if (!flat)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to read %" PRId64 " parameters", weights,
-                         table->parameters);
-    DSVI_TRY_GOTO(status, dsvi_weights_read(weights, table, flat), done);
-    for (int64_t i = 0; i < table->elements; i++)
-        bad += !isfinite(flat[i]);
+    DsviStoredWeights weights;
+    DSVI_TRY(dsvi_weights_open(path, table, &weights));
+    float *values = malloc(PIECE * sizeof *values);
+    if (!values)
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to read it", path);
+    for (int64_t i = 0; i < table->count && values; i++)
+        for (int64_t first = 0, left; (left = table->params[i].count - first) > 0; first += PIECE) {
+            int64_t count = left < PIECE ? left : PIECE;
+            dsvi_weights_convert(&weights, i, first, count, DSVI_F32, values);
+            for (int64_t e = 0; e < count; e++)
+                bad += !isfinite(values[e]);
+        }
     if (bad)
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " weights are not finite", weights, bad);
-    else
-        inspect_print(to, "health: all %" PRId64 " tensors there, all numbers finite", table->count);
-done:
-    free(flat);
+        status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " weights are not finite", path, bad);
+    else if (values)
+        dsvi_inspect_print(to, "health: all %" PRId64 " tensors there, all numbers finite", table->count);
+    free(values);
+    dsvi_weights_close(&weights);
     return status;
 }
 
-static DsvStatus inspect_model(const Inspection *to, const DsviModelPath *model)
+DsvStatus dsvi_inspect_transformer(const DsviInspection *to, const char *weights, const DsviDitConfig *sizes)
 {
-    DsviDitConfig config;
+    DsviDitConfig config = *sizes;
     DsviParamTable table;
-    DSVI_TRY(dsvi_dit_config_read(model->config, &config));
     DSVI_TRY(dsvi_param_table_make(&config, &table));
-    inspect_print(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", model->weights, table.parameters);
-    inspect_print(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
-                  config.num_layers, config.num_attention_heads, config.attention_head_dim, config.ffn_dim);
-    inspect_print(to,
-                  "  latent channels %" PRId64 " in, %" PRId64 " out, patch %" PRId64 " x %" PRId64
-                  " x %" PRId64 ", text rows of %" PRId64,
-                  config.in_channels, config.out_channels, config.patch[0], config.patch[1], config.patch[2],
-                  config.text_dim);
-    DsvStatus status = check_weights(to, model->weights, &table);
+    dsvi_inspect_print(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", weights, table.parameters);
+    dsvi_inspect_print(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
+                       config.num_layers, config.num_attention_heads, config.attention_head_dim,
+                       config.ffn_dim);
+    dsvi_inspect_print(to,
+                       "  latent channels %" PRId64 " in, %" PRId64 " out, patch %" PRId64 " x %" PRId64
+                       " x %" PRId64 ", text rows of %" PRId64,
+                       config.in_channels, config.out_channels, config.patch[0], config.patch[1],
+                       config.patch[2], config.text_dim);
+    DsvStatus status = check_weights(to, weights, &table);
     dsvi_param_table_free(&table);
     return status;
 }
 
-static DsvStatus inspect_checkpoint(const Inspection *to, const DsviModelPath *model)
+static DsvStatus inspect_model(const DsviInspection *to, const DsviModelPath *model)
+{
+    DsviDitConfig config;
+    DSVI_TRY(dsvi_model_config(model, &config));
+    return dsvi_inspect_transformer(to, model->weights, &config);
+}
+
+static DsvStatus inspect_checkpoint(const DsviInspection *to, const DsviModelPath *model)
 {
     DsviCheckpointState state;
     DSVI_TRY(dsvi_checkpoint_state(model->checkpoint, &state));
-    inspect_print(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
-                  model->checkpoint, state.step, state.sample, state.seed);
+    dsvi_inspect_print(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
+                       model->checkpoint, state.step, state.sample, state.seed);
     DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
-    inspect_print(to, "health: every file is as the manifest says");
+    dsvi_inspect_print(to, "health: every file is as the manifest says");
     return inspect_model(to, model);
 }
 
-static DsvStatus inspect_run(const Inspection *to, const char *path, const char *metrics)
+static DsvStatus inspect_run(const DsviInspection *to, const char *path, const char *metrics)
 {
     DsviMetricsSummary summary;
     DsviModelPath model;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
     if (summary.last_step <= FIRST_STEPS)
-        inspect_print(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
-                      summary.last_step == 1 ? "" : "s", summary.last_loss);
+        dsvi_inspect_print(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
+                           summary.last_step == 1 ? "" : "s", summary.last_loss);
     else
-        inspect_print(to,
-                      "%s: run, %" PRId64 " steps; loss %.4f over the first %d, %.4f over the last %" PRId64,
-                      path, summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
-                      summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
+        dsvi_inspect_print(to,
+                           "%s: run, %" PRId64
+                           " steps; loss %.4f over the first %d, %.4f over the last %" PRId64,
+                           path, summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
+                           summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }
 
-static DsvStatus inspect_cache(const Inspection *to, const char *path)
+/* Says which models made the cache. */
+static void inspect_cache_models(const DsviInspection *to, const DsviLatentModel *model)
+{
+    const DsviTextStore *text = &model->text;
+    if (model->vae.hex[0])
+        dsvi_inspect_print(to, "  latents of the VAE %s, computed in %s", model->vae.hex,
+                           dsvi_dtype_name(model->vae_type));
+    if (text->folder[0])
+        dsvi_inspect_print(to, "  text states of the text encoder %s, rows of %" PRId64 " in %s",
+                           text->encoder.hex, text->dim, dsvi_dtype_name(text->dtype));
+}
+
+/* Fails if the text states of the empty prompt or of a caption are missing or damaged. */
+static DsvStatus inspect_cache_texts(const DsviLatentCache *cache)
+{
+    const DsviTextStore *text = &dsvi_latent_cache_model(cache)->text;
+    const DsviHashKey *checked = &text->empty;
+    if (!text->folder[0])
+        return DSV_OK;
+    if (!dsvi_text_states_has(text, checked))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: the text states of the empty prompt are missing or damaged",
+                         text->folder);
+    for (int64_t i = 0; i < dsvi_latent_cache_count(cache); i++) {
+        const DsviCaptions *captions = dsvi_latent_cache_captions(cache, i);
+        for (int64_t k = 0; k < captions->count; k++) {
+            const DsviHashKey *key = &captions->at[k].states;
+            if (dsvi_hash_key_same(key, checked)) /* windows of one clip follow one another */
+                continue;
+            if (!dsvi_text_states_has(text, key))
+                return DSVI_FAIL(DSV_E_FORMAT,
+                                 "%s: the text states of a caption of %s are missing or damaged",
+                                 text->folder, dsvi_latent_cache_source(cache, i));
+            checked = key;
+        }
+    }
+    return DSV_OK;
+}
+
+static DsvStatus inspect_cache(const DsviInspection *to, const char *path)
 {
     DsvStatus status = DSV_OK;
     DsviLatentCache *cache;
     DSVI_TRY(dsvi_latent_cache_open(path, NULL, &cache));
     int64_t count = dsvi_latent_cache_count(cache);
-    inspect_print(to, "%s: latent cache, %" PRId64 " window%s", path, count, count == 1 ? "" : "s");
+    dsvi_inspect_print(to, "%s: latent cache, %" PRId64 " window%s", path, count, count == 1 ? "" : "s");
     for (int64_t i = 0; i < count && i < 3; i++)
-        inspect_print(to, "  %s", dsvi_latent_cache_file(cache, i));
+        dsvi_inspect_print(to, "  %s", dsvi_latent_cache_file(cache, i));
     if (count > 3)
-        inspect_print(to, "  and %" PRId64 " more", count - 3);
+        dsvi_inspect_print(to, "  and %" PRId64 " more", count - 3);
+    inspect_cache_models(to, dsvi_latent_cache_model(cache));
     for (int64_t i = 0; i < count && status == DSV_OK; i++)
         status = dsvi_latent_cache_check(cache, i);
     if (status == DSV_OK)
-        inspect_print(to, "health: every window is as the index says");
+        status = inspect_cache_texts(cache);
+    if (status == DSV_OK)
+        dsvi_inspect_print(to, "health: every window is as the index says");
     dsvi_latent_cache_close(&cache);
     return status;
 }
 
 /* Describes a folder of clips or a file that lists clips. */
-static DsvStatus inspect_clips(const Inspection *to, const char *path)
+static DsvStatus inspect_clips(const DsviInspection *to, const char *path)
 {
     DsviDataset *dataset;
     DsvConfig settings;
@@ -211,37 +260,39 @@ static DsvStatus inspect_clips(const Inspection *to, const char *path)
     DSVI_TRY(dsvi_dataset_open(path, &settings, &dataset));
     for (int64_t i = 0; i < dataset->count; i++) {
         seconds += dataset->items[i].info.seconds;
-        captions += dataset->items[i].text != NULL;
+        captions += dataset->items[i].captions.count > 0;
     }
-    inspect_print(to,
-                  "%s: %" PRId64 " clip%s, %.1f s in all, %" PRId64
-                  " with a caption: data for dsv train, encode",
-                  path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
+    dsvi_inspect_print(to,
+                       "%s: %" PRId64 " clip%s, %.1f s in all, %" PRId64
+                       " with a caption: data for dsv train, encode",
+                       path, dataset->count, dataset->count == 1 ? "" : "s", seconds, captions);
     for (int64_t i = 0; i < dataset->left_out_count; i++)
-        inspect_print(to, "  left out: %s", dataset->left_out[i]);
+        dsvi_inspect_print(to, "  left out: %s", dataset->left_out[i].reason);
     for (int64_t i = 0; i < dataset->remark_count; i++)
-        inspect_print(to, "  %s", dataset->remarks[i]);
+        dsvi_inspect_print(to, "  %s", dataset->remarks[i]);
     dsvi_dataset_close(&dataset);
     return DSV_OK;
 }
 
-static DsvStatus inspect_folder(const Inspection *to, const char *path)
+static DsvStatus inspect_folder(const DsviInspection *to, const char *path)
 {
     char metrics[DSVI_PATH_MAX];
     const char *part;
     DsviModelPath model;
+    DsviWanFolder folder;
+    bool published;
     if (dsvi_latent_cache_is(path))
         return inspect_cache(to, path);
     DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
     if (dsvi_path_exists(metrics))
         return inspect_run(to, path, metrics);
     if ((part = dsvi_pipeline_part(path))) {
-        inspect_print(to, "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
-        return DSV_OK;
+        dsvi_inspect_print(to, "%s: %s of a published pipeline", path, part);
+        return dsvi_inspect_wan_part(to, path);
     }
-    if (dsvi_pipeline_is(path))
-        inspect_print(to, "%s: a published pipeline, of which this version of dsv uses transformer/ alone",
-                      path);
+    DSVI_TRY(dsvi_wan_folder_find(path, NULL, &folder, &published));
+    if (published)
+        return dsvi_inspect_wan(to, &folder);
     DsvStatus status = dsvi_model_find(path, &model);
     if (status == DSV_E_NOT_FOUND && inspect_clips(to, path) == DSV_OK)
         return DSV_OK;
@@ -256,7 +307,7 @@ static DsvStatus inspect_folder(const Inspection *to, const char *path)
 
 DsvStatus dsv_inspect(const char *path, void (*line)(void *context, const char *text), void *context)
 {
-    Inspection to = {line, context};
+    DsviInspection to = {line, context};
     const char *dot = strrchr(path, '.');
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);

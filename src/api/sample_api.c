@@ -1,4 +1,5 @@
-/* dsv_sample and dsv_config_of_run (include/dsv/sample.h): samples a clip with stored weights. */
+/* The functions of include/dsv/sample.h. Clips of published models are sampled by src/pipeline; this file
+ * samples those of trained models. */
 #include "dsv/sample.h"
 
 #include <stdio.h>
@@ -10,7 +11,15 @@
 #include "device/carve.h"
 #include "run/model_path.h"
 #include "run/notices.h"
+#include "run/prompt_file.h"
+#include "run/pipeline_part.h"
 #include "base/safetensors.h"
+#include "model/dit/dit_frozen.h"
+#include "model/umt5/umt5.h"
+#include "model/vae/vae.h"
+#include "pipeline/wan_sample.h"
+#include "pipeline/wan_settings.h"
+#include "sample/clip_writer.h"
 #include "sample/generator.h"
 
 typedef struct Sampling {
@@ -22,14 +31,21 @@ typedef struct Sampling {
     DsviCodec *codec;
     DsviGenerator *generator;
     void *memory;
-    DsviDitWeights weights;
-    float *host_flat; /* (table.elements) */
-    float *text;      /* (text_len, text_dim), or NULL */
+    DsviDitFrozen *weights;
+    const DsviLoraSet *loras;
+    float *text; /* (text_len, text_dim), or NULL */
 } Sampling;
 
 DsvStatus dsv_config_of_run(const char *path, DsvConfig *config, bool *found)
 {
     DsviModelPath model;
+    DsviWanFolder folder;
+    *found = false;
+    if (dsvi_pipeline_part(path) || dsvi_umt5_is(path) || dsvi_vae_is(path)) /* of a pipeline, not of a run */
+        return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_find(path, config, &folder, found));
+    if (*found)
+        return dsvi_wan_settings(&folder, config);
     DSVI_TRY(dsvi_model_find(path, &model));
     *found = model.settings[0] != 0;
     return *found ? dsv_config_load(config, model.settings) : DSV_OK;
@@ -58,35 +74,18 @@ done:
 static void sample_carve(void *context, DsviArena *arena)
 {
     Sampling *s = context;
-    size_t flat = (size_t)s->table.elements;
-    DsviDtype act = dsvi_dit_act(s->settings);
-    s->weights.master = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, flat * sizeof(float));
-    s->weights.compute = act == DSVI_F32
-                             ? s->weights.master
-                             : dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, flat * dsvi_dtype_size(act));
+    dsvi_dit_frozen_carve(s->weights, arena);
     dsvi_generator_carve(s->generator, arena);
     dsvi_generator_carve_run(s->generator, arena);
 }
 
-static DsvStatus sample_allocate(Sampling *s)
-{
-    DSVI_TRY(dsvi_device_alloc_layout(s->backend.device, sample_carve, s, &s->memory));
-    s->host_flat = calloc((size_t)s->table.elements, sizeof(float));
-    if (!s->host_flat)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to read its weights", s->model.weights);
-    return DSV_OK;
-}
-
 static DsvStatus sample_load(Sampling *s)
 {
-    DsviDevice *device = s->backend.device;
     DsviSparse *sparse = dsvi_generator_sparse(s->generator);
-    DSVI_TRY(dsvi_weights_read(s->model.weights, &s->table, s->host_flat));
-    DSVI_TRY(device->upload(device->stream, s->weights.master, s->host_flat,
-                            (size_t)s->table.elements * sizeof(float)));
-    DSVI_TRY(device->sync(device->stream));
-    DSVI_TRY(dsvi_generator_setup(s->generator, &s->weights));
-    DSVI_TRY(dsvi_generator_refresh(s->generator));
+    DSVI_TRY(dsvi_device_alloc_layout(s->backend.device, sample_carve, s, &s->memory));
+    DSVI_TRY(dsvi_dit_frozen_load(s->weights, s->backend.device, s->model.weights, s->loras));
+    DsviDitWeights weights = dsvi_dit_frozen_weights(s->weights);
+    DSVI_TRY(dsvi_generator_setup(s->generator, &weights));
     return sparse && s->model.sparse[0] ? dsvi_sparse_load(sparse, s->model.sparse) : DSV_OK;
 }
 
@@ -118,6 +117,20 @@ static void warn_about_text(const Sampling *s, const char *text_path, const DsvE
     events->log(events->context, DSV_LOG_WARNING, line);
 }
 
+static DsvStatus write_sample(const Sampling *s, const char *path)
+{
+    const DsvConfig *settings = s->settings;
+    int64_t count;
+    DsviVideoFrames frames = {
+        .pixels = dsvi_generator_pixels(s->generator, &count),
+        .frames = settings->num_frames,
+        .height = settings->height,
+        .width = settings->width,
+        .fps = settings->fps,
+    };
+    return dsvi_clip_write(path, &frames);
+}
+
 static DsvStatus sample_run(Sampling *s, const char *model_path, const char *text_path,
                             const char *video_path, const DsvEvents *events)
 {
@@ -127,36 +140,142 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
     DSVI_TRY(check_latent(s, model_path));
     warn_about_text(s, text_path, events);
     DSVI_TRY(dsvi_param_table_make(&s->config, &s->table));
-    DSVI_TRY(dsvi_generator_create(&s->backend, s->settings, s->codec, &s->config, &s->table, NULL,
+    DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = &s->backend,
+                                                        .settings = s->settings,
+                                                        .codec = s->codec,
+                                                        .config = &s->config,
+                                                        .table = &s->table},
                                    &s->generator));
-    DSVI_TRY(sample_allocate(s));
+    DSVI_TRY(dsvi_dit_frozen_create(&s->table, dsvi_dit_act(s->settings), &s->weights));
     DSVI_TRY(sample_load(s));
     DSVI_TRY(dsvi_generator_run(s->generator, (uint64_t)s->settings->seed, s->text, events));
-    return dsvi_generator_write(s->generator, video_path);
+    return write_sample(s, video_path);
 }
 
-DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *video_path,
-                     const DsvConfig *settings, const DsvEvents *events)
+static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *loras,
+                                const DsvConfig *settings, const DsvEvents *events)
 {
-    DSVI_TRY(dsvi_config_check_abi(settings));
     DsvStatus status;
-    Sampling s = {.settings = settings};
-    DsvEvents none = {0};
-    DSVI_TRY_GOTO(status, dsvi_file_check_writable(video_path), done);
-    DSVI_TRY_GOTO(status, dsvi_model_find(model_path, &s.model), done);
+    Sampling s = {.settings = settings, .loras = loras};
+    if (args->prompt_count > 0 || args->prompts_path || args->negative_prompt || args->noise_path ||
+        args->latents_path)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "%s: prompts, noise and latents need a published Wan model: name the folder with all its "
+            "parts, or name the others with model.vae, model.text_encoder and model.tokenizer",
+            args->model_path);
+    DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
+    DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);
     DSVI_TRY_GOTO(status, dsvi_model_verify(&s.model), done);
-    DSVI_TRY_GOTO(status, dsvi_dit_config_read(s.model.config, &s.config), done);
+    DSVI_TRY_GOTO(status, dsvi_model_config(&s.model, &s.config), done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &s.backend), done);
-    DSVI_TRY_GOTO(status, sample_run(&s, model_path, text_path, video_path, events ? events : &none), done);
+    DSVI_TRY_GOTO(status, sample_run(&s, args->model_path, args->text_path, args->output_path, events), done);
 done:
     dsvi_generator_free(&s.generator);
+    dsvi_dit_frozen_free(&s.weights);
     dsvi_param_table_free(&s.table);
     if (s.codec)
         s.codec->close(s.codec);
     if (s.memory)
         s.backend.device->mem_free(s.backend.device, s.memory);
-    free(s.host_flat);
     free(s.text);
     dsvi_backend_close(&s.backend);
     return status;
+}
+
+/* A published model, and LoRAs that are added to its transformer. */
+typedef struct Published {
+    DsviWanFolder folder;
+    DsviLoraSet loras;
+} Published;
+
+/* Samples a published model with the prompts of the array. */
+static DsvStatus sample_prompts(const DsvSampleArgs *args, const char *const *prompts, int64_t count,
+                                const Published *model, const DsvConfig *settings, const DsvEvents *events)
+{
+    DsviBackend backend = {0};
+    DSVI_TRY(dsvi_backend_open(settings, &backend));
+    DsvStatus status = dsvi_wan_sample(&(DsviWanSampleArgs){
+        .backend = &backend,
+        .settings = settings,
+        .folder = &model->folder,
+        .loras = &model->loras,
+        .prompts = prompts,
+        .prompt_count = count,
+        .negative = args->negative_prompt,
+        .text_path = args->text_path,
+        .noise_path = args->noise_path,
+        .latents_path = args->latents_path,
+        .output_path = args->output_path,
+        .events = events,
+    });
+    dsvi_backend_close(&backend);
+    return status;
+}
+
+static DsvStatus sample_published(const DsvSampleArgs *args, const Published *model,
+                                  const DsvConfig *settings, const DsvEvents *events)
+{
+    DsvStatus status;
+    DsviPromptFile file = {0};
+    int sources = (args->prompt_count > 0) + (args->prompts_path != NULL) + (args->text_path != NULL);
+    if (sources == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: a published model needs a prompt, a file of prompts or a file of text states",
+                         args->model_path);
+    if (sources > 1)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: a prompt, a file of prompts and a file of text states exclude one another",
+                         args->model_path);
+    if (!args->prompts_path)
+        return sample_prompts(args, args->prompts, (int64_t)args->prompt_count, model, settings, events);
+    DSVI_TRY_GOTO(status, dsvi_prompt_file_read(args->prompts_path, &file), done);
+    DSVI_TRY_GOTO(status,
+                  sample_prompts(args, (const char *const *)file.lines, file.count, model, settings, events),
+                  done);
+done:
+    dsvi_prompt_file_free(&file);
+    return status;
+}
+
+void dsv_sample_args_defaults_sized(DsvSampleArgs *args, size_t bytes)
+{
+    memset(args, 0, bytes);
+    args->bytes = bytes;
+}
+
+DsvStatus dsv_sample_clips(const DsvSampleArgs *args, const DsvConfig *settings, const DsvEvents *events)
+{
+    const DsvEvents none = {0};
+    DsvStatus status;
+    Published model = {.loras.count = 0};
+    bool published;
+    DSVI_TRY(dsvi_config_check_abi(settings));
+    if (args->bytes != sizeof *args)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "DsvSampleArgs has %zu bytes, this library expects %zu: set it up with "
+            "dsv_sample_args_defaults, and compile the program and the library with the same headers",
+            args->bytes, sizeof *args);
+    DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
+    events = events ? events : &none;
+    DSVI_TRY_GOTO(status,
+                  dsvi_lora_set_open(args->lora_paths, args->lora_scales, args->lora_count, &model.loras),
+                  done);
+    status = published ? sample_published(args, &model, settings, events)
+                       : sample_trained(args, &model.loras, settings, events);
+done:
+    dsvi_lora_set_close(&model.loras);
+    return status;
+}
+
+DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *video_path,
+                     const DsvConfig *settings, const DsvEvents *events)
+{
+    DsvSampleArgs args;
+    dsv_sample_args_defaults(&args);
+    args.model_path = model_path;
+    args.text_path = text_path;
+    args.output_path = video_path;
+    return dsv_sample_clips(&args, settings, events);
 }

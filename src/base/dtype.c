@@ -9,7 +9,7 @@ size_t dsvi_dtype_size(DsviDtype dtype)
 {
     static const unsigned char size[DSVI_DTYPE_COUNT] = {
         [DSVI_F32] = 4, [DSVI_BF16] = 2, [DSVI_F16] = 2, [DSVI_F64] = 8,
-        [DSVI_I32] = 4, [DSVI_I64] = 8,  [DSVI_U8] = 1,
+        [DSVI_I32] = 4, [DSVI_I64] = 8,  [DSVI_U8] = 1,  [DSVI_F8_E4M3] = 1,
     };
     return size[dtype];
 }
@@ -18,7 +18,7 @@ const char *dsvi_dtype_name(DsviDtype dtype)
 {
     static const char *const name[DSVI_DTYPE_COUNT] = {
         [DSVI_F32] = "F32", [DSVI_BF16] = "BF16", [DSVI_F16] = "F16", [DSVI_F64] = "F64",
-        [DSVI_I32] = "I32", [DSVI_I64] = "I64",   [DSVI_U8] = "U8",
+        [DSVI_I32] = "I32", [DSVI_I64] = "I64",   [DSVI_U8] = "U8",   [DSVI_F8_E4M3] = "F8_E4M3",
     };
     return name[dtype];
 }
@@ -63,6 +63,20 @@ static uint16_t f32_to_f16(float f)
     return (uint16_t)(sign | ((bits - 0x38000000u) >> 13));
 }
 
+/* The exponent 15 belongs to numbers too; only its largest fraction is NaN. */
+static float f8_to_f32(uint8_t byte)
+{
+    int exponent = byte >> 3 & 15, fraction = byte & 7;
+    float magnitude;
+    if (exponent == 15 && fraction == 7)
+        magnitude = NAN;
+    else if (exponent == 0)
+        magnitude = ldexpf((float)fraction, -9);
+    else
+        magnitude = ldexpf((float)(8 + fraction), exponent - 10);
+    return byte & 0x80 ? -magnitude : magnitude;
+}
+
 /* Rounds to odd: rounds towards zero, then sets the last bit if the result is not exact. Rounding this result
  * to nearest even in a narrower format gives the same as rounding the double directly; rounding to nearest
  * twice does not. S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms
@@ -87,6 +101,7 @@ double dsvi_load(DsviDtype dtype, const void *array, int64_t i)
     case DSVI_BF16: return dsvi_bf16_to_f32(((const uint16_t *)array)[i]);
     case DSVI_F16: return f16_to_f32(((const uint16_t *)array)[i]);
     case DSVI_F64: return ((const double *)array)[i];
+    case DSVI_F8_E4M3: return f8_to_f32(((const uint8_t *)array)[i]);
     default: break;
     }
     DSVI_ASSERT(!"dsvi_load of a dtype that is not floating");
@@ -102,7 +117,7 @@ void dsvi_store(DsviDtype dtype, void *array, int64_t i, double value)
     case DSVI_F64: ((double *)array)[i] = value; return;
     default: break;
     }
-    DSVI_ASSERT(!"dsvi_store to a dtype that is not floating");
+    DSVI_ASSERT(!"dsvi_store to a dtype that it does not write");
 }
 
 void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const void *src, int64_t n)
@@ -110,6 +125,10 @@ void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const voi
     if (dst_dtype == src_dtype) {
         if (n > 0) /* an empty array may be NULL */
             memmove(dst, src, (size_t)n * dsvi_dtype_size(dst_dtype));
+        return;
+    }
+    if (src_dtype == DSVI_F8_E4M3) {
+        dsvi_convert_f8(dst_dtype, dst, src, 1, n);
         return;
     }
     if (dst_dtype == DSVI_F32 && src_dtype == DSVI_BF16) {
@@ -124,4 +143,27 @@ void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const voi
     }
     for (int64_t i = 0; i < n; i++)
         dsvi_store(dst_dtype, dst, i, dsvi_load(src_dtype, src, i));
+}
+
+void dsvi_convert_f8(DsviDtype dst_dtype, void *dst, const void *src, double scale, int64_t n)
+{
+    enum { VALUES = 256, BYTES_MAX = 8 }; /* each value is converted once, into a table */
+    _Alignas(BYTES_MAX) unsigned char table[VALUES * BYTES_MAX];
+    const unsigned char *from = src;
+    for (int i = 0; i < VALUES; i++)
+        dsvi_store(dst_dtype, table, i, scale * f8_to_f32((uint8_t)i));
+    switch (dsvi_dtype_size(dst_dtype)) {
+    case 2:
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)dst)[i] = ((const uint16_t *)table)[from[i]];
+        return;
+    case 4:
+        for (int64_t i = 0; i < n; i++)
+            ((uint32_t *)dst)[i] = ((const uint32_t *)table)[from[i]];
+        return;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            ((uint64_t *)dst)[i] = ((const uint64_t *)table)[from[i]];
+        return;
+    }
 }

@@ -20,24 +20,29 @@ typedef enum DsviDtype {
     DSVI_I32,
     DSVI_I64,
     DSVI_U8,
+    DSVI_F8_E4M3, /* 4 bits of exponent, 3 of fraction, no infinity; dsvi_store does not write it */
     DSVI_DTYPE_COUNT
 } DsviDtype;
 
 size_t dsvi_dtype_size(DsviDtype dtype);      /* bytes of one element */
 const char *dsvi_dtype_name(DsviDtype dtype); /* "F32", "BF16", ... */
+/* Returns whether dsvi_load can read elements of this dtype: F32, BF16, F16, F64 or F8_E4M3. */
 static inline bool dsvi_dtype_is_floating(DsviDtype dtype)
 {
-    return dtype == DSVI_F32 || dtype == DSVI_BF16 || dtype == DSVI_F16 || dtype == DSVI_F64;
+    return dtype == DSVI_F32 || dtype == DSVI_BF16 || dtype == DSVI_F16 || dtype == DSVI_F64 ||
+           dtype == DSVI_F8_E4M3;
 }
 
-/* Returns element `i` of an array of a floating dtype (F32, BF16, F16, F64), widened to double. */
+/* Returns element `i` of an array of a floating dtype, widened to double. */
 double dsvi_load(DsviDtype dtype, const void *array, int64_t i);
-/* Stores `value` as element `i` of an array of a floating dtype, rounded to nearest even. */
+/* Stores `value` as element `i` of an array of F32, BF16, F16 or F64, rounded to nearest even. */
 void dsvi_store(DsviDtype dtype, void *array, int64_t i, double value);
 
-/* dst[i] = src[i] for 0 <= i < n. Both dtypes are floating, or they are equal. The arrays may overlap only if
- * the dtypes are equal. */
+/* dst[i] = src[i] for 0 <= i < n. The dtypes are equal, or both are floating and dst_dtype is not F8_E4M3.
+ * The arrays may overlap only if the dtypes are equal. */
 void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const void *src, int64_t n);
+/* dst[i] = scale * src[i] for 0 <= i < n, rounded once. src is F8_E4M3; dst_dtype as for dsvi_store. */
+void dsvi_convert_f8(DsviDtype dst_dtype, void *dst, const void *src, double scale, int64_t n);
 
 static inline float dsvi_bf16_to_f32(uint16_t h)
 {

@@ -315,6 +315,16 @@ DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path)
     return place_temporary(temporary, path, finish_file(file, temporary, status));
 }
 
+DsvStatus dsvi_file_copy(const char *from, const char *to)
+{
+    int file = open(from, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return io_failure(from, "open it");
+    DsvStatus status = dsvi_file_copy_from(file, 0, to);
+    close(file);
+    return status;
+}
+
 DsvStatus dsvi_file_sync(const char *path)
 {
     int file = open(path, O_RDONLY | O_CLOEXEC);

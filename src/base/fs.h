@@ -49,6 +49,8 @@ DsvStatus dsvi_file_write_parts(const char *path, const DsviFilePart *parts, siz
 DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes);
 /* As dsvi_file_replace, with the bytes from `offset` to the end of the open file `source`. */
 DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path);
+/* As dsvi_file_replace, with the bytes of the file `from`. */
+DsvStatus dsvi_file_copy(const char *from, const char *to);
 /* Returns when all bytes that were written to the file, through any descriptor, are on the disk. */
 DsvStatus dsvi_file_sync(const char *path);
 /* Checks that dsvi_file_replace could write `path`, by creating path.tmp and removing it again. Callers use

@@ -20,11 +20,12 @@ typedef struct Hint {
 #define CALLED(key) "dsv calls it " key
 #define STEPS "dsv counts steps, not epochs: max_train_steps"
 #define SIZE "dsv calls it height and width"
-#define NO_LORA "LoRA is not in this version: dsv trains all weights"
-#define NO_TEXT "this version has no text encoder: dsv sample takes text as --text FILE, a safetensors " \
-                "file with encoder_hidden_states"
+#define NO_LORA_START "training does not start from a LoRA file; dsv lora merge adds one to a model"
+#define NO_TEXT                                                                                \
+    "dsv trains without text in this version; dsv sample takes prompts for published models as " \
+    "--prompt TEXT"
 #define NO_CAPTIONS "captions are not trained on in this version"
-#define NO_VAE "the Wan VAE is not in this version: codec.name names the codec"
+#define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define NO_BUCKETS "this version trains on one clip size: num_frames, height and width"
 #define NO_FP8 "fp8 is not in this version: mixed_precision is no or bf16"
 #define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing and " \
@@ -126,8 +127,9 @@ static const Hint HINTS[] = {
     {"transformer_path", CALLED("model.path")},
     {"vae", NO_VAE},
     {"vae_path", NO_VAE},
-    {"t5", NO_TEXT},
-    {"text_encoder", NO_TEXT},
+    {"t5", CALLED("model.text_encoder")},
+    {"text_encoder", CALLED("model.text_encoder")},
+    {"tokenizer", CALLED("model.tokenizer")},
     {"llm_path", NO_TEXT},
     {"prompt", NO_TEXT},
     {"negative_prompt", NO_TEXT},
@@ -141,19 +143,16 @@ static const Hint HINTS[] = {
     {"image", NO_IMAGE},
     {"clip", NO_IMAGE},
     {"image_encoder", NO_IMAGE},
-    {"rank", NO_LORA},
-    {"lora", NO_LORA},
-    {"lora_rank", NO_LORA},
-    {"lora_alpha", NO_LORA},
-    {"lora_base_model", NO_LORA},
-    {"lora_target_modules", NO_LORA},
-    {"network_dim", NO_LORA},
-    {"network_alpha", NO_LORA},
-    {"network_module", NO_LORA},
-    {"network_weights", NO_LORA},
-    {"adapter", NO_LORA},
-    {"training_type", NO_LORA},
-    {"trainable_models", NO_LORA},
+    {"rank", CALLED("lora_rank")},
+    {"lora", CALLED("lora_rank")},
+    {"lora_base_model", CALLED("model.path")},
+    {"network_dim", CALLED("lora_rank")},
+    {"network_alpha", CALLED("lora_alpha")},
+    {"network_module", CALLED("lora_target_modules")},
+    {"network_weights", NO_LORA_START},
+    {"adapter", CALLED("lora_rank")},
+    {"training_type", CALLED("lora_rank")},
+    {"trainable_models", CALLED("lora_target_modules")},
     {"precision", CALLED("mixed_precision")},
     {"dtype", CALLED("mixed_precision")},
     {"bf16", CALLED("mixed_precision")},

@@ -64,9 +64,12 @@ const char *dsvi_safetensors_metadata(const DsviSafetensors *file, const char *k
 /* Writes `count` tensors in the given order. The header's metadata are {"format": "pt"} and the pairs (key,
  * value) of `metadata`, which may be NULL. Names must be unique, without control characters, and at most 1024
  * bytes long. The data begin at a multiple of 8 bytes and have no gaps; to keep all aligned, put wider dtypes
- * first. The file is synced, but written in place: for an atomic replacement see base/fs.h. */
+ * first. The file is synced, but written in place. */
 DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count);
+/* As dsvi_safetensors_write, under a temporary name that is renamed to `path` once all is written. */
+DsvStatus dsvi_safetensors_replace(const char *path, const DsviStoredTensor *tensors, size_t count,
+                                   const char *const (*metadata)[2], size_t metadata_count);
 
 #ifdef __cplusplus
 }

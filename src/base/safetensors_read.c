@@ -184,8 +184,8 @@ static DsvStatus parse_dtype(const DsviSafetensors *f, const cJSON *dtype, DsviS
             return DSV_OK;
         }
     return DSVI_FAIL(DSV_E_FORMAT,
-                     "%s: tensor %s has dtype %.32s, expected F32, BF16, F16, F64, I32, I64 or U8", f->path,
-                     t->name, dtype->valuestring);
+                     "%s: tensor %s has dtype %.32s, expected F32, BF16, F16, F64, F8_E4M3, I32, I64 or U8",
+                     f->path, t->name, dtype->valuestring);
 }
 
 static DsvStatus parse_shape(const DsviSafetensors *f, const cJSON *shape, DsviStoredTensor *t)

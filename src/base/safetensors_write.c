@@ -2,8 +2,10 @@
 #include "base/safetensors.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -85,5 +87,21 @@ DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tenso
 done:
     free(parts);
     free(header);
+    return status;
+}
+
+DsvStatus dsvi_safetensors_replace(const char *path, const DsviStoredTensor *tensors, size_t count,
+                                   const char *const (*metadata)[2], size_t metadata_count)
+{
+    char temporary[DSVI_PATH_MAX];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
+        return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 1);
+    DsvStatus status = dsvi_safetensors_write(temporary, tensors, count, metadata, metadata_count);
+    if (status == DSV_OK)
+        status = dsvi_path_rename(temporary, path);
+    if (status != DSV_OK) {
+        dsvi_trail_add(__FILE__, __LINE__);
+        unlink(temporary);
+    }
     return status;
 }

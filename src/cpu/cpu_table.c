@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/threads.h"
+#include "cpu/conv_onednn.h"
 #include "cpu/cpu.h"
 #include "cpu/device_cpu.h"
 #include "cpu/gemm_onednn.h"
@@ -57,8 +58,10 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsviBackend *backend)
     DSVI_TRY(dsvi_device_cpu_create(isa, &backend->device));
     dsvi_ops_fill_ref(&backend->ops);
     fill_levels(isa, &backend->ops);
-    if (isa >= DSVI_ISA_BASE)
+    if (isa >= DSVI_ISA_BASE) {
         dsvi_gemm_onednn_fill(backend->device->stream->gemm, &backend->ops);
+        dsvi_conv_onednn_fill(&backend->ops);
+    }
     return DSV_OK;
 }
 

@@ -8,7 +8,9 @@
 
 #include "base/host.h"
 #include "base/threads.h"
+#include "cpu/conv_onednn.h"
 #include "cpu/gemm_onednn.h"
+#include "cpu/onednn_engine.h"
 
 enum { ALIGNMENT = 64, NAME_BYTES = 128 };
 
@@ -109,6 +111,7 @@ static DsvStatus cpu_between(DsviStream *stream, int64_t first, int64_t last, do
 static void cpu_close(DsviDevice *device)
 {
     dsvi_gemm_onednn_free(&device->stream->gemm);
+    dsvi_conv_onednn_free(&device->stream->conv);
     free(device->stream->marks);
     free(device);
 }
@@ -151,8 +154,12 @@ DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out)
         .between = cpu_between,
         .close = cpu_close,
     };
-    if (isa > DSVI_ISA_REF)
-        DSVI_TRY_GOTO(status, dsvi_gemm_onednn_create(isa, &cpu->stream.gemm), fail);
+    if (isa < dsvi_isa_best())
+        dsvi_onednn_limit(isa);
+    if (isa > DSVI_ISA_REF) {
+        DSVI_TRY_GOTO(status, dsvi_gemm_onednn_create(&cpu->stream.gemm), fail);
+        DSVI_TRY_GOTO(status, dsvi_conv_onednn_create(isa, &cpu->stream.conv), fail);
+    }
     *out = &cpu->device;
     return DSV_OK;
 fail:

@@ -69,24 +69,14 @@ typedef struct Slab {
 
 /* ---- set-up ---- */
 
-DsvStatus dsvi_gemm_onednn_create(DsviIsa isa, DsviGemmOnednn **out)
+DsvStatus dsvi_gemm_onednn_create(DsviGemmOnednn **out)
 {
-    static const int limit[] = {
-        [DSVI_ISA_REF] = dnnl_cpu_isa_sse41,
-        [DSVI_ISA_BASE] = dnnl_cpu_isa_sse41,
-        [DSVI_ISA_AVX2] = dnnl_cpu_isa_avx2,
-        [DSVI_ISA_AVX512] = dnnl_cpu_isa_avx512_core_vnni,
-        [DSVI_ISA_AVX512_BF16] = dnnl_cpu_isa_avx512_core_bf16,
-        [DSVI_ISA_AMX] = dnnl_cpu_isa_all,
-    };
     DsvStatus status;
     *out = NULL;
     DsviGemmOnednn *gemm = calloc(1, sizeof *gemm);
     if (!gemm)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for matrix products", sizeof *gemm);
     gemm->workers = dsvi_threads_count();
-    if (isa < dsvi_isa_best())
-        dsvi_gemm_primitives_limit(limit[isa]);
     DSVI_TRY_GOTO(status, dsvi_gemm_primitives_create(gemm->workers, &gemm->primitives), fail);
     *out = gemm;
     return DSV_OK;

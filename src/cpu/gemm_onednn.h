@@ -11,7 +11,7 @@ extern "C" {
 
 /* State of the gemm of one backend: oneDNN primitives, packed weights and scratch memory. It is owned by the
  * device and reached through DsviStream.gemm. */
-DsvStatus dsvi_gemm_onednn_create(DsviIsa isa, DsviGemmOnednn **out);
+DsvStatus dsvi_gemm_onednn_create(DsviGemmOnednn **out);
 void dsvi_gemm_onednn_free(DsviGemmOnednn **gemm);
 
 /* Sets ops->gemm. GELU and column sums after a product are computed by the entries that `ops` has at the time

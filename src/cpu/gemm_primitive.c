@@ -1,14 +1,12 @@
-/* Implements gemm_primitive.h: creates, caches and runs oneDNN matrix products. Uses the C interface of
- * oneDNN 2.x: descriptors of memory and operation create a primitive descriptor, which creates a
- * primitive, which is executed on memory objects. */
+/* Implements gemm_primitive.h: creates, caches and runs oneDNN matrix products. In oneDNN 2.x,
+ * descriptors of memory and operation create a primitive descriptor, which creates a primitive, which is
+ * executed on memory objects. */
 #include "cpu/gemm_primitive.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include <dnnl_debug.h>
-
-#include "base/threads.h"
 
 enum {
     CAPACITY = 512,                   /* slots of the hash table: a power of two */
@@ -17,37 +15,22 @@ enum {
 };
 
 struct DsviGemmPrimitives {
-    dnnl_engine_t engine;
-    int workers;
-    dnnl_stream_t *streams; /* (workers) one oneDNN stream for each worker */
+    DsviOnednn onednn;
     bool have_bf16;
     int used;
     DsviGemmPrimitive primitive[CAPACITY]; /* a hash table with linear probing */
 };
 
-void dsvi_gemm_primitives_limit(int cpu_isa)
-{
-    (void)dnnl_set_max_cpu_isa((dnnl_cpu_isa_t)cpu_isa);
-}
-
 DsvStatus dsvi_gemm_primitive_status(dnnl_status_t status, const char *what, const DsviGemmKey *key)
 {
     if (status == dnnl_success)
         return DSV_OK;
-    DsvStatus code = status == dnnl_out_of_memory   ? DSV_E_NO_MEMORY
-                     : status == dnnl_unimplemented ? DSV_E_UNSUPPORTED
-                                                    : DSV_E_INTERNAL;
-    return DSVI_FAIL(code, "gemm: oneDNN: %s: %s (m %lld, n %lld, k %lld, %s to %s)", what,
-                     dnnl_status2str(status), (long long)key->m, (long long)key->n, (long long)key->k,
+    return DSVI_FAIL(dsvi_onednn_status(status), "gemm: oneDNN: %s: %s (m %lld, n %lld, k %lld, %s to %s)",
+                     what, dnnl_status2str(status), (long long)key->m, (long long)key->n, (long long)key->k,
                      dsvi_dtype_name((DsviDtype)key->ab_dtype), dsvi_dtype_name((DsviDtype)key->c_dtype));
 }
 
 /* ---- creating a primitive ---- */
-
-static dnnl_data_type_t dnnl_type(int64_t dtype)
-{
-    return dtype == DSVI_BF16 ? dnnl_bf16 : dnnl_f32;
-}
 
 /* Describes a matrix of `rows` by `cols`. If `transposed`, memory holds its transpose. `pitch` is the
  * distance between the stored rows. */
@@ -55,7 +38,7 @@ static dnnl_status_t matrix(dnnl_memory_desc_t *desc, int64_t dtype, int64_t row
                             int64_t pitch, bool transposed)
 {
     dnnl_dims_t dims = {rows, cols}, strides = {transposed ? 1 : pitch, transposed ? pitch : 1};
-    return dnnl_memory_desc_init_by_strides(desc, 2, dims, dnnl_type(dtype), strides);
+    return dnnl_memory_desc_init_by_strides(desc, 2, dims, dsvi_onednn_type(dtype), strides);
 }
 
 typedef struct Descs {
@@ -71,29 +54,12 @@ static dnnl_status_t describe_memory(const DsviGemmKey *key, Descs *descs)
         status = matrix(&descs->b_plain, key->ab_dtype, key->k, key->n, key->ldb, key->trans_b);
     descs->b_used = descs->b_plain;
     if (status == dnnl_success && key->packed)
-        status = dnnl_memory_desc_init_by_tag(&descs->b_used, 2, b_dims, dnnl_type(key->ab_dtype),
+        status = dnnl_memory_desc_init_by_tag(&descs->b_used, 2, b_dims, dsvi_onednn_type(key->ab_dtype),
                                               dnnl_format_tag_any);
     if (status == dnnl_success)
         status = matrix(&descs->bias, DSVI_F32, 1, key->n, key->n, false);
     if (status == dnnl_success)
         status = matrix(&descs->c, key->c_dtype, key->m, key->n, key->n, false);
-    return status;
-}
-
-static dnnl_status_t make_attributes(const DsviGemmKey *key, dnnl_primitive_attr_t *attr)
-{
-    dnnl_post_ops_t post_ops = NULL;
-    dnnl_status_t status = dnnl_primitive_attr_create(attr);
-    if (status == dnnl_success)
-        status = dnnl_primitive_attr_set_scratchpad_mode(*attr, dnnl_scratchpad_mode_user);
-    if (status != dnnl_success || !key->accumulate)
-        return status;
-    status = dnnl_post_ops_create(&post_ops);
-    if (status == dnnl_success)
-        status = dnnl_post_ops_append_sum(post_ops, 1);
-    if (status == dnnl_success)
-        status = dnnl_primitive_attr_set_post_ops(*attr, post_ops); /* copies post_ops */
-    dnnl_post_ops_destroy(post_ops);
     return status;
 }
 
@@ -105,7 +71,7 @@ static dnnl_status_t make_matmul(dnnl_engine_t engine, const DsviGemmKey *key, D
     dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t desc = NULL;
     dnnl_matmul_desc_t operation;
-    dnnl_status_t status = make_attributes(key, &attr);
+    dnnl_status_t status = dsvi_onednn_attributes(key->accumulate, &attr);
     if (status == dnnl_success)
         status = dnnl_matmul_desc_init(&operation, &descs->a, &descs->b_used, key->bias ? &descs->bias : NULL,
                                        &descs->c);
@@ -121,42 +87,26 @@ static dnnl_status_t make_matmul(dnnl_engine_t engine, const DsviGemmKey *key, D
     return status;
 }
 
-static dnnl_status_t make_pack(dnnl_engine_t engine, const Descs *descs, dnnl_primitive_t *pack)
-{
-    dnnl_primitive_desc_t desc = NULL;
-    dnnl_status_t status = dnnl_reorder_primitive_desc_create(&desc, &descs->b_plain, engine, &descs->b_used,
-                                                              engine, NULL);
-    if (status == dnnl_success)
-        status = dnnl_primitive_create(pack, desc);
-    dnnl_primitive_desc_destroy(desc);
-    return status;
-}
-
-static dnnl_status_t make_memory(dnnl_engine_t engine, const dnnl_memory_desc_t *desc, dnnl_memory_t *memory)
-{
-    return dnnl_memory_create(memory, desc, engine, DNNL_MEMORY_NONE);
-}
-
 static dnnl_status_t make_memories(const DsviGemmPrimitives *primitives, const Descs *descs,
                                    DsviGemmPrimitive *primitive)
 {
-    dnnl_engine_t engine = primitives->engine;
-    primitive->worker = calloc((size_t)primitives->workers, sizeof *primitive->worker);
+    dnnl_engine_t engine = primitives->onednn.engine;
+    primitive->worker = calloc((size_t)primitives->onednn.workers, sizeof *primitive->worker);
     if (!primitive->worker)
         return dnnl_out_of_memory;
-    dnnl_status_t status = make_memory(engine, &descs->b_plain, &primitive->b_plain);
+    dnnl_status_t status = dsvi_onednn_make_memory(engine, &descs->b_plain, &primitive->b_plain);
     if (status == dnnl_success && primitive->pack)
-        status = make_memory(engine, &descs->b_used, &primitive->b_used);
+        status = dsvi_onednn_make_memory(engine, &descs->b_used, &primitive->b_used);
     else
         primitive->b_used = primitive->b_plain;
     if (status == dnnl_success && primitive->key.bias)
-        status = make_memory(engine, &descs->bias, &primitive->bias);
-    for (int i = 0; i < primitives->workers && status == dnnl_success; i++) {
-        status = make_memory(engine, &descs->a, &primitive->worker[i].a);
+        status = dsvi_onednn_make_memory(engine, &descs->bias, &primitive->bias);
+    for (int i = 0; i < primitives->onednn.workers && status == dnnl_success; i++) {
+        status = dsvi_onednn_make_memory(engine, &descs->a, &primitive->worker[i].a);
         if (status == dnnl_success)
-            status = make_memory(engine, &descs->c, &primitive->worker[i].c);
+            status = dsvi_onednn_make_memory(engine, &descs->c, &primitive->worker[i].c);
         if (status == dnnl_success)
-            status = make_memory(engine, &descs->scratchpad, &primitive->worker[i].scratchpad);
+            status = dsvi_onednn_make_memory(engine, &descs->scratchpad, &primitive->worker[i].scratchpad);
     }
     return status;
 }
@@ -186,16 +136,17 @@ static dnnl_status_t primitive_create(const DsviGemmPrimitives *primitives, cons
     primitive->key = *key;
     dnnl_status_t status = describe_memory(key, &descs);
     if (status == dnnl_success)
-        status = make_matmul(primitives->engine, key, &descs, &primitive->matmul);
-    if (status == dnnl_success && !dnnl_memory_desc_equal(&descs.b_plain, &descs.b_used))
-        status = make_pack(primitives->engine, &descs, &primitive->pack);
+        status = make_matmul(primitives->onednn.engine, key, &descs, &primitive->matmul);
+    if (status == dnnl_success)
+        status = dsvi_onednn_make_pack(primitives->onednn.engine, &descs.b_plain, &descs.b_used,
+                                       &primitive->pack);
     if (status == dnnl_success)
         status = make_memories(primitives, &descs, primitive);
     if (status == dnnl_success) {
         primitive->packed_bytes = primitive->pack ? dnnl_memory_desc_get_size(&descs.b_used) : 0;
         primitive->scratchpad_bytes = dnnl_memory_desc_get_size(&descs.scratchpad);
     } else {
-        primitive_free(primitive, primitives->workers);
+        primitive_free(primitive, primitives->onednn.workers);
     }
     return status;
 }
@@ -204,24 +155,19 @@ typedef struct Creation {
     const DsviGemmPrimitives *primitives;
     const DsviGemmKey *key;
     DsviGemmPrimitive *primitive;
-    dnnl_status_t status;
 } Creation;
 
-static void primitive_create_job(void *context, int64_t begin, int64_t end, int worker)
+static dnnl_status_t primitive_create_job(void *context)
 {
-    Creation *creation = context;
-    (void)begin, (void)end, (void)worker;
-    creation->status = primitive_create(creation->primitives, creation->key, creation->primitive);
+    const Creation *creation = context;
+    return primitive_create(creation->primitives, creation->key, creation->primitive);
 }
 
-/* Creates the primitive inside a parallel loop of one worker. oneDNN optimises a primitive for the number
- * of threads that it sees at creation, and inside the loop it sees one. */
 static dnnl_status_t primitive_create_one_thread(const DsviGemmPrimitives *primitives, const DsviGemmKey *key,
                                                  DsviGemmPrimitive *primitive)
 {
-    Creation creation = {primitives, key, primitive, dnnl_success};
-    dsvi_parallel_for(1, 1, primitive_create_job, &creation);
-    return creation.status;
+    Creation creation = {primitives, key, primitive};
+    return dsvi_onednn_on_one_thread(primitive_create_job, &creation);
 }
 
 /* ---- the cache of primitives ---- */
@@ -231,37 +177,30 @@ static bool supports_bf16(const DsviGemmPrimitives *primitives)
     DsviGemmKey key = {.m = 16, .n = 16, .k = 16, .ldb = 16, .ab_dtype = DSVI_BF16, .c_dtype = DSVI_BF16};
     DsviGemmPrimitive primitive;
     bool works = primitive_create_one_thread(primitives, &key, &primitive) == dnnl_success;
-    primitive_free(&primitive, primitives->workers);
+    primitive_free(&primitive, primitives->onednn.workers);
     return works;
 }
 
 DsvStatus dsvi_gemm_primitives_create(int workers, DsviGemmPrimitives **out)
 {
+    DsvStatus status;
     *out = NULL;
     DsviGemmPrimitives *primitives = calloc(1, sizeof *primitives);
-    if (primitives)
-        primitives->streams = calloc((size_t)workers, sizeof *primitives->streams);
-    if (!primitives || !primitives->streams) {
-        free(primitives);
+    if (!primitives)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of matrix products");
-    }
-    primitives->workers = workers;
-    dnnl_status_t status = dnnl_engine_create(&primitives->engine, dnnl_cpu, 0);
-    for (int i = 0; i < workers && status == dnnl_success; i++)
-        status = dnnl_stream_create(&primitives->streams[i], primitives->engine, dnnl_stream_default_flags);
-    if (status != dnnl_success) {
-        dsvi_gemm_primitives_free(&primitives);
-        return DSVI_FAIL(DSV_E_INTERNAL, "gemm: oneDNN cannot be initialised: %s", dnnl_status2str(status));
-    }
+    DSVI_TRY_GOTO(status, dsvi_onednn_open(workers, &primitives->onednn), fail);
     primitives->have_bf16 = supports_bf16(primitives);
     *out = primitives;
     return DSV_OK;
+fail:
+    dsvi_gemm_primitives_free(&primitives);
+    return status;
 }
 
 static void primitives_clear(DsviGemmPrimitives *primitives)
 {
     for (int i = 0; i < CAPACITY; i++)
-        primitive_free(&primitives->primitive[i], primitives->workers);
+        primitive_free(&primitives->primitive[i], primitives->onednn.workers);
     primitives->used = 0;
 }
 
@@ -270,10 +209,7 @@ void dsvi_gemm_primitives_free(DsviGemmPrimitives **primitives)
     if (!*primitives)
         return;
     primitives_clear(*primitives);
-    for (int i = 0; i < (*primitives)->workers; i++)
-        dnnl_stream_destroy((*primitives)->streams[i]);
-    dnnl_engine_destroy((*primitives)->engine);
-    free((*primitives)->streams);
+    dsvi_onednn_close(&(*primitives)->onednn);
     free(*primitives);
     *primitives = NULL;
 }
@@ -318,7 +254,7 @@ DsvStatus dsvi_gemm_primitives_get(DsviGemmPrimitives *primitives, const DsviGem
 DsvStatus dsvi_gemm_primitive_set_b(DsviGemmPrimitives *primitives, DsviGemmPrimitive *primitive,
                                     const void *b, const void *bias, void *packed)
 {
-    dnnl_stream_t stream = primitives->streams[0];
+    dnnl_stream_t stream = primitives->onednn.streams[0];
     dnnl_status_t status = dnnl_memory_set_data_handle_v2(primitive->b_plain, (void *)b, stream);
     if (status == dnnl_success && primitive->bias)
         status = dnnl_memory_set_data_handle_v2(primitive->bias, (void *)bias, stream);
@@ -334,7 +270,7 @@ DsvStatus dsvi_gemm_primitive_set_b(DsviGemmPrimitives *primitives, DsviGemmPrim
 dnnl_status_t dsvi_gemm_primitive_run(DsviGemmPrimitives *primitives, DsviGemmPrimitive *primitive,
                                       int worker, const void *a, void *c, void *scratchpad)
 {
-    dnnl_stream_t stream = primitives->streams[worker];
+    dnnl_stream_t stream = primitives->onednn.streams[worker];
     struct DsviGemmPrimitiveWorker *memory = &primitive->worker[worker];
     dnnl_exec_arg_t args[5] = {
         {DNNL_ARG_SRC, memory->a},        {DNNL_ARG_WEIGHTS, primitive->b_used},

@@ -1,18 +1,13 @@
 /* oneDNN primitives for matrix products, created once for each shape and cached.
  *
- * A primitive multiplies one tile of A by all of B on one thread. It is created inside a parallel loop of one
- * worker (base/threads.h), so that oneDNN sees a single thread. A primitive holds one set of memory objects
+ * A primitive multiplies one tile of A by all of B on one thread. A primitive holds one set of memory objects
  * for each worker; their addresses are set before each call. A and C are dense. B may have a row stride, but
  * products are faster if B is first reordered ("packed") into oneDNN's blocked layout; this is worthwhile as
  * soon as a few tiles share B. */
 #ifndef DSVI_GEMM_PRIMITIVE_H
 #define DSVI_GEMM_PRIMITIVE_H
 
-#include <dnnl.h>
-#include <stdbool.h>
-
-#include "base/dtype.h"
-#include "base/status.h"
+#include "cpu/onednn_engine.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,10 +37,6 @@ typedef struct DsviGemmPrimitive {
 } DsviGemmPrimitive;
 
 typedef struct DsviGemmPrimitives DsviGemmPrimitives;
-
-/* Limits the instructions that oneDNN uses to a dnnl_cpu_isa_t. oneDNN accepts the limit once per process,
- * before its first use; later calls with other values have no effect. */
-void dsvi_gemm_primitives_limit(int cpu_isa);
 
 DsvStatus dsvi_gemm_primitives_create(int workers, DsviGemmPrimitives **out);
 void dsvi_gemm_primitives_free(DsviGemmPrimitives **primitives);

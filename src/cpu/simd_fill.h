@@ -15,8 +15,11 @@ extern "C" {
     X(attention_bwd, level)       \
     X(attention_fwd, level)       \
     X(attention_merge, level)     \
+    X(bias_attention, level)      \
     X(col_sum, level)             \
+    X(encoder, level)             \
     X(flow, level)                \
+    X(frames, level)              \
     X(heads_move, level)          \
     X(layer_norm, level)          \
     X(optim, level)               \
@@ -31,7 +34,8 @@ extern "C" {
 /* The sources that are also compiled for the levels with products of BF16 pairs. */
 #define DSVI_SIMD_PAIR_FILLS(X, level) \
     X(attention_bwd, level)            \
-    X(attention_fwd, level)
+    X(attention_fwd, level)            \
+    X(bias_attention, level)
 
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsviOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)

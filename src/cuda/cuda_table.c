@@ -10,8 +10,12 @@
 static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
 {
     dsvi_cuda_fill_attention_merge(ops);
+    dsvi_cuda_fill_bias_attention(ops);
+    dsvi_cuda_fill_channel_norm(ops);
     dsvi_cuda_fill_col_sum(ops);
     dsvi_cuda_fill_flow(ops);
+    dsvi_cuda_fill_frames_move(ops);
+    dsvi_cuda_fill_gelu_product(ops);
     dsvi_cuda_fill_heads_move(ops);
     dsvi_cuda_fill_layer_norm(ops);
     dsvi_cuda_fill_list_exchange(ops);
@@ -21,12 +25,15 @@ static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
     dsvi_cuda_fill_pointwise(ops);
     dsvi_cuda_fill_predictor_loss(ops);
     dsvi_cuda_fill_profile(ops);
+    dsvi_cuda_fill_rms_norm(ops);
     dsvi_cuda_fill_rms_norm_rope(ops);
     dsvi_cuda_fill_select_histogram(ops);
     dsvi_cuda_fill_select_lists(ops);
     dsvi_cuda_fill_select_features(ops);
     dsvi_cuda_fill_select_threshold(ops);
+    dsvi_cuda_fill_softmax(ops);
     dsvi_cuda_fill_attention_list(stream, ops);
+    dsvi_cuda_fill_conv(stream, ops);
     DSVI_TRY(dsvi_cuda_fill_attention_cudnn(stream, ops));
     return dsvi_cuda_fill_gemm(stream, ops);
 }

@@ -2,7 +2,6 @@
  * dataset_sample.c defines the i-th sample. */
 #include "data/dataset.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,10 +14,9 @@
 #include "base/fs.h"
 #include "base/threads.h"
 #include "base/utf8.h"
+#include "data/caption_files.h"
 #include "data/dataset_list.h"
 #include "data/latent_cache.h"
-
-#define CAPTION_BYTES_MAX ((size_t)1 << 20)
 
 static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"};
 
@@ -26,10 +24,11 @@ typedef struct Scan {
     DsviDataset *dataset;
     const DsvConfig *config;
     const char *folder; /* the folder to which names are relative */
-    bool inside;    /* `folder` is a subfolder of the data folder, so that its own subfolders are not read */
-    int64_t room;   /* capacity of dataset->items */
-    char **reasons; /* (count): why an item cannot be used, or NULL */
-    char **notes;   /* (count): a line for the user about an item, or NULL */
+    bool inside;  /* `folder` is a subfolder of the data folder, so that its own subfolders are not read */
+    int64_t room; /* capacity of dataset->items */
+    DsviCaptionFiles text_files; /* those of the folders */
+    char **reasons;              /* (count): why an item cannot be used, or NULL */
+    char **notes;                /* (count): a line for the user about an item, or NULL */
     int64_t remark_room;
 } Scan;
 
@@ -58,22 +57,18 @@ static DsvStatus add_remark(Scan *scan, char *line)
     return DSV_OK;
 }
 
-/* Sets *text to NULL, with a remark, if the caption is not valid UTF-8, which text encoders require. */
-static DsvStatus check_caption(Scan *scan, const char *path, const char **text)
+static DsvStatus add_remark_of(Scan *scan, const char *format, const char *words)
 {
-    char line[DSVI_PATH_MAX + 64];
-    if (!*text || dsvi_utf8_valid(*text, strlen(*text)))
-        return DSV_OK;
-    *text = NULL;
-    snprintf(line, sizeof line, "%s: its caption is not UTF-8 and is left out", path);
+    char line[DSVI_PATH_MAX + 512];
+    snprintf(line, sizeof line, format, words);
     return add_remark(scan, strdup(line));
 }
 
-/* Appends an item with copies of the strings. */
-static DsvStatus add_item(Scan *scan, const char *path, const char *text)
+/* Appends an item with copies of the path and of the captions. A caption that is not valid UTF-8, which text
+ * encoders require, is left out with a remark. */
+static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *captions)
 {
     DsviDataset *d = scan->dataset;
-    DSVI_TRY(check_caption(scan, path, &text));
     if (d->count == scan->room) {
         int64_t room = scan->room ? 2 * scan->room : 64;
         DsviDatasetItem *items = realloc(d->items, (size_t)room * sizeof *items);
@@ -85,9 +80,19 @@ static DsvStatus add_item(Scan *scan, const char *path, const char *text)
     DsviDatasetItem *item = &d->items[d->count];
     memset(item, 0, sizeof *item);
     item->path = strdup(path);
-    item->text = text ? strdup(text) : NULL;
     d->count++;
-    return item->path && (item->text || !text) ? DSV_OK : dataset_no_memory();
+    if (!item->path)
+        return dataset_no_memory();
+    for (int64_t i = 0; captions && i < captions->count; i++) {
+        const DsviCaption *caption = &captions->at[i];
+        if (!dsvi_utf8_valid(caption->text, strlen(caption->text))) {
+            DSVI_TRY(add_remark_of(scan, "%s: its caption is not UTF-8 and is left out", path));
+            continue;
+        }
+        DSVI_TRY(dsvi_captions_add(&item->captions, caption->text));
+        item->captions.at[item->captions.count - 1].states = caption->states;
+    }
+    return DSV_OK;
 }
 
 /* Returns the start of the file name extension, or NULL if it is not an extension of clips. */
@@ -100,46 +105,55 @@ static const char *clip_ending(const char *name)
     return NULL;
 }
 
-/* Reads the caption from stem.txt in the clip's folder, without surrounding blanks. *text stays NULL if there
- * is none. */
-static DsvStatus read_caption(const char *clip, char **text)
+/* Gives the item the caption of its caption file, if there is one. A file that cannot be used is named by a
+ * remark. */
+static DsvStatus read_caption(Scan *scan, DsviDatasetItem *item)
 {
-    char path[DSVI_PATH_MAX];
-    size_t bytes;
-    char *data;
-    snprintf(path, sizeof path, "%.*s.txt", (int)(clip_ending(clip) - clip), clip);
-    if (!dsvi_path_exists(path))
+    char *text;
+    DsviCaptionFile *file = dsvi_caption_files_find(&scan->text_files, item->path,
+                                                    (size_t)(clip_ending(item->path) - item->path));
+    if (!file)
         return DSV_OK;
-    DSVI_TRY(dsvi_file_read(path, CAPTION_BYTES_MAX, &data, &bytes));
-    char *start = data, *end = data + strlen(data);
-    while (isspace((unsigned char)*start))
-        start++;
-    while (end > start && isspace((unsigned char)end[-1]))
-        end--;
-    if (end > start) {
-        memmove(data, start, (size_t)(end - start));
-        data[end - start] = 0;
-        *text = data;
-    } else {
-        free(data);
+    DsvStatus status = dsvi_caption_file_read(file->path, &text);
+    if (status == DSV_E_NO_MEMORY)
+        return status;
+    if (status != DSV_OK)
+        return add_remark_of(scan, "a caption is left out: %s", dsv_error_message());
+    status = dsvi_captions_add(&item->captions, text);
+    free(text);
+    file->used = true;
+    return status;
+}
+
+/* Gives all clips the captions of their caption files, and counts the files. */
+static DsvStatus read_captions(Scan *scan)
+{
+    DsviCaptionFileCounts *counts = &scan->dataset->caption_files;
+    dsvi_caption_files_sort(&scan->text_files);
+    for (int64_t i = 0; i < scan->dataset->count; i++)
+        DSVI_TRY(read_caption(scan, &scan->dataset->items[i]));
+    for (int64_t i = 0; i < scan->text_files.count; i++) {
+        const DsviCaptionFile *file = &scan->text_files.at[i];
+        counts->found++;
+        counts->used += file->used;
+        counts->unusable += file->found && !file->used;
+        counts->alone += !file->found;
+        if (!file->found)
+            DSVI_TRY(add_remark_of(scan, "a caption is left out: %s: no clip has the name of this file",
+                                   file->path));
     }
     return DSV_OK;
 }
 
-/* Adds a clip with its caption. If the caption cannot be read, the clip is added without a caption. */
-static DsvStatus add_clip(Scan *scan, const char *path)
+/* Adds a single clip and the caption file beside it. */
+static DsvStatus scan_clip(Scan *scan, const char *path)
 {
-    char *text = NULL, line[DSVI_PATH_MAX + 256];
-    DsvStatus status = read_caption(path, &text);
-    if (status == DSV_E_NO_MEMORY)
-        return status;
-    if (status != DSV_OK) {
-        snprintf(line, sizeof line, "a caption is left out: %s", dsv_error_message());
-        DSVI_TRY(add_remark(scan, strdup(line)));
-    }
-    status = add_item(scan, path, text);
-    free(text);
-    return status;
+    char text_file[DSVI_PATH_MAX];
+    snprintf(text_file, sizeof text_file, "%.*s.txt", (int)(clip_ending(path) - path), path);
+    if (dsvi_path_exists(text_file))
+        DSVI_TRY(dsvi_caption_files_add(&scan->text_files, text_file));
+    DSVI_TRY(add_item(scan, path, NULL));
+    return read_captions(scan);
 }
 
 static DsvStatus scan_entry(void *context, const char *name)
@@ -158,17 +172,19 @@ static DsvStatus scan_entry(void *context, const char *name)
         scan->inside = false;
         return status;
     }
-    return clip_ending(name) ? add_clip(scan, path) : DSV_OK;
+    if (dsvi_caption_file_is(name))
+        return dsvi_caption_files_add(&scan->text_files, path);
+    return clip_ending(name) ? add_item(scan, path, NULL) : DSV_OK;
 }
 
-static DsvStatus add_listed(void *context, const char *path, const char *text)
+static DsvStatus add_listed(void *context, const char *path, const DsviCaptions *captions)
 {
     Scan *scan = context;
     char joined[DSVI_PATH_MAX];
     if (path[0] == '/')
-        return add_item(scan, path, text);
+        return add_item(scan, path, captions);
     DSVI_TRY(dsvi_path_join(joined, scan->folder, path));
-    return add_item(scan, joined, text);
+    return add_item(scan, joined, captions);
 }
 
 static DsvStatus scan_list(Scan *scan, const char *path)
@@ -196,8 +212,9 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
     DsviLatentCache *cache;
     DSVI_TRY(dsvi_latent_cache_open(path, scan->config, &cache));
     scan->dataset->latents = true;
+    scan->dataset->text = dsvi_latent_cache_model(cache)->text;
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
-        status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_text(cache, i));
+        status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_captions(cache, i));
         if (status == DSV_OK)
             status = set_source(scan, dsvi_latent_cache_source(cache, i));
     }
@@ -215,12 +232,13 @@ static DsvStatus scan_path(Scan *scan, const char *path)
         if (dsvi_latent_cache_is(path))
             return scan_latents(scan, path);
         scan->folder = path;
-        return dsvi_folder_list(path, scan_entry, scan);
+        DSVI_TRY(dsvi_folder_list(path, scan_entry, scan));
+        return read_captions(scan);
     }
     if (dsvi_list_is(path))
         return scan_list(scan, path);
     if (clip_ending(path))
-        return add_clip(scan, path);
+        return scan_clip(scan, path);
     return DSVI_FAIL(DSV_E_USAGE, "%s: neither a folder, nor a .csv or .jsonl list, nor a clip", path);
 }
 
@@ -253,8 +271,14 @@ static void check_range(void *context, int64_t begin, int64_t end, int worker)
 static void free_item(DsviDatasetItem *item)
 {
     free(item->path);
-    free(item->text);
+    dsvi_captions_free(&item->captions);
     free(item->source);
+}
+
+static void free_left_out(DsviLeftOut *left_out)
+{
+    free(left_out->path);
+    free(left_out->reason);
 }
 
 /* Moves the items that cannot be used, those with a reason in `reasons`, to d->left_out, which must have
@@ -264,7 +288,8 @@ static void leave_out(DsviDataset *d, char **reasons)
     int64_t usable = 0;
     for (int64_t i = 0; i < d->count; i++) {
         if (reasons[i]) {
-            d->left_out[d->left_out_count++] = reasons[i];
+            d->left_out[d->left_out_count++] = (DsviLeftOut){d->items[i].path, reasons[i]};
+            d->items[i].path = NULL;
             free_item(&d->items[i]);
         } else {
             d->items[usable++] = d->items[i];
@@ -302,7 +327,7 @@ static DsvStatus nothing_usable(const char *path, const DsviDataset *d)
                          dsvi_path_is_folder(path) ? "no name there ends like that of a clip"
                                                    : "the list is empty");
     return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it; %lld tried, the first: %s", path,
-                     (long long)d->left_out_count, d->left_out[0]);
+                     (long long)d->left_out_count, d->left_out[0].reason);
 }
 
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out)
@@ -313,19 +338,18 @@ DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDatas
     scan.dataset = calloc(1, sizeof *scan.dataset);
     if (!scan.dataset)
         return dataset_no_memory();
-    DSVI_TRY_GOTO(status, scan_path(&scan, path), fail);
-    DSVI_TRY_GOTO(status, check_items(&scan), fail);
+    DSVI_TRY_GOTO(status, scan_path(&scan, path), done);
+    DSVI_TRY_GOTO(status, check_items(&scan), done);
     if (scan.dataset->count == 0) {
         status = nothing_usable(path, scan.dataset);
-        goto fail;
+        goto done;
     }
-    free(scan.reasons);
-    free(scan.notes);
     *out = scan.dataset;
-    return DSV_OK;
-fail:
+    scan.dataset = NULL;
+done:
     free(scan.reasons);
     free(scan.notes);
+    dsvi_caption_files_free(&scan.text_files);
     dsvi_dataset_close(&scan.dataset);
     return status;
 }
@@ -338,7 +362,7 @@ void dsvi_dataset_close(DsviDataset **dataset)
     for (int64_t i = 0; i < d->count; i++)
         free_item(&d->items[i]);
     for (int64_t i = 0; i < d->left_out_count; i++)
-        free(d->left_out[i]);
+        free_left_out(&d->left_out[i]);
     for (int64_t i = 0; i < d->remark_count; i++)
         free(d->remarks[i]);
     free(d->items);

@@ -9,7 +9,9 @@
 #include <stdbool.h>
 
 #include "base/status.h"
+#include "data/captions.h"
 #include "data/clip.h"
+#include "data/text_states.h"
 #include "dsv/config.h"
 
 #ifdef __cplusplus
@@ -18,24 +20,37 @@ extern "C" {
 
 typedef struct DsviDatasetItem {
     char *path;
-    char *text;        /* caption, or NULL */
+    DsviCaptions captions;
     char *source;      /* the clip from which a cached window was taken; NULL: path is the clip */
     DsviClipInfo info; /* clips only */
 } DsviDatasetItem;
 
+/* A file that cannot be used. */
+typedef struct DsviLeftOut {
+    char *path, *reason; /* reason: a sentence that names the file */
+} DsviLeftOut;
+
+/* Numbers of text files beside clips: found is the sum of the others. */
+typedef struct DsviCaptionFileCounts {
+    int64_t found, used, unusable, alone; /* unusable: without text, or not UTF-8; alone: of no clip */
+} DsviCaptionFileCounts;
+
 typedef struct DsviDataset {
     DsviDatasetItem *items;
     int64_t count;
-    char **left_out; /* "path: reason" of each file that cannot be used */
+    DsviLeftOut *left_out;
     int64_t left_out_count;
-    char **remarks; /* lines for the user about items that are used, or about their captions */
+    char **remarks; /* lines for the user about items that are used, or about captions */
     int64_t remark_count;
-    bool latents; /* the items of the data set are windows of a latent cache, not clips */
+    DsviCaptionFileCounts caption_files; /* of a folder of clips */
+    bool latents;       /* the items of the data set are windows of a latent cache, not clips */
+    DsviTextStore text; /* text states of a latent cache; without a folder if there are none */
 } DsviDataset;
 
 /* Opens the data at `path`: a folder of clips (including its direct subfolders; the caption of clip stem.mp4
  * is stem.txt), a single clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths
- * relative to the list), or a latent cache. Every clip is probed. Fails with DSV_E_NOT_FOUND if no item is
+ * relative to the list), or a latent cache. Every clip is probed. A caption file that is not used is named by
+ * a remark. Fails with DSV_E_NOT_FOUND if no item is
  * usable; the message states how many were tried and the error of the first. */
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out);
 void dsvi_dataset_close(DsviDataset **dataset);
@@ -55,6 +70,7 @@ DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *dataset);
 
 typedef struct DsviSampleRef {
     int64_t item;
+    int64_t caption;       /* number of the caption, drawn from those of the item; -1: the item has none */
     DsviClipWindow window; /* clips only */
 } DsviSampleRef;
 
@@ -65,10 +81,17 @@ DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig
                                      int64_t item);
 
 /* Returns the k-th of `count` fixed samples, 0 <= k < count, on which the held-out loss is measured. The
- * samples are spread evenly over the clips and over the length of each clip, cropped in the middle. They
- * do not depend on the seed. */
+ * samples are spread evenly over the clips and over the length of each clip, cropped in the middle, with the
+ * first caption of each clip. They do not depend on the seed. */
 DsviSampleRef dsvi_dataset_spread(const DsviDataset *dataset, const DsvConfig *config, int64_t k,
                                   int64_t count);
+
+/* Reads the text states of an item's caption, or of the empty prompt if `caption` is -1, from the files that
+ * dsv encode wrote: *count rows of dataset->text.dim F32 each into `rows`, which has room for `rows_max`.
+ * DSV_E_NOT_FOUND if the data set has no text states; DSV_E_SHAPE if there are more rows; DSV_E_FORMAT if the
+ * file is damaged. */
+DsvStatus dsvi_dataset_text_states(const DsviDataset *dataset, int64_t item, int64_t caption,
+                                   int64_t rows_max, float *rows, int64_t *count);
 
 /* Returns whether a failure to read a sample is due to its file, so that another sample may replace it. Other
  * failures, such as lack of memory, are final. */

@@ -19,6 +19,8 @@ enum { NAMES = 3 };
 static const char *const PATH_NAMES[NAMES] = {"path", "video", "file_name"};
 static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
 
+enum { TEXT_COLUMNS_MAX = 64 };
+
 typedef struct List {
     const char *path;
     char *at, *end; /* the part of the file that is not read yet; *end is 0 */
@@ -96,16 +98,48 @@ static int name_rank(const char *name, const char *const names[NAMES])
     return rank;
 }
 
+/* As name_rank, for a column of captions, whose name may end with a number: text_2. */
+static int text_rank(const char *name)
+{
+    for (int rank = 0; rank < NAMES; rank++) {
+        size_t length = strlen(TEXT_NAMES[rank]);
+        if (strncasecmp(name, TEXT_NAMES[rank], length) != 0)
+            continue;
+        const char *rest = name + length;
+        if (!*rest || (*rest == '_' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]))
+            return rank;
+    }
+    return NAMES;
+}
+
 typedef struct Columns {
-    int64_t count, path, text; /* indices of columns; text is -1 if there is no caption */
+    int64_t count, path;            /* number of columns; index of the column of paths, or -1 */
+    int64_t text[TEXT_COLUMNS_MAX]; /* (texts) indices of the columns of captions, ascending */
+    int texts;
 } Columns;
+
+/* Notes column number columns->count if its name has the lowest rank so far, or that rank again. */
+static DsvStatus csv_note_text(const List *list, Columns *columns, const char *name, int *best)
+{
+    int rank = text_rank(name);
+    if (rank == NAMES || rank > *best)
+        return DSV_OK;
+    if (rank < *best)
+        columns->texts = 0;
+    *best = rank;
+    if (columns->texts == TEXT_COLUMNS_MAX)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:1: more than %d columns of captions", list->path,
+                         TEXT_COLUMNS_MAX);
+    columns->text[columns->texts++] = columns->count;
+    return DSV_OK;
+}
 
 static DsvStatus csv_header(List *list, Columns *columns)
 {
-    int path_rank = NAMES, text_rank = NAMES;
+    int path_rank = NAMES, best_text = NAMES;
     char found[256] = "";
     size_t used = 0;
-    *columns = (Columns){0, -1, -1};
+    *columns = (Columns){.path = -1};
     for (bool last = false; !last; columns->count++) {
         char *name;
         DSVI_TRY(csv_field(list, &name, &last));
@@ -115,10 +149,7 @@ static DsvStatus csv_header(List *list, Columns *columns)
             path_rank = name_rank(name, PATH_NAMES);
             columns->path = columns->count;
         }
-        if (name_rank(name, TEXT_NAMES) < text_rank) {
-            text_rank = name_rank(name, TEXT_NAMES);
-            columns->text = columns->count;
-        }
+        DSVI_TRY(csv_note_text(list, columns, name, &best_text));
     }
     if (columns->path < 0)
         return DSVI_FAIL(DSV_E_FORMAT,
@@ -128,26 +159,43 @@ static DsvStatus csv_header(List *list, Columns *columns)
     return DSV_OK;
 }
 
-static DsvStatus csv_row(List *list, const Columns *columns)
+/* Reads the fields of a row. Adds the captions to *captions. */
+static DsvStatus csv_row_fields(List *list, const Columns *columns, const char **path, DsviCaptions *captions,
+                                bool *empty)
 {
     int64_t line = list->line, count = 0;
-    char *field = NULL, *path = NULL, *text = NULL;
+    int texts = 0;
+    char *field = NULL;
     for (bool last = false; !last; count++) {
         DSVI_TRY(csv_field(list, &field, &last));
         if (count == columns->path)
-            path = field;
-        if (count == columns->text)
-            text = field;
+            *path = field;
+        if (texts < columns->texts && count == columns->text[texts]) {
+            texts++;
+            if (*field)
+                DSVI_TRY(dsvi_captions_add(captions, field));
+        }
     }
-    if (count == 1 && !*field)
-        return DSV_OK; /* an empty line is skipped */
-    if (count != columns->count)
+    *empty = count == 1 && !*field;
+    if (!*empty && count != columns->count)
         return DSVI_FAIL(DSV_E_FORMAT,
                          "%s:%" PRId64 ": %" PRId64 " fields, expected %" PRId64 " as in the header row",
                          list->path, line, count, columns->count);
-    if (!path || !*path)
+    if (!*empty && (!*path || !**path))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path in this row", list->path, line);
-    return list->row(list->context, path, text && *text ? text : NULL);
+    return DSV_OK;
+}
+
+static DsvStatus csv_row(List *list, const Columns *columns)
+{
+    const char *path = NULL;
+    bool empty;
+    DsviCaptions captions = {0};
+    DsvStatus status = csv_row_fields(list, columns, &path, &captions, &empty);
+    if (status == DSV_OK && !empty) /* an empty line is skipped */
+        status = list->row(list->context, path, &captions);
+    dsvi_captions_free(&captions);
+    return status;
 }
 
 static DsvStatus read_csv(List *list)
@@ -159,34 +207,54 @@ static DsvStatus read_csv(List *list)
     return DSV_OK;
 }
 
-/* Returns in *text the string of the first of `names` that exists in the object; null counts as missing. */
-static DsvStatus json_text(const List *list, const cJSON *object, const char *const names[NAMES],
-                           const char **text)
+/* Returns the value of the first of `names` that exists in the object, or NULL; null counts as missing.
+ * Stores the name in *name. */
+static const cJSON *json_value(const cJSON *object, const char *const names[NAMES], const char **name)
 {
-    *text = NULL;
-    for (int i = 0; i < NAMES && !*text; i++) {
+    for (int i = 0; i < NAMES; i++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, names[i]);
-        if (!value || cJSON_IsNull(value))
-            continue;
-        if (!cJSON_IsString(value))
-            return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is not a string", list->path, list->line,
-                             names[i]);
-        *text = value->valuestring;
+        *name = names[i];
+        if (value && !cJSON_IsNull(value))
+            return value;
+    }
+    return NULL;
+}
+
+/* Adds the captions of an object: a string or an array of strings. */
+static DsvStatus json_captions(const List *list, const cJSON *object, DsviCaptions *captions)
+{
+    const char *name;
+    const cJSON *value = json_value(object, TEXT_NAMES, &name);
+    if (!value)
+        return DSV_OK;
+    for (const cJSON *one = cJSON_IsArray(value) ? value->child : value; one;
+         one = cJSON_IsArray(value) ? one->next : NULL) {
+        if (!cJSON_IsString(one))
+            return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is neither a string nor an array of strings",
+                             list->path, list->line, name);
+        if (one->valuestring[0])
+            DSVI_TRY(dsvi_captions_add(captions, one->valuestring));
     }
     return DSV_OK;
 }
 
 static DsvStatus json_row(const List *list, const cJSON *object)
 {
-    const char *path, *text;
+    const char *name;
+    DsviCaptions captions = {0};
     if (!cJSON_IsObject(object))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": not a JSON object", list->path, list->line);
-    DSVI_TRY(json_text(list, object, PATH_NAMES, &path));
-    DSVI_TRY(json_text(list, object, TEXT_NAMES, &text));
-    if (!path || !*path)
+    const cJSON *path = json_value(object, PATH_NAMES, &name);
+    if (path && !cJSON_IsString(path))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is not a string", list->path, list->line, name);
+    if (!path || !path->valuestring[0])
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path, video or file_name in this object",
                          list->path, list->line);
-    return list->row(list->context, path, text && *text ? text : NULL);
+    DsvStatus status = json_captions(list, object, &captions);
+    if (status == DSV_OK)
+        status = list->row(list->context, path->valuestring, &captions);
+    dsvi_captions_free(&captions);
+    return status;
 }
 
 static DsvStatus read_jsonl(List *list)

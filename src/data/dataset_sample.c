@@ -20,7 +20,7 @@ enum { TRIES_MAX = 16 };
 
 /* Positions of the random numbers of one sample in stream STREAM_WINDOW: sample i uses the numbers DRAWS * i
    + DRAW_START, and so on. */
-enum { DRAW_START, DRAW_CROP_X, DRAW_CROP_Y, DRAWS = 4 };
+enum { DRAW_START, DRAW_CROP_X, DRAW_CROP_Y, DRAW_CAPTION, DRAWS };
 
 /* Number of rounds of the Feistel network. Far more than the 4 rounds after which a Feistel network with
  * random rounds is a random permutation (M. Luby, C. Rackoff, 1988), because deviations show for small
@@ -74,15 +74,17 @@ static int64_t slack_of(const DsviDatasetItem *clip, const DsvConfig *config)
     return slack > 0 ? slack : 0;
 }
 
-/* Draws the window of sample `index` in `item`. `round` is how many times all items were already tried
- * for this sample. */
+/* Draws the caption and the window of sample `index` in `item`. `round` is how many times all items were
+ * already tried for this sample. */
 static DsviSampleRef draw_in(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
                              int64_t item, int64_t round)
 {
     DsviSampleRef ref = {.item = item};
+    DsviRng rng = {(uint64_t)config->seed, DSVI_RNG_DATA, STREAM_WINDOW - (uint32_t)round};
+    uint64_t captions = (uint64_t)dataset->items[item].captions.count;
+    ref.caption = captions > 0 ? (int64_t)dsvi_rng_below(rng, DRAWS * index + DRAW_CAPTION, captions) : -1;
     if (dataset->latents)
         return ref;
-    DsviRng rng = {(uint64_t)config->seed, DSVI_RNG_DATA, STREAM_WINDOW - (uint32_t)round};
     uint64_t slack = (uint64_t)slack_of(&dataset->items[item], config);
     uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, slack + 1) : 0;
     ref.window = dataset_window_at(config, start);
@@ -110,6 +112,20 @@ DsviSampleRef dsvi_dataset_sample_again(const DsviDataset *dataset, const DsvCon
 DsviSampleRef dsvi_dataset_sample(const DsviDataset *dataset, const DsvConfig *config, uint64_t index)
 {
     return dsvi_dataset_sample_again(dataset, config, index, 0);
+}
+
+DsvStatus dsvi_dataset_text_states(const DsviDataset *dataset, int64_t item, int64_t caption,
+                                   int64_t rows_max, float *rows, int64_t *count)
+{
+    const DsviTextStore *text = &dataset->text;
+    const DsviDatasetItem *of = &dataset->items[item];
+    DSVI_ASSERT(caption >= -1 && caption < of->captions.count);
+    const DsviHashKey *key = caption < 0 ? &text->empty : &of->captions.at[caption].states;
+    if (!text->folder[0] || !key->hex[0])
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: no text states for it: expected clips encoded with dsv encode --model",
+                         of->path);
+    return dsvi_text_states_read(text, key, rows_max, rows, count);
 }
 
 bool dsvi_dataset_is_broken(DsvStatus status)
@@ -151,6 +167,7 @@ DsviSampleRef dsvi_dataset_spread_again(const DsviDataset *dataset, const DsvCon
     /* the window begins in the middle of one of `turns` equal parts of the clip */
     int64_t items = clip_end(dataset, begin) - begin;
     DsviSampleRef ref = {.item = (begin + (2 * turn + 1) * items / (2 * turns) + attempt) % dataset->count};
+    ref.caption = dataset->items[ref.item].captions.count > 0 ? 0 : -1;
     if (!dataset->latents) {
         int64_t places = slack_of(&dataset->items[ref.item], config) + 1;
         int64_t place = (2 * turn + 1) * places / (2 * turns) + attempt * config->num_frames;

@@ -6,7 +6,6 @@
 
 #include <ctype.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,33 +13,17 @@
 
 #include <xxhash.h>
 
-#include "base/fs.h"
+#include "data/latent_cache_internal.h"
 #include "data/latent_file.h"
-#include "data/latent_index.h"
 
-static const char INDEX_NAME[] = "index.json", LOCK_NAME[] = "lock";
+static const char INDEX_NAME[] = "index.json", LOCK_NAME[] = "lock", TEXT_NAME[] = "text";
 
 enum { STEM_MAX = 40 /* characters of the clip's name with which the file name of a window begins */ };
 #define INDEX_BYTES_MAX ((size_t)1 << 31)
 
-/* In this C file, the field `file` of an entry is a path; in the index file it is a plain file name. */
 typedef DsviLatentEntry Entry;
 
-struct DsviLatentCache {
-    char folder[DSVI_PATH_MAX], index[DSVI_PATH_MAX];
-    DsvConfig config; /* only the options that the index records */
-    bool writes;
-    int writer_lock;      /* lock of the folder; -1: not held */
-    pthread_mutex_t lock; /* protects the fields below */
-    Entry **entries;
-    int64_t count, room;
-    Entry **table;     /* (table_size) hash table of the entries by source and window, with open addressing */
-    size_t table_size; /* a power of two, at least twice the count */
-    size_t text_bytes; /* upper bound of the bytes of the entries as text */
-    bool changed;      /* entries changed since the index was written */
-};
-
-static DsvStatus latent_cache_no_memory(const DsviLatentCache *cache)
+DsvStatus dsvi_latent_cache_no_memory(const DsviLatentCache *cache)
 {
     return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of %" PRId64 " windows", cache->folder,
                      cache->count + 1);
@@ -60,12 +43,12 @@ static void latent_cache_unlock(const DsviLatentCache *cache)
 
 /* ---- Entries ---- */
 
-static void free_entry(Entry *entry)
+void dsvi_latent_entry_free(Entry *entry)
 {
     if (!entry)
         return;
     free(entry->source);
-    free(entry->text);
+    dsvi_captions_free(&entry->captions);
     free(entry->file);
     free(entry);
 }
@@ -77,11 +60,12 @@ static XXH128_hash_t key_hash(const char *source, double start, double crop_x, d
     return XXH3_128bits_withSeed(source, strlen(source), window.low64 ^ window.high64);
 }
 
-/* Returns the table slot of the window's entry, or the empty slot where it belongs. */
-static Entry **latent_cache_slot(const DsviLatentCache *cache, const char *source, double start,
-                                 double crop_x, double crop_y)
+Entry **dsvi_latent_cache_slot(const DsviLatentCache *cache, const char *source, double start, double crop_x,
+                               double crop_y)
 {
     size_t at = (size_t)key_hash(source, start, crop_x, crop_y).low64;
+    if (!cache->table)
+        return NULL;
     for (;; at++) {
         Entry **slot = &cache->table[at & (cache->table_size - 1)], *e = *slot;
         if (!e || (e->start == start && e->crop_x == crop_x && e->crop_y == crop_y &&
@@ -90,13 +74,22 @@ static Entry **latent_cache_slot(const DsviLatentCache *cache, const char *sourc
     }
 }
 
-/* Enters all entries into the empty table. */
-static void fill_table(DsviLatentCache *cache)
+void dsvi_latent_cache_rebuild(DsviLatentCache *cache)
 {
+    int64_t kept = 0;
+    cache->text_bytes = 0;
+    memset(cache->table, 0, cache->table_size * sizeof *cache->table);
     for (int64_t i = 0; i < cache->count; i++) {
         Entry *e = cache->entries[i];
-        *latent_cache_slot(cache, e->source, e->start, e->crop_x, e->crop_y) = e;
+        Entry **slot = dsvi_latent_cache_slot(cache, e->source, e->start, e->crop_x, e->crop_y);
+        if (*slot) {
+            dsvi_latent_entry_free(e);
+            continue;
+        }
+        *slot = cache->entries[kept++] = e;
+        cache->text_bytes += dsvi_latent_index_entry_bytes(e);
     }
+    cache->count = kept;
 }
 
 static bool latent_cache_grow(DsviLatentCache *cache)
@@ -114,33 +107,32 @@ static bool latent_cache_grow(DsviLatentCache *cache)
     cache->table = table;
     cache->table_size = 2 * (size_t)room;
     cache->room = room;
-    fill_table(cache);
+    dsvi_latent_cache_rebuild(cache);
     return true;
 }
 
-/* Inserts a deep copy of the entry. It replaces the entry of the same window, or is appended. */
-static DsvStatus latent_cache_insert(DsviLatentCache *cache, const Entry *entry)
+DsvStatus dsvi_latent_cache_insert(DsviLatentCache *cache, const Entry *entry)
 {
     Entry *copy = malloc(sizeof *copy);
     if (!copy)
-        return latent_cache_no_memory(cache);
+        return dsvi_latent_cache_no_memory(cache);
     *copy = *entry;
     copy->source = strdup(entry->source);
-    copy->text = entry->text ? strdup(entry->text) : NULL;
     copy->file = strdup(entry->file);
-    bool whole = copy->source && copy->file && (copy->text || !entry->text);
+    DsvStatus status = dsvi_captions_copy(&copy->captions, &entry->captions);
+    bool whole = status == DSV_OK && copy->source && copy->file;
     if (!whole || (cache->count == cache->room && !latent_cache_grow(cache))) {
-        free_entry(copy);
-        return latent_cache_no_memory(cache);
+        dsvi_latent_entry_free(copy);
+        return dsvi_latent_cache_no_memory(cache);
     }
-    Entry **slot = latent_cache_slot(cache, copy->source, copy->start, copy->crop_x, copy->crop_y);
+    Entry **slot = dsvi_latent_cache_slot(cache, copy->source, copy->start, copy->crop_x, copy->crop_y);
     cache->text_bytes += dsvi_latent_index_entry_bytes(copy);
     if (*slot) {
         cache->text_bytes -= dsvi_latent_index_entry_bytes(*slot);
         Entry old = **slot;
         **slot = *copy;
         *copy = old;
-        free_entry(copy);
+        dsvi_latent_entry_free(copy);
     } else {
         *slot = cache->entries[cache->count++] = copy;
     }
@@ -168,8 +160,9 @@ DsvStatus dsvi_latent_cache_flush(DsviLatentCache *cache)
         /* Threads add windows in any order; the index must not depend on this order. */
         if (cache->count > 0)
             qsort(cache->entries, (size_t)cache->count, sizeof *cache->entries, by_source);
-        char *text = dsvi_latent_index_text(&cache->config, cache->entries, cache->count);
-        status = text ? dsvi_file_replace(cache->index, text, strlen(text)) : latent_cache_no_memory(cache);
+        char *text = dsvi_latent_index_text(&cache->config, &cache->model, cache->entries, cache->count);
+        status = text ? dsvi_file_replace(cache->index, text, strlen(text))
+                      : dsvi_latent_cache_no_memory(cache);
         free(text);
         cache->changed = status != DSV_OK;
     }
@@ -188,14 +181,62 @@ static DsvStatus take_entry(void *context, const DsviLatentEntry *read)
     /* Old indexes contain paths as the user typed them. */
     char *resolved = cache->writes ? realpath(read->source, NULL) : NULL;
     entry.source = resolved ? resolved : read->source;
-    DsvStatus status = latent_cache_insert(cache, &entry);
+    DsvStatus status = dsvi_latent_cache_insert(cache, &entry);
     free(resolved);
     return status;
 }
 
+/* Reads the index. cache->model becomes what the index records. */
 static DsvStatus latent_cache_read_index(DsviLatentCache *cache, const DsvConfig *config)
 {
-    return dsvi_latent_index_read(cache->index, INDEX_BYTES_MAX, config, take_entry, cache);
+    DSVI_TRY(dsvi_latent_index_read(cache->index, INDEX_BYTES_MAX, config, &cache->model, take_entry, cache));
+    if (cache->model.text.encoder.hex[0])
+        DSVI_TRY(dsvi_path_join(cache->model.text.folder, cache->folder, TEXT_NAME));
+    return DSV_OK;
+}
+
+/* Fails if one of two models is not the expected one. `found` and `expected` are "" for none. */
+static DsvStatus check_model(const DsviLatentCache *cache, const char *what, const DsviHashKey *found,
+                             const DsviHashKey *expected)
+{
+    if (strcmp(found->hex, expected->hex) == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s: made with %s %s, expected %s: encode into another folder",
+                     cache->folder, what, found->hex[0] ? found->hex : "none",
+                     expected->hex[0] ? expected->hex : "none");
+}
+
+static DsvStatus check_type(const DsviLatentCache *cache, const char *what, DsviDtype found,
+                            DsviDtype expected)
+{
+    if (found == expected)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s: made by the %s in %s, expected %s: change mixed_precision",
+                     cache->folder, what, dsvi_dtype_name(found), dsvi_dtype_name(expected));
+}
+
+/* Compares the models of an index that was read with those that encode now. */
+static DsvStatus check_models(const DsviLatentCache *cache, const DsviLatentModel *expected)
+{
+    const DsviTextStore *text = &cache->model.text;
+    DSVI_TRY(check_model(cache, "the VAE", &cache->model.vae, &expected->vae));
+    if (expected->vae.hex[0])
+        DSVI_TRY(check_type(cache, "VAE", cache->model.vae_type, expected->vae_type));
+    if (!text->encoder.hex[0])
+        return DSV_OK;
+    DSVI_TRY(check_model(cache, "the text encoder", &text->encoder, &expected->text.encoder));
+    return check_type(cache, "text encoder", text->dtype, expected->text.dtype);
+}
+
+/* Makes `model` the models of the cache, and the folder of the text states. */
+static DsvStatus take_model(DsviLatentCache *cache, const DsviLatentModel *model)
+{
+    cache->model = *model;
+    cache->model.text.folder[0] = 0;
+    if (!model->text.encoder.hex[0])
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(cache->model.text.folder, cache->folder, TEXT_NAME));
+    return dsvi_folder_make(cache->model.text.folder);
 }
 
 /* ---- Opening and closing ---- */
@@ -246,19 +287,27 @@ static DsvStatus latent_cache_lock_folder(DsviLatentCache *cache)
     return status == DSV_E_UNSUPPORTED ? DSV_OK : status; /* the file system has no locks: continue without */
 }
 
-DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *config, DsviLatentCache **out)
+DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *config, const DsviLatentModel *model,
+                                   DsviLatentCache **out)
 {
+    static const DsviLatentModel NONE;
     DsvStatus status;
     DSVI_TRY(dsvi_folder_make(folder));
     DSVI_TRY(latent_cache_alloc(folder, out));
-    (*out)->writes = true;
-    DSVI_TRY_GOTO(status, latent_cache_lock_folder(*out), fail);
-    if (dsvi_path_exists((*out)->index))
-        DSVI_TRY_GOTO(status, latent_cache_read_index(*out, config), fail);
-    (*out)->config = *config;
+    DsviLatentCache *cache = *out;
+    bool exists = dsvi_path_exists(cache->index);
+    cache->writes = true;
+    model = model ? model : &NONE;
+    DSVI_TRY_GOTO(status, latent_cache_lock_folder(cache), fail);
+    if (exists) {
+        DSVI_TRY_GOTO(status, latent_cache_read_index(cache, config), fail);
+        DSVI_TRY_GOTO(status, check_models(cache, model), fail);
+    }
+    cache->config = *config;
     /* A new index is written now, so that a folder that cannot be written fails at once. */
-    (*out)->changed = !dsvi_path_exists((*out)->index);
-    DSVI_TRY_GOTO(status, dsvi_latent_cache_flush(*out), fail);
+    cache->changed = !exists || strcmp(cache->model.text.encoder.hex, model->text.encoder.hex) != 0;
+    DSVI_TRY_GOTO(status, take_model(cache, model), fail);
+    DSVI_TRY_GOTO(status, dsvi_latent_cache_flush(cache), fail);
     return DSV_OK;
 fail:
     dsvi_latent_cache_close(out);
@@ -285,7 +334,7 @@ void dsvi_latent_cache_close(DsviLatentCache **cache)
     if (c->writer_lock >= 0)
         close(c->writer_lock);
     for (int64_t i = 0; i < c->count; i++)
-        free_entry(c->entries[i]);
+        dsvi_latent_entry_free(c->entries[i]);
     pthread_mutex_destroy(&c->lock);
     free(c->entries);
     free(c->table);
@@ -310,9 +359,14 @@ const char *dsvi_latent_cache_source(const DsviLatentCache *cache, int64_t item)
     return cache->entries[item]->source;
 }
 
-const char *dsvi_latent_cache_text(const DsviLatentCache *cache, int64_t item)
+const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int64_t item)
 {
-    return cache->entries[item]->text;
+    return &cache->entries[item]->captions;
+}
+
+const DsviLatentModel *dsvi_latent_cache_model(const DsviLatentCache *cache)
+{
+    return &cache->model;
 }
 
 static DsvStatus latent_cache_check_file(const char *path, uint64_t expected)
@@ -335,8 +389,8 @@ bool dsvi_latent_cache_has(const DsviLatentCache *cache, const char *source, con
     char path[DSVI_PATH_MAX];
     uint64_t checksum = 0;
     latent_cache_lock(cache);
-    const Entry *entry = cache->count ? *latent_cache_slot(cache, source, window->start, window->crop_x,
-                                                           window->crop_y)
+    const Entry *entry = cache->count ? *dsvi_latent_cache_slot(cache, source, window->start, window->crop_x,
+                                                                window->crop_y)
                                       : NULL;
     if (entry) {
         snprintf(path, sizeof path, "%s", entry->file);
@@ -346,86 +400,45 @@ bool dsvi_latent_cache_has(const DsviLatentCache *cache, const char *source, con
     return entry && latent_cache_check_file(path, checksum) == DSV_OK;
 }
 
-/* A source, and the number of its windows that were dropped. */
-typedef struct Checked {
-    const DsviLatentSource *source;
-    int64_t dropped;
-} Checked;
-
-static int latent_cache_by_path(const void *a, const void *b)
+/* Returns a hash of everything on which the latents of a window depend: contents of the clip, window, codec
+ * and VAE. If the contents are unknown, the path of the clip and the place of the window are all that counts.
+ */
+static XXH128_hash_t latent_hash(const DsviLatentCache *cache, const DsviLatentSource *source,
+                                 const DsviClipWindow *w)
 {
-    return strcmp(((const Checked *)a)->source->path, ((const Checked *)b)->source->path);
+    char text[512];
+    const DsvConfig *config = &cache->config;
+    if (!source->content.hex[0])
+        return key_hash(source->path, w->start, w->crop_x, w->crop_y);
+    int length = snprintf(text, sizeof text,
+                          "%s %.17g %.17g %.17g %.17g %" PRId64 " %" PRId64 " %" PRId64 " %s %" PRId64
+                          " %" PRId64 " %s %s",
+                          source->content.hex, w->start, w->fps, w->crop_x, w->crop_y, w->frames, w->height,
+                          w->width, config->codec_name, config->codec_spatial_levels,
+                          config->codec_temporal_levels, cache->model.vae.hex,
+                          dsvi_dtype_name(cache->model.vae_type));
+    return XXH3_128bits(text, (size_t)length);
 }
 
-/* Returns the item of `checked` for the entry's source if the source's file has changed since it was
- * encoded. Returns NULL if the file has not changed or is not in `checked`. */
-static Checked *changed_source(const Entry *e, Checked *checked, int64_t count)
+/* Makes the path of a window's file: the stem of the source, restricted to plain characters, and a hash. A
+ * clip that takes the name of another clip does not overwrite the windows of the other, whose files keep
+ * their names. */
+static DsvStatus window_path(const DsviLatentCache *cache, const DsviLatentSource *source,
+                             const DsviClipWindow *w, char path[DSVI_PATH_MAX])
 {
-    const DsviLatentSource expected = {.path = e->source};
-    const Checked key = {&expected, 0};
-    Checked *found = bsearch(&key, checked, (size_t)count, sizeof key, latent_cache_by_path);
-    bool same = found && found->source->stamp.bytes == e->stamp.bytes &&
-                found->source->stamp.modified == e->stamp.modified;
-    return same ? NULL : found;
-}
-
-static void drop_entries(DsviLatentCache *cache, Checked *checked, int64_t count)
-{
-    int64_t kept = 0;
-    for (int64_t i = 0; i < cache->count; i++) {
-        Entry *e = cache->entries[i];
-        Checked *changed = changed_source(e, checked, count);
-        if (changed) {
-            changed->dropped++;
-            cache->text_bytes -= dsvi_latent_index_entry_bytes(e);
-            unlink(e->file); /* a file that cannot be removed does no harm: the index does not name it */
-            free_entry(e);
-        } else {
-            cache->entries[kept++] = e;
-        }
-    }
-    if (kept == cache->count)
-        return;
-    cache->count = kept;
-    cache->changed = true;
-    memset(cache->table, 0, cache->table_size * sizeof *cache->table);
-    fill_table(cache);
-}
-
-DsvStatus dsvi_latent_cache_drop_changed(DsviLatentCache *cache, const DsviLatentSource *sources,
-                                         int64_t count,
-                                         void (*report)(void *context, const char *path, int64_t windows),
-                                         void *context)
-{
-    Checked *checked = calloc((size_t)count + 1, sizeof *checked);
-    if (!checked)
-        return latent_cache_no_memory(cache);
-    for (int64_t i = 0; i < count; i++)
-        checked[i].source = &sources[i];
-    qsort(checked, (size_t)count, sizeof *checked, latent_cache_by_path);
-    latent_cache_lock(cache);
-    drop_entries(cache, checked, count);
-    latent_cache_unlock(cache);
-    for (int64_t i = 0; i < count; i++)
-        if (checked[i].dropped > 0)
-            report(context, checked[i].source->path, checked[i].dropped);
-    free(checked);
-    return dsvi_latent_cache_flush(cache);
-}
-
-/* Makes the name of a window's file: the stem of the source, restricted to plain characters, and a hash of
- * source and window. */
-static void name_file(const char *source, const DsviClipWindow *w, char name[STEM_MAX + 48])
-{
-    const char *slash = strrchr(source, '/'), *base = slash ? slash + 1 : source;
+    char name[STEM_MAX + 64];
+    const char *slash = strrchr(source->path, '/'), *base = slash ? slash + 1 : source->path;
     size_t length = strcspn(base, ".");
     if (length > STEM_MAX)
         length = STEM_MAX;
     for (size_t i = 0; i < length; i++)
         name[i] = isalnum((unsigned char)base[i]) && (unsigned char)base[i] < 0x80 ? base[i] : '_';
-    XXH128_hash_t hash = key_hash(source, w->start, w->crop_x, w->crop_y);
-    snprintf(name + length, 48, "-%016" PRIx64 "%016" PRIx64 ".safetensors", (uint64_t)hash.high64,
-             (uint64_t)hash.low64);
+    if (length == 0) /* a source like ".mp4" has no stem */
+        name[length++] = '_';
+    XXH128_hash_t hash = latent_hash(cache, source, w);
+    snprintf(name + length, sizeof name - length, "-%016" PRIx64 "%016" PRIx64 ".safetensors",
+             (uint64_t)hash.high64, (uint64_t)hash.low64);
+    return dsvi_path_join(path, cache->folder, name);
 }
 
 /* Fails if the index would become larger than readers accept, which would make the whole cache unreadable. */
@@ -443,29 +456,48 @@ static DsvStatus check_room(const DsviLatentCache *cache, const Entry *entry)
     return DSV_OK;
 }
 
-DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *source,
-                                const DsviClipWindow *window, const int64_t shape[4], const float *latent)
+/* Enters a window whose file is at `path`. */
+static DsvStatus enter_window(DsviLatentCache *cache, const DsviLatentSource *source,
+                              const DsviClipWindow *window, const int64_t shape[4], char *path,
+                              uint64_t checksum)
 {
-    char name[STEM_MAX + 48], path[DSVI_PATH_MAX];
     Entry entry = {
         .source = (char *)source->path,
-        .text = (char *)source->text,
-        .file = path, /* a local buffer: latent_cache_insert copies the strings */
+        .file = path,
         .stamp = source->stamp,
+        .content = source->content,
         .start = window->start,
         .crop_x = window->crop_x,
         .crop_y = window->crop_y,
+        .checksum = checksum,
     };
+    if (source->captions)
+        entry.captions = *source->captions;
     memcpy(entry.shape, shape, sizeof entry.shape);
-    name_file(source->path, window, name);
-    if (name[0] == '-') /* a source like ".mp4" has no stem */
-        name[0] = '_';
-    DSVI_TRY(dsvi_path_join(path, cache->folder, name));
     DSVI_TRY(check_room(cache, &entry));
-    DSVI_TRY(dsvi_latent_write(path, shape, latent, &entry.checksum));
     latent_cache_lock(cache);
-    DsvStatus status = latent_cache_insert(cache, &entry);
+    DsvStatus status = dsvi_latent_cache_insert(cache, &entry); /* copies the strings */
     cache->changed = true;
     latent_cache_unlock(cache);
     return status;
+}
+
+bool dsvi_latent_cache_recover(DsviLatentCache *cache, const DsviLatentSource *source,
+                               const DsviClipWindow *window, const int64_t shape[4])
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t checksum;
+    return source->content.hex[0] && window_path(cache, source, window, path) == DSV_OK &&
+           dsvi_path_exists(path) && dsvi_latent_verify_shape(path, shape, &checksum) == DSV_OK &&
+           enter_window(cache, source, window, shape, path, checksum) == DSV_OK;
+}
+
+DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *source,
+                                const DsviClipWindow *window, const int64_t shape[4], const float *latent)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t checksum;
+    DSVI_TRY(window_path(cache, source, window, path));
+    DSVI_TRY(dsvi_latent_write(path, shape, latent, &checksum));
+    return enter_window(cache, source, window, shape, path, checksum);
 }

@@ -18,6 +18,8 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
 /* Fails with DSV_E_FORMAT unless the numbers match the checksum in the file; stores the checksum in
  * *checksum. */
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum);
+/* As dsvi_latent_verify; fails with DSV_E_SHAPE if the latent has another shape. */
+DsvStatus dsvi_latent_verify_shape(const char *path, const int64_t shape[4], uint64_t *checksum);
 
 #ifdef __cplusplus
 }

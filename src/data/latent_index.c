@@ -1,17 +1,22 @@
 /* Implements latent_index.h: the index of a latent cache as JSON. The index is
  *
- *     {"format": "dsv-latent-cache", "version": 1,
+ *     {"format": "dsv-latent-cache", "version": 2,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
- *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ...,
+ *      "model": {"vae": 32 hex digits, "vae_type": "BF16",
+ *                "text_encoder": 32 hex digits, "text_type": "BF16", "text_dim": ..., "empty": key},
+ *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ..., "source_xxh3": 32 hex digits,
  *                 "start": ..., "crop_x": ..., "crop_y": ...,
  *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
- *                 "text": the caption, if any, "escaped": true, if they are}, ...],
+ *                 "captions": [{"text": ..., "states": key}, ...], "escaped": true, if they are}, ...],
  *      "xxh3": 16 hex digits}
  *
- * JSON is UTF-8, but file names may contain any bytes: in an item that is `escaped`, bytes above 0x7f and "%"
- * in source and text are written as %XX. The checksum at the end covers the values of the items, so that
- * reformatting the file does not invalidate it. Indexes of version 0.1 have no checksum, and the oldest lack
- * source_bytes and source_modified. */
+ * The parts of "model" are missing if the cache was made without a VAE or without a text encoder, and so are
+ * the keys of text states. JSON is UTF-8, but file names may contain any bytes: in an item that is `escaped`,
+ * bytes above 0x7f and "%" in source and captions are written as %XX. The checksum at the end covers the
+ * models and the values of the items, so that reformatting the file does not invalidate it.
+ *
+ * Version 1 is read, too: an item has one caption, "text", or none, and neither "source_xxh3" nor "model"
+ * exist. Indexes of dsv 0.1 have no checksum, and the oldest lack source_bytes and source_modified. */
 #include "data/latent_index.h"
 
 #include <inttypes.h>
@@ -30,8 +35,9 @@
 const char dsvi_latent_index_format[] = "dsv-latent-cache";
 
 enum {
-    VERSION = 1,
-    HEX_DIGITS = 16, /* digits of a checksum */
+    VERSION = 2,
+    VERSION_ONE_TEXT = 1, /* the version in which an item has one caption */
+    HEX_DIGITS = 16,      /* digits of a checksum */
     OPTIONS = 6
 };
 
@@ -43,8 +49,11 @@ typedef struct Option {
     double value;
 } Option;
 
-static void list_options(const DsvConfig *c, Option out[OPTIONS])
+/* Lists the options on which the latents of a codec depend, and returns their number. The levels are options
+ * of the codec haar alone. */
+static int list_options(const DsvConfig *c, const char *codec, Option out[OPTIONS])
 {
+    enum { LEVELS = 2 };
     const Option options[OPTIONS] = {
         {"num_frames", (double)c->num_frames},
         {"height", (double)c->height},
@@ -54,6 +63,7 @@ static void list_options(const DsvConfig *c, Option out[OPTIONS])
         {"codec.temporal_levels", (double)c->codec_temporal_levels},
     };
     memcpy(out, options, sizeof options);
+    return strcmp(codec, "haar") == 0 ? OPTIONS : OPTIONS - LEVELS;
 }
 
 /* ---- Checksum ---- */
@@ -69,19 +79,44 @@ static uint64_t hash_text(const char *text, uint64_t seed)
     return text ? XXH3_64bits_withSeed(text, strlen(text) + 1, seed) : XXH3_64bits_withSeed("", 0, seed);
 }
 
+static uint64_t hash_captions(const DsviCaptions *captions, uint64_t seed)
+{
+    seed = XXH3_64bits_withSeed(&captions->count, sizeof captions->count, seed);
+    for (int64_t i = 0; i < captions->count; i++) {
+        seed = hash_text(captions->at[i].text, seed);
+        seed = hash_text(captions->at[i].states.hex, seed);
+    }
+    return seed;
+}
+
 /* Returns the checksum of all entries up to and including this one; `seed` is the checksum of the previous
  * entries. */
-static uint64_t hash_entry(const DsviLatentEntry *e, uint64_t seed)
+static uint64_t hash_entry(const DsviLatentEntry *e, int version, uint64_t seed)
 {
     const bool stamped = !isnan(e->stamp.modified);
     const double numbers[5] = {stamped ? (double)e->stamp.bytes : -1, stamped ? e->stamp.modified : -1,
                                e->start, e->crop_x, e->crop_y};
     seed = hash_text(e->source, seed);
-    seed = hash_text(e->text, seed);
+    if (version == VERSION_ONE_TEXT) {
+        seed = hash_text(e->captions.count ? e->captions.at[0].text : NULL, seed);
+    } else {
+        seed = hash_captions(&e->captions, seed);
+        seed = hash_text(e->content.hex, seed);
+    }
     seed = hash_text(latent_index_name_of(e), seed);
     seed = XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
     seed = XXH3_64bits_withSeed(e->shape, sizeof e->shape, seed);
     return XXH3_64bits_withSeed(&e->checksum, sizeof e->checksum, seed);
+}
+
+/* Returns the checksum with which those of the entries begin. */
+static uint64_t hash_model(const DsviLatentModel *model)
+{
+    const int64_t numbers[3] = {model->vae_type, model->text.dtype, model->text.dim};
+    uint64_t seed = hash_text(model->vae.hex, 0);
+    seed = hash_text(model->text.encoder.hex, seed);
+    seed = hash_text(model->text.empty.hex, seed);
+    return XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
 }
 
 static bool read_hex(const cJSON *item, uint64_t *value)
@@ -162,9 +197,11 @@ size_t dsvi_latent_index_head_bytes(void)
 
 size_t dsvi_latent_index_entry_bytes(const DsviLatentEntry *e)
 {
-    enum { NAMES_AND_NUMBERS = 512 };
-    return NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(e->text) +
-           text_bytes(latent_index_name_of(e));
+    enum { NAMES_AND_NUMBERS = 576, CAPTION_NAMES = 80 };
+    size_t bytes = NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(latent_index_name_of(e));
+    for (int64_t i = 0; i < e->captions.count; i++)
+        bytes += CAPTION_NAMES + text_bytes(e->captions.at[i].text);
+    return bytes;
 }
 
 static bool latent_index_add_number(cJSON *object, const char *key, double value)
@@ -174,24 +211,57 @@ static bool latent_index_add_number(cJSON *object, const char *key, double value
     return cJSON_AddRawToObject(object, key, text) != NULL;
 }
 
+/* Appends an empty object to the array and returns it, or NULL if memory is lacking. */
+static cJSON *append_object(cJSON *array)
+{
+    cJSON *object = cJSON_CreateObject();
+    if (object && cJSON_AddItemToArray(array, object))
+        return object;
+    cJSON_Delete(object);
+    return NULL;
+}
+
+static bool add_key(cJSON *object, const char *name, const DsviHashKey *key)
+{
+    return !key->hex[0] || cJSON_AddStringToObject(object, name, key->hex);
+}
+
+static bool add_captions(cJSON *item, const DsviCaptions *captions, bool escaped)
+{
+    cJSON *array = captions->count ? cJSON_AddArrayToObject(item, "captions") : NULL;
+    bool whole = array || !captions->count;
+    for (int64_t i = 0; whole && i < captions->count; i++) {
+        cJSON *caption = append_object(array);
+        whole = caption && add_text(caption, "text", captions->at[i].text, escaped) &&
+                add_key(caption, "states", &captions->at[i].states);
+    }
+    return whole;
+}
+
+static bool entry_needs_escape(const DsviLatentEntry *e)
+{
+    bool needed = needs_escape(e->source);
+    for (int64_t i = 0; !needed && i < e->captions.count; i++)
+        needed = needs_escape(e->captions.at[i].text);
+    return needed;
+}
+
 static bool add_entry(cJSON *items, const DsviLatentEntry *e)
 {
-    bool escaped = needs_escape(e->source) || needs_escape(e->text);
-    cJSON *item = cJSON_CreateObject(), *shape = NULL;
-    if (!item || !cJSON_AddItemToArray(items, item)) {
-        cJSON_Delete(item);
+    bool escaped = entry_needs_escape(e);
+    cJSON *item = append_object(items), *shape = NULL;
+    if (!item)
         return false;
-    }
     bool whole = add_text(item, "source", e->source, escaped) &&
                  latent_index_add_number(item, "source_bytes", (double)e->stamp.bytes) &&
                  latent_index_add_number(item, "source_modified", e->stamp.modified) &&
+                 add_key(item, "source_xxh3", &e->content) &&
                  latent_index_add_number(item, "start", e->start) &&
                  latent_index_add_number(item, "crop_x", e->crop_x) &&
                  latent_index_add_number(item, "crop_y", e->crop_y) &&
                  cJSON_AddStringToObject(item, "file", latent_index_name_of(e)) &&
                  add_hex(item, e->checksum) && (shape = cJSON_AddArrayToObject(item, "shape"));
-    if (whole && e->text)
-        whole = add_text(item, "text", e->text, escaped);
+    whole = whole && add_captions(item, &e->captions, escaped);
     if (whole && escaped)
         whole = cJSON_AddTrueToObject(item, "escaped") != NULL;
     for (int i = 0; whole && i < 4; i++)
@@ -199,22 +269,40 @@ static bool add_entry(cJSON *items, const DsviLatentEntry *e)
     return whole;
 }
 
-char *dsvi_latent_index_text(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count)
+static bool add_model(cJSON *index, const DsviLatentModel *model)
+{
+    const DsviTextStore *text = &model->text;
+    cJSON *to = NULL;
+    bool whole = (!model->vae.hex[0] && !text->encoder.hex[0]) ||
+                 (to = cJSON_AddObjectToObject(index, "model"));
+    if (whole && model->vae.hex[0])
+        whole = add_key(to, "vae", &model->vae) &&
+                cJSON_AddStringToObject(to, "vae_type", dsvi_dtype_name(model->vae_type));
+    if (whole && text->encoder.hex[0])
+        whole = add_key(to, "text_encoder", &text->encoder) &&
+                cJSON_AddStringToObject(to, "text_type", dsvi_dtype_name(text->dtype)) &&
+                latent_index_add_number(to, "text_dim", (double)text->dim) &&
+                add_key(to, "empty", &text->empty);
+    return whole;
+}
+
+char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *model,
+                             DsviLatentEntry *const *entries, int64_t count)
 {
     Option options[OPTIONS];
-    uint64_t checksum = 0;
+    uint64_t checksum = hash_model(model);
+    int recorded = list_options(config, config->codec_name, options);
     cJSON *index = cJSON_CreateObject(), *stored = NULL, *items = NULL;
     bool whole = index && cJSON_AddStringToObject(index, "format", dsvi_latent_index_format) &&
                  cJSON_AddNumberToObject(index, "version", VERSION) &&
                  (stored = cJSON_AddObjectToObject(index, "settings")) &&
                  cJSON_AddStringToObject(stored, CODEC_NAME, config->codec_name);
-    list_options(config, options);
-    for (int i = 0; whole && i < OPTIONS; i++)
+    for (int i = 0; whole && i < recorded; i++)
         whole = latent_index_add_number(stored, options[i].key, options[i].value);
-    whole = whole && (items = cJSON_AddArrayToObject(index, "items"));
+    whole = whole && add_model(index, model) && (items = cJSON_AddArrayToObject(index, "items"));
     for (int64_t i = 0; whole && i < count; i++) {
         whole = add_entry(items, entries[i]);
-        checksum = hash_entry(entries[i], checksum);
+        checksum = hash_entry(entries[i], VERSION, checksum);
     }
     whole = whole && add_hex(index, checksum);
     char *text = whole ? cJSON_PrintUnformatted(index) : NULL;
@@ -240,8 +328,8 @@ static DsvStatus check_options(const char *path, const cJSON *stored, const DsvC
     if (expected && strcmp(codec->valuestring, expected->codec_name) != 0)
         return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with codec.name %s, expected %s", folder, path,
                          codec->valuestring, expected->codec_name);
-    list_options(expected ? expected : &ANY, options);
-    for (int i = 0; i < OPTIONS; i++) {
+    int recorded = list_options(expected ? expected : &ANY, codec->valuestring, options);
+    for (int i = 0; i < recorded; i++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(stored, options[i].key);
         if (!cJSON_IsNumber(value))
             return latent_index_malformed(path, "a setting is missing");
@@ -291,25 +379,93 @@ static bool read_stamp(const cJSON *item, DsviFileStamp *stamp)
     return good;
 }
 
-static bool read_texts(const cJSON *item, DsviLatentEntry *e)
+/* Reads a key that may be missing. */
+static bool read_key(const cJSON *object, const char *name, DsviHashKey *key)
 {
-    e->source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "source"));
-    e->text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "text"));
-    e->file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
-    if (!e->source || !e->file || !plain_name(e->file))
-        return false;
-    if (!cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "escaped")))
-        return true;
-    return unescape(e->source) && (!e->text || unescape(e->text));
+    const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, name);
+    *key = (DsviHashKey){""};
+    return !found || dsvi_hash_key_read(cJSON_GetStringValue(found), key);
 }
 
-/* Reads an entry. Its strings are owned by `item`. */
-static bool read_entry(const cJSON *item, DsviLatentEntry *e)
+/* Reads the captions of an item. Their texts are owned by `item`. */
+static bool read_captions_of(const cJSON *item, bool escaped, DsviCaptions *out)
 {
-    return read_texts(item, e) && read_hex(cJSON_GetObjectItemCaseSensitive(item, CHECKSUM), &e->checksum) &&
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(item, "captions");
+    bool good = !array || cJSON_IsArray(array);
+    int count = cJSON_GetArraySize(array);
+    out->at = count > 0 && good ? calloc((size_t)count, sizeof *out->at) : NULL;
+    if (count > 0 && !out->at)
+        return false;
+    for (const cJSON *one = array ? array->child : NULL; good && one; one = one->next) {
+        DsviCaption *caption = &out->at[out->count++];
+        caption->text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(one, "text"));
+        good = caption->text && read_key(one, "states", &caption->states) &&
+               (!escaped || unescape(caption->text));
+    }
+    return good;
+}
+
+/* Reads the caption of an item of version 1. Its text is owned by `item`. */
+static bool read_one_text(const cJSON *item, bool escaped, DsviCaptions *out)
+{
+    char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "text"));
+    if (!text)
+        return true;
+    out->at = calloc(1, sizeof *out->at);
+    if (!out->at)
+        return false;
+    out->at[0].text = text;
+    out->count = 1;
+    return !escaped || unescape(text);
+}
+
+static bool read_texts(const cJSON *item, int version, DsviLatentEntry *e)
+{
+    bool escaped = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "escaped"));
+    e->captions = (DsviCaptions){0};
+    e->source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "source"));
+    e->file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
+    if (!e->source || !e->file || !plain_name(e->file) || (escaped && !unescape(e->source)))
+        return false;
+    return version == VERSION_ONE_TEXT ? read_one_text(item, escaped, &e->captions)
+                                       : read_captions_of(item, escaped, &e->captions);
+}
+
+/* Reads an entry. Its strings are owned by `item`; the caller frees e->captions.at, also after a failure. */
+static bool read_entry(const cJSON *item, int version, DsviLatentEntry *e)
+{
+    return read_texts(item, version, e) &&
+           read_hex(cJSON_GetObjectItemCaseSensitive(item, CHECKSUM), &e->checksum) &&
            read_number(item, "start", &e->start) && read_number(item, "crop_x", &e->crop_x) &&
            read_number(item, "crop_y", &e->crop_y) && read_stamp(item, &e->stamp) &&
+           read_key(item, "source_xxh3", &e->content) &&
            latent_index_read_shape(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape);
+}
+
+static bool read_type(const cJSON *model, const char *name, DsviDtype *type)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, name));
+    *type = text && strcmp(text, dsvi_dtype_name(DSVI_BF16)) == 0 ? DSVI_BF16 : DSVI_F32;
+    return text && strcmp(text, dsvi_dtype_name(*type)) == 0;
+}
+
+static bool read_model(const cJSON *index, DsviLatentModel *out)
+{
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(index, "model");
+    DsviTextStore *text = &out->text;
+    memset(out, 0, sizeof *out);
+    if (!model)
+        return true;
+    if (!read_key(model, "vae", &out->vae) || !read_key(model, "text_encoder", &text->encoder) ||
+        !read_key(model, "empty", &text->empty))
+        return false;
+    if (out->vae.hex[0] && !read_type(model, "vae_type", &out->vae_type))
+        return false;
+    if (!text->encoder.hex[0])
+        return true;
+    return text->empty.hex[0] && read_type(model, "text_type", &text->dtype) &&
+           latent_index_read_whole(cJSON_GetObjectItemCaseSensitive(model, "text_dim"), &text->dim) &&
+           text->dim >= 1;
 }
 
 static DsvStatus check_checksum(const char *path, const cJSON *stored, uint64_t checksum)
@@ -327,39 +483,64 @@ static DsvStatus check_checksum(const char *path, const cJSON *stored, uint64_t 
     return DSV_OK;
 }
 
-static DsvStatus read_items(const char *path, const cJSON *index, const DsvConfig *config,
-                            DsvStatus (*add)(void *context, const DsviLatentEntry *entry), void *context)
+/* A reader of the items of an index. */
+typedef struct ItemReader {
+    const char *path;
+    int version;
+    uint64_t checksum; /* of the models and the items so far */
+    DsvStatus (*add)(void *context, const DsviLatentEntry *entry);
+    void *context;
+} ItemReader;
+
+static DsvStatus read_item(ItemReader *reader, const cJSON *item)
 {
+    DsvStatus status;
+    DsviLatentEntry entry = {0};
+    if (!read_entry(item, reader->version, &entry)) {
+        status = latent_index_malformed(reader->path, "an item of it is incomplete");
+    } else {
+        reader->checksum = hash_entry(&entry, reader->version, reader->checksum);
+        status = reader->add(reader->context, &entry);
+    }
+    free(entry.captions.at);
+    return status;
+}
+
+static DsvStatus read_items(ItemReader *reader, const cJSON *index, const DsvConfig *config,
+                            DsviLatentModel *model)
+{
+    const char *path = reader->path;
     const cJSON *version = cJSON_GetObjectItemCaseSensitive(index, "version");
     const cJSON *items = cJSON_GetObjectItemCaseSensitive(index, "items");
     const char *format = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(index, "format"));
-    uint64_t checksum = 0;
     if (!format || strcmp(format, dsvi_latent_index_format) != 0)
         return latent_index_malformed(path, "not JSON, or of another format");
-    if (!cJSON_IsNumber(version) || version->valuedouble != VERSION)
+    if (!cJSON_IsNumber(version) ||
+        (version->valuedouble != VERSION && version->valuedouble != VERSION_ONE_TEXT))
         return latent_index_malformed(path, "of another version of the format");
+    reader->version = (int)version->valuedouble;
     DSVI_TRY(check_options(path, cJSON_GetObjectItemCaseSensitive(index, "settings"), config));
+    if (!read_model(index, model))
+        return latent_index_malformed(path, "its model is incomplete");
+    reader->checksum = reader->version == VERSION_ONE_TEXT ? 0 : hash_model(model);
     if (!cJSON_IsArray(items))
         return latent_index_malformed(path, "no items in it");
-    for (const cJSON *item = items->child; item; item = item->next) {
-        DsviLatentEntry entry;
-        if (!read_entry(item, &entry))
-            return latent_index_malformed(path, "an item of it is incomplete");
-        checksum = hash_entry(&entry, checksum);
-        DSVI_TRY(add(context, &entry));
-    }
-    return check_checksum(path, cJSON_GetObjectItemCaseSensitive(index, CHECKSUM), checksum);
+    for (const cJSON *item = items->child; item; item = item->next)
+        DSVI_TRY(read_item(reader, item));
+    return check_checksum(path, cJSON_GetObjectItemCaseSensitive(index, CHECKSUM), reader->checksum);
 }
 
 DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *config,
+                                 DsviLatentModel *model,
                                  DsvStatus (*add)(void *context, const DsviLatentEntry *entry), void *context)
 {
+    ItemReader reader = {.path = path, .add = add, .context = context};
     char *text;
     size_t bytes;
     DSVI_TRY(dsvi_file_read(path, bytes_max, &text, &bytes));
     cJSON *index = cJSON_ParseWithLength(text, bytes);
     free(text);
-    DsvStatus status = read_items(path, index, config, add, context);
+    DsvStatus status = read_items(&reader, index, config, model);
     cJSON_Delete(index);
     return status;
 }

@@ -5,17 +5,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/fs.h"
-#include "base/status.h"
+#include "data/captions.h"
+#include "data/text_states.h"
 #include "dsv/config.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+/* The models that made a latent cache. */
+typedef struct DsviLatentModel {
+    DsviHashKey vae;    /* identity of the VAE; unknown if the codec is none */
+    DsviDtype vae_type; /* in which the VAE computed: F32 or BF16 */
+    DsviTextStore text; /* the index does not store its folder */
+} DsviLatentModel;
+
 typedef struct DsviLatentEntry {
-    char *source, *text; /* text: the caption or NULL; any bytes except 0 */
-    DsviFileStamp stamp; /* stamp of the source; {0, NAN}: unknown */
+    char *source;          /* path of the clip; any bytes except 0 */
+    DsviCaptions captions; /* of the clip; any bytes except 0 */
+    DsviFileStamp stamp;   /* stamp of the source; {0, NAN}: unknown */
+    DsviHashKey content;   /* of the source's bytes, when it had this stamp */
     double start, crop_x, crop_y;
     char *file; /* the window's file: a file name or a path */
     uint64_t checksum;
@@ -30,13 +39,15 @@ size_t dsvi_latent_index_head_bytes(void);
 size_t dsvi_latent_index_entry_bytes(const DsviLatentEntry *entry);
 
 /* Returns the index as text, which the caller frees, or NULL if memory is lacking. */
-char *dsvi_latent_index_text(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count);
+char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *model,
+                             DsviLatentEntry *const *entries, int64_t count);
 
-/* Calls `add` for each entry of the index file. `add` must copy what it keeps; entry->file is a plain file
- * name. Fails with DSV_E_USAGE, naming the option, if the index was made with options other than `config`
- * (NULL: any options are accepted), and with DSV_E_FORMAT if the index is malformed or its checksum is
- * wrong. */
+/* Stores the models in *model, and calls `add` for each entry of the index file. `add` must copy what it
+ * keeps; entry->file is a plain file name. Fails with DSV_E_USAGE, naming the option, if the index was made
+ * with options other than `config` (NULL: any options are accepted), and with DSV_E_FORMAT if the index is
+ * malformed or its checksum is wrong. */
 DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *config,
+                                 DsviLatentModel *model,
                                  DsvStatus (*add)(void *context, const DsviLatentEntry *entry),
                                  void *context);
 

@@ -105,7 +105,7 @@ static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, Slot *s
         DsviSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->config, number, slot->passed_over);
         DsvStatus status = prefetch_read_item(worker, &ref, slot->latent);
         if (status == DSV_OK) {
-            slot->text = p->dataset->items[ref.item].text;
+            slot->text = ref.caption < 0 ? NULL : p->dataset->items[ref.item].captions.at[ref.caption].text;
             return p->dataset->latents ? DSV_OK : p->encode(p->encode_context, worker->pixels, slot->latent);
         }
         if (!dsvi_dataset_is_broken(status))

@@ -48,9 +48,10 @@ DsvStatus dsvi_time_embed_ref(DsviStream *stream, const DsviTimeEmbedArgs *args)
     (void)stream;
     for (int64_t i = 0; i < args->batch * half; i++) {
         int64_t b = i / half, j = i % half;
-        double angle = dsvi_load(args->acc, args->t, b) * pow(10000, -(double)j / (double)half);
-        dsvi_store(args->acc, args->row, b * args->dim + j, cos(angle));
-        dsvi_store(args->acc, args->row, b * args->dim + half + j, sin(angle));
+        float exponent = (float)-log(10000) * (float)j / (float)half;
+        float angle = (float)dsvi_load(args->acc, args->t, b) * (float)exp((double)exponent);
+        dsvi_store(args->acc, args->row, b * args->dim + j, cos((double)angle));
+        dsvi_store(args->acc, args->row, b * args->dim + half + j, sin((double)angle));
     }
     return DSV_OK;
 }

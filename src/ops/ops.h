@@ -10,7 +10,10 @@
 
 #include "ops/attention.h"
 #include "ops/attention_merge.h"
+#include "ops/conv.h"
+#include "ops/encoder.h"
 #include "ops/flow.h"
+#include "ops/frames.h"
 #include "ops/gemm.h"
 #include "ops/heads_move.h"
 #include "ops/list_exchange.h"
@@ -77,6 +80,15 @@ typedef struct DsviOps {
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)
     predictor_loss;
+
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_conv_fn, dsvi_conv_workspace_fn) conv;
+    DSVI_OP_SLOT(dsvi_channel_norm_fn) channel_norm;
+    DSVI_OP_SLOT(dsvi_frames_move_fn) frames_move;
+
+    DSVI_OP_SLOT(dsvi_rms_norm_fn) rms_norm;
+    DSVI_OP_SLOT(dsvi_gelu_product_fn) gelu_product;
+    DSVI_OP_SLOT(dsvi_softmax_fn) softmax;
+    DSVI_OP_SLOT(dsvi_bias_attention_fn) bias_attention;
 
     DSVI_OP_SLOT(dsvi_sum_squares_fn) sum_squares;
     DSVI_OP_SLOT(dsvi_adamw_fn) adamw;

@@ -48,6 +48,13 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET_WITH_WORKSPACE(ops, profile, dsvi_profile_ref, dsvi_profile_workspace_ref, REF);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, dsvi_predictor_loss_ref,
                                 dsvi_predictor_loss_workspace_ref, REF);
+    DSVI_OPS_SET(ops, conv, dsvi_conv_ref, REF);
+    DSVI_OPS_SET(ops, channel_norm, dsvi_channel_norm_ref, REF);
+    DSVI_OPS_SET(ops, frames_move, dsvi_frames_move_ref, REF);
+    DSVI_OPS_SET(ops, rms_norm, dsvi_rms_norm_ref, REF);
+    DSVI_OPS_SET(ops, gelu_product, dsvi_gelu_product_ref, REF);
+    DSVI_OPS_SET(ops, softmax, dsvi_softmax_ref, REF);
+    DSVI_OPS_SET(ops, bias_attention, dsvi_bias_attention_ref, REF);
     DSVI_OPS_SET(ops, sum_squares, dsvi_sum_squares_ref, REF);
     DSVI_OPS_SET(ops, adamw, dsvi_adamw_ref, REF);
 }

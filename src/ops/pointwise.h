@@ -10,6 +10,11 @@
 extern "C" {
 #endif
 
+/* gelu_tanh(x) = x/2 (1 + tanh(u)) = x / (1 + exp(-2 u)) with 2 u = SLOPE (x + CUBIC x^3) and
+ * SLOPE = 2 sqrt(2 / pi). The form without tanh is precise even if tanh(u) is near -1. */
+#define DSVI_GELU_SLOPE 1.5957691216057307117597842397375
+#define DSVI_GELU_CUBIC 0.044715
+
 typedef enum DsviActivation { DSVI_GELU_TANH, DSVI_SILU } DsviActivation;
 
 /* activation_fwd: y = f(x).  activation_bwd: dx = dy * f'(x).

@@ -5,27 +5,22 @@
 
 #include "ops/gemm.h"
 
-/* gelu_tanh(x) = x/2 (1 + tanh(u)) = x s(2u) with the logistic function s. This form without tanh is precise
- * even if tanh(u) is near -1. */
 static double logistic(double x)
 {
     return 1 / (1 + exp(-x));
 }
 
-static const double GELU_SLOPE = 1.5957691216057307117597842397375; /* 2 sqrt(2 / pi) */
-static const double GELU_CUBIC = 0.044715;
-
 static double activation_value(DsviActivation kind, double x)
 {
     if (kind == DSVI_SILU)
         return x * logistic(x);
-    return x * logistic(GELU_SLOPE * (x + GELU_CUBIC * x * x * x));
+    return x * logistic(DSVI_GELU_SLOPE * (x + DSVI_GELU_CUBIC * x * x * x));
 }
 
 static double activation_slope(DsviActivation kind, double x)
 {
-    double inner = kind == DSVI_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
-    double inner_slope = kind == DSVI_SILU ? 1 : GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x);
+    double inner = kind == DSVI_SILU ? x : DSVI_GELU_SLOPE * (x + DSVI_GELU_CUBIC * x * x * x);
+    double inner_slope = kind == DSVI_SILU ? 1 : DSVI_GELU_SLOPE * (1 + 3 * DSVI_GELU_CUBIC * x * x);
     return logistic(inner) * (1 + x * inner_slope * logistic(-inner));
 }
 

@@ -36,31 +36,59 @@ static DsvStatus checkpoint_store(DsviTrainer *t, DsviShardArray array)
     return dsvi_zero_store(&t->zero, t->host_flat, array);
 }
 
-/* Writes the weights in host_flat and config.json to folder/name. */
-static DsvStatus write_model(DsviTrainer *t, const char *folder, const char *name)
-{
-    char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
-    DSVI_TRY(dsvi_path_join(path, folder, name));
-    DSVI_TRY(dsvi_folder_make(path));
-    DSVI_TRY(dsvi_path_join(config, path, "config.json"));
-    DSVI_TRY(dsvi_dit_config_write(config, &t->config));
-    return dsvi_weights_write(path, &t->table, t->host_flat, DSVI_F32, SHARD_BYTES);
-}
+/* Names under which weights are stored. */
+typedef struct ModelNames {
+    const char *folder; /* folder with all weights of a model */
+    const char *lora;   /* with a LoRA: file for other programs, in BF16 */
+    const char *exact;  /* with a LoRA: file with the matrices in F32, and the name of this array */
+} ModelNames;
 
-/* Reads the weights in folder/name into host_flat. */
-static DsvStatus read_model(DsviTrainer *t, const char *folder, const char *name)
-{
-    char path[DSVI_PATH_MAX];
-    DSVI_TRY(dsvi_path_join(path, folder, name));
-    memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
-    return dsvi_weights_read(path, &t->table, t->host_flat);
-}
+static const ModelNames WEIGHTS = {"transformer", "lora.safetensors", "weight"};
+static const ModelNames EMA = {"transformer_ema", "lora_ema.safetensors", "ema"};
 
 static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
 {
     char file[64];
     snprintf(file, sizeof file, "optimizer/%s.safetensors", name);
     return dsvi_path_join(path, folder, file);
+}
+
+/* Writes the matrices in host_flat: once for other programs, and once exactly, for a resumed run. */
+static DsvStatus write_lora(DsviTrainer *t, const char *folder, const ModelNames *names)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, folder, names->lora));
+    DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, path));
+    DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
+    DSVI_TRY(dsvi_folder_make(path));
+    DSVI_TRY(moment_path(path, folder, names->exact));
+    return dsvi_flat_write(path, t->trained, names->exact, t->host_flat);
+}
+
+/* Writes the weights in host_flat: a folder with config.json, or a LoRA. */
+static DsvStatus write_model(DsviTrainer *t, const char *folder, const ModelNames *names)
+{
+    char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
+    if (t->frozen)
+        return write_lora(t, folder, names);
+    DSVI_TRY(dsvi_path_join(path, folder, names->folder));
+    DSVI_TRY(dsvi_folder_make(path));
+    DSVI_TRY(dsvi_path_join(config, path, "config.json"));
+    DSVI_TRY(dsvi_dit_config_write(config, &t->config));
+    return dsvi_weights_write(path, &t->table, t->host_flat, DSVI_F32, SHARD_BYTES);
+}
+
+/* Reads weights that write_model has written into host_flat. */
+static DsvStatus read_model(DsviTrainer *t, const char *folder, const ModelNames *names)
+{
+    char path[DSVI_PATH_MAX];
+    if (t->frozen) {
+        DSVI_TRY(moment_path(path, folder, names->exact));
+        return dsvi_flat_read(path, t->trained, names->exact, t->host_flat);
+    }
+    DSVI_TRY(dsvi_path_join(path, folder, names->folder));
+    memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
+    return dsvi_weights_read(path, &t->table, t->host_flat);
 }
 
 static DsvStatus write_moments(DsviTrainer *t, const char *folder)
@@ -72,7 +100,7 @@ static DsvStatus write_moments(DsviTrainer *t, const char *folder)
     for (int i = 0; i < 2; i++) {
         DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
         DSVI_TRY(checkpoint_fetch(t, moments[i]));
-        DSVI_TRY(dsvi_flat_write(path, &t->table, MOMENT_NAME[i], t->host_flat));
+        DSVI_TRY(dsvi_flat_write(path, t->trained, MOMENT_NAME[i], t->host_flat));
     }
     return DSV_OK;
 }
@@ -84,7 +112,7 @@ static DsvStatus read_moments(DsviTrainer *t, const char *folder)
     for (int i = 0; i < 2; i++) {
         if (is_file_rank(t)) {
             DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-            DSVI_TRY(dsvi_flat_read(path, &t->table, MOMENT_NAME[i], t->host_flat));
+            DSVI_TRY(dsvi_flat_read(path, t->trained, MOMENT_NAME[i], t->host_flat));
         }
         DSVI_TRY(checkpoint_store(t, moments[i]));
     }
@@ -152,10 +180,10 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_folder_make(folder));
     DSVI_TRY(checkpoint_fetch(t, t->zero.master));
-    DSVI_TRY(write_model(t, folder, "transformer"));
+    DSVI_TRY(write_model(t, folder, &WEIGHTS));
     if (t->zero.ema.data) {
         DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
-        DSVI_TRY(write_model(t, folder, "transformer_ema"));
+        DSVI_TRY(write_model(t, folder, &EMA));
     }
     DSVI_TRY(write_moments(t, folder));
     DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
@@ -219,6 +247,8 @@ static DsvStatus check_model(const DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DsviDitConfig found;
+    if (t->frozen) /* the names and shapes of the matrices are checked when they are read */
+        return DSV_OK;
     DSVI_TRY(dsvi_path_join(path, folder, "transformer/config.json"));
     DSVI_TRY(dsvi_dit_config_read(path, &found));
     return dsvi_dit_config_compare(&found, &t->config, path);
@@ -270,9 +300,9 @@ static DsvStatus read_ema(DsviTrainer *t, const char *folder)
     if (!t->zero.ema.data)
         return DSV_OK;
     if (is_file_rank(t)) {
-        DSVI_TRY(dsvi_path_join(path, folder, "transformer_ema"));
-        if (dsvi_path_is_folder(path))
-            DSVI_TRY(read_model(t, folder, "transformer_ema"));
+        DSVI_TRY(dsvi_path_join(path, folder, t->frozen ? EMA.lora : EMA.folder));
+        if (dsvi_path_exists(path))
+            DSVI_TRY(read_model(t, folder, &EMA));
     }
     return checkpoint_store(t, t->zero.ema);
 }
@@ -291,7 +321,7 @@ DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)
 {
     DSVI_TRY(read_position(t, folder));
     if (is_file_rank(t))
-        DSVI_TRY(read_model(t, folder, "transformer"));
+        DSVI_TRY(read_model(t, folder, &WEIGHTS));
     DSVI_TRY(checkpoint_store(t, t->zero.master));
     DSVI_TRY(dsvi_zero_refresh(&t->zero));
     DSVI_TRY(read_ema(t, folder));

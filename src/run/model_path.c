@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "model/weights/weights.h"
 #include "run/checkpoint.h"
 #include "run/manifest.h"
 #include "run/pipeline_part.h"
@@ -93,12 +94,9 @@ static DsvStatus find_model_of_file(const char *path, DsviModelPath *out)
     }
     DSVI_TRY(dsvi_path_join(out->weights, folder, file));
     DSVI_TRY(dsvi_path_join(out->config, folder, "config.json"));
-    if (dsvi_path_exists(out->config))
-        return DSV_OK;
-    return DSVI_FAIL(DSV_E_NOT_FOUND,
-                     "%s: the model's shape is missing: weights alone do not give it; put "
-                     "the config.json of the model's transformer folder beside the file, as %s",
-                     path, out->config);
+    if (!dsvi_path_exists(out->config))
+        out->config[0] = 0;
+    return DSV_OK;
 }
 
 DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
@@ -130,8 +128,15 @@ DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
     const char *part = dsvi_pipeline_part(out->weights);
     if (part)
         return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "%s: %s of a published pipeline, which this version of dsv cannot use", path, part);
+                         "%s: %s of a published pipeline, expected its transformer or the whole folder", path,
+                         part);
     return DSV_OK;
+}
+
+DsvStatus dsvi_model_config(const DsviModelPath *model, DsviDitConfig *out)
+{
+    return model->config[0] ? dsvi_dit_config_read(model->config, out)
+                            : dsvi_weights_config(model->weights, out);
 }
 
 /* Returns `path`, which is in model->checkpoint, relative to the checkpoint. */

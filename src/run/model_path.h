@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "base/fs.h"
+#include "model/dit/dit_config.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,7 +13,7 @@ extern "C" {
 
 typedef struct DsviModelPath {
     char weights[DSVI_PATH_MAX];    /* folder with weights, or safetensors file */
-    char config[DSVI_PATH_MAX];     /* config.json of the model */
+    char config[DSVI_PATH_MAX];     /* config.json of the model; "": a file without one */
     char checkpoint[DSVI_PATH_MAX]; /* checkpoint to which the weights belong, or "" */
     char sparse[DSVI_PATH_MAX];     /* sparse state of that checkpoint, or "" */
     char settings[DSVI_PATH_MAX];   /* config.yaml of that checkpoint, or "" */
@@ -21,11 +22,13 @@ typedef struct DsviModelPath {
 
 /* Finds the files of the model that `path` names. `path` may be: a run folder (its newest undamaged
  * checkpoint is used), a checkpoint, a pipeline folder (with transformer/), a transformer folder, or a
- * safetensors file with config.json in the same folder. transformer/ and transformer_ema/ of a
+ * safetensors file. transformer/ and transformer_ema/ of a
  * checkpoint, and safetensors files in them, also set `checkpoint`; for such a file `sparse` and
  * `settings` stay empty. Returns DSV_E_NOT_FOUND if there is no model. */
 DsvStatus dsvi_model_find(const char *path, DsviModelPath *out);
 
+/* Reads the sizes of the model from its config.json or, without one, from its tensors. */
+DsvStatus dsvi_model_config(const DsviModelPath *model, DsviDitConfig *out);
 /* Checks the files in `model` against the checkpoint's manifest. Returns DSV_E_FORMAT with the name of the
  * first file that differs. Other files of the checkpoint, such as optimizer/, may be missing. Does nothing if
  * the model does not belong to a checkpoint. */

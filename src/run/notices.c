@@ -34,7 +34,7 @@ static int64_t count_captions(const DsviDataset *dataset)
 {
     int64_t captions = 0;
     for (int64_t i = 0; i < dataset->count; i++)
-        captions += dataset->items[i].text != NULL;
+        captions += dataset->items[i].captions.count > 0;
     return captions;
 }
 
@@ -44,7 +44,7 @@ static void warn_about_captions(const DsviDataset *dataset, DsviSparseLog *warn,
     int64_t captions = count_captions(dataset);
     snprintf(line, sizeof line,
              "%" PRId64 " of %" PRId64 " %s have captions, which are kept but not used: "
-             "this version has no text encoder, and every clip is trained on as if it had none",
+             "this version trains every clip as if it had none",
              captions, dataset->count, dataset->latents ? "cached windows" : "clips");
     if (captions > 0)
         warn(context, line);

@@ -66,8 +66,3 @@ const char *dsvi_pipeline_part(const char *folder)
     }
     return NULL;
 }
-
-bool dsvi_pipeline_is(const char *folder)
-{
-    return pipeline_part_has(folder, "model_index.json");
-}

@@ -28,13 +28,19 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
     DsviModelPath model;
     DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
+    if (settings->lora_rank > 0 && !settings->model_path[0])
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "lora_rank is %lld and model.path is empty, expected the model beside whose weights the "
+            "LoRA is trained",
+            (long long)settings->lora_rank);
     if (!settings->model_path[0]) {
         DSVI_TRY(dsvi_dit_config_make(settings, &out->config));
         out->config.in_channels = out->config.out_channels = out->latent.channels;
         return DSV_OK;
     }
     DSVI_TRY(dsvi_model_find(settings->model_path, &model));
-    DSVI_TRY(dsvi_dit_config_read(model.config, &out->config));
+    DSVI_TRY(dsvi_model_config(&model, &out->config));
     DsvStatus status = dsvi_dit_check_latent(&out->config, codec, out->latent);
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
 }

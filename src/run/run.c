@@ -107,8 +107,7 @@ static DsvStatus run_encode(void *context, const float *pixels, float *latent)
 
 static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
 {
-    /* The sample's caption is ignored, because dsv has no text encoder yet; all samples are trained without
-       text. */
+    /* The sample's caption is ignored: all samples are trained without text. */
     const char *text;
     return dsvi_prefetch_next(context, latent, &text, passed_over);
 }
@@ -131,11 +130,11 @@ static DsvStatus run_choose_config(Run *run)
 {
     const DsvConfig *settings = run->settings;
     DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
-    if (settings->model_path[0] && run->folder.start != DSVI_START_FRESH)
+    if (settings->model_path[0] && run->folder.start != DSVI_START_FRESH && settings->lora_rank == 0)
         return read_resumed_config(run);
     if (settings->model_path[0]) {
         DSVI_TRY(dsvi_model_find(settings->model_path, &run->model));
-        return dsvi_dit_config_read(run->model.config, &run->config);
+        return dsvi_model_config(&run->model, &run->config);
     }
     DSVI_TRY(run->codec->latent_shape(run->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(settings, &run->config));
@@ -147,7 +146,7 @@ static DsvStatus open_data(const Run *run, const char *path, DsviDataset **datas
 {
     DSVI_TRY(dsvi_dataset_open(path, run->settings, dataset));
     for (int64_t i = 0; i < (*dataset)->left_out_count && is_first(run); i++)
-        run_log(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i]);
+        run_log(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i].reason);
     for (int64_t i = 0; i < (*dataset)->remark_count && is_first(run); i++)
         run_log(run, DSV_LOG_WARNING, "%s", (*dataset)->remarks[i]);
     run_log(run, DSV_LOG_INFO, "%s: %" PRId64 " %s%s", path, (*dataset)->count,
@@ -224,14 +223,17 @@ static DsvStatus load_checkpoint(Run *run)
 static DsvStatus load_state(Run *run)
 {
     DsviTrainer *t = run->trainer;
+    bool stored = run->settings->model_path[0] != 0, lora = t->frozen != NULL;
+    if (lora)
+        DSVI_TRY(dsvi_trainer_load_frozen(t, run->model.weights));
     if (run->folder.start != DSVI_START_FRESH)
         return load_checkpoint(run);
-    if (run->settings->model_path[0] && is_first(run))
+    if (stored && is_first(run))
         DSVI_TRY(dsvi_model_verify(&run->model));
-    if (run->settings->model_path[0] && is_first(run))
-        DSVI_TRY(dsvi_weights_read(run->model.weights, &t->table, t->host_flat));
+    if (stored && !lora && is_first(run))
+        DSVI_TRY(dsvi_weights_read(run->model.weights, t->trained, t->host_flat));
     else if (is_first(run))
-        dsvi_weights_init(&t->table, (uint64_t)run->settings->seed, t->host_flat);
+        dsvi_weights_init(t->trained, (uint64_t)run->settings->seed, t->host_flat);
     return dsvi_trainer_start(t);
 }
 

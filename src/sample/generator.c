@@ -9,19 +9,37 @@
 struct DsviGenerator {
     DsvConfig settings; /* a copy, in which the start-up measurement of attention is off */
     DsviBackend *backend;
+    DsviDitConfig config;
     DsviSparse *sparse;
     DsviDit *dit;
     DsviSampleJob job;
     int64_t elements; /* number of elements of the latent */
+    float *zeros;     /* (text_len, text_dim) */
 };
 
-/* The model is evaluated for one clip at a time: a guided step runs it twice, with and without text. */
-enum { BATCH = 1 };
-
-DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings, const DsviCodec *codec,
-                                const DsviDitConfig *config, const DsviParamTable *table, const DsviCp *cp,
-                                DsviGenerator **out)
+/* Allocates the arrays of host memory. */
+static DsvStatus generator_allocate(DsviGenerator *g)
 {
+    DsviSampleJob *job = &g->job;
+    int64_t pixels;
+    (void)dsvi_generator_pixels(g, &pixels);
+    g->zeros = calloc((size_t)job->text_elements, sizeof *g->zeros);
+    job->pixels = job->codec->decode ? malloc((size_t)pixels * sizeof *job->pixels) : NULL;
+    if (!g->zeros || (job->codec->decode && !job->pixels))
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a sampled clip");
+    return DSV_OK;
+}
+
+/* Rows that the feed-forward layer processes at once. With these its activations take no more memory than
+ * attention, with which they share memory; matrix products of so many rows keep a GPU busy. */
+enum { FFN_ROWS = 16384 };
+
+DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **out)
+{
+    DsviBackend *backend = args->backend;
+    const DsvConfig *settings = args->settings;
+    const DsviCodec *codec = args->codec;
+    const DsviDitConfig *config = args->config;
     DsvStatus status;
     DsviGenerator *g = calloc(1, sizeof *g);
     *out = NULL;
@@ -31,9 +49,11 @@ DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings,
     g->settings.sparse_measure_cost = false; /* measuring attention again is not needed: the loaded sparse
                                               * state contains the break-even density */
     g->backend = backend;
+    g->config = *config;
     DsviSampleJob *job = &g->job;
     job->backend = backend;
     job->codec = codec;
+    job->batch = args->guided_batch ? 2 : 1;
     job->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, job->latent), fail);
@@ -45,30 +65,24 @@ DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings,
     job->guidance_scale = settings->guidance_scale;
 
     DsviDitShape shape = {
-        .batch = BATCH,
+        .batch = job->batch,
         .frames = job->latent.frames,
         .height = job->latent.height,
         .width = job->latent.width,
         .text_len = config->text_len,
         .act = dsvi_dit_act(settings),
-        .cp = cp,
+        .ffn_rows = FFN_ROWS,
+        .lora = args->lora,
+        .cp = args->cp,
     };
     DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
-    if (settings->sparse_enabled || cp)
+    if (settings->sparse_enabled || args->cp)
         DSVI_TRY_GOTO(status,
                       dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse), fail);
-    DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, table, &shape, g->sparse, &g->dit), fail);
+    DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, args->table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;
-    int64_t pixels;
-    (void)dsvi_generator_pixels(g, &pixels);
-    job->pixels = malloc((size_t)pixels * sizeof(float));
-    float *null_text = calloc((size_t)job->text_elements, sizeof(float));
-    job->null_text = null_text;
-    if (!job->pixels || !null_text) {
-        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a sampled clip");
-        goto fail;
-    }
+    DSVI_TRY_GOTO(status, generator_allocate(g), fail);
     *out = g;
     return DSV_OK;
 fail:
@@ -84,7 +98,7 @@ void dsvi_generator_free(DsviGenerator **generator)
     dsvi_dit_free(&g->dit);
     dsvi_sparse_free(&g->sparse);
     free(g->job.pixels);
-    free((void *)g->job.null_text);
+    free(g->zeros);
     free(g);
     *generator = NULL;
 }
@@ -99,11 +113,12 @@ void dsvi_generator_carve(DsviGenerator *g, DsviArena *arena)
 void dsvi_generator_carve_run(DsviGenerator *g, DsviArena *arena)
 {
     DsviSampleJob *job = &g->job;
-    size_t latent = (size_t)g->elements * sizeof(float);
+    size_t batch = (size_t)job->batch, latent = batch * (size_t)g->elements * sizeof(float);
     job->latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
     job->output = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
-    job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, BATCH * sizeof(float));
-    job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)job->text_elements * sizeof(float));
+    job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                     batch * (size_t)job->text_elements * sizeof(float));
     dsvi_dit_carve_pass(g->dit, arena);
 }
 
@@ -124,11 +139,47 @@ DsviSparse *dsvi_generator_sparse(DsviGenerator *g)
     return g->settings.sparse_enabled ? g->sparse : NULL;
 }
 
+static void set_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
+{
+    DsviSampleJob *job = &g->job;
+    job->seed = clip->seed;
+    job->noise = clip->noise;
+    job->text = clip->text;
+    job->null_text = clip->negative ? clip->negative : g->zeros;
+    job->steps_before = clip->before * job->steps;
+    job->steps_after = clip->after * job->steps;
+}
+
 DsvStatus dsvi_generator_run(DsviGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
 {
-    g->job.seed = seed;
-    g->job.text = text;
+    DsviGeneratorClip clip = {.seed = seed, .text = text};
+    set_clip(g, &clip);
     return dsvi_sample_run(&g->job, events);
+}
+
+DsvStatus dsvi_generator_latent(DsviGenerator *g, const DsviGeneratorClip *clip, const DsvEvents *events,
+                                float *latent)
+{
+    set_clip(g, clip);
+    return dsvi_sample_latent(&g->job, events, latent);
+}
+
+double dsvi_generator_flops(const DsviGenerator *g, bool guided)
+{
+    DsviDitShape shape = {
+        .batch = 1,
+        .frames = g->job.latent.frames,
+        .height = g->job.latent.height,
+        .width = g->job.latent.width,
+        .text_len = g->config.text_len,
+    };
+    double pass = dsvi_dit_flops_gemm(&g->config, &shape) + dsvi_dit_flops_attention(&g->config, &shape);
+    return (guided ? 2 : 1) * (double)g->job.steps * pass;
+}
+
+DsviVideoShape dsvi_generator_latent_shape(const DsviGenerator *g)
+{
+    return g->job.latent;
 }
 
 float *dsvi_generator_pixels(DsviGenerator *g, int64_t *count)

@@ -17,12 +17,22 @@ extern "C" {
 
 typedef struct DsviGenerator DsviGenerator;
 
-/* Creates a generator. `settings` gives size, steps, sampler, guidance and dtype, and is copied. `codec`,
- * `table` and `cp` must outlive the generator. `cp`: ranks that sample a clip together, and all call
- * dsvi_generator_run; NULL: this rank alone. */
-DsvStatus dsvi_generator_create(DsviBackend *backend, const DsvConfig *settings, const DsviCodec *codec,
-                                const DsviDitConfig *config, const DsviParamTable *table, const DsviCp *cp,
-                                DsviGenerator **out);
+/* What a generator is made of. All but `settings` and `config` must outlive the generator; these two are
+ * copied. */
+typedef struct DsviGeneratorArgs {
+    DsviBackend *backend;
+    const DsvConfig *settings; /* size, steps, sampler, guidance and dtype */
+    const DsviCodec *codec;    /* without a function `decode`, only dsvi_generator_latent may be called */
+    const DsviDitConfig *config;
+    const DsviParamTable *table;
+    const DsviLoraParams *lora; /* a LoRA beside the weights; NULL: none */
+    const DsviCp
+        *cp; /* ranks that sample a clip together, and all call the generator; NULL: this rank alone */
+    bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
+                        * memory than two passes; all clips must then be guided */
+} DsviGeneratorArgs;
+
+DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **out);
 void dsvi_generator_free(DsviGenerator **generator);
 /* Take device memory from an arena; to be called twice: while the arena only counts bytes, and when it is
  * bound to memory. dsvi_generator_carve takes what must persist; dsvi_generator_carve_run takes what a run
@@ -41,6 +51,23 @@ DsviSparse *dsvi_generator_sparse(DsviGenerator *generator);
 /* Samples one clip. text: host array (text_len, text_dim) F32, or NULL for an unconditional sample. */
 DsvStatus dsvi_generator_run(DsviGenerator *generator, uint64_t seed, const float *text,
                              const DsvEvents *events);
+/* The inputs of one clip. */
+typedef struct DsviGeneratorClip {
+    uint64_t seed;
+    const float *noise;    /* host, shaped like the latent; NULL: drawn from the seed */
+    const float *text;     /* host (text_len, text_dim), or NULL for an unconditional sample */
+    const float *negative; /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
+    int64_t before, after; /* clips sampled before and after this one, for the progress report */
+} DsviGeneratorClip;
+
+/* Samples the latent of one clip, host F32, and does not decode it. */
+DsvStatus dsvi_generator_latent(DsviGenerator *generator, const DsviGeneratorClip *clip,
+                                const DsvEvents *events, float *latent);
+/* Returns the FLOPs of sampling one clip with dense attention. `guided`: each step evaluates the model twice.
+ */
+double dsvi_generator_flops(const DsviGenerator *generator, bool guided);
+/* Returns the shape of the latents. */
+DsviVideoShape dsvi_generator_latent_shape(const DsviGenerator *generator);
 /* Returns the clip sampled last, a host array (3, T, H, W) F32 of `count` elements. The caller may change
  * it. */
 float *dsvi_generator_pixels(DsviGenerator *generator, int64_t *count);

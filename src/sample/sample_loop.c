@@ -4,65 +4,87 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/host.h"
 #include "base/rng.h"
 
-/* State in host memory of one call of dsvi_sample_run, which samples a clip. */
+enum { BATCH_MAX = 2 };
+
+/* State in host memory of one call of dsvi_sample_latent. */
 typedef struct Walk {
     const DsviSampleJob *job;
     const DsvEvents *events;
     DsviSampler *sampler;
     int64_t elements; /* number of elements of the latent */
-    bool guided;      /* the model is evaluated with and without text */
-    float *memory;    /* one allocation for the three arrays below */
-    float *state;     /* (elements) the latent */
+    bool guided;      /* the model is evaluated with both kinds of text */
+    float *memory;    /* one allocation for the two arrays below */
     float *velocity;  /* (elements) */
-    float *other;     /* (elements) unconditional velocity; NULL unless guided */
+    float *other;     /* (elements) velocity with null_text; NULL unless guided */
+    float *state;     /* (elements) the latent, the caller's */
 } Walk;
+
+static int64_t latent_elements(const DsviSampleJob *job)
+{
+    DsviVideoShape latent = job->latent;
+    return latent.channels * latent.frames * latent.height * latent.width;
+}
+
+bool dsvi_sample_guided(const DsviSampleJob *job)
+{
+    return job->text && job->guidance_scale > 1;
+}
 
 static DsvStatus open_walk(Walk *w)
 {
     const DsviSampleJob *job = w->job;
-    DsviVideoShape latent = job->latent;
-    w->elements = latent.channels * latent.frames * latent.height * latent.width;
-    w->guided = job->text && job->guidance_scale != 1;
-    w->memory = malloc((size_t)w->elements * (w->guided ? 3 : 2) * sizeof(float));
+    w->elements = latent_elements(job);
+    w->guided = dsvi_sample_guided(job);
+    DSVI_ASSERT(job->batch == 1 || (job->batch == BATCH_MAX && w->guided));
+    w->memory = malloc((size_t)w->elements * (w->guided ? 2 : 1) * sizeof(float));
     if (!w->memory)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers of a latent", (long long)w->elements);
-    w->state = w->memory;
-    w->velocity = w->state + w->elements;
+    w->velocity = w->memory;
     w->other = w->guided ? w->velocity + w->elements : NULL;
     return dsvi_sampler_create(job->sampler, job->steps, job->flow_shift, w->elements, &w->sampler);
 }
 
-/* Evaluates the model with the text rows `text` on job->latents and job->timestep. Downloads the model's
- * output, the velocity, and waits until the download is complete. */
-static DsvStatus sample_loop_evaluate(const Walk *w, const float *text, float *velocity)
+/* Evaluates the model on the latents and timesteps on the device, for job->batch rows of text. Downloads the
+ * velocities, one array for each row, and waits until the downloads are complete. */
+static DsvStatus sample_loop_evaluate(const Walk *w, const float *const *text, float *const *velocity)
 {
     const DsviSampleJob *job = w->job;
     DsviDevice *device = job->backend->device;
-    DSVI_TRY(
-        device->upload(device->stream, job->text_rows, text, (size_t)job->text_elements * sizeof(float)));
+    size_t text_bytes = (size_t)job->text_elements * sizeof(float);
+    size_t latent_bytes = (size_t)w->elements * sizeof(float);
+    for (int64_t b = 0; b < job->batch; b++)
+        DSVI_TRY(device->upload(device->stream, (char *)job->text_rows + (size_t)b * text_bytes, text[b],
+                                text_bytes));
     DSVI_TRY(dsvi_dit_forward(job->dit, job->latents, job->timestep, job->text_rows, job->output, NULL));
-    DSVI_TRY(device->download(device->stream, velocity, job->output, (size_t)w->elements * sizeof(float)));
+    for (int64_t b = 0; b < job->batch; b++)
+        DSVI_TRY(device->download(device->stream, velocity[b], (char *)job->output + (size_t)b * latent_bytes,
+                                  latent_bytes));
     return device->sync(device->stream);
 }
 
-/* Computes the velocity at step i. With guidance of scale g the velocity is v_uncond + g (v_cond -
- * v_uncond), from one evaluation without text and one with text. */
+/* Computes the velocity at step i: of a guided step with guidance g it is v_null + g (v_text - v_null). */
 static DsvStatus find_velocity(const Walk *w, int64_t i)
 {
     const DsviSampleJob *job = w->job;
     DsviDevice *device = job->backend->device;
     float timestep = (float)dsvi_sampler_timestep(w->sampler, i);
-    DSVI_TRY(device->upload(device->stream, job->latents, w->state, (size_t)w->elements * sizeof(float)));
-    DSVI_TRY(device->upload(device->stream, job->timestep, &timestep, sizeof timestep));
-    DSVI_TRY(sample_loop_evaluate(w, job->text ? job->text : job->null_text, w->velocity));
-    if (!w->guided)
-        return DSV_OK;
-    DSVI_TRY(sample_loop_evaluate(w, job->null_text, w->other));
-    for (int64_t e = 0; e < w->elements; e++)
+    float timesteps[BATCH_MAX] = {timestep, timestep};
+    const float *const text[BATCH_MAX] = {job->text ? job->text : job->null_text, job->null_text};
+    float *const velocity[BATCH_MAX] = {w->velocity, w->other};
+    size_t latent_bytes = (size_t)w->elements * sizeof(float);
+    for (int64_t b = 0; b < job->batch; b++)
+        DSVI_TRY(device->upload(device->stream, (char *)job->latents + (size_t)b * latent_bytes, w->state,
+                                latent_bytes));
+    DSVI_TRY(
+        device->upload(device->stream, job->timestep, timesteps, (size_t)job->batch * sizeof *timesteps));
+    for (int64_t row = 0; row < (w->guided ? BATCH_MAX : 1); row += job->batch)
+        DSVI_TRY(sample_loop_evaluate(w, text + row, velocity + row));
+    for (int64_t e = 0; w->guided && e < w->elements; e++)
         w->velocity[e] = (float)(w->other[e] + job->guidance_scale * ((double)w->velocity[e] - w->other[e]));
     return DSV_OK;
 }
@@ -78,15 +100,17 @@ static DsvStatus sample_loop_take_step(const Walk *w, int64_t i)
     return dsvi_sampler_step(w->sampler, i, w->velocity, w->state);
 }
 
+/* Reports that `done` steps of this clip took so many seconds. */
 static void sample_loop_report(const Walk *w, int64_t done, double seconds)
 {
-    int64_t total = w->job->steps;
-    DsviDevice *device = w->job->backend->device;
+    const DsviSampleJob *job = w->job;
+    int64_t left = job->steps - done + job->steps_after;
+    DsviDevice *device = job->backend->device;
     DsvProgress progress = {
         .unit = "step",
-        .done = done,
-        .total = total,
-        .seconds_left = seconds / (double)done * (double)(total - done),
+        .done = job->steps_before + done,
+        .total = job->steps_before + job->steps + job->steps_after,
+        .seconds_left = seconds / (double)done * (double)left,
         .loss = NAN,
         .grad_norm = NAN,
         .lr = NAN,
@@ -102,7 +126,10 @@ static DsvStatus sample_loop_walk(const Walk *w)
     const DsviSampleJob *job = w->job;
     DsviRng rng = {job->seed, DSVI_RNG_SAMPLE, 0};
     double start = dsvi_clock_seconds();
-    dsvi_rng_fill_normal(rng, 0, w->state, w->elements);
+    if (job->noise)
+        memcpy(w->state, job->noise, (size_t)w->elements * sizeof *w->state);
+    else
+        dsvi_rng_fill_normal(rng, 0, w->state, w->elements);
     for (int64_t i = 0; i < job->steps; i++) {
         if (w->events->stop && w->events->stop(w->events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after %lld of %lld sampling steps", (long long)i,
@@ -110,17 +137,30 @@ static DsvStatus sample_loop_walk(const Walk *w)
         DSVI_TRY(sample_loop_take_step(w, i));
         sample_loop_report(w, i + 1, dsvi_clock_seconds() - start);
     }
-    return job->codec->decode(job->codec, job->video, w->state, job->pixels);
+    return DSV_OK;
 }
 
-DsvStatus dsvi_sample_run(const DsviSampleJob *job, const DsvEvents *events)
+DsvStatus dsvi_sample_latent(const DsviSampleJob *job, const DsvEvents *events, float *latent)
 {
     DsvStatus status;
-    Walk w = {.job = job, .events = events};
+    Walk w = {.job = job, .events = events, .state = latent};
     DSVI_TRY_GOTO(status, open_walk(&w), done);
     DSVI_TRY_GOTO(status, sample_loop_walk(&w), done);
 done:
     dsvi_sampler_free(&w.sampler);
     free(w.memory);
+    return status;
+}
+
+DsvStatus dsvi_sample_run(const DsviSampleJob *job, const DsvEvents *events)
+{
+    DsvStatus status;
+    float *latent = malloc((size_t)latent_elements(job) * sizeof *latent);
+    if (!latent)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a latent");
+    DSVI_TRY_GOTO(status, dsvi_sample_latent(job, events, latent), done);
+    DSVI_TRY_GOTO(status, job->codec->decode(job->codec, job->video, latent, job->pixels), done);
+done:
+    free(latent);
     return status;
 }

@@ -13,26 +13,35 @@ extern "C" {
 
 typedef struct DsviSampleJob {
     DsviBackend *backend;
-    DsviDit *dit;       /* batch 1; after setup, with weights up to date */
+    DsviDit *dit;       /* after setup, with weights up to date */
+    int64_t batch;      /* B, the batch of dit: 2 evaluates a guided step in one pass, 1 in two passes */
     DsviSparse *sparse; /* or NULL */
     const DsviCodec *codec;
     DsviVideoShape video; /* (3, T, H, W) */
     DsviVideoShape latent;
     int64_t text_elements;  /* L * text_dim */
     const float *text;      /* host (L, text_dim): conditional text rows; NULL: unconditional */
-    const float *null_text; /* host (L, text_dim): unconditional text rows */
+    const float *null_text; /* host (L, text_dim): unconditional text rows, or those of a negative prompt */
+    const float *noise;     /* host, shaped like the latent: noise to begin with; NULL: drawn from the seed */
     const char *sampler;    /* "euler" or "unipc" */
     int64_t steps;
     double flow_shift, guidance_scale;
     uint64_t seed;
-    /* Device memory that the loop uses: arguments of dsvi_dit_forward, F32. */
+    int64_t steps_before, steps_after; /* of other clips in the same piece of work, for the progress report */
+    /* Device memory that the loop uses: arguments of dsvi_dit_forward for a batch of B, F32. */
     void *latents, *timestep, *text_rows, *output;
-    float *pixels; /* host (3, T, H, W): the result */
+    float *pixels; /* host (3, T, H, W): the result of dsvi_sample_run */
 } DsviSampleJob;
 
-/* Samples a clip. With text and a guidance_scale g other than 1 each step evaluates the model twice and uses
- * the velocity v = v_uncond + g (v_cond - v_uncond). Calls events->progress after each step.
- * DSV_E_INTERRUPTED if events->stop returns true. */
+/* Returns whether steps are guided: there is text, and guidance_scale is above 1. Each guided step evaluates
+ * the model with `text` and with `null_text`, and uses the velocity v = v_null + guidance_scale (v_text -
+ * v_null). */
+bool dsvi_sample_guided(const DsviSampleJob *job);
+
+/* Computes the latent of a clip, without decoding. latent: host array, written. A job that is not guided
+ * needs batch 1. Calls events->progress after each step. DSV_E_INTERRUPTED if events->stop returns true. */
+DsvStatus dsvi_sample_latent(const DsviSampleJob *job, const DsvEvents *events, float *latent);
+/* Samples a clip: as dsvi_sample_latent, then decodes the latent to job->pixels. */
 DsvStatus dsvi_sample_run(const DsviSampleJob *job, const DsvEvents *events);
 
 #ifdef __cplusplus

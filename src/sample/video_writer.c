@@ -27,6 +27,7 @@ static const char X264_QUALITY[] = "17"; /* constant rate factor: differences ar
 
 typedef struct Video {
     const float *pixels; /* (3, frames, height, width) */
+    const char *comment; /* or NULL */
     int64_t frames, height, width;
     int64_t even_height, even_width; /* encoded size: rounded up to even numbers */
 } Video;
@@ -116,6 +117,8 @@ static DsvStatus video_writer_open_file(Writer *w, const char *encoder, const Vi
          * option. */
         AVDictionary *options = NULL;
         av_dict_set(&options, "movflags", "+faststart", 0);
+        if (video->comment)
+            av_dict_set(&w->format->metadata, "comment", video->comment, 0);
         code = avformat_write_header(w->format, &options);
         av_dict_free(&options);
     }
@@ -148,7 +151,7 @@ static DsvStatus prepare_frames(Writer *w, const Video *video)
     return DSV_OK;
 }
 
-static uint8_t to_byte(float value)
+uint8_t dsvi_video_byte(float value)
 {
     float scaled = (value + 1) * 127.5f;
     if (!(scaled > 0)) /* this condition is also true if `scaled` is NaN */
@@ -165,7 +168,8 @@ static void fill_rgb(const Writer *w, const Video *video, int64_t i)
             int64_t from_x = x < video->width ? x : video->width - 1;
             for (int64_t c = 0; c < 3; c++) {
                 int64_t row = (c * video->frames + i) * video->height + from_y;
-                w->rgb[y * w->stride + 3 * x + c] = to_byte(video->pixels[row * video->width + from_x]);
+                w->rgb[y * w->stride + 3 * x + c] = dsvi_video_byte(
+                    video->pixels[row * video->width + from_x]);
             }
         }
     }
@@ -221,21 +225,28 @@ static void video_close_writer(Writer *w)
     free(w->rgb);
 }
 
-DsvStatus dsvi_video_write_as(const char *encoder, const char *path, const float *pixels, int64_t frames,
-                              int64_t height, int64_t width, double fps)
+static DsvStatus save_as(const char *encoder, const char *path, const DsviVideoFrames *f)
 {
     DsvStatus status;
-    Video video = {pixels, frames, height, width, height + height % 2, width + width % 2};
+    Video video = {
+        f->pixels,
+        f->comment,
+        f->frames,
+        f->height,
+        f->width,
+        f->height + f->height % 2,
+        f->width + f->width % 2,
+    };
     Writer writer = {.path = path};
-    if (frames < 1 || height < 1 || width < 1 || height > SIDE_MAX || width > SIDE_MAX || !(fps > 0) ||
-        fps > TICKS_MAX)
+    if (f->frames < 1 || f->height < 1 || f->width < 1 || f->height > SIDE_MAX || f->width > SIDE_MAX ||
+        !(f->fps > 0) || f->fps > TICKS_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "%s: no video of %lld frames of %lld x %lld at %g frames/s", path,
-                         (long long)frames, (long long)width, (long long)height, fps);
+                         (long long)f->frames, (long long)f->width, (long long)f->height, f->fps);
     if (snprintf(writer.url, sizeof writer.url, "file:%s.tmp", path) >= DSVI_PATH_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 10);
     const char *temporary = strchr(writer.url, ':') + 1;
     dsvi_ffmpeg_capture_log();
-    DSVI_TRY_GOTO(status, video_writer_open_file(&writer, encoder, &video, fps), done);
+    DSVI_TRY_GOTO(status, video_writer_open_file(&writer, encoder, &video, f->fps), done);
     DSVI_TRY_GOTO(status, prepare_frames(&writer, &video), done);
     DSVI_TRY_GOTO(status, video_writer_write_frames(&writer, &video), done);
     DSVI_TRY_GOTO(status, dsvi_path_rename(temporary, path), done);
@@ -246,10 +257,22 @@ done:
     return status;
 }
 
+DsvStatus dsvi_video_save(const char *path, const DsviVideoFrames *frames)
+{
+    dsvi_ffmpeg_capture_log();
+    return save_as(avcodec_find_encoder_by_name("libx264") ? "libx264" : "mpeg4", path, frames);
+}
+
+DsvStatus dsvi_video_write_as(const char *encoder, const char *path, const float *pixels, int64_t frames,
+                              int64_t height, int64_t width, double fps)
+{
+    DsviVideoFrames all = {.pixels = pixels, .frames = frames, .height = height, .width = width, .fps = fps};
+    return save_as(encoder, path, &all);
+}
+
 DsvStatus dsvi_video_write(const char *path, const float *pixels, int64_t frames, int64_t height,
                            int64_t width, double fps)
 {
-    dsvi_ffmpeg_capture_log();
-    const char *encoder = avcodec_find_encoder_by_name("libx264") ? "libx264" : "mpeg4";
-    return dsvi_video_write_as(encoder, path, pixels, frames, height, width, fps);
+    DsviVideoFrames all = {.pixels = pixels, .frames = frames, .height = height, .width = width, .fps = fps};
+    return dsvi_video_save(path, &all);
 }

@@ -97,6 +97,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
         .text_len = config->text_len,
         .act = dsvi_dit_act(settings),
         .loss = true,
+        .lora = args->lora,
         .cp = args->cp,
     };
     DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);

@@ -40,7 +40,8 @@ typedef struct DsviHeldOutArgs {
     DsviVideoShape latent;     /* shape of one window's latent */
     const DsviDitConfig *config;
     const DsviParamTable *table;
-    const DsviCp *cp; /* context parallelism of training; NULL: this rank has its own clips */
+    const DsviLoraParams *lora; /* the LoRA in training; NULL: none */
+    const DsviCp *cp;           /* context parallelism of training; NULL: this rank has its own clips */
 } DsviHeldOutArgs;
 
 DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out);

@@ -7,7 +7,7 @@
 
 static DsvStatus compare_ranks(DsviComm *comm, const char *name, const char *value)
 {
-    char local[DSV_CHOICE_MAX] = "", of_first[DSV_CHOICE_MAX];
+    char local[DSV_TEXT_MAX] = "", of_first[DSV_TEXT_MAX];
     snprintf(local, sizeof local, "%s", value);
     memcpy(of_first, local, sizeof local);
     DSVI_TRY(dsvi_comm_broadcast(comm, 0, of_first, sizeof of_first));
@@ -42,7 +42,7 @@ DsvStatus dsvi_ranks_agree_on_data(DsviComm *comm, const char *key, const DsviDa
 }
 
 /* Returns whether each rank may choose the option `key` for its own machine. Options of type DSV_TEXT are
- * paths, which compare_settings skips. */
+ * paths, except lora_target_modules; compare_settings skips paths. */
 static bool may_differ(const char *key)
 {
     static const char *const keys[] = {
@@ -60,18 +60,41 @@ static bool may_differ(const char *key)
     return false;
 }
 
+/* Compares options one after another; after a difference the remaining calls do nothing. */
+typedef struct Comparison {
+    DsviComm *comm;
+    DsvStatus status;
+} Comparison;
+
+static void compare_text_of(Comparison *c, const char *key, const char *value)
+{
+    if (c->status == DSV_OK && !may_differ(key))
+        c->status = compare_ranks(c->comm, key, value);
+}
+
+static void compare_integer_of(Comparison *c, const char *key, int64_t value)
+{
+    if (c->status == DSV_OK && !may_differ(key))
+        c->status = compare_integer(c->comm, key, value);
+}
+
+static void compare_number_of(Comparison *c, const char *key, double value)
+{
+    if (c->status == DSV_OK && !may_differ(key))
+        c->status = compare_number(c->comm, key, value);
+}
+
 static DsvStatus compare_settings(DsviComm *comm, const DsvConfig *settings)
 {
-#define COMPARE(how, key, value) \
-    if (!may_differ(key))        \
-        DSVI_TRY(how(comm, key, value));
-#define DSV_INT(key, field, initial, least, most, unit, help) COMPARE(compare_integer, key, settings->field)
-#define DSV_FLOAT(key, field, initial, least, most, unit, help) COMPARE(compare_number, key, settings->field)
-#define DSV_BOOL(key, field, initial, help) COMPARE(compare_ranks, key, settings->field ? "true" : "false")
-#define DSV_CHOICE(key, field, initial, choices, help) COMPARE(compare_ranks, key, settings->field)
+    Comparison c = {.comm = comm};
+#define DSV_INT(key, field, initial, least, most, unit, help) compare_integer_of(&c, key, settings->field);
+#define DSV_FLOAT(key, field, initial, least, most, unit, help) compare_number_of(&c, key, settings->field);
+#define DSV_BOOL(key, field, initial, help) compare_text_of(&c, key, settings->field ? "true" : "false");
+#define DSV_CHOICE(key, field, initial, choices, help) compare_text_of(&c, key, settings->field);
 #include "dsv/options.def"
-#undef COMPARE
-    return compare_ranks(comm, "validation.data", settings->validation_data[0] ? "given" : "not given");
+    compare_text_of(&c, "lora_target_modules", settings->lora_target_modules);
+    compare_text_of(&c, "validation.data", settings->validation_data[0] ? "given" : "not given");
+    return c.status;
 }
 
 DsvStatus dsvi_ranks_agree(DsviComm *comm, const DsvConfig *settings, const DsviDataset *dataset,

@@ -35,6 +35,11 @@ static DsvStatus trainer_make_cp(DsviTrainer *t, const DsviDitShape *shape)
                                                (long long)t->mesh.cp_ranks, (long long)settings->cp_heads);
 }
 
+static const DsviLoraParams *trainer_lora(const DsviTrainer *t)
+{
+    return t->frozen ? &t->lora : NULL;
+}
+
 static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
 {
     const DsvConfig *settings = t->settings;
@@ -49,6 +54,7 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
         .keep = dsvi_dit_keep(settings),
         .loss = true,
         .grad_begin = dsvi_zero_grad_begin(&t->zero),
+        .lora = trainer_lora(t),
         .cp = t->cp,
     };
 }
@@ -71,12 +77,29 @@ static DsvStatus trainer_make_plans(DsviTrainer *t, DsviSparseLog *log, void *lo
     return t->cp && chooses_plans(t->settings) ? dsvi_cp_plans_create(&args, &t->plans) : DSV_OK;
 }
 
+/* Makes the table of the LoRA's matrices, which are trained instead of the weights. */
+static DsvStatus trainer_make_lora(DsviTrainer *t)
+{
+    const DsvConfig *settings = t->settings;
+    const DsviLoraOptions options = {
+        .rank = settings->lora_rank,
+        .alpha = settings->lora_alpha > 0 ? settings->lora_alpha : (double)settings->lora_rank,
+        .layers = settings->lora_target_modules,
+    };
+    DSVI_TRY(dsvi_lora_params_make(&t->table, &options, &t->lora));
+    t->trained = &t->lora.table;
+    return dsvi_dit_frozen_create(&t->table, dsvi_dit_act(settings), &t->frozen);
+}
+
 static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
-    DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, &t->table, &t->zero));
+    t->trained = &t->table;
+    if (settings->lora_rank > 0)
+        DSVI_TRY(trainer_make_lora(t));
+    DSVI_TRY(dsvi_zero_make(settings, t->backend, &t->mesh, t->trained, &t->zero));
     DsviDitShape shape = trainer_dit_shape(t);
     if (t->group)
         DSVI_TRY(trainer_make_cp(t, &shape));
@@ -85,8 +108,14 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
     DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
     if (settings->validation_steps > 0 || settings->validation_at_end)
-        DSVI_TRY(
-            dsvi_generator_create(t->backend, settings, t->codec, config, &t->table, t->cp, &t->generator));
+        DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
+                                                            .settings = settings,
+                                                            .codec = t->codec,
+                                                            .config = config,
+                                                            .table = &t->table,
+                                                            .lora = trainer_lora(t),
+                                                            .cp = t->cp},
+                                       &t->generator));
     if (settings->validation_data[0])
         DSVI_TRY(dsvi_held_out_create(&(DsviHeldOutArgs){.backend = t->backend,
                                                          .mesh = &t->mesh,
@@ -94,6 +123,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
                                                          .latent = t->latent,
                                                          .config = config,
                                                          .table = &t->table,
+                                                         .lora = trainer_lora(t),
                                                          .cp = t->cp},
                                       &t->held_out));
     return DSV_OK;
@@ -136,6 +166,8 @@ static void trainer_carve(DsviTrainer *t, DsviArena *arena)
 {
     size_t batch = (size_t)t->settings->train_batch_size;
 
+    if (t->frozen)
+        dsvi_dit_frozen_carve(t->frozen, arena);
     dsvi_zero_carve(&t->zero, t->settings, arena);
     t->sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
@@ -309,6 +341,17 @@ static DsvStatus trainer_make_groups(const DsviTrainerArgs *args, DsviMesh *mesh
     return status;
 }
 
+/* Returns the weights with which passes compute. */
+static DsviDitWeights trainer_weights(DsviTrainer *t)
+{
+    if (!t->frozen)
+        return dsvi_zero_weights(&t->zero);
+    DsviDitWeights weights = dsvi_dit_frozen_weights(t->frozen);
+    t->lora_weights = dsvi_zero_weights(&t->zero);
+    weights.lora = &t->lora_weights;
+    return weights;
+}
+
 DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
 {
     DsvStatus status;
@@ -330,7 +373,7 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DSVI_TRY_GOTO(status, set_channel_weight(t), fail);
     DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
     DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
-    DsviDitWeights weights = dsvi_zero_weights(&t->zero);
+    DsviDitWeights weights = trainer_weights(t);
     DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &weights), fail);
     if (t->generator)
         DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &weights), fail);
@@ -362,6 +405,8 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     dsvi_cp_plans_free(&t->plans);
     dsvi_sparse_free(&t->sparse);
     dsvi_cp_free(&t->cp);
+    dsvi_dit_frozen_free(&t->frozen);
+    dsvi_lora_params_free(&t->lora);
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
@@ -377,6 +422,11 @@ uint64_t dsvi_trainer_first_sample(const DsviTrainer *t)
 uint64_t dsvi_trainer_samples(const DsviTrainer *t)
 {
     return (uint64_t)(t->mesh.data_ranks * t->settings->train_batch_size);
+}
+
+DsvStatus dsvi_trainer_load_frozen(DsviTrainer *t, const char *path)
+{
+    return dsvi_dit_frozen_load(t->frozen, t->backend->device, path, NULL);
 }
 
 DsvStatus dsvi_trainer_start(DsviTrainer *t)

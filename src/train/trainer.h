@@ -12,6 +12,7 @@
 #include "dsv/config.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
+#include "model/dit/dit_frozen.h"
 #include "ops/ops.h"
 #include "sample/generator.h"
 #include "sparse/sparse.h"
@@ -46,10 +47,15 @@ typedef struct DsviTrainer {
 
     DsviDitConfig config;
     DsviParamTable table;
-    DsviZero zero;      /* weights, gradients, Adam moments, moving average */
-    DsviCp *cp;         /* context parallelism, used by training, held-out loss and sampling;
-                         * NULL: this rank has its own clips */
-    DsviCpPlans *plans; /* updates the parallel plans of `cp`; NULL: plans never change */
+    /* With lora_rank above 0 the run trains the matrices of a LoRA beside the model's frozen weights. */
+    DsviLoraParams lora;           /* empty otherwise */
+    DsviDitFrozen *frozen;         /* NULL otherwise */
+    DsviDitWeights lora_weights;   /* compute weights of the matrices */
+    const DsviParamTable *trained; /* what is trained: `table`, or lora.table */
+    DsviZero zero;                 /* trained weights, gradients, Adam moments, moving average */
+    DsviCp *cp;                    /* context parallelism, used by training, held-out loss and sampling;
+                                    * NULL: this rank has its own clips */
+    DsviCpPlans *plans;            /* updates the parallel plans of `cp`; NULL: plans never change */
     DsviSparse *sparse;
     DsviDit *dit;
     DsviGenerator *generator; /* samples validation clips with the weights in training; or NULL */
@@ -74,7 +80,7 @@ typedef struct DsviTrainer {
     float *host_latents;                           /* (B, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_channel_weight;                    /* (latent channels) or NULL */
-    float *host_flat;         /* rank 0: (table.elements) a flat array that is read from or written to a
+    float *host_flat;         /* rank 0: (trained->elements) a flat array that is read from or written to a
                                * file; other ranks: scratch for dsvi_zero_store and _fetch */
     DsviStepPart *step_parts; /* (ranks) contributions of all ranks to the current step */
     int64_t *passed_over;     /* (cp_ranks) number of broken clips that each rank of the cp group skipped
@@ -116,8 +122,12 @@ uint64_t dsvi_trainer_first_sample(const DsviTrainer *trainer);
 /* Returns the number of samples in one micro-batch of all ranks together. */
 uint64_t dsvi_trainer_samples(const DsviTrainer *trainer);
 
-/* Initialises the weights, and their moving average if there is one, from host_flat of rank 0. Clears the
- * Adam moments. Called by all ranks. */
+/* With a LoRA: reads the model's frozen weights from `path` (dsvi_weights_read). Called by all ranks, before
+ * dsvi_trainer_start or the load of a checkpoint. */
+DsvStatus dsvi_trainer_load_frozen(DsviTrainer *trainer, const char *path);
+
+/* Initialises the trained weights, and their moving average if there is one, from host_flat of rank 0. Clears
+ * the Adam moments. Called by all ranks. */
 DsvStatus dsvi_trainer_start(DsviTrainer *trainer);
 
 #ifdef __cplusplus

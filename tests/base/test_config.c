@@ -141,8 +141,9 @@ static void assignments_that_are_refused(void **state)
         {"xyzzy=1", "unknown key xyzzy; dsv help options lists all keys"},
         {"learning_rate=1", "unknown key learning_rate: dsv calls it lr"},
         {"Batch-Size=1", "unknown key Batch-Size: dsv calls it train_batch_size"},
-        {"lora_rank=1", "unknown key lora_rank: LoRA is not in this version"},
-        {"adapter.rank=1", "unknown key adapter.rank: LoRA is not in this version"},
+        {"lora_rank=-1", "lora_rank is '-1', expected an integer from 0 to 4096"},
+        {"network_dim=1", "unknown key network_dim: dsv calls it lora_rank"},
+        {"adapter.rank=1", "unknown key adapter.rank: dsv calls it lora_rank"},
         {"optimizer.betas=1", "unknown key optimizer.betas: dsv calls it adam_beta1 and adam_beta2"},
         {"num_frames=0", "num_frames is '0', expected an integer from 1 to 100000 (frames)"},
         {"num_frames=100001", "num_frames is '100001', expected an integer from 1 to 100000 (frames)"},
@@ -448,7 +449,7 @@ static void hints_are_sound(void **state)
         for (size_t j = 0; j < i; j++)
             assert_string_not_equal(name, dsv_option_hint_name(j));
     }
-    assert_string_equal(dsv_option_hint("--network-dim"), dsv_option_hint("lora_rank"));
+    assert_string_equal(dsv_option_hint("--network-dim"), dsv_option_hint("lora"));
     assert_null(dsv_option_hint("lr"));
 }
 

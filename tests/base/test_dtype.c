@@ -41,7 +41,7 @@ static void names_and_sizes(void **state)
         size_t size;
     } want[DSVI_DTYPE_COUNT] = {
         {DSVI_F32, "F32", 4}, {DSVI_BF16, "BF16", 2}, {DSVI_F16, "F16", 2}, {DSVI_F64, "F64", 8},
-        {DSVI_I32, "I32", 4}, {DSVI_I64, "I64", 8},   {DSVI_U8, "U8", 1},
+        {DSVI_I32, "I32", 4}, {DSVI_I64, "I64", 8},   {DSVI_U8, "U8", 1},   {DSVI_F8_E4M3, "F8_E4M3", 1},
     };
     (void)state;
     for (int i = 0; i < DSVI_DTYPE_COUNT; i++) {
@@ -141,6 +141,38 @@ static void convert_is_store_of_load(void **state)
         }
 }
 
+/* All patterns of F8_E4M3, by definition: an exponent with bias 7, and NaN where all seven bits are set. A
+ * scale is applied before the only rounding. */
+static void f8_is_loaded_and_scaled(void **state)
+{
+    static const DsviDtype dtypes[] = {DSVI_F32, DSVI_BF16, DSVI_F16, DSVI_F64};
+    const double scale = 0.0123456789;
+    (void)state;
+    for (int b = 0; b < 256; b++) {
+        const unsigned char byte = (unsigned char)b;
+        const int exponent = b >> 3 & 15, fraction = b & 7;
+        double want = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+        want = b & 128 ? -want : want;
+        double found = dsvi_load(DSVI_F8_E4M3, &byte, 0);
+        if ((b & 127) == 127) {
+            assert_true(isnan(found));
+            continue;
+        }
+        assert_true(found == want && !signbit(found) == !signbit(want));
+        for (size_t d = 0; d < 4; d++) {
+            _Alignas(8) unsigned char expected[16], converted[16];
+            memset(expected, 0x5a, sizeof expected);
+            memset(converted, 0x5a, sizeof converted);
+            dsvi_store(dtypes[d], expected, 0, want);
+            dsvi_convert(dtypes[d], converted, DSVI_F8_E4M3, &byte, 1);
+            assert_memory_equal(converted, expected, sizeof expected);
+            dsvi_store(dtypes[d], expected, 0, want * scale);
+            dsvi_convert_f8(dtypes[d], converted, &byte, scale, 1);
+            assert_memory_equal(converted, expected, sizeof expected);
+        }
+    }
+}
+
 /* Integers are not converted to other types, but can be copied, also in place. */
 static void convert_copies_any_dtype(void **state)
 {
@@ -160,6 +192,7 @@ int main(void)
         cmocka_unit_test(rounds_once_to_nearest_even),
         cmocka_unit_test(f32_and_f64_are_themselves),
         cmocka_unit_test(convert_is_store_of_load),
+        cmocka_unit_test(f8_is_loaded_and_scaled),
         cmocka_unit_test(convert_copies_any_dtype),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

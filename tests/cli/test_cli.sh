@@ -85,6 +85,7 @@ shows help_train.txt help train
 shows help_train.txt train --help
 shows help_train.txt train run.yaml lr=1 -h
 shows help_sample.txt help sample
+shows help_encode.txt help encode
 shows help_bench.txt help bench
 shows help_setting.txt help sparse.group
 call 0 help bench step
@@ -104,7 +105,7 @@ refuses 2 "help: no verb or option learning_rate: dsv calls it lr" help learning
 refuses 2 "plan: run.yaml and --config run.yaml: expected one of them" plan run.yaml --config run.yaml
 complains 2 "cp_size" plan run.yaml
 complains 1 "nowhere.yaml" plan nowhere.yaml
-for verb in encode forward inspect report plan help version; do
+for verb in encode text forward inspect report plan help version; do
     call 0 help $verb
     grep -q "^usage: dsv $verb" out || complain "not the page of $verb"
 done
@@ -126,29 +127,39 @@ call 2
 [ "$(cat err)" = "$("$dsv" help)" ] || complain "expected the overview on stderr"
 refuses 2 "no verb trian, the nearest is train" trian run.yaml
 refuses 2 "no verb banana; dsv help lists all verbs" banana
-refuses 2 "bench needs attention or context or step after it" bench
-refuses 2 "bench needs attention or context or step after it" bench memory
+refuses 2 "bench needs attention or context or part or step after it" bench
+refuses 2 "bench needs attention or context or part or step after it" bench memory
 refuses 2 "train: no flag --verbos, the nearest is --verbose" train run.yaml --verbos
 refuses 2 "train: no flag -x; dsv help train lists all flags" train run.yaml -x
 refuses 2 "train: no flag --max-train-steps; options are written max_train_steps=5" train --max-train-steps=5
 refuses 2 "train: no flag --lr; options are written lr=VALUE" train --lr 1e-3
 refuses 2 "train: no flag --learning-rate: dsv calls it lr" train --learning-rate 1e-3
-refuses 2 "sample: no flag --prompt: this version has no text encoder: dsv sample takes text as --text FILE, \
-a safetensors file with encoder_hidden_states" sample model clip.mp4 --prompt "a cat"
+refuses 2 "train: no flag --prompt: dsv trains without text in this version; dsv sample takes prompts for \
+published models as --prompt TEXT" train --prompt "a cat"
+refuses 1 "model: no such model folder or file" sample model clip.mp4 --prompt "a cat"
 refuses 2 "train: b.yaml is one argument too many, expected [CONFIG.yaml]" train run.yaml b.yaml
 refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
 refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
-refuses 2 "sample: expected MODEL OUT.mp4" sample model
-refuses 2 "sample: clip.avi: the name of the clip must end with .mp4" sample model clip.avi
+refuses 2 "sample: expected MODEL OUT" sample model
 refuses 2 "sample: --text needs FILE after it" sample model clip.mp4 --text
 refuses 2 "encode: expected DATA OUT" encode
+refuses 2 "decode: expected MODEL LATENTS OUT" decode model latents
+complains 1 "model" decode model latents clip.mp4
 refuses 2 "encode: no --config given, and there is no configs/demo.yaml here" encode clips latents
+complains 1 "nowhere" encode clips latents --model nowhere
 mkdir configs clips
 echo "num_frames: 9" >configs/demo.yaml
 complains 1 "clips: no usable clip in it" encode clips latents
 echo "num_frame: 9" >configs/demo.yaml
 complains 2 "num_frame" encode clips latents
 rm -r configs clips
+refuses 2 "text: expected MODEL PROMPTS OUT" text model prompts.txt
+complains 1 "nowhere.txt" text model nowhere.txt out.safetensors
+printf 'a\377\n' >prompts.txt
+complains 1 "prompts.txt: line 1 is not UTF-8" text model prompts.txt out.safetensors
+printf 'a\n' >prompts.txt
+complains 1 "model: no such folder or file" text model prompts.txt out.safetensors
+[ ! -e out.safetensors ] || complain "left a file"
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: expected PATH" inspect
 refuses 2 "report: expected RUN_DIR" report
@@ -174,6 +185,12 @@ refuses 2 "tokens -1, expected none below 0" bench attention --tokens -1
 refuses 2 "heads -2, expected none below 0" bench attention --heads -2
 refuses 2 "head size -3, expected none below 0" bench attention --head-dim -3
 refuses 2 "repeats 0, expected 1 to 64" bench attention --repeats 0
+refuses 2 "rows 0, expected 1 to 65536" bench part . --rows 0
+refuses 1 ".: no VAE and no text encoder of a published model" bench part .
+call 0 bench part "$here/../golden/vae_a" num_frames=5 height=8 width=8 threads=1
+grep -q '^decode_ms' out || complain "no decode_ms in: $(cat out)"
+call 0 bench part "$here/../golden/umt5" --rows 7 --prompts 2 --repeats 1 threads=1
+grep -q '^prompt_ms' out || complain "no prompt_ms in: $(cat out)"
 refuses 2 "repeats 65, expected 1 to 64" bench attention --repeats 65
 refuses 2 "density 2, expected above 0, at most 1" bench attention --density 2
 refuses 2 "1 rank, expected at least 2 that share a clip" bench context

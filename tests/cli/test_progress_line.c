@@ -89,6 +89,8 @@ static void test_other_work(void **unused)
     (void)unused;
     DsvProgress p = {.unit = "window", .done = 7, .total = 96, .seconds_left = 40.4, .loss = NAN};
     assert_line(p, 80, "window  7/96  0:40 left");
+    p = (DsvProgress){.unit = "window", .done = 7, .total = 96, .seconds_left = 73, .step_ms = 820};
+    assert_line(p, 80, "window  7/96   820 ms  1:13 left");
 }
 
 static void test_duration(void **unused)

@@ -124,28 +124,43 @@ echo '{"architectures": ["UMT5EncoderModel"], "model_type": "umt5"}' >wan/text_e
 echo '{"_class_name": "UniPCMultistepScheduler"}' >wan/scheduler/scheduler_config.json
 echo '{"tokenizer_class": "T5Tokenizer"}' >wan/tokenizer/tokenizer_config.json
 wants 1 "$dsv" sample wan wan.mp4 num_frames=5 height=16 width=16
-says 'wan: the model needs the Wan VAE, which this version lacks'
+says 'scheduler_config.json: prediction_type is "epsilon" because the key is absent'
+cat >wan/scheduler/scheduler_config.json <<'END'
+{"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction", "use_flow_sigmas": true}
+END
+wants 2 "$dsv" sample wan wan.mp4 num_frames=5 height=16 width=16
+says 'wan: a published model needs a prompt'
+wants 1 "$dsv" sample wan wan.mp4 --prompt cat num_frames=5 height=24 width=16
+says 'height=24: expected a multiple of 16; the nearest is 16'
 wants 1 "${train[@]}" model.path=wan output_dir=from_wan
-says 'model.path=wan: the model needs the Wan VAE, which this version lacks'
+says 'model.path=wan: the model needs the Wan VAE'
 [ ! -e from_wan ] || complain "a refused start leaves a folder"
-wants 0 "$dsv" inspect wan/vae
-says 'wan/vae: the VAE (AutoencoderKLWan) of a published pipeline, which this version of dsv cannot use'
-wants 0 "$dsv" inspect wan/text_encoder
+wants 1 "$dsv" inspect wan/vae
+says 'wan/vae: the VAE (AutoencoderKLWan) of a published pipeline'
+wants 1 "$dsv" inspect wan/text_encoder
 says 'the text encoder (UMT5EncoderModel)'
 wants 0 "$dsv" inspect wan/scheduler
 says 'the scheduler (UniPCMultistepScheduler)'
-wants 0 "$dsv" inspect wan/tokenizer
+says 'sampler=unipc flow_shift=1'
+wants 1 "$dsv" inspect wan/tokenizer
 says 'the tokenizer'
 wants 1 "$dsv" sample wan/text_encoder wan.mp4
 says 'the text encoder (UMT5EncoderModel)'
-wants 1 "$dsv" inspect wan # its weights are those of another shape
-says 'wan: a published pipeline, of which this version of dsv uses transformer/ alone'
+wants 1 "$dsv" inspect wan # it has no weights but a transformer's of another shape
+says 'wan: a published Wan model, laid out as diffusers'
+says 'VAE is NOT usable'
+says 'scheduler is sound'
+says 'wan: 4 of its 5 parts cannot be used'
+wants 2 "$dsv" sample plain clip.gif
+says 'clip.gif: expected a name that ends with .mp4'
+wants 2 "$dsv" sample plain prompt.mp4 --prompt cat
+says 'plain: prompts, noise and latents need a published Wan model'
 
 # Weights in a single file, and pickles.
 cp plain/checkpoint-3/transformer/*.safetensors single.safetensors
 wants 1 "$dsv" sample single.safetensors single.mp4
-says "single.safetensors: the model's shape is missing"
-says './config.json'
+says 'single.safetensors: the width is 32, expected a multiple of the head size of published models, 128'
+says "put the model's config.json beside the file"
 wants 0 "$dsv" inspect single.safetensors
 touch Wan2.1_VAE.pth
 wants 1 "$dsv" sample Wan2.1_VAE.pth pickle.mp4

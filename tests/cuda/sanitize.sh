@@ -32,9 +32,10 @@ if [ "$1" = --one ]; then
     exit 0
 fi
 
-# Prints lines TOOL PROGRAM TEST MODE, the slowest first. Only attention depends on the mode. Two tools do not
-# work with cuBLASLt: racecheck makes its kernels fail, and initcheck reports their results as uninitialised.
-# The test too_much_memory is left out, because memcheck reports its failing allocation as an error.
+# Prints lines TOOL PROGRAM TEST MODE, the slowest first. Only attention and conv depend on the mode.
+# Two tools do not work with cuBLASLt: racecheck makes its kernels fail, and initcheck reports their results
+# as uninitialised. The test too_much_memory is left out, because memcheck reports its failing allocation as
+# an error.
 list()
 {
     for tool in racecheck initcheck memcheck synccheck; do
@@ -55,9 +56,12 @@ list()
         done
         for test in test_layer_norm test_rms_norm_rope test_gate_residual test_activation test_add \
             test_optim test_flow test_patch test_col_sum test_attention_merge test_heads_move \
-            test_add_rows; do
+            test_add_rows test_channel_norm test_frames_move test_rms_norm test_gelu_product test_softmax \
+            test_bias_attention; do
             echo "$tool dense $test default"
         done
+        echo "$tool dense test_conv deterministic"
+        echo "$tool conv ways_agree deterministic"
         echo "$tool gemm plain_product default"
         case $tool in memcheck | synccheck)
             echo "$tool dense test_gemm default"

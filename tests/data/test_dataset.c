@@ -37,10 +37,9 @@ static void check_item(const DsviDataset *d, int64_t i, const char *path, const 
 {
     assert_true(i < d->count);
     assert_string_equal(d->items[i].path, path);
+    assert_int_equal(d->items[i].captions.count, text ? 1 : 0);
     if (text)
-        assert_string_equal(d->items[i].text, text);
-    else
-        assert_null(d->items[i].text);
+        assert_string_equal(d->items[i].captions.at[0].text, text);
 }
 
 static void a_folder_gives_its_clips_and_captions(void **state)
@@ -68,8 +67,16 @@ static void a_folder_gives_its_clips_and_captions(void **state)
     assert_int_equal(d->items[0].info.frames, 60);
     assert_int_equal(d->items[1].info.frames, 30);
     assert_int_equal(d->left_out_count, 2);
-    assert_non_null(strstr(d->left_out[0], "broken.mp4: not a video file"));
-    assert_non_null(strstr(d->left_out[1], "empty.mkv: the file is empty"));
+    assert_non_null(strstr(d->left_out[0].reason, "broken.mp4: not a video file"));
+    assert_non_null(strstr(d->left_out[1].reason, "empty.mkv: the file is empty"));
+    assert_string_equal(d->left_out[1].path, scratch_path("folder/empty.mkv"));
+    assert_int_equal(d->remark_count, 2);
+    assert_non_null(strstr(d->remarks[0], "b.txt: empty, expected the text of a caption"));
+    assert_non_null(strstr(d->remarks[1], "notes.txt: no clip has the name of this file"));
+    assert_int_equal(d->caption_files.found, 3);
+    assert_int_equal(d->caption_files.used, 1);
+    assert_int_equal(d->caption_files.unusable, 1);
+    assert_int_equal(d->caption_files.alone, 1);
     dsvi_dataset_close(&d);
     assert_null(d);
     dsvi_dataset_close(&d);
@@ -101,20 +108,55 @@ static void captions_that_are_no_text_are_left_out(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("captions"), &settings, &d));
     assert_int_equal(d->count, 3);
     assert_int_equal(d->left_out_count, 0);
-    assert_null(d->items[0].text);
-    assert_null(d->items[1].text);
-    assert_string_equal(d->items[2].text, "un caf\xc3\xa9");
+    assert_int_equal(d->items[0].captions.count, 0);
+    assert_int_equal(d->items[1].captions.count, 0);
+    assert_string_equal(d->items[2].captions.at[0].text, "un caf\xc3\xa9");
     assert_int_equal(d->remark_count, 2);
     assert_non_null(strstr(d->remarks[0], "a caption is left out: "));
     assert_non_null(strstr(d->remarks[0], "0.txt"));
-    assert_non_null(strstr(d->remarks[1], "1.mp4: its caption is not UTF-8"));
+    assert_non_null(strstr(d->remarks[1], "1.txt: not UTF-8, expected the text of a caption"));
     dsvi_dataset_close(&d);
     write_text(scratch_path("list.csv"), "path,text\none.mp4,caf\xe9\n");
     assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &settings, &d));
-    assert_null(d->items[0].text);
+    assert_int_equal(d->items[0].captions.count, 0);
     assert_int_equal(d->remark_count, 1);
     dsvi_dataset_close(&d);
     free(text);
+}
+
+/* The file that belongs to a clip is found for stems that contain dots or differ in their endings only. */
+static void caption_files_belong_to_stems(void **state)
+{
+    (void)state;
+    static const char *const CLIPS[] = {"a.b.mp4", "a.mp4", "a-c.mp4", "d.mkv", "d.mp4", "e.mp4"};
+    static const char ZERO[] = "a\0b", MARKED[] = "\xef\xbb\xbf caption of e\r\n";
+    DsvConfig settings = settings_of(32);
+    DsviDataset *d;
+    assert_ok(dsvi_folder_make(scratch_path("stems")));
+    for (size_t i = 0; i < sizeof CLIPS / sizeof *CLIPS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "stems/%s", CLIPS[i]);
+        copy_file(scratch_path("one.mp4"), scratch_path(name));
+    }
+    write_text(scratch_path("stems/a.txt"), "caption of a");
+    write_text(scratch_path("stems/a.b.TXT"), "caption of a.b");
+    write_text(scratch_path("stems/a.mp4.txt"), "of no clip");
+    write_text(scratch_path("stems/d.txt"), "caption of d");
+    write_bytes(scratch_path("stems/a-c.txt"), ZERO, sizeof ZERO - 1);
+    write_text(scratch_path("stems/e.txt"), MARKED);
+    assert_ok(dsvi_dataset_open(scratch_path("stems"), &settings, &d));
+    check_item(d, 0, scratch_path("stems/a-c.mp4"), NULL);
+    check_item(d, 1, scratch_path("stems/a.b.mp4"), "caption of a.b");
+    check_item(d, 2, scratch_path("stems/a.mp4"), "caption of a");
+    check_item(d, 3, scratch_path("stems/d.mkv"), "caption of d");
+    check_item(d, 4, scratch_path("stems/d.mp4"), "caption of d");
+    check_item(d, 5, scratch_path("stems/e.mp4"), "caption of e");
+    assert_int_equal(d->remark_count, 2);
+    assert_non_null(strstr(d->remarks[0], "a-c.txt: not UTF-8"));
+    assert_non_null(strstr(d->remarks[1], "a.mp4.txt: no clip has the name"));
+    assert_int_equal(d->caption_files.found, 6);
+    assert_int_equal(d->caption_files.used, 4);
+    dsvi_dataset_close(&d);
 }
 
 /* A property that is not converted is reported once per clip, with the clip's name; a clip that cannot be
@@ -146,7 +188,7 @@ static void odd_pictures_are_remarked_upon(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("odd"), &settings, &d));
     assert_int_equal(d->count, COUNT - 1);
     assert_int_equal(d->left_out_count, 1);
-    assert_non_null(strstr(d->left_out[0], "h.mp4: colours stored as ycgco"));
+    assert_non_null(strstr(d->left_out[0].reason, "h.mp4: colours stored as ycgco"));
     int64_t told = 0;
     for (int i = 0; i < COUNT - 1; i++) {
         if (!KINDS[i].words)
@@ -184,11 +226,14 @@ static void nothing_usable_is_said_with_a_reason(void **state)
     dsvi_dataset_close(&d);
 }
 
-/* Rows of a list, as "path|text" and a newline each. */
-static DsvStatus note_row(void *context, const char *path, const char *text)
+/* Rows of a list, as "path|caption|caption..." and a newline each. */
+static DsvStatus note_row(void *context, const char *path, const DsviCaptions *captions)
 {
     char *rows = context;
-    sprintf(rows + strlen(rows), "%s|%s\n", path, text ? text : "-");
+    sprintf(rows + strlen(rows), "%s", path);
+    for (int64_t i = 0; i < captions->count; i++)
+        sprintf(rows + strlen(rows), "|%s", captions->at[i].text);
+    strcat(rows, captions->count ? "\n" : "|-\n");
     return DSV_OK;
 }
 
@@ -223,6 +268,9 @@ static void csv_is_read_as_rfc_4180_has_it(void **state)
     check_list("l.csv", "path,text\na.mp4,\"ends here\"", "a.mp4|ends here\n");
     check_list("l.csv", "path,text\n", "");
     check_list("L.CSV", "path\na\n", "a|-\n");
+    check_list("l.csv", "text,path,Text\none,a,two\n,b,three\n,c,\n", "a|one|two\nb|three\nc|-\n");
+    check_list("l.csv", "caption,path,caption_2,text_x,caption_,caption_10\n1,a,2,x,y,3\n", "a|1|2|3\n");
+    check_list("l.csv", "caption,caption_2,text,path\nc,d,t,a\n", "a|t\n");
 }
 
 static void csv_errors_name_the_line(void **state)
@@ -239,6 +287,10 @@ static void csv_errors_name_the_line(void **state)
     check_list_fails("l.csv", "path,text\na,\"open\"\"", ".csv:2: a quote is opened and never closed");
     check_list_fails("l.csv", "path,text\na,\"b\"c\n", ".csv:2: text follows a closing quote");
     check_list_fails("l.csv", "path,text\n,b\n", ".csv:2: no path");
+    char many[65 * 5 + 8] = "path";
+    for (int i = 0; i < 65; i++)
+        strcat(many, ",text");
+    check_list_fails("l.csv", many, ".csv:1: more than 64 columns of captions");
     write_bytes(scratch_path("l.csv"), "path\na\0b\n", 9);
     char rows[64] = "";
     assert_fails(DSV_E_FORMAT, "zero byte", dsvi_list_read(scratch_path("l.csv"), note_row, rows));
@@ -253,11 +305,14 @@ static void jsonl_is_read_line_by_line(void **state)
                "a.mp4|say \"hi\"\nb.mp4|-\nc|-\n");
     check_list("l.jsonl", "{\"video\":\"v\",\"path\":\"p\",\"prompt\":\"x\",\"text\":\"t\"}\n", "p|t\n");
     check_list("l.jsonl", "", "");
+    check_list("l.jsonl", "{\"path\":\"a\",\"caption\":[\"x\",\"\",\"y\"]}\n{\"path\":\"b\",\"text\":[]}",
+               "a|x|y\nb|-\n");
     check_list_fails("l.jsonl", "{\"path\":\"a\"}\n{\"path\":\"b\"\n", ".jsonl:2: not a JSON object");
     check_list_fails("l.jsonl", "[\"a\"]\n", ".jsonl:1: not a JSON object");
     check_list_fails("l.jsonl", "{\"path\":\"a\"} {}\n", ".jsonl:1: not a JSON object");
     check_list_fails("l.jsonl", "\n{\"path\":7}\n", ".jsonl:2: path is not a string");
-    check_list_fails("l.jsonl", "{\"path\":\"a\",\"text\":[]}\n", ".jsonl:1: text is not a string");
+    check_list_fails("l.jsonl", "{\"path\":\"a\",\"text\":[\"x\",7]}\n",
+                     ".jsonl:1: text is neither a string nor an array of strings");
     check_list_fails("l.jsonl", "{\"text\":\"a\"}\n", ".jsonl:1: no path, video or file_name");
 }
 
@@ -276,7 +331,7 @@ static void a_list_is_read_relative_to_itself(void **state)
     check_item(d, 0, scratch_path("lists/../one.mp4"), "first");
     check_item(d, 1, scratch_path("two.avi"), NULL);
     assert_int_equal(d->left_out_count, 1);
-    assert_non_null(strstr(d->left_out[0], "missing.mp4: No such file"));
+    assert_non_null(strstr(d->left_out[0].reason, "missing.mp4: No such file"));
     dsvi_dataset_close(&d);
     write_text(scratch_path("lists/l.csv"), "path\n");
     assert_fails(DSV_E_NOT_FOUND, "the list is empty",
@@ -294,9 +349,9 @@ static void a_latent_cache_is_a_data_set(void **state)
     const int64_t shape[4] = {1, 1, 2, 2};
     const float latent[4] = {1, 2, 3, 4};
     DsviClipWindow window = {.fps = settings.fps, .frames = 5, .height = 32, .width = 32};
-    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, NULL, &cache));
     const DsviLatentSource sources[] = {
-        {.path = "b.mp4", .text = "second"},
+        {.path = "b.mp4", .captions = &(const DsviCaptions){&(DsviCaption){.text = "second"}, 1}},
         {.path = "a.mp4"},
         {.path = "c.mp4"},
     };
@@ -308,8 +363,8 @@ static void a_latent_cache_is_a_data_set(void **state)
     assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &d));
     assert_true(d->latents);
     assert_int_equal(d->count, 2);
-    assert_null(d->items[0].text);
-    assert_string_equal(d->items[1].text, "second");
+    assert_int_equal(d->items[0].captions.count, 0);
+    assert_string_equal(d->items[1].captions.at[0].text, "second");
     assert_int_equal(d->left_out_count, 1);
     assert_true(dsvi_dataset_sample(d, &settings, 7).item < 2);
     dsvi_dataset_close(&d);
@@ -354,6 +409,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_gives_its_clips_and_captions),
         cmocka_unit_test(captions_that_are_no_text_are_left_out),
+        cmocka_unit_test(caption_files_belong_to_stems),
         cmocka_unit_test(odd_pictures_are_remarked_upon),
         cmocka_unit_test(nothing_usable_is_said_with_a_reason),
         cmocka_unit_test(csv_is_read_as_rfc_4180_has_it),

@@ -24,7 +24,8 @@ static void each_epoch_is_a_permutation(void **state)
     DsvConfig settings = make_settings();
     static const int64_t COUNTS[] = {1, 2, 3, 4, 5, 12, 64, 65, 1000};
     static int seen[1000];
-    DsviDataset latents = {.latents = true};
+    static DsviDatasetItem windows[1000];
+    DsviDataset latents = {.items = windows, .latents = true};
     for (size_t c = 0; c < sizeof COUNTS / sizeof *COUNTS; c++) {
         latents.count = COUNTS[c];
         for (uint64_t epoch = 0; epoch < 20; epoch++) {
@@ -48,7 +49,8 @@ static void every_order_is_as_likely(void **state)
     static int at[ITEMS][ITEMS], orders[256];
     int found = 0;
     for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
-        DsviDataset few = {.latents = true, .count = FEW}, many = {.latents = true, .count = ITEMS};
+        DsviDataset few = {.items = items, .latents = true, .count = FEW};
+        DsviDataset many = {.items = items, .latents = true, .count = ITEMS};
         int order = 0;
         for (uint64_t i = 0; i < ITEMS; i++)
             at[i][dsvi_dataset_sample(&many, &settings, epoch * ITEMS + i).item]++;
@@ -178,6 +180,36 @@ static void cached_windows_are_spread_over_their_clips(void **state)
         assert_int_equal(dsvi_dataset_spread(&latents, &settings, k, 5).item, wanted[k]);
 }
 
+/* A sample draws one of its item's captions; the window does not depend on their number. */
+static void captions_are_drawn_evenly(void **state)
+{
+    (void)state;
+    enum { EPOCHS = 3000, CAPTIONS = 3 };
+    DsvConfig settings = make_settings();
+    DsviCaption texts[CAPTIONS] = {{.text = "a"}, {.text = "b"}, {.text = "c"}};
+    int64_t drawn[CAPTIONS] = {0};
+    DsviSampleRef before = dsvi_dataset_sample(&clips, &settings, 5);
+    assert_int_equal(before.caption, -1);
+    for (int i = 0; i < ITEMS; i++)
+        items[i].captions = (DsviCaptions){texts, i % 4};
+    for (uint64_t i = 0; i < (uint64_t)EPOCHS * ITEMS; i++) {
+        DsviSampleRef ref = dsvi_dataset_sample(&clips, &settings, i);
+        int64_t count = items[ref.item].captions.count;
+        assert_true(count == 0 ? ref.caption == -1 : ref.caption >= 0 && ref.caption < count);
+        if (count == CAPTIONS)
+            drawn[ref.caption]++;
+    }
+    double mean = EPOCHS * (ITEMS / 4.0) / CAPTIONS; /* of a binomial count: five standard deviations */
+    for (int i = 0; i < CAPTIONS; i++)
+        assert_error_below(fabs((double)drawn[i] - mean), 5 * sqrt(mean), "caption %d", i);
+    DsviSampleRef after = dsvi_dataset_sample(&clips, &settings, 5);
+    assert_memory_equal(&after.window, &before.window, sizeof after.window);
+    assert_int_equal(dsvi_dataset_spread(&clips, &settings, 0, ITEMS).caption, -1);
+    assert_int_equal(dsvi_dataset_spread(&clips, &settings, 3, ITEMS).caption, 0);
+    for (int i = 0; i < ITEMS; i++)
+        items[i].captions = (DsviCaptions){0};
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -187,6 +219,7 @@ int main(void)
         cmocka_unit_test(a_sample_depends_on_seed_and_number_alone),
         cmocka_unit_test(crops_are_central_when_asked),
         cmocka_unit_test(a_sample_can_move_to_another_item),
+        cmocka_unit_test(captions_are_drawn_evenly),
         cmocka_unit_test(windows_are_spread_evenly),
         cmocka_unit_test(cached_windows_are_spread_over_their_clips),
     };

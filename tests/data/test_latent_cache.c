@@ -8,52 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/scratch.h"
 #include "base/utf8.h"
 #include "data/latent_file.h"
-
-enum { NUMBERS = 2 * 3 * 4 * 5 };
-static const int64_t SHAPE[4] = {2, 3, 4, 5};
-
-static DsvConfig make_settings(void)
-{
-    DsvConfig settings;
-    dsv_config_defaults(&settings);
-    settings.fps = 29.97;
-    return settings;
-}
-
-static DsviClipWindow window_at(double start)
-{
-    return (DsviClipWindow){.start = start,
-                            .fps = 29.97,
-                            .frames = 17,
-                            .height = 128,
-                            .width = 128,
-                            .crop_x = 0.5,
-                            .crop_y = 0.5};
-}
-
-static void fill(float latent[NUMBERS], double start)
-{
-    for (int i = 0; i < NUMBERS; i++)
-        latent[i] = (float)(start * 1000 + i);
-}
-
-static DsvStatus put(DsviLatentCache *cache, const char *path, const char *text, double start)
-{
-    float latent[NUMBERS];
-    DsviClipWindow window = window_at(start);
-    DsviLatentSource source = {.path = path, .text = text, .stamp = {1000, 1.7e9 + 0.1}};
-    fill(latent, start);
-    return dsvi_latent_cache_put(cache, &source, &window, SHAPE, latent);
-}
-
-static bool has(const DsviLatentCache *cache, const char *source, double start)
-{
-    DsviClipWindow window = window_at(start);
-    return dsvi_latent_cache_has(cache, source, &window);
-}
+#include "latent_cache_case.h"
 
 static void what_was_put_is_read_back(void **state)
 {
@@ -63,7 +20,7 @@ static void what_was_put_is_read_back(void **state)
     const char *folder = scratch_path("made/here");
     float latent[NUMBERS], wanted[NUMBERS];
     assert_false(dsvi_latent_cache_is(folder));
-    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     assert_true(dsvi_latent_cache_is(folder));
     assert_false(has(cache, "clips/b \"q\".mp4", 0.1));
     assert_ok(put(cache, "clips/b \"q\".mp4", "caption\nwith \"quotes\" and \xc3\xa9",
@@ -87,8 +44,8 @@ static void what_was_put_is_read_back(void **state)
         assert_int_equal(strncmp(dsvi_latent_cache_file(cache, i), folder, strlen(folder)), 0);
         assert_null(strchr(dsvi_latent_cache_file(cache, i) + strlen(folder) + 1, '/'));
     }
-    assert_null(dsvi_latent_cache_text(cache, 0));
-    assert_string_equal(dsvi_latent_cache_text(cache, 2), "caption\nwith \"quotes\" and \xc3\xa9");
+    assert_null(text_of(cache, 0));
+    assert_string_equal(text_of(cache, 2), "caption\nwith \"quotes\" and \xc3\xa9");
     assert_true(has(cache, "../../a.mp4", 1.0 / 3));
     assert_fails(DSV_E_SHAPE, "120 numbers, expected 119",
                  dsvi_latent_read(dsvi_latent_cache_file(cache, 0), NUMBERS - 1, latent));
@@ -106,14 +63,14 @@ static void an_interrupted_encoding_goes_on(void **state)
     enum { WINDOWS = 80 }; /* more than a list's initial capacity, 64 */
     char *straight, *resumed;
     size_t straight_bytes, resumed_bytes;
-    assert_ok(dsvi_latent_cache_create(scratch_path("straight"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("straight"), &settings, NULL, &cache));
     for (int i = 0; i < WINDOWS; i++)
         assert_ok(put(cache, "c.mp4", "t", i));
     dsvi_latent_cache_close(&cache);
 
     pid_t child = fork();
     if (child == 0) {
-        bool good = dsvi_latent_cache_create(scratch_path("resumed"), &settings, &cache) == DSV_OK;
+        bool good = dsvi_latent_cache_create(scratch_path("resumed"), &settings, NULL, &cache) == DSV_OK;
         for (int i = WINDOWS - 1; good && i >= WINDOWS / 2; i--)
             good = put(cache, "c.mp4", "t", i) == DSV_OK;
         good = good && dsvi_latent_cache_flush(cache) == DSV_OK;
@@ -123,7 +80,7 @@ static void an_interrupted_encoding_goes_on(void **state)
     int ended = -1;
     assert_int_equal(waitpid(child, &ended, 0), child);
     assert_int_equal(ended, 0);
-    assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, &again));
+    assert_ok(dsvi_latent_cache_create(scratch_path("resumed"), &settings, NULL, &again));
     assert_int_equal(dsvi_latent_cache_count(again), WINDOWS / 2);
     assert_true(has(again, "c.mp4", WINDOWS / 2));
     assert_false(has(again, "c.mp4", 0));
@@ -148,9 +105,9 @@ static void a_second_writer_is_refused(void **state)
     (void)state;
     DsvConfig settings = make_settings();
     DsviLatentCache *cache, *second;
-    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, NULL, &cache));
     assert_fails(DSV_E_USAGE, "locked: another process encodes into it",
-                 dsvi_latent_cache_create(scratch_path("locked"), &settings, &second));
+                 dsvi_latent_cache_create(scratch_path("locked"), &settings, NULL, &second));
     assert_null(second);
     assert_ok(put(cache, "c.mp4", NULL, 0));
     assert_ok(dsvi_latent_cache_flush(cache));
@@ -158,7 +115,7 @@ static void a_second_writer_is_refused(void **state)
     assert_int_equal(dsvi_latent_cache_count(second), 1);
     dsvi_latent_cache_close(&second);
     dsvi_latent_cache_close(&cache);
-    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("locked"), &settings, NULL, &cache));
     dsvi_latent_cache_close(&cache);
 }
 
@@ -171,9 +128,8 @@ static bool as_it_was(const char *folder)
         return false;
     bool same = dsvi_latent_cache_count(cache) == 2;
     for (int i = 0; same && i < 2; i++)
-        same = strcmp(dsvi_latent_cache_source(cache, i), SOURCES[i]) == 0 &&
-               dsvi_latent_cache_text(cache, i) && strcmp(dsvi_latent_cache_text(cache, i), TEXTS[i]) == 0 &&
-               dsvi_latent_cache_check(cache, i) == DSV_OK;
+        same = strcmp(dsvi_latent_cache_source(cache, i), SOURCES[i]) == 0 && text_of(cache, i) &&
+               strcmp(text_of(cache, i), TEXTS[i]) == 0 && dsvi_latent_cache_check(cache, i) == DSV_OK;
     dsvi_latent_cache_close(&cache);
     return same;
 }
@@ -188,7 +144,7 @@ static void a_change_of_the_index_is_noticed(void **state)
     size_t bytes;
     snprintf(folder, sizeof folder, "%s", scratch_path("index"));
     snprintf(index, sizeof index, "%s", scratch_path("index/index.json"));
-    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     assert_ok(put(cache, "clips/a.mp4", "a dog", 0));
     assert_ok(put(cache, "clips/b.mp4", "a cat", 0));
     dsvi_latent_cache_close(&cache);
@@ -227,7 +183,7 @@ static void names_of_any_bytes_survive(void **state)
     DsviLatentCache *cache;
     char *text;
     size_t bytes;
-    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, NULL, &cache));
     for (int i = 0; i < 4; i++)
         assert_ok(put(cache, NAMES[i], NAMES[i], 0));
     dsvi_latent_cache_close(&cache);
@@ -235,10 +191,10 @@ static void names_of_any_bytes_survive(void **state)
     assert_true(dsvi_utf8_valid(text, bytes));
     assert_non_null(strstr(text, "\"100%25.mp4\""));
     free(text);
-    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("bytes"), &settings, NULL, &cache));
     for (int i = 0; i < 4; i++) { /* they are sorted by their bytes */
         assert_string_equal(dsvi_latent_cache_source(cache, i), NAMES[i]);
-        assert_string_equal(dsvi_latent_cache_text(cache, i), NAMES[i]);
+        assert_string_equal(text_of(cache, i), NAMES[i]);
         assert_true(has(cache, NAMES[i], 0));
     }
     dsvi_latent_cache_close(&cache);
@@ -260,12 +216,12 @@ static void other_settings_are_refused_by_name(void **state)
     DsvConfig settings = make_settings();
     DsviLatentCache *cache;
     const char *folder = scratch_path("settings");
-    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     dsvi_latent_cache_close(&cache);
     for (size_t i = 0; i < sizeof CHANGES / sizeof *CHANGES; i++) {
         DsvConfig other = settings;
         assert_ok(dsv_config_set(&other, CHANGES[i].assignment));
-        assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_create(folder, &other, &cache));
+        assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_create(folder, &other, NULL, &cache));
         assert_null(cache);
         assert_fails(DSV_E_USAGE, CHANGES[i].words, dsvi_latent_cache_open(folder, &other, &cache));
     }
@@ -294,7 +250,7 @@ static void damage_is_noticed(void **state)
     DsviLatentCache *cache;
     float latent[NUMBERS];
     const char *folder = scratch_path("damage");
-    assert_ok(dsvi_latent_cache_create(folder, &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     for (int i = 0; i < 3; i++)
         assert_ok(put(cache, "c.mp4", NULL, i));
     flip_byte(dsvi_latent_cache_file(cache, 0), 1);
@@ -381,7 +337,7 @@ static void an_index_that_is_none_is_refused(void **state)
         {false, "", "not JSON"},
         {false, "[1,2", "not JSON"},
         {false, "{\"format\":\"other\"}", "another format"},
-        {false, "{\"format\":\"dsv-latent-cache\",\"version\":2}", "another version"},
+        {false, "{\"format\":\"dsv-latent-cache\",\"version\":3}", "another version"},
         {false, "{\"format\":\"dsv-latent-cache\",\"version\":1}", "codec.name"},
         {true, "7}", "no items"},
         {true, "[7]}", "incomplete"},
@@ -419,7 +375,7 @@ static void an_index_that_is_none_is_refused(void **state)
         assert_ok(dsvi_file_write(scratch_path("bad/index.json"), text, strlen(text)));
         assert_fails(DSV_E_FORMAT, BAD[i].words, dsvi_latent_cache_open(folder, &settings, &cache));
         assert_non_null(strstr(dsv_error_message(), "bad/index.json"));
-        assert_fails(DSV_E_FORMAT, BAD[i].words, dsvi_latent_cache_create(folder, &settings, &cache));
+        assert_fails(DSV_E_FORMAT, BAD[i].words, dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     }
     assert_fails(DSV_E_NOT_FOUND, "index.json",
                  dsvi_latent_cache_open(scratch_path("none"), &settings, &cache));
@@ -431,56 +387,12 @@ static void a_folder_that_cannot_be_written_fails_at_once(void **state)
     DsvConfig settings = make_settings();
     DsviLatentCache *cache;
     assert_ok(dsvi_file_write(scratch_path("file"), "x", 1));
-    assert_fails(DSV_E_IO, "file", dsvi_latent_cache_create(scratch_path("file/cache"), &settings, &cache));
-    assert_ok(dsvi_latent_cache_create(scratch_path("gone"), &settings, &cache));
+    assert_fails(DSV_E_IO, "file",
+                 dsvi_latent_cache_create(scratch_path("file/cache"), &settings, NULL, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("gone"), &settings, NULL, &cache));
     assert_ok(dsvi_folder_remove(scratch_path("gone")));
     assert_fails(DSV_E_NOT_FOUND, "gone", put(cache, "c.mp4", NULL, 0));
     assert_int_equal(dsvi_latent_cache_count(cache), 0);
-    dsvi_latent_cache_close(&cache);
-}
-
-static void hear(void *context, const char *path, int64_t windows)
-{
-    assert_int_equal(path[1], '.');
-    *(int64_t *)context += windows;
-}
-
-static int64_t drop_changed(DsviLatentCache *cache, const char *path, DsviFileStamp stamp)
-{
-    int64_t dropped = 0;
-    const DsviLatentSource sources[2] = {{.path = path, .stamp = stamp}, {.path = "0.mp4"}};
-    assert_ok(dsvi_latent_cache_drop_changed(cache, sources, 2, hear, &dropped));
-    return dropped;
-}
-
-/* If a clip's size or modification time changed, none of its windows is used; the index keeps both values. */
-static void windows_of_a_changed_file_are_dropped(void **state)
-{
-    (void)state;
-    DsvConfig settings = make_settings();
-    DsviLatentCache *cache;
-    char file[DSVI_PATH_MAX];
-    const DsviFileStamp same = {1000, 1.7e9 + 0.1}, longer = {1001, 1.7e9 + 0.1}, later = {1000, 1.7e9 + 0.2};
-    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
-    for (int i = 0; i < 100; i++)
-        assert_ok(put(cache, i % 2 ? "a.mp4" : "b.mp4", NULL, i));
-    dsvi_latent_cache_close(&cache);
-    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
-    assert_int_equal(drop_changed(cache, "a.mp4", same), 0);
-    assert_int_equal(drop_changed(cache, "c.mp4", later), 0);
-    assert_int_equal(dsvi_latent_cache_count(cache), 100);
-    snprintf(file, sizeof file, "%s", dsvi_latent_cache_file(cache, 0));
-    assert_int_equal(drop_changed(cache, "a.mp4", later), 50);
-    assert_int_equal(dsvi_latent_cache_count(cache), 50);
-    assert_int_not_equal(access(file, F_OK), 0);
-    for (int i = 0; i < 100; i++)
-        assert_true(has(cache, i % 2 ? "a.mp4" : "b.mp4", i) == (i % 2 == 0));
-    dsvi_latent_cache_close(&cache);
-    assert_ok(dsvi_latent_cache_create(scratch_path("changed"), &settings, &cache));
-    assert_int_equal(dsvi_latent_cache_count(cache), 50);
-    assert_int_equal(drop_changed(cache, "b.mp4", longer), 50);
-    assert_ok(put(cache, "b.mp4", NULL, 0));
-    assert_int_equal(drop_changed(cache, "b.mp4", same), 0);
     dsvi_latent_cache_close(&cache);
 }
 
@@ -496,7 +408,7 @@ static void a_full_index_takes_no_more(void **state)
     assert_non_null(text);
     memset(text, '\n', length);
     text[length] = 0;
-    assert_ok(dsvi_latent_cache_create(scratch_path("full"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("full"), &settings, NULL, &cache));
     assert_ok(put(cache, "c.mp4", "short", 0));
     assert_fails(DSV_E_USAGE, "full: with 1 windows its index is full", put(cache, "c.mp4", text, 1));
     dsvi_latent_cache_close(&cache);
@@ -532,7 +444,7 @@ static void threads_may_put_at_once(void **state)
     DsviLatentCache *cache;
     pthread_t threads[THREADS];
     Putter putters[THREADS];
-    assert_ok(dsvi_latent_cache_create(scratch_path("threads"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("threads"), &settings, NULL, &cache));
     for (int i = 0; i < THREADS; i++) {
         putters[i] = (Putter){cache, i, 0};
         assert_int_equal(pthread_create(&threads[i], NULL, put_many, &putters[i]), 0);
@@ -562,7 +474,6 @@ int main(void)
         cmocka_unit_test(a_file_that_is_rewritten_is_no_crash),
         cmocka_unit_test(an_index_that_is_none_is_refused),
         cmocka_unit_test(a_folder_that_cannot_be_written_fails_at_once),
-        cmocka_unit_test(windows_of_a_changed_file_are_dropped),
         cmocka_unit_test(a_full_index_takes_no_more),
         cmocka_unit_test(threads_may_put_at_once),
     };

@@ -87,7 +87,8 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
             fail_msg("sample %d differs: %d workers, %d MiB, %d slots, from %d", (int)i, (int)workers,
                      (int)cache_mb, (int)slots, (int)first);
         int64_t item = dsvi_dataset_sample(dataset, &settings, i).item;
-        assert_ptr_equal(text, dataset->items[item].text);
+        const DsviCaptions *captions = &dataset->items[item].captions;
+        assert_ptr_equal(text, captions->count ? captions->at[0].text : NULL);
         assert_int_equal(passed_over, 0);
     }
     dsvi_prefetch_stop(&prefetch);
@@ -463,13 +464,15 @@ static void cached_latents_come_the_same_way(void **state)
     const char *text;
     int64_t passed_over;
     Warnings warnings = {0};
-    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, &cache));
+    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, NULL, &cache));
     for (int i = 0; i < ITEMS; i++) {
         char name[2] = {(char)('a' + i), 0};
         DsviClipWindow window = {.fps = 12, .frames = FRAMES, .height = SIDE, .width = SIDE};
         for (int k = 0; k < NUMBERS; k++)
             latent[k] = (float)(100 * i + k);
-        DsviLatentSource source = {.path = name, .text = name};
+        DsviCaption caption = {.text = name};
+        const DsviCaptions captions = {&caption, 1};
+        DsviLatentSource source = {.path = name, .captions = &captions};
         assert_ok(dsvi_latent_cache_put(cache, &source, &window, shape, latent));
     }
     dsvi_latent_cache_close(&cache);

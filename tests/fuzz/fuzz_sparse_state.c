@@ -1,15 +1,21 @@
 /* Fuzzes the sparse layer's state in a checkpoint, with the projection and with the predictor. A loaded
  * state must be written and loaded again. */
 #include "base/arena.h"
+#include "cpu/conv_onednn.h"
 #include "cpu/cpu.h"
 #include "cpu/gemm_onednn.h"
+#include "cpu/onednn_engine.h"
 #include "sparse/sparse.h"
 #include "fuzz.h"
 
 /* Replaces oneDNN, which the reference operations do not call, so that this program does not link to it. */
-DsvStatus dsvi_gemm_onednn_create(DsviIsa isa, DsviGemmOnednn **out)
+void dsvi_onednn_limit(DsviIsa isa)
 {
     (void)isa;
+}
+
+DsvStatus dsvi_gemm_onednn_create(DsviGemmOnednn **out)
+{
     *out = NULL;
     return DSV_OK;
 }
@@ -22,6 +28,23 @@ void dsvi_gemm_onednn_free(DsviGemmOnednn **gemm)
 void dsvi_gemm_onednn_fill(DsviGemmOnednn *gemm, DsviOps *ops)
 {
     (void)gemm, (void)ops;
+}
+
+DsvStatus dsvi_conv_onednn_create(DsviIsa isa, DsviConvOnednn **out)
+{
+    (void)isa;
+    *out = NULL;
+    return DSV_OK;
+}
+
+void dsvi_conv_onednn_free(DsviConvOnednn **conv)
+{
+    (void)conv;
+}
+
+void dsvi_conv_onednn_fill(DsviOps *ops)
+{
+    (void)ops;
 }
 
 typedef struct Layer {

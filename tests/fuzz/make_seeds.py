@@ -6,6 +6,7 @@ A name that begins with "good" is an input its reader must take, "bad" one that 
 An input for several files holds them one after the other, with @@@@ and a line end between two. What fuzzing
 has found is kept here too, so that it is tried for ever. Running this again gives the same bytes."""
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -79,6 +80,40 @@ def dit_config_seeds():
     yield "bad_type", json.dumps(DIFFUSERS | {"patch_size": "122"})
 
 
+UMT5 = {"model_type": "umt5", "vocab_size": 2, "d_model": 1, "d_kv": 8, "num_heads": 1, "d_ff": 1,
+        "num_layers": 1, "relative_attention_num_buckets": 4}
+
+
+def umt5_tensors(dtype, one):
+    """A model of the width 1 with the names of the Wan repository; `one` is the number 1 in `dtype`."""
+    shapes = {"token_embedding": [2, 1], "norm": [1], "blocks.0.norm1": [1], "blocks.0.norm2": [1],
+              "blocks.0.attn.q": [8, 1], "blocks.0.attn.k": [8, 1], "blocks.0.attn.v": [8, 1],
+              "blocks.0.attn.o": [1, 8], "blocks.0.pos_embedding.embedding": [4, 1],
+              "blocks.0.ffn.gate.0": [1, 1], "blocks.0.ffn.fc1": [1, 1], "blocks.0.ffn.fc2": [1, 1]}
+    return [(f"{name}.weight", dtype, shape, one * (shape[0] * shape[-1] if len(shape) > 1 else 1))
+            for name, shape in shapes.items()]
+
+
+def umt5_seeds():
+    config, f32 = json.dumps(UMT5), umt5_tensors("F32", b"\0\0\x80?")
+    f8 = umt5_tensors("F8_E4M3", b"\x38")
+    scale = ("blocks.0.attn.q.scale_weight", "F32", [1], b"\0\0\0?")
+    yield "good_f32", parts(config, safetensors(f32))
+    yield "good_f8_scaled", parts(config, safetensors([scale] + f8 + [("scaled_fp8", "F8_E4M3", [0], b"")]))
+    yield "bad_two_scales", parts(config, safetensors([(*scale[:2], [2], b"\0\0\0?" * 2)] + f8))
+    yield "bad_missing", parts(config, safetensors(f32[:-1]))
+    yield "bad_other_model", parts(json.dumps(UMT5 | {"model_type": "t5"}), safetensors(f32[1:]))
+    yield "bad_number", parts(json.dumps(UMT5 | {"d_ff": 1e300}), "")
+
+
+def prompts_seeds():
+    yield "good_lines", "a cat\n\n\u00e9\r\nrain"
+    yield "good_newline", "\n"
+    yield "bad_empty", ""
+    yield "bad_utf8", b"a\nb\xff\n"
+    yield "bad_zero", b"a\nb\0c\n"
+
+
 def clip_seeds():
     """Those of codecs are files of FFmpeg 5.1, which are kept as they are: good_h264.mp4 and good_vp8.mkv, of
     `ffmpeg -f lavfi -i testsrc=size=16x16:rate=8:duration=0.5 -pix_fmt yuv420p`."""
@@ -105,6 +140,18 @@ def jsonl_seeds():
     yield "bad_trailing", '{"path":"a"} x\n'
 
 
+TEXT_KEY = "0" * 32
+
+
+def caption_seeds():
+    yield "good_text", "  a dog,\n running \r\n"
+    yield "good_mark", b"\xef\xbb\xbf\xc3\xa9"
+    yield "bad_blank", " \n\t"
+    yield "bad_empty", ""
+    yield "bad_latin", b"caf\xe9"
+    yield "bad_utf16", "a dog".encode("utf-16")
+
+
 def cache_index(**changes):
     item = {"source": "/fuzz/a.mp4", "source_bytes": 7, "source_modified": 1.5, "start": 0, "crop_x": 0.5,
             "crop_y": 0.5, "file": "a.safetensors", "xxh3": ZERO_LATENT_XXH3, "shape": [1, 1, 2, 2]}
@@ -118,7 +165,28 @@ LATENT = safetensors([("latent", "F32", [1, 1, 2, 2], b"\0" * 16)],
                      {"format": "pt", "xxh3": ZERO_LATENT_XXH3})
 
 
+def caption_index(captions, content=TEXT_KEY, **changes):
+    """An index of version 2 with one window."""
+    index = json.loads(cache_index(source_xxh3=content, captions=captions))
+    del index["items"][1]
+    model = {"vae": TEXT_KEY, "vae_type": "BF16", "text_encoder": TEXT_KEY, "text_type": "F32", "text_dim": 2,
+             "empty": TEXT_KEY}
+    return json.dumps(index | {"version": 2, "model": model | changes})
+
+
+STATES = safetensors([("states", "F32", [2, 2], b"\0" * 16)],
+                     {"format": "pt", "xxh3": ZERO_LATENT_XXH3, "key": TEXT_KEY})
+
+
 def latent_cache_seeds():
+    captions = [{"text": "a dog", "states": TEXT_KEY}, {"text": "a cat"}]
+    yield "good_captions", parts(caption_index(captions), LATENT, STATES)
+    yield "bad_captions", parts(caption_index({"text": "a dog"}), LATENT, STATES)
+    yield "bad_caption_text", parts(caption_index([{"states": TEXT_KEY}]), LATENT, STATES[:-1] + b"\1")
+    yield "bad_caption_key", parts(caption_index([{"text": "a", "states": "0"}]), LATENT, STATES[:-9])
+    yield "bad_content", parts(caption_index(captions, content="0"), LATENT, b"")
+    yield "bad_text_dim", parts(caption_index(captions, text_dim=-1), LATENT, STATES[:-1])
+    yield "bad_vae_type", parts(caption_index(captions, vae_type="I64"), LATENT, STATES)
     yield "good_two", parts(cache_index(), LATENT)
     yield "good_damaged_file", parts(cache_index(), LATENT[:-1] + b"\1")
     yield "good_no_stamps", parts(cache_index(source_bytes=None), LATENT)
@@ -218,6 +286,25 @@ def weights_seeds():
     yield "bad_moments", parts(index, safetensors([("exp_avg." + own[0][0], *own[0][1:])]))
 
 
+def lora_seeds():
+    a, b = b"\0\0\x80?" * 4, b"\0\0\0@" * 2
+    layer = "blocks.0.self_attn.q"
+    comfy = [("diffusion_model." + layer + ".lora_A.weight", "F32", [1, 4], a),
+             ("diffusion_model." + layer + ".lora_B.weight", "F32", [2, 1], b)]
+    alpha = ("diffusion_model." + layer + ".alpha", "BF16", [], b"\0@")
+    yield "good_comfy", safetensors(comfy + [alpha])
+    yield "good_kohya", safetensors([("lora_unet_blocks_0_self_attn_q.lora_down.weight", "F32", [1, 4], a),
+                                     ("lora_unet_blocks_0_self_attn_q.lora_up.weight", "F32", [2, 1], b)])
+    yield "good_diffusers", safetensors([("transformer.blocks.0.attn1.to_q.lora_A.weight", "F32", [1, 4], a),
+                                         ("transformer.blocks.0.attn1.to_q.lora_B.weight", "F32", [2, 1], b)])
+    yield "good_diff", safetensors([(layer + ".diff", "F32", [2, 4], a + a),
+                                    (layer + ".diff_b", "F32", [2], b)])
+    yield "bad_key", safetensors([("lora_te_x.lora_down.weight", "F32", [1, 4], a)])
+    yield "bad_half", safetensors(comfy[:1])
+    yield "bad_rank", safetensors([comfy[0], (comfy[1][0], "F32", [1, 2], b)])
+    yield "bad_alpha", safetensors([alpha])
+
+
 def link_costs_seeds():
     costs = {"about": "a machine", "transfers_beside_kernels": True, "memory_ps": 0.25,
              "attention": {"call_us": [20, 40], "dense_ps": [0.79, 2.36], "select_ps": 0.07,
@@ -280,6 +367,105 @@ def control_group_seeds():
     yield "bad_unlimited", parts("0::/a\n", "max 100000\n", "max\n", "", "", "")
     yield "bad_values", parts("0::/a\n", "-5 0\n", "99999999999999999999999\n", "", "", "")
     yield "bad_negative", parts("0::/a\n3:memory:/a\n", "-4 0\n", "-5\n", "", "", "-6\n")
+
+
+ADDED = {"id": 1, "content": "</s>", "lstrip": True, "rstrip": True}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+           "vocab": [["<unk>", 0], ["</s>", 0], ["\u2581", -2.5], ["\u2581a", -3], ["a", -3.25],
+                     ["aa", -4e0]]}
+
+
+def tokenizer_json_seeds():
+    def tokenizer(**changes):
+        return json.dumps({"added_tokens": [ADDED], "normalizer": None, "pre_tokenizer": METASPACE,
+                           "model": UNIGRAM} | changes)
+    yield "good_metaspace", tokenizer()
+    yield "good_split", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "\u2581"}]})
+    yield "good_normalizer", tokenizer(normalizer={"type": "Sequence", "normalizers": [
+        {"type": "Precompiled", "precompiled_charsmap": ""},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]})
+    yield "bad_twice", tokenizer(model=UNIGRAM | {"vocab": UNIGRAM["vocab"] * 2})
+    yield "bad_score", tokenizer(model=UNIGRAM | {"vocab": [["a", "b"]]})
+    yield "bad_type", tokenizer(model=UNIGRAM | {"type": "BPE"})
+    yield "bad_depth", '{"model":' + "[" * 2000
+
+
+def tokenizer_spiece_seeds():
+    def piece(text, score=0.0, kind=1):
+        body = b"\n" + bytes([len(text)]) + text
+        body += b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
+        return b"\n" + bytes([len(body)]) + body
+    pieces = piece(b"<unk>", kind=2) + piece(b"</s>", kind=3)
+    pieces += piece(b"\xe2\x96\x81a", -2.5) + piece(b"a", -9.7)
+    end = b"\x12\0\x1a\0"
+    yield "good_pieces", pieces + end
+    yield "good_trainer", pieces + b"\x12\x05\x18\1\xc0\2\0\x1a\0"
+    yield "good_extra", pieces + piece(b"<extra_id_0>", kind=4) + end
+    yield "good_zero_byte", piece(b"<\0nk>", kind=2) + pieces[16:] + end
+    yield "bad_no_end", pieces
+    yield "bad_charsmap", pieces + b"\x1a\3\x12\1z"
+    yield "bad_twice", pieces + piece(b"a")
+    yield "bad_cut", pieces[:-3]
+    yield "bad_no_end", piece(b"<unk>", kind=2)
+
+
+UNIPC = {"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction",
+         "use_flow_sigmas": True, "flow_shift": 3.0, "solver_order": 2, "disable_corrector": [],
+         "solver_p": None, "use_karras_sigmas": False}
+
+
+def scheduler_seeds():
+    yield "good_unipc", json.dumps(UNIPC)
+    yield "good_euler", '{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5}'
+    yield "bad_order", json.dumps(UNIPC | {"solver_order": 3})
+    yield "bad_switch", json.dumps(UNIPC | {"use_beta_sigmas": "yes"})
+    yield "bad_shift", json.dumps(UNIPC | {"flow_shift": 1e300})
+    yield "bad_absent", '{"_class_name": "UniPCMultistepScheduler"}'
+
+
+WAN_INDEX = {"_class_name": "WanPipeline", "transformer_2": [None, None],
+             "vae": ["diffusers", "AutoencoderKLWan"]}
+WAN_SIZES = DIFFUSERS | {"in_channels": 16, "out_channels": 16}
+
+
+def wan_folder_seeds():
+    def single(width):
+        shapes = {"patch_embedding.weight": [width, 16, 1, 2, 2], "text_embedding.0.weight": [width, 4],
+                  "time_embedding.0.weight": [width, 4], "blocks.0.ffn.0.weight": [2, width],
+                  "head.head.weight": [64, width]}
+        return safetensors([(f"model.diffusion_model.{name}", "U8", shape, bytes(math.prod(shape)))
+                            for name, shape in shapes.items()])
+    yield "good_diffusers", parts(json.dumps(WAN_INDEX), json.dumps(WAN_SIZES), '{"z_dim": 16}', single(128))
+    yield "bad_class", parts(json.dumps(WAN_INDEX | {"_class_name": "WanVACEPipeline"}),
+                             json.dumps(WAN_SIZES))
+    yield "bad_experts", parts(json.dumps(WAN_INDEX | {"boundary_ratio": 0.9}), json.dumps(WAN_SIZES))
+    yield "bad_vae", parts(json.dumps(WAN_INDEX), json.dumps(WAN_SIZES), '{"z_dim": 48}', single(100))
+    yield "bad_index", parts("[]", json.dumps(WAN_SIZES), "{")
+
+
+def prompt_seeds():
+    yield "good_words", "a cat &amp; \u201cquotes\u201d \uff21\u3000 </s> aaaa \ufb01 e\u0301\u0323"
+    yield "good_entities", "&EACUTE; &notit; &#65&#x1F600;&#0; \x1b[1;31m <b> &amp;amp;amp;"
+    yield "good_mojibake", "\u00e2\u20ac\u0153caf\u00c3\u00a9\u00e2\u20ac\u009d \u5c71 \u00c7\u00a6"
+    yield "bad_utf8", b"a\xff"
+    yield "bad_nested", "&" + "amp;" * 200
+
+
+VAE = {"_class_name": "AutoencoderKLWan", "base_dim": 4, "z_dim": 2, "dim_mult": [1, 2],
+       "num_res_blocks": 1, "temperal_downsample": [True],
+       "attn_scales": [0.5], "latents_mean": [0, 1.5], "latents_std": [1, 2e-3]}
+
+
+def vae_config_seeds():
+    yield "good_small", json.dumps(VAE)
+    yield "good_published", "{}"
+    yield "good_one_level", json.dumps(VAE | {"dim_mult": [1], "temperal_downsample": []})
+    yield "bad_wan22", json.dumps(VAE | {"is_residual": True, "patch_size": 2})
+    yield "bad_number", json.dumps(VAE | {"base_dim": 1e300})
+    yield "bad_levels", json.dumps(VAE | {"dim_mult": [1] * 9, "temperal_downsample": [True] * 8})
+    yield "bad_std", json.dumps(VAE | {"latents_std": [1, 0]})
 
 
 ENDING = "_seeds"  # <reader>_seeds above makes those of a reader

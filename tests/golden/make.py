@@ -26,17 +26,27 @@ import diffusers
 import torch
 
 import make_attention
+import make_conv
 import make_dit
 import make_names
+import make_pipeline
 import make_samplers
+import make_tokenizer
+import make_umt5
+import make_vae
 from golden_io import compare_folders
 
 SETS = [
     ("attention", make_attention.write),
+    ("conv", make_conv.write),
     ("dit_a", make_dit.write_a),
     ("dit_c", make_dit.write_c),
+    ("pipe_a", make_pipeline.write),
     ("published", make_names.write),
     ("schedulers", make_samplers.write),
+    ("tokenizer", make_tokenizer.write),
+    ("umt5", make_umt5.write),
+    ("vae_a", make_vae.write),
 ]
 
 

@@ -53,11 +53,10 @@ static DsvStatus acquire_weights(void *owner, DsviDitPass pass, int64_t bucket, 
     return DSV_OK;
 }
 
-void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
-                   int threads, const DsvConfig *settings)
+static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
+                      int threads, const DsvConfig *settings)
 {
     DsviArena arena;
-    memset(c, 0, sizeof *c);
     c->config = *config;
     c->shape = *shape;
     c->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
@@ -86,6 +85,21 @@ void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *
         c->weights.owner = c;
     }
     assert_ok(dsvi_dit_setup(c->dit, &c->weights));
+}
+
+void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
+                   int threads, const DsvConfig *settings)
+{
+    memset(c, 0, sizeof *c);
+    open_case(c, config, shape, isa, threads, settings);
+}
+
+void dit_case_open_lora(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
+                        const DsviDitWeights *lora)
+{
+    memset(c, 0, sizeof *c);
+    c->weights.lora = lora;
+    open_case(c, config, shape, isa, 2, NULL);
 }
 
 void dit_case_close(DitCase *c)

@@ -28,6 +28,9 @@ typedef struct DitCase {
  * NaN. dit_case_close releases everything. */
 void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
                    int threads, const DsvConfig *settings);
+/* As dit_case_open, with dense attention, two threads and the LoRA shape->lora, whose matrices are `lora`. */
+void dit_case_open_lora(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
+                        const DsviDitWeights *lora);
 void dit_case_close(DitCase *c);
 
 /* Copies the flat host array (table.elements) to the weights. */

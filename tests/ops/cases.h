@@ -18,5 +18,12 @@ void check_heads_move_cases(const DsviBackend *backend);
 void check_patch_cases(const DsviBackend *backend);
 void check_flow_cases(const DsviBackend *backend);
 void check_optim_cases(const DsviBackend *backend);
+void check_conv_cases(const DsviBackend *backend);
+void check_channel_norm_cases(const DsviBackend *backend);
+void check_frames_move_cases(const DsviBackend *backend);
+void check_rms_norm_cases(const DsviBackend *backend);
+void check_gelu_product_cases(const DsviBackend *backend);
+void check_softmax_cases(const DsviBackend *backend);
+void check_bias_attention_cases(const DsviBackend *backend);
 
 #endif

@@ -1,4 +1,5 @@
-/* The checker's cases of all operations except attention and the other operations of sparse attention. */
+/* The checker's cases of all operations except the transformer's attention and the other operations of sparse
+ * attention. */
 #include "ops/case_groups.h"
 #include "ops/cases.h"
 #include "test.h"
@@ -25,6 +26,13 @@ CASES_TEST(attention_merge)
 CASES_TEST(patch)
 CASES_TEST(flow)
 CASES_TEST(optim)
+CASES_TEST(conv)
+CASES_TEST(channel_norm)
+CASES_TEST(frames_move)
+CASES_TEST(rms_norm)
+CASES_TEST(gelu_product)
+CASES_TEST(softmax)
+CASES_TEST(bias_attention)
 
 int run_dense_cases(const DsviBackend *backend)
 {
@@ -42,6 +50,13 @@ int run_dense_cases(const DsviBackend *backend)
         cmocka_unit_test(test_optim),
         cmocka_unit_test(test_heads_move),
         cmocka_unit_test(test_attention_merge),
+        cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_channel_norm),
+        cmocka_unit_test(test_frames_move),
+        cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_gelu_product),
+        cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_bias_attention),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

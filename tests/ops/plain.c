@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ops/check.h"
@@ -25,6 +26,13 @@ static dsvi_mse_fn mse;
 static dsvi_adamw_fn adamw;
 static dsvi_time_embed_fn time_embed;
 static dsvi_sum_squares_fn sum_squares;
+static dsvi_conv_fn conv;
+static dsvi_channel_norm_fn channel_norm;
+static dsvi_frames_move_fn frames_move;
+static dsvi_rms_norm_fn rms_norm;
+static dsvi_gelu_product_fn gelu_product;
+static dsvi_softmax_fn softmax;
+static dsvi_bias_attention_fn bias_attention;
 
 #define double float
 #define dsvi_gemm_ref gemm
@@ -46,7 +54,17 @@ static dsvi_sum_squares_fn sum_squares;
 #define dsvi_time_embed_ref time_embed
 #define dsvi_sum_squares_ref sum_squares
 #define dsvi_adamw_ref adamw
+#define dsvi_conv_ref conv
+#define dsvi_channel_norm_ref channel_norm
+#define dsvi_frames_move_ref frames_move
+#define dsvi_rms_norm_ref rms_norm
+#define dsvi_gelu_product_ref gelu_product
+#define dsvi_softmax_ref softmax
+#define dsvi_bias_attention_ref bias_attention
+#include "ops/conv_ref.c"
+#include "ops/encoder_ref.c"
 #include "ops/flow_ref.c"
+#include "ops/frames_ref.c"
 #include "ops/gemm_ref.c"
 #include "ops/norm_ref.c"
 #include "ops/optim_ref.c"
@@ -76,6 +94,13 @@ void check_plain_fill(DsviOps *ops)
     DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
     DSVI_OPS_SET(ops, mse, mse, PLAIN);
     DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
+    DSVI_OPS_SET(ops, conv, conv, PLAIN);
+    DSVI_OPS_SET(ops, channel_norm, channel_norm, PLAIN);
+    DSVI_OPS_SET(ops, frames_move, frames_move, PLAIN);
+    DSVI_OPS_SET(ops, rms_norm, rms_norm, PLAIN);
+    DSVI_OPS_SET(ops, gelu_product, gelu_product, PLAIN);
+    DSVI_OPS_SET(ops, softmax, softmax, PLAIN);
+    DSVI_OPS_SET(ops, bias_attention, bias_attention, PLAIN);
     /* The contracts require angles and squares in double, so these two get no tolerance for float. */
     (void)time_embed, (void)sum_squares;
 }

@@ -8,6 +8,7 @@ enum { ELEMENTS = 2 * 1 * 2 * 3, TEXT = 4, STEPS = 5 };
 
 /* Replaces the transformer: it has one clean latent for each kind of text. */
 struct DsviDit {
+    int64_t batch;
     int passes, guided_passes;
     float clean[2]; /* without and with text */
     float poison;   /* added to the output */
@@ -19,18 +20,24 @@ struct DsviSparse {
 };
 
 /* Sigma is t / 1000 for euler, so v = (x - clean) / sigma leads to exactly `clean`. */
+static void evaluate(DsviDit *dit, const float *x, float t, const float *rows, float *v)
+{
+    bool conditional = rows[0] != 0;
+    assert_true(dit->passes < 2 * STEPS);
+    dit->timesteps[dit->passes++] = t;
+    dit->guided_passes += conditional;
+    for (int i = 0; i < ELEMENTS; i++)
+        v[i] = (x[i] - dit->clean[conditional]) / (t / 1000) + dit->poison;
+}
+
 DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timestep, const void *text,
                            void *output, const DsviDitLoss *loss)
 {
-    (void)loss;
     const float *x = latents, *t = timestep, *rows = text;
     float *v = output;
-    bool conditional = rows[0] != 0;
-    assert_true(dit->passes < 2 * STEPS);
-    dit->timesteps[dit->passes++] = *t;
-    dit->guided_passes += conditional;
-    for (int i = 0; i < ELEMENTS; i++)
-        v[i] = (x[i] - dit->clean[conditional]) / (*t / 1000) + dit->poison;
+    (void)loss;
+    for (int64_t b = 0; b < dit->batch; b++)
+        evaluate(dit, x + b * ELEMENTS, t[b], rows + b * TEXT, v + b * ELEMENTS);
     return DSV_OK;
 }
 
@@ -82,7 +89,7 @@ typedef struct Scene {
     DsviDit dit;
     DsviSparse sparse;
     DsviCodec codec;
-    float latents[ELEMENTS], output[ELEMENTS], pixels[ELEMENTS], timestep, text_rows[TEXT];
+    float latents[2 * ELEMENTS], output[2 * ELEMENTS], pixels[ELEMENTS], timestep[2], text_rows[2 * TEXT];
     DsviSampleJob job;
     int64_t progressed, stop_after;
 } Scene;
@@ -94,13 +101,14 @@ static void set(Scene *s)
     *s = (Scene){
         .device = {.upload = move, .download = move, .sync = wait, .memory_used = used},
         .codec = {.decode = decode},
-        .dit = {.clean = {0.5f, 0.75f}},
+        .dit = {.batch = 1, .clean = {0.5f, 0.75f}},
         .stop_after = STEPS,
     };
     s->backend.device = &s->device;
     s->job = (DsviSampleJob){
         .backend = &s->backend,
         .dit = &s->dit,
+        .batch = 1,
         .sparse = &s->sparse,
         .codec = &s->codec,
         .video = {3, 1, 2, 3},
@@ -113,7 +121,7 @@ static void set(Scene *s)
         .guidance_scale = 1,
         .seed = 7,
         .latents = s->latents,
-        .timestep = &s->timestep,
+        .timestep = s->timestep,
         .text_rows = s->text_rows,
         .output = s->output,
         .pixels = s->pixels,
@@ -195,6 +203,65 @@ static void test_guidance(void **unused)
     assert_int_equal(s.sparse.begun, STEPS);
 }
 
+/* A batch of two evaluates the same inputs in one pass, and gives the same bits. */
+static void test_guidance_in_one_pass(void **unused)
+{
+    (void)unused;
+    Scene once, twice;
+    set(&twice);
+    twice.job.text = some_text;
+    twice.job.guidance_scale = 3;
+    assert_ok(run(&twice));
+    set(&once);
+    once.job.text = some_text;
+    once.job.guidance_scale = 3;
+    once.job.batch = once.dit.batch = 2;
+    assert_ok(run(&once));
+    assert_int_equal(once.dit.passes, 2 * STEPS);
+    assert_int_equal(once.dit.guided_passes, STEPS);
+    assert_memory_equal(once.pixels, twice.pixels, sizeof once.pixels);
+}
+
+/* A guidance scale of 1 or below means one pass with text, as in diffusers. */
+static void test_guidance_below_one(void **unused)
+{
+    (void)unused;
+    Scene s;
+    set(&s);
+    s.job.text = some_text;
+    s.job.guidance_scale = 0.5;
+    assert_ok(run(&s));
+    assert_pixels(&s, 0.75);
+    assert_int_equal(s.dit.passes, STEPS);
+}
+
+/* Noise of the caller replaces the drawn noise, and steps of other clips count in the progress. */
+static void test_noise_and_latent(void **unused)
+{
+    (void)unused;
+    Scene s;
+    float noise[ELEMENTS], latent[ELEMENTS];
+    DsvEvents none = {0};
+    set(&s);
+    for (int i = 0; i < ELEMENTS; i++)
+        noise[i] = 0.125f * (float)i;
+    s.job.noise = noise;
+    s.job.sparse = NULL;
+    s.job.steps = 1;
+    s.job.codec = NULL;
+    assert_ok(dsvi_sample_latent(&s.job, &none, latent));
+    assert_memory_equal(s.latents, noise, sizeof noise);
+    for (int i = 0; i < ELEMENTS; i++)
+        assert_error_below(fabs(latent[i] - 0.5), 1e-6, "latent %d", i);
+    s.job.steps = 2;
+    s.job.steps_before = 2;
+    s.job.steps_after = 1;
+    s.progressed = 2;
+    DsvEvents events = {.context = &s, .progress = on_progress};
+    assert_ok(dsvi_sample_latent(&s.job, &events, latent));
+    assert_int_equal(s.progressed, 4);
+}
+
 /* Without text the guidance scale has no effect: one pass per step. */
 static void test_guidance_without_text(void **unused)
 {
@@ -217,7 +284,7 @@ static void first_latent(uint64_t seed, float *latent)
     s.dit.clean[0] = 0;
     DsvEvents none = {0};
     assert_ok(dsvi_sample_run(&s.job, &none));
-    memcpy(latent, s.latents, sizeof s.latents);
+    memcpy(latent, s.latents, ELEMENTS * sizeof *latent);
 }
 
 static void test_seed(void **unused)
@@ -258,9 +325,15 @@ static void test_not_finite(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unconditional), cmocka_unit_test(test_text_without_guidance),
-        cmocka_unit_test(test_guidance),      cmocka_unit_test(test_guidance_without_text),
-        cmocka_unit_test(test_seed),          cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_unconditional),
+        cmocka_unit_test(test_text_without_guidance),
+        cmocka_unit_test(test_guidance),
+        cmocka_unit_test(test_guidance_without_text),
+        cmocka_unit_test(test_guidance_in_one_pass),
+        cmocka_unit_test(test_guidance_below_one),
+        cmocka_unit_test(test_noise_and_latent),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_stop),
         cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #define DSVI_ATTENTION_BOXES_CUH
 
 #include "cuda/attention/attention_gather.cuh"
+#include "cuda/common/tensor_map.cuh"
 
 namespace dsvi::hopper {
 
@@ -48,24 +49,6 @@ __device__ __forceinline__ void copy_blocks(const CUtensorMap *map, const Tile &
 }
 
 namespace {
-
-using MapEncoder = decltype(&cuTensorMapEncodeTiled);
-
-/* Returns the driver's function that makes TMA descriptors, found without linking to the driver; NULL if the
- * driver has none. */
-inline MapEncoder find_encoder()
-{
-    void *entry = nullptr;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                         cudaEnableDefault, &result);
-    if (error != cudaSuccess)
-        cudaGetLastError(); /* clears the error, which the check after the next launch would otherwise report
-                             */
-    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess)
-        return nullptr;
-    return reinterpret_cast<MapEncoder>(entry);
-}
 
 /* Makes the TMA descriptor of one tensor with boxes of BOX_ROWS tokens; `tokens` is a.queries or a.keys.
  * Returns false when TMA does not support its strides or address. */

@@ -15,7 +15,7 @@
  * the weight of a query's only large score is exactly 1, however large the score is. */
 #include <math.h>
 
-#include "cuda/attention/attention_tile.cuh"
+#include "cuda/attention/attention_softmax.cuh"
 
 namespace dsvi {
 namespace {
@@ -34,78 +34,6 @@ template <int DIM, int BLOCKS> struct Config {
     static_assert(SHARED <= SHARED_LEAST, "a thread block fits on every supported GPU");
     static_assert(BLOCKS == 1 || DIM <= 128, "O of two blocks of wider heads does not fit in registers");
 };
-
-/* Online-softmax state of rows lane / 4 and lane / 4 + 8 of a block of 16 queries: the largest score so far,
- * and the sum of exp(score - largest) over the columns that this lane holds. */
-struct Softmax {
-    float largest[2], total[2];
-};
-
-/* Adds the scores of `count` keys to the softmax: s becomes p, and `out` and `total` are rescaled to the new
- * largest score. */
-template <int KEYS, int N>
-__device__ __forceinline__ void online_softmax(float (&s)[KEYS / 8][4], float (&out)[N][4], Softmax *softmax,
-                                               float scale, int count)
-{
-    int column = threadIdx.x % 4 * 2;
-    float before[2] = {softmax->largest[0], softmax->largest[1]}, rescale[2];
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            s[n][i] = __fmul_rn(s[n][i], scale);
-    if (count < KEYS) {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[n][i] = 8 * n + column + i % 2 < count ? s[n][i] : -INFINITY;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float now = before[half], sum = 0;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-            now = fmaxf(now, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            s[n][2 * half] = exp_weight(s[n][2 * half] - now);
-            s[n][2 * half + 1] = exp_weight(s[n][2 * half + 1] - now);
-            sum += s[n][2 * half] + s[n][2 * half + 1];
-        }
-        rescale[half] = exp_weight(before[half] - now);
-        softmax->total[half] = softmax->total[half] * rescale[half] + sum;
-        softmax->largest[half] = now;
-    }
-    if (!__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1))
-        return;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            out[n][i] *= rescale[i / 2];
-}
-
-/* Matrix product out += P V for one tile of keys, whose V is in shared memory. */
-template <int DIM, int BLOCKS, int KEYS>
-__device__ __forceinline__ void add_values(float (&out)[BLOCKS][DIM / 8][4],
-                                           const float (&p)[BLOCKS][KEYS / 8][4], Lanes v)
-{
-#pragma unroll
-    for (int key = 0; key < KEYS; key += 16) {
-        uint32_t left[BLOCKS][4];
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const float *two = &p[i][key / 8 + n / 2][n % 2 * 2];
-                left[i][n] = pair_bits(two[0], two[1]);
-            }
-        multiply_add_block<DIM>(out, left, v, key, 0);
-    }
-}
 
 /* Writes out and lse of a warp's rows; with an empty list out is 0 and lse -inf. */
 template <int DIM, int BLOCKS>
@@ -185,8 +113,10 @@ __global__ void __launch_bounds__(THREADS, 2)
             float s[BLOCKS][KEYS / 8][4];
             multiply_rows<DIM>(s, lanes_down<DIM>(base, first_row), lanes_across<DIM>(stage, 0));
 #pragma unroll
-            for (int i = 0; i < BLOCKS; i++)
-                online_softmax<KEYS>(s[i], out[i], &softmax[i], a.scale, keys - n * KEYS);
+            for (int i = 0; i < BLOCKS; i++) {
+                scale_scores(s[i], a.scale);
+                online_softmax<KEYS>(s[i], out[i], &softmax[i], keys - n * KEYS);
+            }
             add_values<DIM, BLOCKS, KEYS>(out, s, lanes_down<DIM>(stage + C::KEY_BYTES, 0));
         }
         if (thread < KEYS)

@@ -305,13 +305,21 @@ __device__ __forceinline__ char *anew(char *x)
  * on. */
 
 /* Inline PTX must name the registers of a product one by one, which a template cannot do. */
-#define DSVI_REGISTERS_32                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DSVI_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define DSVI_REGISTERS_32 \
+    DSVI_REGISTERS_16     \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DSVI_REGISTERS_48 \
+    DSVI_REGISTERS_32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define DSVI_REGISTERS_64                                                                \
     DSVI_REGISTERS_32                                                                    \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DSVI_REGISTERS_96                                                                \
+    DSVI_REGISTERS_64                                                                    \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define DSVI_FLOATS_8(d, i)                                                                     \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -336,6 +344,36 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" DSVI_REGISTERS_64
                  "}, %64, %65, add, 1, 1, 0, 0;\n}"
                  : DSVI_FLOATS_64(d)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* d = a b^T, or with `add` d += a b^T: a 64 x 32 product, a and b both K-major matrices in shared memory. */
+__device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" DSVI_REGISTERS_16
+                 "}, %16, %17, add, 1, 1, 0, 0;\n}"
+                 : DSVI_FLOATS_8(d, 0), DSVI_FLOATS_8(d, 8)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* d = a b^T, or with `add` d += a b^T: a 64 x 96 product, a and b both K-major matrices in shared memory. */
+__device__ __forceinline__ void multiply(float (&d)[48], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" DSVI_REGISTERS_48
+                 "}, %48, %49, add, 1, 1, 0, 0;\n}"
+                 : DSVI_FLOATS_32(d, 0), DSVI_FLOATS_8(d, 32), DSVI_FLOATS_8(d, 40)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+/* d = a b^T, or with `add` d += a b^T: a 64 x 192 product, a and b both K-major matrices in shared memory. */
+__device__ __forceinline__ void multiply(float (&d)[96], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" DSVI_REGISTERS_96
+                 "}, %96, %97, add, 1, 1, 0, 0;\n}"
+                 : DSVI_FLOATS_32(d, 0), DSVI_FLOATS_32(d, 32), DSVI_FLOATS_32(d, 64)
                  : "l"(a), "l"(b), "r"((int)add));
 }
 
@@ -409,8 +447,11 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[32], uint64_t a, 
                  : "l"(a), "l"(b), "r"((int)add));
 }
 
+#undef DSVI_REGISTERS_16
 #undef DSVI_REGISTERS_32
+#undef DSVI_REGISTERS_48
 #undef DSVI_REGISTERS_64
+#undef DSVI_REGISTERS_96
 #undef DSVI_FLOATS_8
 #undef DSVI_FLOATS_32
 #undef DSVI_FLOATS_64

@@ -127,6 +127,19 @@ __device__ __forceinline__ float row_sum(float x, float *shared)
     return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
 }
 
+/* Returns the largest x of the threads that share a row, like row_sum. */
+__device__ __forceinline__ float row_max(float x, float *shared)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    x = warp_max(x);
+    if (blockDim.x == WARP)
+        return x;
+    if (lane == 0)
+        shared[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? shared[lane] : x);
+}
+
 /* Returns the sums of x.x and of x.y over the threads that share a row, with one barrier for both sums. */
 __device__ __forceinline__ float2 row_sum(float2 x, float2 *shared)
 {

@@ -197,9 +197,10 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) time_embed_kernel(const DsviT
     if (i >= args.batch * half)
         return;
     int64_t sample = i / half, j = i % half;
-    double angle = (double)((const float *)args.t)[sample] * pow(10000., -(double)j / (double)half);
-    ((float *)args.row)[sample * args.dim + j] = (float)cos(angle);
-    ((float *)args.row)[sample * args.dim + half + j] = (float)sin(angle);
+    float exponent = __fdiv_rn((float)-log(10000.) * (float)j, (float)half);
+    float angle = ((const float *)args.t)[sample] * (float)exp((double)exponent);
+    ((float *)args.row)[sample * args.dim + j] = (float)cos((double)angle);
+    ((float *)args.row)[sample * args.dim + half + j] = (float)sin((double)angle);
 }
 
 static DsvStatus cuda_time_embed(DsviStream *stream, const DsviTimeEmbedArgs *args)

@@ -4,6 +4,7 @@
  * loops over rows. The GATE_LINES threads of a block along y take different rows, and each thread has the
  * loads of GATE_ROWS rows in flight. */
 #include "cuda/common/two_stage_sum.cuh"
+#include "cuda/common/activation.cuh"
 #include "cuda/common/cuda.h"
 #include "cuda/common/elementwise.cuh"
 
@@ -13,33 +14,7 @@ namespace {
 
 /* ---- activations ---- */
 
-constexpr float GELU_SLOPE = 1.59576912f; /* 2 sqrt(2 / pi) */
-constexpr float GELU_CUBIC = 0.044715f;
 constexpr float FINITE = 3.4028235e38f;
-
-/* exp_for returns e^x and divide_for a quotient, as exact as results of type T require. With BF16 the exact
- * functions would make the kernels compute-bound instead of memory-bound. */
-template <typename T> __device__ __forceinline__ float exp_for(float x)
-{
-    return sizeof(T) == sizeof(float) ? expf(x) : __expf(x);
-}
-
-template <typename T> __device__ __forceinline__ float divide_for(float x, float y)
-{
-    return sizeof(T) == sizeof(float) ? x / y : __fdividef(x, y);
-}
-
-/* Returns the argument `inner` of the logistic function s in the activation x s(inner), which is SiLU or
- * GELU (its tanh form). */
-template <DsviActivation KIND> __device__ __forceinline__ float inner_of(float x)
-{
-    return KIND == DSVI_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
-}
-
-template <typename T, DsviActivation KIND> __device__ __forceinline__ float activation(float x)
-{
-    return divide_for<T>(x, 1.f + exp_for<T>(-inner_of<KIND>(x)));
-}
 
 /* Returns the derivative of the activation x s(inner): s(inner) (1 + x inner' s(-inner)), where s is the
  * logistic function and s(-t) = exp(-t) s(t). Beyond +-100 the derivative is 0 or 1; limiting x to this

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "dsv/config.h"
+#include "model/vae/vae.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,7 +23,7 @@ struct DsviCodec {
      * this size; the message names the nearest supported sizes. */
     DsvStatus (*latent_shape)(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent);
     /* Converts between pixels, F32 in [-1, 1] of shape `video`, and the latent, F32 with a variance of about
-     * 1 or less. */
+     * 1 or less. Both may be NULL in a codec that only gives shapes. */
     DsvStatus (*encode)(const DsviCodec *codec, DsviVideoShape video, const float *pixels, float *latent);
     DsvStatus (*decode)(const DsviCodec *codec, DsviVideoShape video, const float *latent, float *pixels);
     /* Fills error (latent channels): the sum of squared errors over pixels that an error of 1 in one latent
@@ -37,6 +38,9 @@ DsvStatus dsvi_codec_open(const DsvConfig *settings, DsviCodec **out);
 
 /* Opens the haar codec, with the levels that the codec.* options name. */
 DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsviCodec **out);
+/* Makes a codec of an open VAE, which must outlive the codec: latents are the normalised means of the
+ * posterior. Threads that call it wait for one another. */
+DsvStatus dsvi_codec_wan_open(DsviVae *vae, DsviCodec **out);
 
 #ifdef __cplusplus
 }

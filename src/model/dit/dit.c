@@ -34,6 +34,7 @@ static DsviDitLinear linear_of(const DsviDit *dit, const char *prefix, const cha
         .weight = weight->offset,
         .bias = dit_place_of(dit, full, ".bias"),
         .dtype = weight->in_compute_dtype ? dit->act : dit->acc,
+        .lora = dit->shape.lora ? dsvi_lora_params_find(dit->shape.lora, weight->offset) : NULL,
     };
 }
 
@@ -146,7 +147,8 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
     dit->residual = calloc(layers + 1, sizeof *dit->residual);
     dit->saved = calloc(layers, sizeof *dit->saved);
     dit->bucket = calloc((size_t)table->buckets, sizeof *dit->bucket);
-    if (!dit->params.blocks || !dit->residual || !dit->saved || !dit->bucket) {
+    dit->lora_bucket = calloc((size_t)table->buckets, sizeof *dit->lora_bucket);
+    if (!dit->params.blocks || !dit->residual || !dit->saved || !dit->bucket || !dit->lora_bucket) {
         dsvi_dit_free(&dit);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model of %zu blocks", layers);
     }
@@ -163,6 +165,7 @@ void dsvi_dit_free(DsviDit **dit)
     free((*dit)->residual);
     free((*dit)->saved);
     free((*dit)->bucket);
+    free((*dit)->lora_bucket);
     free(*dit);
     *dit = NULL;
 }
@@ -176,14 +179,13 @@ static void fill_tables(const DsviDit *dit, int32_t *order, void *rope_cos, void
     dsvi_rope_tables(dit->grid, dit->head_dim, dit->tokens, order + dit->first, dit->acc, rope_cos, rope_sin);
 }
 
-/* Sets the addresses of each bucket's parameters (DsviDit.bucket) if the weights are arrays with all
- * parameters; otherwise buckets get their addresses when they are acquired. */
-static void set_buckets(DsviDit *dit)
+/* Sets the addresses of each bucket's parameters if the weights are arrays with all parameters; otherwise
+ * buckets get their addresses when they are acquired. */
+static void set_buckets(const DsviDit *dit, const DsviParamTable *table, const DsviDitWeights *weights,
+                        DsviDitBucket *bucket)
 {
-    const DsviParamTable *table = dit->table;
-    const DsviDitWeights *weights = &dit->weights;
     for (int64_t s = 0; s < table->buckets && !weights->acquire; s++)
-        dit->bucket[s] = (DsviDitBucket){
+        bucket[s] = (DsviDitBucket){
             .acc = dsvi_dit_at(weights->master, dit->acc, table->begin[s]),
             .act = dsvi_dit_at(weights->compute, dit->act, table->gemm[s]),
             .grad = weights->grad ? dsvi_dit_at(weights->grad, dit->acc, table->begin[s]) : NULL,
@@ -198,9 +200,14 @@ DsvStatus dsvi_dit_setup(DsviDit *dit, const DsviDitWeights *weights)
     size_t table_bytes = (size_t)dit->tokens * (size_t)(dit->head_dim / 2) * dsvi_dtype_size(dit->acc);
     int32_t *order = malloc(tokens * sizeof *order);
     char *tables = malloc(2 * table_bytes);
-    DSVI_ASSERT(weights->grad || weights->acquire || !dit->shape.backward);
+    DSVI_ASSERT(weights->grad || weights->acquire || !dit->shape.backward || dit->shape.lora);
     dit->weights = *weights;
-    set_buckets(dit);
+    set_buckets(dit, dit->table, weights, dit->bucket);
+    DSVI_ASSERT(!weights->lora == !dit->shape.lora);
+    if (weights->lora) {
+        dit->lora_weights = *weights->lora;
+        set_buckets(dit, &dit->shape.lora->table, weights->lora, dit->lora_bucket);
+    }
     if (!order || !tables) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the tables of %zu tokens", tokens);
         goto done;
@@ -230,13 +237,17 @@ DsvStatus dsvi_dit_refresh_compute(DsviDit *dit)
 
 static DsvStatus dit_acquire(DsviDit *dit, DsviDitPass pass, int64_t bucket)
 {
-    const DsviDitWeights *weights = &dit->weights;
-    return weights->acquire ? weights->acquire(weights->owner, pass, bucket, &dit->bucket[bucket]) : DSV_OK;
+    const DsviDitWeights *weights = &dit->weights, *lora = &dit->lora_weights;
+    if (weights->acquire)
+        DSVI_TRY(weights->acquire(weights->owner, pass, bucket, &dit->bucket[bucket]));
+    return lora->acquire ? lora->acquire(lora->owner, pass, bucket, &dit->lora_bucket[bucket]) : DSV_OK;
 }
 
 static DsvStatus dit_release(const DsviDit *dit, DsviDitPass pass, int64_t bucket)
 {
-    const DsviDitWeights *weights = &dit->weights;
+    const DsviDitWeights *weights = &dit->weights, *lora = &dit->lora_weights;
+    if (lora->release)
+        DSVI_TRY(lora->release(lora->owner, pass, bucket));
     return weights->release ? weights->release(weights->owner, pass, bucket) : DSV_OK;
 }
 
@@ -282,6 +293,7 @@ DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, v
 {
     int64_t layers = dit->config.num_layers;
     DSVI_ASSERT(dit->shape.backward && (doutput || dit->shape.loss));
+    DSVI_ASSERT(!dit->shape.lora || (!dlatents && !dtext));
     DSVI_TRY(zero_gradients(dit));
     DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, layers + 1));
     DSVI_TRY(dsvi_dit_head_bwd(dit, doutput));
@@ -292,6 +304,7 @@ DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, v
         DSVI_TRY(dit_release(dit, DSVI_PASS_BACKWARD, block + 1));
     }
     DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, 0));
-    DSVI_TRY(dsvi_dit_embed_bwd(dit, dlatents, dtext));
+    if (!dit->shape.lora)
+        DSVI_TRY(dsvi_dit_embed_bwd(dit, dlatents, dtext));
     return dit_release(dit, DSVI_PASS_BACKWARD, 0);
 }

@@ -19,6 +19,7 @@
 #include "cp/cp_plan.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit_config.h"
+#include "model/lora/lora_params.h"
 #include "model/weights/weights.h"
 #include "ops/ops.h"
 #include "sparse/sparse.h"
@@ -43,18 +44,20 @@ typedef struct DsviDitShape {
     bool backward; /* a backward pass will follow: activations are kept, gradients have
                     * memory */
     DsviDitKeep keep;
-    int64_t ffn_rows;          /* unless `keep` is DSVI_KEEP_ALL: largest number of the B x S rows that the
-                                * feed-forward layer processes at once; its activations have memory for
-                                * that many. 0: a number with which GEMMs reach their full speed */
-    bool loss;                 /* made for dsvi_dit_forward: reserves memory for latents and target.
-                                * With context parallelism only rows of this rank's tokens are stored, so
-                                * dsvi_dit_forward must not be called */
-    const int64_t *grad_begin; /* (buckets + 1), only with backward: reserves memory for gradients of
-                                * weights; the gradients of a bucket begin at this element. NULL: the
-                                * caller has memory for them elsewhere */
-    const DsviCp *cp;          /* context parallelism: ranks that work on the same samples, made for the
-                                * tokens, heads and blocks of this model. NULL: this rank has all
-                                * tokens */
+    int64_t ffn_rows;           /* unless `keep` is DSVI_KEEP_ALL: largest number of the B x S rows that the
+                                 * feed-forward layer processes at once; its activations have memory for
+                                 * that many. 0: a number with which GEMMs reach their full speed */
+    bool loss;                  /* made for dsvi_dit_forward: reserves memory for latents and target.
+                                 * With context parallelism only rows of this rank's tokens are stored, so
+                                 * dsvi_dit_forward must not be called */
+    const int64_t *grad_begin;  /* (buckets + 1), only with backward: reserves memory for gradients of
+                                 * weights; the gradients of a bucket begin at this element. NULL: the
+                                 * caller has memory for them elsewhere */
+    const DsviLoraParams *lora; /* A LoRA: its matrices are used, and a backward pass computes their gradients
+                                 * alone; the model's own weights are frozen. NULL: none */
+    const DsviCp *cp;           /* context parallelism: ranks that work on the same samples, made for the
+                                 * tokens, heads and blocks of this model. NULL: this rank has all
+                                 * tokens */
 } DsviDitShape;
 
 /* Returns the dtype of activations that the option mixed_precision names. */
@@ -108,6 +111,9 @@ typedef struct DsviDitWeights {
     DsvStatus (*acquire)(void *owner, DsviDitPass pass, int64_t bucket, DsviDitBucket *where);
     DsvStatus (*release)(void *owner, DsviDitPass pass, int64_t bucket);
     void *owner;
+
+    const struct DsviDitWeights *lora; /* the LoRA's matrices, in the layout of shape.lora->table; NULL
+                                        * without shape.lora */
 } DsviDitWeights;
 
 typedef struct DsviDit DsviDit;
@@ -137,7 +143,8 @@ typedef struct DsviDitBuffers {
 
 DsviDitBuffers dsvi_dit_buffers(const DsviDit *dit);
 
-/* To be called once after the arenas are bound: sets the weights, uploads token order and RoPE tables. */
+/* To be called once after the arenas are bound: sets the weights, which are copied with weights->lora, and
+ * uploads token order and RoPE tables. */
 DsvStatus dsvi_dit_setup(DsviDit *dit, const DsviDitWeights *weights);
 
 /* Converts the array DsviDitWeights.master to the array `compute` in the activation dtype; to be called
@@ -172,9 +179,9 @@ double dsvi_dit_token_fraction(const DsviDit *dit);
 /* The backward pass: adds this pass's gradients of the weights to the gradients stored in DsviDitWeights
  * or its buckets. The gradient of the output is `doutput` (shaped like output), or, if `doutput` is NULL,
  * the gradient that dsvi_dit_forward has computed from the loss. dlatents and dtext, shaped like latents
- * and text, are overwritten, or NULL. The forward pass with the same inputs must have come directly
- * before. With context parallelism doutput is the whole gradient on all ranks, and all gradients written
- * are this rank's part of a sum over the ranks, namely the part of its tokens. */
+ * and text, are overwritten, or NULL; with shape.lora they must be NULL. The forward pass with the same
+ * inputs must have come directly before. With context parallelism doutput is the whole gradient on all ranks,
+ * and all gradients written are this rank's part of a sum over the ranks, namely the part of its tokens. */
 DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, void *dtext);
 
 /* Return the FLOPs of one forward pass with dense self-attention: dsvi_dit_flops_gemm those of all linear

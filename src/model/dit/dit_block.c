@@ -88,8 +88,8 @@ static DsviDitNorm norm_cross(const DsviDit *dit, int64_t block)
         .x = dit->scratch.x1,
         .scale = dsvi_dit_param(dit, p->norm_weight),
         .shift = dsvi_dit_param(dit, p->norm_bias),
-        .dscale = dsvi_dit_grad(dit, p->norm_weight),
-        .dshift = dsvi_dit_grad(dit, p->norm_bias),
+        .dscale = dsvi_dit_grad_or_unread(dit, p->norm_weight, 0),
+        .dshift = dsvi_dit_grad_or_unread(dit, p->norm_bias, 1),
     };
 }
 
@@ -212,7 +212,7 @@ static DsviRmsNormRopeArgs heads_norm(const DsviDit *dit, int64_t tokens, bool t
         .acc = dit->acc,
         .x = x,
         .weight = dsvi_dit_param(dit, place),
-        .dweight = dsvi_dit_grad(dit, place),
+        .dweight = dsvi_dit_grad_or_unread(dit, place, 0),
         .cos = turn ? dit->rope_cos : NULL,
         .sin = turn ? dit->rope_sin : NULL,
         .rstd = rstd,
@@ -384,6 +384,7 @@ static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
     DsviDitNorm norm = norm_cross(dit, block);
     DsviDitLinear q = without_bias(&p->q), k = without_bias(&p->k), o = without_bias(&p->o);
     DsviGateResidualArgs sum = sum_self(dit, block), sum_bwd = sum_self_bwd(dit, block);
+    void *dtext_states = dit->shape.lora ? NULL : s->dtext_states; /* only frozen layers come before */
     DsviAttentionCall tensors = cross_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
     DSVI_TRY(dsvi_dit_linear_bwd(
@@ -403,14 +404,14 @@ static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
                                  &(DsviDitLinearGrads){.rows = text_rows,
                                                        .x = text_states,
                                                        .dy = s->dcross_k,
-                                                       .dx = s->dtext_states,
+                                                       .dx = dtext_states,
                                                        .dx_dtype = dit->acc,
                                                        .add_to_dx = true}));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->v,
                                  &(DsviDitLinearGrads){.rows = text_rows,
                                                        .x = text_states,
                                                        .dy = s->dcross_v,
-                                                       .dx = s->dtext_states,
+                                                       .dx = dtext_states,
                                                        .dx_dtype = dit->acc,
                                                        .add_to_dx = true}));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, runs_again(dit, block) ? NULL : &sum));
@@ -588,7 +589,8 @@ static DsvStatus ffn_bwd(DsviDit *dit, int64_t block)
     if (!runs_again(dit, block)) /* otherwise run_again has just computed this norm */
         DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(for_each_part(dit, block, part_bwd));
-    DSVI_TRY(add_ffn_dbias(dit, block));
+    if (!dit->shape.lora)
+        DSVI_TRY(add_ffn_dbias(dit, block));
     return dsvi_dit_norm_bwd(dit, &norm, &sum);
 }
 
@@ -617,5 +619,5 @@ DsvStatus dsvi_dit_block_bwd(DsviDit *dit, int64_t block)
     DSVI_TRY(ffn_bwd(dit, block));
     DSVI_TRY(cross_bwd(dit, block));
     DSVI_TRY(self_bwd(dit, block));
-    return modulate_bwd(dit, block);
+    return dit->shape.lora ? DSV_OK : modulate_bwd(dit, block);
 }

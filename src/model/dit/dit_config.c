@@ -217,14 +217,21 @@ static const char *text_of(const cJSON *item)
 /* Fails if the file describes a variant of the model that dsv does not implement. */
 static DsvStatus check_variant(const cJSON *object, const char *path)
 {
-    static const char *const ABSENT[] = {"image_dim",   "added_kv_proj_dim", "pos_embed_seq_len",
-                                         "vace_layers", "vace_in_channels",  "vace_in_dim"};
+    static const char *const VARIANTS[][2] = {
+        {"pos_embed_seq_len", "a model of first and last frames (FLF2V)"},
+        {"vace_layers", "a VACE model (control video)"},
+        {"vace_in_channels", "a VACE model (control video)"},
+        {"vace_in_dim", "a VACE model (control video)"},
+        {"image_dim", "an image-to-video model (I2V)"},
+        {"added_kv_proj_dim", "an image-to-video model (I2V)"},
+    };
     const cJSON *item;
-    for (size_t i = 0; i < sizeof ABSENT / sizeof *ABSENT; i++) {
-        item = cJSON_GetObjectItemCaseSensitive(object, ABSENT[i]);
+    for (size_t i = 0; i < sizeof VARIANTS / sizeof *VARIANTS; i++) {
+        item = cJSON_GetObjectItemCaseSensitive(object, VARIANTS[i][0]);
         if (item && !cJSON_IsNull(item))
-            return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: key %s is set: only text-to-video models are supported",
-                             path, ABSENT[i]);
+            return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                             "%s: key %s is set, as in %s: only text-to-video models are supported", path,
+                             VARIANTS[i][0], VARIANTS[i][1]);
     }
     item = cJSON_GetObjectItemCaseSensitive(object, "_class_name");
     if (item && !text_equals(item, "WanTransformer3DModel") && !text_equals(item, "WanModel"))

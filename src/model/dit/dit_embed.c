@@ -295,5 +295,5 @@ DsvStatus dsvi_dit_head_bwd(DsviDit *dit, const void *doutput)
                                                        .dx = s->dy,
                                                        .dx_dtype = dit->act}));
     DSVI_TRY(dsvi_dit_norm_bwd(dit, &norm, sum));
-    return dit->backend->ops.add_rows_bwd.run(dit->stream, &modulation);
+    return dit->shape.lora ? DSV_OK : dit->backend->ops.add_rows_bwd.run(dit->stream, &modulation);
 }

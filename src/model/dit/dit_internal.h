@@ -20,8 +20,9 @@ typedef struct DsviDitLinear {
     int64_t weight, bias;
     DsviDtype dtype; /* dtype of x, and of the copy of W by which x is multiplied: act, or acc in the
                       * time embedder */
-    bool begun;      /* backward pass: the weight's gradient contains an earlier product of this pass, so
-                      * this one must be added */
+    const DsviLoraTarget *lora; /* the layer's matrices of the LoRA; NULL: none */
+    bool begun; /* backward pass: the weight's gradient contains an earlier product of this pass, so
+                 * this one must be added */
 } DsviDitLinear;
 
 typedef struct DsviDitAttentionParams {
@@ -92,7 +93,11 @@ typedef struct DsviDitScratch {
                         * gradient */
     void *target_rows; /* (B, S, out_channels * patch) acc, with shape.loss: the target as patches,
                         * valid from the beginning of the pass to the loss */
-    void *attention;   /* workspace of dense attention outside the sparse layer */
+    void *lora_rows, *lora_drows; /* (B max(S, L), rank) act: x A^T and the gradient of this product, times
+                                   * the LoRA's factor */
+    void *unread;    /* (2, C) acc, with shape.lora: receives gradients of frozen weights that an op always
+                      * computes */
+    void *attention; /* workspace of dense attention outside the sparse layer */
     size_t attention_bytes;
     /* Backward pass only. */
     void *dx;                   /* (B, S, C) acc: gradient of the residual stream; valid through the whole
@@ -129,14 +134,16 @@ struct DsviDit {
     DsviDitParams params;
 
     DsviDitWeights weights;
-    DsviDitBucket *bucket;     /* (table->buckets) device memory of each bucket. If buckets are
-                                * acquired singly, valid between acquire and release */
-    int32_t *order;            /* (all_tokens) device memory: the token order */
-    void *rope_cos, *rope_sin; /* (S, D / 2) acc */
-    void **residual;           /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
-                                * the head. Without backward all are the same buffer */
-    DsviDitSaved *saved;       /* (num_layers). Without backward, blocks share all buffers;
-                                * otherwise they share those that shape.keep does not keep */
+    DsviDitWeights lora_weights; /* with shape.lora */
+    DsviDitBucket *lora_bucket;  /* (table->buckets) as `bucket`, of the LoRA */
+    DsviDitBucket *bucket;       /* (table->buckets) device memory of each bucket. If buckets are
+                                  * acquired singly, valid between acquire and release */
+    int32_t *order;              /* (all_tokens) device memory: the token order */
+    void *rope_cos, *rope_sin;   /* (S, D / 2) acc */
+    void **residual;             /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
+                                  * the head. Without backward all are the same buffer */
+    DsviDitSaved *saved;         /* (num_layers). Without backward, blocks share all buffers;
+                                  * otherwise they share those that shape.keep does not keep */
     DsviDitEmbedded embedded;
     DsviDitScratch scratch;
     DsviDitBuffers room;
@@ -147,9 +154,12 @@ struct DsviDit {
 /* Returns the address of element `place` of an array of elements of `dtype`. */
 void *dsvi_dit_at(const void *base, DsviDtype dtype, int64_t place);
 /* Return the address of the parameter at `place` in the accumulation dtype, and of its gradient (NULL
- * without gradients). The parameter's bucket must be acquired. */
+ * without gradients, and if the parameter is frozen). The parameter's bucket must be acquired. */
 const void *dsvi_dit_param(const DsviDit *dit, int64_t place);
 void *dsvi_dit_grad(const DsviDit *dit, int64_t place);
+/* As dsvi_dit_grad, but row `row` of scratch.unread if the parameter is frozen: for parameters (C) whose
+ * gradient an op always computes. */
+void *dsvi_dit_grad_or_unread(const DsviDit *dit, int64_t place, int64_t row);
 
 /* Sets the n elements of x on the device to zero. */
 DsvStatus dsvi_dit_clear(const DsviDit *dit, DsviDtype dtype, void *x, int64_t n);
@@ -204,6 +214,16 @@ DsvStatus dsvi_dit_norm_fwd(const DsviDit *dit, const DsviDitNorm *norm, const D
  * Unless `sum` is NULL, then computes the backward pass of this residual sum x + gate y, which comes before
  * the norm, and writes the gradient of y to scratch.dy. */
 DsvStatus dsvi_dit_norm_bwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum);
+
+/* ---- dit_lora.c ---- */
+
+/* Adds the LoRA's part of a linear layer: y += factor (x A^T) B^T, with x (rows, in) linear->dtype and
+ * y (rows, out) y_dtype. */
+DsvStatus dsvi_dit_lora_fwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows, const void *x,
+                            DsviDtype y_dtype, void *y);
+/* Backward pass of dsvi_dit_lora_fwd: the gradients of A and B, and, if there is a dx, dx += factor (dy B) A.
+ */
+DsvStatus dsvi_dit_lora_bwd(const DsviDit *dit, const DsviDitLinear *linear, const DsviDitLinearGrads *grads);
 
 /* ---- dit_attention.c ---- */
 

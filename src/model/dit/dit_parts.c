@@ -16,8 +16,14 @@ const void *dsvi_dit_param(const DsviDit *dit, int64_t place)
 void *dsvi_dit_grad(const DsviDit *dit, int64_t place)
 {
     int64_t bucket = dsvi_param_bucket(dit->table, place);
-    void *grad = dit->bucket[bucket].grad;
+    void *grad = dit->shape.lora ? NULL : dit->bucket[bucket].grad;
     return grad ? dsvi_dit_at(grad, dit->acc, place - dit->table->begin[bucket]) : NULL;
+}
+
+void *dsvi_dit_grad_or_unread(const DsviDit *dit, int64_t place, int64_t row)
+{
+    return dit->shape.lora ? dsvi_dit_at(dit->scratch.unread, dit->acc, row * dit->width)
+                           : dsvi_dit_grad(dit, place);
 }
 
 DsvStatus dsvi_dit_clear(const DsviDit *dit, DsviDtype dtype, void *x, int64_t n)
@@ -67,13 +73,26 @@ DsvStatus dsvi_dit_linear_fwd(const DsviDit *dit, const DsviDitLinear *linear, i
                               DsviDtype y_dtype, void *y)
 {
     DsviGemmArgs args = forward_args(dit, linear, rows, x, y_dtype, y);
-    return dit->backend->ops.gemm.run(dit->stream, &args);
+    DSVI_TRY(dit->backend->ops.gemm.run(dit->stream, &args));
+    return linear->lora ? dsvi_dit_lora_fwd(dit, linear, rows, x, y_dtype, y) : DSV_OK;
+}
+
+/* The GELU of n elements as an op of its own, which follows a layer with a LoRA. */
+static DsviActivationArgs gelu_args(const DsviDitLinear *linear, int64_t n, const void *z)
+{
+    return (DsviActivationArgs){.activation = DSVI_GELU_TANH, .n = n, .dtype = linear->dtype, .x = z};
 }
 
 DsvStatus dsvi_dit_linear_gelu_fwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
                                    const void *x, void *z, void *y)
 {
     DsviGemmArgs args = forward_args(dit, linear, rows, x, linear->dtype, y);
+    DsviActivationArgs gelu = gelu_args(linear, rows * linear->out, z);
+    gelu.y = y;
+    if (linear->lora) {
+        DSVI_TRY(dsvi_dit_linear_fwd(dit, linear, rows, x, linear->dtype, z));
+        return dit->backend->ops.activation_fwd.run(dit->stream, &gelu);
+    }
     args.gelu_input = z;
     return dit->backend->ops.gemm.run(dit->stream, &args);
 }
@@ -86,7 +105,7 @@ static bool is_fresh(const DsviDit *dit, const DsviDitLinear *linear)
 }
 
 /* Computes dW += dy^T x (or dW = dy^T x if the stored gradient is to be overwritten) and db += sum of the
- * rows of dy. */
+ * rows of dy, unless the weights are frozen. */
 static DsvStatus linear_param_grads(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
                                     const void *x, const void *dy)
 {
@@ -107,7 +126,7 @@ static DsvStatus linear_param_grads(const DsviDit *dit, const DsviDitLinear *lin
         .bias_dtype = dit->acc,
         .a_sum = linear->bias == DSVI_DIT_NO_BIAS ? NULL : dsvi_dit_grad(dit, linear->bias),
     };
-    return dit->backend->ops.gemm.run(dit->stream, &args);
+    return dit->shape.lora ? DSV_OK : dit->backend->ops.gemm.run(dit->stream, &args);
 }
 
 static DsviGemmArgs backward_args(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
@@ -134,13 +153,22 @@ DsvStatus dsvi_dit_linear_bwd(const DsviDit *dit, const DsviDitLinear *linear,
     DsviGemmArgs args = backward_args(dit, linear, grads->rows, grads->dy, grads->dx_dtype, grads->dx);
     args.accumulate = grads->add_to_dx;
     DSVI_TRY(linear_param_grads(dit, linear, grads->rows, grads->x, grads->dy));
-    return grads->dx ? dit->backend->ops.gemm.run(dit->stream, &args) : DSV_OK;
+    if (grads->dx)
+        DSVI_TRY(dit->backend->ops.gemm.run(dit->stream, &args));
+    return linear->lora ? dsvi_dit_lora_bwd(dit, linear, grads) : DSV_OK;
 }
 
 DsvStatus dsvi_dit_linear_gelu_bwd(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows,
                                    const void *z, const void *x, const void *dy, void *dz)
 {
     DsviGemmArgs args = backward_args(dit, linear, rows, dy, linear->dtype, dz);
+    DsviDitLinearGrads grads = {.rows = rows, .x = x, .dy = dy, .dx = dz, .dx_dtype = linear->dtype};
+    DsviActivationArgs gelu = gelu_args(linear, rows * linear->in, z);
+    gelu.dy = gelu.dx = dz;
+    if (linear->lora) {
+        DSVI_TRY(dsvi_dit_linear_bwd(dit, linear, &grads));
+        return dit->backend->ops.activation_bwd.run(dit->stream, &gelu);
+    }
     args.gelu_backward = z;
     DSVI_TRY(linear_param_grads(dit, linear, rows, x, dy));
     return dit->backend->ops.gemm.run(dit->stream, &args);

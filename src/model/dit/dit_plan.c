@@ -76,6 +76,11 @@ static void carve_scratch(DsviDit *dit, DsviArena *arena)
     s->mean = dit_plan_take(arena, c, acc, dit->batch * longest);
     s->rstd = dit_plan_take(arena, c, acc, dit->batch * longest);
     s->rstd_k = dit_plan_take(arena, c, acc, dit->batch * longest);
+    if (!dit->shape.lora)
+        return;
+    s->lora_rows = dit_plan_take(arena, c, act, dit->batch * longest * dit->shape.lora->rank_max);
+    s->lora_drows = dit_plan_take(arena, c, act, dit->batch * longest * dit->shape.lora->rank_max);
+    s->unread = dit_plan_take(arena, c, acc, 2 * dit->width);
 }
 
 /* Takes gradients of text, time and modulation, which are small. */
@@ -182,7 +187,9 @@ static void carve_attended(const DsviDit *dit, DsviArena *arena, DsviDitSaved *s
     saved->lse = dsvi_arena_take(arena, kept(dit), lse_bytes(dit));
 }
 
-/* Takes all kept activations of a block except those of carve_attended. */
+/* Takes all kept activations of a block except those of carve_attended. Without a backward pass q, k and v of
+ * self-attention are not needed any more when cross-attention begins, and three later tensors are stored in
+ * their memory. */
 static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *saved)
 {
     DsviMemClass c = kept(dit);
@@ -192,13 +199,13 @@ static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *save
     saved->q = dit_plan_take(arena, c, act, stream);
     saved->k = dit_plan_take(arena, c, act, stream);
     saved->v = dit_plan_take(arena, c, act, stream);
-    saved->cross_q = dit_plan_take(arena, c, act, stream);
+    saved->cross_q = dit->shape.backward ? dit_plan_take(arena, c, act, stream) : saved->q;
     saved->cross_k = dit_plan_take(arena, c, act, text);
     saved->cross_v = dit_plan_take(arena, c, act, text);
-    saved->cross_attended = dit_plan_take(arena, c, act, stream);
+    saved->cross_attended = dit->shape.backward ? dit_plan_take(arena, c, act, stream) : saved->k;
     saved->cross_lse = dit_plan_take(arena, c, acc, dit->batch * dit->heads * dit->tokens);
     saved->y_self = dit_plan_take(arena, c, act, stream);
-    saved->y_ffn = dit_plan_take(arena, c, act, stream);
+    saved->y_ffn = dit->shape.backward ? dit_plan_take(arena, c, act, stream) : saved->v;
     saved->x2 = dit->shape.backward ? dit_plan_take(arena, c, acc, stream) : dit->residual[0];
     saved->ffn_hidden = dit->scratch.ffn_hidden;
     saved->ffn_act = dit->scratch.ffn_act;

@@ -23,11 +23,11 @@ DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *co
     if (config->in_channels == latent.channels && config->out_channels == latent.channels)
         return DSV_OK;
     if (config->in_channels == WAN_VAE_CHANNELS && config->out_channels == WAN_VAE_CHANNELS)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "the model needs the Wan VAE, which this version lacks: it works "
-                         "on that VAE's 16 latent channels, and codec %s gives %lld; dsv forward runs it on "
-                         "latents from a file",
-                         codec->name, (long long)latent.channels);
+        return DSVI_FAIL(
+            DSV_E_UNSUPPORTED,
+            "the model needs the Wan VAE: it works on that VAE's 16 latent channels, and codec %s "
+            "gives %lld; dsv sample takes the VAE of a published folder or of model.vae=PATH",
+            codec->name, (long long)latent.channels);
     return DSVI_FAIL(DSV_E_SHAPE, "the model takes %lld and gives %lld latent channels, codec %s has %lld",
                      (long long)config->in_channels, (long long)config->out_channels, codec->name,
                      (long long)latent.channels);

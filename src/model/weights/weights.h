@@ -32,7 +32,8 @@ typedef enum DsviInit { /* Distributions of a parameter's initial values, as in 
                         DSVI_INIT_XAVIER,    /* Xavier uniform, with fan-out shape[0] and fan-in the product
                                               * of the other dimensions */
                         DSVI_INIT_NORMAL_02, /* N(0, 0.02) */
-                        DSVI_INIT_TABLE      /* N(0, 1) / sqrt(C) */
+                        DSVI_INIT_TABLE,     /* N(0, 1) / sqrt(C) */
+                        DSVI_INIT_FAN_IN     /* uniform in +-1 / sqrt(fan-in), as linear layers of PyTorch */
 } DsviInit;
 
 typedef struct DsviParam {
@@ -70,11 +71,40 @@ int64_t dsvi_param_bucket(const DsviParamTable *table, int64_t place);
  * seed and table. */
 void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat);
 
+/* The stored values of a model's parameters, in mapped files. */
+typedef struct DsviStoredParam {
+    const void *data; /* (count), not necessarily aligned beyond the dtype */
+    DsviDtype dtype;  /* F64, F32, BF16 or F16 */
+} DsviStoredParam;
+
+typedef struct DsviStoredWeights {
+    DsviStoredParam *params; /* one for each parameter of the table */
+    DsviSafetensors **files;
+    size_t file_count;
+} DsviStoredWeights;
+
+/* Returns the name of a stored tensor without the prefix that single-file checkpoints add. */
+const char *dsvi_weights_plain_name(const char *name);
+
+/* Finds the stored values of all parameters without reading them. Paths, namings and errors are those of
+ * dsvi_weights_read. The caller closes *out; nothing is to be closed after a failure. */
+DsvStatus dsvi_weights_open(const char *path, const DsviParamTable *table, DsviStoredWeights *out);
+void dsvi_weights_close(DsviStoredWeights *weights);
+/* Converts elements [first, first + count) of a parameter to `dtype`, F32 or BF16, on all threads. */
+void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64_t first, int64_t count,
+                          DsviDtype dtype, void *out);
+
 /* Reads weights into the host array `flat`. `path` is a transformer folder (a single file, or shards with an
  * index) or one safetensors file. Accepts both namings, known prefixes, fused to_qkv and to_kv, and F64, F32,
  * BF16 or F16. DSV_E_SHAPE lists tensors that are missing, unknown, duplicate, or of another shape. Pickles
  * are DSV_E_UNSUPPORTED. */
 DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat);
+
+/* Takes the sizes of a transformer from the shapes of its tensors, for files without config.json. `path` is
+ * as for dsvi_weights_read. Heads have the size 128 of all published models; what shapes do not tell is set
+ * to the values that the published models agree on. DSV_E_NOT_FOUND if the tensors are not those of a Wan
+ * transformer; DSV_E_UNSUPPORTED names an unsupported variant. */
+DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out);
 
 /* Writes FOLDER/diffusion_pytorch_model.safetensors, or several files with an index if they would exceed
  * shard_bytes. `dtype` is F32 or BF16; `flat` is a host array of F32. Makes the folder if needed. */

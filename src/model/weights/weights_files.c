@@ -1,4 +1,4 @@
-/* Finds the safetensors files of a transformer: an index and its shards, or a single file. */
+/* Finds the safetensors files of a model: an index and its shards, or a single file. */
 #include "model/weights/weights_files.h"
 
 #include <stdbool.h>
@@ -121,8 +121,8 @@ static DsvStatus scan_folder(const char *folder, DsviWeightFiles *files)
     Scan scan = {.folder = folder, .files = files};
     DSVI_TRY(dsvi_folder_list(folder, scan_name, &scan));
     if (files->count > 1)
-        return DSVI_FAIL(DSV_E_USAGE, "%s: %zu safetensors files and no %s: name one of them", folder,
-                         files->count, DSVI_WEIGHTS_INDEX);
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %zu safetensors files and no index of shards: name one of them",
+                         folder, files->count);
     if (files->count == 0 && scan.pickle[0])
         return fail_for_pickle(scan.pickle);
     if (files->count == 0)
@@ -132,15 +132,22 @@ static DsvStatus scan_folder(const char *folder, DsviWeightFiles *files)
 
 DsvStatus dsvi_weight_files_find(const char *path, DsviWeightFiles *out)
 {
+    /* Names of diffusers, then those of the package transformers. */
+    static const char *const INDEXES[] = {DSVI_WEIGHTS_INDEX, "model.safetensors.index.json"};
+    static const char *const SINGLES[] = {DSVI_WEIGHTS_SINGLE, "model.safetensors"};
     char inside[DSVI_PATH_MAX];
     memset(out, 0, sizeof *out);
     if (!dsvi_path_is_folder(path))
         return is_pickle(path) ? fail_for_pickle(path) : add_path(out, path);
-    DSVI_TRY(dsvi_path_join(inside, path, DSVI_WEIGHTS_INDEX));
-    if (dsvi_path_exists(inside))
-        return weights_files_read_index(path, inside, out);
-    DSVI_TRY(dsvi_path_join(inside, path, DSVI_WEIGHTS_SINGLE));
-    if (dsvi_path_exists(inside))
-        return add_path(out, inside);
+    for (size_t i = 0; i < sizeof INDEXES / sizeof *INDEXES; i++) {
+        DSVI_TRY(dsvi_path_join(inside, path, INDEXES[i]));
+        if (dsvi_path_exists(inside))
+            return weights_files_read_index(path, inside, out);
+    }
+    for (size_t i = 0; i < sizeof SINGLES / sizeof *SINGLES; i++) {
+        DSVI_TRY(dsvi_path_join(inside, path, SINGLES[i]));
+        if (dsvi_path_exists(inside))
+            return add_path(out, inside);
+    }
     return scan_folder(path, out);
 }

@@ -1,5 +1,5 @@
 /* Reads a transformer's weights from safetensors files. Accepts diffusers' and original names, known
- * prefixes, fused projections, and all floating dtypes.
+ * prefixes, fused projections, and F64, F32, BF16 or F16.
  *
  * All tensors are checked before reading fails, so that one message lists all faults. Shapes are compared
  * without dimensions of length 1, because some tools drop them from the modulation tables and the patch
@@ -11,15 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/threads.h"
 #include "model/weights/weights_files.h"
 
 enum { FAULTS_LISTED = 8, FAULT_BYTES = 192, PARTS_MAX = 3, NAME_BYTES = 256, SHAPE_BYTES = 64 };
+enum { CONVERT_PIECE = 1 << 16 }; /* elements that a thread converts at a time */
 
-/* State of reading weights: the array that is being filled, and the faults found so far. */
+/* State of finding the stored values of all parameters, and the faults found so far. */
 typedef struct Loading {
     const DsviParamTable *table;
-    float *flat;
-    bool *seen; /* (table->count) */
+    DsviStoredParam *params; /* (table->count) */
+    bool *seen;              /* (table->count) */
     int64_t faults;
     char text[FAULTS_LISTED * FAULT_BYTES];
 } Loading;
@@ -38,8 +40,7 @@ static void add_fault(Loading *l, const char *format, ...)
     snprintf(l->text + used, sizeof l->text - used, "%s%s", used ? "; " : "", fault);
 }
 
-/* Returns the tensor's name without the prefix that single-file checkpoints add. */
-static const char *strip_prefix(const char *name)
+const char *dsvi_weights_plain_name(const char *name)
 {
     static const char *const PREFIXES[] = {"model.diffusion_model.", "diffusion_model."};
     for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
@@ -143,14 +144,14 @@ static bool fits(Loading *l, const DsviStoredTensor *stored, const DsviParam *pa
     case DSVI_F64: return true;
     default: break;
     }
-    add_fault(l, "%s is %s, expected a floating dtype", stored->name, dsvi_dtype_name(stored->dtype));
+    add_fault(l, "%s is %s, expected F32, BF16, F16 or F64", stored->name, dsvi_dtype_name(stored->dtype));
     return false;
 }
 
-static void read_weights_tensor(Loading *l, const DsviStoredTensor *stored)
+static void find_weights_tensor(Loading *l, const DsviStoredTensor *stored)
 {
     int64_t parts[PARTS_MAX];
-    const char *name = strip_prefix(stored->name);
+    const char *name = dsvi_weights_plain_name(stored->name);
     if (strstr(name, ".norm_added_q.")) /* some converters write this tensor; no supported model uses it */
         return;
     int count = resolve(l->table, name, parts);
@@ -166,19 +167,9 @@ static void read_weights_tensor(Loading *l, const DsviStoredTensor *stored)
             add_fault(l, "%s is there twice", param->name);
         l->seen[parts[i]] = true;
         if (usable)
-            dsvi_convert(DSVI_F32, l->flat + param->offset, stored->dtype, rows, param->count);
+            l->params[parts[i]] = (DsviStoredParam){rows, stored->dtype};
         rows += (size_t)param->count * dsvi_dtype_size(stored->dtype);
     }
-}
-
-static DsvStatus read_weights_file(Loading *l, const char *path)
-{
-    DsviSafetensors *file;
-    DSVI_TRY(dsvi_safetensors_open(path, &file));
-    for (size_t i = 0; i < dsvi_safetensors_count(file); i++)
-        read_weights_tensor(l, dsvi_safetensors_at(file, i));
-    dsvi_safetensors_close(&file);
-    return DSV_OK;
 }
 
 static DsvStatus report_faults(Loading *l, const char *path)
@@ -192,23 +183,83 @@ static DsvStatus report_faults(Loading *l, const char *path)
                      l->faults == 1 ? " does" : "s do", l->text, l->faults > FAULTS_LISTED ? "; ..." : "");
 }
 
-DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat)
+static DsvStatus open_weight_files(const DsviWeightFiles *files, DsviStoredWeights *out)
+{
+    out->files = calloc(files->count, sizeof *out->files);
+    if (!out->files)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %zu files", files->count);
+    for (; out->file_count < files->count; out->file_count++)
+        DSVI_TRY(dsvi_safetensors_open(files->paths[out->file_count], &out->files[out->file_count]));
+    return DSV_OK;
+}
+
+DsvStatus dsvi_weights_open(const char *path, const DsviParamTable *table, DsviStoredWeights *out)
 {
     DsvStatus status;
     DsviWeightFiles files;
-    Loading loading = {.table = table, .flat = flat};
+    Loading loading = {.table = table};
+    memset(out, 0, sizeof *out);
     DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
     loading.seen = calloc((size_t)table->count, sizeof *loading.seen);
-    if (!loading.seen) {
+    loading.params = out->params = calloc((size_t)table->count, sizeof *out->params);
+    if (!loading.seen || !loading.params) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of its tensors", path);
         goto done;
     }
-    memset(flat, 0, (size_t)table->elements * sizeof *flat); /* padding must be zero */
-    for (size_t i = 0; i < files.count; i++)
-        DSVI_TRY_GOTO(status, read_weights_file(&loading, files.paths[i]), done);
+    DSVI_TRY_GOTO(status, open_weight_files(&files, out), done);
+    for (size_t i = 0; i < out->file_count; i++)
+        for (size_t t = 0; t < dsvi_safetensors_count(out->files[i]); t++)
+            find_weights_tensor(&loading, dsvi_safetensors_at(out->files[i], t));
     DSVI_TRY_GOTO(status, report_faults(&loading, path), done);
 done:
     free(loading.seen);
     dsvi_weight_files_free(&files);
+    if (status != DSV_OK)
+        dsvi_weights_close(out);
     return status;
+}
+
+void dsvi_weights_close(DsviStoredWeights *weights)
+{
+    for (size_t i = 0; i < weights->file_count; i++)
+        dsvi_safetensors_close(&weights->files[i]);
+    free(weights->files);
+    free(weights->params);
+    memset(weights, 0, sizeof *weights);
+}
+
+/* A range of a parameter that threads convert together. */
+typedef struct Conversion {
+    DsviStoredParam from;
+    int64_t first;
+    DsviDtype dtype;
+    char *out;
+} Conversion;
+
+static void convert_piece(void *context, int64_t begin, int64_t end, int worker)
+{
+    const Conversion *c = context;
+    const char *from = c->from.data;
+    (void)worker;
+    dsvi_convert(c->dtype, c->out + (size_t)begin * dsvi_dtype_size(c->dtype), c->from.dtype,
+                 from + (size_t)(c->first + begin) * dsvi_dtype_size(c->from.dtype), end - begin);
+}
+
+void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64_t first, int64_t count,
+                          DsviDtype dtype, void *out)
+{
+    Conversion conversion = {weights->params[param], first, dtype, out};
+    dsvi_parallel_for(count, CONVERT_PIECE, convert_piece, &conversion);
+}
+
+DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat)
+{
+    DsviStoredWeights weights;
+    DSVI_TRY(dsvi_weights_open(path, table, &weights));
+    memset(flat, 0, (size_t)table->elements * sizeof *flat); /* padding must be zero */
+    for (int64_t i = 0; i < table->count; i++)
+        dsvi_weights_convert(&weights, i, 0, table->params[i].count, DSVI_F32,
+                             flat + table->params[i].offset);
+    dsvi_weights_close(&weights);
+    return DSV_OK;
 }

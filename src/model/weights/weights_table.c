@@ -218,6 +218,9 @@ static void init_values(void *context, int64_t begin, int64_t end, int worker)
         case DSVI_INIT_XAVIER: values[i] = (float)(limit * (2 * dsvi_rng_uniform(rng, index) - 1)); break;
         case DSVI_INIT_NORMAL_02: values[i] = (float)(0.02 * dsvi_rng_normal(rng, index)); break;
         case DSVI_INIT_TABLE: values[i] = (float)(table_deviation * dsvi_rng_normal(rng, index)); break;
+        case DSVI_INIT_FAN_IN:
+            values[i] = (float)((2 * dsvi_rng_uniform(rng, index) - 1) / sqrt(fan_in));
+            break;
         }
     }
 }
