@@ -12,12 +12,14 @@ RUN    ?= runs/study
 SECONDS ?= 120
 PYTHON ?= python3
 BUILD  := build/$(PRESET)
+# The preset tsan runs only the tests of threads and ranks.
+TARGETS := $(if $(filter tsan,$(PRESET)),--target threads_tests)
 
 .PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study study-programs docs api-docs install \
 	format tidy clean help
 
 build: deps $(BUILD)/build.ninja
-	@cmake --build $(BUILD)
+	@cmake --build $(BUILD) $(TARGETS)
 
 $(BUILD)/build.ninja: CMakePresets.json | deps
 	@cmake --preset $(PRESET) --log-level=NOTICE
