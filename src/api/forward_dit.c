@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "api/forward_parts.h"
-#include "api/result_file.h"
 #include "backend/backend.h"
 #include "device/carve.h"
 #include "run/model_path.h"
@@ -313,7 +312,7 @@ static DsvStatus write_results(Pass *p, const char *out_path)
     DSVI_TRY_GOTO(status, forward_collect(p, &r), done);
     DSVI_TRY_GOTO(status, p->backend.device->sync(p->backend.device->stream), done);
     average_loss(p, &r);
-    status = dsvi_result_file_write(out_path, r.tensors, r.count);
+    status = dsvi_safetensors_replace(out_path, r.tensors, r.count, NULL, 0);
 done:
     free(r.tensors);
     free(r.names);

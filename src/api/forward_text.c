@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "api/forward_parts.h"
-#include "api/result_file.h"
 #include "backend/backend.h"
 #include "base/memory_limit.h"
 #include "base/safetensors.h"
@@ -122,7 +121,7 @@ static DsvStatus text_pass_write(const TextPass *p, int64_t model, const char *p
         .bytes = (size_t)count * sizeof(float),
         .data = p->padded,
     };
-    return dsvi_result_file_write(path, &result, 1);
+    return dsvi_safetensors_replace(path, &result, 1, NULL, 0);
 }
 
 static void text_pass_free(TextPass *p)

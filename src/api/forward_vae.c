@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "api/forward_parts.h"
-#include "api/result_file.h"
 #include "backend/backend.h"
 #include "base/memory_limit.h"
 #include "base/safetensors.h"
@@ -149,7 +148,7 @@ DsvStatus dsvi_forward_vae(const DsviForwardFiles *files, bool grad, const DsvCo
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
     DSVI_TRY_GOTO(status, dsvi_vae_open(&backend, files->model, &options, &pass.vae), done);
     DSVI_TRY_GOTO(status, run_tensors(&pass, in), done);
-    DSVI_TRY_GOTO(status, dsvi_result_file_write(files->out, pass.results, pass.count), done);
+    DSVI_TRY_GOTO(status, dsvi_safetensors_replace(files->out, pass.results, pass.count, NULL, 0), done);
 done:
     dsvi_vae_close(&pass.vae);
     dsvi_backend_close(&backend);

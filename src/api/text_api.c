@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/result_file.h"
 #include "backend/backend.h"
 #include "base/config_abi.h"
 #include "base/fs.h"
 #include "base/host.h"
 #include "base/memory_limit.h"
+#include "base/safetensors.h"
 #include "model/dit/dit.h"
 #include "model/umt5/umt5.h"
 #include "run/prompt_file.h"
@@ -135,7 +135,7 @@ static DsvStatus text_write(const TextJob *job, int64_t model, const char *path)
         }
     }
     if (status == DSV_OK)
-        status = dsvi_result_file_write(path, tensors, count);
+        status = dsvi_safetensors_replace(path, tensors, count, NULL, 0);
     free(tensors);
     free(names);
     return status;

@@ -1,11 +1,8 @@
 /* Implements wan_latents.h. */
 #include "pipeline/wan_latents.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-#include "base/fs.h"
 #include "base/safetensors.h"
 
 DsvStatus dsvi_wan_latents_read(const char *path, const char *name, DsviVideoShape shape, float **out)
@@ -35,7 +32,6 @@ done:
 
 DsvStatus dsvi_wan_latents_write(const char *path, DsviVideoShape shape, const float *latents)
 {
-    char temporary[DSVI_PATH_MAX + 8];
     int64_t count = shape.channels * shape.frames * shape.height * shape.width;
     DsviStoredTensor tensor = {.name = "latents",
                                .dtype = DSVI_F32,
@@ -44,11 +40,5 @@ DsvStatus dsvi_wan_latents_write(const char *path, DsviVideoShape shape, const f
                                .count = count,
                                .bytes = (size_t)count * sizeof *latents,
                                .data = latents};
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    DsvStatus status = dsvi_safetensors_write(temporary, &tensor, 1, NULL, 0);
-    if (status == DSV_OK)
-        status = dsvi_path_rename(temporary, path);
-    if (status != DSV_OK)
-        unlink(temporary);
-    return status;
+    return dsvi_safetensors_replace(path, &tensor, 1, NULL, 0);
 }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #include "base/safetensors.h"
 #include "sample/png_writer.h"
@@ -105,8 +104,6 @@ static float unit_value(float pixel)
 
 static DsvStatus write_tensor(const char *path, const DsviVideoFrames *f)
 {
-    DsvStatus status;
-    char temporary[DSVI_PATH_MAX + 8];
     int64_t picture = f->height * f->width, count = 3 * f->frames * picture;
     float *video = malloc((size_t)count * sizeof *video);
     if (!video)
@@ -123,12 +120,7 @@ static DsvStatus write_tensor(const char *path, const DsviVideoFrames *f)
                                .bytes = (size_t)count * sizeof *video,
                                .data = video};
     const char *const metadata[][2] = {{"comment", f->comment ? f->comment : ""}};
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    DSVI_TRY_GOTO(status, dsvi_safetensors_write(temporary, &tensor, 1, metadata, f->comment ? 1 : 0), done);
-    DSVI_TRY_GOTO(status, dsvi_path_rename(temporary, path), done);
-done:
-    if (status != DSV_OK)
-        unlink(temporary);
+    DsvStatus status = dsvi_safetensors_replace(path, &tensor, 1, metadata, f->comment ? 1 : 0);
     free(video);
     return status;
 }
