@@ -18,10 +18,14 @@ static const CliFlag attention_flags[] = {
 static const char attention_text[] =
     "Compares dense attention with sparse attention (selection of lists plus\n"
     "attention over them), forward and backward, on the same queries, keys and\n"
-    "values; measurements alternate. Reports times, the density of the lists and\n"
-    "their captured mass, the fraction of exact attention on the listed keys.\n"
+    "values; measurements alternate. Reports times, the density of the lists, their\n"
+    "captured mass, which is the fraction of exact attention on the listed keys, and\n"
+    "the relative error of attention's output against exact attention: output_error\n"
+    "with the tail of options sparse.tail, sparse.tail_chunk and sparse.tail_run,\n"
+    "list_error for the lists alone.\n"
     "\n"
     "  dsv bench attention --tokens 8192 --heads 4 --head-dim 64 --density 0.1\n"
+    "  dsv bench attention --group 64 --density 0.05 sparse.tail=query\n"
     "  dsv bench attention --heads-from heads.safetensors --target-mass 0.9\n";
 
 static int run_bench_attention(const CliArgs *args)

@@ -119,7 +119,10 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
         cli_print_result("%s: nothing to do after step %" PRId64, config->output_dir, summary->last_step);
     if (!isnan(summary->last_loss))
         print_losses(summary);
-    if (summary->sparse_blocks > 0)
+    if (summary->sparse_blocks > 0 && summary->output_error > 0)
+        print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", with an output error of %.3f",
+                  summary->sparse_blocks, summary->blocks, summary->output_error);
+    else if (summary->sparse_blocks > 0)
         print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", holding %.3f of the exact attention",
                   summary->sparse_blocks, summary->blocks, summary->captured_mass);
     else

@@ -73,7 +73,9 @@ static void add_sparsity(Pieces *pieces, const DsvProgress *p)
 {
     add_line_piece(pieces, 70, "sparse %" PRId64 "/%" PRId64, p->sparse_blocks, p->blocks);
     add_line_piece(pieces, 50, "density %.2f", p->density);
-    if (isnan(p->captured_mass))
+    if (p->output_error > 0) /* with a tail captured mass says little */
+        add_line_piece(pieces, 65, "error %.2f", p->output_error);
+    else if (isnan(p->captured_mass))
         add_line_piece(pieces, 65, "mass   --");
     else
         add_line_piece(pieces, 65, "mass %.2f", p->captured_mass);

@@ -35,6 +35,9 @@ typedef struct DsvProgress {
     /** Training: fraction of the exact attention (softmax) weights that falls on listed keys, as last
      * measured, mean over sparse blocks; NaN while no block is sparse. */
     double captured_mass;
+    /** Training with a tail: relative error of attention's output over lists and tail, as last measured, mean
+     * over sparse blocks; NaN while no block is sparse; 0 without a tail. */
+    double output_error;
     uint64_t memory_bytes; /**< memory in use: resident memory on the CPU, device memory on a GPU */
 } DsvProgress;
 

@@ -22,6 +22,8 @@ typedef struct DsvTrainSummary {
     int64_t blocks;        /**< transformer blocks of the model */
     double captured_mass;  /**< fraction of the exact attention weights on listed keys, mean over sparse
                               blocks; NaN if none */
+    double output_error; /**< with a tail: relative error of attention's output over lists and tail, mean over
+                            sparse blocks; NaN if none; 0 without a tail */
     char checkpoint[DSV_TEXT_MAX]; /**< path of the newest checkpoint, or "" */
     char sample[DSV_TEXT_MAX];     /**< path of the newest sampled clip, or "" */
 } DsvTrainSummary;

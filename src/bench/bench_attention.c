@@ -41,6 +41,7 @@ typedef struct Bench {
     size_t workspace_bytes;
     int32_t *sample;                    /* (PROFILE_SAMPLES) numbers of the sampled queries */
     float *captured, *share90, *listed; /* (N, PROFILE_SAMPLES) results of profile (ops/profile.h) */
+    float *error, *norm; /* (N, PROFILE_SAMPLES) results of attention_error (ops/attention_error.h) */
 } Bench;
 
 void dsv_bench_attention_defaults(DsvBenchAttention *bench)
@@ -129,19 +130,50 @@ static DsviProfileArgs bench_attention_profile_args(const Bench *b)
     };
 }
 
+/* With a chunk of 0 the error is the error of the lists without a tail. */
+static DsviAttentionErrorArgs bench_attention_error_args(const Bench *b, DsviSparseTail tail)
+{
+    DsviAttentionArgs a = attention_args(b);
+    return (DsviAttentionErrorArgs){
+        .batch = 1,
+        .heads = a.heads,
+        .queries = a.queries,
+        .keys = a.keys,
+        .head_dim = a.head_dim,
+        .scale = a.scale,
+        .act = a.act,
+        .q = a.q,
+        .k = a.k,
+        .v = a.v,
+        .chunk = tail.chunk,
+        .run = tail.run,
+        .samples = PROFILE_SAMPLES,
+        .sample = b->sample,
+        .error = b->error,
+        .norm = b->norm,
+        .workspace = b->workspace,
+        .workspace_bytes = b->workspace_bytes,
+    };
+}
+
 static size_t bench_attention_workspace_of(const Bench *b)
 {
     const DsviOps *ops = &b->backend.ops;
     DsviStream *stream = b->backend.device->stream;
     DsviAttentionArgs args = attention_args(b);
     DsviProfileArgs profile = bench_attention_profile_args(b);
-    size_t bytes[3] = {
+    DsviSparseTail tail = dsvi_sparse_tail_of(&b->settings);
+    DsviAttentionErrorArgs lists = bench_attention_error_args(b, (DsviSparseTail){0, 0});
+    DsviAttentionErrorArgs whole = bench_attention_error_args(b, tail);
+    size_t bytes[] = {
         DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args),
         DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args),
         DSVI_OP_WORKSPACE(ops->profile, stream, &profile),
+        DSVI_OP_WORKSPACE(ops->attention_error, stream, &lists),
+        DSVI_OP_WORKSPACE(ops->attention_error, stream, &whole),
     };
     size_t max = 0;
-    for (int i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
         max = bytes[i] > max ? bytes[i] : max;
     return max;
 }
@@ -161,6 +193,8 @@ static void bench_attention_carve(void *context, DsviArena *arena)
     b->captured = dsvi_arena_take(arena, DSVI_MEM_DATA, samples);
     b->share90 = dsvi_arena_take(arena, DSVI_MEM_DATA, samples);
     b->listed = dsvi_arena_take(arena, DSVI_MEM_DATA, samples);
+    b->error = dsvi_arena_take(arena, DSVI_MEM_DATA, samples);
+    b->norm = dsvi_arena_take(arena, DSVI_MEM_DATA, samples);
     b->workspace = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, b->workspace_bytes);
     dsvi_sparse_carve(b->sparse, arena);
     dsvi_sparse_carve_call(b->sparse, arena);
@@ -394,12 +428,44 @@ done:
     return status;
 }
 
+/* Measures the relative error of attention's output over the lists, with a tail unless its chunk is 0,
+ * against exact attention; mean over heads. */
+static DsvStatus measure_error(const Bench *b, DsviSparseTail tail, double *error)
+{
+    DsviDevice *device = b->backend.device;
+    DsviAttentionErrorArgs args = bench_attention_error_args(b, tail);
+    int64_t count = args.heads * PROFILE_SAMPLES;
+    DsvStatus status;
+    args.lists = dsvi_sparse_lists(b->sparse, 0);
+    float *host = malloc(2 * (size_t)count * sizeof *host);
+    if (!host)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the errors of sampled queries");
+    DSVI_TRY_GOTO(status, b->backend.ops.attention_error.run(device->stream, &args), done);
+    DSVI_TRY_GOTO(status, device->download(device->stream, host, b->error, (size_t)count * 4), done);
+    DSVI_TRY_GOTO(status, device->download(device->stream, host + count, b->norm, (size_t)count * 4), done);
+    DSVI_TRY_GOTO(status, device->sync(device->stream), done);
+    *error = 0;
+    for (int64_t h = 0; h < args.heads; h++) {
+        double errors = 0, norms = 0;
+        for (int64_t i = h * PROFILE_SAMPLES; i < (h + 1) * PROFILE_SAMPLES; i++) {
+            errors += host[i];
+            norms += host[count + i];
+        }
+        *error += sqrt(errors / norms) / (double)args.heads;
+    }
+done:
+    free(host);
+    return status;
+}
+
 static DsvStatus bench_attention_report(const Bench *b, Times *times, const char *json_path, DsvLine *line,
                                         void *context)
 {
-    double captured = 0, density = 0;
+    double captured = 0, density = 0, list_error = 0, output_error = 0;
     size_t n = (size_t)b->options.lists.repeats;
     DSVI_TRY(measure_mass(b, &captured, &density));
+    DSVI_TRY(measure_error(b, (DsviSparseTail){0, 0}, &list_error));
+    DSVI_TRY(measure_error(b, dsvi_sparse_tail_of(&b->settings), &output_error));
     double dense_fwd = dsvi_median(times->dense_fwd, n), dense_bwd = dsvi_median(times->dense_bwd, n);
     double plain = dsvi_median(times->select, n), select = times->select_mean;
     double fwd = dsvi_median(times->sparse_fwd, n), bwd = dsvi_median(times->sparse_bwd, n);
@@ -420,6 +486,8 @@ static DsvStatus bench_attention_report(const Bench *b, Times *times, const char
         {"sparse_bwd_ms", 1e3 * bwd},
         {"density", density},
         {"captured_mass", captured},
+        {"output_error", output_error},
+        {"list_error", list_error},
         {"speedup", (dense_fwd + dense_bwd) / (select + fwd + bwd)},
         {"dense_fwd_gflops", 1e-9 * flops / dense_fwd},
         {"dense_bwd_gflops", 2.5e-9 * flops / dense_bwd},
@@ -433,6 +501,7 @@ static DsvStatus bench_attention_report(const Bench *b, Times *times, const char
         {"dense_variant", b->backend.ops.attention_fwd.variant},
         {"dtype", b->options.lists.dtype},
         {"selector", b->options.lists.selector},
+        {"tail", b->settings.sparse_tail},
     };
     return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
                              sizeof figures / sizeof *figures, json_path, line, context);

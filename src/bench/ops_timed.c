@@ -38,45 +38,48 @@ static DsvStatus ops_timed_end(void)
 }
 
 /* All timed operations: every operation except noise, which belongs to no kind (DsviOpKind). */
-#define TIMED_OPS(X)                                        \
-    X(gemm, DsviGemmArgs, GEMM)                             \
-    X(col_sum, DsviColSumArgs, GEMM)                        \
-    X(layer_norm_fwd, DsviLayerNormArgs, ELEMENTWISE)       \
-    X(layer_norm_bwd, DsviLayerNormArgs, ELEMENTWISE)       \
-    X(rms_norm_rope_fwd, DsviRmsNormRopeArgs, ELEMENTWISE)  \
-    X(rms_norm_rope_bwd, DsviRmsNormRopeArgs, ELEMENTWISE)  \
-    X(activation_fwd, DsviActivationArgs, ELEMENTWISE)      \
-    X(activation_bwd, DsviActivationArgs, ELEMENTWISE)      \
-    X(gate_residual_fwd, DsviGateResidualArgs, ELEMENTWISE) \
-    X(gate_residual_bwd, DsviGateResidualArgs, ELEMENTWISE) \
-    X(add, DsviAddArgs, ELEMENTWISE)                        \
-    X(add_rows_fwd, DsviAddRowsArgs, ELEMENTWISE)           \
-    X(add_rows_bwd, DsviAddRowsArgs, ELEMENTWISE)           \
-    X(patch_gather, DsviPatchArgs, ELEMENTWISE)             \
-    X(patch_scatter, DsviPatchArgs, ELEMENTWISE)            \
-    X(flow_mix, DsviFlowMixArgs, ELEMENTWISE)               \
-    X(mse, DsviMseArgs, ELEMENTWISE)                        \
-    X(time_embed, DsviTimeEmbedArgs, ELEMENTWISE)           \
-    X(attention_fwd, DsviAttentionArgs, ATTENTION_FWD)      \
-    X(attention_bwd, DsviAttentionArgs, ATTENTION_BWD)      \
-    X(attention_list_fwd, DsviAttentionArgs, ATTENTION_FWD) \
-    X(attention_list_bwd, DsviAttentionArgs, ATTENTION_BWD) \
-    X(attention_merge, DsviAttentionMergeArgs, ELEMENTWISE) \
-    X(heads_move, DsviHeadsMoveArgs, TRANSFER)              \
-    X(select_covariance, DsviSelectCovarianceArgs, SELECT)  \
-    X(select_features, DsviSelectFeaturesArgs, SELECT)      \
-    X(select_histogram, DsviSelectArgs, SELECT)             \
-    X(select_threshold, DsviSelectThresholdArgs, SELECT)    \
-    X(select_lists, DsviSelectArgs, SELECT)                 \
-    X(lists_divide, DsviListDivideArgs, SELECT)             \
-    X(lists_emit, DsviListDivideArgs, SELECT)               \
-    X(spans_count, DsviSpans, SELECT)                       \
-    X(rows_take, DsviRowsArgs, TRANSFER)                    \
-    X(rows_put, DsviRowsArgs, TRANSFER)                     \
-    X(rows_add, DsviRowsArgs, TRANSFER)                     \
-    X(profile, DsviProfileArgs, SELECT)                     \
-    X(predictor_loss, DsviPredictorLossArgs, SELECT)        \
-    X(sum_squares, DsviSumSquaresArgs, OPTIMIZER)           \
+#define TIMED_OPS(X)                                            \
+    X(gemm, DsviGemmArgs, GEMM)                                 \
+    X(col_sum, DsviColSumArgs, GEMM)                            \
+    X(layer_norm_fwd, DsviLayerNormArgs, ELEMENTWISE)           \
+    X(layer_norm_bwd, DsviLayerNormArgs, ELEMENTWISE)           \
+    X(rms_norm_rope_fwd, DsviRmsNormRopeArgs, ELEMENTWISE)      \
+    X(rms_norm_rope_bwd, DsviRmsNormRopeArgs, ELEMENTWISE)      \
+    X(activation_fwd, DsviActivationArgs, ELEMENTWISE)          \
+    X(activation_bwd, DsviActivationArgs, ELEMENTWISE)          \
+    X(gate_residual_fwd, DsviGateResidualArgs, ELEMENTWISE)     \
+    X(gate_residual_bwd, DsviGateResidualArgs, ELEMENTWISE)     \
+    X(add, DsviAddArgs, ELEMENTWISE)                            \
+    X(add_rows_fwd, DsviAddRowsArgs, ELEMENTWISE)               \
+    X(add_rows_bwd, DsviAddRowsArgs, ELEMENTWISE)               \
+    X(patch_gather, DsviPatchArgs, ELEMENTWISE)                 \
+    X(patch_scatter, DsviPatchArgs, ELEMENTWISE)                \
+    X(flow_mix, DsviFlowMixArgs, ELEMENTWISE)                   \
+    X(mse, DsviMseArgs, ELEMENTWISE)                            \
+    X(time_embed, DsviTimeEmbedArgs, ELEMENTWISE)               \
+    X(attention_fwd, DsviAttentionArgs, ATTENTION_FWD)          \
+    X(attention_bwd, DsviAttentionArgs, ATTENTION_BWD)          \
+    X(attention_list_fwd, DsviAttentionArgs, ATTENTION_FWD)     \
+    X(attention_list_bwd, DsviAttentionArgs, ATTENTION_BWD)     \
+    X(attention_tail_fwd, DsviAttentionTailArgs, ATTENTION_FWD) \
+    X(attention_tail_bwd, DsviAttentionTailArgs, ATTENTION_BWD) \
+    X(attention_merge, DsviAttentionMergeArgs, ELEMENTWISE)     \
+    X(heads_move, DsviHeadsMoveArgs, TRANSFER)                  \
+    X(select_covariance, DsviSelectCovarianceArgs, SELECT)      \
+    X(select_features, DsviSelectFeaturesArgs, SELECT)          \
+    X(select_histogram, DsviSelectArgs, SELECT)                 \
+    X(select_threshold, DsviSelectThresholdArgs, SELECT)        \
+    X(select_lists, DsviSelectArgs, SELECT)                     \
+    X(lists_divide, DsviListDivideArgs, SELECT)                 \
+    X(lists_emit, DsviListDivideArgs, SELECT)                   \
+    X(spans_count, DsviSpans, SELECT)                           \
+    X(rows_take, DsviRowsArgs, TRANSFER)                        \
+    X(rows_put, DsviRowsArgs, TRANSFER)                         \
+    X(rows_add, DsviRowsArgs, TRANSFER)                         \
+    X(profile, DsviProfileArgs, SELECT)                         \
+    X(attention_error, DsviAttentionErrorArgs, SELECT)          \
+    X(predictor_loss, DsviPredictorLossArgs, SELECT)            \
+    X(sum_squares, DsviSumSquaresArgs, OPTIMIZER)               \
     X(adamw, DsviAdamwArgs, OPTIMIZER)
 
 #define TIMED(slot, args_type, kind)                                         \

@@ -1,6 +1,6 @@
-/* The forward pass of attention for one tile of queries, shared by attention_fwd_simd.c and
- * bias_attention_simd.c: online softmax over tiles of keys (Milakov & Gimelshein 2018; Dao et al. 2022).
- * attention_tile.h describes the tiles.
+/* The forward pass of attention for one tile of queries, shared by attention_fwd_simd.c,
+ * attention_tail_fwd_simd.c and bias_attention_simd.c: online softmax over tiles of keys (Milakov &
+ * Gimelshein 2018; Dao et al. 2022). attention_tile.h describes the tiles.
  *
  * If one key has all the weight of a query, its probability is exactly 1, however large its score: scores are
  * rounded once, identically here and in the backward pass, before anything is subtracted. */
@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "cpu/attention_tail_mask.h"
 #include "cpu/attention_tile.h"
 #include "cpu/simd_math.h"
 #include "cpu/tile_product.h"
@@ -19,15 +20,16 @@ extern "C" {
 
 /* DsviForwardScratch of one worker, in floats. */
 typedef struct DsviForwardScratch {
-    float *rows;    /* (tile_width, row_width) Q as loaded; at the end O */
-    float *qt;      /* (row_words, tile_width) Q^T, packed along D */
-    float *sum;     /* (row_width, tile_width) O^T: sum of p v */
-    float *scores;  /* (KEYS, tile_width) S^T, then P^T packed across keys */
-    float *k;       /* (KEYS, row_words) packed along D */
-    float *v;       /* (KEYS, row_words) packed along D */
-    float *vx;      /* (KEYS / 2, row_width) V packed across keys; only with pairs */
-    float *largest; /* (tile_width) running maximum of the scores */
-    float *total;   /* (tile_width) running sum of the softmax numerators p */
+    float *rows;     /* (tile_width, row_width) Q as loaded; at the end O */
+    float *qt;       /* (row_words, tile_width) Q^T, packed along D */
+    float *sum;      /* (row_width, tile_width) O^T: sum of p v */
+    float *scores;   /* (KEYS, tile_width) S^T, then P^T packed across keys */
+    float *k;        /* (KEYS, row_words) packed along D */
+    float *v;        /* (KEYS, row_words) packed along D */
+    float *vx;       /* (KEYS / 2, row_width) V packed across keys; only with pairs */
+    float *largest;  /* (tile_width) running maximum of the scores */
+    float *total;    /* (tile_width) running sum of the softmax numerators p */
+    int64_t *cursor; /* (tile_width) of the tail's mask */
 } DsviForwardScratch;
 
 typedef struct DsviForward {
@@ -36,6 +38,9 @@ typedef struct DsviForward {
     const float
         *bias; /* (N, 2 reach + 1) added to the scores as bias_attention does (ops/encoder.h), or NULL */
     int64_t reach;
+    /* If set, queries are chunks and keys are runs of a tail; out is then F32 instead of act, and a query
+     * without keys has an lse of -inf and an undefined row of out. */
+    const DsviTailMask *mask;
 } DsviForward;
 
 /* Sets the pointers of `s` to consecutive buffers starting at `base`, and returns the number of floats that
@@ -53,6 +58,7 @@ static inline size_t dsvi_forward_scratch(const DsviAttentionTiles *t, float *ba
     s->vx = dsvi_take_floats(base, &used, t->pairs ? DSVI_TILE_KEYS / 2 * t->row_width : 0);
     s->largest = dsvi_take_floats(base, &used, t->tile_width);
     s->total = dsvi_take_floats(base, &used, t->tile_width);
+    s->cursor = (int64_t *)(void *)dsvi_take_floats(base, &used, 2 * t->tile_width);
     return used;
 }
 
@@ -131,9 +137,10 @@ static inline void dsvi_forward_bias(const DsviForward *f, const DsviForwardScra
 }
 
 /* Computes S^T, its softmax, and O^T += V^T P^T, for `count` keys of (b, h) and the
- * queries from `first` on. */
+ * queries from `first` on; `tail` is used with a mask. */
 static inline void dsvi_forward_keys(const DsviForward *f, const DsviForwardScratch *s, int64_t b, int64_t h,
-                                     const int32_t *keys, int64_t count, int64_t first, int64_t width)
+                                     const int32_t *keys, int64_t count, int64_t first, int64_t width,
+                                     const DsviTailTile *tail)
 {
     const DsviAttentionArgs *args = f->args;
     const DsviAttentionTiles *t = &f->tiles;
@@ -157,6 +164,8 @@ static inline void dsvi_forward_keys(const DsviForward *f, const DsviForwardScra
     dsvi_tile_product(&score);
     if (f->bias)
         dsvi_forward_bias(f, s, h, first, keys[0], count, width);
+    if (f->mask)
+        dsvi_tail_mask(f->mask, tail, keys[0], count, s->scores, t->tile_width);
     for (int64_t i = 0; i < width; i += DSVI_LANES)
         dsvi_forward_softmax(t, s, i, count, words);
     const DsviTileProduct weigh = {.m = t->row_width,
@@ -186,21 +195,26 @@ static inline void dsvi_forward_tile(const DsviForward *f, const DsviForwardScra
     DsviList list = dsvi_list_of(args->lists, args->keys, b, h, first);
     int64_t length = dsvi_list_length(&list), width = dsvi_tile_width(&f->tiles, queries);
     float *lse = args->lse ? (float *)args->lse + (b * args->heads + h) * args->queries + first : NULL;
+    const DsviTailTile tail = {b, h, first, queries, s->cursor};
     dsvi_forward_queries(f, s, b, h, first, queries);
+    if (f->mask)
+        dsvi_tail_begin(f->mask, &tail, 0);
     for (int64_t from = 0; from < length; from += DSVI_TILE_KEYS) {
         int32_t keys[DSVI_TILE_KEYS];
         int64_t to = from + DSVI_TILE_KEYS < length ? from + DSVI_TILE_KEYS : length;
         int64_t next = to + DSVI_TILE_KEYS < length ? to + DSVI_TILE_KEYS : length;
         dsvi_tile_keys(&list, from, to, keys);
         dsvi_keys_prefetch(args, b, h, &list, to, next);
-        dsvi_forward_keys(f, s, b, h, keys, to - from, first, width);
+        dsvi_forward_keys(f, s, b, h, keys, to - from, first, width, &tail);
     }
     dsvi_rows_transpose(s->sum, f->tiles.tile_width, width, f->tiles.row_width, s->rows, f->tiles.row_width);
     for (int64_t i = 0; i < queries; i++) {
-        dsvi_row_store(args->act, args->out.data, dsvi_heads_at(&args->out, b, first + i, h), args->head_dim,
+        dsvi_row_store(f->mask ? DSVI_F32 : args->act, args->out.data,
+                       dsvi_heads_at(&args->out, b, first + i, h), args->head_dim,
                        s->rows + i * f->tiles.row_width, length > 0 ? 1 / s->total[i] : 0);
         if (lse)
-            lse[i] = length > 0 ? (float)(s->largest[i] + log(s->total[i])) : -INFINITY;
+            lse[i] = length > 0 && !(s->largest[i] <= DSVI_MASKED) ? (float)(s->largest[i] + log(s->total[i]))
+                                                                   : -INFINITY;
     }
 }
 

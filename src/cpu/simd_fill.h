@@ -13,8 +13,11 @@ extern "C" {
 #define DSVI_SIMD_FILLS(X, level) \
     X(activation, level)          \
     X(attention_bwd, level)       \
+    X(attention_error, level)     \
     X(attention_fwd, level)       \
     X(attention_merge, level)     \
+    X(attention_tail_bwd, level)  \
+    X(attention_tail_fwd, level)  \
     X(bias_attention, level)      \
     X(col_sum, level)             \
     X(encoder, level)             \
@@ -35,6 +38,8 @@ extern "C" {
 #define DSVI_SIMD_PAIR_FILLS(X, level) \
     X(attention_bwd, level)            \
     X(attention_fwd, level)            \
+    X(attention_tail_bwd, level)       \
+    X(attention_tail_fwd, level)       \
     X(bias_attention, level)
 
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsviOps *ops);

@@ -9,6 +9,7 @@
  * the host and cannot read device memory. */
 static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
 {
+    dsvi_cuda_fill_attention_error(ops);
     dsvi_cuda_fill_attention_merge(ops);
     dsvi_cuda_fill_bias_attention(ops);
     dsvi_cuda_fill_channel_norm(ops);

@@ -89,6 +89,9 @@ DsvStatus dsvi_attention_check(const DsviAttentionArgs *args);
 /* Returns the dot product of rows (b, i, h) of q and (b, j, h) of k, both of `dim` elements, in double. */
 double dsvi_heads_dot(DsviDtype dtype, const DsviHeads *q, int64_t i, const DsviHeads *k, int64_t j,
                       int64_t b, int64_t h, int64_t dim);
+/* Returns x rounded to the dtype `act`. GPU variants round the operands of matrix products in the same way,
+ * so the reference implementations do too. */
+double dsvi_attention_operand(DsviDtype act, double x);
 
 /* The reference implementations serve dense attention and lists, and need no workspace. */
 dsvi_attention_fn dsvi_attention_fwd_ref, dsvi_attention_bwd_ref;

@@ -70,9 +70,7 @@ static void attention_store_row(const double *sum, double weight, DsviDtype dtyp
         dsvi_store(dtype, rows->data, at + d, weight * sum[d]);
 }
 
-/* Returns x rounded to the dtype `act`. GPU variants round the operands of matrix products in the same way,
- * so the reference implementation does too. */
-static double attention_operand(DsviDtype act, double x)
+double dsvi_attention_operand(DsviDtype act, double x)
 {
     unsigned char stored[sizeof x];
     dsvi_store(act, stored, 0, x);
@@ -90,7 +88,7 @@ static void forward_query(const DsviAttentionArgs *args, int64_t b, int64_t h, i
         int64_t j = dsvi_list_key(&list, n);
         double weight = exp(attention_score(args, b, h, i, j) - largest);
         total += weight;
-        attention_add_row(out, attention_operand(args->act, weight), args->act, &args->v,
+        attention_add_row(out, dsvi_attention_operand(args->act, weight), args->act, &args->v,
                           dsvi_heads_at(&args->v, b, j, h), args->head_dim);
     }
     attention_store_row(out, length > 0 ? 1 / total : 0, args->act, &args->out,
@@ -122,8 +120,8 @@ static Pair pair_of(const DsviAttentionArgs *args, int64_t b, int64_t h, int64_t
     double delta = dsvi_heads_dot(args->act, &args->out, i, &args->dout, i, b, h, args->head_dim);
     double dp = dsvi_heads_dot(args->act, &args->dout, i, &args->v, j, b, h, args->head_dim);
     double p = exp(attention_score(args, b, h, i, j) - lse);
-    pair.p = attention_operand(args->act, p);
-    pair.ds = attention_operand(args->act, p * (dp - delta));
+    pair.p = dsvi_attention_operand(args->act, p);
+    pair.ds = dsvi_attention_operand(args->act, p * (dp - delta));
     return pair;
 }
 

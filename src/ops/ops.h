@@ -9,7 +9,9 @@
 #define DSVI_OPS_H
 
 #include "ops/attention.h"
+#include "ops/attention_error.h"
 #include "ops/attention_merge.h"
+#include "ops/attention_tail.h"
 #include "ops/conv.h"
 #include "ops/encoder.h"
 #include "ops/flow.h"
@@ -66,6 +68,8 @@ typedef struct DsviOps {
     /* dense attention and attention over lists have separate slots */
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_fn, dsvi_attention_workspace_fn)
     attention_fwd, attention_bwd, attention_list_fwd, attention_list_bwd;
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_tail_fn, dsvi_attention_tail_workspace_fn)
+    attention_tail_fwd, attention_tail_bwd;
     DSVI_OP_SLOT(dsvi_attention_merge_fn) attention_merge;
     DSVI_OP_SLOT(dsvi_heads_move_fn) heads_move;
 
@@ -78,6 +82,8 @@ typedef struct DsviOps {
     DSVI_OP_SLOT(dsvi_spans_count_fn) spans_count;
     DSVI_OP_SLOT(dsvi_rows_fn) rows_take, rows_put, rows_add;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;
+    DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_attention_error_fn, dsvi_attention_error_workspace_fn)
+    attention_error;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_predictor_loss_fn, dsvi_predictor_loss_workspace_fn)
     predictor_loss;
 

@@ -31,6 +31,8 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET(ops, attention_bwd, dsvi_attention_bwd_ref, REF);
     DSVI_OPS_SET(ops, attention_list_fwd, dsvi_attention_fwd_ref, REF);
     DSVI_OPS_SET(ops, attention_list_bwd, dsvi_attention_bwd_ref, REF);
+    DSVI_OPS_SET(ops, attention_tail_fwd, dsvi_attention_tail_fwd_ref, REF);
+    DSVI_OPS_SET(ops, attention_tail_bwd, dsvi_attention_tail_bwd_ref, REF);
     DSVI_OPS_SET(ops, attention_merge, dsvi_attention_merge_ref, REF);
     DSVI_OPS_SET(ops, heads_move, dsvi_heads_move_ref, REF);
     DSVI_OPS_SET(ops, select_covariance, dsvi_select_covariance_ref, REF);
@@ -46,6 +48,8 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET(ops, rows_put, dsvi_rows_put_ref, REF);
     DSVI_OPS_SET(ops, rows_add, dsvi_rows_add_ref, REF);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, profile, dsvi_profile_ref, dsvi_profile_workspace_ref, REF);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_error, dsvi_attention_error_ref,
+                                dsvi_attention_error_workspace_ref, REF);
     DSVI_OPS_SET_WITH_WORKSPACE(ops, predictor_loss, dsvi_predictor_loss_ref,
                                 dsvi_predictor_loss_workspace_ref, REF);
     DSVI_OPS_SET(ops, conv, dsvi_conv_ref, REF);

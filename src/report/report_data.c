@@ -42,6 +42,7 @@ static DsvStatus take_step_line(DsviReportData *data, const DsviReportLines *lin
         [DSVI_DENSITY] = "density",
         [DSVI_SPARSE_BLOCKS] = "sparse_blocks",
         [DSVI_CAPTURED_MASS] = "captured_mass",
+        [DSVI_OUTPUT_ERROR] = "output_error",
         [DSVI_MEMORY_BYTES] = "memory_bytes",
     };
     DsviReportTable *steps = &data->steps;
@@ -62,7 +63,7 @@ static DsvStatus count_heads(DsviReportData *data, const DsviReportLines *lines)
     data->heads = heads ? cJSON_GetArraySize(heads) : 0;
     if (data->heads > HEADS_MAX)
         return dsvi_lines_refuse(lines, "%lld heads, expected at most %d", (long long)data->heads, HEADS_MAX);
-    data->blocks.columns = DSVI_BLOCK_HEADS + 2 * data->heads;
+    data->blocks.columns = DSVI_BLOCK_HEADS + 3 * data->heads;
     return DSV_OK;
 }
 
@@ -88,9 +89,11 @@ static DsvStatus take_block_line(DsviReportData *data, const DsviReportLines *li
     data->block_count = block + 1 > data->block_count ? block + 1 : data->block_count;
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "density", &row[DSVI_BLOCK_DENSITY]));
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "captured_mass", &row[DSVI_BLOCK_CAPTURED]));
+    DSVI_TRY(dsvi_lines_number(lines, lines->object, "output_error", &row[DSVI_BLOCK_ERROR]));
     DSVI_TRY(dsvi_lines_number(lines, lines->object, "share90", &row[DSVI_BLOCK_SHARE90]));
     DSVI_TRY(dsvi_lines_numbers(lines, "head_captured", data->heads, row + DSVI_BLOCK_HEADS));
-    return dsvi_lines_numbers(lines, "head_share90", data->heads, row + DSVI_BLOCK_HEADS + data->heads);
+    DSVI_TRY(dsvi_lines_numbers(lines, "head_share90", data->heads, row + DSVI_BLOCK_HEADS + data->heads));
+    return dsvi_lines_numbers(lines, "head_error", data->heads, row + DSVI_BLOCK_HEADS + 2 * data->heads);
 }
 
 static DsvStatus take_decision_line(DsviReportData *data, const DsviReportLines *lines)

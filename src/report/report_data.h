@@ -40,6 +40,7 @@ typedef enum DsviReportStep {
     DSVI_DENSITY,
     DSVI_SPARSE_BLOCKS,
     DSVI_CAPTURED_MASS,
+    DSVI_OUTPUT_ERROR,
     DSVI_MEMORY_BYTES,
     DSVI_LOSS_BIN, /* the first of DSVI_REPORT_BINS columns */
     DSVI_STEP_COLUMNS = DSVI_LOSS_BIN + DSVI_REPORT_BINS
@@ -52,10 +53,12 @@ typedef enum DsviReportBlock {
     DSVI_BLOCK_SPARSE,
     DSVI_BLOCK_DENSITY,
     DSVI_BLOCK_CAPTURED,
+    DSVI_BLOCK_ERROR,
     DSVI_BLOCK_SHARE90,
     DSVI_BLOCK_HEADS /* first column of the per-head values: first each head's captured mass (fraction of the
                         exact attention weights on listed keys), then each head's share90 (smallest
-                        fraction of all keys that holds 90 % of the attention weights) */
+                        fraction of all keys that holds 90 % of the attention weights), then each head's
+                        output error (relative error of attention's output over lists and tail) */
 } DsviReportBlock;
 
 /* Columns of DsviReportData.validation, from validation.jsonl. */

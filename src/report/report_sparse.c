@@ -1,8 +1,10 @@
-/* Sections of the page about sparse attention: density (fraction of keys that are listed) and captured mass
-   (fraction of the exact attention weights on listed keys) over time, by block and by head, and the decisions
-   of the guard, which switches blocks between dense and sparse. */
+/* Sections of the page about sparse attention: density (fraction of keys that are listed), captured mass
+   (fraction of the exact attention weights on listed keys) and output error (relative error of attention's
+   output over lists and tail) over time, by block and by head, and the decisions of the guard, which switches
+   blocks between dense and sparse. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "report/report_curve.h"
 #include "report/report_heat.h"
@@ -22,25 +24,32 @@ enum {
 static const char NO_MEASUREMENTS[] =
     "No measurements: sparse attention is off, or no step has measured it yet.";
 
+/* Returns whether the guard decides by the output error instead of captured mass. */
+static bool decides_by_error(const DsviReportData *data)
+{
+    return data->has_config && strcmp(data->config.sparse_tail, "none") != 0;
+}
+
 DsvStatus dsvi_report_sparsity(FILE *to, const DsviReportData *data)
 {
     const DsviReportTable *steps = &data->steps;
-    DsviCurve density, captured;
+    DsviCurve density, captured, error;
     double low = NAN, high = NAN;
-    bool guarded = data->has_config && data->config.sparse_enabled;
+    bool guarded = data->has_config && data->config.sparse_enabled, by_error = decides_by_error(data);
     if (steps->rows == 0) {
         dsvi_report_note(to, DSVI_NO_STEPS);
         return DSV_OK;
     }
     dsvi_curve_pieces(steps, DSVI_DENSITY, DSVI_CURVE_PIECES, &density);
     dsvi_curve_pieces(steps, DSVI_CAPTURED_MASS, DSVI_CURVE_PIECES, &captured);
+    dsvi_curve_pieces(steps, DSVI_OUTPUT_ERROR, DSVI_CURVE_PIECES, &error);
     dsvi_curve_range(&density, 0, &low, &high);
     if (low == 1 && captured.count == 0) {
         dsvi_report_note(to, "All blocks used dense attention at every step.");
         return DSV_OK;
     }
     DsviPlot plot = {
-        .title = "Density and captured mass",
+        .title = "Density, captured mass and output error",
         .x_name = "step",
         .y_name = "fraction",
         .height = 220,
@@ -49,13 +58,17 @@ DsvStatus dsvi_report_sparsity(FILE *to, const DsviReportData *data)
         .y1 = 1.03,
         .x0 = dsvi_report_cell(steps, 0, DSVI_STEP),
         .x1 = dsvi_report_cell(steps, steps->rows - 1, DSVI_STEP),
-        .rule = data->config.sparse_min_mass,
-        .rule_name = guarded ? "captured mass required of a sparse block" : NULL,
+        .rule = by_error ? data->config.sparse_max_error : data->config.sparse_min_mass,
+        .rule_name = !guarded   ? NULL
+                     : by_error ? "output error allowed of a sparse block"
+                                : "captured mass required of a sparse block",
     };
     dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &density, .name = "density, mean over blocks"});
     dsvi_plot_add(&plot, &(DsviPlotSeries){.curve = &captured,
                                            .color = 2,
                                            .name = "captured mass, mean over sparse blocks"});
+    dsvi_plot_add(&plot, &(DsviPlotSeries){
+                             .curve = &error, .color = 1, .name = "output error, mean over sparse blocks"});
     dsvi_plot_put(to, &plot);
     return DSV_OK;
 }
@@ -133,6 +146,8 @@ DsvStatus dsvi_report_blocks(FILE *to, const DsviReportData *data)
     fputs("<p>One column for each measurement, or for as many as fit.</p>\n", to);
     DSVI_TRY(block_map(to, data, "Density: fraction of the keys that queries attend to", DSVI_BLOCK_DENSITY));
     DSVI_TRY(block_map(to, data, "Captured mass of the lists, also in dense blocks", DSVI_BLOCK_CAPTURED));
+    DSVI_TRY(block_map(to, data, "Output error: relative error of attention over lists and tail",
+                       DSVI_BLOCK_ERROR));
     return block_map(to, data, "share90: fraction of the keys that holds 90 % of a query's attention",
                      DSVI_BLOCK_SHARE90);
 }
@@ -180,10 +195,16 @@ static void head_slider(FILE *to, const DsviReportData *data, int64_t frames)
 }
 
 /* Writes the captured mass (fraction of the exact attention weights on listed keys) that the guard
-   (sparse/guard.c) requires of every head. */
+   (sparse/guard.c) requires of every head, or with a tail the output error that the guard allows. */
 static void head_bound(FILE *to, const DsvConfig *config)
 {
     double bound = fmin(config->sparse_min_head_mass, config->sparse_min_mass);
+    if (config->sparse_enabled && strcmp(config->sparse_tail, "none") != 0) {
+        fputs("<p>A block is sparse only while the output error of each head is at most ", to);
+        dsvi_put_short(to, fmax(config->sparse_max_head_error, config->sparse_max_error), 2);
+        fputs(".</p>\n", to);
+        return;
+    }
     if (!config->sparse_enabled || bound <= 0)
         return;
     fputs("<p>A block is sparse only while its lists hold at least ", to);
@@ -211,6 +232,7 @@ DsvStatus dsvi_report_heads(FILE *to, const DsviReportData *data)
     DSVI_TRY(head_map(to, data, "Captured mass", DSVI_BLOCK_HEADS, frames));
     DSVI_TRY(head_map(to, data, "share90: fraction of the keys that holds 90 % of the attention",
                       DSVI_BLOCK_HEADS + data->heads, frames));
+    DSVI_TRY(head_map(to, data, "Output error", DSVI_BLOCK_HEADS + 2 * data->heads, frames));
     fputs("</div>\n", to);
     return DSV_OK;
 }

@@ -235,6 +235,7 @@ DsvStatus dsvi_metrics_step(DsviMetrics *m, const DsviMetricsStep *line)
     metrics_put_number(m, "density", line->density);
     fprintf(m->file, ", \"sparse_blocks\": %" PRId64, line->sparse_blocks);
     metrics_put_number(m, "captured_mass", line->captured_mass);
+    metrics_put_number(m, "output_error", line->output_error);
     metrics_put_number(m, "predictor_loss", line->predictor_loss);
     metrics_put_number(m, "data_wait_ms", line->data_wait_ms);
     metrics_put_number(m, "forward_ms", line->forward_ms);
@@ -251,9 +252,11 @@ DsvStatus dsvi_metrics_block(DsviMetrics *m, int64_t step, int64_t block, int64_
     fprintf(m->file, ", \"block\": %" PRId64 ", \"sparse\": %s", block, report->sparse ? "true" : "false");
     metrics_put_number(m, "density", report->density);
     metrics_put_number(m, "captured_mass", report->captured_mass);
+    metrics_put_number(m, "output_error", report->output_error);
     metrics_put_number(m, "estimated_mass", report->estimated_mass);
     metrics_put_number(m, "share90", report->share90);
     put_numbers(m, "head_captured", heads, report->head_captured);
+    put_numbers(m, "head_error", heads, report->head_error);
     put_numbers(m, "head_share90", heads, report->head_share90);
     return end_line(m);
 }

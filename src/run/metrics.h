@@ -52,8 +52,9 @@ typedef struct DsviMetricsStep {
     double step_ms, tokens_per_s, data_wait_ms, forward_ms, backward_ms, optimizer_ms;
     double density;
     int64_t sparse_blocks;
-    double captured_mass, predictor_loss; /* fraction of the exact attention weights on listed keys, and the
-                                             predictor's loss; NaN: not measured */
+    /* fraction of the exact attention weights on listed keys, relative error of attention's output over lists
+     * and tail, and the predictor's loss; NaN: not measured */
+    double captured_mass, output_error, predictor_loss;
     uint64_t memory_bytes;
 } DsviMetricsStep;
 

@@ -610,6 +610,7 @@ static DsvStatus summarise(Run *run)
     summary->sparse_blocks = sparse.sparse_blocks;
     summary->blocks = sparse.blocks;
     summary->captured_mass = sparse.captured_mass;
+    summary->output_error = dsvi_sparse_has_tail(run->trainer->settings) ? sparse.output_error : 0;
     summary->seconds = dsvi_clock_seconds() - run->start;
     return DSV_OK;
 }

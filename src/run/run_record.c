@@ -186,6 +186,7 @@ static void write_scalars(DsviRunRecord *r, const DsviMetricsStep *m)
         {"sparse/density", m->density},
         {"sparse/blocks", (double)m->sparse_blocks},
         {"sparse/captured_mass", m->captured_mass},
+        {"sparse/output_error", m->output_error},
         {"sparse/predictor_loss", m->predictor_loss},
     };
     write_curves(r, m->step, scalars, sizeof scalars / sizeof *scalars);
@@ -196,17 +197,21 @@ static void write_scalars(DsviRunRecord *r, const DsviMetricsStep *m)
     write_loss_by_noise(r, m->step, "train", sigma, loss);
 }
 
-/* Writes a block's density (fraction of keys that are listed; 1 if the block is dense) and captured mass
-   (fraction of the exact attention weights on listed keys) to TensorBoard's events. */
+/* Writes a block's density (fraction of keys that are listed; 1 if the block is dense), captured mass
+   (fraction of the exact attention weights on listed keys) and output error (relative error of attention's
+   output over lists and tail) to TensorBoard's events. */
 static void write_block_curves(DsviRunRecord *r, int64_t step, int64_t block,
                                const DsviSparseBlockReport *report)
 {
-    char density[DSVI_TENSORBOARD_TAG_MAX], captured[DSVI_TENSORBOARD_TAG_MAX];
+    char density[DSVI_TENSORBOARD_TAG_MAX], captured[DSVI_TENSORBOARD_TAG_MAX],
+        error[DSVI_TENSORBOARD_TAG_MAX];
     snprintf(density, sizeof density, "density_by_block/block_%02" PRId64, block);
     snprintf(captured, sizeof captured, "captured_mass_by_block/block_%02" PRId64, block);
+    snprintf(error, sizeof error, "output_error_by_block/block_%02" PRId64, block);
     const DsviScalar scalars[] = {
         {density, report->sparse ? report->density : 1},
         {captured, report->captured_mass},
+        {error, report->output_error},
     };
     write_curves(r, step, scalars, sizeof scalars / sizeof *scalars);
 }
@@ -242,6 +247,7 @@ static void run_record_progress(DsviRunRecord *r, const DsviMetricsStep *m, doub
         .sparse_blocks = m->sparse_blocks,
         .blocks = t->config.num_layers,
         .captured_mass = m->captured_mass,
+        .output_error = dsvi_sparse_has_tail(t->settings) ? m->output_error : 0,
         .memory_bytes = m->memory_bytes,
     };
     if (r->events->progress)
@@ -343,6 +349,7 @@ DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, d
         .density = sparse.density,
         .sparse_blocks = sparse.sparse_blocks,
         .captured_mass = sparse.captured_mass,
+        .output_error = sparse.output_error,
         .predictor_loss = sparse.predictor_loss,
         .memory_bytes = t->backend->device->memory_used(t->backend->device),
     };
@@ -356,7 +363,6 @@ DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, d
     write_scalars(r, &m);
     if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
         DSVI_TRY(write_blocks(r, m.step));
-    /* The work of self-attention over lists is proportional to their density. */
-    run_record_progress(r, &m, r->flops_gemm + r->flops_attention * sparse.density, step_s);
+    run_record_progress(r, &m, r->flops_gemm + r->flops_attention * sparse.work, step_s);
     return DSV_OK;
 }

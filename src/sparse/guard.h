@@ -16,8 +16,12 @@ typedef struct DsviGuard {
                            * sparse block, mean over heads */
     double min_head_mass; /* smallest captured mass of the worst head of a sparse block; min_mass applies
                            * instead if min_mass is less */
-    double max_density;   /* largest density of a sparse block's lists */
-    double hysteresis;    /* how far a sparse block must miss a bound before it becomes dense */
+    bool by_error;        /* true: the output error decides instead of captured mass */
+    double max_error;     /* by_error: largest output error of a sparse block, mean over heads */
+    double max_head_error; /* by_error: largest output error of the worst head of a sparse block; max_error
+                            * applies instead if max_error is more */
+    double max_density;    /* largest density of a sparse block's lists */
+    double hysteresis;     /* how far a sparse block must miss a bound before it becomes dense */
 } DsviGuard;
 
 /* What is known about a block at the end of a step. */
@@ -30,11 +34,16 @@ typedef struct DsviGuardView {
                       * measurement */
     double density;  /* running mean over measuring steps of the density of lists; NaN before the first
                       * measurement */
-    int64_t worst_head;   /* the head whose lists hold the smallest fraction of its attention */
+    int64_t worst_head;   /* by_error: the head with the largest output error; otherwise the head whose lists
+                           * hold the smallest fraction of its attention */
     double head_captured; /* running mean over measuring steps of worst_head's captured mass; NaN before the
                            * first measurement */
-    double needed;        /* if overflowed: density of the lists that did not fit */
-    double capacity;      /* largest density of lists that fit into their memory */
+    double error;      /* running mean over measuring steps of the output error (relative error of attention's
+                        * output over lists and tail), mean over heads; NaN before the first measurement */
+    double head_error; /* running mean over measuring steps of worst_head's output error; NaN before the first
+                        * measurement */
+    double needed;     /* if overflowed: density of the lists that did not fit */
+    double capacity;   /* largest density of lists that fit into their memory */
 } DsviGuardView;
 
 /* Returns whether the block is sparse from the next step on. Writes the reason for a change to `line`,

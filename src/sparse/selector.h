@@ -35,6 +35,7 @@ DsviSparseView dsvi_sparse_view_of(const DsviSparseShape *shape, int64_t block);
 typedef struct DsviSparseScored {
     const void *q; /* (B, T, N_local, D) act */
     const void *k; /* (B, S, N_local, D) act */
+    const void *v; /* (B, S, N_local, D) act; NULL if this rank does not have all values */
 } DsviSparseScored;
 
 /* Features of the block that the selector observed last. */

@@ -21,12 +21,6 @@
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
 
-static void sparse_log_line(const DsviSparse *s, const char *line)
-{
-    if (s->log && line[0])
-        s->log(s->log_context, line);
-}
-
 /* Fails if every parallel plan divides the tokens among more ranks than attention over lists supports. */
 static DsvStatus check_ranks(const DsviCp *cp)
 {
@@ -61,6 +55,7 @@ static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
     if (settings->sparse_enabled && shape->cp)
         DSVI_TRY(check_ranks(shape->cp));
+    DSVI_TRY(dsvi_sparse_check_tail(settings, shape->cp));
     if (settings->sparse_time_choices && shape->cp)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, expected 1",
                          (long long)dsvi_cp_ranks(shape->cp));
@@ -83,11 +78,11 @@ void dsvi_sparse_restart(DsviSparse *s)
         r->sparse[block] = 0;
         r->changes[block] = 0;
         r->captured[block] = r->listed[block] = r->share90[block] = r->estimated_mass[block] = NAN;
-        r->missed[block] = NAN;
+        r->missed[block] = r->error[block] = NAN;
         r->density[block] = 1;
     }
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
-        r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = NAN;
+        r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
     r->break_even[0] = 1;
 }
 
@@ -105,6 +100,7 @@ DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, co
     s->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
     s->log = log;
     s->log_context = log_context;
+    s->tail = dsvi_sparse_tail_of(settings);
     if (shape->cp && dsvi_cp_ranks(shape->cp) > 1)
         s->cp = shape->cp;
     s->shape.cp = s->cp;
@@ -177,11 +173,6 @@ DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSpar
     };
 }
 
-double dsvi_sparse_max_density(const DsviSparse *s)
-{
-    return fmin(s->settings.sparse_max_density, s->record.break_even[0]);
-}
-
 DsvStatus dsvi_sparse_setup(DsviSparse *s)
 {
     DsviCostFound found;
@@ -195,20 +186,13 @@ DsvStatus dsvi_sparse_setup(DsviSparse *s)
     s->record.break_even[0] = found.break_even;
     s->cost = found.attention;
     s->has_cost = true;
-    sparse_log_line(s, found.line);
+    dsvi_sparse_log_line(s, found.line);
     return DSV_OK;
 }
 
 const int32_t *dsvi_sparse_order(const DsviSparse *s)
 {
     return s->order;
-}
-
-bool dsvi_sparse_uses_lists(const DsviSparse *s, int64_t block)
-{
-    if (s->prescribed)
-        return !isnan(s->prescribed[block * s->shape.heads]);
-    return s->forced || s->record.sparse[block];
 }
 
 /* Returns whether measuring steps measure the block: false if dsvi_sparse_prescribe has made the block
@@ -240,14 +224,15 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
 {
     s->step = step;
     s->train = train;
-    s->measuring = is_measuring_step(s);
+    bool finish_begins = train && dsvi_sparse_finish_begin(s, step);
+    s->measuring = is_measuring_step(s) || (finish_begins && s->selector);
     s->predictor_loss = NAN;
     s->timing = s->times_next && train && !s->measuring;
     s->times_next = s->times_next && !s->timing;
     s->room_block = s->scored_block = -1;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         DsviSparseBlock *b = &s->block[block];
-        b->measured = b->overflowed = false;
+        b->measured = b->measured_error = b->overflowed = false;
         b->seconds = 0;
         b->passes = 0;
         b->times.forward = b->times.backward = false;
@@ -256,29 +241,6 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_begin(s));
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
-}
-
-static double capacity_density(const DsviSparseBlock *b)
-{
-    return (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists));
-}
-
-/* Reports that the block attends densely because its lists do not fit: at the end of a training step through
- * the guard, otherwise at once. */
-static void overflow(DsviSparse *s, int64_t block)
-{
-    char line[160];
-    DsviSparseBlock *b = &s->block[block];
-    b->overflow_density = s->record.density[block];
-    if (s->train && !s->forced && !s->prescribed) {
-        b->overflowed = true; /* dsvi_sparse_step_end logs that the lists did not fit */
-        return;
-    }
-    snprintf(line, sizeof line,
-             "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
-             "is room for",
-             (long long)block, b->overflow_density, capacity_density(b));
-    sparse_log_line(s, line);
 }
 
 void dsvi_sparse_point_lists(DsviSparse *s, int64_t block, int32_t *spans)
@@ -330,7 +292,7 @@ static DsvStatus sparse_prepare(DsviSparse *s, int64_t block, const DsviAttentio
     if (compare)
         DSVI_TRY(device->clock(device->stream, &begin));
     if (measure || dsvi_selector_learns(s->selector))
-        DSVI_TRY(dsvi_sparse_exchange_scored(s, block, pass, &scored));
+        DSVI_TRY(dsvi_sparse_exchange_scored(s, block, pass, measure, &scored));
     DSVI_TRY(dsvi_selector_observe(s->selector, block, pass, &scored, wanted || measure));
     if (!wanted && !measure)
         return DSV_OK;
@@ -353,12 +315,11 @@ DsvStatus dsvi_sparse_attend(DsviSparse *s, int64_t block, const DsviAttentionCa
     DsviStream *stream = s->backend->device->stream;
     if (s->cp)
         return dsvi_sparse_cp_attend(s, block, pass);
+    if (s->block[block].over_lists)
+        return dsvi_sparse_attend_lists(s, block, pass);
     DsviSparseView view = dsvi_sparse_view(s, block);
     DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
-    if (!s->block[block].over_lists)
-        return ops->attention_fwd.run(stream, &args);
-    args.lists = &s->block[block].lists;
-    return ops->attention_list_fwd.run(stream, &args);
+    return ops->attention_fwd.run(stream, &args);
 }
 
 /* Called after attention over lists whose lengths the host did not know: reads the lengths. Lists that fit
@@ -372,7 +333,7 @@ static DsvStatus sparse_settle(DsviSparse *s, int64_t block, const DsviAttention
         b->kept = s->listed_spans;
         return dsvi_sparse_offload_lists(s, block);
     }
-    overflow(s, block);
+    dsvi_sparse_overflow(s, block);
     return dsvi_sparse_attend(s, block, pass);
 }
 
@@ -391,7 +352,7 @@ static DsvStatus attend_divided(DsviSparse *s, int64_t block, const DsviAttentio
         DSVI_TRY(device->follow(device->copies, device->stream));
         DSVI_TRY(dsvi_sparse_offload_lists(s, block));
     } else {
-        overflow(s, block);
+        dsvi_sparse_overflow(s, block);
     }
     return dsvi_sparse_attend(s, block, pass);
 }
@@ -444,12 +405,11 @@ DsvStatus dsvi_sparse_attend_bwd(DsviSparse *s, int64_t block, const DsviAttenti
     DsviStream *stream = s->backend->device->stream;
     if (s->cp)
         return dsvi_sparse_cp_backward(s, block, pass);
+    if (s->block[block].over_lists)
+        return dsvi_sparse_attend_lists_bwd(s, block, pass);
     DsviSparseView view = dsvi_sparse_view(s, block);
     DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, pass);
-    if (!s->block[block].over_lists)
-        return ops->attention_bwd.run(stream, &args);
-    args.lists = &s->block[block].lists;
-    return ops->attention_list_bwd.run(stream, &args);
+    return ops->attention_bwd.run(stream, &args);
 }
 
 DsvStatus dsvi_sparse_backward(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
@@ -466,59 +426,12 @@ DsvStatus dsvi_sparse_backward(DsviSparse *s, int64_t block, const DsviAttention
     return DSV_OK;
 }
 
-/* Returns the head whose lists hold the smallest fraction of its attention. */
-static int64_t worst_head(const DsviSparse *s, int64_t block)
-{
-    const float *captured = s->record.head_captured + block * s->shape.heads;
-    int64_t worst = 0;
-    for (int64_t h = 0; h < s->shape.heads; h++)
-        if (captured[h] < captured[worst])
-            worst = h;
-    return worst;
-}
-
-/* Asks the guard whether the block is sparse or dense from the next step on, and logs a change. */
-static void dispatch(DsviSparse *s, int64_t block)
-{
-    char line[256];
-    const DsviSparseBlock *b = &s->block[block];
-    DsviSparseRecord *r = &s->record;
-    int64_t worst = worst_head(s, block);
-    const DsviGuard guard = {
-        .min_mass = s->settings.sparse_min_mass,
-        .min_head_mass = s->settings.sparse_min_head_mass,
-        .max_density = dsvi_sparse_max_density(s),
-        .hysteresis = s->settings.sparse_hysteresis,
-    };
-    const DsviGuardView view = {
-        .sparse = r->sparse[block],
-        .measured = b->measured,
-        .overflowed = b->overflowed,
-        .fit = b->measured_fit,
-        .captured = r->captured[block],
-        .density = r->listed[block],
-        .worst_head = worst,
-        .head_captured = r->head_captured[block * s->shape.heads + worst],
-        .needed = b->overflow_density,
-        .capacity = capacity_density(b),
-    };
-    bool sparse = dsvi_guard_decide(&guard, &view, block, line, sizeof line);
-    if (b->overflowed) /* count the density of the lists that did not fit: the block becomes sparse again only
-                        * after the running mean of densities has fallen below max_density */
-        r->listed[block] = fmax(r->listed[block], b->overflow_density);
-    if (sparse == view.sparse)
-        return;
-    r->sparse[block] = sparse;
-    r->changes[block]++;
-    sparse_log_line(s, line);
-}
-
 static void log_times(const DsviSparse *s)
 {
     char line[256];
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         dsvi_sparse_format_times(s, block, line, sizeof line);
-        sparse_log_line(s, line);
+        dsvi_sparse_log_line(s, line);
     }
 }
 
@@ -534,23 +447,8 @@ DsvStatus dsvi_sparse_step_end(DsviSparse *s)
         dsvi_sparse_profile_end(s);
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
     log_times(s);
-    bool decides = !s->forced && !s->prescribed && s->step >= s->settings.sparse_warmup_steps;
-    for (int64_t block = 0; block < s->shape.blocks && decides; block++)
-        dispatch(s, block);
+    dsvi_sparse_decide(s);
     return DSV_OK;
-}
-
-void dsvi_sparse_force(DsviSparse *s, bool sparse_everywhere)
-{
-    DSVI_ASSERT(s->selector || !sparse_everywhere);
-    s->forced = sparse_everywhere;
-}
-
-void dsvi_sparse_prescribe(DsviSparse *s, const double *density)
-{
-    DSVI_ASSERT(s->selector);
-    memcpy(s->prescription, density, (size_t)(s->shape.blocks * s->shape.heads) * sizeof *density);
-    s->prescribed = s->prescription;
 }
 
 bool dsvi_sparse_measured(const DsviSparse *s)
@@ -560,17 +458,21 @@ bool dsvi_sparse_measured(const DsviSparse *s)
 
 void dsvi_sparse_report(const DsviSparse *s, DsviSparseReport *report)
 {
-    double captured = 0;
+    double captured = 0, error = 0;
     *report = (DsviSparseReport){.blocks = s->shape.blocks, .predictor_loss = s->predictor_loss};
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         double density = s->block[block].over_lists ? s->record.density[block] : 1;
         report->density += density / (double)s->shape.blocks;
+        report->work += (density + (s->block[block].over_lists ? dsvi_sparse_tail_work(s) : 0)) /
+                        (double)s->shape.blocks;
         if (!dsvi_sparse_uses_lists(s, block))
             continue;
         report->sparse_blocks++;
         captured += s->record.captured[block];
+        error += s->record.error[block];
     }
     report->captured_mass = report->sparse_blocks > 0 ? captured / (double)report->sparse_blocks : NAN;
+    report->output_error = report->sparse_blocks > 0 ? error / (double)report->sparse_blocks : NAN;
 }
 
 void dsvi_sparse_block_report(const DsviSparse *s, int64_t block, DsviSparseBlockReport *report)
@@ -580,10 +482,12 @@ void dsvi_sparse_block_report(const DsviSparse *s, int64_t block, DsviSparseBloc
         .sparse = dsvi_sparse_uses_lists(s, block),
         .over_lists = s->block[block].over_lists,
         .captured_mass = r->captured[block],
+        .output_error = r->error[block],
         .density = r->density[block],
         .estimated_mass = r->estimated_mass[block],
         .share90 = r->share90[block],
         .head_captured = r->head_captured + block * s->shape.heads,
+        .head_error = r->head_error + block * s->shape.heads,
         .head_share90 = r->head_share90 + block * s->shape.heads,
         .changes = r->changes[block],
     };

@@ -11,15 +11,24 @@
  * Lists of wide attention are therefore cut short, which costs training little while captured mass stays
  * above min_mass (docs/study.md). Lists of narrow attention have as many keys as they need.
  *
+ * With a tail (sparse.tail, ops/attention_tail.h) the keys outside the lists are stood in for by means of
+ * queries and keys.
+ *
  * The guard is the rule that decides. Every profile_every steps each block's lists are measured against exact
  * attention. A block becomes sparse when all of these hold:
- *   - the running mean of its captured mass is at least min_mass;
- *   - the captured mass of its worst head is at least min_head_mass, or min_mass if that is less;
+ *   - without a tail: the running mean of its captured mass is at least min_mass, and the captured mass of
+ * its worst head is at least min_head_mass, or min_mass if that is less;
+ *   - with a tail: the running mean of its output error is at most max_error, and the output error of its
+ *     worst head is at most max_head_error, or max_error if that is more. The output error is the relative
+ *     error of attention's output over lists and tail (ops/attention_error.h);
  *   - its lists are no denser than max_density. Start-up lowers max_density to the density at which sparse
  *     attention stops being faster on this machine.
  * A sparse block becomes dense again when it misses one of these bounds by more than the hysteresis. While a
  * block is dense, its lists are made on measuring steps only. No block changes before step warmup_steps.
  * Every change is logged as one line with its reason.
+ *
+ * In the dense finish, the fraction dense_finish of the run's steps at its end, all blocks attend densely.
+ * Measurements go on, but the guard's decisions stay as they are.
  *
  * Context parallelism: with `cp` set, several ranks work on the same samples. Each rank passes its own shard
  * of the tokens, and all ranks make the same calls. Together they compute what one rank would compute alone:
@@ -83,23 +92,31 @@ typedef struct DsviSparseReport {
     int64_t blocks, sparse_blocks;
     double density; /* density of the key lists in the last pass, mean over blocks; a block that attended
                      * densely counts as 1 */
+    double work;    /* FLOPs of attention in the last pass, lists and tails, as a fraction of those of dense
+                     * attention */
     double captured_mass;  /* fraction of exact attention that the key lists hold: running mean over measuring
                             * steps, then mean over sparse blocks; NaN without sparse blocks */
+    double output_error;   /* relative error of attention's output over lists and tail: running mean over
+                            * measuring steps, then mean over sparse blocks; NaN without sparse blocks */
     double predictor_loss; /* mean over blocks in the last step; NaN without a predictor */
 } DsviSparseReport;
 
 /* State of one block. Pointers remain valid as long as the DsviSparse. */
 typedef struct DsviSparseBlockReport {
-    bool sparse;           /* the guard's decision */
-    bool over_lists;       /* the last pass attended over lists: false too if they did not fit */
-    double captured_mass;  /* running mean over measuring steps of the exact captured mass; NaN before the
-                            * first measurement */
-    double density;        /* density of the lists made last; 1 before the first lists are made */
-    double estimated_mass; /* fraction of attention that the last lists hold by the selector's
-                            * estimate */
-    double share90;        /* smallest fraction of keys that holds 90 % of a query's attention: mean
-                            * over heads, then running mean over measuring steps */
+    bool sparse;          /* the guard's decision */
+    bool over_lists;      /* the last pass attended over lists: false too if they did not fit */
+    double captured_mass; /* running mean over measuring steps of the exact captured mass; NaN before the
+                           * first measurement */
+    double output_error; /* running mean over measuring steps of the relative error of attention's output over
+                          * lists and tail, mean over heads; NaN before the first measurement. Not
+                          * measured in steps in which several ranks own the keys of a head */
+    double density;      /* density of the lists made last; 1 before the first lists are made */
+    double estimated_mass;      /* fraction of attention that the last lists hold by the selector's
+                                 * estimate */
+    double share90;             /* smallest fraction of keys that holds 90 % of a query's attention: mean
+                                 * over heads, then running mean over measuring steps */
     const float *head_captured; /* (N) captured_mass of each head */
+    const float *head_error;    /* (N) output_error of each head */
     const float *head_share90;  /* (N) share90 of each head */
     int64_t changes;            /* how often the guard changed its decision */
 } DsviSparseBlockReport;
@@ -110,6 +127,21 @@ typedef void DsviSparseLog(void *context, const char *line);
 
 /* Called with a block's tensors before its forward pass attends. A failure ends the forward pass. */
 typedef DsvStatus DsviSparseWatch(void *context, int64_t block, const DsviAttentionCall *args);
+
+/* Returns whether the options ask for a tail. */
+bool dsvi_sparse_has_tail(const DsvConfig *settings);
+
+/* The tail of attention over lists (ops/attention_tail.h). */
+typedef struct DsviSparseTail {
+    int64_t chunk, run; /* queries of a proxy query, keys of a mean key; chunk 0: no tail */
+} DsviSparseTail;
+/* Returns the tail that the options name. */
+DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
+/* Sets *head_ranks to the number of ranks that plans must divide a clip's heads among, if `ranks` ranks share
+ * a clip (DsviCpClip.head_ranks; 0: plans may differ): the option cp_heads, or with a tail all ranks, because
+ * a tail needs all keys on each rank. Fails if that is impossible. */
+DsvStatus dsvi_sparse_head_ranks(const DsvConfig *settings, int64_t ranks, int64_t heads,
+                                 int64_t *head_ranks);
 
 /* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
  * shape->cp must outlive the layer. */
@@ -157,8 +189,8 @@ void dsvi_sparse_watch(DsviSparse *sparse, DsviSparseWatch *watch, void *watch_c
 /* Forgets measurements and decisions: all blocks are dense again, as before the first step. */
 void dsvi_sparse_restart(DsviSparse *sparse);
 
-/* Makes all blocks attend over lists, whatever the guard decided; false restores the guard's decisions. For
- * dsv forward, tests and benchmarks. */
+/* Makes all blocks attend over lists, whatever the guard decided, also in the dense finish; false restores
+ * the guard's decisions. For dsv forward, tests and benchmarks. */
 void dsvi_sparse_force(DsviSparse *sparse, bool sparse_everywhere);
 
 /* Sets the density of lists from now on, in place of guard and targets; for benchmarks at a known sparsity.

@@ -75,7 +75,7 @@ static DsvStatus sparse_cp_to_tokens(const DsviSparse *s, int64_t block, const D
     return dsvi_cp_to_tokens(s->cp, block, &tensor, forms, count, s->room.moved);
 }
 
-enum { SCORED_INPUTS = 2, INPUTS }; /* exact scores need q and k, attention needs q, k and v */
+enum { SCORED_INPUTS = 2, INPUTS }; /* exact scores need q and k, attention and its error need q, k and v */
 
 /* Exchanges the tensors number `first` to `end` - 1 of (q, k, v) into heads form: more tokens of fewer heads
  * on each rank. */
@@ -92,9 +92,10 @@ static DsvStatus inputs_to_heads(const DsviSparse *s, int64_t block, const DsviA
 /* If several ranks own the keys of a head, all keys are gathered into `compact`, the buffer that holds
  * fetched keys during attention. */
 DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAttentionCall *pass,
-                                      DsviSparseScored *scored)
+                                      bool values, DsviSparseScored *scored)
 {
-    *scored = (DsviSparseScored){pass->q, pass->k};
+    bool has_values = values && !dsvi_sparse_view(s, block).divided;
+    *scored = (DsviSparseScored){pass->q, pass->k, values ? pass->v : NULL};
     if (!s->cp)
         return DSV_OK;
     DsviCpTensor tensor = sparse_cp_tensor_of(s);
@@ -102,9 +103,10 @@ DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAt
     void *all = dsvi_cp_gathered_address(s->cp, block, heads.k, s->room.compact);
     s->room_block = -1;
     s->scored_block = block;
-    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 0, SCORED_INPUTS));
+    s->scored_inputs = has_values ? INPUTS : SCORED_INPUTS;
+    DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 0, s->scored_inputs));
     DSVI_TRY(dsvi_cp_gather(s->cp, block, &tensor, heads.k, all));
-    *scored = (DsviSparseScored){heads.q, all};
+    *scored = (DsviSparseScored){heads.q, all, has_values ? heads.v : NULL};
     return DSV_OK;
 }
 
@@ -132,21 +134,11 @@ static DsviCpAttention sparse_cp_dense_args(const DsviSparse *s, const DsviAtten
     };
 }
 
-/* Runs `op` over lists when this rank has all keys of its heads. */
-static DsvStatus run_undivided_lists(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads,
-                                     dsvi_attention_fn *op)
-{
-    DsviSparseView view = dsvi_sparse_view(s, block);
-    DsviAttentionArgs args = dsvi_sparse_attention_args(s, &view, s->shape.tokens, heads);
-    args.lists = &s->block[block].lists;
-    return op(s->backend->device->stream, &args);
-}
-
 DsvStatus dsvi_sparse_cp_attend(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
     DsviAttentionCall heads = sparse_cp_in_heads_form(s, block, pass);
     DsviCpAttention dense = sparse_cp_dense_args(s, pass);
-    int64_t exchanged = s->scored_block == block ? SCORED_INPUTS : 0;
+    int64_t exchanged = s->scored_block == block ? s->scored_inputs : 0;
     s->room_block = s->scored_block = -1;
     if (!s->block[block].over_lists)
         return dsvi_cp_attend_fwd(s->cp, block, &dense);
@@ -154,7 +146,7 @@ DsvStatus dsvi_sparse_cp_attend(DsviSparse *s, int64_t block, const DsviAttentio
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
     else
-        DSVI_TRY(run_undivided_lists(s, block, &heads, s->backend->ops.attention_list_fwd.run));
+        DSVI_TRY(dsvi_sparse_attend_lists(s, block, &heads));
     const DsviCpForms out = sparse_cp_forms_of(pass->out, heads.out);
     DSVI_TRY(sparse_cp_to_tokens(s, block, &out, 1));
     s->room_block = block;
@@ -186,7 +178,7 @@ DsvStatus dsvi_sparse_cp_backward(DsviSparse *s, int64_t block, const DsviAttent
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads, in_room));
     else
-        DSVI_TRY(run_undivided_lists(s, block, &heads, s->backend->ops.attention_list_bwd.run));
+        DSVI_TRY(dsvi_sparse_attend_lists_bwd(s, block, &heads));
     const DsviCpForms gradients[] = {sparse_cp_forms_of(pass->dq, heads.dq),
                                      sparse_cp_forms_of(pass->dk, heads.dk),
                                      sparse_cp_forms_of(pass->dv, heads.dv)};

@@ -3,6 +3,8 @@
  *     sparse.c          the functions of sparse.h, in the order of a step
  *     sparse_memory.c   memory on host and device
  *     sparse_offload.c  lists that wait in host memory for their backward pass
+ *     sparse_tail.c     attention over lists, with the tail that stands in for the keys outside the lists
+ *     sparse_decide.c   which blocks attend over lists: the guard, and what overrides its decisions
  *     sparse_select.c   makes a block's lists from a selector's features
  *     sparse_profile.c  exact measurements on sampled queries
  *     sparse_share.c    averages over ranks what each rank has observed in a step
@@ -18,6 +20,7 @@
 
 #include "cp/features_exchange.h"
 #include "cp/rows_exchange.h"
+#include "cp/cp_limits.h"
 #include "sparse/guard.h"
 #include "sparse/selector.h"
 #include "sparse/sparse.h"
@@ -45,7 +48,9 @@ typedef struct DsviSparseBlock {
     int64_t first_span;  /* index of the block's first span among the spans of all blocks */
     int64_t kept;        /* spans that wait for the backward pass; 0 if the block attended densely */
     bool fit;            /* the lists made last fit their capacity, on all context-parallel ranks */
-    bool over_lists;     /* the last forward pass attended over lists; the backward pass must do the same */
+    void *tail_lse;  /* device memory: (B, N_local, chunks of T) acc, log T_c of the last forward pass over
+                      * lists, which the backward pass reads; NULL without a tail */
+    bool over_lists; /* the last forward pass attended over lists; the backward pass must do the same */
 
     /* Only if several ranks own the keys of a head: one bit for each span and pair of sample and head
      * (cp/rows_exchange.h). */
@@ -58,6 +63,7 @@ typedef struct DsviSparseBlock {
     /* Measurements of this step. */
     bool measured;           /* the block's lists were measured */
     bool measured_fit;       /* the measured lists fit their capacity */
+    bool measured_error;     /* the output error was measured */
     int64_t sample_count;    /* number of sampled queries that this rank measures */
     double measured_density; /* density of the measured lists */
     double measured_mass; /* fraction of attention that the measured lists hold by the selector's estimate */
@@ -82,6 +88,9 @@ typedef struct DsviSparseRecord {
     float *head_captured; /* (blocks, N) running mean of each head's captured mass */
     float *head_share90;  /* (blocks, N) running mean of each head's share90 */
     float *head_listed;   /* (blocks, N) running mean of the density of each head's measured lists */
+    double *error;        /* (blocks) running mean of the output error, mean over heads: relative error of the
+                           * output over lists and tail */
+    float *head_error;    /* (blocks, N) running mean of each head's output error */
     double *density;      /* (blocks) density of the last lists */
     double *estimated_mass; /* (blocks) attention that the last lists hold by the selector's estimate */
     double *missed;         /* (blocks) running mean of (1 - captured mass) / (1 - estimated mass): how much
@@ -115,12 +124,11 @@ typedef struct DsviSparseCpBuffers {
 /* All blocks share some buffers. The following fields of DsviSparse name the block whose data a buffer holds
  * from one call to the next; -1, also the initial value, means none.
  *
- *   scored_block  The block's q and k are in `room` in heads form, so that its attention need not exchange
- *                 them. Set by dsvi_sparse_exchange_scored. Reset when a step begins, and by attention of any
- *                 block.
- *   room_block    The block's q, k, v, out and fetched keys are in `room`, so that its backward pass needs to
- *                 exchange only dout. Set by dsvi_sparse_cp_attend over lists. Reset when a step begins, and
- *                 by dsvi_sparse_exchange_scored, attention and backward pass of any block.
+ *   scored_block  The first scored_inputs of the block's q, k and v are in `room` in heads form, so that its
+ *                 attention need not exchange them. Set by dsvi_sparse_exchange_scored. Reset when a step
+ * begins, and by attention of any block. room_block    The block's q, k, v, out and fetched keys are in
+ * `room`, so that its backward pass needs to exchange only dout. Set by dsvi_sparse_cp_attend over lists.
+ * Reset when a step begins, and by dsvi_sparse_exchange_scored, attention and backward pass of any block.
  *   listed_block  The block's lists were made last, they have listed_spans spans, and its `fit` is valid. Set
  *                 by dsvi_sparse_await_lists. Reset by dsvi_sparse_make_lists of any block.
  *
@@ -140,7 +148,8 @@ struct DsviSparse {
     DsviBackend *backend;
     DsvConfig settings;
     DsviSparseShape shape;
-    DsviDtype acc;          /* F64 if act is F64, otherwise F32 */
+    DsviDtype acc; /* F64 if act is F64, otherwise F32 */
+    DsviSparseTail tail;
     DsviSelector *selector; /* NULL: sparse.enabled is false, all blocks are dense, and no lists exist */
     DsviSparseLog *log;     /* or NULL */
     void *log_context;
@@ -156,6 +165,7 @@ struct DsviSparse {
     /* Progress of training. */
     int64_t step;
     bool train;              /* this is a training step (argument of dsvi_sparse_step_begin) */
+    bool finishing;          /* the dense finish has begun (sparse.dense_finish): all blocks attend densely */
     bool forced;             /* dsvi_sparse_force */
     double *prescribed;      /* (blocks, N) density of lists, NAN: dense; NULL unless prescribed */
     bool measuring;          /* this step takes measurements */
@@ -205,15 +215,15 @@ struct DsviSparse {
                             * all blocks */
 
     /* Measurements (sparse_profile.c). */
-    int64_t samples;                    /* sampled queries of each head, over all ranks */
-    int32_t *sample;                    /* (blocks, samples) device copy of host_sample */
-    float *captured, *share90, *listed; /* device results of ops/profile.h: each block has room for
-                                         * (B, N, samples) and writes (B, N_local, samples of its view) */
+    int64_t samples; /* sampled queries of each head, over all ranks */
+    int32_t *sample; /* (blocks, samples) device copy of host_sample */
+    /* Device results of ops/profile.h and ops/attention_error.h: each block has room for (B, N, samples) and
+     * writes (B, N_local, samples of its view). */
+    float *captured, *share90, *listed, *error, *norm;
     int32_t *host_sample; /* (blocks, samples) sampled queries; those whose attention this rank computes come
                            * first, as numbers relative to the first query that this rank has */
-    /* (blocks, B, N, samples) host copies of the measured arrays `captured`, `share90` and `listed`, for
-     * all blocks */
-    float *host_captured, *host_share90, *host_listed;
+    /* (blocks, B, N, samples) host copies of the measured arrays of all blocks */
+    float *host_captured, *host_share90, *host_listed, *host_error, *host_norm;
     double *seen; /* measurements of this step that are averaged over ranks; layout in sparse_share.c */
 
     /* Memory. */
@@ -223,8 +233,8 @@ struct DsviSparse {
     size_t workspace_bytes;
     void *shared; /* context parallelism: `room`, or the workspace of dense attention */
     size_t shared_bytes;
-    DsviSparseCpBuffers room;         /* buffers inside `shared`, as laid out for the current block */
-    int64_t room_block, scored_block; /* see the comment above DsviSparse */
+    DsviSparseCpBuffers room; /* buffers inside `shared`, as laid out for the current block */
+    int64_t room_block, scored_block, scored_inputs; /* see the comment above DsviSparse */
     DsviRowsExchange exchange; /* if several ranks own the keys of a head: exchange of keys and values of the
                                 * current block */
 };
@@ -265,11 +275,6 @@ DsvStatus dsvi_sparse_discard_lists(DsviSparse *sparse, int64_t block);
 
 /* ---- sparse.c ---- */
 
-/* Returns whether the block is to attend over lists, if they fit: by prescription, force, or the guard. */
-bool dsvi_sparse_uses_lists(const DsviSparse *sparse, int64_t block);
-/* Returns the density up to which a block may be sparse: sparse.max_density or break-even, whichever is
- * less. */
-double dsvi_sparse_max_density(const DsviSparse *sparse);
 /* Returns arguments of an attention op for the queries and heads of `view` and `keys` keys. Tensors of `pass`
  * must be in heads form. */
 DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *sparse, const DsviSparseView *view,
@@ -278,6 +283,43 @@ DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *sparse, const Dsv
  * dense; with context parallelism together with the other ranks (sparse_cp.c). */
 DsvStatus dsvi_sparse_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
 DsvStatus dsvi_sparse_attend_bwd(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
+
+/* ---- sparse_decide.c ---- */
+
+/* Returns whether the block is to attend over lists, if they fit: by prescription, force, the dense finish,
+ * or the guard. */
+bool dsvi_sparse_uses_lists(const DsviSparse *sparse, int64_t block);
+/* Returns the density up to which a block may be sparse: sparse.max_density or break-even, whichever is
+ * less. */
+double dsvi_sparse_max_density(const DsviSparse *sparse);
+/* Begins or ends the dense finish, as training step number `step` requires. Logs a line when the layer enters
+ * the finish. Returns whether `step` is the first step of the finish, which takes measurements so that plans
+ * follow the change at once. */
+bool dsvi_sparse_finish_begin(DsviSparse *sparse, int64_t step);
+/* Reports that the block attends densely because its lists do not fit: at the end of a training step through
+ * the guard, otherwise at once. */
+void dsvi_sparse_overflow(DsviSparse *sparse, int64_t block);
+/* Lets the guard decide about each block after a training step, and logs every change. */
+void dsvi_sparse_decide(DsviSparse *sparse);
+/* Passes a line to the log, unless the line is empty. */
+void dsvi_sparse_log_line(const DsviSparse *sparse, const char *line);
+
+/* ---- sparse_tail.c ---- */
+
+/* Fails if attention cannot have the tail that the options name, under some plan of `cp` (NULL: no other
+ * ranks). */
+DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp);
+/* Returns the number of chunks of `queries` queries; 0 without a tail. */
+int64_t dsvi_sparse_tail_count(const DsviSparse *sparse, int64_t queries);
+/* Returns the FLOPs of the tail as a fraction of those of dense attention; 0 without a tail. */
+double dsvi_sparse_tail_work(const DsviSparse *sparse);
+/* Returns the bytes of workspace for the tail of attention with these arguments. */
+size_t dsvi_sparse_tail_workspace(const DsviSparse *sparse, const DsviAttentionArgs *lists);
+/* Attention over the block's lists and its tail, forward and backward, when this rank has all keys of its
+ * heads. Tensors of `heads` are in heads form. */
+DsvStatus dsvi_sparse_attend_lists(const DsviSparse *sparse, int64_t block, const DsviAttentionCall *heads);
+DsvStatus dsvi_sparse_attend_lists_bwd(const DsviSparse *sparse, int64_t block,
+                                       const DsviAttentionCall *heads);
 
 /* ---- sparse_select.c ---- */
 
@@ -296,11 +338,13 @@ DsvStatus dsvi_sparse_await_lists(DsviSparse *sparse, int64_t block);
 size_t dsvi_sparse_profile_workspace(const DsviSparse *sparse, const DsviSparseView *view);
 /* Draws at random the queries on which a measuring step compares lists with exact attention. */
 DsvStatus dsvi_sparse_profile_begin(DsviSparse *sparse);
-/* Enqueues the measurement of a block's current lists. */
+/* Enqueues the measurement of a block's current lists and, if this rank has all values of its heads, of the
+ * output error. */
 DsvStatus dsvi_sparse_profile_pass(DsviSparse *sparse, int64_t block, double scale,
                                    const DsviSparseScored *scored);
 /* Waits until the device has measured the lists of all blocks. Writes for each block the means over sampled
- * queries of captured mass, share90 and density of each head to DsviSparse.seen. */
+ * queries of captured mass, share90, density and of the squared lengths of output error and exact output of
+ * each head to DsviSparse.seen. */
 DsvStatus dsvi_sparse_profile_read(DsviSparse *sparse);
 /* Updates the running means in DsviSparse.record with this step's measurements in DsviSparse.seen. */
 void dsvi_sparse_profile_end(DsviSparse *sparse);
@@ -324,10 +368,11 @@ void dsvi_sparse_format_times(const DsviSparse *sparse, int64_t block, char *lin
 /* Sets `proxies` and `candidates`: the selector's arrays, or with context parallelism those of all ranks,
  * exchanged so that this rank has its own heads. */
 DsvStatus dsvi_sparse_exchange_features(DsviSparse *sparse, int64_t block);
-/* Sets `scored` to the q and k that exact scores need: the q and k of `pass`, or with context parallelism
- * exchanged copies in `room`, valid until the block's attention. */
+/* Sets `scored` to the q and k that exact scores need, and to the v that the output error needs if `values`
+ * is true: the tensors of `pass`, or with context parallelism exchanged copies in `room`, valid until the
+ * block's attention. v is NULL if several ranks own the keys of a head. */
 DsvStatus dsvi_sparse_exchange_scored(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass,
-                                      DsviSparseScored *scored);
+                                      bool values, DsviSparseScored *scored);
 /* Attention of a block on context-parallel ranks, forward and backward: over lists if the block's over_lists
  * is set, otherwise dense. All ranks of the group call. */
 DsvStatus dsvi_sparse_cp_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
@@ -354,11 +399,13 @@ DsvStatus dsvi_sparse_far_backward(DsviSparse *sparse, int64_t block, const Dsvi
 
 /* Returns the number of values in DsviSparse.seen, the measurements that are averaged over ranks. */
 size_t dsvi_sparse_seen_count(const DsviSparse *sparse);
-/* Return the address in DsviSparse.seen of the means over samples (N) of a measured block: captured mass,
- * share90 and density of each head. */
+/* Return the address in DsviSparse.seen of the means over samples (N) of a measured block: of each head the
+ * captured mass, share90, density, and the squared lengths of the output error and of the exact output. */
 double *dsvi_sparse_seen_captured(const DsviSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_share90(const DsviSparse *sparse, int64_t block);
 double *dsvi_sparse_seen_listed(const DsviSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_error(const DsviSparse *sparse, int64_t block);
+double *dsvi_sparse_seen_norm(const DsviSparse *sparse, int64_t block);
 /* Replaces what this rank has observed in the step by the mean over all ranks. All ranks call. */
 DsvStatus dsvi_sparse_average_seen(DsviSparse *sparse);
 

@@ -2,7 +2,6 @@
  * parallel plan may give this rank. */
 #include <string.h>
 
-#include "cp/cp_limits.h"
 #include "sparse/sparse_internal.h"
 
 /* max_density bounds the mean density of lists. Single lists differ from pass to pass, mainly with the
@@ -65,6 +64,11 @@ static int64_t proxies(const DsviSparse *s, const DsviCpLimits *part)
 static int64_t candidates(const DsviSparse *s, const DsviCpLimits *part)
 {
     return pair_count(s, part) * sparse_ceil_div(s->shape.tokens, s->selector->features.candidate_keys);
+}
+
+static int64_t tails(const DsviSparse *s, const DsviCpLimits *part)
+{
+    return pair_count(s, part) * dsvi_sparse_tail_count(s, part->tokens);
 }
 
 /* The functions needs_words to compact_rows below return 0 unless several ranks own the keys of a head
@@ -203,9 +207,9 @@ static void carve_records(DsviSparse *s, DsviArena *arena)
 {
     size_t blocks = (size_t)s->shape.blocks, heads = (size_t)s->shape.heads;
     DsviSparseRecord *r = &s->record;
-    double **const running[] = {&r->captured, &r->listed,         &r->share90,
+    double **const running[] = {&r->captured, &r->listed,         &r->share90, &r->error,
                                 &r->density,  &r->estimated_mass, &r->missed};
-    float **const of_heads[] = {&r->head_captured, &r->head_share90, &r->head_listed};
+    float **const of_heads[] = {&r->head_captured, &r->head_share90, &r->head_listed, &r->head_error};
     r->sparse = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int32_t));
     r->changes = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int64_t));
     for (size_t i = 0; i < sizeof running / sizeof *running; i++)
@@ -235,6 +239,8 @@ static void carve_host_arrays(DsviSparse *s, DsviArena *arena)
     s->host_captured = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
     s->host_share90 = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
     s->host_listed = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
+    s->host_error = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
+    s->host_norm = dsvi_arena_take(arena, DSVI_MEM_SPARSE, results);
     s->seen = dsvi_arena_take(arena, DSVI_MEM_SPARSE, dsvi_sparse_seen_count(s) * sizeof(double));
     s->host_first = dsvi_arena_take(arena, DSVI_MEM_SPARSE,
                                     2 * blocks * (size_t)max_count(s, first_counts) * sizeof(int64_t));
@@ -262,8 +268,8 @@ static size_t sparse_max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Returns the bytes of workspace for attention over lists, with the queries and heads in `view` and `keys`
- * keys. */
+/* Returns the bytes of workspace for attention over lists and its tail, with the queries and heads in `view`
+ * and `keys` keys. */
 static size_t list_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t keys)
 {
     const DsviOps *ops = &s->backend->ops;
@@ -274,7 +280,8 @@ static size_t list_workspace(const DsviSparse *s, const DsviSparseView *view, in
     dsvi_sparse_shape_lists(s, view, &of);
     of.keys = keys;
     args.lists = &of;
-    size_t forward = DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args);
+    size_t forward = sparse_max_size(DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args),
+                                     dsvi_sparse_tail_workspace(s, &args));
     if (!s->shape.backward)
         return forward;
     return sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args));
@@ -348,6 +355,9 @@ static void carve_lists(DsviSparse *s, DsviArena *arena)
         DsviSparseBlock *b = &s->block[block];
         b->lists.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, lists) + 1,
                                              sizeof(int64_t));
+        b->tail_lse = block < blocks ? sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, tails),
+                                                         dsvi_dtype_size(s->acc))
+                                     : s->block[0].tail_lse;
         b->near.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
         b->far.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
     }
@@ -397,6 +407,8 @@ static void carve_selection(DsviSparse *s, DsviArena *arena)
     s->captured = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
     s->share90 = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
     s->listed = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
+    s->error = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
+    s->norm = sparse_take_array(arena, DSVI_MEM_SPARSE, results, sizeof(float));
 }
 
 static void layout_heads(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)

@@ -1,5 +1,6 @@
-/* Measures what fraction of attention the key lists really hold, by exact attention of sampled queries of
- * each block, and updates running means of this fraction over measuring steps. */
+/* Measures what fraction of attention the key lists really hold, and how much attention over lists and tail
+ * differs from exact attention, on sampled queries of each block; and updates running means of both over
+ * measuring steps. */
 #include <math.h>
 
 #include "sparse/sparse_internal.h"
@@ -37,6 +38,32 @@ static DsviProfileArgs sparse_profile_args(const DsviSparse *s, const DsviSparse
     };
 }
 
+static DsviAttentionErrorArgs output_error_args(const DsviSparse *s, int64_t block,
+                                                const DsviProfileArgs *profile, const void *v)
+{
+    return (DsviAttentionErrorArgs){
+        .batch = profile->batch,
+        .heads = profile->heads,
+        .queries = profile->queries,
+        .keys = profile->keys,
+        .head_dim = profile->head_dim,
+        .scale = profile->scale,
+        .act = profile->act,
+        .q = profile->q,
+        .k = profile->k,
+        .v = dsvi_heads(v, profile->keys, profile->heads, profile->head_dim),
+        .lists = profile->lists,
+        .chunk = s->tail.chunk,
+        .run = s->tail.run,
+        .samples = profile->samples,
+        .sample = profile->sample,
+        .error = s->error + block * results_of_block(s),
+        .norm = s->norm + block * results_of_block(s),
+        .workspace = s->workspace,
+        .workspace_bytes = s->workspace_bytes,
+    };
+}
+
 size_t dsvi_sparse_profile_workspace(const DsviSparse *s, const DsviSparseView *view)
 {
     const DsviSparseScored nothing = {0};
@@ -44,7 +71,10 @@ size_t dsvi_sparse_profile_workspace(const DsviSparse *s, const DsviSparseView *
     DsviLists lists = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
-    return DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
+    DsviAttentionErrorArgs error = output_error_args(s, 0, &args, NULL);
+    size_t mass = DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
+    size_t output = DSVI_OP_WORKSPACE(s->backend->ops.attention_error, s->backend->device->stream, &error);
+    return view->divided || mass > output ? mass : output;
 }
 
 /* Draws from all tokens the queries on which the block's lists are compared with exact attention, and
@@ -78,7 +108,13 @@ DsvStatus dsvi_sparse_profile_pass(DsviSparse *s, int64_t block, double scale, c
     b->measured_fit = b->fit;
     b->measured_density = s->record.density[block];
     b->measured_mass = s->record.estimated_mass[block];
-    return args.samples > 0 ? s->backend->ops.profile.run(s->backend->device->stream, &args) : DSV_OK;
+    b->measured_error = scored->v && b->fit;
+    if (args.samples == 0)
+        return DSV_OK;
+    DsviAttentionErrorArgs error = output_error_args(s, block, &args, scored->v);
+    DSVI_TRY(s->backend->ops.profile.run(s->backend->device->stream, &args));
+    return b->measured_error ? s->backend->ops.attention_error.run(s->backend->device->stream, &error)
+                             : DSV_OK;
 }
 
 static double blend(double old, double sample, double weight_of_old)
@@ -132,6 +168,16 @@ static void update_missed(const DsviSparse *s, int64_t block, double captured)
         *missed = blend(*missed, (1 - captured) / estimated, s->settings.sparse_profile_ema);
 }
 
+/* Updates the running means of the block's output error. */
+static void update_error(const DsviSparse *s, int64_t block)
+{
+    double *error = dsvi_sparse_seen_error(s, block);
+    const double *norm = dsvi_sparse_seen_norm(s, block);
+    for (int64_t h = 0; h < s->shape.heads; h++) /* of two outputs of zeros the relative error is 0 */
+        error[h] = norm[h] > 0 || !(error[h] <= 0) ? sqrt(error[h] / norm[h]) : 0;
+    update_means(s, error, s->record.head_error + block * s->shape.heads, &s->record.error[block]);
+}
+
 DsvStatus dsvi_sparse_profile_read(DsviSparse *s)
 {
     DsviDevice *device = s->backend->device;
@@ -140,11 +186,15 @@ DsvStatus dsvi_sparse_profile_read(DsviSparse *s)
     DSVI_TRY(device->download(device->stream, s->host_captured, s->captured, bytes));
     DSVI_TRY(device->download(device->stream, s->host_share90, s->share90, bytes));
     DSVI_TRY(device->download(device->stream, s->host_listed, s->listed, bytes));
+    DSVI_TRY(device->download(device->stream, s->host_error, s->error, bytes));
+    DSVI_TRY(device->download(device->stream, s->host_norm, s->norm, bytes));
     DSVI_TRY(device->sync(device->stream));
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         head_means(s, block, s->host_captured + block * results, dsvi_sparse_seen_captured(s, block));
         head_means(s, block, s->host_share90 + block * results, dsvi_sparse_seen_share90(s, block));
         head_means(s, block, s->host_listed + block * results, dsvi_sparse_seen_listed(s, block));
+        head_means(s, block, s->host_error + block * results, dsvi_sparse_seen_error(s, block));
+        head_means(s, block, s->host_norm + block * results, dsvi_sparse_seen_norm(s, block));
     }
     return DSV_OK;
 }
@@ -162,6 +212,8 @@ void dsvi_sparse_profile_end(DsviSparse *s)
         update_head_means(s, dsvi_sparse_seen_listed(s, block), record->head_listed + block * heads);
         record->listed[block] = blend(record->listed[block], b->measured_density,
                                       s->settings.sparse_profile_ema);
+        if (b->measured_fit && b->measured_error)
+            update_error(s, block);
         if (b->measured_fit) /* lists that do not fit are empty: the attention that they hold means nothing */
             update_missed(s, block,
                           update_means(s, dsvi_sparse_seen_captured(s, block),

@@ -4,9 +4,10 @@
  * equal numbers or parts of a sum, so that the same average is right for them. Lists are not averaged: each
  * rank makes the lists of its samples.
  *
- * Layout of DsviSparse.seen, for each block: SCALARS numbers, then three arrays (N) with each head's
+ * Layout of DsviSparse.seen, for each block: SCALARS numbers, then five arrays (N) with each head's
  * captured mass (fraction of attention that its lists hold), share90 (smallest fraction of keys that holds
- * 90 % of a query's attention) and list density. */
+ * 90 % of a query's attention), list density, and the squared lengths of output error and exact output. The
+ * relative error of a head is computed from the averages of both. */
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
@@ -22,7 +23,7 @@ enum {
     SCALARS
 };
 /* number of arrays (N), one value per head, that each block has in DsviSparse.seen */
-enum { HEAD_MEANS = 3 };
+enum { HEAD_MEANS = 5 };
 
 size_t dsvi_sparse_seen_count(const DsviSparse *s)
 {
@@ -47,6 +48,16 @@ double *dsvi_sparse_seen_share90(const DsviSparse *s, int64_t block)
 double *dsvi_sparse_seen_listed(const DsviSparse *s, int64_t block)
 {
     return seen_of(s, block) + SCALARS + 2 * s->shape.heads;
+}
+
+double *dsvi_sparse_seen_error(const DsviSparse *s, int64_t block)
+{
+    return seen_of(s, block) + SCALARS + 3 * s->shape.heads;
+}
+
+double *dsvi_sparse_seen_norm(const DsviSparse *s, int64_t block)
+{
+    return seen_of(s, block) + SCALARS + 4 * s->shape.heads;
 }
 
 static void pack_seen(const DsviSparse *s, int64_t block)

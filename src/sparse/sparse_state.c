@@ -1,9 +1,13 @@
 /* Saves, loads and copies what the sparse layer has learned and decided. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
+
+/* name of the stored running means of the output error, which files of earlier versions lack */
+#define ERROR_ITEM "profile.error"
 
 static void list_state(const DsviSparse *s, DsviStateList *list)
 {
@@ -26,6 +30,9 @@ static void list_state(const DsviSparse *s, DsviStateList *list)
     list->count = 0;
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         dsvi_state_add(list, items[i]);
+    dsvi_state_add_new(list, (DsviStateItem){ERROR_ITEM, DSVI_F64, 1, {blocks}, false, r->error});
+    dsvi_state_add_new(
+        list, (DsviStateItem){"profile.head_error", DSVI_F32, 2, {blocks, heads}, false, r->head_error});
     dsvi_selector_state(s->selector, list);
 }
 
@@ -106,6 +113,15 @@ static DsvStatus sparse_state_restored(DsviSparse *s)
     return dsvi_selector_restored(s->selector);
 }
 
+/* Marks the output errors as not measured: the file that was loaded lacks them. */
+static void forget_errors(DsviSparse *s)
+{
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        s->record.error[block] = NAN;
+    for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
+        s->record.head_error[i] = NAN;
+}
+
 DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
 {
     DsvStatus status = DSV_OK;
@@ -119,6 +135,8 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     list_state(s, &list);
     DSVI_TRY_GOTO(status, sparse_state_compare(file, &traits), done);
     DSVI_TRY_GOTO(status, dsvi_state_read(s->backend->device, &list, file), done);
+    if (!dsvi_safetensors_find(file, ERROR_ITEM))
+        forget_errors(s);
     DSVI_TRY_GOTO(status, sparse_state_restored(s), done);
     log_break_even(s);
 done:
@@ -149,5 +167,6 @@ DsvStatus dsvi_sparse_copy(DsviSparse *to, const DsviSparse *from)
     list_state(to, &target);
     list_state(from, &source);
     DSVI_TRY(dsvi_state_copy(to->backend->device, &target, &source));
+    to->finishing = from->finishing;
     return sparse_state_restored(to);
 }

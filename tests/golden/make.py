@@ -31,6 +31,7 @@ import make_dit
 import make_names
 import make_pipeline
 import make_samplers
+import make_tail
 import make_tokenizer
 import make_umt5
 import make_vae
@@ -44,6 +45,7 @@ SETS = [
     ("pipe_a", make_pipeline.write),
     ("published", make_names.write),
     ("schedulers", make_samplers.write),
+    ("tail_a", make_tail.write),
     ("tokenizer", make_tokenizer.write),
     ("umt5", make_umt5.write),
     ("vae_a", make_vae.write),

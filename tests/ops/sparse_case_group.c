@@ -17,6 +17,12 @@ static void attention_lists(void **state)
     check_attention_cases(tested, true);
 }
 
+static void attention_tail(void **state)
+{
+    (void)state;
+    check_attention_tail_cases(tested);
+}
+
 static void select_features(void **state)
 {
     (void)state;
@@ -59,6 +65,12 @@ static void profile(void **state)
     check_profile_cases(tested);
 }
 
+static void attention_error(void **state)
+{
+    (void)state;
+    check_attention_error_cases(tested);
+}
+
 static void predictor_loss(void **state)
 {
     (void)state;
@@ -68,11 +80,12 @@ static void predictor_loss(void **state)
 int run_sparse_cases(const DsviBackend *backend)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_dense), cmocka_unit_test(attention_lists),
-        cmocka_unit_test(select_features), cmocka_unit_test(select_threshold),
-        cmocka_unit_test(select_lists),    cmocka_unit_test(select_coarse),
-        cmocka_unit_test(select_part),     cmocka_unit_test(list_exchange),
-        cmocka_unit_test(profile),         cmocka_unit_test(predictor_loss),
+        cmocka_unit_test(attention_dense),  cmocka_unit_test(attention_lists),
+        cmocka_unit_test(attention_tail),   cmocka_unit_test(select_features),
+        cmocka_unit_test(select_threshold), cmocka_unit_test(select_lists),
+        cmocka_unit_test(select_coarse),    cmocka_unit_test(select_part),
+        cmocka_unit_test(list_exchange),    cmocka_unit_test(profile),
+        cmocka_unit_test(attention_error),  cmocka_unit_test(predictor_loss),
     };
     tested = backend;
     return cmocka_run_group_tests(tests, NULL, NULL);

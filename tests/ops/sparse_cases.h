@@ -6,12 +6,14 @@
 #include "ops/check.h"
 
 void check_attention_cases(const DsviBackend *backend, bool over_lists);
+void check_attention_tail_cases(const DsviBackend *backend);
 void check_select_features_cases(const DsviBackend *backend);
 void check_select_cases(const DsviBackend *backend, bool coarse);
 void check_select_part_cases(const DsviBackend *backend);
 void check_select_threshold_cases(const DsviBackend *backend);
 void check_list_exchange_cases(const DsviBackend *backend);
 void check_profile_cases(const DsviBackend *backend);
+void check_attention_error_cases(const DsviBackend *backend);
 void check_predictor_loss_cases(const DsviBackend *backend);
 
 /* Returns whether to run cases that take too long on a CPU or under tools such as compute-sanitizer. */

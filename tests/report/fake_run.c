@@ -55,7 +55,8 @@ static void write_step(FILE *to, int64_t step)
     fprintf(to,
             "{\"step\": %" PRId64 ", \"loss\": %.17g, \"grad_norm\": %.17g, \"lr\": 0.001, "
             "\"step_ms\": 250, \"tokens_per_s\": 4000, \"density\": %s, \"sparse_blocks\": %d, "
-            "\"captured_mass\": %s, \"data_wait_ms\": 1, \"forward_ms\": 80, \"backward_ms\": 150, "
+            "\"captured_mass\": %s, \"output_error\": 0.25, "
+            "\"data_wait_ms\": 1, \"forward_ms\": 80, \"backward_ms\": 150, "
             "\"optimizer_ms\": 10, \"memory_bytes\": 209715200, \"loss_bins\": [",
             step, loss, loss / 8, step > 50 ? "0.4" : "1", step > 50 ? 2 : 0, step > 50 ? "0.9" : "null");
     for (int bin = 0; bin < 10; bin++)
@@ -67,7 +68,8 @@ static void write_block(FILE *to, int64_t step, int64_t block)
 {
     fprintf(to,
             "{\"step\": %" PRId64 ", \"block\": %" PRId64 ", \"sparse\": %s, \"density\": 0.1, "
-            "\"captured_mass\": %.17g, \"estimated_mass\": 0.9, \"share90\": 0.25, \"head_captured\": [",
+            "\"captured_mass\": %.17g, \"output_error\": 0.25, "
+            "\"estimated_mass\": 0.9, \"share90\": 0.25, \"head_captured\": [",
             step, block, step > 50 && block > 0 ? "true" : "false", fake_captured(step, block, 0));
     for (int head = 0; head < FAKE_HEADS; head++)
         fprintf(to, "%s%.17g", head ? ", " : "", fake_captured(step, block, head));

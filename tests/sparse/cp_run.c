@@ -437,7 +437,8 @@ static DsvStatus work_in_group(const Shared *shared, DsviBackend *backend, DsviC
                         .blocks = run->shape.blocks,
                         .rows_max = run->uneven ? run->shape.tokens * run->shape.heads : 0};
     DsvStatus status;
-    DSVI_TRY_GOTO(status, dsvi_cp_group_create(backend, comm, 0, &group), done);
+    DSVI_TRY(dsvi_sparse_head_ranks(&run->settings, run->ranks, shape.heads, &shape.head_ranks));
+    DSVI_TRY_GOTO(status, dsvi_cp_group_create(backend, comm, shape.head_ranks, &group), done);
     DSVI_TRY_GOTO(status, dsvi_cp_create(group, &shape, &cp), done);
     status = work(shared, backend, cp, dsvi_comm_rank(comm) == shared->reporting_rank);
 done:
@@ -548,10 +549,15 @@ static double compare_lists(const CpRun *run, const BlockSeen *a, const BlockSee
 static void compare_reports(const CpRun *run, const BlockSeen *a, const BlockSeen *b, double slack,
                             const char *where)
 {
+    bool by_heads = run->head_ranks == run->ranks; /* the output error needs all keys on each rank */
     const double pairs[][2] = {
-        {a->report.captured_mass, b->report.captured_mass},     {a->report.density, b->report.density},
-        {a->report.estimated_mass, b->report.estimated_mass},   {a->report.share90, b->report.share90},
-        {(double)a->report.changes, (double)b->report.changes}, {a->report.sparse, b->report.sparse},
+        {by_heads ? a->report.output_error : 0, by_heads ? b->report.output_error : 0},
+        {a->report.captured_mass, b->report.captured_mass},
+        {a->report.density, b->report.density},
+        {a->report.estimated_mass, b->report.estimated_mass},
+        {a->report.share90, b->report.share90},
+        {(double)a->report.changes, (double)b->report.changes},
+        {a->report.sparse, b->report.sparse},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         if (!(fabs(pairs[i][0] - pairs[i][1]) < slack) && !(isnan(pairs[i][0]) && isnan(pairs[i][1])))

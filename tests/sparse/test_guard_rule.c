@@ -8,7 +8,7 @@ static const DsviGuard guard = {
 
 static bool decide_by(const DsviGuard *by, DsviGuardView view, const char *words)
 {
-    char line[256];
+    char line[320];
     bool sparse = dsvi_guard_decide(by, &view, 3, line, sizeof line);
     assert_int_equal(line[0] != 0, sparse != view.sparse); /* the rule logs a line for each change only */
     if (!strstr(line, words))
@@ -141,6 +141,63 @@ static void test_overflow_of_a_dense_block(void **state)
     assert_true(decide(view, "turns sparse"));
 }
 
+static const DsviGuard by_error = {.by_error = true,
+                                   .min_mass = 1,
+                                   .min_head_mass = 1,
+                                   .max_error = 0.35,
+                                   .max_head_error = 0.9,
+                                   .max_density = 0.5,
+                                   .hysteresis = 0.02};
+
+/* With a tail the output error decides, not captured mass, which is 0 here. */
+static void test_error_decides(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.measured = true, .fit = true, .density = 0.05, .worst_head = 2};
+    view.error = 0.35, view.head_error = 0.9; /* exactly at the bounds */
+    assert_true(
+        decide_by(&by_error, view,
+                  "block 3 turns sparse: its output over lists and tail has a relative error of 0.35 "
+                  "(at most 0.35 allowed) at density 0.05 (at most 0.50); head 2, the worst, has 0.90 "
+                  "(at most 0.90 allowed)"));
+    view.error = 0.3501;
+    assert_false(decide_by(&by_error, view, ""));
+    view.error = NAN;
+    assert_false(decide_by(&by_error, view, ""));
+    view.error = 0.2, view.head_error = 0.9001;
+    assert_false(decide_by(&by_error, view, ""));
+    view.head_error = NAN;
+    assert_false(decide_by(&by_error, view, ""));
+    view.head_error = 0.5, view.density = 0.51;
+    assert_false(decide_by(&by_error, view, ""));
+}
+
+static void test_error_beyond_the_hysteresis(void **state)
+{
+    (void)state;
+    DsviGuardView view = {.sparse = true, .measured = true, .fit = true, .density = 0.05};
+    view.error = 0.3699, view.head_error = 0.9199;
+    assert_true(decide_by(&by_error, view, ""));
+    view.error = 0.3701;
+    assert_false(decide_by(&by_error, view, "block 3 turns dense: its output over lists and tail has"));
+    view.error = 0.1, view.head_error = 0.9201;
+    assert_false(decide_by(&by_error, view, "the worst, has 0.92"));
+    view.error = NAN, view.head_error = 0.1;
+    assert_false(decide_by(&by_error, view, "turns dense"));
+}
+
+/* A bound for the mean above the bound for the worst head replaces the latter. */
+static void test_large_error_bound_holds_for_heads(void **state)
+{
+    (void)state;
+    DsviGuard wide = by_error;
+    wide.max_error = 2;
+    DsviGuardView view = {.measured = true, .fit = true, .density = 0.05, .error = 1, .head_error = 2};
+    assert_true(decide_by(&wide, view, "head 0, the worst, has 2.00 (at most 2.00 allowed)"));
+    view.head_error = 2.001;
+    assert_false(decide_by(&wide, view, ""));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -151,6 +208,9 @@ int main(void)
         cmocka_unit_test(test_worst_head),
         cmocka_unit_test(test_head_bound_is_at_most_block_bound),
         cmocka_unit_test(test_overflow_of_a_dense_block),
+        cmocka_unit_test(test_error_decides),
+        cmocka_unit_test(test_error_beyond_the_hysteresis),
+        cmocka_unit_test(test_large_error_bound_holds_for_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

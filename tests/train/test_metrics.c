@@ -61,6 +61,7 @@ static DsviMetricsStep line_of(int64_t step)
         .density = 0.1,
         .sparse_blocks = 2,
         .captured_mass = NAN,
+        .output_error = 0.25,
         .predictor_loss = 5e-324,
         .memory_bytes = UINT64_C(1) << 40,
         .loss_bins = {NAN, 0.5f, 0.1f},
@@ -97,7 +98,7 @@ static void test_line(void **unused)
                 "\"lr\": 0.0001, \"loss_bins\": [null, 0.5, 0.10000000149011612, 0, 0, 0, 0, 0, 0, 0], "
                 "\"step_ms\": 12.5, \"tokens_per_s\": 111111.11111111111, "
                 "\"density\": 0.1, \"sparse_blocks\": 2, \"captured_mass\": null, "
-                "\"predictor_loss\": 4.94065645841247e-324, \"data_wait_ms\": 0, "
+                "\"output_error\": 0.25, \"predictor_loss\": 4.94065645841247e-324, \"data_wait_ms\": 0, "
                 "\"forward_ms\": 4, \"backward_ms\": 8, \"optimizer_ms\": 0.5, "
                 "\"memory_bytes\": 1099511627776}\n");
 }
@@ -126,14 +127,16 @@ static void test_numbers_survive(void **unused)
 static void test_block(void **unused)
 {
     (void)unused;
-    const float captured[2] = {0.5f, NAN}, share[2] = {0.25f, 0.1f};
+    const float captured[2] = {0.5f, NAN}, error[2] = {0.125f, NAN}, share[2] = {0.25f, 0.1f};
     DsviSparseBlockReport report = {
         .sparse = true,
         .captured_mass = 0.75,
+        .output_error = 0.375,
         .density = 0.125,
         .estimated_mass = 0.9,
         .share90 = 0.2,
         .head_captured = captured,
+        .head_error = error,
         .head_share90 = share,
     };
     unlink(path);
@@ -141,8 +144,9 @@ static void test_block(void **unused)
     assert_ok(dsvi_metrics_block(metrics, 20, 3, 2, &report));
     dsvi_metrics_close(&metrics);
     assert_text("{\"step\": 20, \"block\": 3, \"sparse\": true, \"density\": 0.125, "
-                "\"captured_mass\": 0.75, \"estimated_mass\": 0.9, \"share90\": 0.2, "
-                "\"head_captured\": [0.5, null], \"head_share90\": [0.25, 0.10000000149011612]}\n");
+                "\"captured_mass\": 0.75, \"output_error\": 0.375, \"estimated_mass\": 0.9, "
+                "\"share90\": 0.2, \"head_captured\": [0.5, null], \"head_error\": [0.125, null], "
+                "\"head_share90\": [0.25, 0.10000000149011612]}\n");
 }
 
 static void test_held_out(void **unused)

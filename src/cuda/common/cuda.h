@@ -14,6 +14,7 @@ extern "C" {
 DsvStatus dsvi_cuda_open(int64_t gpu, bool deterministic, DsviBackend *backend);
 
 /* Each of these functions enters the ops of one source file into the op table `ops`. */
+void dsvi_cuda_fill_attention_error(DsviOps *ops);
 void dsvi_cuda_fill_attention_merge(DsviOps *ops);
 void dsvi_cuda_fill_bias_attention(DsviOps *ops);
 void dsvi_cuda_fill_channel_norm(DsviOps *ops);
