@@ -34,6 +34,7 @@ static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
     dsvi_cuda_fill_select_threshold(ops);
     dsvi_cuda_fill_softmax(ops);
     dsvi_cuda_fill_attention_list(stream, ops);
+    dsvi_cuda_fill_attention_tail(stream, ops);
     dsvi_cuda_fill_conv(stream, ops);
     DSVI_TRY(dsvi_cuda_fill_attention_cudnn(stream, ops));
     return dsvi_cuda_fill_gemm(stream, ops);

@@ -43,6 +43,7 @@ struct DsviStream {
      * the kernels of the first piece. */
     char attention_fwd[DSVI_CUDA_VARIANT_BYTES], attention_bwd[DSVI_CUDA_VARIANT_BYTES];
     char attention_list_fwd[DSVI_CUDA_VARIANT_BYTES], attention_list_bwd[DSVI_CUDA_VARIANT_BYTES];
+    char attention_tail_fwd[DSVI_CUDA_VARIANT_BYTES], attention_tail_bwd[DSVI_CUDA_VARIANT_BYTES];
     char conv_variant[DSVI_CUDA_VARIANT_BYTES];
 };
 

@@ -42,6 +42,9 @@ list()
         for mode in default deterministic; do
             echo "$tool attention portable_lists $mode"
             echo "$tool sparse attention_lists $mode"
+            echo "$tool sparse attention_tail $mode"
+            echo "$tool tail tails_agree_with_reference $mode"
+            echo "$tool tail hopper_serves_tails $mode"
         done
         for mode in default deterministic; do
             for test in hopper_serves_lists cudnn_serves portable_dense; do

@@ -1,17 +1,23 @@
-/* A workspace of attention over lists that suffices for many heads must also suffice for fewer heads, as
- * src/ops/attention.h promises, because workspaces are planned for the rank with most heads. Needs no GPU. */
+/* A workspace of attention over lists, or with a tail, that suffices for many heads must also suffice for
+ * fewer heads, as src/ops/attention.h promises, because workspaces are planned for the rank with most heads.
+ * Needs no GPU. */
 #include "cuda/common/cuda.h"
 #include "cuda/device_cuda.h"
 #include "test.h"
 
 enum { MULTIPROCESSORS = 132, MANY_HEADS = 40, GROUP = 128 };
 
+typedef enum Pass { LIST_BACKWARD, TAIL_FORWARD, TAIL_BACKWARD, PASSES } Pass;
+
+static const char *const NAMES[PASSES] = {"backward over lists", "tail forward", "tail backward"};
+
 typedef struct Shape {
-    int64_t batch, tokens, dim, grain;
+    int64_t batch, tokens, dim, grain, chunk, run;
 } Shape;
 
-static size_t workspace(bool deterministic, const Shape *shape, int64_t heads)
+static size_t workspace(Pass pass, bool deterministic, const Shape *shape, int64_t heads)
 {
+    DsviOps ops;
     DsviStream stream = {
         .capability = 90, .multiprocessors = MULTIPROCESSORS, .deterministic = deterministic};
     DsviLists lists = {.batch = shape->batch,
@@ -21,36 +27,47 @@ static size_t workspace(bool deterministic, const Shape *shape, int64_t heads)
                        .group = GROUP,
                        .grain = shape->grain,
                        .groups = (shape->tokens + GROUP - 1) / GROUP};
-    DsviAttentionArgs args = {.batch = shape->batch,
-                              .heads = heads,
-                              .queries = shape->tokens,
-                              .keys = shape->tokens,
-                              .head_dim = shape->dim,
-                              .scale = 1,
-                              .act = DSVI_BF16,
-                              .acc = DSVI_F32,
-                              .lists = &lists};
-    return dsvi_cuda_attention_list_workspace(&stream, &args);
+    DsviAttentionTailArgs args = {.attention = {.batch = shape->batch,
+                                                .heads = heads,
+                                                .queries = shape->tokens,
+                                                .keys = shape->tokens,
+                                                .head_dim = shape->dim,
+                                                .scale = 1,
+                                                .act = DSVI_BF16,
+                                                .acc = DSVI_F32,
+                                                .lists = &lists},
+                                  .chunk = shape->chunk,
+                                  .run = shape->run};
+    if (pass == LIST_BACKWARD)
+        return dsvi_cuda_attention_list_workspace(&stream, &args.attention);
+    dsvi_cuda_fill_attention_tail(&stream, &ops);
+    return pass == TAIL_FORWARD ? ops.attention_tail_fwd.workspace(&stream, &args)
+                                : ops.attention_tail_bwd.workspace(&stream, &args);
+}
+
+static void check_fewer_heads(Pass pass, bool deterministic, const Shape *shape)
+{
+    size_t fewer = 0;
+    for (int64_t heads = 1; heads <= MANY_HEADS; heads++) {
+        size_t bytes = workspace(pass, deterministic, shape, heads);
+        if (bytes == 0 || bytes < fewer)
+            fail_msg("%s, %d tokens: %d heads need %zu bytes, one less %zu%s", NAMES[pass],
+                     (int)shape->tokens, (int)heads, bytes, fewer, deterministic ? ", deterministic" : "");
+        fewer = bytes;
+    }
 }
 
 static void workspace_suffices_for_fewer_heads(void **state)
 {
     static const Shape shapes[] = {
-        {1, 75600, 128, 1}, {1, 32760, 128, 128}, {2, 32760, 72, 1}, {1, 4096, 128, 128}, {3, 777, 64, 1},
+        {1, 75600, 128, 1, 64, 1},  {1, 32760, 128, 128, 128, 1}, {2, 32760, 72, 1, 16, 1},
+        {1, 4096, 128, 128, 64, 8}, {3, 777, 64, 1, 1, 16},
     };
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        for (int deterministic = 0; deterministic < 2; deterministic++) {
-            size_t fewer = 0;
-            for (int64_t heads = 1; heads <= MANY_HEADS; heads++) {
-                size_t bytes = workspace(deterministic, &shapes[i], heads);
-                if (bytes < fewer)
-                    fail_msg("%d tokens: %d heads need %zu bytes, one less %zu%s", (int)shapes[i].tokens,
-                             (int)heads, bytes, fewer, deterministic ? ", deterministic" : "");
-                fewer = bytes;
-            }
-        }
-    }
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (Pass pass = LIST_BACKWARD; pass < PASSES; pass++)
+            for (int deterministic = 0; deterministic < 2; deterministic++)
+                check_fewer_heads(pass, deterministic, &shapes[i]);
 }
 
 int main(void)

@@ -137,8 +137,9 @@ __global__ void __launch_bounds__(ORDERING)
         *t.listed = totals[0] + totals[1];
 }
 
-/* Rounds the F32 sums of dQ, scaled, to dq; a thread converts eight columns of two rows. Grid: two thread
- * blocks for each tile of queries. */
+/* Rounds the F32 sums of dQ, scaled, to dq, whose type is Out; a thread converts eight columns of two rows.
+ * Grid: two thread blocks for each tile of queries. */
+template <typename Out>
 __global__ void __launch_bounds__(THREADS)
     finish_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Inverted t)
 {
@@ -159,12 +160,12 @@ __global__ void __launch_bounds__(THREADS)
         x[0][2 * i] = a.scale * four[0], x[0][2 * i + 1] = a.scale * four[1];
         x[1][2 * i] = a.scale * four[2], x[1][2 * i + 1] = a.scale * four[3];
     }
-    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(a.dq.data) + pair / a.heads * a.dq.batch_stride +
-                        pair % a.heads * a.dq.head_stride + 8 * columns;
+    Out *to = static_cast<Out *>(a.dq.data) + pair / a.heads * a.dq.batch_stride +
+              pair % a.heads * a.dq.head_stride + 8 * columns;
     if (row < a.queries)
-        store(to + row * a.dq.token_stride, x[0]);
+        store_vector(to + row * a.dq.token_stride, x[0]);
     if (row + 8 < a.queries)
-        store(to + (row + 8) * a.dq.token_stride, x[1]);
+        store_vector(to + (row + 8) * a.dq.token_stride, x[1]);
 }
 
 } // namespace
@@ -198,6 +199,7 @@ static char *attention_inverted_carve(const AttentionProblem &a, char *at, Inver
     t->tiles = (int)ceil_div(a.queries, TILE_QUERIES);
     t->tiles_per_group = (int)ceil_div(a.group, TILE_QUERIES);
     t->blocks_per_span = (int)ceil_div(a.grain, BLOCK_KEYS);
+    t->all = a.pairs * t->blocks;
     size_t tiles = (size_t)a.pairs * t->tiles, blocks = (size_t)a.pairs * t->blocks;
     t->sums = reinterpret_cast<float *>(attention_inverted_take(&at, tiles * TILE_FLOATS * sizeof(float)));
     t->queries = reinterpret_cast<float *>(
@@ -234,9 +236,11 @@ DsvStatus attention_invert_lists(DsviStream *stream, const AttentionProblem &a, 
     return DSV_OK;
 }
 
-DsvStatus attention_finish_queries(DsviStream *stream, const AttentionProblem &a, const Inverted &t)
+DsvStatus attention_finish_queries(DsviStream *stream, const AttentionProblem &a, const Inverted &t,
+                                   bool tail)
 {
-    DSVI_CUDA_LAUNCH(stream, "attention: dq from its sums", finish_kernel, (unsigned)(2 * a.pairs * t.tiles),
+    auto *kernel = tail ? finish_kernel<float> : finish_kernel<__nv_bfloat16>;
+    DSVI_CUDA_LAUNCH(stream, "attention: dq from its sums", kernel, (unsigned)(2 * a.pairs * t.tiles),
                      THREADS, 0, a, t);
     return DSV_OK;
 }

@@ -31,6 +31,7 @@ struct Inverted {
     int tiles_per_group;   /* tiles in a group; the last group may have fewer */
     int blocks_per_span;   /* number of blocks of 128 keys in a span of keys; the last span may have fewer
                               blocks */
+    int all;               /* blocks of keys of all (batch, head)s */
     float *sums, *queries; /* these and the following pointers are to arrays in device memory, which the top
                               of this file describes */
     uint16_t *groups;
@@ -56,9 +57,9 @@ Inverted attention_inverted_at(const AttentionProblem &problem);
  * head)s, in device memory (NULL: ascending). Sets dk and dv of blocks that no group lists to 0. */
 DsvStatus attention_invert_lists(DsviStream *stream, const AttentionProblem &problem,
                                  const Inverted &inverted, const int *heads);
-/* Enqueues the conversion of the F32 sums of dQ in the workspace to dq. */
+/* Enqueues the conversion of the F32 sums of dQ in the workspace to dq, which has BF16 or, in a tail, F32. */
 DsvStatus attention_finish_queries(DsviStream *stream, const AttentionProblem &problem,
-                                   const Inverted &inverted);
+                                   const Inverted &inverted, bool tail);
 
 /* The key-major backward pass: writes dq, dk and dv, with its workspace at problem.sums. Call only when
  * attention_inverted_declines returns NULL. Enqueues nothing and sets *served to false where TMA does not

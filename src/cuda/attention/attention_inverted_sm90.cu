@@ -35,12 +35,18 @@
  *     barriers         stage full; K and V full; dS full and empty for each of its two buffers. Stages, and K
  *                      and V, have no barrier for being empty: the producer infers that from dS
  *
+ * With TAIL = true the kernel computes the backward pass of a tail (attention_tail.cuh): every tile of
+ * queries attends to every block of keys, a bit for each query and key says whether P is 0, delta is an
+ * argument, and dK and dV are added to what dk and dv contain. Each thread reads the bits of its two keys
+ * from global memory while the product S runs.
+ *
  * Limits, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory 3070
  * (products read 256 KiB; dS and dQ are written and read, 80 KiB; loads write 32 KiB; lse and delta);
  * exponentials 512; additions to dQ in the L2 cache 2500 to 3250, at 3.0 to 2.3 TB/s over the whole GPU; Q
  * and dO from the L2 cache 950, at 8 TB/s. So shared memory and the additions are the limits, at 750 to 800
  * TFLOP/s, if everything else overlaps with them. */
 #include "cuda/attention/attention_inverted_sm90.cuh"
+#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 namespace {
@@ -64,6 +70,37 @@ struct Factors {
     uint32_t p[Config::QUERIES / 4], ds[Config::QUERIES / 4];
 };
 
+/* Bits of a tail for the two keys whose scores a thread has, 64 queries each. */
+struct KeyBits {
+    uint2 keys[2];
+
+    /* Reads the bits of the step whose queries are in the current stage of the ring. */
+    __device__ void fetch(const AttentionProblem &a, const Consumer &m)
+    {
+        const Step *step = m.memory.step(m.ring.stage);
+        int key = a.keys - step->keys + m.number * CHUNK_KEYS + warp_anew() * 16 + lane_anew() / 4;
+        const uint2 *words = reinterpret_cast<const uint2 *>(a.tail.columns) +
+                             (int64_t)step->tile * a.tail.padded + key;
+        keys[0] = __ldg(words);
+        keys[1] = __ldg(words + 8);
+    }
+
+    /* Sets the probabilities of pairs that the tail does not contain to 0. */
+    __device__ void apply(float (&p)[32])
+    {
+        int shift = lane_anew() % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t low = keys[half].x >> shift, high = keys[half].y >> shift;
+#pragma unroll
+            for (int i = 2 * half; i < 32; i += 4)
+#pragma unroll
+                for (int e = i; e < i + 2; e++)
+                    p[e] = (e < 16 ? low : high) & 1u << (e / 4 % 4 * 8 + e % 2) ? p[e] : 0.f;
+        }
+    }
+};
+
 /* Begins the product S^T = K Q^T of the step whose queries are in the current stage of the ring. */
 __device__ __forceinline__ void begin_step(const Consumer &m, float (&s)[32])
 {
@@ -76,12 +113,15 @@ __device__ __forceinline__ void begin_step(const Consumer &m, float (&s)[32])
 /* Computes P and dS from S^T, which is complete, and hands dS to the producer. The product dK of the previous
  * step runs until P is computed. The wait for ds_empty is before products_wait<0>, because ptxas would
  * otherwise move the exponentials after products_wait<0> (lab/README.md). */
+template <bool TAIL>
 __device__ __forceinline__ void make_factors(const Consumer &m, float (&s)[32], float (&dk)[64],
-                                             Factors *factors, float scale)
+                                             Factors *factors, float scale, KeyBits *bits)
 {
     int buffer = m.turn % Config::BUFFERS, stage = m.ring.stage, lane = lane_anew(), warp = warp_anew();
     float dp[32];
-    weigh(s, m.memory.lse_at(stage), warp, lane, scale, m.count());
+    weigh(s, m.memory.lse_at(stage), warp, lane, scale, TAIL ? CHUNK_KEYS : m.count());
+    if constexpr (TAIL)
+        bits->apply(s);
     hold(s);
     barrier_wait_watched(m.memory.ds_empty(buffer), m.turn / Config::BUFFERS & 1 ^ 1);
     products_wait<0>();
@@ -133,23 +173,80 @@ __device__ __forceinline__ void store_sums(const AttentionProblem &a, const Inve
     }
 }
 
+/* Adds two elements of BF16 each at four neighbouring places of global memory, a multiple of 16 bytes. */
+__device__ __forceinline__ void add_eight(__nv_bfloat16 *to, const uint32_t (&x)[4])
+{
+    asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+/* Transposes a 4 x 4 matrix of which each of four neighbouring lanes holds a column: x[i] of lane j becomes
+ * x[j] of lane i. */
+__device__ __forceinline__ void transpose_four(uint32_t (&x)[4], int lane)
+{
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        bool upper = lane & step;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & step)
+                continue;
+            uint32_t sent = upper ? x[i] : x[i + step];
+            uint32_t got = __shfl_xor_sync(0xffffffffu, sent, step);
+            (upper ? x[i] : x[i + step]) = got;
+        }
+    }
+}
+
+/* Adds `factor` times the sums in the registers x, rounded to BF16, to the rows of dk, or of dv, of this
+ * consumer's keys. Called after the last step of a block of keys, by all lanes of a warp. */
+__device__ __forceinline__ void add_sums(const AttentionProblem &a, const Inverted &t, const Consumer &m,
+                                         const DsviHeads &rows, const Step &step, float factor,
+                                         const float (&x)[64])
+{
+    int lane = lane_anew(), row = m.number * CHUNK_KEYS + warp_anew() * 16 + lane / 4;
+    int pair = step.block / t.blocks, key = step.block % t.blocks * Config::KEYS + row;
+    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(rows.data) + pair / a.heads * rows.batch_stride +
+                        pair % a.heads * rows.head_stride + key * rows.token_stride + lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int j = 0; j < Config::DIM / 8; j += 4) {
+            uint32_t eight[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                eight[i] = pair_bits(factor * x[4 * (j + i) + 2 * half],
+                                     factor * x[4 * (j + i) + 2 * half + 1]);
+            transpose_four(eight, lane);
+            if (row + 8 * half < step.keys && 8 * j + lane % 4 * 8 < a.dim)
+                add_eight(to + 8 * j, eight);
+        }
+        to += 8 * rows.token_stride;
+    }
+}
+
 /* Processes all steps (tiles of queries) of a block of keys. Returns what follows the last step, a value of
  * enum Follows. At most two of P, dS, S and dP are in registers at a time: S of the next step begins when the
  * product that computes dV no longer needs P. */
+template <bool TAIL>
 __device__ __forceinline__ int process_block(const AttentionProblem &a, const Inverted &t, Consumer *m)
 {
     float s[32], dk[64], dv[64];
+    KeyBits bits;
     leave_unset(dk);
     leave_unset(dv);
     barrier_wait_watched(m->memory.keys_full(), m->blocks++ & 1);
     barrier_wait_watched(m->memory.stage_full(m->ring.stage), m->ring.parity);
+    if constexpr (TAIL)
+        bits.fetch(a, *m);
     begin_step(*m, s);
     products_wait<0>();
     Factors factors;
     bool add = false;
     for (;; add = true) {
         hold(s);
-        make_factors(*m, s, dk, &factors, a.scale);
+        make_factors<TAIL>(*m, s, dk, &factors, a.scale, &bits);
         m->turn++;
         begin_sum(dv, factors.p, m->memory.douts_at(m->ring.stage), add);
         if (m->memory.step(m->ring.stage)->follows != MORE)
@@ -157,6 +254,8 @@ __device__ __forceinline__ int process_block(const AttentionProblem &a, const In
         uint32_t queries = m->memory.queries_at(m->ring.stage);
         advance(&m->ring);
         barrier_wait_watched(m->memory.stage_full(m->ring.stage), m->ring.parity);
+        if constexpr (TAIL)
+            bits.fetch(a, *m);
         products_wait<0>();
         hold(dv);
         begin_step(*m, s);
@@ -169,22 +268,36 @@ __device__ __forceinline__ int process_block(const AttentionProblem &a, const In
     hold(dk);
     const Step step = *m->memory.step(m->ring.stage);
     advance(&m->ring);
-    store_sums(a, t, *m, a.dv, step, 1, dv);
-    store_sums(a, t, *m, a.dk, step, a.scale, dk);
+    if constexpr (TAIL) {
+        add_sums(a, t, *m, a.dv, step, 1, dv);
+        add_sums(a, t, *m, a.dk, step, a.scale, dk);
+    } else {
+        store_sums(a, t, *m, a.dv, step, 1, dv);
+        store_sums(a, t, *m, a.dk, step, a.scale, dk);
+    }
     return step.follows;
 }
 
-/* The loop of consumer `number` over blocks of keys. Unused when compiled for other architectures than
- * sm_90a. */
-[[maybe_unused]] __device__ __forceinline__ void consume(const AttentionProblem &a, const Inverted &t,
-                                                         const Memory &memory, int number)
+/* The loop of consumer `number` over blocks of keys. */
+template <bool TAIL>
+__device__ __forceinline__ void consume(const AttentionProblem &a, const Inverted &t, const Memory &memory,
+                                        int number)
 {
     Consumer m = {memory, number, 0, 0, {0, 0}};
-    while (process_block(a, t, &m) != NOTHING)
+    while (process_block<TAIL>(a, t, &m) != NOTHING)
         ;
 }
 
+/* Both kinds of consumers, so that the functions above count as used also where the kernel has no body,
+ * because the architecture is not sm_90a. */
+[[maybe_unused]] __device__ __forceinline__ void consume_any(const AttentionProblem &a, const Inverted &t,
+                                                             const Memory &memory, int number, bool tail)
+{
+    tail ? consume<true>(a, t, memory, number) : consume<false>(a, t, memory, number);
+}
+
 /* Grid: a thread block for each multiprocessor, or for each block of keys if these are fewer. */
+template <bool TAIL>
 __global__ void __launch_bounds__(Config::THREADS, 1)
     backward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Inverted inverted,
                     const __grid_constant__ Schedule schedule, const __grid_constant__ InvertedMaps maps)
@@ -193,7 +306,7 @@ __global__ void __launch_bounds__(Config::THREADS, 1)
     extern __shared__ __align__(1024) unsigned char shared[];
     Memory memory = {shared, shared_address(shared)};
     int warpgroup = agreed(threadIdx.x / WARPGROUP);
-    if ((int)blockIdx.x >= *inverted.listed)
+    if ((int)blockIdx.x >= blocks_to_process<TAIL>(inverted))
         return;
     if (threadIdx.x == 0) {
         if (memory.base % ATOM_BYTES != 0)
@@ -203,10 +316,10 @@ __global__ void __launch_bounds__(Config::THREADS, 1)
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<Config::PRODUCER_REGISTERS>();
-        produce(a, inverted, schedule, maps, memory);
+        produce<TAIL>(a, inverted, schedule, maps, memory);
     } else {
         take_registers<Config::CONSUMER_REGISTERS>();
-        consume(a, inverted, memory, warpgroup - 1);
+        consume_any(a, inverted, memory, warpgroup - 1, TAIL);
     }
 #endif
 }
@@ -260,6 +373,24 @@ __global__ void __launch_bounds__(WARPGROUP)
 #endif
 }
 
+/* Writes log T_c and D_c of a tail's rows to the workspace and sets the sums of dQ to 0. Grid: one thread
+ * block for each tile of queries. */
+__global__ void __launch_bounds__(WARPGROUP)
+    prepare_tail_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Inverted t)
+{
+    int tile = blockIdx.x, pair = tile / t.tiles, row = threadIdx.x % Config::QUERIES;
+    int query = tile % t.tiles * Config::QUERIES + row;
+    float4 *sums = reinterpret_cast<float4 *>(t.sums + (int64_t)tile * TILE_FLOATS);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < TILE_FLOATS / 4; i += WARPGROUP)
+        sums[i] = make_float4(0, 0, 0, 0);
+    float *to = t.queries + (int64_t)tile * 2 * Config::QUERIES;
+    if ((int)threadIdx.x < Config::QUERIES)
+        to[row] = query < a.queries ? tail_lse(a.lse[(int64_t)pair * a.queries + query]) : INFINITY;
+    else
+        to[Config::QUERIES + row] = query < a.queries ? tail_delta(a, pair, query) : 0.f;
+}
+
 /* Makes the TMA descriptors of the main kernel and of prepare_kernel. Returns false if TMA does not support
  * the strides or address of a tensor. */
 static bool make_inverted_maps(const AttentionProblem &a, InvertedMaps *maps, PrepareMaps *prepare)
@@ -288,12 +419,53 @@ DsvStatus attention_backward_inverted(DsviStream *stream, const AttentionProblem
     DSVI_TRY(attention_invert_lists(stream, a, inverted, schedule.order));
     DSVI_CUDA_LAUNCH(stream, "attention: delta", prepare_kernel, (unsigned)(a.pairs * inverted.tiles),
                      WARPGROUP, PREPARE_SHARED, a, inverted, prepare);
-    DSVI_CUDA_TRY(
-        cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::SHARED));
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Config::SHARED));
     int blocks = min(stream->multiprocessors, a.pairs * inverted.blocks);
-    DSVI_CUDA_LAUNCH(stream, "attention backward over inverted lists on Hopper", backward_kernel,
+    DSVI_CUDA_LAUNCH(stream, "attention backward over inverted lists on Hopper", backward_kernel<false>,
                      (unsigned)blocks, Config::THREADS, Config::SHARED, a, inverted, schedule, maps);
-    return attention_finish_queries(stream, a, inverted);
+    return attention_finish_queries(stream, a, inverted, false);
+}
+
+/* Fills *t with the part of the layout of attention_inverted.cu that a tail uses, in a workspace at `at`. */
+static void place_tail(int64_t pairs, int64_t queries, int64_t keys, float *at, Inverted *t)
+{
+    *t = {};
+    t->blocks = (int)ceil_div(keys, BLOCK_KEYS);
+    t->tiles = (int)ceil_div(queries, TILE_QUERIES);
+    t->tiles_per_group = t->blocks_per_span = 1;
+    t->all = (int)pairs * t->blocks;
+    t->sums = at;
+    t->queries = at + pairs * t->tiles * TILE_FLOATS;
+}
+
+size_t attention_tail_sm90_bytes(int64_t pairs, int64_t queries)
+{
+    int64_t tile = (TILE_FLOATS + 2 * TILE_QUERIES) * (int64_t)sizeof(float);
+    return (size_t)(pairs * ceil_div(queries, TILE_QUERIES) * tile);
+}
+
+DsvStatus attention_tail_backward_sm90(DsviStream *stream, const AttentionProblem &a, bool *served)
+{
+    MapEncoder encode = find_encoder();
+    InvertedMaps maps;
+    Inverted t;
+    Schedule schedule;
+    *served = encode && make_map(encode, a, a.q, a.queries, &maps.q) &&
+              make_map(encode, a, a.dout, a.queries, &maps.dout) &&
+              make_map(encode, a, a.k, a.keys, &maps.k) && make_map(encode, a, a.v, a.keys, &maps.v);
+    if (!*served)
+        return DSV_OK;
+    place_tail(a.pairs, a.queries, a.keys, a.sums, &t);
+    DSVI_TRY(make_schedule(stream, a, Config::QUERIES, false, &schedule));
+    DSVI_CUDA_LAUNCH(stream, "attention tail: rows", prepare_tail_kernel, (unsigned)(a.pairs * t.tiles),
+                     WARPGROUP, 0, a, t);
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Config::SHARED));
+    int blocks = min(stream->multiprocessors, t.all);
+    DSVI_CUDA_LAUNCH(stream, "attention tail backward on Hopper", backward_kernel<true>, (unsigned)blocks,
+                     Config::THREADS, Config::SHARED, a, t, schedule, maps);
+    return attention_finish_queries(stream, a, t, true);
 }
 
 } // namespace dsvi

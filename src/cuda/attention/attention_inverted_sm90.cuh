@@ -1,6 +1,9 @@
 /* Key-major attention backward on Hopper: constants, shared memory and barriers of the kernel, and its
  * producer warpgroup, which takes blocks of keys, loads them and the queries that attend to them, and
- * computes dQ. The consumers, and an overview of the kernel, are in attention_inverted_sm90.cu. */
+ * computes dQ. The consumers, and an overview of the kernel, are in attention_inverted_sm90.cu.
+ *
+ * With TAIL = true the kernel computes the backward pass of a tail (attention_tail.cuh): all tiles of queries
+ * attend to each block of keys, so a tile counts as a group and no inverted list is read. */
 #ifndef DSVI_ATTENTION_INVERTED_SM90_CUH
 #define DSVI_ATTENTION_INVERTED_SM90_CUH
 
@@ -198,35 +201,48 @@ __device__ __forceinline__ float mean_count(const AttentionProblem &a, const Inv
     return __fdividef((float)(offset[a.groups] - offset[0]) * (float)t.blocks_per_span, (float)t.blocks);
 }
 
+/* Returns the number of blocks of keys to process. */
+template <bool TAIL> __device__ __forceinline__ int blocks_to_process(const Inverted &t)
+{
+    return TAIL ? t.all : *t.listed;
+}
+
 /* Proceeds to the block of keys whose number was taken from the global counter earlier, and takes the number
- * of the block after it. */
+ * of the block after it. In a tail, the blocks of a (batch, head) begin with different tiles, so that thread
+ * blocks do not add to the same dQ at the same time. */
+template <bool TAIL>
 __device__ __forceinline__ void begin_block(const AttentionProblem &a, const Inverted &t,
                                             const Schedule &schedule, Cursor *h)
 {
     int drawn = 0;
     unsigned clock = 0;
-    h->step.block = t.order[h->drawn];
+    h->step.block = TAIL ? h->drawn : t.order[h->drawn];
     h->step.keys = a.keys - h->step.block % t.blocks * Config::KEYS;
-    h->count = t.counts[h->step.block];
+    h->count = TAIL ? t.tiles : t.counts[h->step.block];
     if (threadIdx.x == 0) {
         drawn = take_tile(schedule);
         clock = clock_of(schedule);
     }
     h->drawn = agreed(drawn);
+    h->past = 0;
+    if constexpr (TAIL) {
+        h->begin = h->step.block % h->count;
+        return;
+    }
     float relative_count = __fdividef((float)h->count, mean_count(a, t, h->step.block / t.blocks));
     h->begin = first_step(relative_count, h->count, (unsigned)agreed((int)clock));
-    h->past = 0;
 }
 
 /* Proceeds to the next of the groups whose lists contain the current block of keys. */
+template <bool TAIL>
 __device__ __forceinline__ void begin_group(const AttentionProblem &a, const Inverted &t,
                                             const Schedule &schedule, Cursor *h)
 {
     int place = h->begin + h->past;
     place -= place < h->count ? 0 : h->count;
-    h->group = t.groups[(int64_t)h->step.block * a.groups + place];
+    h->group = TAIL ? place : t.groups[(int64_t)h->step.block * a.groups + place];
     h->part = 0;
-    if (threadIdx.x == 0)
+    if (!TAIL && threadIdx.x == 0)
         move_clock(schedule, pace_of(h->count));
 }
 
@@ -237,6 +253,7 @@ __device__ __forceinline__ int tiles_in(const Inverted &t, int group)
 
 /* Advances the cursor in shared memory from the step just loaded to the next one. Called by one warp, whose
  * lanes all compute the same. */
+template <bool TAIL>
 __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const Inverted &t,
                                                const Schedule &schedule, const Memory &memory)
 {
@@ -247,15 +264,15 @@ __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const 
         h.step.tile = -1;
     } else {
         if (h.step.follows == ANOTHER_BLOCK) {
-            begin_block(a, t, schedule, &h);
-            begin_group(a, t, schedule, &h);
+            begin_block<TAIL>(a, t, schedule, &h);
+            begin_group<TAIL>(a, t, schedule, &h);
         } else if (++h.part == tiles_in(t, h.group)) {
             h.past++;
-            begin_group(a, t, schedule, &h);
+            begin_group<TAIL>(a, t, schedule, &h);
         }
         h.step.tile = h.step.block / t.blocks * t.tiles + h.group * t.tiles_per_group + h.part;
         h.step.follows = h.part + 1 < tiles_in(t, h.group) || h.past + 1 < h.count ? MORE
-                         : h.drawn < *t.listed                                     ? ANOTHER_BLOCK
+                         : h.drawn < blocks_to_process<TAIL>(t)                    ? ANOTHER_BLOCK
                                                                                    : NOTHING;
     }
     __syncwarp();
@@ -265,6 +282,7 @@ __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const 
 }
 
 /* Loads the first block of keys, and the queries of the first STAGES steps. There is at least one step. */
+template <bool TAIL>
 __device__ __forceinline__ void load_first_steps(const AttentionProblem &a, const Inverted &t,
                                                  const Schedule &schedule, const InvertedMaps &maps,
                                                  const Memory &memory)
@@ -274,12 +292,12 @@ __device__ __forceinline__ void load_first_steps(const AttentionProblem &a, cons
         memory.cursor()->drawn = (int)blockIdx.x;
     }
     __syncwarp();
-    advance_cursor(a, t, schedule, memory);
+    advance_cursor<TAIL>(a, t, schedule, memory);
     load_keys(a, t, maps, memory, memory.cursor()->step.block);
 #pragma unroll 1
     for (int stage = 0; stage < Config::STAGES; stage++) {
         load_step(a, t, maps, memory, stage);
-        advance_cursor(a, t, schedule, memory);
+        advance_cursor<TAIL>(a, t, schedule, memory);
     }
 }
 
@@ -345,13 +363,14 @@ __device__ __forceinline__ void make_dq(const Inverted &t, const Memory &memory,
 
 /* The producer's loop over steps. When dS of a step is full, both consumers are done with the previous step,
  * whose stage is then free; and if the step is the last of its block, they are also done with K and V. */
+template <bool TAIL>
 __device__ __forceinline__ void produce(const AttentionProblem &a, const Inverted &t,
                                         const Schedule &schedule, const InvertedMaps &maps,
                                         const Memory &memory)
 {
     bool first_warp = agreed(threadIdx.x / WARP) == 0, issues = elected();
     if (first_warp)
-        load_first_steps(a, t, schedule, maps, memory);
+        load_first_steps<TAIL>(a, t, schedule, maps, memory);
     for (uint32_t turn = 0;; turn++) {
         int buffer = turn % Config::BUFFERS;
         barrier_wait(memory.ds_full(buffer), turn / Config::BUFFERS & 1);
@@ -365,7 +384,7 @@ __device__ __forceinline__ void produce(const AttentionProblem &a, const Inverte
         if (step.follows == NOTHING)
             break;
         if (first_warp && turn > 0)
-            advance_cursor(a, t, schedule, memory);
+            advance_cursor<TAIL>(a, t, schedule, memory);
     }
     if (issues)
         bulk_wait();

@@ -17,19 +17,53 @@ constexpr int UNIT = 16;
  * slices, and on their bytes together. */
 constexpr int SLICES_MAX = 8;
 constexpr size_t SLICES_BYTES = (size_t)4 << 30;
-constexpr const char *NO_TMA = "TMA does not support these strides or addresses";
+
+/* Where the F32 sums of dK or dV go. */
+struct AttentionFinish {
+    DsviHeads rows;  /* dk or dv */
+    bool dv, chunks; /* chunks: rows consist of whole 16-byte chunks at multiples of 16 bytes */
+    float factor;
+    int64_t run, tokens; /* in a tail: number of tokens of a key, and of all tokens; else 0 */
+};
+
 constexpr int64_t KEYS_MAX = (int64_t)1 << 30; /* keys, and rows of queries: kernels number them with ints */
 
-/* Writes UNIT columns of one row of dk or dv: `factor` times the sum over all slices, the copies of the F32
- * sums to which different thread blocks added. */
-template <typename T>
-__device__ __forceinline__ void finish_unit(const AttentionProblem &a, const DsviHeads &rows, bool dv,
-                                            float factor, bool chunks, int pair, int64_t key, int column)
+/* Writes to UNIT columns of one row of dk or dv `factor` times `sum`, or with ADD adds them to the row. */
+template <typename T, bool ADD>
+__device__ __forceinline__ void finish_row(T *to, int columns, float factor, bool chunks,
+                                           const float (&sum)[UNIT])
 {
     constexpr int N = 16 / sizeof(T);
+#pragma unroll
+    for (int at = 0; at < UNIT; at += N) {
+        float x[N], before[N] = {0};
+        if (ADD && chunks && at < columns)
+            load(to + at, before);
+#pragma unroll
+        for (int i = 0; i < N && ADD && !chunks; i++)
+            before[i] = at + i < columns ? to_float(to[at + i]) : 0.f;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = before[i] + factor * sum[at + i];
+        if (chunks && at < columns)
+            store(to + at, x);
+#pragma unroll
+        for (int i = 0; i < N && !chunks; i++)
+            if (at + i < columns)
+                to[at + i] = from_float<T>(x[i]);
+    }
+}
+
+/* Finishes UNIT columns of one key: `factor` times the sum over all slices, the copies of the F32 sums to
+ * which different thread blocks added, is the row of dk or dv. In a tail the key stands for a run of tokens,
+ * to whose rows the result is added in equal parts. */
+template <typename T, bool TAIL>
+__device__ __forceinline__ void finish_unit(const AttentionProblem &a, const AttentionFinish &f, int pair,
+                                            int64_t key, int column)
+{
     float sum[UNIT] = {0};
     for (int slice = 0; slice < a.slices; slice++) {
-        const float *from = sums_of(a, slice, dv, pair) + key * a.pitch + column;
+        const float *from = sums_of(a, slice, f.dv, pair) + key * a.pitch + column;
 #pragma unroll
         for (int t = 0; t < UNIT / 4; t++) {
             float x[4];
@@ -39,91 +73,46 @@ __device__ __forceinline__ void finish_unit(const AttentionProblem &a, const Dsv
                 sum[i / 2 * 8 + 2 * t + i % 2] += x[i];
         }
     }
-    T *to = static_cast<T *>(rows.data) + pair / a.heads * rows.batch_stride + key * rows.token_stride +
-            pair % a.heads * rows.head_stride + column;
-#pragma unroll
-    for (int at = 0; at < UNIT; at += N) {
-        float x[N];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            x[i] = factor * sum[at + i];
-        if (chunks && column + at < a.dim)
-            store(to + at, x);
-#pragma unroll
-        for (int i = 0; i < N && !chunks; i++)
-            if (column + at + i < a.dim)
-                to[at + i] = from_float<T>(x[i]);
-    }
+    int64_t first = TAIL ? key * f.run : key, end = TAIL ? min(first + f.run, f.tokens) : key + 1;
+    float factor = TAIL ? f.factor / (float)(end - first) : f.factor;
+    T *to = static_cast<T *>(f.rows.data) + pair / a.heads * f.rows.batch_stride +
+            first * f.rows.token_stride + pair % a.heads * f.rows.head_stride + column;
+    for (int64_t token = first; token < end; token++, to += f.rows.token_stride)
+        finish_row<T, TAIL>(to, a.dim - column, factor, f.chunks, sum);
 }
 
 /* Rounds the F32 sums of dK or dV to the type of the output dk or dv. Grid: x covers the keys, with pitch /
  * UNIT threads for each key; y is the (batch, head). */
-template <typename T>
-__global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ AttentionProblem a,
-                                                         DsviHeads rows, bool dv, float factor, bool chunks)
+template <typename T, bool TAIL>
+__global__ void __launch_bounds__(THREADS)
+    finish_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ AttentionFinish f)
 {
     int units = a.pitch / UNIT, keys = THREADS / units, line = threadIdx.x / units;
     int64_t key = (int64_t)blockIdx.x * keys + line;
     if (line >= keys || key >= a.keys)
         return;
     for (int pair = blockIdx.y; pair < a.pairs; pair += gridDim.y)
-        finish_unit<T>(a, rows, dv, factor, chunks, pair, key, threadIdx.x % units * UNIT);
-}
-
-/* Returns whether the address, the length and all strides of the rows are multiples of `bytes`. */
-static bool heads_aligned(const DsviHeads *rows, int64_t dim, size_t size, size_t bytes)
-{
-    return (uintptr_t)rows->data % bytes == 0 && (size_t)dim * size % bytes == 0 &&
-           (size_t)rows->batch_stride * size % bytes == 0 && (size_t)rows->token_stride * size % bytes == 0 &&
-           (size_t)rows->head_stride * size % bytes == 0;
-}
-
-static int round_up(int64_t n, int unit)
-{
-    return (int)(ceil_div(n, unit) * unit);
+        finish_unit<T, TAIL>(a, f, pair, key, threadIdx.x % units * UNIT);
 }
 
 /* Bytes of the F32 sums of dK and dV of one (batch, head), in one of possibly several copies (slices). */
-static size_t sum_bytes(const DsviAttentionArgs *args)
+static size_t sum_bytes(int64_t keys, int64_t dim)
 {
-    return (size_t)(2 * args->keys * round_up(args->head_dim, UNIT)) * sizeof(float);
-}
-
-static int64_t smaller_of(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
+    return (size_t)(2 * keys * round_up(dim, UNIT)) * sizeof(float);
 }
 
 /* Number of (batch, head) sums for which the workspace has room: on an ordinary stream one for each pair; on
  * a deterministic one enough to keep the GPU busy, within SLICES_MAX and SLICES_BYTES. A slice has sums of
  * all pairs, so the last sums may be unused. Without these spare sums, some numbers of heads would need a
  * larger workspace than one head more; but a workspace must also serve calls with fewer heads. */
-static int64_t sums_max(const DsviStream *stream, const DsviAttentionArgs *args)
+static int64_t sums_max(const DsviStream *stream, int64_t pairs, int64_t keys, int64_t dim)
 {
-    int64_t pairs = args->batch * args->heads;
-    size_t bytes = sum_bytes(args);
+    size_t bytes = sum_bytes(keys, dim);
     if (!stream->deterministic || bytes == 0)
         return pairs;
     int64_t count = smaller_of(stream->multiprocessors, (int64_t)(SLICES_BYTES / bytes));
     count = smaller_of(count, SLICES_MAX * pairs);
     return count > pairs ? count : pairs;
-}
-
-static DsvStatus attention_list_check(const DsviAttentionArgs *args)
-{
-    DSVI_TRY(dsvi_attention_check(args));
-    if ((args->act != DSVI_F32 && args->act != DSVI_BF16) || args->acc != DSVI_F32)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "attention: this variant takes F32 and BF16 with F32 sums, "
-                         "not %s with %s",
-                         dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
-    if (args->keys > KEYS_MAX || args->batch * args->heads * args->queries > KEYS_MAX)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "attention: this variant takes at most %lld keys and as many "
-                         "rows of queries, not %lld and %lld",
-                         (long long)KEYS_MAX, (long long)args->keys,
-                         (long long)(args->batch * args->heads * args->queries));
-    return DSV_OK;
 }
 
 /* Returns n, the number of queries in a group or of keys in a span, limited to the number `all` that exist: a
@@ -154,10 +143,7 @@ static AttentionProblem attention_list_problem_of(const DsviStream *stream, cons
     p.lse = static_cast<float *>(args->lse);
     p.chunks = heads_aligned(&p.q, p.dim, size, 16) && heads_aligned(&p.k, p.dim, size, 16) &&
                heads_aligned(&p.v, p.dim, size, 16);
-    p.sums = static_cast<float *>(args->workspace);
-    p.pitch = round_up(p.dim, UNIT);
-    p.slices = p.pairs > 0 ? (int)(sums_max(stream, args) / p.pairs) : 1;
-    p.alone = stream->deterministic;
+    attention_place_sums(stream, args->workspace, &p);
     return p;
 }
 
@@ -227,27 +213,78 @@ static void name_variant(DsviStream *stream, const DsviAttentionArgs *args, bool
                  why ? ": " : "", why ? why : "");
 }
 
-/* Enqueues the conversion of the F32 sums to `rows`: to dv if the flag `dv` is true, else to dk. */
 template <typename T>
-static DsvStatus attention_list_finish(DsviStream *stream, const AttentionProblem &p, const DsviHeads &rows,
-                                       bool dv, float factor)
+DsvStatus launch_finish(DsviStream *stream, const AttentionProblem &p, const AttentionFinish &finish)
 {
     int keys = THREADS / (p.pitch / UNIT);
     dim3 grid((unsigned)ceil_div(p.keys, keys), blocks_in_turn(p.pairs));
-    bool chunks = heads_aligned(&rows, p.dim, sizeof(T), 16);
-    DSVI_CUDA_LAUNCH(stream, "attention: dk and dv from their sums", finish_kernel<T>, grid, THREADS, 0, p,
-                     rows, dv, factor, chunks);
+    auto *kernel = finish.run > 0 ? finish_kernel<T, true> : finish_kernel<T, false>;
+    DSVI_CUDA_LAUNCH(stream, "attention: dk and dv from their sums", kernel, grid, THREADS, 0, p, finish);
     return DSV_OK;
 }
 
 } // namespace
+
+DsvStatus attention_list_supports(const DsviAttentionArgs *args)
+{
+    if ((args->act != DSVI_F32 && args->act != DSVI_BF16) || args->acc != DSVI_F32)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "attention: this variant takes F32 and BF16 with F32 sums, "
+                         "not %s with %s",
+                         dsvi_dtype_name(args->act), dsvi_dtype_name(args->acc));
+    if (args->keys > KEYS_MAX || args->batch * args->heads * args->queries > KEYS_MAX)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "attention: this variant takes at most %lld keys and as many "
+                         "rows of queries, not %lld and %lld",
+                         (long long)KEYS_MAX, (long long)args->keys,
+                         (long long)(args->batch * args->heads * args->queries));
+    return DSV_OK;
+}
+
+size_t attention_sums_bytes(const DsviStream *stream, int64_t pairs, int64_t keys, int64_t dim)
+{
+    return sum_bytes(keys, dim) * (size_t)sums_max(stream, pairs, keys, dim);
+}
+
+void attention_place_sums(const DsviStream *stream, void *at, AttentionProblem *p)
+{
+    p->sums = static_cast<float *>(at);
+    p->pitch = round_up(p->dim, UNIT);
+    p->slices = p->pairs > 0 ? (int)(sums_max(stream, p->pairs, p->keys, p->dim) / p->pairs) : 1;
+    p->alone = stream->deterministic;
+}
+
+DsvStatus attention_clear_sums(DsviStream *stream, const AttentionProblem &p)
+{
+    size_t bytes = sum_bytes(p.keys, p.dim) * (size_t)(p.pairs * p.slices);
+    if (bytes > 0)
+        DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, bytes, stream->handle));
+    return DSV_OK;
+}
+
+DsvStatus attention_finish_sums(DsviStream *stream, const AttentionProblem &p, DsviDtype act, int64_t run,
+                                int64_t tokens)
+{
+    if (p.pairs == 0 || p.keys == 0)
+        return DSV_OK;
+    size_t size = dsvi_dtype_size(act);
+    AttentionFinish dk = {p.dk, false, heads_aligned(&p.dk, p.dim, size, 16), p.scale, run, tokens};
+    AttentionFinish dv = {p.dv, true, heads_aligned(&p.dv, p.dim, size, 16), 1, run, tokens};
+    DSVI_FOR_ACT("attention", act, {
+        DSVI_TRY(launch_finish<T>(stream, p, dk));
+        DSVI_TRY(launch_finish<T>(stream, p, dv));
+    });
+    return DSV_OK;
+}
+
 } // namespace dsvi
 
 using dsvi::AttentionProblem;
 
 DsvStatus dsvi_cuda_attention_list_fwd(DsviStream *stream, const DsviAttentionArgs *args)
 {
-    DSVI_TRY(dsvi::attention_list_check(args));
+    DSVI_TRY(dsvi_attention_check(args));
+    DSVI_TRY(dsvi::attention_list_supports(args));
     AttentionProblem p = dsvi::attention_list_problem_of(stream, args);
     p.couples = dsvi::heads_aligned(&p.out, p.dim, sizeof(__nv_bfloat16), 2 * sizeof(__nv_bfloat16));
     if (p.pairs == 0 || p.queries == 0)
@@ -267,7 +304,7 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsviStream *stream, const DsviAttentionAr
 
 size_t dsvi_cuda_attention_list_workspace(DsviStream *stream, const DsviAttentionArgs *args)
 {
-    size_t sums = dsvi::sum_bytes(args) * (size_t)dsvi::sums_max(stream, args);
+    size_t sums = dsvi::attention_sums_bytes(stream, args->batch * args->heads, args->keys, args->head_dim);
     AttentionProblem p = dsvi::attention_list_problem_of(stream, args);
     bool inverts = stream->capability == 90 && args->lists && !p.alone && dsvi::spans_are_blocks(p) &&
                    !dsvi::attention_inverted_declines(stream, p);
@@ -277,7 +314,8 @@ size_t dsvi_cuda_attention_list_workspace(DsviStream *stream, const DsviAttentio
 
 DsvStatus dsvi_cuda_attention_list_bwd(DsviStream *stream, const DsviAttentionArgs *args)
 {
-    DSVI_TRY(dsvi::attention_list_check(args));
+    DSVI_TRY(dsvi_attention_check(args));
+    DSVI_TRY(dsvi::attention_list_supports(args));
     AttentionProblem p = dsvi::attention_list_problem_of(stream, args);
     size_t needed = dsvi_cuda_attention_list_workspace(stream, args), size = dsvi_dtype_size(args->act);
     if (args->workspace_bytes < needed)
@@ -303,20 +341,12 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsviStream *stream, const DsviAttentionAr
                            why_portable ? why_portable : why_gathered);
     if (served)
         return DSV_OK;
-    size_t sums = dsvi::sum_bytes(args) * (size_t)(p.pairs * p.slices);
-    if (sums > 0)
-        DSVI_CUDA_TRY(cudaMemsetAsync(p.sums, 0, sums, stream->handle));
+    DSVI_TRY(dsvi::attention_clear_sums(stream, p));
     if (p.pairs > 0 && p.queries > 0)
         DSVI_TRY(!why_portable           ? dsvi::attention_backward_sm90(stream, p)
                  : args->act == DSVI_F32 ? dsvi::attention_backward_f32(stream, p)
                                          : dsvi::attention_backward_bf16(stream, p));
-    if (p.pairs == 0 || p.keys == 0)
-        return DSV_OK;
-    DSVI_FOR_ACT("attention", args->act, {
-        DSVI_TRY(dsvi::attention_list_finish<T>(stream, p, p.dk, false, p.scale));
-        DSVI_TRY(dsvi::attention_list_finish<T>(stream, p, p.dv, true, 1));
-    });
-    return DSV_OK;
+    return dsvi::attention_finish_sums(stream, p, args->act, 0, 0);
 }
 
 void dsvi_cuda_fill_attention_list(DsviStream *stream, DsviOps *ops)

@@ -21,6 +21,23 @@
 
 namespace dsvi {
 
+/* What a tail has besides the other fields of AttentionProblem (attention_tail.cuh). */
+struct AttentionTail {
+    /* Of the arrays `bits` and `biases` one is NULL. */
+    const uint32_t *bits; /* (pairs, groups, pitch) bit j % 32 of word j / 32 is set if the list of the group
+                           * does not name key j */
+    const float *biases;  /* (pairs, groups, pitch) log n_gr */
+    const float *delta;   /* (pairs, queries) D_c; backward only */
+    int groups, rows_per_group, pitch;
+    /* The backward pass on Hopper reads the same bits for 64 queries at once: (pairs, tiles, padded keys),
+     * bit i of a word belongs to query i of the tile, and `padded` is the number of keys rounded up. */
+    const uint64_t *columns;
+    int padded;
+    /* The forward pass on Hopper divides the keys into parts of part_keys keys, the last of which may be
+     * short: out is (pairs, parts, queries, pitch of out) and lse (pairs, parts, queries). */
+    int parts, part_keys;
+};
+
 struct AttentionProblem {
     int pairs, heads; /* pairs = batch x heads */
     int queries, keys, dim;
@@ -37,7 +54,11 @@ struct AttentionProblem {
     float *sums;  /* (slices, 2, pairs, keys, pitch) */
     int pitch, slices;
     bool alone; /* each slice of `sums` has one thread block that adds to it, so additions need no atomics */
+    AttentionTail tail; /* read by the kernels of a tail only */
 };
+
+/* Fails with DSV_E_UNSUPPORTED if the kernels do not take these types or so many keys and queries. */
+DsvStatus attention_list_supports(const DsviAttentionArgs *args);
 
 DsvStatus attention_forward_f32(DsviStream *stream, const AttentionProblem &problem);
 DsvStatus attention_backward_f32(DsviStream *stream, const AttentionProblem &problem);
@@ -51,6 +72,38 @@ DsvStatus attention_backward_bf16(DsviStream *stream, const AttentionProblem &pr
 /* Call only when hopper_declines_backward of attention_list.cu returns NULL: the kernel adds to one slice, in
  * no fixed order. */
 DsvStatus attention_backward_sm90(DsviStream *stream, const AttentionProblem &problem);
+
+/* The F32 sums of dK and dV. attention_sums_bytes returns their bytes for `pairs` (batch, head)s;
+ * attention_place_sums sets the fields of *problem that say where the sums are and how kernels add to them;
+ * attention_clear_sums enqueues their clearing. attention_finish_sums enqueues their conversion to the rows
+ * of dk and dv. If `run` is positive, each key stands for `run` of `tokens` tokens (the last one for fewer):
+ * its sums are divided among the tokens, and added to what dk and dv contain. */
+size_t attention_sums_bytes(const DsviStream *stream, int64_t pairs, int64_t keys, int64_t dim);
+void attention_place_sums(const DsviStream *stream, void *at, AttentionProblem *problem);
+DsvStatus attention_clear_sums(DsviStream *stream, const AttentionProblem &problem);
+DsvStatus attention_finish_sums(DsviStream *stream, const AttentionProblem &problem, DsviDtype act,
+                                int64_t run, int64_t tokens);
+
+/* Returns whether the address, the length and all strides of the rows are multiples of `bytes`. */
+inline bool heads_aligned(const DsviHeads *rows, int64_t dim, size_t size, size_t bytes)
+{
+    return (uintptr_t)rows->data % bytes == 0 && (size_t)dim * size % bytes == 0 &&
+           (size_t)rows->batch_stride * size % bytes == 0 && (size_t)rows->token_stride * size % bytes == 0 &&
+           (size_t)rows->head_stride * size % bytes == 0;
+}
+
+inline int64_t smaller_of(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Why a kernel that copies tensors by TMA did not serve a call. */
+constexpr const char *NO_TMA = "TMA does not support these strides or addresses";
+
+inline int round_up(int64_t n, int unit)
+{
+    return (int)(ceil_div(n, unit) * unit);
+}
 
 /* Number of tiles of `width` queries of one (batch, head), including empty tiles of a short last group. */
 __host__ __device__ inline int tiles_of(const AttentionProblem &problem, int width)

@@ -20,7 +20,9 @@
  * registers a thread.
  *
  * delta = out . dout is the diagonal of dO O^T, computed by the same products as dP: where one key has all
- * the weight, P is exactly 1 and dP - delta exactly 0. Scores are rounded as in the forward pass. */
+ * the weight, P is exactly 1 and dP - delta exactly 0. Scores are rounded as in the forward pass.
+ *
+ * The kernels with TAIL = true compute the tail (attention_tail.cuh), whose delta is an argument. */
 #include <math.h>
 
 #include "cuda/attention/attention_tile.cuh"
@@ -90,7 +92,7 @@ template <int M> struct Rows {
 
 /* Reads lse and delta (out . dout) of the queries whose scores this lane holds. For rows after the last query
  * lse is set to infinity, so that their probabilities P are 0. */
-template <typename C>
+template <typename C, bool TAIL>
 __device__ __forceinline__ void load_row_sums(const AttentionProblem &a, const Tile &tile, const float *delta,
                                               Rows<C::M> *rows)
 {
@@ -98,16 +100,18 @@ __device__ __forceinline__ void load_row_sums(const AttentionProblem &a, const T
 #pragma unroll
     for (int n = 0; n < 2 * C::M; n++) {
         int row = first_row<C>() + 8 * n + threadIdx.x % WARP / 4;
-        rows->lse[n / 2][n % 2] = row < tile.rows ? lse[row] : INFINITY;
+        float here = row < tile.rows ? lse[row] : INFINITY;
+        rows->lse[n / 2][n % 2] = TAIL ? tail_lse(here) : here;
         rows->delta[n / 2][n % 2] = delta[row];
     }
 }
 
 /* Computes P and dS of this warp's queries and keys, and writes them to shared memory in BF16. The current
- * tile of keys has `count` keys. */
-template <typename C>
-__device__ __forceinline__ void differentiate(unsigned char *shared, uint32_t stage, const Rows<C::M> &rows,
-                                              float scale, int count)
+ * tile of keys has `count` keys from `from` on. */
+template <typename C, bool TAIL>
+__device__ __forceinline__ void differentiate(const AttentionProblem &a, const Tile &tile,
+                                              unsigned char *shared, uint32_t stage, const Rows<C::M> &rows,
+                                              int from, int count)
 {
     uint32_t base = shared_address(shared);
     constexpr int DIM = C::DIM;
@@ -116,7 +120,10 @@ __device__ __forceinline__ void differentiate(unsigned char *shared, uint32_t st
     multiply_rows<DIM>(s, lanes_down<DIM>(base, row), lanes_across<DIM>(stage, key));
     multiply_rows<DIM>(dp, lanes_down<DIM>(base + C::DOUT, row), lanes_across<DIM>(stage + C::V, key));
 #pragma unroll
-    for (int i = 0; i < C::M; i++)
+    for (int i = 0; i < C::M; i++) {
+        scale_scores(s[i], a.scale);
+        if constexpr (TAIL)
+            add_biases(a, tile.pair, tile.first + row + 16 * i, from + key, s[i]);
 #pragma unroll
         for (int n = 0; n < 2 * C::SCORES; n++) {
             int half = n % 2, first = key + n / 2 * 8;
@@ -124,7 +131,7 @@ __device__ __forceinline__ void differentiate(unsigned char *shared, uint32_t st
             float p[2], ds[2];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                p[e] = exp_weight(__fmul_rn(score[e], scale) - rows.lse[i][half]);
+                p[e] = exp_weight(score[e] - rows.lse[i][half]);
                 p[e] = first + lane % 4 * 2 + e < count ? p[e] : 0.f;
                 ds[e] = p[e] * (product[e] - rows.delta[i][half]);
             }
@@ -132,6 +139,7 @@ __device__ __forceinline__ void differentiate(unsigned char *shared, uint32_t st
             *reinterpret_cast<uint32_t *>(shared + C::P + at) = pair_bits(p[0], p[1]);
             *reinterpret_cast<uint32_t *>(shared + C::DS + at) = pair_bits(ds[0], ds[1]);
         }
+    }
 }
 
 /* Adds x, y, z and w to four floats of global memory at `to`, an address that is a multiple of 16 bytes. With
@@ -226,9 +234,9 @@ __device__ __forceinline__ void gather_queries(const AttentionProblem &a, const 
     gather_rows<C::DIM, C::QUERIES, C::THREADS>(a, rows, tile, nullptr, tile.first, tile.rows, to);
 }
 
-/* Loads Q, dO and the first keys to shared memory and computes delta; waits until all of these are in shared
- * memory. */
-template <typename C>
+/* Loads Q, dO and the first keys to shared memory, and computes delta or, in a tail, reads it; waits until
+ * all of these are in shared memory. */
+template <typename C, bool TAIL>
 __device__ __forceinline__ void begin_tile(const AttentionProblem &a, const Tile &tile, unsigned char *shared)
 {
     uint32_t base = shared_address(shared), stages = base + C::STAGES;
@@ -237,21 +245,26 @@ __device__ __forceinline__ void begin_tile(const AttentionProblem &a, const Tile
         numbers[thread] = tile_key(a, tile, thread);
     gather_queries<C>(a, a.q, tile, base);
     gather_queries<C>(a, a.dout, tile, base + C::DOUT);
-    gather_queries<C>(a, a.out, tile, stages + C::STAGE);
+    if constexpr (!TAIL)
+        gather_queries<C>(a, a.out, tile, stages + C::STAGE);
     __syncthreads();
     gather_keys<C>(a, tile, 0, numbers, stages);
     wait_copies();
     __syncthreads();
-    find_delta<C>(base + C::DOUT, stages + C::STAGE, reinterpret_cast<float *>(shared + C::DELTA));
+    float *delta = reinterpret_cast<float *>(shared + C::DELTA);
+    if constexpr (!TAIL)
+        find_delta<C>(base + C::DOUT, stages + C::STAGE, delta);
+    else if (thread < C::QUERIES)
+        delta[thread] = thread < tile.rows ? tail_delta(a, tile.pair, tile.first + thread) : 0.f;
     __syncthreads();
 }
 
-template <typename C>
+template <typename C, typename Out>
 __device__ __forceinline__ void store_queries(const AttentionProblem &a, const Tile &tile,
                                               const float (&dq)[C::M][C::COLUMNS][4])
 {
     int column = side<C>() * C::HALF;
-    __nv_bfloat16 *to = rows_of<__nv_bfloat16>(a.dq, tile) + tile.first * a.dq.token_stride + column;
+    Out *to = rows_of<Out>(a.dq, tile) + tile.first * a.dq.token_stride + column;
 #pragma unroll
     for (int n = 0; n < 2 * C::M; n++) {
         int row = first_row<C>() + 8 * n + threadIdx.x % WARP / 4;
@@ -262,7 +275,7 @@ __device__ __forceinline__ void store_queries(const AttentionProblem &a, const T
 }
 
 /* Processes one tile of queries: writes its dq and adds to the sums of dK and dV. */
-template <typename C>
+template <typename C, bool TAIL>
 __device__ __forceinline__ void backward_tile(const AttentionProblem &a, const Tile &tile, int slice,
                                               unsigned char *shared)
 {
@@ -272,8 +285,8 @@ __device__ __forceinline__ void backward_tile(const AttentionProblem &a, const T
     const int thread = threadIdx.x, keys = tile.keys;
     float dq[C::M][C::COLUMNS][4] = {};
     Rows<C::M> rows;
-    begin_tile<C>(a, tile, shared);
-    load_row_sums<C>(a, tile, reinterpret_cast<float *>(shared + C::DELTA), &rows);
+    begin_tile<C, TAIL>(a, tile, shared);
+    load_row_sums<C, TAIL>(a, tile, reinterpret_cast<float *>(shared + C::DELTA), &rows);
     for (int n = 0; n * KEYS < keys; n++) {
         uint32_t stage = stages + n % 2 * C::STAGE, other = stages + (n + 1) % 2 * C::STAGE;
         int fetched = (n + 2) * KEYS + thread, number = 0;
@@ -285,7 +298,7 @@ __device__ __forceinline__ void backward_tile(const AttentionProblem &a, const T
         if (thread < KEYS && fetched < keys)
             number = tile_key(a, tile, fetched);
         if (busy && side<C>() < C::SCORE_WARPS)
-            differentiate<C>(shared, stage, rows, a.scale, keys - n * KEYS);
+            differentiate<C, TAIL>(a, tile, shared, stage, rows, n * KEYS, keys - n * KEYS);
         if (thread < KEYS)
             numbers[(n + 2) % NUMBERS * KEYS + thread] = number;
         __syncthreads();
@@ -293,12 +306,12 @@ __device__ __forceinline__ void backward_tile(const AttentionProblem &a, const T
         if (busy)
             add_to_queries<C>(dq, base + C::DS, stage);
     }
-    store_queries<C>(a, tile, dq);
+    store_queries<C, typename TailResult<TAIL>::Type>(a, tile, dq);
 }
 
 /* Grid: `walkers` thread blocks for each (batch, head). Each processes every walkers-th tile of queries of
  * the (batch, head). */
-template <typename C>
+template <typename C, bool TAIL>
 __global__ void __launch_bounds__(C::THREADS, 1)
     backward_kernel(const __grid_constant__ AttentionProblem a, int tiles, int walkers)
 {
@@ -311,17 +324,18 @@ __global__ void __launch_bounds__(C::THREADS, 1)
             tile = tile_at(a, blockIdx.x / walkers, number, C::QUERIES);
         __syncthreads();
         if (tile.rows > 0)
-            backward_tile<C>(a, tile, a.alone ? walker : 0, shared);
+            backward_tile<C, TAIL>(a, tile, a.alone ? walker : 0, shared);
     }
 }
 
-template <typename C> DsvStatus launch_backward_bf16(DsviStream *stream, const AttentionProblem &problem)
+template <typename C, bool TAIL = false>
+DsvStatus launch_backward_bf16(DsviStream *stream, const AttentionProblem &problem)
 {
     int tiles = tiles_of(problem, C::QUERIES), walkers = problem.alone ? problem.slices : tiles;
-    DSVI_CUDA_TRY(
-        cudaFuncSetAttribute(backward_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED));
-    DSVI_CUDA_LAUNCH(stream, "attention backward", backward_kernel<C>, (unsigned)(walkers * problem.pairs),
-                     C::THREADS, C::SHARED, problem, tiles, walkers);
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<C, TAIL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       C::SHARED));
+    DSVI_CUDA_LAUNCH(stream, "attention backward", (backward_kernel<C, TAIL>),
+                     (unsigned)(walkers * problem.pairs), C::THREADS, C::SHARED, problem, tiles, walkers);
     return DSV_OK;
 }
 
@@ -344,6 +358,14 @@ DsvStatus attention_backward_bf16(DsviStream *stream, const AttentionProblem &pr
                    : problem.dim <= 128 ? choose_launch<128>(stream, problem)
                    : problem.dim <= 192 ? launch_backward_bf16<Narrow<192>>
                                         : launch_backward_bf16<Narrow<256>>;
+    return launch(stream, problem);
+}
+
+DsvStatus attention_tail_backward_bf16(DsviStream *stream, const AttentionProblem &problem)
+{
+    auto *launch = problem.dim <= 64    ? launch_backward_bf16<Middle<64>, true>
+                   : problem.dim <= 128 ? launch_backward_bf16<Middle<128>, true>
+                                        : launch_backward_bf16<Narrow<256>, true>;
     return launch(stream, problem);
 }
 

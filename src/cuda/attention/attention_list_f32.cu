@@ -1,5 +1,5 @@
 /* Attention over lists in full F32 accuracy, for parity with other implementations: forward and backward
- * without tensor cores.
+ * without tensor cores. The same kernels with TAIL = true compute the tail (attention_tail.cuh).
  *
  * A thread block processes a tile of ROWS queries of one (batch, head) against the tile's keys, ROWS at a
  * time, all in shared memory. Eight threads share a query: thread `part` computes its scores with keys part,
@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include "cuda/attention/attention_list.cuh"
+#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 namespace {
@@ -158,35 +159,48 @@ __device__ __forceinline__ float parts_sum(float x)
     return x;
 }
 
-/* Adds the scores of `count` keys to the online softmax of a query. Each score is replaced by exp(score -
- * largest score so far), which is also written to `p`. Returns the factor by which sums over earlier keys
- * must be multiplied. */
-template <int N>
-__device__ __forceinline__ float online_softmax(float (&s)[N], float scale, int count, float *p,
-                                                float *largest, float *total)
+/* Multiplies the dot products s of query `row` of the tile, with keys from `from` on of which `count` exist,
+ * by the scale; the scores of other keys become -inf. In a tail, adds the logarithm of the weight of each
+ * key. */
+template <bool TAIL, int N>
+__device__ __forceinline__ void finish_scores(const AttentionProblem &a, const Tile &tile, int row, int from,
+                                              int count, float (&s)[N])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        int key = threadIdx.x % PARTS + PARTS * n;
+        s[n] = key < count ? __fmul_rn(s[n], a.scale) : -INFINITY;
+        if (TAIL && key < count)
+            s[n] += tail_bias(a, tile.pair, tile.first + row, from + key);
+    }
+}
+
+/* Adds scores to the online softmax of a query. Each score is replaced by exp(score - largest score so far),
+ * which is also written to `p`. Returns the factor by which sums over earlier keys must be multiplied. */
+template <bool TAIL, int N>
+__device__ __forceinline__ float online_softmax(float (&s)[N], float *p, float *largest, float *total)
 {
     int part = threadIdx.x % PARTS;
     float now = *largest, sum = 0;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        s[n] = part + PARTS * n < count ? __fmul_rn(s[n], scale) : -INFINITY;
+    for (int n = 0; n < N; n++)
         now = fmaxf(now, s[n]);
-    }
     now = parts_max(now);
+    float subtracted = TAIL ? tail_largest(now) : now;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        s[n] = expf(s[n] - now);
+        s[n] = expf(s[n] - subtracted);
         sum += s[n];
         p[part + PARTS * n] = s[n];
     }
-    float rescale = expf(*largest - now);
+    float rescale = expf(*largest - subtracted);
     *total = *total * rescale + parts_sum(sum);
     *largest = now;
     return rescale;
 }
 
 /* Grid: one thread block for each tile of queries; the `tiles` tiles of a (batch, head) are consecutive. */
-template <int DIM>
+template <int DIM, bool TAIL>
 __global__ void __launch_bounds__(Config<DIM>::THREADS, 2)
     forward_kernel(const __grid_constant__ AttentionProblem a, int tiles)
 {
@@ -206,7 +220,8 @@ __global__ void __launch_bounds__(Config<DIM>::THREADS, 2)
         int count = min(C::ROWS, tile.keys - from);
         load_keys<DIM>(a, tile, from, count, token, k, v);
         dot_keys<DIM>(q + row * C::PITCH, k, s);
-        float rescale = online_softmax(s, a.scale, count, p, &largest, &total);
+        finish_scores<TAIL>(a, tile, row, from, count, s);
+        float rescale = online_softmax<TAIL>(s, p, &largest, &total);
 #pragma unroll
         for (int n = 0; n < C::FOURS; n++)
             scale_by(&sum[n], rescale);
@@ -216,10 +231,11 @@ __global__ void __launch_bounds__(Config<DIM>::THREADS, 2)
     if (row >= tile.rows)
         return;
     int64_t query = tile.first + row;
-    store_row(rows_of<float>(a.out, tile) + query * a.out.token_stride, a.dim,
-              tile.keys > 0 ? 1 / total : 0.f, sum);
+    bool attends = TAIL ? total != 0 : tile.keys > 0;
+    store_row(rows_of<float>(a.out, tile) + query * a.out.token_stride, a.dim, attends ? 1 / total : 0.f,
+              sum);
     if (threadIdx.x % PARTS == 0)
-        a.lse[(int64_t)tile.pair * a.queries + query] = tile.keys > 0 ? largest + logf(total) : -INFINITY;
+        a.lse[(int64_t)tile.pair * a.queries + query] = attends ? largest + logf(total) : -INFINITY;
 }
 
 /* Adds this thread's columns to one row of the F32 sums of dK or dV in global memory. The order of columns in
@@ -246,48 +262,71 @@ __device__ __forceinline__ void add_to_sums(float *row, int pitch, bool alone, c
     }
 }
 
-/* Computes the probabilities p, and the gradients ds of the scores, of one query with the keys of this
- * thread, and writes them to `p` and `ds`. */
-template <int DIM>
-__device__ __forceinline__ void differentiate(const AttentionProblem &a, const float *q, const float *dout,
-                                              const float *k, const float *v, int count, float lse,
-                                              float delta, float *p, float *ds)
+/* Computes the probabilities p, and the gradients ds of the scores, of query `row` with the keys of this
+ * thread, among `count` keys from `from` on, and writes them to `p` and `ds`. */
+template <int DIM, bool TAIL>
+__device__ __forceinline__ void differentiate(const AttentionProblem &a, const Tile &tile, int row, int from,
+                                              int count, const float *shared, float lse, float delta,
+                                              float *p, float *ds)
 {
+    using C = Config<DIM>;
+    const float *q = shared + row * C::PITCH, *dout = q + C::TILE;
+    const float *k = shared + 2 * C::TILE, *v = k + C::TILE;
     int part = threadIdx.x % PARTS;
-    float s[Config<DIM>::KEYS_EACH], dp[Config<DIM>::KEYS_EACH];
+    float s[C::KEYS_EACH], dp[C::KEYS_EACH];
     dot_keys<DIM>(q, k, s);
     dot_keys<DIM>(dout, v, dp);
+    finish_scores<TAIL>(a, tile, row, from, count, s);
 #pragma unroll
-    for (int n = 0; n < Config<DIM>::KEYS_EACH; n++) {
+    for (int n = 0; n < C::KEYS_EACH; n++) {
         int key = part + PARTS * n;
-        float weight = key < count ? expf(__fmul_rn(s[n], a.scale) - lse) : 0.f;
+        float weight = key < count ? expf(s[n] - lse) : 0.f;
         p[key] = weight;
         ds[key] = weight * (dp[n] - delta);
     }
 }
 
+/* Returns delta of query `row` of the tile, whose dO is in shared memory: the dot product of dO and O, for
+ * which O is loaded to the tile `out` of shared memory. A tail's delta is an argument. */
+template <int DIM, bool TAIL>
+__device__ __forceinline__ float find_delta(const AttentionProblem &a, const Tile &tile, int row,
+                                            const float *dout, float *out)
+{
+    float delta = 0;
+    if (TAIL) {
+        __syncthreads();
+        return row < tile.rows ? tail_delta(a, tile.pair, tile.first + row) : 0.f;
+    }
+    load_rows<DIM>(out, a.out, tile, nullptr, tile.first, tile.rows, a.dim);
+    __syncthreads();
+    for (int d = 0; d < DIM; d += 4)
+        delta = dot_on(four_at(dout + row * Config<DIM>::PITCH, d),
+                       four_at(out + row * Config<DIM>::PITCH, d), delta);
+    return delta;
+}
+
 /* Processes one tile of queries: writes its dq and adds to the sums of dK and dV. */
-template <int DIM>
+template <int DIM, bool TAIL>
 __device__ void backward_tile(const AttentionProblem &a, const Tile &tile, int slice, float *shared,
                               int *token)
 {
     using C = Config<DIM>;
     float *q = shared, *dout = q + C::TILE, *k = dout + C::TILE, *v = k + C::TILE;
     float *p = v + C::TILE, *ds = p + C::SCORES;
-    int row = threadIdx.x / PARTS, at = row * C::PITCH, scores_at = row * C::SCORES_PITCH;
+    int row = threadIdx.x / PARTS, scores_at = row * C::SCORES_PITCH;
     int64_t query = tile.first + row;
-    float lse = row < tile.rows ? a.lse[(int64_t)tile.pair * a.queries + query] : INFINITY, delta = 0;
+    float lse = row < tile.rows ? a.lse[(int64_t)tile.pair * a.queries + query] : INFINITY;
     float4 dq[C::FOURS] = {};
+    if (TAIL)
+        lse = tail_lse(lse);
     load_rows<DIM>(q, a.q, tile, nullptr, tile.first, tile.rows, a.dim);
     load_rows<DIM>(dout, a.dout, tile, nullptr, tile.first, tile.rows, a.dim);
-    load_rows<DIM>(k, a.out, tile, nullptr, tile.first, tile.rows, a.dim);
-    __syncthreads();
-    for (int d = 0; d < DIM; d += 4)
-        delta = dot_on(four_at(dout + at, d), four_at(k + at, d), delta);
+    float delta = find_delta<DIM, TAIL>(a, tile, row, dout, k);
     for (int from = 0; from < tile.keys; from += C::ROWS) {
         int count = min(C::ROWS, tile.keys - from);
         load_keys<DIM>(a, tile, from, count, token, k, v);
-        differentiate<DIM>(a, q + at, dout + at, k, v, count, lse, delta, p + scores_at, ds + scores_at);
+        differentiate<DIM, TAIL>(a, tile, row, from, count, shared, lse, delta, p + scores_at,
+                                 ds + scores_at);
         __syncthreads();
         add_rows<DIM>(ds + scores_at, 1, k, count, dq);
         if (row < count) {
@@ -305,7 +344,7 @@ __device__ void backward_tile(const AttentionProblem &a, const Tile &tile, int s
 
 /* Grid: `walkers` thread blocks for each (batch, head). Each processes every walkers-th tile of queries of
  * the (batch, head). */
-template <int DIM>
+template <int DIM, bool TAIL>
 __global__ void __launch_bounds__(Config<DIM>::THREADS, 1)
     backward_kernel(const __grid_constant__ AttentionProblem a, int tiles, int walkers)
 {
@@ -316,46 +355,68 @@ __global__ void __launch_bounds__(Config<DIM>::THREADS, 1)
         Tile tile = tile_at(a, blockIdx.x / walkers, number, Config<DIM>::ROWS);
         __syncthreads();
         if (tile.rows > 0)
-            backward_tile<DIM>(a, tile, a.alone ? walker : 0, shared, token);
+            backward_tile<DIM, TAIL>(a, tile, a.alone ? walker : 0, shared, token);
     }
 }
 
-template <int DIM> DsvStatus launch_forward_f32(DsviStream *stream, const AttentionProblem &problem)
+template <int DIM, bool TAIL>
+DsvStatus launch_forward_f32(DsviStream *stream, const AttentionProblem &problem)
 {
     using C = Config<DIM>;
     int tiles = tiles_of(problem, C::ROWS);
-    DSVI_CUDA_TRY(
-        cudaFuncSetAttribute(forward_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::FORWARD));
-    DSVI_CUDA_LAUNCH(stream, "attention forward in F32", forward_kernel<DIM>,
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM, TAIL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       C::FORWARD));
+    DSVI_CUDA_LAUNCH(stream, "attention forward in F32", (forward_kernel<DIM, TAIL>),
                      (unsigned)(tiles * problem.pairs), C::THREADS, C::FORWARD, problem, tiles);
     return DSV_OK;
 }
 
-template <int DIM> DsvStatus launch_backward_f32(DsviStream *stream, const AttentionProblem &problem)
+template <int DIM, bool TAIL>
+DsvStatus launch_backward_f32(DsviStream *stream, const AttentionProblem &problem)
 {
     using C = Config<DIM>;
     int tiles = tiles_of(problem, C::ROWS), walkers = problem.alone ? problem.slices : tiles;
-    DSVI_CUDA_TRY(
-        cudaFuncSetAttribute(backward_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::BACKWARD));
-    DSVI_CUDA_LAUNCH(stream, "attention backward in F32", backward_kernel<DIM>,
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<DIM, TAIL>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, C::BACKWARD));
+    DSVI_CUDA_LAUNCH(stream, "attention backward in F32", (backward_kernel<DIM, TAIL>),
                      (unsigned)(walkers * problem.pairs), C::THREADS, C::BACKWARD, problem, tiles, walkers);
     return DSV_OK;
+}
+
+template <bool TAIL> DsvStatus forward_f32(DsviStream *stream, const AttentionProblem &problem)
+{
+    return problem.dim <= 64    ? launch_forward_f32<64, TAIL>(stream, problem)
+           : problem.dim <= 128 ? launch_forward_f32<128, TAIL>(stream, problem)
+                                : launch_forward_f32<256, TAIL>(stream, problem);
+}
+
+template <bool TAIL> DsvStatus backward_f32(DsviStream *stream, const AttentionProblem &problem)
+{
+    return problem.dim <= 64    ? launch_backward_f32<64, TAIL>(stream, problem)
+           : problem.dim <= 128 ? launch_backward_f32<128, TAIL>(stream, problem)
+                                : launch_backward_f32<256, TAIL>(stream, problem);
 }
 
 } // namespace
 
 DsvStatus attention_forward_f32(DsviStream *stream, const AttentionProblem &problem)
 {
-    return problem.dim <= 64    ? launch_forward_f32<64>(stream, problem)
-           : problem.dim <= 128 ? launch_forward_f32<128>(stream, problem)
-                                : launch_forward_f32<256>(stream, problem);
+    return forward_f32<false>(stream, problem);
 }
 
 DsvStatus attention_backward_f32(DsviStream *stream, const AttentionProblem &problem)
 {
-    return problem.dim <= 64    ? launch_backward_f32<64>(stream, problem)
-           : problem.dim <= 128 ? launch_backward_f32<128>(stream, problem)
-                                : launch_backward_f32<256>(stream, problem);
+    return backward_f32<false>(stream, problem);
+}
+
+DsvStatus attention_tail_forward_f32(DsviStream *stream, const AttentionProblem &problem)
+{
+    return forward_f32<true>(stream, problem);
+}
+
+DsvStatus attention_tail_backward_f32(DsviStream *stream, const AttentionProblem &problem)
+{
+    return backward_f32<true>(stream, problem);
 }
 
 } // namespace dsvi

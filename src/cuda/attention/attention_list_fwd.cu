@@ -12,7 +12,9 @@
  * Two such thread blocks fit on a multiprocessor, and one multiplies while the other computes its softmax.
  *
  * Scale times score is rounded (__fmul_rn) before anything is subtracted, here and in the backward pass. So
- * the weight of a query's only large score is exactly 1, however large the score is. */
+ * the weight of a query's only large score is exactly 1, however large the score is.
+ *
+ * The kernel with TAIL = true computes the tail (attention_tail.cuh). */
 #include <math.h>
 
 #include "cuda/attention/attention_softmax.cuh"
@@ -36,11 +38,12 @@ template <int DIM, int BLOCKS> struct Config {
 };
 
 /* Writes out and lse of a warp's rows; with an empty list out is 0 and lse -inf. */
-template <int DIM, int BLOCKS>
+template <int DIM, int BLOCKS, bool TAIL>
 __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Tile &tile,
                                            const float (&out)[BLOCKS][DIM / 8][4], Softmax (&softmax)[BLOCKS],
                                            int first_row)
 {
+    using Out = typename TailResult<TAIL>::Type;
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int n = 0; n < 2 * BLOCKS; n++) {
@@ -51,10 +54,11 @@ __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Tile
         if (row >= tile.rows)
             continue;
         int64_t query = tile.first + row;
-        store_products(rows_of<__nv_bfloat16>(a.out, tile) + query * a.out.token_stride, a.dim, a.couples,
-                       tile.keys > 0 ? 1 / total : 0.f, out[block], half);
+        bool attends = TAIL ? total != 0 : tile.keys > 0;
+        store_products(rows_of<Out>(a.out, tile) + query * a.out.token_stride, a.dim, a.couples,
+                       attends ? 1 / total : 0.f, out[block], half);
         if (lane % 4 == 0)
-            a.lse[(int64_t)tile.pair * a.queries + query] = tile.keys > 0
+            a.lse[(int64_t)tile.pair * a.queries + query] = attends
                                                                 ? softmax[block].largest[half] + logf(total)
                                                                 : -INFINITY;
     }
@@ -73,7 +77,7 @@ __device__ __forceinline__ void gather_keys(const AttentionProblem &a, const Til
 
 /* Grid: one thread block for each tile of queries. The `tiles` tiles of a (batch, head) are consecutive, so
  * that they share K and V in the L2 cache. */
-template <int DIM, int BLOCKS>
+template <int DIM, int BLOCKS, bool TAIL>
 __global__ void __launch_bounds__(THREADS, 2)
     forward_kernel(const __grid_constant__ AttentionProblem a, int tiles)
 {
@@ -115,24 +119,26 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int i = 0; i < BLOCKS; i++) {
                 scale_scores(s[i], a.scale);
-                online_softmax<KEYS>(s[i], out[i], &softmax[i], keys - n * KEYS);
+                if constexpr (TAIL)
+                    add_biases(a, tile.pair, tile.first + first_row + 16 * i, n * KEYS, s[i]);
+                online_softmax<KEYS, TAIL>(s[i], out[i], &softmax[i], keys - n * KEYS);
             }
             add_values<DIM, BLOCKS, KEYS>(out, s, lanes_down<DIM>(stage + C::KEY_BYTES, 0));
         }
         if (thread < KEYS)
             numbers[(n + 2) % NUMBERS * KEYS + thread] = number;
     }
-    store_tile<DIM, BLOCKS>(a, tile, out, softmax, first_row);
+    store_tile<DIM, BLOCKS, TAIL>(a, tile, out, softmax, first_row);
 }
 
-template <int DIM, int BLOCKS>
+template <int DIM, int BLOCKS, bool TAIL = false>
 DsvStatus launch_forward_bf16(DsviStream *stream, const AttentionProblem &problem)
 {
     using C = Config<DIM, BLOCKS>;
     int tiles = tiles_of(problem, C::QUERIES);
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM, BLOCKS>,
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(forward_kernel<DIM, BLOCKS, TAIL>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED));
-    DSVI_CUDA_LAUNCH(stream, "attention forward", (forward_kernel<DIM, BLOCKS>),
+    DSVI_CUDA_LAUNCH(stream, "attention forward", (forward_kernel<DIM, BLOCKS, TAIL>),
                      (unsigned)(tiles * problem.pairs), THREADS, C::SHARED, problem, tiles);
     return DSV_OK;
 }
@@ -149,6 +155,14 @@ DsvStatus attention_forward_bf16(DsviStream *stream, const AttentionProblem &pro
                    : problem.dim <= 128 ? (two ? launch_forward_bf16<128, 2> : launch_forward_bf16<128, 1>)
                    : problem.dim <= 192 ? launch_forward_bf16<192, 1>
                                         : launch_forward_bf16<256, 1>;
+    return launch(stream, problem);
+}
+
+DsvStatus attention_tail_forward_bf16(DsviStream *stream, const AttentionProblem &problem)
+{
+    auto *launch = problem.dim <= 64    ? launch_forward_bf16<64, 1, true>
+                   : problem.dim <= 128 ? launch_forward_bf16<128, 1, true>
+                                        : launch_forward_bf16<256, 1, true>;
     return launch(stream, problem);
 }
 

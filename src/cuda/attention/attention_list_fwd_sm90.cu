@@ -33,6 +33,10 @@
  * In Narrow, P V of a step waits for its softmax, and the other resident thread block uses the tensor cores
  * meanwhile.
  *
+ * The kernel with TAIL = true computes the tail (attention_tail.cuh), in configuration Wide. A tail has few
+ * queries, so a tile of queries is divided into jobs that attend to tail.part_keys keys each, and a job
+ * writes p_c and log T_c over its keys to the workspace.
+ *
  * A ticket is the number of a tile, which one thread of the producer takes and hands to the rest of the
  * producer. A job is what consumers must know about the tile; the producer hands jobs to them. A tile whose
  * list is empty is a job without steps.
@@ -47,6 +51,7 @@
 
 #include "cuda/attention/attention_boxes.cuh"
 #include "cuda/attention/attention_schedule.cuh"
+#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 namespace {
@@ -64,8 +69,8 @@ enum Loader { CP_ASYNC_ROWS, TMA_BOXES };
 /* What the producer passes to the consumers about a tile of queries: its (batch, head), first query and
  * number of queries. */
 struct alignas(16) Job {
-    int pair, first, rows;
-    int keys; /* number of keys in the tile's list; negative: no tile is left */
+    int pair, first, rows; /* in a tail, pair is the number of the part: (batch, head) x parts + part */
+    int keys;              /* number of keys in the tile's list; negative: no tile is left */
 };
 
 /* Constants of the kernel for heads of up to DIM elements: tile sizes, layout of shared memory, registers. */
@@ -90,6 +95,7 @@ template <int DIM_, int CONSUMERS_, int KEYS_, int STAGES_> struct Config {
 
 template <int DIM> using Wide = Config<DIM, 2, 128, DIM == 128 ? 3 : 6>;
 template <int DIM> using Narrow = Config<DIM, 1, 64, DIM == 128 ? 3 : 6>;
+static_assert(Wide<64>::QUERIES == TAIL_ROWS && Wide<64>::KEYS == TAIL_KEYS, "tiles of a tail");
 
 /* Addresses of a thread block's barriers. */
 template <typename C> struct Barriers {
@@ -164,7 +170,7 @@ template <typename C, Loader LOADER> struct Step;
 template <typename C> struct Step<C, CP_ASYNC_ROWS> {
     Listed listed;
 
-    __device__ void fetch(const AttentionProblem &a, const Tile &tile, const Producer<C> &g, int first)
+    __device__ void fetch(const AttentionProblem &a, const Tile &tile, int, const Producer<C> &g, int first)
     {
         int number = first + fetched_row<C::DIM, C::KEYS>(g.place);
         listed = fetch_listed(a, tile, min(number, tile.keys - 1));
@@ -180,11 +186,12 @@ template <typename C> struct Step<C, CP_ASYNC_ROWS> {
 template <typename C> struct Step<C, TMA_BOXES> {
     int rows[C::KEYS / BOX_ROWS];
 
-    __device__ void fetch(const AttentionProblem &a, const Tile &tile, const Producer<C> &, int first)
+    __device__ void fetch(const AttentionProblem &a, const Tile &tile, int from, const Producer<C> &,
+                          int first)
     {
 #pragma unroll
         for (int n = 0; n < C::KEYS / BOX_ROWS; n++)
-            rows[n] = block_at(a, tile, first + n * BOX_ROWS);
+            rows[n] = from + block_at(a, tile, first + n * BOX_ROWS);
     }
     __device__ void load_stage(const AttentionProblem &, const BoxMaps &maps, const Tile &tile,
                                const Producer<C> &, bool values, uint32_t to, uint32_t barrier) const
@@ -194,25 +201,25 @@ template <typename C> struct Step<C, TMA_BOXES> {
     }
 };
 
-/* Loads Q of a tile, and K and V step by step. With TMA only warp 0 fills stages. The other warps must not
- * wait for a stage's barriers: no consumer waits for these warps, so they could lag a full round of the ring
- * and misread the parity. */
+/* Loads Q of a tile, and K and V step by step. `from` is the number of keys before the tile's. With TMA only
+ * warp 0 fills stages. The other warps must not wait for a stage's barriers: no consumer waits for these
+ * warps, so they could lag a full round of the ring and misread the parity. */
 template <typename C, Loader LOADER>
 __device__ __forceinline__ void produce_tile(const AttentionProblem &a, const BoxMaps &maps, const Tile &tile,
-                                             Producer<C> *g)
+                                             int from, Producer<C> *g)
 {
     const Memory<C> memory = g->memory;
     const Barriers<C> barriers = memory.barriers;
     const bool loads = LOADER == CP_ASYNC_ROWS || agreed(threadIdx.x / WARP) == 0;
     int steps = (tile.keys + C::KEYS - 1) / C::KEYS, first = (steps - 1) * C::KEYS;
     Step<C, LOADER> next;
-    next.fetch(a, tile, *g, first);
+    next.fetch(a, tile, from, *g, first);
     for (int step = 0; step < steps; step++, advance(&g->ring)) {
         int stage = g->ring.stage;
         const Step<C, LOADER> now = next;
         first -= C::KEYS;
         if (first >= 0)
-            next.fetch(a, tile, *g, first);
+            next.fetch(a, tile, from, *g, first);
         if (loads) {
             barrier_wait(barriers.keys_empty(stage), g->ring.parity ^ 1);
             now.load_stage(a, maps, tile, *g, false, memory.keys_at(stage), barriers.keys_full(stage));
@@ -229,10 +236,29 @@ __device__ __forceinline__ void produce_tile(const AttentionProblem &a, const Bo
     }
 }
 
+/* Returns tile number `number` of a tail: queries of one (batch, head), and one part of its keys. Sets *from
+ * to the number of keys before the part. Tiles of the same part are neighbours, so that they share its keys
+ * in the L2 cache. */
+template <typename C>
+__device__ __forceinline__ Tile tail_tile(const AttentionProblem &a, const Schedule &schedule, int number,
+                                          int *from)
+{
+    int part = number / schedule.tiles, pair = part / a.tail.parts;
+    Tile tile = {};
+    tile.pair = pair;
+    tile.b = pair / a.heads;
+    tile.h = pair % a.heads;
+    tile.first = number % schedule.tiles * C::QUERIES;
+    tile.rows = min(C::QUERIES, a.queries - tile.first);
+    *from = part % a.tail.parts * a.tail.part_keys;
+    tile.keys = min(a.tail.part_keys, a.keys - *from);
+    return tile;
+}
+
 /* The producer's loop over tiles. The ticket (number) of the next tile is taken while a tile is loaded. There
  * are two slots for tickets: one may be written while a slow warp still reads the other, and the named
  * barrier keeps a warp from lagging further. */
-template <typename C, Loader LOADER>
+template <typename C, Loader LOADER, bool TAIL>
 __device__ __forceinline__ void produce(const AttentionProblem &a, const Schedule &schedule,
                                         const BoxMaps &maps, const Memory<C> &memory)
 {
@@ -247,12 +273,13 @@ __device__ __forceinline__ void produce(const AttentionProblem &a, const Schedul
             break;
         if (threadIdx.x == 0)
             drawn = take_tile(schedule);
-        Tile tile = tile_numbered(a, schedule, number);
+        int from = 0;
+        Tile tile = TAIL ? tail_tile<C>(a, schedule, number, &from) : tile_numbered(a, schedule, number);
         if (tile.rows == 0)
             continue;
-        post_job(&g, {tile.pair, tile.first, tile.rows, tile.keys});
+        post_job(&g, {TAIL ? number / schedule.tiles : tile.pair, tile.first, tile.rows, tile.keys});
         if (tile.keys > 0)
-            produce_tile<C, LOADER>(a, maps, tile, &g);
+            produce_tile<C, LOADER>(a, maps, tile, from, &g);
     }
     post_job(&g, {0, 0, 0, -1});
 }
@@ -274,11 +301,55 @@ template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
         s[i] = i / 4 * 8 + column + i % 2 < count ? s[i] : -INFINITY;
 }
 
+/* Bits of a tail (attention_tail.cuh) for rows lane / 4 and lane / 4 + 8 of a warp's 16 queries. */
+template <typename C> struct TailBits {
+    const uint4 *lines[2]; /* for each row, bits of 128 keys, from the first key of the job on */
+
+    /* Sets `lines` for a job. */
+    __device__ void find(const AttentionProblem &a, const Job &job, int number)
+    {
+        int pair = job.pair / a.tail.parts, from = job.pair % a.tail.parts * a.tail.part_keys;
+        int row = job.first + 64 * number + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            lines[half] = reinterpret_cast<const uint4 *>(a.tail.bits + tail_line(a, pair, row + 8 * half) +
+                                                          from / 32);
+    }
+};
+
+/* The bits of a step, moved so that bits 8 j and 8 j + 1 of bits[row][word] belong to columns 32 word + 8 j +
+ * 2 (lane % 4) and the next. */
+template <typename C> struct StepBits {
+    uint32_t bits[2][4];
+
+    __device__ void fetch(const TailBits<C> &tail, int chunk)
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint4 four = __ldg(tail.lines[half] + chunk);
+            bits[half][0] = four.x, bits[half][1] = four.y, bits[half][2] = four.z, bits[half][3] = four.w;
+        }
+    }
+
+    /* Sets the scores of keys that the tail does not contain to -inf. */
+    template <int N> __device__ void apply(float (&s)[N])
+    {
+        static_assert(N == 64 && C::KEYS == 128, "a word has 32 keys");
+        int shift = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            bits[n / 4][n % 4] >>= shift;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            s[i] = bits[i / 2 % 2][i / 16] & 1u << (i / 4 % 4 * 8 + i % 2) ? s[i] : -INFINITY;
+    }
+};
+
 /* Adds the scores s of one step to the online softmax: s becomes the probabilities relative to the largest
  * score so far, and `rescale` the factor for sums over earlier steps, which is exactly 1 where the largest
  * score stays the same. `scale` includes log2 e. Each row has two independent chains of additions, to hide
- * their latency. */
-template <int N>
+ * their latency. In a tail all scores may be -inf. */
+template <bool TAIL, int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N], Softmax *softmax, float (&rescale)[2],
                                                float scale)
 {
@@ -293,14 +364,15 @@ __device__ __forceinline__ void online_softmax(float (&s)[N], Softmax *softmax, 
         now = fmaxf(now, other);
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+        float subtracted = TAIL ? tail_largest(now) : now;
 #pragma unroll
         for (int i = 2 * half; i < N; i += 4)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                s[i + k] = power_of_two((s[i + k] - now) * scale);
+                s[i + k] = power_of_two((s[i + k] - subtracted) * scale);
                 sum[k] += s[i + k];
             }
-        rescale[half] = power_of_two((before - now) * scale);
+        rescale[half] = power_of_two((before - subtracted) * scale);
         softmax->largest[half] = now;
         softmax->total[half] = fmaf(softmax->total[half], rescale[half], sum[0] + sum[1]);
     }
@@ -387,7 +459,7 @@ __device__ __forceinline__ void attend_serially(const Consumer<C> &m, float (&ou
             m.release(barriers.queries_empty());
         if (step == 0)
             mask(s, count);
-        online_softmax(s, softmax, rescale, m.scale);
+        online_softmax<false>(s, softmax, rescale, m.scale);
         rescale_sums(out, rescale);
         pack(p, s);
         barrier_wait(barriers.values_full(ring->stage), ring->parity);
@@ -420,14 +492,17 @@ __device__ __forceinline__ void await_next(const Barriers<C> &barriers, Ring<C::
  * otherwise moves most of the softmax after products_wait<0>, where no product overlaps with it; ptxas does
  * not move code across the branch of a barrier wait. To check this with a new compiler: in `cuobjdump -sass`
  * all MUFU.EX2 of a step are between `DEPBAR.LE gsb0, 0x1` and `DEPBAR.LE gsb0, 0x0`. */
-template <typename C>
+template <typename C, bool TAIL>
 __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&out)[C::DIM / 2],
                                                   Softmax *softmax, int steps, int count,
-                                                  Ring<C::STAGES> *ring)
+                                                  Ring<C::STAGES> *ring, const TailBits<C> &tail)
 {
+    StepBits<C> bits;
     const Barriers<C> barriers = m.memory.barriers;
     float s[C::KEYS / 2] = {}, rescale[2];
     uint32_t p[C::KEYS / 4];
+    if constexpr (TAIL)
+        bits.fetch(tail, steps - 1);
     barrier_wait(barriers.keys_full(ring->stage), ring->parity);
     fence_for_products();
     hold(s);
@@ -438,13 +513,18 @@ __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&
     m.release(barriers.keys_empty(ring->stage));
     if (steps == 1)
         m.release(barriers.queries_empty());
-    mask(s, count);
-    online_softmax(s, softmax, rescale, m.scale);
+    if constexpr (TAIL)
+        bits.apply(s);
+    else
+        mask(s, count);
+    online_softmax<TAIL>(s, softmax, rescale, m.scale);
     pack(p, s);
     await_next(barriers, *ring, steps > 1);
     for (int step = 1; step < steps; step++) {
         int last = ring->stage;
         advance(ring);
+        if constexpr (TAIL)
+            bits.fetch(tail, steps - 1 - step);
         fence_for_products();
         named_sync(ORDER_BARRIER + m.number, C::CONSUMER_THREADS);
         hold(s);
@@ -458,7 +538,9 @@ __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&
         m.release(barriers.keys_empty(ring->stage));
         if (step == steps - 1)
             m.release(barriers.queries_empty());
-        online_softmax(s, softmax, rescale, m.scale);
+        if constexpr (TAIL)
+            bits.apply(s);
+        online_softmax<TAIL>(s, softmax, rescale, m.scale);
         hold(s);
         await_next(barriers, *ring, step + 1 < steps);
         products_wait<0>();
@@ -477,13 +559,24 @@ __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&
     advance(ring);
 }
 
+/* Writes two elements of a row of out. */
+template <typename Out> __device__ __forceinline__ void store_two(Out *to, float x, float y)
+{
+    if constexpr (sizeof(Out) == sizeof(float))
+        *reinterpret_cast<float2 *>(to) = make_float2(x, y);
+    else
+        *reinterpret_cast<uint32_t *>(to) = pair_bits(x, y);
+}
+
 /* Writes out and lse of this warpgroup's rows of the tile; with an empty list out is 0 and lse -inf. */
-template <typename C>
+template <typename C, bool TAIL>
 __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Job &job, int number,
                                            const float (&out)[C::DIM / 2], const Softmax &softmax)
 {
+    using Out = typename TailResult<TAIL>::Type;
     int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP, column = lane % 4 * 2;
-    int64_t head = job.pair / a.heads * a.out.batch_stride + job.pair % a.heads * a.out.head_stride;
+    int64_t head = TAIL ? (int64_t)job.pair * a.queries * a.out.token_stride
+                        : job.pair / a.heads * a.out.batch_stride + job.pair % a.heads * a.out.head_stride;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = 64 * number + 16 * warp + 8 * half + lane / 4;
@@ -492,16 +585,17 @@ __device__ __forceinline__ void store_tile(const AttentionProblem &a, const Job 
         total += __shfl_xor_sync(0xffffffffu, total, 2);
         if (row >= job.rows)
             continue;
-        float factor = job.keys > 0 ? 1 / total : 0.f;
+        bool attends = TAIL ? total != 0 : job.keys > 0;
+        float factor = attends ? 1 / total : 0.f;
         int64_t query = job.first + row;
-        __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(a.out.data) + head + query * a.out.token_stride;
+        Out *to = static_cast<Out *>(a.out.data) + head + query * a.out.token_stride;
 #pragma unroll
         for (int j = 0; j < C::DIM / 8; j++)
             if (8 * j < a.dim)
-                *reinterpret_cast<uint32_t *>(to + 8 * j + column) = pair_bits(
-                    out[4 * j + 2 * half] * factor, out[4 * j + 2 * half + 1] * factor);
+                store_two(to + 8 * j + column, out[4 * j + 2 * half] * factor,
+                          out[4 * j + 2 * half + 1] * factor);
         if (lane % 4 == 0)
-            a.lse[(int64_t)job.pair * a.queries + query] = job.keys > 0
+            a.lse[(int64_t)job.pair * a.queries + query] = attends
                                                                ? __fmul_rn(softmax.largest[half], a.scale) +
                                                                      logf(total)
                                                                : -INFINITY;
@@ -522,7 +616,7 @@ template <typename C> __device__ __forceinline__ Job take_job(const Consumer<C> 
 }
 
 /* The loop of consumer `number` over jobs (tiles of queries), until a job says that no tile is left. */
-template <typename C>
+template <typename C, bool TAIL>
 __device__ __forceinline__ void consume(const AttentionProblem &a, const Memory<C> &memory, int number)
 {
     Consumer<C> m = {memory, number, threadIdx.x % WARP == 0, a.scale * (float)M_LOG2E};
@@ -536,19 +630,22 @@ __device__ __forceinline__ void consume(const AttentionProblem &a, const Memory<
         float out[C::DIM / 2] = {};
         Softmax softmax = {{-INFINITY, -INFINITY}, {0, 0}};
         if (steps > 0) {
+            TailBits<C> tail;
+            if constexpr (TAIL)
+                tail.find(a, job, number);
             barrier_wait(memory.barriers.queries_full(), visits++ & 1);
             if constexpr (C::CONSUMERS == 2)
-                attend_overlapped(m, out, &softmax, steps, count, &ring);
+                attend_overlapped<C, TAIL>(m, out, &softmax, steps, count, &ring, tail);
             else
                 attend_serially(m, out, &softmax, steps, count, &ring);
         }
-        store_tile<C>(a, job, number, out, softmax);
+        store_tile<C, TAIL>(a, job, number, out, softmax);
         job = take_job(m, jobs++);
     }
 }
 
 /* Grid: as many thread blocks as are resident at once, or as there are tiles if these are fewer. */
-template <typename C, Loader LOADER>
+template <typename C, Loader LOADER, bool TAIL>
 __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)
     forward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Schedule schedule,
                    const __grid_constant__ BoxMaps maps)
@@ -566,24 +663,33 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<C::PRODUCER_REGISTERS>();
-        produce<C, LOADER>(a, schedule, maps, memory);
+        produce<C, LOADER, TAIL>(a, schedule, maps, memory);
     } else {
         take_registers<C::CONSUMER_REGISTERS>();
-        consume(a, memory, warpgroup - 1);
+        consume<C, TAIL>(a, memory, warpgroup - 1);
     }
 #endif
+}
+
+template <typename C, Loader LOADER, bool TAIL>
+DsvStatus launch_forward_kernel(DsviStream *stream, const AttentionProblem &problem, const Schedule &schedule,
+                                const BoxMaps &maps)
+{
+    auto *kernel = forward_kernel<C, LOADER, TAIL>;
+    int resident = stream->multiprocessors * C::RESIDENT, blocks = min(resident, schedule.all);
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED));
+    DSVI_CUDA_LAUNCH(stream, "attention forward on Hopper", kernel, (unsigned)blocks, C::THREADS, C::SHARED,
+                     problem, schedule, maps);
+    return DSV_OK;
 }
 
 template <typename C>
 DsvStatus launch_forward_sm90(DsviStream *stream, const AttentionProblem &problem, const Schedule &schedule,
                               Loader loader, const BoxMaps &maps)
 {
-    auto *kernel = loader == TMA_BOXES ? forward_kernel<C, TMA_BOXES> : forward_kernel<C, CP_ASYNC_ROWS>;
-    int resident = stream->multiprocessors * C::RESIDENT, blocks = min(resident, schedule.all);
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED));
-    DSVI_CUDA_LAUNCH(stream, "attention forward on Hopper", kernel, (unsigned)blocks, C::THREADS, C::SHARED,
-                     problem, schedule, maps);
-    return DSV_OK;
+    auto *launch = loader == TMA_BOXES ? launch_forward_kernel<C, TMA_BOXES, false>
+                                       : launch_forward_kernel<C, CP_ASYNC_ROWS, false>;
+    return launch(stream, problem, schedule, maps);
 }
 
 } // namespace
@@ -602,6 +708,20 @@ DsvStatus attention_forward_sm90(DsviStream *stream, const AttentionProblem &pro
                        ? (narrow ? launch_forward_sm90<Narrow<64>> : launch_forward_sm90<Wide<64>>)
                        : (narrow ? launch_forward_sm90<Narrow<128>> : launch_forward_sm90<Wide<128>>);
     return launch(stream, problem, schedule, loader, maps);
+}
+
+DsvStatus attention_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served)
+{
+    BoxMaps maps = {};
+    Schedule schedule;
+    *served = make_box_maps(problem, &maps);
+    if (!*served)
+        return DSV_OK;
+    DSVI_TRY(make_schedule(stream, problem, TAIL_ROWS, false, &schedule));
+    schedule.all *= problem.tail.parts;
+    auto *launch = problem.dim <= 64 ? launch_forward_kernel<Wide<64>, TMA_BOXES, true>
+                                     : launch_forward_kernel<Wide<128>, TMA_BOXES, true>;
+    return launch(stream, problem, schedule, maps);
 }
 
 } // namespace dsvi

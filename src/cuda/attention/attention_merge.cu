@@ -3,6 +3,7 @@
  * columns, so that neighbouring threads have neighbouring elements. All threads of a row need both lse (log
  * of the sum of exp(scores)) as they were before joining, and may be in different thread blocks, so a second
  * kernel writes the joint lse afterwards. */
+#include "cuda/attention/attention_weights.cuh"
 #include "cuda/common/cuda.h"
 #include "cuda/common/kernel.cuh"
 
@@ -11,19 +12,6 @@ namespace {
 using namespace dsvi;
 
 constexpr int THREADS = 256, VECTOR = 8;
-
-struct Weights {
-    float from, part, lse;
-};
-
-__device__ __forceinline__ Weights weigh(float from_lse, float part_lse)
-{
-    float larger = fmaxf(from_lse, part_lse);
-    if (larger == -INFINITY)
-        return {0.f, 0.f, larger};
-    float from = expf(from_lse - larger), part = expf(part_lse - larger), sum = from + part;
-    return {from / sum, part / sum, larger + logf(sum)};
-}
 
 __device__ __forceinline__ int64_t element(const DsviHeads &rows, int64_t b, int64_t s, unsigned h,
                                            unsigned d)

@@ -16,19 +16,9 @@ struct Softmax {
     float largest[2], total[2];
 };
 
-/* Multiplies by the scale and rounds. */
-template <int N> __device__ __forceinline__ void scale_scores(float (&s)[N][4], float scale)
-{
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            s[n][i] = __fmul_rn(s[n][i], scale);
-}
-
 /* Adds the scores of `count` keys to the softmax: s becomes p, and `out` and `total` are rescaled to the new
- * largest score. */
-template <int KEYS, int N>
+ * largest score. In a tail all scores may be -inf. */
+template <int KEYS, bool TAIL = false, int N>
 __device__ __forceinline__ void online_softmax(float (&s)[KEYS / 8][4], float (&out)[N][4], Softmax *softmax,
                                                int count)
 {
@@ -49,13 +39,14 @@ __device__ __forceinline__ void online_softmax(float (&s)[KEYS / 8][4], float (&
             now = fmaxf(now, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+        float subtracted = TAIL ? tail_largest(now) : now;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
-            s[n][2 * half] = exp_weight(s[n][2 * half] - now);
-            s[n][2 * half + 1] = exp_weight(s[n][2 * half + 1] - now);
+            s[n][2 * half] = exp_weight(s[n][2 * half] - subtracted);
+            s[n][2 * half + 1] = exp_weight(s[n][2 * half + 1] - subtracted);
             sum += s[n][2 * half] + s[n][2 * half + 1];
         }
-        rescale[half] = exp_weight(before[half] - now);
+        rescale[half] = exp_weight(before[half] - subtracted);
         softmax->total[half] = softmax->total[half] * rescale[half] + sum;
         softmax->largest[half] = now;
     }

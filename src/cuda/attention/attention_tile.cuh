@@ -3,7 +3,7 @@
 #ifndef DSVI_ATTENTION_TILE_CUH
 #define DSVI_ATTENTION_TILE_CUH
 
-#include "cuda/attention/attention_list.cuh"
+#include "cuda/attention/attention_tail.cuh"
 #include "cuda/common/tensor_tile.cuh"
 
 namespace dsvi {
@@ -52,10 +52,47 @@ __device__ __forceinline__ float exp_weight(float x)
     return y;
 }
 
-/* Stores, times `factor` and in BF16, the columns that this lane holds of one row of a tensor-core product. A
- * lane holds two rows: `half` is 0 for row lane / 4 and 1 for row lane / 4 + 8. */
+/* Multiplies by the scale and rounds. */
+template <int N> __device__ __forceinline__ void scale_scores(float (&s)[N][4], float scale)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[n][i] = __fmul_rn(s[n][i], scale);
+}
+
+/* Adds the biases of a tail to scores of a tensor-core product. `row` is the first of the product's 16 rows
+ * of queries, `key` the first of its 8 N keys. */
 template <int N>
-__device__ __forceinline__ void store_products(__nv_bfloat16 *row, int dim, bool couples, float factor,
+__device__ __forceinline__ void add_biases(const AttentionProblem &a, int pair, int row, int key,
+                                           float (&s)[N][4])
+{
+    int lane = threadIdx.x % WARP, column = lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int64_t line = tail_line(a, pair, row + 8 * half + lane / 4);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            int first = key + 8 * n;
+            float *two = &s[n][2 * half];
+            if (a.tail.biases) {
+                const float *bias = a.tail.biases + line + first + column;
+                two[0] += bias[0];
+                two[1] += bias[1];
+            } else {
+                uint32_t bits = a.tail.bits[line + first / 32] >> (first % 32 + column);
+                two[0] = bits & 1 ? two[0] : -INFINITY;
+                two[1] = bits & 2 ? two[1] : -INFINITY;
+            }
+        }
+    }
+}
+
+/* Stores, times `factor` and rounded to T, the columns that this lane holds of one row of a tensor-core
+ * product. A lane holds two rows: `half` is 0 for row lane / 4 and 1 for row lane / 4 + 8. */
+template <int N, typename T>
+__device__ __forceinline__ void store_products(T *row, int dim, bool couples, float factor,
                                                const float (&sum)[N][4], int half)
 {
     int column = threadIdx.x % 4 * 2;
@@ -68,8 +105,8 @@ __device__ __forceinline__ void store_products(__nv_bfloat16 *row, int dim, bool
         if (couples) {
             store(row + d, x);
         } else {
-            row[d] = from_float<__nv_bfloat16>(x[0]);
-            row[d + 1] = from_float<__nv_bfloat16>(x[1]);
+            row[d] = from_float<T>(x[0]);
+            row[d + 1] = from_float<T>(x[1]);
         }
     }
 }

@@ -45,6 +45,7 @@ dsvi_gate_residual_fn dsvi_cuda_gate_residual_bwd;
  * faster kernels could not serve it (attention_list.cu, conv_choose.cu). The text is stored in the stream
  * (device_cuda.h). */
 void dsvi_cuda_fill_attention_list(DsviStream *stream, DsviOps *ops);
+void dsvi_cuda_fill_attention_tail(DsviStream *stream, DsviOps *ops);
 void dsvi_cuda_fill_conv(DsviStream *stream, DsviOps *ops);
 /* Attention over key lists. The functions that follow also compute dense attention (all keys) if cuDNN does
  * not support the arguments of the call. */

@@ -1,0 +1,327 @@
+/* The operations attention_tail_fwd and attention_tail_bwd (ops/attention_tail.h): choose the kernels,
+ * prepare the problem that the kernels of attention solve for a tail (attention_tail.cuh), in the workspace,
+ * and join its results to those of attention over lists.
+ *
+ *     workspace    Q_c (pairs, chunks, pitch) act, unless chunks have one query; K_r and V_r (pairs, runs,
+ * pitch) act, unless runs have one key; bits or biases (AttentionTail) forward      p_c (pairs, chunks,
+ * pitch) F32; on Hopper also p_c and log T_c over parts of the keys backward     G_c (pairs, chunks, pitch)
+ * act, D_c (pairs, chunks) F32, dQ_c (pairs, chunks, pitch) F32; then the sums of dK_r and dV_r, or the
+ * workspace of the kernel for Hopper with pitch = D rounded up to 8. Each buffer begins at a multiple of
+ * ALIGNED bytes.
+ *
+ * Bytes that a query tail moves at 32,768 tokens, 16 heads of 128, chunks of 64, and lists of 5 % in groups
+ * of 64: forward reads q and reads and writes out, 134 MB each, reads lists of 54 MB, and writes and reads
+ * bits of 34 MB; backward reads q, dout and out, and reads and writes dq, dk and dv. At 4 TB/s that is 0.12
+ * and 0.32 ms beside products of 0.14 and 0.34 TFLOP. */
+#include <stdio.h>
+
+#include "cuda/attention/attention_tail_parts.cuh"
+#include "cuda/common/cuda.h"
+
+namespace dsvi {
+namespace {
+
+constexpr int64_t ALIGNED = 128, PITCH_UNIT = 8;
+/* Forward on Hopper: largest number of parts into which the keys are divided, and for how many jobs for each
+ * multiprocessor keys are divided at most. A job costs as much as JOB_STEPS steps of TAIL_KEYS keys beside
+ * its own steps. */
+constexpr int64_t PARTS_MAX = 64, JOBS_EACH = 4, JOB_STEPS = 3;
+
+/* What a tail keeps in its workspace. */
+struct TailBuffers {
+    DsviHeads q, k, v; /* means, or the tensors of the arguments */
+    DsviHeads p, g, dq;
+    void *weights;
+    float *delta, *parts, *parts_lse;
+    void *sums;
+    size_t bytes; /* of the workspace */
+};
+
+TailShape shape_of(const DsviAttentionTailArgs *args)
+{
+    TailShape tail = {};
+    tail.a = args->attention;
+    tail.tail_lse = static_cast<float *>(args->tail_lse);
+    tail.pairs = args->attention.batch * args->attention.heads;
+    tail.chunk = args->chunk;
+    tail.chunks = dsvi_tail_chunks(args->attention.queries, args->chunk);
+    tail.run = args->run;
+    tail.runs = ceil_div(args->attention.keys, args->run);
+    tail.pitch = round_up(args->attention.head_dim, PITCH_UNIT);
+    return tail;
+}
+
+/* Returns the next buffer of the workspace, of `count` elements of `size` bytes. */
+void *take_buffer(TailBuffers *buffers, char *workspace, int64_t count, size_t size)
+{
+    void *taken = workspace ? workspace + buffers->bytes : nullptr;
+    buffers->bytes += (size_t)ceil_div(count * (int64_t)size, ALIGNED) * ALIGNED;
+    return taken;
+}
+
+DsviHeads take_rows(TailBuffers *buffers, const TailShape &tail, char *workspace, int64_t count, size_t size)
+{
+    void *data = take_buffer(buffers, workspace, tail.pairs * count * tail.pitch, size);
+    return compact_heads(tail, data, count);
+}
+
+/* Returns why the kernels for Hopper do not serve tails of these shapes, or NULL. */
+const char *shapes_decline(const DsviStream *stream, const TailShape &tail, bool backward)
+{
+    if (stream->capability != 90)
+        return "this GPU is no Hopper";
+#ifndef DSVI_CUDA_SM90A
+    return "built without sm_90a";
+#endif
+    if (tail.a.act != DSVI_BF16)
+        return "F32";
+    if (tail.a.head_dim > 128)
+        return "head size above 128";
+    if (tail.run > 1)
+        return "runs of keys";
+    if (backward && stream->deterministic)
+        return "sums in a fixed order";
+    return tail.a.scale > 0 ? nullptr : "scale is not positive";
+}
+
+/* Returns why the kernels for Hopper do not serve the tail, or NULL. */
+const char *hopper_declines_tail(const DsviStream *stream, const TailShape &tail, const AttentionProblem &p,
+                                 bool backward)
+{
+    const char *why = shapes_decline(stream, tail, backward);
+    bool whole = p.chunks &&
+                 (!backward || (heads_aligned(&p.dk, p.dim, 2, 16) && heads_aligned(&p.dv, p.dim, 2, 16)));
+    if (why)
+        return why;
+    if (p.keys == 0)
+        return "no keys";
+    if (!whole)
+        return "rows are not whole chunks of 16 bytes";
+    return p.q.token_stride > INT32_MAX / 2 || p.q.token_stride < -INT32_MAX / 2 ? "rows are gigabytes apart"
+                                                                                 : nullptr;
+}
+
+int64_t tiles_of_tail(const TailShape &tail)
+{
+    return tail.pairs * ceil_div(tail.chunks, TAIL_ROWS);
+}
+
+/* Number of jobs, each with TAIL_ROWS rows, for whose results the workspace of the forward pass has room. */
+int64_t jobs_max(const DsviStream *stream, const TailShape &tail)
+{
+    int64_t jobs = JOBS_EACH * stream->multiprocessors, tiles = tiles_of_tail(tail);
+    return jobs > tiles ? jobs : tiles;
+}
+
+/* Returns the number of keys of a part, a multiple of TAIL_KEYS, with which the forward pass on Hopper is
+ * expected to take the least time: rounds of jobs on all multiprocessors, times the length of a job. */
+int64_t choose_part(const DsviStream *stream, const TailShape &tail)
+{
+    int64_t steps = ceil_div(tail.runs, TAIL_KEYS), tiles = tiles_of_tail(tail), best = steps,
+            least = INT64_MAX;
+    for (int64_t parts = 1; parts <= PARTS_MAX && parts <= steps; parts++) {
+        int64_t each = ceil_div(steps, parts), jobs = tiles * ceil_div(steps, each);
+        int64_t time = ceil_div(jobs, stream->multiprocessors) * (each + JOB_STEPS);
+        if (jobs > jobs_max(stream, tail) || time >= least)
+            continue;
+        best = each;
+        least = time;
+    }
+    return best * TAIL_KEYS;
+}
+
+/* Number of keys for which the bits of a tile of queries are stored in AttentionTail.columns. */
+int64_t padded_keys(const TailShape &tail)
+{
+    return round_up(tail.a.keys, TAIL_KEYS);
+}
+
+/* Words of 32 bits of the bits or biases, in the larger of the layouts that this pass may use. */
+int64_t weights_words(const TailShape &tail, bool columns)
+{
+    int64_t lines = dsvi_lists_count(tail.a.lists) * attention_tail_line(tail);
+    int64_t words = columns ? 2 * tail.pairs * ceil_div(tail.chunks, 64) * padded_keys(tail) : 0;
+    return words > lines ? words : lines;
+}
+
+/* Divides the workspace into buffers; `workspace` is NULL to count its bytes only. */
+TailBuffers buffers_of(const DsviStream *stream, const TailShape &tail, bool backward, char *workspace)
+{
+    TailBuffers b = {};
+    size_t size = dsvi_dtype_size(tail.a.act);
+    bool hopper = !shapes_decline(stream, tail, backward);
+    b.q = tail.chunk > 1 ? take_rows(&b, tail, workspace, tail.chunks, size) : tail.a.q;
+    b.k = tail.run > 1 ? take_rows(&b, tail, workspace, tail.runs, size) : tail.a.k;
+    b.v = tail.run > 1 ? take_rows(&b, tail, workspace, tail.runs, size) : tail.a.v;
+    b.weights = take_buffer(&b, workspace, weights_words(tail, hopper && backward), sizeof(uint32_t));
+    if (!backward) {
+        int64_t rows = hopper ? jobs_max(stream, tail) * TAIL_ROWS : 0;
+        b.p = take_rows(&b, tail, workspace, tail.chunks, sizeof(float));
+        b.parts = static_cast<float *>(take_buffer(&b, workspace, rows * tail.pitch, sizeof(float)));
+        b.parts_lse = static_cast<float *>(take_buffer(&b, workspace, rows, sizeof(float)));
+        return b;
+    }
+    size_t sums = attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
+    size_t hopper_sums = hopper ? attention_tail_sm90_bytes(tail.pairs, tail.chunks) : 0;
+    b.g = take_rows(&b, tail, workspace, tail.chunks, size);
+    b.delta = static_cast<float *>(take_buffer(&b, workspace, tail.pairs * tail.chunks, sizeof(float)));
+    b.dq = take_rows(&b, tail, workspace, tail.chunks, sizeof(float));
+    b.sums = take_buffer(&b, workspace, (int64_t)(sums > hopper_sums ? sums : hopper_sums), 1);
+    return b;
+}
+
+/* The tail as a problem of the kernels of attention (attention_tail.cuh). */
+AttentionProblem problem_of(const DsviStream *stream, const TailShape &tail, const TailBuffers &b)
+{
+    size_t size = dsvi_dtype_size(tail.a.act);
+    AttentionProblem p = {};
+    p.pairs = (int)tail.pairs;
+    p.heads = (int)tail.a.heads;
+    p.queries = p.group = (int)tail.chunks;
+    p.keys = (int)tail.runs;
+    p.dim = (int)tail.a.head_dim;
+    p.scale = (float)tail.a.scale;
+    p.groups = p.grain = 1;
+    p.q = b.q, p.k = b.k, p.v = b.v, p.out = b.p, p.dout = b.g, p.dq = b.dq;
+    p.dk = tail.a.dk, p.dv = tail.a.dv;
+    p.lse = tail.tail_lse;
+    p.chunks = heads_aligned(&p.q, p.dim, size, 16) && heads_aligned(&p.k, p.dim, size, 16) &&
+               heads_aligned(&p.v, p.dim, size, 16);
+    p.couples = true;
+    p.tail.bits = tail.run == 1 ? static_cast<const uint32_t *>(b.weights) : nullptr;
+    p.tail.biases = tail.run == 1 ? nullptr : static_cast<const float *>(b.weights);
+    p.tail.columns = static_cast<const uint64_t *>(b.weights);
+    p.tail.padded = (int)padded_keys(tail);
+    p.tail.delta = b.delta;
+    p.tail.groups = (int)tail.a.lists->groups;
+    p.tail.rows_per_group = (int)ceil_div(smaller_of(tail.a.lists->group, tail.a.queries), tail.chunk);
+    p.tail.pitch = (int)attention_tail_line(tail);
+    attention_place_sums(stream, b.sums, &p);
+    return p;
+}
+
+DsvStatus tail_check(const DsviAttentionTailArgs *args, size_t needed)
+{
+    if (args->attention.workspace_bytes < needed)
+        return DSVI_FAIL(DSV_E_SHAPE, "attention tail: workspace has %zu bytes, expected %zu",
+                         args->attention.workspace_bytes, needed);
+    return DSV_OK;
+}
+
+/* Enqueues the means of queries, keys and values. */
+DsvStatus make_means(DsviStream *stream, const TailShape &tail, const TailBuffers &b)
+{
+    if (tail.chunk > 1)
+        DSVI_TRY(attention_tail_means(stream, tail, tail.a.q, tail.a.queries, tail.chunk, b.q));
+    if (tail.run > 1) {
+        DSVI_TRY(attention_tail_means(stream, tail, tail.a.k, tail.a.keys, tail.run, b.k));
+        DSVI_TRY(attention_tail_means(stream, tail, tail.a.v, tail.a.keys, tail.run, b.v));
+    }
+    return DSV_OK;
+}
+
+/* Writes to the `variant` of the op table which kernels served this call and why others did not. */
+void name_tail(char *variant, const char *why)
+{
+    snprintf(variant, DSVI_CUDA_VARIANT_BYTES, "cuda, %s%s", why ? "portable: " : "sm_90a", why ? why : "");
+}
+
+/* Enqueues the forward pass on Hopper: p_c in b.p, and log T_c. */
+DsvStatus forward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                            AttentionProblem p, bool *served)
+{
+    p.tail.part_keys = (int)choose_part(stream, tail);
+    p.tail.parts = (int)ceil_div(p.keys, p.tail.part_keys);
+    p.out.data = b.parts;
+    p.lse = b.parts_lse;
+    DSVI_TRY(attention_tail_forward_sm90(stream, p, served));
+    if (!*served)
+        return DSV_OK;
+    return attention_tail_join_parts(stream, tail, p.tail.parts, b.parts, b.parts_lse,
+                                     static_cast<float *>(b.p.data));
+}
+
+DsvStatus portable_backward(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                            const AttentionProblem &p)
+{
+    DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
+    DSVI_TRY(attention_clear_sums(stream, p));
+    DSVI_TRY(tail.a.act == DSVI_F32 ? attention_tail_backward_f32(stream, p)
+                                    : attention_tail_backward_bf16(stream, p));
+    return attention_finish_sums(stream, p, tail.a.act, tail.run, tail.a.keys);
+}
+
+size_t tail_bytes(const DsviStream *stream, const DsviAttentionTailArgs *args, bool backward)
+{
+    return buffers_of(stream, shape_of(args), backward, nullptr).bytes;
+}
+
+size_t forward_workspace(DsviStream *stream, const DsviAttentionTailArgs *args)
+{
+    return tail_bytes(stream, args, false);
+}
+
+size_t backward_workspace(DsviStream *stream, const DsviAttentionTailArgs *args)
+{
+    return tail_bytes(stream, args, true);
+}
+
+DsvStatus attention_tail_fwd(DsviStream *stream, const DsviAttentionTailArgs *args)
+{
+    DSVI_TRY(dsvi_attention_tail_check(args));
+    DSVI_TRY(attention_list_supports(&args->attention));
+    DSVI_TRY(tail_check(args, forward_workspace(stream, args)));
+    TailShape tail = shape_of(args);
+    bool served = false;
+    if (tail.pairs == 0 || tail.chunks == 0)
+        return DSV_OK;
+    TailBuffers b = buffers_of(stream, tail, false, static_cast<char *>(tail.a.workspace));
+    AttentionProblem p = problem_of(stream, tail, b);
+    const char *why = hopper_declines_tail(stream, tail, p, false);
+    DSVI_TRY(make_means(stream, tail, b));
+    DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
+    if (!why)
+        DSVI_TRY(forward_on_hopper(stream, tail, b, p, &served));
+    if (!served)
+        DSVI_TRY(tail.a.act == DSVI_F32 ? attention_tail_forward_f32(stream, p)
+                                        : attention_tail_forward_bf16(stream, p));
+    name_tail(stream->attention_tail_fwd, served ? nullptr : why ? why : NO_TMA);
+    return attention_tail_join(stream, tail, static_cast<const float *>(b.p.data));
+}
+
+DsvStatus attention_tail_bwd(DsviStream *stream, const DsviAttentionTailArgs *args)
+{
+    DSVI_TRY(dsvi_attention_tail_check(args));
+    DSVI_TRY(attention_list_supports(&args->attention));
+    DSVI_TRY(tail_check(args, backward_workspace(stream, args)));
+    TailShape tail = shape_of(args);
+    bool served = false;
+    if (tail.pairs == 0 || tail.chunks == 0 || tail.runs == 0)
+        return DSV_OK;
+    TailBuffers b = buffers_of(stream, tail, true, static_cast<char *>(tail.a.workspace));
+    AttentionProblem p = problem_of(stream, tail, b);
+    const char *why = hopper_declines_tail(stream, tail, p, true);
+    DSVI_TRY(make_means(stream, tail, b));
+    DSVI_TRY(attention_tail_gradients(stream, tail, b.g, b.delta));
+    if (!why) {
+        DSVI_TRY(attention_tail_columns(stream, tail, p.tail.padded, static_cast<uint64_t *>(b.weights)));
+        DSVI_TRY(attention_tail_backward_sm90(stream, p, &served));
+    }
+    if (!served)
+        DSVI_TRY(portable_backward(stream, tail, b, p));
+    name_tail(stream->attention_tail_bwd, served ? nullptr : why ? why : NO_TMA);
+    return attention_tail_spread(stream, tail, static_cast<const float *>(b.dq.data));
+}
+
+} // namespace
+} // namespace dsvi
+
+void dsvi_cuda_fill_attention_tail(DsviStream *stream, DsviOps *ops)
+{
+    snprintf(stream->attention_tail_fwd, sizeof stream->attention_tail_fwd, "cuda");
+    snprintf(stream->attention_tail_bwd, sizeof stream->attention_tail_bwd, "cuda");
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_tail_fwd, dsvi::attention_tail_fwd, dsvi::forward_workspace,
+                                stream->attention_tail_fwd);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_tail_bwd, dsvi::attention_tail_bwd, dsvi::backward_workspace,
+                                stream->attention_tail_bwd);
+}
