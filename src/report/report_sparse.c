@@ -24,6 +24,12 @@ enum {
 static const char NO_MEASUREMENTS[] =
     "No measurements: sparse attention is off, or no step has measured it yet.";
 
+/* Returns whether a block's output error was measured: runs of earlier versions have none. */
+static bool has_errors(const DsviReportData *data)
+{
+    return !isnan(dsvi_report_mean(&data->blocks, DSVI_BLOCK_ERROR, 0, data->blocks.rows));
+}
+
 /* Returns whether the guard decides by the output error instead of captured mass. */
 static bool decides_by_error(const DsviReportData *data)
 {
@@ -146,8 +152,9 @@ DsvStatus dsvi_report_blocks(FILE *to, const DsviReportData *data)
     fputs("<p>One column for each measurement, or for as many as fit.</p>\n", to);
     DSVI_TRY(block_map(to, data, "Density: fraction of the keys that queries attend to", DSVI_BLOCK_DENSITY));
     DSVI_TRY(block_map(to, data, "Captured mass of the lists, also in dense blocks", DSVI_BLOCK_CAPTURED));
-    DSVI_TRY(block_map(to, data, "Output error: relative error of attention over lists and tail",
-                       DSVI_BLOCK_ERROR));
+    if (has_errors(data))
+        DSVI_TRY(block_map(to, data, "Output error: relative error of attention over lists and tail",
+                           DSVI_BLOCK_ERROR));
     return block_map(to, data, "share90: fraction of the keys that holds 90 % of a query's attention",
                      DSVI_BLOCK_SHARE90);
 }
@@ -232,7 +239,8 @@ DsvStatus dsvi_report_heads(FILE *to, const DsviReportData *data)
     DSVI_TRY(head_map(to, data, "Captured mass", DSVI_BLOCK_HEADS, frames));
     DSVI_TRY(head_map(to, data, "share90: fraction of the keys that holds 90 % of the attention",
                       DSVI_BLOCK_HEADS + data->heads, frames));
-    DSVI_TRY(head_map(to, data, "Output error", DSVI_BLOCK_HEADS + 2 * data->heads, frames));
+    if (has_errors(data))
+        DSVI_TRY(head_map(to, data, "Output error", DSVI_BLOCK_HEADS + 2 * data->heads, frames));
     fputs("</div>\n", to);
     return DSV_OK;
 }

@@ -87,6 +87,11 @@ typedef struct DsviAttentionCall {
     void *dq, *dk, *dv;
 } DsviAttentionCall;
 
+/* The tail of attention over lists (ops/attention_tail.h). */
+typedef struct DsviSparseTail {
+    int64_t chunk, run; /* queries of a proxy query, keys of a mean key; chunk 0: no tail */
+} DsviSparseTail;
+
 /* State of all blocks together, for metrics and the progress line. */
 typedef struct DsviSparseReport {
     int64_t blocks, sparse_blocks;
@@ -128,14 +133,8 @@ typedef void DsviSparseLog(void *context, const char *line);
 /* Called with a block's tensors before its forward pass attends. A failure ends the forward pass. */
 typedef DsvStatus DsviSparseWatch(void *context, int64_t block, const DsviAttentionCall *args);
 
-/* Returns whether the options ask for a tail. */
+/* Return whether the options ask for a tail, and the tail that they name. */
 bool dsvi_sparse_has_tail(const DsvConfig *settings);
-
-/* The tail of attention over lists (ops/attention_tail.h). */
-typedef struct DsviSparseTail {
-    int64_t chunk, run; /* queries of a proxy query, keys of a mean key; chunk 0: no tail */
-} DsviSparseTail;
-/* Returns the tail that the options name. */
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
 /* Sets *head_ranks to the number of ranks that plans must divide a clip's heads among, if `ranks` ranks share
  * a clip (DsviCpClip.head_ranks; 0: plans may differ): the option cp_heads, or with a tail all ranks, because

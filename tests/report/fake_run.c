@@ -73,7 +73,7 @@ static void write_block(FILE *to, int64_t step, int64_t block)
             step, block, step > 50 && block > 0 ? "true" : "false", fake_captured(step, block, 0));
     for (int head = 0; head < FAKE_HEADS; head++)
         fprintf(to, "%s%.17g", head ? ", " : "", fake_captured(step, block, head));
-    fputs("], \"head_share90\": [0.2, 0.3]}\n", to);
+    fputs("], \"head_error\": [0.125, 0.375], \"head_share90\": [0.2, 0.3]}\n", to);
 }
 
 void fake_metrics(const char *folder, int64_t steps)

@@ -138,7 +138,8 @@ static void test_head_maps(void **unused)
     char *page = fake_report(folder, NULL);
     char *heads = strdup(text_between(page, "<section id=\"heads\">", "</section>"));
     assert_holds(heads, "data-steps=\"10 20 30 40 50 60 70 80 90 100\"");
-    assert_int_equal(count_of(heads, "<rect "), 2 * FAKE_BLOCKS * FAKE_HEADS);
+    assert_int_equal(count_of(heads, "<rect "), 3 * FAKE_BLOCKS * FAKE_HEADS);
+    assert_holds(heads, "Output error");
     cJSON *map = cJSON_Parse(text_between(heads, "<script type=\"application/json\">", "</script>"));
     assert_non_null(map);
     const cJSON *frames = cJSON_GetObjectItem(map, "frames");

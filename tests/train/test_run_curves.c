@@ -101,16 +101,18 @@ static void training_loss_by_noise_level(void **unused)
     assert_true(value_of("validation/loss", STEPS) > 0);
 }
 
-static void density_and_captured_mass_by_block(void **unused)
+static void density_mass_and_error_by_block(void **unused)
 {
     (void)unused;
     int below = 0;
     for (int block = 0; block < 2; block++) {
-        char density[64], captured[64];
+        char density[64], captured[64], error[64];
         snprintf(density, sizeof density, "density_by_block/block_%02d", block);
         snprintf(captured, sizeof captured, "captured_mass_by_block/block_%02d", block);
         assert_true(value_of(density, STEPS) > 0 && value_of(density, STEPS) <= 1);
         assert_true(value_of(captured, STEPS) > 0 && value_of(captured, STEPS) <= 1);
+        snprintf(error, sizeof error, "output_error_by_block/block_%02d", block);
+        assert_true(value_of(error, STEPS) > 0 && value_of(error, STEPS) < 10);
         assert_true(isnan(value_of(density, 3))); /* no profile at this step */
         below += value_of(density, STEPS) < 1;
     }
@@ -141,7 +143,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_of_a_step_and_memory),
         cmocka_unit_test(training_loss_by_noise_level),
-        cmocka_unit_test(density_and_captured_mass_by_block),
+        cmocka_unit_test(density_mass_and_error_by_block),
         cmocka_unit_test(the_sampled_clip),
     };
     return cmocka_run_group_tests(tests, train, NULL);
