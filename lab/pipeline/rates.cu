@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "cuda/common/cuda.h"
-#include "cuda/conv/conv_cudnn.h"
 #include "cuda/conv/conv_ways.h"
 
 #define TRY(call) try_dsv(call, #call)
@@ -93,18 +92,15 @@ static const Layer LAYERS[] = {
 
 static void time_way(DsviConvArgs args, DsviConvWay way, double flops)
 {
-    static const char *const names[] = {"cuDNN", "Hopper", "portable"};
+    static const char *const names[] = {"Hopper", "portable"};
     DsviStream *stream = backend.device->stream;
     bool served = false;
-    args.workspace_bytes = way == DSVI_CONV_CUDNN ? dsvi_conv_cudnn_workspace(stream, &args) : 0;
-    args.workspace = random_memory((int64_t)args.workspace_bytes);
     double ms = time_of([&] { return dsvi_conv_by(stream, &args, way, &served); });
     if (served)
         printf(", %s %.3f ms %.0f TFLOP/s", names[way], ms, flops / ms * 1e-9);
     else
         printf(", %s -", names[way]);
     fflush(stdout);
-    release({args.workspace});
 }
 
 static void time_conv(const Layer &l, DsviDtype act)
@@ -142,7 +138,7 @@ static void time_conv(const Layer &l, DsviDtype act)
            dsvi_dtype_name(act), (long long)l.frames, (long long)l.height, (long long)l.width,
            (long long)l.channels, (long long)l.out_channels, (long long)l.kernel[0], (long long)l.kernel[1],
            (long long)l.kernel[2], (long long)l.stride, flops * 1e-12);
-    for (int way = DSVI_CONV_CUDNN; way <= DSVI_CONV_PORTABLE; way++)
+    for (int way = DSVI_CONV_HOPPER; way <= DSVI_CONV_PORTABLE; way++)
         time_way(a, (DsviConvWay)way, flops);
     printf("\n");
     release({(void *)a.x, (void *)a.weight, (void *)a.bias, a.y});
@@ -239,7 +235,7 @@ static void time_rows()
     DsviStream *stream = backend.device->stream;
     int64_t rows = 4096, channels = 4096, hidden = 10240, pixels = 60 * 104;
     void *x = random_memory(pixels * pixels * 4), *weight = random_memory(channels * 4);
-    void *gate = random_memory(rows * hidden * 2), *y = random_memory(pixels * pixels * 2);
+    void *gate = random_memory(rows * hidden * 2), *y = random_memory(rows * hidden * 2);
     DsviRmsNormArgs norm = {rows, channels, 1e-6, DSVI_BF16, DSVI_F32, x, weight, y};
     print_rate("rms_norm 4096 rows of 4096", time_of([&] { return backend.ops.rms_norm.run(stream, &norm); }),
                rows * channels * 6);

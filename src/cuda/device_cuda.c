@@ -6,7 +6,6 @@
 
 #include "base/host.h"
 #include "cuda/attention/attention_cudnn.h"
-#include "cuda/conv/conv_cudnn.h"
 #include "cuda/gemm/gemm_cublaslt.h"
 
 enum { NAME_BYTES = 320 };
@@ -169,7 +168,6 @@ static void cuda_close(DsviDevice *device)
     free(stream->marks);
     dsvi_gemm_cublaslt_free(&stream->gemm);
     dsvi_attention_cudnn_free(&stream->attention);
-    dsvi_conv_cudnn_free(&stream->conv);
     cudaFree(stream->partials);
     close_stream(device->copies);
     close_stream(stream);

@@ -12,7 +12,6 @@ extern "C" {
 
 typedef struct DsviGemmCublaslt DsviGemmCublaslt;     /* gemm_cublaslt.h */
 typedef struct DsviAttentionCudnn DsviAttentionCudnn; /* attention_cudnn.h */
-typedef struct DsviConvCudnn DsviConvCudnn;           /* conv_cudnn.h */
 
 /* The smallest compute capability that dsv supports, times 10: 80 is 8.0 (Ampere). */
 enum { DSVI_CUDA_MIN_CAPABILITY = 80 };
@@ -38,7 +37,6 @@ struct DsviStream {
     int64_t mark_count;
     DsviGemmCublaslt *gemm;        /* owned; NULL until gemm is set up */
     DsviAttentionCudnn *attention; /* owned; NULL until attention is set up */
-    DsviConvCudnn *conv;           /* owned; NULL until the first convolution */
     /* Names of the kernels that ran the last call of each op; for a dense call that was split into pieces,
      * the kernels of the first piece. */
     char attention_fwd[DSVI_CUDA_VARIANT_BYTES], attention_bwd[DSVI_CUDA_VARIANT_BYTES];

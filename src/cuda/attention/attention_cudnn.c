@@ -96,8 +96,8 @@ struct DsviAttentionCudnn {
 static DsviCudnnShape contiguous_shape(const Problem *problem, int64_t rows, int64_t columns)
 {
     int64_t matrix = rows * columns;
-    return (DsviCudnnShape){
-        4, {problem->batch, problem->heads, rows, columns}, {problem->heads * matrix, matrix, columns, 1}};
+    return (DsviCudnnShape){{problem->batch, problem->heads, rows, columns},
+                            {problem->heads * matrix, matrix, columns, 1}};
 }
 
 /* Shape (B, N, S, D) of tensor `which` of DsviAttentionArgs, with its strides. */
@@ -105,16 +105,14 @@ static DsviCudnnShape heads_shape(const Problem *problem, int which)
 {
     bool of_keys = which == K || which == V || which == DK || which == DV;
     const int64_t *stride = problem->stride[which];
-    return (DsviCudnnShape){4,
-                            {problem->batch, problem->heads, of_keys ? problem->keys : problem->queries,
+    return (DsviCudnnShape){{problem->batch, problem->heads, of_keys ? problem->keys : problem->queries,
                              problem->dim},
                             {stride[0], stride[1], stride[2], 1}};
 }
 
 static DsviCudnnShape transposed(DsviCudnnShape shape)
 {
-    return (DsviCudnnShape){4,
-                            {shape.size[0], shape.size[1], shape.size[3], shape.size[2]},
+    return (DsviCudnnShape){{shape.size[0], shape.size[1], shape.size[3], shape.size[2]},
                             {shape.stride[0], shape.stride[1], shape.stride[3], shape.stride[2]}};
 }
 
@@ -185,7 +183,7 @@ typedef struct Lengths {
 
 static Lengths lengths_of(Plan *plan)
 {
-    const DsviCudnnShape shape = {4, {plan->problem.batch, 1, 1, 1}, {1, 1, 1, 1}};
+    const DsviCudnnShape shape = {{plan->problem.batch, 1, 1, 1}, {1, 1, 1, 1}};
     if (!plan->masked)
         return (Lengths){0};
     return (Lengths){dsvi_cudnn_memory(&plan->graph, 1 + QUERIES, CUDNN_DATA_INT32, &shape),

@@ -106,8 +106,8 @@ static DsviCudnnTensor tensor(DsviCudnnGraph *graph, int64_t id, cudnnDataType_t
     DsviCudnnTensor made = cudnn_graph_make(graph, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     SET(graph, made, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
     SET(graph, made, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    SET(graph, made, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, shape->dims, shape->size);
-    SET(graph, made, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, shape->dims, shape->stride);
+    SET(graph, made, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, DSVI_CUDNN_DIMS, shape->size);
+    SET(graph, made, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, DSVI_CUDNN_DIMS, shape->stride);
     SET(graph, made, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
     return made;
 }
@@ -120,7 +120,7 @@ DsviCudnnTensor dsvi_cudnn_memory(DsviCudnnGraph *graph, int64_t id, cudnnDataTy
 
 DsviCudnnTensor dsvi_cudnn_scalar(DsviCudnnGraph *graph, int64_t id)
 {
-    const DsviCudnnShape one = {4, {1, 1, 1, 1}, {1, 1, 1, 1}};
+    const DsviCudnnShape one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
     const bool by_value = true;
     DsviCudnnTensor made = tensor(graph, id, CUDNN_DATA_FLOAT, &one);
     SET(graph, made, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
@@ -252,63 +252,7 @@ DsviCudnnTensor dsvi_cudnn_view(DsviCudnnGraph *graph, DsviCudnnTensor x, DsviCu
     return operation(graph, made, "view", to);
 }
 
-DsviCudnnTensor dsvi_cudnn_convolution(DsviCudnnGraph *graph, const DsviCudnnConvolution *convolution,
-                                       DsviCudnnTensor x, DsviCudnnTensor w, DsviCudnnTensor to)
-{
-    const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    const int64_t dims = 3, dilations[3] = {1, 1, 1};
-    const float alpha = 1, beta = 0;
-    cudnnBackendDescriptor_t how = cudnn_graph_make(graph, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dims, dilations);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, dims, convolution->stride);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, dims, convolution->before);
-    SET(graph, how, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, dims, convolution->after);
-    finalize(graph, how, "kind of convolution");
-    cudnnBackendDescriptor_t made = cudnn_graph_make(graph,
-                                                     CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
-    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, how);
-    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, x);
-    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, w);
-    SET_TENSOR(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, to);
-    SET(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &alpha);
-    SET(graph, made, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &beta);
-    return operation(graph, made, "convolution", to);
-}
-
 /* ---- plans ---- */
-
-/* Returns whether an engine's note says that the engine does not compute as DsviCudnnGraph.exact requires. */
-static bool note_is_inexact(cudnnBackendNumericalNote_t note)
-{
-    return note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE || note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS ||
-           note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION || note == CUDNN_NUMERICAL_NOTE_FFT ||
-           note == CUDNN_NUMERICAL_NOTE_WINOGRAD;
-}
-
-/* Returns whether the engine of a configuration computes as DsviCudnnGraph.exact requires. */
-static bool config_is_exact(DsviCudnnGraph *graph, cudnnBackendDescriptor_t config)
-{
-    int64_t count = 0;
-    cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-    cudnnBackendDescriptor_t engine = cudnn_graph_make(graph, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-    if (graph->status != DSV_OK ||
-        !expect(graph,
-                cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                         1, &count, &engine),
-                "CUDNN_ATTR_ENGINECFG_ENGINE") ||
-        !expect(graph,
-                cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                         CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, note),
-                "CUDNN_ATTR_ENGINE_NUMERICAL_NOTE"))
-        return false;
-    for (int64_t i = 0; i < count; i++)
-        if (note_is_inexact(note[i]))
-            return false;
-    return true;
-}
 
 /* Makes the execution plan for one engine configuration of cuDNN. Returns false if making the plan fails;
  * graph->why has the reason. */
@@ -360,7 +304,7 @@ void dsvi_cudnn_graph_plan(DsviCudnnGraph *graph, cudnnHandle_t handle)
     int64_t count = propose(graph, handle, config);
     for (int64_t i = 0; i < count; i++) {
         graph->status = DSV_OK; /* clears the failure of the previous engine configuration */
-        if ((!graph->exact || config_is_exact(graph, config[i])) && cudnn_graph_make_plan(graph, config[i]))
+        if (cudnn_graph_make_plan(graph, config[i]))
             return;
     }
     expect(graph, CUDNN_STATUS_NOT_SUPPORTED, "no engine for this graph");

@@ -21,13 +21,11 @@ enum { DSVI_CUDNN_DESCRIPTORS = 128, DSVI_CUDNN_OPERATIONS = 24, DSVI_CUDNN_WHY_
 
 typedef cudnnBackendDescriptor_t DsviCudnnTensor;
 
-enum { DSVI_CUDNN_DIMS_MAX = 5 };
+enum { DSVI_CUDNN_DIMS = 4 };
 
-/* Sizes, and strides in elements, of `dims` dimensions. Attention has four: batch, head, row, column. A
- * convolution over frames has five: batch, channel, frame, row, column. */
+/* Sizes, and strides in elements, of batch, head, row and column. */
 typedef struct DsviCudnnShape {
-    int dims;
-    int64_t size[DSVI_CUDNN_DIMS_MAX], stride[DSVI_CUDNN_DIMS_MAX];
+    int64_t size[DSVI_CUDNN_DIMS], stride[DSVI_CUDNN_DIMS];
 } DsviCudnnShape;
 
 /* A graph with all bytes 0 is empty. Release it with dsvi_cudnn_graph_release, also after a failure. */
@@ -36,8 +34,6 @@ typedef struct DsviCudnnGraph {
     char why[DSVI_CUDNN_WHY_BYTES]; /* text that says why `status` is not DSV_OK */
     cudnnBackendDescriptor_t plan;
     int64_t workspace_bytes; /* bytes of workspace that the plan needs */
-    bool exact;              /* the caller sets it before dsvi_cudnn_graph_plan: refuse engines that round F32
-                              * factors, for example to TF32, or that transform them, like Winograd's */
     int64_t unnamed;         /* number of intermediate tensors (between two operations) so far */
     int descriptors, operations;
     cudnnBackendDescriptor_t descriptor[DSVI_CUDNN_DESCRIPTORS]; /* all cuDNN descriptors that were created
@@ -88,17 +84,6 @@ DsviCudnnTensor dsvi_cudnn_reduce(DsviCudnnGraph *graph, cudnnReduceTensorOp_t m
                                   DsviCudnnTensor to);
 /* to = the elements of x, with the shape and strides of `to`, rounded to the type of `to`. */
 DsviCudnnTensor dsvi_cudnn_view(DsviCudnnGraph *graph, DsviCudnnTensor x, DsviCudnnTensor to);
-
-/* Strides and paddings of a convolution over frames, rows and columns: `before` and `after` count the zeros
- * before the first and after the last element. */
-typedef struct DsviCudnnConvolution {
-    int64_t stride[3], before[3], after[3];
-} DsviCudnnConvolution;
-
-/* Cross-correlation of x (batch, I, frames, rows, columns) with the filter w (O, I, taps along frames, rows
- * and columns). */
-DsviCudnnTensor dsvi_cudnn_convolution(DsviCudnnGraph *graph, const DsviCudnnConvolution *convolution,
-                                       DsviCudnnTensor x, DsviCudnnTensor w, DsviCudnnTensor to);
 
 /* ---- plans ---- */
 

@@ -1,18 +1,18 @@
-/* Which kernels convolve: cuDNN, or those of dsv (conv.cuh) in deterministic mode and where cuDNN has no
- * engine. In deterministic mode the choice depends on the kernel, its channels and strides, and on whether x,
- * its frames and rows, and the weight begin at multiples of 16 bytes. cuDNN's sums may depend on all sizes of
- * x and y, which conv.h forbids on deterministic devices. */
+/* Which kernel convolves: that for Hopper where it serves, else the portable one. The choice depends on the
+ * kernel, its channels and strides, and on whether x, its frames and rows, and the weight begin at multiples
+ * of 16 bytes.
+ *
+ * cuDNN does not convolve here. It makes a plan for each set of sizes, by a compilation at run time where the
+ * bias is added; the pieces of a video have hundreds of sizes, and preparing them took longer than the work
+ * itself. Its sums may also depend on all sizes of x and y, which conv.h forbids on deterministic devices. */
 #include <stdio.h>
 
 #include "cuda/common/cuda.h"
 #include "cuda/conv/conv.cuh"
-#include "cuda/conv/conv_cudnn.h"
 #include "cuda/conv/conv_ways.h"
 
 namespace dsvi {
 namespace {
-
-constexpr int FINISH_THREADS = 256;
 
 /* Returns whether n is in the range [least, largest of int]. */
 bool fits(int64_t n, int64_t least)
@@ -100,30 +100,6 @@ DsvStatus conv_problem(const DsviConvArgs *args, ConvProblem *p)
 
 namespace {
 
-/* Adds the bias and `add` to a result of cuDNN. One thread per element. */
-__global__ void conv_finish_kernel(const __grid_constant__ ConvProblem p)
-{
-    int64_t stride = (int64_t)gridDim.x * blockDim.x, n = p.pixels * p.out_channels;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        int64_t pixel = i / p.out_channels, channel = i - pixel * p.out_channels;
-        int64_t at = output_offset(p, pixel) + channel;
-        float y = ((const float *)p.y)[at];
-        if (p.bias)
-            y += p.bias[channel];
-        if (p.add)
-            y += ((const float *)p.add)[at];
-        ((float *)p.y)[at] = y;
-    }
-}
-
-DsvStatus conv_finish(DsviStream *stream, const ConvProblem &p)
-{
-    int64_t blocks = ceil_div(p.pixels * p.out_channels, FINISH_THREADS), most = 32 * stream->multiprocessors;
-    DSVI_CUDA_LAUNCH(stream, "conv, bias and addend", conv_finish_kernel,
-                     (unsigned)(blocks < most ? blocks : most), FINISH_THREADS, 0, p);
-    return DSV_OK;
-}
-
 /* Returns whether Hopper's kernel may serve a convolution in BF16. */
 bool is_for_hopper(const DsviStream *stream)
 {
@@ -133,16 +109,6 @@ bool is_for_hopper(const DsviStream *stream)
     (void)stream;
     return false;
 #endif
-}
-
-DsvStatus conv_by_cudnn(DsviStream *stream, const DsviConvArgs *args, const ConvProblem &p, bool *served)
-{
-    bool bare = false;
-    *served = false;
-    if (args->frames * args->height * args->width == 0)
-        return DSV_OK;
-    DSVI_TRY(dsvi_conv_cudnn(stream, args, served, &bare));
-    return bare ? conv_finish(stream, p) : DSV_OK;
 }
 
 DsvStatus conv_on_hopper(DsviStream *stream, const DsviConvArgs *args, const ConvProblem &p, bool *served)
@@ -157,38 +123,25 @@ DsvStatus conv_on_hopper(DsviStream *stream, const DsviConvArgs *args, const Con
 DsvStatus conv_by(DsviStream *stream, const DsviConvArgs *args, const ConvProblem &p, DsviConvWay way,
                   bool *served)
 {
-    switch (way) {
-    case DSVI_CONV_CUDNN: return conv_by_cudnn(stream, args, p, served);
-    case DSVI_CONV_HOPPER: return conv_on_hopper(stream, args, p, served);
-    default: break;
-    }
+    if (way == DSVI_CONV_HOPPER)
+        return conv_on_hopper(stream, args, p, served);
     *served = true;
     return args->act == DSVI_F32 ? conv_f32(stream, p) : conv_bf16(stream, p);
 }
 
 DsvStatus cuda_conv(DsviStream *stream, const DsviConvArgs *args)
 {
-    static const char *const names[] = {"cudnn", "cuda, Hopper", "cuda, portable"};
+    static const char *const names[] = {"cuda, Hopper", "cuda, portable"};
     ConvProblem p;
     bool served = false;
     DSVI_TRY(conv_problem(args, &p));
     if (p.pixels == 0 || p.out_channels == 0)
         return DSV_OK;
-    int way = stream->deterministic ? DSVI_CONV_HOPPER : DSVI_CONV_CUDNN;
-    for (; way <= DSVI_CONV_PORTABLE && !served; way++) {
+    for (int way = DSVI_CONV_HOPPER; way <= DSVI_CONV_PORTABLE && !served; way++) {
         DSVI_TRY(conv_by(stream, args, p, (DsviConvWay)way, &served));
         snprintf(stream->conv_variant, sizeof stream->conv_variant, "%s", names[way]);
     }
     return DSV_OK;
-}
-
-size_t cuda_conv_workspace(DsviStream *stream, const DsviConvArgs *args)
-{
-    ConvProblem p;
-    if (stream->deterministic || conv_problem(args, &p) != DSV_OK || p.pixels == 0 || p.out_channels == 0 ||
-        args->frames * args->height * args->width == 0)
-        return 0;
-    return dsvi_conv_cudnn_workspace(stream, args);
 }
 
 } // namespace
@@ -205,5 +158,5 @@ DsvStatus dsvi_conv_by(DsviStream *stream, const DsviConvArgs *args, DsviConvWay
 void dsvi_cuda_fill_conv(DsviStream *stream, DsviOps *ops)
 {
     snprintf(stream->conv_variant, sizeof stream->conv_variant, "cuda");
-    DSVI_OPS_SET_WITH_WORKSPACE(ops, conv, dsvi::cuda_conv, dsvi::cuda_conv_workspace, stream->conv_variant);
+    DSVI_OPS_SET_WITH_WORKSPACE(ops, conv, dsvi::cuda_conv, nullptr, stream->conv_variant);
 }

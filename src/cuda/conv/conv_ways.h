@@ -9,9 +9,8 @@
 extern "C" {
 #endif
 
-/* In the order in which the op tries them; in deterministic mode it begins with the second. */
+/* In the order in which the op tries them. */
 typedef enum DsviConvWay {
-    DSVI_CONV_CUDNN,   /* conv_cudnn.h; needs the workspace of dsvi_conv_cudnn_workspace */
     DSVI_CONV_HOPPER,  /* conv_sm90.cu */
     DSVI_CONV_PORTABLE /* conv_bf16.cu, conv_f32.cu */
 } DsviConvWay;
