@@ -147,6 +147,8 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
                                                         .table = &s->table},
                                    &s->generator));
     DSVI_TRY(dsvi_dit_frozen_create(&s->table, dsvi_dit_act(s->settings), &s->weights));
+    if (dsvi_dit_stores_f8(s->settings))
+        DSVI_TRY(dsvi_dit_frozen_use_f8(s->weights, &s->backend));
     DSVI_TRY(sample_load(s));
     DSVI_TRY(dsvi_generator_run(s->generator, (uint64_t)s->settings->seed, s->text, events));
     return write_sample(s, video_path);

@@ -77,6 +77,25 @@ static float f8_to_f32(uint8_t byte)
     return byte & 0x80 ? -magnitude : magnitude;
 }
 
+uint8_t dsvi_f32_to_f8(float f)
+{
+    uint8_t sign = signbit(f) ? 0x80 : 0;
+    float magnitude = fabsf(f);
+    int exponent;
+    if (magnitude != magnitude)
+        return sign | 0x7f;
+    if (magnitude >= 448)
+        return sign | 0x7e;
+    if (magnitude == 0)
+        return sign;
+    (void)frexpf(magnitude, &exponent); /* magnitude is in [2^(exponent - 1), 2^exponent) */
+    exponent = exponent - 1 > -6 ? exponent - 1 : -6;
+    /* The code is the number of steps of 2^(exponent - 3) from zero, with the codes of lower exponents. A
+     * magnitude that rounds up to the next power of two gets the next exponent by itself. */
+    int steps = (int)nearbyintf(ldexpf(magnitude, 3 - exponent));
+    return (uint8_t)(sign | ((exponent + 6) * 8 + steps));
+}
+
 /* Rounds to odd: rounds towards zero, then sets the last bit if the result is not exact. Rounding this result
  * to nearest even in a narrower format gives the same as rounding the double directly; rounding to nearest
  * twice does not. S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms

@@ -52,6 +52,10 @@ static inline float dsvi_bf16_to_f32(uint16_t h)
     return f;
 }
 
+/* Returns the F8_E4M3 number nearest to f, the even one of two. Numbers above 448, the largest, become 448;
+ * NaN stays NaN. */
+uint8_t dsvi_f32_to_f8(float f);
+
 /* Rounds to nearest even. Returns a quiet NaN for every NaN. */
 static inline uint16_t dsvi_f32_to_bf16(float f)
 {
@@ -60,6 +64,17 @@ static inline uint16_t dsvi_f32_to_bf16(float f)
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)((bits >> 16) | 0x0040u);
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* Rounds up or down at random, with probabilities that make the mean exact: `random`, of which 16 bits are
+ * used, is uniformly distributed. Infinities and NaN are rounded as by dsvi_f32_to_bf16. */
+static inline uint16_t dsvi_f32_to_bf16_random(float f, uint32_t random)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if ((bits & 0x7f800000u) == 0x7f800000u)
+        return dsvi_f32_to_bf16(f);
+    return (uint16_t)((bits + (random & 0xffffu)) >> 16);
 }
 
 #ifdef __cplusplus

@@ -27,10 +27,8 @@ typedef struct Hint {
 #define NO_CAPTIONS "captions are not trained on in this version"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define NO_BUCKETS "this version trains on one clip size: num_frames, height and width"
-#define NO_FP8 "fp8 is not in this version: mixed_precision is no or bf16"
 #define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing and " \
                 "sparse.offload_lists save memory"
-#define ONLY_ADAMW "AdamW is the only optimizer of this version"
 #define NO_IMAGE "image-to-video is not in this version"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
 #define ALWAYS_LOGGED "every run writes metrics.jsonl and TensorBoard events into output_dir"
@@ -158,18 +156,17 @@ static const Hint HINTS[] = {
     {"bf16", CALLED("mixed_precision")},
     {"fp16", CALLED("mixed_precision")},
     {"save_dtype", CALLED("mixed_precision")},
-    {"fp8", NO_FP8},
-    {"fp8_base", NO_FP8},
-    {"fp8_scaled", NO_FP8},
+    {"fp8", CALLED("base_precision")},
+    {"fp8_base", CALLED("base_precision")},
+    {"fp8_scaled", CALLED("base_precision")},
     {"activation_checkpointing", CALLED("gradient_checkpointing")},
     {"use_gradient_checkpointing", CALLED("gradient_checkpointing")},
     {"use_gradient_checkpointing_offload", NO_SWAP},
     {"blocks_to_swap", NO_SWAP},
     {"cpu_offload", NO_SWAP},
     {"offload_model", NO_SWAP},
-    {"optimizer", ONLY_ADAMW},
-    {"optimizer_type", ONLY_ADAMW},
-    {"use_8bit_adam", ONLY_ADAMW},
+    {"optimizer_type", CALLED("optimizer")},
+    {"use_8bit_adam", CALLED("optimizer, with the value adamw_8bit")},
     {"beta1", CALLED("adam_beta1")},
     {"beta2", CALLED("adam_beta2")},
     {"betas", CALLED("adam_beta1 and adam_beta2")},

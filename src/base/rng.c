@@ -1,31 +1,18 @@
-/* Philox 4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3",
- * SC'11, section 3.3 and its constants. */
+/* Implements rng.h: numbers and fills from the words of Philox. */
 #include "base/rng.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "base/philox.h"
 #include "base/threads.h"
 
 enum { FILL_PIECE = 8192 }; /* numbers that a thread draws at a time */
 
 void dsvi_rng_words(DsviRng rng, uint64_t index, uint32_t out[4])
 {
-    uint32_t key0 = (uint32_t)rng.seed, key1 = (uint32_t)(rng.seed >> 32);
-    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = rng.purpose, c3 = rng.stream;
-    for (int round = 0; round < 10; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * c0;
-        uint64_t product1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (uint32_t)product0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    DsviPhiloxWords words = dsvi_philox(rng, index);
+    memcpy(out, words.word, sizeof words.word);
 }
 
 static double unit_from(uint32_t high, uint32_t low)

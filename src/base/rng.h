@@ -23,7 +23,9 @@ typedef enum DsviRngPurpose {
     DSVI_RNG_PROFILE,  /* choice of the queries whose exact attention is measured */
     DSVI_RNG_TEST,     /* data of tests and benchmarks */
     DSVI_RNG_SAMPLE,   /* noise from which sampling starts */
-    DSVI_RNG_HELD_OUT  /* diffusion noise of held-out windows */
+    DSVI_RNG_HELD_OUT, /* diffusion noise of held-out windows */
+    DSVI_RNG_ROUNDING, /* rounding of the optimizer's state to BF16 */
+    DSVI_RNG_DROPOUT   /* inputs of a LoRA that are dropped */
 } DsviRngPurpose;
 
 typedef struct DsviRng {

@@ -79,8 +79,12 @@ static DsvStatus ops_timed_end(void)
     X(profile, DsviProfileArgs, SELECT)                         \
     X(attention_error, DsviAttentionErrorArgs, SELECT)          \
     X(predictor_loss, DsviPredictorLossArgs, SELECT)            \
+    X(f8_decode, DsviF8DecodeArgs, ELEMENTWISE)                 \
     X(sum_squares, DsviSumSquaresArgs, OPTIMIZER)               \
-    X(adamw, DsviAdamwArgs, OPTIMIZER)
+    X(adamw, DsviAdamwArgs, OPTIMIZER)                          \
+    X(adamw_8bit, DsviAdamwArgs, OPTIMIZER)                     \
+    X(muon_momentum, DsviMuonArgs, OPTIMIZER)                   \
+    X(muon_step, DsviMuonArgs, OPTIMIZER)
 
 #define TIMED(slot, args_type, kind)                                         \
     static DsvStatus timed_##slot(DsviStream *stream, const args_type *args) \

@@ -31,7 +31,7 @@ static inline DsviHeads dsvi_tail_rows(const DsviAttentionArgs *args, int64_t me
 /* Sets up the arguments of dense attention, with memory from `base` for the means. */
 static inline DsviTailDense dsvi_tail_dense(const DsviAttentionTailArgs *args, float *base, size_t *used)
 {
-    DsviTailDense t = {.args = args, .inner = args->attention};
+    DsviTailDense t = {.args = args, .inner = args->attention, .logs = NULL};
     t.inner.lists = NULL;
     t.inner.queries = dsvi_tail_chunks(args->attention.queries, args->chunk);
     t.inner.keys = dsvi_tail_chunks(args->attention.keys, args->run);
@@ -68,7 +68,7 @@ DSVI_SPECIALISED void dsvi_tail_mean(DsviDtype act, const DsviTailMeans *m, int6
 
 static inline void dsvi_tail_mean_range(void *context, int64_t begin, int64_t end, int worker)
 {
-    const DsviTailMeans *m = context;
+    const DsviTailMeans *m = (const DsviTailMeans *)context;
     int64_t members = dsvi_tail_chunks(m->tokens, m->size), heads = m->args->heads;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {

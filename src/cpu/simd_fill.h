@@ -30,6 +30,7 @@ extern "C" {
     X(pointwise, level)           \
     X(predictor_loss, level)      \
     X(profile, level)             \
+    X(quant, level)               \
     X(rms_norm_rope, level)       \
     X(select, level)              \
     X(select_features, level)

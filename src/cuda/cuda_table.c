@@ -22,6 +22,8 @@ static DsvStatus cuda_table_fill(DsviStream *stream, DsviOps *ops)
     dsvi_cuda_fill_list_exchange(ops);
     dsvi_cuda_fill_list_rows(ops);
     dsvi_cuda_fill_optim(ops);
+    dsvi_cuda_fill_optim_8bit(ops);
+    dsvi_cuda_fill_quant(ops);
     dsvi_cuda_fill_patch(ops);
     dsvi_cuda_fill_pointwise(ops);
     dsvi_cuda_fill_predictor_loss(ops);

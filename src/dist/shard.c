@@ -21,6 +21,7 @@ static DsvStatus alloc_shard(int64_t rank, int64_t size, int64_t buckets, DsviSh
 
 static void pack_buckets(DsviShard *shard)
 {
+    shard->own = 0;
     for (int64_t b = 0; b < shard->buckets; b++) {
         shard->packed[b] = shard->own;
         shard->own += dsvi_shard_count(shard, b);
@@ -37,6 +38,17 @@ DsvStatus dsvi_shard_make(const DsviComm *comm, const int64_t *begin, int64_t bu
         dsvi_comm_even_bounds(begin[b + 1] - begin[b], UNIT, size, out->bound + b * (size + 1));
     pack_buckets(out);
     return DSV_OK;
+}
+
+void dsvi_shard_align(DsviShard *shard, const int64_t *from, int64_t unit)
+{
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        int64_t *bound = shard->bound + b * (shard->size + 1);
+        for (int64_t r = 1; r < shard->size; r++)
+            if (bound[r] > from[b] && bound[r] < bound[shard->size])
+                bound[r] = from[b] + (bound[r] - from[b]) / unit * unit;
+    }
+    pack_buckets(shard);
 }
 
 DsvStatus dsvi_shard_map(const DsviShard *shard, DsviShardOffset *place, const void *context, DsviShard *out)

@@ -32,6 +32,9 @@ typedef struct DsviShard {
 /* Divides an array of F32 elements. Bucket b has the elements begin[b] <= i < begin[b + 1]; `begin` has
  * buckets + 1 numbers, all but the last multiples of 16. */
 DsvStatus dsvi_shard_make(const DsviComm *comm, const int64_t *begin, int64_t buckets, DsviShard *out);
+/* Moves the bounds between shards in bucket b that are above element from[b] (an offset in the bucket) down
+ * to a multiple of `unit` elements after from[b]. */
+void dsvi_shard_align(DsviShard *shard, const int64_t *from, int64_t unit);
 /* Returns the byte at which element `element` of a bucket begins in another representation of the array;
  * `element` may be the bucket's element count, for its end. */
 typedef int64_t DsviShardOffset(const void *context, int64_t bucket, int64_t element);

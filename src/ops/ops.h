@@ -25,6 +25,7 @@
 #include "ops/pointwise.h"
 #include "ops/predictor_loss.h"
 #include "ops/profile.h"
+#include "ops/quant.h"
 #include "ops/select.h"
 
 #ifdef __cplusplus
@@ -96,8 +97,11 @@ typedef struct DsviOps {
     DSVI_OP_SLOT(dsvi_softmax_fn) softmax;
     DSVI_OP_SLOT(dsvi_bias_attention_fn) bias_attention;
 
+    DSVI_OP_SLOT(dsvi_f8_decode_fn) f8_decode;
+
     DSVI_OP_SLOT(dsvi_sum_squares_fn) sum_squares;
-    DSVI_OP_SLOT(dsvi_adamw_fn) adamw;
+    DSVI_OP_SLOT(dsvi_adamw_fn) adamw, adamw_8bit;
+    DSVI_OP_SLOT(dsvi_muon_fn) muon_momentum, muon_step;
 } DsviOps;
 
 #define DSVI_OPS_SET(ops, slot, function, name) ((ops)->slot.run = (function), (ops)->slot.variant = (name))

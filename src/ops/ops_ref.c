@@ -59,6 +59,10 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET(ops, gelu_product, dsvi_gelu_product_ref, REF);
     DSVI_OPS_SET(ops, softmax, dsvi_softmax_ref, REF);
     DSVI_OPS_SET(ops, bias_attention, dsvi_bias_attention_ref, REF);
+    DSVI_OPS_SET(ops, f8_decode, dsvi_f8_decode_ref, REF);
     DSVI_OPS_SET(ops, sum_squares, dsvi_sum_squares_ref, REF);
     DSVI_OPS_SET(ops, adamw, dsvi_adamw_ref, REF);
+    DSVI_OPS_SET(ops, adamw_8bit, dsvi_adamw_8bit_ref, REF);
+    DSVI_OPS_SET(ops, muon_momentum, dsvi_muon_momentum_ref, REF);
+    DSVI_OPS_SET(ops, muon_step, dsvi_muon_step_ref, REF);
 }

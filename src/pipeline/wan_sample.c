@@ -156,6 +156,8 @@ static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
 {
     const DsviWanSampleArgs *a = job->args;
     DSVI_TRY(dsvi_dit_frozen_create(&job->table, dsvi_dit_act(a->settings), &job->weights));
+    if (dsvi_dit_stores_f8(a->settings))
+        DSVI_TRY(dsvi_dit_frozen_use_f8(job->weights, a->backend));
     DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = a->backend,
                                                         .settings = a->settings,
                                                         .codec = &job->shape.codec,

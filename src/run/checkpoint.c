@@ -10,13 +10,12 @@
 #include <cjson/cJSON.h>
 
 #include "run/checkpoint_find.h"
+#include "run/checkpoint_moments.h"
 #include "run/manifest.h"
 #include "run/stored_settings.h"
 
 enum { STATE_FORMAT = 1, STATE_BYTES_MAX = 1 << 20 };
 static const uint64_t SHARD_BYTES = 5000000000u; /* size of weight files, as in published Wan models */
-
-static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
 
 /* Returns whether this rank reads and writes the files. */
 static bool is_file_rank(const DsviTrainer *t)
@@ -46,7 +45,7 @@ typedef struct ModelNames {
 static const ModelNames WEIGHTS = {"transformer", "lora.safetensors", "weight"};
 static const ModelNames EMA = {"transformer_ema", "lora_ema.safetensors", "ema"};
 
-static DsvStatus moment_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
+static DsvStatus exact_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
 {
     char file[64];
     snprintf(file, sizeof file, "optimizer/%s.safetensors", name);
@@ -61,7 +60,7 @@ static DsvStatus write_lora(DsviTrainer *t, const char *folder, const ModelNames
     DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, path));
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
-    DSVI_TRY(moment_path(path, folder, names->exact));
+    DSVI_TRY(exact_path(path, folder, names->exact));
     return dsvi_flat_write(path, t->trained, names->exact, t->host_flat);
 }
 
@@ -83,40 +82,12 @@ static DsvStatus read_model(DsviTrainer *t, const char *folder, const ModelNames
 {
     char path[DSVI_PATH_MAX];
     if (t->frozen) {
-        DSVI_TRY(moment_path(path, folder, names->exact));
+        DSVI_TRY(exact_path(path, folder, names->exact));
         return dsvi_flat_read(path, t->trained, names->exact, t->host_flat);
     }
     DSVI_TRY(dsvi_path_join(path, folder, names->folder));
     memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
     return dsvi_weights_read(path, &t->table, t->host_flat);
-}
-
-static DsvStatus write_moments(DsviTrainer *t, const char *folder)
-{
-    char path[DSVI_PATH_MAX];
-    const DsviShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
-    DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
-    DSVI_TRY(dsvi_folder_make(path));
-    for (int i = 0; i < 2; i++) {
-        DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-        DSVI_TRY(checkpoint_fetch(t, moments[i]));
-        DSVI_TRY(dsvi_flat_write(path, t->trained, MOMENT_NAME[i], t->host_flat));
-    }
-    return DSV_OK;
-}
-
-static DsvStatus read_moments(DsviTrainer *t, const char *folder)
-{
-    char path[DSVI_PATH_MAX];
-    const DsviShardArray moments[2] = {t->zero.moment1, t->zero.moment2};
-    for (int i = 0; i < 2; i++) {
-        if (is_file_rank(t)) {
-            DSVI_TRY(moment_path(path, folder, MOMENT_NAME[i]));
-            DSVI_TRY(dsvi_flat_read(path, t->trained, MOMENT_NAME[i], t->host_flat));
-        }
-        DSVI_TRY(checkpoint_store(t, moments[i]));
-    }
-    return DSV_OK;
 }
 
 static DsvStatus write_state(const DsviTrainer *t, const char *folder)
@@ -185,7 +156,7 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
         DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
         DSVI_TRY(write_model(t, folder, &EMA));
     }
-    DSVI_TRY(write_moments(t, folder));
+    DSVI_TRY(dsvi_checkpoint_write_moments(t, folder));
     DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
     DSVI_TRY(dsvi_sparse_save(t->sparse, path));
     DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
@@ -201,8 +172,7 @@ static DsvStatus checkpoint_send(DsviTrainer *t)
     DSVI_TRY(checkpoint_fetch(t, t->zero.master));
     if (t->zero.ema.data)
         DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
-    DSVI_TRY(checkpoint_fetch(t, t->zero.moment1));
-    return checkpoint_fetch(t, t->zero.moment2);
+    return dsvi_checkpoint_send_moments(t);
 }
 
 DsvStatus dsvi_checkpoint_save(DsviTrainer *t, const char *output_dir, char path[DSVI_PATH_MAX])
@@ -254,9 +224,9 @@ static DsvStatus check_model(const DsviTrainer *t, const char *folder)
     return dsvi_dit_config_compare(&found, &t->config, path);
 }
 
-/* Checks that the checkpoint was made with the same codec. The number of latent channels alone does not
- * identify it. */
-static DsvStatus check_codec(const DsviTrainer *t, const char *folder)
+/* Checks that the checkpoint was made with the same codec and optimizer. The number of latent channels alone
+ * does not identify the codec. */
+static DsvStatus check_settings(const DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DsvConfig found;
@@ -264,6 +234,11 @@ static DsvStatus check_codec(const DsviTrainer *t, const char *folder)
     dsv_config_defaults(&found);
     DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
     DSVI_TRY(dsv_config_load(&found, path));
+    if (strcmp(found.optimizer, ours->optimizer) != 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s was trained with optimizer=%s, whose state optimizer=%s of this run cannot "
+                         "continue",
+                         folder, found.optimizer, ours->optimizer);
     if (strcmp(found.codec_name, ours->codec_name) == 0 &&
         found.codec_spatial_levels == ours->codec_spatial_levels &&
         found.codec_temporal_levels == ours->codec_temporal_levels)
@@ -284,7 +259,7 @@ static DsvStatus read_position(DsviTrainer *t, const char *folder)
         DSVI_TRY(dsvi_checkpoint_state(folder, &state));
         DSVI_TRY(check_seed(t, folder, state.seed));
         DSVI_TRY(check_model(t, folder));
-        DSVI_TRY(check_codec(t, folder));
+        DSVI_TRY(check_settings(t, folder));
         t->step = state.step;
         t->sample = state.sample;
     }
@@ -325,6 +300,6 @@ DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)
     DSVI_TRY(checkpoint_store(t, t->zero.master));
     DSVI_TRY(dsvi_zero_refresh(&t->zero));
     DSVI_TRY(read_ema(t, folder));
-    DSVI_TRY(read_moments(t, folder));
+    DSVI_TRY(dsvi_checkpoint_read_moments(t, folder));
     return read_sparse(t, folder);
 }

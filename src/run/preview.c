@@ -34,6 +34,10 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
             "lora_rank is %lld and model.path is empty, expected the model beside whose weights the "
             "LoRA is trained",
             (long long)settings->lora_rank);
+    if (settings->lora_rank == 0 && dsvi_dit_stores_f8(settings))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "base_precision is fp8 and lora_rank is 0, expected a LoRA: weights that are "
+                         "trained are stored in F32");
     if (!settings->model_path[0]) {
         DSVI_TRY(dsvi_dit_config_make(settings, &out->config));
         out->config.in_channels = out->config.out_channels = out->latent.channels;

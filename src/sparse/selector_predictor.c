@@ -497,6 +497,7 @@ static DsvStatus selector_predictor_update(Predictor *p, int64_t block, bool spa
         .acc = p->acc,
         .grad = acc_at(p, p->grad, at),
         .weight = acc_at(p, p->weight, at),
+        .state_dtype = p->acc,
         .m = acc_at(p, p->moment1, at),
         .v = acc_at(p, p->moment2, at),
     };

@@ -216,6 +216,7 @@ static DsvStatus update_weights(DsviTrainer *t, double norm, double lr)
         .weight_decay = settings->weight_decay,
         /* 1e-6 is added to the norm as in torch.nn.utils.clip_grad_norm_. */
         .grad_scale = norm_max > 0 && norm > norm_max ? norm_max / (norm + 1e-6) : 1.0,
+        .rng = {(uint64_t)settings->seed, DSVI_RNG_ROUNDING, (uint32_t)(t->step + 1)},
         .ema_decay = settings->ema_decay,
     };
     return dsvi_zero_update(&t->zero, &options);

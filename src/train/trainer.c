@@ -89,7 +89,8 @@ static DsvStatus trainer_make_lora(DsviTrainer *t)
     };
     DSVI_TRY(dsvi_lora_params_make(&t->table, &options, &t->lora));
     t->trained = &t->lora.table;
-    return dsvi_dit_frozen_create(&t->table, dsvi_dit_act(settings), &t->frozen);
+    DSVI_TRY(dsvi_dit_frozen_create(&t->table, dsvi_dit_act(settings), &t->frozen));
+    return dsvi_dit_stores_f8(settings) ? dsvi_dit_frozen_use_f8(t->frozen, t->backend) : DSV_OK;
 }
 
 static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *log_context)
@@ -436,11 +437,9 @@ DsvStatus dsvi_trainer_start(DsviTrainer *t)
 {
     DsviDevice *device = t->backend->device;
     DsviZero *z = &t->zero;
-    size_t packed = (size_t)z->shard.own * sizeof(float);
     DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->master));
     DSVI_TRY(dsvi_zero_refresh(z));
-    DSVI_TRY(device->clear(device->stream, z->moment1.data, packed));
-    DSVI_TRY(device->clear(device->stream, z->moment2.data, packed));
+    DSVI_TRY(dsvi_moments_clear(&z->moments, device));
     if (z->ema.data)
         DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->ema));
     return device->sync(device->stream);

@@ -1,7 +1,7 @@
 /* Implements zero.h: weights, gradients and optimizer state divided over ranks. Read first zero_acquire()
  * and zero_release(), which passes of the model call, and gather_bucket() and sum_bucket(), which the
  * queue's thread runs for them. */
-#include "train/zero.h"
+#include "train/zero_internal.h"
 
 #include <math.h>
 
@@ -18,7 +18,7 @@ enum { LINE = 16, CHUNK_UNIT = 4096 };
 
 /* Returns the bytes of the first `element` elements of a bucket's compute weights. The bucket's F32
  * parameters come first, then its GEMM weights in the compute dtype. */
-static int64_t compute_bytes(const void *context, int64_t bucket, int64_t element)
+int64_t dsvi_zero_compute_bytes(const void *context, int64_t bucket, int64_t element)
 {
     const DsviZero *z = context;
     int64_t acc = z->table->gemm[bucket] - z->table->begin[bucket];
@@ -36,6 +36,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
         .table = table,
         .mesh = mesh,
         .act = dsvi_dit_act(settings),
+        .muon_momentum = settings->muon_momentum,
         .last_pass = true,
         .compute_whole = !divided || settings->zero_stage < 3,
         .grad.flat = !divided || settings->zero_stage < 2,
@@ -44,7 +45,10 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
         .summed = {{.bucket = -1}, {.bucket = -1}},
     };
     DSVI_TRY(dsvi_shard_make(mesh->shard, table->begin, table->buckets, &out->shard));
-    return dsvi_shard_map(&out->shard, compute_bytes, out, &out->compute_shard);
+    DSVI_TRY(dsvi_moments_make(dsvi_optimizer(settings), table, &out->shard, &out->moments));
+    if (out->moments.optimizer == DSVI_MUON)
+        out->muon = dsvi_muon_make(table, out->act);
+    return dsvi_shard_map(&out->shard, dsvi_zero_compute_bytes, out, &out->compute_shard);
 }
 
 void dsvi_zero_free(DsviZero *z)
@@ -52,6 +56,7 @@ void dsvi_zero_free(DsviZero *z)
     dsvi_comm_queue_free(&z->queue);
     for (int i = 0; i < 2; i++)
         dsvi_comm_close(&z->joined[i]);
+    dsvi_moments_free(&z->moments);
     dsvi_shard_free(&z->compute_shard);
     dsvi_shard_free(&z->shard);
 }
@@ -140,8 +145,9 @@ void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
         z->grad.data = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)grad);
     if (!z->grad.flat)
         carve_buffers(z->summed, arena, DSVI_MEM_GRADIENTS, dsvi_shard_largest_bucket(&z->shard) * size);
-    z->moment1.data = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, packed);
-    z->moment2.data = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, packed);
+    dsvi_moments_carve(&z->moments, arena);
+    if (z->moments.optimizer == DSVI_MUON)
+        dsvi_muon_carve(&z->muon, arena);
     z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSVI_MEM_EMA, packed) : NULL;
     carve_sum_workspace(z, arena);
     z->square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->square);
@@ -150,6 +156,8 @@ void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
 
 void dsvi_zero_carve_host(DsviZero *z, DsviArena *arena)
 {
+    if (z->moments.optimizer == DSVI_MUON)
+        dsvi_muon_carve_host(&z->muon, arena);
     z->host_square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)z->shard.buckets * sizeof *z->host_square);
 }
 
@@ -220,7 +228,7 @@ DsvStatus dsvi_zero_open(DsviZero *z, DsviComm *device_all)
 /* ---- addresses ---- */
 
 /* Returns this rank's shard of a bucket's compute weights. */
-static unsigned char *local_compute_weights(const DsviZero *z, int64_t bucket)
+unsigned char *dsvi_zero_local_weights(const DsviZero *z, int64_t bucket)
 {
     return z->compute + dsvi_shard_offset(&z->compute_shard, bucket, z->compute_whole);
 }
@@ -232,7 +240,7 @@ static unsigned char *bucket_compute_weights(const DsviZero *z, int64_t bucket)
     return z->compute_whole ? z->compute + z->compute_shard.begin[bucket] : z->gathered[bucket % 2].memory;
 }
 
-static float *bucket_grad(const DsviZero *z, int64_t bucket)
+float *dsvi_zero_bucket_grad(const DsviZero *z, int64_t bucket)
 {
     return z->grad.flat ? z->grad.data + z->shard.begin[bucket] : z->summed[bucket % 2].memory;
 }
@@ -258,8 +266,8 @@ static DsvStatus gather_bucket(void *context, int64_t bucket)
     void *whole = bucket_compute_weights(z, bucket);
     DsvStatus status = z->compute_whole
                            ? dsvi_comm_all_gather(z->shard_comm, whole, 1, bound)
-                           : dsvi_comm_all_gather_from(z->shard_comm, local_compute_weights(z, bucket), whole,
-                                                       1, bound);
+                           : dsvi_comm_all_gather_from(z->shard_comm, dsvi_zero_local_weights(z, bucket),
+                                                       whole, 1, bound);
     zero_start_after(z, -1);
     return zero_report_failure(z, status);
 }
@@ -267,7 +275,7 @@ static DsvStatus gather_bucket(void *context, int64_t bucket)
 static DsvStatus sum_bucket(void *context, int64_t bucket)
 {
     const DsviZero *z = context;
-    float *grad = bucket_grad(z, bucket);
+    float *grad = dsvi_zero_bucket_grad(z, bucket);
     zero_start_after(z, grad_ready_mark(bucket));
     DsvStatus status = dsvi_comm_reduce_scatter(z->shard_comm, DSVI_F32, grad,
                                                 dsvi_shard_bound(&z->shard, bucket));
@@ -375,8 +383,9 @@ static DsvStatus zero_acquire(void *owner, DsviDitPass pass, int64_t bucket, Dsv
         DSVI_TRY(prepare_grad_buffer(z, bucket));
     unsigned char *weights = bucket_compute_weights(z, bucket);
     where->acc = weights;
-    where->act = weights + compute_bytes(z, bucket, z->table->gemm[bucket] - z->table->begin[bucket]);
-    where->grad = pass == DSVI_PASS_BACKWARD ? bucket_grad(z, bucket) : NULL;
+    where->act = weights +
+                 dsvi_zero_compute_bytes(z, bucket, z->table->gemm[bucket] - z->table->begin[bucket]);
+    where->grad = pass == DSVI_PASS_BACKWARD ? dsvi_zero_bucket_grad(z, bucket) : NULL;
     return DSV_OK;
 }
 
@@ -396,8 +405,8 @@ static DsvStatus zero_release(void *owner, DsviDitPass pass, int64_t bucket)
         z->fresh = false;
     if (pass == DSVI_PASS_FORWARD || !z->queue || (z->grad.flat && !z->last_pass))
         return DSV_OK;
-    DSVI_TRY(zero_sum_of_squares(z, bucket_grad(z, bucket), dsvi_shard_bucket_size(&z->shard, bucket),
-                                 z->local_square + bucket));
+    DSVI_TRY(zero_sum_of_squares(z, dsvi_zero_bucket_grad(z, bucket),
+                                 dsvi_shard_bucket_size(&z->shard, bucket), z->local_square + bucket));
     DSVI_TRY(zero_record_mark(z, grad_ready_mark(bucket)));
     z->summed[bucket % 2].bucket = bucket;
     z->summed[bucket % 2].queued = dsvi_comm_queue_put(z->queue, sum_bucket, z, bucket);
@@ -464,65 +473,9 @@ DsvStatus dsvi_zero_grad_nonfinite(DsviZero *z, bool *spoilt)
     return DSV_OK;
 }
 
-/* A part of this rank's shard of a bucket: either its F32 parameters or its GEMM weights. */
-typedef struct ShardPart {
-    int64_t at, count; /* elements [at, at + count) of the shard */
-    DsviDtype dtype;   /* of the compute weights */
-    void *compute;     /* compute weights of the part; NULL: they are the master weights */
-} ShardPart;
-
-static ShardPart shard_part(const DsviZero *z, int64_t bucket, bool gemm)
-{
-    int64_t border = z->table->gemm[bucket] - z->table->begin[bucket];
-    int64_t first = dsvi_shard_first(&z->shard, bucket), end = first + dsvi_shard_count(&z->shard, bucket);
-    int64_t from = gemm && first < border ? border : first, to = !gemm && end > border ? border : end;
-    ShardPart part = {
-        .at = from - first,
-        .count = to > from ? to - from : 0,
-        .dtype = gemm ? z->act : DSVI_F32,
-    };
-    if (z->act != DSVI_F32)
-        part.compute = local_compute_weights(z, bucket) + compute_bytes(z, bucket, from) -
-                       compute_bytes(z, bucket, first);
-    return part;
-}
-
-static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviAdamwArgs *options)
-{
-    ShardPart part = shard_part(z, bucket, gemm);
-    DsviAdamwArgs args = *options;
-    args.n = part.count;
-    args.acc = DSVI_F32;
-    args.grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part.at;
-    args.weight = dsvi_shard_local(&z->shard, z->master, bucket) + part.at;
-    args.m = dsvi_shard_local(&z->shard, z->moment1, bucket) + part.at;
-    args.v = dsvi_shard_local(&z->shard, z->moment2, bucket) + part.at;
-    args.ema = z->ema.data ? dsvi_shard_local(&z->shard, z->ema, bucket) + part.at : NULL;
-    args.copy = part.compute;
-    args.copy_dtype = part.dtype;
-    return part.count > 0 ? z->backend->ops.adamw.run(z->backend->device->stream, &args) : DSV_OK;
-}
-
-/* Converts a part of the master weights to compute weights. */
-static DsvStatus convert_part(DsviZero *z, int64_t bucket, bool gemm)
-{
-    ShardPart part = shard_part(z, bucket, gemm);
-    DsviAddArgs args = {
-        .n = part.count,
-        .a = 1,
-        .x_dtype = DSVI_F32,
-        .y_dtype = part.dtype,
-        .x = dsvi_shard_local(&z->shard, z->master, bucket) + part.at,
-        .y = part.compute,
-    };
-    if (!part.compute || part.count == 0)
-        return DSV_OK;
-    return z->backend->ops.add.run(z->backend->device->stream, &args);
-}
-
 /* Call when this rank's shard of the bucket's weights has changed. At stages 1 and 2 queues the all-gather;
  * at stage 3 only invalidates the buffer, and the next pass gathers. */
-static DsvStatus publish_weights(DsviZero *z, int64_t bucket)
+DsvStatus dsvi_zero_publish(DsviZero *z, int64_t bucket)
 {
     z->gathered[bucket % 2].bucket = -1;
     if (!z->queue || !z->compute_whole)
@@ -532,32 +485,28 @@ static DsvStatus publish_weights(DsviZero *z, int64_t bucket)
     return DSV_OK;
 }
 
-static DsvStatus wait_for_queue(DsviZero *z)
+DsvStatus dsvi_zero_wait_for_queue(DsviZero *z)
 {
     return z->queue ? dsvi_comm_queue_finish(z->queue) : DSV_OK;
 }
 
-DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
+/* Gathers the directions of a bucket in its buffer for gradients, in the queue's thread. */
+static DsvStatus gather_directions(void *context, int64_t bucket)
 {
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
-        DSVI_TRY(update_part(z, b, false, options));
-        DSVI_TRY(update_part(z, b, true, options));
-        DSVI_TRY(publish_weights(z, b));
-    }
-    return wait_for_queue(z);
+    const DsviZero *z = context;
+    DsvStatus status = dsvi_comm_all_gather(z->shard_comm, dsvi_zero_bucket_grad(z, bucket), sizeof(float),
+                                            dsvi_shard_bound(&z->shard, bucket));
+    return zero_report_failure(z, status);
+}
+
+DsvStatus dsvi_zero_gather_directions(DsviZero *z, int64_t bucket)
+{
+    if (z->mesh->shard_ranks == 1)
+        return DSV_OK;
+    return dsvi_comm_queue_wait(z->queue, dsvi_comm_queue_put(z->queue, gather_directions, z, bucket));
 }
 
 /* ---- transfers to and from the host ---- */
-
-DsvStatus dsvi_zero_refresh(DsviZero *z)
-{
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
-        DSVI_TRY(convert_part(z, b, false));
-        DSVI_TRY(convert_part(z, b, true));
-        DSVI_TRY(publish_weights(z, b));
-    }
-    return wait_for_queue(z);
-}
 
 int64_t dsvi_zero_host_elements(const DsviZero *z)
 {
@@ -565,44 +514,95 @@ int64_t dsvi_zero_host_elements(const DsviZero *z)
     return first ? z->shard.begin[z->shard.buckets] : dsvi_shard_largest_bucket(&z->shard);
 }
 
+/* An array that is divided among the ranks, in items of `size` bytes. */
+typedef struct Divided {
+    const DsviShard *shard;
+    size_t size;
+    void *data; /* device memory */
+    bool flat;
+} Divided;
+
 /* Returns where a bucket is in host memory: at its place in the flat array on rank 0, at the start
  * elsewhere. */
-static float *host_bucket(const DsviZero *z, const float *flat, int64_t bucket)
+static char *host_bucket(const DsviZero *z, const Divided *array, void *flat, int64_t bucket)
 {
-    return (float *)flat + (dsvi_comm_rank(z->mesh->all) == 0 ? z->shard.begin[bucket] : 0);
+    int64_t first = dsvi_comm_rank(z->mesh->all) == 0 ? array->shard->begin[bucket] : 0;
+    return (char *)flat + (size_t)first * array->size;
+}
+
+static char *divided_local(const Divided *array, int64_t bucket)
+{
+    return (char *)array->data + (size_t)dsvi_shard_offset(array->shard, bucket, array->flat) * array->size;
+}
+
+static DsvStatus store_array(const DsviZero *z, void *flat, const Divided *array)
+{
+    const DsviMesh *mesh = z->mesh;
+    DsviDevice *device = z->backend->device;
+    const DsviShard *shard = array->shard;
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        char *bucket = host_bucket(z, array, flat, b);
+        char *local = bucket + (size_t)dsvi_shard_first(shard, b) * array->size;
+        size_t bytes = (size_t)dsvi_shard_count(shard, b) * array->size;
+        if (mesh->replica_rank == 0)
+            DSVI_TRY(dsvi_comm_scatter(mesh->shard, 0, bucket, array->size, dsvi_shard_bound(shard, b)));
+        DSVI_TRY(dsvi_comm_broadcast(mesh->replica, 0, local, bytes));
+        DSVI_TRY(device->upload(device->stream, divided_local(array, b), local, bytes));
+        DSVI_TRY(device->sync(device->stream));
+    }
+    return DSV_OK;
+}
+
+static DsvStatus fetch_array(const DsviZero *z, const Divided *array, void *flat)
+{
+    DsviDevice *device = z->backend->device;
+    const DsviShard *shard = array->shard;
+    if (z->mesh->replica_rank > 0)
+        return DSV_OK;
+    for (int64_t b = 0; b < shard->buckets; b++) {
+        char *bucket = host_bucket(z, array, flat, b);
+        DSVI_TRY(device->download(device->stream, bucket + (size_t)dsvi_shard_first(shard, b) * array->size,
+                                  divided_local(array, b), (size_t)dsvi_shard_count(shard, b) * array->size));
+        DSVI_TRY(device->sync(device->stream));
+        DSVI_TRY(dsvi_comm_gather(z->mesh->shard, 0, bucket, array->size, dsvi_shard_bound(shard, b)));
+    }
+    return DSV_OK;
+}
+
+static Divided divided_floats(const DsviZero *z, DsviShardArray array)
+{
+    return (Divided){&z->shard, sizeof(float), array.data, array.flat};
+}
+
+static Divided divided_moment(const DsviMoment *moment, bool scales)
+{
+    if (scales)
+        return (Divided){&moment->scale_bytes, 1, moment->scales, false};
+    return (Divided){&moment->bytes, 1, moment->data, false};
 }
 
 DsvStatus dsvi_zero_store(DsviZero *z, const float *flat, DsviShardArray array)
 {
-    const DsviMesh *mesh = z->mesh;
-    DsviDevice *device = z->backend->device;
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
-        float *bucket = host_bucket(z, flat, b), *local = bucket + dsvi_shard_first(&z->shard, b);
-        size_t bytes = (size_t)dsvi_shard_count(&z->shard, b) * sizeof *local;
-        if (mesh->replica_rank == 0)
-            DSVI_TRY(
-                dsvi_comm_scatter(mesh->shard, 0, bucket, sizeof *local, dsvi_shard_bound(&z->shard, b)));
-        DSVI_TRY(dsvi_comm_broadcast(mesh->replica, 0, local, bytes));
-        DSVI_TRY(device->upload(device->stream, dsvi_shard_local(&z->shard, array, b), local, bytes));
-        DSVI_TRY(device->sync(device->stream));
-    }
-    return DSV_OK;
+    Divided divided = divided_floats(z, array);
+    return store_array(z, (float *)flat, &divided);
 }
 
 DsvStatus dsvi_zero_fetch(DsviZero *z, DsviShardArray array, float *flat)
 {
-    DsviDevice *device = z->backend->device;
-    if (z->mesh->replica_rank > 0)
-        return DSV_OK;
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
-        float *bucket = host_bucket(z, flat, b);
-        DSVI_TRY(device->download(device->stream, bucket + dsvi_shard_first(&z->shard, b),
-                                  dsvi_shard_local(&z->shard, array, b),
-                                  (size_t)dsvi_shard_count(&z->shard, b) * sizeof *bucket));
-        DSVI_TRY(device->sync(device->stream));
-        DSVI_TRY(dsvi_comm_gather(z->mesh->shard, 0, bucket, sizeof *bucket, dsvi_shard_bound(&z->shard, b)));
-    }
-    return DSV_OK;
+    Divided divided = divided_floats(z, array);
+    return fetch_array(z, &divided, flat);
+}
+
+DsvStatus dsvi_zero_store_moment(DsviZero *z, int moment, bool scales, void *flat)
+{
+    Divided divided = divided_moment(&z->moments.moment[moment], scales);
+    return store_array(z, flat, &divided);
+}
+
+DsvStatus dsvi_zero_fetch_moment(DsviZero *z, int moment, bool scales, void *flat)
+{
+    Divided divided = divided_moment(&z->moments.moment[moment], scales);
+    return fetch_array(z, &divided, flat);
 }
 
 DsvStatus dsvi_zero_await_transfers(DsviZero *z, DsvStatus status)

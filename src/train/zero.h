@@ -3,7 +3,8 @@
  * Parameter Models"; PyTorch's FSDP is similar).
  *
  *                                         stage 1    stage 2              stage 3
- *     master weights, moments, EMA        shard      shard                shard                 F32
+ *     master weights, EMA                 shard      shard                shard                 F32
+ *     moments                             shard      shard                shard                 moments.h
  *     gradients                           whole      shard + two buckets  shard + two buckets   F32
  *     compute weights                     whole      whole                shard + two buckets
  *
@@ -27,6 +28,8 @@
 #include "dist/shard.h"
 #include "model/dit/dit.h"
 #include "ops/ops.h"
+#include "train/moments.h"
+#include "train/muon.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,7 +66,9 @@ typedef struct DsviZero {
     DsviShardArray master;
     DsviShardArray grad;      /* flat: whole; packed: this rank's shard */
     DsviZeroBuffer summed[2]; /* stages 2 and 3: gradients; bucket b is in summed[b % 2] */
-    DsviShardArray moment1, moment2;
+    DsviMoments moments;
+    DsviMuon muon; /* with optimizer=muon */
+    double muon_momentum;
     DsviShardArray ema;   /* moving average; data is NULL if ema_decay is 0 */
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
@@ -113,16 +118,23 @@ DsvStatus dsvi_zero_grad_square(DsviZero *zero, double *square);
  * not finite. At stages 2 and 3 only the last micro-batch is considered. */
 DsvStatus dsvi_zero_grad_nonfinite(DsviZero *zero, bool *spoilt);
 
-/* Updates the weights with AdamW, and their moving average; each rank updates its shard. `options` has all
- * fields but arrays and dtypes. At stages 1 and 2 it returns when this rank has all new compute weights. */
+/* Updates the weights with the optimizer of the options, and their moving average; each rank updates its
+ * shard. `options` has all fields but arrays and dtypes; Muon uses those that it has in common with AdamW,
+ * and replaces gradients by its directions. At stages 1 and 2 it returns when this rank has all new compute
+ * weights. */
 DsvStatus dsvi_zero_update(DsviZero *zero, const DsviAdamwArgs *options);
 
 /* Copies `flat` of rank 0 (host memory, in the layout of the table) to `array` of all ranks, each its shard.
- * `array` is master, moment1, moment2 or ema. On other ranks `flat` is scratch of dsvi_zero_host_elements()
+ * `array` is master or ema. On other ranks `flat` is scratch of dsvi_zero_host_elements()
  * elements. Called by all ranks. */
 DsvStatus dsvi_zero_store(DsviZero *zero, const float *flat, DsviShardArray array);
 /* Copies `array` of all ranks to `flat` of rank 0; the opposite of dsvi_zero_store. */
 DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviShardArray array, float *flat);
+/* The same for moment 0 or 1 or its scales, in bytes: the moments of bucket b begin at byte
+ * moments.moment[i].bytes.begin[b] of `flat`, the scales at scale_bytes.begin[b]. `flat` is the same memory.
+ */
+DsvStatus dsvi_zero_store_moment(DsviZero *zero, int moment, bool scales, void *flat);
+DsvStatus dsvi_zero_fetch_moment(DsviZero *zero, int moment, bool scales, void *flat);
 /* Returns the elements of `flat` that dsvi_zero_store and dsvi_zero_fetch need on this rank. */
 int64_t dsvi_zero_host_elements(const DsviZero *zero);
 /* Computes the compute weights from the master weights. Call after dsvi_zero_store of the master weights. */

@@ -99,7 +99,7 @@ call 0 help sparse
 keys=$("$dsv" help options | grep -c '^  sparse\.')
 [ "$(grep -c '^  sparse\.' out)" = "$keys" ] || complain "not all of it"
 grep -q '^  lr=' out && complain "more than the section"
-call 0 help optimizer
+call 0 help optimization
 grep -q '^  lr=' out || complain "not the section of a title"
 refuses 2 "help: no verb or option learning_rate: dsv calls it lr" help learning_rate
 refuses 2 "plan: run.yaml and --config run.yaml: expected one of them" plan run.yaml --config run.yaml

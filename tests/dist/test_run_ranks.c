@@ -225,6 +225,9 @@ static const char *const VALIDATED[] = {"validation.clips=3",
                                         "num_inference_steps=3",
                                         held_out_setting,
                                         NULL};
+static const char *const STATE_BF16[] = {"optimizer=adamw_bf16", NULL};
+static const char *const STATE_8BIT[] = {"optimizer=adamw_8bit", NULL};
+static const char *const MUON[] = {"optimizer=muon", NULL};
 static const char *const PREDICTOR[] = {"sparse.selector=predictor", NULL};
 
 /* Clips, their order, noise and held-out loss do not depend on the number of ranks. */
@@ -246,9 +249,9 @@ static void runs_equal_one_rank(void **state)
  * stop. */
 static void stopped_and_resumed(void **state)
 {
-    static const char *const *const assignments[] = {USUAL, PREDICTOR};
+    static const char *const *const assignments[] = {USUAL, PREDICTOR, STATE_BF16, STATE_8BIT, MUON};
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof assignments / sizeof *assignments; i++) {
         const char *straight = run_straight(assignments[i], 2), *folder = tiny_folder();
         RanksRun run = new_run(folder, assignments[i], 2);
         run.stop_rank = 1;

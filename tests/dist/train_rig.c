@@ -59,6 +59,20 @@ static DsvStatus keep_whole(DsviTrainer *t, DsviShardArray array, float **out)
     return DSV_OK;
 }
 
+/* Keeps the bytes of a moment, and after them bytes of zero up to those of an F32 array. */
+static DsvStatus keep_moment(DsviTrainer *t, int moment, float **out)
+{
+    size_t bytes = (size_t)t->table.elements * sizeof(float);
+    if (dsvi_comm_rank(t->comm) == 0)
+        memset(t->host_flat, 0, bytes);
+    DSVI_TRY(dsvi_zero_fetch_moment(&t->zero, moment, false, t->host_flat));
+    if (dsvi_comm_rank(t->comm) > 0)
+        return DSV_OK;
+    *out = malloc(bytes);
+    memcpy(*out, t->host_flat, bytes);
+    return DSV_OK;
+}
+
 /* Copies the weights with which a pass would compute. */
 static DsvStatus keep_work(DsviTrainer *t, RigRank *rank)
 {
@@ -101,8 +115,8 @@ static DsvStatus keep(DsviTrainer *t, RigRank *rank)
     }
     DSVI_TRY(keep_work(t, rank));
     DSVI_TRY(keep_whole(t, t->zero.master, &rank->weights));
-    DSVI_TRY(keep_whole(t, t->zero.moment1, &rank->moment1));
-    DSVI_TRY(keep_whole(t, t->zero.moment2, &rank->moment2));
+    DSVI_TRY(keep_moment(t, 0, &rank->moment1));
+    DSVI_TRY(keep_moment(t, 1, &rank->moment2));
     return t->zero.ema.data ? keep_whole(t, t->zero.ema, &rank->ema) : DSV_OK;
 }
 

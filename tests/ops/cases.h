@@ -17,6 +17,7 @@ void check_attention_merge_cases(const DsviBackend *backend);
 void check_heads_move_cases(const DsviBackend *backend);
 void check_patch_cases(const DsviBackend *backend);
 void check_flow_cases(const DsviBackend *backend);
+void check_quant_cases(const DsviBackend *backend);
 void check_optim_cases(const DsviBackend *backend);
 void check_conv_cases(const DsviBackend *backend);
 void check_channel_norm_cases(const DsviBackend *backend);

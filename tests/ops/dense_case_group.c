@@ -26,6 +26,7 @@ CASES_TEST(attention_merge)
 CASES_TEST(patch)
 CASES_TEST(flow)
 CASES_TEST(optim)
+CASES_TEST(quant)
 CASES_TEST(conv)
 CASES_TEST(channel_norm)
 CASES_TEST(frames_move)
@@ -48,6 +49,7 @@ int run_dense_cases(const DsviBackend *backend)
         cmocka_unit_test(test_patch),
         cmocka_unit_test(test_flow),
         cmocka_unit_test(test_optim),
+        cmocka_unit_test(test_quant),
         cmocka_unit_test(test_heads_move),
         cmocka_unit_test(test_attention_merge),
         cmocka_unit_test(test_conv),

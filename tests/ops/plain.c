@@ -24,6 +24,7 @@ static dsvi_noise_fn noise;
 static dsvi_flow_mix_fn flow_mix;
 static dsvi_mse_fn mse;
 static dsvi_adamw_fn adamw;
+static dsvi_muon_fn muon_momentum, muon_step;
 static dsvi_time_embed_fn time_embed;
 static dsvi_sum_squares_fn sum_squares;
 static dsvi_conv_fn conv;
@@ -54,6 +55,8 @@ static dsvi_bias_attention_fn bias_attention;
 #define dsvi_time_embed_ref time_embed
 #define dsvi_sum_squares_ref sum_squares
 #define dsvi_adamw_ref adamw
+#define dsvi_muon_momentum_ref muon_momentum
+#define dsvi_muon_step_ref muon_step
 #define dsvi_conv_ref conv
 #define dsvi_channel_norm_ref channel_norm
 #define dsvi_frames_move_ref frames_move
@@ -94,6 +97,8 @@ void check_plain_fill(DsviOps *ops)
     DSVI_OPS_SET(ops, flow_mix, flow_mix, PLAIN);
     DSVI_OPS_SET(ops, mse, mse, PLAIN);
     DSVI_OPS_SET(ops, adamw, adamw, PLAIN);
+    DSVI_OPS_SET(ops, muon_momentum, muon_momentum, PLAIN);
+    DSVI_OPS_SET(ops, muon_step, muon_step, PLAIN);
     DSVI_OPS_SET(ops, conv, conv, PLAIN);
     DSVI_OPS_SET(ops, channel_norm, channel_norm, PLAIN);
     DSVI_OPS_SET(ops, frames_move, frames_move, PLAIN);

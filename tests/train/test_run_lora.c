@@ -200,6 +200,89 @@ static void a_resumed_run_equals_one_without_a_stop(void **state)
     assert_ok(dsvi_folder_remove(folder));
 }
 
+/* Opens a file of exact matrices of the checkpoint of `step`. */
+static DsviSafetensors *open_matrices(const char *folder, int step, const char *file)
+{
+    char path[DSVI_PATH_MAX];
+    DsviSafetensors *out;
+    snprintf(path, sizeof path, "%s/checkpoint-%d/optimizer/%s.safetensors", folder, step, file);
+    assert_ok(dsvi_safetensors_open(path, &out));
+    return out;
+}
+
+/* Checks e += (1 - decay) (w - e) from one step to the next for every number of every matrix. */
+static void check_average_of_step(const char *folder, int step, double decay)
+{
+    DsviSafetensors *before = open_matrices(folder, step - 1, "ema");
+    DsviSafetensors *weight = open_matrices(folder, step, "weight"),
+                    *after = open_matrices(folder, step, "ema");
+    double moved = 0;
+    assert_true(dsvi_safetensors_count(weight) > 0);
+    for (size_t i = 0; i < dsvi_safetensors_count(weight); i++) {
+        const float *w = dsvi_safetensors_at(weight, i)->data;
+        const float *e = dsvi_safetensors_at(before, i)->data, *got = dsvi_safetensors_at(after, i)->data;
+        for (int64_t n = 0; n < dsvi_safetensors_at(weight, i)->count; n++) {
+            double expected = e[n] + (1 - decay) * ((double)w[n] - e[n]);
+            assert_error_below(fabs(got[n] - expected), 1e-6, "moving average");
+            moved += fabs((double)got[n] - e[n]);
+        }
+    }
+    assert_true(moved > 0);
+    dsvi_safetensors_close(&before);
+    dsvi_safetensors_close(&weight);
+    dsvi_safetensors_close(&after);
+}
+
+/* With every optimizer the matrices are trained, and their moving average follows its definition. */
+static void averages_follow_the_matrices(void **state)
+{
+    static const char *const OPTIMIZER[] = {"adamw", "adamw_bf16", "adamw_8bit", "muon"};
+    (void)state;
+    for (size_t i = 0; i < sizeof OPTIMIZER / sizeof *OPTIMIZER; i++) {
+        DsvConfig settings;
+        DsvTrainSummary summary;
+        const char *folder = tiny_folder();
+        lora_settings(&settings, folder);
+        set(&settings, "optimizer", OPTIMIZER[i]);
+        set(&settings, "max_train_steps", "4");
+        set(&settings, "checkpointing_steps", "1");
+        set(&settings, "checkpoints_total_limit", "0");
+        set(&settings, "ema_decay", "0.75");
+        assert_ok(dsv_train(&settings, NULL, &summary));
+        for (int step = 2; step <= 4; step++)
+            check_average_of_step(folder, step, 0.75);
+        assert_ok(dsvi_folder_remove(folder));
+    }
+}
+
+/* With the frozen weights in 8 bits the loss stays close to the loss with BF16, and a resumed run has the
+ * bits of one without a stop. */
+static void frozen_weights_in_8_bits(void **state)
+{
+    DsvConfig settings;
+    DsvTrainSummary exact, straight_summary, summary;
+    const char *folder = tiny_folder(), *straight = tiny_folder(), *resumed = tiny_folder();
+    Stopper stopper = {.steps = 5};
+    DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+    (void)state;
+    lora_settings(&settings, folder);
+    assert_ok(dsv_train(&settings, NULL, &exact));
+    lora_settings(&settings, straight);
+    set(&settings, "base_precision", "fp8");
+    assert_ok(dsv_train(&settings, NULL, &straight_summary));
+    assert_true(straight_summary.last_loss != exact.last_loss);
+    assert_error_below(fabs(straight_summary.last_loss / exact.last_loss - 1), 0.05, "loss with 8 bits");
+    lora_settings(&settings, resumed);
+    set(&settings, "base_precision", "fp8");
+    assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, &summary));
+    set(&settings, "resume_from_checkpoint", "latest");
+    assert_ok(dsv_train(&settings, NULL, &summary));
+    same_lora_runs(straight, resumed);
+    assert_ok(dsvi_folder_remove(folder));
+    assert_ok(dsvi_folder_remove(straight));
+    assert_ok(dsvi_folder_remove(resumed));
+}
+
 static void wrong_settings_are_refused(void **state)
 {
     DsvConfig settings;
@@ -211,6 +294,9 @@ static void wrong_settings_are_refused(void **state)
     lora_settings(&settings, folder);
     set(&settings, "lora_target_modules", "q,w");
     assert_fails(DSV_E_USAGE, "no linear layer of the blocks is called w", dsv_train(&settings, NULL, NULL));
+    run_settings(&settings, folder);
+    set(&settings, "base_precision", "fp8");
+    assert_fails(DSV_E_USAGE, "base_precision is fp8 and lora_rank is 0", dsv_train(&settings, NULL, NULL));
     assert_ok(dsvi_folder_remove(folder));
 }
 
@@ -219,6 +305,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_merged_lora_has_the_loss_of_its_run),
         cmocka_unit_test(a_resumed_run_equals_one_without_a_stop),
+        cmocka_unit_test(averages_follow_the_matrices),
+        cmocka_unit_test(frozen_weights_in_8_bits),
         cmocka_unit_test(wrong_settings_are_refused),
     };
     return cmocka_run_group_tests(tests, make_base, remove_base);

@@ -34,6 +34,48 @@ static void cosine_falls_to_almost_nothing(void **state)
     assert_true(dsvi_learning_rate(&settings, 109) > 0 && dsvi_learning_rate(&settings, 109) < 1e-3);
 }
 
+static void linear_follows_a_line(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.lr = 2;
+    settings.warmup_steps = 20;
+    settings.max_train_steps = 119;
+    settings.lr_min_ratio = 0.1;
+    assert_ok(dsv_config_set(&settings, "lr_scheduler=linear"));
+    assert_true(dsvi_learning_rate(&settings, 10) == 1);
+    for (int64_t step = 20; step <= 119; step++)
+        assert_error_below(fabs(dsvi_learning_rate(&settings, step) - (2 - 0.018 * (double)(step - 20))),
+                           1e-12, "distance from the line");
+    assert_error_below(fabs(dsvi_learning_rate(&settings, 1000) - 0.2), 1e-12, "rate after the run");
+    assert_ok(dsv_config_set(&settings, "lr_scheduler=cosine"));
+    assert_error_below(fabs(dsvi_learning_rate(&settings, 70) - 1.1), 1e-12, "middle of the cosine");
+}
+
+static void wsd_is_stable_before_it_falls(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.lr = 1;
+    settings.warmup_steps = 10;
+    settings.max_train_steps = 99;
+    settings.lr_decay_steps = 20;
+    assert_ok(dsv_config_set(&settings, "lr_scheduler=wsd"));
+    assert_true(dsvi_learning_rate(&settings, 5) == 0.5);
+    for (int64_t step = 10; step <= 80; step++)
+        assert_true(dsvi_learning_rate(&settings, step) == 1);
+    for (int64_t step = 81; step <= 99; step++)
+        assert_error_below(fabs(dsvi_learning_rate(&settings, step) - (double)(100 - step) / 20), 1e-12,
+                           "distance from the line");
+    settings.lr_decay_steps = 0; /* a tenth of the run: the last 10 of 99 steps */
+    assert_true(dsvi_learning_rate(&settings, 90) == 1);
+    assert_error_below(fabs(dsvi_learning_rate(&settings, 95) - 0.5), 1e-12, "middle of the fall");
+    settings.lr_decay_steps = 1000; /* longer than the run: the fall begins after the warm-up */
+    assert_true(dsvi_learning_rate(&settings, 10) == 1 && dsvi_learning_rate(&settings, 11) < 1);
+}
+
 /* Mean and standard deviation of the logit of sigma before the shift, from the definition. The bounds are
  * five standard errors of 20,000 draws. */
 static void times_have_their_distribution(void **state)
@@ -99,6 +141,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warm_up_then_constant),           cmocka_unit_test(cosine_falls_to_almost_nothing),
+        cmocka_unit_test(linear_follows_a_line),           cmocka_unit_test(wsd_is_stable_before_it_falls),
         cmocka_unit_test(times_have_their_distribution),   cmocka_unit_test(sigma_has_its_bin),
         cmocka_unit_test(samples_have_noise_of_their_own),
     };

@@ -122,8 +122,8 @@ static void follows_pytorch(void **state)
     open_fixture(&f, isa);
     run_steps(&f);
     compare_flat(&f, f.weights, "", f.trainer->zero.master.data, 1e-4);
-    compare_flat(&f, f.moments, "exp_avg.", f.trainer->zero.moment1.data, 1e-3);
-    compare_flat(&f, f.moments, "exp_avg_sq.", f.trainer->zero.moment2.data, 1e-3);
+    compare_flat(&f, f.moments, "exp_avg.", (float *)f.trainer->zero.moments.moment[0].data, 1e-3);
+    compare_flat(&f, f.moments, "exp_avg_sq.", (float *)f.trainer->zero.moments.moment[1].data, 1e-3);
     close_fixture(&f);
 }
 

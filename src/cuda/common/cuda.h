@@ -27,6 +27,8 @@ void dsvi_cuda_fill_layer_norm(DsviOps *ops);
 void dsvi_cuda_fill_list_exchange(DsviOps *ops);
 void dsvi_cuda_fill_list_rows(DsviOps *ops);
 void dsvi_cuda_fill_optim(DsviOps *ops);
+void dsvi_cuda_fill_optim_8bit(DsviOps *ops);
+void dsvi_cuda_fill_quant(DsviOps *ops);
 void dsvi_cuda_fill_patch(DsviOps *ops);
 void dsvi_cuda_fill_pointwise(DsviOps *ops);
 void dsvi_cuda_fill_predictor_loss(DsviOps *ops);

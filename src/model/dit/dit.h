@@ -62,6 +62,8 @@ typedef struct DsviDitShape {
 
 /* Returns the dtype of activations that the option mixed_precision names. */
 DsviDtype dsvi_dit_act(const DsvConfig *settings);
+/* Returns whether the option base_precision asks for frozen weights in 8 bits. */
+bool dsvi_dit_stores_f8(const DsvConfig *settings);
 /* Returns which activations to keep, as the option gradient_checkpointing says. */
 DsviDitKeep dsvi_dit_keep(const DsvConfig *settings);
 

@@ -1,17 +1,43 @@
 /* Implements dit_frozen.h. Each bucket (weights.h) has two pieces of device memory: its parameters in F32, up
  * to the GEMM weights, and its GEMM weights in the compute dtype. If the compute dtype is F32, one piece
- * holds the whole bucket. */
+ * holds the whole bucket. In 8 bits the bucket of a block has, instead of the second piece, one with codes
+ * and one with scales; the blocks of 128 elements are counted from the start of each parameter. */
 #include "model/dit/dit_frozen.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-enum { STAGE_BYTES = 32 << 20 }; /* of each of the two staging buffers */
+enum { STAGE_BYTES = 32 << 20 };  /* of each of the two staging buffers */
+enum { CODE_ELEMENTS = 4 << 20 }; /* elements that are encoded at once, a multiple of DSVI_F8_BLOCK */
+
+/* The GEMM weights of a block in 8 bits; device memory. */
+typedef struct Coded {
+    uint8_t *code; /* (elements of the bucket's GEMM weights, with padding) */
+    float *scale;
+} Coded;
 
 struct DsviDitFrozen {
     const DsviParamTable *table;
     DsviDtype act;
     DsviDitBucket *bucket; /* (table->buckets) */
+    /* With weights in 8 bits: */
+    DsviBackend *backend;   /* NULL otherwise */
+    Coded *coded;           /* (table->buckets) */
+    int64_t *scale_at;      /* (table->count) place of a parameter's scales among those of its bucket */
+    int64_t *scales;        /* (table->buckets) number of scales */
+    void *decoded;          /* the GEMM weights of one block in act */
+    int64_t decoded_bucket; /* the block in `decoded`; -1: none */
 };
+
+static bool is_coded_bucket(const DsviDitFrozen *f, int64_t bucket)
+{
+    return f->backend && bucket > 0 && bucket < f->table->buckets - 1;
+}
+
+static int64_t f8_blocks(int64_t count)
+{
+    return (count + DSVI_F8_BLOCK - 1) / DSVI_F8_BLOCK;
+}
 
 DsvStatus dsvi_dit_frozen_create(const DsviParamTable *table, DsviDtype act, DsviDitFrozen **out)
 {
@@ -36,18 +62,66 @@ void dsvi_dit_frozen_free(DsviDitFrozen **frozen)
     if (!*frozen)
         return;
     free((*frozen)->bucket);
+    free((*frozen)->coded);
+    free((*frozen)->scale_at);
+    free((*frozen)->scales);
     free(*frozen);
     *frozen = NULL;
+}
+
+DsvStatus dsvi_dit_frozen_use_f8(DsviDitFrozen *f, DsviBackend *backend)
+{
+    const DsviParamTable *table = f->table;
+    f->coded = calloc((size_t)table->buckets, sizeof *f->coded);
+    f->scales = calloc((size_t)table->buckets, sizeof *f->scales);
+    f->scale_at = calloc((size_t)table->count, sizeof *f->scale_at);
+    if (!f->coded || !f->scales || !f->scale_at)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of weights in 8 bits");
+    f->backend = backend;
+    f->decoded_bucket = -1;
+    for (int64_t i = 0; i < table->count; i++) {
+        int64_t bucket = dsvi_param_bucket(table, table->params[i].offset);
+        f->scale_at[i] = f->scales[bucket];
+        if (table->params[i].in_compute_dtype)
+            f->scales[bucket] += f8_blocks(table->params[i].count);
+    }
+    return DSV_OK;
+}
+
+/* Takes the memory of a block's weights in 8 bits. */
+static void carve_coded(DsviDitFrozen *f, DsviArena *arena, int64_t bucket)
+{
+    size_t exact = (size_t)(f->table->gemm[bucket] - f->table->begin[bucket]);
+    size_t gemm = (size_t)(f->table->begin[bucket + 1] - f->table->gemm[bucket]);
+    f->bucket[bucket].acc = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, exact * sizeof(float));
+    f->coded[bucket].code = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, gemm);
+    f->coded[bucket].scale = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS,
+                                             (size_t)f->scales[bucket] * sizeof(float));
+}
+
+/* Takes the buffer into which one block is decoded. */
+static void carve_decoded(DsviDitFrozen *f, DsviArena *arena)
+{
+    int64_t largest = 0;
+    for (int64_t s = 0; s < f->table->buckets; s++) {
+        int64_t gemm = f->table->begin[s + 1] - f->table->gemm[s];
+        largest = is_coded_bucket(f, s) && gemm > largest ? gemm : largest;
+    }
+    if (f->backend)
+        f->decoded = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)largest * dsvi_dtype_size(f->act));
 }
 
 void dsvi_dit_frozen_carve(DsviDitFrozen *f, DsviArena *arena)
 {
     const DsviParamTable *table = f->table;
+    carve_decoded(f, arena);
     for (int64_t s = 0; s < table->buckets; s++) {
         size_t exact = (size_t)(table->gemm[s] - table->begin[s]);
         size_t gemm = (size_t)(table->begin[s + 1] - table->gemm[s]);
         DsviDitBucket *bucket = &f->bucket[s];
-        if (f->act == DSVI_F32) {
+        if (is_coded_bucket(f, s))
+            carve_coded(f, arena, s);
+        else if (f->act == DSVI_F32) {
             float *whole = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (exact + gemm) * sizeof(float));
             *bucket = (DsviDitBucket){.acc = whole, .act = whole ? whole + exact : NULL};
         } else {
@@ -109,6 +183,62 @@ static DsvStatus add_loras(Source *source, const DsviParam *param, int64_t index
     return dsvi_lora_set_add(source->loras, param, source->sum);
 }
 
+/* Sends `bytes` bytes of host memory to the device. */
+static DsvStatus send_bytes(Staging *staging, const void *from, void *to, size_t bytes)
+{
+    for (size_t done = 0; done < bytes; done += STAGE_BYTES) {
+        size_t part = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
+        memcpy(staging->memory + (size_t)staging->next * STAGE_BYTES, (const char *)from + done, part);
+        DSVI_TRY(send_stage(staging, (char *)to + done, part));
+    }
+    return DSV_OK;
+}
+
+/* Writes the codes and scales of a parameter to host memory; `values` is scratch of CODE_ELEMENTS. Stored
+ * codes are kept, with the one scale of the stored tensor. */
+static void encode_param(const Source *source, const DsviParam *param, int64_t index, float *values,
+                         uint8_t *code, float *scale)
+{
+    const DsviStoredParam *stored = &source->stored.params[index];
+    if (stored->dtype == DSVI_F8_E4M3 && !source->sum) {
+        memcpy(code, stored->data, (size_t)param->count);
+        for (int64_t b = 0; b < f8_blocks(param->count); b++)
+            scale[b] = (float)stored->scale;
+        return;
+    }
+    for (int64_t first = 0; first < param->count; first += CODE_ELEMENTS) {
+        int64_t left = param->count - first, count = left < CODE_ELEMENTS ? left : CODE_ELEMENTS;
+        convert_elements(source, index, first, count, DSVI_F32, values);
+        dsvi_f8_encode(count, values, code + first, scale + first / DSVI_F8_BLOCK);
+    }
+}
+
+static DsvStatus load_coded_param(const DsviDitFrozen *f, Staging *staging, const Source *source,
+                                  int64_t index)
+{
+    DsvStatus status;
+    const DsviParam *param = &f->table->params[index];
+    int64_t s = dsvi_param_bucket(f->table, param->offset), blocks = f8_blocks(param->count);
+    float *values = malloc(CODE_ELEMENTS * sizeof *values), *scale = malloc((size_t)blocks * sizeof *scale);
+    uint8_t *code = malloc((size_t)param->count);
+    if (!values || !scale || !code) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %s in 8 bits", param->name);
+        goto done;
+    }
+    encode_param(source, param, index, values, code, scale);
+    DSVI_TRY_GOTO(status,
+                  send_bytes(staging, code, f->coded[s].code + (param->offset - f->table->gemm[s]),
+                             (size_t)param->count),
+                  done);
+    status = send_bytes(staging, scale, f->coded[s].scale + f->scale_at[index],
+                        (size_t)blocks * sizeof *scale);
+done:
+    free(values);
+    free(scale);
+    free(code);
+    return status;
+}
+
 static DsvStatus load_param(const DsviDitFrozen *f, Staging *staging, const Source *source, int64_t index)
 {
     const DsviParam *param = &f->table->params[index];
@@ -119,6 +249,8 @@ static DsvStatus load_param(const DsviDitFrozen *f, Staging *staging, const Sour
                    ? (char *)f->bucket[s].act + (size_t)(param->offset - f->table->gemm[s]) * size
                    : (char *)f->bucket[s].acc + (size_t)(param->offset - f->table->begin[s]) * size;
     int64_t most = STAGE_BYTES / (int64_t)size;
+    if (param->in_compute_dtype && is_coded_bucket(f, s))
+        return load_coded_param(f, staging, source, index);
     for (int64_t first = 0; first < param->count; first += most) {
         int64_t count = param->count - first < most ? param->count - first : most;
         convert_elements(source, index, first, count, dtype,
@@ -154,6 +286,7 @@ DsvStatus dsvi_dit_frozen_load(DsviDitFrozen *f, DsviDevice *device, const char 
     DSVI_TRY_GOTO(status, device->host_alloc(device, (size_t)2 * STAGE_BYTES, &memory), done);
     staging.memory = memory;
     DSVI_TRY_GOTO(status, device->sync(device->stream), done); /* the memory may still be being cleared */
+    f->decoded_bucket = -1;
     status = load_params(f, &staging, &source);
 done:
     if (memory) { /* no copy may read the staging buffers after they are freed */
@@ -165,11 +298,39 @@ done:
     return status;
 }
 
+/* Decodes the GEMM weights of a block into the buffer, unless they are there. */
+static DsvStatus decode_bucket(DsviDitFrozen *f, int64_t bucket)
+{
+    const DsviParamTable *table = f->table;
+    if (f->decoded_bucket == bucket)
+        return DSV_OK;
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsviParam *param = &table->params[i];
+        if (!param->in_compute_dtype || dsvi_param_bucket(table, param->offset) != bucket)
+            continue;
+        int64_t at = param->offset - table->gemm[bucket];
+        DsviF8DecodeArgs args = {
+            .n = param->count,
+            .code = f->coded[bucket].code + at,
+            .scale = f->coded[bucket].scale + f->scale_at[i],
+            .out_dtype = f->act,
+            .out = (char *)f->decoded + (size_t)at * dsvi_dtype_size(f->act),
+        };
+        DSVI_TRY(f->backend->ops.f8_decode.run(f->backend->device->stream, &args));
+    }
+    f->decoded_bucket = bucket;
+    return DSV_OK;
+}
+
 static DsvStatus frozen_acquire(void *owner, DsviDitPass pass, int64_t bucket, DsviDitBucket *where)
 {
-    const DsviDitFrozen *f = owner;
+    DsviDitFrozen *f = owner;
     (void)pass;
     *where = f->bucket[bucket];
+    if (!is_coded_bucket(f, bucket))
+        return DSV_OK;
+    DSVI_TRY(decode_bucket(f, bucket));
+    where->act = f->decoded;
     return DSV_OK;
 }
 

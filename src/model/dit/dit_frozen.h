@@ -4,7 +4,11 @@
  * Training holds every weight in F32 and the GEMM weights also in the compute dtype. Here a GEMM weight
  * exists only in the compute dtype, and all other parameters (biases, norms, modulation tables, time
  * embedder) only in F32. Weights go from the mapped files through a small staging buffer to the device, so
- * the host never holds them all. */
+ * the host never holds them all.
+ *
+ * With dsvi_dit_frozen_use_f8 the GEMM weights of the blocks are stored in 8 bits (ops/quant.h), with a scale
+ * for each 128 elements, and are decoded into one buffer of the compute dtype when a pass acquires a block.
+ * Embeddings and head keep the compute dtype. Weights that the file has in F8_E4M3 keep their codes. */
 #ifndef DSVI_DIT_FROZEN_H
 #define DSVI_DIT_FROZEN_H
 
@@ -20,6 +24,9 @@ typedef struct DsviDitFrozen DsviDitFrozen;
 /* Creates the weights, still without memory. `act`: compute dtype, F32 or BF16. The table must outlive *out,
  * which the caller frees. */
 DsvStatus dsvi_dit_frozen_create(const DsviParamTable *table, DsviDtype act, DsviDitFrozen **out);
+/* Stores the matrices of the blocks in 8 bits. Call before the first dsvi_dit_frozen_carve. `backend` must
+ * outlive the weights. Of several passes that use the weights only one may be under way. */
+DsvStatus dsvi_dit_frozen_use_f8(DsviDitFrozen *frozen, DsviBackend *backend);
 void dsvi_dit_frozen_free(DsviDitFrozen **frozen); /* takes NULL; the device memory is the arena's */
 /* Takes the device memory, once for planning and once bound (base/arena.h). */
 void dsvi_dit_frozen_carve(DsviDitFrozen *frozen, DsviArena *arena);

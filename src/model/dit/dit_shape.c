@@ -9,6 +9,11 @@ DsviDtype dsvi_dit_act(const DsvConfig *settings)
     return strcmp(settings->mixed_precision, "bf16") == 0 ? DSVI_BF16 : DSVI_F32;
 }
 
+bool dsvi_dit_stores_f8(const DsvConfig *settings)
+{
+    return strcmp(settings->base_precision, "fp8") == 0;
+}
+
 DsviDitKeep dsvi_dit_keep(const DsvConfig *settings)
 {
     const char *name = settings->gradient_checkpointing;

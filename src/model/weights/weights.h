@@ -74,7 +74,8 @@ void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat);
 /* The stored values of a model's parameters, in mapped files. */
 typedef struct DsviStoredParam {
     const void *data; /* (count), not necessarily aligned beyond the dtype */
-    DsviDtype dtype;  /* F64, F32, BF16 or F16 */
+    DsviDtype dtype;  /* F64, F32, BF16, F16 or F8_E4M3 */
+    double scale;     /* of F8_E4M3: factor of the stored numbers; otherwise 1 */
 } DsviStoredParam;
 
 typedef struct DsviStoredWeights {
@@ -96,8 +97,10 @@ void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64
 
 /* Reads weights into the host array `flat`. `path` is a transformer folder (a single file, or shards with an
  * index) or one safetensors file. Accepts both namings, known prefixes, fused to_qkv and to_kv, and F64, F32,
- * BF16 or F16. DSV_E_SHAPE lists tensors that are missing, unknown, duplicate, or of another shape. Pickles
- * are DSV_E_UNSUPPORTED. */
+ * BF16, F16 or F8_E4M3. An F8 weight is multiplied by the one number of the tensor scale_weight (or
+ * weight_scale) beside it, if the file has one, as ComfyUI does; scale_input and input_scale, for products of
+ * F8 matrices, are not used. DSV_E_SHAPE lists tensors that are missing, unknown, duplicate, or of another
+ * shape. Pickles are DSV_E_UNSUPPORTED. */
 DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat);
 
 /* Takes the sizes of a transformer from the shapes of its tensors, for files without config.json. `path` is

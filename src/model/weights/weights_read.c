@@ -1,11 +1,12 @@
 /* Reads a transformer's weights from safetensors files. Accepts diffusers' and original names, known
- * prefixes, fused projections, and F64, F32, BF16 or F16.
+ * prefixes, fused projections, and F64, F32, BF16, F16 or F8_E4M3 with a scale for each tensor.
  *
  * All tensors are checked before reading fails, so that one message lists all faults. Shapes are compared
  * without dimensions of length 1, because some tools drop them from the modulation tables and the patch
  * embedding. */
 #include "model/weights/weights.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ typedef struct Loading {
     const DsviParamTable *table;
     DsviStoredParam *params; /* (table->count) */
     bool *seen;              /* (table->count) */
+    bool *scaled;            /* (table->count) whether a scale was found, in params[i].scale */
     int64_t faults;
     char text[FAULTS_LISTED * FAULT_BYTES];
 } Loading;
@@ -141,11 +143,64 @@ static bool fits(Loading *l, const DsviStoredTensor *stored, const DsviParam *pa
     case DSVI_F32:
     case DSVI_BF16:
     case DSVI_F16:
-    case DSVI_F64: return true;
+    case DSVI_F64:
+    case DSVI_F8_E4M3: return true;
     default: break;
     }
-    add_fault(l, "%s is %s, expected F32, BF16, F16 or F64", stored->name, dsvi_dtype_name(stored->dtype));
+    add_fault(l, "%s is %s, expected F32, BF16, F16, F64 or F8_E4M3", stored->name,
+              dsvi_dtype_name(stored->dtype));
     return false;
+}
+
+/* Returns the length of the name of the layer to which the tensor `name` belongs if its last part is `last`,
+ * otherwise 0. */
+static size_t layer_before(const char *name, const char *last)
+{
+    size_t length = strlen(name), last_length = strlen(last);
+    return length > last_length && strcmp(name + length - last_length, last) == 0 ? length - last_length : 0;
+}
+
+/* Stores the scale of an F8 weight if the tensor is one. Returns whether the tensor has been dealt with:
+ * also scales of inputs, and the mark of files with scales, are no weights. */
+static bool find_scale(Loading *l, const DsviStoredTensor *stored, const char *name)
+{
+    static const char *const UNUSED[] = {".scale_input", ".input_scale"};
+    int64_t parts[PARTS_MAX];
+    char weight[NAME_BYTES];
+    for (size_t i = 0; i < sizeof UNUSED / sizeof *UNUSED; i++)
+        if (layer_before(name, UNUSED[i]))
+            return true;
+    size_t layer = layer_before(name, ".scale_weight");
+    layer = layer ? layer : layer_before(name, ".weight_scale");
+    if (!layer)
+        return strcmp(name, "scaled_fp8") == 0;
+    snprintf(weight, sizeof weight, "%.*s.weight", (int)layer, name);
+    int count = resolve(l->table, weight, parts);
+    if (count == 0)
+        return false;
+    double scale = NAN;
+    if (stored->count == 1 && dsvi_dtype_is_floating(stored->dtype))
+        scale = dsvi_load(stored->dtype, stored->data, 0);
+    if (!isfinite(scale))
+        add_fault(l, "%s has %lld numbers of %s, expected one finite number", stored->name,
+                  (long long)stored->count, dsvi_dtype_name(stored->dtype));
+    for (int i = 0; i < count; i++) {
+        l->params[parts[i]].scale = scale;
+        l->scaled[parts[i]] = true;
+    }
+    return true;
+}
+
+/* Sets the scales of all parameters for which no scale was found to 1. */
+static void finish_scales(Loading *l)
+{
+    for (int64_t i = 0; i < l->table->count; i++) {
+        if (!l->scaled[i])
+            l->params[i].scale = 1;
+        else if (l->seen[i] && l->params[i].dtype != DSVI_F8_E4M3)
+            add_fault(l, "%s has a scale and is %s, expected F8_E4M3", l->table->params[i].name,
+                      dsvi_dtype_name(l->params[i].dtype));
+    }
 }
 
 static void find_weights_tensor(Loading *l, const DsviStoredTensor *stored)
@@ -153,6 +208,8 @@ static void find_weights_tensor(Loading *l, const DsviStoredTensor *stored)
     int64_t parts[PARTS_MAX];
     const char *name = dsvi_weights_plain_name(stored->name);
     if (strstr(name, ".norm_added_q.")) /* some converters write this tensor; no supported model uses it */
+        return;
+    if (find_scale(l, stored, name))
         return;
     int count = resolve(l->table, name, parts);
     if (count == 0) {
@@ -166,8 +223,10 @@ static void find_weights_tensor(Loading *l, const DsviStoredTensor *stored)
         if (l->seen[parts[i]])
             add_fault(l, "%s is there twice", param->name);
         l->seen[parts[i]] = true;
-        if (usable)
-            l->params[parts[i]] = (DsviStoredParam){rows, stored->dtype};
+        if (usable) {
+            l->params[parts[i]].data = rows;
+            l->params[parts[i]].dtype = stored->dtype;
+        }
         rows += (size_t)param->count * dsvi_dtype_size(stored->dtype);
     }
 }
@@ -201,8 +260,9 @@ DsvStatus dsvi_weights_open(const char *path, const DsviParamTable *table, DsviS
     memset(out, 0, sizeof *out);
     DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
     loading.seen = calloc((size_t)table->count, sizeof *loading.seen);
+    loading.scaled = calloc((size_t)table->count, sizeof *loading.scaled);
     loading.params = out->params = calloc((size_t)table->count, sizeof *out->params);
-    if (!loading.seen || !loading.params) {
+    if (!loading.seen || !loading.scaled || !loading.params) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of its tensors", path);
         goto done;
     }
@@ -210,9 +270,11 @@ DsvStatus dsvi_weights_open(const char *path, const DsviParamTable *table, DsviS
     for (size_t i = 0; i < out->file_count; i++)
         for (size_t t = 0; t < dsvi_safetensors_count(out->files[i]); t++)
             find_weights_tensor(&loading, dsvi_safetensors_at(out->files[i], t));
+    finish_scales(&loading);
     DSVI_TRY_GOTO(status, report_faults(&loading, path), done);
 done:
     free(loading.seen);
+    free(loading.scaled);
     dsvi_weight_files_free(&files);
     if (status != DSV_OK)
         dsvi_weights_close(out);
@@ -240,9 +302,13 @@ static void convert_piece(void *context, int64_t begin, int64_t end, int worker)
 {
     const Conversion *c = context;
     const char *from = c->from.data;
+    void *to = c->out + (size_t)begin * dsvi_dtype_size(c->dtype);
+    from += (size_t)(c->first + begin) * dsvi_dtype_size(c->from.dtype);
     (void)worker;
-    dsvi_convert(c->dtype, c->out + (size_t)begin * dsvi_dtype_size(c->dtype), c->from.dtype,
-                 from + (size_t)(c->first + begin) * dsvi_dtype_size(c->from.dtype), end - begin);
+    if (c->from.dtype == DSVI_F8_E4M3)
+        dsvi_convert_f8(c->dtype, to, from, c->from.scale, end - begin);
+    else
+        dsvi_convert(c->dtype, to, c->from.dtype, from, end - begin);
 }
 
 void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64_t first, int64_t count,

@@ -1,0 +1,165 @@
+/* The update of the weights that a rank keeps, by AdamW or Muon, and their compute weights. See zero.h. */
+#include "train/zero_internal.h"
+
+/* A part of this rank's shard of a bucket: either its F32 parameters or its GEMM weights. */
+typedef struct ShardPart {
+    int64_t at, count; /* elements [at, at + count) of the shard */
+    DsviDtype dtype;   /* of the compute weights */
+    void *compute;     /* compute weights of the part; NULL: they are the master weights */
+} ShardPart;
+
+static ShardPart shard_part(const DsviZero *z, int64_t bucket, bool gemm)
+{
+    int64_t border = z->table->gemm[bucket] - z->table->begin[bucket];
+    int64_t first = dsvi_shard_first(&z->shard, bucket), end = first + dsvi_shard_count(&z->shard, bucket);
+    int64_t from = gemm && first < border ? border : first, to = !gemm && end > border ? border : end;
+    ShardPart part = {
+        .at = from - first,
+        .count = to > from ? to - from : 0,
+        .dtype = gemm ? z->act : DSVI_F32,
+    };
+    if (z->act != DSVI_F32)
+        part.compute = dsvi_zero_local_weights(z, bucket) + dsvi_zero_compute_bytes(z, bucket, from) -
+                       dsvi_zero_compute_bytes(z, bucket, first);
+    return part;
+}
+
+static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviAdamwArgs *options)
+{
+    ShardPart part = shard_part(z, bucket, gemm);
+    DsviAdamwArgs args = *options;
+    args.n = part.count;
+    args.acc = DSVI_F32;
+    args.grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part.at;
+    args.weight = dsvi_shard_local(&z->shard, z->master, bucket) + part.at;
+    dsvi_moments_arrays(&z->moments, &z->shard, bucket, part.at, &args);
+    args.ema = z->ema.data ? dsvi_shard_local(&z->shard, z->ema, bucket) + part.at : NULL;
+    args.copy = part.compute;
+    args.copy_dtype = part.dtype;
+    if (part.count == 0)
+        return DSV_OK;
+    const DsviOps *ops = &z->backend->ops;
+    DsviStream *stream = z->backend->device->stream;
+    return args.state_dtype == DSVI_U8 ? ops->adamw_8bit.run(stream, &args) : ops->adamw.run(stream, &args);
+}
+
+/* Converts a part of the master weights to compute weights. */
+static DsvStatus convert_part(DsviZero *z, int64_t bucket, bool gemm)
+{
+    ShardPart part = shard_part(z, bucket, gemm);
+    DsviAddArgs args = {
+        .n = part.count,
+        .a = 1,
+        .x_dtype = DSVI_F32,
+        .y_dtype = part.dtype,
+        .x = dsvi_shard_local(&z->shard, z->master, bucket) + part.at,
+        .y = part.compute,
+    };
+    if (!part.compute || part.count == 0)
+        return DSV_OK;
+    return z->backend->ops.add.run(z->backend->device->stream, &args);
+}
+
+/* ---- Muon ---- */
+
+/* Replaces this rank's shard of a bucket's gradients by directions, in the whole buffer of the bucket. */
+static DsvStatus make_directions(DsviZero *z, int64_t bucket, const ShardPart *part,
+                                 const DsviAdamwArgs *options)
+{
+    const DsviOps *ops = &z->backend->ops;
+    DsviStream *stream = z->backend->device->stream;
+    DsviAdamwArgs moments;
+    float *grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part->at;
+    dsvi_moments_arrays(&z->moments, &z->shard, bucket, part->at, &moments);
+    DsviMuonArgs args = {
+        .n = part->count,
+        .momentum = z->muon_momentum,
+        .grad_scale = options->grad_scale,
+        .acc = DSVI_F32,
+        .grad = grad,
+        .m = moments.m,
+    };
+    DsviAddArgs copy = {
+        .n = part->count,
+        .a = 1,
+        .x_dtype = DSVI_F32,
+        .y_dtype = DSVI_F32,
+        .x = grad,
+        .y = dsvi_zero_bucket_grad(z, bucket) + dsvi_shard_first(&z->shard, bucket) + part->at,
+    };
+    DSVI_TRY(ops->muon_momentum.run(stream, &args));
+    return copy.x == copy.y ? DSV_OK : ops->add.run(stream, &copy);
+}
+
+/* Updates the elements of matrix `param` that are in this rank's part, [begin, end) of the bucket, from the
+ * whole matrix's direction. */
+static DsvStatus update_matrix(DsviZero *z, int64_t bucket, const DsviParam *param, const ShardPart *part,
+                               const DsviAdamwArgs *options)
+{
+    int64_t shard_first = dsvi_shard_first(&z->shard, bucket);
+    int64_t matrix = param->offset - z->table->begin[bucket]; /* its place in the bucket */
+    int64_t first = shard_first + part->at, end = first + part->count;
+    int64_t from = matrix > first ? matrix : first;
+    int64_t to = matrix + param->count < end ? matrix + param->count : end;
+    float *directions = dsvi_zero_bucket_grad(z, bucket);
+    int64_t rows = param->shape[0], cols = param->shape[1];
+    if (from >= to)
+        return DSV_OK;
+    DSVI_TRY(dsvi_muon_orthogonalise(&z->muon, z->backend, rows, cols, directions + matrix));
+    DsviMuonArgs args = {
+        .n = to - from,
+        .lr = options->lr,
+        .weight_decay = options->weight_decay,
+        .rate = options->lr * dsvi_muon_factor(rows, cols),
+        .acc = DSVI_F32,
+        .grad = directions + from,
+        .weight = dsvi_shard_local(&z->shard, z->master, bucket) + (from - shard_first),
+        .ema_decay = options->ema_decay,
+        .ema = z->ema.data ? dsvi_shard_local(&z->shard, z->ema, bucket) + (from - shard_first) : NULL,
+        .copy_dtype = part->dtype,
+        .copy = part->compute ? (char *)part->compute + (size_t)(from - first) * dsvi_dtype_size(part->dtype)
+                              : NULL,
+    };
+    return z->backend->ops.muon_step.run(z->backend->device->stream, &args);
+}
+
+/* Updates the matrices of a block with Muon. Ranks gather the directions of the whole bucket, where gradients
+ * have been, and each rank orthogonalises the matrices of which it keeps a part. */
+static DsvStatus update_matrices(DsviZero *z, int64_t bucket, const DsviAdamwArgs *options)
+{
+    ShardPart part = shard_part(z, bucket, true);
+    if (part.count > 0)
+        DSVI_TRY(make_directions(z, bucket, &part, options));
+    DSVI_TRY(dsvi_zero_gather_directions(z, bucket));
+    for (int64_t i = 0; i < z->table->count; i++) {
+        const DsviParam *param = &z->table->params[i];
+        if (param->in_compute_dtype && dsvi_param_bucket(z->table, param->offset) == bucket)
+            DSVI_TRY(update_matrix(z, bucket, param, &part, options));
+    }
+    return DSV_OK;
+}
+
+/* ---- all weights ---- */
+
+DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
+{
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        DSVI_TRY(update_part(z, b, false, options));
+        if (z->moments.optimizer == DSVI_MUON && dsvi_moments_of_matrices(z->table, b))
+            DSVI_TRY(update_matrices(z, b, options));
+        else
+            DSVI_TRY(update_part(z, b, true, options));
+        DSVI_TRY(dsvi_zero_publish(z, b));
+    }
+    return dsvi_zero_wait_for_queue(z);
+}
+
+DsvStatus dsvi_zero_refresh(DsviZero *z)
+{
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        DSVI_TRY(convert_part(z, b, false));
+        DSVI_TRY(convert_part(z, b, true));
+        DSVI_TRY(dsvi_zero_publish(z, b));
+    }
+    return dsvi_zero_wait_for_queue(z);
+}
