@@ -8,7 +8,7 @@
 #include "cmd.h"
 #include "terminal.h"
 
-enum { PROMPT, NEGATIVE, PROMPTS, TEXT, NOISE, LATENTS, LORA, LORA_SCALE, LORAS_MAX = 16 };
+enum { PROMPT, NEGATIVE, PROMPTS, TEXT, NOISE, LATENTS, SPARSE, LORA, LORA_SCALE, LORAS_MAX = 16 };
 
 static const CliFlag flags[] = {
     [PROMPT] = {"--prompt", "TEXT", "what the clip shows"},
@@ -17,6 +17,7 @@ static const CliFlag flags[] = {
     [TEXT] = {"--text", "FILE", "safetensors: encoder_hidden_states (rows, text_dim)"},
     [NOISE] = {"--noise", "FILE", "safetensors: noise (C, F, H, W) to begin with"},
     [LATENTS] = {"--save-latents", "FILE", "write latents before decoding to this safetensors file"},
+    [SPARSE] = {"--sparse", "PATH", "begin with the sparse state of this run, checkpoint or file"},
     [LORA] = {"--lora", "FILES", "LoRAs that are added to the model, separated by commas"},
     [LORA_SCALE] = {"--lora-scale", "NUMBERS", "their factors, separated by commas; default: all 1"},
     {0},
@@ -32,8 +33,14 @@ static const char text[] =
     "The options of the run to which MODEL belongs apply. A published model is sampled\n"
     "with height=480 width=832 num_frames=81 num_inference_steps=50 guidance_scale=5\n"
     "and the sampler and flow_shift of its scheduler_config.json. key=value arguments\n"
-    "override both. --prompt, --negative-prompt, --prompts, --noise and --save-latents\n"
-    "are for published models. Without --text a run's clip is not conditioned on text.\n"
+    "override both. --prompt, --negative-prompt, --prompts, --noise, --save-latents and\n"
+    "--sparse are for published models. Without --text a run's clip is not conditioned\n"
+    "on text.\n"
+    "\n"
+    "Attention of a published model is dense, as in diffusers. With sparse.enabled=true\n"
+    "it is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
+    "lists hold sparse.min_mass=0.8 of exact attention, measured every\n"
+    "sparse.profile_every=5 steps.\n"
     "\n"
     "  dsv sample Wan2.1-T2V-1.3B-Diffusers cat.mp4 --prompt \"a cat on grass\" seed=1\n"
     "  dsv sample Wan2.1-T2V-1.3B-Diffusers cat.mp4 --prompt \"a cat\" --lora a.safetensors\n"
@@ -118,6 +125,7 @@ static int run_sample(const CliArgs *args)
     clips.text_path = args->flag[TEXT];
     clips.noise_path = args->flag[NOISE];
     clips.latents_path = args->flag[LATENTS];
+    clips.sparse_path = args->flag[SPARSE];
     clips.lora_paths = loras.path;
     clips.lora_scales = loras.scale;
     clips.lora_count = loras.paths;

@@ -39,6 +39,10 @@ typedef struct DsvSampleArgs {
     /** Published models: a safetensors file that receives the tensor `latents` (1, C, F, H, W), as it is
      * after the last step and before decoding; NULL: none. */
     const char *latents_path;
+    /** Published models with sparse.enabled=true: a run or checkpoint of the same model, or its
+     * sparse.safetensors. Each clip begins with the selector's state and the sparse blocks of this file.
+     * NULL: each clip begins dense, and blocks become sparse by what is measured while it is sampled. */
+    const char *sparse_path;
     const char *const *lora_paths; /**< LoRAs that are added to the transformer's weights, in any form that
                                     * dsv_lora_convert() reads; or NULL */
     const double *lora_scales;     /**< factor of each LoRA's change; NULL: all 1 */

@@ -18,7 +18,8 @@ typedef struct Census {
     bool has[DSVI_DTYPE_COUNT];
 } Census;
 
-static DsvStatus count_file(Census *census, const char *path)
+/* Adds the tensors of a file; their numbers are read only if `check`. */
+static DsvStatus count_file(Census *census, const char *path, bool check)
 {
     DsvStatus status = DSV_OK;
     DsviSafetensors *file;
@@ -29,15 +30,16 @@ static DsvStatus count_file(Census *census, const char *path)
         census->numbers += tensor->count;
         census->bytes += tensor->bytes;
         census->has[tensor->dtype] = true;
-        status = dsvi_inspect_not_finite(file, tensor, &census->not_finite);
+        if (check)
+            status = dsvi_inspect_not_finite(file, tensor, &census->not_finite);
     }
     census->files++;
     dsvi_safetensors_close(&file);
     return status;
 }
 
-/* Counts tensors, and fails if numbers are not finite. */
-static DsvStatus inspect_census(const DsviInspection *to, const char *path)
+/* Counts tensors. Fails if numbers are not finite, which only `check` finds. */
+static DsvStatus print_census(const DsviInspection *to, const char *path, bool check)
 {
     DsvStatus status;
     DsviWeightFiles files;
@@ -45,7 +47,7 @@ static DsvStatus inspect_census(const DsviInspection *to, const char *path)
     char dtypes[64] = "";
     DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
     for (size_t i = 0; i < files.count; i++)
-        DSVI_TRY_GOTO(status, count_file(&census, files.paths[i]), done);
+        DSVI_TRY_GOTO(status, count_file(&census, files.paths[i], check), done);
     for (int d = 0; d < DSVI_DTYPE_COUNT; d++)
         if (census.has[d])
             snprintf(dtypes + strlen(dtypes), sizeof dtypes - strlen(dtypes), "%s%s", dtypes[0] ? ", " : "",
@@ -58,6 +60,11 @@ static DsvStatus inspect_census(const DsviInspection *to, const char *path)
 done:
     dsvi_weight_files_free(&files);
     return status;
+}
+
+static DsvStatus inspect_census(const DsviInspection *to, const char *path)
+{
+    return print_census(to, path, true);
 }
 
 static DsvStatus inspect_vae(const DsviInspection *to, DsviBackend *backend, const char *path)
@@ -166,12 +173,36 @@ static DsvStatus open_checking_backend(DsviBackend *backend)
     return dsvi_backend_open(&settings, backend);
 }
 
+/* Lists what there is of a model of a variant that dsv does not support. Faults of its parts are no faults
+ * here. */
+static void list_refused(const DsviInspection *to, const DsviWanFolder *folder)
+{
+    static const char *const OTHERS[] = {"transformer_2", "image_encoder", "high_noise_model",
+                                         "low_noise_model"};
+    char path[DSVI_PATH_MAX];
+    for (int part = 0; part < DSVI_WAN_PARTS; part++) {
+        if (!folder->part[part][0] || !dsvi_path_exists(folder->part[part]))
+            continue;
+        dsvi_inspect_print(to, "%s: %s", dsvi_wan_part_name((DsviWanPart)part), folder->part[part]);
+        if (part <= DSVI_WAN_TEXT_ENCODER)
+            (void)print_census(to, folder->part[part], false);
+    }
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) {
+        if (dsvi_path_join(path, folder->path, OTHERS[i]) != DSV_OK || !dsvi_path_is_folder(path))
+            continue;
+        dsvi_inspect_print(to, "%s: %s", OTHERS[i], path);
+        (void)print_census(to, path, false);
+    }
+}
+
 DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder)
 {
     DsviBackend backend = {0};
     int unsound = 0;
     dsvi_inspect_print(to, "%s: a published Wan model, laid out as %s", folder->path,
                        folder->layout ? folder->layout : "Wan repository");
+    if (folder->refused)
+        list_refused(to, folder);
     DSVI_TRY(dsvi_wan_folder_check(folder));
     DSVI_TRY(open_checking_backend(&backend));
     for (int part = 0; part < DSVI_WAN_PARTS; part++)

@@ -160,11 +160,11 @@ static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *lo
     DsvStatus status;
     Sampling s = {.settings = settings, .loras = loras};
     if (args->prompt_count > 0 || args->prompts_path || args->negative_prompt || args->noise_path ||
-        args->latents_path)
+        args->latents_path || args->sparse_path)
         return DSVI_FAIL(
             DSV_E_USAGE,
-            "%s: prompts, noise and latents need a published Wan model: name the folder with all its "
-            "parts, or name the others with model.vae, model.text_encoder and model.tokenizer",
+            "%s: prompts, noise, latents and a sparse state need a published Wan model: name the folder with "
+            "all its parts, or name the others with model.vae, model.text_encoder and model.tokenizer",
             args->model_path);
     DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);
@@ -189,7 +189,27 @@ done:
 typedef struct Published {
     DsviWanFolder folder;
     DsviLoraSet loras;
+    char sparse[DSVI_PATH_MAX]; /* file of a sparse state, or "" */
 } Published;
+
+/* Finds the file of the sparse state that args->sparse_path names. */
+static DsvStatus find_sparse_state(const DsvSampleArgs *args, const DsvConfig *settings,
+                                   char out[DSVI_PATH_MAX])
+{
+    const char *path = args->sparse_path;
+    DsviModelPath run;
+    out[0] = 0;
+    if (!path)
+        return DSV_OK;
+    if (!settings->sparse_enabled)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: a sparse state is used with sparse.enabled=true only", path);
+    snprintf(out, DSVI_PATH_MAX, "%s", path);
+    if (dsvi_path_exists(path) && !dsvi_path_is_folder(path))
+        return DSV_OK;
+    DSVI_TRY(dsvi_model_find(path, &run));
+    snprintf(out, DSVI_PATH_MAX, "%s", run.sparse);
+    return out[0] ? DSV_OK : DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no sparse.safetensors of a checkpoint", path);
+}
 
 /* Samples a published model with the prompts of the array. */
 static DsvStatus sample_prompts(const DsvSampleArgs *args, const char *const *prompts, int64_t count,
@@ -207,6 +227,7 @@ static DsvStatus sample_prompts(const DsvSampleArgs *args, const char *const *pr
         .negative = args->negative_prompt,
         .text_path = args->text_path,
         .noise_path = args->noise_path,
+        .sparse_path = model->sparse[0] ? model->sparse : NULL,
         .latents_path = args->latents_path,
         .output_path = args->output_path,
         .events = events,
@@ -264,6 +285,8 @@ DsvStatus dsv_sample_clips(const DsvSampleArgs *args, const DsvConfig *settings,
     DSVI_TRY_GOTO(status,
                   dsvi_lora_set_open(args->lora_paths, args->lora_scales, args->lora_count, &model.loras),
                   done);
+    if (published)
+        DSVI_TRY_GOTO(status, find_sparse_state(args, settings, model.sparse), done);
     status = published ? sample_published(args, &model, settings, events)
                        : sample_trained(args, &model.loras, settings, events);
 done:

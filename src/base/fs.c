@@ -325,6 +325,21 @@ DsvStatus dsvi_file_copy(const char *from, const char *to)
     return status;
 }
 
+DsvStatus dsvi_path_move(const char *from, const char *to)
+{
+    char folder[DSVI_PATH_MAX];
+    parent_of(to, folder);
+    if (rename(from, to) == 0)
+        return dsvi_folder_sync(folder);
+    if (errno != EXDEV || dsvi_path_is_folder(from))
+        return DSVI_FAIL(DSV_E_IO, "%s: cannot move it to %s: %s", from, to, strerror(errno));
+    DSVI_TRY(dsvi_file_copy(from, to));
+    if (unlink(from) != 0)
+        return io_failure(from, "remove it");
+    parent_of(from, folder);
+    return dsvi_folder_sync(folder);
+}
+
 DsvStatus dsvi_file_sync(const char *path)
 {
     int file = open(path, O_RDONLY | O_CLOEXEC);

@@ -58,6 +58,9 @@ DsvStatus dsvi_file_sync(const char *path);
 DsvStatus dsvi_file_check_writable(const char *path);
 /* Renames a file or folder within one file system, then syncs the folder that contains `to`. */
 DsvStatus dsvi_path_rename(const char *from, const char *to);
+/* As dsvi_path_rename, but `to` may be on another file system if `from` is a file: the file is then copied,
+ * and removed once the copy is safe. Folders are not moved between file systems. */
+DsvStatus dsvi_path_move(const char *from, const char *to);
 DsvStatus dsvi_folder_sync(const char *path);
 /* Creates the file if it does not exist, and locks it until *lock is closed or the process ends. DSV_E_USAGE
  * if it is locked already, by another process or by this one; DSV_E_UNSUPPORTED if the file system has no

@@ -9,9 +9,12 @@
  * summed in F32 or wider, and the result is rounded once when it is stored.
  *
  * On a device whose field `deterministic` is true the bits of y[t, h, w, :] depend only on the values that
- * the sum reads, on the number of columns and on the channels, kernel and strides. They do not depend on the
- * number of frames or rows of x and y, nor on whether a zero lies inside x or in the padding. A video that is
- * processed in pieces of frames and rows thus gives the bits of the whole. */
+ * the sum reads, on the number of columns, on the channels, kernel and strides, and on whether x, its frames
+ * and rows, and the weight begin at multiples of 16 bytes: a GPU's kernels for aligned and for other tensors
+ * sum in different orders. They do not depend on the number of frames or rows of x and y, nor on whether a
+ * zero lies inside x or in the padding. A video that is processed in pieces of frames and rows thus gives the
+ * bits of the whole, if all pieces are aligned alike. In the VAE they are: its tensors begin at multiples of
+ * 64 bytes, and a layer's pixels are either a multiple of 16 bytes in all pieces, or in none (3 channels). */
 #ifndef DSVI_CONV_H
 #define DSVI_CONV_H
 

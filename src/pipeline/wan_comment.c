@@ -1,6 +1,7 @@
 /* Implements wan_comment.h. */
 #include "pipeline/wan_comment.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,21 @@ static bool add_text(cJSON *object, const char *key, const char *text)
 {
     return text ? cJSON_AddStringToObject(object, key, text) != NULL
                 : cJSON_AddNullToObject(object, key) != NULL;
+}
+
+static bool add_sparse(cJSON *object, const DsviWanComment *comment, const DsvConfig *settings)
+{
+    const DsviSparseUseMean *sparse = comment->sparse;
+    cJSON *out = cJSON_AddObjectToObject(object, "sparse");
+    bool ok = out && add_text(out, "selector", settings->sparse_selector) &&
+              add_text(out, "state", comment->sparse_state) &&
+              cJSON_AddNumberToObject(out, "warmup_steps", (double)settings->sparse_warmup_steps) &&
+              cJSON_AddNumberToObject(out, "min_mass", settings->sparse_min_mass) &&
+              cJSON_AddNumberToObject(out, "sparse_blocks", (double)sparse->sparse_blocks) &&
+              cJSON_AddNumberToObject(out, "density", sparse->density);
+    return ok && (isnan(sparse->captured)
+                      ? cJSON_AddNullToObject(out, "captured_mass") != NULL
+                      : cJSON_AddNumberToObject(out, "captured_mass", sparse->captured) != NULL);
 }
 
 static bool add_settings(cJSON *object, const DsviWanComment *comment, const DsvConfig *settings)
@@ -29,6 +45,7 @@ static bool add_settings(cJSON *object, const DsviWanComment *comment, const Dsv
            cJSON_AddNumberToObject(object, "flow_shift", settings->flow_shift) &&
            add_text(object, "sampler", settings->sampler) &&
            add_text(object, "mixed_precision", settings->mixed_precision) &&
+           (!comment->sparse || add_sparse(object, comment, settings)) &&
            add_text(object, "dsv", DSV_VERSION);
 }
 

@@ -4,16 +4,19 @@
 
 #include "base/status.h"
 #include "dsv/config.h"
+#include "sample/sparse_use.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct DsviWanComment {
-    const char *model;    /* path as the user gave it */
-    const char *prompt;   /* NULL: the text came from a file */
-    const char *negative; /* NULL: none was used */
-    const char *noise;    /* path of a file with noise, which was used instead of the seed; or NULL */
+    const char *model;        /* path as the user gave it */
+    const char *prompt;       /* NULL: the text came from a file */
+    const char *negative;     /* NULL: none was used */
+    const char *noise;        /* path of a file with noise, which was used instead of the seed; or NULL */
+    const char *sparse_state; /* file of the sparse state with which the clip began; or NULL */
+    const DsviSparseUseMean *sparse; /* how the blocks attended; NULL: densely */
 } DsviWanComment;
 
 /* Returns in *out a JSON object in ASCII (other characters as \uXXXX), which the caller frees. */

@@ -22,9 +22,11 @@
 
 enum { GROUP_CLIPS = 16, LINE_BYTES = 512 };
 #define VAE_ROOM ((uint64_t)8 << 30) /* bytes; with as much free memory the VAE chooses its own limit */
-/* Guided steps of clips with at most so many tokens evaluate both texts in one pass, if there is memory.
- * Longer clips keep a device busy with one text, and two passes take half the memory. */
-enum { TOGETHER_TOKENS_MAX = 4096 };
+/* The rule for guided steps (saved_by_one_pass): FLOPs that a device does in the time in which it reads a
+ * byte of weights, about 989e12 / 4.8e12 = 206 on an H200 in BF16; and the smallest fraction of a step that
+ * is worth twice the memory of a pass. */
+#define FLOPS_PER_BYTE 206
+#define WORTH_SAVING 0.02
 static const double GIB = 1073741824.0;
 
 typedef struct WanJob {
@@ -33,13 +35,16 @@ typedef struct WanJob {
     DsviParamTable table;
     DsviWanShape shape;
     DsviVideoShape video, latent;
-    DsviWanTexts texts;      /* prompts, then the negative prompt */
-    int64_t clips, elements; /* clips in all; elements of a latent */
-    bool guided;
-    float *noise;                /* or NULL */
-    float *rows, *negative_rows; /* (text_len, text_dim) of the present clip, and of all clips */
-    float *latents[GROUP_CLIPS]; /* (elements) of each clip of the group */
-    DsviDitFrozen *weights;      /* while the transformer is loaded */
+    DsviWanTexts texts;                    /* prompts, then the negative prompt */
+    int64_t clips, elements;               /* clips in all; elements of a latent */
+    bool guided, together;                 /* together: guided steps evaluate both texts in one pass */
+    bool text_streamed;                    /* the layers of the text encoder take turns on the device */
+    uint64_t text_bytes, vae_bytes;        /* device memory of text encoder and VAE; 0: no text encoder */
+    float *noise;                          /* or NULL */
+    float *rows, *negative_rows;           /* (text_len, text_dim) of the present clip, and of all clips */
+    float *latents[GROUP_CLIPS];           /* (elements) of each clip of the group */
+    DsviSparseUseMean sparse[GROUP_CLIPS]; /* with sparse.enabled: how the blocks of these clips attended */
+    DsviDitFrozen *weights;                /* while the transformer is loaded */
     DsviGenerator *generator;
     void *memory;
 } WanJob;
@@ -64,6 +69,56 @@ static DsvStatus path_of_clip(const WanJob *job, const char *path, int64_t clip,
         return dsvi_clip_numbered_path(out, path, clip);
     snprintf(out, DSVI_PATH_MAX, "%s", path);
     return DSV_OK;
+}
+
+/* ---- texts ---- */
+
+/* Tokenizes the prompts, and after them the negative prompt if steps are guided. */
+static DsvStatus tokenize_prompts(WanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    const char **texts = malloc(((size_t)job->clips + 1) * sizeof *texts);
+    if (!texts)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld prompts", (long long)job->clips);
+    for (int64_t i = 0; i < job->clips; i++)
+        texts[i] = a->prompts[i];
+    texts[job->clips] = a->negative ? a->negative : "";
+    DsvStatus status = dsvi_wan_texts_tokenize(a->folder->part[DSVI_WAN_TOKENIZER], texts,
+                                               job->clips + (job->guided ? 1 : 0), NULL, a->events,
+                                               &job->texts);
+    free(texts);
+    return status;
+}
+
+/* Reads the states of the texts, or the texts' ids, so that their faults are found before the work begins. */
+static DsvStatus read_texts(WanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    if (!a->text_path)
+        return tokenize_prompts(job);
+    DSVI_TRY(dsvi_wan_texts_read(a->text_path, job->config.text_dim, &job->texts));
+    if (!job->guided || job->texts.count > job->clips)
+        return DSV_OK;
+    return DSVI_FAIL(
+        DSV_E_NOT_FOUND,
+        "%s: tensor negative_encoder_hidden_states is missing, which guidance_scale above 1 needs",
+        a->text_path);
+}
+
+/* Computes the states of the texts, unless a file had them. */
+static DsvStatus encode_texts(WanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    int64_t text_len = job->config.text_len, dim = job->config.text_dim;
+    if (!a->text_path)
+        DSVI_TRY(dsvi_wan_texts_encode(a->backend, a->settings, a->folder->part[DSVI_WAN_TEXT_ENCODER], NULL,
+                                       &job->texts));
+    job->rows = malloc((size_t)(text_len * dim) * sizeof *job->rows);
+    job->negative_rows = malloc((size_t)(text_len * dim) * sizeof *job->negative_rows);
+    if (!job->rows || !job->negative_rows)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld rows of text", (long long)text_len);
+    return job->guided ? dsvi_wan_texts_rows(&job->texts, job->clips, text_len, dim, job->negative_rows)
+                       : DSV_OK;
 }
 
 /* ---- checks before the work ---- */
@@ -92,23 +147,66 @@ static DsvStatus check_parts(const WanJob *job)
     return dsvi_wan_folder_require(a->folder, DSVI_WAN_TOKENIZER);
 }
 
-/* Opens the transformer's files and the VAE, so that damaged or foreign files are found before the work
- * begins. */
-static DsvStatus check_weights_of_parts(const WanJob *job)
+static size_t free_bytes(const WanJob *job)
+{
+    DsviDevice *device = job->args->backend->device;
+    size_t used = device->memory_used(device);
+    return device->memory_bytes > used ? device->memory_bytes - used : 0;
+}
+
+/* Returns the limit of the VAE's memory: memory_gib, but at most what is free. 0, the VAE's own choice, if
+ * memory_gib is 0 and enough is free for this choice. */
+static uint64_t vae_memory(const WanJob *job)
+{
+    uint64_t room = free_bytes(job), limit = dsvi_memory_limit(job->args->settings);
+    if (limit == 0 && room >= VAE_ROOM)
+        return 0;
+    if (limit > 0 && limit <= room)
+        return limit;
+    return room > 0 ? room : 1;
+}
+
+/* Opens the transformer's files, so that damaged or foreign files are found before the work begins. */
+static DsvStatus check_transformer(const WanJob *job)
+{
+    DsviStoredWeights weights;
+    DSVI_TRY(dsvi_weights_open(job->args->folder->part[DSVI_WAN_TRANSFORMER], &job->table, &weights));
+    dsvi_weights_close(&weights);
+    return DSV_OK;
+}
+
+/* Opens the VAE, which takes a moment, so that damaged or foreign files are found before the work begins, and
+ * finds the memory that decoding will take. */
+static DsvStatus check_vae(WanJob *job)
 {
     const DsviWanSampleArgs *a = job->args;
-    DsviStoredWeights weights;
+    DsviVideoShape video = job->video;
     DsviVae *vae;
-    DsviVaeOptions options = {.act = dsvi_dit_act(a->settings), .decode = true};
-    DSVI_TRY(dsvi_weights_open(a->folder->part[DSVI_WAN_TRANSFORMER], &job->table, &weights));
-    dsvi_weights_close(&weights);
+    DsviVaeOptions options = {
+        .act = dsvi_dit_act(a->settings), .decode = true, .memory_bytes = vae_memory(job)};
     DSVI_TRY(dsvi_vae_open(a->backend, a->folder->part[DSVI_WAN_VAE], &options, &vae));
     int64_t channels = dsvi_vae_config(vae)->z_dim;
+    DsvStatus status =
+        channels == job->latent.channels
+            ? dsvi_vae_plan(vae, true, video.frames, video.height, video.width, &job->vae_bytes)
+            : DSVI_FAIL(DSV_E_SHAPE,
+                        "%s: a VAE of %lld latent channels, expected %lld, as the transformer has",
+                        a->folder->part[DSVI_WAN_VAE], (long long)channels, (long long)job->latent.channels);
     dsvi_vae_close(&vae);
-    if (channels == job->latent.channels)
+    return status;
+}
+
+/* Finds the memory that the text encoder will take. */
+static DsvStatus check_text_encoder(WanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    DsviUmt5Config sizes;
+    DsviUmt5Options options;
+    if (a->text_path)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_SHAPE, "%s: a VAE of %lld latent channels, expected %lld, as the transformer has",
-                     a->folder->part[DSVI_WAN_VAE], (long long)channels, (long long)job->latent.channels);
+    DSVI_TRY(dsvi_umt5_config_of(a->folder->part[DSVI_WAN_TEXT_ENCODER], &sizes));
+    options = dsvi_wan_texts_options(&job->texts, a->settings);
+    return dsvi_umt5_fit(a->backend, &sizes, &options, &job->text_streamed, &job->text_bytes);
 }
 
 static DsvStatus prepare(WanJob *job)
@@ -129,7 +227,10 @@ static DsvStatus prepare(WanJob *job)
     DSVI_TRY(dsvi_param_table_make(&job->config, &job->table));
     for (size_t i = 0; a->loras && i < a->loras->count; i++)
         DSVI_TRY(dsvi_lora_check(&a->loras->lora[i], &job->table));
-    return check_weights_of_parts(job);
+    DSVI_TRY(read_texts(job));
+    DSVI_TRY(check_transformer(job));
+    DSVI_TRY(check_text_encoder(job));
+    return check_vae(job);
 }
 
 /* ---- transformer ---- */
@@ -151,6 +252,12 @@ static void close_transformer(WanJob *job)
     job->memory = NULL;
 }
 
+/* Logs a decision of the guard (DsviSparseLog). */
+static void log_decision(void *context, const char *line)
+{
+    wan_log(context, "%s", line);
+}
+
 /* Creates the transformer without memory, and plans its memory. */
 static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
 {
@@ -163,6 +270,10 @@ static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
                                                         .codec = &job->shape.codec,
                                                         .config = &job->config,
                                                         .table = &job->table,
+                                                        .sparse_learns = true,
+                                                        .sparse_path = a->sparse_path,
+                                                        .log = log_decision,
+                                                        .log_context = job,
                                                         .guided_batch = together},
                                    &job->generator));
     dsvi_arena_plan(arena);
@@ -170,11 +281,21 @@ static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
     return DSV_OK;
 }
 
-static size_t free_bytes(const WanJob *job)
+/* Returns which fraction of a guided step is saved if one pass evaluates both texts: the second pass reads
+ * the weights again, all other work is the same. The fraction falls with the number of tokens. It follows
+ * from sizes alone, not from measured times, so that the same clip is always computed in the same way. */
+static double saved_by_one_pass(const WanJob *job)
 {
-    DsviDevice *device = job->args->backend->device;
-    size_t used = device->memory_used(device);
-    return device->memory_bytes > used ? device->memory_bytes - used : 0;
+    const DsvConfig *settings = job->args->settings;
+    DsviDitShape shape = {.batch = 1,
+                          .frames = job->latent.frames,
+                          .height = job->latent.height,
+                          .width = job->latent.width,
+                          .text_len = job->config.text_len};
+    double pass = dsvi_dit_flops_gemm(&job->config, &shape) + dsvi_dit_flops_attention(&job->config, &shape);
+    double reading = FLOPS_PER_BYTE * (double)job->table.parameters *
+                     (double)dsvi_dtype_size(dsvi_dit_act(settings));
+    return reading / (2 * (reading > pass ? reading : pass));
 }
 
 /* Creates the transformer without memory, for guided steps in one pass if that is of use and fits. Fails if
@@ -182,14 +303,14 @@ static size_t free_bytes(const WanJob *job)
 static DsvStatus choose_transformer(WanJob *job, DsviArena *arena)
 {
     const DsvConfig *settings = job->args->settings;
-    DsviDitShape shape = {
-        .frames = job->latent.frames, .height = job->latent.height, .width = job->latent.width};
     size_t room = free_bytes(job);
-    if (job->guided && dsvi_dit_tokens(&job->config, &shape) <= TOGETHER_TOKENS_MAX) {
+    job->together = job->guided && saved_by_one_pass(job) >= WORTH_SAVING;
+    if (job->together) {
         DSVI_TRY(plan_transformer(job, true, arena));
         if (arena->used <= room)
             return DSV_OK;
         close_transformer(job);
+        job->together = false;
     }
     DSVI_TRY(plan_transformer(job, false, arena));
     if (arena->used <= room)
@@ -214,17 +335,29 @@ static DsvStatus estimate(WanJob *job)
     double flops = (double)job->clips * dsvi_generator_flops(job->generator, job->guided);
     close_transformer(job);
     DSVI_TRY(dsvi_gemm_peak(a->backend, dsvi_dit_act(a->settings), &peak));
+    if (a->settings->sparse_enabled && a->settings->sparse_warmup_steps >= a->settings->num_inference_steps)
+        wan_log(job, "sparse.warmup_steps=%lld keeps attention dense in all of num_inference_steps=%lld",
+                (long long)a->settings->sparse_warmup_steps, (long long)a->settings->num_inference_steps);
     double weights = (double)arena.by_class[DSVI_MEM_WEIGHTS];
     wan_log(job,
             "transformer: %.2f billion parameters; %.2f GiB for weights and %.2f GiB for the pass, "
             "of %.1f GiB on %s",
             (double)job->table.parameters * 1e-9, weights / GIB, ((double)arena.used - weights) / GIB,
             (double)a->backend->device->memory_bytes / GIB, a->backend->device->name);
+    if (job->text_bytes > 0)
+        wan_log(job, "before it the text encoder takes %.2f GiB%s, after it the VAE %.2f GiB",
+                (double)job->text_bytes / GIB, job->text_streamed ? " (its layers take turns)" : "",
+                (double)job->vae_bytes / GIB);
+    else
+        wan_log(job, "after it the VAE takes %.2f GiB", (double)job->vae_bytes / GIB);
     wan_log(job,
             "about %.*f s for %lld clip%s of num_inference_steps=%lld%s with dense attention at the speed of "
             "large matrix products",
             flops / peak < 10 ? 1 : 0, flops / peak, (long long)job->clips, job->clips == 1 ? "" : "s",
-            (long long)a->settings->num_inference_steps, job->guided ? " and guidance" : "");
+            (long long)a->settings->num_inference_steps,
+            !job->guided    ? ""
+            : job->together ? " and guidance in one pass"
+                            : " and guidance in two passes");
     return DSV_OK;
 }
 
@@ -240,43 +373,25 @@ static DsvStatus open_transformer(WanJob *job)
     return dsvi_generator_setup(job->generator, &weights);
 }
 
-/* ---- texts ---- */
-
-/* Encodes the prompts, and after them the negative prompt if steps are guided. */
-static DsvStatus encode_texts(WanJob *job)
-{
-    const DsviWanSampleArgs *a = job->args;
-    const char **texts = malloc(((size_t)job->clips + 1) * sizeof *texts);
-    if (!texts)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld prompts", (long long)job->clips);
-    for (int64_t i = 0; i < job->clips; i++)
-        texts[i] = a->prompts[i];
-    texts[job->clips] = a->negative ? a->negative : "";
-    DsvStatus status = dsvi_wan_texts_encode(a->backend, a->settings, a->folder, texts,
-                                             job->clips + (job->guided ? 1 : 0), a->events, &job->texts);
-    free(texts);
-    return status;
-}
-
-static DsvStatus get_texts(WanJob *job)
-{
-    const DsviWanSampleArgs *a = job->args;
-    int64_t text_len = job->config.text_len, dim = job->config.text_dim;
-    DSVI_TRY(a->text_path ? dsvi_wan_texts_read(a->text_path, dim, &job->texts) : encode_texts(job));
-    if (job->guided && job->texts.count <= job->clips)
-        return DSVI_FAIL(
-            DSV_E_NOT_FOUND,
-            "%s: tensor negative_encoder_hidden_states is missing, which guidance_scale above 1 needs",
-            a->text_path);
-    job->rows = malloc((size_t)(text_len * dim) * sizeof *job->rows);
-    job->negative_rows = malloc((size_t)(text_len * dim) * sizeof *job->negative_rows);
-    if (!job->rows || !job->negative_rows)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld rows of text", (long long)text_len);
-    return job->guided ? dsvi_wan_texts_rows(&job->texts, job->clips, text_len, dim, job->negative_rows)
-                       : DSV_OK;
-}
-
 /* ---- clips ---- */
+
+/* Logs and keeps how the blocks of the clip that was sampled last attended. */
+static void report_sparse(WanJob *job, DsviSparseUseMean *mean)
+{
+    char line[LINE_BYTES], captured[64] = "";
+    const DsviSparseUse *use = dsvi_generator_sparse_use(job->generator);
+    if (!use)
+        return;
+    *mean = dsvi_sparse_use_mean(use);
+    for (int64_t block = 0; block < use->blocks; block++) {
+        dsvi_sparse_use_line(use, block, line, sizeof line);
+        wan_log(job, "%s", line);
+    }
+    if (mean->sparse_blocks > 0)
+        snprintf(captured, sizeof captured, "; their lists hold %.3f of the attention mass", mean->captured);
+    wan_log(job, "%lld of %lld blocks were sparse, mean density of all blocks and steps %.3f%s",
+            (long long)mean->sparse_blocks, (long long)use->blocks, mean->density, captured);
+}
 
 /* Computes the latents of the clips [first, first + count). */
 static DsvStatus sample_group(WanJob *job, int64_t first, int64_t count)
@@ -296,6 +411,7 @@ static DsvStatus sample_group(WanJob *job, int64_t first, int64_t count)
         DSVI_TRY(dsvi_wan_texts_rows(&job->texts, first + i, job->config.text_len, job->config.text_dim,
                                      job->rows));
         DSVI_TRY(dsvi_generator_latent(job->generator, &clip, a->events, job->latents[i]));
+        report_sparse(job, &job->sparse[i]);
         if (!a->latents_path)
             continue;
         DSVI_TRY(path_of_clip(job, a->latents_path, first + i, path));
@@ -305,7 +421,8 @@ static DsvStatus sample_group(WanJob *job, int64_t first, int64_t count)
     return DSV_OK;
 }
 
-static DsvStatus write_clip(const WanJob *job, int64_t clip, const float *pixels)
+static DsvStatus write_clip(const WanJob *job, int64_t clip, const float *pixels,
+                            const DsviSparseUseMean *sparse)
 {
     const DsviWanSampleArgs *a = job->args;
     char path[DSVI_PATH_MAX], *text;
@@ -314,6 +431,8 @@ static DsvStatus write_clip(const WanJob *job, int64_t clip, const float *pixels
         .prompt = a->text_path ? NULL : a->prompts[clip],
         .negative = job->guided && !a->text_path ? (a->negative ? a->negative : "") : NULL,
         .noise = a->noise_path,
+        .sparse_state = a->sparse_path,
+        .sparse = a->settings->sparse_enabled ? sparse : NULL,
     };
     DSVI_TRY(path_of_clip(job, a->output_path, clip, path));
     DSVI_TRY(dsvi_wan_comment(&comment, a->settings, &text));
@@ -328,18 +447,6 @@ static DsvStatus write_clip(const WanJob *job, int64_t clip, const float *pixels
     DsvStatus status = dsvi_clip_write(path, &frames);
     free(text);
     return status;
-}
-
-/* Returns the limit of the VAE's memory: memory_gib, but at most what is free. 0, the VAE's own choice, if
- * memory_gib is 0 and enough is free for this choice. */
-static uint64_t vae_memory(const WanJob *job)
-{
-    uint64_t room = free_bytes(job), limit = dsvi_memory_limit(job->args->settings);
-    if (limit == 0 && room >= VAE_ROOM)
-        return 0;
-    if (limit > 0 && limit <= room)
-        return limit;
-    return room > 0 ? room : 1;
 }
 
 /* Decodes the group's latents, in place, and writes the clips. */
@@ -361,7 +468,7 @@ static DsvStatus decode_group(WanJob *job, int64_t first, int64_t count)
         DSVI_TRY_GOTO(status,
                       dsvi_vae_decode(vae, video.frames, video.height, video.width, job->latents[i], pixels),
                       done);
-        DSVI_TRY_GOTO(status, write_clip(job, first + i, pixels), done);
+        DSVI_TRY_GOTO(status, write_clip(job, first + i, pixels, &job->sparse[i]), done);
     }
 done:
     dsvi_vae_close(&vae);
@@ -391,7 +498,7 @@ DsvStatus dsvi_wan_sample(const DsviWanSampleArgs *args)
     WanJob job = {.args = args};
     DSVI_TRY_GOTO(status, prepare(&job), done);
     DSVI_TRY_GOTO(status, estimate(&job), done);
-    DSVI_TRY_GOTO(status, get_texts(&job), done);
+    DSVI_TRY_GOTO(status, encode_texts(&job), done);
     DSVI_TRY_GOTO(status, run_groups(&job), done);
 done:
     close_transformer(&job);

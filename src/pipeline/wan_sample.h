@@ -23,6 +23,8 @@ typedef struct DsviWanSampleArgs {
     const char *text_path;      /* file with hidden states of text (wan_texts.h), or NULL */
     const char *noise_path;   /* file with tensor `noise`, with which every clip begins; NULL: drawn from the
                                * seed, the same for every clip */
+    const char *sparse_path;  /* with sparse.enabled: file of the sparse state with which each clip begins
+                               * (dsvi_sparse_save); NULL: with nothing */
     const char *latents_path; /* file that receives the latents before decoding; or NULL */
     const char *output_path; /* name of the clip (clip_writer.h). Clips of several prompts, and their latents,
                               * are numbered: dsvi_clip_numbered_path */
@@ -30,7 +32,7 @@ typedef struct DsviWanSampleArgs {
 } DsviWanSampleArgs;
 
 /* Samples all clips. Before anything is loaded, all inputs and output names are checked, the estimated memory
- * and time are logged, and DSV_E_NO_MEMORY is returned if the transformer cannot fit the device. */
+ * and time are logged, and DSV_E_NO_MEMORY is returned if one of the parts cannot fit the device. */
 DsvStatus dsvi_wan_sample(const DsviWanSampleArgs *args);
 
 #ifdef __cplusplus

@@ -23,5 +23,9 @@ DsvStatus dsvi_wan_settings(const DsviWanFolder *folder, DsvConfig *settings)
     settings->num_inference_steps = 50;
     settings->guidance_scale = 5;
     settings->sparse_enabled = false;
+    settings->sparse_warmup_steps = 5;
+    settings->sparse_profile_every = 5;
+    settings->sparse_refresh_every = 5;
+    settings->sparse_min_mass = 0.8;
     return DSV_OK;
 }

@@ -1,9 +1,11 @@
-/* Texts to hidden states of the text encoder, which is loaded for the call and then freed. */
+/* Texts to ids, and ids to hidden states of the text encoder, which is loaded for the call and then freed.
+ */
 #ifndef DSVI_WAN_TEXTS_H
 #define DSVI_WAN_TEXTS_H
 
+#include "dsv/config.h"
 #include "dsv/events.h"
-#include "model/folder/wan_folder.h"
+#include "model/umt5/umt5.h"
 #include "ops/ops.h"
 
 #ifdef __cplusplus
@@ -17,13 +19,18 @@ typedef struct DsviWanTexts {
     float *states;      /* (rows, dim) */
 } DsviWanTexts;
 
-/* Cleans, tokenizes and encodes `count` texts, at least 1, with the folder's tokenizer and text encoder.
- * Texts of more than DSVI_TEXT_ROWS ids are cut, with a warning. The encoder gets the device memory that is
- * free, and is freed before the function returns. Release *out with dsvi_wan_texts_free, also after a
- * failure. */
-DsvStatus dsvi_wan_texts_encode(DsviBackend *backend, const DsvConfig *settings, const DsviWanFolder *folder,
-                                const char *const *texts, int64_t count, const DsvEvents *events,
-                                DsviWanTexts *out);
+/* Cleans and tokenizes `count` texts, at least 1; out->states remains NULL. Texts of more than DSVI_TEXT_ROWS
+ * ids are cut, with a warning. `file`: messages name texts by their line in this file; NULL: by number.
+ * Release *out with dsvi_wan_texts_free, also after a failure. */
+DsvStatus dsvi_wan_texts_tokenize(const char *tokenizer_path, const char *const *texts, int64_t count,
+                                  const char *file, const DsvEvents *events, DsviWanTexts *out);
+/* Returns the options with which dsvi_wan_texts_encode opens the text encoder: memory_gib limits its memory.
+ */
+DsviUmt5Options dsvi_wan_texts_options(const DsviWanTexts *texts, const DsvConfig *settings);
+/* Computes the states of tokenized texts. The encoder is freed before the function returns. events: receives
+ * progress and is asked whether to stop; NULL: none. */
+DsvStatus dsvi_wan_texts_encode(DsviBackend *backend, const DsvConfig *settings, const char *encoder_path,
+                                const DsvEvents *events, DsviWanTexts *texts);
 /* Reads encoder_hidden_states and, if the file has it, negative_encoder_hidden_states, each (rows, dim) or
  * (1, rows, dim), as texts 0 and 1 without ids. */
 DsvStatus dsvi_wan_texts_read(const char *path, int64_t dim, DsviWanTexts *out);

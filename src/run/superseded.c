@@ -42,6 +42,6 @@ DsvStatus dsvi_superseded_move(DsviSuperseded *s, const char *from, const char *
     DSVI_TRY(dsvi_superseded_place(s, name, place));
     snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(place, '/') - place), place);
     DSVI_TRY(dsvi_folder_make(parent));
-    DSVI_TRY(dsvi_path_rename(path, place));
+    DSVI_TRY(dsvi_path_move(path, place));
     return dsvi_folder_sync(s->root);
 }

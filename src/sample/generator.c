@@ -1,20 +1,25 @@
 /* The generator: a transformer, its sparse layer and the sampling loop for one clip (generator.h). */
 #include "sample/generator.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/fs.h"
 #include "sample/sample_loop.h"
 #include "sample/video_writer.h"
 
 struct DsviGenerator {
-    DsvConfig settings; /* a copy, in which the start-up measurement of attention is off */
+    DsvConfig settings; /* a copy, changed by generator_make_sparse */
     DsviBackend *backend;
     DsviDitConfig config;
     DsviSparse *sparse;
     DsviDit *dit;
     DsviSampleJob job;
-    int64_t elements; /* number of elements of the latent */
-    float *zeros;     /* (text_len, text_dim) */
+    int64_t elements;                /* number of elements of the latent */
+    float *zeros;                    /* (text_len, text_dim) */
+    char sparse_path[DSVI_PATH_MAX]; /* DsviGeneratorArgs.sparse_path, or "" */
+    DsviSparseUse use;
 };
 
 /* Allocates the arrays of host memory. */
@@ -34,6 +39,29 @@ static DsvStatus generator_allocate(DsviGenerator *g)
  * attention, with which they share memory; matrix products of so many rows keep a GPU busy. */
 enum { FFN_ROWS = 16384 };
 
+/* Creates the sparse layer. Two options differ from the caller's: attention is not timed at the start,
+ * because a loaded sparse state contains the break-even density, and because a clip must not depend on
+ * measured times; and a clip whose model learns nothing from it explores no keys. */
+static DsvStatus generator_make_sparse(DsviGenerator *g, const DsviGeneratorArgs *args,
+                                       const DsviSparseShape *shape)
+{
+    bool learns = args->sparse_learns && args->settings->sparse_enabled;
+    g->settings.sparse_measure_cost = false;
+    if (learns && g->settings.sparse_explore < 1)
+        snprintf(g->settings.sparse_explore_kind, sizeof g->settings.sparse_explore_kind, "none");
+    DSVI_TRY(
+        dsvi_sparse_create(args->backend, &g->settings, shape, args->log, args->log_context, &g->sparse));
+    if (!learns)
+        return DSV_OK;
+    g->job.sparse_learns = true;
+    g->job.use = &g->use;
+    if (args->sparse_path) {
+        snprintf(g->sparse_path, sizeof g->sparse_path, "%s", args->sparse_path);
+        DSVI_TRY(dsvi_sparse_check_file(g->sparse, args->sparse_path));
+    }
+    return dsvi_sparse_use_make(shape->blocks, &g->use);
+}
+
 DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **out)
 {
     DsviBackend *backend = args->backend;
@@ -46,8 +74,6 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     if (!g)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a generator");
     g->settings = *settings;
-    g->settings.sparse_measure_cost = false; /* measuring attention again is not needed: the loaded sparse
-                                              * state contains the break-even density */
     g->backend = backend;
     g->config = *config;
     DsviSampleJob *job = &g->job;
@@ -77,8 +103,7 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     };
     DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     if (settings->sparse_enabled || args->cp)
-        DSVI_TRY_GOTO(status,
-                      dsvi_sparse_create(backend, &g->settings, &sparse_shape, NULL, NULL, &g->sparse), fail);
+        DSVI_TRY_GOTO(status, generator_make_sparse(g, args, &sparse_shape), fail);
     DSVI_TRY_GOTO(status, dsvi_dit_create(backend, config, args->table, &shape, g->sparse, &g->dit), fail);
     job->sparse = g->sparse;
     job->dit = g->dit;
@@ -97,6 +122,7 @@ void dsvi_generator_free(DsviGenerator **generator)
         return;
     dsvi_dit_free(&g->dit);
     dsvi_sparse_free(&g->sparse);
+    dsvi_sparse_use_free(&g->use);
     free(g->job.pixels);
     free(g->zeros);
     free(g);
@@ -139,7 +165,13 @@ DsviSparse *dsvi_generator_sparse(DsviGenerator *g)
     return g->settings.sparse_enabled ? g->sparse : NULL;
 }
 
-static void set_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
+const DsviSparseUse *dsvi_generator_sparse_use(const DsviGenerator *g)
+{
+    return g->job.use;
+}
+
+/* Begins a clip. What was measured in earlier clips is forgotten, so that a clip does not depend on them. */
+static DsvStatus begin_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
 {
     DsviSampleJob *job = &g->job;
     job->seed = clip->seed;
@@ -148,19 +180,24 @@ static void set_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
     job->null_text = clip->negative ? clip->negative : g->zeros;
     job->steps_before = clip->before * job->steps;
     job->steps_after = clip->after * job->steps;
+    if (!job->sparse_learns)
+        return DSV_OK;
+    dsvi_sparse_use_clear(&g->use);
+    dsvi_sparse_restart(g->sparse);
+    return g->sparse_path[0] ? dsvi_sparse_load(g->sparse, g->sparse_path) : DSV_OK;
 }
 
 DsvStatus dsvi_generator_run(DsviGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
 {
     DsviGeneratorClip clip = {.seed = seed, .text = text};
-    set_clip(g, &clip);
+    DSVI_TRY(begin_clip(g, &clip));
     return dsvi_sample_run(&g->job, events);
 }
 
 DsvStatus dsvi_generator_latent(DsviGenerator *g, const DsviGeneratorClip *clip, const DsvEvents *events,
                                 float *latent)
 {
-    set_clip(g, clip);
+    DSVI_TRY(begin_clip(g, clip));
     return dsvi_sample_latent(&g->job, events, latent);
 }
 

@@ -10,6 +10,7 @@
 #include "dsv/events.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
+#include "sample/sparse_use.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,6 +29,13 @@ typedef struct DsviGeneratorArgs {
     const DsviLoraParams *lora; /* a LoRA beside the weights; NULL: none */
     const DsviCp
         *cp; /* ranks that sample a clip together, and all call the generator; NULL: this rank alone */
+    bool sparse_learns; /* with sparse.enabled: blocks of each clip begin dense and become sparse by what is
+                         * measured while the clip is sampled, for published models. false: blocks are sparse
+                         * or dense as the state of dsvi_generator_sparse says */
+    const char *sparse_path; /* with sparse_learns: each clip begins with the sparse state of this file;
+                              * NULL: with nothing */
+    DsviSparseLog *log;      /* with sparse_learns: receives the guard's decisions; or NULL */
+    void *log_context;
     bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
                         * memory than two passes; all clips must then be guided */
 } DsviGeneratorArgs;
@@ -47,6 +55,10 @@ DsvStatus dsvi_generator_refresh(DsviGenerator *generator);
 
 /* Returns the sparse layer, so that its state can be loaded or copied; NULL if sparse.enabled is false. */
 DsviSparse *dsvi_generator_sparse(DsviGenerator *generator);
+
+/* With DsviGeneratorArgs.sparse_learns: returns how the blocks of the clip that was sampled last attended.
+ * NULL otherwise. */
+const DsviSparseUse *dsvi_generator_sparse_use(const DsviGenerator *generator);
 
 /* Samples one clip. text: host array (text_len, text_dim) F32, or NULL for an unconditional sample. */
 DsvStatus dsvi_generator_run(DsviGenerator *generator, uint64_t seed, const float *text,

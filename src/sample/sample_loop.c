@@ -82,8 +82,11 @@ static DsvStatus find_velocity(const Walk *w, int64_t i)
                                 latent_bytes));
     DSVI_TRY(
         device->upload(device->stream, job->timestep, timesteps, (size_t)job->batch * sizeof *timesteps));
-    for (int64_t row = 0; row < (w->guided ? BATCH_MAX : 1); row += job->batch)
+    for (int64_t row = 0; row < (w->guided ? BATCH_MAX : 1); row += job->batch) {
+        if (row > 0 && job->sparse && job->sparse_learns)
+            DSVI_TRY(dsvi_sparse_measure_again(job->sparse));
         DSVI_TRY(sample_loop_evaluate(w, text + row, velocity + row));
+    }
     for (int64_t e = 0; w->guided && e < w->elements; e++)
         w->velocity[e] = (float)(w->other[e] + job->guidance_scale * ((double)w->velocity[e] - w->other[e]));
     return DSV_OK;
@@ -93,10 +96,12 @@ static DsvStatus sample_loop_take_step(const Walk *w, int64_t i)
 {
     const DsviSampleJob *job = w->job;
     if (job->sparse)
-        DSVI_TRY(dsvi_sparse_step_begin(job->sparse, i + 1, false));
+        DSVI_TRY(dsvi_sparse_step_begin(job->sparse, i + 1, job->sparse_learns));
     DSVI_TRY(find_velocity(w, i));
     if (job->sparse)
         DSVI_TRY(dsvi_sparse_step_end(job->sparse));
+    if (job->use)
+        dsvi_sparse_use_add(job->use, job->sparse);
     return dsvi_sampler_step(w->sampler, i, w->velocity, w->state);
 }
 

@@ -6,6 +6,7 @@
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
 #include "sample/sampler.h"
+#include "sample/sparse_use.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,6 +17,9 @@ typedef struct DsviSampleJob {
     DsviDit *dit;       /* after setup, with weights up to date */
     int64_t batch;      /* B, the batch of dit: 2 evaluates a guided step in one pass, 1 in two passes */
     DsviSparse *sparse; /* or NULL */
+    bool sparse_learns; /* steps are steps of learning (dsvi_sparse_step_begin), in which all passes are
+                         * measured: attention becomes sparse by what is measured in the same clip */
+    DsviSparseUse *use; /* receives how the blocks attended, or NULL; needs `sparse` */
     const DsviCodec *codec;
     DsviVideoShape video; /* (3, T, H, W) */
     DsviVideoShape latent;

@@ -97,6 +97,12 @@ DsvStatus dsvi_selector_restored(DsviSelector *s)
     return s->type->restored ? s->type->restored(s) : DSV_OK;
 }
 
+void dsvi_selector_forget(DsviSelector *s)
+{
+    if (s->type->forget)
+        s->type->forget(s);
+}
+
 DsvStatus dsvi_selector_features(const DsviSelector *s, DsviDtype dtype, DsviHeads rows, int64_t dim,
                                  int64_t tokens_each, const float *projection, float *out)
 {

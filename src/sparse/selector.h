@@ -69,6 +69,7 @@ typedef struct DsviSelectorType {
     DsvStatus (*step_end)(DsviSelector *selector, const int32_t *sparse, double *loss);
     void (*state)(DsviSelector *selector, DsviStateList *list);
     DsvStatus (*restored)(DsviSelector *selector);
+    void (*forget)(DsviSelector *selector);
 } DsviSelectorType;
 
 /* First member of the struct of each selector. DsviSelectorType.create sets the fields of `features` that
@@ -120,6 +121,8 @@ DsvStatus dsvi_selector_step_end(DsviSelector *selector, const int32_t *sparse, 
  * back or copied. */
 void dsvi_selector_state(DsviSelector *selector, DsviStateList *list);
 DsvStatus dsvi_selector_restored(DsviSelector *selector);
+/* Forgets the statistics of earlier passes, as before the first step. A predictor keeps its weights. */
+void dsvi_selector_forget(DsviSelector *selector);
 
 /* ---- functions that the implementations of selectors call ---- */
 

@@ -424,6 +424,18 @@ static DsvStatus selector_projection_restored(DsviSelector *s)
     return DSV_OK;
 }
 
+/* Moments need not be cleared: the first pass that is gathered replaces them. */
+static void selector_projection_forget(DsviSelector *s)
+{
+    Projection *p = (Projection *)s;
+    if (p->solvers)
+        dsvi_work_queue_wait(p->solvers);
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        p->usable[block] = p->pending[block] = false;
+        p->gathered[block] = p->gathered_step[block] = 0;
+    }
+}
+
 const DsviSelectorType dsvi_selector_projection = {
     .name = "projection",
     .create = selector_projection_create,
@@ -434,4 +446,5 @@ const DsviSelectorType dsvi_selector_projection = {
     .step_end = selector_projection_step_end,
     .state = selector_projection_state,
     .restored = selector_projection_restored,
+    .forget = selector_projection_forget,
 };

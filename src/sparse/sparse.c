@@ -84,6 +84,8 @@ void dsvi_sparse_restart(DsviSparse *s)
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
         r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
     r->break_even[0] = 1;
+    if (s->selector)
+        dsvi_selector_forget(s->selector);
 }
 
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
@@ -435,16 +437,33 @@ static void log_times(const DsviSparse *s)
     }
 }
 
-DsvStatus dsvi_sparse_step_end(DsviSparse *s)
+/* Updates the running means with what has been measured since the step began, or since the last call. */
+static DsvStatus read_measurements(DsviSparse *s)
 {
-    s->measured = s->measuring;
-    if (!s->selector || !s->train)
-        return DSV_OK;
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_read(s));
     DSVI_TRY(dsvi_sparse_average_seen(s));
     if (s->measuring)
         dsvi_sparse_profile_end(s);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_measure_again(DsviSparse *s)
+{
+    if (!s->measuring)
+        return DSV_OK;
+    DSVI_TRY(read_measurements(s));
+    for (int64_t block = 0; block < s->shape.blocks; block++)
+        s->block[block].measured = false;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_step_end(DsviSparse *s)
+{
+    s->measured = s->measuring;
+    if (!s->selector || !s->train)
+        return DSV_OK;
+    DSVI_TRY(read_measurements(s));
     DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
     log_times(s);
     dsvi_sparse_decide(s);

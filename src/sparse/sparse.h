@@ -169,9 +169,15 @@ DsvStatus dsvi_sparse_setup(DsviSparse *sparse);
 /* The token order, a host array (S): order[s] is the raster position of token s. Valid until free. */
 const int32_t *dsvi_sparse_order(const DsviSparse *sparse);
 
-/* Begins step number `step`, counted from 1. `train` true: predictors learn and profiles are taken. False,
- * for sampling and validation: lists are made, and the guard's decisions stay as they are. */
+/* Begins step number `step`, counted from 1. `train` true: the selector learns, profiles are taken, and the
+ * guard decides. A clip of a published model, for which nothing has been learned, is sampled with true as
+ * well; only predictors learn nothing then, because the layer has no backward pass. False, for sampling and
+ * validation with what training has learned: lists are made, and the guard's decisions stay as they are. */
 DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train);
+/* Adds what has been measured since the step began to the running means, and measures the next forward pass
+ * of each block too, if this step takes measurements. To be called between the passes of a step that must all
+ * be measured; otherwise only the first pass of a step is. The guard decides at the end of the step. */
+DsvStatus dsvi_sparse_measure_again(DsviSparse *sparse);
 /* Attention of one block, dense or over lists as the guard has decided. Writes args->out and args->lse. */
 DsvStatus dsvi_sparse_forward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *args);
 /* Gradients of one block's attention. q, k, v and out must be unchanged since the block's last forward
@@ -185,7 +191,8 @@ DsvStatus dsvi_sparse_step_end(DsviSparse *sparse);
  * study real attention use this. */
 void dsvi_sparse_watch(DsviSparse *sparse, DsviSparseWatch *watch, void *watch_context);
 
-/* Forgets measurements and decisions: all blocks are dense again, as before the first step. */
+/* Forgets measurements, decisions and what the selector has gathered: all blocks are dense again, as before
+ * the first step. A predictor keeps its weights. */
 void dsvi_sparse_restart(DsviSparse *sparse);
 
 /* Makes all blocks attend over lists, whatever the guard decided, also in the dense finish; false restores
@@ -230,6 +237,9 @@ const DsviLists *dsvi_sparse_lists(const DsviSparse *sparse, int64_t block);
  * A file written without sparse attention is accepted and changes nothing. */
 DsvStatus dsvi_sparse_save(DsviSparse *sparse, const char *path);
 DsvStatus dsvi_sparse_load(DsviSparse *sparse, const char *path);
+/* Checks that dsvi_sparse_load would accept the file's description, without reading the state.
+ * DSV_E_NOT_FOUND for a file written without sparse attention. */
+DsvStatus dsvi_sparse_check_file(const DsviSparse *sparse, const char *path);
 /* Broadcasts the state of rank 0, loaded from a file, to all ranks of dsvi_sparse_set_comm. */
 DsvStatus dsvi_sparse_broadcast(DsviSparse *sparse);
 /* Copies the state that save would write to a layer of the same model, whose batch or tokens may differ.

@@ -21,7 +21,8 @@ bool dsvi_sparse_uses_lists(const DsviSparse *s, int64_t block)
 {
     if (s->prescribed)
         return !isnan(s->prescribed[block * s->shape.heads]);
-    return s->forced || (!s->finishing && s->record.sparse[block]);
+    bool warming_up = s->train && s->step < s->settings.sparse_warmup_steps;
+    return s->forced || (!s->finishing && !warming_up && s->record.sparse[block]);
 }
 
 /* Returns the first training step of the dense finish, counted from 1. The run has max_train_steps steps, and

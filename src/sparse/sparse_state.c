@@ -87,7 +87,7 @@ static DsvStatus sparse_state_compare(const DsviSafetensors *file, const Traits 
 
 /* Returns whether the file or the layer has no sparse state: a resumed run may have another value of
  * sparse.enabled than the run that wrote the file. */
-static bool nothing_to_load(DsviSparse *s, const DsviSafetensors *file)
+static bool nothing_to_load(const DsviSparse *s, const DsviSafetensors *file)
 {
     const char *selector = dsvi_safetensors_metadata(file, "selector");
     return !s->selector || (selector && strcmp(selector, "none") == 0);
@@ -120,6 +120,22 @@ static void forget_errors(DsviSparse *s)
         s->record.error[block] = NAN;
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
         s->record.head_error[i] = NAN;
+}
+
+DsvStatus dsvi_sparse_check_file(const DsviSparse *s, const char *path)
+{
+    DsviSafetensors *file;
+    Traits traits;
+    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    sparse_state_describe(s, &traits);
+    DsvStatus status = nothing_to_load(s, file)
+                           ? DSVI_FAIL(DSV_E_NOT_FOUND,
+                                       "%s: no sparse state, because the run that wrote the file had "
+                                       "sparse.enabled=false",
+                                       path)
+                           : sparse_state_compare(file, &traits);
+    dsvi_safetensors_close(&file);
+    return status;
 }
 
 DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)

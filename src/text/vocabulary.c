@@ -20,6 +20,14 @@ void dsvi_vocabulary_free(DsviVocabulary *vocabulary)
     *vocabulary = (DsviVocabulary){0};
 }
 
+static uint64_t prefix_of(const char *text, size_t bytes)
+{
+    uint64_t prefix = 0;
+    for (size_t i = 0; i < sizeof prefix; i++)
+        prefix = prefix << 8 | (i < bytes ? (unsigned char)text[i] : 0);
+    return prefix;
+}
+
 DsvStatus dsvi_vocabulary_add_piece(DsviVocabulary *vocabulary, const char *text, size_t bytes, double score)
 {
     int64_t id = vocabulary->ids;
@@ -41,8 +49,11 @@ DsvStatus dsvi_vocabulary_add_piece(DsviVocabulary *vocabulary, const char *text
         vocabulary->score_min = score;
     vocabulary->ids++;
     if (bytes && !memchr(text, 0, bytes))
-        vocabulary->pieces[vocabulary->count++] = (DsviPiece){
-            .text = text, .bytes = (uint32_t)bytes, .id = (int32_t)id, .score = score};
+        vocabulary->pieces[vocabulary->count++] = (DsviPiece){.text = text,
+                                                              .prefix = prefix_of(text, bytes),
+                                                              .bytes = (uint32_t)bytes,
+                                                              .id = (int32_t)id,
+                                                              .score = score};
     return DSV_OK;
 }
 
@@ -66,10 +77,13 @@ DsvStatus dsvi_vocabulary_add_token(DsviVocabulary *vocabulary, const DsviAddedT
     return DSV_OK;
 }
 
-/* Orders by bytes; a piece precedes longer ones that it begins. */
+/* Orders by bytes; a piece precedes longer ones that it begins. Prefixes decide nearly always, without a read
+ * of the texts; pieces have no zero bytes, so a shorter piece has a lower prefix. */
 static int compare_pieces(const void *a, const void *b)
 {
     const DsviPiece *x = a, *y = b;
+    if (x->prefix != y->prefix)
+        return x->prefix < y->prefix ? -1 : 1;
     int order = memcmp(x->text, y->text, x->bytes < y->bytes ? x->bytes : y->bytes);
     return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }

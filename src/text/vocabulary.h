@@ -14,6 +14,7 @@ extern "C" {
 
 typedef struct DsviPiece {
     const char *text; /* in the vocabulary's memory; no terminating zero */
+    uint64_t prefix;  /* its first eight bytes as a number, the first byte highest; zeros after its end */
     uint32_t bytes;
     int32_t id;
     double score; /* logarithm of the piece's probability */

@@ -221,6 +221,16 @@ static void compare_layouts(const Case *c)
     dsvi_safetensors_close(&b);
 }
 
+static bool layouts_compared;
+
+/* Compares the layouts for the first case. Other cases differ in settings alone. */
+static void compare_layouts_once(const Case *c)
+{
+    if (!layouts_compared)
+        compare_layouts(c);
+    layouts_compared = true;
+}
+
 static void layouts_give_the_same(void **state)
 {
     (void)state;
@@ -229,7 +239,8 @@ static void layouts_give_the_same(void **state)
     write_single_transformer(scratch_path("comfy/diffusion_models"));
     copy_renamed(golden_path("pipe_a/text_encoder/model.safetensors"),
                  scratch_path("comfy/text_encoders/umt5.safetensors"), "", NULL, NULL);
-    each_case(compare_layouts);
+    layouts_compared = false;
+    each_case(compare_layouts_once);
 }
 
 /* ---- arguments ---- */
@@ -283,6 +294,8 @@ static void prompts_of_a_file(void **state)
     assert_ok(dsv_sample_clips(&args, &settings, &events));
     assert_int_equal(seen.steps, 4);
     assert_non_null(strstr(seen.log, "GiB for weights"));
+    assert_non_null(strstr(seen.log, "before it the text encoder takes "));
+    assert_non_null(strstr(seen.log, "after it the VAE "));
     assert_non_null(strstr(seen.log, "2 clips"));
     args.prompts_path = NULL;
     args.prompts = &prompt;
@@ -363,6 +376,102 @@ static void wrong_arguments(void **state)
     assert_false(dsvi_path_exists(clip));
 }
 
+static bool stop_at_once(void *context)
+{
+    (void)context;
+    return true;
+}
+
+/* Both texts are evaluated in one pass if reading the weights is a large part of it: in small clips. */
+static void small_clips_take_one_pass(void **state)
+{
+    DsvConfig settings;
+    DsvSampleArgs args;
+    Seen seen = {.log = ""};
+    DsvEvents events = {.context = &seen, .log = keep_line, .stop = stop_at_once};
+    const char *prompt = "a cat";
+    (void)state;
+    case_options(golden_path("pipe_a"), &SMALL, &settings);
+    dsv_sample_args_defaults(&args);
+    args.model_path = golden_path("pipe_a");
+    args.output_path = scratch_path("never.mp4");
+    args.prompts = &prompt;
+    args.prompt_count = 1;
+    assert_fails(DSV_E_INTERRUPTED, "stopped after 0 of 2", dsv_sample_clips(&args, &settings, &events));
+    assert_non_null(strstr(seen.log, " and guidance in one pass"));
+    seen.log[0] = 0;
+    settings.height = 480;
+    settings.width = 832;
+    settings.num_frames = 9;
+    assert_fails(DSV_E_INTERRUPTED, "stopped after 0 of 2", dsv_sample_clips(&args, &settings, &events));
+    assert_non_null(strstr(seen.log, " and guidance in two passes"));
+}
+
+/* Faults of prompts and limits that a part cannot keep are found before anything is estimated. */
+static void faults_come_before_the_estimate(void **state)
+{
+    DsvConfig settings;
+    DsvSampleArgs args;
+    Seen seen = {.log = ""};
+    DsvEvents events = {.context = &seen, .log = keep_line};
+    const char *prompts[2] = {"a cat", "a \xff"};
+    (void)state;
+    case_options(golden_path("pipe_a"), &SMALL, &settings);
+    dsv_sample_args_defaults(&args);
+    args.model_path = golden_path("pipe_a");
+    args.output_path = scratch_path("never.png");
+    args.prompts = prompts;
+    args.prompt_count = 2;
+    assert_fails(DSV_E_FORMAT, "prompt 2", dsv_sample_clips(&args, &settings, &events));
+    args.prompt_count = 1;
+    settings.memory_gib = 1e-5;
+    assert_fails(DSV_E_NO_MEMORY, "the text encoder has a limit of",
+                 dsv_sample_clips(&args, &settings, &events));
+    settings.height = settings.width = 512;
+    settings.memory_gib = 0.002;
+    assert_fails(DSV_E_NO_MEMORY, "with the VAE, expected at least",
+                 dsv_sample_clips(&args, &settings, &events));
+    assert_string_equal(seen.log, "");
+    assert_false(dsvi_path_exists(scratch_path("never-0000.png")));
+}
+
+static void keep_text(void *context, const char *text)
+{
+    keep_line(context, DSV_LOG_INFO, text);
+}
+
+/* dsv inspect lists the parts of a model of an unsupported variant, and ends with one sentence. */
+static void inspection_of_a_refused_model(void **state)
+{
+    static const char *const PARTS[] = {"transformer", "transformer_2", "image_encoder"};
+    static const char INDEX[] = "{\"_class_name\": \"WanImageToVideoPipeline\"}";
+    const float numbers[6] = {0};
+    const DsviStoredTensor tensor = {.name = "patch_embedding.weight",
+                                     .dtype = DSVI_F32,
+                                     .ndim = 2,
+                                     .shape = {2, 3},
+                                     .count = 6,
+                                     .bytes = sizeof numbers,
+                                     .data = numbers};
+    char path[128];
+    Seen seen = {.log = ""};
+    (void)state;
+    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++) {
+        snprintf(path, sizeof path, "i2v/%s", PARTS[i]);
+        assert_ok(dsvi_folder_make(scratch_path(path)));
+        snprintf(path, sizeof path, "i2v/%s/model.safetensors", PARTS[i]);
+        assert_ok(dsvi_safetensors_write(scratch_path(path), &tensor, 1, NULL, 0));
+    }
+    assert_ok(dsvi_file_write(scratch_path("i2v/model_index.json"), INDEX, sizeof INDEX - 1));
+    assert_fails(DSV_E_UNSUPPORTED, "an image-to-video model",
+                 dsv_inspect(scratch_path("i2v"), keep_text, &seen));
+    assert_non_null(strstr(seen.log, "a published Wan model, laid out as diffusers"));
+    assert_non_null(strstr(seen.log, "\ntransformer: "));
+    assert_non_null(strstr(seen.log, "\ntransformer_2: "));
+    assert_non_null(strstr(seen.log, "\nimage_encoder: "));
+    assert_non_null(strstr(seen.log, "1 tensors of F32 in 1 file, 6 numbers"));
+}
+
 static int run_all(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +480,9 @@ static int run_all(void)
         cmocka_unit_test(prompts_of_a_file),
         cmocka_unit_test(a_long_prompt),
         cmocka_unit_test(wrong_arguments),
+        cmocka_unit_test(inspection_of_a_refused_model),
+        cmocka_unit_test(small_clips_take_one_pass),
+        cmocka_unit_test(faults_come_before_the_estimate),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

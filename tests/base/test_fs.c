@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -336,6 +337,32 @@ static void checksums_are_xxh3(void **state)
     assert_fails(DSV_E_IO, "Is a directory", dsvi_file_checksum(scratch_folder, &checksum));
 }
 
+/* /dev/shm is another file system than the folder of temporary files on most machines. */
+static void files_move_between_file_systems(void **state)
+{
+    char from[64], *text, to[DSVI_PATH_MAX];
+    size_t bytes;
+    struct stat here, there;
+    (void)state;
+    if (stat("/dev/shm", &there) != 0 || stat(scratch_folder, &here) != 0 || here.st_dev == there.st_dev)
+        skip();
+    snprintf(from, sizeof from, "/dev/shm/dsv-test-%ld", (long)getpid());
+    snprintf(to, sizeof to, "%s", scratch_path("moved"));
+    assert_ok(dsvi_file_write(from, "abc", 3));
+    assert_ok(dsvi_path_move(from, to));
+    assert_false(dsvi_path_exists(from));
+    assert_ok(dsvi_file_read(to, 16, &text, &bytes));
+    assert_string_equal(text, "abc");
+    free(text);
+    assert_ok(dsvi_path_move(to, scratch_path("again"))); /* in one file system */
+    assert_false(dsvi_path_exists(to));
+    assert_ok(dsvi_folder_make(from));
+    assert_fails(DSV_E_IO, "cannot move it to", dsvi_path_move(from, to));
+    assert_true(dsvi_path_is_folder(from));
+    assert_ok(dsvi_folder_remove(from));
+    assert_fails(DSV_E_NOT_FOUND, "cannot open it", dsvi_path_move(from, to));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,6 +380,7 @@ int main(void)
         cmocka_unit_test(a_path_is_told_from_what_it_was),
         cmocka_unit_test(a_lock_is_on_the_file_that_has_the_name),
         cmocka_unit_test(paths_are_renamed),
+        cmocka_unit_test(files_move_between_file_systems),
         cmocka_unit_test(checksums_are_xxh3),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -16,7 +16,9 @@ struct DsviDit {
 };
 
 struct DsviSparse {
-    int begun, ended, learning;
+    int begun, ended, learning, measured_again;
+    int passes_before_again; /* of the model, when dsvi_sparse_measure_again was called last */
+    const DsviDit *dit;
 };
 
 /* Sigma is t / 1000 for euler, so v = (x - clean) / sigma leads to exactly `clean`. */
@@ -47,6 +49,20 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train)
     sparse->learning += train;
     assert_int_equal(step, sparse->begun);
     return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_measure_again(DsviSparse *sparse)
+{
+    sparse->measured_again++;
+    sparse->passes_before_again = sparse->dit->passes;
+    return DSV_OK;
+}
+
+void dsvi_sparse_block_report(const DsviSparse *sparse, int64_t block, DsviSparseBlockReport *report)
+{
+    *report = (DsviSparseBlockReport){.over_lists = sparse->ended > 1 + block,
+                                      .density = 0.25,
+                                      .captured_mass = 0.5 + 0.25 * (double)block};
 }
 
 DsvStatus dsvi_sparse_step_end(DsviSparse *sparse)
@@ -105,6 +121,7 @@ static void set(Scene *s)
         .stop_after = STEPS,
     };
     s->backend.device = &s->device;
+    s->sparse.dit = &s->dit;
     s->job = (DsviSampleJob){
         .backend = &s->backend,
         .dit = &s->dit,
@@ -222,6 +239,38 @@ static void test_guidance_in_one_pass(void **unused)
     assert_memory_equal(once.pixels, twice.pixels, sizeof once.pixels);
 }
 
+/* Both passes of a guided step are measured if the sparse layer learns, and the blocks' densities are kept.
+ */
+static void test_learning_sparse_layer(void **unused)
+{
+    (void)unused;
+    Scene s;
+    char line[256];
+    DsviSparseUse use;
+    set(&s);
+    assert_ok(dsvi_sparse_use_make(2, &use));
+    s.job.text = some_text;
+    s.job.guidance_scale = 3;
+    s.job.sparse_learns = true;
+    s.job.use = &use;
+    assert_ok(run(&s));
+    assert_int_equal(s.sparse.learning, STEPS);
+    assert_int_equal(s.sparse.measured_again, STEPS);
+    assert_int_equal(s.sparse.passes_before_again, 2 * STEPS - 1);
+    DsviSparseUseMean mean = dsvi_sparse_use_mean(&use);
+    assert_int_equal(mean.sparse_blocks, 2);
+    assert_error_below(fabs(mean.density - (1 - 0.75 * (4 + 3) / (2 * STEPS))), 1e-12, "density");
+    assert_error_below(fabs(mean.captured - 0.625), 1e-12, "captured mass");
+    dsvi_sparse_use_line(&use, 1, line, sizeof line);
+    assert_string_equal(line, "block 1: sparse in 3 of 5 steps, mean density 0.550; its lists hold 0.750 of "
+                              "the attention mass");
+    set(&s);
+    s.job.sparse_learns = true;
+    assert_ok(run(&s));
+    assert_int_equal(s.sparse.measured_again, 0);
+    dsvi_sparse_use_free(&use);
+}
+
 /* A guidance scale of 1 or below means one pass with text, as in diffusers. */
 static void test_guidance_below_one(void **unused)
 {
@@ -330,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_guidance),
         cmocka_unit_test(test_guidance_without_text),
         cmocka_unit_test(test_guidance_in_one_pass),
+        cmocka_unit_test(test_learning_sparse_layer),
         cmocka_unit_test(test_guidance_below_one),
         cmocka_unit_test(test_noise_and_latent),
         cmocka_unit_test(test_seed),

@@ -150,6 +150,16 @@ static DsvStatus umt5_choose(DsviUmt5 *e)
                      limit, e->bytes, e->options.rows);
 }
 
+DsvStatus dsvi_umt5_fit(DsviBackend *backend, const DsviUmt5Config *config, const DsviUmt5Options *options,
+                        bool *streamed, uint64_t *bytes)
+{
+    DsviUmt5 e = {.backend = backend, .config = *config, .options = *options};
+    DsvStatus status = umt5_choose(&e);
+    *streamed = e.streamed;
+    *bytes = e.bytes;
+    return status;
+}
+
 static DsvStatus umt5_upload_layer(DsviUmt5 *e, int64_t layer, int64_t buffer)
 {
     for (int part = 0; part < DSVI_UMT5_MATRICES; part++)

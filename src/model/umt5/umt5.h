@@ -56,6 +56,11 @@ uint64_t dsvi_umt5_bytes(const DsviUmt5 *encoder);
  * if `streamed`, with two of them. Reads only act and rows of the options. */
 uint64_t dsvi_umt5_plan(const DsviUmt5Config *config, const DsviUmt5Options *options, bool streamed);
 
+/* Decides as dsvi_umt5_open does whether the layers of an encoder of these sizes are streamed, and returns
+ * the bytes that it will hold. DSV_E_NO_MEMORY if not even two layers fit. Allocates nothing. */
+DsvStatus dsvi_umt5_fit(DsviBackend *backend, const DsviUmt5Config *config, const DsviUmt5Options *options,
+                        bool *streamed, uint64_t *bytes);
+
 /* Computes the hidden states of `count` prompts. ids: host array, the ids of all prompts one after another;
  * lengths: host (count). hidden: host array (sum of lengths, d_model) F32, written. Batches of at most
  * options.rows rows are made inside. Fails with DSV_E_SHAPE if a prompt has more rows than options.rows or an
