@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/lora_run.h"
 #include "base/config_abi.h"
 #include "backend/backend.h"
 #include "device/carve.h"
@@ -36,16 +37,33 @@ typedef struct Sampling {
     float *text; /* (text_len, text_dim), or NULL */
 } Sampling;
 
+/* Sets the options of a run that trained a LoRA. Sparse attention is off beside a published model, as when
+ * the model is sampled alone: the run's sparse state belongs to the training. */
+static DsvStatus config_of_lora_run(const DsviLoraRun *run, DsvConfig *config)
+{
+    DsviWanFolder folder;
+    bool published;
+    DSVI_TRY(dsv_config_load(config, run->settings));
+    DSVI_TRY(dsvi_wan_folder_find(run->base, config, &folder, &published));
+    if (published)
+        config->sparse_enabled = false;
+    return DSV_OK;
+}
+
 DsvStatus dsv_config_of_run(const char *path, DsvConfig *config, bool *found)
 {
     DsviModelPath model;
     DsviWanFolder folder;
+    DsviLoraRun lora;
     *found = false;
     if (dsvi_pipeline_part(path) || dsvi_umt5_is(path) || dsvi_vae_is(path)) /* of a pipeline, not of a run */
         return DSV_OK;
     DSVI_TRY(dsvi_wan_folder_find(path, config, &folder, found));
     if (*found)
         return dsvi_wan_settings(&folder, config);
+    DSVI_TRY(dsvi_lora_run_find(path, &lora, found));
+    if (*found)
+        return config_of_lora_run(&lora, config);
     DSVI_TRY(dsvi_model_find(path, &model));
     *found = model.settings[0] != 0;
     return *found ? dsv_config_load(config, model.settings) : DSV_OK;
@@ -150,7 +168,8 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
     if (dsvi_dit_stores_f8(s->settings))
         DSVI_TRY(dsvi_dit_frozen_use_f8(s->weights, &s->backend));
     DSVI_TRY(sample_load(s));
-    DSVI_TRY(dsvi_generator_run(s->generator, (uint64_t)s->settings->seed, s->text, events));
+    const DsviGeneratorClip clip = {.seed = (uint64_t)s->settings->seed, .text = s->text};
+    DSVI_TRY(dsvi_generator_run(s->generator, &clip, events));
     return write_sample(s, video_path);
 }
 
@@ -267,21 +286,13 @@ void dsv_sample_args_defaults_sized(DsvSampleArgs *args, size_t bytes)
     args->bytes = bytes;
 }
 
-DsvStatus dsv_sample_clips(const DsvSampleArgs *args, const DsvConfig *settings, const DsvEvents *events)
+/* Samples `args->model_path`, which is not the folder of a LoRA run. */
+static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settings, const DsvEvents *events)
 {
-    const DsvEvents none = {0};
     DsvStatus status;
     Published model = {.loras.count = 0};
     bool published;
-    DSVI_TRY(dsvi_config_check_abi(settings));
-    if (args->bytes != sizeof *args)
-        return DSVI_FAIL(
-            DSV_E_USAGE,
-            "DsvSampleArgs has %zu bytes, this library expects %zu: set it up with "
-            "dsv_sample_args_defaults, and compile the program and the library with the same headers",
-            args->bytes, sizeof *args);
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
-    events = events ? events : &none;
     DSVI_TRY_GOTO(status,
                   dsvi_lora_set_open(args->lora_paths, args->lora_scales, args->lora_count, &model.loras),
                   done);
@@ -292,6 +303,44 @@ DsvStatus dsv_sample_clips(const DsvSampleArgs *args, const DsvConfig *settings,
 done:
     dsvi_lora_set_close(&model.loras);
     return status;
+}
+
+/* Samples the base model of a run with the run's LoRA before those of the arguments. */
+static DsvStatus sample_lora_run(const DsvSampleArgs *args, const DsviLoraRun *run, const DsvConfig *settings,
+                                 const DsvEvents *events)
+{
+    const char *paths[DSVI_LORAS_MAX] = {run->lora};
+    double scales[DSVI_LORAS_MAX] = {1};
+    DsvSampleArgs with = *args;
+    if (args->lora_count >= DSVI_LORAS_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%zu LoRAs beside that of %s, expected %d at most", args->lora_count,
+                         args->model_path, DSVI_LORAS_MAX - 1);
+    for (size_t i = 0; i < args->lora_count; i++) {
+        paths[i + 1] = args->lora_paths[i];
+        scales[i + 1] = args->lora_scales ? args->lora_scales[i] : 1;
+    }
+    with.model_path = run->base;
+    with.lora_paths = paths;
+    with.lora_scales = scales;
+    with.lora_count = args->lora_count + 1;
+    return sample_model(&with, settings, events);
+}
+
+DsvStatus dsv_sample_clips(const DsvSampleArgs *args, const DsvConfig *settings, const DsvEvents *events)
+{
+    const DsvEvents none = {0};
+    DsviLoraRun run;
+    bool of_run;
+    DSVI_TRY(dsvi_config_check_abi(settings));
+    if (args->bytes != sizeof *args)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "DsvSampleArgs has %zu bytes, this library expects %zu: set it up with "
+            "dsv_sample_args_defaults, and compile the program and the library with the same headers",
+            args->bytes, sizeof *args);
+    events = events ? events : &none;
+    DSVI_TRY(dsvi_lora_run_find(args->model_path, &run, &of_run));
+    return of_run ? sample_lora_run(args, &run, settings, events) : sample_model(args, settings, events);
 }
 
 DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *video_path,

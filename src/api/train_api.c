@@ -1,6 +1,9 @@
 /* dsv_train and dsv_train_ranks: open a backend and train on it (run/run.c). */
 #include "dsv/train.h"
 
+#include <string.h>
+
+#include "api/train_data.h"
 #include "base/config_abi.h"
 #include "backend/backend.h"
 #include "dist/ranks.h"
@@ -18,6 +21,15 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
     return status;
 }
 
+/* Checks the options before clips are encoded, which can take hours. */
+static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
+                              const DsvEvents *events)
+{
+    if (strcmp(config->codec_name, "wan") == 0)
+        DSVI_TRY(dsvi_preview_check(config, backend));
+    return dsvi_train_data_prepare(config, comm, events);
+}
+
 DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEvents *events,
                           DsvTrainSummary *summary)
 {
@@ -26,10 +38,17 @@ DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEve
     DsviBackend backend;
     DsvEvents none = {0};
     DsvTrainSummary ignored;
+    DsvConfig prepared = *config;
     DsvStatus status = dsvi_backend_open_rank(config, comm, &backend);
     if (status != DSV_OK)
         return dsvi_comm_fail(comm, status);
-    status = dsvi_train_run(config, &backend, comm, events ? events : &none, summary ? summary : &ignored);
+    if (!events)
+        events = &none;
+    status = prepare_data(&prepared, &backend, comm, events);
+    if (status == DSV_OK)
+        status = dsvi_train_run(&prepared, &backend, comm, events, summary ? summary : &ignored);
+    else
+        status = dsvi_comm_fail(comm, status);
     dsvi_backend_close(&backend);
     return status;
 }

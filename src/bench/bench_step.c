@@ -25,10 +25,10 @@ typedef struct RandomLatents {
     const float *drawn; /* the first latent; later ones are copies, because drawing takes time */
 } RandomLatents;
 
-static DsvStatus bench_step_next_sample(void *context, float *latent, int64_t *passed_over)
+static DsvStatus bench_step_next_sample(void *context, DsviSample *sample)
 {
     RandomLatents *r = context;
-    (void)passed_over;
+    float *latent = sample->latent;
     if (!r->drawn)
         dsvi_rng_fill_normal(r->rng, 0, latent, r->elements);
     else if (r->drawn != latent)
@@ -126,7 +126,7 @@ static DsvStatus measure_ops(DsviTrainer *t, const DsviSampleSource *source, Tim
 static DsvStatus bench_step_measure(DsviTrainer *t, int64_t repeats, Times *times)
 {
     RandomLatents random = {{(uint64_t)t->settings->seed, DSVI_RNG_TEST, 0}, t->elements, NULL};
-    DsviSampleSource source = {&random, bench_step_next_sample};
+    DsviSampleSource source = {.context = &random, .next = bench_step_next_sample};
     DsviStepResult result;
     dsvi_ops_time_pause(true);
     for (int64_t i = repeats == 1 ? -1 : -WARM_UP; needs_repeat(repeats, i, times->total); i++) {

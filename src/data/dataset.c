@@ -16,6 +16,7 @@
 #include "base/utf8.h"
 #include "data/caption_files.h"
 #include "data/dataset_list.h"
+#include "data/trigger_word.h"
 #include "data/latent_cache.h"
 
 static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"};
@@ -344,6 +345,7 @@ DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDatas
         status = nothing_usable(path, scan.dataset);
         goto done;
     }
+    DSVI_TRY_GOTO(status, dsvi_trigger_word_apply(scan.dataset, config->data_trigger_word), done);
     *out = scan.dataset;
     scan.dataset = NULL;
 done:

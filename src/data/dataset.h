@@ -51,7 +51,8 @@ typedef struct DsviDataset {
  * is stem.txt), a single clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths
  * relative to the list), or a latent cache. Every clip is probed. A caption file that is not used is named by
  * a remark. Fails with DSV_E_NOT_FOUND if no item is
- * usable; the message states how many were tried and the error of the first. */
+ * usable; the message states how many were tried and the error of the first. The captions get the option
+ * data.trigger_word (trigger_word.h). */
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out);
 void dsvi_dataset_close(DsviDataset **dataset);
 
@@ -70,7 +71,8 @@ DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *dataset);
 
 typedef struct DsviSampleRef {
     int64_t item;
-    int64_t caption;       /* number of the caption, drawn from those of the item; -1: the item has none */
+    int64_t caption;       /* number of the caption, drawn from those of the item; -1: the item has none, or
+                            * the caption is dropped (caption_dropout) */
     DsviClipWindow window; /* clips only */
 } DsviSampleRef;
 

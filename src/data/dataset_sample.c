@@ -74,6 +74,13 @@ static int64_t slack_of(const DsviDatasetItem *clip, const DsvConfig *config)
     return slack > 0 ? slack : 0;
 }
 
+/* Returns whether sample `index` is trained with the empty prompt instead of its caption. */
+static bool drops_caption(const DsvConfig *config, uint64_t index)
+{
+    return dsvi_rng_uniform((DsviRng){(uint64_t)config->seed, DSVI_RNG_TEXT, 0}, index) <
+           config->caption_dropout;
+}
+
 /* Draws the caption and the window of sample `index` in `item`. `round` is how many times all items were
  * already tried for this sample. */
 static DsviSampleRef draw_in(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
@@ -83,6 +90,8 @@ static DsviSampleRef draw_in(const DsviDataset *dataset, const DsvConfig *config
     DsviRng rng = {(uint64_t)config->seed, DSVI_RNG_DATA, STREAM_WINDOW - (uint32_t)round};
     uint64_t captions = (uint64_t)dataset->items[item].captions.count;
     ref.caption = captions > 0 ? (int64_t)dsvi_rng_below(rng, DRAWS * index + DRAW_CAPTION, captions) : -1;
+    if (drops_caption(config, index))
+        ref.caption = -1;
     if (dataset->latents)
         return ref;
     uint64_t slack = (uint64_t)slack_of(&dataset->items[item], config);

@@ -31,8 +31,10 @@ typedef struct Slot {
     char *message;       /* error message, if status is not DSV_OK */
     Broken *broken;      /* unreadable items before this sample was found, newest first */
     int64_t passed_over; /* number of unreadable windows */
-    const char *text;
+    const char *caption;
     float *latent; /* (latent_elements) */
+    float *text;   /* (text_rows, dataset->text.dim); NULL: text states are not read */
+    int64_t text_rows;
 } Slot;
 
 typedef struct Worker {
@@ -46,6 +48,7 @@ struct DsviPrefetch {
     const DsvConfig *config;
     DsviSampleSeries series;
     int64_t latent_elements;
+    int64_t text_rows; /* largest number of text states of a sample; 0: none are read */
     dsvi_encode_fn *encode;
     void *encode_context;
     void (*warn)(void *context, const char *line);
@@ -60,6 +63,7 @@ struct DsviPrefetch {
     int64_t slot_count;
     Slot *slots;
     float *latents; /* (slot_count, latent_elements) */
+    float *texts;   /* (slot_count, text_rows, dataset->text.dim) or NULL */
 
     int64_t worker_count, started;
     Worker *workers;
@@ -83,11 +87,15 @@ static DsvStatus note_broken(Slot *slot, int64_t item)
     return DSV_OK;
 }
 
-static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *ref, float *latent)
+static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *ref, Slot *slot)
 {
     const DsviPrefetch *p = worker->prefetch;
+    slot->text_rows = 0;
+    if (slot->text)
+        DSVI_TRY(dsvi_dataset_text_states(p->dataset, ref->item, ref->caption, p->text_rows, slot->text,
+                                          &slot->text_rows));
     if (p->dataset->latents)
-        return dsvi_latent_read(p->dataset->items[ref->item].path, p->latent_elements, latent);
+        return dsvi_latent_read(p->dataset->items[ref->item].path, p->latent_elements, slot->latent);
     return dsvi_clip_cache_read(p->cache, ref, worker->pixels);
 }
 
@@ -103,9 +111,10 @@ static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, Slot *s
     int64_t tries = dsvi_dataset_tries(p->dataset);
     for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
         DsviSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->config, number, slot->passed_over);
-        DsvStatus status = prefetch_read_item(worker, &ref, slot->latent);
+        DsvStatus status = prefetch_read_item(worker, &ref, slot);
         if (status == DSV_OK) {
-            slot->text = ref.caption < 0 ? NULL : p->dataset->items[ref.item].captions.at[ref.caption].text;
+            slot->caption = ref.caption < 0 ? NULL
+                                            : p->dataset->items[ref.item].captions.at[ref.caption].text;
             return p->dataset->latents ? DSV_OK : p->encode(p->encode_context, worker->pixels, slot->latent);
         }
         if (!dsvi_dataset_is_broken(status))
@@ -156,7 +165,7 @@ static void report_broken(DsviPrefetch *p, Broken **list)
     *list = NULL;
 }
 
-DsvStatus dsvi_prefetch_next(DsviPrefetch *p, float *latent, const char **text, int64_t *passed_over)
+DsvStatus dsvi_prefetch_next(DsviPrefetch *p, DsviSample *sample)
 {
     pthread_mutex_lock(&p->lock);
     Slot *slot = &p->slots[p->delivered % (uint64_t)p->slot_count];
@@ -167,9 +176,13 @@ DsvStatus dsvi_prefetch_next(DsviPrefetch *p, float *latent, const char **text, 
     report_broken(p, &slot->broken);
     if (slot->status != DSV_OK) /* `done` stays set, so that every later call returns this failure too */
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
-    memcpy(latent, slot->latent, (size_t)p->latent_elements * sizeof *latent);
-    *text = slot->text;
-    *passed_over = slot->passed_over;
+    memcpy(sample->latent, slot->latent, (size_t)p->latent_elements * sizeof *sample->latent);
+    if (slot->text)
+        memcpy(sample->text, slot->text,
+               (size_t)(slot->text_rows * p->dataset->text.dim) * sizeof *sample->text);
+    sample->text_rows = slot->text_rows;
+    sample->caption = slot->caption;
+    sample->passed_over = slot->passed_over;
 
     pthread_mutex_lock(&p->lock);
     slot->done = false;
@@ -233,21 +246,26 @@ static DsvStatus prefetch_allocate(DsviPrefetch *p)
     size_t frames = worker_pixels(p->dataset, config);
     size_t slots = (size_t)p->slot_count, workers = (size_t)p->worker_count;
     size_t latent = (size_t)p->latent_elements, pixels = workers * frames;
+    size_t text = (size_t)(p->text_rows * p->dataset->text.dim);
     p->slots = calloc(slots, sizeof *p->slots);
     p->workers = calloc(workers, sizeof *p->workers);
     p->warned = calloc((size_t)p->dataset->count, 1);
     p->latents = malloc(slots * latent * sizeof(float));
     p->pixels = pixels ? malloc(pixels * sizeof(float)) : NULL;
-    if (!p->slots || !p->workers || !p->warned || !p->latents || (pixels && !p->pixels))
+    p->texts = text ? malloc(slots * text * sizeof(float)) : NULL;
+    if (!p->slots || !p->workers || !p->warned || !p->latents || (pixels && !p->pixels) ||
+        (text && !p->texts))
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to hold %lld latents ahead: lower data.prefetch",
                          (long long)p->slot_count);
-    for (size_t i = 0; i < slots; i++)
+    for (size_t i = 0; i < slots; i++) {
         p->slots[i].latent = p->latents + i * latent;
+        p->slots[i].text = text ? p->texts + i * text : NULL;
+    }
     for (size_t i = 0; i < workers; i++) {
         p->workers[i].prefetch = p;
         p->workers[i].pixels = pixels ? p->pixels + i * frames : NULL;
     }
-    p->bytes = (slots * latent + pixels) * sizeof(float);
+    p->bytes = (slots * (latent + text) + pixels) * sizeof(float);
     if (!p->dataset->latents) {
         DSVI_TRY(dsvi_clip_cache_create(p->dataset, config, &p->cache));
         p->bytes += dsvi_clip_cache_bytes(p->cache) + workers * decoder_bytes(p->dataset);
@@ -267,6 +285,7 @@ DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out)
         .config = args->config,
         .series = args->series,
         .latent_elements = args->latent_elements,
+        .text_rows = args->text_rows,
         .encode = args->encode,
         .encode_context = args->encode_context,
         .warn = args->warn,
@@ -325,6 +344,7 @@ void dsvi_prefetch_stop(DsviPrefetch **prefetch)
     free(p->workers);
     free(p->warned);
     free(p->latents);
+    free(p->texts);
     free(p->pixels);
     free(p);
     *prefetch = NULL;

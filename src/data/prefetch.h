@@ -4,6 +4,7 @@
 #define DSVI_PREFETCH_H
 
 #include "data/dataset.h"
+#include "data/sample.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,6 +43,7 @@ typedef struct DsviPrefetchArgs {
     int64_t workers;         /* threads; at most `slots` are started, because more would have nothing to do */
     int64_t slots;           /* number of latents in the ring buffer */
     int64_t latent_elements; /* floats of a latent */
+    int64_t text_rows;       /* largest number of text states of a sample; 0: they are not read */
     /* Encodes pixels (3, num_frames, height, width); not called for cached latents. */
     dsvi_encode_fn *encode;
     void *encode_context;
@@ -55,10 +57,10 @@ typedef struct DsviPrefetchArgs {
  * that the result still depends only on its number. */
 DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out);
 
-/* Waits for the next sample and copies its latent. *text, owned by the dataset, is the caption or NULL.
- * *passed_over is the number of windows that could not be read before the one that was used; 0 means the
- * drawn window. A failure, also in a worker, is final: all later calls fail too. */
-DsvStatus dsvi_prefetch_next(DsviPrefetch *prefetch, float *latent, const char **text, int64_t *passed_over);
+/* Waits for the next sample, copies its latent and, if args->text_rows was above 0, its text states, and sets
+ * the other fields of *sample. sample->caption is owned by the dataset. A failure, also in a worker, is
+ * final: all later calls fail too. */
+DsvStatus dsvi_prefetch_next(DsviPrefetch *prefetch, DsviSample *sample);
 
 /* Returns the bytes of the ring, of the frames being decoded, and of the cache of clips once it is full. */
 size_t dsvi_prefetch_bytes(const DsviPrefetch *prefetch);

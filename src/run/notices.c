@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { LINE_BYTES = 512 };
 
@@ -43,10 +44,10 @@ static void warn_about_captions(const DsviDataset *dataset, DsviSparseLog *warn,
     char line[LINE_BYTES];
     int64_t captions = count_captions(dataset);
     snprintf(line, sizeof line,
-             "%" PRId64 " of %" PRId64 " %s have captions, which are kept but not used: "
-             "this version trains every clip as if it had none",
+             "%" PRId64 " of %" PRId64 " %s have captions, which are not used: the model is trained without "
+             "text, because the data has no text states (dsv encode --model)",
              captions, dataset->count, dataset->latents ? "cached windows" : "clips");
-    if (captions > 0)
+    if (captions > 0 && !dataset->text.folder[0])
         warn(context, line);
 }
 
@@ -64,6 +65,8 @@ void dsvi_notices(const DsvConfig *settings, const DsviDataset *dataset, DsviSpa
     log_preset(settings, log, context);
     if (dataset)
         warn_about_captions(dataset, warn, context);
-    if (samples && dsvi_notice_of_guidance(settings))
+    /* without a data set, only the codec of published models shows that there will be text */
+    bool text = dataset ? dataset->text.folder[0] != 0 : strcmp(settings->codec_name, "wan") == 0;
+    if (samples && !text && dsvi_notice_of_guidance(settings))
         warn(context, dsvi_notice_of_guidance(settings));
 }

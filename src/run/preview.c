@@ -10,6 +10,7 @@
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
+#include "train/flow_draw.h"
 
 enum { LINE_BYTES = 1024 };
 static const double GIB = 1073741824.0;
@@ -80,6 +81,7 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
 {
     DsviPreview preview;
+    DSVI_TRY(dsvi_flow_check(settings));
     if (settings->resume_from_checkpoint[0] && settings->model_path[0])
         return DSV_OK;
     return dsvi_preview_make(settings, backend, &preview);

@@ -43,6 +43,8 @@ typedef struct Run {
     uint64_t resident_before; /* resident bytes before the run allocates memory: code and libraries */
     char cost[COSTS][256];    /* decisions logged before `record` was open: measured costs */
     int costs;
+    float *sampled_rows; /* (2, text_len, text_dim) text of sampled clips, then the empty prompt; or NULL */
+    DsviSampledTexts sampled;
     double start;         /* dsvi_clock_seconds at the start */
     int64_t saved_step;   /* step of the newest checkpoint, or -1 */
     int64_t sampled_step; /* step of the newest validation clip, or -1 */
@@ -105,11 +107,15 @@ static DsvStatus run_encode(void *context, const float *pixels, float *latent)
     return run->codec->encode(run->codec, run->trainer->video, pixels, latent);
 }
 
-static DsvStatus next_sample(void *context, float *latent, int64_t *passed_over)
+/* Returns whether the model is trained with text: the data has text states. */
+static bool has_text(const Run *run)
 {
-    /* The sample's caption is ignored: all samples are trained without text. */
-    const char *text;
-    return dsvi_prefetch_next(context, latent, &text, passed_over);
+    return run->dataset->text.folder[0] != 0;
+}
+
+static DsvStatus next_sample(void *context, DsviSample *sample)
+{
+    return dsvi_prefetch_next(context, sample);
 }
 
 /* Reads the model's shape from the checkpoint, because the model at model.path may no longer exist. Rank 0
@@ -142,6 +148,27 @@ static DsvStatus run_choose_config(Run *run)
     return DSV_OK;
 }
 
+/* Checks that the model takes text states of the size that the data has. Without text states there is
+ * nothing to check, unless the latents are a published VAE's: its models have learned to follow prompts. */
+static DsvStatus check_text(const Run *run, const char *key, const char *path, const DsviTextStore *text)
+{
+    bool has = text->folder[0] != 0;
+    if (!has && strcmp(run->settings->codec_name, "wan") == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s=%s has no text states, which codec.name=wan needs: encode its clips with "
+                         "dsv encode --model",
+                         key, path);
+    if (has != has_text(run))
+        return DSVI_FAIL(DSV_E_USAGE, "%s=%s %s text states, and data.path=%s %s", key, path,
+                         has ? "has" : "has no", run->settings->data_path, has ? "has none" : "has some");
+    if (!has || text->dim == run->config.text_dim)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "%s=%s: text states of %" PRId64 " elements, but the model takes rows of %" PRId64
+                     ": they were made by another text encoder",
+                     key, path, text->dim, run->config.text_dim);
+}
+
 static DsvStatus open_data(const Run *run, const char *path, DsviDataset **dataset)
 {
     DSVI_TRY(dsvi_dataset_open(path, run->settings, dataset));
@@ -162,7 +189,9 @@ static DsvStatus open_held_out(const Run *run)
     if (!held_out)
         return DSV_OK;
     DSVI_TRY(open_data(run, run->settings->validation_data, &dataset));
-    DsvStatus status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
+    DsvStatus status = check_text(run, "validation.data", run->settings->validation_data, &dataset->text);
+    if (status == DSV_OK)
+        status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
     if (status == DSV_OK)
         status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec, run_warn_line, (void *)run);
     dsvi_dataset_close(&dataset);
@@ -325,6 +354,7 @@ static DsvStatus start_prefetch(Run *run)
         .workers = workers,
         .slots = slots,
         .latent_elements = elements,
+        .text_rows = has_text(run) ? run->config.text_len : 0,
         .encode = run_encode,
         .encode_context = run,
         .warn = run_warn_line,
@@ -402,15 +432,52 @@ static DsvStatus save(Run *run)
     return DSV_OK;
 }
 
+/* Opens the codec, and checks that it can decode the clips that the run samples. */
+static DsvStatus open_codec(Run *run)
+{
+    const DsvConfig *settings = run->settings;
+    DSVI_TRY(dsvi_codec_open(settings, &run->codec));
+    dsvi_codec_decode_on(run->codec, run->backend);
+    if (run->codec->decode || (settings->validation_steps == 0 && !settings->validation_at_end))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "model.path=%s has no VAE to decode sampled clips: name one with model.vae, or "
+                     "set validation_at_end=false and validation_steps=0",
+                     settings->model_path);
+}
+
+/* Reads the texts of sampled clips from the latent cache: each cp group samples the first caption of another
+ * item, and steers away from the empty prompt. */
+static DsvStatus open_sampled_texts(Run *run)
+{
+    const DsviDataset *d = run->dataset;
+    int64_t rows_max = run->config.text_len, row = run->config.text_dim, rows;
+    int64_t item = run->trainer->mesh.data_rank % d->count;
+    if (!run->trainer->generator || !has_text(run))
+        return DSV_OK;
+    run->sampled_rows = calloc((size_t)(2 * rows_max * row), sizeof *run->sampled_rows);
+    if (!run->sampled_rows)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the text of sampled clips");
+    float *negative = run->sampled_rows + rows_max * row;
+    int64_t caption = d->items[item].captions.count > 0 ? 0 : -1;
+    DSVI_TRY(dsvi_dataset_text_states(d, item, caption, rows_max, run->sampled_rows, &rows));
+    DSVI_TRY(dsvi_dataset_text_states(d, item, -1, rows_max, negative, &rows));
+    run->sampled = (DsviSampledTexts){run->sampled_rows, negative};
+    run_log(run, DSV_LOG_INFO, "sampled clips show: %s",
+            caption < 0 ? "the empty prompt" : d->items[item].captions.at[caption].text);
+    return DSV_OK;
+}
+
 static DsvStatus open_run(Run *run)
 {
     const DsvConfig *settings = run->settings;
     DSVI_TRY(dsvi_preview_check(settings, run->backend)); /* before a folder is created */
     DSVI_TRY(open_folder(run));
-    DSVI_TRY(dsvi_codec_open(settings, &run->codec));
+    DSVI_TRY(open_codec(run));
     DSVI_TRY(open_data(run, settings->data_path, &run->dataset));
     dsvi_notices(settings, is_first(run) ? run->dataset : NULL, run_log_line, run_warn_line, run);
     DSVI_TRY(run_choose_config(run));
+    DSVI_TRY(check_text(run, "data.path", settings->data_path, &run->dataset->text));
     DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(&(DsviTrainerArgs){.settings = settings,
@@ -431,6 +498,7 @@ static DsvStatus open_run(Run *run)
     log_ranks(run);
     DSVI_TRY(load_state(run));
     DSVI_TRY(open_held_out(run));
+    DSVI_TRY(open_sampled_texts(run));
     DSVI_TRY(open_record(run)); /* measures the speed of large matrix products, which decoding threads of
                                  * any rank would falsify */
     DSVI_TRY(dsvi_comm_barrier(run->comm)); /* after this, no rank has failed so far */
@@ -466,7 +534,7 @@ static DsvStatus validate(Run *run)
     DsvEvents quiet = {.context = run, .log = run_event_line, .stop = all_want_stop};
     if (run->sampled_step == run->trainer->step)
         return DSV_OK;
-    DsvStatus status = dsvi_sample_clips(run->trainer, run->folder.samples, &quiet, path);
+    DsvStatus status = dsvi_sample_clips(run->trainer, &run->sampled, run->folder.samples, &quiet, path);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* stop was requested: the training loop gets the same request, and saves a
                         * checkpoint before it ends */
@@ -565,7 +633,7 @@ static DsvStatus run_train(Run *run)
 {
     const DsvConfig *settings = run->settings;
     DsviTrainer *t = run->trainer;
-    DsviSampleSource source = {run->prefetch, next_sample};
+    DsviSampleSource source = {.context = run->prefetch, .next = next_sample, .text = has_text(run)};
     DSVI_TRY(measure_held_out(run));
     while (t->step < settings->max_train_steps) {
         DsviStepResult result;
@@ -621,6 +689,7 @@ static void close_run(Run *run)
     dsvi_run_record_close(&run->record);
     dsvi_trainer_free(&run->trainer);
     dsvi_dataset_close(&run->dataset);
+    free(run->sampled_rows);
     if (run->codec)
         run->codec->close(run->codec);
     dsvi_run_folder_close(&run->folder);

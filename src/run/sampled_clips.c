@@ -58,13 +58,17 @@ static DsvStatus write_clips(DsviTrainer *t, const char *folder, const DsvEvents
     return DSV_OK;
 }
 
-DsvStatus dsvi_sample_clips(DsviTrainer *t, const char *folder, const DsvEvents *events,
-                            char path[DSVI_PATH_MAX])
+DsvStatus dsvi_sample_clips(DsviTrainer *t, const DsviSampledTexts *texts, const char *folder,
+                            const DsvEvents *events, char path[DSVI_PATH_MAX])
 {
     if (dsvi_generator_sparse(t->generator))
         DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(t->generator), t->sparse));
-    uint64_t seed = (uint64_t)(t->settings->seed + t->mesh.data_rank);
-    DSVI_TRY(dsvi_generator_run(t->generator, seed, NULL, events));
+    const DsviGeneratorClip clip = {
+        .seed = (uint64_t)(t->settings->seed + t->mesh.data_rank),
+        .text = texts->text,
+        .negative = texts->negative,
+    };
+    DSVI_TRY(dsvi_generator_run(t->generator, &clip, events));
     int64_t *bound = calloc((size_t)dsvi_comm_size(t->comm) + 1, sizeof *bound);
     if (!bound)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");

@@ -187,10 +187,9 @@ static DsvStatus begin_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
     return g->sparse_path[0] ? dsvi_sparse_load(g->sparse, g->sparse_path) : DSV_OK;
 }
 
-DsvStatus dsvi_generator_run(DsviGenerator *g, uint64_t seed, const float *text, const DsvEvents *events)
+DsvStatus dsvi_generator_run(DsviGenerator *g, const DsviGeneratorClip *clip, const DsvEvents *events)
 {
-    DsviGeneratorClip clip = {.seed = seed, .text = text};
-    DSVI_TRY(begin_clip(g, &clip));
+    DSVI_TRY(begin_clip(g, clip));
     return dsvi_sample_run(&g->job, events);
 }
 

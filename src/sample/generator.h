@@ -60,9 +60,6 @@ DsviSparse *dsvi_generator_sparse(DsviGenerator *generator);
  * NULL otherwise. */
 const DsviSparseUse *dsvi_generator_sparse_use(const DsviGenerator *generator);
 
-/* Samples one clip. text: host array (text_len, text_dim) F32, or NULL for an unconditional sample. */
-DsvStatus dsvi_generator_run(DsviGenerator *generator, uint64_t seed, const float *text,
-                             const DsvEvents *events);
 /* The inputs of one clip. */
 typedef struct DsviGeneratorClip {
     uint64_t seed;
@@ -72,6 +69,9 @@ typedef struct DsviGeneratorClip {
     int64_t before, after; /* clips sampled before and after this one, for the progress report */
 } DsviGeneratorClip;
 
+/* Samples and decodes one clip. */
+DsvStatus dsvi_generator_run(DsviGenerator *generator, const DsviGeneratorClip *clip,
+                             const DsvEvents *events);
 /* Samples the latent of one clip, host F32, and does not decode it. */
 DsvStatus dsvi_generator_latent(DsviGenerator *generator, const DsviGeneratorClip *clip,
                                 const DsvEvents *events, float *latent);

@@ -7,9 +7,13 @@
 #include "base/rng.h"
 #include "sample/sampler.h"
 
-double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
+/* Number of draws after which a range of noise levels counts as empty. */
+enum { DRAWS_MAX = 1000 };
+
+/* Draw number `draw` of a sample: each draw has its own stream. */
+static double flow_draw_sigma(const DsvConfig *settings, uint64_t sample, uint32_t draw)
 {
-    DsviRng rng = {(uint64_t)settings->seed, DSVI_RNG_TIMESTEP, 0};
+    DsviRng rng = {(uint64_t)settings->seed, DSVI_RNG_TIMESTEP, draw};
     double sigma;
     if (strcmp(settings->weighting_scheme, "uniform") == 0) {
         /* Adding half of 2^-53 keeps sigma strictly between 0 and 1. */
@@ -19,6 +23,40 @@ double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
         sigma = 1 / (1 + exp(-logit));
     }
     return dsvi_sampler_shifted(sigma, settings->flow_shift);
+}
+
+double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
+{
+    const double least = settings->sigma_min, most = settings->sigma_max;
+    double sigma = 0;
+    for (uint32_t draw = 0; draw < DRAWS_MAX; draw++) {
+        sigma = flow_draw_sigma(settings, sample, draw);
+        if (sigma >= least && sigma <= most)
+            return sigma;
+    }
+    return least + (most - least) * sigma;
+}
+
+DsvStatus dsvi_flow_check(const DsvConfig *settings)
+{
+    if (settings->sigma_min >= settings->sigma_max)
+        return DSVI_FAIL(DSV_E_USAGE, "sigma_min is %g and sigma_max is %g, expected a smaller sigma_min",
+                         settings->sigma_min, settings->sigma_max);
+    if (strcmp(settings->loss_weight, "bell") == 0 && settings->train_batch_size > 1)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "loss_weight is bell and train_batch_size is %lld, expected train_batch_size=1 with "
+                         "gradient_accumulation_steps=%lld",
+                         (long long)settings->train_batch_size,
+                         (long long)(settings->train_batch_size * settings->gradient_accumulation_steps));
+    return DSV_OK;
+}
+
+double dsvi_flow_weight(const DsvConfig *settings, double sigma)
+{
+    const double edge = exp(-0.5), mean = sqrt(acos(-1) / 2) * erf(sqrt(0.5)) - edge;
+    if (strcmp(settings->loss_weight, "bell") != 0)
+        return 1;
+    return (exp(-2 * (sigma - 0.5) * (sigma - 0.5)) - edge) / mean;
 }
 
 int dsvi_sigma_bin(double sigma)

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "base/rng.h"
+#include "base/status.h"
 #include "dsv/config.h"
 
 #ifdef __cplusplus
@@ -12,9 +13,16 @@ extern "C" {
 #endif
 
 /* Returns the noise level sigma in (0, 1) of training sample `sample`: uniform, or the logistic function of a
- * draw from N(logit_mean, logit_std^2), then shifted by flow_shift. The value depends only on the options
+ * draw from N(logit_mean, logit_std^2), then shifted by flow_shift. Draws outside [sigma_min, sigma_max] are
+ * repeated; after 1000 of them the last is scaled into the range. The value depends only on the options
  * (which include the seed) and on the sample's number. */
 double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
+/* Fails with DSV_E_USAGE if sigma_min, sigma_max and loss_weight do not fit together or with
+ * train_batch_size. */
+DsvStatus dsvi_flow_check(const DsvConfig *settings);
+/* Returns the factor of a sample's gradient (option loss_weight): 1, or for `bell`
+ * (exp(-2 (sigma - 1/2)^2) - exp(-1/2)) / Z, where Z gives the mean 1 over sigma uniform in [0, 1]. */
+double dsvi_flow_weight(const DsvConfig *settings, double sigma);
 
 /* Losses are recorded separately for ten equal intervals (bins) of sigma. Returns the bin of `sigma`. */
 enum { DSVI_SIGMA_BINS = 10 };

@@ -4,8 +4,15 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/latent_cache.h"
+
+/* The text states of a window: true rows only. */
+typedef struct HeldOutText {
+    int64_t rows;
+    float *states; /* (rows, text_dim) */
+} HeldOutText;
 
 struct DsviHeldOut {
     const DsvConfig *settings;
@@ -18,16 +25,17 @@ struct DsviHeldOut {
     int64_t local_windows; /* number of windows that occur in this rank's batches */
     int64_t *place;        /* (clips) index of a window in host_latents; -1: not in this rank's batches */
     int64_t elements;      /* elements of one latent */
-    int64_t text_elements; /* elements of one sample's text rows */
+    int64_t text_len, text_dim;
 
     /* One batch in device memory. */
     float *latents, *noise;         /* (B, elements): in the memory of a pass (DsviDitBuffers) */
     float *sigma, *timestep, *loss; /* (B) */
-    float *text;                    /* (B, text_len, text_dim): zero, which means no text */
+    float *text;                    /* (B, text_len, text_dim): text states, then rows of zeros */
 
     /* Host memory. */
     float *host_latents;                           /* (local_windows, elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
+    HeldOutText *texts; /* (local_windows) allocated by dsvi_held_out_fill; NULL: no text */
 };
 
 /* One window at one noise level. Consecutive pairs have levels that differ by three bins (pair_at), so that a
@@ -116,7 +124,8 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
     h->batch = settings->train_batch_size;
     h->clips = settings->validation_clips;
     h->elements = latent.channels * latent.frames * latent.height * latent.width;
-    h->text_elements = config->text_len * config->text_dim;
+    h->text_len = config->text_len;
+    h->text_dim = config->text_dim;
     DSVI_TRY_GOTO(status, held_out_choose_windows(h), fail);
     DSVI_TRY_GOTO(status,
                   dsvi_sparse_create(h->backend, &sparse_settings, &sparse_shape, NULL, NULL, &h->sparse),
@@ -136,6 +145,9 @@ void dsvi_held_out_free(DsviHeldOut **held_out)
         return;
     dsvi_dit_free(&h->dit);
     dsvi_sparse_free(&h->sparse);
+    for (int64_t i = 0; h->texts && i < h->local_windows; i++)
+        free(h->texts[i].states);
+    free(h->texts);
     free(h->place);
     free(h);
     *held_out = NULL;
@@ -147,7 +159,8 @@ void dsvi_held_out_carve(DsviHeldOut *h, DsviArena *arena)
     h->sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     h->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     h->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
-    h->text = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * (size_t)h->text_elements * sizeof(float));
+    h->text = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                              batch * (size_t)(h->text_len * h->text_dim) * sizeof(float));
     dsvi_sparse_carve(h->sparse, arena);
     dsvi_dit_carve(h->dit, arena);
 }
@@ -185,15 +198,35 @@ typedef struct Filling {
     const DsvConfig *settings;
     const DsviCodec *codec;
     float *pixels; /* (3, T, H, W) */
+    float *states; /* (text_len, text_dim) */
     void (*warn)(void *context, const char *line);
     void *warn_context;
     unsigned char *warned; /* (dataset->count): 1 once `warn` was called for the item */
 } Filling;
 
-/* Reads a window: pixels into f->pixels, or the latent into `latent` if the data set is a latent cache. */
-static DsvStatus read_window(const DsviHeldOut *h, const Filling *f, const DsviSampleRef *ref, float *latent)
+/* Reads the text states of a sample. */
+static DsvStatus read_text(const DsviHeldOut *h, const Filling *f, const DsviSampleRef *ref,
+                           HeldOutText *text)
+{
+    DSVI_TRY(
+        dsvi_dataset_text_states(f->dataset, ref->item, ref->caption, h->text_len, f->states, &text->rows));
+    size_t bytes = (size_t)(text->rows * h->text_dim) * sizeof(float);
+    free(text->states); /* of a window that could not be read */
+    text->states = malloc(bytes);
+    if (!text->states)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the text states of a held-out window");
+    memcpy(text->states, f->states, bytes);
+    return DSV_OK;
+}
+
+/* Reads window number `place` of this rank: its text states, and its pixels into f->pixels or, if the data
+ * set is a latent cache, its latent into `latent`. */
+static DsvStatus read_window(const DsviHeldOut *h, const Filling *f, const DsviSampleRef *ref, int64_t place,
+                             float *latent)
 {
     const char *path = f->dataset->items[ref->item].path;
+    if (h->texts)
+        DSVI_TRY(read_text(h, f, ref, &h->texts[place]));
     if (f->dataset->latents)
         return dsvi_latent_read(path, h->elements, latent);
     return dsvi_clip_read(path, &ref->window, f->pixels);
@@ -213,7 +246,7 @@ static DsvStatus held_out_fill_window(const DsviHeldOut *h, const Filling *f, in
     char last[512];
     for (int64_t attempt = 0; attempt < tries; attempt++) {
         DsviSampleRef ref = dsvi_dataset_spread_again(f->dataset, f->settings, k, h->clips, attempt);
-        DsvStatus status = read_window(h, f, &ref, latent);
+        DsvStatus status = read_window(h, f, &ref, h->place[k], latent);
         if (status == DSV_OK)
             return f->dataset->latents ? DSV_OK : f->codec->encode(f->codec, h->video, f->pixels, latent);
         if (!dsvi_dataset_is_broken(status))
@@ -235,13 +268,18 @@ DsvStatus dsvi_held_out_fill(DsviHeldOut *h, const DsviDataset *dataset, const D
         .dataset = dataset, .settings = settings, .codec = codec, .warn = warn, .warn_context = warn_context};
     f.pixels = malloc(pixels * sizeof *f.pixels);
     f.warned = calloc((size_t)dataset->count, 1);
-    if (!f.pixels || !f.warned)
+    if (dataset->text.folder[0]) {
+        f.states = malloc((size_t)(h->text_len * h->text_dim) * sizeof *f.states);
+        h->texts = calloc((size_t)h->local_windows + 1, sizeof *h->texts);
+    }
+    if (!f.pixels || !f.warned || (dataset->text.folder[0] && (!f.states || !h->texts)))
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the frames of a held-out window");
     for (int64_t k = 0; k < h->clips && status == DSV_OK; k++)
         if (h->place[k] >= 0)
             status = held_out_fill_window(h, &f, k);
     free(f.warned);
     free(f.pixels);
+    free(f.states);
     return status;
 }
 
@@ -250,8 +288,19 @@ static double noise_level(int bin)
     return (bin + 0.5) / DSVI_SIGMA_BINS;
 }
 
-/* Uploads the latents and noise levels of pairs first, first + 1, ... as one batch and draws the noise of
- * their windows on the device. */
+/* Uploads the text states of a window to sample `b` of the batch, and clears the rows after them. */
+static DsvStatus load_text(const DsviHeldOut *h, int64_t window, int64_t b)
+{
+    DsviDevice *device = h->backend->device;
+    const HeldOutText *text = &h->texts[h->place[window]];
+    float *to = h->text + b * h->text_len * h->text_dim;
+    size_t used = (size_t)(text->rows * h->text_dim), all = (size_t)(h->text_len * h->text_dim);
+    DSVI_TRY(device->upload(device->stream, to, text->states, used * sizeof(float)));
+    return device->clear(device->stream, to + used, (all - used) * sizeof(float));
+}
+
+/* Uploads the latents, text states and noise levels of pairs first, first + 1, ... as one batch and draws the
+ * noise of their windows on the device. */
 static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
 {
     DsviDevice *device = h->backend->device;
@@ -267,6 +316,8 @@ static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
         DSVI_TRY(device->upload(device->stream, h->latents + b * h->elements,
                                 h->host_latents + h->place[pair.window] * h->elements, latent));
         DSVI_TRY(h->backend->ops.noise.run(device->stream, &noise));
+        if (h->texts)
+            DSVI_TRY(load_text(h, pair.window, b));
         h->host_sigma[b] = (float)noise_level(pair.bin);
         h->host_timestep[b] = (float)(1000 * noise_level(pair.bin));
     }

@@ -58,9 +58,10 @@ void dsvi_held_out_carve_host(DsviHeldOut *held_out, DsviArena *arena);
  * memory. The caller must keep the compute copy of the weights up to date. */
 DsvStatus dsvi_held_out_setup(DsviHeldOut *held_out, const DsviDitWeights *weights);
 
-/* Reads and encodes the windows that this rank needs for its part of a measurement. A window that cannot be
- * read is replaced by another one (dsvi_dataset_spread_again), and `warn` (may be NULL) is called once for
- * each broken item of the data set. */
+/* Reads and encodes the windows that this rank needs for its part of a measurement, and reads the text states
+ * of their first captions if the data set has text states (of config->text_dim elements). A window that
+ * cannot be read is replaced by another one (dsvi_dataset_spread_again), and `warn` (may be NULL) is called
+ * once for each broken item of the data set. */
 DsvStatus dsvi_held_out_fill(DsviHeldOut *held_out, const DsviDataset *dataset, const DsvConfig *settings,
                              const DsviCodec *codec, void (*warn)(void *context, const char *line),
                              void *warn_context);

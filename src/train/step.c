@@ -19,15 +19,21 @@
 
 #define NO_SAMPLE INT64_MAX /* value of passed_over on a rank that got no sample */
 
-/* Makes sure that ranks that share a sample use the same latent. A clip may be unreadable on some of
- * these ranks, which then have read a later clip instead. All use the latent of the rank that skipped the
- * fewest clips. *got is false if any of these ranks has no sample. */
-static DsvStatus agree_on_sample(DsviTrainer *t, int64_t passed_over, float *latent, bool *got)
+/* Returns the number of elements of one sample's text rows. */
+static size_t text_elements(const DsviTrainer *t)
+{
+    return (size_t)(t->config.text_len * t->config.text_dim);
+}
+
+/* Makes sure that ranks that share a sample use the same latent and text. A clip may be unreadable on some of
+ * these ranks, which then have read a later clip instead. All use the sample of the rank that passed over the
+ * fewest windows. `failed`: this rank has no sample. *got is false if any of these ranks has none. */
+static DsvStatus agree_on_sample(DsviTrainer *t, bool failed, DsviSample *sample, bool *got)
 {
     const DsviMesh *mesh = &t->mesh;
     int64_t *all = t->passed_over, best = 0;
     bool same = true;
-    all[mesh->cp_rank] = passed_over;
+    all[mesh->cp_rank] = failed ? NO_SAMPLE : sample->passed_over;
     DSVI_TRY(dsvi_comm_all_gather_one(mesh->cp, all, sizeof *all));
     *got = all[0] != NO_SAMPLE;
     for (int64_t r = 1; r < mesh->cp_ranks; r++) {
@@ -35,34 +41,53 @@ static DsvStatus agree_on_sample(DsviTrainer *t, int64_t passed_over, float *lat
         same = same && all[r] == all[0];
         best = all[r] < all[best] ? r : best;
     }
-    return same || !*got ? DSV_OK
-                         : dsvi_comm_broadcast(mesh->cp, best, latent, (size_t)t->elements * sizeof *latent);
+    if (same || !*got)
+        return DSV_OK;
+    DSVI_TRY(dsvi_comm_broadcast(mesh->cp, best, &sample->text_rows, sizeof sample->text_rows));
+    if (sample->text_rows > 0)
+        DSVI_TRY(dsvi_comm_broadcast(mesh->cp, best, sample->text,
+                                     (size_t)(sample->text_rows * t->config.text_dim) * sizeof(float)));
+    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)t->elements * sizeof(float));
 }
 
-/* Draws one sample. If `ahead` (the sample is for the next pass), a failed source is not an error yet:
- * the result is DSV_OK and *got is false. Otherwise *got is true unless the result is an error. */
-static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, bool ahead, float *latent,
-                             bool *got, double *waited)
+/* Clears the rows of zeros that follow the text states: the model was trained with them (no mask). */
+static void pad_text(const DsviTrainer *t, const DsviSample *sample)
 {
-    int64_t passed_over = 0;
+    size_t used = (size_t)(sample->text_rows * t->config.text_dim), all = text_elements(t);
+    memset(sample->text + used, 0, (all - used) * sizeof(float));
+}
+
+/* Draws sample number `b` of the micro-batch into the host buffers. If `ahead` (the sample is for the next
+ * pass), a failed source is not an error yet: the result is DSV_OK and *got is false. Otherwise *got is true
+ * unless the result is an error. */
+static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, bool ahead, int64_t b, bool *got,
+                             double *waited)
+{
+    DsviSample sample = {
+        .latent = t->host_latents + b * t->elements,
+        .text = source->text ? t->host_text + (size_t)b * text_elements(t) : NULL,
+    };
     double start = dsvi_clock_seconds();
-    DsvStatus status = source->next(source->context, latent, &passed_over);
+    DsvStatus status = source->next(source->context, &sample);
     *waited += dsvi_clock_seconds() - start;
     if (!ahead)
         DSVI_TRY(status);
-    return agree_on_sample(t, status == DSV_OK ? passed_over : NO_SAMPLE, latent, got);
+    DSVI_TRY(agree_on_sample(t, status != DSV_OK, &sample, got));
+    if (*got && source->text)
+        pad_text(t, &sample);
+    return DSV_OK;
 }
 
-/* Draws a micro-batch into the host buffers: a latent and a noise level for each sample. If `ahead` (the
- * batch is for the next pass) and a sample is missing, returns DSV_OK and leaves t->drawn false: the source
- * fails again when the batch is needed. */
+/* Draws a micro-batch into the host buffers: a latent, text states and a noise level for each sample. If
+ * `ahead` (the batch is for the next pass) and a sample is missing, returns DSV_OK and leaves t->drawn false:
+ * the source fails again when the batch is needed. */
 static DsvStatus draw_batch(DsviTrainer *t, const DsviSampleSource *source, bool ahead, double *waited)
 {
     const DsvConfig *settings = t->settings;
     uint64_t first = dsvi_trainer_first_sample(t);
     bool got;
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
-        DSVI_TRY(draw_sample(t, source, ahead, t->host_latents + b * t->elements, &got, waited));
+        DSVI_TRY(draw_sample(t, source, ahead, b, &got, waited));
         if (!got)
             return DSV_OK;
         double sigma = dsvi_flow_sigma(settings, first + (uint64_t)b);
@@ -99,6 +124,9 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
         DSVI_TRY(draw_batch(t, source, false, waited));
     t->drawn = false;
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
+    if (source->text)
+        DSVI_TRY(device->upload(device->stream, t->text, t->host_text,
+                                (size_t)batch * text_elements(t) * sizeof(float)));
     DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
@@ -236,7 +264,7 @@ DsvStatus dsvi_train_gradients(DsviTrainer *t, bool last_pass, const DsviSampleS
                                DsviStepResult *result)
 {
     const DsviDitLoss loss = {.target = t->noise,
-                              .grad_scale = pass_weight(t),
+                              .grad_scale = pass_weight(t) * dsvi_flow_weight(t->settings, t->host_sigma[0]),
                               .channel_weight = t->channel_weight,
                               .loss = t->loss};
     double last;

@@ -2,6 +2,7 @@
 #ifndef DSVI_STEP_H
 #define DSVI_STEP_H
 
+#include "data/sample.h"
 #include "train/flow_draw.h"
 #include "train/trainer.h"
 
@@ -25,11 +26,12 @@ typedef struct DsviStepResult {
 /* Where samples come from: the prefetch of a run, random latents of a benchmark, tensors of a test. */
 typedef struct DsviSampleSource {
     void *context;
-    /* Writes the next latent (trainer->elements F32). The caller sets *passed_over to 0; the callback sets it
-     * to the number of broken clips that it skipped before it found a readable one. If ranks that share
-     * samples skip different numbers of clips, all use the latent of the rank that skipped fewest. After a
-     * failure all later calls must fail too. */
-    DsvStatus (*next)(void *context, float *latent, int64_t *passed_over);
+    /* Writes the next sample: sample->latent (trainer->elements) and, unless sample->text is NULL, at most
+     * config.text_len rows of text states. If ranks that share samples pass over different numbers of
+     * windows, all use the sample of the rank that passed over fewest. After a failure all later calls must
+     * fail too. */
+    DsvStatus (*next)(void *context, DsviSample *sample);
+    bool text; /* samples have text states; false: the model is trained without text */
 } DsviSampleSource;
 
 /* Draws gradient_accumulation_steps micro-batches from `source` and updates the weights once. With several

@@ -193,6 +193,8 @@ static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
     size_t batch = (size_t)t->settings->train_batch_size;
     size_t latents = batch * (size_t)t->elements * sizeof(float);
     t->host_latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latents);
+    t->host_text = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                   batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
     t->host_sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));

@@ -72,12 +72,14 @@ typedef struct DsviTrainer {
     float *latents;          /* (B, elements): latents: clean at first, then mixed with noise */
     float *noise;            /* (B, elements): noise, then the target velocity */
     float *sigma, *timestep; /* (B) */
-    float *text;             /* (B, text_len, text_dim) */
+    float *text;             /* (B, text_len, text_dim): text states, then rows of zeros; all rows are zero
+                              * without text */
     float *loss;             /* (B) */
     float *channel_weight;   /* (latent channels) weights of the loss; NULL: all are 1 */
 
     /* Host buffers for uploads and downloads of the micro-batch. */
     float *host_latents;                           /* (B, elements) */
+    float *host_text;                              /* (B, text_len, text_dim) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_channel_weight;                    /* (latent channels) or NULL */
     float *host_flat;         /* rank 0: (trained->elements) a flat array that is read from or written to a

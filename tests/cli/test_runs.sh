@@ -92,7 +92,7 @@ rm "$name"
 cp clips/a.mp4 clips/b.mp4
 printf 'path,text\nclips/a.mp4,a cat\nclips/b.mp4,\n' >list.csv
 wants 0 "${train[@]}" data.path=list.csv output_dir=captioned
-says '1 of 2 clips have captions, which are kept but not used'
+says '1 of 2 clips have captions, which are not used'
 [ "$(grep -c captions said)" = 1 ] || complain "captions told more than once"
 wants 0 "${train[@]}" output_dir=guided guidance_scale=7 validation_at_end=true
 says 'guidance_scale has no effect without text'

@@ -18,10 +18,10 @@ static DsvStatus fixed_latent_shape(const DsviCodec *codec, DsviVideoShape video
 
 static const DsviCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
 
-static DsvStatus next_random(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_random(void *context, DsviSample *sample)
 {
     uint32_t *drawn = context;
-    (void)passed_over;
+    float *latent = sample->latent;
     dsvi_rng_fill_normal((DsviRng){7, DSVI_RNG_TEST, (*drawn)++}, 0, latent, CHANNELS * FRAMES * SIDE * SIDE);
     return DSV_OK;
 }
@@ -71,7 +71,7 @@ static void train(const char *keep, bool offload, bool crowded, Trained *out)
     DsviTrainer *t;
     DsviDitConfig config;
     uint32_t drawn = 0;
-    DsviSampleSource source = {&drawn, next_random};
+    DsviSampleSource source = {.context = &drawn, .next = next_random};
     assert_ok(dsvi_dit_config_make(&settings, &config));
     config.in_channels = config.out_channels = CHANNELS;
     for (int i = 0; i < BLOCKS * HEADS; i++)

@@ -12,6 +12,7 @@ static DsvConfig make_settings(void)
 {
     DsvConfig settings;
     dsv_config_defaults(&settings);
+    settings.caption_dropout = 0;
     settings.seed = 3;
     for (int i = 0; i < ITEMS; i++)
         items[i].info = (DsviClipInfo){.width = 64, .height = 64, .fps = 30, .seconds = i + 1};
@@ -210,6 +211,30 @@ static void captions_are_drawn_evenly(void **state)
         items[i].captions = (DsviCaptions){0};
 }
 
+/* caption_dropout of the samples have no caption; the others, and all windows, are as without dropout. */
+static void captions_are_dropped_at_the_given_rate(void **state)
+{
+    enum { SAMPLES = 20000 };
+    static DsviCaption text;
+    DsvConfig settings = make_settings(), dropping = settings;
+    int dropped = 0;
+    (void)state;
+    dropping.caption_dropout = 0.2;
+    for (int i = 0; i < ITEMS; i++)
+        items[i].captions = (DsviCaptions){&text, 1};
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        DsviSampleRef with = dsvi_dataset_sample(&clips, &settings, i);
+        DsviSampleRef without = dsvi_dataset_sample(&clips, &dropping, i);
+        dropped += without.caption == -1;
+        assert_true(without.caption == -1 || without.caption == with.caption);
+        assert_memory_equal(&without.window, &with.window, sizeof with.window);
+    }
+    double mean = 0.2 * SAMPLES; /* of a binomial count: five standard deviations */
+    assert_error_below(fabs(dropped - mean), 5 * sqrt(0.8 * mean), "dropped captions");
+    for (int i = 0; i < ITEMS; i++)
+        items[i].captions = (DsviCaptions){0};
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +245,7 @@ int main(void)
         cmocka_unit_test(crops_are_central_when_asked),
         cmocka_unit_test(a_sample_can_move_to_another_item),
         cmocka_unit_test(captions_are_drawn_evenly),
+        cmocka_unit_test(captions_are_dropped_at_the_given_rate),
         cmocka_unit_test(windows_are_spread_evenly),
         cmocka_unit_test(cached_windows_are_spread_over_their_clips),
     };

@@ -36,6 +36,7 @@ static int make_data(void **state)
             write_text(scratch_path("clips/1.txt"), "the one with words");
     }
     dsv_config_defaults(&settings);
+    settings.caption_dropout = 0;
     settings.num_frames = FRAMES;
     settings.height = settings.width = SIDE;
     settings.fps = 12;
@@ -63,6 +64,16 @@ static DsviSampleSeries all_from(uint64_t first)
     return (DsviSampleSeries){first, 1, 1};
 }
 
+static DsvStatus take_next(DsviPrefetch *prefetch, float *latent, const char **caption, int64_t *passed_over)
+{
+    DsviSample sample = {.latent = latent, .passed_over = -1};
+    DsvStatus status = dsvi_prefetch_next(prefetch, &sample);
+    *caption = sample.caption;
+    *passed_over = sample.passed_over;
+    assert_int_equal(sample.text_rows, 0);
+    return status;
+}
+
 static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint64_t first)
 {
     DsvConfig s = settings;
@@ -82,7 +93,7 @@ static void check_samples(int64_t workers, int64_t cache_mb, int64_t slots, uint
     for (uint64_t i = first; i < SAMPLES; i++) {
         const char *text = "untouched";
         int64_t passed_over = -1;
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+        assert_ok(take_next(prefetch, latent, &text, &passed_over));
         if (memcmp(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent) != 0)
             fail_msg("sample %d differs: %d workers, %d MiB, %d slots, from %d", (int)i, (int)workers,
                      (int)cache_mb, (int)slots, (int)first);
@@ -189,7 +200,7 @@ static void ranks_share_the_samples(void **state)
         for (uint64_t i = FIRST; i < SAMPLES; i++) {
             if ((i - FIRST) / RUN % RANKS != rank)
                 continue;
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+            assert_ok(take_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, straight + i * ELEMENTS, ELEMENTS * sizeof *latent);
         }
         dsvi_prefetch_stop(&prefetch);
@@ -279,7 +290,7 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
                 assert_int_equal(ref.item, 3);
             }
             assert_ok(dsvi_clip_read(dataset->items[ref.item].path, &ref.window, wanted));
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+            assert_ok(take_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
             assert_int_equal(passed_over, broken);
         }
@@ -324,7 +335,7 @@ static void a_damaged_spot_of_the_only_clip_is_avoided(void **state)
         for (uint64_t i = 0; i < SAMPLES; i++) {
             const char *text;
             int64_t passed_over;
-            assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+            assert_ok(take_next(prefetch, latent, &text, &passed_over));
             if (workers == 1) {
                 memcpy(first + i * ELEMENTS, latent, ELEMENTS * sizeof *latent);
                 redrawn[i] = passed_over;
@@ -364,7 +375,7 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
                                   &prefetch));
     for (int i = 0; i < 2; i++)
         assert_fails(DSV_E_NOT_FOUND, "16 windows in a row cannot be read, the last: ",
-                     dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+                     take_next(prefetch, latent, &text, &passed_over));
     assert_int_equal(warnings.count, CLIPS);
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(rename(scratch_path("moved"), scratch_path("clips")), 0);
@@ -400,7 +411,7 @@ static void workers_have_a_stack_of_their_own(void **state)
                                                       .latent_elements = ELEMENTS,
                                                       .encode = use_stack},
                                   &prefetch));
-    assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+    assert_ok(take_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     assert_int_equal(pthread_setattr_default_np(&before), 0);
     pthread_attr_destroy(&attributes);
@@ -429,8 +440,7 @@ static void a_failing_codec_is_heard(void **state)
                                                       .latent_elements = ELEMENTS,
                                                       .encode = refuse},
                                   &prefetch));
-    assert_fails(DSV_E_SHAPE, "the codec will not have it",
-                 dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+    assert_fails(DSV_E_SHAPE, "the codec will not have it", take_next(prefetch, latent, &text, &passed_over));
     dsvi_prefetch_stop(&prefetch);
     free(latent);
 }
@@ -491,7 +501,7 @@ static void cached_latents_come_the_same_way(void **state)
     for (uint64_t i = 5; i < 30; i++) {
         int64_t item = dsvi_dataset_sample(cached, &settings, i).item;
         item = item == 4 ? 5 : item;
-        assert_ok(dsvi_prefetch_next(prefetch, latent, &text, &passed_over));
+        assert_ok(take_next(prefetch, latent, &text, &passed_over));
         for (int k = 0; k < NUMBERS; k++)
             assert_true(latent[k] == (float)(100 * item + k));
         assert_int_equal(text[0], 'a' + item);

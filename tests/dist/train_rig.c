@@ -11,10 +11,10 @@ typedef struct Source {
 } Source;
 
 /* Fills the latent with waves whose length depends on the number of the sample. */
-static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_latent(void *context, DsviSample *sample)
 {
     Source *source = context;
-    (void)passed_over;
+    float *latent = sample->latent;
     const DsviTrainer *t = source->trainer;
     const Rig *rig = source->rig;
     uint64_t batch = (uint64_t)t->settings->train_batch_size, taken = source->taken++;
@@ -123,7 +123,7 @@ static DsvStatus keep(DsviTrainer *t, RigRank *rank)
 static DsvStatus take_steps(Rig *rig, DsviTrainer *t, RigRank *rank)
 {
     Source source = {t, rig, 0};
-    DsviSampleSource samples = {&source, next_latent};
+    DsviSampleSource samples = {.context = &source, .next = next_latent};
     if (dsvi_comm_rank(t->comm) == 0)
         dsvi_weights_init(&t->table, 1, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));

@@ -77,10 +77,10 @@ int posix_memalign(void **out, size_t alignment, size_t bytes)
 }
 
 /* Clips of drifting waves, which attention can learn, unlike noise. */
-static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_latent(void *context, DsviSample *sample)
 {
     int64_t elements = *(int64_t *)context;
-    (void)passed_over;
+    float *latent = sample->latent;
     for (int64_t i = 0; i < elements; i++)
         latent[i] = (float)sin(0.37 * (double)i);
     return DSV_OK;
@@ -118,7 +118,7 @@ static void a_step_allocates_nothing(void **state)
     assert_ok(dsvi_trainer_start(trainer));
     assert_ok(dsvi_dataset_open(clips, &settings, &dataset));
     assert_ok(dsvi_held_out_fill(trainer->held_out, dataset, &settings, codec, NULL, NULL));
-    DsviSampleSource source = {&trainer->elements, next_latent};
+    DsviSampleSource source = {.context = &trainer->elements, .next = next_latent};
 
     /* Ten steps: dense steps, steps with a profile, refreshed projections, and blocks that became sparse. */
     for (int step = 0; step < 10; step++)

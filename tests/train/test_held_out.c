@@ -59,10 +59,10 @@ static void close_rig(Rig *r)
     dsvi_cpu_close(&r->backend);
 }
 
-static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_latent(void *context, DsviSample *sample)
 {
     int64_t elements = *(int64_t *)context;
-    (void)passed_over;
+    float *latent = sample->latent;
     for (int64_t i = 0; i < elements; i++)
         latent[i] = (float)sin(0.37 * (double)i);
     return DSV_OK;
@@ -70,7 +70,7 @@ static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
 
 static void take_steps(Rig *r, int steps)
 {
-    DsviSampleSource source = {&r->trainer->elements, next_latent};
+    DsviSampleSource source = {.context = &r->trainer->elements, .next = next_latent};
     DsviStepResult result;
     for (int step = 0; step < steps; step++)
         assert_ok(dsvi_train_step(r->trainer, &source, &result));

@@ -28,13 +28,12 @@ static const DsviCodec FIXED = {
     .pixel_errors = fixed_pixel_errors,
 };
 
-static DsvStatus next_latent(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_latent(void *context, DsviSample *sample)
 {
-    int *sample = context;
-    (void)passed_over;
-    ++*sample;
+    int *number = context;
+    ++*number;
     for (int i = 0; i < CHANNELS * FRAMES * HEIGHT * WIDTH; i++)
-        latent[i] = (float)sin(0.37 * i + *sample);
+        sample->latent[i] = (float)sin(0.37 * i + *number);
     return DSV_OK;
 }
 
@@ -52,7 +51,7 @@ static DsviStepResult first_step(const char *pixel_weight, double first, double 
     DsviTrainer *trainer;
     DsviStepResult result;
     int sample = 0;
-    DsviSampleSource source = {&sample, next_latent};
+    DsviSampleSource source = {.context = &sample, .next = next_latent};
     channel_error[0] = first;
     channel_error[1] = second;
     dsv_config_defaults(&settings);

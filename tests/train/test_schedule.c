@@ -137,12 +137,61 @@ static void samples_have_noise_of_their_own(void **state)
     assert_memory_not_equal(a, b, sizeof a);
 }
 
+/* Draws stay in the range, and keep the distribution that the draws in the range have without it. */
+static void a_range_keeps_the_distribution(void **state)
+{
+    enum { DRAWS = 20000 };
+    DsvConfig whole, part;
+    double sum = 0, expected = 0;
+    int64_t inside = 0;
+    (void)state;
+    dsv_config_defaults(&whole);
+    part = whole;
+    part.sigma_min = 0.875;
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        double sigma = dsvi_flow_sigma(&whole, i), drawn = dsvi_flow_sigma(&part, i);
+        assert_true(drawn >= 0.875 && drawn < 1);
+        sum += drawn;
+        if (sigma < 0.875)
+            continue;
+        assert_true(drawn == sigma);
+        expected += sigma;
+        inside++;
+    }
+    /* 19.8 % of logit-normal draws with shift 3; five standard errors */
+    assert_error_below(fabs((double)inside / DRAWS - 0.198), 5 * sqrt(0.198 * 0.802 / DRAWS), "in the range");
+    assert_error_below(fabs(sum / DRAWS - expected / (double)inside), 0.003, "mean in the range");
+}
+
+static void the_bell_has_mean_one(void **state)
+{
+    enum { POINTS = 1000 };
+    DsvConfig settings;
+    double sum = 0;
+    (void)state;
+    dsv_config_defaults(&settings);
+    assert_true(dsvi_flow_weight(&settings, 0.1) == 1);
+    assert_ok(dsv_config_set(&settings, "loss_weight=bell"));
+    for (int i = 0; i < POINTS; i++)
+        sum += dsvi_flow_weight(&settings, (i + 0.5) / POINTS);
+    assert_error_below(fabs(sum / POINTS - 1), 1e-5, "mean of the bell");
+    assert_error_below(fabs(dsvi_flow_weight(&settings, 0)), 1e-12, "edge");
+    assert_true(dsvi_flow_weight(&settings, 0.5) > 1.5);
+    settings.train_batch_size = 2;
+    assert_fails(DSV_E_USAGE, "loss_weight is bell and train_batch_size is 2", dsvi_flow_check(&settings));
+    settings.train_batch_size = 1;
+    assert_ok(dsvi_flow_check(&settings));
+    settings.sigma_min = 1;
+    assert_fails(DSV_E_USAGE, "expected a smaller sigma_min", dsvi_flow_check(&settings));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warm_up_then_constant),           cmocka_unit_test(cosine_falls_to_almost_nothing),
         cmocka_unit_test(linear_follows_a_line),           cmocka_unit_test(wsd_is_stable_before_it_falls),
-        cmocka_unit_test(times_have_their_distribution),   cmocka_unit_test(sigma_has_its_bin),
+        cmocka_unit_test(times_have_their_distribution),   cmocka_unit_test(a_range_keeps_the_distribution),
+        cmocka_unit_test(the_bell_has_mean_one),           cmocka_unit_test(sigma_has_its_bin),
         cmocka_unit_test(samples_have_noise_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -148,10 +148,10 @@ static void divergence_leaves_the_weights(void **state)
 }
 
 /* The data set fails after this many samples. */
-static DsvStatus next_of_few(void *context, float *latent, int64_t *passed_over)
+static DsvStatus next_of_few(void *context, DsviSample *sample)
 {
     int *left = context;
-    (void)passed_over;
+    float *latent = sample->latent;
     if (*left == 0)
         return DSVI_FAIL(DSV_E_IO, "the disk is gone");
     --*left;
@@ -170,7 +170,7 @@ static void no_step_is_lost_for_want_of_the_next(void **state)
         Fixture f;
         DsviStepResult result;
         open_fixture(&f, "auto");
-        DsviSampleSource source = {&left, next_of_few};
+        DsviSampleSource source = {.context = &left, .next = next_of_few};
         for (int step = 1; step <= 2; step++) {
             assert_ok(dsvi_train_step(f.trainer, &source, &result));
             assert_true(result.begun);

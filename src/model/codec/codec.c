@@ -9,7 +9,6 @@ DsvStatus dsvi_codec_open(const DsvConfig *settings, DsviCodec **out)
         return dsvi_codec_haar_open(settings, out);
     *out = NULL;
     if (strcmp(settings->codec_name, "wan") == 0)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "codec.name is wan, expected haar: only dsv encode --model uses the VAE");
+        return dsvi_codec_wan_folder_open(settings, out);
     return DSVI_FAIL(DSV_E_USAGE, "codec.name: there is no codec %s", settings->codec_name);
 }

@@ -42,6 +42,14 @@ DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsviCodec **out);
  * posterior. Threads that call it wait for one another. */
 DsvStatus dsvi_codec_wan_open(DsviVae *vae, DsviCodec **out);
 
+/* Opens the codec of the VAE of the model at model.path (or model.vae), or of the published VAE if neither
+ * has a config.json. It has no `encode`, and `decode` only after dsvi_codec_decode_on. The VAE is not loaded.
+ */
+DsvStatus dsvi_codec_wan_folder_open(const DsvConfig *settings, DsviCodec **out);
+/* Gives a codec of dsvi_codec_wan_folder_open the function `decode`, which loads the VAE on `backend` for
+ * each clip and frees it again, unless no VAE was found. Other codecs are not changed. */
+void dsvi_codec_decode_on(DsviCodec *codec, DsviBackend *backend);
+
 #ifdef __cplusplus
 }
 #endif

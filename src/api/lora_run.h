@@ -1,0 +1,26 @@
+/* Runs that trained a LoRA: their base model and the file of the LoRA. */
+#ifndef DSVI_LORA_RUN_H
+#define DSVI_LORA_RUN_H
+
+#include <stdbool.h>
+
+#include "base/fs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct DsviLoraRun {
+    char lora[DSVI_PATH_MAX];     /* lora.safetensors of the checkpoint */
+    char base[DSVI_PATH_MAX];     /* the run's model.path */
+    char settings[DSVI_PATH_MAX]; /* config.yaml of the checkpoint */
+} DsviLoraRun;
+
+/* Finds the LoRA of a run folder (of its newest undamaged checkpoint) or of a checkpoint. *found is false if
+ * `path` is neither or holds no LoRA. DSV_E_NOT_FOUND if the base model is not there any more. */
+DsvStatus dsvi_lora_run_find(const char *path, DsviLoraRun *out, bool *found);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

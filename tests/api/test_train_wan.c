@@ -1,0 +1,310 @@
+/* dsv_train with a published model: clips and captions are encoded before the first step, the LoRA is trained
+ * with text, a killed run goes on to the bit, and data that does not fit is refused. */
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "base/scratch.h"
+#include "golden/golden_files.h"
+#include "train/run_rig.h"
+
+static char model[DSVI_PATH_MAX], made[64][DSVI_PATH_MAX];
+static int made_count;
+
+static const char *folder_named(const char *name)
+{
+    char *path = made[made_count++ % 64];
+    snprintf(path, DSVI_PATH_MAX, "%s", scratch_path(name));
+    return path;
+}
+
+static void write_caption(const char *name, const char *text)
+{
+    assert_ok(dsvi_file_write(scratch_path(name), text, strlen(text)));
+}
+
+static int make_data(void **state)
+{
+    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK)
+        return 1;
+    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
+    tiny_clips(scratch_path("clips"), 2);
+    write_caption("clips/waves-0.txt", "A cat walks on the grass");
+    write_caption("clips/waves-1.txt", "rain");
+    return 0;
+}
+
+static void wan_settings(DsvConfig *settings, const char *folder)
+{
+    tiny_settings(settings);
+    set(settings, "codec.name", "wan");
+    set(settings, "model.num_layers", "0");
+    set(settings, "model.num_attention_heads", "0");
+    set(settings, "model.attention_head_dim", "0");
+    set(settings, "model.ffn_dim", "0");
+    set(settings, "model.path", model);
+    set(settings, "data.path", scratch_path("clips"));
+    set(settings, "data.cache", folder_named("cache"));
+    set(settings, "output_dir", folder);
+    set(settings, "max_train_steps", "10");
+    set(settings, "lora_rank", "4");
+    set(settings, "lr", "1e-2");
+    set(settings, "mixed_precision", "no");
+    set(settings, "caption_dropout", "0.3");
+    set(settings, "sparse.enabled", "false");
+    set(settings, "threads", "2");
+}
+
+/* The loss of step `step` on record. */
+static double loss_of_step(const char *folder, int step)
+{
+    FILE *file = open_metrics(folder);
+    double loss = NAN;
+    for (int line = 1; line <= step; line++) {
+        cJSON *object = next_line(file);
+        assert_non_null(object);
+        loss = cJSON_GetObjectItem(object, "loss")->valuedouble;
+        cJSON_Delete(object);
+    }
+    fclose(file);
+    return loss;
+}
+
+static void train(DsvConfig *settings, Stopper *heard)
+{
+    const DsvEvents events = {.context = heard, .log = keep_log};
+    *heard = (Stopper){.steps = 1000};
+    assert_ok(dsv_train(settings, &events, NULL));
+}
+
+static void same_file(const char *folder_a, const char *folder_b, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t a, b;
+    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_a, name);
+    assert_ok(dsvi_file_checksum(path, &a));
+    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_b, name);
+    assert_ok(dsvi_file_checksum(path, &b));
+    if (a != b)
+        fail_msg("%s differs", name);
+}
+
+/* The commands of a user: train on a folder of clips, train again from the same cache, sample with the LoRA.
+ */
+static void a_folder_of_clips_becomes_a_lora(void **state)
+{
+    DsvConfig settings;
+    DsvSampleArgs args;
+    Stopper heard;
+    char lora[DSVI_PATH_MAX];
+    const char *folder = folder_named("run"), *again = folder_named("again"), *prompt = "rain";
+    const char *loras[] = {lora};
+    uint64_t named, of_run;
+    (void)state;
+    wan_settings(&settings, folder);
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "3 of 3 distinct texts encoded"));
+    assert_non_null(strstr(heard.log, "4 windows: 4 encoded"));
+    assert_non_null(strstr(heard.log, "cache/train: 4 cached windows"));
+    assert_null(strstr(heard.log, "not used"));
+    wan_settings(&settings, again);
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "4 windows: 0 encoded, 4 kept"));
+    same_file(folder, again, "lora.safetensors");
+    snprintf(lora, sizeof lora, "%s/checkpoint-10/lora.safetensors", folder);
+    set(&settings, "num_inference_steps", "2");
+    dsv_sample_args_defaults(&args);
+    args.model_path = model;
+    args.output_path = scratch_path("clip.safetensors");
+    args.prompts = &prompt;
+    args.prompt_count = 1;
+    args.lora_paths = loras;
+    args.lora_count = 1;
+    assert_ok(dsv_sample_clips(&args, &settings, NULL));
+    /* the folder of the run stands for model and LoRA together */
+    args.model_path = folder;
+    args.output_path = scratch_path("clip-of-run.safetensors");
+    args.lora_count = 0;
+    assert_ok(dsv_sample_clips(&args, &settings, NULL));
+    assert_ok(dsvi_file_checksum(scratch_path("clip.safetensors"), &named));
+    assert_ok(dsvi_file_checksum(scratch_path("clip-of-run.safetensors"), &of_run));
+    assert_true(named == of_run);
+}
+
+/* With caption_dropout=1 a run trains as if no clip had a caption, and captions change the loss. */
+static void captions_reach_the_model(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    const char *with = folder_named("with"), *dropped = folder_named("dropped"), *bare = folder_named("bare");
+    (void)state;
+    wan_settings(&settings, with);
+    set(&settings, "caption_dropout", "0");
+    train(&settings, &heard);
+    wan_settings(&settings, dropped);
+    set(&settings, "caption_dropout", "1");
+    train(&settings, &heard);
+    assert_ok(dsvi_folder_make(scratch_path("bare-clips")));
+    tiny_clips(scratch_path("bare-clips"), 2);
+    wan_settings(&settings, bare);
+    set(&settings, "data.path", scratch_path("bare-clips"));
+    set(&settings, "data.cache", scratch_path("bare-cache"));
+    set(&settings, "caption_dropout", "0");
+    train(&settings, &heard);
+    assert_true(loss_of_step(dropped, 1) == loss_of_step(bare, 1));
+    assert_true(loss_of_step(dropped, 10) == loss_of_step(bare, 10));
+    assert_true(loss_of_step(with, 1) != loss_of_step(bare, 1));
+    assert_true(isfinite(loss_of_step(with, 10)));
+}
+
+static void the_trigger_word_is_part_of_the_captions(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    char index[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    (void)state;
+    wan_settings(&settings, folder_named("trigger"));
+    set(&settings, "data.cache", scratch_path("trigger-cache"));
+    set(&settings, "data.trigger_word", "sks");
+    train(&settings, &heard);
+    snprintf(index, sizeof index, "%s/train/index.json", scratch_path("trigger-cache"));
+    assert_ok(dsvi_file_read(index, 1 << 20, &text, &bytes));
+    assert_non_null(strstr(text, "sks rain"));
+    free(text);
+    wan_settings(&settings, folder_named("other-word"));
+    set(&settings, "data.path", folder_named("cache/train"));
+    set(&settings, "data.trigger_word", "sks");
+    assert_fails(DSV_E_USAGE, "data.trigger_word is 'sks', and the caption",
+                 dsv_train(&settings, NULL, NULL));
+}
+
+/* Sampled clips show the first caption, decoded by the VAE. */
+static void clips_are_sampled_with_text(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    const char *folder = folder_named("sampling");
+    (void)state;
+    wan_settings(&settings, folder);
+    set(&settings, "validation_at_end", "true");
+    set(&settings, "num_inference_steps", "2");
+    set(&settings, "guidance_scale", "2");
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "sampled clips show: A cat walks on the grass"));
+    assert_non_null(strstr(heard.log, "samples/step-000010.mp4"));
+    assert_null(strstr(heard.log, "guidance_scale has no effect"));
+    assert_true(dsvi_path_exists(scratch_path("sampling/samples/step-000010.mp4")));
+}
+
+/* The held-out loss is measured with the captions of the held-out clips. */
+static void held_out_clips_have_text(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    (void)state;
+    wan_settings(&settings, folder_named("held-out"));
+    set(&settings, "validation.data", scratch_path("clips"));
+    set(&settings, "validation.clips", "2");
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "held-out loss"));
+    set(&settings, "output_dir", folder_named("held-out-mixed"));
+    set(&settings, "validation.data", folder_named("cache/validation"));
+    train(&settings, &heard);
+}
+
+/* Kills the process two steps after the checkpoint of step 4. */
+static bool die_after_checkpoint(void *context)
+{
+    Stopper *heard = context;
+    if (strstr(heard->log, "checkpoint-4") && heard->steps-- <= 0)
+        raise(SIGKILL);
+    return false;
+}
+
+/* The child: trains until it kills itself. Runs in a new process, because threads do not survive
+ * a fork. */
+static int train_and_die(const char *folder, const char *clip_folder, const char *cache)
+{
+    DsvConfig settings;
+    Stopper heard = {.steps = 2};
+    const DsvEvents events = {.context = &heard, .log = keep_log, .stop = die_after_checkpoint};
+    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
+    wan_settings(&settings, folder);
+    set(&settings, "data.path", clip_folder);
+    set(&settings, "data.cache", cache);
+    (void)dsv_train(&settings, &events, NULL);
+    return 1;
+}
+
+static void a_killed_run_goes_on_to_the_bit(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    int status;
+    const char *straight = folder_named("straight"), *killed = folder_named("killed");
+    (void)state;
+    wan_settings(&settings, straight);
+    train(&settings, &heard);
+    wan_settings(&settings, killed);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/proc/self/exe", "test_train_wan", killed, settings.data_path, settings.data_cache,
+              (char *)NULL);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    set(&settings, "resume_from_checkpoint", "latest");
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "resuming after step 4"));
+    same_file(straight, killed, "lora.safetensors");
+    same_file(straight, killed, "lora_ema.safetensors");
+    same_file(straight, killed, "optimizer/weight.safetensors");
+    for (int step = 1; step <= 10; step++)
+        assert_true(loss_of_step(straight, step) == loss_of_step(killed, step));
+}
+
+static void wrong_data_is_refused(void **state)
+{
+    DsvConfig settings;
+    char from[DSVI_PATH_MAX], copy[DSVI_PATH_MAX], command[3 * DSVI_PATH_MAX];
+    (void)state;
+    /* a copy of the model with another VAE */
+    snprintf(copy, sizeof copy, "%s", scratch_path("other-model"));
+    snprintf(command, sizeof command, "cp -r '%s' '%s' && printf ' ' >> '%s/vae/config.json'", model, copy,
+             copy);
+    assert_int_equal(system(command), 0);
+    wan_settings(&settings, folder_named("refused"));
+    snprintf(from, sizeof from, "%s", scratch_path("cache/train"));
+    set(&settings, "data.path", from);
+    set(&settings, "model.path", copy);
+    assert_fails(DSV_E_USAGE, "was made by another VAE than that of model.path",
+                 dsv_train(&settings, NULL, NULL));
+    set(&settings, "model.path", "");
+    set(&settings, "lora_rank", "0");
+    set(&settings, "data.path", scratch_path("clips"));
+    set(&settings, "model.preset", "demo");
+    set(&settings, "validation_at_end", "false");
+    assert_fails(DSV_E_USAGE, "holds clips, codec.name is wan and model.path is empty",
+                 dsv_train(&settings, NULL, NULL));
+    wan_settings(&settings, folder_named("refused"));
+    set(&settings, "num_frames", "6");
+    assert_fails(DSV_E_SHAPE, "num_frames=6, expected 4k + 1", dsv_train(&settings, NULL, NULL));
+}
+
+int main(int count, char **arguments)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_folder_of_clips_becomes_a_lora),
+        cmocka_unit_test(captions_reach_the_model),
+        cmocka_unit_test(the_trigger_word_is_part_of_the_captions),
+        cmocka_unit_test(clips_are_sampled_with_text),
+        cmocka_unit_test(held_out_clips_have_text),
+        cmocka_unit_test(a_killed_run_goes_on_to_the_bit),
+        cmocka_unit_test(wrong_data_is_refused),
+    };
+    if (count == 4)
+        return train_and_die(arguments[1], arguments[2], arguments[3]);
+    return cmocka_run_group_tests(tests, make_data, scratch_remove);
+}
