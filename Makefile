@@ -16,7 +16,7 @@ BUILD  := build/$(PRESET)
 TARGETS := $(if $(filter tsan,$(PRESET)),--target threads_tests)
 
 .PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study study-programs docs api-docs install \
-	format tidy clean help
+	wheel deb format tidy clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD) $(TARGETS)
@@ -75,6 +75,19 @@ api-docs:
 install: build
 	@cmake --install $(BUILD) --prefix "$(PREFIX)"
 
+# A wheel for CPUs that contains the libraries it needs, and is then tried in a clean environment.
+wheel: deps
+	@tools/deps.sh nasm libdav1d-dev zlib1g-dev dpkg-dev python3-venv
+	@tools/make_wheel.sh $(PYTHON)
+	@tests/python/try_wheel.sh $(PYTHON) dist/dsv-*.whl
+
+deb: deps
+	@tools/deps.sh dpkg-dev
+	@cmake --preset cpu -B build/deb -DDSV_TESTS=OFF --log-level=NOTICE
+	@cmake --build build/deb
+	@cd build/deb && cpack
+	@rm -rf dist/_CPack_Packages
+
 format:
 	@tools/deps.sh clang-format
 	@tools/check_format . --write
@@ -104,6 +117,8 @@ help:
 	@echo 'make docs              writes docs/configuration.md from the option table'
 	@echo 'make api-docs          writes the reference of the public headers to build/api-docs (Doxygen)'
 	@echo 'make install [PREFIX=/usr/local]'
+	@echo 'make wheel             makes a Python wheel in dist/ that needs no other library'
+	@echo 'make deb               makes a Debian package in dist/'
 	@echo 'make deps              installs the Debian packages that are missing'
 	@echo 'make format            formats every C and CUDA file (clang-format 14, .clang-format)'
 	@echo 'make tidy              runs clang-tidy over the C sources (.clang-tidy)'

@@ -45,6 +45,11 @@ typedef struct DsvConfig {
     /** @endcond */
 } DsvConfig;
 
+/** Returns the size of the library's DsvConfig, for callers in other languages than C: they allocate this
+ * many bytes and pass the number to dsv_config_defaults_sized().
+ * @return sizeof(DsvConfig) in the library */
+size_t dsv_config_size(void);
+
 /** Sets every option to its default, for a caller whose DsvConfig has `bytes` bytes. Called by the macro
  * dsv_config_defaults(). If the library's DsvConfig has another size, only DsvConfig::bytes is set, and every
  * function refuses the configuration.

@@ -19,7 +19,8 @@
  * | dsv_lora_convert(), dsv_lora_merge() | lora.h | LoRA files: other names; adding one to a model |
  * | dsv_report() | report.h | writes a run as one HTML page |
  * | dsv_plan() | plan.h | plans context parallelism |
- * | dsv_bench_attention(), dsv_bench_context(), dsv_bench_step() | bench.h | measure |
+ * | dsv_device_open(), dsv_attention_create() | attention.h | sparse attention for a program that has its own
+ * model | | dsv_bench_attention(), dsv_bench_context(), dsv_bench_step() | bench.h | measure |
  *
  * Each returns a DsvStatus (status.h) and reports progress through DsvEvents (events.h). The library does
  * not print, exit or read the environment. The program `dsv` is built on these calls alone.
@@ -32,6 +33,7 @@
 #ifndef DSV_DSV_H
 #define DSV_DSV_H
 
+#include "dsv/attention.h"
 #include "dsv/bench.h"
 #include "dsv/config.h"
 #include "dsv/decode.h"

@@ -48,9 +48,7 @@ static DsvStatus load_plugin(const char *library, const DsviPlugin **plugin)
     return check_plugin(library, *plugin);
 }
 
-/* Opens the backend that config->device names. `number` is the GPU's number on this machine; the CPU
- * backend ignores it. */
-static DsvStatus open_number(const DsvConfig *config, int64_t number, DsviBackend *backend)
+DsvStatus dsvi_backend_open_number(const DsvConfig *config, int64_t number, DsviBackend *backend)
 {
     const DsviPlugin *plugin = NULL;
     memset(backend, 0, sizeof *backend);
@@ -69,7 +67,7 @@ static DsvStatus open_number(const DsvConfig *config, int64_t number, DsviBacken
 
 DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend)
 {
-    return open_number(config, 0, backend);
+    return dsvi_backend_open_number(config, 0, backend);
 }
 
 DsvStatus dsvi_backend_open_rank(const DsvConfig *config, DsviComm *comm, DsviBackend *backend)
@@ -77,7 +75,7 @@ DsvStatus dsvi_backend_open_rank(const DsvConfig *config, DsviComm *comm, DsviBa
     DsviPeersOnMachine here;
     memset(backend, 0, sizeof *backend);
     DSVI_TRY(dsvi_peers_on_machine(comm, 0, &here));
-    return open_number(config, here.before, backend);
+    return dsvi_backend_open_number(config, here.before, backend);
 }
 
 void dsvi_backend_close(DsviBackend *backend)

@@ -12,6 +12,9 @@ extern "C" {
 /* Opens the backend that config->device names; reads config->isa, threads and deterministic, too. On success
  * the caller closes *backend with dsvi_backend_close. On failure backend->device is NULL. */
 DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend);
+/* As dsvi_backend_open, with the GPU's number on this machine, modulo the number of GPUs; the CPU backend
+ * does not read `number`. */
+DsvStatus dsvi_backend_open_number(const DsvConfig *config, int64_t number, DsviBackend *backend);
 /* As dsvi_backend_open, for one of several ranks. All ranks of `comm` must call: the ranks on one machine
  * agree on GPU numbers, so that each opens a different GPU if the machine has enough. */
 DsvStatus dsvi_backend_open_rank(const DsvConfig *config, DsviComm *comm, DsviBackend *backend);

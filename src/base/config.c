@@ -108,6 +108,11 @@ static void print_config(FILE *to, const DsvConfig *config)
     }
 }
 
+size_t dsv_config_size(void)
+{
+    return sizeof(DsvConfig);
+}
+
 DsvStatus dsv_config_save(const DsvConfig *config, const char *path)
 {
     DSVI_TRY(dsvi_config_check_abi(config));

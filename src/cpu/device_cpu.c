@@ -68,6 +68,13 @@ static DsvStatus cpu_clear(DsviStream *stream, void *dst, size_t bytes)
     return DSV_OK;
 }
 
+static DsvStatus cpu_use_stream(DsviDevice *device, void *native)
+{
+    (void)device;
+    (void)native;
+    return DSV_OK;
+}
+
 static DsvStatus cpu_sync(DsviStream *stream)
 {
     (void)stream;
@@ -145,6 +152,7 @@ DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out)
         .download = cpu_copy,
         .copy = cpu_copy,
         .clear = cpu_clear,
+        .use_stream = cpu_use_stream,
         .sync = cpu_sync,
         .flag = cpu_sync,
         .await = cpu_sync,

@@ -13,6 +13,8 @@ enum { NAME_BYTES = 320 };
 typedef struct CudaDevice {
     DsviDevice device; /* must be first: free() gets a DsviDevice * that points to the whole CudaDevice */
     DsviStream stream, copies;
+    int number;       /* of the GPU, as the CUDA runtime counts */
+    cudaStream_t own; /* the compute stream that this device created; NULL once cuda_use_stream replaced it */
     char name[NAME_BYTES];
 } CudaDevice;
 
@@ -86,6 +88,23 @@ static DsvStatus cuda_clear(DsviStream *stream, void *dst, size_t bytes)
     return DSV_OK;
 }
 
+/* The device's own stream is destroyed when it is replaced: CUDA finishes its work first. */
+static DsvStatus cuda_use_stream(DsviDevice *device, void *native)
+{
+    CudaDevice *cuda = (CudaDevice *)device;
+    DsviStream *stream = device->stream;
+    DSVI_CUDA_TRY(cudaSetDevice(cuda->number));
+    if (!cuda->own && stream->handle == native)
+        return DSV_OK;
+    DSVI_CUDA_TRY(cudaEventRecord(stream->followed, stream->handle));
+    DSVI_CUDA_TRY(cudaStreamWaitEvent(native, stream->followed, 0));
+    stream->handle = native;
+    if (cuda->own)
+        DSVI_CUDA_TRY(cudaStreamDestroy(cuda->own));
+    cuda->own = NULL;
+    return DSV_OK;
+}
+
 static DsvStatus cuda_sync(DsviStream *stream)
 {
     DSVI_CUDA_TRY(cudaStreamSynchronize(stream->handle));
@@ -156,12 +175,11 @@ static void close_stream(DsviStream *stream)
         cudaEventDestroy(stream->flag);
     if (stream->followed)
         cudaEventDestroy(stream->followed);
-    if (stream->handle)
-        cudaStreamDestroy(stream->handle);
 }
 
 static void cuda_close(DsviDevice *device)
 {
+    CudaDevice *cuda = (CudaDevice *)device;
     DsviStream *stream = device->stream;
     for (int64_t i = 0; i < stream->mark_count; i++)
         cudaEventDestroy(stream->marks[i]);
@@ -171,7 +189,11 @@ static void cuda_close(DsviDevice *device)
     cudaFree(stream->partials);
     close_stream(device->copies);
     close_stream(stream);
-    free(device);
+    if (device->copies->handle)
+        cudaStreamDestroy(device->copies->handle);
+    if (cuda->own)
+        cudaStreamDestroy(cuda->own);
+    free(cuda);
 }
 
 /* Returns a text for an error message that says why no GPU is usable. If no driver is installed, the CUDA
@@ -236,6 +258,7 @@ DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDe
     CudaDevice *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for the CUDA device", sizeof *cuda);
+    cuda->number = number;
     snprintf(cuda->name, sizeof cuda->name, "%s, %d multiprocessors%s", gpu.name, gpu.multiProcessorCount,
              deterministic ? ", deterministic" : "");
     cuda->device = (DsviDevice){
@@ -255,6 +278,7 @@ DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDe
         .download = cuda_copy,
         .copy = cuda_copy,
         .clear = cuda_clear,
+        .use_stream = cuda_use_stream,
         .sync = cuda_sync,
         .flag = cuda_flag,
         .await = cuda_await,
@@ -265,6 +289,7 @@ DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDe
         .close = cuda_close,
     };
     DsvStatus status = open_streams(number, &gpu, capability, deterministic, &cuda->device);
+    cuda->own = cuda->stream.handle;
     if (status != DSV_OK)
         cuda_close(&cuda->device);
     else

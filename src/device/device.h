@@ -51,6 +51,12 @@ struct DsviDevice {
     DsvStatus (*copy)(DsviStream *stream, void *dst, const void *src, size_t bytes);
     DsvStatus (*clear)(DsviStream *stream, void *dst, size_t bytes);
 
+    /* Makes `native`, a stream of the program that calls the library, the compute stream from now on: a
+     * cudaStream_t on a GPU, where NULL is the default stream; not read on the CPU. Makes the device the
+     * calling thread's current device. Work enqueued later waits for work enqueued before. The caller keeps
+     * `native` until the device is closed. */
+    DsvStatus (*use_stream)(DsviDevice *device, void *native);
+
     /* Waits until all work enqueued on the stream so far is done. Returns its first failure. */
     DsvStatus (*sync)(DsviStream *stream);
 

@@ -33,9 +33,9 @@ DsviSparseView dsvi_sparse_view_of(const DsviSparseShape *shape, int64_t block);
 /* Tensors in device memory from which exact attention scores are computed, for the queries and heads of
  * this rank's part of attention (DsviSparseView). */
 typedef struct DsviSparseScored {
-    const void *q; /* (B, T, N_local, D) act */
-    const void *k; /* (B, S, N_local, D) act */
-    const void *v; /* (B, S, N_local, D) act; NULL if this rank does not have all values */
+    DsviHeads q; /* (B, T, N_local, D) act */
+    DsviHeads k; /* (B, S, N_local, D) act */
+    DsviHeads v; /* (B, S, N_local, D) act; data NULL if this rank does not have all values */
 } DsviSparseScored;
 
 /* Features of the block that the selector observed last. */

@@ -33,10 +33,9 @@ static DsvStatus selector_pooled_observe(DsviSelector *s, int64_t block, const D
         return DSV_OK;
     f->scale = args->scale;
     DSVI_TRY(dsvi_selector_features(s, shape->act,
-                                    dsvi_heads(args->q, s->tokens, shape->heads, shape->head_dim),
+                                    dsvi_call_q(args, s->tokens, shape->heads, shape->head_dim),
                                     shape->head_dim, f->chunk, NULL, f->proxies));
-    return dsvi_selector_features(s, shape->act,
-                                  dsvi_heads(args->k, s->tokens, shape->heads, shape->head_dim),
+    return dsvi_selector_features(s, shape->act, dsvi_call_k(args, s->tokens, shape->heads, shape->head_dim),
                                   shape->head_dim, f->candidate_keys, NULL, f->candidates);
 }
 

@@ -178,8 +178,8 @@ static void selector_projection_carve(DsviSelector *s, DsviArena *arena)
 
 /* Sums the moments of every stride-th row of x (queries or keys of this rank's tokens) from row `offset`
  * on, and begins to download the sums: host_second and host_first are valid after a sync. */
-static DsvStatus selector_projection_gather(const Projection *p, const void *x, int64_t stride,
-                                            int64_t offset, const Sums *sums)
+static DsvStatus selector_projection_gather(const Projection *p, DsviHeads x, int64_t stride, int64_t offset,
+                                            const Sums *sums)
 {
     const DsviSparseShape *shape = &p->base.shape;
     DsviDevice *device = p->base.backend->device;
@@ -191,7 +191,7 @@ static DsvStatus selector_projection_gather(const Projection *p, const void *x, 
         .offset = offset,
         .stride = stride,
         .act = shape->act,
-        .x = dsvi_heads(x, p->base.tokens, shape->heads, p->dim),
+        .x = x,
         .second = sums->second,
         .first = sums->first,
     };
@@ -273,8 +273,10 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsviAttentio
     int64_t offset = p->gathered[block] % stride, before = p->base.first - offset;
     int64_t own_offset = before <= 0 ? -before : (stride - before % stride) % stride;
     double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
-    DSVI_TRY(selector_projection_gather(p, args->q, stride, own_offset, &p->query));
-    DSVI_TRY(selector_projection_gather(p, args->k, stride, own_offset, &p->key));
+    DsviHeads q = dsvi_call_q(args, p->base.tokens, shape->heads, p->dim);
+    DsviHeads k = dsvi_call_k(args, p->base.tokens, shape->heads, p->dim);
+    DSVI_TRY(selector_projection_gather(p, q, stride, own_offset, &p->query));
+    DSVI_TRY(selector_projection_gather(p, k, stride, own_offset, &p->key));
     DSVI_TRY(device->sync(device->stream));
     DSVI_TRY(selector_projection_add_ranks(p, &p->query));
     DSVI_TRY(selector_projection_add_ranks(p, &p->key));
@@ -385,9 +387,9 @@ static DsvStatus selector_projection_observe(DsviSelector *s, int64_t block, con
     if (!estimate)
         return DSV_OK;
     f->scale = args->scale;
-    DSVI_TRY(dsvi_selector_features(s, shape->act, dsvi_heads(args->q, s->tokens, shape->heads, p->dim),
-                                    p->dim, f->chunk, p->query_matrix + block * matrix, f->proxies));
-    return dsvi_selector_features(s, shape->act, dsvi_heads(args->k, s->tokens, shape->heads, p->dim), p->dim,
+    DSVI_TRY(dsvi_selector_features(s, shape->act, dsvi_call_q(args, s->tokens, shape->heads, p->dim), p->dim,
+                                    f->chunk, p->query_matrix + block * matrix, f->proxies));
+    return dsvi_selector_features(s, shape->act, dsvi_call_k(args, s->tokens, shape->heads, p->dim), p->dim,
                                   f->candidate_keys, p->key_matrix + block * matrix, f->candidates);
 }
 

@@ -152,6 +152,17 @@ DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSpar
                                              const DsviAttentionCall *pass)
 {
     int64_t queries = view->queries, heads = view->heads, dim = s->shape.head_dim;
+    const DsviAttentionRows contiguous = {
+        .q = dsvi_heads(pass->q, queries, heads, dim),
+        .k = dsvi_heads(pass->k, keys, heads, dim),
+        .v = dsvi_heads(pass->v, keys, heads, dim),
+        .out = dsvi_heads(pass->out, queries, heads, dim),
+        .dout = dsvi_heads(pass->dout, queries, heads, dim),
+        .dq = dsvi_heads(pass->dq, queries, heads, dim),
+        .dk = dsvi_heads(pass->dk, keys, heads, dim),
+        .dv = dsvi_heads(pass->dv, keys, heads, dim),
+    };
+    const DsviAttentionRows *rows = pass->rows ? pass->rows : &contiguous;
     return (DsviAttentionArgs){
         .batch = s->shape.batch,
         .heads = heads,
@@ -161,15 +172,15 @@ DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSpar
         .scale = pass->scale,
         .act = s->shape.act,
         .acc = s->acc,
-        .q = dsvi_heads(pass->q, queries, heads, dim),
-        .k = dsvi_heads(pass->k, keys, heads, dim),
-        .v = dsvi_heads(pass->v, keys, heads, dim),
-        .out = dsvi_heads(pass->out, queries, heads, dim),
+        .q = rows->q,
+        .k = rows->k,
+        .v = rows->v,
+        .out = rows->out,
         .lse = pass->lse,
-        .dout = dsvi_heads(pass->dout, queries, heads, dim),
-        .dq = dsvi_heads(pass->dq, queries, heads, dim),
-        .dk = dsvi_heads(pass->dk, keys, heads, dim),
-        .dv = dsvi_heads(pass->dv, keys, heads, dim),
+        .dout = rows->dout,
+        .dq = rows->dq,
+        .dk = rows->dk,
+        .dv = rows->dv,
         .workspace = s->workspace,
         .workspace_bytes = s->workspace_bytes,
     };

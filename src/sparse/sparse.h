@@ -70,8 +70,14 @@ typedef struct DsviSparseShape {
                        * this rank has all tokens */
 } DsviSparseShape;
 
-/* The tensors of one attention call. All are contiguous device memory in token order, (B, S, N, D) act unless
- * noted. With context parallelism S counts this rank's tokens only. */
+/* Where the rows of the tensors of one attention call are, for tensors that are not contiguous. */
+typedef struct DsviAttentionRows {
+    DsviHeads q, k, v, out;     /* (B, S, N, D) act */
+    DsviHeads dout, dq, dk, dv; /* backward only */
+} DsviAttentionRows;
+
+/* The tensors of one attention call. All are device memory in token order, (B, S, N, D) act unless noted, and
+ * contiguous unless `rows` is given. With context parallelism S counts this rank's tokens only. */
 typedef struct DsviAttentionCall {
     double scale;          /* factor by which q k^T is multiplied before the softmax */
     const void *q, *k, *v; /* q and k after norm and RoPE */
@@ -85,12 +91,33 @@ typedef struct DsviAttentionCall {
     /* Read and written by the backward pass only; dq, dk and dv are overwritten. */
     const void *dout;
     void *dq, *dk, *dv;
+    const DsviAttentionRows *rows; /* NULL, as always with context parallelism, or all (B, S, N, D) tensors of
+                                    * the call, whose pointers above are then not read */
 } DsviAttentionCall;
 
 /* The tail of attention over lists (ops/attention_tail.h). */
 typedef struct DsviSparseTail {
     int64_t chunk, run; /* queries of a proxy query, keys of a mean key; chunk 0: no tail */
 } DsviSparseTail;
+
+/* Return q, k and v of a call whose queries are this rank's `tokens` tokens. */
+static inline DsviHeads dsvi_call_q(const DsviAttentionCall *call, int64_t tokens, int64_t heads,
+                                    int64_t head_dim)
+{
+    return call->rows ? call->rows->q : dsvi_heads(call->q, tokens, heads, head_dim);
+}
+
+static inline DsviHeads dsvi_call_k(const DsviAttentionCall *call, int64_t tokens, int64_t heads,
+                                    int64_t head_dim)
+{
+    return call->rows ? call->rows->k : dsvi_heads(call->k, tokens, heads, head_dim);
+}
+
+static inline DsviHeads dsvi_call_v(const DsviAttentionCall *call, int64_t tokens, int64_t heads,
+                                    int64_t head_dim)
+{
+    return call->rows ? call->rows->v : dsvi_heads(call->v, tokens, heads, head_dim);
+}
 
 /* State of all blocks together, for metrics and the progress line. */
 typedef struct DsviSparseReport {
@@ -158,6 +185,9 @@ void dsvi_sparse_set_comm(DsviSparse *sparse, DsviComm *comm, DsviComm *device_c
  * things between calls. */
 void dsvi_sparse_carve(DsviSparse *sparse, DsviArena *arena);
 void dsvi_sparse_carve_call(DsviSparse *sparse, DsviArena *arena);
+/* Replaces the memory that dsvi_sparse_carve_call took: `workspace` is 64-byte aligned device memory of at
+ * least as many bytes. */
+void dsvi_sparse_set_workspace(DsviSparse *sparse, void *workspace);
 /* Takes host memory for the key lists that are kept there from forward to backward pass. Takes nothing
  * unless sparse.offload_lists is true, shape.backward is set and the model has several blocks. The arena
  * must be bound to memory of DsviDevice.host_alloc, which the caller frees after dsvi_sparse_free. */

@@ -94,10 +94,17 @@ static DsvStatus inputs_to_heads(const DsviSparse *s, int64_t block, const DsviA
 DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAttentionCall *pass,
                                       bool values, DsviSparseScored *scored)
 {
-    bool has_values = values && !dsvi_sparse_view(s, block).divided;
-    *scored = (DsviSparseScored){pass->q, pass->k, values ? pass->v : NULL};
-    if (!s->cp)
+    const DsviSparseShape *shape = &s->shape;
+    *scored = (DsviSparseScored){0};
+    if (!s->cp) {
+        scored->q = dsvi_call_q(pass, shape->tokens, shape->heads, shape->head_dim);
+        scored->k = dsvi_call_k(pass, shape->tokens, shape->heads, shape->head_dim);
+        if (values)
+            scored->v = dsvi_call_v(pass, shape->tokens, shape->heads, shape->head_dim);
         return DSV_OK;
+    }
+    DsviSparseView view = dsvi_sparse_view(s, block);
+    bool has_values = values && !view.divided;
     DsviCpTensor tensor = sparse_cp_tensor_of(s);
     DsviAttentionCall heads = sparse_cp_in_heads_form(s, block, pass);
     void *all = dsvi_cp_gathered_address(s->cp, block, heads.k, s->room.compact);
@@ -106,7 +113,10 @@ DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAt
     s->scored_inputs = has_values ? INPUTS : SCORED_INPUTS;
     DSVI_TRY(inputs_to_heads(s, block, pass, &heads, 0, s->scored_inputs));
     DSVI_TRY(dsvi_cp_gather(s->cp, block, &tensor, heads.k, all));
-    *scored = (DsviSparseScored){heads.q, all, has_values ? heads.v : NULL};
+    scored->q = dsvi_heads(heads.q, view.queries, view.heads, shape->head_dim);
+    scored->k = dsvi_heads(all, shape->tokens, view.heads, shape->head_dim);
+    if (has_values)
+        scored->v = dsvi_heads(heads.v, shape->tokens, view.heads, shape->head_dim);
     return DSV_OK;
 }
 

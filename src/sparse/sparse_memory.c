@@ -519,3 +519,8 @@ void dsvi_sparse_carve_call(DsviSparse *s, DsviArena *arena)
     s->workspace_bytes = max_workspace(s);
     s->workspace = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->workspace_bytes);
 }
+
+void dsvi_sparse_set_workspace(DsviSparse *s, void *workspace)
+{
+    s->workspace = workspace;
+}

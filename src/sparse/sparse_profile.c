@@ -26,8 +26,8 @@ static DsviProfileArgs sparse_profile_args(const DsviSparse *s, const DsviSparse
         .scale = scale,
         .mass = SHARE_OF_MASS,
         .act = shape->act,
-        .q = dsvi_heads(scored->q, view->queries, view->heads, shape->head_dim),
-        .k = dsvi_heads(scored->k, shape->tokens, view->heads, shape->head_dim),
+        .q = scored->q,
+        .k = scored->k,
         .samples = s->samples,
         .sample = s->sample + block * s->samples,
         .captured = s->captured + block * results_of_block(s),
@@ -39,7 +39,7 @@ static DsviProfileArgs sparse_profile_args(const DsviSparse *s, const DsviSparse
 }
 
 static DsviAttentionErrorArgs output_error_args(const DsviSparse *s, int64_t block,
-                                                const DsviProfileArgs *profile, const void *v)
+                                                const DsviProfileArgs *profile, DsviHeads v)
 {
     return (DsviAttentionErrorArgs){
         .batch = profile->batch,
@@ -51,7 +51,7 @@ static DsviAttentionErrorArgs output_error_args(const DsviSparse *s, int64_t blo
         .act = profile->act,
         .q = profile->q,
         .k = profile->k,
-        .v = dsvi_heads(v, profile->keys, profile->heads, profile->head_dim),
+        .v = v,
         .lists = profile->lists,
         .chunk = s->tail.chunk,
         .run = s->tail.run,
@@ -71,7 +71,7 @@ size_t dsvi_sparse_profile_workspace(const DsviSparse *s, const DsviSparseView *
     DsviLists lists = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &lists);
     args.lists = &lists;
-    DsviAttentionErrorArgs error = output_error_args(s, 0, &args, NULL);
+    DsviAttentionErrorArgs error = output_error_args(s, 0, &args, (DsviHeads){0});
     size_t mass = DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
     size_t output = DSVI_OP_WORKSPACE(s->backend->ops.attention_error, s->backend->device->stream, &error);
     return view->divided || mass > output ? mass : output;
@@ -108,7 +108,7 @@ DsvStatus dsvi_sparse_profile_pass(DsviSparse *s, int64_t block, double scale, c
     b->measured_fit = b->fit;
     b->measured_density = s->record.density[block];
     b->measured_mass = s->record.estimated_mass[block];
-    b->measured_error = scored->v && b->fit;
+    b->measured_error = scored->v.data && b->fit;
     if (args.samples == 0)
         return DSV_OK;
     DsviAttentionErrorArgs error = output_error_args(s, block, &args, scored->v);
