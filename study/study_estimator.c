@@ -173,7 +173,9 @@ DsvStatus study_estimator_look(StudyEstimator *e, int64_t block, const DsviAtten
                                StudyFormat format, const DsviFeatures **features, bool *learnt)
 {
     DsviFeatures *f = &e->selector->features;
-    const DsviSparseScored scored = {args->q, args->k};
+    const DsviSparseShape *shape = &e->selector->shape;
+    const DsviSparseScored scored = {.q = dsvi_call_q(args, shape->tokens, shape->heads, shape->head_dim),
+                                     .k = dsvi_call_k(args, shape->tokens, shape->heads, shape->head_dim)};
     int64_t mine = e->blocks == 1 ? 0 : block;
     *learnt = e->source == STUDY_FIRST && !e->seen[mine];
     e->seen[mine] = true;

@@ -46,8 +46,10 @@ typedef enum DsvDtype {
  * b * batch_stride + s * token_stride + h * head_stride of `data`. Strides may be 0 in tensors that are only
  * read. On a GPU rows should begin at multiples of 16 bytes: faster kernels require it. */
 typedef struct DsvRows {
-    void *data;
-    int64_t batch_stride, token_stride, head_stride; /**< in elements */
+    void *data;           /**< the caller's memory on the device; the callee never frees it */
+    int64_t batch_stride; /**< in elements */
+    int64_t token_stride; /**< in elements */
+    int64_t head_stride;  /**< in elements */
 } DsvRows;
 
 /** A CPU or a GPU with its operations. */
@@ -80,24 +82,30 @@ DsvStatus dsv_token_order(const DsvConfig *config, const int64_t grid[3], int32_
 
 /** What a DsvAttention is for. */
 typedef struct DsvAttentionShape {
-    int64_t blocks;                 /**< blocks of the model that have self-attention */
-    int64_t batch, heads, head_dim; /**< B; N; D, an even number from 32 to 256 */
-    int64_t grid[3];                /**< frames, rows and columns of the tokens; their product is S */
-    DsvDtype dtype;                 /**< of q, k, v, out and their gradients */
-    bool backward; /**< true: lists are kept from the forward to the backward pass of each block */
+    int64_t blocks;   /**< blocks of the model that have self-attention */
+    int64_t batch;    /**< B */
+    int64_t heads;    /**< N */
+    int64_t head_dim; /**< D, an even number from 32 to 256 */
+    int64_t grid[3];  /**< frames, rows and columns of the tokens; their product is S */
+    DsvDtype dtype;   /**< of q, k, v, out and their gradients */
+    bool backward;    /**< true: lists are kept from the forward to the backward pass of each block */
 } DsvAttentionShape;
 
 /** The tensors of one pass. */
 typedef struct DsvAttentionCall {
     double scale;       /**< factor of q k^T before the softmax, usually 1 / sqrt(D) */
-    DsvRows q, k, v;    /**< (B, S, N, D), read */
+    DsvRows q;          /**< (B, S, N, D), read */
+    DsvRows k;          /**< (B, S, N, D), read */
+    DsvRows v;          /**< (B, S, N, D), read */
     const void *hidden; /**< (B, S, N * D) contiguous, of the dtype of q: the input of the projections to q
                          * and k. Read with sparse.selector=predictor only, otherwise it may be NULL */
     DsvRows out;        /**< (B, S, N, D), written by the forward pass, read by the backward pass */
     void *lse;          /**< (B, N, S) contiguous, F32, or F64 for #DSV_F64: log-sum-exp of each query;
                          * written by the forward pass, read by the backward pass */
     DsvRows dout;       /**< (B, S, N, D), read by the backward pass */
-    DsvRows dq, dk, dv; /**< (B, S, N, D), overwritten by the backward pass */
+    DsvRows dq;         /**< (B, S, N, D), overwritten by the backward pass */
+    DsvRows dk;         /**< (B, S, N, D), overwritten by the backward pass */
+    DsvRows dv;         /**< (B, S, N, D), overwritten by the backward pass */
     int64_t pass;       /**< Number of the pass through the model, from 1. Written by the forward pass. The
                          * backward pass expects the number that its forward pass wrote; 0 is not checked */
     bool recompute;     /**< forward pass only; true: activation checkpointing repeats a forward pass. The
@@ -260,8 +268,12 @@ DsvStatus dsv_attention_copy(DsvAttention *to, DsvAttention *from, void *stream)
  * spans[offsets[n]] to spans[offsets[n + 1] - 1] with n = (b * heads + h) * ceil(queries / group) + g. The
  * spans of a list ascend and none is named twice. A list may be empty. */
 typedef struct DsvLists {
-    int64_t batch, heads, queries, keys;
-    int64_t group, grain;   /**< group from 16 to 1024; grain from 1 to 128 */
+    int64_t batch;          /**< B */
+    int64_t heads;          /**< N */
+    int64_t queries;        /**< queries of a head */
+    int64_t keys;           /**< keys of a head */
+    int64_t group;          /**< queries that share a list, from 16 to 1024 */
+    int64_t grain;          /**< keys of a span, from 1 to 128 */
     int64_t capacity;       /**< entries of `spans`; at least as many as all lists together have */
     const int64_t *offsets; /**< (batch * heads * ceil(queries / group) + 1), device memory; the first is 0 */
     const int32_t *spans;   /**< (capacity), device memory */

@@ -189,7 +189,6 @@ static void load_codes(const float *values, int64_t count, const uint8_t *codes,
 static float largest_of(int64_t count, const float *x)
 {
     float largest = 0;
-#pragma omp simd reduction(max : largest)
     for (int64_t i = 0; i < count; i++)
         largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
     return largest;

@@ -122,6 +122,8 @@ static void check_random_rounding(const DsviBackend *backend)
     DsviStream *stream = backend->device ? backend->device->stream : NULL;
     const double target = 0.1 * 1.001; /* not a number of BF16 */
     double sum = 0;
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
     for (int i = 0; i < N; i++)
         grad[i] = 1.001f;
     for (int way = 0; way < 3; way++) { /* whole, in two parts, another step */

@@ -4,7 +4,8 @@
  *
  * cuDNN does not convolve here. It makes a plan for each set of sizes, by a compilation at run time where the
  * bias is added; the pieces of a video have hundreds of sizes. On an H200 5 frames of 480 x 832 were not
- * encoded and decoded within 60 s, which take 0.07 s here. Its sums may also depend on all sizes of x and y, which conv.h forbids on deterministic devices.
+ * encoded and decoded within 60 s, which take 0.07 s here. Its sums may also depend on all sizes of x and y,
+ * which conv.h forbids on deterministic devices.
  *
  * Convolutions from or to 3 channels are not padded to 8: padding would make the largest tensor, the video,
  * 8 / 3 times as large and copy it once. They are 3 / 96 of the products of one convolution between the 96
