@@ -79,17 +79,16 @@ static void describe_params(const DsviMoment *moment, const char *array, DsviDty
     }
 }
 
-/* Describes all tensors of moment `i`, whose data are in host arrays. */
+/* Describes all tensors of moment `i`, whose data are in host arrays. The caller frees *out, also after a
+ * failure. */
 static DsvStatus describe(const DsviTrainer *t, int i, void *flat, void *scales, MomentTensors *out)
 {
     const DsviMoment *moment = &t->zero.moments.moment[i];
     size_t room = (size_t)(moment->table->count + moment->table->buckets);
     *out = (MomentTensors){.tensor = calloc(room, sizeof *out->tensor),
                            .name = calloc(room, sizeof *out->name)};
-    if (!out->tensor || !out->name) {
-        free_tensors(out);
+    if (!out->tensor || !out->name)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of the optimizer's state");
-    }
     describe_scales(moment, MOMENT_NAME[i], scales, out);
     describe_params(moment, MOMENT_NAME[i], DSVI_F32, flat, out); /* wider dtypes first, for alignment */
     if (moment->matrix_dtype != DSVI_F32)
@@ -164,13 +163,13 @@ static DsvStatus read_file(DsviTrainer *t, const char *folder, int i, void *scal
 {
     char path[DSVI_PATH_MAX];
     DsvStatus status;
-    MomentTensors tensors;
+    MomentTensors tensors = {0};
     DsviSafetensors *file = NULL;
     DSVI_TRY(moments_path(path, folder, i));
     if (t->zero.moments.optimizer == DSVI_ADAMW)
         return dsvi_flat_read(path, t->trained, MOMENT_NAME[i], t->host_flat);
     memset(t->host_flat, 0, (size_t)t->trained->elements * sizeof *t->host_flat);
-    DSVI_TRY(describe(t, i, t->host_flat, scales, &tensors));
+    DSVI_TRY_GOTO(status, describe(t, i, t->host_flat, scales, &tensors), done);
     DSVI_TRY_GOTO(status, dsvi_safetensors_open(path, &file), done);
     status = copy_tensors(file, &tensors);
 done:
