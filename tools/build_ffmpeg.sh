@@ -9,13 +9,15 @@ folder=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# apt lists of a private folder, because the machine's sources may lack source packages
-mkdir -p "$work/lists/partial"
-cat >"$work/sources.list" <<LIST
-deb-src http://deb.debian.org/debian bookworm main
-deb-src http://deb.debian.org/debian-security bookworm-security main
-LIST
-options="-o Dir::Etc::sourcelist=$work/sources.list -o Dir::Etc::sourceparts=-"
+# apt lists of a private folder, because the machine's sources may lack source packages: the same
+# repositories, as sources of source packages.
+mkdir -p "$work/lists/partial" "$work/parts"
+for list in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+    [ ! -e "$list" ] ||
+        sed 's/^deb /deb-src /; s/^Types: *deb$/Types: deb-src/' "$list" >"$work/parts/${list##*/}"
+done
+[ ! -e "$work/parts/sources.list" ] || mv "$work/parts/sources.list" "$work/parts/main.list"
+options="-o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=$work/parts"
 options="$options -o Dir::State::lists=$work/lists"
 # The options are words to be split.
 apt-get -qq $options update
