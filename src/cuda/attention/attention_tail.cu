@@ -65,7 +65,8 @@ DsviHeads take_rows(TailBuffers *buffers, const TailShape &tail, char *workspace
     return compact_heads(tail, data, count);
 }
 
-/* Returns why the kernels for Hopper do not serve tails of these shapes, or NULL. */
+/* Returns why the kernels for Hopper do not serve tails of these shapes, or NULL. Depends only on what a
+ * caller knows who asks for the size of the workspace: not on pointers, strides or the scale. */
 const char *shapes_decline(const DsviStream *stream, const TailShape &tail, bool backward)
 {
     if (stream->capability != 90)
@@ -81,7 +82,7 @@ const char *shapes_decline(const DsviStream *stream, const TailShape &tail, bool
         return "runs of keys";
     if (backward && stream->deterministic)
         return "sums in a fixed order";
-    return tail.a.scale > 0 ? nullptr : "scale is not positive";
+    return nullptr;
 }
 
 /* Returns why the kernels for Hopper do not serve the tail, or NULL. */
@@ -93,6 +94,8 @@ const char *hopper_declines_tail(const DsviStream *stream, const TailShape &tail
                  (!backward || (heads_aligned(&p.dk, p.dim, 2, 16) && heads_aligned(&p.dv, p.dim, 2, 16)));
     if (why)
         return why;
+    if (!(p.scale > 0))
+        return "scale is not positive";
     if (p.keys == 0)
         return "no keys";
     if (!whole)
