@@ -120,6 +120,19 @@ static DsvStatus run_attention(const CheckCase *c, const DsviOps *ops, DsviStrea
     return status;
 }
 
+/* dS_ij = P_ij (dP_ij - delta_i) cancels where all values are equal: dP_ij = delta_i = D dout v. The terms of
+ * dQ_i = scale sum_j dS_ij K_j then sum to 2 scale D dout v k sum_j P_ij in absolute value, and
+ * out_i = v sum_j P_ij. Those of dK_j sum to 2 scale D dout v q sum_i P_ij, and dV_j = dout sum_i P_ij. The
+ * gradients of a tail have the same form. */
+static void note_terms(CheckCase *c, const Shape *shape)
+{
+    double value = CHECK_EQUAL_VALUE, factor = 2 / sqrt((double)shape->dim) * (double)shape->dim * value;
+    c->buffer[DQ].terms_of = OUT;
+    c->buffer[DQ].terms_scale = factor * value * c->buffer[K].scale * c->buffer[DOUT].scale;
+    c->buffer[DK].terms_of = DV;
+    c->buffer[DK].terms_scale = factor * value * c->buffer[Q].scale * c->buffer[V].scale;
+}
+
 static void check_attention(const DsviBackend *backend, const Shape *shape, int64_t chunk, int64_t run)
 {
     Problem p = {.shape = *shape, .chunk = chunk, .run = run, .backend = backend};
@@ -143,6 +156,7 @@ static void check_attention(const DsviBackend *backend, const Shape *shape, int6
     if (chunk > 0)
         check_buffer(&c, "tail_lse", CHECK_ACC, CHECK_OUT, rows * dsvi_tail_chunks(shape->queries, chunk));
     c.buffer[Q].scale = 2;
+    note_terms(&c, shape);
     if (shape->group > 0) {
         p.lists = (DsviLists){.batch = shape->batch,
                               .heads = shape->heads,

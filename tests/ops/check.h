@@ -10,7 +10,12 @@
  * where E is the largest error of the plain implementation in this tensor, u is the unit roundoff of the
  * tensor's dtype (2^-24, 2^-8), and least = 2^-120 allows for results that vector instructions flush to zero.
  * So a variant may have twice the error of straightforward code in the same precision, plus `ulps` roundings.
- * NaN fails every comparison. The checker also requires:
+ * A sum of terms that cancel has errors in proportion to the terms, not to |reference|. With random fills E
+ * is the largest of many such errors. With CHECK_EQUAL all elements of a tensor round alike, so E is one
+ * sample and may be far below the error of other code with as many roundings. For a buffer with `terms_scale`
+ * the allowed error with CHECK_EQUAL therefore has one more summand, ulps 2^-24 M,    M = terms_scale
+ * |element of the reference's buffer terms_of| where M is the sum of the absolute values of the terms of this
+ * element, which are accumulated in F32. NaN fails every comparison. The checker also requires:
  *     - the same bits with one and with three threads, if the device promises determinism;
  *     - unchanged bytes before and after each buffer (all 0xff, which reads as NaN);
  *     - unchanged inputs.
@@ -35,10 +40,12 @@ typedef enum CheckKind {
 
 typedef enum CheckRole { CHECK_IN, CHECK_OUT, CHECK_IN_OUT } CheckRole;
 
+#define CHECK_EQUAL_VALUE 0.7
+
 typedef enum CheckFill {
     CHECK_NORMAL, /* standard normal */
     CHECK_LARGE,  /* normal times 1000 */
-    CHECK_EQUAL,  /* all 0.7 */
+    CHECK_EQUAL,  /* all CHECK_EQUAL_VALUE */
     CHECK_TINY,   /* normal times 2^-130: denormal in F32 and BF16 */
     CHECK_SPARSE, /* normal, but two of three elements are zero */
     CHECK_FILLS
@@ -54,6 +61,8 @@ typedef struct CheckBuffer {
     bool positive;          /* elements are offset + scale * |fill| */
     int64_t infinite;       /* elements 0, infinite, 2 infinite, ... are -inf; 0: none is */
     const int32_t *indices; /* (n) values of a CHECK_I32 buffer; owned by the caller */
+    double terms_scale;     /* 0: the terms of an element do not cancel. See the head of this file */
+    int terms_of;           /* with terms_scale > 0: number of an output of as many elements */
     int alias;              /* 1 + number of the earlier buffer whose memory this one uses; 0: its own */
     /* set by the checker for each run */
     DsviDtype dtype;

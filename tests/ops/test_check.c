@@ -122,6 +122,68 @@ static void test_faults_are_caught(void **state)
     }
 }
 
+/* y = x - y, and z = x + z, which is the sum of the absolute values of y's terms where all values are equal.
+ */
+static DsvStatus run_cancelling(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
+{
+    DsviAddArgs args = {.n = LENGTH,
+                        .a = 1,
+                        .b = -1,
+                        .x_dtype = c->act,
+                        .y_dtype = c->acc,
+                        .x = c->buffer[0].data,
+                        .y = c->buffer[1].data};
+    DSVI_TRY(ops->add.run(stream, &args));
+    args.b = 1;
+    args.y = c->buffer[2].data;
+    return ops->add.run(stream, &args);
+}
+
+/* Differences of 0 become error x 2^-24, but not where the terms are 0. */
+static void spoil_zeros(const DsviAddArgs *args, float error)
+{
+    const float *x = args->x;
+    float *y = args->y;
+    for (int64_t i = 0; i < args->n; i++)
+        y[i] += y[i] == 0 && x[i] != 0 ? error * 0x1p-24f : 0;
+}
+
+static DsvStatus add_with_roundings(DsviStream *stream, const DsviAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    spoil_zeros(args, 5);
+    return DSV_OK;
+}
+
+static DsvStatus add_with_wrong_zeros(DsviStream *stream, const DsviAddArgs *args)
+{
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    spoil_zeros(args, 6);
+    return DSV_OK;
+}
+
+/* Four roundings of the terms' sum of 1.4 are allowed: 5.6 units of 2^-24. Without terms_scale none is. */
+static void test_cancelling_terms(void **state)
+{
+    DsviBackend backend = {0};
+    char why[CHECK_TEXT_BYTES] = "";
+    (void)state;
+    dsvi_ops_fill_ref(&backend.ops);
+    for (int fault = 0; fault < 3; fault++) {
+        CheckCase c = {.op = "difference", .shape = "n 65", .run = run_cancelling, .ulps = 4};
+        check_buffer(&c, "x", CHECK_ACT, CHECK_IN, LENGTH);
+        CheckBuffer *y = check_buffer(&c, "y", CHECK_ACC, CHECK_IN_OUT, LENGTH);
+        check_buffer(&c, "z", CHECK_ACC, CHECK_IN_OUT, LENGTH);
+        y->terms_of = 2;
+        y->terms_scale = fault == 1 ? 0 : 1;
+        backend.ops.add.run = fault == 2 ? add_with_wrong_zeros : add_with_roundings;
+        c.f32_only = true;
+        assert_int_equal(check_case(&c, &backend, why), fault == 0);
+        if (fault > 0 && !strstr(why, "fill equal"))
+            fail_msg("fault %d is reported as: %s", fault, why);
+    }
+}
+
 /* Returns the sum of the squares of x, whose gradient is 2 x. */
 static double sum_of_squares(void *context)
 {
@@ -145,6 +207,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_right_passes),
         cmocka_unit_test(test_faults_are_caught),
+        cmocka_unit_test(test_cancelling_terms),
         cmocka_unit_test(test_gradient_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
