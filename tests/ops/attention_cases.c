@@ -123,7 +123,8 @@ static DsvStatus run_attention(const CheckCase *c, const DsviOps *ops, DsviStrea
 /* dS_ij = P_ij (dP_ij - delta_i) cancels where all values are equal: dP_ij = delta_i = D dout v. The terms of
  * dQ_i = scale sum_j dS_ij K_j then sum to 2 scale D dout v k sum_j P_ij in absolute value, and
  * out_i = v sum_j P_ij. Those of dK_j sum to 2 scale D dout v q sum_i P_ij, and dV_j = dout sum_i P_ij. The
- * gradients of a tail have the same form. */
+ * gradients of a tail have the same form. With large values no |dP_ij| and no |delta_i| is above D times the
+ * largest |dout| and |v|, and the P_ij of a query sum to 1. */
 static void note_terms(CheckCase *c, const Shape *shape)
 {
     double value = CHECK_EQUAL_VALUE, factor = 2 / sqrt((double)shape->dim) * (double)shape->dim * value;
@@ -131,6 +132,11 @@ static void note_terms(CheckCase *c, const Shape *shape)
     c->buffer[DQ].terms_scale = factor * value * c->buffer[K].scale * c->buffer[DOUT].scale;
     c->buffer[DK].terms_of = DV;
     c->buffer[DK].terms_scale = factor * value * c->buffer[Q].scale * c->buffer[V].scale;
+    for (int b = DQ; b <= DK; b++) {
+        const int bounds[CHECK_BOUNDS] = {DOUT, V, b == DQ ? K : Q};
+        memcpy(c->buffer[b].bounds, bounds, sizeof bounds);
+        c->buffer[b].bounds_scale = 2 * sqrt((double)shape->dim) * (b == DQ ? 1 : (double)shape->queries);
+    }
 }
 
 static void check_attention(const DsviBackend *backend, const Shape *shape, int64_t chunk, int64_t run)

@@ -189,16 +189,34 @@ typedef struct Yardstick {
     double *const *values;
 } Yardstick;
 
-/* Returns the error that the cancelling terms of element i of buffer b may leave (check.h). */
-static double cancelled(const CheckCase *c, const Yardstick *yardstick, int b, int64_t i)
+static double largest_value(const CheckCase *c, const Yardstick *yardstick, int b)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < c->buffer[b].n; i++)
+        largest = fmax(largest, fabs(yardstick->values[b][i]));
+    return largest;
+}
+
+/* Returns M of each element of buffer b with large values (check.h), and 0 with others. */
+static double large_terms(const CheckCase *c, const Yardstick *yardstick, int b)
 {
     const CheckBuffer *buffer = &c->buffer[b];
+    double product = yardstick->fill == CHECK_LARGE ? buffer->bounds_scale : 0;
+    for (int k = 0; k < CHECK_BOUNDS && product > 0; k++)
+        product *= largest_value(c, yardstick, buffer->bounds[k]);
+    return product;
+}
+
+/* Returns M of element i of buffer b with equal values (check.h), and 0 with others. */
+static double equal_terms(const CheckCase *c, const Yardstick *yardstick, int b, int64_t i)
+{
+    const CheckBuffer *buffer = &c->buffer[b];
+    Precision exact = {DSVI_F64, DSVI_F64};
     if (yardstick->fill != CHECK_EQUAL || buffer->terms_scale <= 0)
         return 0;
-    Precision exact = {DSVI_F64, DSVI_F64};
     DsviDtype dtype = dtype_of(&c->buffer[buffer->terms_of], exact);
-    double terms = dsvi_load(dtype, element_zero(c, &yardstick->reference, buffer->terms_of), i);
-    return c->ulps * unit_roundoff(DSVI_F32) * buffer->terms_scale * fabs(terms);
+    return buffer->terms_scale *
+           fabs(dsvi_load(dtype, element_zero(c, &yardstick->reference, buffer->terms_of), i));
 }
 
 static bool outputs_agree(const CheckCase *c, const Yardstick *yardstick, const Image *variant, char *why,
@@ -217,11 +235,13 @@ static bool outputs_agree(const CheckCase *c, const Yardstick *yardstick, const 
             double error = fabs(dsvi_load(dtype, element_zero(c, plain, b), i) - expected);
             plain_error = error > plain_error ? error : plain_error;
         }
+        double large = large_terms(c, yardstick, b);
         for (int64_t i = 0; i < buffer->n; i++) {
             double expected = dsvi_load(exact_dtype, element_zero(c, reference, b), i);
             double got = dsvi_load(dtype, element_zero(c, variant, b), i);
             double allowed = 2 * plain_error + c->ulps * unit_roundoff(dtype) * fabs(expected) +
-                             cancelled(c, yardstick, b, i) + LEAST;
+                             c->ulps * unit_roundoff(DSVI_F32) * (large + equal_terms(c, yardstick, b, i)) +
+                             LEAST;
             if (got == expected || fabs(got - expected) <= allowed) /* == because both may be infinite */
                 continue;
             snprintf(why, why_bytes,

@@ -15,7 +15,9 @@
  * sample and may be far below the error of other code with as many roundings. For a buffer with `terms_scale`
  * the allowed error with CHECK_EQUAL therefore has one more summand, ulps 2^-24 M,    M = terms_scale
  * |element of the reference's buffer terms_of| where M is the sum of the absolute values of the terms of this
- * element, which are accumulated in F32. NaN fails every comparison. The checker also requires:
+ * element, which are accumulated in F32. With CHECK_LARGE a softmax is 1 for one key and 0 for all others,
+ * and its gradients cancel in code that sums in one order only. There M is bounds_scale times the product of
+ * the largest absolute values of the inputs `bounds`. NaN fails every comparison. The checker also requires:
  *     - the same bits with one and with three threads, if the device promises determinism;
  *     - unchanged bytes before and after each buffer (all 0xff, which reads as NaN);
  *     - unchanged inputs.
@@ -41,6 +43,7 @@ typedef enum CheckKind {
 typedef enum CheckRole { CHECK_IN, CHECK_OUT, CHECK_IN_OUT } CheckRole;
 
 #define CHECK_EQUAL_VALUE 0.7
+#define CHECK_BOUNDS 3
 
 typedef enum CheckFill {
     CHECK_NORMAL, /* standard normal */
@@ -55,15 +58,17 @@ typedef struct CheckBuffer {
     const char *name;
     CheckKind kind;
     CheckRole role;
-    int64_t n;              /* elements */
-    bool steady;            /* always filled as CHECK_NORMAL, whatever the checker's fill */
-    double scale, offset;   /* elements are offset + scale * fill */
-    bool positive;          /* elements are offset + scale * |fill| */
-    int64_t infinite;       /* elements 0, infinite, 2 infinite, ... are -inf; 0: none is */
-    const int32_t *indices; /* (n) values of a CHECK_I32 buffer; owned by the caller */
-    double terms_scale;     /* 0: the terms of an element do not cancel. See the head of this file */
-    int terms_of;           /* with terms_scale > 0: number of an output of as many elements */
-    int alias;              /* 1 + number of the earlier buffer whose memory this one uses; 0: its own */
+    int64_t n;                /* elements */
+    bool steady;              /* always filled as CHECK_NORMAL, whatever the checker's fill */
+    double scale, offset;     /* elements are offset + scale * fill */
+    bool positive;            /* elements are offset + scale * |fill| */
+    int64_t infinite;         /* elements 0, infinite, 2 infinite, ... are -inf; 0: none is */
+    const int32_t *indices;   /* (n) values of a CHECK_I32 buffer; owned by the caller */
+    double terms_scale;       /* 0: the terms of an element do not cancel. See the head of this file */
+    int terms_of;             /* with terms_scale > 0: number of an output of as many elements */
+    double bounds_scale;      /* 0: the terms of an element do not cancel with CHECK_LARGE */
+    int bounds[CHECK_BOUNDS]; /* with bounds_scale > 0: numbers of inputs */
+    int alias;                /* 1 + number of the earlier buffer whose memory this one uses; 0: its own */
     /* set by the checker for each run */
     DsviDtype dtype;
     void *data;

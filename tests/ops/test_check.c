@@ -184,6 +184,52 @@ static void test_cancelling_terms(void **state)
     }
 }
 
+/* y = x - y */
+static DsvStatus run_difference(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
+{
+    DsviAddArgs args = {.n = LENGTH,
+                        .a = 1,
+                        .b = -1,
+                        .x_dtype = c->act,
+                        .y_dtype = c->acc,
+                        .x = c->buffer[0].data,
+                        .y = c->buffer[1].data};
+    return ops->add.run(stream, &args);
+}
+
+/* Large inputs become differences of 5 x 2^-24 times the third power of the largest input. */
+static DsvStatus add_with_large_roundings(DsviStream *stream, const DsviAddArgs *args)
+{
+    float largest = 0;
+    for (int64_t i = 0; i < args->n; i++)
+        largest = fmaxf(largest, fabsf(((const float *)args->x)[i]));
+    DSVI_TRY(dsvi_add_ref(stream, args));
+    for (int64_t i = 0; i < args->n && largest > 100; i++)
+        ((float *)args->y)[i] += 5 * 0x1p-24f * largest * largest * largest;
+    return DSV_OK;
+}
+
+/* Each y is x - x. Four roundings of bounds_scale times that third power are allowed. */
+static void test_cancelling_large_terms(void **state)
+{
+    DsviBackend backend = {0};
+    char why[CHECK_TEXT_BYTES] = "";
+    (void)state;
+    dsvi_ops_fill_ref(&backend.ops);
+    backend.ops.add.run = add_with_large_roundings;
+    for (int fault = 0; fault < 2; fault++) {
+        CheckCase c = {.op = "difference", .shape = "n 65", .run = run_difference, .ulps = 4};
+        check_buffer(&c, "x", CHECK_ACT, CHECK_IN_OUT, LENGTH);
+        CheckBuffer *y = check_buffer(&c, "y", CHECK_ACT, CHECK_IN_OUT, LENGTH);
+        y->alias = 1;
+        c.buffer[0].bounds_scale = y->bounds_scale = fault ? 1 : 2;
+        c.f32_only = true;
+        assert_int_equal(check_case(&c, &backend, why), fault == 0);
+        if (fault > 0 && !strstr(why, "fill large"))
+            fail_msg("fault %d is reported as: %s", fault, why);
+    }
+}
+
 /* Returns the sum of the squares of x, whose gradient is 2 x. */
 static double sum_of_squares(void *context)
 {
@@ -205,9 +251,8 @@ static void test_gradient_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right_passes),
-        cmocka_unit_test(test_faults_are_caught),
-        cmocka_unit_test(test_cancelling_terms),
+        cmocka_unit_test(test_right_passes),     cmocka_unit_test(test_faults_are_caught),
+        cmocka_unit_test(test_cancelling_terms), cmocka_unit_test(test_cancelling_large_terms),
         cmocka_unit_test(test_gradient_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
