@@ -30,28 +30,30 @@ static const CliFlag flags[] = {
     {0},
 };
 
-static const char text[] = "Trains a video diffusion transformer with the options in the YAML file CONFIG\n"
-                           "(default configs/demo.yaml); key=value arguments override the file. If the file\n"
-                           "does not exist here, the file of this name that is installed with dsv is used.\n"
-                           "Clips are read from data.path: a folder, a CSV or JSONL list, or a latent cache\n"
-                           "written by dsv encode. Written to the folder output_dir: config.yaml,\n"
-                           "metrics.jsonl, TensorBoard events, checkpoints and sampled clips.\n"
-                           "\n"
-                           "After Ctrl-C, SIGTERM or SIGHUP the current step is finished, a checkpoint is\n"
-                           "written, and the command for resuming is printed; the exit status is then 130,\n"
-                           "143 or 129. Further signals are ignored, except that Ctrl-C more than a second\n"
-                           "after the first signal ends the program at once.\n"
-                           "\n"
-                           "--dry-run checks the configuration and prints the memory that a run on one rank\n"
-                           "would take on the device, which must exist; data.path is not read.\n"
-                           "\n"
-                           "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
-                           "(docs/distributed.md).\n"
-                           "\n"
-                           "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
-                           "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
-                           "  dsv train configs/wan1.3b.yaml --dry-run\n"
-                           "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
+static const char text[] =
+    "Trains a video diffusion transformer with the options in the YAML file CONFIG\n"
+    "(default configs/demo.yaml); key=value arguments override the file. If the file\n"
+    "does not exist here, the file of this name that is installed with dsv is used.\n"
+    "Clips are read from data.path: a folder, a CSV or JSONL list, or a latent cache\n"
+    "written by dsv encode. Written to the folder output_dir: config.yaml,\n"
+    "metrics.jsonl, TensorBoard events, checkpoints and sampled clips.\n"
+    "\n"
+    "After Ctrl-C, SIGTERM or SIGHUP the current step is finished, a checkpoint is\n"
+    "written, and the command for resuming is printed; the exit status is then 130,\n"
+    "143 or 129. Further signals are ignored, except that Ctrl-C more than a second\n"
+    "after the first signal ends the program at once.\n"
+    "\n"
+    "--dry-run checks the configuration and prints the memory that a run on one rank\n"
+    "would take on the device, which must exist. With data.buckets it reads data.path\n"
+    "and lists the sizes, their clips, and the time of an epoch.\n"
+    "\n"
+    "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
+    "(docs/distributed.md).\n"
+    "\n"
+    "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
+    "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
+    "  dsv train configs/wan1.3b.yaml --dry-run\n"
+    "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
 
 /* Prints a word with the quotes that a shell needs. */
 static void print_word(const char *word)

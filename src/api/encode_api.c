@@ -11,6 +11,7 @@
 #include "base/config_abi.h"
 #include "base/host.h"
 #include "base/threads.h"
+#include "data/dataset_sizes.h"
 #include "encode/encode_clips.h"
 #include "encode/encode_models.h"
 
@@ -25,10 +26,11 @@ typedef struct Encoding {
     DsviDataset *dataset;
     DsviEncodeClips clips;
     DsviLatentCache *cache;
-    DsviCodec *codec; /* NULL: the VAE encodes */
-    DsviVideoShape video;
-    const char *model_path; /* NULL: no model */
-    DsviBackend backend;    /* these three with a model only */
+    DsviCodec *codec;                              /* NULL: the VAE encodes */
+    DsviVideoShape videos[DSVI_CLIP_SIZES_MAX];    /* of the windows of each size */
+    int64_t latent_shapes[DSVI_CLIP_SIZES_MAX][4]; /* of their latents */
+    const char *model_path;                        /* NULL: no model */
+    DsviBackend backend;                           /* these three with a model only */
     DsviEncodeModels models;
     DsviTexts texts;
     DsviWindowEncoder encoder;
@@ -49,27 +51,62 @@ static void warn_left_out(const Encoding *e, const char *what)
 
 /* ---- The codec ---- */
 
-static DsvStatus encode_by_codec(void *context, const float *pixels, float *latent)
+static DsvStatus encode_by_codec(void *context, int64_t size, const float *pixels, float *latent)
 {
     const Encoding *e = context;
-    return e->codec->encode(e->codec, e->video, pixels, latent);
+    return e->codec->encode(e->codec, e->videos[size], pixels, latent);
 }
 
 static DsvStatus open_codec(Encoding *e)
 {
     const DsvConfig *settings = e->settings;
+    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
     DsviVideoShape latent;
     DSVI_TRY(dsvi_codec_open(settings, &e->codec));
-    e->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
-    DSVI_TRY(e->codec->latent_shape(e->codec, e->video, &latent));
-    e->encoder = (DsviWindowEncoder){
-        .context = e,
-        .encode = encode_by_codec,
-        .parallel = true,
-        .pixels = 3 * e->video.frames * e->video.height * e->video.width,
-        .shape = {latent.channels, latent.frames, latent.height, latent.width},
-    };
+    e->encoder = (DsviWindowEncoder){.context = e, .encode = encode_by_codec, .parallel = true};
+    return settings->data_buckets[0] ? DSV_OK : e->codec->latent_shape(e->codec, video, &latent);
+}
+
+/* Returns the codec that knows the shapes of latents. */
+static const DsviCodec *shape_codec(const Encoding *e)
+{
+    return e->codec ? e->codec : &e->models.shape.codec;
+}
+
+/* Computes the shapes of windows and latents of all sizes, and enters them into the encoder. */
+static DsvStatus set_shapes(Encoding *e)
+{
+    const DsviClipSizes *sizes = &e->dataset->sizes;
+    DsviWindowEncoder *encoder = &e->encoder;
+    encoder->shapes = (const int64_t(*)[4])e->latent_shapes;
+    encoder->size_count = sizes->count;
+    e->models.videos = e->videos;
+    for (int64_t i = 0; i < sizes->count; i++) {
+        const DsviClipSize *size = &sizes->at[i];
+        DsviVideoShape latent, *video = &e->videos[i];
+        char text[DSVI_CLIP_SIZE_BYTES];
+        *video = (DsviVideoShape){3, size->frames, size->height, size->width};
+        DsvStatus status = shape_codec(e)->latent_shape(shape_codec(e), *video, &latent);
+        if (status != DSV_OK && e->settings->data_buckets[0])
+            return dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(size, text));
+        DSVI_TRY(status);
+        const int64_t shape[4] = {latent.channels, latent.frames, latent.height, latent.width};
+        memcpy(e->latent_shapes[i], shape, sizeof shape);
+        int64_t pixels = video->channels * video->frames * video->height * video->width;
+        encoder->pixels = pixels > encoder->pixels ? pixels : encoder->pixels;
+    }
     return DSV_OK;
+}
+
+/* Assigns the clips to the sizes of data.buckets. A transformer's patch has two by two latent pixels in every
+ * published model. */
+static DsvStatus assign_sizes(Encoding *e)
+{
+    enum { PATCH = 2 };
+    DsviClipSteps steps;
+    DSVI_TRY(dsvi_codec_steps(shape_codec(e), &steps.frame_step, &steps.pixel_step));
+    steps.pixel_step *= PATCH;
+    return dsvi_dataset_assign(e->dataset, e->settings, &steps, false);
 }
 
 /* ---- The model ---- */
@@ -165,6 +202,7 @@ static DsvStatus open_clips(Encoding *e)
         return DSVI_FAIL(DSV_E_USAGE, "%s is a latent cache already, expected clips", path);
     DSVI_TRY(dsvi_dataset_deduplicate(e->dataset));
     DSVI_TRY(check_folder(e));
+    DSVI_TRY(assign_sizes(e));
     for (int64_t i = 0; i < e->dataset->left_out_count; i++)
         warn_left_out(e, e->dataset->left_out[i].reason);
     for (int64_t i = 0; i < e->dataset->remark_count; i++)
@@ -293,6 +331,7 @@ static DsvStatus encode_all(Encoding *e)
     DSVI_TRY(encode_texts(e));
     if (by_vae(e))
         DSVI_TRY(dsvi_encode_models_load_vae(&e->models, &e->encoder));
+    DSVI_TRY(set_shapes(e));
     DSVI_TRY(encode_windows(e));
     return write_list(e);
 }

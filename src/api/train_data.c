@@ -114,7 +114,8 @@ done:
     return status;
 }
 
-/* Makes a latent cache of the data that option `key` names, and stores its path in `data`. */
+/* Makes a latent cache of the data that option `key` names, and stores its path in `data`. The clips are
+ * encoded at the sizes that `config` names. */
 static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvEvents *events,
                              const char *key, const char *part, char data[DSV_TEXT_MAX])
 {
@@ -144,5 +145,7 @@ DsvStatus dsvi_train_data_prepare(DsvConfig *config, DsviComm *comm, const DsvEv
     DSVI_TRY(prepare_one(config, comm, events, "data.path", "train", config->data_path));
     if (!config->validation_data[0])
         return DSV_OK;
-    return prepare_one(config, comm, events, "validation.data", "validation", config->validation_data);
+    DsvConfig one_size = *config; /* held-out windows have the size num_frames x height x width */
+    one_size.data_buckets[0] = 0;
+    return prepare_one(&one_size, comm, events, "validation.data", "validation", config->validation_data);
 }

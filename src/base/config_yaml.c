@@ -1,8 +1,9 @@
 /* Reads a DsvConfig from a YAML file with libyaml: one mapping of scalars, nested or with dotted keys.
  *
  * The type of a value is the type of its option, with or without quotes. A missing value (nothing, ~ or null)
- * is an empty text; a group of options may be empty too. Everything else in YAML is refused with its line:
- * sequences, anchors and aliases, tags, several documents, a key that is set twice. */
+ * is an empty text; a group of options may be empty too. A sequence of scalars is a text with commas between
+ * them, for options that are texts. Everything else in YAML is refused with its line: other sequences,
+ * anchors and aliases, tags, several documents, a key that is set twice. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +100,25 @@ static bool is_null(const yaml_event_t *event)
     return false;
 }
 
+/* Reads a sequence of scalars into `text`, with commas between them. r->event is the event at its start. */
+static DsvStatus read_sequence(Reader *r, const DsviOption *option, size_t line, char text[DSV_TEXT_MAX])
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (;;) {
+        DSVI_TRY(advance(r));
+        if (r->event.type == YAML_SEQUENCE_END_EVENT)
+            return DSV_OK;
+        if (r->event.type != YAML_SCALAR_EVENT)
+            return name_line(r, line,
+                             dsvi_config_refuse_value(option, "a sequence that is no list of words"));
+        used += (size_t)snprintf(text + used, DSV_TEXT_MAX - used, "%s%s", used ? "," : "",
+                                 (const char *)r->event.data.scalar.value);
+        if (used >= DSV_TEXT_MAX)
+            return name_line(r, line, dsvi_config_refuse_value(option, "a sequence that is too long"));
+    }
+}
+
 /* Reads the option's value. r->event is the event after the option's key, which is on `line`. */
 static DsvStatus read_option(Reader *r, const DsviOption *option, size_t line)
 {
@@ -106,6 +126,11 @@ static DsvStatus read_option(Reader *r, const DsviOption *option, size_t line)
     DSVI_TRY(note_line(r, first_line, line, option->info.key));
     if (r->event.type == YAML_MAPPING_START_EVENT)
         return name_line(r, line, dsvi_config_refuse_value(option, "a mapping"));
+    if (r->event.type == YAML_SEQUENCE_START_EVENT && option->kind == DSVI_OPTION_TEXT) {
+        char text[DSV_TEXT_MAX];
+        DSVI_TRY(read_sequence(r, option, line, text));
+        return name_line(r, line, dsvi_config_set_value(r->config, option, text));
+    }
     if (r->event.type != YAML_SCALAR_EVENT)
         return name_line(r, line, dsvi_config_refuse_value(option, "a sequence"));
     const char *value = is_null(&r->event) ? "" : (const char *)r->event.data.scalar.value;

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "data/dataset_sizes.h"
+
 /* Longer clips are never kept, because their first window would have to wait until the whole clip is
  * decoded. */
 #define KEPT_SECONDS_MAX 120.0
@@ -19,8 +21,8 @@ typedef enum KeptState {
 
 typedef struct KeptClip {
     KeptState state;
-    int64_t frames, height, width;
-    uint8_t *rgb; /* (frames, height, width, 3), part of the cache's memory */
+    int64_t first, frames, height, width; /* frame times `first` and following */
+    uint8_t *rgb;                         /* (frames, height, width, 3), part of the cache's memory */
 } KeptClip;
 
 struct DsviClipCache {
@@ -45,14 +47,16 @@ static void compute_clip_sizes(DsviClipCache *cache)
     const DsvConfig *config = cache->config;
     for (int64_t i = 0; i < cache->dataset->count; i++) {
         const DsviDatasetItem *item = &cache->dataset->items[i];
+        const DsviClipSize size = dsvi_dataset_size(cache->dataset, config, i);
         KeptClip *clip = &cache->clips[i];
         if (item->info.seconds > KEPT_SECONDS_MAX ||
-            dsvi_clip_cover(item->path, item->info.height, item->info.width, config->height, config->width,
+            dsvi_clip_cover(item->path, item->info.height, item->info.width, size.height, size.width,
                             &clip->height, &clip->width) != DSV_OK)
             continue;
         clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
-        if (clip->frames < config->num_frames)
-            clip->frames = config->num_frames; /* the last frame is repeated, as by dsvi_clip_read */
+        clip->first = cache->dataset->fixed ? item->start : 0;
+        if (clip->frames < size.frames || cache->dataset->fixed)
+            clip->frames = size.frames; /* the last frame is repeated, as by dsvi_clip_read */
     }
 }
 
@@ -148,17 +152,18 @@ size_t dsvi_clip_cache_bytes(const DsviClipCache *cache)
 static KeptState clip_cache_fill(const DsviClipCache *cache, int64_t item, const KeptClip *clip)
 {
     const DsvConfig *config = cache->config;
+    const DsviClipSize size = dsvi_dataset_size(cache->dataset, config, item);
     DsviClipWindow whole = {
-        .start = 0,
+        .start = (double)clip->first / config->fps,
         .fps = config->fps,
         .frames = clip->frames,
-        .height = config->height,
-        .width = config->width,
+        .height = size.height,
+        .width = size.width,
     };
     int64_t covered;
     DsvStatus status = dsvi_clip_read_rgb(cache->dataset->items[item].path, &whole, clip->height, clip->width,
                                           clip->rgb, &covered);
-    return status == DSV_OK && covered > clip->frames - config->num_frames ? KEPT_FULL : KEPT_NOT;
+    return status == DSV_OK && covered > clip->frames - size.frames ? KEPT_FULL : KEPT_NOT;
 }
 
 /* Returns KEPT_NOT or KEPT_FULL, after decoding the clip or waiting for the thread that decodes it. */
@@ -187,7 +192,7 @@ DsvStatus dsvi_clip_cache_read(DsviClipCache *cache, const DsviSampleRef *sample
     const KeptClip *clip = &cache->clips[sample->item];
     if (clip_cache_settle(cache, sample->item) == KEPT_NOT)
         return dsvi_clip_read(cache->dataset->items[sample->item].path, window, pixels);
-    int64_t first = llrint(window->start * window->fps);
+    int64_t first = llrint(window->start * window->fps) - clip->first;
     DSVI_ASSERT(first >= 0 && first + window->frames <= clip->frames);
     for (int64_t i = 0; i < window->frames; i++)
         dsvi_clip_crop(window, clip->rgb + (first + i) * 3 * clip->height * clip->width, clip->height,

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include <libavcodec/avcodec.h>
@@ -26,6 +27,18 @@ enum {
 /* Demuxers that may be used. FFmpeg's other demuxers accept pictures and texts as video, or are playlists,
  * which open files and addresses that a hostile file names. */
 static const char CONTAINERS[] = "mov,mp4,matroska,webm,avi,mpeg,mpegts,flv,ogg,asf";
+/* The demuxers of files whose names end like those of pictures: each takes one picture from one file. */
+static const char PICTURES[] = "png_pipe,jpeg_pipe";
+
+bool dsvi_clip_is_picture(const char *path)
+{
+    static const char *const ENDINGS[] = {".png", ".jpg", ".jpeg"};
+    const char *dot = strrchr(path, '.');
+    for (size_t i = 0; dot && i < sizeof ENDINGS / sizeof *ENDINGS; i++)
+        if (strcasecmp(dot, ENDINGS[i]) == 0)
+            return true;
+    return false;
+}
 
 static DsvStatus clip_stream_check_file(const char *path)
 {
@@ -48,7 +61,8 @@ static DsvStatus open_container(DsviClipStream *s)
     /* Without the prefix "file:", FFmpeg could take the part of a path before a colon as another protocol. */
     if (snprintf(url, sizeof url, "file:%s", s->path) >= (int)sizeof url)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", s->path, DSVI_PATH_MAX - 1);
-    if (av_dict_set(&options, "format_whitelist", CONTAINERS, 0) < 0 ||
+    if (av_dict_set(&options, "format_whitelist", dsvi_clip_is_picture(s->path) ? PICTURES : CONTAINERS, 0) <
+            0 ||
         av_dict_set(&options, "protocol_whitelist", "file", 0) < 0) {
         av_dict_free(&options);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", s->path);

@@ -42,6 +42,10 @@ typedef struct DsviClipStream {
                       * none */
 } DsviClipStream;
 
+/* Returns whether the name ends like the name of a picture: .png, .jpg or .jpeg. A picture is a video of one
+ * frame. */
+bool dsvi_clip_is_picture(const char *path);
+
 /* Opens the file and decodes the first frame. A zero-initialised stream may be closed, and so may a stream
  * whose opening failed. `path` must outlive the stream. */
 DsvStatus dsvi_clip_stream_open(const char *path, DsviClipStream *stream);

@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "base/utf8.h"
 #include "data/caption_files.h"
+#include "data/clip_stream.h"
 #include "data/dataset_list.h"
 #include "data/trigger_word.h"
 #include "data/latent_cache.h"
@@ -81,6 +82,7 @@ static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *capt
     DsviDatasetItem *item = &d->items[d->count];
     memset(item, 0, sizeof *item);
     item->path = strdup(path);
+    item->start = -1;
     d->count++;
     if (!item->path)
         return dataset_no_memory();
@@ -96,11 +98,14 @@ static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *capt
     return DSV_OK;
 }
 
-/* Returns the start of the file name extension, or NULL if it is not an extension of clips. */
-static const char *clip_ending(const char *name)
+/* Returns the start of the file name extension, or NULL if it is not an extension of clips. Pictures count as
+ * clips of one frame if the data set has several sizes, or the size of one frame. */
+static const char *clip_ending(const DsvConfig *config, const char *name)
 {
     const char *dot = strrchr(name, '.');
-    for (size_t i = 0; dot && i < sizeof CLIP_ENDINGS / sizeof CLIP_ENDINGS[0]; i++)
+    if (dsvi_clip_is_picture(name) && (config->data_buckets[0] || config->num_frames == 1))
+        return dot;
+    for (size_t i = 0; dot && i < sizeof CLIP_ENDINGS / sizeof *CLIP_ENDINGS; i++)
         if (strcasecmp(dot, CLIP_ENDINGS[i]) == 0)
             return dot;
     return NULL;
@@ -111,8 +116,8 @@ static const char *clip_ending(const char *name)
 static DsvStatus read_caption(Scan *scan, DsviDatasetItem *item)
 {
     char *text;
-    DsviCaptionFile *file = dsvi_caption_files_find(&scan->text_files, item->path,
-                                                    (size_t)(clip_ending(item->path) - item->path));
+    DsviCaptionFile *file = dsvi_caption_files_find(
+        &scan->text_files, item->path, (size_t)(clip_ending(scan->config, item->path) - item->path));
     if (!file)
         return DSV_OK;
     DsvStatus status = dsvi_caption_file_read(file->path, &text);
@@ -150,7 +155,7 @@ static DsvStatus read_captions(Scan *scan)
 static DsvStatus scan_clip(Scan *scan, const char *path)
 {
     char text_file[DSVI_PATH_MAX];
-    snprintf(text_file, sizeof text_file, "%.*s.txt", (int)(clip_ending(path) - path), path);
+    snprintf(text_file, sizeof text_file, "%.*s.txt", (int)(clip_ending(scan->config, path) - path), path);
     if (dsvi_path_exists(text_file))
         DSVI_TRY(dsvi_caption_files_add(&scan->text_files, text_file));
     DSVI_TRY(add_item(scan, path, NULL));
@@ -175,7 +180,7 @@ static DsvStatus scan_entry(void *context, const char *name)
     }
     if (dsvi_caption_file_is(name))
         return dsvi_caption_files_add(&scan->text_files, path);
-    return clip_ending(name) ? add_item(scan, path, NULL) : DSV_OK;
+    return clip_ending(scan->config, name) ? add_item(scan, path, NULL) : DSV_OK;
 }
 
 static DsvStatus add_listed(void *context, const char *path, const DsviCaptions *captions)
@@ -199,11 +204,13 @@ static DsvStatus scan_list(Scan *scan, const char *path)
     return dsvi_list_read(path, add_listed, scan);
 }
 
-/* Sets the source of the newest item: the clip from which a cached window was taken. */
-static DsvStatus set_source(Scan *scan, const char *source)
+/* Sets source and size of the newest item: the clip from which a cached window was taken. */
+static DsvStatus set_source(Scan *scan, const DsviLatentCache *cache, int64_t at)
 {
-    DsviDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
-    item->source = strdup(source);
+    DsviDataset *d = scan->dataset;
+    DsviDatasetItem *item = &d->items[d->count - 1];
+    item->source = strdup(dsvi_latent_cache_source(cache, at));
+    item->window = dsvi_latent_cache_size(cache, at);
     return item->source ? DSV_OK : dataset_no_memory();
 }
 
@@ -217,7 +224,7 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
         status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_captions(cache, i));
         if (status == DSV_OK)
-            status = set_source(scan, dsvi_latent_cache_source(cache, i));
+            status = set_source(scan, cache, i);
     }
     dsvi_latent_cache_close(&cache);
     return status;
@@ -238,9 +245,20 @@ static DsvStatus scan_path(Scan *scan, const char *path)
     }
     if (dsvi_list_is(path))
         return scan_list(scan, path);
-    if (clip_ending(path))
+    if (clip_ending(scan->config, path))
         return scan_clip(scan, path);
     return DSVI_FAIL(DSV_E_USAGE, "%s: neither a folder, nor a .csv or .jsonl list, nor a clip", path);
+}
+
+/* Fails if a cached window has another size than the configuration's. */
+static DsvStatus check_window_size(const DsvConfig *config, const DsviDatasetItem *item)
+{
+    const DsviClipSize expected = {config->num_frames, config->height, config->width};
+    char found_text[DSVI_CLIP_SIZE_BYTES], text[DSVI_CLIP_SIZE_BYTES];
+    if (dsvi_clip_size_same(&item->window, &expected))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_SHAPE, "%s: a window of %s, expected %s", item->path,
+                     dsvi_clip_size_text(&item->window, found_text), dsvi_clip_size_text(&expected, text));
 }
 
 /* Probes an item and fails if it cannot be used. Sets *note to a line for the user, if there is something to
@@ -251,11 +269,14 @@ static DsvStatus check_item(const Scan *scan, DsviDatasetItem *item, char **note
     int64_t cover[2];
     if (scan->dataset->latents) {
         uint64_t bytes;
-        return dsvi_file_size(item->path, &bytes);
+        DSVI_TRY(dsvi_file_size(item->path, &bytes));
+        return scan->config->data_buckets[0] ? DSV_OK : check_window_size(scan->config, item);
     }
     DSVI_TRY(dsvi_clip_probe(item->path, &item->info));
     if (dsvi_clip_oddities_text(item->path, &item->info, text, sizeof text))
         *note = strdup(text);
+    if (scan->config->data_buckets[0])
+        return DSV_OK; /* the size that the clip must cover is not known yet */
     return dsvi_clip_cover(item->path, item->info.height, item->info.width, scan->config->height,
                            scan->config->width, &cover[0], &cover[1]);
 }
@@ -282,9 +303,8 @@ static void free_left_out(DsviLeftOut *left_out)
     free(left_out->reason);
 }
 
-/* Moves the items that cannot be used, those with a reason in `reasons`, to d->left_out, which must have
- * room for all of them. */
-static void leave_out(DsviDataset *d, char **reasons)
+/* d->left_out has room for all items that were found. */
+void dsvi_dataset_leave_out(DsviDataset *d, char **reasons)
 {
     int64_t usable = 0;
     for (int64_t i = 0; i < d->count; i++) {
@@ -317,7 +337,7 @@ static DsvStatus check_items(Scan *scan)
         else
             free(scan->notes[i]);
     }
-    leave_out(d, scan->reasons);
+    dsvi_dataset_leave_out(d, scan->reasons);
     return status;
 }
 
@@ -346,6 +366,8 @@ DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDatas
         goto done;
     }
     DSVI_TRY_GOTO(status, dsvi_trigger_word_apply(scan.dataset, config->data_trigger_word), done);
+    scan.dataset->sizes.count = 1;
+    scan.dataset->sizes.at[0] = (DsviClipSize){config->num_frames, config->height, config->width};
     *out = scan.dataset;
     scan.dataset = NULL;
 done:
@@ -368,6 +390,7 @@ void dsvi_dataset_close(DsviDataset **dataset)
     for (int64_t i = 0; i < d->remark_count; i++)
         free(d->remarks[i]);
     free(d->items);
+    free(d->order);
     free(d->left_out);
     free(d->remarks);
     free(d);
@@ -418,7 +441,7 @@ DsvStatus dsvi_dataset_deduplicate(DsviDataset *d)
         if (!reasons[order[i] - d->items])
             status = dataset_no_memory();
     }
-    leave_out(d, reasons);
+    dsvi_dataset_leave_out(d, reasons);
 done:
     free(order);
     free(reasons);
@@ -433,8 +456,11 @@ DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *d)
         const char *path = item->source ? item->source : item->path, *slash = strrchr(path, '/');
         const char *name = slash ? slash + 1 : path;
         const int64_t size[3] = {item->info.width, item->info.height, llround(1e3 * item->info.seconds)};
+        const int64_t window[2] = {item->size, item->start};
         hash = XXH3_64bits_withSeed(name, strlen(name), hash);
         hash = XXH3_64bits_withSeed(size, sizeof size, hash);
+        if (d->order)
+            hash = XXH3_64bits_withSeed(window, sizeof window, hash);
     }
     return (DsviDatasetFingerprint){d->count, hash};
 }

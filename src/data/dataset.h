@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "data/captions.h"
-#include "data/clip.h"
+#include "data/clip_sizes.h"
 #include "data/text_states.h"
 #include "dsv/config.h"
 
@@ -21,11 +21,15 @@ extern "C" {
 typedef struct DsviDatasetItem {
     char *path;
     DsviCaptions captions;
-    char *source;      /* the clip from which a cached window was taken; NULL: path is the clip */
-    DsviClipInfo info; /* clips only */
+    char *source;        /* the clip from which a cached window was taken; NULL: path is the clip */
+    DsviClipInfo info;   /* clips only */
+    DsviClipSize window; /* cached windows only */
+    int64_t size;        /* index in DsviDataset.sizes */
+    int64_t start; /* clips only: the frame where the item's window begins, if DsviDataset.fixed; -1: each
+                    * sample draws it */
 } DsviDatasetItem;
 
-/* A file that cannot be used. */
+/* A file, or a cached window, that is not used. */
 typedef struct DsviLeftOut {
     char *path, *reason; /* reason: a sentence that names the file */
 } DsviLeftOut;
@@ -43,8 +47,12 @@ typedef struct DsviDataset {
     char **remarks; /* lines for the user about items that are used, or about captions */
     int64_t remark_count;
     DsviCaptionFileCounts caption_files; /* of a folder of clips */
-    bool latents;       /* the items of the data set are windows of a latent cache, not clips */
-    DsviTextStore text; /* text states of a latent cache; without a folder if there are none */
+    bool latents;        /* the items of the data set are windows of a latent cache, not clips */
+    DsviTextStore text;  /* text states of a latent cache; without a folder if there are none */
+    bool fixed;          /* each item is one window of a clip, which begins at its `start` */
+    DsviClipSizes sizes; /* at which the items are trained */
+    int64_t *order; /* (count) items, those of sizes.at[0] first, then those of the next; NULL: one size */
+    int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the items of a size begin in `order` */
 } DsviDataset;
 
 /* Opens the data at `path`: a folder of clips (including its direct subfolders; the caption of clip stem.mp4
@@ -52,13 +60,20 @@ typedef struct DsviDataset {
  * relative to the list), or a latent cache. Every clip is probed. A caption file that is not used is named by
  * a remark. Fails with DSV_E_NOT_FOUND if no item is
  * usable; the message states how many were tried and the error of the first. The captions get the option
- * data.trigger_word (trigger_word.h). */
+ * data.trigger_word (trigger_word.h).
+ *
+ * Without data.buckets the only size is num_frames x height x width, and windows of a cache that have another
+ * size are left out. With data.buckets pictures count as clips, items have no size yet, and
+ * dsvi_dataset_assign (dataset_sizes.h) must follow. */
 DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDataset **out);
 void dsvi_dataset_close(DsviDataset **dataset);
 
 /* Replaces the paths of the clips by absolute paths without symbolic links, and moves duplicates to left_out.
  * Not for latent caches. */
 DsvStatus dsvi_dataset_deduplicate(DsviDataset *dataset);
+
+/* Moves the items that have a reason, reasons (count), to left_out, and takes ownership of the reasons. */
+void dsvi_dataset_leave_out(DsviDataset *dataset, char **reasons);
 
 /* Fingerprint of the list of items: lists with different samples have different fingerprints. The hash covers
  * the order of the items, base names (of a cached window: of its source), sizes and lengths. It does not
@@ -77,6 +92,13 @@ typedef struct DsviSampleRef {
 } DsviSampleRef;
 
 DsviSampleRef dsvi_dataset_sample(const DsviDataset *dataset, const DsvConfig *config, uint64_t index);
+
+/* Returns the index in dataset->sizes of the samples of batch number `batch`, which are the samples
+ * batch * train_batch_size and the following ones. With several sizes an epoch is a permutation of batches: a
+ * size has as many as its items fill, and items of the same size fill up its last batch. */
+int64_t dsvi_dataset_batch_size(const DsviDataset *dataset, const DsvConfig *config, uint64_t batch);
+/* Returns the number of batches of an epoch. With one size an epoch need not end with a batch. */
+uint64_t dsvi_dataset_epoch_batches(const DsviDataset *dataset, const DsvConfig *config);
 
 /* Returns the sample with the window and crop that sample `index` would have if its item were `item`. */
 DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "data/dataset_sizes.h"
 
 /* Numbers of the random streams with purpose DSVI_RNG_DATA: stream 0 draws windows, each following stream
  * is the permutation of one epoch. Windows that are drawn again, because every item was tried for a
@@ -53,24 +54,27 @@ static uint64_t permuted_position(uint64_t seed, uint64_t epoch, uint64_t at, ui
     return at;
 }
 
-/* Returns the window that begins `start` frames into the clip, cropped in the middle. */
-static DsviClipWindow dataset_window_at(const DsvConfig *config, uint64_t start)
+/* Returns the window of an item that begins `start` frames into the clip, cropped in the middle. */
+static DsviClipWindow dataset_window_at(const DsviDataset *dataset, const DsvConfig *config, int64_t item,
+                                        uint64_t start)
 {
+    DsviClipSize size = dsvi_dataset_size(dataset, config, item);
     return (DsviClipWindow){
         .start = (double)start / config->fps,
         .fps = config->fps,
-        .frames = config->num_frames,
-        .height = config->height,
-        .width = config->width,
+        .frames = size.frames,
+        .height = size.height,
+        .width = size.width,
         .crop_x = 0.5,
         .crop_y = 0.5,
     };
 }
 
 /* Returns the last frame of the clip at which a window can begin without reaching beyond its end. */
-static int64_t slack_of(const DsviDatasetItem *clip, const DsvConfig *config)
+static int64_t slack_of(const DsviDataset *dataset, const DsvConfig *config, int64_t item)
 {
-    int64_t slack = dsvi_clip_frame_times(&clip->info, config->fps) - config->num_frames;
+    int64_t slack = dsvi_clip_frame_times(&dataset->items[item].info, config->fps) -
+                    dsvi_dataset_size(dataset, config, item).frames;
     return slack > 0 ? slack : 0;
 }
 
@@ -94,9 +98,11 @@ static DsviSampleRef draw_in(const DsviDataset *dataset, const DsvConfig *config
         ref.caption = -1;
     if (dataset->latents)
         return ref;
-    uint64_t slack = (uint64_t)slack_of(&dataset->items[item], config);
-    uint64_t start = slack > 0 ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, slack + 1) : 0;
-    ref.window = dataset_window_at(config, start);
+    uint64_t slack = (uint64_t)slack_of(dataset, config, item);
+    uint64_t start = dataset->fixed ? (uint64_t)dataset->items[item].start
+                     : slack > 0    ? dsvi_rng_below(rng, DRAWS * index + DRAW_START, slack + 1)
+                                    : 0;
+    ref.window = dataset_window_at(dataset, config, item, start);
     if (config->data_random_crop) {
         ref.window.crop_x = dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_X);
         ref.window.crop_y = dsvi_rng_uniform(rng, DRAWS * index + DRAW_CROP_Y);
@@ -110,9 +116,75 @@ DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig
     return draw_in(dataset, config, index, item, 0);
 }
 
+/* ---- Several sizes ---- */
+
+static uint64_t items_of(const DsviDataset *dataset, int64_t size)
+{
+    return (uint64_t)(dataset->first_of[size + 1] - dataset->first_of[size]);
+}
+
+static uint64_t batches_of(const DsviDataset *dataset, const DsvConfig *config, int64_t size)
+{
+    uint64_t batch = (uint64_t)config->train_batch_size;
+    return (items_of(dataset, size) + batch - 1) / batch;
+}
+
+uint64_t dsvi_dataset_epoch_batches(const DsviDataset *dataset, const DsvConfig *config)
+{
+    uint64_t count = 0, batch = (uint64_t)config->train_batch_size;
+    if (!dataset->order)
+        return ((uint64_t)dataset->count + batch - 1) / batch;
+    for (int64_t size = 0; size < dataset->sizes.count; size++)
+        count += batches_of(dataset, config, size);
+    return count;
+}
+
+/* Finds the size of a batch, and sets *of_size to the batch's number among those of this size in its epoch.
+ */
+static int64_t find_batch(const DsviDataset *dataset, const DsvConfig *config, uint64_t batch,
+                          uint64_t *of_size)
+{
+    uint64_t n = dsvi_dataset_epoch_batches(dataset, config);
+    uint64_t at = permuted_position((uint64_t)config->seed, batch / n, batch % n, n);
+    int64_t size = 0;
+    for (; at >= batches_of(dataset, config, size); size++)
+        at -= batches_of(dataset, config, size);
+    *of_size = at;
+    return size;
+}
+
+int64_t dsvi_dataset_batch_size(const DsviDataset *dataset, const DsvConfig *config, uint64_t batch)
+{
+    uint64_t of_size;
+    return dataset->order ? find_batch(dataset, config, batch, &of_size) : 0;
+}
+
+/* Returns a seed with which the order of a size's items is independent of the order of batches. */
+static uint64_t seed_of_size(const DsvConfig *config, int64_t size)
+{
+    return (uint64_t)config->seed ^ 0x9e3779b97f4a7c15u * (uint64_t)(size + 1);
+}
+
+/* The sample after `attempt` replacements, which are the next items of the same size. */
+static DsviSampleRef sample_of_sizes(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
+                                     int64_t attempt)
+{
+    uint64_t batch = (uint64_t)config->train_batch_size, of_size;
+    int64_t size = find_batch(dataset, config, index / batch, &of_size);
+    uint64_t n = items_of(dataset, size), epoch = index / batch / dsvi_dataset_epoch_batches(dataset, config);
+    uint64_t at = permuted_position(seed_of_size(config, size), epoch, (of_size * batch + index % batch) % n,
+                                    n);
+    uint64_t place = (uint64_t)dataset->first_of[size] + (at + (uint64_t)attempt) % n;
+    return draw_in(dataset, config, index, dataset->order[place], attempt / (int64_t)n);
+}
+
+/* ---- Samples ---- */
+
 DsviSampleRef dsvi_dataset_sample_again(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
                                         int64_t attempt)
 {
+    if (dataset->order)
+        return sample_of_sizes(dataset, config, index, attempt);
     uint64_t n = (uint64_t)dataset->count;
     int64_t item = (int64_t)permuted_position((uint64_t)config->seed, index / n, index % n, n);
     return draw_in(dataset, config, index, (item + attempt) % dataset->count, attempt / dataset->count);
@@ -178,9 +250,9 @@ DsviSampleRef dsvi_dataset_spread_again(const DsviDataset *dataset, const DsvCon
     DsviSampleRef ref = {.item = (begin + (2 * turn + 1) * items / (2 * turns) + attempt) % dataset->count};
     ref.caption = dataset->items[ref.item].captions.count > 0 ? 0 : -1;
     if (!dataset->latents) {
-        int64_t places = slack_of(&dataset->items[ref.item], config) + 1;
+        int64_t places = slack_of(dataset, config, ref.item) + 1;
         int64_t place = (2 * turn + 1) * places / (2 * turns) + attempt * config->num_frames;
-        ref.window = dataset_window_at(config, (uint64_t)(place % places));
+        ref.window = dataset_window_at(dataset, config, ref.item, (uint64_t)(place % places));
     }
     return ref;
 }

@@ -53,23 +53,27 @@ void dsvi_latent_entry_free(Entry *entry)
     free(entry);
 }
 
-static XXH128_hash_t key_hash(const char *source, double start, double crop_x, double crop_y)
+static XXH128_hash_t key_hash(const char *source, const Entry *w)
 {
-    const double numbers[3] = {start, crop_x, crop_y};
+    const double numbers[6] = {w->start,
+                               w->crop_x,
+                               w->crop_y,
+                               (double)w->size.frames,
+                               (double)w->size.height,
+                               (double)w->size.width};
     XXH128_hash_t window = XXH3_128bits(numbers, sizeof numbers);
     return XXH3_128bits_withSeed(source, strlen(source), window.low64 ^ window.high64);
 }
 
-Entry **dsvi_latent_cache_slot(const DsviLatentCache *cache, const char *source, double start, double crop_x,
-                               double crop_y)
+Entry **dsvi_latent_cache_slot(const DsviLatentCache *cache, const char *source, const Entry *window)
 {
-    size_t at = (size_t)key_hash(source, start, crop_x, crop_y).low64;
+    size_t at = (size_t)key_hash(source, window).low64;
     if (!cache->table)
         return NULL;
     for (;; at++) {
         Entry **slot = &cache->table[at & (cache->table_size - 1)], *e = *slot;
-        if (!e || (e->start == start && e->crop_x == crop_x && e->crop_y == crop_y &&
-                   strcmp(e->source, source) == 0))
+        if (!e || (e->start == window->start && e->crop_x == window->crop_x && e->crop_y == window->crop_y &&
+                   dsvi_clip_size_same(&e->size, &window->size) && strcmp(e->source, source) == 0))
             return slot;
     }
 }
@@ -81,7 +85,7 @@ void dsvi_latent_cache_rebuild(DsviLatentCache *cache)
     memset(cache->table, 0, cache->table_size * sizeof *cache->table);
     for (int64_t i = 0; i < cache->count; i++) {
         Entry *e = cache->entries[i];
-        Entry **slot = dsvi_latent_cache_slot(cache, e->source, e->start, e->crop_x, e->crop_y);
+        Entry **slot = dsvi_latent_cache_slot(cache, e->source, e);
         if (*slot) {
             dsvi_latent_entry_free(e);
             continue;
@@ -125,7 +129,7 @@ DsvStatus dsvi_latent_cache_insert(DsviLatentCache *cache, const Entry *entry)
         dsvi_latent_entry_free(copy);
         return dsvi_latent_cache_no_memory(cache);
     }
-    Entry **slot = dsvi_latent_cache_slot(cache, copy->source, copy->start, copy->crop_x, copy->crop_y);
+    Entry **slot = dsvi_latent_cache_slot(cache, copy->source, copy);
     cache->text_bytes += dsvi_latent_index_entry_bytes(copy);
     if (*slot) {
         cache->text_bytes -= dsvi_latent_index_entry_bytes(*slot);
@@ -145,6 +149,8 @@ static int by_source(const void *a, const void *b)
     int order = strcmp(x->source, y->source);
     if (order == 0)
         order = (x->start > y->start) - (x->start < y->start);
+    if (order == 0)
+        order = memcmp(&x->size, &y->size, sizeof x->size);
     if (order == 0)
         order = strcmp(x->file, y->file);
     return order;
@@ -359,6 +365,11 @@ const char *dsvi_latent_cache_source(const DsviLatentCache *cache, int64_t item)
     return cache->entries[item]->source;
 }
 
+DsviClipSize dsvi_latent_cache_size(const DsviLatentCache *cache, int64_t item)
+{
+    return cache->entries[item]->size;
+}
+
 const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int64_t item)
 {
     return &cache->entries[item]->captions;
@@ -384,14 +395,22 @@ DsvStatus dsvi_latent_cache_check(const DsviLatentCache *cache, int64_t item)
     return latent_cache_check_file(cache->entries[item]->file, cache->entries[item]->checksum);
 }
 
+/* Returns an entry with the place and the size of a window, and nothing else. */
+static Entry entry_of(const DsviClipWindow *w)
+{
+    return (Entry){.start = w->start,
+                   .crop_x = w->crop_x,
+                   .crop_y = w->crop_y,
+                   .size = {w->frames, w->height, w->width}};
+}
+
 bool dsvi_latent_cache_has(const DsviLatentCache *cache, const char *source, const DsviClipWindow *window)
 {
     char path[DSVI_PATH_MAX];
     uint64_t checksum = 0;
     latent_cache_lock(cache);
-    const Entry *entry = cache->count ? *dsvi_latent_cache_slot(cache, source, window->start, window->crop_x,
-                                                                window->crop_y)
-                                      : NULL;
+    const Entry wanted = entry_of(window);
+    const Entry *entry = cache->count ? *dsvi_latent_cache_slot(cache, source, &wanted) : NULL;
     if (entry) {
         snprintf(path, sizeof path, "%s", entry->file);
         checksum = entry->checksum;
@@ -408,8 +427,9 @@ static XXH128_hash_t latent_hash(const DsviLatentCache *cache, const DsviLatentS
 {
     char text[512];
     const DsvConfig *config = &cache->config;
+    const Entry window = entry_of(w);
     if (!source->content.hex[0])
-        return key_hash(source->path, w->start, w->crop_x, w->crop_y);
+        return key_hash(source->path, &window);
     int length = snprintf(text, sizeof text,
                           "%s %.17g %.17g %.17g %.17g %" PRId64 " %" PRId64 " %" PRId64 " %s %" PRId64
                           " %" PRId64 " %s %s",
@@ -461,16 +481,12 @@ static DsvStatus enter_window(DsviLatentCache *cache, const DsviLatentSource *so
                               const DsviClipWindow *window, const int64_t shape[4], char *path,
                               uint64_t checksum)
 {
-    Entry entry = {
-        .source = (char *)source->path,
-        .file = path,
-        .stamp = source->stamp,
-        .content = source->content,
-        .start = window->start,
-        .crop_x = window->crop_x,
-        .crop_y = window->crop_y,
-        .checksum = checksum,
-    };
+    Entry entry = entry_of(window);
+    entry.source = (char *)source->path;
+    entry.file = path;
+    entry.stamp = source->stamp;
+    entry.content = source->content;
+    entry.checksum = checksum;
     if (source->captions)
         entry.captions = *source->captions;
     memcpy(entry.shape, shape, sizeof entry.shape);

@@ -20,8 +20,8 @@ bool dsvi_latent_cache_is(const char *folder);
 
 /* Opens a cache for writing: creates the folder and reads an existing index. `model` tells which models
  * encode (its text.folder is not used); NULL: none. Fails with DSV_E_USAGE if the cache was made with other
- * options (size, frames, rate, codec; the sentence names the option), another VAE or another text encoder. A
- * cache without text states may get some. */
+ * options (rate, codec and, without data.buckets, the size; the sentence names the option), another VAE or
+ * another text encoder. A cache without text states may get some. */
 DsvStatus dsvi_latent_cache_create(const char *folder, const DsvConfig *config, const DsviLatentModel *model,
                                    DsviLatentCache **out);
 /* Returns the models that made the cache; text.folder is where the text states are. Valid while the cache is
@@ -72,6 +72,8 @@ DsvStatus dsvi_latent_cache_flush(DsviLatentCache *cache);
 DsvStatus dsvi_latent_cache_open(const char *folder, const DsvConfig *config, DsviLatentCache **out);
 int64_t dsvi_latent_cache_count(const DsviLatentCache *cache);
 const char *dsvi_latent_cache_file(const DsviLatentCache *cache, int64_t item);
+/* Returns the size of an item's window in pixels. */
+DsviClipSize dsvi_latent_cache_size(const DsviLatentCache *cache, int64_t item);
 const char *dsvi_latent_cache_source(const DsviLatentCache *cache, int64_t item);
 const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int64_t item);
 

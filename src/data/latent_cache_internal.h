@@ -29,10 +29,10 @@ struct DsviLatentCache {
 
 /* The functions below need the lock of a cache that several threads use. */
 
-/* Returns the table slot of the window's entry, or the empty slot where it belongs. NULL if there is no table
- * yet. */
-DsviLatentEntry **dsvi_latent_cache_slot(const DsviLatentCache *cache, const char *source, double start,
-                                         double crop_x, double crop_y);
+/* Returns the table slot of the entry of `source` with the place and size of `window`, whose other fields are
+ * not read, or the empty slot where the entry belongs. NULL if there is no table yet. */
+DsviLatentEntry **dsvi_latent_cache_slot(const DsviLatentCache *cache, const char *source,
+                                         const DsviLatentEntry *window);
 /* Inserts a deep copy of the entry. It replaces the entry of the same window, or is appended. */
 DsvStatus dsvi_latent_cache_insert(DsviLatentCache *cache, const DsviLatentEntry *entry);
 /* Makes the table anew after entries were removed from the list or have other sources. Of two entries of one

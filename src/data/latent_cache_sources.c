@@ -197,7 +197,7 @@ static DsvStatus update_shared(Update *u)
             Checked *of = u->by_content[k];
             if (!dsvi_hash_key_same(&of->source->content, &e->content))
                 break;
-            if (*dsvi_latent_cache_slot(cache, of->source->path, e->start, e->crop_x, e->crop_y))
+            if (*dsvi_latent_cache_slot(cache, of->source->path, e))
                 continue;
             DsviLatentEntry copy = *e;
             copy.source = (char *)of->source->path;

@@ -1,11 +1,11 @@
 /* Implements latent_index.h: the index of a latent cache as JSON. The index is
  *
- *     {"format": "dsv-latent-cache", "version": 2,
+ *     {"format": "dsv-latent-cache", "version": 3,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
  *      "model": {"vae": 32 hex digits, "vae_type": "BF16",
  *                "text_encoder": 32 hex digits, "text_type": "BF16", "text_dim": ..., "empty": key},
  *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ..., "source_xxh3": 32 hex digits,
- *                 "start": ..., "crop_x": ..., "crop_y": ...,
+ *                 "start": ..., "crop_x": ..., "crop_y": ..., "size": [frames, height, width],
  *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
  *                 "captions": [{"text": ..., "states": key}, ...], "escaped": true, if they are}, ...],
  *      "xxh3": 16 hex digits}
@@ -14,6 +14,9 @@
  * the keys of text states. JSON is UTF-8, but file names may contain any bytes: in an item that is `escaped`,
  * bytes above 0x7f and "%" in source and captions are written as %XX. The checksum at the end covers the
  * models and the values of the items, so that reformatting the file does not invalidate it.
+ *
+ * An item without "size" has num_frames, height and width of the settings. Version 2, in which all items are
+ * without, is written if that is so, and read, too.
  *
  * Version 1 is read, too: an item has one caption, "text", or none, and neither "source_xxh3" nor "model"
  * exist. Indexes of dsv 0.1 have no checksum, and the oldest lack source_bytes and source_modified. */
@@ -35,7 +38,8 @@
 const char dsvi_latent_index_format[] = "dsv-latent-cache";
 
 enum {
-    VERSION = 2,
+    VERSION = 3,
+    VERSION_ONE_SIZE = 2, /* all windows have one size */
     VERSION_ONE_TEXT = 1, /* the version in which an item has one caption */
     HEX_DIGITS = 16,      /* digits of a checksum */
     OPTIONS = 6
@@ -103,6 +107,8 @@ static uint64_t hash_entry(const DsviLatentEntry *e, int version, uint64_t seed)
         seed = hash_captions(&e->captions, seed);
         seed = hash_text(e->content.hex, seed);
     }
+    if (version == VERSION)
+        seed = XXH3_64bits_withSeed(&e->size, sizeof e->size, seed);
     seed = hash_text(latent_index_name_of(e), seed);
     seed = XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
     seed = XXH3_64bits_withSeed(e->shape, sizeof e->shape, seed);
@@ -197,7 +203,7 @@ size_t dsvi_latent_index_head_bytes(void)
 
 size_t dsvi_latent_index_entry_bytes(const DsviLatentEntry *e)
 {
-    enum { NAMES_AND_NUMBERS = 576, CAPTION_NAMES = 80 };
+    enum { NAMES_AND_NUMBERS = 656, CAPTION_NAMES = 80 };
     size_t bytes = NAMES_AND_NUMBERS + text_bytes(e->source) + text_bytes(latent_index_name_of(e));
     for (int64_t i = 0; i < e->captions.count; i++)
         bytes += CAPTION_NAMES + text_bytes(e->captions.at[i].text);
@@ -246,10 +252,28 @@ static bool entry_needs_escape(const DsviLatentEntry *e)
     return needed;
 }
 
-static bool add_entry(cJSON *items, const DsviLatentEntry *e)
+/* Returns the size of an item without "size". */
+static DsviClipSize size_of_config(const DsvConfig *config)
+{
+    return (DsviClipSize){config->num_frames, config->height, config->width};
+}
+
+/* Adds an array of whole numbers under `key`. */
+static bool add_wholes(cJSON *item, const char *key, const int64_t *values, int count)
+{
+    cJSON *array = cJSON_AddArrayToObject(item, key);
+    bool whole = array != NULL;
+    for (int i = 0; whole && i < count; i++)
+        whole = cJSON_AddItemToArray(array, cJSON_CreateNumber((double)values[i]));
+    return whole;
+}
+
+static bool add_entry(cJSON *items, const DsvConfig *config, const DsviLatentEntry *e)
 {
     bool escaped = entry_needs_escape(e);
-    cJSON *item = append_object(items), *shape = NULL;
+    DsviClipSize usual = size_of_config(config);
+    const int64_t size[3] = {e->size.frames, e->size.height, e->size.width};
+    cJSON *item = append_object(items);
     if (!item)
         return false;
     bool whole = add_text(item, "source", e->source, escaped) &&
@@ -260,12 +284,12 @@ static bool add_entry(cJSON *items, const DsviLatentEntry *e)
                  latent_index_add_number(item, "crop_x", e->crop_x) &&
                  latent_index_add_number(item, "crop_y", e->crop_y) &&
                  cJSON_AddStringToObject(item, "file", latent_index_name_of(e)) &&
-                 add_hex(item, e->checksum) && (shape = cJSON_AddArrayToObject(item, "shape"));
+                 add_hex(item, e->checksum) && add_wholes(item, "shape", e->shape, 4);
+    if (whole && !dsvi_clip_size_same(&e->size, &usual))
+        whole = add_wholes(item, "size", size, 3);
     whole = whole && add_captions(item, &e->captions, escaped);
     if (whole && escaped)
         whole = cJSON_AddTrueToObject(item, "escaped") != NULL;
-    for (int i = 0; whole && i < 4; i++)
-        whole = cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
     return whole;
 }
 
@@ -286,23 +310,33 @@ static bool add_model(cJSON *index, const DsviLatentModel *model)
     return whole;
 }
 
+static bool has_several_sizes(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count)
+{
+    DsviClipSize usual = size_of_config(config);
+    for (int64_t i = 0; i < count; i++)
+        if (!dsvi_clip_size_same(&entries[i]->size, &usual))
+            return true;
+    return false;
+}
+
 char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *model,
                              DsviLatentEntry *const *entries, int64_t count)
 {
     Option options[OPTIONS];
     uint64_t checksum = hash_model(model);
     int recorded = list_options(config, config->codec_name, options);
+    int version = has_several_sizes(config, entries, count) ? VERSION : VERSION_ONE_SIZE;
     cJSON *index = cJSON_CreateObject(), *stored = NULL, *items = NULL;
     bool whole = index && cJSON_AddStringToObject(index, "format", dsvi_latent_index_format) &&
-                 cJSON_AddNumberToObject(index, "version", VERSION) &&
+                 cJSON_AddNumberToObject(index, "version", version) &&
                  (stored = cJSON_AddObjectToObject(index, "settings")) &&
                  cJSON_AddStringToObject(stored, CODEC_NAME, config->codec_name);
     for (int i = 0; whole && i < recorded; i++)
         whole = latent_index_add_number(stored, options[i].key, options[i].value);
     whole = whole && add_model(index, model) && (items = cJSON_AddArrayToObject(index, "items"));
     for (int64_t i = 0; whole && i < count; i++) {
-        whole = add_entry(items, entries[i]);
-        checksum = hash_entry(entries[i], VERSION, checksum);
+        whole = add_entry(items, config, entries[i]);
+        checksum = hash_entry(entries[i], version, checksum);
     }
     whole = whole && add_hex(index, checksum);
     char *text = whole ? cJSON_PrintUnformatted(index) : NULL;
@@ -317,8 +351,13 @@ static DsvStatus latent_index_malformed(const char *path, const char *what)
     return DSVI_FAIL(DSV_E_FORMAT, "%s: no index of a latent cache: %s", path, what);
 }
 
-static DsvStatus check_options(const char *path, const cJSON *stored, const DsvConfig *expected)
+/* Compares the recorded options with those that are expected; sizes are not compared with data.buckets or if
+ * the index has several. *usual becomes the size of the items without "size". */
+static DsvStatus check_options(const char *path, int version, const cJSON *stored, const DsvConfig *expected,
+                               DsviClipSize *usual)
 {
+    enum { SIZES = 3 }; /* the first of the options */
+    int64_t *const size[SIZES] = {&usual->frames, &usual->height, &usual->width};
     static const DsvConfig ANY;
     Option options[OPTIONS];
     const cJSON *codec = cJSON_GetObjectItemCaseSensitive(stored, CODEC_NAME);
@@ -333,6 +372,10 @@ static DsvStatus check_options(const char *path, const cJSON *stored, const DsvC
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(stored, options[i].key);
         if (!cJSON_IsNumber(value))
             return latent_index_malformed(path, "a setting is missing");
+        if (i < SIZES && !dsvi_number_to_whole(value->valuedouble, size[i]))
+            return latent_index_malformed(path, "a size is no whole number");
+        if (i < SIZES && (version == VERSION || (expected && expected->data_buckets[0])))
+            continue;
         if (expected && !(value->valuedouble == options[i].value))
             return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with %s %g, expected %g", folder, path, options[i].key,
                              value->valuedouble, options[i].value);
@@ -357,11 +400,24 @@ static bool latent_index_read_whole(const cJSON *item, int64_t *value)
     return cJSON_IsNumber(item) && dsvi_number_to_whole(item->valuedouble, value);
 }
 
-static bool latent_index_read_shape(const cJSON *shape, int64_t out[4])
+static bool read_wholes(const cJSON *shape, int64_t *out, int count)
 {
-    bool whole = cJSON_GetArraySize(shape) == 4;
-    for (int i = 0; whole && i < 4; i++)
+    bool whole = cJSON_GetArraySize(shape) == count;
+    for (int i = 0; whole && i < count; i++)
         whole = latent_index_read_whole(cJSON_GetArrayItem(shape, i), &out[i]) && out[i] >= 1;
+    return whole;
+}
+
+/* Reads the size of a window; `usual` if the item has none. */
+static bool read_window_size(const cJSON *size, const DsviClipSize *usual, DsviClipSize *out)
+{
+    int64_t sides[3];
+    *out = *usual;
+    if (!size)
+        return true;
+    bool whole = read_wholes(size, sides, 3);
+    if (whole)
+        *out = (DsviClipSize){sides[0], sides[1], sides[2]};
     return whole;
 }
 
@@ -432,14 +488,15 @@ static bool read_texts(const cJSON *item, int version, DsviLatentEntry *e)
 }
 
 /* Reads an entry. Its strings are owned by `item`; the caller frees e->captions.at, also after a failure. */
-static bool read_entry(const cJSON *item, int version, DsviLatentEntry *e)
+static bool read_entry(const cJSON *item, int version, const DsviClipSize *usual, DsviLatentEntry *e)
 {
     return read_texts(item, version, e) &&
            read_hex(cJSON_GetObjectItemCaseSensitive(item, CHECKSUM), &e->checksum) &&
            read_number(item, "start", &e->start) && read_number(item, "crop_x", &e->crop_x) &&
            read_number(item, "crop_y", &e->crop_y) && read_stamp(item, &e->stamp) &&
            read_key(item, "source_xxh3", &e->content) &&
-           latent_index_read_shape(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape);
+           read_window_size(cJSON_GetObjectItemCaseSensitive(item, "size"), usual, &e->size) &&
+           read_wholes(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape, 4);
 }
 
 static bool read_type(const cJSON *model, const char *name, DsviDtype *type)
@@ -487,7 +544,8 @@ static DsvStatus check_checksum(const char *path, const cJSON *stored, uint64_t 
 typedef struct ItemReader {
     const char *path;
     int version;
-    uint64_t checksum; /* of the models and the items so far */
+    DsviClipSize usual; /* of items without "size" */
+    uint64_t checksum;  /* of the models and the items so far */
     DsvStatus (*add)(void *context, const DsviLatentEntry *entry);
     void *context;
 } ItemReader;
@@ -496,7 +554,7 @@ static DsvStatus read_item(ItemReader *reader, const cJSON *item)
 {
     DsvStatus status;
     DsviLatentEntry entry = {0};
-    if (!read_entry(item, reader->version, &entry)) {
+    if (!read_entry(item, reader->version, &reader->usual, &entry)) {
         status = latent_index_malformed(reader->path, "an item of it is incomplete");
     } else {
         reader->checksum = hash_entry(&entry, reader->version, reader->checksum);
@@ -516,10 +574,12 @@ static DsvStatus read_items(ItemReader *reader, const cJSON *index, const DsvCon
     if (!format || strcmp(format, dsvi_latent_index_format) != 0)
         return latent_index_malformed(path, "not JSON, or of another format");
     if (!cJSON_IsNumber(version) ||
-        (version->valuedouble != VERSION && version->valuedouble != VERSION_ONE_TEXT))
+        (version->valuedouble != VERSION && version->valuedouble != VERSION_ONE_SIZE &&
+         version->valuedouble != VERSION_ONE_TEXT))
         return latent_index_malformed(path, "of another version of the format");
     reader->version = (int)version->valuedouble;
-    DSVI_TRY(check_options(path, cJSON_GetObjectItemCaseSensitive(index, "settings"), config));
+    DSVI_TRY(check_options(path, reader->version, cJSON_GetObjectItemCaseSensitive(index, "settings"), config,
+                           &reader->usual));
     if (!read_model(index, model))
         return latent_index_malformed(path, "its model is incomplete");
     reader->checksum = reader->version == VERSION_ONE_TEXT ? 0 : hash_model(model);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "data/captions.h"
+#include "data/clip_sizes.h"
 #include "data/text_states.h"
 #include "dsv/config.h"
 
@@ -26,7 +27,8 @@ typedef struct DsviLatentEntry {
     DsviFileStamp stamp;   /* stamp of the source; {0, NAN}: unknown */
     DsviHashKey content;   /* of the source's bytes, when it had this stamp */
     double start, crop_x, crop_y;
-    char *file; /* the window's file: a file name or a path */
+    DsviClipSize size; /* of the window in pixels */
+    char *file;        /* the window's file: a file name or a path */
     uint64_t checksum;
     int64_t shape[4];
 } DsviLatentEntry;
@@ -44,8 +46,8 @@ char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *mod
 
 /* Stores the models in *model, and calls `add` for each entry of the index file. `add` must copy what it
  * keeps; entry->file is a plain file name. Fails with DSV_E_USAGE, naming the option, if the index was made
- * with options other than `config` (NULL: any options are accepted), and with DSV_E_FORMAT if the index is
- * malformed or its checksum is wrong. */
+ * with options other than `config` (NULL: any options are accepted; with data.buckets any sizes are), and
+ * with DSV_E_FORMAT if the index is malformed or its checksum is wrong. */
 DsvStatus dsvi_latent_index_read(const char *path, size_t bytes_max, const DsvConfig *config,
                                  DsviLatentModel *model,
                                  DsvStatus (*add)(void *context, const DsviLatentEntry *entry),

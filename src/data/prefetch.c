@@ -16,6 +16,7 @@
 
 #include "base/thread_start.h"
 #include "data/clip_cache.h"
+#include "data/dataset_sizes.h"
 #include "data/latent_cache.h"
 
 /* An item that could not be read for a sample. */
@@ -30,6 +31,7 @@ typedef struct Slot {
     DsvStatus status;
     char *message;       /* error message, if status is not DSV_OK */
     Broken *broken;      /* unreadable items before this sample was found, newest first */
+    int64_t elements;    /* of the latent */
     int64_t passed_over; /* number of unreadable windows */
     const char *caption;
     float *latent; /* (latent_elements) */
@@ -40,15 +42,18 @@ typedef struct Slot {
 typedef struct Worker {
     struct DsviPrefetch *prefetch;
     pthread_t thread;
-    float *pixels; /* (3, num_frames, height, width); NULL for cached latents */
+    float *pixels; /* (3, frames, height, width) of the largest size; NULL for cached latents */
 } Worker;
 
 struct DsviPrefetch {
     const DsviDataset *dataset;
     const DsvConfig *config;
     DsviSampleSeries series;
+    dsvi_sample_number_fn *number; /* or NULL */
+    void *number_context;
     int64_t latent_elements;
-    int64_t text_rows; /* largest number of text states of a sample; 0: none are read */
+    const int64_t *size_elements; /* or NULL */
+    int64_t text_rows;            /* largest number of text states of a sample; 0: none are read */
     dsvi_encode_fn *encode;
     void *encode_context;
     void (*warn)(void *context, const char *line);
@@ -67,7 +72,7 @@ struct DsviPrefetch {
 
     int64_t worker_count, started;
     Worker *workers;
-    float *pixels; /* (worker_count, 3, num_frames, height, width) */
+    float *pixels; /* (worker_count, floats of the largest window) */
     size_t bytes;
     unsigned char *warned; /* (dataset->count): the item was reported; used only by dsvi_prefetch_next */
 };
@@ -91,16 +96,21 @@ static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *r
 {
     const DsviPrefetch *p = worker->prefetch;
     slot->text_rows = 0;
+    slot->elements = p->size_elements ? p->size_elements[p->dataset->items[ref->item].size]
+                                      : p->latent_elements;
     if (slot->text)
         DSVI_TRY(dsvi_dataset_text_states(p->dataset, ref->item, ref->caption, p->text_rows, slot->text,
                                           &slot->text_rows));
     if (p->dataset->latents)
-        return dsvi_latent_read(p->dataset->items[ref->item].path, p->latent_elements, slot->latent);
+        return dsvi_latent_read(p->dataset->items[ref->item].path, slot->elements, slot->latent);
     return dsvi_clip_cache_read(p->cache, ref, worker->pixels);
 }
 
-static uint64_t prefetch_sample_number(const DsviSampleSeries *series, uint64_t index)
+static uint64_t prefetch_sample_number(const DsviPrefetch *p, uint64_t index)
 {
+    const DsviSampleSeries *series = &p->series;
+    if (p->number)
+        return p->number(p->number_context, index);
     return series->first + index / series->run * series->stride + index % series->run;
 }
 
@@ -115,7 +125,9 @@ static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, Slot *s
         if (status == DSV_OK) {
             slot->caption = ref.caption < 0 ? NULL
                                             : p->dataset->items[ref.item].captions.at[ref.caption].text;
-            return p->dataset->latents ? DSV_OK : p->encode(p->encode_context, worker->pixels, slot->latent);
+            return p->dataset->latents ? DSV_OK
+                                       : p->encode(p->encode_context, p->dataset->items[ref.item].size,
+                                                   worker->pixels, slot->latent);
         }
         if (!dsvi_dataset_is_broken(status))
             return status;
@@ -138,7 +150,7 @@ static void *prefetch_work(void *context)
         uint64_t index = p->claimed++;
         Slot *slot = &p->slots[index % (uint64_t)p->slot_count];
         pthread_mutex_unlock(&p->lock);
-        DsvStatus status = prefetch_prepare(worker, prefetch_sample_number(&p->series, index), slot);
+        DsvStatus status = prefetch_prepare(worker, prefetch_sample_number(p, index), slot);
         if (status != DSV_OK)
             slot->message = strdup(dsv_error_message());
         pthread_mutex_lock(&p->lock);
@@ -176,7 +188,7 @@ DsvStatus dsvi_prefetch_next(DsviPrefetch *p, DsviSample *sample)
     report_broken(p, &slot->broken);
     if (slot->status != DSV_OK) /* `done` stays set, so that every later call returns this failure too */
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
-    memcpy(sample->latent, slot->latent, (size_t)p->latent_elements * sizeof *sample->latent);
+    memcpy(sample->latent, slot->latent, (size_t)slot->elements * sizeof *sample->latent);
     if (slot->text)
         memcpy(sample->text, slot->text,
                (size_t)(slot->text_rows * p->dataset->text.dim) * sizeof *sample->text);
@@ -222,7 +234,13 @@ static int64_t prefetch_min(int64_t a, int64_t b)
 /* Returns the number of floats that a worker needs for the frames of a sample. */
 static size_t worker_pixels(const DsviDataset *dataset, const DsvConfig *config)
 {
-    return dataset->latents ? 0 : (size_t)(3 * config->num_frames * config->height * config->width);
+    int64_t most = 0;
+    for (int64_t i = 0; i < dataset->count && !dataset->latents; i++) {
+        DsviClipSize size = dsvi_dataset_size(dataset, config, i);
+        int64_t pixels = 3 * size.frames * size.height * size.width;
+        most = pixels > most ? pixels : most;
+    }
+    return (size_t)most;
 }
 
 int64_t dsvi_prefetch_workers(const DsviDataset *dataset, const DsvConfig *config, int64_t slots,
@@ -284,6 +302,9 @@ DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out)
         .dataset = args->dataset,
         .config = args->config,
         .series = args->series,
+        .number = args->number,
+        .number_context = args->number_context,
+        .size_elements = args->size_elements,
         .latent_elements = args->latent_elements,
         .text_rows = args->text_rows,
         .encode = args->encode,

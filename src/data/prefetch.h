@@ -10,8 +10,11 @@
 extern "C" {
 #endif
 
-/* Encodes the pixels of one sample to a latent; called from several worker threads at once. */
-typedef DsvStatus dsvi_encode_fn(void *context, const float *pixels, float *latent);
+/* Encodes the pixels of one sample of size number `size` to a latent; called from several worker threads at
+ * once. */
+typedef DsvStatus dsvi_encode_fn(void *context, int64_t size, const float *pixels, float *latent);
+/* Returns the number of the rank's index-th sample; called from several worker threads at once. */
+typedef uint64_t dsvi_sample_number_fn(void *context, uint64_t index);
 
 typedef struct DsviPrefetch DsviPrefetch;
 
@@ -40,11 +43,15 @@ typedef struct DsviPrefetchArgs {
     const DsviDataset *dataset; /* must outlive the prefetch */
     const DsvConfig *config;    /* must outlive the prefetch */
     DsviSampleSeries series;
+    dsvi_sample_number_fn *number; /* replaces `series`, unless NULL */
+    void *number_context;
     int64_t workers;         /* threads; at most `slots` are started, because more would have nothing to do */
     int64_t slots;           /* number of latents in the ring buffer */
-    int64_t latent_elements; /* floats of a latent */
-    int64_t text_rows;       /* largest number of text states of a sample; 0: they are not read */
-    /* Encodes pixels (3, num_frames, height, width); not called for cached latents. */
+    int64_t latent_elements; /* floats of the largest latent */
+    const int64_t
+        *size_elements; /* (sizes of the data set) floats of a latent of each size; NULL: one size */
+    int64_t text_rows;  /* largest number of text states of a sample; 0: they are not read */
+    /* Encodes pixels (3, frames, height, width); not called for cached latents. */
     dsvi_encode_fn *encode;
     void *encode_context;
     /* Receives one line for each item that cannot be read, called from inside dsvi_prefetch_next; or NULL. */

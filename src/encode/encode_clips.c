@@ -8,10 +8,24 @@
 
 #include "base/host.h"
 #include "base/threads.h"
+#include "data/dataset_sizes.h"
 
 static DsvStatus clips_no_memory(int64_t count)
 {
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %" PRId64 " clips", count);
+}
+
+/* Returns the number of a clip's frames that are in a window or in several. */
+static int64_t frames_in_windows(const DsvConfig *config, const DsviEncodeClip *clip, int64_t length)
+{
+    int64_t used = 0, end = 0;
+    for (int64_t w = 0; w < clip->windows; w++) {
+        int64_t start = dsvi_clip_windows_start(config, clip->frames, length, w), upto = start + length;
+        upto = upto < clip->frames ? upto : clip->frames;
+        used += upto - (start > end ? start : end);
+        end = upto;
+    }
+    return used;
 }
 
 DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, DsviEncodeClips *out)
@@ -24,13 +38,13 @@ DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *co
     for (int64_t i = 0; i < out->count; i++) {
         const DsviDatasetItem *item = &dataset->items[i];
         DsviEncodeClip *clip = &out->at[i];
-        int64_t length = config->num_frames;
+        int64_t length = dsvi_dataset_size(dataset, config, i).frames;
         out->sources[i] = (DsviLatentSource){.path = item->path, .captions = &item->captions};
         DSVI_TRY(dsvi_file_stamp(item->path, &out->sources[i].stamp));
         clip->copy_of = -1;
         clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
-        clip->windows = clip->frames > length ? clip->frames / length : 1;
-        clip->used = clip->frames > length ? clip->windows * length : clip->frames;
+        clip->windows = dsvi_clip_windows_count(config, clip->frames, length);
+        clip->used = frames_in_windows(config, clip, length);
     }
     return DSV_OK;
 }
@@ -124,15 +138,18 @@ DsvStatus dsvi_encode_clips_windows(DsviEncodeClips *clips)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %" PRId64 " windows", clips->window_count);
     int64_t next = 0;
     for (int64_t i = 0; i < clips->count; i++) {
+        const DsviClipSize size = dsvi_dataset_size(clips->dataset, config, i);
         for (int64_t w = 0; clips->at[i].copy_of < 0 && w < clips->at[i].windows; w++, next++) {
+            int64_t start = dsvi_clip_windows_start(config, clips->at[i].frames, size.frames, w);
             clips->clip_of[next] = i;
             clips->windows[next].source = &clips->sources[i];
+            clips->windows[next].size = clips->dataset->items[i].size;
             clips->windows[next].window = (DsviClipWindow){
-                .start = (double)(w * config->num_frames) / config->fps,
+                .start = (double)start / config->fps,
                 .fps = config->fps,
-                .frames = config->num_frames,
-                .height = config->height,
-                .width = config->width,
+                .frames = size.frames,
+                .height = size.height,
+                .width = size.width,
                 .crop_x = 0.5,
                 .crop_y = 0.5,
             };
@@ -154,23 +171,12 @@ void dsvi_encode_clips_outcome(DsviEncodeClips *clips, int64_t window, DsviWindo
 
 /* ---- The list of clips ---- */
 
-/* Writes a field of a CSV file in quotes. */
-static void csv_text(FILE *to, const char *text)
-{
-    fputc('"', to);
-    for (; *text; text++) {
-        if (*text == '"')
-            fputc('"', to);
-        fputc(*text, to);
-    }
-    fputc('"', to);
-}
-
 /* Writes what a user should know about a clip, or nothing. */
 static void clip_note(const DsviEncodeClips *clips, int64_t i, char *text, size_t room)
 {
     const DsviEncodeClip *clip = &clips->at[i];
-    int64_t rest = clip->frames - clip->used, missing = clips->config->num_frames - clip->frames;
+    int64_t rest = clip->frames - clip->used, missing;
+    missing = dsvi_dataset_size(clips->dataset, clips->config, i).frames - clip->frames;
     text[0] = 0;
     if (clip->copy_of >= 0)
         snprintf(text, room, "has the contents of %s, whose windows are used",
@@ -180,7 +186,7 @@ static void clip_note(const DsviEncodeClips *clips, int64_t i, char *text, size_
     else if (missing > 0)
         snprintf(text, room, "shorter than a window: the last frame is repeated %" PRId64 " times", missing);
     else if (rest > 0)
-        snprintf(text, room, "the last %" PRId64 " frames fill no window", rest);
+        snprintf(text, room, "%" PRId64 " frames are in no window", rest);
 }
 
 /* Returns the clip whose windows are those of clip `i`. */
@@ -200,22 +206,25 @@ static void write_rows(const DsviEncodeClips *clips, FILE *to)
 {
     const DsviDataset *d = clips->dataset;
     char note[DSVI_PATH_MAX + DSVI_MESSAGE_BYTES];
-    fputs("clip,windows,frames,frames_used,captions,note\n", to);
+    char size_text[DSVI_CLIP_SIZE_BYTES];
+    fputs("clip,bucket,windows,frames,frames_used,captions,note\n", to);
     for (int64_t i = 0; i < clips->count; i++) {
         const DsviEncodeClip *clip = &clips->at[i];
         int64_t windows = clip_usable_windows(clips, i);
-        csv_text(to, clips->sources[i].path);
+        const DsviClipSize size = dsvi_dataset_size(d, clips->config, i);
+        dsvi_csv_field(to, clips->sources[i].path);
         clip_note(clips, i, note, sizeof note);
-        fprintf(to, ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",", windows, clip->frames,
+        fprintf(to, ",%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",",
+                dsvi_clip_size_text(&size, size_text), windows, clip->frames,
                 clip->used - (clip->windows - windows) * (clip->used / clip->windows),
                 d->items[i].captions.count);
-        csv_text(to, note);
+        dsvi_csv_field(to, note);
         fputc('\n', to);
     }
     for (int64_t i = 0; i < d->left_out_count; i++) {
-        csv_text(to, d->left_out[i].path);
-        fputs(",0,0,0,0,", to);
-        csv_text(to, d->left_out[i].reason);
+        dsvi_csv_field(to, d->left_out[i].path);
+        fputs(",,0,0,0,0,", to);
+        dsvi_csv_field(to, d->left_out[i].reason);
         fputc('\n', to);
     }
 }

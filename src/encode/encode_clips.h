@@ -39,8 +39,8 @@ void dsvi_encode_clips_free(DsviEncodeClips *clips);
 DsvStatus dsvi_encode_clips_hash(DsviEncodeClips *clips, const DsviLatentCache *cache,
                                  const DsvEvents *events);
 
-/* Lists the windows: as many as fit into each clip one after another, but one at least, cropped in the
- * middle. Needs the contents, because the windows of copies are left out. */
+/* Lists the windows that data.windows takes from each clip, one at least, cropped in the middle. Needs the
+ * contents, because the windows of copies are left out. */
 DsvStatus dsvi_encode_clips_windows(DsviEncodeClips *clips);
 
 /* Counts the outcome of window `window`. */

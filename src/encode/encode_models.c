@@ -6,7 +6,6 @@
 #include "base/memory_limit.h"
 #include "model/dit/dit.h"
 #include "model/weights/weights_identity.h"
-#include "pipeline/wan_shape.h"
 
 enum { PUBLISHED_CHANNELS = 16, PUBLISHED_PATCH = 2 }; /* of a transformer that the folder does not have */
 
@@ -15,18 +14,18 @@ static bool uses_vae(const DsvConfig *config)
     return strcmp(config->codec_name, "wan") == 0;
 }
 
-/* Checks the size of the windows against VAE and transformer, and computes the shape of the latents. */
+/* Finds the sizes that VAE and transformer take, and checks the one size of the windows against them. */
 static DsvStatus models_shape(DsviEncodeModels *m)
 {
     const DsvConfig *config = m->config;
-    DsviWanShape shape;
+    const DsviVideoShape video = {3, config->num_frames, config->height, config->width};
+    DsviVideoShape latent;
     DsviDitConfig transformer = {.in_channels = PUBLISHED_CHANNELS,
                                  .patch = {1, PUBLISHED_PATCH, PUBLISHED_PATCH}};
     if (m->folder.part[DSVI_WAN_TRANSFORMER][0])
         DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));
-    DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &shape));
-    m->video = (DsviVideoShape){3, config->num_frames, config->height, config->width};
-    return shape.codec.latent_shape(&shape.codec, m->video, &m->latent);
+    DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &m->shape));
+    return config->data_buckets[0] ? DSV_OK : m->shape.codec.latent_shape(&m->shape.codec, video, &latent);
 }
 
 static DsvStatus models_find_vae(DsviEncodeModels *m)
@@ -123,23 +122,17 @@ void dsvi_encode_models_free_text(DsviEncodeModels *models)
 
 /* ---- VAE ---- */
 
-static DsvStatus models_encode_window(void *context, const float *pixels, float *latent)
+static DsvStatus models_encode_window(void *context, int64_t size, const float *pixels, float *latent)
 {
     const DsviEncodeModels *m = context;
-    return m->codec->encode(m->codec, m->video, pixels, latent);
+    return m->codec->encode(m->codec, m->videos[size], pixels, latent);
 }
 
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out)
 {
-    const DsviVideoShape *video = &models->video, *latent = &models->latent;
     DsviVaeOptions options = {
         .act = models->identity.vae_type, .encode = true, .memory_bytes = models_vae_memory(models)};
-    *out = (DsviWindowEncoder){
-        .context = models,
-        .encode = models_encode_window,
-        .pixels = video->channels * video->frames * video->height * video->width,
-        .shape = {latent->channels, latent->frames, latent->height, latent->width},
-    };
+    *out = (DsviWindowEncoder){.context = models, .encode = models_encode_window};
     DSVI_TRY(dsvi_vae_open(models->backend, models->folder.part[DSVI_WAN_VAE], &options, &models->vae));
     return dsvi_codec_wan_open(models->vae, &models->codec);
 }

@@ -10,6 +10,7 @@
 #include "model/folder/wan_folder.h"
 #include "model/umt5/umt5.h"
 #include "model/vae/vae.h"
+#include "pipeline/wan_shape.h"
 #include "text/tokenizer.h"
 
 #ifdef __cplusplus
@@ -21,15 +22,17 @@ typedef struct DsviEncodeModels {
     const DsvConfig *config;
     DsviWanFolder folder;
     DsviLatentModel
-        identity; /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
-    DsviVideoShape video, latent;
+        identity;       /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
+    DsviWanShape shape; /* with a VAE only */
+    const DsviVideoShape *videos; /* of the windows of each size; set by the caller before the VAE encodes */
     DsviTokenizer *tokenizer;
     DsviUmt5 *text_encoder; /* NULL: not loaded */
     DsviVae *vae;           /* NULL: not loaded */
     DsviCodec *codec;       /* of the VAE */
 } DsviEncodeModels;
 
-/* Finds the parts of the model at `path`, checks them and the size of the windows, and opens the tokenizer.
+/* Finds the parts of the model at `path`, checks them and, without data.buckets, the size of the windows, and
+ * opens the tokenizer.
  * Loads neither text encoder nor VAE. `backend` and `config` must outlive *out, which the caller closes, also
  * after a failure. */
 DsvStatus dsvi_encode_models_open(const char *path, const DsvConfig *config, DsviBackend *backend,
@@ -43,7 +46,8 @@ DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models);
 DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out);
 void dsvi_encode_models_free_text(DsviEncodeModels *models);
 
-/* Loads the VAE. The latents are the normalised means of its posterior. */
+/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of its posterior.
+ */
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
 
 #ifdef __cplusplus

@@ -86,7 +86,7 @@ static SlotState read_window(WindowsJob *job, int64_t window, EncodeSlot *slot)
     slot->status = DSV_OK;
     slot->outcome = DSVI_WINDOW_ENCODED;
     if (dsvi_latent_cache_has(job->args->cache, w->source->path, &w->window) ||
-        dsvi_latent_cache_recover(job->args->cache, w->source, &w->window, job->encoder->shape)) {
+        dsvi_latent_cache_recover(job->args->cache, w->source, &w->window, job->encoder->shapes[w->size])) {
         slot->outcome = DSVI_WINDOW_KEPT;
         return DONE;
     }
@@ -101,10 +101,11 @@ static SlotState read_window(WindowsJob *job, int64_t window, EncodeSlot *slot)
     return DONE;
 }
 
-static SlotState encode_one_window(WindowsJob *job, EncodeSlot *slot, double *busy)
+static SlotState encode_one_window(WindowsJob *job, int64_t window, EncodeSlot *slot, double *busy)
 {
     double start = dsvi_clock_seconds();
-    DsvStatus status = job->encoder->encode(job->encoder->context, slot->pixels, slot->latent);
+    DsvStatus status = job->encoder->encode(job->encoder->context, job->args->windows[window].size,
+                                            slot->pixels, slot->latent);
     *busy = dsvi_clock_seconds() - start;
     if (status == DSV_OK)
         return ENCODED;
@@ -115,8 +116,8 @@ static SlotState encode_one_window(WindowsJob *job, EncodeSlot *slot, double *bu
 static void write_window(WindowsJob *job, int64_t window, EncodeSlot *slot)
 {
     const DsviEncodeWindow *w = &job->args->windows[window];
-    DsvStatus status = dsvi_latent_cache_put(job->args->cache, w->source, &w->window, job->encoder->shape,
-                                             slot->latent);
+    DsvStatus status = dsvi_latent_cache_put(job->args->cache, w->source, &w->window,
+                                             job->encoder->shapes[w->size], slot->latent);
     if (status != DSV_OK)
         slot_fail(slot, status);
 }
@@ -154,7 +155,7 @@ static void windows_begin_next(WindowsJob *job)
     SlotState state = read_window(job, window, slot);
     bool was_read = state == READ;
     if (was_read && job->encoder->parallel) {
-        state = encode_one_window(job, slot, &busy);
+        state = encode_one_window(job, window, slot, &busy);
         if (state == ENCODED)
             write_window(job, window, slot);
         state = DONE;
@@ -257,12 +258,13 @@ static DsvStatus windows_handle(WindowsJob *job, EncodeSlot *slot)
     return status;
 }
 
-static void windows_encode(WindowsJob *job, EncodeSlot *slot)
+static void windows_encode(WindowsJob *job, int64_t window)
 {
     double busy;
+    EncodeSlot *slot = slot_of(job, window);
     slot->state = ENCODING;
     pthread_mutex_unlock(&job->lock);
-    SlotState state = encode_one_window(job, slot, &busy);
+    SlotState state = encode_one_window(job, window, slot, &busy);
     pthread_mutex_lock(&job->lock);
     job->times.busy += busy;
     windows_advance(job, slot, state);
@@ -278,7 +280,7 @@ static DsvStatus windows_run(WindowsJob *job)
         if (job->claimed > job->handled && next->state == DONE)
             status = windows_handle(job, next);
         else if (read >= 0)
-            windows_encode(job, slot_of(job, read));
+            windows_encode(job, read);
         else
             pthread_cond_wait(&job->ready, &job->lock);
     }
@@ -291,10 +293,13 @@ static DsvStatus windows_run(WindowsJob *job)
 static DsvStatus windows_allocate(WindowsJob *job)
 {
     const DsviEncodeWindowsArgs *args = job->args;
-    const int64_t *shape = job->encoder->shape;
     size_t ahead = (size_t)args->ahead;
     job->slot_count = 2 * (args->ahead + args->threads);
-    job->latent_elements = shape[0] * shape[1] * shape[2] * shape[3];
+    for (int64_t i = 0; i < job->encoder->size_count; i++) {
+        const int64_t *shape = job->encoder->shapes[i];
+        int64_t elements = shape[0] * shape[1] * shape[2] * shape[3];
+        job->latent_elements = elements > job->latent_elements ? elements : job->latent_elements;
+    }
     job->pixels = malloc(ahead * (size_t)job->encoder->pixels * sizeof(float));
     job->latents = malloc((size_t)(job->slot_count * job->latent_elements) * sizeof(float));
     job->slots = calloc((size_t)job->slot_count, sizeof *job->slots);

@@ -13,18 +13,20 @@ extern "C" {
 /* What converts the pixels of a window to its latent. */
 typedef struct DsviWindowEncoder {
     void *context;
-    /* Encodes pixels, host F32 in [-1, 1], to a latent, host F32. */
-    DsvStatus (*encode)(void *context, const float *pixels, float *latent);
-    bool parallel;    /* several threads may call encode at once: the threads that decode call it. Otherwise
-                         only the thread that called dsvi_encode_windows calls it. */
-    int64_t pixels;   /* number of pixels' elements of a window */
-    int64_t shape[4]; /* of a latent: channels, frames, height, width */
+    /* Encodes the pixels of a window of size number `size`, host F32 in [-1, 1], to a latent, host F32. */
+    DsvStatus (*encode)(void *context, int64_t size, const float *pixels, float *latent);
+    bool parallel;  /* several threads may call encode at once: the threads that decode call it. Otherwise
+                       only the thread that called dsvi_encode_windows calls it. */
+    int64_t pixels; /* number of pixels' elements of the largest window */
+    const int64_t (*shapes)[4]; /* (size_count) of a latent: channels, frames, height, width */
+    int64_t size_count;
 } DsviWindowEncoder;
 
 /* A window that is to be encoded. */
 typedef struct DsviEncodeWindow {
     const DsviLatentSource *source;
     DsviClipWindow window;
+    int64_t size; /* number of its size */
 } DsviEncodeWindow;
 
 typedef enum DsviWindowOutcome {

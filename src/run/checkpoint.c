@@ -145,6 +145,17 @@ DsvStatus dsvi_checkpoint_state(const char *folder, DsviCheckpointState *state)
     return status;
 }
 
+/* Makes the path of the sparse state of size number `size`: sparse.safetensors for the main one, which alone
+ * has the projection, and sparse-FRAMESxHEIGHTxWIDTH.safetensors for the others. */
+static DsvStatus sparse_path(const DsviTrainer *t, const char *folder, int64_t size, char path[DSVI_PATH_MAX])
+{
+    char name[DSVI_CLIP_SIZE_BYTES + 32], text[DSVI_CLIP_SIZE_BYTES];
+    if (size == t->main_size)
+        return dsvi_path_join(path, folder, "sparse.safetensors");
+    snprintf(name, sizeof name, "sparse-%s.safetensors", dsvi_clip_size_text(&t->sizes[size].clip, text));
+    return dsvi_path_join(path, folder, name);
+}
+
 /* Writes all files of a checkpoint into `folder`, on rank 0. */
 static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
 {
@@ -157,8 +168,10 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
         DSVI_TRY(write_model(t, folder, &EMA));
     }
     DSVI_TRY(dsvi_checkpoint_write_moments(t, folder));
-    DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
-    DSVI_TRY(dsvi_sparse_save(t->sparse, path));
+    for (int64_t i = 0; i < t->size_count; i++) {
+        DSVI_TRY(sparse_path(t, folder, i, path));
+        DSVI_TRY(dsvi_sparse_save(t->sizes[i].sparse, path));
+    }
     DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
     DSVI_TRY(dsvi_settings_store(t->settings, path));
     DSVI_TRY(write_state(t, folder));
@@ -285,11 +298,14 @@ static DsvStatus read_ema(DsviTrainer *t, const char *folder)
 static DsvStatus read_sparse(DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
-    if (is_file_rank(t)) {
-        DSVI_TRY(dsvi_path_join(path, folder, "sparse.safetensors"));
-        DSVI_TRY(dsvi_sparse_load(t->sparse, path));
+    for (int64_t i = 0; i < t->size_count; i++) {
+        DSVI_TRY(sparse_path(t, folder, i, path));
+        /* a size that the run did not have when it wrote the checkpoint begins without decisions */
+        if (is_file_rank(t) && (i == t->main_size || dsvi_path_exists(path)))
+            DSVI_TRY(dsvi_sparse_load(t->sizes[i].sparse, path));
+        DSVI_TRY(dsvi_sparse_broadcast(t->sizes[i].sparse));
     }
-    return dsvi_sparse_broadcast(t->sparse);
+    return DSV_OK;
 }
 
 DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)

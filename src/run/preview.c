@@ -3,13 +3,16 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/host.h"
 #include "model/codec/codec.h"
+#include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
+#include "run/run_sizes.h"
 #include "train/flow_draw.h"
 
 enum { LINE_BYTES = 1024 };
@@ -51,13 +54,16 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
 }
 
 /* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
- * dsvi_run_facts and dsvi_memory_explain read. `settings` are of one rank. */
+ * dsvi_run_facts and dsvi_memory_explain read. `settings` are of one rank. sizes NULL: the one of the
+ * settings. */
 static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, const DsviCodec *codec,
-                              DsviTrainer *planned, DsviPreview *out)
+                              const DsviClipSizes *sizes, DsviTrainer *planned, DsviPreview *out)
 {
     *planned = (DsviTrainer){.settings = settings, .backend = backend, .codec = codec};
     DSVI_TRY(preview_choose_config(settings, codec, out));
     planned->config = out->config;
+    if (sizes)
+        planned->clips = *sizes;
     DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
     DsvStatus status = dsvi_trainer_plan(planned, settings, &out->device, &out->host);
     dsvi_mesh_free(&planned->mesh);
@@ -67,13 +73,22 @@ static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, c
     return status;
 }
 
+/* Returns whether data.buckets is a list; the sizes of auto are known only once the clips are. */
+static bool lists_sizes(const DsvConfig *settings)
+{
+    return settings->data_buckets[0] && strcmp(settings->data_buckets, "auto") != 0;
+}
+
 DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
 {
     DsviCodec *codec;
     DsviTrainer planned;
     DsvConfig alone = config_of_one_rank(settings);
+    DsviClipSizes sizes = {.count = 0};
+    if (lists_sizes(settings))
+        DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
-    DsvStatus status = preview_plan(&alone, backend, codec, &planned, out);
+    DsvStatus status = preview_plan(&alone, backend, codec, &sizes, &planned, out);
     codec->close(codec);
     return status;
 }
@@ -133,6 +148,89 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     return DSV_OK;
 }
 
+/* Finds the sizes of data.buckets and reports them with the inputs of each, for which it opens data.path.
+ * Without data.buckets nothing is opened. */
+static DsvStatus preview_sizes(const DsvConfig *settings, const DsviCodec *codec, const DsviDitConfig *config,
+                               DsviDataset **dataset, DsviClipSizes *sizes,
+                               void (*line)(void *context, const char *text), void *context)
+{
+    char text[LINE_BYTES];
+    if (!settings->data_buckets[0])
+        return DSV_OK;
+    if (!settings->data_path[0] && !lists_sizes(settings))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "data.buckets is auto and data.path is empty, expected clips that have sizes");
+    if (!settings->data_path[0])
+        return dsvi_clip_sizes_parse(settings->data_buckets, sizes);
+    DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, dataset));
+    DSVI_TRY(dsvi_run_sizes_assign(*dataset, settings, codec, config));
+    *sizes = (*dataset)->sizes;
+    for (int64_t i = 0; i < (*dataset)->left_out_count; i++) {
+        snprintf(text, sizeof text, "left out: %.900s", (*dataset)->left_out[i].reason);
+        line(context, text);
+    }
+    dsvi_run_sizes_report(*dataset, settings, codec, config, line, context);
+    return DSV_OK;
+}
+
+/* Reports the memory of a run of each size alone. */
+static DsvStatus preview_passes(const DsviTrainer *planned, const DsviClipSizes *sizes,
+                                void (*line)(void *context, const char *text), void *context)
+{
+    char text[LINE_BYTES], name[DSVI_CLIP_SIZE_BYTES];
+    for (int64_t i = 0; i < sizes->count && sizes->count > 1; i++) {
+        DsviTrainer one = {.settings = planned->settings,
+                           .backend = planned->backend,
+                           .codec = planned->codec,
+                           .config = planned->config,
+                           .clips = {{sizes->at[i]}, 1}};
+        DsviArena device, host;
+        DSVI_TRY(dsvi_mesh_make(planned->settings, NULL, &one.mesh));
+        DsvStatus status = dsvi_trainer_plan(&one, planned->settings, &device, &host);
+        dsvi_mesh_free(&one.mesh);
+        DSVI_TRY(status);
+        snprintf(text, sizeof text, "bucket %s alone takes %.3f GiB",
+                 dsvi_clip_size_text(&sizes->at[i], name), (double)device.used / GIB);
+        line(context, text);
+    }
+    return DSV_OK;
+}
+
+/* Reports the FLOPs of an epoch and how long they take at the measured speed of large matrix products, which
+ * is a lower bound. Reports nothing without a data set. */
+static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *dataset,
+                               void (*line)(void *context, const char *text), void *context)
+{
+    const DsvConfig *s = planned->settings;
+    char text[LINE_BYTES];
+    double flops = 0, peak;
+    if (!dataset)
+        return DSV_OK;
+    for (int64_t i = 0; i < dataset->sizes.count; i++) {
+        const DsviClipSize *size = &dataset->sizes.at[i];
+        DsviVideoShape video = {3, size->frames, size->height, size->width}, latent;
+        DSVI_TRY(planned->codec->latent_shape(planned->codec, video, &latent));
+        const DsviDitShape shape = {.batch = 1,
+                                    .frames = latent.frames,
+                                    .height = latent.height,
+                                    .width = latent.width,
+                                    .text_len = planned->config.text_len};
+        int64_t windows = (dsvi_dataset_size_count(dataset, i).windows + s->train_batch_size - 1) /
+                          s->train_batch_size * s->train_batch_size;
+        flops += (s->lora_rank > 0 ? 2 : 3) * (double)windows *
+                 (dsvi_dit_flops_gemm(&planned->config, &shape) +
+                  dsvi_dit_flops_attention(&planned->config, &shape));
+    }
+    DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));
+    snprintf(
+        text, sizeof text,
+        "an epoch with dense attention: %.3g FLOP on one rank, at least %.3g s at the %.3g FLOP/s of large "
+        "matrix products here",
+        flops, flops / peak, peak);
+    line(context, text);
+    return DSV_OK;
+}
+
 DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
                               void (*line)(void *context, const char *text), void *context)
 {
@@ -141,11 +239,19 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
     DsviPreview preview;
     DsviTrainer planned;
     DsvConfig alone = config_of_one_rank(settings);
+    DsviDataset *dataset = NULL;
+    DsviClipSizes sizes = {.count = 0};
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
-    DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &planned, &preview), done);
+    DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
+    DSVI_TRY_GOTO(status, preview_sizes(&alone, codec, &preview.config, &dataset, &sizes, line, context),
+                  done);
+    DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, &planned, &preview), done);
     dsvi_notices(settings, NULL, line, line, context);
     DSVI_TRY_GOTO(status, preview_report(&planned, &preview, line, context), done);
+    DSVI_TRY_GOTO(status, preview_passes(&planned, &sizes, line, context), done);
+    DSVI_TRY_GOTO(status, preview_epoch(&planned, dataset, line, context), done);
 done:
+    dsvi_dataset_close(&dataset);
     codec->close(codec);
     return status;
 }

@@ -26,6 +26,7 @@ DsvStatus dsvi_selector_create(DsviBackend *backend, const DsvConfig *settings, 
         (*out)->settings = settings;
         (*out)->shape = *shape;
         (*out)->tokens = shape->cp ? dsvi_cp_tokens(shape->cp) : shape->tokens;
+        (*out)->tokens_max = (*out)->tokens;
         (*out)->first = shape->cp ? dsvi_cp_first(shape->cp) : 0;
         (*out)->cp_ranks = shape->cp ? dsvi_cp_ranks(shape->cp) : 1;
         return DSV_OK;
@@ -43,7 +44,7 @@ void dsvi_selector_free(DsviSelector **selector)
 
 static size_t selector_feature_bytes(const DsviSelector *s, int64_t tokens_each)
 {
-    int64_t rows = (s->tokens + tokens_each - 1) / tokens_each;
+    int64_t rows = (s->tokens_max + tokens_each - 1) / tokens_each;
     return (size_t)(s->shape.batch * s->shape.heads * rows * s->features.features) * sizeof(float);
 }
 
@@ -54,6 +55,25 @@ void dsvi_selector_carve(DsviSelector *s, DsviArena *arena)
     f->candidates = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, selector_feature_bytes(s, f->candidate_keys));
     if (s->type->carve)
         s->type->carve(s, arena);
+}
+
+bool dsvi_selector_is_shared(const DsviSelector *s)
+{
+    return s->type->shared;
+}
+
+void dsvi_selector_reserve(DsviSelector *s, const DsviSparseShape *shape)
+{
+    DSVI_ASSERT(!shape->cp && shape->batch == s->shape.batch);
+    s->tokens_max = shape->tokens > s->tokens_max ? shape->tokens : s->tokens_max;
+}
+
+void dsvi_selector_use(DsviSelector *s, const DsviSparseShape *shape)
+{
+    DSVI_ASSERT(s->tokens == s->tokens_max || shape->tokens <= s->tokens_max);
+    s->shape = *shape;
+    if (!shape->cp)
+        s->tokens = shape->tokens;
 }
 
 DsvStatus dsvi_selector_setup(DsviSelector *s)

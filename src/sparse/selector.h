@@ -56,6 +56,7 @@ typedef struct DsviSelector DsviSelector;
  * `learn` is called after `observe`. */
 typedef struct DsviSelectorType {
     const char *name; /* value of sparse.selector */
+    bool shared;      /* layers for clips of several sizes may use one selector */
     DsvStatus (*create)(const DsvConfig *settings, const DsviSparseShape *shape, DsviSelector **out);
     void (*free)(DsviSelector *selector);
     void (*carve)(DsviSelector *selector, DsviArena *arena);
@@ -81,6 +82,7 @@ struct DsviSelector {
     const DsvConfig *settings; /* the caller's; must outlive the selector */
     DsviSparseShape shape;
     int64_t first, tokens; /* this rank's tokens: all, or its shard with context parallelism */
+    int64_t tokens_max;    /* of all shapes that use the selector */
     int64_t cp_ranks;      /* ranks that work on the same samples, this one included; 1 without others */
     DsviFeatures features;
     DsviComm *comm;        /* all ranks that learn together, context-parallel ranks included, for host
@@ -100,6 +102,13 @@ void dsvi_selector_free(DsviSelector **selector);
 /* Takes device memory for features and state from the arena; to be called twice: while the arena only
  * counts bytes, and when it is bound to memory. */
 void dsvi_selector_carve(DsviSelector *selector, DsviArena *arena);
+/* Returns whether layers for clips of several sizes use one selector of this type. */
+bool dsvi_selector_is_shared(const DsviSelector *selector);
+/* Reserves memory for clips of another shape, before carve; without context parallelism. */
+void dsvi_selector_reserve(DsviSelector *selector, const DsviSparseShape *shape);
+/* Sets the shape of the clips that are observed next, to one that the selector was created for or that was
+ * reserved. */
+void dsvi_selector_use(DsviSelector *selector, const DsviSparseShape *shape);
 /* Sets the initial state, after the arena is bound. */
 DsvStatus dsvi_selector_setup(DsviSelector *selector);
 

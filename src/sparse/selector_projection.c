@@ -275,6 +275,10 @@ static DsvStatus update_moments(Projection *p, int64_t block, const DsviAttentio
     double rows = (double)(batch * ((shape->tokens - offset + stride - 1) / stride));
     DsviHeads q = dsvi_call_q(args, p->base.tokens, shape->heads, p->dim);
     DsviHeads k = dsvi_call_k(args, p->base.tokens, shape->heads, p->dim);
+    if (p->base.cp_ranks == 1) { /* ranks may have clips of different sizes: each counts its own rows */
+        rows = (double)(shape->batch * ((shape->tokens - offset + stride - 1) / stride));
+        DSVI_TRY(dsvi_comm_all_reduce(p->base.comm, DSVI_F64, &rows, 1));
+    }
     DSVI_TRY(selector_projection_gather(p, q, stride, own_offset, &p->query));
     DSVI_TRY(selector_projection_gather(p, k, stride, own_offset, &p->key));
     DSVI_TRY(device->sync(device->stream));
@@ -440,6 +444,7 @@ static void selector_projection_forget(DsviSelector *s)
 
 const DsviSelectorType dsvi_selector_projection = {
     .name = "projection",
+    .shared = true,
     .create = selector_projection_create,
     .free = selector_projection_release,
     .carve = selector_projection_carve,

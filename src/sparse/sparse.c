@@ -83,9 +83,22 @@ void dsvi_sparse_restart(DsviSparse *s)
     }
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
         r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
+    r->measured_step[0] = 0;
     r->break_even[0] = 1;
-    if (s->selector)
+    if (s->selector && !s->borrows)
         dsvi_selector_forget(s->selector);
+}
+
+/* Sizes the lists, and gives them the shape and capacity of the first forward pass: the guard may decide
+ * about a layer that other ranks have used and this rank has not. */
+static void init_lists(DsviSparse *s)
+{
+    dsvi_sparse_size_lists(s);
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsviSparseView view = dsvi_sparse_view(s, block);
+        dsvi_sparse_shape_lists(s, &view, &s->block[block].lists);
+        s->block[block].lists.capacity = s->spans_max;
+    }
 }
 
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
@@ -117,7 +130,8 @@ DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, co
     if (settings->sparse_enabled)
         DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
     dsvi_sparse_restart(s);
-    dsvi_sparse_size_lists(s);
+    if (s->selector)
+        init_lists(s);
     if (s->cp) /* context-parallel ranks decide together; dsvi_sparse_set_comm may add other ranks later */
         dsvi_sparse_set_comm(s, dsvi_cp_group_host(dsvi_cp_group(s->cp)),
                              dsvi_cp_group_device(dsvi_cp_group(s->cp)));
@@ -136,11 +150,29 @@ void dsvi_sparse_free(DsviSparse **sparse)
     if (s->host_spans) /* the caller may free host_spans next: pending copies must not use this memory any
                         * more */
         s->backend->device->sync(s->backend->device->copies);
-    dsvi_selector_free(&s->selector);
+    if (!s->borrows)
+        dsvi_selector_free(&s->selector);
     if (s->host_memory)
         s->backend->device->host_free(s->backend->device, s->host_memory);
     free(s);
     *sparse = NULL;
+}
+
+DsvStatus dsvi_sparse_share(DsviSparse *s, const DsviSparse *owner)
+{
+    if (!s->selector)
+        return DSV_OK;
+    if (!dsvi_selector_is_shared(s->selector) && strcmp(s->settings.sparse_selector, "predictor") == 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "sparse.selector is predictor, which learns from clips of one size, "
+                         "and data.buckets has several: expected another selector");
+    if (!dsvi_selector_is_shared(s->selector))
+        return DSV_OK;
+    dsvi_selector_free(&s->selector);
+    dsvi_selector_reserve(owner->selector, &s->shape);
+    s->selector = owner->selector;
+    s->borrows = true;
+    return DSV_OK;
 }
 
 DsviSparseView dsvi_sparse_view(const DsviSparse *s, int64_t block)
@@ -191,7 +223,8 @@ DsvStatus dsvi_sparse_setup(DsviSparse *s)
     DsviCostFound found;
     if (!s->selector)
         return DSV_OK;
-    DSVI_TRY(dsvi_selector_setup(s->selector));
+    if (!s->borrows)
+        DSVI_TRY(dsvi_selector_setup(s->selector));
     if (!s->settings.sparse_measure_cost || s->settings.deterministic) /* timings vary from run to run */
         return DSV_OK;
     DSVI_TRY(dsvi_cost_measure(s->backend, &s->settings, &s->shape, &found));
@@ -215,8 +248,8 @@ static bool is_measurable(const DsviSparse *s, int64_t block)
     return !s->prescribed || dsvi_sparse_uses_lists(s, block);
 }
 
-/* Returns whether this step takes measurements: every sparse.profile_every steps, and while some measurable
- * block has no measurement yet. */
+/* Returns whether this step takes measurements: in the first step of every sparse.profile_every steps in
+ * which the layer is used, and while some measurable block has no measurement yet. */
 static bool is_measuring_step(const DsviSparse *s)
 {
     if (!s->selector || !s->train)
@@ -224,7 +257,8 @@ static bool is_measuring_step(const DsviSparse *s)
     for (int64_t block = 0; block < s->shape.blocks; block++)
         if (is_measurable(s, block) && isnan(s->record.share90[block]))
             return true;
-    return s->step % s->settings.sparse_profile_every == 0;
+    int64_t every = s->settings.sparse_profile_every;
+    return s->step / every != s->record.measured_step[0] / every;
 }
 
 void dsvi_sparse_watch(DsviSparse *s, DsviSparseWatch *watch, void *watch_context)
@@ -237,6 +271,7 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
 {
     s->step = step;
     s->train = train;
+    s->ran = false;
     bool finish_begins = train && dsvi_sparse_finish_begin(s, step);
     s->measuring = is_measuring_step(s) || (finish_begins && s->selector);
     s->predictor_loss = NAN;
@@ -399,6 +434,9 @@ DsvStatus dsvi_sparse_forward(DsviSparse *s, int64_t block, const DsviAttentionC
         DSVI_TRY(dsvi_sparse_attend(s, block, pass));
         return pass_end(s, block, begin);
     }
+    s->ran = true;
+    if (s->selector)
+        dsvi_selector_use(s->selector, &s->shape);
     if (s->watch)
         DSVI_TRY(s->watch(s->watch_context, block, pass));
     DSVI_TRY(sparse_prepare(s, block, pass));
@@ -451,11 +489,14 @@ static void log_times(const DsviSparse *s)
 /* Updates the running means with what has been measured since the step began, or since the last call. */
 static DsvStatus read_measurements(DsviSparse *s)
 {
-    if (s->measuring)
+    if (s->measuring && s->ran)
         DSVI_TRY(dsvi_sparse_profile_read(s));
     DSVI_TRY(dsvi_sparse_average_seen(s));
-    if (s->measuring)
+    s->measured = s->measuring && s->ran;
+    if (s->measured) {
         dsvi_sparse_profile_end(s);
+        s->record.measured_step[0] = s->step;
+    }
     return DSV_OK;
 }
 
@@ -475,7 +516,8 @@ DsvStatus dsvi_sparse_step_end(DsviSparse *s)
     if (!s->selector || !s->train)
         return DSV_OK;
     DSVI_TRY(read_measurements(s));
-    DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
+    if (!s->borrows)
+        DSVI_TRY(dsvi_selector_step_end(s->selector, s->record.sparse, &s->predictor_loss));
     log_times(s);
     dsvi_sparse_decide(s);
     return DSV_OK;

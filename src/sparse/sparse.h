@@ -174,6 +174,14 @@ DsvStatus dsvi_sparse_head_ranks(const DsvConfig *settings, int64_t ranks, int64
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
                              DsviSparseLog *log, void *log_context, DsviSparse **out);
 void dsvi_sparse_free(DsviSparse **sparse);
+/* Makes a layer use the learned projection of `owner`, a layer of the same model for clips of another size.
+ * Both are trained in turn. What the projection learns from, queries and keys after their norms, depends on
+ * the weights far more than on the size of a clip, and a size that is seldom trained gets a projection that
+ * is up to date. Measurements, the guard's decisions and thresholds remain separate, because the density of
+ * lists that pays depends on the number of tokens. To be called after create and before carve; `owner` must
+ * be carved, set up and begun first in each step, ended first, and freed last. Other selectors learn nothing
+ * and are not shared, except the predictor: DSV_E_UNSUPPORTED. */
+DsvStatus dsvi_sparse_share(DsviSparse *sparse, const DsviSparse *owner);
 /* Sets the ranks that train the same model on different samples: `comm` moves host memory, `device_comm`
  * device memory. To be called before setup. From then on all of them must call setup, step_begin, forward of
  * each block, step_end and dsvi_sparse_broadcast together. Measurements, learning and decisions are then
@@ -182,8 +190,11 @@ void dsvi_sparse_set_comm(DsviSparse *sparse, DsviComm *comm, DsviComm *device_c
 /* Take device memory from the arena; to be called twice: while the arena only counts bytes, and when it is
  * bound to memory (base/arena.h). dsvi_sparse_carve takes what must persist between calls.
  * dsvi_sparse_carve_call takes what is used inside a call only: the caller may use that memory for other
- * things between calls. */
+ * things between calls. dsvi_sparse_carve consists of dsvi_sparse_carve_state and dsvi_sparse_carve_lists:
+ * the lists need memory from a forward pass to the end of its backward pass only. */
 void dsvi_sparse_carve(DsviSparse *sparse, DsviArena *arena);
+void dsvi_sparse_carve_state(DsviSparse *sparse, DsviArena *arena);
+void dsvi_sparse_carve_lists(DsviSparse *sparse, DsviArena *arena);
 void dsvi_sparse_carve_call(DsviSparse *sparse, DsviArena *arena);
 /* Replaces the memory that dsvi_sparse_carve_call took: `workspace` is 64-byte aligned device memory of at
  * least as many bytes. */
@@ -263,8 +274,9 @@ const DsviAttentionCost *dsvi_sparse_attention_cost(const DsviSparse *sparse);
 const DsviLists *dsvi_sparse_lists(const DsviSparse *sparse, int64_t block);
 
 /* dsvi_sparse_save writes the state of selector, profile and guard to one safetensors file; dsvi_sparse_load
- * reads it back, bit for bit. A file of another selector, rank (sparse.rank) or model shape is DSV_E_SHAPE.
- * A file written without sparse attention is accepted and changes nothing. */
+ * reads it back, bit for bit. The selector's state is in the owner's file only (dsvi_sparse_share). A file of
+ * another selector, rank (sparse.rank) or model shape is DSV_E_SHAPE. A file written without sparse attention
+ * is accepted and changes nothing. */
 DsvStatus dsvi_sparse_save(DsviSparse *sparse, const char *path);
 DsvStatus dsvi_sparse_load(DsviSparse *sparse, const char *path);
 /* Checks that dsvi_sparse_load would accept the file's description, without reading the state.

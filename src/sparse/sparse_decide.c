@@ -130,7 +130,7 @@ static void dispatch(DsviSparse *s, int64_t block)
 
 void dsvi_sparse_decide(DsviSparse *s)
 {
-    bool decides = !s->forced && !s->prescribed && !s->finishing &&
+    bool decides = s->ran && !s->forced && !s->prescribed && !s->finishing &&
                    s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);

@@ -95,6 +95,7 @@ typedef struct DsviSparseRecord {
     double *estimated_mass; /* (blocks) attention that the last lists hold by the selector's estimate */
     double *missed;         /* (blocks) running mean of (1 - captured mass) / (1 - estimated mass): how much
                              * more the lists miss than the selector estimates */
+    int64_t *measured_step; /* (1) last training step that took measurements */
     double *break_even;     /* (1) density up to which sparse attention is faster than dense attention */
 } DsviSparseRecord;
 
@@ -151,6 +152,7 @@ struct DsviSparse {
     DsviDtype acc; /* F64 if act is F64, otherwise F32 */
     DsviSparseTail tail;
     DsviSelector *selector; /* NULL: sparse.enabled is false, all blocks are dense, and no lists exist */
+    bool borrows;           /* the selector is another layer's (dsvi_sparse_share) */
     DsviSparseLog *log;     /* or NULL */
     void *log_context;
     DsviSparseWatch *watch; /* or NULL */
@@ -168,6 +170,8 @@ struct DsviSparse {
     bool finishing;          /* the dense finish has begun (sparse.dense_finish): all blocks attend densely */
     bool forced;             /* dsvi_sparse_force */
     double *prescribed;      /* (blocks, N) density of lists, NAN: dense; NULL unless prescribed */
+    bool ran;                /* a forward pass of this training step used this layer, on any rank after
+                              * dsvi_sparse_average_seen */
     bool measuring;          /* this step takes measurements */
     bool measured;           /* the step that ended last took measurements */
     bool times_next;         /* a step is to be timed (dsvi_sparse_time_next) */

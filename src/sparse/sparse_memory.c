@@ -216,6 +216,7 @@ static void carve_records(DsviSparse *s, DsviArena *arena)
         *running[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(double));
     for (size_t i = 0; i < sizeof of_heads / sizeof *of_heads; i++)
         *of_heads[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * heads * sizeof(float));
+    r->measured_step = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(int64_t));
     r->break_even = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(double));
 }
 
@@ -503,15 +504,26 @@ static void carve_shared(DsviSparse *s, DsviArena *arena)
     s->shared = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->shared_bytes);
 }
 
-void dsvi_sparse_carve(DsviSparse *s, DsviArena *arena)
+void dsvi_sparse_carve_lists(DsviSparse *s, DsviArena *arena)
 {
-    if (s->selector) {
+    if (s->selector)
         carve_lists(s, arena);
+}
+
+void dsvi_sparse_carve_state(DsviSparse *s, DsviArena *arena)
+{
+    if (s->selector && !s->borrows)
         dsvi_selector_carve(s->selector, arena);
+    if (s->selector)
         carve_selection(s, arena);
-    }
     if (s->cp)
         carve_shared(s, arena);
+}
+
+void dsvi_sparse_carve(DsviSparse *s, DsviArena *arena)
+{
+    dsvi_sparse_carve_lists(s, arena);
+    dsvi_sparse_carve_state(s, arena);
 }
 
 void dsvi_sparse_carve_call(DsviSparse *s, DsviArena *arena)

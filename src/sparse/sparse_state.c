@@ -9,7 +9,8 @@
 /* name of the stored running means of the output error, which files of earlier versions lack */
 #define ERROR_ITEM "profile.error"
 
-static void list_state(const DsviSparse *s, DsviStateList *list)
+/* `selector`: the selector's state is part of the list. */
+static void list_state(const DsviSparse *s, bool selector, DsviStateList *list)
 {
     const DsviSparseRecord *r = &s->record;
     int64_t blocks = s->shape.blocks, heads = s->shape.heads;
@@ -30,10 +31,12 @@ static void list_state(const DsviSparse *s, DsviStateList *list)
     list->count = 0;
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         dsvi_state_add(list, items[i]);
+    dsvi_state_add_new(list, (DsviStateItem){"profile.step", DSVI_I64, 1, {1}, false, r->measured_step});
     dsvi_state_add_new(list, (DsviStateItem){ERROR_ITEM, DSVI_F64, 1, {blocks}, false, r->error});
     dsvi_state_add_new(
         list, (DsviStateItem){"profile.head_error", DSVI_F32, 2, {blocks, heads}, false, r->head_error});
-    dsvi_selector_state(s->selector, list);
+    if (selector)
+        dsvi_selector_state(s->selector, list);
 }
 
 /* Properties (selector, sizes) in which a state file must agree with the layer that loads it; stored in the
@@ -69,7 +72,7 @@ DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
     Traits traits;
     sparse_state_describe(s, &traits);
     if (s->selector)
-        list_state(s, &list);
+        list_state(s, !s->borrows, &list);
     return dsvi_state_write(s->backend->device, &list, path, (const char *const(*)[2])traits.pair, TRAITS);
 }
 
@@ -110,7 +113,7 @@ static DsvStatus sparse_state_restored(DsviSparse *s)
 {
     for (int64_t block = 0; block < s->shape.blocks; block++)
         s->record.sparse[block] = s->record.sparse[block] != 0;
-    return dsvi_selector_restored(s->selector);
+    return s->borrows ? DSV_OK : dsvi_selector_restored(s->selector);
 }
 
 /* Marks the output errors as not measured: the file that was loaded lacks them. */
@@ -148,7 +151,7 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     if (nothing_to_load(s, file))
         goto done;
     sparse_state_describe(s, &traits);
-    list_state(s, &list);
+    list_state(s, !s->borrows, &list);
     DSVI_TRY_GOTO(status, sparse_state_compare(file, &traits), done);
     DSVI_TRY_GOTO(status, dsvi_state_read(s->backend->device, &list, file), done);
     if (!dsvi_safetensors_find(file, ERROR_ITEM))
@@ -165,7 +168,7 @@ DsvStatus dsvi_sparse_broadcast(DsviSparse *s)
     DsviStateList list;
     if (!s->selector || dsvi_comm_size(s->comm) == 1)
         return DSV_OK;
-    list_state(s, &list);
+    list_state(s, !s->borrows, &list);
     DSVI_TRY(dsvi_state_broadcast(s->backend->device, s->comm, &list));
     return sparse_state_restored(s);
 }
@@ -180,8 +183,8 @@ DsvStatus dsvi_sparse_copy(DsviSparse *to, const DsviSparse *from)
     sparse_state_describe(from, &found);
     for (int i = 0; i < TRAITS; i++)
         DSVI_ASSERT(strcmp(expected.text[i], found.text[i]) == 0);
-    list_state(to, &target);
-    list_state(from, &source);
+    list_state(to, true, &target);
+    list_state(from, true, &source);
     DSVI_TRY(dsvi_state_copy(to->backend->device, &target, &source));
     to->finishing = from->finishing;
     return sparse_state_restored(to);

@@ -117,18 +117,37 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
         name_settings(&best, t->mesh.shard_ranks > 1, words);
 }
 
+/* Writes the sizes of data.buckets with which alone the run would not fit either into `words`; "" without
+ * several sizes. */
+static void name_buckets(const DsviTrainer *t, size_t free_bytes, char words[LINE])
+{
+    char text[DSVI_CLIP_SIZE_BYTES];
+    size_t used = 0;
+    words[0] = 0;
+    for (int64_t i = 0; i < t->clips.count && t->clips.count > 1 && used < LINE / 2; i++) {
+        DsviTrainer one = *t;
+        DsviArena plan, host;
+        one.clips = (DsviClipSizes){{t->clips.at[i]}, 1};
+        if (dsvi_trainer_plan(&one, t->settings, &plan, &host) == DSV_OK && plan.used > free_bytes)
+            used += (size_t)snprintf(words + used, LINE - used, "%s%s",
+                                     used ? ", " : "; too large in data.buckets: ",
+                                     dsvi_clip_size_text(&t->clips.at[i], text));
+    }
+}
+
 DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
 {
     DsviDevice *device = t->backend->device;
     size_t used = device->memory_used(device);
     size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
-    char largest[LINE], fit[LINE];
+    char largest[LINE], fit[LINE], buckets[LINE];
     name_largest(plan, largest);
+    name_buckets(t, free_bytes, buckets);
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
                      "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
-                     "the most goes to %s GiB; %s%s",
-                     gib(plan->used), gib(device->memory_bytes), gib(free_bytes), largest,
+                     "the most goes to %s GiB%s; %s%s",
+                     gib(plan->used), gib(device->memory_bytes), gib(free_bytes), largest, buckets,
                      fit[0] ? "it would fit with "
                             : "no checkpointing makes it fit: a smaller clip or "
                               "model would",

@@ -11,6 +11,7 @@
 
 #include "base/host.h"
 #include "train/schedule.h"
+#include "train/trainer_sizes.h"
 
 /* With several ranks, each rank processes its own samples, or its own tokens of samples that it shares with
  * other ranks (cp/cp.h). Gradients are summed over ranks during the backward pass; then each rank updates its
@@ -23,6 +24,12 @@
 static size_t text_elements(const DsviTrainer *t)
 {
     return (size_t)(t->config.text_len * t->config.text_dim);
+}
+
+/* Returns the number of elements of a latent of the next micro-batch. */
+static int64_t next_elements(const DsviTrainer *t)
+{
+    return t->sizes[t->next_size].elements;
 }
 
 /* Makes sure that ranks that share a sample use the same latent and text. A clip may be unreadable on some of
@@ -47,7 +54,7 @@ static DsvStatus agree_on_sample(DsviTrainer *t, bool failed, DsviSample *sample
     if (sample->text_rows > 0)
         DSVI_TRY(dsvi_comm_broadcast(mesh->cp, best, sample->text,
                                      (size_t)(sample->text_rows * t->config.text_dim) * sizeof(float)));
-    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)t->elements * sizeof(float));
+    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)next_elements(t) * sizeof(float));
 }
 
 /* Clears the rows of zeros that follow the text states: the model was trained with them (no mask). */
@@ -64,7 +71,7 @@ static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, boo
                              double *waited)
 {
     DsviSample sample = {
-        .latent = t->host_latents + b * t->elements,
+        .latent = t->host_latents + b * next_elements(t),
         .text = source->text ? t->host_text + (size_t)b * text_elements(t) : NULL,
     };
     double start = dsvi_clock_seconds();
@@ -84,7 +91,7 @@ static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, boo
 static DsvStatus draw_batch(DsviTrainer *t, const DsviSampleSource *source, bool ahead, double *waited)
 {
     const DsvConfig *settings = t->settings;
-    uint64_t first = dsvi_trainer_first_sample(t);
+    uint64_t first = dsvi_trainer_next_batch(t, &t->next_size);
     bool got;
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
         DSVI_TRY(draw_sample(t, source, ahead, b, &got, waited));
@@ -119,10 +126,11 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
 {
     DsviDevice *device = t->backend->device;
     int64_t batch = t->settings->train_batch_size;
-    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
     if (!t->drawn)
         DSVI_TRY(draw_batch(t, source, false, waited));
     t->drawn = false;
+    dsvi_trainer_use(t, t->next_size);
+    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
     if (source->text)
         DSVI_TRY(device->upload(device->stream, t->text, t->host_text,
@@ -131,6 +139,7 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
     t->sample += dsvi_trainer_samples(t);
+    t->pass = (t->pass + 1) % t->settings->gradient_accumulation_steps;
     return DSV_OK;
 }
 
@@ -289,7 +298,7 @@ DsvStatus dsvi_train_update(DsviTrainer *t, DsviStepResult *result)
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return diverged(t, result);
     DSVI_TRY(update_weights(t, result->grad_norm, result->lr));
-    DSVI_TRY(dsvi_sparse_step_end(t->sparse));
+    DSVI_TRY(dsvi_trainer_sizes_step_end(t));
     t->step = result->step;
     return lap(t, &last, &result->optimizer_s);
 }
@@ -310,7 +319,7 @@ DsvStatus dsvi_train_step(DsviTrainer *t, const DsviSampleSource *source, DsviSt
     result->begun = true;
     if (t->plans)
         DSVI_TRY_GOTO(status, dsvi_cp_plans_step(t->plans), settle);
-    DSVI_TRY_GOTO(status, dsvi_sparse_step_begin(t->sparse, result->step, true), settle);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_step_begin(t, result->step), settle);
     DSVI_TRY_GOTO(status, device->clock(device->stream, &last), settle);
     DSVI_TRY_GOTO(status, dsvi_zero_clear_gradients(&t->zero), settle);
     DSVI_TRY_GOTO(status, lap(t, &last, &result->optimizer_s), settle);

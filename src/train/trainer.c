@@ -6,6 +6,7 @@
 
 #include "dist/peers.h"
 #include "train/memory_explain.h"
+#include "train/trainer_sizes.h"
 
 static DsvStatus trainer_join_devices(DsviTrainer *t)
 {
@@ -46,9 +47,9 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
     const DsvConfig *settings = t->settings;
     return (DsviDitShape){
         .batch = settings->train_batch_size,
-        .frames = t->latent.frames,
-        .height = t->latent.height,
-        .width = t->latent.width,
+        .frames = t->sizes[t->main_size].latent.frames,
+        .height = t->sizes[t->main_size].latent.height,
+        .width = t->sizes[t->main_size].latent.width,
         .text_len = t->config.text_len,
         .act = dsvi_dit_act(settings),
         .backward = true,
@@ -106,9 +107,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     if (t->group)
         DSVI_TRY(trainer_make_cp(t, &shape));
     shape.cp = t->cp;
-    DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
-    DSVI_TRY(dsvi_sparse_create(t->backend, settings, &sparse_shape, log, log_context, &t->sparse));
-    DSVI_TRY(dsvi_dit_create(t->backend, config, &t->table, &shape, t->sparse, &t->dit));
+    DSVI_TRY(dsvi_trainer_sizes_create(t, &shape, log, log_context));
     if (settings->validation_steps > 0 || settings->validation_at_end)
         DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
                                                             .settings = settings,
@@ -118,11 +117,14 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
                                                             .lora = trainer_lora(t),
                                                             .cp = t->cp},
                                        &t->generator));
+    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    DsviVideoShape held_out_latent;
+    DSVI_TRY(t->codec->latent_shape(t->codec, video, &held_out_latent));
     if (settings->validation_data[0])
         DSVI_TRY(dsvi_held_out_create(&(DsviHeldOutArgs){.backend = t->backend,
                                                          .mesh = &t->mesh,
                                                          .settings = settings,
-                                                         .latent = t->latent,
+                                                         .latent = held_out_latent,
                                                          .config = config,
                                                          .table = &t->table,
                                                          .lora = trainer_lora(t),
@@ -137,7 +139,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
 static void trainer_carve_passes(DsviTrainer *t, DsviArena *arena)
 {
     DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
-    dsvi_dit_carve_pass(t->dit, arena);
+    dsvi_trainer_sizes_carve_pass(t, arena);
     dsvi_arena_overlay_next(arena, &over);
     if (t->generator)
         dsvi_generator_carve_run(t->generator, arena);
@@ -145,11 +147,6 @@ static void trainer_carve_passes(DsviTrainer *t, DsviArena *arena)
     if (t->held_out)
         dsvi_held_out_carve_run(t->held_out, arena);
     dsvi_arena_overlay_end(arena, &over);
-    DsviDitBuffers room = dsvi_dit_buffers(t->dit);
-    t->latents = room.latents;
-    t->noise = room.target;
-    if (t->zero.grad_elsewhere)
-        t->zero.grad.data = room.grad;
 }
 
 static size_t channel_weight_bytes(const DsviTrainer *t)
@@ -179,8 +176,7 @@ static void trainer_carve(DsviTrainer *t, DsviArena *arena)
     if (has_channel_weights(t))
         t->channel_weight = dsvi_arena_take(arena, DSVI_MEM_DATA, channel_weight_bytes(t));
 
-    dsvi_sparse_carve(t->sparse, arena);
-    dsvi_dit_carve(t->dit, arena);
+    dsvi_trainer_sizes_carve(t, arena);
     if (t->generator)
         dsvi_generator_carve(t->generator, arena);
     if (t->held_out)
@@ -191,7 +187,7 @@ static void trainer_carve(DsviTrainer *t, DsviArena *arena)
 static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
 {
     size_t batch = (size_t)t->settings->train_batch_size;
-    size_t latents = batch * (size_t)t->elements * sizeof(float);
+    size_t latents = batch * (size_t)t->elements_max * sizeof(float);
     t->host_latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latents);
     t->host_text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                    batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
@@ -208,7 +204,7 @@ static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
     t->passed_over = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)t->mesh.cp_ranks * sizeof *t->passed_over);
     if (t->held_out)
         dsvi_held_out_carve_host(t->held_out, arena);
-    dsvi_sparse_carve_host(t->sparse, arena);
+    dsvi_trainer_sizes_carve_host(t, arena);
 }
 
 static DsvStatus trainer_alloc_host_memory(DsviTrainer *t, size_t bytes)
@@ -301,10 +297,10 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     t->group = group;
     t->codec = codec;
     t->config = *args->config;
-    t->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
-    DSVI_TRY_GOTO(status, codec->latent_shape(codec, t->video, &t->latent), fail);
-    t->elements = t->latent.channels * t->latent.frames * t->latent.height * t->latent.width;
-    DSVI_TRY_GOTO(status, dsvi_dit_check_latent(&t->config, codec, t->latent), fail);
+    if (args->sizes)
+        t->clips = *args->sizes;
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_list(t, &t->clips), fail);
+    t->latent = t->sizes[t->main_size].latent;
     DSVI_TRY_GOTO(status, trainer_make_parts(t, args->log, args->log_context), fail);
     *out = t;
     return DSV_OK;
@@ -322,6 +318,7 @@ DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, 
         .backend = like->backend,
         .codec = like->codec,
         .config = &like->config,
+        .sizes = &like->clips,
     };
     DSVI_TRY(trainer_prepare(&args, &like->mesh, like->group, &t));
     dsvi_arena_plan(plan);
@@ -358,6 +355,23 @@ static DsviDitWeights trainer_weights(DsviTrainer *t)
     return weights;
 }
 
+/* Creates what deals batches of several sizes to ranks. */
+static DsvStatus trainer_make_dealer(DsviTrainer *t, const DsviTrainerArgs *args)
+{
+    double cost[DSVI_CLIP_SIZES_MAX];
+    if (t->size_count == 1)
+        return DSV_OK;
+    dsvi_trainer_sizes_costs(t, cost);
+    return dsvi_dealer_create(&(DsviDealerArgs){.ranks = t->mesh.data_ranks,
+                                                .passes = t->settings->gradient_accumulation_steps,
+                                                .sizes = t->size_count,
+                                                .cost = cost,
+                                                .balance = t->settings->data_balance,
+                                                .size_of = args->size_of,
+                                                .context = args->size_context},
+                              &t->dealer);
+}
+
 DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
 {
     DsvStatus status;
@@ -374,13 +388,13 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     }
     t->owns_groups = true;
     DSVI_TRY_GOTO(status, trainer_join_devices(t), fail);
-    dsvi_sparse_set_comm(t->sparse, t->comm, t->device_comm);
+    dsvi_trainer_sizes_set_comm(t);
+    DSVI_TRY_GOTO(status, trainer_make_dealer(t, args), fail);
     DSVI_TRY_GOTO(status, trainer_allocate(t), fail);
     DSVI_TRY_GOTO(status, set_channel_weight(t), fail);
     DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
-    DSVI_TRY_GOTO(status, dsvi_sparse_setup(t->sparse), fail);
     DsviDitWeights weights = trainer_weights(t);
-    DSVI_TRY_GOTO(status, dsvi_dit_setup(t->dit, &weights), fail);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_setup(t, &weights), fail);
     if (t->generator)
         DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &weights), fail);
     if (t->held_out)
@@ -407,9 +421,9 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     }
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);
-    dsvi_dit_free(&t->dit);
     dsvi_cp_plans_free(&t->plans);
-    dsvi_sparse_free(&t->sparse);
+    dsvi_trainer_sizes_free(t);
+    dsvi_dealer_free(&t->dealer);
     dsvi_cp_free(&t->cp);
     dsvi_dit_frozen_free(&t->frozen);
     dsvi_lora_params_free(&t->lora);
@@ -420,9 +434,20 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     *trainer = NULL;
 }
 
+uint64_t dsvi_trainer_next_batch(const DsviTrainer *t, int64_t *size)
+{
+    uint64_t batch = (uint64_t)t->settings->train_batch_size;
+    if (size)
+        *size = t->main_size;
+    if (!t->dealer)
+        return t->sample + (uint64_t)t->mesh.data_rank * batch;
+    uint64_t first = t->sample - (uint64_t)t->pass * dsvi_trainer_samples(t); /* of the step */
+    return batch * dsvi_dealer_batch(t->dealer, first / batch, t->mesh.data_rank, t->pass, size);
+}
+
 uint64_t dsvi_trainer_first_sample(const DsviTrainer *t)
 {
-    return t->sample + (uint64_t)(t->mesh.data_rank * t->settings->train_batch_size);
+    return dsvi_trainer_next_batch(t, NULL);
 }
 
 uint64_t dsvi_trainer_samples(const DsviTrainer *t)

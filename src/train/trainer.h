@@ -7,6 +7,7 @@
 #define DSVI_TRAINER_H
 
 #include "base/arena.h"
+#include "data/clip_sizes.h"
 #include "dist/mesh.h"
 #include "dist/peers.h"
 #include "dsv/config.h"
@@ -17,6 +18,7 @@
 #include "sample/generator.h"
 #include "sparse/sparse.h"
 #include "train/cp_plans.h"
+#include "train/dealer.h"
 #include "train/held_out.h"
 #include "train/zero.h"
 
@@ -33,6 +35,19 @@ typedef struct DsviStepPart {
     double grad_square; /* sum of squares of this rank's shard of the gradient */
 } DsviStepPart;
 
+/* What a trainer has for each size of clips (trainer_sizes.h). */
+typedef struct DsviTrainerSize {
+    DsviClipSize clip;
+    DsviVideoShape video, latent; /* of one window: of its pixels (3, T, H, W), and of its latent */
+    int64_t elements;             /* number of elements of one latent */
+    DsviSparse *sparse;
+    DsviDit *dit;
+    float *latents, *noise, *grad; /* buffers in the memory of a pass */
+    size_t pass_bytes;             /* memory of a pass */
+    DsviSparseLog *log; /* receives the lines of the size's sparse layer, after its name; or NULL */
+    void *log_context;
+} DsviTrainerSize;
+
 typedef struct DsviTrainer {
     const DsvConfig *settings;
     DsviBackend *backend;
@@ -42,9 +57,18 @@ typedef struct DsviTrainer {
     DsviCpGroup *group;    /* ranks that share this rank's clips; NULL: this rank has its own clips */
     bool owns_groups;      /* false: mesh and group are another trainer's (dsvi_trainer_plan) */
     const DsviCodec *codec;
-    DsviVideoShape video, latent; /* shapes of one window: of its pixels (3, T, H, W), and of its latent */
-    int64_t elements;             /* number of elements of one latent */
+    DsviTrainerSize sizes[DSVI_CLIP_SIZES_MAX];
+    int64_t size_count, main_size; /* main_size: the current one between steps */
+    int64_t elements_max;          /* of a latent of any size */
+    DsviDealer *dealer;            /* NULL: one size */
 
+    /* Those of the current size (dsvi_trainer_use). */
+    DsviVideoShape video, latent;
+    int64_t elements;
+    DsviSparse *sparse;
+    DsviDit *dit;
+
+    DsviClipSizes clips; /* the sizes that were asked for; empty: the one of the settings */
     DsviDitConfig config;
     DsviParamTable table;
     /* With lora_rank above 0 the run trains the matrices of a LoRA beside the model's frozen weights. */
@@ -56,10 +80,8 @@ typedef struct DsviTrainer {
     DsviCp *cp;                    /* context parallelism, used by training, held-out loss and sampling;
                                     * NULL: this rank has its own clips */
     DsviCpPlans *plans;            /* updates the parallel plans of `cp`; NULL: plans never change */
-    DsviSparse *sparse;
-    DsviDit *dit;
-    DsviGenerator *generator; /* samples validation clips with the weights in training; or NULL */
-    DsviHeldOut *held_out;    /* measures the held-out loss; NULL if validation.data is empty */
+    DsviGenerator *generator;      /* samples validation clips with the weights in training; or NULL */
+    DsviHeldOut *held_out;         /* measures the held-out loss; NULL if validation.data is empty */
 
     void *memory;            /* the one device allocation */
     DsviArena arena;         /* layout of `memory` */
@@ -78,7 +100,7 @@ typedef struct DsviTrainer {
     float *channel_weight;   /* (latent channels) weights of the loss; NULL: all are 1 */
 
     /* Host buffers for uploads and downloads of the micro-batch. */
-    float *host_latents;                           /* (B, elements) */
+    float *host_latents;                           /* (B, elements_max) */
     float *host_text;                              /* (B, text_len, text_dim) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     float *host_channel_weight;                    /* (latent channels) or NULL */
@@ -91,6 +113,8 @@ typedef struct DsviTrainer {
     int64_t step;                /* steps done */
     uint64_t sample;             /* samples used so far by all ranks: the position in the data */
     DsviDatasetFingerprint data; /* identifies the data set; set by run.c, zero otherwise */
+    int64_t pass;                /* of the step to which the next micro-batch belongs, from 0 */
+    int64_t next_size;           /* size of the next micro-batch, if it is drawn */
     bool drawn;                  /* the host buffers already hold the next micro-batch */
     bool diverged;               /* the current step diverged, as found by all ranks together */
 } DsviTrainer;
@@ -103,6 +127,9 @@ typedef struct DsviTrainerArgs {
     DsviComm *comm; /* all ranks of the run, for host memory; NULL: one rank */
     const DsviCodec *codec;
     const DsviDitConfig *config; /* shape of the model */
+    const DsviClipSizes *sizes;  /* of clips; NULL: the one of the settings */
+    dsvi_batch_size_fn *size_of; /* returns the size of a batch; not called if there is one size */
+    void *size_context;          /* passed to `size_of` */
     DsviSparseLog *log;          /* receives decisions of the sparse layer and parallel plans; or NULL */
     void *log_context;           /* passed to `log` */
 } DsviTrainerArgs;
@@ -115,10 +142,14 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out);
 void dsvi_trainer_free(DsviTrainer **trainer);
 
 /* Returns the device and host memory that a trainer of the same model would need with `settings`. Allocates
- * neither. `like` must have settings, backend, mesh, group, codec and config; the rest is not used. */
+ * neither. `like` must have settings, backend, mesh, group, codec, config and `clips`; the rest is not used.
+ */
 DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, DsviArena *plan,
                             DsviArena *host_plan);
 
+/* Returns the number of this rank's first sample in the next micro-batch, and sets *size (may be NULL) to the
+ * size of the micro-batch. */
+uint64_t dsvi_trainer_next_batch(const DsviTrainer *trainer, int64_t *size);
 /* Returns the number of this rank's first sample in the next micro-batch. */
 uint64_t dsvi_trainer_first_sample(const DsviTrainer *trainer);
 /* Returns the number of samples in one micro-batch of all ranks together. */

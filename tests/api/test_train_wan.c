@@ -22,10 +22,25 @@ static void write_caption(const char *name, const char *text)
     assert_ok(dsvi_file_write(scratch_path(name), text, strlen(text)));
 }
 
+/* Writes clips that go to three sizes: two of 12 frames, one of 5, and one of a single frame. */
+static void make_sized_clips(void)
+{
+    static float pixels[3 * 5 * 40 * 56];
+    for (int i = 0; i < 3 * 5 * 40 * 56; i++)
+        pixels[i] = (float)sin(0.3 * (i % 56) + 0.01 * i);
+    tiny_clips(scratch_path("sized"), 2);
+    assert_ok(dsvi_video_write(scratch_path("sized/wide.mp4"), pixels, 5, 40, 56, 8));
+    assert_ok(dsvi_video_write(scratch_path("sized/still.mp4"), pixels, 1, 40, 40, 8));
+    write_caption("sized/wide.txt", "A cat walks on the grass");
+    write_caption("sized/still.txt", "rain");
+}
+
 static int make_data(void **state)
 {
-    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK)
+    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK ||
+        dsvi_folder_make(scratch_path("sized")) != DSV_OK)
         return 1;
+    make_sized_clips();
     snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
     tiny_clips(scratch_path("clips"), 2);
     write_caption("clips/waves-0.txt", "A cat walks on the grass");
@@ -53,6 +68,21 @@ static void wan_settings(DsvConfig *settings, const char *folder)
     set(settings, "sparse.enabled", "false");
     set(settings, "threads", "2");
 }
+
+static void sized_settings(DsvConfig *settings, const char *folder)
+{
+    wan_settings(settings, folder);
+    set(settings, "data.path", scratch_path("sized"));
+    set(settings, "data.cache", scratch_path("sized-cache"));
+    set(settings, "data.buckets", "9x32x32,5x32x48,1x32x32");
+    set(settings, "gradient_accumulation_steps", "2");
+    set(settings, "train_batch_size", "1");
+    set(settings, "sparse.enabled", "true");
+    set(settings, "validation.data", scratch_path("clips"));
+    set(settings, "validation.clips", "2");
+}
+
+typedef void Settings(DsvConfig *settings, const char *folder);
 
 /* The loss of step `step` on record. */
 static double loss_of_step(const char *folder, int step)
@@ -223,34 +253,36 @@ static bool die_after_checkpoint(void *context)
 
 /* The child: trains until it kills itself. Runs in a new process, because threads do not survive
  * a fork. */
-static int train_and_die(const char *folder, const char *clip_folder, const char *cache)
+static int train_and_die(char **argument)
 {
     DsvConfig settings;
     Stopper heard = {.steps = 2};
     const DsvEvents events = {.context = &heard, .log = keep_log, .stop = die_after_checkpoint};
+    Settings *prepare = strcmp(argument[1], "sizes") == 0 ? sized_settings : wan_settings;
     snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
-    wan_settings(&settings, folder);
-    set(&settings, "data.path", clip_folder);
-    set(&settings, "data.cache", cache);
+    prepare(&settings, argument[2]);
+    set(&settings, "data.path", argument[3]);
+    set(&settings, "data.cache", argument[4]);
+    set(&settings, "validation.data", argument[5]);
     (void)dsv_train(&settings, &events, NULL);
     return 1;
 }
 
-static void a_killed_run_goes_on_to_the_bit(void **state)
+/* Trains to `straight` without a stop, and to `killed` in a child that dies two steps after its checkpoint,
+ * and then resumes. Compares both runs to the bit. */
+static void kill_and_compare(const char *kind, Settings *prepare, const char *straight, const char *killed)
 {
     DsvConfig settings;
     Stopper heard;
     int status;
-    const char *straight = folder_named("straight"), *killed = folder_named("killed");
-    (void)state;
-    wan_settings(&settings, straight);
+    prepare(&settings, straight);
     train(&settings, &heard);
-    wan_settings(&settings, killed);
+    prepare(&settings, killed);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        execl("/proc/self/exe", "test_train_wan", killed, settings.data_path, settings.data_cache,
-              (char *)NULL);
+        execl("/proc/self/exe", "test_train_wan", kind, killed, settings.data_path, settings.data_cache,
+              settings.validation_data, (char *)NULL);
         _exit(1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -261,8 +293,32 @@ static void a_killed_run_goes_on_to_the_bit(void **state)
     same_file(straight, killed, "lora.safetensors");
     same_file(straight, killed, "lora_ema.safetensors");
     same_file(straight, killed, "optimizer/weight.safetensors");
+    same_file(straight, killed, "sparse.safetensors");
     for (int step = 1; step <= 10; step++)
         assert_true(loss_of_step(straight, step) == loss_of_step(killed, step));
+}
+
+static void a_killed_run_goes_on_to_the_bit(void **state)
+{
+    (void)state;
+    kill_and_compare("one", wan_settings, folder_named("straight"), folder_named("killed"));
+}
+
+/* With clips and a picture in three sizes, captions, and lists whose state each size keeps. */
+static void a_killed_run_of_three_sizes_goes_on_to_the_bit(void **state)
+{
+    const char *straight = folder_named("sized-straight"), *killed = folder_named("sized-killed");
+    char *list;
+    size_t bytes;
+    (void)state;
+    kill_and_compare("sizes", sized_settings, straight, killed);
+    same_file(straight, killed, "sparse-9x32x32.safetensors");
+    same_file(straight, killed, "sparse-1x32x32.safetensors");
+    assert_ok(dsvi_file_read(scratch_path("sized-straight/inputs.csv"), 1 << 20, &list, &bytes));
+    assert_non_null(strstr(list, ",1x32x32,"));
+    assert_non_null(strstr(list, ",5x32x48,"));
+    assert_non_null(strstr(list, ",9x32x32,"));
+    free(list);
 }
 
 static void wrong_data_is_refused(void **state)
@@ -302,9 +358,10 @@ int main(int count, char **arguments)
         cmocka_unit_test(clips_are_sampled_with_text),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(a_killed_run_goes_on_to_the_bit),
+        cmocka_unit_test(a_killed_run_of_three_sizes_goes_on_to_the_bit),
         cmocka_unit_test(wrong_data_is_refused),
     };
-    if (count == 4)
-        return train_and_die(arguments[1], arguments[2], arguments[3]);
+    if (count == 6)
+        return train_and_die(arguments);
     return cmocka_run_group_tests(tests, make_data, scratch_remove);
 }

@@ -337,7 +337,7 @@ static void an_index_that_is_none_is_refused(void **state)
         {false, "", "not JSON"},
         {false, "[1,2", "not JSON"},
         {false, "{\"format\":\"other\"}", "another format"},
-        {false, "{\"format\":\"dsv-latent-cache\",\"version\":3}", "another version"},
+        {false, "{\"format\":\"dsv-latent-cache\",\"version\":4}", "another version"},
         {false, "{\"format\":\"dsv-latent-cache\",\"version\":1}", "codec.name"},
         {true, "7}", "no items"},
         {true, "[7]}", "incomplete"},

@@ -15,8 +15,9 @@ static DsvConfig settings;
 static DsviDataset *dataset;
 static float *straight; /* (SAMPLES, ELEMENTS), read one after another */
 
-static DsvStatus copy_pixels(void *context, const float *pixels, float *latent)
+static DsvStatus copy_pixels(void *context, int64_t size, const float *pixels, float *latent)
 {
+    (void)size;
     (void)context;
     memcpy(latent, pixels, ELEMENTS * sizeof *latent);
     return DSV_OK;
@@ -382,12 +383,13 @@ static void no_item_left_is_a_failure_that_lasts(void **state)
     free(latent);
 }
 
-static DsvStatus use_stack(void *context, const float *pixels, float *latent)
+static DsvStatus use_stack(void *context, int64_t size, const float *pixels, float *latent)
 {
+    (void)size;
     volatile char room[1 << 20];
     for (size_t byte = 0; byte < sizeof room; byte += 512)
         room[byte] = 1;
-    return room[512] ? copy_pixels(context, pixels, latent) : DSV_E_INTERNAL;
+    return room[512] ? copy_pixels(context, size, pixels, latent) : DSV_E_INTERNAL;
 }
 
 /* As with `ulimit -s 64`. */
@@ -419,8 +421,9 @@ static void workers_have_a_stack_of_their_own(void **state)
     free(latent);
 }
 
-static DsvStatus refuse(void *context, const float *pixels, float *latent)
+static DsvStatus refuse(void *context, int64_t size, const float *pixels, float *latent)
 {
+    (void)size;
     (void)context, (void)pixels, (void)latent;
     return DSVI_FAIL(DSV_E_SHAPE, "the codec will not have it");
 }

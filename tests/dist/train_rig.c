@@ -18,12 +18,12 @@ static DsvStatus next_latent(void *context, DsviSample *sample)
     const DsviTrainer *t = source->trainer;
     const Rig *rig = source->rig;
     uint64_t batch = (uint64_t)t->settings->train_batch_size, taken = source->taken++;
-    uint64_t number = taken / batch * dsvi_trainer_samples(t) + (uint64_t)t->mesh.data_rank * batch +
-                      taken % batch;
+    int64_t size;
+    uint64_t number = dsvi_trainer_next_batch(t, &size) + taken % batch;
     bool here = dsvi_comm_rank(t->comm) == rig->fault_rank && (int64_t)(taken / batch) + 1 >= rig->fault_step;
     if (here && rig->fault == RIG_NO_SAMPLE)
         return DSVI_FAIL(DSV_E_IO, "the disk is gone");
-    for (int64_t i = 0; i < t->elements; i++)
+    for (int64_t i = 0; i < t->sizes[size].elements; i++)
         latent[i] = (float)sin(0.1 * (double)(i % 97) * (double)(number % 11 + 1) + (double)number);
     if (here && rig->fault == RIG_NAN_SAMPLE)
         latent[5] = NAN;
@@ -146,6 +146,8 @@ typedef struct Parts {
     DsviBackend backend;
     DsviCodec *codec;
     DsviDitConfig config;
+    DsviClipSizes sizes; /* of data.buckets */
+    int64_t only_size;
     DsviTrainer *trainer;
 } Parts;
 
@@ -153,6 +155,16 @@ static size_t nothing_used(DsviDevice *device)
 {
     (void)device;
     return 0;
+}
+
+/* Batches of all sizes in an order without rule. */
+static int64_t rig_size_of(void *context, uint64_t batch)
+{
+    const Parts *p = context;
+    const DsviClipSizes *sizes = &p->sizes;
+    if (p->only_size > 0)
+        return p->only_size - 1;
+    return (int64_t)((batch * 2654435761u >> 7) % (uint64_t)sizes->count);
 }
 
 /* With one compute thread per rank, the ranks need not share a thread pool. */
@@ -170,13 +182,19 @@ static DsvStatus open_parts(const Rig *rig, Parts *p, DsviComm *comm)
     DSVI_TRY(p->codec->latent_shape(p->codec, video, &latent));
     DSVI_TRY(dsvi_dit_config_make(&p->settings, &p->config));
     p->config.in_channels = p->config.out_channels = latent.channels;
+    p->only_size = rig->only_size;
+    if (p->settings.data_buckets[0])
+        DSVI_TRY(dsvi_clip_sizes_parse(p->settings.data_buckets, &p->sizes));
     int64_t groups = rig->ranks / p->settings.cp_size;
     p->settings.train_batch_size = (rig->samples ? rig->samples : RIG_SAMPLES) / groups;
     return dsvi_trainer_create(&(DsviTrainerArgs){.settings = &p->settings,
                                                   .backend = &p->backend,
                                                   .comm = comm,
                                                   .codec = p->codec,
-                                                  .config = &p->config},
+                                                  .config = &p->config,
+                                                  .sizes = &p->sizes,
+                                                  .size_of = rig_size_of,
+                                                  .size_context = p},
                                &p->trainer);
 }
 
@@ -243,6 +261,7 @@ void rig_same_on_all_ranks(const Rig *rig)
             assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
         }
         assert_memory_equal(&rank->report.predictor_loss, &first->report.predictor_loss, sizeof(double));
+        assert_memory_equal(&rank->report.output_error, &first->report.output_error, sizeof(double));
         assert_memory_equal(rank->captured, first->captured, sizeof rank->captured);
         assert_memory_equal(rank->density, first->density, sizeof rank->density);
         assert_memory_equal(rank->sparse, first->sparse, sizeof rank->sparse);

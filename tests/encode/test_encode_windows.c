@@ -22,6 +22,8 @@ static DsvConfig settings;
 static DsviLatentSource sources[CLIPS + 1];
 static DsviEncodeWindow windows[WINDOWS + 1];
 
+static const int64_t SHAPES[1][4] = {{1, 1, 1, SIDE}};
+
 static int make_windows(void **state)
 {
     static char path[CLIPS + 1][DSVI_PATH_MAX];
@@ -36,8 +38,8 @@ static int make_windows(void **state)
         sources[i].path = path[i];
     }
     for (int i = 0; i <= WINDOWS; i++)
-        windows[i] = (DsviEncodeWindow){&sources[i / EACH],
-                                        {i % EACH * FRAMES / 8.0, 8, FRAMES, SIDE, SIDE, 0.5, 0.5}};
+        windows[i] = (DsviEncodeWindow){
+            &sources[i / EACH], {i % EACH * FRAMES / 8.0, 8, FRAMES, SIDE, SIDE, 0.5, 0.5}, 0};
     return 0;
 }
 
@@ -53,8 +55,9 @@ typedef struct Fake {
 } Fake;
 
 /* The latent of a window is its first row of pixels. */
-static DsvStatus take_row(void *context, const float *pixels, float *latent)
+static DsvStatus take_row(void *context, int64_t size, const float *pixels, float *latent)
 {
+    assert_int_equal(size, 0);
     Fake *fake = context;
     const struct timespec wait = {0, (long)(1e9 * fake->seconds)};
     pthread_mutex_lock(&fake->lock);
@@ -83,7 +86,7 @@ static DsvStatus run_into(const char *folder, Fake *fake, int threads, int64_t a
 {
     static const DsvEvents NONE;
     DsviLatentCache *cache;
-    const DsviWindowEncoder encoder = {fake, take_row, fake->parallel, PIXELS, {1, 1, 1, SIDE}};
+    const DsviWindowEncoder encoder = {fake, take_row, fake->parallel, PIXELS, SHAPES, 1};
     fake->caller = pthread_self();
     pthread_mutex_init(&fake->lock, NULL);
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
@@ -199,7 +202,7 @@ static void a_full_disk_ends_the_call(void **state)
     Fake fake = {0};
     DsviEncodeTimes times;
     DsviLatentCache *cache;
-    const DsviWindowEncoder encoder = {&fake, take_row, false, PIXELS, {1, 1, 1, SIDE}};
+    const DsviWindowEncoder encoder = {&fake, take_row, false, PIXELS, SHAPES, 1};
     const DsvEvents none = {0};
     fake.caller = pthread_self();
     pthread_mutex_init(&fake.lock, NULL);

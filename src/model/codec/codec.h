@@ -36,6 +36,10 @@ struct DsviCodec {
 /* Opens the codec that the codec.* options name; to be closed with codec->close. */
 DsvStatus dsvi_codec_open(const DsvConfig *settings, DsviCodec **out);
 
+/* Finds the sizes that the codec supports: frames are 1 + k * *frame_step, height and width are multiples of
+ * *pixel_step. */
+DsvStatus dsvi_codec_steps(const DsviCodec *codec, int64_t *frame_step, int64_t *pixel_step);
+
 /* Opens the haar codec, with the levels that the codec.* options name. */
 DsvStatus dsvi_codec_haar_open(const DsvConfig *settings, DsviCodec **out);
 /* Makes a codec of an open VAE, which must outlive the codec: latents are the normalised means of the

@@ -1,0 +1,190 @@
+/* The data of a training run: clips, sizes, text states, held-out windows, and the threads that read
+ * samples. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "run/run_internal.h"
+#include "train/ranks_agree.h"
+
+static DsvStatus run_encode(void *context, int64_t size, const float *pixels, float *latent)
+{
+    const DsviRun *run = context;
+    return run->codec->encode(run->codec, run->trainer->sizes[size].video, pixels, latent);
+}
+
+bool dsvi_run_has_text(const DsviRun *run)
+{
+    return run->dataset->text.folder[0] != 0;
+}
+
+static DsvStatus next_sample(void *context, DsviSample *sample)
+{
+    return dsvi_prefetch_next(context, sample);
+}
+
+DsviSampleSource dsvi_run_source(const DsviRun *run)
+{
+    return (DsviSampleSource){.context = run->prefetch, .next = next_sample, .text = dsvi_run_has_text(run)};
+}
+
+/* Checks that the model takes text states of the size that the data has. Without text states there is
+ * nothing to check, unless the latents are a published VAE's: its models have learned to follow prompts. */
+static DsvStatus check_text(const DsviRun *run, const char *key, const char *path, const DsviTextStore *text)
+{
+    bool has = text->folder[0] != 0;
+    if (!has && strcmp(run->settings->codec_name, "wan") == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s=%s has no text states, which codec.name=wan needs: encode its clips with "
+                         "dsv encode --model",
+                         key, path);
+    if (has != dsvi_run_has_text(run))
+        return DSVI_FAIL(DSV_E_USAGE, "%s=%s %s text states, and data.path=%s %s", key, path,
+                         has ? "has" : "has no", run->settings->data_path, has ? "has none" : "has some");
+    if (!has || text->dim == run->config.text_dim)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "%s=%s: text states of %" PRId64 " elements, but the model takes rows of %" PRId64
+                     ": they were made by another text encoder",
+                     key, path, text->dim, run->config.text_dim);
+}
+
+/* Opens the clips at `path` for the sizes of `settings`. */
+static DsvStatus open_data(const DsviRun *run, const char *path, const DsvConfig *settings,
+                           DsviDataset **dataset)
+{
+    DSVI_TRY(dsvi_dataset_open(path, settings, dataset));
+    for (int64_t i = 0; i < (*dataset)->left_out_count && dsvi_run_is_first(run); i++)
+        dsvi_run_log(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i].reason);
+    for (int64_t i = 0; i < (*dataset)->remark_count && dsvi_run_is_first(run); i++)
+        dsvi_run_log(run, DSV_LOG_WARNING, "%s", (*dataset)->remarks[i]);
+    dsvi_run_log(run, DSV_LOG_INFO, "%s: %" PRId64 " %s%s", path, (*dataset)->count,
+                 (*dataset)->latents ? "cached window" : "clip", (*dataset)->count == 1 ? "" : "s");
+    return DSV_OK;
+}
+
+DsvStatus dsvi_run_open_data(DsviRun *run)
+{
+    return open_data(run, run->settings->data_path, run->settings, &run->dataset);
+}
+
+DsvStatus dsvi_run_assign_sizes(DsviRun *run)
+{
+    DsviDataset *d = run->dataset;
+    int64_t known = d->left_out_count;
+    DSVI_TRY(check_text(run, "data.path", run->settings->data_path, &d->text));
+    DsvStatus status = dsvi_run_sizes_assign(d, run->settings, run->codec, &run->config);
+    for (int64_t i = known; i < d->left_out_count && dsvi_run_is_first(run); i++)
+        dsvi_run_log(run, DSV_LOG_WARNING, "left out: %s", d->left_out[i].reason);
+    DSVI_TRY(status);
+    dsvi_run_sizes_report(d, run->settings, run->codec, &run->config, dsvi_run_log_line, run);
+    run->sizes = (DsviRunSizes){d, run->settings};
+    return DSV_OK;
+}
+
+DsvStatus dsvi_run_list_inputs(const DsviRun *run)
+{
+    char path[DSVI_PATH_MAX];
+    if (!dsvi_run_is_first(run))
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(path, run->folder.root, "inputs.csv"));
+    return dsvi_dataset_write_list(run->dataset, run->settings, path);
+}
+
+DsvStatus dsvi_run_open_held_out(const DsviRun *run)
+{
+    DsviDataset *dataset;
+    DsviHeldOut *held_out = run->trainer->held_out;
+    DsvConfig settings = *run->settings;
+    if (!held_out)
+        return DSV_OK;
+    settings.data_buckets[0] = 0;
+    DSVI_TRY(open_data(run, settings.validation_data, &settings, &dataset));
+    DsvStatus status = check_text(run, "validation.data", settings.validation_data, &dataset->text);
+    if (status == DSV_OK)
+        status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
+    if (status == DSV_OK)
+        status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec, dsvi_run_warn_line,
+                                    (void *)run);
+    dsvi_dataset_close(&dataset);
+    if (status == DSV_OK)
+        dsvi_run_log(run, DSV_LOG_INFO, "held out: %" PRId64 " windows, %.1f MiB of them on this rank",
+                     run->settings->validation_clips, (double)dsvi_held_out_bytes(held_out) / 1048576.0);
+    return status;
+}
+
+DsvStatus dsvi_run_start_prefetch(DsviRun *run)
+{
+    const DsvConfig *settings = run->settings;
+    const DsviTrainer *t = run->trainer;
+    uint64_t batch = (uint64_t)settings->train_batch_size;
+    dsvi_run_sizes_begin(run->trainer, &run->numbers);
+    DsviSampleSeries series = {
+        .first = dsvi_trainer_first_sample(run->trainer),
+        .run = batch,
+        .stride = dsvi_trainer_samples(run->trainer),
+    };
+    DsviPrefetchResources share = {
+        .computes = run->backend->device->kind == DSVI_DEVICE_CPU,
+        .cores = dsvi_usable_cores(),
+        .memory = dsvi_memory_bytes(),
+        .ranks = run->trainer->here.ranks,
+    };
+    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = t->elements_max;
+    int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
+    for (int64_t i = 0; i < t->size_count; i++)
+        run->size_elements[i] = t->sizes[i].elements;
+    dsvi_run_log(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead",
+                 workers, workers > 1 ? "s" : "", slots);
+    DsviPrefetchArgs args = {
+        .dataset = run->dataset,
+        .config = settings,
+        .series = series,
+        .number = t->dealer ? dsvi_run_sizes_number : NULL,
+        .number_context = &run->numbers,
+        .size_elements = run->size_elements,
+        .workers = workers,
+        .slots = slots,
+        .latent_elements = elements,
+        .text_rows = dsvi_run_has_text(run) ? run->config.text_len : 0,
+        .encode = run_encode,
+        .encode_context = run,
+        .warn = dsvi_run_warn_line,
+        .warn_context = run,
+    };
+    return dsvi_prefetch_start(&args, &run->prefetch);
+}
+
+DsvStatus dsvi_run_open_codec(DsviRun *run)
+{
+    const DsvConfig *settings = run->settings;
+    DSVI_TRY(dsvi_codec_open(settings, &run->codec));
+    dsvi_codec_decode_on(run->codec, run->backend);
+    if (run->codec->decode || (settings->validation_steps == 0 && !settings->validation_at_end))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "model.path=%s has no VAE to decode sampled clips: name one with model.vae, or "
+                     "set validation_at_end=false and validation_steps=0",
+                     settings->model_path);
+}
+
+DsvStatus dsvi_run_open_sampled_texts(DsviRun *run)
+{
+    const DsviDataset *d = run->dataset;
+    int64_t rows_max = run->config.text_len, row = run->config.text_dim, rows;
+    int64_t item = run->trainer->mesh.data_rank % d->count;
+    if (!run->trainer->generator || !dsvi_run_has_text(run))
+        return DSV_OK;
+    run->sampled_rows = calloc((size_t)(2 * rows_max * row), sizeof *run->sampled_rows);
+    if (!run->sampled_rows)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the text of sampled clips");
+    float *negative = run->sampled_rows + rows_max * row;
+    int64_t caption = d->items[item].captions.count > 0 ? 0 : -1;
+    DSVI_TRY(dsvi_dataset_text_states(d, item, caption, rows_max, run->sampled_rows, &rows));
+    DSVI_TRY(dsvi_dataset_text_states(d, item, -1, rows_max, negative, &rows));
+    run->sampled = (DsviSampledTexts){run->sampled_rows, negative};
+    dsvi_run_log(run, DSV_LOG_INFO, "sampled clips show: %s",
+                 caption < 0 ? "the empty prompt" : d->items[item].captions.at[caption].text);
+    return DSV_OK;
+}

@@ -1,0 +1,213 @@
+/* Implements trainer_sizes.h.
+ *
+ * One size is the main one: the one nearest to num_frames x height x width in its number of tokens. Its
+ * sparse layer owns the learned projection, which the others use (dsvi_sparse_share), and serves samples, the
+ * held-out loss and reports. Functions therefore begin with the main size. */
+#include "train/trainer_sizes.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static int64_t video_elements(const DsviVideoShape *s)
+{
+    return s->channels * s->frames * s->height * s->width;
+}
+
+/* Returns the i-th size in an order that begins with the main one. */
+static DsviTrainerSize *size_from_main(DsviTrainer *t, int64_t i)
+{
+    return &t->sizes[(t->main_size + i) % t->size_count];
+}
+
+static DsvStatus list_size(DsviTrainer *t, const DsviClipSize *clip, bool named)
+{
+    DsviTrainerSize *size = &t->sizes[t->size_count++];
+    char text[DSVI_CLIP_SIZE_BYTES];
+    size->clip = *clip;
+    size->video = (DsviVideoShape){3, clip->frames, clip->height, clip->width};
+    DsvStatus status = t->codec->latent_shape(t->codec, size->video, &size->latent);
+    if (status == DSV_OK)
+        status = dsvi_dit_check_latent(&t->config, t->codec, size->latent);
+    size->elements = video_elements(&size->latent);
+    if (size->elements > t->elements_max)
+        t->elements_max = size->elements;
+    return status == DSV_OK || !named
+               ? status
+               : dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(clip, text));
+}
+
+/* Returns by how much the pixels of a size differ from those of the settings' size, as a logarithm. */
+static double distance_from_settings(const DsviTrainer *t, const DsviTrainerSize *size)
+{
+    const DsvConfig *s = t->settings;
+    double wanted = (double)s->num_frames * (double)s->height * (double)s->width;
+    return fabs(log((double)(size->clip.frames * size->clip.height * size->clip.width) / wanted));
+}
+
+DsvStatus dsvi_trainer_sizes_list(DsviTrainer *t, const DsviClipSizes *sizes)
+{
+    const DsvConfig *s = t->settings;
+    const DsviClipSizes one = {{{s->num_frames, s->height, s->width}}, 1};
+    const DsviClipSizes *list = sizes && sizes->count > 0 ? sizes : &one;
+    bool several = list->count > 1;
+    for (int64_t i = 0; i < list->count; i++) {
+        DSVI_TRY(list_size(t, &list->at[i], list != &one));
+        if (distance_from_settings(t, &t->sizes[i]) < distance_from_settings(t, &t->sizes[t->main_size]))
+            t->main_size = i;
+    }
+    if (several && t->group)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "data.buckets has %lld sizes and %lld ranks share a clip, expected "
+                         "one size or cp_size=1",
+                         (long long)list->count, (long long)t->mesh.cp_ranks);
+    return DSV_OK;
+}
+
+/* Passes a line of a sparse layer on, with the name of its size (DsviSparseLog). */
+static void log_of_size(void *context, const char *line)
+{
+    const DsviTrainerSize *size = context;
+    char text[DSVI_CLIP_SIZE_BYTES], named[512];
+    snprintf(named, sizeof named, "%s: %s", dsvi_clip_size_text(&size->clip, text), line);
+    size->log(size->log_context, named);
+}
+
+DsvStatus dsvi_trainer_sizes_create(DsviTrainer *t, const DsviDitShape *like, DsviSparseLog *log,
+                                    void *log_context)
+{
+    for (int64_t i = 0; i < t->size_count; i++) {
+        DsviTrainerSize *size = size_from_main(t, i);
+        DsviDitShape shape = *like;
+        shape.frames = size->latent.frames;
+        shape.height = size->latent.height;
+        shape.width = size->latent.width;
+        DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(&t->config, &shape);
+        bool named = log && t->size_count > 1;
+        size->log = log;
+        size->log_context = log_context;
+        DSVI_TRY(dsvi_sparse_create(t->backend, t->settings, &sparse_shape, named ? log_of_size : log,
+                                    named ? size : log_context, &size->sparse));
+        if (i > 0)
+            DSVI_TRY(dsvi_sparse_share(size->sparse, size_from_main(t, 0)->sparse));
+        DSVI_TRY(dsvi_dit_create(t->backend, &t->config, &t->table, &shape, size->sparse, &size->dit));
+    }
+    dsvi_trainer_use(t, t->main_size);
+    return DSV_OK;
+}
+
+void dsvi_trainer_sizes_free(DsviTrainer *t)
+{
+    for (int64_t i = t->size_count - 1; i >= 0; i--) {
+        dsvi_dit_free(&size_from_main(t, i)->dit);
+        dsvi_sparse_free(&size_from_main(t, i)->sparse);
+    }
+}
+
+void dsvi_trainer_sizes_carve(DsviTrainer *t, DsviArena *arena)
+{
+    for (int64_t i = 0; i < t->size_count; i++) {
+        dsvi_sparse_carve_state(size_from_main(t, i)->sparse, arena);
+        dsvi_dit_carve(size_from_main(t, i)->dit, arena);
+    }
+}
+
+/* The lists of a size are made and used up within a pass. */
+void dsvi_trainer_sizes_carve_pass(DsviTrainer *t, DsviArena *arena)
+{
+    DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
+    for (int64_t i = 0; i < t->size_count; i++) {
+        DsviTrainerSize *size = &t->sizes[i];
+        if (i > 0)
+            dsvi_arena_overlay_next(arena, &over);
+        size_t begin = arena->used;
+        dsvi_sparse_carve_lists(size->sparse, arena);
+        dsvi_dit_carve_pass(size->dit, arena);
+        size->pass_bytes = arena->used - begin;
+        DsviDitBuffers room = dsvi_dit_buffers(size->dit);
+        size->latents = room.latents;
+        size->noise = room.target;
+        size->grad = room.grad;
+    }
+    dsvi_arena_overlay_end(arena, &over);
+    dsvi_trainer_use(t, t->main_size);
+}
+
+void dsvi_trainer_sizes_carve_host(DsviTrainer *t, DsviArena *arena)
+{
+    DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
+    for (int64_t i = 0; i < t->size_count; i++) {
+        if (i > 0)
+            dsvi_arena_overlay_next(arena, &over);
+        dsvi_sparse_carve_host(t->sizes[i].sparse, arena);
+    }
+    dsvi_arena_overlay_end(arena, &over);
+}
+
+const DsviTrainerSize *dsvi_trainer_sizes_largest(const DsviTrainer *t)
+{
+    const DsviTrainerSize *largest = &t->sizes[0];
+    for (int64_t i = 1; i < t->size_count; i++)
+        if (t->sizes[i].pass_bytes > largest->pass_bytes)
+            largest = &t->sizes[i];
+    return largest;
+}
+
+void dsvi_trainer_sizes_set_comm(DsviTrainer *t)
+{
+    for (int64_t i = 0; i < t->size_count; i++)
+        dsvi_sparse_set_comm(size_from_main(t, i)->sparse, t->comm, t->device_comm);
+}
+
+DsvStatus dsvi_trainer_sizes_setup(DsviTrainer *t, const DsviDitWeights *weights)
+{
+    for (int64_t i = 0; i < t->size_count; i++) {
+        DSVI_TRY(dsvi_sparse_setup(size_from_main(t, i)->sparse));
+        DSVI_TRY(dsvi_dit_setup(size_from_main(t, i)->dit, weights));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_trainer_sizes_step_begin(DsviTrainer *t, int64_t step)
+{
+    for (int64_t i = 0; i < t->size_count; i++)
+        DSVI_TRY(dsvi_sparse_step_begin(size_from_main(t, i)->sparse, step, true));
+    return DSV_OK;
+}
+
+DsvStatus dsvi_trainer_sizes_step_end(DsviTrainer *t)
+{
+    for (int64_t i = 0; i < t->size_count; i++)
+        DSVI_TRY(dsvi_sparse_step_end(size_from_main(t, i)->sparse));
+    dsvi_trainer_use(t, t->main_size);
+    return DSV_OK;
+}
+
+void dsvi_trainer_use(DsviTrainer *t, int64_t index)
+{
+    const DsviTrainerSize *size = &t->sizes[index];
+    t->video = size->video;
+    t->latent = size->latent;
+    t->elements = size->elements;
+    t->sparse = size->sparse;
+    t->dit = size->dit;
+    t->latents = size->latents;
+    t->noise = size->noise;
+    if (t->zero.grad_elsewhere)
+        t->zero.grad.data = size->grad;
+}
+
+void dsvi_trainer_sizes_costs(const DsviTrainer *t, double *cost)
+{
+    const DsvConfig *s = t->settings;
+    double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
+    for (int64_t i = 0; i < t->size_count; i++) {
+        const DsviVideoShape *latent = &t->sizes[i].latent;
+        const DsviDitShape shape = {.batch = s->train_batch_size,
+                                    .frames = latent->frames,
+                                    .height = latent->height,
+                                    .width = latent->width,
+                                    .text_len = t->config.text_len};
+        cost[i] = dsvi_dit_flops_gemm(&t->config, &shape) +
+                  (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, &shape);
+    }
+}
