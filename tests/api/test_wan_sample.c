@@ -10,6 +10,8 @@
 #include "golden/golden_files.h"
 #include "model/weights/weights.h"
 
+static const char *device = "cpu";
+
 typedef struct Case {
     char name[32], prompt[512], negative[512];
     bool has_negative;
@@ -85,6 +87,7 @@ static void case_options(const char *model, const Case *c, DsvConfig *settings)
     settings->guidance_scale = c->guidance;
     settings->threads = 2;
     set_option(settings, "mixed_precision", "no");
+    set_option(settings, "device", device);
     if (c->sampler) {
         set_option(settings, "sampler", c->sampler);
         settings->flow_shift = c->shift;
@@ -487,7 +490,32 @@ static int run_all(void)
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
 
-int main(void)
+/* The cases of diffusers on a GPU. */
+static int run_cuda(void)
 {
-    return golden_run("pipe_a", run_all);
+    DsvConfig settings;
+    DsvSampleArgs args;
+    const char *prompt = "a boat";
+    bool found;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(clips_are_those_of_diffusers)};
+    device = "cuda";
+    dsv_config_defaults(&settings);
+    dsv_sample_args_defaults(&args);
+    args.model_path = golden_path("pipe_a");
+    args.output_path = "no folder/clip.safetensors"; /* which is refused once the device is open */
+    args.prompts = &prompt;
+    args.prompt_count = 1;
+    assert_ok(dsv_config_of_run(args.model_path, &settings, &found));
+    set_option(&settings, "device", device);
+    if (dsv_sample_clips(&args, &settings, NULL) == DSV_E_UNSUPPORTED) {
+        fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
+        return SKIPPED;
+    }
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
+
+/* test_wan_sample [cuda] */
+int main(int argc, char **argv)
+{
+    return golden_run("pipe_a", argc == 2 && strcmp(argv[1], "cuda") == 0 ? run_cuda : run_all);
 }
