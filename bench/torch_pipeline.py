@@ -34,6 +34,7 @@ CUDA_ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBac
 PROMPT = "A small boat drifts over the quiet lake while the sun sets behind the hills. "
 NEGATIVE = "blurred, static, overexposed, subtitles"
 MODES = ("eager", "compiled", "channels-last", "compiled channels-last")  # channels-last: of the VAE alone
+COMPILED_FORMS = 64
 POLL_S = 0.1  # between two readings of the use of the GPU
 
 
@@ -80,6 +81,15 @@ def put_channels_last(vae):
                 module.to(memory_format=memory_format)
 
 
+def compiled(args, module):
+    """The module, compiled. The VAE calls its layers in many forms (first and later chunks, with and
+    without kept frames), for each of which PyTorch compiles again: its default limit of 8 would leave the
+    rest eager."""
+    torch._dynamo.config.recompile_limit = COMPILED_FORMS
+    torch._dynamo.config.accumulated_recompile_limit = 8 * COMPILED_FORMS
+    return torch.compile(module, mode=args.compile)
+
+
 def make_vae_run(args, mode):
     """A function that encodes or decodes a random video."""
     vae, (frames, height, width) = load_vae(args), size_of(args)
@@ -91,7 +101,7 @@ def make_vae_run(args, mode):
         put_channels_last(vae)
         values = values.contiguous(memory_format=torch.channels_last_3d)
     if "compiled" in mode:
-        vae.encoder, vae.decoder = torch.compile(vae.encoder), torch.compile(vae.decoder)
+        vae.encoder, vae.decoder = compiled(args, vae.encoder), compiled(args, vae.decoder)
     if args.work == "vae-encode":
         return lambda: vae.encode(values).latent_dist.mode()
     return lambda: vae.decode(values).sample
@@ -102,7 +112,7 @@ def make_text_run(args, mode):
     ids = torch.randint(2, encoder.config.vocab_size, (args.batch, args.rows), device=args.device)
     mask = torch.ones_like(ids)
     if "compiled" in mode:
-        encoder = torch.compile(encoder)
+        encoder = compiled(args, encoder)
     return lambda: encoder(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
@@ -112,7 +122,7 @@ def make_sample_run(args, mode):
         put_channels_last(pipeline.vae)
     if "compiled" in mode:
         pipeline.transformer.compile_repeated_blocks()
-        pipeline.vae.decoder = torch.compile(pipeline.vae.decoder)
+        pipeline.vae.decoder = compiled(args, pipeline.vae.decoder)
     return lambda: pipeline(prompt=PROMPT, negative_prompt=NEGATIVE, height=height, width=width,
                             num_frames=frames, num_inference_steps=args.steps, guidance_scale=5.0,
                             output_type="pt").frames
@@ -315,6 +325,8 @@ def main():
     parser.add_argument("--dsv", metavar="PROGRAM", help="run dsv in turns with diffusers")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=MODES,
                         help=f"modes of diffusers to time, of {','.join(MODES)}")
+    parser.add_argument("--compile", metavar="MODE", default="default",
+                        help="of the compiled modes: default, reduce-overhead or max-autotune-no-cudagraphs")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="runs before the one that is timed")
     parser.add_argument("--rows", type=int, default=512, help="text: ids of a prompt")
@@ -342,4 +354,5 @@ def main():
     record(args, args.device, line_of(figures))
 
 
-main()
+if __name__ == "__main__":
+    main()
