@@ -291,8 +291,7 @@ static DsvStatus encode_windows(Encoding *e)
     plan_threads(e, &args);
     DSVI_TRY(dsvi_encode_windows(&args, &times));
     if (times.encoded > 0 && !e->encoder.parallel) {
-        snprintf(line, sizeof line,
-                 "%lld windows encoded in %.1f s, %.2f s each; the encoder worked %.0f %% of this time",
+        snprintf(line, sizeof line, "%lld windows encoded in %.1f s, %.2f s each; device busy %.0f %%",
                  (long long)times.encoded, times.seconds, times.seconds / (double)times.encoded,
                  100 * times.busy / times.seconds);
         encode_log(e, DSV_LOG_INFO, line);

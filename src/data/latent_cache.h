@@ -36,9 +36,14 @@ typedef struct DsviLatentSource {
     DsviHashKey content;          /* hash of the file's bytes; may be unknown */
 } DsviLatentSource;
 
-/* Sets the contents of those sources whose files the index knows with the same path and stamp, so that their
- * bytes need not be read again. */
+/* Sets the contents of those sources whose files the index, or the folder's file of hashes (clip_hashes.h),
+ * knows with the same path and stamp, so that their bytes need not be read again. */
 DsvStatus dsvi_latent_cache_recall(const DsviLatentCache *cache, DsviLatentSource *sources, int64_t count);
+
+/* Keeps the contents of the sources (count) in the folder's file of hashes at once, so that a process that
+ * ends before their windows are in the index does not lose them. */
+DsvStatus dsvi_latent_cache_remember(const DsviLatentCache *cache, DsviLatentSource *const *sources,
+                                     int64_t count);
 
 typedef enum DsviLatentChange {
     DSVI_LATENT_DROPPED, /* the clip's bytes have changed: its windows are dropped */

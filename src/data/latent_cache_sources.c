@@ -4,7 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "data/clip_hashes.h"
 #include "data/latent_cache_internal.h"
+
+static const char HASHES_NAME[] = "hashes";
 
 /* A source, and the numbers of its windows that an update has changed. */
 typedef struct Checked {
@@ -86,6 +89,7 @@ static bool same_stamp(const DsviFileStamp *a, const DsviFileStamp *b)
 DsvStatus dsvi_latent_cache_recall(const DsviLatentCache *cache, DsviLatentSource *sources, int64_t count)
 {
     Update u;
+    char file[DSVI_PATH_MAX];
     DsvStatus status = update_begin(&u, (DsviLatentCache *)cache, sources, count);
     for (int64_t i = 0; i < cache->count && status == DSV_OK; i++) {
         const DsviLatentEntry *e = cache->entries[i];
@@ -94,7 +98,17 @@ DsvStatus dsvi_latent_cache_recall(const DsviLatentCache *cache, DsviLatentSourc
             sources[found->source - sources].content = e->content;
     }
     update_end(&u);
-    return status;
+    DSVI_TRY(status);
+    DSVI_TRY(dsvi_path_join(file, cache->folder, HASHES_NAME));
+    return dsvi_clip_hashes_recall(file, sources, count);
+}
+
+DsvStatus dsvi_latent_cache_remember(const DsviLatentCache *cache, DsviLatentSource *const *sources,
+                                     int64_t count)
+{
+    char file[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(file, cache->folder, HASHES_NAME));
+    return dsvi_clip_hashes_append(file, sources, count);
 }
 
 /* Returns whether an entry's latents are of the bytes that the source's file has now. */

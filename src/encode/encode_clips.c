@@ -64,32 +64,50 @@ void dsvi_encode_clips_free(DsviEncodeClips *clips)
 
 static void hash_range(void *context, int64_t begin, int64_t end, int worker)
 {
-    DsviLatentSource *sources = context;
+    DsviLatentSource *const *sources = context;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        if (!sources[i].content.hex[0])
-            (void)dsvi_file_hash_key(sources[i].path, &sources[i].content); /* unknown after a failure */
+        (void)dsvi_file_hash_key(sources[i]->path, &sources[i]->content); /* unknown after a failure */
 }
 
-/* Hashes all clips in waves. Between waves progress is reported, and the caller can stop. */
-static DsvStatus hash_clips(DsviEncodeClips *clips, const DsvEvents *events)
+/* Hashes the sources in waves. After each wave its hashes are kept in the cache's folder and progress is
+ * reported, and the caller can stop. */
+static DsvStatus hash_sources(DsviLatentSource **sources, int64_t count, const DsviLatentCache *cache,
+                              const DsvEvents *events)
 {
     int64_t wave = 16 * (int64_t)dsvi_threads_count();
     double start = dsvi_clock_seconds();
-    for (int64_t done = 0; done < clips->count;) {
-        int64_t n = clips->count - done < wave ? clips->count - done : wave;
-        dsvi_parallel_for(n, 1, hash_range, clips->sources + done);
+    for (int64_t done = 0; done < count;) {
+        int64_t n = count - done < wave ? count - done : wave;
+        dsvi_parallel_for(n, 1, hash_range, sources + done);
+        DSVI_TRY(dsvi_latent_cache_remember(cache, sources + done, n));
         done += n;
-        DsvProgress progress = {.unit = "clip", .done = done, .total = clips->count};
-        progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(clips->count - done);
-        if (clips->count > wave && events->progress)
+        DsvProgress progress = {.unit = "clip", .done = done, .total = count};
+        progress.seconds_left = (dsvi_clock_seconds() - start) / (double)done * (double)(count - done);
+        if (count > wave && events->progress)
             events->progress(events->context, &progress);
-        if (done < clips->count && events->stop && events->stop(events->context))
+        if (done < count && events->stop && events->stop(events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED,
-                             "stopped while reading the clips, of which nothing was encoded; the same "
-                             "command begins again");
+                             "stopped after reading %" PRId64 " of %" PRId64 " clips, of which nothing was "
+                             "encoded; the same command goes on",
+                             done, count);
     }
     return DSV_OK;
+}
+
+/* Hashes the clips whose contents are unknown. */
+static DsvStatus hash_clips(DsviEncodeClips *clips, const DsviLatentCache *cache, const DsvEvents *events)
+{
+    int64_t unknown = 0;
+    DsviLatentSource **sources = calloc((size_t)clips->count + 1, sizeof *sources);
+    if (!sources)
+        return clips_no_memory(clips->count);
+    for (int64_t i = 0; i < clips->count; i++)
+        if (!clips->sources[i].content.hex[0])
+            sources[unknown++] = &clips->sources[i];
+    DsvStatus status = hash_sources(sources, unknown, cache, events);
+    free(sources);
+    return status;
 }
 
 static int clip_by_content(const void *a, const void *b)
@@ -121,7 +139,7 @@ DsvStatus dsvi_encode_clips_hash(DsviEncodeClips *clips, const DsviLatentCache *
                                  const DsvEvents *events)
 {
     DSVI_TRY(dsvi_latent_cache_recall(cache, clips->sources, clips->count));
-    DSVI_TRY(hash_clips(clips, events));
+    DSVI_TRY(hash_clips(clips, cache, events));
     return find_copies(clips);
 }
 

@@ -35,7 +35,8 @@ DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *co
 void dsvi_encode_clips_free(DsviEncodeClips *clips);
 
 /* Finds the contents of all clips: from the cache if it knows a clip with the same stamp, else by reading the
- * clip. A clip that cannot be read keeps unknown contents. DSV_E_INTERRUPTED. */
+ * clip. What was read is kept in the cache's folder, also after DSV_E_INTERRUPTED and after the end of the
+ * process. A clip that cannot be read keeps unknown contents. */
 DsvStatus dsvi_encode_clips_hash(DsviEncodeClips *clips, const DsviLatentCache *cache,
                                  const DsvEvents *events);
 

@@ -75,16 +75,6 @@ void dsvi_encode_models_close(DsviEncodeModels *models)
     dsvi_vae_close(&models->vae);
 }
 
-/* Returns a limit for the VAE's device memory: what is free now, or less if memory_gib is less. */
-static uint64_t models_vae_memory(const DsviEncodeModels *m)
-{
-    DsviDevice *device = m->backend->device;
-    size_t used = device->memory_used(device);
-    uint64_t available = device->memory_bytes > used ? device->memory_bytes - used : 1;
-    uint64_t limit = dsvi_memory_limit(m->config);
-    return limit > 0 && limit < available ? limit : available;
-}
-
 /* ---- Text ---- */
 
 static DsvStatus models_ids(void *context, const char *text, int32_t *ids, int64_t *count, int64_t *cut)
@@ -128,11 +118,21 @@ static DsvStatus models_encode_window(void *context, int64_t size, const float *
     return m->codec->encode(m->codec, m->videos[size], pixels, latent);
 }
 
+static double models_worked(void *context)
+{
+    const DsviEncodeModels *m = context;
+    return dsvi_vae_worked(m->vae);
+}
+
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out)
 {
+    uint64_t wanted = dsvi_memory_limit(models->config);
     DsviVaeOptions options = {
-        .act = models->identity.vae_type, .encode = true, .memory_bytes = models_vae_memory(models)};
-    *out = (DsviWindowEncoder){.context = models, .encode = models_encode_window};
+        .act = models->identity.vae_type,
+        .encode = true,
+        .memory_bytes = dsvi_vae_memory_limit(models->backend->device, wanted),
+    };
+    *out = (DsviWindowEncoder){.context = models, .encode = models_encode_window, .worked = models_worked};
     DSVI_TRY(dsvi_vae_open(models->backend, models->folder.part[DSVI_WAN_VAE], &options, &models->vae));
     return dsvi_codec_wan_open(models->vae, &models->codec);
 }

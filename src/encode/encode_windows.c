@@ -333,6 +333,7 @@ DsvStatus dsvi_encode_windows(const DsviEncodeWindowsArgs *args, DsviEncodeTimes
 {
     DsvStatus status;
     WindowsJob job = {.args = args, .encoder = args->encoder, .first = NAN};
+    double worked = args->encoder->worked ? args->encoder->worked(args->encoder->context) : 0;
     job.flushed = dsvi_clock_seconds();
     pthread_mutex_init(&job.lock, NULL);
     pthread_cond_init(&job.work, NULL);
@@ -347,6 +348,8 @@ done:
         DsvStatus flushed = dsvi_latent_cache_flush(args->cache);
         status = flushed == DSV_OK ? status : flushed;
     }
+    if (args->encoder->worked)
+        job.times.busy = args->encoder->worked(args->encoder->context) - worked;
     job.times.seconds = job.times.encoded ? dsvi_clock_seconds() - job.first : 0;
     *times = job.times;
     pthread_cond_destroy(&job.ready);

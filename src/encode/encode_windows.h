@@ -20,6 +20,9 @@ typedef struct DsviWindowEncoder {
     int64_t pixels; /* number of pixels' elements of the largest window */
     const int64_t (*shapes)[4]; /* (size_count) of a latent: channels, frames, height, width */
     int64_t size_count;
+    /* Returns the seconds that the device has worked in all calls of `encode` so far. NULL: the device works
+     * as long as the calls take. */
+    double (*worked)(void *context);
 } DsviWindowEncoder;
 
 /* A window that is to be encoded. */
@@ -50,11 +53,12 @@ typedef struct DsviEncodeWindowsArgs {
     const DsvEvents *events; /* `progress` after each window, in order; `stop` is asked then, too */
 } DsviEncodeWindowsArgs;
 
-/* How long the call took, and how much of that time the encoder worked. */
+/* How long the call took, and how much of that time the device worked. */
 typedef struct DsviEncodeTimes {
     int64_t encoded; /* windows */
     double seconds;  /* from the first window that was read until all were written */
-    double busy; /* seconds in which a call of `encode` ran; for a parallel encoder: sum over the threads */
+    double busy; /* seconds in which the device worked: as encoder->worked tells, otherwise those in which a
+                    call of `encode` ran; for a parallel encoder: sum over the threads */
 } DsviEncodeTimes;
 
 /* Encodes all windows that the cache does not have. A window that is read or encoded when the call ends early

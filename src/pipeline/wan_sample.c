@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/host.h"
 #include "base/memory_limit.h"
 #include "device/carve.h"
 #include "model/dit/dit_frozen.h"
@@ -21,13 +22,18 @@
 #include "sample/generator.h"
 
 enum { GROUP_CLIPS = 16, LINE_BYTES = 512 };
-#define VAE_ROOM ((uint64_t)8 << 30) /* bytes; with as much free memory the VAE chooses its own limit */
 /* The rule for guided steps (saved_by_one_pass): FLOPs that a device does in the time in which it reads a
  * byte of weights, about 989e12 / 4.8e12 = 206 on an H200 in BF16; and the smallest fraction of a step that
  * is worth twice the memory of a pass. */
 #define FLOPS_PER_BYTE 206
 #define WORTH_SAVING 0.02
 static const double GIB = 1073741824.0;
+
+/* Seconds of each part of the work, all clips together. */
+typedef struct WanTimes {
+    double texts, loading, steps; /* loading: of the transformer */
+    double decoding, writing;     /* decoding: with the loading of the VAE */
+} WanTimes;
 
 typedef struct WanJob {
     const DsviWanSampleArgs *args;
@@ -47,7 +53,16 @@ typedef struct WanJob {
     DsviDitFrozen *weights;                /* while the transformer is loaded */
     DsviGenerator *generator;
     void *memory;
+    WanTimes times;
 } WanJob;
+
+/* Adds the seconds since *since to *sum, and sets *since to now. */
+static void add_seconds(double *sum, double *since)
+{
+    double now = dsvi_clock_seconds();
+    *sum += now - *since;
+    *since = now;
+}
 
 DSVI_PRINTF(2, 3)
 static void wan_log(const WanJob *job, const char *format, ...)
@@ -154,16 +169,9 @@ static size_t free_bytes(const WanJob *job)
     return device->memory_bytes > used ? device->memory_bytes - used : 0;
 }
 
-/* Returns the limit of the VAE's memory: memory_gib, but at most what is free. 0, the VAE's own choice, if
- * memory_gib is 0 and enough is free for this choice. */
 static uint64_t vae_memory(const WanJob *job)
 {
-    uint64_t room = free_bytes(job), limit = dsvi_memory_limit(job->args->settings);
-    if (limit == 0 && room >= VAE_ROOM)
-        return 0;
-    if (limit > 0 && limit <= room)
-        return limit;
-    return room > 0 ? room : 1;
+    return dsvi_vae_memory_limit(job->args->backend->device, dsvi_memory_limit(job->args->settings));
 }
 
 /* Opens the transformer's files, so that damaged or foreign files are found before the work begins. */
@@ -398,7 +406,9 @@ static DsvStatus sample_group(WanJob *job, int64_t first, int64_t count)
 {
     const DsviWanSampleArgs *a = job->args;
     char path[DSVI_PATH_MAX];
+    double since = dsvi_clock_seconds();
     DSVI_TRY(open_transformer(job));
+    add_seconds(&job->times.loading, &since);
     for (int64_t i = 0; i < count; i++) {
         DsviGeneratorClip clip = {
             .seed = (uint64_t)a->settings->seed,
@@ -411,6 +421,7 @@ static DsvStatus sample_group(WanJob *job, int64_t first, int64_t count)
         DSVI_TRY(dsvi_wan_texts_rows(&job->texts, first + i, job->config.text_len, job->config.text_dim,
                                      job->rows));
         DSVI_TRY(dsvi_generator_latent(job->generator, &clip, a->events, job->latents[i]));
+        add_seconds(&job->times.steps, &since);
         report_sparse(job, &job->sparse[i]);
         if (!a->latents_path)
             continue;
@@ -456,6 +467,7 @@ static DsvStatus decode_group(WanJob *job, int64_t first, int64_t count)
     const DsviWanSampleArgs *a = job->args;
     DsviVideoShape video = job->video;
     DsviVae *vae = NULL;
+    double since = dsvi_clock_seconds();
     DsviVaeOptions options = {
         .act = dsvi_dit_act(a->settings), .decode = true, .memory_bytes = vae_memory(job)};
     float *pixels = malloc((size_t)(video.channels * video.frames * video.height * video.width) *
@@ -468,7 +480,9 @@ static DsvStatus decode_group(WanJob *job, int64_t first, int64_t count)
         DSVI_TRY_GOTO(status,
                       dsvi_vae_decode(vae, video.frames, video.height, video.width, job->latents[i], pixels),
                       done);
+        add_seconds(&job->times.decoding, &since);
         DSVI_TRY_GOTO(status, write_clip(job, first + i, pixels, &job->sparse[i]), done);
+        add_seconds(&job->times.writing, &since);
     }
 done:
     dsvi_vae_close(&vae);
@@ -492,14 +506,29 @@ static DsvStatus run_groups(WanJob *job)
     return DSV_OK;
 }
 
+static void report_times(const WanJob *job)
+{
+    const WanTimes *t = &job->times;
+    int64_t steps = job->clips * job->args->settings->num_inference_steps;
+    wan_log(job,
+            "%.2f s for the texts, %.2f s to load the transformer, %.2f s for %lld steps (%.1f ms each), "
+            "%.2f s to decode, %.2f s to write",
+            t->texts, t->loading, t->steps, (long long)steps, 1e3 * t->steps / (double)steps, t->decoding,
+            t->writing);
+}
+
 DsvStatus dsvi_wan_sample(const DsviWanSampleArgs *args)
 {
     DsvStatus status;
     WanJob job = {.args = args};
+    double since;
     DSVI_TRY_GOTO(status, prepare(&job), done);
     DSVI_TRY_GOTO(status, estimate(&job), done);
+    since = dsvi_clock_seconds();
     DSVI_TRY_GOTO(status, encode_texts(&job), done);
+    add_seconds(&job.times.texts, &since);
     DSVI_TRY_GOTO(status, run_groups(&job), done);
+    report_times(&job);
 done:
     close_transformer(&job);
     dsvi_param_table_free(&job.table);

@@ -146,6 +146,22 @@ static const char *path_in_checkpoint(const DsviModelPath *model, const char *pa
     return part + strspn(part, "/");
 }
 
+DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *codec, DsviModelPath *model,
+                                DsviVideoShape *latent, DsviDitConfig *out)
+{
+    DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    DSVI_TRY(codec->latent_shape(codec, video, latent));
+    if (!settings->model_path[0]) {
+        DSVI_TRY(dsvi_dit_config_make(settings, out));
+        out->in_channels = out->out_channels = latent->channels;
+        return DSV_OK;
+    }
+    DSVI_TRY(dsvi_model_find(settings->model_path, model));
+    DSVI_TRY(dsvi_model_config(model, out));
+    DsvStatus status = dsvi_dit_check_latent(out, codec, *latent);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
+}
+
 DsvStatus dsvi_model_verify(const DsviModelPath *model)
 {
     const char *const used[] = {model->weights, model->config, model->sparse, model->settings};

@@ -5,7 +5,8 @@
 #include <stdbool.h>
 
 #include "base/fs.h"
-#include "model/dit/dit_config.h"
+#include "model/codec/codec.h"
+#include "model/dit/dit.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +30,11 @@ DsvStatus dsvi_model_find(const char *path, DsviModelPath *out);
 
 /* Reads the sizes of the model from its config.json or, without one, from its tensors. */
 DsvStatus dsvi_model_config(const DsviModelPath *model, DsviDitConfig *out);
+/* Determines the sizes of the model that a run with these options trains, and the shape of its latents: the
+ * model at model.path, whose files *model then names, or that of the model.* options with the codec's
+ * channels. DSV_E_SHAPE, naming model.path, if its model does not take the codec's latents. */
+DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *codec, DsviModelPath *model,
+                                DsviVideoShape *latent, DsviDitConfig *out);
 /* Checks the files in `model` against the checkpoint's manifest. Returns DSV_E_FORMAT with the name of the
  * first file that differs. Other files of the checkpoint, such as optimizer/, may be missing. Does nothing if
  * the model does not belong to a checkpoint. */

@@ -30,8 +30,6 @@ static DsvConfig config_of_one_rank(const DsvConfig *settings)
 static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
 {
     DsviModelPath model;
-    DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
-    DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
     if (settings->lora_rank > 0 && !settings->model_path[0])
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -42,15 +40,7 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
         return DSVI_FAIL(DSV_E_USAGE,
                          "base_precision is fp8 and lora_rank is 0, expected a LoRA: weights that are "
                          "trained are stored in F32");
-    if (!settings->model_path[0]) {
-        DSVI_TRY(dsvi_dit_config_make(settings, &out->config));
-        out->config.in_channels = out->config.out_channels = out->latent.channels;
-        return DSV_OK;
-    }
-    DSVI_TRY(dsvi_model_find(settings->model_path, &model));
-    DSVI_TRY(dsvi_model_config(&model, &out->config));
-    DsvStatus status = dsvi_dit_check_latent(&out->config, codec, out->latent);
-    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
+    return dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
 }
 
 /* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,

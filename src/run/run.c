@@ -30,22 +30,14 @@ static DsvStatus read_resumed_config(DsviRun *run)
     return dsvi_comm_broadcast(run->comm, 0, &run->config, sizeof run->config);
 }
 
-/* Determines the model's shape: that of the initial weights, or that of the model.* options with the codec's
- * channels. */
+/* Determines the model's shape: that of the checkpoint with which a run goes on, or that of the options. */
 static DsvStatus run_choose_config(DsviRun *run)
 {
     const DsvConfig *settings = run->settings;
-    DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width}, latent;
+    DsviVideoShape latent;
     if (settings->model_path[0] && run->folder.start != DSVI_START_FRESH && settings->lora_rank == 0)
         return read_resumed_config(run);
-    if (settings->model_path[0]) {
-        DSVI_TRY(dsvi_model_find(settings->model_path, &run->model));
-        return dsvi_model_config(&run->model, &run->config);
-    }
-    DSVI_TRY(run->codec->latent_shape(run->codec, video, &latent));
-    DSVI_TRY(dsvi_dit_config_make(settings, &run->config));
-    run->config.in_channels = run->config.out_channels = latent.channels;
-    return DSV_OK;
+    return dsvi_model_of_options(settings, run->codec, &run->model, &latent, &run->config);
 }
 
 /* Logs the memory plan and writes run.json. */

@@ -128,6 +128,10 @@ static void latents_and_text_states_are_those_of_the_model(void **state)
     assert_ok(encode(model, &settings, &heard));
     assert_non_null(strstr(heard.log, "2 of 2 distinct texts encoded"));
     assert_non_null(strstr(heard.log, "4 windows encoded in"));
+    const char *busy = strstr(heard.log, "; device busy ");
+    assert_non_null(busy);
+    double percent = atof(busy + strlen("; device busy "));
+    assert_true(percent >= 1 && percent <= 100);
     assert_non_null(strstr(heard.log, "1 caption files: 1 used"));
     assert_ok(dsvi_dataset_open(cache, &settings, &d));
     assert_int_equal(d->count, CLIPS * WINDOWS_EACH);

@@ -82,6 +82,7 @@ static void sample_dense(void)
     static Outcome out;
     assert_ok(sample_with("", NULL, "dense.safetensors", &out));
     assert_null(strstr(out.log, "sparse"));
+    assert_non_null(strstr(out.log, " s for 6 steps (")); /* the times, which bench/torch_sample.py reads */
 }
 
 /* Both sum the same products in another order: the bound is the one for dense clips against diffusers. */

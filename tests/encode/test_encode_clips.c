@@ -2,6 +2,7 @@
 #include "encode/encode_clips.h"
 
 #include "base/scratch.h"
+#include "base/threads.h"
 #include "train/tiny.h"
 
 static DsvConfig settings;
@@ -67,10 +68,72 @@ static void every_clip_has_a_row(void **state)
     dsvi_dataset_close(&dataset);
 }
 
+static bool stop(void *context)
+{
+    (void)context;
+    return true;
+}
+
+/* Opens the clips in `folder` and hashes them; `events` may stop this. Returns how many are known before. */
+static int64_t hash_again(const char *folder, const DsvEvents *events, DsvStatus expected)
+{
+    int64_t known = 0;
+    DsviDataset *dataset;
+    DsviEncodeClips clips;
+    DsviLatentCache *cache;
+    assert_ok(dsvi_dataset_open(folder, &settings, &dataset));
+    assert_ok(dsvi_latent_cache_create(scratch_path("hashed"), &settings, NULL, &cache));
+    assert_ok(dsvi_encode_clips_list(dataset, &settings, &clips));
+    assert_ok(dsvi_latent_cache_recall(cache, clips.sources, clips.count));
+    for (int64_t i = 0; i < clips.count; i++) {
+        DsviHashKey key;
+        assert_ok(dsvi_file_hash_key(clips.sources[i].path, &key));
+        known += clips.sources[i].content.hex[0] != 0;
+        assert_true(!clips.sources[i].content.hex[0] || dsvi_hash_key_same(&clips.sources[i].content, &key));
+    }
+    assert_int_equal(dsvi_encode_clips_hash(&clips, cache, events), expected);
+    dsvi_encode_clips_free(&clips);
+    dsvi_latent_cache_close(&cache);
+    dsvi_dataset_close(&dataset);
+    return known;
+}
+
+/* With one thread a wave has 16 clips. */
+static void hashes_survive_a_stop(void **state)
+{
+    (void)state;
+    enum { MANY = 20, WAVE = 16 };
+    char folder[DSVI_PATH_MAX], hashes[DSVI_PATH_MAX], clip[DSVI_PATH_MAX], *lines, *damaged;
+    size_t bytes;
+    const DsvEvents none = {0}, stopping = {.stop = stop};
+    snprintf(folder, sizeof folder, "%s", scratch_path("many"));
+    snprintf(hashes, sizeof hashes, "%s", scratch_path("hashed/hashes"));
+    snprintf(clip, sizeof clip, "%s", scratch_path("many/waves-0.mp4"));
+    assert_ok(dsvi_folder_make(folder));
+    tiny_clips(folder, MANY);
+    dsvi_threads_set(1);
+    assert_int_equal(hash_again(folder, &stopping, DSV_E_INTERRUPTED), 0);
+    assert_int_equal(hash_again(folder, &none, DSV_OK), WAVE);
+    assert_int_equal(hash_again(folder, &none, DSV_OK), MANY);
+    /* a line cut short, as by the end of the process, and a changed digit */
+    assert_ok(dsvi_file_read(hashes, 1 << 20, &lines, &bytes));
+    damaged = strstr(lines, "\n") + 1 + DSVI_HASH_KEY_DIGITS + 3;
+    *damaged = *damaged == '0' ? '1' : '0';
+    assert_ok(dsvi_file_write(hashes, lines, bytes - 20));
+    assert_int_equal(hash_again(folder, &none, DSV_OK), MANY - 2);
+    free(lines);
+    /* another clip under the name of the first */
+    assert_ok(dsvi_file_read(scratch_path("many/waves-1.mp4"), 1 << 20, &lines, &bytes));
+    assert_ok(dsvi_file_write(clip, lines, bytes - 1));
+    free(lines);
+    assert_int_equal(hash_again(folder, &none, DSV_OK), MANY - 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_clip_has_a_row),
+        cmocka_unit_test(hashes_survive_a_stop),
     };
     return cmocka_run_group_tests(tests, make_clips, scratch_remove);
 }

@@ -49,6 +49,7 @@ typedef struct Fake {
     bool parallel;
     int calls, fail_at; /* the call that fails; 0: none */
     double seconds;     /* that a call takes */
+    bool tells;         /* a device of its own tells how long it worked: 5 s a call */
     /* outcomes */
     int64_t next, counts[3];
     char message[512];
@@ -71,6 +72,11 @@ static DsvStatus take_row(void *context, int64_t size, const float *pixels, floa
     return call == fake->fail_at ? DSVI_FAIL(DSV_E_INTERNAL, "the device is gone") : DSV_OK;
 }
 
+static double worked(void *context)
+{
+    return 5 + 5.0 * ((const Fake *)context)->calls; /* 5 s before the first window */
+}
+
 static void take_outcome(void *context, int64_t window, DsviWindowOutcome outcome, const char *message)
 {
     Fake *fake = context;
@@ -86,7 +92,8 @@ static DsvStatus run_into(const char *folder, Fake *fake, int threads, int64_t a
 {
     static const DsvEvents NONE;
     DsviLatentCache *cache;
-    const DsviWindowEncoder encoder = {fake, take_row, fake->parallel, PIXELS, SHAPES, 1};
+    const DsviWindowEncoder encoder = {
+        fake, take_row, fake->parallel, PIXELS, SHAPES, 1, fake->tells ? worked : NULL};
     fake->caller = pthread_self();
     pthread_mutex_init(&fake->lock, NULL);
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
@@ -202,7 +209,7 @@ static void a_full_disk_ends_the_call(void **state)
     Fake fake = {0};
     DsviEncodeTimes times;
     DsviLatentCache *cache;
-    const DsviWindowEncoder encoder = {&fake, take_row, false, PIXELS, SHAPES, 1};
+    const DsviWindowEncoder encoder = {&fake, take_row, false, PIXELS, SHAPES, 1, NULL};
     const DsvEvents none = {0};
     fake.caller = pthread_self();
     pthread_mutex_init(&fake.lock, NULL);
@@ -229,6 +236,17 @@ static void the_encoder_does_not_wait_for_decoding(void **state)
     assert_true(times.busy / times.seconds > 0.5);
 }
 
+static void a_device_tells_how_long_it_worked(void **state)
+{
+    (void)state;
+    Fake fake = {.tells = true};
+    DsviEncodeTimes times;
+    char folder[DSVI_PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", scratch_path("worked"));
+    assert_ok(run_into(folder, &fake, 3, 5, WINDOWS, NULL, &times));
+    assert_true(times.busy == 5.0 * WINDOWS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -238,6 +256,7 @@ int main(void)
         cmocka_unit_test(a_stop_keeps_what_is_encoded),
         cmocka_unit_test(a_full_disk_ends_the_call),
         cmocka_unit_test(the_encoder_does_not_wait_for_decoding),
+        cmocka_unit_test(a_device_tells_how_long_it_worked),
     };
     return cmocka_run_group_tests(tests, make_windows, scratch_remove);
 }

@@ -1,4 +1,5 @@
-/* Fuzzes a latent cache: its index, the file of one window, and the file of one text's states. Windows that
+/* Fuzzes a latent cache: its index, the file of one window, the file of one text's states, and the
+ * hashes of clips. Windows that
  * an open cache lists are found in it, and a rewritten index has as many windows. */
 #include "data/latent_cache.h"
 #include "fuzz.h"
@@ -36,11 +37,11 @@ static void read_states(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const names[] = {"index.json", "a.safetensors", KEY ".safetensors"};
+    static const char *const names[] = {"index.json", "a.safetensors", KEY ".safetensors", "hashes"};
     DsviLatentCache *cache;
     DsvConfig settings;
     int64_t count = -1;
-    fuzz_files_put_parts(names, 3, data, size);
+    fuzz_files_put_parts(names, 4, data, size);
     read_states();
     (void)dsvi_latent_cache_is(FUZZ_ROOT);
     if (dsvi_latent_cache_open(FUZZ_ROOT, NULL, &cache) == DSV_OK) {
@@ -52,6 +53,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dsv_config_defaults(&settings);
     if (dsvi_latent_cache_create(FUZZ_ROOT, &settings, NULL, &cache) == DSV_OK) {
         fuzz_expect(dsvi_latent_cache_count(cache) == count);
+        DsviLatentSource clip = {.path = "a.mp4", .stamp = {1, 2}};
+        if (dsvi_latent_cache_recall(cache, &clip, 1) == DSV_OK)
+            fuzz_expect(strlen(clip.content.hex) <= DSVI_HASH_KEY_DIGITS);
         dsvi_latent_cache_close(&cache);
     }
     return 0;

@@ -8,12 +8,15 @@
 #include "base/fs.h"
 #include "model/vae/vae_layout.h"
 
+#define OWN_CHOICE_ROOM ((uint64_t)8 << 30) /* bytes that suffice for the VAE's own choice of a limit */
+
 struct DsviVae {
     DsviBackend *backend;
     DsviVaeConfig config;
     DsviVaeOptions options;
     DsviVaeHalf halves[2]; /* encoder, decoder */
     DsviVaeLayout layout;  /* of the last call; memory NULL: none */
+    double worked;         /* seconds (dsvi_vae_worked) */
 };
 
 static DsvStatus vae_read_config(const char *path, const DsviTensorSet *set, DsviVaeConfig *out)
@@ -110,6 +113,20 @@ static DsvStatus make_layout(const DsviVae *vae, bool decode, int64_t frames, in
     return status;
 }
 
+uint64_t dsvi_vae_memory_limit(DsviDevice *device, uint64_t wanted)
+{
+    size_t used = device->memory_used(device);
+    uint64_t room = device->memory_bytes > used ? device->memory_bytes - used : 1;
+    if (wanted == 0 && room >= OWN_CHOICE_ROOM)
+        return 0;
+    return wanted > 0 && wanted <= room ? wanted : room;
+}
+
+double dsvi_vae_worked(const DsviVae *vae)
+{
+    return vae->worked;
+}
+
 DsvStatus dsvi_vae_plan(const DsviVae *vae, bool decode, int64_t frames, int64_t height, int64_t width,
                         uint64_t *bytes)
 {
@@ -132,20 +149,29 @@ static DsvStatus prepare(DsviVae *vae, bool decode, int64_t frames, int64_t heig
     return dsvi_vae_layout_allocate(layout);
 }
 
+/* Runs both passes over a video. */
+static DsvStatus vae_run(DsviVae *vae, DsviVaePass *first, DsviVaePass *second, DsviVaeEnd source,
+                         DsviVaeEnd target)
+{
+    const DsviVaeEnd between = {.tensor = vae->layout.between};
+    DSVI_TRY(dsvi_vae_pass_run(first, source, between));
+    DSVI_TRY(dsvi_vae_pass_run(second, between, target));
+    vae->worked += first->worked + second->worked;
+    return DSV_OK;
+}
+
 DsvStatus dsvi_vae_encode(DsviVae *vae, int64_t frames, int64_t height, int64_t width, const float *video,
                           float *moments)
 {
     DSVI_TRY(prepare(vae, false, frames, height, width));
-    const DsviVaeEnd between = {.tensor = vae->layout.between};
-    DSVI_TRY(dsvi_vae_pass_run(&vae->layout.strips, (DsviVaeEnd){.host = (float *)video}, between));
-    return dsvi_vae_pass_run(&vae->layout.whole, between, (DsviVaeEnd){.host = moments});
+    return vae_run(vae, &vae->layout.strips, &vae->layout.whole, (DsviVaeEnd){.host = (float *)video},
+                   (DsviVaeEnd){.host = moments});
 }
 
 DsvStatus dsvi_vae_decode(DsviVae *vae, int64_t frames, int64_t height, int64_t width, const float *latents,
                           float *video)
 {
     DSVI_TRY(prepare(vae, true, frames, height, width));
-    const DsviVaeEnd between = {.tensor = vae->layout.between};
-    DSVI_TRY(dsvi_vae_pass_run(&vae->layout.whole, (DsviVaeEnd){.host = (float *)latents}, between));
-    return dsvi_vae_pass_run(&vae->layout.strips, between, (DsviVaeEnd){.host = video, .limit = 1});
+    return vae_run(vae, &vae->layout.whole, &vae->layout.strips, (DsviVaeEnd){.host = (float *)latents},
+                   (DsviVaeEnd){.host = video, .limit = 1});
 }

@@ -56,6 +56,10 @@ void dsvi_vae_factors(const DsviVaeConfig *config, int64_t *temporal, int64_t *s
 /* Fails with DSV_E_SHAPE and the nearest possible size unless the VAE takes videos of this size: 1 + temporal
  * k frames, and multiples of `spatial` rows and columns. */
 DsvStatus dsvi_vae_check_size(const DsviVaeConfig *config, int64_t frames, int64_t height, int64_t width);
+/* Returns a limit for DsviVaeOptions: `wanted`, but at most what is free on the device. 0, the VAE's own
+ * choice, if `wanted` is 0 and enough is free for this choice. Small pieces are as fast as large ones, and
+ * the host copies the next piece while the device computes. */
+uint64_t dsvi_vae_memory_limit(DsviDevice *device, uint64_t wanted);
 /* Bytes of device memory that encoding or decoding a video (3, frames, height, width) takes under the
  * options' limit, weights included. */
 DsvStatus dsvi_vae_plan(const DsviVae *vae, bool decode, int64_t frames, int64_t height, int64_t width,
@@ -69,6 +73,9 @@ DsvStatus dsvi_vae_encode(DsviVae *vae, int64_t frames, int64_t height, int64_t 
  * to [-1, 1]. frames, height and width are those of the video. */
 DsvStatus dsvi_vae_decode(DsviVae *vae, int64_t frames, int64_t height, int64_t width, const float *latents,
                           float *video);
+/* Returns the seconds that the device has worked in all calls so far, by the device's own clock: uploads and
+ * operations, without the time in which the device waits for the host. */
+double dsvi_vae_worked(const DsviVae *vae);
 /* Normalises latents (z_dim, count) in place: (z - mean) / std of each channel; and back: z * std + mean. */
 void dsvi_vae_normalize(const DsviVaeConfig *config, int64_t count, float *latents);
 void dsvi_vae_denormalize(const DsviVaeConfig *config, int64_t count, float *latents);

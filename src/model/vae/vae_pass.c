@@ -392,16 +392,21 @@ static size_t piece_bytes(const DsviVaeBlock *block)
     return (size_t)(block->channels * block->frames * (block->hi - block->lo) * block->width) * sizeof(float);
 }
 
-/* Fills the first block. The host copies while the device computes the piece before. */
+/* Fills the first block. The host copies while the device computes the piece before. The device's work on the
+ * piece begins with the upload. */
 static DsvStatus pass_read(DsviVaePass *pass, int64_t first)
 {
     DsviDevice *device = pass->backend->device;
     const DsviVaeBlock *block = &pass->blocks[0];
-    if (block->lo == block->hi)
-        return DSV_OK;
-    if (pass->from_host) {
+    bool empty = block->lo == block->hi;
+    if (pass->from_host && !empty) {
         DSVI_TRY(device->await(device->stream)); /* the upload of the piece before, from the same memory */
         transfer(pass, 0, pass->source.host, block, first, false);
+    }
+    DSVI_TRY(device->mark(device->stream, 2 * pass->piece));
+    if (empty)
+        return DSV_OK;
+    if (pass->from_host) {
         DSVI_TRY(device->upload(device->stream, pass->staging, pass->host_staging, piece_bytes(block)));
         DSVI_TRY(device->flag(device->stream));
     }
@@ -431,10 +436,11 @@ static DsvStatus pass_write(DsviVaePass *pass, int64_t first, Pending *pending)
 {
     DsviDevice *device = pass->backend->device;
     const DsviVaeBlock *block = &pass->blocks[pass->count];
-    if (block->lo == block->hi)
-        return DSV_OK;
-    DSVI_TRY(end_move(pass, pass->count, &pass->target, first, true));
-    if (!pass->to_host)
+    bool empty = block->lo == block->hi;
+    if (!empty)
+        DSVI_TRY(end_move(pass, pass->count, &pass->target, first, true));
+    DSVI_TRY(device->mark(device->stream, 2 * pass->piece + 1));
+    if (empty || !pass->to_host)
         return DSV_OK;
     DSVI_TRY(pass_finish_piece(pass, pending));
     DSVI_TRY(device->download(device->stream, pass->host_staging, pass->staging, piece_bytes(block)));
@@ -508,6 +514,19 @@ static DsvStatus run_piece(DsviVaePass *pass, DsviVaeChunk chunk, Pending *pendi
     return pass_write(pass, dsvi_vae_frames_before(pass, pass->count, chunk.from), pending);
 }
 
+/* Adds up the seconds between the two marks of each piece. */
+static DsvStatus pass_add_work(DsviVaePass *pass)
+{
+    DsviDevice *device = pass->backend->device;
+    double seconds;
+    pass->worked = 0;
+    for (int64_t piece = 0; piece < pass->piece; piece++) {
+        DSVI_TRY(device->between(device->stream, 2 * piece, 2 * piece + 1, &seconds));
+        pass->worked += seconds;
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_vae_pass_run(DsviVaePass *pass, DsviVaeEnd source, DsviVaeEnd target)
 {
     DsviDevice *device = pass->backend->device;
@@ -518,11 +537,13 @@ DsvStatus dsvi_vae_pass_run(DsviVaePass *pass, DsviVaeEnd source, DsviVaeEnd tar
         DSVI_TRY(device->host_alloc(device, pass->staging_bytes, (void **)&pass->host_staging));
     DSVI_TRY(device->flag(device->stream));
     pass_reset_rows(pass);
+    pass->piece = 0;
     for (int64_t s = 0; s < dsvi_vae_strips(pass); s++) {
         strip_begin(pass, s);
-        for (int64_t c = 0; c < dsvi_vae_chunks(pass); c++)
+        for (int64_t c = 0; c < dsvi_vae_chunks(pass); c++, pass->piece++)
             DSVI_TRY(run_piece(pass, chunk_at(pass, c), &pending));
     }
     DSVI_TRY(pass_finish_piece(pass, &pending));
-    return device->sync(device->stream);
+    DSVI_TRY(device->sync(device->stream));
+    return pass_add_work(pass);
 }

@@ -91,6 +91,9 @@ typedef struct DsviVaePass {
     void *workspace;
     size_t workspace_bytes;
     bool measuring; /* conv calls raise workspace_bytes, and nothing is computed */
+    int64_t piece;  /* number of the piece that runs */
+    double worked; /* seconds that the device took for the pieces of the last run, the time between two pieces
+                    * and downloads left out */
 } DsviVaePass;
 
 /* Prepares a pass of `count` stages whose input has the sizes `input`: of the decoder or the encoder, the
