@@ -11,7 +11,7 @@
 enum { DRAWS_MAX = 1000 };
 
 /* Draw number `draw` of a sample: each draw has its own stream. */
-static double flow_draw_sigma(const DsvConfig *settings, uint64_t sample, uint32_t draw)
+static double flow_draw_sigma(const DsvConfig *settings, double shift, uint64_t sample, uint32_t draw)
 {
     DsviRng rng = {(uint64_t)settings->seed, DSVI_RNG_TIMESTEP, draw};
     double sigma;
@@ -22,15 +22,22 @@ static double flow_draw_sigma(const DsvConfig *settings, uint64_t sample, uint32
         double logit = settings->logit_mean + settings->logit_std * dsvi_rng_normal(rng, sample);
         sigma = 1 / (1 + exp(-logit));
     }
-    return dsvi_sampler_shifted(sigma, settings->flow_shift);
+    return dsvi_sampler_shifted(sigma, shift);
 }
 
-double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample)
+double dsvi_flow_shift(const DsvConfig *settings, int64_t pixels)
+{
+    if (settings->flow_shift_pixels == 0)
+        return settings->flow_shift;
+    return settings->flow_shift * sqrt((double)pixels / (double)settings->flow_shift_pixels);
+}
+
+double dsvi_flow_sigma(const DsvConfig *settings, double shift, uint64_t sample)
 {
     const double least = settings->sigma_min, most = settings->sigma_max;
     double sigma = 0;
     for (uint32_t draw = 0; draw < DRAWS_MAX; draw++) {
-        sigma = flow_draw_sigma(settings, sample, draw);
+        sigma = flow_draw_sigma(settings, shift, sample, draw);
         if (sigma >= least && sigma <= most)
             return sigma;
     }

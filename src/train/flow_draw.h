@@ -13,10 +13,15 @@ extern "C" {
 #endif
 
 /* Returns the noise level sigma in (0, 1) of training sample `sample`: uniform, or the logistic function of a
- * draw from N(logit_mean, logit_std^2), then shifted by flow_shift. Draws outside [sigma_min, sigma_max] are
+ * draw from N(logit_mean, logit_std^2), then shifted by `shift`. Draws outside [sigma_min, sigma_max] are
  * repeated; after 1000 of them the last is scaled into the range. The value depends only on the options
  * (which include the seed) and on the sample's number. */
-double dsvi_flow_sigma(const DsvConfig *settings, uint64_t sample);
+double dsvi_flow_sigma(const DsvConfig *settings, double shift, uint64_t sample);
+/* Returns the shift for clips with `pixels` pixels in a frame: flow_shift, multiplied by
+ * sqrt(pixels / flow_shift_pixels) unless flow_shift_pixels is 0. The root is how noise levels of equal
+ * difficulty are related at two resolutions (Esser et al. 2024, "Scaling Rectified Flow Transformers",
+ * section 5.3.2). */
+double dsvi_flow_shift(const DsvConfig *settings, int64_t pixels);
 /* Fails with DSV_E_USAGE if sigma_min, sigma_max and loss_weight do not fit together or with
  * train_batch_size. */
 DsvStatus dsvi_flow_check(const DsvConfig *settings);

@@ -92,12 +92,14 @@ static DsvStatus draw_batch(DsviTrainer *t, const DsviSampleSource *source, bool
 {
     const DsvConfig *settings = t->settings;
     uint64_t first = dsvi_trainer_next_batch(t, &t->next_size);
+    const DsviClipSize *clip = &t->sizes[t->next_size].clip;
+    const double shift = dsvi_flow_shift(settings, clip->height * clip->width);
     bool got;
     for (int64_t b = 0; b < settings->train_batch_size; b++) {
         DSVI_TRY(draw_sample(t, source, ahead, b, &got, waited));
         if (!got)
             return DSV_OK;
-        double sigma = dsvi_flow_sigma(settings, first + (uint64_t)b);
+        double sigma = dsvi_flow_sigma(settings, shift, first + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
         t->host_timestep[b] = (float)(1000 * sigma);
     }

@@ -36,7 +36,7 @@ static void a_loss_lies_in_its_bin(void **state)
         assert_int_equal(cJSON_GetArraySize(bins), DSVI_SIGMA_BINS);
         for (int i = 0; i < DSVI_SIGMA_BINS; i++) {
             const cJSON *bin = cJSON_GetArrayItem(bins, i);
-            if (i != dsvi_sigma_bin(dsvi_flow_sigma(&settings, sample)))
+            if (i != dsvi_sigma_bin(dsvi_flow_sigma(&settings, settings.flow_shift, sample)))
                 assert_true(cJSON_IsNull(bin));
             else
                 assert_true(bin->valuedouble == cJSON_GetObjectItem(line, "loss")->valuedouble);

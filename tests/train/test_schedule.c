@@ -89,7 +89,7 @@ static void times_have_their_distribution(void **state)
     settings.logit_std = 1.5;
     settings.flow_shift = 3;
     for (uint64_t i = 0; i < DRAWS; i++) {
-        double sigma = dsvi_flow_sigma(&settings, i);
+        double sigma = dsvi_flow_sigma(&settings, settings.flow_shift, i);
         assert_true(sigma > 0 && sigma < 1);
         double logit = log(sigma / (1 - sigma)) - log(3.0); /* the shift multiplies the odds */
         sum += logit;
@@ -103,8 +103,23 @@ static void times_have_their_distribution(void **state)
     settings.flow_shift = 1;
     sum = 0;
     for (uint64_t i = 0; i < DRAWS; i++)
-        sum += dsvi_flow_sigma(&settings, i);
+        sum += dsvi_flow_sigma(&settings, settings.flow_shift, i);
     assert_error_below(fabs(sum / DRAWS - 0.5), 5 * sqrt(1.0 / 12 / DRAWS), "mean of uniform times");
+}
+
+/* A frame with four times the pixels has twice the shift. */
+static void the_shift_follows_the_resolution(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    assert_ok(dsv_config_set(&settings, "flow_shift=3"));
+    assert_true(dsvi_flow_shift(&settings, 480 * 832) == 3);
+    assert_ok(dsv_config_set(&settings, "flow_shift_pixels=399360"));
+    assert_true(dsvi_flow_shift(&settings, 480 * 832) == 3);
+    assert_error_below(fabs(dsvi_flow_shift(&settings, 960 * 1664) - 6), 1e-12, "shift");
+    assert_error_below(fabs(dsvi_flow_shift(&settings, 240 * 416) - 1.5), 1e-12, "shift");
+    assert_true(dsvi_flow_sigma(&settings, 6, 3) > dsvi_flow_sigma(&settings, 3, 3));
 }
 
 static void sigma_has_its_bin(void **state)
@@ -149,7 +164,8 @@ static void a_range_keeps_the_distribution(void **state)
     part = whole;
     part.sigma_min = 0.875;
     for (uint64_t i = 0; i < DRAWS; i++) {
-        double sigma = dsvi_flow_sigma(&whole, i), drawn = dsvi_flow_sigma(&part, i);
+        double sigma = dsvi_flow_sigma(&whole, whole.flow_shift, i),
+               drawn = dsvi_flow_sigma(&part, part.flow_shift, i);
         assert_true(drawn >= 0.875 && drawn < 1);
         sum += drawn;
         if (sigma < 0.875)
@@ -188,10 +204,15 @@ static void the_bell_has_mean_one(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(warm_up_then_constant),           cmocka_unit_test(cosine_falls_to_almost_nothing),
-        cmocka_unit_test(linear_follows_a_line),           cmocka_unit_test(wsd_is_stable_before_it_falls),
-        cmocka_unit_test(times_have_their_distribution),   cmocka_unit_test(a_range_keeps_the_distribution),
-        cmocka_unit_test(the_bell_has_mean_one),           cmocka_unit_test(sigma_has_its_bin),
+        cmocka_unit_test(warm_up_then_constant),
+        cmocka_unit_test(cosine_falls_to_almost_nothing),
+        cmocka_unit_test(linear_follows_a_line),
+        cmocka_unit_test(wsd_is_stable_before_it_falls),
+        cmocka_unit_test(times_have_their_distribution),
+        cmocka_unit_test(a_range_keeps_the_distribution),
+        cmocka_unit_test(the_bell_has_mean_one),
+        cmocka_unit_test(the_shift_follows_the_resolution),
+        cmocka_unit_test(sigma_has_its_bin),
         cmocka_unit_test(samples_have_noise_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
