@@ -42,7 +42,7 @@ DsvStatus dsvi_ranks_agree_on_data(DsviComm *comm, const char *key, const DsviDa
 }
 
 /* Returns whether each rank may choose the option `key` for its own machine. Options of type DSV_TEXT are
- * paths, except lora_target_modules and data.trigger_word; compare_settings skips paths. */
+ * paths, but for the few that compare_settings names at its end; compare_settings skips paths. */
 static bool may_differ(const char *key)
 {
     static const char *const keys[] = {
@@ -93,6 +93,8 @@ static DsvStatus compare_settings(DsviComm *comm, const DsvConfig *settings)
 #define DSV_CHOICE(key, field, initial, choices, help) compare_text_of(&c, key, settings->field);
 #include "dsv/options.def"
     compare_text_of(&c, "lora_target_modules", settings->lora_target_modules);
+    compare_text_of(&c, "train_modules", settings->train_modules);
+    compare_text_of(&c, "data.buckets", settings->data_buckets);
     compare_text_of(&c, "data.trigger_word", settings->data_trigger_word);
     compare_text_of(&c, "validation.data", settings->validation_data[0] ? "given" : "not given");
     return c.status;

@@ -4,6 +4,9 @@
 #include "train/zero_internal.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+#include "train/train_modules.h"
 
 /* A sum over ranks on a GPU processes the data in chunks. SUM_CHUNK_MAX is the largest chunk for gradients,
  * in bytes per rank. OTHER_CHUNK is the chunk for other sums of all ranks, when all ranks are a separate
@@ -48,6 +51,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
     DSVI_TRY(dsvi_moments_make(dsvi_optimizer(settings), table, &out->shard, &out->moments));
     if (out->moments.optimizer == DSVI_MUON)
         out->muon = dsvi_muon_make(table, out->act);
+    DSVI_TRY(dsvi_train_modules_make(settings, table, &out->frozen));
     return dsvi_shard_map(&out->shard, dsvi_zero_compute_bytes, out, &out->compute_shard);
 }
 
@@ -56,6 +60,7 @@ void dsvi_zero_free(DsviZero *z)
     dsvi_comm_queue_free(&z->queue);
     for (int i = 0; i < 2; i++)
         dsvi_comm_close(&z->joined[i]);
+    free(z->frozen);
     dsvi_moments_free(&z->moments);
     dsvi_shard_free(&z->compute_shard);
     dsvi_shard_free(&z->shard);

@@ -69,6 +69,7 @@ typedef struct DsviZero {
     DsviMoments moments;
     DsviMuon muon; /* with optimizer=muon */
     double muon_momentum;
+    bool *frozen;         /* (table->count) parameters that are not trained (train_modules.h); NULL: none */
     DsviShardArray ema;   /* moving average; data is NULL if ema_decay is 0 */
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */

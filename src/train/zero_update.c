@@ -1,4 +1,5 @@
 /* The update of the weights that a rank keeps, by AdamW or Muon, and their compute weights. See zero.h. */
+#include "train/train_modules.h"
 #include "train/zero_internal.h"
 
 /* A part of this rank's shard of a bucket: either its F32 parameters or its GEMM weights. */
@@ -141,8 +142,11 @@ static DsvStatus update_matrices(DsviZero *z, int64_t bucket, const DsviAdamwArg
 
 /* ---- all weights ---- */
 
-DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
+DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *step)
 {
+    DsviAdamwArgs own = *step;
+    const DsviAdamwArgs *options = &own;
+    DSVI_TRY(dsvi_train_modules_decay(z, own.lr, &own.weight_decay));
     for (int64_t b = 0; b < z->shard.buckets; b++) {
         DSVI_TRY(update_part(z, b, false, options));
         if (z->moments.optimizer == DSVI_MUON && dsvi_moments_of_matrices(z->table, b))
