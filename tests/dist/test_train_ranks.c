@@ -43,6 +43,26 @@ static void ranks_equal_a_larger_batch(void **state)
     }
 }
 
+/* Each rank passes the text states of its own samples, with rows of zeros after them. */
+static void ranks_have_the_text_of_their_samples(void **state)
+{
+    static const char *const WITHOUT[] = {"mixed_precision=no", "sparse.enabled=false", NULL};
+    (void)state;
+    Rig bare = {.device = device, .assignment = WITHOUT, .ranks = 1, .steps = 6};
+    Rig one = bare, many = bare;
+    one.text = many.text = true;
+    many.ranks = 2;
+    rig_train(&bare);
+    rig_train(&one);
+    rig_train(&many);
+    rig_same_on_all_ranks(&many);
+    rig_close_to(&one, &many, slack * 1e-5);
+    assert_true(bare.rank[0].step[5].loss != one.rank[0].step[5].loss);
+    rig_free(&bare);
+    rig_free(&one);
+    rig_free(&many);
+}
+
 /* Lists depend on state that is summed over ranks, in an order that depends on the number of ranks: a key
  * close to the threshold may be listed or not, and the bound allows for the contribution of such keys. */
 static void ranks_sum_selector_state(void **state)
@@ -174,9 +194,9 @@ static void nan_in_the_first_projection_ends_all(void **state)
 static int run_cuda(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_a_larger_batch),          cmocka_unit_test(ranks_sum_selector_state),
-        cmocka_unit_test(decisions_are_the_same_on_all_ranks), cmocka_unit_test(the_same_bits_every_time),
-        cmocka_unit_test(a_rank_without_data_ends_all),
+        cmocka_unit_test(ranks_equal_a_larger_batch), cmocka_unit_test(ranks_have_the_text_of_their_samples),
+        cmocka_unit_test(ranks_sum_selector_state),   cmocka_unit_test(decisions_are_the_same_on_all_ranks),
+        cmocka_unit_test(the_same_bits_every_time),   cmocka_unit_test(a_rank_without_data_ends_all),
     };
     device = "cuda";
     ranks_max = 2;
@@ -189,11 +209,16 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "cuda") == 0)
         return run_cuda();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_a_larger_batch),           cmocka_unit_test(ranks_sum_selector_state),
-        cmocka_unit_test(decisions_are_the_same_on_all_ranks),  cmocka_unit_test(the_same_bits_every_time),
-        cmocka_unit_test(a_step_sends_the_expected_bytes),      cmocka_unit_test(the_optimizer_is_divided),
-        cmocka_unit_test(a_rank_without_data_ends_all),         cmocka_unit_test(nan_names_its_rank),
+        cmocka_unit_test(ranks_equal_a_larger_batch),
+        cmocka_unit_test(ranks_sum_selector_state),
+        cmocka_unit_test(decisions_are_the_same_on_all_ranks),
+        cmocka_unit_test(the_same_bits_every_time),
+        cmocka_unit_test(a_step_sends_the_expected_bytes),
+        cmocka_unit_test(the_optimizer_is_divided),
+        cmocka_unit_test(a_rank_without_data_ends_all),
+        cmocka_unit_test(nan_names_its_rank),
         cmocka_unit_test(nan_in_the_first_projection_ends_all),
+        cmocka_unit_test(ranks_have_the_text_of_their_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

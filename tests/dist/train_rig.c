@@ -10,6 +10,13 @@ typedef struct Source {
     uint64_t taken; /* by this rank */
 } Source;
 
+static void fill_text(const DsviTrainer *t, uint64_t number, DsviSample *sample)
+{
+    sample->text_rows = 1 + (int64_t)(number % (uint64_t)t->config.text_len);
+    for (int64_t i = 0; i < sample->text_rows * t->config.text_dim; i++)
+        sample->text[i] = (float)cos(0.07 * (double)i * (double)(number % 13 + 1));
+}
+
 /* Fills the latent with waves whose length depends on the number of the sample. */
 static DsvStatus next_latent(void *context, DsviSample *sample)
 {
@@ -25,6 +32,8 @@ static DsvStatus next_latent(void *context, DsviSample *sample)
         return DSVI_FAIL(DSV_E_IO, "the disk is gone");
     for (int64_t i = 0; i < t->sizes[size].elements; i++)
         latent[i] = (float)sin(0.1 * (double)(i % 97) * (double)(number % 11 + 1) + (double)number);
+    if (rig->text)
+        fill_text(t, number, sample);
     if (here && rig->fault == RIG_NAN_SAMPLE)
         latent[5] = NAN;
     return DSV_OK;
@@ -123,7 +132,7 @@ static DsvStatus keep(DsviTrainer *t, RigRank *rank)
 static DsvStatus take_steps(Rig *rig, DsviTrainer *t, RigRank *rank)
 {
     Source source = {t, rig, 0};
-    DsviSampleSource samples = {.context = &source, .next = next_latent};
+    DsviSampleSource samples = {.context = &source, .next = next_latent, .text = rig->text};
     if (dsvi_comm_rank(t->comm) == 0)
         dsvi_weights_init(&t->table, 1, t->host_flat);
     DSVI_TRY(dsvi_trainer_start(t));

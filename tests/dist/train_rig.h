@@ -40,6 +40,7 @@ typedef struct Rig {
     int64_t samples;     /* in a micro-batch, all ranks together; 0: RIG_SAMPLES */
     int64_t stage;       /* zero_stage; 0: the value in `assignment` */
     int64_t shard_ranks; /* hsdp_shard_dim */
+    bool text;           /* samples have text states, as many rows as depend on the sample's number */
     int64_t only_size;   /* with data.buckets: 1 + the size of all batches; 0: all sizes occur */
     int64_t cp_ranks;    /* cp_size; 0: 1 */
     int64_t head_ranks;  /* cp_heads */
