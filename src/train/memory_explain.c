@@ -54,7 +54,21 @@ static void split_batch(DsvConfig *settings)
     settings->train_batch_size = 1;
 }
 
-enum { WAYS = 6 };
+/* Stores the frozen weights beside a LoRA in 8 bits. */
+static void store_less(DsvConfig *settings)
+{
+    if (settings->lora_rank > 0)
+        snprintf(settings->base_precision, sizeof settings->base_precision, "fp8");
+}
+
+/* Stores the optimizer's state in 8 bits. A LoRA's state is small. */
+static void remember_less(DsvConfig *settings)
+{
+    if (settings->lora_rank == 0)
+        snprintf(settings->optimizer, sizeof settings->optimizer, "adamw_8bit");
+}
+
+enum { WAYS = 8 };
 
 /* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
  * lowest numbers. */
@@ -66,11 +80,15 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
     case 2: keep_less(settings, "selective"); break;
     case 3: divide_more(t, settings, 3); break;
     case 4: keep_less(settings, "true"); break;
+    case 5: store_less(settings); break;
+    case 6: remember_less(settings); break;
     default: split_batch(settings);
     }
 }
 
-static void name_settings(const DsvConfig *settings, bool divided, char words[LINE])
+/* Names the options of `settings` that reduce memory. optimizer and base_precision are named only if they
+ * differ from the run's. */
+static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool divided, char words[LINE])
 {
     int used = 0;
     if (settings->sparse_offload_lists)
@@ -78,6 +96,10 @@ static void name_settings(const DsvConfig *settings, bool divided, char words[LI
     if (divided)
         used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ",
                          (long long)settings->zero_stage);
+    if (strcmp(settings->base_precision, run->base_precision) != 0)
+        used += snprintf(words + used, LINE - (size_t)used, "base_precision=%s ", settings->base_precision);
+    if (strcmp(settings->optimizer, run->optimizer) != 0)
+        used += snprintf(words + used, LINE - (size_t)used, "optimizer=%s ", settings->optimizer);
     snprintf(words + used, LINE - (size_t)used,
              "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
              settings->gradient_checkpointing, (long long)settings->train_batch_size,
@@ -114,7 +136,7 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
         fits = needed <= free_bytes;
     }
     if (fits)
-        name_settings(&best, t->mesh.shard_ranks > 1, words);
+        name_settings(t->settings, &best, t->mesh.shard_ranks > 1, words);
 }
 
 /* Writes the sizes of data.buckets with which alone the run would not fit either into `words`; "" without

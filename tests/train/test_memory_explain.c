@@ -163,6 +163,48 @@ static void says_that_lists_may_leave(void **state)
     close_bench(&b);
 }
 
+/* Fails to create a trainer in the memory that the run takes with `assignments`, and checks that the message
+ * proposes `words`. */
+static void check_proposal(Bench *b, const char *const *assignments, const char *words)
+{
+    DsviTrainer *trainer;
+    DsviArena plan, host;
+    DsvConfig smaller = b->settings;
+    assert_ok(dsvi_trainer_create(
+        &(DsviTrainerArgs){
+            .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = &b->config},
+        &trainer));
+    for (int i = 0; assignments[i]; i++)
+        assert_ok(dsv_config_set(&smaller, assignments[i]));
+    assert_ok(dsvi_trainer_plan(trainer, &smaller, &plan, &host));
+    assert_true(plan.used < trainer->arena.used);
+    dsvi_trainer_free(&trainer);
+    b->backend.device->memory_bytes = plan.used;
+    assert_fails(DSV_E_NO_MEMORY, words,
+                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b->settings,
+                                                        .backend = &b->backend,
+                                                        .codec = b->codec,
+                                                        .config = &b->config},
+                                     &trainer));
+}
+
+/* When recomputing is not enough, the message proposes smaller optimizer state, or with a LoRA smaller frozen
+ * weights. */
+static void says_what_may_be_stored_in_8_bits(void **state)
+{
+    static const char *const STATE[] = {"gradient_checkpointing=true", "optimizer=adamw_8bit", NULL};
+    static const char *const WEIGHTS[] = {"gradient_checkpointing=true", "base_precision=fp8", NULL};
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    check_proposal(&b, STATE, "it would fit with optimizer=adamw_8bit gradient_checkpointing=true");
+    close_bench(&b);
+    open_bench(&b);
+    b.settings.lora_rank = 4;
+    check_proposal(&b, WEIGHTS, "it would fit with base_precision=fp8 gradient_checkpointing=true");
+    close_bench(&b);
+}
+
 static size_t too_much; /* pinned allocations of this size fail on the host */
 
 static DsvStatus lock_little(DsviDevice *device, size_t bytes, void **out)
@@ -213,6 +255,7 @@ int main(void)
         cmocka_unit_test(names_other_settings_than_failed),
         cmocka_unit_test(says_that_nothing_fits),
         cmocka_unit_test(says_that_lists_may_leave),
+        cmocka_unit_test(says_what_may_be_stored_in_8_bits),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
