@@ -72,6 +72,7 @@ static DsvStatus ops_timed_end(void)
     X(select_lists, DsviSelectArgs, SELECT)                     \
     X(lists_divide, DsviListDivideArgs, SELECT)                 \
     X(lists_emit, DsviListDivideArgs, SELECT)                   \
+    X(lists_part, DsviListPartArgs, SELECT)                     \
     X(spans_count, DsviSpans, SELECT)                           \
     X(rows_take, DsviRowsArgs, TRANSFER)                        \
     X(rows_put, DsviRowsArgs, TRANSFER)                         \

@@ -10,6 +10,7 @@
  *     lists_divide   sets the marks and computes the lengths of all near and far lists
  *     spans_count    computes the position of each marked span in the messages
  *     lists_emit     writes near lists as spans of this rank's keys, far lists as spans of compact keys
+ *     lists_part     writes the spans of one part of the keys as lists over the keys of this part alone
  *     rows_take      copies the rows of marked spans into messages
  *     rows_put       copies rows from messages to compact keys
  *     rows_add       adds rows from the messages of several ranks to this rank's rows (gradients)
@@ -125,6 +126,24 @@ static inline void dsvi_lists_copy_shape(const DsviLists *whole, DsviLists *half
     half->offsets = offsets;
 }
 
+/* lists_part: for each list of `lists`, the spans first <= span < end, as the list of the same group over the
+ * keys of these spans: span `first` becomes span 0. The caller copies the shape of `lists` to `part`
+ * (dsvi_lists_copy_shape), and sets part->keys to dsvi_part_keys and part->spans to a buffer of
+ * part->capacity entries, as many as `lists` may have. lists_part fills the offsets and spans of `part`. */
+typedef struct DsviListPartArgs {
+    const DsviLists *lists;
+    int64_t first, end; /* 0 <= first <= end <= dsvi_lists_full(lists) */
+    DsviLists *part;
+} DsviListPartArgs;
+typedef DsvStatus dsvi_list_part_fn(DsviStream *stream, const DsviListPartArgs *args);
+
+/* Number of keys in the spans first <= span < end of `lists`. Only the last span of all keys can be short. */
+static inline int64_t dsvi_part_keys(const DsviLists *lists, int64_t first, int64_t end)
+{
+    int64_t last = end * lists->grain;
+    return (last < lists->keys ? last : lists->keys) - first * lists->grain;
+}
+
 /* Arguments of rows_take, rows_put and rows_add, which move rows of marked spans between k, v and messages.
  * The messages of the parts are stored one after another, in ascending order of parts. */
 typedef struct DsviRowsArgs {
@@ -153,10 +172,12 @@ typedef DsvStatus dsvi_rows_fn(DsviStream *stream, const DsviRowsArgs *args);
 typedef enum DsviRowsOp { DSVI_ROWS_TAKE, DSVI_ROWS_PUT, DSVI_ROWS_ADD } DsviRowsOp;
 DsvStatus dsvi_spans_check(const DsviSpans *spans);
 DsvStatus dsvi_list_divide_check(const DsviListDivideArgs *args);
+DsvStatus dsvi_list_part_check(const DsviListPartArgs *args);
 DsvStatus dsvi_rows_check(const DsviRowsArgs *args, DsviRowsOp op);
 
 dsvi_spans_count_fn dsvi_spans_count_ref;
 dsvi_list_divide_fn dsvi_lists_divide_ref, dsvi_lists_emit_ref;
+dsvi_list_part_fn dsvi_lists_part_ref;
 dsvi_rows_fn dsvi_rows_take_ref, dsvi_rows_put_ref, dsvi_rows_add_ref;
 
 #ifdef __cplusplus

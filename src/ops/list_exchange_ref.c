@@ -41,6 +41,21 @@ DsvStatus dsvi_list_divide_check(const DsviListDivideArgs *args)
     return DSV_OK;
 }
 
+DsvStatus dsvi_list_part_check(const DsviListPartArgs *args)
+{
+    const DsviLists *whole = args->lists, *part = args->part;
+    if (args->first < 0 || args->first > args->end || args->end > dsvi_lists_full(whole))
+        return DSVI_FAIL(DSV_E_SHAPE, "lists_part: spans %lld to %lld requested of lists over %lld spans",
+                         (long long)args->first, (long long)args->end - 1, (long long)dsvi_lists_full(whole));
+    if (part->groups != whole->groups || part->batch != whole->batch || part->heads != whole->heads ||
+        part->grain != whole->grain || part->keys != dsvi_part_keys(whole, args->first, args->end))
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "lists_part: the result has %lld groups and %lld keys, expected %lld and %lld",
+                         (long long)part->groups, (long long)part->keys, (long long)whole->groups,
+                         (long long)dsvi_part_keys(whole, args->first, args->end));
+    return DSV_OK;
+}
+
 DsvStatus dsvi_rows_check(const DsviRowsArgs *args, DsviRowsOp op)
 {
     const DsviSpans *spans = args->spans;
@@ -174,6 +189,22 @@ DsvStatus dsvi_lists_emit_ref(DsviStream *stream, const DsviListDivideArgs *args
                 *far++ = (int32_t)(compact_first(spans, args->width, part, pair) +
                                    dsvi_spans_number(spans, part, pair, list.spans[i] - spans->bound[part]));
         }
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_lists_part_ref(DsviStream *stream, const DsviListPartArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_list_part_check(args));
+    int64_t count = 0;
+    args->part->offsets[0] = 0;
+    for (int64_t n = 0; n < dsvi_lists_count(args->lists); n++) {
+        DsviList list = dsvi_list_at(args->lists, n);
+        for (int64_t i = 0; i < list.count; i++)
+            if (list.spans[i] >= args->first && list.spans[i] < args->end)
+                args->part->spans[count++] = (int32_t)(list.spans[i] - args->first);
+        args->part->offsets[n + 1] = count;
     }
     return DSV_OK;
 }

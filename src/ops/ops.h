@@ -80,6 +80,7 @@ typedef struct DsviOps {
     select_histogram, select_lists;
     DSVI_OP_SLOT(dsvi_select_threshold_fn) select_threshold;
     DSVI_OP_SLOT(dsvi_list_divide_fn) lists_divide, lists_emit;
+    DSVI_OP_SLOT(dsvi_list_part_fn) lists_part;
     DSVI_OP_SLOT(dsvi_spans_count_fn) spans_count;
     DSVI_OP_SLOT(dsvi_rows_fn) rows_take, rows_put, rows_add;
     DSVI_OP_SLOT_WITH_WORKSPACE(dsvi_profile_fn, dsvi_profile_workspace_fn) profile;

@@ -43,6 +43,7 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET_WITH_WORKSPACE(ops, select_lists, dsvi_select_lists_ref, dsvi_select_workspace_ref, REF);
     DSVI_OPS_SET(ops, lists_divide, dsvi_lists_divide_ref, REF);
     DSVI_OPS_SET(ops, lists_emit, dsvi_lists_emit_ref, REF);
+    DSVI_OPS_SET(ops, lists_part, dsvi_lists_part_ref, REF);
     DSVI_OPS_SET(ops, spans_count, dsvi_spans_count_ref, REF);
     DSVI_OPS_SET(ops, rows_take, dsvi_rows_take_ref, REF);
     DSVI_OPS_SET(ops, rows_put, dsvi_rows_put_ref, REF);

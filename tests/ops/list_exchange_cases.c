@@ -177,6 +177,28 @@ static void check_lists(const DsviBackend *backend, const DsviOps *ref, const Ex
     }
 }
 
+/* Checks lists_part on the part of this rank, on all spans, and on no span. Uses the memory of near lists. */
+static void check_part(const DsviBackend *backend, const DsviOps *ref, const Exchange *e)
+{
+    int64_t full = dsvi_lists_full(&e->whole), self = e->shape->self;
+    const int64_t range[][2] = {{e->bound[self], e->bound[self + 1]}, {0, full}, {full / 2, full / 2}};
+    for (size_t i = 0; i < sizeof range / sizeof *range; i++) {
+        for (int device = 0; device < 2; device++) {
+            DsviLists whole = e->whole, part = e->whole;
+            DsviListPartArgs args = {&whole, range[i][0], range[i][1], &part};
+            whole.offsets = device ? e->offsets.device : e->offsets.host;
+            whole.spans = device ? e->spans.device : e->spans.host;
+            part.offsets = device ? e->near_offsets.device : e->near_offsets.host;
+            part.spans = device ? e->near_spans.device : e->near_spans.host;
+            part.keys = dsvi_part_keys(&whole, args.first, args.end);
+            assert_ok((device ? &backend->ops : ref)
+                          ->lists_part.run(device ? backend->device->stream : NULL, &args));
+        }
+        assert_same(backend, &e->near_offsets);
+        assert_same(backend, &e->near_spans);
+    }
+}
+
 static void fill(DsviDtype dtype, void *rows, int64_t count, uint32_t stream)
 {
     DsviRng rng = {9, DSVI_RNG_TEST, stream};
@@ -345,6 +367,7 @@ void check_list_exchange_cases(const DsviBackend *backend)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         open_exchange(backend, &shapes[i], &e);
         check_lists(backend, &ref, &e);
+        check_part(backend, &ref, &e);
         for (int compact = 0; compact < 2; compact++) {
             check_rows(backend, &ref, &e, DSVI_F32, compact);
             check_rows(backend, &ref, &e, DSVI_BF16, compact);

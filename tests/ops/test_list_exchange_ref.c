@@ -293,6 +293,46 @@ static void all_ranks_together(void **state)
         }
 }
 
+/* The lists of the parts name the keys that the lists name, each in the part that owns the key. */
+static void parts(void **state)
+{
+    enum { KEYS = 61, GRAIN = 4, FULL = 16, GROUPS = 3 };
+    const int64_t bound[] = {0, 5, 5, 14, FULL};
+    int32_t spans[GROUPS * FULL], found[GROUPS * FULL];
+    int64_t offsets[GROUPS + 1] = {0}, found_offsets[GROUPS + 1];
+    DsviLists lists = {.batch = 1, .heads = 1, .queries = 40, .keys = KEYS, .group = 16, .groups = GROUPS};
+    (void)state;
+    lists.grain = GRAIN;
+    lists.capacity = GROUPS * FULL;
+    lists.offsets = offsets;
+    lists.spans = spans;
+    for (int64_t n = 0; n < GROUPS; n++) {
+        offsets[n + 1] = offsets[n];
+        for (int32_t span = 0; span < FULL && n != 1; span++)
+            if (n == 0 || span % 3 == 0)
+                spans[offsets[n + 1]++] = span;
+    }
+    for (int j = 0; j < 4; j++) {
+        DsviLists part = {.offsets = found_offsets};
+        DsviListPartArgs args = {&lists, bound[j], bound[j + 1], &part};
+        dsvi_lists_copy_shape(&lists, &part);
+        part.spans = found;
+        part.keys = (bound[j + 1] < FULL ? bound[j + 1] * GRAIN : KEYS) - bound[j] * GRAIN;
+        assert_ok(dsvi_lists_part_ref(NULL, &args));
+        for (int64_t n = 0; n < GROUPS; n++) {
+            DsviList whole = dsvi_list_at(&lists, n), own = dsvi_list_at(&part, n);
+            int64_t named = 0;
+            for (int64_t key = 0; key < part.keys; key++) {
+                bool expected = dsvi_list_contains(&whole, bound[j] * GRAIN + key);
+                assert_true(dsvi_list_contains(&own, key) == expected);
+                named += expected;
+            }
+            assert_int_equal(dsvi_list_length(&own), named);
+            assert_true(own.count == 0 || own.spans[own.count - 1] < dsvi_lists_full(&part));
+        }
+    }
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -315,12 +355,19 @@ static void refusals(void **state)
     DsviListDivideArgs args = {&lists, &spans, 0, &lists, &lists, 0};
     assert_fails(DSV_E_SHAPE, "lists over 7 spans of 1 keys do not match parts of 6",
                  dsvi_lists_divide_ref(NULL, &args));
+    DsviListPartArgs part = {&lists, 2, 8, &lists};
+    assert_fails(DSV_E_SHAPE, "spans 2 to 7 requested of lists over 7 spans",
+                 dsvi_lists_part_ref(NULL, &part));
+    part.end = 5;
+    assert_fails(DSV_E_SHAPE, "the result has 1 groups and 7 keys, expected 1 and 3",
+                 dsvi_lists_part_ref(NULL, &part));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_ranks_together),
+        cmocka_unit_test(parts),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

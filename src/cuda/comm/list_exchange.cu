@@ -1,6 +1,6 @@
-/* lists_divide, lists_emit and spans_count: if several ranks own the keys, these ops divide each key list
- * into a near list (spans of keys of this rank) and a far list (spans of other ranks, which are called
- * marked and are fetched). Interface: ops/list_exchange.h. A part is the spans that one rank owns.
+/* lists_divide, lists_emit, lists_part and spans_count: if several ranks own the keys, these ops divide each
+ * key list into a near list (spans of keys of this rank) and a far list (spans of other ranks, which are
+ * called marked and are fetched). Interface: ops/list_exchange.h. A part is the spans that one rank owns.
  *
  * Lengths of the lists: one warp per list finds this rank's spans in the ascending list with two searches.
  * Marks, one bit per span: a thread block handles some lists of one (batch, head) pair and one slice of the
@@ -305,6 +305,66 @@ DsvStatus cuda_lists_emit(DsviStream *stream, const DsviListDivideArgs *args)
     return DSV_OK;
 }
 
+/* ---- the part of each list that names keys of one rank ---- */
+
+/* The spans first <= span < end of the key lists. */
+struct PartOf {
+    const int64_t *offsets; /* (lists + 1) */
+    const int32_t *spans;
+    int64_t first, end;
+};
+
+/* One warp per list: offsets[n + 1] = the number of spans of list n in the part. */
+__global__ __launch_bounds__(LIST_THREADS) void part_lengths_kernel(PartOf whole, int64_t lists,
+                                                                    int64_t *offsets)
+{
+    int64_t n = (int64_t)blockIdx.x * (LIST_THREADS / WARP) + threadIdx.x / WARP;
+    if (n >= lists)
+        return;
+    int64_t end = whole.offsets[n + 1];
+    int64_t low = find_span(whole.spans, whole.offsets[n], end, whole.first);
+    int64_t high = find_span(whole.spans, low, end, whole.end);
+    if (threadIdx.x % WARP == 0)
+        offsets[n + 1] = high - low;
+}
+
+__global__ __launch_bounds__(SCAN_THREADS) void part_scan_kernel(int64_t n, int64_t *offsets)
+{
+    scan(n, offsets);
+}
+
+/* One warp per list writes the spans of the part. */
+__global__ __launch_bounds__(LIST_THREADS) void part_emit_kernel(PartOf whole, int64_t lists,
+                                                                 const int64_t *offsets, int32_t *spans)
+{
+    int64_t n = (int64_t)blockIdx.x * (LIST_THREADS / WARP) + threadIdx.x / WARP;
+    if (n >= lists)
+        return;
+    int64_t low = find_span(whole.spans, whole.offsets[n], whole.offsets[n + 1], whole.first);
+    int64_t to = offsets[n], count = offsets[n + 1] - to;
+    for (int64_t i = threadIdx.x % WARP; i < count; i += WARP)
+        spans[to + i] = (int32_t)(whole.spans[low + i] - whole.first);
+}
+
+DsvStatus cuda_lists_part(DsviStream *stream, const DsviListPartArgs *args)
+{
+    DSVI_TRY(dsvi_list_part_check(args));
+    PartOf whole = {args->lists->offsets, args->lists->spans, args->first, args->end};
+    int64_t lists = dsvi_lists_count(args->lists), *offsets = args->part->offsets;
+    unsigned blocks = (unsigned)ceil_div(lists, LIST_THREADS / WARP);
+    if (lists > 0) {
+        DSVI_CUDA_LAUNCH(stream, "lists_part, lengths", part_lengths_kernel, blocks, LIST_THREADS, 0, whole,
+                         lists, offsets);
+    }
+    DSVI_CUDA_LAUNCH(stream, "lists_part, sums of lengths", part_scan_kernel, 1, SCAN_THREADS, 0, lists,
+                     offsets);
+    if (lists > 0) {
+        DSVI_CUDA_LAUNCH(stream, "lists_part", part_emit_kernel, blocks, LIST_THREADS, 0, whole, lists,
+                         offsets, args->part->spans);
+    }
+    return DSV_OK;
+}
+
 /* ---- numbers of marked spans: how many marked spans precede each ---- */
 
 /* One thread block per (part, pair): writes for each word of marks how many marked spans precede it
@@ -357,5 +417,6 @@ void dsvi_cuda_fill_list_exchange(DsviOps *ops)
 {
     DSVI_OPS_SET(ops, lists_divide, cuda_lists_divide, "cuda");
     DSVI_OPS_SET(ops, lists_emit, cuda_lists_emit, "cuda");
+    DSVI_OPS_SET(ops, lists_part, cuda_lists_part, "cuda");
     DSVI_OPS_SET(ops, spans_count, cuda_spans_count, "cuda");
 }
