@@ -63,8 +63,8 @@ DsviComm *dsvi_cp_group_device(const DsviCpGroup *group);
 /* Sizes of a clip and limits of plans; the same on all ranks of the cp group. */
 typedef struct DsviCpClip {
     int64_t tokens, heads; /* S, N of the model */
-    int64_t unit;          /* a rank's tokens begin at a multiple of `unit`, so that no group of queries and
-                            * no span of keys is split between ranks */
+    int64_t unit;          /* a rank's tokens begin at a multiple of `unit`, so that no group of queries, no
+                            * span of keys and no run of a tail's keys is split between ranks */
     int64_t blocks;
     int64_t head_ranks; /* head_ranks of every plan; 0: plans may have different values of head_ranks */
     int64_t rows_max;   /* limit of T x N_own on each rank; raised to the largest value that an even plan
@@ -184,7 +184,18 @@ DsvStatus dsvi_cp_sum(const DsviCp *cp, int64_t block, const DsviCpTensor *tenso
 /* Returns the bytes of the workspace of dsvi_cp_sum that suffice under any plan. */
 size_t dsvi_cp_sum_bytes(const DsviCp *cp);
 
-/* ---- dense attention over all tokens ---- */
+/* ---- attention over all tokens ---- */
+
+/* Attention of this rank's queries to the keys of one row of the rank grid, when it is not dense attention.
+ * Each function is called once for each row. `args` has this rank's T queries and the keys of row `row`, out
+ * and lse of a partial result (forward) or of the result over all rows (backward), and no lists. Its
+ * workspace suffices for dense attention only. As in ops/attention.h the forward pass overwrites out and lse,
+ * the backward pass dq, dk and dv. */
+typedef DsvStatus DsviCpRowFunction(void *context, int64_t row, const DsviAttentionArgs *args);
+typedef struct DsviCpRowAttention {
+    DsviCpRowFunction *forward, *backward;
+    void *context;
+} DsviCpRowAttention;
 
 /* Arguments as in ops/attention.h, for the tokens of this rank: q, k, v, out and their gradients are
  * (B, S_own, N, D) act, contiguous device memory. */
@@ -200,6 +211,7 @@ typedef struct DsviCpAttention {
     void *dq, *dk, *dv;
     void *workspace; /* 64-byte aligned */
     size_t workspace_bytes;
+    const DsviCpRowAttention *row_attention; /* NULL: dense attention */
 } DsviCpAttention;
 
 /* Bytes that DsviCpAttention.lse needs under any plan. */

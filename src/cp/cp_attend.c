@@ -1,4 +1,4 @@
-/* Dense attention over the tokens of all ranks (dsvi_cp_attend_fwd and _bwd of cp.h): exchange of tokens for
+/* Attention over the tokens of all ranks (dsvi_cp_attend_fwd and _bwd of cp.h): exchange of tokens for
  * heads, attention, exchange of heads for tokens; and the layout of the workspace. */
 #include <stddef.h>
 
@@ -221,17 +221,31 @@ static DsvStatus inputs_to_heads(DsviCpCall *a, const DsviCpAttention *args)
     return cp_attend_to_heads(a, forms, 3);
 }
 
+DsvStatus dsvi_cp_attend_row(const DsviCpCall *a, int64_t row, const DsviAttentionArgs *args)
+{
+    const DsviBackend *backend = a->c->group->backend;
+    const DsviCpRowAttention *other = a->heads.row_attention;
+    return other ? other->forward(other->context, row, args)
+                 : backend->ops.attention_fwd.run(backend->device->stream, args);
+}
+
+DsvStatus dsvi_cp_attend_row_bwd(const DsviCpCall *a, int64_t row, const DsviAttentionArgs *args)
+{
+    const DsviBackend *backend = a->c->group->backend;
+    const DsviCpRowAttention *other = a->heads.row_attention;
+    return other ? other->backward(other->context, row, args)
+                 : backend->ops.attention_bwd.run(backend->device->stream, args);
+}
+
 /* Computes attention with one sequence rank, where the head group has all tokens. */
 static DsvStatus attend_all(const DsviCpCall *a, bool backward)
 {
-    const DsviBackend *backend = a->c->group->backend;
     DsviAttentionArgs op = dsvi_cp_op_args(a, a->part.tokens);
     op.k.data = (void *)a->heads.k;
     op.v.data = (void *)a->heads.v;
     op.dk.data = a->heads.dk;
     op.dv.data = a->heads.dv;
-    return backward ? backend->ops.attention_bwd.run(backend->device->stream, &op)
-                    : backend->ops.attention_fwd.run(backend->device->stream, &op);
+    return backward ? dsvi_cp_attend_row_bwd(a, 0, &op) : dsvi_cp_attend_row(a, 0, &op);
 }
 
 DsvStatus dsvi_cp_attend_fwd(const DsviCp *c, int64_t block, const DsviCpAttention *args)

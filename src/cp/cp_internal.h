@@ -49,7 +49,7 @@ bool dsvi_cp_allows(const DsviCp *cp, const DsviCpFactor *factor);
 /* Returns the largest number of tokens of a head group with this head_ranks. */
 int64_t dsvi_cp_longest(const DsviCp *cp, int64_t head_ranks);
 
-/* ---- dense attention ---- */
+/* ---- attention over the tokens of all ranks ---- */
 
 /* The buffers in the workspace of an attention call. "rows act": B rows_max D elements of the activation
  * dtype, the largest heads form of a tensor under any plan; "rows acc": as many elements of the
@@ -71,7 +71,7 @@ typedef struct DsviCpBuffers {
     size_t op_bytes;
 } DsviCpBuffers;
 
-/* State of one call of dense attention over all ranks' tokens. */
+/* State of one call of attention over all ranks' tokens. */
 typedef struct DsviCpCall {
     const DsviCp *c;
     int64_t block;
@@ -83,6 +83,9 @@ typedef struct DsviCpCall {
 /* Returns arguments of the ordinary attention op for this rank's T queries and `keys` keys. The caller sets
  * k, v, dk, dv, and out and lse if the result is not to be written to a->heads. */
 DsviAttentionArgs dsvi_cp_op_args(const DsviCpCall *a, int64_t keys);
+/* Attends to the keys of one row of the rank grid: densely, or as DsviCpAttention.row_attention does. */
+DsvStatus dsvi_cp_attend_row(const DsviCpCall *a, int64_t row, const DsviAttentionArgs *args);
+DsvStatus dsvi_cp_attend_row_bwd(const DsviCpCall *a, int64_t row, const DsviAttentionArgs *args);
 DsvStatus dsvi_cp_ring_fwd(const DsviCpCall *a);
 DsvStatus dsvi_cp_ring_bwd(const DsviCpCall *a);
 

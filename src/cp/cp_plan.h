@@ -33,6 +33,8 @@
  *     recomputation. The backward pass returns as many bytes of gradients. If transfers overlap with kernels,
  *     attention over the head group's own keys (1 / s of all) hides the transfer of other keys of the same
  *     head. Results are merged once.
+ *   attention over lists with a tail, s > 1: keys and values as in dense attention with s > 1, and all other
+ *     terms as over lists. Recomputation then spares no exchange.
  *   selector trained on exact scores (predictor), with t bytes per token and head, forward: its features to
  *     heads and their gradients back, as tensors with t bytes per row; in a dense block also q and k. With
  *     s > 1: k and features to all ranks of a column, (s - 1) T c (D e + t) bytes per sample, and the
@@ -61,6 +63,7 @@ typedef struct DsviCpShape {
     double taught;            /* t: bytes per token and head that training of the predictor selector
                                * exchanges; 0: the selector is not trained */
     int64_t group, grain;     /* queries that share one list, and keys of a span */
+    bool tail;                /* lists have a tail: ranks that divide tokens attend to all keys */
     bool backward, recompute; /* recompute: the backward pass repeats the forward attention */
     int64_t head_ranks; /* the only number of head ranks that plans may have; 0: plans may have any number */
     int64_t rows_max;   /* limit of T x c on each rank; 0: no limit */

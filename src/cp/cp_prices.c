@@ -50,11 +50,18 @@ static void pass_counts(const DsviCpShape *shape, double count[DSVI_PASSES])
     count[1] = shape->backward ? 1 : 0;
 }
 
+/* Returns whether keys and values travel around a ring of ranks: in dense attention, and over lists with a
+ * tail. */
+static bool uses_ring(const DsviCpShape *shape, const DsviCpShards *at, bool lists)
+{
+    return at->sequence_ranks > 1 && (!lists || shape->tail);
+}
+
 /* Returns whether the backward pass can use the tensors that the recomputation directly before it
  * received. */
-static bool keeps_inputs(const DsviCpShape *shape, const DsviCpBlock *block)
+static bool keeps_inputs(const DsviCpShape *shape, const DsviCpShards *at, const DsviCpBlock *block)
 {
-    return block->density && shape->recompute;
+    return block->density && shape->recompute && !uses_ring(shape, at, true);
 }
 
 /* Seconds to exchange one tensor with `row` bytes per token and head between tokens form and heads form, on a
@@ -76,7 +83,7 @@ static void price_exchange(const DsviCpCosts *costs, const DsviLinkCost *link, c
     if (at->head_ranks == 1)
         return;
     pass_counts(shape, passes);
-    double backward = TO_HEADS_BACKWARD - (keeps_inputs(shape, block) ? TO_HEADS_KEPT : 0);
+    double backward = TO_HEADS_BACKWARD - (keeps_inputs(shape, at, block) ? TO_HEADS_KEPT : 0);
     double tensors = passes[0] * (TO_HEADS_FORWARD + TO_TOKENS_FORWARD) +
                      passes[1] * (backward + TO_TOKENS_BACKWARD);
     for (int64_t c = 0; c <= shape->heads; c++)
@@ -88,9 +95,10 @@ static void price_attention(const DsviAttentionCost *cost, const DsviCpShape *sh
 {
     double passes[DSVI_PASSES], all[DSVI_PASSES] = {0, 0};
     double pairs = (double)shape->batch * (double)at->group_max * (double)shape->tokens;
-    bool divided = at->sequence_ranks > 1; /* dense: one attention call per row of the grid of ranks; lists:
+    bool divided = at->sequence_ranks > 1; /* in a ring: one attention call per row of the grid of ranks; else
                                             * one for this rank's keys, one for fetched keys */
-    double calls = !divided ? 1 : block->density ? 2 : (double)at->sequence_ranks;
+    bool ring = uses_ring(shape, at, block->density != NULL);
+    double calls = ring ? (double)at->sequence_ranks : divided ? 2 : 1;
     pass_counts(shape, passes);
     for (int pass = 0; pass < DSVI_PASSES; pass++)
         p->calls += passes[pass] * cost->call[pass] * calls;
@@ -174,7 +182,7 @@ static void price_rows(const DsviCpCosts *costs, const DsviLinkCost *link, const
     for (int64_t h = 0; h < shape->heads; h++) {
         double transfer = row * p->gathered[h];
         p->rows[h] = passes[1] * transfer; /* gradients */
-        for (int pass = 0; pass < (keeps_inputs(shape, block) ? 1 : DSVI_PASSES); pass++)
+        for (int pass = 0; pass < (keeps_inputs(shape, at, block) ? 1 : DSVI_PASSES); pass++)
             p->rows[h] += passes[pass] * fmax(0, transfer - hidden_part * p->attend[pass][h]);
         p->burden[h] += p->rows[h];
     }
@@ -226,9 +234,9 @@ static double memory_of(const DsviCpShape *shape, const DsviCpShards *at, int64_
         bytes += ((shape->backward ? 8 : 4) * own +
                   DSVI_CP_TENSORS_MAX * batch * (double)(at->own_max * shape->heads) * row) *
                  e;
-    if (at->sequence_ranks > 1 && !lists)
+    if (uses_ring(shape, at, lists))
         bytes += ring_memory(shape, at, own);
-    if (at->sequence_ranks > 1 && lists) /* k and v: sent, received, rows; backward: gradients too */
+    else if (at->sequence_ranks > 1) /* k and v: sent, received, rows; backward: gradients too */
         bytes += gathered * row * 2 * e * (shape->backward ? 5 : 3);
     if (lists)
         bytes += batch * (double)(shape->tokens * heads) * shape->feature;
@@ -266,7 +274,8 @@ bool dsvi_cp_prices(const DsviCpCosts *costs, const DsviCpShape *shape, const Ds
     if ((at->head_ranks > 1 && !is_known(heads, false)) ||
         (at->sequence_ranks > 1 && !is_known(sequence, true)))
         return false;
-    if (block->density && at->sequence_ranks > DSVI_SPAN_PARTS_MAX)
+    bool ring = uses_ring(shape, at, block->density != NULL);
+    if (!ring && at->sequence_ranks > DSVI_SPAN_PARTS_MAX)
         return false;
     if (block->density &&
         (costs->attention.lists[0].count == 0 || (shape->ranks > 1 && !is_known(all, false))))
@@ -274,13 +283,13 @@ bool dsvi_cp_prices(const DsviCpCosts *costs, const DsviCpShape *shape, const Ds
     memset(p, 0, sizeof *p);
     price_exchange(costs, heads, shape, block, at, p);
     price_attention(&costs->attention, shape, block, at, p);
-    if (at->sequence_ranks > 1 && !block->density) {
+    if (ring) {
         price_ring(costs, sequence, shape, at, p);
         for (int pass = 0; pass < DSVI_PASSES; pass++)
             p->cost.moved[pass] = p->moved[pass];
         p->cost.hides = costs->beside ? 1 - 1 / (double)at->sequence_ranks : 0;
     }
-    if (at->sequence_ranks > 1 && block->density)
+    if (at->sequence_ranks > 1 && !ring)
         price_rows(costs, sequence, shape, block, at, p);
     if (block->density && shape->ranks > 1)
         price_features(all, shape, at, p);

@@ -1,4 +1,4 @@
-/* Ring attention: dense attention over the ranks of a sequence group. A *shard* is the keys and values of one
+/* Ring attention: attention over the ranks of a sequence group. A *shard* is the keys and values of one
  * rank's heads and its head group's tokens; rank i of the sequence group owns shard i. The shards travel
  * around a ring, from each rank to the next, and every rank attends with its queries to one shard per step.
  *
@@ -102,13 +102,12 @@ static DsvStatus cp_ring_merge(const DsviCpCall *a, bool first, bool last)
  * `out`; later results are merged into it. */
 static DsvStatus attend_shard(const DsviCpCall *a, int64_t step, const KeyValues *now)
 {
-    const DsviBackend *backend = a->c->group->backend;
     DsviAttentionArgs op = op_args(a, now);
     if (step > 0) {
         op.out.data = a->room.part_out;
         op.lse = a->room.part_lse;
     }
-    DSVI_TRY(backend->ops.attention_fwd.run(backend->device->stream, &op));
+    DSVI_TRY(dsvi_cp_attend_row(a, now->shard, &op));
     return step == 0 ? DSV_OK : cp_ring_merge(a, step == 1, step == a->part.sequence_ranks - 1);
 }
 
@@ -164,12 +163,11 @@ static DsvStatus cp_ring_add_dq(const DsviCpCall *a, int64_t step)
 
 static DsvStatus attend_shard_bwd(const DsviCpCall *a, int64_t step, const KeyValues *now)
 {
-    const DsviBackend *backend = a->c->group->backend;
     bool last = step == a->part.sequence_ranks - 1;
     DsviAttentionArgs op = op_args(a, now);
     op.dk.data = last ? a->heads.dk : a->room.part_dk;
     op.dv.data = last ? a->heads.dv : a->room.part_dv;
-    DSVI_TRY(backend->ops.attention_bwd.run(backend->device->stream, &op));
+    DSVI_TRY(dsvi_cp_attend_row_bwd(a, now->shard, &op));
     return cp_ring_add_dq(a, step);
 }
 

@@ -93,14 +93,13 @@ static void plan_set_rows_max(DsviPlanned *p)
 
 /* Returns the expected seconds of a simple plan, which divides the heads, in order, into head_ranks parts,
  * and the tokens among the ranks that share a part. Returns INFINITY if there are fewer than head_ranks
- * heads, or if the tail of attention over lists does not allow the plan. */
+ * heads. */
 static double naive_time(const DsviPlanned *p, const DsviCpBlock *known, int64_t head_ranks)
 {
     int32_t placement[DSVI_PLACED_HEADS_MAX];
     int64_t bound[DSVI_PLACED_HEADS_MAX + 1];
     DsviCpTimes times;
-    bool divides_keys = head_ranks < p->shape.ranks;
-    if (head_ranks > p->model.heads || (divides_keys && dsvi_sparse_has_tail(p->config)))
+    if (head_ranks > p->model.heads)
         return INFINITY;
     for (int64_t h = 0; h < p->model.heads; h++)
         placement[h] = (int32_t)h;
@@ -170,7 +169,6 @@ static DsvStatus plan_answer(DsviComm *comm, const DsvPlanQuestion *question, co
     DSVI_TRY(plan_describe(config, p, &unit));
     DSVI_TRY(count_ranks(comm, question, p));
     DSVI_TRY(plan_divide_tokens(p, unit));
-    DSVI_TRY(dsvi_sparse_head_ranks(config, p->shape.ranks, p->model.heads, &p->shape.head_ranks));
     plan_set_rows_max(p);
     return plan_all_blocks(comm, question, p);
 }

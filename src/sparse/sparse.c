@@ -21,7 +21,8 @@
 #include "sparse/order.h"
 #include "sparse/sparse_internal.h"
 
-/* Fails if every parallel plan divides the tokens among more ranks than attention over lists supports. */
+/* Fails if every parallel plan divides the tokens among more ranks than attention over lists
+ * without a tail supports. */
 static DsvStatus check_ranks(const DsviCp *cp)
 {
     DsviCpLimits part;
@@ -53,7 +54,7 @@ static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
-    if (settings->sparse_enabled && shape->cp)
+    if (settings->sparse_enabled && shape->cp && !dsvi_sparse_has_tail(settings))
         DSVI_TRY(check_ranks(shape->cp));
     DSVI_TRY(dsvi_sparse_check_tail(settings, shape->cp));
     if (settings->sparse_time_choices && shape->cp)
@@ -180,6 +181,11 @@ DsviSparseView dsvi_sparse_view(const DsviSparse *s, int64_t block)
     return dsvi_sparse_view_of(&s->shape, block);
 }
 
+bool dsvi_sparse_fetches(const DsviSparse *s, int64_t block)
+{
+    return s->tail.chunk == 0 && dsvi_sparse_view(s, block).divided;
+}
+
 DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSparseView *view, int64_t keys,
                                              const DsviAttentionCall *pass)
 {
@@ -294,9 +300,8 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
 void dsvi_sparse_point_lists(DsviSparse *s, int64_t block, int32_t *spans)
 {
     DsviSparseBlock *b = &s->block[block];
-    bool divided = dsvi_sparse_view(s, block).divided;
     b->spans = spans;
-    if (!divided) {
+    if (!dsvi_sparse_fetches(s, block)) {
         b->lists.spans = spans;
         return;
     }
@@ -315,7 +320,7 @@ static void place_lists(DsviSparse *s, int64_t block)
     b->kept = 0;
     dsvi_sparse_shape_lists(s, &view, &b->lists);
     b->spans = dsvi_sparse_offloads(s) ? s->spans : s->spans + b->first_span;
-    b->lists.spans = view.divided ? s->whole_spans : b->spans;
+    b->lists.spans = dsvi_sparse_fetches(s, block) ? s->whole_spans : b->spans;
     if (dsvi_sparse_compares(s) && !dsvi_sparse_uses_lists(s, block))
         b->lists.spans = s->compare_spans + block * s->spans_max;
     int64_t left = s->spans_capacity - b->first_span;
@@ -440,7 +445,7 @@ DsvStatus dsvi_sparse_forward(DsviSparse *s, int64_t block, const DsviAttentionC
     if (s->watch)
         DSVI_TRY(s->watch(s->watch_context, block, pass));
     DSVI_TRY(sparse_prepare(s, block, pass));
-    if (b->over_lists && dsvi_sparse_view(s, block).divided) {
+    if (b->over_lists && dsvi_sparse_fetches(s, block)) {
         DSVI_TRY(attend_divided(s, block, pass));
     } else {
         DSVI_TRY(dsvi_sparse_attend(s, block, pass));
@@ -598,7 +603,7 @@ const DsviAttentionCost *dsvi_sparse_attention_cost(const DsviSparse *s)
 const DsviLists *dsvi_sparse_lists(const DsviSparse *s, int64_t block)
 {
     const DsviSparseBlock *b = &s->block[block];
-    bool only_last = !s->shape.backward || dsvi_sparse_view(s, block).divided;
+    bool only_last = !s->shape.backward || dsvi_sparse_fetches(s, block);
     bool overwritten = (only_last && s->listed_block != block) || !dsvi_sparse_lists_on_device(s, block);
     return b->over_lists && !overwritten ? &b->lists : NULL;
 }

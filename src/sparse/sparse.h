@@ -141,7 +141,8 @@ typedef struct DsviSparseBlockReport {
                            * first measurement */
     double output_error; /* running mean over measuring steps of the relative error of attention's output over
                           * lists and tail, mean over heads; NaN before the first measurement. Not
-                          * measured in steps in which several ranks own the keys of a head */
+                          * measured in steps in which several ranks own the keys of a head, except with a
+                          * tail */
     double density;      /* density of the lists made last; 1 before the first lists are made */
     double estimated_mass;      /* fraction of attention that the last lists hold by the selector's
                                  * estimate */
@@ -163,12 +164,6 @@ typedef DsvStatus DsviSparseWatch(void *context, int64_t block, const DsviAttent
 /* Return whether the options ask for a tail, and the tail that they name. */
 bool dsvi_sparse_has_tail(const DsvConfig *settings);
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
-/* Sets *head_ranks to the number of ranks that plans must divide a clip's heads among, if `ranks` ranks share
- * a clip (DsviCpClip.head_ranks; 0: plans may differ): the option cp_heads, or with a tail all ranks, because
- * a tail needs all keys on each rank. Fails if that is impossible. */
-DsvStatus dsvi_sparse_head_ranks(const DsvConfig *settings, int64_t ranks, int64_t heads,
-                                 int64_t *head_ranks);
-
 /* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
  * shape->cp must outlive the layer. */
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,

@@ -89,8 +89,8 @@ static DsvStatus inputs_to_heads(const DsviSparse *s, int64_t block, const DsviA
 
 /* ---- exact scores ---- */
 
-/* If several ranks own the keys of a head, all keys are gathered into `compact`, the buffer that holds
- * fetched keys during attention. */
+/* If several ranks own the keys of a head, all keys, and with a tail all values, are gathered into `compact`,
+ * the buffer that holds fetched keys during attention. */
 DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAttentionCall *pass,
                                       bool values, DsviSparseScored *scored)
 {
@@ -104,10 +104,13 @@ DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAt
         return DSV_OK;
     }
     DsviSparseView view = dsvi_sparse_view(s, block);
-    bool has_values = values && !view.divided;
+    bool has_values = values && !dsvi_sparse_fetches(s, block);
     DsviCpTensor tensor = sparse_cp_tensor_of(s);
     DsviAttentionCall heads = sparse_cp_in_heads_form(s, block, pass);
+    size_t bytes = (size_t)(shape->batch * shape->tokens * view.heads * shape->head_dim) *
+                   dsvi_dtype_size(shape->act);
     void *all = dsvi_cp_gathered_address(s->cp, block, heads.k, s->room.compact);
+    void *all_values = dsvi_cp_gathered_address(s->cp, block, heads.v, (char *)s->room.compact + bytes);
     s->room_block = -1;
     s->scored_block = block;
     s->scored_inputs = has_values ? INPUTS : SCORED_INPUTS;
@@ -115,14 +118,25 @@ DsvStatus dsvi_sparse_exchange_scored(DsviSparse *s, int64_t block, const DsviAt
     DSVI_TRY(dsvi_cp_gather(s->cp, block, &tensor, heads.k, all));
     scored->q = dsvi_heads(heads.q, view.queries, view.heads, shape->head_dim);
     scored->k = dsvi_heads(all, shape->tokens, view.heads, shape->head_dim);
-    if (has_values)
-        scored->v = dsvi_heads(heads.v, shape->tokens, view.heads, shape->head_dim);
+    if (!has_values)
+        return DSV_OK;
+    DSVI_TRY(dsvi_cp_gather(s->cp, block, &tensor, heads.v, all_values));
+    scored->v = dsvi_heads(all_values, shape->tokens, view.heads, shape->head_dim);
     return DSV_OK;
 }
 
 /* ---- attention ---- */
 
-static DsviCpAttention sparse_cp_dense_args(const DsviSparse *s, const DsviAttentionCall *pass)
+/* Returns whether the ranks attend to all keys, which travel around a ring: densely, or over lists with a
+ * tail. */
+static bool attends_in_ring(const DsviSparse *s, int64_t block)
+{
+    return !s->block[block].over_lists || (s->tail.chunk > 0 && dsvi_sparse_view(s, block).divided);
+}
+
+/* Returns arguments of attention to all keys: dense, or as `rows` says. */
+static DsviCpAttention sparse_cp_all_args(const DsviSparse *s, const DsviAttentionCall *pass,
+                                          const DsviCpRowAttention *rows)
 {
     return (DsviCpAttention){
         .batch = s->shape.batch,
@@ -141,17 +155,20 @@ static DsviCpAttention sparse_cp_dense_args(const DsviSparse *s, const DsviAtten
         .dv = pass->dv,
         .workspace = s->shared,
         .workspace_bytes = s->shared_bytes,
+        .row_attention = rows,
     };
 }
 
 DsvStatus dsvi_sparse_cp_attend(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
     DsviAttentionCall heads = sparse_cp_in_heads_form(s, block, pass);
-    DsviCpAttention dense = sparse_cp_dense_args(s, pass);
+    DsviSparseRows rows = {s, block};
+    const DsviCpRowAttention with_tail = dsvi_sparse_row_attention(&rows);
+    DsviCpAttention all = sparse_cp_all_args(s, pass, s->block[block].over_lists ? &with_tail : NULL);
     int64_t exchanged = s->scored_block == block ? s->scored_inputs : 0;
     s->room_block = s->scored_block = -1;
-    if (!s->block[block].over_lists)
-        return dsvi_cp_attend_fwd(s->cp, block, &dense);
+    if (attends_in_ring(s, block))
+        return dsvi_cp_attend_fwd(s->cp, block, &all);
     DSVI_TRY(inputs_to_heads(s, block, pass, &heads, exchanged, INPUTS));
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_attend(s, block, &heads));
@@ -179,11 +196,13 @@ static DsvStatus backward_inputs_to_heads(const DsviSparse *s, int64_t block, co
 DsvStatus dsvi_sparse_cp_backward(DsviSparse *s, int64_t block, const DsviAttentionCall *pass)
 {
     DsviAttentionCall heads = sparse_cp_in_heads_form(s, block, pass);
-    DsviCpAttention dense = sparse_cp_dense_args(s, pass);
+    DsviSparseRows rows = {s, block};
+    const DsviCpRowAttention with_tail = dsvi_sparse_row_attention(&rows);
+    DsviCpAttention all = sparse_cp_all_args(s, pass, s->block[block].over_lists ? &with_tail : NULL);
     bool in_room = s->room_block == block;
     s->room_block = -1;
-    if (!s->block[block].over_lists)
-        return dsvi_cp_attend_bwd(s->cp, block, &dense);
+    if (attends_in_ring(s, block))
+        return dsvi_cp_attend_bwd(s->cp, block, &all);
     DSVI_TRY(backward_inputs_to_heads(s, block, pass, &heads, in_room));
     if (dsvi_sparse_view(s, block).divided)
         DSVI_TRY(dsvi_sparse_far_backward(s, block, &heads, in_room));

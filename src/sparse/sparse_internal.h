@@ -42,15 +42,18 @@ typedef struct DsviSparseBlock {
     DsviLists lists; /* key lists of the heads and queries whose attention this rank computes, over all keys.
                       * lists.capacity: number of spans for which there is memory. Spans are stored in
                       * DsviSparse.spans, or in whole_spans if several ranks own the keys of a head */
-    DsviLists near, far; /* only if several ranks own the keys of a head: the part of `lists` whose keys this
-                          * rank owns (near), and the part whose keys are fetched from other ranks (far) */
-    int32_t *spans;      /* device memory: where spans that wait for the backward pass are stored */
-    int64_t first_span;  /* index of the block's first span among the spans of all blocks */
-    int64_t kept;        /* spans that wait for the backward pass; 0 if the block attended densely */
-    bool fit;            /* the lists made last fit their capacity, on all context-parallel ranks */
-    void *tail_lse;  /* device memory: (B, N_local, chunks of T) acc, log T_c of the last forward pass over
-                      * lists, which the backward pass reads; NULL without a tail */
-    bool over_lists; /* the last forward pass attended over lists; the backward pass must do the same */
+    DsviLists near,
+        far;            /* only if the block fetches keys (dsvi_sparse_fetches): the part of `lists` whose
+                         * keys this rank owns (near), and the part whose keys are fetched from other ranks
+                         * (far). With a tail near.offsets has the offsets of the lists over one row's keys */
+    int32_t *spans;     /* device memory: where spans that wait for the backward pass are stored */
+    int64_t first_span; /* index of the block's first span among the spans of all blocks */
+    int64_t kept;       /* spans that wait for the backward pass; 0 if the block attended densely */
+    bool fit;           /* the lists made last fit their capacity, on all context-parallel ranks */
+    void *tail_lse;     /* device memory: (sequence ranks, B, N_local, chunks of T) acc, log T_c of the last
+                         * forward pass over lists, for the keys of each row of the rank grid. The
+                         * backward pass reads it; NULL without a tail */
+    bool over_lists;    /* the last forward pass attended over lists; the backward pass must do the same */
 
     /* Only if several ranks own the keys of a head: one bit for each span and pair of sample and head
      * (cp/rows_exchange.h). */
@@ -118,8 +121,8 @@ typedef struct DsviSparseCpBuffers {
     int64_t *needs_first, *served_first;   /* DsviRowsMemory */
     void *sent;                            /* messages to other ranks */
     void *received; /* messages from other ranks; in the backward pass dk and dv of fetched keys */
-    void *compact;  /* fetched k and v, or all keys while they are measured; in the backward pass
-                     * then the messages that return dk and dv to the owners of the keys */
+    void *compact;  /* fetched k and v, or while lists are measured all keys and, with a tail, all values; in
+                     * the backward pass then the messages that return dk and dv to the owners of the keys */
 } DsviSparseCpBuffers;
 
 /* All blocks share some buffers. The following fields of DsviSparse name the block whose data a buffer holds
@@ -189,7 +192,8 @@ struct DsviSparse {
                              * the last, one after another; otherwise NULL */
     int32_t *compare_spans; /* (blocks, spans_max) lists of dense blocks, made only to be timed; or NULL */
     /* (spans_max) used if several ranks own the keys of a head: a block's lists, before each list is split
-     * into keys that this rank owns (near) and keys to fetch (far) */
+     * into keys that this rank owns (near) and keys to fetch (far); with a tail the lists over one row's
+     * keys */
     int32_t *whole_spans;
     int64_t spans_capacity; /* limit of the spans in the lists of all blocks together */
     int64_t spans_room;     /* spans that fit on the device: spans_capacity, or less with offload_lists */
@@ -244,8 +248,11 @@ struct DsviSparse {
 };
 
 DsviSparseView dsvi_sparse_view(const DsviSparse *sparse, int64_t block);
-/* Makes the block's lists use the device memory `spans`: `lists`, or `near` and `far` if several ranks own
- * the keys of a head (the capacities of near and far must then be set). */
+/* Returns whether the block's lists are divided into near and far lists, and the keys of far lists fetched:
+ * if several ranks own the keys of a head, and lists have no tail. */
+bool dsvi_sparse_fetches(const DsviSparse *sparse, int64_t block);
+/* Makes the block's lists use the device memory `spans`: `lists`, or `near` and `far` if the block fetches
+ * keys (the capacities of near and far must then be set). */
 void dsvi_sparse_point_lists(DsviSparse *sparse, int64_t block, int32_t *spans);
 
 /* ---- sparse_memory.c ---- */
@@ -310,8 +317,8 @@ void dsvi_sparse_log_line(const DsviSparse *sparse, const char *line);
 
 /* ---- sparse_tail.c ---- */
 
-/* Fails if attention cannot have the tail that the options name, under some plan of `cp` (NULL: no other
- * ranks). */
+/* Fails if attention cannot have the tail that the options name, on the ranks of `cp` (NULL: no other ranks).
+ */
 DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp);
 /* Returns the number of chunks of `queries` queries; 0 without a tail. */
 int64_t dsvi_sparse_tail_count(const DsviSparse *sparse, int64_t queries);
@@ -324,6 +331,13 @@ size_t dsvi_sparse_tail_workspace(const DsviSparse *sparse, const DsviAttentionA
 DsvStatus dsvi_sparse_attend_lists(const DsviSparse *sparse, int64_t block, const DsviAttentionCall *heads);
 DsvStatus dsvi_sparse_attend_lists_bwd(const DsviSparse *sparse, int64_t block,
                                        const DsviAttentionCall *heads);
+/* The attention over a block's lists and their tail to the keys of one row of the rank grid, when several
+ * ranks own the keys. `rows` must exist as long as the result is used. */
+typedef struct DsviSparseRows {
+    const DsviSparse *sparse;
+    int64_t block;
+} DsviSparseRows;
+DsviCpRowAttention dsvi_sparse_row_attention(DsviSparseRows *rows);
 
 /* ---- sparse_select.c ---- */
 
@@ -374,7 +388,7 @@ void dsvi_sparse_format_times(const DsviSparse *sparse, int64_t block, char *lin
 DsvStatus dsvi_sparse_exchange_features(DsviSparse *sparse, int64_t block);
 /* Sets `scored` to the q and k that exact scores need, and to the v that the output error needs if `values`
  * is true: the tensors of `pass`, or with context parallelism exchanged copies in `room`, valid until the
- * block's attention. v is NULL if several ranks own the keys of a head. */
+ * block's attention. v is NULL if the block fetches keys (dsvi_sparse_fetches). */
 DsvStatus dsvi_sparse_exchange_scored(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass,
                                       bool values, DsviSparseScored *scored);
 /* Attention of a block on context-parallel ranks, forward and backward: over lists if the block's over_lists
@@ -382,7 +396,7 @@ DsvStatus dsvi_sparse_exchange_scored(DsviSparse *sparse, int64_t block, const D
 DsvStatus dsvi_sparse_cp_attend(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
 DsvStatus dsvi_sparse_cp_backward(DsviSparse *sparse, int64_t block, const DsviAttentionCall *pass);
 
-/* ---- sparse_far.c: for blocks whose keys are divided; all ranks of the sequence group call ---- */
+/* ---- sparse_far.c: for blocks that fetch keys; all ranks of the sequence group call ---- */
 
 /* Divides the lists made last into near lists (keys that this rank owns) and far lists (keys of other
  * ranks) as far as needed to mark the listed spans of other ranks, and exchanges these marks. Waits for

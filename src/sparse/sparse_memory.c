@@ -68,11 +68,21 @@ static int64_t candidates(const DsviSparse *s, const DsviCpLimits *part)
 
 static int64_t tails(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return pair_count(s, part) * dsvi_sparse_tail_count(s, part->tokens);
+    return part->sequence_ranks * pair_count(s, part) * dsvi_sparse_tail_count(s, part->tokens);
 }
 
-/* The functions needs_words to compact_rows below return 0 unless several ranks own the keys of a head
- * (sequence_ranks above 1). */
+/* The functions divided_lists to compact_rows below return 0 unless several ranks own the keys of a head
+ * (sequence_ranks above 1), and most of them unless the rank then fetches keys (dsvi_sparse_fetches). */
+
+static int64_t divided_lists(const DsviSparse *s, const DsviCpLimits *part)
+{
+    return part->sequence_ranks > 1 ? lists(s, part) + 1 : 0;
+}
+
+static bool fetches(const DsviSparse *s, const DsviCpLimits *part)
+{
+    return part->sequence_ranks > 1 && s->tail.chunk == 0;
+}
 
 static int64_t full_spans(const DsviSparse *s)
 {
@@ -88,52 +98,54 @@ static int64_t local_spans(const DsviSparse *s, const DsviCpLimits *part)
  * needs from other ranks, and spans that other ranks need from this rank (cp/rows_exchange.h). */
 static int64_t needs_words(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1
-               ? dsvi_rows_needs_words(pair_count(s, part), part->sequence_ranks, full_spans(s))
-               : 0;
+    return fetches(s, part) ? dsvi_rows_needs_words(pair_count(s, part), part->sequence_ranks, full_spans(s))
+                            : 0;
 }
 
 static int64_t wants_words(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1
+    return fetches(s, part)
                ? dsvi_rows_served_words(pair_count(s, part), part->sequence_ranks, local_spans(s, part))
                : 0;
 }
 
 static int64_t first_counts(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1 ? part->sequence_ranks * (pair_count(s, part) + 1) : 0;
+    return fetches(s, part) ? part->sequence_ranks * (pair_count(s, part) + 1) : 0;
 }
 
 static int64_t far_lists(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1 ? lists(s, part) + 1 : 0;
+    return fetches(s, part) ? lists(s, part) + 1 : 0;
 }
 
 static int64_t far_results(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks > 1 ? row_count(s, part) : 0;
+    return fetches(s, part) ? row_count(s, part) : 0;
 }
 
 /* sent_rows and received_rows: limits of rows of k that this rank sends to and receives from other ranks; as
  * many rows of v are exchanged too. */
 static int64_t sent_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return (part->sequence_ranks - 1) * pair_count(s, part) * local_spans(s, part) * s->settings.sparse_grain;
+    return !fetches(s, part) ? 0
+                             : (part->sequence_ranks - 1) * pair_count(s, part) * local_spans(s, part) *
+                                   s->settings.sparse_grain;
 }
 
 static int64_t received_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
-    return part->sequence_ranks == 1
+    return !fetches(s, part)
                ? 0
                : pair_count(s, part) * (full_spans(s) - local_spans(s, part)) * s->settings.sparse_grain;
 }
 
-/* Rows of the buffer that holds fetched k and v, or of all keys, while lists are compared with exact
- * attention. */
+/* Rows of the buffer that holds fetched k and v, or all keys, and with a tail all values, while lists are
+ * compared with exact attention. */
 static int64_t compact_rows(const DsviSparse *s, const DsviCpLimits *part)
 {
-    int64_t fetched = 2 * received_rows(s, part), all = pair_count(s, part) * s->shape.tokens;
+    int64_t fetched = 2 * received_rows(s, part), tensors = s->tail.chunk > 0 ? 2 : 1;
+    int64_t all = tensors * pair_count(s, part) * s->shape.tokens;
     return part->sequence_ranks == 1 ? 0 : fetched > all ? fetched : all;
 }
 
@@ -317,15 +329,34 @@ static size_t divided_workspace(const DsviSparse *s, const DsviSparseView *view)
     return max;
 }
 
+/* Returns the bytes of workspace for attention over lists and their tail to the keys of one row of the rank
+ * grid, whichever row this is. */
+static size_t row_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t head_ranks)
+{
+    const int64_t *bound = dsvi_cp_bound(s->cp);
+    int64_t ranks = dsvi_cp_ranks(s->cp), before = -1;
+    size_t max = 0;
+    for (int64_t r = 0; r < ranks; r += head_ranks) {
+        int64_t keys = bound[r + head_ranks] - bound[r];
+        if (keys != before)
+            max = sparse_max_size(max, list_workspace(s, view, keys));
+        before = keys;
+    }
+    return max;
+}
+
 /* Returns the bytes of workspace that any op of the sparse layer may need for the queries and heads in
- * `view`. With context parallelism dense attention has its own workspace (carve_shared). */
-static size_t view_workspace(const DsviSparse *s, const DsviSparseView *view)
+ * `view`, whose head group has `head_ranks` ranks. With context parallelism dense attention has its own
+ * workspace (carve_shared). */
+static size_t view_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t head_ranks)
 {
     size_t max = s->cp ? 0 : dense_workspace(s, view);
     if (!s->selector)
         return max;
     max = sparse_max_size(max, dsvi_sparse_select_workspace(s, view));
     max = sparse_max_size(max, dsvi_sparse_profile_workspace(s, view));
+    if (view->divided && s->tail.chunk > 0)
+        return sparse_max_size(max, row_workspace(s, view, head_ranks));
     return sparse_max_size(max, view->divided ? divided_workspace(s, view)
                                               : list_workspace(s, view, s->shape.tokens));
 }
@@ -339,7 +370,7 @@ static size_t max_workspace(const DsviSparse *s)
     for (int64_t i = 0; largest_part(s, i, &part); i++)
         for (int64_t heads = s->cp ? 1 : part.heads; heads <= part.heads; heads++) {
             const DsviSparseView view = {part.first, part.tokens, heads, NULL, part.sequence_ranks > 1};
-            max = sparse_max_size(max, view_workspace(s, &view));
+            max = sparse_max_size(max, view_workspace(s, &view, part.head_ranks));
         }
     return max;
 }
@@ -359,7 +390,8 @@ static void carve_lists(DsviSparse *s, DsviArena *arena)
         b->tail_lse = block < blocks ? sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, tails),
                                                          dsvi_dtype_size(s->acc))
                                      : s->block[0].tail_lse;
-        b->near.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
+        b->near.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, divided_lists),
+                                            sizeof(int64_t));
         b->far.offsets = sparse_take_array(arena, DSVI_MEM_SPARSE, max_count(s, far_lists), sizeof(int64_t));
     }
     s->spans = sparse_take_array(arena, DSVI_MEM_SPARSE, s->spans_room, sizeof(int32_t));
@@ -367,7 +399,7 @@ static void carve_lists(DsviSparse *s, DsviArena *arena)
         s->compare_spans = sparse_take_array(arena, DSVI_MEM_SPARSE, s->shape.blocks * s->spans_max,
                                              sizeof(int32_t));
     s->whole_spans = sparse_take_array(arena, DSVI_MEM_SCRATCH,
-                                       max_count(s, needs_words) > 0 ? s->spans_max : 0, sizeof(int32_t));
+                                       max_count(s, divided_lists) > 0 ? s->spans_max : 0, sizeof(int32_t));
     uint32_t *needs_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, needs_words),
                                               sizeof *needs_marks);
     uint32_t *served_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, wants_words),

@@ -74,7 +74,7 @@ size_t dsvi_sparse_profile_workspace(const DsviSparse *s, const DsviSparseView *
     DsviAttentionErrorArgs error = output_error_args(s, 0, &args, (DsviHeads){0});
     size_t mass = DSVI_OP_WORKSPACE(s->backend->ops.profile, s->backend->device->stream, &args);
     size_t output = DSVI_OP_WORKSPACE(s->backend->ops.attention_error, s->backend->device->stream, &error);
-    return view->divided || mass > output ? mass : output;
+    return (view->divided && s->tail.chunk == 0) || mass > output ? mass : output;
 }
 
 /* Draws from all tokens the queries on which the block's lists are compared with exact attention, and

@@ -1,9 +1,20 @@
 /* Attention over lists, with the tail that stands in for the keys outside the lists (ops/attention_tail.h,
- * sparse.tail). This rank has all keys of its heads: the tail needs every key, so ranks that share a clip
- * must divide the heads and not the tokens (dsvi_sparse_head_ranks).
+ * sparse.tail).
  *
- * log T_c of each chunk (DsviSparseBlock.tail_lse) is kept from the forward to the backward pass. A
- * recomputed forward pass writes the same bits again. */
+ * The tail needs every key. If several ranks own the keys of a head, their keys and values travel around the
+ * ring of dense attention (cp/cp.h). With rows R of the rank grid, each query's sum over all keys is the sum
+ * of one partial result for each row, over the part of its list and of its tail that the row's keys make:
+ *
+ *     Z_i = sum over R of Z_iR        T_c = sum over R of T_cR        lse_i = log sum over R of (Z_iR + T_cR)
+ *
+ * where Z_iR and T_cR are the sums of attention.h and attention_tail.h over the keys of R alone, with the
+ * spans of the lists that name keys of R. Every rank begins at a multiple of sparse.tail_run, so that no run
+ * of the tail has keys of two ranks, and the runs are those of one rank. The gradients of attention_tail.h
+ * are sums of terms w_cr exp(-lse_i), with the lse of the whole: each row's backward pass computes the terms
+ * of its own runs, from log T_cR and the lse and out of the whole.
+ *
+ * log T_c of each chunk, or log T_cR of each row and chunk (DsviSparseBlock.tail_lse), is kept from the
+ * forward to the backward pass. A recomputed forward pass writes the same bits again. */
 #include <string.h>
 
 #include "sparse/sparse_internal.h"
@@ -25,38 +36,17 @@ DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings)
 DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp)
 {
     DsviSparseTail tail = dsvi_sparse_tail_of(settings);
-    DsviCpLimits part;
     if (!dsvi_sparse_has_tail(settings))
         return DSV_OK;
     if (settings->sparse_group % tail.chunk)
         return DSVI_FAIL(DSV_E_USAGE,
                          "sparse.tail is %s and sparse.tail_chunk, %lld, does not divide sparse.group, %lld",
                          settings->sparse_tail, (long long)tail.chunk, (long long)settings->sparse_group);
-    for (int64_t i = 0; cp && dsvi_cp_limits(cp, i, &part); i++)
-        if (part.sequence_ranks > 1)
-            return DSVI_FAIL(DSV_E_USAGE,
-                             "sparse.tail is %s and %lld ranks divide the tokens of a clip in a plan, "
-                             "expected 1: a tail needs all keys on each rank",
-                             settings->sparse_tail, (long long)part.sequence_ranks);
-    return DSV_OK;
-}
-
-DsvStatus dsvi_sparse_head_ranks(const DsvConfig *settings, int64_t ranks, int64_t heads, int64_t *head_ranks)
-{
-    *head_ranks = settings->cp_heads;
-    if (!dsvi_sparse_has_tail(settings) || ranks < 2)
-        return DSV_OK;
-    if (settings->cp_heads != 0 && settings->cp_heads != ranks)
+    if (cp && dsvi_cp_clip(cp)->unit % tail.run)
         return DSVI_FAIL(DSV_E_USAGE,
-                         "sparse.tail is %s and cp_heads is %lld, expected 0 or the %lld ranks that share a "
-                         "clip: with a tail these ranks divide the heads only",
-                         settings->sparse_tail, (long long)settings->cp_heads, (long long)ranks);
-    if (ranks > heads)
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "sparse.tail is %s and %lld ranks share a clip, expected at most %lld, one for each "
-                         "head: with a tail these ranks divide the heads only",
-                         settings->sparse_tail, (long long)ranks, (long long)heads);
-    *head_ranks = ranks;
+                         "sparse.tail is %s and ranks divide a clip at multiples of %lld tokens, expected "
+                         "multiples of sparse.tail_run, %lld",
+                         settings->sparse_tail, (long long)dsvi_cp_clip(cp)->unit, (long long)tail.run);
     return DSV_OK;
 }
 
@@ -88,6 +78,26 @@ size_t dsvi_sparse_tail_workspace(const DsviSparse *s, const DsviAttentionArgs *
     return forward > backward ? forward : backward;
 }
 
+static DsvStatus attend_with_tail(const DsviSparse *s, const DsviAttentionArgs *args, void *tail_lse)
+{
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    DsviAttentionTailArgs tail = tail_args(s, args, tail_lse);
+    DSVI_TRY(ops->attention_list_fwd.run(stream, args));
+    return s->tail.chunk > 0 ? ops->attention_tail_fwd.run(stream, &tail) : DSV_OK;
+}
+
+static DsvStatus attend_with_tail_bwd(const DsviSparse *s, const DsviAttentionArgs *args, void *tail_lse)
+{
+    const DsviOps *ops = &s->backend->ops;
+    DsviStream *stream = s->backend->device->stream;
+    DsviAttentionTailArgs tail = tail_args(s, args, tail_lse);
+    DSVI_TRY(ops->attention_list_bwd.run(stream, args));
+    return s->tail.chunk > 0 ? ops->attention_tail_bwd.run(stream, &tail) : DSV_OK;
+}
+
+/* ---- all keys are on this rank ---- */
+
 static DsviAttentionArgs list_args(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
     DsviSparseView view = dsvi_sparse_view(s, block);
@@ -98,20 +108,72 @@ static DsviAttentionArgs list_args(const DsviSparse *s, int64_t block, const Dsv
 
 DsvStatus dsvi_sparse_attend_lists(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
-    const DsviOps *ops = &s->backend->ops;
-    DsviStream *stream = s->backend->device->stream;
     DsviAttentionArgs args = list_args(s, block, heads);
-    DsviAttentionTailArgs tail = tail_args(s, &args, s->block[block].tail_lse);
-    DSVI_TRY(ops->attention_list_fwd.run(stream, &args));
-    return s->tail.chunk > 0 ? ops->attention_tail_fwd.run(stream, &tail) : DSV_OK;
+    return attend_with_tail(s, &args, s->block[block].tail_lse);
 }
 
 DsvStatus dsvi_sparse_attend_lists_bwd(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
-    const DsviOps *ops = &s->backend->ops;
-    DsviStream *stream = s->backend->device->stream;
     DsviAttentionArgs args = list_args(s, block, heads);
-    DsviAttentionTailArgs tail = tail_args(s, &args, s->block[block].tail_lse);
-    DSVI_TRY(ops->attention_list_bwd.run(stream, &args));
-    return s->tail.chunk > 0 ? ops->attention_tail_bwd.run(stream, &tail) : DSV_OK;
+    return attend_with_tail_bwd(s, &args, s->block[block].tail_lse);
+}
+
+/* ---- several ranks own the keys ---- */
+
+/* Sets `part` to the lists over the keys of row `row` of the rank grid, whose spans it computes into
+ * DsviSparse.whole_spans. */
+static DsvStatus lists_of_row(const DsviSparse *s, int64_t block, int64_t row, DsviLists *part)
+{
+    const DsviSparseBlock *b = &s->block[block];
+    DsviCpPart ranks = dsvi_cp_part(s->cp, block);
+    int64_t grain = b->lists.grain;
+    DsviListPartArgs args = {.lists = &b->lists,
+                             .first = (ranks.bound[row] + grain - 1) / grain,
+                             .end = (ranks.bound[row + 1] + grain - 1) / grain,
+                             .part = part};
+    part->offsets = b->near.offsets;
+    dsvi_lists_copy_shape(&b->lists, part);
+    part->spans = s->whole_spans;
+    part->keys = dsvi_part_keys(&b->lists, args.first, args.end);
+    return s->backend->ops.lists_part.run(s->backend->device->stream, &args);
+}
+
+/* Makes of the arguments of dense attention to the keys of one row those of attention over lists. `part` is
+ * filled. Sets *tail_lse to the row's part of DsviSparseBlock.tail_lse. */
+static DsvStatus row_args(const DsviSparseRows *rows, int64_t row, const DsviAttentionArgs *dense,
+                          DsviLists *part, DsviAttentionArgs *args, void **tail_lse)
+{
+    const DsviSparse *s = rows->sparse;
+    int64_t chunks = dense->batch * dense->heads * dsvi_sparse_tail_count(s, dense->queries);
+    *args = *dense;
+    args->lists = part;
+    args->workspace = s->workspace;
+    args->workspace_bytes = s->workspace_bytes;
+    *tail_lse = (char *)s->block[rows->block].tail_lse + (size_t)(row * chunks) * dsvi_dtype_size(s->acc);
+    return lists_of_row(s, rows->block, row, part);
+}
+
+static DsvStatus attend_row(void *context, int64_t row, const DsviAttentionArgs *dense)
+{
+    const DsviSparseRows *rows = context;
+    DsviAttentionArgs args;
+    DsviLists part;
+    void *tail_lse;
+    DSVI_TRY(row_args(rows, row, dense, &part, &args, &tail_lse));
+    return attend_with_tail(rows->sparse, &args, tail_lse);
+}
+
+static DsvStatus attend_row_bwd(void *context, int64_t row, const DsviAttentionArgs *dense)
+{
+    const DsviSparseRows *rows = context;
+    DsviAttentionArgs args;
+    DsviLists part;
+    void *tail_lse;
+    DSVI_TRY(row_args(rows, row, dense, &part, &args, &tail_lse));
+    return attend_with_tail_bwd(rows->sparse, &args, tail_lse);
+}
+
+DsviCpRowAttention dsvi_sparse_row_attention(DsviSparseRows *rows)
+{
+    return (DsviCpRowAttention){.forward = attend_row, .backward = attend_row_bwd, .context = rows};
 }

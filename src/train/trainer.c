@@ -29,7 +29,6 @@ static DsvStatus trainer_make_cp(DsviTrainer *t, const DsviDitShape *shape)
     const DsvConfig *settings = t->settings;
     DsviCpClip clip = dsvi_dit_cp_clip(&t->config, shape, settings);
     double rows = (double)(clip.tokens * clip.heads) / (double)dsvi_cp_group_size(t->group);
-    DSVI_TRY(dsvi_sparse_head_ranks(settings, dsvi_cp_group_size(t->group), clip.heads, &clip.head_ranks));
     clip.rows_max = chooses_plans(settings) ? (int64_t)(settings->cp_room * rows) : 0;
     DsvStatus status = dsvi_cp_create(t->group, &clip, &t->cp);
     return status == DSV_OK ? DSV_OK
@@ -336,9 +335,7 @@ static DsvStatus trainer_make_groups(const DsviTrainerArgs *args, DsviMesh *mesh
     DSVI_TRY(dsvi_mesh_make(args->settings, args->comm, mesh));
     DsvStatus status = DSV_OK;
     if (mesh->cp)
-        status = dsvi_cp_group_create(
-            args->backend, mesh->cp,
-            dsvi_sparse_has_tail(args->settings) ? mesh->cp_ranks : args->settings->cp_heads, group);
+        status = dsvi_cp_group_create(args->backend, mesh->cp, args->settings->cp_heads, group);
     if (status != DSV_OK)
         dsvi_mesh_free(mesh);
     return status;

@@ -187,6 +187,33 @@ static void test_lists(void **state)
     check_seconds(times.sequence, sequence - seen + again + merge / 4);
 }
 
+/* 1 x 4 over lists with a tail: keys travel as in dense attention, and features as over lists. Attention
+ * costs as much as over lists, in four calls. */
+static void test_lists_with_tail(void **state)
+{
+    (void)state;
+    const double density[HEADS] = {0.5, 0.5, 0.5, 0.5, 0.5, 0.5};
+    DsviCpCosts costs;
+    DsviCpShape shape = four_ranks();
+    const DsviCpBlock lists = {.density = density, .spread = 0.5}, dense = {.spread = 0.5};
+    DsviCpPlan plan = plan_of(1, 4, in_order, all_at_once);
+    DsviCpTimes times, of_dense;
+    make_costs(&costs);
+    costs.beside = false;
+    shape.tail = true;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        shape.recompute = recompute;
+        dsvi_cp_times(&costs, &shape, &dense, &plan, &of_dense);
+        dsvi_cp_times(&costs, &shape, &lists, &plan, &times);
+        double features = 1e-5 + 1e-9 * 2 * 32 * fmax(192 * 6, 64 * (4 * 6 - 6));
+        double forward = 1 + recompute, pairs = 6 * 2.0 * 64 * 256;
+        check_seconds(times.sequence, of_dense.sequence + features);
+        check_seconds(times.attend,
+                      4 * (forward * 1e-5 + 2e-5) + pairs * (1e-10 + 0.5 * (forward * 1.2e-9 + 3e-9)));
+        assert_int_equal(times.memory, of_dense.memory + 2 * 256 * 6 * 32);
+    }
+}
+
 /* 2 x 2: the time that training of the predictor adds to a dense block and to a block over lists. */
 static void test_predictor_training(void **state)
 {
@@ -368,6 +395,9 @@ static void test_limit_of_list_parts(void **state)
         DsviCpShards at = dsvi_cp_shards(&shape, of_heads[i]);
         assert_true(dsvi_cp_prices(&costs, &shape, &dense, &at, &prices));
         assert_true(dsvi_cp_prices(&costs, &shape, &lists, &at, &prices) == (of_heads[i] == 2));
+        shape.tail = true; /* no keys are fetched, and the limit does not apply */
+        assert_true(dsvi_cp_prices(&costs, &shape, &lists, &at, &prices));
+        shape.tail = false;
     }
 }
 
@@ -429,6 +459,7 @@ int main(void)
         cmocka_unit_test(test_head_parallel),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_lists_with_tail),
         cmocka_unit_test(test_predictor_training),
         cmocka_unit_test(test_best_of_all),
         cmocka_unit_test(test_allowed_degrees),

@@ -34,6 +34,10 @@ static const struct {
     {1, 4, 128, 64, 1, DSVI_BF16, "sparse.explore=0.1", BF16_SLACK},
     {2, 3, 64, 64, 1, DSVI_F32, "sparse.selector=predictor", F32_SLACK},
     {1, 4, 128, 128, 1, DSVI_BF16, "sparse.selector=predictor", BF16_SLACK},
+    {2, 3, 64, 64, 1, DSVI_F32, "sparse.tail=query", F32_SLACK},
+    {1, 4, 128, 64, 1, DSVI_BF16, "sparse.tail=query", BF16_SLACK},
+    {1, 4, 128, 64, 1, DSVI_BF16, "sparse.tail=key", BF16_SLACK},
+    {2, 4, 128, 128, 16, DSVI_BF16, "sparse.tail=both", BF16_SLACK},
 };
 
 static CpRun make_run(size_t i)

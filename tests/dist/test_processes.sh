@@ -129,6 +129,20 @@ start 4 "${share[@]}" cp_size=2 zero_stage=3 "output_dir=$work/four" >"$work/sai
     fail "two and two share" "$work/said"
 equal one four
 
+echo "lists with a tail, on ranks that divide tokens or heads"
+tail=("${train[@]}" sparse.group=16 sparse.chunk=16 sparse.max_error=9 sparse.max_head_error=9
+    sparse.target_density=0.3 sparse.tail_chunk=16 max_train_steps=5)
+for kind in query key both; do
+    "${tail[@]}" sparse.tail=$kind train_batch_size=2 "output_dir=$work/$kind" >"$work/said" 2>&1 ||
+        fail "tail $kind" "$work/said"
+    grep -q '"sparse_blocks": *2' "$work/$kind/metrics.jsonl" || fail "no block is sparse with tail $kind"
+    for heads in 1 2; do
+        start 2 "${tail[@]}" sparse.tail=$kind train_batch_size=2 cp_size=2 cp_heads=$heads \
+            "output_dir=$work/$kind$heads" >"$work/said" 2>&1 || fail "two share, tail $kind" "$work/said"
+        equal $kind $kind$heads
+    done
+done
+
 echo "a step is timed on ranks that share a clip"
 bench=("$dsv" bench step --config "$work/empty.yaml" "${small[@]}" sparse.group=16)
 start 2 "${bench[@]}" cp_size=2 --json "$work/step.json" >"$work/said" 2>&1 || fail "bench step" "$work/said"

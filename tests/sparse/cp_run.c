@@ -428,8 +428,8 @@ static DsvStatus work_in_group(const Shared *shared, DsviBackend *backend, DsviC
     const CpRun *run = shared->run;
     DsviCpGroup *group = NULL;
     DsviCp *cp = NULL;
-    int64_t unit = run->settings.sparse_group;
-    while (unit % run->settings.sparse_grain)
+    int64_t unit = run->settings.sparse_group, of_tail = dsvi_sparse_tail_of(&run->settings).run;
+    while (unit % run->settings.sparse_grain || (of_tail && unit % of_tail))
         unit += run->settings.sparse_group;
     DsviCpClip shape = {.tokens = run->shape.tokens,
                         .heads = run->shape.heads,
@@ -437,7 +437,6 @@ static DsvStatus work_in_group(const Shared *shared, DsviBackend *backend, DsviC
                         .blocks = run->shape.blocks,
                         .rows_max = run->uneven ? run->shape.tokens * run->shape.heads : 0};
     DsvStatus status;
-    DSVI_TRY(dsvi_sparse_head_ranks(&run->settings, run->ranks, shape.heads, &shape.head_ranks));
     DSVI_TRY_GOTO(status, dsvi_cp_group_create(backend, comm, shape.head_ranks, &group), done);
     DSVI_TRY_GOTO(status, dsvi_cp_create(group, &shape, &cp), done);
     status = work(shared, backend, cp, dsvi_comm_rank(comm) == shared->reporting_rank);
@@ -549,9 +548,10 @@ static double compare_lists(const CpRun *run, const BlockSeen *a, const BlockSee
 static void compare_reports(const CpRun *run, const BlockSeen *a, const BlockSeen *b, double slack,
                             const char *where)
 {
-    bool by_heads = run->head_ranks == run->ranks; /* the output error needs all keys on each rank */
+    /* without a tail the output error is measured only if each rank has all keys of its heads */
+    bool has_error = run->head_ranks == run->ranks || dsvi_sparse_has_tail(&run->settings);
     const double pairs[][2] = {
-        {by_heads ? a->report.output_error : 0, by_heads ? b->report.output_error : 0},
+        {has_error ? a->report.output_error : 0, has_error ? b->report.output_error : 0},
         {a->report.captured_mass, b->report.captured_mass},
         {a->report.density, b->report.density},
         {a->report.estimated_mass, b->report.estimated_mass},

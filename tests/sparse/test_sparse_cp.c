@@ -368,35 +368,6 @@ static void test_guard(void **state)
     check(&run, FOCUSED);
 }
 
-/* With a tail ranks divide the heads: results, the measured output error and the guard's decisions are those
- * of one rank, also with recomputation. */
-static void test_tail(void **state)
-{
-    static const char *const tails[] = {"sparse.tail=query", "sparse.tail=key", "sparse.tail=both"};
-    (void)state;
-    for (int i = 0; i < 3; i++) {
-        static RunSeen alone, shared;
-        CpRun run = make_run(2, 5, 3, 10, 13);
-        run.forced = false;
-        run.recompute = i == 1;
-        run.steps = 3;
-        rig_set(&run.settings, tails[i]);
-        rig_set(&run.settings, "sparse.tail_chunk=16");
-        rig_set(&run.settings, "sparse.target_density=0.2");
-        rig_set(&run.settings, "sparse.max_error=5");
-        run_alone(&run, &alone);
-        assert_true(alone.block[1][0].report.sparse && alone.block[1][0].report.output_error > 0.01);
-        for (run.ranks = 2; run.ranks <= 4; run.ranks++) {
-            run.head_ranks = run.ranks;
-            run.uneven = run.ranks % 2;
-            run_shared(&run, run.ranks - 1, &shared);
-            assert_same_run(&run, &alone, &shared, (RunSlack){0, 1e-5, 1e-5});
-            run_free(&run, &shared);
-        }
-        run_free(&run, &alone);
-    }
-}
-
 /* The guard uses the worst head of all ranks. Lists of a fifth of the keys hold all mass of three heads and a
  * fifth of the mass of the first head: enough for the first bound, too little for the second. */
 static void test_guard_of_heads(void **state)
@@ -566,7 +537,6 @@ static void test_refusals(void **state)
         const char *setting, *words;
         DsvStatus status;
     } cases[] = {
-        {"sparse.tail=key", "sparse.tail is key and 2 ranks divide the tokens of a clip", DSV_E_USAGE},
         {"sparse.time_choices=true", "sparse.time_choices is true and 2 ranks share a clip", DSV_E_USAGE},
     };
     RankOutcome outcome[RANKS_MAX];
@@ -586,7 +556,7 @@ static void test_refusals(void **state)
 
 /* Creates a sparse layer on the first of `ranks` ranks. With a fixed number of head ranks (1) nothing is sent
  * while the groups are created, so that the other ranks need not run. */
-static DsvStatus create_on_first_of(int64_t ranks)
+static DsvStatus create_on_first_of(int64_t ranks, const char *tail)
 {
     DsviComm *comm[80];
     DsviBackend backend;
@@ -595,6 +565,7 @@ static DsvStatus create_on_first_of(int64_t ranks)
     DsviSparse *sparse = NULL;
     DsvConfig settings = rig_settings();
     DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 32, 80, DSVI_F32);
+    rig_set(&settings, tail);
     DsviCpClip of = {.tokens = 32 * 80, .heads = 2, .unit = 32, .blocks = 1};
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     assert_ok(dsvi_comm_local_create(ranks, 60, comm));
@@ -614,11 +585,12 @@ static DsvStatus create_on_first_of(int64_t ranks)
 static void test_more_ranks_than_lists_divide_into(void **state)
 {
     (void)state;
-    assert_ok(create_on_first_of(64));
+    assert_ok(create_on_first_of(64, "sparse.tail=none"));
     assert_fails(DSV_E_UNSUPPORTED,
                  "65 ranks divide the tokens of a clip in every plan there may be, expected "
                  "at most 64",
-                 create_on_first_of(65));
+                 create_on_first_of(65, "sparse.tail=none"));
+    assert_ok(create_on_first_of(65, "sparse.tail=key")); /* with a tail no keys are fetched */
 }
 
 int main(void)
@@ -634,7 +606,6 @@ int main(void)
         cmocka_unit_test(test_f64),
         cmocka_unit_test(test_steps_with_recompute),
         cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_tail),
         cmocka_unit_test(test_guard_of_heads),
         cmocka_unit_test(test_overflow_of_one_rank),
         cmocka_unit_test(test_bf16),

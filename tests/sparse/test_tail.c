@@ -310,25 +310,6 @@ static void test_refusals(void **state)
     dsvi_cpu_close(&backend);
 }
 
-static void test_head_ranks(void **state)
-{
-    DsvConfig settings = settings_with(TAILS[0]);
-    int64_t head_ranks = -1;
-    (void)state;
-    assert_ok(dsvi_sparse_head_ranks(&settings, 4, 12, &head_ranks));
-    assert_int_equal(head_ranks, 4);
-    assert_ok(dsvi_sparse_head_ranks(&settings, 1, 12, &head_ranks));
-    assert_int_equal(head_ranks, 0);
-    assert_int_equal(dsvi_sparse_head_ranks(&settings, 16, 12, &head_ranks), DSV_E_USAGE);
-    assert_non_null(strstr(dsv_error_message(), "16 ranks share a clip, expected at most 12"));
-    settings.cp_heads = 2;
-    assert_int_equal(dsvi_sparse_head_ranks(&settings, 4, 12, &head_ranks), DSV_E_USAGE);
-    assert_non_null(strstr(dsv_error_message(), "cp_heads is 2, expected 0 or the 4 ranks"));
-    rig_set(&settings, "sparse.tail=none");
-    assert_ok(dsvi_sparse_head_ranks(&settings, 4, 12, &head_ranks));
-    assert_int_equal(head_ranks, 2);
-}
-
 static void finish_settings(DsvConfig *settings, const char *steps)
 {
     *settings = settings_with(TAILS[0]);
@@ -426,7 +407,6 @@ int main(void)
         cmocka_unit_test(test_guard_decides_by_error),
         cmocka_unit_test(test_guard_watches_the_worst_head),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_head_ranks),
         cmocka_unit_test(test_dense_finish),
         cmocka_unit_test(test_finish_of_all),
     };

@@ -55,10 +55,12 @@ static int64_t dit_shape_common_multiple(int64_t a, int64_t b)
 DsviCpClip dsvi_dit_cp_clip(const DsviDitConfig *config, const DsviDitShape *shape, const DsvConfig *settings)
 {
     int64_t grain = settings->sparse_enabled ? settings->sparse_grain : 1;
+    int64_t run = dsvi_sparse_has_tail(settings) ? dsvi_sparse_tail_of(settings).run : 1;
+    int64_t lists = dit_shape_common_multiple(settings->sparse_group, grain);
     return (DsviCpClip){
         .tokens = dsvi_dit_tokens(config, shape),
         .heads = config->num_attention_heads,
-        .unit = dit_shape_common_multiple(settings->sparse_group, grain),
+        .unit = dit_shape_common_multiple(lists, run),
         .blocks = config->num_layers,
         .head_ranks = settings->cp_heads,
     };
@@ -94,6 +96,7 @@ DsviCpShape dsvi_dit_cp_shape(const DsviDitConfig *config, const DsviDitShape *s
         .taught = predictor_bytes(shape, settings),
         .group = settings->sparse_group,
         .grain = settings->sparse_grain,
+        .tail = dsvi_sparse_has_tail(settings),
         .backward = shape->backward,
         .recompute = shape->backward && shape->keep == DSVI_KEEP_INPUT,
         .head_ranks = settings->cp_heads,
