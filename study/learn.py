@@ -13,7 +13,9 @@ Needs only Python and dsv.
 
 With --trunk STEP the first STEP steps are trained once per seed, with dense attention. All variants continue
 from its weights, optimizer moments and samples, so that they start when attention is already concentrated on
-few keys. Only variants whose names end in -scratch train all steps themselves."""
+few keys. Variants whose names end in -from10 continue from a tenth of the steps, and those in -scratch train all
+steps themselves. A variant VARIANT-finish continues VARIANT with dense attention for the last 15 % of the
+steps."""
 import argparse
 import csv
 import fnmatch
@@ -42,7 +44,41 @@ MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_densit
 # Lists of ten per cent of the keys from a given step on, without a bound on captured mass.
 TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
                  "sparse.max_density=1"]
+# Lists in tubes from the first step of a run on that does not share it, whatever they capture, with a tail or without.
+LISTS = TUBE + ["sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
+                "sparse.max_error=100", "sparse.max_head_error=100"]
+FINISH = 0.15  # fraction of the steps at the end that VARIANT-finish trains with dense attention
 BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
+
+
+def tail_variants():
+    """{name: options} of lists whose left-out keys are stood in for, and of lists without a tail."""
+    def lists(percent, *more):
+        return LISTS + [f"sparse.target_density={percent / 100}", *more]
+
+    def query(chunk):
+        return "sparse.tail=query", f"sparse.tail_chunk={chunk}"
+
+    def key(run):
+        return "sparse.tail=key", f"sparse.tail_run={run}"
+
+    coarse = ["sparse.tail=both", "sparse.tail_chunk=64", "sparse.tail_run=64"]
+    table = {f"lists{percent}": lists(percent) for percent in (5, 10, 20)}
+    table["lists5-query64"] = lists(5, *query(64))
+    table["lists5-query16"] = lists(5, *query(16))
+    table["lists2-query16"] = lists(2, *query(16))
+    table["lists5-key64"] = lists(5, *key(64))
+    table["lists5-key16"] = lists(5, *key(16))
+    table["lists5-group128-query32"] = lists(5, "sparse.group=128", *query(32))
+    # VSA's rule: blocks of 64 keys by pooled scores. With `coarse` the mean queries of blocks attend to the mean keys
+    # of the blocks left out, which is a coarse branch without a learnt gate.
+    table["blocks10"] = lists(10, *BLOCKS)
+    table["blocks10-coarse"] = table["blocks10"] + coarse
+    for name, settings in list(table.items()):
+        table[f"{name}-finish"] = settings + [f"sparse.dense_finish={FINISH}"]
+        table[f"{name}-from10"] = settings
+        table[f"{name}-from10-finish"] = table[f"{name}-finish"]
+    return table
 
 
 def variants(steps):
@@ -105,7 +141,7 @@ def variants(steps):
     for kind, percent in (("random", 5), ("blocks", 20), ("neighbours", 5)):
         table[f"tenth-early-tube-{kind}{percent}"] = tenth_tube + [f"sparse.explore_kind={kind}",
                                                                    f"sparse.explore={percent / 100}"]
-    return table
+    return table | tail_variants()
 
 
 # ---- clips ----
@@ -155,17 +191,40 @@ def prepare(args):
 
 # ---- runs ----
 
+def early_step(args):
+    """The step from which variants in -from10 continue."""
+    return args.steps // 10
+
+
+def finish_step(steps):
+    """The last step before the dense finish, as dsv rounds it."""
+    return steps - int(FINISH * steps + 0.5)
+
+
 class Run:
-    def __init__(self, args, name, seed):
+    """One variant with one seed. It continues the run `origin` (None: it starts at step 0) from the checkpoint
+    that `origin` writes at its step `keeps`."""
+
+    def __init__(self, args, name, seed, origin=None):
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
-        self.trunk = Trunk(args, seed) if args.trunk and not name.endswith("-scratch") else None
-        self.steps = args.steps - (args.trunk if self.trunk else 0)
+        self.origin = origin
+        self.steps = args.steps - (origin.keeps if origin else 0)
+        self.keeps = None
         self.process = self.gpu = None
         self.command = command_of(args, seed, self.folder) + variants(args.steps)[name] + args.settings
 
+    def keep(self, step):
+        """Lets the run write a checkpoint at `step`, from which other runs continue."""
+        self.keeps = step
+        self.command += [f"checkpointing_steps={step}", "checkpoints_total_limit=0"]
+        return self
+
+    def checkpoint(self):
+        return self.folder / f"checkpoint-{self.keeps}"
+
     def ready(self):
-        return not self.trunk or self.trunk.checkpoint.exists()
+        return not self.origin or self.origin.checkpoint().exists()
 
     def finished(self, steps):
         """True if the run wrote the held-out loss of its last step, which is its last output."""
@@ -181,8 +240,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.started, self.stopped, self.gpu = time.monotonic(), False, gpu
         settings = ["device=cuda"] if gpu else []
-        if self.trunk and not (self.folder / "latest").exists():
-            self.trunk.grow(self.folder)
+        if self.origin and not (self.folder / "latest").exists():
+            self.origin.grow(self.folder)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
         with open(self.folder / "log.txt", "a") as log:
             self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
@@ -198,41 +257,45 @@ class Run:
             self.process.send_signal(signal.SIGTERM)
         self.stopped = True
 
+    def grow(self, folder):
+        """Fills the folder of a run as if the run had trained this run's steps up to the checkpoint itself. `latest`
+        is written last; without it the next call fills the folder again."""
+        for path in self.folder.glob("*.jsonl"):
+            with open(folder / path.name, "w") as copy:
+                for line in path.read_text().splitlines(keepends=True):
+                    # the last line may be incomplete, because this run may be writing it
+                    if line.endswith("\n") and json.loads(line)["step"] <= self.keeps:
+                        copy.write(line)
+        checkpoint = self.checkpoint()
+        shutil.copytree(checkpoint, folder / checkpoint.name, dirs_exist_ok=True)
+        (folder / "latest").write_text(checkpoint.name + "\n")
+
     def last_words(self):
         lines = (self.folder / "log.txt").read_text().splitlines()
         return lines[-1] if lines else "the log is empty"
 
 
 class Trunk(Run):
-    """The steps that all runs of a seed share. They run without a selector, so that any variant can
+    """The steps that all runs of a seed share, up to `step`. They run without a selector, so that any variant can
     continue."""
 
-    def __init__(self, args, seed):
-        self.folder = args.out / "trunk" / f"seed-{seed}"
-        self.title = f"trunk seed {seed}"
-        self.checkpoint = self.folder / f"checkpoint-{args.trunk}"
-        self.trunk = self.process = self.gpu = None
-        self.steps = args.trunk
-        self.command = command_of(args, seed, self.folder) + args.settings + [
-            "sparse.enabled=false", f"checkpointing_steps={args.trunk}", "checkpoints_total_limit=0"]
+    def __init__(self, args, seed, step, origin=None):
+        self.folder = args.out / f"trunk-{step}" / f"seed-{seed}"
+        self.title = f"trunk seed {seed} to step {step}"
+        self.origin = origin
+        self.process = self.gpu = None
+        self.steps = step - (origin.keeps if origin else 0)
+        self.command = command_of(args, seed, self.folder) + args.settings + ["sparse.enabled=false"]
+        self.keep(step)
 
     def finished(self, _steps):
-        return self.checkpoint.exists()
+        return self.checkpoint().exists()
 
     def result(self):
-        return f"{self.checkpoint.name} is written"
+        return f"{self.checkpoint().name} is written"
 
     def enough(self):
-        return self.checkpoint.exists()
-
-    def grow(self, folder):
-        """Fills the folder of a run as if the run had trained the trunk's steps itself. dsv drops lines of
-        later steps when it resumes. `latest` is written last; without it the next call fills the folder
-        again."""
-        for path in self.folder.glob("*.jsonl"):
-            shutil.copy(path, folder)
-        shutil.copytree(self.checkpoint, folder / self.checkpoint.name, dirs_exist_ok=True)
-        (folder / "latest").write_text(self.checkpoint.name + "\n")
+        return self.checkpoint().exists()
 
 
 def command_of(args, seed, folder):
@@ -321,10 +384,34 @@ def choose(args):
 
     once = named(args.once)
     often = [name for name in named(args.variants or ["*"]) if name not in once]
-    runs = [Run(args, name, seed) for seed in args.seeds for name in often] + \
-           [Run(args, name, args.seeds[0]) for name in once]
-    trunks = [Trunk(args, seed) for seed in args.seeds] if args.trunk else []
-    return trunks + sorted(runs, key=lambda run: run.trunk is not None)
+    plan = [(name, seed) for seed in args.seeds for name in often] + [(name, args.seeds[0]) for name in once]
+    return with_origins(args, plan)
+
+
+def with_origins(args, plan):
+    """The runs of `plan`, [(variant, seed)], and those that they continue: trunks first, then the longest."""
+    made = {}
+
+    def trunk(seed, step):
+        if (seed, step) not in made:
+            early = early_step(args)
+            needs = any(name.endswith(("-from10", "-from10-finish")) for name, _ in plan)
+            made[seed, step] = Trunk(args, seed, step, trunk(seed, early) if step > early and needs else None)
+        return made[seed, step]
+
+    def run(name, seed):
+        if (name, seed) not in made:
+            origin = None
+            if name.endswith("-finish"):
+                origin = run(name.removesuffix("-finish"), seed).keep(finish_step(args.steps))
+            elif args.trunk and not name.endswith("-scratch"):
+                origin = trunk(seed, early_step(args) if name.endswith("-from10") else args.trunk)
+            made[name, seed] = Run(args, name, seed, origin)
+        return made[name, seed]
+
+    for name, seed in plan:
+        run(name, seed)
+    return sorted(made.values(), key=lambda run: (not isinstance(run, Trunk), -run.steps))
 
 
 def parse():

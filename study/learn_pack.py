@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Packs the losses of the finished runs of learn.py, without checkpoints, for learn_table.py elsewhere.
+
+    learn_pack.py OUT ARCHIVE.tar.gz
+
+The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl with the figures that
+learn_table.py reads. Unpack the archives of several sessions into one folder. A run counts as finished if
+validation.jsonl has the last step. Exits with status 1 if no run has finished. Needs only Python."""
+import io
+import json
+import pathlib
+import sys
+import tarfile
+
+KEYS = ["step", "loss", "density", "captured_mass", "output_error", "step_ms"]
+
+
+def short(line):
+    """The figures of a step that learn_table.py reads, with six digits."""
+    values = json.loads(line)
+    return json.dumps({key: float(f"{values[key]:.6g}") if isinstance(values.get(key), float)
+                       else values.get(key) for key in KEYS})
+
+
+def add(archive, name, text):
+    data = text.encode()
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    out, packed = pathlib.Path(sys.argv[1]), 0
+    study = (out / "study.json").read_text()
+    steps = json.loads(study)["steps"]
+    with tarfile.open(sys.argv[2], "w:gz") as archive:
+        add(archive, "study.json", study)
+        for path in sorted(out.glob("*/seed-*/validation.jsonl")):
+            lines = path.read_text().splitlines()
+            if not lines or json.loads(lines[-1])["step"] != steps:
+                continue
+            name = path.parent.relative_to(out)
+            metrics = (path.parent / "metrics.jsonl").read_text().splitlines()
+            add(archive, f"{name}/validation.jsonl", "\n".join(lines) + "\n")
+            add(archive, f"{name}/metrics.jsonl", "\n".join(map(short, metrics)) + "\n")
+            packed += 1
+    print(f"{sys.argv[2]}: {packed} finished runs, {pathlib.Path(sys.argv[2]).stat().st_size / 2**20:.1f} MiB")
+    return 0 if packed else 1
+
+
+sys.exit(main())

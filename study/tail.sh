@@ -1,0 +1,54 @@
+#!/bin/sh
+# tail.sh OUT SECONDS SEEDS [PART]: trains models with lists whose left-out keys are stood in for (sparse.tail)
+# beside dense attention, lists without a tail and blocks, and packs the losses into OUT/PART-SEEDS.tar.gz.
+#
+# OUT is a folder for clips and runs, SECONDS a limit of time, SEEDS numbers as in 0,1. PART names a study:
+#     pilot    the model of 7m, few variants and steps, to measure speed
+#     7m       7 million parameters, 4,096 tokens: all variants
+#     100m     more than 100 million parameters, 4,096 tokens
+#     100m-long  the same model with 16,384 tokens
+#     cpu      a tiny model on the CPU: shows that everything works
+# The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
+# stopped part as long as OUT is there. Archives of several sessions are unpacked into one folder, from which
+# learn_table.py makes tables. Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU.
+set -eu
+[ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
+begin=$(date +%s)
+out=$1 seconds=$2 seeds=$3 part=${4:-7m}
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3} dsv=${DSV:-$here/../build/cuda/dsv}
+
+jobs=14 gpus="--gpus 0" config=learn_gpu.yaml size="--height 64 --width 256 --frames 93" held=32
+pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
+    lists5-group128-query32 blocks10 blocks10-coarse"
+early="lists5 lists5-query64 lists5-query16 lists20"
+case $part in
+pilot) clips=192 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
+7m) clips=768 steps=3000 trunk=1800 ;;
+100m) config=learn_large.yaml clips=768 steps=3000 trunk=1800 jobs=3
+    pairs="lists10 lists20 lists5-query64 lists5-query16" early=lists5-query64 ;;
+100m-long) config=learn_large.yaml clips=256 steps=1200 trunk=700 jobs=2 size="--height 128 --width 256 --frames 93"
+    pairs="lists20 lists5-query64 lists5-query16" early= ;;
+cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= size="--height 32 --width 64 --frames 31" held=8
+    early=lists5-query64 dsv=${DSV:-$here/../build/cpu/dsv} ;;
+*) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
+esac
+long=
+[ "$part" = 100m-long ] && long="height=128 width=128 train_batch_size=1 validation.clips=8"
+
+names=dense,dense-again
+for name in $pairs; do names=$names,$name,$name-finish; done
+for name in $early; do names=$names,$name-from10,$name-from10-finish; done
+
+# Clips 0 to held-1 are held out.
+clip_folder=$out/clips-$part runs=$out/$part
+"$python" "$here/moving_shapes.py" "$clip_folder" --clips $((clips + held)) $size
+held_out=$(seq -f 'shape-%06.0f.avi' -s , 0 $((held - 1)))
+echo "clips made in $(($(date +%s) - begin)) s"
+left=$((seconds - ($(date +%s) - begin) - 5))
+status=0
+"$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" $gpus \
+    --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 --seeds "$seeds" \
+    --time-limit $left --variants $names validation.every=$((steps / 5)) $long || status=$?
+"$python" "$here/learn_pack.py" "$runs" "$out/$part-$(echo "$seeds" | tr , -).tar.gz"
+exit $status
