@@ -184,7 +184,8 @@ def prepare(args):
     args.out.mkdir(parents=True, exist_ok=True)
     # Jobs that share a GPU slow each other down, so their times are not used.
     times = not args.gpus or args.jobs <= len(args.gpus)
-    path.write_text(json.dumps({**study, "times": times}, indent=1) + "\n")
+    about = {"times": times, "options": variants(args.steps), "finish": FINISH}
+    path.write_text(json.dumps({**study, **about}, indent=1) + "\n")
     write_list(args.out / "train.csv", train)
     write_list(args.out / "held-out.csv", held)
 

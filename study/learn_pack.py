@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Packs the losses of the finished runs of learn.py, without checkpoints, for learn_table.py elsewhere.
+"""Packs the losses of the finished runs of learn.py, without checkpoints, for tables made elsewhere.
 
     learn_pack.py OUT ARCHIVE.tar.gz
 
 The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl with the figures that
-learn_table.py reads. Unpack the archives of several sessions into one folder. A run counts as finished if
+tail_table.py and learn_table.py read. Unpack the archives of several sessions into one folder. A run counts as finished if
 validation.jsonl has the last step. Exits with status 1 if no run has finished. Needs only Python."""
 import io
 import json
@@ -12,14 +12,19 @@ import pathlib
 import sys
 import tarfile
 
-KEYS = ["step", "loss", "density", "captured_mass", "output_error", "step_ms"]
+KEYS = ["step", "loss", "density", "captured_mass", "output_error", "step_ms", "loss_bins"]
+
+
+def rounded(value):
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def short(line):
-    """The figures of a step that learn_table.py reads, with six digits."""
+    """The figures of a step that the tables are made of, with six digits."""
     values = json.loads(line)
-    return json.dumps({key: float(f"{values[key]:.6g}") if isinstance(values.get(key), float)
-                       else values.get(key) for key in KEYS})
+    return json.dumps({key: rounded(values.get(key)) for key in KEYS}, separators=(",", ":"))
 
 
 def add(archive, name, text):

@@ -18,24 +18,24 @@ out=$1 seconds=$2 seeds=$3 part=${4:-7m}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} dsv=${DSV:-$here/../build/cuda/dsv}
 
-jobs=14 gpus="--gpus 0" config=learn_gpu.yaml size="--height 64 --width 256 --frames 93" held=32
+jobs=17 gpus="--gpus 0" config=learn_gpu.yaml size="--height 64 --width 512 --frames 93 --shapes 20" held=64
+settings="data.workers=4 data.cache_mb=2600 validation.clips=64"
 pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
     lists5-group128-query32 blocks10 blocks10-coarse"
 early="lists5 lists5-query64 lists5-query16 lists20"
 case $part in
-pilot) clips=192 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
-7m) clips=768 steps=3000 trunk=1800 ;;
-100m) config=learn_large.yaml clips=768 steps=3000 trunk=1800 jobs=3
+pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
+7m) clips=256 steps=3000 trunk=1800 ;;
+100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3
     pairs="lists10 lists20 lists5-query64 lists5-query16" early=lists5-query64 ;;
-100m-long) config=learn_large.yaml clips=256 steps=1200 trunk=700 jobs=2 size="--height 128 --width 256 --frames 93"
+100m-long) config=learn_large.yaml clips=128 steps=1000 trunk=600 jobs=2 held=16
+    size="--height 128 --width 512 --frames 93 --shapes 20"
+    settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128 train_batch_size=1"
     pairs="lists20 lists5-query64 lists5-query16" early= ;;
 cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= size="--height 32 --width 64 --frames 31" held=8
-    early=lists5-query64 dsv=${DSV:-$here/../build/cpu/dsv} ;;
+    settings= early=lists5-query64 dsv=${DSV:-$here/../build/cpu/dsv} ;;
 *) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
 esac
-long=
-[ "$part" = 100m-long ] && long="height=128 width=128 train_batch_size=1 validation.clips=8"
-
 names=dense,dense-again
 for name in $pairs; do names=$names,$name,$name-finish; done
 for name in $early; do names=$names,$name-from10,$name-from10-finish; done
@@ -49,6 +49,6 @@ left=$((seconds - ($(date +%s) - begin) - 5))
 status=0
 "$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" $gpus \
     --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 --seeds "$seeds" \
-    --time-limit $left --variants $names validation.every=$((steps / 5)) $long || status=$?
+    --time-limit $left --variants $names validation.every=$((steps / 2)) $settings || status=$?
 "$python" "$here/learn_pack.py" "$runs" "$out/$part-$(echo "$seeds" | tr , -).tar.gz"
 exit $status
