@@ -13,8 +13,8 @@ Needs only Python and dsv.
 
 With --trunk STEP the first STEP steps are trained once per seed, with dense attention. All variants continue
 from its weights, optimizer moments and samples, so that they start when attention is already concentrated on
-few keys. Variants whose names end in -from10 continue from a tenth of the steps, and those in -scratch train all
-steps themselves. A variant VARIANT-finish continues VARIANT with dense attention for the last 15 % of the
+few keys. Variants whose names end in -from10 continue from a tenth of the steps, and those in -scratch train
+all steps themselves. A variant VARIANT-finish continues VARIANT with dense attention for the last 15 % of the
 steps."""
 import argparse
 import csv
@@ -44,7 +44,8 @@ MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_densit
 # Lists of ten per cent of the keys from a given step on, without a bound on captured mass.
 TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
                  "sparse.max_density=1"]
-# Lists in tubes from the first step of a run on that does not share it, whatever they capture, with a tail or without.
+# Lists in tubes from the first step of a run on that does not share it, whatever they capture, with a tail or
+# without.
 LISTS = TUBE + ["sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
                 "sparse.max_error=100", "sparse.max_head_error=100"]
 FINISH = 0.15  # fraction of the steps at the end that VARIANT-finish trains with dense attention
@@ -70,8 +71,8 @@ def tail_variants():
     table["lists5-key64"] = lists(5, *key(64))
     table["lists5-key16"] = lists(5, *key(16))
     table["lists5-group128-query32"] = lists(5, "sparse.group=128", *query(32))
-    # VSA's rule: blocks of 64 keys by pooled scores. With `coarse` the mean queries of blocks attend to the mean keys
-    # of the blocks left out, which is a coarse branch without a learnt gate.
+    # VSA's rule: blocks of 64 keys by pooled scores. With `coarse` the mean queries of blocks attend to the
+    # mean keys of the blocks left out, which is a coarse branch without a learnt gate.
     table["blocks10"] = lists(10, *BLOCKS)
     table["blocks10-coarse"] = table["blocks10"] + coarse
     for name, settings in list(table.items()):
@@ -203,8 +204,8 @@ def finish_step(steps):
 
 
 class Run:
-    """One variant with one seed. It continues the run `origin` (None: it starts at step 0) from the checkpoint
-    that `origin` writes at its step `keeps`."""
+    """One variant with one seed. It continues the run `origin` (None: it starts at step 0) from the
+    checkpoint that `origin` writes at its step `keeps`."""
 
     def __init__(self, args, name, seed, origin=None):
         self.folder = args.out / name / f"seed-{seed}"
@@ -259,8 +260,8 @@ class Run:
         self.stopped = True
 
     def grow(self, folder):
-        """Fills the folder of a run as if the run had trained this run's steps up to the checkpoint itself. `latest`
-        is written last; without it the next call fills the folder again."""
+        """Fills the folder of a run as if the run had trained this run's steps up to the checkpoint itself.
+        `latest` is written last; without it the next call fills the folder again."""
         for path in self.folder.glob("*.jsonl"):
             with open(folder / path.name, "w") as copy:
                 for line in path.read_text().splitlines(keepends=True):
@@ -277,8 +278,8 @@ class Run:
 
 
 class Trunk(Run):
-    """The steps that all runs of a seed share, up to `step`. They run without a selector, so that any variant can
-    continue."""
+    """The steps that all runs of a seed share, up to `step`. They run without a selector, so that any variant
+    can continue."""
 
     def __init__(self, args, seed, step, origin=None):
         self.folder = args.out / f"trunk-{step}" / f"seed-{seed}"

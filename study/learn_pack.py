@@ -3,9 +3,10 @@
 
     learn_pack.py OUT ARCHIVE.tar.gz
 
-The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl with the figures that
-tail_table.py and learn_table.py read. Unpack the archives of several sessions into one folder. A run counts as finished if
-validation.jsonl has the last step. Exits with status 1 if no run has finished. Needs only Python."""
+The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl with the
+figures that tail_table.py and learn_table.py read. Unpack the archives of several sessions into one folder. A
+run counts as finished if validation.jsonl has the last step. Exits with status 1 if no run has finished.
+Needs only Python."""
 import io
 import json
 import pathlib
@@ -51,7 +52,8 @@ def main():
             add(archive, f"{name}/validation.jsonl", "\n".join(lines) + "\n")
             add(archive, f"{name}/metrics.jsonl", "\n".join(map(short, metrics)) + "\n")
             packed += 1
-    print(f"{sys.argv[2]}: {packed} finished runs, {pathlib.Path(sys.argv[2]).stat().st_size / 2**20:.1f} MiB")
+    size = pathlib.Path(sys.argv[2]).stat().st_size
+    print(f"{sys.argv[2]}: {packed} finished runs, {size / 2**20:.1f} MiB")
     return 0 if packed else 1
 
 

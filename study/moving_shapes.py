@@ -4,14 +4,14 @@
     moving_shapes.py OUT [--clips N] [--first K] [--frames F] [--width W] [--height H] [--jobs J]
 
 Clip number k depends only on k, so any number of different clips can be made: enough that a model of
-study/learn.py meets every window of every clip about once, and its training and held-out loss agree. The clips
-are uncompressed AVI files (I420, 12 frames per second), shape-K.avi, which cost almost nothing to decode.
-Files that exist are kept. Needs numpy.
+study/learn.py meets every window of every clip about once, and its training and held-out loss agree. The
+clips are uncompressed AVI files (I420, 12 frames per second), shape-K.avi, which cost almost nothing to
+decode. Files that exist are kept. Needs numpy.
 
-A clip has a background and --shapes ellipses and polygons. Each has a texture of its own: three colours mixed by noise
-of several octaves. Shapes turn, swing and move at constant speed, and come back at the other edge when they have
-left the picture. The camera's speed changes smoothly, and the light slowly changes. The textures are not
-periodic in time, so what a shape hid shows again later as it was: a model must look at other frames to know."""
+A clip has a background and --shapes ellipses and polygons. Each has a texture of its own: three colours mixed
+by noise of several octaves. Shapes turn, swing and move at constant speed, and come back at the other edge
+when they have left the picture. The camera's speed changes smoothly, and the light slowly changes. What
+a shape hid shows again later as it was: to know it, a model must look at other frames."""
 import argparse
 import multiprocessing
 import os
@@ -131,9 +131,10 @@ def chunk(name, data):
 def write_avi(path, frames, height, width):
     """Writes I420 pictures as an AVI file with one video stream and an index."""
     size, count = len(frames[0]), len(frames)
-    main = struct.pack("<14I", 1000000 // FPS, size * FPS, 0, 0x10, count, 0, 1, size, width, height, 0, 0, 0, 0)
-    stream = b"vidsI420" + struct.pack("<IHHIIIIIIII4H", 0, 0, 0, 0, 1, FPS, 0, count, size, 0xffffffff, 0, 0, 0,
-                                       width, height)
+    main = struct.pack("<14I", 1000000 // FPS, size * FPS, 0, 0x10, count, 0, 1, size, width, height,
+                       0, 0, 0, 0)
+    stream = b"vidsI420" + struct.pack("<IHHIIIIIIII4H", 0, 0, 0, 0, 1, FPS, 0, count, size, 0xffffffff, 0,
+                                       0, 0, width, height)
     form = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 12, b"I420", size, 0, 0, 0, 0)
     header = chunk(b"LIST", b"hdrl" + chunk(b"avih", main) +
                    chunk(b"LIST", b"strl" + chunk(b"strh", stream) + chunk(b"strf", form)))

@@ -1,6 +1,7 @@
 #!/bin/sh
-# tail.sh OUT SECONDS SEEDS [PART]: trains models with lists whose left-out keys are stood in for (sparse.tail)
-# beside dense attention, lists without a tail and blocks, and packs the losses into OUT/PART-SEEDS.tar.gz.
+# tail.sh OUT SECONDS SEEDS [PART]: trains models with lists whose left-out keys are stood in for
+# (sparse.tail) beside dense attention, lists without a tail and blocks, and packs the losses into
+# OUT/PART-SEEDS.tar.gz.
 #
 # OUT is a folder for clips and runs, SECONDS a limit of time, SEEDS numbers as in 0,1. PART names a study:
 #     pilot    the model of 7m, few variants and steps, to measure speed
@@ -9,8 +10,8 @@
 #     100m-long  the same model with 16,384 tokens
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
-# stopped part as long as OUT is there. Archives of several sessions are unpacked into one folder, from which
-# learn_table.py makes tables. Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU.
+# stopped part as long as OUT is there. tail_table.py makes tables from the archives of several sessions.
+# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU.
 set -eu
 [ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
 begin=$(date +%s)
@@ -30,10 +31,12 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     pairs="lists10 lists20 lists5-query64 lists5-query16" early=lists5-query64 ;;
 100m-long) config=learn_large.yaml clips=128 steps=1000 trunk=600 jobs=2 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20"
-    settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128 train_batch_size=1"
+    settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128"
+    settings="$settings train_batch_size=1"
     pairs="lists20 lists5-query64 lists5-query16" early= ;;
-cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= size="--height 32 --width 64 --frames 31" held=8
-    settings= early=lists5-query64 dsv=${DSV:-$here/../build/cpu/dsv} ;;
+cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= held=8
+    size="--height 32 --width 64 --frames 31" settings= early=lists5-query64
+    dsv=${DSV:-$here/../build/cpu/dsv} ;;
 *) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
 esac
 names=dense,dense-again

@@ -4,16 +4,18 @@
     tail_table.py PART ARCHIVE.tar.gz ... [--results DIR]
 
 Prints two tables, and writes them to DIR/study_tail_PART.md, their figures of each seed to
-DIR/study_tail.csv (rows of other parts stay), and DIR/images/study_tail_PART.png; DIR is `results` by default. Archives of
-one part hold different seeds. Every run is compared with the dense run of its seed, which saw the same samples
-and noise; the table gives mean and standard deviation over seeds of these differences in per cent.
+DIR/study_tail.csv (rows of other parts stay), and DIR/images/study_tail_PART.png; DIR is `results` by
+default. Archives of one part hold different seeds. Every run is compared with the dense run of its seed,
+which saw the same samples and noise; the table gives mean and standard deviation over seeds of these
+differences in per cent.
 
-    work         FLOPs of attention over those of dense attention while blocks are sparse: density, and the pairs of
-                 the tail's means
+    work         FLOPs of attention over those of dense attention while blocks are sparse: density, and the
+                 pairs of the tail's means
     of the run   the same over all steps that the run does not share with others
     own, dense   held-out loss at the end with the attention of training, and with dense attention
     training     training loss over the last tenth of the steps; before: over the tenth before the finish
-    slope        by how much the training loss itself falls over the last tenth, from a line through the last fifth
+    slope        by how much the training loss itself falls over the last tenth, from a line through the last
+                 fifth
 
 The last line says how far held-out loss of dense runs is above their training loss, both as means over noise
 levels. Needs numpy and matplotlib."""
@@ -65,8 +67,9 @@ def tail_share(settings):
 
 
 def gap(metrics, held_out):
-    """Held-out loss over training loss in per cent. Both are means over the noise levels that training has drawn in
-    these steps at least ten times, weighted equally, because training draws middle levels more often."""
+    """Held-out loss over training loss in per cent. Both are means over the noise levels that training has
+    drawn in these steps at least ten times, weighted equally, because training draws middle levels more
+    often."""
     sums, counts = np.zeros(len(held_out)), np.zeros(len(held_out))
     for line in metrics:
         for level, loss in enumerate(line["loss_bins"]):
@@ -181,8 +184,8 @@ def plot(path, runs, study):
         finish = variant.endswith("-finish")
         work = np.mean([run.work for run in seeds.values()])
         own = over(runs, variant, "own")
-        left.errorbar(work, own.mean(), own.std(ddof=1) if len(own) > 1 else None, color=colour, label=variant,
-                      marker="s" if finish else "o", capsize=3)
+        left.errorbar(work, own.mean(), own.std(ddof=1) if len(own) > 1 else None, color=colour,
+                      label=variant, marker="s" if finish else "o", capsize=3)
         curves = [np.convolve(100 * (run.loss - runs["dense"][seed].loss) / runs["dense"][seed].loss.mean(),
                               np.ones(window) / window, "valid") for seed, run in seeds.items()]
         right.plot(np.arange(window, study["steps"] + 1), np.mean(curves, axis=0), color=colour,
@@ -208,7 +211,8 @@ def main():
     runs, studies = {}, []
     for path in args.archives:
         studies.append(read_archive(path, runs))
-        if any(studies[0][key] != studies[-1][key] for key in ("steps", "trunk", "config", "settings", "options")):
+        if any(studies[0][key] != studies[-1][key]
+               for key in ("steps", "trunk", "config", "settings", "options")):
             raise SystemExit(f"tail_table.py: {path} has other steps or options than {args.archives[0]}")
     if "dense" not in runs:
         raise SystemExit("tail_table.py: no archive has a run of the variant dense to compare with")
