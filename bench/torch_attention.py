@@ -187,4 +187,5 @@ def main():
     record(args, args.device, figures)
 
 
-main()
+if __name__ == "__main__":
+    main()

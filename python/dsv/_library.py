@@ -26,11 +26,18 @@ def _load():
     bundled = pathlib.Path(__file__).parent / "lib" / _NAME
     path = named or (str(bundled) if bundled.exists() else _NAME)
     try:
-        return ctypes.CDLL(path)
+        library = ctypes.CDLL(path)
+        library.dsv_device_open
     except OSError as error:
         raise ImportError(
             f"{path} cannot be loaded: {error}; set DSV_LIBRARY to the path of {_NAME}"
         ) from None
+    except AttributeError:
+        raise ImportError(
+            f"{path} is older than this package and lacks the interface that the package calls; set "
+            f"DSV_LIBRARY to the path of a {_NAME} of this version"
+        ) from None
+    return library
 
 
 class Rows(ctypes.Structure):
