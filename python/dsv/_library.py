@@ -214,8 +214,11 @@ def _option_names():
     names, index = {}, 0
     while info := _library.dsv_option_info(index):
         key = info.contents.key.decode()
-        names.setdefault(key.removeprefix("sparse.").replace(".", "_"), key)
-        names[key] = key
+        if key.startswith("sparse."):  # warmup_steps is sparse.warmup_steps
+            names[key.removeprefix("sparse.").replace(".", "_")] = key
+        else:
+            names.setdefault(key.replace(".", "_"), key)
+        names.setdefault(key, key)
         index += 1
     return names
 

@@ -262,6 +262,7 @@ def _list_attention(
 
 @_list_attention.register_fake
 def _(q, k, v, offsets, spans, group, grain, scale):
+    _check_lists(q, k, v, offsets, spans, group, grain)  # also chosen for a single tensor on meta
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), _lse_like(q, q.shape[1])
 
 
