@@ -38,7 +38,7 @@ ffmpeg -v error -f lavfi -i testsrc=size=64x64:rate=16:duration=1 -c:v libx264 -
 import dsv
 assert [line["step"] for line in dsv.Run("run").metrics] == [1, 2]'
 if [ -n "$packages" ]; then
-    for name in sparse_attention wan_transformer; do
+    for name in sparse_attention sparse_attention_random wan_transformer; do
         PYTHONPATH=$packages "$folder/venv/bin/python" -B "$here/test_$name.py" || exit 1
     done
 fi
