@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times the package dsv.torch: attention against PyTorch and `dsv bench attention`, and a step of a Wan model.
+"""Times dsv.torch: attention against PyTorch and `dsv bench attention`, and a step of a Wan model.
 
     python_overhead.py attention [--tokens 8192 --heads 4 --head-dim 64] --dsv PROGRAM
     python_overhead.py attention --device cuda --tokens 32760 --heads 12 --head-dim 128 --dsv PROGRAM
-    python_overhead.py step --device cuda       compiled blocks of diffusers' Wan 2.1 1.3B, dense and over lists
-    python_overhead.py step --tiny              the same on the CPU with a small random model
+    python_overhead.py step --device cuda    compiled blocks of diffusers' Wan 2.1 1.3B, dense and over lists
+    python_overhead.py step --tiny           the same on the CPU with a small random model
 
 attention: q, k and v (1, S, N, D) in BF16. The sides run in turns: PyTorch's scaled_dot_product_attention in
 its fastest backend and layout (torch_attention.py), dsv.torch dense and over lists of --density, and, with
@@ -108,8 +108,8 @@ def run_attention(args):
     figures["torch_over_python_lists"] = figures["torch_ms"] / figures["python_lists_ms"]
     for kind in ("dense", "lists") if args.dsv else ():
         figures[f"overhead_{kind}"] = figures[f"python_{kind}_ms"] / figures[f"dsv_{kind}_ms"] - 1
-    print_table(f"{args.tokens} tokens, {args.heads} heads of {args.head_dim}, {args.dtype}, {args.device}, lists "
-                f"of {100 * args.density:g} %; medians of {args.repeats} turns, forward + backward, ms",
+    print_table(f"{args.tokens} tokens, {args.heads} heads of {args.head_dim}, {args.dtype}, {args.device}, "
+                f"lists of {100 * args.density:g} %; medians of {args.repeats} turns, forward + backward, ms",
                 ["median", "least", "speedup"],
                 [(name, figures[f"{name}_ms"], figures[f"{name}_least_ms"],
                   figures["torch_ms"] / figures[f"{name}_ms"]) for name in turns[0]])
@@ -169,7 +169,8 @@ def time_steps(args, sparse):
 
 
 def run_step(args):
-    figures, turns = {"tokens": 96 if args.tiny else args.latent[0] * args.latent[1] * args.latent[2] // 4}, {}
+    frames, rows, columns = (3, 16, 24) if args.tiny else args.latent
+    figures, turns = {"tokens": frames * rows * columns // 4}, {}
     for _ in range(args.turns):
         for name, sparse in (("dense", False), ("lists", True)):
             spent, memory = time_steps(args, sparse)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# try_deb.sh PACKAGE [ROOT]: installs dist/dsv_*.deb in a bare Debian 12 and trains two steps there. ROOT is the
-# folder of a bare system that a former run left; without ROOT, debootstrap makes a system in a temporary
+# try_deb.sh PACKAGE [ROOT]: installs dist/dsv_*.deb in a bare Debian 12 and trains two steps there. ROOT is
+# the folder of a bare system that debootstrap made; without ROOT, debootstrap makes a system in a temporary
 # folder, which is removed at the end. Needs root, debootstrap, ffmpeg and a network.
 set -eu
 package=$(readlink -f "$1")
