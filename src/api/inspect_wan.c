@@ -76,9 +76,10 @@ static DsvStatus inspect_vae(const DsviInspection *to, DsviBackend *backend, con
     int64_t temporal, spatial;
     dsvi_vae_factors(config, &temporal, &spatial);
     dsvi_inspect_print(to,
-                       "  %" PRId64 " latent channels, 1/%" PRId64 " of the frames and 1/%" PRId64
+                       "  %s: %" PRId64 " latent channels, 1/%" PRId64 " of the frames and 1/%" PRId64
                        " of height and width, base width %" PRId64 "; used to encode and decode",
-                       config->z_dim, temporal, spatial, config->base_dim);
+                       config->residual ? "Wan 2.2" : "Wan 2.1", config->z_dim, temporal, spatial,
+                       config->base_dim);
     dsvi_vae_close(&vae);
     return inspect_census(to, path);
 }

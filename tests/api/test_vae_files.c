@@ -23,19 +23,18 @@ static void assert_near(const DsviSafetensors *found, const DsviSafetensors *wan
     assert_error_below(relative_l2(a->dtype, a->data, b->dtype, b->data, b->count), 1e-5, "%s", name);
 }
 
-static void forward_gives_what_diffusers_gives(void **state)
+static void check_forward(const char *folder)
 {
     static const char *const results[] = {"moments", "mode", "latents_normalized", "decoded",
                                           "decoded_random"};
     char names[GOLDEN_CASES_MAX][GOLDEN_NAME], in[128], out[128];
     DsvConfig settings = exact_settings();
     DsviSafetensors *found, *wanted;
-    (void)state;
-    for (int i = 0; i < golden_cases("vae_a", names); i++) {
-        snprintf(in, sizeof in, "vae_a/%s/inputs.safetensors", names[i]);
-        snprintf(out, sizeof out, "vae_a/%s/expected.safetensors", names[i]);
+    for (int i = 0; i < golden_cases(folder, names); i++) {
+        snprintf(in, sizeof in, "%s/%s/inputs.safetensors", folder, names[i]);
+        snprintf(out, sizeof out, "%s/%s/expected.safetensors", folder, names[i]);
         const char *written = scratch_path("out.safetensors");
-        assert_ok(dsv_forward(golden_path("vae_a"), golden_path(in), written, false, &settings));
+        assert_ok(dsv_forward(golden_path(folder), golden_path(in), written, false, &settings));
         assert_ok(dsvi_safetensors_open(written, &found));
         assert_ok(dsvi_safetensors_open(golden_path(out), &wanted));
         assert_int_equal(dsvi_safetensors_count(found), sizeof results / sizeof *results);
@@ -44,6 +43,13 @@ static void forward_gives_what_diffusers_gives(void **state)
         dsvi_safetensors_close(&found);
         dsvi_safetensors_close(&wanted);
     }
+}
+
+static void forward_gives_what_diffusers_gives(void **state)
+{
+    (void)state;
+    check_forward("vae_a");
+    check_forward("vae_b");
 }
 
 static void forward_refuses_inputs(void **state)

@@ -48,7 +48,8 @@ SETS = [
     ("tail_a", make_tail.write),
     ("tokenizer", make_tokenizer.write),
     ("umt5", make_umt5.write),
-    ("vae_a", make_vae.write),
+    ("vae_a", make_vae.write_a),
+    ("vae_b", make_vae.write_b),
 ]
 
 

@@ -1,4 +1,5 @@
-"""Small random VAEs in the form of Wan 2.1, by diffusers: weights, configuration, latents, videos."""
+"""Small random VAEs in the forms of Wan 2.1 and 2.2, by diffusers: weights, configuration, latents,
+videos."""
 import json
 
 import torch
@@ -37,7 +38,7 @@ def draw_weights(random, shapes):
 
 def write_vae(folder, random, config, dtype):
     """Writes config.json and the weights, and returns the VAE."""
-    factors = {"scale_factor_spatial": 2 ** (len(config["dim_mult"]) - 1),
+    factors = {"scale_factor_spatial": config.get("patch_size", 1) * 2 ** (len(config["dim_mult"]) - 1),
                "scale_factor_temporal": 2 ** sum(config["temperal_downsample"])}
     model = AutoencoderKLWan(attn_scales=[], **config, **factors).eval()
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -80,7 +81,7 @@ def write_case(folder, random, model, frames, height, width):
                   "latent_shape": list(exact["mode"].shape), "f32_against_f64": errors}
 
 
-def write(folder):
+def write_a(folder):
     """Three levels, of which the first halves the frames: other numbers than those of the published VAE."""
     seed = 51
     random = Random(seed)
@@ -88,4 +89,16 @@ def write(folder):
               "temperal_downsample": [True, False], **random_statistics(random, 4)}
     model = write_vae(folder, random, config, torch.bfloat16)
     cases = [write_case(folder, random, model, *size) for size in ((9, 12, 20), (1, 20, 8))]
+    describe(folder, seed, ABOUT, cases=dict(cases))
+
+
+def write_b(folder):
+    """The structure of Wan 2.2: patches of pixels and shortcuts around levels, of which all kinds occur."""
+    seed = 52
+    random = Random(seed)
+    config = {"base_dim": 4, "decoder_base_dim": 6, "z_dim": 6, "dim_mult": [1, 1, 2, 2],
+              "num_res_blocks": 1, "temperal_downsample": [False, True, True], "is_residual": True,
+              "patch_size": 2, "in_channels": 12, "out_channels": 12, **random_statistics(random, 6)}
+    model = write_vae(folder, random, config, torch.bfloat16)
+    cases = [write_case(folder, random, model, *size) for size in ((9, 32, 16), (1, 16, 48))]
     describe(folder, seed, ABOUT, cases=dict(cases))

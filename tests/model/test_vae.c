@@ -7,6 +7,7 @@
 #include "../base/scratch.h"
 #include "base/safetensors.h"
 #include "model/codec/codec.h"
+#include "model/vae/vae_parts.h"
 #include "vae_case.h"
 
 static DsviBackend backend;
@@ -55,8 +56,13 @@ static void refuses_configs(void **state)
     } bad[] = {
         {"[]", "not a JSON object", DSV_E_FORMAT},
         {"{\"_class_name\": \"AutoencoderKL\"}", "AutoencoderKLWan", DSV_E_UNSUPPORTED},
-        {"{\"is_residual\": true}", "Wan 2.2", DSV_E_UNSUPPORTED},
-        {"{\"patch_size\": 2}", "Wan 2.2", DSV_E_UNSUPPORTED},
+        {"{\"is_residual\": 1}", "is_residual", DSV_E_FORMAT},
+        {"{\"patch_size\": 0}", "patch_size", DSV_E_FORMAT},
+        {"{\"patch_size\": 2}", "in_channels is 3, expected 12", DSV_E_UNSUPPORTED},
+        {"{\"is_residual\": true, \"dim_mult\": [1, 2, 3, 3]}", "dim_mult[2] is 3, expected a divisor of 16",
+         DSV_E_FORMAT},
+        {"{\"is_residual\": true, \"dim_mult\": [1, 4, 2, 2]}", "dim_mult[1] is 4 after 2",
+         DSV_E_UNSUPPORTED},
         {"{\"in_channels\": 12}", "in_channels", DSV_E_UNSUPPORTED},
         {"{\"base_dim\": 0}", "base_dim", DSV_E_FORMAT},
         {"{\"base_dim\": 1e300}", "base_dim", DSV_E_FORMAT},
@@ -93,39 +99,99 @@ static DsviVaeConfig published_config(void)
     return config;
 }
 
-static float *encode_with(const char *path, const float *video)
+/* The published shape of Wan 2.2 with few channels. */
+static DsviVaeConfig wan22_config(void)
+{
+    DsviVaeConfig config;
+    assert_ok(read_config("{\"base_dim\": 2, \"num_res_blocks\": 1, \"z_dim\": 48, \"is_residual\": true, "
+                          "\"patch_size\": 2, \"in_channels\": 12, \"out_channels\": 12}",
+                          &config));
+    return config;
+}
+
+/* Returns the normalised moments of a video (3, 5, 32, 32). `elements`: of the latents. */
+static float *encode_with(const char *path, const float *video, int64_t *elements)
 {
     DsviVae *vae;
     assert_ok(dsvi_vae_open(&backend, path, &BOTH, &vae));
-    float *moments = malloc(2 * 16 * 2 * 4 * sizeof *moments);
+    const DsviVaeConfig *config = dsvi_vae_config(vae);
+    int64_t temporal, spatial;
+    dsvi_vae_factors(config, &temporal, &spatial);
+    int64_t positions = 2 * (32 / spatial) * (32 / spatial);
+    *elements = config->z_dim * positions;
+    float *moments = malloc((size_t)(2 * *elements) * sizeof *moments);
     assert_non_null(moments);
-    assert_ok(dsvi_vae_encode(vae, 5, 16, 16, video, moments));
-    dsvi_vae_normalize(dsvi_vae_config(vae), 8, moments);
+    assert_ok(dsvi_vae_encode(vae, 5, 32, 32, video, moments));
+    dsvi_vae_normalize(config, positions, moments);
     dsvi_vae_close(&vae);
     return moments;
+}
+
+static void check_file_alone(const DsviVaeConfig *config)
+{
+    const char *file = "vae/diffusion_pytorch_model.safetensors";
+    float *video = vae_case_random(1, 3 * 5 * 32 * 32);
+    int64_t n, found_n;
+    vae_case_write(scratch_path("vae"), config, false);
+    assert_true(dsvi_vae_is(scratch_path("vae")));
+    float *wanted = encode_with(scratch_path("vae"), video, &n);
+    for (int original = 0; original < 2; original++) {
+        vae_case_write(scratch_path("vae"), config, original);
+        assert_true(dsvi_vae_is(scratch_path(file)));
+        for (int alone = 0; alone < 2; alone++) {
+            float *found = encode_with(scratch_path(alone ? file : "vae"), video, &found_n);
+            assert_int_equal(found_n, n);
+            assert_memory_equal(found, wanted, (size_t)n * sizeof *found);
+            free(found);
+        }
+    }
+    free(wanted);
+    free(video);
 }
 
 static void a_file_alone_tells_the_configuration(void **state)
 {
     DsviVaeConfig config = published_config();
-    const char *file = "vae/diffusion_pytorch_model.safetensors";
-    float *video = vae_case_random(1, 3 * 5 * 16 * 16);
     (void)state;
-    vae_case_write(scratch_path("vae"), &config, false);
-    assert_true(dsvi_vae_is(scratch_path("vae")));
-    float *wanted = encode_with(scratch_path("vae"), video);
-    for (int original = 0; original < 2; original++) {
-        vae_case_write(scratch_path("vae"), &config, original);
-        assert_true(dsvi_vae_is(scratch_path(file)));
-        float *found = encode_with(scratch_path(file), video);
-        assert_memory_equal(found, wanted, 16 * 8 * sizeof *found);
-        free(found);
-        found = encode_with(scratch_path("vae"), video);
-        assert_memory_equal(found, wanted, 16 * 8 * sizeof *found);
-        free(found);
+    check_file_alone(&config);
+    config = wan22_config();
+    check_file_alone(&config);
+}
+
+static void wan22_has_the_published_number_of_weights(void **state)
+{
+    DsviVaeConfig config;
+    int64_t count = 0;
+    (void)state;
+    assert_ok(
+        read_config("{\"base_dim\": 160, \"decoder_base_dim\": 256, \"z_dim\": 48, \"is_residual\": true, "
+                    "\"patch_size\": 2, \"in_channels\": 12, \"out_channels\": 12}",
+                    &config));
+    for (int decode = 0; decode < 2; decode++) {
+        DsviVaeHalf half;
+        assert_ok(dsvi_vae_half_make(&config, decode, &half));
+        for (int64_t p = 0; p < half.param_count; p++) {
+            int64_t elements = 1;
+            for (int i = 0; i < half.params[p].ndim; i++)
+                elements *= half.params[p].shape[i];
+            count += half.params[p].mean ? 0 : elements;
+        }
+        dsvi_vae_half_free(NULL, &half);
     }
-    free(wanted);
-    free(video);
+    assert_int_equal(count, 704688668);
+}
+
+static void wan22_has_its_own_statistics(void **state)
+{
+    const DsviVaeConfig config = wan22_config();
+    int64_t temporal, spatial;
+    (void)state;
+    dsvi_vae_factors(&config, &temporal, &spatial);
+    assert_int_equal(temporal, 4);
+    assert_int_equal(spatial, 16);
+    assert_true(config.mean[0] == -0.2289 && config.mean[47] == -0.0667);
+    assert_true(config.std[0] == 0.4765 && config.std[47] == 0.7744);
+    assert_fails(DSV_E_SHAPE, "height 24, expected 16 or 32", dsvi_vae_check_size(&config, 5, 24, 32));
 }
 
 /* Copies the file of weights to the folder "other", without the tensor number `left_out` and with the first
@@ -187,12 +253,11 @@ static void refuses_files_without_a_config(void **state)
     const DsviStoredTensor other = {"blocks.0.weight", DSVI_F32, 1, {1}, 1, sizeof number, &number};
     (void)state;
     vae_case_write(scratch_path("single"), &config, true);
-    assert_fails(DSV_E_UNSUPPORTED, "3 latent channels", open_close(file));
-    config.z_dim = 48;
-    for (int i = 0; i < 48; i++)
-        config.std[i] = 1;
+    assert_fails(DSV_E_UNSUPPORTED, "3 latent channels, expected 16", open_close(file));
+    config.patch = 2;
+    config.residual = true;
     vae_case_write(scratch_path("single"), &config, true);
-    assert_fails(DSV_E_UNSUPPORTED, "Wan 2.2", open_close(file));
+    assert_fails(DSV_E_UNSUPPORTED, "3 latent channels, expected 48", open_close(file));
     assert_ok(dsvi_safetensors_write(file, &other, 1, NULL, 0));
     assert_false(dsvi_vae_is(file));
     assert_fails(DSV_E_NOT_FOUND, "expected the tensors of a Wan VAE", open_close(file));
@@ -305,10 +370,16 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_values_are_the_default),     cmocka_unit_test(refuses_configs),
-        cmocka_unit_test(a_file_alone_tells_the_configuration), cmocka_unit_test(refuses_weights),
-        cmocka_unit_test(refuses_files_without_a_config),       cmocka_unit_test(names_the_nearest_sizes),
-        cmocka_unit_test(a_half_that_is_not_loaded_is_refused), cmocka_unit_test(threads_share_a_codec),
+        cmocka_unit_test(published_values_are_the_default),
+        cmocka_unit_test(refuses_configs),
+        cmocka_unit_test(a_file_alone_tells_the_configuration),
+        cmocka_unit_test(refuses_weights),
+        cmocka_unit_test(refuses_files_without_a_config),
+        cmocka_unit_test(names_the_nearest_sizes),
+        cmocka_unit_test(a_half_that_is_not_loaded_is_refused),
+        cmocka_unit_test(threads_share_a_codec),
+        cmocka_unit_test(wan22_has_its_own_statistics),
+        cmocka_unit_test(wan22_has_the_published_number_of_weights),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

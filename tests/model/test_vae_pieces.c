@@ -7,7 +7,7 @@
 #include "model/vae/vae_layout.h"
 #include "vae_case.h"
 
-enum { VIDEOS = TEST_SANITIZED ? 40 : 200 };
+enum { VIDEOS = TEST_SANITIZED ? 64 : 320 };
 
 /* A VAE on one backend, opened anew with each limit of memory. */
 typedef struct Rig {
@@ -18,7 +18,8 @@ typedef struct Rig {
     uint64_t draws; /* random numbers drawn so far */
 } Rig;
 
-/* Configurations whose levels differ in number, and in where frames are halved and attention lies. */
+/* Configurations whose levels differ in number, and in where frames are halved and attention lies; the last
+ * three have patches and shortcuts. */
 static DsviVaeConfig config_of(int number)
 {
     DsviVaeConfig config = vae_case_config(2);
@@ -42,10 +43,25 @@ static DsviVaeConfig config_of(int number)
     }
     if (number == 4)
         config.levels = 1;
+    if (number >= 5) {
+        config.residual = true;
+        config.patch = number == 5 ? 1 : 2;
+    }
+    if (number == 6) {
+        const int64_t dim_mult[] = {1, 1, 2, 2};
+        config.levels = 4;
+        memcpy(config.dim_mult, dim_mult, sizeof dim_mult);
+        config.temporal_downsample[2] = true;
+        config.decoder_base_dim = 3;
+    }
+    if (number == 7) {
+        config.levels = 1;
+        config.num_res_blocks = 2;
+    }
     return config;
 }
 
-enum { CONFIGS = 5 };
+enum { CONFIGS = 8 };
 
 static int64_t draw(Rig *rig, int64_t least, int64_t most)
 {
@@ -69,8 +85,8 @@ static Video draw_video(Rig *rig)
 {
     Video v = {
         .frames = 1 + rig->temporal * draw(rig, 0, 5),
-        .height = rig->spatial * draw(rig, 1, 20 / rig->spatial),
-        .width = rig->spatial * draw(rig, 1, 8 / rig->spatial),
+        .height = rig->spatial * draw(rig, 1, rig->spatial > 8 ? 3 : 20 / rig->spatial),
+        .width = rig->spatial * draw(rig, 1, rig->spatial > 8 ? 1 : 8 / rig->spatial),
     };
     int64_t positions = (1 + (v.frames - 1) / rig->temporal) * (v.height / rig->spatial) *
                         (v.width / rig->spatial);

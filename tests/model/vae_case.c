@@ -15,6 +15,7 @@ DsviVaeConfig vae_case_config(int64_t base_dim)
         .levels = 3,
         .dim_mult = {1, 2, 2},
         .num_res_blocks = 1,
+        .patch = 1,
         .temporal_downsample = {false, true},
         .mean = {0.5, -0.25, 0},
         .std = {2, 1, 0.5},
@@ -59,6 +60,10 @@ void vae_case_write_config(const char *folder, const DsviVaeConfig *config)
     print_list(file, "attn_scales", values, scales);
     print_list(file, "latents_mean", config->mean, config->z_dim);
     print_list(file, "latents_std", config->std, config->z_dim);
+    fprintf(file,
+            ", \"is_residual\": %s, \"patch_size\": %lld, \"in_channels\": %lld, \"out_channels\": %lld",
+            config->residual ? "true" : "false", (long long)config->patch,
+            (long long)(3 * config->patch * config->patch), (long long)(3 * config->patch * config->patch));
     fprintf(file, ", \"temperal_downsample\": [");
     for (int64_t i = 0; i < config->levels - 1; i++)
         fprintf(file, "%s%s", i ? ", " : "", config->temporal_downsample[i] ? "true" : "false");
@@ -98,8 +103,11 @@ void vae_case_write(const char *folder, const DsviVaeConfig *config, bool origin
                                        sizeof *tensors);
     assert_non_null(tensors);
     for (int i = 0; i < 2; i++)
-        for (int64_t p = 0; p < halves[i].param_count; p++, count++)
-            tensors[count] = param_tensor(&halves[i].params[p], original, (uint32_t)count);
+        for (int64_t p = 0; p < halves[i].param_count; p++)
+            if (!halves[i].params[p].mean) {
+                tensors[count] = param_tensor(&halves[i].params[p], original, (uint32_t)count);
+                count++;
+            }
     snprintf(path, sizeof path, "%s/diffusion_pytorch_model.safetensors", folder);
     assert_ok(dsvi_safetensors_write(path, tensors, count, NULL, 0));
     for (size_t t = 0; t < count; t++)

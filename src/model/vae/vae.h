@@ -1,5 +1,5 @@
-/* The Wan 2.1 VAE: videos to latents and back. It computes what diffusers' AutoencoderKLWan computes with its
- * cached convolutions, whole or in pieces.
+/* The VAEs of Wan 2.1 and Wan 2.2: videos to latents and back. It computes what diffusers' AutoencoderKLWan
+ * computes with its cached convolutions, whole or in pieces.
  *
  * A video is processed in strips of rows from top to bottom, and each strip in chunks of frames. Every
  * convolution keeps the last rows of the strip above and the last frames of the chunk before, so nothing is
@@ -21,14 +21,16 @@ typedef struct DsviVaeConfig {
     int64_t base_dim, decoder_base_dim, z_dim;
     int64_t levels, dim_mult[DSVI_VAE_LEVELS_MAX];
     int64_t num_res_blocks;
+    int64_t
+        patch; /* squares of this many pixels become the channels of the first layer: 1, or 2 for Wan 2.2 */
+    bool residual; /* levels that change the size have a shortcut without weights: Wan 2.2 */
     bool attention[DSVI_VAE_LEVELS_MAX];              /* (levels) attention after each residual block of
                                                        * the encoder's level; published: none */
     bool temporal_downsample[DSVI_VAE_LEVELS_MAX];    /* (levels - 1) */
     double mean[DSVI_VAE_Z_MAX], std[DSVI_VAE_Z_MAX]; /* (z_dim) of the latents */
 } DsviVaeConfig;
 
-/* Reads config.json of a VAE. DSV_E_UNSUPPORTED names the key of an unsupported variant, such as the VAE of
- * Wan 2.2. */
+/* Reads config.json of a VAE. DSV_E_UNSUPPORTED names the key of an unsupported variant. */
 DsvStatus dsvi_vae_config_read(const char *path, DsviVaeConfig *out);
 
 /* Returns whether `path` is a folder with the config.json of an autoencoder, or a safetensors file with the
@@ -51,7 +53,7 @@ DsvStatus dsvi_vae_open(DsviBackend *backend, const char *path, const DsviVaeOpt
 void dsvi_vae_close(DsviVae **vae); /* *vae may be NULL and becomes NULL */
 const DsviVaeConfig *dsvi_vae_config(const DsviVae *vae);
 /* Factors by which a latent is smaller than its video, in frames (after the first) and in rows and columns:
- * 4 and 8 for the published VAE. */
+ * 4 and 8 for Wan 2.1, 4 and 16 for Wan 2.2. */
 void dsvi_vae_factors(const DsviVaeConfig *config, int64_t *temporal, int64_t *spatial);
 /* Fails with DSV_E_SHAPE and the nearest possible size unless the VAE takes videos of this size: 1 + temporal
  * k frames, and multiples of `spatial` rows and columns. */

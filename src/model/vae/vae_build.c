@@ -1,6 +1,7 @@
 /* Makes the stages of encoder and decoder from a configuration, with the names of all tensors. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "model/vae/vae_parts.h"
 
@@ -108,7 +109,36 @@ static void build_down(Builder *b, int64_t channels, bool temporal)
     build_conv(b, &stage->conv[0], "time_conv", "time_conv", 3);
 }
 
-static void build_up(Builder *b, int64_t channels, bool temporal)
+static DsviVaeStage *build_save(Builder *b, int64_t channels)
+{
+    return b->config->residual ? build_stage(b, DSVI_VAE_SAVE, channels, channels) : NULL;
+}
+
+/* Connects the stage `save` with the last stage; `save` may be NULL. */
+static void build_shortcut(Builder *b, DsviVaeStage *save)
+{
+    DsviVaeStage *last = &b->half->stages[b->half->count - 1];
+    if (save)
+        save->shortcut = last->shortcut = last - save;
+}
+
+/* Adds the mean of what `save` keeps over `time` frames and `space` rows and columns; `save` may be NULL. */
+static void build_mean(Builder *b, DsviVaeStage *save, int64_t out, int64_t time, int64_t space)
+{
+    if (!save)
+        return;
+    DsviVaeStage *stage = build_stage(b, DSVI_VAE_MEAN, out, out);
+    stage->conv[0] = (DsviVaeConv){
+        .in = save->in, .out = out, .kernel = {time, space, space}, .time_stride = time, .stride = space};
+    DsviVaeParam *param = build_param(b, "mean", "mean", "", &stage->conv[0].weight);
+    const int64_t shape[5] = {out, save->in, time, space, space};
+    param->kernel = param->mean = true;
+    param->ndim = 5;
+    memcpy(param->shape, shape, sizeof shape);
+    build_shortcut(b, save);
+}
+
+static void build_up(Builder *b, int64_t channels, int64_t out, bool temporal)
 {
     DsviVaeStage *stage;
     if (temporal) {
@@ -116,9 +146,9 @@ static void build_up(Builder *b, int64_t channels, bool temporal)
         stage->conv[0] = conv_of(channels, 2 * channels, 3, 1);
         build_conv(b, &stage->conv[0], "time_conv", "time_conv", 3);
     }
-    stage = build_stage(b, DSVI_VAE_CONV, channels, channels / 2);
+    stage = build_stage(b, DSVI_VAE_CONV, channels, out);
     stage->upscale = 2;
-    stage->conv[0] = conv_of(channels, channels / 2, 1, 3);
+    stage->conv[0] = conv_of(channels, out, 1, 3);
     build_conv(b, &stage->conv[0], "resample.1", "resample.1", 2);
 }
 
@@ -162,11 +192,41 @@ static void build_middle(Builder *b, int64_t channels)
     build_residual(b, channels, channels);
 }
 
-/* Both name schemes number the blocks of the encoder without regard to levels. */
-static void name_down(Builder *b)
+/* Writes diffusers' name of residual block `i` of a level with `blocks` of them, or of the change of size
+ * after the last. */
+static void name_level(char out[64], const char *levels, int64_t level, int64_t i, int64_t blocks,
+                       const char *size)
 {
+    if (i < blocks)
+        snprintf(out, 64, "%s.%lld.resnets.%lld", levels, (long long)level, (long long)i);
+    else
+        snprintf(out, 64, "%s.%lld.%s", levels, (long long)level, size);
+}
+
+/* Names block `i` of a level, or its change of size for i = num_res_blocks. Wan 2.1 numbers the blocks of the
+ * encoder without regard to levels, in both name schemes. */
+static void name_down(Builder *b, int64_t level, int64_t i)
+{
+    if (b->config->residual) {
+        name_level(b->prefix[0], "encoder.down_blocks", level, i, b->config->num_res_blocks, "downsampler");
+        snprintf(b->prefix[1], sizeof b->prefix[1], "encoder.downsamples.%lld.downsamples.%lld",
+                 (long long)level, (long long)i);
+        return;
+    }
     snprintf(b->prefix[0], sizeof b->prefix[0], "encoder.down_blocks.%lld", (long long)b->next);
     snprintf(b->prefix[1], sizeof b->prefix[1], "encoder.downsamples.%lld", (long long)b->next++);
+}
+
+/* Names block `i` of a level of the decoder, or its change of size for i = num_res_blocks + 1. */
+static void name_up(Builder *b, int64_t level, int64_t i)
+{
+    name_level(b->prefix[0], "decoder.up_blocks", level, i, b->config->num_res_blocks + 1,
+               b->config->residual ? "upsampler" : "upsamplers.0");
+    if (b->config->residual)
+        snprintf(b->prefix[1], sizeof b->prefix[1], "decoder.upsamples.%lld.upsamples.%lld", (long long)level,
+                 (long long)i);
+    else
+        snprintf(b->prefix[1], sizeof b->prefix[1], "decoder.upsamples.%lld", (long long)b->next++);
 }
 
 static void build_encoder(Builder *b)
@@ -174,23 +234,27 @@ static void build_encoder(Builder *b)
     const DsviVaeConfig *config = b->config;
     int64_t in = config->base_dim, last_down = 0, attention = -1;
     name_part(b, "conv_in", "conv1");
-    build_single(b, COLOURS, in, 3);
+    build_single(b, COLOURS * config->patch * config->patch, in, 3);
     for (int64_t level = 0; level < config->levels; level++) {
         int64_t out = config->base_dim * config->dim_mult[level];
+        DsviVaeStage *save = build_save(b, in);
         for (int64_t i = 0; i < config->num_res_blocks; i++) {
-            name_down(b);
+            name_down(b, level, i);
             build_residual(b, in, out);
             in = out;
             if (!config->attention[level])
                 continue;
             attention = attention < 0 ? b->half->count : attention;
-            name_down(b);
+            name_down(b, level, i);
             build_attention(b, out);
         }
-        if (level == config->levels - 1)
+        if (level == config->levels - 1) {
+            build_mean(b, save, out, 1, 1);
             break;
-        name_down(b);
+        }
+        name_down(b, level, config->num_res_blocks);
         build_down(b, out, config->temporal_downsample[level]);
+        build_mean(b, save, out, config->temporal_downsample[level] ? 2 : 1, 2);
         last_down = b->half->count - 1;
     }
     b->half->split = attention >= 0 && attention <= last_down ? attention : last_down + 1;
@@ -211,30 +275,30 @@ static void build_decoder(Builder *b)
     build_middle(b, in);
     for (int64_t level = 0; level < levels; level++) {
         int64_t out = config->decoder_base_dim * config->dim_mult[levels - 1 - level];
+        split = split || !config->residual || levels == 1 ? split : b->half->count;
+        DsviVaeStage *save = level < levels - 1 ? build_save(b, in) : NULL;
         for (int64_t i = 0; i <= config->num_res_blocks; i++) {
-            snprintf(b->prefix[0], sizeof b->prefix[0], "decoder.up_blocks.%lld.resnets.%lld",
-                     (long long)level, (long long)i);
-            snprintf(b->prefix[1], sizeof b->prefix[1], "decoder.upsamples.%lld", (long long)b->next++);
+            name_up(b, level, i);
             build_residual(b, in, out);
             in = out;
         }
         if (level == levels - 1)
             break;
         split = split ? split : b->half->count;
-        snprintf(b->prefix[0], sizeof b->prefix[0], "decoder.up_blocks.%lld.upsamplers.0", (long long)level);
-        snprintf(b->prefix[1], sizeof b->prefix[1], "decoder.upsamples.%lld", (long long)b->next++);
-        build_up(b, out, config->temporal_downsample[levels - 2 - level]);
-        in = out / 2;
+        name_up(b, level, config->num_res_blocks + 1);
+        in = config->residual ? out : out / 2;
+        build_up(b, out, in, config->temporal_downsample[levels - 2 - level]);
+        build_shortcut(b, save);
     }
     b->half->split = split ? split : b->half->count;
-    build_head(b, in, COLOURS);
+    build_head(b, in, COLOURS * config->patch * config->patch);
 }
 
 DsvStatus dsvi_vae_half_make(const DsviVaeConfig *config, bool decode, DsviVaeHalf *out)
 {
-    /* per level: residual blocks with attention, one more residual block, two stages that change the size;
-     * besides: two single convolutions, three stages of the middle, the head */
-    size_t most = (size_t)(config->levels * (2 * config->num_res_blocks + 3) + 6);
+    /* per level: residual blocks with attention, one more residual block, two stages that change the size,
+     * two of the shortcut; besides: two single convolutions, three stages of the middle, the head */
+    size_t most = (size_t)(config->levels * (2 * config->num_res_blocks + 5) + 6);
     Builder builder = {.config = config, .half = out, .side = decode ? "decoder" : "encoder"};
     *out = (DsviVaeHalf){.stages = calloc(most, sizeof *out->stages),
                          .params = calloc(most * PARAMS_PER_STAGE, sizeof *out->params)};

@@ -21,7 +21,7 @@ typedef struct Pieces {
 
 typedef struct Chooser {
     DsviVaeLayout *layout;
-    int64_t spatial, latent_frames, latent_height;
+    int64_t patch, spatial, latent_frames, latent_height;
     uint64_t limit;     /* 0: none */
     size_t workspace;   /* that the last measured candidate needed */
     Pieces *candidates; /* (count) */
@@ -98,7 +98,7 @@ static DsvStatus list_candidates(Chooser *c)
 /* Divides the pass in strips; returns its bytes without the workspace of convolutions. */
 static size_t strips_bytes(Chooser *c, const Pieces *pieces)
 {
-    dsvi_vae_pass_divide(&c->layout->strips, pieces->rows * c->spatial, pieces->frames);
+    dsvi_vae_pass_divide(&c->layout->strips, pieces->rows * c->spatial / c->patch, pieces->frames);
     return pass_bytes(c->layout, &c->layout->strips);
 }
 
@@ -161,7 +161,8 @@ static DsvStatus choose_whole(Chooser *c, uint64_t *bytes)
 static DsvStatus make_passes(Chooser *c, DsviDtype act, const DsviVaeHalf *half, int64_t temporal)
 {
     DsviVaeLayout *layout = c->layout;
-    DsviVaeBound video = {3, layout->height, layout->width, temporal};
+    DsviVaeBound video = {3 * c->patch * c->patch, layout->height / c->patch, layout->width / c->patch,
+                          temporal};
     DsviVaeBound latents = {half->stages[0].in, c->latent_height, layout->width / c->spatial, 1};
     int64_t rest = half->count - half->split;
     DsviVaePass *first = layout->decode ? &layout->whole : &layout->strips;
@@ -173,8 +174,10 @@ static DsvStatus make_passes(Chooser *c, DsviDtype act, const DsviVaeHalf *half,
     layout->between_bytes = (size_t)(dsvi_vae_frames_before(first, first->count, c->latent_frames) *
                                      between.height * between.width * between.channels) *
                             dsvi_dtype_size(act);
-    return dsvi_vae_pass_make(layout->backend, act, half->stages + half->split, rest, between,
-                              c->latent_frames, layout->decode, !layout->decode, second);
+    DSVI_TRY(dsvi_vae_pass_make(layout->backend, act, half->stages + half->split, rest, between,
+                                c->latent_frames, layout->decode, !layout->decode, second));
+    layout->strips.patch = c->patch;
+    return DSV_OK;
 }
 
 DsvStatus dsvi_vae_layout_make(DsviBackend *backend, DsviDtype act, const DsviVaeConfig *config,
@@ -190,6 +193,7 @@ DsvStatus dsvi_vae_layout_make(DsviBackend *backend, DsviDtype act, const DsviVa
     dsvi_vae_factors(config, &temporal, &spatial);
     Chooser c = {
         .layout = out,
+        .patch = config->patch,
         .spatial = spatial,
         .latent_frames = 1 + (frames - 1) / temporal,
         .latent_height = height / spatial,

@@ -162,6 +162,7 @@ DsvStatus dsvi_vae_pass_make(DsviBackend *backend, DsviDtype act, const DsviVaeS
         .from_output = decode,
         .from_host = decode == whole,
         .to_host = decode != whole,
+        .patch = 1,
         .latent_frames = latent_frames,
         .bounds = calloc(n + 1, sizeof *out->bounds),
         .steps = calloc(n, sizeof *out->steps),
@@ -198,7 +199,8 @@ void dsvi_vae_pass_free(DsviVaePass *pass)
 
 bool dsvi_vae_in_place(const DsviVaeStage *stage)
 {
-    return stage->kind == DSVI_VAE_ATTENTION || (stage->kind == DSVI_VAE_RESIDUAL && stage->conv[2].out == 0);
+    return stage->kind == DSVI_VAE_ATTENTION || stage->kind == DSVI_VAE_SAVE ||
+           stage->kind == DSVI_VAE_MEAN || (stage->kind == DSVI_VAE_RESIDUAL && stage->conv[2].out == 0);
 }
 
 /* Sets how many rows and frames a block needs before its new ones: those that the next stage keeps, and where
@@ -227,9 +229,10 @@ void dsvi_vae_pass_divide(DsviVaePass *pass, int64_t strip_rows, int64_t chunk_f
     memset(pass->most_rows, 0, (size_t)(pass->count + 1) * sizeof *pass->most_rows);
     pass_reset_rows(pass);
     for (int64_t i = 0; i < pass->count; i++)
-        pass->steps[i].mid_rows = 0;
+        pass->steps[i].mid_rows = pass->steps[i].saved.keep = 0;
     for (int64_t s = 0; s < dsvi_vae_strips(pass); s++) {
         pass_set_rows(pass, s);
+        dsvi_vae_shortcuts_raise(pass);
         for (int64_t b = 0; b <= pass->count; b++)
             pass->most_rows[b] = larger(pass->most_rows[b], pass->blocks[b].hi - pass->blocks[b].lo);
         for (int64_t i = 0; i < pass->count; i++)
@@ -319,6 +322,7 @@ typedef struct Transfer {
     float *host, *staging;
     const DsviVaeBound *bound;
     const DsviVaeBlock *block;
+    int64_t patch;
     int64_t first, total; /* first frame; frames of the video */
     bool to_host;
 } Transfer;
@@ -327,12 +331,13 @@ static void transfer_planes(void *context, int64_t begin, int64_t end, int worke
 {
     const Transfer *t = context;
     const DsviVaeBlock *block = t->block;
-    int64_t plane = (block->hi - block->lo) * block->width;
+    int64_t width = block->width * t->patch, height = t->bound->height * t->patch;
+    int64_t plane = (block->hi - block->lo) * t->patch * width;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         int64_t channel = i / block->frames, frame = t->first + i % block->frames;
         float *staging = t->staging + i * plane;
-        float *host = t->host + ((channel * t->total + frame) * t->bound->height + block->lo) * block->width;
+        float *host = t->host + ((channel * t->total + frame) * height + block->lo * t->patch) * width;
         memcpy(t->to_host ? host : staging, t->to_host ? staging : host, (size_t)plane * sizeof(float));
     }
 }
@@ -347,32 +352,61 @@ static void transfer(DsviVaePass *pass, int64_t b, float *host, const DsviVaeBlo
         .staging = pass->host_staging,
         .bound = &pass->bounds[b],
         .block = block,
+        .patch = pass->patch,
         .first = first,
         .total = dsvi_vae_frames_before(pass, b, pass->latent_frames),
         .to_host = to_host,
     };
-    dsvi_parallel_for(block->channels * block->frames, 1, transfer_planes, &t);
+    dsvi_parallel_for(block->channels / (pass->patch * pass->patch) * block->frames, 1, transfer_planes, &t);
+}
+
+/* Moves a block to or from the staging memory, one pixel of all patches at a time. */
+static DsvStatus staging_move(DsviVaePass *pass, const DsviVaeBlock *block, double limit, bool from_block)
+{
+    int64_t p = pass->patch, rows = block->hi - block->lo, width = p * block->width;
+    int64_t plane = p * rows * width, element = (int64_t)dsvi_dtype_size(pass->act);
+    for (int64_t k = 0; k < p * p; k++) {
+        int64_t column = k / p, row = k % p;
+        DsviFrames inside = {
+            (char *)block->data + k * element, pass->act, block->frame, block->row, block->channels, p * p};
+        DsviFrames outside = {(float *)pass->staging + row * width + column,
+                              DSVI_F32,
+                              plane,
+                              p * width,
+                              p,
+                              block->frames * plane};
+        DsviFramesMoveArgs args = {
+            .frames = block->frames,
+            .height = rows,
+            .width = block->width,
+            .channels = block->channels / (p * p),
+            .upscale = 1,
+            .acc = DSVI_F32,
+            .limit = limit,
+            .x = from_block ? inside : outside,
+            .y = from_block ? outside : inside,
+        };
+        DSVI_TRY(pass->backend->ops.frames_move.run(pass->backend->device->stream, &args));
+    }
+    return DSV_OK;
 }
 
 /* Moves the current piece of boundary b between its block and the staging memory or the tensor of an end. */
 static DsvStatus end_move(DsviVaePass *pass, int64_t b, const DsviVaeEnd *end, int64_t first, bool from_block)
 {
     const DsviVaeBlock *block = &pass->blocks[b];
-    int64_t rows = block->hi - block->lo, plane = rows * block->width, channels = block->channels;
+    int64_t rows = block->hi - block->lo, channels = block->channels;
     DsviFrames inside = {block->data, pass->act, block->frame, block->row, channels, 1};
-    DsviFrames outside;
-    if (end->host) {
-        outside = (DsviFrames){pass->staging, DSVI_F32, plane, block->width, 1, block->frames * plane};
-    } else {
-        int64_t row = block->width * channels, frame = pass->bounds[b].height * row;
-        outside = (DsviFrames){(char *)end->tensor +
-                                   (first * frame + block->lo * row) * (int64_t)dsvi_dtype_size(pass->act),
-                               pass->act,
-                               frame,
-                               row,
-                               channels,
-                               1};
-    }
+    if (end->host)
+        return staging_move(pass, block, end->limit, from_block);
+    int64_t row = block->width * channels, frame = pass->bounds[b].height * row;
+    DsviFrames outside = {(char *)end->tensor +
+                              (first * frame + block->lo * row) * (int64_t)dsvi_dtype_size(pass->act),
+                          pass->act,
+                          frame,
+                          row,
+                          channels,
+                          1};
     DsviFramesMoveArgs args = {
         .frames = block->frames,
         .height = rows,

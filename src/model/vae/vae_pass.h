@@ -26,7 +26,8 @@ enum { DSVI_VAE_ROWS_KEPT = 2, DSVI_VAE_FRAMES_KEPT = 2 };
 
 /* Where the data of a pass come from or go to. */
 typedef struct DsviVaeEnd {
-    float *host;  /* (C, T, H, W) F32, or NULL */
+    float *host;  /* (C, T, H, W) F32, or NULL. With patches of p x p pixels (C / p^2, T, p H, p W): channel
+                   * c p^2 + j p + i of the boundary is colour c of a patch's row i and column j */
     void *tensor; /* (T, H, W, C) act, device; if host is NULL */
     double limit; /* limits the values to [-limit, limit]; 0: no limit */
 } DsviVaeEnd;
@@ -53,11 +54,19 @@ typedef struct DsviVaeEdge {
     int64_t held;   /* frames that are in `frames` */
 } DsviVaeEdge;
 
+/* The input of a level that a stage DSVI_VAE_SAVE keeps. */
+typedef struct DsviVaeSaved {
+    int64_t keep; /* most rows of strips above that the shortcut still reads */
+    void *piece;  /* (frames of a chunk, keep + rows of a strip, W, C) act */
+    void *rows;   /* (frames of the video, keep, W, C) act; NULL if keep is 0 */
+} DsviVaeSaved;
+
 /* What a stage keeps between pieces, and what it uses during one. */
 typedef struct DsviVaeStep {
     int64_t mid_lo, mid_hi;       /* rows between the two convolutions of a residual block */
     int64_t mid_rows;             /* most of them in any strip */
     DsviVaeEdge input, middle[2]; /* of the stage's input; of what conv[0] and conv[1] read after the norm */
+    DsviVaeSaved saved;
     void *scratch[3];
 } DsviVaeStep;
 
@@ -73,6 +82,7 @@ typedef struct DsviVaePass {
     int64_t count;
     bool from_output;        /* strips have equal heights at the output, not at the input */
     bool from_host, to_host; /* source and target are host memory */
+    int64_t patch;           /* pixels of host memory per row and column of a boundary; 1: no patches */
     int64_t latent_frames;   /* of the video */
     int64_t strip_rows;      /* rows of a strip at the end where strips are equal */
     int64_t chunk_frames;    /* latent frames of a chunk */
@@ -113,7 +123,7 @@ DsvStatus dsvi_vae_pass_measure(DsviVaePass *pass);
 /* Runs all pieces. Returns when `target` is complete. */
 DsvStatus dsvi_vae_pass_run(DsviVaePass *pass, DsviVaeEnd source, DsviVaeEnd target);
 
-/* The rest is for vae_pass.c and vae_stage.c. */
+/* The rest is for vae_pass.c, vae_stage.c and vae_shortcut.c. */
 
 /* Rows of output that the first `in` rows of input suffice for, and rows of input that the first `out` rows
  * of output need. *mid: the same between the convolutions of a residual block. */
@@ -136,6 +146,17 @@ DsvStatus dsvi_vae_stage_run(DsviVaePass *pass, int64_t i, DsviVaeChunk chunk);
 /* Attention over the whole frames of a block, in place. `scratch`: as dsvi_vae_attention_carve took it. */
 void dsvi_vae_attention_carve(const DsviVaePass *pass, int64_t i, DsviArena *arena);
 DsvStatus dsvi_vae_attention_run(DsviVaePass *pass, int64_t i);
+/* Sets saved.keep of all stages to what the current strip needs, if this is more. */
+void dsvi_vae_shortcuts_raise(DsviVaePass *pass);
+void dsvi_vae_saved_carve(DsviVaePass *pass, int64_t i, DsviArena *arena);
+/* Keeps the input of stage i, a DSVI_VAE_SAVE. `first`: number of the block's first frame. */
+DsvStatus dsvi_vae_save(DsviVaePass *pass, int64_t i, int64_t first);
+/* Adds the mean of the saved input: stage i, a DSVI_VAE_MEAN. */
+DsvStatus dsvi_vae_add_mean(DsviVaePass *pass, int64_t i);
+/* Writes the repeated elements of the saved input to the output of stage i, an enlarging DSVI_VAE_CONV. */
+DsvStatus dsvi_vae_repeat_saved(DsviVaePass *pass, int64_t i, DsviVaeChunk chunk);
+/* Copies the frames and rows of x to y, enlarged `upscale` times. */
+DsvStatus dsvi_vae_move(DsviVaePass *pass, const DsviVaeBlock *x, int64_t upscale, const DsviVaeBlock *y);
 /* y = conv(x) (+ y if `add`) for rows [y->lo, y->hi). x has `above` rows before row lo and `before` frames
  * before frame 0. */
 DsvStatus dsvi_vae_conv(DsviVaePass *pass, const DsviVaeConv *conv, const DsviVaeBlock *x, int64_t above,

@@ -25,8 +25,7 @@ DsviVaeBlock dsvi_vae_block_from(const DsviVaePass *pass, const DsviVaeBlock *bl
     return out;
 }
 
-/* Copies the frames and rows of x to y, enlarged `upscale` times. */
-static DsvStatus stage_move(DsviVaePass *pass, const DsviVaeBlock *x, int64_t upscale, const DsviVaeBlock *y)
+DsvStatus dsvi_vae_move(DsviVaePass *pass, const DsviVaeBlock *x, int64_t upscale, const DsviVaeBlock *y)
 {
     DsviFramesMoveArgs args = {
         .frames = x->frames,
@@ -74,7 +73,9 @@ DsvStatus dsvi_vae_conv(DsviVaePass *pass, const DsviVaeConv *conv, const DsviVa
     int64_t row_pad = larger_of(first - needed, 0);
     DsviVaeBlock from = dsvi_vae_block_from(pass, x, -before, larger_of(needed - first, 0) - above);
     DsviVaeBlock to = *y;
-    bool causal = conv->time_stride == 1;
+    /* zeros for the frames that the first output reads before the video; frames are always complete at the
+     * end */
+    int64_t frame_pad = (to.frames - 1) * conv->time_stride + conv->kernel[0] - from.frames;
     DSVI_ASSERT(row_pad <= conv->pad);
     DsviConvArgs args = {
         .frames = from.frames,
@@ -87,8 +88,7 @@ DsvStatus dsvi_vae_conv(DsviVaePass *pass, const DsviVaeConv *conv, const DsviVa
         .out_channels = conv->out,
         .kernel = {conv->kernel[0], conv->kernel[1], conv->kernel[2]},
         .stride = {conv->time_stride, conv->stride, conv->stride},
-        .pad = {causal ? conv->kernel[0] - 1 - smaller_of(before, conv->kernel[0] - 1) : 0, row_pad,
-                conv->pad},
+        .pad = {larger_of(frame_pad, 0), row_pad, conv->pad},
         .act = pass->act,
         .acc = DSVI_F32,
         .x = from.data,
@@ -139,11 +139,11 @@ static DsvStatus edge_swap_rows(DsviVaePass *pass, const DsviVaeEdge *edge, cons
     };
     kept = dsvi_vae_block_from(pass, &kept, first, 0);
     DsviVaeBlock to = dsvi_vae_block_from(pass, block, 0, -above);
-    DSVI_TRY(stage_move(pass, &kept, 1, &to));
+    DSVI_TRY(dsvi_vae_move(pass, &kept, 1, &to));
     if (block->lo == block->hi)
         return DSV_OK;
     DsviVaeBlock from = dsvi_vae_block_from(pass, block, 0, block->hi - below - block->lo);
-    return stage_move(pass, &from, 1, &kept);
+    return dsvi_vae_move(pass, &from, 1, &kept);
 }
 
 /* Puts the kept frames before a block that has `above` rows more than its new ones, and keeps its last frames
@@ -166,11 +166,11 @@ static DsvStatus edge_swap_frames(DsviVaePass *pass, DsviVaeEdge *edge, const Ds
     if (!edge->frames && !pass->measuring)
         return DSV_OK;
     DsviVaeBlock to = dsvi_vae_block_from(pass, block, -edge->held, -above);
-    DSVI_TRY(stage_move(pass, &kept, 1, &to));
+    DSVI_TRY(dsvi_vae_move(pass, &kept, 1, &to));
     keep = smaller_of(edge->keep, edge->held + block->frames);
     DsviVaeBlock from = dsvi_vae_block_from(pass, block, block->frames - keep, -above);
     edge->held = keep;
-    return stage_move(pass, &from, 1, &kept);
+    return dsvi_vae_move(pass, &from, 1, &kept);
 }
 
 static int64_t rows_slack(const DsviVaePass *pass)
@@ -219,7 +219,9 @@ void dsvi_vae_stage_carve_edges(DsviVaePass *pass, int64_t i, DsviArena *arena)
     case DSVI_VAE_TIME_UP:
         edge_carve(pass, i, stage->in, false, rows, conv->kernel[0] - 1, arena, &step->input);
         break;
-    case DSVI_VAE_ATTENTION: break;
+    case DSVI_VAE_SAVE: dsvi_vae_saved_carve(pass, i, arena); break;
+    case DSVI_VAE_ATTENTION:
+    case DSVI_VAE_MEAN: break;
     }
 }
 
@@ -315,13 +317,13 @@ static DsvStatus run_enlarged(DsviVaePass *pass, int64_t i, int64_t above)
             .width = u * x.width,
             .channels = x.channels,
         };
-        DSVI_TRY(stage_move(pass, &x, u, &large));
-        DSVI_TRY(dsvi_vae_conv(pass, &stage->conv[0], &large, 0, 0, &y, false));
+        DSVI_TRY(dsvi_vae_move(pass, &x, u, &large));
+        DSVI_TRY(dsvi_vae_conv(pass, &stage->conv[0], &large, 0, 0, &y, stage->shortcut > 0));
     }
     return DSV_OK;
 }
 
-static DsvStatus run_conv(DsviVaePass *pass, int64_t i, int64_t first)
+static DsvStatus run_conv(DsviVaePass *pass, int64_t i, DsviVaeChunk chunk, int64_t first)
 {
     const DsviVaeStage *stage = &pass->stages[i];
     const DsviVaeConv *conv = &stage->conv[0];
@@ -339,6 +341,8 @@ static DsvStatus run_conv(DsviVaePass *pass, int64_t i, int64_t first)
         DSVI_TRY(edge_swap_rows(pass, edge, &x, first));
     if (conv->kernel[0] > 1)
         DSVI_TRY(edge_swap_frames(pass, edge, &x, above, &before));
+    if (stage->shortcut > 0)
+        DSVI_TRY(dsvi_vae_repeat_saved(pass, i, chunk));
     if (stage->upscale > 1)
         return run_enlarged(pass, i, above);
     return dsvi_vae_conv(pass, conv, &x, above, before, &pass->blocks[i + 1], false);
@@ -352,7 +356,7 @@ static DsvStatus pass_first_frame(DsviVaePass *pass, DsviVaeChunk chunk, DsviVae
         return DSV_OK;
     DsviVaeBlock one = *x;
     one.frames = 1;
-    DSVI_TRY(stage_move(pass, &one, 1, y));
+    DSVI_TRY(dsvi_vae_move(pass, &one, 1, y));
     *x = dsvi_vae_block_from(pass, x, 1, 0);
     *y = dsvi_vae_block_from(pass, y, 1, 0);
     return DSV_OK;
@@ -394,11 +398,13 @@ DsvStatus dsvi_vae_stage_run(DsviVaePass *pass, int64_t i, DsviVaeChunk chunk)
 {
     int64_t first = dsvi_vae_frames_before(pass, i, chunk.from);
     switch (pass->stages[i].kind) {
-    case DSVI_VAE_CONV: return run_conv(pass, i, first);
+    case DSVI_VAE_CONV: return run_conv(pass, i, chunk, first);
     case DSVI_VAE_RESIDUAL: return run_residual(pass, i, first);
     case DSVI_VAE_ATTENTION: return dsvi_vae_attention_run(pass, i);
     case DSVI_VAE_TIME_DOWN: return run_time_down(pass, i, chunk);
     case DSVI_VAE_TIME_UP: return run_time_up(pass, i, chunk);
+    case DSVI_VAE_SAVE: return dsvi_vae_save(pass, i, first);
+    case DSVI_VAE_MEAN: return dsvi_vae_add_mean(pass, i);
     }
     return DSV_OK;
 }

@@ -19,6 +19,8 @@ DsvStatus dsvi_vae_half_check(const DsviVaeHalf *half, DsviTensorSet *set)
         const DsviVaeParam *param = &half->params[i];
         const char *const names[] = {param->name[0], param->name[1], NULL};
         const DsviStoredTensor *tensor;
+        if (param->mean)
+            continue;
         DSVI_TRY(dsvi_tensor_set_take(set, names, param->ndim, param->shape, &tensor));
     }
     return DSV_OK;
@@ -51,16 +53,33 @@ static void reorder_kernel(const DsviVaeParam *param, const float *from, float *
                 to[(o * taps + k) * in + i] = from[(o * in + i) * taps + k];
 }
 
+/* Makes the kernel (out, in, taps) of a mean: output o is the mean of the o-th of `out` equal groups of (in,
+ * taps). */
+static void make_mean(const DsviVaeParam *param, float *to)
+{
+    int64_t out = param->shape[0], inputs = param_elements(param) / out, group = inputs / out;
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t k = 0; k < inputs; k++)
+            to[o * inputs + k] = k / group == o ? 1 / (float)group : 0;
+}
+
+static void read_param(const DsviVaeParam *param, DsviTensorSet *set, float *to)
+{
+    const char *const names[] = {param->name[0], param->name[1], NULL};
+    if (param->mean)
+        make_mean(param, to);
+    else
+        dsvi_tensor_set_read(set, dsvi_tensor_set_find(set, names), 0, param_elements(param), DSVI_F32, to);
+}
+
 /* `stored` and `ready`: each with room for the largest tensor. */
 static DsvStatus load_param(DsviDevice *device, const DsviVaeParam *param, DsviTensorSet *set, DsviDtype act,
                             float *stored, float *ready)
 {
-    const char *const names[] = {param->name[0], param->name[1], NULL};
-    const DsviStoredTensor *tensor = dsvi_tensor_set_find(set, names);
     DsviDtype dtype = param->kernel ? act : DSVI_F32;
     int64_t count = param_elements(param);
     const void *source = stored;
-    dsvi_tensor_set_read(set, tensor, 0, count, DSVI_F32, stored);
+    read_param(param, set, stored);
     if (param->kernel) {
         reorder_kernel(param, stored, ready);
         source = ready;
