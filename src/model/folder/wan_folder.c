@@ -171,7 +171,6 @@ DsvStatus dsvi_wan_folder_find(const char *path, const DsvConfig *settings, Dsvi
     if (settings)
         DSVI_TRY(apply_options(out, settings)); /* a part that is known is not searched for */
     DSVI_TRY(dsvi_path_is_folder(out->path) ? find_of_folder(out) : find_of_file(out));
-    DSVI_TRY(dsvi_wan_configs_check(out));
     if (!out->part[DSVI_WAN_TOKENIZER][0] && out->part[DSVI_WAN_TEXT_ENCODER][0] &&
         !dsvi_path_is_folder(out->part[DSVI_WAN_TEXT_ENCODER]))
         snprintf(out->part[DSVI_WAN_TOKENIZER], DSVI_PATH_MAX, "%s", out->part[DSVI_WAN_TEXT_ENCODER]);
@@ -228,7 +227,7 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
 
 DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out)
 {
-    enum { PUBLISHED_CHANNELS = 16 };
+    enum { PUBLISHED_CHANNELS = 16, WAN22_CHANNELS = 48 };
     char config[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
     const char *transformer = folder->part[DSVI_WAN_TRANSFORMER];
     DSVI_TRY(dsvi_wan_folder_check(folder));
@@ -237,11 +236,10 @@ DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out
     DSVI_TRY(dsvi_path_join(config, whole ? transformer : parent, "config.json"));
     DSVI_TRY(dsvi_path_exists(config) ? dsvi_dit_config_read(config, out)
                                       : dsvi_weights_config(transformer, out));
-    if (out->in_channels == PUBLISHED_CHANNELS)
+    if (out->in_channels == PUBLISHED_CHANNELS || out->in_channels == WAN22_CHANNELS)
         return DSV_OK;
     return DSVI_FAIL(
         DSV_E_UNSUPPORTED,
-        "%s: the transformer has %lld latent channels, expected 16: dsv supports the models of Wan 2.1, "
-        "not TI2V-5B of Wan 2.2, which has 48",
+        "%s: the transformer has %lld latent channels, expected 16, or 48 as in TI2V-5B of Wan 2.2",
         transformer, (long long)out->in_channels);
 }

@@ -67,8 +67,6 @@ static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
 {
     char phrase[WHERE_BYTES];
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "_class_name"));
-    if (wan_key_is_set(object, "expand_timesteps"))
-        dsvi_wan_refuse(folder, "model_index.json: expand_timesteps is set", "the Wan 2.2 model TI2V-5B");
     for (size_t i = 0; name && i < sizeof PIPELINES / sizeof *PIPELINES; i++)
         if (strcmp(name, PIPELINES[i][0]) == 0)
             dsvi_wan_refuse(folder, "model_index.json: _class_name", PIPELINES[i][1]);
@@ -98,40 +96,6 @@ DsvStatus dsvi_wan_index_read(DsviWanFolder *folder)
     DSVI_TRY(dsvi_path_join(path, folder->path, "model_index.json"));
     DSVI_TRY(wan_read_json(path, &object));
     refuse_by_index(folder, object);
-    cJSON_Delete(object);
-    return DSV_OK;
-}
-
-/* Reads config.json of a part that is a folder. *out is NULL if the part has none. */
-static DsvStatus read_part_config(const DsviWanFolder *folder, DsviWanPart part, cJSON **out)
-{
-    char path[DSVI_PATH_MAX];
-    *out = NULL;
-    if (!folder->part[part][0] || !dsvi_path_is_folder(folder->part[part]))
-        return DSV_OK;
-    DSVI_TRY(dsvi_path_join(path, folder->part[part], "config.json"));
-    return dsvi_path_exists(path) ? wan_read_json(path, out) : DSV_OK;
-}
-
-static double wan_number(const cJSON *object, const char *key)
-{
-    return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(object, key));
-}
-
-DsvStatus dsvi_wan_configs_check(DsviWanFolder *folder)
-{
-    enum { CHANNELS_5B = 48 };
-    cJSON *object;
-    DSVI_TRY(read_part_config(folder, DSVI_WAN_TRANSFORMER, &object));
-    if (wan_number(object, "in_channels") == CHANNELS_5B || wan_number(object, "in_dim") == CHANNELS_5B)
-        dsvi_wan_refuse(folder, "the transformer's config.json: 48 latent channels",
-                        "the Wan 2.2 model TI2V-5B");
-    cJSON_Delete(object);
-    DSVI_TRY(read_part_config(folder, DSVI_WAN_VAE, &object));
-    if (wan_number(object, "z_dim") == CHANNELS_5B ||
-        cJSON_IsTrue(cJSON_GetObjectItem(object, "is_residual")))
-        dsvi_wan_refuse(folder, "the VAE's config.json: 48 latent channels or is_residual",
-                        "the VAE of Wan 2.2");
     cJSON_Delete(object);
     return DSV_OK;
 }

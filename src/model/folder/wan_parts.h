@@ -16,9 +16,6 @@ void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *varia
 /* Reads model_index.json of folder->path: records refusals for unsupported pipelines, and for parts of
  * classes that dsv does not implement. */
 DsvStatus dsvi_wan_index_read(DsviWanFolder *folder);
-/* Records a refusal if config.json of the transformer or of the VAE, where they have one, describes a
- * supported class but an unsupported model: 48 latent channels. */
-DsvStatus dsvi_wan_configs_check(DsviWanFolder *folder);
 
 /* Looks in `folder` for safetensors files that hold the part, by their tensors, and stores the path of the
  * file in out->part[part]. If several files hold the part, those whose names contain `preferred` (in any

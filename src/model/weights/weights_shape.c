@@ -111,8 +111,8 @@ static DsvStatus config_from_sizes(const Sizes *sizes, const char *path, DsviDit
     if (out->in_channels != PUBLISHED_CHANNELS)
         return DSVI_FAIL(
             DSV_E_UNSUPPORTED,
-            "%s: %lld latent channels, expected 16 as in Wan 2.1 (TI2V-5B of Wan 2.2, with 48, is not "
-            "supported); for another model put its config.json beside the file",
+            "%s: %lld latent channels, expected 16 as in Wan 2.1; for another model, such as TI2V-5B of Wan "
+            "2.2, put its config.json beside the file",
             path, (long long)out->in_channels);
     return dsvi_dit_config_check(out, path);
 }
