@@ -88,12 +88,15 @@ static int compare_pieces(const void *a, const void *b)
     return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* Fails if an added token has another id than the piece of the same text. */
+/* Fails if an added token is not whole characters, after which the rest of a text would begin inside one, or
+ * has another id than the piece of the same text. */
 static DsvStatus check_added(const DsviVocabulary *vocabulary)
 {
     for (int64_t i = 0; i < vocabulary->added_count; i++) {
         const DsviAddedToken *token = &vocabulary->added[i];
         const DsviPiece *piece = dsvi_vocabulary_find(vocabulary, token->text, token->bytes);
+        if (!dsvi_utf8_valid(token->text, token->bytes))
+            return DSVI_FAIL(DSV_E_FORMAT, "the text of added token %d is not valid UTF-8", token->id);
         if (piece && piece->id != token->id)
             return DSVI_FAIL(DSV_E_FORMAT, "added token %s has id %d, expected %d, the id of its piece",
                              token->text, token->id, piece->id);

@@ -390,6 +390,8 @@ def tokenizer_json_seeds():
     yield "bad_score", tokenizer(model=UNIGRAM | {"vocab": [["a", "b"]]})
     yield "bad_type", tokenizer(model=UNIGRAM | {"type": "BPE"})
     yield "bad_depth", '{"model":' + "[" * 2000
+    cut = tokenizer(added_tokens=[ADDED, {"id": 6, "content": "aaX"}]).encode()
+    yield "bad_added", cut.replace(b"aaX", b"aa\xe2")  # cuts the text's next character
 
 
 def tokenizer_spiece_seeds():

@@ -70,6 +70,7 @@ static void test_json(void **state)
         {WITH_ADDED("[3]"), "added_tokens[0].content", DSV_E_FORMAT},
         {WITH_ADDED("[{\"content\":\"x\"}]"), "added_tokens[0].id", DSV_E_FORMAT},
         {WITH_ADDED("[{\"content\":\"x\",\"id\":-1}]"), "added_tokens[0].id", DSV_E_FORMAT},
+        {WITH_ADDED("[{\"content\":\"a\xe2\",\"id\":1}]"), "added token 1 is not valid UTF-8", DSV_E_FORMAT},
         {WITH_ADDED("[{\"content\":\"x\",\"id\":7,\"single_word\":true}]"), "single_word", DSV_E_UNSUPPORTED},
         {WITH_ADDED("[{\"content\":\"</s>\",\"id\":7}]"), "</s> has id 7, expected 1", DSV_E_FORMAT},
         {WITH_SPLIT("null"), "pre_tokenizer", DSV_E_UNSUPPORTED},
