@@ -443,7 +443,8 @@ def wan_folder_seeds():
     yield "bad_class", parts(json.dumps(WAN_INDEX | {"_class_name": "WanVACEPipeline"}),
                              json.dumps(WAN_SIZES))
     yield "bad_experts", parts(json.dumps(WAN_INDEX | {"boundary_ratio": 0.9}), json.dumps(WAN_SIZES))
-    yield "bad_vae", parts(json.dumps(WAN_INDEX), json.dumps(WAN_SIZES), '{"z_dim": 48}', single(100))
+    yield "bad_vae", parts(json.dumps(WAN_INDEX | {"vae": ["diffusers", "AutoencoderKL"]}),
+                           json.dumps(WAN_SIZES), '{"z_dim": 16}', single(100))
     yield "bad_index", parts("[]", json.dumps(WAN_SIZES), "{")
 
 
