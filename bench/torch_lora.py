@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times LoRA training steps of a published Wan folder: PyTorch with diffusers and peft beside `dsv train`.
 
-    torch_lora.py FOLDER --clips FOLDER --dsv PROGRAM [--device cuda] [--case NAME:key=value,...]... [key=value]...
+    torch_lora.py FOLDER --clips FOLDER --dsv PROGRAM [--device cuda] [--case NAME:key=value,...]...
+                  [key=value]...
 
 PyTorch's step: diffusers' transformer in BF16 with frozen weights, adapters of peft in F32 on q, k, v, o of
 both attentions and on both feed-forward layers, noise mixed in, mean squared error of the velocity, backward
@@ -20,7 +21,8 @@ import tempfile
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from side_by_side import add_record_flags, clock, medians, print_table, record, setting, use_threads, write_json
+from side_by_side import (add_record_flags, clock, medians, print_table, record, setting, use_threads,
+                          write_json)
 
 CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "wan_lora.yaml"
 SIZE = {"num_frames": 81, "height": 480, "width": 832, "lora_rank": 32}  # of configs/wan_lora.yaml
@@ -133,7 +135,8 @@ def main():
     parser.add_argument("--cache", metavar="FOLDER", type=pathlib.Path, help="kept cache of latents and text")
     parser.add_argument("--dsv", metavar="PROGRAM", required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--modes", type=lambda text: [mode for mode in text.split(",") if mode], default=MODES)
+    parser.add_argument("--modes", default=MODES,
+                        type=lambda text: [mode for mode in text.split(",") if mode])
     parser.add_argument("--case", action="append", metavar="NAME:key=value,...", help="one run of dsv train")
     parser.add_argument("--rows", type=int, default=512, help="rows of text states in PyTorch")
     parser.add_argument("--warm-up", type=int, default=2, help="steps of PyTorch before those that count")
