@@ -8,7 +8,7 @@ root=${2:-}
 if [ -z "$root" ]; then
     root=$(mktemp -d)
     trap 'rm -rf "$root"' EXIT
-    debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >"$root.log" 2>&1 ||
+    debootstrap --variant=minbase bookworm "$root" >"$root.log" 2>&1 ||
         { tail -5 "$root.log"; exit 1; }
     rm -f "$root.log"
 fi
