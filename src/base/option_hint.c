@@ -146,6 +146,7 @@ static const Hint HINTS[] = {
     {"lora_base_model", CALLED("model.path")},
     {"network_dim", CALLED("lora_rank")},
     {"network_alpha", CALLED("lora_alpha")},
+    {"network_dropout", CALLED("lora_dropout")},
     {"network_module", CALLED("lora_target_modules")},
     {"network_weights", NO_LORA_START},
     {"adapter", CALLED("lora_rank")},

@@ -1,4 +1,5 @@
-/* SIMD variants of gate_residual, add and add_rows (ops/pointwise.h). */
+/* SIMD variants of gate_residual, add, dropout and add_rows (ops/pointwise.h). */
+#include "base/philox.h"
 #include "cpu/simd_fill.h"
 #include "cpu/simd_rows.h"
 
@@ -169,6 +170,71 @@ static DsvStatus cpu_add(DsviStream *stream, const DsviAddArgs *args)
     return DSV_OK;
 }
 
+/* ---- dropout ---- */
+
+enum { DROPOUT_GROUP = 256 }; /* elements whose random words a thread draws at a time; a multiple of 4 */
+
+/* Elements [begin, begin + count) of the tensor; random[i] is the word of element begin + i. */
+DSVI_SPECIALISED void dropout_range(DsviDtype x_dtype, DsviDtype y_dtype, const DsviDropoutArgs *args,
+                                    int64_t begin, int64_t count, const uint32_t *random)
+{
+    const void *x = dsvi_at(x_dtype, args->x, begin);
+    void *y = dsvi_at(y_dtype, args->y, begin);
+    const uint32_t threshold = dsvi_dropout_threshold(args->p);
+    const float scale = (float)(1 / (1 - args->p));
+    if (args->add) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            dsvi_put(y_dtype, y, i,
+                     dsvi_get(y_dtype, y, i) +
+                         (random[i] >= threshold ? scale * dsvi_get(x_dtype, x, i) : 0));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            dsvi_put(y_dtype, y, i, random[i] >= threshold ? scale * dsvi_get(x_dtype, x, i) : 0);
+    }
+}
+
+static void dropout_group(const DsviDropoutArgs *args, int64_t begin, int64_t count)
+{
+    uint32_t random[DROPOUT_GROUP + 8];
+    const DsviRng rng = args->rng;
+    const uint64_t first = args->first + (uint64_t)begin, index = first / 4;
+    const uint32_t *used = random + first % 4;
+#pragma omp simd
+    for (int64_t j = 0; j < count / 4 + 2; j++) {
+        DsviPhiloxWords words = dsvi_philox(rng, index + (uint64_t)j);
+        random[4 * j] = words.word[0];
+        random[4 * j + 1] = words.word[1];
+        random[4 * j + 2] = words.word[2];
+        random[4 * j + 3] = words.word[3];
+    }
+    if (args->x_dtype == DSVI_BF16 && args->y_dtype == DSVI_BF16)
+        dropout_range(DSVI_BF16, DSVI_BF16, args, begin, count, used);
+    else if (args->x_dtype == DSVI_BF16)
+        dropout_range(DSVI_BF16, DSVI_F32, args, begin, count, used);
+    else if (args->y_dtype == DSVI_BF16)
+        dropout_range(DSVI_F32, DSVI_BF16, args, begin, count, used);
+    else
+        dropout_range(DSVI_F32, DSVI_F32, args, begin, count, used);
+}
+
+static void dropout_piece(void *context, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    for (int64_t at = begin; at < end; at += DROPOUT_GROUP)
+        dropout_group(context, at, dsvi_min(DROPOUT_GROUP, end - at));
+}
+
+static DsvStatus cpu_dropout(DsviStream *stream, const DsviDropoutArgs *args)
+{
+    (void)stream;
+    DSVI_TRY(dsvi_simd_check("dropout", args->x_dtype, DSVI_F32));
+    DSVI_TRY(dsvi_simd_check("dropout", args->y_dtype, DSVI_F32));
+    dsvi_parallel_for(args->n, DSVI_PIECE, dropout_piece, (void *)args);
+    return DSV_OK;
+}
+
 /* ---- add_rows ---- */
 
 static void add_rows_forward(void *context, int64_t begin, int64_t end, int worker)
@@ -220,6 +286,7 @@ void DSVI_SIMD(fill_pointwise)(DsviOps *ops)
     DSVI_OPS_SET(ops, gate_residual_fwd, cpu_gate_residual_fwd, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, gate_residual_bwd, DSVI_SIMD(gate_residual_bwd), DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add, cpu_add, DSVI_SIMD_NAME);
+    DSVI_OPS_SET(ops, dropout, cpu_dropout, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add_rows_fwd, cpu_add_rows_fwd, DSVI_SIMD_NAME);
     DSVI_OPS_SET(ops, add_rows_bwd, cpu_add_rows_bwd, DSVI_SIMD_NAME);
 }

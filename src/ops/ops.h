@@ -58,6 +58,7 @@ typedef struct DsviOps {
     DSVI_OP_SLOT(dsvi_activation_fn) activation_fwd, activation_bwd;
     DSVI_OP_SLOT(dsvi_gate_residual_fn) gate_residual_fwd, gate_residual_bwd;
     DSVI_OP_SLOT(dsvi_add_fn) add;
+    DSVI_OP_SLOT(dsvi_dropout_fn) dropout;
     DSVI_OP_SLOT(dsvi_add_rows_fn) add_rows_fwd, add_rows_bwd;
 
     DSVI_OP_SLOT(dsvi_patch_fn) patch_gather, patch_scatter;

@@ -19,6 +19,7 @@ void dsvi_ops_fill_ref(DsviOps *ops)
     DSVI_OPS_SET(ops, gate_residual_fwd, dsvi_gate_residual_fwd_ref, REF);
     DSVI_OPS_SET(ops, gate_residual_bwd, dsvi_gate_residual_bwd_ref, REF);
     DSVI_OPS_SET(ops, add, dsvi_add_ref, REF);
+    DSVI_OPS_SET(ops, dropout, dsvi_dropout_ref, REF);
     DSVI_OPS_SET(ops, add_rows_fwd, dsvi_add_rows_fwd_ref, REF);
     DSVI_OPS_SET(ops, add_rows_bwd, dsvi_add_rows_bwd_ref, REF);
     DSVI_OPS_SET(ops, patch_gather, dsvi_patch_gather_ref, REF);

@@ -4,6 +4,7 @@
 #define DSVI_POINTWISE_H
 
 #include "base/dtype.h"
+#include "base/rng.h"
 #include "device/device.h"
 
 #ifdef __cplusplus
@@ -60,6 +61,28 @@ typedef struct DsviAddArgs {
 } DsviAddArgs;
 typedef DsvStatus dsvi_add_fn(DsviStream *stream, const DsviAddArgs *args);
 
+/* dropout: y[i] = keep(first + i) x[i] / (1 - p), or with `add` this product added to y[i]. keep(j) is 1 if
+ * word j % 4 of dsvi_rng_words(rng, j / 4) is at least p 2^32, otherwise 0, so the same elements are kept
+ * whatever the backend. The op is its own backward pass: dx[i] = keep(first + i) dy[i] / (1 - p). An element
+ * that is dropped is 0 even if x[i] is not finite. x may be y if the dtypes agree and `add` is false. */
+typedef struct DsviDropoutArgs {
+    int64_t n;
+    uint64_t first; /* number of element 0 among those of which `rng` chooses */
+    double p;       /* probability that an element is dropped: 0 or more, below 1 */
+    bool add;       /* false: y is not read */
+    DsviRng rng;
+    DsviDtype x_dtype, y_dtype;
+    const void *x; /* (n) */
+    void *y;       /* (n) */
+} DsviDropoutArgs;
+typedef DsvStatus dsvi_dropout_fn(DsviStream *stream, const DsviDropoutArgs *args);
+
+/* Returns the least random word whose element is kept. */
+static inline uint32_t dsvi_dropout_threshold(double p)
+{
+    return (uint32_t)(p * 4294967296.0);
+}
+
 /* add_rows_fwd: out[r, :] = x[r, :] + table[:], used to add the learned modulation tables of transformer
  *     blocks and output head to the projected time embedding.
  * add_rows_bwd: dtable[:] += sum over r of dout[r, :]; dx[r, :] += dout[r, :].
@@ -80,6 +103,7 @@ typedef DsvStatus dsvi_add_rows_fn(DsviStream *stream, const DsviAddRowsArgs *ar
 dsvi_activation_fn dsvi_activation_fwd_ref, dsvi_activation_bwd_ref;
 dsvi_gate_residual_fn dsvi_gate_residual_fwd_ref, dsvi_gate_residual_bwd_ref;
 dsvi_add_fn dsvi_add_ref;
+dsvi_dropout_fn dsvi_dropout_ref;
 dsvi_add_rows_fn dsvi_add_rows_fwd_ref, dsvi_add_rows_bwd_ref;
 
 #ifdef __cplusplus

@@ -97,6 +97,21 @@ DsvStatus dsvi_add_ref(DsviStream *stream, const DsviAddArgs *args)
     return DSV_OK;
 }
 
+DsvStatus dsvi_dropout_ref(DsviStream *stream, const DsviDropoutArgs *args)
+{
+    const uint32_t threshold = dsvi_dropout_threshold(args->p);
+    (void)stream;
+    for (int64_t i = 0; i < args->n; i++) {
+        uint64_t number = args->first + (uint64_t)i;
+        uint32_t words[4];
+        dsvi_rng_words(args->rng, number / 4, words);
+        double kept = words[number % 4] >= threshold ? dsvi_load(args->x_dtype, args->x, i) / (1 - args->p)
+                                                     : 0;
+        dsvi_store(args->y_dtype, args->y, i, args->add ? dsvi_load(args->y_dtype, args->y, i) + kept : kept);
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_add_rows_fwd_ref(DsviStream *stream, const DsviAddRowsArgs *args)
 {
     (void)stream;

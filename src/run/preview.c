@@ -27,6 +27,21 @@ static DsvConfig config_of_one_rank(const DsvConfig *settings)
     return alone;
 }
 
+/* Refuses options of a LoRA in a run without one, in which they would have no effect. */
+static DsvStatus refuse_lora_options(const DsvConfig *settings)
+{
+    DsvConfig initial;
+    dsv_config_defaults(&initial);
+    const char *key = settings->lora_alpha != initial.lora_alpha       ? "lora_alpha"
+                      : settings->lora_dropout != initial.lora_dropout ? "lora_dropout"
+                      : strcmp(settings->lora_target_modules, initial.lora_target_modules) != 0
+                          ? "lora_target_modules"
+                          : NULL;
+    return key ? DSVI_FAIL(DSV_E_USAGE, "lora_rank is 0 and %s is given, expected a lora_rank of 1 or more",
+                           key)
+               : DSV_OK;
+}
+
 static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
 {
     DsviModelPath model;
@@ -36,6 +51,8 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
             "lora_rank is %lld and model.path is empty, expected the model beside whose weights the "
             "LoRA is trained",
             (long long)settings->lora_rank);
+    if (settings->lora_rank == 0)
+        DSVI_TRY(refuse_lora_options(settings));
     if (settings->lora_rank == 0 && dsvi_dit_stores_f8(settings))
         return DSVI_FAIL(DSV_E_USAGE,
                          "base_precision is fp8 and lora_rank is 0, expected a LoRA: weights that are "

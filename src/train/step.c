@@ -138,6 +138,7 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
     if (source->text)
         DSVI_TRY(device->upload(device->stream, t->text, t->host_text,
                                 (size_t)batch * text_elements(t) * sizeof(float)));
+    dsvi_dit_set_samples(t->dit, (uint64_t)t->settings->seed, dsvi_trainer_first_sample(t));
     DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
     DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));

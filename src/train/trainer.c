@@ -56,6 +56,7 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
         .loss = true,
         .grad_begin = dsvi_zero_grad_begin(&t->zero),
         .lora = trainer_lora(t),
+        .lora_dropout = settings->lora_dropout,
         .cp = t->cp,
     };
 }

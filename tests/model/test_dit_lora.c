@@ -185,6 +185,144 @@ static void some_layers_and_less_memory(void **state)
     compare_with_merged(DSVI_F32, DSVI_KEEP_INPUT, "blocks.1.attn2.to_v, ffn.net.2", "auto", 1e-4);
 }
 
+/* ---- dropout ---- */
+
+enum { FIRST_SAMPLE = 5 };
+
+/* A model with a LoRA whose inputs are dropped with probability 0.4. */
+typedef struct Dropper {
+    DsviParamTable table;
+    Adapter adapter;
+    DitCase model;
+} Dropper;
+
+static void open_dropper(Dropper *d, DsviDtype act, DsviDitKeep keep, int64_t ffn_rows)
+{
+    DsviDitConfig config = dit_case_small_config();
+    DsviDitShape shape = dit_case_small_shape(act);
+    assert_ok(dsvi_param_table_make(&config, &d->table));
+    open_adapter(&d->adapter, &d->table, EVERY, act);
+    shape.backward = true;
+    shape.keep = keep;
+    shape.ffn_rows = ffn_rows;
+    shape.lora = &d->adapter.params;
+    shape.lora_dropout = 0.4;
+    dit_case_open_lora(&d->model, &config, &shape, act == DSVI_F64 ? "ref" : "auto", &d->adapter.weights);
+    float *flat = dit_case_random_weights(&d->table, 0.2);
+    dit_case_set_weights(&d->model, flat);
+    free(flat);
+    dit_case_randomise(&d->model, 1);
+    dsvi_dit_set_samples(d->model.dit, 11, FIRST_SAMPLE);
+}
+
+static void close_dropper(Dropper *d)
+{
+    dit_case_close(&d->model);
+    close_adapter(&d->adapter);
+    dsvi_param_table_free(&d->table);
+}
+
+/* Adds `step` times a fixed random direction to the matrices (F64). Returns the product of the gradient with
+ * the direction. */
+static double move_along(Dropper *d, double step)
+{
+    DsviDitWeights *w = &d->adapter.weights;
+    double slope = 0;
+    for (int64_t i = 0; i < d->adapter.params.table.elements; i++) {
+        double direction = dsvi_rng_normal((DsviRng){4, DSVI_RNG_TEST, 1}, (uint64_t)i);
+        ((double *)w->master)[i] += step * direction;
+        ((double *)w->compute)[i] = ((double *)w->master)[i];
+        slope += ((double *)w->grad)[i] * direction;
+    }
+    return slope;
+}
+
+/* The loss without its factor, for which backward_from_output computes gradients. */
+static double summed_loss(DitCase *c)
+{
+    double sum = 0;
+    dit_case_forward(c);
+    for (int64_t i = 0; i < c->out_elements; i++) {
+        double difference = ((double *)c->output)[i] - ((double *)c->target)[i];
+        sum += difference * difference;
+    }
+    return sum / (double)c->out_elements;
+}
+
+/* The backward pass, which computes activations again in parts of 7 rows, must drop what the forward pass has
+ * dropped, or its gradients are not the loss's slopes. */
+static void dropout_has_the_gradients_of_its_loss(void **state)
+{
+    const double step = 1e-4;
+    Dropper d;
+    (void)state;
+    open_dropper(&d, DSVI_F64, DSVI_KEEP_INPUT, 7);
+    summed_loss(&d.model);
+    backward_from_output(&d.model, NULL, NULL);
+    double slope = move_along(&d, step), above = summed_loss(&d.model);
+    move_along(&d, -2 * step);
+    double below = summed_loss(&d.model), measured = (above - below) / (2 * step);
+    assert_error_below(fabs(slope / measured - 1), 1e-5, "slope %g", measured);
+    close_dropper(&d);
+}
+
+/* The same elements are dropped whichever activations are kept and however many rows a part has. */
+static void dropout_does_not_depend_on_memory(void **state)
+{
+    Dropper all, input;
+    (void)state;
+    open_dropper(&all, DSVI_F32, DSVI_KEEP_ALL, 0);
+    open_dropper(&input, DSVI_F32, DSVI_KEEP_INPUT, 11);
+    int64_t n = all.adapter.params.table.elements;
+    dit_case_forward(&all.model);
+    backward_from_output(&all.model, NULL, NULL);
+    dit_case_forward(&input.model);
+    backward_from_output(&input.model, NULL, NULL);
+    assert_error_below(relative_l2(DSVI_F32, all.model.output, DSVI_F32, input.model.output,
+                                   all.model.out_elements),
+                       1e-5, "output");
+    assert_error_below(relative_l2(DSVI_F32, all.adapter.weights.grad, DSVI_F32, input.adapter.weights.grad,
+                                   n),
+                       1e-5, "gradients");
+    close_dropper(&all);
+    close_dropper(&input);
+}
+
+/* Copies the second sample of an array with `elements` elements over its first. */
+static void second_to_first(void *array, int64_t elements)
+{
+    float *values = array;
+    memcpy(values, values + elements / 2, (size_t)(elements / 2) * sizeof *values);
+}
+
+/* What is dropped follows from the sample's number, not from its place in the batch. */
+static void dropout_follows_the_number_of_the_sample(void **state)
+{
+    Dropper d;
+    (void)state;
+    open_dropper(&d, DSVI_F32, DSVI_KEEP_ALL, 0);
+    DitCase *c = &d.model;
+    int64_t half = c->out_elements / 2;
+    float *second = allocate_numbers(DSVI_F32, half), *first = c->output;
+    dit_case_forward(c);
+    memcpy(second, first + half, (size_t)half * sizeof *second);
+    second_to_first(c->latents, c->in_elements);
+    second_to_first(c->text, c->text_elements);
+    second_to_first(c->timestep, 2);
+    dit_case_forward(c);
+    double other = relative_l2(DSVI_F32, first, DSVI_F32, second, half);
+    assert_true(other > 1e-3);
+    dsvi_dit_set_samples(c->dit, 11, FIRST_SAMPLE + 1);
+    dit_case_forward(c);
+    assert_error_below(relative_l2(DSVI_F32, first, DSVI_F32, second, half), 1e-6, "another place (%g)",
+                       other);
+    dsvi_dit_set_samples(c->dit, 12, FIRST_SAMPLE + 1);
+    dit_case_forward(c);
+    assert_true(relative_l2(DSVI_F32, first, DSVI_F32, second, half) > 1e-3);
+    free(second);
+    close_dropper(&d);
+}
+
 static void wrong_options_are_refused(void **state)
 {
     DsviDitConfig config = dit_case_small_config();
@@ -208,9 +346,14 @@ static void wrong_options_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f64_equals_the_merged_model),   cmocka_unit_test(f32_equals_the_merged_model),
-        cmocka_unit_test(bf16_is_near_the_merged_model), cmocka_unit_test(some_layers_and_less_memory),
+        cmocka_unit_test(f64_equals_the_merged_model),
+        cmocka_unit_test(f32_equals_the_merged_model),
+        cmocka_unit_test(bf16_is_near_the_merged_model),
+        cmocka_unit_test(some_layers_and_less_memory),
         cmocka_unit_test(wrong_options_are_refused),
+        cmocka_unit_test(dropout_has_the_gradients_of_its_loss),
+        cmocka_unit_test(dropout_does_not_depend_on_memory),
+        cmocka_unit_test(dropout_follows_the_number_of_the_sample),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

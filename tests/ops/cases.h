@@ -12,6 +12,7 @@ void check_rms_norm_rope_cases(const DsviBackend *backend);
 void check_activation_cases(const DsviBackend *backend);
 void check_gate_residual_cases(const DsviBackend *backend);
 void check_add_cases(const DsviBackend *backend);
+void check_dropout_cases(const DsviBackend *backend);
 void check_add_rows_cases(const DsviBackend *backend);
 void check_attention_merge_cases(const DsviBackend *backend);
 void check_heads_move_cases(const DsviBackend *backend);

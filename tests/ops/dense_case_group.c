@@ -20,6 +20,7 @@ CASES_TEST(rms_norm_rope)
 CASES_TEST(activation)
 CASES_TEST(gate_residual)
 CASES_TEST(add)
+CASES_TEST(dropout)
 CASES_TEST(add_rows)
 CASES_TEST(heads_move)
 CASES_TEST(attention_merge)
@@ -45,6 +46,7 @@ int run_dense_cases(const DsviBackend *backend)
         cmocka_unit_test(test_activation),
         cmocka_unit_test(test_gate_residual),
         cmocka_unit_test(test_add),
+        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_add_rows),
         cmocka_unit_test(test_patch),
         cmocka_unit_test(test_flow),

@@ -19,6 +19,7 @@ static dsvi_rms_norm_rope_fn rms_norm_rope_fwd, rms_norm_rope_bwd;
 static dsvi_activation_fn activation_fwd, activation_bwd;
 static dsvi_gate_residual_fn gate_residual_fwd, gate_residual_bwd;
 static dsvi_add_fn add;
+static dsvi_dropout_fn dropout;
 static dsvi_add_rows_fn add_rows_fwd, add_rows_bwd;
 static dsvi_noise_fn noise;
 static dsvi_flow_mix_fn flow_mix;
@@ -47,6 +48,7 @@ static dsvi_bias_attention_fn bias_attention;
 #define dsvi_gate_residual_fwd_ref gate_residual_fwd
 #define dsvi_gate_residual_bwd_ref gate_residual_bwd
 #define dsvi_add_ref add
+#define dsvi_dropout_ref dropout
 #define dsvi_add_rows_fwd_ref add_rows_fwd
 #define dsvi_add_rows_bwd_ref add_rows_bwd
 #define dsvi_noise_ref noise
@@ -91,6 +93,7 @@ void check_plain_fill(DsviOps *ops)
     DSVI_OPS_SET(ops, gate_residual_fwd, gate_residual_fwd, PLAIN);
     DSVI_OPS_SET(ops, gate_residual_bwd, gate_residual_bwd, PLAIN);
     DSVI_OPS_SET(ops, add, add, PLAIN);
+    DSVI_OPS_SET(ops, dropout, dropout, PLAIN);
     DSVI_OPS_SET(ops, add_rows_fwd, add_rows_fwd, PLAIN);
     DSVI_OPS_SET(ops, add_rows_bwd, add_rows_bwd, PLAIN);
     DSVI_OPS_SET(ops, noise, noise, PLAIN);

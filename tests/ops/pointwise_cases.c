@@ -179,6 +179,49 @@ void check_add_cases(const DsviBackend *backend)
     }
 }
 
+typedef struct DropoutShape {
+    int64_t n;
+    uint64_t first;
+    double p;
+    CheckKind x, y;
+    bool add;
+} DropoutShape;
+
+static DsvStatus run_dropout(const CheckCase *c, const DsviOps *ops, DsviStream *stream)
+{
+    const DropoutShape *shape = c->parameters;
+    DsviDropoutArgs args = {.n = shape->n,
+                            .first = shape->first,
+                            .p = shape->p,
+                            .add = shape->add,
+                            .rng = {0x123456789abcdefu, DSVI_RNG_DROPOUT, 7},
+                            .x_dtype = c->buffer[0].dtype,
+                            .y_dtype = c->buffer[1].dtype,
+                            .x = c->buffer[0].data,
+                            .y = c->buffer[1].data};
+    return ops->dropout.run(stream, &args);
+}
+
+/* The variants must drop the same elements as the reference, wherever in a set of four words a tensor
+ * begins and even beyond 2^32 elements: an element dropped or kept wrongly exceeds the tolerance. */
+void check_dropout_cases(const DsviBackend *backend)
+{
+    static const CheckKind kinds[][2] = {
+        {CHECK_ACC, CHECK_ACT}, {CHECK_ACT, CHECK_ACC}, {CHECK_ACT, CHECK_ACT}};
+    static const uint64_t firsts[] = {0, 3, 255, 0x3fffffffeu, 4096, 1};
+    static const double rates[] = {0.1, 0.5, 0.9, 0};
+    for (int i = 0; i < 2 * LENGTH_COUNT; i++) {
+        DropoutShape shape = {LENGTHS[i / 2],  firsts[i % 6],   rates[i % 4],
+                              kinds[i % 3][0], kinds[i % 3][1], i % 2};
+        CheckCase c = {.op = "dropout", .parameters = &shape, .run = run_dropout, .ulps = 4};
+        snprintf(c.shape, sizeof c.shape, "n %lld first %llu p %g%s", (long long)shape.n,
+                 (unsigned long long)shape.first, shape.p, shape.add ? " added" : "");
+        check_buffer(&c, "x", shape.x, CHECK_IN, shape.n);
+        check_buffer(&c, "y", shape.y, shape.add ? CHECK_IN_OUT : CHECK_OUT, shape.n);
+        assert_case(&c, backend);
+    }
+}
+
 typedef struct AddRowsShape {
     int64_t rows, cols, x_cols;
     bool backward;

@@ -189,8 +189,10 @@ static void a_resumed_run_equals_one_without_a_stop(void **state)
     DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
     (void)state;
     lora_settings(&settings, straight);
+    set(&settings, "lora_dropout", "0.2");
     assert_ok(dsv_train(&settings, NULL, &summary));
     lora_settings(&settings, folder);
+    set(&settings, "lora_dropout", "0.2");
     assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, &summary));
     set(&settings, "resume_from_checkpoint", "latest");
     assert_ok(dsv_train(&settings, NULL, &summary));
@@ -294,6 +296,15 @@ static void wrong_settings_are_refused(void **state)
     lora_settings(&settings, folder);
     set(&settings, "lora_target_modules", "q,w");
     assert_fails(DSV_E_USAGE, "no linear layer of the blocks is called w", dsv_train(&settings, NULL, NULL));
+    static const char *const OPTIONS[][2] = {
+        {"lora_alpha", "8"}, {"lora_dropout", "0.1"}, {"lora_target_modules", "q,k"}};
+    for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++) {
+        char sentence[80];
+        run_settings(&settings, folder);
+        set(&settings, OPTIONS[i][0], OPTIONS[i][1]);
+        snprintf(sentence, sizeof sentence, "lora_rank is 0 and %s is given", OPTIONS[i][0]);
+        assert_fails(DSV_E_USAGE, sentence, dsv_train(&settings, NULL, NULL));
+    }
     run_settings(&settings, folder);
     set(&settings, "base_precision", "fp8");
     assert_fails(DSV_E_USAGE, "base_precision is fp8 and lora_rank is 0", dsv_train(&settings, NULL, NULL));

@@ -7,6 +7,7 @@
 #include "cuda/common/activation.cuh"
 #include "cuda/common/cuda.h"
 #include "cuda/common/elementwise.cuh"
+#include "cuda/common/rng.cuh"
 
 using namespace dsvi;
 
@@ -168,6 +169,53 @@ static DsvStatus cuda_add(DsviStream *stream, const DsviAddArgs *args)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "add: this variant does not add %s to %s",
                          dsvi_dtype_name(args->x_dtype), dsvi_dtype_name(args->y_dtype));
     return DSV_OK;
+}
+
+/* ---- dropout ---- */
+
+/* A thread has the four elements that share one set of random words. */
+template <typename X, typename Y>
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    dropout_kernel(const DsviDropoutArgs args, uint32_t threshold, float scale)
+{
+    uint64_t index = args.first / 4 + (uint64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x;
+    int64_t begin = (int64_t)(index * 4 - args.first);
+    if (begin >= args.n)
+        return;
+    const X *x = (const X *)args.x;
+    Y *y = (Y *)args.y;
+    const uint4 words = rng_words(args.rng, index);
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int64_t at = begin + i;
+        if (at < 0 || at >= args.n)
+            continue;
+        float kept = word[i] >= threshold ? scale * to_float(x[at]) : 0.f;
+        y[at] = from_float<Y>(args.add ? to_float(y[at]) + kept : kept);
+    }
+}
+
+template <typename X, typename Y>
+static DsvStatus launch_dropout(DsviStream *stream, const DsviDropoutArgs *args)
+{
+    int64_t sets = ceil_div((int64_t)(args->first % 4) + args->n, (int64_t)4);
+    DSVI_CUDA_LAUNCH(stream, "dropout", (dropout_kernel<X, Y>),
+                     (unsigned)ceil_div(sets, (int64_t)ELEMENT_THREADS), ELEMENT_THREADS, 0, *args,
+                     dsvi_dropout_threshold(args->p), (float)(1 / (1 - args->p)));
+    return DSV_OK;
+}
+
+static DsvStatus cuda_dropout(DsviStream *stream, const DsviDropoutArgs *args)
+{
+    if (args->n == 0)
+        return DSV_OK;
+    if (args->y_dtype == DSVI_BF16)
+        DSVI_FOR_ACT("dropout", args->x_dtype, return (launch_dropout<T, __nv_bfloat16>(stream, args)));
+    if (args->y_dtype == DSVI_F32)
+        DSVI_FOR_ACT("dropout", args->x_dtype, return (launch_dropout<T, float>(stream, args)));
+    return DSVI_FAIL(DSV_E_UNSUPPORTED, "dropout: this variant does not write %s",
+                     dsvi_dtype_name(args->y_dtype));
 }
 
 /* ---- gate_residual ---- */
@@ -449,6 +497,7 @@ void dsvi_cuda_fill_pointwise(DsviOps *ops)
     DSVI_OPS_SET(ops, gate_residual_fwd, cuda_gate_residual_fwd, "cuda");
     DSVI_OPS_SET(ops, gate_residual_bwd, dsvi_cuda_gate_residual_bwd, "cuda");
     DSVI_OPS_SET(ops, add, cuda_add, "cuda");
+    DSVI_OPS_SET(ops, dropout, cuda_dropout, "cuda");
     DSVI_OPS_SET(ops, add_rows_fwd, cuda_add_rows_fwd, "cuda");
     DSVI_OPS_SET(ops, add_rows_bwd, cuda_add_rows_bwd, "cuda");
 }

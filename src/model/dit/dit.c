@@ -56,7 +56,7 @@ static DsviDitBlockParams block_of(const DsviDit *dit, int64_t block)
     snprintf(prefix, sizeof prefix, "blocks.%lld.", (long long)block);
     snprintf(self, sizeof self, "%sattn1.", prefix);
     snprintf(cross, sizeof cross, "%sattn2.", prefix);
-    return (DsviDitBlockParams){
+    DsviDitBlockParams params = {
         .self = attention_of(dit, self),
         .cross = attention_of(dit, cross),
         .ffn_in = linear_of(dit, prefix, "ffn.net.0.proj"),
@@ -65,6 +65,8 @@ static DsviDitBlockParams block_of(const DsviDit *dit, int64_t block)
         .norm_bias = dit_place_of(dit, prefix, "norm2.bias"),
         .modulation = dit_place_of(dit, prefix, "scale_shift_table"),
     };
+    params.cross.k.of_text = params.cross.v.of_text = true;
+    return params;
 }
 
 static void find_params(DsviDit *dit)
@@ -269,6 +271,12 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
     DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, layers + 1));
     DSVI_TRY(loss ? dsvi_dit_head_loss(dit, loss) : dsvi_dit_head_fwd(dit, output));
     return dit_release(dit, DSVI_PASS_FORWARD, layers + 1);
+}
+
+void dsvi_dit_set_samples(DsviDit *dit, uint64_t seed, uint64_t first)
+{
+    dit->dropout_seed = seed;
+    dit->first_sample = first;
 }
 
 double dsvi_dit_token_fraction(const DsviDit *dit)

@@ -55,9 +55,12 @@ typedef struct DsviDitShape {
                                  * caller has memory for them elsewhere */
     const DsviLoraParams *lora; /* A LoRA: its matrices are used, and a backward pass computes their gradients
                                  * alone; the model's own weights are frozen. NULL: none */
-    const DsviCp *cp;           /* context parallelism: ranks that work on the same samples, made for the
-                                 * tokens, heads and blocks of this model. NULL: this rank has all
-                                 * tokens */
+    double lora_dropout; /* with a LoRA: probability with which an element of an adapted layer's input is
+                          * zero for the LoRA; the others are divided by 1 - lora_dropout. 0 outside
+                          * of training */
+    const DsviCp *cp;    /* context parallelism: ranks that work on the same samples, made for the
+                          * tokens, heads and blocks of this model. NULL: this rank has all
+                          * tokens */
 } DsviDitShape;
 
 /* Returns the dtype of activations that the option mixed_precision names. */
@@ -153,6 +156,12 @@ DsvStatus dsvi_dit_setup(DsviDit *dit, const DsviDitWeights *weights);
  * after all weights have changed. Must not be called if the model acquires its weights bucket by bucket.
  * Does nothing if `master` and `compute` are the same array. */
 DsvStatus dsvi_dit_refresh_compute(DsviDit *dit);
+
+/* With shape.lora_dropout, to be called before each forward pass: the numbers of its samples are `first`,
+ * first + 1, and so on. Which elements are dropped is a function of seed, number of the sample, layer, token
+ * and column alone: a backward pass drops those of its forward pass, also where it computes again, and so do
+ * all ranks that share a sample. */
+void dsvi_dit_set_samples(DsviDit *dit, uint64_t seed, uint64_t first);
 
 /* The training objective, which a forward pass computes instead of the output: the mean squared error of the
  * output. Device memory. */

@@ -489,10 +489,20 @@ static void *dit_block_part_at(const DsviDit *dit, const Part *part, DsviDtype d
     return dsvi_dit_at(stream, dtype, (part->sample * dit->tokens + part->token) * dit->width);
 }
 
+/* Returns the layer for the part of the rows. */
+static DsviDitLinear linear_of_part(const DsviDit *dit, const DsviDitLinear *linear, const Part *part)
+{
+    DsviDitLinear some = *linear;
+    some.row = part->sample * dit->tokens + part->token;
+    some.begun = some.row > 0;
+    return some;
+}
+
 static DsvStatus part_hidden(DsviDit *dit, int64_t block, const Part *part)
 {
     const DsviDitSaved *saved = &dit->saved[block];
-    return dsvi_dit_linear_gelu_fwd(dit, &params_of(dit, block)->ffn_in, dit_block_rows_of(part),
+    DsviDitLinear in = linear_of_part(dit, &params_of(dit, block)->ffn_in, part);
+    return dsvi_dit_linear_gelu_fwd(dit, &in, dit_block_rows_of(part),
                                     dit_block_part_at(dit, part, dit->act, dit->scratch.h), saved->ffn_hidden,
                                     saved->ffn_act);
 }
@@ -500,8 +510,9 @@ static DsvStatus part_hidden(DsviDit *dit, int64_t block, const Part *part)
 static DsvStatus part_out(DsviDit *dit, int64_t block, const Part *part)
 {
     const DsviDitSaved *saved = &dit->saved[block];
-    return dsvi_dit_linear_fwd(dit, &params_of(dit, block)->ffn_out, dit_block_rows_of(part), saved->ffn_act,
-                               dit->act, dit_block_part_at(dit, part, dit->act, saved->y_ffn));
+    DsviDitLinear out = linear_of_part(dit, &params_of(dit, block)->ffn_out, part);
+    return dsvi_dit_linear_fwd(dit, &out, dit_block_rows_of(part), saved->ffn_act, dit->act,
+                               dit_block_part_at(dit, part, dit->act, saved->y_ffn));
 }
 
 static DsvStatus part_fwd(DsviDit *dit, int64_t block, const Part *part)
@@ -532,10 +543,10 @@ static DsvStatus part_bwd(DsviDit *dit, int64_t block, const Part *part)
 {
     const DsviDitBlockParams *p = params_of(dit, block);
     const DsviDitSaved *saved = &dit->saved[block];
-    DsviDitLinear in = p->ffn_in, out = without_bias(&p->ffn_out);
+    const DsviDitLinear without = without_bias(&p->ffn_out);
+    DsviDitLinear in = linear_of_part(dit, &p->ffn_in, part), out = linear_of_part(dit, &without, part);
     void *h = dit_block_part_at(dit, part, dit->act, dit->scratch.h);
     void *dy = dit_block_part_at(dit, part, dit->act, dit->scratch.dy);
-    in.begun = out.begun = part->sample + part->token > 0;
     if (!dsvi_dit_keeps_all(dit))
         DSVI_TRY(part_hidden(dit, block, part));
     if (runs_again(dit, block)) {

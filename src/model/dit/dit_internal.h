@@ -21,8 +21,10 @@ typedef struct DsviDitLinear {
     DsviDtype dtype; /* dtype of x, and of the copy of W by which x is multiplied: act, or acc in the
                       * time embedder */
     const DsviLoraTarget *lora; /* the layer's matrices of the LoRA; NULL: none */
-    bool begun; /* backward pass: the weight's gradient contains an earlier product of this pass, so
-                 * this one must be added */
+    bool of_text;               /* x has rows of text (B, L, in), otherwise rows of tokens (B, S, in) */
+    int64_t row; /* number, among those rows, of the first row of x in a call for some of them */
+    bool begun;  /* backward pass: the weight's gradient contains an earlier product of this pass, so
+                  * this one must be added */
 } DsviDitLinear;
 
 typedef struct DsviDitAttentionParams {
@@ -95,9 +97,11 @@ typedef struct DsviDitScratch {
                         * valid from the beginning of the pass to the loss */
     void *lora_rows, *lora_drows; /* (B max(S, L), rank) act: x A^T and the gradient of this product, times
                                    * the LoRA's factor */
-    void *unread;    /* (2, C) acc, with shape.lora: receives gradients of frozen weights that an op always
-                      * computes */
-    void *attention; /* workspace of dense attention outside the sparse layer */
+    void *lora_input; /* with shape.lora_dropout: act, the largest input of an adapted layer after dropout,
+                       * or the gradient of this input before */
+    void *unread;     /* (2, C) acc, with shape.lora: receives gradients of frozen weights that an op always
+                       * computes */
+    void *attention;  /* workspace of dense attention outside the sparse layer */
     size_t attention_bytes;
     /* Backward pass only. */
     void *dx;                   /* (B, S, C) acc: gradient of the residual stream; valid through the whole
@@ -147,6 +151,8 @@ struct DsviDit {
     DsviDitEmbedded embedded;
     DsviDitScratch scratch;
     DsviDitBuffers room;
+
+    uint64_t dropout_seed, first_sample; /* of dsvi_dit_set_samples */
 };
 
 /* ---- dit_parts.c ---- */

@@ -81,6 +81,9 @@ static void carve_scratch(DsviDit *dit, DsviArena *arena)
     s->lora_rows = dit_plan_take(arena, c, act, dit->batch * longest * dit->shape.lora->rank_max);
     s->lora_drows = dit_plan_take(arena, c, act, dit->batch * longest * dit->shape.lora->rank_max);
     s->unread = dit_plan_take(arena, c, acc, 2 * dit->width);
+    int64_t of_ffn = dsvi_dit_ffn_rows(dit) * dit->ffn, of_width = dit->batch * longest * dit->width;
+    if (dit->shape.lora_dropout > 0)
+        s->lora_input = dit_plan_take(arena, c, act, of_ffn > of_width ? of_ffn : of_width);
 }
 
 /* Takes gradients of text, time and modulation, which are small. */
