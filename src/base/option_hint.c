@@ -21,12 +21,10 @@ typedef struct Hint {
 #define STEPS "dsv counts steps, not epochs: max_train_steps"
 #define SIZE "dsv calls it height and width"
 #define NO_LORA_START "training does not start from a LoRA file; dsv lora merge adds one to a model"
-#define NO_TEXT                                                                                \
-    "dsv trains without text in this version; dsv sample takes prompts for published models as " \
-    "--prompt TEXT"
-#define NO_CAPTIONS "captions are not trained on in this version"
+#define PROMPT "dsv sample takes a prompt as --prompt TEXT"
+#define SAMPLED "clips sampled in training show captions of the data; dsv sample takes --prompt TEXT"
+#define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
-#define NO_BUCKETS "this version trains on one clip size: num_frames, height and width"
 #define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing and " \
                 "sparse.offload_lists save memory"
 #define NO_IMAGE "image-to-video is not in this version"
@@ -108,10 +106,10 @@ static const Hint HINTS[] = {
     {"num_latent_t", CALLED("num_frames")},
     {"source_fps", CALLED("fps")},
     {"frame_rate", CALLED("fps")},
-    {"enable_bucket", NO_BUCKETS},
-    {"frame_buckets", NO_BUCKETS},
-    {"num_ar_buckets", NO_BUCKETS},
-    {"video_resolution_buckets", NO_BUCKETS},
+    {"enable_bucket", CALLED("data.buckets")},
+    {"frame_buckets", CALLED("data.buckets")},
+    {"num_ar_buckets", CALLED("data.buckets")},
+    {"video_resolution_buckets", CALLED("data.buckets")},
     {"num_repeats", "dsv repeats the clips until max_train_steps steps are done"},
     {"dataset_repeat", "dsv repeats the clips until max_train_steps steps are done"},
     {"model", CALLED("model.path, or model.preset for a new model")},
@@ -128,16 +126,16 @@ static const Hint HINTS[] = {
     {"t5", CALLED("model.text_encoder")},
     {"text_encoder", CALLED("model.text_encoder")},
     {"tokenizer", CALLED("model.tokenizer")},
-    {"llm_path", NO_TEXT},
-    {"prompt", NO_TEXT},
-    {"negative_prompt", NO_TEXT},
-    {"validation_prompt", NO_TEXT},
-    {"validation_prompts", NO_TEXT},
-    {"sample_prompts", NO_TEXT},
-    {"caption_dropout_p", NO_CAPTIONS},
-    {"caption_column", NO_CAPTIONS},
-    {"uncond_fraction", NO_CAPTIONS},
-    {"training_cfg_rate", NO_CAPTIONS},
+    {"llm_path", CALLED("model.text_encoder")},
+    {"prompt", PROMPT},
+    {"negative_prompt", PROMPT},
+    {"validation_prompt", SAMPLED},
+    {"validation_prompts", SAMPLED},
+    {"sample_prompts", SAMPLED},
+    {"caption_dropout_p", CALLED("caption_dropout")},
+    {"caption_column", CAPTIONS},
+    {"uncond_fraction", CALLED("caption_dropout")},
+    {"training_cfg_rate", CALLED("caption_dropout")},
     {"image", NO_IMAGE},
     {"clip", NO_IMAGE},
     {"image_encoder", NO_IMAGE},

@@ -134,8 +134,7 @@ refuses 2 "train: no flag -x; dsv help train lists all flags" train run.yaml -x
 refuses 2 "train: no flag --max-train-steps; options are written max_train_steps=5" train --max-train-steps=5
 refuses 2 "train: no flag --lr; options are written lr=VALUE" train --lr 1e-3
 refuses 2 "train: no flag --learning-rate: dsv calls it lr" train --learning-rate 1e-3
-refuses 2 "train: no flag --prompt: dsv trains without text in this version; dsv sample takes prompts for \
-published models as --prompt TEXT" train --prompt "a cat"
+refuses 2 "train: no flag --prompt: dsv sample takes a prompt as --prompt TEXT" train --prompt "a cat"
 refuses 1 "model: no such model folder or file" sample model clip.mp4 --prompt "a cat"
 refuses 2 "train: b.yaml is one argument too many, expected [CONFIG.yaml]" train run.yaml b.yaml
 refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
