@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LINE_BYTES = 4096, PATH_BYTES = LINE_BYTES + 512 };
@@ -33,13 +34,42 @@ static double valid_byte_limit(double limit)
     return limit >= 0 ? limit : INFINITY;
 }
 
+/* Returns the number in a line "NAME NUMBER" of a file; 0 if it is not there. */
+static double read_named(const char *folder, const char *file_name, const char *name)
+{
+    char path[PATH_BYTES + 64], line[256];
+    double number = 0;
+    size_t length = strlen(name);
+    snprintf(path, sizeof path, "%s/%s", folder, file_name);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, name, length) == 0 && line[length] == ' ')
+            number = strtod(line + length, NULL);
+    if (file)
+        fclose(file);
+    return number;
+}
+
+/* Applies a group's limit of memory. `cached` is the line of memory.stat for files that can be dropped. */
+static void apply_bytes(const char *folder, const char *limit_name, const char *used_name, const char *cached,
+                        DsviGroupLimits *limits)
+{
+    double limit[2], used[2] = {0, 0};
+    if (read_numbers(folder, limit_name, limit) == 0)
+        return;
+    limits->bytes = fmin(limits->bytes, valid_byte_limit(limit[0]));
+    if (read_numbers(folder, used_name, used) == 0)
+        used[0] = 0;
+    double taken = fmax(0, used[0] - read_named(folder, "memory.stat", cached));
+    limits->free_bytes = fmin(limits->free_bytes, fmax(0, valid_byte_limit(limit[0]) - taken));
+}
+
 static void apply_v2(const char *folder, DsviGroupLimits *limits)
 {
     double number[2];
     if (read_numbers(folder, "cpu.max", number) == 2)
         limits->cores = fmin(limits->cores, limit_of(number[0], number[1]));
-    if (read_numbers(folder, "memory.max", number) > 0)
-        limits->bytes = fmin(limits->bytes, valid_byte_limit(number[0]));
+    apply_bytes(folder, "memory.max", "memory.current", "inactive_file", limits);
 }
 
 static void apply_v1_cores(const char *folder, DsviGroupLimits *limits)
@@ -52,9 +82,7 @@ static void apply_v1_cores(const char *folder, DsviGroupLimits *limits)
 
 static void apply_v1_bytes(const char *folder, DsviGroupLimits *limits)
 {
-    double number[2];
-    if (read_numbers(folder, "memory.limit_in_bytes", number) > 0)
-        limits->bytes = fmin(limits->bytes, valid_byte_limit(number[0]));
+    apply_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", limits);
 }
 
 /* Applies the limits of a group and of all its parents. Inside a container only the root group may have a
@@ -105,7 +133,7 @@ static void apply_line(char *line, const char *mount, DsviGroupLimits *limits)
 DsviGroupLimits dsvi_group_limits(const char *groups, const char *mount)
 {
     char line[LINE_BYTES];
-    DsviGroupLimits limits = {INFINITY, INFINITY};
+    DsviGroupLimits limits = {INFINITY, INFINITY, INFINITY};
     FILE *file = fopen(groups, "r");
     while (file && fgets(line, sizeof line, file))
         apply_line(line, mount, &limits);

@@ -51,6 +51,25 @@ int dsvi_usable_cores(void)
     return usable < 1 ? 1 : (int)usable;
 }
 
+/* Returns MemAvailable of /proc/meminfo in bytes; 0 if it is not there. */
+static double available_of_machine(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return 1024.0 * (double)kib;
+}
+
+uint64_t dsvi_memory_available(void)
+{
+    return (uint64_t)fmin(available_of_machine(), limits_of_this_process().free_bytes);
+}
+
 uint64_t dsvi_memory_bytes(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);

@@ -23,6 +23,11 @@ int dsvi_usable_cores(void);
  * 0 if the system does not report them. */
 uint64_t dsvi_memory_bytes(void);
 
+/* Returns the bytes of memory that this process could still allocate without swapping: what the kernel
+ * reports as available (MemAvailable of /proc/meminfo, which counts file caches that can be dropped), or what
+ * the process's control groups still allow if it is less; 0 if the system does not report them. */
+uint64_t dsvi_memory_available(void);
+
 #ifdef __cplusplus
 }
 #endif

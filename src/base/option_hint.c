@@ -25,8 +25,8 @@ typedef struct Hint {
 #define SAMPLED "clips sampled in training show captions of the data; dsv sample takes --prompt TEXT"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
-#define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing and " \
-                "sparse.offload_lists save memory"
+#define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing, " \
+                "offload=states and sparse.offload_lists save memory"
 #define NO_IMAGE "image-to-video is not in this version"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
 #define ALWAYS_LOGGED "every run writes metrics.jsonl and TensorBoard events into output_dir"
@@ -163,6 +163,8 @@ static const Hint HINTS[] = {
     {"use_gradient_checkpointing_offload", NO_SWAP},
     {"blocks_to_swap", NO_SWAP},
     {"cpu_offload", NO_SWAP},
+    {"offload_optimizer", CALLED("offload, with the value states")},
+    {"optimizer_offload", CALLED("offload, with the value states")},
     {"offload_model", NO_SWAP},
     {"optimizer_type", CALLED("optimizer")},
     {"use_8bit_adam", CALLED("optimizer, with the value adamw_8bit")},

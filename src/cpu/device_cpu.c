@@ -46,6 +46,12 @@ static void cpu_free(DsviDevice *device, void *memory)
     free(memory);
 }
 
+static size_t cpu_host_available(DsviDevice *device)
+{
+    (void)device;
+    return (size_t)dsvi_memory_available();
+}
+
 static size_t cpu_used(DsviDevice *device)
 {
     (void)device;
@@ -142,11 +148,14 @@ DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out)
         .host_bytes = (size_t)dsvi_memory_bytes(),
         .stream = &cpu->stream,
         .copies = &cpu->stream,
+        .uploads = &cpu->stream,
+        .downloads = &cpu->stream,
         .deterministic = true,
         .mem_alloc = cpu_alloc,
         .mem_free = cpu_free,
         .host_alloc = cpu_alloc,
         .host_free = cpu_free,
+        .host_available = cpu_host_available,
         .memory_used = cpu_used,
         .upload = cpu_copy,
         .download = cpu_copy,

@@ -12,7 +12,7 @@ enum { NAME_BYTES = 320 };
 
 typedef struct CudaDevice {
     DsviDevice device; /* must be first: free() gets a DsviDevice * that points to the whole CudaDevice */
-    DsviStream stream, copies;
+    DsviStream stream, copies, uploads, downloads;
     int number;       /* of the GPU, as the CUDA runtime counts */
     cudaStream_t own; /* the compute stream that this device created; NULL once cuda_use_stream replaced it */
     char name[NAME_BYTES];
@@ -65,6 +65,12 @@ static void cuda_host_free(DsviDevice *device, void *memory)
 {
     (void)device;
     cudaFreeHost(memory);
+}
+
+static size_t cuda_host_available(DsviDevice *device)
+{
+    (void)device;
+    return (size_t)dsvi_memory_available();
 }
 
 static size_t cuda_used(DsviDevice *device)
@@ -177,6 +183,13 @@ static void close_stream(DsviStream *stream)
         cudaEventDestroy(stream->followed);
 }
 
+static void close_copy_stream(DsviStream *stream)
+{
+    close_stream(stream);
+    if (stream->handle)
+        cudaStreamDestroy(stream->handle);
+}
+
 static void cuda_close(DsviDevice *device)
 {
     CudaDevice *cuda = (CudaDevice *)device;
@@ -187,10 +200,10 @@ static void cuda_close(DsviDevice *device)
     dsvi_gemm_cublaslt_free(&stream->gemm);
     dsvi_attention_cudnn_free(&stream->attention);
     cudaFree(stream->partials);
-    close_stream(device->copies);
     close_stream(stream);
-    if (device->copies->handle)
-        cudaStreamDestroy(device->copies->handle);
+    close_copy_stream(device->copies);
+    close_copy_stream(device->uploads);
+    close_copy_stream(device->downloads);
     if (cuda->own)
         cudaStreamDestroy(cuda->own);
     free(cuda);
@@ -245,6 +258,8 @@ static DsvStatus open_streams(int number, const struct cudaDeviceProp *gpu, int 
     DSVI_CUDA_TRY(cudaSetDevice(number));
     DSVI_TRY(open_stream(stream));
     DSVI_TRY(open_stream(device->copies));
+    DSVI_TRY(open_stream(device->uploads));
+    DSVI_TRY(open_stream(device->downloads));
     DSVI_CUDA_TRY(cudaMalloc(&stream->partials, DSVI_CUDA_PARTIALS));
     return DSV_OK;
 }
@@ -268,11 +283,14 @@ DsvStatus dsvi_device_cuda_create(int64_t gpu_number, bool deterministic, DsviDe
         .host_bytes = (size_t)dsvi_memory_bytes(),
         .stream = &cuda->stream,
         .copies = &cuda->copies,
+        .uploads = &cuda->uploads,
+        .downloads = &cuda->downloads,
         .deterministic = deterministic,
         .mem_alloc = cuda_alloc,
         .mem_free = cuda_free,
         .host_alloc = cuda_host_alloc,
         .host_free = cuda_host_free,
+        .host_available = cuda_host_available,
         .memory_used = cuda_used,
         .upload = cuda_copy,
         .download = cuda_copy,

@@ -1,4 +1,5 @@
-/* The CUDA device: device memory, page-locked host memory, one compute stream and one stream for copies. */
+/* The CUDA device: device memory, page-locked host memory, one compute stream and three streams for
+ * copies. */
 #ifndef DSVI_DEVICE_CUDA_H
 #define DSVI_DEVICE_CUDA_H
 

@@ -29,7 +29,10 @@ struct DsviDevice {
     DsviStream *copies;  /* A second stream for copies that run concurrently with the compute stream.
                           * Only upload, download, sync and follow accept it. On a device with
                           * synchronous streams it is the compute stream itself. */
-    bool deterministic;  /* equal calls give bitwise equal results */
+    DsviStream *uploads; /* Two more streams like `copies`, one for each direction, so that large
+                          * uploads and downloads run at the same time. */
+    DsviStream *downloads;
+    bool deterministic; /* equal calls give bitwise equal results */
 
     /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested and the
      * free bytes. */
@@ -40,6 +43,9 @@ struct DsviDevice {
      * Ops may also write to it. */
     DsvStatus (*host_alloc)(DsviDevice *device, size_t bytes, void **out);
     void (*host_free)(DsviDevice *device, void *memory); /* takes NULL */
+    /* Returns the bytes of host memory that could be allocated now (dsvi_memory_available in base/host.h);
+     * 0: unknown. */
+    size_t (*host_available)(DsviDevice *device);
     /* Returns the bytes in use: on the CPU the resident set of this process, on a GPU the used memory of the
      * whole device, other programs included. */
     size_t (*memory_used)(DsviDevice *device);

@@ -24,15 +24,15 @@ static bool is_file_rank(const DsviTrainer *t)
 }
 
 /* Gathers a divided array of all ranks in host_flat of rank 0. Called by all ranks. */
-static DsvStatus checkpoint_fetch(DsviTrainer *t, DsviShardArray array)
+static DsvStatus checkpoint_fetch(DsviTrainer *t, DsviStateArray array)
 {
     return dsvi_zero_fetch(&t->zero, array, t->host_flat);
 }
 
 /* Distributes host_flat of rank 0 to a divided array of all ranks. Called by all ranks. */
-static DsvStatus checkpoint_store(DsviTrainer *t, DsviShardArray array)
+static DsvStatus checkpoint_store(DsviTrainer *t, DsviStateArray array)
 {
-    return dsvi_zero_store(&t->zero, t->host_flat, array);
+    return dsvi_zero_store(&t->zero, array, t->host_flat);
 }
 
 /* Names under which weights are stored. */
@@ -161,10 +161,10 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_folder_make(folder));
-    DSVI_TRY(checkpoint_fetch(t, t->zero.master));
+    DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_MASTER));
     DSVI_TRY(write_model(t, folder, &WEIGHTS));
     if (t->zero.ema.data) {
-        DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
+        DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_EMA));
         DSVI_TRY(write_model(t, folder, &EMA));
     }
     DSVI_TRY(dsvi_checkpoint_write_moments(t, folder));
@@ -182,9 +182,9 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
  * the same order. */
 static DsvStatus checkpoint_send(DsviTrainer *t)
 {
-    DSVI_TRY(checkpoint_fetch(t, t->zero.master));
+    DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_MASTER));
     if (t->zero.ema.data)
-        DSVI_TRY(checkpoint_fetch(t, t->zero.ema));
+        DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_EMA));
     return dsvi_checkpoint_send_moments(t);
 }
 
@@ -292,7 +292,7 @@ static DsvStatus read_ema(DsviTrainer *t, const char *folder)
         if (dsvi_path_exists(path))
             DSVI_TRY(read_model(t, folder, &EMA));
     }
-    return checkpoint_store(t, t->zero.ema);
+    return checkpoint_store(t, DSVI_STATE_EMA);
 }
 
 static DsvStatus read_sparse(DsviTrainer *t, const char *folder)
@@ -313,7 +313,7 @@ DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)
     DSVI_TRY(read_position(t, folder));
     if (is_file_rank(t))
         DSVI_TRY(read_model(t, folder, &WEIGHTS));
-    DSVI_TRY(checkpoint_store(t, t->zero.master));
+    DSVI_TRY(checkpoint_store(t, DSVI_STATE_MASTER));
     DSVI_TRY(dsvi_zero_refresh(&t->zero));
     DSVI_TRY(read_ema(t, folder));
     DSVI_TRY(dsvi_checkpoint_read_moments(t, folder));

@@ -111,8 +111,8 @@ static DsvStatus write_moment(DsviTrainer *t, const char *folder, int i)
     void *scales = NULL;
     DSVI_TRY(moments_path(path, folder, i));
     DSVI_TRY_GOTO(status, alloc_scales(&t->zero.moments.moment[i], &scales), done);
-    DSVI_TRY_GOTO(status, dsvi_zero_fetch_moment(&t->zero, i, true, scales), done);
-    DSVI_TRY_GOTO(status, dsvi_zero_fetch_moment(&t->zero, i, false, t->host_flat), done);
+    DSVI_TRY_GOTO(status, dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, true), scales), done);
+    DSVI_TRY_GOTO(status, dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), t->host_flat), done);
     DSVI_TRY_GOTO(status, describe(t, i, t->host_flat, scales, &tensors), done);
     status = dsvi_safetensors_write(path, tensors.tensor, tensors.count, NULL, 0);
 done:
@@ -135,8 +135,8 @@ DsvStatus dsvi_checkpoint_write_moments(DsviTrainer *t, const char *folder)
 DsvStatus dsvi_checkpoint_send_moments(DsviTrainer *t)
 {
     for (int i = 0; i < 2; i++) {
-        DSVI_TRY(dsvi_zero_fetch_moment(&t->zero, i, true, t->host_flat));
-        DSVI_TRY(dsvi_zero_fetch_moment(&t->zero, i, false, t->host_flat));
+        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, true), t->host_flat));
+        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), t->host_flat));
     }
     return DSV_OK;
 }
@@ -187,8 +187,9 @@ static DsvStatus read_moment(DsviTrainer *t, const char *folder, int i)
         DSVI_TRY_GOTO(status, read_file(t, folder, i, scales), done);
     }
     /* Other ranks use host_flat as scratch for one array after the other; rank 0 keeps both arrays. */
-    DSVI_TRY_GOTO(status, dsvi_zero_store_moment(&t->zero, i, true, scales ? scales : t->host_flat), done);
-    status = dsvi_zero_store_moment(&t->zero, i, false, t->host_flat);
+    DSVI_TRY_GOTO(
+        status, dsvi_zero_store(&t->zero, dsvi_state_moment(i, true), scales ? scales : t->host_flat), done);
+    status = dsvi_zero_store(&t->zero, dsvi_state_moment(i, false), t->host_flat);
 done:
     free(scales);
     return status;

@@ -77,6 +77,7 @@ static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, c
     planned->arena = out->device;
     planned->host_arena = out->host;
     planned->here = (DsviPeersOnMachine){.ranks = 1, .sum = out->host.used};
+    planned->host_available = backend->device->host_available(backend->device);
     return status;
 }
 
@@ -143,6 +144,7 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     dsvi_run_facts_memory(&facts, text, sizeof text);
     line(context, text);
     line(context, "not counted above: decoded clips and, on a GPU, memory of its libraries");
+    DSVI_TRY(dsvi_memory_check(planned, &preview->device));
     size_t used = device->memory_used(planned->backend->device);
     size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
     /* On a CPU, device memory and host memory are the same memory. */

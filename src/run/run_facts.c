@@ -12,12 +12,15 @@ void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64
 {
     bool one_memory = t->backend->device->kind == DSVI_DEVICE_CPU;
     size_t host = t->host_arena.used + prefetch, lists = t->host_arena.by_class[DSVI_MEM_SPARSE];
+    size_t state = t->host_arena.by_class[DSVI_MEM_WEIGHTS] + t->host_arena.by_class[DSVI_MEM_OPTIMIZER] +
+                   t->host_arena.by_class[DSVI_MEM_EMA];
     *facts = (DsviRunFacts){
         .trainer = t,
         .clips = clips,
         .program = program,
-        .host = one_memory ? 0 : host - lists,
+        .host = one_memory ? 0 : host - lists - state,
         .host_lists = one_memory ? 0 : lists,
+        .host_state = one_memory ? 0 : state,
         .total = t->arena.used + (one_memory ? host + program : 0),
     };
     for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
@@ -39,6 +42,9 @@ void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_by
     if (facts->host_lists > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " lists %.1f,",
                          (double)facts->host_lists * mib);
+    if (facts->host_state > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " optimizer state %.1f,",
+                         (double)facts->host_state * mib);
     snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
              (double)facts->program * mib);
 }
@@ -58,7 +64,8 @@ static bool run_facts_add_memory(cJSON *object, const DsviRunFacts *facts)
                                          (double)facts->memory[c]);
     return whole && run_facts_add_number(memory, "program and libraries", (double)facts->program) &&
            run_facts_add_number(object, "memory_planned_bytes", (double)facts->total) &&
-           run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists);
+           run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists) &&
+           run_facts_add_number(object, "state_on_host_bytes", (double)facts->host_state);
 }
 
 static bool add_model(cJSON *object, const DsviRunFacts *facts)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/memory_limit.h"
+
 enum { CLASSES_NAMED = 3, LINE = 512 };
 
 static double gib(size_t bytes)
@@ -35,6 +37,13 @@ static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
                                       t->backend->device->kind != DSVI_DEVICE_CPU;
 }
 
+/* Moves the optimizer's state to the host. A LoRA's state is small. */
+static void offload_states(const DsviTrainer *t, DsvConfig *settings)
+{
+    if (settings->lora_rank == 0 && t->backend->device->kind != DSVI_DEVICE_CPU)
+        snprintf(settings->offload, sizeof settings->offload, "states");
+}
+
 static void divide_more(const DsviTrainer *t, DsvConfig *settings, int64_t stage)
 {
     if (t->mesh.shard_ranks > 1 && settings->zero_stage < stage)
@@ -61,14 +70,15 @@ static void store_less(DsvConfig *settings)
         snprintf(settings->base_precision, sizeof settings->base_precision, "fp8");
 }
 
-/* Stores the optimizer's state in 8 bits. A LoRA's state is small. */
-static void remember_less(DsvConfig *settings)
+/* Stores the moments of AdamW in fewer bits. A LoRA's moments are small. */
+static void remember_less(DsvConfig *settings, const char *optimizer)
 {
-    if (settings->lora_rank == 0)
-        snprintf(settings->optimizer, sizeof settings->optimizer, "adamw_8bit");
+    if (settings->lora_rank == 0 && strncmp(settings->optimizer, "adamw", 5) == 0 &&
+        strcmp(settings->optimizer, "adamw_8bit") != 0)
+        snprintf(settings->optimizer, sizeof settings->optimizer, "%s", optimizer);
 }
 
-enum { WAYS = 8 };
+enum { WAYS = 10 };
 
 /* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
  * lowest numbers. */
@@ -79,9 +89,11 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
     case 1: divide_more(t, settings, 2); break;
     case 2: keep_less(settings, "selective"); break;
     case 3: divide_more(t, settings, 3); break;
-    case 4: keep_less(settings, "true"); break;
-    case 5: store_less(settings); break;
-    case 6: remember_less(settings); break;
+    case 4: offload_states(t, settings); break;
+    case 5: keep_less(settings, "true"); break;
+    case 6: store_less(settings); break;
+    case 7: remember_less(settings, "adamw_bf16"); break;
+    case 8: remember_less(settings, "adamw_8bit"); break;
     default: split_batch(settings);
     }
 }
@@ -93,6 +105,8 @@ static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool 
     int used = 0;
     if (settings->sparse_offload_lists)
         used = snprintf(words, LINE, "sparse.offload_lists=true ");
+    if (strcmp(settings->offload, run->offload) != 0)
+        used += snprintf(words + used, LINE - (size_t)used, "offload=%s ", settings->offload);
     if (divided)
         used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ",
                          (long long)settings->zero_stage);
@@ -109,7 +123,9 @@ static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool 
 /* Returns whether the host has memory for `more` additional bytes in each of its ranks. */
 static bool host_has_room(const DsviTrainer *t, size_t more)
 {
-    return t->here.sum + (uint64_t)t->here.ranks * more <= t->backend->device->host_bytes;
+    uint64_t wanted = t->here.sum + (uint64_t)t->here.ranks * more;
+    return wanted <= t->backend->device->host_bytes &&
+           (t->host_available == 0 || wanted <= t->host_available);
 }
 
 /* Writes options with which the run would fit into `words`, or "" if none of the options tried is enough.
@@ -160,28 +176,55 @@ static void name_buckets(const DsviTrainer *t, size_t free_bytes, char words[LIN
 DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
 {
     DsviDevice *device = t->backend->device;
-    size_t used = device->memory_used(device);
+    size_t used = device->memory_used(device), limit = (size_t)dsvi_memory_limit(t->settings);
     size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
-    char largest[LINE], fit[LINE], buckets[LINE];
+    bool limited = limit > 0 && limit < free_bytes;
+    char largest[LINE], fit[LINE], buckets[LINE], room[LINE];
+    if (limited)
+        snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
+    else
+        snprintf(room, LINE, "of %.1f there are %.1f free", gib(device->memory_bytes), gib(free_bytes));
+    free_bytes = limited ? limit : free_bytes;
     name_largest(plan, largest);
     name_buckets(t, free_bytes, buckets);
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
-                     "the run wants %.1f GiB of device memory, of %.1f there are %.1f free; "
+                     "the run wants %.*f GiB of device memory%s, %s; "
                      "the most goes to %s GiB%s; %s%s",
-                     gib(plan->used), gib(device->memory_bytes), gib(free_bytes), largest, buckets,
+                     limited ? 3 : 1, gib(plan->used),
+                     strcmp(t->settings->offload, "states") == 0 ? " with offload=states" : "", room, largest,
+                     buckets,
                      fit[0] ? "it would fit with "
                             : "no checkpointing makes it fit: a smaller clip or "
                               "model would",
                      fit);
 }
 
-DsvStatus dsvi_memory_explain_host(const DsviTrainer *t)
+/* The ranks on this machine need more host memory than it has. Each rank's allocation alone would succeed,
+ * because Linux overcommits memory, and a rank would be killed later. */
+static DsvStatus explain_host(const DsviTrainer *t, bool in_use)
 {
     bool one = t->here.ranks == 1;
-    return DSVI_FAIL(DSV_E_NO_MEMORY,
-                     "%lld rank%s on this machine want%s %.1f GiB of its memory, and it has "
-                     "%.1f",
-                     (long long)t->here.ranks, one ? "" : "s", one ? "s" : "", gib(t->here.sum),
-                     gib(t->backend->device->host_bytes));
+    char room[LINE];
+    size_t all = t->backend->device->host_bytes;
+    if (in_use)
+        snprintf(room, LINE, "%.1f of its %.1f are free", gib(t->host_available), gib(all));
+    else
+        snprintf(room, LINE, "it has %.1f", gib(all));
+    return DSVI_FAIL(DSV_E_NO_MEMORY, "%lld rank%s on this machine want%s %.1f GiB of its memory, and %s",
+                     (long long)t->here.ranks, one ? "" : "s", one ? "s" : "", gib(t->here.sum), room);
+}
+
+DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan)
+{
+    uint64_t limit = dsvi_memory_limit(t->settings);
+    size_t all = t->backend->device->host_bytes;
+    bool offloads = strcmp(t->settings->offload, "states") == 0;
+    if (limit > 0 && plan->used > limit)
+        return dsvi_memory_explain(t, plan);
+    if (all > 0 && t->here.sum > all)
+        return explain_host(t, false);
+    if (offloads && t->host_available > 0 && t->here.sum > t->host_available)
+        return explain_host(t, true);
+    return DSV_OK;
 }

@@ -8,15 +8,15 @@
 extern "C" {
 #endif
 
-/* Called when the device could not allocate the bytes of `plan`. Returns DSV_E_NO_MEMORY with a message that
- * gives the bytes needed, the bytes free, the largest classes of memory, and options with which the run would
- * fit, if there are any. */
-DsvStatus dsvi_memory_explain(const DsviTrainer *trainer, const DsviArena *plan);
+/* Checks the memory plan of a run before anything is allocated. Returns DSV_E_NO_MEMORY with a message if
+ * `plan`, of the device, exceeds memory_gib, or if the ranks on this machine together (trainer->here) need
+ * more host memory than it has or, with state in host memory, than it has free (trainer->host_available). */
+DsvStatus dsvi_memory_check(const DsviTrainer *trainer, const DsviArena *plan);
 
-/* Called when the ranks on this machine together need more host memory than the machine has. Each rank's
- * allocation alone would succeed, because Linux overcommits memory, and a rank would be killed later. Returns
- * DSV_E_NO_MEMORY with a message. */
-DsvStatus dsvi_memory_explain_host(const DsviTrainer *trainer);
+/* Called when the device could not allocate the bytes of `plan`. Returns DSV_E_NO_MEMORY with a message that
+ * gives the bytes needed, the bytes free or memory_gib, the largest classes of memory, and options with which
+ * the run would fit, if there are any. */
+DsvStatus dsvi_memory_explain(const DsviTrainer *trainer, const DsviArena *plan);
 
 #ifdef __cplusplus
 }

@@ -87,47 +87,35 @@ void dsvi_moments_free(DsviMoments *moments)
     }
 }
 
-void dsvi_moments_carve(DsviMoments *moments, DsviArena *arena)
+void dsvi_moments_carve(DsviMoments *moments, int64_t first_bucket, DsviArena *arena)
 {
     for (int i = 0; i < 2; i++) {
         DsviMoment *moment = &moments->moment[i];
-        moment->data = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, (size_t)moment->bytes.own);
-        moment->scales = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, (size_t)moment->scale_bytes.own);
+        int64_t bytes = moment->bytes.own - moment->bytes.packed[first_bucket];
+        int64_t scale_bytes = moment->scale_bytes.own - moment->scale_bytes.packed[first_bucket];
+        moment->data = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, (size_t)bytes);
+        moment->scales = dsvi_arena_take(arena, DSVI_MEM_OPTIMIZER, (size_t)scale_bytes);
     }
-}
-
-DsvStatus dsvi_moments_clear(const DsviMoments *moments, DsviDevice *device)
-{
-    for (int i = 0; i < 2; i++) {
-        const DsviMoment *moment = &moments->moment[i];
-        if (moment->bytes.own > 0)
-            DSVI_TRY(device->clear(device->stream, moment->data, (size_t)moment->bytes.own));
-        /* with a scale of zero, every code stands for zero */
-        if (moment->scale_bytes.own > 0)
-            DSVI_TRY(device->clear(device->stream, moment->scales, (size_t)moment->scale_bytes.own));
-    }
-    return DSV_OK;
 }
 
 void dsvi_moments_arrays(const DsviMoments *moments, const DsviShard *shard, int64_t bucket, int64_t at,
-                         DsviAdamwArgs *args)
+                         unsigned char *const data[2], unsigned char *const scales[2], DsviAdamwArgs *args)
 {
     const DsviParamTable *table = moments->moment[0].table;
     int64_t first = dsvi_shard_first(shard, bucket), element = first + at;
     bool matrices = element >= matrices_begin(table, bucket);
-    void *data[2];
-    float *scales[2];
+    unsigned char *from[2], *scales_from[2];
     for (int i = 0; i < 2; i++) {
         const DsviMoment *moment = &moments->moment[i];
-        data[i] = moment->data + moment->bytes.packed[bucket] + dsvi_moment_byte(moment, bucket, element) -
+        from[i] = data[i] + dsvi_moment_byte(moment, bucket, element) -
                   dsvi_moment_byte(moment, bucket, first);
-        scales[i] = (float *)(moment->scales + moment->scale_bytes.packed[bucket] +
-                              scale_byte_of(moment, bucket, element) - scale_byte_of(moment, bucket, first));
+        scales_from[i] = scales[i] + scale_byte_of(moment, bucket, element) -
+                         scale_byte_of(moment, bucket, first);
     }
     args->state_dtype = matrices ? moments->moment[0].matrix_dtype : DSVI_F32;
     args->first = table->begin[bucket] + element;
-    args->m = data[0];
-    args->v = data[1];
-    args->m_scale = scales[0];
-    args->v_scale = scales[1];
+    args->m = from[0];
+    args->v = from[1];
+    args->m_scale = (float *)scales_from[0];
+    args->v_scale = (float *)scales_from[1];
 }

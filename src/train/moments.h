@@ -35,7 +35,8 @@ typedef struct DsviMoment {
     bool has_matrices;      /* false: matrices of the blocks have no such moment */
     const DsviParamTable *table;
     DsviShard bytes, scale_bytes; /* division among the ranks, in bytes */
-    unsigned char *data, *scales; /* this rank's shards, device memory; scales: F32, empty without codes */
+    unsigned char *data, *scales; /* this rank's shards on the device (dsvi_moments_carve); scales: F32, empty
+                                   * without codes */
 } DsviMoment;
 
 typedef struct DsviMoments {
@@ -48,19 +49,19 @@ typedef struct DsviMoments {
 DsvStatus dsvi_moments_make(DsviOptimizer optimizer, const DsviParamTable *table, DsviShard *shard,
                             DsviMoments *out);
 void dsvi_moments_free(DsviMoments *moments); /* accepts a zeroed struct */
-/* Takes the device memory, once for planning and once bound (base/arena.h). */
-void dsvi_moments_carve(DsviMoments *moments, DsviArena *arena);
-/* Sets all moments to zero. */
-DsvStatus dsvi_moments_clear(const DsviMoments *moments, DsviDevice *device);
+/* Takes the device memory for the shards of the buckets from `first_bucket` on, once for planning and once
+ * bound (base/arena.h). */
+void dsvi_moments_carve(DsviMoments *moments, int64_t first_bucket, DsviArena *arena);
 
 /* Returns whether the parameters of the bucket that are GEMM weights are matrices of a block. */
 bool dsvi_moments_of_matrices(const DsviParamTable *table, int64_t bucket);
 /* Returns the byte of a bucket's moments at which element `element` of the bucket begins. */
 int64_t dsvi_moment_byte(const DsviMoment *moment, int64_t bucket, int64_t element);
 /* Sets the arrays and dtype of m and v in `args` for the elements of this rank's shard of the bucket that
- * begin with the shard's element `at`. They are all matrices of a block, or all not. */
+ * begin with the shard's element `at`. They are all matrices of a block, or all not. data[i] and scales[i]
+ * are the device addresses of this rank's shard of the bucket's moment i. */
 void dsvi_moments_arrays(const DsviMoments *moments, const DsviShard *shard, int64_t bucket, int64_t at,
-                         DsviAdamwArgs *args);
+                         unsigned char *const data[2], unsigned char *const scales[2], DsviAdamwArgs *args);
 
 #ifdef __cplusplus
 }

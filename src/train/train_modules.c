@@ -111,7 +111,8 @@ DsvStatus dsvi_train_modules_clear(DsviZero *z)
     return DSV_OK;
 }
 
-DsvStatus dsvi_train_modules_decay(DsviZero *z, double lr, double *weight_decay)
+DsvStatus dsvi_train_modules_decay(DsviZero *z, int64_t bucket, float *master, double lr,
+                                   double *weight_decay)
 {
     const double kept = 1 - lr * *weight_decay;
     if (!z->frozen)
@@ -119,10 +120,10 @@ DsvStatus dsvi_train_modules_decay(DsviZero *z, double lr, double *weight_decay)
     *weight_decay = 0;
     for (int64_t i = 0; i < z->table->count && kept != 1; i++) {
         Part part = part_of(z, &z->table->params[i]);
-        float *weight = dsvi_shard_local(&z->shard, z->master, part.bucket) + part.at;
+        float *weight = master + part.at;
         const DsviAddArgs args = {
             .n = part.count, .a = kept, .x_dtype = DSVI_F32, .y_dtype = DSVI_F32, .x = weight, .y = weight};
-        if (!z->frozen[i] && part.count > 0)
+        if (part.bucket == bucket && !z->frozen[i] && part.count > 0)
             DSVI_TRY(z->backend->ops.add.run(z->backend->device->stream, &args));
     }
     return DSV_OK;

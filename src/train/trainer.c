@@ -2,8 +2,11 @@
 #include "train/trainer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/memory_limit.h"
 #include "dist/peers.h"
 #include "train/memory_explain.h"
 #include "train/trainer_sizes.h"
@@ -207,17 +210,84 @@ static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
     dsvi_trainer_sizes_carve_host(t, arena);
 }
 
-static DsvStatus trainer_alloc_host_memory(DsviTrainer *t, size_t bytes)
+/* Counts the memory that a run takes, of the device and of the host. */
+static void trainer_count(DsviTrainer *t, DsviArena *plan, DsviArena *host_plan)
 {
-    DsviDevice *device = t->backend->device;
-    if (device->host_bytes > 0 && t->here.sum > device->host_bytes)
-        return dsvi_memory_explain_host(t);
-    return device->host_alloc(device, bytes, &t->host_memory);
+    dsvi_arena_plan(plan);
+    trainer_carve(t, plan);
+    dsvi_arena_plan(host_plan);
+    trainer_carve_host(t, host_plan);
+    dsvi_zero_carve_state(&t->zero, t->settings, host_plan);
 }
 
-static DsvStatus trainer_allocate_host(DsviTrainer *t, const DsviArena *plan)
+/* With offload=states, chooses how many buckets keep their state in host memory: the fewest with which the
+ * run keeps to memory_gib, because each costs time for its copies; all of them without memory_gib. If the run
+ * cannot keep to memory_gib, the number with which it takes the least memory. */
+static void trainer_choose_hosted(DsviTrainer *t)
 {
-    DsvStatus status = trainer_alloc_host_memory(t, plan->used);
+    uint64_t limit = dsvi_memory_limit(t->settings);
+    int64_t buckets = t->zero.shard.buckets, best = buckets;
+    size_t least = SIZE_MAX;
+    if (strcmp(t->settings->offload, "states") != 0)
+        return;
+    for (int64_t hosted = 0; hosted <= buckets && limit > 0 && least > limit; hosted++) {
+        DsviArena plan;
+        dsvi_arena_plan(&plan);
+        dsvi_zero_host_state(&t->zero, hosted);
+        trainer_carve(t, &plan);
+        if (plan.used < least) {
+            least = plan.used;
+            best = hosted;
+        }
+    }
+    dsvi_zero_host_state(&t->zero, best);
+}
+
+/* Allocates the host memory of the optimizer's state: page-locked memory, or pageable memory if the system
+ * refuses to lock so much, which `log` reports. */
+static DsvStatus trainer_allocate_state(DsviTrainer *t, DsviSparseLog *log, void *log_context)
+{
+    enum { ALIGNMENT = 256 };
+    DsviDevice *device = t->backend->device;
+    DsviArena arena;
+    char line[256];
+    dsvi_arena_plan(&arena);
+    dsvi_zero_carve_state(&t->zero, t->settings, &arena);
+    size_t bytes = arena.used;
+    if (bytes == 0)
+        return DSV_OK;
+    DsvStatus status = device->host_alloc(device, bytes, &t->state_memory);
+    if (status == DSV_E_NO_MEMORY) {
+        t->state_pageable = true;
+        t->state_memory = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        if (!t->state_memory)
+            return DSVI_FAIL(DSV_E_NO_MEMORY, "offload=states: no %zu bytes of host memory", bytes);
+        snprintf(
+            line, sizeof line,
+            "offload=states: the system refuses to page-lock %.1f GiB; the optimizer state waits in pageable "
+            "memory, which makes its copies slower",
+            (double)bytes / 1073741824.0);
+        if (log)
+            log(log_context, line);
+        status = DSV_OK;
+    }
+    DSVI_TRY(status);
+    dsvi_arena_bind(&arena, t->state_memory, bytes);
+    dsvi_zero_carve_state(&t->zero, t->settings, &arena);
+    t->host_arena.used += bytes;
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
+        t->host_arena.by_class[c] += arena.by_class[c];
+    return DSV_OK;
+}
+
+static DsvStatus trainer_allocate_host(DsviTrainer *t)
+{
+    DsviDevice *device = t->backend->device;
+    DsviArena host_plan;
+    const DsviArena *plan = &host_plan;
+    dsvi_arena_plan(&host_plan);
+    trainer_carve_host(t, &host_plan);
+    DsvStatus status = device->host_alloc(device, plan->used, &t->host_memory);
     if (status == DSV_E_NO_MEMORY && plan->by_class[DSVI_MEM_SPARSE] > 0)
         return dsvi_fail_prefix(status,
                                 "sparse.offload_lists is true, and lists take %.1f GiB of the host's "
@@ -236,16 +306,15 @@ static DsvStatus trainer_allocate_host(DsviTrainer *t, const DsviArena *plan)
     return DSV_OK;
 }
 
-static DsvStatus trainer_allocate(DsviTrainer *t)
+static DsvStatus trainer_allocate(DsviTrainer *t, DsviSparseLog *log, void *log_context)
 {
     DsviDevice *device = t->backend->device;
     DsviArena plan, host_plan;
 
-    dsvi_arena_plan(&plan);
-    trainer_carve(t, &plan);
-    dsvi_arena_plan(&host_plan);
-    trainer_carve_host(t, &host_plan);
+    trainer_count(t, &plan, &host_plan);
+    t->host_available = device->host_available(device);
     DSVI_TRY(dsvi_peers_on_machine(t->comm, host_plan.used, &t->here));
+    DSVI_TRY(dsvi_memory_check(t, &plan));
     DsvStatus status = device->mem_alloc(device, plan.used, &t->memory);
     if (status == DSV_E_NO_MEMORY)
         return dsvi_memory_explain(t, &plan);
@@ -254,7 +323,8 @@ static DsvStatus trainer_allocate(DsviTrainer *t)
     DSVI_TRY(device->clear(device->stream, t->memory, plan.used));
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     trainer_carve(t, &t->arena);
-    return trainer_allocate_host(t, &host_plan);
+    DSVI_TRY(trainer_allocate_host(t));
+    return trainer_allocate_state(t, log, log_context);
 }
 
 /* Uploads the loss weight of each latent channel: the pixel error that an error of the channel causes, to
@@ -302,6 +372,7 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     DSVI_TRY_GOTO(status, dsvi_trainer_sizes_list(t, &t->clips), fail);
     t->latent = t->sizes[t->main_size].latent;
     DSVI_TRY_GOTO(status, trainer_make_parts(t, args->log, args->log_context), fail);
+    trainer_choose_hosted(t);
     *out = t;
     return DSV_OK;
 fail:
@@ -321,10 +392,7 @@ DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, 
         .sizes = &like->clips,
     };
     DSVI_TRY(trainer_prepare(&args, &like->mesh, like->group, &t));
-    dsvi_arena_plan(plan);
-    trainer_carve(t, plan);
-    dsvi_arena_plan(host_plan);
-    trainer_carve_host(t, host_plan);
+    trainer_count(t, plan, host_plan);
     dsvi_trainer_free(&t);
     return DSV_OK;
 }
@@ -388,7 +456,7 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DSVI_TRY_GOTO(status, trainer_join_devices(t), fail);
     dsvi_trainer_sizes_set_comm(t);
     DSVI_TRY_GOTO(status, trainer_make_dealer(t, args), fail);
-    DSVI_TRY_GOTO(status, trainer_allocate(t), fail);
+    DSVI_TRY_GOTO(status, trainer_allocate(t, args->log, args->log_context), fail);
     DSVI_TRY_GOTO(status, set_channel_weight(t), fail);
     DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
     DsviDitWeights weights = trainer_weights(t);
@@ -428,6 +496,10 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
+    if (t->state_pageable)
+        free(t->state_memory);
+    else
+        t->backend->device->host_free(t->backend->device, t->state_memory);
     free(t);
     *trainer = NULL;
 }
@@ -462,10 +534,10 @@ DsvStatus dsvi_trainer_start(DsviTrainer *t)
 {
     DsviDevice *device = t->backend->device;
     DsviZero *z = &t->zero;
-    DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->master));
+    DSVI_TRY(dsvi_zero_store(z, DSVI_STATE_MASTER, t->host_flat));
     DSVI_TRY(dsvi_zero_refresh(z));
-    DSVI_TRY(dsvi_moments_clear(&z->moments, device));
+    DSVI_TRY(dsvi_zero_clear_moments(z));
     if (z->ema.data)
-        DSVI_TRY(dsvi_zero_store(z, t->host_flat, z->ema));
+        DSVI_TRY(dsvi_zero_store(z, DSVI_STATE_EMA, t->host_flat));
     return device->sync(device->stream);
 }

@@ -86,8 +86,11 @@ typedef struct DsviTrainer {
     void *memory;            /* the one device allocation */
     DsviArena arena;         /* layout of `memory` */
     void *host_memory;       /* the one host allocation, made by the device (pinned on a GPU) */
-    DsviArena host_arena;    /* layout of `host_memory` */
-    DsviPeersOnMachine here; /* here.sum: bytes of host_memory of all ranks on this machine */
+    void *state_memory;      /* optimizer state that waits in host memory; NULL: none (DsviZero.hosted) */
+    bool state_pageable;     /* state_memory could not be page-locked and was allocated with aligned_alloc */
+    DsviArena host_arena;    /* layout of `host_memory`; `used` and `by_class` count state_memory too */
+    size_t host_available;   /* bytes of host memory that could be allocated before the run took any */
+    DsviPeersOnMachine here; /* here.sum: bytes of host memory of all ranks on this machine */
 
     /* One micro-batch in device memory. latents and noise are valid until the forward pass has used them:
      * they share memory with activations. */

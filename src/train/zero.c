@@ -57,6 +57,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
 
 void dsvi_zero_free(DsviZero *z)
 {
+    dsvi_zero_settle_state(z);
     dsvi_comm_queue_free(&z->queue);
     for (int i = 0; i < 2; i++)
         dsvi_comm_close(&z->joined[i]);
@@ -137,23 +138,24 @@ static void zero_set_workspace(const DsviZero *z, DsviComm *device_all)
 void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
 {
     int64_t buckets = z->shard.buckets, size = sizeof(float);
-    size_t packed = (size_t)(z->shard.own * size);
+    size_t resident = (size_t)((z->shard.own - z->shard.packed[z->hosted]) * size);
     int64_t compute = z->compute_whole ? z->compute_shard.begin[buckets] : z->compute_shard.own;
     int64_t grad = (z->grad.flat ? z->shard.begin[buckets] : z->shard.own) * size;
     z->compute = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)compute);
     z->master.flat = z->act == DSVI_F32 && z->compute_whole;
     z->master.data = z->act == DSVI_F32 ? (float *)z->compute
-                                        : dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, packed);
+                                        : dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, resident);
     if (!z->compute_whole)
         carve_buffers(z->gathered, arena, DSVI_MEM_WEIGHTS, dsvi_shard_largest_bucket(&z->compute_shard));
     if (!z->grad_elsewhere)
         z->grad.data = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)grad);
     if (!z->grad.flat)
         carve_buffers(z->summed, arena, DSVI_MEM_GRADIENTS, dsvi_shard_largest_bucket(&z->shard) * size);
-    dsvi_moments_carve(&z->moments, arena);
+    dsvi_moments_carve(&z->moments, z->hosted, arena);
     if (z->moments.optimizer == DSVI_MUON)
         dsvi_muon_carve(&z->muon, arena);
-    z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSVI_MEM_EMA, packed) : NULL;
+    z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSVI_MEM_EMA, resident) : NULL;
+    dsvi_zero_carve_slots(z, settings, arena);
     carve_sum_workspace(z, arena);
     z->square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->square);
     z->local_square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->local_square);
@@ -509,105 +511,6 @@ DsvStatus dsvi_zero_gather_directions(DsviZero *z, int64_t bucket)
     if (z->mesh->shard_ranks == 1)
         return DSV_OK;
     return dsvi_comm_queue_wait(z->queue, dsvi_comm_queue_put(z->queue, gather_directions, z, bucket));
-}
-
-/* ---- transfers to and from the host ---- */
-
-int64_t dsvi_zero_host_elements(const DsviZero *z)
-{
-    bool first = dsvi_comm_rank(z->mesh->all) == 0;
-    return first ? z->shard.begin[z->shard.buckets] : dsvi_shard_largest_bucket(&z->shard);
-}
-
-/* An array that is divided among the ranks, in items of `size` bytes. */
-typedef struct Divided {
-    const DsviShard *shard;
-    size_t size;
-    void *data; /* device memory */
-    bool flat;
-} Divided;
-
-/* Returns where a bucket is in host memory: at its place in the flat array on rank 0, at the start
- * elsewhere. */
-static char *host_bucket(const DsviZero *z, const Divided *array, void *flat, int64_t bucket)
-{
-    int64_t first = dsvi_comm_rank(z->mesh->all) == 0 ? array->shard->begin[bucket] : 0;
-    return (char *)flat + (size_t)first * array->size;
-}
-
-static char *divided_local(const Divided *array, int64_t bucket)
-{
-    return (char *)array->data + (size_t)dsvi_shard_offset(array->shard, bucket, array->flat) * array->size;
-}
-
-static DsvStatus store_array(const DsviZero *z, void *flat, const Divided *array)
-{
-    const DsviMesh *mesh = z->mesh;
-    DsviDevice *device = z->backend->device;
-    const DsviShard *shard = array->shard;
-    for (int64_t b = 0; b < shard->buckets; b++) {
-        char *bucket = host_bucket(z, array, flat, b);
-        char *local = bucket + (size_t)dsvi_shard_first(shard, b) * array->size;
-        size_t bytes = (size_t)dsvi_shard_count(shard, b) * array->size;
-        if (mesh->replica_rank == 0)
-            DSVI_TRY(dsvi_comm_scatter(mesh->shard, 0, bucket, array->size, dsvi_shard_bound(shard, b)));
-        DSVI_TRY(dsvi_comm_broadcast(mesh->replica, 0, local, bytes));
-        DSVI_TRY(device->upload(device->stream, divided_local(array, b), local, bytes));
-        DSVI_TRY(device->sync(device->stream));
-    }
-    return DSV_OK;
-}
-
-static DsvStatus fetch_array(const DsviZero *z, const Divided *array, void *flat)
-{
-    DsviDevice *device = z->backend->device;
-    const DsviShard *shard = array->shard;
-    if (z->mesh->replica_rank > 0)
-        return DSV_OK;
-    for (int64_t b = 0; b < shard->buckets; b++) {
-        char *bucket = host_bucket(z, array, flat, b);
-        DSVI_TRY(device->download(device->stream, bucket + (size_t)dsvi_shard_first(shard, b) * array->size,
-                                  divided_local(array, b), (size_t)dsvi_shard_count(shard, b) * array->size));
-        DSVI_TRY(device->sync(device->stream));
-        DSVI_TRY(dsvi_comm_gather(z->mesh->shard, 0, bucket, array->size, dsvi_shard_bound(shard, b)));
-    }
-    return DSV_OK;
-}
-
-static Divided divided_floats(const DsviZero *z, DsviShardArray array)
-{
-    return (Divided){&z->shard, sizeof(float), array.data, array.flat};
-}
-
-static Divided divided_moment(const DsviMoment *moment, bool scales)
-{
-    if (scales)
-        return (Divided){&moment->scale_bytes, 1, moment->scales, false};
-    return (Divided){&moment->bytes, 1, moment->data, false};
-}
-
-DsvStatus dsvi_zero_store(DsviZero *z, const float *flat, DsviShardArray array)
-{
-    Divided divided = divided_floats(z, array);
-    return store_array(z, (float *)flat, &divided);
-}
-
-DsvStatus dsvi_zero_fetch(DsviZero *z, DsviShardArray array, float *flat)
-{
-    Divided divided = divided_floats(z, array);
-    return fetch_array(z, &divided, flat);
-}
-
-DsvStatus dsvi_zero_store_moment(DsviZero *z, int moment, bool scales, void *flat)
-{
-    Divided divided = divided_moment(&z->moments.moment[moment], scales);
-    return store_array(z, flat, &divided);
-}
-
-DsvStatus dsvi_zero_fetch_moment(DsviZero *z, int moment, bool scales, void *flat)
-{
-    Divided divided = divided_moment(&z->moments.moment[moment], scales);
-    return fetch_array(z, &divided, flat);
 }
 
 DsvStatus dsvi_zero_await_transfers(DsviZero *z, DsvStatus status)

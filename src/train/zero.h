@@ -15,6 +15,10 @@
  * weights that passes read: GEMM weights in the compute dtype and the others in F32. If the compute dtype is
  * F32, the compute weights are the master weights. A rank without other ranks keeps everything whole.
  *
+ * With offload=states, "state" being the master weights, moments and EMA, the state of the buckets before
+ * `hosted` waits in host memory from one update to the next (zero_offload.c). If the compute dtype is F32,
+ * the master weights stay on the device, because passes read them.
+ *
  * Sums over ranks are formed in rank order at every stage. Without gradient accumulation all stages therefore
  * give the same bits. With gradient accumulation they differ by rounding, because stages 2 and 3 sum over
  * ranks after each micro-batch and stage 1 once per step. If there are several shard groups (hsdp_shard_dim),
@@ -41,6 +45,21 @@ typedef struct DsviZeroBuffer {
     int64_t bucket; /* the bucket in the buffer; -1: none */
     int64_t queued; /* number in the queue of the transfer that fills the buffer or sums its contents */
 } DsviZeroBuffer;
+
+/* The arrays of the state that an update reads and writes. */
+typedef enum DsviStateArray {
+    DSVI_STATE_MASTER,
+    DSVI_STATE_EXP_AVG, /* moment 0 */
+    DSVI_STATE_EXP_AVG_SCALES,
+    DSVI_STATE_EXP_AVG_SQ, /* moment 1 */
+    DSVI_STATE_EXP_AVG_SQ_SCALES,
+    DSVI_STATE_EMA,
+    DSVI_STATE_ARRAYS
+} DsviStateArray;
+
+/* Buckets whose state can be on the device at once, if it waits in host memory: one is uploaded, one updated
+ * and one downloaded. */
+enum { DSVI_STATE_SLOTS = 3 };
 
 typedef struct DsviZero {
     DsviBackend *backend;
@@ -69,8 +88,18 @@ typedef struct DsviZero {
     DsviMoments moments;
     DsviMuon muon; /* with optimizer=muon */
     double muon_momentum;
-    bool *frozen;         /* (table->count) parameters that are not trained (train_modules.h); NULL: none */
-    DsviShardArray ema;   /* moving average; data is NULL if ema_decay is 0 */
+    bool *frozen;       /* (table->count) parameters that are not trained (train_modules.h); NULL: none */
+    DsviShardArray ema; /* moving average; data is NULL if ema_decay is 0 */
+
+    /* State in host memory. `master`, `moments` and `ema` then have the shards of the other buckets only. */
+    int64_t hosted;                               /* buckets [0, hosted) wait in host memory; 0: none */
+    unsigned char *host_state[DSVI_STATE_ARRAYS]; /* packed shards of these buckets, host memory; NULL: all of
+                                                   * the array is on the device */
+    unsigned char *slot[DSVI_STATE_ARRAYS][DSVI_STATE_SLOTS]; /* device memory for the state of one bucket;
+                                                               * bucket b uses slot b % DSVI_STATE_SLOTS */
+    int64_t uploaded; /* the state of buckets [0, uploaded) has been uploaded for the next update, or for the
+                       * current one */
+
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
     double *local_square; /* (buckets) sums of squares of this rank's gradients before the sum
@@ -89,11 +118,19 @@ void dsvi_zero_free(DsviZero *zero); /* accepts a zeroed struct */
  * Otherwise returns NULL, and dsvi_zero_carve takes the memory. */
 const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
 
+/* Keeps the state of buckets [0, buckets) in host memory from now on; 0 <= buckets <= shard.buckets. Call
+ * before memory is carved. */
+void dsvi_zero_host_state(DsviZero *zero, int64_t buckets);
+
 /* Takes the device memory of weights, gradients and optimizer state from the arena. The memory that the
  * arena provides must be zero. */
 void dsvi_zero_carve(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
 /* Takes from `arena` the host memory for sums of squares of the gradients. */
 void dsvi_zero_carve_host(DsviZero *zero, DsviArena *arena);
+
+/* Takes from `arena` the host memory for the state of the hosted buckets. Copies are fastest if the memory is
+ * page-locked (DsviDevice.host_alloc), but any host memory works. */
+void dsvi_zero_carve_state(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
 
 /* Creates the groups and the queue for transfers. Call after the arenas have memory. `device_all` is the
  * group of all ranks for device memory. */
@@ -125,17 +162,20 @@ DsvStatus dsvi_zero_grad_nonfinite(DsviZero *zero, bool *spoilt);
  * weights. */
 DsvStatus dsvi_zero_update(DsviZero *zero, const DsviAdamwArgs *options);
 
-/* Copies `flat` of rank 0 (host memory, in the layout of the table) to `array` of all ranks, each its shard.
- * `array` is master or ema. On other ranks `flat` is scratch of dsvi_zero_host_elements()
- * elements. Called by all ranks. */
-DsvStatus dsvi_zero_store(DsviZero *zero, const float *flat, DsviShardArray array);
+/* Returns the array of moment 0 or 1, or of its scales. */
+static inline DsviStateArray dsvi_state_moment(int moment, bool scales)
+{
+    return (DsviStateArray)(DSVI_STATE_EXP_AVG + 2 * moment + scales);
+}
+/* Copies `flat` of rank 0 (host memory, in the layout of the table) to `array` of all ranks, each its shard,
+ * on the device or in host memory. In `flat`, the moments of bucket b begin at byte
+ * moments.moment[i].bytes.begin[b], the scales at scale_bytes.begin[b]. On other ranks `flat` is scratch of
+ * dsvi_zero_host_elements() elements. Called by all ranks. */
+DsvStatus dsvi_zero_store(DsviZero *zero, DsviStateArray array, const void *flat);
 /* Copies `array` of all ranks to `flat` of rank 0; the opposite of dsvi_zero_store. */
-DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviShardArray array, float *flat);
-/* The same for moment 0 or 1 or its scales, in bytes: the moments of bucket b begin at byte
- * moments.moment[i].bytes.begin[b] of `flat`, the scales at scale_bytes.begin[b]. `flat` is the same memory.
- */
-DsvStatus dsvi_zero_store_moment(DsviZero *zero, int moment, bool scales, void *flat);
-DsvStatus dsvi_zero_fetch_moment(DsviZero *zero, int moment, bool scales, void *flat);
+DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviStateArray array, void *flat);
+/* Sets all moments to zero. */
+DsvStatus dsvi_zero_clear_moments(DsviZero *zero);
 /* Returns the elements of `flat` that dsvi_zero_store and dsvi_zero_fetch need on this rank. */
 int64_t dsvi_zero_host_elements(const DsviZero *zero);
 /* Computes the compute weights from the master weights. Call after dsvi_zero_store of the master weights. */

@@ -1,4 +1,5 @@
-/* Shared by zero.c and zero_update.c: where a bucket's arrays are, and transfers that an update needs. */
+/* Shared by zero.c, zero_update.c, zero_offload.c and zero_host.c: where a bucket's arrays are, and transfers
+ * that an update needs. */
 #ifndef DSVI_ZERO_INTERNAL_H
 #define DSVI_ZERO_INTERNAL_H
 
@@ -22,6 +23,43 @@ DsvStatus dsvi_zero_publish(DsviZero *zero, int64_t bucket);
 /* Gathers the shards of all ranks of what dsvi_zero_bucket_grad returns, and waits until they are there. */
 DsvStatus dsvi_zero_gather_directions(DsviZero *zero, int64_t bucket);
 DsvStatus dsvi_zero_wait_for_queue(DsviZero *zero);
+
+/* ---- zero_offload.c: the state, on the device or in host memory ---- */
+
+/* One array of the state on this rank. */
+typedef struct DsviStateView {
+    const DsviShard *shard; /* its division among ranks, in items */
+    size_t size;            /* bytes of an item */
+    DsviMemClass mem_class;
+    unsigned char *device; /* the array, flat or packed; without the shards of buckets before `hosted`; NULL:
+                            * the run has no such array, or memory is only planned */
+    bool flat;
+    unsigned char *host; /* packed shards of buckets before `hosted` */
+    int64_t hosted;      /* 0 if all of the array is on the device */
+} DsviStateView;
+
+DsviStateView dsvi_zero_state_view(const DsviZero *zero, DsviStateArray array);
+/* Returns this rank's shard of a bucket where it is between updates: in host memory if bucket < view->hosted,
+ * else on the device. */
+unsigned char *dsvi_state_local(const DsviStateView *view, int64_t bucket);
+
+/* Takes the device memory of the slots. */
+void dsvi_zero_carve_slots(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
+/* Provides the state of a bucket on the device, for work that the compute stream is given next. Call for all
+ * buckets in ascending order, dsvi_zero_state_leave after each and dsvi_zero_state_end after the last. */
+DsvStatus dsvi_zero_state_enter(DsviZero *zero, int64_t bucket);
+/* Returns the device address of this rank's shard of a bucket that has been entered. */
+void *dsvi_zero_state(const DsviZero *zero, DsviStateArray array, int64_t bucket);
+/* Copies the bucket's state back to host memory if `changed`. Its addresses become invalid. */
+DsvStatus dsvi_zero_state_leave(DsviZero *zero, int64_t bucket, bool changed);
+/* Starts to upload the state of the first buckets for the next update, after all downloads. */
+DsvStatus dsvi_zero_state_end(DsviZero *zero);
+/* Waits until no copy of the state is in progress, so that the caller may read host_state. */
+DsvStatus dsvi_zero_state_sync(const DsviZero *zero);
+/* The same, and discards what has been uploaded in advance, so that the caller may change host_state. */
+DsvStatus dsvi_zero_state_discard(DsviZero *zero);
+/* Waits until no copy of the state is in progress and ignores failures, before memory is freed. */
+void dsvi_zero_settle_state(const DsviZero *zero);
 
 #ifdef __cplusplus
 }

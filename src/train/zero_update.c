@@ -25,6 +25,22 @@ static ShardPart shard_part(const DsviZero *z, int64_t bucket, bool gemm)
     return part;
 }
 
+/* Returns this rank's shard of a bucket of the master weights or of their moving average. */
+static float *state_floats(const DsviZero *z, DsviStateArray array, int64_t bucket)
+{
+    return dsvi_zero_state(z, array, bucket);
+}
+
+static void set_moments(const DsviZero *z, int64_t bucket, int64_t at, DsviAdamwArgs *args)
+{
+    unsigned char *data[2], *scales[2];
+    for (int i = 0; i < 2; i++) {
+        data[i] = dsvi_zero_state(z, dsvi_state_moment(i, false), bucket);
+        scales[i] = dsvi_zero_state(z, dsvi_state_moment(i, true), bucket);
+    }
+    dsvi_moments_arrays(&z->moments, &z->shard, bucket, at, data, scales, args);
+}
+
 static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviAdamwArgs *options)
 {
     ShardPart part = shard_part(z, bucket, gemm);
@@ -32,9 +48,9 @@ static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviA
     args.n = part.count;
     args.acc = DSVI_F32;
     args.grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part.at;
-    args.weight = dsvi_shard_local(&z->shard, z->master, bucket) + part.at;
-    dsvi_moments_arrays(&z->moments, &z->shard, bucket, part.at, &args);
-    args.ema = z->ema.data ? dsvi_shard_local(&z->shard, z->ema, bucket) + part.at : NULL;
+    args.weight = state_floats(z, DSVI_STATE_MASTER, bucket) + part.at;
+    set_moments(z, bucket, part.at, &args);
+    args.ema = z->ema.data ? state_floats(z, DSVI_STATE_EMA, bucket) + part.at : NULL;
     args.copy = part.compute;
     args.copy_dtype = part.dtype;
     if (part.count == 0)
@@ -53,7 +69,7 @@ static DsvStatus convert_part(DsviZero *z, int64_t bucket, bool gemm)
         .a = 1,
         .x_dtype = DSVI_F32,
         .y_dtype = part.dtype,
-        .x = dsvi_shard_local(&z->shard, z->master, bucket) + part.at,
+        .x = state_floats(z, DSVI_STATE_MASTER, bucket) + part.at,
         .y = part.compute,
     };
     if (!part.compute || part.count == 0)
@@ -71,7 +87,7 @@ static DsvStatus make_directions(DsviZero *z, int64_t bucket, const ShardPart *p
     DsviStream *stream = z->backend->device->stream;
     DsviAdamwArgs moments;
     float *grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part->at;
-    dsvi_moments_arrays(&z->moments, &z->shard, bucket, part->at, &moments);
+    set_moments(z, bucket, part->at, &moments);
     DsviMuonArgs args = {
         .n = part->count,
         .momentum = z->muon_momentum,
@@ -114,9 +130,9 @@ static DsvStatus update_matrix(DsviZero *z, int64_t bucket, const DsviParam *par
         .rate = options->lr * dsvi_muon_factor(rows, cols),
         .acc = DSVI_F32,
         .grad = directions + from,
-        .weight = dsvi_shard_local(&z->shard, z->master, bucket) + (from - shard_first),
+        .weight = state_floats(z, DSVI_STATE_MASTER, bucket) + (from - shard_first),
         .ema_decay = options->ema_decay,
-        .ema = z->ema.data ? dsvi_shard_local(&z->shard, z->ema, bucket) + (from - shard_first) : NULL,
+        .ema = z->ema.data ? state_floats(z, DSVI_STATE_EMA, bucket) + (from - shard_first) : NULL,
         .copy_dtype = part->dtype,
         .copy = part->compute ? (char *)part->compute + (size_t)(from - first) * dsvi_dtype_size(part->dtype)
                               : NULL,
@@ -142,28 +158,38 @@ static DsvStatus update_matrices(DsviZero *z, int64_t bucket, const DsviAdamwArg
 
 /* ---- all weights ---- */
 
-DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *step)
+static DsvStatus update_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs *step)
 {
-    DsviAdamwArgs own = *step;
-    const DsviAdamwArgs *options = &own;
-    DSVI_TRY(dsvi_train_modules_decay(z, own.lr, &own.weight_decay));
+    DsviAdamwArgs options = *step;
+    DSVI_TRY(dsvi_train_modules_decay(z, bucket, state_floats(z, DSVI_STATE_MASTER, bucket), options.lr,
+                                      &options.weight_decay));
+    DSVI_TRY(update_part(z, bucket, false, &options));
+    if (z->moments.optimizer == DSVI_MUON && dsvi_moments_of_matrices(z->table, bucket))
+        return update_matrices(z, bucket, &options);
+    return update_part(z, bucket, true, &options);
+}
+
+DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
+{
     for (int64_t b = 0; b < z->shard.buckets; b++) {
-        DSVI_TRY(update_part(z, b, false, options));
-        if (z->moments.optimizer == DSVI_MUON && dsvi_moments_of_matrices(z->table, b))
-            DSVI_TRY(update_matrices(z, b, options));
-        else
-            DSVI_TRY(update_part(z, b, true, options));
+        DSVI_TRY(dsvi_zero_state_enter(z, b));
+        DSVI_TRY(update_bucket(z, b, options));
+        DSVI_TRY(dsvi_zero_state_leave(z, b, true));
         DSVI_TRY(dsvi_zero_publish(z, b));
     }
+    DSVI_TRY(dsvi_zero_state_end(z));
     return dsvi_zero_wait_for_queue(z);
 }
 
 DsvStatus dsvi_zero_refresh(DsviZero *z)
 {
     for (int64_t b = 0; b < z->shard.buckets; b++) {
+        DSVI_TRY(dsvi_zero_state_enter(z, b));
         DSVI_TRY(convert_part(z, b, false));
         DSVI_TRY(convert_part(z, b, true));
+        DSVI_TRY(dsvi_zero_state_leave(z, b, false));
         DSVI_TRY(dsvi_zero_publish(z, b));
     }
+    DSVI_TRY(dsvi_zero_state_end(z));
     return dsvi_zero_wait_for_queue(z);
 }

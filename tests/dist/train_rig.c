@@ -57,7 +57,7 @@ static DsvStatus spoilt_step(DsviTrainer *t, DsviStepResult *result)
     return dsvi_train_update(t, result);
 }
 
-static DsvStatus keep_whole(DsviTrainer *t, DsviShardArray array, float **out)
+static DsvStatus keep_whole(DsviTrainer *t, DsviStateArray array, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     DSVI_TRY(dsvi_zero_fetch(&t->zero, array, t->host_flat));
@@ -74,7 +74,7 @@ static DsvStatus keep_moment(DsviTrainer *t, int moment, float **out)
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     if (dsvi_comm_rank(t->comm) == 0)
         memset(t->host_flat, 0, bytes);
-    DSVI_TRY(dsvi_zero_fetch_moment(&t->zero, moment, false, t->host_flat));
+    DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(moment, false), t->host_flat));
     if (dsvi_comm_rank(t->comm) > 0)
         return DSV_OK;
     *out = malloc(bytes);
@@ -123,10 +123,10 @@ static DsvStatus keep(DsviTrainer *t, RigRank *rank)
         rank->sparse[b] = block.sparse;
     }
     DSVI_TRY(keep_work(t, rank));
-    DSVI_TRY(keep_whole(t, t->zero.master, &rank->weights));
+    DSVI_TRY(keep_whole(t, DSVI_STATE_MASTER, &rank->weights));
     DSVI_TRY(keep_moment(t, 0, &rank->moment1));
     DSVI_TRY(keep_moment(t, 1, &rank->moment2));
-    return t->zero.ema.data ? keep_whole(t, t->zero.ema, &rank->ema) : DSV_OK;
+    return t->zero.ema.data ? keep_whole(t, DSVI_STATE_EMA, &rank->ema) : DSV_OK;
 }
 
 static DsvStatus take_steps(Rig *rig, DsviTrainer *t, RigRank *rank)

@@ -7,7 +7,7 @@
 #include "local_ranks.h"
 #include "train/step.h"
 
-enum { RIG_STEPS_MAX = 16, RIG_BLOCKS_MAX = 12, RIG_SAMPLES = 4 };
+enum { RIG_STEPS_MAX = 20, RIG_BLOCKS_MAX = 12, RIG_SAMPLES = 4 };
 
 /* Results of one rank. */
 typedef struct RigRank {

@@ -1,0 +1,234 @@
+/* Training with optimizer state in host memory (offload=states) has the same bits as with the state on the
+ * device, keeps to memory_gib, and writes checkpoints that either form reads. */
+#include "test.h"
+
+#include "run/checkpoint.h"
+#include "train/tiny.h"
+#include "train_rig.h"
+
+enum { WORDS = 12 };
+
+static const char *device = "cpu";
+static int64_t ranks_max = 2;
+
+/* Six blocks make eight buckets, more than there are slots for buckets on the device. */
+static Rig rig_of(const char **words, const char *const *extra, const char *offload, int64_t ranks,
+                  int64_t stage, int steps)
+{
+    int count = 0;
+    words[count++] = "model.num_layers=6";
+    words[count++] = "sparse.enabled=false";
+    for (int i = 0; extra[i]; i++)
+        words[count++] = extra[i];
+    for (; offload && *offload; offload = NULL)
+        words[count++] = offload;
+    words[count] = NULL;
+    return (Rig){.device = device,
+                 .assignment = words,
+                 .ranks = ranks,
+                 .stage = stage,
+                 .steps = steps,
+                 .fault_rank = -1,
+                 .samples = 2};
+}
+
+static Rig train(const char *const *extra, const char *offload, int64_t ranks, int64_t stage, int steps)
+{
+    static const char *words[WORDS];
+    Rig rig = rig_of(words, extra, offload, ranks, stage, steps);
+    rig_train(&rig);
+    return rig;
+}
+
+static size_t state_on_host(const Rig *rig)
+{
+    const size_t *plan = rig->rank[0].host_plan.by_class;
+    return plan[DSVI_MEM_WEIGHTS] + plan[DSVI_MEM_OPTIMIZER] + plan[DSVI_MEM_EMA];
+}
+
+static void same_bits(const Rig *a, const Rig *b)
+{
+    const RigRank *x = &a->rank[0], *y = &b->rank[0];
+    size_t bytes = (size_t)x->elements * sizeof(float);
+    for (int step = 0; step < a->steps; step++) {
+        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
+        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
+    }
+    assert_memory_equal(x->weights, y->weights, bytes);
+    assert_memory_equal(x->moment1, y->moment1, bytes);
+    assert_memory_equal(x->moment2, y->moment2, bytes);
+    assert_memory_equal(x->ema, y->ema, bytes);
+    for (int64_t r = 0; r < b->ranks; r++)
+        assert_memory_equal(a->rank[r].work, b->rank[r].work, (size_t)x->work_bytes);
+}
+
+static void compare(const char *const *extra, int64_t ranks, int64_t stage, int steps)
+{
+    Rig kept = train(extra, NULL, ranks, stage, steps);
+    Rig moved = train(extra, "offload=states", ranks, stage, steps);
+    assert_int_equal(state_on_host(&kept), 0);
+    assert_true(state_on_host(&moved) > 0);
+    same_bits(&kept, &moved);
+    rig_free(&kept);
+    rig_free(&moved);
+}
+
+static void the_bits_are_those_without(void **state)
+{
+    static const char *const forms[][4] = {
+        {"mixed_precision=bf16", NULL},
+        {"mixed_precision=no", NULL},
+        {"optimizer=adamw_bf16", NULL},
+        {"optimizer=adamw_8bit", NULL},
+        {"optimizer=muon", NULL},
+        {"optimizer=muon", "mixed_precision=no", NULL},
+        {"gradient_accumulation_steps=2", NULL},
+        {"train_modules=attn1", NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        compare(forms[i], 1, 1, i == 0 ? 20 : 5);
+}
+
+static void ranks_give_the_bits_too(void **state)
+{
+    static const char *const forms[][3] = {
+        {"mixed_precision=bf16", NULL}, {"mixed_precision=no", NULL}, {"optimizer=muon", NULL}};
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        for (int64_t stage = 1; stage <= 3; stage++)
+            compare(forms[i], ranks_max, stage, 3);
+}
+
+static void a_limit_moves_as_much_as_it_needs(void **state)
+{
+    static const char *const plain[] = {"mixed_precision=bf16", NULL};
+    char words[64];
+    (void)state;
+    Rig kept = train(plain, NULL, 1, 1, 4), all = train(plain, "offload=states", 1, 1, 4);
+    size_t most = kept.rank[0].plan.used, least = all.rank[0].plan.used;
+    assert_true(least < most);
+    double limit = (double)(least + most) / 2;
+    snprintf(words, sizeof words, "memory_gib=%.17g", limit / 1073741824.0);
+    const char *const limited[] = {"offload=states", words, NULL};
+    Rig some = train(limited, NULL, 1, 1, 4);
+    assert_true((double)some.rank[0].plan.used <= limit);
+    assert_true(state_on_host(&some) > 0 && state_on_host(&some) < state_on_host(&all));
+    same_bits(&kept, &some);
+    rig_free(&some);
+    snprintf(words, sizeof words, "memory_gib=%.17g", ((double)least - 1024) / 1073741824.0);
+    static const char *list[WORDS];
+    Rig none = rig_of(list, limited, NULL, 1, 1, 1);
+    none.fault = RIG_NO_SAMPLE;
+    rig_train(&none);
+    assert_int_equal(none.outcome[0].status, DSV_E_NO_MEMORY);
+    assert_non_null(strstr(none.outcome[0].sentence, "memory_gib allows"));
+    rig_free(&none);
+    rig_free(&kept);
+    rig_free(&all);
+}
+
+static char saved[DSVI_PATH_MAX], saved_again[DSVI_PATH_MAX];
+
+static DsvStatus save_after_three_steps(DsviTrainer *t, int step)
+{
+    char path[DSVI_PATH_MAX];
+    return step == 3 ? dsvi_checkpoint_save(t, saved, path) : DSV_OK;
+}
+
+static DsvStatus load_then_save(DsviTrainer *t, int step)
+{
+    char path[DSVI_PATH_MAX];
+    if (step > 0)
+        return DSV_OK;
+    snprintf(path, sizeof path, "%s/checkpoint-3", saved);
+    DSVI_TRY(dsvi_checkpoint_load(t, path));
+    return dsvi_checkpoint_save(t, saved_again, path);
+}
+
+/* Checkpoints move between settings of offload and numbers of ranks, and the step after them is the same. */
+static void checkpoints_move_between_settings(void **state)
+{
+    static const char *const plain[] = {"mixed_precision=bf16", NULL};
+    static const char *const codes[] = {"optimizer=adamw_8bit", NULL};
+    static const char *words[WORDS];
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        const char *const *form = way < 2 ? plain : codes;
+        snprintf(saved, sizeof saved, "%s", tiny_folder());
+        snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
+        Rig first = rig_of(words, form, way % 2 ? "offload=states" : NULL, way % 2 ? ranks_max : 1, 3, 4);
+        first.between = save_after_three_steps;
+        rig_train(&first);
+        Rig second = rig_of(words, form, way % 2 ? NULL : "offload=states", way % 2 ? 1 : ranks_max, 2, 1);
+        second.between = load_then_save;
+        rig_train(&second);
+        tiny_same_checkpoints(saved, saved_again, 3);
+        Rig third = rig_of(words, form, way % 2 ? NULL : "offload=states", first.ranks, 2, 1);
+        third.between = load_then_save;
+        rig_train(&third);
+        assert_memory_equal(&first.rank[0].step[3].loss, &third.rank[0].step[0].loss, sizeof(double));
+        assert_memory_equal(first.rank[0].weights, third.rank[0].weights,
+                            (size_t)first.rank[0].elements * sizeof(float));
+        rig_free(&first);
+        rig_free(&second);
+        rig_free(&third);
+        assert_ok(dsvi_folder_remove(saved));
+        assert_ok(dsvi_folder_remove(saved_again));
+    }
+}
+
+static const DsviTrainer *failing;
+
+static DsvStatus fail_for_state(DsviStream *stream, void *dst, const void *src, size_t bytes)
+{
+    const DsviTrainer *t = failing;
+    (void)stream;
+    if (dst == (void *)t->zero.host_state[DSVI_STATE_EXP_AVG])
+        return DSVI_FAIL(DSV_E_DEVICE, "the link to the host is gone");
+    memmove(dst, src, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus break_the_link(DsviTrainer *t, int step)
+{
+    failing = t;
+    if (step == 2)
+        t->backend->device->download = fail_for_state;
+    return DSV_OK;
+}
+
+static void a_copy_that_fails_ends_the_job(void **state)
+{
+    static const char *const plain[] = {"mixed_precision=bf16", NULL};
+    static const char *words[WORDS];
+    (void)state;
+    Rig rig = rig_of(words, plain, "offload=states", 1, 1, 4);
+    rig.fault = RIG_NO_SAMPLE;
+    rig.between = break_the_link;
+    rig_train(&rig);
+    assert_int_equal(rig.outcome[0].status, DSV_E_DEVICE);
+    assert_non_null(strstr(rig.outcome[0].sentence, "the link to the host is gone"));
+    rig_free(&rig);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_bits_are_those_without),
+        cmocka_unit_test(ranks_give_the_bits_too),
+        cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
+        cmocka_unit_test(checkpoints_move_between_settings),
+        cmocka_unit_test(a_copy_that_fails_ends_the_job),
+    };
+    const struct CMUnitTest cuda_tests[] = {
+        cmocka_unit_test(the_bits_are_those_without),
+        cmocka_unit_test(ranks_give_the_bits_too),
+        cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
+        cmocka_unit_test(checkpoints_move_between_settings),
+    };
+    if (argc < 2 || strcmp(argv[1], "cuda") != 0)
+        return cmocka_run_group_tests(tests, NULL, NULL);
+    device = "cuda";
+    return rig_two_gpus() ? cmocka_run_group_tests(cuda_tests, NULL, NULL) : SKIPPED;
+}
