@@ -139,7 +139,7 @@ DsvStatus dsvi_inspect_transformer(const DsviInspection *to, const char *weights
     DsviDitConfig config = *sizes;
     DsviParamTable table;
     DSVI_TRY(dsvi_param_table_make(&config, &table));
-    dsvi_inspect_print(to, "%s: Wan 2.1 transformer, %" PRId64 " parameters", weights, table.parameters);
+    dsvi_inspect_print(to, "%s: Wan transformer, %" PRId64 " parameters", weights, table.parameters);
     dsvi_inspect_print(to, "  %" PRId64 " blocks, %" PRId64 " heads x %" PRId64 ", feed-forward %" PRId64,
                        config.num_layers, config.num_attention_heads, config.attention_head_dim,
                        config.ffn_dim);

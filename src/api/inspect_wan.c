@@ -137,6 +137,7 @@ static DsvStatus inspect_part(const DsviInspection *to, DsviBackend *backend, co
     const char *path = folder->part[part];
     switch (part) {
     case DSVI_WAN_TRANSFORMER:
+    case DSVI_WAN_TRANSFORMER_2:
         DSVI_TRY(dsvi_wan_folder_config(folder, &config));
         DSVI_TRY(dsvi_inspect_transformer(to, path, &config));
         return inspect_census(to, path);
@@ -199,19 +200,26 @@ static void list_refused(const DsviInspection *to, const DsviWanFolder *folder)
 DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder)
 {
     DsviBackend backend = {0};
-    int unsound = 0;
+    int unsound = 0, parts = 0;
     dsvi_inspect_print(to, "%s: a published Wan model, laid out as %s", folder->path,
                        folder->layout ? folder->layout : "Wan repository");
     if (folder->refused)
         list_refused(to, folder);
     DSVI_TRY(dsvi_wan_folder_check(folder));
     DSVI_TRY(open_checking_backend(&backend));
-    for (int part = 0; part < DSVI_WAN_PARTS; part++)
+    if (folder->two_experts)
+        dsvi_inspect_print(to,
+                           "two experts (Wan 2.2 A14B): transformer from timestep %g on, transformer_2 below",
+                           1000 * folder->boundary_ratio);
+    for (int part = 0; part < DSVI_WAN_PARTS; part++) {
+        if (part == DSVI_WAN_TRANSFORMER_2 && !folder->two_experts)
+            continue;
+        parts++;
         unsound += !part_is_sound(to, &backend, folder, (DsviWanPart)part);
+    }
     dsvi_backend_close(&backend);
     if (unsound)
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %d of its %d parts cannot be used", folder->path, unsound,
-                         DSVI_WAN_PARTS);
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %d of its %d parts cannot be used", folder->path, unsound, parts);
     dsvi_inspect_print(to, "health: all parts are sound; dsv sample makes clips with this model");
     return DSV_OK;
 }

@@ -138,8 +138,25 @@ static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvE
     return DSV_OK;
 }
 
+/* Refuses published models of Wan 2.2, whose training is not that of one transformer with one time for all
+ * tokens. */
+static DsvStatus check_model(const DsvConfig *config)
+{
+    DsviWanFolder folder;
+    bool found = false;
+    if (config->model_path[0] && dsvi_path_exists(config->model_path))
+        DSVI_TRY(dsvi_wan_folder_find(config->model_path, config, &folder, &found));
+    if (!found || (!folder.two_experts && !folder.expand_timesteps))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "model.path=%s: dsv samples %s of Wan 2.2 and does not train it yet: expected a "
+                     "text-to-video model of Wan 2.1",
+                     config->model_path, folder.two_experts ? "the two experts" : "TI2V-5B");
+}
+
 DsvStatus dsvi_train_data_prepare(DsvConfig *config, DsviComm *comm, const DsvEvents *events)
 {
+    DSVI_TRY(check_model(config));
     if (strcmp(config->codec_name, "wan") != 0 || !config->data_path[0])
         return DSV_OK;
     DSVI_TRY(prepare_one(config, comm, events, "data.path", "train", config->data_path));

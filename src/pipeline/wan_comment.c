@@ -42,6 +42,8 @@ static bool add_settings(cJSON *object, const DsviWanComment *comment, const Dsv
            cJSON_AddNumberToObject(object, "fps", settings->fps) &&
            cJSON_AddNumberToObject(object, "num_inference_steps", (double)settings->num_inference_steps) &&
            cJSON_AddNumberToObject(object, "guidance_scale", settings->guidance_scale) &&
+           (settings->guidance_scale_2 <= 0 ||
+            cJSON_AddNumberToObject(object, "guidance_scale_2", settings->guidance_scale_2)) &&
            cJSON_AddNumberToObject(object, "flow_shift", settings->flow_shift) &&
            add_text(object, "sampler", settings->sampler) &&
            add_text(object, "mixed_precision", settings->mixed_precision) &&

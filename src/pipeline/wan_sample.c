@@ -20,8 +20,9 @@
 #include "pipeline/wan_texts.h"
 #include "sample/clip_writer.h"
 #include "sample/generator.h"
+#include "sample/sampler.h"
 
-enum { GROUP_CLIPS = 16, LINE_BYTES = 512 };
+enum { GROUP_CLIPS = 16, LINE_BYTES = 512, TIMESTEPS = 1000 };
 /* The rule for guided steps (saved_by_one_pass): FLOPs that a device does in the time in which it reads a
  * byte of weights, about 989e12 / 4.8e12 = 206 on an H200 in BF16; and the smallest fraction of a step that
  * is worth twice the memory of a pass. */
@@ -50,6 +51,7 @@ typedef struct WanJob {
     float *rows, *negative_rows;           /* (text_len, text_dim) of the present clip, and of all clips */
     float *latents[GROUP_CLIPS];           /* (elements) of each clip of the group */
     DsviSparseUseMean sparse[GROUP_CLIPS]; /* with sparse.enabled: how the blocks of these clips attended */
+    int expert;                            /* two experts: the one that is loaded; -1: none */
     DsviDitFrozen *weights;                /* while the transformer is loaded */
     DsviGenerator *generator;
     void *memory;
@@ -155,11 +157,31 @@ static DsvStatus check_parts(const WanJob *job)
     const DsviWanSampleArgs *a = job->args;
     DSVI_TRY(dsvi_wan_folder_check(a->folder));
     DSVI_TRY(dsvi_wan_folder_require(a->folder, DSVI_WAN_TRANSFORMER));
+    if (a->folder->two_experts)
+        DSVI_TRY(dsvi_wan_folder_require(a->folder, DSVI_WAN_TRANSFORMER_2));
     DSVI_TRY(dsvi_wan_folder_require(a->folder, DSVI_WAN_VAE));
     if (a->text_path)
         return DSV_OK;
     DSVI_TRY(dsvi_wan_folder_require(a->folder, DSVI_WAN_TEXT_ENCODER));
     return dsvi_wan_folder_require(a->folder, DSVI_WAN_TOKENIZER);
+}
+
+/* Checks arguments that depend on whether the model has two experts. */
+static DsvStatus check_experts(const WanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    if (!a->folder->two_experts && a->settings->guidance_scale_2 > 0)
+        return DSVI_FAIL(DSV_E_USAGE, "guidance_scale_2=%g: %s has one transformer, and no second expert",
+                         a->settings->guidance_scale_2, a->folder->path);
+    if (a->folder->two_experts && a->sparse_path)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s: a sparse state is of one transformer, and %s has two experts: expected none",
+                         a->sparse_path, a->folder->path);
+    if (a->folder->two_experts && a->loras && a->loras->count > 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s has two experts, to which dsv does not add LoRAs yet: expected no LoRA",
+                         a->folder->path);
+    return DSV_OK;
 }
 
 static size_t free_bytes(const WanJob *job)
@@ -174,11 +196,11 @@ static uint64_t vae_memory(const WanJob *job)
     return dsvi_vae_memory_limit(job->args->backend->device, dsvi_memory_limit(job->args->settings));
 }
 
-/* Opens the transformer's files, so that damaged or foreign files are found before the work begins. */
-static DsvStatus check_transformer(const WanJob *job)
+/* Opens a transformer's files, so that damaged or foreign files are found before the work begins. */
+static DsvStatus check_transformer(const WanJob *job, DsviWanPart part)
 {
     DsviStoredWeights weights;
-    DSVI_TRY(dsvi_weights_open(job->args->folder->part[DSVI_WAN_TRANSFORMER], &job->table, &weights));
+    DSVI_TRY(dsvi_weights_open(job->args->folder->part[part], &job->table, &weights));
     dsvi_weights_close(&weights);
     return DSV_OK;
 }
@@ -225,6 +247,7 @@ static DsvStatus prepare(WanJob *job)
     job->guided = settings->guidance_scale > 1;
     DSVI_TRY(check_paths(job));
     DSVI_TRY(check_parts(job));
+    DSVI_TRY(check_experts(job));
     DSVI_TRY(dsvi_wan_folder_config(a->folder, &job->config));
     DSVI_TRY(dsvi_wan_shape(a->folder, &job->config, &job->shape));
     job->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
@@ -236,7 +259,9 @@ static DsvStatus prepare(WanJob *job)
     for (size_t i = 0; a->loras && i < a->loras->count; i++)
         DSVI_TRY(dsvi_lora_check(&a->loras->lora[i], &job->table));
     DSVI_TRY(read_texts(job));
-    DSVI_TRY(check_transformer(job));
+    DSVI_TRY(check_transformer(job, DSVI_WAN_TRANSFORMER));
+    if (a->folder->two_experts)
+        DSVI_TRY(check_transformer(job, DSVI_WAN_TRANSFORMER_2));
     DSVI_TRY(check_text_encoder(job));
     return check_vae(job);
 }
@@ -266,6 +291,27 @@ static void log_decision(void *context, const char *line)
     wan_log(context, "%s", line);
 }
 
+/* Loads an expert over the other one, unless it is loaded. The time counts as loading, not as steps. */
+static DsvStatus use_expert(void *context, int expert)
+{
+    static const char *const NAMES[] = {"high noise (transformer)", "low noise (transformer_2)"};
+    WanJob *job = context;
+    const DsviWanSampleArgs *a = job->args;
+    double since = dsvi_clock_seconds(), seconds = 0;
+    if (job->expert == expert)
+        return DSV_OK;
+    job->expert = -1;
+    DSVI_TRY(dsvi_dit_frozen_load(job->weights, a->backend->device,
+                                  a->folder->part[expert ? DSVI_WAN_TRANSFORMER_2 : DSVI_WAN_TRANSFORMER],
+                                  a->loras));
+    job->expert = expert;
+    add_seconds(&seconds, &since);
+    job->times.loading += seconds;
+    job->times.steps -= seconds;
+    wan_log(job, "the expert for %s runs now, loaded in %.2f s", NAMES[expert], seconds);
+    return DSV_OK;
+}
+
 /* Creates the transformer without memory, and plans its memory. */
 static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
 {
@@ -273,17 +319,21 @@ static DsvStatus plan_transformer(WanJob *job, bool together, DsviArena *arena)
     DSVI_TRY(dsvi_dit_frozen_create(&job->table, dsvi_dit_act(a->settings), &job->weights));
     if (dsvi_dit_stores_f8(a->settings))
         DSVI_TRY(dsvi_dit_frozen_use_f8(job->weights, a->backend));
-    DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = a->backend,
-                                                        .settings = a->settings,
-                                                        .codec = &job->shape.codec,
-                                                        .config = &job->config,
-                                                        .table = &job->table,
-                                                        .sparse_learns = true,
-                                                        .sparse_path = a->sparse_path,
-                                                        .log = log_decision,
-                                                        .log_context = job,
-                                                        .guided_batch = together},
-                                   &job->generator));
+    DSVI_TRY(
+        dsvi_generator_create(&(DsviGeneratorArgs){.backend = a->backend,
+                                                   .settings = a->settings,
+                                                   .codec = &job->shape.codec,
+                                                   .config = &job->config,
+                                                   .table = &job->table,
+                                                   .sparse_learns = true,
+                                                   .sparse_path = a->sparse_path,
+                                                   .log = log_decision,
+                                                   .log_context = job,
+                                                   .use_expert = a->folder->two_experts ? use_expert : NULL,
+                                                   .expert_context = job,
+                                                   .boundary = a->folder->boundary_ratio * TIMESTEPS,
+                                                   .guided_batch = together},
+                              &job->generator));
     dsvi_arena_plan(arena);
     carve_transformer(job, arena);
     return DSV_OK;
@@ -333,6 +383,29 @@ static DsvStatus choose_transformer(WanJob *job, DsviArena *arena)
         (double)job->args->backend->device->memory_bytes / GIB);
 }
 
+/* Logs which expert computes how many steps. */
+static DsvStatus report_experts(const WanJob *job)
+{
+    DsviSampler *sampler;
+    const DsvConfig *settings = job->args->settings;
+    double ratio = job->args->folder->boundary_ratio;
+    int64_t high = 0;
+    if (!job->args->folder->two_experts)
+        return DSV_OK;
+    DSVI_TRY(dsvi_sampler_create(settings->sampler, settings->num_inference_steps, settings->flow_shift, 1,
+                                 &sampler));
+    for (int64_t i = 0; i < settings->num_inference_steps; i++)
+        high += (float)dsvi_sampler_timestep(sampler, i) >= (float)(ratio * TIMESTEPS);
+    dsvi_sampler_free(&sampler);
+    wan_log(
+        job,
+        "two experts, one on the device at a time: with boundary_ratio=%g and flow_shift=%g transformer "
+        "computes %lld of %lld steps, transformer_2 the others; the Wan repository uses flow_shift=12 for "
+        "T2V-A14B",
+        ratio, settings->flow_shift, (long long)high, (long long)settings->num_inference_steps);
+    return DSV_OK;
+}
+
 /* Logs how much memory and time sampling will take. */
 static DsvStatus estimate(WanJob *job)
 {
@@ -346,6 +419,7 @@ static DsvStatus estimate(WanJob *job)
     if (a->settings->sparse_enabled && a->settings->sparse_warmup_steps >= a->settings->num_inference_steps)
         wan_log(job, "sparse.warmup_steps=%lld keeps attention dense in all of num_inference_steps=%lld",
                 (long long)a->settings->sparse_warmup_steps, (long long)a->settings->num_inference_steps);
+    DSVI_TRY(report_experts(job));
     double weights = (double)arena.by_class[DSVI_MEM_WEIGHTS];
     wan_log(job,
             "transformer: %.2f billion parameters; %.2f GiB for weights and %.2f GiB for the pass, "
@@ -375,8 +449,10 @@ static DsvStatus open_transformer(WanJob *job)
     DsviDevice *device = job->args->backend->device;
     DSVI_TRY(choose_transformer(job, &arena));
     DSVI_TRY(dsvi_device_alloc_layout(device, carve_transformer, job, &job->memory));
-    DSVI_TRY(dsvi_dit_frozen_load(job->weights, device, job->args->folder->part[DSVI_WAN_TRANSFORMER],
-                                  job->args->loras));
+    job->expert = -1;
+    if (!job->args->folder->two_experts)
+        DSVI_TRY(dsvi_dit_frozen_load(job->weights, device, job->args->folder->part[DSVI_WAN_TRANSFORMER],
+                                      job->args->loras));
     DsviDitWeights weights = dsvi_dit_frozen_weights(job->weights);
     return dsvi_generator_setup(job->generator, &weights);
 }

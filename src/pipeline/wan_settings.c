@@ -19,7 +19,7 @@ DsvStatus dsvi_wan_settings(const DsviWanFolder *folder, DsvConfig *settings)
     settings->height = 480;
     settings->width = 832;
     settings->num_frames = 81;
-    settings->fps = 16;
+    settings->fps = folder->expand_timesteps ? 24 : 16;
     settings->num_inference_steps = 50;
     settings->guidance_scale = 5;
     settings->sparse_enabled = false;

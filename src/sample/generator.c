@@ -89,6 +89,11 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     job->steps = settings->num_inference_steps;
     job->flow_shift = settings->flow_shift;
     job->guidance_scale = settings->guidance_scale;
+    job->guidance_scale_2 = settings->guidance_scale_2 > 0 ? settings->guidance_scale_2
+                                                           : settings->guidance_scale;
+    job->use_expert = args->use_expert;
+    job->expert_context = args->expert_context;
+    job->boundary = args->boundary;
 
     DsviDitShape shape = {
         .batch = job->batch,

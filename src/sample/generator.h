@@ -36,6 +36,10 @@ typedef struct DsviGeneratorArgs {
                               * NULL: with nothing */
     DsviSparseLog *log;      /* with sparse_learns: receives the guard's decisions; or NULL */
     void *log_context;
+    /* Two experts: as DsviSampleJob (sample_loop.h). use_expert NULL: one model */
+    DsvStatus (*use_expert)(void *context, int expert);
+    void *expert_context;
+    double boundary;   /* timestep, 0 to 1000 */
     bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
                         * memory than two passes; all clips must then be guided */
 } DsviGeneratorArgs;

@@ -67,6 +67,13 @@ static DsvStatus sample_loop_evaluate(const Walk *w, const float *const *text, f
     return device->sync(device->stream);
 }
 
+/* Returns which expert computes step i: 0 for high, 1 for low noise. Timesteps are compared in F32, as
+ * diffusers compares them. */
+static int expert_of_step(const Walk *w, int64_t i)
+{
+    return w->job->use_expert && (float)dsvi_sampler_timestep(w->sampler, i) < (float)w->job->boundary;
+}
+
 /* Computes the velocity at step i: of a guided step with guidance g it is v_null + g (v_text - v_null). */
 static DsvStatus find_velocity(const Walk *w, int64_t i)
 {
@@ -76,6 +83,7 @@ static DsvStatus find_velocity(const Walk *w, int64_t i)
     float timesteps[BATCH_MAX] = {timestep, timestep};
     const float *const text[BATCH_MAX] = {job->text ? job->text : job->null_text, job->null_text};
     float *const velocity[BATCH_MAX] = {w->velocity, w->other};
+    double guidance = expert_of_step(w, i) ? job->guidance_scale_2 : job->guidance_scale;
     size_t latent_bytes = (size_t)w->elements * sizeof(float);
     for (int64_t b = 0; b < job->batch; b++)
         DSVI_TRY(device->upload(device->stream, (char *)job->latents + (size_t)b * latent_bytes, w->state,
@@ -88,13 +96,18 @@ static DsvStatus find_velocity(const Walk *w, int64_t i)
         DSVI_TRY(sample_loop_evaluate(w, text + row, velocity + row));
     }
     for (int64_t e = 0; w->guided && e < w->elements; e++)
-        w->velocity[e] = (float)(w->other[e] + job->guidance_scale * ((double)w->velocity[e] - w->other[e]));
+        w->velocity[e] = (float)(w->other[e] + guidance * ((double)w->velocity[e] - w->other[e]));
     return DSV_OK;
 }
 
 static DsvStatus sample_loop_take_step(const Walk *w, int64_t i)
 {
     const DsviSampleJob *job = w->job;
+    int expert = expert_of_step(w, i);
+    if (job->use_expert)
+        DSVI_TRY(job->use_expert(job->expert_context, expert));
+    if (job->sparse_learns && i > 0 && expert != expert_of_step(w, i - 1))
+        dsvi_sparse_restart(job->sparse); /* what was measured holds for the other expert */
     if (job->sparse)
         DSVI_TRY(dsvi_sparse_step_begin(job->sparse, i + 1, job->sparse_learns));
     DSVI_TRY(find_velocity(w, i));
@@ -112,7 +125,9 @@ static void sample_loop_report(const Walk *w, int64_t done, double seconds)
     int64_t left = job->steps - done + job->steps_after;
     DsviDevice *device = job->backend->device;
     DsvProgress progress = {
-        .unit = "step",
+        .unit = !job->use_expert              ? "step"
+                : expert_of_step(w, done - 1) ? "low noise, step"
+                                              : "high noise, step",
         .done = job->steps_before + done,
         .total = job->steps_before + job->steps + job->steps_after,
         .seconds_left = seconds / (double)done * (double)left,

@@ -30,6 +30,12 @@ typedef struct DsviSampleJob {
     const char *sampler;    /* "euler" or "unipc" */
     int64_t steps;
     double flow_shift, guidance_scale;
+    /* Two experts, which take turns in `dit`: called before each step with 0 from timestep `boundary` on and
+     * with 1 below, makes the weights of this expert those of `dit`. NULL: one model. */
+    DsvStatus (*use_expert)(void *context, int expert);
+    void *expert_context;
+    double boundary;         /* timestep, 0 to 1000 */
+    double guidance_scale_2; /* of the steps of expert 1 */
     uint64_t seed;
     int64_t steps_before, steps_after; /* of other clips in the same piece of work, for the progress report */
     /* Device memory that the loop uses: arguments of dsvi_dit_forward for a batch of B, F32. */

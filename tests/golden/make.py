@@ -28,6 +28,7 @@ import torch
 import make_attention
 import make_conv
 import make_dit
+import make_experts
 import make_names
 import make_pipeline
 import make_samplers
@@ -43,6 +44,7 @@ SETS = [
     ("dit_a", make_dit.write_a),
     ("dit_c", make_dit.write_c),
     ("pipe_a", make_pipeline.write),
+    ("pipe_experts", make_experts.write),
     ("published", make_names.write),
     ("schedulers", make_samplers.write),
     ("tail_a", make_tail.write),

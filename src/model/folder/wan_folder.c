@@ -18,7 +18,7 @@ const char *dsvi_wan_part_name(DsviWanPart part)
     static const char *const NAMES[DSVI_WAN_PARTS] = {
         [DSVI_WAN_TRANSFORMER] = "transformer",   [DSVI_WAN_VAE] = "VAE",
         [DSVI_WAN_TEXT_ENCODER] = "text encoder", [DSVI_WAN_TOKENIZER] = "tokenizer",
-        [DSVI_WAN_SCHEDULER] = "scheduler",
+        [DSVI_WAN_SCHEDULER] = "scheduler",       [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
     };
     return NAMES[part];
 }
@@ -41,11 +41,15 @@ static DsvStatus find_diffusers(DsviWanFolder *out)
         [DSVI_WAN_TEXT_ENCODER] = "text_encoder",
         [DSVI_WAN_TOKENIZER] = "tokenizer",
         [DSVI_WAN_SCHEDULER] = "scheduler/scheduler_config.json",
+        [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
     };
     out->layout = "diffusers";
     for (int part = 0; part < DSVI_WAN_PARTS; part++)
         DSVI_TRY(use_if_exists(out, (DsviWanPart)part, out->path, FOLDERS[part]));
-    return dsvi_wan_index_read(out);
+    DSVI_TRY(dsvi_wan_index_read(out));
+    if (!out->two_experts)
+        out->part[DSVI_WAN_TRANSFORMER_2][0] = 0;
+    return DSV_OK;
 }
 
 /* Finds VAE, text encoder and tokenizer among the files of a folder, as the Wan repository stores them. */
@@ -193,7 +197,8 @@ static DsvStatus require_config(const DsviWanFolder *folder, DsviWanPart part)
 {
     char config[DSVI_PATH_MAX];
     const char *path = folder->part[part];
-    bool configured = part == DSVI_WAN_TRANSFORMER || part == DSVI_WAN_VAE || part == DSVI_WAN_TEXT_ENCODER;
+    bool configured = part == DSVI_WAN_TRANSFORMER || part == DSVI_WAN_TRANSFORMER_2 ||
+                      part == DSVI_WAN_VAE || part == DSVI_WAN_TEXT_ENCODER;
     if (!configured || strcmp(folder->layout, "diffusers") != 0 || !dsvi_path_is_folder(path))
         return DSV_OK;
     DSVI_TRY(dsvi_path_join(config, path, "config.json"));
@@ -210,6 +215,7 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
         [DSVI_WAN_TEXT_ENCODER] = "; model.text_encoder=PATH names one elsewhere",
         [DSVI_WAN_TOKENIZER] = "; model.tokenizer=PATH names one elsewhere",
         [DSVI_WAN_SCHEDULER] = "",
+        [DSVI_WAN_TRANSFORMER_2] = ", which model_index.json names beside boundary_ratio",
     };
     const char *pickle = folder->pickle[part], *name = dsvi_wan_part_name(part);
     if (folder->part[part][0])
@@ -225,12 +231,12 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
     return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: the %s is missing%s", folder->path, name, WAYS[part]);
 }
 
-DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out)
+/* Reads the sizes of the transformer that is `part`. */
+static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, DsviDitConfig *out)
 {
     enum { PUBLISHED_CHANNELS = 16, WAN22_CHANNELS = 48 };
     char config[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
-    const char *transformer = folder->part[DSVI_WAN_TRANSFORMER];
-    DSVI_TRY(dsvi_wan_folder_check(folder));
+    const char *transformer = folder->part[part];
     parent_of(transformer, parent);
     bool whole = dsvi_path_is_folder(transformer);
     DSVI_TRY(dsvi_path_join(config, whole ? transformer : parent, "config.json"));
@@ -242,4 +248,18 @@ DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out
         DSV_E_UNSUPPORTED,
         "%s: the transformer has %lld latent channels, expected 16, or 48 as in TI2V-5B of Wan 2.2",
         transformer, (long long)out->in_channels);
+}
+
+DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out)
+{
+    DsviDitConfig second;
+    const char *path = folder->part[DSVI_WAN_TRANSFORMER_2];
+    DSVI_TRY(dsvi_wan_folder_check(folder));
+    DSVI_TRY(read_config(folder, DSVI_WAN_TRANSFORMER, out));
+    if (!path[0])
+        return DSV_OK;
+    DSVI_TRY(read_config(folder, DSVI_WAN_TRANSFORMER_2, &second));
+    if (dsvi_dit_config_compare(&second, out, path) == DSV_OK)
+        return DSV_OK;
+    return dsvi_fail_prefix(DSV_E_SHAPE, "%s: both experts need the sizes of transformer", folder->path);
 }

@@ -1,11 +1,11 @@
 /* The parts of a published Wan model: transformer, VAE, text encoder, tokenizer and scheduler, found in the
  * layouts in which such models are distributed.
  *
- *     diffusers          model_index.json; transformer/, vae/, text_encoder/, tokenizer/, scheduler/
- *     Wan repository     config.json (WanModel), diffusion_pytorch_model*.safetensors, the VAE and the text
- *                        encoder as files beside them, google/umt5-xxl/
- *     ComfyUI            diffusion_models/, vae/ and text_encoders/ with one safetensors file per part; also
- *                        the same files in one folder, and a file of diffusion_models/ itself
+ *     diffusers          model_index.json; transformer/ (and transformer_2/), vae/, text_encoder/,
+ * tokenizer/, scheduler/ Wan repository     config.json (WanModel), diffusion_pytorch_model*.safetensors, the
+ * VAE and the text encoder as files beside them, google/umt5-xxl/ ComfyUI            diffusion_models/, vae/
+ * and text_encoders/ with one safetensors file per part; also the same files in one folder, and a file of
+ * diffusion_models/ itself
  *
  * In the last two layouts files are recognised by the tensors in them, not by their names. */
 #ifndef DSVI_WAN_FOLDER_H
@@ -26,6 +26,7 @@ typedef enum DsviWanPart {
     DSVI_WAN_TEXT_ENCODER,
     DSVI_WAN_TOKENIZER,
     DSVI_WAN_SCHEDULER,
+    DSVI_WAN_TRANSFORMER_2, /* the expert for low noise, of a model of two experts */
     DSVI_WAN_PARTS
 } DsviWanPart;
 
@@ -35,6 +36,10 @@ typedef struct DsviWanFolder {
     char part[DSVI_WAN_PARTS][DSVI_PATH_MAX]; /* folder or file of each part; "": not found */
     char pickle[DSVI_WAN_PARTS]
                [DSVI_PATH_MAX]; /* a pickle that seems to hold a part that was not found, or "" */
+    bool two_experts;           /* Wan 2.2 A14B: the transformer is the expert for high noise */
+    double boundary_ratio;      /* two_experts: noise level from 0 to 1 from which on the transformer runs,
+                                 * and below which the second one runs */
+    bool expand_timesteps;      /* Wan 2.2 TI2V-5B */
     bool refused;               /* the model is of a variant that dsv does not support */
     char refusal[512];          /* the sentence that says which one */
 } DsviWanFolder;
@@ -47,7 +52,7 @@ const char *dsvi_wan_part_name(DsviWanPart part);
  * `settings` (NULL: none) replace what was found. *found is false, and *out undefined, for everything else:
  * run folders, checkpoints, and transformers without any other part. Missing parts and unsupported variants
  * are no failure here. DSV_E_USAGE if several files could be the same part; DSV_E_FORMAT for a damaged
- * model_index.json. */
+ * model_index.json, also if only one of transformer_2 and boundary_ratio is set in it. */
 DsvStatus dsvi_wan_folder_find(const char *path, const DsvConfig *settings, DsviWanFolder *out, bool *found);
 
 /* Fails with DSV_E_UNSUPPORTED if the variant is not supported. */
@@ -57,7 +62,8 @@ DsvStatus dsvi_wan_folder_check(const DsviWanFolder *folder);
  * config.json in the layout of diffusers. */
 DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part);
 /* Reads the sizes of the transformer, which must have been found, from its config.json or, for a file without
- * one, from its tensors. DSV_E_UNSUPPORTED if the variant is not supported. */
+ * one, from its tensors. DSV_E_UNSUPPORTED if the variant is not supported; DSV_E_SHAPE if two experts have
+ * different sizes. */
 DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out);
 
 #ifdef __cplusplus

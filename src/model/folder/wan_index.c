@@ -21,6 +21,7 @@ static const char *const PIPELINES[][2] = {
  * its own file, and tokenizers of all classes have the same files. */
 static const char *const CLASSES[][2] = {
     {"transformer", "WanTransformer3DModel"},
+    {"transformer_2", "WanTransformer3DModel"},
     {"vae", "AutoencoderKLWan"},
     {"text_encoder", "UMT5EncoderModel"},
 };
@@ -31,8 +32,8 @@ void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *varia
         return;
     folder->refused = true;
     snprintf(folder->refusal, sizeof folder->refusal,
-             "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1", where,
-             variant);
+             "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1 and 2.2",
+             where, variant);
 }
 
 static DsvStatus wan_read_json(const char *path, cJSON **out)
@@ -70,9 +71,6 @@ static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
     for (size_t i = 0; name && i < sizeof PIPELINES / sizeof *PIPELINES; i++)
         if (strcmp(name, PIPELINES[i][0]) == 0)
             dsvi_wan_refuse(folder, "model_index.json: _class_name", PIPELINES[i][1]);
-    if (wan_part_class(object, "transformer_2") || wan_key_is_set(object, "boundary_ratio"))
-        dsvi_wan_refuse(folder, "model_index.json: transformer_2 or boundary_ratio is set",
-                        "a model of two experts (Wan 2.2 A14B)");
     if (wan_part_class(object, "image_encoder"))
         dsvi_wan_refuse(folder, "model_index.json: image_encoder is set", "an image-to-video model (I2V)");
     if (!name || strcmp(name, "WanPipeline") != 0) {
@@ -89,6 +87,31 @@ static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
     }
 }
 
+/* Finds whether the model has two experts. */
+static DsvStatus read_experts(DsviWanFolder *folder, const char *path, const cJSON *object)
+{
+    const cJSON *ratio = cJSON_GetObjectItemCaseSensitive(object, "boundary_ratio");
+    bool bounded = ratio && !cJSON_IsNull(ratio), second = wan_part_class(object, "transformer_2") != NULL;
+    folder->expand_timesteps = wan_key_is_set(object, "expand_timesteps");
+    if (bounded && !second)
+        return DSVI_FAIL(
+            DSV_E_FORMAT,
+            "%s: boundary_ratio is set and transformer_2 is not, expected both for a model of two "
+            "experts or null for both",
+            path);
+    if (second && !bounded)
+        return DSVI_FAIL(
+            DSV_E_FORMAT,
+            "%s: transformer_2 is set and boundary_ratio is not, expected both for a model of two "
+            "experts or null for both",
+            path);
+    if (bounded && !(cJSON_IsNumber(ratio) && ratio->valuedouble >= 0 && ratio->valuedouble <= 1))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: boundary_ratio is not a number from 0 to 1", path);
+    folder->two_experts = bounded;
+    folder->boundary_ratio = bounded ? ratio->valuedouble : 0;
+    return DSV_OK;
+}
+
 DsvStatus dsvi_wan_index_read(DsviWanFolder *folder)
 {
     char path[DSVI_PATH_MAX];
@@ -96,6 +119,7 @@ DsvStatus dsvi_wan_index_read(DsviWanFolder *folder)
     DSVI_TRY(dsvi_path_join(path, folder->path, "model_index.json"));
     DSVI_TRY(wan_read_json(path, &object));
     refuse_by_index(folder, object);
+    DsvStatus status = folder->refused ? DSV_OK : read_experts(folder, path, object);
     cJSON_Delete(object);
-    return DSV_OK;
+    return status;
 }

@@ -14,7 +14,8 @@ extern "C" {
 void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *variant);
 
 /* Reads model_index.json of folder->path: records refusals for unsupported pipelines, and for parts of
- * classes that dsv does not implement. */
+ * classes that dsv does not implement; finds the noise level at which two experts take turns. DSV_E_FORMAT
+ * for a damaged file. */
 DsvStatus dsvi_wan_index_read(DsviWanFolder *folder);
 
 /* Looks in `folder` for safetensors files that hold the part, by their tensors, and stores the path of the
