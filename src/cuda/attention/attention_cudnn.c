@@ -515,6 +515,7 @@ static DsvStatus attention_cudnn_run_plan(DsviStream *stream, const Plan *plan, 
         id[count] = 1 + i;
         data[count++] = of[i];
     }
+    DSVI_CUDNN_TRY(cudnnSetStream(stream->attention->handle, stream->handle)); /* use_stream replaces it */
     return dsvi_cudnn_graph_run(&plan->graph, stream->attention->handle, count, id, data, workspace);
 }
 
@@ -655,7 +656,6 @@ DsvStatus dsvi_cuda_fill_attention_cudnn(DsviStream *stream, DsviOps *ops)
     if (!stream->attention)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes for attention", sizeof *stream->attention);
     DSVI_CUDNN_TRY(cudnnCreate(&stream->attention->handle));
-    DSVI_CUDNN_TRY(cudnnSetStream(stream->attention->handle, stream->handle));
     snprintf(stream->attention_fwd, sizeof stream->attention_fwd, "cudnn");
     snprintf(stream->attention_bwd, sizeof stream->attention_bwd, "cudnn");
     DSVI_OPS_SET_WITH_WORKSPACE(ops, attention_fwd, attention_fwd, attention_fwd_workspace,
