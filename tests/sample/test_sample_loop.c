@@ -16,7 +16,7 @@ struct DsviDit {
 };
 
 struct DsviSparse {
-    int begun, ended, learning, measured_again;
+    int begun, ended, learning, measured_again, restarted;
     int passes_before_again; /* of the model, when dsvi_sparse_measure_again was called last */
     const DsviDit *dit;
 };
@@ -49,6 +49,11 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train)
     sparse->learning += train;
     assert_int_equal(step, sparse->begun);
     return DSV_OK;
+}
+
+void dsvi_sparse_restart(DsviSparse *sparse)
+{
+    sparse->restarted++;
 }
 
 DsvStatus dsvi_sparse_measure_again(DsviSparse *sparse)
@@ -148,7 +153,10 @@ static void set(Scene *s)
 static void on_progress(void *context, const DsvProgress *progress)
 {
     Scene *s = context;
-    assert_string_equal(progress->unit, "step");
+    if (s->job.use_expert)
+        assert_non_null(strstr(progress->unit, " noise, step"));
+    else
+        assert_string_equal(progress->unit, "step");
     assert_int_equal(progress->total, STEPS);
     assert_int_equal(progress->done, ++s->progressed);
     assert_true(progress->seconds_left >= 0);
@@ -271,6 +279,35 @@ static void test_learning_sparse_layer(void **unused)
     dsvi_sparse_use_free(&use);
 }
 
+static DsvStatus note_expert(void *context, int expert)
+{
+    int *steps_of = context;
+    assert_true(expert == 1 || steps_of[1] == 0); /* the high noise expert runs first */
+    steps_of[expert]++;
+    return DSV_OK;
+}
+
+/* Timesteps of the boundary or above belong to the first expert; what the sparse layer learned of it is
+ * forgotten once, at the switch. */
+static void test_two_experts(void **unused)
+{
+    (void)unused;
+    int steps_of[2] = {0, 0}, high = 0;
+    Scene s;
+    set(&s);
+    s.job.sparse_learns = true;
+    s.job.use_expert = note_expert;
+    s.job.expert_context = steps_of;
+    s.job.boundary = 500;
+    assert_ok(run(&s));
+    for (int i = 0; i < STEPS; i++)
+        high += s.dit.timesteps[i] >= 500;
+    assert_in_range(high, 1, STEPS - 1);
+    assert_int_equal(steps_of[0], high);
+    assert_int_equal(steps_of[1], STEPS - high);
+    assert_int_equal(s.sparse.restarted, 1);
+}
+
 /* A guidance scale of 1 or below means one pass with text, as in diffusers. */
 static void test_guidance_below_one(void **unused)
 {
@@ -380,6 +417,7 @@ int main(void)
         cmocka_unit_test(test_guidance_without_text),
         cmocka_unit_test(test_guidance_in_one_pass),
         cmocka_unit_test(test_learning_sparse_layer),
+        cmocka_unit_test(test_two_experts),
         cmocka_unit_test(test_guidance_below_one),
         cmocka_unit_test(test_noise_and_latent),
         cmocka_unit_test(test_seed),
