@@ -16,7 +16,7 @@ BUILD  := build/$(PRESET)
 TARGETS := $(if $(filter tsan,$(PRESET)),--target threads_tests)
 
 .PHONY: build deps demo test test-gpu fuzz sanitize-gpu bench study study-programs docs api-docs install \
-	wheel deb format tidy clean help
+	wheel wheel-cuda deb format tidy clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD) $(TARGETS)
@@ -81,6 +81,11 @@ wheel: deps
 	@tools/make_wheel.sh $(PYTHON)
 	@tests/python/try_wheel.sh $(PYTHON) dist/dsv-*.whl
 
+# The CUDA backend as a second wheel beside the one for CPUs.
+wheel-cuda: deps
+	@tools/deps.sh python3-venv
+	@tools/make_wheel.sh $(PYTHON) cuda
+
 deb: deps
 	@tools/deps.sh dpkg-dev
 	@cmake --preset cpu -B build/deb -DDSV_TESTS=OFF --log-level=NOTICE
@@ -118,6 +123,7 @@ help:
 	@echo 'make api-docs          writes the reference of the public headers to build/api-docs (Doxygen)'
 	@echo 'make install [PREFIX=/usr/local]'
 	@echo 'make wheel             makes a Python wheel in dist/ that needs no other library'
+	@echo 'make wheel-cuda        makes a second wheel in dist/ with the CUDA backend'
 	@echo 'make deb               makes a Debian package in dist/'
 	@echo 'make deps              installs the Debian packages that are missing'
 	@echo 'make format            formats every C and CUDA file (clang-format 14, .clang-format)'
