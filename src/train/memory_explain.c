@@ -218,9 +218,9 @@ static DsvStatus explain_host(const DsviTrainer *t, bool in_use)
 DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan)
 {
     uint64_t limit = dsvi_memory_limit(t->settings);
-    size_t all = t->backend->device->host_bytes;
+    size_t device = t->backend->device->memory_bytes, all = t->backend->device->host_bytes;
     bool offloads = strcmp(t->settings->offload, "states") == 0;
-    if (limit > 0 && plan->used > limit)
+    if ((limit > 0 && plan->used > limit) || plan->used > device)
         return dsvi_memory_explain(t, plan);
     if (all > 0 && t->here.sum > all)
         return explain_host(t, false);

@@ -39,8 +39,8 @@ def compare(case, out, tensors, expected_out, exact, bound):
 
 class Gpu(unittest.TestCase):
     def test_dense_equals_sdpa(self):
-        layer = dsv.torch.SparseAttention(1, enabled=False)
         for dim in (64, 128):
+            layer = dsv.torch.SparseAttention(1, enabled=False)
             tensors = inputs(dim=dim)
             exact = [x.detach().double().requires_grad_() for x in tensors]
             compare(self, layer(*tensors, block=0, grid=GRID), tensors, cpu.sdpa(*exact), exact, 8e-3)
